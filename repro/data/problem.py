@@ -1,0 +1,194 @@
+"""One problem, a question with its final answer, and its JSONL form.
+
+A file is UTF-8, one JSON object a line, with `id`, `question` and `answer` (non-empty strings),
+`source` (a string), `solution` (a string or null) and, if the set has difficulty levels, `level`
+(an integer). Further keys are ignored, so that a file may carry what its makers knew.
+
+Easy to get wrong: splitting on Unicode line ends (a question may hold U+2028), turning the answer
+into a number ("70000" and "7e4" and 70000.0 are three texts), and skipping a broken line, which
+changes every number computed from the file. A broken line therefore raises `DataError`, which names
+the file, the line, what was found and what is needed.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import os
+import tempfile
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+
+class DataError(ValueError):
+    """Input data is missing or broken; the message names the place and what is needed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Problem:
+    """A question and the final answer that a completion is graded against.
+
+    Attributes
+    ----------
+    id
+        Unique within its set, stable between runs.
+    question
+        The text shown to the policy, without any template.
+    answer
+        The final answer (the gold), as text.
+    solution
+        A worked solution, or None when the set has none.
+    source
+        Where the problem comes from (`generated`, `openai/gsm8k`, ...).
+    level
+        Difficulty level, or None when the set has none.
+    """
+
+    id: str
+    question: str
+    answer: str
+    solution: str | None = None
+    source: str = ""
+    level: int | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("id", "question", "answer"):
+            value = getattr(self, name)
+            if not isinstance(value, str) or not value.strip():
+                raise DataError(
+                    f"problem {self.id!r}: `{name}` is {_shown(value)}; it must be a non-empty "
+                    "string"
+                )
+
+
+def problem_from_row(row: Any, *, where: str) -> Problem:
+    """Check one decoded JSON row and return its problem.
+
+    Parameters
+    ----------
+    row
+        Any JSON value; only an object with the keys above passes.
+    where
+        The place named in errors, such as `train.jsonl, line 7`.
+
+    Raises
+    ------
+    DataError
+        If a key is missing, empty or of another type.
+    """
+    if not isinstance(row, dict):
+        raise DataError(
+            f"{where}: found {_shown(row)}; each line must be a JSON object with `id`, `question` "
+            "and `answer`"
+        )
+    for name in ("id", "question", "answer"):
+        if name not in row:
+            raise DataError(
+                f"{where}: `{name}` is missing (keys found: {', '.join(map(repr, row)) or 'none'});"
+                " `id`, `question` and `answer` are needed"
+            )
+        value = row[name]
+        if not isinstance(value, str) or not value.strip():
+            raise DataError(f"{where}: `{name}` is {_shown(value)}; it must be a non-empty string")
+    solution, source, level = row.get("solution"), row.get("source", ""), row.get("level")
+    if solution is not None and not isinstance(solution, str):
+        raise DataError(f"{where}: `solution` is {_shown(solution)}; it must be a string or null")
+    if not isinstance(source, str):
+        raise DataError(f"{where}: `source` is {_shown(source)}; it must be a string")
+    if level is not None and (isinstance(level, bool) or not isinstance(level, int)):
+        raise DataError(f"{where}: `level` is {_shown(level)}; it must be an integer or null")
+    return Problem(
+        id=row["id"],
+        question=row["question"],
+        answer=row["answer"],
+        solution=solution,
+        source=source,
+        level=level,
+    )
+
+
+def read_problems(path: str | Path) -> list[Problem]:
+    """Read a JSONL file of problems, in file order.
+
+    Raises
+    ------
+    DataError
+        If the file is missing or empty, or a line is not UTF-8, not JSON, not a problem, or repeats
+        an id; the message names the file and the line.
+    """
+    path = Path(path)
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise DataError(f"{path}: {error.strerror or error}; a JSONL file is needed") from error
+    content = content.removeprefix(b"\xef\xbb\xbf")
+    problems: list[Problem] = []
+    line_of_id: dict[str, int] = {}
+    for number, raw in enumerate(content.split(b"\n"), start=1):
+        if not raw.strip():
+            continue
+        where = f"{path}, line {number}"
+        problem = problem_from_row(_decoded(raw, where), where=where)
+        first = line_of_id.setdefault(problem.id, number)
+        if first != number:
+            raise DataError(
+                f"{where}: id {problem.id!r} is already on line {first}; ids must be unique"
+            )
+        problems.append(problem)
+    if not problems:
+        raise DataError(f"{path}: no problems found; at least one line is needed")
+    return problems
+
+
+def write_problems(path: str | Path, problems: Iterable[Problem]) -> None:
+    """Write problems as JSONL to a temporary file beside `path`, then rename it into place."""
+    path = Path(path)
+    lines = [
+        json.dumps(dataclasses.asdict(problem), ensure_ascii=False) + "\n" for problem in problems
+    ]
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.name, suffix=".part")
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8", newline="\n") as stream:
+            stream.writelines(lines)
+        os.replace(temporary, path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+
+
+def digest_of_problems(problems: Sequence[Problem]) -> str:
+    """Return the SHA-256 hex digest of the problems' content and order, for a run's record."""
+    digest = hashlib.sha256()
+    for problem in problems:
+        row = json.dumps(dataclasses.asdict(problem), sort_keys=True, ensure_ascii=True)
+        digest.update(row.encode() + b"\n")
+    return digest.hexdigest()
+
+
+def _decoded(raw: bytes, where: str) -> Any:
+    """Return the JSON value on one line of bytes."""
+    try:
+        text = raw.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise DataError(
+            f"{where}: byte {error.start + 1} of the line is 0x{raw[error.start]:02x}, which is "
+            "not UTF-8; save the file as UTF-8"
+        ) from error
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError as error:
+        raise DataError(
+            f"{where}: not JSON ({error.msg} at column {error.colno}): {_shown(text.strip())}; "
+            "each line must be one JSON object"
+        ) from error
+    except RecursionError as error:
+        raise DataError(f"{where}: JSON nested too deeply; one flat object is needed") from error
+
+
+def _shown(value: Any, limit: int = 80) -> str:
+    """Return a value's repr, cut to `limit` characters, for an error message."""
+    text = repr(value)
+    return text if len(text) <= limit else text[: limit - 1] + "…"
