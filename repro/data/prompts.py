@@ -1,0 +1,198 @@
+"""Prompt templates, each with a version and a digest, and their rendering into token ids.
+
+A prompt is part of what is measured: the released code trains on the bare question, evaluates with
+a system prompt, and takes its base row from a harness with five worked examples (the reproduction's
+trap T10). Here one template serves training and evaluation of every arm, and its digest is written
+into each record.
+
+Easy to get wrong:
+
+* the beginning-of-sequence token: a chat template already writes it where the model wants one, so
+  tokenising its text with special tokens added gives two (Llama), and tokenising plain text without
+  them gives none;
+* a question that holds a control token's text (`<|im_end|>`), which the tokenizer would turn into
+  the control token itself and so end the user's turn: such a question is refused;
+* the assistant's opening line, without which the policy continues the user's turn.
+
+Source: arXiv 2510.11696v1, section 4.1 for the suffix; the paper does not say whether a separator
+stands before it, and the released code puts it into the system role for BigMath and leaves it out
+for GSM8K.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from repro.data.problem import DataError, Problem
+from repro.spec.config import digest_of
+
+# "Solve the following math problem step by step. The reasoning process and direct answer are
+# enclosed within <think> </think> and <answer> </answer> tags, ..." (section 4.1)
+PAPER_SUFFIX = (
+    "Solve the following math problem step by step. The reasoning process and direct answer are "
+    "enclosed within <think> </think> and <answer> </answer> tags, respectively, i.e., <think> "
+    "reasoning process here </think> <answer> answer here </answer>: <think> ... </think> "
+    "<answer> ... </answer>."
+)
+# Stands for the question where a template's digest is computed.
+_DIGEST_QUESTION = "\u27e8question\u27e9"
+
+
+class Tokenizer(Protocol):
+    """What is used of a transformers tokenizer."""
+
+    bos_token_id: int | None
+    all_special_tokens: Any
+
+    def __call__(self, text: str, *, add_special_tokens: bool = True) -> Any:
+        """Return an encoding with `input_ids`."""
+
+    def apply_chat_template(self, conversation: Any, **kwargs: Any) -> Any:
+        """Return token ids of a conversation."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PromptTemplate:
+    """How a question becomes a prompt.
+
+    Attributes
+    ----------
+    name, version
+        The version moves whenever a prompt's text would.
+    build
+        Question to plain text or to chat messages (`chat` says which).
+    chat
+        Whether the messages go through the tokenizer's own chat template, with the assistant's
+        opening line added.
+    """
+
+    name: str
+    version: int
+    build: Callable[[str], str | list[dict[str, str]]]
+    chat: bool
+
+    def digest(self) -> str:
+        """Return the SHA-256 hex digest of the template's text, version and kind.
+
+        The tokenizer's chat template is not in it; `chat_template_digest` is for that.
+        """
+        return digest_of(
+            {
+                "name": self.name,
+                "version": self.version,
+                "chat": self.chat,
+                "text": self.build(_DIGEST_QUESTION),
+            }
+        )
+
+
+def _paper(question: str) -> list[dict[str, str]]:
+    """Return the question followed by the paper's suffix, as the user's message."""
+    return [{"role": "user", "content": f"{question}\n{PAPER_SUFFIX}"}]
+
+
+def _released(question: str) -> list[dict[str, str]]:
+    """Return the bare question, as the released code's GSM8K training at its last commit."""
+    return [{"role": "user", "content": question}]
+
+
+def _tiny(question: str) -> str:
+    """Return the line that the tiny policy was pre-trained to answer on the next one."""
+    return f"{question}\n"
+
+
+PROMPT_TEMPLATES: dict[str, PromptTemplate] = {
+    template.name: template
+    for template in (
+        PromptTemplate(name="paper", version=1, build=_paper, chat=True),
+        PromptTemplate(name="released", version=1, build=_released, chat=True),
+        PromptTemplate(name="tiny", version=1, build=_tiny, chat=False),
+    )
+}
+
+
+def template_named(name: str) -> PromptTemplate:
+    """Return the template of that name.
+
+    Raises
+    ------
+    ValueError
+        If there is none.
+    """
+    try:
+        return PROMPT_TEMPLATES[name]
+    except KeyError:
+        raise ValueError(
+            f"prompt template {name!r} is unknown; it must be one of {', '.join(PROMPT_TEMPLATES)}"
+        ) from None
+
+
+def chat_template_digest(tokenizer: Any) -> str | None:
+    """Return the SHA-256 hex digest of the tokenizer's chat template, or None without one."""
+    template = getattr(tokenizer, "chat_template", None)
+    return None if template is None else digest_of(template)
+
+
+def render(problem: Problem, template: str | PromptTemplate, tokenizer: Tokenizer) -> list[int]:
+    """Return the prompt's token ids, with the beginning-of-sequence token exactly once or never.
+
+    It is there once if the tokenizer puts it before plain text, or if the chat template writes it.
+
+    Parameters
+    ----------
+    problem
+        The problem whose question is asked.
+    template
+        A template or its name.
+    tokenizer
+        A transformers tokenizer; one with a chat template, if the template is for chat.
+
+    Raises
+    ------
+    ValueError
+        If a chat template is needed and missing, or the prompt comes out empty.
+    DataError
+        If the question holds the text of one of the tokenizer's control tokens.
+    """
+    if isinstance(template, str):
+        template = template_named(template)
+    for token in tokenizer.all_special_tokens:
+        if str(token) in problem.question:
+            raise DataError(
+                f"problem {problem.id!r}: the question holds {str(token)!r}, a control token of "
+                "this tokenizer; remove it from the question"
+            )
+    prompt = template.build(problem.question)
+    if template.chat:
+        token_ids = _chat_token_ids(prompt, template, tokenizer)
+    else:
+        token_ids = list(tokenizer(str(prompt), add_special_tokens=False)["input_ids"])
+    if not token_ids:
+        raise ValueError(f"problem {problem.id!r}: template {template.name!r} gave no tokens")
+    bos = tokenizer.bos_token_id
+    if bos is None:
+        return token_ids
+    if bos not in token_ids and bos in list(tokenizer("")["input_ids"])[:1]:
+        token_ids = [bos, *token_ids]
+    count = token_ids.count(bos)
+    if count > 1:
+        raise ValueError(
+            f"problem {problem.id!r}: the prompt holds the beginning-of-sequence token {count} "
+            "times; it must be there at most once"
+        )
+    return token_ids
+
+
+def _chat_token_ids(prompt: Any, template: PromptTemplate, tokenizer: Any) -> list[int]:
+    """Return the token ids of chat messages, the assistant's opening line included."""
+    if getattr(tokenizer, "chat_template", None) is None:
+        raise ValueError(
+            f"prompt template {template.name!r} needs a tokenizer with a chat template; this one "
+            "has none (a template without chat is 'tiny')"
+        )
+    token_ids = tokenizer.apply_chat_template(
+        prompt, add_generation_prompt=True, tokenize=True, return_dict=False
+    )
+    return list(token_ids)
