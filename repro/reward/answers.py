@@ -1,0 +1,170 @@
+r"""Reading a completion: its format, and the answer it gives.
+
+Four readings, kept apart because they measure different things:
+
+* `soft_format_ok`, the released code's regular expression
+  `<think>.*?</think>\s*<answer>.*?</answer>` searched with DOTALL: it also accepts tags in the
+  middle of anything, empty answers, and any number of answers;
+* `format_ok`, the strict format that our reward pays: each tag exactly once, in order, only white
+  space before, between and after, and an answer that is not the prompt's own placeholder;
+* `extract_answer`, the answer that our reward compares: the content of the *only* answer block;
+  two blocks are two guesses, and earn nothing;
+* `lenient_answer`, what a generous reader would take: the last claim in any usual form
+  (`<answer>`, `\boxed{}`, `#### N`, "the answer is N"). It is logged and never paid. The last
+  number in the text is not a claim.
+
+The gap between strict and lenient accuracy is how much of a rise in reward is learning the format.
+
+Easy to get wrong: the regular expression above takes cubic time on a completion that repeats
+`<think></think><answer>` without ever closing an answer; every reading here is a fixed number of
+linear scans. Sources: arXiv 2510.11696v1 section 4.1 for the format; the released
+`utils/rewards.py` for the soft format and for `released_reward`.
+"""
+
+from __future__ import annotations
+
+import re
+
+THINK_OPEN, THINK_CLOSE = "<think>", "</think>"
+ANSWER_OPEN, ANSWER_CLOSE = "<answer>", "</answer>"
+_TAGS = (THINK_OPEN, THINK_CLOSE, ANSWER_OPEN, ANSWER_CLOSE)
+
+# The released GSM8K reward: 2.0 for the exact string, 0.2 for the soft format.
+RELEASED_CORRECT = 2.0
+RELEASED_FORMAT = 0.2
+
+# What the paper's prompt itself writes between the tags; echoing it is not an answer.
+_PLACEHOLDERS = frozenset({"answer here", "...", "\u2026"})
+_MOST_ANSWER_CHARACTERS = 8192
+_THINK_THEN_ANSWER = re.compile(r"</think>\s*<answer>")
+_HASHES = re.compile(r"####[ \t]*([^\n]{1,200})")
+_SENTENCE = re.compile(r"\banswer is[ \t]*:?[ \t]*([^\n]{1,200})", re.IGNORECASE)
+_SENTENCE_END = re.compile(r"[.!?;](?:\s|$)|<")
+_NUMBER_WITH_UNIT = re.compile(
+    r"([-+]?(?:\\?\$)?[0-9][0-9,]*(?:\.[0-9]+)?(?:/[0-9]+)?%?)[ \t]+([A-Za-z][A-Za-z \t]{0,60})"
+)
+# Words after a number that change its value, or take it back.
+_NOT_UNITS = frozenset(
+    {"and", "else", "if", "is", "less", "minus", "more", "no", "not", "or", "plus", "than", "times"}
+    | {"to", "wrong", "pi", "squared", "cubed", "half", "halves", "k", "dozen", "dozens"}
+    | {"hundred", "hundreds", "thousand", "thousands", "million", "millions", "billion", "billions"}
+)
+
+
+def soft_format_ok(text: str) -> bool:
+    """Say whether the released code's soft format expression is found, in linear time."""
+    think = text.find(THINK_OPEN)
+    if think < 0:
+        return False
+    middle = _THINK_THEN_ANSWER.search(text, think + len(THINK_OPEN))
+    return middle is not None and text.find(ANSWER_CLOSE, middle.end()) >= 0
+
+
+def format_ok(text: str) -> bool:
+    """Say whether the text is exactly one thinking block and one answer block, and nothing else.
+
+    The thinking may be empty, as in the paper's expression; the answer may not.
+    """
+    if any(text.count(tag) != 1 for tag in _TAGS):
+        return False
+    positions = [text.index(tag) for tag in _TAGS]
+    if positions != sorted(positions):
+        return False
+    before = text[: positions[0]]
+    between = text[positions[1] + len(THINK_CLOSE) : positions[2]]
+    after = text[positions[3] + len(ANSWER_CLOSE) :]
+    if (before + between + after).strip():
+        return False
+    return extract_answer(text) is not None
+
+
+def extract_answer(text: str) -> str | None:
+    """Return the content of the only answer block, white space cut, or None.
+
+    None if there is no closed block, more than one opening or closing answer tag, a block inside
+    the thinking, an empty block, a placeholder, or more than 8,192 characters.
+    """
+    if text.count(ANSWER_OPEN) != 1 or text.count(ANSWER_CLOSE) != 1:
+        return None
+    start = text.index(ANSWER_OPEN) + len(ANSWER_OPEN)
+    end = text.index(ANSWER_CLOSE)
+    if end < start or text.find(THINK_CLOSE, start) >= 0:
+        return None
+    return _usable(text[start:end])
+
+
+def lenient_answer(text: str) -> str | None:
+    """Return the answer of the last claim in any usual form, or None if nothing is claimed."""
+    claims: list[tuple[int, str]] = []
+    opened = text.rfind(ANSWER_OPEN)
+    if opened >= 0:
+        claims.append((opened, text[opened + len(ANSWER_OPEN) :].partition(ANSWER_CLOSE)[0]))
+    boxed = text.rfind("\\boxed{")
+    if boxed >= 0:
+        claims.append((boxed, _balanced(text, boxed + len("\\boxed{"))))
+    hashes = list(_HASHES.finditer(text))[-1:]
+    claims += [(match.start(), match.group(1).partition("<")[0]) for match in hashes]
+    sentences = list(_SENTENCE.finditer(text))[-1:]
+    claims += [(match.start(), _SENTENCE_END.split(match.group(1))[0]) for match in sentences]
+    # A `\boxed{}` inside the last answer block is that block's content, not another claim.
+    if opened >= 0:
+        closed = text.find(ANSWER_CLOSE, opened)
+        claims = [(at, claim) for at, claim in claims if at == opened or not opened < at < closed]
+    if not claims:
+        return None
+    return _without_unit(_usable(max(claims)[1]))
+
+
+def released_answer(text: str) -> str:
+    """Return what the released code takes for the answer: all after the last opening tag.
+
+    Without any tag that is the whole text.
+    """
+    return text.split(ANSWER_OPEN)[-1].split(ANSWER_CLOSE)[0].strip()
+
+
+def released_reward(text: str, released_gold: str) -> float:
+    """Return the released code's GSM8K reward: 2.0 for the exact string plus 0.2 for soft format.
+
+    Parameters
+    ----------
+    text
+        The completion.
+    released_gold
+        The gold as the released code cuts it, thousands commas kept (`70,000`).
+
+    Returns
+    -------
+    float
+        0, 0.2, 2.0 or 2.2.
+    """
+    correct = RELEASED_CORRECT if released_answer(text) == released_gold else 0.0
+    return correct + (RELEASED_FORMAT if soft_format_ok(text) else 0.0)
+
+
+def _usable(content: str) -> str | None:
+    """Return an answer's content, white space cut, or None if it cannot be an answer."""
+    content = content.strip()
+    if not content or content in _PLACEHOLDERS or len(content) > _MOST_ANSWER_CHARACTERS:
+        return None
+    return content
+
+
+def _balanced(text: str, start: int) -> str:
+    """Return the text from `start` up to the brace that closes it, or an empty one."""
+    depth = 1
+    for match in re.compile(r"[{}]").finditer(text, start):
+        depth += 1 if match.group() == "{" else -1
+        if depth == 0:
+            return text[start : match.start()]
+    return ""
+
+
+def _without_unit(answer: str | None) -> str | None:
+    """Return a number without the words after it: `18 dollars per day` becomes `18`."""
+    if answer is None:
+        return None
+    match = _NUMBER_WITH_UNIT.fullmatch(answer.rstrip("."))
+    if match is None or _NOT_UNITS.intersection(match.group(2).casefold().split()):
+        return answer
+    return match.group(1)

@@ -1,0 +1,113 @@
+"""Unbiased estimators of pass@k and maj@k from n samples of a problem.
+
+With c of n samples right, drawing k of them without replacement gives
+
+    pass@k = 1 - C(n - c, k) / C(n, k),
+
+and maj@k is the probability that the most frequent answer among the k is a right one, ties broken
+evenly. It is summed exactly: for each answer a and each number j of its votes, count the ways in
+which t other answers also get j votes and none gets more, each way winning with 1 / (t + 1).
+
+Easy to get wrong: `1 - (1 - c/n)^k` is biased upward in error (it samples with replacement);
+drawing k samples once is unbiased and noisy; a tie that goes to the first answer seen favours
+whatever order the samples came in. Source for pass@k: arXiv 2107.03374, section 2.1.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Sequence
+from math import comb
+
+
+def pass_at_k(n: int, c: int, k: int) -> float:
+    """Return the unbiased estimate of pass@k for one problem.
+
+    Parameters
+    ----------
+    n, c
+        Samples, and how many of them are right.
+    k
+        Samples that one attempt may use.
+
+    Raises
+    ------
+    ValueError
+        Unless 0 <= c <= n and 1 <= k <= n.
+    """
+    if not 0 <= c <= n:
+        raise ValueError(f"c is {c} of n = {n} samples; it must lie in [0, n]")
+    _require_k(k, n)
+    return 1.0 - comb(n - c, k) / comb(n, k)
+
+
+def majority_at_k(
+    counts: Sequence[int], correct: Sequence[bool], k: int, *, abstentions: int = 0
+) -> float:
+    """Return the unbiased estimate of maj@k for one problem, ties broken evenly.
+
+    Parameters
+    ----------
+    counts
+        How many samples gave each different answer.
+    correct
+        Whether that answer is right; more than one spelling may be.
+    k
+        Samples that vote.
+    abstentions
+        Samples without an answer: they are drawn, and do not vote. If all abstain, the vote fails.
+
+    Raises
+    ------
+    ValueError
+        If the lengths differ, a count is negative, or k is not in [1, n].
+    """
+    if len(counts) != len(correct):
+        raise ValueError(f"there are {len(counts)} counts and {len(correct)} flags; need as many")
+    if min([*counts, abstentions], default=0) < 0:
+        raise ValueError(f"counts are {list(counts)} and {abstentions}; none may be negative")
+    n = sum(counts) + abstentions
+    _require_k(k, n)
+    favourable = 0.0
+    for answer, count in enumerate(counts):
+        if correct[answer]:
+            others = [other for i, other in enumerate(counts) if i != answer]
+            for votes in range(1, min(count, k) + 1):
+                ways = comb(count, votes)
+                favourable += ways * _shared_wins(others, abstentions, votes, k - votes)
+    return favourable / comb(n, k)
+
+
+def majority_vote(answers: Sequence[str | None], seed: int) -> str | None:
+    """Return the most frequent answer, ties broken at random by `seed`, or None without answers."""
+    votes = Counter(answer for answer in answers if answer is not None)
+    if not votes:
+        return None
+    most = max(votes.values())
+    winners = sorted(answer for answer, count in votes.items() if count == most)
+    return random.Random(seed).choice(winners)
+
+
+def _shared_wins(others: Sequence[int], abstentions: int, votes: int, drawn: int) -> float:
+    """Return the ways to draw others, none above `votes`, each way counted 1 / (ties + 1)."""
+    # ways[ties][m]: ways to draw m samples so that `ties` answers have exactly `votes` of them.
+    ways = [[0] * (drawn + 1) for _ in range(len(others) + 1)]
+    for absent in range(min(abstentions, drawn) + 1):
+        ways[0][absent] = comb(abstentions, absent)
+    for count in others:
+        following = [[0] * (drawn + 1) for _ in ways]
+        for ties, row in enumerate(ways):
+            for m, number in enumerate(row):
+                if number:
+                    for taken in range(min(count, votes, drawn - m) + 1):
+                        target = following[ties + (taken == votes)]
+                        target[m + taken] += number * comb(count, taken)
+        ways = following
+    return sum(row[drawn] / (ties + 1) for ties, row in enumerate(ways))
+
+
+def _require_k(k: int, n: int) -> None:
+    """Raise unless k lies in [1, n]."""
+    if not 1 <= k <= n:
+        raise ValueError(f"k is {k} with n = {n} samples; it must lie in [1, n]")

@@ -1,0 +1,151 @@
+"""From completions to rewards, with everything that a record wants to know kept apart.
+
+The three kinds of reward:
+
+* `task`: accuracy (0 or 1, by the strict reading, through math-verify) plus `format_reward` for the
+  strict format;
+* `format`: 1 for the strict format and 0 otherwise, whatever the answer; a control;
+* `random`: 1 with probability 0.3, whatever the text; a control, since random reward alone has been
+  seen to raise the accuracy of some models (arXiv 2506.10947).
+
+Under every kind the same accuracy and format are measured, so that the controls' curves can be
+laid beside the task's.
+
+Easy to get wrong: accuracy and format are summed *before* the group's standardisation, so when all
+answers of a group are equally right, a single missing tag is stretched to unit variance; the parts
+are therefore returned apart, and two completions of equal accuracy never differ by more than
+`format_reward`. An item whose gold cannot be parsed has no reward (None), which is not a zero: it
+leaves the group.
+
+Source for 0.2: the released `utils/rewards.py` pays 0.2 for the soft format, with 2.0 (GSM8K) or
+1.0 (BigMath) for the answer; the paper gives no weights, and its plotted accuracy reward ends at 1.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from repro.reward.answers import extract_answer, format_ok, lenient_answer, soft_format_ok
+from repro.reward.grader import GraderPool, Status
+from repro.spec.config import RewardKind, derive_seed, require_choice
+
+RANDOM_PROBABILITY = 0.3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rewards:
+    """Rewards of B completions and what they are made of; every list has B entries.
+
+    Attributes
+    ----------
+    accuracy
+        1.0 or 0.0 by the strict reading; None where the item is to be dropped.
+    format
+        1.0 where the strict format holds, else 0.0.
+    total
+        The reward to train on; None where the item is to be dropped.
+    lenient_accuracy
+        1.0 or 0.0 by the lenient reading, never below `accuracy`; None where that is None.
+    soft_format
+        1.0 where the released code's soft format holds, else 0.0.
+    statuses
+        Status of the strict grade.
+    """
+
+    accuracy: list[float | None]
+    format: list[float]
+    total: list[float | None]
+    lenient_accuracy: list[float | None]
+    soft_format: list[float]
+    statuses: list[Status]
+
+    def summary(self) -> dict[str, float]:
+        """Return means over the items that are not dropped, as fractions, and how many are."""
+        kept = [i for i, value in enumerate(self.accuracy) if value is not None]
+        columns: dict[str, Sequence[float | None]] = {
+            "accuracy": self.accuracy,
+            "lenient_accuracy": self.lenient_accuracy,
+            "format": self.format,
+            "soft_format": self.soft_format,
+            "reward": self.total,
+        }
+        means = {name: _mean([column[i] for i in kept]) for name, column in columns.items()}
+        return means | {"dropped": float(len(self.accuracy) - len(kept))}
+
+
+def score(
+    texts: Sequence[str],
+    golds: Sequence[str],
+    kind: RewardKind,
+    format_reward: float,
+    pool: GraderPool,
+    seeds: Sequence[int] | None = None,
+) -> Rewards:
+    """Score B completions.
+
+    Parameters
+    ----------
+    texts
+        Completions, without the prompt and without the end token's text.
+    golds
+        The gold answer of each completion's problem.
+    kind
+        `task`, `random` or `format`.
+    format_reward
+        What the strict format adds under `task`.
+    pool
+        Grades the answers.
+    seeds
+        One a completion; needed for `random`, where the reward depends on nothing else.
+
+    Raises
+    ------
+    ValueError
+        If the lengths differ, or seeds are missing.
+    """
+    require_choice("reward", kind, RewardKind)
+    if len(golds) != len(texts):
+        raise ValueError(f"there are {len(texts)} texts and {len(golds)} golds; one each is needed")
+    if kind == "random" and (seeds is None or len(seeds) != len(texts)):
+        found = "none" if seeds is None else str(len(seeds))
+        raise ValueError(f"random reward needs {len(texts)} seeds, one a completion; found {found}")
+    strict = [(gold, extract_answer(text)) for gold, text in zip(golds, texts, strict=True)]
+    lenient = [(gold, lenient_answer(text)) for gold, text in zip(golds, texts, strict=True)]
+    grades = pool.grade_answers(strict)
+    accuracy = [grade.accuracy for grade in grades]
+    lenient_grades = pool.grade_answers(lenient)
+    formats = [float(format_ok(text)) for text in texts]
+    total: list[float | None]
+    if kind == "random":
+        total = [_draw(seed) for seed in seeds or ()]
+    elif kind == "format":
+        total = list(formats)
+    else:
+        total = [
+            None if right is None else right + format_reward * form
+            for right, form in zip(accuracy, formats, strict=True)
+        ]
+    return Rewards(
+        accuracy=accuracy,
+        format=formats,
+        total=total,
+        lenient_accuracy=[
+            None if right is None else max(right, grade.accuracy or 0.0)
+            for right, grade in zip(accuracy, lenient_grades, strict=True)
+        ],
+        soft_format=[float(soft_format_ok(text)) for text in texts],
+        statuses=[grade.status for grade in grades],
+    )
+
+
+def _draw(seed: int) -> float:
+    """Return 1.0 with probability 0.3, by the seed."""
+    return float(random.Random(derive_seed(seed, "random reward")).random() < RANDOM_PROBABILITY)
+
+
+def _mean(values: Sequence[float | None]) -> float:
+    """Return the mean of the values that are not None, or NaN if there is none."""
+    present = [value for value in values if value is not None]
+    return sum(present) / len(present) if present else float("nan")
