@@ -23,39 +23,28 @@ thread but the main one, and a caller that catches the error pays zero to everyb
 outlives its parent. Workers here hold nothing but a pipe, read end of file as the order to leave,
 and are in a process group of their own, so that Ctrl-C reaches the parent alone.
 
-Measured on one core: 0.7 s to start and 63 MB a worker, 0.2 ms a new pair of numbers, 6 microseconds
-a pair seen before. Every pair that may be compared goes to math-verify once; there is no shortcut
-in the parent.
+Measured on one core: 0.7 s to start and 63 MB a worker, 0.2 ms a new pair of numbers, 6
+microseconds a pair seen before. Every pair that may be compared goes to math-verify once; there is
+no shortcut in the parent.
 """
 
 from __future__ import annotations
 
-import contextlib
-import json
-import os
 import queue
-import select
-import subprocess
-import sys
-import tempfile
 import threading
-import time
-import weakref
 from collections import Counter, OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from types import TracebackType
 from typing import Literal, Self, cast, get_args
 
 from repro.reward.answers import extract_answer
 from repro.reward.expression import comparable, tidy
+from repro.reward.worker import Worker, WorkerGoneError, WorkerLateError
 
 Status = Literal["ok", "wrong", "unparsable_gold", "timeout", "error"]
 Pair = tuple[str, str]
 
-_WORKER = Path(__file__).with_name("verifier.py")
-_START_SECONDS = 120.0
 _BATCH_PAIRS = 32
 _BATCH_CHARACTERS = 16_384
 _ATTEMPTS = 2
@@ -86,87 +75,6 @@ class Grade:
         if self.status in ("unparsable_gold", "error"):
             return None
         return 1.0 if self.status == "ok" else 0.0
-
-
-class _WorkerLateError(Exception):
-    """A worker did not answer in time."""
-
-
-class _WorkerGoneError(Exception):
-    """A worker ended by itself, or was killed by somebody else."""
-
-
-class _Worker:
-    """One process and its pipes."""
-
-    def __init__(self, seconds: float) -> None:
-        # Ends with the worker, which outlives this function.
-        self._errors = tempfile.TemporaryFile()  # noqa: SIM115
-        environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONUTF8": "1"}
-        # -P: the script's own folder must not come before the installed packages.
-        self.process = subprocess.Popen(
-            [sys.executable, "-P", str(_WORKER), str(seconds)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self._errors,
-            env=environment,
-            start_new_session=True,
-        )
-        self._buffer = b""
-        self._finalizer = weakref.finalize(self, _end, self.process)
-
-    def wait_until_ready(self) -> None:
-        """Wait for the imports, which do not count against any item's limit."""
-        if self.receive(_START_SECONDS) != "ready":
-            raise _WorkerGoneError
-
-    def send(self, pairs: Sequence[Pair]) -> None:
-        """Send a batch."""
-        stdin = self.process.stdin
-        if stdin is None:
-            raise _WorkerGoneError
-        try:
-            stdin.write(json.dumps(pairs).encode() + b"\n")
-            stdin.flush()
-        except (BrokenPipeError, ValueError) as error:
-            raise _WorkerGoneError from error
-
-    def receive(self, seconds: float) -> str:
-        """Return the next line, waiting at most `seconds`."""
-        stdout = self.process.stdout
-        if stdout is None or stdout.closed:
-            raise _WorkerGoneError
-        deadline = time.monotonic() + seconds
-        while b"\n" not in self._buffer:
-            left = deadline - time.monotonic()
-            if left <= 0 or not select.select([stdout], [], [], left)[0]:
-                raise _WorkerLateError
-            chunk = os.read(stdout.fileno(), 65_536)
-            if not chunk:
-                raise _WorkerGoneError
-            self._buffer += chunk
-        line, _, self._buffer = self._buffer.partition(b"\n")
-        return line.decode()
-
-    def errors(self) -> str:
-        """Return the last line that the process wrote to its standard error."""
-        self._errors.seek(0)
-        lines = self._errors.read().decode(errors="replace").strip().splitlines()
-        return lines[-1] if lines else ""
-
-    def end(self) -> None:
-        """Kill the process and reap it."""
-        self._finalizer()
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    """Kill a worker, close its pipes and reap it."""
-    process.kill()
-    for pipe in (process.stdin, process.stdout):
-        if pipe is not None:
-            with contextlib.suppress(OSError):
-                pipe.close()
-    process.wait()
 
 
 class GraderPool:
@@ -209,10 +117,10 @@ class GraderPool:
         self._memory: OrderedDict[Pair, Status] = OrderedDict()
         self._lock = threading.Lock()
         # Places for workers; None is a place whose worker is not started.
-        self._places: queue.SimpleQueue[_Worker | None] = queue.SimpleQueue()
+        self._places: queue.SimpleQueue[Worker | None] = queue.SimpleQueue()
         for _ in range(workers):
             self._places.put(None)
-        self._alive: set[_Worker] = set()
+        self._alive: set[Worker] = set()
         self._closed = False
 
     def __enter__(self) -> Self:
@@ -341,7 +249,7 @@ class GraderPool:
                     while left:
                         results[left[0]] = _settled(left[0], worker.receive(self.seconds_per_item))
                         left.pop(0)
-                except _WorkerLateError:
+                except WorkerLateError:
                     self._discard(worker, late=True)
                     worker = None
                     pair = left.pop(0)
@@ -352,7 +260,7 @@ class GraderPool:
                         # Whose fault is it? The gold alone, on a new worker, tells.
                         late_pairs.append(pair)
                         left += [own] if own not in results and own not in left else []
-                except _WorkerGoneError:
+                except WorkerGoneError:
                     self._discard(worker)
                     worker = None
                     if self._closed:
@@ -373,16 +281,16 @@ class GraderPool:
             results[pair] = "timeout" if gold_passed else "unparsable_gold"
         return results
 
-    def _start(self) -> _Worker:
+    def _start(self) -> Worker:
         """Start a worker and wait for its imports."""
-        worker = _Worker(self.seconds_per_item)
+        worker = Worker(self.seconds_per_item)
         with self._lock:
             closed = self._closed
             self.workers_started += 1
             self._alive.add(worker)
         try:
             worker.wait_until_ready()
-        except (_WorkerGoneError, _WorkerLateError) as error:
+        except (WorkerGoneError, WorkerLateError) as error:
             said = worker.errors()
             self._discard(worker)
             reason = "the grader pool was closed" if closed or self._closed else said
@@ -391,7 +299,7 @@ class GraderPool:
             ) from error
         return worker
 
-    def _discard(self, worker: _Worker, *, late: bool = False) -> None:
+    def _discard(self, worker: Worker, *, late: bool = False) -> None:
         """End a worker and forget it."""
         worker.end()
         with self._lock:
