@@ -1,0 +1,370 @@
+"""Storage of 4-bit weights: NVFP4, MXFP4 and NF4.
+
+A weight matrix W of shape (N, K) is cut into *blocks* of consecutive elements along K. Each
+element is a 4-bit *code*; each block has a *block scale*; the value of an element is
+
+    NVFP4   value = E2M1[code] * (block_scale / encode_scale)     block 16, E4M3 block scale
+    MXFP4   value = E2M1[code] * 2**(block_scale - 127)           block 32, E8M0 block scale
+    NF4     value = NORMAL_FLOAT[code] * block_scale              block 64, float32 block scale
+
+Two codes share a byte, the even element of the pair in the low nibble. (bitsandbytes keeps the
+even element in the *high* nibble; `swap_nibbles` converts.) Bit 3 of an E2M1 code is its sign.
+
+Direction of the scales, the easiest thing to get wrong
+-------------------------------------------------------
+*Decode direction* means: multiply the code by it to get the weight. Block scales and
+`global_scale` are decode direction; kernels multiply by them. `encode_scale` is the inverse of
+the global scale, g = 448 * 6 / amax(|W|), what the released recipe computes and what
+compressed-tensors stores under the name `weight_global_scale`. It is kept beside `global_scale`
+because rounding 1/g to float32 cannot be undone (for half of all mantissas two neighbouring g
+share one 1/g), and checkpoints and dequantised values must equal compressed-tensors' bit for bit:
+they divide by g.
+
+NF4 double quantisation stores the block scales themselves in 8 bits: their mean
+(`nested_offset`) is subtracted and the rest quantised in blocks of 256 with a "dynamic" 8-bit
+codebook and one float32 scale a block (`nested_absmax`); the blocks run over the flattened
+(N, K/64) scales.
+
+Sources: OCP Microscaling Formats (MX) v1.0, section 5; arXiv 2510.11696 section 2 (NVFP4);
+arXiv 2305.14314 (NF4, double quantisation); arXiv 1511.04561 (the dynamic 8-bit type).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+
+# The non-negative E2M1 values, in the order of their codes 0 to 7; codes 8 to 15 negate them.
+E2M1_MAGNITUDES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
+E2M1_MAX = 6.0
+E4M3_MAX = 448.0
+
+# The sixteen NF4 values (arXiv 2305.14314, appendix E), as float32.
+NORMAL_FLOAT = (
+    -1.0,
+    -0.6961928009986877,
+    -0.5250730514526367,
+    -0.39491748809814453,
+    -0.28444138169288635,
+    -0.18477343022823334,
+    -0.09105003625154495,
+    0.0,
+    0.07958029955625534,
+    0.16093020141124725,
+    0.24611230194568634,
+    0.33791524171829224,
+    0.44070982933044434,
+    0.5626170039176941,
+    0.7229568362236023,
+    1.0,
+)
+
+# Blocks of the second level of NF4's double quantisation.
+NESTED_BLOCK = 256
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Format:
+    """What distinguishes one 4-bit format from another.
+
+    Attributes
+    ----------
+    name
+        "nvfp4", "mxfp4" or "nf4".
+    block
+        Elements along K that share a block scale.
+    scale_dtype
+        Type of the block scales (NF4: without double quantisation).
+    values
+        The value of each of the 16 codes, before scaling.
+    """
+
+    name: str
+    block: int
+    scale_dtype: torch.dtype
+    values: tuple[float, ...]
+
+
+_E2M1 = E2M1_MAGNITUDES + tuple(-value for value in E2M1_MAGNITUDES)
+
+FORMATS: dict[str, Format] = {
+    "nvfp4": Format(name="nvfp4", block=16, scale_dtype=torch.float8_e4m3fn, values=_E2M1),
+    "mxfp4": Format(name="mxfp4", block=32, scale_dtype=torch.uint8, values=_E2M1),
+    "nf4": Format(name="nf4", block=64, scale_dtype=torch.float32, values=NORMAL_FLOAT),
+}
+
+
+def format_named(name: str) -> Format:
+    """Return the format of that name.
+
+    Raises
+    ------
+    ValueError
+        When there is none.
+    """
+    if name not in FORMATS:
+        raise ValueError(f"weight format is {name!r}; it must be one of {', '.join(FORMATS)}")
+    return FORMATS[name]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class QuantizedWeight:
+    """A weight matrix W (N, K) in 4 bits.
+
+    Attributes
+    ----------
+    format
+        "nvfp4", "mxfp4" or "nf4".
+    codes : Tensor, (N, K / 2), uint8
+        Two codes a byte, the even element in the low nibble.
+    block_scales : Tensor, (N, K / block)
+        Decode direction. float8_e4m3fn (NVFP4), uint8 biased exponent (MXFP4), float32 (NF4), or
+        uint8 code of the nested quantisation (NF4, double quantised).
+    global_scale : Tensor or None, (), float32
+        NVFP4 only: decode direction, 1 / encode_scale rounded to float32.
+    encode_scale : Tensor or None, (), float32
+        NVFP4 only: g = 2688 / amax. Given one of the two, the other follows; `dequantize` divides
+        by this one, so give it wherever it is known.
+    nested_absmax : Tensor or None, (ceil(N * K / 64 / 256),), float32
+        NF4 with double quantisation only: scales of the second level.
+    nested_offset : Tensor or None, (), float32
+        NF4 with double quantisation only: mean of the block scales.
+
+    Raises
+    ------
+    ValueError
+        When a tensor is missing, superfluous, or has a shape, type or device that does not fit.
+    """
+
+    format: str
+    codes: Tensor
+    block_scales: Tensor
+    global_scale: Tensor | None = None
+    encode_scale: Tensor | None = None
+    nested_absmax: Tensor | None = None
+    nested_offset: Tensor | None = None
+
+    def __post_init__(self) -> None:
+        if self.format == "nvfp4":
+            if self.encode_scale is None and self.global_scale is not None:
+                object.__setattr__(self, "encode_scale", self.global_scale.reciprocal())
+            elif self.global_scale is None and self.encode_scale is not None:
+                object.__setattr__(self, "global_scale", self.encode_scale.reciprocal())
+        for name, dtype, shape in _expected_layout(self):
+            _check_tensor(f"{self.format} {name}", getattr(self, name), dtype, shape, self.device)
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(N, K) of the dense matrix."""
+        return self.codes.shape[0], self.codes.shape[1] * 2
+
+    @property
+    def block(self) -> int:
+        """Elements along K that share a block scale."""
+        return FORMATS[self.format].block
+
+    @property
+    def device(self) -> torch.device:
+        """Where the tensors lie."""
+        return self.codes.device
+
+    @property
+    def double_quant(self) -> bool:
+        """Whether the block scales of NF4 are themselves quantised."""
+        return self.nested_absmax is not None
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all tensors together."""
+        return sum(tensor.nbytes for tensor in self.tensors().values())
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Return every tensor that is present, by field name; `from_tensors` takes it back."""
+        named = {field.name: getattr(self, field.name) for field in fields(self)}
+        return {name: value for name, value in named.items() if isinstance(value, Tensor)}
+
+    @classmethod
+    def from_tensors(
+        cls, format: str, tensors: Mapping[str, Tensor], shape: tuple[int, int] | None = None
+    ) -> QuantizedWeight:
+        """Rebuild a weight from stored tensors, and check their values as well as their layout.
+
+        Parameters
+        ----------
+        format
+            "nvfp4", "mxfp4" or "nf4".
+        tensors
+            As `tensors()` returned them. Of NVFP4's two global scales one is enough.
+        shape
+            (N, K) that the weight must have; None takes the shape of the codes.
+
+        Raises
+        ------
+        ValueError
+            On an unknown or missing name, a wrong shape, type or device, a scale that is NaN,
+            infinite or negative, or global scales that contradict each other.
+        """
+        names = {field.name for field in fields(cls)} - {"format"}
+        unknown = sorted(set(tensors) - names)
+        if unknown:
+            raise ValueError(
+                f"{format} weight: unknown tensors {', '.join(unknown)}; "
+                f"known are {', '.join(sorted(names))}"
+            )
+        missing = sorted({"codes", "block_scales"} - set(tensors))
+        if missing:
+            raise ValueError(f"{format} weight: {' and '.join(missing)} missing")
+        weight = cls(format=format, **dict(tensors))
+        if shape is not None and weight.shape != tuple(shape):
+            raise ValueError(
+                f"{format} weight: the codes describe a matrix {weight.shape}; "
+                f"{tuple(shape)} is needed"
+            )
+        if weight.device.type != "meta":
+            _check_scale_values(weight)
+        return weight
+
+    def to(self, device: torch.device | str) -> QuantizedWeight:
+        """Return the same weight on another device."""
+        return replace(self, **{name: tensor.to(device) for name, tensor in self.tensors().items()})
+
+
+def _expected_layout(
+    weight: QuantizedWeight,
+) -> list[tuple[str, torch.dtype | None, tuple[int, ...]]]:
+    """List (field, type, shape) that the weight must have; a type of None forbids the field."""
+    spec = format_named(weight.format)
+    codes = weight.codes
+    if codes.dim() != 2:
+        raise ValueError(f"{spec.name} codes have shape {tuple(codes.shape)}; (N, K/2) is needed")
+    N, K = codes.shape[0], codes.shape[1] * 2
+    if N == 0 or K == 0 or K % spec.block:
+        raise ValueError(
+            f"{spec.name} codes describe a matrix ({N}, {K}); N must be positive and "
+            f"K a positive multiple of {spec.block}"
+        )
+    blocks = N * K // spec.block
+    nvfp4, nested = spec.name == "nvfp4", spec.name == "nf4" and weight.nested_absmax is not None
+    return [
+        ("codes", torch.uint8, (N, K // 2)),
+        ("block_scales", torch.uint8 if nested else spec.scale_dtype, (N, K // spec.block)),
+        ("global_scale", torch.float32 if nvfp4 else None, ()),
+        ("encode_scale", torch.float32 if nvfp4 else None, ()),
+        ("nested_absmax", torch.float32 if nested else None, (-(-blocks // NESTED_BLOCK),)),
+        ("nested_offset", torch.float32 if nested else None, ()),
+    ]
+
+
+def _check_tensor(
+    name: str,
+    tensor: Tensor | None,
+    dtype: torch.dtype | None,
+    shape: tuple[int, ...],
+    device: torch.device,
+) -> None:
+    if dtype is None:
+        if tensor is not None:
+            raise ValueError(f"{name} is given; this format has none")
+        return
+    if tensor is None:
+        raise ValueError(f"{name} is missing; it must be {dtype} of shape {shape}")
+    if tensor.dtype != dtype or tuple(tensor.shape) != shape:
+        raise ValueError(
+            f"{name} is {tensor.dtype} of shape {tuple(tensor.shape)}; "
+            f"it must be {dtype} of shape {shape}"
+        )
+    if tensor.device != device:
+        raise ValueError(f"{name} is on {tensor.device}; the codes are on {device}")
+
+
+def _check_scale_values(weight: QuantizedWeight) -> None:
+    if weight.format == "mxfp4":
+        if bool((weight.block_scales == 255).any()):
+            raise ValueError("mxfp4 block_scales hold 255, which E8M0 reserves for NaN")
+        return
+    for name, tensor in weight.tensors().items():
+        # The codes take every value; the nested offset is a mean; nested codes are positions.
+        if name == "codes" or tensor.dtype == torch.uint8:
+            continue
+        values = tensor.float()
+        if not bool(torch.isfinite(values).all()) or bool((values < 0).any()):
+            raise ValueError(f"{weight.format} {name} holds NaN, infinity or a negative scale")
+    if weight.encode_scale is not None and weight.global_scale is not None:
+        encode, decode = float(weight.encode_scale), float(weight.global_scale)
+        # Either may have been the rounded reciprocal of the other: one unit in the last place.
+        if not (decode > 0 and abs(encode * decode - 1.0) < 2.0**-22):
+            raise ValueError(
+                f"nvfp4 encode_scale is {encode!r} and global_scale {decode!r}; "
+                "one must be the reciprocal of the other"
+            )
+
+
+def pack_codes(codes: Tensor) -> Tensor:
+    """Pack codes two a byte, the even element in the low nibble.
+
+    Parameters
+    ----------
+    codes : Tensor, (..., K), uint8
+        Values 0 to 15; K even.
+
+    Returns
+    -------
+    Tensor, (..., K / 2), uint8
+    """
+    if codes.dtype != torch.uint8 or codes.shape[-1] % 2:
+        raise ValueError(
+            f"codes are {codes.dtype} with last dimension {codes.shape[-1]}; "
+            "packing needs uint8 and an even number"
+        )
+    # As one int16 the pair reads 0x0h0l; folding the high nibble down gives 0x..hl.
+    pairs = codes.contiguous().view(torch.int16)
+    return (pairs | (pairs >> 4)).to(torch.uint8)
+
+
+def unpack_codes(packed: Tensor) -> Tensor:
+    """Undo `pack_codes`: (..., K / 2) bytes to (..., K) codes, uint8."""
+    return torch.stack((packed & 0xF, packed >> 4), dim=-1).flatten(-2)
+
+
+def swap_nibbles(packed: Tensor) -> Tensor:
+    """Exchange the two codes of every byte: from our order to bitsandbytes' and back."""
+    return (packed << 4) | (packed >> 4)
+
+
+@lru_cache(maxsize=64)
+def byte_table(format: str, device: torch.device) -> Tensor:
+    """Return the two values of every possible byte of packed codes, (256, 2) float32."""
+    values = torch.tensor(format_named(format).values, dtype=torch.float32)
+    byte = torch.arange(256)
+    return torch.stack((values[byte & 0xF], values[byte >> 4]), dim=-1).to(device)
+
+
+@lru_cache(maxsize=16)
+def e8m0_table(device: torch.device) -> Tensor:
+    """Return the value of every E8M0 exponent, (256,) float32: 2**(e - 127), NaN for 255."""
+    # ldexp would flush 2**-127 to zero on the way; it is a float32 subnormal, so write its bits.
+    bits = torch.arange(256, dtype=torch.int32) << 23
+    bits[0] = 1 << 22
+    bits[255] = 0x7FC00000
+    return bits.view(torch.float32).to(device)
+
+
+@lru_cache(maxsize=16)
+def dynamic_codebook(device: torch.device) -> Tensor:
+    """Return the 256 values of the signed dynamic 8-bit type, ascending, float32.
+
+    The magnitude has a decimal exponent from -6 to 0 and a linear fraction: decade 10**(i - 6)
+    is cut into 2**i equal cells between 0.1 and 1, each represented by its centre. Zero and one
+    complete the 256.
+    """
+    magnitudes: list[float] = []
+    for i in range(7):
+        edges = torch.linspace(0.1, 1.0, 2**i + 1, dtype=torch.float32)
+        centres = (edges[:-1] + edges[1:]) / 2.0
+        magnitudes += (10.0 ** (i - 6) * centres).tolist()
+    values = [-value for value in magnitudes] + [0.0] + magnitudes + [1.0]
+    return torch.tensor(sorted(values), dtype=torch.float32).to(device)

@@ -1,0 +1,224 @@
+"""The operations in plain PyTorch: the specification that every kernel is compared with.
+
+One name and one signature an operation, here and in `kernels.dispatch`. Nothing here needs
+Triton or a GPU; everything runs on either device. Quantisation is in `reference_quantize`,
+logprobs in `reference_logprobs`, sampling and attention in `reference_decode`; all names are
+importable from here.
+
+    linear        y = x W^T + b                    W dequantised for the call, never kept
+    lora_linear   y = x W^T + b + scaling * (x A^T) B^T
+    rms_norm      y = (gain + noise) * x / sqrt(mean(x^2) + eps)
+    swiglu        y = silu(gate) * up
+    rotary        rotation of pairs (d, d + D/2) by position
+
+Easy to get wrong: `lora_linear` holds A and B in float32 (the optimiser's masters) and computes
+in x's type, so the gradient reaches the masters through a cast; `rms_norm` rounds the normalised
+x to its own type before the gain, as transformers does, so that noise of zero changes no bit.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from kernels.formats import QuantizedWeight
+from kernels.reference_decode import decode_attention, sample_tokens
+from kernels.reference_logprobs import token_logprobs
+from kernels.reference_quantize import (
+    decoded_block_scales,
+    dequantize,
+    quantize,
+    shared_global_scale,
+)
+
+__all__ = [
+    "QuantizedWeight",
+    "decode_attention",
+    "decoded_block_scales",
+    "dequantize",
+    "linear",
+    "lora_linear",
+    "quantize",
+    "rms_norm",
+    "rotary",
+    "sample_tokens",
+    "shared_global_scale",
+    "swiglu",
+    "token_logprobs",
+]
+
+
+class _QuantizedLinear(torch.autograd.Function):
+    """y = x W^T + b, with W rebuilt in forward and in backward and dropped in between."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: QuantizedWeight, bias: Tensor | None) -> Tensor:
+        # Only 4-bit tensors are kept for backward; x is not needed, as W is frozen.
+        ctx.weight = weight
+        ctx.has_bias = bias is not None
+        return functional.linear(x, dequantize(weight, x.dtype), bias)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, None, Tensor | None]:
+        (grad,) = grads
+        grad_x = grad_bias = None
+        if ctx.needs_input_grad[0]:
+            grad_x = grad @ dequantize(ctx.weight, grad.dtype)
+        if ctx.has_bias and ctx.needs_input_grad[2]:
+            grad_bias = grad.reshape(-1, grad.shape[-1]).sum(0)
+        return grad_x, None, grad_bias
+
+
+def linear(x: Tensor, weight: QuantizedWeight, bias: Tensor | None = None) -> Tensor:
+    """Multiply by a quantised weight; gradients go to x and to the bias.
+
+    Parameters
+    ----------
+    x : Tensor, (..., K), floating
+    weight
+        (N, K), frozen.
+    bias : Tensor or None, (N,)
+        Cast to x's type.
+
+    Returns
+    -------
+    Tensor, (..., N), the type of x
+
+    Raises
+    ------
+    ValueError
+        When x's last dimension is not K.
+    """
+    _check_columns("x", x, weight.shape[1])
+    bias = None if bias is None else bias.to(x.dtype)
+    out: Tensor = _QuantizedLinear.apply(x, weight, bias)
+    return out
+
+
+def lora_linear(
+    x: Tensor,
+    weight: QuantizedWeight,
+    A: Tensor,
+    B: Tensor,
+    scaling: float,
+    bias: Tensor | None = None,
+) -> Tensor:
+    """Multiply by a quantised weight plus its adapter: x W^T + b + scaling * (x A^T) B^T.
+
+    Parameters
+    ----------
+    x : Tensor, (..., K), floating
+    weight
+        (N, K), frozen.
+    A : Tensor, (R, K), float32
+        Adapter masters; computed with in x's type.
+    B : Tensor, (N, R), float32
+    scaling
+        alpha / rank, applied to the product in x's type.
+    bias : Tensor or None, (N,)
+
+    Returns
+    -------
+    Tensor, (..., N), the type of x
+
+    Raises
+    ------
+    ValueError
+        When a shape does not fit.
+    """
+    N, K = weight.shape
+    if A.dim() != 2 or B.dim() != 2 or A.shape[1] != K or B.shape != (N, A.shape[0]):
+        raise ValueError(
+            f"adapter A has shape {tuple(A.shape)} and B {tuple(B.shape)}; "
+            f"a weight ({N}, {K}) needs A (R, {K}) and B ({N}, R)"
+        )
+    base = linear(x, weight, bias)
+    return base + functional.linear(functional.linear(x, A.to(x.dtype)), B.to(x.dtype)) * scaling
+
+
+def rms_norm(x: Tensor, gain: Tensor, eps: float, noise: Tensor | None = None) -> Tensor:
+    """Normalise by the root mean square, with added noise on the gain (AQN) or without.
+
+    Parameters
+    ----------
+    x : Tensor, (..., H), floating
+    gain : Tensor, (H,), floating
+    eps
+        Added to the mean square, in float32.
+    noise : Tensor or None, (H,), float32
+        Added to the gain in float32, so that a bfloat16 gain cannot swallow it.
+
+    Returns
+    -------
+    Tensor, (..., H), the wider type of x and gain
+        Without noise bit-equal to transformers' `Qwen2RMSNorm`; with noise of zero equal to that.
+
+    Raises
+    ------
+    ValueError
+        When a shape does not fit, or noise is not float32.
+    """
+    _check_columns("x", x, gain.shape[0])
+    wide = x.float()
+    normed = (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)).to(x.dtype)
+    if noise is None:
+        return gain * normed
+    if noise.shape != gain.shape or noise.dtype != torch.float32:
+        raise ValueError(
+            f"noise is {noise.dtype} of shape {tuple(noise.shape)}; "
+            f"it must be torch.float32 of shape {tuple(gain.shape)}"
+        )
+    dtype = torch.promote_types(gain.dtype, x.dtype)
+    return ((gain.float() + noise) * normed.float()).to(dtype)
+
+
+def swiglu(gate_up: Tensor) -> Tensor:
+    """Return silu(gate) * up of the two halves of the last dimension.
+
+    Parameters
+    ----------
+    gate_up : Tensor, (..., 2 I), floating
+        Gate first.
+
+    Returns
+    -------
+    Tensor, (..., I), the type of `gate_up`
+    """
+    if gate_up.shape[-1] % 2:
+        raise ValueError(f"gate_up's last dimension is {gate_up.shape[-1]}; it must be even")
+    gate, up = gate_up.chunk(2, dim=-1)
+    return functional.silu(gate) * up
+
+
+def rotary(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+    """Rotate queries and keys by their position, in transformers' half-split layout.
+
+    Parameters
+    ----------
+    q : Tensor, (..., Hq, D), floating
+        Heads second to last, as the projections leave them.
+    k : Tensor, (..., Hkv, D)
+    cos, sin : Tensor, (..., D)
+        Both halves filled, as transformers' rotary embedding returns them.
+
+    Returns
+    -------
+    tuple of Tensor
+        Rotated q and k, in their own types.
+    """
+    _check_columns("cos", cos, q.shape[-1])
+    cos, sin = cos.unsqueeze(-2), sin.unsqueeze(-2)
+    return _rotate(q, cos, sin), _rotate(k, cos, sin)
+
+
+def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    low, high = x.chunk(2, dim=-1)
+    return (x * cos + torch.cat((-high, low), dim=-1) * sin).to(x.dtype)
+
+
+def _check_columns(name: str, tensor: Tensor, columns: int) -> None:
+    if tensor.shape[-1] != columns:
+        raise ValueError(f"{name}'s last dimension is {tensor.shape[-1]}; it must be {columns}")

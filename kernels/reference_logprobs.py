@@ -1,0 +1,188 @@
+"""Logprobs of given tokens without ever holding all logits.
+
+With z_t = (W h_t + b) / temperature and p_t = softmax(z_t), for each row t
+
+    logprob_t = z_t[id_t] - logsumexp(z_t)
+    entropy_t = logsumexp(z_t) - sum_v p_tv z_tv            in nats
+
+The logits of a sequence are its largest tensor (T * V float32; 2.5 GB for 4096 tokens of
+Qwen2.5), so rows go in chunks whose logits fit `chunk_bytes`, and backward computes each chunk's
+logits again from hidden states and logsumexp:
+
+    d logprob_t / d z_tv = 1[v = id_t] - p_tv
+    d entropy_t / d z_tv = -p_tv (log p_tv + entropy_t)
+
+Easy to get wrong: logits of 16-bit inputs must not be rounded to 16 bits, as z of 20 is then
+known to 0.06 only; products are accumulated and kept in float32 here. The temperature divides the
+logits before everything, the entropy's included.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+# Logits held at once, bytes. Backward holds twice as much.
+_CHUNK_BYTES = 128 << 20
+
+# Rows of the vocabulary converted to float32 at once, where the device cannot multiply 16-bit
+# matrices into float32.
+_VOCABULARY_ROWS = 8192
+
+
+def token_logprobs(
+    hidden: Tensor,
+    lm_head_weight: Tensor,
+    token_ids: Tensor,
+    temperature: float,
+    bias: Tensor | None = None,
+    *,
+    chunk_bytes: int = _CHUNK_BYTES,
+) -> tuple[Tensor, Tensor]:
+    """Return logprob and entropy of the policy at each row, differentiable.
+
+    Parameters
+    ----------
+    hidden : Tensor, (T, H), floating
+        Final hidden states, after the last norm.
+    lm_head_weight : Tensor, (V, H), floating
+        Gets a gradient if it asks for one.
+    token_ids : Tensor, (T,), integer
+        The token whose logprob is wanted, in [0, V).
+    temperature
+        Positive; the sampling temperature.
+    bias : Tensor or None, (V,)
+    chunk_bytes
+        Bound on the float32 logits held at once.
+
+    Returns
+    -------
+    logprobs : Tensor, (T,), float32
+    entropy : Tensor, (T,), float32
+        In nats.
+
+    Raises
+    ------
+    ValueError
+        When a shape does not fit or the temperature is not positive.
+    """
+    T, H = hidden.shape if hidden.dim() == 2 else (-1, -1)
+    V = lm_head_weight.shape[0]
+    if T < 0 or lm_head_weight.shape != (V, H) or token_ids.shape != (T,):
+        raise ValueError(
+            f"hidden has shape {tuple(hidden.shape)}, lm_head_weight "
+            f"{tuple(lm_head_weight.shape)}, token_ids {tuple(token_ids.shape)}; "
+            "they must be (T, H), (V, H) and (T,)"
+        )
+    if not temperature > 0:
+        raise ValueError(f"temperature is {temperature}; logprobs need a positive one")
+    if bias is not None and bias.shape != (V,):
+        raise ValueError(f"bias has shape {tuple(bias.shape)}; it must be ({V},)")
+    rows = max(1, chunk_bytes // (4 * V))
+    logprobs, entropy = _TokenLogprobs.apply(
+        hidden, lm_head_weight, bias, token_ids, float(temperature), rows
+    )
+    return logprobs, entropy
+
+
+class _TokenLogprobs(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        token_ids: Tensor,
+        temperature: float,
+        rows: int,
+    ) -> tuple[Tensor, Tensor]:
+        T = hidden.shape[0]
+        logprobs = torch.empty(T, dtype=torch.float32, device=hidden.device)
+        entropy, normaliser = torch.empty_like(logprobs), torch.empty_like(logprobs)
+        for at in range(0, T, rows):
+            part = slice(at, at + rows)
+            z = _logits(hidden[part], weight, bias, temperature)
+            normaliser[part] = torch.logsumexp(z, dim=-1)
+            chosen = z.gather(1, token_ids[part].unsqueeze(1).long()).squeeze(1)
+            logprobs[part] = chosen - normaliser[part]
+            p = torch.exp(z - normaliser[part].unsqueeze(1))
+            # p * z is 0 * -inf where a logit is -inf; such a token adds nothing to the entropy.
+            entropy[part] = normaliser[part] - p.mul_(z.masked_fill_(p == 0, 0.0)).sum(-1)
+        ctx.save_for_backward(hidden, weight, bias, token_ids, normaliser, entropy)
+        ctx.temperature, ctx.rows = temperature, rows
+        return logprobs, entropy
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        grad_logprobs, grad_entropy = grads
+        hidden, weight, bias, token_ids, normaliser, entropy = ctx.saved_tensors
+        wants_hidden, wants_weight, wants_bias = ctx.needs_input_grad[:3]
+        grad_hidden = torch.empty_like(hidden) if wants_hidden else None
+        grad_weight = torch.zeros_like(weight, dtype=torch.float32) if wants_weight else None
+        grad_bias = torch.zeros_like(bias, dtype=torch.float32) if wants_bias else None
+        for at in range(0, hidden.shape[0], ctx.rows):
+            part = slice(at, at + ctx.rows)
+            z = _logits(hidden[part], weight, bias, ctx.temperature)
+            grad_z = _grad_logits(
+                z, token_ids[part], normaliser[part], entropy[part],
+                grad_logprobs[part], grad_entropy[part],
+            ).mul_(1.0 / ctx.temperature)  # fmt: skip
+            if grad_hidden is not None:
+                grad_hidden[part] = _product(grad_z.to(hidden.dtype), weight)
+            if grad_weight is not None:
+                grad_weight.addmm_(grad_z.t(), hidden[part].float())
+            if grad_bias is not None:
+                grad_bias += grad_z.sum(0)
+        return (
+            grad_hidden,
+            None if grad_weight is None else grad_weight.to(weight.dtype),
+            None if grad_bias is None else grad_bias.to(bias.dtype),
+            None,
+            None,
+            None,
+        )
+
+
+def _grad_logits(
+    z: Tensor,
+    token_ids: Tensor,
+    normaliser: Tensor,
+    entropy: Tensor,
+    grad_logprobs: Tensor,
+    grad_entropy: Tensor,
+) -> Tensor:
+    """Turn the logits z, in place, into the gradient with respect to them."""
+    logp = z.sub_(normaliser.unsqueeze(1))
+    p = logp.exp()
+    # -(g_logprob + g_entropy * (logp + entropy)) * p, and g_logprob at the chosen token.
+    logp.masked_fill_(p == 0, 0.0).add_(entropy.unsqueeze(1)).mul_(grad_entropy.unsqueeze(1))
+    grad = logp.add_(grad_logprobs.unsqueeze(1)).mul_(p).neg_()
+    return grad.scatter_add_(1, token_ids.unsqueeze(1).long(), grad_logprobs.unsqueeze(1))
+
+
+def _logits(hidden: Tensor, weight: Tensor, bias: Tensor | None, temperature: float) -> Tensor:
+    z = _product(hidden, weight.t())
+    if bias is not None:
+        z += bias.float()
+    return z if temperature == 1.0 else z.div_(temperature)
+
+
+def _product(a: Tensor, b: Tensor) -> Tensor:
+    """Return a @ b as float32, accumulated in float32, whatever the inputs' types."""
+    if a.dtype == b.dtype == torch.float32:
+        return a @ b
+    if a.is_cuda and a.dtype == b.dtype:
+        return torch.mm(a, b, out_dtype=torch.float32)
+    a = a.float()
+    out = torch.zeros(a.shape[0], b.shape[1], dtype=torch.float32, device=a.device)
+    if b.shape[0] > b.shape[1]:
+        for at in range(0, b.shape[0], _VOCABULARY_ROWS):
+            part = slice(at, at + _VOCABULARY_ROWS)
+            out.addmm_(a[:, part], b[part].float())
+        return out
+    for at in range(0, b.shape[1], _VOCABULARY_ROWS):
+        part = slice(at, at + _VOCABULARY_ROWS)
+        out[:, part] = a @ b[:, part].float()
+    return out

@@ -1,0 +1,348 @@
+"""Quantise and dequantise in plain PyTorch: the specification of the three formats.
+
+NVFP4, the recipe of the released checkpoints (round to nearest, no calibration)
+
+    g     = 448 * 6 / amax(|W|)                       encode scale, float32, one a tensor
+    s     = E4M3(min(g * (amax(|block|) / 6), 448))   block scale; 0 is replaced by 0.125
+    code  = E2M1(W / (s / g))                         ties to the even code
+    value = E2M1[code] * (s / g)
+
+Every line is float32 in exactly this order of operations: `amax / 6` is rounded before the
+product with g, and s / g before the division of W. Simplifying either changes codes. Linears that
+an inference engine fuses (q, k, v; gate, up) must share one g, the smallest of theirs:
+`shared_global_scale`.
+
+MXFP4, the conversion of the OCP standard (section 6.3)
+
+    e     = floor(log2(amax(|block|))) - 2, at least -127     block scale 2**e, stored as e + 127
+    code  = E2M1(W / 2**e)                            ties to even, saturating at 6
+
+(compressed-tensors first rounds amax up to the next power of two when it would round there; that
+variant is not the standard's and is not implemented.)
+
+NF4, as bitsandbytes does it
+
+    scale = amax(|block|)
+    code  = nearest NORMAL_FLOAT to W * (1 / scale), ties to the lower code
+
+Weights of any floating type are converted to float32 first, which is exact for the 16-bit types.
+Work goes in chunks of rows small enough for the cache, so the memory beyond input and output is a
+few MB whatever the size. A float32 product W * (1/s) is not the same as W / s; only NF4 takes the
+product.
+
+Sources: arXiv 2510.11696 section 2 and its released `quantize_nvfp4.py`; the compressed-tensors
+and bitsandbytes packages, against which the tests compare bit for bit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+
+from kernels.formats import (
+    E2M1_MAX,
+    E4M3_MAX,
+    NESTED_BLOCK,
+    NORMAL_FLOAT,
+    Format,
+    QuantizedWeight,
+    byte_table,
+    dynamic_codebook,
+    e8m0_table,
+    format_named,
+    pack_codes,
+)
+
+# Elements handled at once: 1 MB of float32, so that the passes over a chunk stay in cache.
+_CHUNK = 1 << 18
+
+# Replaces a block scale that rounds to zero, so that nothing divides by zero (the released
+# recipe's value; the codes of such a block are all zero whatever it is).
+_ZERO_BLOCK_SCALE = 0.125
+
+
+def quantize(
+    weight: Tensor,
+    format: str,
+    *,
+    global_scale: Tensor | None = None,
+    double_quant: bool = False,
+) -> QuantizedWeight:
+    """Quantise a weight matrix to 4 bits.
+
+    Parameters
+    ----------
+    weight : Tensor, (N, K), any floating type
+        K a multiple of the format's block; every value finite. Need not be contiguous.
+    format
+        "nvfp4", "mxfp4" or "nf4".
+    global_scale : Tensor, ()
+        NVFP4 only: the decode-direction global scale to use, from `shared_global_scale`; None
+        computes this matrix's own.
+    double_quant
+        NF4 only: store the block scales in 8 bits.
+
+    Returns
+    -------
+    QuantizedWeight
+        On the weight's device.
+
+    Raises
+    ------
+    ValueError
+        On an unknown format, a shape that does not fit, a value that is not finite, or an option
+        that the format does not have.
+    """
+    spec = format_named(format)
+    _check_weight(weight, spec)
+    if global_scale is not None and spec.name != "nvfp4":
+        raise ValueError(f"global_scale is given; {spec.name} has none, only nvfp4 does")
+    if double_quant and spec.name != "nf4":
+        raise ValueError(f"double_quant is True; {spec.name} has none, only nf4 does")
+    with torch.no_grad():
+        block_amax = _block_amax(weight, spec)
+        if spec.name == "nvfp4":
+            return _quantize_nvfp4(weight, spec, block_amax, global_scale)
+        if spec.name == "mxfp4":
+            return _quantize_mxfp4(weight, spec, block_amax)
+        return _quantize_nf4(weight, spec, block_amax, double_quant)
+
+
+def shared_global_scale(weights: Sequence[Tensor]) -> Tensor:
+    """Return the NVFP4 global scale that several matrices share (q, k, v; gate, up).
+
+    Parameters
+    ----------
+    weights : sequence of Tensor, (N_i, K_i)
+        At least one.
+
+    Returns
+    -------
+    Tensor, (), float64
+        Decode direction: the largest of the matrices' own. float64, so that `quantize` recovers
+        the float32 encode scale from it without error.
+    """
+    if not weights:
+        raise ValueError("weights is empty; a shared global scale needs at least one matrix")
+    spec = format_named("nvfp4")
+    amaxes = []
+    for weight in weights:
+        _check_weight(weight, spec)
+        amaxes.append(_block_amax(weight, spec).amax())
+    return _encode_scale(torch.stack(amaxes).amax()).double().reciprocal()
+
+
+def dequantize(weight: QuantizedWeight, dtype: torch.dtype = torch.float32) -> Tensor:
+    """Return the dense matrix: computed in float32 and rounded once to `dtype`.
+
+    Parameters
+    ----------
+    weight
+        Any format.
+    dtype
+        A floating type.
+
+    Returns
+    -------
+    Tensor, (N, K), dtype
+    """
+    scales = _decoded_scales(weight)
+    N, K = weight.shape
+    rows = N if N * K <= _CHUNK else max(1, _CHUNK // K)
+    if rows == N:
+        return _dequantize_rows(weight, weight.codes, scales).to(dtype)
+    dense = torch.empty(N, K, dtype=dtype, device=weight.device)
+    for at in range(0, N, rows):
+        dense[at : at + rows] = _dequantize_rows(
+            weight, weight.codes[at : at + rows], scales[at : at + rows]
+        )
+    return dense
+
+
+def decoded_block_scales(weight: QuantizedWeight) -> Tensor:
+    """Return what a code is multiplied by, one value a block: (N, K / block), float32."""
+    return _decoded_scales(weight)
+
+
+def _check_weight(weight: Tensor, spec: Format) -> None:
+    if weight.dim() != 2 or not weight.is_floating_point():
+        raise ValueError(
+            f"weight is {weight.dtype} of shape {tuple(weight.shape)}; "
+            f"{spec.name} needs a floating matrix (N, K)"
+        )
+    N, K = weight.shape
+    if N == 0 or K == 0 or K % spec.block:
+        raise ValueError(
+            f"weight.shape is ({N}, {K}); {spec.name} needs N positive and "
+            f"K a positive multiple of {spec.block}"
+        )
+
+
+def _chunks(weight: Tensor) -> Iterator[tuple[slice, Tensor]]:
+    """Yield (rows, contiguous float32 copy or view of those rows)."""
+    N, K = weight.shape
+    step = max(1, _CHUNK // K)
+    for at in range(0, N, step):
+        rows = slice(at, min(at + step, N))
+        yield rows, weight[rows].float().contiguous()
+
+
+def _block_amax(weight: Tensor, spec: Format) -> Tensor:
+    """Return the largest magnitude of each block, (N, K / block) float32, all finite."""
+    N, K = weight.shape
+    amax = torch.empty(N, K // spec.block, dtype=torch.float32, device=weight.device)
+    for rows, chunk in _chunks(weight.detach()):
+        amax[rows] = chunk.view(len(chunk), -1, spec.block).abs().amax(-1)
+    finite = torch.isfinite(amax)
+    if not bool(finite.all()):
+        row, block = (int(i) for i in (~finite).nonzero()[0])
+        raise ValueError(
+            f"weight holds NaN or infinity (as float32) in row {row}, columns "
+            f"{block * spec.block} to {(block + 1) * spec.block - 1}; {spec.name} needs finite ones"
+        )
+    return amax
+
+
+def _encode_scale(amax: Tensor) -> Tensor:
+    """Return g = 2688 / amax in float32; 1 where that overflows, as compressed-tensors does."""
+    g = (E4M3_MAX * E2M1_MAX) / amax.clamp(min=torch.finfo(torch.float32).tiny)
+    return torch.where(torch.isfinite(g), g, torch.ones_like(g))
+
+
+def _quantize_nvfp4(
+    weight: Tensor, spec: Format, block_amax: Tensor, global_scale: Tensor | None
+) -> QuantizedWeight:
+    if global_scale is None:
+        g = _encode_scale(block_amax.amax())
+    else:
+        g = global_scale.to(weight.device).double().reciprocal().float().reshape(())
+        if not (bool(torch.isfinite(g)) and float(g) > 0):
+            raise ValueError(f"global_scale is {float(global_scale)}; it must be positive, finite")
+    scales = (g * (block_amax / E2M1_MAX)).clamp(max=E4M3_MAX).to(torch.float8_e4m3fn)
+    decoded = scales.float()
+    decoded = torch.where(decoded == 0, _ZERO_BLOCK_SCALE, decoded)
+    steps = decoded / g
+    codes = torch.empty(weight.shape[0], weight.shape[1] // 2, dtype=torch.uint8, device=g.device)
+    for rows, chunk in _chunks(weight):
+        scaled = chunk.view(len(chunk), -1, spec.block) / steps[rows].unsqueeze(-1)
+        # compressed-tensors gives -0.0 the code 0, but a negative that rounds to zero the code 8.
+        codes[rows] = pack_codes(_e2m1_codes(scaled, scaled < 0).view(chunk.shape))
+    return QuantizedWeight(
+        format="nvfp4",
+        codes=codes,
+        block_scales=decoded.to(torch.float8_e4m3fn),
+        global_scale=g.reciprocal(),
+        encode_scale=g,
+    )
+
+
+def _quantize_mxfp4(weight: Tensor, spec: Format, block_amax: Tensor) -> QuantizedWeight:
+    # The exponent field of a float32 is floor(log2) + 127. It is 0 for subnormals and zero, which
+    # lie below the smallest scale 2**-127 anyway.
+    exponents = ((block_amax.view(torch.int32) >> 23) - 2).clamp(min=0).to(torch.uint8)
+    steps = e8m0_table(weight.device)[exponents.int()]
+    codes = torch.empty(
+        weight.shape[0], weight.shape[1] // 2, dtype=torch.uint8, device=weight.device
+    )
+    for rows, chunk in _chunks(weight):
+        scaled = chunk.view(len(chunk), -1, spec.block) / steps[rows].unsqueeze(-1)
+        codes[rows] = pack_codes(_e2m1_codes(scaled, torch.signbit(chunk)).view(chunk.shape))
+    return QuantizedWeight(format="mxfp4", codes=codes, block_scales=exponents)
+
+
+def _e2m1_codes(scaled: Tensor, negative: Tensor) -> Tensor:
+    """Round to E2M1, ties to the even code, saturating at 6.
+
+    The magnitudes of the codes have steps of 1/2 up to 2, of 1 up to 4 and of 2 up to 6, so the
+    code of y is the rounding to integers of 2y, y + 2 and y/2 + 4, whichever is least; rounding
+    half to even then is ties to the even code. The sums are taken after rounding: y + 2 itself is
+    not exact in float32, and would make ties of values just above one.
+
+    Parameters
+    ----------
+    scaled : Tensor, float32
+        Weights over their block's step.
+    negative : Tensor, bool, as many elements
+        Which get the sign bit.
+
+    Returns
+    -------
+    Tensor, uint8, the shape of `scaled`
+    """
+    y = scaled.abs_()
+    code = torch.round(y * 2)
+    torch.minimum(code, torch.round(y).add_(2), out=code)
+    torch.minimum(code, y.mul_(0.5).round_().add_(4), out=code)
+    code = code.clamp_(max=7).to(torch.uint8)
+    return code.bitwise_or_(negative.view(torch.uint8).view(code.shape) << 3)
+
+
+@lru_cache(maxsize=16)
+def _midpoints(device: torch.device) -> Tensor:
+    values = torch.tensor(NORMAL_FLOAT, dtype=torch.float32)
+    return ((values[:-1] + values[1:]) / 2).to(device)
+
+
+def _quantize_nf4(
+    weight: Tensor, spec: Format, absmax: Tensor, double_quant: bool
+) -> QuantizedWeight:
+    inverse = 1.0 / absmax.clamp(min=1e-38)
+    bounds = _midpoints(weight.device)
+    codes = torch.empty(
+        weight.shape[0], weight.shape[1] // 2, dtype=torch.uint8, device=weight.device
+    )
+    for rows, chunk in _chunks(weight):
+        scaled = chunk.view(len(chunk), -1, spec.block) * inverse[rows].unsqueeze(-1)
+        nearest = torch.bucketize(scaled, bounds, out_int32=True).to(torch.uint8)
+        codes[rows] = pack_codes(nearest.view(chunk.shape))
+    if not double_quant:
+        return QuantizedWeight(format="nf4", codes=codes, block_scales=absmax)
+    nested_codes, nested_absmax, offset = _nest(absmax)
+    return QuantizedWeight(
+        format="nf4",
+        codes=codes,
+        block_scales=nested_codes,
+        nested_absmax=nested_absmax,
+        nested_offset=offset,
+    )
+
+
+def _nest(absmax: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Quantise block scales to 8 bits: (codes, scales of the second level, offset)."""
+    offset = absmax.flatten().mean()
+    flat = (absmax - offset).flatten()
+    padding = -len(flat) % NESTED_BLOCK
+    blocks = torch.nn.functional.pad(flat, (0, padding)).view(-1, NESTED_BLOCK)
+    scale = blocks.abs().amax(-1)
+    scaled = (blocks * (1.0 / scale).unsqueeze(-1)).nan_to_num(0.0).clamp(-1.0, 1.0)
+    codebook = dynamic_codebook(absmax.device)
+    right = torch.searchsorted(codebook, scaled).clamp(1, 255)
+    left = right - 1
+    nearer_right = (codebook[right] - scaled).abs() < (scaled - codebook[left]).abs()
+    nested = torch.where(nearer_right, right, left).to(torch.uint8)
+    return nested.flatten()[: len(flat)].view(absmax.shape), scale, offset
+
+
+def _decoded_scales(weight: QuantizedWeight) -> Tensor:
+    scales = weight.block_scales
+    if weight.format == "nvfp4":
+        return scales.float() / weight.encode_scale
+    if weight.format == "mxfp4":
+        return e8m0_table(weight.device)[scales.int()]
+    if weight.nested_absmax is None:
+        return scales
+    values = dynamic_codebook(weight.device)[scales.flatten().int()]
+    level = weight.nested_absmax.repeat_interleave(NESTED_BLOCK)[: len(values)]
+    return (values * level + weight.nested_offset).view(scales.shape)
+
+
+def _dequantize_rows(weight: QuantizedWeight, codes: Tensor, scales: Tensor) -> Tensor:
+    """Look each byte up as a pair of values and scale in place; (rows, K) float32."""
+    # A pair of float32 as one int64: a single gather of 8-byte elements.
+    pairs = byte_table(weight.format, weight.device).view(torch.int64).flatten()
+    values = pairs.index_select(0, codes.reshape(-1).int()).view(torch.float32)
+    values.view(*scales.shape, weight.block).mul_(scales.unsqueeze(-1))
+    return values.view(codes.shape[0], -1)
