@@ -32,7 +32,7 @@ arXiv 2305.14314 (NF4, double quantisation); arXiv 1511.04561 (the dynamic 8-bit
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from functools import lru_cache
 
 import torch
@@ -230,7 +230,8 @@ class QuantizedWeight:
 
     def to(self, device: torch.device | str) -> QuantizedWeight:
         """Return the same weight on another device."""
-        return replace(self, **{name: tensor.to(device) for name, tensor in self.tensors().items()})
+        moved = {name: tensor.to(device) for name, tensor in self.tensors().items()}
+        return QuantizedWeight(format=self.format, **moved)
 
 
 def _expected_layout(

@@ -94,7 +94,7 @@ def linear(x: Tensor, weight: QuantizedWeight, bias: Tensor | None = None) -> Te
     """
     _check_columns("x", x, weight.shape[1])
     bias = None if bias is None else bias.to(x.dtype)
-    out: Tensor = _QuantizedLinear.apply(x, weight, bias)
+    out: Tensor = _QuantizedLinear.apply(x, weight, bias)  # type: ignore[no-untyped-call]
     return out
 
 

@@ -110,7 +110,8 @@ def sample_tokens(
     Raises
     ------
     ValueError
-        When a setting is out of its range or the shapes differ.
+        When a setting is out of its range, the shapes differ, or a row has NaN, +inf or no
+        allowed token.
     """
     if logits.dim() != 2 or uniforms.shape != logits.shape[:1]:
         raise ValueError(
@@ -125,6 +126,10 @@ def sample_tokens(
     if temperature == 0:
         ids = logits.argmax(dim=-1)
         return ids, torch.zeros(len(ids), dtype=torch.float32, device=logits.device)
+    best = logits.amax(dim=-1)
+    if not bool(torch.isfinite(best).all()):
+        row = int((~torch.isfinite(best)).nonzero()[0])
+        raise ValueError(f"logits row {row} has maximum {float(best[row])}; it must be finite")
     z = _filtered(logits.float() / temperature, top_k, top_p, min_p)
     logprobs = torch.log_softmax(z, dim=-1)
     # float64: a float32 running sum over 150 000 tokens is off by more than rare tokens weigh.

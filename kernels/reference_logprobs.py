@@ -81,7 +81,7 @@ def token_logprobs(
     if bias is not None and bias.shape != (V,):
         raise ValueError(f"bias has shape {tuple(bias.shape)}; it must be ({V},)")
     rows = max(1, chunk_bytes // (4 * V))
-    logprobs, entropy = _TokenLogprobs.apply(
+    logprobs, entropy = _TokenLogprobs.apply(  # type: ignore[no-untyped-call]
         hidden, lm_head_weight, bias, token_ids, float(temperature), rows
     )
     return logprobs, entropy

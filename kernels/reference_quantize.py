@@ -149,7 +149,7 @@ def dequantize(weight: QuantizedWeight, dtype: torch.dtype = torch.float32) -> T
     -------
     Tensor, (N, K), dtype
     """
-    scales = _decoded_scales(weight)
+    scales = decoded_block_scales(weight)
     N, K = weight.shape
     rows = N if N * K <= _CHUNK else max(1, _CHUNK // K)
     if rows == N:
@@ -164,7 +164,18 @@ def dequantize(weight: QuantizedWeight, dtype: torch.dtype = torch.float32) -> T
 
 def decoded_block_scales(weight: QuantizedWeight) -> Tensor:
     """Return what a code is multiplied by, one value a block: (N, K / block), float32."""
-    return _decoded_scales(weight)
+    scales = weight.block_scales
+    if weight.format == "nvfp4":
+        assert weight.encode_scale is not None
+        return scales.float() / weight.encode_scale
+    if weight.format == "mxfp4":
+        return e8m0_table(weight.device)[scales.int()]
+    if weight.nested_absmax is None:
+        return scales
+    assert weight.nested_offset is not None
+    values = dynamic_codebook(weight.device)[scales.flatten().int()]
+    level = weight.nested_absmax.repeat_interleave(NESTED_BLOCK)[: len(values)]
+    return (values * level + weight.nested_offset).view(scales.shape)
 
 
 def _check_weight(weight: Tensor, spec: Format) -> None:
@@ -324,19 +335,6 @@ def _nest(absmax: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     nearer_right = (codebook[right] - scaled).abs() < (scaled - codebook[left]).abs()
     nested = torch.where(nearer_right, right, left).to(torch.uint8)
     return nested.flatten()[: len(flat)].view(absmax.shape), scale, offset
-
-
-def _decoded_scales(weight: QuantizedWeight) -> Tensor:
-    scales = weight.block_scales
-    if weight.format == "nvfp4":
-        return scales.float() / weight.encode_scale
-    if weight.format == "mxfp4":
-        return e8m0_table(weight.device)[scales.int()]
-    if weight.nested_absmax is None:
-        return scales
-    values = dynamic_codebook(weight.device)[scales.flatten().int()]
-    level = weight.nested_absmax.repeat_interleave(NESTED_BLOCK)[: len(values)]
-    return (values * level + weight.nested_offset).view(scales.shape)
 
 
 def _dequantize_rows(weight: QuantizedWeight, codes: Tensor, scales: Tensor) -> Tensor:

@@ -1,0 +1,63 @@
+"""Fixtures of every test: uninitialised memory is poisoned, and torch runs on one thread."""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Callable, Iterator
+from typing import Any
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+import pytest
+import torch
+
+
+def _poison(tensor: torch.Tensor) -> torch.Tensor:
+    """Fill with the value least likely to pass for a result: NaN, or the largest integer."""
+    if tensor.dtype == torch.bool:
+        return tensor.fill_(True)
+    if tensor.is_floating_point() or tensor.is_complex():
+        return tensor.fill_(float("nan"))
+    return tensor.fill_(torch.iinfo(tensor.dtype).max)
+
+
+def _poisoned(allocate: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    @functools.wraps(allocate)
+    def wrapper(*args: Any, **kwargs: Any) -> torch.Tensor:
+        tensor = allocate(*args, **kwargs)
+        # Quantised and sub-byte types have no fill_; nobody reads memory on the meta device.
+        if tensor.is_quantized or tensor.device.type == "meta" or tensor.layout != torch.strided:
+            return tensor
+        if tensor.dtype in _UNFILLABLE:
+            return tensor
+        with torch.no_grad():
+            return _poison(tensor)
+
+    return wrapper
+
+
+_UNFILLABLE = {
+    getattr(torch, name)
+    for name in ("float4_e2m1fn_x2", "float8_e8m0fnu", "bits8", "bits16")
+    if hasattr(torch, name)
+}
+
+
+@pytest.fixture(autouse=True)
+def poisoned_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make every element that a kernel forgets to write fail its test instead of passing by luck.
+
+    `torch.empty` may return the zeros, or the right result, of an earlier tensor.
+    """
+    monkeypatch.setattr(torch, "empty", _poisoned(torch.empty))
+    monkeypatch.setattr(torch, "empty_like", _poisoned(torch.empty_like))
+
+
+@pytest.fixture(autouse=True, scope="session")
+def one_thread() -> Iterator[None]:
+    """Fix the number of threads, on which the order of floating-point sums depends."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)

@@ -1,0 +1,60 @@
+"""What may be asserted of a kernel, and how tightly.
+
+`assertions.bitwise`       where the format leaves no freedom: codes, scales, dequantised values.
+`assertions.within_twice`  everywhere else: the error against an exact result (computed in
+                           float64 or float32) may be at most twice the error of plain PyTorch in
+                           the same type. No tolerance is typed at a call.
+"""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import Tensor
+
+_BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+def _assert_bitwise(actual: Tensor, expected: Tensor, what: str = "result") -> None:
+    """Require the same type, shape and bits; minus zero differs from zero, NaN equals itself."""
+    assert actual.dtype == expected.dtype, f"{what}: {actual.dtype}, expected {expected.dtype}"
+    assert actual.shape == expected.shape, f"{what}: {actual.shape}, expected {expected.shape}"
+    bits = _BITS[actual.element_size()]
+    left, right = actual.contiguous().view(bits), expected.contiguous().view(bits)
+    different = left != right
+    if bool(different.any()):
+        where = [int(i) for i in different.nonzero()[0]]
+        index = tuple(where)
+        raise AssertionError(
+            f"{what}: {int(different.sum())} of {different.numel()} elements differ; first at "
+            f"{where}: {actual[index]} against {expected[index]}"
+        )
+
+
+def _assert_within_twice(
+    actual: Tensor, plain: Tensor, exact: Tensor, what: str = "result"
+) -> None:
+    """Require largest and root-mean-square error at most twice those of plain PyTorch.
+
+    Plain PyTorch may hit the exact result by luck, so half a unit in the last place of the
+    largest exact value is granted on top.
+    """
+    assert actual.dtype == plain.dtype, f"{what}: {actual.dtype}, plain PyTorch {plain.dtype}"
+    assert actual.shape == exact.shape, f"{what}: {actual.shape}, expected {exact.shape}"
+    assert bool(torch.isfinite(actual).all()), f"{what}: holds NaN or infinity"
+    exact = exact.double()
+    ours, theirs = (actual.double() - exact).abs(), (plain.double() - exact).abs()
+    floor = float(exact.abs().max()) * torch.finfo(actual.dtype).eps / 2
+    for name, reduce in (("largest", Tensor.max), ("rms", lambda e: e.square().mean().sqrt())):
+        error, allowed = float(reduce(ours)), 2 * float(reduce(theirs)) + floor
+        assert error <= allowed, (
+            f"{what}: {name} error {error:.3e} is above twice plain PyTorch's, {allowed:.3e}"
+        )
+
+
+@pytest.fixture
+def assertions() -> SimpleNamespace:
+    """Comparisons for tests of kernels: `bitwise` and `within_twice`."""
+    return SimpleNamespace(bitwise=_assert_bitwise, within_twice=_assert_within_twice)

@@ -1,0 +1,74 @@
+"""The import names `kernels` and `repro` belong to other distributions too; these must be ours."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+@pytest.mark.parametrize("name", ["kernels", "repro"])
+def test_no_distribution_of_our_import_names_is_installed(name: str) -> None:
+    installed = {
+        (distribution.metadata["Name"] or "").lower()
+        for distribution in importlib.metadata.distributions()
+    }
+    assert name not in installed, (
+        f"the distribution {name!r} is installed and shadows {name}/: pip uninstall {name}"
+    )
+
+
+@pytest.mark.parametrize("name", ["kernels", "repro"])
+def test_the_package_imported_is_the_one_of_this_checkout(name: str) -> None:
+    module = importlib.import_module(name)
+    assert module.__file__ is not None
+    assert Path(module.__file__).resolve() == ROOT / name / "__init__.py"
+
+
+def test_kernels_defines_nothing_that_transformers_could_take_for_a_version() -> None:
+    import kernels
+
+    assert not hasattr(kernels, "__version__")
+
+
+def test_transformers_imports_after_kernels_and_does_not_take_it_for_the_hub_loader() -> None:
+    program = (
+        "import kernels\n"
+        "from transformers import Qwen2ForCausalLM\n"
+        "from transformers.utils import is_kernels_available\n"
+        "assert not is_kernels_available(), 'transformers takes kernels/ for the Hub loader: '"
+        "' pip uninstall kernels'\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_importing_kernels_imports_neither_torch_nor_transformers() -> None:
+    program = (
+        "import sys, kernels\n"
+        "loaded = {'torch', 'triton', 'transformers', 'peft', 'vllm'} & set(sys.modules)\n"
+        "assert not loaded, loaded\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_no_module_of_kernels_imports_transformers_peft_or_vllm() -> None:
+    program = (
+        "import sys, kernels.dispatch\n"
+        "loaded = {'transformers', 'peft', 'vllm', 'repro'} & set(sys.modules)\n"
+        "assert not loaded, loaded\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
