@@ -1,0 +1,149 @@
+"""Adapters in PEFT's format: what stock peft reads, and what this project reads back.
+
+A folder holds `adapter_config.json` and `adapter_model.safetensors`, whose tensors are named
+`base_model.model.<module>.lora_A.weight` and `.lora_B.weight`. Norm gains trained along with the
+adapter are stored as PEFT stores `modules_to_save`: `base_model.model.<norm>.weight`, and their
+leaf names in the config, so that stock peft puts them back too. (The released code loses them: its
+saved config has `modules_to_save` reset; qerl.md, section 3.5.)
+
+Easy mistakes
+-------------
+* Loading by name with missing keys tolerated leaves B at zero: an adapter that does nothing. Every
+  tensor must find its place, and every place its tensor.
+* The scaling is not in the tensors; a folder whose rank, alpha or rsLoRA flag differs from the
+  policy's is refused.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+
+from repro.models.decoder import BLOCK_NORMS
+from repro.models.lora import ADAPTER_NAME, adapter_layers
+from repro.models.norms import block_norms
+from repro.models.tensor_files import CheckpointError, TensorFile, TensorSpec, write_tensors
+
+if TYPE_CHECKING:
+    from repro.models.policy import Policy
+
+TENSORS, CONFIG = "adapter_model.safetensors", "adapter_config.json"
+_PREFIX = "base_model.model."
+
+
+def adapter_tensors(policy: Policy) -> dict[str, nn.Parameter]:
+    """Return the parameters that an adapter file holds, by PEFT's names.
+
+    Raises
+    ------
+    ValueError
+        When the policy has no adapter.
+    """
+    tensors: dict[str, nn.Parameter] = {}
+    for name, layer in adapter_layers(policy.model):
+        tensors[f"{_PREFIX}{name}.lora_A.weight"] = layer.lora_A[ADAPTER_NAME].weight
+        tensors[f"{_PREFIX}{name}.lora_B.weight"] = layer.lora_B[ADAPTER_NAME].weight
+    if not tensors:
+        raise ValueError(f"training is {policy.training!r}: the policy has no adapter to save")
+    if policy.effects["norms_trained"]:
+        for name, norm in block_norms(policy.model).items():
+            tensors[f"{_PREFIX}{name}.weight"] = norm.weight
+    return tensors
+
+
+def save_adapter(policy: Policy, folder: str | Path, *, base: str | None = None) -> Path:
+    """Write the policy's adapter, in float32, and return the folder.
+
+    Parameters
+    ----------
+    folder
+        Made when missing; each of its two files is replaced at once.
+    base
+        Name or path of the base checkpoint, for `base_model_name_or_path`.
+
+    Raises
+    ------
+    ValueError
+        When the policy has no adapter.
+    """
+    path = Path(folder)
+    tensors = adapter_tensors(policy)
+    path.mkdir(parents=True, exist_ok=True)
+    config = _config_values(policy) | {"base_model_name_or_path": base, "inference_mode": True}
+    specs = {
+        name: TensorSpec(dtype=torch.float32, shape=tuple(tensor.shape))
+        for name, tensor in tensors.items()
+    }
+    write_tensors(path / TENSORS, specs, lambda name: tensors[name].detach())
+    temporary = path / f".{CONFIG}.partial-{os.getpid()}"
+    temporary.write_text(json.dumps(config, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+    os.replace(temporary, path / CONFIG)
+    return path
+
+
+@torch.no_grad()
+def load_adapter(policy: Policy, folder: str | Path) -> None:
+    """Put an adapter saved for the same shape and scaling into the policy, in place.
+
+    Raises
+    ------
+    CheckpointError
+        When a file is missing or broken, a tensor is missing, superfluous, misshapen or not
+        finite, or the config's rank, alpha, rsLoRA flag or targets differ from the policy's.
+        The policy is unchanged then.
+    """
+    path = Path(folder)
+    targets = adapter_tensors(policy)
+    _require_same_config(policy, path / CONFIG)
+    file = TensorFile(path / TENSORS)
+    present = set(file.names())
+    for name in sorted(targets.keys() - present):
+        raise CheckpointError(f"{file.where(name)} is missing")
+    for name in sorted(present - targets.keys()):
+        raise CheckpointError(f"{file.where(name)} has no place in the policy")
+    values: dict[str, Tensor] = {}
+    for name, target in targets.items():
+        spec = file.spec(name)
+        if spec.shape != tuple(target.shape) or not spec.dtype.is_floating_point:
+            raise CheckpointError(
+                f"{file.where(name)} is {spec.dtype} {spec.shape}; the policy needs float32 "
+                f"{tuple(target.shape)}"
+            )
+        values[name] = file.read(name).to(torch.float32)
+        if not bool(torch.isfinite(values[name]).all()):
+            raise CheckpointError(f"{file.where(name)} holds NaN or infinity")
+    for name, target in targets.items():
+        target.copy_(values[name])
+
+
+def _config_values(policy: Policy) -> dict[str, object]:
+    config = policy.model.peft_config[ADAPTER_NAME]  # type: ignore[union-attr, index]
+    values = {
+        key: sorted(value) if isinstance(value, set) else value
+        for key, value in config.to_dict().items()
+    }
+    if policy.effects["norms_trained"]:
+        values["modules_to_save"] = list(BLOCK_NORMS)
+    return values
+
+
+def _require_same_config(policy: Policy, path: Path) -> None:
+    try:
+        stored = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise CheckpointError(f"{path} is missing; an adapter's scaling is only there") from None
+    except ValueError as error:
+        raise CheckpointError(f"{path} is not JSON: {error}") from error
+    ours = _config_values(policy)
+    defaults = {"use_rslora": False, "modules_to_save": None}
+    for key in ("peft_type", "r", "lora_alpha", "use_rslora", "target_modules", "modules_to_save"):
+        found, needed = stored.get(key, defaults.get(key)), ours[key]
+        if isinstance(found, list) and isinstance(needed, list):
+            found, needed = sorted(found), sorted(needed)
+        if found != needed:
+            raise CheckpointError(f"{path}: {key} is {found!r}; the policy has {needed!r}")

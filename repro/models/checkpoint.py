@@ -1,0 +1,316 @@
+"""Checkpoints on disk: found, verified, quantised in a stream, and adapters beside them.
+
+`write_quantized` turns a 16-bit checkpoint folder into an NVFP4 one that transformers with
+compressed-tensors, vLLM and this project load. It reads one tensor, quantises it, writes it, and
+forgets it; peak memory is the work on the largest matrix, whatever the size of the model.
+
+`qerl_manifest.json`, written beside the shards, records what made the folder (round to nearest;
+the released quantiser's output folders say GPTQ and are not: qerl.md, trap T11) and every file's
+SHA-256. A flipped bit in a weight is valid safetensors; only the sum tells. `verify` checks it at
+each load, where there is a manifest.
+
+Easy mistakes
+-------------
+* q, k and v may lie in different source shards, and their shared scale depends on all three:
+  reading is by name over the whole folder, never shard by shard.
+* A folder must appear complete or not at all: written under a temporary name, then renamed. An
+  existing folder is never written into.
+* An adapter file without its config is ambiguous by a factor (alpha / rank); they are loaded
+  together or refused.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+
+from kernels.formats import QuantizedWeight
+from repro.models import compressed_tensors
+from repro.models.decoder import is_projection
+from repro.models.loading import (
+    SharedScales,
+    build_on_meta,
+    expected_specs,
+    quantize_projection,
+    read_description,
+    read_rounded,
+    require_same_names,
+)
+from repro.models.tensor_files import CheckpointError, TensorFolder, TensorSpec, write_tensors
+
+MANIFEST: Final = "qerl_manifest.json"
+MANIFEST_SCHEMA: Final = 1
+TINY_FOLDER: Final = Path(__file__).parent / "tiny"
+DEFAULT_SHARD_BYTES: Final = 2 * 2**30
+# What a hub folder is asked for: weights, configs and tokenizer; no code, no pickles.
+_HUB_PATTERNS: Final = ("*.safetensors", "*.json", "*.txt", "*.jinja", "*.model")
+_COPIED_SUFFIXES: Final = (".json", ".txt", ".jinja", ".model")
+_NOT_COPIED: Final = ("config.json", "model.safetensors.index.json", MANIFEST)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Written:
+    """What `write_quantized` did.
+
+    Attributes
+    ----------
+    folder
+        Where the checkpoint is.
+    shards
+        Its safetensors files, in order.
+    linears
+        Projections quantised.
+    bytes_read, bytes_written
+        Of tensors in the source and of the shards.
+    source_sha256
+        Digest over the source's config and shards.
+    """
+
+    folder: Path
+    shards: tuple[Path, ...]
+    linears: int
+    bytes_read: int
+    bytes_written: int
+    source_sha256: str
+
+
+def resolve(checkpoint: str | Path) -> Path:
+    """Return the local folder of a checkpoint: `tiny`, a folder, or a hub name.
+
+    Raises
+    ------
+    CheckpointError
+        When it is none of these, or the hub cannot be reached and holds no local copy.
+    """
+    if checkpoint == "tiny":
+        if not (TINY_FOLDER / "config.json").is_file():
+            raise CheckpointError(
+                f"{TINY_FOLDER} holds no tiny policy; `python -m repro run pretrain-tiny` makes it"
+            )
+        return TINY_FOLDER
+    folder = Path(checkpoint).expanduser()
+    if folder.is_dir():
+        return folder
+    name = str(checkpoint)
+    if name.count("/") != 1 or name.startswith((".", "/", "~")):
+        raise CheckpointError(f"{name} is neither a folder nor a hub name (owner/model)")
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
+
+    try:
+        return Path(snapshot_download(name, allow_patterns=list(_HUB_PATTERNS)))
+    except (LocalEntryNotFoundError, HfHubHTTPError) as error:
+        raise CheckpointError(
+            f"{name} is not in the local cache and could not be fetched from the hub: {error}"
+        ) from error
+
+
+def write_quantized(
+    source_folder: str | Path,
+    out_folder: str | Path,
+    weight_format: str = "nvfp4",
+    *,
+    max_shard_bytes: int = DEFAULT_SHARD_BYTES,
+    device: str | torch.device = "cpu",
+) -> Written:
+    """Quantise a 16-bit checkpoint folder into a new one in compressed-tensors' NVFP4 layout.
+
+    Parameters
+    ----------
+    source_folder, out_folder
+        The second must not exist; it appears when complete.
+    weight_format
+        `nvfp4`; compressed-tensors' layout for the others is not written here.
+    max_shard_bytes
+        Bytes of tensors a shard; a single larger tensor gets a shard of its own.
+    device
+        Where matrices are quantised.
+
+    Raises
+    ------
+    CheckpointError
+        When the source is not what it claims, or is quantised already.
+    ValueError
+        When the format is not `nvfp4`.
+    FileExistsError
+        When `out_folder` exists.
+    """
+    source_path, out = resolve(source_folder), Path(out_folder)
+    if weight_format != "nvfp4":
+        raise ValueError(f"format is {weight_format!r}; checkpoints are written in 'nvfp4' only")
+    if max_shard_bytes < 1:
+        raise ValueError(f"max_shard_bytes is {max_shard_bytes}; it must be positive")
+    if out.exists():
+        raise FileExistsError(f"{out} exists; a checkpoint is never written over another")
+    verify(source_path)
+    description = read_description(source_path)
+    if description.stored_format is not None:
+        raise CheckpointError(f"{source_path} is quantised already, to {description.stored_format}")
+    source = TensorFolder(source_path)
+    model = build_on_meta(description.config)
+    require_same_names(model, source, None)
+    specs = expected_specs(model, weight_format)
+    temporary = out.with_name(f".{out.name}.partial-{os.getpid()}")
+    temporary.mkdir(parents=True)
+    try:
+        _copy_companions(source_path, temporary)
+        _write_config(source_path, temporary)
+        shards = _write_shards(
+            temporary, specs, _Maker(source, model, torch.device(device)), max_shard_bytes
+        )
+        source_digest = digest_of_files([source_path / "config.json", *source.files()])
+        linears = sum(name.endswith(compressed_tensors.PACKED) for name in specs)
+        _write_manifest(temporary, shards, linears, source_digest)
+        os.replace(temporary, out)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+    return Written(
+        folder=out,
+        shards=tuple(out / name for name in shards),
+        linears=linears,
+        bytes_read=sum(source.spec(name).nbytes for name in source.names()),
+        bytes_written=sum((out / name).stat().st_size for name in shards),
+        source_sha256=source_digest,
+    )
+
+
+class _Maker:
+    """Makes the tensors of the output by name, holding one quantised projection at a time."""
+
+    def __init__(self, source: TensorFolder, model: torch.nn.Module, device: torch.device) -> None:
+        self.source, self.model, self.device = source, model, device
+        self.scales = SharedScales(source)
+        self._last: tuple[str, dict[str, Tensor]] | None = None
+
+    def __call__(self, name: str) -> Tensor:
+        projection, _, leaf = name.rpartition(".")
+        if not (is_projection(projection) and leaf != "bias"):
+            return read_rounded(self.source, name, tuple(self.model.get_parameter(name).shape))
+        if leaf == compressed_tensors.GLOBAL_SCALE:
+            # The float64 decode scale gives the float32 encode scale back without error.
+            return self.scales.of(projection).reciprocal().to(torch.float32).reshape(1)
+        if self._last is None or self._last[0] != projection:
+            self._last = None
+            tensors = compressed_tensors.packed_tensors(projection, self._quantize(projection))
+            self._last = (projection, tensors)
+        return self._last[1][name]
+
+    def _quantize(self, projection: str) -> QuantizedWeight:
+        linear = self.model.get_submodule(projection)
+        shape = (linear.out_features, linear.in_features)
+        dense = read_rounded(self.source, f"{projection}.weight", shape).to(self.device)  # type: ignore[arg-type]
+        return quantize_projection(dense, projection, "nvfp4", self.scales)
+
+
+def _write_shards(
+    folder: Path, specs: dict[str, TensorSpec], make: Callable[[str], Tensor], max_bytes: int
+) -> dict[str, str]:
+    """Write all shards and their index; return `{file: SHA-256}` in order."""
+    groups: list[dict[str, TensorSpec]] = [{}]
+    filled = 0
+    for name, spec in specs.items():
+        if filled and filled + spec.nbytes > max_bytes:
+            groups.append({})
+            filled = 0
+        groups[-1][name] = spec
+        filled += spec.nbytes
+    digests: dict[str, str] = {}
+    weight_map: dict[str, str] = {}
+    for number, group in enumerate(groups, start=1):
+        file = "model.safetensors"
+        if len(groups) > 1:
+            file = f"model-{number:05d}-of-{len(groups):05d}.safetensors"
+        digests[file] = write_tensors(folder / file, group, make)
+        weight_map |= dict.fromkeys(group, file)
+    if len(groups) > 1:
+        total = sum(spec.nbytes for spec in specs.values())
+        index = {"metadata": {"total_size": total}, "weight_map": weight_map}
+        _write_json(folder / "model.safetensors.index.json", index)
+    return digests
+
+
+def _copy_companions(source: Path, target: Path) -> None:
+    for path in sorted(source.iterdir()):
+        if path.is_file() and path.suffix in _COPIED_SUFFIXES and path.name not in _NOT_COPIED:
+            shutil.copyfile(path, target / path.name)
+
+
+def _write_config(source: Path, target: Path) -> None:
+    config = json.loads((source / "config.json").read_text(encoding="utf-8"))
+    config.pop("torch_dtype", None)
+    config["dtype"] = "bfloat16"
+    config["quantization_config"] = compressed_tensors.quantization_config()
+    _write_json(target / "config.json", config)
+
+
+def _write_manifest(folder: Path, shards: dict[str, str], linears: int, source: str) -> None:
+    manifest = {
+        "schema": MANIFEST_SCHEMA,
+        "algorithm": "rtn",
+        "format": "nvfp4",
+        "layout": compressed_tensors.FORMAT,
+        "linears": linears,
+        "source_sha256": source,
+        "sha256": {"config.json": sha256_of(folder / "config.json"), **shards},
+    }
+    _write_json(folder / MANIFEST, manifest)
+
+
+def _write_json(path: Path, value: Any) -> None:
+    temporary = path.with_name(f".{path.name}.partial-{os.getpid()}")
+    temporary.write_text(json.dumps(value, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+    os.replace(temporary, path)
+
+
+def verify(folder: Path, *, workers: int = 4) -> str | None:
+    """Compare a folder's files with its manifest's sums; return the sums' digest, None without one.
+
+    Raises
+    ------
+    CheckpointError
+        Naming the first file that is missing or differs.
+    """
+    path = folder / MANIFEST
+    if not path.is_file():
+        return None
+    try:
+        sums = json.loads(path.read_text(encoding="utf-8"))["sha256"]
+        wanted = {str(name): str(value) for name, value in sums.items()}
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise CheckpointError(f"{path} is not a manifest: {error!r}") from error
+    for name in wanted:
+        if not (folder / name).is_file():
+            raise CheckpointError(f"{folder / name} is missing; {MANIFEST} lists it")
+    with ThreadPoolExecutor(max_workers=workers) as pool:
+        found = dict(zip(wanted, pool.map(sha256_of, (folder / n for n in wanted)), strict=True))
+    for name, value in wanted.items():
+        if found[name] != value:
+            raise CheckpointError(
+                f"{folder / name} has SHA-256 {found[name]}; {MANIFEST} says {value}: its bytes "
+                "changed since it was written"
+            )
+    return hashlib.sha256(json.dumps(wanted, sort_keys=True).encode()).hexdigest()
+
+
+def sha256_of(path: Path) -> str:
+    """Return the SHA-256 hex digest of a file."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def digest_of_files(paths: list[Path]) -> str:
+    """Return one SHA-256 hex digest over the names and contents of files, in the order given."""
+    digest = hashlib.sha256()
+    for path in paths:
+        digest.update(f"{path.name} {sha256_of(path)}\n".encode())
+    return digest.hexdigest()

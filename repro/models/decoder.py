@@ -1,0 +1,104 @@
+"""What a decoder looks like to this project: which matrices are quantised, and what they share.
+
+Qwen2, Qwen3 and Llama name their parts alike, so one table serves all three:
+
+======================  =========================================  =======================
+part                    modules of `model.layers.<i>`              stored in
+======================  =========================================  =======================
+projections, quantised  self_attn.{q,k,v,o}_proj, mlp.{gate,up,    4 bits, or 16 in bf16
+                        down}_proj
+block norms             input_layernorm, post_attention_layernorm  16 bits
+head norms (Qwen3)      self_attn.{q,k}_norm                       16 bits, never perturbed
+======================  =========================================  =======================
+
+and outside the layers `model.embed_tokens`, `model.norm` (the final norm) and `lm_head`, 16 bits.
+
+Easy mistakes
+-------------
+* q, k, v (and gate, up) are one matrix in inference engines, which keep one global scale for it;
+  so these must share NVFP4's global scale, or the engine computes with a scale that two of the
+  three were not quantised for (qerl.md, section 3.2).
+* `lm_head` may be the embedding under a second name (`tie_word_embeddings`): it is then absent
+  from the checkpoint and must be the same Parameter in the model.
+* A pattern that matches nothing is an error here, never a model left as it was.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from typing import Final
+
+from torch import nn
+
+SUPPORTED_MODEL_TYPES: Final = ("qwen2", "qwen3", "llama")
+ATTENTION_PROJECTIONS: Final = ("q_proj", "k_proj", "v_proj", "o_proj")
+MLP_PROJECTIONS: Final = ("gate_proj", "up_proj", "down_proj")
+PROJECTIONS: Final = (*ATTENTION_PROJECTIONS, *MLP_PROJECTIONS)
+FUSED: Final = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
+BLOCK_NORMS: Final = ("input_layernorm", "post_attention_layernorm")
+
+_PROJECTION = re.compile(
+    r"^(?P<parent>model\.layers\.\d+\.(?:self_attn|mlp))\.(?P<leaf>" + "|".join(PROJECTIONS) + r")$"
+)
+
+
+def is_projection(module_name: str) -> bool:
+    """Return whether `model.layers.<i>...` names one of the seven projections."""
+    return _PROJECTION.match(module_name) is not None
+
+
+def fused_members(module_name: str) -> tuple[str, ...]:
+    """Return the names of the projections that share `module_name`'s global scale, itself included.
+
+    Raises
+    ------
+    ValueError
+        When the name is not that of a projection.
+    """
+    match = _PROJECTION.match(module_name)
+    if match is None:
+        raise ValueError(
+            f"{module_name} is not a projection; projections are model.layers.<i>.self_attn."
+            f"{{{','.join(ATTENTION_PROJECTIONS)}}} and .mlp.{{{','.join(MLP_PROJECTIONS)}}}"
+        )
+    for group in FUSED:
+        if match["leaf"] in group:
+            return tuple(f"{match['parent']}.{leaf}" for leaf in group)
+    return (module_name,)
+
+
+def projection_names(num_layers: int) -> list[str]:
+    """Return the names of all projections of a decoder of `num_layers`, layer by layer."""
+    return [
+        f"model.layers.{layer}.{parent}.{leaf}"
+        for layer in range(num_layers)
+        for parent, leaves in (("self_attn", ATTENTION_PROJECTIONS), ("mlp", MLP_PROJECTIONS))
+        for leaf in leaves
+    ]
+
+
+def require_supported(model_type: str, where: object) -> None:
+    """Raise `ValueError` unless `model_type` is one that this project builds."""
+    if model_type not in SUPPORTED_MODEL_TYPES:
+        raise ValueError(
+            f"{where}: model_type is {model_type!r}; this project builds "
+            f"{', '.join(SUPPORTED_MODEL_TYPES)}"
+        )
+
+
+def causal_lm(model: nn.Module) -> nn.Module:
+    """Return the transformers `*ForCausalLM` in `model`, be it bare or inside a `PeftModel`."""
+    get_base_model = getattr(model, "get_base_model", None)
+    return get_base_model() if callable(get_base_model) else model
+
+
+def submodules_at(model: nn.Module, names: Iterable[str]) -> dict[str, nn.Module]:
+    """Return `{name: module}`; raises `ValueError` with the first name that is not there."""
+    found = {}
+    for name in names:
+        try:
+            found[name] = model.get_submodule(name)
+        except AttributeError as error:
+            raise ValueError(f"{type(model).__name__} has no module named {name}") from error
+    return found

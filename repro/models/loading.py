@@ -1,0 +1,289 @@
+"""A transformers decoder filled from files, tensor by tensor, its projections quantised on the way.
+
+The model is built on PyTorch's meta device (shapes, no memory), then each parameter is read,
+checked, rounded to bfloat16 and put in place; a projection is quantised as soon as it is read, so
+the dense model never exists. Peak memory is the quantised model plus the work on one matrix.
+
+Easy mistakes
+-------------
+* The 16-bit model is what gets quantised, also when the file holds float32: both this loader and
+  `write_quantized` round to bfloat16 first, so both give the same codes.
+* On the meta device the rotary embedding's frequencies are meta too, and no file holds them: the
+  module is built again off it.
+* q, k and v share a global scale, so their largest magnitudes are needed before the first of them
+  is quantised: each is read twice rather than all kept.
+* A parameter that the file lacks, or a tensor that the model lacks, is an error. Both mean that
+  some weight is not what the config says.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
+
+from kernels import dispatch
+from kernels.formats import QuantizedWeight
+from repro.models import compressed_tensors
+from repro.models.decoder import fused_members, is_projection, require_supported
+from repro.models.quantized_linear import QuantizedLinear, relative_error
+from repro.models.tensor_files import CheckpointError, TensorSpec, WeightSource
+
+_FLOATS = (torch.bfloat16, torch.float16, torch.float32)
+# Buffers that old checkpoints stored and the model computes.
+_COMPUTED = re.compile(r"(?:^|\.)rotary_emb\.inv_freq$")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelDescription:
+    """A checkpoint's config, apart from how its weights are stored.
+
+    Attributes
+    ----------
+    config
+        transformers' config, without its `quantization_config`.
+    stored_format
+        `nvfp4` when the file holds codes; None when it holds 16 or 32 bit weights.
+    """
+
+    config: PretrainedConfig
+    stored_format: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Filled:
+    """What loading did: the receipts behind `Policy.effects`.
+
+    Attributes
+    ----------
+    linears
+        Names of the projections by format.
+    relative_errors
+        ||W - dequantize(Q(W))|| / ||W|| a projection; empty for stored codes, whose W is gone.
+    """
+
+    linears: dict[str, list[str]]
+    relative_errors: dict[str, float]
+
+
+def read_description(folder: Path) -> ModelDescription:
+    """Return the config of a checkpoint folder.
+
+    Raises
+    ------
+    CheckpointError
+        When `config.json` is missing or broken, or its quantisation is not one read here.
+    ValueError
+        When the architecture is not one that this project builds.
+    """
+    path = folder / "config.json"
+    if not path.is_file():
+        raise CheckpointError(f"{folder} holds no config.json; it is not a checkpoint folder")
+    try:
+        raw = json.loads(path.read_text(encoding="utf-8"))
+        model_type = raw["model_type"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise CheckpointError(f"{path} is not a model's config: {error!r}") from error
+    require_supported(model_type, path)
+    quantization = raw.pop("quantization_config", None)
+    if quantization is not None:
+        compressed_tensors.require_nvfp4_weights(quantization, path)
+    config = AutoConfig.for_model(**raw)
+    return ModelDescription(config=config, stored_format=None if quantization is None else "nvfp4")
+
+
+def build_on_meta(config: PretrainedConfig) -> nn.Module:
+    """Return the decoder of `config` without memory for its weights, in evaluation mode."""
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(
+            config, dtype=torch.float32, attn_implementation="sdpa"
+        )
+    model.model.rotary_emb = type(model.model.rotary_emb)(config=config)
+    return model.eval()
+
+
+@torch.no_grad()
+def fill(
+    model: nn.Module,
+    source: WeightSource,
+    *,
+    weight_format: str,
+    stored_format: str | None,
+    dtype: torch.dtype,
+    device: torch.device,
+) -> Filled:
+    """Give every parameter of a meta `model` its values from `source`.
+
+    Parameters
+    ----------
+    weight_format
+        Of the projections: `bf16` keeps `nn.Linear`, the others put a `QuantizedLinear` there.
+    stored_format
+        Of `source`'s projections, as `read_description` says.
+    dtype
+        Of every 16-bit part (embeddings, norms, biases, lm_head, bf16 projections); its values
+        are bfloat16's whatever the dtype.
+
+    Raises
+    ------
+    CheckpointError
+        Naming file and tensor, for one that is missing, superfluous, or not as the model needs it.
+    ValueError
+        When stored codes are asked for in another format.
+    """
+    if stored_format is not None and weight_format != stored_format:
+        raise ValueError(
+            f"the checkpoint stores {stored_format} codes; weight_format {weight_format!r} would "
+            "quantise what is quantised already: load it as it is, or take the 16-bit checkpoint"
+        )
+    require_same_names(model, source, stored_format)
+    scales = SharedScales(source)
+    linears: dict[str, list[str]] = {}
+    errors: dict[str, float] = {}
+    for name, module in list(model.named_modules()):
+        if isinstance(module, nn.Linear) and is_projection(name) and weight_format != "bf16":
+            shape = (module.out_features, module.in_features)
+            if stored_format is not None:
+                quantized = compressed_tensors.read_packed(source, name, shape).to(device)
+            else:
+                dense = read_rounded(source, f"{name}.weight", shape).to(device)
+                quantized = quantize_projection(dense, name, weight_format, scales)
+                errors[name] = relative_error(dense, quantized)
+            bias = None
+            if module.bias is not None:
+                stored = read_rounded(source, f"{name}.bias", tuple(module.bias.shape))
+                bias = nn.Parameter(stored.to(device, dtype), requires_grad=False)
+            model.set_submodule(name, QuantizedLinear(quantized, bias))
+            linears.setdefault(weight_format, []).append(name)
+            continue
+        if is_projection(name):
+            linears.setdefault("bf16", []).append(name)
+        for leaf, parameter in list(module.named_parameters(recurse=False)):
+            full = f"{name}.{leaf}" if name else leaf
+            if full == "lm_head.weight" and model.config.tie_word_embeddings:
+                continue
+            value = read_rounded(source, full, tuple(parameter.shape)).to(device, dtype)
+            module.register_parameter(leaf, nn.Parameter(value, requires_grad=False))
+    if model.config.tie_word_embeddings:
+        model.lm_head.weight = model.model.embed_tokens.weight
+    model.model.rotary_emb.to(device)
+    _require_filled(model)
+    return Filled(linears=linears, relative_errors=errors)
+
+
+class SharedScales:
+    """NVFP4's global scale of a projection: one for q, k, v and one for gate, up."""
+
+    def __init__(self, source: WeightSource) -> None:
+        self.source = source
+        self._of: dict[str, Tensor] = {}
+
+    def of(self, projection: str) -> Tensor:
+        """Return the shared global scale, (), float64, decode direction."""
+        if projection not in self._of:
+            members = fused_members(projection)
+            scale = torch.stack(
+                [
+                    dispatch.shared_global_scale([read_rounded(self.source, f"{member}.weight")])
+                    for member in members
+                ]
+            ).max()
+            self._of |= dict.fromkeys(members, scale)
+        return self._of[projection]
+
+
+def quantize_projection(
+    dense: Tensor, projection: str, weight_format: str, scales: SharedScales
+) -> QuantizedWeight:
+    """Quantise a projection's (N, K) weight, with the global scale that its engine-mates share.
+
+    Raises
+    ------
+    ValueError
+        When K is not a multiple of the format's block, naming the projection.
+    """
+    try:
+        scale = scales.of(projection) if weight_format == "nvfp4" else None
+        return dispatch.quantize(dense, weight_format, global_scale=scale)
+    except ValueError as error:
+        raise ValueError(f"{scales.source.where(f'{projection}.weight')}: {error}") from error
+
+
+def read_rounded(source: WeightSource, name: str, shape: tuple[int, ...] | None = None) -> Tensor:
+    """Return a 16- or 32-bit tensor rounded to bfloat16, on the CPU, checked.
+
+    Raises
+    ------
+    CheckpointError
+        When it is missing, of another shape, not floating point, or holds NaN or infinity.
+    """
+    spec = source.spec(name)
+    if spec.dtype not in _FLOATS:
+        raise CheckpointError(
+            f"{source.where(name)} has dtype {spec.dtype}; needed is bfloat16, float16 or float32"
+        )
+    if shape is not None and spec.shape != shape:
+        raise CheckpointError(
+            f"{source.where(name)} has shape {spec.shape}; the model needs {shape}"
+        )
+    rounded = source.read(name).to(torch.bfloat16)
+    if not bool(torch.isfinite(rounded).all()):
+        raise CheckpointError(f"{source.where(name)} holds NaN or infinity")
+    return rounded
+
+
+def expected_specs(model: nn.Module, stored_format: str | None) -> dict[str, TensorSpec]:
+    """Return the tensors that a checkpoint of a meta `model` must hold, by name (bfloat16)."""
+    specs: dict[str, TensorSpec] = {}
+    for name, parameter in model.named_parameters():
+        projection, _, leaf = name.rpartition(".")
+        if leaf == "weight" and is_projection(projection) and stored_format is not None:
+            N, K = parameter.shape
+            specs |= compressed_tensors.packed_specs(projection, (N, K))
+        else:
+            specs[name] = TensorSpec(dtype=torch.bfloat16, shape=tuple(parameter.shape))
+    if model.config.tie_word_embeddings:
+        specs.pop("lm_head.weight", None)
+    return specs
+
+
+def require_same_names(model: nn.Module, source: WeightSource, stored_format: str | None) -> None:
+    """Raise unless `source` holds exactly the tensors that the model of its config needs.
+
+    Raises
+    ------
+    CheckpointError
+        Naming the first tensor that is missing or superfluous.
+    """
+    present = {name for name in source.names() if not _COMPUTED.search(name)}
+    expected: Mapping[str, Any] = expected_specs(model, stored_format)
+    missing = sorted(expected.keys() - present)
+    if missing:
+        raise CheckpointError(f"{source.where(missing[0])} is missing{_and_more(missing)}")
+    extra = sorted(present - expected.keys() - _tied_names(model))
+    if extra:
+        raise CheckpointError(
+            f"{source.where(extra[0])} has no place in the model of config.json{_and_more(extra)}"
+        )
+
+
+def _tied_names(model: nn.Module) -> set[str]:
+    # A tied lm_head may be stored a second time; the embedding's copy is the one used.
+    return {"lm_head.weight"} if model.config.tie_word_embeddings else set()
+
+
+def _and_more(names: list[str]) -> str:
+    return f" (and {len(names) - 1} more)" if len(names) > 1 else ""
+
+
+def _require_filled(model: nn.Module) -> None:
+    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+        if tensor.device.type == "meta":
+            raise CheckpointError(f"{name} was left without values")

@@ -1,0 +1,192 @@
+"""LoRA on the seven projections, through stock peft, over dense and 4-bit bases alike.
+
+    y = x W^T + b + scaling * (x A^T) B^T,    scaling = alpha / R   (rsLoRA: alpha / sqrt(R))
+
+peft does the bookkeeping (names, files, enabling and disabling); `AdapterLinear` does the
+arithmetic, through `kernels.dispatch.lora_linear` on a 4-bit base.
+
+Easy mistakes
+-------------
+* `A` and `B` are float32 masters whatever the activations' dtype: an update below w * 2^-9 is lost
+  in bfloat16 (grpo_hazards.md, 25). They are cast to the activations' dtype in the forward pass;
+  peft's own layer would cast the activations up instead, and multiply in float32.
+* Two arms that differ in weight format must start from the same `A`. Here it is drawn per module
+  from (seed, module name) on the CPU, so neither format, device, nor the order of modules matters.
+* scaling is alpha / R, and a second implementation (the sampler) easily drops it (hazard 21).
+  `effective_weight` is the one place that merges for it, into a fresh float32 tensor.
+* Merging into a 4-bit base is refused: the sum of codes and adapter does not lie on the 4-bit grid,
+  and rounding it there again throws much of the adapter away (hazard 22).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any, cast
+
+import torch
+from peft import LoraConfig, PeftModel, get_peft_model
+from peft.tuners.lora.layer import Linear as PeftLinear
+from torch import Tensor, nn
+from torch.nn import functional
+
+from kernels import dispatch
+from repro.models.decoder import PROJECTIONS, causal_lm, is_projection
+from repro.models.quantized_linear import QuantizedLinear
+from repro.spec.config import derive_seed
+
+ADAPTER_NAME = "default"
+
+
+class AdapterLinear(PeftLinear):
+    """peft's LoRA layer with float32 masters cast to the activations' dtype, and no 4-bit merge.
+
+    `base_layer` is an `nn.Linear` or a `QuantizedLinear`; everything else is peft's.
+    """
+
+    def _get_base_layer_device_and_dtype(
+        self, base_layer: nn.Module
+    ) -> tuple[torch.device, torch.dtype]:
+        # peft gives an adapter its base's dtype; ours stays float32 on any base.
+        return base_linear(base_layer).weight.device, torch.float32
+
+    def _get_in_out_features(self, module: nn.Module) -> tuple[int, int]:
+        # peft knows nn.Linear only, and warns about anything else.
+        linear = cast(nn.Linear, module)
+        return linear.in_features, linear.out_features
+
+    def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        """Return x W^T + b + scaling * (x A^T) B^T, (..., N), in x's dtype."""
+        if args or kwargs:
+            raise TypeError(f"AdapterLinear takes one tensor; got also {args} and {kwargs}")
+        base = base_linear(self)
+        if self.disable_adapters:
+            if self.merged:
+                self.unmerge()
+            return cast(Tensor, base(x))
+        name = self.active_name()
+        if self.merged or name is None:
+            return cast(Tensor, base(x))
+        A, B, scaling = self.adapter(name)
+        if isinstance(base, QuantizedLinear) and base.dense is None:
+            return dispatch.lora_linear(x, base.weight, A, B, scaling, base.bias)
+        down = functional.linear(x, A.to(x.dtype))
+        return cast(Tensor, base(x)) + functional.linear(down, B.to(x.dtype)) * scaling
+
+    def adapter(self, name: str = ADAPTER_NAME) -> tuple[nn.Parameter, nn.Parameter, float]:
+        """Return A (R, K), B (N, R), both float32 masters, and the scaling of an adapter."""
+        A, B = self.lora_A[name].weight, self.lora_B[name].weight
+        return cast(nn.Parameter, A), cast(nn.Parameter, B), self.scaling[name]
+
+    def active_name(self) -> str | None:
+        """Return the one active adapter's name, or None; two at once are not supported."""
+        names = [name for name in self.active_adapters if name in self.lora_A]
+        if len(names) > 1:
+            raise ValueError(f"one adapter can be active at a time; active are {names}")
+        return names[0] if names else None
+
+    def merge(self, safe_merge: bool = False, adapter_names: list[str] | None = None) -> None:
+        """Merge into a dense base; refuse for a 4-bit one."""
+        base = self.get_base_layer()
+        if isinstance(base, QuantizedLinear):
+            raise TypeError(
+                f"merging an adapter into a {base.weight_format} base is refused: the merged "
+                "weight does not lie on the 4-bit grid, and rounding it there again loses much of "
+                "the adapter; keep the adapter apart, or take effective_weight() in 16 bits or more"
+            )
+        super().merge(safe_merge=safe_merge, adapter_names=adapter_names)
+
+    def supports_lora_conversion(self, adapter_name: str = "default") -> bool:
+        """Return whether this is vanilla LoRA (it always is)."""
+        return True
+
+
+def lora_config(*, rank: int, alpha: float, rslora: bool = False) -> LoraConfig:
+    """Return peft's configuration of this project's adapters: the seven projections, no dropout."""
+    config = LoraConfig(
+        r=rank,
+        lora_alpha=int(alpha) if float(alpha).is_integer() else alpha,  # type: ignore[arg-type]
+        target_modules=sorted(PROJECTIONS),
+        lora_dropout=0.0,
+        bias="none",
+        use_rslora=rslora,
+        task_type="CAUSAL_LM",
+    )
+    config._register_custom_module({nn.Linear: AdapterLinear, QuantizedLinear: AdapterLinear})
+    return config
+
+
+def attach_adapter(
+    model: nn.Module, *, rank: int, alpha: float, seed: int, rslora: bool = False
+) -> PeftModel:
+    """Wrap `model` with a fresh adapter on every projection: A random from `seed`, B zero.
+
+    Raises
+    ------
+    ValueError
+        When the rank is below 1, or a projection ends up without an adapter.
+    """
+    if rank < 1:
+        raise ValueError(f"LoRA rank is {rank}; it must be 1 or more")
+    # Init by peft would draw from the global generator, shifting every later draw of the process.
+    with torch.random.fork_rng(devices=[]):
+        peft_model = get_peft_model(model, lora_config(rank=rank, alpha=alpha, rslora=rslora))
+    adapters = dict(adapter_layers(peft_model))
+    expected = {name for name, _ in causal_lm(peft_model).named_modules() if is_projection(name)}
+    if not adapters or set(adapters) != expected:
+        missing = sorted(expected - set(adapters))
+        raise ValueError(f"no adapter on {missing[:3]} and {max(0, len(missing) - 3)} more")
+    for name, layer in adapters.items():
+        initialise(layer, derive_seed(seed, "lora", name))
+    return peft_model
+
+
+def initialise(layer: AdapterLinear, seed: int) -> None:
+    """Set A to U(-1/sqrt(K), 1/sqrt(K)) from `seed` (peft's own distribution) and B to zero."""
+    A, B, _ = layer.adapter()
+    generator = torch.Generator().manual_seed(seed)
+    bound = 1.0 / math.sqrt(A.shape[1])
+    values = torch.empty(A.shape, dtype=torch.float32).uniform_(-bound, bound, generator=generator)
+    with torch.no_grad():
+        A.copy_(values)
+        B.zero_()
+
+
+def adapter_layers(model: nn.Module) -> Iterator[tuple[str, AdapterLinear]]:
+    """Yield `(projection name, adapter layer)` in the order of the layers."""
+    for name, module in causal_lm(model).named_modules():
+        if isinstance(module, AdapterLinear):
+            yield name, module
+
+
+def base_linear(linear: nn.Module) -> nn.Linear | QuantizedLinear:
+    """Return the base layer of a projection, adapted or not."""
+    base = linear.get_base_layer() if isinstance(linear, AdapterLinear) else linear
+    if not isinstance(base, nn.Linear | QuantizedLinear):
+        raise TypeError(f"{type(base).__name__} is neither nn.Linear nor QuantizedLinear")
+    return base
+
+
+@torch.no_grad()
+def effective_weight(linear: nn.Module, dtype: torch.dtype = torch.float32) -> Tensor:
+    """Return W + scaling * B A of a projection, (N, K), summed in float32, as a fresh tensor.
+
+    Parameters
+    ----------
+    linear
+        `nn.Linear`, `QuantizedLinear`, or either inside an `AdapterLinear`.
+    dtype
+        Of the result; anything below float32 rounds the sum.
+    """
+    base = base_linear(linear)
+    if isinstance(base, QuantizedLinear):
+        weight = base.dense_weight(torch.float32)
+    else:
+        weight = base.weight.detach().to(torch.float32)
+    name = None
+    if isinstance(linear, AdapterLinear) and not (linear.disable_adapters or linear.merged):
+        name = linear.active_name()
+    if isinstance(linear, AdapterLinear) and name is not None:
+        A, B, scaling = linear.adapter(name)
+        return torch.addmm(weight, B.float(), A.float(), alpha=scaling).to(dtype)
+    return weight.clone() if weight.dtype == dtype else weight.to(dtype)

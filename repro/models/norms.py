@@ -1,0 +1,127 @@
+"""RMSNorm that can carry added noise on its gain, and is transformers' own when it carries none.
+
+    y = (w + z) * x / sqrt(mean(x^2) + eps),    z ~ N(0, sigma^2) drawn elsewhere (`repro.rl.noise`)
+
+QeRL adds its noise here (its Eq. 10): the input norm's z reaches q, k and v, the post-attention
+norm's z reaches gate and up, as multiplicative noise of relative size sigma / |w_j| on the input
+channels of their weights.
+
+Easy mistakes
+-------------
+* Adding z to a bfloat16 gain loses most of it: at |w| in [4, 8) and sigma 3e-3 no channel moves at
+  all (qerl.md, section 3.5). Here `weight` is never written: z stays a float32 attribute beside
+  it and the sum is taken in float32 inside the norm.
+* Finding the norms by a foreign class finds none, silently; that is how the released code's noise
+  came to do nothing (qerl.md, trap T1). `wrap_norms` looks by name, and raises on an empty result.
+* With noise off the output must be bit-equal to transformers' module, or a run "without noise"
+  differs from the plain model by rounding. The test compares all three architectures' classes.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from kernels import dispatch
+from repro.models.decoder import BLOCK_NORMS, causal_lm, submodules_at
+
+
+class PerturbableRMSNorm(nn.Module):
+    """RMSNorm sharing another's gain, with an optional additive perturbation of that gain.
+
+    Parameters
+    ----------
+    norm
+        A transformers RMSNorm: `weight` (H,) and `variance_epsilon`. The Parameter is shared, not
+        copied, and keeps its name in the state dictionary.
+
+    Attributes
+    ----------
+    weight : Parameter, (H,)
+        The gain. Never perturbed in place.
+    noise : Tensor or None, (H,), float32
+        Added to the gain in float32 inside the norm; None switches it off.
+    """
+
+    weight: nn.Parameter
+
+    def __init__(self, norm: nn.Module) -> None:
+        super().__init__()
+        weight = norm.weight
+        eps = getattr(norm, "variance_epsilon", None)
+        if not isinstance(weight, nn.Parameter) or not isinstance(eps, float):
+            raise TypeError(
+                f"{type(norm).__name__} is not an RMSNorm with `weight` and `variance_epsilon`"
+            )
+        self.weight = weight
+        self.variance_epsilon = eps
+        self.noise: Tensor | None = None
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """Return the normed `hidden`, (..., H), in its own dtype."""
+        noise = self.noise
+        if noise is not None and noise.shape != self.weight.shape:
+            raise ValueError(
+                f"noise has shape {tuple(noise.shape)}; the gain has {tuple(self.weight.shape)}"
+            )
+        out = dispatch.rms_norm(hidden, self.weight, self.variance_epsilon, noise)
+        # A float32 master gain under 16-bit activations must not turn the stream to float32.
+        return out if out.dtype == hidden.dtype else out.to(hidden.dtype)
+
+    def gain(self) -> Tensor:
+        """Return the effective gain w + z, (H,), float32, detached."""
+        gain = self.weight.detach().to(torch.float32)
+        return gain if self.noise is None else gain + self.noise
+
+    def extra_repr(self) -> str:
+        """Show size, eps and whether noise is on."""
+        state = "off" if self.noise is None else "on"
+        return f"{tuple(self.weight.shape)}, eps={self.variance_epsilon}, noise={state}"
+
+
+def wrap_norms(model: nn.Module) -> list[str]:
+    """Replace both norms of every block and the final norm by `PerturbableRMSNorm`; return names.
+
+    Raises
+    ------
+    ValueError
+        When a norm is missing, or all are wrapped already.
+    """
+    decoder = causal_lm(model)
+    wrapped = []
+    for name, norm in submodules_at(decoder, _norm_names(decoder)).items():
+        if not isinstance(norm, PerturbableRMSNorm):
+            decoder.set_submodule(name, PerturbableRMSNorm(norm))
+            wrapped.append(name)
+    if not wrapped:
+        raise ValueError(f"{type(decoder).__name__}: no norm left to wrap")
+    return wrapped
+
+
+def block_norms(model: nn.Module) -> dict[str, PerturbableRMSNorm]:
+    """Return the two norms of every block by name, in the order of the layers."""
+    return _perturbable(model, _norm_names(causal_lm(model))[:-1])
+
+
+def final_norm(model: nn.Module) -> PerturbableRMSNorm:
+    """Return the norm before `lm_head`, which QeRL's method as described leaves alone."""
+    return _perturbable(model, ["model.norm"])["model.norm"]
+
+
+def _norm_names(decoder: nn.Module) -> list[str]:
+    layers = decoder.get_submodule("model.layers")
+    if not isinstance(layers, nn.ModuleList) or len(layers) == 0:
+        raise ValueError(f"{type(decoder).__name__} has no layers under model.layers")
+    names = [f"model.layers.{i}.{norm}" for i in range(len(layers)) for norm in BLOCK_NORMS]
+    return [*names, "model.norm"]
+
+
+def _perturbable(model: nn.Module, names: list[str]) -> dict[str, PerturbableRMSNorm]:
+    found = {}
+    for name, norm in submodules_at(causal_lm(model), names).items():
+        if not isinstance(norm, PerturbableRMSNorm):
+            raise TypeError(
+                f"{name} is a {type(norm).__name__}; call wrap_norms first to make it perturbable"
+            )
+        found[name] = norm
+    return found

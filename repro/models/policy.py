@@ -1,0 +1,297 @@
+"""The policy: a decoder from a checkpoint, quantised, adapted, with norms that can take noise.
+
+`load_policy` is the one way in. What an arm asks for and what it gets:
+
+==============  ======================================  =======================================
+training        base projections                        trainable
+==============  ======================================  =======================================
+`none`          bf16, nvfp4, mxfp4 or nf4               nothing
+`lora`          the same, frozen                        A and B; with `norms_trained` also the
+                                                        gains of both block norms
+`full`          bf16                                    every parameter
+==============  ======================================  =======================================
+
+Everything trainable is a float32 master. Frozen 16-bit parts hold bfloat16's values in the compute
+dtype: float32 on a CPU (so no accuracy is lost in arithmetic), bfloat16 on a GPU. Under full
+training with 16-bit compute the decoder runs in autocast: matrices are cast at use, the residual
+stream and the norms stay float32. `effects["compute"]` says which it was.
+
+Easy mistakes
+-------------
+* Calling peft's `prepare_model_for_kbit_training` on a 16-bit model casts it to float32 and doubles
+  the baseline's memory (qerl.md, section 3.3). It is not called here.
+* A projection that was not found is not quantised and nobody notices: every count is compared with
+  what the config implies, and ends up in the record.
+* Building the adapter from the global random generator makes arms differ by more than their
+  format; `seed` decides A, by module name.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, get_args
+
+import torch
+from torch import nn
+from transformers import AutoTokenizer, PreTrainedTokenizerBase
+
+from repro.models import checkpoint as checkpoints
+from repro.models.decoder import causal_lm, projection_names
+from repro.models.loading import Filled, build_on_meta, fill, read_description
+from repro.models.lora import adapter_layers, attach_adapter
+from repro.models.norms import block_norms, wrap_norms
+from repro.models.quantized_linear import QuantizedLinear
+from repro.models.tensor_files import TensorFolder
+from repro.spec.config import Training, WeightFormat
+
+COMPUTE_DTYPES = {
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+}
+# Dense caches pay on small CPU models; past this size memory matters more than time.
+DENSE_CACHE_LIMIT_BYTES = 256 * 2**20
+
+
+@dataclass(slots=True)
+class Policy:
+    """A loaded policy.
+
+    Attributes
+    ----------
+    model
+        A transformers `*ForCausalLM`, inside a `PeftModel` when adapted; in evaluation mode (no
+        dropout exists to switch on).
+    tokenizer
+        None when the folder has none, as shapes with random weights do not.
+    weight_format, training
+        As asked for.
+    compute_dtype
+        Of activations.
+    effects
+        What was really done: see `load_policy`.
+    """
+
+    model: nn.Module
+    tokenizer: PreTrainedTokenizerBase | None
+    weight_format: WeightFormat
+    training: Training
+    compute_dtype: torch.dtype
+    effects: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def decoder(self) -> nn.Module:
+        """The transformers `*ForCausalLM` without peft's wrapper."""
+        return causal_lm(self.model)
+
+    @property
+    def device(self) -> torch.device:
+        """Where the embeddings are."""
+        return self.decoder.get_input_embeddings().weight.device  # type: ignore[operator]
+
+
+def load_policy(
+    checkpoint: str | Path,
+    *,
+    weight_format: WeightFormat,
+    training: Training,
+    lora_rank: int,
+    lora_alpha: float,
+    norms_trained: bool = False,
+    compute_dtype: str | torch.dtype = "float32",
+    seed: int,
+    device: str | torch.device = "cpu",
+    dense_cache: bool | None = None,
+    rslora: bool = False,
+) -> Policy:
+    """Load a checkpoint as a policy.
+
+    Parameters
+    ----------
+    checkpoint
+        `tiny` (in the package), a folder with `config.json` and safetensors, or a hub name. A
+        folder in compressed-tensors' NVFP4 layout is loaded as it is, never requantised.
+    weight_format
+        Of the seven projections.
+    training
+        `none`, `lora` or `full`.
+    lora_rank, lora_alpha, rslora
+        Of the adapter; ignored unless `training` is `lora`. scaling = alpha / rank, or
+        alpha / sqrt(rank) with `rslora`.
+    norms_trained
+        Also train the gains of both block norms, as the released code does.
+    compute_dtype
+        `float32`, `bfloat16` or `float16`, or the torch dtype.
+    seed
+        Of A; the same A for every weight format.
+    device
+        Where the policy goes; projections are quantised there.
+    dense_cache
+        Keep dense float32 weights beside 4-bit ones. None decides: on for a CPU policy computing
+        in float32 whose dense projections stay within 256 MiB.
+
+    Returns
+    -------
+    Policy
+        With `effects`: `linears` (count by format), `relative_weight_error_mean` (None for stored
+        codes), `norms_wrapped`, `adapter_modules`, `norms_trained` (count), `parameters_trainable`,
+        `base_bytes`, `dense_cache_bytes`, `compute`, `checkpoint_sha256` (of its manifest's files,
+        None without manifest).
+
+    Raises
+    ------
+    CheckpointError
+        When a file is not what it claims.
+    ValueError
+        When the arguments contradict each other or the checkpoint.
+    """
+    _require_arguments(weight_format, training, norms_trained)
+    dtype = resolve_dtype(compute_dtype)
+    target = torch.device(device)
+    folder = checkpoints.resolve(checkpoint)
+    digest = checkpoints.verify(folder)
+    description = read_description(folder)
+    model = build_on_meta(description.config)
+    source = TensorFolder(folder)
+    filled = fill(
+        model,
+        source,
+        weight_format=weight_format,
+        stored_format=description.stored_format,
+        dtype=torch.float32 if training == "full" else dtype,
+        device=target,
+    )
+    _require_all_projections(model, filled, weight_format)
+    effects: dict[str, Any] = {
+        "linears": {name: len(found) for name, found in filled.linears.items()},
+        "relative_weight_error_mean": _mean(filled),
+        "norms_wrapped": len(wrap_norms(model)),
+        "checkpoint_sha256": digest,
+    }
+    _set_dense_cache(model, dense_cache, dtype=dtype, effects=effects)
+    effects["base_bytes"] = base_bytes(model)
+    adapted: nn.Module = model
+    if training == "lora":
+        adapted = attach_adapter(model, rank=lora_rank, alpha=lora_alpha, seed=seed, rslora=rslora)
+    policy = Policy(
+        model=adapted.eval(),
+        tokenizer=load_tokenizer(folder),
+        weight_format=weight_format,
+        training=training,
+        compute_dtype=dtype,
+        effects=effects,
+    )
+    _set_trainable(policy, norms_trained)
+    return policy
+
+
+def trainable_parameters(policy: Policy) -> dict[str, nn.Parameter]:
+    """Return the float32 masters that an optimiser updates, by name.
+
+    Raises
+    ------
+    ValueError
+        When a policy that should train has none, or one is not float32.
+    """
+    found = {name: p for name, p in policy.model.named_parameters() if p.requires_grad}
+    if not found and policy.training != "none":
+        raise ValueError(f"training is {policy.training!r} and no parameter is trainable")
+    for name, parameter in found.items():
+        if parameter.dtype != torch.float32:
+            raise ValueError(f"{name} is {parameter.dtype}; a master must be float32")
+    return found
+
+
+def resolve_dtype(compute_dtype: str | torch.dtype) -> torch.dtype:
+    """Return the torch dtype of a compute dtype's name."""
+    if isinstance(compute_dtype, torch.dtype):
+        if compute_dtype in COMPUTE_DTYPES.values():
+            return compute_dtype
+    elif compute_dtype in COMPUTE_DTYPES:
+        return COMPUTE_DTYPES[compute_dtype]
+    raise ValueError(f"compute_dtype is {compute_dtype!r}; known are {', '.join(COMPUTE_DTYPES)}")
+
+
+def load_tokenizer(folder: Path) -> PreTrainedTokenizerBase | None:
+    """Return the folder's tokenizer, or None when it holds none."""
+    if not any((folder / name).is_file() for name in ("tokenizer.json", "tokenizer_config.json")):
+        return None
+    return AutoTokenizer.from_pretrained(folder, local_files_only=True)
+
+
+def base_bytes(model: nn.Module) -> int:
+    """Return the bytes of all base weights, tied ones counted once, caches and adapters not."""
+    total = sum(parameter.nbytes for parameter in model.parameters())
+    for module in model.modules():
+        if isinstance(module, QuantizedLinear):
+            total += module.weight.nbytes
+    return total
+
+
+def _require_arguments(weight_format: str, training: str, norms_trained: bool) -> None:
+    if weight_format not in get_args(WeightFormat):
+        raise ValueError(
+            f"weight_format is {weight_format!r}; known are {', '.join(get_args(WeightFormat))}"
+        )
+    if training not in get_args(Training):
+        raise ValueError(f"training is {training!r}; known are {', '.join(get_args(Training))}")
+    if training == "full" and weight_format != "bf16":
+        raise ValueError(f"full training needs bf16 weights; weight_format is {weight_format!r}")
+    if norms_trained and training != "lora":
+        raise ValueError(
+            f"norms_trained adds norm gains to LoRA's parameters; training is {training!r}"
+        )
+
+
+def _require_all_projections(model: nn.Module, filled: Filled, weight_format: str) -> None:
+    expected = set(projection_names(model.config.num_hidden_layers))  # type: ignore[union-attr]
+    found = set(filled.linears.get(weight_format, []))
+    if found != expected:
+        odd = sorted(expected ^ found)
+        raise ValueError(
+            f"{len(found)} projections are {weight_format}; the config has {len(expected)} "
+            f"(first that differs: {odd[0]})"
+        )
+
+
+def _mean(filled: Filled) -> float | None:
+    errors = filled.relative_errors
+    return sum(errors.values()) / len(errors) if errors else None
+
+
+def _set_dense_cache(
+    model: nn.Module, wanted: bool | None, *, dtype: torch.dtype, effects: dict[str, Any]
+) -> None:
+    linears = [m for m in model.modules() if isinstance(m, QuantizedLinear)]
+    dense_bytes = sum(4 * m.in_features * m.out_features for m in linears)
+    fits = all(m.device.type == "cpu" for m in linears) and dense_bytes <= DENSE_CACHE_LIMIT_BYTES
+    on = (fits and dtype == torch.float32) if wanted is None else wanted
+    for linear in linears:
+        linear.dense_cache = on
+    effects["dense_cache_bytes"] = dense_bytes if on else 0
+
+
+def _set_trainable(policy: Policy, norms_trained: bool) -> None:
+    adapters = dict(adapter_layers(policy.model))
+    policy.effects["adapter_modules"] = len(adapters)
+    policy.effects["norms_trained"] = 0
+    policy.effects["compute"] = str(policy.compute_dtype).removeprefix("torch.")
+    if policy.training == "full":
+        for parameter in policy.model.parameters():
+            parameter.requires_grad_(True)
+        if policy.compute_dtype != torch.float32:
+            _run_in_autocast(policy)
+    if norms_trained:
+        for norm in block_norms(policy.model).values():
+            norm.weight = nn.Parameter(norm.weight.detach().to(torch.float32))
+            policy.effects["norms_trained"] += 1
+    trainable = trainable_parameters(policy)
+    policy.effects["parameters_trainable"] = sum(p.numel() for p in trainable.values())
+
+
+def _run_in_autocast(policy: Policy) -> None:
+    inner = policy.decoder.model
+    autocast = torch.autocast(policy.device.type, dtype=policy.compute_dtype)
+    inner.forward = autocast(inner.forward)  # type: ignore[union-attr, method-assign, operator]
+    policy.effects["compute"] += " by autocast; float32 masters, residual stream and norms"

@@ -1,0 +1,347 @@
+"""safetensors files read and written one tensor at a time, with errors that name file and tensor.
+
+A safetensors file is 8 bytes (little-endian header size), a JSON header (`name -> dtype, shape,
+[begin, end)` relative to the end of the header), then the tensors' bytes without gaps. Reading and
+writing it here rather than through a memory map buys three things:
+
+* memory: one tensor's bytes at a time, so a 32B checkpoint passes through a process of a few GB
+  (mapped pages count as resident, and a map of the whole file grows to its size);
+* order: a header needs dtypes and shapes only, so a shard is written before its tensors exist;
+* errors: every bound is checked against the file's size before anything is trusted.
+
+Easy mistakes
+-------------
+* A flipped bit in the *header* usually breaks JSON or a bound, but one in the data changes a weight
+  without a trace; `repro.models.checkpoint` keeps SHA-256 sums for that.
+* Tensors are laid out by falling element size, so each starts at a multiple of its own; a file that
+  mixes 1-byte codes and 4-byte scales in order of name would not.
+* A file must appear whole or not at all: written under a temporary name, then renamed.
+
+Source: the format's description in the safetensors project's README.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import struct
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import Final, Protocol
+
+import torch
+from torch import Tensor
+
+DTYPES: Final[Mapping[str, torch.dtype]] = MappingProxyType(
+    {
+        "F64": torch.float64,
+        "F32": torch.float32,
+        "F16": torch.float16,
+        "BF16": torch.bfloat16,
+        "F8_E4M3": torch.float8_e4m3fn,
+        "I64": torch.int64,
+        "I32": torch.int32,
+        "I8": torch.int8,
+        "U8": torch.uint8,
+        "BOOL": torch.bool,
+    }
+)
+_NAMES: Final = MappingProxyType({dtype: name for name, dtype in DTYPES.items()})
+# The safetensors library refuses headers beyond this size too.
+_MAX_HEADER_BYTES: Final = 100_000_000
+
+
+class CheckpointError(ValueError):
+    """A checkpoint file that cannot be what it claims; names the file and the tensor."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TensorSpec:
+    """Dtype and shape of a tensor, known before its values are.
+
+    Attributes
+    ----------
+    dtype, shape
+        As in PyTorch.
+    """
+
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the values."""
+        count = 1
+        for size in self.shape:
+            count *= size
+        return count * self.dtype.itemsize
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Entry:
+    path: Path
+    spec: TensorSpec
+    begin: int  # from the start of the file
+
+
+class WeightSource(Protocol):
+    """Where a model's tensors come from, by name."""
+
+    def names(self) -> Iterable[str]:
+        """Return the names of all tensors."""
+
+    def spec(self, name: str) -> TensorSpec:
+        """Return a tensor's dtype and shape without reading its values."""
+
+    def read(self, name: str) -> Tensor:
+        """Return a tensor on the CPU, freshly read."""
+
+    def where(self, name: str) -> str:
+        """Return `file: tensor`, for error messages."""
+
+
+class TensorFile:
+    """The tensors of one safetensors file.
+
+    Parameters
+    ----------
+    path
+        The file.
+
+    Raises
+    ------
+    CheckpointError
+        When it is missing, truncated or inconsistent.
+    """
+
+    def __init__(self, path: Path) -> None:
+        if not path.is_file():
+            raise CheckpointError(f"{path} is missing")
+        self._root = path
+        self._entries = read_header(path)
+
+    def names(self) -> Iterable[str]:
+        """Return the names of all tensors."""
+        return self._entries.keys()
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._entries
+
+    def spec(self, name: str) -> TensorSpec:
+        """Return a tensor's dtype and shape without reading its values."""
+        return self._entry(name).spec
+
+    def where(self, name: str) -> str:
+        """Return `file: tensor`, for error messages."""
+        entry = self._entries.get(name)
+        return f"{entry.path if entry else self._root}: {name}"
+
+    def files(self) -> list[Path]:
+        """Return the files that hold tensors, sorted."""
+        return sorted({entry.path for entry in self._entries.values()})
+
+    def read(self, name: str) -> Tensor:
+        """Return a tensor on the CPU, freshly read."""
+        entry = self._entry(name)
+        spec = entry.spec
+        raw = torch.empty(spec.nbytes, dtype=torch.uint8)
+        if spec.nbytes:
+            with entry.path.open("rb", buffering=0) as file:
+                file.seek(entry.begin)
+                view = memoryview(raw.numpy())
+                filled = 0
+                while filled < spec.nbytes:
+                    count = file.readinto(view[filled:])
+                    if not count:
+                        raise CheckpointError(
+                            f"{self.where(name)}: file ends after {filled} of {spec.nbytes} bytes"
+                        )
+                    filled += count
+        return raw.view(spec.dtype).reshape(spec.shape)
+
+    def _entry(self, name: str) -> _Entry:
+        try:
+            return self._entries[name]
+        except KeyError:
+            raise CheckpointError(f"{self._root}: {name} is missing") from None
+
+
+class TensorFolder(TensorFile):
+    """The tensors of a checkpoint folder, from one file or from shards with an index.
+
+    Parameters
+    ----------
+    folder
+        Holds `model.safetensors`, or `model.safetensors.index.json` and its shards.
+
+    Raises
+    ------
+    CheckpointError
+        When a file is missing, truncated or inconsistent, or the index and the shards disagree.
+        Pickled checkpoints (`.bin`, `.pt`, `.pth`) are refused: loading one runs its code.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._root = folder
+        index = folder / "model.safetensors.index.json"
+        single = folder / "model.safetensors"
+        self._entries: dict[str, _Entry] = {}
+        if index.is_file():
+            self._read_index(index)
+        elif single.is_file():
+            self._entries = read_header(single)
+        else:
+            pickled = sorted(
+                p.name for p in folder.glob("*") if p.suffix in {".bin", ".pt", ".pth"}
+            )
+            if pickled:
+                raise CheckpointError(
+                    f"{folder / pickled[0]} is a pickled checkpoint, and loading one runs whatever "
+                    "code is in it; convert it to safetensors first"
+                )
+            raise CheckpointError(
+                f"{folder} holds neither model.safetensors nor model.safetensors.index.json"
+            )
+
+    def _read_index(self, index: Path) -> None:
+        try:
+            weight_map = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
+            by_file: dict[str, list[str]] = {}
+            for name, file in weight_map.items():
+                by_file.setdefault(str(file), []).append(name)
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise CheckpointError(f"{index} is not a safetensors index: {error!r}") from error
+        for file, names in by_file.items():
+            path = self._root / file
+            if path.parent != self._root:
+                raise CheckpointError(f"{index}: {names[0]} points outside the folder, to {file}")
+            if not path.is_file():
+                raise CheckpointError(f"{path} is missing; {index.name} places {names[0]} there")
+            header = read_header(path)
+            for name in names:
+                if name not in header:
+                    raise CheckpointError(
+                        f"{path}: {name} is missing; {index.name} says it is there"
+                    )
+                self._entries[name] = header[name]
+
+
+def read_header(path: Path) -> dict[str, _Entry]:
+    """Return the entries of a safetensors file after checking all of them against its size."""
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        prefix = file.read(8)
+        if len(prefix) < 8:
+            raise CheckpointError(f"{path} is truncated: {size} bytes, fewer than a header's size")
+        (header_bytes,) = struct.unpack("<Q", prefix)
+        if header_bytes > min(size - 8, _MAX_HEADER_BYTES):
+            raise CheckpointError(
+                f"{path}: header of {header_bytes} bytes in a file of {size}; the file is "
+                "truncated, corrupt, or not safetensors"
+            )
+        raw = file.read(header_bytes)
+    try:
+        header = json.loads(raw.decode("utf-8"))
+        if not isinstance(header, dict):
+            raise TypeError(f"a {type(header).__name__}, not an object")
+    except (ValueError, TypeError) as error:
+        raise CheckpointError(f"{path}: the header is corrupt: {error}") from error
+    header.pop("__metadata__", None)
+    start = 8 + header_bytes
+    entries = {name: _entry(path, name, fields, start, size) for name, fields in header.items()}
+    expected = start
+    for name, entry in sorted(
+        entries.items(), key=lambda item: (item[1].begin, item[1].spec.nbytes)
+    ):
+        if entry.begin != expected:
+            raise CheckpointError(
+                f"{path}: {name} begins at byte {entry.begin - start}; the tensor before it ends "
+                f"at {expected - start}"
+            )
+        expected += entry.spec.nbytes
+    if expected != size:
+        raise CheckpointError(f"{path} has {size} bytes; its header accounts for {expected}")
+    return entries
+
+
+def _entry(path: Path, name: str, fields: object, start: int, size: int) -> _Entry:
+    if not isinstance(fields, dict):
+        raise CheckpointError(f"{path}: {name}: the header entry is not an object")
+    dtype, shape, offsets = (fields.get(key) for key in ("dtype", "shape", "data_offsets"))
+    if dtype not in DTYPES:
+        raise CheckpointError(f"{path}: {name} has dtype {dtype!r}; known are {', '.join(DTYPES)}")
+    if not _naturals(shape) or not _naturals(offsets) or len(offsets) != 2:  # type: ignore[arg-type]
+        raise CheckpointError(f"{path}: {name} has shape {shape!r} and offsets {offsets!r}")
+    spec = TensorSpec(dtype=DTYPES[dtype], shape=tuple(shape))  # type: ignore[arg-type]
+    begin, end = offsets  # type: ignore[misc]
+    if start + end > size:
+        raise CheckpointError(
+            f"{path}: {name} ends at byte {start + end}, beyond the file's {size}: truncated"
+        )
+    if end - begin != spec.nbytes:
+        raise CheckpointError(
+            f"{path}: {name} of dtype {dtype} and shape {shape} needs {spec.nbytes} bytes; "
+            f"its offsets span {end - begin}"
+        )
+    return _Entry(path=path, spec=spec, begin=start + begin)
+
+
+def _naturals(value: object) -> bool:
+    return isinstance(value, list) and all(type(v) is int and v >= 0 for v in value)
+
+
+def write_tensors(
+    path: Path, specs: Mapping[str, TensorSpec], make: Callable[[str], Tensor]
+) -> str:
+    """Write a safetensors file tensor by tensor and return its SHA-256 hex digest.
+
+    Parameters
+    ----------
+    path
+        The file; it appears under this name only when complete.
+    specs
+        Dtype and shape of every tensor.
+    make
+        Called once a name, in the order of the file; what it returns must fit the spec.
+
+    Raises
+    ------
+    ValueError
+        When a tensor does not fit its spec.
+    """
+    order = sorted(specs, key=lambda name: (-specs[name].dtype.itemsize, name))
+    header: dict[str, object] = {"__metadata__": {"format": "pt"}}
+    offset = 0
+    for name in order:
+        spec = specs[name]
+        end = offset + spec.nbytes
+        header[name] = {
+            "dtype": _NAMES[spec.dtype],
+            "shape": list(spec.shape),
+            "data_offsets": [offset, end],
+        }
+        offset = end
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    digest = hashlib.sha256()
+    temporary = path.with_name(f".{path.name}.partial-{os.getpid()}")
+    try:
+        with temporary.open("wb") as file:
+            for chunk in (struct.pack("<Q", len(text)), text):
+                file.write(chunk)
+                digest.update(chunk)
+            for name in order:
+                tensor = make(name).detach().to("cpu").contiguous()
+                found = TensorSpec(dtype=tensor.dtype, shape=tuple(tensor.shape))
+                if found != specs[name]:
+                    raise ValueError(f"{path}: {name} is {found}; the header says {specs[name]}")
+                data = memoryview(tensor.reshape(-1).view(torch.uint8).numpy())
+                file.write(data)
+                digest.update(data)
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+    return digest.hexdigest()
