@@ -1,0 +1,4 @@
+"""Evidence: records of what ran, expectations of what should come out, and verdicts between them.
+
+Standard library only: checking and reporting need neither torch nor the machine that ran.
+"""

@@ -1,0 +1,129 @@
+"""The environment of a run: what a reader needs to know before comparing two records.
+
+Every probe that fails is recorded as such, with its reason, rather than left out: "no GPU" and "the
+GPU could not be asked" are different findings. Packages are asked for by their metadata; torch is
+asked further only where the process has it loaded already, so that nothing here imports it.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+import sys
+from collections.abc import Callable
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+PACKAGES = (
+    "qerl-repro",
+    "torch",
+    "triton",
+    "numpy",
+    "transformers",
+    "peft",
+    "safetensors",
+    "tokenizers",
+    "math-verify",
+    "datasets",
+    "bitsandbytes",
+    "compressed-tensors",
+    "vllm",
+)
+VARIABLES = (
+    "OMP_NUM_THREADS",
+    "MKL_NUM_THREADS",
+    "TRITON_INTERPRET",
+    "CUDA_VISIBLE_DEVICES",
+    "CUBLAS_WORKSPACE_CONFIG",
+    "PYTORCH_CUDA_ALLOC_CONF",
+    "MALLOC_TRIM_THRESHOLD_",
+)
+
+
+def capture_environment() -> dict[str, Any]:
+    """Return the environment as JSON values; a failed probe is `{"failed": reason}`."""
+    return {
+        "python": _probe(lambda: sys.version.split()[0]),
+        "platform": _probe(platform.platform),
+        "packages": _probe(_packages),
+        "torch": _probe(_torch),
+        "cpu": _probe(_cpu),
+        "memory_bytes": _probe(_memory),
+        "gpu": _probe(_gpu),
+        "variables": {name: os.environ[name] for name in VARIABLES if name in os.environ},
+    }
+
+
+def device_of(environment: dict[str, Any]) -> str | None:
+    """Return the name of the device of a record's environment, as folders spell it, or None."""
+    gpus = environment.get("gpu")
+    if not isinstance(gpus, list) or not gpus:
+        return None
+    return "_".join(str(gpus[0]["name"]).lower().replace("-", " ").split())
+
+
+def _probe(ask: Callable[[], Any]) -> Any:
+    try:
+        return ask()
+    except Exception as error:  # noqa: BLE001 - whatever went wrong is the probe's result
+        return {"failed": f"{type(error).__name__}: {error}"}
+
+
+def _packages() -> dict[str, str | None]:
+    found: dict[str, str | None] = {}
+    for name in PACKAGES:
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            found[name] = None
+    return found
+
+
+def _torch() -> dict[str, Any]:
+    torch = sys.modules.get("torch")
+    if torch is None:
+        return {"loaded": False}
+    return {
+        "loaded": True,
+        "version": str(torch.__version__),
+        "cuda": torch.version.cuda,
+        "threads": torch.get_num_threads(),
+        "deterministic": torch.are_deterministic_algorithms_enabled(),
+    }
+
+
+def _cpu() -> dict[str, Any]:
+    affinity = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None
+    return {"model": _cpu_model(), "cores": os.cpu_count(), "cores_usable": affinity}
+
+
+def _cpu_model() -> str:
+    listing = Path("/proc/cpuinfo")
+    if listing.is_file():
+        for line in listing.read_text(encoding="utf-8").splitlines():
+            if line.startswith("model name"):
+                return line.split(":", 1)[1].strip()
+    return platform.processor() or platform.machine()
+
+
+def _memory() -> int:
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def _gpu() -> list[dict[str, str]]:
+    """Ask the driver's own tool; an absent tool means that no NVIDIA driver is installed."""
+    fields = ("name", "driver_version", "memory.total", "compute_cap", "power.limit")
+    try:
+        done = subprocess.run(
+            ["nvidia-smi", f"--query-gpu={','.join(fields)}", "--format=csv,noheader"],
+            capture_output=True,
+            text=True,
+            timeout=20,
+            check=True,
+        )
+    except FileNotFoundError:
+        return []
+    rows = [line.split(", ") for line in done.stdout.splitlines() if line.strip()]
+    return [dict(zip(fields, row, strict=True)) for row in rows]

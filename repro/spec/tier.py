@@ -1,0 +1,184 @@
+"""Tiers: how much hardware a run asks for, and what its result may then be said to show.
+
+A target is the same sentence at every tier; only the scale differs. A tier speaks for itself alone:
+the report gives it a column of its own and never merges two into one tick.
+
+Nothing here imports torch, so that listing, planning and checking stay quick. The driver library is
+asked through ctypes; a machine without it simply has no CUDA device.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import ctypes.util
+import functools
+import os
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+
+GIB = 2**30
+
+# CUdevice_attribute numbers of the CUDA driver interface.
+_COMPUTE_CAPABILITY_MAJOR = 75
+_COMPUTE_CAPABILITY_MINOR = 76
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CudaDevice:
+    """One CUDA device as the driver reports it.
+
+    Attributes
+    ----------
+    capability
+        (major, minor) compute capability.
+    memory_bytes
+        Total device memory.
+    """
+
+    name: str
+    capability: tuple[int, int]
+    memory_bytes: int
+
+
+class Tier(Enum):
+    """How large a run is. The value is the name used in paths and on the command line."""
+
+    SMOKE = "smoke"
+    PROXY = "proxy"
+    SYSTEMS = "systems"
+    PAPER = "paper"
+
+    @property
+    def needs(self) -> str:
+        """What a machine must have."""
+        return _NEEDS[self]
+
+    @property
+    def meaning(self) -> str:
+        """What a pass at this tier says, and so what it does not."""
+        return _MEANING[self]
+
+    def missing(self) -> str | None:
+        """Return a sentence naming what this machine lacks for the tier, or None.
+
+        Hardware only: what would have to be downloaded is the plan's business.
+        """
+        if self is Tier.SMOKE:
+            return None
+        return _missing_device((8, 0), _MINIMUM_BYTES[self])
+
+
+_NEEDS = {
+    Tier.SMOKE: "2 CPU cores; no GPU, no network",
+    Tier.PROXY: "one CUDA device of compute capability 8.0 or newer; no network",
+    Tier.SYSTEMS: "one CUDA device of compute capability 8.0 or newer; no network",
+    Tier.PAPER: "the real checkpoints and data sets (hub or a local folder), one or more CUDA "
+    "devices, hours",
+}
+
+_MEANING = {
+    Tier.SMOKE: "the whole mechanism runs end to end on a tiny policy, and its exact properties "
+    "hold; nothing about the paper's models",
+    Tier.PROXY: "the direction of the paper's contrast, on policies pre-trained here, with seeds "
+    "and intervals",
+    Tier.SYSTEMS: "time and memory on the real shapes with random weights, device named",
+    Tier.PAPER: "the paper's own number, on the paper's checkpoints and data",
+}
+
+_MINIMUM_BYTES = {Tier.PROXY: 8 * GIB, Tier.SYSTEMS: 16 * GIB, Tier.PAPER: 24 * GIB}
+
+
+def parse_tier(name: str) -> Tier:
+    """Return the tier called `name`.
+
+    Raises
+    ------
+    ValueError
+        If there is none; the message lists the tiers.
+    """
+    try:
+        return Tier(name)
+    except ValueError:
+        names = ", ".join(tier.value for tier in Tier)
+        raise ValueError(f"there is no tier {name!r}; the tiers are {names}") from None
+
+
+def _missing_device(capability: tuple[int, int], memory_bytes: int) -> str | None:
+    wanted = f"needs a CUDA device of compute capability {capability[0]}.{capability[1]} or newer"
+    devices = cuda_devices()
+    if not devices:
+        return f"{wanted}; found none"
+    newest = max(devices, key=lambda device: (device.capability, device.memory_bytes))
+    if newest.capability < capability:
+        major, minor = newest.capability
+        return f"{wanted}; found {newest.name} with {major}.{minor}"
+    if newest.memory_bytes < memory_bytes:
+        return (
+            f"needs {memory_bytes / GIB:.0f} GiB of device memory; {newest.name} has "
+            f"{newest.memory_bytes / GIB:.1f} GiB"
+        )
+    return None
+
+
+@functools.cache
+def cuda_devices() -> tuple[CudaDevice, ...]:
+    """Return the CUDA devices that this process may use; empty without a driver."""
+    try:
+        driver = ctypes.CDLL("nvcuda.dll" if os.name == "nt" else "libcuda.so.1")
+    except OSError:
+        return ()
+    if driver.cuInit(0) != 0:
+        return ()
+    count = ctypes.c_int()
+    if driver.cuDeviceGetCount(ctypes.byref(count)) != 0:
+        return ()
+    return tuple(_describe(driver, index) for index in range(count.value))
+
+
+def _describe(driver: ctypes.CDLL, index: int) -> CudaDevice:
+    device, major, minor = ctypes.c_int(), ctypes.c_int(), ctypes.c_int()
+    memory = ctypes.c_size_t()
+    name = ctypes.create_string_buffer(256)
+    driver.cuDeviceGet(ctypes.byref(device), index)
+    driver.cuDeviceGetName(name, len(name), device)
+    driver.cuDeviceGetAttribute(ctypes.byref(major), _COMPUTE_CAPABILITY_MAJOR, device)
+    driver.cuDeviceGetAttribute(ctypes.byref(minor), _COMPUTE_CAPABILITY_MINOR, device)
+    driver.cuDeviceTotalMem_v2(ctypes.byref(memory), device)
+    return CudaDevice(
+        name=name.value.decode(errors="replace"),
+        capability=(major.value, minor.value),
+        memory_bytes=memory.value,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Download:
+    """Something a run fetches from the hub unless it is there already.
+
+    Attributes
+    ----------
+    kind
+        `model` or `dataset`, as the hub's cache names its folders.
+    name
+        `owner/name` on the hub.
+    nbytes
+        Size on disk.
+    """
+
+    kind: str
+    name: str
+    nbytes: int
+
+    def present(self) -> bool:
+        """Whether the hub's cache on this machine holds it (or a local folder of that name is)."""
+        folder = f"{self.kind}s--{self.name.replace('/', '--')}"
+        return Path(self.name).is_dir() or (hub_cache() / folder / "snapshots").is_dir()
+
+
+def hub_cache() -> Path:
+    """Return the folder in which huggingface_hub keeps what it fetched."""
+    if "HF_HUB_CACHE" in os.environ:
+        return Path(os.environ["HF_HUB_CACHE"])
+    home = os.environ.get("HF_HOME", os.path.expanduser("~/.cache/huggingface"))
+    return Path(home) / "hub"
