@@ -1,0 +1,112 @@
+"""The suite's commands: `nox -l` lists them; each session is one command of `python -m repro`.
+
+All sessions share one environment (`<envdir>/suite`): a second start installs nothing, works
+without a network, and torch lies on the disk once. The environment is made anew when
+`pyproject.toml` or the constraints change. In a folder that cannot be written, it is made in the
+user's cache instead.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import sys
+from pathlib import Path
+
+import nox
+
+nox.needs_version = ">=2024.10.9"
+nox.options.sessions = ["tests", "lint", "types"]
+
+ROOT = Path(__file__).resolve().parent
+CONSTRAINTS = ROOT / "constraints" / "constraints.txt"
+CACHE = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "qerl-repro"
+if not os.access(ROOT, os.W_OK):
+    nox.options.envdir = CACHE / "nox"
+
+SUITE_GROUPS = ("test", "lint", "types")
+
+
+def suite_python(session: nox.Session) -> str:
+    """Return the shared environment's Python, made first if it is missing or out of date."""
+    home = Path(session._runner.global_config.envdir or ROOT / ".nox").resolve() / "suite"
+    python, stamp = home / "bin" / "python", home / "installed"
+    digest = hashlib.sha256()
+    for file in (ROOT / "pyproject.toml", CONSTRAINTS):
+        digest.update(file.read_bytes())
+    digest.update(f"{sys.version_info[:2]} {ROOT}".encode())
+    if not (stamp.exists() and stamp.read_text() == digest.hexdigest()):
+        shutil.rmtree(home, ignore_errors=True)
+        session.run_always(sys.executable, "-m", "venv", str(home), external=True)
+        install = [str(python), "-m", "pip", "install", "--quiet", "-c", str(CONSTRAINTS)]
+        session.run_always(*install, "pip>=25.1", external=True)
+        groups = [f"--group={ROOT / 'pyproject.toml'}:{group}" for group in SUITE_GROUPS]
+        session.run_always(*install, *groups, "-e", str(ROOT), external=True)
+        stamp.write_text(digest.hexdigest())
+    return str(python)
+
+
+def repro(session: nox.Session, *arguments: str) -> None:
+    """Run `python -m repro` with the arguments in the shared environment."""
+    session.run(suite_python(session), "-m", "repro", *arguments, external=True)
+
+
+def reproduce(session: nox.Session, target: str) -> None:
+    """Run, check, draw and report one target; flags after `--` go to `python -m repro run`."""
+    repro(session, "reproduce", target, *session.posargs)
+
+
+@nox.session(name="reproduce-table1", venv_backend="none")
+def reproduce_table1(session: nox.Session) -> None:
+    """Table 1, ten arms with paired seeds: records, verdicts, curves, report.md."""
+    reproduce(session, "table1")
+
+
+@nox.session(name="reproduce", venv_backend="none", default=False)
+def reproduce_any(session: nox.Session) -> None:
+    """Any target by name: `nox -s reproduce -- table9 --tier systems` (`repro list` names them)."""
+    if not session.posargs:
+        session.error("name a target: nox -s reproduce -- table1 (python -m repro list shows all)")
+    repro(session, "reproduce", *session.posargs)
+
+
+@nox.session(venv_backend="none")
+def tests(session: nox.Session) -> None:
+    """Every test; those that need a GPU skip with a sentence."""
+    session.run(suite_python(session), "-m", "pytest", *session.posargs, external=True)
+
+
+@nox.session(venv_backend="none")
+def lint(session: nox.Session) -> None:
+    """Ruff: rules and formatting."""
+    python = suite_python(session)
+    session.run(python, "-m", "ruff", "check", "--no-cache", str(ROOT), external=True)
+    session.run(python, "-m", "ruff", "format", "--no-cache", "--check", str(ROOT), external=True)
+
+
+@nox.session(venv_backend="none")
+def types(session: nox.Session) -> None:
+    """Mypy over the packages, the figures and this file."""
+    python = suite_python(session)
+    session.run(python, "-m", "mypy", "-p", "repro", "-p", "kernels", external=True)
+    session.run(python, "-m", "mypy", "-p", "figures", external=True)
+
+
+@nox.session(venv_backend="none", default=False)
+def bench(session: nox.Session) -> None:
+    """Time every operation on this machine (`pytest benchmarks/ --benchmark-only`)."""
+    arguments = ["-m", "pytest", "benchmarks/", "--benchmark-only", *session.posargs]
+    session.run(suite_python(session), *arguments, external=True)
+
+
+@nox.session(venv_backend="none", default=False)
+def figures(session: nox.Session) -> None:
+    """Redraw every figure from records alone."""
+    session.run(suite_python(session), "-m", "figures", *session.posargs, external=True)
+
+
+@nox.session(venv_backend="none", default=False)
+def report(session: nox.Session) -> None:
+    """Write report.md from records alone."""
+    repro(session, "report", *session.posargs)

@@ -1,0 +1,157 @@
+"""Carry out a plan: skip what is recorded, run the rest on worker processes, record each outcome.
+
+A run is done when its record says so; nothing done is ever done again. A run that failed leaves a
+record that says why beside the place of the record it did not write, and is tried again by the
+next start; one that was interrupted goes on from its own checkpoint. Results do not depend on how
+many workers there are, nor on which of them took a run.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import shutil
+import signal
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+
+from rich.console import Console
+
+from repro.evidence.environment import capture_environment
+from repro.evidence.record import failed_record, find_record, read_record, run_folder
+from repro.progress import Display
+from repro.spec.config import RunConfig, require
+from repro.spec.target import Target
+from repro.spec.tier import Tier
+from repro.workers import Event, Task, WorkerPool
+
+SHOWN = ("accuracy_greedy_start", "accuracy_greedy", "accuracy", "train_seconds")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """How a start ended: runs found done, done now, failed, and left for the next start."""
+
+    before: int
+    finished: int
+    failed: int
+    left: int
+
+    @property
+    def complete(self) -> bool:
+        """Whether every run of the plan has a record of success."""
+        return self.failed == 0 and self.left == 0
+
+
+def default_workers(tier: Tier) -> int:
+    """Return how many runs go side by side: one per core at the smoke tier, one per GPU above."""
+    if tier is Tier.SMOKE:
+        return max(1, len(os.sched_getaffinity(0)))
+    return 1
+
+
+def with_steps(target: Target, steps: int) -> Target:
+    """Return `target` with training cut to `steps`; renamed, so that its records stand apart."""
+    require(steps >= 1, f"steps is {steps}; it must be 1 or more")
+    scales = {
+        tier: dataclasses.replace(scale, steps=steps)
+        for tier, scale in target.scales.items()
+        if hasattr(scale, "steps")
+    }
+    require(bool(scales), f"{target.name} has no training steps to cut")
+    costs = {tier: target.costs[tier] for tier in scales}
+    name = f"{target.name}_in_{steps}_steps"
+    title = f"{target.title}, cut to {steps} steps"
+    return dataclasses.replace(target, name=name, title=title, scales=scales, costs=costs)
+
+
+def execute(
+    plan: Sequence[RunConfig], runs: Path, *, workers: int, threads: int, console: Console
+) -> Outcome:
+    """Carry out every run of `plan` that has no record of success yet.
+
+    Parameters
+    ----------
+    runs : Path
+        Folder of the records; made if missing.
+    workers, threads : int
+        Processes side by side, and threads in each.
+
+    Raises
+    ------
+    ValueError
+        If a record at a run's place belongs to another configuration.
+    """
+    runs.mkdir(parents=True, exist_ok=True)
+    pending = [run for run in plan if find_record(run, runs) is None]
+    before = len(plan) - len(pending)
+    if not pending:
+        console.print(f"All {before} runs are recorded in {runs}; nothing to do.")
+        return Outcome(before=before, finished=0, failed=0, left=0)
+    if before:
+        console.print(f"{before} of {len(plan)} runs are recorded already; {len(pending)} to do.")
+    tasks = [Task(run=run, folder=run_folder(run, runs), runs=runs) for run in pending]
+    counts = {"finished": 0, "failed": 0}
+    with WorkerPool(workers, threads) as pool, Display(tasks, before, console) as display:
+        restore = _stop_on_signals(pool, console)
+        try:
+            for event in pool.execute(tasks):
+                _conclude(event, counts)
+                display.show(event, _shown(event))
+        finally:
+            restore()
+    left = len(pending) - counts["finished"] - counts["failed"]
+    if left:
+        console.print(
+            f"Interrupted: {left} runs are left. The same command goes on where this one stopped."
+        )
+    return Outcome(before=before, finished=counts["finished"], failed=counts["failed"], left=left)
+
+
+def _conclude(event: Event, counts: dict[str, int]) -> None:
+    """Count an ended run; record the failed, clear the working folder of the finished."""
+    if event.kind not in counts:
+        return
+    counts[event.kind] += 1
+    task = event.task
+    if event.kind == "failed":
+        failed_record(task.run, event.text, capture_environment()).write(task.runs)
+    else:
+        shutil.rmtree(task.folder / "checkpoint", ignore_errors=True)
+
+
+def _shown(event: Event) -> dict[str, float]:
+    if event.kind != "finished":
+        return {}
+    path = find_record(event.task.run, event.task.runs)
+    if path is None:
+        return {}
+    record = read_record(path)
+    values = {name: record.value(name) for name in SHOWN}
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def _stop_on_signals(pool: WorkerPool, console: Console) -> Callable[[], None]:
+    """Let Ctrl-C and SIGTERM stop the workers at their next step, and a second one at once."""
+    asked = time.monotonic() + 1e9
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        nonlocal asked
+        if time.monotonic() - asked > 0.5:
+            pool.close()
+            raise KeyboardInterrupt
+        if asked > time.monotonic():
+            asked = time.monotonic()
+            console.print("Stopping: each run writes a checkpoint. Once more to stop at once.")
+            pool.stop()
+
+    previous = {name: signal.signal(name, handle) for name in (signal.SIGINT, signal.SIGTERM)}
+
+    def restore() -> None:
+        for name, handler in previous.items():
+            signal.signal(name, handler)
+
+    return restore

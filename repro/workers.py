@@ -1,0 +1,259 @@
+"""Worker processes that carry out runs, side by side, and survive one another.
+
+Each worker is a fresh process (`spawn`) with its own torch, a fixed number of threads and a pipe to
+the parent. It takes one run after another, sends its progress back, and writes nothing but the
+run's own folder. A worker that dies (out of memory, a crash in native code) costs its run only:
+the parent reports how it died and starts another. An interrupt is the parent's affair: workers
+ignore Ctrl-C, are told to stop at the next step, and get `grace` seconds to write a checkpoint.
+
+The pipe carries `Task`s down and `Event`s up; both are plain picklable values between processes of
+this program, never files.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import threading
+import time
+import traceback
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any, Literal
+
+from repro.spec.config import RunConfig
+
+EventKind = Literal["started", "progress", "finished", "stopped", "failed"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Task:
+    """One run, its own folder for checkpoints, and the folder of all records."""
+
+    run: RunConfig
+    folder: Path
+    runs: Path
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Event:
+    """What a worker says of its task.
+
+    `values` holds progress numbers (`step`, `steps`, `reward`, ...); `text` the phase, or the
+    reason of a failure.
+    """
+
+    task: Task
+    kind: EventKind
+    text: str = ""
+    values: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class _Worker:
+    process: BaseProcess
+    pipe: Connection
+    task: Task | None = None
+
+
+class WorkerPool:
+    """Carries out tasks on `count` processes of `threads` threads each.
+
+    Parameters
+    ----------
+    count : int
+        Worker processes; a run never depends on how many there are.
+    threads : int
+        Torch and OpenMP threads of each worker; part of the environment of a record, because the
+        order of floating-point sums depends on it.
+    grace : float
+        Seconds that a worker gets to write its checkpoint after `stop`.
+    """
+
+    def __init__(self, count: int, threads: int = 1, grace: float = 60.0) -> None:
+        if count < 1:
+            raise ValueError(f"workers is {count}; it must be 1 or more")
+        self._context = multiprocessing.get_context("spawn")
+        self._count = count
+        self._threads = threads
+        self._grace = grace
+        self._workers: list[_Worker] = []
+        self._asked_to_stop = False
+        self._stopping = False
+
+    def __enter__(self) -> WorkerPool:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def execute(self, tasks: Sequence[Task]) -> Iterator[Event]:
+        """Yield every worker's events until all tasks have finished, failed or stopped."""
+        waiting = deque(tasks)
+        self._workers = [self._start() for _ in range(min(self._count, len(waiting)))]
+        while self._workers:
+            if self._asked_to_stop and not self._stopping:
+                self._stop()
+            for worker in list(self._workers):
+                if worker.task is None:
+                    self._feed(worker, waiting)
+            pipes = {worker.pipe: worker for worker in self._workers}
+            for pipe in wait(list(pipes), timeout=0.5):
+                yield from self._receive(pipes[pipe], waiting)  # type: ignore[index]
+
+    def stop(self) -> None:
+        """Let every worker stop at its next step; `execute` then ends by itself.
+
+        Safe to call from a signal handler: the pipes are used by `execute` alone.
+        """
+        self._asked_to_stop = True
+
+    def _stop(self) -> None:
+        self._stopping = True
+        for worker in self._workers:
+            if worker.task is not None:
+                _send(worker, "stop")
+        threading.Thread(target=self._kill_after_grace, daemon=True).start()
+
+    def close(self) -> None:
+        """End every worker at once; runs under way can be resumed from their checkpoints."""
+        for worker in self._workers:
+            worker.process.kill()
+            worker.process.join()
+            worker.pipe.close()
+        self._workers = []
+
+    def _kill_after_grace(self) -> None:
+        time.sleep(self._grace)
+        for worker in self._workers:
+            worker.process.kill()
+
+    def _start(self) -> _Worker:
+        ours, theirs = self._context.Pipe()
+        process = self._context.Process(
+            target=_work, args=(theirs, self._threads), name="repro-worker", daemon=False
+        )
+        process.start()
+        theirs.close()
+        return _Worker(process=process, pipe=ours)
+
+    def _feed(self, worker: _Worker, waiting: deque[Task]) -> None:
+        if waiting and not self._stopping:
+            worker.task = waiting.popleft()
+            _send(worker, worker.task)
+            return
+        _send(worker, None)
+        worker.process.join(timeout=10)
+        worker.process.kill()
+        worker.pipe.close()
+        self._workers.remove(worker)
+
+    def _receive(self, worker: _Worker, waiting: deque[Task]) -> Iterator[Event]:
+        try:
+            event: Event = worker.pipe.recv()
+        except (EOFError, ConnectionResetError):
+            yield from self._bury(worker, waiting)
+            return
+        if event.kind in ("finished", "stopped", "failed"):
+            worker.task = None
+        yield event
+
+    def _bury(self, worker: _Worker, waiting: deque[Task]) -> Iterator[Event]:
+        worker.process.join()
+        code = worker.process.exitcode
+        worker.pipe.close()
+        self._workers.remove(worker)
+        if worker.task is not None:
+            died_by_signal = code is not None and code < 0
+            how = signal.Signals(-code).name if died_by_signal else f"exit code {code}"
+            kind: EventKind = "stopped" if self._stopping else "failed"
+            text = f"the worker process ended by {how} while it carried out this run"
+            yield Event(task=worker.task, kind=kind, text=text)
+        if waiting and not self._stopping:
+            self._workers.append(self._start())
+
+
+def _send(worker: _Worker, message: Any) -> None:
+    try:
+        worker.pipe.send(message)
+    except (BrokenPipeError, OSError):
+        return  # the dead worker is noticed, with its exit code, when its pipe is read
+
+
+def _work(pipe: Connection, threads: int) -> None:
+    """Run tasks from `pipe` until None comes; the body of a worker process."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    os.environ["OMP_NUM_THREADS"] = str(threads)
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    inbox = _Inbox(pipe)
+    while (task := inbox.next_task()) is not None:
+        _carry_out(task, pipe, threads, inbox.stop)
+
+
+class _Inbox:
+    """Reads the pipe on a thread, so that "stop" is heard while a run is under way.
+
+    The parent's end closing (its death, even by SIGKILL) ends the process at once: no orphans.
+    """
+
+    def __init__(self, pipe: Connection) -> None:
+        self.stop = threading.Event()
+        self._pipe = pipe
+        self._tasks: deque[Task | None] = deque()
+        self._arrived = threading.Semaphore(0)
+        threading.Thread(target=self._listen, daemon=True).start()
+
+    def next_task(self) -> Task | None:
+        self._arrived.acquire()
+        return self._tasks.popleft()
+
+    def _listen(self) -> None:
+        while True:
+            try:
+                message = self._pipe.recv()
+            except (EOFError, OSError):
+                os._exit(3)
+            if message == "stop":
+                self.stop.set()
+                continue
+            self._tasks.append(message)
+            self._arrived.release()
+            if message is None:
+                return
+
+
+def _carry_out(task: Task, pipe: Connection, threads: int, stop: threading.Event) -> None:
+    last = 0.0
+
+    def progress(text: str, values: dict[str, float]) -> None:
+        nonlocal last
+        now = time.monotonic()
+        if now - last >= 0.2 or values.get("step") == values.get("steps"):
+            last = now
+            pipe.send(Event(task=task, kind="progress", text=text, values=values))
+
+    pipe.send(Event(task=task, kind="started"))
+    kind, text = _outcome(task, threads, progress, stop)
+    pipe.send(Event(task=task, kind=kind, text=text))
+
+
+def _outcome(
+    task: Task,
+    threads: int,
+    progress: Callable[[str, dict[str, float]], None],
+    stop: threading.Event,
+) -> tuple[EventKind, str]:
+    from repro.procedures import Stopped, carry_out
+
+    try:
+        carry_out(task.run, task.folder, task.runs, progress, stop.is_set, threads)
+    except Stopped:
+        return "stopped", ""
+    except Exception as error:  # noqa: BLE001 - the failure of one run is data, recorded in whole
+        return "failed", f"{type(error).__name__}: {error}\n{traceback.format_exc()}"
+    return "finished", ""
