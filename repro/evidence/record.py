@@ -1,9 +1,9 @@
 """Records: what one run was, what it really did and what came out, as one JSON file.
 
-The file of a run lies at `<runs>/<tier>/<target>/<arm>/seed-<seed>.json`. It is written to a
-temporary name and renamed, so that it is whole or absent, and it is never overwritten: a result that
-exists stays. A run that failed leaves `seed-<seed>.failed-<n>.json` beside that place instead, so
-that it can be tried again while the failure stays counted.
+The file of a run lies at `<runs>/<tier>/<target>/<arm>/seed-<seed>.json`. It is written under a
+temporary name and renamed, so that it is whole or absent, and it is never overwritten: a result
+that exists stays. A run that failed leaves `seed-<seed>.failed-<n>.json` beside that place instead,
+so that it can be tried again while the failure stays counted.
 
 Easy to get wrong: comparing a record with the configuration of today by name alone. Each record
 holds its whole resolved configuration and its digest; `find_record` refuses one whose digest is

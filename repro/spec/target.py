@@ -1,8 +1,8 @@
 """Targets: one table or figure of the paper, stated so that a machine can say whether it holds.
 
-A `Target` names its **arms** (the rows that the paper compares), its **scales** (how large each tier
-of hardware runs them), its **metrics** and its **claims** (how the arms relate through the metrics).
-`plan` turns a target and a tier into runs.
+A `Target` names its **arms** (the rows that the paper compares), its **scales** (how large each
+tier of hardware runs them), its **metrics** and its **claims** (how the arms relate through the
+metrics). `plan` turns a target and a tier into runs.
 
 Claims hold no numbers but declared margins, each with its reason; what the numbers should be is an
 expectation's business (`repro.evidence.expectation`). A claim that compares arms declares the
@@ -355,6 +355,27 @@ def on_data(target: Target, source: str) -> Target:
         target,
         name=f"{target.name}_on_{slug}",
         title=f"{target.title}, on {slug}",
+        scales=scales,
+        costs={tier: cost for tier, cost in target.costs.items() if tier in scales},
+    )
+
+
+def with_steps(target: Target, steps: int) -> Target:
+    """Return `target` with its training cut to `steps`, under another name, for trying things out.
+
+    None of its expectations apply to the result, and its records lie beside the original's.
+    """
+    require(steps >= 1, f"steps is {steps}; it must be 1 or more")
+    scales = {
+        tier: dataclasses.replace(scale, steps=steps)
+        for tier, scale in target.scales.items()
+        if isinstance(scale, TrainScale)
+    }
+    require(bool(scales), f"{target.name} has no training steps to cut")
+    return dataclasses.replace(
+        target,
+        name=f"{target.name}_in_{steps}_steps",
+        title=f"{target.title}, cut to {steps} steps",
         scales=scales,
         costs={tier: cost for tier, cost in target.costs.items() if tier in scales},
     )

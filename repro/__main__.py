@@ -1,0 +1,197 @@
+"""The command line: `python -m repro list | plan | run | check | report | bless | reproduce`.
+
+Flags name a target, a tier, seeds and folders; what a run is, is a Python value in
+`repro.targets`. Each command imports what it needs when it is called, so that `list` answers at
+once and checking needs no torch.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Callable, Sequence
+
+from repro import __version__
+
+FINE, CONTRADICTED, USAGE = 0, 1, 2
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command; return the process's exit status."""
+    parser = build_parser()
+    args = parser.parse_args(arguments)
+    try:
+        status: int = args.command(args)
+    except ValueError as error:
+        print(f"repro: {error}", file=sys.stderr)
+        return USAGE
+    except BrokenPipeError:
+        # The reader (head, less) left early; let the interpreter flush into nothing.
+        sys.stdout = None  # type: ignore[assignment]
+        return FINE
+    return status
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """Return the parser of all commands."""
+    parser = argparse.ArgumentParser(
+        prog="repro",
+        description="Reproduce QeRL (arXiv 2510.11696): a command and a verdict for each claim.",
+    )
+    parser.add_argument("--version", action="version", version=f"qerl-repro {__version__}")
+    commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
+
+    listing = commands.add_parser("list", help="every table and figure, and what runs where")
+    listing.add_argument("--json", action="store_true", help="print JSON")
+    listing.set_defaults(command=_list)
+
+    _add_running(commands, "plan", _plan, "the runs, and what they would need, before they start")
+    _add_running(commands, "run", _run, "carry out the runs that have no record yet")
+    _add_running(commands, "reproduce", _reproduce, "run, check, draw and report in one go")
+
+    check = commands.add_parser(
+        "check",
+        help="verdicts from records alone",
+        description="Exit status: 0 when nothing is wrong with this suite, whatever became of the "
+        "paper's claims; 1 when an expectation of the suite itself (derived or blessed) or a claim "
+        "about its machinery is contradicted, or records are refused; 2 for a bad command line.",
+    )
+    _add_selection(check)
+    check.add_argument("--json", action="store_true", help="print JSON")
+    check.set_defaults(command=_check)
+
+    report = commands.add_parser("report", help="write report.md from records alone")
+    _add_selection(report, optional=True)
+    _add_report(report)
+    report.add_argument("--readme", metavar="FILE", help="renew the results block of this file")
+    report.set_defaults(command=_report)
+
+    bless = commands.add_parser("bless", help="turn records into measured expectations")
+    _add_selection(bless)
+    bless.set_defaults(command=_bless)
+    return parser
+
+
+def _add_running(
+    commands: argparse._SubParsersAction[argparse.ArgumentParser],
+    name: str,
+    command: Callable[[argparse.Namespace], int],
+    help_text: str,
+) -> None:
+    parser = commands.add_parser(name, help=help_text)
+    _add_selection(parser)
+    parser.add_argument("--seeds", metavar="N", help="how many seeds, or a list such as 0,3,4")
+    parser.add_argument("--arms", metavar="A,B", help="only these arms")
+    parser.add_argument("--workers", type=int, metavar="N", help="runs side by side")
+    parser.add_argument("--threads", type=int, metavar="N", help="threads of each run")
+    if name == "reproduce":
+        _add_report(parser)
+    parser.set_defaults(command=command)
+
+
+def _add_selection(parser: argparse.ArgumentParser, *, optional: bool = False) -> None:
+    parser.add_argument(
+        "targets", nargs="*" if optional else "+", metavar="TARGET", help="see `repro list`"
+    )
+    parser.add_argument("--tier", help="smoke, proxy, systems or paper; default: what runs here")
+    parser.add_argument("--data", metavar="FOLDER", help="problems from local JSONL instead")
+    parser.add_argument("--steps", type=int, metavar="N", help="cut training to N steps")
+    parser.add_argument("--runs", metavar="FOLDER", help="folder of records (default: runs)")
+    parser.add_argument("--expected", metavar="FOLDER", help="folder of expectations")
+
+
+def _add_report(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--out", metavar="FILE", help="where to write (default: <runs>/report.md)")
+    parser.add_argument("--figures", metavar="FOLDER", help="figures to link (default: beside it)")
+
+
+def parse_seeds(text: str | None) -> int | list[int] | None:
+    """Return how many seeds (`5`) or which (`0,3,4`) a flag names.
+
+    Raises
+    ------
+    ValueError
+        If the text is neither.
+    """
+    if text is None:
+        return None
+    try:
+        if "," in text:
+            return [int(part) for part in text.split(",") if part.strip()]
+        count = int(text)
+    except ValueError:
+        raise ValueError(f"--seeds {text}: needs a number such as 5, or 0,3,4") from None
+    if count < 1:
+        raise ValueError(f"--seeds {text}: needs 1 or more")
+    return count
+
+
+def parse_arms(text: str | None) -> list[str] | None:
+    """Return the arms that a flag names, None for all."""
+    return None if text is None else [part.strip() for part in text.split(",") if part.strip()]
+
+
+def _list(args: argparse.Namespace) -> int:
+    from repro.listing import listing_json, listing_text
+
+    print(json.dumps(listing_json(), indent=1) if args.json else listing_text())
+    return FINE
+
+
+def _plan(args: argparse.Namespace) -> int:
+    from repro.places import expected_folder, runs_folder
+    from repro.plan import plan_text
+    from repro.selection import select
+
+    folder, sentence = runs_folder(args.runs)
+    expected = expected_folder(args.expected)
+    texts = []
+    for selection in select(args.targets, tier=args.tier, data=args.data, steps=args.steps):
+        runs = selection.plan(parse_seeds(args.seeds), parse_arms(args.arms))
+        texts.append(plan_text(selection, runs, folder, expected, args.workers or 1))
+    print("\n\n".join(texts))
+    if sentence:
+        print(sentence)
+    return FINE
+
+
+def _run(args: argparse.Namespace) -> int:
+    from repro.run import main_run
+
+    status: int = main_run(args)
+    return status
+
+
+def _check(args: argparse.Namespace) -> int:
+    from repro.check import main_check
+
+    return main_check(args)
+
+
+def _report(args: argparse.Namespace) -> int:
+    from repro.report import main_report
+
+    return main_report(args)
+
+
+def _bless(args: argparse.Namespace) -> int:
+    from repro.check import main_bless
+
+    return main_bless(args)
+
+
+def _reproduce(args: argparse.Namespace) -> int:
+    from repro.report import draw_figures, main_report
+
+    args.json, args.readme = False, None
+    status = _run(args)
+    if status not in (FINE, CONTRADICTED):
+        return status
+    draw_figures(args)
+    main_report(args)
+    return max(status, _check(args))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

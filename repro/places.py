@@ -1,0 +1,52 @@
+"""Where things lie: the folder of records, and the folder of expectations.
+
+Records go to `--runs`, else `$REPRO_RUNS`, else `./runs` if that can be written, else the user's
+data folder; a fallback is said in a sentence. Expectations come from `--expected`, else from the
+checkout that holds the package, else from the copy inside the installed package.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+PACKAGE = Path(__file__).resolve().parent
+
+
+def runs_folder(named: str | None) -> tuple[Path, str | None]:
+    """Return the folder of records and, where it is not the expected one, a sentence saying so."""
+    if named:
+        return Path(named), None
+    if os.environ.get("REPRO_RUNS"):
+        return Path(os.environ["REPRO_RUNS"]), None
+    here = Path("runs")
+    if _writable(here):
+        return here, None
+    home = os.environ.get("XDG_DATA_HOME") or os.path.expanduser("~/.local/share")
+    folder = Path(home) / "qerl-repro" / "runs"
+    return folder, f"{Path.cwd()} cannot be written, so records are in {folder}"
+
+
+def expected_folder(named: str | None) -> Path:
+    """Return the folder of expectations.
+
+    Raises
+    ------
+    ValueError
+        If there is none.
+    """
+    candidates = [Path(named)] if named else [PACKAGE.parent / "expected", PACKAGE / "expected"]
+    for folder in candidates:
+        if (folder / "paper").is_dir():
+            return folder
+    looked = " or ".join(str(folder) for folder in candidates)
+    raise ValueError(f"there are no expectations (a folder with `paper` in it) in {looked}")
+
+
+def _writable(folder: Path) -> bool:
+    while not folder.exists():
+        parent = folder.parent
+        if parent == folder:
+            return False
+        folder = parent
+    return folder.is_dir() and os.access(folder, os.W_OK)

@@ -1,0 +1,145 @@
+"""The plan as text: which runs a command would start, and what they would need, before they start.
+
+Times and memory come from the blessed records of the same tier where there are any, else from the
+scale's stated cost; the text says which. Where nobody has timed a run, it says that instead of
+guessing.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from statistics import median
+
+from repro.evidence.record import find_record
+from repro.selection import Selection
+from repro.spec.config import RunConfig
+from repro.spec.target import Cost
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Estimates:
+    """Seconds and bytes of a run by arm, and where they come from."""
+
+    seconds: dict[str, float | None]
+    memory_bytes: int
+    basis: str
+
+
+def plan_text(
+    selection: Selection, runs: list[RunConfig], folder: Path, expected: Path, workers: int = 1
+) -> str:
+    """Return the plan of `runs` as lines of text.
+
+    Parameters
+    ----------
+    folder
+        Where the records are and will be.
+    workers
+        Runs side by side, for the total time.
+    """
+    cost = selection.source.costs[selection.tier]
+    done = {run.digest() for run in runs if find_record(run, folder) is not None}
+    left = [run for run in runs if run.digest() not in done]
+    estimates = estimate(selection, cost, expected)
+    lines = [
+        f"{selection.target.name} at the {selection.tier.value} tier: {len(runs)} runs "
+        f"({len(done)} recorded, {len(left)} to do)",
+        f"  {selection.target.statement}",
+    ]
+    missing = selection.tier.missing()
+    if missing:
+        lines.append(f"  This machine cannot run it: {missing}.")
+    lines += _arm_lines(runs, done, estimates)
+    lines += _totals(left, estimates, cost, workers)
+    lines.append(f"  records   {folder}")
+    return "\n".join(lines)
+
+
+def _arm_lines(runs: list[RunConfig], done: set[str], estimates: Estimates) -> list[str]:
+    seeds: dict[str, list[int]] = {}
+    for run in runs:
+        seeds.setdefault(run.arm.name, []).append(run.seed)
+    finished = Counter(run.arm.name for run in runs if run.digest() in done)
+    procedures = {run.arm.name: run.procedure for run in runs}
+    lines = []
+    for arm, numbers in seeds.items():
+        seconds = estimates.seconds.get(arm)
+        each = "not timed yet" if seconds is None else f"{duration(seconds)} each"
+        recorded = f", {finished[arm]} recorded" if finished[arm] else ""
+        listed = ", ".join(map(str, numbers))
+        lines.append(f"  {arm:<26} {procedures[arm]:<9} seeds {listed:<14} {each}{recorded}")
+    return lines
+
+
+def _totals(left: list[RunConfig], estimates: Estimates, cost: Cost, workers: int) -> list[str]:
+    times = [estimates.seconds.get(run.arm.name) for run in left]
+    known = [seconds for seconds in times if seconds is not None]
+    if len(known) == len(times):
+        side = f" with {workers} at a time" if workers > 1 else ""
+        time = f"{duration(sum(known) / max(1, workers))}{side}"
+    else:
+        time = "not known"
+    absent = [item for item in cost.downloads if not item.present()]
+    fetched = "; ".join(f"{item.name} ({size(item.nbytes)})" for item in absent) or "none"
+    memory = estimates.memory_bytes * max(1, min(workers, len(left) or 1))
+    return [
+        f"  time      {time} ({estimates.basis})",
+        f"  memory    {size(memory)}",
+        f"  disk      {size(cost.disk_bytes * len(left))}",
+        f"  downloads {fetched}",
+    ]
+
+
+def estimate(selection: Selection, cost: Cost, expected: Path) -> Estimates:
+    """Return the estimates for a selection: from blessed records if there are any."""
+    seconds: dict[str, float | None] = {
+        arm.name: (
+            cost.evaluate_seconds
+            if selection.source.procedure_of(arm) == "evaluate"
+            else cost.train_seconds
+        )
+        for arm in selection.source.arms
+    }
+    memory, basis = cost.memory_bytes, cost.basis
+    blessed = blessed_records(selection, expected)
+    times: dict[str, list[float]] = {}
+    for record in blessed:
+        begun = datetime.fromisoformat(record["started"])
+        ended = datetime.fromisoformat(record["finished"])
+        times.setdefault(record["arm"], []).append((ended - begun).total_seconds())
+        peak = record["metrics"].get("peak_bytes", {}).get("value")
+        memory = max(memory, int(peak)) if peak else memory
+    if times:
+        seconds |= {arm: median(values) for arm, values in times.items()}
+        basis = f"median of {len(blessed)} blessed records"
+    return Estimates(seconds=seconds, memory_bytes=memory, basis=basis)
+
+
+def blessed_records(selection: Selection, expected: Path) -> list[dict]:  # type: ignore[type-arg]
+    """Return the compacted records behind the blessed expectations of the selection's tier."""
+    folder = expected / selection.tier.value
+    found = []
+    for path in sorted(folder.rglob(f"{selection.source.name}.records.json")):
+        found += json.loads(path.read_text(encoding="utf-8"))["records"]
+    return found
+
+
+def duration(seconds: float) -> str:
+    """Return a time as people say it."""
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    if seconds < 5400:
+        return f"{seconds / 60:.0f} min"
+    return f"{seconds / 3600:.1f} h"
+
+
+def size(nbytes: float) -> str:
+    """Return a number of bytes in the largest unit that keeps it above one."""
+    for unit, scale in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if nbytes >= scale:
+            return f"{nbytes / scale:.3g} {unit}"
+    return f"{nbytes:.0f} B"

@@ -1,0 +1,95 @@
+"""What a command line selects: targets, each at a tier, perhaps with other problems or steps."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from repro.spec.config import RunConfig, TrainScale, require
+from repro.spec.target import Target, default_tier, on_data, plan, with_steps
+from repro.spec.tier import Tier, parse_tier
+from repro.targets import find, runs_of
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Selection:
+    """A target at a tier.
+
+    Attributes
+    ----------
+    target
+        What is judged and reported.
+    source
+        The target whose runs it reads; itself for most.
+    """
+
+    target: Target
+    source: Target
+    tier: Tier
+
+    def plan(
+        self, seeds: int | list[int] | None = None, arms: list[str] | None = None
+    ) -> list[RunConfig]:
+        """Return the runs that the selection needs."""
+        return plan(self.source, self.tier, seeds, arms)
+
+
+def select(
+    names: list[str],
+    *,
+    tier: str | None = None,
+    data: str | None = None,
+    steps: int | None = None,
+) -> list[Selection]:
+    """Return the selections for target names.
+
+    Parameters
+    ----------
+    tier
+        Name of a tier; None takes, for each target, the highest that runs here without downloads.
+    data
+        A folder of JSONL, or a data set's name, in place of the targets' own problems.
+    steps
+        Training steps in place of the targets' own.
+
+    Raises
+    ------
+    ValueError
+        If a name is unknown (the message lists the valid ones) or a target cannot be so changed.
+    """
+    chosen_tier = None if tier is None else parse_tier(tier)
+    selections = []
+    for name in dict.fromkeys(names):
+        target = find(name)
+        source = runs_of(target)
+        changed = source
+        if data is not None:
+            changed = on_data(changed, data_source(data))
+        if steps is not None:
+            changed = with_steps(changed, steps)
+        selections.append(
+            Selection(
+                target=changed if target is source else target,
+                source=changed,
+                tier=chosen_tier or default_tier(changed),
+            )
+        )
+    return selections
+
+
+def data_source(named: str) -> str:
+    """Return `DataConfig.source` for what a user named: a folder that exists, or a data set."""
+    if named.startswith("folder:"):
+        named = named.removeprefix("folder:")
+    if Path(named).is_dir():
+        return f"folder:{Path(named).resolve()}"
+    require(
+        "/" not in named and not named.startswith("."),
+        f"--data {named}: there is no such folder",
+    )
+    return named
+
+
+def is_training(selection: Selection) -> bool:
+    """Whether the selection's runs train a policy."""
+    return isinstance(selection.source.scales.get(selection.tier), TrainScale)
