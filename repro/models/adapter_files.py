@@ -19,9 +19,10 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import torch
+from peft import PeftModel
 from torch import Tensor, nn
 
 from repro.models.decoder import BLOCK_NORMS
@@ -46,8 +47,9 @@ def adapter_tensors(policy: Policy) -> dict[str, nn.Parameter]:
     """
     tensors: dict[str, nn.Parameter] = {}
     for name, layer in adapter_layers(policy.model):
-        tensors[f"{_PREFIX}{name}.lora_A.weight"] = layer.lora_A[ADAPTER_NAME].weight
-        tensors[f"{_PREFIX}{name}.lora_B.weight"] = layer.lora_B[ADAPTER_NAME].weight
+        A, B, _ = layer.adapter()
+        tensors[f"{_PREFIX}{name}.lora_A.weight"] = A
+        tensors[f"{_PREFIX}{name}.lora_B.weight"] = B
     if not tensors:
         raise ValueError(f"training is {policy.training!r}: the policy has no adapter to save")
     if policy.effects["norms_trained"]:
@@ -122,7 +124,7 @@ def load_adapter(policy: Policy, folder: str | Path) -> None:
 
 
 def _config_values(policy: Policy) -> dict[str, object]:
-    config = policy.model.peft_config[ADAPTER_NAME]  # type: ignore[union-attr, index]
+    config = cast(PeftModel, policy.model).peft_config[ADAPTER_NAME]
     values = {
         key: sorted(value) if isinstance(value, set) else value
         for key, value in config.to_dict().items()

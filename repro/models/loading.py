@@ -23,7 +23,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -144,12 +144,16 @@ def fill(
             "quantise what is quantised already: load it as it is, or take the 16-bit checkpoint"
         )
     require_same_names(model, source, stored_format)
+    decoder: Any = model
     scales = SharedScales(source)
     linears: dict[str, list[str]] = {}
     errors: dict[str, float] = {}
     for name, module in list(model.named_modules()):
-        if isinstance(module, nn.Linear) and is_projection(name) and weight_format != "bf16":
-            shape = (module.out_features, module.in_features)
+        if is_projection(name):
+            linears.setdefault(weight_format, []).append(name)
+        if is_projection(name) and weight_format != "bf16":
+            linear = cast(nn.Linear, module)
+            shape = (linear.out_features, linear.in_features)
             if stored_format is not None:
                 quantized = compressed_tensors.read_packed(source, name, shape).to(device)
             else:
@@ -157,23 +161,20 @@ def fill(
                 quantized = quantize_projection(dense, name, weight_format, scales)
                 errors[name] = relative_error(dense, quantized)
             bias = None
-            if module.bias is not None:
-                stored = read_rounded(source, f"{name}.bias", tuple(module.bias.shape))
+            if linear.bias is not None:
+                stored = read_rounded(source, f"{name}.bias", tuple(linear.bias.shape))
                 bias = nn.Parameter(stored.to(device, dtype), requires_grad=False)
             model.set_submodule(name, QuantizedLinear(quantized, bias))
-            linears.setdefault(weight_format, []).append(name)
             continue
-        if is_projection(name):
-            linears.setdefault("bf16", []).append(name)
         for leaf, parameter in list(module.named_parameters(recurse=False)):
             full = f"{name}.{leaf}" if name else leaf
-            if full == "lm_head.weight" and model.config.tie_word_embeddings:
+            if full == "lm_head.weight" and _tied(model):
                 continue
             value = read_rounded(source, full, tuple(parameter.shape)).to(device, dtype)
             module.register_parameter(leaf, nn.Parameter(value, requires_grad=False))
-    if model.config.tie_word_embeddings:
-        model.lm_head.weight = model.model.embed_tokens.weight
-    model.model.rotary_emb.to(device)
+    if _tied(model):
+        decoder.lm_head.weight = decoder.model.embed_tokens.weight
+    decoder.model.rotary_emb.to(device)
     _require_filled(model)
     return Filled(linears=linears, relative_errors=errors)
 
@@ -249,7 +250,7 @@ def expected_specs(model: nn.Module, stored_format: str | None) -> dict[str, Ten
             specs |= compressed_tensors.packed_specs(projection, (N, K))
         else:
             specs[name] = TensorSpec(dtype=torch.bfloat16, shape=tuple(parameter.shape))
-    if model.config.tie_word_embeddings:
+    if _tied(model):
         specs.pop("lm_head.weight", None)
     return specs
 
@@ -274,9 +275,13 @@ def require_same_names(model: nn.Module, source: WeightSource, stored_format: st
         )
 
 
+def _tied(model: nn.Module) -> bool:
+    return bool(cast(Any, model).config.tie_word_embeddings)
+
+
 def _tied_names(model: nn.Module) -> set[str]:
     # A tied lm_head may be stored a second time; the embedding's copy is the one used.
-    return {"lm_head.weight"} if model.config.tie_word_embeddings else set()
+    return {"lm_head.weight"} if _tied(model) else set()
 
 
 def _and_more(names: list[str]) -> str:

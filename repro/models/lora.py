@@ -68,7 +68,7 @@ class AdapterLinear(PeftLinear):
         if self.merged or name is None:
             return cast(Tensor, base(x))
         A, B, scaling = self.adapter(name)
-        if isinstance(base, QuantizedLinear) and base.dense is None:
+        if isinstance(base, QuantizedLinear):
             return dispatch.lora_linear(x, base.weight, A, B, scaling, base.bias)
         down = functional.linear(x, A.to(x.dtype))
         return cast(Tensor, base(x)) + functional.linear(down, B.to(x.dtype)) * scaling
@@ -180,7 +180,7 @@ def effective_weight(linear: nn.Module, dtype: torch.dtype = torch.float32) -> T
     """
     base = base_linear(linear)
     if isinstance(base, QuantizedLinear):
-        weight = base.dense_weight(torch.float32)
+        weight = dispatch.dequantize(base.weight, torch.float32)
     else:
         weight = base.weight.detach().to(torch.float32)
     name = None
@@ -189,4 +189,4 @@ def effective_weight(linear: nn.Module, dtype: torch.dtype = torch.float32) -> T
     if isinstance(linear, AdapterLinear) and name is not None:
         A, B, scaling = linear.adapter(name)
         return torch.addmm(weight, B.float(), A.float(), alpha=scaling).to(dtype)
-    return weight.clone() if weight.dtype == dtype else weight.to(dtype)
+    return weight.to(dtype, copy=True)

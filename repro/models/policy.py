@@ -30,7 +30,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, cast, get_args
 
 import torch
 from torch import nn
@@ -50,8 +50,6 @@ COMPUTE_DTYPES = {
     "bfloat16": torch.bfloat16,
     "float16": torch.float16,
 }
-# Dense caches pay on small CPU models; past this size memory matters more than time.
-DENSE_CACHE_LIMIT_BYTES = 256 * 2**20
 
 
 @dataclass(slots=True)
@@ -88,7 +86,7 @@ class Policy:
     @property
     def device(self) -> torch.device:
         """Where the embeddings are."""
-        return self.decoder.get_input_embeddings().weight.device  # type: ignore[operator]
+        return self.decoder.get_parameter("model.embed_tokens.weight").device
 
 
 def load_policy(
@@ -102,7 +100,6 @@ def load_policy(
     compute_dtype: str | torch.dtype = "float32",
     seed: int,
     device: str | torch.device = "cpu",
-    dense_cache: bool | None = None,
     rslora: bool = False,
 ) -> Policy:
     """Load a checkpoint as a policy.
@@ -127,17 +124,13 @@ def load_policy(
         Of A; the same A for every weight format.
     device
         Where the policy goes; projections are quantised there.
-    dense_cache
-        Keep dense float32 weights beside 4-bit ones. None decides: on for a CPU policy computing
-        in float32 whose dense projections stay within 256 MiB.
 
     Returns
     -------
     Policy
         With `effects`: `linears` (count by format), `relative_weight_error_mean` (None for stored
         codes), `norms_wrapped`, `adapter_modules`, `norms_trained` (count), `parameters_trainable`,
-        `base_bytes`, `dense_cache_bytes`, `compute`, `checkpoint_sha256` (of its manifest's files,
-        None without manifest).
+        `base_bytes`, `compute`, `checkpoint_sha256` (over its manifest's sums; None without one).
 
     Raises
     ------
@@ -168,9 +161,8 @@ def load_policy(
         "relative_weight_error_mean": _mean(filled),
         "norms_wrapped": len(wrap_norms(model)),
         "checkpoint_sha256": digest,
+        "base_bytes": base_bytes(model),
     }
-    _set_dense_cache(model, dense_cache, dtype=dtype, effects=effects)
-    effects["base_bytes"] = base_bytes(model)
     adapted: nn.Module = model
     if training == "lora":
         adapted = attach_adapter(model, rank=lora_rank, alpha=lora_alpha, seed=seed, rslora=rslora)
@@ -245,7 +237,7 @@ def _require_arguments(weight_format: str, training: str, norms_trained: bool) -
 
 
 def _require_all_projections(model: nn.Module, filled: Filled, weight_format: str) -> None:
-    expected = set(projection_names(model.config.num_hidden_layers))  # type: ignore[union-attr]
+    expected = set(projection_names(len(cast(nn.ModuleList, model.get_submodule("model.layers")))))
     found = set(filled.linears.get(weight_format, []))
     if found != expected:
         odd = sorted(expected ^ found)
@@ -258,18 +250,6 @@ def _require_all_projections(model: nn.Module, filled: Filled, weight_format: st
 def _mean(filled: Filled) -> float | None:
     errors = filled.relative_errors
     return sum(errors.values()) / len(errors) if errors else None
-
-
-def _set_dense_cache(
-    model: nn.Module, wanted: bool | None, *, dtype: torch.dtype, effects: dict[str, Any]
-) -> None:
-    linears = [m for m in model.modules() if isinstance(m, QuantizedLinear)]
-    dense_bytes = sum(4 * m.in_features * m.out_features for m in linears)
-    fits = all(m.device.type == "cpu" for m in linears) and dense_bytes <= DENSE_CACHE_LIMIT_BYTES
-    on = (fits and dtype == torch.float32) if wanted is None else wanted
-    for linear in linears:
-        linear.dense_cache = on
-    effects["dense_cache_bytes"] = dense_bytes if on else 0
 
 
 def _set_trainable(policy: Policy, norms_trained: bool) -> None:
@@ -291,7 +271,7 @@ def _set_trainable(policy: Policy, norms_trained: bool) -> None:
 
 
 def _run_in_autocast(policy: Policy) -> None:
-    inner = policy.decoder.model
+    inner = policy.decoder.get_submodule("model")
     autocast = torch.autocast(policy.device.type, dtype=policy.compute_dtype)
-    inner.forward = autocast(inner.forward)  # type: ignore[union-attr, method-assign, operator]
+    setattr(inner, "forward", autocast(inner.forward))  # noqa: B010 (a method, to mypy)
     policy.effects["compute"] += " by autocast; float32 masters, residual stream and norms"

@@ -151,7 +151,7 @@ class TensorFile:
         if spec.nbytes:
             with entry.path.open("rb", buffering=0) as file:
                 file.seek(entry.begin)
-                view = memoryview(raw.numpy())
+                view = memoryview(raw.numpy().data)
                 filled = 0
                 while filled < spec.nbytes:
                     count = file.readinto(view[filled:])
@@ -245,10 +245,10 @@ def read_header(path: Path) -> dict[str, _Entry]:
         raw = file.read(header_bytes)
     try:
         header = json.loads(raw.decode("utf-8"))
-        if not isinstance(header, dict):
-            raise TypeError(f"a {type(header).__name__}, not an object")
-    except (ValueError, TypeError) as error:
+    except ValueError as error:
         raise CheckpointError(f"{path}: the header is corrupt: {error}") from error
+    if not isinstance(header, dict):
+        raise CheckpointError(f"{path}: the header is corrupt: a {type(header).__name__}")
     header.pop("__metadata__", None)
     start = 8 + header_bytes
     entries = {name: _entry(path, name, fields, start, size) for name, fields in header.items()}
@@ -271,12 +271,13 @@ def _entry(path: Path, name: str, fields: object, start: int, size: int) -> _Ent
     if not isinstance(fields, dict):
         raise CheckpointError(f"{path}: {name}: the header entry is not an object")
     dtype, shape, offsets = (fields.get(key) for key in ("dtype", "shape", "data_offsets"))
-    if dtype not in DTYPES:
+    if not isinstance(dtype, str) or dtype not in DTYPES:
         raise CheckpointError(f"{path}: {name} has dtype {dtype!r}; known are {', '.join(DTYPES)}")
-    if not _naturals(shape) or not _naturals(offsets) or len(offsets) != 2:  # type: ignore[arg-type]
+    sizes, ends = _naturals(shape), _naturals(offsets)
+    if sizes is None or ends is None or len(ends) != 2:
         raise CheckpointError(f"{path}: {name} has shape {shape!r} and offsets {offsets!r}")
-    spec = TensorSpec(dtype=DTYPES[dtype], shape=tuple(shape))  # type: ignore[arg-type]
-    begin, end = offsets  # type: ignore[misc]
+    spec = TensorSpec(dtype=DTYPES[dtype], shape=tuple(sizes))
+    begin, end = ends
     if start + end > size:
         raise CheckpointError(
             f"{path}: {name} ends at byte {start + end}, beyond the file's {size}: truncated"
@@ -289,8 +290,10 @@ def _entry(path: Path, name: str, fields: object, start: int, size: int) -> _Ent
     return _Entry(path=path, spec=spec, begin=start + begin)
 
 
-def _naturals(value: object) -> bool:
-    return isinstance(value, list) and all(type(v) is int and v >= 0 for v in value)
+def _naturals(value: object) -> list[int] | None:
+    if not isinstance(value, list) or not all(type(v) is int and v >= 0 for v in value):
+        return None
+    return value
 
 
 def write_tensors(
@@ -338,7 +341,7 @@ def write_tensors(
                 found = TensorSpec(dtype=tensor.dtype, shape=tuple(tensor.shape))
                 if found != specs[name]:
                     raise ValueError(f"{path}: {name} is {found}; the header says {specs[name]}")
-                data = memoryview(tensor.reshape(-1).view(torch.uint8).numpy())
+                data = tensor.reshape(-1).view(torch.uint8).numpy().data
                 file.write(data)
                 digest.update(data)
         os.replace(temporary, path)
