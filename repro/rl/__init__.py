@@ -1,0 +1,1 @@
+"""Reinforcement learning: advantages, losses, added noise, the training loop, checkpoints."""

@@ -1,0 +1,283 @@
+"""One rollout: which problems, which seeds, the completions, their rewards and advantages.
+
+The order of problems depends on the run's seed alone, so all arms of a seed see the same problems
+at the same step; each completion's seed depends on (run seed, step, problem, k), so arms also share
+their random numbers (common random numbers). Adding noise to one arm moves neither.
+
+Dynamic sampling (DAPO) draws further batches of problems while too few groups are informative by
+the *accuracy* reward, at most `dynamic_sampling` batches a step, and then goes on with what there
+is. Problems drawn and thrown away are counted: without that number, comparing it by steps is unfair
+to the arm that draws once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from repro.data.problem import Problem
+from repro.data.prompts import Tokenizer, render
+from repro.reward.score import Rewards
+from repro.rl.advantage import (
+    Advantages,
+    group_advantages,
+    informative_groups,
+    overlong_penalty,
+)
+from repro.rl.rows import Rows, make_rows
+from repro.spec.config import RunConfig, TrainScale, derive_seed
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+    from repro.rollout.sampler import Completion, Sampler
+
+# texts, golds, seeds -> rewards; one entry a completion.
+ScoreFunction = Callable[[Sequence[str], Sequence[str], Sequence[int]], Rewards]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Rollout:
+    """B scored completions, ready for updates.
+
+    Attributes
+    ----------
+    rows
+        Prompts, tokens and masks.
+    advantages
+        Of the B rows.
+    reward, accuracy, format
+        B values each; `reward` is what the advantages were made of, shaping included.
+    batches
+        Batches of problems drawn for it.
+    groups_drawn
+        Groups sampled, before dynamic sampling left any out.
+    informative
+        Share of the groups drawn with right and wrong answers both.
+    """
+
+    rows: Rows
+    advantages: Advantages
+    reward: list[float | None]
+    accuracy: list[float | None]
+    format: list[float]
+    batches: int
+    groups_drawn: int
+    informative: float
+
+
+@dataclass(slots=True, kw_only=True)
+class _Drawn:
+    """Growing columns of a rollout, one entry a row, and its prompts by group."""
+
+    prompts: list[list[int]]
+    completions: list[Completion]
+    reward: list[float | None]
+    accuracy: list[float | None]
+    format: list[float]
+
+
+class PromptSource:
+    """Problems in the run's order, rendered as prompts when first needed.
+
+    Parameters
+    ----------
+    problems
+        At least as many as a rollout takes; ids unique.
+    tokenizer
+        Renders prompts and reads completions.
+    run
+        Gives the seed, the template, P and the longest prompt allowed.
+
+    Raises
+    ------
+    ValueError
+        When there are fewer problems than a rollout takes, or two share an id.
+    """
+
+    def __init__(
+        self, problems: Sequence[Problem], tokenizer: PreTrainedTokenizerBase, run: RunConfig
+    ) -> None:
+        scale: TrainScale = run.scale
+        self.size = scale.prompts_per_rollout
+        if len(problems) < self.size:
+            raise ValueError(
+                f"there are {len(problems)} training problems; a rollout takes {self.size}"
+            )
+        if len({problem.id for problem in problems}) != len(problems):
+            raise ValueError("two training problems share an id; ids must be unique")
+        self.problems = problems
+        self.tokenizer = tokenizer
+        self._seed = run.seed
+        self._template = scale.prompt_template
+        self._longest = scale.max_prompt_tokens
+        self._prompts: dict[str, list[int]] = {}
+        self._order: tuple[int, list[int]] = (-1, [])
+
+    def draw(self, batch: int) -> list[Problem]:
+        """Return the problems of the batch counted from 0; the rest of an epoch is left out."""
+        per_epoch = len(self.problems) // self.size
+        epoch, place = divmod(batch, per_epoch)
+        if self._order[0] != epoch:
+            generator = torch.Generator().manual_seed(derive_seed(self._seed, "problems", epoch))
+            order = torch.randperm(len(self.problems), generator=generator).tolist()
+            self._order = (epoch, order)
+        indices = self._order[1][place * self.size : (place + 1) * self.size]
+        return [self.problems[index] for index in indices]
+
+    def prompt(self, problem: Problem) -> list[int]:
+        """Return a problem's prompt; raises `ValueError` naming one that is too long."""
+        if problem.id not in self._prompts:
+            # transformers' tokenizers are wider than the protocol that rendering asks for.
+            tokenizer: Tokenizer = self.tokenizer  # type: ignore[assignment]
+            prompt = render(problem, self._template, tokenizer)
+            if len(prompt) > self._longest:
+                raise ValueError(
+                    f"problem {problem.id}: its prompt has {len(prompt)} tokens; this scale takes "
+                    f"at most {self._longest}"
+                )
+            self._prompts[problem.id] = prompt
+        return self._prompts[problem.id]
+
+    def text(self, completion: Completion) -> str:
+        """Return a completion's text without control tokens."""
+        return str(self.tokenizer.decode(list(completion.token_ids), skip_special_tokens=True))
+
+
+def collect(
+    run: RunConfig,
+    sampler: Sampler,
+    source: PromptSource,
+    score: ScoreFunction,
+    *,
+    step: int,
+    draws: int,
+) -> Rollout:
+    """Sample and score one rollout.
+
+    Parameters
+    ----------
+    run
+        Gives sampling, loss and seed.
+    sampler
+        Samples under the policy as it stands, added noise included.
+    source, score
+        Where problems come from, and what completions are worth.
+    step
+        The optimiser step, counted from 0, at which the rollout starts.
+    draws
+        Batches of problems drawn before.
+    """
+    scale: TrainScale = run.scale
+    loss = run.arm.loss
+    kept = _Drawn(prompts=[], completions=[], reward=[], accuracy=[], format=[])
+    batches, informative = 0, 0
+    while True:
+        drawn = _draw_batch(run, sampler, source, score, step=step, batch=draws, again=batches)
+        draws, batches = draws + 1, batches + 1
+        group_ids = _group_ids(len(drawn.prompts), scale.group_size)
+        found = informative_groups(drawn.accuracy, group_ids)
+        informative += len(found)
+        every = list(range(len(drawn.prompts)))
+        room = scale.prompts_per_rollout - len(kept.prompts)
+        _append(kept, drawn, (found if loss.dynamic_sampling else every)[:room], scale.group_size)
+        full = len(kept.prompts) == scale.prompts_per_rollout
+        if full or batches >= max(loss.dynamic_sampling, 1):
+            break
+    advantages = group_advantages(
+        kept.reward,
+        _group_ids(len(kept.prompts), scale.group_size),
+        scale_by_std=loss.scale_by_std,
+        epsilon=loss.advantage_epsilon,
+    )
+    return Rollout(
+        rows=make_rows(
+            kept.prompts,
+            kept.completions,
+            group_size=scale.group_size,
+            end_token_ids=_end_token_ids(source.tokenizer),
+        ),
+        advantages=advantages,
+        reward=kept.reward,
+        accuracy=kept.accuracy,
+        format=kept.format,
+        batches=batches,
+        groups_drawn=batches * scale.prompts_per_rollout,
+        informative=informative / (batches * scale.prompts_per_rollout),
+    )
+
+
+def _draw_batch(
+    run: RunConfig,
+    sampler: Sampler,
+    source: PromptSource,
+    score: ScoreFunction,
+    *,
+    step: int,
+    batch: int,
+    again: int,
+) -> _Drawn:
+    """Sample and score one batch of P problems; `again` counts the step's earlier batches."""
+    scale: TrainScale = run.scale
+    problems = source.draw(batch)
+    prompts = [source.prompt(problem) for problem in problems]
+    stream = ("rollout", step) if again == 0 else ("rollout", step, "again", again)
+    seeds = [
+        derive_seed(run.seed, *stream, problem.id, k)
+        for problem in problems
+        for k in range(scale.group_size)
+    ]
+    sampled = sampler.sample(prompts, scale.rollout, group_size=scale.group_size, seeds=seeds)
+    texts = [source.text(completion) for completion in sampled.completions]
+    golds = [problem.answer for problem in problems for _ in range(scale.group_size)]
+    rewards = score(texts, golds, seeds)
+    buffer, limit = run.arm.loss.overlong_buffer, scale.rollout.max_new_tokens
+    reward = [
+        None
+        if value is None
+        else value
+        + overlong_penalty(len(completion.token_ids), max_new_tokens=limit, buffer=buffer)
+        for value, completion in zip(rewards.total, sampled.completions, strict=True)
+    ]
+    return _Drawn(
+        prompts=prompts,
+        completions=list(sampled.completions),
+        reward=reward,
+        accuracy=list(rewards.accuracy),
+        format=list(rewards.format),
+    )
+
+
+def _append(kept: _Drawn, drawn: _Drawn, groups: Sequence[int], group_size: int) -> None:
+    """Add the named groups of `drawn` to `kept`."""
+    for group in groups:
+        rows = slice(group * group_size, (group + 1) * group_size)
+        kept.prompts.append(drawn.prompts[group])
+        kept.completions += drawn.completions[rows]
+        kept.reward += drawn.reward[rows]
+        kept.accuracy += drawn.accuracy[rows]
+        kept.format += drawn.format[rows]
+
+
+def _group_ids(groups: int, group_size: int) -> list[int]:
+    return torch.arange(groups).repeat_interleave(group_size).tolist()
+
+
+def _end_token_ids(tokenizer: PreTrainedTokenizerBase) -> Collection[int]:
+    end = tokenizer.eos_token_id
+    return () if end is None else (end,)
+
+
+def loss_mask(rollout: Rollout, *, mask_truncated: bool) -> Tensor:
+    """Return (B, T) bool: tokens that the loss counts, in numerator and denominator alike.
+
+    Rows without a reward count nothing; nor do truncated ones under overlong filtering.
+    """
+    counting = rollout.advantages.scored.clone()
+    if mask_truncated:
+        counting &= ~rollout.rows.truncated
+    return rollout.rows.mask & counting[:, None]

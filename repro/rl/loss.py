@@ -1,0 +1,289 @@
+r"""The policy loss: GRPO, DAPO, Dr. GRPO and GSPO as values of one configuration.
+
+For row i with advantage A_i and its counting tokens t (l = log-probability)::
+
+    ratio_it  = exp(l_it - old_it)                          token
+    ratio_i   = exp(mean_t (l_it - old_it))                 sequence (GSPO)
+    gain_it   = min(ratio A, clip(ratio, 1 - low, 1 + high) A), for A < 0 not below c A (dual clip)
+    loss_it   = -w_it gain_it + beta k(ref_it - l_it)
+
+    w_it      = min(exp(old_it - sampled_it), C), no gradient   (truncated importance sampling)
+
+and the loss of one optimiser step is
+
+    sequence_mean      (1/B)           sum_i (1/L_i) sum_t loss_it        GRPO, Eq. 3
+    token_mean         (1/sum_i L_i)   sum_i         sum_t loss_it        DAPO
+    token_mean_local   the same with each micro-batch's own count, averaged over micro-batches
+    constant           1/(B L_max)     sum_i         sum_t loss_it        Dr. GRPO
+
+Easy mistakes:
+
+* The counts belong to the *optimiser step*, over all micro-batches and processes, and use the same
+  mask as the numerator (`StepCounts`). Otherwise micro-batch size changes the gradient; that is
+  what `token_mean_local` reproduces on purpose. Rows without a counting token are not in B.
+* As a *loss*, the KL estimators' gradients are not those of their values. With samples from the
+  policy and d = ref - l: k1 = -d has zero expected gradient, k2 = d^2/2 has the gradient of
+  KL(policy || reference), which is what a penalty wants, and k3 = e^d - d - 1 that of
+  KL(reference || policy).
+* With one update a rollout and the trainer's own log-probabilities as `old`, the ratio is exactly 1
+  and no clip bound can act, however it is set.
+* A sequence ratio moves by thousandths: GSPO's clip range is of order 3e-4, not 0.2. Its importance
+  weight is the product over the tokens, which is unbiased, while token weights are not.
+
+Sources: arXiv 2510.11696 Eq. 3 and App. E; 2503.14476 (DAPO); 2503.20783 (Dr. GRPO); 2507.18071
+(GSPO); 1912.09729 (dual clip); 2510.01555, 2512.21852 (KL gradients).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from repro.spec.config import DAPO, DR_GRPO, GRPO, GSPO, RELEASED_BNPO, Aggregation, LossConfig
+
+# The literature's labels; formulas are named by `LossConfig`, never by these.
+ALIASES: dict[str, LossConfig] = {
+    "grpo": GRPO,
+    "dapo": DAPO,
+    "dr_grpo": DR_GRPO,
+    "gspo": GSPO,
+    "bnpo": RELEASED_BNPO,
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepCounts:
+    """What a loss is divided by: counts over the whole optimiser step.
+
+    Attributes
+    ----------
+    rows, tokens
+        Rows with a counting token, and counting tokens, of every micro-batch and process.
+    length_limit
+        Tokens; the constant of `constant` aggregation.
+    micro_batches
+        Micro-batches of the step, over which `token_mean_local` averages.
+    local_tokens
+        Counting tokens of the micro-batch at hand, where rows known to contribute nothing were left
+        out of the forward pass; None counts the mask given.
+    """
+
+    rows: int
+    tokens: int
+    length_limit: int
+    micro_batches: int = 1
+    local_tokens: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class LossResult:
+    """A micro-batch's share of the step's loss and its sums for the step's metrics.
+
+    Attributes
+    ----------
+    loss
+        () with gradient; shares of all micro-batches add up to the step's loss.
+    tokens
+        Counting tokens of this micro-batch.
+    clipped_low, clipped_high, dual_clipped
+        Tokens whose gradient a bound removed: ratio below 1 - low with A < 0, above 1 + high with
+        A > 0, and beyond the dual clip.
+    ratio_sum, kl_sum, weight_sum
+        Sums over counting tokens of the ratio, the KL estimate and the importance weight.
+    """
+
+    loss: Tensor
+    tokens: int
+    clipped_low: int
+    clipped_high: int
+    dual_clipped: int
+    ratio_sum: float
+    kl_sum: float
+    weight_sum: float
+
+
+def resolve_loss(name: str) -> LossConfig:
+    """Return the configuration behind a name of the literature.
+
+    Raises
+    ------
+    ValueError
+        When the name is not in `ALIASES`.
+    """
+    if name not in ALIASES:
+        raise ValueError(f"loss {name!r} is not known; it must be one of {', '.join(ALIASES)}")
+    return ALIASES[name]
+
+
+def check_loss(config: LossConfig) -> None:
+    """Raise `ValueError` where two settings make one of them act on nothing."""
+    if config.importance_cap is not None and config.old_policy == "sampler":
+        raise ValueError(
+            "loss.importance_cap acts between the trainer's old log-probabilities and the "
+            "sampler's; with loss.old_policy 'sampler' they are the same and it must be None"
+        )
+
+
+def policy_loss(
+    logprobs: Tensor,
+    advantages: Tensor,
+    mask: Tensor,
+    config: LossConfig,
+    counts: StepCounts,
+    *,
+    old_logprobs: Tensor | None = None,
+    sampled_logprobs: Tensor | None = None,
+    ref_logprobs: Tensor | None = None,
+) -> LossResult:
+    """Return one micro-batch's share of the loss of an optimiser step.
+
+    Parameters
+    ----------
+    logprobs
+        (B, T) float, with gradient.
+    advantages
+        (B,) float.
+    mask
+        (B, T) bool; True where a token counts.
+    config, counts
+        The objective, and the normalisers of the whole step.
+    old_logprobs
+        (B, T), the ratio's denominator; None takes `logprobs` itself, so the ratio is exactly 1.
+    sampled_logprobs
+        (B, T), the behaviour policy's; needed by `importance_cap`.
+    ref_logprobs
+        (B, T), the reference policy's; needed by `beta`.
+
+    Raises
+    ------
+    ValueError
+        When a configured term misses its log-probabilities.
+    """
+    check_loss(config)
+    old = logprobs.detach() if old_logprobs is None else old_logprobs
+    advantage = advantages.to(logprobs.dtype)[:, None]  # (B, 1)
+    ratio = _ratio(logprobs, old, mask, config.ratio)
+    clipped = ratio.clamp(1 - config.clip_low, 1 + config.clip_high)
+    gain = torch.minimum(ratio * advantage, clipped * advantage)
+    negative = advantage < 0
+    dual = torch.zeros_like(mask)
+    if config.dual_clip is not None:
+        floor = config.dual_clip * advantage
+        dual = negative & (gain < floor) & mask
+        gain = torch.where(negative, torch.maximum(gain, floor), gain)
+
+    weight = torch.ones_like(logprobs)
+    if config.importance_cap is not None:
+        if sampled_logprobs is None:
+            raise ValueError("loss.importance_cap is set; it needs the sampler's log-probabilities")
+        weight = importance_weights(old, sampled_logprobs, mask, config)
+    per_token = -weight * gain
+    kl = torch.zeros_like(logprobs)
+    if config.beta > 0:
+        if ref_logprobs is None:
+            raise ValueError("loss.beta is set; it needs the reference policy's log-probabilities")
+        kl = kl_estimate(logprobs, ref_logprobs, config.kl_estimator)
+        per_token = per_token + config.beta * kl
+
+    low = (ratio < 1 - config.clip_low) & negative & mask
+    high = (ratio > 1 + config.clip_high) & (advantage > 0) & mask
+    return LossResult(
+        loss=aggregate(per_token, mask, config.aggregation, counts),
+        tokens=int(mask.sum()),
+        clipped_low=int(low.sum()),
+        clipped_high=int(high.sum()),
+        dual_clipped=int(dual.sum()),
+        ratio_sum=_masked_sum(ratio.expand_as(mask), mask),
+        kl_sum=_masked_sum(kl, mask),
+        weight_sum=_masked_sum(weight, mask),
+    )
+
+
+def _masked_sum(values: Tensor, mask: Tensor) -> float:
+    """Return the sum over True, without gradient and without touching what lies under False."""
+    return float(torch.where(mask, values.detach(), 0).sum())
+
+
+def _ratio(logprobs: Tensor, old: Tensor, mask: Tensor, level: str) -> Tensor:
+    """Return the policy ratio, (B, T) by token or (B, 1) by sequence."""
+    # Padding is set to 0 before exp: 0 * inf in a masked position would still poison gradients.
+    difference = torch.where(mask, logprobs - old, 0)
+    if level == "sequence":
+        difference = difference.sum(1, keepdim=True) / mask.sum(1, keepdim=True).clamp(min=1)
+    return difference.exp()
+
+
+def importance_weights(
+    old_logprobs: Tensor, sampled_logprobs: Tensor, mask: Tensor, config: LossConfig
+) -> Tensor:
+    """Return min(old / sampled, cap) without gradient, (B, T).
+
+    A token ratio takes each token's own weight; a sequence ratio takes the product over the tokens,
+    truncated once.
+    """
+    if config.importance_cap is None:
+        raise ValueError("loss.importance_cap is None; importance weights need a positive cap")
+    difference = torch.where(mask, old_logprobs - sampled_logprobs, 0).detach()
+    if config.ratio == "sequence":
+        difference = difference.sum(1, keepdim=True).expand_as(mask)
+    return difference.exp().clamp(max=config.importance_cap)
+
+
+def kl_estimate(logprobs: Tensor, ref_logprobs: Tensor, estimator: str) -> Tensor:
+    """Return the per-token KL estimate k1, k2 or k3 (see the module docstring), any shape.
+
+    Raises
+    ------
+    ValueError
+        When the estimator is not one of the three.
+    """
+    d = ref_logprobs - logprobs
+    if estimator == "k1":
+        return -d
+    if estimator == "k2":
+        return d**2 / 2
+    if estimator == "k3":
+        return torch.expm1(d) - d
+    raise ValueError(f"kl estimator is {estimator!r}; it must be one of k1, k2, k3")
+
+
+def aggregate(
+    per_token: Tensor, mask: Tensor, aggregation: Aggregation, counts: StepCounts
+) -> Tensor:
+    """Return the micro-batch's share of the step's average of per-token values.
+
+    Parameters
+    ----------
+    per_token
+        (B, T) float, or (B, 1) where a sequence's tokens share one value.
+    mask
+        (B, T) bool.
+    aggregation, counts
+        See the module docstring.
+
+    Raises
+    ------
+    ValueError
+        When the aggregation is not known, or the step counts nothing.
+    """
+    if counts.rows < 1 or counts.tokens < 1:
+        raise ValueError(
+            f"the step counts {counts.rows} rows and {counts.tokens} tokens; a loss needs some"
+        )
+    values = torch.where(mask, per_token.expand_as(mask), 0)
+    if aggregation == "sequence_mean":
+        lengths = mask.sum(1).clamp(min=1)
+        return (values.sum(1) / lengths).sum() / counts.rows
+    if aggregation == "token_mean":
+        return values.sum() / counts.tokens
+    if aggregation == "token_mean_local":
+        local = int(mask.sum()) if counts.local_tokens is None else counts.local_tokens
+        return values.sum() / max(local, 1) / counts.micro_batches
+    if aggregation == "constant":
+        return values.sum() / (counts.rows * counts.length_limit)
+    raise ValueError(
+        f"aggregation is {aggregation!r}; it must be sequence_mean, token_mean, token_mean_local "
+        "or constant"
+    )

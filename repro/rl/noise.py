@@ -1,0 +1,242 @@
+r"""Adaptive quantisation noise (AQN): when, how much, on what, and proof that it was there.
+
+Training is cut into K stages, the first without added noise. With M steps in all and a step counted
+from 0, the two forms are
+
+    as_described   k = floor(step / floor(M / K))     (Algorithm 1; its step counts from 1)
+                   sigma(k) = start * (end / start)^((k - 1) / (K - 1)),  k >= 1      (Eq. 8)
+    as_released    k = floor(step / (M / K))
+                   sigma(k) = start * (end / start)^((k - 1) / (K - 2))
+
+so that as described the last stage, k = K - 1, does *not* reach sigma_end, and as released it does.
+The other schedules of Fig. 9 follow the same positions p = (k - 1) / (n - 1), n being K or K - 1:
+
+    linear        start + (end - start) p
+    cosine        end + (start - end) (1 + cos(pi p)) / 2
+    logarithmic   start - (start - end) ln k / ln n
+
+Fig. 15 agrees with these for linear, cosine and logarithmic at n = K = 10. Its exponential curve is
+another one, 0.05 * 10^(-0.4 (k - 1)): it reaches sigma_end at k = 6 and stays there. Eq. 8 is used.
+
+The noise of one norm is z = sigma * N(0, I) drawn in float32 from a generator seeded by (seed,
+step, module name): it does not depend on the order of modules, on other random streams, or on what
+ran before a resume. It is carried beside the gain, which is never written (`PerturbableRMSNorm`).
+
+Easy mistakes, all of them in published code:
+
+* Looking for the norms by a class that the running model does not use: nothing is touched and
+  nothing fails. Here a perturbation that touches nothing raises, except in the form `as_published`,
+  whose point it is.
+* Adding z to a bfloat16 gain. A change below half the spacing of bfloat16 at w is rounded away: at
+  w = 1 and sigma = 1e-3 nearly all of it. `as_released` reproduces exactly that, by handing over
+  what bfloat16 keeps, and the receipt tells sigma asked from sigma realised.
+* Drawing from the global generator, so that switching noise on moves every later random number.
+* Adding in place without restoring, so that the final norm takes a random walk. Not reproduced.
+
+Sources: arXiv 2510.11696 sections 3.3, 4.1, Algorithm 1, Eq. 8 and 10, Fig. 9 and 15.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from repro.models.norms import PerturbableRMSNorm, block_norms, final_norm
+from repro.models.policy import Policy
+from repro.spec.config import NoiseConfig, derive_seed
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NoiseReceipt:
+    """What one perturbation really did.
+
+    Attributes
+    ----------
+    form, stage
+        The form, and the stage of the step (0 has no added noise).
+    sigma
+        Standard deviation asked for.
+    sigma_realised
+        Root mean square of the added noise over all channels of all touched norms.
+    modules
+        Names of the norms touched.
+    channels, channels_changed
+        Channels of those norms, and how many of them really moved.
+    digest
+        SHA-256 of the noise added, module by module; empty when nothing was touched.
+    """
+
+    form: str
+    stage: int
+    sigma: float
+    sigma_realised: float
+    modules: tuple[str, ...]
+    channels: int
+    channels_changed: int
+    digest: str
+
+
+def stage_of_step(config: NoiseConfig, step: int, total_steps: int) -> int:
+    """Return the stage, 0 to K - 1, of a step counted from 0.
+
+    `as_described` follows Algorithm 1's floor(M / K), so that left-over steps at the end belong to
+    the last stage; with fewer steps than stages (the paper is silent) a stage lasts one step.
+
+    Raises
+    ------
+    ValueError
+        When `step` is not in [0, total_steps).
+    """
+    if not 0 <= step < total_steps:
+        raise ValueError(f"step is {step}; it must lie in [0, {total_steps})")
+    if config.form == "as_described":
+        stage = step // max(total_steps // config.num_stages, 1)
+    else:
+        stage = int(step // (total_steps / config.num_stages))
+    return min(stage, config.num_stages - 1)
+
+
+def sigma_of_stage(config: NoiseConfig, stage: int) -> float:
+    """Return the standard deviation asked for in a stage; 0 in stage 0.
+
+    Raises
+    ------
+    ValueError
+        When `stage` is not in [0, num_stages).
+    """
+    if not 0 <= stage < config.num_stages:
+        raise ValueError(f"stage is {stage}; it must lie in [0, {config.num_stages})")
+    if stage == 0:
+        return 0.0
+    start, end = config.sigma_start, config.sigma_end
+    points = config.num_stages if config.form == "as_described" else config.num_stages - 1
+    # Three stages as released leave two noisy ones, the least for which a position is defined.
+    position = (stage - 1) / (points - 1)
+    if config.schedule == "exponential":
+        return start * (end / start) ** position
+    if config.schedule == "linear":
+        return start + (end - start) * position
+    if config.schedule == "cosine":
+        return end + (start - end) * (1 + math.cos(math.pi * position)) / 2
+    return start - (start - end) * math.log(stage) / math.log(points)
+
+
+def draw_noise(
+    weight: Tensor, sigma: float, *, seed: int, step: int, name: str, form: str
+) -> Tensor:
+    """Return the noise that one norm really gets, (H,) float32 on the weight's device.
+
+    Parameters
+    ----------
+    weight
+        (H,) the gain; read by `as_released` only, which rounds to bfloat16 as an in-place addition
+        to a bfloat16 gain does.
+    sigma
+        Standard deviation asked for.
+    seed, step, name
+        What the draw depends on, and nothing else.
+    form
+        `as_described` or `as_released`.
+    """
+    # Drawn on the CPU, so that every device sees the same numbers.
+    generator = torch.Generator().manual_seed(derive_seed(seed, "noise", step, name))
+    noise = torch.randn(weight.shape, generator=generator, dtype=torch.float32) * sigma
+    if form == "as_released":
+        gain = weight.detach().to("cpu", torch.bfloat16)
+        noise = (gain + noise.to(torch.bfloat16)).to(torch.float32) - gain.to(torch.float32)
+    return noise.to(weight.device)
+
+
+def perturbable_norms(model: nn.Module, form: str) -> dict[str, PerturbableRMSNorm]:
+    """Return the norms that a form perturbs, by name.
+
+    `as_described` takes the two norms of every block (Fig. 6); `as_released` the final norm too;
+    `as_published` none, because its class test never matches the engine's own norm.
+    """
+    if form == "as_published":
+        return {}
+    norms = dict(block_norms(model))
+    if form == "as_released":
+        norms["model.norm"] = final_norm(model)
+    return norms
+
+
+@contextmanager
+def perturbed(
+    policy: Policy,
+    config: NoiseConfig | None,
+    *,
+    seed: int,
+    step: int,
+    total_steps: int,
+) -> Iterator[NoiseReceipt]:
+    """Add the step's noise to the policy's norms for the length of the block.
+
+    Parameters
+    ----------
+    policy
+        Its norms are perturbable: sampler and trainer, which share them, see the noise.
+    config
+        None adds nothing and touches nothing.
+    seed, step, total_steps
+        The run's seed and the position in training, counted from 0.
+
+    Yields
+    ------
+    NoiseReceipt
+
+    Raises
+    ------
+    ValueError
+        When noise was asked for and no norm was touched (but for `as_published`), or when a norm
+        already carries noise.
+    """
+    stage = 0 if config is None else stage_of_step(config, step, total_steps)
+    sigma = 0.0 if config is None else sigma_of_stage(config, stage)
+    form = "none" if config is None else config.form
+    norms = perturbable_norms(policy.model, form) if sigma > 0 else {}
+    if sigma > 0 and not norms and form != "as_published":
+        raise ValueError(f"noise of sigma {sigma} touched no norm of {type(policy.model).__name__}")
+    for name, norm in norms.items():
+        if norm.noise is not None:
+            raise ValueError(f"{name} carries noise already; perturbations do not nest")
+    drawn = {
+        name: draw_noise(norm.weight, sigma, seed=seed, step=step, name=name, form=form)
+        for name, norm in norms.items()
+    }
+    try:
+        for name, norm in norms.items():
+            norm.noise = drawn[name]
+        yield _receipt(drawn, form=form, stage=stage, sigma=sigma)
+    finally:
+        for norm in norms.values():
+            norm.noise = None
+
+
+def _receipt(drawn: dict[str, Tensor], *, form: str, stage: int, sigma: float) -> NoiseReceipt:
+    """Describe the noise `drawn`, by module name."""
+    digest = hashlib.sha256()
+    squares, channels, changed = 0.0, 0, 0
+    for name, noise in drawn.items():
+        values = noise.cpu()
+        digest.update(name.encode())
+        digest.update(values.numpy().tobytes())
+        squares += float(values.double().square().sum())
+        channels += values.numel()
+        changed += int(torch.count_nonzero(values))
+    return NoiseReceipt(
+        form=form,
+        stage=stage,
+        sigma=sigma,
+        sigma_realised=math.sqrt(squares / channels) if channels else 0.0,
+        modules=tuple(drawn),
+        channels=channels,
+        channels_changed=changed,
+        digest=digest.hexdigest() if drawn else "",
+    )

@@ -1,0 +1,143 @@
+"""AdamW on float32 masters, its learning rate by step, and its state as plain tensors.
+
+A bfloat16 weight of 1.0 does not move under an update of 1e-6, nor under any below 2^-9: what is
+trained is float32 (`trainable_parameters` insists), and so are the optimiser's moments, unless
+`adamw_8bit` keeps them in 8 bits with block scales ("AdamW-8bit", Table 4), which needs
+bitsandbytes and a GPU. Betas, weight decay, warm-up and clipping are not stated in the paper.
+"""
+
+from __future__ import annotations
+
+import importlib
+import math
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from repro.spec.config import OptimizerConfig
+
+
+def build_optimizer(
+    parameters: dict[str, nn.Parameter], config: OptimizerConfig
+) -> torch.optim.Optimizer:
+    """Return the optimiser over the parameters, in their order by name.
+
+    Raises
+    ------
+    ValueError
+        When there is nothing to optimise, or `adamw_8bit` meets parameters off the GPU.
+    RuntimeError
+        When `adamw_8bit` is asked for and bitsandbytes is not installed.
+    """
+    if not parameters:
+        raise ValueError("there are no trainable parameters; an optimiser needs at least one")
+    ordered = [parameters[name] for name in sorted(parameters)]
+    settings: dict[str, Any] = {
+        "lr": 0.0,  # set before every step by `learning_rate_of_step`
+        "betas": (config.beta1, config.beta2),
+        "weight_decay": config.weight_decay,
+    }
+    if config.name == "adamw":
+        return torch.optim.AdamW(ordered, **settings)
+    device = ordered[0].device.type
+    if device != "cuda":
+        raise ValueError(f"optimizer is adamw_8bit and the parameters are on {device}; it needs "
+                         "a CUDA device (use adamw elsewhere)")  # fmt: skip
+    try:
+        bitsandbytes = importlib.import_module("bitsandbytes")
+    except ImportError as error:
+        raise RuntimeError(
+            "optimizer is adamw_8bit, which needs the package bitsandbytes; it is not installed"
+        ) from error
+    optimizer: torch.optim.Optimizer = bitsandbytes.optim.AdamW8bit(ordered, **settings)
+    return optimizer
+
+
+def learning_rate_of_step(
+    config: OptimizerConfig, peak: float, step: int, total_steps: int
+) -> float:
+    """Return the learning rate of a step counted from 0.
+
+    It rises linearly over `warmup_steps`, of which the first step already takes 1/warmup of the
+    peak, then stays, or falls by a half cosine that would reach 0 one step after the last.
+    """
+    if step < config.warmup_steps:
+        return peak * (step + 1) / config.warmup_steps
+    if config.schedule == "constant":
+        return peak
+    span = max(total_steps - config.warmup_steps, 1)
+    return peak * (1 + math.cos(math.pi * (step - config.warmup_steps) / span)) / 2
+
+
+def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
+    """Set the learning rate of every parameter group."""
+    for group in optimizer.param_groups:
+        group["lr"] = rate
+
+
+def gradient_step(
+    optimizer: torch.optim.Optimizer,
+    parameters: dict[str, nn.Parameter],
+    *,
+    max_grad_norm: float,
+) -> float:
+    """Clip the gradients to a total norm, step, clear them; return the norm before clipping.
+
+    Raises
+    ------
+    ValueError
+        When the norm is not finite: an update would destroy the weights.
+    """
+    norm = float(nn.utils.clip_grad_norm_(list(parameters.values()), max_grad_norm))
+    if not math.isfinite(norm):
+        raise ValueError(f"the gradient norm is {norm}; it must be finite")
+    optimizer.step()
+    optimizer.zero_grad(set_to_none=True)
+    return norm
+
+
+def optimizer_tensors(
+    optimizer: torch.optim.Optimizer, parameters: dict[str, nn.Parameter]
+) -> tuple[dict[str, Tensor], dict[str, dict[str, float]]]:
+    """Return the optimiser's state as `{"<parameter>//<key>": tensor}` and its plain numbers."""
+    tensors: dict[str, Tensor] = {}
+    numbers: dict[str, dict[str, float]] = {}
+    for name, parameter in parameters.items():
+        for key, value in optimizer.state.get(parameter, {}).items():
+            if isinstance(value, Tensor):
+                tensors[f"{name}//{key}"] = value.detach().cpu().contiguous()
+            elif isinstance(value, int | float):
+                numbers.setdefault(name, {})[key] = value
+            else:
+                raise TypeError(
+                    f"optimiser state {key} of {name} is a {type(value).__name__}; only tensors "
+                    "and numbers can be stored"
+                )
+    return tensors, numbers
+
+
+def restore_optimizer(
+    optimizer: torch.optim.Optimizer,
+    parameters: dict[str, nn.Parameter],
+    tensors: dict[str, Tensor],
+    numbers: dict[str, dict[str, float]],
+) -> None:
+    """Put back what `optimizer_tensors` returned.
+
+    Raises
+    ------
+    ValueError
+        When a tensor belongs to no parameter.
+    """
+    states: dict[str, dict[str, Any]] = {name: dict(numbers.get(name, {})) for name in parameters}
+    for key, value in tensors.items():
+        name, _, field = key.rpartition("//")
+        if name not in states:
+            raise ValueError(f"optimiser state {key} belongs to no trainable parameter")
+        # torch keeps its step counter on the CPU; everything else lives beside its parameter.
+        device = "cpu" if field == "step" else parameters[name].device
+        states[name][field] = value.to(device)
+    for name, state in states.items():
+        if state:
+            optimizer.state[parameters[name]].update(state)

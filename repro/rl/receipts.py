@@ -1,0 +1,87 @@
+"""What a run writes down about each rollout: series values and the receipts in `effects`.
+
+Effects are sums and maxima of what was really done (norms perturbed and their realised sigma, rows
+trained on, sampler against trainer by quarter of the completion). They travel in the checkpoint, so
+a resumed run's receipts are those of the whole run; only `seconds` differ from an uninterrupted
+one.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+
+from repro.rl.checkpoint import TrainState
+from repro.rl.collect import Rollout
+from repro.rl.diagnostics import QUARTERS, Mismatch
+from repro.rl.noise import NoiseReceipt
+from repro.spec.config import RunConfig
+
+Values = dict[str, float | int | None]
+
+
+def rollout_values(
+    run: RunConfig,
+    rollout: Rollout,
+    receipt: NoiseReceipt,
+    mismatch: Mismatch | None,
+    state: TrainState,
+) -> Values:
+    """Return what is measured once a rollout and written for each of its steps."""
+    groups = rollout.advantages.groups
+    return {
+        "sigma": receipt.sigma,
+        "sigma_realised": receipt.sigma_realised,
+        "noise_stage": receipt.stage,
+        "zero_variance_groups": rollout.advantages.zero_variance_groups / groups if groups else 1.0,
+        "informative_groups": rollout.informative,
+        "prompts_consumed": state.draws * run.scale.prompts_per_rollout,
+        "sampler_trainer_kl": mismatch.kl if mismatch else None,
+        "sampler_trainer_abs_diff_mean": mismatch.abs_mean if mismatch else None,
+        "sampler_trainer_abs_diff_max": mismatch.abs_max if mismatch else None,
+        "sampler_trainer_exp_abs_diff_mean": mismatch.exp_abs_mean if mismatch else None,
+    }
+
+
+def note_effects(
+    state: TrainState, rollout: Rollout, receipt: NoiseReceipt, mismatch: Mismatch | None
+) -> None:
+    """Add a rollout to the run's receipts."""
+    effects = state.effects
+    noise = effects.setdefault(
+        "noise",
+        {"form": receipt.form, "rollouts_asked": 0, "rollouts_perturbed": 0, "modules": 0,
+         "channels_changed": 0, "sigma_max": 0.0, "sigma_realised_max": 0.0, "digest": ""},
+    )  # fmt: skip
+    noise["rollouts_asked"] += int(receipt.sigma > 0)
+    noise["rollouts_perturbed"] += int(receipt.channels_changed > 0)
+    noise["modules"] = max(noise["modules"], len(receipt.modules))
+    noise["channels_changed"] += receipt.channels_changed
+    noise["sigma_max"] = max(noise["sigma_max"], receipt.sigma)
+    noise["sigma_realised_max"] = max(noise["sigma_realised_max"], receipt.sigma_realised)
+    if receipt.digest:
+        noise["digest"] = hashlib.sha256((noise["digest"] + receipt.digest).encode()).hexdigest()
+    rows = effects.setdefault(
+        "rows", {"trained_on": 0, "truncated": 0, "without_reward": 0, "groups_drawn": 0}
+    )
+    rows["trained_on"] += len(rollout.rows)
+    rows["truncated"] += int(rollout.rows.truncated.sum())
+    rows["without_reward"] += int((~rollout.advantages.scored).sum())
+    rows["groups_drawn"] += rollout.groups_drawn
+    found = effects.setdefault(
+        "sampler_trainer_by_quarter", {"sums": [0.0] * QUARTERS, "tokens": [0] * QUARTERS}
+    )
+    if mismatch is not None:
+        for quarter in range(QUARTERS):
+            found["sums"][quarter] += mismatch.quarter_sums[quarter]
+            found["tokens"][quarter] += mismatch.quarter_tokens[quarter]
+        found["abs_diff_mean"] = [
+            total / tokens if tokens else None
+            for total, tokens in zip(found["sums"], found["tokens"], strict=True)
+        ]
+
+
+def count_seconds(state: TrainState, name: str, started: float) -> None:
+    """Add the seconds since `started` (of `time.perf_counter`) to a named total."""
+    seconds = state.effects.setdefault("seconds", {})
+    seconds[name] = seconds.get(name, 0.0) + time.perf_counter() - started

@@ -1,0 +1,344 @@
+"""The training loop, top to bottom: rollout under noise, advantages, updates, logs, checkpoints.
+
+The details that decide whether a run means what it says, with where they come from:
+
+1.  Problems in an order fixed by the run's seed; completions' seeds from (seed, step, problem, k):
+    all arms of a seed are paired. (ours)
+2.  Noise is added before sampling and removed after it; the trainer's log-probabilities are clean
+    (Fig. 2, released code) unless `reach` is `shared`. Redrawn each rollout (Algorithm 1; section
+    3.3 says "each forward pass").
+3.  The sampler's tokens are drawn at T = 1 from the full distribution (Table 4); top-p, top-k and
+    min-p are refused in rollouts, because the trainer's softmax would not be the sampler's.
+4.  Advantages by group, ddof 1 (Eq. 3; released code), zero for groups of equal rewards.
+5.  The ratio divides by the trainer's own log-probabilities (released code) or the sampler's
+    (Algorithm 1 as written). With one update a rollout the former is exactly 1: no second pass is
+    made and clipping cannot act. The first update of every rollout is such a one.
+6.  `updates_per_rollout` equal parts of a rollout, one optimiser step each (4 on GSM8K, Table 4);
+    the released scripts use 1.
+7.  Rows with zero advantage skip the backward pass and stay in all normalisers. (exact)
+8.  Sampler and trainer are compared on every rollout; correction by truncated importance sampling
+    is the loss's choice (absent in paper and released code).
+9.  Masters, moments and noise are float32; gradient norm clipped before AdamW (released: 0.2).
+10. No dropout anywhere: it would move the ratio off 1. Refused when a model has any.
+11. A checkpoint holds no random state, since none exists; a resumed run continues to the bit on one
+    thread.
+
+Sources: arXiv 2510.11696 sections 3.2 to 4.1, Algorithm 1, Table 4, App. E.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from repro.data.problem import Problem
+from repro.models.policy import Policy, trainable_parameters
+from repro.rl.checkpoint import TrainState, load_checkpoint, save_checkpoint
+from repro.rl.collect import PromptSource, Rollout, ScoreFunction, collect, loss_mask
+from repro.rl.diagnostics import sampler_mismatch
+from repro.rl.loss import check_loss
+from repro.rl.noise import NoiseReceipt, perturbed
+from repro.rl.optimizer import (
+    build_optimizer,
+    gradient_step,
+    learning_rate_of_step,
+    set_learning_rate,
+)
+from repro.rl.receipts import Values, count_seconds, note_effects, rollout_values
+from repro.rl.update import (
+    accumulate_gradient,
+    evaluate_rows,
+    plan_step,
+    reference_logprobs,
+    step_metrics,
+    zero_missing_gradients,
+)
+from repro.spec.config import RunConfig, TrainScale
+
+if TYPE_CHECKING:
+    from repro.rollout.sampler import Sampler
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainResult:
+    """What a training run left behind.
+
+    Attributes
+    ----------
+    finished
+        False when `should_stop` ended it; the same call goes on from its checkpoint.
+    step
+        Optimiser steps done.
+    series
+        `{name: [one value a step]}`, None where a step has no value; `evaluation_step` and
+        `evaluation_accuracy` have one value an evaluation.
+    effects
+        What was really done: noise, mismatch by quarter of the completion, rows, seconds.
+    """
+
+    finished: bool
+    step: int
+    series: dict[str, list[float | int | None]]
+    effects: dict[str, Any]
+
+
+def train(
+    run: RunConfig,
+    policy: Policy,
+    sampler: Sampler,
+    problems: Sequence[Problem],
+    score: ScoreFunction,
+    *,
+    folder: Path,
+    on_step: Callable[[int, Values], None] | None = None,
+    should_stop: Callable[[], bool] | None = None,
+    evaluate: Callable[[int], float] | None = None,
+) -> TrainResult:
+    """Train a policy, from its last checkpoint if `folder` holds one.
+
+    Parameters
+    ----------
+    run
+        Arm, `TrainScale` and seed.
+    policy
+        Freshly loaded; trained in place.
+    sampler
+        Samples under `policy`; its `refresh()` is called after every rollout's updates.
+    problems
+        The training split.
+    score
+        Texts, golds and seeds of completions to their rewards.
+    folder
+        Of the checkpoints.
+    on_step
+        Called with the number of steps done and the step's values.
+    should_stop
+        Asked before each rollout; True writes a checkpoint and returns.
+    evaluate
+        Called with the steps done every `scale.evaluation.every` steps, without noise; its value
+        goes into the series.
+
+    Raises
+    ------
+    ValueError
+        When the configuration asks for something that cannot be trained as it says, or a checkpoint
+        belongs to another run.
+    """
+    _require_trainable(run, policy)
+    t = _prepare(run, policy, sampler, problems, score)
+    state = load_checkpoint(folder, run.digest(), t.parameters, t.optimizer)
+    state = state or TrainState(digest=run.digest(), step=0, draws=0, series={}, effects={})
+    sampler.refresh()
+    saved = state.step
+    while state.step < run.scale.steps:
+        if should_stop is not None and should_stop():
+            break
+        began = state.step
+        _iterate(t, state, on_step)
+        _evaluate_if_due(run, evaluate, began, state)
+        if state.step - saved >= run.scale.checkpoint_every:
+            save_checkpoint(folder, state, t.parameters, t.optimizer)
+            saved = state.step
+    if state.step != saved or state.step == 0:
+        save_checkpoint(folder, state, t.parameters, t.optimizer)
+    finished = state.step >= run.scale.steps
+    if finished:
+        _require_acting_terms(run, state)
+    return TrainResult(
+        finished=finished, step=state.step, series=state.series, effects=state.effects
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Training:
+    """What a run's steps work on; everything that changes is inside its parts or in the state."""
+
+    run: RunConfig
+    policy: Policy
+    sampler: Sampler
+    source: PromptSource
+    score: ScoreFunction
+    parameters: dict[str, nn.Parameter]
+    optimizer: torch.optim.Optimizer
+    reference: dict[str, Tensor]
+
+
+def _prepare(
+    run: RunConfig,
+    policy: Policy,
+    sampler: Sampler,
+    problems: Sequence[Problem],
+    score: ScoreFunction,
+) -> _Training:
+    """Build optimiser, prompt source and, for a KL term, the reference weights."""
+    if policy.tokenizer is None:
+        raise ValueError("the policy has no tokenizer; training needs one to read completions")
+    parameters = trainable_parameters(policy)
+    reference: dict[str, Tensor] = {}
+    if run.arm.loss.beta > 0:
+        # Copied before a checkpoint is loaded: the reference is the policy before training.
+        reference = {name: p.detach().clone() for name, p in parameters.items()}
+    return _Training(
+        run=run,
+        policy=policy,
+        sampler=sampler,
+        source=PromptSource(problems, policy.tokenizer, run),
+        score=score,
+        parameters=parameters,
+        optimizer=build_optimizer(parameters, run.scale.optimizer),
+        reference=reference,
+    )
+
+
+def _iterate(
+    t: _Training, state: TrainState, on_step: Callable[[int, Values], None] | None
+) -> None:
+    """One rollout and its updates; `state` moves on by as many steps."""
+    scale: TrainScale = t.run.scale
+    step, noise = state.step, t.run.arm.noise
+
+    def noisy() -> AbstractContextManager[NoiseReceipt]:
+        return perturbed(t.policy, noise, seed=t.run.seed, step=step, total_steps=scale.steps)
+
+    started = time.perf_counter()
+    with noisy() as receipt:
+        rollout = collect(t.run, t.sampler, t.source, t.score, step=step, draws=state.draws)
+    state.draws += rollout.batches
+    count_seconds(state, "rollout_seconds", started)
+
+    started = time.perf_counter()
+    updates = min(scale.updates_per_rollout, scale.steps - step)
+    parts = torch.arange(len(rollout.rows)).tensor_split(scale.updates_per_rollout)[:updates]
+    shared = noise is not None and noise.reach == "shared"
+    with noisy() if shared else nullcontext():
+        steps, before = _update_all(t, rollout, parts, step=step)
+    t.sampler.refresh()
+    count_seconds(state, "update_seconds", started)
+
+    done, rows = torch.cat(parts), rollout.rows
+    mismatch = None
+    if len(done):
+        mismatch = sampler_mismatch(before[done], rows.sampled_logprobs[done], rows.mask[done])
+    note_effects(state, rollout, receipt, mismatch)
+    once = rollout_values(t.run, rollout, receipt, mismatch, state)
+    for values in steps:
+        values |= once
+        for name, value in values.items():
+            state.series.setdefault(name, []).append(value)
+        state.step += 1
+        if on_step is not None:
+            on_step(state.step, values)
+
+
+def _update_all(
+    t: _Training, rollout: Rollout, parts: Sequence[Tensor], *, step: int
+) -> tuple[list[Values], Tensor]:
+    """One optimiser step a part.
+
+    Returns
+    -------
+    values
+        One dictionary a step.
+    before : Tensor, (B, T)
+        The trainer's log-probabilities before the first of them.
+    """
+    rows = rollout.rows
+    before, entropy = torch.zeros(rows.mask.shape), torch.zeros(rows.mask.shape)
+    # The first part's own pass serves as its old log-probabilities: the ratio is 1 to the bit.
+    for part in parts[1:]:
+        evaluate_rows(t.policy, rows, part, t.run, into=(before, entropy))
+    ref = None
+    if t.reference:
+        ref = reference_logprobs(t.policy, rows, t.run, t.parameters, t.reference)
+    steps = []
+    for number, part in enumerate(parts):
+        values, logprobs = _update(
+            t, rollout, part, None if number == 0 else before, ref, step=step + number
+        )
+        if number == 0:
+            before[part] = logprobs[part]
+        steps.append(values)
+    return steps, before
+
+
+def _update(
+    t: _Training,
+    rollout: Rollout,
+    index: Tensor,
+    before: Tensor | None,
+    ref: Tensor | None,
+    *,
+    step: int,
+) -> tuple[Values, Tensor]:
+    """One optimiser step on rows `index`; returns its values and its log-probabilities (B, T)."""
+    scale: TrainScale = t.run.scale
+    loss = t.run.arm.loss
+    plan = plan_step(
+        index,
+        rollout.advantages.values,
+        loss_mask(rollout, mask_truncated=loss.mask_truncated),
+        loss,
+        micro_batch_rows=scale.micro_batch_rows,
+        length_limit=scale.rollout.max_new_tokens,
+    )
+    old = rollout.rows.sampled_logprobs if loss.old_policy == "sampler" else before
+    output = accumulate_gradient(t.policy, rollout, plan, t.run, old_logprobs=old, ref_logprobs=ref)
+    zero_missing_gradients(t.parameters)
+    config = scale.optimizer
+    rate = learning_rate_of_step(config, config.learning_rates.of(t.run.arm), step, scale.steps)
+    set_learning_rate(t.optimizer, rate)
+    norm = gradient_step(t.optimizer, t.parameters, max_grad_norm=config.max_grad_norm)
+    values = step_metrics(rollout, plan, output) | {"grad_norm": norm, "learning_rate": rate}
+    return values, output.logprobs
+
+
+def _evaluate_if_due(
+    run: RunConfig, evaluate: Callable[[int], float] | None, began: int, state: TrainState
+) -> None:
+    """Evaluate when the steps since `began` crossed a multiple of the interval."""
+    every = run.scale.evaluation.every
+    if evaluate is None or every < 1 or state.step // every == began // every:
+        return
+    started = time.perf_counter()
+    accuracy = evaluate(state.step)
+    state.series.setdefault("evaluation_step", []).append(state.step)
+    state.series.setdefault("evaluation_accuracy", []).append(accuracy)
+    count_seconds(state, "evaluation_seconds", started)
+
+
+def _require_trainable(run: RunConfig, policy: Policy) -> None:
+    """Raise `ValueError` for what would train something else than configured."""
+    scale = run.scale
+    if not isinstance(scale, TrainScale):
+        raise TypeError(f"run.scale is a {type(scale).__name__}; training needs a TrainScale")
+    check_loss(run.arm.loss)
+    sampling = scale.rollout
+    if sampling.temperature <= 0:
+        raise ValueError(
+            f"rollout temperature is {sampling.temperature}; training samples, so it must be > 0"
+        )
+    if sampling.top_p != 1 or sampling.top_k != 0 or sampling.min_p != 0:
+        raise ValueError(
+            f"rollouts use top_p {sampling.top_p}, top_k {sampling.top_k}, min_p {sampling.min_p}; "
+            "the trainer's log-probabilities are of the full softmax, so they must be 1, 0 and 0"
+        )
+    for name, module in policy.model.named_modules():
+        if isinstance(module, nn.Dropout) and module.p > 0:
+            raise ValueError(f"{name} drops out with p = {module.p}; training needs 0")
+
+
+def _require_acting_terms(run: RunConfig, state: TrainState) -> None:
+    """Raise `ValueError` when a configured loss term never had a value."""
+    moved = any(state.series.get("grad_norm", [])[:-1])
+    if run.arm.loss.beta > 0 and moved and not any(state.series["kl"]):
+        raise ValueError(
+            f"loss.beta is {run.arm.loss.beta} and the KL term was 0 at every step; "
+            "it must act at least once"
+        )
