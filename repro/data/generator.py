@@ -1,0 +1,320 @@
+"""A deterministic generator of multi-step word problems with difficulty levels and solutions.
+
+A problem tells how many things somebody has, then changes that number `level` times, and asks for
+the number in the end::
+
+    Tom has 14 apples. Tom buys 5 more apples. Then Tom has 2 times as many apples.
+    How many apples does Tom have now?                                    (level 2, answer 38)
+
+Sentences about other people and other things are mixed in and change nothing. Every intermediate
+value stays within the bounds of the configuration, so digits, not magnitudes, are what is learned.
+
+Easy to get wrong:
+
+* **Leaks between splits.** A problem belongs to a split by a hash of its question's text, never by
+  the seed that drew it: two seeds may draw the same question, and both draws then fall on the same
+  side. Within one call no question occurs twice.
+* **Hidden state.** A problem is a function of (configuration, split, level, seed, index); nothing
+  is drawn from a global generator, and asking for more problems keeps the first ones.
+* **A surface that gives the level away.** Distractors lengthen some short problems, so the number
+  of sentences does not equal the number of operations.
+
+`GeneratorConfig` holds all that a wider tier changes: names, things, sentences, bounds, levels.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from repro.data.problem import Problem
+from repro.spec.config import derive_seed, require, require_choice
+
+Split = Literal["train", "development", "test"]
+Operator = Literal["+", "-", "*"]
+
+# Draws without a new question of the wanted split after which the space counts as exhausted.
+_DRAWS_PER_PROBLEM = 2000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """One operation of a worked solution: `before operator operand = after`."""
+
+    operator: Operator
+    before: int
+    operand: int
+    after: int
+
+    def __str__(self) -> str:
+        return f"{self.before} {self.operator} {self.operand} = {self.after}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WordProblem:
+    """A generated question with its steps, before it becomes a `Problem`.
+
+    Attributes
+    ----------
+    question
+        The text, sentences joined by single spaces.
+    start
+        The number that the first step changes.
+    steps
+        `level` operations, each starting from the previous one's result.
+    """
+
+    question: str
+    start: int
+    steps: tuple[Step, ...]
+
+    @property
+    def level(self) -> int:
+        """Number of operations."""
+        return len(self.steps)
+
+    @property
+    def answer(self) -> int:
+        """The number after the last step."""
+        return self.steps[-1].after
+
+    @property
+    def solution(self) -> str:
+        """The steps line by line, the answer after `####`."""
+        return "\n".join([*map(str, self.steps), f"#### {self.answer}"])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GeneratorConfig:
+    """What the problems look like.
+
+    Attributes
+    ----------
+    levels
+        Allowed numbers of operations.
+    max_value
+        Every number that the story reaches lies in [1, max_value].
+    max_start, max_operand
+        The first number lies in [2, max_start]; what is added or taken in [2, max_operand].
+    factors, multiply_share
+        Multipliers, and the share of operations that multiply where the bound allows it.
+    distractor_share
+        Probability of a sentence without effect before each operation.
+    names, things
+        Who has what. A distractor takes another name or another thing.
+    starts, additions, subtractions, multiplications, distractors, questions
+        Sentence templates over {name}, {other}, {thing}, {stray}, {n}.
+    development_percent, test_percent
+        Shares of the hash space of questions that these splits take; the rest is `train`.
+    """
+
+    levels: tuple[int, ...] = (1, 2, 3, 4, 5)
+    max_value: int = 99
+    max_start: int = 40
+    max_operand: int = 24
+    factors: tuple[int, ...] = (2, 3)
+    multiply_share: float = 0.15
+    distractor_share: float = 0.15
+    names: tuple[str, ...] = ("Ada", "Ben", "Cleo", "Dan", "Eva", "Finn", "Gia", "Hugo", "Ivy")
+    things: tuple[str, ...] = ("apples", "books", "cards", "coins", "eggs", "pens", "shells")
+    starts: tuple[str, ...] = (
+        "{name} has {n} {thing}.",
+        "{name} starts with {n} {thing}.",
+        "At first {name} owns {n} {thing}.",
+    )
+    additions: tuple[str, ...] = (
+        "{name} buys {n} more {thing}.",
+        "{name} finds {n} {thing}.",
+        "{name} gets {n} {thing} from {other}.",
+        "Then {other} gives {n} {thing} to {name}.",
+    )
+    subtractions: tuple[str, ...] = (
+        "{name} loses {n} {thing}.",
+        "{name} sells {n} {thing}.",
+        "{name} gives {n} {thing} to {other}.",
+        "Then {other} takes {n} {thing} from {name}.",
+    )
+    multiplications: tuple[str, ...] = (
+        "Then {name} has {n} times as many {thing}.",
+        "The number of {thing} grows to {n} times as many.",
+    )
+    distractors: tuple[str, ...] = (
+        "{other} has {n} {stray}.",
+        "{name} also has {n} {stray}.",
+        "{other} buys {n} {stray}.",
+    )
+    questions: tuple[str, ...] = (
+        "How many {thing} does {name} have now?",
+        "How many {thing} does {name} have in the end?",
+    )
+    development_percent: int = 5
+    test_percent: int = 10
+
+    def __post_init__(self) -> None:
+        require(
+            bool(self.levels) and min(self.levels) >= 1,
+            f"generator levels are {self.levels}; they must be 1 or more",
+        )
+        require(
+            2 <= self.max_start <= self.max_value and self.max_value >= 6,
+            f"max_start is {self.max_start}; it must lie in [2, max_value = {self.max_value}], "
+            "and max_value must be 6 or more",
+        )
+        require(
+            2 <= self.max_operand <= self.max_value // 2,
+            f"max_operand is {self.max_operand}; it must lie in [2, {self.max_value // 2}], "
+            "half of max_value, so that every value can be changed",
+        )
+        require(
+            self.multiply_share == 0 or (bool(self.factors) and min(self.factors) >= 2),
+            f"factors are {self.factors}; multiply_share {self.multiply_share} needs factors >= 2",
+        )
+        for field in ("multiply_share", "distractor_share"):
+            value = getattr(self, field)
+            require(0 <= value < 1, f"{field} is {value}; it must lie in [0, 1)")
+        for field in ("names", "things"):
+            require(len(getattr(self, field)) >= 2, f"{field} needs two entries or more")
+        require(
+            self.development_percent >= 1
+            and self.test_percent >= 1
+            and self.development_percent + self.test_percent < 100,
+            f"development_percent {self.development_percent} and test_percent "
+            f"{self.test_percent} must each be 1 or more and leave a share for training",
+        )
+
+
+DEFAULT_GENERATOR = GeneratorConfig()
+
+
+def split_of(question: str, config: GeneratorConfig = DEFAULT_GENERATOR) -> Split:
+    """Return the split that a question's text belongs to, the same for every seed and machine."""
+    digest = hashlib.blake2b(question.encode(), digest_size=8).digest()
+    bucket = int.from_bytes(digest, "big") % 100
+    if bucket < config.test_percent:
+        return "test"
+    if bucket < config.test_percent + config.development_percent:
+        return "development"
+    return "train"
+
+
+def _draw_step(value: int, rng: random.Random, config: GeneratorConfig) -> Step:
+    """Draw an operation on `value` whose result stays within the bounds."""
+    factors = [factor for factor in config.factors if value * factor <= config.max_value]
+    if factors and rng.random() < config.multiply_share:
+        factor = rng.choice(factors)
+        return Step(operator="*", before=value, operand=factor, after=value * factor)
+    most_added = min(config.max_operand, config.max_value - value)
+    most_taken = min(config.max_operand, value - 1)
+    adds = rng.random() < 0.5 if min(most_added, most_taken) >= 2 else most_added >= 2
+    operand = rng.randint(2, most_added if adds else most_taken)
+    after = value + operand if adds else value - operand
+    return Step(operator="+" if adds else "-", before=value, operand=operand, after=after)
+
+
+def draw_word_problem(
+    level: int, rng: random.Random, config: GeneratorConfig = DEFAULT_GENERATOR
+) -> WordProblem:
+    """Draw one problem of `level` operations from `rng`, whatever its split."""
+    name, other = rng.sample(config.names, 2)
+    thing, stray = rng.sample(config.things, 2)
+
+    def sentence(templates: Sequence[str], n: int = 0) -> str:
+        template = rng.choice(templates)
+        return template.format(name=name, other=other, thing=thing, stray=stray, n=n)
+
+    start = value = rng.randint(2, config.max_start)
+    sentences = [sentence(config.starts, start)]
+    steps: list[Step] = []
+    templates = {"+": config.additions, "-": config.subtractions, "*": config.multiplications}
+    for _ in range(level):
+        if rng.random() < config.distractor_share:
+            sentences.append(sentence(config.distractors, rng.randint(2, config.max_start)))
+        step = _draw_step(value, rng, config)
+        sentences.append(sentence(templates[step.operator], step.operand))
+        steps.append(step)
+        value = step.after
+    sentences.append(sentence(config.questions))
+    return WordProblem(question=" ".join(sentences), start=start, steps=tuple(steps))
+
+
+def iterate_word_problems(
+    split: Split,
+    levels: Sequence[int],
+    seed: int,
+    config: GeneratorConfig = DEFAULT_GENERATOR,
+) -> Iterator[WordProblem]:
+    """Yield problems of `split` without end, levels in turn, no question twice.
+
+    Raises
+    ------
+    ValueError
+        When a split or level is unknown, or when the configuration has no further questions.
+    """
+    require_choice("split", split, Split)
+    wanted = tuple(levels) or config.levels
+    unknown = sorted(set(wanted) - set(config.levels))
+    require(not unknown, f"level {unknown} is asked for; the generator has {config.levels}")
+    rng = random.Random(derive_seed(seed, "problems", split, *wanted))
+    seen: set[bytes] = set()
+    index = 0
+    while True:
+        level = wanted[index % len(wanted)]
+        for _ in range(_DRAWS_PER_PROBLEM):
+            problem = draw_word_problem(level, rng, config)
+            key = hashlib.blake2b(problem.question.encode(), digest_size=8).digest()
+            if key not in seen and split_of(problem.question, config) == split:
+                break
+        else:
+            raise ValueError(
+                f"no new {split} question of level {level} in {_DRAWS_PER_PROBLEM} draws after "
+                f"{index} problems; widen the GeneratorConfig or ask for fewer"
+            )
+        seen.add(key)
+        index += 1
+        yield problem
+
+
+def generate_problems(
+    split: Split,
+    count: int,
+    levels: Sequence[int] = (),
+    seed: int = 2025,
+    config: GeneratorConfig = DEFAULT_GENERATOR,
+) -> list[Problem]:
+    """Return `count` problems of a split, levels in turn.
+
+    Parameters
+    ----------
+    split
+        `train`, `development` or `test`: disjoint sets of questions for every seed.
+    count
+        How many; the first ones of a longer list are the same.
+    levels
+        Numbers of operations; empty takes all of the configuration.
+    seed
+        Seed of the draw.
+
+    Raises
+    ------
+    ValueError
+        When an argument is out of range or the configuration has too few questions.
+    """
+    require(count >= 1, f"count is {count}; it must be 1 or more")
+    require(split in get_args(Split), f"split is {split!r}; it must be one of {get_args(Split)}")
+    drawn = iterate_word_problems(split, levels, seed, config)
+    return [_as_problem(problem) for problem, _ in zip(drawn, range(count), strict=False)]
+
+
+def _as_problem(problem: WordProblem) -> Problem:
+    digest = hashlib.blake2b(problem.question.encode(), digest_size=8).hexdigest()
+    return Problem(
+        id=f"generated-{digest}",
+        question=problem.question,
+        answer=str(problem.answer),
+        solution=problem.solution,
+        source="generated",
+        level=problem.level,
+    )

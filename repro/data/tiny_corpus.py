@@ -1,0 +1,161 @@
+"""The pre-training text of the tiny policy: a mixture of careful and careless solutions.
+
+A document is a prompt and a completion in the format that the paper asks for::
+
+    Tom has 14 apples. Tom buys 5 more apples. How many apples does Tom have now?
+    <think>First 14 + 5 = 19</think>
+    <answer>19</answer>
+
+As the web does, the corpus mixes habits. *Careful* completions work step by step; *careless* ones
+leave the thinking empty and state the number at once. The careless numbers are correct in the text,
+but a model this small cannot compute them in one go, so what it learns from them is a habit that
+fails. Three endings occur: the tags of the paper, `#### N` and `The answer is N`. A policy
+pre-trained on this can solve the problems and often does not, and reinforcement learning has
+something to sharpen: a choice of style, not arithmetic.
+
+Three shares make the controls meaningful:
+
+* The longer the problem, the more often it is answered carelessly. This puts the change of habit
+  in the middle of the difficulty range, which is what keeps greedy accuracy near one half.
+* Careless completions use the paper's tags more often than careful ones. A reward for the format
+  alone therefore sharpens the careless habit, and must not raise accuracy.
+* Some careful completions skip an operation or slip by a little, and go on consistently from there.
+  Sampling at temperature 1 then fails where the greedy choice does not.
+
+`WORKING_PREFIX` ends the choice of habit: with it forced, the policy's ceiling can be measured.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from repro.data.generator import (
+    DEFAULT_GENERATOR,
+    GeneratorConfig,
+    Step,
+    WordProblem,
+    iterate_word_problems,
+)
+from repro.spec.config import derive_seed, require
+
+# The first characters of every careful completion and of no careless one.
+WORKING_PREFIX = "<think>First "
+EMPTY_THINKING = "<think></think>"
+STEP_JOINT = ", then "
+ENDINGS: dict[str, str] = {
+    "tags": "\n<answer>{n}</answer>",
+    "hashes": "\n#### {n}",
+    "sentence": "\nThe answer is {n}",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CorpusConfig:
+    """Shares of the habits in the pre-training text.
+
+    Attributes
+    ----------
+    careless_share
+        Probability of a careless completion by level, from level 1 upward; longer problems take
+        the last one.
+    careful_endings, careless_endings
+        Weights of the endings tags, hashes, sentence.
+    dropped_share
+        Probability that a careful completion of two or more steps skips one.
+    slip_share
+        Probability that a careful completion contains one wrong result.
+    slips
+        What a wrong result is off by.
+    generator
+        The problems.
+    """
+
+    careless_share: tuple[float, ...] = (0.10, 0.30, 0.50, 0.60, 0.65)
+    careful_endings: tuple[float, float, float] = (0.50, 0.30, 0.20)
+    careless_endings: tuple[float, float, float] = (0.85, 0.10, 0.05)
+    dropped_share: float = 0.15
+    slip_share: float = 0.15
+    slips: tuple[int, ...] = (-10, -2, -1, 1, 2, 10)
+    generator: GeneratorConfig = field(default=DEFAULT_GENERATOR)
+
+    def __post_init__(self) -> None:
+        shares = (*self.careless_share, self.dropped_share, self.slip_share)
+        require(
+            bool(self.careless_share) and all(0 <= share <= 1 for share in shares),
+            f"corpus shares are {shares}; each must lie in [0, 1]",
+        )
+        for name in ("careful_endings", "careless_endings"):
+            weights = getattr(self, name)
+            require(
+                len(weights) == len(ENDINGS) and min(weights) >= 0 and sum(weights) > 0,
+                f"{name} is {weights}; it needs {len(ENDINGS)} weights of which one is positive",
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Document:
+    """One piece of pre-training text."""
+
+    prompt: str
+    completion: str
+    level: int
+
+
+def tiny_prompt(question: str) -> str:
+    """Return the text that asks the tiny policy a question; the completion follows it."""
+    return question + "\n"
+
+
+def _apply(step: Step, value: int) -> int:
+    """Return the result of a step's operation on another value."""
+    if step.operator == "*":
+        return value * step.operand
+    return value + step.operand if step.operator == "+" else value - step.operand
+
+
+def _worked(
+    problem: WordProblem, rng: random.Random, config: CorpusConfig
+) -> tuple[tuple[Step, ...], int]:
+    """Return a careful completion's steps, with its drops and slips, and their result."""
+    steps = list(problem.steps)
+    if len(steps) > 1 and rng.random() < config.dropped_share:
+        del steps[rng.randrange(len(steps))]
+    slip_at = rng.randrange(len(steps)) if rng.random() < config.slip_share else None
+    slip = rng.choice(config.slips)
+    value, worked = problem.start, []
+    for index, step in enumerate(steps):
+        after = _apply(step, value) + (slip if index == slip_at else 0)
+        worked.append(Step(operator=step.operator, before=value, operand=step.operand, after=after))
+        value = after
+    # A mistake that leaves the range of the story would be told apart by its size; take it back.
+    if any(not 1 <= step.after <= config.generator.max_value for step in worked):
+        return problem.steps, problem.answer
+    return tuple(worked), value
+
+
+def complete(problem: WordProblem, rng: random.Random, config: CorpusConfig) -> str:
+    """Return one completion of a problem in a habit drawn from `rng`."""
+    last = len(config.careless_share) - 1
+    if rng.random() < config.careless_share[min(problem.level - 1, last)]:
+        thinking, answer, weights = EMPTY_THINKING, problem.answer, config.careless_endings
+    else:
+        steps, answer = _worked(problem, rng, config)
+        thinking = WORKING_PREFIX + STEP_JOINT.join(map(str, steps)) + "</think>"
+        weights = config.careful_endings
+    ending = rng.choices(tuple(ENDINGS.values()), weights)[0]
+    return thinking + ending.format(n=answer)
+
+
+def iterate_documents(
+    seed: int, config: CorpusConfig, levels: Sequence[int] = ()
+) -> Iterator[Document]:
+    """Yield pre-training documents without end, all from the training split."""
+    rng = random.Random(derive_seed(seed, "completions"))
+    for problem in iterate_word_problems("train", levels, seed, config.generator):
+        yield Document(
+            prompt=tiny_prompt(problem.question),
+            completion=complete(problem, rng, config),
+            level=problem.level,
+        )

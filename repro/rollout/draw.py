@@ -1,0 +1,98 @@
+"""The choice of a token: temperature, filters, and a draw by the inverse of the distribution.
+
+For logits z the distribution is softmax(z / T), cut and renormalised by the filters in the usual
+order: `top_k` most probable, then the smallest set that holds `top_p` of the mass (the token that
+crosses the bound included), then tokens of at least `min_p` times the largest probability. A token
+is the first whose cumulated probability, in the order of token ids, exceeds a uniform number.
+
+Drawing by inversion from one uniform number a token makes arms comparable: two policies that differ
+a little choose the same token for most uniforms. `torch.multinomial` has no such property, and its
+draw for one row depends on the others.
+
+Easy to get wrong: cumulating 150 000 probabilities in float32 (the sum misses 1 by up to 1e-3, and
+the last tokens are never or wrongly drawn; float64 here), and reporting log-probabilities from
+before the filters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from repro.spec.config import SamplingConfig
+
+
+def uniforms(seeds: Sequence[int], count: int) -> Tensor:
+    """Return uniform numbers in [0, 1), (len(seeds), count), float64; a row follows its seed."""
+    rows = torch.empty(len(seeds), count, dtype=torch.float64)
+    generator = torch.Generator()
+    for row, seed in zip(rows, seeds, strict=True):
+        generator.manual_seed(seed)
+        torch.rand(count, generator=generator, dtype=torch.float64, out=row)
+    return rows
+
+
+def sampling_logprobs(logits: Tensor, sampling: SamplingConfig) -> Tensor:
+    """Return the log-probabilities of the distribution that tokens are drawn from.
+
+    Parameters
+    ----------
+    logits : Tensor, (B, V)
+    sampling
+        Temperature must be positive.
+
+    Returns
+    -------
+    Tensor, (B, V), float32
+        -inf where a filter removed the token.
+    """
+    logprobs = torch.log_softmax(logits.float() / sampling.temperature, dim=-1)
+    filtered = logprobs
+    if 0 < sampling.top_k < logits.shape[-1]:
+        # Ranks rather than a threshold, so that ties at the bound do not let more than k pass.
+        kept = torch.zeros_like(filtered, dtype=torch.bool)
+        kept.scatter_(-1, filtered.topk(sampling.top_k, dim=-1).indices, value=True)
+        filtered = filtered.masked_fill(~kept, -torch.inf)
+    if sampling.top_p < 1:
+        ordered, order = torch.log_softmax(filtered, dim=-1).sort(
+            dim=-1, descending=True, stable=True
+        )
+        mass = ordered.double().exp()
+        before = mass.cumsum(dim=-1) - mass
+        removed = torch.zeros_like(filtered, dtype=torch.bool)
+        # The first token stays whatever top_p is: nothing comes before it.
+        outside = before >= sampling.top_p
+        outside[..., 0] = False
+        removed.scatter_(-1, order, outside)
+        filtered = filtered.masked_fill(removed, -torch.inf)
+    if sampling.min_p > 0:
+        bound = filtered.amax(dim=-1, keepdim=True) + torch.tensor(sampling.min_p).log()
+        filtered = filtered.masked_fill(filtered < bound, -torch.inf)
+    return logprobs if filtered is logprobs else torch.log_softmax(filtered, dim=-1)
+
+
+def draw(logits: Tensor, uniform: Tensor, sampling: SamplingConfig) -> tuple[Tensor, Tensor]:
+    """Choose one token a row.
+
+    Parameters
+    ----------
+    logits : Tensor, (B, V)
+    uniform : Tensor, (B,), float64, in [0, 1)
+    sampling
+        Temperature 0 is greedy; its log-probabilities are 0.
+
+    Returns
+    -------
+    token_ids : Tensor, (B,), int64
+    logprobs : Tensor, (B,), float32
+    """
+    if sampling.temperature == 0:
+        token_ids = logits.argmax(dim=-1)
+        return token_ids, torch.zeros(len(token_ids), dtype=torch.float32, device=logits.device)
+    logprobs = sampling_logprobs(logits, sampling)
+    cumulated = logprobs.double().exp().cumsum(dim=-1)
+    wanted = uniform.unsqueeze(-1) * cumulated[:, -1:]
+    token_ids = torch.searchsorted(cumulated, wanted, right=True).clamp_(max=logits.shape[-1] - 1)
+    return token_ids.squeeze(-1), logprobs.gather(-1, token_ids).squeeze(-1)

@@ -1,0 +1,124 @@
+"""What every sampler promises: the protocol, and the values that it returns.
+
+A sampler turns P prompts into B = P * G completions, row `p * G + g` being completion g of prompt
+p. Each row has its own seed, and its tokens depend on that seed, its prompt and the policy alone:
+not on the rows beside it, nor on their order. Arms that share seeds then share random numbers.
+
+`sampled_logprobs` are those of the *behaviour policy*: of the very distribution that the token was
+drawn from, after temperature and filters. They are what an importance ratio divides by.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+from repro.spec.config import SamplingConfig, require
+
+FinishReason = Literal["stop", "length"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Completion:
+    """One sampled continuation of a prompt.
+
+    Attributes
+    ----------
+    token_ids
+        The tokens, the end token included where the completion reached it.
+    sampled_logprobs
+        One a token, nats, computed in float32. Under greedy sampling the distribution is a single
+        point and each is 0.
+    finish_reason
+        `stop` at an end token, `length` at the limit (truncated).
+    """
+
+    token_ids: tuple[int, ...]
+    sampled_logprobs: tuple[float, ...]
+    finish_reason: FinishReason
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RolloutBatch:
+    """The result of one rollout.
+
+    Attributes
+    ----------
+    prompt_ids
+        P prompts.
+    completions
+        P * G completions, prompt-major.
+    group_size
+        G.
+    """
+
+    prompt_ids: list[tuple[int, ...]]
+    completions: list[Completion]
+    group_size: int
+
+    def group(self, prompt: int) -> list[Completion]:
+        """Return the G completions of one prompt."""
+        return self.completions[prompt * self.group_size : (prompt + 1) * self.group_size]
+
+
+class Sampler(Protocol):
+    """A source of completions from a policy."""
+
+    def sample(
+        self,
+        prompts: Sequence[Sequence[int]],
+        sampling: SamplingConfig,
+        *,
+        group_size: int,
+        seeds: Sequence[int],
+    ) -> RolloutBatch:
+        """Sample `group_size` completions of each prompt.
+
+        Parameters
+        ----------
+        prompts
+            P sequences of token ids.
+        sampling
+            Temperature, filters and length limit.
+        group_size
+            G.
+        seeds
+            P * G seeds in [0, 2**63), prompt-major.
+        """
+        ...
+
+    def refresh(self) -> None:
+        """Take up the policy's weights as they are now, after an optimiser step."""
+        ...
+
+
+def check_request(
+    prompts: Sequence[Sequence[int]],
+    *,
+    group_size: int,
+    seeds: Sequence[int],
+    max_new_tokens: int,
+    max_positions: int,
+    vocab_size: int,
+) -> None:
+    """Raise `ValueError`, naming the prompt, where a request cannot be served."""
+    require(bool(prompts), "there are no prompts; sampling needs at least one")
+    require(group_size >= 1, f"group_size is {group_size}; it must be 1 or more")
+    require(
+        len(seeds) == len(prompts) * group_size,
+        f"{len(seeds)} seeds for {len(prompts)} prompts in groups of {group_size}; "
+        f"{len(prompts) * group_size} are needed",
+    )
+    for index, prompt in enumerate(prompts):
+        require(len(prompt) > 0, f"prompt {index} is empty; it needs at least one token")
+        require(
+            len(prompt) + max_new_tokens <= max_positions,
+            f"prompt {index} has {len(prompt)} tokens; with {max_new_tokens} new ones it exceeds "
+            f"the policy's {max_positions} positions",
+        )
+        require(
+            0 <= min(prompt) and max(prompt) < vocab_size,
+            f"prompt {index} holds token {min(prompt) if min(prompt) < 0 else max(prompt)}; "
+            f"the vocabulary has {vocab_size}",
+        )
