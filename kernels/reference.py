@@ -18,6 +18,7 @@ x to its own type before the gain, as transformers does, so that noise of zero c
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -72,6 +73,9 @@ class _QuantizedLinear(torch.autograd.Function):
         return grad_x, None, grad_bias
 
 
+_apply_linear: Callable[..., Tensor] = _QuantizedLinear.apply
+
+
 def linear(x: Tensor, weight: QuantizedWeight, bias: Tensor | None = None) -> Tensor:
     """Multiply by a quantised weight; gradients go to x and to the bias.
 
@@ -94,8 +98,7 @@ def linear(x: Tensor, weight: QuantizedWeight, bias: Tensor | None = None) -> Te
     """
     _check_columns("x", x, weight.shape[1])
     bias = None if bias is None else bias.to(x.dtype)
-    out: Tensor = _QuantizedLinear.apply(x, weight, bias)  # type: ignore[no-untyped-call]
-    return out
+    return _apply_linear(x, weight, bias)
 
 
 def lora_linear(

@@ -19,6 +19,7 @@ logits before everything, the entropy's included.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -81,10 +82,7 @@ def token_logprobs(
     if bias is not None and bias.shape != (V,):
         raise ValueError(f"bias has shape {tuple(bias.shape)}; it must be ({V},)")
     rows = max(1, chunk_bytes // (4 * V))
-    logprobs, entropy = _TokenLogprobs.apply(  # type: ignore[no-untyped-call]
-        hidden, lm_head_weight, bias, token_ids, float(temperature), rows
-    )
-    return logprobs, entropy
+    return _apply_logprobs(hidden, lm_head_weight, bias, token_ids, float(temperature), rows)
 
 
 class _TokenLogprobs(torch.autograd.Function):
@@ -186,3 +184,6 @@ def _product(a: Tensor, b: Tensor) -> Tensor:
         part = slice(at, at + _VOCABULARY_ROWS)
         out[:, part] = a @ b[:, part].float()
     return out
+
+
+_apply_logprobs: Callable[..., tuple[Tensor, Tensor]] = _TokenLogprobs.apply

@@ -37,7 +37,6 @@ and bitsandbytes packages, against which the tests compare bit for bit.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -291,17 +290,15 @@ def _e2m1_codes(scaled: Tensor, negative: Tensor) -> Tensor:
     return code.bitwise_or_(negative.view(torch.uint8).view(code.shape) << 3)
 
 
-@lru_cache(maxsize=16)
-def _midpoints(device: torch.device) -> Tensor:
-    values = torch.tensor(NORMAL_FLOAT, dtype=torch.float32)
-    return ((values[:-1] + values[1:]) / 2).to(device)
+def _midpoints(codebook: Tensor) -> Tensor:
+    return (codebook[:-1] + codebook[1:]) / 2
 
 
 def _quantize_nf4(
     weight: Tensor, spec: Format, absmax: Tensor, double_quant: bool
 ) -> QuantizedWeight:
     inverse = 1.0 / absmax.clamp(min=1e-38)
-    bounds = _midpoints(weight.device)
+    bounds = _midpoints(torch.tensor(NORMAL_FLOAT, device=weight.device))
     codes = torch.empty(
         weight.shape[0], weight.shape[1] // 2, dtype=torch.uint8, device=weight.device
     )
@@ -328,12 +325,11 @@ def _nest(absmax: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     padding = -len(flat) % NESTED_BLOCK
     blocks = torch.nn.functional.pad(flat, (0, padding)).view(-1, NESTED_BLOCK)
     scale = blocks.abs().amax(-1)
-    scaled = (blocks * (1.0 / scale).unsqueeze(-1)).nan_to_num(0.0).clamp(-1.0, 1.0)
-    codebook = dynamic_codebook(absmax.device)
-    right = torch.searchsorted(codebook, scaled).clamp(1, 255)
-    left = right - 1
-    nearer_right = (codebook[right] - scaled).abs() < (scaled - codebook[left]).abs()
-    nested = torch.where(nearer_right, right, left).to(torch.uint8)
+    scaled = (blocks * (1.0 / scale.clamp(min=1e-38)).unsqueeze(-1)).clamp(-1.0, 1.0)
+    # Ties to the lower code, as bitsandbytes on GPUs. Its CPU library (0.50) first rounds the
+    # scaled value to one of 65536, so codes there differ where that crosses a midpoint.
+    bounds = _midpoints(dynamic_codebook(absmax.device))
+    nested = torch.bucketize(scaled, bounds, out_int32=True).to(torch.uint8)
     return nested.flatten()[: len(flat)].view(absmax.shape), scale, offset
 
 

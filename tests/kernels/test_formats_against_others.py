@@ -1,0 +1,253 @@
+"""Our codes, scales and dequantised values against other people's implementations, bit for bit.
+
+NVFP4: compressed-tensors, whose functions write the released checkpoints. MXFP4: torchao, as its
+FLOOR mode is the conversion of the OCP standard; compressed-tensors' own MXFP4 rounds amax before
+taking its exponent and differs on purpose (last test). NF4: bitsandbytes on the CPU.
+"""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import Tensor
+
+from kernels.formats import FORMATS, QuantizedWeight, dynamic_codebook, swap_nibbles
+from kernels.reference import dequantize, quantize, shared_global_scale
+
+CPU = torch.device("cpu")
+
+
+def _weights() -> dict[str, Tensor]:
+    """Matrices that reach every branch: (N, K) float32, K a multiple of 64."""
+    generator = torch.Generator().manual_seed(20251013)
+    normal = torch.randn(96, 512, generator=generator)
+    grid = torch.tensor(FORMATS["nvfp4"].values)
+    spread = normal * torch.exp2(torch.randint(-30, 30, (96, 1), generator=generator))
+    blocks = normal * torch.exp2(torch.randint(-14, 1, (96, 8, 1), generator=generator)).expand(
+        96, 8, 64
+    ).reshape(96, 512)
+    ties = torch.randint(-24, 25, (96, 512), generator=generator) * 0.25
+    zeros = torch.where(torch.rand(96, 512, generator=generator) < 0.9, 0.0, normal)
+    zeros[:8] = 0.0
+    zeros[8:16] = -0.0
+    return {
+        "normal": normal,
+        "weights of a network": normal * 0.02,
+        "sixteen-bit values": (normal * 0.02).bfloat16().float(),
+        "rows of many magnitudes": spread,
+        "blocks of many magnitudes": blocks,
+        "ties and grid points": ties,
+        "grid": grid[torch.randint(0, 16, (96, 512), generator=generator)],
+        "mostly zero": zeros,
+        "all zero": torch.zeros(4, 64),
+        "one block far above the rest": torch.cat((normal[:1] * 1e4, normal[1:] * 1e-4)),
+        "float32 subnormal": normal * 1e-40,
+        "largest": normal / normal.abs().max() * torch.finfo(torch.float32).max,
+    }
+
+
+WEIGHTS = _weights()
+
+
+@pytest.fixture(params=list(WEIGHTS))
+def weight(request: pytest.FixtureRequest) -> Tensor:
+    return WEIGHTS[request.param].clone()
+
+
+def _compressed_tensors(
+    weight: Tensor, encode_scale: Tensor | None = None, preset: str = "NVFP4A16"
+) -> tuple[dict[str, Tensor], Tensor]:
+    """Compress and decompress with compressed-tensors: its state dict and its dense weight."""
+    from compressed_tensors.compressors.mxfp4 import MXFP4PackedCompressor
+    from compressed_tensors.compressors.nvfp4 import NVFP4PackedCompressor
+    from compressed_tensors.quantization.quant_scheme import preset_name_to_scheme
+    from compressed_tensors.quantization.utils import (
+        compute_dynamic_scales_and_zp,
+        generate_gparam,
+    )
+
+    scheme = preset_name_to_scheme(preset, ["Linear"])
+    state = {"weight": weight}
+    nvfp4 = preset.startswith("NVFP4")
+    if nvfp4:
+        if encode_scale is None:
+            encode_scale = generate_gparam(weight.amin(), weight.amax())
+        state["weight_global_scale"] = encode_scale
+    state["weight_scale"], _ = compute_dynamic_scales_and_zp(
+        weight, scheme.weights, torch.nn.Identity(), global_scale=encode_scale
+    )
+    compressor = NVFP4PackedCompressor if nvfp4 else MXFP4PackedCompressor
+    compressed = compressor.compress(state, scheme)
+    return compressed, compressor.decompress(compressed, scheme)["weight"]
+
+
+def test_nvfp4_equals_compressed_tensors(weight: Tensor, assertions: SimpleNamespace) -> None:
+    theirs, dense = _compressed_tensors(weight)
+    ours = quantize(weight, "nvfp4")
+    assert ours.encode_scale is not None
+    assertions.bitwise(ours.encode_scale.reshape(1), theirs["weight_global_scale"], "g")
+    assertions.bitwise(ours.block_scales, theirs["weight_scale"], "block scales")
+    assertions.bitwise(ours.codes, theirs["weight_packed"], "codes")
+    assertions.bitwise(dequantize(ours, dense.dtype), dense, "dequantised")
+
+
+def test_nvfp4_dequantised_in_float32_equals_compressed_tensors(
+    weight: Tensor, assertions: SimpleNamespace
+) -> None:
+    from compressed_tensors.compressors.nvfp4 import unpack_fp4_from_uint8
+    from compressed_tensors.quantization.lifecycle.forward import dequantize as their_dequantize
+    from compressed_tensors.quantization.quant_scheme import preset_name_to_scheme
+
+    theirs, _ = _compressed_tensors(weight)
+    values = unpack_fp4_from_uint8(theirs["weight_packed"], *weight.shape, dtype=torch.float32)
+    dense = their_dequantize(
+        values,
+        theirs["weight_scale"].float(),
+        args=preset_name_to_scheme("NVFP4A16", ["Linear"]).weights,
+        dtype=torch.float32,
+        global_scale=theirs["weight_global_scale"],
+    )
+    assertions.bitwise(dequantize(quantize(weight, "nvfp4")), dense, "dequantised")
+
+
+def test_nvfp4_fused_linears_share_the_smallest_encode_scale(assertions: SimpleNamespace) -> None:
+    from compressed_tensors.quantization.utils import generate_gparam
+
+    generator = torch.Generator().manual_seed(5)
+    parts = [torch.randn(n, 128, generator=generator) * s for n, s in ((64, 1), (16, 3), (16, 0.2))]
+    smallest = torch.stack([generate_gparam(w.amin(), w.amax()) for w in parts]).amin(0)
+    shared = shared_global_scale(parts)
+    for part in parts:
+        theirs, dense = _compressed_tensors(part, smallest)
+        ours = quantize(part, "nvfp4", global_scale=shared)
+        assert ours.encode_scale is not None
+        assertions.bitwise(ours.encode_scale.reshape(1), smallest, "g")
+        assertions.bitwise(ours.block_scales, theirs["weight_scale"], "block scales")
+        assertions.bitwise(ours.codes, theirs["weight_packed"], "codes")
+        assertions.bitwise(dequantize(ours, dense.dtype), dense, "dequantised")
+
+
+def test_nvfp4_reads_what_compressed_tensors_wrote(
+    weight: Tensor, assertions: SimpleNamespace
+) -> None:
+    theirs, dense = _compressed_tensors(weight)
+    ours = QuantizedWeight.from_tensors(
+        "nvfp4",
+        {
+            "codes": theirs["weight_packed"],
+            "block_scales": theirs["weight_scale"],
+            "encode_scale": theirs["weight_global_scale"].reshape(()),
+        },
+        tuple(weight.shape),
+    )
+    assertions.bitwise(dequantize(ours, dense.dtype), dense, "dequantised")
+
+
+def test_mxfp4_equals_torchao(weight: Tensor, assertions: SimpleNamespace) -> None:
+    from torchao.prototype.mx_formats.config import ScaleCalculationMode
+    from torchao.prototype.mx_formats.mx_tensor import MXTensor
+
+    theirs = MXTensor.to_mx(
+        weight, torch.float4_e2m1fn_x2, 32, scaling_mode=ScaleCalculationMode.FLOOR
+    )
+    ours = quantize(weight, "mxfp4")
+    exponents = theirs.scale.view(torch.uint8).view(ours.block_scales.shape)
+    assertions.bitwise(ours.block_scales, exponents, "block scales")
+    # torchao divides by at least 2**-126, so in blocks with the smallest scale, 2**-127, its
+    # codes are half of what its own dequantisation expects; ours follow the standard there.
+    normal = exponents > 0
+    packed = theirs.qdata.view(torch.uint8).view(*normal.shape, 16)
+    assertions.bitwise(ours.codes.view(*normal.shape, 16)[normal], packed[normal], "codes")
+    dense = theirs.dequantize(torch.float32).view(*normal.shape, 32)
+    mine = dequantize(ours).view(*normal.shape, 32)
+    assertions.bitwise(mine[normal], dense[normal], "dequantised")
+
+
+def test_mxfp4_of_compressed_tensors_differs_only_where_it_rounds_the_scale_up(
+    assertions: SimpleNamespace,
+) -> None:
+    weight = WEIGHTS["normal"]
+    theirs, _ = _compressed_tensors(weight, preset="MXFP4A16")
+    ours = quantize(weight, "mxfp4")
+    up = theirs["weight_scale"].int() - ours.block_scales.int()
+    mantissa = torch.frexp(weight.view(96, -1, 32).abs().amax(-1)).mantissa * 2
+    assert torch.equal(up, (mantissa >= 1.75).int())
+    same = up == 0
+    assert 0.1 < same.float().mean() < 0.9
+    packed = theirs["weight_packed"].view(*same.shape, 16)
+    assertions.bitwise(ours.codes.view(*same.shape, 16)[same], packed[same], "codes")
+
+
+def test_nf4_equals_bitsandbytes(weight: Tensor, assertions: SimpleNamespace) -> None:
+    from bitsandbytes.functional import dequantize_4bit, quantize_4bit
+
+    codes, state = quantize_4bit(weight, blocksize=64, quant_type="nf4")
+    ours = quantize(weight, "nf4")
+    assertions.bitwise(swap_nibbles(ours.codes).view(-1, 1), codes, "codes")
+    assertions.bitwise(ours.block_scales.flatten(), state.absmax, "absmax")
+    assertions.bitwise(dequantize(ours), dequantize_4bit(codes, state), "dequantised")
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_nf4_of_sixteen_bit_weights_equals_bitsandbytes(
+    dtype: torch.dtype, assertions: SimpleNamespace
+) -> None:
+    from bitsandbytes.functional import dequantize_4bit, quantize_4bit
+
+    weight = WEIGHTS["normal"].to(dtype)
+    codes, state = quantize_4bit(weight, blocksize=64, quant_type="nf4")
+    ours = quantize(weight, "nf4")
+    assertions.bitwise(swap_nibbles(ours.codes).view(-1, 1), codes, "codes")
+    assertions.bitwise(ours.block_scales.flatten(), state.absmax, "absmax")
+    assertions.bitwise(dequantize(ours, dtype), dequantize_4bit(codes, state), "dequantised")
+
+
+def _snapped_codes(absmax: Tensor, offset: Tensor, scale: Tensor) -> Tensor:
+    """Nested codes as bitsandbytes' CPU library (0.50) finds them: from one of 65536 values."""
+    rest = torch.nn.functional.pad(absmax - offset, (0, -len(absmax) % 256)).view(-1, 256)
+    scaled = (rest / scale.clamp(min=1e-38).unsqueeze(-1)).clamp(-1, 1).double()
+    snapped = torch.round((scaled + 1) * 32767.5) * 2 / 65535 - 1
+    codebook = dynamic_codebook(CPU).double()
+    nearest = (snapped.flatten().unsqueeze(-1) - codebook).abs().argmin(-1)
+    return nearest[: len(absmax)].to(torch.uint8)
+
+
+@pytest.mark.parametrize("rows", [4000, 90, 5])
+def test_nf4_double_quantisation_equals_bitsandbytes(
+    rows: int, assertions: SimpleNamespace
+) -> None:
+    from bitsandbytes.functional import create_dynamic_map, dequantize_4bit, quantize_4bit
+
+    assertions.bitwise(dynamic_codebook(CPU), create_dynamic_map(), "codebook")
+    weight = torch.randn(rows, 512, generator=torch.Generator().manual_seed(rows))
+    codes, state = quantize_4bit(weight, blocksize=64, quant_type="nf4", compress_statistics=True)
+    ours = quantize(weight, "nf4", double_quant=True)
+    assert ours.nested_absmax is not None
+    assert ours.nested_offset is not None
+    assertions.bitwise(swap_nibbles(ours.codes).view(-1, 1), codes, "codes")
+    assertions.bitwise(ours.nested_absmax, state.state2.absmax, "nested absmax")
+    assertions.bitwise(ours.nested_offset, state.offset, "nested offset")
+
+    # Their CPU library looks nested codes up in a table of 65536 inputs; their GPU code and ours
+    # take the nearest. Their rounding of the input must explain every difference.
+    plain = quantize(weight, "nf4").block_scales.flatten()
+    snapped = _snapped_codes(plain, ours.nested_offset, ours.nested_absmax)
+    exact = torch.equal(ours.block_scales.flatten(), state.absmax)
+    assert exact or torch.equal(snapped, state.absmax)
+    apart = (ours.block_scales.flatten().int() - state.absmax.int()).abs()
+    assert int(apart.max()) <= 1
+    assert float((apart > 0).float().mean()) < 0.005
+
+    # Dequantising their state must give their values, all of them.
+    as_stored = QuantizedWeight.from_tensors(
+        "nf4",
+        {
+            "codes": swap_nibbles(codes.view(ours.codes.shape)),
+            "block_scales": state.absmax.view(ours.block_scales.shape),
+            "nested_absmax": state.state2.absmax,
+            "nested_offset": state.offset,
+        },
+    )
+    assertions.bitwise(dequantize(as_stored), dequantize_4bit(codes, state), "dequantised")
