@@ -94,7 +94,10 @@ def extract_answer(text: str) -> str | None:
 
 
 def lenient_answer(text: str) -> str | None:
-    """Return the answer of the last claim in any usual form, or None if nothing is claimed."""
+    """Return the answer of the last claim in any usual form, or None if nothing is claimed.
+
+    A claim inside an answer block comes after the block's own and is therefore preferred.
+    """
     claims: list[tuple[int, str]] = []
     opened = text.rfind(ANSWER_OPEN)
     if opened >= 0:
@@ -106,10 +109,6 @@ def lenient_answer(text: str) -> str | None:
     claims += [(match.start(), match.group(1).partition("<")[0]) for match in hashes]
     sentences = list(_SENTENCE.finditer(text))[-1:]
     claims += [(match.start(), _SENTENCE_END.split(match.group(1))[0]) for match in sentences]
-    # A `\boxed{}` inside the last answer block is that block's content, not another claim.
-    if opened >= 0:
-        closed = text.find(ANSWER_CLOSE, opened)
-        claims = [(at, claim) for at, claim in claims if at == opened or not opened < at < closed]
     if not claims:
         return None
     return _without_unit(_usable(max(claims)[1]))

@@ -1,0 +1,16 @@
+"""One grader pool for the tests of a file."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from repro.reward.grader import GraderPool
+
+
+@pytest.fixture(scope="module")
+def pool() -> Iterator[GraderPool]:
+    """Return a pool of one worker with a short limit."""
+    with GraderPool(workers=1, seconds_per_item=1.0) as pool:
+        yield pool

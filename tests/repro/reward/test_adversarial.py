@@ -1,0 +1,76 @@
+"""The corpus of completions that try to hang, crash or deceive the reward.
+
+`adversarial.jsonl` holds the expected status, format and lenient accuracy of each, with a reason.
+The status `any unpaid` stands where math-verify may refuse, disagree or run out of time, depending
+on its version and the machine; what must hold is that nothing is paid.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from repro.reward.grader import GraderPool
+from repro.reward.score import score
+
+ROWS: list[dict[str, Any]] = [
+    json.loads(line)
+    for line in Path(__file__).with_name("adversarial.jsonl").read_text("utf-8").splitlines()
+]
+
+
+def test_the_corpus_is_large_and_has_no_name_twice() -> None:
+    assert len(ROWS) >= 60
+    assert len({row["name"] for row in ROWS}) == len(ROWS)
+    assert all(row["reason"] for row in ROWS)
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row["name"])
+def test_a_hostile_completion_is_graded_as_expected_within_its_limit(
+    row: dict[str, Any], pool: GraderPool
+) -> None:
+    start = time.monotonic()
+    rewards = score([row["completion"]], [row["gold"]], "task", 0.2, pool)
+    seconds = time.monotonic() - start
+    [status] = rewards.statuses
+    if row["status"] == "any unpaid":
+        assert status in ("wrong", "timeout"), row["reason"]
+    else:
+        assert status == row["status"], row["reason"]
+    assert rewards.format == [float(row["format"])], row["reason"]
+    if status == "unparsable_gold":
+        assert rewards.accuracy == rewards.total == rewards.lenient_accuracy == [None]
+    else:
+        paid = float(status == "ok")
+        assert rewards.accuracy == [paid]
+        assert rewards.total == [pytest.approx(paid + 0.2 * row["format"])]
+        assert rewards.lenient_accuracy == [float(row["lenient"])], row["reason"]
+    # The item's second, its gold's, and two starts of a worker on a busy machine.
+    assert seconds < 30
+
+
+def test_the_whole_corpus_in_one_call_gives_the_same_grades(pool: GraderPool) -> None:
+    texts = [row["completion"] for row in ROWS]
+    golds = [row["gold"] for row in ROWS]
+    together = score(texts, golds, "task", 0.2, pool)
+    apart = [
+        score([text], [gold], "task", 0.2, pool).statuses[0]
+        for text, gold in zip(texts, golds, strict=True)
+    ]
+    assert together.statuses == apart
+    assert "error" not in together.statuses
+
+
+def test_no_code_in_an_answer_was_run(pool: GraderPool, tmp_path: Path) -> None:
+    target = tmp_path / "pwned"
+    for text in (
+        f"__import__('os').system('touch {target}')",
+        f"\\text{{__import__('os').system('touch {target}')}}",
+        f"\\write18{{touch {target}}}",
+    ):
+        assert pool.grade_answers([("x+1", text)])[0].status != "ok"
+    assert not target.exists()

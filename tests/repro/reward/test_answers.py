@@ -1,0 +1,133 @@
+"""Formats and extraction, against the released regular expression and by hand."""
+
+from __future__ import annotations
+
+import random
+import re
+import time
+
+import pytest
+
+from repro.reward.answers import (
+    extract_answer,
+    format_ok,
+    lenient_answer,
+    released_answer,
+    released_reward,
+    soft_format_ok,
+)
+
+PIECES = ["<think>", "</think>", "<answer>", "</answer>", " ", "\n", "18", "so", "<think"]
+# The expression as the fact sheet cites it from the released utils/rewards.py.
+RELEASED_SOFT_FORMAT = re.compile(r"<think>.*?</think>\s*<answer>.*?</answer>", re.DOTALL)
+
+
+def test_the_linear_soft_format_agrees_with_the_released_expression_on_random_texts() -> None:
+    rng = random.Random(0)
+    found = set()
+    for _ in range(20_000):
+        text = "".join(rng.choices(PIECES, k=rng.randrange(12)))
+        expected = RELEASED_SOFT_FORMAT.search(text) is not None
+        assert soft_format_ok(text) == expected, text
+        found.add(expected)
+    assert found == {True, False}
+
+
+def test_the_strict_format_implies_the_soft_one_and_an_answer() -> None:
+    rng = random.Random(1)
+    verdicts = {True: 0, False: 0}
+    for _ in range(5_000):
+        pieces = ["<think>", "so", "</think>", " ", "<answer>", "18", "</answer>"]
+        for _ in range(rng.randrange(3)):
+            at = rng.randrange(len(pieces))
+            pieces[at : at + rng.randrange(2)] = [rng.choice(PIECES)]
+        text = "".join(pieces)
+        verdicts[format_ok(text)] += 1
+        if format_ok(text):
+            assert soft_format_ok(text)
+            assert extract_answer(text) is not None
+    assert min(verdicts.values()) > 500
+
+
+def test_every_reading_takes_linear_time_on_repeated_tags() -> None:
+    # The expression itself needs minutes on the first of these.
+    for unit in (
+        "<think></think><answer>",
+        "<think>",
+        "</think> ",
+        "\\boxed{",
+        "#### ",
+        "</answer>",
+    ):
+        text = unit * (200_000 // len(unit))
+        start = time.process_time()
+        assert not format_ok(text)
+        soft_format_ok(text)
+        extract_answer(text)
+        lenient_answer(text)
+        released_reward(text, "18")
+        assert time.process_time() - start < 1.0, unit
+
+
+@pytest.mark.parametrize(
+    ("text", "answer"),
+    [
+        ("<think>a</think><answer> 18 </answer>", "18"),
+        ("<answer>18</answer>", "18"),
+        ("<answer>17</answer><answer>18</answer>", None),
+        ("<answer>18", None),
+        ("18</answer>", None),
+        ("</answer>18<answer>", None),
+        ("<think><answer>18</answer></think>", None),
+        ("<answer>...</answer>", None),
+        ("<answer>" + "1" * 9000 + "</answer>", None),
+        ("18", None),
+    ],
+)
+def test_an_answer_is_the_content_of_the_only_block(text: str, answer: str | None) -> None:
+    assert extract_answer(text) == answer
+
+
+@pytest.mark.parametrize(
+    ("text", "answer"),
+    [
+        ("so\n#### 18", "18"),
+        ("so \\boxed{\\frac{1}{2}}, done", "\\frac{1}{2}"),
+        ("The answer is 18.", "18"),
+        ("the answer is: $18 per day.", "$18"),
+        ("The answer is 18 dollars", "18"),
+        ("The answer is 18 thousand", "18 thousand"),
+        ("The answer is 18.5 dollars. Good.", "18.5"),
+        ("#### 17\nThe answer is 18", "18"),
+        ("The answer is 18\n#### 17", "17"),
+        ("<answer>17</answer> no, \\boxed{18}", "18"),
+        ("<answer>18", "18"),
+        ("<answer>\\boxed{18}</answer>", "18"),
+        ("<answer>#### 18</answer>", "18"),
+        ("9 * 2 = 18", None),
+        ("", None),
+        ("\\boxed{18", None),
+    ],
+)
+def test_the_lenient_answer_is_the_last_claim_and_never_the_last_number(
+    text: str, answer: str | None
+) -> None:
+    assert lenient_answer(text) == answer
+
+
+def test_the_released_reward_refuses_a_right_number_with_or_without_its_comma() -> None:
+    right = "<think>a</think><answer>{}</answer>"
+    # GSM8K's gold keeps its comma there.
+    assert released_reward(right.format("70,000"), "70,000") == pytest.approx(2.2)
+    assert released_reward(right.format("70000"), "70,000") == pytest.approx(0.2)
+    assert released_reward(right.format("70,000"), "70000") == pytest.approx(0.2)
+    assert released_reward(right.format("$18"), "18") == pytest.approx(0.2)
+    assert released_reward(right.format("18.0"), "18") == pytest.approx(0.2)
+
+
+def test_the_released_reward_pays_what_gives_no_proper_answer() -> None:
+    assert released_reward("18", "18") == 2.0
+    assert released_reward("<answer>18", "18") == 2.0
+    assert released_reward("<answer>17</answer><answer>18</answer>", "18") == 2.0
+    assert released_reward("<think></think><answer></answer>", "18") == pytest.approx(0.2)
+    assert released_answer("no tags at all ") == "no tags at all"

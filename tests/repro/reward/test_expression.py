@@ -1,0 +1,98 @@
+"""Which answers may be compared with a gold."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from repro.reward.expression import braces_balance, comparable, is_number, tidy
+
+
+@pytest.mark.parametrize(
+    ("text", "tidied"),
+    [
+        (" $18$ ", "18"),
+        ("\\boxed{18}.", "18"),
+        ("$$\\boxed{x+1}$$", "x+1"),
+        ("\\(18\\)", "18"),
+        ("\\[18\\]", "18"),
+        ("$18", "$18"),
+        ("$1$ and $2$", "$1$ and $2$"),
+        ("\\boxed{1}\\boxed{2}", "\\boxed{1}\\boxed{2}"),
+        ("\u22125", "-5"),
+        ("...", "..."),
+        ("", ""),
+    ],
+)
+def test_only_wrappers_around_the_whole_are_taken_off(text: str, tidied: str) -> None:
+    assert tidy(text) == tidied
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("0", "18", "-18", "+18", "18.5", ".5", "70,000", "1{,}000", "$18", "25%", "25\\%"),
+        *(
+            "90^\\circ",
+            "1/2",
+            "\\frac{1}{2}",
+            "\\frac12",
+            "3 \\times 10^6",
+            "1.5\\times 10^{-3}",
+            "90^{\\circ}",
+        ),
+    ],
+)
+def test_a_written_number_is_a_number(text: str) -> None:
+    assert is_number(text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("", "9+9", "1 8", "7,00", "1,2", "18!", "2^{10}", "x", "1e3", "0x12", "1_000", "\u0661"),
+        *(
+            "18x",
+            "1/2/3",
+            "--1",
+            "1..2",
+            "\\frac{x}{2}",
+            "\\frac{1+1}{2}",
+            "18 dollars",
+            "nan",
+            "(18)",
+        ),
+    ],
+)
+def test_arithmetic_words_and_other_scripts_are_not_numbers(text: str) -> None:
+    assert not is_number(text)
+
+
+def test_a_whole_gold_refuses_fractions_and_a_fractional_gold_takes_them() -> None:
+    assert comparable("18", "36/2") is None
+    assert comparable("0.5", "1/2") == "1/2"
+    assert comparable("\\frac{1}{2}", "0.5") == "0.5"
+    assert comparable("\\frac{1}{2}", "1-0.5") is None
+
+
+def test_a_name_is_dropped_and_other_equations_are_refused_unless_the_gold_is_one() -> None:
+    assert comparable("18", "x = 18") == "18"
+    assert comparable("18", "19 = 18") is None
+    assert comparable("x+1", "y = x+1") == "x+1"
+    assert comparable("x+1", "2 = x+1") is None
+    assert comparable("y = x+1", "y = x+1") == "y = x+1"
+    assert comparable("x+1", "a \\le b") == "a \\le b"
+
+
+@pytest.mark.parametrize(
+    ("text", "balanced"),
+    [("", True), ("{}", True), ("}{", False), ("{", False), ("\\{", True), ("{\\}}", True)],
+)
+def test_balance_counts_unescaped_braces(text: str, balanced: bool) -> None:
+    assert braces_balance(text) == balanced
+
+
+def test_a_long_answer_is_read_in_linear_time() -> None:
+    for text in ("1" * 8000, "1," * 4000, "{" * 8000, "$" * 8000, "\\boxed{" * 1000, "=" * 8000):
+        assert comparable("18", tidy(text)) is None or re.fullmatch("1+", text)

@@ -1,0 +1,275 @@
+"""The pool: agreement with arithmetic, threads, deaths, limits, and leaving nothing behind."""
+
+from __future__ import annotations
+
+import ast
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from fractions import Fraction
+from pathlib import Path
+
+import pytest
+
+import repro
+from repro.reward.grader import GraderError, GraderPool
+
+TOWER = ("x+2", "10^{10^{10}}")
+
+
+def _number_pairs(count: int, seed: int) -> list[tuple[str, str, bool]]:
+    """Return golds and answers in many spellings, and whether they are equal, by fractions."""
+    rng = random.Random(seed)
+    pairs = []
+    for _ in range(count):
+        gold = rng.choice([rng.randrange(400), rng.randrange(-9, 10**6)])
+        value = Fraction(gold) + rng.choice([0, 0, 0, 1, -1, Fraction(1, 2), Fraction(1, 100)])
+        spelled = f"{float(value):.2f}" if value.denominator > 1 else str(value)
+        if value.denominator == 1:
+            spelled = rng.choice([spelled, f"{int(value):,}", f"{spelled}.0", f"${spelled}$"])
+        pairs.append((str(gold), spelled, value == gold))
+    return pairs
+
+
+def _is_running(pid: int) -> bool:
+    """Say whether a process exists and is not merely waiting to be reaped."""
+    try:
+        status = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return False
+    return status.rpartition(")")[2].split()[0] not in "ZX"
+
+
+def _soon(condition: Callable[[], bool], seconds: float) -> bool:
+    """Wait until a condition holds, at most `seconds`."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        if condition():
+            return True
+        time.sleep(0.02)
+    return condition()
+
+
+def test_two_thousand_number_pairs_agree_with_exact_fractions(pool: GraderPool) -> None:
+    pairs = _number_pairs(2000, seed=0)
+    grades = pool.grade_answers([(gold, answer) for gold, answer, _ in pairs])
+    assert [grade.status == "ok" for grade in grades] == [equal for *_, equal in pairs]
+    assert {equal for *_, equal in pairs} == {True, False}
+
+
+def test_a_thousand_items_on_two_workers_equal_one_worker(pool: GraderPool) -> None:
+    pairs = [(gold, answer) for gold, answer, _ in _number_pairs(990, seed=1)]
+    pairs += [("\\frac{1}{2}", "0.5"), ("x+1", "1+x"), ("x+1", "1-x"), ("\\frac{1}{", "1")]
+    pairs += [("[0,1]", "(0,1)"), ("\\text{Ann}", "Ann"), ("1,2", "2,1"), ("18", "9+9")]
+    pairs += [("\\pi", "3.14"), ("2\\sqrt{2}", "\\sqrt{8}")]
+    with GraderPool(workers=2, seconds_per_item=5.0) as parallel:
+        statuses = [grade.status for grade in parallel.grade_answers(pairs)]
+        assert parallel.workers_started == 2
+    assert statuses == [grade.status for grade in pool.grade_answers(pairs)]
+
+
+def test_threads_get_what_the_main_thread_gets(pool: GraderPool) -> None:
+    pairs = [("18", "18"), ("18", "19"), ("x+1", "1+x"), TOWER, ("\\frac{1}{", "1")]
+    pairs += [(gold, answer) for gold, answer, _ in _number_pairs(60, seed=2)]
+    results: dict[int, list[str]] = {}
+
+    def work(index: int) -> None:
+        shuffled = random.Random(index).sample(pairs, len(pairs))
+        with GraderPool(1, 1.0) if index == 0 else _Shared(pool) as own:
+            graded = dict(zip(shuffled, own.grade_answers(shuffled), strict=True))
+        results[index] = [graded[pair].status for pair in pairs]
+
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    expected = [grade.status for grade in pool.grade_answers(pairs)]
+    assert expected[:5] == ["ok", "wrong", "ok", "timeout", "unparsable_gold"]
+    assert results == dict.fromkeys(range(4), expected)
+
+
+class _Shared:
+    """A pool that stays open when its `with` block ends."""
+
+    def __init__(self, pool: GraderPool) -> None:
+        self.pool = pool
+
+    def __enter__(self) -> GraderPool:
+        return self.pool
+
+    def __exit__(self, *_: object) -> None:
+        return None
+
+
+def test_a_late_worker_is_replaced_and_the_rest_of_its_batch_is_graded() -> None:
+    with GraderPool(1, 0.7) as pool:
+        start = time.monotonic()
+        statuses = [g.status for g in pool.grade_answers([("18", "18"), TOWER, ("18", "19")])]
+        assert statuses == ["ok", "timeout", "wrong"]
+        assert pool.workers_killed == 1
+        assert pool.workers_started == 2
+        assert time.monotonic() - start < 30
+        # A pair seen before is not tried again.
+        start = time.monotonic()
+        assert pool.grade_answers([TOWER])[0].status == "timeout"
+        assert time.monotonic() - start < 0.3
+        assert pool.counters == {"ok": 1, "timeout": 2, "wrong": 1}
+
+
+def test_the_order_of_gold_and_answer_matters(pool: GraderPool) -> None:
+    # A gold set is not an answer that a single number satisfies, nor the other way round.
+    assert pool.grade_answers([("1,2", "1")])[0].status == "wrong"
+    assert pool.grade_answers([("x = 3", "3")])[0].status == "ok"
+    assert pool.grade_answers([("3", "3 = 3")])[0].status == "wrong"
+
+
+def test_workers_killed_from_outside_are_survived() -> None:
+    pairs = [(gold, answer) for gold, answer, _ in _number_pairs(600, seed=3)]
+    pairs[300:300] = [("x+2", "\\sqrt{" * 60 + "x" + "}" * 60)]
+    with GraderPool(1, 5.0) as quiet:
+        expected = [grade.status for grade in quiet.grade_answers(pairs)]
+    with GraderPool(1, 5.0) as pool:
+        pool.grade_answers([("1", "2")])
+        found: list[str] = []
+        thread = threading.Thread(
+            target=lambda: found.extend(g.status for g in pool.grade_answers(pairs))
+        )
+        thread.start()
+        for _ in range(2):
+            time.sleep(0.03)
+            for worker in list(pool._alive):
+                os.kill(worker.process.pid, signal.SIGKILL)
+            time.sleep(1.0)
+        thread.join(60)
+        assert found == expected
+        assert pool.workers_started >= 2
+
+
+def test_a_worker_costs_little_memory(pool: GraderPool) -> None:
+    pool.grade_answers([("18", "18"), ("18", "17.25")])
+    [worker] = pool._alive
+    status = Path(f"/proc/{worker.process.pid}/status").read_text()
+    kilobytes = int(status.split("VmRSS:")[1].split()[0])
+    assert kilobytes < 150_000
+
+
+def test_no_worker_is_started_before_it_is_needed_and_none_is_left() -> None:
+    with GraderPool(2, 5.0) as pool:
+        assert pool.workers_started == 0
+        pool.grade_answers([("18", "18")])
+        [pid] = [worker.process.pid for worker in pool._alive]
+        assert _is_running(pid)
+    assert not _is_running(pid)
+    with pytest.raises(GraderError, match="closed"):
+        pool.grade_answers([("18", "18")])
+
+
+def test_closing_ends_a_grading_under_way() -> None:
+    pool = GraderPool(1, 60.0)
+    pool.grade_answers([("18", "18")])
+    errors: list[Exception] = []
+
+    def work() -> None:
+        try:
+            pool.grade_answers([TOWER])
+        except GraderError as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    time.sleep(0.3)
+    pool.close()
+    thread.join(10)
+    assert not thread.is_alive()
+    assert "closed" in str(errors[0])
+
+
+SCRIPT = """
+import sys, threading
+from repro.reward.grader import GraderPool
+with GraderPool(1, {seconds}) as pool:
+    pool.grade_answers([("18", "18")])
+    print(*(worker.process.pid for worker in pool._alive), flush=True)
+    {then}
+"""
+BUSY = f"pool.grade_answers([{TOWER!r}])"
+IDLE = "sys.stdin.read()"
+
+
+def _parent(then: str, seconds: float) -> tuple[subprocess.Popen[str], int]:
+    """Start an interpreter with a pool; return it and its worker's process id."""
+    parent = subprocess.Popen(
+        [sys.executable, "-c", SCRIPT.format(seconds=seconds, then=then)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"PYTHONPATH": str(Path(repro.__file__).parents[1])},
+    )
+    assert parent.stdout is not None
+    pid = int(parent.stdout.readline())
+    assert _is_running(pid)
+    return parent, pid
+
+
+@pytest.mark.parametrize("then", [IDLE, BUSY], ids=["idle", "busy"])
+def test_a_worker_does_not_outlive_a_parent_that_is_killed(then: str) -> None:
+    parent, pid = _parent(then, seconds=0.5)
+    time.sleep(0.2)
+    parent.kill()
+    parent.wait(10)
+    # The timer of a busy worker ends it at twice the limit and a second.
+    assert _soon(lambda: not _is_running(pid), 10)
+
+
+def test_ctrl_c_while_grading_ends_parent_and_worker_at_once() -> None:
+    parent, pid = _parent(BUSY, seconds=60.0)
+    time.sleep(0.3)
+    parent.send_signal(signal.SIGINT)
+    _, errors = parent.communicate(timeout=10)
+    assert "KeyboardInterrupt" in errors
+    assert _soon(lambda: not _is_running(pid), 5)
+
+
+def test_a_worker_that_cannot_start_is_an_error_that_says_so(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(sys, "executable", "/bin/false")
+    with GraderPool(1, 1.0) as pool, pytest.raises(GraderError, match="does not start"):
+        pool.grade_answers([("18", "18")])
+
+
+def test_memory_of_pairs_is_bounded() -> None:
+    with GraderPool(1, 5.0, remembered=8) as pool:
+        pairs = [(str(i), str(i)) for i in range(40)]
+        assert all(grade.status == "ok" for grade in pool.grade_answers(pairs))
+        assert len(pool._memory) == 8
+
+
+@pytest.mark.parametrize("arguments", [(0, 1.0), (1, 0.0), (1, float("nan"))])
+def test_impossible_settings_are_refused(arguments: tuple[int, float]) -> None:
+    with pytest.raises(ValueError, match="must be"):
+        GraderPool(*arguments)
+
+
+def test_math_verify_and_datasets_are_each_imported_in_one_module() -> None:
+    root = Path(repro.__file__).parent
+    found: dict[str, set[str]] = {"math_verify": set(), "datasets": set()}
+    for path in root.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+            names = []
+            if isinstance(node, ast.Import):
+                names = [alias.name for alias in node.names]
+            elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+                names = [node.module]
+            for name in names:
+                package = name.partition(".")[0]
+                if package in found:
+                    found[package].add(path.relative_to(root).as_posix())
+    assert found == {"math_verify": {"reward/verifier.py"}, "datasets": {"data/public.py"}}

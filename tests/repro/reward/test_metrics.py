@@ -1,0 +1,79 @@
+"""pass@k and maj@k against enumeration of every subset."""
+
+from __future__ import annotations
+
+from collections import Counter
+from itertools import combinations, product
+
+import pytest
+
+from repro.reward.metrics import majority_at_k, majority_vote, pass_at_k
+
+
+def test_pass_at_k_is_the_share_of_subsets_with_a_right_sample() -> None:
+    for n in range(1, 9):
+        for c, k in product(range(n + 1), range(1, n + 1)):
+            subsets = list(combinations(range(n), k))
+            share = sum(min(subset) < c for subset in subsets) / len(subsets)
+            assert pass_at_k(n, c, k) == pytest.approx(share)
+
+
+def _majority_by_enumeration(answers: list[str], right: set[str], k: int) -> float:
+    """Return the share of k-subsets won by a right answer, ties shared; `-` abstains."""
+    won = 0.0
+    subsets = list(combinations(answers, k))
+    for subset in subsets:
+        votes = Counter(answer for answer in subset if answer != "-")
+        if votes:
+            winners = [a for a, count in votes.items() if count == max(votes.values())]
+            won += sum(a in right for a in winners) / len(winners)
+    return won / len(subsets)
+
+
+@pytest.mark.parametrize(
+    ("answers", "right"),
+    [
+        ("aab", "a"),
+        ("abc", "a"),
+        ("aabbccd", "a"),
+        ("aabbccdd", "ad"),
+        ("abbbcc-", "a"),
+        ("--a", "a"),
+        ("---", "a"),
+        ("aaaaaaaa", "a"),
+        ("bbbbbbaa", "a"),
+        ("bcdefgh", "a"),
+    ],
+)
+def test_majority_at_k_is_the_share_of_subsets_won_with_ties_shared(
+    answers: str, right: str
+) -> None:
+    names = sorted(set(answers) - {"-"})
+    counts = [answers.count(name) for name in names]
+    flags = [name in right for name in names]
+    for k in range(1, len(answers) + 1):
+        expected = _majority_by_enumeration(list(answers), set(right), k)
+        found = majority_at_k(counts, flags, k, abstentions=answers.count("-"))
+        assert found == pytest.approx(expected)
+
+
+def test_maj_at_1_is_accuracy_and_many_samples_are_affordable() -> None:
+    assert majority_at_k([3, 2], [True, False], 1) == pytest.approx(0.6)
+    assert 0.5 < majority_at_k([30, 20, 10, 4], [True, False, False, False], 32) < 1
+
+
+def test_a_vote_ignores_order_breaks_ties_by_its_seed_and_counts_no_abstention() -> None:
+    assert majority_vote(["b", None, "a", "b", None, None], seed=0) == "b"
+    assert majority_vote([None], seed=0) is None
+    tied = ["a", "b"]
+    votes = Counter(majority_vote(tied, seed) for seed in range(400))
+    assert 150 < votes["a"] < 250
+    assert [majority_vote(tied[::-1], seed) for seed in range(50)] == [
+        majority_vote(tied, seed) for seed in range(50)
+    ]
+
+
+@pytest.mark.parametrize(("n", "c", "k"), [(4, 5, 1), (4, -1, 1), (4, 2, 0), (4, 2, 5)])
+def test_impossible_counts_are_refused(n: int, c: int, k: int) -> None:
+    with pytest.raises(ValueError, match="must lie in"):
+        pass_at_k(n, c, k)

@@ -1,0 +1,87 @@
+"""Rewards and their controls."""
+
+from __future__ import annotations
+
+import pytest
+
+from repro.reward.grader import GraderPool
+from repro.reward.score import RANDOM_PROBABILITY, score
+from repro.spec.config import derive_seed
+
+RIGHT = "<think>a</think><answer>18</answer>"
+WRONG = "<think>a</think><answer>19</answer>"
+RIGHT_UNFORMATTED = "<answer>18</answer>"
+WRONG_UNFORMATTED = "<answer>19</answer>"
+HASHES = "<think>a</think>\n#### 18"
+
+
+def test_task_reward_is_accuracy_plus_format(pool: GraderPool) -> None:
+    texts = [RIGHT, WRONG, RIGHT_UNFORMATTED, WRONG_UNFORMATTED, HASHES]
+    rewards = score(texts, ["18"] * 5, "task", 0.2, pool)
+    assert rewards.accuracy == [1, 0, 1, 0, 0]
+    assert rewards.format == [1, 1, 0, 0, 0]
+    assert rewards.soft_format == [1, 1, 0, 0, 0]
+    assert rewards.lenient_accuracy == [1, 0, 1, 0, 1]
+    assert rewards.total == pytest.approx([1.2, 0.2, 1.0, 0.0, 0.0])
+
+
+def test_equal_accuracy_never_differs_by_more_than_the_format_reward(pool: GraderPool) -> None:
+    texts = [WRONG, WRONG_UNFORMATTED, "", HASHES, "<answer>" * 50, RIGHT, RIGHT_UNFORMATTED]
+    rewards = score(texts, ["18"] * len(texts), "task", 0.2, pool)
+    for accuracy in (0.0, 1.0):
+        totals = [
+            total
+            for total, right in zip(rewards.total, rewards.accuracy, strict=True)
+            if right == accuracy and total is not None
+        ]
+        assert max(totals) - min(totals) <= 0.2 + 1e-12
+
+
+def test_a_right_answer_without_format_earns_more_than_a_wrong_one_with_it(
+    pool: GraderPool,
+) -> None:
+    total = score([RIGHT_UNFORMATTED, WRONG], ["18", "18"], "task", 0.2, pool).total
+    assert total[0] is not None
+    assert total[1] is not None
+    assert total[0] > total[1]
+
+
+def test_format_reward_ignores_the_answer_and_still_measures_accuracy(pool: GraderPool) -> None:
+    rewards = score([RIGHT, WRONG, RIGHT_UNFORMATTED], ["18"] * 3, "format", 0.2, pool)
+    assert rewards.total == [1, 1, 0]
+    assert rewards.accuracy == [1, 0, 1]
+
+
+def test_random_reward_depends_on_seeds_alone_and_has_its_probability(pool: GraderPool) -> None:
+    seeds = [derive_seed(7, "row", i) for i in range(4000)]
+    first = score([RIGHT] * 4000, ["18"] * 4000, "random", 0.2, pool, seeds)
+    second = score([WRONG] * 4000, ["18"] * 4000, "random", 0.2, pool, seeds)
+    assert first.total == second.total
+    assert set(first.total) == {0.0, 1.0}
+    mean = sum(total or 0.0 for total in first.total) / 4000
+    # Four standard errors of a Bernoulli mean.
+    assert abs(mean - RANDOM_PROBABILITY) < 4 * (0.3 * 0.7 / 4000) ** 0.5
+    assert first.accuracy == [1.0] * 4000
+
+
+def test_random_reward_without_seeds_is_refused(pool: GraderPool) -> None:
+    with pytest.raises(ValueError, match="random reward needs 1 seeds"):
+        score([RIGHT], ["18"], "random", 0.2, pool)
+
+
+def test_lengths_that_differ_are_refused(pool: GraderPool) -> None:
+    with pytest.raises(ValueError, match="1 texts and 2 golds"):
+        score([RIGHT], ["18", "19"], "task", 0.2, pool)
+
+
+def test_an_item_with_a_broken_gold_is_dropped_and_not_averaged(pool: GraderPool) -> None:
+    rewards = score([RIGHT, WRONG, RIGHT], ["18", "18", "\\frac{1}{"], "task", 0.2, pool)
+    assert rewards.total[2] is None
+    summary = rewards.summary()
+    assert summary["accuracy"] == pytest.approx(0.5)
+    assert summary["dropped"] == 1
+    assert summary["reward"] == pytest.approx(0.7)
+
+
+def test_a_control_drops_nothing_that_its_own_reward_can_give(pool: GraderPool) -> None:
+    assert score([RIGHT], ["\\frac{1}{"], "format", 0.2, pool).total == [1.0]
