@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 from collections.abc import Callable, Sequence
 
@@ -28,7 +29,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return USAGE
     except BrokenPipeError:
         # The reader (head, less) left early; let the interpreter flush into nothing.
-        sys.stdout = None  # type: ignore[assignment]
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115 - lives until the process ends
         return FINE
     return status
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 from repro.evidence.record import find_record
 from repro.selection import Selection
@@ -119,7 +120,7 @@ def estimate(selection: Selection, cost: Cost, expected: Path) -> Estimates:
     return Estimates(seconds=seconds, memory_bytes=memory, basis=basis)
 
 
-def blessed_records(selection: Selection, expected: Path) -> list[dict]:  # type: ignore[type-arg]
+def blessed_records(selection: Selection, expected: Path) -> list[dict[str, Any]]:
     """Return the compacted records behind the blessed expectations of the selection's tier."""
     folder = expected / selection.tier.value
     found = []

@@ -169,8 +169,11 @@ class Target:
         Name of the target whose runs this one reads, where a figure draws a table's runs.
     headline
         Metric printed beside the paper's cells.
-    series
-        Name of the series that a figure draws.
+    why_not
+        Why it cannot run yet, for a target without scales.
+    paper_file, paper_column
+        File under `expected/paper/` with the paper's cells, and the column that the `paper` tier's
+        scale stands for.
     """
 
     name: str
@@ -188,6 +191,8 @@ class Target:
     headline: str | None = None
     records_of: str | None = None
     why_not: str = ""
+    paper_file: str = ""
+    paper_column: str = ""
 
     def __post_init__(self) -> None:
         where = f"target {self.name}"
@@ -219,7 +224,7 @@ class Target:
             f"{_names(self.scales)} and costs for {_names(self.costs)}",
         )
         require(
-            bool(self.scales) or bool(self.why_not),
+            bool(self.scales) or bool(self.why_not) or self.records_of is not None,
             f"{where}: it has no scale and gives no reason; fill `why_not`",
         )
 

@@ -291,6 +291,8 @@ TABLE1 = Target(
     metrics=METRICS,
     claims=CLAIMS,
     headline="accuracy",
+    paper_file="table1",
+    paper_column="7B",
 )
 
 # The 3B column: the same rows and claims on the smaller checkpoint.
@@ -300,4 +302,5 @@ TABLE1_3B = dataclasses.replace(
     title="Table 1: GSM8K accuracy by weight format and training (3B)",
     scales={Tier.PAPER: PAPER_3B},
     costs={Tier.PAPER: COST_3B},
+    paper_column="3B",
 )

@@ -1,0 +1,302 @@
+"""Check: from records and expectations to verdicts. Runs nothing, needs no torch.
+
+Records are judged in this order: can the file be read; is it of the configuration that the target
+has today; do its receipts show that what it claims was done; did arms that are compared see the
+same inputs. What fails is refused, with a sentence, and counts for nothing. Then every claim and
+every expectation gets its verdict.
+
+The exit status is 1 when a record is refused, when a claim about this suite's own machinery is
+contradicted, or when one of its own expectations (derived or blessed) is. A contradicted claim of
+the paper's is a finding: it leaves the status 0.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from repro.evidence.environment import device_of
+from repro.evidence.expectation import Expectation, load_expectations
+from repro.evidence.paper import paper_cells
+from repro.evidence.receipts import refusals
+from repro.evidence.record import (
+    Record,
+    RecordError,
+    config_difference,
+    iterate_records,
+    read_record,
+)
+from repro.evidence.statistics import wilson_interval
+from repro.evidence.verdict import Verdict, judge, judge_expectation
+from repro.places import expected_folder, runs_folder
+from repro.selection import Selection, select
+from repro.spec.config import TrainScale
+from repro.spec.target import Claim
+from repro.spec.tier import Tier
+
+
+@dataclass(slots=True, kw_only=True)
+class Evidence:
+    """The records of a selection, sorted into what counts and what does not.
+
+    Attributes
+    ----------
+    records
+        Usable ones by arm and seed.
+    refused
+        (path, sentence) of those that are not evidence.
+    failed
+        (path, sentence) of runs that failed and were not made good since.
+    """
+
+    records: dict[str, dict[int, Record]] = field(default_factory=dict)
+    refused: list[tuple[Path, str]] = field(default_factory=list)
+    failed: list[tuple[Path, str]] = field(default_factory=list)
+    failed_arms: dict[str, int] = field(default_factory=dict)
+    refused_arms: dict[str, str] = field(default_factory=dict)
+
+    def values(self, metric: str) -> dict[str, dict[int, float]]:
+        """Return {arm: {seed: value}} of a metric."""
+        found: dict[str, dict[int, float]] = {}
+        for arm, records in self.records.items():
+            for seed, record in sorted(records.items()):
+                value = record.value(metric)
+                if value is not None:
+                    found.setdefault(arm, {})[seed] = value
+        return found
+
+    @property
+    def count(self) -> int:
+        """Usable records."""
+        return sum(len(records) for records in self.records.values())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Checked:
+    """A selection with its evidence and verdicts."""
+
+    selection: Selection
+    evidence: Evidence
+    verdicts: list[Verdict]
+
+    @property
+    def sound(self) -> bool:
+        """Whether nothing says that this suite is at fault."""
+        return not self.evidence.refused and not any(item.own_fault for item in self.verdicts)
+
+
+def check_selection(selection: Selection, runs: Path, expected: Path) -> Checked:
+    """Return the verdicts of a selection on the records under `runs`."""
+    evidence = gather(selection, runs)
+    target = selection.target
+    absent = _absent_arms(selection, evidence)
+    metrics = {metric.name: metric for metric in target.metrics}
+    values = {name: evidence.values(name) for name in metrics}
+    matched, verdicts = [], {}
+    for claim in target.claims:
+        mismatch = None if set(claim.arms) & set(absent) else _mismatch(selection, claim, evidence)
+        if mismatch is None:
+            matched.append(claim)
+            continue
+        evidence.refused.append((runs / selection.tier.value / selection.source.name, mismatch))
+        verdicts[claim.name] = Verdict(
+            name=claim.name,
+            statement=claim.statement,
+            source=claim.source,
+            about="mechanism" if claim.mechanism else "claim",
+            status="not run",
+            sentence=f"refused: {mismatch}",
+        )
+    for verdict in judge(matched, metrics, values, absent, evidence.failed_arms):
+        verdicts[verdict.name] = verdict
+    ordered = [verdicts[claim.name] for claim in target.claims]
+    for expectation in _expectations(selection, evidence, expected):
+        about = "paper value" if expectation.source == "paper" else "expectation"
+        ordered.append(
+            judge_expectation(
+                expectation,
+                target.metric(expectation.metric),
+                values.get(expectation.metric, {}).get(expectation.arm, {}),
+                absent.get(expectation.arm),
+                about,
+            )
+        )
+    return Checked(selection=selection, evidence=evidence, verdicts=ordered)
+
+
+def gather(selection: Selection, runs: Path) -> Evidence:
+    """Read the records of a selection and refuse those that are not evidence."""
+    evidence = Evidence()
+    tier, name = selection.tier.value, selection.source.name
+    failures: dict[tuple[str, str], tuple[Path, str]] = {}
+    for path in iterate_records(runs, tier, name):
+        arm = path.parent.name
+        try:
+            record = read_record(path)
+            reasons = _reasons(selection, record, path)
+        except RecordError as error:
+            _refuse(evidence, path, arm, str(error))
+            continue
+        if not record.ok:
+            failures[arm, path.name.split(".")[0]] = (path, reasons[0])
+        elif reasons:
+            for reason in reasons:
+                _refuse(evidence, path, arm, reason)
+        else:
+            evidence.records.setdefault(arm, {})[record.seed] = record
+    for (arm, stem), failure in failures.items():
+        if not (runs / tier / name / arm / f"{stem}.json").is_file():
+            evidence.failed.append(failure)
+            evidence.failed_arms[arm] = evidence.failed_arms.get(arm, 0) + 1
+    return evidence
+
+
+def _refuse(evidence: Evidence, path: Path, arm: str, reason: str) -> None:
+    evidence.refused.append((path, reason))
+    evidence.refused_arms.setdefault(arm, f"{path.name} refused: {reason}")
+
+
+def _reasons(selection: Selection, record: Record, path: Path) -> list[str]:
+    """Return why a record does not count, most basic reason first; one for a failed run."""
+    if not record.ok:
+        return refusals(record)
+    place = (record.tier, record.target, record.arm, f"seed-{record.seed}.json")
+    if place != (*path.parts[-4:-1], path.name):
+        return [f"the record says it is {'/'.join(map(str, place))}, and lies elsewhere"]
+    try:
+        run = selection.plan([record.seed], [record.arm])[0]
+    except ValueError as error:
+        return [str(error)]
+    difference = config_difference(record, run)
+    return [difference] if difference else refusals(record)
+
+
+def _absent_arms(selection: Selection, evidence: Evidence) -> dict[str, str]:
+    """Return a sentence for every arm without usable records."""
+    absent = dict(evidence.refused_arms)
+    missing = selection.source.not_runnable(selection.tier)
+    for arm in selection.target.arms:
+        if arm.name in absent or evidence.records.get(arm.name):
+            continue
+        count = evidence.failed_arms.get(arm.name)
+        if count:
+            absent[arm.name] = f"all {count} run(s) of {arm.name} failed"
+        else:
+            absent[arm.name] = missing or f"{arm.name} has no record at this tier yet"
+    return absent
+
+
+def _mismatch(selection: Selection, claim: Claim, evidence: Evidence) -> str | None:
+    """Return why the arms of a claim must not be compared, or None."""
+    scale = selection.source.scales.get(selection.tier)
+    if isinstance(scale, TrainScale) and "learning_rate" not in claim.factor:
+        arms = [selection.source.arm(name) for name in claim.arms]
+        rates = {
+            arm.name: scale.optimizer.learning_rates.of(arm)
+            for arm in arms
+            if arm.training != "none"
+        }
+        if len(set(rates.values())) > 1:
+            return f"claim {claim.name} compares arms at different learning rates: {rates}"
+    seeds = set.intersection(*(set(evidence.records[arm]) for arm in claim.arms))
+    for seed in sorted(seeds):
+        inputs = [evidence.records[arm][seed].inputs for arm in claim.arms]
+        for key in set.intersection(*(set(item) for item in inputs)):
+            if len({item[key] for item in inputs}) > 1:
+                return (
+                    f"claim {claim.name}: in seed {seed} the arms {', '.join(claim.arms)} had "
+                    f"different {key.replace('_', ' ')}"
+                )
+    return None
+
+
+def _expectations(selection: Selection, evidence: Evidence, expected: Path) -> list[Expectation]:
+    target = selection.target
+    found = load_expectations(expected, selection.tier.value, target.name, device_name(evidence))
+    if selection.tier is Tier.PAPER and target.headline:
+        found += [
+            _paper_expectation(cell.arm, target.headline, cell.value, cell.items, cell.place)
+            for cell in paper_cells(expected, target.paper_file)
+            if cell.column == target.paper_column and cell.arm and cell.quantity == "accuracy"
+        ]
+    return [item for item in found if item.arm in {arm.name for arm in target.arms}]
+
+
+def _paper_expectation(arm: str, metric: str, value: float, items: int, place: str) -> Expectation:
+    """Return the interval that the paper's percentage has from its number of test problems."""
+    interval = wilson_interval(value / 100 * items, items)
+    assert interval.low is not None
+    assert interval.high is not None
+    return Expectation(
+        arm=arm,
+        metric=metric,
+        accept=(100 * interval.low, 100 * interval.high),
+        source="paper",
+        because=f"{place}: {value}, with Wilson's 95 % interval on {items} problems",
+    )
+
+
+def device_name(evidence: Evidence) -> str | None:
+    """Return the device that the records were made on, None without one or with several."""
+    names = {
+        device_of(record.environment)
+        for records in evidence.records.values()
+        for record in records.values()
+    }
+    return names.pop() if len(names) == 1 else None
+
+
+def checked_json(checked: Checked) -> dict[str, Any]:
+    """Return a check's result as JSON values."""
+    evidence = checked.evidence
+    return {
+        "target": checked.selection.target.name,
+        "tier": checked.selection.tier.value,
+        "records": evidence.count,
+        "sound": checked.sound,
+        "refused": [{"record": str(path), "because": why} for path, why in evidence.refused],
+        "failed": [{"record": str(path), "because": why} for path, why in evidence.failed],
+        "verdicts": [dataclasses.asdict(verdict) for verdict in checked.verdicts],
+    }
+
+
+def main_check(args: argparse.Namespace) -> int:
+    """Carry out `repro check`; return the exit status."""
+    from repro.console import print_check
+
+    folder, sentence = runs_folder(args.runs)
+    expected = expected_folder(args.expected)
+    selections = select(args.targets, tier=args.tier, data=args.data, steps=args.steps)
+    checks = [check_selection(selection, folder, expected) for selection in selections]
+    if args.json:
+        print(json.dumps([checked_json(item) for item in checks], indent=1))  # noqa: T201
+    else:
+        for item in checks:
+            print_check(item)
+        if sentence:
+            print(sentence)  # noqa: T201
+    return 0 if all(item.sound for item in checks) else 1
+
+
+def main_bless(args: argparse.Namespace) -> int:
+    """Carry out `repro bless`; return the exit status."""
+    from repro.evidence.bless import bless
+
+    folder, _ = runs_folder(args.runs)
+    expected = expected_folder(args.expected)
+    for selection in select(args.targets, tier=args.tier, data=args.data, steps=args.steps):
+        evidence = gather(selection, folder)
+        paths = bless(
+            selection.source,
+            selection.tier,
+            evidence.records,
+            problems=[why for _, why in (*evidence.refused, *evidence.failed)],
+            expected=expected,
+        )
+        for path in paths:
+            print(f"wrote {path}")  # noqa: T201
+    return 0

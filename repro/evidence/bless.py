@@ -1,0 +1,148 @@
+"""Bless: turn this suite's own records into measured expectations, once a person asked for it.
+
+Refused for a dirty tree (the commit would not say what ran), for records of several commits, for
+fewer than five seeds an arm, for the paper tier (its expectations are the paper's), and while any
+record is refused or any run has failed.
+
+The rule of the interval: with n seeds of mean m and deviation s (n - 1), a new run's mean of n
+seeds should lie in m +- t(0.9995, n - 1) * s * sqrt(2 / n), and never closer than a floor of 3
+points (percents) or 2 % of the value: sums in another order, on another processor, flip near-ties
+even where nothing is drawn at random. Many cells are judged at once, so the quantile is far out; a
+verdict needs the whole new interval outside.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from statistics import fmean, stdev
+from typing import Any
+
+from repro.evidence.environment import device_of
+from repro.evidence.expectation import SCHEMA
+from repro.evidence.record import Record, replace_text
+from repro.evidence.statistics import t_quantile
+from repro.spec.target import Metric, Target
+from repro.spec.tier import Tier
+
+MINIMUM_SEEDS = 5
+_QUANTILE = 0.9995
+RULE = "mean +- t(0.9995, n - 1) * s * sqrt(2 / n), at least the floor of the metric's unit"
+# Units whose values belong to the machine, not to the method: never blessed without a device.
+_OF_THE_MACHINE = ("seconds", "bytes", "tokens per second")
+
+
+class BlessError(ValueError):
+    """Records that must not become expectations; the message says why."""
+
+
+def bless(
+    target: Target,
+    tier: Tier,
+    records: Mapping[str, Mapping[int, Record]],
+    *,
+    problems: Sequence[str],
+    expected: Path,
+) -> list[Path]:
+    """Write the expectations and the compacted records behind them; return their paths.
+
+    Raises
+    ------
+    BlessError
+        If the records do not qualify.
+    """
+    every = [record for by_seed in records.values() for record in by_seed.values()]
+    _require_fit(target, tier, records, every, problems)
+    device = device_of(every[0].environment) if tier is not Tier.SMOKE else None
+    folder = expected / tier.value / (device or "")
+    folder.mkdir(parents=True, exist_ok=True)
+    metrics = [item for item in target.metrics if device or item.unit not in _OF_THE_MACHINE]
+    head = {
+        "schema": SCHEMA,
+        "target": target.name,
+        "target_version": target.version,
+        "tier": tier.value,
+        "device": device,
+        "commit": every[0].commit,
+        "date": datetime.now(UTC).date().isoformat(),
+    }
+    expectations = [
+        _expectation(arm, metric, by_seed)
+        for arm, by_seed in sorted(records.items())
+        for metric in metrics
+        if all(record.value(metric.name) is not None for record in by_seed.values())
+    ]
+    paths = [folder / f"{target.name}.json", folder / f"{target.name}.records.json"]
+    _write(paths[0], {**head, "rule": RULE, "expectations": expectations})
+    _write(paths[1], {**head, "records": [compact(record) for record in every]})
+    return paths
+
+
+def _require_fit(
+    target: Target,
+    tier: Tier,
+    records: Mapping[str, Mapping[int, Record]],
+    every: Sequence[Record],
+    problems: Sequence[str],
+) -> None:
+    where = f"{target.name} at the {tier.value} tier is not blessed"
+    if tier is Tier.PAPER:
+        raise BlessError(f"{where}: the paper's own numbers are that tier's expectations")
+    if problems:
+        raise BlessError(f"{where}: {problems[0]} ({len(problems)} such records)")
+    lacking = [arm.name for arm in target.arms if len(records.get(arm.name, {})) < MINIMUM_SEEDS]
+    if lacking:
+        raise BlessError(
+            f"{where}: fewer than {MINIMUM_SEEDS} seeds recorded for {', '.join(lacking)}"
+        )
+    dirty = sorted({record.arm for record in every if record.dirty is not False})
+    if dirty:
+        raise BlessError(
+            f"{where}: made from a source tree with changes, or whose state is not known "
+            f"({', '.join(dirty)}); commit and run again"
+        )
+    commits = sorted({record.commit for record in every})
+    if len(commits) > 1:
+        raise BlessError(f"{where}: the records are of {len(commits)} commits: {commits}")
+    devices = {device_of(record.environment) for record in every}
+    if tier is not Tier.SMOKE and (len(devices) > 1 or None in devices):
+        raise BlessError(f"{where}: the records name the devices {devices}; needs one")
+
+
+def _expectation(arm: str, metric: Metric, by_seed: Mapping[int, Record]) -> dict[str, Any]:
+    values = {str(seed): float(by_seed[seed].value(metric.name) or 0.0) for seed in sorted(by_seed)}
+    low, high = accepted(list(values.values()), metric.unit)
+    return {
+        "arm": arm,
+        "metric": metric.name,
+        "accept": [low, high],
+        "source": "measured",
+        "because": f"{len(values)} seeds of this suite; {RULE}",
+        "values": values,
+    }
+
+
+def accepted(values: Sequence[float], unit: str) -> tuple[float, float]:
+    """Return the interval in which the mean of as many new seeds should lie."""
+    n, mean = len(values), fmean(values)
+    half = t_quantile(_QUANTILE, n - 1) * stdev(values) * math.sqrt(2 / n)
+    floor = 3.0 if unit in ("percent", "points") else 0.02 * abs(mean)
+    half = max(half, floor)
+    return round(mean - half, 6), round(mean + half, 6)
+
+
+def compact(record: Record) -> dict[str, Any]:
+    """Return a record as JSON values, its series rounded to six digits."""
+    raw = record.to_json()
+    raw["series"] = {
+        name: [None if value is None else float(f"{value:.6g}") for value in values]
+        for name, values in raw["series"].items()
+    }
+    return raw
+
+
+def _write(path: Path, value: Mapping[str, Any]) -> None:
+    replace_text(path, json.dumps(value, indent=1, sort_keys=True, allow_nan=False) + "\n")

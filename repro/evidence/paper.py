@@ -1,0 +1,68 @@
+"""The paper's own numbers, typed with their place: `expected/paper/*.json`.
+
+`cells` hold a value with row, column, unit and a confidence tag: `exact` (text, table or printed
+label), `plot` (read off a curve, +-0.01 to 0.02 unless the note says more), `secondary` (someone's
+summary of a text not seen), `inferred` (arithmetic on exact ones). `contradictions` lists where the
+paper disagrees with itself. Nothing is filled in by guess; what is missing is listed as missing.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+CONFIDENCE = ("exact", "plot", "secondary", "inferred")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PaperCell:
+    """One number of the paper.
+
+    Attributes
+    ----------
+    id
+        Unique in its file: `row/column/quantity`.
+    arm
+        Name of this suite's arm for the row, empty where it has none.
+    items
+        Test problems behind a percentage, 0 where that does not apply.
+    """
+
+    id: str
+    row: str
+    column: str
+    quantity: str
+    value: float
+    unit: str
+    confidence: str
+    place: str
+    arm: str = ""
+    items: int = 0
+    note: str = ""
+
+
+def read_paper(path: Path) -> tuple[dict[str, Any], list[PaperCell]]:
+    """Return a paper file's whole content and its cells.
+
+    Raises
+    ------
+    ValueError
+        If the file is not what it should be.
+    """
+    try:
+        raw = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, json.JSONDecodeError) as error:
+        raise ValueError(f"{path}: not readable: {error}") from error
+    try:
+        cells = [PaperCell(**cell) for cell in raw["cells"]]
+    except (KeyError, TypeError) as error:
+        raise ValueError(f"{path}: cells: {error}") from error
+    return raw, cells
+
+
+def paper_cells(expected: Path, name: str) -> list[PaperCell]:
+    """Return the cells of `expected/paper/<name>.json`, none if there is no such file."""
+    path = expected / "paper" / f"{name}.json"
+    return read_paper(path)[1] if path.is_file() else []

@@ -1,0 +1,188 @@
+"""Receipts: what a record must show was really done, before its numbers count for anything.
+
+The published code carries the reason: its added noise tests for a class that the sampler never
+builds, touches nothing, prints nothing and raises nothing. So every record carries **effects**, the
+traces of what was done, and `refusals` says in sentences what is missing or impossible.
+
+What procedures write
+---------------------
+`effects`, for every run of a policy (`train`, `evaluate`):
+
+==============================  ===================================================================
+`linears`                       {format: count} of the projections as they really are
+`relative_weight_error_mean`    ||W - dequantize(quantize(W))|| / ||W||, mean; None for stored codes
+==============================  ===================================================================
+
+and for `train`:
+
+==============================  ===================================================================
+`adapter_modules`               LoRA modules attached (0 without LoRA)
+`parameters_trainable`          how many parameters the optimiser holds
+`trained_change_l2`             L2 norm of (trained parameters at the end - at the start)
+`optimizer_steps`               updates really made
+`advantage_group_mean_max`      largest |mean of a group's advantages| over the run
+`norms_perturbed`               norms that carried added noise in the noisiest step
+`channels_changed`              channels whose gain really moved, summed over the steps
+==============================  ===================================================================
+
+with the series `sigma`, `sigma_realised` and `zero_variance_groups` (one value a step; the last is
+the number of groups, of P, whose rewards were all equal), and `inputs` with the digests
+`checkpoint`, `test_problems` and, when training, `train_problems` and `prompt_template`.
+
+For whatever is timed on a device, `effects["timing"]`: `method` (`device_events` or
+`synchronized_clock`), `seconds`, `bytes` and `flops` of the work, and the device's own measured
+`bytes_per_second` and `flops_per_second`. A timer that did not wait for the device shows rates that
+the device cannot reach.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from repro.evidence.record import Record
+
+# Relative weight error of a 4-bit format on bell-shaped weights is 0.09 to 0.12; random signs
+# would give 1 or more. A wide gate: it tells "quantised" from "not", no more.
+WEIGHT_ERROR = (0.02, 0.4)
+# Centred advantages average to float32's rounding of values of order 1.
+ADVANTAGE_MEAN_MOST = 1e-3
+# Realised sigma over hundreds of channels; five standard errors at 400 channels are 18 %.
+SIGMA_RATIO = (0.75, 1.25)
+# A share of the device's own measured rate above which a time cannot be true.
+RATE_MOST = 1.05
+TIMING_METHODS = ("device_events", "synchronized_clock")
+
+
+def refusals(record: Record) -> list[str]:
+    """Return why the record cannot be evidence, one sentence each; empty when it can."""
+    if not record.ok:
+        return [f"the run failed: {record.outcome.get('reason', '').splitlines()[0]}"]
+    found = _units(record)
+    if record.procedure in ("train", "evaluate"):
+        found += _weights(record)
+    if record.procedure == "train":
+        found += _training(record) + _rewards(record) + _noise(record)
+    if "timing" in record.effects:
+        found += _timing(record.effects["timing"])
+    return found
+
+
+def _effect(record: Record, name: str) -> Any:
+    return record.effects.get(name)
+
+
+def _units(record: Record) -> list[str]:
+    found = []
+    for name, estimate in record.metrics.items():
+        value = estimate.value
+        if value is None:
+            found.append(f"metric {name} is not a finite number")
+        elif estimate.unit == "percent" and not -1e-9 <= value <= 100 + 1e-9:
+            found.append(f"metric {name} is {value} percent; it must lie between 0 and 100")
+    return found
+
+
+def _weights(record: Record) -> list[str]:
+    wanted = record.config["arm"]["weight_format"]
+    linears = _effect(record, "linears")
+    if not isinstance(linears, Mapping) or not linears:
+        return ["effects.linears is missing: nothing shows which format the projections had"]
+    others = {name: count for name, count in linears.items() if name != wanted and count}
+    found = []
+    if not linears.get(wanted):
+        found.append(f"no projection was {wanted}; found {dict(linears)}")
+    elif others:
+        found.append(f"some projections were not {wanted}: {others}")
+    error = _effect(record, "relative_weight_error_mean")
+    low, high = WEIGHT_ERROR
+    if wanted != "bf16" and error is not None and not low <= error <= high:
+        found.append(
+            f"weights called {wanted} differ from the originals by {error:.3g} of their size; "
+            f"a 4-bit format gives {low} to {high}"
+        )
+    return found
+
+
+def _training(record: Record) -> list[str]:
+    arm, scale = record.config["arm"], record.config["scale"]
+    found = []
+    adapters = _effect(record, "adapter_modules")
+    if arm["training"] == "lora" and not adapters:
+        found.append(f"no adapter was attached (effects.adapter_modules is {adapters})")
+    if arm["training"] == "full" and adapters:
+        found.append(f"a fully trained arm carries {adapters} adapter modules")
+    if not _effect(record, "parameters_trainable"):
+        found.append("effects.parameters_trainable is 0 or missing: nothing could be trained")
+    if not _effect(record, "trained_change_l2"):
+        found.append("effects.trained_change_l2 is 0 or missing: training changed no parameter")
+    steps = _effect(record, "optimizer_steps")
+    if steps != scale["steps"]:
+        found.append(f"{steps} optimiser steps were made; the scale has {scale['steps']}")
+    offset = _effect(record, "advantage_group_mean_max")
+    if offset is None or offset > ADVANTAGE_MEAN_MOST:
+        found.append(
+            "advantages were not centred within their groups (effects.advantage_group_mean_max is "
+            f"{offset}; at most {ADVANTAGE_MEAN_MOST})"
+        )
+    return found
+
+
+def _rewards(record: Record) -> list[str]:
+    groups = record.config["scale"]["prompts_per_rollout"]
+    equal = record.series.get("zero_variance_groups")
+    if not equal:
+        return ["series zero_variance_groups is missing: nothing shows that rewards differed"]
+    if all(value is not None and value >= groups for value in equal):
+        return ["all rewards of every group were equal in every step: there was nothing to learn"]
+    return []
+
+
+def _noise(record: Record) -> list[str]:
+    noise = record.config["arm"]["noise"]
+    asked = [value or 0.0 for value in record.series.get("sigma", [])]
+    realised = [value or 0.0 for value in record.series.get("sigma_realised", [])]
+    touched = _effect(record, "norms_perturbed")
+    if noise is None or noise["form"] == "as_published":
+        what = (
+            "without added noise"
+            if noise is None
+            else "of the published code, whose noise is inert"
+        )
+        return [f"an arm {what} perturbed {touched} norms"] if touched or any(realised) else []
+    if not touched or not _effect(record, "channels_changed"):
+        return [
+            "the added noise touched nothing (effects.norms_perturbed is "
+            f"{touched}, channels_changed is {_effect(record, 'channels_changed')})"
+        ]
+    if not any(asked) or len(asked) != len(realised):
+        return ["series sigma and sigma_realised do not show the added noise step by step"]
+    if noise["form"] != "as_described":
+        return []
+    low, high = SIGMA_RATIO
+    for step, (wanted, found) in enumerate(zip(asked, realised, strict=True)):
+        if wanted and not low <= found / wanted <= high:
+            return [
+                f"step {step}: added noise had a deviation of {found:.3g}; asked for {wanted:.3g}"
+            ]
+    return []
+
+
+def _timing(timing: Mapping[str, Any]) -> list[str]:
+    method = timing.get("method")
+    if method not in TIMING_METHODS:
+        return [f"timed by {method!r}; needs one of {', '.join(TIMING_METHODS)}"]
+    seconds = timing.get("seconds")
+    if not seconds or seconds <= 0:
+        return [f"timing.seconds is {seconds}"]
+    found = []
+    for amount, limit in (("bytes", "bytes_per_second"), ("flops", "flops_per_second")):
+        if timing.get(amount) and not timing.get(limit):
+            found.append(f"timing.{limit} is missing: the device's own rate is not shown")
+        elif timing.get(amount) and timing[amount] / seconds > RATE_MOST * timing[limit]:
+            rate = timing[amount] / seconds
+            found.append(
+                f"{rate:.3g} {amount} a second is more than the device can do "
+                f"({timing[limit]:.3g}); the timer did not wait for the work"
+            )
+    return found
