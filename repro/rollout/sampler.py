@@ -118,7 +118,7 @@ def check_request(
             f"the policy's {max_positions} positions",
         )
         require(
-            0 <= min(prompt) and max(prompt) < vocab_size,
+            min(prompt) >= 0 and max(prompt) < vocab_size,
             f"prompt {index} holds token {min(prompt) if min(prompt) < 0 else max(prompt)}; "
             f"the vocabulary has {vocab_size}",
         )
