@@ -14,10 +14,10 @@ The revisions are the newest that could be found cited with each set's files whe
 
 from __future__ import annotations
 
+import http.client
 import os
-import socket
 import threading
-import urllib.parse
+import urllib.error
 import urllib.request
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -31,7 +31,7 @@ BIGMATH_MAX_CHARACTERS = 1024
 # of the data set, as are the single levels.
 _BIGMATH_LEVELS = ((1,), (2,), (3,), (4,), (5,), (2, 3, 4, 5), (3, 4, 5), (4, 5))
 _BIGMATH_DEFAULT_LEVELS = (3, 4, 5)
-_CONNECT_SECONDS = 3.0
+_ANSWER_SECONDS = 4.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -266,25 +266,23 @@ def why_unreachable() -> str | None:
     for variable in ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE", "TRANSFORMERS_OFFLINE"):
         if os.environ.get(variable, "").upper() in {"1", "ON", "YES", "TRUE"}:
             return f"{variable} is set"
-    endpoint = os.environ.get("HF_ENDPOINT", "https://huggingface.co")
-    proxies = urllib.request.getproxies()
-    address = urllib.parse.urlsplit(endpoint)
-    proxy = proxies.get(address.scheme)
-    if proxy and not urllib.request.proxy_bypass(address.hostname or ""):
-        address = urllib.parse.urlsplit(proxy)
-    host, port = address.hostname or endpoint, address.port or 443
+    endpoint = os.environ.get("HF_ENDPOINT", "https://huggingface.co").rstrip("/")
     # Name resolution has no timeout of its own, hence a thread that may be left behind.
-    connected: list[bool] = []
-    attempt = threading.Thread(target=_connect, args=(host, port, connected), daemon=True)
+    answers: list[str | None] = []
+    attempt = threading.Thread(target=_ask, args=(endpoint, answers), daemon=True)
     attempt.start()
-    attempt.join(_CONNECT_SECONDS)
-    return None if connected else f"{host}:{port} cannot be reached"
+    attempt.join(_ANSWER_SECONDS + 1)
+    problem = answers[0] if answers else f"no answer within {_ANSWER_SECONDS + 1:.0f} seconds"
+    return None if problem is None else f"{endpoint} cannot be reached ({problem})"
 
 
-def _connect(host: str, port: int, connected: list[bool]) -> None:
-    """Append to `connected` if a connection opens."""
+def _ask(endpoint: str, answers: list[str | None]) -> None:
+    """Append what went wrong with one request, or None if there was any answer at all."""
+    request = urllib.request.Request(endpoint, method="HEAD")
     try:
-        with socket.create_connection((host, port), timeout=_CONNECT_SECONDS):
-            connected.append(True)
-    except OSError:
-        return
+        with urllib.request.urlopen(request, timeout=_ANSWER_SECONDS):
+            answers.append(None)
+    except urllib.error.HTTPError:
+        answers.append(None)
+    except (OSError, ValueError, http.client.HTTPException) as error:
+        answers.append(str(getattr(error, "reason", error)) or type(error).__name__)

@@ -1,0 +1,345 @@
+"""Sources and splits: folders, public sets, and what is said when data are missing."""
+
+from __future__ import annotations
+
+import dataclasses
+import socket
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import datasets
+import pytest
+
+from repro.data import public
+from repro.data.load import load_problems
+from repro.data.problem import DataError, Problem, write_problems
+from repro.data.public import PUBLIC_SETS, gsm8k_gold, integer_gold, load_public
+from repro.reward.grader import GraderPool
+from repro.spec.config import DataConfig
+
+Table = dict[str, list[dict[str, Any]]]
+SHARED = Path(__file__).parents[3].parent / "shared" / "data"
+ROWS = {"gsm8k/train": 7473, "gsm8k/test": 1319, "svamp/test": 1000}
+ROWS |= {"mawps/train": 2101, "mawps/test": 238}
+
+
+def _problems(name: str, count: int, level: int | None = None) -> list[Problem]:
+    """Return numbered problems."""
+    return [
+        Problem(id=f"{name}/{i}", question=f"{name} {i}?", answer=str(i), level=level)
+        for i in range(count)
+    ]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Return a folder with 50 training and 20 test problems."""
+    write_problems(tmp_path / "train.jsonl", _problems("train", 50, level=1))
+    write_problems(tmp_path / "test.jsonl", _problems("test", 20, level=2))
+    return tmp_path
+
+
+def _config(folder: Path, **values: Any) -> DataConfig:
+    """Return a configuration that reads a folder."""
+    return DataConfig(source=f"folder:{folder}", **values)
+
+
+def test_the_splits_of_a_folder_are_disjoint_and_complete(folder: Path) -> None:
+    config = _config(folder, development_problems=8)
+    train = load_problems(config, "train")
+    development = load_problems(config, "development")
+    test = load_problems(config, "test")
+    assert (len(train), len(development), len(test)) == (42, 8, 20)
+    assert len({problem.id for problem in train + development + test}) == 70
+    assert all(problem.id.startswith("train/") for problem in development)
+
+
+def test_nothing_is_held_out_unless_asked_for(folder: Path) -> None:
+    assert len(load_problems(_config(folder), "train")) == 50
+    with pytest.raises(DataError, match="development_problems is 0"):
+        load_problems(_config(folder), "development")
+
+
+def test_at_most_a_fifth_is_held_out(folder: Path) -> None:
+    config = _config(folder, development_problems=1000)
+    assert len(load_problems(config, "development")) == 10
+    assert len(load_problems(config, "train")) == 40
+
+
+def test_the_development_split_does_not_move_with_the_order_of_lines(folder: Path) -> None:
+    config = _config(folder, development_problems=8)
+    before = {problem.id for problem in load_problems(config, "development")}
+    write_problems(folder / "train.jsonl", _problems("train", 50, level=1)[::-1])
+    assert {problem.id for problem in load_problems(config, "development")} == before
+
+
+def test_counts_take_a_stable_sample_in_file_order_that_the_seed_chooses(folder: Path) -> None:
+    chosen = load_problems(_config(folder, test_problems=5), "test")
+    numbers = [int(problem.answer) for problem in chosen]
+    assert len(numbers) == 5
+    assert numbers == sorted(numbers)
+    assert numbers != list(range(5))
+    assert load_problems(_config(folder, test_problems=5), "test") == chosen
+    other = load_problems(_config(folder, test_problems=5, seed=1), "test")
+    assert other != chosen
+    # Asking for more keeps what was there before.
+    assert set(chosen) < set(load_problems(_config(folder, test_problems=9), "test"))
+    assert len(load_problems(_config(folder, test_problems=900), "test")) == 20
+
+
+def test_levels_are_kept_and_a_level_that_nobody_has_is_an_error(folder: Path) -> None:
+    assert len(load_problems(_config(folder, levels=(1, 3)), "train")) == 50
+    with pytest.raises(DataError, match="levels found: 2"):
+        load_problems(_config(folder, levels=(1,)), "test")
+
+
+def test_a_lone_file_is_divided_and_a_lone_test_file_is_only_a_test_set(tmp_path: Path) -> None:
+    write_problems(tmp_path / "all.jsonl", _problems("all", 500))
+    train = load_problems(_config(tmp_path), "train")
+    test = load_problems(_config(tmp_path), "test")
+    assert len(train) + len(test) == 500
+    assert 60 < len(test) < 140
+    assert not {p.id for p in train} & {p.id for p in test}
+    (tmp_path / "all.jsonl").rename(tmp_path / "test.jsonl")
+    assert len(load_problems(_config(tmp_path), "test")) == 500
+    with pytest.raises(DataError, match=r"no train problems; put them into train\.jsonl"):
+        load_problems(_config(tmp_path), "train")
+
+
+def test_copies_of_a_question_stay_on_one_side(tmp_path: Path) -> None:
+    problems = _problems("x", 200)
+    copies = [dataclasses.replace(p, id=p.id + "c", question=p.question.upper()) for p in problems]
+    write_problems(tmp_path / "all.jsonl", problems + copies)
+    config = _config(tmp_path, development_problems=20)
+    sides = [load_problems(config, split) for split in ("train", "development", "test")]
+    questions = [{p.question.casefold() for p in side} for side in sides]
+    assert sum(map(len, questions)) == len(set.union(*questions)) > 170
+    train_and_test = [p.question.casefold() for p in sides[0] + sides[2]]
+    assert all(train_and_test.count(question) == 2 for question in train_and_test)
+
+
+def test_a_test_question_that_is_trained_on_is_refused(folder: Path) -> None:
+    leaked = dataclasses.replace(_problems("train", 1)[0], id="other", question=" TRAIN  0? ")
+    write_problems(folder / "test.jsonl", [leaked])
+    with pytest.raises(DataError, match=r"question of 'other' is also that of 'train/0'"):
+        load_problems(_config(folder), "test")
+
+
+def test_a_broken_line_in_a_folder_names_file_and_line(folder: Path) -> None:
+    with (folder / "train.jsonl").open("a") as stream:
+        stream.write('{"id": "x", "question": "q"}\n')
+    with pytest.raises(DataError, match=r"train\.jsonl, line 51: `answer` is missing"):
+        load_problems(_config(folder), "train")
+
+
+def test_a_missing_empty_or_ambiguous_folder_says_what_is_needed(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="no such folder"):
+        load_problems(_config(tmp_path / "nowhere"), "train")
+    with pytest.raises(DataError, match=r"found no \.jsonl file; train\.jsonl and test\.jsonl"):
+        load_problems(_config(tmp_path), "train")
+    write_problems(tmp_path / "a.jsonl", _problems("a", 5))
+    write_problems(tmp_path / "b.jsonl", _problems("b", 5))
+    with pytest.raises(DataError, match=r"found a\.jsonl, b\.jsonl"):
+        load_problems(_config(tmp_path), "train")
+
+
+def test_an_unknown_source_or_split_names_the_known_ones(folder: Path) -> None:
+    with pytest.raises(ValueError, match="'gsm9k' is unknown; it must be one of generated, gsm8k"):
+        load_problems(DataConfig(source="gsm9k"), "train")
+    with pytest.raises(ValueError, match="split is 'validation'"):
+        load_problems(_config(folder), "validation")  # type: ignore[arg-type]
+
+
+def test_generated_problems_come_in_disjoint_splits_and_need_a_count() -> None:
+    pytest.importorskip("repro.data.generator")
+    config = DataConfig(train_problems=40, development_problems=20, test_problems=20)
+    train, development, test = (
+        load_problems(config, split) for split in ("train", "development", "test")
+    )
+    assert (len(train), len(development), len(test)) == (40, 20, 20)
+    assert len({problem.question for problem in train + development + test}) == 80
+    with pytest.raises(ValueError, match="generated problems have no end"):
+        load_problems(DataConfig(), "train")
+
+
+# Public sets, without network: rows as the pinned files have them, in files of our own.
+
+
+@pytest.fixture
+def fetched(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[dict[str, list[dict[str, Any]]]]:
+    """Return a table of file name to rows that replaces the network; `datasets` still reads."""
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+    table: Table = {}
+
+    def local(name: str, public_set: public.PublicSet, filename: str) -> str:
+        path = tmp_path / filename.replace("/", "_")
+        made = datasets.Dataset.from_list(table[filename])
+        if filename.endswith(".parquet"):
+            made.to_parquet(path)
+        else:
+            made.to_json(path)
+        return str(path)
+
+    monkeypatch.setattr(public, "_fetched", local)
+    return table
+
+
+def _without_counts(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """Let a set's file have any number of rows."""
+    monkeypatch.setitem(PUBLIC_SETS, name, dataclasses.replace(PUBLIC_SETS[name], rows={}))
+
+
+def test_gsm8k_rows_become_problems_with_plain_golds(
+    fetched: Table, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _without_counts(monkeypatch, "gsm8k")
+    fetched["main/test-00000-of-00001.parquet"] = [
+        {"question": "How much?", "answer": "so <<7*10000=70000>>70000\n#### 70,000"},
+        {"question": "And now?", "answer": "#### -5"},
+    ]
+    first, second = load_problems(DataConfig(source="gsm8k"), "test")
+    assert (first.id, first.answer, second.answer) == ("gsm8k/test/0", "70000", "-5")
+    assert first.solution is not None
+    assert first.solution.endswith("#### 70,000")
+    assert first.source == "openai/gsm8k"
+
+
+def test_competition_sets_read_their_own_field_names(
+    fetched: Table, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("math500", "aime24", "aime25", "amc23"):
+        _without_counts(monkeypatch, name)
+    fetched["test.jsonl"] = [
+        {"problem": "p", "solution": "s", "answer": "\\frac{1}{2}", "subject": "Algebra"}
+        | {"level": 2, "unique_id": "test/algebra/1.json"}
+    ]
+    [problem] = load_problems(DataConfig(source="math500"), "test")
+    assert problem.id == "math500/test/test/algebra/1.json"
+    assert (problem.answer, problem.solution, problem.level) == ("\\frac{1}{2}", "s", 2)
+    fetched["data/train-00000-of-00001.parquet"] = [
+        {"id": 60, "problem": "p", "solution": "s", "answer": "025", "url": "u", "year": "2024"}
+    ]
+    [problem] = load_problems(DataConfig(source="aime24"), "test")
+    assert (problem.id, problem.answer) == ("aime24/test/60", "25")
+    fetched["test.jsonl"] = [{"problem": "p", "answer": "70", "id": "0"}]
+    [problem] = load_problems(DataConfig(source="aime25"), "test")
+    assert (problem.answer, problem.solution) == ("70", None)
+    fetched["test-00000-of-00001.parquet"] = [
+        {"id": 0, "answer": "27.0", "question": "q", "url": "u"}
+    ]
+    [problem] = load_problems(DataConfig(source="amc23"), "test")
+    assert (problem.question, problem.answer) == ("q", "27")
+
+
+def test_bigmath_takes_the_papers_levels_and_drops_long_problems(
+    fetched: Table,
+) -> None:
+    rows = [{"prompt": "x" * n, "solution": "1", "domain": ["Algebra"]} for n in (1024, 1025)]
+    fetched["level_3_4_5/train-00000-of-00001.parquet"] = rows
+    fetched["level_4_5/train-00000-of-00001.parquet"] = rows[:1]
+    fetched["level_5/train-00000-of-00001.parquet"] = rows[:1]
+    [problem] = load_problems(DataConfig(source="bigmath"), "train")
+    assert len(problem.question) == 1024
+    assert problem.level is None
+    assert len(load_problems(DataConfig(source="bigmath", levels=(4, 5)), "train")) == 1
+    [problem] = load_problems(DataConfig(source="bigmath", levels=(5,)), "train")
+    assert problem.level == 5
+    with pytest.raises(DataError, match=r"no folder for levels \(1, 5\)"):
+        load_problems(DataConfig(source="bigmath", levels=(1, 5)), "train")
+    with pytest.raises(DataError, match="no test split, only train"):
+        load_problems(DataConfig(source="bigmath"), "test")
+
+
+def test_a_set_that_changed_its_rows_or_fields_is_refused(
+    fetched: Table, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fetched["test.jsonl"] = [{"problem": "p", "answer": "70", "id": "0"}]
+    with pytest.raises(DataError, match=r"has 1 rows; math-ai/aime25 at 563bb840 has 30"):
+        load_public("aime25", "test")
+    _without_counts(monkeypatch, "aime25")
+    fetched["test.jsonl"] = [{"question": "p", "answer": "70", "id": "0"}]
+    with pytest.raises(DataError, match=r"row 0: field 'problem' is missing \(found answer, id"):
+        load_public("aime25", "test")
+
+
+def test_levels_of_a_set_without_levels_are_refused() -> None:
+    with pytest.raises(DataError, match="gsm8k has no levels"):
+        load_public("gsm8k", "test", (1,))
+
+
+def test_every_revision_is_a_whole_commit() -> None:
+    for name, public_set in PUBLIC_SETS.items():
+        assert len(public_set.revision) == 40, name
+        assert int(public_set.revision, 16)
+
+
+@pytest.fixture
+def mute_endpoint() -> Iterator[str]:
+    """Return the address of a server that takes connections and never answers."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        yield f"http://127.0.0.1:{server.getsockname()[1]}"
+
+
+@pytest.mark.parametrize(
+    ("variables", "reason"),
+    [
+        ({"HF_HUB_OFFLINE": "1"}, "HF_HUB_OFFLINE is set"),
+        ({"HF_ENDPOINT": "http://127.0.0.1:9"}, "http://127.0.0.1:9 cannot be reached"),
+        ({"HF_ENDPOINT": "mute"}, "timed out"),
+        ({"HF_ENDPOINT": "https://no-such-host.invalid"}, "no-such-host.invalid cannot be reached"),
+    ],
+)
+def test_without_network_one_sentence_comes_quickly(
+    variables: dict[str, str],
+    reason: str,
+    mute_endpoint: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name in ("HF_HUB_OFFLINE", "http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, mute_endpoint if value == "mute" else value)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    start = time.monotonic()
+    with pytest.raises(DataError) as caught:
+        load_problems(DataConfig(source="gsm8k"), "test")
+    assert time.monotonic() - start < 10
+    text = str(caught.value)
+    assert reason in text
+    assert "openai/gsm8k" in text
+    assert "folder:PATH" in text
+    assert "\n" not in text
+
+
+@pytest.mark.parametrize(
+    ("answer", "gold"), [("a\n#### 70,000", "70000"), ("#### 1\n#### 2 ", "2"), ("#### -3", "-3")]
+)
+def test_gsm8ks_gold_follows_the_last_mark_without_commas(answer: str, gold: str) -> None:
+    assert gsm8k_gold(answer) == gold
+
+
+def test_an_answer_without_a_mark_is_an_error() -> None:
+    with pytest.raises(DataError, match="no `####`"):
+        gsm8k_gold("18")
+
+
+@pytest.mark.parametrize(("answer", "gold"), [("025", "25"), (27.0, "27"), ("1/2", "1/2")])
+def test_competition_golds_are_written_as_whole_numbers(answer: Any, gold: str) -> None:
+    assert integer_gold(answer) == gold
+
+
+@pytest.mark.skipif(not SHARED.is_dir(), reason="no folder of real problems beside the repository")
+@pytest.mark.parametrize("name", ROWS)
+def test_real_problem_files_load_whole_and_their_golds_parse(name: str) -> None:
+    folder, split = name.split("/")
+    problems = load_problems(DataConfig(source=f"folder:{SHARED / folder}"), split)  # type: ignore[arg-type]
+    assert len(problems) == ROWS[name]
+    sample = problems[:: max(1, len(problems) // 150)]
+    with GraderPool(1, 5.0) as pool:
+        grades = pool.grade_answers([(problem.answer, problem.answer) for problem in sample])
+    assert {grade.status for grade in grades} == {"ok"}

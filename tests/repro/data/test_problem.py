@@ -1,0 +1,120 @@
+"""Problems and their JSONL: round trips, and errors that name the place."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from repro.data.problem import (
+    DataError,
+    Problem,
+    digest_of_problems,
+    read_problems,
+    write_problems,
+)
+
+GOOD = {"id": "a/1", "question": "1 + 1?", "answer": "2", "solution": None, "source": "hand"}
+TEXT = st.text(st.characters(codec="utf-8"), min_size=1).filter(str.strip)
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    st.lists(
+        st.builds(
+            Problem,
+            id=TEXT,
+            question=TEXT,
+            answer=TEXT,
+            solution=st.none() | TEXT,
+            source=st.text(st.characters(codec="utf-8")),
+            level=st.none() | st.integers(-5, 5),
+        ),
+        min_size=1,
+        max_size=4,
+        unique_by=lambda problem: problem.id,
+    )
+)
+def test_writing_then_reading_gives_the_same_problems(
+    tmp_path_factory: pytest.TempPathFactory, problems: list[Problem]
+) -> None:
+    path = tmp_path_factory.mktemp("jsonl") / "problems.jsonl"
+    write_problems(path, problems)
+    assert read_problems(path) == problems
+    assert [file.name for file in path.parent.iterdir()] == ["problems.jsonl"]
+
+
+BROKEN = [
+    (b'{"id": "a/2", "question": "q"}', "`answer` is missing"),
+    (b'{"id": "a/2", "question": "", "answer": "2"}', "`question` is ''"),
+    (b'{"id": "a/2", "question": "  ", "answer": "2"}', "`question` is '  '"),
+    (b'{"id": "a/2", "question": "q", "answer": ""}', "`answer` is ''"),
+    (b'{"id": "a/2", "question": "q", "answer": 2}', "`answer` is 2"),
+    (b'{"id": "a/2", "question": "q", "answer": null}', "`answer` is None"),
+    (b'{"id": 7, "question": "q", "answer": "2"}', "`id` is 7"),
+    (b'{"id": "a/2", "question": "q", "answer": "2", "level": "3"}', "`level` is '3'"),
+    (b'{"id": "a/2", "question": "q", "answer": "2", "level": true}', "`level` is True"),
+    (b'{"id": "a/2", "question": "q", "answer": "2", "solution": 3}', "`solution` is 3"),
+    (b'{"id": "a/2", "question": "q", "answer": "2", "source": null}', "`source` is None"),
+    (b'{"id": "a/1", "question": "q", "answer": "2"}', "already on line 1"),
+    (b'["a/2", "q", "2"]', "must be a JSON object"),
+    (b'{"id": "a/2", "question": "q", "ans', "not JSON"),
+    (b'{"id": "a/2", "question": "caf\xe9", "answer": "2"}', "0xe9, which is not UTF-8"),
+    (b"[" * 100_000, "line 3: "),
+]
+
+
+@pytest.mark.parametrize(("line", "message"), BROKEN, ids=[message for _, message in BROKEN])
+def test_a_broken_line_is_an_error_with_file_line_finding_and_need(
+    tmp_path: Path, line: bytes, message: str
+) -> None:
+    path = tmp_path / "train.jsonl"
+    path.write_bytes(json.dumps(GOOD).encode() + b"\n\n" + line + b"\n")
+    with pytest.raises(DataError) as caught:
+        read_problems(path)
+    text = str(caught.value)
+    assert f"{path}, line 3" in text
+    assert message in text
+    assert any(word in text for word in ("must be", "needed", "save the file", "expected"))
+    assert len(text) < 500
+
+
+def test_an_empty_and_a_missing_file_are_errors_that_name_the_file(tmp_path: Path) -> None:
+    (tmp_path / "train.jsonl").write_text("\n\n")
+    with pytest.raises(DataError, match=r"train\.jsonl: no problems found"):
+        read_problems(tmp_path / "train.jsonl")
+    with pytest.raises(DataError, match=r"test\.jsonl: No such file"):
+        read_problems(tmp_path / "test.jsonl")
+
+
+def test_a_byte_order_mark_carriage_returns_and_other_keys_are_accepted(tmp_path: Path) -> None:
+    path = tmp_path / "train.jsonl"
+    row = GOOD | {"subsets": ["addsub"], "question": "one\u2028line"}
+    text = json.dumps(row, ensure_ascii=False)
+    path.write_bytes(b"\xef\xbb\xbf" + text.encode() + b"\r\n")
+    [problem] = read_problems(path)
+    assert problem.question == "one\u2028line"
+
+
+def test_a_problem_without_an_answer_cannot_be_made() -> None:
+    with pytest.raises(DataError, match="`answer` is ' '; it must be a non-empty string"):
+        Problem(id="a", question="q", answer=" ")
+
+
+def test_the_digest_moves_with_content_and_order_and_is_sha256() -> None:
+    first = Problem(id="a", question="q", answer="1")
+    second = Problem(id="b", question="q", answer="1")
+    digests = {
+        digest_of_problems([first, second]),
+        digest_of_problems([second, first]),
+        digest_of_problems([first]),
+        digest_of_problems([Problem(id="a", question="q", answer="1", level=1)]),
+    }
+    assert len(digests) == 4
+    row = '{"answer": "1", "id": "a", "level": null, "question": "q", "solution": null, '
+    row += '"source": ""}\n'
+    assert digest_of_problems([first]) == hashlib.sha256(row.encode()).hexdigest()
