@@ -1,0 +1,111 @@
+"""Construction, storage and refusal of `QuantizedWeight`."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from safetensors.torch import load, save
+
+from kernels.formats import QuantizedWeight
+from kernels.reference import dequantize, quantize, shared_global_scale
+
+CASES = [("nvfp4", False), ("mxfp4", False), ("nf4", False), ("nf4", True)]
+
+
+def _quantized(format: str, double_quant: bool = False) -> QuantizedWeight:
+    weight = torch.randn(48, 128, generator=torch.Generator().manual_seed(7))
+    return quantize(weight, format, double_quant=double_quant)
+
+
+@pytest.mark.parametrize(("format", "double_quant"), CASES)
+def test_a_weight_survives_safetensors(
+    format: str, double_quant: bool, assertions: SimpleNamespace
+) -> None:
+    weight = _quantized(format, double_quant)
+    back = QuantizedWeight.from_tensors(format, load(save(weight.tensors())), (48, 128))
+    assert back.tensors().keys() == weight.tensors().keys()
+    for name, tensor in weight.tensors().items():
+        assertions.bitwise(back.tensors()[name], tensor, name)
+    assertions.bitwise(dequantize(back), dequantize(weight))
+    assert back.double_quant == double_quant
+
+
+@pytest.mark.parametrize(
+    ("format", "double_quant", "bits"),
+    [("nvfp4", False, 4.5), ("mxfp4", False, 4.25), ("nf4", False, 4.5), ("nf4", True, 4.127)],
+)
+def test_the_bytes_are_those_of_the_format(format: str, double_quant: bool, bits: float) -> None:
+    weight = quantize(torch.randn(256, 256), format, double_quant=double_quant)
+    scalars = {"nvfp4": 8, "nf4": 4 if double_quant else 0}.get(format, 0)
+    assert (weight.nbytes - scalars) * 8 / 256**2 == pytest.approx(bits, abs=0.001)
+
+
+def test_either_global_scale_gives_the_other() -> None:
+    weight = _quantized("nvfp4")
+    tensors = weight.tensors()
+    for dropped in ("global_scale", "encode_scale"):
+        rest = {name: tensor for name, tensor in tensors.items() if name != dropped}
+        back = QuantizedWeight.from_tensors("nvfp4", rest)
+        assert float(back.tensors()[dropped]) == pytest.approx(float(tensors[dropped]), rel=2e-7)
+
+
+def test_the_decode_direction_in_float32_alone_would_lose_the_encode_scale() -> None:
+    g = 1.0 + torch.arange(2**12, dtype=torch.float32) * 2.0**-12 + 2.0**-23
+    assert not torch.equal(g.reciprocal().reciprocal(), g)
+    assert torch.equal(g.double().reciprocal().reciprocal().float(), g)
+    assert shared_global_scale([torch.randn(2, 16)]).dtype == torch.float64
+
+
+def test_a_weight_moves_with_all_its_tensors() -> None:
+    moved = _quantized("nf4", True).to("meta")
+    assert {tensor.device.type for tensor in moved.tensors().values()} == {"meta"}
+    assert moved.shape == (48, 128)
+
+
+def test_a_layout_that_does_not_fit_is_refused() -> None:
+    weight = _quantized("nvfp4")
+    good = weight.tensors()
+    cases = [
+        ({**good, "codes": good["codes"].int()}, "codes is torch.int32"),
+        ({**good, "codes": good["codes"][:, :-1]}, "multiple of 16"),
+        ({**good, "codes": good["codes"].flatten()}, r"\(N, K/2\) is needed"),
+        ({**good, "block_scales": good["block_scales"][:-1]}, r"block_scales is .* \(47, 8\)"),
+        ({**good, "block_scales": good["block_scales"].float()}, "block_scales is torch.float32"),
+        ({**good, "encode_scale": good["encode_scale"].reshape(1)}, "encode_scale is"),
+        ({**good, "nested_offset": torch.tensor(0.0)}, "nested_offset is given"),
+        ({**good, "zero_point": torch.tensor(0.0)}, "unknown tensors zero_point"),
+        ({"codes": good["codes"]}, "block_scales missing"),
+        (
+            {"codes": good["codes"], "block_scales": good["block_scales"]},
+            "global_scale is missing",
+        ),
+        ({**good, "encode_scale": good["encode_scale"] * 1.001}, "reciprocal of the other"),
+        ({**good, "codes": good["codes"].to("meta")}, "the codes are on meta"),
+    ]
+    for tensors, message in cases:
+        with pytest.raises(ValueError, match=message):
+            QuantizedWeight.from_tensors("nvfp4", tensors)
+    with pytest.raises(ValueError, match=r"\(48, 128\); \(48, 64\) is needed"):
+        QuantizedWeight.from_tensors("nvfp4", good, (48, 64))
+    with pytest.raises(ValueError, match="must be one of"):
+        QuantizedWeight.from_tensors("fp4", good)
+
+
+def test_scales_that_no_writer_produces_are_refused() -> None:
+    nvfp4 = _quantized("nvfp4").tensors()
+    nvfp4["block_scales"].view(torch.uint8)[2, 3] = 0x7F
+    with pytest.raises(ValueError, match="block_scales holds NaN"):
+        QuantizedWeight.from_tensors("nvfp4", nvfp4)
+    nvfp4["block_scales"].view(torch.uint8)[2, 3] = 0x80 | 0x38
+    with pytest.raises(ValueError, match="negative"):
+        QuantizedWeight.from_tensors("nvfp4", nvfp4)
+    mxfp4 = _quantized("mxfp4").tensors()
+    mxfp4["block_scales"][0, 0] = 255
+    with pytest.raises(ValueError, match="reserves for NaN"):
+        QuantizedWeight.from_tensors("mxfp4", mxfp4)
+    nested = _quantized("nf4", True).tensors()
+    nested["nested_absmax"][0] = float("inf")
+    with pytest.raises(ValueError, match="nested_absmax holds"):
+        QuantizedWeight.from_tensors("nf4", nested)

@@ -1,0 +1,247 @@
+"""Linear, LoRA linear, norm, SwiGLU and rotary of the reference, with their gradients."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from kernels import dispatch, reference
+from kernels.reference import dequantize, linear, lora_linear, quantize, rms_norm, rotary, swiglu
+
+
+def _normal(*shape: int, seed: int) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+@pytest.mark.parametrize("format", ["nvfp4", "mxfp4", "nf4"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("lead", [(5,), (2, 3), ()])
+def test_linear_and_its_gradient_are_those_of_the_dequantised_weight(
+    format: str, dtype: torch.dtype, lead: tuple[int, ...], assertions: SimpleNamespace
+) -> None:
+    weight = quantize(_normal(24, 128, seed=1), format)
+    bias = _normal(24, seed=2).to(dtype).requires_grad_()
+    x = _normal(*lead, 128, seed=3).to(dtype).requires_grad_()
+    grad = _normal(*lead, 24, seed=4).to(dtype)
+    y = linear(x, weight, bias)
+    y.backward(grad)
+    dense = dequantize(weight, dtype)
+    x2, bias2 = x.detach().clone().requires_grad_(), bias.detach().clone().requires_grad_()
+    y2 = nn.functional.linear(x2, dense, bias2)
+    y2.backward(grad)
+    exact = x.detach().double() @ dequantize(weight).double().t() + bias.detach().double()
+    assertions.within_twice(y.detach(), y2.detach(), exact, "y")
+    exact = grad.double() @ dequantize(weight).double()
+    assertions.within_twice(x.grad, x2.grad, exact, "gradient of x")
+    assertions.within_twice(
+        bias.grad, bias2.grad, grad.double().reshape(-1, 24).sum(0), "gradient of the bias"
+    )
+
+
+def test_linear_keeps_no_dense_weight_between_forward_and_backward() -> None:
+    weight = quantize(_normal(64, 128, seed=1), "nvfp4")
+    x = _normal(3, 128, seed=2).requires_grad_()
+    alive: list[weakref.ref[Tensor]] = []
+    original = reference.dequantize
+
+    def recorded(*args: object, **kwargs: object) -> Tensor:
+        dense = original(*args, **kwargs)  # type: ignore[arg-type]
+        alive.append(weakref.ref(dense))
+        return dense
+
+    saved: list[int] = []
+
+    def pack(tensor: Tensor) -> Tensor:
+        saved.append(tensor.numel())
+        return tensor
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(reference, "dequantize", recorded)
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
+            y = linear(x, weight)
+        gc.collect()
+        assert len(alive) == 1
+        assert alive[0]() is None
+        assert not saved
+        y.sum().backward()
+        assert len(alive) == 2
+    assert x.grad is not None
+
+
+def test_linear_without_a_wanted_gradient_computes_none() -> None:
+    weight = quantize(_normal(16, 64, seed=1), "mxfp4")
+    assert not linear(_normal(2, 64, seed=2), weight).requires_grad
+
+
+def test_linear_refuses_a_wrong_width() -> None:
+    weight = quantize(_normal(16, 64, seed=1), "mxfp4")
+    with pytest.raises(ValueError, match="last dimension is 32; it must be 64"):
+        linear(_normal(2, 32, seed=2), weight)
+
+
+@pytest.mark.parametrize("lead", [(7,), (2, 3)])
+def test_lora_linear_agrees_with_float64_in_value_and_every_gradient(
+    lead: tuple[int, ...], assertions: SimpleNamespace
+) -> None:
+    weight = quantize(_normal(24, 128, seed=1), "nvfp4")
+    leaves = [_normal(*lead, 128, seed=2), _normal(8, 128, seed=3), _normal(24, 8, seed=4)]
+    bias, grad = _normal(24, seed=5), _normal(*lead, 24, seed=6)
+
+    def plain(dtype: torch.dtype) -> list[Tensor]:
+        x, A, B = (leaf.to(dtype).requires_grad_() for leaf in leaves)
+        merged = dequantize(weight).to(dtype) + 0.25 * (B @ A)
+        y = x @ merged.t() + bias.to(dtype)
+        return [y.detach(), *torch.autograd.grad(y, [x, A, B], grad.to(dtype))]
+
+    x, A, B = (leaf.clone().requires_grad_() for leaf in leaves)
+    y = lora_linear(x, weight, A, B, 0.25, bias)
+    ours = [y.detach(), *torch.autograd.grad(y, [x, A, B], grad)]
+    names = ["y", "gradient of x", "gradient of A", "gradient of B"]
+    for name, mine, theirs, exact in zip(
+        names, ours, plain(torch.float32), plain(torch.float64), strict=True
+    ):
+        assertions.within_twice(mine, theirs, exact, name)
+
+
+def test_lora_linear_in_bfloat16_gives_float32_gradients_to_the_masters() -> None:
+    weight = quantize(_normal(24, 128, seed=1), "nf4")
+    A, B = _normal(8, 128, seed=3).requires_grad_(), torch.zeros(24, 8, requires_grad=True)
+    x = _normal(4, 128, seed=2).bfloat16()
+    y = lora_linear(x, weight, A, B, 2.0)
+    assert y.dtype == torch.bfloat16
+    assert torch.equal(y, linear(x, weight))
+    y.sum().backward()
+    assert A.grad is not None
+    assert B.grad is not None
+    assert A.grad.dtype == B.grad.dtype == torch.float32
+    assert not A.grad.any()
+    assert B.grad.any()
+
+
+def test_lora_linear_is_as_exact_as_peft(assertions: SimpleNamespace) -> None:
+    from peft import LoraConfig, get_peft_model
+
+    quantized = quantize(_normal(24, 128, seed=1), "nvfp4")
+    base = nn.Sequential(nn.Linear(128, 24))
+    with torch.no_grad():
+        base[0].weight.copy_(dequantize(quantized))
+    config = LoraConfig(r=8, lora_alpha=4, target_modules=["0"], init_lora_weights=False)
+    model = get_peft_model(base, config)
+    layer = model.base_model.model[0]
+    x = _normal(3, 128, seed=2)
+    A, B = layer.lora_A["default"].weight, layer.lora_B["default"].weight
+    bias = layer.base_layer.bias
+    with torch.no_grad():
+        merged = dequantize(quantized).double() + 0.5 * (B.double() @ A.double())
+        exact = x.double() @ merged.t() + bias.double()
+        assertions.within_twice(lora_linear(x, quantized, A, B, 0.5, bias), model(x), exact)
+
+
+def test_lora_linear_refuses_factors_that_do_not_fit() -> None:
+    weight = quantize(_normal(24, 128, seed=1), "nf4")
+    x = _normal(2, 128, seed=2)
+    for A, B in [((8, 64), (24, 8)), ((8, 128), (24, 4)), ((8, 128), (8, 24))]:
+        with pytest.raises(ValueError, match=r"needs A \(R, 128\) and B \(24, R\)"):
+            lora_linear(x, weight, torch.zeros(A), torch.zeros(B), 1.0)
+
+
+@pytest.mark.parametrize("x_dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("gain_dtype", [torch.float32, torch.bfloat16])
+def test_rms_norm_is_bit_equal_to_transformers_qwen2(
+    x_dtype: torch.dtype, gain_dtype: torch.dtype, assertions: SimpleNamespace
+) -> None:
+    from transformers.models.qwen2.modeling_qwen2 import Qwen2RMSNorm
+
+    norm = Qwen2RMSNorm(96, eps=1e-6)
+    norm.weight = nn.Parameter((1 + _normal(96, seed=1)).to(gain_dtype))
+    x = (_normal(4, 5, 96, seed=2) * 3).to(x_dtype)
+    x1, x2 = x.clone().requires_grad_(), x.clone().requires_grad_()
+    gain = norm.weight.detach().clone().requires_grad_()
+    ours, theirs = rms_norm(x1, gain, 1e-6), norm(x2)
+    assertions.bitwise(ours.detach(), theirs.detach())
+    silent = rms_norm(x, gain.detach(), 1e-6, noise=torch.zeros(96))
+    assertions.bitwise(silent, theirs.detach(), "noise of zero")
+    grad = _normal(4, 5, 96, seed=3).to(ours.dtype)
+    ours.backward(grad)
+    theirs.backward(grad)
+    assertions.bitwise(x1.grad, x2.grad, "gradient of x")
+    assertions.bitwise(gain.grad, norm.weight.grad, "gradient of the gain")
+
+
+def test_rms_norm_with_noise_agrees_with_float64(assertions: SimpleNamespace) -> None:
+    gain, noise, x = 1 + _normal(96, seed=1), 0.01 * _normal(96, seed=2), _normal(6, 96, seed=3)
+
+    def plain(dtype: torch.dtype) -> list[Tensor]:
+        x2, g2 = x.to(dtype).requires_grad_(), gain.to(dtype).requires_grad_()
+        normed = x2 / torch.sqrt(x2.square().mean(-1, keepdim=True) + 1e-5)
+        y = normed * (g2 + noise.to(dtype))
+        return [y.detach(), *torch.autograd.grad(y.square().sum(), [x2, g2])]
+
+    x1, g1 = x.clone().requires_grad_(), gain.clone().requires_grad_()
+    y = rms_norm(x1, g1, 1e-5, noise)
+    ours = [y.detach(), *torch.autograd.grad(y.square().sum(), [x1, g1])]
+    names = ["y", "gradient of x", "gradient of the gain"]
+    for name, mine, theirs, exact in zip(
+        names, ours, plain(torch.float32), plain(torch.float64), strict=True
+    ):
+        assertions.within_twice(mine, theirs, exact, name)
+
+
+def test_noise_far_below_a_bfloat16_gain_still_acts() -> None:
+    gain, noise = torch.full((512,), 4.0, dtype=torch.bfloat16), torch.full((512,), 1e-3)
+    assert torch.equal(gain + noise.bfloat16(), gain), "the gain would swallow it"
+    x = _normal(8, 512, seed=1)
+    plain, noisy = rms_norm(x, gain.float(), 1e-6), rms_norm(x, gain, 1e-6, noise)
+    torch.testing.assert_close(noisy / plain, torch.full_like(x, 1 + 1e-3 / 4), rtol=1e-5, atol=0)
+
+
+def test_rms_norm_refuses_noise_of_another_shape_or_type() -> None:
+    x, gain = torch.randn(2, 8), torch.ones(8)
+    for noise in (torch.zeros(4), torch.zeros(8, dtype=torch.bfloat16), torch.tensor(0.0)):
+        with pytest.raises(ValueError, match=r"must be torch.float32 of shape \(8,\)"):
+            rms_norm(x, gain, 1e-6, noise)
+    with pytest.raises(ValueError, match="last dimension is 8; it must be 4"):
+        rms_norm(x, torch.ones(4), 1e-6)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_swiglu_is_bit_equal_to_transformers_mlp(
+    dtype: torch.dtype, assertions: SimpleNamespace
+) -> None:
+    from transformers import Qwen2Config
+    from transformers.models.qwen2.modeling_qwen2 import Qwen2MLP
+
+    mlp = Qwen2MLP(Qwen2Config(hidden_size=8, intermediate_size=64)).to(dtype)
+    mlp.gate_proj, mlp.up_proj, mlp.down_proj = (nn.Identity() for _ in range(3))
+    gate_up = _normal(3, 4, 64, seed=1).to(dtype)
+    gate, up = gate_up.chunk(2, -1)
+    mlp.gate_proj.forward = lambda _: gate
+    mlp.up_proj.forward = lambda _: up
+    assertions.bitwise(swiglu(gate_up), mlp(gate_up))
+    with pytest.raises(ValueError, match="must be even"):
+        swiglu(torch.zeros(2, 3))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_rotary_is_bit_equal_to_transformers(
+    dtype: torch.dtype, assertions: SimpleNamespace
+) -> None:
+    from transformers.models.qwen2.modeling_qwen2 import apply_rotary_pos_emb
+
+    q, k = _normal(2, 5, 4, 16, seed=1).to(dtype), _normal(2, 5, 2, 16, seed=2).to(dtype)
+    angle = torch.arange(5)[:, None] * 10000.0 ** (-torch.arange(8) / 8)
+    cos = angle.cos().repeat(1, 2).expand(2, 5, 16).to(dtype)
+    sin = angle.sin().repeat(1, 2).expand(2, 5, 16).to(dtype)
+    theirs = apply_rotary_pos_emb(q.transpose(1, 2), k.transpose(1, 2), cos, sin)
+    for ours, other in zip(rotary(q, k, cos, sin), theirs, strict=True):
+        assertions.bitwise(ours, other.transpose(1, 2).contiguous())
+
+
+def test_dispatch_has_every_operation_of_the_reference() -> None:
+    for name in set(reference.__all__) - {"decoded_block_scales"}:
+        assert hasattr(dispatch, name), name
