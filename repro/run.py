@@ -8,7 +8,7 @@ many workers there are, nor on which of them took a run.
 
 from __future__ import annotations
 
-import dataclasses
+import argparse
 import os
 import shutil
 import signal
@@ -22,12 +22,15 @@ from rich.console import Console
 
 from repro.evidence.environment import capture_environment
 from repro.evidence.record import failed_record, find_record, read_record, run_folder
+from repro.places import expected_folder, runs_folder
+from repro.plan import plan_text
 from repro.progress import Display
+from repro.selection import select
 from repro.spec.config import RunConfig, require
-from repro.spec.target import Target
 from repro.spec.tier import Tier
 from repro.workers import Event, Task, WorkerPool
 
+FINE, FAILED, INTERRUPTED = 0, 1, 130
 SHOWN = ("accuracy_greedy_start", "accuracy_greedy", "accuracy", "train_seconds")
 
 
@@ -53,19 +56,41 @@ def default_workers(tier: Tier) -> int:
     return 1
 
 
-def with_steps(target: Target, steps: int) -> Target:
-    """Return `target` with training cut to `steps`; renamed, so that its records stand apart."""
-    require(steps >= 1, f"steps is {steps}; it must be 1 or more")
-    scales = {
-        tier: dataclasses.replace(scale, steps=steps)
-        for tier, scale in target.scales.items()
-        if hasattr(scale, "steps")
-    }
-    require(bool(scales), f"{target.name} has no training steps to cut")
-    costs = {tier: target.costs[tier] for tier in scales}
-    name = f"{target.name}_in_{steps}_steps"
-    title = f"{target.title}, cut to {steps} steps"
-    return dataclasses.replace(target, name=name, title=title, scales=scales, costs=costs)
+def main_run(args: argparse.Namespace) -> int:
+    """Carry out what the command line names; return the exit status.
+
+    Returns
+    -------
+    int
+        0 when every run is recorded, 1 when one failed, 130 when some are left for the next start.
+    """
+    from repro.__main__ import parse_arms, parse_seeds
+
+    console = Console()
+    folder, sentence = runs_folder(args.runs)
+    expected = expected_folder(args.expected)
+    if sentence:
+        console.print(sentence)
+    worst = FINE
+    for selection in select(args.targets, tier=args.tier, data=args.data, steps=args.steps):
+        missing = selection.source.not_runnable(selection.tier)
+        require(missing is None, f"{selection.target.name}, {selection.tier.value} tier: {missing}")
+        plan = selection.plan(parse_seeds(args.seeds), parse_arms(args.arms))
+        workers = args.workers or default_workers(selection.tier)
+        console.print(
+            plan_text(selection, plan, folder, expected, workers), highlight=False, markup=False
+        )
+        threads = args.threads or default_threads(selection.tier)
+        outcome = execute(plan, folder, workers=workers, threads=threads, console=console)
+        worst = max(worst, FAILED if outcome.failed else FINE, INTERRUPTED * bool(outcome.left))
+        if outcome.left:
+            break
+    return worst
+
+
+def default_threads(tier: Tier) -> int:
+    """Return the threads of one run: 1 at the smoke tier, so that its sums have one order."""
+    return 1 if tier is Tier.SMOKE else max(1, len(os.sched_getaffinity(0)) // 2)
 
 
 def execute(
@@ -95,7 +120,8 @@ def execute(
         console.print(f"{before} of {len(plan)} runs are recorded already; {len(pending)} to do.")
     tasks = [Task(run=run, folder=run_folder(run, runs), runs=runs) for run in pending]
     counts = {"finished": 0, "failed": 0}
-    with WorkerPool(workers, threads) as pool, Display(tasks, before, console) as display:
+    log = runs / "workers.log"
+    with WorkerPool(workers, log, threads) as pool, Display(tasks, before, console) as display:
         restore = _stop_on_signals(pool, console)
         try:
             for event in pool.execute(tasks):

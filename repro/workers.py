@@ -68,6 +68,8 @@ class WorkerPool:
     ----------
     count : int
         Worker processes; a run never depends on how many there are.
+    log : Path
+        File that takes what libraries print in the workers, so that the display stays readable.
     threads : int
         Torch and OpenMP threads of each worker; part of the environment of a record, because the
         order of floating-point sums depends on it.
@@ -75,9 +77,10 @@ class WorkerPool:
         Seconds that a worker gets to write its checkpoint after `stop`.
     """
 
-    def __init__(self, count: int, threads: int = 1, grace: float = 60.0) -> None:
+    def __init__(self, count: int, log: Path, threads: int = 1, grace: float = 60.0) -> None:
         if count < 1:
             raise ValueError(f"workers is {count}; it must be 1 or more")
+        self._log = log
         self._context = multiprocessing.get_context("spawn")
         self._count = count
         self._threads = threads
@@ -136,7 +139,7 @@ class WorkerPool:
     def _start(self) -> _Worker:
         ours, theirs = self._context.Pipe()
         process = self._context.Process(
-            target=_work, args=(theirs, self._threads), name="repro-worker", daemon=False
+            target=_work, args=(theirs, self._log, self._threads), name="repro-worker", daemon=False
         )
         process.start()
         theirs.close()
@@ -185,8 +188,11 @@ def _send(worker: _Worker, message: Any) -> None:
         return  # the dead worker is noticed, with its exit code, when its pipe is read
 
 
-def _work(pipe: Connection, threads: int) -> None:
+def _work(pipe: Connection, log: Path, threads: int) -> None:
     """Run tasks from `pipe` until None comes; the body of a worker process."""
+    with log.open("ab", buffering=0) as file:
+        os.dup2(file.fileno(), 1)
+        os.dup2(file.fileno(), 2)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     os.environ["OMP_NUM_THREADS"] = str(threads)
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")

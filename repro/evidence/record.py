@@ -146,7 +146,7 @@ def record_of(
     metrics: Mapping[str, Estimate],
     environment: Mapping[str, Any],
     started: datetime,
-    series: Mapping[str, list[float]] | None = None,
+    series: Mapping[str, list[float | None]] | None = None,
     effects: Mapping[str, Any] | None = None,
     inputs: Mapping[str, str] | None = None,
     outcome: Mapping[str, str] | None = None,

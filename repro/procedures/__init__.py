@@ -34,7 +34,7 @@ class Measured:
     metrics
         By metric name, each with unit, interval, n and method.
     series
-        One value a step.
+        One value a step, None where a step has none.
     effects
         What was really done: the guard against runs in which nothing happened.
     inputs
@@ -42,7 +42,7 @@ class Measured:
     """
 
     metrics: dict[str, Estimate]
-    series: dict[str, list[float]] = field(default_factory=dict)
+    series: dict[str, list[float | None]] = field(default_factory=dict)
     effects: dict[str, Any] = field(default_factory=dict)
     inputs: dict[str, str] = field(default_factory=dict)
 

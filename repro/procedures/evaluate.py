@@ -15,11 +15,12 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import cast
 
 from transformers import PreTrainedTokenizerBase
 
 from repro.data.problem import Problem
-from repro.data.prompts import render
+from repro.data.prompts import Tokenizer, render
 from repro.evidence.record import Estimate
 from repro.evidence.statistics import mean_interval
 from repro.reward.answers import format_ok, lenient_answer
@@ -105,7 +106,7 @@ def questions(
     """Render problems as prompts; raise `ValueError` naming a prompt that is too long."""
     asked = []
     for problem in problems:
-        prompt = render(problem, template, tokenizer)
+        prompt = render(problem, template, cast(Tokenizer, tokenizer))
         if len(prompt) > max_prompt_tokens:
             raise ValueError(
                 f"problem {problem.id}: its prompt has {len(prompt)} tokens; "

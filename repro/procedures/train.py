@@ -1,0 +1,288 @@
+"""Train an arm and evaluate it, or evaluate an untrained one: the rows of an accuracy table.
+
+Both ask the same questions with the same evaluator: sampled as the paper evaluates, greedily, and
+greedily with the working forced, which is the ceiling of what training the policy's *habits* can
+reach. A trained arm is asked greedily before training too, with its own quantised weights, so that
+its gain is its own.
+
+A run can be stopped between rollouts; it leaves a checkpoint and the next start goes on from it,
+to the same numbers.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from repro.data.load import load_problems
+from repro.data.problem import Problem, digest_of_problems
+from repro.data.prompts import template_named
+from repro.data.tiny_corpus import WORKING_PREFIX
+from repro.evidence.record import Estimate
+from repro.models.adapter_files import save_adapter
+from repro.models.checkpoint import digest_of_files, resolve
+from repro.models.policy import Policy, load_policy, trainable_parameters
+from repro.procedures import Measured, Progress, Stopped
+from repro.procedures.evaluate import Answers, ask, questions
+from repro.procedures.memory_use import peak_bytes, reset_peak
+from repro.reward.grader import GraderPool
+from repro.reward.score import Rewards, score
+from repro.rl.trainer import TrainResult, train
+from repro.rollout.torch_sampler import TorchSampler
+from repro.spec.config import RunConfig, SamplingConfig, TrainScale
+
+_EDGE_STEPS = 5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Bench:
+    """A loaded policy with all that asking it needs."""
+
+    run: RunConfig
+    policy: Policy
+    sampler: TorchSampler
+    pool: GraderPool
+    test: list[Problem]
+    development: list[Problem]
+
+    def greedy(self, problems: Sequence[Problem], *, opening: str = "") -> Answers:
+        """Ask once each, greedily."""
+        limit = self.run.scale.evaluation.sampling.max_new_tokens
+        sampling = SamplingConfig(temperature=0.0, max_new_tokens=limit)
+        return self._ask(problems, sampling, samples=1, opening=opening)
+
+    def sampled(self) -> Answers:
+        """Ask the test problems as the scale's evaluation says."""
+        evaluation = self.run.scale.evaluation
+        return self._ask(self.test, evaluation.sampling, samples=evaluation.samples)
+
+    def _ask(
+        self,
+        problems: Sequence[Problem],
+        sampling: SamplingConfig,
+        *,
+        samples: int,
+        opening: str = "",
+    ) -> Answers:
+        scale = self.run.scale
+        tokenizer = self.policy.tokenizer
+        if tokenizer is None:
+            raise ValueError(f"{scale.checkpoint} has no tokenizer; asking questions needs one")
+        asked = questions(
+            problems,
+            scale.prompt_template,
+            tokenizer,
+            max_prompt_tokens=scale.max_prompt_tokens,
+            opening=opening,
+        )
+        seed = self.run.seed
+        return ask(asked, self.sampler, tokenizer, self.pool, sampling, samples=samples, seed=seed)
+
+
+def train_and_evaluate(
+    run: RunConfig,
+    *,
+    folder: Path,
+    progress: Progress,
+    should_stop: Callable[[], bool],
+    threads: int,
+) -> Measured:
+    """Train `run`'s arm and measure it; see `repro.procedures.Procedure`."""
+    torch.set_num_threads(threads)
+    reset_peak()
+    with GraderPool(workers=1) as pool:
+        progress("loading", {})
+        bench = _prepare(run, pool)
+        problems = load_problems(run.scale.data, "train")
+        untouched = _copies(bench.policy)
+        progress("evaluating the start", {})
+        start = bench.greedy(bench.test)
+        result = _train(bench, problems, folder / "checkpoint", progress, should_stop)
+        if not result.finished:
+            raise Stopped
+        progress("evaluating", {})
+        metrics = _final_metrics(bench)
+        metrics |= _gain(start.estimates()["accuracy"], metrics["accuracy_greedy"])
+        metrics |= _training_metrics(result)
+        effects = _effects(bench) | result.effects
+        effects["trained_change_l2"] = _distance(bench.policy, untouched)
+        effects["optimizer_steps"] = result.step
+        if run.arm.training == "lora":
+            _keep_adapter(bench.policy, folder / "adapter")
+    inputs = _inputs(run, bench) | {"train_problems": digest_of_problems(problems)}
+    series = {name: list(values) for name, values in result.series.items()}
+    return Measured(metrics=metrics, series=series, effects=effects, inputs=inputs)
+
+
+def evaluate_untrained(
+    run: RunConfig,
+    *,
+    folder: Path,
+    progress: Progress,
+    should_stop: Callable[[], bool],
+    threads: int,
+) -> Measured:
+    """Measure an untrained arm; see `repro.procedures.Procedure`."""
+    del folder
+    torch.set_num_threads(threads)
+    reset_peak()
+    with GraderPool(workers=1) as pool:
+        progress("loading", {})
+        bench = _prepare(run, pool)
+        if should_stop():
+            raise Stopped
+        progress("evaluating", {})
+        metrics = _final_metrics(bench)
+        effects = _effects(bench)
+    return Measured(metrics=metrics, effects=effects, inputs=_inputs(run, bench))
+
+
+def _prepare(run: RunConfig, pool: GraderPool) -> _Bench:
+    scale: TrainScale = run.scale
+    arm = run.arm
+    policy = load_policy(
+        scale.checkpoint,
+        weight_format=arm.weight_format,
+        training=arm.training,
+        lora_rank=arm.lora_rank,
+        lora_alpha=arm.lora_alpha,
+        norms_trained=arm.norms_trained,
+        compute_dtype=scale.compute_dtype,
+        seed=run.seed,
+        device="cpu" if run.tier == "smoke" else "cuda",
+    )
+    wants_development = scale.evaluation.every > 0
+    return _Bench(
+        run=run,
+        policy=policy,
+        sampler=TorchSampler(policy),
+        pool=pool,
+        test=load_problems(scale.data, "test"),
+        development=load_problems(scale.data, "development") if wants_development else [],
+    )
+
+
+def _train(
+    bench: _Bench,
+    problems: Sequence[Problem],
+    folder: Path,
+    progress: Progress,
+    should_stop: Callable[[], bool],
+) -> TrainResult:
+    run = bench.run
+
+    def rewards(texts: Sequence[str], golds: Sequence[str], seeds: Sequence[int]) -> Rewards:
+        return score(texts, golds, run.arm.reward, run.scale.format_reward, bench.pool, seeds)
+
+    def on_step(step: int, values: dict[str, Any]) -> None:
+        shown = {"step": float(step), "steps": float(run.scale.steps)}
+        shown |= {name: values[name] for name in ("reward", "entropy") if values.get(name)}
+        progress("training", shown)
+
+    def on_development(step: int) -> float:
+        return fmean(bench.greedy(bench.development).accuracy)
+
+    return train(
+        run,
+        bench.policy,
+        bench.sampler,
+        problems,
+        rewards,
+        folder=folder,
+        on_step=on_step,
+        should_stop=should_stop,
+        evaluate=on_development if bench.development else None,
+    )
+
+
+def _final_metrics(bench: _Bench) -> dict[str, Estimate]:
+    metrics = bench.sampled().estimates()
+    metrics["accuracy_greedy"] = bench.greedy(bench.test).estimates()["accuracy"]
+    if bench.run.scale.prompt_template == "tiny":
+        # Only the tiny policy's way of working is known well enough to be forced.
+        forced = bench.greedy(bench.test, opening=WORKING_PREFIX)
+        metrics["accuracy_forced_working"] = forced.estimates()["accuracy"]
+    metrics["peak_bytes"] = Estimate(
+        value=float(peak_bytes()), unit="bytes", method="peak of the process during the run"
+    )
+    return metrics
+
+
+def _gain(start: Estimate, end: Estimate) -> dict[str, Estimate]:
+    if start.value is None or end.value is None:
+        raise ValueError("no test problem could be graded; the gain has no value")
+    gain = Estimate(
+        value=end.value - start.value,
+        unit="points",
+        n=end.n,
+        method="greedy accuracy after training minus before, same problems and weights",
+    )
+    return {"accuracy_greedy_start": start, "gain_greedy": gain}
+
+
+def _training_metrics(result: TrainResult) -> dict[str, Estimate]:
+    series = result.series
+
+    def over(name: str, part: slice, unit: str, where: str) -> Estimate:
+        values = [value for value in series.get(name, [])[part] if value is not None]
+        return Estimate(
+            value=fmean(values) if values else None,
+            unit=unit,
+            n=len(values),
+            method=f"mean over {where}",
+        )
+
+    seconds = result.effects["seconds"]
+    first, last = slice(0, _EDGE_STEPS), slice(-_EDGE_STEPS, None)
+    return {
+        "train_reward_mean": over("reward", slice(None), "reward", "all steps"),
+        "entropy_first": over("entropy", first, "nats", f"the first {_EDGE_STEPS} steps"),
+        "entropy_last": over("entropy", last, "nats", f"the last {_EDGE_STEPS} steps"),
+        "train_seconds": Estimate(
+            value=seconds["rollout_seconds"] + seconds["update_seconds"],
+            unit="seconds",
+            method="rollouts and updates, by the clock",
+        ),
+    }
+
+
+def _effects(bench: _Bench) -> dict[str, Any]:
+    return dict(bench.policy.effects) | {
+        "grades": dict(bench.pool.counters),
+        "grader_workers_killed": bench.pool.workers_killed,
+    }
+
+
+def _inputs(run: RunConfig, bench: _Bench) -> dict[str, str]:
+    folder = resolve(run.scale.checkpoint)
+    weights = sorted(folder.glob("*.safetensors"))
+    template = template_named(run.scale.prompt_template)
+    return {
+        "checkpoint": bench.policy.effects.get("checkpoint_sha256") or digest_of_files(weights),
+        "test_problems": digest_of_problems(bench.test),
+        "prompt_template": template.digest(),
+    }
+
+
+def _copies(policy: Policy) -> dict[str, Tensor]:
+    return {
+        name: parameter.detach().clone() for name, parameter in trainable_parameters(policy).items()
+    }
+
+
+def _distance(policy: Policy, start: dict[str, Tensor]) -> float:
+    now = trainable_parameters(policy)
+    squares = [(now[name].detach() - start[name]).double().square().sum() for name in start]
+    return float(torch.stack(squares).sum().sqrt())
+
+
+def _keep_adapter(policy: Policy, folder: Path) -> None:
+    shutil.rmtree(folder, ignore_errors=True)
+    save_adapter(policy, folder)
