@@ -101,7 +101,8 @@ def read_description(folder: Path) -> ModelDescription:
 
 def build_on_meta(config: PretrainedConfig) -> nn.Module:
     """Return the decoder of `config` without memory for its weights, in evaluation mode."""
-    with torch.device("meta"):
+    # Initialising on the meta device draws nothing, yet moves the global generator on.
+    with torch.random.fork_rng(devices=[]), torch.device("meta"):
         model = AutoModelForCausalLM.from_config(
             config, dtype=torch.float32, attn_implementation="sdpa"
         )

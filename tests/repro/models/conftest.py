@@ -1,0 +1,100 @@
+"""Tiny random checkpoints of all three architectures, written by transformers itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
+
+CLASSES: dict[str, tuple[Any, Any]] = {
+    "qwen2": (Qwen2Config, Qwen2ForCausalLM),
+    "qwen3": (Qwen3Config, Qwen3ForCausalLM),
+    "llama": (LlamaConfig, LlamaForCausalLM),
+}
+ARCHITECTURES = tuple(CLASSES)
+
+
+def random_model(architecture: str, **changes: Any) -> Any:
+    """Return a random bfloat16 model: norms and biases off their trivial values, 2 layers."""
+    config_class, model_class = CLASSES[architecture]
+    values: dict[str, Any] = {
+        "vocab_size": 97,
+        "hidden_size": 128,
+        "intermediate_size": 192,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 256,
+        "tie_word_embeddings": architecture != "llama",
+    }
+    if architecture == "qwen3":
+        # Heads of 48, not 128 / 4: the size must come from the config, not from a division.
+        values["head_dim"] = 48
+    if architecture == "llama":
+        values |= {
+            "attention_bias": True,
+            "rope_parameters": {
+                "rope_type": "llama3",
+                "rope_theta": 10000.0,
+                "factor": 4.0,
+                "low_freq_factor": 1.0,
+                "high_freq_factor": 4.0,
+                "original_max_position_embeddings": 32,
+            },
+        }
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(7)
+        model = model_class(config_class(**(values | changes))).to(torch.bfloat16)
+        with torch.no_grad():
+            for parameter in model.parameters():
+                if parameter.dim() == 1:
+                    parameter.add_(torch.randn_like(parameter) * 0.2)
+                else:
+                    parameter.mul_(4.0)
+    return model.eval()
+
+
+@pytest.fixture(scope="session")
+def make_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """Return a function that writes a random checkpoint of an architecture, once per argument."""
+    made: dict[tuple[Any, ...], Path] = {}
+
+    def make(architecture: str, *, max_shard_size: str = "1GB", **changes: Any) -> Path:
+        key = (architecture, max_shard_size, *sorted(changes.items()))
+        if key not in made:
+            folder = tmp_path_factory.mktemp(architecture)
+            model = random_model(architecture, **changes)
+            model.save_pretrained(folder, max_shard_size=max_shard_size)
+            made[key] = folder
+        return made[key]
+
+    return make
+
+
+@pytest.fixture(params=ARCHITECTURES)
+def architecture(request: pytest.FixtureRequest) -> str:
+    """Return each architecture's name in turn."""
+    return str(request.param)
+
+
+@pytest.fixture
+def folder(architecture: str, make_checkpoint: Callable[..., Path]) -> Path:
+    """Return a checkpoint folder of the architecture in turn."""
+    return make_checkpoint(architecture)
+
+
+@pytest.fixture
+def token_ids() -> torch.Tensor:
+    """Return three rows of 24 token ids."""
+    return torch.randint(0, 97, (3, 24), generator=torch.Generator().manual_seed(3))

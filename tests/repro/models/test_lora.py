@@ -1,0 +1,265 @@
+"""The adapter's arithmetic, its start, and its files, against stock peft."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from peft import PeftModel
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM
+
+from kernels import reference
+from repro.models.adapter_files import load_adapter, save_adapter
+from repro.models.lora import AdapterLinear, adapter_layers, effective_weight
+from repro.models.policy import Policy, load_policy, trainable_parameters
+from repro.models.quantized_linear import QuantizedLinear
+from repro.models.tensor_files import CheckpointError
+
+ALL_FORMATS = ("bf16", "nvfp4", "mxfp4", "nf4")
+
+
+def load(folder: Any, weight_format: Any = "nvfp4", **more: Any) -> Policy:
+    arguments = {"lora_rank": 8, "lora_alpha": 8.0, "seed": 0} | more
+    return load_policy(folder, weight_format=weight_format, training="lora", **arguments)
+
+
+def randomise(policy: Policy, seed: int = 5) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in trainable_parameters(policy).values():
+            parameter.add_(torch.randn(parameter.shape, generator=generator) * 0.05)
+
+
+def dequantised_transformers(policy: Policy, folder: Path) -> Any:
+    """Return transformers' plain model with the policy's base weights, float32."""
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    for name, layer in adapter_layers(policy.model):
+        base = layer.get_base_layer()
+        if isinstance(base, QuantizedLinear):
+            weight = reference.dequantize(base.weight)
+            model.get_submodule(name).weight = torch.nn.Parameter(weight)
+    return model
+
+
+@pytest.mark.parametrize("weight_format", ALL_FORMATS)
+def test_fresh_adapter_leaves_the_base_bit_equal(folder, token_ids, weight_format):
+    base = load_policy(
+        folder, weight_format=weight_format, training="none", lora_rank=1, lora_alpha=1.0, seed=0
+    )
+    adapted = load(folder, weight_format)
+    assert torch.equal(
+        adapted.model(input_ids=token_ids).logits, base.model(input_ids=token_ids).logits
+    )
+
+
+def test_start_depends_on_seed_and_module_but_not_on_the_format(make_checkpoint):
+    folder = make_checkpoint("qwen2")
+    starts = {}
+    for weight_format in ALL_FORMATS:
+        torch.manual_seed(hash(weight_format) % 1000)
+        layers = dict(adapter_layers(load(folder, weight_format).model))
+        starts[weight_format] = {name: layer.adapter()[0] for name, layer in layers.items()}
+    for weight_format in ALL_FORMATS[1:]:
+        for name, A in starts["bf16"].items():
+            assert torch.equal(A, starts[weight_format][name])
+    distinct = {tuple(A.flatten()[:4].tolist()) for A in starts["bf16"].values()}
+    assert len(distinct) == len(starts["bf16"])
+    other = dict(adapter_layers(load(folder, seed=1).model))
+    assert not torch.equal(
+        next(iter(other.values())).adapter()[0], starts["bf16"][next(iter(other))]
+    )
+
+
+def test_start_has_the_distribution_of_peft(make_checkpoint):
+    A, B, _ = next(iter(adapter_layers(load(make_checkpoint("qwen2"), lora_rank=64).model)))[
+        1
+    ].adapter()
+    bound = 1 / math.sqrt(128)
+    A = A.detach()
+    assert float(A.abs().max()) <= bound
+    assert float(A.std()) == pytest.approx(bound / math.sqrt(3), rel=0.02)
+    assert bool((B == 0).all())
+
+
+def test_loading_leaves_the_global_generator_alone(make_checkpoint):
+    torch.manual_seed(11)
+    expected = torch.rand(3)
+    torch.manual_seed(11)
+    load(make_checkpoint("qwen2"))
+    assert torch.equal(torch.rand(3), expected)
+
+
+@pytest.mark.parametrize("weight_format", ["bf16", "nvfp4"])
+@pytest.mark.parametrize(
+    ("alpha", "rslora", "scaling"),
+    [(4.0, False, 0.5), (8.0, False, 1.0), (16.0, False, 2.0), (8.0, True, 8 / math.sqrt(8))],
+)
+def test_saved_adapter_gives_the_same_logits_in_stock_peft(
+    tmp_path, folder, token_ids, weight_format, alpha, rslora, scaling
+):
+    policy = load(folder, weight_format, lora_alpha=alpha, rslora=rslora, norms_trained=True)
+    randomise(policy)
+    assert next(adapter_layers(policy.model))[1].adapter()[2] == pytest.approx(scaling)
+    ours = policy.model(input_ids=token_ids).logits
+    save_adapter(policy, tmp_path / "adapter", base="some/base")
+    plain = dequantised_transformers(policy, folder)
+    without = plain(input_ids=token_ids).logits
+    theirs = PeftModel.from_pretrained(plain, tmp_path / "adapter").eval()
+    logits = theirs(input_ids=token_ids).logits
+    # Same float32 operations up to the order of sums; without the adapter the difference is 1000x.
+    torch.testing.assert_close(ours, logits, rtol=1e-4, atol=1e-4)
+    assert float((ours - without).abs().max()) > 0.1
+
+
+@pytest.mark.parametrize("weight_format", ALL_FORMATS)
+def test_effective_weight_gives_the_adapted_logits(folder, token_ids, weight_format):
+    policy = load(folder, weight_format, lora_alpha=16.0)
+    randomise(policy)
+    plain = dequantised_transformers(policy, folder)
+    for name, layer in adapter_layers(policy.model):
+        plain.get_submodule(name).weight = torch.nn.Parameter(effective_weight(layer))
+    torch.testing.assert_close(
+        plain(input_ids=token_ids).logits,
+        policy.model(input_ids=token_ids).logits,
+        rtol=1e-4,
+        atol=1e-4,
+    )
+
+
+def test_effective_weight_is_never_the_stored_one(make_checkpoint):
+    policy = load(make_checkpoint("qwen2"), "bf16")
+    layer: Any = next(adapter_layers(policy.model))[1]
+    before = layer.get_base_layer().weight.clone()
+    effective_weight(layer.get_base_layer()).fill_(7.0)
+    effective_weight(layer).fill_(7.0)
+    assert torch.equal(layer.get_base_layer().weight, before)
+
+
+def test_gradients_equal_those_of_dense_arithmetic(make_checkpoint):
+    policy = load(make_checkpoint("qwen2"), lora_alpha=16.0)
+    randomise(policy)
+    layer: AdapterLinear = dict(adapter_layers(policy.model))["model.layers.1.self_attn.v_proj"]
+    A, B, scaling = layer.adapter()
+    base: Any = layer.get_base_layer()
+    x = torch.randn(6, 128, generator=torch.Generator().manual_seed(4), requires_grad=True)
+    weight = torch.randn(6, 64, generator=torch.Generator().manual_seed(6))
+    found = torch.autograd.grad((layer(x) * weight).sum(), (x, A, B))
+    W = reference.dequantize(base.weight).double()
+    a, b, xd = (t.detach().double().requires_grad_() for t in (A, B, x))
+    dense = xd @ W.T + base.bias.double() + scaling * (xd @ a.T) @ b.T
+    expected = torch.autograd.grad((dense * weight.double()).sum(), (xd, a, b))
+    for ours, exact in zip(found, expected, strict=True):
+        torch.testing.assert_close(ours.double(), exact, rtol=1e-4, atol=1e-5)
+
+
+def test_tiny_updates_survive_in_the_masters(make_checkpoint):
+    policy = load(make_checkpoint("qwen2"), compute_dtype="bfloat16")
+    A = next(adapter_layers(policy.model))[1].adapter()[0]
+    before = A.detach().clone()
+    with torch.no_grad():
+        A.mul_(1 + 2.0**-12)
+    assert bool((before != A)[before != 0].all())
+    rounded = before.to(torch.bfloat16)
+    assert torch.equal((rounded * (1 + 2.0**-12)).to(torch.bfloat16), rounded)
+
+
+@pytest.mark.parametrize("weight_format", ["nvfp4", "mxfp4", "nf4"])
+def test_merge_into_a_4_bit_base_is_refused_with_the_reason(make_checkpoint, weight_format):
+    policy: Any = load(make_checkpoint("qwen2"), weight_format)
+    with pytest.raises(TypeError, match=f"{weight_format} base is refused.*4-bit grid"):
+        policy.model.merge_and_unload()
+
+
+def test_merge_into_a_bf16_base_keeps_the_logits(make_checkpoint, token_ids):
+    policy: Any = load(make_checkpoint("qwen2"), "bf16")
+    randomise(policy)
+    before = policy.model(input_ids=token_ids).logits
+    policy.model.merge_adapter()
+    torch.testing.assert_close(
+        policy.model(input_ids=token_ids).logits, before, rtol=1e-4, atol=1e-4
+    )
+
+
+def test_disabled_adapter_is_the_base_bit_for_bit(folder, token_ids):
+    policy: Any = load(folder)
+    fresh = policy.model(input_ids=token_ids).logits
+    randomise(policy)
+    assert not torch.equal(policy.model(input_ids=token_ids).logits, fresh)
+    with policy.model.disable_adapter():
+        assert torch.equal(policy.model(input_ids=token_ids).logits, fresh)
+
+
+def test_adapter_returns_from_its_files_bit_for_bit(tmp_path, folder):
+    policy = load(folder, norms_trained=True)
+    randomise(policy)
+    save_adapter(policy, tmp_path)
+    other = load(folder, "nf4", norms_trained=True, seed=9)
+    load_adapter(other, tmp_path)
+    for name, parameter in trainable_parameters(policy).items():
+        assert torch.equal(trainable_parameters(other)[name], parameter), name
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "adapter_config.json",
+        "adapter_model.safetensors",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"lora_alpha": 16.0}, "lora_alpha is 8; the policy has 16"),
+        ({"lora_rank": 4}, "r is 8; the policy has 4"),
+        ({"rslora": True}, "use_rslora is False; the policy has True"),
+        ({"norms_trained": True}, "modules_to_save is None"),
+    ],
+)
+def test_adapter_of_another_scaling_is_refused(tmp_path, make_checkpoint, change, message):
+    folder = make_checkpoint("qwen2")
+    save_adapter(load(folder), tmp_path)
+    with pytest.raises(CheckpointError, match=message):
+        load_adapter(load(folder, **change), tmp_path)
+
+
+@pytest.mark.parametrize("fault", ["missing", "extra", "shape", "nan", "truncated", "config"])
+def test_broken_adapter_file_is_refused_and_the_policy_unchanged(tmp_path, make_checkpoint, fault):
+    policy = load(make_checkpoint("qwen2"))
+    randomise(policy)
+    save_adapter(policy, tmp_path)
+    file = tmp_path / "adapter_model.safetensors"
+    tensors = load_file(file)
+    name = sorted(tensors)[3]
+    if fault == "missing":
+        del tensors[name]
+    elif fault == "extra":
+        tensors["base_model.model.extra"] = torch.zeros(2)
+        name = "base_model.model.extra"
+    elif fault == "shape":
+        tensors[name] = tensors[name][:, :-1].contiguous()
+    elif fault == "nan":
+        tensors[name][0, 0] = math.nan
+    if fault == "truncated":
+        file.write_bytes(file.read_bytes()[:-64])
+        name = "beyond the file"
+    elif fault == "config":
+        (tmp_path / "adapter_config.json").unlink()
+        name = "adapter_config.json is missing"
+    else:
+        save_file(tensors, file)
+    before = {n: p.detach().clone() for n, p in trainable_parameters(policy).items()}
+    with pytest.raises(CheckpointError, match=name.replace(".", r"\.")) as caught:
+        load_adapter(policy, tmp_path)
+    assert str(tmp_path) in str(caught.value)
+    for key, parameter in trainable_parameters(policy).items():
+        assert torch.equal(parameter, before[key])
+
+
+def test_saved_config_is_stock_peft(tmp_path, make_checkpoint):
+    save_adapter(load(make_checkpoint("qwen2"), norms_trained=True), tmp_path, base="Qwen/Some")
+    config = json.loads((tmp_path / "adapter_config.json").read_text())
+    assert config["peft_type"] == "LORA"
+    assert config["base_model_name_or_path"] == "Qwen/Some"
+    assert config["modules_to_save"] == ["input_layernorm", "post_attention_layernorm"]

@@ -1,0 +1,103 @@
+"""PerturbableRMSNorm is transformers' norm when off, and the paper's Eq. 10 when on."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+from transformers.models.llama.modeling_llama import LlamaRMSNorm
+from transformers.models.qwen2.modeling_qwen2 import Qwen2RMSNorm
+from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm
+
+from repro.models.norms import PerturbableRMSNorm, block_norms, final_norm, wrap_norms
+
+
+@pytest.mark.parametrize("norm_class", [Qwen2RMSNorm, Qwen3RMSNorm, LlamaRMSNorm])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_norm_without_noise_is_bit_equal_to_transformers(norm_class, dtype):
+    generator = torch.Generator().manual_seed(0)
+    norm = norm_class(96, eps=1e-5).to(dtype)
+    with torch.no_grad():
+        norm.weight.copy_(torch.randn(96, generator=generator) * 3)
+    x = (torch.randn(4, 7, 96, generator=generator) * 5).to(dtype)
+    assert torch.equal(PerturbableRMSNorm(norm)(x), norm(x))
+
+
+def test_noise_is_added_to_the_gain_and_never_written_to_it():
+    generator = torch.Generator().manual_seed(1)
+    norm = Qwen2RMSNorm(32, eps=1e-6)
+    with torch.no_grad():
+        norm.weight.copy_(torch.randn(32, generator=generator))
+    before = norm.weight.detach().clone()
+    wrapped = PerturbableRMSNorm(norm)
+    noise = torch.randn(32, generator=generator) * 0.01
+    x = torch.randn(5, 32, generator=generator)
+    wrapped.noise = noise
+    perturbed = wrapped(x)
+    exact = x.double() / (x.double().pow(2).mean(-1, keepdim=True) + 1e-6).sqrt()
+    expected = (before.double() + noise.double()) * exact
+    torch.testing.assert_close(perturbed.double(), expected, rtol=1e-5, atol=1e-6)
+    assert torch.equal(wrapped.weight, before)
+    assert wrapped.weight is norm.weight
+    wrapped.noise = None
+    assert torch.equal(wrapped(x), norm(x))
+
+
+def test_small_noise_survives_a_bfloat16_gain():
+    norm = Qwen2RMSNorm(64).to(torch.bfloat16)
+    with torch.no_grad():
+        norm.weight.fill_(6.0)
+    wrapped = PerturbableRMSNorm(norm)
+    noise = torch.full((64,), 1e-3)
+    # Added in bfloat16, 6 + 0.001 is 6: the whole stage would do nothing.
+    assert torch.equal(norm.weight + noise.to(torch.bfloat16), norm.weight)
+    wrapped.noise = noise
+    assert torch.equal(wrapped.gain(), torch.full((64,), 6.001))
+
+
+def test_noise_of_another_size_is_refused():
+    wrapped = PerturbableRMSNorm(Qwen2RMSNorm(8))
+    wrapped.noise = torch.zeros(9)
+    with pytest.raises(ValueError, match=r"\(9,\).*\(8,\)"):
+        wrapped(torch.zeros(1, 8))
+
+
+def test_wrapping_keeps_names_parameters_and_logits(folder, token_ids):
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    names = list(model.state_dict())
+    before = model(input_ids=token_ids).logits
+    wrapped = wrap_norms(model)
+    assert len(wrapped) == 2 * 2 + 1
+    assert list(model.state_dict()) == names
+    assert torch.equal(model(input_ids=token_ids).logits, before)
+    assert list(block_norms(model)) == [
+        f"model.layers.{layer}.{norm}"
+        for layer in (0, 1)
+        for norm in ("input_layernorm", "post_attention_layernorm")
+    ]
+    assert final_norm(model) is model.model.norm
+
+
+def test_wrapping_twice_raises(folder):
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    with pytest.raises(TypeError, match="call wrap_norms first"):
+        block_norms(model)
+    wrap_norms(model)
+    with pytest.raises(ValueError, match="no norm left to wrap"):
+        wrap_norms(model)
+
+
+def test_noise_reaches_q_k_v_as_multiplicative_noise_on_their_input_channels(folder, token_ids):
+    # Eq. 12: Linear(RMSNorm_{w+Z}(x)) == Linear'(RMSNorm_w(x)), W'_{:,j} = W_{:,j} (1 + Z_j / w_j).
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float64).eval()
+    wrap_norms(model)
+    norm = block_norms(model)["model.layers.0.input_layernorm"]
+    linear = model.model.layers[0].self_attn.q_proj
+    x = model.model.embed_tokens(token_ids).detach()
+    noise = torch.randn(128, generator=torch.Generator().manual_seed(2)) * 0.05
+    clean = norm(x)
+    norm.noise = noise
+    noisy = linear(norm(x))
+    scaled = linear.weight * (1 + noise.double() / norm.weight)
+    expected = torch.nn.functional.linear(clean, scaled, linear.bias)
+    torch.testing.assert_close(noisy, expected, rtol=1e-5, atol=1e-5)

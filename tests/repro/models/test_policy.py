@@ -1,0 +1,224 @@
+"""Loading a policy: what is quantised, what is trainable, and what is refused."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from typing import Any
+
+import pytest
+import torch
+from compressed_tensors.quantization.utils import generate_gparam
+from transformers import AutoModelForCausalLM
+
+from kernels import reference
+from repro.models.policy import Policy, load_policy, trainable_parameters
+from repro.models.quantized_linear import QuantizedLinear, quantize_linears
+from repro.models.tensor_files import CheckpointError
+
+FORMATS = ("nvfp4", "mxfp4", "nf4")
+
+
+def load(folder: Any, weight_format: Any = "nvfp4", training: Any = "none", **more: Any) -> Policy:
+    arguments = {"lora_rank": 4, "lora_alpha": 4.0, "seed": 0} | more
+    return load_policy(folder, weight_format=weight_format, training=training, **arguments)
+
+
+def test_bf16_policy_has_the_logits_of_transformers(folder, token_ids):
+    theirs = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    ours = load(folder, "bf16")
+    assert torch.equal(ours.model(input_ids=token_ids).logits, theirs(input_ids=token_ids).logits)
+
+
+def test_bfloat16_compute_has_the_logits_of_transformers_in_bfloat16(folder, token_ids):
+    theirs = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16).eval()
+    ours = load(folder, "bf16", compute_dtype="bfloat16")
+    logits = ours.model(input_ids=token_ids).logits
+    assert logits.dtype == torch.bfloat16
+    assert torch.equal(logits, theirs(input_ids=token_ids).logits)
+
+
+@pytest.mark.parametrize("weight_format", FORMATS)
+def test_quantised_policy_equals_transformers_on_dequantised_weights(
+    folder, token_ids, weight_format
+):
+    theirs = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    weights = {
+        name: linear.weight.detach()
+        for name, linear in theirs.model.named_modules()
+        if name.endswith("_proj")
+    }
+    with torch.no_grad():
+        for name, linear in theirs.model.named_modules():
+            if not name.endswith("_proj"):
+                continue
+            scale = None
+            if weight_format == "nvfp4":
+                parent, leaf = name.rsplit(".", 1)
+                groups = [("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"), (leaf,)]
+                mates = next(group for group in groups if leaf in group)
+                amax = torch.stack([weights[f"{parent}.{mate}"].abs().max() for mate in mates])
+                encode = generate_gparam(-amax.max(), amax.max())
+                scale = encode.double().reciprocal()
+            quantized = reference.quantize(weights[name], weight_format, global_scale=scale)
+            linear.weight = torch.nn.Parameter(reference.dequantize(quantized))
+    ours = load(folder, weight_format)
+    assert torch.equal(ours.model(input_ids=token_ids).logits, theirs(input_ids=token_ids).logits)
+    dense = load(folder, "bf16")
+    assert not torch.equal(
+        ours.model(input_ids=token_ids).logits, dense.model(input_ids=token_ids).logits
+    )
+
+
+def test_global_scale_is_shared_by_q_k_v_and_by_gate_up_only(folder):
+    decoder: Any = load(folder).decoder
+    for block in decoder.model.layers:
+        scale = {
+            name.rsplit(".", 1)[-1]: float(module.weight.encode_scale)
+            for name, module in block.named_modules()
+            if isinstance(module, QuantizedLinear)
+        }
+        assert scale["q_proj"] == scale["k_proj"] == scale["v_proj"]
+        assert scale["gate_proj"] == scale["up_proj"]
+        assert len(set(scale.values())) == 4
+
+
+def test_effects_say_what_was_done(folder):
+    effects = load(folder, "nvfp4", "lora", norms_trained=True).effects
+    assert effects["linears"] == {"nvfp4": 14}
+    assert effects["norms_wrapped"] == 5
+    assert effects["adapter_modules"] == 14
+    assert effects["norms_trained"] == 4
+    # Gaussian weights lose 9 to 10 % in NVFP4; an unquantised or garbled one would not.
+    assert 0.08 < effects["relative_weight_error_mean"] < 0.11
+    assert load(folder, "bf16").effects["relative_weight_error_mean"] is None
+
+
+def test_base_bytes_are_those_of_the_stored_tensors(make_checkpoint):
+    folder = make_checkpoint("llama")
+    config = json.loads((folder / "config.json").read_text())
+    H, V = config["hidden_size"], config["vocab_size"]
+    dense = 2 * (2 * V * H + 5 * H)  # embedding, lm_head and norms in 16 bits
+    shapes = [(H, H), (64, H), (64, H), (H, H), (192, H), (192, H), (H, 192)]
+    for N, K in shapes:
+        dense += 2 * (N * K // 2 + N * K // 16 + 2 * 4)  # codes, block scales, two global scales
+    dense += 2 * 2 * (H + 64 + 64 + H)  # biases of q, k, v, o
+    loaded = load(folder, "nvfp4", compute_dtype="bfloat16")
+    assert loaded.effects["base_bytes"] == dense
+
+
+@pytest.mark.parametrize("weight_format", ["bf16", *FORMATS])
+def test_lora_trains_float32_adapters_only(folder, weight_format):
+    policy = load(folder, weight_format, "lora", compute_dtype="bfloat16")
+    parameters = trainable_parameters(policy)
+    assert len(parameters) == 2 * 14
+    assert all("lora_" in name for name in parameters)
+    assert {p.dtype for p in parameters.values()} == {torch.float32}
+
+
+def test_trained_norms_are_float32_masters_that_receive_gradients(folder, token_ids):
+    policy = load(folder, "nvfp4", "lora", norms_trained=True, compute_dtype="bfloat16")
+    norms = {n: p for n, p in trainable_parameters(policy).items() if "layernorm" in n}
+    assert len(norms) == 4
+    logits = policy.model(input_ids=token_ids).logits
+    assert logits.dtype == torch.bfloat16
+    logits.float().square().mean().backward()
+    for parameter in norms.values():
+        assert parameter.dtype == torch.float32
+        assert parameter.grad is not None
+        assert bool(parameter.grad.abs().sum() > 0)
+
+
+@pytest.mark.parametrize("compute_dtype", ["float32", "bfloat16"])
+def test_full_training_reaches_every_parameter_in_float32(folder, token_ids, compute_dtype):
+    policy = load(folder, "bf16", "full", compute_dtype=compute_dtype)
+    parameters = trainable_parameters(policy)
+    assert {id(p) for p in parameters.values()} == {id(p) for p in policy.model.parameters()}
+    policy.model(input_ids=token_ids).logits.float().square().mean().backward()
+    for name, parameter in parameters.items():
+        assert parameter.grad is not None, name
+        assert parameter.grad.dtype == torch.float32
+        # Keys' biases shift all scores of a query alike: softmax makes their gradient zero.
+        assert name.endswith("k_proj.bias") or bool(parameter.grad.abs().sum() > 0), name
+    assert policy.effects["compute"].startswith(compute_dtype)
+
+
+def test_full_training_under_bfloat16_really_multiplies_in_bfloat16(folder, token_ids):
+    exact = load(folder, "bf16", "full").model(input_ids=token_ids).logits
+    cast = load(folder, "bf16", "full", compute_dtype="bfloat16").model(input_ids=token_ids).logits
+    error = float((cast.float() - exact).abs().max() / exact.abs().max())
+    assert 1e-4 < error < 0.1
+
+
+def test_untrained_policy_has_nothing_to_train(folder):
+    policy = load(folder)
+    assert trainable_parameters(policy) == {}
+    policy.training = "lora"
+    with pytest.raises(ValueError, match="no parameter is trainable"):
+        trainable_parameters(policy)
+
+
+def test_casting_the_model_leaves_codes_and_scales_alone(folder):
+    policy = load(folder)
+    linear: Any = policy.decoder.get_submodule("model.layers.0.mlp.up_proj")
+    before = {name: tensor.clone() for name, tensor in linear.weight.tensors().items()}
+    policy.model.to(torch.float16).half()
+    for name, tensor in linear.weight.tensors().items():
+        assert tensor.dtype == before[name].dtype
+        assert torch.equal(tensor.float(), before[name].float())
+
+
+def test_quantising_in_memory_equals_quantising_while_loading(folder, token_ids):
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    assert len(quantize_linears(model, "nvfp4")) == 14
+    ours = load(folder)
+    assert torch.equal(model(input_ids=token_ids).logits, ours.model(input_ids=token_ids).logits)
+    with pytest.raises(ValueError, match="no dense projection"):
+        quantize_linears(model, "nvfp4")
+
+
+def test_sharded_checkpoint_loads_like_a_single_file(architecture, make_checkpoint, token_ids):
+    one = load(make_checkpoint(architecture))
+    sharded = make_checkpoint(architecture, max_shard_size="60KB")
+    assert len(list(sharded.glob("*.safetensors"))) > 4
+    many = load(sharded)
+    assert torch.equal(
+        one.model(input_ids=token_ids).logits, many.model(input_ids=token_ids).logits
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"weight_format": "int4"}, "weight_format is 'int4'"),
+        ({"training": "qlora"}, "training is 'qlora'"),
+        ({"weight_format": "nvfp4", "training": "full"}, "full training needs bf16"),
+        ({"training": "none", "norms_trained": True}, "norms_trained adds"),
+        ({"compute_dtype": "int8"}, "compute_dtype is 'int8'"),
+        ({"training": "lora", "lora_rank": 0}, "LoRA rank is 0"),
+    ],
+)
+def test_contradictory_arguments_are_refused(make_checkpoint, arguments, message):
+    with pytest.raises(ValueError, match=message):
+        load(make_checkpoint("qwen2"), **arguments)
+
+
+def test_unknown_architecture_is_refused_by_name(tmp_path, make_checkpoint):
+    folder = tmp_path / "other"
+    shutil.copytree(make_checkpoint("qwen2"), folder)
+    config = json.loads((folder / "config.json").read_text()) | {"model_type": "gpt2"}
+    (folder / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ValueError, match=r"gpt2.*qwen2, qwen3, llama"):
+        load(folder)
+
+
+def test_width_that_the_format_cannot_block_names_the_projection(make_checkpoint):
+    folder = make_checkpoint("qwen2", hidden_size=96)
+    load(folder, "nvfp4")
+    with pytest.raises(ValueError, match=r"model\.layers\.0\.self_attn\.q_proj\.weight.*64"):
+        load(folder, "nf4")
+
+
+def test_missing_folder_says_what_was_looked_for():
+    with pytest.raises(CheckpointError, match="neither a folder nor a hub name"):
+        load("no-such-folder")
