@@ -3,7 +3,7 @@
 With z_t = (W h_t + b) / temperature and p_t = softmax(z_t), for each row t
 
     logprob_t = z_t[id_t] - logsumexp(z_t)
-    entropy_t = logsumexp(z_t) - sum_v p_tv z_tv            in nats
+    entropy_t = -sum_v p_tv log p_tv                        in nats
 
 The logits of a sequence are its largest tensor (T * V float32; 2.5 GB for 4096 tokens of
 Qwen2.5), so rows go in chunks whose logits fit `chunk_bytes`, and backward computes each chunk's
@@ -13,8 +13,10 @@ logits again from hidden states and logsumexp:
     d entropy_t / d z_tv = -p_tv (log p_tv + entropy_t)
 
 Easy to get wrong: logits of 16-bit inputs must not be rounded to 16 bits, as z of 20 is then
-known to 0.06 only; products are accumulated and kept in float32 here. The temperature divides the
-logits before everything, the entropy's included.
+known to 0.06 only; products are accumulated and kept in float32 here. logsumexp is kept in its two
+parts, max z and log sum exp(z - max z), and subtracted part by part: their rounded sum would put
+its error on every logprob of the row, and an entropy of logsumexp(z) - sum p z loses a digit to
+cancellation. The temperature divides the logits before everything, the entropy's included.
 """
 
 from __future__ import annotations
@@ -98,24 +100,25 @@ class _TokenLogprobs(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor]:
         T = hidden.shape[0]
         logprobs = torch.empty(T, dtype=torch.float32, device=hidden.device)
-        entropy, normaliser = torch.empty_like(logprobs), torch.empty_like(logprobs)
+        entropy, peak, log_total = (torch.empty_like(logprobs) for _ in range(3))
         for at in range(0, T, rows):
             part = slice(at, at + rows)
             z = _logits(hidden[part], weight, bias, temperature)
-            normaliser[part] = torch.logsumexp(z, dim=-1)
-            chosen = z.gather(1, token_ids[part].unsqueeze(1).long()).squeeze(1)
-            logprobs[part] = chosen - normaliser[part]
-            p = torch.exp(z - normaliser[part].unsqueeze(1))
-            # p * z is 0 * -inf where a logit is -inf; such a token adds nothing to the entropy.
-            entropy[part] = normaliser[part] - p.mul_(z.masked_fill_(p == 0, 0.0)).sum(-1)
-        ctx.save_for_backward(hidden, weight, bias, token_ids, normaliser, entropy)
+            peak[part] = z.amax(-1)
+            log_total[part] = z.sub_(peak[part].unsqueeze(1)).exp().sum(-1).log()
+            logp = z.sub_(log_total[part].unsqueeze(1))
+            logprobs[part] = logp.gather(1, token_ids[part].unsqueeze(1).long()).squeeze(1)
+            p = logp.exp()
+            # 0 * -inf where a logit is -inf: such a token adds nothing to the entropy.
+            entropy[part] = -p.mul_(logp.masked_fill_(p == 0, 0.0)).sum(-1)
+        ctx.save_for_backward(hidden, weight, bias, token_ids, peak, log_total, entropy)
         ctx.temperature, ctx.rows = temperature, rows
         return logprobs, entropy
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         grad_logprobs, grad_entropy = grads
-        hidden, weight, bias, token_ids, normaliser, entropy = ctx.saved_tensors
+        hidden, weight, bias, token_ids, peak, log_total, entropy = ctx.saved_tensors
         wants_hidden, wants_weight, wants_bias = ctx.needs_input_grad[:3]
         grad_hidden = torch.empty_like(hidden) if wants_hidden else None
         grad_weight = torch.zeros_like(weight, dtype=torch.float32) if wants_weight else None
@@ -123,10 +126,10 @@ class _TokenLogprobs(torch.autograd.Function):
         for at in range(0, hidden.shape[0], ctx.rows):
             part = slice(at, at + ctx.rows)
             z = _logits(hidden[part], weight, bias, ctx.temperature)
+            logp = z.sub_(peak[part].unsqueeze(1)).sub_(log_total[part].unsqueeze(1))
             grad_z = _grad_logits(
-                z, token_ids[part], normaliser[part], entropy[part],
-                grad_logprobs[part], grad_entropy[part],
-            ).mul_(1.0 / ctx.temperature)  # fmt: skip
+                logp, token_ids[part], entropy[part], grad_logprobs[part], grad_entropy[part]
+            ).mul_(1.0 / ctx.temperature)
             if grad_hidden is not None:
                 grad_hidden[part] = _product(grad_z.to(hidden.dtype), weight)
             if grad_weight is not None:
@@ -144,15 +147,9 @@ class _TokenLogprobs(torch.autograd.Function):
 
 
 def _grad_logits(
-    z: Tensor,
-    token_ids: Tensor,
-    normaliser: Tensor,
-    entropy: Tensor,
-    grad_logprobs: Tensor,
-    grad_entropy: Tensor,
+    logp: Tensor, token_ids: Tensor, entropy: Tensor, grad_logprobs: Tensor, grad_entropy: Tensor
 ) -> Tensor:
-    """Turn the logits z, in place, into the gradient with respect to them."""
-    logp = z.sub_(normaliser.unsqueeze(1))
+    """Turn all logprobs of some rows, in place, into the gradient with respect to their logits."""
     p = logp.exp()
     # -(g_logprob + g_entropy * (logp + entropy)) * p, and g_logprob at the chosen token.
     logp.masked_fill_(p == 0, 0.0).add_(entropy.unsqueeze(1)).mul_(grad_entropy.unsqueeze(1))

@@ -1,0 +1,170 @@
+"""Chunked logprobs and entropies against plain autograd, and their memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import Tensor
+
+from kernels import reference_logprobs
+from kernels.reference import token_logprobs
+
+T, H, V = 23, 32, 211
+
+
+def _inputs(dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(11)
+    hidden = torch.randn(T, H, generator=generator).to(dtype)
+    weight = (torch.randn(V, H, generator=generator) * 0.5).to(dtype)
+    bias = torch.randn(V, generator=generator).to(dtype)
+    return hidden, weight, bias, torch.randint(0, V, (T,), generator=generator)
+
+
+def _plain(
+    hidden: Tensor, weight: Tensor, ids: Tensor, temperature: float, bias: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    logits = hidden @ weight.t()
+    if bias is not None:
+        logits = logits + bias
+    logp = torch.log_softmax(logits / temperature, dim=-1)
+    entropy = -(logp.exp() * logp).sum(-1)
+    return logp.gather(1, ids.unsqueeze(1)).squeeze(1), entropy
+
+
+def _values_and_gradients(
+    function: Callable[..., tuple[Tensor, Tensor]], dtype: torch.dtype, temperature: float
+) -> list[Tensor]:
+    hidden, weight, bias, ids = _inputs()
+    leaves = [t.to(dtype).requires_grad_() for t in (hidden, weight, bias)]
+    logprobs, entropy = function(leaves[0], leaves[1], ids, temperature, leaves[2])
+    generator = torch.Generator().manual_seed(12)
+    a, b = torch.randn(2, T, generator=generator).to(logprobs.dtype)
+    gradients = torch.autograd.grad((logprobs * a + entropy * b).sum(), leaves)
+    return [logprobs.detach(), entropy.detach(), *gradients]
+
+
+NAMES = ["logprobs", "entropy", "gradient of hidden", "gradient of weight", "gradient of bias"]
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.6, 1.7])
+@pytest.mark.parametrize("rows", [1, 5, T, 1000])
+def test_values_and_gradients_agree_with_autograd_in_float64(
+    temperature: float, rows: int, assertions: SimpleNamespace
+) -> None:
+    def chunked(*args: object) -> tuple[Tensor, Tensor]:
+        return token_logprobs(*args, chunk_bytes=rows * V * 4)  # type: ignore[arg-type]
+
+    ours = _values_and_gradients(chunked, torch.float32, temperature)
+    plain = _values_and_gradients(_plain, torch.float32, temperature)
+    exact = _values_and_gradients(_plain, torch.float64, temperature)
+    for name, mine, theirs, truth in zip(NAMES, ours, plain, exact, strict=True):
+        assertions.within_twice(mine, theirs, truth, name)
+
+
+def test_logits_of_bfloat16_inputs_are_not_rounded_to_bfloat16(
+    assertions: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hidden, weight, bias, ids = _inputs(torch.bfloat16)
+    monkeypatch.setattr(reference_logprobs, "_VOCABULARY_ROWS", 64)
+    logprobs, entropy = token_logprobs(hidden, weight, ids, 0.9, bias)
+    wide = [t.float() for t in (hidden, weight)]
+    plain = _plain(wide[0], wide[1], ids, 0.9, bias.float())
+    exact = _plain(hidden.double(), weight.double(), ids, 0.9, bias.double())
+    assertions.within_twice(logprobs, plain[0], exact[0], "logprobs")
+    assertions.within_twice(entropy, plain[1], exact[1], "entropy")
+
+
+def test_gradients_of_bfloat16_inputs_are_as_exact_as_autograd_in_bfloat16(
+    assertions: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reference_logprobs, "_VOCABULARY_ROWS", 64)
+    hidden, weight, _, ids = _inputs(torch.bfloat16)
+
+    def gradients(
+        function: Callable[..., tuple[Tensor, Tensor]], dtype: torch.dtype
+    ) -> list[Tensor]:
+        leaves = [t.to(dtype).requires_grad_() for t in (hidden, weight)]
+        logprobs, entropy = function(leaves[0], leaves[1], ids, 1.0)
+        return list(torch.autograd.grad(logprobs.sum() + entropy.sum(), leaves))
+
+    ours = gradients(token_logprobs, torch.bfloat16)
+    plain = gradients(_plain, torch.bfloat16)
+    exact = gradients(_plain, torch.float64)
+    for name, mine, theirs, truth in zip(NAMES[2:4], ours, plain, exact, strict=True):
+        assert mine.dtype == torch.bfloat16
+        assertions.within_twice(mine, theirs, truth, name)
+
+
+def test_only_wanted_gradients_are_computed() -> None:
+    hidden, weight, _, ids = _inputs()
+    hidden.requires_grad_()
+    logprobs, _ = token_logprobs(hidden, weight, ids, 1.0)
+    logprobs.sum().backward()
+    assert hidden.grad is not None
+    assert weight.grad is None
+
+
+def test_saved_for_backward_is_nothing_of_the_size_of_the_logits() -> None:
+    hidden, weight, _, ids = _inputs()
+    sizes: list[int] = []
+
+    def pack(tensor: Tensor) -> Tensor:
+        sizes.append(tensor.numel())
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
+        token_logprobs(hidden.repeat(300, 1).requires_grad_(), weight, ids.repeat(300), 1.0)
+    assert max(sizes) == 300 * T * H < 300 * T * V
+
+
+def test_no_allocation_exceeds_the_chunk() -> None:
+    largest = 0
+
+    class Watch(torch.utils._python_dispatch.TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+            nonlocal largest
+            out = func(*args, **(kwargs or {}))
+            if isinstance(out, Tensor):
+                largest = max(largest, out.nbytes)
+            return out
+
+    hidden, weight, _, ids = _inputs()
+    hidden, ids = hidden.repeat(40, 1).requires_grad_(), ids.repeat(40)
+    with Watch():
+        logprobs, entropy = token_logprobs(hidden, weight, ids, 0.7, chunk_bytes=50 * V * 4)
+        (logprobs.sum() + entropy.sum()).backward()
+    assert largest <= max(50 * V * 4, hidden.nbytes)
+
+
+def test_very_unlikely_and_forbidden_tokens_give_finite_results() -> None:
+    hidden, weight, bias, ids = _inputs()
+    bias[7], bias[8] = -torch.inf, 1e4
+    ids[:] = 8
+    hidden.requires_grad_()
+    logprobs, entropy = token_logprobs(hidden, weight, ids, 1.0, bias)
+    (logprobs + entropy).sum().backward()
+    assert torch.equal(logprobs, torch.zeros(T))
+    assert bool((entropy.abs() < 1e-6).all())
+    assert hidden.grad is not None
+    assert bool(torch.isfinite(hidden.grad).all())
+
+
+def test_an_empty_batch_gives_empty_results() -> None:
+    hidden, weight, _, ids = _inputs()
+    logprobs, entropy = token_logprobs(hidden[:0], weight, ids[:0], 1.0)
+    assert logprobs.shape == entropy.shape == (0,)
+
+
+def test_bad_arguments_are_refused() -> None:
+    hidden, weight, bias, ids = _inputs()
+    with pytest.raises(ValueError, match="temperature is 0"):
+        token_logprobs(hidden, weight, ids, 0.0)
+    with pytest.raises(ValueError, match=r"must be \(T, H\), \(V, H\) and \(T,\)"):
+        token_logprobs(hidden, weight, ids[:-1], 1.0)
+    with pytest.raises(ValueError, match=r"must be \(T, H\), \(V, H\) and \(T,\)"):
+        token_logprobs(hidden[None], weight, ids, 1.0)
+    with pytest.raises(ValueError, match="bias has shape"):
+        token_logprobs(hidden, weight, ids, 1.0, bias[:-1])
