@@ -1,0 +1,171 @@
+"""Load compiled kernels and launch them through the CUDA driver, with dependent launch.
+
+`Kernel.launch` puts a kernel on torch's current stream; it allocates nothing and synchronises
+nothing, so it can be captured in a CUDA graph. With `overlap`, the launch carries the attribute
+of *programmatic dependent launch*: the kernel may start while the one before it drains, and waits
+by itself (`griddepcontrol.wait`) before it touches what that one wrote. Every kernel of this
+folder waits before its first read of an activation and its first write.
+
+Easy to get wrong: the driver copies the arguments during the call, so their ctypes objects need
+to live until it returns, no longer; a kernel that takes more than 48 KB of shared memory must be
+allowed to once.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+
+from kernels.cuda import compiler
+
+_PROGRAMMATIC_STREAM_SERIALIZATION = 6
+_MAX_DYNAMIC_SHARED = 8
+
+Argument = Tensor | int | float | None
+
+
+class _Attribute(ctypes.Structure):
+    _fields_ = (
+        ("id", ctypes.c_int),
+        ("pad", ctypes.c_char * 4),
+        ("value", ctypes.c_int * 16),
+    )
+
+
+class _Config(ctypes.Structure):
+    _fields_ = (
+        ("grid", ctypes.c_uint * 3),
+        ("block", ctypes.c_uint * 3),
+        ("shared_bytes", ctypes.c_uint),
+        ("stream", ctypes.c_void_p),
+        ("attributes", ctypes.POINTER(_Attribute)),
+        ("attribute_count", ctypes.c_uint),
+    )
+
+
+_OVERLAP = (_Attribute * 1)(
+    _Attribute(id=_PROGRAMMATIC_STREAM_SERIALIZATION, value=(ctypes.c_int * 16)(1))
+)
+
+
+@lru_cache(maxsize=1)
+def _driver() -> ctypes.CDLL:
+    return ctypes.CDLL("libcuda.so.1")
+
+
+def _check(status: int, doing: str) -> None:
+    if status:
+        text = ctypes.c_char_p()
+        _driver().cuGetErrorString(status, ctypes.byref(text))
+        reason = text.value.decode() if text.value else "unknown"
+        raise RuntimeError(f"CUDA driver, {doing}: error {status} ({reason})")
+
+
+@dataclass(frozen=True, slots=True)
+class Kernel:
+    """A kernel on one device, ready to launch."""
+
+    name: str
+    function: ctypes.c_void_p
+
+    def launch(
+        self,
+        grid: tuple[int, int],
+        threads: int,
+        arguments: Sequence[Argument],
+        *,
+        shared_bytes: int = 0,
+        overlap: bool = True,
+    ) -> None:
+        """Launch on torch's current stream.
+
+        Parameters
+        ----------
+        grid
+            Blocks in x and y.
+        threads
+            Threads a block.
+        arguments
+            In the kernel's order: a tensor passes its address, None a null pointer, an int 32
+            bits, a float float32.
+        shared_bytes
+            Dynamic shared memory.
+        overlap
+            Allow the start before the previous kernel's end.
+
+        Raises
+        ------
+        RuntimeError
+            When the driver refuses.
+        """
+        values: list[ctypes.c_void_p | ctypes.c_int | ctypes.c_float] = []
+        for argument in arguments:
+            if argument is None:
+                values.append(ctypes.c_void_p(0))
+            elif isinstance(argument, Tensor):
+                values.append(ctypes.c_void_p(argument.data_ptr()))
+            elif isinstance(argument, int):
+                values.append(ctypes.c_int(argument))
+            else:
+                values.append(ctypes.c_float(argument))
+        pointers = (ctypes.c_void_p * len(values))(*[ctypes.addressof(value) for value in values])
+        config = _Config(
+            grid=(ctypes.c_uint * 3)(grid[0], grid[1], 1),
+            block=(ctypes.c_uint * 3)(threads, 1, 1),
+            shared_bytes=shared_bytes,
+            stream=torch.cuda.current_stream().cuda_stream,
+            attributes=_OVERLAP if overlap else None,
+            attribute_count=1 if overlap else 0,
+        )
+        status = _driver().cuLaunchKernelEx(ctypes.byref(config), self.function, pointers, None)
+        _check(status, f"launch of {self.name}")
+
+
+@lru_cache(maxsize=256)
+def load(
+    files: tuple[str, ...],
+    name: str,
+    macros: tuple[tuple[str, int], ...],
+    device: int,
+    shared_bytes: int = 0,
+) -> Kernel:
+    """Compile (or find) a kernel and load it on a device.
+
+    Parameters
+    ----------
+    files, macros
+        As `compiler.build` takes them.
+    name
+        The `extern "C"` name.
+    device
+        Index of the CUDA device.
+    shared_bytes
+        Most dynamic shared memory a launch will ask for.
+
+    Raises
+    ------
+    CompileError, RuntimeError
+        When it cannot be compiled or loaded.
+    """
+    major, minor = torch.cuda.get_device_capability(device)
+    architecture = f"sm_{major}{minor}" + ("a" if major >= 9 else "")
+    code = compiler.build(files, dict(macros), architecture)
+    with torch.cuda.device(device):
+        torch.cuda.current_stream().synchronize()  # makes torch's context current
+        module, function = ctypes.c_void_p(), ctypes.c_void_p()
+        _check(_driver().cuModuleLoadData(ctypes.byref(module), code), f"load of {name}")
+        _check(
+            _driver().cuModuleGetFunction(ctypes.byref(function), module, name.encode()),
+            f"look-up of {name}",
+        )
+        if shared_bytes > 48 * 1024:
+            _check(
+                _driver().cuFuncSetAttribute(function, _MAX_DYNAMIC_SHARED, shared_bytes),
+                f"{shared_bytes} bytes of shared memory for {name}",
+            )
+    return Kernel(name, function)

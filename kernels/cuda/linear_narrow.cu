@@ -1,0 +1,211 @@
+// y = x @ dequantize(W).T + bias for few tokens (M <= 8 * TOKEN_TILES), at the memory's speed.
+//
+// Simplest form that streams: a block of WARPS warps owns ROW_TILES tiles of 16 rows; its warps
+// split the columns by packs; a lane has one pack's loads (4 x 16 bytes and 8) in flight at once;
+// x goes from L2 to registers; codes become A fragments of mma.sync in registers; one barrier and
+// a sum over the warps in shared memory. Many resident blocks hide one another's latency, which
+// beat deeper prefetch, persistent blocks and bulk copies (kernels/README.md).
+//
+// Weights are requested before griddepcontrol.wait, x after it: under programmatic dependent
+// launch the ramp of one layer overlaps the tail of the one before.
+//
+// With LORA, the first `adapter_blocks` blocks compute z = scaling / global_scale * x A^T, 16 rows
+// of A each, and publish it; the others add z B^T as further columns of the product. Blocks start
+// in order of index, so those that publish are never behind those that wait.
+//
+// Macros: FORMAT, WARPS, ROW_TILES, TOKEN_TILES, TAIL (columns not a multiple of 256), LORA.
+
+#if LORA
+__device__ __forceinline__ u32 load_acquire(const u32* address) {
+  u32 v;
+  asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(v) : "l"(address) : "memory");
+  return v;
+}
+#endif
+
+extern "C" __global__ void __launch_bounds__(WARPS * 32) linear_narrow(
+    const u8* __restrict__ packed, const u16* x, const u16* __restrict__ bias,
+    const float* __restrict__ global_scale, u16* y, const u32* __restrict__ table_pairs,
+    int M, int N, int K, int x_stride, int packs,
+    const u16* lora_a, const u16* lora_b, u16* z, u32* counters, int rank, int adapters,
+    int adapter_end0, int adapter_end1, float scaling) {
+  constexpr int ROWS = ROW_TILES * 16;
+  constexpr int STRIDE = ROWS + 4;  // spreads the lanes' stores over the banks
+  __shared__ float partial[WARPS][TOKEN_TILES * 8][STRIDE];
+#if FORMAT == NF4
+  extern __shared__ u32 table[];
+#endif
+
+  const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
+  const int g = lane >> 2, t = lane & 3;
+  allow_dependents();
+
+  int block = blockIdx.x;
+#if LORA
+  const int adapter_blocks = adapters * rank / 16;
+  const bool publishes = block < adapter_blocks;
+  block -= adapter_blocks;
+#else
+  const bool publishes = false;
+#endif
+  float sum[ROW_TILES][TOKEN_TILES][4] = {};
+  const u8* tile = packed + (u64)(publishes ? 0 : block) * ROW_TILES * packs * PACK_BYTES;
+  const int row0 = block * ROWS;
+
+  uint4 codes[ROW_TILES][4];
+#if FORMAT == NF4
+  float4 absmax[ROW_TILES][2];
+#else
+  uint2 scales[ROW_TILES];
+#endif
+  auto load_pack = [&](int p) {
+#pragma unroll
+    for (int r = 0; r < ROW_TILES; ++r) {
+      const u8* pack = tile + ((u64)r * packs + p) * PACK_BYTES;
+#pragma unroll
+      for (int c = 0; c < 4; ++c) codes[r][c] = load_weights16(pack + (c * 32 + lane) * 16);
+#if FORMAT == NF4
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        uint4 v = load_weights16(pack + 2048 + (g + 8 * h) * 16);
+        absmax[r][h] = make_float4(__uint_as_float(v.x), __uint_as_float(v.y),
+                                   __uint_as_float(v.z), __uint_as_float(v.w));
+      }
+#else
+      scales[r] = load_weights8(pack + 2048 + lane * 8);
+#endif
+    }
+  };
+
+  if (!publishes && warp < packs) load_pack(warp);
+#if FORMAT == NF4
+  fill_table(table, table_pairs, threadIdx.x, WARPS * 32);
+  __syncthreads();
+  const u32* table_lane = table + lane;
+#endif
+  wait_for_prerequisites();
+
+  const u16* rows[TOKEN_TILES];
+#pragma unroll
+  for (int n = 0; n < TOKEN_TILES; ++n) rows[n] = x + (u64)min(n * 8 + g, M - 1) * x_stride;
+
+#if LORA
+  if (publishes) adapter_tile(sum[0], lora_a, blockIdx.x * 16, rows, K, packs, warp, g, t);
+#endif
+
+  for (int p = warp; p < packs && !publishes; p += WARPS) {
+    if (p != warp) load_pack(p);
+#pragma unroll
+    for (int c = 0; c < 4; ++c) {
+      Tokens xs = load_tokens(rows, p * PACK_COLUMNS + c * 64 + t * 16, K);
+#pragma unroll
+      for (int r = 0; r < ROW_TILES; ++r) {
+#if FORMAT == NF4
+        // One absmax covers the whole chunk, so it multiplies the float32 sum, not the weights.
+        float chunk[TOKEN_TILES][4] = {};
+#pragma unroll
+        for (int j = 0; j < 4; ++j) {
+          Fragment f = expand_codes(word_of(codes[r][c], j), table_lane);
+#pragma unroll
+          for (int n = 0; n < TOKEN_TILES; ++n)
+            mma_bf16(chunk[n], f, xs.pair[n][2 * j], xs.pair[n][2 * j + 1]);
+        }
+        const float upper = c == 0 ? absmax[r][0].x : c == 1 ? absmax[r][0].y
+                          : c == 2 ? absmax[r][0].z : absmax[r][0].w;
+        const float lower = c == 0 ? absmax[r][1].x : c == 1 ? absmax[r][1].y
+                          : c == 2 ? absmax[r][1].z : absmax[r][1].w;
+#pragma unroll
+        for (int n = 0; n < TOKEN_TILES; ++n) {
+          sum[r][n][0] = fmaf(chunk[n][0], upper, sum[r][n][0]);
+          sum[r][n][1] = fmaf(chunk[n][1], upper, sum[r][n][1]);
+          sum[r][n][2] = fmaf(chunk[n][2], lower, sum[r][n][2]);
+          sum[r][n][3] = fmaf(chunk[n][3], lower, sum[r][n][3]);
+        }
+#else
+        const u32 upper = expand_scale(scales[r], c, 0), lower = expand_scale(scales[r], c, 1);
+#pragma unroll
+        for (int j = 0; j < 4; ++j) {
+          Fragment f = expand_codes(word_of(codes[r][c], j));
+          scale_fragment(f, upper, lower);
+#pragma unroll
+          for (int n = 0; n < TOKEN_TILES; ++n)
+            mma_bf16(sum[r][n], f, xs.pair[n][2 * j], xs.pair[n][2 * j + 1]);
+        }
+#endif
+      }
+    }
+  }
+
+#if LORA
+  if (!publishes && warp == 0) {
+    if (lane == 0) while (load_acquire(counters) < (u32)adapter_blocks) {}
+    __syncwarp();
+    for (int k = 0; k < rank; k += 16) {
+#pragma unroll
+      for (int r = 0; r < ROW_TILES; ++r) {
+        const int first = row0 + r * 16;
+        const int adapter = (first >= adapter_end0) + (first >= adapter_end1);
+        const int upper = min(first + g, N - 1), lower = min(first + g + 8, N - 1);
+        const u16* b_upper = lora_b + (u64)upper * rank + k + 2 * t;
+        const u16* b_lower = lora_b + (u64)lower * rank + k + 2 * t;
+        Fragment f;
+        f.r[0] = *(const u32*)b_upper; f.r[2] = *(const u32*)(b_upper + 8);
+        f.r[1] = *(const u32*)b_lower; f.r[3] = *(const u32*)(b_lower + 8);
+#pragma unroll
+        for (int n = 0; n < TOKEN_TILES; ++n) {
+          const u16* zs = z + (u64)min(n * 8 + g, M - 1) * (adapters * rank)
+                        + adapter * rank + k + 2 * t;
+          u32 b0, b1;  // written during this launch: past the L1
+          asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(b0) : "l"(zs));
+          asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(b1) : "l"(zs + 8));
+          mma_bf16(sum[r][n], f, b0, b1);
+        }
+      }
+    }
+  }
+#endif
+
+#pragma unroll
+  for (int r = 0; r < ROW_TILES; ++r)
+#pragma unroll
+    for (int n = 0; n < TOKEN_TILES; ++n)
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const int token = n * 8 + 2 * t + (i & 1);
+        if (token < M) partial[warp][token][r * 16 + g + 8 * (i >> 1)] = sum[r][n][i];
+      }
+  __syncthreads();
+
+  const float gain = *global_scale;
+  for (int i = threadIdx.x; i < M * ROWS; i += WARPS * 32) {
+    const int token = i / ROWS, row = i % ROWS;
+    float total = 0.0f;
+#pragma unroll
+    for (int w = 0; w < WARPS; ++w) total += partial[w][token][row];
+#if LORA
+    if (publishes) {
+      if (row < 16)
+        z[(u64)token * (adapters * rank) + blockIdx.x * 16 + row] =
+            round_bf16(total * (scaling / gain));
+      continue;
+    }
+#endif
+    if (row0 + row < N) {
+      total *= gain;
+      if (bias) total += widen_bf16(bias[row0 + row]);
+      y[(u64)token * N + row0 + row] = round_bf16(total);
+    }
+  }
+#if LORA
+  __threadfence();
+  __syncthreads();
+  if (threadIdx.x == 0) {
+    if (publishes) atomicAdd(counters, 1u);
+    // The last block to leave clears the counters for the next launch.
+    if (atomicAdd(counters + 1, 1u) == gridDim.x - 1) {
+      counters[0] = 0;
+      counters[1] = 0;
+    }
+  }
+#endif
+}

@@ -1,0 +1,296 @@
+"""Launch the Hopper kernels on packed weights: which one, in which shape, with which workspace.
+
+Three ways to y = x W^T, by M (the rows of x):
+
+    narrow    mma.sync, weights streamed once at the memory's speed         few rows
+    wide      wgmma, x in a shared-memory ring, work dealt by packs         more
+    dense     the layer dequantised into a scratch and torch's own matmul   where that wins
+
+Which shape of which kernel serves (N, K, M) is a `Choice`, from `kernels/tuned/<device>.json`
+(`kernels.tuning`). Nothing here searches; a shape that is not in the table takes the entry whose
+size is nearest.
+
+Easy to get wrong: the wide kernel's blocks wait for one another, so a launch must never have more
+blocks than fit on the device at once; its counters must be zero before a launch and are zero
+again after it; and two launches that may run at the same time (two streams) must not share a
+workspace, which is therefore kept per stream.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from kernels.cuda import driver
+from kernels.formats import NORMAL_FLOAT
+from kernels.packing import FORMAT_NUMBERS, PACK_COLUMNS, PACK_ROWS, PackedWeight, nf4_pairs
+
+Path = Literal["narrow", "wide", "dense"]
+
+# Shared memory a block may have on Hopper, less what the static arrays take.
+_SHARED_LIMIT = 227 * 1024 - 2048
+_NF4_TABLE = 32768
+# Tiles that blocks can share; two counters each.
+_COUNTERS = 1 << 15
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choice:
+    """One way to run the linear: a kernel and its shape.
+
+    Attributes
+    ----------
+    path
+        "narrow", "wide" or "dense".
+    warps
+        Narrow: warps a block, which split K.
+    row_tiles
+        Narrow: tiles of 16 rows a block. Wide: tiles of 64 rows a consumer warpgroup.
+    consumers
+        Wide: consumer warpgroups a block, 2 or 3.
+    tokens
+        Wide: rows of x a tile, 32, 64, 128 or 256.
+    whole
+        Wide: deal all whole waves of tiles first, and only the rest in ranges of packs.
+    split
+        Wide: deal packs in ranges, or (False) whole tiles only.
+    """
+
+    path: Path
+    warps: int = 8
+    row_tiles: int = 1
+    consumers: int = 2
+    tokens: int = 64
+    whole: bool = True
+    split: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Adapter:
+    """LoRA factors of the projections that share a packed weight, in bfloat16.
+
+    Attributes
+    ----------
+    a : Tensor, (adapters * rank, K), bfloat16
+    b : Tensor, (N, rank), bfloat16
+        Row n belongs to the projection that row n of the weight belongs to.
+    ends : tuple of int
+        First row after each projection but the last; at most two.
+    scaling
+        alpha / rank.
+    """
+
+    a: Tensor
+    b: Tensor
+    ends: tuple[int, ...] = ()
+    scaling: float = 1.0
+
+    def __post_init__(self) -> None:
+        rank = self.b.shape[1]
+        if rank % 16 or not 16 <= rank <= 128:
+            raise ValueError(f"adapter rank is {rank}; the kernels need a multiple of 16 up to 128")
+        if len(self.ends) > 2:
+            raise ValueError(f"{len(self.ends) + 1} projections share an adapter; at most 3 can")
+        if self.a.shape[0] != rank * (len(self.ends) + 1):
+            raise ValueError(
+                f"adapter A has {self.a.shape[0]} rows; {len(self.ends) + 1} projections of rank "
+                f"{rank} need {rank * (len(self.ends) + 1)}"
+            )
+        if any(end % 16 for end in self.ends):
+            raise ValueError(f"projections end at rows {self.ends}; multiples of 16 are needed")
+
+
+@lru_cache(maxsize=64)
+def _workspace(device: int, stream: int, floats: int) -> Tensor:
+    return torch.empty(floats, dtype=torch.float32, device=f"cuda:{device}")
+
+
+@lru_cache(maxsize=64)
+def _counters(device: int, stream: int) -> Tensor:
+    return torch.zeros(_COUNTERS, dtype=torch.int32, device=f"cuda:{device}")
+
+
+@lru_cache(maxsize=8)
+def _processors(device: int) -> int:
+    return torch.cuda.get_device_properties(device).multi_processor_count
+
+
+def _tail(K: int) -> int:
+    return int(K % PACK_COLUMNS != 0)
+
+
+def _table(weight: PackedWeight) -> Tensor | None:
+    return nf4_pairs(weight.device) if weight.format == "nf4" else None
+
+
+def narrow(
+    x: Tensor,
+    weight: PackedWeight,
+    bias: Tensor | None,
+    out: Tensor,
+    choice: Choice,
+    adapter: Adapter | None = None,
+) -> None:
+    """Write y = x W^T (+ bias, + adapter) for at most 32 rows, on the current stream.
+
+    Parameters
+    ----------
+    x : Tensor, (M, K), bfloat16
+        Rows contiguous and 16-byte aligned; the row stride a multiple of 8.
+    out : Tensor, (M, N), bfloat16
+    """
+    M, (N, K) = x.shape[0], weight.shape
+    device = x.device.index
+    token_tiles = 1 if M <= 8 else 2 if M <= 16 else 4
+    is_nf4 = weight.format == "nf4"
+    macros = {
+        "FORMAT": FORMAT_NUMBERS[weight.format],
+        "WARPS": choice.warps,
+        "ROW_TILES": choice.row_tiles,
+        "TOKEN_TILES": token_tiles,
+        "TAIL": _tail(K),
+        "LORA": int(adapter is not None),
+    }
+    files = ("fragments.cuh", "adapter.cuh", "linear_narrow.cu")
+    kernel = driver.load(files, "linear_narrow", tuple(macros.items()), device)
+    row_tiles16, packs, _ = weight.packs.shape
+    blocks = -(-row_tiles16 // choice.row_tiles)
+    rank = adapters = 0
+    end0 = end1 = 1 << 30
+    z = counters = a = b = None
+    scaling = 0.0
+    if adapter is not None:
+        a, b, rank, adapters = adapter.a, adapter.b, adapter.b.shape[1], len(adapter.ends) + 1
+        end0, end1 = (*adapter.ends, 1 << 30, 1 << 30)[:2]
+        scaling = adapter.scaling
+        blocks += adapters * rank // 16
+        stream = torch.cuda.current_stream().cuda_stream
+        # The last two counters are this kernel's.
+        counters = _counters(device, stream)[_COUNTERS - 2 :]
+        z = torch.empty(M, adapters * rank, dtype=torch.bfloat16, device=x.device)
+    kernel.launch(
+        (blocks, 1),
+        choice.warps * 32,
+        [
+            weight.packs, x, bias, weight.gain, out, _table(weight),
+            M, N, K, x.stride(0), packs, a, b, z, counters, rank, adapters, end0, end1, scaling,
+        ],
+        shared_bytes=_NF4_TABLE if is_nf4 else 0,
+    )  # fmt: skip
+
+
+def wide(
+    x: Tensor,
+    weight: PackedWeight,
+    bias: Tensor | None,
+    out: Tensor,
+    choice: Choice,
+    adapter: Adapter | None = None,
+) -> None:
+    """Write y = x W^T (+ bias, + adapter) with warpgroup products; arguments as `narrow`'s."""
+    M, (N, K) = x.shape[0], weight.shape
+    device = x.device.index
+    is_nf4 = weight.format == "nf4"
+    table_bytes = _NF4_TABLE if is_nf4 else 0
+    stage_bytes = choice.tokens * 128
+    stages = min(12, (_SHARED_LIMIT - 1024 - table_bytes) // stage_bytes)
+    shared_bytes = 1024 + stages * stage_bytes + table_bytes
+    block_rows = choice.consumers * choice.row_tiles * 64
+    macros = {
+        "FORMAT": FORMAT_NUMBERS[weight.format],
+        "CONSUMERS": choice.consumers,
+        "ROW_TILES": choice.row_tiles,
+        "TOKENS": choice.tokens,
+        "STAGES": stages,
+        "TAIL": _tail(K),
+        "LORA": int(adapter is not None),
+    }
+    files = ("fragments.cuh", "wgmma.cuh", "linear_wide.cu")
+    kernel = driver.load(files, "linear_wide", tuple(macros.items()), device, shared_bytes)
+    row_tiles16, packs, _ = weight.packs.shape
+    token_tiles = -(-M // choice.tokens)
+    tiles = token_tiles * -(-row_tiles16 * PACK_ROWS // block_rows)
+    # Blocks that share a tile wait for one another: never more than the device holds at once.
+    blocks = min(_processors(device), tiles * packs if choice.split else tiles)
+    whole = tiles // blocks if choice.whole else 0
+    stream = torch.cuda.current_stream().cuda_stream
+    floats = 2 * blocks * block_rows * choice.tokens
+    rank = adapters = 0
+    end0 = end1 = 1 << 30
+    z = b = None
+    if adapter is not None:
+        b, rank, adapters = adapter.b, adapter.b.shape[1], len(adapter.ends) + 1
+        end0, end1 = (*adapter.ends, 1 << 30, 1 << 30)[:2]
+        z = project(x, weight, adapter)
+    kernel.launch(
+        (blocks, 1),
+        (choice.consumers + 1) * 128,
+        [
+            weight.packs, x, bias, weight.gain, out, _table(weight),
+            _workspace(device, stream, _rounded(floats)), _counters(device, stream),
+            M, N, K, x.stride(0), packs, row_tiles16, token_tiles, tiles, whole,
+            b, z, rank, adapters, end0, end1,
+        ],
+        shared_bytes=shared_bytes,
+    )  # fmt: skip
+
+
+def _rounded(floats: int) -> int:
+    """Round a workspace up to a power of two, so that a few sizes serve all shapes."""
+    return 1 << max(22, (floats - 1).bit_length())
+
+
+def project(x: Tensor, weight: PackedWeight, adapter: Adapter) -> Tensor:
+    """Return z = scaling / gain * x A^T, (M, adapters * rank), bfloat16, for the wide kernel."""
+    M, K = x.shape
+    total = adapter.a.shape[0]
+    token_tiles = 1 if M <= 8 else 2
+    macros = {
+        "FORMAT": 0, "WARPS": 14, "TOKEN_TILES": token_tiles, "TAIL": _tail(K),
+    }  # fmt: skip
+    files = ("fragments.cuh", "adapter.cuh", "adapter_project.cu")
+    kernel = driver.load(files, "adapter_project", tuple(macros.items()), x.device.index)
+    z = torch.empty(M, total, dtype=torch.bfloat16, device=x.device)
+    kernel.launch(
+        (total // 16, -(-M // (8 * token_tiles))),
+        14 * 32,
+        [
+            x, adapter.a, weight.gain, z, M, K, x.stride(0), -(-K // PACK_COLUMNS), total,
+            adapter.scaling,
+        ],
+    )  # fmt: skip
+    return z
+
+
+@lru_cache(maxsize=8)
+def _normal_float(device: int) -> Tensor:
+    return torch.tensor(NORMAL_FLOAT, dtype=torch.float32, device=f"cuda:{device}")
+
+
+def dequantize_packs(weight: PackedWeight, out: Tensor | None = None) -> Tensor:
+    """Return the dense matrix (N, K) in bfloat16, bit-equal to the reference's.
+
+    Parameters
+    ----------
+    out : Tensor, (N, K), bfloat16
+        Where to write; None allocates.
+    """
+    N, K = weight.shape
+    device = weight.device.index
+    macros = (("FORMAT", FORMAT_NUMBERS[weight.format]),)
+    files = ("fragments.cuh", "dequantize_packs.cu")
+    kernel = driver.load(files, "dequantize_packs", macros, device)
+    if out is None:
+        out = torch.empty(N, K, dtype=torch.bfloat16, device=weight.device)
+    tiles, packs, _ = weight.packs.shape
+    scale = weight.kept["encode_scale"] if weight.format == "nvfp4" else weight.gain
+    kernel.launch(
+        (-(-tiles * packs // 8), 1),
+        256,
+        [weight.packs, scale, _normal_float(device), out, N, K, packs, tiles],
+    )
+    return out

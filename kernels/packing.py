@@ -1,0 +1,299 @@
+"""The layout that the Hopper kernels read, from the checkpoint's layout and back without loss.
+
+A `PackedWeight` holds packs of 16 rows x 256 columns in 2304 bytes, 2048 of codes in the order of
+`mma.sync` fragments and 256 of scales beside them (kernels/cuda/fragments.cuh). N is padded to
+16 and K to 256 with zeros.
+
+Codes. Each 32-bit word holds the four pairs of codes of one fragment. For E2M1 the bits are
+scattered so that each pair comes out, by a rotation and a mask or by one multiplication, as two
+bfloat16 of value v * 2**-126: the sign at bit 15, the three magnitude bits at 8:6. For NF4 the
+four bytes stand as they are and index a table.
+
+Scales are kept in one byte so that the kernel needs two operations for a bfloat16 pair:
+
+    NVFP4   E4M3 re-encoded as unsigned E5M3 with bias 10, subnormals made normal; the pair is
+            s * 2**118, the product v * s * 2**-8, exact in bfloat16
+    MXFP4   the exponent moved so that the largest is 253; the pair is 2**(E - 127)
+    NF4     float32, one a row and 64 columns
+
+What is left of the scale is the `gain`, one float32 on the accumulated sum: 2**8 * global scale,
+2**(largest exponent - 127), or 1.
+
+Easy to get wrong: a block scale of zero has no E5M3 byte, so such blocks get zero codes, and
+their true codes and scale are kept aside (`lost_*`) for the way back; the same for MXFP4
+exponents more than 252 below the largest, whose values vanish beside it in any case.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+
+from kernels.formats import NORMAL_FLOAT, QuantizedWeight
+from kernels.reference_quantize import decoded_block_scales
+
+PACK_ROWS = 16
+PACK_COLUMNS = 256
+PACK_BYTES = 2304
+FORMAT_NUMBERS = {"nvfp4": 0, "mxfp4": 1, "nf4": 2}
+
+# E5M3: an E4M3 exponent of -9 (subnormals made normal) to 8, biased to 1 .. 18.
+_E5M3_BIAS = 10
+# The largest MXFP4 exponent after moving: products stay at or below 6.
+_LARGEST_E8M0 = 253
+# Row tiles rearranged at once, so that the working copy stays small.
+_TILES_AT_ONCE = 512
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class PackedWeight:
+    """A weight matrix W (N, K) in 4 bits, in the order in which the Hopper kernels read it.
+
+    Attributes
+    ----------
+    format
+        "nvfp4", "mxfp4" or "nf4".
+    shape
+        (N, K) before padding.
+    packs : Tensor, (ceil(N / 16), ceil(K / 256), 2304), uint8
+    gain : Tensor, (), float32
+        Multiplies the accumulated sum.
+    kept : dict of Tensor
+        What the way back needs and the packs do not hold.
+    """
+
+    format: str
+    shape: tuple[int, int]
+    packs: Tensor
+    gain: Tensor
+    kept: dict[str, Tensor] = field(default_factory=dict)
+
+    @property
+    def device(self) -> torch.device:
+        """Where the tensors lie."""
+        return self.packs.device
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all tensors together."""
+        tensors = [self.packs, self.gain, *self.kept.values()]
+        return sum(tensor.nbytes for tensor in tensors)
+
+
+@lru_cache(maxsize=8)
+def _scatter_tables(device: torch.device) -> Tensor:
+    """Return (4, 256) int32: the bits that byte b contributes as pair 0 .. 3 of a word."""
+    byte = torch.arange(256)
+    low, high = byte & 15, byte >> 4
+    half = [((code & 8) << 12) | ((code & 7) << 6) for code in (low, high)]
+    pair = half[0] | (half[1] << 16)
+
+    def rotate_left(value: Tensor, by: int) -> Tensor:
+        return ((value << by) | (value >> (32 - by))) & 0xFFFFFFFF
+
+    gathered = torch.zeros_like(pair)
+    for source, target in ((15, 3), (8, 1), (7, 0), (6, 4)):
+        for at in (0, 16):
+            gathered |= ((pair >> (source + at)) & 1) << (target + at)
+    tables = torch.stack((pair, rotate_left(pair, 3), rotate_left(pair, 6), gathered))
+    return torch.where(tables >= 1 << 31, tables - (1 << 32), tables).to(torch.int32).to(device)
+
+
+def _gather_byte(words: Tensor, pair: int) -> Tensor:
+    """Take pair 0 .. 3 of int32 words back to a byte of two codes, by the kernel's own steps."""
+    value = words.long() & 0xFFFFFFFF
+    if pair in (1, 2):
+        by = 3 * pair
+        value = ((value >> by) | (value << (32 - by))) & 0xFFFFFFFF
+    elif pair == 3:
+        value = ((value & 0x001B001B) * 0x1084) & 0xFFFFFFFF
+    low = ((value >> 12) & 8) | ((value >> 6) & 7)
+    high = ((value >> 28) & 8) | ((value >> 22) & 7)
+    return (low | (high << 4)).to(torch.uint8)
+
+
+@lru_cache(maxsize=8)
+def nf4_pairs(device: torch.device) -> Tensor:
+    """Return (256,) int32: the two NF4 values of a byte as a pair of bfloat16."""
+    values = torch.tensor(NORMAL_FLOAT).to(torch.bfloat16).view(torch.int16).long() & 0xFFFF
+    byte = torch.arange(256)
+    pairs = values[byte & 15] | (values[byte >> 4] << 16)
+    return torch.where(pairs >= 1 << 31, pairs - (1 << 32), pairs).to(torch.int32).to(device)
+
+
+def pack(weight: QuantizedWeight) -> PackedWeight:
+    """Rearrange a quantised weight for the Hopper kernels; `unpack` undoes it exactly.
+
+    Parameters
+    ----------
+    weight
+        Any format, (N, K), on any device.
+
+    Returns
+    -------
+    PackedWeight
+        On the weight's device.
+
+    Raises
+    ------
+    ValueError
+        When a block scale is NaN.
+    """
+    N, K = weight.shape
+    tiles, columns = -(-N // PACK_ROWS), -(-K // PACK_COLUMNS)
+    codes = weight.codes
+    kept: dict[str, Tensor] = {}
+    if weight.format == "nf4":
+        scales = decoded_block_scales(weight).view(N, -1)
+        gain = torch.ones((), device=codes.device)
+        if weight.double_quant:
+            kept |= {f"nested_{k}": v for k, v in weight.tensors().items() if k != "codes"}
+    else:
+        scales, gain, lost = _scale_bytes(weight)
+        if bool(lost.any()):
+            index = lost.view(-1).nonzero().squeeze(1)
+            block_bytes = weight.block // 2
+            kept["lost_blocks"] = index
+            kept["lost_codes"] = codes.view(-1, block_bytes)[index]
+            kept["lost_scales"] = weight.block_scales.view(torch.uint8).view(-1)[index]
+            codes = codes.clone()
+            codes.view(-1, block_bytes)[index] = 0
+        scales = scales.repeat_interleave(weight.block // 16, dim=1)
+        if weight.format == "nvfp4":
+            assert weight.encode_scale is not None
+            assert weight.global_scale is not None
+            kept["encode_scale"], kept["global_scale"] = weight.encode_scale, weight.global_scale
+    packs = torch.empty(tiles, columns, PACK_BYTES, dtype=torch.uint8, device=codes.device)
+    for at in range(0, tiles, _TILES_AT_ONCE):
+        rows = slice(at * PACK_ROWS, min(N, (at + _TILES_AT_ONCE) * PACK_ROWS))
+        part = packs[at : at + _TILES_AT_ONCE]
+        part[:, :, :2048] = _pack_codes(codes[rows], part.shape[0], columns, weight.format)
+        part[:, :, 2048:] = _pack_scales(scales[rows], part.shape[0], columns, weight.format)
+    return PackedWeight(format=weight.format, shape=(N, K), packs=packs, gain=gain, kept=kept)
+
+
+def unpack(packed: PackedWeight) -> QuantizedWeight:
+    """Return the weight in the checkpoint's layout, bit for bit as it was before `pack`."""
+    N, K = packed.shape
+    tiles, columns, _ = packed.packs.shape
+    words = packed.packs[:, :, :2048].contiguous().view(torch.int32)
+    words = words.view(tiles, columns, 4, 8, 4, 4)  # chunk, g, t, j
+    if packed.format == "nf4":
+        bytes_ = [((words >> (8 * i)) & 255).to(torch.uint8) for i in range(4)]
+    else:
+        bytes_ = [_gather_byte(words, i) for i in range(4)]
+    # (tile, half, g, column, chunk, t, j, low or high pair)
+    pairs = torch.stack((torch.stack(bytes_[0::2], -1), torch.stack(bytes_[1::2], -1)), 0)
+    pairs = pairs.permute(1, 0, 4, 2, 3, 5, 6, 7)
+    codes = pairs.reshape(tiles * PACK_ROWS, columns * PACK_COLUMNS // 2)[:N, : K // 2]
+    codes = codes.contiguous()
+    if packed.format == "nf4":
+        return _unpack_nf4(packed, codes)
+    stored = packed.packs[:, :, 2048:].reshape(tiles, columns, 8, 4, 4, 2)  # g, t, chunk, half
+    stored = stored.permute(0, 5, 2, 1, 4, 3).reshape(tiles * PACK_ROWS, columns * 16)
+    stored = stored[:N, : K // 16].contiguous()
+    kept = packed.kept
+    if packed.format == "nvfp4":
+        raw = _e4m3_of_e5m3(stored)
+    else:
+        largest = torch.log2(packed.gain.double()).round().to(torch.int16) + 127
+        raw = (stored[:, ::2].to(torch.int16) - _LARGEST_E8M0 + largest).to(torch.uint8)
+    if "lost_blocks" in kept:
+        raw.view(-1)[kept["lost_blocks"]] = kept["lost_scales"]
+        width = kept["lost_codes"].shape[1]
+        codes.view(-1, width)[kept["lost_blocks"]] = kept["lost_codes"]
+    if packed.format == "mxfp4":
+        return QuantizedWeight(format="mxfp4", codes=codes, block_scales=raw)
+    return QuantizedWeight(
+        format="nvfp4",
+        codes=codes,
+        block_scales=raw.view(torch.float8_e4m3fn),
+        global_scale=kept["global_scale"],
+        encode_scale=kept["encode_scale"],
+    )
+
+
+def _pack_codes(codes: Tensor, tiles: int, columns: int, format: str) -> Tensor:
+    padded = torch.zeros(
+        tiles * PACK_ROWS, columns * PACK_COLUMNS // 2, dtype=torch.uint8, device=codes.device
+    )
+    padded[: codes.shape[0], : codes.shape[1]] = codes
+    # (tile, half, g, column, chunk, t, j, low or high pair of the product)
+    pairs = padded.view(tiles, 2, 8, columns, 4, 4, 4, 2)
+    pairs = pairs.permute(0, 3, 4, 2, 5, 6, 7, 1)  # word (chunk, g, t, j), then pair, half
+    if format == "nf4":
+        return pairs.reshape(tiles, columns, 2048)
+    tables = _scatter_tables(codes.device)
+    words = torch.zeros(pairs.shape[:6], dtype=torch.int32, device=codes.device)
+    for i in range(4):
+        words |= tables[i][pairs[..., i // 2, i % 2].int()]
+    return words.view(tiles, columns, -1).view(torch.uint8)
+
+
+def _pack_scales(scales: Tensor, tiles: int, columns: int, format: str) -> Tensor:
+    per_pack = 4 if format == "nf4" else 16
+    padded = torch.zeros(
+        tiles * PACK_ROWS, columns * per_pack, dtype=scales.dtype, device=scales.device
+    )
+    padded[: scales.shape[0], : scales.shape[1]] = scales
+    if format == "nf4":
+        by_row = padded.view(tiles, PACK_ROWS, columns, 4).permute(0, 2, 1, 3).contiguous()
+        return by_row.view(tiles, columns, -1).view(torch.uint8)
+    by_lane = padded.view(tiles, 2, 8, columns, 4, 4).permute(0, 3, 2, 5, 4, 1)
+    return by_lane.reshape(tiles, columns, 256)
+
+
+def _scale_bytes(weight: QuantizedWeight) -> tuple[Tensor, Tensor, Tensor]:
+    """Return scale bytes (N, K / block), the gain, and where a block cannot be expressed."""
+    if weight.format == "nvfp4":
+        raw = weight.block_scales.view(torch.uint8)
+        if bool(((raw & 0x7F) == 0x7F).any()) or bool((raw > 0x80).any()):
+            raise ValueError("nvfp4 block_scales hold NaN or a negative scale; packing needs none")
+        assert weight.global_scale is not None
+        gain = weight.global_scale.float() * 256.0
+        return _e5m3_of_e4m3(raw), gain, (raw & 0x7F) == 0
+    raw = weight.block_scales
+    if bool((raw == 255).any()):
+        raise ValueError("mxfp4 block_scales hold 255 (NaN); packing needs none")
+    largest = raw.max().to(torch.int16)
+    moved = raw.to(torch.int16) - largest + _LARGEST_E8M0
+    gain = torch.ldexp(torch.ones((), dtype=torch.float64, device=raw.device), largest.int() - 127)
+    lost = moved < 1
+    return moved.clamp(min=1).to(torch.uint8), gain.float(), lost
+
+
+def _e5m3_of_e4m3(raw: Tensor) -> Tensor:
+    """Re-encode E4M3 bytes; subnormals become normal, zero becomes zero."""
+    table = torch.zeros(256, dtype=torch.uint8)
+    for byte in range(1, 127):
+        exponent, mantissa = byte >> 3, byte & 7
+        if exponent:
+            power = exponent - 7
+        else:
+            shift = 4 - mantissa.bit_length()
+            power, mantissa = -6 - shift, (mantissa << shift) & 7
+        table[byte] = ((power + _E5M3_BIAS) << 3) | mantissa
+    return table.to(raw.device)[raw.int()]
+
+
+def _e4m3_of_e5m3(stored: Tensor) -> Tensor:
+    bytes_ = torch.arange(127, dtype=torch.uint8)
+    table = torch.zeros(256, dtype=torch.uint8)
+    table[_e5m3_of_e4m3(bytes_).int()] = bytes_
+    table[0] = 0
+    return table.to(stored.device)[stored.int()]
+
+
+def _unpack_nf4(packed: PackedWeight, codes: Tensor) -> QuantizedWeight:
+    N, K = packed.shape
+    tiles, columns, _ = packed.packs.shape
+    nested = {k.removeprefix("nested_"): v for k, v in packed.kept.items()}
+    if nested:
+        return QuantizedWeight(format="nf4", codes=codes, **nested)
+    absmax = packed.packs[:, :, 2048:].contiguous().view(torch.float32)
+    absmax = absmax.view(tiles, columns, PACK_ROWS, 4).permute(0, 2, 1, 3)
+    absmax = absmax.reshape(tiles * PACK_ROWS, columns * 4)[:N, : K // 64].contiguous()
+    return QuantizedWeight(format="nf4", codes=codes, block_scales=absmax)
