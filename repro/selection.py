@@ -71,7 +71,7 @@ def select(
             Selection(
                 target=changed if target is source else target,
                 source=changed,
-                tier=chosen_tier or default_tier(changed),
+                tier=chosen_tier or (default_tier(changed) if changed.scales else Tier.SMOKE),
             )
         )
     return selections

@@ -6,9 +6,47 @@ Nothing here knows a machine: a target says what is compared and how large each 
 from __future__ import annotations
 
 from repro.spec.target import Target
+from repro.targets.ablations import FIGURE9, FIGURE10, FIGURE16, FIGURE17
+from repro.targets.curves import (
+    FIGURE4,
+    FIGURE5,
+    FIGURE7,
+    FIGURE8,
+    FIGURE12,
+    FIGURE13,
+    FIGURE14,
+)
+from repro.targets.described import FIGURE1, FIGURE2, FIGURE3, FIGURE6, FIGURE15, TABLE4
+from repro.targets.speed import FIGURE11, TABLE3, TABLE9, TABLES_5_TO_8
 from repro.targets.table1 import TABLE1, TABLE1_3B
+from repro.targets.table2 import TABLE2
 
-TARGETS: tuple[Target, ...] = (TABLE1, TABLE1_3B)
+TARGETS: tuple[Target, ...] = (
+    TABLE1,
+    TABLE1_3B,
+    TABLE2,
+    TABLE3,
+    TABLE4,
+    *TABLES_5_TO_8,
+    TABLE9,
+    FIGURE1,
+    FIGURE2,
+    FIGURE3,
+    FIGURE4,
+    FIGURE5,
+    FIGURE6,
+    FIGURE7,
+    FIGURE8,
+    FIGURE9,
+    FIGURE10,
+    FIGURE11,
+    FIGURE12,
+    FIGURE13,
+    FIGURE14,
+    FIGURE15,
+    FIGURE16,
+    FIGURE17,
+)
 
 
 def find(name: str) -> Target:

@@ -231,7 +231,7 @@ CLAIMS = (
     _difference(
         "qerl_beats_lora",
         "QeRL (NVFP4, LoRA, AQN) ends more accurate than 16-bit LoRA",
-        "section 4.2; Table 1",
+        "Table 1",
         NVFP4_LORA_AQN,
         BF16_LORA,
         "weight_format",
@@ -241,7 +241,7 @@ CLAIMS = (
     _difference(
         "nvfp4_beats_lora",
         "NVFP4 LoRA without added noise ends more accurate than 16-bit LoRA",
-        "section 4.2; Table 1",
+        "Table 1",
         NVFP4_LORA,
         BF16_LORA,
         "weight_format",
@@ -250,7 +250,7 @@ CLAIMS = (
     _difference(
         "qerl_beats_qlora",
         "QeRL ends more accurate than QLoRA",
-        "section 4.2; Table 1",
+        "Table 1",
         NVFP4_LORA_AQN,
         NF4_LORA,
         "weight_format",
@@ -259,7 +259,7 @@ CLAIMS = (
     _difference(
         "aqn_helps",
         "adding AQN to NVFP4 LoRA raises the final accuracy",
-        "section 4.2; Table 1",
+        "Table 1",
         NVFP4_LORA_AQN,
         NVFP4_LORA,
         "noise",
@@ -283,7 +283,7 @@ TABLE1 = Target(
     title="Table 1: GSM8K accuracy by weight format and training (7B)",
     statement="trained with GRPO, NVFP4 weights with LoRA and AQN end above 16-bit LoRA and QLoRA "
     "and match full fine-tuning",
-    source="Table 1; section 4.2",
+    source="Table 1; abstract",
     arms=(*UNTRAINED, *TRAINED, *CONTROLS),
     controls=tuple(arm.name for arm in CONTROLS),
     scales={Tier.SMOKE: SMOKE, Tier.PAPER: PAPER_7B},
