@@ -41,9 +41,9 @@ def listing_text() -> str:
     """Return the listing as lines of text."""
     width = max(len(target.name) for target in TARGETS)
     lines = ["Targets (a table or figure of the paper, and the tiers at which it can be run)"]
-    lines += [
-        f"  {target.name:<{width}}  {_tiers(target):<14}  {target.title}" for target in TARGETS
-    ]
+    for item in TARGETS:
+        reason = f" ({item.why_not})" if item.why_not else ""
+        lines.append(f"  {item.name:<{width}}  {_tiers(item):<12}  {item.title}{reason}")
     lines += ["", "Tiers"]
     for tier in Tier:
         missing = tier.missing()
@@ -57,4 +57,4 @@ def listing_text() -> str:
 
 def _tiers(target: Target) -> str:
     tiers = runs_of(target).tiers()
-    return " ".join(tier.value for tier in tiers) if tiers else "not yet"
+    return " ".join(tier.value for tier in tiers) if tiers else "-"
