@@ -34,6 +34,9 @@ _CHUNK_BYTES = 128 << 20
 # matrices into float32.
 _VOCABULARY_ROWS = 8192
 
+# Stands for the logprob -inf in products with its probability: exp of it is zero.
+_NEVER = -1e4
+
 
 def token_logprobs(
     hidden: Tensor,
@@ -105,14 +108,17 @@ class _TokenLogprobs(torch.autograd.Function):
             part = slice(at, at + rows)
             z = _logits(hidden[part], weight, bias, temperature)
             peak[part] = z.amax(-1)
-            log_total[part] = z.sub_(peak[part].unsqueeze(1)).exp().sum(-1).log()
+            weights = z.sub_(peak[part].unsqueeze(1)).exp()
+            total = weights.sum(-1)
+            log_total[part] = total.log()
             logp = z.sub_(log_total[part].unsqueeze(1))
             logprobs[part] = logp.gather(1, token_ids[part].unsqueeze(1).long()).squeeze(1)
-            p = logp.exp()
-            # 0 * -inf where a logit is -inf: such a token adds nothing to the entropy.
-            entropy[part] = -p.mul_(logp.masked_fill_(p == 0, 0.0)).sum(-1)
+            _silence_forbidden(logp, bias)
+            entropy[part] = weights.mul_(logp).sum(-1).div_(total).neg_()
         ctx.save_for_backward(hidden, weight, bias, token_ids, peak, log_total, entropy)
         ctx.temperature, ctx.rows = temperature, rows
+        # An output that nobody used then has the gradient None, and its work is left out.
+        ctx.set_materialize_grads(False)
         return logprobs, entropy
 
     @staticmethod
@@ -120,6 +126,8 @@ class _TokenLogprobs(torch.autograd.Function):
         grad_logprobs, grad_entropy = grads
         hidden, weight, bias, token_ids, peak, log_total, entropy = ctx.saved_tensors
         wants_hidden, wants_weight, wants_bias = ctx.needs_input_grad[:3]
+        if grad_logprobs is None:
+            grad_logprobs = torch.zeros_like(entropy)
         grad_hidden = torch.empty_like(hidden) if wants_hidden else None
         grad_weight = torch.zeros_like(weight, dtype=torch.float32) if wants_weight else None
         grad_bias = torch.zeros_like(bias, dtype=torch.float32) if wants_bias else None
@@ -127,9 +135,10 @@ class _TokenLogprobs(torch.autograd.Function):
             part = slice(at, at + ctx.rows)
             z = _logits(hidden[part], weight, bias, ctx.temperature)
             logp = z.sub_(peak[part].unsqueeze(1)).sub_(log_total[part].unsqueeze(1))
-            grad_z = _grad_logits(
-                logp, token_ids[part], entropy[part], grad_logprobs[part], grad_entropy[part]
-            ).mul_(1.0 / ctx.temperature)
+            _silence_forbidden(logp, bias)
+            rate = None if grad_entropy is None else grad_entropy[part]
+            grad_z = _grad_logits(logp, token_ids[part], entropy[part], grad_logprobs[part], rate)
+            grad_z.mul_(1.0 / ctx.temperature)
             if grad_hidden is not None:
                 grad_hidden[part] = _product(grad_z.to(hidden.dtype), weight)
             if grad_weight is not None:
@@ -146,14 +155,32 @@ class _TokenLogprobs(torch.autograd.Function):
         )
 
 
+def _silence_forbidden(logp: Tensor, bias: Tensor | None) -> None:
+    """Replace -inf by a logprob whose probability is zero too, as 0 * -inf would be NaN.
+
+    Only a bias of -inf forbids a token; without a bias the pass over all logits is saved.
+    """
+    if bias is not None:
+        logp.clamp_(min=_NEVER)
+
+
 def _grad_logits(
-    logp: Tensor, token_ids: Tensor, entropy: Tensor, grad_logprobs: Tensor, grad_entropy: Tensor
+    logp: Tensor,
+    token_ids: Tensor,
+    entropy: Tensor,
+    grad_logprobs: Tensor,
+    grad_entropy: Tensor | None,
 ) -> Tensor:
-    """Turn all logprobs of some rows, in place, into the gradient with respect to their logits."""
+    """Return the gradient with respect to the logits of some rows; `logp` is used up.
+
+    It is -(g_logprob + g_entropy * (logp + entropy)) * p, plus g_logprob at the token itself.
+    """
     p = logp.exp()
-    # -(g_logprob + g_entropy * (logp + entropy)) * p, and g_logprob at the chosen token.
-    logp.masked_fill_(p == 0, 0.0).add_(entropy.unsqueeze(1)).mul_(grad_entropy.unsqueeze(1))
-    grad = logp.add_(grad_logprobs.unsqueeze(1)).mul_(p).neg_()
+    if grad_entropy is None:
+        grad = p.mul_(-grad_logprobs.unsqueeze(1))
+    else:
+        slope = logp.add_(entropy.unsqueeze(1)).mul_(grad_entropy.unsqueeze(1))
+        grad = slope.add_(grad_logprobs.unsqueeze(1)).mul_(p).neg_()
     return grad.scatter_add_(1, token_ids.unsqueeze(1).long(), grad_logprobs.unsqueeze(1))
 
 

@@ -107,6 +107,22 @@ def test_only_wanted_gradients_are_computed() -> None:
     assert weight.grad is None
 
 
+def test_an_output_that_is_not_used_adds_nothing_to_the_gradient(
+    assertions: SimpleNamespace,
+) -> None:
+    hidden, weight, bias, ids = _inputs()
+    hidden.requires_grad_()
+    for used in (0, 1):
+        (ours,) = torch.autograd.grad(
+            token_logprobs(hidden, weight, ids, 0.8, bias)[used].sum(), hidden
+        )
+        (plain,) = torch.autograd.grad(_plain(hidden, weight, ids, 0.8, bias)[used].sum(), hidden)
+        wide = hidden.detach().double().requires_grad_()
+        loss = _plain(wide, weight.double(), ids, 0.8, bias.double())[used].sum()
+        (exact,) = torch.autograd.grad(loss, wide)
+        assertions.within_twice(ours, plain, exact, f"output {used}")
+
+
 def test_saved_for_backward_is_nothing_of_the_size_of_the_logits() -> None:
     hidden, weight, _, ids = _inputs()
     sizes: list[int] = []
