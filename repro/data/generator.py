@@ -139,7 +139,7 @@ class GeneratorConfig:
     )
     multiplications: tuple[str, ...] = (
         "Then {name} has {n} times as many {thing}.",
-        "The number of {thing} grows to {n} times as many.",
+        "The number of {thing} becomes {n} times as large.",
     )
     distractors: tuple[str, ...] = (
         "{other} has {n} {stray}.",

@@ -2,12 +2,16 @@
 
 The vocabulary is written down, not trained: every word that the generator's sentences can hold is
 one token, digits stand alone so that a number has one spelling, and each tag is one token. Text
-outside this world (a question of a real data set) falls back to UTF-8 bytes, so everything encodes
-and `decode(encode(text)) == text` holds for any text.
+outside this world (a question of a real data set) falls back to the bytes of its UTF-8 form, so
+everything encodes and, for text in Unicode's NFC form, `decode(encode(text)) == text`.
 
-The model is a unigram with equal scores, which makes the segmentation the one with fewest tokens. A
-word's token includes the space before it; where a number follows, the space after it too, so that
+A word's token includes the space before it; where a number follows, the space after it too, so that
 no space is ever a token of its own inside the generator's sentences.
+
+The words are *added tokens* upon Qwen2's own byte-level pipeline with no merges, for a reason:
+transformers' `AutoTokenizer` builds a `Qwen2Tokenizer` for every checkpoint of model type `qwen2`,
+whatever class its files name, and keeps of `tokenizer.json` only vocabulary, merges and added
+tokens. A tokenizer of another kind would load without a word and split text wrongly.
 
 Easy to get wrong: padding with the end token (its loss is then masked away and the policy never
 learns to stop), and a decoder that tidies spaces, after which text no longer round-trips.
@@ -18,18 +22,18 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from tokenizers import Tokenizer, decoders, models
-from transformers import PreTrainedTokenizerFast
+from tokenizers import AddedToken
+from tokenizers.pre_tokenizers import ByteLevel
+from transformers import PreTrainedTokenizerFast, Qwen2Tokenizer
 
 from repro.data.generator import GeneratorConfig
 from repro.data.tiny_corpus import ENDINGS, STEP_JOINT, WORKING_PREFIX
 
 END_TOKEN = "<|end|>"
 PAD_TOKEN = "<|pad|>"
-UNKNOWN_TOKEN = "<unk>"
 TAGS = ("<think>", "</think>", "<answer>", "</answer>")
 _OPERATORS = (" + ", " - ", " * ", " = ")
-_MODEL_MAX_LENGTH = 512
+_MAX_LENGTH = 2048
 
 
 def _words_of(template: str) -> Iterator[str]:
@@ -40,7 +44,7 @@ def _words_of(template: str) -> Iterator[str]:
 
 
 def vocabulary(config: GeneratorConfig) -> list[str]:
-    """Return the pieces of the vocabulary without the byte tokens, in a fixed order."""
+    """Return the words, tags and endings of the vocabulary, in a fixed order."""
     templates = (
         config.starts
         + config.additions
@@ -49,9 +53,8 @@ def vocabulary(config: GeneratorConfig) -> list[str]:
         + config.distractors
         + config.questions
     )
-    pieces: dict[str, None] = dict.fromkeys((PAD_TOKEN, END_TOKEN, UNKNOWN_TOKEN, *TAGS))
-    pieces |= dict.fromkeys("0123456789")
-    pieces |= dict.fromkeys((*_OPERATORS, " ", "\n"))
+    pieces: dict[str, None] = dict.fromkeys(TAGS)
+    pieces |= dict.fromkeys(_OPERATORS)
     pieces |= dict.fromkeys(("\n<answer>", WORKING_PREFIX.removeprefix("<think>"), STEP_JOINT))
     pieces |= dict.fromkeys(ending.split("{n}")[0] for ending in ENDINGS.values())
     for name in config.names:
@@ -61,7 +64,8 @@ def vocabulary(config: GeneratorConfig) -> list[str]:
         pieces |= dict.fromkeys(_words_of(template))
         # A sentence's first word also follows another sentence, and then has a space before it.
         pieces |= dict.fromkeys(f" {word}" for word in re.findall(r"^[A-Z][a-z]+", template))
-    return list(pieces)
+    # Single bytes are in the vocabulary already.
+    return [piece for piece in pieces if len(piece) > 1]
 
 
 def build_tokenizer(config: GeneratorConfig) -> PreTrainedTokenizerFast:
@@ -72,19 +76,18 @@ def build_tokenizer(config: GeneratorConfig) -> PreTrainedTokenizerFast:
     PreTrainedTokenizerFast
         With a padding token that is not the end token, and no chat template.
     """
-    pieces = vocabulary(config)
-    scored = [(piece, -1.0) for piece in pieces]
-    scored += [(f"<0x{byte:02X}>", -1.0) for byte in range(256)]
-    model = models.Unigram(scored, unk_id=pieces.index(UNKNOWN_TOKEN), byte_fallback=True)
-    tokenizer = Tokenizer(model)
-    tokenizer.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Fuse()])
-    tokenizer.add_special_tokens([PAD_TOKEN, END_TOKEN])
-    return PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer,
+    vocab = {PAD_TOKEN: 0, END_TOKEN: 1}
+    vocab |= {letter: 2 + index for index, letter in enumerate(sorted(ByteLevel.alphabet()))}
+    tokenizer = Qwen2Tokenizer(
+        vocab=vocab,
+        merges=[],
+        # Bytes cover all text; the class would add an unknown token that cannot occur.
+        unk_token=None,  # type: ignore[arg-type]
         eos_token=END_TOKEN,
         pad_token=PAD_TOKEN,
-        unk_token=UNKNOWN_TOKEN,
         clean_up_tokenization_spaces=False,
-        model_max_length=_MODEL_MAX_LENGTH,
+        model_max_length=_MAX_LENGTH,
         padding_side="left",
     )
+    tokenizer.add_tokens([AddedToken(piece, normalized=False) for piece in vocabulary(config)])
+    return tokenizer
