@@ -9,7 +9,8 @@ arithmetic into the grader. Hence these rules, each of which can only refuse:
   thousands commas, a currency sign, a percent or degree sign, powers of ten; a fraction only if the
   gold is not a whole number. A name before it (`x = 18`) is dropped;
 * otherwise braces must balance, no box may be opened inside, no control characters, and an equation
-  is compared only with an equation (`\frac12 = \frac13` is not one third).
+  is compared only with an equation (`\frac12 = \frac13` is not one third), an inequality only with
+  an inequality or an interval (math-verify takes the two numbers `1, 2` for `1 < x < 2`).
 
 Digits are ASCII digits: `\d` would match 18 in any script, and `int` would read it.
 """
@@ -30,6 +31,7 @@ _FRACTION = re.compile(
 _INTEGER = re.compile(rf"[-+]?{_DIGITS}(?:\.0+)?")
 _NAME_BEFORE = re.compile(r"[A-Za-z](?:_[0-9A-Za-z])?\s?=\s?")
 _EQUALS = re.compile(r"(?<![<>!\\])=")
+_INEQUALITY = re.compile(r"[<>]|\\(?:[lg]eq?|[lg]t)\b")
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f]")
 
 
@@ -75,6 +77,9 @@ def comparable(gold: str, answer: str) -> str | None:
         answer = _NAME_BEFORE.sub("", answer, count=1) if _NAME_BEFORE.match(answer) else answer
         if _EQUALS.search(answer):
             return None
+    is_range = _INEQUALITY.search(answer) or "(" in answer or "[" in answer
+    if _INEQUALITY.search(gold) and not is_range:
+        return None
     if not is_number(gold):
         return answer
     if not is_number(answer):

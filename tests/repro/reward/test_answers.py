@@ -75,6 +75,8 @@ def test_every_reading_takes_linear_time_on_repeated_tags() -> None:
         ("<think>a</think><answer> 18 </answer>", "18"),
         ("<answer>18</answer>", "18"),
         ("<answer>17</answer><answer>18</answer>", None),
+        ("<answer>17<answer>18</answer>", None),
+        ("<answer>17</answer>18</answer>", None),
         ("<answer>18", None),
         ("18</answer>", None),
         ("</answer>18<answer>", None),
