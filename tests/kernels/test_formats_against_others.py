@@ -207,10 +207,10 @@ def test_nf4_of_sixteen_bit_weights_equals_bitsandbytes(
 def _snapped_codes(absmax: Tensor, offset: Tensor, scale: Tensor) -> Tensor:
     """Nested codes as bitsandbytes' CPU library (0.50) finds them: from one of 65536 values."""
     rest = torch.nn.functional.pad(absmax - offset, (0, -len(absmax) % 256)).view(-1, 256)
-    scaled = (rest / scale.clamp(min=1e-38).unsqueeze(-1)).clamp(-1, 1).double()
-    snapped = torch.round((scaled + 1) * 32767.5) * 2 / 65535 - 1
-    codebook = dynamic_codebook(CPU).double()
-    nearest = (snapped.flatten().unsqueeze(-1) - codebook).abs().argmin(-1)
+    scaled = (rest * (1.0 / scale).unsqueeze(-1)).clamp(-1, 1)
+    snapped = (torch.floor((scaled + 1) * 32767.5 + 0.5).double() * 2 / 65535 - 1).float()
+    codebook = dynamic_codebook(CPU)
+    nearest = torch.bucketize(snapped.flatten(), (codebook[:-1] + codebook[1:]) / 2)
     return nearest[: len(absmax)].to(torch.uint8)
 
 
@@ -234,11 +234,11 @@ def test_nf4_double_quantisation_equals_bitsandbytes(
     # take the nearest. Their rounding of the input must explain every difference.
     plain = quantize(weight, "nf4").block_scales.flatten()
     snapped = _snapped_codes(plain, ours.nested_offset, ours.nested_absmax)
-    exact = torch.equal(ours.block_scales.flatten(), state.absmax)
-    assert exact or torch.equal(snapped, state.absmax)
+    if not torch.equal(ours.block_scales.flatten(), state.absmax):
+        assertions.bitwise(snapped, state.absmax, "nested codes")
     apart = (ours.block_scales.flatten().int() - state.absmax.int()).abs()
     assert int(apart.max()) <= 1
-    assert float((apart > 0).float().mean()) < 0.005
+    assert int((apart > 0).sum()) <= 1 + len(apart) // 200
 
     # Dequantising their state must give their values, all of them.
     as_stored = QuantizedWeight.from_tensors(
