@@ -20,7 +20,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -191,13 +192,12 @@ class SharedScales:
         """Return the shared global scale, (), float64, decode direction."""
         if projection not in self._of:
             members = fused_members(projection)
-            scale = torch.stack(
-                [
-                    dispatch.shared_global_scale([read_rounded(self.source, f"{member}.weight")])
-                    for member in members
-                ]
-            ).max()
-            self._of |= dict.fromkeys(members, scale)
+            scales = []
+            for member in members:
+                weight = read_rounded(self.source, f"{member}.weight")
+                with _naming(self.source.where(f"{member}.weight")):
+                    scales.append(dispatch.shared_global_scale([weight]))
+            self._of |= dict.fromkeys(members, torch.stack(scales).max())
         return self._of[projection]
 
 
@@ -211,11 +211,18 @@ def quantize_projection(
     ValueError
         When K is not a multiple of the format's block, naming the projection.
     """
-    try:
-        scale = scales.of(projection) if weight_format == "nvfp4" else None
+    scale = scales.of(projection) if weight_format == "nvfp4" else None
+    with _naming(scales.source.where(f"{projection}.weight")):
         return dispatch.quantize(dense, weight_format, global_scale=scale)
+
+
+@contextmanager
+def _naming(where: str) -> Iterator[None]:
+    """Put `where` in front of the message of a `ValueError`."""
+    try:
+        yield
     except ValueError as error:
-        raise ValueError(f"{scales.source.where(f'{projection}.weight')}: {error}") from error
+        raise ValueError(f"{where}: {error}") from error
 
 
 def read_rounded(source: WeightSource, name: str, shape: tuple[int, ...] | None = None) -> Tensor:
@@ -236,9 +243,14 @@ def read_rounded(source: WeightSource, name: str, shape: tuple[int, ...] | None 
             f"{source.where(name)} has shape {spec.shape}; the model needs {shape}"
         )
     rounded = source.read(name).to(torch.bfloat16)
-    if not bool(torch.isfinite(rounded).all()):
+    if not _all_finite(rounded):
         raise CheckpointError(f"{source.where(name)} holds NaN or infinity")
     return rounded
+
+
+def _all_finite(values: Tensor) -> bool:
+    # The extremes carry any NaN along, and unlike isfinite need no temporary of the same size.
+    return values.numel() == 0 or all(bool(torch.isfinite(v)) for v in torch.aminmax(values))
 
 
 def expected_specs(model: nn.Module, stored_format: str | None) -> dict[str, TensorSpec]:

@@ -218,6 +218,10 @@ def test_width_that_the_format_cannot_block_names_the_projection(make_checkpoint
     with pytest.raises(ValueError, match=r"model\.layers\.0\.self_attn\.q_proj\.weight.*64"):
         load(folder, "nf4")
 
+    folder = make_checkpoint("qwen2", intermediate_size=200)
+    with pytest.raises(ValueError, match=r"model\.layers\.0\.mlp\.down_proj\.weight.*16"):
+        load(folder, "nvfp4")
+
 
 def test_missing_folder_says_what_was_looked_for():
     with pytest.raises(CheckpointError, match="neither a folder nor a hub name"):

@@ -1,0 +1,323 @@
+"""Quantised checkpoints: theirs in ours, ours in theirs, and every way to be broken."""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from compressed_tensors.compressors import ModelCompressor
+from compressed_tensors.quantization import (
+    QuantizationConfig,
+    apply_quantization_config,
+    preset_name_to_scheme,
+)
+from compressed_tensors.quantization.utils import calculate_qparams, generate_gparam
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM
+
+from kernels import reference
+from repro.models.checkpoint import MANIFEST, verify, write_quantized
+from repro.models.policy import Policy, load_policy
+from repro.models.quantized_linear import QuantizedLinear
+from repro.models.tensor_files import CheckpointError
+
+FUSED = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
+
+
+def load(folder: Any, weight_format: Any = "nvfp4", **more: Any) -> Policy:
+    return load_policy(
+        folder,
+        weight_format=weight_format,
+        training="none",
+        lora_rank=1,
+        lora_alpha=1.0,
+        seed=0,
+        **more,
+    )
+
+
+def quantized_linears(policy: Policy) -> dict[str, QuantizedLinear]:
+    modules = policy.decoder.named_modules()
+    return {name: m for name, m in modules if isinstance(m, QuantizedLinear)}
+
+
+def write_theirs(source: Path, out: Path) -> Any:
+    """Quantise with compressed-tensors alone and save with transformers; return the dense model."""
+    model = AutoModelForCausalLM.from_pretrained(source, dtype=torch.bfloat16)
+    scheme = preset_name_to_scheme("NVFP4A16", ["Linear"])
+    apply_quantization_config(
+        model,
+        QuantizationConfig(
+            config_groups={"group_0": scheme}, ignore=["lm_head"], format="nvfp4-pack-quantized"
+        ),
+    )
+    modules = {n: m for n, m in model.named_modules() if hasattr(m, "quantization_scheme")}
+    for name, module in modules.items():
+        parent, leaf = name.rsplit(".", 1)
+        mates = next((group for group in FUSED if leaf in group), (leaf,))
+        encode = torch.stack(
+            [
+                generate_gparam(w.min(), w.max())
+                for w in (modules[f"{parent}.{mate}"].weight.detach().float() for mate in mates)
+            ]
+        ).amin(0)
+        blocks = module.weight.detach().float().unflatten(1, (-1, 16))
+        arguments = module.quantization_scheme.weights
+        scale, _ = calculate_qparams(blocks.amin(-1), blocks.amax(-1), arguments, encode)
+        module.weight_global_scale.data.copy_(encode)
+        module.weight_scale.data.copy_(scale)
+    compressor = ModelCompressor.from_pretrained_model(model)
+    compressor.compress_model(model)
+    model.save_pretrained(out)
+    compressor.update_config(str(out))
+    return model
+
+
+@pytest.fixture
+def quantized(folder: Path, tmp_path: Path) -> Path:
+    return write_quantized(folder, tmp_path / "quantized").folder
+
+
+def test_checkpoint_written_here_loads_in_transformers_with_the_same_logits(quantized, token_ids):
+    theirs = AutoModelForCausalLM.from_pretrained(quantized, dtype=torch.bfloat16).eval()
+    logits = theirs(input_ids=token_ids).logits  # compressed-tensors decompresses at first use
+    ours = load(quantized, compute_dtype="bfloat16")
+    linears = quantized_linears(ours)
+    assert len(linears) == 14
+    for name, linear in linears.items():
+        dense = reference.dequantize(linear.weight, torch.bfloat16)
+        assert torch.equal(theirs.get_submodule(name).weight, dense), name
+    # Equal weights and the same bfloat16 arithmetic: equal bits, no tolerance.
+    assert torch.equal(ours.model(input_ids=token_ids).logits, logits)
+
+
+def test_checkpoint_written_by_compressed_tensors_loads_here_bit_equal(folder, tmp_path, token_ids):
+    write_theirs(folder, tmp_path / "theirs")
+    ours = load(tmp_path / "theirs", compute_dtype="bfloat16")
+    assert ours.effects["relative_weight_error_mean"] is None
+    stored = load_file(tmp_path / "theirs" / "model.safetensors")
+    for name, linear in quantized_linears(ours).items():
+        weight = linear.weight
+        assert torch.equal(weight.codes, stored[f"{name}.weight_packed"])
+        assert torch.equal(weight.block_scales.float(), stored[f"{name}.weight_scale"].float())
+        assert weight.encode_scale == stored[f"{name}.weight_global_scale"]
+    theirs = AutoModelForCausalLM.from_pretrained(tmp_path / "theirs", dtype=torch.bfloat16).eval()
+    logits = theirs(input_ids=token_ids).logits
+    assert torch.equal(ours.model(input_ids=token_ids).logits, logits)
+
+
+def test_both_writers_give_the_same_bytes(folder, quantized, tmp_path):
+    write_theirs(folder, tmp_path / "theirs")
+    ours = load_file(quantized / "model.safetensors")
+    theirs = load_file(tmp_path / "theirs" / "model.safetensors")
+    assert ours.keys() == theirs.keys()
+    for name, tensor in ours.items():
+        assert tensor.dtype == theirs[name].dtype, name
+        assert torch.equal(tensor.float(), theirs[name].float()), name
+
+
+def test_streamed_quantisation_equals_quantising_while_loading(folder, quantized, token_ids):
+    direct, stored = load(folder), load(quantized)
+    for name, linear in quantized_linears(direct).items():
+        other = quantized_linears(stored)[name].weight.tensors()
+        for part, tensor in linear.weight.tensors().items():
+            assert torch.equal(tensor.float(), other[part].float()), (name, part)
+    assert torch.equal(
+        direct.model(input_ids=token_ids).logits, stored.model(input_ids=token_ids).logits
+    )
+
+
+def test_groups_that_straddle_shards_share_their_scale(architecture, make_checkpoint, tmp_path):
+    source = make_checkpoint(architecture, max_shard_size="20KB")
+    index = json.loads((source / "model.safetensors.index.json").read_text())["weight_map"]
+    q, k, v = (index[f"model.layers.0.self_attn.{x}_proj.weight"] for x in "qkv")
+    assert len({q, k, v}) == 3
+    written = write_quantized(source, tmp_path / "out", max_shard_bytes=20_000)
+    assert len(written.shards) > 3
+    assert written.linears == 14
+    whole = write_quantized(make_checkpoint(architecture), tmp_path / "whole")
+    one, many = load(whole.folder), load(written.folder)
+    for name, linear in quantized_linears(one).items():
+        other = quantized_linears(many)[name].weight.tensors()
+        for part, tensor in linear.weight.tensors().items():
+            assert torch.equal(tensor.float(), other[part].float()), (name, part)
+    theirs = AutoModelForCausalLM.from_pretrained(written.folder, dtype=torch.float32)
+    assert torch.equal(
+        theirs.get_submodule("model.layers.1.mlp.up_proj").weight_packed,
+        many.decoder.get_submodule("model.layers.1.mlp.up_proj").weight.codes,
+    )
+
+
+def test_shards_stay_below_their_limit(make_checkpoint, tmp_path):
+    written = write_quantized(make_checkpoint("qwen2"), tmp_path / "out", max_shard_bytes=30_000)
+    for shard in written.shards[:-1]:
+        # Header apart; the embedding alone is 24832 bytes.
+        assert shard.stat().st_size < 30_000 + 4096
+
+
+def test_companion_files_are_copied_and_code_is_not(make_checkpoint, tmp_path):
+    source = tmp_path / "source"
+    shutil.copytree(make_checkpoint("qwen2"), source)
+    (source / "tokenizer_config.json").write_text("{}")
+    (source / "merges.txt").write_text("a b\n")
+    (source / "modeling_custom.py").write_text("raise SystemExit")
+    out = write_quantized(source, tmp_path / "out").folder
+    assert (out / "merges.txt").read_text() == "a b\n"
+    assert (out / "generation_config.json").is_file()
+    assert not (out / "modeling_custom.py").exists()
+    assert [path.name for path in tmp_path.iterdir() if "partial" in path.name] == []
+
+
+def test_manifest_says_how_the_checkpoint_was_made(quantized):
+    manifest = json.loads((quantized / MANIFEST).read_text())
+    assert manifest["algorithm"] == "rtn"
+    assert manifest["format"] == "nvfp4"
+    assert manifest["linears"] == 14
+    assert manifest["sha256"].keys() == {"config.json", "model.safetensors"}
+    assert load(quantized).effects["checkpoint_sha256"] == verify(quantized)
+
+
+def test_a_bit_flip_among_the_weights_is_found_by_its_sum(quantized):
+    path = quantized / "model.safetensors"
+    raw = bytearray(path.read_bytes())
+    raw[-1000] ^= 4
+    path.write_bytes(raw)
+    with pytest.raises(CheckpointError, match=r"model\.safetensors has SHA-256 .* bytes changed"):
+        load(quantized)
+
+
+def test_a_failed_write_leaves_no_folder(make_checkpoint, tmp_path):
+    source = broken_copy(make_checkpoint("qwen2"), tmp_path / "source", nan)
+    with pytest.raises(CheckpointError, match=r"up_proj\.weight holds NaN"):
+        write_quantized(source, tmp_path / "out")
+    assert [path.name for path in tmp_path.iterdir()] == ["source"]
+
+
+def test_existing_folders_other_formats_and_quantised_sources_are_refused(quantized, tmp_path):
+    with pytest.raises(FileExistsError, match="never written over"):
+        write_quantized(quantized, quantized)
+    with pytest.raises(ValueError, match="'nvfp4' only"):
+        write_quantized(quantized, tmp_path / "new", "mxfp4")
+    with pytest.raises(CheckpointError, match="quantised already"):
+        write_quantized(quantized, tmp_path / "new")
+    with pytest.raises(ValueError, match="stores nvfp4 codes"):
+        load(quantized, "bf16")
+
+
+DENSE = "model.layers.1.mlp.up_proj.weight"
+PACKED = "model.layers.1.mlp.up_proj.weight_packed"
+SCALE = "model.layers.1.mlp.up_proj.weight_scale"
+GLOBAL = "model.layers.1.mlp.up_proj.weight_global_scale"
+
+
+def nan(tensors: dict[str, torch.Tensor]) -> None:
+    tensors[DENSE][3, 5] = math.nan
+
+
+def broken_copy(source: Path, target: Path, change: Callable[[dict[str, Any]], object]) -> Path:
+    shutil.copytree(source, target)
+    (target / MANIFEST).unlink(missing_ok=True)
+    tensors = load_file(target / "model.safetensors")
+    change(tensors)
+    save_file(tensors, target / "model.safetensors", metadata={"format": "pt"})
+    return target
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (nan, f"{DENSE} holds NaN"),
+        (lambda t: t.pop(DENSE), f"{DENSE} is missing"),
+        (lambda t: t.update({DENSE: t[DENSE][:-1].clone()}), f"{DENSE} has shape .191, 128."),
+        (lambda t: t.update({DENSE: t[DENSE].to(torch.int8)}), f"{DENSE} has dtype torch.int8"),
+        (
+            lambda t: t.update({"model.layers.2.x": t[DENSE].clone()}),
+            "layers.2.x has no place in the model",
+        ),
+        (lambda t: t.pop("model.layers.0.self_attn.q_proj.bias"), "q_proj.bias is missing"),
+    ],
+)
+def test_broken_16_bit_checkpoint_names_file_and_tensor(make_checkpoint, tmp_path, change, message):
+    folder = broken_copy(make_checkpoint("qwen2"), tmp_path / "broken", change)
+    for weight_format in ("bf16", "nvfp4"):
+        with pytest.raises(CheckpointError, match=message) as caught:
+            load(folder, weight_format)
+        assert str(folder) in str(caught.value)
+
+
+def nan_scale(tensors: dict[str, torch.Tensor]) -> None:
+    tensors[SCALE].view(torch.uint8)[2, 1] = 0x7F
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (nan_scale, f"{SCALE} holds a NaN block scale"),
+        (lambda t: t.pop(SCALE), f"{SCALE} is missing"),
+        (lambda t: t.pop(PACKED), f"{PACKED} is missing"),
+        (
+            lambda t: t.update({PACKED: t[PACKED].to(torch.int32)}),
+            f"{PACKED} has dtype torch.int32",
+        ),
+        (lambda t: t.update({PACKED: t[PACKED][:, :-8].clone()}), f"{PACKED} has shape .192, 56."),
+        (lambda t: t.update({SCALE: t[SCALE].float()}), f"{SCALE} has dtype torch.float32"),
+        (lambda t: t[GLOBAL].fill_(math.inf), f"{GLOBAL} is inf"),
+        (lambda t: t[GLOBAL].fill_(0.0), f"{GLOBAL} is 0.0"),
+        (lambda t: t[GLOBAL].neg_(), f"{GLOBAL} is -"),
+    ],
+)
+def test_broken_nvfp4_checkpoint_names_file_and_tensor(make_checkpoint, tmp_path, change, message):
+    source = write_quantized(make_checkpoint("qwen2"), tmp_path / "source").folder
+    folder = broken_copy(source, tmp_path / "broken", change)
+    with pytest.raises(CheckpointError, match=message) as caught:
+        load(folder)
+    assert "model.safetensors" in str(caught.value) or "is missing" in message
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda q: q.update(quant_method="gptq"), "quant_method is 'gptq'"),
+        (lambda q: q.update(config_groups={}), "no config_groups"),
+        (
+            lambda q: q["config_groups"]["group_0"].update(format="pack-quantized"),
+            "'pack-quantized'",
+        ),
+        (
+            lambda q: q["config_groups"]["group_0"]["weights"].update(group_size=32),
+            "group_size is 32",
+        ),
+        (
+            lambda q: q["config_groups"]["group_0"].update(input_activations={"num_bits": 4}),
+            "quantises activations too",
+        ),
+        (lambda q: q.update(kv_cache_scheme={"num_bits": 8}), "KV cache is quantised"),
+    ],
+)
+def test_other_quantisation_configs_are_refused_by_field(
+    make_checkpoint, tmp_path, change, message
+):
+    folder = write_quantized(make_checkpoint("qwen2"), tmp_path / "source").folder
+    (folder / MANIFEST).unlink()
+    config = json.loads((folder / "config.json").read_text())
+    change(config["quantization_config"])
+    (folder / "config.json").write_text(json.dumps(config))
+    with pytest.raises(CheckpointError, match=message):
+        load(folder)
+
+
+@pytest.mark.parametrize("text", [None, "{", "[]", '{"hidden_size": 3}'])
+def test_broken_config_is_named(make_checkpoint, tmp_path, text):
+    folder = tmp_path / "broken"
+    shutil.copytree(make_checkpoint("qwen2"), folder)
+    (folder / "config.json").unlink()
+    if text is not None:
+        (folder / "config.json").write_text(text)
+    with pytest.raises(CheckpointError, match=r"config\.json"):
+        load(folder)
