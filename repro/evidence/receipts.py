@@ -21,12 +21,13 @@ and for `train`:
 `trained_change_l2`             L2 norm of (trained parameters at the end - at the start)
 `optimizer_steps`               updates really made
 `advantage_group_mean_max`      largest |mean of a group's advantages| over the run
-`norms_perturbed`               norms that carried added noise in the noisiest step
-`channels_changed`              channels whose gain really moved, summed over the steps
+`noise`                         what the added noise did, see below
 ==============================  ===================================================================
 
-with the series `sigma`, `sigma_realised` and `zero_variance_groups` (one value a step; the last is
-the number of groups, of P, whose rewards were all equal), and `inputs` with the digests
+`noise` holds `modules` (most norms perturbed at once), `channels_changed` (channels whose gain
+really moved, summed over rollouts), `rollouts_asked` and `rollouts_perturbed` (rollouts for which
+sigma was above 0, and those in which something moved). Beside them stand the series `sigma`, `sigma_realised` and `zero_variance_groups` (one value a step; the last is
+the share of groups whose rewards were all equal), and `inputs` with the digests
 `checkpoint`, `test_problems` and, when training, `train_problems` and `prompt_template`.
 
 For whatever is timed on a device, `effects["timing"]`: `method` (`device_events` or
@@ -129,11 +130,10 @@ def _training(record: Record) -> list[str]:
 
 
 def _rewards(record: Record) -> list[str]:
-    groups = record.config["scale"]["prompts_per_rollout"]
     equal = record.series.get("zero_variance_groups")
     if not equal:
         return ["series zero_variance_groups is missing: nothing shows that rewards differed"]
-    if all(value is not None and value >= groups for value in equal):
+    if all(value is not None and value >= 1 for value in equal):
         return ["all rewards of every group were equal in every step: there was nothing to learn"]
     return []
 
@@ -142,23 +142,25 @@ def _noise(record: Record) -> list[str]:
     noise = record.config["arm"]["noise"]
     asked = [value or 0.0 for value in record.series.get("sigma", [])]
     realised = [value or 0.0 for value in record.series.get("sigma_realised", [])]
-    touched = _effect(record, "norms_perturbed")
+    done = _effect(record, "noise") or {}
+    touched = done.get("modules", 0)
     if noise is None or noise["form"] == "as_published":
-        what = (
-            "without added noise"
-            if noise is None
-            else "of the published code, whose noise is inert"
-        )
+        what = "without added noise" if noise is None else "of the published, inert code"
         return [f"an arm {what} perturbed {touched} norms"] if touched or any(realised) else []
-    if not touched or not _effect(record, "channels_changed"):
+    if not touched or not done.get("channels_changed"):
         return [
-            "the added noise touched nothing (effects.norms_perturbed is "
-            f"{touched}, channels_changed is {_effect(record, 'channels_changed')})"
+            f"the added noise touched nothing ({touched} norms, "
+            f"{done.get('channels_changed', 0)} channels)"
         ]
     if not any(asked) or len(asked) != len(realised):
         return ["series sigma and sigma_realised do not show the added noise step by step"]
     if noise["form"] != "as_described":
         return []
+    if done.get("rollouts_perturbed") != done.get("rollouts_asked"):
+        return [
+            f"{done.get('rollouts_perturbed')} of {done.get('rollouts_asked')} noisy rollouts were "
+            "really perturbed"
+        ]
     low, high = SIGMA_RATIO
     for step, (wanted, found) in enumerate(zip(asked, realised, strict=True)):
         if wanted and not low <= found / wanted <= high:

@@ -1,0 +1,378 @@
+"""The report: what a reader of the paper wants to know, from records and expectations alone.
+
+For each target: the paper's table beside what was measured, one column a tier, each cell with mean,
+95 % interval and number of seeds; the verdict of each claim with its sentence; what this tier can
+and cannot say. Nothing is run, and no tier speaks for another.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from repro.check import Checked, check_selection
+from repro.evidence.record import Record, replace_text
+from repro.places import PACKAGE, expected_folder, runs_folder
+from repro.report_tables import cell_text, paper_columns, results_rows, verdict_counts
+from repro.selection import Selection, select
+from repro.spec.target import Metric
+from repro.spec.tier import Tier
+from repro.targets import TARGETS, runs_of
+
+README_BEGIN = (
+    "<!-- results:begin (written by `python -m repro report --readme README.md`; do not edit) -->"
+)
+README_END = "<!-- results:end -->"
+
+_HEADLINE = {
+    Tier.SMOKE: """\
+**What this tier can say.** It runs the paper's whole mechanism (four-bit weights, LoRA, GRPO, added
+noise, graded rewards) on a tiny policy and generated word problems. A pass means that the mechanism
+works. What the policy learns is **a choice of style, not arithmetic**: it can work most problems
+out when it is made to begin with its working (the column "greedy, working forced" is that ceiling),
+but often answers without working; reinforcement learning teaches it to work first. Four-bit
+rounding hardly hurts a model this small, so the order of the formats is expected to be
+inconclusive, and is reported as measured.
+
+**What it cannot say.** The paper's 90.8 % (QeRL, 7B, GSM8K) is not among these figures and could
+not be: it belongs to Qwen2.5-7B-Instruct on GSM8K, and needs that checkpoint, that data set and a
+GPU (`--tier paper`). A tiny policy's percentages are no estimate of it, in either direction.""",
+    Tier.PROXY: """\
+**What this tier can say.** The direction of the paper's contrasts on policies pre-trained here,
+with seeds and intervals. **What it cannot say.** The paper's own percentages: other models, other
+data.""",
+    Tier.SYSTEMS: """\
+**What this tier can say.** Time and memory of the real shapes with random weights on the device
+named below. **What it cannot say.** Anything about accuracy.""",
+    Tier.PAPER: """\
+**What this tier can say.** The paper's own numbers, on its checkpoints and data, with this suite's
+evaluator: one prompt, one grader, adapters applied, for every row alike.""",
+}
+
+
+def report_text(checks: list[Checked], expected: Path, out: Path, figures: Path) -> str:
+    """Return the report as Markdown.
+
+    Parameters
+    ----------
+    out, figures
+        Where the report will lie, and the folder of figures that it links to.
+    """
+    parts = ["# QeRL (arXiv 2510.11696), reproduced", "", _summary(checks), ""]
+    for checked in checks:
+        parts += _target_section(checked, expected)
+    parts += _figures_section(out, figures)
+    parts += _environment_section(checks)
+    parts += _rest_section(checks)
+    return "\n".join(parts).rstrip() + "\n"
+
+
+def _summary(checks: list[Checked]) -> str:
+    lines = ["| target | tier | records | reproduced | contradicted | inconclusive | not run |"]
+    lines.append("|---|---|---|---|---|---|---|")
+    for checked in checks:
+        counts = verdict_counts(checked)
+        cells = " | ".join(
+            str(counts[status])
+            for status in ("reproduced", "contradicted", "inconclusive", "not run")
+        )
+        name = checked.selection.target.name
+        tier = checked.selection.tier.value
+        lines.append(f"| {name} | {tier} | {checked.evidence.count} | {cells} |")
+    lines += [
+        "",
+        "Counted are the claims of the paper and those about this suite's machinery. "
+        "`contradicted` means that the 95 % interval lies wholly on the other side of what was "
+        "claimed; for a claim of the paper's that is a finding at that tier, not a failure. "
+        "`inconclusive` means that these seeds cannot tell. A tier speaks for itself alone.",
+    ]
+    return "\n".join(lines)
+
+
+def _target_section(checked: Checked, expected: Path) -> list[str]:
+    target, tier = checked.selection.target, checked.selection.tier
+    lines = [f"## {target.title}", "", f"The paper ({target.source}): {target.statement}.", ""]
+    lines += [f"Tier `{tier.value}`: {tier.meaning}.", ""]
+    if target.records_of is None:
+        lines += [_HEADLINE[tier], ""]
+    reason = checked.selection.source.not_runnable(tier)
+    if reason and not checked.evidence.count:
+        lines += [f"Not run: {reason}.", ""]
+    if target.arms and checked.evidence.count and target.records_of is None:
+        lines += _arms_table(checked, expected)
+        lines += _details_table(checked)
+    elif target.records_of:
+        lines += [f"It reads the runs of `{checked.selection.source.name}`.", ""]
+    lines += _verdicts_table(checked)
+    lines += _blemishes(checked)
+    return lines
+
+
+def _arms_table(checked: Checked, expected: Path) -> list[str]:
+    target, tier = checked.selection.target, checked.selection.tier
+    assert target.headline is not None
+    metric = target.metric(target.headline)
+    columns = paper_columns(target, expected)
+    values = checked.evidence.values(metric.name)
+    heads = [f"paper, {name}" for name in columns] + [
+        f"{tier.value}: {metric.title} ({metric.unit})"
+    ]
+    lines = [f"| arm | {' | '.join(heads)} |", "|---" * (len(heads) + 1) + "|"]
+    for arm in target.arms:
+        printed = [columns[name].get(arm.name, "") for name in columns]
+        measured = cell_text(list(values.get(arm.name, {}).values()))
+        lines.append(f"| {arm.label} | {' | '.join([*printed, measured])} |")
+    lines += [
+        "",
+        "Cells: mean and 95 % t interval over n seeds. Seeds of an untrained arm change only what "
+        "is sampled. The columns are different models on different problems; only the "
+        "relation between rows is comparable. Controls are not in the paper.",
+        "",
+    ]
+    return lines
+
+
+_DETAILS = (
+    "accuracy_greedy_start",
+    "accuracy_greedy",
+    "gain_greedy",
+    "accuracy_forced_working",
+    "working_rate",
+    "format_rate",
+    "truncation_rate",
+    "train_reward_mean",
+    "entropy_first",
+    "entropy_last",
+)
+
+
+def _details_table(checked: Checked) -> list[str]:
+    target = checked.selection.target
+    known = {metric.name: metric for metric in target.metrics}
+    shown: list[Metric] = [known[name] for name in _DETAILS if name in known]
+    values = {metric.name: checked.evidence.values(metric.name) for metric in shown}
+    shown = [metric for metric in shown if values[metric.name]]
+    if not shown:
+        return []
+    lines = [
+        "<details><summary>Beside the accuracy: start, gain, ceiling, style, entropy</summary>"
+    ]
+    lines += ["", f"| arm | {' | '.join(f'{m.title} ({m.unit})' for m in shown)} |"]
+    lines.append("|---" * (len(shown) + 1) + "|")
+    for arm in target.arms:
+        cells = [cell_text(list(values[m.name].get(arm.name, {}).values()), n=False) for m in shown]
+        lines.append(f"| {arm.label} | {' | '.join(cells)} |")
+    return [*lines, "", "</details>", ""]
+
+
+def _verdicts_table(checked: Checked) -> list[str]:
+    lines = ["| claim | verdict | measured |", "|---|---|---|"]
+    blessed = [item for item in checked.verdicts if item.source.startswith("measured")]
+    for verdict in checked.verdicts:
+        if verdict in blessed and verdict.status == "reproduced":
+            continue
+        about = {"claim": verdict.source, "mechanism": "about this suite's machinery"}.get(
+            verdict.about, verdict.source
+        )
+        lines.append(
+            f"| {verdict.statement} ({about}) | **{verdict.status}** | {verdict.sentence} |"
+        )
+    if len(lines) == 2:
+        return []
+    if blessed:
+        held = sum(item.status == "reproduced" for item in blessed)
+        lines += ["", f"{held} of {len(blessed)} values blessed earlier are reproduced."]
+    return [*lines, ""]
+
+
+def _blemishes(checked: Checked) -> list[str]:
+    lines = [f"- refused: `{path.name}`: {why}" for path, why in checked.evidence.refused]
+    lines += [
+        f"- failed: `{path.parent.name}/{path.name}`: {why}"
+        for path, why in checked.evidence.failed
+    ]
+    return ["Records that do not count:", "", *lines, ""] if lines else []
+
+
+def _figures_section(out: Path, figures: Path) -> list[str]:
+    pictures = sorted(figures.glob("*.png")) if figures.is_dir() else []
+    if not pictures:
+        return []
+    lines = ["## Figures", "", "Drawn from the same records.", ""]
+    for picture in pictures:
+        link = os.path.relpath(picture, out.parent).replace(os.sep, "/")
+        title = picture.stem.replace("_", " ")
+        lines += [f"![{title}]({link})", "", f"[{picture.stem}.svg]({link[:-4]}.svg)", ""]
+    return lines
+
+
+def _environment_section(checks: list[Checked]) -> list[str]:
+    records: list[Record] = []
+    for checked in checks:
+        records += [r for by_seed in checked.evidence.records.values() for r in by_seed.values()]
+    if not records:
+        return []
+    lines = ["## What ran", ""]
+    commits = sorted({f"`{r.commit}`{' with local changes' if r.dirty else ''}" for r in records})
+    seeds = sorted({r.seed for r in records})
+    lines.append(f"- Source commit: {', '.join(commits)}")
+    lines.append(f"- Seeds: {', '.join(map(str, seeds))}")
+    lines.append(
+        f"- From {min(r.started for r in records)} to {max(r.finished for r in records)} (UTC)"
+    )
+    for name, found in _environments(records).items():
+        lines.append(f"- {name}: {'; '.join(found)}")
+    return [*lines, ""]
+
+
+def _environments(records: list[Record]) -> dict[str, list[str]]:
+    def gather(key: str) -> list[str]:
+        return sorted({_environment_text(key, record.environment.get(key)) for record in records})
+
+    names = {
+        "Python": "python",
+        "Platform": "platform",
+        "Processor": "cpu",
+        "Memory": "memory_bytes",
+        "GPU": "gpu",
+        "Packages": "packages",
+        "Torch": "torch",
+        "Variables": "variables",
+    }
+    return {title: gather(key) for title, key in names.items()}
+
+
+def _environment_text(key: str, value: object) -> str:
+    if isinstance(value, dict) and "failed" in value:
+        return f"could not be asked ({value['failed']})"
+    if key == "memory_bytes" and isinstance(value, int):
+        return f"{value / 2**30:.1f} GiB"
+    if key == "gpu" and isinstance(value, list):
+        return ", ".join(gpu.get("name", "unnamed") for gpu in value) or "none"
+    if isinstance(value, dict):
+        shown = [f"{name} {item}" for name, item in value.items() if item is not None]
+        return ", ".join(shown) or "none"
+    return str(value)
+
+
+def _rest_section(checks: list[Checked]) -> list[str]:
+    shown = {checked.selection.target.name for checked in checks}
+    lines = ["## The rest of the paper", "", "| target | tiers | |", "|---|---|---|"]
+    for target in TARGETS:
+        if target.name in shown:
+            continue
+        tiers = ", ".join(tier.value for tier in runs_of(target).tiers()) or "none"
+        note = target.why_not or f"`python -m repro reproduce {target.name}`"
+        lines.append(f"| {target.title} | {tiers} | {note} |")
+    return [*lines, ""]
+
+
+def readme_block(checks: list[Checked], expected: Path) -> str:
+    """Return the results block of README, markers included."""
+    lines = [README_BEGIN, ""]
+    lines += results_rows(checks, expected)
+    return "\n".join([*lines, "", README_END])
+
+
+def renew_readme(text: str, block: str) -> str:
+    """Return README's text with its results block replaced.
+
+    Raises
+    ------
+    ValueError
+        If the markers are not there, once each and in order.
+    """
+    begin, end = text.find(README_BEGIN), text.find(README_END)
+    if begin < 0 or end < begin or text.count(README_END) != 1:
+        raise ValueError(f"the file has no results block between {README_BEGIN} and {README_END}")
+    return text[:begin] + block + text[end + len(README_END) :]
+
+
+def reported(args: argparse.Namespace, runs: Path, expected: Path) -> list[Checked]:
+    """Return the checks that a report is about: those named, else all that have records."""
+    if args.targets:
+        chosen = select(args.targets, tier=args.tier, data=args.data, steps=args.steps)
+    else:
+        chosen = [
+            selection
+            for selection in every_selection(args.tier)
+            if (runs / selection.tier.value / selection.source.name).is_dir()
+        ]
+    if not chosen:
+        raise ValueError(f"{runs} has no records to report; start with: python -m repro run table1")
+    return [
+        check_selection(selection, runs, expected)
+        for selection in with_figures(chosen, args.targets)
+    ]
+
+
+def every_selection(tier: str | None) -> list[Selection]:
+    """Return every target at every tier that it has, or at one tier."""
+    return [
+        Selection(target=target, source=runs_of(target), tier=found)
+        for target in TARGETS
+        for found in runs_of(target).tiers()
+        if tier in (None, found.value)
+    ]
+
+
+def with_figures(chosen: list[Selection], names: list[str]) -> list[Selection]:
+    """Add to the selections the figures that read the same, unchanged, runs."""
+    known = {(item.target.name, item.tier) for item in chosen}
+    added = []
+    for item in chosen if names else []:
+        for target in TARGETS:
+            fits = target.records_of == item.source.name and item.target is item.source
+            if fits and (target.name, item.tier) not in known:
+                added.append(Selection(target=target, source=item.source, tier=item.tier))
+    return chosen + added
+
+
+def main_report(args: argparse.Namespace) -> int:
+    """Carry out `repro report`; return the exit status."""
+    runs, sentence = runs_folder(args.runs)
+    expected = expected_folder(args.expected)
+    if args.readme:
+        return _renew(Path(args.readme), expected)
+    out = Path(args.out) if args.out else runs / "report.md"
+    figures = Path(args.figures) if args.figures else out.parent / "figures"
+    checks = reported(args, runs, expected)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    replace_text(out, report_text(checks, expected, out, figures))
+    print(f"wrote {out}")  # noqa: T201
+    if sentence:
+        print(sentence)  # noqa: T201
+    return 0
+
+
+def _renew(readme: Path, expected: Path) -> int:
+    """Renew README from the blessed records, not from whatever was run last."""
+    from repro.blessed import blessed_checks
+
+    block = readme_block(blessed_checks(expected), expected)
+    replace_text(readme, renew_readme(readme.read_text(encoding="utf-8"), block))
+    print(f"renewed the results in {readme}")  # noqa: T201
+    return 0
+
+
+def draw_figures(args: argparse.Namespace) -> None:
+    """Draw the figures beside the report, where the checkout has the drawing code."""
+    runs, _ = runs_folder(args.runs)
+    out = Path(args.out) if args.out else runs / "report.md"
+    folder = Path(args.figures) if args.figures else out.parent / "figures"
+    checkout = PACKAGE.parent
+    if not (checkout / "figures" / "__main__.py").is_file():
+        print("figures are drawn from the checkout; this installation has none")  # noqa: T201
+        return
+    command = [sys.executable, "-m", "figures", "--records", str(runs.resolve())]
+    command += ["--expected", str(expected_folder(args.expected).resolve())]
+    command += ["--out", str(folder.resolve())]
+    for selection in select(args.targets, tier=args.tier, data=args.data, steps=args.steps):
+        subprocess.run(
+            [*command, "--target", selection.source.name, "--tier", selection.tier.value],
+            check=False,
+            cwd=checkout,
+        )
