@@ -236,9 +236,8 @@ def test_nf4_double_quantisation_equals_bitsandbytes(
     snapped = _snapped_codes(plain, ours.nested_offset, ours.nested_absmax)
     if not torch.equal(ours.block_scales.flatten(), state.absmax):
         assertions.bitwise(snapped, state.absmax, "nested codes")
-    apart = (ours.block_scales.flatten().int() - state.absmax.int()).abs()
-    assert int(apart.max()) <= 1
-    assert int((apart > 0).sum()) <= 1 + len(apart) // 200
+    apart = int((ours.block_scales.flatten() != state.absmax).sum())
+    assert apart <= 1 + len(state.absmax) // 200
 
     # Dequantising their state must give their values, all of them.
     as_stored = QuantizedWeight.from_tensors(
