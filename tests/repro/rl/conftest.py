@@ -1,0 +1,346 @@
+"""A tabular policy that can be enumerated, a tiny random policy, and a plain sampler for it."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, Literal
+
+import pytest
+import torch
+from torch import Tensor, nn
+from transformers import Qwen2Config, Qwen2ForCausalLM
+
+from repro.data.generator import GeneratorConfig
+from repro.data.problem import Problem
+from repro.data.tiny_tokenizer import build_tokenizer
+from repro.models.policy import Policy, load_policy
+from repro.reward.score import Rewards
+from repro.rollout.sampler import Completion, RolloutBatch
+from repro.rollout.torch_sampler import TorchSampler
+from repro.spec.config import (
+    Arm,
+    DataConfig,
+    LearningRates,
+    OptimizerConfig,
+    RunConfig,
+    SamplingConfig,
+    TrainScale,
+    derive_seed,
+)
+
+VOCABULARY, LONGEST, END = 5, 3, 0
+PROMPT = (3, 1)
+
+
+class TabularDecoder(nn.Module):
+    """Logits are a table with one row a prefix: hidden states are one-hot, the head is the table.
+
+    It has the few attributes of a transformers decoder that log-probabilities are computed through.
+    """
+
+    def __init__(self, table: Tensor) -> None:
+        super().__init__()
+        self.table = nn.Parameter(table)  # (prefixes, V)
+        # No cache to share: log-probabilities take the padded layout.
+        self.config = SimpleNamespace(layer_types=["table"])
+
+    def model(self, *, input_ids: Tensor, use_cache: bool) -> Any:
+        states = torch.zeros_like(input_ids)
+        first = len(PROMPT)
+        for place in range(first, input_ids.shape[1]):
+            # 1 + a after one token, 1 + V + V a + b after two
+            previous = states[:, place - 1]
+            states[:, place] = torch.where(
+                previous == 0,
+                1 + input_ids[:, place],
+                1 + VOCABULARY + VOCABULARY * (previous - 1) + input_ids[:, place],
+            ).clamp(max=self.table.shape[0] - 1)
+        hidden = nn.functional.one_hot(states, self.table.shape[0]).to(self.table.dtype)
+        return SimpleNamespace(last_hidden_state=hidden)
+
+    def get_output_embeddings(self) -> Any:
+        return SimpleNamespace(weight=self.table.t(), bias=None)
+
+
+class Tabular:
+    """Every completion of the tabular policy, their probabilities and exact gradients."""
+
+    def __init__(self, temperature: float) -> None:
+        generator = torch.Generator().manual_seed(11)
+        prefixes = 1 + VOCABULARY + VOCABULARY**2
+        self.temperature = temperature
+        self.table = torch.randn(prefixes, VOCABULARY, generator=generator, dtype=torch.float64)
+        self.completions: list[tuple[int, ...]] = [
+            tokens
+            for length in range(1, LONGEST + 1)
+            for tokens in itertools.product(range(VOCABULARY), repeat=length)
+            if END not in tokens[:-1] and (tokens[-1] == END or length == LONGEST)
+        ]
+        # Rewards around 0.5, so that leaving them uncentred shows.
+        self.rewards = 0.5 + torch.randn(
+            len(self.completions), generator=generator, dtype=torch.float64
+        )
+
+    def policy(self) -> Any:
+        """Return a policy over the table in float32, as the trainer takes it."""
+        decoder = TabularDecoder(self.table.float())
+        return SimpleNamespace(model=decoder, decoder=decoder, device=torch.device("cpu"))
+
+    def token_logprobs(self, table: Tensor) -> tuple[Tensor, Tensor]:
+        """Return (N, 3) log-probabilities of every completion's tokens and their mask."""
+        logp = torch.log_softmax(table / self.temperature, dim=-1)
+        rows, masks = [], []
+        for tokens in self.completions:
+            state, values = 0, []
+            for place, token in enumerate(tokens):
+                values.append(logp[state, token])
+                base = (1, 1 + VOCABULARY)[place] if place < 2 else 0
+                state = base + (VOCABULARY * (state - 1) if place == 1 else 0) + token
+            rows.append(torch.stack(values + [logp.new_zeros(())] * (LONGEST - len(values))))
+            masks.append([place < len(tokens) for place in range(LONGEST)])
+        return torch.stack(rows), torch.tensor(masks)
+
+    def scores(self) -> tuple[Tensor, Tensor]:
+        """Return probabilities (N,) and d log p / d table, (N, table size), float64."""
+        table = self.table.clone().requires_grad_()
+        logp = self.token_logprobs(table)[0].sum(1)
+        gradients = [
+            torch.autograd.grad(value, table, retain_graph=True)[0].flatten() for value in logp
+        ]
+        return logp.detach().exp(), torch.stack(gradients)
+
+
+@pytest.fixture(scope="session")
+def tabular() -> Callable[[float], Tabular]:
+    return Tabular
+
+
+@pytest.fixture(scope="session")
+def make_run() -> Callable[..., RunConfig]:
+    """Return a function from changes (of arm, scale or seed, by field name) to a small run."""
+
+    def make(**changes: Any) -> RunConfig:
+        arm = Arm(name="test", label="test", lora_rank=4, lora_alpha=8.0)
+        scale = TrainScale(
+            checkpoint="unused",
+            data=DataConfig(),
+            steps=6,
+            prompts_per_rollout=3,
+            group_size=4,
+            max_prompt_tokens=64,
+            rollout=SamplingConfig(max_new_tokens=6),
+            optimizer=OptimizerConfig(
+                learning_rates=LearningRates(lora_16bit=1e-2, lora_4bit=1e-2, full=1e-3),
+                warmup_steps=2,
+            ),
+            prompt_template="tiny",
+            checkpoint_every=100,
+        )
+        fields = {f.name for f in dataclasses.fields(Arm)}
+        arm = dataclasses.replace(arm, **{k: v for k, v in changes.items() if k in fields})
+        rest = {k: v for k, v in changes.items() if k not in fields and k != "seed"}
+        return RunConfig(
+            target="test",
+            target_version=1,
+            tier="smoke",
+            procedure="train",
+            arm=arm,
+            scale=dataclasses.replace(scale, **rest),
+            seed=changes.get("seed", 0),
+        )
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def checkpoint_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Write a random 2-layer Qwen2 with the tiny tokenizer."""
+    folder = tmp_path_factory.mktemp("random-qwen2")
+    tokenizer = build_tokenizer(GeneratorConfig())
+    config = Qwen2Config(
+        vocab_size=len(tokenizer),
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=256,
+        tie_word_embeddings=True,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+        bos_token_id=None,
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(5)
+        model = Qwen2ForCausalLM(config)
+        with torch.no_grad():
+            for name, parameter in model.named_parameters():
+                parameter.mul_(4.0 if parameter.dim() > 1 else 1.0)
+                if "norm" in name:
+                    parameter.add_(torch.randn_like(parameter) * 0.2)
+        model.to(torch.bfloat16).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def make_policy(checkpoint_folder: Path) -> Callable[..., Policy]:
+    """Return a function that loads a fresh copy of the random policy."""
+
+    def make(**changes: Any) -> Policy:
+        settings: dict[str, Any] = {
+            "weight_format": "bf16",
+            "training": "lora",
+            "lora_rank": 4,
+            "lora_alpha": 8.0,
+            "seed": 0,
+        }
+        return load_policy(checkpoint_folder, **(settings | changes))
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def nudge() -> Callable[[Policy, float], None]:
+    """Return a function that moves all trainable tensors off their start, B included."""
+
+    def move(policy: Policy, size: float = 0.1) -> None:
+        generator = torch.Generator().manual_seed(23)
+        with torch.no_grad():
+            for parameter in policy.model.parameters():
+                if parameter.requires_grad:
+                    parameter.add_(torch.randn(parameter.shape, generator=generator) * size)
+
+    return move
+
+
+class PlainSampler:
+    """Samples token by token through the whole model: slow, and independent of any cache."""
+
+    def __init__(self, policy: Policy) -> None:
+        assert policy.tokenizer is not None
+        self.policy, self.end = policy, policy.tokenizer.eos_token_id
+
+    def refresh(self) -> None:
+        """Nothing is kept, so nothing is stale."""
+
+    def sample(
+        self,
+        prompts: Sequence[Sequence[int]],
+        sampling: SamplingConfig,
+        *,
+        group_size: int,
+        seeds: Sequence[int],
+    ) -> RolloutBatch:
+        rows = [list(prompt) for prompt in prompts for _ in range(group_size)]
+        return RolloutBatch(
+            prompt_ids=[tuple(prompt) for prompt in prompts],
+            completions=[
+                self._row(prompt, sampling, torch.Generator().manual_seed(seed))
+                for prompt, seed in zip(rows, seeds, strict=True)
+            ],
+            group_size=group_size,
+        )
+
+    @torch.no_grad()
+    def _row(
+        self, prompt: list[int], sampling: SamplingConfig, generator: torch.Generator
+    ) -> Completion:
+        tokens: list[int] = []
+        logprobs: list[float] = []
+        while len(tokens) < sampling.max_new_tokens:
+            logits = self.policy.model(torch.tensor([prompt + tokens])).logits[0, -1]
+            logp = torch.log_softmax(logits.float() / sampling.temperature, dim=-1)
+            tokens.append(int(torch.multinomial(logp.exp(), 1, generator=generator)))
+            logprobs.append(float(logp[tokens[-1]]))
+            if tokens[-1] == self.end:
+                break
+        return Completion(
+            token_ids=tuple(tokens),
+            sampled_logprobs=tuple(logprobs),
+            finish_reason="stop" if tokens[-1] == self.end else "length",
+        )
+
+
+@dataclass
+class WatchedSampler:
+    """Passes requests on to another sampler and remembers them."""
+
+    inner: Any
+    calls: int = 0
+    seeds: list[int] = field(default_factory=list)
+    before: Callable[[], None] | None = None
+
+    def refresh(self) -> None:
+        self.inner.refresh()
+
+    def sample(self, prompts: Any, sampling: Any, *, group_size: int, seeds: Any) -> RolloutBatch:
+        self.calls += 1
+        self.seeds += seeds
+        if self.before is not None:
+            self.before()
+        batch: RolloutBatch = self.inner.sample(
+            prompts, sampling, group_size=group_size, seeds=seeds
+        )
+        return batch
+
+
+@pytest.fixture(scope="session")
+def make_sampler() -> Callable[..., WatchedSampler]:
+    """Return a function from a policy to a watched sampler, `lean` (the real one) or `plain`."""
+
+    def make(policy: Policy, kind: str = "lean") -> WatchedSampler:
+        return WatchedSampler(PlainSampler(policy) if kind == "plain" else TorchSampler(policy))
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def make_completion() -> Callable[..., Completion]:
+    """Return a function from tokens to a completion."""
+
+    def make(
+        tokens: Sequence[int], reason: Literal["stop", "length"] = "stop", logprob: float = -1.0
+    ) -> Completion:
+        return Completion(
+            token_ids=tuple(tokens),
+            sampled_logprobs=(logprob,) * len(tokens),
+            finish_reason=reason,
+        )
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def problems() -> list[Problem]:
+    """Return eight problems of unequal prompt lengths."""
+    return [
+        Problem(id=f"p{i}", question="Tom has " + "3 apples " * (i % 3 + 1) + "?", answer=str(i))
+        for i in range(8)
+    ]
+
+
+@pytest.fixture(scope="session")
+def score_by_text() -> Callable[..., Rewards]:
+    """Return a score function: about a third right, decided by the text alone."""
+
+    def score(texts: Sequence[str], golds: Sequence[str], seeds: Sequence[int]) -> Rewards:
+        accuracy: list[float | None] = [
+            float(derive_seed(text, "right") % 3 == 0) for text in texts
+        ]
+        formats = [float(derive_seed(text, "format") % 2) for text in texts]
+        return Rewards(
+            accuracy=accuracy,
+            format=formats,
+            total=[(a or 0.0) + 0.2 * f for a, f in zip(accuracy, formats, strict=True)],
+            lenient_accuracy=accuracy,
+            soft_format=formats,
+            statuses=["ok"] * len(texts),
+        )
+
+    return score

@@ -1,0 +1,266 @@
+"""The trainer's gradient against exact gradients of a policy small enough to enumerate.
+
+A tabular policy over 5 tokens with completions of at most 3 has 85 completions. Two comparisons:
+over all pairs of completions in float64, exactly; and over sampled groups through the trainer's own
+path (rows, log-probabilities, advantages, micro-batches), where the mean over n batches must
+approach the exact gradient as 1/sqrt(n). Planted faults must fail the second.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from repro.rl.advantage import Advantages, group_advantages
+from repro.rl.collect import Rollout
+from repro.rl.loss import StepCounts, policy_loss
+from repro.rl.rows import Rows, make_rows
+from repro.rl.update import accumulate_gradient, plan_step
+from repro.spec.config import LossConfig
+
+NO_STD = LossConfig(scale_by_std=False)
+TEMPERATURE = 0.6
+PROMPTS = ((3, 1),)
+
+
+def exact_centred(tab: Any, group_size: int, weight: Tensor | float = 1.0) -> Tensor:
+    """Expected mean over a group of (r - mean r) * weight * d log p, by enumeration."""
+    p, score = tab.scores()
+    weight = torch.as_tensor(weight, dtype=torch.float64).expand_as(p)
+    first = ((p * tab.rewards * weight)[:, None] * score).sum(0)
+    second = (p * tab.rewards).sum() * ((p * weight)[:, None] * score).sum(0)
+    return (group_size - 1) / group_size * (first - second)
+
+
+def lengths(tab: Any) -> Tensor:
+    return torch.tensor([len(c) for c in tab.completions], dtype=torch.float64)
+
+
+@pytest.mark.parametrize("scale_by_std", [False, True])
+@pytest.mark.parametrize("aggregation", ["sequence_mean", "token_mean", "constant"])
+def test_expected_gradient_over_all_pairs_is_exact(
+    tabular: Any, aggregation: str, scale_by_std: bool
+) -> None:
+    tab = tabular(TEMPERATURE)
+    config = LossConfig(scale_by_std=scale_by_std, aggregation=aggregation)  # type: ignore[arg-type]
+    count, length = len(tab.completions), lengths(tab)
+    pairs = torch.cartesian_prod(torch.arange(count), torch.arange(count))  # (N^2, 2)
+    p, score = tab.scores()
+
+    # Written from the definitions, two completions at a time.
+    first, second = pairs.t()
+    r = tab.rewards
+    advantage = (r[first] - r[second]) / 2
+    if scale_by_std:
+        advantage = advantage / ((r[first] - r[second]).abs() / 2**0.5 + config.advantage_epsilon)
+    weigh = {
+        "sequence_mean": (0.5 / length[first], 0.5 / length[second]),
+        "token_mean": (1 / (length[first] + length[second]),) * 2,
+        "constant": (torch.full_like(p[first], 1 / 6),) * 2,
+    }[aggregation]
+    chance = p[first] * p[second]
+    expected = (
+        (chance * advantage * weigh[0])[:, None] * score[first]
+        - (chance * advantage * weigh[1])[:, None] * score[second]
+    ).sum(0)
+
+    table = tab.table.clone().requires_grad_()
+    logp, mask = tab.token_logprobs(table)
+    found = group_advantages(
+        r[pairs].flatten().tolist(),
+        torch.arange(len(pairs)).repeat_interleave(2),
+        scale_by_std=scale_by_std,
+        epsilon=config.advantage_epsilon,
+    ).values
+    # Each pair is one optimiser step; pairs of equal token counts share their normaliser.
+    tokens_of_pair = length[first] + length[second]
+    for tokens in tokens_of_pair.unique().tolist():
+        chosen = (tokens_of_pair == tokens).nonzero().squeeze(1)
+        rows = pairs[chosen].flatten()
+        result = policy_loss(
+            logp[rows],
+            found.view(-1, 2)[chosen].flatten() * chance[chosen].repeat_interleave(2),
+            mask[rows],
+            config,
+            StepCounts(rows=2, tokens=int(tokens), length_limit=3),
+        )
+        result.loss.backward(retain_graph=True)  # type: ignore[no-untyped-call]
+    assert table.grad is not None
+    torch.testing.assert_close(-table.grad.flatten(), expected, rtol=0, atol=1e-12)
+
+
+class Path:
+    """The trainer's path from sampled completions to a gradient, with room for one fault."""
+
+    def __init__(self, tab: Any, make_run: Any, make_completion: Any, config: LossConfig) -> None:
+        self.tab, self.config = tab, config
+        self.make_completion = make_completion
+        self.run = make_run(
+            loss=config,
+            micro_batch_rows=100,
+            rollout=dataclasses.replace(
+                make_run().scale.rollout, temperature=tab.temperature, max_new_tokens=3
+            ),
+        )
+        self.policy = tab.policy()
+        self.p = tab.scores()[0]
+        self.generator = torch.Generator().manual_seed(1)
+        self.change_rows: Callable[[Rows], Rows] = lambda rows: rows
+        self.change_advantages: Callable[[Advantages, Tensor], Advantages] = lambda a, r: a
+        self.factor = 1.0
+
+    def gradient(self, groups: int, group_size: int) -> Tensor:
+        drawn = torch.multinomial(
+            self.p, groups * group_size, replacement=True, generator=self.generator
+        )
+        completions = []
+        for index in drawn.tolist():
+            tokens = self.tab.completions[index]
+            completions.append(
+                self.make_completion(tokens, "stop" if tokens[-1] == 0 else "length")
+            )
+        rows = make_rows(PROMPTS * groups, completions, group_size=group_size, end_token_ids=(0,))
+        rewards = self.tab.rewards[drawn]
+        ids = torch.arange(groups).repeat_interleave(group_size)
+        advantages = group_advantages(
+            rewards.tolist(), ids, scale_by_std=self.config.scale_by_std, epsilon=1e-4
+        )
+        rollout = Rollout(
+            rows=self.change_rows(rows),
+            advantages=self.change_advantages(advantages, rewards),
+            reward=rewards.tolist(),
+            accuracy=[],
+            format=[],
+            batches=1,
+            groups_drawn=groups,
+            informative=1.0,
+        )
+        plan = plan_step(
+            torch.arange(len(rows)),
+            rollout.advantages.values,
+            rollout.rows.mask,
+            self.config,
+            micro_batch_rows=100,
+            length_limit=3,
+        )
+        accumulate_gradient(
+            self.policy, rollout, plan, self.run, old_logprobs=None, ref_logprobs=None
+        )
+        gradient = self.policy.decoder.table.grad.double().flatten() * -self.factor
+        self.policy.decoder.table.grad = None
+        return gradient
+
+
+def excess(gradients: Tensor, expected: Tensor) -> float:
+    """Squared error of the mean over what chance explains; about 1 when unbiased."""
+    error = (gradients.mean(0) - expected).square().sum()
+    return float(error / (gradients.var(0) / len(gradients)).sum())
+
+
+CORRECT = {
+    "sequence_mean": (NO_STD, lambda tab, G: exact_centred(tab, G, 1 / lengths(tab))),
+    "constant": (
+        dataclasses.replace(NO_STD, aggregation="constant"),
+        lambda tab, G: exact_centred(tab, G) / 3,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CORRECT)
+def test_sampled_gradient_converges_at_the_monte_carlo_rate(
+    tabular: Any, make_run: Any, make_completion: Any, name: str
+) -> None:
+    tab = tabular(TEMPERATURE)
+    config, oracle = CORRECT[name]
+    path = Path(tab, make_run, make_completion, config)
+    expected = oracle(tab, 4)
+    gradients = torch.stack([path.gradient(groups=12, group_size=4) for _ in range(256)])
+    assert excess(gradients, expected) < 2
+    # Blocks of 4 batches against blocks of 64: the squared error falls by 16, give or take chance.
+    few = (gradients.view(64, 4, -1).mean(1) - expected).square().sum(1).mean()
+    many = (gradients.view(4, 64, -1).mean(1) - expected).square().sum(1).mean()
+    assert 8 < float(few / many) < 32
+
+
+def test_reinforce_without_baseline_converges_to_the_gradient_itself(
+    tabular: Any, make_run: Any, make_completion: Any
+) -> None:
+    tab = tabular(TEMPERATURE)
+    path = Path(tab, make_run, make_completion, CORRECT["constant"][0])
+    path.change_advantages = lambda a, r: dataclasses.replace(a, values=r)
+    gradients = torch.stack([path.gradient(groups=48, group_size=4) for _ in range(64)])
+    # exact_centred at a group size without end is d E[r] / d table.
+    assert excess(gradients, exact_centred(tab, 10**9) / 3) < 2
+
+
+def _shift_tokens(rows: Rows) -> Rows:
+    return dataclasses.replace(rows, token_ids=rows.token_ids.roll(1, dims=1))
+
+
+def _mask_end(rows: Rows) -> Rows:
+    # A row of the end token alone keeps it: an empty row would be refused, not computed wrongly.
+    keep = (rows.token_ids != 0) | (torch.arange(rows.mask.shape[1]) == 0)
+    return dataclasses.replace(rows, mask=rows.mask & keep)
+
+
+def _count_after_end(rows: Rows) -> Rows:
+    longer = torch.arange(rows.mask.shape[1]) <= rows.lengths()[:, None]
+    return dataclasses.replace(rows, mask=longer)
+
+
+def _plant(path: Path, fault: str) -> None:
+    config = path.config
+    if fault == "tokens shifted by one":
+        path.change_rows = _shift_tokens
+    elif fault == "end token masked":
+        path.change_rows = _mask_end
+    elif fault == "token after the end counted":
+        path.change_rows = _count_after_end
+    elif fault == "advantages not centred":
+        path.change_advantages = lambda a, r: dataclasses.replace(a, values=r)
+    elif fault == "one baseline for the batch":
+        path.change_advantages = lambda a, r: dataclasses.replace(a, values=r - r.mean())
+    elif fault == "divided by the standard deviation":
+        path.config = dataclasses.replace(config, scale_by_std=True)
+    elif fault == "sign":
+        path.factor = -1.0
+    elif fault == "aggregation":
+        path.config = dataclasses.replace(config, aggregation="sequence_mean")
+    elif fault == "temperature left out":
+        sampling = dataclasses.replace(path.run.scale.rollout, temperature=1.0)
+        path.run = dataclasses.replace(
+            path.run, scale=dataclasses.replace(path.run.scale, rollout=sampling)
+        )
+    else:
+        raise ValueError(fault)
+    path.run = dataclasses.replace(
+        path.run, arm=dataclasses.replace(path.run.arm, loss=path.config)
+    )
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        "tokens shifted by one",
+        "end token masked",
+        "token after the end counted",
+        "advantages not centred",
+        "one baseline for the batch",
+        "divided by the standard deviation",
+        "sign",
+        "aggregation",
+        "temperature left out",
+    ],
+)
+def test_oracle_rejects(tabular: Any, make_run: Any, make_completion: Any, fault: str) -> None:
+    tab = tabular(TEMPERATURE)
+    config, oracle = CORRECT["constant"]
+    path = Path(tab, make_run, make_completion, config)
+    _plant(path, fault)
+    gradients = torch.stack([path.gradient(groups=48, group_size=4) for _ in range(64)])
+    assert excess(gradients, oracle(tab, 4)) > 4

@@ -1,0 +1,435 @@
+"""The training loop on a tiny random policy: what it draws, updates, logs, and how it resumes."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from repro.models.norms import block_norms
+from repro.models.policy import trainable_parameters
+from repro.rl.checkpoint import TrainState, load_checkpoint, save_checkpoint
+from repro.rl.collect import PromptSource
+from repro.rl.optimizer import build_optimizer
+from repro.rl.trainer import train
+from repro.spec.config import DAPO, EvaluationConfig, LossConfig, NoiseConfig
+
+SERIES = """reward accuracy format entropy sampler_trainer_kl sampler_trainer_abs_diff_mean
+sampler_trainer_abs_diff_max clip_fraction_low clip_fraction_high zero_variance_groups
+completion_tokens truncation_rate grad_norm learning_rate sigma sigma_realised loss""".split()
+NOISE = NoiseConfig(sigma_start=0.3, sigma_end=0.1, num_stages=3)
+
+
+@pytest.fixture
+def go(
+    make_policy: Any, make_sampler: Any, make_run: Any, problems: Any, score_by_text: Any,
+    tmp_path: Path,
+) -> Any:  # fmt: skip
+    """Return a function that trains a fresh policy and returns the result and the policy."""
+
+    def start(
+        *, sampler: str = "lean", folder: str = "a", prepare: Any = None, training: str = "lora",
+        score: Any = None, weight_format: str = "bf16", call: dict[str, Any] | None = None,
+        **changes: Any,
+    ) -> Any:  # fmt: skip
+        run = make_run(training=training, weight_format=weight_format, **changes)
+        policy = make_policy(training=training, weight_format=weight_format)
+        source = make_sampler(policy, sampler)
+        if prepare is not None:
+            prepare(policy, source)
+        result = train(run, policy, source, problems, score or score_by_text,
+                       folder=tmp_path / folder, **(call or {}))  # fmt: skip
+        return result, policy, source
+
+    return start
+
+
+def weights(policy: Any) -> dict[str, torch.Tensor]:
+    return {n: p.detach().clone() for n, p in trainable_parameters(policy).items()}
+
+
+def equal(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
+    return one.keys() == other.keys() and all(torch.equal(one[n], other[n]) for n in one)
+
+
+def test_a_run_logs_every_series_once_a_step_and_changes_the_weights(go: Any) -> None:
+    start: dict[str, torch.Tensor] = {}
+    result, policy, _ = go(prepare=lambda p, s: start.update(weights(p)))
+    assert result.finished
+    assert result.step == 6
+    assert {name: len(result.series[name]) for name in SERIES} == dict.fromkeys(SERIES, 6)
+    assert not equal(start, weights(policy))
+    assert all(value > 0 for value in result.series["grad_norm"])
+    assert result.series["learning_rate"] == pytest.approx([5e-3, 1e-2, 1e-2, 1e-2, 1e-2, 1e-2])
+    assert result.effects["rows"]["trained_on"] == 6 * 12
+
+
+@pytest.mark.parametrize("sampler", ["plain", "lean"])
+def test_sampler_and_trainer_agree_without_noise(go: Any, sampler: str) -> None:
+    result, _, _ = go(sampler=sampler, weight_format="nvfp4")
+    assert max(result.series["sampler_trainer_abs_diff_max"]) < 1e-4
+    assert 0 <= max(result.series["sampler_trainer_kl"]) < 1e-8
+    assert sum(result.effects["sampler_trainer_by_quarter"]["tokens"]) == pytest.approx(
+        sum(result.series["completion_tokens"]) * 12
+    )
+
+
+def test_a_sampler_that_was_not_refreshed_shows_as_mismatch(go: Any) -> None:
+    def forget(policy: Any, sampler: Any) -> None:
+        sampler.refresh = lambda: None
+
+    result, _, _ = go(prepare=forget)
+    assert result.series["sampler_trainer_abs_diff_max"][0] < 1e-4
+    assert result.series["sampler_trainer_abs_diff_max"][-1] > 1e-3
+
+
+def test_one_update_a_rollout_has_ratio_one_to_the_bit_and_clips_nothing(go: Any) -> None:
+    result, _, _ = go()
+    assert set(result.series["ratio"]) == {1.0}
+    assert set(result.series["clip_fraction_low"]) == {0.0}
+    assert set(result.series["clip_fraction_high"]) == {0.0}
+
+
+def test_several_updates_move_the_ratio_after_the_first(go: Any) -> None:
+    result, _, sampler = go(updates_per_rollout=3, micro_batch_rows=3)
+    assert sampler.calls == 2
+    ratio = result.series["ratio"]
+    assert [value == 1.0 for value in ratio] == [True, False, False] * 2
+    assert result.series["sigma"] == [0.0] * 6
+
+
+def test_ratio_against_the_sampler_differs_from_one_under_noise(go: Any) -> None:
+    result, _, _ = go(noise=NOISE, loss=LossConfig(old_policy="sampler"))
+    noisy = [sigma > 0 for sigma in result.series["sigma"]]
+    assert noisy == [False, False, True, True, True, True]
+    far = [abs(ratio - 1) > 1e-4 for ratio in result.series["ratio"]]
+    assert far == noisy
+
+
+def test_noise_reaches_the_sampler_only_and_leaves_the_norms_clean(go: Any) -> None:
+    seen: list[bool] = []
+
+    def watch(policy: Any, sampler: Any) -> None:
+        norms = block_norms(policy.model).values()
+        sampler.before = lambda: seen.append(all(norm.noise is not None for norm in norms))
+
+    result, policy, _ = go(noise=NOISE, prepare=watch)
+    assert seen == [False, False, True, True, True, True]
+    assert all(norm.noise is None for norm in block_norms(policy.model).values())
+    mismatch = result.series["sampler_trainer_abs_diff_mean"]
+    assert max(mismatch[:2]) < 1e-4
+    assert min(mismatch[2:]) > 1e-3
+    receipt = result.effects["noise"]
+    assert (receipt["rollouts_asked"], receipt["rollouts_perturbed"]) == (4, 4)
+    assert receipt["modules"] == 4
+    assert len(receipt["digest"]) == 64
+
+
+def test_shared_noise_is_seen_by_the_trainer_too(go: Any) -> None:
+    shared = dataclasses.replace(NOISE, reach="shared")
+    result, _, _ = go(noise=shared, updates_per_rollout=2)
+    assert max(result.series["sigma"]) > 0
+    assert max(result.series["sampler_trainer_abs_diff_max"]) < 1e-4
+
+
+def test_published_noise_changes_nothing_and_says_so(go: Any) -> None:
+    plain, first, _ = go()
+    published, second, _ = go(noise=dataclasses.replace(NOISE, form="as_published"), folder="b")
+    assert equal(weights(first), weights(second))
+    assert plain.series["reward"] == published.series["reward"]
+    assert published.effects["noise"]["rollouts_asked"] > 0
+    assert published.effects["noise"]["rollouts_perturbed"] == 0
+    assert published.effects["noise"]["modules"] == 0
+
+
+def test_arms_of_a_seed_share_problems_and_random_numbers(go: Any) -> None:
+    _, _, plain = go()
+    _, _, noisy = go(noise=NOISE, folder="b")
+    _, _, other = go(folder="c", seed=1)
+    assert plain.seeds == noisy.seeds
+    assert len(set(plain.seeds)) == len(plain.seeds) == 6 * 12
+    assert not set(plain.seeds) & set(other.seeds)
+
+
+def test_problems_are_drawn_without_repetition_within_an_epoch(
+    make_policy: Any, make_run: Any, problems: Any
+) -> None:
+    source = PromptSource(problems, make_policy().tokenizer, make_run())
+    ids = [[p.id for p in source.draw(batch)] for batch in range(4)]
+    assert len({*ids[0], *ids[1]}) == 6
+    assert len({*ids[2], *ids[3]}) == 6
+    assert ids[:2] != ids[2:]
+    again = PromptSource(problems, make_policy().tokenizer, make_run())
+    assert [[p.id for p in again.draw(batch)] for batch in (3, 0)] == [ids[3], ids[0]]
+
+
+@pytest.mark.parametrize("micro_batch_rows", [1, 5])
+@pytest.mark.parametrize(
+    "loss",
+    [LossConfig(), LossConfig(aggregation="token_mean"), LossConfig(beta=0.1)],
+    ids=["sequence", "token", "kl"],
+)
+def test_micro_batches_do_not_change_a_run(
+    go: Any, loss: LossConfig, micro_batch_rows: int
+) -> None:
+    whole, first, _ = go(loss=loss, steps=2)
+    parts, second, _ = go(loss=loss, steps=2, micro_batch_rows=micro_batch_rows, folder="b")
+    assert whole.series["grad_norm"][0] == pytest.approx(parts.series["grad_norm"][0], rel=1e-4)
+    assert whole.series["loss"] == pytest.approx(parts.series["loss"], abs=1e-5)
+
+
+def test_equal_rewards_leave_the_weights_alone(go: Any, score_by_text: Any) -> None:
+    def constant(texts: Any, golds: Any, seeds: Any) -> Any:
+        scored = score_by_text(texts, golds, seeds)
+        return dataclasses.replace(scored, total=[0.2] * len(texts))
+
+    start: dict[str, torch.Tensor] = {}
+    result, policy, _ = go(score=constant, prepare=lambda p, s: start.update(weights(p)))
+    assert equal(start, weights(policy))
+    assert set(result.series["grad_norm"]) == {0.0}
+    assert set(result.series["zero_variance_groups"]) == {1.0}
+    assert min(result.series["entropy"]) > 0
+
+
+def test_rows_without_reward_are_counted_and_do_not_train(go: Any, score_by_text: Any) -> None:
+    def dropping(texts: Any, golds: Any, seeds: Any) -> Any:
+        scored = score_by_text(texts, golds, seeds)
+        total = [None if i % 4 == 0 else v for i, v in enumerate(scored.total)]
+        return dataclasses.replace(scored, total=total)
+
+    result, _, _ = go(score=dropping)
+    assert result.effects["rows"]["without_reward"] == 6 * 3
+
+
+def test_dynamic_sampling_refills_counts_prompts_and_goes_on_with_fewer(
+    go: Any, score_by_text: Any
+) -> None:
+    calls = []
+
+    def rarely(texts: Any, golds: Any, seeds: Any) -> Any:
+        """One informative group a batch, the second; format alone varies elsewhere."""
+        calls.append(len(texts))
+        scored = score_by_text(texts, golds, seeds)
+        accuracy = [float(i in (4, 5)) for i in range(len(texts))]
+        total = [a + 0.2 * f for a, f in zip(accuracy, scored.format, strict=True)]
+        return dataclasses.replace(scored, accuracy=accuracy, total=total)
+
+    loss = dataclasses.replace(DAPO, dynamic_sampling=2, mask_truncated=False, overlong_buffer=0.0)
+    result, _, sampler = go(loss=loss, score=rarely, steps=2)
+    assert len(calls) == sampler.calls == 4
+    assert result.series["prompts_consumed"] == [6, 12]
+    assert result.series["informative_groups"] == pytest.approx([1 / 3, 1 / 3])
+    # Two groups of four were kept each step, and both carry a gradient.
+    assert result.effects["rows"]["trained_on"] == 2 * 2 * 4
+    assert result.series["zero_variance_groups"] == [0.0, 0.0]
+    assert len(set(sampler.seeds)) == len(sampler.seeds)
+
+
+def test_dynamic_sampling_with_nothing_informative_still_steps(go: Any, score_by_text: Any) -> None:
+    def never(texts: Any, golds: Any, seeds: Any) -> Any:
+        scored = score_by_text(texts, golds, seeds)
+        return dataclasses.replace(scored, accuracy=[0.0] * len(texts))
+
+    result, _, _ = go(loss=DAPO, score=never, steps=2)
+    assert result.step == 2
+    assert result.series["reward"] == [None, None]
+    assert result.series["prompts_consumed"] == [9, 18]
+
+
+def test_overlong_filtering_gives_truncated_rows_no_loss(go: Any) -> None:
+    result, _, _ = go(loss=LossConfig(mask_truncated=True))
+    assert max(result.series["truncation_rate"]) > 0.5
+    plain, _, _ = go(folder="b")
+    assert result.series["grad_norm"][0] != plain.series["grad_norm"][0]
+
+
+def test_entropy_of_truncated_and_finished_rows_adds_up(go: Any) -> None:
+    result, _, _ = go(steps=1)
+    parts = [result.series[f"entropy_{part}"][0] for part in ("finished", "truncated")]
+    present = [part for part in parts if part is not None]
+    assert min(present) <= result.series["entropy"][0] <= max(present)
+
+
+def test_kl_term_acts_after_the_first_step(go: Any) -> None:
+    result, _, _ = go(loss=LossConfig(beta=0.05), steps=3)
+    assert result.series["kl"][0] == pytest.approx(0, abs=1e-12)
+    assert min(result.series["kl"][1:]) > 0
+
+
+def test_truncated_importance_weights_act_under_noise(go: Any) -> None:
+    strong = dataclasses.replace(NOISE, num_stages=3, sigma_start=0.3)
+    result, _, _ = go(noise=strong, loss=LossConfig(importance_cap=2.0))
+    assert result.series["importance_weight"][0] == pytest.approx(1.0, abs=1e-4)
+    assert any(abs(w - 1) > 1e-3 for w in result.series["importance_weight"][2:])
+
+
+def test_evaluation_runs_at_its_interval_without_noise(go: Any) -> None:
+    norms: list[Any] = []
+    called: list[tuple[int, bool]] = []
+
+    def evaluate(step: int) -> float:
+        called.append((step, all(norm.noise is None for norm in norms)))
+        return 10.0 * step
+
+    result, _, _ = go(
+        noise=dataclasses.replace(NOISE, reach="shared"),
+        evaluation=EvaluationConfig(every=2),
+        prepare=lambda p, s: norms.extend(block_norms(p.model).values()),
+        call={"evaluate": evaluate},
+    )
+    assert called == [(2, True), (4, True), (6, True)]
+    assert result.series["evaluation_step"] == [2, 4, 6]
+    assert result.series["evaluation_accuracy"] == [20.0, 40.0, 60.0]
+
+
+@pytest.mark.parametrize("training", ["lora", "full"])
+def test_a_stopped_and_resumed_run_equals_an_uninterrupted_one_to_the_bit(
+    go: Any, training: str
+) -> None:
+    settings = {
+        "training": training, "noise": NOISE, "loss": LossConfig(beta=0.01),
+    }  # fmt: skip
+    whole, first, _ = go(**settings)
+    answers = iter([False, False, False, True])
+    half, _, _ = go(**settings, folder="b", call={"should_stop": lambda: next(answers)})
+    assert (half.finished, half.step) == (False, 3)
+    rest, second, _ = go(**settings, folder="b")
+    assert (rest.finished, rest.step) == (True, 6)
+    assert equal(weights(first), weights(second))
+    assert rest.series == whole.series
+    for effects in (whole.effects, rest.effects):
+        effects.pop("seconds")
+    assert rest.effects == whole.effects
+
+
+def test_a_finished_run_returns_at_once(go: Any) -> None:
+    whole, first, _ = go(steps=2)
+    again, second, sampler = go(steps=2)
+    assert sampler.calls == 0
+    assert again.series == whole.series
+    assert equal(weights(first), weights(second))
+
+
+CHILD = """
+import dataclasses, os, signal, sys
+sys.path[:0] = {paths!r}
+import torch
+torch.set_num_threads(1)
+import importlib.util
+spec = importlib.util.spec_from_file_location("fixtures", {conftest!r})
+fixtures = importlib.util.module_from_spec(spec)
+sys.modules["fixtures"] = fixtures
+spec.loader.exec_module(fixtures)
+from pathlib import Path
+from repro.models.policy import load_policy
+from repro.rl.trainer import train
+from repro.rollout.torch_sampler import TorchSampler
+
+unwrap = lambda f: f.__wrapped__ if hasattr(f, "__wrapped__") else f.__pytest_wrapped__.obj
+run = unwrap(fixtures.make_run)()(checkpoint_every=2)
+policy = load_policy({folder!r}, weight_format="bf16", training="lora", lora_rank=4,
+                     lora_alpha=8.0, seed=0)
+score = unwrap(fixtures.score_by_text)()
+calls = []
+
+def killing(texts, golds, seeds):
+    calls.append(1)
+    if len(calls) == 4:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return score(texts, golds, seeds)
+
+train(run, policy, TorchSampler(policy), unwrap(fixtures.problems)(), killing,
+      folder=Path({out!r}))
+"""
+
+
+def test_a_killed_process_goes_on_from_its_last_checkpoint(
+    go: Any, checkpoint_folder: Path, tmp_path: Path
+) -> None:
+    whole, first, _ = go(checkpoint_every=2)
+    script = CHILD.format(
+        paths=[str(Path(__file__).parents[3])],
+        conftest=str(Path(__file__).with_name("conftest.py")),
+        folder=str(checkpoint_folder),
+        out=str(tmp_path / "b"),
+    )
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    done = subprocess.run([sys.executable, "-c", script], env=environment, check=False,
+                          capture_output=True, text=True, timeout=120)  # fmt: skip
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    assert [path.name for path in (tmp_path / "b").iterdir()] == ["step-00000002"]
+    rest, second, _ = go(checkpoint_every=2, folder="b")
+    assert rest.series == whole.series
+    assert equal(weights(first), weights(second))
+
+
+def test_a_checkpoint_of_another_configuration_raises(go: Any) -> None:
+    go(steps=1)
+    with pytest.raises(ValueError, match="belongs to configuration"):
+        go(steps=2)
+
+
+def test_a_damaged_checkpoint_raises_naming_its_folder(go: Any, tmp_path: Path) -> None:
+    go(steps=1)
+    broken = tmp_path / "a" / "step-00000001" / "parameters.safetensors"
+    broken.write_bytes(broken.read_bytes()[:-10])
+    with pytest.raises(ValueError, match="step-00000001"):
+        go(steps=1)
+
+
+def test_an_unfinished_folder_is_ignored_and_removed(make_policy: Any, tmp_path: Path) -> None:
+    parameters = trainable_parameters(make_policy())
+    left = tmp_path / "unfinished-00000009-1"
+    left.mkdir()
+    config = run_optimizer()
+    optimizer = build_optimizer(parameters, config)
+    assert load_checkpoint(tmp_path, "d", parameters, optimizer) is None
+    state = TrainState(digest="d", step=1, draws=1, series={"reward": [0.5]}, effects={})
+    save_checkpoint(tmp_path, copy.deepcopy(state), parameters, optimizer)
+    assert [path.name for path in tmp_path.iterdir()] == ["step-00000001"]
+    assert load_checkpoint(tmp_path, "d", parameters, optimizer) == state
+
+
+def run_optimizer() -> Any:
+    from repro.spec.config import LearningRates, OptimizerConfig
+
+    return OptimizerConfig(learning_rates=LearningRates(lora_16bit=1, lora_4bit=1, full=1))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"top_p": 0.9}, "top_p 0.9"),
+        ({"top_k": 5}, "top_k 5"),
+        ({"min_p": 0.1}, "min_p 0.1"),
+        ({"temperature": 0.0}, "temperature is 0"),
+    ],
+)
+def test_rollouts_that_the_trainer_cannot_score_raise(
+    go: Any, make_run: Any, changes: Any, message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        go(rollout=dataclasses.replace(make_run().scale.rollout, **changes))
+
+
+def test_configurations_that_would_do_nothing_raise(go: Any, make_run: Any, problems: Any) -> None:
+    with pytest.raises(ValueError, match="importance_cap"):
+        go(loss=LossConfig(importance_cap=2.0, old_policy="sampler"))
+    with pytest.raises(ValueError, match="a rollout takes 9"):
+        go(prompts_per_rollout=9)
+    with pytest.raises(ValueError, match="takes at most 3"):
+        go(max_prompt_tokens=3)
+
+    def drop(policy: Any, sampler: Any) -> None:
+        policy.model.add_module("drop", torch.nn.Dropout(0.1))
+
+    with pytest.raises(ValueError, match="drops out"):
+        go(prepare=drop)
