@@ -26,9 +26,10 @@ and for `train`:
 
 `noise` holds `modules` (most norms perturbed at once), `channels_changed` (channels whose gain
 really moved, summed over rollouts), `rollouts_asked` and `rollouts_perturbed` (rollouts for which
-sigma was above 0, and those in which something moved). Beside them stand the series `sigma`, `sigma_realised` and `zero_variance_groups` (one value a step; the last is
-the share of groups whose rewards were all equal), and `inputs` with the digests
-`checkpoint`, `test_problems` and, when training, `train_problems` and `prompt_template`.
+sigma was above 0, and those in which something moved). Beside them stand the series `sigma`,
+`sigma_realised` and `zero_variance_groups` (one value a step; the last is the share of groups whose
+rewards were all equal), and `inputs` with the digests `checkpoint`, `test_problems`,
+`prompt_template` and, when training, `train_problems`.
 
 For whatever is timed on a device, `effects["timing"]`: `method` (`device_events` or
 `synchronized_clock`), `seconds`, `bytes` and `flops` of the work, and the device's own measured

@@ -1,0 +1,141 @@
+"""Table 1 as a picture: accuracy by arm with intervals, the paper's values in a panel of their own.
+
+The panels share rows and nothing else: other models, other problems. What can be compared is the
+pattern down the rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from figures.palette import colour, new_figure, order, short
+from repro.evidence.paper import PaperCell
+from repro.evidence.record import Record
+from repro.evidence.statistics import mean_interval
+
+NAME = "accuracy"
+_MARKS = ("o", "s", "D", "^")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AccuracyRow:
+    """One arm: measured percent with interval, one value a seed, the paper's values by column."""
+
+    arm: str
+    mean: float
+    low: float | None
+    high: float | None
+    seeds: tuple[float, ...]
+    ceiling: float | None
+    paper: Mapping[str, float]
+
+
+def rows(
+    records: Sequence[Record], cells: Sequence[PaperCell] = (), metric: str = "accuracy"
+) -> list[AccuracyRow]:
+    """Return one row an arm, in the order of the paper's table."""
+    values: dict[str, list[float]] = {}
+    ceilings: dict[str, list[float]] = {}
+    for record in sorted(records, key=lambda item: item.seed):
+        value, ceiling = record.value(metric), record.value("accuracy_forced_working")
+        if record.ok and value is not None:
+            values.setdefault(record.arm, []).append(value)
+            if ceiling is not None:
+                ceilings.setdefault(record.arm, []).append(ceiling)
+    printed: dict[str, dict[str, float]] = {}
+    for cell in cells:
+        if cell.arm and cell.quantity == "accuracy":
+            printed.setdefault(cell.arm, {})[cell.column] = cell.value
+    found = []
+    for arm in order(list(values)):
+        interval = mean_interval(values[arm])
+        ceiling_values = ceilings.get(arm)
+        found.append(
+            AccuracyRow(
+                arm=arm,
+                mean=interval.value,
+                low=interval.low,
+                high=interval.high,
+                seeds=tuple(values[arm]),
+                ceiling=mean_interval(ceiling_values).value if ceiling_values else None,
+                paper=printed.get(arm, {}),
+            )
+        )
+    return found
+
+
+def draw(rows: Sequence[AccuracyRow]) -> Figure:
+    """Return the figure: measured on the left, the paper's values on the right."""
+    columns = sorted({column for row in rows for column in row.paper})
+    figure = new_figure(10.0 if columns else 6.5, 0.36 * len(rows) + 1.6)
+    if columns:
+        left, right = figure.subplots(1, 2, sharey=True, width_ratios=[1.5, 1])
+    else:
+        left, right = figure.subplots(), None
+    places = list(range(len(rows)))[::-1]
+    _measured(left, rows, places)
+    left.set_yticks(places, [short(row.arm) for row in rows])
+    if right is not None:
+        _printed(right, rows, places, columns)
+    figure.suptitle("Accuracy by weight format and training (Table 1)", x=0.01, ha="left")
+    return figure
+
+
+def _measured(axes: Axes, rows: Sequence[AccuracyRow], places: Sequence[int]) -> None:
+    _frame(axes)
+    for row, place in zip(rows, places, strict=True):
+        axes.plot(row.seeds, [place] * len(row.seeds), "|", color=colour(row.arm), alpha=0.5)
+        if row.low is not None and row.high is not None:
+            axes.plot([row.low, row.high], [place, place], color=colour(row.arm), linewidth=2)
+        axes.plot(row.mean, place, "o", color=colour(row.arm), markersize=6)
+        if row.ceiling is not None:
+            axes.plot(row.ceiling, place, ">", color="#bbbbbb", markersize=5, zorder=1)
+    axes.set_title(
+        "measured: mean, 95 % interval, seeds (ticks)\ngrey triangle: greedy with working forced",
+        fontsize=9,
+        loc="left",
+        color="#444444",
+    )
+    axes.set_xlabel("accuracy, percent")
+
+
+def _printed(
+    axes: Axes, rows: Sequence[AccuracyRow], places: Sequence[int], columns: Sequence[str]
+) -> None:
+    _frame(axes)
+    for column, mark in zip(columns, _MARKS, strict=False):
+        for row, place in zip(rows, places, strict=True):
+            if column in row.paper:
+                axes.plot(
+                    row.paper[column],
+                    place,
+                    mark,
+                    color=colour(row.arm),
+                    markerfacecolor="white" if mark == "o" else colour(row.arm),
+                )
+    named = ", ".join(
+        f"{column} {_name(mark)}" for column, mark in zip(columns, _MARKS, strict=False)
+    )
+    axes.set_title(
+        f"the paper, other models and problems:\n{named}",
+        fontsize=9,
+        loc="left",
+        color="#444444",
+    )
+    axes.set_xlabel("accuracy, percent")
+    axes.tick_params(labelleft=False)
+
+
+def _name(mark: str) -> str:
+    return {"o": "circles", "s": "squares", "D": "diamonds", "^": "triangles"}[mark]
+
+
+def _frame(axes: Axes) -> None:
+    axes.spines[["top", "right", "left"]].set_visible(False)
+    axes.grid(axis="x", color="#e6e6e6", linewidth=0.8)
+    axes.set_axisbelow(True)
+    axes.tick_params(axis="y", length=0)

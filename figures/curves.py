@@ -1,0 +1,137 @@
+"""Curves over training steps: reward (Fig. 4, 7, 8, 12, 13) and entropy (Fig. 5, 14).
+
+One line an arm: the mean over seeds of a centred moving average, with the 95 % t interval of that
+mean. Averaging comes first within a seed, then between seeds, so the interval is over seeds. The
+controls have a panel of their own, because they are not in the paper and must not rise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from figures.palette import CONTROLS, colour, new_figure, order, short, spread, tidy
+from repro.evidence.record import Record
+from repro.evidence.statistics import mean_interval
+
+WINDOW = 5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CurveRow:
+    """One arm at one step: mean over seeds and its interval (None with a single seed)."""
+
+    arm: str
+    step: int
+    mean: float
+    low: float | None
+    high: float | None
+    n: int
+
+
+def curve_rows(records: Sequence[Record], series: str, window: int = WINDOW) -> list[CurveRow]:
+    """Return one row an arm and step, for the arms whose records have the series."""
+    by_arm: dict[str, list[list[float | None]]] = {}
+    for record in records:
+        values = record.series.get(series)
+        if record.ok and values:
+            by_arm.setdefault(record.arm, []).append(smooth(values, window))
+    rows = []
+    for arm in order(list(by_arm)):
+        for step in range(max(len(values) for values in by_arm[arm])):
+            present = [
+                value
+                for values in by_arm[arm]
+                if step < len(values) and (value := values[step]) is not None
+            ]
+            if present:
+                interval = mean_interval(present)
+                rows.append(
+                    CurveRow(
+                        arm=arm,
+                        step=step + 1,
+                        mean=interval.value,
+                        low=interval.low,
+                        high=interval.high,
+                        n=interval.n,
+                    )
+                )
+    return rows
+
+
+def smooth(values: Sequence[float | None], window: int) -> list[float | None]:
+    """Return the centred moving average, over fewer values at the ends; None stays out of it."""
+    half = window // 2
+    smoothed: list[float | None] = []
+    for place in range(len(values)):
+        near = [v for v in values[max(0, place - half) : place + half + 1] if v is not None]
+        smoothed.append(sum(near) / len(near) if near else None)
+    return smoothed
+
+
+def draw_curves(rows: Sequence[CurveRow], *, title: str, ylabel: str, note: str) -> Figure:
+    """Return the figure: the paper's arms on the left, controls (where recorded) on the right."""
+    controls = [row for row in rows if row.arm in CONTROLS]
+    paper = [row for row in rows if row.arm not in CONTROLS]
+    figure = new_figure(10.5 if controls else 7.5, 4.6)
+    if controls:
+        left, right = figure.subplots(1, 2, sharey=True, width_ratios=[1.6, 1])
+        panels = [(left, paper, "arms of the paper"), (right, controls, "controls")]
+    else:
+        panels = [(figure.subplots(), paper, "")]
+    low, high = _limits(rows)
+    for axes, part, heading in panels:
+        axes.set_ylim(low, high)
+        _panel(axes, part, gap=(high - low) * 0.052)
+        axes.set_title(heading, fontsize=10, loc="left", color="#444444")
+        axes.set_xlabel("training step")
+    panels[0][0].set_ylabel(ylabel)
+    figure.suptitle(title, fontsize=12, x=0.01, ha="left")
+    figure.supxlabel(note, fontsize=8, color="#555555", x=0.01, ha="left")
+    return figure
+
+
+def _limits(rows: Sequence[CurveRow]) -> tuple[float, float]:
+    bottoms = [row.mean if row.low is None else row.low for row in rows]
+    tops = [row.mean if row.high is None else row.high for row in rows]
+    low, high = min(bottoms), max(tops)
+    margin = 0.04 * (high - low or 1.0)
+    return low - margin, high + margin
+
+
+def _panel(axes: Axes, rows: Sequence[CurveRow], *, gap: float) -> None:
+    tidy(axes)
+    arms = order(list({row.arm for row in rows}))
+    ends = []
+    for arm in arms:
+        part = [row for row in rows if row.arm == arm]
+        steps = [row.step for row in part]
+        axes.plot(steps, [row.mean for row in part], color=colour(arm), linewidth=1.8)
+        if all(row.low is not None for row in part):
+            axes.fill_between(
+                steps,
+                [row.low or 0.0 for row in part],
+                [row.high or 0.0 for row in part],
+                color=colour(arm),
+                alpha=0.10,
+                linewidth=0,
+            )
+        ends.append(part[-1])
+    if not ends:
+        return
+    last = max(row.step for row in ends)
+    for row, height in zip(ends, spread([row.mean for row in ends], gap), strict=True):
+        axes.annotate(
+            short(row.arm),
+            xy=(row.step, row.mean),
+            xytext=(last + 0.03 * last, height),
+            color=colour(row.arm),
+            fontsize=8.5,
+            va="center",
+            annotation_clip=False,
+            arrowprops={"arrowstyle": "-", "color": colour(row.arm), "linewidth": 0.6},
+        )
+    axes.set_xlim(1, last + 0.02 * last)

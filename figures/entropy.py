@@ -1,0 +1,28 @@
+"""Entropy over training, by arm (after Fig. 5): whether quantisation raises it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from matplotlib.figure import Figure
+
+from figures.curves import WINDOW, CurveRow, curve_rows, draw_curves
+from repro.evidence.record import Record
+
+NAME = "entropy_curves"
+
+
+def rows(records: Sequence[Record]) -> list[CurveRow]:
+    """Return the mean token entropy, in nats, an arm and step."""
+    return curve_rows(records, "entropy")
+
+
+def draw(rows: Sequence[CurveRow]) -> Figure:
+    """Return the figure."""
+    seeds = max(row.n for row in rows)
+    return draw_curves(
+        rows,
+        title="Entropy during training (after Fig. 5)",
+        ylabel="mean token entropy, nats",
+        note=f"mean of {seeds} seeds and its 95 % t interval; moving average over {WINDOW} steps",
+    )

@@ -1,0 +1,101 @@
+"""One colour and one order an arm, the same in every figure.
+
+Colours are told apart by people with the common kinds of colour blindness, and by lightness in
+print; direct labels at the ends of lines stand in place of a legend wherever there is room.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+COLOURS = {
+    "bf16": "#7f7f7f",
+    "nf4": "#c9a227",
+    "mxfp4": "#66a3c7",
+    "nvfp4": "#d98880",
+    "bf16_full": "#000000",
+    "bf16_lora": "#5a5a5a",
+    "nf4_lora": "#b8860b",
+    "mxfp4_lora": "#2f7fb5",
+    "nvfp4_lora": "#c0392b",
+    "nvfp4_lora_aqn": "#6c3483",
+    "bf16_lora_random_reward": "#8c8c8c",
+    "bf16_lora_format_reward": "#3f8f5f",
+}
+SHORT = {
+    "bf16": "BF16",
+    "nf4": "NF4",
+    "mxfp4": "MXFP4",
+    "nvfp4": "NVFP4",
+    "bf16_full": "BF16 full",
+    "bf16_lora": "BF16 LoRA",
+    "nf4_lora": "NF4 LoRA",
+    "mxfp4_lora": "MXFP4 LoRA",
+    "nvfp4_lora": "NVFP4 LoRA",
+    "nvfp4_lora_aqn": "NVFP4 LoRA + AQN",
+    "bf16_lora_random_reward": "random reward",
+    "bf16_lora_format_reward": "format reward only",
+}
+CONTROLS = ("bf16_lora_random_reward", "bf16_lora_format_reward")
+_SPARE = ("#17807e", "#a0522d", "#44557a", "#b04a8f")
+
+
+def colour(arm: str) -> str:
+    """Return the arm's colour; an unknown arm gets one of a few spare ones by its name."""
+    return COLOURS.get(arm, _SPARE[sum(map(ord, arm)) % len(_SPARE)])
+
+
+def short(arm: str) -> str:
+    """Return the arm's short label."""
+    return SHORT.get(arm, arm.replace("_", " "))
+
+
+def order(arms: Sequence[str]) -> list[str]:
+    """Return the arms in the order of the paper's table, unknown ones last."""
+    known = list(COLOURS)
+    return sorted(arms, key=lambda arm: (known.index(arm) if arm in known else len(known), arm))
+
+
+def new_figure(width: float, height: float) -> Figure:
+    """Return an empty figure, in inches, drawn without any window."""
+    return Figure(figsize=(width, height), layout="constrained")
+
+
+def tidy(axes: Axes) -> None:
+    """Leave only what carries information: no box, light grid lines behind the data."""
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.grid(axis="y", color="#e6e6e6", linewidth=0.8)
+    axes.set_axisbelow(True)
+
+
+def spread(positions: Sequence[float], gap: float) -> list[float]:
+    """Return the positions moved apart so that neighbours are at least `gap` apart.
+
+    Their order stays, and so does the middle of each crowd.
+    """
+    order_of = sorted(range(len(positions)), key=lambda index: positions[index])
+    crowds: list[list[int]] = []
+    for index in order_of:
+        crowds.append([index])
+        while len(crowds) > 1 and _bottom(crowds[-1], positions, gap) < (
+            _top(crowds[-2], positions, gap) + gap
+        ):
+            last = crowds.pop()
+            crowds[-1] += last
+    placed = [0.0] * len(positions)
+    for crowd in crowds:
+        for place, index in enumerate(crowd):
+            placed[index] = _bottom(crowd, positions, gap) + place * gap
+    return placed
+
+
+def _bottom(crowd: Sequence[int], positions: Sequence[float], gap: float) -> float:
+    centre = sum(positions[index] for index in crowd) / len(crowd)
+    return centre - gap * (len(crowd) - 1) / 2
+
+
+def _top(crowd: Sequence[int], positions: Sequence[float], gap: float) -> float:
+    return _bottom(crowd, positions, gap) + gap * (len(crowd) - 1)
