@@ -145,10 +145,13 @@ def test_a_bit_flip_in_the_header_never_crashes_nor_reads_beyond_the_file(
     (size,) = struct.unpack("<Q", raw[:8])
     raw[position % (8 + size)] ^= 1 << bit
     path.write_bytes(raw)
+    file, message = None, ""
     try:
         file = TensorFile(path)
     except CheckpointError as error:
-        assert "flip.safetensors" in str(error)
+        message = str(error)
+    if file is None:
+        assert "flip.safetensors" in message
         return
     # What gets through changed a name, the metadata, or a dtype and shape of the same size.
     for name in file.names():
