@@ -27,7 +27,14 @@ from torch import Tensor
 
 from kernels.cuda import driver
 from kernels.formats import NORMAL_FLOAT
-from kernels.packing import FORMAT_NUMBERS, PACK_COLUMNS, PACK_ROWS, PackedWeight, nf4_pairs
+from kernels.packing import (
+    FORMAT_NUMBERS,
+    PACK_BYTES,
+    PACK_COLUMNS,
+    PACK_ROWS,
+    PackedWeight,
+    nf4_pairs,
+)
 
 Path = Literal["narrow", "wide", "dense"]
 
@@ -57,7 +64,11 @@ class Choice:
     whole
         Wide: deal all whole waves of tiles first, and only the rest in ranges of packs.
     split
-        Wide: deal packs in ranges, or (False) whole tiles only.
+        Wide: use all multiprocessors where there are fewer tiles, by cutting tiles.
+    ahead
+        Narrow: chunks of 64 columns of x requested at once, 1, 2 or 4.
+    prefetch
+        Narrow: request the next pack before the present one is used.
     """
 
     path: Path
@@ -67,6 +78,8 @@ class Choice:
     tokens: int = 64
     whole: bool = True
     split: bool = True
+    ahead: int = 4
+    prefetch: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -154,9 +167,15 @@ def narrow(
         "TOKEN_TILES": token_tiles,
         "TAIL": _tail(K),
         "LORA": int(adapter is not None),
+        "AHEAD": choice.ahead,
+        "PREFETCH": int(choice.prefetch),
     }
     files = ("fragments.cuh", "adapter.cuh", "linear_narrow.cu")
-    kernel = driver.load(files, "linear_narrow", tuple(macros.items()), device)
+    # The static arrays count towards the limit too, so ask for all that is possible.
+    dynamic = _NF4_TABLE if is_nf4 else 0
+    kernel = driver.load(
+        files, "linear_narrow", tuple(macros.items()), device, 3 * dynamic if is_nf4 else 0
+    )
     row_tiles16, packs, _ = weight.packs.shape
     blocks = -(-row_tiles16 // choice.row_tiles)
     rank = adapters = 0
@@ -179,7 +198,7 @@ def narrow(
             weight.packs, x, bias, weight.gain, out, _table(weight),
             M, N, K, x.stride(0), packs, a, b, z, counters, rank, adapters, end0, end1, scaling,
         ],
-        shared_bytes=_NF4_TABLE if is_nf4 else 0,
+        shared_bytes=dynamic,
     )  # fmt: skip
 
 
@@ -194,19 +213,18 @@ def wide(
     """Write y = x W^T (+ bias, + adapter) with warpgroup products; arguments as `narrow`'s."""
     M, (N, K) = x.shape[0], weight.shape
     device = x.device.index
-    is_nf4 = weight.format == "nf4"
-    table_bytes = _NF4_TABLE if is_nf4 else 0
-    stage_bytes = choice.tokens * 128
-    stages = min(12, (_SHARED_LIMIT - 1024 - table_bytes) // stage_bytes)
-    shared_bytes = 1024 + stages * stage_bytes + table_bytes
+    table_bytes = _NF4_TABLE if weight.format == "nf4" else 0
     block_rows = choice.consumers * choice.row_tiles * 64
+    stages, pack_stages = _stages(choice, table_bytes)
+    packs_bytes = block_rows // PACK_ROWS * PACK_BYTES
+    shared_bytes = 1024 + stages * choice.tokens * 128 + pack_stages * packs_bytes + table_bytes
     macros = {
         "FORMAT": FORMAT_NUMBERS[weight.format],
         "CONSUMERS": choice.consumers,
         "ROW_TILES": choice.row_tiles,
         "TOKENS": choice.tokens,
         "STAGES": stages,
-        "TAIL": _tail(K),
+        "PACKS": pack_stages,
         "LORA": int(adapter is not None),
     }
     files = ("fragments.cuh", "wgmma.cuh", "linear_wide.cu")
@@ -219,24 +237,36 @@ def wide(
     whole = tiles // blocks if choice.whole else 0
     stream = torch.cuda.current_stream().cuda_stream
     floats = 2 * blocks * block_rows * choice.tokens
-    rank = adapters = 0
+    x_map = driver.tensor_map(x.data_ptr(), M, K, x.stride(0), choice.tokens)
+    z_map, rank, b = x_map, 0, None
     end0 = end1 = 1 << 30
-    z = b = None
     if adapter is not None:
-        b, rank, adapters = adapter.b, adapter.b.shape[1], len(adapter.ends) + 1
+        b, rank = adapter.b, adapter.b.shape[1]
         end0, end1 = (*adapter.ends, 1 << 30, 1 << 30)[:2]
         z = project(x, weight, adapter)
+        z_map = driver.tensor_map(z.data_ptr(), M, z.shape[1], z.shape[1], choice.tokens)
     kernel.launch(
         (blocks, 1),
         (choice.consumers + 1) * 128,
         [
-            weight.packs, x, bias, weight.gain, out, _table(weight),
+            x_map, z_map, weight.packs, bias, weight.gain, out, _table(weight),
             _workspace(device, stream, _rounded(floats)), _counters(device, stream),
-            M, N, K, x.stride(0), packs, row_tiles16, token_tiles, tiles, whole,
-            b, z, rank, adapters, end0, end1,
+            M, N, packs, row_tiles16, token_tiles, tiles, whole, b, rank, end0, end1,
         ],
         shared_bytes=shared_bytes,
     )  # fmt: skip
+
+
+def _stages(choice: Choice, table_bytes: int) -> tuple[int, int]:
+    """Return how many stages of x and of W fit: W first, as device memory is further away."""
+    stage_bytes = choice.tokens * 128
+    packs_bytes = choice.consumers * choice.row_tiles * 4 * PACK_BYTES
+    room = _SHARED_LIMIT - 1024 - table_bytes
+    for packs in (4, 3, 2):
+        stages = (room - packs * packs_bytes) // stage_bytes
+        if stages >= 4:
+            break
+    return max(1, min(8, stages)), packs
 
 
 def _rounded(floats: int) -> int:

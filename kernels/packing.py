@@ -180,14 +180,14 @@ def unpack(packed: PackedWeight) -> QuantizedWeight:
     N, K = packed.shape
     tiles, columns, _ = packed.packs.shape
     words = packed.packs[:, :, :2048].contiguous().view(torch.int32)
-    words = words.view(tiles, columns, 4, 8, 4, 4)  # chunk, g, t, j
+    words = words.view(tiles, columns, 4, 4, 8, 4)  # chunk, t, g, j
     if packed.format == "nf4":
         bytes_ = [((words >> (8 * i)) & 255).to(torch.uint8) for i in range(4)]
     else:
         bytes_ = [_gather_byte(words, i) for i in range(4)]
-    # (tile, half, g, column, chunk, t, j, low or high pair)
-    pairs = torch.stack((torch.stack(bytes_[0::2], -1), torch.stack(bytes_[1::2], -1)), 0)
-    pairs = pairs.permute(1, 0, 4, 2, 3, 5, 6, 7)
+    # (half, tile, column, chunk, t, g, low or high eight, j), then as the matrix has it
+    pairs = torch.stack((torch.stack(bytes_[0::2], -2), torch.stack(bytes_[1::2], -2)), 0)
+    pairs = pairs.permute(1, 0, 5, 2, 3, 4, 6, 7)
     codes = pairs.reshape(tiles * PACK_ROWS, columns * PACK_COLUMNS // 2)[:N, : K // 2]
     codes = codes.contiguous()
     if packed.format == "nf4":
@@ -221,9 +221,9 @@ def _pack_codes(codes: Tensor, tiles: int, columns: int, format: str) -> Tensor:
         tiles * PACK_ROWS, columns * PACK_COLUMNS // 2, dtype=torch.uint8, device=codes.device
     )
     padded[: codes.shape[0], : codes.shape[1]] = codes
-    # (tile, half, g, column, chunk, t, j, low or high pair of the product)
-    pairs = padded.view(tiles, 2, 8, columns, 4, 4, 4, 2)
-    pairs = pairs.permute(0, 3, 4, 2, 5, 6, 7, 1)  # word (chunk, g, t, j), then pair, half
+    # (tile, half, g, column, chunk, t, low or high eight of the block, j)
+    pairs = padded.view(tiles, 2, 8, columns, 4, 4, 2, 4)
+    pairs = pairs.permute(0, 3, 4, 5, 2, 7, 6, 1)  # word (chunk, t, g, j), then eight, half
     if format == "nf4":
         return pairs.reshape(tiles, columns, 2048)
     tables = _scatter_tables(codes.device)

@@ -23,7 +23,7 @@ extern "C" __global__ void __launch_bounds__(256) dequantize_packs(
   const u8* source = packed + index * PACK_BYTES;
   uint4 codes[4];
 #pragma unroll
-  for (int c = 0; c < 4; ++c) codes[c] = load_weights16(source + (c * 32 + lane) * 16);
+  for (int c = 0; c < 4; ++c) codes[c] = load_weights16(source + (c * 32 + t * 8 + g) * 16);
 #if FORMAT == NF4
   uint4 absmax[2] = {load_weights16(source + 2048 + g * 16),
                      load_weights16(source + 2048 + (g + 8) * 16)};
@@ -72,7 +72,7 @@ extern "C" __global__ void __launch_bounds__(256) dequantize_packs(
           low = __uint_as_float(pair << 16) * 8.507059173023462e37f;        // 2^126
           high = __uint_as_float(pair & 0xFFFF0000u) * 8.507059173023462e37f;
 #endif
-          out8[2 * j + p] = pack_bf16x2(low * factor, high * factor);
+          out8[j + 4 * p] = pack_bf16x2(low * factor, high * factor);
         }
       }
       // Neighbouring lanes trade halves, so that a pair of lanes writes 32 adjacent bytes.

@@ -26,7 +26,18 @@ from kernels.cuda import compiler
 _PROGRAMMATIC_STREAM_SERIALIZATION = 6
 _MAX_DYNAMIC_SHARED = 8
 
-Argument = Tensor | int | float | None
+_BFLOAT16_ELEMENTS = 9
+_SWIZZLE_128_BYTES = 3
+_PROMOTE_TO_256_BYTES = 3
+
+
+class TensorMap(ctypes.Structure):
+    """The driver's description of a matrix, for tensor copies; passed to a kernel by value."""
+
+    _fields_ = (("opaque", ctypes.c_uint64 * 16),)
+
+
+Argument = Tensor | TensorMap | int | float | None
 
 
 class _Attribute(ctypes.Structure):
@@ -92,7 +103,7 @@ class Kernel:
             Threads a block.
         arguments
             In the kernel's order: a tensor passes its address, None a null pointer, an int 32
-            bits, a float float32.
+            bits, a float float32, a tensor map itself.
         shared_bytes
             Dynamic shared memory.
         overlap
@@ -103,12 +114,14 @@ class Kernel:
         RuntimeError
             When the driver refuses.
         """
-        values: list[ctypes.c_void_p | ctypes.c_int | ctypes.c_float] = []
+        values: list[ctypes.c_void_p | ctypes.c_int | ctypes.c_float | TensorMap] = []
         for argument in arguments:
             if argument is None:
                 values.append(ctypes.c_void_p(0))
             elif isinstance(argument, Tensor):
                 values.append(ctypes.c_void_p(argument.data_ptr()))
+            elif isinstance(argument, TensorMap):
+                values.append(argument)
             elif isinstance(argument, int):
                 values.append(ctypes.c_int(argument))
             else:
@@ -124,6 +137,48 @@ class Kernel:
         )
         status = _driver().cuLaunchKernelEx(ctypes.byref(config), self.function, pointers, None)
         _check(status, f"launch of {self.name}")
+
+
+@lru_cache(maxsize=4096)
+def tensor_map(address: int, rows: int, columns: int, stride: int, box: int) -> TensorMap:
+    """Describe a bfloat16 matrix for copies of `box` rows x 64 columns in the 128-byte swizzle.
+
+    Parameters
+    ----------
+    address
+        Of the first element, a multiple of 16.
+    rows, columns
+        Elements beyond them arrive as zeros.
+    stride
+        Elements from row to row, a multiple of 8.
+    box
+        Rows a copy, at most 256.
+
+    Raises
+    ------
+    RuntimeError
+        When the driver refuses.
+    """
+    size = ctypes.sizeof(TensorMap)
+    memory = (ctypes.c_char * (size + 64))()
+    offset = -ctypes.addressof(memory) % 64  # the driver asks for this alignment
+    made = TensorMap.from_buffer(memory, offset)
+    status = _driver().cuTensorMapEncodeTiled(
+        ctypes.byref(made),
+        _BFLOAT16_ELEMENTS,
+        2,
+        ctypes.c_void_p(address),
+        (ctypes.c_uint64 * 2)(columns, rows),
+        (ctypes.c_uint64 * 1)(stride * 2),
+        (ctypes.c_uint32 * 2)(64, box),
+        (ctypes.c_uint32 * 2)(1, 1),
+        0,
+        _SWIZZLE_128_BYTES,
+        _PROMOTE_TO_256_BYTES,
+        0,
+    )
+    _check(status, f"tensor map of a {rows} x {columns} matrix with stride {stride}")
+    return made
 
 
 @lru_cache(maxsize=256)

@@ -3,13 +3,18 @@
 // source compiles with NVRTC alone.
 //
 // A pack is 16 rows x 256 columns of W in 2304 bytes: 2048 of codes, then 256 of scales.
-//   codes : uint4[4 chunks][32 lanes]. Chunk c covers columns 64c .. 64c+63. Lane (g = lane / 4,
-//           t = lane % 4) holds columns 64c + 16t .. +15 of rows g and g + 8: one whole block of 16
-//           a row, so two scale expansions serve 32 weights. Word j of the four feeds product j.
-//   scales: NVFP4, MXFP4: uint2[32 lanes], byte 2c + r is the scale of chunk c, row g + 8r.
+//   codes : uint4[4 chunks][4][8]. Chunk c covers columns 64c .. 64c+63, four blocks of 16. Entry
+//           (t, g) holds block t of rows g and g + 8: word j has the pairs of columns 2j, 2j+1 and
+//           2j+8, 2j+9 of the block, for both rows, which is the A fragment that lane (g, j) of a
+//           m16n8k16 product over that block holds (lane = 4g + j).
+//   scales: NVFP4, MXFP4: uint2[8 g][4 t], byte 2c + r is the scale of chunk c, row g + 8r, block t.
 //           NF4: float[16 rows][4 chunks], one absmax a row and chunk.
-// In product j the logical columns 2t, 2t+1, 2t+8, 2t+9 of lane t stand for columns
-// 16t + 4j + 0..3 of the chunk, for W and for x alike; a sum does not mind its order.
+//
+// The layout can be read in two ways. A lane (g, t) that takes entry (t, g) whole has one block of
+// 16 a row, so two scale expansions serve 32 weights; its product j then runs over columns
+// 2j, 2j+1, 2j+8, 2j+9 of four blocks at once, for W and for x alike, and a sum does not mind its
+// order (linear_narrow). A lane (g, t) that takes word t of entries (0, g) .. (3, g) has the blocks
+// one after another, in x's natural order, as wgmma wants it (linear_wide).
 
 typedef unsigned char u8;
 typedef unsigned short u16;

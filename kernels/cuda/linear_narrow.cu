@@ -13,7 +13,8 @@
 // of A each, and publish it; the others add z B^T as further columns of the product. Blocks start
 // in order of index, so those that publish are never behind those that wait.
 //
-// Macros: FORMAT, WARPS, ROW_TILES, TOKEN_TILES, TAIL (columns not a multiple of 256), LORA.
+// Macros: FORMAT, WARPS, ROW_TILES, TOKEN_TILES, TAIL (columns not a multiple of 256), LORA,
+// AHEAD (chunks of x requested at once, 1, 2 or 4), PREFETCH (request the next pack early).
 
 #if LORA
 __device__ __forceinline__ u32 load_acquire(const u32* address) {
@@ -52,32 +53,33 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32) linear_narrow(
   const u8* tile = packed + (u64)(publishes ? 0 : block) * ROW_TILES * packs * PACK_BYTES;
   const int row0 = block * ROWS;
 
-  uint4 codes[ROW_TILES][4];
+  struct Pack {
+    uint4 codes[ROW_TILES][4];
 #if FORMAT == NF4
-  float4 absmax[ROW_TILES][2];
+    uint4 absmax[ROW_TILES][2];
 #else
-  uint2 scales[ROW_TILES];
+    uint2 scales[ROW_TILES];
 #endif
+  };
   auto load_pack = [&](int p) {
+    Pack w;
 #pragma unroll
     for (int r = 0; r < ROW_TILES; ++r) {
       const u8* pack = tile + ((u64)r * packs + p) * PACK_BYTES;
 #pragma unroll
-      for (int c = 0; c < 4; ++c) codes[r][c] = load_weights16(pack + (c * 32 + lane) * 16);
+      for (int c = 0; c < 4; ++c) w.codes[r][c] = load_weights16(pack + (c * 32 + t * 8 + g) * 16);
 #if FORMAT == NF4
 #pragma unroll
-      for (int h = 0; h < 2; ++h) {
-        uint4 v = load_weights16(pack + 2048 + (g + 8 * h) * 16);
-        absmax[r][h] = make_float4(__uint_as_float(v.x), __uint_as_float(v.y),
-                                   __uint_as_float(v.z), __uint_as_float(v.w));
-      }
+      for (int h = 0; h < 2; ++h) w.absmax[r][h] = load_weights16(pack + 2048 + (g + 8 * h) * 16);
 #else
-      scales[r] = load_weights8(pack + 2048 + lane * 8);
+      w.scales[r] = load_weights8(pack + 2048 + lane * 8);
 #endif
     }
+    return w;
   };
 
-  if (!publishes && warp < packs) load_pack(warp);
+  Pack w;
+  if (!publishes && warp < packs) w = load_pack(warp);
 #if FORMAT == NF4
   fill_table(table, table_pairs, threadIdx.x, WARPS * 32);
   __syncthreads();
@@ -94,10 +96,21 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32) linear_narrow(
 #endif
 
   for (int p = warp; p < packs && !publishes; p += WARPS) {
-    if (p != warp) load_pack(p);
+#if !PREFETCH
+    if (p != warp) w = load_pack(p);
+#else
+    Pack next = w;
+    if (p + WARPS < packs) next = load_pack(p + WARPS);
+#endif
+    Tokens ahead[AHEAD];
 #pragma unroll
     for (int c = 0; c < 4; ++c) {
-      Tokens xs = load_tokens(rows, p * PACK_COLUMNS + c * 64 + t * 16, K);
+      if (c % AHEAD == 0) {
+#pragma unroll
+        for (int i = 0; i < AHEAD; ++i)
+          ahead[i] = load_tokens(rows, p * PACK_COLUMNS + (c + i) * 64 + t * 16, K);
+      }
+      const Tokens& xs = ahead[c % AHEAD];
 #pragma unroll
       for (int r = 0; r < ROW_TILES; ++r) {
 #if FORMAT == NF4
@@ -105,15 +118,13 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32) linear_narrow(
         float chunk[TOKEN_TILES][4] = {};
 #pragma unroll
         for (int j = 0; j < 4; ++j) {
-          Fragment f = expand_codes(word_of(codes[r][c], j), table_lane);
+          Fragment f = expand_codes(word_of(w.codes[r][c], j), table_lane);
 #pragma unroll
           for (int n = 0; n < TOKEN_TILES; ++n)
-            mma_bf16(chunk[n], f, xs.pair[n][2 * j], xs.pair[n][2 * j + 1]);
+            mma_bf16(chunk[n], f, xs.pair[n][j], xs.pair[n][j + 4]);
         }
-        const float upper = c == 0 ? absmax[r][0].x : c == 1 ? absmax[r][0].y
-                          : c == 2 ? absmax[r][0].z : absmax[r][0].w;
-        const float lower = c == 0 ? absmax[r][1].x : c == 1 ? absmax[r][1].y
-                          : c == 2 ? absmax[r][1].z : absmax[r][1].w;
+        const float upper = __uint_as_float(word_of(w.absmax[r][0], c));
+        const float lower = __uint_as_float(word_of(w.absmax[r][1], c));
 #pragma unroll
         for (int n = 0; n < TOKEN_TILES; ++n) {
           sum[r][n][0] = fmaf(chunk[n][0], upper, sum[r][n][0]);
@@ -122,18 +133,21 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32) linear_narrow(
           sum[r][n][3] = fmaf(chunk[n][3], lower, sum[r][n][3]);
         }
 #else
-        const u32 upper = expand_scale(scales[r], c, 0), lower = expand_scale(scales[r], c, 1);
+        const u32 upper = expand_scale(w.scales[r], c, 0), lower = expand_scale(w.scales[r], c, 1);
 #pragma unroll
         for (int j = 0; j < 4; ++j) {
-          Fragment f = expand_codes(word_of(codes[r][c], j));
+          Fragment f = expand_codes(word_of(w.codes[r][c], j));
           scale_fragment(f, upper, lower);
 #pragma unroll
           for (int n = 0; n < TOKEN_TILES; ++n)
-            mma_bf16(sum[r][n], f, xs.pair[n][2 * j], xs.pair[n][2 * j + 1]);
+            mma_bf16(sum[r][n], f, xs.pair[n][j], xs.pair[n][j + 4]);
         }
 #endif
       }
     }
+#if PREFETCH
+    w = next;
+#endif
   }
 
 #if LORA

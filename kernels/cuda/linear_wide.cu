@@ -1,37 +1,37 @@
 // y = x @ dequantize(W).T + bias for many tokens, on warpgroup products (wgmma).
 //
 // A block is one producer warpgroup and CONSUMERS consumer warpgroups, each with ROW_TILES tiles of
-// 64 rows of W, against TOKENS tokens. Weights are A: packed codes go from device memory to
-// registers one pack ahead and become fragments there, while the products of the fragments before
-// run. x is B: the producer copies chunks of 64 columns into a ring of STAGES swizzled tiles,
-// putting columns into the order of fragments.cuh as it does so (4-byte asynchronous copies, one
-// row of 128 bytes a warp: coalesced on both sides and free of bank conflicts).
+// 64 rows of W, against TOKENS tokens. Two threads of the producer keep two rings of shared memory
+// full: x in swizzled tiles of 64 columns by tensor copies, W in packs by bulk copies, the latter
+// already before the kernel in front has ended. Weights are A: a lane reads codes from the ring,
+// makes fragments of them in registers, and does so while the products of the fragments before
+// run. x is B, straight from the ring, in its natural order.
 //
 // Work is dealt in packs. The first `whole` tiles of each block are complete; the rest are cut
 // into equal contiguous ranges of packs, whatever tile they fall in. Blocks that share a tile put
 // their sums into a workspace, wait for one another, and each add up a slice in a fixed order: no
 // atomics on results, the same bits each run. All blocks are resident, so waiting cannot deadlock.
 //
-// Macros: FORMAT, CONSUMERS, ROW_TILES, TOKENS, STAGES, TAIL, LORA.
+// Macros: FORMAT, CONSUMERS, ROW_TILES, TOKENS, STAGES (of x), PACKS (stages of W), LORA.
 
-#define LAG 2                                // chunks in flight before one is published
 #define BLOCK_ROWS (CONSUMERS * ROW_TILES * 64)
+#define TILES16 (BLOCK_ROWS / 16)
 #define STAGE_BYTES (TOKENS * 128)
-#define TABLE_OFFSET (1024 + STAGES * STAGE_BYTES)  // behind the ring, wherever it is aligned to
+#define PACKS_BYTES (TILES16 * PACK_BYTES)
+#define PACKS_OFFSET (STAGES * STAGE_BYTES)
+#define TABLE_OFFSET (PACKS_OFFSET + PACKS * PACKS_BYTES)
 #define ACCUMULATORS (TOKENS / 2)            // a thread and row tile
 
 struct Segment { int tile, begin, end; };    // packs [begin, end) of a tile; empty: none left
 
 struct Plan {
   int packs, whole, blocks;
-  long long stream;                          // packs dealt as ranges
+  int stream;                                // packs dealt as ranges; times blocks, below 2^31
   int dealt;                                 // to so many blocks, none of them empty-handed
   __device__ int start(int block) const {
-    return block >= dealt ? (int)stream : (int)(stream * block / dealt);
+    return block >= dealt ? stream : stream * block / dealt;
   }
-  __device__ int owner(int unit) const {
-    return (int)(((long long)(unit + 1) * dealt - 1) / stream);
-  }
+  __device__ int owner(int unit) const { return ((unit + 1) * dealt - 1) / stream; }
   __device__ Segment segment(int block, int index) const {
     Segment s;
     if (index < whole) {
@@ -48,41 +48,42 @@ struct Plan {
 };
 
 #if CONSUMERS == 2
-#define PRODUCER_REGISTERS 56
-#define CONSUMER_REGISTERS 224
+#define PRODUCER_REGISTERS 40
+#define CONSUMER_REGISTERS 232
 #else
-#define PRODUCER_REGISTERS 56
-#define CONSUMER_REGISTERS 152
+#define PRODUCER_REGISTERS 32
+#define CONSUMER_REGISTERS 160
 #endif
 
 extern "C" __global__ void __launch_bounds__((CONSUMERS + 1) * 128, 1) linear_wide(
-    const u8* __restrict__ packed, const u16* x, const u16* __restrict__ bias,
+    const __grid_constant__ TensorMap x_map, const __grid_constant__ TensorMap z_map,
+    const u8* __restrict__ packed, const u16* __restrict__ bias,
     const float* __restrict__ global_scale, u16* y, const u32* __restrict__ table_pairs,
     float* workspace, u32* counters,
-    int M, int N, int K, int x_stride, int packs, int row_tiles16, int token_tiles, int tiles,
-    int whole, const u16* __restrict__ lora_b, const u16* z, int rank, int adapters,
-    int adapter_end0, int adapter_end1) {
-  extern __shared__ __align__(1024) u8 shared[];
-  __shared__ __align__(8) u64 barriers[2 * STAGES];
-  u32 stage0;
-  asm("{ .reg .u64 a; cvta.to.shared.u64 a, %1; cvt.u32.u64 %0, a; }" : "=r"(stage0) : "l"(shared));
-  stage0 = (stage0 + 1023u) & ~1023u;
-  u32 full0;
-  asm("{ .reg .u64 a; cvta.to.shared.u64 a, %1; cvt.u32.u64 %0, a; }"
-      : "=r"(full0) : "l"(barriers));
-  const u32 empty0 = full0 + 8 * STAGES;
+    int M, int N, int packs, int row_tiles16, int token_tiles, int tiles, int whole,
+    const u16* __restrict__ lora_b, int rank, int adapter_end0, int adapter_end1) {
+  extern __shared__ u8 shared[];
+  __shared__ __align__(8) u64 barriers[2 * STAGES + 2 * PACKS];
+  const u32 stage0 = (shared_address(shared) + 1023u) & ~1023u;  // the swizzle counts from 1024
+  const u32 full0 = shared_address(barriers), empty0 = full0 + 8 * STAGES;
+  const u32 packs_full0 = empty0 + 8 * STAGES, packs_empty0 = packs_full0 + 8 * PACKS;
+  const u32 packs0 = stage0 + PACKS_OFFSET;
 
   const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, group = threadIdx.x >> 7;
   allow_dependents();
   if (threadIdx.x == 0) {
     for (int s = 0; s < STAGES; ++s) {
-      barrier_init(full0 + 8 * s, 128);
+      barrier_init(full0 + 8 * s, 1);
       barrier_init(empty0 + 8 * s, CONSUMERS * 4);
+    }
+    for (int s = 0; s < PACKS; ++s) {
+      barrier_init(packs_full0 + 8 * s, 1);
+      barrier_init(packs_empty0 + 8 * s, CONSUMERS * 4);
     }
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
   }
 #if FORMAT == NF4
-  u32* table = (u32*)(shared + TABLE_OFFSET);
+  u32* table = (u32*)(shared + (stage0 - shared_address(shared)) + TABLE_OFFSET);
   fill_table(table, table_pairs, threadIdx.x, (CONSUMERS + 1) * 128);
 #endif
   __syncthreads();
@@ -91,8 +92,8 @@ extern "C" __global__ void __launch_bounds__((CONSUMERS + 1) * 128, 1) linear_wi
   plan.packs = packs;
   plan.whole = whole;
   plan.blocks = gridDim.x;
-  plan.stream = (long long)(tiles - whole * (int)gridDim.x) * packs;
-  plan.dealt = (int)min((long long)plan.blocks, plan.stream);
+  plan.stream = (tiles - whole * (int)gridDim.x) * packs;
+  plan.dealt = min(plan.blocks, plan.stream);
   const int block = blockIdx.x;
 #if LORA
   const int adapter_chunks = (rank + 63) / 64;
@@ -100,56 +101,49 @@ extern "C" __global__ void __launch_bounds__((CONSUMERS + 1) * 128, 1) linear_wi
 
   if (group == CONSUMERS) {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" :: "n"(PRODUCER_REGISTERS));
-    wait_for_prerequisites();
-    const int first = warp & 3;  // rows first, first + 4, ... of the tile
-    const int pair = lane & 7, word = lane >> 3;
-    const u32 even = ((pair ^ first) << 4) + word * 4 + first * 128;
-    const u32 odd = ((pair ^ (first + 4)) << 4) + word * 4 + first * 128;
-    int stage = 0, pending = 0, publish = 0;
-    u32 phase = 0;
-    auto copy_chunk = [&](const u16* source, long long stride, int rows, int bytes) {
-      barrier_wait(empty0 + 8 * stage, phase ^ 1);
-      const u32 target = stage0 + stage * STAGE_BYTES;
-#pragma unroll 8
-      for (int i = 0; i < TOKENS / 4; ++i) {
-        if (first + 4 * i < rows)
-          copy_async4(target + ((i & 1) ? odd : even) + i * 512, source + i * 4 * stride, bytes);
-      }
-      asm volatile("cp.async.commit_group;" ::: "memory");
-      if (++stage == STAGES) { stage = 0; phase ^= 1; }
-      if (++pending > LAG) {
-        asm volatile("cp.async.wait_group %0;" :: "n"(LAG) : "memory");
-        asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
-        barrier_arrive(full0 + 8 * publish);
-        if (++publish == STAGES) publish = 0;
-        --pending;
-      }
-    };
-    for (int index = 0;; ++index) {
-      const Segment s = plan.segment(block, index);
-      if (s.end <= s.begin) break;
-      const int token0 = (s.tile % token_tiles) * TOKENS;
-      const int rows = M - token0;
-      const u16* source = x + (long long)(token0 + first) * x_stride + lane * 2;
-      for (int chunk = s.begin * 4; chunk < s.end * 4; ++chunk)
-        copy_chunk(source + chunk * 64, x_stride, rows,
-                   !TAIL || chunk * 64 + lane * 2 < K ? 4 : 0);
+    if ((warp & 3) == 0 && lane == 0) {  // x
+      wait_for_prerequisites();
+      int stage = 0;
+      u32 phase = 1;
+      auto copy = [&](const TensorMap& map, int column, int token) {
+        barrier_wait(empty0 + 8 * stage, phase);
+        barrier_expect(full0 + 8 * stage, STAGE_BYTES);
+        copy_tile(stage0 + stage * STAGE_BYTES, map, column, token, full0 + 8 * stage);
+        if (++stage == STAGES) { stage = 0; phase ^= 1; }
+      };
+      for (int index = 0;; ++index) {
+        const Segment s = plan.segment(block, index);
+        if (s.end <= s.begin) break;
+        const int token0 = (s.tile % token_tiles) * TOKENS;
+        for (int chunk = s.begin * 4; chunk < s.end * 4; ++chunk) copy(x_map, chunk * 64, token0);
 #if LORA
-      if (s.end == packs) {
-        const int row0 = (s.tile / token_tiles) * BLOCK_ROWS;
-        const int adapter = (row0 >= adapter_end0) + (row0 >= adapter_end1);
-        const int total = adapters * rank;
-        const u16* update = z + (long long)(token0 + first) * total + adapter * rank + lane * 2;
-        for (int chunk = 0; chunk < adapter_chunks; ++chunk)
-          copy_chunk(update + chunk * 64, total, rows, chunk * 64 + lane * 2 < rank ? 4 : 0);
-      }
+        if (s.end == packs) {
+          const int row0 = (s.tile / token_tiles) * BLOCK_ROWS;
+          const int adapter = (row0 >= adapter_end0) + (row0 >= adapter_end1);
+          for (int chunk = 0; chunk < adapter_chunks; ++chunk)
+            copy(z_map, adapter * rank + chunk * 64, token0);
+        }
 #endif
-    }
-    asm volatile("cp.async.wait_all;" ::: "memory");
-    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
-    for (; pending > 0; --pending) {
-      barrier_arrive(full0 + 8 * publish);
-      if (++publish == STAGES) publish = 0;
+      }
+    } else if ((warp & 3) == 1 && lane == 0) {  // W, which no kernel in front writes
+      int stage = 0;
+      u32 phase = 1;
+      for (int index = 0;; ++index) {
+        const Segment s = plan.segment(block, index);
+        if (s.end <= s.begin) break;
+        const int tile16 = (s.tile / token_tiles) * TILES16;
+        const int present = min(TILES16, row_tiles16 - tile16);
+        for (int pack = s.begin; pack < s.end; ++pack) {
+          barrier_wait(packs_empty0 + 8 * stage, phase);
+          const u32 full = packs_full0 + 8 * stage;
+          barrier_expect(full, present * PACK_BYTES);
+          const u8* source = packed + ((u64)tile16 * packs + pack) * PACK_BYTES;
+          for (int i = 0; i < present; ++i)
+            copy_bytes(packs0 + stage * PACKS_BYTES + i * PACK_BYTES,
+                       source + (u64)i * packs * PACK_BYTES, PACK_BYTES, full);
+          if (++stage == PACKS) { stage = 0; phase ^= 1; }
+        }
+      }
     }
     return;
   }
@@ -161,41 +155,16 @@ extern "C" __global__ void __launch_bounds__((CONSUMERS + 1) * 128, 1) linear_wi
   const u32* table_lane = table + lane;
 #endif
   float sum[ROW_TILES][ACCUMULATORS];
-  uint4 codes[ROW_TILES][4];
-#if FORMAT == NF4
-  uint4 scales[ROW_TILES][2], next_scales[ROW_TILES][2];
-#else
-  uint2 scales[ROW_TILES], next_scales[ROW_TILES];
-#endif
-  auto pack_of = [&](int tile, int pack, int r) {
-    const int tile16 = ((tile / token_tiles) * BLOCK_ROWS + row_in_block) / 16 + r * 4;
-    return packed + ((u64)min(tile16, row_tiles16 - 1) * packs + pack) * PACK_BYTES;
-  };
-#if FORMAT == NF4
-#define LOAD_SCALES(target, r, source)                                  \
-  target[r][0] = load_weights16((source) + 2048 + g * 16);              \
-  target[r][1] = load_weights16((source) + 2048 + (g + 8) * 16)
-#else
-#define LOAD_SCALES(target, r, source) target[r] = load_weights8((source) + 2048 + lane * 8)
-#endif
-  Segment s = plan.segment(block, 0);
-  const u8* source[ROW_TILES];
-#pragma unroll
-  for (int r = 0; r < ROW_TILES; ++r) {
-    source[r] = pack_of(s.tile, s.begin, r);
-#pragma unroll
-    for (int c = 0; c < 4; ++c) codes[r][c] = load_weights16(source[r] + (c * 32 + lane) * 16);
-    LOAD_SCALES(scales, r, source[r]);
-  }
   const float gain = *global_scale;
   wait_for_prerequisites();
 
-  int stage = 0, previous = -1;
-  u32 phase = 0;
+  int stage = 0, previous = -1, pack_stage = 0;
+  u32 phase = 0, pack_phase = 0;
   auto products = [&](float* d, const Fragment* a) {
     wgmma_fence();
+    const u64 tile = describe(stage0 + stage * STAGE_BYTES);
 #pragma unroll
-    for (int j = 0; j < 4; ++j) wgmma(d, a[j], describe(stage0 + stage * STAGE_BYTES + j * 32));
+    for (int j = 0; j < 4; ++j) wgmma(d, a[j], tile + 2 * j);  // 32 bytes on, in units of 16
     wgmma_commit();
     wgmma_wait<1>();
   };
@@ -239,19 +208,28 @@ extern "C" __global__ void __launch_bounds__((CONSUMERS + 1) * 128, 1) linear_wi
 
   int index = 0, shared_tiles = 0;
   int shared_tile[2];
+  Segment s = plan.segment(block, 0);
   while (s.end > s.begin) {
-    const Segment next = plan.segment(block, index + 1);
 #pragma unroll
     for (int r = 0; r < ROW_TILES; ++r)
 #pragma unroll
       for (int i = 0; i < ACCUMULATORS; ++i) sum[r][i] = 0.0f;
 
     for (int pack = s.begin; pack < s.end; ++pack) {
+      barrier_wait(packs_full0 + 8 * pack_stage, pack_phase);
+      const u32 own = packs0 + pack_stage * PACKS_BYTES + (row_in_block / 16) * PACK_BYTES;
+      const u32 own_codes = own + g * 16 + t * 4;
+      uint4 scales[ROW_TILES][2];
 #pragma unroll
       for (int r = 0; r < ROW_TILES; ++r) {
-        if (pack + 1 < s.end) source[r] += PACK_BYTES;
-        else if (next.end > next.begin) source[r] = pack_of(next.tile, next.begin, r);
-        LOAD_SCALES(next_scales, r, source[r]);
+        const u32 at = own + r * 4 * PACK_BYTES + 2048;
+#if FORMAT == NF4
+        scales[r][0] = load_shared16(at + g * 16);
+        scales[r][1] = load_shared16(at + g * 16 + 128);
+#else
+        scales[r][0] = load_shared16(at + g * 32);
+        scales[r][1] = load_shared16(at + g * 32 + 16);
+#endif
       }
       Fragment a[2][4];  // products read one while the other is filled
 #pragma unroll
@@ -259,39 +237,41 @@ extern "C" __global__ void __launch_bounds__((CONSUMERS + 1) * 128, 1) linear_wi
 #pragma unroll
         for (int r = 0; r < ROW_TILES; ++r) {
           Fragment* fragment = a[(c * ROW_TILES + r) & 1];
+          u32 words[4];
+#pragma unroll
+          for (int j = 0; j < 4; ++j)
+            words[j] = load_shared4(own_codes + r * 4 * PACK_BYTES + c * 512 + j * 128);
 #if FORMAT == NF4
           const float upper_absmax = __uint_as_float(word_of(scales[r][0], c));
           const float lower_absmax = __uint_as_float(word_of(scales[r][1], c));
           const u32 upper = pack_bf16x2(upper_absmax, upper_absmax);
           const u32 lower = pack_bf16x2(lower_absmax, lower_absmax);
-#else
-          const u32 upper = expand_scale(scales[r], c, 0), lower = expand_scale(scales[r], c, 1);
 #endif
 #pragma unroll
           for (int j = 0; j < 4; ++j) {
 #if FORMAT == NF4
-            fragment[j] = expand_codes(word_of(codes[r][c], j), table_lane);
+            fragment[j] = expand_codes(words[j], table_lane);
 #else
-            fragment[j] = expand_codes(word_of(codes[r][c], j));
+            const uint4 both = scales[r][j >> 1];
+            const uint2 block_scales = j & 1 ? make_uint2(both.z, both.w)
+                                             : make_uint2(both.x, both.y);
+            const u32 upper = expand_scale(block_scales, c, 0);
+            const u32 lower = expand_scale(block_scales, c, 1);
+            fragment[j] = expand_codes(words[j]);
 #endif
             scale_fragment(fragment[j], upper, lower);
           }
-          codes[r][c] = load_weights16(source[r] + (c * 32 + lane) * 16);
+          if (c == 3 && r == ROW_TILES - 1) {
+            __syncwarp();
+            if (lane == 0) barrier_arrive(packs_empty0 + 8 * pack_stage);
+          }
           if (r == 0) barrier_wait(full0 + 8 * stage, phase);
           products(sum[r], fragment);
           if (r == 0) release();
         }
         advance();
       }
-#pragma unroll
-      for (int r = 0; r < ROW_TILES; ++r) {
-#if FORMAT == NF4
-        scales[r][0] = next_scales[r][0];
-        scales[r][1] = next_scales[r][1];
-#else
-        scales[r] = next_scales[r];
-#endif
-      }
+      if (++pack_stage == PACKS) { pack_stage = 0; pack_phase ^= 1; }
     }
 
     const int row_start = (s.tile / token_tiles) * BLOCK_ROWS + row_in_block;
@@ -304,21 +284,18 @@ extern "C" __global__ void __launch_bounds__((CONSUMERS + 1) * 128, 1) linear_wi
         for (int r = 0; r < ROW_TILES; ++r) {
           wgmma_wait<0>();
           if (r == 0) release();
-          const int column = chunk * 64 + t * 16;
-          uint4 w[4] = {};
-          if (column < rank) {
-            const int row = row_start + r * 64 + g;
-            const uint4* upper = (const uint4*)(lora_b + (u64)min(row, N - 1) * rank + column);
-            const uint4* lower = (const uint4*)(lora_b + (u64)min(row + 8, N - 1) * rank + column);
-            w[0] = upper[0]; w[1] = upper[1]; w[2] = lower[0]; w[3] = lower[1];
-          }
-          Fragment f[4];
+          const int row = row_start + r * 64 + g;
+          const u16* upper = lora_b + (u64)min(row, N - 1) * rank + chunk * 64 + 2 * t;
+          const u16* lower = lora_b + (u64)min(row + 8, N - 1) * rank + chunk * 64 + 2 * t;
+          Fragment f[4] = {};
 #pragma unroll
           for (int j = 0; j < 4; ++j) {
-            f[j].r[0] = word_of(w[j >> 1], 2 * (j & 1));
-            f[j].r[1] = word_of(w[2 + (j >> 1)], 2 * (j & 1));
-            f[j].r[2] = word_of(w[j >> 1], 2 * (j & 1) + 1);
-            f[j].r[3] = word_of(w[2 + (j >> 1)], 2 * (j & 1) + 1);
+            if (chunk * 64 + j * 16 < rank) {
+              f[j].r[0] = *(const u32*)(upper + 16 * j);
+              f[j].r[1] = *(const u32*)(lower + 16 * j);
+              f[j].r[2] = *(const u32*)(upper + 16 * j + 8);
+              f[j].r[3] = *(const u32*)(lower + 16 * j + 8);
+            }
           }
           products(sum[r], f);
         }
@@ -354,8 +331,7 @@ extern "C" __global__ void __launch_bounds__((CONSUMERS + 1) * 128, 1) linear_wi
       if (shared_tiles == 0) shared_tile[0] = stream_tile; else shared_tile[1] = stream_tile;
       ++shared_tiles;
     }
-    s = next;
-    ++index;
+    s = plan.segment(block, ++index);
   }
 
   for (int k = 0; k < shared_tiles; ++k) {

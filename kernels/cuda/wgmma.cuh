@@ -70,9 +70,43 @@ __device__ __forceinline__ void barrier_wait(u32 barrier, u32 parity) {
       "@!done bra again;\n}" :: "r"(barrier), "r"(parity) : "memory");
 }
 
-__device__ __forceinline__ void copy_async4(u32 target, const void* source, int bytes) {
-  asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;"
-               :: "r"(target), "l"(source), "r"(bytes) : "memory");
+__device__ __forceinline__ void barrier_expect(u32 barrier, u32 bytes) {
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;"
+               :: "r"(barrier), "r"(bytes) : "memory");
+}
+
+// A map of a matrix in device memory, made by the driver; passed by value.
+struct __align__(64) TensorMap { u64 opaque[16]; };
+
+__device__ __forceinline__ void copy_tile(u32 target, const TensorMap& map, int column, int row,
+                                          u32 barrier) {
+  asm volatile(
+      "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes "
+      "[%0], [%1, {%2, %3}], [%4];"
+      :: "r"(target), "l"((u64)&map), "r"(column), "r"(row), "r"(barrier) : "memory");
+}
+
+__device__ __forceinline__ void copy_bytes(u32 target, const void* source, u32 bytes, u32 barrier) {
+  asm volatile(
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];"
+      :: "r"(target), "l"(source), "r"(bytes), "r"(barrier) : "memory");
+}
+
+__device__ __forceinline__ u32 shared_address(const void* pointer) {
+  return (u32)__cvta_generic_to_shared(pointer);
+}
+
+__device__ __forceinline__ u32 load_shared4(u32 address) {
+  u32 v;
+  asm volatile("ld.shared.u32 %0, [%1];" : "=r"(v) : "r"(address) : "memory");
+  return v;
+}
+
+__device__ __forceinline__ uint4 load_shared16(u32 address) {
+  uint4 v;
+  asm volatile("ld.shared.v4.u32 {%0,%1,%2,%3}, [%4];"
+               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "r"(address) : "memory");
+  return v;
 }
 
 // Transpose an 8 x 8 tile of 16-bit values held as a matrix fragment by a warp.
