@@ -146,18 +146,9 @@ def write_quantized(
         When `out_folder` exists.
     """
     source_path, out = resolve(source_folder), Path(out_folder)
-    if weight_format != "nvfp4":
-        raise ValueError(f"format is {weight_format!r}; checkpoints are written in 'nvfp4' only")
-    if max_shard_bytes < 1:
-        raise ValueError(f"max_shard_bytes is {max_shard_bytes}; it must be positive")
-    if out.exists():
-        raise FileExistsError(f"{out} exists; a checkpoint is never written over another")
-    verify(source_path)
-    description = read_description(source_path)
-    if description.stored_format is not None:
-        raise CheckpointError(f"{source_path} is quantised already, to {description.stored_format}")
+    _require_writable(source_path, out, weight_format, max_shard_bytes)
+    model = build_on_meta(read_description(source_path).config)
     source = TensorFolder(source_path)
-    model = build_on_meta(description.config)
     require_same_names(model, source, None)
     specs = expected_specs(model, weight_format)
     temporary = out.with_name(f".{out.name}.partial-{os.getpid()}")
@@ -165,9 +156,8 @@ def write_quantized(
     try:
         _copy_companions(source_path, temporary)
         _write_config(source_path, temporary)
-        shards = _write_shards(
-            temporary, specs, _Maker(source, model, torch.device(device)), max_shard_bytes
-        )
+        make = _Maker(source, model, torch.device(device))
+        shards = _write_shards(temporary, specs, make, max_shard_bytes)
         source_digest = digest_of_files([source_path / "config.json", *source.files()])
         linears = sum(name.endswith(compressed_tensors.PACKED) for name in specs)
         _write_manifest(temporary, shards, linears, source_digest)
@@ -182,6 +172,19 @@ def write_quantized(
         bytes_written=sum((out / name).stat().st_size for name in shards),
         source_sha256=source_digest,
     )
+
+
+def _require_writable(source: Path, out: Path, weight_format: str, max_shard_bytes: int) -> None:
+    if weight_format != "nvfp4":
+        raise ValueError(f"format is {weight_format!r}; checkpoints are written in 'nvfp4' only")
+    if max_shard_bytes < 1:
+        raise ValueError(f"max_shard_bytes is {max_shard_bytes}; it must be positive")
+    if out.exists():
+        raise FileExistsError(f"{out} exists; a checkpoint is never written over another")
+    verify(source)
+    stored = read_description(source).stored_format
+    if stored is not None:
+        raise CheckpointError(f"{source} is quantised already, to {stored}")
 
 
 class _Maker:

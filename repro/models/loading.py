@@ -130,55 +130,70 @@ def fill(
     stored_format
         Of `source`'s projections, as `read_description` says.
     dtype
-        Of every 16-bit part (embeddings, norms, biases, lm_head, bf16 projections); its values
-        are bfloat16's whatever the dtype.
+        Of every 16-bit part; its values are bfloat16's whatever the dtype.
 
     Raises
     ------
     CheckpointError
-        Naming file and tensor, for one that is missing, superfluous, or not as the model needs it.
+        Naming file and tensor: missing, superfluous, or not as the model needs it.
     ValueError
         When stored codes are asked for in another format.
     """
-    if stored_format is not None and weight_format != stored_format:
+    if stored_format not in (None, weight_format):
         raise ValueError(
             f"the checkpoint stores {stored_format} codes; weight_format {weight_format!r} would "
-            "quantise what is quantised already: load it as it is, or take the 16-bit checkpoint"
+            "quantise what is quantised already: load it as it is, or take the 16-bit one"
         )
     require_same_names(model, source, stored_format)
-    decoder: Any = model
-    scales = SharedScales(source)
+    quantizer = _Quantizer(source, weight_format, stored_format, device)
     linears: dict[str, list[str]] = {}
-    errors: dict[str, float] = {}
     for name, module in list(model.named_modules()):
         if is_projection(name):
             linears.setdefault(weight_format, []).append(name)
-        if is_projection(name) and weight_format != "bf16":
-            linear = cast(nn.Linear, module)
-            shape = (linear.out_features, linear.in_features)
-            if stored_format is not None:
-                quantized = compressed_tensors.read_packed(source, name, shape).to(device)
-            else:
-                dense = read_rounded(source, f"{name}.weight", shape).to(device)
-                quantized = quantize_projection(dense, name, weight_format, scales)
-                errors[name] = relative_error(dense, quantized)
-            bias = None
-            if linear.bias is not None:
-                stored = read_rounded(source, f"{name}.bias", tuple(linear.bias.shape))
-                bias = nn.Parameter(stored.to(device, dtype), requires_grad=False)
-            model.set_submodule(name, QuantizedLinear(quantized, bias))
-            continue
-        for leaf, parameter in list(module.named_parameters(recurse=False)):
+        quantised = is_projection(name) and weight_format != "bf16"
+        parameters = dict(module.named_parameters(recurse=False))
+        if quantised:
+            del parameters["weight"]
+        values: dict[str, nn.Parameter] = {}
+        for leaf, parameter in parameters.items():
             full = f"{name}.{leaf}" if name else leaf
             if full == "lm_head.weight" and _tied(model):
                 continue
-            value = read_rounded(source, full, tuple(parameter.shape)).to(device, dtype)
-            module.register_parameter(leaf, nn.Parameter(value, requires_grad=False))
+            value = read_rounded(source, full, tuple(parameter.shape))
+            values[leaf] = nn.Parameter(value.to(device, dtype), requires_grad=False)
+        if quantised:
+            codes = quantizer.make(name, cast(nn.Linear, module))
+            model.set_submodule(name, QuantizedLinear(codes, values.get("bias")))
+        else:
+            for leaf, parameter in values.items():
+                module.register_parameter(leaf, parameter)
+    decoder: Any = model
     if _tied(model):
         decoder.lm_head.weight = decoder.model.embed_tokens.weight
     decoder.model.rotary_emb.to(device)
     _require_filled(model)
-    return Filled(linears=linears, relative_errors=errors)
+    return Filled(linears=linears, relative_errors=quantizer.errors)
+
+
+class _Quantizer:
+    """Makes a projection's `QuantizedWeight`, from stored codes or from the 16-bit weight."""
+
+    def __init__(
+        self, source: WeightSource, weight_format: str, stored: str | None, device: torch.device
+    ) -> None:
+        self.source, self.weight_format, self.stored = source, weight_format, stored
+        self.device = device
+        self.scales = SharedScales(source)
+        self.errors: dict[str, float] = {}
+
+    def make(self, name: str, linear: nn.Linear) -> QuantizedWeight:
+        shape = (linear.out_features, linear.in_features)
+        if self.stored is not None:
+            return compressed_tensors.read_packed(self.source, name, shape).to(self.device)
+        dense = read_rounded(self.source, f"{name}.weight", shape).to(self.device)
+        quantized = quantize_projection(dense, name, self.weight_format, self.scales)
+        self.errors[name] = relative_error(dense, quantized)
+        return quantized
 
 
 class SharedScales:

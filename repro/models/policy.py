@@ -68,7 +68,10 @@ class Policy:
     compute_dtype
         Of activations.
     effects
-        What was really done: see `load_policy`.
+        What was really done: `linears` (count by format), `relative_weight_error_mean` (None for
+        bf16 and for stored codes), `norms_wrapped`, `adapter_modules`, `norms_trained` (count),
+        `parameters_trainable`, `base_bytes`, `compute`, and `checkpoint_sha256` (over the sums of
+        the checkpoint's manifest; None without one).
     """
 
     model: nn.Module
@@ -107,15 +110,11 @@ def load_policy(
     Parameters
     ----------
     checkpoint
-        `tiny` (in the package), a folder with `config.json` and safetensors, or a hub name. A
-        folder in compressed-tensors' NVFP4 layout is loaded as it is, never requantised.
-    weight_format
-        Of the seven projections.
-    training
-        `none`, `lora` or `full`.
+        `tiny` (in the package), a folder with `config.json` and safetensors, or a hub name.
+    weight_format, training
+        See the table above. Stored NVFP4 codes are loaded as they are, never requantised.
     lora_rank, lora_alpha, rslora
-        Of the adapter; ignored unless `training` is `lora`. scaling = alpha / rank, or
-        alpha / sqrt(rank) with `rslora`.
+        scaling = alpha / rank, or alpha / sqrt(rank) with `rslora`; unused unless `lora`.
     norms_trained
         Also train the gains of both block norms, as the released code does.
     compute_dtype
@@ -124,13 +123,6 @@ def load_policy(
         Of A; the same A for every weight format.
     device
         Where the policy goes; projections are quantised there.
-
-    Returns
-    -------
-    Policy
-        With `effects`: `linears` (count by format), `relative_weight_error_mean` (None for stored
-        codes), `norms_wrapped`, `adapter_modules`, `norms_trained` (count), `parameters_trainable`,
-        `base_bytes`, `compute`, `checkpoint_sha256` (over its manifest's sums; None without one).
 
     Raises
     ------
@@ -141,28 +133,10 @@ def load_policy(
     """
     _require_arguments(weight_format, training, norms_trained)
     dtype = resolve_dtype(compute_dtype)
-    target = torch.device(device)
     folder = checkpoints.resolve(checkpoint)
     digest = checkpoints.verify(folder)
-    description = read_description(folder)
-    model = build_on_meta(description.config)
-    source = TensorFolder(folder)
-    filled = fill(
-        model,
-        source,
-        weight_format=weight_format,
-        stored_format=description.stored_format,
-        dtype=torch.float32 if training == "full" else dtype,
-        device=target,
-    )
-    _require_all_projections(model, filled, weight_format)
-    effects: dict[str, Any] = {
-        "linears": {name: len(found) for name, found in filled.linears.items()},
-        "relative_weight_error_mean": _mean(filled),
-        "norms_wrapped": len(wrap_norms(model)),
-        "checkpoint_sha256": digest,
-        "base_bytes": base_bytes(model),
-    }
+    base_dtype = torch.float32 if training == "full" else dtype
+    model, effects = _load_base(folder, weight_format, base_dtype, torch.device(device))
     adapted: nn.Module = model
     if training == "lora":
         adapted = attach_adapter(model, rank=lora_rank, alpha=lora_alpha, seed=seed, rslora=rslora)
@@ -172,10 +146,33 @@ def load_policy(
         weight_format=weight_format,
         training=training,
         compute_dtype=dtype,
-        effects=effects,
+        effects=effects | {"checkpoint_sha256": digest},
     )
     _set_trainable(policy, norms_trained)
     return policy
+
+
+def _load_base(
+    folder: Path, weight_format: str, dtype: torch.dtype, device: torch.device
+) -> tuple[nn.Module, dict[str, Any]]:
+    """Return the filled decoder with wrapped norms, all frozen, and the effects so far."""
+    description = read_description(folder)
+    model = build_on_meta(description.config)
+    filled = fill(
+        model,
+        TensorFolder(folder),
+        weight_format=weight_format,
+        stored_format=description.stored_format,
+        dtype=dtype,
+        device=device,
+    )
+    _require_all_projections(model, filled, weight_format)
+    return model, {
+        "linears": {name: len(found) for name, found in filled.linears.items()},
+        "relative_weight_error_mean": _mean(filled),
+        "norms_wrapped": len(wrap_norms(model)),
+        "base_bytes": base_bytes(model),
+    }
 
 
 def trainable_parameters(policy: Policy) -> dict[str, nn.Parameter]:
