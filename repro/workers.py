@@ -172,8 +172,8 @@ class WorkerPool:
         worker.pipe.close()
         self._workers.remove(worker)
         if worker.task is not None:
-            died_by_signal = code is not None and code < 0
-            how = signal.Signals(-code).name if died_by_signal else f"exit code {code}"
+            killed = code is not None and code < 0
+            how = signal.Signals(-(code or 0)).name if killed else f"exit code {code}"
             kind: EventKind = "stopped" if self._stopping else "failed"
             text = f"the worker process ended by {how} while it carried out this run"
             yield Event(task=worker.task, kind=kind, text=text)
