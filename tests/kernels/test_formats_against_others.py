@@ -19,6 +19,22 @@ from kernels.reference import dequantize, quantize, shared_global_scale
 CPU = torch.device("cpu")
 
 
+def _at_the_edges_of_e4m3(generator: torch.Generator) -> Tensor:
+    """Blocks whose scale falls within 4 units in the last place of a tie between two E4M3 values.
+
+    Only there does the order of g * (amax / 6) show: (g * amax) / 6 rounds otherwise.
+    """
+    highest = torch.tensor(3.7)
+    scales = torch.arange(8, 127, dtype=torch.uint8).view(torch.float8_e4m3fn).double()
+    ties = (scales[1:] + scales[:-1]) / 2 * 6 / (2688.0 / highest).double()
+    bits = ties.float().view(torch.int32).view(-1, 1) + torch.arange(-4, 5, dtype=torch.int32)
+    amax = bits.view(torch.float32).view(-1, 1)
+    blocks = amax * (2 * torch.rand(len(amax), 16, generator=generator) - 1)
+    blocks[:, :1] = amax
+    blocks = torch.cat((blocks, torch.full((-len(blocks) % 8, 16), float(highest))))
+    return blocks.view(-1, 128)
+
+
 def _weights() -> dict[str, Tensor]:
     """Matrices that reach every branch: (N, K) float32, K a multiple of 64."""
     generator = torch.Generator().manual_seed(20251013)
@@ -44,6 +60,7 @@ def _weights() -> dict[str, Tensor]:
         "all zero": torch.zeros(4, 64),
         "one block far above the rest": torch.cat((normal[:1] * 1e4, normal[1:] * 1e-4)),
         "float32 subnormal": normal * 1e-40,
+        "block scales at ties": _at_the_edges_of_e4m3(generator),
         "largest": normal / normal.abs().max() * torch.finfo(torch.float32).max,
     }
 
