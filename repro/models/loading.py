@@ -146,10 +146,8 @@ def fill(
         )
     require_same_names(model, source, stored_format)
     quantizer = _Quantizer(source, weight_format, stored_format, device)
-    linears: dict[str, list[str]] = {}
+    linears = [name for name, _ in model.named_modules() if is_projection(name)]
     for name, module in list(model.named_modules()):
-        if is_projection(name):
-            linears.setdefault(weight_format, []).append(name)
         quantised = is_projection(name) and weight_format != "bf16"
         parameters = dict(module.named_parameters(recurse=False))
         if quantised:
@@ -172,7 +170,7 @@ def fill(
         decoder.lm_head.weight = decoder.model.embed_tokens.weight
     decoder.model.rotary_emb.to(device)
     _require_filled(model)
-    return Filled(linears=linears, relative_errors=quantizer.errors)
+    return Filled(linears={weight_format: linears}, relative_errors=quantizer.errors)
 
 
 class _Quantizer:
