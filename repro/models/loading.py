@@ -146,7 +146,6 @@ def fill(
         )
     require_same_names(model, source, stored_format)
     quantizer = _Quantizer(source, weight_format, stored_format, device)
-    linears = [name for name, _ in model.named_modules() if is_projection(name)]
     for name, module in list(model.named_modules()):
         quantised = is_projection(name) and weight_format != "bf16"
         parameters = dict(module.named_parameters(recurse=False))
@@ -170,7 +169,17 @@ def fill(
         decoder.lm_head.weight = decoder.model.embed_tokens.weight
     decoder.model.rotary_emb.to(device)
     _require_filled(model)
-    return Filled(linears={weight_format: linears}, relative_errors=quantizer.errors)
+    return Filled(linears=_projections_by_format(model), relative_errors=quantizer.errors)
+
+
+def _projections_by_format(model: nn.Module) -> dict[str, list[str]]:
+    """Return what stands in the model now, whatever was asked for."""
+    found: dict[str, list[str]] = {}
+    for name, module in model.named_modules():
+        if is_projection(name):
+            kind = module.weight_format if isinstance(module, QuantizedLinear) else "bf16"
+            found.setdefault(kind, []).append(name)
+    return found
 
 
 class _Quantizer:
