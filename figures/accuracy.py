@@ -94,6 +94,7 @@ def _measured(axes: Axes, rows: Sequence[AccuracyRow], places: Sequence[int]) ->
         axes.plot(row.mean, place, "o", color=colour(row.arm), markersize=6)
         if row.ceiling is not None:
             axes.plot(row.ceiling, place, ">", color="#bbbbbb", markersize=5, zorder=1)
+    axes.set_xlim(0, 100)
     axes.set_title(
         "measured: mean, 95 % interval, seeds (ticks)\ngrey triangle: greedy with working forced",
         fontsize=9,

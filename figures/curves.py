@@ -127,11 +127,18 @@ def _panel(axes: Axes, rows: Sequence[CurveRow], *, gap: float) -> None:
         axes.annotate(
             short(row.arm),
             xy=(row.step, row.mean),
-            xytext=(last + 0.03 * last, height),
+            xytext=(last + 0.06 * last, height),
             color=colour(row.arm),
             fontsize=8.5,
             va="center",
             annotation_clip=False,
-            arrowprops={"arrowstyle": "-", "color": colour(row.arm), "linewidth": 0.6},
+            arrowprops={
+                "arrowstyle": "-",
+                "color": colour(row.arm),
+                "linewidth": 0.6,
+                "relpos": (0, 0.5),
+                "shrinkA": 1,
+                "shrinkB": 0,
+            },
         )
     axes.set_xlim(1, last + 0.02 * last)

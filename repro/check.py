@@ -111,8 +111,9 @@ def check_selection(selection: Selection, runs: Path, expected: Path) -> Checked
             status="not run",
             sentence=f"refused: {mismatch}",
         )
+    by_name = {claim.name: claim for claim in matched}
     for verdict in judge(matched, metrics, values, absent, evidence.failed_arms):
-        verdicts[verdict.name] = verdict
+        verdicts[verdict.name] = _with_caveat(selection, by_name[verdict.name], verdict)
     ordered = [verdicts[claim.name] for claim in target.claims]
     for expectation in _expectations(selection, evidence, expected):
         about = "paper value" if expectation.source == "paper" else "expectation"
@@ -192,14 +193,8 @@ def _absent_arms(selection: Selection, evidence: Evidence) -> dict[str, str]:
 
 def _mismatch(selection: Selection, claim: Claim, evidence: Evidence) -> str | None:
     """Return why the arms of a claim must not be compared, or None."""
-    scale = selection.source.scales.get(selection.tier)
-    if isinstance(scale, TrainScale) and "learning_rate" not in claim.factor:
-        arms = [selection.source.arm(name) for name in claim.arms]
-        rates = {
-            arm.name: scale.optimizer.learning_rates.of(arm)
-            for arm in arms
-            if arm.training != "none"
-        }
+    if "learning_rate" not in claim.factor:
+        rates = _learning_rates(selection, claim)
         if len(set(rates.values())) > 1:
             return f"claim {claim.name} compares arms at different learning rates: {rates}"
     seeds = set.intersection(*(set(evidence.records[arm]) for arm in claim.arms))
@@ -212,6 +207,27 @@ def _mismatch(selection: Selection, claim: Claim, evidence: Evidence) -> str | N
                     f"different {key.replace('_', ' ')}"
                 )
     return None
+
+
+def _learning_rates(selection: Selection, claim: Claim) -> dict[str, float]:
+    """Return the learning rate of each trained arm of a claim; empty where nothing trains."""
+    scale = selection.source.scales.get(selection.tier)
+    if not isinstance(scale, TrainScale):
+        return {}
+    arms = [selection.source.arm(name) for name in claim.arms]
+    rates = scale.optimizer.learning_rates
+    return {arm.name: rates.of(arm) for arm in arms if arm.training != "none"}
+
+
+def _with_caveat(selection: Selection, claim: Claim, verdict: Verdict) -> Verdict:
+    """Say so where compared arms had learning rates of their own, as the claim declares."""
+    rates = _learning_rates(selection, claim)
+    if verdict.status == "not run" or len(set(rates.values())) < 2:
+        return verdict
+    listed = ", ".join(f"{arm} {rate:g}" for arm, rate in rates.items())
+    return dataclasses.replace(
+        verdict, sentence=f"{verdict.sentence}. The arms' learning rates differ, too: {listed}"
+    )
 
 
 def _expectations(selection: Selection, evidence: Evidence, expected: Path) -> list[Expectation]:

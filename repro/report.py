@@ -95,9 +95,8 @@ def _summary(checks: list[Checked]) -> str:
 def _target_section(checked: Checked, expected: Path) -> list[str]:
     target, tier = checked.selection.target, checked.selection.tier
     lines = [f"## {target.title}", "", f"The paper ({target.source}): {target.statement}.", ""]
-    lines += [f"Tier `{tier.value}`: {tier.meaning}.", ""]
     if target.records_of is None:
-        lines += [_HEADLINE[tier], ""]
+        lines += [f"Tier `{tier.value}`: {tier.meaning}.", "", _HEADLINE[tier], ""]
     reason = checked.selection.source.not_runnable(tier)
     if reason and not checked.evidence.count:
         lines += [f"Not run: {reason}.", ""]
@@ -105,7 +104,8 @@ def _target_section(checked: Checked, expected: Path) -> list[str]:
         lines += _arms_table(checked, expected)
         lines += _details_table(checked)
     elif target.records_of:
-        lines += [f"It reads the runs of `{checked.selection.source.name}`.", ""]
+        source = checked.selection.source.name
+        lines += [f"Judged on the runs of `{source}` above, at the `{tier.value}` tier.", ""]
     lines += _verdicts_table(checked)
     lines += _blemishes(checked)
     return lines

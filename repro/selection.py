@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from repro.spec.config import RunConfig, TrainScale, require
-from repro.spec.target import Target, default_tier, on_data, plan, with_steps
+from repro.spec.target import Target, default_tier, plan
 from repro.spec.tier import Tier, parse_tier
+from repro.spec.variants import on_data, with_steps
 from repro.targets import find, runs_of
 
 

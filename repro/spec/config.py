@@ -15,222 +15,64 @@ import dataclasses
 import hashlib
 import json
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
-WeightFormat = Literal["bf16", "nf4", "mxfp4", "nvfp4"]
-Training = Literal["none", "lora", "full"]
-NoiseSchedule = Literal["exponential", "linear", "cosine", "logarithmic"]
-NoiseForm = Literal["as_described", "as_released", "as_published"]
-NoiseReach = Literal["rollout", "shared"]
-RewardKind = Literal["task", "random", "format"]
-Aggregation = Literal["sequence_mean", "token_mean", "token_mean_local", "constant"]
-RatioLevel = Literal["token", "sequence"]
-KLEstimator = Literal["k1", "k2", "k3"]
-OldPolicy = Literal["trainer", "sampler"]
-
-WEIGHT_FORMATS: tuple[WeightFormat, ...] = get_args(WeightFormat)
-
-
-def require(condition: bool, message: str) -> None:
-    """Raise `ValueError(message)` unless `condition` holds."""
-    if not condition:
-        raise ValueError(message)
-
-
-def require_choice(name: str, value: object, choices: object) -> None:
-    """Raise `ValueError` unless `value` is one of the literal type's choices."""
-    allowed = get_args(choices)
-    require(
-        value in allowed, f"{name} is {value!r}; it must be one of {', '.join(map(str, allowed))}"
-    )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NoiseConfig:
-    """Adaptive quantisation noise (AQN): Gaussian noise added to the gains of RMSNorm.
-
-    Attributes
-    ----------
-    schedule
-        How sigma falls over the stages (Fig. 9, Fig. 15; Eq. 8 is the exponential one).
-    sigma_start, sigma_end
-        Standard deviations of the first and last noisy stage. "Noise range 1e-2 to 5e-4" (Table 4);
-        section 4.1 says 5e-2 to 5e-4.
-    num_stages
-        K, stage 0 being without added noise. K = 10 on GSM8K; not stated for BigMath.
-    form
-        `as_described`: Eq. 8 and Eq. 10, float32, the two norms of every block, redrawn each step.
-        `as_released`: the released scheduler's exponents and stage rule, rounded to bfloat16, the
-        final norm included, as it would act if its type test matched.
-        `as_published`: the released code as it runs with vLLM's own RMSNorm: nothing is touched.
-    reach
-        `rollout`: only the sampler sees the noise (Fig. 2). `shared`: the trainer's
-        log-probabilities see the same noise.
-    """
-
-    schedule: NoiseSchedule = "exponential"
-    sigma_start: float = 1e-2
-    sigma_end: float = 5e-4
-    num_stages: int = 10
-    form: NoiseForm = "as_described"
-    reach: NoiseReach = "rollout"
-
-    def __post_init__(self) -> None:
-        require_choice("noise.schedule", self.schedule, NoiseSchedule)
-        require_choice("noise.form", self.form, NoiseForm)
-        require_choice("noise.reach", self.reach, NoiseReach)
-        require(
-            0 < self.sigma_end <= self.sigma_start,
-            f"noise sigma falls from {self.sigma_start} to {self.sigma_end}; "
-            "it needs 0 < sigma_end <= sigma_start",
-        )
-        require(
-            self.num_stages >= 3, f"noise.num_stages is {self.num_stages}; it must be 3 or more"
-        )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LossConfig:
-    """One policy-gradient objective; GRPO, DAPO, Dr. GRPO and GSPO are values of it.
-
-    Attributes
-    ----------
-    scale_by_std
-        Divide (r - mean) by the group's standard deviation (ddof = 1) plus `advantage_epsilon`.
-    aggregation
-        `sequence_mean` (GRPO, Eq. 3), `token_mean` over the whole optimiser step (DAPO),
-        `token_mean_local` over each micro-batch (the released code's "bnpo"),
-        `constant` (Dr. GRPO: divided by rows times the length limit).
-    ratio
-        `token` or `sequence` (GSPO's length-normalised ratio).
-    clip_low, clip_high
-        The ratio is clipped to [1 - clip_low, 1 + clip_high]: "0.2 / 0.28" (Table 4).
-    dual_clip
-        For negative advantages, an upper bound of the loss at `dual_clip * |A|`; None switches off.
-    beta, kl_estimator
-        KL penalty against the reference policy: "no entropy loss and no KL loss" (App. E), so 0.
-    old_policy
-        What the ratio divides by: the `trainer`'s own clean log-probabilities at rollout time
-        (released code) or the `sampler`'s, noise included (Algorithm 1 as written).
-    importance_cap
-        Truncated importance sampling between sampler and trainer: weights min(pi_old/mu, cap)
-        without gradient; None switches off (paper and released code).
-    mask_truncated
-        Completions that hit the length limit get no loss (DAPO's overlong filtering).
-    overlong_buffer
-        Fraction of the length limit over which DAPO's soft length penalty grows to -1; 0 is off.
-    dynamic_sampling
-        Most rollout batches drawn per step while replacing groups whose accuracy is all 0 or all 1;
-        0 is off.
-    """
-
-    name: str = "grpo"
-    scale_by_std: bool = True
-    advantage_epsilon: float = 1e-4
-    aggregation: Aggregation = "sequence_mean"
-    ratio: RatioLevel = "token"
-    clip_low: float = 0.2
-    clip_high: float = 0.28
-    dual_clip: float | None = None
-    beta: float = 0.0
-    kl_estimator: KLEstimator = "k3"
-    old_policy: OldPolicy = "trainer"
-    importance_cap: float | None = None
-    mask_truncated: bool = False
-    overlong_buffer: float = 0.0
-    dynamic_sampling: int = 0
-
-    def __post_init__(self) -> None:
-        require_choice("loss.aggregation", self.aggregation, Aggregation)
-        require_choice("loss.ratio", self.ratio, RatioLevel)
-        require_choice("loss.kl_estimator", self.kl_estimator, KLEstimator)
-        require_choice("loss.old_policy", self.old_policy, OldPolicy)
-        require(0 < self.clip_low < 1, f"loss.clip_low is {self.clip_low}; it must lie in (0, 1)")
-        require(self.clip_high > 0, f"loss.clip_high is {self.clip_high}; it must be positive")
-        require(self.beta >= 0, f"loss.beta is {self.beta}; it must not be negative")
-        require(
-            self.dual_clip is None or self.dual_clip > 1,
-            f"loss.dual_clip is {self.dual_clip}; it must be greater than 1 or None",
-        )
-        require(
-            self.importance_cap is None or self.importance_cap > 0,
-            f"loss.importance_cap is {self.importance_cap}; it must be positive or None",
-        )
-        require(
-            0 <= self.overlong_buffer < 1,
-            f"loss.overlong_buffer is {self.overlong_buffer}; it must lie in [0, 1)",
-        )
-        require(
-            self.dynamic_sampling >= 0,
-            f"loss.dynamic_sampling is {self.dynamic_sampling}; it must not be negative",
-        )
-
-
-GRPO = LossConfig()
-DAPO = LossConfig(
-    name="dapo",
-    aggregation="token_mean",
-    mask_truncated=True,
-    overlong_buffer=0.2,
-    dynamic_sampling=3,
+from repro.spec.arm import (
+    DAPO,
+    DR_GRPO,
+    GRPO,
+    GSPO,
+    RELEASED_BNPO,
+    WEIGHT_FORMATS,
+    Aggregation,
+    Arm,
+    KLEstimator,
+    LossConfig,
+    NoiseConfig,
+    NoiseForm,
+    NoiseReach,
+    NoiseSchedule,
+    OldPolicy,
+    RatioLevel,
+    RewardKind,
+    Training,
+    WeightFormat,
+    require,
+    require_choice,
 )
-# The released scripts call this "equals to DAPO": a local token mean and overlong filtering only.
-RELEASED_BNPO = LossConfig(name="bnpo", aggregation="token_mean_local", mask_truncated=True)
-DR_GRPO = LossConfig(name="dr_grpo", scale_by_std=False, aggregation="constant")
-# Clip range of order 3e-4 / 4e-4 as GSPO's authors give it: a sequence ratio moves far less.
-GSPO = LossConfig(name="gspo", ratio="sequence", clip_low=3e-4, clip_high=4e-4)
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Arm:
-    """One row of a table: what the paper compares.
-
-    Attributes
-    ----------
-    name
-        Stable identifier, used in paths and expectations (`nvfp4_lora_aqn`).
-    label
-        What the report prints.
-    weight_format, training
-        Base weights of the seven projections; what is trained on top of them.
-    lora_rank, lora_alpha
-        "r = 32" (section 4.1); alpha is not stated in the paper, the released code has alpha = r.
-    norms_trained
-        The paper trains LoRA alone; the released code also trains both block norms.
-    learning_rate_factor
-        Multiplies the scale's learning rate (Fig. 16, Fig. 17).
-    """
-
-    name: str
-    label: str
-    weight_format: WeightFormat = "bf16"
-    training: Training = "lora"
-    lora_rank: int = 32
-    lora_alpha: float = 32.0
-    norms_trained: bool = False
-    noise: NoiseConfig | None = None
-    loss: LossConfig = GRPO
-    reward: RewardKind = "task"
-    learning_rate_factor: float = 1.0
-
-    def __post_init__(self) -> None:
-        require(self.name.isidentifier(), f"arm name {self.name!r} must be a Python identifier")
-        require_choice(f"arm {self.name}: weight_format", self.weight_format, WeightFormat)
-        require_choice(f"arm {self.name}: training", self.training, Training)
-        require_choice(f"arm {self.name}: reward", self.reward, RewardKind)
-        require(
-            self.lora_rank >= 1,
-            f"arm {self.name}: lora_rank is {self.lora_rank}; it must be 1 or more",
-        )
-        require(
-            not (self.training == "full" and self.weight_format != "bf16"),
-            f"arm {self.name}: full training of {self.weight_format} weights is not defined; "
-            "full training needs bf16",
-        )
-        require(
-            not (self.training == "none" and self.noise is not None),
-            f"arm {self.name}: an untrained arm takes no added noise",
-        )
+__all__ = [
+    "DAPO",
+    "DR_GRPO",
+    "GRPO",
+    "GSPO",
+    "RELEASED_BNPO",
+    "WEIGHT_FORMATS",
+    "Aggregation",
+    "Arm",
+    "DataConfig",
+    "EvaluationConfig",
+    "KLEstimator",
+    "LearningRates",
+    "LossConfig",
+    "NoiseConfig",
+    "NoiseForm",
+    "NoiseReach",
+    "NoiseSchedule",
+    "OldPolicy",
+    "OptimizerConfig",
+    "RatioLevel",
+    "RewardKind",
+    "RunConfig",
+    "SamplingConfig",
+    "TrainScale",
+    "Training",
+    "WeightFormat",
+    "derive_seed",
+    "digest_of",
+    "require",
+    "require_choice",
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,0 +1,141 @@
+"""The command line as a user meets it, in processes of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+# The machine that runs the tests may be busy; the bars are 0.5 s and 0.1 s.
+SLACK = 3.0
+
+
+def repro(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "repro", *arguments],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        env={**os.environ, **variables},
+        check=False,
+        timeout=120,
+    )
+
+
+def quickest(command: list[str], repeats: int = 5) -> float:
+    times = []
+    for _ in range(repeats):
+        begun = time.perf_counter()
+        subprocess.run(command, capture_output=True, cwd=ROOT, check=True)
+        times.append(time.perf_counter() - begun)
+    return min(times)
+
+
+def test_list_answers_at_once() -> None:
+    assert quickest([sys.executable, "-m", "repro", "list"]) < 0.5 * SLACK
+
+
+def test_importing_the_package_costs_next_to_nothing() -> None:
+    bare = quickest([sys.executable, "-c", "pass"])
+    ours = quickest([sys.executable, "-c", "import repro"])
+    assert ours - bare < 0.1
+
+
+@pytest.mark.parametrize(
+    "command", ["list", "plan table1 --tier smoke", "check table1 --tier smoke"]
+)
+def test_a_command_on_records_needs_no_torch(command: str, tmp_path: Path) -> None:
+    code = (
+        "import sys; from repro.__main__ import main\n"
+        f"main({command.split()!r})\n"
+        "assert not {'torch', 'transformers', 'numpy'} & set(sys.modules), 'heavy import'\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        env={**os.environ, "REPRO_RUNS": str(tmp_path)},
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_list_shows_every_table_and_figure_of_the_paper() -> None:
+    names = {item["name"] for item in json.loads(repro("list", "--json").stdout)["targets"]}
+    assert {f"table{number}" for number in range(1, 10)} <= names
+    assert {f"figure{number}" for number in range(1, 18)} <= names
+
+
+def test_a_wrong_target_name_gets_the_list_of_targets() -> None:
+    done = repro("plan", "tabel1")
+    assert done.returncode == 2
+    assert "tabel1" in done.stderr
+    assert "table1" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_wrong_tier_gets_the_list_of_tiers() -> None:
+    done = repro("plan", "table1", "--tier", "laptop")
+    assert done.returncode == 2
+    assert "smoke, proxy, systems, paper" in done.stderr
+
+
+def test_a_wrong_arm_gets_the_list_of_arms() -> None:
+    done = repro("plan", "table1", "--tier", "smoke", "--arms", "nvfp8_lora")
+    assert done.returncode == 2
+    assert "nvfp4_lora_aqn" in done.stderr
+
+
+@pytest.mark.parametrize("seeds", ["0", "x", "-3"])
+def test_a_wrong_number_of_seeds_is_named(seeds: str) -> None:
+    done = repro("plan", "table1", "--tier", "smoke", f"--seeds={seeds}")
+    assert done.returncode == 2
+    assert seeds in done.stderr
+
+
+def test_a_data_folder_that_is_not_there_is_named() -> None:
+    done = repro("plan", "table1", "--tier", "smoke", "--data", "./nowhere")
+    assert done.returncode == 2
+    assert "./nowhere" in done.stderr
+
+
+def test_plan_says_runs_time_memory_disk_and_downloads(tmp_path: Path) -> None:
+    text = repro("plan", "table1", "--tier", "smoke", REPRO_RUNS=str(tmp_path)).stdout
+    assert "60 runs (0 recorded, 60 to do)" in text
+    for word in ("time", "memory", "disk", "downloads none"):
+        assert word in text
+    paper = repro("plan", "table1", "--tier", "paper", HF_HUB_CACHE=str(tmp_path)).stdout
+    assert "Qwen/Qwen2.5-7B-Instruct (15.2 GB)" in paper
+    assert "not timed yet" in paper
+
+
+def test_check_without_records_says_not_run_and_is_no_failure(tmp_path: Path) -> None:
+    done = repro("check", "table1", "--tier", "smoke", "--json", "--runs", str(tmp_path))
+    assert done.returncode == 0
+    verdicts = json.loads(done.stdout)[0]["verdicts"]
+    assert {verdict["status"] for verdict in verdicts} == {"not run"}
+    assert all(verdict["sentence"] for verdict in verdicts)
+
+
+def test_records_go_to_the_users_folder_where_the_current_one_cannot_be_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from repro import places
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("REPRO_RUNS", raising=False)
+    assert places.runs_folder(None) == (Path("runs"), None)
+    monkeypatch.setattr(places, "_writable", lambda folder: False)
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "home"))
+    folder, sentence = places.runs_folder(None)
+    assert folder == tmp_path / "home" / "qerl-repro" / "runs"
+    assert sentence is not None
+    assert str(folder) in sentence
+    assert places.runs_folder("named") == (Path("named"), None)

@@ -1,0 +1,122 @@
+"""Imports go down a floor or stay: the floor table of the house, walked over the syntax trees."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+
+STANDARD_ONLY = ("repro/spec", "repro/evidence", "repro/targets")
+# Folder -> first-party packages that it may import, besides itself.
+ALLOWED: dict[str, tuple[str, ...]] = {
+    "kernels": (),
+    "repro/spec": (),
+    "repro/evidence": ("repro.spec",),
+    "repro/targets": ("repro.spec",),
+    "repro/data": ("repro.spec",),
+    "repro/reward": ("repro.spec",),
+    "repro/models": ("repro.spec", "kernels"),
+    "repro/rollout": ("repro.spec", "repro.data", "repro.reward", "repro.models", "kernels"),
+    "repro/rl": (
+        "repro.spec",
+        "repro.data",
+        "repro.reward",
+        "repro.models",
+        "repro.rollout",
+        "kernels",
+    ),
+    "figures": ("repro.spec", "repro.evidence"),
+}
+FORBIDDEN: dict[str, tuple[str, ...]] = {
+    "kernels": ("transformers", "peft", "vllm"),
+    "repro/models": ("vllm",),
+    "figures": ("torch", "transformers"),
+}
+# Heavy packages, and the folders in which one file each may import them at module level or inside.
+ONE_FILE = {"math_verify": "repro/reward", "datasets": "repro/data", "vllm": "repro/rollout"}
+
+
+def python_files(folder: str) -> list[Path]:
+    return sorted((ROOT / folder).rglob("*.py"))
+
+
+def imported(path: Path) -> Iterator[str]:
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            yield node.module
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def is_inside(module: str, package: str) -> bool:
+    return module == package or module.startswith(package + ".")
+
+
+@pytest.mark.parametrize("folder", sorted(ALLOWED))
+def test_a_floor_imports_only_floors_below_it(folder: str) -> None:
+    own = folder.replace("/", ".")
+    allowed = (own, *ALLOWED[folder])
+    wrong = [
+        f"{path.relative_to(ROOT)} imports {module}"
+        for path in python_files(folder)
+        for module in imported(path)
+        if is_inside(module, "repro") or is_inside(module, "kernels")
+        if module != "repro" and not any(is_inside(module, package) for package in allowed)
+    ]
+    assert not wrong
+
+
+@pytest.mark.parametrize("folder", STANDARD_ONLY)
+def test_the_lowest_floors_need_the_standard_library_alone(folder: str) -> None:
+    import sys
+
+    wrong = [
+        f"{path.relative_to(ROOT)} imports {module}"
+        for path in python_files(folder)
+        for module in imported(path)
+        if module.split(".")[0] not in {*sys.stdlib_module_names, "repro"}
+    ]
+    assert not wrong
+
+
+@pytest.mark.parametrize("folder", sorted(FORBIDDEN))
+def test_a_floor_leaves_heavy_packages_alone(folder: str) -> None:
+    wrong = [
+        f"{path.relative_to(ROOT)} imports {module}"
+        for path in python_files(folder)
+        for module in imported(path)
+        if module.split(".")[0] in FORBIDDEN[folder]
+    ]
+    assert not wrong
+
+
+@pytest.mark.parametrize("package", sorted(ONE_FILE))
+def test_a_heavy_package_is_imported_by_one_file(package: str) -> None:
+    files = {
+        str(path.relative_to(ROOT))
+        for path in [*python_files("repro"), *python_files("kernels")]
+        if any(is_inside(module, package) for module in imported(path))
+    }
+    assert len(files) <= 1
+    assert all(name.startswith(ONE_FILE[package]) for name in files)
+
+
+def test_procedures_and_commands_import_no_figures() -> None:
+    wrong = [
+        f"{path.relative_to(ROOT)} imports {module}"
+        for path in [*python_files("repro"), *python_files("kernels")]
+        for module in imported(path)
+        if module.split(".")[0] in ("figures", "benchmarks", "tests", "noxfile")
+    ]
+    assert not wrong
+
+
+def test_the_walk_sees_an_import_that_goes_up(tmp_path: Path) -> None:
+    path = tmp_path / "climbing.py"
+    path.write_text("def late():\n    from repro.rl import trainer\n", encoding="utf-8")
+    assert "repro.rl" in list(imported(path))
