@@ -33,17 +33,19 @@ from typing import Any, cast
 
 import numpy as np
 import torch
-from safetensors import safe_open
-from safetensors.torch import save_file
 from torch import Tensor, nn
 from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
 from repro.data.tiny_corpus import CorpusConfig, Document, iterate_documents
 from repro.data.tiny_tokenizer import build_tokenizer
+from repro.procedures.pretrain_quality import Quality, measure_quality
+from repro.procedures.pretrain_state import Progress, load_state, save_state
 from repro.spec.config import derive_seed, digest_of, require
 
 _POOL_DOCUMENTS = 4096
 _IGNORED = -100
+# Beside the weights: configuration, seed, loss and quality.
+SUMMARY_FILE = "pretraining.json"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,8 +55,8 @@ class PretrainConfig:
     Attributes
     ----------
     hidden_size, layers, heads, key_value_heads, intermediate_size
-        Qwen2's shape; embeddings are tied. Hidden and intermediate sizes are multiples of 64, the largest block of the
-        4-bit formats.
+        Qwen2's shape; embeddings are tied. Hidden and intermediate sizes are multiples of 64,
+        the largest block of the 4-bit formats.
     initializer_range
         Standard deviation of the initial matrices.
     steps, tokens_per_batch
@@ -66,18 +68,20 @@ class PretrainConfig:
         AdamW, with decay on matrices only, and gradient clipping by the global norm.
     checkpoint_every
         Steps between resumable states.
+    quality_problems
+        Problems of the development split that the finished checkpoint is measured on.
     threads
-        Threads of torch while training.
+        Threads of torch while training; results are equal to the bit for equal threads only.
     """
 
     hidden_size: int = 128
     layers: int = 4
     heads: int = 4
     key_value_heads: int = 2
-    intermediate_size: int = 256
+    intermediate_size: int = 384
     initializer_range: float = 0.05
     rope_theta: float = 10_000.0
-    steps: int = 3500
+    steps: int = 3000
     tokens_per_batch: int = 2560
     learning_rate: float = 2e-3
     warmup_steps: int = 100
@@ -88,6 +92,7 @@ class PretrainConfig:
     weight_decay: float = 0.05
     max_grad_norm: float = 1.0
     checkpoint_every: int = 500
+    quality_problems: int = 500
     threads: int = 2
     corpus: CorpusConfig = field(default_factory=CorpusConfig)
 
@@ -120,6 +125,8 @@ class PretrainResult:
         Mean loss of each stretch of 50 steps, nats a token.
     tokens, seconds
         Tokens trained on (padding excluded) and seconds, those before an interruption included.
+    quality
+        Of the checkpoint as written; None when unfinished.
     """
 
     finished: bool
@@ -127,6 +134,7 @@ class PretrainResult:
     loss: tuple[float, ...]
     tokens: int
     seconds: float
+    quality: Quality | None = None
 
 
 def new_model(
@@ -208,62 +216,25 @@ def _optimizer(model: nn.Module, config: PretrainConfig) -> torch.optim.AdamW:
     )
 
 
-@dataclass(slots=True)
-class _Progress:
-    """Where a run stands; saved with its tensors."""
-
-    step: int = 0
-    tokens: int = 0
-    seconds: float = 0.0
-    losses: list[float] = field(default_factory=list)
-
-
-def _save_state(
-    path: Path, model: nn.Module, optimizer: torch.optim.AdamW, progress: _Progress, digest: str
-) -> None:
-    tensors = {f"model.{name}": p.detach() for name, p in model.named_parameters()}
-    names = {id(p): name for name, p in model.named_parameters()}
-    for parameter, state in optimizer.state.items():
-        for key, value in state.items():
-            tensors[f"optimizer.{names[id(parameter)]}.{key}"] = value.clone()
-    metadata = {"digest": digest, "progress": json.dumps(dataclasses.asdict(progress))}
-    partial = path.with_name(path.name + ".part")
-    save_file(tensors, partial, metadata=metadata)
-    os.replace(partial, path)
-
-
-def _load_state(
-    path: Path, model: nn.Module, optimizer: torch.optim.AdamW, digest: str
-) -> _Progress:
-    with safe_open(path, framework="pt") as stored:
-        metadata = stored.metadata()
-        require(
-            metadata["digest"] == digest,
-            f"{path} belongs to another configuration or seed ({metadata['digest'][:12]}, this run "
-            f"is {digest[:12]}); move it away to start anew",
-        )
-        with torch.no_grad():
-            for name, parameter in model.named_parameters():
-                parameter.copy_(stored.get_tensor(f"model.{name}"))
-                prefix = f"optimizer.{name}."
-                optimizer.state[parameter] = {
-                    key.removeprefix(prefix): stored.get_tensor(key)
-                    for key in stored.keys()  # noqa: SIM118 - not a mapping
-                    if key.startswith(prefix)
-                }
-    return _Progress(**json.loads(metadata["progress"]))
-
-
 def write_checkpoint(
-    folder: Path, model: Qwen2ForCausalLM, tokenizer: PreTrainedTokenizerFast
+    folder: Path,
+    model: Qwen2ForCausalLM,
+    tokenizer: PreTrainedTokenizerFast,
+    finish: Callable[[Path], None],
 ) -> None:
-    """Write a bfloat16 checkpoint with its tokenizer; the folder appears whole or not at all."""
+    """Write a bfloat16 checkpoint with its tokenizer; the folder appears whole or not at all.
+
+    `finish` is called with the folder under its temporary name, to measure it and to add to it.
+    """
     partial = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f"{folder.name}.part-"))
     try:
         nn.Module.to(model, torch.bfloat16)
         model.save_pretrained(partial)
         tokenizer.save_pretrained(partial)
+        finish(partial)
         partial.chmod(0o755)
+        for path in partial.iterdir():
+            path.chmod(0o644)
         os.replace(partial, folder)
     except BaseException:
         shutil.rmtree(partial, ignore_errors=True)
@@ -310,9 +281,9 @@ def pretrain(
     optimizer = _optimizer(model, config)
     digest = digest_of([dataclasses.asdict(config), seed])
     state_path = folder.with_name(folder.name + ".state.safetensors")
-    progress = _Progress()
+    progress = Progress()
     if state_path.exists():
-        progress = _load_state(state_path, model, optimizer, digest)
+        progress = load_state(state_path, model, optimizer, digest)
     threads_before = torch.get_num_threads()
     torch.set_num_threads(config.threads)
     try:
@@ -324,14 +295,25 @@ def pretrain(
                 on_progress(progress.step, config.steps, sum(recent) / len(recent))
             stopping = should_stop is not None and should_stop()
             if stopping or progress.step % config.checkpoint_every == 0:
-                _save_state(state_path, model, optimizer, progress, digest)
+                save_state(state_path, model, optimizer, progress, digest)
             if stopping and progress.step < config.steps:
                 return _result(progress, finished=False)
     finally:
         torch.set_num_threads(threads_before)
-    write_checkpoint(folder, model, tokenizer)
+    result = _result(progress, finished=True)
+
+    def finish(partial: Path) -> None:
+        nonlocal result
+        quality = measure_quality(
+            partial, config.corpus, seed=seed, problems=config.quality_problems
+        )
+        result = dataclasses.replace(result, quality=quality)
+        text = json.dumps(summary_of(config, result, seed), indent=1)
+        (partial / SUMMARY_FILE).write_text(text + "\n", encoding="utf-8")
+
+    write_checkpoint(folder, model, tokenizer, finish)
     state_path.unlink(missing_ok=True)
-    return _result(progress, finished=True)
+    return result
 
 
 def _one_step(
@@ -339,7 +321,7 @@ def _one_step(
     optimizer: torch.optim.AdamW,
     batch: Tensor,
     config: PretrainConfig,
-    progress: _Progress,
+    progress: Progress,
 ) -> None:
     began = time.perf_counter()
     for group in optimizer.param_groups:
@@ -357,7 +339,7 @@ def _one_step(
     progress.seconds += time.perf_counter() - began
 
 
-def _result(progress: _Progress, *, finished: bool) -> PretrainResult:
+def _result(progress: Progress, *, finished: bool) -> PretrainResult:
     losses = progress.losses
     stretches = [losses[at : at + 50] for at in range(0, len(losses), 50)]
     return PretrainResult(

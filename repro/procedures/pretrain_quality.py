@@ -51,7 +51,7 @@ class Quality:
     working
         Share of sampled completions that work.
     given_working, given_careless
-        Accuracy of the sampled completions that work, and of the others.
+        Accuracy of the sampled completions that work, and of the others; None where none is.
     truncated
         Share of sampled completions that hit the length limit.
     """
@@ -66,8 +66,8 @@ class Quality:
     sampled_mean: float
     sampled_pass: float
     working: float
-    given_working: float
-    given_careless: float
+    given_working: float | None
+    given_careless: float | None
     truncated: float
     seconds: float
 
@@ -116,8 +116,8 @@ def measure_quality(
         sampled_mean=_percent(answer.correct for answer in drawn),
         sampled_pass=_percent(any(answer.correct for answer in group) for group in sampled),
         working=_percent(answer.works for answer in drawn),
-        given_working=_percent(answer.correct for answer in drawn if answer.works),
-        given_careless=_percent(answer.correct for answer in drawn if not answer.works),
+        given_working=_percent_of([answer.correct for answer in drawn if answer.works]),
+        given_careless=_percent_of([answer.correct for answer in drawn if not answer.works]),
         truncated=_percent(answer.truncated for answer in drawn),
         seconds=time.perf_counter() - began,
     )
@@ -182,7 +182,11 @@ def _graded(
 
 def _percent(values: Iterable[bool]) -> float:
     found = list(values)
-    return round(100.0 * sum(found) / len(found), 2) if found else float("nan")
+    return round(100.0 * sum(found) / len(found), 2)
+
+
+def _percent_of(values: Sequence[bool]) -> float | None:
+    return _percent(values) if values else None
 
 
 def _by_level(asked: Sequence[Problem], values: Sequence[bool]) -> dict[str, float]:
