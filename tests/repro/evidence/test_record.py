@@ -1,0 +1,205 @@
+"""Records: whole or absent, never overwritten, and read with errors that name file and field."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from repro.evidence import provenance, record
+from repro.evidence.environment import capture_environment, device_of
+from repro.evidence.record import (
+    Record,
+    RecordError,
+    failed_record,
+    find_record,
+    read_record,
+    record_path,
+    write_new,
+)
+from repro.spec.config import RunConfig
+from repro.spec.target import plan
+from repro.spec.tier import Tier
+from repro.targets import find
+
+Maker = Callable[[RunConfig], Record]
+
+
+@pytest.fixture
+def run() -> RunConfig:
+    return plan(find("table1"), Tier.SMOKE, 1, ["nvfp4_lora_aqn"])[0]
+
+
+def test_a_record_read_back_is_the_one_written(
+    run: RunConfig, made_up_record: Maker, tmp_path: Path
+) -> None:
+    written = made_up_record(run)
+    path = written.write(tmp_path)
+    assert path == record_path(run, tmp_path)
+    assert read_record(path) == written
+    assert find_record(run, tmp_path) == path
+
+
+def test_a_record_is_never_overwritten(
+    run: RunConfig, made_up_record: Maker, tmp_path: Path
+) -> None:
+    path = made_up_record(run).write(tmp_path)
+    before = path.read_bytes()
+    with pytest.raises(FileExistsError, match="never overwritten"):
+        made_up_record(run).write(tmp_path)
+    assert path.read_bytes() == before
+    assert [item.name for item in path.parent.iterdir()] == [path.name]
+
+
+def test_a_write_that_dies_leaves_nothing_behind(
+    run: RunConfig, made_up_record: Maker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def die(*arguments: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(os, "link", die)
+    with pytest.raises(KeyboardInterrupt):
+        made_up_record(run).write(tmp_path)
+    assert not list(tmp_path.rglob("seed-*"))
+
+
+def test_a_file_system_without_hard_links_still_never_overwrites(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*arguments: Any) -> None:
+        raise PermissionError("no hard links here")
+
+    monkeypatch.setattr(os, "link", refuse)
+    path = write_new(tmp_path / "a.json", "first")
+    with pytest.raises(FileExistsError):
+        write_new(path, "second")
+    assert path.read_text() == "first"
+
+
+def test_a_failure_stays_counted_and_leaves_room_for_another_try(
+    run: RunConfig, made_up_record: Maker, tmp_path: Path
+) -> None:
+    first = failed_record(run, "MemoryError: out of memory\ntrace", {}).write(tmp_path)
+    second = failed_record(run, "again", {}).write(tmp_path)
+    assert [first.name, second.name] == ["seed-0.failed-1.json", "seed-0.failed-2.json"]
+    assert find_record(run, tmp_path) is None
+    made_up_record(run).write(tmp_path)
+    assert find_record(run, tmp_path) is not None
+    assert read_record(first).outcome["reason"].startswith("MemoryError")
+
+
+def test_a_record_of_another_configuration_is_named_with_the_difference(
+    run: RunConfig, made_up_record: Maker, tmp_path: Path
+) -> None:
+    other = dataclasses.replace(run, scale=dataclasses.replace(run.scale, steps=29))
+    made_up_record(other).write(tmp_path)
+    with pytest.raises(RecordError, match=r"scale\.steps is 29, needed 30"):
+        find_record(run, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "words"),
+    [
+        (lambda raw: raw.pop("metrics"), "field metrics is missing"),
+        (lambda raw: raw.update(seed="0"), "field seed is '0', of kind str"),
+        (lambda raw: raw.update(schema=99), "schema is 99"),
+        (lambda raw: raw.update(extra=1), "unknown field extra"),
+        (lambda raw: raw["config"].update(seed=7), "digest is not that of"),
+        (lambda raw: raw["metrics"].update(accuracy=3.0), "metric accuracy needs a value"),
+        (lambda raw: raw["outcome"].update(status="fine"), "outcome.status is 'fine'"),
+    ],
+)
+def test_a_spoiled_record_is_refused_with_file_and_field(
+    spoil: Callable[[Any], Any], words: str, run: RunConfig, made_up_record: Maker, tmp_path: Path
+) -> None:
+    path = made_up_record(run).write(tmp_path)
+    raw = json.loads(path.read_text())
+    spoil(raw)
+    path.write_text(json.dumps(raw))
+    with pytest.raises(RecordError) as caught:
+        read_record(path)
+    assert str(path) in str(caught.value)
+    assert words in str(caught.value)
+
+
+def test_a_truncated_record_is_refused(
+    run: RunConfig, made_up_record: Maker, tmp_path: Path
+) -> None:
+    path = made_up_record(run).write(tmp_path)
+    path.write_text(path.read_text()[:100])
+    with pytest.raises(RecordError, match="not a readable record"):
+        read_record(path)
+
+
+def test_numbers_that_are_not_finite_become_null(
+    run: RunConfig, made_up_record: Maker, tmp_path: Path
+) -> None:
+    made = made_up_record(run)
+    spoiled = dataclasses.replace(made, series={**made.series, "loss": [1.0, float("nan")]})
+    path = spoiled.write(tmp_path)
+    assert "NaN" not in path.read_text()
+    assert read_record(path).series["loss"] == [1.0, None]
+
+
+def test_the_environment_is_captured_and_failed_probes_say_so(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def broken() -> str:
+        raise RuntimeError("no such thing")
+
+    monkeypatch.setattr("platform.platform", broken)
+    found = capture_environment()
+    assert found["platform"] == {"failed": "RuntimeError: no such thing"}
+    assert found["packages"]["qerl-repro"] is None or found["packages"]["qerl-repro"]
+    assert found["cpu"]["cores"] >= 1
+    json.dumps(found)
+
+
+def test_a_machine_without_a_driver_has_no_gpu_rather_than_a_failure(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("PATH", "")
+    assert capture_environment()["gpu"] == []
+
+
+def test_a_device_is_named_as_folders_spell_it() -> None:
+    assert device_of({"gpu": [{"name": "NVIDIA H200"}]}) == "nvidia_h200"
+    assert device_of({"gpu": []}) is None
+    assert device_of({"gpu": {"failed": "x"}}) is None
+
+
+def test_the_commit_is_named_asked_or_unknown(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def ask() -> tuple[str, bool | None]:
+        return provenance.source_commit.__wrapped__()
+
+    monkeypatch.setenv("REPRO_COMMIT", "abc")
+    assert ask() == ("abc", None)
+    monkeypatch.delenv("REPRO_COMMIT")
+    monkeypatch.setattr(provenance, "PACKAGE", tmp_path / "repro")
+    (tmp_path / "repro").mkdir()
+    assert ask() == ("unknown", None)
+    (tmp_path / "repro" / "COMMIT").write_text("def\n")
+    assert ask() == ("def", None)
+    git = ["git", "-C", str(tmp_path), "-c", "user.name=a", "-c", "user.email=a@b.c"]
+    subprocess.run([*git, "init", "-q"], check=True)
+    subprocess.run([*git, "add", "repro"], check=True)
+    subprocess.run([*git, "commit", "-q", "-m", "one"], check=True)
+    commit, dirty = ask()
+    assert len(commit) == 40
+    assert dirty is False
+    (tmp_path / "repro" / "new.py").write_text("")
+    assert ask() == (commit, True)
+
+
+def test_the_schema_in_use_is_the_one_that_is_written(
+    run: RunConfig, made_up_record: Maker
+) -> None:
+    assert made_up_record(run).to_json()["schema"] == record.SCHEMA
