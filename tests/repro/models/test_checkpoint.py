@@ -11,13 +11,6 @@ from typing import Any
 
 import pytest
 import torch
-from compressed_tensors.compressors import ModelCompressor
-from compressed_tensors.quantization import (
-    QuantizationConfig,
-    apply_quantization_config,
-    preset_name_to_scheme,
-)
-from compressed_tensors.quantization.utils import calculate_qparams, generate_gparam
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
@@ -26,6 +19,14 @@ from repro.models.checkpoint import MANIFEST, verify, write_quantized
 from repro.models.policy import Policy, load_policy
 from repro.models.quantized_linear import QuantizedLinear
 from repro.models.tensor_files import CheckpointError
+
+# Another project's implementation of the layout, which ours must equal bit for bit.
+pytest.importorskip(
+    "compressed_tensors", reason="needs the compressed-tensors package to compare with"
+)
+quantization = pytest.importorskip("compressed_tensors.quantization")
+recipe = pytest.importorskip("compressed_tensors.quantization.utils")
+compressors = pytest.importorskip("compressed_tensors.compressors")
 
 FUSED = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 
@@ -50,10 +51,10 @@ def quantized_linears(policy: Policy) -> dict[str, QuantizedLinear]:
 def write_theirs(source: Path, out: Path) -> Any:
     """Quantise with compressed-tensors alone and save with transformers; return the dense model."""
     model = AutoModelForCausalLM.from_pretrained(source, dtype=torch.bfloat16)
-    scheme = preset_name_to_scheme("NVFP4A16", ["Linear"])
-    apply_quantization_config(
+    scheme = quantization.preset_name_to_scheme("NVFP4A16", ["Linear"])
+    quantization.apply_quantization_config(
         model,
-        QuantizationConfig(
+        quantization.QuantizationConfig(
             config_groups={"group_0": scheme}, ignore=["lm_head"], format="nvfp4-pack-quantized"
         ),
     )
@@ -63,16 +64,16 @@ def write_theirs(source: Path, out: Path) -> Any:
         mates = next((group for group in FUSED if leaf in group), (leaf,))
         encode = torch.stack(
             [
-                generate_gparam(w.min(), w.max())
+                recipe.generate_gparam(w.min(), w.max())
                 for w in (modules[f"{parent}.{mate}"].weight.detach().float() for mate in mates)
             ]
         ).amin(0)
         blocks = module.weight.detach().float().unflatten(1, (-1, 16))
         arguments = module.quantization_scheme.weights
-        scale, _ = calculate_qparams(blocks.amin(-1), blocks.amax(-1), arguments, encode)
+        scale, _ = recipe.calculate_qparams(blocks.amin(-1), blocks.amax(-1), arguments, encode)
         module.weight_global_scale.data.copy_(encode)
         module.weight_scale.data.copy_(scale)
-    compressor = ModelCompressor.from_pretrained_model(model)
+    compressor = compressors.ModelCompressor.from_pretrained_model(model)
     compressor.compress_model(model)
     model.save_pretrained(out)
     compressor.update_config(str(out))
