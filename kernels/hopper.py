@@ -65,6 +65,10 @@ class Choice:
         Wide: deal all whole waves of tiles first, and only the rest in ranges of packs.
     split
         Wide: use all multiprocessors where there are fewer tiles, by cutting tiles.
+    light
+        Wide: blocks of half a multiprocessor's registers and shared memory.
+    per_processor
+        Wide: blocks a multiprocessor, 1, or 2 where they are light.
     ahead
         Narrow: chunks of 64 columns of x requested at once, 1, 2 or 4.
     prefetch
@@ -78,6 +82,8 @@ class Choice:
     tokens: int = 64
     whole: bool = True
     split: bool = True
+    light: bool = False
+    per_processor: int = 1
     ahead: int = 4
     prefetch: bool = False
 
@@ -225,6 +231,7 @@ def wide(
         "TOKENS": choice.tokens,
         "STAGES": stages,
         "PACKS": pack_stages,
+        "LIGHT": int(choice.light),
         "LORA": int(adapter is not None),
     }
     files = ("fragments.cuh", "wgmma.cuh", "linear_wide.cu")
@@ -233,7 +240,8 @@ def wide(
     token_tiles = -(-M // choice.tokens)
     tiles = token_tiles * -(-row_tiles16 * PACK_ROWS // block_rows)
     # Blocks that share a tile wait for one another: never more than the device holds at once.
-    blocks = min(_processors(device), tiles * packs if choice.split else tiles)
+    room = _processors(device) * (choice.per_processor if choice.light else 1)
+    blocks = min(room, tiles * packs if choice.split else tiles)
     whole = tiles // blocks if choice.whole else 0
     stream = torch.cuda.current_stream().cuda_stream
     floats = 2 * blocks * block_rows * choice.tokens
@@ -247,7 +255,7 @@ def wide(
         z_map = driver.tensor_map(z.data_ptr(), M, z.shape[1], z.shape[1], choice.tokens)
     kernel.launch(
         (blocks, 1),
-        (choice.consumers + 1) * 128,
+        choice.consumers * 128 + (32 if choice.light else 128),
         [
             x_map, z_map, weight.packs, bias, weight.gain, out, _table(weight),
             _workspace(device, stream, _rounded(floats)), _counters(device, stream),
@@ -261,7 +269,8 @@ def _stages(choice: Choice, table_bytes: int) -> tuple[int, int]:
     """Return how many stages of x and of W fit: W first, as device memory is further away."""
     stage_bytes = choice.tokens * 128
     packs_bytes = choice.consumers * choice.row_tiles * 4 * PACK_BYTES
-    room = _SHARED_LIMIT - 1024 - table_bytes
+    limit = 113 * 1024 - 1024 if choice.light else _SHARED_LIMIT
+    room = limit - 1024 - table_bytes
     for packs in (4, 3, 2):
         stages = (room - packs * packs_bytes) // stage_bytes
         if stages >= 4:

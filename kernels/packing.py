@@ -124,6 +124,14 @@ def nf4_pairs(device: torch.device) -> Tensor:
     return torch.where(pairs >= 1 << 31, pairs - (1 << 32), pairs).to(torch.int32).to(device)
 
 
+@lru_cache(maxsize=8)
+def _entries(device: torch.device) -> Tensor:
+    """Return (32,): which lane's (4g + t) codes stand at each place of a chunk."""
+    g, t = torch.arange(32) // 4, torch.arange(32) % 4
+    place = 4 * g + (t + g // 2) % 4
+    return place.argsort().to(device)
+
+
 def pack(weight: QuantizedWeight) -> PackedWeight:
     """Rearrange a quantised weight for the Hopper kernels; `unpack` undoes it exactly.
 
@@ -180,14 +188,15 @@ def unpack(packed: PackedWeight) -> QuantizedWeight:
     N, K = packed.shape
     tiles, columns, _ = packed.packs.shape
     words = packed.packs[:, :, :2048].contiguous().view(torch.int32)
-    words = words.view(tiles, columns, 4, 4, 8, 4)  # chunk, t, g, j
+    words = words.view(tiles, columns, 4, 32, 4)[:, :, :, _entries(words.device).argsort()]
+    words = words.view(tiles, columns, 4, 8, 4, 4)  # chunk, g, t, j
     if packed.format == "nf4":
         bytes_ = [((words >> (8 * i)) & 255).to(torch.uint8) for i in range(4)]
     else:
         bytes_ = [_gather_byte(words, i) for i in range(4)]
-    # (half, tile, column, chunk, t, g, low or high eight, j), then as the matrix has it
+    # (half, tile, column, chunk, g, t, low or high eight, j), then as the matrix has it
     pairs = torch.stack((torch.stack(bytes_[0::2], -2), torch.stack(bytes_[1::2], -2)), 0)
-    pairs = pairs.permute(1, 0, 5, 2, 3, 4, 6, 7)
+    pairs = pairs.permute(1, 0, 4, 2, 3, 5, 6, 7)
     codes = pairs.reshape(tiles * PACK_ROWS, columns * PACK_COLUMNS // 2)[:N, : K // 2]
     codes = codes.contiguous()
     if packed.format == "nf4":
@@ -223,11 +232,12 @@ def _pack_codes(codes: Tensor, tiles: int, columns: int, format: str) -> Tensor:
     padded[: codes.shape[0], : codes.shape[1]] = codes
     # (tile, half, g, column, chunk, t, low or high eight of the block, j)
     pairs = padded.view(tiles, 2, 8, columns, 4, 4, 2, 4)
-    pairs = pairs.permute(0, 3, 4, 5, 2, 7, 6, 1)  # word (chunk, t, g, j), then eight, half
+    pairs = pairs.permute(0, 3, 4, 2, 5, 7, 6, 1)  # word (chunk, g, t, j), then eight, half
+    pairs = pairs.flatten(3, 4)[:, :, :, _entries(codes.device)]
     if format == "nf4":
         return pairs.reshape(tiles, columns, 2048)
     tables = _scatter_tables(codes.device)
-    words = torch.zeros(pairs.shape[:6], dtype=torch.int32, device=codes.device)
+    words = torch.zeros(pairs.shape[:-2], dtype=torch.int32, device=codes.device)
     for i in range(4):
         words |= tables[i][pairs[..., i // 2, i % 2].int()]
     return words.view(tiles, columns, -1).view(torch.uint8)

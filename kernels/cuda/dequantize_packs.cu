@@ -23,7 +23,7 @@ extern "C" __global__ void __launch_bounds__(256) dequantize_packs(
   const u8* source = packed + index * PACK_BYTES;
   uint4 codes[4];
 #pragma unroll
-  for (int c = 0; c < 4; ++c) codes[c] = load_weights16(source + (c * 32 + t * 8 + g) * 16);
+  for (int c = 0; c < 4; ++c) codes[c] = load_weights16(source + (c * 32 + entry_of(g, t)) * 16);
 #if FORMAT == NF4
   uint4 absmax[2] = {load_weights16(source + 2048 + g * 16),
                      load_weights16(source + 2048 + (g + 8) * 16)};

@@ -3,18 +3,19 @@
 // source compiles with NVRTC alone.
 //
 // A pack is 16 rows x 256 columns of W in 2304 bytes: 2048 of codes, then 256 of scales.
-//   codes : uint4[4 chunks][4][8]. Chunk c covers columns 64c .. 64c+63, four blocks of 16. Entry
-//           (t, g) holds block t of rows g and g + 8: word j has the pairs of columns 2j, 2j+1 and
-//           2j+8, 2j+9 of the block, for both rows, which is the A fragment that lane (g, j) of a
-//           m16n8k16 product over that block holds (lane = 4g + j).
+//   codes : uint4[4 chunks][32]. Chunk c covers columns 64c .. 64c+63, four blocks of 16. Entry
+//           4g + (t + g / 2) % 4 holds block t of rows g and g + 8: word j has the pairs of columns
+//           2j, 2j+1 and 2j+8, 2j+9 of the block, for both rows, which is the A fragment that lane
+//           (g, j) of a m16n8k16 product over that block holds (lane = 4g + j). The rotation by
+//           g / 2 keeps both ways of reading below free of conflicts.
 //   scales: NVFP4, MXFP4: uint2[8 g][4 t], byte 2c + r is the scale of chunk c, row g + 8r, block t.
 //           NF4: float[16 rows][4 chunks], one absmax a row and chunk.
 //
-// The layout can be read in two ways. A lane (g, t) that takes entry (t, g) whole has one block of
+// The layout can be read in two ways. A lane (g, t) that takes block t's entry whole has one block of
 // 16 a row, so two scale expansions serve 32 weights; its product j then runs over columns
 // 2j, 2j+1, 2j+8, 2j+9 of four blocks at once, for W and for x alike, and a sum does not mind its
-// order (linear_narrow). A lane (g, t) that takes word t of entries (0, g) .. (3, g) has the blocks
-// one after another, in x's natural order, as wgmma wants it (linear_wide).
+// order (linear_narrow). A lane (g, t) that takes word t of each of row g's four entries has the
+// blocks one after another, in x's natural order, as wgmma wants it (linear_wide).
 
 typedef unsigned char u8;
 typedef unsigned short u16;
@@ -31,6 +32,8 @@ typedef unsigned long long u64;
 // E2M1's sign at bit 15 and its three magnitude bits at 8:6 of each half: as bf16 that is the
 // value times 2^-126, subnormals included.
 #define CODE_MASK 0x81C081C0u
+
+__device__ __forceinline__ int entry_of(int g, int block) { return 4 * g + ((block + (g >> 1)) & 3); }
 
 __device__ __forceinline__ uint4 load_weights16(const void* address) {
   uint4 v;

@@ -67,7 +67,7 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32) linear_narrow(
     for (int r = 0; r < ROW_TILES; ++r) {
       const u8* pack = tile + ((u64)r * packs + p) * PACK_BYTES;
 #pragma unroll
-      for (int c = 0; c < 4; ++c) w.codes[r][c] = load_weights16(pack + (c * 32 + t * 8 + g) * 16);
+      for (int c = 0; c < 4; ++c) w.codes[r][c] = load_weights16(pack + (c * 32 + entry_of(g, t)) * 16);
 #if FORMAT == NF4
 #pragma unroll
       for (int h = 0; h < 2; ++h) w.absmax[r][h] = load_weights16(pack + 2048 + (g + 8 * h) * 16);

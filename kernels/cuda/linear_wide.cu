@@ -12,7 +12,8 @@
 // their sums into a workspace, wait for one another, and each add up a slice in a fixed order: no
 // atomics on results, the same bits each run. All blocks are resident, so waiting cannot deadlock.
 //
-// Macros: FORMAT, CONSUMERS, ROW_TILES, TOKENS, STAGES (of x), PACKS (stages of W), LORA.
+// Macros: FORMAT, CONSUMERS, ROW_TILES, TOKENS, STAGES (of x), PACKS (stages of W), LIGHT,
+// LORA.
 
 #define BLOCK_ROWS (CONSUMERS * ROW_TILES * 64)
 #define TILES16 (BLOCK_ROWS / 16)
@@ -47,6 +48,14 @@ struct Plan {
   }
 };
 
+// LIGHT blocks take half of a multiprocessor, so two of them, or of two layers, run side by side.
+#if LIGHT
+#define THREADS (CONSUMERS * 128 + 32)
+#define RESIDENT 2
+#else
+#define THREADS ((CONSUMERS + 1) * 128)
+#define RESIDENT 1
+#endif
 #if CONSUMERS == 2
 #define PRODUCER_REGISTERS 40
 #define CONSUMER_REGISTERS 232
@@ -55,7 +64,7 @@ struct Plan {
 #define CONSUMER_REGISTERS 160
 #endif
 
-extern "C" __global__ void __launch_bounds__((CONSUMERS + 1) * 128, 1) linear_wide(
+extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) linear_wide(
     const __grid_constant__ TensorMap x_map, const __grid_constant__ TensorMap z_map,
     const u8* __restrict__ packed, const u16* __restrict__ bias,
     const float* __restrict__ global_scale, u16* y, const u32* __restrict__ table_pairs,
@@ -84,7 +93,7 @@ extern "C" __global__ void __launch_bounds__((CONSUMERS + 1) * 128, 1) linear_wi
   }
 #if FORMAT == NF4
   u32* table = (u32*)(shared + (stage0 - shared_address(shared)) + TABLE_OFFSET);
-  fill_table(table, table_pairs, threadIdx.x, (CONSUMERS + 1) * 128);
+  fill_table(table, table_pairs, threadIdx.x, THREADS);
 #endif
   __syncthreads();
 
@@ -100,7 +109,9 @@ extern "C" __global__ void __launch_bounds__((CONSUMERS + 1) * 128, 1) linear_wi
 #endif
 
   if (group == CONSUMERS) {
+#if !LIGHT
     asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" :: "n"(PRODUCER_REGISTERS));
+#endif
     if ((warp & 3) == 0 && lane == 0) {  // x
       wait_for_prerequisites();
       int stage = 0;
@@ -125,7 +136,7 @@ extern "C" __global__ void __launch_bounds__((CONSUMERS + 1) * 128, 1) linear_wi
         }
 #endif
       }
-    } else if ((warp & 3) == 1 && lane == 0) {  // W, which no kernel in front writes
+    } else if (LIGHT ? lane == 1 : (warp & 3) == 1 && lane == 0) {  // W: no kernel in front writes it
       int stage = 0;
       u32 phase = 1;
       for (int index = 0;; ++index) {
@@ -148,12 +159,17 @@ extern "C" __global__ void __launch_bounds__((CONSUMERS + 1) * 128, 1) linear_wi
     return;
   }
 
+#if !LIGHT
   asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" :: "n"(CONSUMER_REGISTERS));
+#endif
   const int g = lane >> 2, t = lane & 3;
   const int row_in_block = group * ROW_TILES * 64 + (warp & 3) * 16;
 #if FORMAT == NF4
   const u32* table_lane = table + lane;
 #endif
+  u32 entry[4];  // where block j's word of this lane lies in a chunk
+#pragma unroll
+  for (int j = 0; j < 4; ++j) entry[j] = entry_of(g, j) * 16 + t * 4;
   float sum[ROW_TILES][ACCUMULATORS];
   const float gain = *global_scale;
   wait_for_prerequisites();
@@ -218,7 +234,6 @@ extern "C" __global__ void __launch_bounds__((CONSUMERS + 1) * 128, 1) linear_wi
     for (int pack = s.begin; pack < s.end; ++pack) {
       barrier_wait(packs_full0 + 8 * pack_stage, pack_phase);
       const u32 own = packs0 + pack_stage * PACKS_BYTES + (row_in_block / 16) * PACK_BYTES;
-      const u32 own_codes = own + g * 16 + t * 4;
       uint4 scales[ROW_TILES][2];
 #pragma unroll
       for (int r = 0; r < ROW_TILES; ++r) {
@@ -240,7 +255,7 @@ extern "C" __global__ void __launch_bounds__((CONSUMERS + 1) * 128, 1) linear_wi
           u32 words[4];
 #pragma unroll
           for (int j = 0; j < 4; ++j)
-            words[j] = load_shared4(own_codes + r * 4 * PACK_BYTES + c * 512 + j * 128);
+            words[j] = load_shared4(own + entry[j] + r * 4 * PACK_BYTES + c * 512);
 #if FORMAT == NF4
           const float upper_absmax = __uint_as_float(word_of(scales[r][0], c));
           const float lower_absmax = __uint_as_float(word_of(scales[r][1], c));
@@ -318,16 +333,23 @@ extern "C" __global__ void __launch_bounds__((CONSUMERS + 1) * 128, 1) linear_wi
       // First segment of the range or its last one: the reader tells which by the range's start.
       const int stream_tile = s.tile - whole * (int)gridDim.x;
       const int second = plan.start(block) < stream_tile * packs;
+      const int first = plan.owner(stream_tile * packs);
+      const int sharers = plan.owner(stream_tile * packs + packs - 1) - first + 1;
+      const Segment after = plan.segment(block, index + 1);
+      // The last segment's own slice stays in registers; all else goes to the workspace.
+      const int kept = after.end > after.begin ? -1 : block - first;
 #pragma unroll
       for (int r = 0; r < ROW_TILES; ++r)
 #pragma unroll
         for (int i = 0; i < TOKENS / 8; ++i)
-          __stcg(slot_of(block, second, r * (TOKENS / 8) + i),
-                 make_float4(sum[r][i * 4], sum[r][i * 4 + 1], sum[r][i * 4 + 2],
-                             sum[r][i * 4 + 3]));
-      __threadfence();
+          if ((r * (TOKENS / 8) + i) % sharers != kept && token_start + i * 8 < M)
+            __stcg(slot_of(block, second, r * (TOKENS / 8) + i),
+                   make_float4(sum[r][i * 4], sum[r][i * 4 + 1], sum[r][i * 4 + 2],
+                               sum[r][i * 4 + 3]));
       meet();
-      if (thread == 0) atomicAdd(counters + 2 * stream_tile, 1u);
+      if (thread == 0)
+        asm volatile("fence.acq_rel.gpu;\nred.relaxed.gpu.global.add.u32 [%0], 1;"
+                     :: "l"(counters + 2 * stream_tile) : "memory");
       if (shared_tiles == 0) shared_tile[0] = stream_tile; else shared_tile[1] = stream_tile;
       ++shared_tiles;
     }
@@ -349,17 +371,24 @@ extern "C" __global__ void __launch_bounds__((CONSUMERS + 1) * 128, 1) linear_wi
     const int whole_tile = tile + whole * (int)gridDim.x;
     const int row_start = (whole_tile / token_tiles) * BLOCK_ROWS + row_in_block;
     const int token_start = (whole_tile % token_tiles) * TOKENS;
-    for (int slot = block - first; slot < SLOTS; slot += sharers) {
-      const int token = token_start + (slot % (TOKENS / 8)) * 8;
-      if (token >= M) continue;
-      float v[4] = {};
+    const bool in_registers = k == shared_tiles - 1;
+#pragma unroll
+    for (int r = 0; r < ROW_TILES; ++r)
+#pragma unroll
+      for (int i = 0; i < TOKENS / 8; ++i) {
+        const int slot = r * (TOKENS / 8) + i;
+        if (slot % sharers != block - first || token_start + i * 8 >= M) continue;
+        float v[4] = {};
 #pragma unroll 4
-      for (int owner = first; owner <= last; ++owner) {
-        const float4 p = __ldcg(slot_of(owner, plan.start(owner) < tile * packs, slot));
-        v[0] += p.x; v[1] += p.y; v[2] += p.z; v[3] += p.w;
+        for (int owner = first; owner <= last; ++owner) {
+          float4 p = make_float4(sum[r][i * 4], sum[r][i * 4 + 1], sum[r][i * 4 + 2],
+                                 sum[r][i * 4 + 3]);
+          if (owner != block || !in_registers)
+            p = __ldcg(slot_of(owner, plan.start(owner) < tile * packs, slot));
+          v[0] += p.x; v[1] += p.y; v[2] += p.z; v[3] += p.w;
+        }
+        emit(row_start + r * 64, token_start + i * 8, v);
       }
-      emit(row_start + slot / (TOKENS / 8) * 64, token, v);
-    }
     meet();
     if (thread == 0 && atomicAdd(counters + 2 * tile + 1, 1u) == (u32)sharers - 1) {
       counters[2 * tile] = 0;
