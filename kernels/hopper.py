@@ -65,12 +65,16 @@ class Choice:
         Wide: deal all whole waves of tiles first, and only the rest in ranges of packs.
     split
         Wide: use all multiprocessors where there are fewer tiles, by cutting tiles.
+    cluster
+        Wide: blocks that share a tile through their shared memory, up to 8; `whole` and `split`
+        then say nothing.
     light
         Wide: blocks of half a multiprocessor's registers and shared memory.
     per_processor
         Wide: blocks a multiprocessor, 1, or 2 where they are light.
     ahead
-        Narrow: chunks of 64 columns of x requested at once, 1, 2 or 4.
+        Narrow: chunks of 64 columns of x requested at once, 1, 2 or 4; 0 leaves it to the
+        compiler.
     prefetch
         Narrow: request the next pack before the present one is used.
     """
@@ -82,6 +86,7 @@ class Choice:
     tokens: int = 64
     whole: bool = True
     split: bool = True
+    cluster: int = 1
     light: bool = False
     per_processor: int = 1
     ahead: int = 4
@@ -220,6 +225,8 @@ def wide(
     M, (N, K) = x.shape[0], weight.shape
     device = x.device.index
     table_bytes = _NF4_TABLE if weight.format == "nf4" else 0
+    row_tiles16, packs, _ = weight.packs.shape
+    cluster = min(choice.cluster, packs)
     block_rows = choice.consumers * choice.row_tiles * 64
     stages, pack_stages = _stages(choice, table_bytes)
     packs_bytes = block_rows // PACK_ROWS * PACK_BYTES
@@ -231,20 +238,22 @@ def wide(
         "TOKENS": choice.tokens,
         "STAGES": stages,
         "PACKS": pack_stages,
+        "CLUSTER": cluster,
         "LIGHT": int(choice.light),
         "LORA": int(adapter is not None),
     }
     files = ("fragments.cuh", "wgmma.cuh", "linear_wide.cu")
     kernel = driver.load(files, "linear_wide", tuple(macros.items()), device, shared_bytes)
-    row_tiles16, packs, _ = weight.packs.shape
     token_tiles = -(-M // choice.tokens)
     tiles = token_tiles * -(-row_tiles16 * PACK_ROWS // block_rows)
     # Blocks that share a tile wait for one another: never more than the device holds at once.
     room = _processors(device) * (choice.per_processor if choice.light else 1)
     blocks = min(room, tiles * packs if choice.split else tiles)
     whole = tiles // blocks if choice.whole else 0
+    if cluster > 1:
+        blocks, whole = tiles * cluster, 0
     stream = torch.cuda.current_stream().cuda_stream
-    floats = 2 * blocks * block_rows * choice.tokens
+    floats = 2 * blocks * block_rows * choice.tokens if cluster == 1 else 0
     x_map = driver.tensor_map(x.data_ptr(), M, K, x.stride(0), choice.tokens)
     z_map, rank, b = x_map, 0, None
     end0 = end1 = 1 << 30
@@ -262,6 +271,7 @@ def wide(
             M, N, packs, row_tiles16, token_tiles, tiles, whole, b, rank, end0, end1,
         ],
         shared_bytes=shared_bytes,
+        cluster=cluster,
     )  # fmt: skip
 
 
@@ -289,7 +299,7 @@ def project(x: Tensor, weight: PackedWeight, adapter: Adapter) -> Tensor:
     total = adapter.a.shape[0]
     token_tiles = 1 if M <= 8 else 2
     macros = {
-        "FORMAT": 0, "WARPS": 14, "TOKEN_TILES": token_tiles, "TAIL": _tail(K),
+        "FORMAT": 0, "WARPS": 14, "TOKEN_TILES": token_tiles, "TAIL": _tail(K), "AHEAD": 1,
     }  # fmt: skip
     files = ("fragments.cuh", "adapter.cuh", "adapter_project.cu")
     kernel = driver.load(files, "adapter_project", tuple(macros.items()), x.device.index)

@@ -1,8 +1,11 @@
 // Bf16 rows against tokens with mma.sync, in the column order of fragments.cuh.
 
-// Volatile, so that a whole pack's worth is requested before the first use: left to itself the
+// Volatile with AHEAD, so that a whole pack's worth is requested before the first use: left to itself the
 // compiler asks for 64 columns at a time and waits for the L2 at each.
 __device__ __forceinline__ uint4 load_activations16(const void* address) {
+#if !AHEAD
+  return *(const uint4*)address;
+#endif
   uint4 v;
   asm volatile("ld.global.v4.u32 {%0,%1,%2,%3}, [%4];"
                : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(address) : "memory");

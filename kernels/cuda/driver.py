@@ -23,6 +23,7 @@ from torch import Tensor
 
 from kernels.cuda import compiler
 
+_CLUSTER_DIMENSION = 4
 _PROGRAMMATIC_STREAM_SERIALIZATION = 6
 _MAX_DYNAMIC_SHARED = 8
 
@@ -59,9 +60,17 @@ class _Config(ctypes.Structure):
     )
 
 
-_OVERLAP = (_Attribute * 1)(
-    _Attribute(id=_PROGRAMMATIC_STREAM_SERIALIZATION, value=(ctypes.c_int * 16)(1))
-)
+
+@lru_cache(maxsize=32)
+def _attributes(overlap: bool, cluster: int) -> ctypes.Array[_Attribute]:
+    chosen = []
+    if overlap:
+        chosen.append((_PROGRAMMATIC_STREAM_SERIALIZATION, (1,)))
+    if cluster > 1:
+        chosen.append((_CLUSTER_DIMENSION, (cluster, 1, 1)))
+    made = [_Attribute(id=key, value=(ctypes.c_int * 16)(*value)) for key, value in chosen]
+    return (_Attribute * len(made))(*made)
+
 
 
 @lru_cache(maxsize=1)
@@ -92,6 +101,7 @@ class Kernel:
         *,
         shared_bytes: int = 0,
         overlap: bool = True,
+        cluster: int = 1,
     ) -> None:
         """Launch on torch's current stream.
 
@@ -108,6 +118,8 @@ class Kernel:
             Dynamic shared memory.
         overlap
             Allow the start before the previous kernel's end.
+        cluster
+            Consecutive blocks that can read one another's shared memory.
 
         Raises
         ------
@@ -127,13 +139,14 @@ class Kernel:
             else:
                 values.append(ctypes.c_float(argument))
         pointers = (ctypes.c_void_p * len(values))(*[ctypes.addressof(value) for value in values])
+        attributes = _attributes(overlap, cluster)
         config = _Config(
             grid=(ctypes.c_uint * 3)(grid[0], grid[1], 1),
             block=(ctypes.c_uint * 3)(threads, 1, 1),
             shared_bytes=shared_bytes,
             stream=torch.cuda.current_stream().cuda_stream,
-            attributes=_OVERLAP if overlap else None,
-            attribute_count=1 if overlap else 0,
+            attributes=attributes,
+            attribute_count=len(attributes),
         )
         status = _driver().cuLaunchKernelEx(ctypes.byref(config), self.function, pointers, None)
         _check(status, f"launch of {self.name}")

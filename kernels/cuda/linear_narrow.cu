@@ -14,7 +14,8 @@
 // in order of index, so those that publish are never behind those that wait.
 //
 // Macros: FORMAT, WARPS, ROW_TILES, TOKEN_TILES, TAIL (columns not a multiple of 256), LORA,
-// AHEAD (chunks of x requested at once, 1, 2 or 4), PREFETCH (request the next pack early).
+// AHEAD (chunks of x requested at once, 1, 2 or 4; 0 leaves it to the compiler), PREFETCH (request
+// the next pack early).
 
 #if LORA
 __device__ __forceinline__ u32 load_acquire(const u32* address) {
@@ -102,15 +103,21 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32) linear_narrow(
     Pack next = w;
     if (p + WARPS < packs) next = load_pack(p + WARPS);
 #endif
+#if AHEAD
     Tokens ahead[AHEAD];
+#endif
 #pragma unroll
     for (int c = 0; c < 4; ++c) {
+#if AHEAD
       if (c % AHEAD == 0) {
 #pragma unroll
         for (int i = 0; i < AHEAD; ++i)
           ahead[i] = load_tokens(rows, p * PACK_COLUMNS + (c + i) * 64 + t * 16, K);
       }
       const Tokens& xs = ahead[c % AHEAD];
+#else
+      const Tokens xs = load_tokens(rows, p * PACK_COLUMNS + c * 64 + t * 16, K);
+#endif
 #pragma unroll
       for (int r = 0; r < ROW_TILES; ++r) {
 #if FORMAT == NF4

@@ -12,7 +12,11 @@
 // their sums into a workspace, wait for one another, and each add up a slice in a fixed order: no
 // atomics on results, the same bits each run. All blocks are resident, so waiting cannot deadlock.
 //
-// Macros: FORMAT, CONSUMERS, ROW_TILES, TOKENS, STAGES (of x), PACKS (stages of W), LIGHT,
+// With CLUSTER above 1, a cluster of so many blocks takes one tile instead, each an equal range of
+// its packs, and the sums meet in the blocks' shared memory: no trip through the L2, which is what
+// a small layer's time goes into otherwise.
+//
+// Macros: CLUSTER, FORMAT, CONSUMERS, ROW_TILES, TOKENS, STAGES (of x), PACKS (stages of W), LIGHT,
 // LORA.
 
 #define BLOCK_ROWS (CONSUMERS * ROW_TILES * 64)
@@ -35,6 +39,13 @@ struct Plan {
   __device__ int owner(int unit) const { return ((unit + 1) * dealt - 1) / stream; }
   __device__ Segment segment(int block, int index) const {
     Segment s;
+#if CLUSTER > 1
+    const int rank = block % CLUSTER;
+    s.tile = block / CLUSTER;
+    s.begin = packs * rank / CLUSTER;
+    s.end = index ? 0 : packs * (rank + 1) / CLUSTER;
+    return s;
+#endif
     if (index < whole) {
       s.tile = block + index * blocks; s.begin = 0; s.end = packs;
       return s;
@@ -222,6 +233,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) linear_wide(
   };
   auto meet = [&]() { asm volatile("bar.sync 1, %0;" :: "n"(CONSUMERS * 128) : "memory"); };
 
+#if CLUSTER > 1
+  auto meet_cluster = [&]() {
+    asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
+    asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
+  };
+#endif
+
   int index = 0, shared_tiles = 0;
   int shared_tile[2];
   Segment s = plan.segment(block, 0);
@@ -247,15 +265,19 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) linear_wide(
 #endif
       }
       Fragment a[2][4];  // products read one while the other is filled
+      u32 words[4];
+      auto load_words = [&](int part) {  // of chunk part / ROW_TILES, row tile part % ROW_TILES
+#pragma unroll
+        for (int j = 0; j < 4; ++j)
+          words[j] = load_shared4(own + entry[j] + part % ROW_TILES * 4 * PACK_BYTES
+                                  + part / ROW_TILES * 512);
+      };
+      load_words(0);
 #pragma unroll
       for (int c = 0; c < 4; ++c) {
 #pragma unroll
         for (int r = 0; r < ROW_TILES; ++r) {
           Fragment* fragment = a[(c * ROW_TILES + r) & 1];
-          u32 words[4];
-#pragma unroll
-          for (int j = 0; j < 4; ++j)
-            words[j] = load_shared4(own + entry[j] + r * 4 * PACK_BYTES + c * 512);
 #if FORMAT == NF4
           const float upper_absmax = __uint_as_float(word_of(scales[r][0], c));
           const float lower_absmax = __uint_as_float(word_of(scales[r][1], c));
@@ -276,7 +298,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) linear_wide(
 #endif
             scale_fragment(fragment[j], upper, lower);
           }
-          if (c == 3 && r == ROW_TILES - 1) {
+          if (c * ROW_TILES + r + 1 < 4 * ROW_TILES) {
+            load_words(c * ROW_TILES + r + 1);
+          } else {
             __syncwarp();
             if (lane == 0) barrier_arrive(packs_empty0 + 8 * pack_stage);
           }
@@ -322,6 +346,43 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) linear_wide(
     release();
     previous = -1;
 
+#if CLUSTER > 1
+    // All copies have landed and been used, so the rings' memory is free.
+    meet();
+    const u32 sums = stage0 + thread * 16;
+#pragma unroll
+    for (int r = 0; r < ROW_TILES; ++r)
+#pragma unroll
+      for (int i = 0; i < TOKENS / 8; ++i)
+        asm volatile("st.shared.v4.f32 [%0], {%1,%2,%3,%4};"
+                     :: "r"(sums + (r * (TOKENS / 8) + i) * CONSUMERS * 2048),
+                        "f"(sum[r][i * 4]), "f"(sum[r][i * 4 + 1]), "f"(sum[r][i * 4 + 2]),
+                        "f"(sum[r][i * 4 + 3]) : "memory");
+    meet_cluster();
+    for (int slot = block % CLUSTER; slot < SLOTS; slot += CLUSTER) {
+      const int token = token_start + (slot % (TOKENS / 8)) * 8;
+      if (token >= M) continue;
+      float4 part[CLUSTER];
+#pragma unroll
+      for (int owner = 0; owner < CLUSTER; ++owner) {
+        u32 remote;
+        asm volatile("mapa.shared::cluster.u32 %0, %1, %2;"
+                     : "=r"(remote) : "r"(sums + slot * CONSUMERS * 2048), "r"(owner));
+        asm volatile("ld.shared::cluster.v4.f32 {%0,%1,%2,%3}, [%4];"
+                     : "=f"(part[owner].x), "=f"(part[owner].y), "=f"(part[owner].z),
+                       "=f"(part[owner].w) : "r"(remote) : "memory");
+      }
+      float v[4] = {};
+#pragma unroll
+      for (int owner = 0; owner < CLUSTER; ++owner) {
+        v[0] += part[owner].x; v[1] += part[owner].y;
+        v[2] += part[owner].z; v[3] += part[owner].w;
+      }
+      emit(row_start + slot / (TOKENS / 8) * 64, token, v);
+    }
+    meet_cluster();  // nobody leaves while its sums are read
+    return;
+#endif
     if (s.begin == 0 && s.end == packs) {
 #pragma unroll
       for (int r = 0; r < ROW_TILES; ++r)
@@ -333,19 +394,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) linear_wide(
       // First segment of the range or its last one: the reader tells which by the range's start.
       const int stream_tile = s.tile - whole * (int)gridDim.x;
       const int second = plan.start(block) < stream_tile * packs;
-      const int first = plan.owner(stream_tile * packs);
-      const int sharers = plan.owner(stream_tile * packs + packs - 1) - first + 1;
-      const Segment after = plan.segment(block, index + 1);
-      // The last segment's own slice stays in registers; all else goes to the workspace.
-      const int kept = after.end > after.begin ? -1 : block - first;
 #pragma unroll
       for (int r = 0; r < ROW_TILES; ++r)
 #pragma unroll
         for (int i = 0; i < TOKENS / 8; ++i)
-          if ((r * (TOKENS / 8) + i) % sharers != kept && token_start + i * 8 < M)
-            __stcg(slot_of(block, second, r * (TOKENS / 8) + i),
-                   make_float4(sum[r][i * 4], sum[r][i * 4 + 1], sum[r][i * 4 + 2],
-                               sum[r][i * 4 + 3]));
+          __stcg(slot_of(block, second, r * (TOKENS / 8) + i),
+                 make_float4(sum[r][i * 4], sum[r][i * 4 + 1], sum[r][i * 4 + 2],
+                             sum[r][i * 4 + 3]));
       meet();
       if (thread == 0)
         asm volatile("fence.acq_rel.gpu;\nred.relaxed.gpu.global.add.u32 [%0], 1;"
@@ -371,24 +426,17 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) linear_wide(
     const int whole_tile = tile + whole * (int)gridDim.x;
     const int row_start = (whole_tile / token_tiles) * BLOCK_ROWS + row_in_block;
     const int token_start = (whole_tile % token_tiles) * TOKENS;
-    const bool in_registers = k == shared_tiles - 1;
-#pragma unroll
-    for (int r = 0; r < ROW_TILES; ++r)
-#pragma unroll
-      for (int i = 0; i < TOKENS / 8; ++i) {
-        const int slot = r * (TOKENS / 8) + i;
-        if (slot % sharers != block - first || token_start + i * 8 >= M) continue;
-        float v[4] = {};
+    for (int slot = block - first; slot < SLOTS; slot += sharers) {
+      const int token = token_start + (slot % (TOKENS / 8)) * 8;
+      if (token >= M) continue;
+      float v[4] = {};
 #pragma unroll 4
-        for (int owner = first; owner <= last; ++owner) {
-          float4 p = make_float4(sum[r][i * 4], sum[r][i * 4 + 1], sum[r][i * 4 + 2],
-                                 sum[r][i * 4 + 3]);
-          if (owner != block || !in_registers)
-            p = __ldcg(slot_of(owner, plan.start(owner) < tile * packs, slot));
-          v[0] += p.x; v[1] += p.y; v[2] += p.z; v[3] += p.w;
-        }
-        emit(row_start + r * 64, token_start + i * 8, v);
+      for (int owner = first; owner <= last; ++owner) {
+        const float4 p = __ldcg(slot_of(owner, plan.start(owner) < tile * packs, slot));
+        v[0] += p.x; v[1] += p.y; v[2] += p.z; v[3] += p.w;
       }
+      emit(row_start + slot / (TOKENS / 8) * 64, token, v);
+    }
     meet();
     if (thread == 0 && atomicAdd(counters + 2 * tile + 1, 1u) == (u32)sharers - 1) {
       counters[2 * tile] = 0;
