@@ -1,0 +1,238 @@
+"""The policy's forward pass over a paged cache: one token a row, or a chunk of prompts.
+
+    r = embedding(tokens);  n = norm(r)
+    each block:  q = place(qkv(n));  r, n = norm(r + o(attend(q)));  r, n = norm(r + down(swiglu(..)))
+    logits = lm_head(n)
+
+The same lines serve CPU and GPU, every weight format and architecture; what differs is in the
+projection groups and the operations they are given. Norm gains are the policy's own Parameters;
+added noise lives in buffers that `read_noise` fills in place, so that a captured step sees it. Noise
+of zero is bit-equal to none, since the gain is widened to float32 exactly.
+
+Easy to get wrong: writing keys after attending (the token then misses itself), and computing logits
+for a prefill, which needs none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from repro.models.norms import PerturbableRMSNorm, block_norms, final_norm
+from repro.models.policy import Policy
+from repro.rollout.linears import ModuleGroup, ProjectionGroup
+from repro.rollout.ops import Heads, LayerCache, NewTokens, Rotation, TorchOps
+
+GroupMaker = Callable[[Sequence[nn.Module]], ProjectionGroup]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Norm:
+    """A norm of the policy and the engine's buffer for its noise."""
+
+    module: PerturbableRMSNorm
+    noise: Tensor | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Block:
+    """One decoder block."""
+
+    input_norm: Norm
+    post_norm: Norm
+    qkv: ProjectionGroup
+    o: ProjectionGroup
+    gate_up: ProjectionGroup
+    down: ProjectionGroup
+    heads: Heads
+    cache: LayerCache
+
+
+class Forward:
+    """The forward pass of a policy on a cache.
+
+    Parameters
+    ----------
+    policy
+        Qwen2, Qwen3 or Llama, in any weight format.
+    keys, values : Tensor, (L, blocks, block_size, key_heads, head_dim)
+        The cache.
+    max_positions
+        Size of the rotary table.
+    group
+        Makes a projection group of modules that share an input.
+    operations
+        `TorchOps`, or something with its methods.
+    live_noise
+        Keep noise in buffers that are always added, for captured steps.
+    """
+
+    def __init__(
+        self,
+        policy: Policy,
+        keys: Tensor,
+        values: Tensor,
+        *,
+        max_positions: int,
+        group: GroupMaker = ModuleGroup,
+        operations: Any = None,
+        live_noise: bool = False,
+    ) -> None:
+        decoder: Any = policy.decoder
+        self.ops = TorchOps() if operations is None else operations
+        self.dtype = policy.compute_dtype
+        self.embedding: Tensor = decoder.model.embed_tokens.weight
+        self.lm_head: Tensor = decoder.lm_head.weight
+        norms = block_norms(decoder)
+        self.final_norm = _norm(final_norm(decoder), live_noise)
+        self.rotation = _rotation(decoder, self.embedding, max_positions, self.dtype)
+        self.blocks: list[Block] = []
+        for number, layer in enumerate(decoder.model.layers):
+            _require_full_attention(number, layer)
+            attention, mlp = layer.self_attn, layer.mlp
+            name = f"model.layers.{number}"
+            self.blocks.append(
+                Block(
+                    input_norm=_norm(norms[f"{name}.input_layernorm"], live_noise),
+                    post_norm=_norm(norms[f"{name}.post_attention_layernorm"], live_noise),
+                    qkv=group((attention.q_proj, attention.k_proj, attention.v_proj)),
+                    o=group((attention.o_proj,)),
+                    gate_up=group((mlp.gate_proj, mlp.up_proj)),
+                    down=group((mlp.down_proj,)),
+                    heads=_heads(decoder.config, attention),
+                    cache=LayerCache(keys=keys[number], values=values[number]),
+                )
+            )
+
+    def groups(self) -> list[ProjectionGroup]:
+        """Return all projection groups."""
+        return [g for b in self.blocks for g in (b.qkv, b.o, b.gate_up, b.down)]
+
+    def norms(self) -> list[Norm]:
+        """Return all norms, the final one last."""
+        return [n for b in self.blocks for n in (b.input_norm, b.post_norm)] + [self.final_norm]
+
+    def read_noise(self) -> None:
+        """Take up the norms' added noise as it is now, in place."""
+        for norm in self.norms():
+            if norm.noise is None:
+                continue
+            if norm.module.noise is None:
+                norm.noise.zero_()
+            else:
+                norm.noise.copy_(norm.module.noise)
+
+    def decode(self, tokens: Tensor, positions: Tensor, table: Tensor) -> Tensor:
+        """Run one token a row forward; return (M, V) float32 logits.
+
+        Parameters
+        ----------
+        tokens : Tensor, (M,), int64
+        positions : Tensor, (M,), int32
+            -1 where no row runs; the logits there mean nothing.
+        table : Tensor, (M, max_blocks), int32
+        """
+        residual = torch.nn.functional.embedding(tokens, self.embedding)
+        update: Tensor | None = None
+        for block in self.blocks:
+            residual, normed = self._norm(residual, update, block.input_norm)
+            queries = self.ops.place(
+                block.qkv(normed), positions, None, table, block.cache, block.heads, self.rotation
+            )
+            attended = self.ops.attend(queries, positions, table, block.cache, block.heads)
+            residual, normed = self._norm(residual, block.o(attended), block.post_norm)
+            update = block.down(self.ops.swiglu(block.gate_up(normed)))
+        _, normed = self._norm(residual, update, self.final_norm)
+        logits: Tensor = self.ops.logits(normed, self.lm_head)
+        return logits
+
+    def prefill(self, tokens: Tensor, new: NewTokens) -> None:
+        """Run a chunk of prompts' tokens forward, (M,) int64, filling the cache."""
+        residual = torch.nn.functional.embedding(tokens, self.embedding)
+        update: Tensor | None = None
+        for block in self.blocks:
+            residual, normed = self._norm(residual, update, block.input_norm)
+            queries = self.ops.place(
+                block.qkv(normed),
+                new.positions,
+                new.rows,
+                new.table,
+                block.cache,
+                block.heads,
+                self.rotation,
+            )
+            if block is self.blocks[-1]:
+                # Its keys and values are all that a later step reads of the last block.
+                return
+            attended = self.ops.attend_new(queries, new, block.cache, block.heads)
+            residual, normed = self._norm(residual, block.o(attended), block.post_norm)
+            update = block.down(self.ops.swiglu(block.gate_up(normed)))
+
+    def name_fault(self, tokens: Tensor, positions: Tensor, table: Tensor, row: int) -> str:
+        """Run a step again and return the first part whose output is not finite for `row`."""
+        residual = torch.nn.functional.embedding(tokens, self.embedding)
+        if not _finite(residual[row]):
+            return "the embedding"
+        update: Tensor | None = None
+        for number, block in enumerate(self.blocks):
+            residual, normed = self._norm(residual, update, block.input_norm)
+            queries = self.ops.place(
+                block.qkv(normed), positions, None, table, block.cache, block.heads, self.rotation
+            )
+            attended = self.ops.attend(queries, positions, table, block.cache, block.heads)
+            residual, normed = self._norm(residual, block.o(attended), block.post_norm)
+            update = block.down(self.ops.swiglu(block.gate_up(normed)))
+            if not _finite((residual + update)[row]):
+                return f"model.layers.{number}"
+        return "the final norm or lm_head"
+
+    def _norm(self, residual: Tensor, update: Tensor | None, norm: Norm) -> tuple[Tensor, Tensor]:
+        module = norm.module
+        noise = module.noise if norm.noise is None else norm.noise
+        pair: tuple[Tensor, Tensor] = self.ops.norm(
+            residual, update, module.weight, noise, module.variance_epsilon
+        )
+        return pair
+
+
+def _finite(values: Tensor) -> bool:
+    return bool(torch.isfinite(values).all())
+
+
+def _norm(module: PerturbableRMSNorm, live: bool) -> Norm:
+    noise = None
+    if live:
+        noise = torch.zeros(module.weight.shape, dtype=torch.float32, device=module.weight.device)
+    return Norm(module=module, noise=noise)
+
+
+def _heads(config: Any, attention: Any) -> Heads:
+    q_norm, k_norm = getattr(attention, "q_norm", None), getattr(attention, "k_norm", None)
+    return Heads(
+        query=config.num_attention_heads,
+        key=config.num_key_value_heads,
+        dim=attention.head_dim,
+        scaling=attention.scaling,
+        q_gain=None if q_norm is None else q_norm.weight,
+        k_gain=None if k_norm is None else k_norm.weight,
+        eps=config.rms_norm_eps,
+    )
+
+
+def _rotation(decoder: Any, embedding: Tensor, positions: int, dtype: torch.dtype) -> Rotation:
+    at = torch.arange(positions, device=embedding.device).unsqueeze(0)
+    sample = torch.empty(1, 1, 1, dtype=dtype, device=embedding.device)
+    cos, sin = decoder.model.rotary_emb(sample, at)
+    return Rotation(cos=cos[0].contiguous(), sin=sin[0].contiguous())
+
+
+def _require_full_attention(number: int, layer: Any) -> None:
+    if getattr(layer.self_attn, "sliding_window", None) is not None:
+        raise ValueError(
+            f"model.layers.{number} has a sliding window of {layer.self_attn.sliding_window}; "
+            "the engine needs full attention"
+        )

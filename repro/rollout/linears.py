@@ -1,0 +1,42 @@
+"""The projections of a block as the engine multiplies by them: q, k, v at once, gate and up at once.
+
+A `ProjectionGroup` stands for the projections that share an input. It holds no weights of its own
+if it can help it: `ModuleGroup` calls the policy's own modules, so it is the trainer's forward pass
+to the bit, and runs anywhere. The groups for a GPU (`fused_linears.py`) make one matrix of a group
+and give the policy's modules views of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+
+
+class ProjectionGroup(Protocol):
+    """y = [x W1^T + b1 + adapter1, x W2^T + ...] for projections that share x."""
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Return (M, N1 + N2 + ...), for x (M, K)."""
+        ...
+
+    def refresh(self) -> None:
+        """Take up the adapters as they are now, in place."""
+        ...
+
+
+class ModuleGroup:
+    """Calls the policy's modules one after another."""
+
+    def __init__(self, modules: Sequence[nn.Module]) -> None:
+        self.modules = tuple(modules)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Return (M, N1 + N2 + ...)."""
+        parts = [module(x) for module in self.modules]
+        return parts[0] if len(parts) == 1 else torch.cat(parts, dim=-1)
+
+    def refresh(self) -> None:
+        """Nothing to do: the modules are the policy's."""

@@ -1,0 +1,185 @@
+"""The operations of a decode step and of a prefill, in plain torch: the engine's specification.
+
+`TorchOps` runs anywhere, in the policy's compute dtype; `KernelOps` (kernel_ops.py) has the same
+methods on a GPU. The forward pass is written once over either.
+
+    norm        residual stream and its norm:  r <- r + x,   n = (gain + noise) * r / rms(r)
+    place       q, k, v of new tokens: head norms, rotation, keys and values into the cache
+    attend      one new token a row against the row's blocks
+    attend_new  many new tokens a row (prefill), each against what precedes it
+    swiglu      silu(gate) * up
+
+Positions of -1 mark rows that do not run: they write nothing, and attend to nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from kernels import dispatch
+from repro.rollout.blocks import SCRAP
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Heads:
+    """The attention's shape.
+
+    Attributes
+    ----------
+    scaling
+        Factor on the scores.
+    q_gain, k_gain : Tensor or None, (head_dim,)
+        Of Qwen3's head norms.
+    """
+
+    query: int
+    key: int
+    dim: int
+    scaling: float
+    q_gain: Tensor | None
+    k_gain: Tensor | None
+    eps: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Rotation:
+    """cos and sin of every position, (S, head_dim), both halves filled, in the compute dtype."""
+
+    cos: Tensor
+    sin: Tensor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class NewTokens:
+    """Tokens of a prefill chunk, rows one after another.
+
+    Attributes
+    ----------
+    positions : Tensor, (M,), int32
+    rows : Tensor, (M,), int32
+        Row of `table` that each token belongs to.
+    table : Tensor, (rows, max_blocks), int32
+    lengths : sequence of (first token, tokens, first position) a row
+    """
+
+    positions: Tensor
+    rows: Tensor
+    table: Tensor
+    lengths: Sequence[tuple[int, int, int]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class LayerCache:
+    """One layer's keys and values, (blocks, block_size, key_heads, head_dim)."""
+
+    keys: Tensor
+    values: Tensor
+
+
+class TorchOps:
+    """The operations in plain torch."""
+
+    def norm(
+        self,
+        residual: Tensor,
+        update: Tensor | None,
+        gain: Tensor,
+        noise: Tensor | None,
+        eps: float,
+    ) -> tuple[Tensor, Tensor]:
+        """Return the stream with `update` added, and its norm, (M, H) both.
+
+        Parameters
+        ----------
+        update : Tensor or None, (M, H)
+        gain : Tensor, (H,)
+        noise : Tensor or None, (H,), float32
+        """
+        if update is not None:
+            residual = residual + update
+        return residual, dispatch.rms_norm(residual, gain, eps, noise).to(residual.dtype)
+
+    def place(
+        self,
+        qkv: Tensor,
+        positions: Tensor,
+        rows: Tensor | None,
+        table: Tensor,
+        cache: LayerCache,
+        heads: Heads,
+        rotation: Rotation,
+    ) -> Tensor:
+        """Write keys and values of new tokens into the cache; return the rotated queries.
+
+        Parameters
+        ----------
+        qkv : Tensor, (M, (query + 2 key) * dim)
+        positions : Tensor, (M,), int32
+        rows : Tensor or None, (M,), int32
+            Row of `table` of each token; None: token m is row m's.
+        table : Tensor, (R, max_blocks), int32
+
+        Returns
+        -------
+        Tensor, (M, query, dim)
+        """
+        M = qkv.shape[0]
+        split = qkv.view(M, -1, heads.dim).split([heads.query, heads.key, heads.key], dim=1)
+        queries, keys, values = split
+        if heads.q_gain is not None and heads.k_gain is not None:
+            queries = dispatch.rms_norm(queries, heads.q_gain, heads.eps).to(qkv.dtype)
+            keys = dispatch.rms_norm(keys, heads.k_gain, heads.eps).to(qkv.dtype)
+        at = positions.clamp(min=0).long()
+        queries, keys = dispatch.rotary(queries, keys, rotation.cos[at], rotation.sin[at])
+        block_size = cache.keys.shape[1]
+        number = torch.arange(M, device=qkv.device) if rows is None else rows.long()
+        blocks = torch.where(positions >= 0, table[number, at // block_size].long(), SCRAP)
+        offsets = at % block_size
+        cache.keys[blocks, offsets] = keys.to(cache.keys.dtype)
+        cache.values[blocks, offsets] = values.to(cache.values.dtype)
+        return queries
+
+    def attend(
+        self, queries: Tensor, positions: Tensor, table: Tensor, cache: LayerCache, heads: Heads
+    ) -> Tensor:
+        """Attend from one token a row; return (M, query * dim), zeros where no row runs."""
+        M = queries.shape[0]
+        return dispatch.decode_attention(
+            queries, cache.keys, cache.values, table, positions + 1, heads.scaling
+        ).view(M, -1)
+
+    def attend_new(
+        self, queries: Tensor, new: NewTokens, cache: LayerCache, heads: Heads
+    ) -> Tensor:
+        """Attend from a chunk's tokens, each to all up to itself; return (M, query * dim)."""
+        block_size = cache.keys.shape[1]
+        out = torch.zeros_like(queries)
+        for row, (first, count, position) in enumerate(new.lengths):
+            end = position + count
+            blocks = new.table[row, : -(-end // block_size)].long()
+            keys = cache.keys[blocks].view(-1, heads.key, heads.dim)[:end].to(queries.dtype)
+            values = cache.values[blocks].view(-1, heads.key, heads.dim)[:end].to(queries.dtype)
+            repeats = heads.query // heads.key
+            mask = torch.arange(end) <= torch.arange(position, end).unsqueeze(1)
+            attended = functional.scaled_dot_product_attention(
+                queries[first : first + count].transpose(0, 1),
+                keys.repeat_interleave(repeats, dim=1).transpose(0, 1),
+                values.repeat_interleave(repeats, dim=1).transpose(0, 1),
+                attn_mask=mask.to(queries.device),
+                scale=heads.scaling,
+            )
+            out[first : first + count] = attended.transpose(0, 1)
+        return out.view(len(queries), -1)
+
+    def swiglu(self, gate_up: Tensor) -> Tensor:
+        """Return silu(gate) * up, (M, I), of (M, 2 I)."""
+        return dispatch.swiglu(gate_up)
+
+    def logits(self, hidden: Tensor, lm_head: Tensor) -> Tensor:
+        """Return (M, V) float32 logits."""
+        return functional.linear(hidden, lm_head).float()
