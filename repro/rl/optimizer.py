@@ -137,7 +137,7 @@ def restore_optimizer(
             raise ValueError(f"optimiser state {key} belongs to no trainable parameter")
         # torch keeps its step counter on the CPU; everything else lives beside its parameter.
         device = "cpu" if field == "step" else parameters[name].device
-        states[name][field] = value.to(device)
+        states[name][field] = value.to(device, copy=True)
     for name, state in states.items():
         if state:
             optimizer.state[parameters[name]].update(state)

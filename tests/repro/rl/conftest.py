@@ -50,6 +50,7 @@ class TabularDecoder(nn.Module):
         self.config = SimpleNamespace(layer_types=["table"])
 
     def model(self, *, input_ids: Tensor, use_cache: bool) -> Any:
+        """Return one-hot hidden states of each prefix."""
         states = torch.zeros_like(input_ids)
         first = len(PROMPT)
         for place in range(first, input_ids.shape[1]):
@@ -64,6 +65,7 @@ class TabularDecoder(nn.Module):
         return SimpleNamespace(last_hidden_state=hidden)
 
     def get_output_embeddings(self) -> Any:
+        """Return the table as a head."""
         return SimpleNamespace(weight=self.table.t(), bias=None)
 
 
@@ -237,6 +239,7 @@ class PlainSampler:
         group_size: int,
         seeds: Sequence[int],
     ) -> RolloutBatch:
+        """Sample each row by itself."""
         rows = [list(prompt) for prompt in prompts for _ in range(group_size)]
         return RolloutBatch(
             prompt_ids=[tuple(prompt) for prompt in prompts],
@@ -277,9 +280,11 @@ class WatchedSampler:
     before: Callable[[], None] | None = None
 
     def refresh(self) -> None:
+        """Pass on."""
         self.inner.refresh()
 
     def sample(self, prompts: Any, sampling: Any, *, group_size: int, seeds: Any) -> RolloutBatch:
+        """Remember and pass on."""
         self.calls += 1
         self.seeds += seeds
         if self.before is not None:

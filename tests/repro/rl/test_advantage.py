@@ -103,7 +103,7 @@ IMPLIED = {
 
 
 def implied_weight(p: float, group_size: int, scale_by_std: bool) -> float:
-    """Expected mean of A (r - p) over a group, per p (1 - p), with k of G right."""
+    """Return the expected mean of A (r - p) over a group, per p (1 - p), with k of G right."""
     total = 0.0
     for right in range(group_size + 1):
         chance = math.comb(group_size, right) * p**right * (1 - p) ** (group_size - right)

@@ -29,7 +29,7 @@ PROMPTS = ((3, 1),)
 
 
 def exact_centred(tab: Any, group_size: int, weight: Tensor | float = 1.0) -> Tensor:
-    """Expected mean over a group of (r - mean r) * weight * d log p, by enumeration."""
+    """Return the expected group mean of (r - mean r) * weight * d log p, by enumeration."""
     p, score = tab.scores()
     weight = torch.as_tensor(weight, dtype=torch.float64).expand_as(p)
     first = ((p * tab.rewards * weight)[:, None] * score).sum(0)
@@ -115,6 +115,7 @@ class Path:
         self.factor = 1.0
 
     def gradient(self, groups: int, group_size: int) -> Tensor:
+        """Return one batch's estimate of the gradient of the expected reward."""
         drawn = torch.multinomial(
             self.p, groups * group_size, replacement=True, generator=self.generator
         )

@@ -22,9 +22,25 @@ from repro.rl.optimizer import build_optimizer
 from repro.rl.trainer import train
 from repro.spec.config import DAPO, EvaluationConfig, LossConfig, NoiseConfig
 
-SERIES = """reward accuracy format entropy sampler_trainer_kl sampler_trainer_abs_diff_mean
-sampler_trainer_abs_diff_max clip_fraction_low clip_fraction_high zero_variance_groups
-completion_tokens truncation_rate grad_norm learning_rate sigma sigma_realised loss""".split()
+SERIES = [
+    "reward",
+    "accuracy",
+    "format",
+    "entropy",
+    "sampler_trainer_kl",
+    "sampler_trainer_abs_diff_mean",
+    "sampler_trainer_abs_diff_max",
+    "clip_fraction_low",
+    "clip_fraction_high",
+    "zero_variance_groups",
+    "completion_tokens",
+    "truncation_rate",
+    "grad_norm",
+    "learning_rate",
+    "sigma",
+    "sigma_realised",
+    "loss",
+]
 NOISE = NoiseConfig(sigma_start=0.3, sigma_end=0.1, num_stages=3)
 
 
@@ -180,8 +196,8 @@ def test_problems_are_drawn_without_repetition_within_an_epoch(
 def test_micro_batches_do_not_change_a_run(
     go: Any, loss: LossConfig, micro_batch_rows: int
 ) -> None:
-    whole, first, _ = go(loss=loss, steps=2)
-    parts, second, _ = go(loss=loss, steps=2, micro_batch_rows=micro_batch_rows, folder="b")
+    whole, _, _ = go(loss=loss, steps=2)
+    parts, _, _ = go(loss=loss, steps=2, micro_batch_rows=micro_batch_rows, folder="b")
     assert whole.series["grad_norm"][0] == pytest.approx(parts.series["grad_norm"][0], rel=1e-4)
     assert whole.series["loss"] == pytest.approx(parts.series["loss"], abs=1e-5)
 

@@ -1,0 +1,354 @@
+"""The loss by hand, by grid and by enumeration: aggregation, clipping, KL, GSPO, weights."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from repro.rl.loss import (
+    ALIASES,
+    StepCounts,
+    aggregate,
+    importance_weights,
+    kl_estimate,
+    policy_loss,
+    resolve_loss,
+)
+from repro.rl.update import plan_step
+from repro.spec.config import LossConfig, NoiseConfig
+
+LENGTHS = (2, 5, 9)
+
+
+def batch(seed: int = 0, lengths: tuple[int, ...] = LENGTHS) -> tuple[Tensor, Tensor]:
+    """Return (B, T) float64 log-probabilities and their mask."""
+    generator = torch.Generator().manual_seed(seed)
+    logprobs = -torch.rand(len(lengths), max(lengths), generator=generator, dtype=torch.float64)
+    mask = torch.arange(max(lengths)) < torch.tensor(lengths)[:, None]
+    return logprobs, mask
+
+
+def counts_of(mask: Tensor, **changes: Any) -> StepCounts:
+    rows = int(mask.any(1).sum())
+    base = StepCounts(rows=rows, tokens=int(mask.sum()), length_limit=12)
+    return dataclasses.replace(base, **changes)
+
+
+@pytest.mark.parametrize(
+    "aggregation", ["sequence_mean", "token_mean", "token_mean_local", "constant"]
+)
+def test_each_aggregation_weighs_lengths_as_its_formula_says(aggregation: Any) -> None:
+    logprobs, mask = batch()
+    advantages = torch.tensor([1.0, -1.0, 1.0], dtype=torch.float64)
+    leaf = logprobs.clone().requires_grad_()
+    result = policy_loss(
+        leaf, advantages, mask, LossConfig(aggregation=aggregation), counts_of(mask)
+    )
+    result.loss.backward()  # type: ignore[no-untyped-call]
+    # On-policy, d loss / d logprob of token t in row i is -A_i times the token's weight.
+    L = np.array(LENGTHS, dtype=np.float64)
+    weight = {
+        "sequence_mean": 1 / (3 * L),
+        "token_mean": np.full(3, 1 / L.sum()),
+        "token_mean_local": np.full(3, 1 / L.sum()),
+        "constant": np.full(3, 1 / (3 * 12)),
+    }[aggregation]
+    expected = -advantages.numpy()[:, None] * weight[:, None] * mask.numpy()
+    assert leaf.grad is not None
+    np.testing.assert_allclose(leaf.grad.numpy(), expected, rtol=0, atol=1e-15)
+    total = float((-advantages.numpy() * weight * L).sum())
+    assert float(result.loss) == pytest.approx(total, abs=1e-12)
+
+
+@pytest.mark.parametrize("aggregation", ["sequence_mean", "token_mean", "constant"])
+@pytest.mark.parametrize("cut", [(8,), (1,) * 8, (2, 2, 2, 2), (4, 4), (3, 5)])
+@pytest.mark.parametrize("truncated_masked", [False, True])
+def test_gradient_does_not_depend_on_micro_batches(
+    aggregation: Any, cut: tuple[int, ...], truncated_masked: bool
+) -> None:
+    lengths = (1, 9, 4, 9, 2, 7, 5, 9)
+    logprobs, mask = batch(1, lengths)
+    if truncated_masked:
+        mask = mask & (torch.tensor(lengths) < 9)[:, None]
+    advantages = torch.randn(8, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
+    old = logprobs - 0.1 * torch.randn(
+        logprobs.shape, generator=torch.Generator().manual_seed(3), dtype=torch.float64
+    )
+    config = LossConfig(aggregation=aggregation, beta=0.1)
+
+    def gradient(parts: tuple[int, ...], counts: Any) -> Tensor:
+        leaf = logprobs.clone().requires_grad_()
+        for index in torch.arange(8).split(list(parts)):
+            if not bool(mask[index].any()):
+                continue
+            policy_loss(
+                leaf[index], advantages[index], mask[index], config, counts(mask[index]),
+                old_logprobs=old[index], ref_logprobs=old[index],
+            ).loss.backward()  # type: ignore[no-untyped-call] # fmt: skip
+        assert leaf.grad is not None
+        return leaf.grad
+
+    whole = gradient((8,), lambda part: counts_of(mask))
+    torch.testing.assert_close(
+        gradient(cut, lambda part: counts_of(mask)), whole, rtol=0, atol=1e-10
+    )
+    if len(cut) > 1:
+        # The planted fault: each micro-batch divides by its own count.
+        local = gradient(cut, lambda part: counts_of(part))
+        assert not torch.allclose(local, whole, atol=1e-3)
+
+
+def test_local_token_mean_depends_on_the_cut_as_the_released_code_does() -> None:
+    logprobs, mask = batch()
+    advantages = torch.tensor([1.0, 1.0, 1.0], dtype=torch.float64)
+    config = LossConfig(aggregation="token_mean_local")
+    found = {}
+    for cut in ((3,), (1, 2)):
+        leaf = logprobs.clone().requires_grad_()
+        for index in torch.arange(3).split(list(cut)):
+            counts = counts_of(mask, micro_batches=len(cut))
+            policy_loss(leaf[index], advantages[index], mask[index], config, counts).loss.backward()  # type: ignore[no-untyped-call]
+        assert leaf.grad is not None
+        found[cut] = leaf.grad[:, 0].tolist()
+    assert found[(3,)] == pytest.approx([-1 / 16] * 3)
+    assert found[(1, 2)] == pytest.approx([-1 / 4, -1 / 28, -1 / 28])
+
+
+@pytest.mark.parametrize(
+    "aggregation", ["sequence_mean", "token_mean", "token_mean_local", "constant"]
+)
+def test_leaving_idle_rows_out_is_exact(aggregation: Any) -> None:
+    lengths = (3, 6, 2, 5, 7, 1, 4, 6)
+    logprobs, mask = batch(5, lengths)
+    advantages = torch.tensor([1.0, -1.0, 0.0, 0.0, 0.5, -0.5, 0.0, 2.0], dtype=torch.float64)
+    config = LossConfig(aggregation=aggregation)
+
+    def gradient(values: Tensor) -> Tensor:
+        plan = plan_step(torch.arange(8), values, mask, config, micro_batch_rows=4, length_limit=12)
+        leaf = logprobs.clone().requires_grad_()
+        for index, counts in plan.micro_batches:
+            policy_loss(leaf[index], advantages[index], mask[index], config, counts).loss.backward()  # type: ignore[no-untyped-call]
+        assert leaf.grad is not None
+        return leaf.grad
+
+    everything = torch.ones(8, dtype=torch.float64)
+    torch.testing.assert_close(gradient(advantages), gradient(everything), rtol=0, atol=1e-14)
+
+
+def test_idle_rows_are_kept_when_a_kl_term_acts_on_them() -> None:
+    _, mask = batch()
+    values = torch.zeros(3, dtype=torch.float64)
+    arguments: Any = {"micro_batch_rows": 8, "length_limit": 12}
+    plain = plan_step(torch.arange(3), values, mask, LossConfig(), **arguments)
+    with_kl = plan_step(torch.arange(3), values, mask, LossConfig(beta=0.1), **arguments)
+    assert (plain.micro_batches, plain.idle.tolist()) == ([], [0, 1, 2])
+    assert with_kl.micro_batches[0][0].tolist() == [0, 1, 2]
+
+
+@pytest.mark.parametrize("dual_clip", [None, 3.0])
+def test_gradient_vanishes_exactly_where_a_bound_acts(dual_clip: float | None) -> None:
+    config = LossConfig(clip_low=0.2, clip_high=0.28, dual_clip=dual_clip)
+    mask = torch.ones(1, 1, dtype=torch.bool)
+    for ratio in (0.3, 0.7, 0.79, 0.81, 0.99, 1.0, 1.2, 1.27, 1.29, 2.0, 2.9, 3.1, 10.0):
+        for advantage in (-2.0, -0.5, 0.5, 2.0):
+            leaf = torch.tensor([[math.log(ratio)]], dtype=torch.float64, requires_grad=True)
+            result = policy_loss(
+                leaf, torch.tensor([advantage]), mask, config, counts_of(mask),
+                old_logprobs=torch.zeros(1, 1, dtype=torch.float64),
+            )  # fmt: skip
+            result.loss.backward()  # type: ignore[no-untyped-call]
+            low = advantage < 0 and ratio < 0.8
+            high = advantage > 0 and ratio > 1.28
+            dual = dual_clip is not None and advantage < 0 and ratio > dual_clip
+            expected = 0.0 if low or high or dual else -advantage * ratio
+            assert leaf.grad is not None
+            assert float(leaf.grad) == pytest.approx(expected, abs=1e-12), (ratio, advantage)
+            assert (result.clipped_low, result.clipped_high) == (int(low), int(high))
+            assert result.dual_clipped == int(dual)
+            if dual:
+                assert float(result.loss) == pytest.approx(3.0 * abs(advantage))
+
+
+def test_on_policy_ratio_is_one_to_the_bit_and_no_bound_acts() -> None:
+    logprobs, mask = batch()
+    leaf = logprobs.float().requires_grad_()
+    tight = LossConfig(clip_low=1e-9, clip_high=1e-9)
+    result = policy_loss(leaf, torch.tensor([1.0, -1.0, 1.0]), mask, tight, counts_of(mask))
+    assert result.ratio_sum == float(mask.sum())
+    assert (result.clipped_low, result.clipped_high) == (0, 0)
+
+
+def test_padding_cannot_reach_the_loss_or_its_gradient() -> None:
+    logprobs, mask = batch()
+    poisoned = torch.where(mask, logprobs, -torch.inf).requires_grad_()
+    other = torch.where(mask, logprobs - 0.1, torch.nan)
+    config = LossConfig(beta=0.1, importance_cap=2.0)
+    result = policy_loss(
+        poisoned, torch.tensor([1.0, -1.0, 1.0]), mask, config, counts_of(mask),
+        old_logprobs=other, sampled_logprobs=other, ref_logprobs=torch.zeros_like(logprobs),
+    )  # fmt: skip
+    result.loss.backward()  # type: ignore[no-untyped-call]
+    assert math.isfinite(float(result.loss))
+    assert poisoned.grad is not None
+    assert bool(torch.isfinite(poisoned.grad[mask]).all())
+
+
+def test_sequence_ratio_is_the_length_normalised_one_with_equal_gradients() -> None:
+    logprobs, mask = batch()
+    old = logprobs + 0.05 * torch.sin(torch.arange(27.0, dtype=torch.float64)).view(3, 9)
+    leaf = logprobs.clone().requires_grad_()
+    config = LossConfig(ratio="sequence", clip_low=0.5, clip_high=0.5)
+    advantages = torch.tensor([1.0, -1.0, 0.5], dtype=torch.float64)
+    result = policy_loss(leaf, advantages, mask, config, counts_of(mask), old_logprobs=old)
+    result.loss.backward()  # type: ignore[no-untyped-call]
+    ratios = [
+        math.exp(float((logprobs - old)[row, :length].mean())) for row, length in enumerate(LENGTHS)
+    ]
+    assert result.ratio_sum == pytest.approx(
+        sum(r * n for r, n in zip(ratios, LENGTHS, strict=True))
+    )
+    expected = -sum(r * float(a) for r, a in zip(ratios, advantages, strict=True)) / 3
+    assert float(result.loss) == pytest.approx(expected, abs=1e-12)
+    assert leaf.grad is not None
+    for row, length in enumerate(LENGTHS):
+        each = -float(advantages[row]) * ratios[row] / (3 * length)
+        assert leaf.grad[row, :length].tolist() == pytest.approx([each] * length, abs=1e-14)
+        assert leaf.grad[row, length:].abs().sum() == 0
+
+
+def test_kl_estimators_as_losses_have_the_gradients_of_the_documentation() -> None:
+    generator = torch.Generator().manual_seed(6)
+    z, ref = torch.randn(2, 5, generator=generator, dtype=torch.float64)
+    log_ref = torch.log_softmax(ref, 0)
+
+    def gradient(value: Any) -> Tensor:
+        leaf = z.clone().requires_grad_()
+        found: Tensor = torch.autograd.grad(value(torch.log_softmax(leaf, 0)), leaf)[0]
+        return found
+
+    p = torch.softmax(z, 0)
+    # The expected gradient of a sampled loss: probabilities of the samples held fixed.
+    sampled = {
+        name: gradient(lambda logp, name=name: (p * kl_estimate(logp, log_ref, name)).sum())
+        for name in ("k1", "k2", "k3")
+    }
+    reverse = gradient(lambda logp: (logp.exp() * (logp - log_ref)).sum())
+    forward = gradient(lambda logp: (log_ref.exp() * (log_ref - logp)).sum())
+    assert sampled["k1"].abs().max() < 1e-15
+    torch.testing.assert_close(sampled["k2"], reverse, rtol=0, atol=1e-14)
+    torch.testing.assert_close(sampled["k3"], forward, rtol=0, atol=1e-14)
+    assert (reverse - forward).norm() > 0.05 * reverse.norm()
+    # As values, k1 and k3 are unbiased for KL(policy || reference) and k2 is not.
+    logp = torch.log_softmax(z, 0)
+    kl = float((p * (logp - log_ref)).sum())
+    means = {name: float((p * kl_estimate(logp, log_ref, name)).sum()) for name in sampled}
+    assert means["k1"] == pytest.approx(kl, abs=1e-14)
+    assert means["k3"] == pytest.approx(kl, abs=1e-14)
+    assert means["k2"] != pytest.approx(kl, rel=0.02)
+
+
+def relative_errors(tab: Any, noise: float, cap: float) -> dict[str, float]:
+    """Return relative gradient errors by correction when a noisy copy samples; exact sums."""
+    table = tab.table.clone().requires_grad_()
+    logp, mask = tab.token_logprobs(table)
+    generator = torch.Generator().manual_seed(9)
+    p, score = tab.scores()
+    centred = tab.rewards - (p * tab.rewards).sum()
+    exact = ((p * centred)[:, None] * score).sum(0)
+    errors = dict.fromkeys(("none", "token", "sequence"), 0.0)
+    draws = 12
+    for _ in range(draws):
+        shift = noise * torch.randn(tab.table.shape, generator=generator, dtype=torch.float64)
+        mu = tab.token_logprobs(tab.table + shift)[0]
+        chance = (mu * mask).sum(1).exp()
+        for name in errors:
+            ratio: Any = "sequence" if name == "sequence" else "token"
+            config = LossConfig(ratio=ratio, importance_cap=cap)
+            weight = importance_weights(logp, mu, mask, config)
+            if name == "none":
+                weight = torch.ones_like(weight)
+            values = weight * logp * (chance * centred)[:, None]
+            total = aggregate(
+                values, mask, "constant", StepCounts(rows=1, tokens=1, length_limit=1)
+            )
+            found = torch.autograd.grad(total, table, retain_graph=True)[0].flatten()
+            errors[name] += float((found - exact).norm() / exact.norm()) / draws
+    return errors
+
+
+def test_importance_weights_shrink_the_error_of_a_noisy_sampler(tabular: Any) -> None:
+    tab = tabular(1.0)
+    table = {noise: relative_errors(tab, noise, cap=2.0) for noise in (0.05, 0.2, 0.5)}
+    for errors in table.values():
+        assert errors["none"] > errors["token"] > errors["sequence"]
+    for name in ("none", "token", "sequence"):
+        assert table[0.05][name] <= table[0.2][name] < table[0.5][name]
+    # Where the cap does not bind, whole-sequence weights are exact and token weights are not.
+    assert table[0.05]["sequence"] < 1e-12
+    assert table[0.05]["token"] > 0.005
+    assert table[0.5]["sequence"] > 1e-3
+    wide = relative_errors(tab, 0.5, cap=1e9)
+    assert wide["sequence"] < 1e-12
+
+
+def test_importance_weights_carry_no_gradient_and_are_truncated() -> None:
+    logprobs, mask = batch()
+    sampled = logprobs - torch.tensor([[2.0], [0.1], [-1.0]])
+    config = LossConfig(importance_cap=2.0)
+    leaf = logprobs.clone().requires_grad_()
+    weights = importance_weights(leaf, sampled, mask, config)
+    assert not weights.requires_grad
+    expected = [2.0, math.exp(0.1), math.exp(-1.0)]
+    assert weights[:, 0].tolist() == pytest.approx(expected)
+    result = policy_loss(
+        leaf, torch.ones(3), mask, config, counts_of(mask), sampled_logprobs=sampled
+    )
+    result.loss.backward()  # type: ignore[no-untyped-call]
+    assert leaf.grad is not None
+    hand = [-w / (3 * n) for w, n in zip(expected, LENGTHS, strict=True)]
+    assert leaf.grad[:, 0].tolist() == pytest.approx(hand)
+
+
+def test_terms_without_their_log_probabilities_raise() -> None:
+    logprobs, mask = batch()
+    arguments = (logprobs, torch.ones(3), mask)
+    with pytest.raises(ValueError, match="reference policy"):
+        policy_loss(*arguments, LossConfig(beta=0.1), counts_of(mask))
+    with pytest.raises(ValueError, match="sampler's log-probabilities"):
+        policy_loss(*arguments, LossConfig(importance_cap=2.0), counts_of(mask))
+    with pytest.raises(ValueError, match="a loss needs some"):
+        policy_loss(*arguments, LossConfig(), counts_of(torch.zeros_like(mask)))
+
+
+def test_names_of_the_literature_resolve_and_others_raise() -> None:
+    assert {ALIASES[name].aggregation for name in ("grpo", "gspo")} == {"sequence_mean"}
+    assert resolve_loss("dapo").aggregation == "token_mean"
+    assert resolve_loss("bnpo").aggregation == "token_mean_local"
+    assert resolve_loss("bnpo").dynamic_sampling == 0
+    assert resolve_loss("dr_grpo").scale_by_std is False
+    assert resolve_loss("gspo").clip_high < 1e-3
+    with pytest.raises(ValueError, match="'ppo' is not known"):
+        resolve_loss("ppo")
+
+
+@pytest.mark.parametrize("field", ["aggregation", "ratio", "kl_estimator", "old_policy"])
+def test_unknown_configuration_values_raise(field: str) -> None:
+    values: dict[str, Any] = {field: "surprise"}
+    with pytest.raises(ValueError, match="surprise"):
+        LossConfig(**values)
+    with pytest.raises(TypeError, match="unexpected"):
+        LossConfig(**{field + "s": "token"})  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="surprise"):
+        NoiseConfig(form="surprise")  # type: ignore[arg-type]
+    unknown: Any = "surprise"
+    with pytest.raises(ValueError, match="surprise"):
+        kl_estimate(torch.zeros(1), torch.zeros(1), unknown)
+    mask = torch.ones(1, 1, dtype=torch.bool)
+    with pytest.raises(ValueError, match="surprise"):
+        aggregate(torch.zeros(1, 1), mask, unknown, counts_of(mask))

@@ -1,0 +1,244 @@
+"""Added noise: schedules against the paper's numbers, what bfloat16 keeps, and where it goes."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+from typing import Any
+
+import pytest
+import torch
+
+from repro.models.norms import block_norms, final_norm
+from repro.rl import noise as module
+from repro.rl.noise import draw_noise, perturbed, sigma_of_stage, stage_of_step
+from repro.spec.config import NoiseConfig
+
+PAPER = NoiseConfig(sigma_start=1e-2, sigma_end=5e-4, num_stages=10)
+FIGURE_15 = NoiseConfig(sigma_start=5e-2, sigma_end=5e-4, num_stages=10)
+RELEASED = NoiseConfig(sigma_start=1e-2, sigma_end=1e-4, num_stages=10, form="as_released")
+STRONG = NoiseConfig(sigma_start=0.5, sigma_end=0.1, num_stages=4)
+
+
+def sigmas(config: NoiseConfig) -> list[float]:
+    return [sigma_of_stage(config, stage) for stage in range(config.num_stages)]
+
+
+def test_exponential_schedule_is_equation_8() -> None:
+    # 0.01 * 0.05^((k-1)/9), k = 1..9; the last stays above sigma_end by Algorithm 1's stages.
+    expected = [0.0, 0.01, 0.0071687, 0.0051390, 0.0036840, 0.0026410, 0.0018932, 0.0013572,
+                0.00097294, 0.00069747]  # fmt: skip
+    assert sigmas(PAPER) == pytest.approx(expected, rel=1e-4)
+
+
+def test_released_schedule_reaches_its_end() -> None:
+    # As read off the released scheduler for 1e-2 to 1e-4, K = 10.
+    expected = [0.0, 1e-2, 5.62e-3, 3.16e-3, 1.78e-3, 1e-3, 5.62e-4, 3.16e-4, 1.78e-4, 1e-4]
+    assert sigmas(RELEASED) == pytest.approx(expected, rel=2e-3)
+    assert sigmas(RELEASED)[-1] == pytest.approx(RELEASED.sigma_end, rel=1e-12)
+    assert sigmas(dataclasses.replace(RELEASED, form="as_described"))[-1] > 1.5e-4
+
+
+@pytest.mark.parametrize(
+    ("schedule", "read"),
+    [
+        ("logarithmic", {2: 0.0349, 3: 0.0265, 4: 0.0202, 5: 0.0153}),
+        ("logarithmic", {6: 0.0113, 7: 0.0079, 8: 0.0050, 9: 0.0024}),
+        ("linear", {2: 0.0446}),
+        ("cosine", {2: 0.0486}),
+    ],
+)  # fmt: skip
+def test_other_schedules_agree_with_figure_15(schedule: Any, read: dict[int, float]) -> None:
+    config = dataclasses.replace(FIGURE_15, schedule=schedule)
+    assert sigma_of_stage(config, 1) == pytest.approx(0.05)
+    for stage, value in read.items():
+        assert sigma_of_stage(config, stage) == pytest.approx(value, abs=4e-4)
+
+
+def test_figure_15_draws_another_exponential_than_equation_8() -> None:
+    drawn = [0.050, 0.0198, 0.0079, 0.0031, 0.0012, 0.0005]
+    assert drawn == pytest.approx([0.05 * 10 ** (-0.4 * k) for k in range(6)], rel=0.05)
+    assert sigma_of_stage(FIGURE_15, 2) == pytest.approx(0.030, rel=2e-3)
+
+
+@pytest.mark.parametrize("form", ["as_described", "as_released"])
+@pytest.mark.parametrize("schedule", ["exponential", "linear", "cosine", "logarithmic"])
+def test_every_schedule_falls_from_its_start(schedule: Any, form: Any) -> None:
+    found = sigmas(dataclasses.replace(PAPER, schedule=schedule, form=form))
+    assert found[0] == 0
+    assert found[1] == pytest.approx(PAPER.sigma_start)
+    assert all(a > b >= PAPER.sigma_end * (1 - 1e-9) for a, b in itertools.pairwise(found[1:]))
+    if form == "as_released":
+        assert found[-1] == pytest.approx(PAPER.sigma_end)
+
+
+def test_stages_are_equal_spans_and_left_over_steps_belong_to_the_last() -> None:
+    assert [stage_of_step(PAPER, step, 20) for step in range(20)] == [
+        s for s in range(10) for _ in "ab"
+    ]
+    # floor(M / K) = 2 of 25 steps: stage 9 begins at step 18 and keeps the rest.
+    assert [stage_of_step(PAPER, step, 25) for step in (0, 1, 2, 17, 18, 24)] == [0, 0, 1, 8, 9, 9]
+    # As released the spans are M / K = 2.5 steps.
+    assert [stage_of_step(RELEASED, step, 25) for step in (2, 3, 5, 24)] == [0, 1, 2, 9]
+    assert [stage_of_step(PAPER, step, 6) for step in range(6)] == [0, 1, 2, 3, 4, 5]
+    with pytest.raises(ValueError, match="step is 25"):
+        stage_of_step(PAPER, 25, 25)
+    with pytest.raises(ValueError, match="stage is 10"):
+        sigma_of_stage(PAPER, 10)
+
+
+# Share of channels that an in-place bfloat16 addition changes, by range of |w| (computed
+# independently with the spacing of bfloat16), and the RMS of what was added over sigma.
+RANGES = [(0.25, 0.5), (0.5, 1.0), (1.0, 2.0), (2.0, 4.0), (4.0, 8.0)]
+KEPT = {
+    1e-2: ((0.92, 1.00), (0.85, 1.01), (0.70, 1.03), (0.43, 1.10), (0.12, 1.08)),
+    5.6e-3: ((0.86, 1.00), (0.73, 1.02), (0.49, 1.08), (0.16, 1.13), (0.005, 0.41)),
+    3.2e-3: ((0.76, 1.02), (0.54, 1.06), (0.22, 1.15), (0.013, 0.57), (0.0, 0.0)),
+    1.8e-3: ((0.58, 1.05), (0.27, 1.15), (0.028, 0.74), (0.0, 0.0), (0.0, 0.0)),
+    1e-3: ((0.33, 1.14), (0.05, 0.88), (0.0, 0.08), (0.0, 0.0), (0.0, 0.0)),
+    5e-4: ((0.05, 0.88), (0.0, 0.07), (0.0, 0.0), (0.0, 0.0), (0.0, 0.0)),
+}
+
+
+@pytest.mark.parametrize("sigma", KEPT)
+def test_bfloat16_swallows_small_noise(sigma: float) -> None:
+    generator = torch.Generator().manual_seed(0)
+    for (low, high), (share, size) in zip(RANGES, KEPT[sigma], strict=True):
+        weight = (low + (high - low) * torch.rand(100_000, generator=generator)).bfloat16().float()
+        arguments: Any = {"seed": 0, "step": 0, "name": f"{low}"}
+        kept = draw_noise(weight, sigma, form="as_released", **arguments)
+        assert float((kept != 0).double().mean()) == pytest.approx(share, abs=0.012)
+        assert float(kept.square().mean().sqrt()) / sigma == pytest.approx(size, abs=0.06)
+        exact = draw_noise(weight, sigma, form="as_described", **arguments)
+        assert float(exact.square().mean().sqrt()) / sigma == pytest.approx(1.0, abs=0.01)
+        assert int((exact == 0).sum()) == 0
+
+
+def test_released_stages_fade_on_gains_of_one() -> None:
+    # Realised share of channels changed by stage, 1e-2 to 1e-4, gains near 1.
+    expected = [0.78, 0.61, 0.39, 0.16, 0.04, 0.01, 0.0, 0.0, 0.0]
+    for stage, share in enumerate(expected, start=1):
+        sigma = sigma_of_stage(RELEASED, stage)
+        kept = draw_noise(
+            torch.ones(100_000), sigma, seed=0, step=stage, name="n", form="as_released"
+        )
+        assert float((kept != 0).double().mean()) == pytest.approx(share, abs=0.025)
+    # What is kept is what an in-place addition in bfloat16 keeps.
+    z = draw_noise(torch.ones(1000), 1e-2, seed=1, step=0, name="n", form="as_described")
+    gain = torch.ones(1000, dtype=torch.bfloat16).add_(z.bfloat16())
+    kept = draw_noise(torch.ones(1000), 1e-2, seed=1, step=0, name="n", form="as_released")
+    assert torch.equal(kept, gain.float() - 1)
+
+
+def test_the_draw_depends_on_seed_step_and_name_only() -> None:
+    weight = torch.ones(64)
+    base: Any = {"seed": 3, "step": 7, "name": "a", "form": "as_described"}
+    first = draw_noise(weight, 0.1, **base)
+    torch.randn(5)
+    assert torch.equal(first, draw_noise(weight * 2, 0.1, **base))
+    for change in ({"seed": 4}, {"step": 8}, {"name": "b"}):
+        assert not torch.equal(first, draw_noise(weight, 0.1, **(base | change)))
+
+
+def logits(policy: Any) -> torch.Tensor:
+    with torch.no_grad():
+        found: torch.Tensor = policy.model(torch.arange(3, 23)[None]).logits
+    return found
+
+
+def enter(policy: Any, config: Any, *, step: int = 3, seed: int = 0) -> Any:
+    return perturbed(policy, config, seed=seed, step=step, total_steps=4)
+
+
+@pytest.mark.parametrize("form", ["as_described", "as_released"])
+def test_noise_acts_inside_and_is_gone_to_the_bit_outside(make_policy: Any, form: Any) -> None:
+    policy = make_policy()
+    clean = logits(policy)
+    gains = {name: norm.weight.clone() for name, norm in block_norms(policy.model).items()}
+    with enter(policy, dataclasses.replace(STRONG, form=form)) as receipt:
+        noisy = logits(policy)
+    assert (noisy - clean).abs().max() > 1e-3
+    assert torch.equal(logits(policy), clean)
+    for name, norm in block_norms(policy.model).items():
+        assert torch.equal(norm.weight, gains[name])
+    assert len(receipt.modules) == (5 if form == "as_released" else 4)
+    assert ("model.norm" in receipt.modules) == (form == "as_released")
+    assert receipt.channels == 32 * len(receipt.modules)
+    assert receipt.sigma_realised == pytest.approx(receipt.sigma, rel=0.25)
+
+
+def test_noise_is_a_change_of_the_gain(make_policy: Any) -> None:
+    policy = make_policy()
+    with enter(policy, STRONG):
+        noisy = logits(policy)
+        drawn = {n: norm.noise.clone() for n, norm in block_norms(policy.model).items()}
+    with torch.no_grad():
+        for name, norm in block_norms(policy.model).items():
+            norm.weight += drawn[name]
+    torch.testing.assert_close(logits(policy), noisy, rtol=1e-5, atol=1e-5)
+
+
+def test_noise_is_removed_after_an_exception(make_policy: Any) -> None:
+    policy = make_policy()
+    clean = logits(policy)
+    with pytest.raises(RuntimeError, match="inside"), enter(policy, STRONG):
+        raise RuntimeError("inside")
+    assert torch.equal(logits(policy), clean)
+
+
+def test_first_stage_and_no_configuration_touch_nothing(make_policy: Any) -> None:
+    policy = make_policy()
+    clean = logits(policy)
+    for config, step in ((STRONG, 0), (None, 3)):
+        with enter(policy, config, step=step) as receipt:
+            assert torch.equal(logits(policy), clean)
+        assert (receipt.modules, receipt.sigma, receipt.digest) == ((), 0.0, "")
+
+
+def test_published_form_touches_nothing_and_reports_the_sigma_asked(make_policy: Any) -> None:
+    policy = make_policy()
+    clean = logits(policy)
+    with enter(policy, dataclasses.replace(STRONG, form="as_published")) as receipt:
+        assert torch.equal(logits(policy), clean)
+    assert receipt.sigma > 0
+    assert (receipt.modules, receipt.sigma_realised, receipt.channels_changed) == ((), 0.0, 0)
+
+
+def test_noise_that_touches_nothing_raises(
+    make_policy: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "perturbable_norms", lambda model, form: {})
+    policy = make_policy()
+    with pytest.raises(ValueError, match="touched no norm"), enter(policy, STRONG):
+        pass
+    with enter(policy, STRONG, step=0):
+        pass
+
+
+def test_perturbations_do_not_nest(make_policy: Any) -> None:
+    policy = make_policy()
+    with enter(policy, STRONG):
+        with pytest.raises(ValueError, match="do not nest"), enter(policy, STRONG):
+            pass
+        assert all(norm.noise is not None for norm in block_norms(policy.model).values())
+    assert final_norm(policy.model).noise is None
+
+
+def test_receipts_tell_draws_apart(make_policy: Any) -> None:
+    policy = make_policy()
+    digests = set()
+    for seed, step in ((0, 2), (0, 3), (1, 3)):
+        with enter(policy, STRONG, seed=seed, step=step) as receipt:
+            digests.add(receipt.digest)
+    with enter(policy, STRONG, seed=1, step=3) as receipt:
+        assert receipt.digest in digests
+    assert len(digests) == 3
+
+
+def test_gradient_flows_to_trained_gains_under_noise(make_policy: Any) -> None:
+    policy = make_policy(norms_trained=True)
+    with enter(policy, STRONG):
+        policy.model(torch.arange(3, 10)[None]).logits.square().mean().backward()
+    grads = [norm.weight.grad for norm in block_norms(policy.model).values()]
+    assert all(grad is not None and math.isfinite(float(grad.norm())) for grad in grads)

@@ -1,0 +1,141 @@
+"""The optimiser: float32 masters, learning rates by step, clipping, the 8-bit variant's errors."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import itertools
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from repro.rl.optimizer import (
+    build_optimizer,
+    gradient_step,
+    learning_rate_of_step,
+    optimizer_tensors,
+    restore_optimizer,
+    set_learning_rate,
+)
+from repro.spec.config import LearningRates, OptimizerConfig
+
+CONFIG = OptimizerConfig(learning_rates=LearningRates(lora_16bit=1, lora_4bit=1, full=1))
+
+
+def named(*values: float, dtype: torch.dtype = torch.float32) -> dict[str, nn.Parameter]:
+    return {f"w{i}": nn.Parameter(torch.tensor([v], dtype=dtype)) for i, v in enumerate(values)}
+
+
+def give(parameters: dict[str, nn.Parameter], gradient: float) -> None:
+    for parameter in parameters.values():
+        parameter.grad = torch.full_like(parameter, gradient)
+
+
+@pytest.mark.parametrize(("dtype", "moves"), [(torch.float32, True), (torch.bfloat16, False)])
+def test_small_updates_survive_in_float32_only(dtype: torch.dtype, moves: bool) -> None:
+    parameters = named(1.0, dtype=dtype)
+    optimizer = build_optimizer(parameters, CONFIG)
+    set_learning_rate(optimizer, 1e-6)
+    for _ in range(20):
+        give(parameters, 1.0)
+        gradient_step(optimizer, parameters, max_grad_norm=1.0)
+    assert (float(parameters["w0"].detach()) != 1.0) == moves
+
+
+def test_gradient_is_clipped_to_its_norm_which_is_returned_before_clipping() -> None:
+    parameters = named(0.0, 0.0)
+    optimizer = torch.optim.SGD(parameters.values(), lr=1.0)
+    parameters["w0"].grad, parameters["w1"].grad = torch.tensor([3.0]), torch.tensor([4.0])
+    assert gradient_step(optimizer, parameters, max_grad_norm=0.5) == pytest.approx(5.0)
+    moved = [float(p.detach()) for p in parameters.values()]
+    assert moved == pytest.approx([-0.3, -0.4], rel=1e-4)
+    assert all(p.grad is None for p in parameters.values())
+
+
+def test_a_gradient_that_is_not_finite_raises_before_the_step() -> None:
+    parameters = named(1.0)
+    optimizer = build_optimizer(parameters, CONFIG)
+    give(parameters, float("nan"))
+    with pytest.raises(ValueError, match="gradient norm is nan"):
+        gradient_step(optimizer, parameters, max_grad_norm=1.0)
+    assert float(parameters["w0"].detach()) == 1.0
+
+
+def test_learning_rate_warms_up_and_stays_or_falls_as_a_cosine() -> None:
+    config = dataclasses.replace(CONFIG, warmup_steps=4)
+    rates = [learning_rate_of_step(config, 2.0, step, 12) for step in range(12)]
+    assert rates == pytest.approx([0.5, 1.0, 1.5] + [2.0] * 9)
+    cosine = dataclasses.replace(config, schedule="cosine")
+    rates = [learning_rate_of_step(cosine, 2.0, step, 12) for step in range(12)]
+    assert rates[:5] == pytest.approx([0.5, 1.0, 1.5, 2.0, 2.0])
+    assert rates[8] == pytest.approx(1.0)
+    assert all(a > b for a, b in itertools.pairwise(rates[4:]))
+    assert 0 < rates[-1] < 0.1
+
+
+def test_state_goes_out_and_back() -> None:
+    parameters = named(1.0, -2.0)
+    optimizer = build_optimizer(parameters, CONFIG)
+    set_learning_rate(optimizer, 0.1)
+    for _ in range(3):
+        give(parameters, 0.3)
+        gradient_step(optimizer, parameters, max_grad_norm=9.0)
+    tensors, numbers = optimizer_tensors(optimizer, parameters)
+    copies = {n: nn.Parameter(p.detach().clone()) for n, p in parameters.items()}
+    other = build_optimizer(copies, CONFIG)
+    restore_optimizer(other, copies, tensors, numbers)
+    set_learning_rate(other, 0.1)
+    for o, p in ((optimizer, parameters), (other, copies)):
+        give(p, -0.7)
+        gradient_step(o, p, max_grad_norm=9.0)
+    for name, parameter in parameters.items():
+        assert torch.equal(parameter, copies[name])
+    with pytest.raises(ValueError, match="no trainable parameter"):
+        restore_optimizer(other, copies, {"stranger//exp_avg": torch.zeros(1)}, {})
+
+
+def test_nothing_to_optimise_raises() -> None:
+    with pytest.raises(ValueError, match="no trainable parameters"):
+        build_optimizer({}, CONFIG)
+
+
+def test_eight_bit_states_off_the_gpu_raise() -> None:
+    with pytest.raises(ValueError, match="needs a CUDA device"):
+        build_optimizer(named(1.0), dataclasses.replace(CONFIG, name="adamw_8bit"))
+
+
+def test_eight_bit_states_without_bitsandbytes_raise(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(name: str) -> Any:
+        raise ImportError(name)
+
+    class OnGpu:
+        device = torch.device("cuda")
+
+    monkeypatch.setattr(importlib, "import_module", missing)
+    parameters: Any = {"w": OnGpu()}
+    with pytest.raises(RuntimeError, match="bitsandbytes; it is not installed"):
+        build_optimizer(parameters, dataclasses.replace(CONFIG, name="adamw_8bit"))
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device; found none")
+def test_eight_bit_states_train_on_a_gpu_and_go_out_and_back() -> None:
+    pytest.importorskip("bitsandbytes")
+    parameters = {"w": nn.Parameter(torch.ones(8192, device="cuda"))}
+    config = dataclasses.replace(CONFIG, name="adamw_8bit")
+    optimizer = build_optimizer(parameters, config)
+    set_learning_rate(optimizer, 0.1)
+    give(parameters, 0.5)
+    gradient_step(optimizer, parameters, max_grad_norm=100.0)
+    tensors, numbers = optimizer_tensors(optimizer, parameters)
+    assert any(value.dtype == torch.uint8 for value in tensors.values())
+    copies = {"w": nn.Parameter(parameters["w"].detach().clone())}
+    other = build_optimizer(copies, config)
+    restore_optimizer(other, copies, tensors, numbers)
+    set_learning_rate(other, 0.1)
+    for o, p in ((optimizer, parameters), (other, copies)):
+        give(p, -0.25)
+        gradient_step(o, p, max_grad_norm=100.0)
+    assert torch.equal(parameters["w"], copies["w"])
