@@ -17,6 +17,7 @@ The tests compare each of these with scipy.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 import random
@@ -106,6 +107,7 @@ def t_cdf(t: float, df: float) -> float:
     return 1 - tail if t > 0 else tail
 
 
+@functools.cache
 def t_quantile(p: float, df: float) -> float:
     """Return the quantile of Student's t; p in (0, 1)."""
     if not 0 < p < 1:

@@ -1,0 +1,199 @@
+"""Expectations are read strictly; blessing is refused unless the records deserve it."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from repro.blessed import blessed_checks
+from repro.check import Evidence, check_selection, gather
+from repro.evidence.bless import BlessError, accepted, bless
+from repro.evidence.expectation import (
+    Expectation,
+    ExpectationError,
+    load_expectations,
+    read_expectations,
+)
+from repro.evidence.record import Record
+from repro.places import expected_folder
+from repro.selection import Selection
+from repro.spec.tier import Tier
+from repro.targets import find
+
+TABLE1 = find("table1")
+SELECTION = Selection(target=TABLE1, source=TABLE1, tier=Tier.SMOKE)
+Writer = Callable[..., None]
+
+
+@pytest.fixture
+def expected(tmp_path: Path) -> Path:
+    folder = tmp_path / "expected"
+    shutil.copytree(expected_folder(None) / "paper", folder / "paper")
+    return folder
+
+
+def blessed(evidence: Evidence, expected: Path, tier: Tier = Tier.SMOKE) -> list[Path]:
+    problems = [why for _, why in (*evidence.refused, *evidence.failed)]
+    return bless(TABLE1, tier, evidence.records, problems=problems, expected=expected)
+
+
+def test_blessed_records_are_reproduced_by_themselves(
+    table1_records: Writer, tmp_path: Path, expected: Path
+) -> None:
+    runs = tmp_path / "runs"
+    table1_records(runs)
+    paths = blessed(gather(SELECTION, runs), expected)
+    assert [path.name for path in paths] == ["table1.json", "table1.records.json"]
+    checked = check_selection(SELECTION, runs, expected)
+    mine = [v for v in checked.verdicts if v.source.startswith("measured")]
+    assert len(mine) > 60
+    assert {verdict.status for verdict in mine} == {"reproduced"}
+    assert blessed_checks(expected)[0].evidence.count == 60
+
+
+def test_what_belongs_to_the_machine_is_not_blessed_without_a_device(
+    table1_records: Writer, tmp_path: Path, expected: Path
+) -> None:
+    table1_records(tmp_path / "runs")
+    path = blessed(gather(SELECTION, tmp_path / "runs"), expected)[0]
+    raw = json.loads(path.read_text())
+    assert raw["commit"] == "0" * 40
+    assert raw["device"] is None
+    assert {item["metric"] for item in raw["expectations"]}.isdisjoint(
+        {"train_seconds", "peak_bytes"}
+    )
+    assert set(raw["expectations"][0]["values"]) == {"0", "1", "2", "3", "4"}
+
+
+def test_another_result_is_contradicted_by_blessed_values(
+    table1_records: Writer, tmp_path: Path, expected: Path
+) -> None:
+    table1_records(tmp_path / "runs")
+    blessed(gather(SELECTION, tmp_path / "runs"), expected)
+
+    def worse(record: Record) -> Record:
+        accuracy = record.metrics["accuracy"]
+        assert accuracy.value is not None
+        lower = dataclasses.replace(accuracy, value=accuracy.value - 20.0)
+        return dataclasses.replace(record, metrics={**record.metrics, "accuracy": lower})
+
+    table1_records(tmp_path / "worse", lambda r: worse(r) if r.arm == "nf4_lora" else r)
+    checked = check_selection(SELECTION, tmp_path / "worse", expected)
+    assert [v.name for v in checked.verdicts if v.own_fault] == ["nf4_lora.accuracy"]
+
+
+@pytest.mark.parametrize(
+    ("spoil", "seeds", "words"),
+    [
+        (lambda r: dataclasses.replace(r, dirty=True), 5, "with changes"),
+        (lambda r: dataclasses.replace(r, dirty=None), 5, "not known"),
+        (lambda r: dataclasses.replace(r, commit=str(r.seed) * 40), 5, "5 commits"),
+        (lambda r: r, 4, "fewer than 5 seeds"),
+        (lambda r: dataclasses.replace(r, effects={}), 5, "such records"),
+    ],
+)
+def test_records_that_do_not_deserve_it_are_not_blessed(
+    spoil: Callable[[Record], Record],
+    seeds: int,
+    words: str,
+    table1_records: Writer,
+    tmp_path: Path,
+    expected: Path,
+) -> None:
+    table1_records(tmp_path / "runs", spoil, seeds)
+    with pytest.raises(BlessError, match=words):
+        blessed(gather(SELECTION, tmp_path / "runs"), expected)
+    assert not (expected / "smoke").exists()
+
+
+def test_the_papers_tier_is_never_blessed(
+    table1_records: Writer, tmp_path: Path, expected: Path
+) -> None:
+    table1_records(tmp_path / "runs")
+    with pytest.raises(BlessError, match="paper's own numbers"):
+        blessed(gather(SELECTION, tmp_path / "runs"), expected, Tier.PAPER)
+
+
+def test_a_tier_with_a_device_needs_the_device_named(
+    table1_records: Writer, tmp_path: Path, expected: Path
+) -> None:
+    table1_records(tmp_path / "runs")
+    with pytest.raises(BlessError, match="needs one"):
+        blessed(gather(SELECTION, tmp_path / "runs"), expected, Tier.PROXY)
+
+
+def test_the_accepted_interval_follows_its_rule_and_its_floor() -> None:
+    low, high = accepted([1.0, 2.0, 3.0, 4.0, 5.0], "nats")
+    half = 8.610301581 * 2.5**0.5 * (2 / 5) ** 0.5
+    assert (low, high) == pytest.approx((3 - half, 3 + half), abs=1e-5)
+    assert accepted([45.0] * 5, "percent") == (42.0, 48.0)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"accept": [None, None]}, "accepts everything"),
+        ({"accept": [2, 1]}, "which is nothing"),
+        ({"accept": 3}, "needs [low, high]"),
+        ({"because": ""}, "no reason"),
+        ({"source": "hearsay"}, "source hearsay"),
+        ({"source": "measured"}, "this file holds derived ones"),
+        ({"surprise": 1}, "surprise"),
+    ],
+)
+def test_a_spoiled_expectation_names_file_and_field(
+    change: dict[str, Any], words: str, tmp_path: Path
+) -> None:
+    item = {
+        "arm": "bf16_lora",
+        "metric": "gain_greedy",
+        "accept": [15.0, None],
+        "source": "derived",
+        "because": "so",
+    }
+    path = tmp_path / "table1.derived.json"
+    path.write_text(
+        json.dumps({"schema": 1, "target": "table1", "expectations": [{**item, **change}]})
+    )
+    with pytest.raises(ExpectationError) as caught:
+        read_expectations(path, "table1")
+    assert words in str(caught.value)
+
+
+def test_expectations_of_a_device_are_read_for_that_device_alone(tmp_path: Path) -> None:
+    folder = tmp_path / "systems" / "nvidia_h200"
+    folder.mkdir(parents=True)
+    item = {
+        "arm": "a",
+        "metric": "m",
+        "accept": [1, None],
+        "source": "derived",
+        "because": "must",
+        "goal": 2.0,
+    }
+    (folder / "kernels.derived.json").write_text(
+        json.dumps({"schema": 1, "target": "kernels", "expectations": [item]})
+    )
+    assert load_expectations(tmp_path, "systems", "kernels", "nvidia_h200") == [
+        Expectation(arm="a", metric="m", accept=(1, None), source="derived", because="must", goal=2)
+    ]
+    assert load_expectations(tmp_path, "systems", "kernels", "nvidia_a100") == []
+
+
+def test_every_committed_expectation_can_be_read() -> None:
+    folder = expected_folder(None)
+    for path in sorted(folder.glob("*/**/*.json")):
+        if path.parent.name == "paper" or path.name.endswith(".records.json"):
+            continue
+        name = path.name.split(".")[0]
+        arms = {arm.name for arm in find(name).arms}
+        metrics = {metric.name for metric in find(name).metrics}
+        for item in read_expectations(path, name):
+            assert item.arm in arms, path
+            assert item.metric in metrics, path
