@@ -1,0 +1,188 @@
+"""The paper's numbers as typed: the schema, and every printed sum and difference recomputed."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from repro.evidence.paper import CONFIDENCE, PaperCell, read_paper
+from repro.places import expected_folder
+from repro.targets import TARGETS
+
+FOLDER = expected_folder(None) / "paper"
+FILES = sorted(FOLDER.glob("*.json"))
+KINDS = ("arithmetic", "text against table", "between places", "inferred")
+BASE = {"table1": "BF16, no training", "table2": "BF16 base"}
+BENCHMARKS = ("MATH500", "AIME24", "AIME25", "AMC23")
+
+
+def by_id(name: str) -> dict[str, PaperCell]:
+    return {cell.id: cell for cell in read_paper(FOLDER / f"{name}.json")[1]}
+
+
+def arithmetic(raw: dict[str, Any]) -> dict[str, float]:
+    return {
+        item["id"]: item["computed"]
+        for item in raw["contradictions"]
+        if item["kind"] == "arithmetic"
+    }
+
+
+def agrees(printed: float, computed: float, digits: int = 1) -> bool:
+    """Whether `printed` is `computed` rounded, from factors that were rounded themselves."""
+    return math.isclose(printed, round(computed, digits), abs_tol=0.5 * 10**-digits)
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_a_file_follows_the_schema(path: Path) -> None:
+    raw, cells = read_paper(path)
+    assert raw["schema"] == 1
+    assert raw["name"] == path.stem
+    assert raw["statement"]
+    assert cells
+    assert len({cell.id for cell in cells}) == len(cells)
+    for cell in cells:
+        assert cell.id == f"{cell.row}/{cell.column}/{cell.quantity}"
+        assert cell.confidence in CONFIDENCE
+        assert cell.place
+        assert cell.unit
+        assert math.isfinite(cell.value)
+    for item in raw["contradictions"]:
+        assert set(item) == {"id", "kind", "printed", "computed", "note"}
+        assert item["kind"] in KINDS
+
+
+def test_every_table_is_there_and_every_target_finds_its_file() -> None:
+    names = {path.stem for path in FILES}
+    assert {f"table{number}" for number in range(1, 10)} <= names
+    assert {target.paper_file for target in TARGETS if target.paper_file} <= names
+
+
+def test_every_named_arm_of_table_1_is_an_arm_of_the_target() -> None:
+    from repro.targets import find
+
+    arms = {arm.name for arm in find("table1").arms}
+    cells = [cell for cell in by_id("table1").values() if cell.quantity == "accuracy"]
+    assert len(cells) == 20
+    assert {cell.arm for cell in cells} == arms - set(find("table1").controls)
+
+
+@pytest.mark.parametrize("name", ["table1", "table2"])
+def test_the_printed_differences_are_wrong_exactly_where_it_is_said(name: str) -> None:
+    raw, _ = read_paper(FOLDER / f"{name}.json")
+    cells = by_id(name)
+    found = {}
+    for cell in cells.values():
+        if not cell.quantity.endswith("delta_printed"):
+            continue
+        quantity = cell.quantity.removesuffix("delta_printed").rstrip("_") or "accuracy"
+        value = cells[f"{cell.row}/{cell.column}/{quantity}"].value
+        start = cells[f"{BASE[name]}/{cell.column}/{quantity}"].value
+        if not math.isclose(cell.value, value - start, abs_tol=1e-9):
+            found[cell.id] = round(value - start, 1)
+    if name == "table1":
+        gain = cells["NVFP4, LoRA + AQN/7B/gain_over_lora_printed"]
+        computed = 90.8 - cells["BF16, LoRA/7B/accuracy"].value
+        if not math.isclose(gain.value, computed, abs_tol=1e-9):
+            found[gain.id] = round(computed, 1)
+    assert found == arithmetic(raw)
+
+
+def test_all_averages_of_table_2_recompute() -> None:
+    cells = by_id("table2")
+    averages = [cell for cell in cells.values() if cell.quantity == "Avg"]
+    assert len(averages) == 18
+    for cell in averages:
+        parts = [cells[f"{cell.row}/{cell.column}/{name}"].value for name in BENCHMARKS]
+        assert abs(sum(parts) / 4 - cell.value) <= 0.0501, cell.id
+
+
+@pytest.mark.parametrize("number", [5, 6, 7, 8])
+def test_the_printed_rollout_ratios_are_wrong_exactly_where_it_is_said(number: int) -> None:
+    raw, _ = read_paper(FOLDER / f"table{number}.json")
+    cells = by_id(f"table{number}")
+    found = {}
+    for cell in cells.values():
+        if cell.quantity == "rollout_ratio_printed":
+            slow = cells[f"BF16 LoRA/{cell.column}/rollout"].value
+            ratio = cells[f"NVFP4 QeRL/{cell.column}/rollout"].value / slow
+            if not agrees(cell.value, ratio):
+                found[cell.id] = round(ratio, 2)
+    assert found == arithmetic(raw)
+
+
+def test_the_printed_ratios_of_figure_11_recompute() -> None:
+    cells = by_id("figure11")
+    ratios = [cell for cell in cells.values() if cell.quantity == "rollout_ratio_printed"]
+    assert len(ratios) == 6
+    for cell in ratios:
+        slow = cells[f"NF4 QLoRA/{cell.column}/rollout"].value
+        assert agrees(cell.value, cells[f"NVFP4 LoRA/{cell.column}/rollout"].value / slow), cell.id
+
+
+def test_figure_1_repeats_the_tables() -> None:
+    bars, table = by_id("figure1"), by_id("table1")
+    assert bars["QeRL/7B/GSM8K"].value == table["NVFP4, LoRA + AQN/7B/accuracy"].value
+    assert bars["LoRA/7B/GSM8K"].value == table["BF16, LoRA/7B/accuracy"].value
+    assert bars["Full/7B/GSM8K"].value == table["BF16, full/7B/accuracy"].value
+    rollout = by_id("table6")["BF16 LoRA/7B batch 8/rollout"].value
+    assert bars["LoRA/7B/rollout"].value == round(rollout)
+
+
+def test_the_share_of_memory_that_the_text_claims_is_in_no_table() -> None:
+    shares = []
+    for number in (5, 6, 7, 8):
+        cells = by_id(f"table{number}")
+        sizes = {cell.row: cell.value for cell in cells.values() if cell.quantity == "size"}
+        shares.append(sizes["NVFP4 QeRL"] / sizes["BF16 LoRA"])
+    assert [round(100 * share) for share in shares] == [45, 39, 36, 33]
+    assert all(share > 0.30 for share in shares)
+    ids = {item["id"] for item in read_paper(FOLDER / "table3.json")[0]["contradictions"]}
+    assert "memory_25_30" in ids
+
+
+def test_the_tables_that_share_rows_differ_exactly_where_it_is_said() -> None:
+    nine = by_id("table9")
+    shared = {
+        size: (
+            nine[f"{row9}/{size} rank 16/rollout"].value,
+            by_id(table)[f"{row}/{size} batch 2/rollout"].value,
+        )
+        for size, table in (
+            ("3B", "table5"),
+            ("7B", "table6"),
+            ("14B", "table7"),
+            ("32B", "table8"),
+        )
+        for row9, row in (("NVFP4 LoRA", "NVFP4 QeRL"),)
+    }
+    assert {size for size, (a, b) in shared.items() if a != b} == {"32B"}
+
+
+def test_the_paper_scale_of_table_1_is_table_4() -> None:
+    from repro.spec.config import Arm
+    from repro.spec.tier import Tier
+    from repro.targets import find
+
+    cells = by_id("table4")
+    scale = find("table1").scales[Tier.PAPER]
+    arm: Arm = find("table1").arm("nvfp4_lora_aqn")
+    assert arm.noise is not None
+    found = {
+        "learning_rate_4bit": scale.optimizer.learning_rates.lora_4bit,
+        "learning_rate_bf16_lora": scale.optimizer.learning_rates.lora_16bit,
+        "batch_size": scale.prompts_per_rollout,
+        "samples_per_prompt": scale.group_size,
+        "updates_per_rollout": scale.updates_per_rollout,
+        "max_response_tokens": scale.rollout.max_new_tokens,
+        "rollout_temperature": scale.rollout.temperature,
+        "clip_low": arm.loss.clip_low,
+        "clip_high": arm.loss.clip_high,
+        "sigma_start": arm.noise.sigma_start,
+        "sigma_end": arm.noise.sigma_end,
+    }
+    printed = {cell.quantity: cell.value for cell in cells.values() if cell.column == "GSM8K"}
+    assert found == printed

@@ -1,0 +1,227 @@
+"""Targets: Table 1's arms as the paper has them, and plans that follow."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+from repro.spec.config import GRPO, NoiseConfig, TrainScale
+from repro.spec.target import Claim, Metric, Target, default_tier, differing_fields, plan
+from repro.spec.tier import Tier, cuda_devices, hub_cache, parse_tier
+from repro.spec.variants import on_data, with_steps
+from repro.targets import TARGETS, find, runs_of
+from repro.targets.table1 import METRICS, SMOKE, TABLE1
+
+TEN = {
+    "bf16": ("bf16", "none"),
+    "nf4": ("nf4", "none"),
+    "mxfp4": ("mxfp4", "none"),
+    "nvfp4": ("nvfp4", "none"),
+    "bf16_full": ("bf16", "full"),
+    "bf16_lora": ("bf16", "lora"),
+    "nf4_lora": ("nf4", "lora"),
+    "mxfp4_lora": ("mxfp4", "lora"),
+    "nvfp4_lora": ("nvfp4", "lora"),
+    "nvfp4_lora_aqn": ("nvfp4", "lora"),
+}
+
+
+def test_table_1_has_the_ten_arms_of_the_paper_and_two_controls() -> None:
+    paper = [arm for arm in TABLE1.arms if arm.name not in TABLE1.controls]
+    assert {arm.name: (arm.weight_format, arm.training) for arm in paper} == TEN
+    assert {TABLE1.arm(name).reward for name in TABLE1.controls} == {"random", "format"}
+
+
+def test_an_arm_differs_from_its_neighbour_in_one_thing() -> None:
+    lora = TABLE1.arm("bf16_lora")
+    for name in ("nf4_lora", "mxfp4_lora", "nvfp4_lora"):
+        assert differing_fields(lora, TABLE1.arm(name)) == {"weight_format"}
+    assert differing_fields(TABLE1.arm("nvfp4_lora"), TABLE1.arm("nvfp4_lora_aqn")) == {"noise"}
+    for name in TABLE1.controls:
+        assert differing_fields(lora, TABLE1.arm(name)) == {"reward"}
+
+
+def test_the_arms_carry_the_papers_settings() -> None:
+    arm = TABLE1.arm("nvfp4_lora_aqn")
+    assert (arm.lora_rank, arm.loss, arm.loss.beta) == (32, GRPO, 0.0)
+    assert arm.noise == NoiseConfig(
+        schedule="exponential", sigma_start=1e-2, sigma_end=5e-4, num_stages=10
+    )
+
+
+def test_a_scale_shares_no_field_with_an_arm() -> None:
+    scale = {item.name for item in dataclasses.fields(TrainScale)}
+    arm = {item.name for item in dataclasses.fields(type(TABLE1.arms[0]))}
+    assert not scale & arm
+
+
+def test_a_plan_is_every_arm_of_a_seed_before_the_next_seed() -> None:
+    runs = plan(TABLE1, Tier.SMOKE)
+    assert len(runs) == 12 * 5
+    assert [run.seed for run in runs[:13]] == [0] * 12 + [1]
+    assert len({run.digest() for run in runs}) == 60
+    assert {run.procedure for run in runs if run.arm.training == "none"} == {"evaluate"}
+    assert {run.procedure for run in runs if run.arm.training != "none"} == {"train"}
+    assert plan(TABLE1, Tier.SMOKE) == runs
+
+
+def test_a_plan_takes_seeds_and_arms() -> None:
+    runs = plan(TABLE1, Tier.SMOKE, [7, 3], ["bf16", "nf4"])
+    assert [(run.seed, run.arm.name) for run in runs] == [
+        (7, "bf16"),
+        (7, "nf4"),
+        (3, "bf16"),
+        (3, "nf4"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("seeds", "arms", "words"),
+    [([], None, "no seed"), ([1, 1], None, "repeat 1"), (1, ["int8"], "has no arm 'int8'")],
+)
+def test_a_bad_plan_says_what_is_wrong(
+    seeds: list[int], arms: list[str] | None, words: str
+) -> None:
+    with pytest.raises(ValueError, match=words):
+        plan(TABLE1, Tier.SMOKE, seeds, arms)
+
+
+def test_a_plan_at_a_tier_without_a_scale_names_the_others() -> None:
+    with pytest.raises(ValueError, match="it has: smoke, paper"):
+        plan(TABLE1, Tier.SYSTEMS)
+    with pytest.raises(ValueError, match="needs a GPU"):
+        plan(find("table9"), Tier.SYSTEMS)
+
+
+def test_a_figure_of_table_1_plans_table_1() -> None:
+    assert runs_of(find("figure4")) is TABLE1
+    with pytest.raises(ValueError, match="plan that target instead"):
+        plan(dataclasses.replace(find("figure4"), scales={Tier.SMOKE: SMOKE}), Tier.SMOKE)
+    for target in TARGETS:
+        if target.records_of:
+            source = {arm.name: arm for arm in runs_of(target).arms}
+            assert all(source[arm.name] == arm for arm in target.arms)
+
+
+def test_names_are_unique_and_unknown_ones_get_the_list() -> None:
+    names = [target.name for target in TARGETS]
+    assert len(set(names)) == len(names)
+    with pytest.raises(ValueError, match="the targets are table1, table1_3b"):
+        find("tabel1")
+    with pytest.raises(ValueError, match="smoke, proxy, systems, paper"):
+        parse_tier("laptop")
+
+
+def test_every_target_says_where_it_runs_or_why_not() -> None:
+    for target in TARGETS:
+        assert runs_of(target).scales or target.why_not
+        assert target.statement
+        assert target.source
+
+
+def target_with(claim: Claim) -> Target:
+    return dataclasses.replace(TABLE1, claims=(claim,))
+
+
+def claim(**values: object) -> Claim:
+    fields: dict[str, object] = {
+        "name": "c",
+        "statement": "s",
+        "source": "p",
+        "kind": "difference",
+        "arms": ("nvfp4_lora", "bf16_lora"),
+        "metric": "accuracy",
+        "factor": ("weight_format",),
+        **values,
+    }
+    return Claim(**fields)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"arms": ("nvfp4_lora", "int8")}, "names no arm of it: int8"),
+        ({"metric": "speed"}, "names no metric of it: speed"),
+        ({"factor": ()}, "also differ in weight_format"),
+        ({"arms": ("nvfp4_lora_aqn", "bf16_lora")}, "also differ in noise"),
+    ],
+)
+def test_a_claim_that_does_not_fit_its_target_is_refused(
+    values: dict[str, object], words: str
+) -> None:
+    with pytest.raises(ValueError, match=words):
+        target_with(claim(**values))
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"arms": ("a",)}, "relates 2 arms; found 1"),
+        ({"arms": ("a", "a")}, "named twice"),
+        ({"margin": 1.0}, "takes none"),
+        ({"kind": "non_inferior"}, "needs one"),
+        ({"kind": "non_inferior", "margin": 1.0}, "has no reason"),
+        ({"kind": "vibe"}, "kind is 'vibe'"),
+    ],
+)
+def test_a_claim_that_makes_no_sense_is_refused(values: dict[str, object], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        claim(**values)
+
+
+def test_repeated_names_are_refused() -> None:
+    with pytest.raises(ValueError, match="arms repeat bf16"):
+        dataclasses.replace(TABLE1, arms=(*TABLE1.arms, TABLE1.arms[0]))
+    with pytest.raises(ValueError, match="metrics repeat accuracy"):
+        dataclasses.replace(
+            TABLE1, metrics=(*METRICS, Metric(name="accuracy", unit="percent", title="again"))
+        )
+
+
+def test_other_data_and_fewer_steps_have_names_and_records_of_their_own() -> None:
+    other = on_data(TABLE1, "folder:/data/gsm8k")
+    assert other.name == "table1_on_gsm8k"
+    assert other.scales[Tier.SMOKE].data.source == "folder:/data/gsm8k"
+    short = with_steps(other, 3)
+    assert short.name == "table1_on_gsm8k_in_3_steps"
+    assert plan(short, Tier.SMOKE, 1)[4].scale.steps == 3
+    digests = {plan(t, Tier.SMOKE, 1)[4].digest() for t in (TABLE1, other, short)}
+    assert len(digests) == 3
+    with pytest.raises(ValueError, match="no training steps"):
+        with_steps(find("table9"), 3)
+
+
+def test_the_default_tier_is_the_highest_without_downloads(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr(Tier, "missing", lambda tier: None)
+    assert default_tier(TABLE1) is Tier.SMOKE
+    for item in TABLE1.costs[Tier.PAPER].downloads:
+        folder = hub_cache() / f"{item.kind}s--{item.name.replace('/', '--')}" / "snapshots"
+        folder.mkdir(parents=True)
+    assert default_tier(TABLE1) is Tier.PAPER
+    monkeypatch.setattr(Tier, "missing", lambda tier: "needs a GPU; found none")
+    with pytest.raises(ValueError, match="paper needs a GPU; found none"):
+        default_tier(TABLE1)
+
+
+def test_a_machine_without_the_driver_is_told_in_a_sentence(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("repro.spec.tier.cuda_devices", lambda: ())
+    assert Tier.SMOKE.missing() is None
+    sentence = Tier.PROXY.missing()
+    assert sentence == "needs a CUDA device of compute capability 8.0 or newer; found none"
+
+
+def test_devices_are_those_that_torch_sees() -> None:
+    torch = pytest.importorskip("torch")
+    found = cuda_devices()
+    if not torch.cuda.is_available():
+        pytest.skip("no CUDA device here; the driver's answer cannot be compared with torch's")
+    assert len(found) == torch.cuda.device_count()
+    assert found[0].capability == torch.cuda.get_device_capability(0)
+    assert found[0].memory_bytes == torch.cuda.get_device_properties(0).total_memory
