@@ -1,0 +1,171 @@
+"""The tiny policy's corpus and tokenizer: shares as stated, text without loss, loads as it is."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import random
+import re
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from transformers import AutoTokenizer, Qwen2Config
+
+from repro.data.generator import DEFAULT_GENERATOR, draw_word_problem, split_of
+from repro.data.tiny_corpus import (
+    EMPTY_THINKING,
+    ENDINGS,
+    WORKING_PREFIX,
+    CorpusConfig,
+    complete,
+    iterate_documents,
+    tiny_prompt,
+)
+from repro.data.tiny_tokenizer import END_TOKEN, PAD_TOKEN, build_tokenizer, vocabulary
+from repro.models.checkpoint import TINY_FOLDER
+from repro.reward.answers import extract_answer, format_ok
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return build_tokenizer(DEFAULT_GENERATOR)
+
+
+@pytest.fixture(scope="module")
+def documents():
+    return list(itertools.islice(iterate_documents(0, CorpusConfig()), 6000))
+
+
+def share(values):
+    values = list(values)
+    return sum(values) / len(values)
+
+
+def careless(document):
+    return document.completion.startswith(EMPTY_THINKING)
+
+
+def tagged(document):
+    return format_ok(document.completion)
+
+
+@pytest.mark.parametrize("level", range(1, 6))
+def test_careless_completions_have_their_share_at_each_level(documents, level):
+    found = share(careless(d) for d in documents if d.level == level)
+    assert found == pytest.approx(CorpusConfig().careless_share[level - 1], abs=0.05)
+
+
+def test_careless_completions_use_the_paper_s_tags_more_often(documents):
+    assert share(tagged(d) for d in documents if careless(d)) == pytest.approx(0.85, abs=0.03)
+    assert share(tagged(d) for d in documents if not careless(d)) == pytest.approx(0.5, abs=0.03)
+
+
+def test_careless_answers_are_right_and_some_careful_ones_are_not():
+    rng = random.Random(0)
+    right = {True: [], False: []}
+    for _ in range(3000):
+        problem = draw_word_problem(3, rng)
+        text = complete(problem, rng, CorpusConfig())
+        stated = int(re.findall(r"\d+", text)[-1])
+        right[text.startswith(EMPTY_THINKING)].append(stated == problem.answer)
+    assert all(right[True])
+    assert 0.68 < share(right[False]) < 0.80
+
+
+def test_a_slip_is_carried_on_consistently():
+    rng = random.Random(1)
+    config = dataclasses.replace(
+        CorpusConfig(), careless_share=(0.0,), slip_share=1.0, dropped_share=0.0
+    )
+    wrong = []
+    for _ in range(300):
+        text = complete(draw_word_problem(4, rng), rng, config)
+        steps = re.findall(r"(\d+) (.) (\d+) = (\d+)", text)
+        for previous, following in itertools.pairwise(steps):
+            assert previous[3] == following[0], text
+        wrong.append(sum(eval("".join(s[:3])) != int(s[3]) for s in steps))
+        assert int(re.findall(r"\d+", text)[-1]) == int(steps[-1][3])
+    assert set(wrong) == {0, 1}
+    assert share(wrong) > 0.8
+
+
+def test_the_working_prefix_begins_careful_completions_and_no_others(documents):
+    assert all(d.completion.startswith(WORKING_PREFIX) != careless(d) for d in documents)
+
+
+def test_documents_come_from_the_training_split_alone(documents):
+    assert {split_of(d.prompt.removesuffix("\n")) for d in documents} == {"train"}
+
+
+def test_the_strict_reading_takes_the_tags_and_no_other_ending():
+    for name, ending in ENDINGS.items():
+        for thinking in (EMPTY_THINKING, "<think>First 2 + 3 = 5</think>"):
+            text = thinking + ending.format(n=5)
+            assert extract_answer(text) == ("5" if name == "tags" else None), text
+
+
+def test_shares_out_of_range_are_refused():
+    with pytest.raises(ValueError, match="shares"):
+        CorpusConfig(careless_share=(1.2,))
+    with pytest.raises(ValueError, match="careful_endings"):
+        CorpusConfig(careful_endings=(0.0, 0.0, 0.0))
+
+
+def test_generated_text_is_words_and_digits_without_bytes(tokenizer, documents):
+    words = {*vocabulary(DEFAULT_GENERATOR), *"0123456789", ".", "?", "\n"}
+    for document in documents[:500]:
+        ids = tokenizer(document.prompt + document.completion)["input_ids"]
+        assert {tokenizer.decode([i]) for i in ids} <= words
+
+
+def test_a_prompt_and_its_completion_tokenise_apart_as_they_do_together(tokenizer, documents):
+    for d in documents[:1000]:
+        apart = tokenizer(d.prompt)["input_ids"] + tokenizer(d.completion)["input_ids"]
+        assert tokenizer(d.prompt + d.completion)["input_ids"] == apart
+        opened = tokenizer(d.prompt)["input_ids"] + tokenizer(WORKING_PREFIX)["input_ids"]
+        if d.completion.startswith(WORKING_PREFIX):
+            assert apart[: len(opened)] == opened
+
+
+@settings(max_examples=300, deadline=None)
+@given(text=st.text(alphabet=st.characters(exclude_categories=["Cs"]), max_size=60))
+def test_any_text_in_nfc_survives_encoding(tokenizer, text):
+    import unicodedata
+
+    text = unicodedata.normalize("NFC", text)
+    assert tokenizer.decode(tokenizer(text)["input_ids"]) == text
+
+
+def test_real_questions_survive_encoding(tokenizer):
+    for text in (
+        "Natalia sold clips to 48 of her friends, and then she sold half as many - 1/2 - in May.",
+        "It costs $1,250.75 (50% off)… café, 5 × 3 = ½·30\r\n\tend  ",
+        "Ben has 5 eggshells; Ada hashes 12 applesauces.",
+    ):
+        assert tokenizer.decode(tokenizer(text)["input_ids"]) == text
+
+
+def test_the_padding_token_is_not_the_end_token(tokenizer):
+    assert tokenizer.pad_token == PAD_TOKEN
+    assert tokenizer.eos_token == END_TOKEN
+    assert tokenizer.pad_token_id != tokenizer.eos_token_id
+    assert len(tokenizer) < 600
+
+
+def test_stock_auto_tokenizer_loads_it_without_change(tokenizer, documents, tmp_path):
+    tokenizer.save_pretrained(tmp_path)
+    # Its model type makes AutoTokenizer choose a class whatever the tokenizer's files say.
+    Qwen2Config(vocab_size=len(tokenizer)).save_pretrained(tmp_path)
+    for source in (tmp_path, TINY_FOLDER):
+        loaded = AutoTokenizer.from_pretrained(source)
+        assert len(loaded) == len(tokenizer)
+        assert loaded.eos_token_id == tokenizer.eos_token_id
+        for d in documents[:200]:
+            text = d.prompt + d.completion + END_TOKEN
+            assert loaded(text)["input_ids"] == tokenizer(text)["input_ids"]
+            assert loaded.decode(loaded(text)["input_ids"]) == text
+
+
+def test_the_prompt_is_the_question_on_a_line_of_its_own():
+    assert tiny_prompt("How many?") == "How many?\n"
