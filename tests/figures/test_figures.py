@@ -1,0 +1,177 @@
+"""Figures: rows from records by plain arithmetic, and pictures that show those rows."""
+
+from __future__ import annotations
+
+import itertools
+import subprocess
+import sys
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from figures import accuracy, entropy, reward
+from figures.__main__ import main
+from figures.curves import curve_rows, smooth
+from figures.palette import COLOURS, colour, order, short, spread
+from repro.evidence.paper import PaperCell
+from repro.evidence.record import Estimate, Record, record_of
+from repro.spec.target import plan
+from repro.spec.tier import Tier
+from repro.targets import find
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+STEPS = 12
+
+
+def made_up(arms: Sequence[str], seeds: int) -> list[Record]:
+    """Return records with random series; nothing here was measured."""
+    rng = np.random.default_rng(7)
+    records = []
+    for run in plan(find("table1"), Tier.SMOKE, seeds, list(arms)):
+        trained = run.arm.training != "none"
+        series = {
+            "accuracy": list(rng.uniform(0, 1, STEPS)),
+            "entropy": list(rng.uniform(0.1, 0.4, STEPS)),
+        }
+        metrics = {
+            "accuracy": Estimate(value=float(rng.uniform(40, 95)), unit="percent"),
+            "accuracy_forced_working": Estimate(value=92.0, unit="percent"),
+        }
+        records.append(
+            record_of(
+                run,
+                metrics=metrics,
+                series=series if trained else {},
+                environment={},
+                started=datetime.now(UTC),
+            )
+        )
+    return records
+
+
+ARMS = ("bf16", "nvfp4_lora", "bf16_full", "bf16_lora", "bf16_lora_random_reward")
+
+
+def test_a_curve_is_the_mean_over_seeds_of_smoothed_series() -> None:
+    records = made_up(["nvfp4_lora"], 4)
+    rows = curve_rows(records, "accuracy", window=1)
+    data = np.array([record.series["accuracy"] for record in records], dtype=float)
+    assert [row.step for row in rows] == list(range(1, STEPS + 1))
+    np.testing.assert_allclose([row.mean for row in rows], data.mean(0))
+    low, high = stats.t.interval(0.95, 3, data.mean(0), stats.sem(data))
+    np.testing.assert_allclose([row.low for row in rows], low)
+    np.testing.assert_allclose([row.high for row in rows], high)
+
+
+def test_smoothing_is_centred_and_shorter_at_the_ends() -> None:
+    assert smooth([0.0, 3.0, 6.0, 9.0], 3) == [1.5, 3.0, 6.0, 7.5]
+    assert smooth([1.0, None, 5.0], 3) == [1.0, 3.0, 5.0]
+
+
+def test_arms_without_the_series_and_failed_runs_are_left_out() -> None:
+    rows = reward.rows(made_up(ARMS, 2))
+    assert {row.arm for row in rows} == set(ARMS) - {"bf16"}
+
+
+def test_a_single_seed_has_a_line_and_no_band() -> None:
+    rows = entropy.rows(made_up(["bf16_lora"], 1))
+    assert all(row.low is None and row.n == 1 for row in rows)
+    figure = entropy.draw(rows)
+    assert len(figure.axes) == 1
+    assert not figure.axes[0].collections
+
+
+def test_controls_have_a_panel_of_their_own() -> None:
+    figure = reward.draw(reward.rows(made_up(ARMS, 3)))
+    paper, controls = figure.axes
+    assert [len(axes.lines) for axes in (paper, controls)] == [3, 1]
+    assert len(paper.collections) == 3
+    labels = {text.get_text() for text in paper.texts}
+    assert labels == {"BF16 full", "BF16 LoRA", "NVFP4 LoRA"}
+
+
+def test_a_line_shows_the_rows_it_was_given() -> None:
+    rows = reward.rows(made_up(["nvfp4_lora"], 3))
+    line = reward.draw(rows).axes[0].lines[0]
+    np.testing.assert_allclose(line.get_ydata(), [row.mean for row in rows])
+    assert line.get_color() == COLOURS["nvfp4_lora"]
+
+
+def test_the_accuracy_rows_carry_interval_seeds_and_the_papers_values() -> None:
+    records = made_up(ARMS, 5)
+    cell = PaperCell(
+        id="x",
+        row="NVFP4, LoRA",
+        column="7B",
+        quantity="accuracy",
+        value=88.5,
+        unit="percent",
+        confidence="exact",
+        place="Table 1",
+        arm="nvfp4_lora",
+    )
+    rows = {row.arm: row for row in accuracy.rows(records, [cell])}
+    values = [r.value("accuracy") for r in records if r.arm == "nvfp4_lora"]
+    assert rows["nvfp4_lora"].seeds == tuple(values)
+    assert rows["nvfp4_lora"].mean == pytest.approx(np.mean(values))
+    assert rows["nvfp4_lora"].paper == {"7B": 88.5}
+    assert rows["bf16"].paper == {}
+    measured, printed = accuracy.draw(list(rows.values())).axes
+    assert [label.get_text() for label in measured.get_yticklabels()] == [
+        short(arm) for arm in order(ARMS)
+    ]
+    assert [float(line.get_xdata()[0]) for line in printed.lines] == [88.5]
+
+
+def test_every_arm_of_table_1_has_a_colour_and_a_short_name_of_its_own() -> None:
+    arms = [arm.name for arm in find("table1").arms]
+    assert len({colour(arm) for arm in arms}) == len(arms)
+    assert len({short(arm) for arm in arms}) == len(arms)
+    assert order(arms) == arms
+
+
+def test_labels_are_spread_apart_in_order() -> None:
+    placed = spread([0.50, 0.51, 0.52, 0.90], 0.05)
+    assert all(b - a >= 0.05 - 1e-9 for a, b in itertools.pairwise(placed))
+    assert sum(placed[:3]) / 3 == pytest.approx(0.51)
+    assert placed[3] == 0.90
+    assert spread([], 0.1) == []
+
+
+def test_the_command_draws_png_and_svg_and_the_same_bytes_again(tmp_path: Path) -> None:
+    for record in made_up(ARMS, 2):
+        record.write(tmp_path / "runs")
+    line = ["--records", str(tmp_path / "runs"), "--expected", str(ROOT / "expected"), "--out"]
+    assert main([*line, str(tmp_path / "a")]) == 0
+    assert main([*line, str(tmp_path / "b")]) == 0
+    names = sorted(path.name for path in (tmp_path / "a").iterdir())
+    figures = ("accuracy", "entropy_curves", "reward_curves")
+    assert names == [f"smoke_table1_{name}.{kind}" for name in figures for kind in ("png", "svg")]
+    for name in names:
+        assert (tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes()
+
+
+def test_nothing_to_draw_is_said_and_is_no_success(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["--records", str(tmp_path), "--out", str(tmp_path / "out")]) == 1
+    assert "no records to draw" in capsys.readouterr().err
+
+
+def test_an_unreadable_record_is_named_and_left_out(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for record in made_up(["bf16_lora"], 2):
+        path = record.write(tmp_path)
+    path.write_text("{")
+    assert main(["--records", str(tmp_path), "--out", str(tmp_path / "out")]) == 0
+    assert str(path) in capsys.readouterr().err
+
+
+def test_drawing_needs_no_torch() -> None:
+    code = "import sys, figures.__main__; assert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
