@@ -11,6 +11,8 @@ from __future__ import annotations
 import hashlib
 import time
 
+import torch
+
 from repro.rl.checkpoint import TrainState
 from repro.rl.collect import Rollout
 from repro.rl.diagnostics import QUARTERS, Mismatch
@@ -61,6 +63,9 @@ def note_effects(
     noise["sigma_realised_max"] = max(noise["sigma_realised_max"], receipt.sigma_realised)
     if receipt.digest:
         noise["digest"] = hashlib.sha256((noise["digest"] + receipt.digest).encode()).hexdigest()
+    effects["advantage_group_mean_max"] = max(
+        effects.get("advantage_group_mean_max", 0.0), _largest_group_mean(rollout)
+    )
     rows = effects.setdefault(
         "rows", {"trained_on": 0, "truncated": 0, "without_reward": 0, "groups_drawn": 0}
     )
@@ -79,6 +84,13 @@ def note_effects(
             total / tokens if tokens else None
             for total, tokens in zip(found["sums"], found["tokens"], strict=True)
         ]
+
+
+def _largest_group_mean(rollout: Rollout) -> float:
+    """Return the largest |mean advantage| of a group: 0 where advantages are centred."""
+    group, values = rollout.rows.prompt_of_row, rollout.advantages.values
+    sums = torch.zeros(len(rollout.rows.prompts), dtype=values.dtype).index_add_(0, group, values)
+    return float((sums / torch.bincount(group, minlength=len(sums)).clamp(min=1)).abs().max())
 
 
 def count_seconds(state: TrainState, name: str, started: float) -> None:

@@ -85,7 +85,8 @@ SMOKE = TrainScale(
     steps=30,
     prompts_per_rollout=8,
     group_size=8,
-    max_prompt_tokens=256,
+    # The tiny tokenizer spells words that it does not know byte by byte; real questions are long.
+    max_prompt_tokens=1280,
     rollout=SamplingConfig(temperature=1.0, max_new_tokens=64),
     optimizer=OptimizerConfig(
         # A third of LoRA's rate suits full training of a policy this small.
