@@ -1,0 +1,87 @@
+"""The choice of a token, against transformers' own filters and by exhaustion."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from transformers import (
+    LogitsProcessorList,
+    MinPLogitsWarper,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+)
+
+from repro.rollout.draw import draw, sampling_logprobs, uniforms
+from repro.spec.config import SamplingConfig
+
+
+def logits_of(rows=50, vocabulary=40, seed=0):
+    return 3.0 * torch.randn(rows, vocabulary, generator=torch.Generator().manual_seed(seed))
+
+
+@pytest.mark.parametrize("temperature", [0.6, 1.0, 1.7])
+@pytest.mark.parametrize("top_k", [0, 1, 7, 40, 100])
+@pytest.mark.parametrize("top_p", [0.05, 0.5, 0.95, 1.0])
+@pytest.mark.parametrize("min_p", [0.0, 0.1])
+def test_filters_keep_what_transformers_keeps(temperature, top_k, top_p, min_p):
+    logits = logits_of()
+    stock = LogitsProcessorList([TemperatureLogitsWarper(temperature)])
+    if top_k:
+        stock.append(TopKLogitsWarper(top_k))
+    if top_p < 1:
+        stock.append(TopPLogitsWarper(top_p))
+    if min_p:
+        stock.append(MinPLogitsWarper(min_p))
+    expected = torch.log_softmax(stock(torch.zeros(50, 1, dtype=torch.long), logits), dim=-1)
+    sampling = SamplingConfig(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
+    torch.testing.assert_close(sampling_logprobs(logits, sampling), expected)
+
+
+def test_ties_at_the_bound_of_top_k_let_no_more_than_k_pass():
+    kept = sampling_logprobs(torch.zeros(3, 10), SamplingConfig(top_k=4)).isfinite().sum(1)
+    assert kept.tolist() == [4, 4, 4]
+
+
+def test_a_uniform_number_picks_the_token_whose_interval_holds_it():
+    probabilities = torch.tensor([0.1, 0.0, 0.4, 0.5])
+    wanted = {0.0: 0, 0.0999: 0, 0.1001: 2, 0.4999: 2, 0.5001: 3, 0.9999: 3}
+    logits = probabilities.log().expand(len(wanted), 4)
+    numbers = torch.tensor(list(wanted), dtype=torch.float64)
+    tokens, logprobs = draw(logits, numbers, SamplingConfig())
+    assert tokens.tolist() == list(wanted.values())
+    torch.testing.assert_close(logprobs, probabilities.log()[tokens])
+
+
+def test_filtered_tokens_are_never_drawn_at_either_end():
+    sampling = SamplingConfig(top_k=3)
+    logits = logits_of(rows=200)
+    allowed = sampling_logprobs(logits, sampling).isfinite()
+    for number in (0.0, 1.0 - 2.0**-53):
+        tokens, _ = draw(logits, torch.full((200,), number, dtype=torch.float64), sampling)
+        assert bool(allowed[torch.arange(200), tokens].all())
+
+
+def test_greedy_takes_the_largest_logit_with_certainty():
+    logits = logits_of()
+    tokens, logprobs = draw(logits, torch.zeros(50).double(), SamplingConfig(temperature=0.0))
+    assert torch.equal(tokens, logits.argmax(1))
+    assert torch.equal(logprobs, torch.zeros(50))
+
+
+def test_uniform_numbers_follow_their_seed_and_nothing_else():
+    both = uniforms([3, 2**63 - 1, 3], 20)
+    assert torch.equal(both[0], both[2])
+    assert torch.equal(both[1], uniforms([2**63 - 1], 20)[0])
+    assert not torch.equal(both[0], both[1])
+    assert both.min() >= 0
+    assert both.max() < 1
+
+
+def test_the_last_token_of_a_large_vocabulary_can_be_drawn():
+    # Cumulated in float32, 200 000 equal probabilities end below or above 1.
+    logits = torch.zeros(1, 200_000)
+    tokens, _ = draw(logits, torch.tensor([1 - 1e-7], dtype=torch.float64), SamplingConfig())
+    assert int(tokens) == 199_999
+    tokens, _ = draw(logits, torch.tensor([0.5], dtype=torch.float64), SamplingConfig())
+    assert abs(int(tokens) - 100_000) <= 1
