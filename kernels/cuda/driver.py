@@ -60,17 +60,15 @@ class _Config(ctypes.Structure):
     )
 
 
-
 @lru_cache(maxsize=32)
 def _attributes(overlap: bool, cluster: int) -> ctypes.Array[_Attribute]:
-    chosen = []
+    chosen: list[tuple[int, tuple[int, ...]]] = []
     if overlap:
         chosen.append((_PROGRAMMATIC_STREAM_SERIALIZATION, (1,)))
     if cluster > 1:
         chosen.append((_CLUSTER_DIMENSION, (cluster, 1, 1)))
     made = [_Attribute(id=key, value=(ctypes.c_int * 16)(*value)) for key, value in chosen]
     return (_Attribute * len(made))(*made)
-
 
 
 @lru_cache(maxsize=1)

@@ -1,0 +1,209 @@
+"""Token logprobs and entropy from hidden states, with one pass over each chunk of logits.
+
+    z_t = (W h_t + b) / temperature,   logprob = z[id] - lse(z),   entropy = lse(z) - sum_v p_v z_v
+
+Rows go in chunks. cuBLAS writes a chunk's products in float32 and one Triton program a row then
+reads them once, keeping a running maximum, sum of exponentials and weighted sum (so that the
+softmax itself never exists); plain PyTorch reads and writes the same logits half a dozen times.
+Backward multiplies a chunk again and turns it, in one more pass, into the gradient of the logits
+in the hidden states' type, which two products carry on. Nothing of size T * V is kept.
+
+Chunks are as large as the memory bound allows, since the product of few rows is limited by
+reading W: 1024 rows of 152 064 logits are 594 MiB, and as much again by half in backward.
+
+Easy to get wrong: the weighted sum is taken of z - maximum, or entropy cancels where logits are
+large; float32 inputs multiply in float32, not TF32; p * z is 0 * -inf where a logit is -inf.
+
+`kernels.reference.token_logprobs` is the specification.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from kernels.reference_logprobs import _product
+
+# Logits held at once, bytes. Backward holds half as much again.
+_CHUNK_BYTES = 640 << 20
+
+
+@triton.jit
+def _forward_kernel(
+    logits, bias, token_ids, logprobs, entropy, normaliser, inverse_temperature, V,
+    HAS_BIAS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0).to(tl.int64)
+    at = tl.arange(0, BLOCK)
+    top = tl.full((BLOCK,), float("-inf"), tl.float32)
+    total = tl.zeros((BLOCK,), tl.float32)
+    weighted = tl.zeros((BLOCK,), tl.float32)
+    # A running triple in every lane, joined once at the end.
+    for first in range(0, V, BLOCK):
+        held = first + at < V
+        z = tl.load(logits + row * V + first + at, mask=held, other=float("-inf"))
+        if HAS_BIAS:
+            z += tl.load(bias + first + at, mask=held, other=0.0).to(tl.float32)
+        z *= inverse_temperature
+        new_top = tl.maximum(top, z)
+        safe = tl.where(new_top == float("-inf"), 0.0, new_top)
+        # At the first logit of a lane there is nothing to rescale, and -inf - -inf is NaN.
+        rescale = tl.where(top == float("-inf"), 0.0, tl.exp(top - safe))
+        shift = tl.where(top == float("-inf"), 0.0, top - safe)
+        e = tl.where(z == float("-inf"), 0.0, tl.exp(z - safe))
+        # sum of exp(z - m) * (z - m) when m moves by shift.
+        weighted = rescale * (weighted + shift * total)
+        weighted += e * tl.where(z == float("-inf"), 0.0, z - safe)
+        total = total * rescale + e
+        top = new_top
+    whole_top = tl.max(top, 0)
+    shift = tl.where(top == float("-inf"), 0.0, top - whole_top)
+    rescale = tl.where(top == float("-inf"), 0.0, tl.exp(shift))
+    whole = tl.sum(total * rescale, 0)
+    mean = tl.sum(rescale * (weighted + shift * total), 0) / whole
+    lse = tl.log(whole)
+    token = tl.load(token_ids + row).to(tl.int64)
+    chosen = tl.load(logits + row * V + token)
+    if HAS_BIAS:
+        chosen += tl.load(bias + token).to(tl.float32)
+    tl.store(logprobs + row, chosen * inverse_temperature - whole_top - lse)
+    tl.store(entropy + row, lse - mean)
+    tl.store(normaliser + row, whole_top + lse)
+
+
+@triton.jit
+def _backward_kernel(
+    logits, bias, token_ids, normaliser, entropy, grad_logprobs, grad_entropy, grad,
+    inverse_temperature, V, HAS_BIAS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0).to(tl.int64)
+    at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    held = at < V
+    z = tl.load(logits + row * V + at, mask=held, other=float("-inf"))
+    if HAS_BIAS:
+        z += tl.load(bias + at, mask=held, other=0.0).to(tl.float32)
+    logp = z * inverse_temperature - tl.load(normaliser + row)
+    p = tl.exp(logp)
+    g = tl.load(grad_logprobs + row)
+    h = tl.load(grad_entropy + row)
+    inner = tl.where(p == 0.0, 0.0, logp + tl.load(entropy + row))
+    value = -(g + h * inner) * p
+    value += tl.where(at == tl.load(token_ids + row), g, 0.0)
+    value *= inverse_temperature
+    tl.store(grad + row * V + at, value.to(grad.dtype.element_ty), mask=held)
+
+
+class _TokenLogprobs(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        token_ids: Tensor,
+        temperature: float,
+        rows: int,
+    ) -> tuple[Tensor, Tensor]:
+        T, V = hidden.shape[0], weight.shape[0]
+        logprobs = torch.empty(T, dtype=torch.float32, device=hidden.device)
+        entropy, normaliser = torch.empty_like(logprobs), torch.empty_like(logprobs)
+        for at in range(0, T, rows):
+            part = slice(at, at + rows)
+            logits = _product(hidden[part], weight.t())
+            _forward_kernel[(logits.shape[0],)](
+                logits, bias, token_ids[part], logprobs[part], entropy[part], normaliser[part],
+                1.0 / temperature, V, bias is not None, 4096, num_warps=8,
+            )  # fmt: skip
+            del logits
+        ctx.save_for_backward(hidden, weight, bias, token_ids, normaliser, entropy)
+        ctx.temperature, ctx.rows = temperature, rows
+        return logprobs, entropy
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        grad_logprobs, grad_entropy = (grad.contiguous() for grad in grads)
+        hidden, weight, bias, token_ids, normaliser, entropy = ctx.saved_tensors
+        wants_hidden, wants_weight, wants_bias = ctx.needs_input_grad[:3]
+        V = weight.shape[0]
+        grad_hidden = torch.empty_like(hidden) if wants_hidden else None
+        grad_weight = torch.zeros_like(weight, dtype=torch.float32) if wants_weight else None
+        grad_bias = torch.zeros_like(bias, dtype=torch.float32) if wants_bias else None
+        for at in range(0, hidden.shape[0], ctx.rows):
+            part = slice(at, at + ctx.rows)
+            logits = _product(hidden[part], weight.t())
+            grad = torch.empty(logits.shape, dtype=hidden.dtype, device=hidden.device)
+            _backward_kernel[(logits.shape[0], triton.cdiv(V, 4096))](
+                logits, bias, token_ids[part], normaliser[part], entropy[part],
+                grad_logprobs[part], grad_entropy[part], grad, 1.0 / ctx.temperature, V,
+                bias is not None, 4096, num_warps=8,
+            )  # fmt: skip
+            del logits
+            if grad_hidden is not None:
+                torch.mm(grad, weight, out=grad_hidden[part])
+            if grad_weight is not None:
+                grad_weight += _product(grad.t(), hidden[part])
+            if grad_bias is not None:
+                grad_bias += grad.sum(0, dtype=torch.float32)
+        return (
+            grad_hidden,
+            None if grad_weight is None else grad_weight.to(weight.dtype),
+            None if grad_bias is None else grad_bias.to(bias.dtype),
+            None,
+            None,
+            None,
+        )
+
+
+def token_logprobs(
+    hidden: Tensor,
+    lm_head_weight: Tensor,
+    token_ids: Tensor,
+    temperature: float,
+    bias: Tensor | None = None,
+    *,
+    chunk_bytes: int = _CHUNK_BYTES,
+) -> tuple[Tensor, Tensor]:
+    """Return logprob and entropy of the policy at each row, differentiable.
+
+    Parameters
+    ----------
+    hidden : Tensor, (T, H), floating
+    lm_head_weight : Tensor, (V, H), the type of `hidden`
+    token_ids : Tensor, (T,), integer
+    temperature
+        Positive.
+    bias : Tensor or None, (V,)
+    chunk_bytes
+        Bound on the float32 logits held at once.
+
+    Returns
+    -------
+    logprobs, entropy : Tensor, (T,), float32
+
+    Raises
+    ------
+    ValueError
+        When a shape does not fit or the temperature is not positive.
+    """
+    T, H = hidden.shape if hidden.dim() == 2 else (-1, -1)
+    V = lm_head_weight.shape[0]
+    if T < 0 or lm_head_weight.shape != (V, H) or token_ids.shape != (T,):
+        raise ValueError(
+            f"hidden has shape {tuple(hidden.shape)}, lm_head_weight "
+            f"{tuple(lm_head_weight.shape)}, token_ids {tuple(token_ids.shape)}; "
+            "they must be (T, H), (V, H) and (T,)"
+        )
+    if not temperature > 0:
+        raise ValueError(f"temperature is {temperature}; logprobs need a positive one")
+    if bias is not None and bias.shape != (V,):
+        raise ValueError(f"bias has shape {tuple(bias.shape)}; it must be ({V},)")
+    if lm_head_weight.dtype != hidden.dtype:
+        raise ValueError(
+            f"hidden is {hidden.dtype} and lm_head_weight {lm_head_weight.dtype}; they must agree"
+        )
+    rows = max(1, min(1024, chunk_bytes // (4 * V)))
+    return _TokenLogprobs.apply(hidden, lm_head_weight, bias, token_ids, float(temperature), rows)

@@ -1,0 +1,112 @@
+"""Rotary embedding and the write into the paged key-value cache, in one launch, in Triton.
+
+A decode step has the fused projection's output, one row a sequence: Hq query heads, then Hkv key
+heads, then Hkv value heads, D elements each. Queries and keys are rotated by their position in
+transformers' half-split layout, for d < D / 2
+
+    out[d]         = x[d]         * cos[d]         - x[d + D/2] * sin[d]
+    out[d + D/2]   = x[d + D/2]   * cos[d + D/2]   + x[d]       * sin[d + D/2]
+
+in float32, rounded once; keys and values go to slot `slots[row]` of the cache, which is block
+`slot // block_size` at offset `slot % block_size`. A negative slot writes nothing (a padding row).
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+
+@triton.jit
+def _rotary_kernel(
+    qkv, cos, sin, positions, slots, q_out, key_cache, value_cache, qkv_stride,
+    HQ: tl.constexpr, HKV: tl.constexpr, D: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0).to(tl.int64)
+    head = tl.program_id(1)
+    half = tl.arange(0, D // 2)
+    source = qkv + row * qkv_stride + head * D
+    low = tl.load(source + half).to(tl.float32)
+    high = tl.load(source + D // 2 + half).to(tl.float32)
+    slot = tl.load(slots + row).to(tl.int64)
+    if head >= HQ + HKV:
+        if slot >= 0:
+            target = value_cache + (slot * HKV + head - HQ - HKV) * D
+            tl.store(target + half, low.to(value_cache.dtype.element_ty))
+            tl.store(target + D // 2 + half, high.to(value_cache.dtype.element_ty))
+    else:
+        at = tl.load(positions + row).to(tl.int64) * D
+        cos_low = tl.load(cos + at + half).to(tl.float32)
+        cos_high = tl.load(cos + at + D // 2 + half).to(tl.float32)
+        sin_low = tl.load(sin + at + half).to(tl.float32)
+        sin_high = tl.load(sin + at + D // 2 + half).to(tl.float32)
+        new_low = low * cos_low - high * sin_low
+        new_high = high * cos_high + low * sin_high
+        if head < HQ:
+            target = q_out + (row * HQ + head) * D
+            tl.store(target + half, new_low.to(q_out.dtype.element_ty))
+            tl.store(target + D // 2 + half, new_high.to(q_out.dtype.element_ty))
+        elif slot >= 0:
+            target = key_cache + (slot * HKV + head - HQ) * D
+            tl.store(target + half, new_low.to(key_cache.dtype.element_ty))
+            tl.store(target + D // 2 + half, new_high.to(key_cache.dtype.element_ty))
+
+
+def rotary_write(
+    qkv: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    positions: Tensor,
+    slots: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    *,
+    query_heads: int,
+) -> Tensor:
+    """Rotate queries and keys and write keys and values into the cache, in place.
+
+    Parameters
+    ----------
+    qkv : Tensor, (B, (Hq + 2 Hkv) D), floating
+        Rows may be strided.
+    cos, sin : Tensor, (P, D), floating
+        Tables by position, both halves filled.
+    positions : Tensor, (B,), integer
+        Below P.
+    slots : Tensor, (B,), integer
+        Where in the cache each row goes, counted in positions; negative writes nothing.
+    key_cache, value_cache : Tensor, (num_blocks, block_size, Hkv, D), contiguous
+    query_heads
+        Hq.
+
+    Returns
+    -------
+    Tensor, (B, Hq, D), the type of `qkv`
+        Rotated queries.
+
+    Raises
+    ------
+    ValueError
+        When the widths do not fit.
+    """
+    heads, D = key_cache.shape[2], key_cache.shape[3]
+    width = (query_heads + 2 * heads) * D
+    if qkv.shape[-1] != width or qkv.dim() != 2 or qkv.stride(1) != 1:
+        raise ValueError(
+            f"qkv has shape {tuple(qkv.shape)}; {query_heads} query and {heads} key heads of {D} "
+            f"need (B, {width}) with contiguous rows"
+        )
+    if not (key_cache.is_contiguous() and value_cache.is_contiguous()):
+        raise ValueError("key_cache and value_cache must be contiguous")
+    if D & (D - 1):
+        raise ValueError(f"the head dimension is {D}; the kernel needs a power of two")
+    B = qkv.shape[0]
+    q = torch.empty(B, query_heads, D, dtype=qkv.dtype, device=qkv.device)
+    if B:
+        _rotary_kernel[(B, query_heads + 2 * heads)](
+            qkv, cos, sin, positions, slots, q, key_cache, value_cache, qkv.stride(0),
+            query_heads, heads, D, num_warps=1,
+        )  # fmt: skip
+    return q

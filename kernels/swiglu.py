@@ -1,0 +1,91 @@
+"""SwiGLU in one pass, forward and backward, in Triton.
+
+    y   = silu(gate) * up,  silu(g) = g * sigmoid(g)
+    du  = dy * silu(gate)
+    dg  = dy * up * sigmoid(gate) * (1 + gate * (1 - sigmoid(gate)))
+
+gate and up are the two halves of the last dimension, as the fused projection leaves them. silu is
+rounded to the input's type before the product, as PyTorch's two calls do.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+
+@triton.jit
+def _forward_kernel(gate_up, y, I: tl.constexpr, BLOCK: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    held = at < I
+    gate = tl.load(gate_up + row * 2 * I + at, mask=held, other=0.0).to(tl.float32)
+    up = tl.load(gate_up + row * 2 * I + I + at, mask=held, other=0.0).to(tl.float32)
+    active = (gate * tl.sigmoid(gate)).to(y.dtype.element_ty).to(tl.float32)
+    tl.store(y + row * I + at, (active * up).to(y.dtype.element_ty), mask=held)
+
+
+@triton.jit
+def _backward_kernel(gate_up, grad_y, grad, I: tl.constexpr, BLOCK: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    held = at < I
+    gate = tl.load(gate_up + row * 2 * I + at, mask=held, other=0.0).to(tl.float32)
+    up = tl.load(gate_up + row * 2 * I + I + at, mask=held, other=0.0).to(tl.float32)
+    dy = tl.load(grad_y + row * I + at, mask=held, other=0.0).to(tl.float32)
+    sigmoid = tl.sigmoid(gate)
+    grad_gate = dy * up * sigmoid * (1.0 + gate * (1.0 - sigmoid))
+    tl.store(grad + row * 2 * I + at, grad_gate.to(grad.dtype.element_ty), mask=held)
+    grad_up = dy * gate * sigmoid
+    tl.store(grad + row * 2 * I + I + at, grad_up.to(grad.dtype.element_ty), mask=held)
+
+
+def _grid(rows: int, I: int) -> tuple[tuple[int, int], int]:
+    block = min(1024, triton.next_power_of_2(I))
+    return (rows, triton.cdiv(I, block)), block
+
+
+class _SwiGLU(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, gate_up: Tensor) -> Tensor:
+        flat = gate_up.reshape(-1, gate_up.shape[-1]).contiguous()
+        rows, I = flat.shape[0], flat.shape[1] // 2
+        y = torch.empty(rows, I, dtype=flat.dtype, device=flat.device)
+        grid, block = _grid(rows, I)
+        if rows:
+            _forward_kernel[grid](flat, y, I, block, num_warps=4)
+        ctx.save_for_backward(flat)
+        ctx.shape = gate_up.shape
+        return y.view(*gate_up.shape[:-1], I)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Tensor:
+        (flat,) = ctx.saved_tensors
+        rows, I = flat.shape[0], flat.shape[1] // 2
+        grad = torch.empty_like(flat)
+        grid, block = _grid(rows, I)
+        if rows:
+            dy = grads[0].reshape(rows, I).contiguous()
+            _backward_kernel[grid](flat, dy, grad, I, block, num_warps=4)
+        return grad.view(ctx.shape)
+
+
+def swiglu(gate_up: Tensor) -> Tensor:
+    """Return silu(gate) * up; `kernels.reference.swiglu` is the specification.
+
+    Parameters
+    ----------
+    gate_up : Tensor, (..., 2 I), floating
+        Gate first.
+
+    Returns
+    -------
+    Tensor, (..., I), the type of `gate_up`
+    """
+    if gate_up.shape[-1] % 2:
+        raise ValueError(f"gate_up's last dimension is {gate_up.shape[-1]}; it must be even")
+    return _SwiGLU.apply(gate_up)
