@@ -449,3 +449,31 @@ def test_configurations_that_would_do_nothing_raise(go: Any, make_run: Any, prob
 
     with pytest.raises(ValueError, match="drops out"):
         go(prepare=drop)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device; found none")
+@pytest.mark.parametrize(
+    ("weight_format", "training"), [("nvfp4", "lora"), ("bf16", "lora"), ("bf16", "full")]
+)
+def test_a_run_on_a_gpu_resumes_and_its_sampler_agrees(
+    make_policy: Any, make_sampler: Any, make_run: Any, problems: Any, score_by_text: Any,
+    tmp_path: Path, weight_format: str, training: str,
+) -> None:  # fmt: skip
+    run = make_run(
+        weight_format=weight_format, training=training, compute_dtype="bfloat16",
+        updates_per_rollout=2, noise=NOISE, loss=LossConfig(beta=0.01),
+    )  # fmt: skip
+    answers = iter([False, True, False, False])
+    for _ in range(2):
+        policy = make_policy(
+            weight_format=weight_format, training=training, compute_dtype="bfloat16", device="cuda"
+        )
+        result = train(
+            run, policy, make_sampler(policy), problems, score_by_text,
+            folder=tmp_path, should_stop=lambda: next(answers),
+        )  # fmt: skip
+    assert result.finished
+    assert len(result.series["reward"]) == 6
+    # bfloat16 activations round; a wrong position or mask is off by whole nats.
+    assert result.series["sampler_trainer_abs_diff_mean"][0] < 0.1
