@@ -65,6 +65,7 @@ class Procedure(Protocol):
 _PROCEDURES = {
     "train": "repro.procedures.train:train_and_evaluate",
     "evaluate": "repro.procedures.train:evaluate_untrained",
+    "pretrain": "repro.procedures.pretrain_run:pretrain_policy",
     "operation": "repro.procedures.operation:measure_operations",
 }
 

@@ -249,6 +249,27 @@ class TrainScale:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PretrainScale:
+    """Pre-training of a policy from scratch, by a recipe that the procedure holds.
+
+    Attributes
+    ----------
+    recipe, recipe_version
+        Name of the recipe; the version moves whenever the recipe would give another policy.
+    quality_problems
+        Problems on which the result is measured.
+    threads
+        Threads of torch; part of what decides the result's bits.
+    """
+
+    recipe: str = "tiny"
+    recipe_version: int = 1
+    quality_problems: int = 500
+    threads: int = 2
+    seeds: tuple[int, ...] = (0,)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RunConfig:
     """Everything that decides one run's result: target, tier, procedure, arm, scale and seed."""
 

@@ -17,6 +17,7 @@ from repro.targets.curves import (
     FIGURE14,
 )
 from repro.targets.described import FIGURE1, FIGURE2, FIGURE3, FIGURE6, FIGURE15, TABLE4
+from repro.targets.pretraining import PRETRAIN_TINY
 from repro.targets.speed import FIGURE11, TABLE3, TABLE9, TABLES_5_TO_8
 from repro.targets.table1 import TABLE1, TABLE1_3B
 from repro.targets.table2 import TABLE2
@@ -46,11 +47,12 @@ TARGETS: tuple[Target, ...] = (
     FIGURE15,
     FIGURE16,
     FIGURE17,
+    PRETRAIN_TINY,
 )
 
 
 def find(name: str) -> Target:
-    """Return the target called `name`.
+    """Return the target called `name`; dashes may stand for underscores.
 
     Raises
     ------
@@ -58,7 +60,7 @@ def find(name: str) -> Target:
         If there is none; the message lists the targets.
     """
     for target in TARGETS:
-        if target.name == name:
+        if target.name == name.replace("-", "_"):
             return target
     known = ", ".join(target.name for target in TARGETS)
     raise ValueError(f"there is no target {name!r}; the targets are {known}")
