@@ -88,6 +88,8 @@ def note_effects(
 
 def _largest_group_mean(rollout: Rollout) -> float:
     """Return the largest |mean advantage| of a group: 0 where advantages are centred."""
+    if not len(rollout.rows):
+        return 0.0  # dynamic sampling found no informative group
     group, values = rollout.rows.prompt_of_row, rollout.advantages.values
     sums = torch.zeros(len(rollout.rows.prompts), dtype=values.dtype).index_add_(0, group, values)
     return float((sums / torch.bincount(group, minlength=len(sums)).clamp(min=1)).abs().max())

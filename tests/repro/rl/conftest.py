@@ -20,6 +20,7 @@ from repro.data.problem import Problem
 from repro.data.tiny_tokenizer import build_tokenizer
 from repro.models.policy import Policy, load_policy
 from repro.reward.score import Rewards
+from repro.rl.trainer import train
 from repro.rollout.sampler import Completion, RolloutBatch
 from repro.rollout.torch_sampler import TorchSampler
 from repro.spec.config import (
@@ -349,3 +350,27 @@ def score_by_text() -> Callable[..., Rewards]:
         )
 
     return score
+
+
+@pytest.fixture
+def go(
+    make_policy: Any, make_sampler: Any, make_run: Any, problems: Any, score_by_text: Any,
+    tmp_path: Path,
+) -> Any:  # fmt: skip
+    """Return a function that trains a fresh policy and returns the result and the policy."""
+
+    def start(
+        *, sampler: str = "lean", folder: str = "a", prepare: Any = None, training: str = "lora",
+        score: Any = None, weight_format: str = "bf16", call: dict[str, Any] | None = None,
+        **changes: Any,
+    ) -> Any:  # fmt: skip
+        run = make_run(training=training, weight_format=weight_format, **changes)
+        policy = make_policy(training=training, weight_format=weight_format)
+        source = make_sampler(policy, sampler)
+        if prepare is not None:
+            prepare(policy, source)
+        result = train(run, policy, source, problems, score or score_by_text,
+                       folder=tmp_path / folder, **(call or {}))  # fmt: skip
+        return result, policy, source
+
+    return start

@@ -1,0 +1,141 @@
+"""Checkpoints: a resumed run equals an uninterrupted one, whatever ended it."""
+
+from __future__ import annotations
+
+import copy
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from repro.models.policy import trainable_parameters
+from repro.rl.checkpoint import TrainState, load_checkpoint, save_checkpoint
+from repro.rl.optimizer import build_optimizer
+from repro.spec.config import LearningRates, LossConfig, NoiseConfig, OptimizerConfig
+
+NOISE = NoiseConfig(sigma_start=0.3, sigma_end=0.1, num_stages=3)
+
+
+def weights(policy: Any) -> dict[str, torch.Tensor]:
+    return {n: p.detach().clone() for n, p in trainable_parameters(policy).items()}
+
+
+def equal(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
+    return one.keys() == other.keys() and all(torch.equal(one[n], other[n]) for n in one)
+
+
+@pytest.mark.parametrize("training", ["lora", "full"])
+def test_a_stopped_and_resumed_run_equals_an_uninterrupted_one_to_the_bit(
+    go: Any, training: str
+) -> None:
+    settings = {
+        "training": training, "noise": NOISE, "loss": LossConfig(beta=0.01),
+    }  # fmt: skip
+    whole, first, _ = go(**settings)
+    answers = iter([False, False, False, True])
+    half, _, _ = go(**settings, folder="b", call={"should_stop": lambda: next(answers)})
+    assert (half.finished, half.step) == (False, 3)
+    rest, second, _ = go(**settings, folder="b")
+    assert (rest.finished, rest.step) == (True, 6)
+    assert equal(weights(first), weights(second))
+    assert rest.series == whole.series
+    for effects in (whole.effects, rest.effects):
+        effects.pop("seconds")
+    assert rest.effects == whole.effects
+
+
+def test_a_finished_run_returns_at_once(go: Any) -> None:
+    whole, first, _ = go(steps=2)
+    again, second, sampler = go(steps=2)
+    assert sampler.calls == 0
+    assert again.series == whole.series
+    assert equal(weights(first), weights(second))
+
+
+CHILD = """
+import dataclasses, os, signal, sys
+sys.path[:0] = {paths!r}
+import torch
+torch.set_num_threads(1)
+import importlib.util
+spec = importlib.util.spec_from_file_location("fixtures", {conftest!r})
+fixtures = importlib.util.module_from_spec(spec)
+sys.modules["fixtures"] = fixtures
+spec.loader.exec_module(fixtures)
+from pathlib import Path
+from repro.models.policy import load_policy
+from repro.rl.trainer import train
+from repro.rollout.torch_sampler import TorchSampler
+
+unwrap = lambda f: f.__wrapped__ if hasattr(f, "__wrapped__") else f.__pytest_wrapped__.obj
+run = unwrap(fixtures.make_run)()(checkpoint_every=2)
+policy = load_policy({folder!r}, weight_format="bf16", training="lora", lora_rank=4,
+                     lora_alpha=8.0, seed=0)
+score = unwrap(fixtures.score_by_text)()
+calls = []
+
+def killing(texts, golds, seeds):
+    calls.append(1)
+    if len(calls) == 4:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return score(texts, golds, seeds)
+
+train(run, policy, TorchSampler(policy), unwrap(fixtures.problems)(), killing,
+      folder=Path({out!r}))
+"""
+
+
+def test_a_killed_process_goes_on_from_its_last_checkpoint(
+    go: Any, checkpoint_folder: Path, tmp_path: Path
+) -> None:
+    whole, first, _ = go(checkpoint_every=2)
+    script = CHILD.format(
+        paths=[str(Path(__file__).parents[3])],
+        conftest=str(Path(__file__).with_name("conftest.py")),
+        folder=str(checkpoint_folder),
+        out=str(tmp_path / "b"),
+    )
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    done = subprocess.run([sys.executable, "-c", script], env=environment, check=False,
+                          capture_output=True, text=True, timeout=120)  # fmt: skip
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    assert [path.name for path in (tmp_path / "b").iterdir()] == ["step-00000002"]
+    rest, second, _ = go(checkpoint_every=2, folder="b")
+    assert rest.series == whole.series
+    assert equal(weights(first), weights(second))
+
+
+def test_a_checkpoint_of_another_configuration_raises(go: Any) -> None:
+    go(steps=1)
+    with pytest.raises(ValueError, match="belongs to configuration"):
+        go(steps=2)
+
+
+def test_a_damaged_checkpoint_raises_naming_its_folder(go: Any, tmp_path: Path) -> None:
+    go(steps=1)
+    broken = tmp_path / "a" / "step-00000001" / "parameters.safetensors"
+    broken.write_bytes(broken.read_bytes()[:-10])
+    with pytest.raises(ValueError, match="step-00000001"):
+        go(steps=1)
+
+
+def test_an_unfinished_folder_is_ignored_and_removed(make_policy: Any, tmp_path: Path) -> None:
+    parameters = trainable_parameters(make_policy())
+    left = tmp_path / "unfinished-00000009-1"
+    left.mkdir()
+    config = run_optimizer()
+    optimizer = build_optimizer(parameters, config)
+    assert load_checkpoint(tmp_path, "d", parameters, optimizer) is None
+    state = TrainState(digest="d", step=1, draws=1, series={"reward": [0.5]}, effects={})
+    save_checkpoint(tmp_path, copy.deepcopy(state), parameters, optimizer)
+    assert [path.name for path in tmp_path.iterdir()] == ["step-00000001"]
+    assert load_checkpoint(tmp_path, "d", parameters, optimizer) == state
+
+
+def run_optimizer() -> Any:
+    return OptimizerConfig(learning_rates=LearningRates(lora_16bit=1, lora_4bit=1, full=1))
