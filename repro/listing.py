@@ -47,7 +47,8 @@ def listing_text() -> str:
     lines += ["", "Tiers"]
     for tier in Tier:
         missing = tier.missing()
-        state = "runs here" if missing is None else missing
+        here = "the hardware is here; `plan` names the downloads"
+        state = missing or (here if tier is Tier.PAPER else "runs here")
         lines.append(f"  {tier.value:<8} {tier.needs}")
         lines.append(f"           {state}")
         lines.append(f"           a pass means: {tier.meaning}")

@@ -94,14 +94,16 @@ def _summary(checks: list[Checked]) -> str:
 
 def _target_section(checked: Checked, expected: Path) -> list[str]:
     target, tier = checked.selection.target, checked.selection.tier
-    lines = [f"## {target.title}", "", f"The paper ({target.source}): {target.statement}.", ""]
-    if target.records_of is None:
+    said = f"The paper ({target.source})" if target.paper_file else f"Stated ({target.source})"
+    lines = [f"## {target.title}", "", f"{said}: {target.statement}.", ""]
+    if target.records_of is None and target.paper_file:
         lines += [f"Tier `{tier.value}`: {tier.meaning}.", "", _HEADLINE[tier], ""]
     reason = checked.selection.source.not_runnable(tier)
     if reason and not checked.evidence.count:
         lines += [f"Not run: {reason}.", ""]
     if target.arms and checked.evidence.count and target.records_of is None:
-        lines += _arms_table(checked, expected)
+        if target.headline is not None:
+            lines += _arms_table(checked, expected, target.metric(target.headline))
         lines += _details_table(checked)
     elif target.records_of:
         source = checked.selection.source.name
@@ -111,10 +113,8 @@ def _target_section(checked: Checked, expected: Path) -> list[str]:
     return lines
 
 
-def _arms_table(checked: Checked, expected: Path) -> list[str]:
+def _arms_table(checked: Checked, expected: Path, metric: Metric) -> list[str]:
     target, tier = checked.selection.target, checked.selection.tier
-    assert target.headline is not None
-    metric = target.metric(target.headline)
     columns = paper_columns(target, expected)
     values = checked.evidence.values(metric.name)
     heads = [f"paper, {name}" for name in columns] + [
@@ -125,13 +125,14 @@ def _arms_table(checked: Checked, expected: Path) -> list[str]:
         printed = [columns[name].get(arm.name, "") for name in columns]
         measured = cell_text(list(values.get(arm.name, {}).values()))
         lines.append(f"| {arm.label} | {' | '.join([*printed, measured])} |")
-    lines += [
-        "",
-        "Cells: mean and 95 % t interval over n seeds. Seeds of an untrained arm change only what "
-        "is sampled. The columns are different models on different problems; only the "
-        "relation between rows is comparable. Controls are not in the paper.",
-        "",
-    ]
+    lines += ["", "Cells: mean and 95 % t interval over n seeds."]
+    if columns:
+        lines[-1] += (
+            " Seeds of an untrained arm change only what is sampled. The columns are different "
+            "models on different problems; only the relation between rows is comparable. Controls "
+            "are not in the paper."
+        )
+    lines.append("")
     return lines
 
 

@@ -10,6 +10,7 @@ from repro.check import Checked
 from repro.evidence.paper import paper_cells
 from repro.evidence.statistics import mean_interval
 from repro.spec.target import Target
+from repro.spec.tier import Tier
 
 
 def number(value: float) -> str:
@@ -59,7 +60,8 @@ def results_rows(checks: Sequence[Checked], expected: Path) -> list[str]:
             continue
         values = checked.evidence.values(target.headline)
         columns = paper_columns(target, expected)
-        heads = [f"paper, {name}" for name in columns] + [f"`{tier.value}` tier, tiny policy"]
+        whose = ", tiny policy" if tier is Tier.SMOKE else ""
+        heads = [f"paper, {name}" for name in columns] + [f"`{tier.value}` tier{whose}"]
         lines += [f"**{target.title}**, accuracy in percent, mean ± 95 % interval:", ""]
         lines += [f"| arm | {' | '.join(heads)} |", "|---" * (len(heads) + 1) + "|"]
         for arm in target.arms:
