@@ -15,7 +15,8 @@ The group itself holds these blocks while members wait.
 
 Easy to get wrong: the row that wrote a shared block first must have been prefilled before another
 reads it. Jobs are carried out in the order in which they are returned here, each chunk writing all
-its keys before it attends, and copies come last.
+its keys before it attends, and copies come last; so a block that is copied from must stay held
+until then, even if its last member has just entered.
 """
 
 from __future__ import annotations
@@ -122,6 +123,8 @@ class Scheduler:
         self.running: list[Row] = []
         self.preemptions = 0
         self._slots = list(range(slots - 1, -1, -1))
+        # Prompts' blocks that the last admission copies from, held until that is launched.
+        self._copied: list[int] = []
 
     @property
     def unfinished(self) -> bool:
@@ -176,6 +179,11 @@ class Scheduler:
             admission.rows.append(row)
         return admission
 
+    def entered(self) -> None:
+        """Note that what the last admission asked for has been launched."""
+        self.pool.release(self._copied)
+        self._copied = []
+
     def _place(self, row: Row, steps: int, keep: int, admission: Admission) -> None:
         """Give `row` its blocks and note what must be computed."""
         pool, group = self.pool, row.group
@@ -207,7 +215,8 @@ class Scheduler:
             group.blocks = row.blocks[: self.pool.blocks_for(prompt_cached)]
             self.pool.share(group.blocks)
         if group.waiting == 0 and group.blocks:
-            self.pool.release(group.blocks)
+            # Not free yet: a row that enters after this one must not write over what is copied.
+            self._copied.extend(group.blocks)
             group.blocks = []
 
     def _drop_prompts(self, keep_of: Group) -> bool:
@@ -282,6 +291,7 @@ class Scheduler:
 
     def clear(self) -> None:
         """Drop every row and every held block, after a failure or an interrupt."""
+        self.entered()
         for row in list(self.running):
             self._leave(row)
         for row in self.waiting:

@@ -1,9 +1,8 @@
-"""Random float32 policies of the three architectures, with adapters that do something."""
+"""Tiny random policies of every architecture and weight format, built in memory."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,96 +16,80 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
-from repro.models.policy import Policy, load_policy
+from repro.models.lora import adapter_layers, attach_adapter
+from repro.models.norms import wrap_norms
+from repro.models.policy import Policy
+from repro.models.quantized_linear import quantize_linears
 
-CLASSES: dict[str, tuple[Any, Any, dict[str, Any]]] = {
-    "qwen2": (Qwen2Config, Qwen2ForCausalLM, {}),
-    "qwen3": (Qwen3Config, Qwen3ForCausalLM, {"head_dim": 48, "tie_word_embeddings": True}),
-    "llama": (
-        LlamaConfig,
-        LlamaForCausalLM,
-        {
-            "rope_parameters": {
-                "rope_type": "llama3",
-                "rope_theta": 10000.0,
-                "factor": 4.0,
-                "low_freq_factor": 1.0,
-                "high_freq_factor": 4.0,
-                "original_max_position_embeddings": 32,
-            }
-        },
-    ),
+CLASSES: dict[str, tuple[Any, Any]] = {
+    "qwen2": (Qwen2Config, Qwen2ForCausalLM),
+    "qwen3": (Qwen3Config, Qwen3ForCausalLM),
+    "llama": (LlamaConfig, LlamaForCausalLM),
 }
-VOCABULARY = 101
+
+
+def random_policy(
+    architecture: str = "qwen2", weight_format: str = "bf16", rank: int = 4, seed: int = 7
+) -> Policy:
+    """Return a float32 policy of 2 layers with weights large enough to give sharp logits."""
+    config_class, model_class = CLASSES[architecture]
+    values: dict[str, Any] = {
+        "vocab_size": 97,
+        "hidden_size": 64,
+        "intermediate_size": 128,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 512,
+        "tie_word_embeddings": architecture == "qwen3",
+        "eos_token_id": None,
+        "bos_token_id": None,
+        "pad_token_id": None,
+    }
+    if architecture == "qwen3":
+        values["head_dim"] = 32
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = model_class(config_class(**values)).float().eval()
+        with torch.no_grad():
+            for name, parameter in model.named_parameters():
+                if "norm" in name:
+                    parameter.uniform_(0.7, 1.3)
+                elif name.endswith("bias"):
+                    parameter.normal_(0, 0.3)
+                else:
+                    parameter.normal_(0, 0.15)
+                parameter.copy_(parameter.bfloat16())
+                parameter.requires_grad_(False)
+    if weight_format != "bf16":
+        quantize_linears(model, weight_format)
+    wrap_norms(model)
+    adapted: Any = model
+    if rank:
+        adapted = attach_adapter(model, rank=rank, alpha=2 * rank, seed=seed).eval()
+        generator = torch.Generator().manual_seed(seed)
+        for _, layer in adapter_layers(adapted):
+            B = layer.adapter()[1]
+            with torch.no_grad():
+                B.copy_(torch.randn(B.shape, generator=generator) * 0.1)
+    return Policy(
+        model=adapted,
+        tokenizer=None,
+        weight_format=weight_format,
+        training="lora" if rank else "none",
+        compute_dtype=torch.float32,
+    )
 
 
 @pytest.fixture(scope="session")
-def random_folder(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """Return a function that writes a random checkpoint without a tokenizer, end token 100."""
-    made: dict[str, Path] = {}
+def make_policy() -> Callable[..., Policy]:
+    """Return the builder, which keeps what it has built."""
+    built: dict[tuple[Any, ...], Policy] = {}
 
-    def write(architecture: str) -> Path:
-        if architecture not in made:
-            config_class, model_class, changes = CLASSES[architecture]
-            config = config_class(
-                vocab_size=VOCABULARY,
-                hidden_size=128,
-                intermediate_size=192,
-                num_hidden_layers=3,
-                num_attention_heads=4,
-                num_key_value_heads=2,
-                max_position_embeddings=160,
-                initializer_range=0.12,
-                eos_token_id=100,
-                pad_token_id=0,
-                bos_token_id=None,
-                **changes,
-            )
-            with torch.random.fork_rng(devices=[]):
-                torch.manual_seed(5)
-                model = model_class(config)
-                with torch.no_grad():
-                    for name, parameter in model.named_parameters():
-                        if parameter.dim() == 1:
-                            parameter.add_(torch.randn_like(parameter) * 0.3)
-                        if "lm_head" in name or "embed_tokens" in name:
-                            # Sharp enough that an argmax is not a matter of rounding.
-                            parameter.mul_(3.0)
-            made[architecture] = tmp_path_factory.mktemp(architecture)
-            model.to(torch.bfloat16).save_pretrained(made[architecture])
-        return made[architecture]
-
-    return write
-
-
-@pytest.fixture
-def make_policy(random_folder: Callable[[str], Path]) -> Callable[..., Policy]:
-    """Return a function that loads a random policy; adapters have B off zero."""
-
-    def make(architecture: str = "qwen2", weight_format: str = "bf16", training: str = "lora"):
-        policy = load_policy(
-            random_folder(architecture),
-            weight_format=weight_format,  # type: ignore[arg-type]
-            training=training,  # type: ignore[arg-type]
-            lora_rank=8,
-            lora_alpha=16.0,
-            seed=1,
-        )
-        generator = torch.Generator().manual_seed(2)
-        with torch.no_grad():
-            for name, parameter in policy.model.named_parameters():
-                if "lora_B" in name:
-                    parameter.copy_(0.05 * torch.randn(parameter.shape, generator=generator))
-        return policy
+    def make(*args: Any, **kwargs: Any) -> Policy:
+        key = (args, tuple(sorted(kwargs.items())))
+        if key not in built:
+            built[key] = random_policy(*args, **kwargs)
+        return built[key]
 
     return make
-
-
-@pytest.fixture
-def prompts() -> list[list[int]]:
-    """Return five prompts of lengths 1 to 23."""
-    generator = torch.Generator().manual_seed(4)
-    return [
-        torch.randint(0, 100, (length,), generator=generator).tolist()
-        for length in (7, 1, 23, 12, 7)
-    ]

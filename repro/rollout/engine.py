@@ -1,0 +1,452 @@
+"""The rollout engine: samples from the very tensors that are being trained.
+
+    engine = Engine(policy, EngineConfig(slots=256, max_positions=4096))
+    batch = engine.sample(prompts, sampling, group_size=8, seeds=seeds)
+
+One set of weights: the packed base, the adapter and the norm gains are the policy's; `refresh` after
+an optimiser step takes up the adapter in place, and noise on the norms is read at each rollout. There
+is no second model to keep in step, to put to sleep or to wake.
+
+The loop, one *round* at a time:
+
+    let waiting rows enter       prefill their sequences in chunks
+    reserve cache blocks         or preempt the row that entered last
+    launch some decode steps     from captured graphs on a GPU: the host does nothing in between
+    look at the round before     rows that have ended leave, and their outputs are copied aside
+
+The host is a round behind the device, so neither waits for the other; a row may run on for up to
+two rounds after its end, to no effect. On a CPU the host looks at once.
+
+Easy to get wrong: everything that touches the device goes through one stream in this order, which is
+what makes it safe to reuse a slot or a block as soon as the host knows that it is free.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from repro.models.policy import Policy
+from repro.rollout.backend import Backend, backend_for
+from repro.rollout.blocks import BlockPool
+from repro.rollout.draw import uniforms
+from repro.rollout.engine_config import EngineConfig, cache_blocks, width_for
+from repro.rollout.forward import Forward
+from repro.rollout.ops import NewTokens
+from repro.rollout.results import Results, to_host
+from repro.rollout.sampler import RolloutBatch, check_request
+from repro.rollout.scheduler import Admission, Group, Row, Scheduler, Segment
+from repro.rollout.state import FAULTY, RUNNING, Entry, RowState, Statistics
+from repro.rollout.torch_sampler import end_token_ids
+from repro.spec.config import SamplingConfig, require
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Look:
+    """What the host will read of a round: status and counts of all slots, and who was where."""
+
+    values: Tensor
+    ready: Any
+    rows: list[tuple[Row, int]]
+
+
+class Engine:
+    """Samples from a policy with continuous batching over a paged cache.
+
+    Parameters
+    ----------
+    policy
+        With weights of any format and an adapter or none. Full training is refused: its masters
+        are float32 and the engine would run them without the trainer's autocast.
+    config
+        Sizes and switches.
+
+    Attributes
+    ----------
+    statistics
+        Of the last rollout.
+    end_token_ids
+        Tokens that end a completion.
+
+    Raises
+    ------
+    ValueError
+        When the policy is one that the engine does not serve, or the cache does not fit.
+    """
+
+    def __init__(self, policy: Policy, config: EngineConfig) -> None:
+        require(policy.training != "full", "the engine serves LoRA and frozen policies, not full")
+        self.policy = policy
+        self.config = config
+        self.end_token_ids = end_token_ids(policy)
+        self.statistics = Statistics()
+        self.device = policy.device
+        decoder: Any = policy.decoder
+        require(
+            config.max_positions <= decoder.config.max_position_embeddings,
+            f"max_positions is {config.max_positions}; the policy has "
+            f"{decoder.config.max_position_embeddings}",
+        )
+        self._backend: Backend = backend_for(policy, config)
+        blocks = cache_blocks(policy, config)
+        layer = decoder.model.layers[0].self_attn
+        shape = (
+            len(decoder.model.layers),
+            blocks,
+            config.block_size,
+            decoder.config.num_key_value_heads,
+            layer.head_dim,
+        )
+        self._keys = torch.zeros(shape, dtype=self._backend.cache_dtype, device=self.device)
+        self._values = torch.zeros_like(self._keys)
+        self.forward = Forward(
+            policy,
+            self._keys,
+            self._values,
+            max_positions=config.max_positions,
+            group=self._backend.group,
+            operations=self._backend.operations,
+            live_noise=self._backend.live_noise,
+        )
+        self.pool = BlockPool(blocks, config.block_size)
+        self.state = RowState(
+            config.slots,
+            max_new_tokens=config.max_new_tokens,
+            max_blocks=self.pool.blocks_for(config.max_positions),
+            device=self.device,
+        )
+        self._scheduler = Scheduler(self.pool, config.slots, share_prompts=config.share_prompts)
+        self._looks: deque[_Look] = deque()
+        self._results = Results(self.state)
+        self._steps = self._backend.steps(self.forward, self.state)
+
+    def refresh(self) -> None:
+        """Take up the adapter as it is now, in place: captured steps see it."""
+        for group in self.forward.groups():
+            group.refresh()
+
+    @torch.no_grad()
+    def sample(
+        self,
+        prompts: Sequence[Sequence[int]],
+        sampling: SamplingConfig,
+        *,
+        group_size: int,
+        seeds: Sequence[int],
+        on_round: Callable[[Statistics], None] | None = None,
+        limits: Sequence[int] | None = None,
+    ) -> RolloutBatch:
+        """Sample `group_size` completions of each prompt; see `Sampler.sample`.
+
+        Parameters
+        ----------
+        on_round
+            Called after each round with the counts so far.
+        limits
+            Length limit of each of the P * G rows; None takes `sampling.max_new_tokens` for all.
+
+        Raises
+        ------
+        ValueError
+            When a prompt is empty, too long or holds an unknown token, counts do not match, or a
+            row at full length does not fit the cache.
+        FloatingPointError
+            When logits are not finite, naming row, token and layer. Nothing is drawn from them.
+        """
+        rows = self._rows(prompts, sampling, group_size, seeds, limits)
+        self.statistics = Statistics()
+        self._scheduler.preemptions = 0
+        state = self.state
+        ends = sorted(self.end_token_ids) if not self.config.ignore_end else []
+        state.ends = state.push(torch.tensor(ends or [-1], dtype=torch.int64))
+        if sampling.temperature > 0:
+            state.temperature.fill_(sampling.temperature)
+        self.forward.read_noise()
+        try:
+            self._scheduler.add(rows)
+            while self._scheduler.unfinished:
+                self._round(sampling)
+                if on_round is not None:
+                    on_round(self.statistics)
+            self._synchronize()
+            completions = self._results.completions()
+        except BaseException:
+            self._abandon()
+            raise
+        finally:
+            self._results = Results(self.state)
+        self.statistics.generated_tokens = sum(len(c.token_ids) for c in completions)
+        self.statistics.preemptions = self._scheduler.preemptions
+        return RolloutBatch(
+            prompt_ids=[tuple(prompt) for prompt in prompts],
+            completions=completions,
+            group_size=group_size,
+        )
+
+    def close(self) -> None:
+        """Give back the cache and the captured steps; the policy stays as it is."""
+        self._steps.close()
+        empty = torch.empty(0, device=self.device)
+        self._keys = self._values = empty
+        del self.forward, self.state, self._results, self._steps
+
+    def _rows(
+        self,
+        prompts: Sequence[Sequence[int]],
+        sampling: SamplingConfig,
+        group_size: int,
+        seeds: Sequence[int],
+        limits: Sequence[int] | None,
+    ) -> list[Row]:
+        config: Any = self.policy.decoder.config
+        check_request(
+            prompts,
+            group_size=group_size,
+            seeds=seeds,
+            max_new_tokens=sampling.max_new_tokens,
+            max_positions=self.config.max_positions,
+            vocab_size=config.vocab_size,
+        )
+        require(
+            sampling.max_new_tokens <= self.config.max_new_tokens,
+            f"max_new_tokens is {sampling.max_new_tokens}; the engine was built for "
+            f"{self.config.max_new_tokens}",
+        )
+        if limits is None:
+            limits = [sampling.max_new_tokens] * len(seeds)
+        require(len(limits) == len(seeds), f"{len(limits)} limits for {len(seeds)} rows")
+        require(
+            all(1 <= limit <= sampling.max_new_tokens for limit in limits),
+            f"limits lie in {min(limits)} to {max(limits)}; they must lie in 1 to "
+            f"{sampling.max_new_tokens}",
+        )
+        groups = [Group(prompt=tuple(prompt), waiting=group_size) for prompt in prompts]
+        return [
+            Row(index=i, group=groups[i // group_size], seed=seeds[i], limit=limits[i])
+            for i in range(len(seeds))
+        ]
+
+    def _round(self, sampling: SamplingConfig) -> None:
+        """Let rows enter, launch some steps, and look at the round before."""
+        began = time.perf_counter()
+        waited = self.statistics.wait_seconds
+        scheduler, config = self._scheduler, self.config
+        if self._may_enter():
+            watermark = len(scheduler.running) * self.pool.blocks_for(config.round_steps)
+            admission = scheduler.admit(config.round_steps, watermark)
+            self._enter(admission)
+        left = [row.limit - row.launched for row in scheduler.running]
+        steps = min(config.round_steps, max(left, default=0))
+        if steps:
+            self._reserve(steps)
+            self._launch(steps, sampling)
+        while len(self._looks) > (config.rounds_behind if steps else 0):
+            self._read(self._looks.popleft())
+        self._compact()
+        spent = time.perf_counter() - began
+        self.statistics.host_seconds += spent - (self.statistics.wait_seconds - waited)
+
+    def _may_enter(self) -> bool:
+        scheduler, config = self._scheduler, self.config
+        if not scheduler.waiting or not scheduler.running:
+            return bool(scheduler.waiting)
+        if config.static_batches:
+            return False
+        wanted = max(1, int(config.slots * config.entering_share))
+        return scheduler.free_slots >= min(wanted, len(scheduler.waiting))
+
+    def _enter(self, admission: Admission) -> None:
+        """Prefill the rows that enter and put them into their slots."""
+        if not admission.rows:
+            return
+        for chunk in _chunks(admission.segments, self.config.prefill_tokens):
+            self._prefill(chunk)
+        if admission.copies:
+            pairs = self.state.push(torch.tensor(admission.copies, dtype=torch.int64))
+            for cache in (self._keys, self._values):
+                cache[:, pairs[:, 1]] = cache[:, pairs[:, 0]]
+        entries = []
+        for row in admission.rows:
+            assert row.slot is not None
+            sequence = row.sequence
+            self.state.set_blocks(row.slot, row.blocks)
+            entries.append(
+                Entry(
+                    slot=row.slot,
+                    token=sequence[-1],
+                    position=len(sequence) - 1,
+                    count=len(row.tokens),
+                    limit=row.limit,
+                    uniforms=uniforms([row.seed], row.limit)[0],
+                )
+            )
+        self.state.enter(entries)
+        self._scheduler.entered()
+
+    def _prefill(self, segments: Sequence[Segment]) -> None:
+        tokens: list[int] = []
+        positions: list[int] = []
+        lengths = []
+        for segment in segments:
+            count = segment.end - segment.start
+            lengths.append((len(tokens), count, segment.start))
+            tokens += segment.row.sequence[segment.start : segment.end]
+            positions += range(segment.start, segment.end)
+        width = max(len(segment.row.blocks) for segment in segments)
+        table = [s.row.blocks + [0] * (width - len(s.row.blocks)) for s in segments]
+        push = self.state.push
+        counts = torch.tensor([count for _, count, _ in lengths])
+        rows = torch.arange(len(segments), dtype=torch.int32).repeat_interleave(counts)
+        new = NewTokens(
+            positions=push(torch.tensor(positions, dtype=torch.int32)),
+            rows=push(rows),
+            table=push(torch.tensor(table, dtype=torch.int32)),
+            lengths=lengths,
+        )
+        self.forward.prefill(push(torch.tensor(tokens, dtype=torch.int64)), new)
+        self.statistics.prefill_tokens += len(tokens)
+
+    def _reserve(self, steps: int) -> None:
+        """Make room for the next steps, preempting rows where it must be."""
+        scheduler = self._scheduler
+        while leaving := scheduler.reserve(steps):
+            self._drain()
+            for row in leaving:
+                if row.slot is None:
+                    continue  # it had ended, and its blocks are free
+                count = int(self.state.counts[row.slot])
+                known = len(row.tokens)
+                tokens = self.state.out_tokens[row.slot, known:count].tolist()
+                logprobs = self.state.out_logprobs[row.slot, known:count].tolist()
+                self.state.leave([row.slot])
+                scheduler.preempt(row, [*row.tokens, *tokens], [*row.logprobs, *logprobs])
+        for row in scheduler.running:
+            assert row.slot is not None
+            self.state.set_blocks(row.slot, row.blocks)
+        self.state.send_table()
+
+    def _launch(self, steps: int, sampling: SamplingConfig) -> None:
+        running = self._scheduler.running
+        if not running:
+            return
+        used = 1 + max(row.slot for row in running if row.slot is not None)
+        width = width_for(used, self.config.slots)
+        for _ in range(steps):
+            self._steps(width, sampling)
+        statistics = self.statistics
+        statistics.decode_steps += steps
+        statistics.decode_rows += steps * width
+        statistics.widths[width] = statistics.widths.get(width, 0) + steps
+        for row in running:
+            row.launched = min(row.limit, row.launched + steps)
+        self._looks.append(self._look())
+
+    def _look(self) -> _Look:
+        values = to_host(torch.stack((self.state.status, self.state.counts)))
+        ready = None
+        if self.device.type == "cuda":
+            ready = torch.cuda.Event()
+            ready.record()
+        rows = [(row, row.slot) for row in self._scheduler.running if row.slot is not None]
+        return _Look(values=values, ready=ready, rows=rows)
+
+    def _read(self, look: _Look) -> None:
+        """Let the rows leave that had ended when `look` was taken."""
+        if look.ready is not None:
+            began = time.perf_counter()
+            look.ready.synchronize()
+            self.statistics.wait_seconds += time.perf_counter() - began
+        status, counts = look.values.tolist()
+        ended = [(r, s) for r, s in look.rows if status[s] != RUNNING and r.slot is not None]
+        if not ended:
+            return
+        for row, slot in ended:
+            if status[slot] == FAULTY:
+                self._name_fault(row, counts[slot])
+        self._results.take(
+            [row for row, _ in ended],
+            [counts[slot] for _, slot in ended],
+            [status[slot] for _, slot in ended],
+        )
+        slots = [row.slot for row, _ in ended if row.slot is not None]
+        for row, _ in ended:
+            self._scheduler.finish(row)
+        self.state.leave(slots)
+        self.statistics.finished_rows += len(ended)
+
+    def _name_fault(self, row: Row, count: int) -> None:
+        slot = row.slot
+        assert slot is not None
+        self.state.positions[slot] = len(row.group.prompt) - 1 + count
+        width = slot + 1
+        state = self.state
+        fault = self.forward.name_fault(
+            state.tokens[:width], state.positions[:width], state.table[:width], slot
+        )
+        raise FloatingPointError(
+            f"logits of row {row.index} at new token {count} are not finite; the first such output "
+            f"is {fault}'s; nothing was drawn from them"
+        )
+
+    def _compact(self) -> None:
+        """Move rows to lower slots where that makes the step narrower."""
+        running, slots = self._scheduler.running, self.config.slots
+        if not running or (self._scheduler.waiting and not self.config.static_batches):
+            return
+        width = width_for(len(running), slots)
+        used = 1 + max(row.slot for row in running if row.slot is not None)
+        if width_for(used, slots) == width:
+            return
+        taken = {row.slot for row in running}
+        free = iter([slot for slot in range(width) if slot not in taken])
+        moves = []
+        for row in running:
+            if row.slot is not None and row.slot >= width:
+                target = next(free)
+                moves.append((row.slot, target))
+                self.state.set_blocks(row.slot, [])
+                self.state.set_blocks(target, row.blocks)
+                self._scheduler.move(row, target)
+        self.state.move(moves)
+        self.state.send_table()
+
+    def _drain(self) -> None:
+        while self._looks:
+            self._read(self._looks.popleft())
+
+    def _synchronize(self) -> None:
+        if self.device.type == "cuda":
+            torch.cuda.current_stream(self.device).synchronize()
+
+    def _abandon(self) -> None:
+        """Return every slot and block, whatever happened."""
+        self._synchronize()
+        self._looks.clear()
+        self._scheduler.clear()
+        self.state.positions.fill_(-1)
+        for slot in range(self.config.slots):
+            self.state.set_blocks(slot, [])
+        self.state.send_table()
+
+
+def _chunks(segments: Sequence[Segment], tokens: int) -> list[list[Segment]]:
+    """Cut segments, in order, into chunks of at most `tokens` tokens."""
+    chunks: list[list[Segment]] = [[]]
+    room = tokens
+    for segment in segments:
+        start = segment.start
+        while start < segment.end:
+            end = min(segment.end, start + room)
+            chunks[-1].append(Segment(row=segment.row, start=start, end=end))
+            room -= end - start
+            start = end
+            if room == 0:
+                chunks.append([])
+                room = tokens
+    return [chunk for chunk in chunks if chunk]

@@ -1,0 +1,116 @@
+"""Sizes of the engine: slots, positions, cache, and the widths at which a step is captured."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+
+from repro.models.policy import Policy
+from repro.spec.config import require, require_choice
+
+CacheFormat = Literal["compute", "float8"]
+
+# Without a stated size the cache takes at most this share of the memory that is free.
+_CACHE_SHARE = 0.85
+_WIDTHS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 80, 96, 112, 128, 160, 192, 224, 256)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineConfig:
+    """What an engine is built for.
+
+    Attributes
+    ----------
+    slots
+        Rows that run at once.
+    max_positions
+        Longest prompt and completion together.
+    max_new_tokens
+        Longest completion.
+    cache_blocks, block_size
+        Blocks of the cache, the scrap block included, and positions a block; 0 blocks gives every
+        slot room for `max_positions`, as far as free memory goes.
+    cache_format
+        `compute`: keys and values in the compute dtype. `float8`: E4M3, half the bytes.
+    prefill_tokens
+        Tokens of one prefill chunk.
+    round_steps
+        Decode steps between two looks at what has ended.
+    share_prompts
+        Whether the members of a group share their prompt's blocks.
+    static_batches
+        Let rows enter only when none runs: what continuous batching is compared with.
+    entering_share
+        Share of the slots that must be free before running rows are held up by a prefill.
+    graphs, graph_bytes
+        Whether steps are captured on a GPU, and the memory that captures may take.
+    kernels
+        Whether a GPU runs this project's kernels; plain torch otherwise.
+    ignore_end
+        Rows end at their limit alone: for timing with random weights.
+    """
+
+    slots: int = 256
+    max_positions: int = 4096
+    max_new_tokens: int = 2048
+    cache_blocks: int = 0
+    block_size: int = 32
+    cache_format: CacheFormat = "compute"
+    prefill_tokens: int = 16384
+    round_steps: int = 16
+    share_prompts: bool = True
+    static_batches: bool = False
+    entering_share: float = 1 / 16
+    graphs: bool = True
+    graph_bytes: int = 8 << 30
+    kernels: bool = True
+    ignore_end: bool = False
+
+    def __post_init__(self) -> None:
+        require_choice("cache_format", self.cache_format, CacheFormat)
+        for name in ("slots", "max_positions", "max_new_tokens", "block_size", "round_steps"):
+            value = getattr(self, name)
+            require(value >= 1, f"engine {name} is {value}; it must be 1 or more")
+        require(
+            self.prefill_tokens >= 16,
+            f"engine prefill_tokens is {self.prefill_tokens}; it must be 16 or more",
+        )
+        require(
+            0 <= self.entering_share <= 1,
+            f"engine entering_share is {self.entering_share}; it must lie in [0, 1]",
+        )
+
+    @property
+    def rounds_behind(self) -> int:
+        """Rounds that the host may be behind the device."""
+        return 1 if self.graphs else 0
+
+
+def width_for(rows: int, slots: int) -> int:
+    """Return the narrowest width of a step that holds `rows` slots."""
+    for width in _WIDTHS:
+        if width >= rows:
+            return min(width, slots)
+    return min(-(-rows // 64) * 64, slots)
+
+
+def cache_dtype(policy: Policy, config: EngineConfig) -> torch.dtype:
+    """Return the dtype of keys and values in the cache."""
+    return torch.float8_e4m3fn if config.cache_format == "float8" else policy.compute_dtype
+
+
+def cache_blocks(policy: Policy, config: EngineConfig) -> int:
+    """Return the blocks of the cache, the scrap block included."""
+    if config.cache_blocks:
+        return config.cache_blocks
+    wanted = config.slots * -(-config.max_positions // config.block_size) + 1
+    if policy.device.type != "cuda":
+        return wanted
+    decoder: Any = policy.decoder
+    heads = decoder.config.num_key_value_heads * decoder.model.layers[0].self_attn.head_dim
+    block_bytes = 2 * len(decoder.model.layers) * config.block_size * heads
+    block_bytes *= cache_dtype(policy, config).itemsize
+    free, _ = torch.cuda.mem_get_info(policy.device)
+    return min(wanted, int(free * _CACHE_SHARE) // block_bytes)

@@ -1,0 +1,181 @@
+"""The engine against transformers' own generation, and against itself under pressure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from repro.models.policy import Policy
+from repro.rl.noise import perturbed
+from repro.rollout.engine import Engine
+from repro.rollout.engine_config import EngineConfig
+from repro.rollout.torch_sampler import TorchSampler
+from repro.spec.config import NoiseConfig, SamplingConfig
+
+GREEDY = SamplingConfig(temperature=0.0, max_new_tokens=64)
+MakePolicy = Callable[..., Policy]
+
+
+def prompts_of(lengths: list[int], seed: int = 0, vocab: int = 97) -> list[list[int]]:
+    generator = torch.Generator().manual_seed(seed)
+    return [torch.randint(0, vocab, (n,), generator=generator).tolist() for n in lengths]
+
+
+def small(**changes: Any) -> EngineConfig:
+    values: dict[str, Any] = {
+        "slots": 4, "max_positions": 256, "max_new_tokens": 64, "block_size": 4,
+        "prefill_tokens": 16, "round_steps": 4, "graphs": False,
+    }  # fmt: skip
+    return EngineConfig(**(values | changes))
+
+
+def tokens_of(batch: Any) -> list[tuple[int, ...]]:
+    return [completion.token_ids for completion in batch.completions]
+
+
+@pytest.mark.parametrize("weight_format", ["bf16", "nvfp4", "mxfp4", "nf4"])
+@pytest.mark.parametrize("architecture", ["qwen2", "qwen3", "llama"])
+def test_greedy_tokens_equal_those_of_transformers_generate(
+    make_policy: MakePolicy, architecture: str, weight_format: str
+) -> None:
+    policy = make_policy(architecture, weight_format)
+    prompts = prompts_of([9, 1, 23])
+    batch = Engine(policy, small()).sample(prompts, GREEDY, group_size=1, seeds=[0, 0, 0])
+    model: Any = policy.model
+    for prompt, completion in zip(prompts, batch.completions, strict=True):
+        expected = model.generate(
+            input_ids=torch.tensor([prompt]),
+            attention_mask=torch.ones(1, len(prompt), dtype=torch.long),
+            do_sample=False,
+            max_new_tokens=64,
+            pad_token_id=0,
+        )[0, len(prompt) :].tolist()
+        assert len(expected) == 64
+        assert list(completion.token_ids) == expected
+        assert completion.finish_reason == "length"
+
+
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        SamplingConfig(temperature=1.0, max_new_tokens=40),
+        SamplingConfig(temperature=0.7, top_p=0.9, top_k=20, min_p=0.01, max_new_tokens=40),
+    ],
+)
+def test_rows_draw_what_the_plain_sampler_draws_from_the_same_seeds(
+    make_policy: MakePolicy, sampling: SamplingConfig
+) -> None:
+    policy = make_policy("qwen2", "nvfp4")
+    prompts, seeds = prompts_of([5, 8, 3]), list(range(12))
+    engine = Engine(policy, small()).sample(prompts, sampling, group_size=4, seeds=seeds)
+    plain = TorchSampler(policy).sample(prompts, sampling, group_size=4, seeds=seeds)
+    assert tokens_of(engine) == tokens_of(plain)
+    for ours, theirs in zip(engine.completions, plain.completions, strict=True):
+        assert ours.sampled_logprobs == pytest.approx(theirs.sampled_logprobs, abs=2e-4)
+
+
+def test_preempted_rows_lose_nothing(make_policy: MakePolicy) -> None:
+    policy = make_policy()
+    prompts, seeds = prompts_of([11, 6, 14, 9, 3, 20]), list(range(12))
+    sampling = SamplingConfig(max_new_tokens=48)
+    roomy = Engine(policy, small()).sample(prompts, sampling, group_size=2, seeds=seeds)
+    # 1 + 20 blocks of 4: one row at full length takes 17.
+    tight = Engine(policy, small(cache_blocks=21))
+    batch = tight.sample(prompts, sampling, group_size=2, seeds=seeds)
+    assert tight.statistics.preemptions > 0
+    assert tokens_of(batch) == tokens_of(roomy)
+    assert tight.pool.free == tight.pool.capacity
+    for ours, theirs in zip(batch.completions, roomy.completions, strict=True):
+        assert ours.sampled_logprobs == pytest.approx(theirs.sampled_logprobs, abs=2e-4)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"share_prompts": False},
+        {"slots": 1},
+        {"slots": 13, "round_steps": 1},
+        {"block_size": 7, "prefill_tokens": 256},
+        {"static_batches": True},
+        {"entering_share": 1.0},
+    ],
+)
+def test_tokens_depend_on_the_seed_alone_not_on_how_rows_are_batched(
+    make_policy: MakePolicy, changes: dict[str, Any]
+) -> None:
+    policy = make_policy("llama")
+    prompts, seeds = prompts_of([9, 4, 4, 17, 1]), list(range(20))
+    sampling = SamplingConfig(max_new_tokens=24)
+    limits = [1 + (7 * i) % 24 for i in range(20)]
+    ask = {"group_size": 4, "seeds": seeds, "limits": limits}
+    usual = Engine(policy, small()).sample(prompts, sampling, **ask)  # type: ignore[arg-type]
+    engine = Engine(policy, small(**changes))
+    batch = engine.sample(prompts, sampling, **ask)  # type: ignore[arg-type]
+    assert tokens_of(batch) == tokens_of(usual)
+    assert [len(tokens) for tokens in tokens_of(batch)] == limits
+    assert engine.pool.free == engine.pool.capacity
+
+
+def test_a_groups_prompt_is_prefilled_once_and_its_blocks_shared(make_policy: MakePolicy) -> None:
+    policy, prompt = make_policy(), prompts_of([33])[0]
+    sampling = SamplingConfig(max_new_tokens=8)
+    counted = {}
+    for share in (True, False):
+        engine = Engine(policy, small(slots=8, share_prompts=share))
+        engine.sample([prompt], sampling, group_size=8, seeds=range(8))
+        counted[share] = engine.statistics.prefill_tokens
+    assert counted == {True: 32, False: 8 * 32}
+
+
+def test_end_tokens_stop_a_row_and_are_part_of_it(make_policy: MakePolicy) -> None:
+    policy, prompts = make_policy("qwen2", "bf16"), prompts_of([6, 7])
+    sampling = SamplingConfig(max_new_tokens=64)
+    engine = Engine(policy, small())
+    free = engine.sample(prompts, sampling, group_size=2, seeds=range(4))
+    end = free.completions[0].token_ids[10]
+    engine.end_token_ids = frozenset({end})
+    for completion, unstopped in zip(
+        engine.sample(prompts, sampling, group_size=2, seeds=range(4)).completions,
+        free.completions,
+        strict=True,
+    ):
+        kept = unstopped.token_ids
+        length = kept.index(end) + 1 if end in kept else len(kept)
+        assert completion.token_ids == kept[:length]
+        assert completion.finish_reason == ("stop" if end in kept else "length")
+
+
+def test_an_adapter_changed_in_place_is_seen_without_a_copy(make_policy: MakePolicy) -> None:
+    from repro.models.lora import adapter_layers
+
+    policy, prompts = make_policy("qwen3", "nf4", seed=11), prompts_of([6])
+    engine = Engine(policy, small())
+    ask: dict[str, Any] = {"group_size": 1, "seeds": [3]}
+    before = engine.sample(prompts, GREEDY, **ask)
+    for _, layer in adapter_layers(policy.model):
+        with torch.no_grad():
+            layer.adapter()[1].mul_(-3.0)
+    engine.refresh()
+    after = engine.sample(prompts, GREEDY, **ask)
+    assert tokens_of(after) != tokens_of(before)
+    plain = TorchSampler(policy).sample(prompts, GREEDY, **ask)
+    assert tokens_of(after) == tokens_of(plain)
+
+
+def test_noise_on_the_norms_is_live_and_leaves_no_trace(make_policy: MakePolicy) -> None:
+    policy, prompts = make_policy(), prompts_of([6, 12])
+    engine = Engine(policy, small())
+    sampling = SamplingConfig(max_new_tokens=32)
+    ask: dict[str, Any] = {"group_size": 2, "seeds": range(4)}
+    before = engine.sample(prompts, sampling, **ask)
+    noise = NoiseConfig(sigma_start=0.3, sigma_end=0.2)
+    with perturbed(policy, noise, seed=1, step=5, total_steps=10) as receipt:
+        noisy = engine.sample(prompts, sampling, **ask)
+        plain = TorchSampler(policy).sample(prompts, sampling, **ask)
+    assert len(receipt.modules) == 4
+    assert tokens_of(noisy) == tokens_of(plain)
+    assert tokens_of(noisy) != tokens_of(before)
+    assert engine.sample(prompts, sampling, **ask) == before

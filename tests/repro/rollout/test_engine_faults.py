@@ -1,0 +1,164 @@
+"""Requests and machines that go wrong: the right answer or a clear error, and nothing kept."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from repro.models.policy import Policy
+from repro.rollout.blocks import BlockPool, OutOfBlocksError
+from repro.rollout.engine import Engine
+from repro.rollout.engine_config import EngineConfig
+from repro.rollout.state import Statistics
+from repro.spec.config import SamplingConfig
+
+MakePolicy = Callable[..., Policy]
+SAMPLING = SamplingConfig(max_new_tokens=32)
+
+
+def small(**changes: Any) -> EngineConfig:
+    values: dict[str, Any] = {
+        "slots": 4, "max_positions": 128, "max_new_tokens": 32, "block_size": 4,
+        "prefill_tokens": 64, "round_steps": 4, "graphs": False,
+    }  # fmt: skip
+    return EngineConfig(**(values | changes))
+
+
+@pytest.fixture
+def engine(make_policy: MakePolicy) -> Engine:
+    return Engine(make_policy(), small())
+
+
+def require_usable(engine: Engine) -> None:
+    """The engine holds nothing, and still answers."""
+    assert engine.pool.free == engine.pool.capacity
+    assert bool((engine.state.positions == -1).all())
+    batch = engine.sample([[1, 2, 3]], SAMPLING, group_size=2, seeds=[0, 1])
+    assert [len(c.token_ids) for c in batch.completions] == [32, 32]
+    assert engine.pool.free == engine.pool.capacity
+
+
+@pytest.mark.parametrize(
+    ("prompts", "seeds", "limits", "message"),
+    [
+        ([[1], []], [0, 1], None, "prompt 1 is empty"),
+        ([[1] * 97], [0], None, "prompt 0 has 97 tokens; with 32 new ones it exceeds"),
+        ([[1, 97]], [0], None, "prompt 0 holds token 97; the vocabulary has 97"),
+        ([[1], [2]], [0], None, "1 seeds for 2 prompts"),
+        ([[1]], [0], [0], "limits lie in 0 to 0"),
+        ([], [], None, "there are no prompts"),
+    ],
+)
+def test_a_request_that_cannot_be_served_is_named(
+    engine: Engine, prompts: Any, seeds: Any, limits: Any, message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        engine.sample(prompts, SAMPLING, group_size=1, seeds=seeds, limits=limits)
+    require_usable(engine)
+
+
+def test_zero_new_tokens_are_refused() -> None:
+    with pytest.raises(ValueError, match="max_new_tokens is 0; it must be 1 or more"):
+        SamplingConfig(max_new_tokens=0)
+
+
+def test_a_row_that_no_cache_could_hold_is_refused_before_anything_runs(
+    make_policy: MakePolicy,
+) -> None:
+    engine = Engine(make_policy(), small(cache_blocks=11))
+    with pytest.raises(ValueError, match="row 1 needs 12 blocks of 4 positions at full length; th"):
+        engine.sample([[1], [5] * 15], SAMPLING, group_size=1, seeds=[0, 1])
+    require_usable(engine)
+
+
+def test_every_row_reaches_full_length_when_the_cache_holds_one(make_policy: MakePolicy) -> None:
+    engine = Engine(make_policy(), small(cache_blocks=12))
+    prompts = [[i + 1] * 11 for i in range(4)]
+    batch = engine.sample(prompts, SAMPLING, group_size=2, seeds=range(8))
+    assert [len(c.token_ids) for c in batch.completions] == [32] * 8
+    assert engine.statistics.preemptions > 0
+    require_usable(engine)
+
+
+def test_an_interrupt_returns_all_blocks(engine: Engine) -> None:
+    def interrupt(statistics: Statistics) -> None:
+        if statistics.decode_steps > 8:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        engine.sample([[1, 2, 3]], SAMPLING, group_size=9, seeds=range(9), on_round=interrupt)
+    require_usable(engine)
+
+
+def test_logits_that_are_not_finite_are_named_by_row_token_and_layer(
+    make_policy: MakePolicy,
+) -> None:
+    policy = make_policy(seed=23)
+    engine = Engine(policy, small())
+    decoder: Any = policy.decoder
+    gain = decoder.model.layers[1].post_attention_layernorm.weight
+    kept = gain.detach().clone()
+    with torch.no_grad():
+        gain[3] = float("nan")
+    with pytest.raises(
+        FloatingPointError,
+        match=r"row 0 at new token 0 are not finite; the first such output is model.layers.1's",
+    ):
+        engine.sample([[1, 2, 3]], SAMPLING, group_size=1, seeds=[0])
+    with torch.no_grad():
+        gain.copy_(kept)
+    require_usable(engine)
+
+
+def test_a_nan_in_one_row_leaves_the_others_draws_alone(make_policy: MakePolicy) -> None:
+    policy = make_policy(seed=29)
+    engine = Engine(policy, small(share_prompts=False))
+    embedding = policy.decoder.get_parameter("model.embed_tokens.weight")
+    kept = embedding.detach().clone()
+    with torch.no_grad():
+        embedding[50] = float("nan")
+    with pytest.raises(FloatingPointError, match="row 1 at new token 0 .* is the embedding's"):
+        engine.sample([[1], [50]], SAMPLING, group_size=1, seeds=[0, 1], limits=[1, 1])
+    with torch.no_grad():
+        embedding.copy_(kept)
+    require_usable(engine)
+
+
+def test_ten_thousand_queued_requests_are_all_answered(make_policy: MakePolicy) -> None:
+    engine = Engine(make_policy(), small(slots=256, round_steps=8, cache_blocks=600))
+    sampling = SamplingConfig(max_new_tokens=2)
+    began = time.perf_counter()
+    batch = engine.sample(
+        [[i % 97, 1] for i in range(1250)], sampling, group_size=8, seeds=range(10000)
+    )
+    assert len(batch.completions) == 10000
+    assert all(len(c.token_ids) == 2 for c in batch.completions)
+    assert engine.statistics.finished_rows == 10000
+    assert time.perf_counter() - began < 60
+    require_usable(engine)
+
+
+def test_full_training_and_too_many_positions_are_refused(make_policy: MakePolicy) -> None:
+    policy = make_policy()
+    with pytest.raises(ValueError, match="max_positions is 1024; the policy has 512"):
+        Engine(policy, small(max_positions=1024))
+
+
+def test_blocks_cannot_be_freed_twice_nor_handed_out_beyond_the_cache() -> None:
+    pool = BlockPool(4, 16)
+    blocks = pool.allocate(3)
+    assert 0 not in blocks
+    with pytest.raises(OutOfBlocksError, match="1 blocks asked for; 0 are free"):
+        pool.allocate(1)
+    pool.share(blocks[:1])
+    pool.release(blocks)
+    assert pool.free == 2
+    pool.release(blocks[:1])
+    with pytest.raises(ValueError, match="free already"):
+        pool.release(blocks[:1])
+    with pytest.raises(ValueError, match="only a held block can be shared"):
+        pool.share([2])
