@@ -70,7 +70,9 @@ def _split_kernel(
         keys = tl.load(key_cache + base[:, None] + d[None, :], mask=held[:, None], other=0.0)
         values = tl.load(value_cache + base[:, None] + d[None, :], mask=held[:, None], other=0.0)
         if WIDEN:
-            scores = tl.dot(queries.to(tl.float32), tl.trans(keys.to(tl.float32)))
+            scores = tl.dot(
+                queries.to(tl.float32), tl.trans(keys.to(tl.float32)), input_precision="ieee"
+            )
         else:
             scores = tl.dot(queries, tl.trans(keys))
         scores = tl.where(held[None, :], scores * scale, float("-inf"))
@@ -79,7 +81,8 @@ def _split_kernel(
         p = tl.exp2(scores - new_maximum[:, None])
         total = total * rescale + tl.sum(p, 1)
         if WIDEN:
-            acc = acc * rescale[:, None] + tl.dot(p, values.to(tl.float32))
+            acc = acc * rescale[:, None]
+            acc += tl.dot(p, values.to(tl.float32), input_precision="ieee")
         else:
             acc = acc * rescale[:, None] + tl.dot(p.to(values.dtype), values)
         maximum = new_maximum

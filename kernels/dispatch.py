@@ -1,30 +1,41 @@
 """Pick the implementation of each operation: a kernel where one fits, else the reference.
 
 Models and trainers import operations from here only. Names, signatures and meaning are those of
-`kernels.reference`.
+`kernels.reference`; this is the only module that asks what the hardware is.
+
+    CUDA, Hopper         packed weights: CUDA C++ (`kernels.linear`); all else Triton
+    CUDA, from 8.0 on    Triton
+    elsewhere            the reference
+
+`prepare` turns a weight into what the device's linear kernels read, once a load; `linear`,
+`lora_linear` and `dequantize` take either form. Where the Hopper kernels cannot be compiled, one
+warning says why and the portable path serves.
 """
 
-from kernels.reference import (
-    QuantizedWeight,
-    decode_attention,
-    dequantize,
-    linear,
-    lora_linear,
-    quantize,
-    rms_norm,
-    rotary,
-    sample_tokens,
-    shared_global_scale,
-    swiglu,
-    token_logprobs,
-)
+from __future__ import annotations
+
+import warnings
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from kernels import reference
+from kernels.formats import QuantizedWeight
+from kernels.packing import PackedWeight, pack, unpack
+from kernels.reference import quantize, rotary, shared_global_scale
 
 __all__ = [
+    "PackedWeight",
     "QuantizedWeight",
+    "add_rms_norm",
     "decode_attention",
     "dequantize",
     "linear",
     "lora_linear",
+    "prepare",
     "quantize",
     "rms_norm",
     "rotary",
@@ -33,3 +44,217 @@ __all__ = [
     "swiglu",
     "token_logprobs",
 ]
+
+_SIXTEEN_BITS = (torch.bfloat16, torch.float16)
+
+
+@lru_cache(maxsize=1)
+def _has_triton() -> bool:
+    try:
+        import triton  # noqa: F401
+    except ImportError:
+        return False
+    return True
+
+
+@lru_cache(maxsize=16)
+def _capability(index: int) -> tuple[int, int]:
+    return torch.cuda.get_device_capability(index)
+
+
+def _portable(tensor: Tensor) -> bool:
+    """Tell whether Triton kernels serve this tensor's device."""
+    return tensor.is_cuda and _has_triton() and _capability(tensor.device.index) >= (8, 0)
+
+
+@lru_cache(maxsize=16)
+def _hopper(index: int) -> bool:
+    """Tell whether the Hopper kernels compile and load on this device; if not, say why once."""
+    if _capability(index)[0] != 9:
+        return False
+    from kernels.cuda import compiler, driver
+
+    files = ("fragments.cuh", "dequantize_packs.cu")
+    try:
+        driver.load(files, "dequantize_packs", (("FORMAT", 0), ("HALF", 0)), index)
+    except (compiler.CompileError, RuntimeError, OSError) as error:
+        reason = str(error).splitlines()[0]
+        warnings.warn(f"Hopper kernels are off, Triton serves instead: {reason}", stacklevel=2)
+        return False
+    return True
+
+
+def prepare(weight: QuantizedWeight | PackedWeight) -> QuantizedWeight | PackedWeight:
+    """Return the weight in the form that its device's linear kernels read.
+
+    On Hopper the codes are rearranged (`kernels.packing`; `unpack` is the way back, exact);
+    elsewhere the weight comes back as it is. Drop the argument afterwards, or both are kept.
+    """
+    if isinstance(weight, PackedWeight) or weight.device.type != "cuda":
+        return weight
+    index = weight.device.index
+    return pack(weight) if _hopper(index if index is not None else 0) else weight
+
+
+class _PortableLinear(torch.autograd.Function):
+    """As the reference's, with W rebuilt by a kernel."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: QuantizedWeight, bias: Tensor | None) -> Tensor:
+        ctx.weight = weight
+        ctx.has_bias = bias is not None
+        return functional.linear(x, dequantize(weight, x.dtype), bias)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        (grad,) = grads
+        grad_x = grad_bias = None
+        if ctx.needs_input_grad[0]:
+            grad_x = grad @ dequantize(ctx.weight, grad.dtype)
+        if ctx.has_bias and ctx.needs_input_grad[2]:
+            grad_bias = grad.reshape(-1, grad.shape[-1]).sum(0)
+        return grad_x, None, grad_bias
+
+
+def linear(x: Tensor, weight: QuantizedWeight | PackedWeight, bias: Tensor | None = None) -> Tensor:
+    """Multiply by a quantised weight; gradients go to x and to the bias."""
+    if isinstance(weight, PackedWeight):
+        if x.is_cuda and x.dtype in _SIXTEEN_BITS:
+            from kernels import linear as hopper_linear
+
+            return hopper_linear.linear(x, weight, bias)
+        return reference.linear(x, unpack(weight), bias)
+    if _portable(x) and x.shape[-1] == weight.shape[1]:
+        bias = None if bias is None else bias.to(x.dtype)
+        if x.dtype == torch.bfloat16 and not x.requires_grad and x.numel() // x.shape[-1] <= 16:
+            from kernels import portable_linear
+
+            return portable_linear.linear(x, weight, bias)
+        return _PortableLinear.apply(x, weight, bias)
+    return reference.linear(x, weight, bias)
+
+
+def lora_linear(
+    x: Tensor,
+    weight: QuantizedWeight | PackedWeight,
+    A: Tensor,
+    B: Tensor,
+    scaling: float,
+    bias: Tensor | None = None,
+) -> Tensor:
+    """Multiply by a quantised weight plus its adapter: x W^T + b + scaling * (x A^T) B^T."""
+    if isinstance(weight, PackedWeight):
+        if x.is_cuda and x.dtype in _SIXTEEN_BITS:
+            from kernels import linear as hopper_linear
+
+            return hopper_linear.lora_linear(x, weight, A, B, scaling, bias)
+        return reference.lora_linear(x, unpack(weight), A, B, scaling, bias)
+    if _portable(x):
+        update = functional.linear(functional.linear(x, A.to(x.dtype)), B.to(x.dtype))
+        return linear(x, weight, bias) + update * scaling
+    return reference.lora_linear(x, weight, A, B, scaling, bias)
+
+
+def dequantize(
+    weight: QuantizedWeight | PackedWeight, dtype: torch.dtype = torch.float32
+) -> Tensor:
+    """Return the dense matrix (N, K), computed in float32 and rounded once."""
+    if isinstance(weight, PackedWeight):
+        lossless = weight.format != "mxfp4" or "lost_blocks" not in weight.kept
+        if weight.packs.is_cuda and dtype in _SIXTEEN_BITS and lossless:
+            from kernels import hopper
+
+            return hopper.dequantize_packs(weight, dtype=dtype)
+        weight = unpack(weight)
+    if _portable(weight.codes):
+        from kernels import dequantize as portable
+
+        return portable.dequantize(weight, dtype)
+    return reference.dequantize(weight, dtype)
+
+
+def rms_norm(x: Tensor, gain: Tensor, eps: float, noise: Tensor | None = None) -> Tensor:
+    """Normalise by the root mean square, with added noise on the gain (AQN) or without."""
+    if _portable(x):
+        from kernels import rms_norm as kernel
+
+        return kernel.rms_norm(x, gain, eps, noise)
+    return reference.rms_norm(x, gain, eps, noise)
+
+
+def add_rms_norm(
+    x: Tensor, residual: Tensor, gain: Tensor, eps: float, noise: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """Return (rms_norm(x + residual), x + residual), in one pass where there is a kernel."""
+    if _portable(x):
+        from kernels import rms_norm as kernel
+
+        return kernel.add_rms_norm(x, residual, gain, eps, noise)
+    hidden = x + residual
+    return reference.rms_norm(hidden, gain, eps, noise), hidden
+
+
+def swiglu(gate_up: Tensor) -> Tensor:
+    """Return silu(gate) * up of the two halves of the last dimension."""
+    if _portable(gate_up):
+        from kernels import swiglu as kernel
+
+        return kernel.swiglu(gate_up)
+    return reference.swiglu(gate_up)
+
+
+def token_logprobs(
+    hidden: Tensor,
+    lm_head_weight: Tensor,
+    token_ids: Tensor,
+    temperature: float,
+    bias: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Return logprob and entropy of the policy at each row, differentiable."""
+    if _portable(hidden) and hidden.dtype == lm_head_weight.dtype:
+        from kernels import logprobs as kernel
+
+        return kernel.token_logprobs(hidden, lm_head_weight, token_ids, temperature, bias)
+    return reference.token_logprobs(hidden, lm_head_weight, token_ids, temperature, bias)
+
+
+def decode_attention(
+    q: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    block_table: Tensor,
+    lengths: Tensor,
+    scale: float | None = None,
+    *,
+    prefix_lengths: Tensor | None = None,
+    group_size: int = 1,
+) -> Tensor:
+    """Attend from one new position a row to everything cached for that row.
+
+    `prefix_lengths` and `group_size` tell which positions a group's rows share, block for block;
+    they change what is read, never the result.
+    """
+    if _portable(q) and q.dtype in _SIXTEEN_BITS and not q.shape[-1] & (q.shape[-1] - 1):
+        from kernels import attention as kernel
+
+        return kernel.decode_attention(
+            q, key_cache, value_cache, block_table, lengths, scale,
+            prefix_lengths=prefix_lengths, group_size=group_size,
+        )  # fmt: skip
+    return reference.decode_attention(q, key_cache, value_cache, block_table, lengths, scale)
+
+
+def sample_tokens(
+    logits: Tensor,
+    uniforms: Tensor,
+    temperature: float,
+    top_k: int = 0,
+    top_p: float = 1.0,
+    min_p: float = 0.0,
+) -> tuple[Tensor, Tensor]:
+    """Draw one token a row by inverting the cumulative distribution at a given uniform number."""
+    if _portable(logits):
+        from kernels import sampling as kernel
+
+        return kernel.sample_tokens(logits, uniforms, temperature, top_k, top_p, min_p)
+    return reference.sample_tokens(logits, uniforms, temperature, top_k, top_p, min_p)

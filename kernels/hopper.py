@@ -315,26 +315,43 @@ def project(x: Tensor, weight: PackedWeight, adapter: Adapter) -> Tensor:
     return z
 
 
+def fits_wide(adapter: Adapter | None, choice: Choice) -> bool:
+    """Tell whether every tile of the wide kernel belongs to one projection of the adapter."""
+    if adapter is None:
+        return True
+    rows = choice.consumers * choice.row_tiles * 64
+    return all(end % rows == 0 for end in adapter.ends)
+
+
 @lru_cache(maxsize=8)
 def _normal_float(device: int) -> Tensor:
     return torch.tensor(NORMAL_FLOAT, dtype=torch.float32, device=f"cuda:{device}")
 
 
-def dequantize_packs(weight: PackedWeight, out: Tensor | None = None) -> Tensor:
-    """Return the dense matrix (N, K) in bfloat16, bit-equal to the reference's.
+def dequantize_packs(
+    weight: PackedWeight, out: Tensor | None = None, dtype: torch.dtype = torch.bfloat16
+) -> Tensor:
+    """Return the dense matrix (N, K), equal to the reference's.
+
+    Equal in value: a zero of a block whose scale is zero may lose its sign.
 
     Parameters
     ----------
-    out : Tensor, (N, K), bfloat16
+    out : Tensor, (N, K), dtype
         Where to write; None allocates.
+    dtype
+        bfloat16 or float16.
     """
     N, K = weight.shape
     device = weight.device.index
-    macros = (("FORMAT", FORMAT_NUMBERS[weight.format]),)
+    macros = (
+        ("FORMAT", FORMAT_NUMBERS[weight.format]),
+        ("HALF", int(dtype == torch.float16)),
+    )
     files = ("fragments.cuh", "dequantize_packs.cu")
     kernel = driver.load(files, "dequantize_packs", macros, device)
     if out is None:
-        out = torch.empty(N, K, dtype=torch.bfloat16, device=weight.device)
+        out = torch.empty(N, K, dtype=dtype, device=weight.device)
     tiles, packs, _ = weight.packs.shape
     scale = weight.kept["encode_scale"] if weight.format == "nvfp4" else weight.gain
     kernel.launch(

@@ -1,7 +1,19 @@
-// Packs back to a dense row-major matrix in bf16, bit-equal to the reference: every value is
+// Packs back to a dense row-major matrix in bf16 or fp16, equal to the reference: every value is
 // code * scale in float32, rounded once. One warp a pack; writes are whole 32-byte sectors.
 //
-// Macros: FORMAT.
+// Macros: FORMAT, HALF (fp16 instead of bf16).
+
+#if HALF
+__device__ __forceinline__ u32 round_pair(float low, float high) {
+  u32 d;
+  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(d) : "f"(high), "f"(low));
+  return d;
+}
+#else
+__device__ __forceinline__ u32 round_pair(float low, float high) {
+  return pack_bf16x2(low, high);
+}
+#endif
 
 __device__ __forceinline__ float e5m3_value(u32 byte) {  // exact; 0 for byte 0
   return byte ? __uint_as_float((((byte >> 3) + 117u) << 23) | ((byte & 7u) << 20)) : 0.0f;
@@ -72,7 +84,7 @@ extern "C" __global__ void __launch_bounds__(256) dequantize_packs(
           low = __uint_as_float(pair << 16) * 8.507059173023462e37f;        // 2^126
           high = __uint_as_float(pair & 0xFFFF0000u) * 8.507059173023462e37f;
 #endif
-          out8[j + 4 * p] = pack_bf16x2(low * factor, high * factor);
+          out8[j + 4 * p] = round_pair(low * factor, high * factor);
         }
       }
       // Neighbouring lanes trade halves, so that a pair of lanes writes 32 adjacent bytes.

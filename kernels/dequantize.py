@@ -1,0 +1,97 @@
+"""Dequantise from the checkpoint's layout, in Triton, on any GPU: the portable path.
+
+    value = codebook[code] * scale      in float32, rounded once
+
+with scale = E4M3 / encode scale (NVFP4, a correctly rounded division), 2**(e - 127) (MXFP4) or
+absmax (NF4). One program takes a run of packed bytes of a row, writes both values of each byte.
+
+The portable linear layer is this and torch's own product: what writing W costs is a fixed
+number of bytes, so it pays from a few hundred rows on. `kernels.reference.dequantize` is the
+specification, bit for bit.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from kernels.formats import FORMATS, QuantizedWeight
+from kernels.reference_quantize import decoded_block_scales
+
+_BYTES = 1024
+
+
+@triton.jit
+def _dequantize_kernel(
+    codes, scales, encode, codebook, out, total, BLOCK_BYTES: tl.constexpr,
+    KIND: tl.constexpr, BYTES: tl.constexpr,
+):  # fmt: skip
+    at = tl.program_id(0).to(tl.int64) * BYTES + tl.arange(0, BYTES)
+    held = at < total
+    pair = tl.load(codes + at, mask=held, other=0).to(tl.int32)
+    raw = tl.load(scales + at // BLOCK_BYTES, mask=held, other=0)
+    if KIND == 0:
+        # E4M3 by its bits: the interpreter has no such type.
+        byte = raw.to(tl.int32)
+        exponent = (byte >> 3) & 15
+        mantissa = (byte & 7).to(tl.float32)
+        normal = ((exponent + 120) << 23).to(tl.float32, bitcast=True) * (1.0 + mantissa * 0.125)
+        scale = tl.where(exponent == 0, mantissa * 0.001953125, normal)
+        scale = tl.div_rn(scale, tl.load(encode))
+    elif KIND == 1:
+        byte = raw.to(tl.int32)
+        bits = tl.where(byte == 0, 1 << 22, byte << 23)
+        scale = bits.to(tl.float32, bitcast=True)
+    else:
+        scale = raw.to(tl.float32)
+    low = tl.load(codebook + (pair & 15)) * scale
+    high = tl.load(codebook + (pair >> 4)) * scale
+    both = tl.join(low, high)
+    target = out + at[:, None] * 2 + tl.arange(0, 2)[None, :]
+    tl.store(target, both.to(out.dtype.element_ty), mask=held[:, None])
+
+
+_codebooks: dict[tuple[str, torch.device], Tensor] = {}
+
+
+def _codebook(format: str, device: torch.device) -> Tensor:
+    key = (format, device)
+    if key not in _codebooks:
+        values = torch.tensor(FORMATS[format].values, dtype=torch.float32)
+        if format != "nf4":
+            # Negative zero is a code of its own.
+            values[8] = -0.0
+        _codebooks[key] = values.to(device)
+    return _codebooks[key]
+
+
+def dequantize(weight: QuantizedWeight, dtype: torch.dtype = torch.float32) -> Tensor:
+    """Return the dense matrix; `kernels.reference.dequantize` is the specification.
+
+    Parameters
+    ----------
+    weight
+        Any format, (N, K).
+    dtype
+        A floating type.
+
+    Returns
+    -------
+    Tensor, (N, K), dtype
+    """
+    N, K = weight.shape
+    kind = {"nvfp4": 0, "mxfp4": 1, "nf4": 2}[weight.format]
+    if kind == 2:
+        scales = decoded_block_scales(weight).contiguous()
+    else:
+        scales = weight.block_scales.view(torch.uint8).contiguous()
+    out = torch.empty(N, K, dtype=dtype, device=weight.device)
+    total = N * K // 2
+    _dequantize_kernel[(triton.cdiv(total, _BYTES),)](
+        weight.codes.contiguous(), scales, weight.encode_scale,
+        _codebook(weight.format, weight.device), out, total, weight.block // 2, kind, _BYTES,
+        num_warps=4,
+    )  # fmt: skip
+    return out
