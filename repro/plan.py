@@ -80,8 +80,9 @@ def _totals(left: list[RunConfig], estimates: Estimates, cost: Cost, workers: in
     times = [estimates.seconds.get(run.arm.name) for run in left]
     known = [seconds for seconds in times if seconds is not None]
     if len(known) == len(times):
-        side = f" with {workers} at a time" if workers > 1 else ""
-        time = f"{duration(sum(known) / max(1, workers))}{side}"
+        side = f" with {workers} at a time" if min(workers, len(left)) > 1 else ""
+        longest = max(known, default=0.0)
+        time = f"{duration(max(longest, sum(known) / max(1, workers)))}{side}"
     else:
         time = "not known"
     absent = [item for item in cost.downloads if not item.present()]

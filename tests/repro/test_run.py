@@ -15,8 +15,9 @@ from rich.console import Console
 
 from repro.evidence.record import RecordError, find_record, read_record, record_path
 from repro.run import execute
-from repro.spec.target import plan, with_steps
+from repro.spec.target import plan
 from repro.spec.tier import Tier
+from repro.spec.variants import with_steps
 from repro.targets import find
 from repro.workers import Task, WorkerPool
 
@@ -105,7 +106,7 @@ def test_a_record_of_another_configuration_is_not_taken_for_this_one(tmp_path):
     (run,) = runs_of(["bf16"])
     execute([run], tmp_path, workers=1, threads=1, console=quiet())
     changed = dataclasses.replace(run.scale, max_prompt_tokens=200)
-    with pytest.raises(RecordError, match="max_prompt_tokens is 256, needed 200"):
+    with pytest.raises(RecordError, match="max_prompt_tokens is 1280, needed 200"):
         execute(
             [dataclasses.replace(run, scale=changed)],
             tmp_path,
