@@ -77,6 +77,8 @@ class Choice:
         compiler.
     prefetch
         Narrow: request the next pack before the present one is used.
+    resident
+        Narrow: blocks that must fit a multiprocessor; more of them leave fewer registers each.
     """
 
     path: Path
@@ -91,6 +93,7 @@ class Choice:
     per_processor: int = 1
     ahead: int = 4
     prefetch: bool = False
+    resident: int = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -180,6 +183,7 @@ def narrow(
         "LORA": int(adapter is not None),
         "AHEAD": choice.ahead,
         "PREFETCH": int(choice.prefetch),
+        "RESIDENT": choice.resident,
     }
     files = ("fragments.cuh", "adapter.cuh", "linear_narrow.cu")
     # The static arrays count towards the limit too, so ask for all that is possible.

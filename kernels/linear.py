@@ -83,7 +83,7 @@ def _dispatch(
     N, K = weight.shape
     choice = tuning.choose(x.device.index, N, K, x.shape[0])
     if x.dtype == torch.float16 or choice.path == "dense":
-        _dense(x, weight, bias, out, adapter)
+        dense_linear(x, weight, bias, out, adapter)
     elif choice.path == "narrow":
         hopper.narrow(x, weight, bias, out, choice, adapter)
     elif hopper.fits_wide(adapter, choice):
@@ -93,9 +93,10 @@ def _dispatch(
         _add_adapter(x, adapter, out)
 
 
-def _dense(
+def dense_linear(
     x: Tensor, weight: PackedWeight, bias: Tensor | None, out: Tensor, adapter: Adapter | None
 ) -> None:
+    """Write x W^T (+ bias, + adapter) by way of a dense scratch and torch's product."""
     dense = hopper.dequantize_packs(weight, dtype=x.dtype)
     if bias is None:
         torch.mm(x, dense.t(), out=out)

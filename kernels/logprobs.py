@@ -148,6 +148,8 @@ class _TokenLogprobs(torch.autograd.Function):
                 grad_weight += _product(grad.t(), hidden[part])
             if grad_bias is not None:
                 grad_bias += grad.sum(0, dtype=torch.float32)
+            # Before the next chunk's logits are allocated, or both are held.
+            del grad
         return (
             grad_hidden,
             None if grad_weight is None else grad_weight.to(weight.dtype),
