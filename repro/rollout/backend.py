@@ -15,7 +15,6 @@ import torch
 from torch import nn
 
 from repro.models.policy import Policy
-from repro.rollout.choose import choose
 from repro.rollout.engine_config import EngineConfig, cache_dtype
 from repro.rollout.forward import Forward
 from repro.rollout.linears import ModuleGroup, ProjectionGroup
@@ -64,7 +63,7 @@ class EagerSteps:
         logits = self._forward.decode(
             state.tokens[:width], state.positions[:width], state.table[:width]
         )
-        choose(logits, state, sampling)
+        self._forward.ops.choose(logits, state, sampling)
 
     def close(self) -> None:
         """Nothing was captured."""

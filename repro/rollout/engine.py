@@ -29,6 +29,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -38,7 +39,7 @@ from repro.rollout.blocks import BlockPool
 from repro.rollout.draw import uniforms
 from repro.rollout.engine_config import EngineConfig, cache_blocks, width_for
 from repro.rollout.forward import Forward
-from repro.rollout.ops import NewTokens
+from repro.rollout.ops import TILE, NewTokens
 from repro.rollout.results import Results, to_host
 from repro.rollout.sampler import RolloutBatch, check_request
 from repro.rollout.scheduler import Admission, Group, Row, Scheduler, Segment
@@ -162,11 +163,8 @@ class Engine:
         rows = self._rows(prompts, sampling, group_size, seeds, limits)
         self.statistics = Statistics()
         self._scheduler.preemptions = 0
-        state = self.state
-        ends = sorted(self.end_token_ids) if not self.config.ignore_end else []
-        state.ends = state.push(torch.tensor(ends or [-1], dtype=torch.int64))
-        if sampling.temperature > 0:
-            state.temperature.fill_(sampling.temperature)
+        ends = [] if self.config.ignore_end else sorted(self.end_token_ids)
+        self.state.begin(ends, sampling.temperature)
         self.forward.read_noise()
         try:
             self._scheduler.add(rows)
@@ -291,23 +289,28 @@ class Engine:
 
     def _prefill(self, segments: Sequence[Segment]) -> None:
         tokens: list[int] = []
-        positions: list[int] = []
-        lengths = []
-        for segment in segments:
-            count = segment.end - segment.start
-            lengths.append((len(tokens), count, segment.start))
-            tokens += segment.row.sequence[segment.start : segment.end]
-            positions += range(segment.start, segment.end)
+        positions, slots, lengths, tiles = [], [], [], []
+        size = self.pool.block_size
         width = max(len(segment.row.blocks) for segment in segments)
-        table = [s.row.blocks + [0] * (width - len(s.row.blocks)) for s in segments]
+        table = np.zeros((len(segments), width), dtype=np.int32)
+        for number, segment in enumerate(segments):
+            blocks = segment.row.blocks
+            table[number, : len(blocks)] = blocks
+            at = np.arange(segment.start, segment.end, dtype=np.int32)
+            positions.append(at)
+            slots.append(table[number, at // size] * size + at % size)
+            lengths.append((len(tokens), len(at), segment.start))
+            for first in range(0, len(at), TILE):
+                count = min(TILE, len(at) - first)
+                tiles.append((number, len(tokens) + first, count, segment.start + first))
+            tokens += segment.row.sequence[segment.start : segment.end]
         push = self.state.push
-        counts = torch.tensor([count for _, count, _ in lengths])
-        rows = torch.arange(len(segments), dtype=torch.int32).repeat_interleave(counts)
         new = NewTokens(
-            positions=push(torch.tensor(positions, dtype=torch.int32)),
-            rows=push(rows),
-            table=push(torch.tensor(table, dtype=torch.int32)),
+            positions=push(torch.from_numpy(np.concatenate(positions))),
+            slots=push(torch.from_numpy(np.concatenate(slots))),
+            table=push(torch.from_numpy(table)),
             lengths=lengths,
+            tiles=push(torch.tensor(tiles, dtype=torch.int32)),
         )
         self.forward.prefill(push(torch.tensor(tokens, dtype=torch.int64)), new)
         self.statistics.prefill_tokens += len(tokens)

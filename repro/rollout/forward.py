@@ -140,10 +140,9 @@ class Forward:
         update: Tensor | None = None
         for block in self.blocks:
             residual, normed = self._norm(residual, update, block.input_norm)
-            queries = self.ops.place(
-                block.qkv(normed), positions, None, table, block.cache, block.heads, self.rotation
+            attended = self.ops.attend_step(
+                block.qkv(normed), positions, table, block.cache, block.heads, self.rotation
             )
-            attended = self.ops.attend(queries, positions, table, block.cache, block.heads)
             residual, normed = self._norm(residual, block.o(attended), block.post_norm)
             update = block.down(self.ops.swiglu(block.gate_up(normed)))
         _, normed = self._norm(residual, update, self.final_norm)
@@ -159,8 +158,7 @@ class Forward:
             queries = self.ops.place(
                 block.qkv(normed),
                 new.positions,
-                new.rows,
-                new.table,
+                new.slots,
                 block.cache,
                 block.heads,
                 self.rotation,
@@ -180,10 +178,9 @@ class Forward:
         update: Tensor | None = None
         for number, block in enumerate(self.blocks):
             residual, normed = self._norm(residual, update, block.input_norm)
-            queries = self.ops.place(
-                block.qkv(normed), positions, None, table, block.cache, block.heads, self.rotation
+            attended = self.ops.attend_step(
+                block.qkv(normed), positions, table, block.cache, block.heads, self.rotation
             )
-            attended = self.ops.attend(queries, positions, table, block.cache, block.heads)
             residual, normed = self._norm(residual, block.o(attended), block.post_norm)
             update = block.down(self.ops.swiglu(block.gate_up(normed)))
             if not _finite((residual + update)[row]):

@@ -3,11 +3,13 @@
 `TorchOps` runs anywhere, in the policy's compute dtype; `KernelOps` (kernel_ops.py) has the same
 methods on a GPU. The forward pass is written once over either.
 
-    norm        residual stream and its norm:  r <- r + x,   n = (gain + noise) * r / rms(r)
-    place       q, k, v of new tokens: head norms, rotation, keys and values into the cache
-    attend      one new token a row against the row's blocks
-    attend_new  many new tokens a row (prefill), each against what precedes it
-    swiglu      silu(gate) * up
+    norm         residual stream and its norm:  r <- r + x,   n = (gain + noise) * r / rms(r)
+    attend_step  one new token a row: head norms, rotation, key and value into the cache, attention
+    place        the same for many new tokens, without the attention: returns the queries
+    attend_new   attention of many new tokens (prefill), each to what precedes it
+    swiglu       silu(gate) * up
+    logits       lm_head, float32
+    choose       a token from each row's logits, and the rows' state moved on
 
 Positions of -1 mark rows that do not run: they write nothing, and attend to nothing.
 """
@@ -23,6 +25,12 @@ from torch.nn import functional
 
 from kernels import dispatch
 from repro.rollout.blocks import SCRAP
+from repro.rollout.choose import choose
+from repro.rollout.state import RowState
+from repro.spec.config import SamplingConfig
+
+# Tokens of one row that a program of the prefill's attention takes.
+TILE = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -60,17 +68,20 @@ class NewTokens:
 
     Attributes
     ----------
-    positions : Tensor, (M,), int32
-    rows : Tensor, (M,), int32
-        Row of `table` that each token belongs to.
+    positions, slots : Tensor, (M,), int32
+        Where each token stands in its sequence, and where its key goes in the cache, counted in
+        positions of the cache.
     table : Tensor, (rows, max_blocks), int32
     lengths : sequence of (first token, tokens, first position) a row
+    tiles : Tensor, (tiles, 4), int32
+        The same in tiles of at most `TILE` tokens: row, first token, tokens, first position.
     """
 
     positions: Tensor
-    rows: Tensor
+    slots: Tensor
     table: Tensor
     lengths: Sequence[tuple[int, int, int]]
+    tiles: Tensor
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -104,12 +115,44 @@ class TorchOps:
             residual = residual + update
         return residual, dispatch.rms_norm(residual, gain, eps, noise).to(residual.dtype)
 
+    def attend_step(
+        self,
+        qkv: Tensor,
+        positions: Tensor,
+        table: Tensor,
+        cache: LayerCache,
+        heads: Heads,
+        rotation: Rotation,
+    ) -> Tensor:
+        """Write one new token a row into the cache and attend from it.
+
+        Parameters
+        ----------
+        qkv : Tensor, (M, (query + 2 key) * dim)
+        positions : Tensor, (M,), int32
+            -1 where no row runs.
+        table : Tensor, (M, max_blocks), int32
+
+        Returns
+        -------
+        Tensor, (M, query * dim)
+            Zeros where no row runs.
+        """
+        block_size = cache.keys.shape[1]
+        at = positions.clamp(min=0).long()
+        blocks = table.gather(1, (at // block_size).unsqueeze(1)).squeeze(1).long()
+        blocks = torch.where(positions >= 0, blocks, SCRAP)
+        slots = blocks * block_size + at % block_size
+        queries = self.place(qkv, at, slots, cache, heads, rotation)
+        return dispatch.decode_attention(
+            queries, cache.keys, cache.values, table, positions + 1, heads.scaling
+        ).view(len(qkv), -1)
+
     def place(
         self,
         qkv: Tensor,
         positions: Tensor,
-        rows: Tensor | None,
-        table: Tensor,
+        slots: Tensor,
         cache: LayerCache,
         heads: Heads,
         rotation: Rotation,
@@ -119,39 +162,23 @@ class TorchOps:
         Parameters
         ----------
         qkv : Tensor, (M, (query + 2 key) * dim)
-        positions : Tensor, (M,), int32
-        rows : Tensor or None, (M,), int32
-            Row of `table` of each token; None: token m is row m's.
-        table : Tensor, (R, max_blocks), int32
+        positions, slots : Tensor, (M,), integer
 
         Returns
         -------
         Tensor, (M, query, dim)
         """
-        M = qkv.shape[0]
-        split = qkv.view(M, -1, heads.dim).split([heads.query, heads.key, heads.key], dim=1)
-        queries, keys, values = split
+        split = qkv.view(len(qkv), -1, heads.dim)
+        queries, keys, values = split.split([heads.query, heads.key, heads.key], dim=1)
         if heads.q_gain is not None and heads.k_gain is not None:
             queries = dispatch.rms_norm(queries, heads.q_gain, heads.eps).to(qkv.dtype)
             keys = dispatch.rms_norm(keys, heads.k_gain, heads.eps).to(qkv.dtype)
-        at = positions.clamp(min=0).long()
+        at = positions.long()
         queries, keys = dispatch.rotary(queries, keys, rotation.cos[at], rotation.sin[at])
-        block_size = cache.keys.shape[1]
-        number = torch.arange(M, device=qkv.device) if rows is None else rows.long()
-        blocks = torch.where(positions >= 0, table[number, at // block_size].long(), SCRAP)
-        offsets = at % block_size
-        cache.keys[blocks, offsets] = keys.to(cache.keys.dtype)
-        cache.values[blocks, offsets] = values.to(cache.values.dtype)
+        flat = (-1, heads.key, heads.dim)
+        cache.keys.view(flat)[slots.long()] = keys.to(cache.keys.dtype)
+        cache.values.view(flat)[slots.long()] = values.to(cache.values.dtype)
         return queries
-
-    def attend(
-        self, queries: Tensor, positions: Tensor, table: Tensor, cache: LayerCache, heads: Heads
-    ) -> Tensor:
-        """Attend from one token a row; return (M, query * dim), zeros where no row runs."""
-        M = queries.shape[0]
-        return dispatch.decode_attention(
-            queries, cache.keys, cache.values, table, positions + 1, heads.scaling
-        ).view(M, -1)
 
     def attend_new(
         self, queries: Tensor, new: NewTokens, cache: LayerCache, heads: Heads
@@ -183,3 +210,7 @@ class TorchOps:
     def logits(self, hidden: Tensor, lm_head: Tensor) -> Tensor:
         """Return (M, V) float32 logits."""
         return functional.linear(hidden, lm_head).float()
+
+    def choose(self, logits: Tensor, state: RowState, sampling: SamplingConfig) -> None:
+        """Draw a token for each of the first M slots and move their state on."""
+        choose(logits, state, sampling)

@@ -23,6 +23,9 @@ from torch import Tensor
 
 from repro.rollout.blocks import SCRAP
 
+# Tokens that can end a row.
+MAX_ENDS = 8
+
 RUNNING, STOPPED, FULL, FAULTY = 0, 1, 2, 3
 
 
@@ -68,8 +71,8 @@ class RowState:
     out_logprobs : Tensor, (R, T), float32
     table : Tensor, (R, max_blocks), int32
         Block numbers of each row.
-    ends : Tensor, (E,), int64
-        End tokens; -1 alone where there are none.
+    ends : Tensor, (MAX_ENDS,), int64
+        End tokens, filled up with -1.
     temperature : Tensor, (), float32
     """
 
@@ -87,7 +90,7 @@ class RowState:
         self.out_tokens = torch.zeros(shape, dtype=torch.int32, device=device)
         self.out_logprobs = torch.zeros(shape, dtype=torch.float32, device=device)
         self.table = torch.full((slots, max_blocks), SCRAP, dtype=torch.int32, device=device)
-        self.ends = torch.full((1,), -1, dtype=torch.int64, device=device)
+        self.ends = torch.full((MAX_ENDS,), -1, dtype=torch.int64, device=device)
         self.temperature = torch.ones((), dtype=torch.float32, device=device)
         self._host_table = np.full((slots, max_blocks), SCRAP, dtype=np.int32)
 
@@ -108,6 +111,15 @@ class RowState:
         if self.device.type != "cuda":
             return values
         return values.pin_memory().to(self.device, non_blocking=True)
+
+    def begin(self, ends: Sequence[int], temperature: float) -> None:
+        """Set, in place, what holds for a whole rollout."""
+        if len(ends) > MAX_ENDS:
+            raise ValueError(f"{len(ends)} end tokens; the engine takes up to {MAX_ENDS}")
+        filled = [*ends, *[-1] * (MAX_ENDS - len(ends))]
+        self.ends.copy_(self.push(torch.tensor(filled, dtype=torch.int64)))
+        if temperature > 0:
+            self.temperature.fill_(temperature)
 
     def set_blocks(self, slot: int, blocks: Sequence[int]) -> None:
         """Note a slot's blocks, to be sent by `send_table`."""
