@@ -4,7 +4,7 @@ A folder holds `adapter_config.json` and `adapter_model.safetensors`, whose tens
 `base_model.model.<module>.lora_A.weight` and `.lora_B.weight`. Norm gains trained along with the
 adapter are stored as PEFT stores `modules_to_save`: `base_model.model.<norm>.weight`, and their
 leaf names in the config, so that stock peft puts them back too. (The released code loses them: its
-saved config has `modules_to_save` reset; qerl.md, section 3.5.)
+saved config has `modules_to_save` reset; docs/paper_and_code.md, row 9.)
 
 Easy mistakes
 -------------

@@ -5,9 +5,9 @@ compressed-tensors, vLLM and this project load. It reads one tensor, quantises i
 forgets it; peak memory is the work on the largest matrix, whatever the size of the model.
 
 `qerl_manifest.json`, written beside the shards, records what made the folder (round to nearest;
-the released quantiser's output folders say GPTQ and are not: qerl.md, trap T11) and every file's
-SHA-256. A flipped bit in a weight is valid safetensors; only the sum tells. `verify` checks it at
-each load, where there is a manifest.
+the released quantiser's output folders say GPTQ and are not: docs/paper_and_code.md, row 8) and
+every file's SHA-256. A flipped bit in a weight is valid safetensors; only the sum tells. `verify`
+checks it at each load, where there is a manifest.
 
 Easy mistakes
 -------------

@@ -24,7 +24,7 @@ Easy mistakes
 * A NaN block scale (bytes 0x7F and 0xFF) spoils 16 weights and, a few layers on, every logit, so
   it is looked for here, where file and tensor are still known.
 
-Source: the layout as compressed-tensors 0.20 writes it; qerl.md, section 3.2.
+Source: the layout as compressed-tensors 0.20 writes it; docs/paper_and_code.md, row 18.
 """
 
 from __future__ import annotations

@@ -8,14 +8,14 @@ arithmetic, through `kernels.dispatch.lora_linear` on a 4-bit base.
 Easy mistakes
 -------------
 * `A` and `B` are float32 masters whatever the activations' dtype: an update below w * 2^-9 is lost
-  in bfloat16 (grpo_hazards.md, 25). They are cast to the activations' dtype in the forward pass;
+  in bfloat16. They are cast to the activations' dtype in the forward pass;
   peft's own layer would cast the activations up instead, and multiply in float32.
 * Two arms that differ in weight format must start from the same `A`. Here it is drawn per module
   from (seed, module name) on the CPU, so neither format, device, nor the order of modules matters.
-* scaling is alpha / R, and a second implementation (the sampler) easily drops it (hazard 21).
+* scaling is alpha / R, and a second implementation (the sampler) easily drops it.
   `effective_weight` is the one place that merges for it, into a fresh float32 tensor.
 * Merging into a 4-bit base is refused: the sum of codes and adapter does not lie on the 4-bit grid,
-  and rounding it there again throws much of the adapter away (hazard 22).
+  and rounding it there again throws much of the adapter away.
 """
 
 from __future__ import annotations

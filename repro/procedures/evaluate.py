@@ -1,7 +1,7 @@
 """Accuracy of a policy on problems: one evaluator for every arm, trained or not.
 
 The released evaluation forgets the adapter, compares first characters only and cuts answers short
-(the reproduction's traps T10 and section 4.5 of its fact sheet). Here the sampler reads the very
+(docs/paper_and_code.md, row 16). Here the sampler reads the very
 tensors that were trained, the grader is the one that paid the rewards, and what is beside accuracy
 (format, working, truncation, the lenient reading) is always reported with it.
 
