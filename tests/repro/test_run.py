@@ -117,7 +117,7 @@ def test_a_record_of_another_configuration_is_not_taken_for_this_one(tmp_path):
 
 
 def test_ctrl_c_loses_nothing_and_the_second_start_ends_where_one_start_would(tmp_path):
-    flags = ("--arms", "nvfp4_lora_aqn", "--steps", "12")
+    flags = ("--arms", "nvfp4_lora_aqn", "--steps", "24")
     whole = command(tmp_path / "whole", *flags)
     assert whole.wait(timeout=240) == 0, whole.stdout.read()
     parts = command(tmp_path / "parts", *flags)
@@ -145,26 +145,32 @@ def test_a_tier_that_cannot_run_here_says_why(tmp_path, monkeypatch):
     assert main(["run", "table1", "--tier", "paper", "--runs", str(tmp_path)]) == 2
 
 
+def real_or_made_up(split):
+    """Return lines of GSM8K where it lies beside the project, else problems of the same shape."""
+    real = ROOT.parent / "shared" / "data" / "gsm8k" / f"{split}.jsonl"
+    if real.is_file():
+        return real.read_text(encoding="utf-8").splitlines()
+    rows = (
+        {
+            "id": f"{split}-{n}",
+            "question": f"For {split}, Ann has {n} hens and buys {n + 2} more. How many are there?",
+            "answer": str(2 * n + 2),
+            "solution": None,
+            "source": "made up",
+        }
+        for n in range(100)
+    )
+    return [json.dumps(row) for row in rows]
+
+
 def test_problems_from_a_folder_go_the_whole_way(tmp_path, capsys):
     from repro.__main__ import main
 
-    folder = ROOT.parent / "shared" / "data" / "gsm8k"
-    if not folder.is_dir():
-        folder = tmp_path / "own"
-        folder.mkdir()
-        for name, count in (("train", 40), ("test", 20)):
-            rows = [
-                {
-                    "id": f"{name}-{n}",
-                    "question": f"Ann has {n} hens and buys {n + 2} more. How many has she now?",
-                    "answer": str(2 * n + 2),
-                    "solution": None,
-                    "source": "made up",
-                }
-                for n in range(count)
-            ]
-            text = "\n".join(json.dumps(row) for row in rows)
-            (folder / f"{name}.jsonl").write_text(text + "\n")
+    folder = tmp_path / "own"
+    folder.mkdir()
+    for split, count in (("train", 40), ("test", 20)):
+        lines = real_or_made_up(split)[:count]
+        (folder / f"{split}.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
     flags = ["--tier", "smoke", "--data", str(folder), "--steps", "2"]
     where = ["--runs", str(tmp_path / "runs")]
     more = ["--seeds", "1", "--arms", "bf16,nvfp4_lora"]
