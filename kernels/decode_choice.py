@@ -1,0 +1,158 @@
+"""The end of a decode step, in Triton: draw a token a row and move the row on, without the host.
+
+The draw is `kernels.sampling`'s: parts of the vocabulary leave maximum and sum, one program a row
+finds the token at which the cumulative probability passes the row's uniform number. The same
+program writes the token and its logprob to the row's outputs, counts it, and decides whether the
+row ends: at an end token, at its limit, or because its logits are not finite, in which case nothing
+is drawn.
+
+Easy to get wrong: a maximum in Triton skips NaN, so NaN is looked for by itself; and the uniform
+number belongs to the row's count, not to the step.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from kernels.decode_step import launch
+
+_PART = 2048
+RUNNING, STOPPED, FULL, FAULTY = 0, 1, 2, 3
+
+
+@triton.jit
+def _parts_kernel(
+    logits, maxima, sums, temperature, V, parts, PART: tl.constexpr, GREEDY: tl.constexpr,
+    OVERLAP: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0).to(tl.int64)
+    part = tl.program_id(1)
+    at = part * PART + tl.arange(0, PART)
+    if OVERLAP:
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
+    z = tl.load(logits + row * V + at, mask=at < V, other=float("-inf"))
+    if not GREEDY:
+        z = z / tl.load(temperature)
+    strange = tl.sum(((z != z) | (z == float("inf"))).to(tl.int32), 0)
+    top = tl.max(z, 0)
+    safe = tl.where(top == float("-inf"), 0.0, top)
+    top = tl.where(strange > 0, float("inf"), top)
+    tl.store(maxima + row * parts + part, top)
+    tl.store(sums + row * parts + part, tl.sum(tl.exp(z - safe), 0))
+
+
+@triton.jit
+def _choose_kernel(
+    logits, maxima, sums, temperature, tokens, positions, counts, limits, status, uniforms,
+    out_tokens, out_logprobs, ends, V, parts, T, PART: tl.constexpr, PARTS: tl.constexpr,
+    ENDS: tl.constexpr, GREEDY: tl.constexpr, OVERLAP: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0).to(tl.int64)
+    p = tl.arange(0, PARTS)
+    n = tl.arange(0, PART)
+    if OVERLAP:
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
+    position = tl.load(positions + row)
+    count = tl.load(counts + row)
+    m = tl.load(maxima + row * parts + p, mask=p < parts, other=float("-inf"))
+    top = tl.max(m, 0)
+    faulty = (top == float("inf")) | (top == float("-inf"))
+    top = tl.where(faulty, 0.0, top)
+    scale = 1.0
+    if GREEDY:
+        part = tl.min(tl.where(m == top, p, PARTS - 1), 0)
+    else:
+        scale = tl.load(temperature)
+        weight = tl.load(sums + row * parts + p, mask=p < parts, other=0.0) * tl.exp(m - top)
+        cumulative = tl.cumsum(weight, 0)
+        total = tl.sum(weight, 0)
+        number = tl.load(uniforms + row * T + tl.minimum(count, T - 1)).to(tl.float32)
+        threshold = number * total
+        passing = (cumulative > threshold) & (weight > 0.0)
+        final = tl.max(tl.where(weight > 0.0, p, 0), 0)
+        part = tl.minimum(tl.min(tl.where(passing, p, PARTS), 0), final)
+        before = tl.sum(tl.where(p < part, weight, 0.0), 0)
+    part = tl.minimum(part, parts - 1)
+    at = part * PART + n
+    z = tl.load(logits + row * V + at, mask=at < V, other=float("-inf"))
+    if GREEDY:
+        chosen = tl.min(tl.where(z == top, n, PART - 1), 0)
+        logprob = 0.0
+    else:
+        z = z / scale
+        weights = tl.exp(z - top)
+        running = before + tl.cumsum(weights, 0)
+        passing = (running > threshold) & (weights > 0.0)
+        final = tl.max(tl.where(weights > 0.0, n, 0), 0)
+        chosen = tl.minimum(tl.min(tl.where(passing, n, PART), 0), final)
+        logprob = tl.max(tl.where(n == chosen, z, float("-inf")), 0) - top - tl.log(total)
+    token = (part * PART + chosen).to(tl.int64)
+    if position >= 0:
+        if faulty:
+            tl.store(status + row, 3)
+            tl.store(positions + row, -1)
+        else:
+            tl.store(out_tokens + row * T + count, token.to(tl.int32))
+            tl.store(out_logprobs + row * T + count, logprob)
+            tl.store(counts + row, count + 1)
+            end = tl.load(ends + tl.arange(0, ENDS))
+            stopped = tl.sum((end == token).to(tl.int32), 0) > 0
+            full = count + 1 >= tl.load(limits + row)
+            if stopped | full:
+                tl.store(status + row, tl.where(stopped, 1, 2))
+                tl.store(positions + row, -1)
+            else:
+                tl.store(tokens + row, token)
+                tl.store(positions + row, position + 1)
+
+
+def choose(
+    logits: Tensor,
+    *,
+    temperature: Tensor,
+    greedy: bool,
+    tokens: Tensor,
+    positions: Tensor,
+    counts: Tensor,
+    limits: Tensor,
+    status: Tensor,
+    uniforms: Tensor,
+    out_tokens: Tensor,
+    out_logprobs: Tensor,
+    ends: Tensor,
+    overlap: bool,
+) -> None:
+    """Draw for the rows of `logits` and move their state on, in place.
+
+    Parameters
+    ----------
+    logits : Tensor, (M, V), float32, contiguous
+    temperature : Tensor, (), float32
+        Read by the kernel, so that a captured step serves every temperature above 0.
+    tokens : Tensor, (R,), int64
+    positions, counts, limits, status : Tensor, (R,), int32
+        status becomes 1 at an end token, 2 at the limit, 3 at logits that are not finite.
+    uniforms : Tensor, (R, T), float64
+    out_tokens, out_logprobs : Tensor, (R, T), int32 and float32
+    ends : Tensor, (E,), int64
+        E a power of two.
+    """
+    M, V = logits.shape
+    if logits.dtype != torch.float32 or not logits.is_contiguous():
+        raise ValueError(f"logits are {logits.dtype}; they must be float32 and contiguous")
+    parts = triton.cdiv(V, _PART)
+    maxima = torch.empty(2, M, parts, dtype=torch.float32, device=logits.device)
+    _parts_kernel[(M, parts)](
+        logits, maxima[0], maxima[1], temperature, V, parts, _PART, greedy, overlap,
+        num_warps=4, **launch(overlap),
+    )  # fmt: skip
+    _choose_kernel[(M,)](
+        logits, maxima[0], maxima[1], temperature, tokens, positions, counts, limits, status,
+        uniforms, out_tokens, out_logprobs, ends, V, parts, out_tokens.shape[1], _PART,
+        triton.next_power_of_2(parts), len(ends), greedy, overlap, num_warps=8, **launch(overlap),
+    )  # fmt: skip
