@@ -329,7 +329,7 @@ def attend_step(
             f"qkv has shape {tuple(qkv.shape)}; {query_heads} query and {key_heads} key heads of "
             f"{D} need (M, {width}), rows contiguous, and a head dimension of 32, 64, 128 or 256"
         )
-    if M > len(workspace.splits):
+    if len(workspace.splits) < M:
         raise ValueError(f"{M} rows; the workspace was made for {len(workspace.splits)}")
     out = torch.empty(M, query_heads * D, dtype=qkv.dtype, device=qkv.device)
     splits = workspace.splits[M]
@@ -359,7 +359,9 @@ def swiglu(gate_up: Tensor, *, overlap: bool) -> Tensor:
     """Return silu(gate) * up, (M, I), of (M, 2 I) whose rows may be strided; no gradients."""
     M, I = gate_up.shape[0], gate_up.shape[1] // 2
     if gate_up.stride(1) != 1 or gate_up.shape[1] % 2:
-        raise ValueError(f"gate_up has shape {tuple(gate_up.shape)}; it must be (M, 2 I), rows whole")
+        raise ValueError(
+            f"gate_up has shape {tuple(gate_up.shape)}; it must be (M, 2 I), rows whole"
+        )
     y = torch.empty(M, I, dtype=gate_up.dtype, device=gate_up.device)
     block = 512 if M < 64 else 1024
     _swiglu_kernel[(M, triton.cdiv(I, block))](

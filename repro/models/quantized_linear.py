@@ -17,12 +17,14 @@ Easy mistakes
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import cast
 
 import torch
 from torch import Tensor, nn
 
 from kernels import dispatch
 from kernels.formats import QuantizedWeight
+from kernels.packing import PackedWeight
 from repro.models.decoder import causal_lm, fused_members, is_projection
 
 
@@ -43,19 +45,35 @@ class QuantizedLinear(nn.Module):
         if bias is not None and bias.shape != (N,):
             raise ValueError(f"bias has shape {tuple(bias.shape)}; the weight needs ({N},)")
         self.out_features, self.in_features = N, K
-        self._weight = weight
+        self._weight: QuantizedWeight | PackedWeight = weight
         self.bias: nn.Parameter | None
         self.register_parameter("bias", bias)
 
     @property
     def weight(self) -> QuantizedWeight:
-        """The codes and scales."""
-        return self._weight
+        """The codes and scales; after `take_packed` as the kernels keep them."""
+        return cast(QuantizedWeight, self._weight)
+
+    def take_packed(self, weight: PackedWeight) -> None:
+        """Let go of the codes for the same weight as the kernels read it, shared with an engine.
+
+        Raises
+        ------
+        ValueError
+            When the shape or the format is another.
+        """
+        if weight.shape != self._weight.shape or weight.format != self._weight.format:
+            raise ValueError(
+                f"the packed weight is {weight.format} of shape {weight.shape}; this layer is "
+                f"{self._weight.format} of shape {self._weight.shape}"
+            )
+        self._weight = weight
 
     @property
     def qweight(self) -> Tensor:
         """The packed codes, under the name by which peft finds a quantised base's device."""
-        return self._weight.codes
+        weight = self._weight
+        return weight.packs if isinstance(weight, PackedWeight) else weight.codes
 
     @property
     def weight_format(self) -> str:
@@ -73,8 +91,13 @@ class QuantizedLinear(nn.Module):
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> QuantizedLinear:
         # Codes are integers, so `fn` moves them without a cast; the scales follow their device.
-        device = fn(self._weight.codes).device
+        device = fn(self.qweight[:0]).device
         if device != self.device:
+            if isinstance(self._weight, PackedWeight):
+                raise TypeError(
+                    f"the packed weight is shared with an engine on {self.device}; it cannot go "
+                    f"to {device}"
+                )
             self._weight = self._weight.to(device)
         super()._apply(fn, recurse)
         return self

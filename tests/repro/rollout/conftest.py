@@ -35,7 +35,7 @@ def random_policy(
     config_class, model_class = CLASSES[architecture]
     values: dict[str, Any] = {
         "vocab_size": 97,
-        "hidden_size": 64,
+        "hidden_size": 128,
         "intermediate_size": 128,
         "num_hidden_layers": 2,
         "num_attention_heads": 4,

@@ -1,0 +1,185 @@
+"""Real model shapes with random weights, built straight on a device in any weight format.
+
+Time and memory do not depend on the values of weights, so the `systems` tier needs no download: the
+shapes are those of the published checkpoints, the values random with a real model's spread. 4-bit
+projections are drawn as codes and scales; a dense copy of the model never exists.
+
+Easy to get wrong: weights of zero run faster than real ones (the card draws less power and clocks
+higher), so everything is random, LoRA's B included, which is zero in a fresh adapter.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import AutoConfig
+
+from kernels.formats import FORMATS, QuantizedWeight
+from repro.models.decoder import is_projection
+from repro.models.loading import build_on_meta
+from repro.models.lora import adapter_layers, attach_adapter
+from repro.models.norms import wrap_norms
+from repro.models.policy import Policy, base_bytes, resolve_dtype
+from repro.models.quantized_linear import QuantizedLinear
+from repro.spec.config import WeightFormat, derive_seed, require
+
+# Spread of a trained projection's weights; also what transformers initialises with.
+_SPREAD = 0.02
+
+
+def _qwen2(
+    layers: int, hidden: int, inner: int, heads: int, keys: int, tied: bool
+) -> dict[str, Any]:
+    return {
+        "model_type": "qwen2",
+        "vocab_size": 151936 if hidden < 3584 else 152064,
+        "hidden_size": hidden,
+        "intermediate_size": inner,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "num_key_value_heads": keys,
+        "max_position_embeddings": 32768,
+        "rms_norm_eps": 1e-6,
+        "rope_theta": 1e6,
+        "tie_word_embeddings": tied,
+    }
+
+
+# From the config.json of the published checkpoints (Qwen/Qwen2.5-*-Instruct, Qwen/Qwen3-8B,
+# meta-llama/Llama-3.1-8B).
+SHAPES: dict[str, dict[str, Any]] = {
+    "qwen2.5-0.5b": _qwen2(24, 896, 4864, 14, 2, True),
+    "qwen2.5-1.5b": _qwen2(28, 1536, 8960, 12, 2, True),
+    "qwen2.5-3b": _qwen2(36, 2048, 11008, 16, 2, True),
+    "qwen2.5-7b": _qwen2(28, 3584, 18944, 28, 4, False),
+    "qwen2.5-14b": _qwen2(48, 5120, 13824, 40, 8, False),
+    "qwen2.5-32b": _qwen2(64, 5120, 27648, 40, 8, False),
+    "qwen2.5-72b": _qwen2(80, 8192, 29568, 64, 8, False),
+    "qwen3-8b": _qwen2(36, 4096, 12288, 32, 8, False)
+    | {"model_type": "qwen3", "vocab_size": 151936, "head_dim": 128},
+    "llama-3.1-8b": _qwen2(32, 4096, 14336, 32, 8, False)
+    | {"model_type": "llama", "vocab_size": 128256, "rope_theta": 5e5, "rms_norm_eps": 1e-5},
+}
+
+
+def shape_named(name: str) -> dict[str, Any]:
+    """Return the config values of a shape; `ValueError` lists the shapes otherwise."""
+    require(name in SHAPES, f"there is no shape {name!r}; the shapes are {', '.join(SHAPES)}")
+    return dict(SHAPES[name])
+
+
+def random_policy(
+    shape: str | dict[str, Any],
+    *,
+    weight_format: WeightFormat,
+    lora_rank: int,
+    lora_alpha: float | None = None,
+    compute_dtype: str | torch.dtype = "bfloat16",
+    seed: int,
+    device: str | torch.device,
+) -> Policy:
+    """Return a policy of a shape with random weights, on `device`.
+
+    Parameters
+    ----------
+    shape
+        A name of `SHAPES`, or config values with `model_type`.
+    lora_rank
+        0 leaves the adapter out. A and B are both random.
+    lora_alpha
+        None takes the rank: a scaling of 1.
+
+    Returns
+    -------
+    Policy
+        Without tokenizer; nothing but the adapter is trainable.
+    """
+    values = shape_named(shape) if isinstance(shape, str) else dict(shape)
+    dtype, target = resolve_dtype(compute_dtype), torch.device(device)
+    model: Any = build_on_meta(AutoConfig.for_model(**values))
+    generator = torch.Generator(target).manual_seed(derive_seed(seed, "random weights"))
+    linears = 0
+    for name, module in list(model.named_modules()):
+        if is_projection(name) and weight_format != "bf16":
+            weight = random_weight(
+                weight_format, module.out_features, module.in_features, generator
+            )
+            bias = None
+            if module.bias is not None:
+                bias = _parameter(_normal(module.bias.shape, generator, dtype))
+            model.set_submodule(name, QuantizedLinear(weight, bias))
+            linears += 1
+            continue
+        for leaf, parameter in list(module.named_parameters(recurse=False)):
+            value = _normal(parameter.shape, generator, dtype)
+            # Gains scatter about one; everything else about zero.
+            module.register_parameter(leaf, _parameter(value + 1 if "norm" in name else value))
+    if model.config.tie_word_embeddings:
+        model.lm_head.weight = model.model.embed_tokens.weight
+    model.model.rotary_emb.to(target)
+    wrap_norms(model)
+    effects: dict[str, Any] = {"linears": {weight_format: linears}, "base_bytes": base_bytes(model)}
+    adapted: nn.Module = model
+    if lora_rank:
+        alpha = float(lora_rank) if lora_alpha is None else lora_alpha
+        adapted = attach_adapter(model, rank=lora_rank, alpha=alpha, seed=seed)
+        for _, layer in adapter_layers(adapted):
+            with torch.no_grad():
+                layer.adapter()[1].normal_(0.0, _SPREAD, generator=generator)
+    return Policy(
+        model=adapted.eval(),
+        tokenizer=None,
+        weight_format=weight_format,
+        training="lora" if lora_rank else "none",
+        compute_dtype=dtype,
+        effects=effects,
+    )
+
+
+def random_weight(
+    weight_format: str, rows: int, columns: int, generator: torch.Generator
+) -> QuantizedWeight:
+    """Return (rows, columns) random codes and scales whose values spread like a trained weight's.
+
+    Raises
+    ------
+    ValueError
+        When `columns` is not a multiple of the format's block.
+    """
+    spec = FORMATS[weight_format]
+    require(
+        columns % spec.block == 0,
+        f"a weight of {columns} columns; {weight_format} needs a multiple of {spec.block}",
+    )
+    device = generator.device
+
+    def integers(low: int, high: int, shape: tuple[int, int]) -> Tensor:
+        return torch.randint(
+            low, high, shape, generator=generator, dtype=torch.uint8, device=device
+        )
+
+    codes = integers(0, 256, (rows, columns // 2))
+    blocks = (rows, columns // spec.block)
+    spread = torch.tensor(spec.values).square().mean().sqrt().item()
+    if weight_format == "nvfp4":
+        # E4M3 bytes of 64 to 448, about the range that block scales of a trained weight take.
+        scales = integers(0x68, 0x7F, blocks).view(torch.float8_e4m3fn)
+        decode = torch.tensor(_SPREAD / (spread * 200.0), device=device)
+        return QuantizedWeight(
+            format="nvfp4", codes=codes, block_scales=scales, global_scale=decode
+        )
+    if weight_format == "mxfp4":
+        return QuantizedWeight(format="mxfp4", codes=codes, block_scales=integers(119, 122, blocks))
+    absmax = torch.rand(blocks, generator=generator, device=device) + 0.5
+    return QuantizedWeight(format="nf4", codes=codes, block_scales=absmax * (_SPREAD / spread))
+
+
+def _normal(shape: torch.Size, generator: torch.Generator, dtype: torch.dtype) -> Tensor:
+    value = torch.empty(shape, dtype=torch.bfloat16, device=generator.device)
+    return value.normal_(0.0, _SPREAD, generator=generator).to(dtype)
+
+
+def _parameter(value: Tensor) -> nn.Parameter:
+    return nn.Parameter(value, requires_grad=False)

@@ -1,0 +1,238 @@
+"""Projections that share an input as one matrix, whose parts the policy's own modules then read.
+
+    q, k, v   ->  one product of (Nq + Nk + Nv) rows       gate, up  ->  one product
+
+There is one copy of the weights: the fused matrix is made once, and the modules of the policy are
+given views of it (rows of a packed weight are whole tiles, so a tile range is a weight). The
+trainer goes on with those.
+
+The adapter is applied unmerged. Its bfloat16 image, which the kernels read, lies at fixed addresses
+and is refreshed in place from the float32 masters, so captured steps see every update.
+
+Easy to get wrong: NVFP4's parts must share their global scale, or no one factor serves the fused
+sum; MXFP4's stored exponents are relative to the fused matrix's largest, not to each part's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from kernels import linear as packed
+from kernels.formats import QuantizedWeight
+from kernels.hopper import Adapter
+from kernels.packing import PACK_ROWS, PackedWeight, pack, unpack
+from repro.models.lora import AdapterLinear, base_linear
+from repro.models.quantized_linear import QuantizedLinear
+
+
+class PackedGroup:
+    """4-bit projections as one packed weight."""
+
+    def __init__(self, modules: Sequence[nn.Module]) -> None:
+        bases = [cast(QuantizedLinear, base_linear(module)) for module in modules]
+        self._factors = _Factors(modules, torch.bfloat16)
+        weights = [cast(Any, base).weight for base in bases]
+        found = _shared_already(weights)
+        self.weight = _fused_pack(weights) if found is None else found
+        self.bias = _fused_bias([base.bias for base in bases])
+        if found is None:
+            _share(bases, self.weight)
+        self.adapter = self._factors.adapter()
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Return (M, N1 + N2 + ...)."""
+        return packed.packed_linear(x, self.weight, self.bias, self.adapter)
+
+    def refresh(self) -> None:
+        """Take up the adapters as they are now, in place."""
+        self._factors.refresh()
+
+
+class DenseGroup:
+    """16-bit projections as one matrix, with A's rows below it: one product gives y and x A^T."""
+
+    def __init__(self, modules: Sequence[nn.Module]) -> None:
+        bases = [cast(nn.Linear, base_linear(module)) for module in modules]
+        self._factors = _Factors(modules, bases[0].weight.dtype)
+        rows = sum(base.out_features for base in bases)
+        below = 0 if self._factors.a is None else len(self._factors.a)
+        first = bases[0].weight
+        self.weight = torch.empty(
+            rows + below, first.shape[1], dtype=first.dtype, device=first.device
+        )
+        at = 0
+        for base in bases:
+            part = self.weight[at : at + base.out_features]
+            part.copy_(base.weight.detach())
+            base.weight.data = part
+            at += base.out_features
+        self.rows = rows
+        self.bias = _fused_bias([base.bias for base in bases], below)
+        if below:
+            self._factors.move_a(self.weight[rows:])
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Return (M, N1 + N2 + ...), a view with strided rows where there is an adapter."""
+        both = functional.linear(x, self.weight, self.bias)
+        wide = self._factors.wide_b
+        if wide is None:
+            return both
+        out, z = both[:, : self.rows], both[:, self.rows :]
+        return out.addmm_(z, wide.t(), alpha=self._factors.scaling)
+
+    def refresh(self) -> None:
+        """Take up the adapters as they are now, in place."""
+        self._factors.refresh()
+
+
+class _Factors:
+    """The 16-bit image of a group's LoRA factors."""
+
+    def __init__(self, modules: Sequence[nn.Module], dtype: torch.dtype) -> None:
+        self.masters = [_adapter(module) for module in modules]
+        self.scaling = 1.0
+        self.a: Tensor | None = None
+        self.b: Tensor | None = None
+        self.wide_b: Tensor | None = None
+        present = [found for found in self.masters if found is not None]
+        if not present:
+            return
+        if len(present) != len(modules) or len({scaling for _, _, scaling in present}) != 1:
+            raise ValueError("fused projections must all have an adapter, of one scaling")
+        self.scaling = present[0][2]
+        rank = present[0][0].shape[0]
+        self._ends = [0]
+        for _, B, _ in present:
+            self._ends.append(self._ends[-1] + B.shape[0])
+        K, device = present[0][0].shape[1], present[0][0].device
+        self.a = torch.empty(len(present) * rank, K, dtype=dtype, device=device)
+        self.b = torch.empty(self._ends[-1], rank, dtype=dtype, device=device)
+        self.refresh()
+
+    def adapter(self) -> Adapter | None:
+        """Return the factors as the kernels take them."""
+        if self.a is None or self.b is None:
+            return None
+        return Adapter(a=self.a, b=self.b, ends=tuple(self._ends[1:-1]), scaling=self.scaling)
+
+    def move_a(self, rows: Tensor) -> None:
+        """Keep A in `rows` from now on, and B as one block-diagonal matrix."""
+        assert self.a is not None
+        assert self.b is not None
+        rank = self.b.shape[1]
+        self.a = rows
+        self.wide_b = torch.zeros(
+            len(self.b), rank * len(self.masters), dtype=self.b.dtype, device=self.b.device
+        )
+        self.b = None
+        self.refresh()
+
+    @torch.no_grad()
+    def refresh(self) -> None:
+        if self.a is None:
+            return
+        rank = self.a.shape[0] // len(self.masters)
+        for i, found in enumerate(self.masters):
+            assert found is not None
+            A, B, _ = found
+            start, end = self._ends[i], self._ends[i + 1]
+            self.a[i * rank : (i + 1) * rank].copy_(A)
+            if self.b is not None:
+                self.b[start:end].copy_(B)
+            if self.wide_b is not None:
+                self.wide_b[start:end, i * rank : (i + 1) * rank].copy_(B)
+
+
+def can_pack(modules: Sequence[nn.Module]) -> bool:
+    """Return whether the Hopper kernels take these projections as one packed weight."""
+    bases = [base_linear(module) for module in modules]
+    if not all(isinstance(base, QuantizedLinear) for base in bases):
+        return False
+    adapters = [_adapter(module) for module in modules]
+    ranks = {len(found[0]) for found in adapters if found is not None}
+    if any(rank % 16 or not 16 <= rank <= 128 for rank in ranks) or len(ranks) > 1:
+        return False
+    scales = [getattr(base.weight, "encode_scale", None) for base in bases]
+    same = all(
+        (a is None and b is None) or (a is not None and b is not None and bool(a == b))
+        for a, b in zip(scales, scales[1:], strict=False)
+    )
+    return same and all(base.out_features % PACK_ROWS == 0 for base in bases)
+
+
+def _adapter(module: nn.Module) -> tuple[Tensor, Tensor, float] | None:
+    if not isinstance(module, AdapterLinear):
+        return None
+    name = module.active_name()
+    return None if name is None or module.disable_adapters else module.adapter(name)
+
+
+def _fused_bias(biases: Sequence[nn.Parameter | None], below: int = 0) -> Tensor | None:
+    if all(bias is None for bias in biases):
+        return None
+    present = [bias for bias in biases if bias is not None]
+    if len(present) != len(biases):
+        raise ValueError("some of the fused projections have a bias and some have none")
+    zeros = present[0].new_zeros(below)
+    return torch.cat([*(bias.detach() for bias in present), zeros])
+
+
+def _shared_already(weights: Sequence[QuantizedWeight | PackedWeight]) -> PackedWeight | None:
+    """Return the fused weight that an earlier engine has given the modules rows of, or None."""
+    if not all(isinstance(weight, PackedWeight) for weight in weights):
+        return None
+    parts = [cast(PackedWeight, weight) for weight in weights]
+    first = parts[0]
+    end = first.packs.data_ptr()
+    for part in parts:
+        if part.packs.data_ptr() != end or part.gain.data_ptr() != first.gain.data_ptr():
+            return None
+        end += part.packs.nbytes
+    tiles, K = sum(len(part.packs) for part in parts), first.shape[1]
+    packs = first.packs.as_strided((tiles, *first.packs.shape[1:]), first.packs.stride())
+    kept = {name: value for name, value in first.kept.items() if not name.startswith("lost_")}
+    rows = sum(part.shape[0] for part in parts)
+    return PackedWeight(
+        format=first.format, shape=(rows, K), packs=packs, gain=first.gain, kept=kept
+    )
+
+
+def _fused_pack(weights: Sequence[QuantizedWeight | PackedWeight]) -> PackedWeight:
+    """Return one packed weight of all rows."""
+    plain = [unpack(w) if isinstance(w, PackedWeight) else w for w in weights]
+    first = plain[0]
+    tensors = dict(first.tensors())
+    for name in ("codes", "block_scales"):
+        tensors[name] = torch.cat([getattr(weight, name) for weight in plain])
+    return pack(QuantizedWeight(format=first.format, **tensors))
+
+
+def _share(bases: Sequence[QuantizedLinear], fused: PackedWeight) -> None:
+    """Let the modules read their rows of the fused weight."""
+    at = 0
+    K = fused.shape[1]
+    block = K // 32 if fused.format == "mxfp4" else K // 16
+    for base in bases:
+        rows = base.out_features
+        kept = dict(fused.kept)
+        if "lost_blocks" in kept:
+            low, high = at * block, (at + rows) * block
+            inside = (kept["lost_blocks"] >= low) & (kept["lost_blocks"] < high)
+            kept["lost_blocks"] = kept["lost_blocks"][inside] - low
+            kept["lost_codes"] = kept["lost_codes"][inside]
+            kept["lost_scales"] = kept["lost_scales"][inside]
+        base.take_packed(
+            PackedWeight(
+                format=fused.format,
+                shape=(rows, K),
+                packs=fused.packs[at // PACK_ROWS : (at + rows) // PACK_ROWS],
+                gain=fused.gain,
+                kept=kept,
+            )
+        )
+        at += rows

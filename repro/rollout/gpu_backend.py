@@ -1,0 +1,65 @@
+"""The engine's backend on a GPU: kernels, fused projections, captured steps."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from repro.models.lora import base_linear
+from repro.models.policy import Policy
+from repro.rollout.backend import EagerSteps, Steps
+from repro.rollout.engine_config import EngineConfig, cache_dtype
+from repro.rollout.forward import Forward
+from repro.rollout.fused_linears import DenseGroup, PackedGroup, can_pack
+from repro.rollout.graphs import CapturedSteps
+from repro.rollout.kernel_ops import KernelOps
+from repro.rollout.linears import ModuleGroup, ProjectionGroup
+from repro.rollout.state import RowState
+from repro.spec.config import require
+
+
+class GpuBackend:
+    """Kernels, fused projections, captured steps.
+
+    Attributes
+    ----------
+    live_noise
+        True: noise is read from buffers, so captured steps see it.
+    """
+
+    live_noise = True
+
+    def __init__(self, policy: Policy, config: EngineConfig) -> None:
+        require(
+            policy.compute_dtype == torch.bfloat16,
+            f"compute_dtype is {policy.compute_dtype}; the engine's kernels need bfloat16",
+        )
+        decoder: Any = policy.decoder
+        device = policy.device
+        self._hopper = torch.cuda.get_device_capability(device)[0] == 9
+        self._config = config
+        self.cache_dtype = cache_dtype(policy, config)
+        heads = (
+            decoder.config.num_attention_heads,
+            decoder.config.num_key_value_heads,
+            decoder.model.layers[0].self_attn.head_dim,
+        )
+        overlap = torch.cuda.get_device_capability(device)[0] >= 9
+        self.operations = KernelOps(config.slots, heads, device, overlap=overlap)
+
+    def group(self, modules: Sequence[nn.Module]) -> ProjectionGroup:
+        """Return one product for projections that share an input, where kernels serve."""
+        if all(isinstance(base_linear(module), nn.Linear) for module in modules):
+            return DenseGroup(modules)
+        if self._hopper and can_pack(modules):
+            return PackedGroup(modules)
+        return ModuleGroup(modules)
+
+    def steps(self, forward: Forward, state: RowState) -> Steps:
+        """Return captured steps, or eager ones where captures are switched off."""
+        if not self._config.graphs:
+            return EagerSteps(forward, state)
+        return CapturedSteps(forward, state, self._config.graph_bytes)

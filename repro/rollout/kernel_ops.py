@@ -1,0 +1,136 @@
+"""The operations of `ops.TorchOps` on a GPU, by this project's kernels."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from kernels import decode_choice, decode_step, prefill_attention, rotary
+from kernels.reference import rms_norm
+from repro.rollout.choose import choose
+from repro.rollout.ops import TILE, Heads, LayerCache, NewTokens, Rotation
+from repro.rollout.state import RowState
+from repro.spec.config import SamplingConfig
+
+
+class KernelOps:
+    """The operations by kernels, each of which can be captured.
+
+    Parameters
+    ----------
+    slots
+        Most rows of a step.
+    heads
+        (query heads, key heads, head dimension).
+    overlap
+        Use programmatic dependent launch (Hopper and newer).
+    """
+
+    def __init__(
+        self, slots: int, heads: tuple[int, int, int], device: torch.device, *, overlap: bool
+    ) -> None:
+        self.overlap = overlap
+        self.workspace = decode_step.StepWorkspace(slots, *heads, device)
+
+    def norm(
+        self,
+        residual: Tensor,
+        update: Tensor | None,
+        gain: Tensor,
+        noise: Tensor | None,
+        eps: float,
+    ) -> tuple[Tensor, Tensor]:
+        """See `TorchOps.norm`."""
+        return decode_step.add_norm(residual, update, gain, noise, eps, overlap=self.overlap)
+
+    def attend_step(
+        self,
+        qkv: Tensor,
+        positions: Tensor,
+        table: Tensor,
+        cache: LayerCache,
+        heads: Heads,
+        rotation: Rotation,
+    ) -> Tensor:
+        """See `TorchOps.attend_step`."""
+        return decode_step.attend_step(
+            qkv,
+            rotation.cos,
+            rotation.sin,
+            positions,
+            table,
+            cache.keys,
+            cache.values,
+            self.workspace,
+            query_heads=heads.query,
+            scale=heads.scaling,
+            q_gain=heads.q_gain,
+            k_gain=heads.k_gain,
+            eps=heads.eps,
+            overlap=self.overlap,
+        )
+
+    def place(
+        self,
+        qkv: Tensor,
+        positions: Tensor,
+        slots: Tensor,
+        cache: LayerCache,
+        heads: Heads,
+        rotation: Rotation,
+    ) -> Tensor:
+        """See `TorchOps.place`."""
+        if heads.q_gain is not None and heads.k_gain is not None:
+            split = qkv.view(len(qkv), -1, heads.dim).split([heads.query, heads.key, heads.key], 1)
+            queries = rms_norm(split[0], heads.q_gain, heads.eps)
+            keys = rms_norm(split[1], heads.k_gain, heads.eps)
+            qkv = torch.cat((queries, keys, split[2]), dim=1).view(len(qkv), -1)
+        return rotary.rotary_write(
+            qkv,
+            rotation.cos,
+            rotation.sin,
+            positions,
+            slots,
+            cache.keys,
+            cache.values,
+            query_heads=heads.query,
+        )
+
+    def attend_new(
+        self, queries: Tensor, new: NewTokens, cache: LayerCache, heads: Heads
+    ) -> Tensor:
+        """See `TorchOps.attend_new`."""
+        return prefill_attention.prefill_attention(
+            queries, cache.keys, cache.values, new.table, new.tiles, heads.scaling, tile=TILE
+        )
+
+    def swiglu(self, gate_up: Tensor) -> Tensor:
+        """See `TorchOps.swiglu`."""
+        return decode_step.swiglu(gate_up, overlap=self.overlap)
+
+    def logits(self, hidden: Tensor, lm_head: Tensor) -> Tensor:
+        """Return (M, V) float32 logits, accumulated and kept in float32."""
+        if hidden.dtype == torch.float32 or hidden.device.type != "cuda":
+            return torch.nn.functional.linear(hidden, lm_head).float()
+        return torch.mm(hidden, lm_head.t(), out_dtype=torch.float32)
+
+    def choose(self, logits: Tensor, state: RowState, sampling: SamplingConfig) -> None:
+        """See `TorchOps.choose`."""
+        if sampling.top_k or sampling.top_p < 1 or sampling.min_p:
+            choose(logits, state, sampling)
+            return
+        decode_choice.choose(
+            logits,
+            temperature=state.temperature,
+            greedy=sampling.temperature == 0,
+            tokens=state.tokens,
+            positions=state.positions,
+            counts=state.counts,
+            limits=state.limits,
+            status=state.status,
+            uniforms=state.uniforms,
+            out_tokens=state.out_tokens,
+            out_logprobs=state.out_logprobs,
+            ends=state.ends,
+            overlap=self.overlap,
+        )
