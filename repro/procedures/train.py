@@ -205,8 +205,9 @@ def _train(
 def _final_metrics(bench: _Bench) -> dict[str, Estimate]:
     metrics = bench.sampled().estimates()
     metrics["accuracy_greedy"] = bench.greedy(bench.test).estimates()["accuracy"]
-    if bench.run.scale.prompt_template == "tiny":
-        # Only the tiny policy's way of working is known well enough to be forced.
+    if bench.run.scale.prompt_template == "tiny" and bench.run.arm.training == "none":
+        # The ceiling belongs to the policy as it starts. Only the tiny one's way of working is
+        # known well enough to be forced.
         forced = bench.greedy(bench.test, opening=WORKING_PREFIX)
         metrics["accuracy_forced_working"] = forced.estimates()["accuracy"]
     metrics["peak_bytes"] = Estimate(
