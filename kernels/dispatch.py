@@ -25,7 +25,7 @@ from torch.nn import functional
 from kernels import reference
 from kernels.formats import QuantizedWeight
 from kernels.packing import PackedWeight, pack, unpack
-from kernels.reference import quantize, rotary, shared_global_scale
+from kernels.reference import rotary, shared_global_scale
 
 __all__ = [
     "PackedWeight",
@@ -82,6 +82,21 @@ def _hopper(index: int) -> bool:
         warnings.warn(f"Hopper kernels are off, Triton serves instead: {reason}", stacklevel=2)
         return False
     return True
+
+
+def quantize(
+    weight: Tensor,
+    format: str,
+    *,
+    global_scale: Tensor | None = None,
+    double_quant: bool = False,
+) -> QuantizedWeight:
+    """Quantise a weight matrix to 4 bits."""
+    if _portable(weight):
+        from kernels import quantize as kernel
+
+        return kernel.quantize(weight, format, global_scale=global_scale, double_quant=double_quant)
+    return reference.quantize(weight, format, global_scale=global_scale, double_quant=double_quant)
 
 
 def prepare(weight: QuantizedWeight | PackedWeight) -> QuantizedWeight | PackedWeight:

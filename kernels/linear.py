@@ -90,7 +90,7 @@ def _dispatch(
         hopper.wide(x, weight, bias, out, choice, adapter)
     else:
         hopper.wide(x, weight, bias, out, choice)
-        _add_adapter(x, adapter, out)
+        add_adapter(x, adapter, out)
 
 
 def dense_linear(
@@ -102,10 +102,11 @@ def dense_linear(
         torch.mm(x, dense.t(), out=out)
     else:
         torch.addmm(bias, x, dense.t(), out=out)
-    _add_adapter(x, adapter, out)
+    add_adapter(x, adapter, out)
 
 
-def _add_adapter(x: Tensor, adapter: Adapter | None, out: Tensor) -> None:
+def add_adapter(x: Tensor, adapter: Adapter | None, out: Tensor) -> None:
+    """Add scaling * (x A^T) B^T to `out`, (M, N), in place, by torch's products."""
     if adapter is None:
         return
     rank = adapter.b.shape[1]
@@ -166,13 +167,21 @@ def _(
     return x.new_empty(*x.shape[:-1], N)
 
 
+def grad_input(grad: Tensor, weight: PackedWeight) -> Tensor:
+    """Return dy W, (..., K), with W rebuilt for the call.
+
+    Parameters
+    ----------
+    grad : Tensor, (..., N), bfloat16 or float16
+    """
+    return torch.matmul(grad, hopper.dequantize_packs(weight, dtype=grad.dtype))
+
+
 @torch.library.custom_op("qerl::packed_grad_input", mutates_args=())
 def _grad_input_op(
     grad: Tensor, packs: Tensor, gain: Tensor, encode: Tensor, format: int, N: int, K: int
 ) -> Tensor:
-    weight = _rebuilt(packs, gain, encode, format, N, K)
-    dense = hopper.dequantize_packs(weight, dtype=grad.dtype)
-    return torch.matmul(grad, dense)
+    return grad_input(grad, _rebuilt(packs, gain, encode, format, N, K))
 
 
 @_grad_input_op.register_fake

@@ -21,9 +21,14 @@ import torch
 from torch import Tensor
 
 from kernels import reference
+from kernels.formats import FORMATS, QuantizedWeight
 from kernels.packing import pack
 
 Shape = tuple[int, ...]
+
+
+def _as_they_are(arguments: tuple[Any, ...]) -> tuple[Any, ...]:
+    return arguments
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,7 +72,7 @@ class Op:
     exact: bool = False
     interpretable: bool = True
     hopper: bool = False
-    prepare: Callable[[tuple[Any, ...]], tuple[Any, ...]] = lambda arguments: arguments
+    prepare: Callable[[tuple[Any, ...]], tuple[Any, ...]] = _as_they_are
 
     def load(self) -> Callable[..., Any]:
         """Import the kernel."""
@@ -101,6 +106,32 @@ def _weight_inputs(
 ) -> tuple[Any, ...]:
     weight = _random(*shape, dtype=torch.float32, device=device, seed=seed)
     return reference.quantize(weight, format), dtype
+
+
+def _dense_inputs(shape: Shape, dtype: torch.dtype, device: str, seed: int) -> tuple[Any, ...]:
+    weight = _random(*shape, dtype=dtype, device=device, seed=seed)
+    weight[0, :32] = 0.0
+    return (weight,)
+
+
+def _quantized(
+    quantize: Callable[..., QuantizedWeight], format: str, weight: Tensor
+) -> tuple[Tensor, ...]:
+    """Return codes and block scales, the latter as bytes where they are bytes."""
+    found = quantize(weight, format)
+    scales = found.block_scales
+    return found.codes, scales if scales.dtype == torch.float32 else scales.view(torch.uint8)
+
+
+def _quantize_kernel(format: str, weight: Tensor) -> tuple[Tensor, ...]:
+    from kernels import quantize
+
+    return _quantized(quantize.quantize, format, weight)
+
+
+quantize_nvfp4 = partial(_quantize_kernel, "nvfp4")
+quantize_mxfp4 = partial(_quantize_kernel, "mxfp4")
+quantize_nf4 = partial(_quantize_kernel, "nf4")
 
 
 def _norm_inputs(shape: Shape, dtype: torch.dtype, device: str, seed: int) -> tuple[Any, ...]:
@@ -140,34 +171,28 @@ def _attention_inputs(shape: Shape, dtype: torch.dtype, device: str, seed: int) 
     return q, keys, values, table.int().to(device), lengths.int().to(device)
 
 
-def _linear_ops() -> tuple[Op, ...]:
-    shapes = ((1, 64, 256), (5, 333, 320), (16, 129, 640), (24, 272, 512), (150, 400, 1344))
-    found = []
-    for format in ("nvfp4", "mxfp4", "nf4"):
-        common = {
-            "reference": reference.linear,
-            "inputs": partial(_linear_inputs, format),
-            "large": (8, 37888, 3584),
-            "nbytes": lambda s: s[1] * s[2] * 9 / 16 + 2 * s[0] * (s[1] + s[2]),
-            "flops": lambda s: 2 * s[0] * s[1] * s[2],
-        }
-        found.append(
-            Op(
-                name=f"linear_{format}", kernel="kernels.linear:linear", shapes=shapes,
-                interpretable=False, hopper=True, prepare=_packed, **common,
-            )  # fmt: skip
-        )
-        found.append(
-            Op(
-                name=f"portable_linear_{format}", kernel="kernels.portable_linear:linear",
-                shapes=shapes[:3], **common,
-            )  # fmt: skip
-        )
-    return tuple(found)
+_LINEAR_SHAPES = ((1, 64, 256), (5, 333, 320), (16, 129, 640), (24, 272, 512), (150, 400, 1344))
+
+
+def _linear_op(format: str, hopper: bool) -> Op:
+    return Op(
+        name=f"linear_{format}" if hopper else f"portable_linear_{format}",
+        reference=reference.linear,
+        kernel="kernels.linear:linear" if hopper else "kernels.portable_linear:linear",
+        inputs=partial(_linear_inputs, format),
+        # The portable kernel takes 16 rows at most.
+        shapes=_LINEAR_SHAPES if hopper else _LINEAR_SHAPES[:3],
+        large=(8, 37888, 3584),
+        nbytes=lambda s: s[1] * s[2] * 9 / 16 + 2 * s[0] * (s[1] + s[2]),
+        flops=lambda s: 2 * s[0] * s[1] * s[2],
+        interpretable=not hopper,
+        hopper=hopper,
+        prepare=_packed if hopper else _as_they_are,
+    )
 
 
 OPS: tuple[Op, ...] = (
-    *_linear_ops(),
+    *(_linear_op(format, hopper) for format in FORMATS for hopper in (True, False)),
     *(
         Op(
             name=f"dequantize_{format}",
@@ -180,7 +205,21 @@ OPS: tuple[Op, ...] = (
             flops=lambda s: s[0] * s[1],
             exact=True,
         )
-        for format in ("nvfp4", "mxfp4", "nf4")
+        for format in FORMATS
+    ),
+    *(
+        Op(
+            name=f"quantize_{format}",
+            reference=partial(_quantized, reference.quantize, format),
+            kernel=f"kernels.ops:quantize_{format}",
+            inputs=_dense_inputs,
+            shapes=((3, 64), (33, 320)),
+            large=(37888, 3584),
+            nbytes=lambda s: s[0] * s[1] * (2 + 9 / 16),
+            flops=lambda s: s[0] * s[1],
+            exact=True,
+        )
+        for format in FORMATS
     ),
     Op(
         name="rms_norm",

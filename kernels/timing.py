@@ -69,3 +69,24 @@ def time_calls(calls: Sequence[Callable[[], object]], replays: int = 9) -> Timin
         high=taken[-1 - len(taken) // 4],
         replays=replays,
     )
+
+
+def time_eager(call: Callable[[], object], replays: int = 9) -> Timing:
+    """Time one long call by events round it, after two that warm up; for what outlasts a launch."""
+    for _ in range(2):
+        call()
+    taken = []
+    for _ in range(replays):
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        begin.record()
+        call()
+        end.record()
+        end.synchronize()
+        taken.append(begin.elapsed_time(end) * 1e3)
+    taken.sort()
+    return Timing(
+        median=taken[len(taken) // 2],
+        low=taken[len(taken) // 4],
+        high=taken[-1 - len(taken) // 4],
+        replays=replays,
+    )

@@ -270,6 +270,33 @@ class PretrainScale:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class OperationScale:
+    """Timing of single operations on the shapes of real models, with random weights.
+
+    Attributes
+    ----------
+    blocks
+        Decoder blocks whose four linear layers are summed ("7b", "32b").
+    rows
+        M of the forward products.
+    backward_rows
+        M of the gradients with respect to x.
+    adapter_rows
+        M at which a fused adapter of rank `adapter_rank` is timed.
+    replays
+        Timed replays of a graph; the median counts.
+    """
+
+    blocks: tuple[str, ...] = ("7b", "32b")
+    rows: tuple[int, ...] = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
+    backward_rows: tuple[int, ...] = (2048, 4096, 8192)
+    adapter_rows: tuple[int, ...] = (1, 8, 32, 64, 256)
+    adapter_rank: int = 32
+    replays: int = 9
+    seeds: tuple[int, ...] = (0, 1, 2, 3, 4)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RunConfig:
     """Everything that decides one run's result: target, tier, procedure, arm, scale and seed."""
 

@@ -17,6 +17,7 @@ from repro.targets.curves import (
     FIGURE14,
 )
 from repro.targets.described import FIGURE1, FIGURE2, FIGURE3, FIGURE6, FIGURE15, TABLE4
+from repro.targets.kernels import KERNELS
 from repro.targets.pretraining import PRETRAIN_TINY
 from repro.targets.speed import FIGURE11, TABLE3, TABLE9, TABLES_5_TO_8
 from repro.targets.table1 import TABLE1, TABLE1_3B
@@ -48,6 +49,7 @@ TARGETS: tuple[Target, ...] = (
     FIGURE16,
     FIGURE17,
     PRETRAIN_TINY,
+    KERNELS,
 )
 
 

@@ -26,10 +26,9 @@ def _plain(op: Op, arguments: tuple[Any, ...]) -> Any:
 
 
 def _exact(op: Op, arguments: tuple[Any, ...]) -> Any:
-    """The reference in float32 on the same rounded values."""
+    """Return the reference in float32 on the same rounded values."""
     wide = [
-        a.float() if isinstance(a, torch.Tensor) and a.is_floating_point() else a
-        for a in arguments
+        a.float() if isinstance(a, torch.Tensor) and a.is_floating_point() else a for a in arguments
     ]
     return op.reference(*wide)
 

@@ -1,0 +1,208 @@
+"""Quantise to 4 bits on a GPU, in Triton: bit-equal to the reference, one read and one write.
+
+The scale chain is that of `kernels.reference_quantize`, in the same order of float32 operations:
+
+    NVFP4   s = E4M3(min(g * (amax / 6), 448)), 0 becomes 0.125;  code = E2M1(w / (s / g))
+    MXFP4   e = floor(log2 amax) - 2 (biased, at least 0);        code = E2M1(w / 2**e)
+    NF4     s = amax;                                             code = nearest to w * (1 / s)
+
+Easy to get wrong: on a GPU a plain `/` is not correctly rounded, so divisions are `div_rn`;
+rounding to E4M3 is done on the bits, which also holds in Triton's interpreter, whose own
+conversion is wrong; adding and subtracting 2**23 rounds to integers, ties to even, up to 2**22,
+so magnitudes are cut to 8 first (6 is the largest code).
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from kernels.formats import NORMAL_FLOAT, QuantizedWeight, format_named
+from kernels.reference_quantize import _encode_scale, _nest
+
+_ROWS = 128
+
+
+@triton.jit
+def _round(value):
+    """Round half to even, for 0 <= value < 2^22."""
+    return (value + 8388608.0) - 8388608.0
+
+
+@triton.jit
+def _e4m3(value):
+    """Bits of the nearest E4M3, ties to even, for 0 <= value <= 448."""
+    bits = value.to(tl.int32, bitcast=True)
+    normal = ((bits + 0x7FFFF + ((bits >> 20) & 1)) >> 20) - 960
+    subnormal = _round(tl.minimum(value, 1.0) * 512.0).to(tl.int32)
+    return tl.where(value < 0.015625, subnormal, normal)
+
+
+@triton.jit
+def _quantize_kernel(
+    weight, encode, bounds, codes, scales, blocks,
+    KIND: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    held = row < blocks
+    at = row[:, None] * BLOCK + tl.arange(0, BLOCK)[None, :]
+    w = tl.load(weight + at, mask=held[:, None], other=0.0).to(tl.float32)
+    amax = tl.max(tl.abs(w), 1)
+    if KIND == 0:
+        g = tl.load(encode)
+        wanted = tl.minimum(g * tl.div_rn(amax, 6.0), 448.0)
+        byte = _e4m3(wanted)
+        byte = tl.where(byte == 0, 32, byte)
+        tl.store(scales + row, byte.to(tl.uint8), mask=held)
+        exponent = byte >> 3
+        mantissa = (byte & 7).to(tl.float32)
+        bits = ((exponent + 120) << 23) | ((byte & 7) << 20)
+        decoded = tl.where(exponent == 0, mantissa * 0.001953125, bits.to(tl.float32, bitcast=True))
+        scaled = tl.div_rn(w, tl.div_rn(decoded, g + tl.zeros_like(decoded))[:, None] + w * 0.0)
+        negative = scaled < 0
+    elif KIND == 1:
+        exponent = tl.maximum((amax.to(tl.int32, bitcast=True) >> 23) - 2, 0)
+        tl.store(scales + row, exponent.to(tl.uint8), mask=held)
+        step = tl.where(exponent == 0, 1 << 22, exponent << 23).to(tl.float32, bitcast=True)
+        scaled = tl.div_rn(w, step[:, None] + w * 0.0)
+        negative = w.to(tl.int32, bitcast=True) < 0
+    else:
+        tl.store(scales + row, amax, mask=held)
+        one = tl.zeros_like(amax) + 1.0
+        scaled = w * tl.div_rn(one, tl.maximum(amax, 1e-38))[:, None]
+        negative = scaled < 0
+    if KIND == 2:
+        code = tl.zeros((ROWS, BLOCK), tl.int32)
+        for i in tl.static_range(15):
+            code += (scaled > tl.load(bounds + i)).to(tl.int32)
+    else:
+        y = tl.minimum(tl.abs(scaled), 8.0)
+        rounded = tl.minimum(_round(y * 2.0), _round(y) + 2.0)
+        rounded = tl.minimum(tl.minimum(rounded, _round(y * 0.5) + 4.0), 7.0)
+        code = rounded.to(tl.int32) | tl.where(negative, 8, 0)
+    low, high = tl.split(tl.reshape(code, (ROWS, BLOCK // 2, 2)))
+    target = row[:, None] * (BLOCK // 2) + tl.arange(0, BLOCK // 2)[None, :]
+    tl.store(codes + target, (low | (high << 4)).to(tl.uint8), mask=held[:, None])
+
+
+def quantize_blocks(weight: Tensor, format: str, encode: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Return packed codes and block scales, without any check and without waiting.
+
+    Parameters
+    ----------
+    weight : Tensor, (N, K), floating, contiguous
+    format
+        "nvfp4", "mxfp4" or "nf4".
+    encode : Tensor or None, (), float32
+        NVFP4's encode scale.
+
+    Returns
+    -------
+    codes : Tensor, (N, K / 2), uint8
+    scales : Tensor, (N, K / block), uint8 (E4M3 or E8M0 bits) or float32 (NF4)
+    """
+    spec = format_named(format)
+    N, K = weight.shape
+    kind = {"nvfp4": 0, "mxfp4": 1, "nf4": 2}[format]
+    codes = torch.empty(N, K // 2, dtype=torch.uint8, device=weight.device)
+    dtype = torch.float32 if kind == 2 else torch.uint8
+    scales = torch.empty(N, K // spec.block, dtype=dtype, device=weight.device)
+    bounds = _bounds(weight.device) if kind == 2 else None
+    blocks = N * K // spec.block
+    rows = _ROWS * 16 // spec.block
+    _quantize_kernel[(triton.cdiv(blocks, rows),)](
+        weight, encode, bounds, codes, scales, blocks, kind, spec.block, rows, num_warps=4
+    )
+    return codes, scales
+
+
+_kept_bounds: dict[torch.device, Tensor] = {}
+
+
+def _bounds(device: torch.device) -> Tensor:
+    if device not in _kept_bounds:
+        values = torch.tensor(NORMAL_FLOAT, device=device)
+        _kept_bounds[device] = (values[:-1] + values[1:]) / 2
+    return _kept_bounds[device]
+
+
+def quantize(
+    weight: Tensor,
+    format: str,
+    *,
+    global_scale: Tensor | None = None,
+    double_quant: bool = False,
+) -> QuantizedWeight:
+    """Quantise a weight matrix; `kernels.reference.quantize` is the specification.
+
+    Parameters
+    ----------
+    weight : Tensor, (N, K), floating
+        K a multiple of the format's block; every value finite.
+    format
+        "nvfp4", "mxfp4" or "nf4".
+    global_scale : Tensor, ()
+        NVFP4 only: decode direction; None computes this matrix's own.
+    double_quant
+        NF4 only: store the block scales in 8 bits.
+
+    Returns
+    -------
+    QuantizedWeight
+        On the weight's device.
+
+    Raises
+    ------
+    ValueError
+        On a shape that does not fit, a value that is not finite, or an option that the format
+        does not have.
+    """
+    spec = format_named(format)
+    if weight.dim() != 2 or weight.shape[1] % spec.block or 0 in weight.shape:
+        raise ValueError(
+            f"weight has shape {tuple(weight.shape)}; {format} needs (N, K) with K a multiple of "
+            f"{spec.block}"
+        )
+    if global_scale is not None and format != "nvfp4":
+        raise ValueError(f"global_scale is given; {format} has none, only nvfp4 does")
+    if double_quant and format != "nf4":
+        raise ValueError(f"double_quant is True; {format} has none, only nf4 does")
+    weight = weight.detach().contiguous()
+    least, most = torch.aminmax(weight)
+    amax = torch.maximum(-least, most).float()
+    if not bool(torch.isfinite(amax)):
+        raise ValueError("weight holds a value that is not finite; quantising needs finite ones")
+    encode = None
+    if format == "nvfp4":
+        encode = _encode(amax, global_scale)
+    codes, scales = quantize_blocks(weight, format, encode)
+    if format == "nvfp4":
+        assert encode is not None
+        return QuantizedWeight(
+            format=format,
+            codes=codes,
+            block_scales=scales.view(torch.float8_e4m3fn),
+            global_scale=encode.reciprocal(),
+            encode_scale=encode,
+        )
+    if not double_quant:
+        return QuantizedWeight(format=format, codes=codes, block_scales=scales)
+    nested, nested_absmax, offset = _nest(scales)
+    return QuantizedWeight(
+        format=format,
+        codes=codes,
+        block_scales=nested,
+        nested_absmax=nested_absmax,
+        nested_offset=offset,
+    )
+
+
+def _encode(amax: Tensor, global_scale: Tensor | None) -> Tensor:
+    if global_scale is None:
+        return _encode_scale(amax)
+    encode = global_scale.to(amax.device).double().reciprocal().float().reshape(())
+    if not (bool(torch.isfinite(encode)) and float(encode) > 0):
+        raise ValueError(f"global_scale is {float(global_scale)}; it must be positive, finite")
+    return encode

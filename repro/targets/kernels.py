@@ -1,0 +1,88 @@
+"""The kernels' own claims: time of a decoder block's linear layers against 16-bit ones.
+
+Not a table of the paper: the paper's kernel (Marlin) gains below 32 rows of activations and loses
+to bfloat16 above 64, where reinforcement learning samples and trains. The bars here are this
+suite's: the `must` of each cell is the accepted interval, the `goal` stands beside it
+(`expected/systems/kernels.derived.json`).
+
+A ratio is time of `F.linear` in bfloat16 over ours, both summed over the four linear layers of one
+decoder block (fused q/k/v and gate/up), in one process on one device, with cold caches.
+"""
+
+from __future__ import annotations
+
+from repro.spec.config import Arm, OperationScale, WeightFormat
+from repro.spec.target import Cost, Metric, Target
+from repro.spec.tier import GIB, Tier
+
+SCALE = OperationScale()
+FORMATS: tuple[WeightFormat, ...] = ("nvfp4", "mxfp4", "nf4")
+
+
+def ratio_name(block: str, rows: int) -> str:
+    """Return the name of the forward ratio's metric."""
+    return f"ratio_{block}_{rows}"
+
+
+def backward_name(block: str, rows: int) -> str:
+    """Return the name of the backward ratio's metric."""
+    return f"ratio_backward_{block}_{rows}"
+
+
+def adapter_name(block: str, rows: int) -> str:
+    """Return the name of the fused adapter's metric."""
+    return f"adapter_overhead_{block}_{rows}"
+
+
+_RATIOS = tuple(
+    Metric(name=ratio_name(block, rows), unit="ratio", title=f"{block}, M = {rows}")
+    for block in SCALE.blocks
+    for rows in SCALE.rows
+)
+_BACKWARD = tuple(
+    Metric(name=backward_name(block, rows), unit="ratio", title=f"{block} dX, M = {rows}")
+    for block in SCALE.blocks
+    for rows in SCALE.backward_rows
+)
+_ADAPTER = tuple(
+    Metric(name=adapter_name(block, rows), unit="percent", title=f"{block} LoRA, M = {rows}")
+    for block in SCALE.blocks
+    for rows in SCALE.adapter_rows
+)
+_OTHERS = (
+    Metric(name="attention_share_7b", unit="percent", title="decode attention, 7B heads"),
+    Metric(name="attention_share_32b", unit="percent", title="decode attention, 32B heads"),
+    Metric(name="dequantize_share", unit="percent", title="dequantise, NVFP4"),
+    Metric(name="quantize_share", unit="percent", title="quantise, NVFP4"),
+    Metric(name="rms_norm_share", unit="percent", title="RMSNorm with residual and noise"),
+    Metric(name="logprobs_ratio", unit="ratio", title="logprobs against matmul and softmax"),
+    Metric(name="logprobs_bytes", unit="bytes", title="extra memory of logprobs"),
+)
+
+KERNELS = Target(
+    name="kernels",
+    title="Kernels: linear layers on 4-bit weights, and the operations around them",
+    statement="weight-only 4-bit linear layers are faster than bfloat16 at every number of rows "
+    "where weights are what is read, and cost nothing where arithmetic is",
+    source="not in the paper; its kernel is compared in Tables 5 to 8",
+    procedure="operation",
+    arms=(
+        *(
+            Arm(name=name, label=name.upper(), weight_format=name, training="none")
+            for name in FORMATS
+        ),
+        Arm(name="operations", label="other operations", training="none"),
+    ),
+    scales={Tier.SYSTEMS: SCALE},
+    costs={
+        Tier.SYSTEMS: Cost(
+            train_seconds=None,
+            evaluate_seconds=60.0,
+            memory_bytes=16 * GIB,
+            disk_bytes=10_000_000,
+            basis="timed on one NVIDIA H200",
+        )
+    },
+    metrics=(*_RATIOS, *_BACKWARD, *_ADAPTER, *_OTHERS),
+    headline=ratio_name("7b", 8),
+)
