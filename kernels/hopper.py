@@ -78,7 +78,8 @@ class Choice:
     prefetch
         Narrow: request the next pack before the present one is used.
     resident
-        Narrow: blocks that must fit a multiprocessor; more of them leave fewer registers each.
+        Narrow: blocks that must fit a multiprocessor, which bounds their registers; 0 leaves
+        that to the compiler.
     """
 
     path: Path
@@ -93,7 +94,7 @@ class Choice:
     per_processor: int = 1
     ahead: int = 4
     prefetch: bool = False
-    resident: int = 1
+    resident: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

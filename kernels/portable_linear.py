@@ -46,8 +46,8 @@ def _linear_kernel(
         factor = 1.0 / tl.load(encode)
     acc = tl.zeros((BLOCK_N, ROWS), tl.float32)
     row = n.to(tl.int64)[:, None]
-    for step in range(split * per_split, tl.minimum((split + 1) * per_split, steps)):
-        at = step * BYTES + tl.arange(0, BYTES)
+    for i in range(per_split):
+        at = (split * per_split + i) * BYTES + tl.arange(0, BYTES)
         held = at < K // 2
         mask = held_n[:, None] & held[None, :]
         pair = tl.load(codes + row * (K // 2) + at[None, :], mask=mask, other=0).to(tl.int32)

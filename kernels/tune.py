@@ -81,6 +81,11 @@ def candidates(N: int, K: int, M: int, processors: int) -> Iterator[Choice]:
             for wanted in (32, 40, 48):
                 for ahead in (0, 1):
                     yield Choice(path="narrow", warps=warps, ahead=ahead, resident=wanted // warps)
+        for warps in (4, 5, 7, 8) if 8 < M <= 16 else ():
+            for ahead in (0, 1):
+                yield Choice(
+                    path="narrow", warps=warps, row_tiles=2, ahead=ahead, resident=20 // warps
+                )
     if M >= 16:
         yield from _wide_candidates(N, K, M, processors)
     if M >= 128:

@@ -15,7 +15,7 @@
 //
 // Macros: FORMAT, WARPS, ROW_TILES, TOKEN_TILES, TAIL (columns not a multiple of 256), LORA,
 // AHEAD (chunks of x requested at once, 1, 2 or 4; 0 leaves it to the compiler), PREFETCH (request
-// the next pack early), RESIDENT (blocks that must fit a multiprocessor, which bounds registers).
+// the next pack early), RESIDENT (blocks that must fit a multiprocessor, which bounds registers; 0 leaves it open).
 
 #if LORA
 __device__ __forceinline__ u32 load_acquire(const u32* address) {
@@ -25,7 +25,13 @@ __device__ __forceinline__ u32 load_acquire(const u32* address) {
 }
 #endif
 
-extern "C" __global__ void __launch_bounds__(WARPS * 32, RESIDENT) linear_narrow(
+#if RESIDENT
+#define BOUNDS WARPS * 32, RESIDENT
+#else
+#define BOUNDS WARPS * 32
+#endif
+
+extern "C" __global__ void __launch_bounds__(BOUNDS) linear_narrow(
     const u8* __restrict__ packed, const u16* x, const u16* __restrict__ bias,
     const float* __restrict__ global_scale, u16* y, const u32* __restrict__ table_pairs,
     int M, int N, int K, int x_stride, int packs,
