@@ -40,7 +40,7 @@ def _tuple(result: Any) -> tuple[torch.Tensor, ...]:
 
 
 def _interpreter_is_broken() -> bool:
-    """Tell whether loops fail: Triton before 3.7 turns arrays of one element into loop bounds, which NumPy 2.4 refuses."""
+    """Tell whether loops fail: before 3.7, bounds are arrays of one, which NumPy 2.4 refuses."""
     major, minor = (int(part) for part in version("triton").split(".")[:2])
     try:
         int(np.zeros(1, dtype=np.int32))
