@@ -1,13 +1,13 @@
 """The policy's forward pass over a paged cache: one token a row, or a chunk of prompts.
 
     r = embedding(tokens);  n = norm(r)
-    each block:  q = place(qkv(n));  r, n = norm(r + o(attend(q)));  r, n = norm(r + down(swiglu(..)))
+    each block:  r, n = norm(r + o(attend(qkv(n))));  r, n = norm(r + down(swiglu(gate_up(n))))
     logits = lm_head(n)
 
 The same lines serve CPU and GPU, every weight format and architecture; what differs is in the
 projection groups and the operations they are given. Norm gains are the policy's own Parameters;
-added noise lives in buffers that `read_noise` fills in place, so that a captured step sees it. Noise
-of zero is bit-equal to none, since the gain is widened to float32 exactly.
+added noise lives in buffers that `read_noise` fills in place, so that a captured step sees it.
+Noise of zero is bit-equal to none, since the gain is widened to float32 exactly.
 
 Easy to get wrong: writing keys after attending (the token then misses itself), and computing logits
 for a prefill, which needs none.
@@ -140,11 +140,14 @@ class Forward:
         update: Tensor | None = None
         for block in self.blocks:
             residual, normed = self._norm(residual, update, block.input_norm)
+            qkv = self.ops.whole(block.qkv(normed))
             attended = self.ops.attend_step(
-                block.qkv(normed), positions, table, block.cache, block.heads, self.rotation
+                qkv, positions, table, block.cache, block.heads, self.rotation
             )
-            residual, normed = self._norm(residual, block.o(attended), block.post_norm)
-            update = block.down(self.ops.swiglu(block.gate_up(normed)))
+            residual, normed = self._norm(
+                residual, self.ops.whole(block.o(attended)), block.post_norm
+            )
+            update = self.ops.whole(block.down(self.ops.swiglu(block.gate_up(normed))))
         _, normed = self._norm(residual, update, self.final_norm)
         logits: Tensor = self.ops.logits(normed, self.lm_head)
         return logits
@@ -156,7 +159,7 @@ class Forward:
         for block in self.blocks:
             residual, normed = self._norm(residual, update, block.input_norm)
             queries = self.ops.place(
-                block.qkv(normed),
+                self.ops.whole(block.qkv(normed)),
                 new.positions,
                 new.slots,
                 block.cache,
@@ -167,8 +170,10 @@ class Forward:
                 # Its keys and values are all that a later step reads of the last block.
                 return
             attended = self.ops.attend_new(queries, new, block.cache, block.heads)
-            residual, normed = self._norm(residual, block.o(attended), block.post_norm)
-            update = block.down(self.ops.swiglu(block.gate_up(normed)))
+            residual, normed = self._norm(
+                residual, self.ops.whole(block.o(attended)), block.post_norm
+            )
+            update = self.ops.whole(block.down(self.ops.swiglu(block.gate_up(normed))))
 
     def name_fault(self, tokens: Tensor, positions: Tensor, table: Tensor, row: int) -> str:
         """Run a step again and return the first part whose output is not finite for `row`."""
@@ -178,11 +183,14 @@ class Forward:
         update: Tensor | None = None
         for number, block in enumerate(self.blocks):
             residual, normed = self._norm(residual, update, block.input_norm)
+            qkv = self.ops.whole(block.qkv(normed))
             attended = self.ops.attend_step(
-                block.qkv(normed), positions, table, block.cache, block.heads, self.rotation
+                qkv, positions, table, block.cache, block.heads, self.rotation
             )
-            residual, normed = self._norm(residual, block.o(attended), block.post_norm)
-            update = block.down(self.ops.swiglu(block.gate_up(normed)))
+            residual, normed = self._norm(
+                residual, self.ops.whole(block.o(attended)), block.post_norm
+            )
+            update = self.ops.whole(block.down(self.ops.swiglu(block.gate_up(normed))))
             if not _finite((residual + update)[row]):
                 return f"model.layers.{number}"
         return "the final norm or lm_head"

@@ -22,31 +22,48 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from kernels import decode_adapter
 from kernels import linear as packed
 from kernels.formats import QuantizedWeight
-from kernels.hopper import Adapter
 from kernels.packing import PACK_ROWS, PackedWeight, pack, unpack
 from repro.models.lora import AdapterLinear, base_linear
 from repro.models.quantized_linear import QuantizedLinear
+from repro.rollout.linears import Product
 
 
 class PackedGroup:
-    """4-bit projections as one packed weight."""
+    """4-bit projections as one packed weight, the adapter made beside it.
 
-    def __init__(self, modules: Sequence[nn.Module]) -> None:
+    Parameters
+    ----------
+    overlap
+        Launch the adapter's kernels before the kernel ahead has ended.
+    """
+
+    def __init__(self, modules: Sequence[nn.Module], *, overlap: bool) -> None:
         bases = [cast(QuantizedLinear, base_linear(module)) for module in modules]
         self._factors = _Factors(modules, torch.bfloat16)
+        self._overlap = overlap
         weights = [cast(Any, base).weight for base in bases]
         found = _shared_already(weights)
         self.weight = _fused_pack(weights) if found is None else found
         self.bias = _fused_bias([base.bias for base in bases])
         if found is None:
             _share(bases, self.weight)
-        self.adapter = self._factors.adapter()
 
-    def __call__(self, x: Tensor) -> Tensor:
-        """Return (M, N1 + N2 + ...)."""
-        return packed.packed_linear(x, self.weight, self.bias, self.adapter)
+    def __call__(self, x: Tensor) -> Product:
+        """Return (M, N1 + N2 + ...), the adapter's share still to be added."""
+        factors = self._factors
+        if factors.a is None:
+            return Product(base=packed.packed_linear(x, self.weight, self.bias))
+        z = decode_adapter.project(x, factors.a, overlap=self._overlap)
+        return Product(
+            base=packed.packed_linear(x, self.weight, self.bias),
+            z=z,
+            b=factors.b,
+            ends=factors.ends,
+            scaling=factors.scaling,
+        )
 
     def refresh(self) -> None:
         """Take up the adapters as they are now, in place."""
@@ -76,14 +93,19 @@ class DenseGroup:
         if below:
             self._factors.move_a(self.weight[rows:])
 
-    def __call__(self, x: Tensor) -> Tensor:
-        """Return (M, N1 + N2 + ...), a view with strided rows where there is an adapter."""
+    def __call__(self, x: Tensor) -> Product:
+        """Return (M, N1 + N2 + ...), rows strided and the adapter's share still to be added."""
         both = functional.linear(x, self.weight, self.bias)
-        wide = self._factors.wide_b
-        if wide is None:
-            return both
-        out, z = both[:, : self.rows], both[:, self.rows :]
-        return out.addmm_(z, wide.t(), alpha=self._factors.scaling)
+        factors = self._factors
+        if factors.a is None:
+            return Product(base=both)
+        return Product(
+            base=both[:, : self.rows],
+            z=both[:, self.rows :].unsqueeze(0),
+            b=factors.b,
+            ends=factors.ends,
+            scaling=factors.scaling,
+        )
 
     def refresh(self) -> None:
         """Take up the adapters as they are now, in place."""
@@ -98,7 +120,7 @@ class _Factors:
         self.scaling = 1.0
         self.a: Tensor | None = None
         self.b: Tensor | None = None
-        self.wide_b: Tensor | None = None
+        self.ends: tuple[int, ...] = ()
         present = [found for found in self.masters if found is not None]
         if not present:
             return
@@ -109,27 +131,15 @@ class _Factors:
         self._ends = [0]
         for _, B, _ in present:
             self._ends.append(self._ends[-1] + B.shape[0])
+        self.ends = tuple(self._ends[1:-1])
         K, device = present[0][0].shape[1], present[0][0].device
         self.a = torch.empty(len(present) * rank, K, dtype=dtype, device=device)
         self.b = torch.empty(self._ends[-1], rank, dtype=dtype, device=device)
         self.refresh()
 
-    def adapter(self) -> Adapter | None:
-        """Return the factors as the kernels take them."""
-        if self.a is None or self.b is None:
-            return None
-        return Adapter(a=self.a, b=self.b, ends=tuple(self._ends[1:-1]), scaling=self.scaling)
-
     def move_a(self, rows: Tensor) -> None:
-        """Keep A in `rows` from now on, and B as one block-diagonal matrix."""
-        assert self.a is not None
-        assert self.b is not None
-        rank = self.b.shape[1]
+        """Keep A in `rows` from now on."""
         self.a = rows
-        self.wide_b = torch.zeros(
-            len(self.b), rank * len(self.masters), dtype=self.b.dtype, device=self.b.device
-        )
-        self.b = None
         self.refresh()
 
     @torch.no_grad()
@@ -144,8 +154,6 @@ class _Factors:
             self.a[i * rank : (i + 1) * rank].copy_(A)
             if self.b is not None:
                 self.b[start:end].copy_(B)
-            if self.wide_b is not None:
-                self.wide_b[start:end, i * rank : (i + 1) * rank].copy_(B)
 
 
 def can_pack(modules: Sequence[nn.Module]) -> bool:
@@ -155,12 +163,13 @@ def can_pack(modules: Sequence[nn.Module]) -> bool:
         return False
     adapters = [_adapter(module) for module in modules]
     ranks = {len(found[0]) for found in adapters if found is not None}
-    if any(rank % 16 or not 16 <= rank <= 128 for rank in ranks) or len(ranks) > 1:
+    if any(rank not in (16, 32, 64, 128) for rank in ranks) or len(ranks) > 1:
         return False
     scales = [getattr(base.weight, "encode_scale", None) for base in bases]
+    first = scales[0]
     same = all(
-        (a is None and b is None) or (a is not None and b is not None and bool(a == b))
-        for a, b in zip(scales, scales[1:], strict=False)
+        scale is first or (scale is not None and first is not None and bool(scale == first))
+        for scale in scales
     )
     return same and all(base.out_features % PACK_ROWS == 0 for base in bases)
 

@@ -55,7 +55,7 @@ class GpuBackend:
         if all(isinstance(base_linear(module), nn.Linear) for module in modules):
             return DenseGroup(modules)
         if self._hopper and can_pack(modules):
-            return PackedGroup(modules)
+            return PackedGroup(modules, overlap=self.operations.overlap)
         return ModuleGroup(modules)
 
     def steps(self, forward: Forward, state: RowState) -> Steps:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from kernels import decode_choice, decode_step, prefill_attention, rotary
+from kernels import decode_adapter, decode_choice, decode_step, prefill_attention, rotary
 from kernels.reference import rms_norm
 from repro.rollout.choose import choose
+from repro.rollout.linears import Product
 from repro.rollout.ops import TILE, Heads, LayerCache, NewTokens, Rotation
 from repro.rollout.state import RowState
 from repro.spec.config import SamplingConfig
@@ -104,9 +105,26 @@ class KernelOps:
             queries, cache.keys, cache.values, new.table, new.tiles, heads.scaling, tile=TILE
         )
 
-    def swiglu(self, gate_up: Tensor) -> Tensor:
+    def whole(self, product: Product) -> Tensor:
+        """See `TorchOps.whole`."""
+        if product.z is None or product.b is None:
+            return product.base
+        return decode_adapter.add_adapter(
+            product.base,
+            product.z,
+            product.b,
+            product.ends,
+            product.scaling,
+            overlap=self.overlap,
+        )
+
+    def swiglu(self, gate_up: Product) -> Tensor:
         """See `TorchOps.swiglu`."""
-        return decode_step.swiglu(gate_up, overlap=self.overlap)
+        if gate_up.z is None or gate_up.b is None:
+            return decode_step.swiglu(gate_up.base, overlap=self.overlap)
+        return decode_adapter.adapted_swiglu(
+            gate_up.base, gate_up.z, gate_up.b, gate_up.scaling, overlap=self.overlap
+        )
 
     def logits(self, hidden: Tensor, lm_head: Tensor) -> Tensor:
         """Return (M, V) float32 logits, accumulated and kept in float32."""

@@ -7,6 +7,7 @@ methods on a GPU. The forward pass is written once over either.
     attend_step  one new token a row: head norms, rotation, key and value into the cache, attention
     place        the same for many new tokens, without the attention: returns the queries
     attend_new   attention of many new tokens (prefill), each to what precedes it
+    whole        a product with its adapter's share
     swiglu       silu(gate) * up
     logits       lm_head, float32
     choose       a token from each row's logits, and the rows' state moved on
@@ -26,8 +27,9 @@ from torch.nn import functional
 from kernels import dispatch
 from repro.rollout.blocks import SCRAP
 from repro.rollout.choose import choose
+from repro.rollout.linears import Product
 from repro.rollout.state import RowState
-from repro.spec.config import SamplingConfig
+from repro.spec.config import SamplingConfig, require
 
 # Tokens of one row that a program of the prefill's attention takes.
 TILE = 64
@@ -203,9 +205,14 @@ class TorchOps:
             out[first : first + count] = attended.transpose(0, 1)
         return out.view(len(queries), -1)
 
-    def swiglu(self, gate_up: Tensor) -> Tensor:
+    def whole(self, product: Product) -> Tensor:
+        """Return a product with its adapter's share added, (M, N)."""
+        require(product.z is None, "plain torch operations take products that are whole already")
+        return product.base
+
+    def swiglu(self, gate_up: Product) -> Tensor:
         """Return silu(gate) * up, (M, I), of (M, 2 I)."""
-        return dispatch.swiglu(gate_up)
+        return dispatch.swiglu(self.whole(gate_up))
 
     def logits(self, hidden: Tensor, lm_head: Tensor) -> Tensor:
         """Return (M, V) float32 logits."""

@@ -1,0 +1,244 @@
+"""A LoRA update beside a linear layer, in two small launches that overlap it, in Triton.
+
+    z = x A^T             cut along K into parts, so that enough programs read A at once
+    y += scaling * z B^T  the parts of z are summed on the way
+
+`project` is launched before the linear layer and `add_adapter` after it. Under programmatic
+dependent launch the linear layer's blocks request their weights while z is still being made, and B
+is loaded while the linear layer drains: an adapter of rank 32 then costs little beyond its own bytes.
+Inside the linear layer, with blocks that wait for z, it cost twice the layer at M = 1
+(kernels/README.md).
+
+z is rounded to the type of x before it meets B, as the reference does.
+
+Easy to get wrong: the sum over parts is in a fixed order (no atomics), so that the bits are the same
+each time; and a tile of y must not straddle two projections, whose z differ.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from kernels.decode_step import launch
+
+# Beyond this many rows cuBLAS makes z at once.
+FEW_ROWS = 32
+_COLUMNS = 256
+_MAX_PARTS = 40
+
+
+@triton.jit
+def _project_kernel(
+    x, a, z, M, K, x_stride, total_rank, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+    STEPS: tl.constexpr, WIDEN: tl.constexpr, OVERLAP: tl.constexpr,
+):  # fmt: skip
+    tile = tl.program_id(0)
+    part = tl.program_id(1)
+    r = tile * 16 + tl.arange(0, 16)
+    m = tl.arange(0, ROWS)
+    k = part * STEPS * COLUMNS + tl.arange(0, COLUMNS)
+    weights = tl.load(a + r[:, None] * K + k[None, :], mask=k[None, :] < K, other=0.0)
+    if OVERLAP:
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
+    acc = tl.zeros((16, ROWS), tl.float32)
+    for step in tl.static_range(STEPS):
+        at = k + step * COLUMNS
+        held = (at[:, None] < K) & (m[None, :] < M)
+        tokens = tl.load(x + m[None, :] * x_stride + at[:, None], mask=held, other=0.0)
+        if WIDEN:
+            acc += tl.dot(weights.to(tl.float32), tokens.to(tl.float32))
+        else:
+            acc = tl.dot(weights, tokens, acc)
+        if step + 1 < STEPS:
+            at += COLUMNS
+            weights = tl.load(a + r[:, None] * K + at[None, :], mask=at[None, :] < K, other=0.0)
+    target = z + (part * M + m[None, :]) * total_rank + r[:, None]
+    tl.store(target, acc, mask=m[None, :] < M)
+
+
+def project(x: Tensor, a: Tensor, *, overlap: bool) -> Tensor:
+    """Return z = x A^T in parts whose sum it is.
+
+    Parameters
+    ----------
+    x : Tensor, (M, K)
+        Rows contiguous.
+    a : Tensor, (R, K), contiguous, the type of x
+        R a multiple of 16.
+
+    Returns
+    -------
+    Tensor, (parts, M, R), float32, or (1, M, R) of x's type for more than `FEW_ROWS` rows
+    """
+    M, K = x.shape
+    R = a.shape[0]
+    if R % 16 or a.shape[1] != K or not a.is_contiguous():
+        raise ValueError(
+            f"A has shape {tuple(a.shape)}; it must be (a multiple of 16, {K}), contiguous"
+        )
+    if M > FEW_ROWS:
+        return torch.nn.functional.linear(x, a).unsqueeze(0)
+    slices = triton.cdiv(K, _COLUMNS)
+    steps = triton.cdiv(slices, _MAX_PARTS)
+    parts = triton.cdiv(slices, steps)
+    z = torch.empty(parts, M, R, dtype=torch.float32, device=x.device)
+    _project_kernel[(R // 16, parts)](
+        x, a, z, M, K, x.stride(0), R, 16 if M <= 16 else 32, _COLUMNS, steps,
+        x.dtype == torch.float32, overlap, num_warps=4, **launch(overlap),
+    )  # fmt: skip
+    return z
+
+
+@triton.jit
+def summed_parts(
+    z, m, first, M, stride, PARTS: tl.constexpr, RANK: tl.constexpr, TYPE: tl.constexpr
+):
+    """Return z's columns from `first` on for rows m, (rows, RANK), in TYPE."""
+    r = tl.arange(0, RANK)
+    at = m[:, None] * stride + first + r[None, :]
+    held = (m < M)[:, None]
+    total = tl.load(z + at, mask=held, other=0.0).to(tl.float32)
+    for part in tl.static_range(1, PARTS):
+        total += tl.load(z + part * M * stride + at, mask=held, other=0.0).to(tl.float32)
+    return total.to(TYPE)
+
+
+@triton.jit
+def _add_kernel(
+    y, z, b, scaling, M, y_stride, end0, end1, z_stride, PARTS: tl.constexpr,
+    RANK: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, WIDEN: tl.constexpr,
+    OVERLAP: tl.constexpr,
+):  # fmt: skip
+    n = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
+    m = tl.program_id(1).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    r = tl.arange(0, RANK)
+    start = tl.program_id(0) * COLUMNS
+    adapter = (start >= end0).to(tl.int32) + (start >= end1).to(tl.int32)
+    factors = tl.load(b + n[None, :] * RANK + r[:, None])
+    if OVERLAP:
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
+    own = summed_parts(z, m, adapter * RANK, M, z_stride, PARTS, RANK, factors.dtype)
+    if WIDEN:
+        update = tl.dot(own.to(tl.float32), factors.to(tl.float32))
+    else:
+        update = tl.dot(own, factors)
+    target = y + m[:, None] * y_stride + n[None, :]
+    held = (m < M)[:, None]
+    value = tl.load(target, mask=held, other=0.0).to(tl.float32) + update * scaling
+    tl.store(target, value.to(y.dtype.element_ty), mask=held)
+
+
+def add_adapter(
+    y: Tensor, z: Tensor, b: Tensor, ends: tuple[int, ...], scaling: float, *, overlap: bool
+) -> Tensor:
+    """Add scaling * z B^T to y, in place.
+
+    Parameters
+    ----------
+    y : Tensor, (M, N)
+        Rows contiguous.
+    z : Tensor, (parts, M, adapters * rank)
+        From `project`; a single part may have strided rows.
+    b : Tensor, (N, rank), contiguous
+        Row n belongs to the projection that column n of y belongs to.
+    ends : tuple of int
+        First column after each projection but the last; at most two.
+
+    Returns
+    -------
+    Tensor
+        y.
+
+    Raises
+    ------
+    ValueError
+        When the shapes do not fit.
+    """
+    M, N = y.shape
+    parts, _, total = z.shape
+    rank = b.shape[1]
+    if b.shape[0] != N or total != rank * (len(ends) + 1) or rank & (rank - 1) or rank < 16:
+        raise ValueError(
+            f"B has shape {tuple(b.shape)} and z {tuple(z.shape)}; y {tuple(y.shape)} with "
+            f"{len(ends) + 1} projections needs B ({N}, rank) and z (parts, {M}, rank each), "
+            "the rank a power of two from 16 on"
+        )
+    columns = 128
+    while any(edge % columns for edge in (*ends, N)):
+        columns //= 2
+    if columns < 16:
+        raise ValueError(f"projections end at {ends} of {N}; multiples of 16 are needed")
+    rows = 16 if M <= 64 else 64
+    edges = (*ends, N, N)[:2]
+    _add_kernel[(N // columns, triton.cdiv(M, rows))](
+        y, z, b, scaling, M, y.stride(0), edges[0], edges[1], z.stride(1), parts, rank, rows, columns,
+        y.dtype == torch.float32, overlap, num_warps=4, **launch(overlap),
+    )  # fmt: skip
+    return y
+
+
+@triton.jit
+def _swiglu_kernel(
+    gate_up, z, b, y, scaling, M, stride, z_stride, I: tl.constexpr, PARTS: tl.constexpr,
+    RANK: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, WIDEN: tl.constexpr,
+    OVERLAP: tl.constexpr,
+):  # fmt: skip
+    n = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
+    m = tl.program_id(1).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    r = tl.arange(0, RANK)
+    inside = n < I
+    gate_b = tl.load(b + n[None, :] * RANK + r[:, None], mask=inside[None, :], other=0.0)
+    up_b = tl.load(b + (I + n[None, :]) * RANK + r[:, None], mask=inside[None, :], other=0.0)
+    TYPE: tl.constexpr = y.dtype.element_ty
+    if OVERLAP:
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
+    held = (m < M)[:, None] & inside[None, :]
+    source = gate_up + m[:, None] * stride + n[None, :]
+    gate = tl.load(source, mask=held, other=0.0).to(tl.float32)
+    up = tl.load(source + I, mask=held, other=0.0).to(tl.float32)
+    gate_z = summed_parts(z, m, 0, M, z_stride, PARTS, RANK, gate_b.dtype)
+    up_z = summed_parts(z, m, RANK, M, z_stride, PARTS, RANK, gate_b.dtype)
+    if WIDEN:
+        gate += tl.dot(gate_z.to(tl.float32), gate_b.to(tl.float32)) * scaling
+        up += tl.dot(up_z.to(tl.float32), up_b.to(tl.float32)) * scaling
+    else:
+        gate += tl.dot(gate_z, gate_b) * scaling
+        up += tl.dot(up_z, up_b) * scaling
+    gate = gate.to(TYPE).to(tl.float32)
+    up = up.to(TYPE).to(tl.float32)
+    active = (gate * tl.sigmoid(gate)).to(TYPE).to(tl.float32)
+    tl.store(y + m[:, None] * I + n[None, :], (active * up).to(TYPE), mask=held)
+
+
+def adapted_swiglu(
+    gate_up: Tensor, z: Tensor, b: Tensor, scaling: float, *, overlap: bool
+) -> Tensor:
+    """Return silu(gate + scaling z1 B1^T) * (up + scaling z2 B2^T), (M, I).
+
+    Parameters
+    ----------
+    gate_up : Tensor, (M, 2 I)
+        The base layer's output, rows contiguous.
+    z : Tensor, (parts, M, 2 rank)
+    b : Tensor, (2 I, rank), contiguous
+    """
+    M, I = gate_up.shape[0], gate_up.shape[1] // 2
+    rank = b.shape[1]
+    if b.shape[0] != 2 * I or z.shape[2] != 2 * rank:
+        raise ValueError(
+            f"B has shape {tuple(b.shape)} and z {tuple(z.shape)}; gate_up {tuple(gate_up.shape)} "
+            f"needs B ({2 * I}, rank) and z (parts, {M}, 2 rank)"
+        )
+    y = torch.empty(M, I, dtype=gate_up.dtype, device=gate_up.device)
+    rows, columns = (16, 128) if M <= 64 else (64, 64)
+    _swiglu_kernel[(triton.cdiv(I, columns), triton.cdiv(M, rows))](
+        gate_up, z, b, y, scaling, M, gate_up.stride(0), z.stride(1), I, z.shape[0], rank, rows, columns,
+        gate_up.dtype == torch.float32, overlap, num_warps=4, **launch(overlap),
+    )  # fmt: skip
+    return y
