@@ -20,9 +20,14 @@ FINE, CONTRADICTED, USAGE = 0, 1, 2
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; return the process's exit status."""
-    parser = build_parser()
-    args = parser.parse_args(arguments)
+    given = list(sys.argv[1:] if arguments is None else arguments)
     try:
+        if given[:2] == ["plan", "memory"] and any(flag.startswith("--model") for flag in given):
+            from repro.procedures.memory_command import main_memory
+
+            # `memory` is a target, too; a model's size asks for bytes rather than for its runs.
+            return main_memory(given[2:])
+        args = build_parser().parse_args(given)
         status: int = args.command(args)
     except ValueError as error:
         print(f"repro: {error}", file=sys.stderr)

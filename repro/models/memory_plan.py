@@ -1,0 +1,335 @@
+"""Device memory of one RL step, by part, before anything runs. Needs no torch.
+
+A step samples completions with an engine whose cache stays where it is, then updates the adapter
+over micro-batches of packed tokens, each block's activations being computed again in backward:
+
+    rollout = weights + embeddings + adapter + optimiser + cache + graphs + prefill or logits
+    update  = the same up to cache and graphs + gradients + activations + logits + scratch
+    peak    = max(rollout, update) + workspace + context
+
+With M tokens in a micro-batch, L blocks and 2 bytes an activation:
+
+    checkpoints   L M H 2                              the input of every block
+    one block     M 2 (4 H + 6 Q + 5 Kv + 7 I)         what backward of a block holds at its worst
+    logits        1.5 * min(M, chunk) V 4              float32 logits, and their 16-bit gradient
+    scratch       2 max(N K)                           one layer's weight, dense, 4-bit bases only
+
+(Q and Kv: channels of all query and of all key heads.) Without checkpointing every block keeps
+M 2 (4 H + 3 Q + 4 Kv + 4 I).
+
+Easy mistakes
+-------------
+* Hopper's packed weights take 4.5 bits in every 4-bit format (2304 bytes for 16 x 256 weights,
+  both padded); what a checkpoint stores is another number: 4.5, 4.25, and NF4's float32 scales of
+  64 weights 4.5. The paper's sizes are the checkpoint's, with a tied `lm_head` counted twice.
+* Members of a group share their prompt's blocks of the cache: its size follows the prompts, not
+  the rows.
+* Rows that find no room wait; more rows than fit cost time, not memory. What must fit is one.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Literal
+
+from repro.spec.arm import WEIGHT_FORMATS, WeightFormat, require, require_choice
+from repro.spec.shapes import DecoderShape
+
+OptimizerName = Literal["adamw", "adamw_8bit"]
+CacheName = Literal["compute", "float8"]
+
+# Bits a weight in a checkpoint, scales included.
+_BITS = {"bf16": 16.0, "nvfp4": 4.5, "mxfp4": 4.25, "nf4": 4.5}
+_PACK_ROWS, _PACK_COLUMNS, _PACK_BYTES = 16, 256, 2304
+# Bytes of AdamW's two moments a parameter; 8 bits with a float32 scale each 256.
+_MOMENT_BYTES = {"adamw": 8.0, "adamw_8bit": 2.0 + 2 * 4 / 256}
+_BLOCK = 32  # positions of a block of the cache
+# Float32 logits held at once (kernels/logprobs.py); backward holds half as much again.
+_LOGIT_BYTES = 640 << 20
+_PREFILL_TOKENS = 16384
+# More tokens in a micro-batch make no product faster.
+MOST_MICRO_TOKENS = 16384
+# Driver, libraries' own memory and loaded kernels, as the driver reports it.
+_CONTEXT_BYTES = 640 << 20
+# Workspaces of cuBLAS and of this project's kernels.
+_WORKSPACE_BYTES = 192 << 20
+# A captured step: nodes and their arguments, by block and width; and its share of activations.
+_GRAPH_BYTES_A_BLOCK = 160 << 10
+# Projections that share an input are one product in the engine.
+_FUSED = (("q_proj", "k_proj", "v_proj"), ("o_proj",), ("gate_proj", "up_proj"), ("down_proj",))
+_GRAPH_WIDTHS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 80, 96, 112, 128, 160, 192, 224, 256)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepShape:
+    """What a step is, as far as memory goes.
+
+    Attributes
+    ----------
+    shape
+        The decoder.
+    weight_format, rank
+        Base weights and LoRA rank.
+    prompts, group
+        P prompts with G completions each.
+    prompt_tokens, completion_tokens
+        Longest of each.
+    slots
+        Rows sampled at once.
+    micro_tokens
+        Tokens of a micro-batch, prompts included; one row at least.
+    optimizer, cache
+        `adamw` or `adamw_8bit`; `compute` (16 bits) or `float8`.
+    checkpointing
+        Whether blocks are computed again in backward.
+    keep_cache
+        Whether cache and graphs stay during the update.
+    packed
+        Whether 4-bit weights lie as Hopper's kernels read them.
+    """
+
+    shape: DecoderShape
+    weight_format: WeightFormat = "nvfp4"
+    rank: int = 32
+    prompts: int = 1
+    group: int = 8
+    prompt_tokens: int = 256
+    completion_tokens: int = 2048
+    slots: int = 8
+    micro_tokens: int = 2304
+    optimizer: OptimizerName = "adamw"
+    cache: CacheName = "compute"
+    checkpointing: bool = True
+    keep_cache: bool = True
+    packed: bool = True
+
+    def __post_init__(self) -> None:
+        require_choice("weight format", self.weight_format, WeightFormat)
+        require_choice("optimizer", self.optimizer, OptimizerName)
+        require_choice("cache", self.cache, CacheName)
+        for name in ("rank", "prompts", "group", "prompt_tokens", "completion_tokens", "slots"):
+            value = getattr(self, name)
+            require(value >= 1, f"{name} is {value}; it must be 1 or more")
+        require(
+            self.micro_tokens >= self.row_tokens,
+            f"micro_tokens is {self.micro_tokens}; one row has {self.row_tokens}",
+        )
+
+    @property
+    def rows(self) -> int:
+        """Completions of a step."""
+        return self.prompts * self.group
+
+    @property
+    def row_tokens(self) -> int:
+        """Tokens of the longest row."""
+        return self.prompt_tokens + self.completion_tokens
+
+    @property
+    def cache_blocks(self) -> int:
+        """Blocks of 32 positions for `slots` rows, the scrap block included."""
+        prompts = -(-self.slots // self.group)
+        prompt = -(-self.prompt_tokens // _BLOCK)
+        # A prompt that ends inside a block is continued in a copy of that block.
+        own = -(-(self.prompt_tokens % _BLOCK + self.completion_tokens) // _BLOCK)
+        return prompts * prompt + self.slots * own + 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryPlan:
+    """Bytes of a step by part, in the rollout and in the update.
+
+    Attributes
+    ----------
+    step
+        What was planned.
+    rollout, update
+        `{part: bytes}` of each phase, with the same parts in the same order.
+    """
+
+    step: StepShape
+    rollout: dict[str, int]
+    update: dict[str, int]
+
+    @property
+    def peak(self) -> int:
+        """The larger phase's total."""
+        return max(sum(self.rollout.values()), sum(self.update.values()))
+
+
+def weight_bytes(step: StepShape) -> int:
+    """Return the bytes of all projections' base weights."""
+    shape = step.shape
+    if step.weight_format == "bf16" or not step.packed:
+        return int(shape.projection_parameters() * _BITS[step.weight_format] / 8)
+    packs = sum(
+        -(-N // _PACK_ROWS) * -(-K // _PACK_COLUMNS) for N, K in shape.projections().values()
+    )
+    return shape.layers * packs * _PACK_BYTES
+
+
+def checkpoint_bytes(shape: DecoderShape, weight_format: WeightFormat) -> int:
+    """Return a checkpoint's bytes as the paper counts them: a tied `lm_head` twice."""
+    other = shape.embedding_parameters(count_tied_twice=True) + shape.small_parameters()
+    return int(shape.projection_parameters() * _BITS[weight_format] / 8) + 2 * other
+
+
+def plan_memory(step: StepShape) -> MemoryPlan:
+    """Return the bytes of a step by part."""
+    shape = step.shape
+    adapter = shape.adapter_parameters(step.rank)
+    element = 1 if step.cache == "float8" else 2
+    cache = 2 * shape.layers * shape.key_size * _BLOCK * step.cache_blocks * element
+    graphs = _graph_bytes(step)
+    resident = {
+        "weights": weight_bytes(step),
+        "embeddings": 2 * (shape.embedding_parameters() + shape.small_parameters()),
+        "adapter": 4 * adapter + _adapter_image_bytes(step),
+        "optimiser": int(adapter * _MOMENT_BYTES[step.optimizer]),
+    }
+    kept = 1 if step.keep_cache else 0
+    rest = {"workspace": _WORKSPACE_BYTES, "context": _CONTEXT_BYTES}
+    rollout = {
+        **resident,
+        "gradients": 0,
+        "cache": cache,
+        "graphs": graphs,
+        "activations": _prefill_bytes(step),
+        "logits": 2 * step.slots * shape.vocabulary * 4,
+        **rest,
+    }
+    activations, logits = _update_bytes(step)
+    update = {
+        **resident,
+        "gradients": 4 * adapter,
+        "cache": kept * cache,
+        "graphs": kept * graphs,
+        "activations": activations,
+        "logits": logits,
+        **rest,
+    }
+    return MemoryPlan(step=step, rollout=rollout, update=update)
+
+
+def _adapter_image_bytes(step: StepShape) -> int:
+    """Return the 16-bit copies of the factors that the engine multiplies by.
+
+    On a 16-bit base, B of projections that share an input is kept as one block-diagonal matrix.
+    """
+    shape, rank = step.shape, step.rank
+    if step.weight_format != "bf16":
+        return 2 * shape.adapter_parameters(rank)
+    sizes = shape.projections()
+    total = 0
+    for group in _FUSED:
+        members = len(group)
+        rows = sum(sizes[name][0] for name in group)
+        total += members * rank * (sizes[group[0]][1] + rows)
+    return 2 * shape.layers * total
+
+
+def _graph_bytes(step: StepShape) -> int:
+    """Return what captured steps hold: their nodes, and the widest one's activations."""
+    shape = step.shape
+    widths = sum(width <= max(step.slots, 1) for width in _GRAPH_WIDTHS)
+    a_row = 2 * (4 * shape.hidden + shape.query_size + 2 * shape.key_size + 3 * shape.intermediate)
+    tables = step.slots * step.completion_tokens * (8 + 4 + 4)  # numbers, tokens, logprobs
+    return widths * shape.layers * _GRAPH_BYTES_A_BLOCK + step.slots * a_row + tables
+
+
+def _prefill_bytes(step: StepShape) -> int:
+    """Return the activations of the largest chunk of prompts that goes forward at once."""
+    shape = step.shape
+    prompts = -(-step.slots // step.group)
+    tokens = min(_PREFILL_TOKENS, prompts * step.prompt_tokens)
+    a_token = 2 * (4 * shape.hidden + 2 * shape.query_size + 4 * shape.key_size)
+    return tokens * (a_token + 2 * 3 * shape.intermediate)
+
+
+def _update_bytes(step: StepShape) -> tuple[int, int]:
+    """Return the activations and logits that a micro-batch holds at its worst moment.
+
+    Backward starts at the logits, when only checkpoints are held beside them, and then goes from
+    block to block: the larger of the two is the peak, and its part is what is returned.
+    """
+    shape, M = step.shape, step.micro_tokens
+    H, Q, Kv, middle = shape.hidden, shape.query_size, shape.key_size, shape.intermediate
+    hidden = 2 * M * H
+    worst_block = 2 * M * (4 * H + 6 * Q + 5 * Kv + 7 * middle)
+    if step.checkpointing:
+        kept = shape.layers * hidden
+    else:
+        kept = shape.layers * 2 * M * (4 * H + 3 * Q + 4 * Kv + 4 * middle)
+        worst_block -= 2 * M * (4 * H + 3 * Q + 4 * Kv + 4 * middle)
+    if step.weight_format != "bf16":
+        worst_block += 2 * max(N * K for N, K in shape.projections().values())
+    logits = min(M * shape.vocabulary * 4, _LOGIT_BYTES) * 3 // 2
+    at_logits = 4 * hidden + logits
+    if at_logits > worst_block:
+        return kept + 4 * hidden, logits
+    return kept + worst_block, 0
+
+
+def fit_micro_tokens(step: StepShape, budget: int, *, most: int = MOST_MICRO_TOKENS) -> StepShape:
+    """Return the step with the largest micro-batch, in whole rows, that the budget holds.
+
+    One row where even that is too much: the plan's peak then says so.
+    """
+    row = step.row_tokens
+    rows = max(1, min(step.rows, most // row))
+    while rows > 1:
+        found = dataclasses.replace(step, micro_tokens=rows * row)
+        if sum(plan_memory(found).update.values()) <= budget:
+            return found
+        rows -= 1
+    return dataclasses.replace(step, micro_tokens=row)
+
+
+def fit_slots(step: StepShape, budget: int) -> StepShape:
+    """Return the step with the most rows at once that the budget holds; 1 where none fits."""
+    low, high = 1, step.rows
+
+    def fits(slots: int) -> bool:
+        found = dataclasses.replace(step, slots=slots, micro_tokens=step.row_tokens)
+        return plan_memory(found).peak <= budget
+
+    while low < high:
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle - 1)
+    return fit_micro_tokens(dataclasses.replace(step, slots=low), budget)
+
+
+def alternatives(step: StepShape) -> list[tuple[str, StepShape]]:
+    """Return changes that need less memory, with what each is called, the mildest first."""
+    found: list[tuple[str, StepShape]] = []
+
+    def offer(words: str, **changes: object) -> None:
+        changed = dataclasses.replace(step, **changes)  # type: ignore[arg-type]
+        if changed != step:
+            found.append((words, changed))
+
+    offer(f"micro-batches of one row ({step.row_tokens} tokens)", micro_tokens=step.row_tokens)
+    offer("AdamW's moments in 8 bits", optimizer="adamw_8bit")
+    offer("keys and values in float8", cache="float8")
+    offer("the cache given back during the update", keep_cache=False)
+    offer("blocks computed again in backward", checkpointing=True)
+    offer(f"{max(1, step.slots // 2)} rows at once", slots=max(1, step.slots // 2))
+    if step.rank > 16:
+        offer("rank 16", rank=16)
+    if step.weight_format == "bf16":
+        offer("4-bit weights (nvfp4)", weight_format="nvfp4")
+    offer(
+        "one row at once, 8-bit moments, float8 cache, micro-batches of one row",
+        slots=1,
+        optimizer="adamw_8bit",
+        cache="float8",
+        micro_tokens=step.row_tokens,
+        checkpointing=True,
+    )
+    return found
+
+
+def known_formats() -> tuple[str, ...]:
+    """Return the weight formats that can be planned."""
+    return WEIGHT_FORMATS

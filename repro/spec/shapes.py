@@ -1,0 +1,137 @@
+"""Shapes of the models that the paper trains: Qwen2.5-Instruct, as their published configs say.
+
+Time and memory follow from shapes alone, so these serve the memory plan (which needs no torch) and
+the models with random weights on which the `systems` tier measures.
+
+Easy mistakes: the three smallest tie `lm_head` to the embedding and count one matrix, while the
+paper's sizes in GB count both; their vocabulary is also padded to another length than the larger
+models'; and heads have 64 channels at 0.5B only.
+
+Source: `config.json` of Qwen/Qwen2.5-{0.5B,1.5B,3B,7B,14B,32B,72B}-Instruct.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecoderShape:
+    """Sizes of a Qwen2 decoder.
+
+    Attributes
+    ----------
+    hidden, intermediate, layers
+        H, I and the number of blocks.
+    query_heads, key_heads, head_dim
+        Of attention; keys and values have the same number of heads.
+    vocabulary
+        Rows of the embedding, padding included.
+    tied
+        Whether `lm_head` is the embedding.
+    """
+
+    name: str
+    hidden: int
+    intermediate: int
+    layers: int
+    query_heads: int
+    key_heads: int
+    head_dim: int
+    vocabulary: int
+    tied: bool
+
+    @property
+    def query_size(self) -> int:
+        """Channels of all query heads."""
+        return self.query_heads * self.head_dim
+
+    @property
+    def key_size(self) -> int:
+        """Channels of all key heads, and of all value heads."""
+        return self.key_heads * self.head_dim
+
+    def projections(self) -> dict[str, tuple[int, int]]:
+        """Return `{name: (N, K)}` of the seven projections of a block."""
+        H, middle = self.hidden, self.intermediate
+        return {
+            "q_proj": (self.query_size, H),
+            "k_proj": (self.key_size, H),
+            "v_proj": (self.key_size, H),
+            "o_proj": (H, self.query_size),
+            "gate_proj": (middle, H),
+            "up_proj": (middle, H),
+            "down_proj": (H, middle),
+        }
+
+    def projection_parameters(self) -> int:
+        """Return the weights of all projections of all blocks, biases aside."""
+        return self.layers * sum(N * K for N, K in self.projections().values())
+
+    def adapter_parameters(self, rank: int) -> int:
+        """Return the parameters of LoRA factors of a rank on all projections."""
+        return self.layers * rank * sum(N + K for N, K in self.projections().values())
+
+    def small_parameters(self) -> int:
+        """Return norms and the biases of q, k and v."""
+        biases = self.query_size + 2 * self.key_size
+        return self.layers * (2 * self.hidden + biases) + self.hidden
+
+    def parameters(self) -> int:
+        """Return all parameters, a tied `lm_head` counted once."""
+        return self.projection_parameters() + self.small_parameters() + self.embedding_parameters()
+
+    def embedding_parameters(self, *, count_tied_twice: bool = False) -> int:
+        """Return the embedding and `lm_head`."""
+        matrices = 1 if self.tied and not count_tied_twice else 2
+        return matrices * self.vocabulary * self.hidden
+
+
+def _qwen(
+    name: str,
+    hidden: int,
+    intermediate: int,
+    layers: int,
+    heads: tuple[int, int],
+    *,
+    small: bool = False,
+) -> DecoderShape:
+    return DecoderShape(
+        name=name,
+        hidden=hidden,
+        intermediate=intermediate,
+        layers=layers,
+        query_heads=heads[0],
+        key_heads=heads[1],
+        head_dim=hidden // heads[0],
+        vocabulary=151936 if small else 152064,
+        tied=small,
+    )
+
+
+SHAPES: dict[str, DecoderShape] = {
+    shape.name: shape
+    for shape in (
+        _qwen("0.5b", 896, 4864, 24, (14, 2), small=True),
+        _qwen("1.5b", 1536, 8960, 28, (12, 2), small=True),
+        _qwen("3b", 2048, 11008, 36, (16, 2), small=True),
+        _qwen("7b", 3584, 18944, 28, (28, 4)),
+        _qwen("14b", 5120, 13824, 48, (40, 8)),
+        _qwen("32b", 5120, 27648, 64, (40, 8)),
+        _qwen("72b", 8192, 29568, 80, (64, 8)),
+    )
+}
+
+
+def shape_named(name: str) -> DecoderShape:
+    """Return the shape of a size such as `7b`.
+
+    Raises
+    ------
+    ValueError
+        If there is none; the message lists them.
+    """
+    shape = SHAPES.get(name.lower())
+    if shape is None:
+        raise ValueError(f"there is no model size {name!r}; the sizes are {', '.join(SHAPES)}")
+    return shape

@@ -1,0 +1,148 @@
+"""The memory plan against published parameter counts, the paper's sizes, and real tensors."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+
+from kernels.formats import FORMATS
+from kernels.packing import pack
+from kernels.reference import quantize
+from repro.models.memory_plan import (
+    StepShape,
+    alternatives,
+    checkpoint_bytes,
+    fit_micro_tokens,
+    fit_slots,
+    plan_memory,
+    weight_bytes,
+)
+from repro.models.shapes import SHAPES as CONFIGS
+from repro.spec.shapes import SHAPES, DecoderShape, shape_named
+
+# As the model cards count them.
+PARAMETERS = {
+    "0.5b": 494_032_768,
+    "1.5b": 1_543_714_304,
+    "3b": 3_085_938_688,
+    "7b": 7_615_616_512,
+    "14b": 14_770_033_664,
+    "32b": 32_763_876_352,
+    "72b": 72_706_203_648,
+}
+SMALL = DecoderShape(
+    name="small",
+    hidden=64,
+    intermediate=96,
+    layers=2,
+    query_heads=4,
+    key_heads=2,
+    head_dim=16,
+    vocabulary=128,
+    tied=True,
+)
+
+
+@pytest.mark.parametrize("name", sorted(SHAPES))
+def test_a_shape_has_the_published_number_of_parameters(name: str) -> None:
+    assert SHAPES[name].parameters() == PARAMETERS[name]
+
+
+@pytest.mark.parametrize("name", sorted(SHAPES))
+def test_the_plans_shape_is_the_one_that_is_built(name: str) -> None:
+    shape, config = SHAPES[name], CONFIGS[f"qwen2.5-{name}"]
+    assert config["hidden_size"] == shape.hidden
+    assert config["intermediate_size"] == shape.intermediate
+    assert config["num_hidden_layers"] == shape.layers
+    assert config["num_attention_heads"] == shape.query_heads
+    assert config["num_key_value_heads"] == shape.key_heads
+    assert config["vocab_size"] == shape.vocabulary
+    assert config["tie_word_embeddings"] == shape.tied
+
+
+@pytest.mark.parametrize(
+    ("name", "printed"), [("3b", 2.8), ("7b", 5.9), ("14b", 10.6), ("32b", 20.7)]
+)
+def test_sizes_are_the_papers(name: str, printed: float) -> None:
+    # 14B comes to 10.55, printed as 10.6.
+    assert checkpoint_bytes(SHAPES[name], "nvfp4") / 1e9 == pytest.approx(printed, abs=0.06)
+
+
+def test_16_bit_sizes_are_the_papers() -> None:
+    assert round(checkpoint_bytes(SHAPES["7b"], "bf16") / 1e9, 1) == 15.2
+    assert checkpoint_bytes(SHAPES["14b"], "bf16") / 1e9 == pytest.approx(29.6, abs=0.1)
+
+
+@pytest.mark.parametrize("weight_format", sorted(FORMATS))
+@pytest.mark.parametrize("packed", [True, False])
+def test_weights_take_the_bytes_of_real_ones(weight_format: str, packed: bool) -> None:
+    step = StepShape(shape=SMALL, weight_format=weight_format, packed=packed)  # type: ignore[arg-type]
+    total = 0
+    for rows, columns in SMALL.projections().values():
+        weight = quantize(torch.randn(rows, columns), weight_format)
+        if packed:
+            total += pack(weight).packs.nbytes
+        else:
+            total += weight.codes.nbytes + weight.block_scales.nbytes
+    assert weight_bytes(step) == SMALL.layers * total
+
+
+def test_a_step_is_what_its_parts_are() -> None:
+    shape = SHAPES["7b"]
+    step = StepShape(shape=shape, slots=8, rank=32)
+    plan = plan_memory(step)
+    adapter = 32 * 28 * sum(N + K for N, K in shape.projections().values())
+    assert plan.update["gradients"] == 4 * adapter
+    assert plan.update["optimiser"] == 8 * adapter
+    # 28 blocks, keys and values of 512 channels in 2 bytes: 57 344 a position.
+    assert plan.rollout["cache"] == 57_344 * 32 * (8 + 8 * 64 + 1)
+    assert plan.peak == sum(plan.update.values())
+
+
+def test_a_prompt_that_ends_inside_a_block_costs_each_row_a_copy() -> None:
+    even = StepShape(shape=SMALL, prompt_tokens=64, completion_tokens=64, slots=8)
+    odd = dataclasses.replace(even, prompt_tokens=65)
+    assert even.cache_blocks == 2 + 8 * 2 + 1
+    assert odd.cache_blocks == 3 + 8 * 3 + 1
+
+
+def test_the_most_slots_that_fit_leave_no_room_for_one_more() -> None:
+    budget = 80 * 10**9
+    step = fit_slots(StepShape(shape=SHAPES["32b"], prompts=16, group=8), budget)
+    assert 8 < step.slots < 128
+    assert plan_memory(step).peak <= budget
+    more = dataclasses.replace(step, slots=step.slots + 1, micro_tokens=step.row_tokens)
+    assert plan_memory(more).peak > budget
+
+
+def test_the_micro_batch_grows_with_the_budget_and_keeps_one_row() -> None:
+    step = StepShape(shape=SHAPES["32b"], prompts=1, group=8)
+    small = fit_micro_tokens(step, 10**9)
+    assert small.micro_tokens == step.row_tokens
+    roomy = fit_micro_tokens(step, 140 * 10**9)
+    assert roomy.micro_tokens == 7 * step.row_tokens
+
+
+def test_every_change_on_offer_needs_less() -> None:
+    step = StepShape(
+        shape=SHAPES["14b"], weight_format="bf16", slots=64, prompts=8, micro_tokens=9216
+    )
+    offered = alternatives(step)
+    assert len(offered) >= 6
+    rollout = sum(plan_memory(step).rollout.values())
+    for words, changed in offered:
+        plan = plan_memory(changed)
+        less = plan.peak < plan_memory(step).peak or sum(plan.rollout.values()) < rollout
+        assert less, words
+
+
+def test_a_size_that_does_not_exist_is_named() -> None:
+    with pytest.raises(ValueError, match=r"no model size '8b'; the sizes are 0\.5b"):
+        shape_named("8b")
+
+
+def test_a_micro_batch_below_one_row_is_refused() -> None:
+    with pytest.raises(ValueError, match="one row has 2304"):
+        StepShape(shape=SMALL, micro_tokens=100)
