@@ -184,7 +184,8 @@ def narrow(
         "LORA": int(adapter is not None),
         "AHEAD": choice.ahead,
         "PREFETCH": int(choice.prefetch),
-        "RESIDENT": choice.resident,
+        # Blocks that compute z need more registers.
+        "RESIDENT": choice.resident if adapter is None else 0,
     }
     files = ("fragments.cuh", "adapter.cuh", "linear_narrow.cu")
     # The static arrays count towards the limit too, so ask for all that is possible.
@@ -303,19 +304,28 @@ def project(x: Tensor, weight: PackedWeight, adapter: Adapter) -> Tensor:
     M, K = x.shape
     total = adapter.a.shape[0]
     token_tiles = 1 if M <= 8 else 2
+    packs = -(-K // PACK_COLUMNS)
+    # Blocks of a cluster and their warps split K; a warp without a pack would only wait.
+    cluster = 8 if packs > 28 else 4 if packs > 14 else 2
+    warps = min(14, -(-packs // cluster))
     macros = {
-        "FORMAT": 0, "WARPS": 14, "TOKEN_TILES": token_tiles, "TAIL": _tail(K), "AHEAD": 1,
-    }  # fmt: skip
+        "FORMAT": 0,
+        "WARPS": warps,
+        "TOKEN_TILES": token_tiles,
+        "TAIL": _tail(K),
+        "AHEAD": 1,
+        "CLUSTER": cluster,
+    }
     files = ("fragments.cuh", "adapter.cuh", "adapter_project.cu")
     kernel = driver.load(files, "adapter_project", tuple(macros.items()), x.device.index)
     z = torch.empty(M, total, dtype=torch.bfloat16, device=x.device)
     kernel.launch(
-        (total // 16, -(-M // (8 * token_tiles))),
-        14 * 32,
+        (total // 16 * cluster, -(-M // (8 * token_tiles))),
+        warps * 32,
         [
-            x, adapter.a, weight.gain, z, M, K, x.stride(0), -(-K // PACK_COLUMNS), total,
-            adapter.scaling,
+            x, adapter.a, weight.gain, z, M, K, x.stride(0), packs, total, adapter.scaling,
         ],
+        cluster=cluster,
     )  # fmt: skip
     return z
 

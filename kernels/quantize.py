@@ -71,7 +71,9 @@ def _quantize_kernel(
     else:
         tl.store(scales + row, amax, mask=held)
         one = tl.zeros_like(amax) + 1.0
-        scaled = w * tl.div_rn(one, tl.maximum(amax, 1e-38))[:, None]
+        # 1e-38 is subnormal in float32, so as a literal it would be float64: give its bits.
+        least = (tl.zeros_like(amax).to(tl.int32) + 7136238).to(tl.float32, bitcast=True)
+        scaled = w * tl.div_rn(one, tl.maximum(amax, least))[:, None]
         negative = scaled < 0
     if KIND == 2:
         code = tl.zeros((ROWS, BLOCK), tl.int32)

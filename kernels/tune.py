@@ -55,13 +55,14 @@ def random_packed(N: int, K: int, format: str, seed: int) -> PackedWeight:
         data[:, :, 2048:] = torch.randint(
             low, high, (tiles, packs, 256), dtype=torch.uint8, device="cuda", generator=generator
         )
-    gain = torch.tensor(2e-4, device="cuda")
+    # NVFP4's gain holds the kernel's 2**8; MXFP4's must be a power of two.
+    gain = {"nvfp4": 256 / 40000, "mxfp4": 2.0**-9, "nf4": 1.0}[format]
     return PackedWeight(
         format=format,
         shape=(N, K),
         packs=data,
-        gain=gain,
-        kept={"encode_scale": torch.tensor(5.0, device="cuda")},
+        gain=torch.tensor(gain, device="cuda"),
+        kept={"encode_scale": torch.tensor(40000.0, device="cuda")},
     )
 
 

@@ -99,7 +99,7 @@ extern "C" __global__ void __launch_bounds__(BOUNDS) linear_narrow(
   for (int n = 0; n < TOKEN_TILES; ++n) rows[n] = x + (u64)min(n * 8 + g, M - 1) * x_stride;
 
 #if LORA
-  if (publishes) adapter_tile(sum[0], lora_a, blockIdx.x * 16, rows, K, packs, warp, g, t);
+  if (publishes) adapter_tile(sum[0], lora_a, blockIdx.x * 16, rows, K, warp, packs, WARPS, g, t);
 #endif
 
   for (int p = warp; p < packs && !publishes; p += WARPS) {
