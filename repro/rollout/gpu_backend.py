@@ -48,6 +48,8 @@ class GpuBackend:
             decoder.model.layers[0].self_attn.head_dim,
         )
         overlap = torch.cuda.get_device_capability(device)[0] >= 9
+        # Of high priority, so that its few blocks are not left to the end of a large product's.
+        self.beside = torch.cuda.Stream(device, priority=-1)
         self.operations = KernelOps(config.slots, heads, device, overlap=overlap)
 
     def group(self, modules: Sequence[nn.Module]) -> ProjectionGroup:
@@ -55,7 +57,7 @@ class GpuBackend:
         if all(isinstance(base_linear(module), nn.Linear) for module in modules):
             return DenseGroup(modules)
         if self._hopper and can_pack(modules):
-            return PackedGroup(modules, overlap=self.operations.overlap)
+            return PackedGroup(modules, overlap=self.operations.overlap, beside=self.beside)
         return ModuleGroup(modules)
 
     def steps(self, forward: Forward, state: RowState) -> Steps:

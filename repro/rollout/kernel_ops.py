@@ -115,7 +115,7 @@ class KernelOps:
             product.b,
             product.ends,
             product.scaling,
-            overlap=self.overlap,
+            overlap=self.overlap and not product.joined,
         )
 
     def swiglu(self, gate_up: Product) -> Tensor:
@@ -123,7 +123,11 @@ class KernelOps:
         if gate_up.z is None or gate_up.b is None:
             return decode_step.swiglu(gate_up.base, overlap=self.overlap)
         return decode_adapter.adapted_swiglu(
-            gate_up.base, gate_up.z, gate_up.b, gate_up.scaling, overlap=self.overlap
+            gate_up.base,
+            gate_up.z,
+            gate_up.b,
+            gate_up.scaling,
+            overlap=self.overlap and not gate_up.joined,
         )
 
     def logits(self, hidden: Tensor, lm_head: Tensor) -> Tensor:

@@ -28,6 +28,9 @@ class Product:
     b : Tensor or None, (N1 + N2 + ..., rank)
     ends
         First column after each projection but the last.
+    joined
+        Whether z comes from another branch of the step, so that what reads it must be launched
+        after both have ended.
     """
 
     base: Tensor
@@ -35,6 +38,7 @@ class Product:
     b: Tensor | None = None
     ends: tuple[int, ...] = ()
     scaling: float = 1.0
+    joined: bool = False
 
 
 class ProjectionGroup(Protocol):
