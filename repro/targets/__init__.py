@@ -19,7 +19,8 @@ from repro.targets.curves import (
 from repro.targets.described import FIGURE1, FIGURE2, FIGURE3, FIGURE6, FIGURE15, TABLE4
 from repro.targets.kernels import KERNELS
 from repro.targets.pretraining import PRETRAIN_TINY
-from repro.targets.speed import FIGURE11, TABLE3, TABLE9, TABLES_5_TO_8
+from repro.targets.speed import FIGURE11, TABLE9, TABLES_5_TO_8
+from repro.targets.steps import MEMORY, TABLE3
 from repro.targets.table1 import TABLE1, TABLE1_3B
 from repro.targets.table2 import TABLE2
 
@@ -49,6 +50,7 @@ TARGETS: tuple[Target, ...] = (
     FIGURE16,
     FIGURE17,
     PRETRAIN_TINY,
+    MEMORY,
     KERNELS,
 )
 

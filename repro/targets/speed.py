@@ -1,4 +1,4 @@
-"""Tables 3 and 5 to 9, Fig. 11: rollout throughput and end-to-end speed of a GRPO step.
+"""Tables 5 to 9, Fig. 11: rollout throughput and end-to-end speed of a GRPO step.
 
 Measured in the paper on one H100-80GB: 256 prompt tokens, up to 2048 new ones, the first 30 steps
 averaged (App. J). The comparisons mix: rollout figures are quoted against QLoRA, memory against
@@ -34,35 +34,6 @@ def _faster(name: str, statement: str, source: str, arms: tuple[Arm, Arm], metri
         margin=1.0,
         because=_ANY_GAIN,
     )
-
-
-TABLE3 = Target(
-    name="table3",
-    title="Table 3: model size and end-to-end speed of GRPO, 7B and 14B",
-    statement="a GRPO step of QeRL takes less time than 16-bit LoRA's, and QLoRA's takes more",
-    source="Table 3; section 4.3",
-    procedure="step_time",
-    arms=(BF16_LORA, NF4_LORA, NVFP4_LORA),
-    metrics=(STEP,),
-    claims=(
-        _faster(
-            "qerl_step_faster",
-            "16-bit LoRA's step takes longer than QeRL's",
-            "Table 3",
-            (BF16_LORA, NVFP4_LORA),
-            STEP,
-        ),
-        _faster(
-            "qlora_step_slower",
-            "QLoRA's step takes longer than 16-bit LoRA's",
-            "Table 3",
-            (NF4_LORA, BF16_LORA),
-            STEP,
-        ),
-    ),
-    why_not=_NO_SCALE,
-    paper_file="table3",
-)
 
 
 def _throughput(number: int, size: str) -> Target:

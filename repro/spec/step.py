@@ -1,0 +1,113 @@
+"""How large the measured steps are: real shapes, random weights, forced completion lengths.
+
+One run measures an arm at several points, one after another in one process. Where `baseline` names
+a format, each point is first measured with that format, so that a speed-up is of one process on one
+device.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Literal
+
+from repro.spec.arm import WeightFormat, require
+from repro.spec.shapes import shape_named
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepPoint:
+    """One step to measure.
+
+    Attributes
+    ----------
+    name
+        Ends the names of its metrics.
+    model
+        A size of `repro.spec.shapes`.
+    prompts, group
+        P prompts with G completions each.
+    prompt_tokens, completion_tokens
+        Of every row: 256 and 2048 in the paper (App. J).
+    sampled_tokens
+        Tokens that the engine really samples; the rest of each completion is filled with random
+        ones before the update. 0 samples all. Fewer serve where memory alone is measured.
+    micro_tokens
+        Tokens of a micro-batch; 0 leaves it to the memory plan.
+    checkpointing
+        Whether blocks are computed again in backward.
+    budget_bytes
+        The allocator may take no more, context aside; 0 leaves it the device.
+    lora_rank
+        In place of the arm's; 0 keeps that.
+    slots
+        Rows sampled at once; 0 samples all rows at once.
+    cache
+        Of keys and values: `compute` (16 bits) or `float8`.
+    """
+
+    name: str
+    model: str
+    prompts: int = 1
+    group: int = 8
+    prompt_tokens: int = 256
+    completion_tokens: int = 2048
+    sampled_tokens: int = 0
+    micro_tokens: int = 0
+    checkpointing: bool = True
+    budget_bytes: int = 0
+    lora_rank: int = 0
+    slots: int = 0
+    cache: Literal["compute", "float8"] = "compute"
+
+    def __post_init__(self) -> None:
+        require(
+            re.fullmatch(r"[a-z0-9_]+", self.name) is not None,
+            f"step point {self.name!r} must be of small letters, digits and underscores",
+        )
+        shape_named(self.model)
+        for name in ("prompts", "group", "prompt_tokens", "completion_tokens"):
+            value = getattr(self, name)
+            require(value >= 1, f"{self.name}: {name} is {value}; it must be 1 or more")
+        require(
+            0 <= self.sampled_tokens <= self.completion_tokens,
+            f"{self.name}: sampled_tokens is {self.sampled_tokens}; it must lie in 0 to "
+            f"{self.completion_tokens}",
+        )
+
+    @property
+    def rows(self) -> int:
+        """Completions of the step."""
+        return self.prompts * self.group
+
+    @property
+    def row_tokens(self) -> int:
+        """Tokens of a row."""
+        return self.prompt_tokens + self.completion_tokens
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepScale:
+    """Points, and how often each is measured.
+
+    Attributes
+    ----------
+    baseline
+        Format that each point is first measured with; None for none.
+    warm_up, steps
+        Steps before the clock, which sample `warm_up_tokens` of a row and fill up the rest, and
+        steps under it; the median of the latter counts.
+    """
+
+    points: tuple[StepPoint, ...]
+    baseline: WeightFormat | None = None
+    warm_up: int = 1
+    warm_up_tokens: int = 48
+    steps: int = 1
+    optimizer: Literal["adamw", "adamw_8bit"] = "adamw"
+    seeds: tuple[int, ...] = (0,)
+
+    def __post_init__(self) -> None:
+        require(self.steps >= 1, f"steps is {self.steps}; it must be 1 or more")
+        names = [point.name for point in self.points]
+        require(len(set(names)) == len(names), f"two step points share a name in {names}")
