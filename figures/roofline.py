@@ -1,0 +1,116 @@
+"""Time of a decoder block's linear layers over the rows of x, against bfloat16 and the floor.
+
+The floor is what the device's own measured rates allow: the weights' bytes at the copy rate, or
+the arithmetic at the matmul rate, whichever is longer. Drawn from the records of the target
+`kernels`; medians over seeds.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import median
+
+from matplotlib.figure import Figure
+
+from figures.palette import colour, order, short
+from repro.evidence.record import Record
+
+NAME = "roofline"
+_OURS = re.compile(r"seconds_ours_(\w+)_(\d+)")
+# Weights of the four linear layers of a block, fused q/k/v and gate/up.
+_WEIGHTS = {
+    "7b": (4608 + 3584 + 37888) * 3584 + 3584 * 18944,
+    "32b": (7168 + 5120 + 55296) * 5120 + 5120 * 27648,
+}
+_BYTES_A_WEIGHT = 9 / 16
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RooflineRow:
+    """One block, one format, one number of rows.
+
+    Attributes
+    ----------
+    microseconds, bf16, floor
+        Of the four linear layers together.
+    """
+
+    arm: str
+    block: str
+    rows: int
+    microseconds: float
+    bf16: float
+    floor: float
+
+
+def rows(records: Sequence[Record]) -> list[RooflineRow]:
+    """Return a row for each arm, block and number of rows that the records time."""
+    by_arm: dict[str, list[Record]] = {}
+    for record in records:
+        if any(_OURS.fullmatch(name) for name in record.metrics):
+            by_arm.setdefault(record.arm, []).append(record)
+    found = []
+    for arm in order(list(by_arm)):
+        timed = by_arm[arm]
+        for name in timed[0].metrics:
+            match = _OURS.fullmatch(name)
+            if match is None:
+                continue
+            block, count = match[1], int(match[2])
+            found.append(
+                RooflineRow(
+                    arm=arm,
+                    block=block,
+                    rows=count,
+                    microseconds=_median(timed, name) * 1e6,
+                    bf16=_median(timed, f"seconds_bf16_{block}_{count}") * 1e6,
+                    floor=_floor(timed, block, count) * 1e6,
+                )
+            )
+    return found
+
+
+def _median(records: Sequence[Record], metric: str) -> float:
+    values = [record.value(metric) for record in records]
+    return median(value for value in values if value is not None)
+
+
+def _floor(records: Sequence[Record], block: str, count: int) -> float:
+    timing = [record.effects["timing"] for record in records]
+    copy = median(float(item["bytes_per_second"]) for item in timing)
+    matmul = median(float(item["flops_per_second"]) for item in timing)
+    weights = _WEIGHTS[block]
+    return max(weights * _BYTES_A_WEIGHT / copy, 2 * count * weights / matmul)
+
+
+def draw(rows: Sequence[RooflineRow]) -> Figure:
+    """Return the figure: a panel a block."""
+    blocks = sorted({row.block for row in rows}, key=lambda name: int(name.rstrip("b")))
+    figure = Figure(figsize=(5.0 * len(blocks), 4.0), layout="constrained")
+    for index, block in enumerate(blocks):
+        axes = figure.add_subplot(1, len(blocks), index + 1)
+        mine = [row for row in rows if row.block == block]
+        first = [row for row in mine if row.arm == mine[0].arm]
+        counts = [row.rows for row in first]
+        axes.plot(counts, [row.bf16 for row in first], color=colour("bf16"), label="BF16")
+        for arm in order(sorted({row.arm for row in mine})):
+            line = [row for row in mine if row.arm == arm]
+            axes.plot(
+                [row.rows for row in line],
+                [row.microseconds for row in line],
+                color=colour(arm),
+                marker="o",
+                markersize=3,
+                label=short(arm),
+            )
+        floor = [row.floor for row in first]
+        axes.plot(counts, floor, color="#000000", linestyle=":", label="floor")
+        axes.set_xscale("log", base=2)
+        axes.set_yscale("log")
+        axes.set_xlabel("rows of x")
+        axes.set_ylabel("microseconds a decoder block")
+        axes.set_title(f"Qwen2.5-{block.upper()}: four linear layers")
+        axes.legend(frameon=False)
+    return figure
