@@ -25,7 +25,7 @@ from torch import Tensor
 from kernels.decode_step import launch
 
 # Beyond this many rows cuBLAS makes z at once.
-FEW_ROWS = 32
+FEW_ROWS = 64
 _COLUMNS = 256
 _MAX_PARTS = 40
 
@@ -87,7 +87,7 @@ def project(x: Tensor, a: Tensor, *, overlap: bool) -> Tensor:
     parts = triton.cdiv(slices, steps)
     z = torch.empty(parts, M, R, dtype=torch.float32, device=x.device)
     _project_kernel[(R // 16, parts)](
-        x, a, z, M, K, x.stride(0), R, 16 if M <= 16 else 32, _COLUMNS, steps,
+        x, a, z, M, K, x.stride(0), R, 16 if M <= 16 else 32 if M <= 32 else 64, _COLUMNS, steps,
         x.dtype == torch.float32, overlap, num_warps=4, **launch(overlap),
     )  # fmt: skip
     return z
@@ -97,13 +97,24 @@ def project(x: Tensor, a: Tensor, *, overlap: bool) -> Tensor:
 def summed_parts(
     z, m, first, M, stride, PARTS: tl.constexpr, RANK: tl.constexpr, TYPE: tl.constexpr
 ):
-    """Return z's columns from `first` on for rows m, (rows, RANK), in TYPE."""
+    """Return z's columns from `first` on for rows m, (rows, RANK), in TYPE.
+
+    Parts are loaded 16 at a time: one by one, each load would wait for the L2 in turn.
+    """
     r = tl.arange(0, RANK)
-    at = m[:, None] * stride + first + r[None, :]
-    held = (m < M)[:, None]
-    total = tl.load(z + at, mask=held, other=0.0).to(tl.float32)
-    for part in tl.static_range(1, PARTS):
-        total += tl.load(z + part * M * stride + at, mask=held, other=0.0).to(tl.float32)
+    p = tl.arange(0, 16)
+    at = m[None, :, None] * stride + first + r[None, None, :]
+    total = tl.zeros((m.shape[0], RANK), tl.float32)
+    if PARTS == 1:
+        single = tl.load(
+            z + m[:, None] * stride + first + r[None, :], mask=(m < M)[:, None], other=0.0
+        )
+        total += single.to(tl.float32)
+    else:
+        for begin in tl.static_range(0, PARTS, 16):
+            part = begin + p[:, None, None]
+            held = (m[None, :, None] < M) & (part < PARTS)
+            total += tl.sum(tl.load(z + part * M * stride + at, mask=held, other=0.0), 0)
     return total.to(TYPE)
 
 
@@ -123,10 +134,7 @@ def _add_kernel(
         tl.extra.cuda.gdc_launch_dependents()
         tl.extra.cuda.gdc_wait()
     own = summed_parts(z, m, adapter * RANK, M, z_stride, PARTS, RANK, factors.dtype)
-    if WIDEN:
-        update = tl.dot(own.to(tl.float32), factors.to(tl.float32))
-    else:
-        update = tl.dot(own, factors)
+    update = tl.dot(own.to(tl.float32), factors.to(tl.float32)) if WIDEN else tl.dot(own, factors)
     target = y + m[:, None] * y_stride + n[None, :]
     held = (m < M)[:, None]
     value = tl.load(target, mask=held, other=0.0).to(tl.float32) + update * scaling

@@ -30,7 +30,7 @@ from torch import Tensor
 
 # Programs that keep a large GPU busy with one decode attention.
 _WANTED_PROGRAMS = 264
-_MAX_SPLITS = 16
+_MAX_SPLITS = 8
 _PART = 2048
 
 
@@ -236,22 +236,23 @@ def _attend_kernel(
         before = tl.atomic_add(arrived + pair, 1, sem="acq_rel")
         if before == SPLITS - 1:
             tl.store(arrived + pair, 0)
-            maximum = tl.full((ROWS,), float("-inf"), tl.float32)
-            total = tl.zeros((ROWS,), tl.float32)
+            # Maxima and totals of all splits at once, and sums unrolled: one by one, each load would
+            # wait for the L2 in turn.
+            others = partial + pair * SPLITS * PART
+            s = tl.arange(0, SPLITS)
+            its = others + s[None, :] * PART + ROWS * D + i[:, None]
+            totals = tl.load(its, cache_modifier=".cg")
+            maxima = tl.load(its + ROWS, cache_modifier=".cg")
+            top = tl.max(maxima, 1)
+            top = tl.where(top == float("-inf"), 0.0, top)
+            total = tl.sum(totals * tl.exp2(maxima - top[:, None]), 1)
             acc = tl.zeros((ROWS, D), tl.float32)
-            for s in range(SPLITS):
-                other = partial + (pair * SPLITS + s) * PART
-                m = tl.load(other + ROWS * D + ROWS + i, cache_modifier=".cg")
-                new_maximum = tl.maximum(maximum, m)
-                safe = tl.where(new_maximum == float("-inf"), 0.0, new_maximum)
-                mine_share = tl.exp2(maximum - safe)
-                its_share = tl.exp2(m - safe)
-                total = total * mine_share + its_share * tl.load(
-                    other + ROWS * D + i, cache_modifier=".cg"
-                )
-                its = tl.load(other + i[:, None] * D + d[None, :], cache_modifier=".cg")
-                acc = acc * mine_share[:, None] + its * its_share[:, None]
-                maximum = new_maximum
+            for other in tl.static_range(SPLITS):
+                source = others + other * PART
+                weight = tl.exp2(tl.load(source + ROWS * D + ROWS + i, cache_modifier=".cg") - top)
+                sums = source + i[:, None] * D + d[None, :]
+                sums = tl.load(sums, mask=held_row[:, None], other=0.0, cache_modifier=".cg")
+                acc += sums * weight[:, None]
             result = acc / tl.where(total == 0.0, 1.0, total)[:, None]
             tl.store(target, result.to(TYPE), mask=held_row[:, None])
 
