@@ -10,7 +10,7 @@ over micro-batches of packed tokens, each block's activations being computed aga
 With M tokens in a micro-batch, L blocks and 2 bytes an activation:
 
     checkpoints   L M H 2                              the input of every block
-    one block     M 2 (4 H + 6 Q + 5 Kv + 7 I)         what backward of a block holds at its worst
+    one block     M 2 (4 H + 6 Q + 5 Kv + 6 I)         what backward of a block holds at its worst
     logits        1.5 * min(M, chunk) V 4              float32 logits, and their 16-bit gradient
     scratch       2 max(N K)                           one layer's weight, dense, 4-bit bases only
 
@@ -50,10 +50,10 @@ _LOGIT_BYTES = 640 << 20
 _PREFILL_TOKENS = 16384
 # More tokens in a micro-batch make no product faster.
 MOST_MICRO_TOKENS = 16384
-# Driver, libraries' own memory and loaded kernels, as the driver reports it.
-_CONTEXT_BYTES = 640 << 20
+# Driver, libraries' own memory and loaded kernels, as the driver reports it (one NVIDIA H200).
+_CONTEXT_BYTES = 854 << 20
 # Workspaces of cuBLAS and of this project's kernels.
-_WORKSPACE_BYTES = 192 << 20
+_WORKSPACE_BYTES = 64 << 20
 # A captured step: nodes and their arguments, by block and width; and its share of activations.
 _GRAPH_BYTES_A_BLOCK = 160 << 10
 # Projections that share an input are one product in the engine.
@@ -256,7 +256,7 @@ def _update_bytes(step: StepShape) -> tuple[int, int]:
     shape, M = step.shape, step.micro_tokens
     H, Q, Kv, middle = shape.hidden, shape.query_size, shape.key_size, shape.intermediate
     hidden = 2 * M * H
-    worst_block = 2 * M * (4 * H + 6 * Q + 5 * Kv + 7 * middle)
+    worst_block = 2 * M * (4 * H + 6 * Q + 5 * Kv + 6 * middle)
     if step.checkpointing:
         kept = shape.layers * hidden
     else:
@@ -272,13 +272,15 @@ def _update_bytes(step: StepShape) -> tuple[int, int]:
 
 
 def fit_micro_tokens(step: StepShape, budget: int, *, most: int = MOST_MICRO_TOKENS) -> StepShape:
-    """Return the step with the largest micro-batch, in whole rows, that the budget holds.
+    """Return the step with the fewest micro-batches, of equal numbers of rows, that fit the budget.
 
-    One row where even that is too much: the plan's peak then says so.
+    One row each where even that is too much: the plan's peak then says so.
     """
     row = step.row_tokens
     rows = max(1, min(step.rows, most // row))
     while rows > 1:
+        batches = -(-step.rows // rows)
+        rows = -(-step.rows // batches)
         found = dataclasses.replace(step, micro_tokens=rows * row)
         if sum(plan_memory(found).update.values()) <= budget:
             return found
