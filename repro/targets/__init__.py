@@ -20,7 +20,7 @@ from repro.targets.described import FIGURE1, FIGURE2, FIGURE3, FIGURE6, FIGURE15
 from repro.targets.kernels import KERNELS
 from repro.targets.pretraining import PRETRAIN_TINY
 from repro.targets.speed import FIGURE11, TABLE9, TABLES_5_TO_8
-from repro.targets.steps import MEMORY, TABLE3
+from repro.targets.steps import MEMORY, MEMORY_BUDGETS, TABLE3
 from repro.targets.table1 import TABLE1, TABLE1_3B
 from repro.targets.table2 import TABLE2
 
@@ -51,6 +51,7 @@ TARGETS: tuple[Target, ...] = (
     FIGURE17,
     PRETRAIN_TINY,
     MEMORY,
+    MEMORY_BUDGETS,
     KERNELS,
 )
 

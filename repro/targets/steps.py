@@ -38,6 +38,22 @@ MEMORY_POINTS = (
     StepPoint(name="72b", model="72b", budget_bytes=_CAP, sampled_tokens=48, micro_tokens=2304),
 )
 
+# Smaller cards than the paper's: fewer rows at once, micro-batches of one row.
+BUDGET_POINTS = (
+    StepPoint(
+        name="32b_32gb", model="32b", budget_bytes=32 * 10**9, slots=4, micro_tokens=2304,
+        sampled_tokens=48,
+    ),
+    StepPoint(
+        name="14b_16gb", model="14b", budget_bytes=16 * 10**9, slots=2, micro_tokens=2304,
+        sampled_tokens=48, lora_rank=16,
+    ),
+    StepPoint(
+        name="7b_10gb", model="7b", budget_bytes=10 * 10**9, slots=4, micro_tokens=2304,
+        sampled_tokens=48, lora_rank=16,
+    ),
+)  # fmt: skip
+
 _SECONDS = {
     "step": "time of a GRPO step",
     "rollout": "rollout",
@@ -146,4 +162,25 @@ MEMORY = Target(
     },
     metrics=_metrics(MEMORY_POINTS, ratios=False),
     headline="peak_bytes_32b",
+)
+
+MEMORY_BUDGETS = Target(
+    name="memory_budgets",
+    title="GRPO steps on smaller cards (not in the paper)",
+    statement="32B trains within a 32 GB card's budget, 14B within 16 GB and 7B within 10 GB",
+    source="not in the paper; the bars are this suite's",
+    procedure="step_time",
+    arms=(NVFP4_LORA,),
+    scales={Tier.SYSTEMS: StepScale(points=BUDGET_POINTS, warm_up=0)},
+    costs={
+        Tier.SYSTEMS: Cost(
+            train_seconds=60.0,
+            evaluate_seconds=None,
+            memory_bytes=32 * GIB,
+            disk_bytes=10_000_000,
+            basis="estimated from the rates of one NVIDIA H200",
+        )
+    },
+    metrics=_metrics(BUDGET_POINTS, ratios=False),
+    headline="peak_bytes_32b_32gb",
 )
