@@ -26,7 +26,7 @@ from repro.places import expected_folder, runs_folder
 from repro.plan import plan_text
 from repro.progress import Display
 from repro.selection import select
-from repro.spec.config import RunConfig, require
+from repro.spec.config import RunConfig, TrainScale, require
 from repro.spec.tier import Tier
 from repro.workers import Event, Task, WorkerPool
 
@@ -76,6 +76,7 @@ def main_run(args: argparse.Namespace) -> int:
         missing = selection.source.not_runnable(selection.tier)
         require(missing is None, f"{selection.target.name}, {selection.tier.value} tier: {missing}")
         plan = selection.plan(parse_seeds(args.seeds), parse_arms(args.arms))
+        check_folder(plan)
         workers = args.workers or default_workers(selection.tier)
         console.print(
             plan_text(selection, plan, folder, expected, workers), highlight=False, markup=False
@@ -86,6 +87,22 @@ def main_run(args: argparse.Namespace) -> int:
         if outcome.left:
             break
     return worst
+
+
+def check_folder(plan: Sequence[RunConfig]) -> None:
+    """Read local problems once before anything starts: a broken line stops the plan, not each run.
+
+    Raises
+    ------
+    DataError
+        Naming the file, the line, what was found and what is needed.
+    """
+    from repro.data.load import load_problems
+
+    for data in {run.scale.data for run in plan if isinstance(run.scale, TrainScale)}:
+        if data.source.startswith("folder:"):
+            load_problems(data, "train")
+            load_problems(data, "test")
 
 
 def default_threads(tier: Tier) -> int:

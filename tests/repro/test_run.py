@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from repro.__main__ import main
 from repro.evidence.record import RecordError, find_record, read_record, record_path
 from repro.run import execute
 from repro.spec.target import plan
@@ -123,7 +124,9 @@ def test_ctrl_c_loses_nothing_and_the_second_start_ends_where_one_start_would(tm
     parts = command(tmp_path / "parts", *flags)
     checkpoints = tmp_path / "parts"
     deadline = time.monotonic() + 120
-    while not list(checkpoints.rglob("checkpoint/*")) and time.monotonic() < deadline:
+    while not list(checkpoints.rglob("checkpoint/*")):
+        assert parts.poll() is None, parts.stdout.read()
+        assert time.monotonic() < deadline
         time.sleep(0.05)
     os.killpg(parts.pid, signal.SIGINT)
     printed = parts.communicate(timeout=60)[0]
@@ -138,7 +141,6 @@ def test_ctrl_c_loses_nothing_and_the_second_start_ends_where_one_start_would(tm
 
 
 def test_a_tier_that_cannot_run_here_says_why(tmp_path, monkeypatch):
-    from repro.__main__ import main
     from repro.spec import tier
 
     monkeypatch.setattr(tier, "cuda_devices", lambda: ())
@@ -164,7 +166,6 @@ def real_or_made_up(split):
 
 
 def test_problems_from_a_folder_go_the_whole_way(tmp_path, capsys):
-    from repro.__main__ import main
 
     folder = tmp_path / "own"
     folder.mkdir()
@@ -177,4 +178,19 @@ def test_problems_from_a_folder_go_the_whole_way(tmp_path, capsys):
     assert main(["run", "table1", *flags, *where, *more]) == 0
     assert len(list((tmp_path / "runs").rglob("seed-0.json"))) == 2
     main(["check", "table1", *flags, *where])
-    assert "inconclusive" in capsys.readouterr().out
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "bf16_lora has no record" in printed
+    assert "nothing to learn" in printed or "inconclusive" in printed
+
+
+def test_a_broken_line_in_the_problems_stops_the_plan_before_it_starts(tmp_path, capsys):
+    folder = tmp_path / "own"
+    folder.mkdir()
+    lines = real_or_made_up("train")[:3]
+    (folder / "train.jsonl").write_text("\n".join([*lines, '{"id": "x"']), encoding="utf-8")
+    (folder / "test.jsonl").write_text("\n".join(real_or_made_up("test")[:3]), encoding="utf-8")
+    runs = tmp_path / "runs"
+    flags = ["--tier", "smoke", "--data", str(folder), "--runs", str(runs)]
+    assert main(["run", "table1", *flags]) == 2
+    assert "train.jsonl, line 4" in capsys.readouterr().err
+    assert not runs.exists()
