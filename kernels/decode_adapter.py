@@ -95,7 +95,15 @@ def project(x: Tensor, a: Tensor, *, overlap: bool) -> Tensor:
 
 @triton.jit
 def summed_parts(
-    z, m, first, M, stride, PARTS: tl.constexpr, RANK: tl.constexpr, TYPE: tl.constexpr
+    z,
+    m,
+    first,
+    M,
+    stride,
+    ROWS: tl.constexpr,
+    PARTS: tl.constexpr,
+    RANK: tl.constexpr,
+    TYPE: tl.constexpr,
 ):
     """Return z's columns from `first` on for rows m, (rows, RANK), in TYPE.
 
@@ -104,7 +112,7 @@ def summed_parts(
     r = tl.arange(0, RANK)
     p = tl.arange(0, 16)
     at = m[None, :, None] * stride + first + r[None, None, :]
-    total = tl.zeros((m.shape[0], RANK), tl.float32)
+    total = tl.zeros((ROWS, RANK), tl.float32)
     if PARTS == 1:
         single = tl.load(
             z + m[:, None] * stride + first + r[None, :], mask=(m < M)[:, None], other=0.0
@@ -133,7 +141,7 @@ def _add_kernel(
     if OVERLAP:
         tl.extra.cuda.gdc_launch_dependents()
         tl.extra.cuda.gdc_wait()
-    own = summed_parts(z, m, adapter * RANK, M, z_stride, PARTS, RANK, factors.dtype)
+    own = summed_parts(z, m, adapter * RANK, M, z_stride, ROWS, PARTS, RANK, factors.dtype)
     update = tl.dot(own.to(tl.float32), factors.to(tl.float32)) if WIDEN else tl.dot(own, factors)
     target = y + m[:, None] * y_stride + n[None, :]
     held = (m < M)[:, None]
@@ -210,8 +218,8 @@ def _swiglu_kernel(
     source = gate_up + m[:, None] * stride + n[None, :]
     gate = tl.load(source, mask=held, other=0.0).to(tl.float32)
     up = tl.load(source + I, mask=held, other=0.0).to(tl.float32)
-    gate_z = summed_parts(z, m, 0, M, z_stride, PARTS, RANK, gate_b.dtype)
-    up_z = summed_parts(z, m, RANK, M, z_stride, PARTS, RANK, gate_b.dtype)
+    gate_z = summed_parts(z, m, 0, M, z_stride, ROWS, PARTS, RANK, gate_b.dtype)
+    up_z = summed_parts(z, m, RANK, M, z_stride, ROWS, PARTS, RANK, gate_b.dtype)
     if WIDEN:
         gate += tl.dot(gate_z.to(tl.float32), gate_b.to(tl.float32)) * scaling
         up += tl.dot(up_z.to(tl.float32), up_b.to(tl.float32)) * scaling

@@ -240,18 +240,18 @@ def _attend_kernel(
             # wait for the L2 in turn.
             others = partial + pair * SPLITS * PART
             s = tl.arange(0, SPLITS)
-            its = others + s[None, :] * PART + ROWS * D + i[:, None]
-            totals = tl.load(its, cache_modifier=".cg")
-            maxima = tl.load(its + ROWS, cache_modifier=".cg")
+            ends_at = others + s[None, :] * PART + ROWS * D + i[:, None]
+            totals = tl.load(ends_at, cache_modifier=".cg")
+            maxima = tl.load(ends_at + ROWS, cache_modifier=".cg")
             top = tl.max(maxima, 1)
             top = tl.where(top == float("-inf"), 0.0, top)
             total = tl.sum(totals * tl.exp2(maxima - top[:, None]), 1)
             acc = tl.zeros((ROWS, D), tl.float32)
             for other in tl.static_range(SPLITS):
-                source = others + other * PART
-                weight = tl.exp2(tl.load(source + ROWS * D + ROWS + i, cache_modifier=".cg") - top)
-                sums = source + i[:, None] * D + d[None, :]
-                sums = tl.load(sums, mask=held_row[:, None], other=0.0, cache_modifier=".cg")
+                left = others + other * PART
+                weight = tl.exp2(tl.load(left + ROWS * D + ROWS + i, cache_modifier=".cg") - top)
+                sums_at = left + i[:, None] * D + d[None, :]
+                sums = tl.load(sums_at, mask=held_row[:, None], other=0.0, cache_modifier=".cg")
                 acc += sums * weight[:, None]
             result = acc / tl.where(total == 0.0, 1.0, total)[:, None]
             tl.store(target, result.to(TYPE), mask=held_row[:, None])
