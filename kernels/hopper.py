@@ -18,6 +18,7 @@ workspace, which is therefore kept per stream.
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal
@@ -161,9 +162,8 @@ def narrow(
     bias: Tensor | None,
     out: Tensor,
     choice: Choice,
-    adapter: Adapter | None = None,
 ) -> None:
-    """Write y = x W^T (+ bias, + adapter) for at most 32 rows, on the current stream.
+    """Write y = x W^T (+ bias) for at most 32 rows, on the current stream.
 
     Parameters
     ----------
@@ -181,11 +181,9 @@ def narrow(
         "ROW_TILES": choice.row_tiles,
         "TOKEN_TILES": token_tiles,
         "TAIL": _tail(K),
-        "LORA": int(adapter is not None),
         "AHEAD": choice.ahead,
         "PREFETCH": int(choice.prefetch),
-        # Blocks that compute z need more registers.
-        "RESIDENT": choice.resident if adapter is None else 0,
+        "RESIDENT": choice.resident,
     }
     files = ("fragments.cuh", "adapter.cuh", "linear_narrow.cu")
     # The static arrays count towards the limit too, so ask for all that is possible.
@@ -195,25 +193,12 @@ def narrow(
     )
     row_tiles16, packs, _ = weight.packs.shape
     blocks = -(-row_tiles16 // choice.row_tiles)
-    rank = adapters = 0
-    end0 = end1 = 1 << 30
-    z = counters = a = b = None
-    scaling = 0.0
-    if adapter is not None:
-        a, b, rank, adapters = adapter.a, adapter.b, adapter.b.shape[1], len(adapter.ends) + 1
-        end0, end1 = (*adapter.ends, 1 << 30, 1 << 30)[:2]
-        scaling = adapter.scaling
-        blocks += adapters * rank // 16
-        stream = torch.cuda.current_stream().cuda_stream
-        # The last two counters are this kernel's.
-        counters = _counters(device, stream)[_COUNTERS - 2 :]
-        z = torch.empty(M, adapters * rank, dtype=torch.bfloat16, device=x.device)
     kernel.launch(
         (blocks, 1),
         choice.warps * 32,
         [
             weight.packs, x, bias, weight.gain, out, _table(weight),
-            M, N, K, x.stride(0), packs, a, b, z, counters, rank, adapters, end0, end1, scaling,
+            M, N, K, x.stride(0), packs,
         ],
         shared_bytes=dynamic,
     )  # fmt: skip
@@ -330,12 +315,13 @@ def project(x: Tensor, weight: PackedWeight, adapter: Adapter) -> Tensor:
     return z
 
 
-def fits_wide(adapter: Adapter | None, choice: Choice) -> bool:
-    """Tell whether every tile of the wide kernel belongs to one projection of the adapter."""
-    if adapter is None:
-        return True
-    rows = choice.consumers * choice.row_tiles * 64
-    return all(end % rows == 0 for end in adapter.ends)
+def fitted(adapter: Adapter, choice: Choice) -> Choice | None:
+    """Return the choice, or one near it, whose every tile belongs to one projection; or None."""
+    for consumers in (choice.consumers, 2):
+        rows = consumers * choice.row_tiles * 64
+        if all(end % rows == 0 for end in adapter.ends):
+            return dataclasses.replace(choice, consumers=consumers)
+    return None
 
 
 @lru_cache(maxsize=8)

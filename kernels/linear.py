@@ -25,8 +25,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from kernels import hopper, tuning
-from kernels.hopper import Adapter
+from kernels import decode_adapter, hopper, tuning
+from kernels.hopper import Adapter, Choice
 from kernels.packing import FORMAT_NUMBERS, PackedWeight
 
 _FORMATS = {number: name for name, number in FORMAT_NUMBERS.items()}
@@ -87,13 +87,37 @@ def _dispatch(
     choice = tuning.choose(x.device.index, N, K, rows)
     if x.dtype == torch.float16 or choice.path == "dense":
         dense_linear(x, weight, bias, out, adapter)
-    elif choice.path == "narrow":
-        hopper.narrow(x, weight, bias, out, choice, adapter)
-    elif hopper.fits_wide(adapter, choice):
-        hopper.wide(x, weight, bias, out, choice, adapter)
+        return
+    if adapter is None:
+        run = hopper.narrow if choice.path == "narrow" else hopper.wide
+        run(x, weight, bias, out, choice)
+    elif M <= decode_adapter.FEW_ROWS:
+        _beside(x, weight, bias, out, choice, adapter)
     else:
-        hopper.wide(x, weight, bias, out, choice)
+        fitting = hopper.fitted(adapter, choice)
+        hopper.wide(x, weight, bias, out, fitting or choice, adapter if fitting else None)
+        if fitting is None:
+            add_adapter(x, adapter, out)
+
+
+def _beside(
+    x: Tensor,
+    weight: PackedWeight,
+    bias: Tensor | None,
+    out: Tensor,
+    choice: Choice,
+    adapter: Adapter,
+) -> None:
+    """Make the adapter's share in launches that overlap the base product's."""
+    rank = adapter.b.shape[1]
+    fits = rank & (rank - 1) == 0
+    z = decode_adapter.project(x, adapter.a, overlap=True) if fits else None
+    run = hopper.narrow if choice.path == "narrow" else hopper.wide
+    run(x, weight, bias, out, choice)
+    if z is None:
         add_adapter(x, adapter, out)
+    else:
+        decode_adapter.add_adapter(out, z, adapter.b, adapter.ends, adapter.scaling, overlap=True)
 
 
 def dense_linear(
@@ -129,6 +153,8 @@ def _check(x: Tensor, weight: PackedWeight, bias: Tensor | None) -> None:
         raise ValueError(f"x's last dimension is {x.shape[-1]}; the weight ({N}, {K}) needs {K}")
     if x.dtype not in (torch.bfloat16, torch.float16):
         raise ValueError(f"x is {x.dtype}; packed weights take bfloat16 or float16")
+    if not x.is_cuda:
+        raise ValueError(f"x is on {x.device}; packed weights are multiplied on CUDA devices")
     if x.device != weight.device:
         raise ValueError(f"x is on {x.device} and the weight on {weight.device}; they must agree")
     if bias is not None and (bias.shape != (N,) or bias.dtype != x.dtype):

@@ -9,21 +9,10 @@
 // Weights are requested before griddepcontrol.wait, x after it: under programmatic dependent
 // launch the ramp of one layer overlaps the tail of the one before.
 //
-// With LORA, the first `adapter_blocks` blocks compute z = scaling / global_scale * x A^T, 16 rows
-// of A each, and publish it; the others add z B^T as further columns of the product. Blocks start
-// in order of index, so those that publish are never behind those that wait.
-//
-// Macros: FORMAT, WARPS, ROW_TILES, TOKEN_TILES, TAIL (columns not a multiple of 256), LORA,
+// Macros: FORMAT, WARPS, ROW_TILES, TOKEN_TILES, TAIL (columns not a multiple of 256),
 // AHEAD (chunks of x requested at once, 1, 2 or 4; 0 leaves it to the compiler), PREFETCH (request
 // the next pack early), RESIDENT (blocks that must fit a multiprocessor, which bounds registers; 0 leaves it open).
 
-#if LORA
-__device__ __forceinline__ u32 load_acquire(const u32* address) {
-  u32 v;
-  asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(v) : "l"(address) : "memory");
-  return v;
-}
-#endif
 
 #if RESIDENT
 #define BOUNDS WARPS * 32, RESIDENT
@@ -34,9 +23,7 @@ __device__ __forceinline__ u32 load_acquire(const u32* address) {
 extern "C" __global__ void __launch_bounds__(BOUNDS) linear_narrow(
     const u8* __restrict__ packed, const u16* x, const u16* __restrict__ bias,
     const float* __restrict__ global_scale, u16* y, const u32* __restrict__ table_pairs,
-    int M, int N, int K, int x_stride, int packs,
-    const u16* lora_a, const u16* lora_b, u16* z, u32* counters, int rank, int adapters,
-    int adapter_end0, int adapter_end1, float scaling) {
+    int M, int N, int K, int x_stride, int packs) {
   constexpr int ROWS = ROW_TILES * 16;
   constexpr int STRIDE = ROWS + 4;  // spreads the lanes' stores over the banks
   __shared__ float partial[WARPS][TOKEN_TILES * 8][STRIDE];
@@ -48,16 +35,9 @@ extern "C" __global__ void __launch_bounds__(BOUNDS) linear_narrow(
   const int g = lane >> 2, t = lane & 3;
   allow_dependents();
 
-  int block = blockIdx.x;
-#if LORA
-  const int adapter_blocks = adapters * rank / 16;
-  const bool publishes = block < adapter_blocks;
-  block -= adapter_blocks;
-#else
-  const bool publishes = false;
-#endif
+  const int block = blockIdx.x;
   float sum[ROW_TILES][TOKEN_TILES][4] = {};
-  const u8* tile = packed + (u64)(publishes ? 0 : block) * ROW_TILES * packs * PACK_BYTES;
+  const u8* tile = packed + (u64)block * ROW_TILES * packs * PACK_BYTES;
   const int row0 = block * ROWS;
 
   struct Pack {
@@ -86,7 +66,7 @@ extern "C" __global__ void __launch_bounds__(BOUNDS) linear_narrow(
   };
 
   Pack w;
-  if (!publishes && warp < packs) w = load_pack(warp);
+  if (warp < packs) w = load_pack(warp);
 #if FORMAT == NF4
   fill_table(table, table_pairs, threadIdx.x, WARPS * 32);
   __syncthreads();
@@ -98,11 +78,8 @@ extern "C" __global__ void __launch_bounds__(BOUNDS) linear_narrow(
 #pragma unroll
   for (int n = 0; n < TOKEN_TILES; ++n) rows[n] = x + (u64)min(n * 8 + g, M - 1) * x_stride;
 
-#if LORA
-  if (publishes) adapter_tile(sum[0], lora_a, blockIdx.x * 16, rows, K, warp, packs, WARPS, g, t);
-#endif
 
-  for (int p = warp; p < packs && !publishes; p += WARPS) {
+  for (int p = warp; p < packs; p += WARPS) {
 #if !PREFETCH
     if (p != warp) w = load_pack(p);
 #else
@@ -163,34 +140,6 @@ extern "C" __global__ void __launch_bounds__(BOUNDS) linear_narrow(
 #endif
   }
 
-#if LORA
-  if (!publishes && warp == 0) {
-    if (lane == 0) while (load_acquire(counters) < (u32)adapter_blocks) {}
-    __syncwarp();
-    for (int k = 0; k < rank; k += 16) {
-#pragma unroll
-      for (int r = 0; r < ROW_TILES; ++r) {
-        const int first = row0 + r * 16;
-        const int adapter = (first >= adapter_end0) + (first >= adapter_end1);
-        const int upper = min(first + g, N - 1), lower = min(first + g + 8, N - 1);
-        const u16* b_upper = lora_b + (u64)upper * rank + k + 2 * t;
-        const u16* b_lower = lora_b + (u64)lower * rank + k + 2 * t;
-        Fragment f;
-        f.r[0] = *(const u32*)b_upper; f.r[2] = *(const u32*)(b_upper + 8);
-        f.r[1] = *(const u32*)b_lower; f.r[3] = *(const u32*)(b_lower + 8);
-#pragma unroll
-        for (int n = 0; n < TOKEN_TILES; ++n) {
-          const u16* zs = z + (u64)min(n * 8 + g, M - 1) * (adapters * rank)
-                        + adapter * rank + k + 2 * t;
-          u32 b0, b1;  // written during this launch: past the L1
-          asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(b0) : "l"(zs));
-          asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(b1) : "l"(zs + 8));
-          mma_bf16(sum[r][n], f, b0, b1);
-        }
-      }
-    }
-  }
-#endif
 
 #pragma unroll
   for (int r = 0; r < ROW_TILES; ++r)
@@ -209,30 +158,10 @@ extern "C" __global__ void __launch_bounds__(BOUNDS) linear_narrow(
     float total = 0.0f;
 #pragma unroll
     for (int w = 0; w < WARPS; ++w) total += partial[w][token][row];
-#if LORA
-    if (publishes) {
-      if (row < 16)
-        z[(u64)token * (adapters * rank) + blockIdx.x * 16 + row] =
-            round_bf16(total * (scaling / gain));
-      continue;
-    }
-#endif
     if (row0 + row < N) {
       total *= gain;
       if (bias) total += widen_bf16(bias[row0 + row]);
       y[(u64)token * N + row0 + row] = round_bf16(total);
     }
   }
-#if LORA
-  __threadfence();
-  __syncthreads();
-  if (threadIdx.x == 0) {
-    if (publishes) atomicAdd(counters, 1u);
-    // The last block to leave clears the counters for the next launch.
-    if (atomicAdd(counters + 1, 1u) == gridDim.x - 1) {
-      counters[0] = 0;
-      counters[1] = 0;
-    }
-  }
-#endif
 }
