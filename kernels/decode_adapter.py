@@ -1,21 +1,23 @@
 """A LoRA update beside a linear layer, in two small launches that overlap it, in Triton.
 
-    z = x A^T             cut along K into parts, so that enough programs read A at once
-    y += scaling * z B^T  the parts of z are summed on the way
+    z = x A^T             cut along K into parts, so that enough programs read A at once; the last
+                          part to arrive adds them up
+    y += scaling * z B^T
 
 `project` is launched before the linear layer and `add_adapter` after it. Under programmatic
 dependent launch the linear layer's blocks request their weights while z is still being made, and B
-is loaded while the linear layer drains: an adapter of rank 32 then costs little beyond its own bytes.
-Inside the linear layer, with blocks that wait for z, it cost twice the layer at M = 1
-(kernels/README.md).
+is loaded while the linear layer drains: an adapter then costs little beyond its own bytes. Inside
+the linear layer, with blocks that wait for z, it cost as much as the layer at M = 1.
 
 z is rounded to the type of x before it meets B, as the reference does.
 
-Easy to get wrong: the sum over parts is in a fixed order (no atomics), so that the bits are the same
-each time; and a tile of y must not straddle two projections, whose z differ.
+Easy to get wrong: the sum over parts is in a fixed order, whichever part comes last, so that the
+bits are the same each time; and a tile of y must not straddle two projections, whose z differ.
 """
 
 from __future__ import annotations
+
+from functools import lru_cache
 
 import torch
 import triton
@@ -32,8 +34,9 @@ _MAX_PARTS = 40
 
 @triton.jit
 def _project_kernel(
-    x, a, z, M, K, x_stride, total_rank, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
-    STEPS: tl.constexpr, WIDEN: tl.constexpr, OVERLAP: tl.constexpr,
+    x, a, z, partial, arrived, M, K, x_stride, total_rank, ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr, STEPS: tl.constexpr, PARTS: tl.constexpr, WIDEN: tl.constexpr,
+    OVERLAP: tl.constexpr,
 ):  # fmt: skip
     tile = tl.program_id(0)
     part = tl.program_id(1)
@@ -56,12 +59,35 @@ def _project_kernel(
         if step + 1 < STEPS:
             at += COLUMNS
             weights = tl.load(a + r[:, None] * K + at[None, :], mask=at[None, :] < K, other=0.0)
-    target = z + (part * M + m[None, :]) * total_rank + r[:, None]
-    tl.store(target, acc, mask=m[None, :] < M)
+    # Each part leaves its sums; the last to arrive adds them up, in order, and clears the counter.
+    i = tl.arange(0, 16)
+    TILE: tl.constexpr = 16 * ROWS
+    mine = partial + (tile * PARTS + part) * TILE + i[:, None] * ROWS + m[None, :]
+    tl.store(mine, acc)
+    tl.debug_barrier()
+    before = tl.atomic_add(arrived + tile, 1, sem="acq_rel")
+    if before == PARTS - 1:
+        tl.store(arrived + tile, 0)
+        total = tl.zeros((16, ROWS), tl.float32)
+        p = tl.arange(0, 16)
+        own = partial + tile * PARTS * TILE + i[None, :, None] * ROWS + m[None, None, :]
+        for begin in tl.static_range(0, PARTS, 16):
+            # Sixteen at once: one by one, each load would wait for the L2 in turn.
+            other = begin + p[:, None, None]
+            here = (other < PARTS) & (m[None, None, :] < M)
+            sums = tl.load(own + other * TILE, mask=here, other=0.0, cache_modifier=".cg")
+            total += tl.sum(sums, 0)
+        target = z + m[None, :] * total_rank + r[:, None]
+        tl.store(target, total.to(z.dtype.element_ty), mask=m[None, :] < M)
 
 
-def project(x: Tensor, a: Tensor, *, overlap: bool) -> Tensor:
-    """Return z = x A^T in parts whose sum it is.
+@lru_cache(maxsize=64)
+def _counters(device: int, stream: int) -> Tensor:
+    return torch.zeros(64, dtype=torch.int32, device=f"cuda:{device}")
+
+
+def project(x: Tensor, a: Tensor, *, overlap: bool, arrived: Tensor | None = None) -> Tensor:
+    """Return z = x A^T, rounded once.
 
     Parameters
     ----------
@@ -69,67 +95,45 @@ def project(x: Tensor, a: Tensor, *, overlap: bool) -> Tensor:
         Rows contiguous.
     a : Tensor, (R, K), contiguous, the type of x
         R a multiple of 16.
+    arrived : Tensor or None, (at least R / 16,), int32
+        Zeros, and zeros again afterwards; not to be shared by launches that may overlap. None takes
+        one that all launches on the current stream share.
 
     Returns
     -------
-    Tensor, (parts, M, R), float32, or (1, M, R) of x's type for more than `FEW_ROWS` rows
+    Tensor, (M, R), the type of x
     """
     M, K = x.shape
     R = a.shape[0]
-    if R % 16 or a.shape[1] != K or not a.is_contiguous():
+    if R % 16 or a.shape[1] != K or not a.is_contiguous() or R > 1024:
         raise ValueError(
-            f"A has shape {tuple(a.shape)}; it must be (a multiple of 16, {K}), contiguous"
+            f"A has shape {tuple(a.shape)}; it must be (a multiple of 16 up to 1024, {K}), "
+            "contiguous"
         )
     if M > FEW_ROWS:
-        return torch.nn.functional.linear(x, a).unsqueeze(0)
+        return torch.nn.functional.linear(x, a)
+    if arrived is None:
+        if x.is_cuda:
+            arrived = _counters(x.device.index, torch.cuda.current_stream().cuda_stream)
+        else:
+            arrived = torch.zeros(R // 16, dtype=torch.int32)
     slices = triton.cdiv(K, _COLUMNS)
     steps = triton.cdiv(slices, _MAX_PARTS)
     parts = triton.cdiv(slices, steps)
-    z = torch.empty(parts, M, R, dtype=torch.float32, device=x.device)
+    rows = 16 if M <= 16 else 32 if M <= 32 else 64
+    z = torch.empty(M, R, dtype=x.dtype, device=x.device)
+    partial = torch.empty(parts * R * rows, dtype=torch.float32, device=x.device)
     _project_kernel[(R // 16, parts)](
-        x, a, z, M, K, x.stride(0), R, 16 if M <= 16 else 32 if M <= 32 else 64, _COLUMNS, steps,
+        x, a, z, partial, arrived, M, K, x.stride(0), R, rows, _COLUMNS, steps, parts,
         x.dtype == torch.float32, overlap, num_warps=4, **launch(overlap),
     )  # fmt: skip
     return z
 
 
 @triton.jit
-def summed_parts(
-    z,
-    m,
-    first,
-    M,
-    stride,
-    ROWS: tl.constexpr,
-    PARTS: tl.constexpr,
-    RANK: tl.constexpr,
-    TYPE: tl.constexpr,
-):
-    """Return z's columns from `first` on for rows m, (rows, RANK), in TYPE.
-
-    Parts are loaded 16 at a time: one by one, each load would wait for the L2 in turn.
-    """
-    r = tl.arange(0, RANK)
-    p = tl.arange(0, 16)
-    at = m[None, :, None] * stride + first + r[None, None, :]
-    total = tl.zeros((ROWS, RANK), tl.float32)
-    if PARTS == 1:
-        single = tl.load(
-            z + m[:, None] * stride + first + r[None, :], mask=(m < M)[:, None], other=0.0
-        )
-        total += single.to(tl.float32)
-    else:
-        for begin in tl.static_range(0, PARTS, 16):
-            part = begin + p[:, None, None]
-            held = (m[None, :, None] < M) & (part < PARTS)
-            total += tl.sum(tl.load(z + part * M * stride + at, mask=held, other=0.0), 0)
-    return total.to(TYPE)
-
-
-@triton.jit
 def _add_kernel(
-    y, z, b, scaling, M, y_stride, end0, end1, z_stride, PARTS: tl.constexpr,
-    RANK: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, WIDEN: tl.constexpr,
+    y, z, b, scaling, M, y_stride, end0, end1, z_stride, RANK: tl.constexpr,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr, WIDEN: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):  # fmt: skip
     n = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
@@ -141,7 +145,8 @@ def _add_kernel(
     if OVERLAP:
         tl.extra.cuda.gdc_launch_dependents()
         tl.extra.cuda.gdc_wait()
-    own = summed_parts(z, m, adapter * RANK, M, z_stride, ROWS, PARTS, RANK, factors.dtype)
+    at = m[:, None] * z_stride + adapter * RANK + r[None, :]
+    own = tl.load(z + at, mask=(m < M)[:, None], other=0.0)
     update = tl.dot(own.to(tl.float32), factors.to(tl.float32)) if WIDEN else tl.dot(own, factors)
     target = y + m[:, None] * y_stride + n[None, :]
     held = (m < M)[:, None]
@@ -158,8 +163,8 @@ def add_adapter(
     ----------
     y : Tensor, (M, N)
         Rows contiguous.
-    z : Tensor, (parts, M, adapters * rank)
-        From `project`; a single part may have strided rows.
+    z : Tensor, (M, adapters * rank), the type of y
+        From `project`; rows may be strided.
     b : Tensor, (N, rank), contiguous
         Row n belongs to the projection that column n of y belongs to.
     ends : tuple of int
@@ -176,12 +181,11 @@ def add_adapter(
         When the shapes do not fit.
     """
     M, N = y.shape
-    parts, _, total = z.shape
-    rank = b.shape[1]
+    total, rank = z.shape[1], b.shape[1]
     if b.shape[0] != N or total != rank * (len(ends) + 1) or rank & (rank - 1) or rank < 16:
         raise ValueError(
             f"B has shape {tuple(b.shape)} and z {tuple(z.shape)}; y {tuple(y.shape)} with "
-            f"{len(ends) + 1} projections needs B ({N}, rank) and z (parts, {M}, rank each), "
+            f"{len(ends) + 1} projections needs B ({N}, rank) and z ({M}, rank each), "
             "the rank a power of two from 16 on"
         )
     columns = 128
@@ -192,7 +196,7 @@ def add_adapter(
     rows = 16 if M <= 64 else 64
     edges = (*ends, N, N)[:2]
     _add_kernel[(N // columns, triton.cdiv(M, rows))](
-        y, z, b, scaling, M, y.stride(0), edges[0], edges[1], z.stride(1), parts, rank, rows, columns,
+        y, z, b, scaling, M, y.stride(0), edges[0], edges[1], z.stride(0), rank, rows, columns,
         y.dtype == torch.float32, overlap, num_warps=4, **launch(overlap),
     )  # fmt: skip
     return y
@@ -200,8 +204,8 @@ def add_adapter(
 
 @triton.jit
 def _swiglu_kernel(
-    gate_up, z, b, y, scaling, M, stride, z_stride, I: tl.constexpr, PARTS: tl.constexpr,
-    RANK: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, WIDEN: tl.constexpr,
+    gate_up, z, b, y, scaling, M, stride, z_stride, I: tl.constexpr, RANK: tl.constexpr,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr, WIDEN: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):  # fmt: skip
     n = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
@@ -218,8 +222,9 @@ def _swiglu_kernel(
     source = gate_up + m[:, None] * stride + n[None, :]
     gate = tl.load(source, mask=held, other=0.0).to(tl.float32)
     up = tl.load(source + I, mask=held, other=0.0).to(tl.float32)
-    gate_z = summed_parts(z, m, 0, M, z_stride, ROWS, PARTS, RANK, gate_b.dtype)
-    up_z = summed_parts(z, m, RANK, M, z_stride, ROWS, PARTS, RANK, gate_b.dtype)
+    at = m[:, None] * z_stride + r[None, :]
+    gate_z = tl.load(z + at, mask=(m < M)[:, None], other=0.0)
+    up_z = tl.load(z + at + RANK, mask=(m < M)[:, None], other=0.0)
     if WIDEN:
         gate += tl.dot(gate_z.to(tl.float32), gate_b.to(tl.float32)) * scaling
         up += tl.dot(up_z.to(tl.float32), up_b.to(tl.float32)) * scaling
@@ -241,20 +246,20 @@ def adapted_swiglu(
     ----------
     gate_up : Tensor, (M, 2 I)
         The base layer's output, rows contiguous.
-    z : Tensor, (parts, M, 2 rank)
+    z : Tensor, (M, 2 rank), the type of `gate_up`
     b : Tensor, (2 I, rank), contiguous
     """
     M, I = gate_up.shape[0], gate_up.shape[1] // 2
     rank = b.shape[1]
-    if b.shape[0] != 2 * I or z.shape[2] != 2 * rank:
+    if b.shape[0] != 2 * I or z.shape[1] != 2 * rank:
         raise ValueError(
             f"B has shape {tuple(b.shape)} and z {tuple(z.shape)}; gate_up {tuple(gate_up.shape)} "
-            f"needs B ({2 * I}, rank) and z (parts, {M}, 2 rank)"
+            f"needs B ({2 * I}, rank) and z ({M}, 2 rank)"
         )
     y = torch.empty(M, I, dtype=gate_up.dtype, device=gate_up.device)
     rows, columns = (16, 128) if M <= 64 else (64, 64)
     _swiglu_kernel[(triton.cdiv(I, columns), triton.cdiv(M, rows))](
-        gate_up, z, b, y, scaling, M, gate_up.stride(0), z.stride(1), I, z.shape[0], rank, rows, columns,
+        gate_up, z, b, y, scaling, M, gate_up.stride(0), z.stride(0), I, rank, rows, columns,
         gate_up.dtype == torch.float32, overlap, num_warps=4, **launch(overlap),
     )  # fmt: skip
     return y

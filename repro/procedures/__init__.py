@@ -67,6 +67,7 @@ _PROCEDURES = {
     "evaluate": "repro.procedures.train:evaluate_untrained",
     "pretrain": "repro.procedures.pretrain_run:pretrain_policy",
     "operation": "repro.procedures.operation:measure_operations",
+    "throughput": "repro.procedures.throughput:measure_throughput",
     "step_time": "repro.procedures.step_time:measure_steps",
 }
 

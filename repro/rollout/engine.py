@@ -3,9 +3,9 @@
     engine = Engine(policy, EngineConfig(slots=256, max_positions=4096))
     batch = engine.sample(prompts, sampling, group_size=8, seeds=seeds)
 
-One set of weights: the packed base, the adapter and the norm gains are the policy's; `refresh` after
-an optimiser step takes up the adapter in place, and noise on the norms is read at each rollout. There
-is no second model to keep in step, to put to sleep or to wake.
+One set of weights: the packed base, the adapter and the norm gains are the policy's; `refresh`
+after an optimiser step takes up the adapter in place, and noise on the norms is read at each
+rollout. There is no second model to keep in step, to put to sleep or to wake.
 
 The loop, one *round* at a time:
 
@@ -17,8 +17,8 @@ The loop, one *round* at a time:
 The host is a round behind the device, so neither waits for the other; a row may run on for up to
 two rounds after its end, to no effect. On a CPU the host looks at once.
 
-Easy to get wrong: everything that touches the device goes through one stream in this order, which is
-what makes it safe to reuse a slot or a block as soon as the host knows that it is free.
+Easy to get wrong: everything that touches the device goes through one stream in this order, which
+is what makes it safe to reuse a slot or a block as soon as the host knows that it is free.
 """
 
 from __future__ import annotations
@@ -186,6 +186,37 @@ class Engine:
             completions=completions,
             group_size=group_size,
         )
+
+    @torch.no_grad()
+    def time_steps(self, width: int, position: int, count: int) -> float:
+        """Return the device's seconds for a bare decode step, the host doing nothing between.
+
+        For measurement, between rollouts: rows are made up, all at `position`, and dropped.
+        """
+        state = self.state
+        blocks = self.pool.blocks_for(position + count + 1)
+        require(
+            blocks <= state.table.shape[1] and count <= self.config.max_new_tokens,
+            f"{count} steps from position {position} exceed what the engine was built for",
+        )
+        for slot in range(width):
+            at = 1 + slot * blocks
+            state.set_blocks(slot, [1 + (at + i) % self.pool.capacity for i in range(blocks)])
+        state.send_table()
+        sampling = SamplingConfig(max_new_tokens=self.config.max_new_tokens)
+        state.counts[:width] = 0
+        state.limits[:width] = 1 << 30
+        state.positions[:width] = position
+        self._steps(width, sampling)
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        state.counts[:width] = 0
+        begin.record()
+        for _ in range(count - 1):
+            self._steps(width, sampling)
+        end.record()
+        torch.cuda.synchronize()
+        self._abandon()
+        return float(begin.elapsed_time(end)) * 1e-3 / (count - 1)
 
     def close(self) -> None:
         """Give back the cache and the captured steps; the policy stays as it is."""

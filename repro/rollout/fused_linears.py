@@ -68,11 +68,11 @@ class PackedGroup:
             main = torch.cuda.current_stream()
             self._beside.wait_stream(main)
             with torch.cuda.stream(self._beside):
-                z = decode_adapter.project(x, factors.a, overlap=False)
+                z = decode_adapter.project(x, factors.a, overlap=False, arrived=factors.arrived)
             base = packed.packed_linear(x, self.weight, self.bias)
             main.wait_stream(self._beside)
         else:
-            z = decode_adapter.project(x, factors.a, overlap=self._overlap)
+            z = decode_adapter.project(x, factors.a, overlap=self._overlap, arrived=factors.arrived)
             base = packed.packed_linear(x, self.weight, self.bias)
         return Product(
             base=base,
@@ -119,7 +119,7 @@ class DenseGroup:
             return Product(base=both)
         return Product(
             base=both[:, : self.rows],
-            z=both[:, self.rows :].unsqueeze(0),
+            z=both[:, self.rows :],
             b=factors.b,
             ends=factors.ends,
             scaling=factors.scaling,
@@ -138,6 +138,7 @@ class _Factors:
         self.scaling = 1.0
         self.a: Tensor | None = None
         self.b: Tensor | None = None
+        self.arrived: Tensor | None = None
         self.ends: tuple[int, ...] = ()
         present = [found for found in self.masters if found is not None]
         if not present:
@@ -153,6 +154,7 @@ class _Factors:
         K, device = present[0][0].shape[1], present[0][0].device
         self.a = torch.empty(len(present) * rank, K, dtype=dtype, device=device)
         self.b = torch.empty(self._ends[-1], rank, dtype=dtype, device=device)
+        self.arrived = torch.zeros(len(self.a) // 16 + 1, dtype=torch.int32, device=device)
         self.refresh()
 
     def move_a(self, rows: Tensor) -> None:

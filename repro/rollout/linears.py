@@ -23,8 +23,8 @@ class Product:
     Attributes
     ----------
     base : Tensor, (M, N1 + N2 + ...)
-    z : Tensor or None, (parts, M, rank of each)
-        x A^T in parts, where whatever reads the output next must add `scaling * z B^T`.
+    z : Tensor or None, (M, rank of each)
+        x A^T, where whatever reads the output next must add `scaling * z B^T`.
     b : Tensor or None, (N1 + N2 + ..., rank)
     ends
         First column after each projection but the last.

@@ -19,6 +19,7 @@ from repro.targets.curves import (
 from repro.targets.described import FIGURE1, FIGURE2, FIGURE3, FIGURE6, FIGURE15, TABLE4
 from repro.targets.kernels import KERNELS
 from repro.targets.pretraining import PRETRAIN_TINY
+from repro.targets.rollout import ROLLOUT, SCHEDULING
 from repro.targets.speed import FIGURE11, TABLE9, TABLES_5_TO_8
 from repro.targets.steps import MEMORY, MEMORY_BUDGETS, TABLE3
 from repro.targets.table1 import TABLE1, TABLE1_3B
@@ -53,6 +54,8 @@ TARGETS: tuple[Target, ...] = (
     MEMORY,
     MEMORY_BUDGETS,
     KERNELS,
+    ROLLOUT,
+    SCHEDULING,
 )
 
 

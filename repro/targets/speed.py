@@ -9,16 +9,47 @@ and are taken in one process on one device.
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 from repro.spec.config import Arm
-from repro.spec.target import Claim, Metric, Target
+from repro.spec.target import Claim, Cost, Metric, Target
+from repro.spec.throughput import ThroughputPoint, ThroughputScale
+from repro.spec.tier import GIB, Tier
 from repro.targets.table1 import BF16_LORA, NF4_LORA, NVFP4_LORA
 
-ROLLOUT = Metric(
-    name="rollout_tokens_per_second", unit="tokens per second", title="rollout throughput"
-)
-STEP = Metric(name="step_seconds", unit="seconds", title="time of a GRPO step")
-_NO_SCALE = "no scale yet: it needs a GPU and the rollout engine, which this version lacks"
+# "batch size in {2, 8}", 256 prompt tokens and up to 2048 new ones (App. J); 1 and 4 are added.
+BATCHES = (1, 2, 4, 8)
+SHAPES = {size: f"qwen2.5-{size}" for size in ("3b", "7b", "14b", "32b")}
+
+
+def rate(point: str, batch: int) -> Metric:
+    """Return the metric of one cell: new tokens a second at a batch."""
+    return Metric(
+        name=f"tokens_per_second_{point}_{batch}",
+        unit="tokens per second",
+        title=f"rollout, {point}, batch {batch}",
+    )
+
+
+def _scale(sizes: tuple[str, ...], batches: tuple[int, ...]) -> dict[str, Any]:
+    """Return scale and cost of the paper's protocol on these sizes."""
+    points = tuple(
+        ThroughputPoint(name=size, shape=SHAPES[size], new_tokens=2048, batches=batches)
+        for size in sizes
+    )
+    cost = Cost(
+        train_seconds=None,
+        evaluate_seconds=None,
+        memory_bytes=(90 if "32b" in sizes else 45) * GIB,
+        disk_bytes=100_000,
+        basis="nobody has timed a run of this protocol yet",
+    )
+    return {
+        "scales": {Tier.SYSTEMS: ThroughputScale(points=points)},
+        "costs": {Tier.SYSTEMS: cost},
+    }
+
+
 _ANY_GAIN = "faster means a ratio above one"
 
 
@@ -37,25 +68,29 @@ def _faster(name: str, statement: str, source: str, arms: tuple[Arm, Arm], metri
 
 
 def _throughput(number: int, size: str) -> Target:
+    point = size.lower()
     return Target(
         name=f"table{number}",
+        version=2,
         title=f"Table {number}: rollout throughput and end-to-end speed, {size}",
         statement=f"QeRL samples faster than 16-bit LoRA at {size}",
         source=f"Table {number}; App. J",
         procedure="throughput",
         arms=(BF16_LORA, NVFP4_LORA),
-        metrics=(ROLLOUT, STEP),
-        claims=(
+        metrics=tuple(rate(point, batch) for batch in BATCHES),
+        claims=tuple(
             _faster(
-                "qerl_samples_faster",
-                f"QeRL's rollout is faster than 16-bit LoRA's at {size}",
+                f"qerl_samples_faster_at_{batch}",
+                f"QeRL's rollout is faster than 16-bit LoRA's at {size}, batch {batch}",
                 f"Table {number}",
                 (NVFP4_LORA, BF16_LORA),
-                ROLLOUT,
-            ),
+                rate(point, batch),
+            )
+            for batch in (2, 8)
         ),
-        why_not=_NO_SCALE,
+        headline=rate(point, 8).name,
         paper_file=f"table{number}",
+        **_scale((point,), BATCHES),
     )
 
 
@@ -83,40 +118,53 @@ _RANKED = {
 }
 
 
-def _ranked_claims(against: Arm, source: str) -> tuple[Claim, ...]:
+def _ranked_claims(against: Arm, sizes: tuple[str, ...], source: str) -> tuple[Claim, ...]:
     return tuple(
         _faster(
-            f"nvfp4_faster_than_{against.weight_format}_r{rank}",
-            f"NVFP4 LoRA samples faster than {against.weight_format.upper()} LoRA at rank {rank}",
+            f"nvfp4_faster_than_{against.weight_format}_{size}_r{rank}",
+            f"NVFP4 LoRA samples {size.upper()} faster than {against.weight_format.upper()} LoRA "
+            f"at rank {rank}",
             source,
             (_at_rank(NVFP4_LORA, rank), _at_rank(against, rank)),
-            ROLLOUT,
+            rate(size, 1),
         )
+        for size in sizes
         for rank in RANKS
     )
 
 
-TABLE9 = Target(
+def _by_rank(
+    sizes: tuple[str, ...], against: Arm, source: str, *, name: str, title: str, statement: str
+) -> Target:
+    return Target(
+        name=name,
+        version=2,
+        title=title,
+        statement=statement,
+        source=source,
+        procedure="throughput",
+        arms=(*_RANKED[against.name], *_RANKED["nvfp4_lora"]),
+        metrics=tuple(rate(size, 1) for size in sizes),
+        claims=_ranked_claims(against, sizes, source),
+        headline=rate(sizes[-1], 1).name,
+        paper_file=name,
+        **_scale(sizes, (1,)),
+    )
+
+
+TABLE9 = _by_rank(
+    ("3b", "7b", "14b", "32b"),
+    BF16_LORA,
+    "Table 9",
     name="table9",
     title="Table 9: rollout throughput by LoRA rank, batch 1",
     statement="NVFP4 LoRA samples faster than BF16 LoRA at every rank",
-    source="Table 9",
-    procedure="throughput",
-    arms=(*_RANKED["bf16_lora"], *_RANKED["nvfp4_lora"]),
-    metrics=(ROLLOUT,),
-    claims=_ranked_claims(BF16_LORA, "Table 9"),
-    why_not=_NO_SCALE,
-    paper_file="table9",
 )
-FIGURE11 = Target(
+FIGURE11 = _by_rank(
+    ("14b", "32b"),
+    NF4_LORA,
+    "Fig. 11",
     name="figure11",
     title="Fig. 11: rollout throughput by LoRA rank against QLoRA, 14B and 32B",
     statement="QeRL samples about twice as fast as QLoRA",
-    source="Fig. 11",
-    procedure="throughput",
-    arms=(*_RANKED["nf4_lora"], *_RANKED["nvfp4_lora"]),
-    metrics=(ROLLOUT,),
-    claims=_ranked_claims(NF4_LORA, "Fig. 11"),
-    why_not=_NO_SCALE,
-    paper_file="figure11",
 )
