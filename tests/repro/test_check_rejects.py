@@ -6,6 +6,7 @@ Each cheat spoils honest made-up records in one way, and must be caught for that
 from __future__ import annotations
 
 import dataclasses
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -26,9 +27,24 @@ Spoil = Callable[[Record], Record]
 TABLE1 = find("table1")
 
 
+def not_blessed(runs: Path) -> Path:
+    """Return the expectations without the blessed ones, which made-up records need not meet."""
+    folder = runs.parent / "expected"
+    if not folder.exists():
+        shutil.copytree(
+            expected_folder(None),
+            folder,
+            ignore=lambda _, names: [
+                name for name in names if name.endswith(".records.json") or name in ("table1.json",)
+            ],
+        )
+        shutil.copytree(expected_folder(None) / "paper", folder / "paper", dirs_exist_ok=True)
+    return folder
+
+
 def checked(runs: Path) -> Checked:
     selection = Selection(target=TABLE1, source=TABLE1, tier=Tier.SMOKE)
-    return check_selection(selection, runs, expected_folder(None))
+    return check_selection(selection, runs, not_blessed(runs))
 
 
 def on_arm(arm: str, change: Spoil) -> Spoil:
@@ -310,7 +326,9 @@ def test_the_exit_status_tells_a_cheat_from_a_finding(
 
     table1_records(tmp_path / "honest")
     table1_records(tmp_path / "cheat", on_arm("nvfp4", with_effects(linears={"bf16": 21})))
-    line = ["check", "table1", "figure5", "--tier", "smoke", "--json", "--runs"]
+    expected = str(not_blessed(tmp_path / "honest"))
+    line = ["check", "table1", "figure5", "--tier", "smoke", "--json"]
+    line += ["--expected", expected, "--runs"]
     parser = build_parser()
     assert main_check(parser.parse_args([*line, str(tmp_path / "honest")])) == 0
     assert '"contradicted"' in capsys.readouterr().out
