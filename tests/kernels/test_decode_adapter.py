@@ -1,0 +1,70 @@
+"""The adapter beside a linear layer, in Triton's interpreter, against float64 products.
+
+The interpreter has to be chosen before Triton is imported, so a process of its own does the work.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PROGRAM = """
+import sys
+import torch
+from kernels import decode_adapter
+
+torch.set_num_threads(1)
+torch.manual_seed(0)
+M = int(sys.argv[1])
+x, a = torch.randn(M, 700), torch.randn(96, 700)
+b, y = torch.randn(512, 32), torch.randn(M, 512)
+counters = torch.zeros(6, dtype=torch.int32)
+exact = x.double() @ a.double().T
+for _ in range(2):
+    z = decode_adapter.project(x, a, overlap=False, arrived=counters)
+    assert (z - exact).abs().max() < 1e-5 * exact.abs().max()
+    assert not counters.any()
+wanted = y.double()
+for i, (start, end) in enumerate(((0, 256), (256, 384), (384, 512))):
+    part = exact[:, i * 32 : i * 32 + 32]
+    wanted[:, start:end] += 0.5 * part @ b[start:end].double().T
+found = decode_adapter.add_adapter(y.clone(), z, b, (256, 384), 0.5, overlap=False)
+assert (found - wanted).abs().max() < 1e-5 * wanted.abs().max()
+gate_up, two = torch.randn(M, 400), torch.randn(400, 32)
+gate = gate_up[:, :200] + 0.5 * exact[:, :32] @ two[:200].double().T
+up = gate_up[:, 200:] + 0.5 * exact[:, 32:64] @ two[200:].double().T
+wanted = torch.nn.functional.silu(gate) * up
+found = decode_adapter.adapted_swiglu(gate_up, z[:, :64], two, 0.5, overlap=False)
+assert (found - wanted).abs().max() < 1e-5 * wanted.abs().max()
+for wrong in (lambda: decode_adapter.project(x, a[:90], overlap=False),
+              lambda: decode_adapter.add_adapter(y, z, b[:, :24], (256, 384), 1.0, overlap=False)):
+    try:
+        wrong()
+    except ValueError as error:
+        assert "shape" in str(error)
+    else:
+        raise SystemExit("a wrong shape was taken")
+print("equal")
+"""
+
+
+@pytest.mark.parametrize("rows", [1, 17, 70])
+def test_the_adapters_share_is_that_of_exact_products(rows: int) -> None:
+    environment = os.environ | {
+        "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)
+    }  # fmt: skip
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", PROGRAM, str(rows)],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert done.stdout.strip().endswith("equal")
