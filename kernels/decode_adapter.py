@@ -69,14 +69,19 @@ def _project_kernel(
     if before == PARTS - 1:
         tl.store(arrived + tile, 0)
         total = tl.zeros((16, ROWS), tl.float32)
-        p = tl.arange(0, 16)
-        own = partial + tile * PARTS * TILE + i[None, :, None] * ROWS + m[None, None, :]
-        for begin in tl.static_range(0, PARTS, 16):
+        if ROWS == 16:
             # Sixteen at once: one by one, each load would wait for the L2 in turn.
-            other = begin + p[:, None, None]
-            here = (other < PARTS) & (m[None, None, :] < M)
-            sums = tl.load(own + other * TILE, mask=here, other=0.0, cache_modifier=".cg")
-            total += tl.sum(sums, 0)
+            p = tl.arange(0, 16)
+            own = partial + tile * PARTS * TILE + i[None, :, None] * ROWS + m[None, None, :]
+            for begin in tl.static_range(0, PARTS, 16):
+                other = begin + p[:, None, None]
+                here = (other < PARTS) & (m[None, None, :] < M)
+                sums = tl.load(own + other * TILE, mask=here, other=0.0, cache_modifier=".cg")
+                total += tl.sum(sums, 0)
+        else:
+            each = partial + tile * PARTS * TILE + i[:, None] * ROWS + m[None, :]
+            for other in tl.static_range(PARTS):
+                total += tl.load(each + other * TILE, cache_modifier=".cg")
         target = z + m[None, :] * total_rank + r[:, None]
         tl.store(target, total.to(z.dtype.element_ty), mask=m[None, :] < M)
 
@@ -118,9 +123,10 @@ def project(x: Tensor, a: Tensor, *, overlap: bool, arrived: Tensor | None = Non
         else:
             arrived = torch.zeros(R // 16, dtype=torch.int32)
     slices = triton.cdiv(K, _COLUMNS)
-    steps = triton.cdiv(slices, _MAX_PARTS)
-    parts = triton.cdiv(slices, steps)
     rows = 16 if M <= 16 else 32 if M <= 32 else 64
+    # Joining many parts of many rows costs more than reading A with fewer programs.
+    steps = triton.cdiv(slices, _MAX_PARTS if rows == 16 else 16)
+    parts = triton.cdiv(slices, steps)
     z = torch.empty(M, R, dtype=x.dtype, device=x.device)
     partial = torch.empty(parts * R * rows, dtype=torch.float32, device=x.device)
     _project_kernel[(R // 16, parts)](
