@@ -18,7 +18,6 @@ workspace, which is therefore kept per stream.
 
 from __future__ import annotations
 
-import dataclasses
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal
@@ -315,13 +314,10 @@ def project(x: Tensor, weight: PackedWeight, adapter: Adapter) -> Tensor:
     return z
 
 
-def fitted(adapter: Adapter, choice: Choice) -> Choice | None:
-    """Return the choice, or one near it, whose every tile belongs to one projection; or None."""
-    for consumers in (choice.consumers, 2):
-        rows = consumers * choice.row_tiles * 64
-        if all(end % rows == 0 for end in adapter.ends):
-            return dataclasses.replace(choice, consumers=consumers)
-    return None
+def fits_wide(adapter: Adapter, choice: Choice) -> bool:
+    """Tell whether every tile of the wide kernel belongs to one projection of the adapter."""
+    rows = choice.consumers * choice.row_tiles * 64
+    return all(end % rows == 0 for end in adapter.ends)
 
 
 @lru_cache(maxsize=8)

@@ -93,11 +93,12 @@ def _dispatch(
         run(x, weight, bias, out, choice)
     elif M <= decode_adapter.FEW_ROWS:
         _beside(x, weight, bias, out, choice, adapter)
+    elif hopper.fits_wide(adapter, choice):
+        hopper.wide(x, weight, bias, out, choice, adapter)
     else:
-        fitting = hopper.fitted(adapter, choice)
-        hopper.wide(x, weight, bias, out, fitting or choice, adapter if fitting else None)
-        if fitting is None:
-            add_adapter(x, adapter, out)
+        # Narrower tiles that would fit cost more than two products beside the base one.
+        hopper.wide(x, weight, bias, out, choice)
+        add_adapter(x, adapter, out)
 
 
 def _beside(

@@ -1,4 +1,6 @@
-"""Find the fastest `Choice` for the linear layers of Qwen2.5: `python -m kernels.tune OUT.json`.
+"""Find the fastest `Choice` for the linear layers of Qwen2.5.
+
+    python -m kernels.tune OUT.json [ROWS,ROWS,...]
 
 Times every candidate of both Hopper kernels and the dense path on random codes with cold caches
 (`kernels.timing`), for the fused layers of the 7B and 32B blocks and a set of row counts, and
@@ -14,11 +16,12 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from kernels import hopper, linear, timing
+from kernels import hopper, linear, timing, tuning
 from kernels.cuda.compiler import CompileError
 from kernels.hopper import Choice
 from kernels.packing import PACK_BYTES, PACK_COLUMNS, PACK_ROWS, PackedWeight
@@ -145,37 +148,52 @@ def best(N: int, K: int, M: int, replays: int) -> tuple[Choice, float]:
     return found
 
 
-def main(out: Path, replays: int = 5) -> None:
-    """Write the table."""
+def main(out: Path, rows: tuple[int, ...] = ROWS, replays: int = 5) -> None:
+    """Write the table; rows that are not asked for keep their entries of the table there is."""
     import triton
 
-    entries = []
-    defaults = Choice(path="narrow")
+    entries = [
+        {"N": N, "K": K, "M": M, **dataclasses.asdict(choice)}
+        for (N, K), by_rows in (_present() if rows != ROWS else {}).items()
+        for M, choice in by_rows.items()
+        if M not in rows
+    ]
     for layers in LAYERS.values():
         for N, K in layers.values():
-            for M in ROWS:
+            for M in rows:
                 choice, taken = best(N, K, M, replays)
-                told = {
-                    key: value
-                    for key, value in dataclasses.asdict(choice).items()
-                    if key == "path" or value != getattr(defaults, key)
-                }
-                entries.append({"N": N, "K": K, "M": M, **told, "microseconds": round(taken, 2)})
-                sys.stdout.write(f"{entries[-1]}\n")
+                entries.append({"N": N, "K": K, "M": M, **dataclasses.asdict(choice)})
+                sys.stdout.write(f"N {N} K {K} M {M} {taken:.2f} us {choice}\n")
             torch.cuda.empty_cache()
-    document = {
+    head = {
         "device": torch.cuda.get_device_name(0),
         "torch": torch.__version__,
         "triton": triton.__version__,
         "command": "python -m kernels.tune",
-        "entries": entries,
     }
+    entries.sort(key=lambda entry: (entry["N"] * entry["K"], entry["N"], entry["M"]))
+    lines = ",\n".join("  " + json.dumps(_told(entry)) for entry in entries)
     fresh = out.with_suffix(".tmp")
-    lines = ",\n".join("  " + json.dumps(entry) for entry in entries)
-    head = json.dumps({k: v for k, v in document.items() if k != "entries"})[1:-1]
-    fresh.write_text("{" + head + ', "entries": [\n' + lines + "\n]}\n", encoding="utf-8")
+    fresh.write_text(
+        json.dumps(head)[:-1] + ', "entries": [\n' + lines + "\n]}\n", encoding="utf-8"
+    )
     os.replace(fresh, out)
 
 
+def _present() -> dict[tuple[int, int], dict[int, Choice]]:
+    return tuning.table(torch.cuda.current_device())
+
+
+def _told(entry: dict[str, Any]) -> dict[str, Any]:
+    """Leave out what is as by default."""
+    defaults = Choice(path="narrow")
+    return {
+        key: value
+        for key, value in entry.items()
+        if key in ("N", "K", "M", "path") or value != getattr(defaults, key)
+    }
+
+
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    wanted = tuple(int(part) for part in sys.argv[2].split(",")) if len(sys.argv) > 2 else ROWS
+    main(Path(sys.argv[1]), wanted)

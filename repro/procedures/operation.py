@@ -154,8 +154,8 @@ def _block(
             plain["backward", M] / ours["backward", M], "ratio", n
         )
     for M in scale.adapter_rows:
-        overhead = 100 * (ours["adapter", M] / ours["forward", M] - 1)
-        found[adapter_name(block, M)] = _ratio(overhead, "percent", n)
+        slower = ours["adapter", M] / ours["forward", M]
+        found[adapter_name(block, M)] = _ratio(slower, "ratio", n)
     return found
 
 
@@ -231,7 +231,7 @@ def _operations(scale: OperationScale, totals: _Totals, progress: Progress) -> d
     def share(name: str, nbytes: float, calls: Sequence[Callable[[], object]]) -> None:
         taken = timing.time_calls(calls, n).median
         totals.add(taken, nbytes, 0.0)
-        found[name] = _ratio(100 * nbytes / (taken * 1e-6) / rate, "percent", n)
+        found[name] = _ratio(nbytes / (taken * 1e-6) / rate, "ratio", n)
 
     for block, query_heads, key_heads in (("7b", 28, 4), ("32b", 40, 8)):
         progress(f"decode attention {block}", {})
@@ -252,12 +252,15 @@ def _operations(scale: OperationScale, totals: _Totals, progress: Progress) -> d
         weight.nbytes + weight.numel() * 9 / 16,
         [partial(quantize.quantize_blocks, weight, "nvfp4", base.kept["encode_scale"])] * 2,
     )
-    rows = [torch.randn(8192, 3584, device="cuda").bfloat16() for _ in range(4)]
+    rows = [torch.randn(8192, 3584, device="cuda").bfloat16() for _ in range(8)]
     gain, noise = rows[0][0].clone(), torch.randn(3584, device="cuda") * 0.01
     share(
         "rms_norm_share",
         4 * rows[0].nbytes,
-        [partial(rms_norm.add_rms_norm, x, x, gain, 1e-6, noise) for x in rows],
+        [
+            partial(rms_norm.add_rms_norm, x, residual, gain, 1e-6, noise)
+            for x, residual in zip(rows[::2], rows[1::2], strict=True)
+        ],
     )
     progress("logprobs", {})
     found |= _logprobs(n)

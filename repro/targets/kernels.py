@@ -31,7 +31,7 @@ def backward_name(block: str, rows: int) -> str:
 
 def adapter_name(block: str, rows: int) -> str:
     """Return the name of the fused adapter's metric."""
-    return f"adapter_overhead_{block}_{rows}"
+    return f"adapter_factor_{block}_{rows}"
 
 
 _RATIOS = tuple(
@@ -45,16 +45,32 @@ _BACKWARD = tuple(
     for rows in SCALE.backward_rows
 )
 _ADAPTER = tuple(
-    Metric(name=adapter_name(block, rows), unit="percent", title=f"{block} LoRA, M = {rows}")
+    Metric(
+        name=adapter_name(block, rows),
+        unit="ratio",
+        title=f"{block} with LoRA over without, M = {rows}",
+    )
     for block in SCALE.blocks
     for rows in SCALE.adapter_rows
 )
 _OTHERS = (
-    Metric(name="attention_share_7b", unit="percent", title="decode attention, 7B heads"),
-    Metric(name="attention_share_32b", unit="percent", title="decode attention, 32B heads"),
-    Metric(name="dequantize_share", unit="percent", title="dequantise, NVFP4"),
-    Metric(name="quantize_share", unit="percent", title="quantise, NVFP4"),
-    Metric(name="rms_norm_share", unit="percent", title="RMSNorm with residual and noise"),
+    Metric(
+        name="attention_share_7b",
+        unit="ratio",
+        title="decode attention, 7B heads, of the copy rate",
+    ),
+    Metric(
+        name="attention_share_32b",
+        unit="ratio",
+        title="decode attention, 32B heads, of the copy rate",
+    ),
+    Metric(name="dequantize_share", unit="ratio", title="dequantise, NVFP4, of the copy rate"),
+    Metric(name="quantize_share", unit="ratio", title="quantise, NVFP4, of the copy rate"),
+    Metric(
+        name="rms_norm_share",
+        unit="ratio",
+        title="RMSNorm with residual and noise, of the copy rate",
+    ),
     Metric(name="logprobs_ratio", unit="ratio", title="logprobs against matmul and softmax"),
     Metric(name="logprobs_bytes", unit="bytes", title="extra memory of logprobs"),
 )

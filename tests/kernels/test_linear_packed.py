@@ -24,7 +24,7 @@ def _layer(N: int, K: int, seed: int = 0) -> tuple[Tensor, PackedWeight]:
 
 
 def _adapted(x: Tensor, dense: Tensor, adapter: Adapter) -> Tensor:
-    """x W^T + scaling * (x A^T) B^T, each projection by its own adapter, in x's type."""
+    """Return the sum of base and adapter, each projection by its own, in x's type."""
     y = x @ dense.to(x.dtype).t()
     rank = adapter.b.shape[1]
     edges = (0, *adapter.ends, dense.shape[0])
