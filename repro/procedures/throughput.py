@@ -38,6 +38,7 @@ from repro.procedures import Measured, Progress, Stopped
 from repro.rollout.engine import Engine
 from repro.rollout.engine_config import EngineConfig
 from repro.rollout.parity import sampler_trainer_parity
+from repro.rollout.step_timing import time_steps
 from repro.spec.config import RunConfig, SamplingConfig, derive_seed
 from repro.spec.throughput import ThroughputPoint, ThroughputScale
 
@@ -145,7 +146,7 @@ def _point(
         work["flops"] += 2.0 * batch * parameters * (point.prompt_tokens + new - 1)
     batch = min(point.batches)
     if new > 1:
-        bare = engine.time_steps(batch, point.prompt_tokens + new // 2, 64)
+        bare = time_steps(engine, batch, point.prompt_tokens + new // 2, 64)
         share = 100 * max(0.0, 1 - bare / _value(found[f"step_seconds_{point.name}_{batch}"]))
         found[f"host_share_{point.name}"] = _estimate(share, "percent")
     engine.close()

@@ -15,7 +15,7 @@ The loop, one *round* at a time:
     look at the round before     rows that have ended leave, and their outputs are copied aside
 
 The host is a round behind the device, so neither waits for the other; a row may run on for up to
-two rounds after its end, to no effect. On a CPU the host looks at once.
+two rounds after its end, to no effect.
 
 Easy to get wrong: everything that touches the device goes through one stream in this order, which
 is what makes it safe to reuse a slot or a block as soon as the host knows that it is free.
@@ -29,21 +29,19 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from repro.models.policy import Policy
 from repro.rollout.backend import Backend, backend_for
 from repro.rollout.blocks import BlockPool
-from repro.rollout.draw import uniforms
 from repro.rollout.engine_config import EngineConfig, cache_blocks, width_for
 from repro.rollout.forward import Forward
-from repro.rollout.ops import TILE, NewTokens
+from repro.rollout.prefill import chunks_of, entry_of, new_tokens
 from repro.rollout.results import Results, to_host
 from repro.rollout.sampler import RolloutBatch, check_request
 from repro.rollout.scheduler import Admission, Group, Row, Scheduler, Segment
-from repro.rollout.state import FAULTY, RUNNING, Entry, RowState, Statistics
+from repro.rollout.state import FAULTY, RUNNING, RowState, Statistics
 from repro.rollout.torch_sampler import end_token_ids
 from repro.spec.config import SamplingConfig, require
 
@@ -75,10 +73,6 @@ class Engine:
     end_token_ids
         Tokens that end a completion.
 
-    Raises
-    ------
-    ValueError
-        When the policy is one that the engine does not serve, or the cache does not fit.
     """
 
     def __init__(self, policy: Policy, config: EngineConfig) -> None:
@@ -175,7 +169,7 @@ class Engine:
             self._synchronize()
             completions = self._results.completions()
         except BaseException:
-            self._abandon()
+            self.abandon()
             raise
         finally:
             self._results = Results(self.state)
@@ -187,36 +181,19 @@ class Engine:
             group_size=group_size,
         )
 
-    @torch.no_grad()
-    def time_steps(self, width: int, position: int, count: int) -> float:
-        """Return the device's seconds for a bare decode step, the host doing nothing between.
-
-        For measurement, between rollouts: rows are made up, all at `position`, and dropped.
-        """
-        state = self.state
-        blocks = self.pool.blocks_for(position + count + 1)
-        require(
-            blocks <= state.table.shape[1] and count <= self.config.max_new_tokens,
-            f"{count} steps from position {position} exceed what the engine was built for",
-        )
-        for slot in range(width):
-            at = 1 + slot * blocks
-            state.set_blocks(slot, [1 + (at + i) % self.pool.capacity for i in range(blocks)])
-        state.send_table()
-        sampling = SamplingConfig(max_new_tokens=self.config.max_new_tokens)
-        state.counts[:width] = 0
-        state.limits[:width] = 1 << 30
-        state.positions[:width] = position
+    def run_step(self, width: int, sampling: SamplingConfig) -> None:
+        """Run one bare decode step over the slots as `state` has them; for measurement."""
         self._steps(width, sampling)
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        state.counts[:width] = 0
-        begin.record()
-        for _ in range(count - 1):
-            self._steps(width, sampling)
-        end.record()
-        torch.cuda.synchronize()
-        self._abandon()
-        return float(begin.elapsed_time(end)) * 1e-3 / (count - 1)
+
+    def abandon(self) -> None:
+        """Return every slot and block, whatever happened."""
+        self._synchronize()
+        self._looks.clear()
+        self._scheduler.clear()
+        self.state.positions.fill_(-1)
+        for slot in range(self.config.slots):
+            self.state.set_blocks(slot, [])
+        self.state.send_table()
 
     def close(self) -> None:
         """Give back the cache and the captured steps; the policy stays as it is."""
@@ -294,56 +271,21 @@ class Engine:
         """Prefill the rows that enter and put them into their slots."""
         if not admission.rows:
             return
-        for chunk in _chunks(admission.segments, self.config.prefill_tokens):
+        for chunk in chunks_of(admission.segments, self.config.prefill_tokens):
             self._prefill(chunk)
         if admission.copies:
             pairs = self.state.push(torch.tensor(admission.copies, dtype=torch.int64))
             for cache in (self._keys, self._values):
                 cache[:, pairs[:, 1]] = cache[:, pairs[:, 0]]
-        entries = []
         for row in admission.rows:
             assert row.slot is not None
-            sequence = row.sequence
             self.state.set_blocks(row.slot, row.blocks)
-            entries.append(
-                Entry(
-                    slot=row.slot,
-                    token=sequence[-1],
-                    position=len(sequence) - 1,
-                    count=len(row.tokens),
-                    limit=row.limit,
-                    uniforms=uniforms([row.seed], row.limit)[0],
-                )
-            )
-        self.state.enter(entries)
+        self.state.enter([entry_of(row) for row in admission.rows])
         self._scheduler.entered()
 
     def _prefill(self, segments: Sequence[Segment]) -> None:
-        tokens: list[int] = []
-        positions, slots, lengths, tiles = [], [], [], []
-        size = self.pool.block_size
-        width = max(len(segment.row.blocks) for segment in segments)
-        table = np.zeros((len(segments), width), dtype=np.int32)
-        for number, segment in enumerate(segments):
-            blocks = segment.row.blocks
-            table[number, : len(blocks)] = blocks
-            at = np.arange(segment.start, segment.end, dtype=np.int32)
-            positions.append(at)
-            slots.append(table[number, at // size] * size + at % size)
-            lengths.append((len(tokens), len(at), segment.start))
-            for first in range(0, len(at), TILE):
-                count = min(TILE, len(at) - first)
-                tiles.append((number, len(tokens) + first, count, segment.start + first))
-            tokens += segment.row.sequence[segment.start : segment.end]
-        push = self.state.push
-        new = NewTokens(
-            positions=push(torch.from_numpy(np.concatenate(positions))),
-            slots=push(torch.from_numpy(np.concatenate(slots))),
-            table=push(torch.from_numpy(table)),
-            lengths=lengths,
-            tiles=push(torch.tensor(tiles, dtype=torch.int32)),
-        )
-        self.forward.prefill(push(torch.tensor(tokens, dtype=torch.int64)), new)
+        tokens, new = new_tokens(segments, self.pool.block_size, self.state.push)
+        self.forward.prefill(tokens, new)
         self.statistics.prefill_tokens += len(tokens)
 
     def _reserve(self, steps: int) -> None:
@@ -457,30 +399,3 @@ class Engine:
     def _synchronize(self) -> None:
         if self.device.type == "cuda":
             torch.cuda.current_stream(self.device).synchronize()
-
-    def _abandon(self) -> None:
-        """Return every slot and block, whatever happened."""
-        self._synchronize()
-        self._looks.clear()
-        self._scheduler.clear()
-        self.state.positions.fill_(-1)
-        for slot in range(self.config.slots):
-            self.state.set_blocks(slot, [])
-        self.state.send_table()
-
-
-def _chunks(segments: Sequence[Segment], tokens: int) -> list[list[Segment]]:
-    """Cut segments, in order, into chunks of at most `tokens` tokens."""
-    chunks: list[list[Segment]] = [[]]
-    room = tokens
-    for segment in segments:
-        start = segment.start
-        while start < segment.end:
-            end = min(segment.end, start + room)
-            chunks[-1].append(Segment(row=segment.row, start=start, end=end))
-            room -= end - start
-            start = end
-            if room == 0:
-                chunks.append([])
-                room = tokens
-    return [chunk for chunk in chunks if chunk]
