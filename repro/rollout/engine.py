@@ -72,7 +72,6 @@ class Engine:
         Of the last rollout.
     end_token_ids
         Tokens that end a completion.
-
     """
 
     def __init__(self, policy: Policy, config: EngineConfig) -> None:
