@@ -22,7 +22,10 @@ from torch import Tensor
 from kernels.formats import NORMAL_FLOAT, QuantizedWeight, format_named
 from kernels.reference_quantize import _encode_scale, _nest
 
-_ROWS = 128
+_ELEMENTS = 4096
+
+# The bits of float32 1e-38, the reference's lower bound of an NF4 scale that is divided by.
+_LEAST_BITS = 7136238
 
 
 @triton.jit
@@ -41,52 +44,74 @@ def _e4m3(value):
 
 
 @triton.jit
+def _e2m1_code(scaled, negative):
+    """Code of the nearest E2M1 value, ties to even, with the sign given."""
+    y = tl.minimum(tl.abs(scaled), 8.0)
+    rounded = tl.minimum(_round(y * 2.0), _round(y) + 2.0)
+    rounded = tl.minimum(tl.minimum(rounded, _round(y * 0.5) + 4.0), 7.0)
+    return rounded.to(tl.int32) | tl.where(negative, 8, 0)
+
+
+@triton.jit
+def _step(amax, scales, row, held, encode, KIND: tl.constexpr):
+    """Store the block scales and return what the weights are divided by."""
+    if KIND == 0:
+        g = tl.load(encode) + tl.zeros_like(amax)
+        byte = _e4m3(tl.minimum(g * tl.div_rn(amax, tl.zeros_like(amax) + 6.0), 448.0))
+        byte = tl.where(byte == 0, 32, byte)
+        tl.store(scales + row, byte.to(tl.uint8), mask=held)
+        bits = (((byte >> 3) + 120) << 23) | ((byte & 7) << 20)
+        subnormal = (byte & 7).to(tl.float32) * 0.001953125
+        decoded = tl.where(byte < 8, subnormal, bits.to(tl.float32, bitcast=True))
+        return tl.div_rn(decoded, g)
+    exponent = tl.maximum((amax.to(tl.int32, bitcast=True) >> 23) - 2, 0)
+    tl.store(scales + row, exponent.to(tl.uint8), mask=held)
+    return tl.where(exponent == 0, 1 << 22, exponent << 23).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def _nf4_code(scaled, bounds):
+    code = tl.zeros_like(scaled).to(tl.int32)
+    for i in tl.static_range(15):
+        code += (scaled > tl.load(bounds + i)).to(tl.int32)
+    return code
+
+
+@triton.jit
 def _quantize_kernel(
-    weight, encode, bounds, codes, scales, blocks,
-    KIND: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr,
+    weight, encode, bounds, codes, scales, blocks, KIND: tl.constexpr, BLOCK: tl.constexpr,
+    ROWS: tl.constexpr, PAIRS: tl.constexpr, LEAST: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     held = row < blocks
-    at = row[:, None] * BLOCK + tl.arange(0, BLOCK)[None, :]
-    w = tl.load(weight + at, mask=held[:, None], other=0.0).to(tl.float32)
-    amax = tl.max(tl.abs(w), 1)
-    if KIND == 0:
-        g = tl.load(encode)
-        wanted = tl.minimum(g * tl.div_rn(amax, tl.zeros_like(amax) + 6.0), 448.0)
-        byte = _e4m3(wanted)
-        byte = tl.where(byte == 0, 32, byte)
-        tl.store(scales + row, byte.to(tl.uint8), mask=held)
-        exponent = byte >> 3
-        mantissa = (byte & 7).to(tl.float32)
-        bits = ((exponent + 120) << 23) | ((byte & 7) << 20)
-        decoded = tl.where(exponent == 0, mantissa * 0.001953125, bits.to(tl.float32, bitcast=True))
-        scaled = tl.div_rn(w, tl.div_rn(decoded, g + tl.zeros_like(decoded))[:, None] + w * 0.0)
-        negative = scaled < 0
-    elif KIND == 1:
-        exponent = tl.maximum((amax.to(tl.int32, bitcast=True) >> 23) - 2, 0)
-        tl.store(scales + row, exponent.to(tl.uint8), mask=held)
-        step = tl.where(exponent == 0, 1 << 22, exponent << 23).to(tl.float32, bitcast=True)
-        scaled = tl.div_rn(w, step[:, None] + w * 0.0)
-        negative = w.to(tl.int32, bitcast=True) < 0
+    # Even and odd elements apart, so that their codes meet in one byte without any exchange.
+    at = row[:, None] * (BLOCK // 2) + tl.arange(0, BLOCK // 2)[None, :]
+    if PAIRS:
+        pair = tl.load(weight + at, mask=held[:, None], other=0)
+        low = (pair << 16).to(tl.float32, bitcast=True)
+        high = ((pair >> 16) << 16).to(tl.float32, bitcast=True)
     else:
-        tl.store(scales + row, amax, mask=held)
-        one = tl.zeros_like(amax) + 1.0
-        # 1e-38 is subnormal in float32, so as a literal it would be float64: give its bits.
-        least = (tl.zeros_like(amax).to(tl.int32) + 7136238).to(tl.float32, bitcast=True)
-        scaled = w * tl.div_rn(one, tl.maximum(amax, least))[:, None]
-        negative = scaled < 0
+        low = tl.load(weight + 2 * at, mask=held[:, None], other=0.0).to(tl.float32)
+        high = tl.load(weight + 2 * at + 1, mask=held[:, None], other=0.0).to(tl.float32)
+    amax = tl.max(tl.maximum(tl.abs(low), tl.abs(high)), 1)
     if KIND == 2:
-        code = tl.zeros((ROWS, BLOCK), tl.int32)
-        for i in tl.static_range(15):
-            code += (scaled > tl.load(bounds + i)).to(tl.int32)
+        tl.store(scales + row, amax, mask=held)
+        # 1e-38 is subnormal in float32, so as a literal it would be float64: its bits are given.
+        least = (tl.zeros_like(amax).to(tl.int32) + LEAST).to(tl.float32, bitcast=True)
+        inverse = tl.div_rn(tl.zeros_like(amax) + 1.0, tl.maximum(amax, least))[:, None]
+        low_code = _nf4_code(low * inverse, bounds)
+        high_code = _nf4_code(high * inverse, bounds)
     else:
-        y = tl.minimum(tl.abs(scaled), 8.0)
-        rounded = tl.minimum(_round(y * 2.0), _round(y) + 2.0)
-        rounded = tl.minimum(tl.minimum(rounded, _round(y * 0.5) + 4.0), 7.0)
-        code = rounded.to(tl.int32) | tl.where(negative, 8, 0)
-    low, high = tl.split(tl.reshape(code, (ROWS, BLOCK // 2, 2)))
-    target = row[:, None] * (BLOCK // 2) + tl.arange(0, BLOCK // 2)[None, :]
-    tl.store(codes + target, (low | (high << 4)).to(tl.uint8), mask=held[:, None])
+        step = _step(amax, scales, row, held, encode, KIND)[:, None] + tl.zeros_like(low)
+        low_scaled = tl.div_rn(low, step)
+        high_scaled = tl.div_rn(high, step)
+        if KIND == 0:
+            low_code = _e2m1_code(low_scaled, low_scaled < 0)
+            high_code = _e2m1_code(high_scaled, high_scaled < 0)
+        else:
+            low_code = _e2m1_code(low_scaled, low.to(tl.int32, bitcast=True) < 0)
+            high_code = _e2m1_code(high_scaled, high.to(tl.int32, bitcast=True) < 0)
+    tl.store(codes + at, (low_code | (high_code << 4)).to(tl.uint8), mask=held[:, None])
 
 
 def quantize_blocks(weight: Tensor, format: str, encode: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -113,10 +138,12 @@ def quantize_blocks(weight: Tensor, format: str, encode: Tensor | None) -> tuple
     scales = torch.empty(N, K // spec.block, dtype=dtype, device=weight.device)
     bounds = _bounds(weight.device) if kind == 2 else None
     blocks = N * K // spec.block
-    rows = _ROWS * 16 // spec.block
+    rows = _ELEMENTS // spec.block
+    pairs = weight.dtype == torch.bfloat16
     _quantize_kernel[(triton.cdiv(blocks, rows),)](
-        weight, encode, bounds, codes, scales, blocks, kind, spec.block, rows, num_warps=4
-    )
+        weight.view(torch.int32) if pairs else weight, encode, bounds, codes, scales, blocks,
+        kind, spec.block, rows, pairs, _LEAST_BITS, num_warps=4,
+    )  # fmt: skip
     return codes, scales
 
 

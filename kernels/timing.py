@@ -3,7 +3,7 @@
 The call is captured over several sets of arguments at different addresses, so that together they
 are several times the L2 (60 MB on an H200): a repeated call over one set measures the cache. A
 replay is timed by two events and divided by the calls in it; the median and the quartiles of the
-replays are returned. Replays for 30 ms before them warm up: after an idle spell the clocks rise for
+replays are returned. Replays for 15 ms before them warm up: after an idle spell the clocks rise for
 a while, and kernels that are not bound by memory alone look up to 10 % slower.
 """
 
@@ -18,7 +18,7 @@ import torch
 # What the rotated sets of arguments should take together, bytes.
 ROTATED_BYTES = 340_000_000
 
-_WARM_SECONDS = 0.03
+_WARM_SECONDS = 0.015
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
