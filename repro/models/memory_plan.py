@@ -131,8 +131,8 @@ class StepShape:
         """Blocks of 32 positions for `slots` rows, the scrap block included."""
         prompts = -(-self.slots // self.group)
         prompt = -(-self.prompt_tokens // _BLOCK)
-        # A prompt that ends inside a block is continued in a copy of that block.
-        own = -(-(self.prompt_tokens % _BLOCK + self.completion_tokens) // _BLOCK)
+        # Each row feeds the last prompt token again, so only the blocks before it are shared.
+        own = -(-self.row_tokens // _BLOCK) - (self.prompt_tokens - 1) // _BLOCK
         return prompts * prompt + self.slots * own + 1
 
 

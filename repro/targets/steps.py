@@ -116,11 +116,11 @@ TABLE3 = Target(
     scales={Tier.SYSTEMS: StepScale(points=TABLE3_POINTS, baseline="bf16")},
     costs={
         Tier.SYSTEMS: Cost(
-            train_seconds=400.0,
+            train_seconds=300.0,
             evaluate_seconds=None,
             memory_bytes=80 * GIB,
             disk_bytes=10_000_000,
-            basis="estimated from the rates of one NVIDIA H200",
+            basis="a start on one NVIDIA H200 that ended before its last point",
         )
     },
     metrics=_metrics(TABLE3_POINTS, ratios=True),
@@ -149,11 +149,11 @@ MEMORY = Target(
     scales={Tier.SYSTEMS: StepScale(points=MEMORY_POINTS, warm_up=0)},
     costs={
         Tier.SYSTEMS: Cost(
-            train_seconds=200.0,
+            train_seconds=150.0,
             evaluate_seconds=None,
             memory_bytes=80 * GIB,
             disk_bytes=10_000_000,
-            basis="estimated from the rates of one NVIDIA H200",
+            basis="one run an arm on one NVIDIA H200",
         )
     },
     metrics=_metrics(MEMORY_POINTS, ratios=False),

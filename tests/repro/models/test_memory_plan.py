@@ -97,15 +97,15 @@ def test_a_step_is_what_its_parts_are() -> None:
     assert plan.update["gradients"] == 4 * adapter
     assert plan.update["optimiser"] == 8 * adapter
     # 28 blocks, keys and values of 512 channels in 2 bytes: 57 344 a position.
-    assert plan.rollout["cache"] == 57_344 * 32 * (8 + 8 * 64 + 1)
+    assert plan.rollout["cache"] == 57_344 * 32 * (8 + 8 * 65 + 1)
     assert plan.peak == sum(plan.update.values())
 
 
-def test_a_prompt_that_ends_inside_a_block_costs_each_row_a_copy() -> None:
+def test_rows_share_the_blocks_before_their_prompts_last_token() -> None:
     even = StepShape(shape=SMALL, prompt_tokens=64, completion_tokens=64, slots=8)
     odd = dataclasses.replace(even, prompt_tokens=65)
-    assert even.cache_blocks == 2 + 8 * 2 + 1
-    assert odd.cache_blocks == 3 + 8 * 3 + 1
+    assert even.cache_blocks == 2 + 8 * (4 - 1) + 1
+    assert odd.cache_blocks == 3 + 8 * (5 - 2) + 1
 
 
 def test_the_most_slots_that_fit_leave_no_room_for_one_more() -> None:

@@ -105,6 +105,20 @@ def test_the_sampler_and_the_packed_pass_agree_after_updates(
 
 
 @pytest.mark.usefixtures("host_clock")
+@pytest.mark.parametrize(("prompt", "completion"), [(32, 96), (33, 70), (64, 64), (5, 27)])
+def test_the_planned_cache_holds_every_row_without_preemption(
+    policy: Policy, pool: GraderPool, prompt: int, completion: int
+) -> None:
+    point = dataclasses.replace(
+        POINT, prompt_tokens=prompt, completion_tokens=completion, sampled_tokens=0, group=4
+    )
+    stepper = make_stepper(policy, pool, point)
+    stepper.step(1)
+    assert stepper.engine.statistics.generated_tokens == 8 * completion
+    assert stepper.engine.statistics.preemptions == 0
+
+
+@pytest.mark.usefixtures("host_clock")
 def test_phases_fill_the_whole_step(policy: Policy, pool: GraderPool) -> None:
     found = make_stepper(policy, pool).step(0)
     assert sum(found[name] for name in PHASES) == pytest.approx(found["total"], rel=1e-6)
