@@ -236,8 +236,8 @@ def _attend_kernel(
         before = tl.atomic_add(arrived + pair, 1, sem="acq_rel")
         if before == SPLITS - 1:
             tl.store(arrived + pair, 0)
-            # Maxima and totals of all splits at once, and sums unrolled: one by one, each load would
-            # wait for the L2 in turn.
+            # Maxima and totals of all splits at once, and sums unrolled: one by one, each load
+            # would wait for the L2 in turn.
             others = partial + pair * SPLITS * PART
             s = tl.arange(0, SPLITS)
             ends_at = others + s[None, :] * PART + ROWS * D + i[:, None]

@@ -34,7 +34,7 @@ def engine(make_policy: MakePolicy) -> Engine:
 
 
 def require_usable(engine: Engine) -> None:
-    """The engine holds nothing, and still answers."""
+    """Check that the engine holds nothing, and still answers."""
     assert engine.pool.free == engine.pool.capacity
     assert bool((engine.state.positions == -1).all())
     batch = engine.sample([[1, 2, 3]], SAMPLING, group_size=2, seeds=[0, 1])
@@ -121,7 +121,7 @@ def test_a_nan_in_one_row_leaves_the_others_draws_alone(make_policy: MakePolicy)
     kept = embedding.detach().clone()
     with torch.no_grad():
         embedding[50] = float("nan")
-    with pytest.raises(FloatingPointError, match="row 1 at new token 0 .* is the embedding's"):
+    with pytest.raises(FloatingPointError, match=r"row 1 at new token 0 .* is the embedding's"):
         engine.sample([[1], [50]], SAMPLING, group_size=1, seeds=[0, 1], limits=[1, 1])
     with torch.no_grad():
         embedding.copy_(kept)
