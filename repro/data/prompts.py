@@ -26,6 +26,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from repro.data.problem import DataError, Problem
+from repro.data.tiny_corpus import tiny_prompt
 from repro.spec.config import digest_of
 
 # "Solve the following math problem step by step. The reasoning process and direct answer are
@@ -98,17 +99,12 @@ def _released(question: str) -> list[dict[str, str]]:
     return [{"role": "user", "content": question}]
 
 
-def _tiny(question: str) -> str:
-    """Return the line that the tiny policy was pre-trained to answer on the next one."""
-    return f"{question}\n"
-
-
 PROMPT_TEMPLATES: dict[str, PromptTemplate] = {
     template.name: template
     for template in (
         PromptTemplate(name="paper", version=1, build=_paper, chat=True),
         PromptTemplate(name="released", version=1, build=_released, chat=True),
-        PromptTemplate(name="tiny", version=1, build=_tiny, chat=False),
+        PromptTemplate(name="tiny", version=1, build=tiny_prompt, chat=False),
     )
 }
 
