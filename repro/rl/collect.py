@@ -56,6 +56,8 @@ class Rollout:
         Batches of problems drawn for it.
     groups_drawn
         Groups sampled, before dynamic sampling left any out.
+    tokens_sampled
+        Tokens of all completions sampled, of groups left out too.
     informative
         Share of the groups drawn with right and wrong answers both.
     """
@@ -67,6 +69,7 @@ class Rollout:
     format: list[float]
     batches: int
     groups_drawn: int
+    tokens_sampled: int
     informative: float
 
 
@@ -148,6 +151,126 @@ class PromptSource:
         return str(self.tokenizer.decode(list(completion.token_ids), skip_special_tokens=True))
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchRequest:
+    """One batch of problems as a sampler and a grader take it.
+
+    Attributes
+    ----------
+    prompts
+        P sequences of token ids.
+    golds, seeds
+        P * G of each, prompt-major.
+    """
+
+    prompts: list[list[int]]
+    golds: list[str]
+    seeds: list[int]
+
+
+class GrowingRollout:
+    """A rollout that grows batch by batch, whoever samples and grades the batches.
+
+    Parameters
+    ----------
+    run
+        Gives sampling, loss and seed.
+    source
+        Where problems come from.
+    step
+        The optimiser step, counted from 0, at which the rollout starts.
+    draws
+        Batches of problems drawn before.
+    """
+
+    def __init__(self, run: RunConfig, source: PromptSource, *, step: int, draws: int) -> None:
+        self.run, self.source, self.step = run, source, step
+        self._draws, self._batches, self._informative, self._tokens = draws, 0, 0, 0
+        self._kept = _Drawn(prompts=[], completions=[], reward=[], accuracy=[], format=[])
+
+    @property
+    def complete(self) -> bool:
+        """Whether no further batch is to be drawn."""
+        scale: TrainScale = self.run.scale
+        full = len(self._kept.prompts) == scale.prompts_per_rollout
+        return full or self._batches >= max(self.run.arm.loss.dynamic_sampling, 1)
+
+    def request(self) -> BatchRequest:
+        """Return the next batch to sample; the same until `add` takes it."""
+        group_size = self.run.scale.group_size
+        problems = self.source.draw(self._draws)
+        again = () if self._batches == 0 else ("again", self._batches)
+        return BatchRequest(
+            prompts=[self.source.prompt(problem) for problem in problems],
+            golds=[problem.answer for problem in problems for _ in range(group_size)],
+            seeds=[
+                derive_seed(self.run.seed, "rollout", self.step, *again, problem.id, k)
+                for problem in problems
+                for k in range(group_size)
+            ],
+        )
+
+    def add(
+        self, request: BatchRequest, completions: Sequence[Completion], rewards: Rewards
+    ) -> None:
+        """Take a sampled and graded batch; dynamic sampling keeps its informative groups."""
+        scale: TrainScale = self.run.scale
+        loss, limit = self.run.arm.loss, scale.rollout.max_new_tokens
+        reward = [
+            None
+            if value is None
+            else value
+            + overlong_penalty(
+                len(completion.token_ids), max_new_tokens=limit, buffer=loss.overlong_buffer
+            )
+            for value, completion in zip(rewards.total, completions, strict=True)
+        ]
+        drawn = _Drawn(
+            prompts=request.prompts,
+            completions=list(completions),
+            reward=reward,
+            accuracy=list(rewards.accuracy),
+            format=list(rewards.format),
+        )
+        self._draws, self._batches = self._draws + 1, self._batches + 1
+        self._tokens += sum(len(completion.token_ids) for completion in completions)
+        group_ids = _group_ids(len(drawn.prompts), scale.group_size)
+        found = informative_groups(drawn.accuracy, group_ids)
+        self._informative += len(found)
+        every = list(range(len(drawn.prompts)))
+        room = scale.prompts_per_rollout - len(self._kept.prompts)
+        groups = (found if loss.dynamic_sampling else every)[:room]
+        _append(self._kept, drawn, groups, scale.group_size)
+
+    def rollout(self) -> Rollout:
+        """Return the whole, with advantages."""
+        scale: TrainScale = self.run.scale
+        loss, kept = self.run.arm.loss, self._kept
+        drawn = self._batches * scale.prompts_per_rollout
+        advantages = group_advantages(
+            kept.reward,
+            _group_ids(len(kept.prompts), scale.group_size),
+            scale_by_std=loss.scale_by_std,
+            epsilon=loss.advantage_epsilon,
+        )
+        return Rollout(
+            rows=make_rows(
+                kept.prompts,
+                kept.completions,
+                group_size=scale.group_size,
+                end_token_ids=_end_token_ids(self.source.tokenizer),
+            ),
+            advantages=advantages,
+            reward=kept.reward,
+            accuracy=kept.accuracy,
+            format=kept.format,
+            batches=self._batches,
+            groups_drawn=drawn,
+            tokens_sampled=self._tokens,
+            informative=self._informative / drawn,
+        )
+
+
 def collect(
     run: RunConfig,
     sampler: Sampler,
@@ -173,83 +296,15 @@ def collect(
         Batches of problems drawn before.
     """
     scale: TrainScale = run.scale
-    loss = run.arm.loss
-    kept = _Drawn(prompts=[], completions=[], reward=[], accuracy=[], format=[])
-    batches, informative = 0, 0
-    while True:
-        drawn = _draw_batch(run, sampler, source, score, step=step, batch=draws, again=batches)
-        draws, batches = draws + 1, batches + 1
-        group_ids = _group_ids(len(drawn.prompts), scale.group_size)
-        found = informative_groups(drawn.accuracy, group_ids)
-        informative += len(found)
-        every = list(range(len(drawn.prompts)))
-        room = scale.prompts_per_rollout - len(kept.prompts)
-        _append(kept, drawn, (found if loss.dynamic_sampling else every)[:room], scale.group_size)
-        full = len(kept.prompts) == scale.prompts_per_rollout
-        if full or batches >= max(loss.dynamic_sampling, 1):
-            break
-    advantages = group_advantages(
-        kept.reward,
-        _group_ids(len(kept.prompts), scale.group_size),
-        scale_by_std=loss.scale_by_std,
-        epsilon=loss.advantage_epsilon,
-    )
-    return Rollout(
-        rows=make_rows(
-            kept.prompts,
-            kept.completions,
-            group_size=scale.group_size,
-            end_token_ids=_end_token_ids(source.tokenizer),
-        ),
-        advantages=advantages,
-        reward=kept.reward,
-        accuracy=kept.accuracy,
-        format=kept.format,
-        batches=batches,
-        groups_drawn=batches * scale.prompts_per_rollout,
-        informative=informative / (batches * scale.prompts_per_rollout),
-    )
-
-
-def _draw_batch(
-    run: RunConfig,
-    sampler: Sampler,
-    source: PromptSource,
-    score: ScoreFunction,
-    *,
-    step: int,
-    batch: int,
-    again: int,
-) -> _Drawn:
-    """Sample and score one batch of P problems; `again` counts the step's earlier batches."""
-    scale: TrainScale = run.scale
-    problems = source.draw(batch)
-    prompts = [source.prompt(problem) for problem in problems]
-    stream = ("rollout", step) if again == 0 else ("rollout", step, "again", again)
-    seeds = [
-        derive_seed(run.seed, *stream, problem.id, k)
-        for problem in problems
-        for k in range(scale.group_size)
-    ]
-    sampled = sampler.sample(prompts, scale.rollout, group_size=scale.group_size, seeds=seeds)
-    texts = [source.text(completion) for completion in sampled.completions]
-    golds = [problem.answer for problem in problems for _ in range(scale.group_size)]
-    rewards = score(texts, golds, seeds)
-    buffer, limit = run.arm.loss.overlong_buffer, scale.rollout.max_new_tokens
-    reward = [
-        None
-        if value is None
-        else value
-        + overlong_penalty(len(completion.token_ids), max_new_tokens=limit, buffer=buffer)
-        for value, completion in zip(rewards.total, sampled.completions, strict=True)
-    ]
-    return _Drawn(
-        prompts=prompts,
-        completions=list(sampled.completions),
-        reward=reward,
-        accuracy=list(rewards.accuracy),
-        format=list(rewards.format),
-    )
+    growing = GrowingRollout(run, source, step=step, draws=draws)
+    while not growing.complete:
+        asked = growing.request()
+        sampled = sampler.sample(
+            asked.prompts, scale.rollout, group_size=scale.group_size, seeds=asked.seeds
+        )
+        texts = [source.text(completion) for completion in sampled.completions]
+        growing.add(asked, sampled.completions, score(texts, asked.golds, asked.seeds))
+    return growing.rollout()
 
 
 def _append(kept: _Drawn, drawn: _Drawn, groups: Sequence[int], group_size: int) -> None:

@@ -67,12 +67,15 @@ def note_effects(
         effects.get("advantage_group_mean_max", 0.0), _largest_group_mean(rollout)
     )
     rows = effects.setdefault(
-        "rows", {"trained_on": 0, "truncated": 0, "without_reward": 0, "groups_drawn": 0}
-    )
+        "rows",
+        {"trained_on": 0, "truncated": 0, "without_reward": 0, "groups_drawn": 0,
+         "tokens_sampled": 0},
+    )  # fmt: skip
     rows["trained_on"] += len(rollout.rows)
     rows["truncated"] += int(rollout.rows.truncated.sum())
     rows["without_reward"] += int((~rollout.advantages.scored).sum())
     rows["groups_drawn"] += rollout.groups_drawn
+    rows["tokens_sampled"] += rollout.tokens_sampled
     found = effects.setdefault(
         "sampler_trainer_by_quarter", {"sums": [0.0] * QUARTERS, "tokens": [0] * QUARTERS}
     )

@@ -77,8 +77,8 @@ class TrainResult:
     step
         Optimiser steps done.
     series
-        `{name: [one value a step]}`, None where a step has no value; `evaluation_step` and
-        `evaluation_accuracy` have one value an evaluation.
+        `{name: [one value a step]}`, None where a step has no value; `evaluation_step`,
+        `evaluation_accuracy` and `evaluation_tokens` (sampled so far) have one an evaluation.
     effects
         What was really done: noise, mismatch by quarter of the completion, rows, seconds.
     """
@@ -310,6 +310,8 @@ def _evaluate_if_due(
     accuracy = evaluate(state.step)
     state.series.setdefault("evaluation_step", []).append(state.step)
     state.series.setdefault("evaluation_accuracy", []).append(accuracy)
+    tokens = state.effects["rows"]["tokens_sampled"]
+    state.series.setdefault("evaluation_tokens", []).append(tokens)
     count_seconds(state, "evaluation_seconds", started)
 
 

@@ -139,6 +139,7 @@ class Path:
             format=[],
             batches=1,
             groups_drawn=groups,
+            tokens_sampled=0,
             informative=1.0,
         )
         plan = plan_step(

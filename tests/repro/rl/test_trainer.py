@@ -216,6 +216,9 @@ def test_dynamic_sampling_refills_counts_prompts_and_goes_on_with_fewer(
     assert result.effects["rows"]["trained_on"] == 2 * 2 * 4
     assert result.series["zero_variance_groups"] == [0.0, 0.0]
     assert len(set(sampler.seeds)) == len(sampler.seeds)
+    # Groups that were thrown away cost tokens too.
+    kept = round(sum(2 * 4 * tokens for tokens in result.series["completion_tokens"]))
+    assert result.effects["rows"]["tokens_sampled"] > kept
 
 
 def test_dynamic_sampling_with_nothing_informative_still_steps(go: Any, score_by_text: Any) -> None:
@@ -273,6 +276,8 @@ def test_evaluation_runs_at_its_interval_without_noise(go: Any) -> None:
     assert called == [(2, True), (4, True), (6, True)]
     assert result.series["evaluation_step"] == [2, 4, 6]
     assert result.series["evaluation_accuracy"] == [20.0, 40.0, 60.0]
+    sampled = [12 * tokens for tokens in result.series["completion_tokens"]]
+    assert result.series["evaluation_tokens"] == [round(sum(sampled[:n])) for n in (2, 4, 6)]
 
 
 @pytest.mark.parametrize(
