@@ -3,7 +3,8 @@
 Three kinds of source share one rule: the test split is never tuned on, and which problems are in
 which split depends on their text alone, not on the machine, the order of lines or the run's seed.
 
-* `generated`: the package's own generator, whose splits are disjoint by construction;
+* `generated` and `generated_steps`: the package's own generators, the second with the five levels
+  of the proxy tier; their splits are disjoint by construction;
 * a public set by name: its own train and test splits, development held out of train;
 * `folder:<path>`: local JSONL.
 
@@ -21,11 +22,12 @@ from repro.data.public import PUBLIC_SETS, load_public
 from repro.spec.config import DataConfig, require_choice
 
 _FOLDER_PREFIX = "folder:"
+_GENERATED = ("generated", "generated_steps")
 
 
 def data_sources() -> tuple[str, ...]:
     """Return what `DataConfig.source` may be, for messages."""
-    return ("generated", *PUBLIC_SETS, f"{_FOLDER_PREFIX}PATH")
+    return (*_GENERATED, *PUBLIC_SETS, f"{_FOLDER_PREFIX}PATH")
 
 
 def load_problems(config: DataConfig, split: Split) -> list[Problem]:
@@ -53,7 +55,7 @@ def load_problems(config: DataConfig, split: Split) -> list[Problem]:
     }[split]
     if count < 0:
         raise ValueError(f"{split}_problems is {count}; it must not be negative")
-    if config.source == "generated":
+    if config.source in _GENERATED:
         return _generated(config, split, count)
     if config.source.startswith(_FOLDER_PREFIX):
         path = config.source.removeprefix(_FOLDER_PREFIX)
@@ -79,6 +81,10 @@ def _generated(config: DataConfig, split: Split, count: int) -> list[Problem]:
             f"{split}_problems is 0, which means all, and generated problems have no end; it must "
             "be 1 or more"
         )
+    if config.source == "generated_steps":
+        from repro.data.proxy_problems import generate_leveled_problems
+
+        return generate_leveled_problems(split, count, config.levels, config.seed)
     from repro.data.generator import generate_problems
 
     return generate_problems(split, count, config.levels, config.seed)

@@ -25,8 +25,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from repro.data import proxy_corpus, tiny_corpus
 from repro.data.problem import DataError, Problem
-from repro.data.tiny_corpus import tiny_prompt
 from repro.spec.config import digest_of
 
 # "Solve the following math problem step by step. The reasoning process and direct answer are
@@ -67,12 +67,16 @@ class PromptTemplate:
     chat
         Whether the messages go through the tokenizer's own chat template, with the assistant's
         opening line added.
+    working_prefix
+        How a completion that shows its working begins, where that is known of the policies that
+        the template is for: forced upon them, it gives their ceiling.
     """
 
     name: str
     version: int
     build: Callable[[str], str | list[dict[str, str]]]
     chat: bool
+    working_prefix: str | None = None
 
     def digest(self) -> str:
         """Return the SHA-256 hex digest of the template's text, version and kind.
@@ -104,7 +108,20 @@ PROMPT_TEMPLATES: dict[str, PromptTemplate] = {
     for template in (
         PromptTemplate(name="paper", version=1, build=_paper, chat=True),
         PromptTemplate(name="released", version=1, build=_released, chat=True),
-        PromptTemplate(name="tiny", version=1, build=tiny_prompt, chat=False),
+        PromptTemplate(
+            name="tiny",
+            version=1,
+            build=tiny_corpus.tiny_prompt,
+            chat=False,
+            working_prefix=tiny_corpus.WORKING_PREFIX,
+        ),
+        PromptTemplate(
+            name="proxy",
+            version=1,
+            build=proxy_corpus.proxy_prompt,
+            chat=False,
+            working_prefix=proxy_corpus.WORKING_PREFIX,
+        ),
     )
 }
 
@@ -186,7 +203,7 @@ def _chat_token_ids(prompt: Any, template: PromptTemplate, tokenizer: Any) -> li
     if getattr(tokenizer, "chat_template", None) is None:
         raise ValueError(
             f"prompt template {template.name!r} needs a tokenizer with a chat template; this one "
-            "has none (a template without chat is 'tiny')"
+            "has none (templates without chat are 'tiny' and 'proxy')"
         )
     token_ids = tokenizer.apply_chat_template(
         prompt, add_generation_prompt=True, tokenize=True, return_dict=False

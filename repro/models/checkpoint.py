@@ -46,6 +46,7 @@ from repro.models.loading import (
     read_rounded,
     require_same_names,
 )
+from repro.models.proxy_names import POLICIES_VARIABLE, is_proxy_name, proxy_folder, size_of
 from repro.models.tensor_files import CheckpointError, TensorFolder, TensorSpec, write_tensors
 
 MANIFEST: Final = "qerl_manifest.json"
@@ -85,7 +86,7 @@ class Written:
 
 
 def resolve(checkpoint: str | Path) -> Path:
-    """Return the local folder of a checkpoint: `tiny`, a folder, or a hub name.
+    """Return the local folder of a checkpoint: `tiny`, a proxy's name, a folder, or a hub name.
 
     Raises
     ------
@@ -98,6 +99,8 @@ def resolve(checkpoint: str | Path) -> Path:
                 f"{TINY_FOLDER} holds no tiny policy; `python -m repro run pretrain-tiny` makes it"
             )
         return TINY_FOLDER
+    if is_proxy_name(str(checkpoint)):
+        return _made_here(str(checkpoint))
     folder = Path(checkpoint).expanduser()
     if folder.is_dir():
         return folder
@@ -113,6 +116,17 @@ def resolve(checkpoint: str | Path) -> Path:
         raise CheckpointError(
             f"{name} is not in the local cache and could not be fetched from the hub: {error}"
         ) from error
+
+
+def _made_here(name: str) -> Path:
+    """Return the folder of a proxy policy, or raise `CheckpointError` saying how to make it."""
+    folder = proxy_folder(name)
+    if (folder / "config.json").is_file():
+        return folder
+    raise CheckpointError(
+        f"{folder} holds no policy {name}; `python -m repro run pretrain-proxy --size "
+        f"{size_of(name)}` makes it, or set {POLICIES_VARIABLE} to the folder that holds {name}/"
+    )
 
 
 def write_quantized(

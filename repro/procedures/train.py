@@ -24,7 +24,6 @@ from torch import Tensor
 from repro.data.load import load_problems
 from repro.data.problem import Problem, digest_of_problems
 from repro.data.prompts import template_named
-from repro.data.tiny_corpus import WORKING_PREFIX
 from repro.evidence.record import Estimate
 from repro.models.adapter_files import save_adapter
 from repro.models.checkpoint import digest_of_files, resolve
@@ -205,10 +204,11 @@ def _train(
 def _final_metrics(bench: _Bench) -> dict[str, Estimate]:
     metrics = bench.sampled().estimates()
     metrics["accuracy_greedy"] = bench.greedy(bench.test).estimates()["accuracy"]
-    if bench.run.scale.prompt_template == "tiny" and bench.run.arm.training == "none":
-        # The ceiling belongs to the policy as it starts. Only the tiny one's way of working is
-        # known well enough to be forced.
-        forced = bench.greedy(bench.test, opening=WORKING_PREFIX)
+    prefix = template_named(bench.run.scale.prompt_template).working_prefix
+    if prefix is not None and bench.run.arm.training == "none":
+        # The ceiling belongs to the policy as it starts. Only of policies pre-trained here is the
+        # way of working known well enough to be forced.
+        forced = bench.greedy(bench.test, opening=prefix)
         metrics["accuracy_forced_working"] = forced.estimates()["accuracy"]
     metrics["peak_bytes"] = Estimate(
         value=float(peak_bytes()), unit="bytes", method="peak of the process during the run"

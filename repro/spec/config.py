@@ -82,10 +82,10 @@ class DataConfig:
     Attributes
     ----------
     source
-        `generated`, a public data set's name (`gsm8k`, `bigmath`, `math500`, `aime24`, `aime25`,
-        `amc23`) or `folder:<path>` for local JSONL.
+        `generated`, `generated_steps` (the proxy tier's five levels), a public data set's name
+        (`gsm8k`, `bigmath`, `math500`, `aime24`, `aime25`, `amc23`) or `folder:<path>` for local JSONL.
     levels
-        Difficulty levels kept (the generator's steps, or Big-Math's quintiles); empty keeps all.
+        Difficulty levels kept (the generator's steps or levels, Big-Math's quintiles); empty keeps all.
     train_problems, test_problems, development_problems
         How many of each split are used; 0 takes all there are.
     seed
@@ -197,7 +197,8 @@ class TrainScale:
     Attributes
     ----------
     checkpoint
-        `tiny` (in the package), a folder, or a hub name.
+        `tiny` (in the package), `proxy-30m` or `proxy-120m` (made by `run pretrain-proxy`), a
+        folder, or a hub name.
     steps
         Optimiser steps. One rollout batch serves `updates_per_rollout` of them.
     prompts_per_rollout, group_size

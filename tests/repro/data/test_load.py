@@ -146,7 +146,9 @@ def test_a_missing_empty_or_ambiguous_folder_says_what_is_needed(tmp_path: Path)
 
 
 def test_an_unknown_source_or_split_names_the_known_ones(folder: Path) -> None:
-    with pytest.raises(ValueError, match="'gsm9k' is unknown; it must be one of generated, gsm8k"):
+    with pytest.raises(
+        ValueError, match="'gsm9k' is unknown; it must be one of generated, generated_steps, gsm8k"
+    ):
         load_problems(DataConfig(source="gsm9k"), "train")
     with pytest.raises(ValueError, match="split is 'validation'"):
         load_problems(_config(folder), "validation")  # type: ignore[arg-type]

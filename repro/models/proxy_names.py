@@ -1,0 +1,58 @@
+"""Names of the policies pre-trained here, and the folder in which each lies.
+
+=======================  ========================================================================
+`proxy-30m`              16-bit weights of the smaller policy
+`proxy-120m`             16-bit weights of the larger
+`<either>-nvfp4`         its NVFP4 codes, rounded to nearest
+`<either>-calibrated`    16-bit weights scaled for 4-bit rounding by calibration; the same function
+`<either>-nvfp4-awq`     NVFP4 codes of the calibrated weights
+=======================  ========================================================================
+
+They lie side by side in `$REPRO_POLICIES`, else in the user's cache folder.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+PROXY_SIZES = ("30m", "120m")
+PROXY_VARIANTS = ("nvfp4", "calibrated", "nvfp4-awq")
+POLICIES_VARIABLE = "REPRO_POLICIES"
+
+_NAME = re.compile(rf"proxy-({'|'.join(PROXY_SIZES)})(?:-({'|'.join(PROXY_VARIANTS)}))?")
+
+
+def is_proxy_name(name: str) -> bool:
+    """Whether a checkpoint's name is one of the table above."""
+    return _NAME.fullmatch(name) is not None
+
+
+def size_of(name: str) -> str:
+    """Return the size in a policy's name.
+
+    Raises
+    ------
+    ValueError
+        When the name is none of the table above.
+    """
+    match = _NAME.fullmatch(name)
+    if match is None:
+        raise ValueError(f"{name!r} names no policy pre-trained here; such as proxy-30m is needed")
+    return match[1]
+
+
+def policies_folder() -> Path:
+    """Return the folder that holds the policies: `$REPRO_POLICIES`, else the user's cache."""
+    named = os.environ.get(POLICIES_VARIABLE)
+    if named:
+        return Path(named).expanduser()
+    cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    return Path(cache) / "qerl-repro" / "policies"
+
+
+def proxy_folder(name: str) -> Path:
+    """Return where the policy of that name lies, whether or not it is there."""
+    size_of(name)
+    return policies_folder() / name
