@@ -83,9 +83,11 @@ class DataConfig:
     ----------
     source
         `generated`, `generated_steps` (the proxy tier's five levels), a public data set's name
-        (`gsm8k`, `bigmath`, `math500`, `aime24`, `aime25`, `amc23`) or `folder:<path>` for local JSONL.
+        (`gsm8k`, `bigmath`, `math500`, `aime24`, `aime25`, `amc23`) or `folder:<path>`
+        for local JSONL.
     levels
-        Difficulty levels kept (the generator's steps or levels, Big-Math's quintiles); empty keeps all.
+        Difficulty levels kept (the generator's steps or levels, Big-Math's quintiles); empty keeps
+        all.
     train_problems, test_problems, development_problems
         How many of each split are used; 0 takes all there are.
     seed
