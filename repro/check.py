@@ -29,13 +29,14 @@ from repro.evidence.record import (
     config_difference,
     iterate_records,
     read_record,
+    record_folder,
 )
 from repro.evidence.statistics import wilson_interval
 from repro.evidence.verdict import Verdict, judge, judge_expectation
 from repro.places import expected_folder, runs_folder
 from repro.selection import Selection, select
 from repro.spec.config import TrainScale
-from repro.spec.target import Claim
+from repro.spec.target import Claim, plan
 from repro.spec.tier import Tier
 
 
@@ -69,6 +70,17 @@ class Evidence:
                     found.setdefault(arm, {})[seed] = value
         return found
 
+    def values_by_prompt(self, metric: str) -> dict[str, dict[int, float]]:
+        """Return {arm: {prompt: mean over seeds}} of the series `<metric>_by_prompt`."""
+        found: dict[str, dict[int, float]] = {}
+        for arm, records in self.records.items():
+            columns = [item.series.get(f"{metric}_by_prompt", []) for item in records.values()]
+            for prompt, values in enumerate(zip(*columns, strict=False)):
+                present = [value for value in values if value is not None]
+                if present and len(present) == len(columns):
+                    found.setdefault(arm, {})[prompt] = sum(present) / len(present)
+        return found
+
     @property
     def count(self) -> int:
         """Usable records."""
@@ -96,8 +108,9 @@ def check_selection(selection: Selection, runs: Path, expected: Path) -> Checked
     absent = _absent_arms(selection, evidence)
     metrics = {metric.name: metric for metric in target.metrics}
     values = {name: evidence.values(name) for name in metrics}
+    claims = [claim for claim in target.claims if claim.applies(selection.tier)]
     matched, verdicts = [], {}
-    for claim in target.claims:
+    for claim in claims:
         mismatch = None if set(claim.arms) & set(absent) else _mismatch(selection, claim, evidence)
         if mismatch is None:
             matched.append(claim)
@@ -112,9 +125,10 @@ def check_selection(selection: Selection, runs: Path, expected: Path) -> Checked
             sentence=f"refused: {mismatch}",
         )
     by_name = {claim.name: claim for claim in matched}
-    for verdict in judge(matched, metrics, values, absent, evidence.failed_arms):
+    by_prompt = {name: evidence.values_by_prompt(name) for name in metrics}
+    for verdict in judge(matched, metrics, values, absent, evidence.failed_arms, by_prompt):
         verdicts[verdict.name] = _with_caveat(selection, by_name[verdict.name], verdict)
-    ordered = [verdicts[claim.name] for claim in target.claims]
+    ordered = [verdicts[claim.name] for claim in claims]
     for expectation in _expectations(selection, evidence, expected):
         about = "paper value" if expectation.source == "paper" else "expectation"
         ordered.append(
@@ -132,13 +146,11 @@ def check_selection(selection: Selection, runs: Path, expected: Path) -> Checked
 def gather(selection: Selection, runs: Path) -> Evidence:
     """Read the records of a selection and refuse those that are not evidence."""
     evidence = Evidence()
-    tier, name = selection.tier.value, selection.source.name
     failures: dict[tuple[str, str], tuple[Path, str]] = {}
-    for path in iterate_records(runs, tier, name):
-        arm = path.parent.name
+    for path, arm in _places(selection, runs):
         try:
             record = read_record(path)
-            reasons = _reasons(selection, record, path)
+            reasons = _reasons(selection, record, path, arm)
         except RecordError as error:
             _refuse(evidence, path, arm, str(error))
             continue
@@ -150,10 +162,20 @@ def gather(selection: Selection, runs: Path) -> Evidence:
         else:
             evidence.records.setdefault(arm, {})[record.seed] = record
     for (arm, stem), failure in failures.items():
-        if not (runs / tier / name / arm / f"{stem}.json").is_file():
+        if not (failure[0].parent / f"{stem}.json").is_file():
             evidence.failed.append(failure)
             evidence.failed_arms[arm] = evidence.failed_arms.get(arm, 0) + 1
     return evidence
+
+
+def _places(selection: Selection, runs: Path) -> list[tuple[Path, str]]:
+    """Return the records' paths, each with the selection's own name of its arm."""
+    source, tier = selection.source, selection.tier.value
+    found = [(path, path.parent.name) for path in iterate_records(runs, tier, source.name)]
+    for arm, (home, name) in source.shared.items():
+        folder = record_folder(tier, home.name, name, runs)
+        found += [(path, arm) for path in sorted(folder.glob("seed-*.json"))]
+    return found
 
 
 def _refuse(evidence: Evidence, path: Path, arm: str, reason: str) -> None:
@@ -161,7 +183,7 @@ def _refuse(evidence: Evidence, path: Path, arm: str, reason: str) -> None:
     evidence.refused_arms.setdefault(arm, f"{path.name} refused: {reason}")
 
 
-def _reasons(selection: Selection, record: Record, path: Path) -> list[str]:
+def _reasons(selection: Selection, record: Record, path: Path, arm: str) -> list[str]:
     """Return why a record does not count, most basic reason first; one for a failed run."""
     if not record.ok:
         return refusals(record)
@@ -169,7 +191,7 @@ def _reasons(selection: Selection, record: Record, path: Path) -> list[str]:
     if place != (*path.parts[-4:-1], path.name):
         return [f"the record says it is {'/'.join(map(str, place))}, and lies elsewhere"]
     try:
-        run = selection.plan([record.seed], [record.arm])[0]
+        run = plan(selection.source, selection.tier, [record.seed], [arm])[0]
     except ValueError as error:
         return [str(error)]
     difference = config_difference(record, run)

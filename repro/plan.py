@@ -54,6 +54,8 @@ def plan_text(
     missing = selection.tier.missing()
     if missing:
         lines.append(f"  This machine cannot run it: {missing}.")
+    for name in cost.lacking():
+        lines.append(f"  It needs the policy {name}; first: python -m repro run pretrain-proxy")
     lines += _arm_lines(runs, done, estimates)
     lines += _totals(left, estimates, cost, workers)
     lines.append(f"  records   {folder}")

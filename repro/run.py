@@ -75,6 +75,12 @@ def main_run(args: argparse.Namespace) -> int:
     for selection in select(args.targets, tier=args.tier, data=args.data, steps=args.steps):
         missing = selection.source.not_runnable(selection.tier)
         require(missing is None, f"{selection.target.name}, {selection.tier.value} tier: {missing}")
+        lacking = selection.source.costs[selection.tier].lacking()
+        require(
+            not lacking,
+            f"{selection.target.name}, {selection.tier.value} tier: there is no policy "
+            f"{', '.join(lacking)}; first: python -m repro run pretrain-proxy",
+        )
         plan = selection.plan(parse_seeds(args.seeds), parse_arms(args.arms))
         check_folder(plan)
         workers = args.workers or default_workers(selection.tier)

@@ -31,7 +31,9 @@ class Selection:
     def plan(
         self, seeds: int | list[int] | None = None, arms: list[str] | None = None
     ) -> list[RunConfig]:
-        """Return the runs that the selection needs."""
+        """Return the runs that the selection needs: of a figure, those of its own arms."""
+        if arms is None and self.target is not self.source:
+            arms = [arm.name for arm in self.target.arms]
         return plan(self.source, self.tier, seeds, arms)
 
 

@@ -46,6 +46,9 @@ class Verdict:
         Two-sided p against the claim's bound, Holm's correction included once `judge` returned.
     detectable
         Smallest effect that n seeds would have shown with probability 0.8.
+    needed
+        How many seeds (or prompts) would decide if the effect is as measured; None where there is
+        none or too many to name.
     """
 
     name: str
@@ -61,6 +64,7 @@ class Verdict:
     n: int = 0
     p: float | None = None
     detectable: float | None = None
+    needed: int | None = None
 
     @property
     def own_fault(self) -> bool:
@@ -85,6 +89,7 @@ def judge(
     values: Mapping[str, Values],
     absent: Mapping[str, str],
     failed: Mapping[str, int],
+    by_prompt: Mapping[str, Values] | None = None,
 ) -> list[Verdict]:
     """Return one verdict a claim.
 
@@ -96,8 +101,11 @@ def judge(
         {arm: sentence} for arms without usable records.
     failed
         {arm: number of seeds that failed}.
+    by_prompt
+        {metric: {arm: {prompt: value}}}, for claims that are paired by prompt.
     """
-    tested = [_test(claim, metrics, values, absent, failed) for claim in claims]
+    sources = {"seed": values, "prompt": by_prompt or {}}
+    tested = [_test(claim, metrics, sources[claim.paired_by], absent, failed) for claim in claims]
     final: list[Verdict] = [item.verdict for item in tested]
     for mechanism in (False, True):
         family = [
@@ -133,7 +141,7 @@ def _test(
     by_arm = values.get(claim.metric, {})
     seeds = sorted(set.intersection(*(set(by_arm.get(arm, {})) for arm in claim.arms)))
     if not seeds:
-        sentence = f"no seed has {claim.metric} for {', '.join(claim.arms)}"
+        sentence = f"no {claim.paired_by} has {claim.metric} for {', '.join(claim.arms)}"
         return _Tested(verdict=replace(verdict, sentence=sentence), above=False, below=False)
     blocks = [[by_arm[arm][seed] for arm in claim.arms] for seed in seeds]
     verdict = replace(verdict, n=len(seeds))
@@ -151,7 +159,7 @@ def _difference(
 ) -> _Tested:
     differences, bound = _differences(claim, blocks)
     if len(differences) < MINIMUM_SEEDS:
-        return _too_few(verdict, differences)
+        return _too_few(claim, verdict, differences)
     result = st.paired(differences, bound)
     verdict = replace(
         verdict,
@@ -178,6 +186,8 @@ def _differences(claim: Claim, blocks: Sequence[Sequence[float]]) -> tuple[list[
         if any(value <= 0 for block in blocks for value in block):
             raise ValueError(f"claim {claim.name}: a ratio needs positive values")
         return [math.log(a / b) for a, b in blocks], math.log(claim.margin or 1.0)
+    if claim.kind == "interaction":
+        return [(a - b) - (c - d) for a, b, c, d in blocks], 0.0
     return [a - b for a, b in blocks], -(claim.margin or 0.0)
 
 
@@ -186,7 +196,7 @@ def _trend(
 ) -> _Tested:
     slopes = [st.trend_slope(block) for block in blocks]
     if len(blocks) < MINIMUM_SEEDS:
-        return _too_few(verdict, slopes)
+        return _too_few(claim, verdict, slopes)
     result = st.paired(slopes)
     upward = st.page_trend(blocks)[1]
     downward = st.page_trend([block[::-1] for block in blocks])[1]
@@ -239,10 +249,10 @@ def _at_most(claim: Claim, verdict: Verdict, values: Sequence[float]) -> _Tested
     return _Tested(verdict=verdict, above=False, below=False)
 
 
-def _too_few(verdict: Verdict, values: Sequence[float]) -> _Tested:
+def _too_few(claim: Claim, verdict: Verdict, values: Sequence[float]) -> _Tested:
     mean = sum(values) / len(values)
     sentence = (
-        f"{len(values)} paired seed(s); a verdict needs {MINIMUM_SEEDS}. "
+        f"{len(values)} paired {claim.paired_by}(s); a verdict needs {MINIMUM_SEEDS}. "
         f"Point estimate {mean:+.3g} {verdict.unit}"
     )
     verdict = replace(verdict, status="inconclusive", sentence=sentence, effect=mean)
@@ -267,7 +277,8 @@ def _decide(claim: Claim, tested: _Tested, p: float, family: int) -> Verdict:
         words += f". {tested.blocked}"
     if status == "inconclusive":
         words += f". {_could_show(claim, verdict, tested.deviation)}"
-    return replace(_shown(claim, verdict), status=status, sentence=words)
+    needed = _needed(claim, verdict, tested.deviation)
+    return replace(_shown(claim, verdict), status=status, sentence=words, needed=needed)
 
 
 def _shown(claim: Claim, verdict: Verdict) -> Verdict:
@@ -294,11 +305,13 @@ def _measured(claim: Claim, verdict: Verdict) -> str:
         "order": "slope a place ",
         "difference": f"{' - '.join(claim.arms)}: ",
         "non_inferior": f"{' - '.join(claim.arms)}: ",
+        "interaction": f"({' - '.join(claim.arms[:2])}) - ({' - '.join(claim.arms[2:])}): ",
     }.get(claim.kind, "")
     margin = "" if claim.margin is None else f" (margin {claim.margin:g})"
+    prompts = " prompts" if claim.paired_by == "prompt" else ""
     return (
         f"{what}{shown.effect:{sign}.3g} {shown.unit}, 95 % interval {shown.low:{sign}.3g} to "
-        f"{shown.high:{sign}.3g}, n = {shown.n}{margin}"
+        f"{shown.high:{sign}.3g}, n = {shown.n}{prompts}{margin}"
     )
 
 
@@ -306,18 +319,25 @@ def _could_show(claim: Claim, verdict: Verdict, deviation: float) -> str:
     if deviation == 0:
         return "All seeds agree to the last digit, so no test can tell"
     shown = _shown(claim, verdict)
+    what = "a factor" if claim.kind == "ratio" else "an effect"
     words = (
-        f"{verdict.n} seeds would have shown {'a factor' if claim.kind == 'ratio' else 'an effect'}"
-        f" of {shown.detectable:.3g} {shown.unit} (80 % power)"
+        f"{verdict.n} {claim.paired_by}s would have shown {what} of {shown.detectable:.3g} "
+        f"{shown.unit} (80 % power)"
     )
-    assert verdict.effect is not None
+    needed = _needed(claim, verdict, deviation)
+    if needed is not None and needed > verdict.n:
+        words += f"; if the effect is as measured, {needed} {claim.paired_by}s would decide"
+    return words
+
+
+def _needed(claim: Claim, verdict: Verdict, deviation: float) -> int | None:
+    """Return how many pairs would decide at the effect measured, from its distance to the bound."""
+    if verdict.effect is None or verdict.p is None:
+        return None
     bound = {"ratio": math.log(claim.margin or 1.0), "non_inferior": -(claim.margin or 0.0)}.get(
         claim.kind, claim.margin or 0.0
     )
-    needed = st.seeds_needed(verdict.effect - bound, deviation)
-    if needed is not None and needed > verdict.n:
-        words += f"; if the effect is as measured, {needed} seeds would decide"
-    return words
+    return st.seeds_needed(verdict.effect - bound, deviation)
 
 
 def _effect_unit(unit: str, claim: Claim) -> str:

@@ -7,15 +7,17 @@ it is silent, that is said.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, get_args
+
+from repro.spec.resolve import LATER
 
 WeightFormat = Literal["bf16", "nf4", "mxfp4", "nvfp4"]
 Training = Literal["none", "lora", "full"]
 NoiseSchedule = Literal["exponential", "linear", "cosine", "logarithmic"]
 NoiseForm = Literal["as_described", "as_released", "as_published"]
 NoiseReach = Literal["rollout", "shared"]
-RewardKind = Literal["task", "random", "format"]
+RewardKind = Literal["task", "random", "format", "answer"]
 Aggregation = Literal["sequence_mean", "token_mean", "token_mean_local", "constant"]
 RatioLevel = Literal["token", "sequence"]
 KLEstimator = Literal["k1", "k2", "k3"]
@@ -79,6 +81,32 @@ class NoiseConfig:
         )
         require(
             self.num_stages >= 3, f"noise.num_stages is {self.num_stages}; it must be 3 or more"
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WeightNoise:
+    """Gaussian noise on the 16-bit weights themselves, as strong as a format's rounding.
+
+    Not in the paper: a control that tells "noise helps" from "this format's rounding helps". Every
+    projection W becomes W + sigma * rms(W) * N(0, I), drawn once from the run's seed and frozen;
+    sigma is found by bisection so that KL(policy || noisy policy) over the tokens of calibration
+    prompts equals that of the format's own rounding.
+
+    Attributes
+    ----------
+    matched_to
+        The format whose KL is matched.
+    """
+
+    matched_to: WeightFormat
+
+    def __post_init__(self) -> None:
+        require_choice("weight_noise.matched_to", self.matched_to, WeightFormat)
+        require(
+            self.matched_to != "bf16",
+            "weight_noise.matched_to is bf16, which rounds nothing here; it must be nf4, mxfp4 or "
+            "nvfp4",
         )
 
 
@@ -192,6 +220,11 @@ class Arm:
         The paper trains LoRA alone; the released code also trains both block norms.
     learning_rate_factor
         Multiplies the scale's learning rate (Fig. 16, Fig. 17).
+    reward
+        `task`: right answer plus the scale's format reward. `answer`: right answer alone. `random`
+        and `format`: controls.
+    weight_noise
+        Noise on BF16 weights matched to a format's rounding; a control.
     """
 
     name: str
@@ -205,6 +238,7 @@ class Arm:
     loss: LossConfig = GRPO
     reward: RewardKind = "task"
     learning_rate_factor: float = 1.0
+    weight_noise: WeightNoise | None = field(default=None, metadata=LATER)
 
     def __post_init__(self) -> None:
         require(self.name.isidentifier(), f"arm name {self.name!r} must be a Python identifier")
@@ -223,4 +257,9 @@ class Arm:
         require(
             not (self.training == "none" and self.noise is not None),
             f"arm {self.name}: an untrained arm takes no added noise",
+        )
+        require(
+            self.weight_noise is None or self.weight_format == "bf16",
+            f"arm {self.name}: weight noise stands in for rounding, so it goes with bf16 weights, "
+            f"not {self.weight_format}",
         )

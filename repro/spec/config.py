@@ -11,10 +11,9 @@ said.
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from repro.spec.arm import (
@@ -37,9 +36,11 @@ from repro.spec.arm import (
     RewardKind,
     Training,
     WeightFormat,
+    WeightNoise,
     require,
     require_choice,
 )
+from repro.spec.resolve import LATER, plain_values
 
 __all__ = [
     "DAPO",
@@ -61,6 +62,7 @@ __all__ = [
     "NoiseSchedule",
     "OldPolicy",
     "OptimizerConfig",
+    "ProblemSet",
     "RatioLevel",
     "RewardKind",
     "RunConfig",
@@ -68,6 +70,7 @@ __all__ = [
     "TrainScale",
     "Training",
     "WeightFormat",
+    "WeightNoise",
     "derive_seed",
     "digest_of",
     "require",
@@ -100,6 +103,23 @@ class DataConfig:
     test_problems: int = 0
     development_problems: int = 0
     seed: int = 2025
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProblemSet:
+    """A further set of problems on which the final policy is measured, as `accuracy_<name>`.
+
+    A set whose source is `human:<name>` is left out, and the record says so, where no folder of
+    human-written problems is named (`$REPRO_DATA`).
+    """
+
+    name: str
+    data: DataConfig
+
+    def __post_init__(self) -> None:
+        require(
+            self.name.isidentifier(), f"test set name {self.name!r} must be a Python identifier"
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,11 +168,15 @@ class EvaluationConfig:
     sampling
         "temperature 0.6, top_p 0.95, 4096 tokens, evaluated multiple times" (section 4.1);
         the number of times is not stated.
+    token_budget
+        Sampled training tokens over which the area under the held-out accuracy is taken; 0 takes
+        none.
     """
 
     every: int = 0
     samples: int = 1
     sampling: SamplingConfig = SamplingConfig(temperature=0.6, top_p=0.95)
+    token_budget: int = field(default=0, metadata=LATER)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -160,15 +184,31 @@ class LearningRates:
     """Peak learning rates by what is trained: "1e-5 (QeRL, QLoRA); 5e-6 (LoRA)" (Table 4).
 
     The rate of full training is not stated in the paper.
+
+    Attributes
+    ----------
+    chosen
+        (key, rate) as a sweep chose them, in place of the above; keys as of `key`. Arms that train
+        the same thing on the same format share a rate, so that added noise, rank, loss or reward
+        is all in which they differ.
     """
 
     lora_16bit: float
     lora_4bit: float
     full: float
+    chosen: tuple[tuple[str, float], ...] = field(default=(), metadata=LATER)
+
+    @staticmethod
+    def key(arm: Arm) -> str:
+        """Return what decides the rate of `arm`: its format and what is trained."""
+        return f"{arm.weight_format}_{arm.training}"
 
     def of(self, arm: Arm) -> float:
         """Return the peak learning rate of `arm`, its own factor included."""
-        if arm.training == "full":
+        chosen = dict(self.chosen).get(self.key(arm))
+        if chosen is not None:
+            rate = chosen
+        elif arm.training == "full":
             rate = self.full
         else:
             rate = self.lora_16bit if arm.weight_format == "bf16" else self.lora_4bit
@@ -213,6 +253,8 @@ class TrainScale:
         Dtype of activations; master weights of what is trained are float32 at every tier.
     checkpoint_every
         Steps between resumable checkpoints.
+    test_sets
+        Further sets on which the final policy is measured.
     seeds
         Seeds of a default run.
     """
@@ -232,6 +274,7 @@ class TrainScale:
     format_reward: float = 0.2
     compute_dtype: Literal["float32", "bfloat16", "float16"] = "float32"
     checkpoint_every: int = 10
+    test_sets: tuple[ProblemSet, ...] = field(default=(), metadata=LATER)
     seeds: tuple[int, ...] = (0, 1, 2, 3, 4)
 
     def __post_init__(self) -> None:
@@ -313,7 +356,8 @@ class RunConfig:
 
     def resolved(self) -> dict[str, Any]:
         """Return the whole configuration as plain JSON values, sorted by the writer."""
-        return dataclasses.asdict(self)
+        found: dict[str, Any] = plain_values(self)
+        return found
 
     def digest(self) -> str:
         """Return the SHA-256 hex digest of the resolved configuration, the seed included."""

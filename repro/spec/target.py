@@ -16,107 +16,45 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
-from repro.spec.config import Arm, RunConfig, require, require_choice
-from repro.spec.tier import Download, Tier
+from repro.spec.claim import Claim, ClaimKind, Metric
+from repro.spec.config import Arm, RunConfig, require
+from repro.spec.tier import Download, Tier, policy_folder
 
-ClaimKind = Literal[
-    "difference", "non_inferior", "gain", "no_gain", "trend", "order", "ratio", "at_most"
+__all__ = [
+    "Claim",
+    "ClaimKind",
+    "Cost",
+    "Metric",
+    "Target",
+    "TogetherCost",
+    "default_tier",
+    "differing_fields",
+    "plan",
 ]
 
-# How many arms each kind relates; None is two or more.
-_ARMS_OF_KIND: dict[str, int | None] = {
-    "difference": 2,
-    "non_inferior": 2,
-    "gain": 1,
-    "no_gain": 1,
-    "trend": None,
-    "order": None,
-    "ratio": 2,
-    "at_most": 1,
-}
-_KINDS_WITH_MARGIN = ("non_inferior", "no_gain", "ratio", "at_most")
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Metric:
-    """One number that a run yields.
+class TogetherCost:
+    """What many runs as one batched model are thought to need on one device.
+
+    An ensemble of n runs takes `start_seconds`, then `step_seconds + n * step_seconds_per_run` a
+    training step, and for each pass of questions `pass_seconds` and `question_seconds` a question
+    of each run.
 
     Attributes
     ----------
-    unit
-        `percent` (0 to 100), `points` (difference of percents), `nats`, `seconds`, `bytes`,
-        `tokens`, `tokens per second`, `reward` or `ratio`.
-    title
-        What a table's heading says.
+    memory_bytes
+        Device memory that an ensemble may fill; it decides how many runs go together.
     """
 
-    name: str
-    unit: str
-    title: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Claim:
-    """One sentence of the paper (or about this suite's machinery), as a relation between arms.
-
-    Attributes
-    ----------
-    statement
-        The claim in this project's words.
-    source
-        Where the paper says so.
-    kind
-        `difference`: A - B > 0, paired by seed. `non_inferior`: A - B > -margin. `gain`: A's own
-        gain > 0. `no_gain`: a control's gain stays under the margin. `trend`: Page's L over arms
-        listed from the lowest to the highest. `order`: the trend as a gate, then each adjacent
-        pair with Holm's correction. `ratio`: A / B > margin. `at_most`: A's metric <= margin.
-    arms
-        A, or A and B, or the order from lowest to highest.
-    metric
-        Name of the metric that is compared.
-    factor
-        Fields of `Arm` in which the arms may differ, or `learning_rate`, which the scale sets.
-    margin, because
-        A number stated in advance, in the metric's unit, and its reason.
-    mechanism
-        True for what must hold if the machinery works (training gains, controls do not). A
-        contradicted mechanism claim is this suite's fault; a contradicted claim of the paper's is
-        a finding.
-    """
-
-    name: str
-    statement: str
-    source: str
-    kind: ClaimKind
-    arms: tuple[str, ...]
-    metric: str
-    factor: tuple[str, ...] = ()
-    margin: float | None = None
-    because: str = ""
-    mechanism: bool = False
-
-    def __post_init__(self) -> None:
-        where = f"claim {self.name}"
-        require_choice(f"{where}: kind", self.kind, ClaimKind)
-        count = _ARMS_OF_KIND[self.kind]
-        found = len(self.arms)
-        require(
-            found == count if count is not None else found >= 2,
-            f"{where}: kind {self.kind} relates {count or 'two or more'} arms; found {found}",
-        )
-        require(len(set(self.arms)) == found, f"{where}: an arm is named twice in {self.arms}")
-        needs_margin = self.kind in _KINDS_WITH_MARGIN
-        require(
-            (self.margin is not None) == needs_margin,
-            f"{where}: margin is {self.margin}; kind {self.kind} "
-            f"{'needs one' if needs_margin else 'takes none'}",
-        )
-        require(
-            not needs_margin or bool(self.because),
-            f"{where}: its margin of {self.margin} has no reason; fill `because`",
-        )
+    start_seconds: float
+    step_seconds: float
+    step_seconds_per_run: float
+    pass_seconds: float
+    question_seconds: float
+    memory_bytes: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,6 +71,10 @@ class Cost:
         checkpoints and record.
     downloads
         What the hub is asked for, once for all runs.
+    policies
+        Names of policies that must have been pre-trained on this machine first.
+    together
+        What many runs as one batched model need, where the tier runs them so.
     basis
         Where the figures come from.
     """
@@ -142,7 +84,17 @@ class Cost:
     memory_bytes: int
     disk_bytes: int
     downloads: tuple[Download, ...] = ()
+    policies: tuple[str, ...] = ()
+    together: TogetherCost | None = None
     basis: str
+
+    def lacking(self) -> tuple[str, ...]:
+        """Return the names of policies that are not there."""
+        return tuple(
+            name
+            for name in self.policies
+            if not (policy_folder(name) / "model.safetensors").is_file()
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -166,6 +118,9 @@ class Target:
         How large each tier runs it. A tier without a scale yields `not run`, with `why_not`.
     records_of
         Name of the target whose runs this one reads, where a figure draws a table's runs.
+    shared
+        {arm: (target, its arm)} for arms that are run and recorded as another target's: the same
+        arm but for name and label, at the same scale but for the seeds.
     headline
         Metric printed beside the paper's cells.
     why_not
@@ -189,6 +144,7 @@ class Target:
     claims: tuple[Claim, ...] = ()
     headline: str | None = None
     records_of: str | None = None
+    shared: Mapping[str, tuple[Target, str]] = field(default_factory=dict)
     why_not: str = ""
     paper_file: str = ""
     paper_column: str = ""
@@ -217,6 +173,7 @@ class Target:
                 f"{where}: claim {claim.name} names no metric of it: {claim.metric}",
             )
             _require_declared_factor(where, claim, [self.arm(name) for name in claim.arms])
+        _require_same_runs(self)
         require(
             set(self.scales) == set(self.costs) or self.records_of is not None,
             f"{where}: each tier with a scale needs a cost and the reverse; found scales for "
@@ -250,6 +207,14 @@ class Target:
             "evaluate" if self.procedure == "train" and arm.training == "none" else self.procedure
         )
 
+    def home(self, arm: str) -> tuple[Target, str]:
+        """Return the target, and its name of the arm, under which the runs of `arm` lie."""
+        return self.shared.get(arm, (self, arm))
+
+    def speaks_at(self, tier: Tier) -> bool:
+        """Whether there is anything to judge at `tier`: a claim made there, or none at all."""
+        return not self.claims or any(claim.applies(tier) for claim in self.claims)
+
     def tiers(self) -> tuple[Tier, ...]:
         """Return the tiers with a scale, from the smallest."""
         return tuple(tier for tier in Tier if tier in self.scales)
@@ -274,10 +239,14 @@ def default_tier(target: Target) -> Tier:
     reasons = []
     for tier in reversed(target.tiers()):
         reason = tier.missing()
-        absent = [item.name for item in target.costs[tier].downloads if not item.present()]
-        if reason is None and not absent:
+        cost = target.costs[tier]
+        absent = [item.name for item in cost.downloads if not item.present()]
+        if reason is None and not absent and not cost.lacking():
             return tier
-        reasons.append(f"{tier.value} {reason or 'would download ' + ', '.join(absent)}")
+        needs = "would download " + ", ".join(absent)
+        if cost.lacking():
+            needs = f"needs {', '.join(cost.lacking())}, pre-trained on this machine"
+        reasons.append(f"{tier.value} {reason or needs}")
     detail = "; ".join(reasons) or target.why_not
     raise ValueError(f"no tier of {target.name} runs here without being named: {detail}")
 
@@ -312,26 +281,46 @@ def plan(
         target.records_of is None,
         f"{target.name} reads the runs of {target.records_of}; plan that target instead",
     )
-    scale = target.scales[tier]
     if seeds is None:
-        seeds = scale.seeds
+        seeds = target.scales[tier].seeds
     chosen = tuple(range(seeds)) if isinstance(seeds, int) else tuple(seeds)
     require(bool(chosen), f"{target.name}: no seed to run; give 1 or more")
     _require_unique(f"{target.name}: seeds", [str(seed) for seed in chosen])
-    selected = target.arms if arms is None else tuple(target.arm(name) for name in arms)
-    return [
-        RunConfig(
-            target=target.name,
-            target_version=target.version,
-            tier=tier.value,
-            procedure=target.procedure_of(arm),
-            arm=arm,
-            scale=scale,
-            seed=seed,
+    names = [arm.name for arm in target.arms] if arms is None else list(arms)
+    return [_run_of(target, tier, name, seed) for seed in chosen for name in names]
+
+
+def _run_of(target: Target, tier: Tier, arm_name: str, seed: int) -> RunConfig:
+    """Return one run, under the name of the target that records it."""
+    target.arm(arm_name)
+    home, name = target.home(arm_name)
+    arm = home.arm(name)
+    return RunConfig(
+        target=home.name,
+        target_version=home.version,
+        tier=tier.value,
+        procedure=home.procedure_of(arm),
+        arm=arm,
+        scale=home.scales[tier],
+        seed=seed,
+    )
+
+
+def _require_same_runs(target: Target) -> None:
+    """Raise `ValueError` where a shared arm is not the same run as the one that it names."""
+    for name, (home, other) in target.shared.items():
+        where = f"target {target.name}: arm {name} shared with {home.name}.{other}"
+        differences = differing_fields(target.arm(name), home.arm(other))
+        require(
+            not differences and target.procedure == home.procedure,
+            f"{where} differs in {', '.join(sorted(differences)) or 'its procedure'}",
         )
-        for seed in chosen
-        for arm in selected
-    ]
+        require(other not in home.shared, f"{where}, which is itself shared; name its home")
+        for tier, scale in target.scales.items():
+            same = tier in home.scales and scale == dataclasses.replace(
+                home.scales[tier], seeds=scale.seeds
+            )
+            require(same, f"{where} has another scale at the {tier.value} tier")
 
 
 def differing_fields(first: Arm, second: Arm) -> set[str]:

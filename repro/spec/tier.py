@@ -176,6 +176,15 @@ class Download:
         return Path(self.name).is_dir() or (hub_cache() / folder / "snapshots").is_dir()
 
 
+def policy_folder(name: str) -> Path:
+    """Return where a policy pre-trained by this suite lies: `$REPRO_POLICIES`, else a cache."""
+    named = os.environ.get("REPRO_POLICIES")
+    if named:
+        return Path(named).expanduser() / name
+    cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    return Path(cache) / "qerl-repro" / "policies" / name
+
+
 def hub_cache() -> Path:
     """Return the folder in which huggingface_hub keeps what it fetched."""
     if "HF_HUB_CACHE" in os.environ:

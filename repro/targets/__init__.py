@@ -7,8 +7,10 @@ from __future__ import annotations
 
 from repro.spec.target import Target
 from repro.targets.ablations import FIGURE9, FIGURE10, FIGURE16, FIGURE17
+from repro.targets.controls import CONTROL_TARGETS
 from repro.targets.curves import (
     FIGURE4,
+    FIGURE4_DAPO,
     FIGURE5,
     FIGURE7,
     FIGURE8,
@@ -19,15 +21,17 @@ from repro.targets.curves import (
 from repro.targets.described import FIGURE1, FIGURE2, FIGURE3, FIGURE6, FIGURE15, TABLE4
 from repro.targets.kernels import KERNELS
 from repro.targets.pretraining import PRETRAIN_TINY
+from repro.targets.rates import LEARNING_RATES
 from repro.targets.rollout import ROLLOUT, SCHEDULING
 from repro.targets.speed import FIGURE11, TABLE9, TABLES_5_TO_8
 from repro.targets.steps import MEMORY, MEMORY_BUDGETS, TABLE3
-from repro.targets.table1 import TABLE1, TABLE1_3B
+from repro.targets.table1 import TABLE1, TABLE1_3B, TRANSFER
 from repro.targets.table2 import TABLE2
 
 TARGETS: tuple[Target, ...] = (
     TABLE1,
     TABLE1_3B,
+    TRANSFER,
     TABLE2,
     TABLE3,
     TABLE4,
@@ -37,6 +41,7 @@ TARGETS: tuple[Target, ...] = (
     FIGURE2,
     FIGURE3,
     FIGURE4,
+    FIGURE4_DAPO,
     FIGURE5,
     FIGURE6,
     FIGURE7,
@@ -50,6 +55,8 @@ TARGETS: tuple[Target, ...] = (
     FIGURE15,
     FIGURE16,
     FIGURE17,
+    LEARNING_RATES,
+    *CONTROL_TARGETS,
     PRETRAIN_TINY,
     MEMORY,
     MEMORY_BUDGETS,

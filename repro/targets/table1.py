@@ -32,6 +32,7 @@ from repro.spec.config import (
 )
 from repro.spec.target import Claim, Cost, Metric, Target
 from repro.spec.tier import GIB, Download, Tier
+from repro.targets import proxy
 
 BF16 = Arm(name="bf16", label="BF16, untrained", training="none")
 NF4 = dataclasses.replace(BF16, name="nf4", label="NF4, untrained", weight_format="nf4")
@@ -77,6 +78,7 @@ METRICS = (
     Metric(name="completion_tokens_mean", unit="tokens", title="completion length"),
     Metric(name="train_seconds", unit="seconds", title="training time"),
     Metric(name="peak_bytes", unit="bytes", title="peak memory"),
+    *proxy.METRICS,
 )
 
 SMOKE = TrainScale(
@@ -201,7 +203,14 @@ def _control(arm: Arm, what: str) -> Claim:
 
 
 def _difference(
-    name: str, statement: str, source: str, first: Arm, second: Arm, *factor: str
+    name: str,
+    statement: str,
+    source: str,
+    first: Arm,
+    second: Arm,
+    *factor: str,
+    metric: str = "accuracy",
+    tiers: tuple[Tier, ...] = (),
 ) -> Claim:
     return Claim(
         name=name,
@@ -209,8 +218,9 @@ def _difference(
         source=source,
         kind="difference",
         arms=(first.name, second.name),
-        metric="accuracy",
+        metric=metric,
         factor=factor,
+        tiers=tiers,
     )
 
 
@@ -287,13 +297,54 @@ TABLE1 = Target(
     source="Table 1; abstract",
     arms=(*UNTRAINED, *TRAINED, *CONTROLS),
     controls=tuple(arm.name for arm in CONTROLS),
-    scales={Tier.SMOKE: SMOKE, Tier.PAPER: PAPER_7B},
-    costs={Tier.SMOKE: SMOKE_COST, Tier.PAPER: COST_7B},
+    # Ten seeds at the proxy tier: Fig. 4 claims an order of its arms.
+    scales={Tier.SMOKE: SMOKE, Tier.PROXY: proxy.PROXY_ORDER, Tier.PAPER: PAPER_7B},
+    costs={Tier.SMOKE: SMOKE_COST, Tier.PROXY: proxy.COST, Tier.PAPER: COST_7B},
     metrics=METRICS,
     claims=CLAIMS,
     headline="accuracy",
     paper_file="table1",
     paper_column="7B",
+)
+
+# The same runs where the problems are not those trained on; a family of claims of its own.
+TRANSFER = Target(
+    name="table1_transfer",
+    title="Table 1's arms on harder levels and on human-written problems",
+    statement="what QeRL gains on the problems trained on, it gains on others, too",
+    source="not in the paper; asked of Table 1's arms",
+    arms=(BF16_LORA, NVFP4_LORA, NVFP4_LORA_AQN),
+    metrics=METRICS,
+    claims=tuple(
+        _difference(
+            f"{name}_{where}",
+            f"{statement}, on {described}",
+            "not in the paper",
+            first,
+            second,
+            *factor,
+            metric=f"accuracy_{where}",
+            tiers=(Tier.PROXY,),
+        )
+        for where, described in (("hard", "levels 4 and 5"), ("human", "human-written problems"))
+        for name, statement, first, second, factor in (
+            (
+                "qerl_beats_lora",
+                "QeRL ends more accurate than 16-bit LoRA",
+                NVFP4_LORA_AQN,
+                BF16_LORA,
+                ("weight_format", "noise", "learning_rate"),
+            ),
+            (
+                "aqn_helps",
+                "adding AQN to NVFP4 LoRA raises the final accuracy",
+                NVFP4_LORA_AQN,
+                NVFP4_LORA,
+                ("noise",),
+            ),
+        )
+    ),
+    records_of="table1",
 )
 
 # The 3B column: the same rows and claims on the smaller checkpoint.

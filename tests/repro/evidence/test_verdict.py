@@ -184,3 +184,33 @@ def test_one_seed_outside_breaks_an_expectation_of_every_seed() -> None:
     verdict = judge_expectation(expectation, ACCURACY, {0: 40.0, 1: 14.9, 2: 41.0}, None)
     assert verdict.status == "contradicted"
     assert "2 of 3 inside" in verdict.sentence
+
+
+def test_an_interaction_is_the_difference_of_two_differences() -> None:
+    four = claim("interaction", ("a", "b", "c", "d"))
+    verdict = verdict_of(four, a=HIGH, b=LOW, c=LOW, d=LOW)
+    assert verdict.status == "reproduced"
+    plain = verdict_of(claim("difference", ("a", "b")), a=HIGH, b=LOW)
+    assert verdict.effect == pytest.approx(plain.effect)
+    assert verdict.sentence.startswith("(a - b) - (c - d): +10")
+    assert verdict_of(four, a=HIGH, b=LOW, c=HIGH, d=LOW).status == "inconclusive"
+    assert verdict_of(four, a=LOW, b=LOW, c=HIGH, d=LOW).status == "contradicted"
+
+
+def test_a_claim_paired_by_prompt_reads_the_prompts() -> None:
+    paired = claim("difference", ("a", "b"), paired_by="prompt")
+    found = values(a=HIGH * 4, b=LOW * 4)
+    verdict = judge([paired], METRICS, values(a=LOW, b=HIGH), {}, {}, found)[0]
+    assert verdict.status == "reproduced"
+    assert verdict.n == 20
+    assert "n = 20 prompts" in verdict.sentence
+    assert judge([paired], METRICS, found, {}, {})[0].status == "not run"
+
+
+def test_a_verdict_says_how_many_seeds_would_decide() -> None:
+    undecided = verdict_of(claim("difference", ("a", "b")), a=[*HIGH[:4], 81.0], b=NEAR)
+    assert undecided.needed is not None
+    assert f"{undecided.needed} seeds would decide" in undecided.sentence
+    decided = verdict_of(claim("difference", ("a", "b")), a=HIGH, b=LOW)
+    assert decided.needed is not None
+    assert decided.needed <= decided.n

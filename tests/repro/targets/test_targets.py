@@ -89,9 +89,9 @@ def test_a_bad_plan_says_what_is_wrong(
 
 
 def test_a_plan_at_a_tier_without_a_scale_names_the_others() -> None:
-    with pytest.raises(ValueError, match="it has: smoke, paper"):
+    with pytest.raises(ValueError, match="it has: smoke, proxy, paper"):
         plan(TABLE1, Tier.SYSTEMS)
-    with pytest.raises(ValueError, match="no scale yet"):
+    with pytest.raises(ValueError, match="no paper scale yet"):
         plan(find("figure9"), Tier.SYSTEMS)
 
 
@@ -197,8 +197,13 @@ def test_the_default_tier_is_the_highest_without_downloads(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setenv("REPRO_POLICIES", str(tmp_path / "policies"))
     monkeypatch.setattr(Tier, "missing", lambda tier: None)
     assert default_tier(TABLE1) is Tier.SMOKE
+    policy = tmp_path / "policies" / "proxy-30m" / "model.safetensors"
+    policy.parent.mkdir(parents=True)
+    policy.touch()
+    assert default_tier(TABLE1) is Tier.PROXY
     for item in TABLE1.costs[Tier.PAPER].downloads:
         folder = hub_cache() / f"{item.kind}s--{item.name.replace('/', '--')}" / "snapshots"
         folder.mkdir(parents=True)

@@ -1,0 +1,36 @@
+"""Configuration values as plain JSON values, so that they can be written and given a digest.
+
+A field that came after the first records were blessed carries `LATER` and is left out while it has
+its default: what a run without it did is still described by the same text, and its record keeps its
+digest. Such a default must mean "as before"; changing what it means needs a new `Target.version`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+LATER: Mapping[str, bool] = {"left_out_at_default": True}
+
+
+def plain_values(value: Any) -> Any:
+    """Return dataclasses as dictionaries and sequences as tuples, without defaulted `LATER` fields.
+
+    Anything else is returned as it is.
+    """
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {
+            item.name: plain_values(getattr(value, item.name))
+            for item in dataclasses.fields(value)
+            if not _is_left_out(item, getattr(value, item.name))
+        }
+    if isinstance(value, Mapping):
+        return {key: plain_values(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return tuple(plain_values(item) for item in value)
+    return value
+
+
+def _is_left_out(item: dataclasses.Field[Any], value: Any) -> bool:
+    return bool(item.metadata.get("left_out_at_default")) and value == item.default

@@ -1,0 +1,136 @@
+"""The proxy tier's scale: one for all targets, so that arms that coincide are run once.
+
+Policies pre-trained here on generated problems (`proxy-30m`, `proxy-120m`) stand in for the
+paper's checkpoints: no contamination, no hidden habit of a format, any number of seeds. What the
+paper fixes stands in the arms; what stands here is size, chosen before any test seed ran:
+
+* 100 steps of 8 prompts with 8 completions, one update a rollout. The paper's 128 prompts and four
+  updates would be 64 times the work of one run, and need not change a contrast's direction.
+* Held-out accuracy before training and every 20 steps on a development split; the claims on growth
+  are about the area under it over a budget of *sampled tokens*, the same for every arm, because a
+  policy that answers at greater length gets more of everything a step.
+* Test seeds 0 to 9 where an order of arms is claimed, 0 to 4 elsewhere; the learning-rate sweep has
+  seeds of its own (100, 101), and chooses on the development split alone.
+* Human-written problems (MAWPS, SVAMP, GSM8K) are measured where `$REPRO_DATA` names their folder;
+  the policies were not trained on their test splits.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+from repro.spec.config import (
+    DataConfig,
+    EvaluationConfig,
+    LearningRates,
+    OptimizerConfig,
+    ProblemSet,
+    SamplingConfig,
+    TrainScale,
+)
+from repro.spec.target import Cost, Metric, TogetherCost
+from repro.spec.tier import GIB
+from repro.targets.chosen_rates import chosen_rates
+
+TEST_SEEDS = tuple(range(5))
+ORDER_SEEDS = tuple(range(10))
+TUNING_SEEDS = (100, 101)
+
+SOURCE = "generated_steps"
+HARD_LEVELS = (4, 5)
+HUMAN_SETS = ("mawps", "svamp", "gsm8k")
+_NEW_TOKENS = 128
+# The grid's middle; full training takes a tenth of LoRA's rate, as is usual.
+_BASE_RATES = LearningRates(lora_16bit=1e-3, lora_4bit=1e-3, full=1e-4)
+# 100 steps of 64 completions sample about 300 000 tokens at the 50 tokens that a worked answer of
+# middle length has; shorter-spoken arms reach the budget later, or hold their last value.
+_TOKEN_BUDGET = 250_000
+
+_HUMAN = tuple(
+    ProblemSet(name=name, data=DataConfig(source=f"human:{name}", test_problems=200))
+    for name in HUMAN_SETS
+)
+HARD_DATA = DataConfig(
+    source=SOURCE,
+    levels=HARD_LEVELS,
+    train_problems=4000,
+    development_problems=200,
+    test_problems=500,
+)
+_HARD = ProblemSet(
+    name="hard", data=DataConfig(source=SOURCE, levels=HARD_LEVELS, test_problems=200)
+)
+
+# What the sweep runs: nothing chosen yet, and no further test sets, which it must not look at.
+PROXY_SWEEP = TrainScale(
+    checkpoint="proxy-30m",
+    data=DataConfig(
+        source=SOURCE, train_problems=4000, development_problems=200, test_problems=500
+    ),
+    steps=100,
+    prompts_per_rollout=8,
+    group_size=8,
+    # Human-written questions are up to 418 tokens long.
+    max_prompt_tokens=448,
+    rollout=SamplingConfig(temperature=1.0, max_new_tokens=_NEW_TOKENS),
+    optimizer=OptimizerConfig(learning_rates=_BASE_RATES, beta1=0.9, beta2=0.95, warmup_steps=5),
+    evaluation=EvaluationConfig(
+        every=20,
+        sampling=SamplingConfig(temperature=0.6, top_p=0.95, max_new_tokens=_NEW_TOKENS),
+        token_budget=_TOKEN_BUDGET,
+    ),
+    prompt_template="proxy",
+    compute_dtype="bfloat16",
+    checkpoint_every=50,
+    seeds=TUNING_SEEDS,
+)
+PROXY_ORDER = dataclasses.replace(
+    PROXY_SWEEP,
+    optimizer=dataclasses.replace(
+        PROXY_SWEEP.optimizer,
+        learning_rates=dataclasses.replace(_BASE_RATES, chosen=chosen_rates()),
+    ),
+    test_sets=(_HARD, *_HUMAN),
+    seeds=ORDER_SEEDS,
+)
+PROXY = dataclasses.replace(PROXY_ORDER, seeds=TEST_SEEDS)
+PROXY_HARD = dataclasses.replace(PROXY, data=HARD_DATA, test_sets=_HUMAN)
+# Where the paper goes to a larger model and harder problems (32B, levels 4 and 5).
+PROXY_LARGE_HARD = dataclasses.replace(PROXY_HARD, checkpoint="proxy-120m")
+
+# Parameters of the prediction; not measured yet, see `basis`.
+_TOGETHER = TogetherCost(
+    start_seconds=60.0,
+    step_seconds=0.7,
+    step_seconds_per_run=0.02,
+    pass_seconds=0.5,
+    question_seconds=0.0003,
+    memory_bytes=100 * GIB,
+)
+COST = Cost(
+    train_seconds=None,
+    evaluate_seconds=None,
+    memory_bytes=_TOGETHER.memory_bytes,
+    disk_bytes=2_000_000,
+    policies=(PROXY.checkpoint,),
+    together=_TOGETHER,
+    basis="a guess from the number of tokens; no ensemble has been timed yet",
+)
+COST_LARGE = dataclasses.replace(
+    COST,
+    policies=(PROXY_LARGE_HARD.checkpoint,),
+    together=dataclasses.replace(
+        _TOGETHER, step_seconds=1.0, step_seconds_per_run=0.06, question_seconds=0.001
+    ),
+)
+
+METRICS = (
+    Metric(name="heldout_area", unit="percent", title="held-out accuracy, mean over the budget"),
+    Metric(name="heldout_last", unit="percent", title="held-out accuracy, last"),
+    Metric(name="accuracy_hard", unit="percent", title="accuracy, levels 4 and 5"),
+    *(
+        Metric(name=f"accuracy_{name}", unit="percent", title=f"accuracy, {name.upper()}")
+        for name in HUMAN_SETS
+    ),
+    Metric(name="accuracy_human", unit="percent", title="accuracy, mean of human-written sets"),
+)

@@ -1,0 +1,41 @@
+"""The learning-rate sweep of the proxy tier: the same three rates for every arm, on tuning seeds.
+
+No claim of the paper's: it decides at which rates the other targets' arms are compared. The rule is
+in `repro.targets.chosen_rates`, the choice is made by `python -m repro choose`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+from repro.spec.config import Arm
+from repro.spec.target import Target
+from repro.spec.tier import Tier
+from repro.targets import proxy
+from repro.targets.table1 import METRICS, TRAINED
+
+FACTORS = {"low": 1 / 3, "middle": 1.0, "high": 3.0}
+
+
+def _at(arm: Arm, name: str) -> Arm:
+    factor = FACTORS[name]
+    return dataclasses.replace(
+        arm,
+        name=f"{arm.name}_{name}",
+        label=f"{arm.label}, {name} rate",
+        learning_rate_factor=factor,
+    )
+
+
+LEARNING_RATES = Target(
+    name="learning_rates",
+    title="The learning rates at which the proxy tier's arms are compared",
+    statement="of three rates, each format and way of training gets the one that serves it best",
+    source="not in the paper; Table 4 gives 1e-5 to four-bit weights and 5e-6 to BF16 LoRA",
+    arms=tuple(_at(arm, name) for arm in TRAINED for name in FACTORS),
+    metrics=METRICS,
+    scales={Tier.PROXY: proxy.PROXY_SWEEP},
+    costs={Tier.PROXY: proxy.COST},
+    headline="heldout_last",
+    why_not="a sweep at the proxy tier alone",
+)

@@ -1,0 +1,142 @@
+"""The proxy tier's targets: one scale, arms that coincide run once, controls one step away."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+from repro.models.proxy_names import proxy_folder
+from repro.selection import select
+from repro.spec.config import LearningRates, NoiseConfig, RunConfig, WeightNoise
+from repro.spec.target import differing_fields, plan
+from repro.spec.tier import Tier, policy_folder
+from repro.targets import TARGETS, find, runs_of
+from repro.targets.proxy import ORDER_SEEDS, PROXY, PROXY_SWEEP, TEST_SEEDS, TUNING_SEEDS
+from repro.targets.table1 import SMOKE, TABLE1
+
+PROXY_TARGETS = [target for target in TARGETS if Tier.PROXY in target.scales]
+
+
+def planned(name: str) -> list[RunConfig]:
+    (selection,) = select([name], tier="proxy")
+    return selection.plan()
+
+
+def test_every_learning_claim_of_the_paper_has_a_scale_here() -> None:
+    figures = [f"figure{number}" for number in (4, 5, 7, 8, 9, 10, 12, 13, 14, 16, 17)]
+    for name in ("table1", "table2", "figure4_dapo", *figures):
+        assert Tier.PROXY in runs_of(find(name)).scales, name
+
+
+def test_the_targets_have_one_scale_but_for_data_policy_and_seeds() -> None:
+    for target in PROXY_TARGETS:
+        scale = target.scales[Tier.PROXY]
+        same = dataclasses.replace(
+            PROXY,
+            seeds=scale.seeds,
+            data=scale.data,
+            test_sets=scale.test_sets,
+            checkpoint=scale.checkpoint,
+            optimizer=scale.optimizer,
+        )
+        assert scale == same, target.name
+
+
+def test_tuning_seeds_are_not_test_seeds() -> None:
+    assert not set(TUNING_SEEDS) & set(ORDER_SEEDS)
+    assert {run.seed for run in planned("learning_rates")} == set(TUNING_SEEDS)
+    assert PROXY_SWEEP.test_sets == ()
+    assert PROXY_SWEEP.optimizer.learning_rates.chosen == ()
+
+
+def test_an_order_has_ten_seeds_and_the_rest_at_least_five() -> None:
+    for target in TARGETS:
+        source = runs_of(target)
+        if Tier.PROXY not in source.scales or source.name == "learning_rates":
+            continue
+        kinds = {claim.kind for claim in target.claims if claim.applies(Tier.PROXY)}
+        wanted = ORDER_SEEDS if kinds & {"order", "trend"} else TEST_SEEDS
+        if all(claim.paired_by == "prompt" for claim in target.claims):
+            continue
+        assert set(wanted) <= set(source.scales[Tier.PROXY].seeds), target.name
+
+
+def test_arms_that_coincide_are_the_same_run() -> None:
+    table = {run.digest() for run in planned("table1")}
+    runs = {(run.target, run.arm.name) for run in planned("figure9")}
+    assert ("table1", "nvfp4_lora_aqn") in runs
+    assert ("figure9", "aqn_exponential") not in runs
+    for name in ("figure9", "figure10", "figure17", "aqn_factorial", "matched_noise", "norms"):
+        own = {run.digest() for run in planned(name)}
+        assert own & table, name
+        assert own - table, name
+
+
+def test_no_two_targets_run_the_same_arm_twice() -> None:
+    seen: dict[str, tuple[str, str]] = {}
+    for target in PROXY_TARGETS:
+        for run in plan(target, Tier.PROXY, 1):
+            place = (run.target, run.arm.name)
+            arm = dataclasses.replace(run.arm, name="arm", label="")
+            scale = dataclasses.replace(run.scale, seeds=(0,)) if hasattr(run.scale, "steps") else 0
+            key = repr((run.procedure, arm, scale))
+            assert seen.setdefault(key, place) == place
+
+
+def test_a_shared_arm_must_be_the_same_arm_at_the_same_scale() -> None:
+    figure = find("figure9")
+    with pytest.raises(ValueError, match=r"aqn_linear shared with .* differs in noise"):
+        dataclasses.replace(figure, shared={"aqn_linear": (TABLE1, "nvfp4_lora_aqn")})
+    longer = {Tier.PROXY: dataclasses.replace(PROXY, steps=200)}
+    with pytest.raises(ValueError, match="another scale at the proxy tier"):
+        dataclasses.replace(figure, scales=longer)
+
+
+def test_controls_are_one_step_from_an_arm_of_the_table() -> None:
+    reach = find("noise_reach")
+    assert differing_fields(reach.arm("aqn_shared"), reach.arm("nvfp4_lora_aqn")) == {"noise"}
+    assert reach.arm("aqn_shared").noise == NoiseConfig(reach="shared")
+    assert reach.arm("aqn_corrected").loss.importance_cap == 2.0
+    matched = find("matched_noise").arm("bf16_lora_noise_as_nvfp4")
+    assert matched.weight_noise == WeightNoise(matched_to="nvfp4")
+    assert differing_fields(matched, TABLE1.arm("bf16_lora")) == {"weight_noise"}
+    factorial = find("aqn_factorial")
+    assert sum(arm.noise is not None for arm in factorial.arms) == len(factorial.arms) / 2
+    assert find("answer_reward").arm("bf16_lora_answer").reward == "answer"
+    assert find("as_published").arm("as_published").norms_trained
+
+
+def test_noise_on_quantised_weights_is_refused() -> None:
+    with pytest.raises(ValueError, match="stands in for rounding"):
+        dataclasses.replace(TABLE1.arm("nvfp4_lora"), weight_noise=WeightNoise(matched_to="nf4"))
+    with pytest.raises(ValueError, match="rounds nothing"):
+        WeightNoise(matched_to="bf16")
+
+
+def test_a_chosen_rate_is_shared_by_arms_of_one_format_and_training() -> None:
+    rates = LearningRates(lora_16bit=1.0, lora_4bit=2.0, full=3.0, chosen=(("nvfp4_lora", 5.0),))
+    assert rates.of(TABLE1.arm("nvfp4_lora")) == 5.0
+    assert rates.of(TABLE1.arm("nvfp4_lora_aqn")) == 5.0
+    assert rates.of(find("figure16").arm("qerl_3e5")) == 15.0
+    assert rates.of(TABLE1.arm("nf4_lora")) == 2.0
+    assert rates.of(TABLE1.arm("bf16_full")) == 3.0
+
+
+def test_what_came_later_leaves_the_digests_of_earlier_records_alone() -> None:
+    run = plan(TABLE1, Tier.SMOKE, 1)[0]
+    assert "weight_noise" not in run.resolved()["arm"]
+    assert "test_sets" not in run.resolved()["scale"]
+    changed = dataclasses.replace(run, scale=dataclasses.replace(SMOKE, test_sets=PROXY.test_sets))
+    assert changed.digest() != run.digest()
+    assert changed.resolved()["scale"]["test_sets"][0]["name"] == "hard"
+
+
+def test_planning_looks_for_policies_where_they_are_kept(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    for variable, value in (("REPRO_POLICIES", str(tmp_path)), ("XDG_CACHE_HOME", str(tmp_path))):
+        monkeypatch.delenv("REPRO_POLICIES", raising=False)
+        monkeypatch.setenv(variable, value)
+        assert policy_folder("proxy-30m") == proxy_folder("proxy-30m")
