@@ -114,7 +114,8 @@ def estimate(selection: Selection, cost: Cost, expected: Path) -> Estimates:
     for record in blessed:
         begun = datetime.fromisoformat(record["started"])
         ended = datetime.fromisoformat(record["finished"])
-        times.setdefault(record["arm"], []).append((ended - begun).total_seconds())
+        together = record["effects"].get("repeats_together", 1)
+        times.setdefault(record["arm"], []).append((ended - begun).total_seconds() / together)
         peak = record["metrics"].get("peak_bytes", {}).get("value")
         memory = max(memory, int(peak)) if peak else memory
     if times:

@@ -34,7 +34,7 @@ class Display:
         self._live = console.is_terminal
         self._active: dict[str, Event] = {}
         self._last_line = time.monotonic()
-        self._total = len(tasks) + finished_before
+        self._total = sum(len(task.every) for task in tasks) + finished_before
         self._done = finished_before
         self._progress = Progress(
             TextColumn("{task.description}"),
@@ -64,12 +64,12 @@ class Display:
             return
         self._active.pop(name, None)
         if event.kind == "finished":
-            self._done += 1
+            self._done += len(event.task.every)
             self._progress.update(self._bar, completed=self._done)
             numbers = "  ".join(f"{key} {value:.1f}" for key, value in (metrics or {}).items())
             self._console.print(f"[green]done[/]    {name:<34} {numbers}", highlight=False)
         elif event.kind == "failed":
-            self._done += 1
+            self._done += len(event.task.every)
             self._progress.update(self._bar, completed=self._done)
             reason = event.text.splitlines()[0] if event.text else "no reason given"
             self._console.print(f"[red]failed[/]  {name:<34} {reason}", highlight=False)
@@ -91,7 +91,8 @@ class Display:
 
 
 def _name(task: Task) -> str:
-    return f"{task.run.arm.name} seed {task.run.seed}"
+    seeds = ", ".join(str(run.seed) for run in task.every)
+    return f"{task.run.arm.name} {'seeds' if task.also else 'seed'} {seeds}"
 
 
 def _line(event: Event) -> str:

@@ -24,6 +24,7 @@ from repro.evidence.environment import capture_environment
 from repro.evidence.record import failed_record, find_record, read_record, run_folder
 from repro.places import expected_folder, runs_folder
 from repro.plan import plan_text
+from repro.procedures import carried_together, missing_package
 from repro.progress import Display
 from repro.selection import select
 from repro.spec.config import RunConfig, TrainScale, require
@@ -134,6 +135,7 @@ def execute(
         If a record at a run's place belongs to another configuration.
     """
     runs.mkdir(parents=True, exist_ok=True)
+    plan = _runnable(plan, console)
     pending = [run for run in plan if find_record(run, runs) is None]
     before = len(plan) - len(pending)
     if not pending:
@@ -141,7 +143,7 @@ def execute(
         return Outcome(before=before, finished=0, failed=0, left=0)
     if before:
         console.print(f"{before} of {len(plan)} runs are recorded already; {len(pending)} to do.")
-    tasks = [Task(run=run, folder=run_folder(run, runs), runs=runs) for run in pending]
+    tasks = _tasks(pending, runs)
     counts = {"finished": 0, "failed": 0}
     log = runs / "workers.log"
     with WorkerPool(workers, log, threads) as pool, Display(tasks, before, console) as display:
@@ -160,14 +162,30 @@ def execute(
     return Outcome(before=before, finished=counts["finished"], failed=counts["failed"], left=left)
 
 
+def _runnable(plan: Sequence[RunConfig], console: Console) -> list[RunConfig]:
+    """Return the runs whose optional packages are here; say once of each other arm what lacks."""
+    lacking = {run.arm.name: sentence for run in plan if (sentence := missing_package(run))}
+    for sentence in lacking.values():
+        console.print(f"Not run: {sentence}.")
+    return [run for run in plan if run.arm.name not in lacking]
+
+
+def _tasks(pending: Sequence[RunConfig], runs: Path) -> list[Task]:
+    return [
+        Task(run=group[0], folder=run_folder(group[0], runs), runs=runs, also=group[1:])
+        for group in carried_together(pending)
+    ]
+
+
 def _conclude(event: Event, counts: dict[str, int]) -> None:
     """Count an ended run; record the failed, clear the working folder of the finished."""
     if event.kind not in counts:
         return
-    counts[event.kind] += 1
     task = event.task
+    counts[event.kind] += len(task.every)
     if event.kind == "failed":
-        failed_record(task.run, event.text, capture_environment()).write(task.runs)
+        for run in task.every:
+            failed_record(run, event.text, capture_environment()).write(task.runs)
     else:
         shutil.rmtree(task.folder / "checkpoint", ignore_errors=True)
 

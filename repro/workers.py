@@ -33,11 +33,21 @@ EventKind = Literal["started", "progress", "finished", "stopped", "failed"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Task:
-    """One run, its own folder for checkpoints, and the folder of all records."""
+    """One run, its own folder for checkpoints, and the folder of all records.
+
+    `also` holds further runs of the same arm that are carried out with it (see
+    `repro.procedures.carried_together`): they finish, stop and fail as one.
+    """
 
     run: RunConfig
     folder: Path
     runs: Path
+    also: tuple[RunConfig, ...] = ()
+
+    @property
+    def every(self) -> tuple[RunConfig, ...]:
+        """All runs of the task."""
+        return (self.run, *self.also)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -257,7 +267,7 @@ def _outcome(
     from repro.procedures import Stopped, carry_out
 
     try:
-        carry_out(task.run, task.folder, task.runs, progress, stop.is_set, threads)
+        carry_out(task.every, task.folder, task.runs, progress, stop.is_set, threads)
     except Stopped:
         return "stopped", ""
     except Exception as error:  # noqa: BLE001 - the failure of one run is data, recorded in whole

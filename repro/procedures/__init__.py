@@ -7,8 +7,10 @@ folder, a way to tell its progress and a way to be stopped; it returns `Measured
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
-from collections.abc import Callable
+import importlib.util
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -71,6 +73,27 @@ _PROCEDURES = {
     "step_time": "repro.procedures.step_time:measure_steps",
 }
 
+# Procedures whose runs of one arm are carried out together, because they share what takes long:
+# a loaded model, captured steps. Each takes several runs that differ by seed alone.
+_TOGETHER = {"throughput": "repro.procedures.throughput:measure_repeats"}
+
+
+def carried_together(runs: Sequence[RunConfig]) -> list[tuple[RunConfig, ...]]:
+    """Return the runs in the groups in which they are carried out, in the order of their first."""
+    groups: dict[str, list[RunConfig]] = {}
+    for run in runs:
+        seedless = dataclasses.replace(run, seed=0) if run.procedure in _TOGETHER else run
+        groups.setdefault(seedless.digest(), []).append(run)
+    return [tuple(group) for group in groups.values()]
+
+
+def missing_package(run: RunConfig) -> str | None:
+    """Return a sentence naming an optional package that `run` needs and this machine lacks."""
+    needed = run.arm.name in getattr(run.scale, "bitsandbytes", ())
+    if needed and importlib.util.find_spec("bitsandbytes") is None:
+        return f"{run.arm.name} needs bitsandbytes (the extra `bitsandbytes`); it is not installed"
+    return None
+
 
 def procedure_named(name: str) -> Procedure:
     """Return the procedure called `name`, importing its module.
@@ -89,26 +112,39 @@ def procedure_named(name: str) -> Procedure:
 
 
 def carry_out(
-    run: RunConfig,
+    runs: Sequence[RunConfig],
     folder: Path,
-    runs: Path,
+    records: Path,
     progress: Progress,
     should_stop: Callable[[], bool],
     threads: int,
-) -> Path:
-    """Carry out `run` and write its record into `runs`; return the record's path."""
+) -> list[Path]:
+    """Carry out runs that go together, and write their records into `records`; return the paths."""
     started = datetime.now(UTC)
-    procedure = procedure_named(run.procedure)
-    measured = procedure(
-        run, folder=folder, progress=progress, should_stop=should_stop, threads=threads
+    measured = _measure(
+        runs, folder=folder, progress=progress, should_stop=should_stop, threads=threads
     )
-    record = record_of(
-        run,
-        metrics=measured.metrics,
-        series=measured.series,
-        effects=measured.effects,
-        inputs=measured.inputs,
-        environment=capture_environment(),
-        started=started,
-    )
-    return record.write(runs)
+    environment = capture_environment()
+    paths = []
+    for run, found in zip(runs, measured, strict=True):
+        record = record_of(
+            run,
+            metrics=found.metrics,
+            series=found.series,
+            effects=found.effects,
+            inputs=found.inputs,
+            environment=environment,
+            started=started,
+        )
+        paths.append(record.write(records))
+    return paths
+
+
+def _measure(runs: Sequence[RunConfig], **how: Any) -> list[Measured]:
+    name = runs[0].procedure
+    if name in _TOGETHER:
+        module, function = _TOGETHER[name].split(":")
+        found: list[Measured] = getattr(importlib.import_module(module), function)(runs, **how)
+        return found
+    (run,) = runs
+    return [procedure_named(name)(run, **how)]

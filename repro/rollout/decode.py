@@ -116,6 +116,15 @@ class LeanDecoder:
             After each prompt's last token.
         cache : Cache, of P rows
         """
+        hidden, cache = self._prefilled(prompts, capacity)
+        return self._logits(hidden[:, -1]), cache
+
+    def hidden(self, tokens: Sequence[int]) -> Tensor:
+        """Return what `lm_head` multiplies at each position of one sequence, (S, H), float32."""
+        return self._normed(self._prefilled([tokens], 0)[0][0])
+
+    def _prefilled(self, prompts: Sequence[Sequence[int]], capacity: int) -> tuple[Tensor, Cache]:
+        """Return the residual stream after the last block, (P, S, H), and the cache."""
         P, width = len(prompts), max(map(len, prompts))
         token_ids = torch.zeros(P, width, dtype=torch.long)
         for row, prompt in enumerate(prompts):
@@ -138,7 +147,7 @@ class LeanDecoder:
         visible |= torch.eye(width, dtype=torch.bool, device=self.device)
         positions = (columns[:width] - padding.unsqueeze(1)).clamp_(min=0)
         hidden = self._blocks(token_ids.to(self.device), positions, cache, 0, visible.unsqueeze(1))
-        return self._logits(hidden[:, -1]), cache
+        return hidden, cache
 
     def step(self, token_ids: Tensor, column: int, cache: Cache) -> Tensor:
         """Run one token a row forward, (B,) int64, at a column of the cache; return (B, V) logits.
@@ -151,11 +160,11 @@ class LeanDecoder:
         return self._logits(hidden[:, 0])
 
     def _logits(self, hidden: Tensor) -> Tensor:
-        w = self.weights
-        normed = F.rms_norm(
-            hidden, hidden.shape[-1:], self.final_gain, w.final_norm.variance_epsilon
-        )
-        return F.linear(normed, w.lm_head)
+        return F.linear(self._normed(hidden), self.weights.lm_head)
+
+    def _normed(self, hidden: Tensor) -> Tensor:
+        eps = self.weights.final_norm.variance_epsilon
+        return F.rms_norm(hidden, hidden.shape[-1:], self.final_gain, eps)
 
     def _blocks(
         self, token_ids: Tensor, positions: Tensor, cache: Cache, column: int, mask: Tensor | None

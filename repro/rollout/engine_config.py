@@ -11,6 +11,7 @@ from repro.models.policy import Policy
 from repro.spec.config import require, require_choice
 
 CacheFormat = Literal["compute", "float8"]
+Products = Literal["own", "bitsandbytes"]
 
 # Without a stated size the cache takes at most this share of the memory that is free.
 _CACHE_SHARE = 0.85
@@ -48,6 +49,8 @@ class EngineConfig:
         Whether steps are captured on a GPU, and the memory that captures may take.
     kernels
         Whether a GPU runs this project's kernels; plain torch otherwise.
+    products
+        Whose kernels multiply by 4-bit weights on a GPU; `bitsandbytes`: its own, NF4 alone.
     ignore_end
         Rows end at their limit alone: for timing with random weights.
     """
@@ -66,10 +69,12 @@ class EngineConfig:
     graphs: bool = True
     graph_bytes: int = 8 << 30
     kernels: bool = True
+    products: Products = "own"
     ignore_end: bool = False
 
     def __post_init__(self) -> None:
         require_choice("cache_format", self.cache_format, CacheFormat)
+        require_choice("products", self.products, Products)
         for name in ("slots", "max_positions", "max_new_tokens", "block_size", "round_steps"):
             value = getattr(self, name)
             require(value >= 1, f"engine {name} is {value}; it must be 1 or more")

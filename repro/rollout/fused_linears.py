@@ -47,13 +47,13 @@ class PackedGroup:
         self, modules: Sequence[nn.Module], *, overlap: bool, beside: torch.cuda.Stream | None
     ) -> None:
         bases = [cast(QuantizedLinear, base_linear(module)) for module in modules]
-        self._factors = _Factors(modules, torch.bfloat16)
+        self._factors = Factors(modules, torch.bfloat16)
         self._overlap = overlap
         self._beside = beside
         weights = [cast(Any, base).weight for base in bases]
         found = _shared_already(weights)
         self.weight = _fused_pack(weights) if found is None else found
-        self.bias = _fused_bias([base.bias for base in bases])
+        self.bias = fused_bias([base.bias for base in bases])
         if found is None:
             _share(bases, self.weight)
 
@@ -93,7 +93,7 @@ class DenseGroup:
 
     def __init__(self, modules: Sequence[nn.Module]) -> None:
         bases = [cast(nn.Linear, base_linear(module)) for module in modules]
-        self._factors = _Factors(modules, bases[0].weight.dtype)
+        self._factors = Factors(modules, bases[0].weight.dtype)
         rows = sum(base.out_features for base in bases)
         below = 0 if self._factors.a is None else len(self._factors.a)
         first = bases[0].weight
@@ -107,7 +107,7 @@ class DenseGroup:
             base.weight.data = part
             at += base.out_features
         self.rows = rows
-        self.bias = _fused_bias([base.bias for base in bases], below)
+        self.bias = fused_bias([base.bias for base in bases], below)
         if below:
             self._factors.move_a(self.weight[rows:])
 
@@ -130,7 +130,7 @@ class DenseGroup:
         self._factors.refresh()
 
 
-class _Factors:
+class Factors:
     """The 16-bit image of a group's LoRA factors."""
 
     def __init__(self, modules: Sequence[nn.Module], dtype: torch.dtype) -> None:
@@ -164,6 +164,7 @@ class _Factors:
 
     @torch.no_grad()
     def refresh(self) -> None:
+        """Take up the adapters as they are now, in place."""
         if self.a is None:
             return
         rank = self.a.shape[0] // len(self.masters)
@@ -201,7 +202,8 @@ def _adapter(module: nn.Module) -> tuple[Tensor, Tensor, float] | None:
     return None if name is None or module.disable_adapters else module.adapter(name)
 
 
-def _fused_bias(biases: Sequence[nn.Parameter | None], below: int = 0) -> Tensor | None:
+def fused_bias(biases: Sequence[nn.Parameter | None], below: int = 0) -> Tensor | None:
+    """Return the biases one after another, and `below` zeros; None where there is none."""
     if all(bias is None for bias in biases):
         return None
     present = [bias for bias in biases if bias is not None]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,6 +12,7 @@ from torch import nn
 from repro.models.lora import base_linear
 from repro.models.policy import Policy
 from repro.rollout.backend import EagerSteps, Steps
+from repro.rollout.bitsandbytes_linears import BitsandbytesGroup
 from repro.rollout.engine_config import EngineConfig, cache_dtype
 from repro.rollout.forward import Forward
 from repro.rollout.fused_linears import DenseGroup, PackedGroup, can_pack
@@ -48,12 +50,13 @@ class GpuBackend:
             decoder.model.layers[0].self_attn.head_dim,
         )
         overlap = torch.cuda.get_device_capability(device)[0] >= 9
-        # Of high priority, so that its few blocks are not left to the end of a large product's.
-        self.beside = torch.cuda.Stream(device, priority=-1)
+        self.beside = _stream_beside(device)
         self.operations = KernelOps(config.slots, heads, device, overlap=overlap)
 
     def group(self, modules: Sequence[nn.Module]) -> ProjectionGroup:
         """Return one product for projections that share an input, where kernels serve."""
+        if self._config.products == "bitsandbytes":
+            return BitsandbytesGroup(modules)
         if all(isinstance(base_linear(module), nn.Linear) for module in modules):
             return DenseGroup(modules)
         if self._hopper and can_pack(modules):
@@ -65,3 +68,12 @@ class GpuBackend:
         if not self._config.graphs:
             return EagerSteps(forward, state)
         return CapturedSteps(forward, state, self._config.graph_bytes)
+
+
+@functools.cache
+def _stream_beside(device: torch.device) -> torch.cuda.Stream:
+    """Return the one stream of captured branches: workspaces are kept a stream.
+
+    Of high priority, so that its few blocks are not left to the end of a large product's.
+    """
+    return torch.cuda.Stream(device, priority=-1)

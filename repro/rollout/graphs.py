@@ -12,6 +12,7 @@ are marked as not running. Workspaces are kept a stream, so warm-up and capture 
 
 from __future__ import annotations
 
+import functools
 from collections import OrderedDict
 from dataclasses import dataclass
 from typing import Any
@@ -52,7 +53,7 @@ class CapturedSteps:
         self._budget = budget_bytes
         self._captures: OrderedDict[Key, _Capture] = OrderedDict()
         self._pool = torch.cuda.graph_pool_handle()
-        self._stream = torch.cuda.Stream(state.device)
+        self._stream = _capture_stream(state.device)
         self.captured = 0
 
     def __call__(self, width: int, sampling: SamplingConfig) -> None:
@@ -97,6 +98,16 @@ class CapturedSteps:
     def nbytes(self) -> int:
         """Device memory that the present captures added."""
         return sum(capture.nbytes for capture in self._captures.values())
+
+
+@functools.cache
+def _capture_stream(device: torch.device) -> torch.cuda.Stream:
+    """Return the one stream on which steps are captured.
+
+    Kernels and cuBLAS keep a workspace a stream: with a stream of its own, each engine would leave
+    one behind.
+    """
+    return torch.cuda.Stream(device)
 
 
 def _key(width: int, sampling: SamplingConfig) -> Key:

@@ -1,10 +1,16 @@
-"""How far the engine's log-probabilities lie from the trainer's, token by token.
+"""How far the engine's log-probabilities lie from the trainer's, and both from exact ones.
 
 An importance ratio divides the trainer's log-probability by the sampler's; where the two compute
 the same policy differently, the ratio is not 1 before a single update. The trainer's forward pass
 is transformers' own modules over the same weights; the engine's goes through other kernels, in
 another order, with keys and values rounded into the cache. In bfloat16 the difference is noise;
 what it must not do is grow with the position.
+
+How large that noise may be follows from the policy: each of the two passes rounds at every
+operation, and on random weights, whose logits are all but flat and whose every layer mixes all
+channels, rounding moves them far. So both are held against one float32 pass (adapter merged in
+float32, plain products): an engine as good as the trainer lies no farther from it than the trainer
+does, whatever their distance from one another.
 """
 
 from __future__ import annotations
@@ -13,10 +19,16 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from kernels import dispatch
 from repro.models.policy import Policy
+from repro.models.policy_weights import policy_weights
+from repro.rollout.decode import LeanDecoder
 from repro.rollout.sampler import RolloutBatch
+
+# Positions whose logits are held at once by the float32 pass.
+_CHUNK = 256
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,9 +58,27 @@ class Parity:
     mean: float
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Exactness:
+    """Mean distances from a float32 pass, nats, over all tokens of a rollout.
+
+    Attributes
+    ----------
+    engine, trainer
+        Mean of abs(d), d being the difference from the float32 pass.
+    engine_exp, trainer_exp
+        Mean of exp(abs(d)).
+    """
+
+    engine: float
+    trainer: float
+    engine_exp: float
+    trainer_exp: float
+
+
 @torch.no_grad()
-def sampler_trainer_parity(policy: Policy, batch: RolloutBatch, temperature: float) -> Parity:
-    """Run the trainer's forward pass over a rollout's tokens and compare.
+def trainer_logprobs(policy: Policy, batch: RolloutBatch, temperature: float) -> list[Tensor]:
+    """Return the trainer's log-probabilities of each completion's tokens, (T,), float32.
 
     Parameters
     ----------
@@ -58,27 +88,83 @@ def sampler_trainer_parity(policy: Policy, batch: RolloutBatch, temperature: flo
         Of the sampling, without filters; positive.
     """
     decoder: Any = policy.decoder
-    differences, halves = [], []
-    for row, completion in enumerate(batch.completions):
-        prompt = batch.prompt_ids[row // batch.group_size]
-        tokens = torch.tensor([*prompt, *completion.token_ids], device=policy.device)
+    found = []
+    for row in range(len(batch.completions)):
+        tokens, prompt = _sequence(batch, row, policy.device)
         hidden = decoder.model(input_ids=tokens[:-1].unsqueeze(0), use_cache=False)[0][0]
-        hidden = hidden[len(prompt) - 1 :]
-        ours, _ = dispatch.token_logprobs(
-            hidden, decoder.lm_head.weight, tokens[len(prompt) :], temperature
+        logprobs, _ = dispatch.token_logprobs(
+            hidden[prompt - 1 :], decoder.lm_head.weight, tokens[prompt:], temperature
         )
-        sampled = torch.tensor(completion.sampled_logprobs, device=policy.device)
-        difference = (sampled - ours).double()
-        differences.append(difference)
-        middle = len(difference) // 2
-        halves.append((difference[:middle].abs(), difference[middle:].abs()))
-    every = torch.cat(differences)
+        found.append(logprobs)
+    return found
+
+
+@torch.no_grad()
+def float32_logprobs(policy: Policy, batch: RolloutBatch, temperature: float) -> list[Tensor]:
+    """Return the same in float32 throughout: 4 bytes a parameter and more while it runs."""
+    longest = max(map(len, batch.prompt_ids)) + max(len(c.token_ids) for c in batch.completions)
+    exact = LeanDecoder(policy_weights(policy), longest)
+    found = []
+    for row in range(len(batch.completions)):
+        tokens, prompt = _sequence(batch, row, policy.device)
+        hidden = exact.hidden(tokens[:-1].tolist())[prompt - 1 :]
+        parts = zip(hidden.split(_CHUNK), tokens[prompt:].split(_CHUNK), strict=True)
+        found.append(
+            torch.cat(
+                [
+                    (part @ exact.weights.lm_head.t() / temperature)
+                    .log_softmax(-1)
+                    .gather(-1, chosen.unsqueeze(-1))
+                    .squeeze(-1)
+                    for part, chosen in parts
+                ]
+            )
+        )
+    return found
+
+
+def exactness(batch: RolloutBatch, trainer: list[Tensor], exact: list[Tensor]) -> Exactness:
+    """Compare what the engine and the trainer gave with a float32 pass."""
+    reference = torch.cat(exact).double()
+    engine = (_sampled(batch, reference.device) - reference).abs()
+    other = (torch.cat(trainer).double() - reference).abs()
+    return Exactness(
+        engine=float(engine.mean()),
+        trainer=float(other.mean()),
+        engine_exp=float(engine.exp().mean()),
+        trainer_exp=float(other.exp().mean()),
+    )
+
+
+def parity(batch: RolloutBatch, trainer: list[Tensor]) -> Parity:
+    """Compare what the engine gave with the trainer's log-probabilities."""
+    every = _sampled(batch, trainer[0].device) - torch.cat(trainer).double()
+    rows = every.abs().split([len(row) for row in trainer])
+    first = torch.cat([row[: len(row) // 2] for row in rows])
+    second = torch.cat([row[len(row) // 2 :] for row in rows])
     return Parity(
         tokens=len(every),
         mean_abs=float(every.abs().mean()),
         max_abs=float(every.abs().max()),
         mean_exp_abs=float(every.abs().exp().mean()),
-        first_half=float(torch.cat([first for first, _ in halves]).mean()),
-        second_half=float(torch.cat([second for _, second in halves]).mean()),
+        first_half=float(first.mean()),
+        second_half=float(second.mean()),
         mean=float(every.mean()),
     )
+
+
+def sampler_trainer_parity(policy: Policy, batch: RolloutBatch, temperature: float) -> Parity:
+    """Run the trainer's forward pass over a rollout's tokens and compare."""
+    return parity(batch, trainer_logprobs(policy, batch, temperature))
+
+
+def _sequence(batch: RolloutBatch, row: int, device: torch.device) -> tuple[Tensor, int]:
+    """Return prompt and completion of a row as one (S,) tensor, and the prompt's length."""
+    prompt = batch.prompt_ids[row // batch.group_size]
+    tokens = [*prompt, *batch.completions[row].token_ids]
+    return torch.tensor(tokens, device=device), len(prompt)
+
+
+def _sampled(batch: RolloutBatch, device: torch.device) -> Tensor:
+    drawn = [value for c in batch.completions for value in c.sampled_logprobs]
+    return torch.tensor(drawn, dtype=torch.float64, device=device)

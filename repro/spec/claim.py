@@ -47,7 +47,7 @@ class Metric:
     ----------
     unit
         `percent` (0 to 100), `points` (difference of percents), `nats`, `seconds`, `bytes`,
-        `tokens`, `tokens per second`, `reward` or `ratio`.
+        `tokens`, `tokens per second`, `rows`, `reward` or `ratio`.
     title
         What a table's heading says.
     """

@@ -22,7 +22,7 @@ from repro.targets.described import FIGURE1, FIGURE2, FIGURE3, FIGURE6, FIGURE15
 from repro.targets.kernels import KERNELS
 from repro.targets.pretraining import PRETRAIN_TINY
 from repro.targets.rates import LEARNING_RATES
-from repro.targets.rollout import ROLLOUT, SCHEDULING
+from repro.targets.rollout import RANKED, ROLLOUT, SCHEDULING
 from repro.targets.speed import FIGURE11, TABLE9, TABLES_5_TO_8
 from repro.targets.steps import MEMORY, MEMORY_BUDGETS, TABLE3
 from repro.targets.table1 import TABLE1, TABLE1_3B, TRANSFER
@@ -63,6 +63,7 @@ TARGETS: tuple[Target, ...] = (
     KERNELS,
     ROLLOUT,
     SCHEDULING,
+    RANKED,
 )
 
 

@@ -7,18 +7,18 @@ the accepted interval, the `goal` stands beside it (`expected/systems/rollout.de
 claims ask how many times 16-bit LoRA on the same engine each cell reaches.
 
 `rollout_scheduling` measures, at 7B, what sharing a group's prompt and continuous batching gain,
-how far the engine's log-probabilities lie from the trainer's over 2,048 tokens, and the ranks.
+how far the engine's log-probabilities lie from the trainer's and both from exact ones, what a cache
+of 8 bits changes, that noise is live under captured steps and leaves no trace, and that faults cost
+no memory. `rollout_ranks` compares the adapter's ranks at batch 1.
 """
 
 from __future__ import annotations
 
-import dataclasses
-
-from repro.spec.config import Arm
-from repro.spec.target import Claim, Cost, Metric, Target
+from repro.spec.target import Claim, Metric, Target
 from repro.spec.throughput import ThroughputPoint, ThroughputScale
 from repro.spec.tier import GIB, Tier
-from repro.targets.speed import rate
+from repro.targets.rollout_cost import rollout_cost
+from repro.targets.speed import at_rank, rate
 from repro.targets.table1 import BF16_LORA, NVFP4_LORA
 
 BATCHES = (1, 8, 64, 256)
@@ -36,15 +36,8 @@ RATIOS = {
 _BECAUSE = "what reading a quarter of the bytes allows, less what is not weights; stated before"
 
 
-def _cost(seconds: float, memory: int) -> Cost:
-    return Cost(
-        train_seconds=None,
-        evaluate_seconds=seconds,
-        memory_bytes=memory,
-        disk_bytes=100_000,
-        basis="one NVIDIA H200",
-    )
-
+_ARMS = (BF16_LORA, NVFP4_LORA)
+_SCALE = ThroughputScale(points=POINTS)
 
 ROLLOUT = Target(
     name="rollout",
@@ -53,9 +46,10 @@ ROLLOUT = Target(
     "every batch that reinforcement learning uses",
     source="not in the paper; its rollouts are Tables 5 to 9",
     procedure="throughput",
-    arms=(BF16_LORA, NVFP4_LORA),
-    scales={Tier.SYSTEMS: ThroughputScale(points=POINTS)},
-    costs={Tier.SYSTEMS: _cost(120.0, 130 * GIB)},
+    version=2,
+    arms=_ARMS,
+    scales={Tier.SYSTEMS: _SCALE},
+    costs={Tier.SYSTEMS: rollout_cost(_SCALE, _ARMS, 130 * GIB)},
     metrics=(
         *(rate(point.name, batch) for point in POINTS for batch in BATCHES),
         *(
@@ -87,34 +81,51 @@ ROLLOUT = Target(
 )
 
 
-def _at_rank(arm: Arm, rank: int) -> Arm:
-    return dataclasses.replace(
-        arm,
-        name=f"{arm.name}_r{rank}",
-        label=f"{arm.label}, rank {rank}",
-        lora_rank=rank,
-        lora_alpha=float(rank),
+_SMALL = ThroughputPoint(name="7b", shape="qwen2.5-7b", new_tokens=256, batches=(1,))
+_CHECKED = ThroughputScale(
+    points=(_SMALL,),
+    checks=(
+        ("sharing", 5),
+        ("trained_parity", 5),
+        ("noise", 5),
+        ("parity", 3),
+        ("float8", 3),
+        ("faults", 2),
+        ("long_tail", 2),
+    ),
+)
+
+
+def _distances(prefix: str, what: str, *, exact: bool) -> tuple[Metric, ...]:
+    """Return the metrics of a comparison of log-probabilities."""
+    rows = [
+        ("mean_exp_abs", "ratio", "mean exp |engine - trainer|"),
+        ("mean_abs", "nats", "mean |engine - trainer|"),
+        ("drift", "ratio", "second half of the positions over the first"),
+    ]
+    if exact:
+        rows += [
+            ("engine_error", "nats", "mean |engine - float32|"),
+            ("trainer_error", "nats", "mean |trainer - float32|"),
+            ("error_ratio", "ratio", "the engine's distance from float32 over the trainer's"),
+        ]
+    return tuple(
+        Metric(name=f"{prefix}_{name}", unit=unit, title=f"{what}: {title}")
+        for name, unit, title in rows
     )
 
 
-_RANKED = tuple(_at_rank(NVFP4_LORA, rank) for rank in (16, 32, 64, 128))
-
 SCHEDULING = Target(
     name="rollout_scheduling",
-    title="Rollout engine: shared prompts, continuous batching, parity with the trainer, ranks",
-    statement="a group's prompt costs one prefill, a long tail does not idle the device, and the "
-    "engine's log-probabilities are the trainer's",
+    version=2,
+    title="Rollout engine: shared prompts, continuous batching, parity, noise, faults",
+    statement="a group's prompt costs one prefill, a long tail does not idle the device, the "
+    "engine's log-probabilities are as exact as the trainer's, and nothing is left behind",
     source="not in the paper",
     procedure="throughput",
-    arms=_RANKED,
-    scales={
-        Tier.SYSTEMS: ThroughputScale(
-            points=(ThroughputPoint(name="7b", shape="qwen2.5-7b", new_tokens=256, batches=(1,)),),
-            parity_tokens=2048,
-            scheduling=True,
-        )
-    },
-    costs={Tier.SYSTEMS: _cost(120.0, 60 * GIB)},
+    arms=(NVFP4_LORA,),
+    scales={Tier.SYSTEMS: _CHECKED},
+    costs={Tier.SYSTEMS: rollout_cost(_CHECKED, (NVFP4_LORA,), 90 * GIB)},
     metrics=(
         rate("7b", 1),
         Metric(name="sharing_speedup", unit="ratio", title="prefill, groups of 8 x 1024 tokens"),
@@ -124,9 +135,54 @@ SCHEDULING = Target(
             unit="tokens per second",
             title="long-tailed completions, 64 slots",
         ),
-        Metric(name="parity_mean_exp_abs", unit="ratio", title="mean exp |difference|"),
-        Metric(name="parity_mean_abs", unit="nats", title="mean |difference|"),
-        Metric(name="parity_drift", unit="ratio", title="second half over first half"),
+        *_distances("parity", "7b, random weights", exact=True),
+        *_distances("trained_parity", "trained policy", exact=True),
+        *_distances("float8", "7b, FP8 cache, 512 tokens", exact=False),
+        *_distances("float8_without", "7b, BF16 cache, 512 tokens", exact=False),
+        Metric(name="repeat_rows_changed", unit="rows", title="the same rollout twice"),
+        Metric(name="noise_off_rows_changed", unit="rows", title="after noise against before"),
+        Metric(name="noise_rows_changed", unit="percent", title="rows that noise changes"),
+        Metric(name="noise_norms", unit="ratio", title="norms that carried noise, of all"),
+        Metric(name="noise_channels_changed", unit="percent", title="channels that noise moved"),
+        Metric(name="noise_sigma_ratio", unit="ratio", title="sigma realised over asked"),
+        Metric(
+            name="faults_as_they_should", unit="percent", title="faults that end as they should"
+        ),
+        Metric(name="faults_rows_changed", unit="rows", title="rows changed by a fault before"),
+        Metric(name="faults_bytes_kept", unit="bytes", title="device memory kept after faults"),
     ),
     headline="sharing_speedup",
+)
+
+_RANKED = tuple(at_rank(NVFP4_LORA, rank) for rank in (16, 32, 64, 128))
+_RANK_SCALE = ThroughputScale(points=(_SMALL,))
+
+RANKED = Target(
+    name="rollout_ranks",
+    title="Rollout engine: LoRA ranks 16 to 128 at batch 1, 7B",
+    statement="the adapter's rank hardly changes the speed of a rollout",
+    source="not in the paper; its ranks end at 64 (Table 9)",
+    procedure="throughput",
+    arms=_RANKED,
+    scales={Tier.SYSTEMS: _RANK_SCALE},
+    costs={Tier.SYSTEMS: rollout_cost(_RANK_SCALE, _RANKED, 40 * GIB)},
+    metrics=(rate("7b", 1),),
+    claims=tuple(
+        Claim(
+            name=f"r{first.lora_rank}_within_10_percent_of_r{second.lora_rank}",
+            statement=f"at 7B and batch 1, rank {first.lora_rank} samples at least 0.9 times as "
+            f"fast as rank {second.lora_rank}",
+            source="this suite's bar",
+            kind="ratio",
+            arms=(first.name, second.name),
+            metric=rate("7b", 1).name,
+            factor=("lora_rank", "lora_alpha"),
+            margin=0.9,
+            because="the adapter's bytes at rank 128 are a twentieth of the weights'",
+        )
+        for first in _RANKED
+        for second in _RANKED
+        if first is not second
+    ),
+    headline=rate("7b", 1).name,
 )

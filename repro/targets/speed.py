@@ -4,17 +4,26 @@ Measured in the paper on one H100-80GB: 256 prompt tokens, up to 2048 new ones, 
 averaged (App. J). The comparisons mix: rollout figures are quoted against QLoRA, memory against
 BF16, and Table 9's batch-1 figures equal Tables 5 to 7's at batch 2. The ratios here name both arms
 and are taken in one process on one device.
+
+Each cell is timed twice over: in the paper's protocol once (`7b`: 2,048 new tokens, seed 0; half a
+minute at 32B), and with 128 new tokens by every seed (`7b_short`), which is what the claims are
+judged on, since a verdict needs five paired repeats. The steps are the same; only the positions
+that attention reads differ.
+
+QLoRA's products are timed by this project's kernel and by bitsandbytes' own, in the same engine;
+without bitsandbytes that arm is not run.
 """
 
 from __future__ import annotations
 
-import dataclasses
+from dataclasses import replace
 from typing import Any
 
 from repro.spec.config import Arm
-from repro.spec.target import Claim, Cost, Metric, Target
+from repro.spec.target import Claim, Metric, Target
 from repro.spec.throughput import ThroughputPoint, ThroughputScale
 from repro.spec.tier import GIB, Tier
+from repro.targets.rollout_cost import rollout_cost
 from repro.targets.table1 import BF16_LORA, NF4_LORA, NVFP4_LORA
 
 # "batch size in {2, 8}", 256 prompt tokens and up to 2048 new ones (App. J); 1 and 4 are added.
@@ -27,27 +36,41 @@ def rate(point: str, batch: int) -> Metric:
     return Metric(
         name=f"tokens_per_second_{point}_{batch}",
         unit="tokens per second",
-        title=f"rollout, {point}, batch {batch}",
+        title=f"rollout, {point.replace('_', ' ')}, batch {batch}",
     )
 
 
-def _scale(sizes: tuple[str, ...], batches: tuple[int, ...]) -> dict[str, Any]:
-    """Return scale and cost of the paper's protocol on these sizes."""
-    points = tuple(
-        ThroughputPoint(name=size, shape=SHAPES[size], new_tokens=2048, batches=batches)
-        for size in sizes
-    )
-    cost = Cost(
-        train_seconds=None,
-        evaluate_seconds=None,
-        memory_bytes=(90 if "32b" in sizes else 45) * GIB,
-        disk_bytes=100_000,
-        basis="nobody has timed a run of this protocol yet",
-    )
+_SHORT = 128
+
+
+def _scale(
+    sizes: tuple[str, ...],
+    batches: tuple[int, ...],
+    arms: tuple[Arm, ...],
+    bitsandbytes: tuple[str, ...] = (),
+) -> dict[str, Any]:
+    """Return scale and cost of the paper's protocol on these sizes, and of the short one."""
+    points = []
+    for size in sizes:
+        whole = ThroughputPoint(
+            name=size, shape=SHAPES[size], new_tokens=2048, batches=batches, repeats=1
+        )
+        points += [whole, replace(whole, name=f"{size}_short", new_tokens=_SHORT, repeats=0)]
+    scale = ThroughputScale(points=tuple(points), bitsandbytes=bitsandbytes)
+    memory = (90 if "32b" in sizes else 45) * GIB
     return {
-        "scales": {Tier.SYSTEMS: ThroughputScale(points=points)},
-        "costs": {Tier.SYSTEMS: cost},
+        "scales": {Tier.SYSTEMS: scale},
+        "costs": {Tier.SYSTEMS: rollout_cost(scale, arms, memory)},
     }
+
+
+def _rates(sizes: tuple[str, ...], batches: tuple[int, ...]) -> tuple[Metric, ...]:
+    return tuple(
+        rate(f"{size}{kind}", batch)
+        for size in sizes
+        for kind in ("", "_short")
+        for batch in batches
+    )
 
 
 _ANY_GAIN = "faster means a ratio above one"
@@ -71,26 +94,26 @@ def _throughput(number: int, size: str) -> Target:
     point = size.lower()
     return Target(
         name=f"table{number}",
-        version=2,
+        version=3,
         title=f"Table {number}: rollout throughput and end-to-end speed, {size}",
         statement=f"QeRL samples faster than 16-bit LoRA at {size}",
         source=f"Table {number}; App. J",
         procedure="throughput",
         arms=(BF16_LORA, NVFP4_LORA),
-        metrics=tuple(rate(point, batch) for batch in BATCHES),
+        metrics=_rates((point,), BATCHES),
         claims=tuple(
             _faster(
                 f"qerl_samples_faster_at_{batch}",
                 f"QeRL's rollout is faster than 16-bit LoRA's at {size}, batch {batch}",
                 f"Table {number}",
                 (NVFP4_LORA, BF16_LORA),
-                rate(point, batch),
+                rate(f"{point}_short", batch),
             )
             for batch in (2, 8)
         ),
         headline=rate(point, 8).name,
         paper_file=f"table{number}",
-        **_scale((point,), BATCHES),
+        **_scale((point,), BATCHES, (BF16_LORA, NVFP4_LORA)),
     )
 
 
@@ -102,8 +125,12 @@ TABLES_5_TO_8 = (
 )
 
 
-def _at_rank(arm: Arm, rank: int) -> Arm:
-    return dataclasses.replace(
+RANKS = (16, 32, 64)
+
+
+def at_rank(arm: Arm, rank: int) -> Arm:
+    """Return `arm` with another LoRA rank, and a scaling of 1 as before."""
+    return replace(
         arm,
         name=f"{arm.name}_r{rank}",
         label=f"{arm.label}, rank {rank}",
@@ -112,57 +139,75 @@ def _at_rank(arm: Arm, rank: int) -> Arm:
     )
 
 
-RANKS = (16, 32, 64)
-_RANKED = {
-    arm.name: [_at_rank(arm, rank) for rank in RANKS] for arm in (BF16_LORA, NF4_LORA, NVFP4_LORA)
-}
+def _by_bitsandbytes(arm: Arm) -> Arm:
+    return replace(
+        arm, name=f"{arm.name}_bitsandbytes", label=f"{arm.label}, products by bitsandbytes"
+    )
 
 
-def _ranked_claims(against: Arm, sizes: tuple[str, ...], source: str) -> tuple[Claim, ...]:
+def _ranked(arm: Arm) -> tuple[Arm, ...]:
+    return tuple(at_rank(arm, rank) for rank in RANKS)
+
+
+def _ranked_claims(
+    others: tuple[Arm, ...], whose: str, sizes: tuple[str, ...], source: str
+) -> tuple[Claim, ...]:
     return tuple(
         _faster(
-            f"nvfp4_faster_than_{against.weight_format}_{size}_r{rank}",
-            f"NVFP4 LoRA samples {size.upper()} faster than {against.weight_format.upper()} LoRA "
-            f"at rank {rank}",
+            f"nvfp4_faster_than_{whose}_{size}_r{other.lora_rank}",
+            f"NVFP4 LoRA samples {size.upper()} faster than {other.label}",
             source,
-            (_at_rank(NVFP4_LORA, rank), _at_rank(against, rank)),
-            rate(size, 1),
+            (at_rank(NVFP4_LORA, other.lora_rank), other),
+            rate(f"{size}_short", 1),
         )
         for size in sizes
-        for rank in RANKS
+        for other in others
     )
 
 
 def _by_rank(
-    sizes: tuple[str, ...], against: Arm, source: str, *, name: str, title: str, statement: str
+    sizes: tuple[str, ...],
+    others: dict[str, tuple[Arm, ...]],
+    source: str,
+    *,
+    name: str,
+    title: str,
+    statement: str,
 ) -> Target:
+    arms = (*(arm for group in others.values() for arm in group), *_ranked(NVFP4_LORA))
+    foreign = tuple(arm.name for arm in arms if "_bitsandbytes" in arm.name)
     return Target(
         name=name,
-        version=2,
+        version=3,
         title=title,
         statement=statement,
         source=source,
         procedure="throughput",
-        arms=(*_RANKED[against.name], *_RANKED["nvfp4_lora"]),
-        metrics=tuple(rate(size, 1) for size in sizes),
-        claims=_ranked_claims(against, sizes, source),
+        arms=arms,
+        metrics=_rates(sizes, (1,)),
+        claims=tuple(
+            claim
+            for whose, group in others.items()
+            for claim in _ranked_claims(group, whose, sizes, source)
+        ),
         headline=rate(sizes[-1], 1).name,
         paper_file=name,
-        **_scale(sizes, (1,)),
+        **_scale(sizes, (1,), arms, foreign),
     )
 
 
 TABLE9 = _by_rank(
     ("3b", "7b", "14b", "32b"),
-    BF16_LORA,
+    {"bf16": _ranked(BF16_LORA)},
     "Table 9",
     name="table9",
     title="Table 9: rollout throughput by LoRA rank, batch 1",
     statement="NVFP4 LoRA samples faster than BF16 LoRA at every rank",
 )
+_QLORA = _ranked(NF4_LORA)
 FIGURE11 = _by_rank(
     ("14b", "32b"),
-    NF4_LORA,
+    {"nf4": _QLORA, "bitsandbytes": tuple(map(_by_bitsandbytes, _QLORA))},
     "Fig. 11",
     name="figure11",
     title="Fig. 11: rollout throughput by LoRA rank against QLoRA, 14B and 32B",

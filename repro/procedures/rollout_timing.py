@@ -1,0 +1,96 @@
+"""How a rollout is timed: prompts, device events around a whole rollout, and the device's rates."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+
+from repro.evidence.record import Estimate
+from repro.rollout.engine import Engine
+from repro.spec.config import SamplingConfig, derive_seed
+
+_COPY_BYTES = 2 << 30
+_HOW = "one rollout between device events"
+
+
+def timed(
+    engine: Engine,
+    prompts: list[list[int]],
+    new_tokens: int,
+    *,
+    group_size: int = 1,
+    limits: Sequence[int] | None = None,
+    first_seed: int = 0,
+) -> float:
+    """Return the seconds of one rollout between two device events.
+
+    Parameters
+    ----------
+    limits
+        Tokens of each row; None takes `new_tokens` for all.
+    first_seed
+        Of the rows' seeds, which follow one another.
+
+    Raises
+    ------
+    RuntimeError
+        When another number of tokens was drawn than the protocol has.
+    """
+    rows = len(prompts) * group_size
+    before, after = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    torch.cuda.synchronize()
+    before.record()
+    batch = engine.sample(
+        prompts,
+        SamplingConfig(max_new_tokens=new_tokens),
+        group_size=group_size,
+        seeds=range(first_seed, first_seed + rows),
+        limits=limits,
+    )
+    after.record()
+    torch.cuda.synchronize()
+    wanted = sum(limits) if limits is not None else rows * new_tokens
+    drawn = sum(len(completion.token_ids) for completion in batch.completions)
+    if drawn != wanted:
+        raise RuntimeError(f"{drawn} tokens were drawn; the protocol has {wanted}")
+    return float(before.elapsed_time(after)) * 1e-3
+
+
+def random_prompts(count: int, length: int, vocabulary: int, seed: int) -> list[list[int]]:
+    """Return `count` prompts of random tokens."""
+    generator = torch.Generator().manual_seed(derive_seed(seed, "prompts"))
+    drawn: list[list[int]] = torch.randint(
+        0, vocabulary, (count, length), generator=generator
+    ).tolist()
+    return drawn
+
+
+def estimate(value: float, unit: str, method: str = _HOW, n: int = 1) -> Estimate:
+    """Return an estimate without an interval."""
+    return Estimate(value=value, unit=unit, method=method, n=n)
+
+
+def copy_rate() -> float:
+    """Return the bytes a second of a large copy, read and written bytes together."""
+    source = torch.empty(_COPY_BYTES, dtype=torch.uint8, device="cuda").random_(0, 255)
+    target = torch.empty_like(source)
+    return 2 * _COPY_BYTES / _best(lambda: target.copy_(source))
+
+
+def matmul_rate() -> float:
+    """Return the operations a second of a large bfloat16 product."""
+    a, b = (torch.randn(8192, 8192, device="cuda").bfloat16() for _ in range(2))
+    return 2 * 8192**3 / _best(lambda: a @ b)
+
+
+def _best(call: Callable[[], object]) -> float:
+    times = []
+    for _ in range(9):
+        before, after = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        before.record()
+        call()
+        after.record()
+        torch.cuda.synchronize()
+        times.append(float(before.elapsed_time(after)) * 1e-3)
+    return min(times)
