@@ -6,7 +6,9 @@ which split depends on their text alone, not on the machine, the order of lines 
 * `generated` and `generated_steps`: the package's own generators, the second with the five levels
   of the proxy tier; their splits are disjoint by construction;
 * a public set by name: its own train and test splits, development held out of train;
-* `folder:<path>`: local JSONL.
+* `folder:<path>`: local JSONL;
+* `human:<set>`: the same, in the folder of that name under `$REPRO_DATA`, so that what a run is
+  does not depend on where a machine keeps its files.
 
 Where `train_problems`, `development_problems` or `test_problems` ask for fewer than there are, the
 ones with the smallest seeded hash are used, in their original order; where they ask for more, all
@@ -16,18 +18,35 @@ trains on all of it.
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
+
 from repro.data.folder import Split, cut_development, hash_of, load_folder
 from repro.data.problem import DataError, Problem
 from repro.data.public import PUBLIC_SETS, load_public
 from repro.spec.config import DataConfig, require_choice
 
 _FOLDER_PREFIX = "folder:"
+_HUMAN_PREFIX = "human:"
+DATA_VARIABLE = "REPRO_DATA"
 _GENERATED = ("generated", "generated_steps")
 
 
 def data_sources() -> tuple[str, ...]:
     """Return what `DataConfig.source` may be, for messages."""
-    return (*_GENERATED, *PUBLIC_SETS, f"{_FOLDER_PREFIX}PATH")
+    return (*_GENERATED, *PUBLIC_SETS, f"{_FOLDER_PREFIX}PATH", f"{_HUMAN_PREFIX}SET")
+
+
+def is_available(source: str) -> bool:
+    """Whether a source can be read here: False for a `human:` set without its folder."""
+    return not source.startswith(_HUMAN_PREFIX) or _human_folder(source) is not None
+
+
+def _human_folder(source: str) -> Path | None:
+    """Return the folder of a `human:` source, or None where it is not named or not there."""
+    named = os.environ.get(DATA_VARIABLE)
+    folder = Path(named).expanduser() / source.removeprefix(_HUMAN_PREFIX) if named else None
+    return folder if folder is not None and folder.is_dir() else None
 
 
 def load_problems(config: DataConfig, split: Split) -> list[Problem]:
@@ -60,6 +79,16 @@ def load_problems(config: DataConfig, split: Split) -> list[Problem]:
     if config.source.startswith(_FOLDER_PREFIX):
         path = config.source.removeprefix(_FOLDER_PREFIX)
         problems = load_folder(path, split, config.development_problems)
+        problems = _of_levels(problems, config)
+    elif config.source.startswith(_HUMAN_PREFIX):
+        folder = _human_folder(config.source)
+        if folder is None:
+            name = config.source.removeprefix(_HUMAN_PREFIX)
+            raise DataError(
+                f"{config.source}: there is no folder {name} of problems; set {DATA_VARIABLE} to "
+                "the folder that holds it"
+            )
+        problems = load_folder(folder, split, config.development_problems)
         problems = _of_levels(problems, config)
     elif config.source in PUBLIC_SETS:
         own_split = "test" if split == "test" else "train"

@@ -13,7 +13,8 @@ What procedures write
 `relative_weight_error_mean`    ||W - dequantize(quantize(W))|| / ||W||, mean; None for stored codes
 ==============================  ===================================================================
 
-and for `train`:
+and, for an arm with `weight_noise`, `weight_noise`: `matched_to`, `sigma`, `kl_format`, `kl_noise`
+and `projections` (how many carry it); and for `train`:
 
 ==============================  ===================================================================
 `adapter_modules`               LoRA modules attached (0 without LoRA)
@@ -51,6 +52,8 @@ WEIGHT_ERROR = (0.02, 0.4)
 ADVANTAGE_MEAN_MOST = 1e-3
 # Realised sigma over hundreds of channels; five standard errors at 400 channels are 18 %.
 SIGMA_RATIO = (0.75, 1.25)
+# The matching stops within 1 %.
+KL_RATIO_MOST = 0.02
 # A share of the device's own measured rate above which a time cannot be true.
 RATE_MOST = 1.05
 TIMING_METHODS = ("device_events", "synchronized_clock")
@@ -62,7 +65,7 @@ def refusals(record: Record) -> list[str]:
         return [f"the run failed: {record.outcome.get('reason', '').splitlines()[0]}"]
     found = _units(record)
     if record.procedure in ("train", "evaluate"):
-        found += _weights(record)
+        found += _weights(record) + _weight_noise(record)
     if record.procedure == "train":
         found += _training(record) + _rewards(record) + _noise(record)
     if "timing" in record.effects:
@@ -104,6 +107,24 @@ def _weights(record: Record) -> list[str]:
             f"a 4-bit format gives {low} to {high}"
         )
     return found
+
+
+def _weight_noise(record: Record) -> list[str]:
+    wanted = record.config["arm"].get("weight_noise")
+    done = _effect(record, "weight_noise")
+    if not wanted:
+        return [f"an arm without weight noise carries it: {done}"] if done else []
+    if not isinstance(done, Mapping) or not done.get("projections"):
+        return ["effects.weight_noise is missing: nothing shows that the weights carried noise"]
+    if done.get("matched_to") != wanted["matched_to"]:
+        return [f"weight noise was matched to {done.get('matched_to')}, not {wanted['matched_to']}"]
+    there, here = done.get("kl_format") or 0.0, done.get("kl_noise") or 0.0
+    if not there or abs(here / there - 1) > KL_RATIO_MOST:
+        return [
+            f"weight noise of KL {here:.3g} stands for {wanted['matched_to']}, whose rounding has "
+            f"{there:.3g}"
+        ]
+    return []
 
 
 def _training(record: Record) -> list[str]:

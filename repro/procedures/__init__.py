@@ -10,15 +10,16 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import importlib.util
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Protocol
 
+from repro.evidence.derived import derived_metrics
 from repro.evidence.environment import capture_environment
 from repro.evidence.record import Estimate, record_of
-from repro.spec.config import RunConfig
+from repro.spec.config import RunConfig, TrainScale
 
 Progress = Callable[[str, dict[str, float]], None]
 
@@ -125,19 +126,34 @@ def carry_out(
         runs, folder=folder, progress=progress, should_stop=should_stop, threads=threads
     )
     environment = capture_environment()
-    paths = []
-    for run, found in zip(runs, measured, strict=True):
-        record = record_of(
-            run,
-            metrics=found.metrics,
-            series=found.series,
-            effects=found.effects,
-            inputs=found.inputs,
-            environment=environment,
-            started=started,
-        )
-        paths.append(record.write(records))
-    return paths
+    return [
+        keep(run, found, started, records, environment)
+        for run, found in zip(runs, measured, strict=True)
+    ]
+
+
+def keep(
+    run: RunConfig,
+    measured: Measured,
+    started: datetime,
+    runs: Path,
+    environment: Mapping[str, Any],
+) -> Path:
+    """Write the record of what `run` came to into `runs`; return its path.
+
+    Numbers that follow from others (the area under a curve, the mean of several sets) are added.
+    """
+    budget = run.scale.evaluation.token_budget if isinstance(run.scale, TrainScale) else 0
+    record = record_of(
+        run,
+        metrics=measured.metrics | derived_metrics(measured.metrics, measured.series, budget),
+        series=measured.series,
+        effects=measured.effects,
+        inputs=measured.inputs,
+        environment=environment,
+        started=started,
+    )
+    return record.write(runs)
 
 
 def _measure(runs: Sequence[RunConfig], **how: Any) -> list[Measured]:

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from repro.data.load import load_problems
+from repro.data.load import is_available, load_problems
 from repro.data.problem import Problem, digest_of_problems
 from repro.data.prompts import template_named
 from repro.evidence.record import Estimate
@@ -30,6 +30,7 @@ from repro.models.checkpoint import digest_of_files, resolve
 from repro.models.policy import Policy, load_policy, trainable_parameters
 from repro.procedures import Measured, Progress, Stopped
 from repro.procedures.evaluate import Answers, ask, questions
+from repro.procedures.matched_noise import plant_matched_noise
 from repro.procedures.memory_use import peak_bytes, reset_peak
 from repro.reward.grader import GraderPool
 from repro.reward.score import Rewards, score
@@ -49,6 +50,7 @@ class _Bench:
     sampler: TorchSampler
     pool: GraderPool
     test: list[Problem]
+    further: dict[str, list[Problem]]
     development: list[Problem]
 
     def greedy(self, problems: Sequence[Problem], *, opening: str = "") -> Answers:
@@ -59,8 +61,12 @@ class _Bench:
 
     def sampled(self) -> Answers:
         """Ask the test problems as the scale's evaluation says."""
+        return self.sampled_on(self.test)
+
+    def sampled_on(self, problems: Sequence[Problem]) -> Answers:
+        """Ask further problems as the scale's evaluation says."""
         evaluation = self.run.scale.evaluation
-        return self._ask(self.test, evaluation.sampling, samples=evaluation.samples)
+        return self._ask(problems, evaluation.sampling, samples=evaluation.samples)
 
     def _ask(
         self,
@@ -157,6 +163,8 @@ def _prepare(run: RunConfig, pool: GraderPool) -> _Bench:
         seed=run.seed,
         device="cpu" if run.tier == "smoke" else "cuda",
     )
+    if arm.weight_noise is not None:
+        plant_matched_noise(policy, run, load_problems(scale.data, "train"))
     wants_development = scale.evaluation.every > 0
     return _Bench(
         run=run,
@@ -164,6 +172,11 @@ def _prepare(run: RunConfig, pool: GraderPool) -> _Bench:
         sampler=TorchSampler(policy),
         pool=pool,
         test=load_problems(scale.data, "test"),
+        further={
+            item.name: load_problems(item.data, "test")
+            for item in scale.test_sets
+            if is_available(item.data.source)
+        },
         development=load_problems(scale.data, "development") if wants_development else [],
     )
 
@@ -204,6 +217,8 @@ def _train(
 def _final_metrics(bench: _Bench) -> dict[str, Estimate]:
     metrics = bench.sampled().estimates()
     metrics["accuracy_greedy"] = bench.greedy(bench.test).estimates()["accuracy"]
+    for name, problems in bench.further.items():
+        metrics[f"accuracy_{name}"] = bench.sampled_on(problems).estimates()["accuracy"]
     prefix = template_named(bench.run.scale.prompt_template).working_prefix
     if prefix is not None and bench.run.arm.training == "none":
         # The ceiling belongs to the policy as it starts. Only of policies pre-trained here is the
@@ -255,7 +270,9 @@ def _training_metrics(result: TrainResult) -> dict[str, Estimate]:
 
 
 def _effects(bench: _Bench) -> dict[str, Any]:
+    left_out = [item.name for item in bench.run.scale.test_sets if item.name not in bench.further]
     return dict(bench.policy.effects) | {
+        "test_sets_left_out": left_out,
         "grades": dict(bench.pool.counters),
         "grader_workers_killed": bench.pool.workers_killed,
     }
@@ -268,6 +285,10 @@ def _inputs(run: RunConfig, bench: _Bench) -> dict[str, str]:
     return {
         "checkpoint": bench.policy.effects.get("checkpoint_sha256") or digest_of_files(weights),
         "test_problems": digest_of_problems(bench.test),
+        **{
+            f"test_problems_{name}": digest_of_problems(problems)
+            for name, problems in bench.further.items()
+        },
         "prompt_template": template.digest(),
     }
 

@@ -1,9 +1,10 @@
 """From completions to rewards, with everything that a record wants to know kept apart.
 
-The three kinds of reward:
+The kinds of reward:
 
 * `task`: accuracy (0 or 1, by the strict reading, through math-verify) plus `format_reward` for the
   strict format;
+* `answer`: accuracy alone, whatever the format; tells what a format reward contributes;
 * `format`: 1 for the strict format and 0 otherwise, whatever the answer; a control;
 * `random`: 1 with probability 0.3, whatever the text; a control, since random reward alone has been
   seen to raise the accuracy of some models (arXiv 2506.10947).
@@ -92,7 +93,7 @@ def score(
     golds
         The gold answer of each completion's problem.
     kind
-        `task`, `random` or `format`.
+        `task`, `answer`, `random` or `format`.
     format_reward
         What the strict format adds under `task`.
     pool
@@ -123,8 +124,9 @@ def score(
     elif kind == "format":
         total = list(formats)
     else:
+        paid = 0.0 if kind == "answer" else format_reward
         total = [
-            None if right is None else right + format_reward * form
+            None if right is None else right + paid * form
             for right, form in zip(accuracy, formats, strict=True)
         ]
     return Rewards(

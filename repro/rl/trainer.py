@@ -122,8 +122,8 @@ def train(
     should_stop
         Asked before each rollout; True writes a checkpoint and returns.
     evaluate
-        Called with the steps done every `scale.evaluation.every` steps, without noise; its value
-        goes into the series.
+        Called with the steps done every `scale.evaluation.every` steps (and before the first where
+        the scale has a `token_budget`), without noise; its value goes into the series.
 
     Raises
     ------
@@ -136,6 +136,8 @@ def train(
     state = load_checkpoint(folder, run.digest(), t.parameters, t.optimizer)
     state = state or TrainState(digest=run.digest(), step=0, draws=0, series={}, effects={})
     sampler.refresh()
+    if evaluate is not None and run.scale.evaluation.token_budget and state.step == 0:
+        _evaluate(evaluate, state)  # the area under the curve starts where training starts
     saved = state.step
     while state.step < run.scale.steps:
         if should_stop is not None and should_stop():
@@ -306,11 +308,16 @@ def _evaluate_if_due(
     every = run.scale.evaluation.every
     if evaluate is None or every < 1 or state.step // every == began // every:
         return
+    _evaluate(evaluate, state)
+
+
+def _evaluate(evaluate: Callable[[int], float], state: TrainState) -> None:
+    """Evaluate and note the value with the steps and the sampled tokens behind it."""
     started = time.perf_counter()
     accuracy = evaluate(state.step)
     state.series.setdefault("evaluation_step", []).append(state.step)
     state.series.setdefault("evaluation_accuracy", []).append(accuracy)
-    tokens = state.effects["rows"]["tokens_sampled"]
+    tokens = state.effects["rows"]["tokens_sampled"] if state.step else 0
     state.series.setdefault("evaluation_tokens", []).append(tokens)
     count_seconds(state, "evaluation_seconds", started)
 

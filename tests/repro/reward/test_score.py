@@ -85,3 +85,10 @@ def test_an_item_with_a_broken_gold_is_dropped_and_not_averaged(pool: GraderPool
 
 def test_a_control_drops_nothing_that_its_own_reward_can_give(pool: GraderPool) -> None:
     assert score([RIGHT], ["\\frac{1}{"], "format", 0.2, pool).total == [1.0]
+
+
+def test_the_answer_reward_pays_nothing_for_the_format(pool: GraderPool) -> None:
+    texts = [RIGHT, WRONG, RIGHT_UNFORMATTED, WRONG_UNFORMATTED]
+    answer = score(texts, ["18"] * 4, "answer", 0.2, pool)
+    assert answer.total == answer.accuracy == [1, 0, 1, 0]
+    assert answer.format == [1, 1, 0, 0]

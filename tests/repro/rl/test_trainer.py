@@ -280,6 +280,15 @@ def test_evaluation_runs_at_its_interval_without_noise(go: Any) -> None:
     assert result.series["evaluation_tokens"] == [round(sum(sampled[:n])) for n in (2, 4, 6)]
 
 
+def test_a_token_budget_asks_for_the_start_of_the_curve_too(go: Any) -> None:
+    result, _, _ = go(
+        evaluation=EvaluationConfig(every=3, token_budget=1000), call={"evaluate": float}
+    )
+    assert result.series["evaluation_step"] == [0, 3, 6]
+    assert result.series["evaluation_accuracy"] == [0.0, 3.0, 6.0]
+    assert result.series["evaluation_tokens"][0] == 0
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [

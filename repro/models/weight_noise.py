@@ -1,0 +1,193 @@
+"""Gaussian noise on 16-bit weights, as strong as a format's rounding.
+
+Every projection W becomes
+
+    W' = W + sigma * rms(W) * N(0, I)
+
+rounded to W's own dtype, once and for good. One sigma serves the whole model; `matched_sigma` finds
+it so that the mean over tokens of KL(policy || W') equals that of KL(policy || quantised policy) on
+the same prompts. Rounding is not independent of W and not Gaussian: what remains different between
+the two policies at equal KL is what is peculiar to rounding.
+
+The noise of one projection depends on (seed, its name) and nothing else. The matching scales the
+very draw that is planted: on a small model KL at one sigma differs several times over from draw to
+draw.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from repro.models.decoder import is_projection
+from repro.models.lora import AdapterLinear, base_linear
+from repro.models.policy import Policy, load_policy
+from repro.spec.config import WeightFormat, derive_seed
+
+_TOLERANCE = 0.01
+_BISECTIONS = 40
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MatchedNoise:
+    """A strength of noise and the receipt of its matching; KL in nats a token."""
+
+    matched_to: WeightFormat
+    sigma: float
+    kl_format: float
+    kl_noise: float
+
+
+def base_projections(policy: Policy) -> dict[str, nn.Linear]:
+    """Return the dense projections of a policy by name, adapters taken off.
+
+    Raises
+    ------
+    TypeError
+        If one is quantised: noise stands in for rounding and does not go on top of it.
+    """
+    found = {}
+    for name, module in policy.decoder.named_modules():
+        if is_projection(name) and isinstance(module, nn.Linear | AdapterLinear):
+            base = base_linear(module)
+            if not isinstance(base, nn.Linear):
+                raise TypeError(f"{name} is quantised; weight noise needs 16-bit weights")
+            found[name] = base
+    if not found:
+        raise ValueError(f"{type(policy.model).__name__} has no dense projection to put noise on")
+    return found
+
+
+def noise_of(weight: Tensor, sigma: float, *, seed: int, name: str) -> Tensor:
+    """Return sigma * rms(weight) * N(0, I), (N, K) float32 on the weight's device."""
+    generator = torch.Generator().manual_seed(derive_seed(seed, "planted", name))
+    drawn = torch.randn(weight.shape, generator=generator, dtype=torch.float32)
+    rms = weight.detach().float().square().mean().sqrt()
+    return drawn.to(weight.device) * (sigma * rms)
+
+
+@torch.no_grad()
+def plant_noise(policy: Policy, sigma: float, *, seed: int) -> list[str]:
+    """Add the noise to the policy's projections for good; return the names of those changed.
+
+    Raises
+    ------
+    ValueError
+        If a projection came out as it went in.
+    """
+    changed = []
+    for name, linear in base_projections(policy).items():
+        before = linear.weight.detach().clone()
+        noise = noise_of(before, sigma, seed=seed, name=name)
+        linear.weight.copy_((before.float() + noise).to(before.dtype))
+        if torch.equal(before, linear.weight):
+            raise ValueError(f"noise of sigma {sigma} left {name} as it was")
+        changed.append(name)
+    return changed
+
+
+def matched_sigma(
+    checkpoint: str | Path,
+    weight_format: WeightFormat,
+    prompts: Sequence[Sequence[int]],
+    *,
+    seed: int,
+    compute_dtype: str,
+    device: str | torch.device,
+) -> MatchedNoise:
+    """Return the sigma at which the noise of `seed` has the KL of `weight_format`'s rounding.
+
+    Parameters
+    ----------
+    prompts
+        Token ids of calibration prompts; every position counts.
+    seed
+        Of the noise, as `plant_noise` will draw it.
+
+    Raises
+    ------
+    ValueError
+        If the format changes nothing, or no sigma up to 10 reaches its KL.
+    """
+
+    def load(which: WeightFormat) -> Policy:
+        return load_policy(
+            checkpoint,
+            weight_format=which,
+            training="none",
+            lora_rank=1,
+            lora_alpha=1.0,
+            compute_dtype=compute_dtype,
+            seed=seed,
+            device=device,
+        )
+
+    policy = load("bf16")
+    clean = token_logprobs(policy, prompts)
+    wanted = mean_kl(clean, token_logprobs(load(weight_format), prompts))
+    if not wanted > 0:
+        raise ValueError(f"{weight_format} left the policy as it was; there is no KL to match")
+
+    def kl_at(sigma: float) -> float:
+        with _planted(policy, sigma, seed):
+            return mean_kl(clean, token_logprobs(policy, prompts))
+
+    sigma, found = _solve(kl_at, wanted)
+    return MatchedNoise(matched_to=weight_format, sigma=sigma, kl_format=wanted, kl_noise=found)
+
+
+def _solve(kl_at: Callable[[float], float], wanted: float) -> tuple[float, float]:
+    """Return (sigma, its KL) by bisection over log sigma."""
+    low, high = 1e-4, 1e-2
+    while (found := kl_at(high)) < wanted:
+        low, high = high, 2 * high
+        if high > 10:
+            raise ValueError(f"sigma {low} gives a KL of {found}; {wanted} is out of reach")
+    for _ in range(_BISECTIONS):
+        middle = math.sqrt(low * high)
+        found = kl_at(middle)
+        if abs(found / wanted - 1) <= _TOLERANCE:
+            return middle, found
+        low, high = (middle, high) if found < wanted else (low, middle)
+    raise ValueError(f"no sigma near {middle} gives a KL of {wanted}; found {found}")
+
+
+@contextmanager
+def _planted(policy: Policy, sigma: float, seed: int) -> Iterator[None]:
+    linears = base_projections(policy)
+    before = {name: linear.weight.detach().clone() for name, linear in linears.items()}
+    try:
+        plant_noise(policy, sigma, seed=seed)
+        yield
+    finally:
+        with torch.no_grad():
+            for name, linear in linears.items():
+                linear.weight.copy_(before[name])
+
+
+@torch.no_grad()
+def token_logprobs(policy: Policy, prompts: Sequence[Sequence[int]]) -> list[Tensor]:
+    """Return log-probabilities over the vocabulary at every position, (S, V) float32 a prompt."""
+    return [
+        policy.model(input_ids=torch.tensor([list(prompt)], device=policy.device))
+        .logits[0]
+        .float()
+        .log_softmax(-1)
+        .cpu()
+        for prompt in prompts
+    ]
+
+
+def mean_kl(first: Sequence[Tensor], second: Sequence[Tensor]) -> float:
+    """Return the mean over positions of KL(first || second), in nats."""
+    total, positions = 0.0, 0
+    for a, b in zip(first, second, strict=True):
+        total += float((a.exp() * (a - b)).sum(-1).double().sum())
+        positions += len(a)
+    return total / positions
