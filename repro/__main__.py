@@ -93,6 +93,18 @@ def _add_running(
     parser.add_argument("--threads", type=int, metavar="N", help="threads of each run")
     if name == "reproduce":
         _add_report(parser)
+    if name == "run":
+        proxy = parser.add_argument_group("pretrain-proxy only")
+        proxy.add_argument("--size", choices=("30m", "120m"), help="which policy (default: both)")
+        proxy.add_argument(
+            "--human-data", metavar="FOLDER", help="holds mawps/, svamp/, gsm8k/ as JSONL"
+        )
+        proxy.add_argument(
+            "--out",
+            dest="policies",
+            metavar="FOLDER",
+            help="where proxy-30m/ and the like go (default: the user's cache)",
+        )
     parser.set_defaults(command=command)
 
 

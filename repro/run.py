@@ -26,6 +26,7 @@ from repro.places import expected_folder, runs_folder
 from repro.plan import plan_text
 from repro.procedures import carried_together, missing_package
 from repro.progress import Display
+from repro.proxy_options import sentence_on_lost_policies, with_proxy_options
 from repro.selection import select
 from repro.spec.config import RunConfig, TrainScale, require
 from repro.spec.tier import Tier
@@ -74,6 +75,7 @@ def main_run(args: argparse.Namespace) -> int:
         console.print(sentence)
     worst = FINE
     for selection in select(args.targets, tier=args.tier, data=args.data, steps=args.steps):
+        selection = with_proxy_options(selection, args)
         missing = selection.source.not_runnable(selection.tier)
         require(missing is None, f"{selection.target.name}, {selection.tier.value} tier: {missing}")
         lacking = selection.source.costs[selection.tier].lacking()
@@ -84,6 +86,9 @@ def main_run(args: argparse.Namespace) -> int:
         )
         plan = selection.plan(parse_seeds(args.seeds), parse_arms(args.arms))
         check_folder(plan)
+        lost = sentence_on_lost_policies(plan, folder)
+        if lost:
+            console.print(lost, highlight=False, markup=False)
         workers = args.workers or default_workers(selection.tier)
         console.print(
             plan_text(selection, plan, folder, expected, workers), highlight=False, markup=False

@@ -136,6 +136,7 @@ def write_quantized(
     *,
     max_shard_bytes: int = DEFAULT_SHARD_BYTES,
     device: str | torch.device = "cpu",
+    algorithm: str = "rtn",
 ) -> Written:
     """Quantise a 16-bit checkpoint folder into a new one in compressed-tensors' NVFP4 layout.
 
@@ -149,6 +150,8 @@ def write_quantized(
         Bytes of tensors a shard; a single larger tensor gets a shard of its own.
     device
         Where matrices are quantised.
+    algorithm
+        What the manifest calls it: `rtn`, or `awq` where the source was scaled by calibration.
 
     Raises
     ------
@@ -168,13 +171,13 @@ def write_quantized(
     temporary = out.with_name(f".{out.name}.partial-{os.getpid()}")
     temporary.mkdir(parents=True)
     try:
-        _copy_companions(source_path, temporary)
+        copy_companions(source_path, temporary)
         _write_config(source_path, temporary)
         make = _Maker(source, model, torch.device(device))
         shards = _write_shards(temporary, specs, make, max_shard_bytes)
         source_digest = digest_of_files([source_path / "config.json", *source.files()])
         linears = sum(name.endswith(compressed_tensors.PACKED) for name in specs)
-        _write_manifest(temporary, shards, linears, source_digest)
+        _write_manifest(temporary, shards, linears, source_digest, algorithm)
         os.replace(temporary, out)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
@@ -252,11 +255,12 @@ def _write_shards(
     if len(groups) > 1:
         total = sum(spec.nbytes for spec in specs.values())
         index = {"metadata": {"total_size": total}, "weight_map": weight_map}
-        _write_json(folder / "model.safetensors.index.json", index)
+        write_json(folder / "model.safetensors.index.json", index)
     return digests
 
 
-def _copy_companions(source: Path, target: Path) -> None:
+def copy_companions(source: Path, target: Path) -> None:
+    """Copy tokenizer and further small files, but not the config nor anything about the weights."""
     for path in sorted(source.iterdir()):
         if path.is_file() and path.suffix in _COPIED_SUFFIXES and path.name not in _NOT_COPIED:
             shutil.copyfile(path, target / path.name)
@@ -267,23 +271,26 @@ def _write_config(source: Path, target: Path) -> None:
     config.pop("torch_dtype", None)
     config["dtype"] = "bfloat16"
     config["quantization_config"] = compressed_tensors.quantization_config()
-    _write_json(target / "config.json", config)
+    write_json(target / "config.json", config)
 
 
-def _write_manifest(folder: Path, shards: dict[str, str], linears: int, source: str) -> None:
+def _write_manifest(
+    folder: Path, shards: dict[str, str], linears: int, source: str, algorithm: str
+) -> None:
     manifest = {
         "schema": MANIFEST_SCHEMA,
-        "algorithm": "rtn",
+        "algorithm": algorithm,
         "format": "nvfp4",
         "layout": compressed_tensors.FORMAT,
         "linears": linears,
         "source_sha256": source,
         "sha256": {"config.json": sha256_of(folder / "config.json"), **shards},
     }
-    _write_json(folder / MANIFEST, manifest)
+    write_json(folder / MANIFEST, manifest)
 
 
-def _write_json(path: Path, value: Any) -> None:
+def write_json(path: Path, value: Any) -> None:
+    """Write a JSON file under a temporary name, then rename it into place."""
     temporary = path.with_name(f".{path.name}.partial-{os.getpid()}")
     temporary.write_text(json.dumps(value, indent=2, sort_keys=True) + "\n", encoding="utf-8")
     os.replace(temporary, path)

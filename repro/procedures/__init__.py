@@ -69,6 +69,7 @@ _PROCEDURES = {
     "train": "repro.procedures.train:train_and_evaluate",
     "evaluate": "repro.procedures.train:evaluate_untrained",
     "pretrain": "repro.procedures.pretrain_run:pretrain_policy",
+    "pretrain_proxy": "repro.procedures.proxy_run:pretrain_proxy_policy",
     "operation": "repro.procedures.operation:measure_operations",
     "throughput": "repro.procedures.throughput:measure_throughput",
     "step_time": "repro.procedures.step_time:measure_steps",

@@ -39,6 +39,7 @@ from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 from repro.data.tiny_corpus import CorpusConfig, Document, iterate_documents
 from repro.data.tiny_tokenizer import build_tokenizer
 from repro.procedures.pretrain_quality import Quality, measure_quality
+from repro.procedures.pretrain_recipe import Recipe
 from repro.procedures.pretrain_state import Progress, load_state, save_state
 from repro.spec.config import derive_seed, digest_of, require
 
@@ -49,68 +50,10 @@ SUMMARY_FILE = "pretraining.json"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PretrainConfig:
-    """The tiny policy's shape, its corpus and its training.
+class PretrainConfig(Recipe):
+    """The tiny policy's recipe with its corpus."""
 
-    Attributes
-    ----------
-    hidden_size, layers, heads, key_value_heads, intermediate_size
-        Qwen2's shape; embeddings are tied. Hidden and intermediate sizes are multiples of 64,
-        the largest block of the 4-bit formats.
-    initializer_range
-        Standard deviation of the initial matrices.
-    steps, tokens_per_batch
-        Optimiser steps, and tokens in each, padding included.
-    learning_rate, warmup_steps, flat_until, final_share
-        Peak rate, linear warm-up, the share of steps after which the rate falls linearly, and the
-        share of the peak that it falls to.
-    beta1, beta2, weight_decay, max_grad_norm
-        AdamW, with decay on matrices only, and gradient clipping by the global norm.
-    checkpoint_every
-        Steps between resumable states.
-    quality_problems
-        Problems of the development split that the finished checkpoint is measured on.
-    threads
-        Threads of torch while training; results are equal to the bit for equal threads only.
-    """
-
-    hidden_size: int = 128
-    layers: int = 4
-    heads: int = 4
-    key_value_heads: int = 2
-    intermediate_size: int = 384
-    initializer_range: float = 0.05
-    rope_theta: float = 10_000.0
-    steps: int = 3000
-    tokens_per_batch: int = 2560
-    learning_rate: float = 2e-3
-    warmup_steps: int = 100
-    flat_until: float = 0.6
-    final_share: float = 0.02
-    beta1: float = 0.9
-    beta2: float = 0.98
-    weight_decay: float = 0.05
-    max_grad_norm: float = 1.0
-    checkpoint_every: int = 500
-    quality_problems: int = 500
-    threads: int = 2
     corpus: CorpusConfig = field(default_factory=CorpusConfig)
-
-    def __post_init__(self) -> None:
-        for name in ("layers", "steps", "tokens_per_batch", "checkpoint_every", "threads"):
-            value = getattr(self, name)
-            require(value >= 1, f"{name} is {value}; it must be 1 or more")
-        for name in ("hidden_size", "intermediate_size"):
-            value = getattr(self, name)
-            require(value % 64 == 0, f"{name} is {value}; the 4-bit formats need multiples of 64")
-        require(0 < self.flat_until < 1, f"flat_until is {self.flat_until}; it must lie in (0, 1)")
-
-    def learning_rate_at(self, step: int) -> float:
-        """Return the learning rate of a step, counted from 0."""
-        warm = min(1.0, (step + 1) / max(1, self.warmup_steps))
-        fall_from = self.flat_until * self.steps
-        fallen = max(0.0, (step - fall_from) / (self.steps - fall_from))
-        return self.learning_rate * warm * (1.0 - (1.0 - self.final_share) * fallen)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,9 +80,7 @@ class PretrainResult:
     quality: Quality | None = None
 
 
-def new_model(
-    config: PretrainConfig, tokenizer: PreTrainedTokenizerFast, seed: int
-) -> Qwen2ForCausalLM:
+def new_model(config: Recipe, tokenizer: PreTrainedTokenizerFast, seed: int) -> Qwen2ForCausalLM:
     """Return a freshly initialised float32 model for the tokenizer's vocabulary."""
     shape = Qwen2Config(
         vocab_size=len(tokenizer),
@@ -202,7 +143,8 @@ def batch_loss(model: nn.Module, batch: Tensor, pad_token_id: int) -> tuple[Tens
     return loss, count
 
 
-def _optimizer(model: nn.Module, config: PretrainConfig) -> torch.optim.AdamW:
+def new_optimizer(model: nn.Module, config: Recipe) -> torch.optim.AdamW:
+    """Return AdamW over the model's parameters, with decay on matrices only."""
     matrices = [p for p in model.parameters() if p.ndim >= 2]
     vectors = [p for p in model.parameters() if p.ndim < 2]
     return torch.optim.AdamW(
@@ -278,7 +220,7 @@ def pretrain(
     folder.parent.mkdir(parents=True, exist_ok=True)
     tokenizer = build_tokenizer(config.corpus.generator)
     model = new_model(config, tokenizer, seed)
-    optimizer = _optimizer(model, config)
+    optimizer = new_optimizer(model, config)
     digest = digest_of([dataclasses.asdict(config), seed])
     state_path = folder.with_name(folder.name + ".state.safetensors")
     progress = Progress()

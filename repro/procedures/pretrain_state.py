@@ -77,7 +77,7 @@ def load_state(path: Path, model: nn.Module, optimizer: torch.optim.AdamW, diges
                 parameter.copy_(stored.get_tensor(f"model.{name}"))
                 prefix = f"optimizer.{name}."
                 optimizer.state[parameter] = {
-                    key.removeprefix(prefix): stored.get_tensor(key)
+                    key.removeprefix(prefix): stored.get_tensor(key).to(parameter.device)
                     for key in stored.keys()  # noqa: SIM118 - not a mapping
                     if key.startswith(prefix)
                 }

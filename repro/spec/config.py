@@ -305,13 +305,16 @@ class PretrainScale:
     quality_problems
         Problems on which the result is measured.
     threads
-        Threads of torch; part of what decides the result's bits.
+        Threads of torch on a CPU; part of what decides the result's bits.
+    human_data
+        Folder of human-written problems to train on and to ask; empty for none.
     """
 
     recipe: str = "tiny"
     recipe_version: int = 1
     quality_problems: int = 500
     threads: int = 2
+    human_data: str = ""
     seeds: tuple[int, ...] = (0,)
 
 

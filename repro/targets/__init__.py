@@ -20,7 +20,7 @@ from repro.targets.curves import (
 )
 from repro.targets.described import FIGURE1, FIGURE2, FIGURE3, FIGURE6, FIGURE15, TABLE4
 from repro.targets.kernels import KERNELS
-from repro.targets.pretraining import PRETRAIN_TINY
+from repro.targets.pretraining import PRETRAIN_PROXY, PRETRAIN_TINY
 from repro.targets.rates import LEARNING_RATES
 from repro.targets.rollout import RANKED, ROLLOUT, SCHEDULING
 from repro.targets.speed import FIGURE11, TABLE9, TABLES_5_TO_8
@@ -58,6 +58,7 @@ TARGETS: tuple[Target, ...] = (
     LEARNING_RATES,
     *CONTROL_TARGETS,
     PRETRAIN_TINY,
+    PRETRAIN_PROXY,
     MEMORY,
     MEMORY_BUDGETS,
     KERNELS,

@@ -1,0 +1,167 @@
+"""Batches of the proxy corpus, drawn and tokenised by worker processes, in one fixed order.
+
+A shard of documents is a function of the seed and its number, and its batches a function of the
+shard, so whoever makes it and when changes nothing; the parent takes shards in the order of their
+numbers. The workers are fresh processes (`spawn`), since the parent has a CUDA context that a fork
+would break.
+
+Within a shard documents are sorted by length and cut into groups of equal tokens; each batch takes
+one group from every part of the range of lengths, so that little is padded and yet every step sees
+short and long documents alike.
+
+Easy to get wrong: batches of like length alone. Careless completions are short, so a step on short
+documents would pull towards carelessness and the next one away from it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import random
+import signal
+from collections import deque
+from collections.abc import Generator, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor
+from dataclasses import dataclass
+from itertools import count, pairwise
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from transformers import PreTrainedTokenizerFast
+
+from repro.data.human_working import WorkedProblem
+from repro.data.proxy_corpus import shard_documents
+from repro.data.proxy_tokenizer import build_proxy_tokenizer
+from repro.procedures.proxy_recipe import ProxyRecipe
+from repro.spec.config import derive_seed
+
+Row = tuple[list[int], int]
+_STATE: dict[str, Any] = {}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Part:
+    """Documents of like length, right-padded.
+
+    Attributes
+    ----------
+    ids : array, (B, T), int32
+        Token ids, the end token last in each document, then padding.
+    prompts, lengths : array, (B,), int32
+        Tokens of the prompt, and of the document with its end token.
+    """
+
+    ids: npt.NDArray[np.int32]
+    prompts: npt.NDArray[np.int32]
+    lengths: npt.NDArray[np.int32]
+
+    def weights(self, prompt_weight: float) -> npt.NDArray[np.float32]:
+        """Return the loss weight of predicting token t + 1 from token t, (B, T - 1), float32."""
+        target = np.arange(1, self.ids.shape[1])[None, :]
+        weights = np.where(target < self.prompts[:, None], np.float32(prompt_weight), 1.0)
+        return np.where(target < self.lengths[:, None], weights, 0.0).astype(np.float32)
+
+
+Batch = list[Part]
+
+
+def shard_batches(
+    recipe: ProxyRecipe,
+    tokenizer: PreTrainedTokenizerFast,
+    human: Sequence[WorkedProblem],
+    seed: int,
+    shard: int,
+) -> list[Batch]:
+    """Return the batches of one shard, each of `recipe.parts` parts."""
+    documents = shard_documents(seed, shard, recipe.corpus, human)
+    end = tokenizer.eos_token_id
+    prompts = tokenizer([d.prompt for d in documents], return_attention_mask=False)["input_ids"]
+    completions = tokenizer([d.completion for d in documents], return_attention_mask=False)[
+        "input_ids"
+    ]
+    rows: list[Row] = [
+        ([*prompt, *completion, end], len(prompt))
+        for prompt, completion in zip(prompts, completions, strict=True)
+    ]
+    rows.sort(key=lambda row: len(row[0]))
+    tokens = np.cumsum([len(ids) for ids, _ in rows])
+    steps = max(1, round(int(tokens[-1]) / recipe.tokens_per_batch))
+    groups = _cut(rows, tokens, min(len(rows), steps * recipe.parts))
+    rng = random.Random(derive_seed(seed, "proxy order", shard))
+    batches: list[Batch] = [[] for _ in range(steps)]
+    for begin in range(0, len(groups), steps):
+        of_like_length = groups[begin : begin + steps]
+        rng.shuffle(of_like_length)
+        for batch, group in zip(batches, of_like_length, strict=False):
+            batch.append(_padded(group, tokenizer.pad_token_id))
+    rng.shuffle(batches)
+    return [batch for batch in batches if batch]
+
+
+def _cut(rows: list[Row], tokens: npt.NDArray[Any], groups: int) -> list[list[Row]]:
+    """Cut rows into groups of about equal tokens, in order, none of them empty."""
+    targets = tokens[-1] * np.arange(1, groups) / groups
+    edges = [0, *np.searchsorted(tokens, targets, side="right").tolist(), len(rows)]
+    return [rows[begin:end] for begin, end in pairwise(edges) if end > begin]
+
+
+def _padded(rows: list[Row], pad: int) -> Part:
+    lengths = np.array([len(ids) for ids, _ in rows], dtype=np.int32)
+    filled = np.full((len(rows), int(lengths.max())), pad, dtype=np.int32)
+    for index, (ids, _) in enumerate(rows):
+        filled[index, : len(ids)] = ids
+    prompts = np.array([prompt for _, prompt in rows], dtype=np.int32)
+    return Part(ids=filled, prompts=prompts, lengths=lengths)
+
+
+def iterate_batches(
+    recipe: ProxyRecipe,
+    tokenizer: PreTrainedTokenizerFast,
+    human: Sequence[WorkedProblem],
+    seed: int,
+    *,
+    workers: int,
+) -> Generator[Batch]:
+    """Yield batches without end, the same for every number of workers.
+
+    Parameters
+    ----------
+    workers
+        Processes that draw and tokenise; 0 does it in this one.
+    """
+    if workers == 0:
+        for shard in count():
+            yield from shard_batches(recipe, tokenizer, human, seed, shard)
+    pool = ProcessPoolExecutor(
+        workers,
+        mp_context=multiprocessing.get_context("spawn"),
+        initializer=_prepare,
+        initargs=(recipe, tuple(human), seed),
+    )
+    shards = count()
+    waiting: deque[Future[list[Batch]]] = deque()
+    try:
+        while True:
+            while len(waiting) < workers + 2:
+                waiting.append(pool.submit(_make, next(shards)))
+            yield from waiting.popleft().result()
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _prepare(recipe: ProxyRecipe, human: tuple[WorkedProblem, ...], seed: int) -> None:
+    # As many processes as cores run beside this one; each tokenises on its own thread.
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    # An interrupt is the parent's affair; it shuts the pool down.
+    with contextlib.suppress(ValueError):
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+    tokenizer = build_proxy_tokenizer(recipe.corpus, human)
+    _STATE.update(recipe=recipe, human=human, seed=seed, tokenizer=tokenizer)
+
+
+def _make(shard: int) -> list[Batch]:
+    return shard_batches(
+        _STATE["recipe"], _STATE["tokenizer"], _STATE["human"], _STATE["seed"], shard
+    )

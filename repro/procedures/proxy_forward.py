@@ -1,0 +1,92 @@
+"""The loss of a Qwen2 model in few operations: what pre-training calls some thousand times.
+
+The same function as transformers' forward, on the same parameters (a test compares the two), with
+what training does not need left out: no mask, since padding stands on the right, no cache, q, k, v
+in one product, gate and up in another, one fused norm. Parameters are float32 masters, cast to the
+compute dtype at use; the residual stream is in the compute dtype, the loss in float32.
+
+    n = norm(h) g;  q, k, v = n [Wq Wk Wv]^T + b;   h = h + attention(q, k, v) Wo^T
+    n = norm(h) g;  h = h + (silu(n Wgate^T) * (n Wup^T)) Wdown^T
+    logits = norm(h) g E^T
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+
+def logits_of(model: Any, ids: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return next-token logits, (B, T, V), `dtype`, of right-padded ids, (B, T), int64."""
+    inner, config = model.model, model.config
+    positions = torch.arange(ids.shape[1], device=ids.device)[None]
+    hidden = functional.embedding(ids, inner.embed_tokens.weight).to(dtype)
+    cos, sin = (part.to(dtype)[:, None] for part in inner.rotary_emb(hidden, positions))
+    for layer in inner.layers:
+        normed = _norm(hidden, layer.input_layernorm, config)
+        hidden = hidden + _attention(layer.self_attn, normed, cos, sin, config)
+        normed = _norm(hidden, layer.post_attention_layernorm, config)
+        hidden = hidden + _feed_forward(layer.mlp, normed)
+    hidden = _norm(hidden, inner.norm, config)
+    return functional.linear(hidden, inner.embed_tokens.weight.to(dtype))
+
+
+def weighted_loss(model: Any, ids: Tensor, weights: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return the weighted sum of next-token losses, (), float32, nats.
+
+    Parameters
+    ----------
+    ids
+        (B, T), int64.
+    weights
+        (B, T - 1), float32: of predicting token t + 1.
+    """
+    logits = logits_of(model, ids, dtype)[:, :-1]
+    losses = functional.cross_entropy(
+        logits.flatten(0, 1).float(), ids[:, 1:].flatten(), reduction="none"
+    )
+    return (losses * weights.flatten()).sum()
+
+
+def _norm(hidden: Tensor, norm: Any, config: Any) -> Tensor:
+    gain = norm.weight.to(hidden.dtype)
+    return functional.rms_norm(hidden, gain.shape, gain, config.rms_norm_eps)
+
+
+def _joined(hidden: Tensor, *linears: Any) -> Tensor:
+    """Return the outputs of several linear layers on one input, side by side."""
+    weight = torch.cat([linear.weight for linear in linears]).to(hidden.dtype)
+    biases = [linear.bias for linear in linears if linear.bias is not None]
+    bias = torch.cat(biases).to(hidden.dtype) if biases else None
+    return functional.linear(hidden, weight, bias)
+
+
+def _attention(attention: Any, normed: Tensor, cos: Tensor, sin: Tensor, config: Any) -> Tensor:
+    B, T, _ = normed.shape
+    heads, shared = config.num_attention_heads, config.num_key_value_heads
+    joined = _joined(normed, attention.q_proj, attention.k_proj, attention.v_proj)
+    joined = joined.view(B, T, heads + 2 * shared, -1).transpose(1, 2)
+    queries, keys, values = joined.split((heads, shared, shared), dim=1)
+    queries, keys = _rotated(queries, cos, sin), _rotated(keys, cos, sin)
+    keys, values = (_repeated(part, heads // shared) for part in (keys, values))
+    mixed = functional.scaled_dot_product_attention(queries, keys, values, is_causal=True)
+    mixed = mixed.transpose(1, 2).reshape(B, T, -1)
+    return functional.linear(mixed, attention.o_proj.weight.to(normed.dtype))
+
+
+def _rotated(heads: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    first, second = heads.chunk(2, dim=-1)
+    return heads * cos + torch.cat((-second, first), dim=-1) * sin
+
+
+def _repeated(heads: Tensor, times: int) -> Tensor:
+    B, H, T, D = heads.shape
+    return heads[:, :, None].expand(B, H, times, T, D).reshape(B, H * times, T, D)
+
+
+def _feed_forward(mlp: Any, normed: Tensor) -> Tensor:
+    gate, up = _joined(normed, mlp.gate_proj, mlp.up_proj).chunk(2, dim=-1)
+    return functional.linear(functional.silu(gate) * up, mlp.down_proj.weight.to(normed.dtype))
