@@ -9,14 +9,16 @@ import pytest
 
 from repro.models.proxy_names import proxy_folder
 from repro.selection import select
-from repro.spec.config import LearningRates, NoiseConfig, RunConfig, WeightNoise
+from repro.spec.config import LearningRates, NoiseConfig, RunConfig, TrainScale, WeightNoise
 from repro.spec.target import differing_fields, plan
 from repro.spec.tier import Tier, policy_folder
 from repro.targets import TARGETS, find, runs_of
 from repro.targets.proxy import ORDER_SEEDS, PROXY, PROXY_SWEEP, TEST_SEEDS, TUNING_SEEDS
 from repro.targets.table1 import SMOKE, TABLE1
 
-PROXY_TARGETS = [target for target in TARGETS if Tier.PROXY in target.scales]
+PROXY_TARGETS = [
+    target for target in TARGETS if isinstance(target.scales.get(Tier.PROXY), TrainScale)
+]
 
 
 def planned(name: str) -> list[RunConfig]:
@@ -54,7 +56,7 @@ def test_tuning_seeds_are_not_test_seeds() -> None:
 def test_an_order_has_ten_seeds_and_the_rest_at_least_five() -> None:
     for target in TARGETS:
         source = runs_of(target)
-        if Tier.PROXY not in source.scales or source.name == "learning_rates":
+        if source not in PROXY_TARGETS or source.name == "learning_rates":
             continue
         kinds = {claim.kind for claim in target.claims if claim.applies(Tier.PROXY)}
         wanted = ORDER_SEEDS if kinds & {"order", "trend"} else TEST_SEEDS
