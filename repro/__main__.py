@@ -91,6 +91,7 @@ def _add_running(
     parser.add_argument("--arms", metavar="A,B", help="only these arms")
     parser.add_argument("--workers", type=int, metavar="N", help="runs side by side")
     parser.add_argument("--threads", type=int, metavar="N", help="threads of each run")
+    parser.add_argument("--devices", metavar="N", help="GPUs to fill: how many, or 0,1 (proxy)")
     if name == "reproduce":
         _add_report(parser)
     if name == "run":

@@ -68,6 +68,8 @@ class Display:
             self._progress.update(self._bar, completed=self._done)
             numbers = "  ".join(f"{key} {value:.1f}" for key, value in (metrics or {}).items())
             self._console.print(f"[green]done[/]    {name:<34} {numbers}", highlight=False)
+        elif event.kind == "returned":
+            self._console.print(f"[yellow]again[/]   {name:<34} {event.text}", highlight=False)
         elif event.kind == "failed":
             self._done += len(event.task.every)
             self._progress.update(self._bar, completed=self._done)
@@ -91,6 +93,9 @@ class Display:
 
 
 def _name(task: Task) -> str:
+    arms = {run.arm.name for run in task.every}
+    if len(arms) > 1:
+        return f"{len(task.every)} runs of {len(arms)} arms from {task.run.arm.name}"
     seeds = ", ".join(str(run.seed) for run in task.every)
     return f"{task.run.arm.name} {'seeds' if task.also else 'seed'} {seeds}"
 

@@ -13,24 +13,25 @@ import os
 import shutil
 import signal
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
 
 from rich.console import Console
 
+from repro.device_queue import RETRIES, Grouping, ensemble_tasks, visible_devices
 from repro.evidence.environment import capture_environment
 from repro.evidence.record import failed_record, find_record, read_record, run_folder
 from repro.places import expected_folder, runs_folder
 from repro.plan import plan_text
-from repro.procedures import carried_together, missing_package
+from repro.procedures import carried_together, is_ensemble, missing_package
 from repro.progress import Display
 from repro.proxy_options import sentence_on_lost_policies, with_proxy_options
 from repro.selection import select
 from repro.spec.config import RunConfig, TrainScale, require
 from repro.spec.tier import Tier
-from repro.workers import Event, Task, WorkerPool
+from repro.workers import CarryOut, Event, Task, WorkerPool
 
 FINE, FAILED, INTERRUPTED = 0, 1, 130
 SHOWN = ("accuracy_greedy_start", "accuracy_greedy", "accuracy", "train_seconds")
@@ -73,7 +74,7 @@ def main_run(args: argparse.Namespace) -> int:
     expected = expected_folder(args.expected)
     if sentence:
         console.print(sentence)
-    worst = FINE
+    batches: dict[Tier, _Batch] = {}
     for selection in select(args.targets, tier=args.tier, data=args.data, steps=args.steps):
         selection = with_proxy_options(selection, args)
         missing = selection.source.not_runnable(selection.tier)
@@ -89,16 +90,50 @@ def main_run(args: argparse.Namespace) -> int:
         lost = sentence_on_lost_policies(plan, folder)
         if lost:
             console.print(lost, highlight=False, markup=False)
-        workers = args.workers or default_workers(selection.tier)
+        devices = devices_of(selection.tier, args.devices)
+        workers = args.workers or len(devices) or default_workers(selection.tier)
         console.print(
             plan_text(selection, plan, folder, expected, workers), highlight=False, markup=False
         )
-        threads = args.threads or default_threads(selection.tier)
-        outcome = execute(plan, folder, workers=workers, threads=threads, console=console)
+        batch = batches.setdefault(selection.tier, _Batch(workers=workers, devices=devices))
+        batch.runs.update({run.digest(): run for run in plan})
+        batch.memory_bytes = selection.source.costs[selection.tier].memory_bytes
+    return _carry_out(batches, folder, args.threads, console)
+
+
+@dataclass(slots=True, kw_only=True)
+class _Batch:
+    """The runs of one tier, those that targets share once, and what carries them out."""
+
+    workers: int
+    devices: tuple[str, ...]
+    memory_bytes: int = 0
+    runs: dict[str, RunConfig] = field(default_factory=dict)
+
+
+def _carry_out(
+    batches: Mapping[Tier, _Batch], folder: Path, threads: int | None, console: Console
+) -> int:
+    worst = FINE
+    for tier, batch in batches.items():
+        outcome = execute(
+            list(batch.runs.values()),
+            folder,
+            workers=batch.workers,
+            threads=threads or default_threads(tier),
+            console=console,
+            devices=batch.devices,
+            memory_bytes=batch.memory_bytes,
+        )
         worst = max(worst, FAILED if outcome.failed else FINE, INTERRUPTED * bool(outcome.left))
         if outcome.left:
             break
     return worst
+
+
+def devices_of(tier: Tier, named: str | None) -> tuple[str, ...]:
+    """Return the devices that a tier's runs fill; none named for tiers that share one device."""
+    return visible_devices(named) if tier is Tier.PROXY else ()
 
 
 def check_folder(plan: Sequence[RunConfig]) -> None:
@@ -123,7 +158,16 @@ def default_threads(tier: Tier) -> int:
 
 
 def execute(
-    plan: Sequence[RunConfig], runs: Path, *, workers: int, threads: int, console: Console
+    plan: Sequence[RunConfig],
+    runs: Path,
+    *,
+    workers: int,
+    threads: int,
+    console: Console,
+    devices: Sequence[str] = (),
+    memory_bytes: int = 0,
+    grouping: Grouping | None = None,
+    carry_out: CarryOut | None = None,
 ) -> Outcome:
     """Carry out every run of `plan` that has no record of success yet.
 
@@ -133,6 +177,12 @@ def execute(
         Folder of the records; made if missing.
     workers, threads : int
         Processes side by side, and threads in each.
+    devices : sequence of str
+        Devices that the workers fill, one each; see `repro.device_queue`.
+    memory_bytes : int
+        Device memory of one ensemble.
+    grouping, carry_out : callable
+        In place of the suite's own, for tests.
 
     Raises
     ------
@@ -148,10 +198,12 @@ def execute(
         return Outcome(before=before, finished=0, failed=0, left=0)
     if before:
         console.print(f"{before} of {len(plan)} runs are recorded already; {len(pending)} to do.")
-    tasks = _tasks(pending, runs)
+    tasks = _tasks(pending, runs, len(devices) or 1, memory_bytes, grouping)
     counts = {"finished": 0, "failed": 0}
     log = runs / "workers.log"
-    with WorkerPool(workers, log, threads) as pool, Display(tasks, before, console) as display:
+    retries = RETRIES if any(is_ensemble(run) for run in pending) else 0
+    pool = WorkerPool(workers, log, threads, devices=devices, retries=retries, carry_out=carry_out)
+    with pool, Display(tasks, before, console) as display:
         restore = _stop_on_signals(pool, console)
         try:
             for event in pool.execute(tasks):
@@ -175,7 +227,17 @@ def _runnable(plan: Sequence[RunConfig], console: Console) -> list[RunConfig]:
     return [run for run in plan if run.arm.name not in lacking]
 
 
-def _tasks(pending: Sequence[RunConfig], runs: Path) -> list[Task]:
+def _tasks(
+    pending: Sequence[RunConfig],
+    runs: Path,
+    devices: int,
+    memory_bytes: int,
+    grouping: Grouping | None,
+) -> list[Task]:
+    if any(is_ensemble(run) for run in pending):
+        return ensemble_tasks(
+            pending, runs, devices=devices, memory_bytes=memory_bytes, grouping=grouping
+        )
     return [
         Task(run=group[0], folder=run_folder(group[0], runs), runs=runs, also=group[1:])
         for group in carried_together(pending)
@@ -187,10 +249,15 @@ def _conclude(event: Event, counts: dict[str, int]) -> None:
     if event.kind not in counts:
         return
     task = event.task
-    counts[event.kind] += len(task.every)
+    recorded = [run for run in task.every if find_record(run, task.runs) is not None]
+    counts["finished"] += len(recorded)
+    counts["failed"] += len(task.every) - len(recorded)
     if event.kind == "failed":
+        # Runs of an ensemble that were recorded before its worker died are done all the same.
+        environment = capture_environment()
         for run in task.every:
-            failed_record(run, event.text, capture_environment()).write(task.runs)
+            if run not in recorded:
+                failed_record(run, event.text, environment).write(task.runs)
     else:
         shutil.rmtree(task.folder / "checkpoint", ignore_errors=True)
 

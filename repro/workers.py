@@ -12,6 +12,7 @@ this program, never files.
 
 from __future__ import annotations
 
+import dataclasses
 import multiprocessing
 import os
 import signal
@@ -28,21 +29,23 @@ from typing import Any, Literal
 
 from repro.spec.config import RunConfig
 
-EventKind = Literal["started", "progress", "finished", "stopped", "failed"]
+EventKind = Literal["started", "progress", "finished", "stopped", "failed", "returned"]
+CarryOut = Callable[..., Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Task:
     """One run, its own folder for checkpoints, and the folder of all records.
 
-    `also` holds further runs of the same arm that are carried out with it (see
-    `repro.procedures.carried_together`): they finish, stop and fail as one.
+    `also` holds further runs that are carried out with it (`repro.procedures.carried_together`,
+    `repro.device_queue`): they stop as one. `attempt` counts the workers that died of it.
     """
 
     run: RunConfig
     folder: Path
     runs: Path
     also: tuple[RunConfig, ...] = ()
+    attempt: int = 0
 
     @property
     def every(self) -> tuple[RunConfig, ...]:
@@ -54,7 +57,8 @@ class Task:
 class Event:
     """What a worker says of its task.
 
-    `values` holds progress numbers (`step`, `steps`, `reward`, ...); `text` the phase, or the
+    `returned` is a task whose worker died and which went back into the queue. `values` holds
+    progress numbers (`step`, `steps`, `reward`, ...); `text` the phase, or the
     reason of a failure.
     """
 
@@ -68,6 +72,7 @@ class Event:
 class _Worker:
     process: BaseProcess
     pipe: Connection
+    device: str | None
     task: Task | None = None
 
 
@@ -85,9 +90,25 @@ class WorkerPool:
         order of floating-point sums depends on it.
     grace : float
         Seconds that a worker gets to write its checkpoint after `stop`.
+    devices : sequence of str
+        As `CUDA_VISIBLE_DEVICES` names them: worker i sees the i-th alone. Empty hides none.
+    retries : int
+        How often a task goes back into the queue after its worker died.
+    carry_out : callable
+        What a worker does with a task's runs; None takes `repro.procedures.carry_out`.
     """
 
-    def __init__(self, count: int, log: Path, threads: int = 1, grace: float = 60.0) -> None:
+    def __init__(
+        self,
+        count: int,
+        log: Path,
+        threads: int = 1,
+        grace: float = 60.0,
+        *,
+        devices: Sequence[str] = (),
+        retries: int = 0,
+        carry_out: CarryOut | None = None,
+    ) -> None:
         if count < 1:
             raise ValueError(f"workers is {count}; it must be 1 or more")
         self._log = log
@@ -95,6 +116,9 @@ class WorkerPool:
         self._count = count
         self._threads = threads
         self._grace = grace
+        self._devices: list[str | None] = list(devices) or [None]
+        self._retries = retries
+        self._work = carry_out
         self._workers: list[_Worker] = []
         self._asked_to_stop = False
         self._stopping = False
@@ -108,7 +132,10 @@ class WorkerPool:
     def execute(self, tasks: Sequence[Task]) -> Iterator[Event]:
         """Yield every worker's events until all tasks have finished, failed or stopped."""
         waiting = deque(tasks)
-        self._workers = [self._start() for _ in range(min(self._count, len(waiting)))]
+        self._workers = [
+            self._start(self._devices[place % len(self._devices)])
+            for place in range(min(self._count, len(waiting)))
+        ]
         while self._workers:
             if self._asked_to_stop and not self._stopping:
                 self._stop()
@@ -146,14 +173,17 @@ class WorkerPool:
         for worker in self._workers:
             worker.process.kill()
 
-    def _start(self) -> _Worker:
+    def _start(self, device: str | None) -> _Worker:
         ours, theirs = self._context.Pipe()
         process = self._context.Process(
-            target=_work, args=(theirs, self._log, self._threads), name="repro-worker", daemon=False
+            target=_work,
+            args=(theirs, self._log, self._threads, device, self._work),
+            name="repro-worker",
+            daemon=False,
         )
         process.start()
         theirs.close()
-        return _Worker(process=process, pipe=ours)
+        return _Worker(process=process, pipe=ours, device=device)
 
     def _feed(self, worker: _Worker, waiting: deque[Task]) -> None:
         if waiting and not self._stopping:
@@ -184,11 +214,19 @@ class WorkerPool:
         if worker.task is not None:
             killed = code is not None and code < 0
             how = signal.Signals(-(code or 0)).name if killed else f"exit code {code}"
-            kind: EventKind = "stopped" if self._stopping else "failed"
             text = f"the worker process ended by {how} while it carried out this run"
-            yield Event(task=worker.task, kind=kind, text=text)
+            yield self._dead(worker.task, text, waiting)
         if waiting and not self._stopping:
-            self._workers.append(self._start())
+            self._workers.append(self._start(worker.device))
+
+    def _dead(self, task: Task, text: str, waiting: deque[Task]) -> Event:
+        """Return what became of a task whose worker died; it may go back into the queue."""
+        if self._stopping:
+            return Event(task=task, kind="stopped", text=text)
+        if task.attempt < self._retries:
+            waiting.append(dataclasses.replace(task, attempt=task.attempt + 1))
+            return Event(task=task, kind="returned", text=text)
+        return Event(task=task, kind="failed", text=text)
 
 
 def _send(worker: _Worker, message: Any) -> None:
@@ -198,8 +236,13 @@ def _send(worker: _Worker, message: Any) -> None:
         return  # the dead worker is noticed, with its exit code, when its pipe is read
 
 
-def _work(pipe: Connection, log: Path, threads: int) -> None:
+def _work(
+    pipe: Connection, log: Path, threads: int, device: str | None, carry_out: CarryOut | None
+) -> None:
     """Run tasks from `pipe` until None comes; the body of a worker process."""
+    if device is not None:
+        # Before torch is imported, which is when the driver is asked.
+        os.environ["CUDA_VISIBLE_DEVICES"] = device
     with log.open("ab", buffering=0) as file:
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)
@@ -208,7 +251,7 @@ def _work(pipe: Connection, log: Path, threads: int) -> None:
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     inbox = _Inbox(pipe)
     while (task := inbox.next_task()) is not None:
-        _carry_out(task, pipe, threads, inbox.stop)
+        _carry_out(task, pipe, threads, inbox.stop, carry_out)
 
 
 class _Inbox:
@@ -243,7 +286,13 @@ class _Inbox:
                 return
 
 
-def _carry_out(task: Task, pipe: Connection, threads: int, stop: threading.Event) -> None:
+def _carry_out(
+    task: Task,
+    pipe: Connection,
+    threads: int,
+    stop: threading.Event,
+    carry_out: CarryOut | None,
+) -> None:
     last = 0.0
 
     def progress(text: str, values: dict[str, float]) -> None:
@@ -254,7 +303,7 @@ def _carry_out(task: Task, pipe: Connection, threads: int, stop: threading.Event
             pipe.send(Event(task=task, kind="progress", text=text, values=values))
 
     pipe.send(Event(task=task, kind="started"))
-    kind, text = _outcome(task, threads, progress, stop)
+    kind, text = _outcome(task, threads, progress, stop, carry_out)
     pipe.send(Event(task=task, kind=kind, text=text))
 
 
@@ -263,12 +312,14 @@ def _outcome(
     threads: int,
     progress: Callable[[str, dict[str, float]], None],
     stop: threading.Event,
+    carry_out: CarryOut | None,
 ) -> tuple[EventKind, str]:
-    from repro.procedures import Stopped, carry_out
+    from repro import procedures
 
+    work = carry_out or procedures.carry_out
     try:
-        carry_out(task.every, task.folder, task.runs, progress, stop.is_set, threads)
-    except Stopped:
+        work(task.every, task.folder, task.runs, progress, stop.is_set, threads)
+    except procedures.Stopped:
         return "stopped", ""
     except Exception as error:  # noqa: BLE001 - the failure of one run is data, recorded in whole
         return "failed", f"{type(error).__name__}: {error}\n{traceback.format_exc()}"

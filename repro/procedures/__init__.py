@@ -18,8 +18,9 @@ from typing import Any, Protocol
 
 from repro.evidence.derived import derived_metrics
 from repro.evidence.environment import capture_environment
-from repro.evidence.record import Estimate, record_of
+from repro.evidence.record import Estimate, failed_record, find_record, record_of
 from repro.spec.config import RunConfig, TrainScale
+from repro.spec.tier import Tier
 
 Progress = Callable[[str, dict[str, float]], None]
 
@@ -122,6 +123,8 @@ def carry_out(
     threads: int,
 ) -> list[Path]:
     """Carry out runs that go together, and write their records into `records`; return the paths."""
+    if is_ensemble(runs[0]):
+        return _carry_out_ensemble(runs, folder, records, progress, should_stop, threads)
     started = datetime.now(UTC)
     measured = _measure(
         runs, folder=folder, progress=progress, should_stop=should_stop, threads=threads
@@ -131,6 +134,45 @@ def carry_out(
         keep(run, found, started, records, environment)
         for run, found in zip(runs, measured, strict=True)
     ]
+
+
+def is_ensemble(run: RunConfig) -> bool:
+    """Whether the run is carried out as one of many in a batched model."""
+    return run.tier == Tier.PROXY.value and run.procedure in ("train", "evaluate")
+
+
+def _carry_out_ensemble(
+    runs: Sequence[RunConfig],
+    folder: Path,
+    records: Path,
+    progress: Progress,
+    should_stop: Callable[[], bool],
+    threads: int,
+) -> list[Path]:
+    """Carry out those of the runs that have no record, each recorded as soon as it is done."""
+    from repro.procedures.together import Failed, train_together
+
+    started, environment = datetime.now(UTC), capture_environment()
+    paths = []
+
+    def done(run: RunConfig, found: Measured | Failed) -> None:
+        if isinstance(found, Failed):
+            reason = f"{found.reason} (after {found.step} steps)"
+            paths.append(failed_record(run, reason, environment, started).write(records))
+        else:
+            paths.append(keep(run, found, started, records, environment))
+
+    left = [run for run in runs if find_record(run, records) is None]
+    train_together(
+        left,
+        device="cuda",
+        folder=folder,
+        progress=progress,
+        should_stop=should_stop,
+        threads=threads,
+        done=done,
+    )
+    return paths
 
 
 def keep(
