@@ -7,6 +7,7 @@ import dataclasses
 import os
 from pathlib import Path
 
+from repro.data.load import DATA_VARIABLE
 from repro.evidence.record import find_record
 from repro.selection import Selection
 from repro.spec.config import RunConfig, require
@@ -18,8 +19,9 @@ TARGET = "pretrain_proxy"
 def with_proxy_options(selection: Selection, args: argparse.Namespace) -> Selection:
     """Return the selection with the options applied, or as it is where none was given.
 
-    `--out` is passed on to the worker processes as the environment variable that names the folder
-    of the policies.
+    Folders are passed on to the worker processes as environment variables, `--out` as
+    `$REPRO_POLICIES` and `--human-data` as `$REPRO_DATA`, so that what a run is does not depend on
+    where its files lie. Where the second is set already, human-written problems are used, too.
 
     Raises
     ------
@@ -28,7 +30,8 @@ def with_proxy_options(selection: Selection, args: argparse.Namespace) -> Select
     """
     human, out = getattr(args, "human_data", None), getattr(args, "policies", None)
     size = getattr(args, "size", None)
-    if (human, out, size) == (None, None, None):
+    given = (human, out, size) != (None, None, None)
+    if selection.source.name != TARGET and not given:
         return selection
     require(
         selection.source.name == TARGET,
@@ -46,9 +49,10 @@ def with_proxy_options(selection: Selection, args: argparse.Namespace) -> Select
     if human is not None:
         folder = Path(human).expanduser()
         require(folder.is_dir(), f"--human-data {human}: there is no such folder")
-        scales = dict(source.scales)
-        scale = scales[Tier.PROXY]
-        scales[Tier.PROXY] = dataclasses.replace(scale, human_data=str(folder.resolve()))
+        os.environ[DATA_VARIABLE] = str(folder.resolve())
+    if os.environ.get(DATA_VARIABLE):
+        scale = dataclasses.replace(source.scales[Tier.PROXY], human_data=True)
+        scales = {**source.scales, Tier.PROXY: scale}
         source = dataclasses.replace(source, scales=scales)
     return dataclasses.replace(selection, target=source, source=source)
 

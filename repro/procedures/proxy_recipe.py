@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from repro.data.human_working import WorkedProblem, worked_problems
+from repro.data.load import DATA_VARIABLE
 from repro.data.problem import DataError, Problem, read_problems
 from repro.data.proxy_corpus import ProxyCorpusConfig
 from repro.procedures.pretrain_recipe import Recipe
@@ -99,21 +100,24 @@ class HumanData:
     asked: dict[str, list[Problem]] = field(default_factory=dict)
 
 
-def read_human_data(folder: str) -> HumanData:
+def read_human_data(folder: str | None) -> HumanData:
     """Read `mawps/train.jsonl`, and what there is of `{mawps,svamp,gsm8k}/test.jsonl`.
 
     Parameters
     ----------
     folder
-        The folder that holds them; empty for none.
+        The folder that holds them.
 
     Raises
     ------
     DataError
-        When a folder is named and has no MAWPS training problems, or a file is broken.
+        When no folder is named, it has no MAWPS training problems, or a file is broken.
     """
     if not folder:
-        return HumanData()
+        raise DataError(
+            f"human-written problems are asked for and no folder is named: give --human-data, or "
+            f"set {DATA_VARIABLE}"
+        )
     root = Path(folder).expanduser()
     train = root / _TRAINED_ON / "train.jsonl"
     if not train.is_file():

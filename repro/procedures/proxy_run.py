@@ -18,6 +18,7 @@ from typing import Any, cast
 
 import torch
 
+from repro.data.load import DATA_VARIABLE
 from repro.data.problem import digest_of_problems
 from repro.data.proxy_corpus import shard_documents
 from repro.data.proxy_problems import generate_leveled_problems
@@ -65,7 +66,7 @@ def pretrain_proxy_policy(
     del threads
     scale: PretrainScale = run.scale
     recipe = _recipe_of(run)
-    human = read_human_data(scale.human_data)
+    human = read_human_data(os.environ.get(DATA_VARIABLE)) if scale.human_data else HumanData()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     reset_peak()
     training = begin(

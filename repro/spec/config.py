@@ -307,14 +307,15 @@ class PretrainScale:
     threads
         Threads of torch on a CPU; part of what decides the result's bits.
     human_data
-        Folder of human-written problems to train on and to ask; empty for none.
+        Whether MAWPS's training problems are trained on and human-written test problems asked,
+        from the folder that `$REPRO_DATA` names.
     """
 
     recipe: str = "tiny"
     recipe_version: int = 1
     quality_problems: int = 500
     threads: int = 2
-    human_data: str = ""
+    human_data: bool = False
     seeds: tuple[int, ...] = (0,)
 
 

@@ -262,7 +262,8 @@ def test_human_data_are_read_by_set_and_a_missing_one_is_named(tmp_path):
     human = read_human_data(str(write_humans(tmp_path / "human")))
     assert (len(human.worked), human.left_out) == (8, 0)
     assert {name: len(of) for name, of in human.asked.items()} == {"mawps": 3, "svamp": 3}
-    assert read_human_data("") == HumanData()
+    with pytest.raises(ValueError, match="give --human-data, or set REPRO_DATA"):
+        read_human_data(None)
     with pytest.raises(ValueError, match=r"train.jsonl is missing"):
         read_human_data(str(tmp_path))
 
@@ -273,14 +274,13 @@ def made(tmp_path_factory):
     root = tmp_path_factory.mktemp("proxy")
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(RECIPES, "30m", SMALL)
+        patch.setenv("REPRO_DATA", str(write_humans(root / "human")))
         patch.setenv("REPRO_POLICIES", str(root / "policies"))
         patch.setattr(proxy_quality, "MAX_NEW_TOKENS", 12)
         patch.setattr(proxy_run, "_CALIBRATION_ROWS", 2)
         patch.setattr(os, "sched_getaffinity", lambda _: {0, 1})
         (run, _) = plan(find("pretrain_proxy"), Tier.PROXY)
-        scale = dataclasses.replace(
-            run.scale, quality_problems=5, threads=1, human_data=str(write_humans(root / "human"))
-        )
+        scale = dataclasses.replace(run.scale, quality_problems=5, threads=1, human_data=True)
         run = dataclasses.replace(run, scale=scale)
         phases, asked = [], itertools.count()
 
