@@ -39,11 +39,12 @@ Check = Callable[[Policy, Sequence[int]], list[dict[str, Estimate]]]
 _GROUP, _SHARED_PROMPT, _SHARED_PROMPTS = 8, 1024, 16
 # Lengths of the long tail: log-normal with median 300 and 99th percentile 4096.
 TAIL_MEDIAN, TAIL_MOST = 300, 4096
-_TAIL_SLOTS, _TAIL_ROWS = 64, 192
+# Four times as many rows as slots, as a rollout of 1,024 rows has on 256.
+_TAIL_SLOTS, _TAIL_ROWS = 64, 256
 # Tokens of each of the completions on which log-probabilities are compared.
 _PARITY_ROWS, _PARITY_TOKENS, _FLOAT8_TOKENS = 4, 2048, 512
 # The packaged policy's completions end within a line or two.
-_TRAINED_PROMPTS, _TRAINED_TOKENS = 64, 64
+_TRAINED_PROMPTS, _TRAINED_TOKENS = 128, 64
 _TRAINED_SPREAD = 0.01
 
 
@@ -126,7 +127,13 @@ def _capture_widths(engine: Engine, slots: int) -> None:
 
 
 def _sample(
-    policy: Policy, prompts: Sequence[Sequence[int]], tokens: int, seed: int, cache: CacheFormat
+    policy: Policy,
+    prompts: Sequence[Sequence[int]],
+    tokens: int,
+    seed: int,
+    cache: CacheFormat = "compute",
+    *,
+    ignore_end: bool = True,
 ) -> RolloutBatch:
     engine = Engine(
         policy,
@@ -134,7 +141,7 @@ def _sample(
             slots=len(prompts),
             max_positions=max(map(len, prompts)) + tokens,
             max_new_tokens=tokens,
-            ignore_end=True,
+            ignore_end=ignore_end,
             cache_format=cache,
         ),
     )
@@ -184,7 +191,7 @@ def check_parity(policy: Policy, seeds: Sequence[int]) -> list[dict[str, Estimat
     found = []
     for seed in seeds:
         prompts = random_prompts(_PARITY_ROWS, 64, decoder.config.vocab_size, seed)
-        batch = _sample(policy, prompts, _PARITY_TOKENS, seed, "compute")
+        batch = _sample(policy, prompts, _PARITY_TOKENS, seed)
         found.append(_compare(policy, batch, "parity", exact=True))
     return found
 
@@ -224,7 +231,8 @@ def check_trained_parity(policy: Policy, seeds: Sequence[int]) -> list[dict[str,
     prompts = [render(problem, "tiny", tokenizer) for problem in problems]
     found = []
     for seed in seeds:
-        batch = _sample(trained, prompts, _TRAINED_TOKENS, seed, "compute")
+        # Beyond its end token a trained policy's logits mean as little as a random one's.
+        batch = _sample(trained, prompts, _TRAINED_TOKENS, seed, ignore_end=False)
         found.append(_compare(trained, batch, "trained_parity", exact=True))
     return found
 

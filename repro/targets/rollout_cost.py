@@ -27,13 +27,13 @@ _SECONDS_A_PARAMETER_TO_LOAD = 0.4e-9
 _SECONDS_TO_CAPTURE = 1.5
 # Of one check, all its parts, on the 7B shape.
 _CHECKS = {
-    "sharing": 4.0,
-    "long_tail": 50.0,
-    "parity": 12.0,
+    "sharing": 3.5,
+    "long_tail": 48.0,
+    "parity": 11.0,
     "trained_parity": 2.0,
-    "float8": 6.0,
+    "float8": 4.0,
     "noise": 2.0,
-    "faults": 12.0,
+    "faults": 10.0,
 }
 
 
