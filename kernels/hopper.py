@@ -151,8 +151,28 @@ def _tail(K: int) -> int:
     return int(K % PACK_COLUMNS != 0)
 
 
-def _table(weight: PackedWeight) -> Tensor | None:
+def table(weight: PackedWeight) -> Tensor | None:
+    """Return NF4's pairs of values a byte, None for the other formats."""
     return nf4_pairs(weight.device) if weight.format == "nf4" else None
+
+
+def narrow_macros(weight: PackedWeight, choice: Choice, M: int) -> dict[str, int]:
+    """Return the macros of `linear_narrow` that depend on the layer alone."""
+    return {
+        "FORMAT": FORMAT_NUMBERS[weight.format],
+        "WARPS": choice.warps,
+        "ROW_TILES": choice.row_tiles,
+        "TOKEN_TILES": 1 if M <= 8 else 2 if M <= 16 else 4,
+        "TAIL": _tail(weight.shape[1]),
+        "AHEAD": choice.ahead,
+        "PREFETCH": int(choice.prefetch),
+        "RESIDENT": choice.resident,
+    }
+
+
+def narrow_shared(weight: PackedWeight) -> int:
+    """Return the bytes of dynamic shared memory that `linear_narrow` takes."""
+    return _NF4_TABLE if weight.format == "nf4" else 0
 
 
 def narrow(
@@ -172,31 +192,20 @@ def narrow(
     """
     M, (N, K) = x.shape[0], weight.shape
     device = x.device.index
-    token_tiles = 1 if M <= 8 else 2 if M <= 16 else 4
-    is_nf4 = weight.format == "nf4"
-    macros = {
-        "FORMAT": FORMAT_NUMBERS[weight.format],
-        "WARPS": choice.warps,
-        "ROW_TILES": choice.row_tiles,
-        "TOKEN_TILES": token_tiles,
-        "TAIL": _tail(K),
-        "AHEAD": choice.ahead,
-        "PREFETCH": int(choice.prefetch),
-        "RESIDENT": choice.resident,
-    }
-    files = ("fragments.cuh", "adapter.cuh", "linear_narrow.cu")
+    macros = narrow_macros(weight, choice, M) | {"LORA": 0}
+    dynamic = narrow_shared(weight)
     # The static arrays count towards the limit too, so ask for all that is possible.
-    dynamic = _NF4_TABLE if is_nf4 else 0
     kernel = driver.load(
-        files, "linear_narrow", tuple(macros.items()), device, 3 * dynamic if is_nf4 else 0
-    )
+        ("fragments.cuh", "adapter.cuh", "linear_narrow.cu"),
+        "linear_narrow", tuple(macros.items()), device, 3 * dynamic,
+    )  # fmt: skip
     row_tiles16, packs, _ = weight.packs.shape
     blocks = -(-row_tiles16 // choice.row_tiles)
     kernel.launch(
         (blocks, 1),
         choice.warps * 32,
         [
-            weight.packs, x, bias, weight.gain, out, _table(weight),
+            weight.packs, x, bias, weight.gain, out, table(weight),
             M, N, K, x.stride(0), packs,
         ],
         shared_bytes=dynamic,
@@ -256,7 +265,7 @@ def wide(
         (blocks, 1),
         choice.consumers * 128 + (32 if choice.light else 128),
         [
-            x_map, z_map, weight.packs, bias, weight.gain, out, _table(weight),
+            x_map, z_map, weight.packs, bias, weight.gain, out, table(weight),
             _workspace(device, stream, _rounded(floats)), _counters(device, stream),
             M, N, packs, row_tiles16, token_tiles, tiles, whole, b, rank, end0, end1,
         ],
@@ -312,12 +321,6 @@ def project(x: Tensor, weight: PackedWeight, adapter: Adapter) -> Tensor:
         cluster=cluster,
     )  # fmt: skip
     return z
-
-
-def fits_wide(adapter: Adapter, choice: Choice) -> bool:
-    """Tell whether every tile of the wide kernel belongs to one projection of the adapter."""
-    rows = choice.consumers * choice.row_tiles * 64
-    return all(end % rows == 0 for end in adapter.ends)
 
 
 @lru_cache(maxsize=8)

@@ -25,8 +25,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from kernels import decode_adapter, hopper, tuning
-from kernels.hopper import Adapter, Choice
+from kernels import fused_adapter, hopper, tuning
+from kernels.hopper import Adapter
 from kernels.packing import FORMAT_NUMBERS, PackedWeight
 
 _FORMATS = {number: name for name, number in FORMAT_NUMBERS.items()}
@@ -88,37 +88,14 @@ def _dispatch(
     if x.dtype == torch.float16 or choice.path == "dense":
         dense_linear(x, weight, bias, out, adapter)
         return
-    if adapter is None:
-        run = hopper.narrow if choice.path == "narrow" else hopper.wide
-        run(x, weight, bias, out, choice)
-    elif M <= decode_adapter.FEW_ROWS:
-        _beside(x, weight, bias, out, choice, adapter)
-    elif hopper.fits_wide(adapter, choice):
+    if choice.path == "wide":
         hopper.wide(x, weight, bias, out, choice, adapter)
-    else:
-        # Narrower tiles that would fit cost more than two products beside the base one.
-        hopper.wide(x, weight, bias, out, choice)
-        add_adapter(x, adapter, out)
-
-
-def _beside(
-    x: Tensor,
-    weight: PackedWeight,
-    bias: Tensor | None,
-    out: Tensor,
-    choice: Choice,
-    adapter: Adapter,
-) -> None:
-    """Make the adapter's share in launches that overlap the base product's."""
-    rank = adapter.b.shape[1]
-    fits = rank & (rank - 1) == 0
-    z = decode_adapter.project(x, adapter.a, overlap=True) if fits else None
-    run = hopper.narrow if choice.path == "narrow" else hopper.wide
-    run(x, weight, bias, out, choice)
-    if z is None:
+    elif adapter is None or M > fused_adapter.ROWS:
+        hopper.narrow(x, weight, bias, out, choice)
         add_adapter(x, adapter, out)
     else:
-        decode_adapter.add_adapter(out, z, adapter.b, adapter.ends, adapter.scaling, overlap=True)
+        choice, joining = tuning.choose_adapted(x.device.index, N, K, M)
+        fused_adapter.narrow(x, weight, bias, out, choice, adapter, joining)
 
 
 def dense_linear(

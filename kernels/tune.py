@@ -11,8 +11,6 @@ timed; the other formats read the same bytes in the same shapes.
 from __future__ import annotations
 
 import dataclasses
-import json
-import os
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -172,12 +170,8 @@ def main(out: Path, rows: tuple[int, ...] = ROWS, replays: int = 5) -> None:
         "command": "python -m kernels.tune",
     }
     entries.sort(key=lambda entry: (entry["N"] * entry["K"], entry["N"], entry["M"]))
-    lines = ",\n".join("  " + json.dumps(_told(entry)) for entry in entries)
-    fresh = out.with_suffix(".tmp")
-    fresh.write_text(
-        json.dumps(head)[:-1] + ', "entries": [\n' + lines + "\n]}\n", encoding="utf-8"
-    )
-    os.replace(fresh, out)
+    adapted = tuning.held(torch.cuda.current_device())["adapted"]
+    tuning.write(head, [_told(entry) for entry in entries], adapted, out)
 
 
 def _present() -> dict[tuple[int, int], dict[int, Choice]]:

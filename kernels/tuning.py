@@ -14,12 +14,15 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import os
 import warnings
 from functools import lru_cache
 from pathlib import Path
+from typing import Any, TypeVar
 
 import torch
 
+from kernels.fused_adapter import Joining
 from kernels.hopper import Choice
 
 FOLDER = Path(__file__).parent / "tuned"
@@ -32,8 +35,8 @@ def device_slug(name: str) -> str:
 
 
 @lru_cache(maxsize=8)
-def table(device: int) -> dict[tuple[int, int], dict[int, Choice]]:
-    """Return {(N, K): {M: choice}} for a CUDA device."""
+def held(device: int) -> dict[str, Any]:
+    """Return the table of a CUDA device as it is on disk."""
     slug = device_slug(torch.cuda.get_device_name(device))
     path = FOLDER / f"{slug}.json"
     if not path.is_file():
@@ -42,13 +45,64 @@ def table(device: int) -> dict[tuple[int, int], dict[int, Choice]]:
             stacklevel=2,
         )
         path = FOLDER / f"{FALLBACK}.json"
-    entries = json.loads(path.read_text(encoding="utf-8"))["entries"]
+    content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    return content
+
+
+def write(
+    head: dict[str, Any], entries: list[dict[str, Any]], adapted: list[dict[str, Any]], out: Path
+) -> None:
+    """Write a table: `head`'s other keys, then its two parts, a line an entry."""
+    other = {key: value for key, value in head.items() if key not in ("entries", "adapted")}
+    parts = []
+    for name, rows in (("entries", entries), ("adapted", adapted)):
+        lines = ",\n".join("  " + json.dumps(row) for row in rows)
+        parts.append(f'"{name}": [\n{lines}\n]')
+    fresh = out.with_suffix(".tmp")
+    fresh.write_text(json.dumps(other)[:-1] + ", " + ", ".join(parts) + "}\n", encoding="utf-8")
+    os.replace(fresh, out)
+
+
+def _made(kind: type[Any], entry: dict[str, Any]) -> Any:
+    fields = {f.name for f in dataclasses.fields(kind)}
+    return kind(**{key: value for key, value in entry.items() if key in fields})
+
+
+@lru_cache(maxsize=8)
+def table(device: int) -> dict[tuple[int, int], dict[int, Choice]]:
+    """Return {(N, K): {M: choice}} for a CUDA device."""
     found: dict[tuple[int, int], dict[int, Choice]] = {}
-    for entry in entries:
-        fields = {f.name for f in dataclasses.fields(Choice)}
-        choice = Choice(**{key: value for key, value in entry.items() if key in fields})
-        found.setdefault((entry["N"], entry["K"]), {})[entry["M"]] = choice
+    for entry in held(device)["entries"]:
+        found.setdefault((entry["N"], entry["K"]), {})[entry["M"]] = _made(Choice, entry)
     return found
+
+
+@lru_cache(maxsize=8)
+def adapted_table(device: int) -> dict[tuple[int, int], dict[int, tuple[Choice, Joining]]]:
+    """Return {(N, K): {M: (choice, joining)}}: few rows with an adapter in the same launch."""
+    found: dict[tuple[int, int], dict[int, tuple[Choice, Joining]]] = {}
+    for entry in held(device)["adapted"]:
+        pair = (_made(Choice, {"path": "narrow"} | entry), _made(Joining, entry))
+        found.setdefault((entry["N"], entry["K"]), {})[entry["M"]] = pair
+    return found
+
+
+_Found = TypeVar("_Found")
+
+
+def _nearest(known: dict[tuple[int, int], dict[int, _Found]], N: int, K: int, M: int) -> _Found:
+    def distance(shape: tuple[int, int]) -> float:
+        return abs(math.log(shape[0] / N)) + abs(math.log(shape[1] / K))
+
+    by_rows = known[min(known, key=distance)]
+    at_least = [rows for rows in by_rows if rows >= M]
+    return by_rows[min(at_least)] if at_least else by_rows[max(by_rows)]
+
+
+@lru_cache(maxsize=4096)
+def choose_adapted(device: int, N: int, K: int, M: int) -> tuple[Choice, Joining]:
+    """Return how y (M, N) = x (M, K) W^T and its adapter share a launch, for M up to 16."""
+    return _nearest(adapted_table(device), N, K, M)
 
 
 @lru_cache(maxsize=4096)
@@ -60,14 +114,7 @@ def choose(device: int, N: int, K: int, M: int) -> Choice:
     device
         Index of the CUDA device.
     """
-    known = table(device)
-
-    def distance(shape: tuple[int, int]) -> float:
-        return abs(math.log(shape[0] / N)) + abs(math.log(shape[1] / K))
-
-    by_rows = known[min(known, key=distance)]
-    at_least = [rows for rows in by_rows if rows >= M]
-    choice = by_rows[min(at_least)] if at_least else by_rows[max(by_rows)]
+    choice = _nearest(table(device), N, K, M)
     if choice.path == "narrow" and M > 32:
         raise ValueError(f"the tuned table gives the narrow kernel for {M} rows; it takes 32")
     return choice

@@ -16,8 +16,9 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32) adapter_project(
   const int g = lane >> 2, t = lane & 3;
   const int rank = blockIdx.x % CLUSTER, row0 = blockIdx.x / CLUSTER * 16;
   const int token0 = blockIdx.y * TOKENS;
-  allow_dependents();
+  // In this order, linear_wide starts when x is there, beside this launch, and waits for z by itself.
   wait_for_prerequisites();
+  allow_dependents();
   const u16* rows[TOKEN_TILES];
 #pragma unroll
   for (int n = 0; n < TOKEN_TILES; ++n)

@@ -49,6 +49,10 @@ __device__ __forceinline__ uint2 load_weights8(const void* address) {
   return v;
 }
 
+__device__ __forceinline__ void prefetch(const void* address) {
+  asm volatile("prefetch.global.L2 [%0];" :: "l"(address));
+}
+
 __device__ __forceinline__ void allow_dependents() {
   asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 }

@@ -11,22 +11,30 @@
 //
 // Macros: FORMAT, WARPS, ROW_TILES, TOKEN_TILES, TAIL (columns not a multiple of 256),
 // AHEAD (chunks of x requested at once, 1, 2 or 4; 0 leaves it to the compiler), PREFETCH (request
-// the next pack early), RESIDENT (blocks that must fit a multiprocessor, which bounds registers; 0 leaves it open).
+// the next pack early), RESIDENT (blocks that must fit a multiprocessor, which bounds registers; 0
+// leaves it open), LORA (add a LoRA update: adapter_fused.cuh).
 
-
+#if !LORA
+#define ALL_WARPS WARPS
+#endif
 #if RESIDENT
-#define BOUNDS WARPS * 32, RESIDENT
+#define BOUNDS ALL_WARPS * 32, RESIDENT
 #else
-#define BOUNDS WARPS * 32
+#define BOUNDS ALL_WARPS * 32
 #endif
 
 extern "C" __global__ void __launch_bounds__(BOUNDS) linear_narrow(
     const u8* __restrict__ packed, const u16* x, const u16* __restrict__ bias,
     const float* __restrict__ global_scale, u16* y, const u32* __restrict__ table_pairs,
-    int M, int N, int K, int x_stride, int packs) {
+    int M, int N, int K, int x_stride, int packs
+#if LORA
+    , const u16* __restrict__ lora_a, const u16* __restrict__ lora_b, u64* z, u32* state,
+    float scaling, int end0, int end1, int helpers
+#endif
+    ) {
   constexpr int ROWS = ROW_TILES * 16;
   constexpr int STRIDE = ROWS + 4;  // spreads the lanes' stores over the banks
-  __shared__ float partial[WARPS][TOKEN_TILES * 8][STRIDE];
+  __shared__ float partial[ALL_WARPS][TOKEN_TILES * 8][STRIDE];
 #if FORMAT == NF4
   extern __shared__ u32 table[];
 #endif
@@ -35,7 +43,15 @@ extern "C" __global__ void __launch_bounds__(BOUNDS) linear_narrow(
   const int g = lane >> 2, t = lane & 3;
   allow_dependents();
 
+#if LORA
+  if ((int)blockIdx.x < helpers) {
+    make_z(&partial[0][0][0], STRIDE, x, lora_a, z, state, M, K, x_stride);
+    return;
+  }
+  const int block = blockIdx.x - helpers;
+#else
   const int block = blockIdx.x;
+#endif
   float sum[ROW_TILES][TOKEN_TILES][4] = {};
   const u8* tile = packed + (u64)block * ROW_TILES * packs * PACK_BYTES;
   const int row0 = block * ROWS;
@@ -65,23 +81,47 @@ extern "C" __global__ void __launch_bounds__(BOUNDS) linear_narrow(
     return w;
   };
 
+#if LORA
+  const int begin = warp < WARPS ? warp : packs;  // an extra warp has no columns
+  const Projections projections = {end0, end1};
+#if JOIN == STAGED
+  __shared__ __align__(16) Staged staged;
+  if (warp == JOINER) stage_b(staged, lora_b, row0, N, lane);
+#else
+  const Staged staged;
+  if (warp == JOINER) {
+    for (int i = lane; i < ROWS * RANK / 64; i += 32)
+      if (row0 + i * 64 / RANK < N) prefetch(lora_b + (u64)row0 * RANK + i * 64);
+  }
+#endif
+#else
+  const int begin = warp;
+#endif
   Pack w;
-  if (warp < packs) w = load_pack(warp);
+  if (begin < packs) w = load_pack(begin);
 #if FORMAT == NF4
-  fill_table(table, table_pairs, threadIdx.x, WARPS * 32);
+  fill_table(table, table_pairs, threadIdx.x, ALL_WARPS * 32);
   __syncthreads();
   const u32* table_lane = table + lane;
 #endif
   wait_for_prerequisites();
+#if LORA
+  u32 number = 0, before = 0;
+#if JOIN == STAGED
+  if (warp == JOINER) stage_z(staged, z, state, projections.of(row0), M, lane);
+#else
+  if (warp == JOINER && lane == 0) number = load_number(state);
+#endif
+#endif
 
   const u16* rows[TOKEN_TILES];
 #pragma unroll
   for (int n = 0; n < TOKEN_TILES; ++n) rows[n] = x + (u64)min(n * 8 + g, M - 1) * x_stride;
 
 
-  for (int p = warp; p < packs; p += WARPS) {
+  for (int p = begin; p < packs; p += WARPS) {
 #if !PREFETCH
-    if (p != warp) w = load_pack(p);
+    if (p != begin) w = load_pack(p);
 #else
     Pack next = w;
     if (p + WARPS < packs) next = load_pack(p + WARPS);
@@ -139,7 +179,17 @@ extern "C" __global__ void __launch_bounds__(BOUNDS) linear_narrow(
     w = next;
 #endif
   }
-
+#if LORA
+  if (warp == JOINER) {
+#if JOIN == STAGED
+    wait_for_copies();
+    number = staged.state[0] + 1;
+#endif
+    if (lane == 0) before = note_reading(state, number, M);
+    number = __shfl_sync(0xFFFFFFFFu, number, 0);
+    add_update(sum, lora_b, z, number, scaling / *global_scale, row0, M, N, projections, staged);
+  }
+#endif
 
 #pragma unroll
   for (int r = 0; r < ROW_TILES; ++r)
@@ -153,15 +203,18 @@ extern "C" __global__ void __launch_bounds__(BOUNDS) linear_narrow(
   __syncthreads();
 
   const float gain = *global_scale;
-  for (int i = threadIdx.x; i < M * ROWS; i += WARPS * 32) {
+  for (int i = threadIdx.x; i < M * ROWS; i += ALL_WARPS * 32) {
     const int token = i / ROWS, row = i % ROWS;
     float total = 0.0f;
 #pragma unroll
-    for (int w = 0; w < WARPS; ++w) total += partial[w][token][row];
+    for (int w = 0; w < ALL_WARPS; ++w) total += partial[w][token][row];
     if (row0 + row < N) {
       total *= gain;
       if (bias) total += widen_bf16(bias[row0 + row]);
       y[(u64)token * N + row0 + row] = round_bf16(total);
     }
   }
+#if LORA
+  if (warp == JOINER && lane == 0) move_on(state, before, number);
+#endif
 }

@@ -17,7 +17,7 @@
 // a small layer's time goes into otherwise.
 //
 // Macros: CLUSTER, FORMAT, CONSUMERS, ROW_TILES, TOKENS, STAGES (of x), PACKS (stages of W), LIGHT,
-// LORA.
+// LORA (add a LoRA update, whose z comes from adapter_project, launched ahead of this).
 
 #define BLOCK_ROWS (CONSUMERS * ROW_TILES * 64)
 #define TILES16 (BLOCK_ROWS / 16)
@@ -117,6 +117,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) linear_wide(
   const int block = blockIdx.x;
 #if LORA
   const int adapter_chunks = (rank + 63) / 64;
+  auto adapter_of = [&](int row) { return (row >= adapter_end0) + (row >= adapter_end1); };
 #endif
 
   if (group == CONSUMERS) {
@@ -124,7 +125,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) linear_wide(
     asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" :: "n"(PRODUCER_REGISTERS));
 #endif
     if ((warp & 3) == 0 && lane == 0) {  // x
+#if !LORA  // with it, this layer starts when x is there; z is waited for below
       wait_for_prerequisites();
+#endif
       int stage = 0;
       u32 phase = 1;
       auto copy = [&](const TensorMap& map, int column, int token) {
@@ -141,9 +144,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) linear_wide(
 #if LORA
         if (s.end == packs) {
           const int row0 = (s.tile / token_tiles) * BLOCK_ROWS;
-          const int adapter = (row0 >= adapter_end0) + (row0 >= adapter_end1);
-          for (int chunk = 0; chunk < adapter_chunks; ++chunk)
-            copy(z_map, adapter * rank + chunk * 64, token0);
+          const int last = adapter_of(min(row0 + BLOCK_ROWS, N) - 1);
+          wait_for_prerequisites();
+          for (int adapter = adapter_of(row0); adapter <= last; ++adapter)
+            for (int chunk = 0; chunk < adapter_chunks; ++chunk)
+              copy(z_map, adapter * rank + chunk * 64, token0);
         }
 #endif
       }
@@ -183,7 +188,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) linear_wide(
   for (int j = 0; j < 4; ++j) entry[j] = entry_of(g, j) * 16 + t * 4;
   float sum[ROW_TILES][ACCUMULATORS];
   const float gain = *global_scale;
+#if !LORA
   wait_for_prerequisites();
+#endif
 
   int stage = 0, previous = -1, pack_stage = 0;
   u32 phase = 0, pack_phase = 0;
@@ -317,7 +324,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) linear_wide(
     const int token_start = (s.tile % token_tiles) * TOKENS;
 #if LORA
     if (s.end == packs) {
-      for (int chunk = 0; chunk < adapter_chunks; ++chunk) {
+      const int row0 = (s.tile / token_tiles) * BLOCK_ROWS;
+      const int first = adapter_of(row0), last = adapter_of(min(row0 + BLOCK_ROWS, N) - 1);
+      for (int step = 0; step < (last - first + 1) * adapter_chunks; ++step) {
+        const int adapter = first + step / adapter_chunks, chunk = step % adapter_chunks;
         barrier_wait(full0 + 8 * stage, phase);
 #pragma unroll
         for (int r = 0; r < ROW_TILES; ++r) {
@@ -326,10 +336,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) linear_wide(
           const int row = row_start + r * 64 + g;
           const u16* upper = lora_b + (u64)min(row, N - 1) * rank + chunk * 64 + 2 * t;
           const u16* lower = lora_b + (u64)min(row + 8, N - 1) * rank + chunk * 64 + 2 * t;
-          Fragment f[4] = {};
+          Fragment f[4] = {};  // stays zero against the z of another projection
 #pragma unroll
           for (int j = 0; j < 4; ++j) {
-            if (chunk * 64 + j * 16 < rank) {
+            if (chunk * 64 + j * 16 < rank && adapter_of(row) == adapter) {
               f[j].r[0] = *(const u32*)(upper + 16 * j);
               f[j].r[1] = *(const u32*)(lower + 16 * j);
               f[j].r[2] = *(const u32*)(upper + 16 * j + 8);

@@ -1,0 +1,130 @@
+"""A LoRA update in the launch of its linear layer, for few rows on Hopper.
+
+    y = x W^T (+ bias) + scaling * (x A^T) B^T        in one launch of `linear_narrow`
+
+The first blocks of the launch make z = x A^T in parts; a warp of every other block multiplies z by
+the block's rows of B. z passes through a workspace whose words carry the number of the launch
+(`cuda/adapter_fused.cuh`), so nothing has to be cleared and a captured launch can be replayed.
+
+z is summed in float32, scaled, and rounded to bfloat16 before it meets B.
+
+Easy to get wrong: the number lives in device memory and counts the launches of a stream. Launches
+that may run at the same time must not share a workspace, which is therefore kept per stream; and a
+workspace must not be made under capture, or each replay would set the number back while old words
+stay.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from kernels import hopper
+from kernels.cuda import driver
+from kernels.hopper import Adapter, Choice
+from kernels.packing import PackedWeight
+
+Join = Literal["late", "extra", "staged"]
+
+ROWS = 16
+_FILES = ("fragments.cuh", "adapter.cuh", "adapter_fused.cuh", "linear_narrow.cu")
+_JOINS: dict[Join, int] = {"late": 0, "extra": 1, "staged": 2}
+_MAX_PARTS = 4
+# Three projections of rank 128, in tiles of 16 rows of A.
+_MOST_TILES = 24
+# What a block may set aside for z; more would cost resident blocks.
+_STAGED_BYTES = 8192
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Joining:
+    """How the update comes into the sums of a block.
+
+    Attributes
+    ----------
+    join
+        "late": the last warp adds it after its columns. "extra": a warp that does nothing else.
+        "staged": as late, from shared memory, where the block's rows of B and what there was of z
+        were put before the columns.
+    parts
+        Blocks that share the columns of 16 rows of A, up to 4.
+    """
+
+    join: Join = "staged"
+    parts: int = 2
+
+
+@cache
+def _workspace(device: int, stream: int) -> tuple[Tensor, Tensor]:
+    """Return the words of z and the state, zeros at first."""
+    if torch.cuda.is_current_stream_capturing():
+        raise RuntimeError(
+            "the first call with an adapter on a stream makes its workspace; run one before "
+            "capturing on that stream"
+        )
+    words = _MOST_TILES * _MAX_PARTS * ROWS * 16
+    on = f"cuda:{device}"
+    return (
+        torch.zeros(words, dtype=torch.int64, device=on),
+        torch.zeros(4, dtype=torch.int32, device=on),
+    )
+
+
+def macros(
+    weight: PackedWeight, choice: Choice, M: int, rank: int, joining: Joining
+) -> dict[str, int]:
+    """Return the macros of `linear_narrow` with an update of `rank`."""
+    tokens = 8 if M <= 8 else 16
+    join, parts = joining.join, min(joining.parts, _MAX_PARTS if M <= 8 else 2)
+    if join == "staged" and rank * parts * tokens * 8 > _STAGED_BYTES:
+        join = "late"
+    return hopper.narrow_macros(weight, choice, M) | {
+        "LORA": 1,
+        "RANK": rank,
+        "PARTS": parts,
+        "JOIN": _JOINS[join],
+    }
+
+
+def narrow(
+    x: Tensor,
+    weight: PackedWeight,
+    bias: Tensor | None,
+    out: Tensor,
+    choice: Choice,
+    adapter: Adapter,
+    joining: Joining,
+) -> None:
+    """Write y = x W^T (+ bias) + the update for at most 16 rows, on the current stream.
+
+    Arguments as `hopper.narrow`'s.
+
+    Raises
+    ------
+    RuntimeError
+        Under capture, when the stream has no workspace yet.
+    """
+    M, (N, K) = x.shape[0], weight.shape
+    device = x.device.index
+    rank = adapter.b.shape[1]
+    chosen = macros(weight, choice, M, rank, joining)
+    dynamic = hopper.narrow_shared(weight)
+    kernel = driver.load(_FILES, "linear_narrow", tuple(chosen.items()), device, 3 * dynamic)
+    row_tiles16, packs, _ = weight.packs.shape
+    helpers = adapter.a.shape[0] // 16 * chosen["PARTS"]
+    end0, end1 = (*adapter.ends, 1 << 30, 1 << 30)[:2]
+    words, state = _workspace(device, torch.cuda.current_stream().cuda_stream)
+    kernel.launch(
+        (-(-row_tiles16 // choice.row_tiles) + helpers, 1),
+        32 * (choice.warps + (chosen["JOIN"] == _JOINS["extra"])),
+        [
+            weight.packs, x, bias, weight.gain, out, hopper.table(weight),
+            M, N, K, x.stride(0), packs,
+            adapter.a, adapter.b, words, state, float(adapter.scaling), end0, end1, helpers,
+        ],
+        shared_bytes=dynamic,
+    )  # fmt: skip

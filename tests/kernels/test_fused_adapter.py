@@ -1,0 +1,174 @@
+"""Adapters in the launch of their layer: every element, the same bits, under capture, in turns."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import random
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import Tensor
+
+from kernels import linear, reference, tune_adapted, tuning
+from kernels.cuda import compiler
+from kernels.fused_adapter import Joining, macros
+from kernels.hopper import Adapter, Choice
+from kernels.packing import PackedWeight, pack
+from kernels.tune import LAYERS
+
+HOPPER = torch.cuda.is_available() and torch.cuda.get_device_capability()[0] == 9
+hopper = pytest.mark.skipif(not HOPPER, reason="needs a Hopper GPU (compute capability 9.0)")
+TABLE = json.loads((tuning.FOLDER / f"{tuning.FALLBACK}.json").read_text(encoding="utf-8"))
+
+
+def _weight(N: int, K: int) -> PackedWeight:
+    packs = torch.zeros(-(-N // 16), -(-K // 256), 1, dtype=torch.uint8)
+    return PackedWeight(format="nvfp4", shape=(N, K), packs=packs, gain=torch.ones(()), kept={})
+
+
+def test_the_table_has_an_entry_for_every_layer_and_row_count() -> None:
+    found = {(entry["N"], entry["K"], entry["M"]) for entry in TABLE["adapted"]}
+    shapes = [shape for layers in LAYERS.values() for shape in layers.values()]
+    assert found == {(N, K, M) for N, K in shapes for M in tune_adapted.ROWS}
+    assert len(TABLE["adapted"]) == len(found)
+
+
+def test_an_entry_says_the_choice_it_was_made_from() -> None:
+    for M in tune_adapted.ROWS:
+        for choice, joining in tune_adapted.candidates(M):
+            entry = tune_adapted.told(64, 256, M, choice, joining)
+            assert tuning._made(Choice, {"path": "narrow"} | entry) == choice
+            assert tuning._made(Joining, entry) == joining
+
+
+def test_writing_a_table_keeps_both_parts(tmp_path: Path) -> None:
+    out = tmp_path / "table.json"
+    tuning.write(TABLE, TABLE["entries"], TABLE["adapted"], out)
+    assert json.loads(out.read_text(encoding="utf-8")) == TABLE
+
+
+def test_z_is_staged_only_where_blocks_have_room_for_it() -> None:
+    choice = Choice(path="narrow")
+    small = macros(_weight(512, 512), choice, 8, 32, Joining(join="staged", parts=4))
+    large = macros(_weight(512, 512), choice, 16, 128, Joining(join="staged", parts=4))
+    assert (small["JOIN"], small["PARTS"], small["TOKEN_TILES"]) == (2, 4, 1)
+    assert (large["JOIN"], large["PARTS"], large["TOKEN_TILES"]) == (0, 2, 2)
+
+
+@pytest.mark.parametrize("M", [8, 16])
+def test_the_source_compiles(M: int) -> None:
+    try:
+        compiler.version()
+    except compiler.CompileError as error:
+        pytest.skip(f"needs NVRTC: {error}")
+    for choice, joining in random.Random(M).sample(list(tune_adapted.candidates(M)), 4):
+        chosen = macros(_weight(512, 512), choice, M, 32, joining)
+        files = ("fragments.cuh", "adapter.cuh", "adapter_fused.cuh", "linear_narrow.cu")
+        assert compiler.build(files, chosen, "sm_90a")[:4] == b"\x7fELF"
+
+
+def _layer(N: int, K: int, format: str = "nvfp4") -> tuple[Tensor, PackedWeight]:
+    generator = torch.Generator("cuda").manual_seed(N + K)
+    quantized = reference.quantize(
+        torch.randn(N, K, device="cuda", generator=generator) * 0.05, format
+    )
+    return reference.dequantize(quantized), pack(quantized)
+
+
+def _adapter(N: int, K: int, rank: int, ends: tuple[int, ...], seed: int) -> Adapter:
+    generator = torch.Generator("cuda").manual_seed(seed)
+    a = torch.randn(rank * (len(ends) + 1), K, device="cuda", generator=generator) * 0.05
+    b = torch.randn(N, rank, device="cuda", generator=generator) * 0.05
+    return Adapter(a=a.bfloat16(), b=b.bfloat16(), ends=ends, scaling=2.0)
+
+
+def _sum(x: Tensor, dense: Tensor, adapter: Adapter) -> Tensor:
+    y = x @ dense.to(x.dtype).t()
+    rank = adapter.b.shape[1]
+    edges = (0, *adapter.ends, len(dense))
+    for i, (start, end) in enumerate(itertools.pairwise(edges)):
+        z = x @ adapter.a[i * rank : (i + 1) * rank].to(x.dtype).t()
+        y[:, start:end] += adapter.scaling * (z @ adapter.b[start:end].to(x.dtype).t())
+    return y
+
+
+@pytest.mark.gpu
+@hopper
+@pytest.mark.parametrize("M", [1, 2, 8, 9, 16, 32, 64, 200])
+@pytest.mark.parametrize(
+    ("N", "K", "rank", "ends", "format"),
+    [
+        (4608, 3584, 32, (3584, 4096), "nvfp4"),
+        (1504, 1040, 32, (736,), "nvfp4"),  # projections meet inside tiles of every size
+        (1001, 784, 64, (), "nvfp4"),
+        (768, 4096, 128, (), "mxfp4"),
+        (768, 512, 16, (256, 512), "nf4"),
+        (768, 512, 48, (256,), "nvfp4"),
+    ],
+)
+def test_every_element_is_within_twice_plain_bfloat16(
+    M: int, N: int, K: int, rank: int, ends: tuple[int, ...], format: str,
+    assertions: SimpleNamespace,
+) -> None:  # fmt: skip
+    dense, packed = _layer(N, K, format)
+    adapter = _adapter(N, K, rank, ends, 1)
+    x = torch.randn(M, K, device="cuda").bfloat16()
+    exact, plain = _sum(x.float(), dense, adapter), _sum(x, dense, adapter)
+    out = torch.full((M, N), float("nan"), dtype=torch.bfloat16, device="cuda")
+    linear.packed_linear(x, packed, adapter=adapter, out=out)
+    assertions.within_twice(out, plain, exact, f"{N} x {K}, M {M}, rank {rank}")
+    for _ in range(5):
+        again = torch.full_like(out, float("nan"))
+        linear.packed_linear(x, packed, adapter=adapter, out=again)
+        assertions.bitwise(again, out, "the same call again")
+
+
+@pytest.mark.gpu
+@hopper
+@pytest.mark.parametrize("M", [1, 16, 64])
+def test_layers_that_share_a_workspace_take_turns(M: int, assertions: SimpleNamespace) -> None:
+    # Each layer's x is the output of the one before, in one capture, replayed.
+    shapes = [(1024, 512, (512,)), (512, 1024, ()), (768, 512, (256, 512)), (512, 768, ())]
+    layers = [
+        (_layer(N, K)[1], _adapter(N, K, 32, ends, i)) for i, (N, K, ends) in enumerate(shapes)
+    ]
+    x = torch.randn(M, 512, device="cuda").bfloat16()
+
+    def run() -> Tensor:
+        y = x
+        for _ in range(3):
+            for weight, adapter in layers:
+                y = linear.packed_linear(y, weight, adapter=adapter)
+        return y
+
+    eager = run()
+    stream, graph = torch.cuda.Stream(), torch.cuda.CUDAGraph()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        run()
+        stream.synchronize()
+        with torch.cuda.graph(graph, stream=stream):
+            captured = run()
+    for _ in range(5):
+        captured.fill_(float("nan"))
+        graph.replay()
+        torch.cuda.synchronize()
+        assertions.bitwise(captured, eager, "replay")
+        assertions.bitwise(run(), eager, "eager between replays")
+
+
+@pytest.mark.gpu
+@hopper
+def test_a_capture_without_a_workspace_is_refused() -> None:
+    weight, adapter = _layer(512, 512)[1], _adapter(512, 512, 32, (), 0)
+    x = torch.randn(1, 512, device="cuda").bfloat16()
+    linear.packed_linear(x, weight, adapter=adapter)  # compiles
+    stream = torch.cuda.Stream(priority=-1)
+    with (
+        pytest.raises(RuntimeError, match="run one before capturing"),
+        torch.cuda.graph(torch.cuda.CUDAGraph(), stream=stream),
+    ):
+        linear.packed_linear(x, weight, adapter=adapter)
