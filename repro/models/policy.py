@@ -148,7 +148,7 @@ def load_policy(
         compute_dtype=dtype,
         effects=effects | {"checkpoint_sha256": digest},
     )
-    _set_trainable(policy, norms_trained)
+    set_trainable(policy, norms_trained=norms_trained)
     return policy
 
 
@@ -249,7 +249,8 @@ def _mean(filled: Filled) -> float | None:
     return sum(errors.values()) / len(errors) if errors else None
 
 
-def _set_trainable(policy: Policy, norms_trained: bool) -> None:
+def set_trainable(policy: Policy, *, norms_trained: bool) -> None:
+    """Make trainable what the policy's kind of training says, and note it in its effects."""
     adapters = dict(adapter_layers(policy.model))
     policy.effects["adapter_modules"] = len(adapters)
     policy.effects["norms_trained"] = 0

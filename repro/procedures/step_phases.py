@@ -33,9 +33,10 @@ from repro.reward.grader import GraderPool
 from repro.reward.score import Rewards, score
 from repro.rl.advantage import group_advantages
 from repro.rl.optimizer import build_optimizer, gradient_step, set_learning_rate
-from repro.rl.packed import accumulate_packed, evaluate_packed
+from repro.rl.packed_step import accumulate_packed, evaluate_packed, split_rows
 from repro.rl.rows import Rows, make_rows
 from repro.rollout.engine import Engine
+from repro.rollout.for_policy import CopySampler
 from repro.rollout.sampler import Completion
 from repro.spec.config import (
     GRPO,
@@ -59,7 +60,7 @@ class Stepper:
     Attributes
     ----------
     policy, engine
-        The engine samples from the policy's own weights.
+        The engine samples from the policy's own weights, or from a 16-bit copy of float32 masters.
     point, scale
         What is measured.
     micro_tokens
@@ -69,7 +70,7 @@ class Stepper:
     """
 
     policy: Policy
-    engine: Engine
+    engine: Engine | CopySampler
     pool: GraderPool
     point: StepPoint
     scale: StepScale
@@ -84,7 +85,7 @@ class Stepper:
     def build(
         cls,
         policy: Policy,
-        engine: Engine,
+        engine: Engine | CopySampler,
         pool: GraderPool,
         point: StepPoint,
         scale: StepScale,
@@ -93,7 +94,9 @@ class Stepper:
         micro_tokens: int,
     ) -> Stepper:
         """Return a stepper with a fresh optimiser."""
-        rates = LearningRates(lora_16bit=_LEARNING_RATE, lora_4bit=_LEARNING_RATE, full=0.0)
+        rates = LearningRates(
+            lora_16bit=_LEARNING_RATE, lora_4bit=_LEARNING_RATE, full=_LEARNING_RATE
+        )
         config = OptimizerConfig(name=scale.optimizer, learning_rates=rates)
         optimizer = build_optimizer(trainable_parameters(policy), config)
         set_learning_rate(optimizer, _LEARNING_RATE)
@@ -117,12 +120,21 @@ class Stepper:
         clock = _Clock()
         sampled = self._rollout(number)
         clock.mark("rollout")
-        rows = self._rows(sampled, number)
-        seeds = self._seeds(number)
+        rows, seeds = self._rows(sampled, number), self._seeds(number)
+        if number < self.scale.warm_up:
+            # One micro-batch takes every kernel's turn; the others would repeat it.
+            first = split_rows(rows, self.micro_tokens)[0]
+            rows, seeds = rows.select(first), [seeds[row] for row in first.tolist()]
         with ThreadPoolExecutor(max_workers=1) as executor:
             future = executor.submit(self._reward, rows, seeds)
             clock.mark("idle")
-            old = evaluate_packed(self.policy, rows, 1.0, micro_tokens=self.micro_tokens)
+            old = evaluate_packed(
+                self.policy,
+                rows,
+                1.0,
+                micro_tokens=self.micro_tokens,
+                fallbacks=self.fallbacks,
+            )
             clock.mark("logprob")
             rewards, seconds = _result(future)
         advantages = group_advantages(
@@ -201,7 +213,8 @@ class Stepper:
             str(self.tokenizer.decode([token % size for token in row]))
             for row in rows.token_ids.tolist()
         ]
-        rewards = score(texts, self.golds, "random", _FORMAT_REWARD, self.pool, seeds)
+        golds = self.golds[: len(texts)]
+        rewards = score(texts, golds, "random", _FORMAT_REWARD, self.pool, seeds)
         return rewards, time.perf_counter() - started
 
 

@@ -35,10 +35,13 @@ from repro.procedures.memory_use import peak_bytes, reset_peak
 from repro.reward.grader import GraderPool
 from repro.reward.score import Rewards, score
 from repro.rl.trainer import TrainResult, train
-from repro.rollout.torch_sampler import TorchSampler
+from repro.rollout.for_policy import sampler_for
+from repro.rollout.sampler import Sampler
 from repro.spec.config import RunConfig, SamplingConfig, TrainScale
 
 _EDGE_STEPS = 5
+# Forced openings make a prompt longer than its own limit by no more than this.
+_OPENING_TOKENS = 32
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -47,7 +50,7 @@ class _Bench:
 
     run: RunConfig
     policy: Policy
-    sampler: TorchSampler
+    sampler: Sampler
     pool: GraderPool
     test: list[Problem]
     further: dict[str, list[Problem]]
@@ -169,7 +172,7 @@ def _prepare(run: RunConfig, pool: GraderPool) -> _Bench:
     return _Bench(
         run=run,
         policy=policy,
-        sampler=TorchSampler(policy),
+        sampler=_sampler(policy, scale),
         pool=pool,
         test=load_problems(scale.data, "test"),
         further={
@@ -178,6 +181,18 @@ def _prepare(run: RunConfig, pool: GraderPool) -> _Bench:
             if is_available(item.data.source)
         },
         development=load_problems(scale.data, "development") if wants_development else [],
+    )
+
+
+def _sampler(policy: Policy, scale: TrainScale) -> Sampler:
+    """Return the sampler of rollouts and questions alike."""
+    longest = max(scale.rollout.max_new_tokens, scale.evaluation.sampling.max_new_tokens)
+    rows = scale.prompts_per_rollout * scale.group_size
+    return sampler_for(
+        policy,
+        rows=rows,
+        max_new_tokens=longest,
+        max_positions=scale.max_prompt_tokens + _OPENING_TOKENS + longest,
     )
 
 
@@ -271,7 +286,10 @@ def _training_metrics(result: TrainResult) -> dict[str, Estimate]:
 
 def _effects(bench: _Bench) -> dict[str, Any]:
     left_out = [item.name for item in bench.run.scale.test_sets if item.name not in bench.further]
-    return dict(bench.policy.effects) | {
+    found = dict(bench.policy.effects)
+    if bench.policy.device.type != "cpu":
+        found["sampler"] = type(bench.sampler).__name__
+    return found | {
         "test_sets_left_out": left_out,
         "grades": dict(bench.pool.counters),
         "grader_workers_killed": bench.pool.workers_killed,

@@ -89,6 +89,15 @@ def note_effects(
         ]
 
 
+def note_smaller_batches(state: TrainState, step: int, wanted: int, found: int) -> None:
+    """Take down that memory ran out with `wanted` rows in a micro-batch and sufficed for `found`.
+
+    Later steps begin with `found`; the gradient is the same, the time is not.
+    """
+    state.effects["micro_batch_rows"] = found
+    state.effects.setdefault("micro_batch_fallbacks", []).append([step, wanted, found])
+
+
 def _largest_group_mean(rollout: Rollout) -> float:
     """Return the largest |mean advantage| of a group: 0 where advantages are centred."""
     if not len(rollout.rows):

@@ -41,7 +41,7 @@ from torch import Tensor, nn
 from repro.data.problem import Problem
 from repro.models.policy import Policy, trainable_parameters
 from repro.rl.checkpoint import TrainState, load_checkpoint, save_checkpoint
-from repro.rl.collect import PromptSource, Rollout, ScoreFunction, collect, loss_mask
+from repro.rl.collect import PromptSource, Rollout, ScoreFunction, collect
 from repro.rl.diagnostics import sampler_mismatch
 from repro.rl.loss import check_loss
 from repro.rl.noise import NoiseReceipt, perturbed
@@ -51,11 +51,16 @@ from repro.rl.optimizer import (
     learning_rate_of_step,
     set_learning_rate,
 )
-from repro.rl.receipts import Values, count_seconds, note_effects, rollout_values
+from repro.rl.receipts import (
+    Values,
+    count_seconds,
+    note_effects,
+    note_smaller_batches,
+    rollout_values,
+)
 from repro.rl.update import (
-    accumulate_gradient,
+    accumulate_within_memory,
     evaluate_rows,
-    plan_step,
     reference_logprobs,
     step_metrics,
     zero_missing_gradients,
@@ -220,7 +225,7 @@ def _iterate(
     parts = torch.arange(len(rollout.rows)).tensor_split(scale.updates_per_rollout)[:updates]
     shared = noise is not None and noise.reach == "shared"
     with noisy() if shared else nullcontext():
-        steps, before = _update_all(t, rollout, parts, step=step)
+        steps, before = _update_all(t, rollout, parts, state)
     t.sampler.refresh()
     count_seconds(state, "update_seconds", started)
 
@@ -240,9 +245,9 @@ def _iterate(
 
 
 def _update_all(
-    t: _Training, rollout: Rollout, parts: Sequence[Tensor], *, step: int
+    t: _Training, rollout: Rollout, parts: Sequence[Tensor], state: TrainState
 ) -> tuple[list[Values], Tensor]:
-    """One optimiser step a part.
+    """One optimiser step a part, from `state.step` on.
 
     Returns
     -------
@@ -262,7 +267,7 @@ def _update_all(
     steps = []
     for number, part in enumerate(parts):
         values, logprobs = _update(
-            t, rollout, part, None if number == 0 else before, ref, step=step + number
+            t, rollout, part, None if number == 0 else before, ref, state, step=state.step + number
         )
         if number == 0:
             before[part] = logprobs[part]
@@ -276,22 +281,27 @@ def _update(
     index: Tensor,
     before: Tensor | None,
     ref: Tensor | None,
+    state: TrainState,
     *,
     step: int,
 ) -> tuple[Values, Tensor]:
     """One optimiser step on rows `index`; returns its values and its log-probabilities (B, T)."""
     scale: TrainScale = t.run.scale
     loss = t.run.arm.loss
-    plan = plan_step(
-        index,
-        rollout.advantages.values,
-        loss_mask(rollout, mask_truncated=loss.mask_truncated),
-        loss,
-        micro_batch_rows=scale.micro_batch_rows,
-        length_limit=scale.rollout.max_new_tokens,
-    )
     old = rollout.rows.sampled_logprobs if loss.old_policy == "sampler" else before
-    output = accumulate_gradient(t.policy, rollout, plan, t.run, old_logprobs=old, ref_logprobs=ref)
+    wanted = state.effects.get("micro_batch_rows", scale.micro_batch_rows)
+    plan, output, rows = accumulate_within_memory(
+        t.policy,
+        rollout,
+        index,
+        t.run,
+        old_logprobs=old,
+        ref_logprobs=ref,
+        parameters=t.parameters,
+        micro_batch_rows=wanted,
+    )
+    if rows != wanted:
+        note_smaller_batches(state, step, wanted, rows)
     zero_missing_gradients(t.parameters)
     config = scale.optimizer
     rate = learning_rate_of_step(config, config.learning_rates.of(t.run.arm), step, scale.steps)

@@ -6,6 +6,10 @@ forward without gradient, so entropy and mismatch are those of all rows.
 
 If no row gives a gradient the optimiser still steps, on zeros: its moments decay and its step
 counter moves, as they would have with the rows in.
+
+Running out of memory is not the end: `accumulate_within_memory` clears what was added up and starts
+the step over with half the rows in a micro-batch. Normalisers belong to the step, so the gradient
+is the same.
 """
 
 from __future__ import annotations
@@ -18,8 +22,8 @@ from torch import Tensor, nn
 from repro.models.policy import Policy
 from repro.rl.collect import Rollout, loss_mask
 from repro.rl.diagnostics import entropies, mean_of
-from repro.rl.logprobs import completion_logprobs
 from repro.rl.loss import LossResult, StepCounts, policy_loss
+from repro.rl.passes import row_logprobs
 from repro.rl.rows import Rows
 from repro.spec.config import LossConfig, RunConfig, TrainScale
 
@@ -142,7 +146,7 @@ def accumulate_gradient(
     for index, counts in plan.micro_batches:
         part = rows.select(index)
         width = part.mask.shape[1]
-        new, new_entropy = completion_logprobs(policy, part, scale.rollout.temperature)
+        new, new_entropy = row_logprobs(policy, part, scale.rollout.temperature)
 
         def beside(
             values: Tensor | None, index: Tensor = index, width: int = width, like: Tensor = new
@@ -168,6 +172,60 @@ def accumulate_gradient(
     return StepOutput(logprobs=logprobs, entropy=entropy, loss=loss, results=results)
 
 
+def accumulate_within_memory(
+    policy: Policy,
+    rollout: Rollout,
+    index: Tensor,
+    run: RunConfig,
+    *,
+    old_logprobs: Tensor | None,
+    ref_logprobs: Tensor | None,
+    parameters: dict[str, nn.Parameter],
+    micro_batch_rows: int,
+) -> tuple[Plan, StepOutput, int]:
+    """Plan a step on rows `index` and accumulate its gradient, in smaller parts if it must be.
+
+    Returns
+    -------
+    plan, output
+        As carried out.
+    micro_batch_rows
+        With which it went through.
+
+    Raises
+    ------
+    torch.OutOfMemoryError
+        When a single row does not fit, or the objective depends on the cut.
+    """
+    scale: TrainScale = run.scale
+    config = run.arm.loss
+    counting = loss_mask(rollout, mask_truncated=config.mask_truncated)
+    while True:
+        plan = plan_step(
+            index,
+            rollout.advantages.values,
+            counting,
+            config,
+            micro_batch_rows=micro_batch_rows,
+            length_limit=scale.rollout.max_new_tokens,
+        )
+        try:
+            output = accumulate_gradient(
+                policy, rollout, plan, run, old_logprobs=old_logprobs, ref_logprobs=ref_logprobs
+            )
+        except torch.OutOfMemoryError:
+            if micro_batch_rows == 1 or config.aggregation == "token_mean_local":
+                raise
+            for parameter in parameters.values():
+                parameter.grad = None
+        else:
+            return plan, output, micro_batch_rows
+        # Outside the handler: its exception holds the frames, and so the tensors, that failed.
+        micro_batch_rows //= 2
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+
+
 def evaluate_rows(
     policy: Policy,
     rows: Rows,
@@ -179,13 +237,32 @@ def evaluate_rows(
     """Write log-probabilities and entropies of rows `index` into (B, T) tensors, no gradient."""
     scale: TrainScale = run.scale
     for chunk in index.split(scale.micro_batch_rows):
-        if not len(chunk):
-            continue
-        part = rows.select(chunk)
+        if len(chunk):
+            _evaluate_chunk(policy, rows, chunk, scale.rollout.temperature, into)
+
+
+def _evaluate_chunk(
+    policy: Policy,
+    rows: Rows,
+    chunk: Tensor,
+    temperature: float,
+    into: tuple[Tensor, Tensor],
+) -> None:
+    """Evaluate one chunk of rows, by halves where memory runs out."""
+    try:
         with torch.no_grad():
-            found = completion_logprobs(policy, part, scale.rollout.temperature)
+            found = row_logprobs(policy, rows.select(chunk), temperature)
+    except torch.OutOfMemoryError:
+        if len(chunk) == 1:
+            raise
+    else:
         for target, values in zip(into, found, strict=True):
             target[chunk, : values.shape[1]] = values.cpu()
+        return
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+    for half in chunk.tensor_split(2):
+        _evaluate_chunk(policy, rows, half, temperature, into)
 
 
 def zero_missing_gradients(parameters: dict[str, nn.Parameter]) -> None:

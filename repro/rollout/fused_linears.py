@@ -107,7 +107,9 @@ class DenseGroup:
             base.weight.data = part
             at += base.out_features
         self.rows = rows
-        self.bias = fused_bias([base.bias for base in bases], below)
+        self._biases = [base.bias for base in bases]
+        self._below = below
+        self.bias = fused_bias(self._biases, below)
         if below:
             self._factors.move_a(self.weight[rows:])
 
@@ -126,8 +128,11 @@ class DenseGroup:
         )
 
     def refresh(self) -> None:
-        """Take up the adapters as they are now, in place."""
+        """Take up the adapters and biases as they are now, in place."""
         self._factors.refresh()
+        bias = fused_bias(self._biases, self._below)
+        if self.bias is not None and bias is not None:
+            self.bias.copy_(bias)
 
 
 class Factors:
@@ -181,6 +186,9 @@ def can_pack(modules: Sequence[nn.Module]) -> bool:
     """Return whether the Hopper kernels take these projections as one packed weight."""
     bases = [base_linear(module) for module in modules]
     if not all(isinstance(base, QuantizedLinear) for base in bases):
+        return False
+    products = [cast(QuantizedLinear, base).product for base in bases]
+    if any(product is not None and product.rollouts_too for product in products):
         return False
     adapters = [_adapter(module) for module in modules]
     ranks = {len(found[0]) for found in adapters if found is not None}

@@ -13,12 +13,8 @@ from kernels import dispatch
 from repro.models.policy import Policy, trainable_parameters
 from repro.rl.logprobs import completion_logprobs
 from repro.rl.loss import StepCounts, policy_loss
-from repro.rl.packed import (
-    accumulate_packed,
-    evaluate_packed,
-    packed_logprobs,
-    split_rows,
-)
+from repro.rl.packed import packed_logprobs
+from repro.rl.packed_step import accumulate_packed, evaluate_packed, split_rows
 from repro.rl.rows import Rows, make_rows
 from repro.rollout.sampler import Completion
 from repro.spec.config import DAPO, GRPO, RELEASED_BNPO

@@ -1,0 +1,28 @@
+"""Which pass gives a policy's log-probabilities: packed rows on a CUDA device, else the layouts.
+
+Both give the same numbers up to rounding (`tests/repro/rl/test_packed.py`). Packed rows waste
+nothing on padding and keep one tensor a block, which decides what a GPU can train; on a CPU the
+shared-prefix layout is faster, and what was recorded there was recorded with it.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from repro.models.policy import Policy
+from repro.rl.logprobs import completion_logprobs
+from repro.rl.packed import packed_logprobs
+from repro.rl.rows import Rows
+
+
+def row_logprobs(policy: Policy, rows: Rows, temperature: float) -> tuple[Tensor, Tensor]:
+    """Return log-probabilities and entropies, (B, T) float32, by the pass for the policy's device.
+
+    Raises
+    ------
+    ValueError
+        When the temperature is not positive, or there are no rows.
+    """
+    if policy.device.type == "cuda":
+        return packed_logprobs(policy, rows, temperature)
+    return completion_logprobs(policy, rows, temperature)

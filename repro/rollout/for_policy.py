@@ -1,0 +1,141 @@
+"""The sampler that training takes for a policy: the engine on a CUDA device, else plain torch.
+
+The engine reads the trained tensors themselves. Under full training those are float32 masters,
+which it would run without the trainer's autocast: there, and only there, it samples from a 16-bit
+copy, which `refresh` renews after every update.
+
+Easy mistakes
+-------------
+* A cache sized by what is free at the start leaves nothing for the update's activations.
+* The copy's matrices are views of fused ones: values must be copied into them, never replaced.
+* Added noise sits on the norms of the policy that is trained; the copy has norms of its own.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from repro.models.norms import block_norms, final_norm
+from repro.models.policy import Policy
+from repro.rollout.engine import Engine
+from repro.rollout.engine_config import EngineConfig
+from repro.rollout.sampler import RolloutBatch, Sampler
+from repro.rollout.state import Statistics
+from repro.rollout.torch_sampler import TorchSampler
+from repro.spec.config import SamplingConfig
+
+_MOST_SLOTS = 256
+# Of the memory that is free when training begins; the update's activations need the rest.
+_CACHE_SHARE = 0.4
+
+
+def sampler_for(policy: Policy, *, rows: int, max_new_tokens: int, max_positions: int) -> Sampler:
+    """Return the sampler for a policy where it is.
+
+    Parameters
+    ----------
+    rows
+        Most rows asked for at once.
+    max_new_tokens, max_positions
+        Longest completion, and longest prompt and completion together; no more than the policy has.
+    """
+    if policy.device.type != "cuda" or policy.compute_dtype != torch.bfloat16:
+        return TorchSampler(policy)
+    decoder: Any = policy.decoder
+    positions = min(max_positions, decoder.config.max_position_embeddings)
+    slots = max(1, min(rows, _MOST_SLOTS))
+    config = EngineConfig(
+        slots=slots,
+        max_positions=positions,
+        max_new_tokens=min(max_new_tokens, positions - 1),
+        cache_blocks=_blocks(policy, slots, positions),
+    )
+    return CopySampler(policy, config) if policy.training == "full" else Engine(policy, config)
+
+
+def _blocks(policy: Policy, slots: int, positions: int) -> int:
+    """Return the cache's blocks: room for all slots, or what its share of free memory holds."""
+    size = EngineConfig().block_size
+    a_row = -(-positions // size)
+    decoder: Any = policy.decoder
+    channels = decoder.config.num_key_value_heads * decoder.model.layers[0].self_attn.head_dim
+    block = 2 * len(decoder.model.layers) * size * channels * policy.compute_dtype.itemsize
+    free, _ = torch.cuda.mem_get_info(policy.device)
+    # One row must fit, or nothing can be sampled.
+    return min(slots * a_row + 1, max(a_row + 1, int(free * _CACHE_SHARE) // block))
+
+
+class CopySampler:
+    """An engine on a 16-bit copy of a fully trained policy.
+
+    Parameters
+    ----------
+    policy
+        With float32 masters.
+    config
+        Of the engine.
+    """
+
+    def __init__(self, policy: Policy, config: EngineConfig) -> None:
+        if policy.training != "full":
+            raise ValueError(f"training is {policy.training!r}; only a fully trained policy is")
+        self.policy = policy
+        self._copy = _sixteen_bit(policy)
+        self.engine = Engine(self._copy, config)
+
+    @property
+    def statistics(self) -> Statistics:
+        """Of the last rollout."""
+        return self.engine.statistics
+
+    def close(self) -> None:
+        """Give back the engine's memory; the copy goes with this object."""
+        self.engine.close()
+
+    def refresh(self) -> None:
+        """Copy the masters as they are now into the tensors that the engine reads."""
+        masters = dict(self.policy.decoder.named_parameters())
+        with torch.no_grad():
+            for name, parameter in self._copy.decoder.named_parameters():
+                parameter.copy_(masters[name])
+        self.engine.refresh()
+
+    def sample(
+        self,
+        prompts: Sequence[Sequence[int]],
+        sampling: SamplingConfig,
+        *,
+        group_size: int,
+        seeds: Sequence[int],
+    ) -> RolloutBatch:
+        """Sample under the copy with the policy's added noise; see `Sampler.sample`."""
+        trained, mine = self.policy.decoder, self._copy.decoder
+        norms = block_norms(trained) | {"": final_norm(trained)}
+        copies = block_norms(mine) | {"": final_norm(mine)}
+        for name, norm in norms.items():
+            copies[name].noise = norm.noise
+        return self.engine.sample(prompts, sampling, group_size=group_size, seeds=seeds)
+
+
+def _sixteen_bit(policy: Policy) -> Policy:
+    """Return a frozen copy of the policy in its compute dtype."""
+    # A copy finds what it may reuse by identity: so it is made of 16-bit tensors from the start.
+    memo: dict[int, Any] = {}
+    for parameter in policy.decoder.parameters():
+        value = parameter.detach().to(policy.compute_dtype, copy=True)
+        memo[id(parameter)] = nn.Parameter(value, requires_grad=False)
+    decoder = copy.deepcopy(policy.decoder, memo)
+    # Autocast was put around the original's forward pass; the engine has a pass of its own.
+    decoder.get_submodule("model").__dict__.pop("forward", None)
+    return Policy(
+        model=decoder.eval(),
+        tokenizer=policy.tokenizer,
+        weight_format=policy.weight_format,
+        training="none",
+        compute_dtype=policy.compute_dtype,
+    )
