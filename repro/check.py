@@ -52,6 +52,8 @@ class Evidence:
         (path, sentence) of those that are not evidence.
     failed
         (path, sentence) of runs that failed and were not made good since.
+    timed
+        Whether timed repeats stand in for seeds (`Target.timed_repeats`).
     """
 
     records: dict[str, dict[int, Record]] = field(default_factory=dict)
@@ -59,15 +61,23 @@ class Evidence:
     failed: list[tuple[Path, str]] = field(default_factory=list)
     failed_arms: dict[str, int] = field(default_factory=dict)
     refused_arms: dict[str, str] = field(default_factory=dict)
+    timed: bool = False
 
     def values(self, metric: str) -> dict[str, dict[int, float]]:
-        """Return {arm: {seed: value}} of a metric."""
+        """Return {arm: {seed: value}} of a metric, or {arm: {repeat: value}} where it is timed.
+
+        The repeats of a seed are numbered from a thousand times the seed on.
+        """
         found: dict[str, dict[int, float]] = {}
         for arm, records in self.records.items():
             for seed, record in sorted(records.items()):
                 value = record.value(metric)
-                if value is not None:
-                    found.setdefault(arm, {})[seed] = value
+                if self.timed:
+                    items = {1000 * seed + i: v for i, v in enumerate(record.repeats(metric))}
+                else:
+                    items = {} if value is None else {seed: value}
+                if items:
+                    found.setdefault(arm, {}).update(items)
         return found
 
     def values_by_prompt(self, metric: str) -> dict[str, dict[int, float]]:
@@ -145,7 +155,7 @@ def check_selection(selection: Selection, runs: Path, expected: Path) -> Checked
 
 def gather(selection: Selection, runs: Path) -> Evidence:
     """Read the records of a selection and refuse those that are not evidence."""
-    evidence = Evidence()
+    evidence = Evidence(timed=selection.source.timed_repeats > 0)
     failures: dict[tuple[str, str], tuple[Path, str]] = {}
     for path, arm in _places(selection, runs):
         try:
@@ -207,7 +217,8 @@ def _absent_arms(selection: Selection, evidence: Evidence) -> dict[str, str]:
             continue
         count = evidence.failed_arms.get(arm.name)
         if count:
-            absent[arm.name] = f"all {count} run(s) of {arm.name} failed"
+            reasons = [why for path, why in evidence.failed if path.parent.name == arm.name]
+            absent[arm.name] = f"all {count} run(s) of {arm.name} failed ({reasons[-1]})"
         else:
             absent[arm.name] = missing or f"{arm.name} has no record at this tier yet"
     return absent

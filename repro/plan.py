@@ -108,6 +108,7 @@ def estimate(selection: Selection, cost: Cost, expected: Path) -> Estimates:
         )
         for arm in selection.source.arms
     }
+    seconds |= cost.seconds_of_arm
     memory, basis = cost.memory_bytes, cost.basis
     blessed = blessed_records(selection, expected)
     times: dict[str, list[float]] = {}

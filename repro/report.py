@@ -123,7 +123,7 @@ def _arms_table(checked: Checked, expected: Path, metric: Metric) -> list[str]:
     lines = [f"| arm | {' | '.join(heads)} |", "|---" * (len(heads) + 1) + "|"]
     for arm in target.arms:
         printed = [columns[name].get(arm.name, "") for name in columns]
-        measured = cell_text(list(values.get(arm.name, {}).values()))
+        measured = cell_text(list(values.get(arm.name, {}).values()), unit=metric.unit)
         lines.append(f"| {arm.label} | {' | '.join([*printed, measured])} |")
     lines += ["", "Cells: mean and 95 % t interval over n seeds."]
     if columns:
@@ -164,7 +164,10 @@ def _details_table(checked: Checked) -> list[str]:
     lines += ["", f"| arm | {' | '.join(f'{m.title} ({m.unit})' for m in shown)} |"]
     lines.append("|---" * (len(shown) + 1) + "|")
     for arm in target.arms:
-        cells = [cell_text(list(values[m.name].get(arm.name, {}).values()), n=False) for m in shown]
+        cells = [
+            cell_text(list(values[m.name].get(arm.name, {}).values()), n=False, unit=m.unit)
+            for m in shown
+        ]
         lines.append(f"| {arm.label} | {' | '.join(cells)} |")
     return [*lines, "", "</details>", ""]
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from repro.check import Checked
+from repro.evidence.expectation import Expectation, load_expectations
 from repro.evidence.paper import paper_cells
 from repro.evidence.statistics import mean_interval
 from repro.spec.target import Target
@@ -20,17 +21,50 @@ def number(value: float) -> str:
     return f"{value:.3g}"
 
 
-def cell_text(values: Sequence[float], *, n: bool = True) -> str:
+# What a unit is printed in: its sign, and how many of its own make one.
+_PRINTED = {
+    "bytes": ("GiB", 2.0**30),
+    "seconds": ("s", 1.0),
+    "tokens per second": ("tokens/s", 1.0),
+    "ratio": ("x", 1.0),
+}
+_IN_WORDS = {"bytes": "in GiB", "seconds": "in seconds", "ratio": "as a ratio"}
+
+
+def quantity(value: float, unit: str) -> str:
+    """Return a value with its unit as people say it: `32.9 GiB (35.3 GB)`, `9.81 s`, `412 ms`.
+
+    Units whose tables name them once (percent, points, nats, reward) are left out.
+    """
+    if unit == "seconds" and 0 < abs(value) < 0.1:
+        return f"{number(value * 1e3)} ms"
+    if unit == "bytes" and abs(value) < 2**20:
+        return f"{value:.0f} B"
+    if unit == "bytes":
+        return f"{number(value / 2**30)} GiB ({number(value / 1e9)} GB)"
+    if unit == "tokens per second":
+        return f"{value:,.0f} tokens/s"
+    sign = _PRINTED.get(unit, ("", 1.0))[0]
+    return f"{number(value)} {sign}".strip()
+
+
+def unit_words(unit: str) -> str:
+    """Return how a heading says a unit: `in percent`, `in GiB`, `as a ratio`."""
+    return _IN_WORDS.get(unit, f"in {unit}")
+
+
+def cell_text(values: Sequence[float], *, n: bool = True, unit: str = "") -> str:
     """Return mean, half-width of the 95 % interval and number of seeds; a dash without values."""
     if not values:
         return "-"
     interval = mean_interval(values)
     count = f" (n = {interval.n})" if n else ""
     if interval.high is None:
-        return f"{number(interval.value)}{count}"
-    half = interval.high - interval.value
-    digits = f"{half:.1f}" if abs(interval.value) >= 10 or interval.value == 0 else f"{half:.2g}"
-    return f"{number(interval.value)} ± {digits}{count}"
+        return f"{quantity(interval.value, unit)}{count}"
+    sign, size = _PRINTED.get(unit, ("", 1.0))
+    mean, half = interval.value / size, (interval.high - interval.value) / size
+    digits = f"{half:.1f}" if abs(mean) >= 10 or mean == 0 else f"{half:.2g}"
+    return f"{number(mean)} ± {digits}{' ' + sign if sign else ''}{count}"
 
 
 def paper_columns(target: Target, expected: Path) -> dict[str, dict[str, str]]:
@@ -62,13 +96,16 @@ def results_rows(checks: Sequence[Checked], expected: Path) -> list[str]:
         columns = paper_columns(target, expected)
         whose = ", tiny policy" if tier is Tier.SMOKE else ""
         heads = [f"paper, {name}" for name in columns] + [f"`{tier.value}` tier{whose}"]
-        lines += [f"**{target.title}**, accuracy in percent, mean ± 95 % interval:", ""]
+        metric = target.metric(target.headline)
+        what = "accuracy" if metric.name == "accuracy" else metric.title
+        lines += [f"**{target.title}**, {what} {unit_words(metric.unit)}, mean ± 95 % interval:"]
+        lines.append("")
         lines += [f"| arm | {' | '.join(heads)} |", "|---" * (len(heads) + 1) + "|"]
         for arm in target.arms:
             printed = [columns[name].get(arm.name, "") for name in columns]
-            measured = cell_text(list(values.get(arm.name, {}).values()))
+            measured = cell_text(list(values.get(arm.name, {}).values()), unit=metric.unit)
             lines.append(f"| {arm.label} | {' | '.join([*printed, measured])} |")
-        lines.append("")
+        lines += ["", *bar_rows(checked, expected)]
     lines += ["| claim | tier | verdict |", "|---|---|---|"]
     for checked in checks:
         for verdict in checked.verdicts:
@@ -76,3 +113,36 @@ def results_rows(checks: Sequence[Checked], expected: Path) -> list[str]:
                 tier_name = checked.selection.tier.value
                 lines.append(f"| {verdict.statement} | `{tier_name}` | {verdict.status} |")
     return lines
+
+
+def bar_rows(checked: Checked, expected: Path) -> list[str]:
+    """Return a table of the stated bars of a check, each with what was measured; empty if none.
+
+    Stated are expectations with a reason of their own (`derived`), as against those that were
+    blessed from earlier records. The smoke tier's are about its machinery and are left out.
+    """
+    target, tier = checked.selection.target, checked.selection.tier
+    if tier is Tier.SMOKE:
+        return []
+    verdicts = {item.name: item for item in checked.verdicts if item.about == "expectation"}
+    rows = []
+    for bar in load_expectations(expected, tier.value, target.name):
+        verdict = verdicts.get(f"{bar.arm}.{bar.metric}")
+        if bar.source != "derived" or verdict is None or verdict.effect is None:
+            continue
+        metric = target.metric(bar.metric)
+        measured = quantity(verdict.effect, metric.unit)
+        what = f"{target.arm(bar.arm).label}: {metric.title}"
+        rows.append(f"| {what} | {_bar_text(bar, metric.unit)} | {measured} | {verdict.status} |")
+    if not rows:
+        return []
+    return ["| measured | bar of this suite | value | verdict |", "|---|---|---|---|", *rows, ""]
+
+
+def _bar_text(bar: Expectation, unit: str) -> str:
+    low, high = bar.accept
+    if low is None:
+        return f"at most {quantity(high or 0.0, unit)}"
+    if high is None:
+        return f"at least {quantity(low, unit)}"
+    return f"{quantity(low, unit)} to {quantity(high, unit)}"

@@ -1,14 +1,20 @@
 """Bless: turn this suite's own records into measured expectations, once a person asked for it.
 
 Refused for a dirty tree (the commit would not say what ran), for records of several commits, for
-fewer than five seeds an arm, for the paper tier (its expectations are the paper's), and while any
-record is refused or any run has failed.
+fewer than five seeds an arm (or the timed repeats that a target declares), for the paper tier (its
+expectations are the paper's), and while any record is refused or any run has failed.
 
 The rule of the interval: with n seeds of mean m and deviation s (n - 1), a new run's mean of n
 seeds should lie in m +- t(0.9995, n - 1) * s * sqrt(2 / n), and never closer than a floor of 3
 points (percents) or 2 % of the value: sums in another order, on another processor, flip near-ties
 even where nothing is drawn at random. Many cells are judged at once, so the quantile is far out; a
 verdict needs the whole new interval outside.
+
+Targets that time a deterministic workload (`Target.timed_repeats`) declare how many repeats they
+need instead of seeds: nothing in them is drawn that a seed could change, so five seeds would pay
+five times for what five repeats show. Their values are the repeats. From three on the rule above
+holds; one or two show no spread worth the name (t(0.9995, 1) is 637), so the interval is then 5 %
+to either side, which is several times what timings of one kind of device differ by.
 """
 
 from __future__ import annotations
@@ -25,12 +31,15 @@ from repro.evidence.environment import device_of
 from repro.evidence.expectation import SCHEMA
 from repro.evidence.record import Record, replace_text
 from repro.evidence.statistics import t_quantile
+from repro.evidence.verdict import MINIMUM_REPEATS
 from repro.spec.target import Metric, Target
 from repro.spec.tier import Tier
 
 MINIMUM_SEEDS = 5
 _QUANTILE = 0.9995
+_FEW_REPEATS = 0.05
 RULE = "mean +- t(0.9995, n - 1) * s * sqrt(2 / n), at least the floor of the metric's unit"
+RULE_OF_FEW = "one or two timed repeats: 5 % of their mean to either side"
 # Units whose values belong to the machine, not to the method: never blessed without a device.
 _OF_THE_MACHINE = ("seconds", "bytes", "tokens per second")
 
@@ -70,7 +79,7 @@ def bless(
         "date": datetime.now(UTC).date().isoformat(),
     }
     expectations = [
-        _expectation(arm, metric, by_seed)
+        _expectation(arm, metric, by_seed, timed=target.timed_repeats > 0)
         for arm, by_seed in sorted(records.items())
         for metric in metrics
         if all(record.value(metric.name) is not None for record in by_seed.values())
@@ -93,11 +102,7 @@ def _require_fit(
         raise BlessError(f"{where}: the paper's own numbers are that tier's expectations")
     if problems:
         raise BlessError(f"{where}: {problems[0]} ({len(problems)} such records)")
-    lacking = [arm.name for arm in target.arms if len(records.get(arm.name, {})) < MINIMUM_SEEDS]
-    if lacking:
-        raise BlessError(
-            f"{where}: fewer than {MINIMUM_SEEDS} seeds recorded for {', '.join(lacking)}"
-        )
+    _require_enough(target, where, records)
     dirty = sorted({record.arm for record in every if record.dirty is not False})
     if dirty:
         raise BlessError(
@@ -112,22 +117,57 @@ def _require_fit(
         raise BlessError(f"{where}: the records name the devices {devices}; needs one")
 
 
-def _expectation(arm: str, metric: Metric, by_seed: Mapping[int, Record]) -> dict[str, Any]:
+def _require_enough(
+    target: Target, where: str, records: Mapping[str, Mapping[int, Record]]
+) -> None:
+    """Raise `BlessError` for arms with too few seeds, or metrics with too few timed repeats."""
+    least = 1 if target.timed_repeats else MINIMUM_SEEDS
+    lacking = [arm.name for arm in target.arms if len(records.get(arm.name, {})) < least]
+    if lacking:
+        raise BlessError(f"{where}: fewer than {least} seeds recorded for {', '.join(lacking)}")
+    short = sorted(
+        f"{name} of {arm}"
+        for arm, by_seed in records.items()
+        for record in by_seed.values()
+        for name in record.series
+        if 0 < len(record.repeats(name)) < target.timed_repeats
+    )
+    if short:
+        raise BlessError(
+            f"{where}: fewer than {target.timed_repeats} timed repeats of {short[0]} "
+            f"({len(short)} such metrics)"
+        )
+
+
+def _expectation(
+    arm: str, metric: Metric, by_seed: Mapping[int, Record], *, timed: bool
+) -> dict[str, Any]:
     values = {str(seed): float(by_seed[seed].value(metric.name) or 0.0) for seed in sorted(by_seed)}
+    what, rule = "seeds", RULE
+    if timed:
+        values = {
+            f"{seed}.{number}": value
+            for seed in sorted(by_seed)
+            for number, value in enumerate(by_seed[seed].repeats(metric.name))
+        }
+        what, rule = "timed repeats", RULE if len(values) >= MINIMUM_REPEATS else RULE_OF_FEW
     low, high = accepted(list(values.values()), metric.unit)
     return {
         "arm": arm,
         "metric": metric.name,
         "accept": [low, high],
         "source": "measured",
-        "because": f"{len(values)} seeds of this suite; {RULE}",
+        "because": f"{len(values)} {what} of this suite; {rule}",
         "values": values,
     }
 
 
 def accepted(values: Sequence[float], unit: str) -> tuple[float, float]:
-    """Return the interval in which the mean of as many new seeds should lie."""
+    """Return the interval in which the mean of as many new seeds, or repeats, should lie."""
     n, mean = len(values), fmean(values)
+    if n < MINIMUM_REPEATS:
+        half = _FEW_REPEATS * abs(mean)
+        return round(mean - half, 6), round(mean + half, 6)
     half = t_quantile(_QUANTILE, n - 1) * stdev(values) * math.sqrt(2 / n)
     floor = 3.0 if unit in ("percent", "points") else 0.02 * abs(mean)
     half = max(half, floor)

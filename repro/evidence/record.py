@@ -114,6 +114,17 @@ class Record:
         estimate = self.metrics.get(metric)
         return None if estimate is None else estimate.value
 
+    def repeats(self, metric: str) -> list[float]:
+        """Return the timed repeats of a metric: its series, else its value; empty without either.
+
+        For targets whose runs repeat a deterministic workload (`Target.timed_repeats`) alone: in
+        others a series of the same name is something else.
+        """
+        value = self.value(metric)
+        if value is None:
+            return []
+        return [item for item in self.series.get(metric, [value]) if item is not None]
+
     def to_json(self) -> dict[str, Any]:
         """Return the record as JSON values."""
         found: dict[str, Any] = _finite(dataclasses.asdict(self))

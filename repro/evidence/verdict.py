@@ -1,9 +1,9 @@
 """Verdicts: from values a seed and a claim (or an expectation) to one of four words.
 
 `reproduced`: the interval lies inside what was claimed. `contradicted`: wholly outside.
-`inconclusive`: overlapping, or fewer than five paired seeds; with the effect that this many seeds
-could have shown. `not run`: with the reason. Silence is never success, and a claim of the paper's
-that does not hold is a finding.
+`inconclusive`: overlapping, or fewer than five paired seeds (three repeats); with the effect that
+as many could have shown. `not run`: with the reason. Silence is never success, and a claim of the
+paper's that does not hold is a finding.
 
 Rules: differences are paired by seed; 95 % t intervals; the claims of one target form a family with
 Holm's correction (those about the machinery a family of their own); an order of arms is tested as a
@@ -26,6 +26,9 @@ Status = Literal["reproduced", "contradicted", "inconclusive", "not run"]
 Values = Mapping[str, Mapping[int, float]]
 
 MINIMUM_SEEDS = 5
+# Timed repeats: of two, a 95 % interval is 9 deviations to either side; of three, 2.5.
+MINIMUM_REPEATS = 3
+_MINIMUM = {"seed": MINIMUM_SEEDS, "prompt": MINIMUM_SEEDS, "repeat": MINIMUM_REPEATS}
 ALPHA = 0.05
 
 
@@ -104,7 +107,8 @@ def judge(
     by_prompt
         {metric: {arm: {prompt: value}}}, for claims that are paired by prompt.
     """
-    sources = {"seed": values, "prompt": by_prompt or {}}
+    # Of a target whose repeats are timed, `values` holds those, one each.
+    sources = {"seed": values, "prompt": by_prompt or {}, "repeat": values}
     tested = [_test(claim, metrics, sources[claim.paired_by], absent, failed) for claim in claims]
     final: list[Verdict] = [item.verdict for item in tested]
     for mechanism in (False, True):
@@ -158,7 +162,7 @@ def _difference(
     claim: Claim, verdict: Verdict, blocks: Sequence[Sequence[float]], blocked: str
 ) -> _Tested:
     differences, bound = _differences(claim, blocks)
-    if len(differences) < MINIMUM_SEEDS:
+    if len(differences) < _MINIMUM[claim.paired_by]:
         return _too_few(claim, verdict, differences)
     result = st.paired(differences, bound)
     verdict = replace(
@@ -195,7 +199,7 @@ def _trend(
     claim: Claim, verdict: Verdict, blocks: Sequence[Sequence[float]], blocked: str
 ) -> _Tested:
     slopes = [st.trend_slope(block) for block in blocks]
-    if len(blocks) < MINIMUM_SEEDS:
+    if len(blocks) < _MINIMUM[claim.paired_by]:
         return _too_few(claim, verdict, slopes)
     result = st.paired(slopes)
     upward = st.page_trend(blocks)[1]
@@ -252,7 +256,8 @@ def _at_most(claim: Claim, verdict: Verdict, values: Sequence[float]) -> _Tested
 def _too_few(claim: Claim, verdict: Verdict, values: Sequence[float]) -> _Tested:
     mean = sum(values) / len(values)
     sentence = (
-        f"{len(values)} paired {claim.paired_by}(s); a verdict needs {MINIMUM_SEEDS}. "
+        f"{len(values)} paired {claim.paired_by}(s); a verdict needs "
+        f"{_MINIMUM[claim.paired_by]}. "
         f"Point estimate {mean:+.3g} {verdict.unit}"
     )
     verdict = replace(verdict, status="inconclusive", sentence=sentence, effect=mean)

@@ -68,7 +68,7 @@ class AdapterLinear(PeftLinear):
         if self.merged or name is None:
             return cast(Tensor, base(x))
         A, B, scaling = self.adapter(name)
-        if isinstance(base, QuantizedLinear):
+        if isinstance(base, QuantizedLinear) and base.product is None:
             return dispatch.lora_linear(x, base.weight, A, B, scaling, base.bias)
         down = functional.linear(x, A.to(x.dtype))
         return cast(Tensor, base(x)) + functional.linear(down, B.to(x.dtype)) * scaling

@@ -17,7 +17,7 @@ Easy mistakes
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import cast
+from typing import Protocol, cast
 
 import torch
 from torch import Tensor, nn
@@ -26,6 +26,22 @@ from kernels import dispatch
 from kernels.formats import QuantizedWeight
 from kernels.packing import PackedWeight
 from repro.models.decoder import causal_lm, fused_members, is_projection
+
+
+class Product(Protocol):
+    """Another way to multiply by a layer's weight, to be compared with this project's.
+
+    Attributes
+    ----------
+    rollouts_too
+        Whether an engine must use it as well, instead of its kernels.
+    """
+
+    rollouts_too: bool
+
+    def __call__(self, x: Tensor, bias: Tensor | None) -> Tensor:
+        """Return x W^T + b, (..., N), in x's dtype."""
+        ...
 
 
 class QuantizedLinear(nn.Module):
@@ -37,6 +53,11 @@ class QuantizedLinear(nn.Module):
         Codes and scales of an (N, K) weight.
     bias
         (N,) or None, kept in the dtype given.
+
+    Attributes
+    ----------
+    product
+        What multiplies instead of `kernels.dispatch` (`repro.models.other_products`); None usually.
     """
 
     def __init__(self, weight: QuantizedWeight, bias: nn.Parameter | None) -> None:
@@ -46,6 +67,7 @@ class QuantizedLinear(nn.Module):
             raise ValueError(f"bias has shape {tuple(bias.shape)}; the weight needs ({N},)")
         self.out_features, self.in_features = N, K
         self._weight: QuantizedWeight | PackedWeight = weight
+        self.product: Product | None = None
         self.bias: nn.Parameter | None
         self.register_parameter("bias", bias)
 
@@ -69,6 +91,18 @@ class QuantizedLinear(nn.Module):
             )
         self._weight = weight
 
+    def give_up_codes(self) -> None:
+        """Keep shape and format of the weight alone, once `product` holds the values its own way.
+
+        Raises
+        ------
+        ValueError
+            When there is no product, or the codes are shared with an engine.
+        """
+        if self.product is None or isinstance(self._weight, PackedWeight):
+            raise ValueError("only a layer with a product of its own can give up its codes")
+        self._weight = self._weight.to("meta")
+
     @property
     def qweight(self) -> Tensor:
         """The packed codes, under the name by which peft finds a quantised base's device."""
@@ -87,6 +121,8 @@ class QuantizedLinear(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return x W^T + b, (..., N), in x's dtype."""
+        if self.product is not None:
+            return self.product(x, self.bias)
         return dispatch.linear(x, self._weight, self.bias)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> QuantizedLinear:

@@ -21,7 +21,7 @@ from repro.models.decoder import is_projection
 from repro.models.loading import build_on_meta
 from repro.models.lora import adapter_layers, attach_adapter
 from repro.models.norms import wrap_norms
-from repro.models.policy import Policy, base_bytes, resolve_dtype
+from repro.models.policy import Policy, base_bytes, resolve_dtype, set_trainable
 from repro.models.quantized_linear import QuantizedLinear
 from repro.spec.config import WeightFormat, derive_seed, require
 
@@ -79,6 +79,7 @@ def random_policy(
     compute_dtype: str | torch.dtype = "bfloat16",
     seed: int,
     device: str | torch.device,
+    full: bool = False,
 ) -> Policy:
     """Return a policy of a shape with random weights, on `device`.
 
@@ -90,14 +91,21 @@ def random_policy(
         0 leaves the adapter out. A and B are both random.
     lora_alpha
         None takes the rank: a scaling of 1.
+    full
+        Train every parameter, as float32 masters, instead of an adapter; needs bf16 weights.
 
     Returns
     -------
     Policy
-        Without tokenizer; nothing but the adapter is trainable.
+        Without tokenizer; nothing but the adapter is trainable, unless `full`.
     """
+    require(
+        not full or (weight_format == "bf16" and lora_rank == 0),
+        f"full training of {weight_format} weights with LoRA rank {lora_rank}; it needs bf16 and 0",
+    )
     values = shape_named(shape) if isinstance(shape, str) else dict(shape)
     dtype, target = resolve_dtype(compute_dtype), torch.device(device)
+    kept = torch.float32 if full else dtype
     model: Any = build_on_meta(AutoConfig.for_model(**values))
     generator = torch.Generator(target).manual_seed(derive_seed(seed, "random weights"))
     linears = 0
@@ -112,8 +120,9 @@ def random_policy(
             model.set_submodule(name, QuantizedLinear(weight, bias))
             linears += 1
             continue
+        linears += is_projection(name)
         for leaf, parameter in list(module.named_parameters(recurse=False)):
-            value = _normal(parameter.shape, generator, dtype)
+            value = _normal(parameter.shape, generator, kept)
             # Gains scatter about one; everything else about zero.
             module.register_parameter(leaf, _parameter(value + 1 if "norm" in name else value))
     if model.config.tie_word_embeddings:
@@ -128,14 +137,17 @@ def random_policy(
         for _, layer in adapter_layers(adapted):
             with torch.no_grad():
                 layer.adapter()[1].normal_(0.0, _SPREAD, generator=generator)
-    return Policy(
+    policy = Policy(
         model=adapted.eval(),
         tokenizer=None,
         weight_format=weight_format,
-        training="lora" if lora_rank else "none",
+        training="full" if full else "lora" if lora_rank else "none",
         compute_dtype=dtype,
         effects=effects,
     )
+    if full:
+        set_trainable(policy, norms_trained=False)
+    return policy
 
 
 def random_weight(

@@ -73,6 +73,7 @@ _PROCEDURES = {
     "pretrain_proxy": "repro.procedures.proxy_run:pretrain_proxy_policy",
     "operation": "repro.procedures.operation:measure_operations",
     "throughput": "repro.procedures.throughput:measure_throughput",
+    "checkpoint_path": "repro.procedures.checkpoint_path:measure_checkpoint",
     "step_time": "repro.procedures.step_time:measure_steps",
 }
 
@@ -93,6 +94,7 @@ def carried_together(runs: Sequence[RunConfig]) -> list[tuple[RunConfig, ...]]:
 def missing_package(run: RunConfig) -> str | None:
     """Return a sentence naming an optional package that `run` needs and this machine lacks."""
     needed = run.arm.name in getattr(run.scale, "bitsandbytes", ())
+    needed |= getattr(run.arm, "linears", "") == "bitsandbytes"
     if needed and importlib.util.find_spec("bitsandbytes") is None:
         return f"{run.arm.name} needs bitsandbytes (the extra `bitsandbytes`); it is not installed"
     return None

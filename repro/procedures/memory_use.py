@@ -29,6 +29,11 @@ def peak_bytes() -> int:
     """Return the peak since `reset_peak`, in bytes."""
     if torch.cuda.is_available() and torch.cuda.max_memory_allocated() > 0:
         return int(torch.cuda.max_memory_reserved())
+    return host_peak_bytes()
+
+
+def host_peak_bytes() -> int:
+    """Return this process's peak resident bytes since `reset_peak`."""
     if _STATUS.exists():
         for line in _STATUS.read_text().splitlines():
             if line.startswith("VmHWM:"):

@@ -22,7 +22,7 @@ ClaimKind = Literal[
     "ratio",
     "at_most",
 ]
-Pairing = Literal["seed", "prompt"]
+Pairing = Literal["seed", "prompt", "repeat"]
 
 # How many arms each kind relates; None is two or more.
 _ARMS_OF_KIND: dict[str, int | None] = {
@@ -83,7 +83,8 @@ class Claim:
         A number stated in advance, in the metric's unit, and its reason.
     paired_by
         What the arms have in common value by value: the training `seed`, or the `prompt`, for which
-        records hold the series `<metric>_by_prompt`.
+        records hold the series `<metric>_by_prompt`, or the timed `repeat` of a deterministic
+        workload, in targets that declare `timed_repeats`.
     tiers
         Tiers at which the claim is made; none named means every tier.
     mechanism

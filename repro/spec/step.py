@@ -1,18 +1,56 @@
 """How large the measured steps are: real shapes, random weights, forced completion lengths.
 
 One run measures an arm at several points, one after another in one process. Where `baseline` names
-a format, each point is first measured with that format, so that a speed-up is of one process on one
-device.
+a format, the points of a model are first measured with that format, so that a speed-up is of one
+process on one device. Each point is timed `steps` times: a measured step is a deterministic
+workload, so what differs between two timings is the machine, and a seed would add nothing.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
-from repro.spec.arm import WeightFormat, require
+from repro.spec.arm import Arm, WeightFormat, require, require_choice
 from repro.spec.shapes import shape_named
+
+Linears = Literal["kernels", "dequantised", "bitsandbytes"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepArm(Arm):
+    """An arm, and how the products with its 4-bit weights are carried out.
+
+    Attributes
+    ----------
+    linears
+        `kernels`: this project's. `dequantised`: as the released trainer does, each layer is turned
+        into a dense matrix by plain torch at every pass; rollouts keep the kernels, as they do in
+        the released code. `bitsandbytes`: that library's NF4 layer in trainer and rollouts alike.
+    """
+
+    linears: Linears = "kernels"
+
+    def __post_init__(self) -> None:
+        # Spelled out: a dataclass with slots is a class anew, which `super()` would not find.
+        Arm.__post_init__(self)
+        require_choice(f"arm {self.name}: linears", self.linears, Linears)
+        require(
+            self.linears == "kernels" or self.weight_format != "bf16",
+            f"arm {self.name}: linears {self.linears} are for 4-bit weights; these are bf16",
+        )
+        require(
+            self.linears != "bitsandbytes" or self.weight_format == "nf4",
+            f"arm {self.name}: bitsandbytes multiplies nf4 weights; these are {self.weight_format}",
+        )
+
+
+def step_arm(arm: Arm, **changes: Any) -> StepArm:
+    """Return a table's arm as one whose steps are timed, with `changes`."""
+    fields = {item.name: getattr(arm, item.name) for item in dataclasses.fields(arm)}
+    return StepArm(**(fields | changes))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,7 +69,8 @@ class StepPoint:
         Of every row: 256 and 2048 in the paper (App. J).
     sampled_tokens
         Tokens that the engine really samples; the rest of each completion is filled with random
-        ones before the update. 0 samples all. Fewer serve where memory alone is measured.
+        ones before the update. 0 samples all. Fewer serve where memory or the update alone is
+        measured: such a point has no step time.
     micro_tokens
         Tokens of a micro-batch; 0 leaves it to the memory plan.
     checkpointing
@@ -85,6 +124,11 @@ class StepPoint:
         """Tokens of a row."""
         return self.prompt_tokens + self.completion_tokens
 
+    @property
+    def whole(self) -> bool:
+        """Whether every token of a completion is sampled, so that a step's time means something."""
+        return self.sampled_tokens in (0, self.completion_tokens)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepScale:
@@ -93,10 +137,10 @@ class StepScale:
     Attributes
     ----------
     baseline
-        Format that each point is first measured with; None for none.
+        Format that a model's points are first measured with; None for none.
     warm_up, steps
-        Steps before the clock, which sample `warm_up_tokens` of a row and fill up the rest, and
-        steps under it; the median of the latter counts.
+        Steps before the clock, which sample `warm_up_tokens` of a row, fill up the rest and update
+        on one micro-batch; and steps under it, the median of which counts.
     """
 
     points: tuple[StepPoint, ...]

@@ -77,6 +77,8 @@ class Cost:
         What many runs as one batched model need, where the tier runs them so.
     basis
         Where the figures come from.
+    seconds_of_arm
+        In place of `train_seconds`, for arms whose runs take another time.
     """
 
     train_seconds: float | None
@@ -87,6 +89,7 @@ class Cost:
     policies: tuple[str, ...] = ()
     together: TogetherCost | None = None
     basis: str
+    seconds_of_arm: Mapping[str, float] = field(default_factory=dict)
 
     def lacking(self) -> tuple[str, ...]:
         """Return the names of policies that are not there."""
@@ -114,6 +117,10 @@ class Target:
         training `none` of a target that trains is evaluated instead.
     controls
         Names of arms that the paper does not have: they must not gain.
+    timed_repeats
+        0: a number's spread is that between seeds. Above 0: every run repeats a deterministic
+        workload under the clock, and its repeats stand in for seeds, this many at least, in
+        verdicts and in `bless`. A record holds them as series named as the metrics.
     scales
         How large each tier runs it. A tier without a scale yields `not run`, with `why_not`.
     records_of
@@ -138,6 +145,7 @@ class Target:
     procedure: str = "train"
     arms: tuple[Arm, ...] = ()
     controls: tuple[str, ...] = ()
+    timed_repeats: int = 0
     scales: Mapping[Tier, Any] = field(default_factory=dict)
     costs: Mapping[Tier, Cost] = field(default_factory=dict)
     metrics: tuple[Metric, ...] = ()
@@ -168,6 +176,12 @@ class Target:
                 require(
                     name in arm_names, f"{where}: claim {claim.name} names no arm of it: {name}"
                 )
+            require(
+                (claim.paired_by == "repeat") == (self.timed_repeats > 0),
+                f"{where}: claim {claim.name} is paired by {claim.paired_by}; a target with "
+                f"timed_repeats {self.timed_repeats} pairs by "
+                f"{'repeat' if self.timed_repeats else 'seed or prompt'}",
+            )
             require(
                 claim.metric in metric_names,
                 f"{where}: claim {claim.name} names no metric of it: {claim.metric}",
@@ -325,11 +339,11 @@ def _require_same_runs(target: Target) -> None:
 
 def differing_fields(first: Arm, second: Arm) -> set[str]:
     """Return the fields in which two arms differ, names and labels aside."""
+    names = {item.name for arm in (first, second) for item in dataclasses.fields(arm)}
     return {
-        item.name
-        for item in dataclasses.fields(Arm)
-        if item.name not in ("name", "label")
-        and getattr(first, item.name) != getattr(second, item.name)
+        name
+        for name in names - {"name", "label"}
+        if getattr(first, name, None) != getattr(second, name, None)
     }
 
 

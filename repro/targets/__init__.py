@@ -20,11 +20,12 @@ from repro.targets.curves import (
 )
 from repro.targets.described import FIGURE1, FIGURE2, FIGURE3, FIGURE6, FIGURE15, TABLE4
 from repro.targets.kernels import KERNELS
+from repro.targets.memory import CHECKPOINT_PATH, MEMORY, MEMORY_BUDGETS
 from repro.targets.pretraining import PRETRAIN_PROXY, PRETRAIN_TINY
 from repro.targets.rates import LEARNING_RATES
 from repro.targets.rollout import RANKED, ROLLOUT, SCHEDULING
 from repro.targets.speed import FIGURE11, TABLE9, TABLES_5_TO_8
-from repro.targets.steps import MEMORY, MEMORY_BUDGETS, TABLE3
+from repro.targets.steps import STEP_TARGETS
 from repro.targets.table1 import TABLE1, TABLE1_3B, TRANSFER
 from repro.targets.table2 import TABLE2
 
@@ -33,7 +34,7 @@ TARGETS: tuple[Target, ...] = (
     TABLE1_3B,
     TRANSFER,
     TABLE2,
-    TABLE3,
+    *STEP_TARGETS,
     TABLE4,
     *TABLES_5_TO_8,
     TABLE9,
@@ -61,6 +62,7 @@ TARGETS: tuple[Target, ...] = (
     PRETRAIN_PROXY,
     MEMORY,
     MEMORY_BUDGETS,
+    CHECKPOINT_PATH,
     KERNELS,
     ROLLOUT,
     SCHEDULING,

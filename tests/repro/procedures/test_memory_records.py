@@ -15,9 +15,9 @@ import pytest
 from repro.evidence.receipts import refusals
 from repro.evidence.record import parse_record
 from repro.models.memory_plan import plan_memory
-from repro.procedures.step_time import step_shape
+from repro.procedures.step_measure import step_shape
 from repro.spec.step import StepPoint, StepScale
-from repro.targets.steps import BUDGET_POINTS, MEMORY_POINTS
+from repro.targets.memory import BUDGET_POINTS, MEMORY_POINTS
 
 FOLDER = Path(__file__).resolve().parents[3] / "benchmarks" / "nvidia_h200"
 DEVICE_BYTES = 143_771 << 20

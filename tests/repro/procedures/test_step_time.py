@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import time
 from typing import Any
 
 import pytest
@@ -12,13 +11,17 @@ import torch
 from repro.models.memory_plan import plan_memory
 from repro.models.policy import Policy, trainable_parameters
 from repro.models.shapes import random_policy
-from repro.procedures import procedure_named, step_time
+from repro.procedures import procedure_named, step_ledger, step_measure, step_time
+from repro.procedures.step_ledger import StepLedger
+from repro.procedures.step_measure import Bench
+from repro.procedures.step_metrics import metrics_of, series_of
 from repro.procedures.step_phases import PHASES, Stepper, parameter_image
 from repro.reward.grader import GraderPool
 from repro.rollout.engine import Engine
 from repro.spec.config import RunConfig
-from repro.spec.step import StepPoint, StepScale
-from repro.targets.steps import MEMORY, MEMORY_POINTS, TABLE3, TABLE3_POINTS
+from repro.spec.step import StepArm, StepPoint, StepScale
+from repro.targets.memory import MEMORY
+from repro.targets.steps import BF16, FULL, NF4, NVFP4, RELEASED, STEP_TARGETS
 
 SHAPE = {
     "model_type": "qwen2",
@@ -37,27 +40,6 @@ POINT = StepPoint(
 )  # fmt: skip
 
 
-class HostEvent:
-    """A device event's stand-in that reads the host's clock."""
-
-    def __init__(self, **settings: Any) -> None:
-        self.at = 0.0
-
-    def record(self) -> None:
-        """Take the time."""
-        self.at = time.perf_counter()
-
-    def elapsed_time(self, later: HostEvent) -> float:
-        """Return milliseconds."""
-        return (later.at - self.at) * 1e3
-
-
-@pytest.fixture
-def host_clock(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "Event", HostEvent)
-    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
-
-
 @pytest.fixture
 def policy() -> Policy:
     return random_policy(
@@ -73,8 +55,8 @@ def pool() -> Any:
 
 def make_stepper(policy: Policy, pool: GraderPool, point: StepPoint = POINT) -> Stepper:
     scale = StepScale(points=(point,), warm_up=1, warm_up_tokens=4)
-    planned = step_time.step_shape(point, "nvfp4", 16, scale, 10**10)
-    engine = Engine(policy, step_time._engine_config(point, planned))
+    planned = step_measure.step_shape(point, "nvfp4", 16, scale, 10**10)
+    engine = Engine(policy, step_measure.engine_config(point, planned))
     return Stepper.build(
         policy, engine, pool, point, scale, seed=0, micro_tokens=planned.micro_tokens
     )
@@ -135,37 +117,198 @@ def test_a_warm_up_step_samples_few_tokens_and_updates_on_full_rows(
     assert stepper.engine.statistics.generated_tokens == 4 * 4
 
 
-def test_metrics_are_those_that_the_target_names() -> None:
-    for target, points in ((TABLE3, TABLE3_POINTS), (MEMORY, MEMORY_POINTS)):
-        (scale,) = target.scales.values()
-        named = {metric.name: metric.unit for metric in target.metrics}
-        for point in points:
-            measured = {
-                "seconds": dict.fromkeys((*PHASES, "reward", "total"), 2.0),
-                "generated_tokens": 100,
-                "peak_bytes": 100,
-                "predicted_bytes": 97,
-            }
-            found = step_time._metrics(point, {"nvfp4": measured, "bf16": measured}, "nvfp4", scale)
-            assert {name: e.unit for name, e in found.items()}.items() <= named.items()
-            assert found[f"prediction_error_{point.name}"].value == pytest.approx(3.0)
-            if scale.baseline:
-                assert found[f"speedup_{point.name}"].value == 1.0
+def measured_entry(peak: int = 100) -> dict[str, Any]:
+    repeats = [dict.fromkeys((*PHASES, "reward", "total"), 2.0 + i / 10) for i in range(3)]
+    facts = {"generated_tokens": 100, "peak_bytes": peak, "predicted_bytes": 97}
+    return {"repeats": repeats, "facts": facts, "out_of_memory": None}
 
 
-def test_a_point_that_does_not_fit_has_no_metrics() -> None:
+@pytest.mark.parametrize("target", [*STEP_TARGETS, MEMORY], ids=lambda target: target.name)
+def test_metrics_are_those_that_the_target_names(target: Any) -> None:
+    (scale,) = target.scales.values()
+    named = {metric.name: metric.unit for metric in target.metrics}
+    found = {}
+    for point in scale.points:
+        base = measured_entry() if scale.baseline else None
+        found |= metrics_of(point, measured_entry(), base)
+        assert found[f"prediction_error_{point.name}"].value == pytest.approx(3.0)
+        if scale.baseline and point.whole:
+            assert found[f"speedup_{point.name}"].value == 1.0
+    assert {name: estimate.unit for name, estimate in found.items()} == named
+
+
+def test_a_metric_is_the_median_of_its_series_and_a_ratio_pairs_repeat_by_repeat() -> None:
+    slow = measured_entry()
+    for number, repeat in enumerate(slow["repeats"]):
+        repeat["total"] = (number + 2) * measured_entry()["repeats"][number]["total"]
+    series = series_of(dataclasses.replace(POINT, sampled_tokens=0), measured_entry(), slow)
+    assert series["speedup_small"] == pytest.approx([2.0, 3.0, 4.0])
+    assert series["step_seconds_small"] == pytest.approx([2.0, 2.1, 2.2])
+    metrics = metrics_of(dataclasses.replace(POINT, sampled_tokens=0), measured_entry(), slow)
+    assert metrics["speedup_small"].value == pytest.approx(3.0)
+    assert metrics["speedup_small"].n == 3
+
+
+def test_a_point_that_fills_up_its_rows_claims_no_time_of_a_step() -> None:
+    found = metrics_of(POINT, measured_entry(), measured_entry())
+    assert "update_seconds_small" in found
+    assert "update_ratio_small" in found
+    for name in ("step_seconds", "rollout_seconds", "tokens_per_second", "speedup"):
+        assert f"{name}_small" not in found
+
+
+@pytest.fixture
+def bench(tmp_path: Any, pool: GraderPool) -> Bench:
+    scale = StepScale(points=(POINT,), warm_up=1, warm_up_tokens=4, steps=2)
+    ledger = StepLedger(tmp_path / "steps.json", scale)
+    return Bench(scale=scale, seed=0, pool=pool, ledger=ledger, should_stop=lambda: False)
+
+
+def repeats(bench: Bench, policy: Policy, point: StepPoint = POINT) -> dict[str, Any]:
+    assert step_measure._measure(bench, NVFP4, point, policy, 10**10)
+    return bench.ledger.entry(NVFP4, point)
+
+
+@pytest.mark.usefixtures("host_clock")
+def test_each_repeat_is_on_disk_when_it_is_done_and_a_second_start_goes_on(
+    policy: Policy, bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(step_ledger, "made_by", lambda: {"commit": "a" * 40})
+    asked = iter([False, True])
+    path, scale = bench.ledger.path, bench.scale
+    stopping = dataclasses.replace(
+        bench, should_stop=lambda: next(asked), ledger=StepLedger(path, scale)
+    )
+    assert not step_measure._measure(stopping, NVFP4, POINT, policy, 10**10)
+    again = dataclasses.replace(bench, ledger=StepLedger(path, scale))
+    assert again.ledger.missing(NVFP4, POINT) == 1
+    first = again.ledger.entry(NVFP4, POINT)["repeats"]
+    entry = repeats(again, policy)
+    assert entry["repeats"][:1] == first
+    assert len(entry["repeats"]) == 2
+    assert StepLedger(path, scale).missing(NVFP4, POINT) == 0
+    assert entry["facts"]["generated_tokens"] == 4 * 10
+
+
+def test_a_ledger_of_another_source_device_or_configuration_counts_for_nothing(
+    tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     scale = StepScale(points=(POINT,))
-    assert step_time._metrics(POINT, {}, "nvfp4", scale) == {}
+    maker = {"commit": "a" * 40, "device": "one"}
+    monkeypatch.setattr(step_ledger, "made_by", lambda: dict(maker))
+    StepLedger(tmp_path / "l.json", scale).add(NVFP4, POINT, {"total": 1.0}, {"peak_bytes": 1})
+    assert StepLedger(tmp_path / "l.json", scale).missing(NVFP4, POINT) == 0
+    longer = dataclasses.replace(POINT, completion_tokens=25)
+    assert StepLedger(tmp_path / "l.json", scale).missing(NVFP4, longer) == 1
+    assert StepLedger(tmp_path / "l.json", scale).missing(RELEASED, POINT) == 1
+    other = dataclasses.replace(scale, warm_up_tokens=9)
+    assert StepLedger(tmp_path / "l.json", other).missing(NVFP4, POINT) == 1
+    maker["device"] = "two"
+    assert StepLedger(tmp_path / "l.json", scale).missing(NVFP4, POINT) == 1
+
+
+def test_a_tree_with_changes_shares_no_entry_between_processes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(step_ledger, "source_commit", lambda: ("a" * 40, True))
+    mine = step_ledger.made_by()
+    monkeypatch.setattr(step_ledger.os, "getpid", lambda: -1)
+    assert step_ledger.made_by() != mine
+    monkeypatch.setattr(step_ledger, "source_commit", lambda: ("a" * 40, False))
+    assert step_ledger.made_by()["commit"] == "a" * 40
+
+
+class ScarceEngine(Engine):
+    """An engine for which the device has room for two rows."""
+
+    most = 2
+
+    def __init__(self, policy: Policy, config: Any) -> None:
+        if config.slots > self.most:
+            raise torch.OutOfMemoryError("planted")
+        super().__init__(policy, config)
+
+
+@pytest.mark.usefixtures("host_clock")
+def test_out_of_memory_falls_back_to_fewer_slots_with_the_same_step(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, tmp_path: Any
+) -> None:
+    def fresh() -> Policy:
+        return random_policy(
+            SHAPE, weight_format="nvfp4", lora_rank=16, compute_dtype="float32", seed=0,
+            device="cpu",
+        )  # fmt: skip
+
+    plenty = repeats(bench, fresh())
+    assert plenty["facts"]["slot_fallbacks"] == []
+    monkeypatch.setattr(step_measure, "Engine", ScarceEngine)
+    ledger = StepLedger(tmp_path / "scarce.json", bench.scale)
+    scarce = repeats(dataclasses.replace(bench, ledger=ledger), fresh())
+    assert scarce["facts"]["slot_fallbacks"] == [4]
+    assert scarce["facts"]["slots"] == 2
+    assert scarce["facts"]["generated_tokens"] == plenty["facts"]["generated_tokens"]
+    assert [r["grad_norm"] for r in scarce["repeats"]] == pytest.approx(
+        [r["grad_norm"] for r in plenty["repeats"]], rel=1e-4
+    )
+
+
+@pytest.mark.usefixtures("host_clock")
+def test_a_point_for_which_one_slot_is_too_much_says_so(
+    policy: Policy, bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ScarceEngine, "most", 0)
+    monkeypatch.setattr(step_measure, "Engine", ScarceEngine)
+    entry = repeats(bench, policy)
+    assert entry["repeats"] == []
+    assert "[4, 2, 1] rows" in entry["out_of_memory"]
+    assert bench.ledger.missing(NVFP4, POINT) == 0
+    scale = dataclasses.replace(bench.scale, baseline=None)
+    found = step_time.measured_steps(NVFP4, [NVFP4], scale, bench.ledger)
+    assert found.metrics == {}
+    assert found.effects["out_of_memory"] == [
+        "small nvfp4: does not fit with [4, 2, 1] rows at once"
+    ]
+
+
+def test_an_arms_ways_are_its_baseline_and_itself() -> None:
+    scale = StepScale(points=(POINT,), baseline="bf16")
+
+    def names(arm: StepArm) -> list[str]:
+        return [step_ledger.way_of(way) for way in step_time.ways_of(arm, scale)]
+
+    assert names(NVFP4) == ["bf16", "nvfp4"]
+    assert names(BF16) == ["bf16"]
+    assert names(RELEASED) == ["bf16", "nvfp4_dequantised"]
+    assert names(FULL) == ["bf16", "bf16_full"]
+
+
+def test_arms_share_the_measured_baseline(tmp_path: Any) -> None:
+    scale = StepScale(points=(POINT,), baseline="bf16")
+    ledger = StepLedger(tmp_path / "l.json", scale)
+    for arm in (NVFP4, NF4, RELEASED, FULL):
+        ledger.add(step_time.ways_of(arm, scale)[0], POINT, {"total": 1.0}, {"peak_bytes": 1})
+        assert ledger.missing(BF16, POINT) == 0
+
+
+def test_points_are_grouped_by_the_policy_and_budget_that_they_need() -> None:
+    (table3,) = STEP_TARGETS[0].scales.values()
+    assert [[p.name for p in group] for group in step_measure.together(table3.points)] == [
+        ["7b_b2", "7b_b4", "7b_b8"],
+        ["14b_b2", "14b_b4", "14b_b8"],
+    ]
+    other = dataclasses.replace(POINT, name="other", lora_rank=64)
+    assert len(step_measure.together([POINT, other, POINT])) == 3
 
 
 def test_the_planned_step_is_the_points(policy: Policy) -> None:
     scale = StepScale(points=(POINT,))
-    planned = step_time.step_shape(POINT, "nvfp4", 16, scale, 10**10)
+    planned = step_measure.step_shape(POINT, "nvfp4", 16, scale, 10**10)
     assert (planned.slots, planned.row_tokens, planned.rank) == (4, 44, 16)
     assert planned.micro_tokens == 4 * 44
     assert plan_memory(planned).peak < 10**10
     few = dataclasses.replace(POINT, slots=2, cache="float8")
-    config = step_time._engine_config(few, step_time.step_shape(few, "nvfp4", 16, scale, 10**10))
+    planned = step_measure.step_shape(few, "nvfp4", 16, scale, 10**10)
+    config = step_measure.engine_config(few, planned)
     assert (config.slots, config.cache_format) == (2, "float8")
 
 

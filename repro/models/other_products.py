@@ -1,0 +1,131 @@
+"""Other ways to multiply by 4-bit weights, against which this project's kernels are measured.
+
+`dequantised`
+    As the released trainer does it: every pass turns a layer's codes into a dense matrix by plain
+    torch operations and multiplies by that; autograd keeps the dense matrix for backward, and a
+    block that is computed again is dequantised again. Rollouts are left to the engine's kernels,
+    as the released code leaves them to its engine's.
+`bitsandbytes`
+    NF4 as people run QLoRA: bitsandbytes' own quantiser, kernels and backward pass, in trainer and
+    rollouts alike, with the adapter beside it. Needs the package bitsandbytes.
+
+Easy mistakes
+-------------
+* An engine rearranges the codes that a layer holds: what `dequantised` reads must be set aside
+  before an engine is built.
+* Counting memory with both our codes and bitsandbytes' on the device: ours are given up.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from kernels import dispatch, reference
+from kernels.formats import QuantizedWeight
+from kernels.packing import PackedWeight
+from repro.models.decoder import causal_lm
+from repro.models.quantized_linear import QuantizedLinear
+
+_NF4_BLOCK = 64
+
+
+class DequantisedEveryPass:
+    """Dequantises with plain torch at every call."""
+
+    rollouts_too = False
+
+    def __init__(self, codes: QuantizedWeight) -> None:
+        self._codes = codes
+
+    def __call__(self, x: Tensor, bias: Tensor | None) -> Tensor:
+        """Return x W^T + b, (..., N), in x's dtype; autograd keeps W."""
+        with torch.no_grad():
+            dense = reference.dequantize(self._codes, x.dtype)
+        return functional.linear(x, dense, None if bias is None else bias.to(x.dtype))
+
+
+class BitsAndBytesProduct:
+    """Multiplies by bitsandbytes' `matmul_4bit`."""
+
+    rollouts_too = True
+
+    def __init__(self, library: Any, dense: Tensor) -> None:
+        self._library = library
+        self._packed, self._state = library.functional.quantize_4bit(
+            dense, blocksize=_NF4_BLOCK, quant_type="nf4"
+        )
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of codes and scales."""
+        return int(self._packed.nbytes + self._state.absmax.nbytes)
+
+    def __call__(self, x: Tensor, bias: Tensor | None) -> Tensor:
+        """Return x W^T + b, (..., N), in x's dtype."""
+        bias = None if bias is None else bias.to(x.dtype)
+        found: Tensor = self._library.matmul_4bit(
+            x, self._packed.t(), quant_state=self._state, bias=bias
+        )
+        return found
+
+
+def missing_library(linears: str) -> str | None:
+    """Return a sentence saying what a way of multiplying lacks on this machine, or None."""
+    if linears != "bitsandbytes":
+        return None
+    try:
+        importlib.import_module("bitsandbytes")
+    except ImportError:
+        return "needs the package bitsandbytes, which is not installed"
+    return None
+
+
+def take_products(model: nn.Module, linears: str, dtype: torch.dtype) -> int:
+    """Let every 4-bit projection of `model` multiply as `linears` says; return how many do.
+
+    Parameters
+    ----------
+    linears
+        `kernels` changes nothing; see the module docstring for the others.
+    dtype
+        Of the activations.
+
+    Raises
+    ------
+    ValueError
+        When there is no such way, or nothing that it could apply to.
+    RuntimeError
+        When its library is not installed.
+    """
+    if linears == "kernels":
+        return 0
+    if linears not in ("dequantised", "bitsandbytes"):
+        raise ValueError(f"linears is {linears!r}; known are kernels, dequantised, bitsandbytes")
+    lacking = missing_library(linears)
+    if lacking is not None:
+        raise RuntimeError(f"linears {linears} {lacking}")
+    count = 0
+    for module in causal_lm(model).modules():
+        if isinstance(module, QuantizedLinear):
+            _take(module, linears, dtype)
+            count += 1
+    if not count:
+        raise ValueError(f"linears {linears}: the model has no 4-bit projection")
+    return count
+
+
+def _take(layer: QuantizedLinear, linears: str, dtype: torch.dtype) -> None:
+    codes = layer.weight
+    if isinstance(codes, PackedWeight):
+        raise TypeError("an engine has rearranged the codes; take other products before it")
+    if linears == "dequantised":
+        layer.product = DequantisedEveryPass(codes)
+        return
+    library = importlib.import_module("bitsandbytes")
+    layer.product = BitsAndBytesProduct(library, dispatch.dequantize(codes, dtype))
+    layer.give_up_codes()

@@ -1,0 +1,39 @@
+"""How large the way of real weights is: written, quantised, loaded, stepped."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from repro.spec.arm import require
+from repro.spec.shapes import shape_named
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointScale:
+    """A checkpoint to write and use, and the step to make on it.
+
+    Attributes
+    ----------
+    model
+        A size of `repro.spec.shapes`.
+    layers
+        Decoder blocks; 0 takes the model's own.
+    group, prompt_tokens, completion_tokens
+        Of the step: one prompt with `group` completions of full length.
+    seeds
+        Seeds of a default run.
+    """
+
+    model: str = "7b"
+    layers: int = 0
+    group: int = 8
+    prompt_tokens: int = 256
+    completion_tokens: int = 256
+    seeds: tuple[int, ...] = (0,)
+
+    def __post_init__(self) -> None:
+        shape_named(self.model)
+        require(self.layers >= 0, f"layers is {self.layers}; it must be 0 or more")
+        for name in ("group", "prompt_tokens", "completion_tokens"):
+            value = getattr(self, name)
+            require(value >= 1, f"{name} is {value}; it must be 1 or more")

@@ -1,0 +1,82 @@
+"""The metrics of measured steps, point by point, and the claim that one arm's step is longer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from repro.spec.step import StepArm, StepPoint
+from repro.spec.target import Claim, Metric
+
+_SECONDS = {
+    "step": "time of a GRPO step",
+    "rollout": "rollout",
+    "logprob": "old log-probabilities",
+    "update": "forward and backward",
+    "optimizer": "optimiser",
+    "idle": "device idle",
+    "reward": "rewards, beside the device",
+}
+_RATIOS = {
+    "speedup": "step against 16-bit LoRA",
+    "update_ratio": "update against 16-bit LoRA",
+    "rollout_ratio": "rollout against 16-bit LoRA",
+}
+# What needs every token of a completion to be sampled.
+_WHOLE = ("step", "rollout", "speedup", "rollout_ratio")
+
+
+def step_metrics(points: Iterable[StepPoint], *, ratios: bool) -> tuple[Metric, ...]:
+    """Return the metrics of some points; with `ratios`, also those against the baseline."""
+    found = []
+    for point in points:
+        where = point.name
+        found += [
+            Metric(name=f"{name}_seconds_{where}", unit="seconds", title=f"{title}, {where}")
+            for name, title in _SECONDS.items()
+            if point.whole or name not in _WHOLE
+        ]
+        if point.whole:
+            found.append(
+                Metric(
+                    name=f"tokens_per_second_{where}",
+                    unit="tokens per second",
+                    title=f"rollout throughput, {where}",
+                )
+            )
+        found += [
+            Metric(name=f"peak_bytes_{where}", unit="bytes", title=f"peak memory, {where}"),
+            Metric(name=f"predicted_bytes_{where}", unit="bytes", title=f"planned, {where}"),
+            Metric(name=f"prediction_error_{where}", unit="percent", title=f"plan off, {where}"),
+        ]
+        found += [
+            Metric(name=f"{name}_{where}", unit="ratio", title=f"{title}, {where}")
+            for name, title in _RATIOS.items()
+            if ratios and (point.whole or name not in _WHOLE)
+        ]
+    return tuple(found)
+
+
+def longer(
+    slow: StepArm,
+    fast: StepArm,
+    point: StepPoint,
+    statement: str,
+    *,
+    phase: str = "step",
+    margin: float = 1.0,
+    source: str = "Table 3",
+    because: str = "longer means a ratio above one",
+) -> Claim:
+    """Return the claim that a phase takes `slow` more than `margin` times what it takes `fast`."""
+    return Claim(
+        name=f"{phase}_of_{slow.name}_longer_than_{fast.name}_{point.name}",
+        statement=f"{statement} ({point.name})",
+        source=source,
+        kind="ratio",
+        arms=(slow.name, fast.name),
+        metric=f"{phase}_seconds_{point.name}",
+        factor=("weight_format", "training", "linears", "learning_rate"),
+        margin=margin,
+        because=because,
+        paired_by="repeat",
+    )

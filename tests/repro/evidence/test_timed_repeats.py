@@ -1,0 +1,166 @@
+"""Timed repeats stand in for seeds where a workload is deterministic: in verdicts and in bless."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import shutil
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+
+from repro.check import Checked, check_selection, gather
+from repro.evidence.bless import BlessError, bless
+from repro.evidence.record import Estimate, record_of
+from repro.places import expected_folder
+from repro.report_tables import bar_rows, cell_text, quantity, unit_words
+from repro.selection import Selection
+from repro.spec.target import plan
+from repro.spec.tier import Tier
+from repro.targets.steps import TABLE3
+
+SELECTION = Selection(target=TABLE3, source=TABLE3, tier=Tier.SYSTEMS)
+SLOW, FAST = (17.9, 18.0, 18.1), (10.1, 10.0, 10.0)
+
+
+def write(runs: Path, times: Mapping[str, tuple[float, ...]] | None = None) -> None:
+    """Write made-up records of Table 3: step times by arm, the same at every point."""
+    for run in plan(TABLE3, Tier.SYSTEMS):
+        own = (times or {"nvfp4_lora": FAST, "bf16_lora": SLOW})[run.arm.name]
+        series: dict[str, list[float | None]] = {}
+        for point in run.scale.points:
+            series[f"step_seconds_{point.name}"] = list(own)
+            if run.arm.name == "nvfp4_lora":
+                pairs = zip(SLOW, own, strict=False)
+                series[f"speedup_{point.name}"] = [slow / fast for slow, fast in pairs]
+        metrics = {
+            name: Estimate(
+                value=sorted(values)[len(values) // 2],  # type: ignore[type-var]
+                unit="seconds" if "seconds" in name else "ratio",
+                n=len(values),
+            )
+            for name, values in series.items()
+        }
+        record = record_of(
+            run,
+            metrics=metrics,
+            series=series,
+            environment={"gpu": [{"name": "NVIDIA H200"}]},
+            started=datetime.now(UTC),
+        )
+        dataclasses.replace(record, commit="0" * 40, dirty=False).write(runs)
+
+
+def checked(runs: Path, expected: Path | None = None) -> Checked:
+    return check_selection(SELECTION, runs, expected or expected_folder(None))
+
+
+def test_three_repeats_of_one_seed_decide_a_claim_about_time(tmp_path: Path) -> None:
+    write(tmp_path)
+    claims = [v for v in checked(tmp_path).verdicts if v.about == "claim"]
+    assert {v.status for v in claims} == {"reproduced"}
+    assert {v.n for v in claims} == {3}
+    assert claims[0].effect == pytest.approx(1.794, abs=0.01)
+
+
+def test_a_slower_arm_is_contradicted_and_a_noisy_one_inconclusive(tmp_path: Path) -> None:
+    write(tmp_path / "slow", {"nvfp4_lora": (20.1, 20.0, 20.2), "bf16_lora": SLOW})
+    claims = [v for v in checked(tmp_path / "slow").verdicts if v.about == "claim"]
+    assert {v.status for v in claims} == {"contradicted"}
+    write(tmp_path / "noisy", {"nvfp4_lora": (10.0, 30.0, 17.0), "bf16_lora": SLOW})
+    claims = [v for v in checked(tmp_path / "noisy").verdicts if v.about == "claim"]
+    assert {v.status for v in claims} == {"inconclusive"}
+
+
+def test_two_repeats_are_too_few_and_the_sentence_says_so(tmp_path: Path) -> None:
+    write(tmp_path, {"nvfp4_lora": FAST[:2], "bf16_lora": SLOW[:2]})
+    claims = [v for v in checked(tmp_path).verdicts if v.about == "claim"]
+    assert {v.status for v in claims} == {"inconclusive"}
+    assert "2 paired repeat(s); a verdict needs 3" in claims[0].sentence
+
+
+def test_a_bar_must_hold_in_every_repeat(tmp_path: Path) -> None:
+    write(tmp_path)
+    bars = {v.name: v for v in checked(tmp_path).verdicts if v.about == "expectation"}
+    assert bars["nvfp4_lora.speedup_7b_b8"].status == "reproduced"
+    assert "3 of 3 inside" in bars["nvfp4_lora.speedup_7b_b8"].sentence
+    write(tmp_path / "b", {"nvfp4_lora": (10.1, 12.5, 10.0), "bf16_lora": SLOW})
+    bars = {v.name: v for v in checked(tmp_path / "b").verdicts if v.about == "expectation"}
+    assert bars["nvfp4_lora.speedup_7b_b8"].status == "contradicted"
+    assert "2 of 3 inside" in bars["nvfp4_lora.speedup_7b_b8"].sentence
+
+
+@pytest.fixture
+def expected(tmp_path: Path) -> Path:
+    folder = tmp_path / "expected"
+    shutil.copytree(expected_folder(None) / "paper", folder / "paper")
+    return folder
+
+
+def blessed(runs: Path, expected: Path) -> Path:
+    records = gather(SELECTION, runs).records
+    return bless(TABLE3, Tier.SYSTEMS, records, problems=[], expected=expected)[0]
+
+
+def test_a_timed_target_is_blessed_on_its_declared_repeats_of_one_seed(
+    tmp_path: Path, expected: Path
+) -> None:
+    write(tmp_path / "runs")
+    raw = json.loads(blessed(tmp_path / "runs", expected).read_text(encoding="utf-8"))
+    found = {(item["arm"], item["metric"]): item for item in raw["expectations"]}
+    item = found["nvfp4_lora", "step_seconds_7b_b2"]
+    assert item["values"] == {"0.0": 10.1, "0.1": 10.0, "0.2": 10.0}
+    assert "3 timed repeats" in item["because"]
+    low, high = item["accept"]
+    assert low < 10.0 < high < 12.5
+    again = checked(tmp_path / "runs", expected)
+    mine = [v for v in again.verdicts if v.source.startswith("measured")]
+    assert {v.status for v in mine} == {"reproduced"}
+
+
+def test_a_timed_target_with_too_few_repeats_is_not_blessed(tmp_path: Path, expected: Path) -> None:
+    write(tmp_path / "runs", {"nvfp4_lora": FAST[:2], "bf16_lora": SLOW})
+    with pytest.raises(BlessError, match="fewer than 3 timed repeats of"):
+        blessed(tmp_path / "runs", expected)
+
+
+def test_a_claim_must_be_paired_as_its_target_is_repeated() -> None:
+    seeds = tuple(dataclasses.replace(claim, paired_by="seed") for claim in TABLE3.claims)
+    with pytest.raises(ValueError, match="pairs by repeat"):
+        dataclasses.replace(TABLE3, claims=seeds)
+    with pytest.raises(ValueError, match="pairs by seed or prompt"):
+        dataclasses.replace(TABLE3, timed_repeats=0)
+
+
+@pytest.mark.parametrize(
+    ("value", "unit", "text"),
+    [
+        (35_304_833_024.0, "bytes", "32.9 GiB (35.3 GB)"),
+        (1000.0, "bytes", "1000 B"),
+        (9.812, "seconds", "9.81 s"),
+        (0.0412, "seconds", "41.2 ms"),
+        (12332.4, "tokens per second", "12,332 tokens/s"),
+        (1.794, "ratio", "1.79 x"),
+        (88.23, "percent", "88.2"),
+    ],
+)
+def test_a_quantity_is_printed_as_people_say_it(value: float, unit: str, text: str) -> None:
+    assert quantity(value, unit) == text
+
+
+def test_cells_carry_their_unit() -> None:
+    assert cell_text([35.2e9], unit="bytes") == "32.8 GiB (35.2 GB) (n = 1)"
+    assert cell_text([10.1, 10.0, 10.0], unit="seconds") == "10.0 ± 0.1 s (n = 3)"
+    assert cell_text([2**31, 2**31 + 2**20, 2**31], unit="bytes") == "2 ± 0.0014 GiB (n = 3)"
+    assert cell_text([80.0, 82.0, 84.0]) == "82.0 ± 5.0 (n = 3)"
+    assert unit_words("bytes") == "in GiB"
+    assert unit_words("percent") == "in percent"
+
+
+def test_readme_lists_the_stated_bars_with_what_was_measured(tmp_path: Path) -> None:
+    write(tmp_path)
+    rows = bar_rows(checked(tmp_path), expected_folder(None))
+    (line,) = [row for row in rows if "step against 16-bit LoRA, 7b_b8" in row]
+    assert "| at least 1.5 x | 1.79 x | reproduced |" in line

@@ -1,0 +1,128 @@
+"""Other products multiply by the same weights, with the same gradients, their own way."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from kernels import reference
+from repro.models import other_products
+from repro.models.lora import adapter_layers, base_linear
+from repro.models.other_products import missing_library, take_products
+from repro.models.policy import Policy
+from repro.models.quantized_linear import QuantizedLinear
+from repro.models.shapes import random_policy
+
+SHAPE = {
+    "model_type": "qwen2",
+    "vocab_size": 256,
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 128,
+    "tie_word_embeddings": True,
+}
+
+
+def make(weight_format: Any) -> Policy:
+    return random_policy(
+        SHAPE, weight_format=weight_format, lora_rank=16, compute_dtype="float32", seed=0,
+        device="cpu",
+    )  # fmt: skip
+
+
+def logits_and_gradients(policy: Policy) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+    ids = torch.arange(24).view(2, 12)
+    logits = policy.model(ids).logits
+    logits.square().mean().backward()
+    found = {n: p.grad.clone() for n, p in policy.model.named_parameters() if p.grad is not None}
+    return logits.detach(), found
+
+
+@pytest.mark.parametrize(
+    ("linears", "weight_format"),
+    [("dequantised", "nvfp4"), ("dequantised", "mxfp4"), ("bitsandbytes", "nf4")],
+)
+def test_logits_and_gradients_are_those_of_the_kernels(linears: str, weight_format: str) -> None:
+    if linears == "bitsandbytes":
+        pytest.importorskip("bitsandbytes", reason="bitsandbytes is not installed here")
+    expected, gradients = logits_and_gradients(make(weight_format))
+    policy = make(weight_format)
+    assert take_products(policy.model, linears, torch.float32) == 7
+    logits, found = logits_and_gradients(policy)
+    torch.testing.assert_close(logits, expected, rtol=1e-4, atol=1e-5)
+    assert found.keys() == gradients.keys()
+    for name, gradient in gradients.items():
+        torch.testing.assert_close(found[name], gradient, rtol=1e-3, atol=1e-6)
+
+
+def test_every_pass_dequantises_every_layer(monkeypatch: pytest.MonkeyPatch) -> None:
+    policy = make("nvfp4")
+    take_products(policy.model, "dequantised", torch.float32)
+    calls = 0
+
+    def counted(*args: Any) -> torch.Tensor:
+        nonlocal calls
+        calls += 1
+        return reference.dequantize(*args)
+
+    class Counting:
+        dequantize = staticmethod(counted)
+
+    monkeypatch.setattr(other_products, "reference", Counting)
+    for _ in range(2):
+        policy.model(torch.arange(6).view(1, 6))
+    assert calls == 14
+
+
+def test_bitsandbytes_leaves_no_second_copy_of_the_codes() -> None:
+    pytest.importorskip("bitsandbytes", reason="bitsandbytes is not installed here")
+    policy = make("nf4")
+    take_products(policy.model, "bitsandbytes", torch.float32)
+    for _, layer in adapter_layers(policy.model):
+        base = base_linear(layer)
+        assert isinstance(base, QuantizedLinear)
+        assert base.device.type == "meta"
+        assert base.weight_format == "nf4"
+        assert base.product is not None
+        assert base.product.rollouts_too
+
+
+def test_what_cannot_be_done_is_refused_with_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert take_products(make("nvfp4").model, "kernels", torch.float32) == 0
+    with pytest.raises(ValueError, match="no 4-bit projection"):
+        take_products(make("bf16").model, "dequantised", torch.float32)
+    with pytest.raises(ValueError, match="known are kernels"):
+        take_products(make("nvfp4").model, "marlin", torch.float32)
+    layer = QuantizedLinear(reference.quantize(torch.randn(16, 16), "nvfp4"), None)
+    with pytest.raises(ValueError, match="product of its own"):
+        layer.give_up_codes()
+
+    def absent(name: str) -> Any:
+        raise ImportError(name)
+
+    monkeypatch.setattr(other_products.importlib, "import_module", absent)
+    assert missing_library("dequantised") is None
+    assert "not installed" in str(missing_library("bitsandbytes"))
+    with pytest.raises(RuntimeError, match="needs the package bitsandbytes"):
+        take_products(make("nf4").model, "bitsandbytes", torch.float32)
+
+
+def test_a_random_policy_counts_its_projections_in_every_format() -> None:
+    assert make("bf16").effects["linears"] == {"bf16": 7}
+    assert make("nf4").effects["linears"] == {"nf4": 7}
+
+
+def test_a_fully_trained_random_policy_has_float32_masters_under_autocast() -> None:
+    policy = random_policy(
+        SHAPE, weight_format="bf16", lora_rank=0, seed=0, device="cpu", full=True
+    )
+    assert policy.training == "full"
+    assert all(p.dtype == torch.float32 and p.requires_grad for p in policy.model.parameters())
+    assert policy.effects["compute"].startswith("bfloat16 by autocast")
+    with pytest.raises(ValueError, match="needs bf16 and 0"):
+        random_policy(SHAPE, weight_format="nf4", lora_rank=0, seed=0, device="cpu", full=True)
