@@ -73,6 +73,13 @@ def build_parser() -> argparse.ArgumentParser:
     report.add_argument("--readme", metavar="FILE", help="renew the results block of this file")
     report.set_defaults(command=_report)
 
+    choose = commands.add_parser(
+        "choose", help="choose the proxy tier's learning rates from the sweep's records"
+    )
+    choose.add_argument("--runs", metavar="FOLDER", help="folder of records (default: runs)")
+    choose.add_argument("--out", metavar="FILE", help="where to write (default: in the package)")
+    choose.set_defaults(command=_choose)
+
     bless = commands.add_parser("bless", help="turn records into measured expectations")
     _add_selection(bless)
     bless.set_defaults(command=_bless)
@@ -192,6 +199,12 @@ def _report(args: argparse.Namespace) -> int:
     from repro.report import main_report
 
     return main_report(args)
+
+
+def _choose(args: argparse.Namespace) -> int:
+    from repro.choose import main_choose
+
+    return main_choose(args)
 
 
 def _bless(args: argparse.Namespace) -> int:

@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from repro.analysis_plan import plan_refusal
 from repro.evidence.environment import device_of
 from repro.evidence.expectation import Expectation, load_expectations
 from repro.evidence.paper import paper_cells
@@ -204,7 +205,7 @@ def _reasons(selection: Selection, record: Record, path: Path, arm: str) -> list
         run = plan(selection.source, selection.tier, [record.seed], [arm])[0]
     except ValueError as error:
         return [str(error)]
-    difference = config_difference(record, run)
+    difference = config_difference(record, run) or plan_refusal(selection, record)
     return [difference] if difference else refusals(record)
 
 

@@ -20,6 +20,7 @@ from types import FrameType
 
 from rich.console import Console
 
+from repro.analysis_plan import write_plans
 from repro.device_queue import RETRIES, Grouping, ensemble_tasks, visible_devices
 from repro.evidence.environment import capture_environment
 from repro.evidence.record import failed_record, find_record, read_record, run_folder
@@ -116,6 +117,8 @@ def _carry_out(
 ) -> int:
     worst = FINE
     for tier, batch in batches.items():
+        for path in write_plans(list(batch.runs.values()), folder):
+            console.print(f"wrote the analysis plan {path}", highlight=False)
         outcome = execute(
             list(batch.runs.values()),
             folder,

@@ -16,6 +16,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Protocol
 
+from repro.analysis_plan import plan_inputs
 from repro.evidence.derived import derived_metrics
 from repro.evidence.environment import capture_environment
 from repro.evidence.record import Estimate, failed_record, find_record, record_of
@@ -194,7 +195,7 @@ def keep(
         metrics=measured.metrics | derived_metrics(measured.metrics, measured.series, budget),
         series=measured.series,
         effects=measured.effects,
-        inputs=measured.inputs,
+        inputs=measured.inputs | plan_inputs(run),
         environment=environment,
         started=started,
     )

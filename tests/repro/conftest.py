@@ -15,6 +15,7 @@ from unittest import mock
 
 import pytest
 
+from repro.analysis_plan import plan_inputs
 from repro.evidence.record import Estimate, Record, record_of
 from repro.spec.config import RunConfig, derive_seed
 from repro.spec.target import plan
@@ -41,7 +42,7 @@ PERCENT = ("accuracy", "accuracy_greedy", "accuracy_greedy_start", "accuracy_for
 def honest_record(run: RunConfig) -> Record:
     """Return the record that an honest run of this configuration might leave."""
     draw = random.Random(derive_seed(run.seed, run.arm.name, "made up"))
-    end = min(99.0, ENDS[run.arm.name] + draw.gauss(0, 1.0))
+    end = min(99.0, ENDS.get(run.arm.name, 90.0) + draw.gauss(0, 1.0))
     start = 45.0 if run.arm.weight_format != "nvfp4" else 43.3
     metrics = {
         "accuracy": Estimate(value=end - 1.5, unit="percent", n=300),
@@ -87,7 +88,7 @@ def _training_metrics(start: float, end: float, draw: random.Random) -> dict[str
 
 
 def _training_effects(run: RunConfig) -> dict[str, Any]:
-    noisy = run.arm.noise is not None
+    noisy = _is_noisy(run)
     return {
         "adapter_modules": 21 if run.arm.training == "lora" else 0,
         "parameters_trainable": 100_000,
@@ -103,11 +104,15 @@ def _training_effects(run: RunConfig) -> dict[str, Any]:
     }
 
 
+def _is_noisy(run: RunConfig) -> bool:
+    return run.arm.noise is not None and run.arm.noise.form != "as_published"
+
+
 def _series(
     run: RunConfig, start: float, end: float, draw: random.Random
 ) -> dict[str, list[float]]:
     steps = run.scale.steps
-    sigma = [0.0 if step < 3 or run.arm.noise is None else 0.005 for step in range(steps)]
+    sigma = [0.0 if step < 3 or not _is_noisy(run) else 0.005 for step in range(steps)]
     rise = [start + (end - start) * min(1.0, 1.4 * step / steps) for step in range(steps)]
     return {
         "accuracy": [max(0.0, 0.005 * value + draw.gauss(0, 0.04)) for value in rise],
@@ -117,6 +122,38 @@ def _series(
         "sigma": sigma,
         "sigma_realised": [1.02 * value for value in sigma],
     }
+
+
+def honest_proxy_record(run: RunConfig, shift: float = 0.0) -> Record:
+    """Return the record that an honest run at the proxy tier might leave; `shift` moves its end."""
+    record = honest_record(run)
+    draw = random.Random(derive_seed(run.seed, run.arm.name, "made up too"))
+    end = (record.value("accuracy") or 0.0) / 2 + shift + draw.gauss(0, 0.5)
+    metrics = dict(record.metrics)
+    for name in ("accuracy", "accuracy_hard", "accuracy_human", "heldout_area", "heldout_last"):
+        metrics[name] = Estimate(value=end, unit="percent", n=500)
+    effects = dict(record.effects)
+    if run.arm.weight_noise is not None:
+        effects["weight_noise"] = {
+            "matched_to": run.arm.weight_noise.matched_to,
+            "sigma": 0.1,
+            "kl_format": 0.05,
+            "kl_noise": 0.0503,
+            "projections": 63,
+        }
+    return dataclasses.replace(
+        record,
+        metrics=metrics,
+        effects=effects,
+        inputs=record.inputs | plan_inputs(run),
+        environment={"python": "3.11", "gpu": [{"name": "NVIDIA H200"}]},
+    )
+
+
+@pytest.fixture
+def proxy_record() -> Callable[..., Record]:
+    """Return the maker of one honest record at the proxy tier."""
+    return honest_proxy_record
 
 
 def write_table1(
