@@ -15,6 +15,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from repro.ensemble_cost import ensemble_seconds, likely_groups, queue_seconds
 from repro.evidence.record import find_record
 from repro.selection import Selection
 from repro.spec.config import RunConfig
@@ -56,13 +57,15 @@ def plan_text(
         lines.append(f"  This machine cannot run it: {missing}.")
     for name in cost.lacking():
         lines.append(f"  It needs the policy {name}; first: python -m repro run pretrain-proxy")
-    lines += _arm_lines(runs, done, estimates)
-    lines += _totals(left, estimates, cost, workers)
+    lines += _arm_lines(runs, done, estimates, together=cost.together is not None)
+    lines += _totals(left, estimates, cost, workers, _ensemble_time(left, cost, workers))
     lines.append(f"  records   {folder}")
     return "\n".join(lines)
 
 
-def _arm_lines(runs: list[RunConfig], done: set[str], estimates: Estimates) -> list[str]:
+def _arm_lines(
+    runs: list[RunConfig], done: set[str], estimates: Estimates, *, together: bool
+) -> list[str]:
     seeds: dict[str, list[int]] = {}
     for run in runs:
         seeds.setdefault(run.arm.name, []).append(run.seed)
@@ -72,16 +75,45 @@ def _arm_lines(runs: list[RunConfig], done: set[str], estimates: Estimates) -> l
     for arm, numbers in seeds.items():
         seconds = estimates.seconds.get(arm)
         each = "not timed yet" if seconds is None else f"{duration(seconds)} each"
+        each = "" if together else each
         recorded = f", {finished[arm]} recorded" if finished[arm] else ""
         listed = ", ".join(map(str, numbers))
         lines.append(f"  {arm:<26} {procedures[arm]:<9} seeds {listed:<14} {each}{recorded}")
     return lines
 
 
-def _totals(left: list[RunConfig], estimates: Estimates, cost: Cost, workers: int) -> list[str]:
+def _ensemble_time(left: list[RunConfig], cost: Cost, devices: int) -> str | None:
+    """Return the predicted time of runs that go many at once, or None where they do not."""
+    together = cost.together
+    if together is None or not left:
+        return None
+    from repro.device_queue import ensemble_tasks
+
+    most = together.runs_together
+    tasks = ensemble_tasks(
+        left,
+        Path(),
+        devices=devices,
+        memory_bytes=together.memory_bytes,
+        # Without the policy its shape is not known; the plan is then of likely sizes.
+        grouping=(lambda runs, _: likely_groups(runs, most)) if cost.lacking() else None,
+    )
+    seconds = [ensemble_seconds(task.every, together) for task in tasks]
+    sizes = ", ".join(str(len(task.every)) for task in tasks)
+    return (
+        f"{duration(queue_seconds(seconds, devices))} on {devices} GPU(s), {sum(seconds) / 60:.0f} "
+        f"GPU minutes; ensembles of {sizes} runs"
+    )
+
+
+def _totals(
+    left: list[RunConfig], estimates: Estimates, cost: Cost, workers: int, ensembles: str | None
+) -> list[str]:
     times = [estimates.seconds.get(run.arm.name) for run in left]
     known = [seconds for seconds in times if seconds is not None]
-    if len(known) == len(times):
+    if ensembles is not None:
+        time = ensembles
+    elif len(known) == len(times):
         side = f" with {workers} at a time" if min(workers, len(left)) > 1 else ""
         longest = max(known, default=0.0)
         time = f"{duration(max(longest, sum(known) / max(1, workers)))}{side}"
@@ -90,6 +122,8 @@ def _totals(left: list[RunConfig], estimates: Estimates, cost: Cost, workers: in
     absent = [item for item in cost.downloads if not item.present()]
     fetched = "; ".join(f"{item.name} ({size(item.nbytes)})" for item in absent) or "none"
     memory = estimates.memory_bytes * max(1, min(workers, len(left) or 1))
+    if ensembles is not None:
+        memory = estimates.memory_bytes  # of each device
     return [
         f"  time      {time} ({estimates.basis})",
         f"  memory    {size(memory)}",

@@ -47,6 +47,8 @@ class TogetherCost:
     ----------
     memory_bytes
         Device memory that an ensemble may fill; it decides how many runs go together.
+    runs_together
+        How many are taken to go together where the policy is not there to be measured.
     """
 
     start_seconds: float
@@ -55,6 +57,7 @@ class TogetherCost:
     pass_seconds: float
     question_seconds: float
     memory_bytes: int
+    runs_together: int = 60
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,0 +1,85 @@
+"""How long ensembles of runs will take on some devices, from a cost model with measured parameters.
+
+An ensemble's time is linear in what it does: training steps (a part that does not depend on how
+many runs there are, and a part a run), and passes of questions (the same two parts). Dynamic
+sampling draws further batches; how many is not known in advance, so a step of it counts
+`DYNAMIC_STEPS` plain ones. Devices take ensembles from one queue, the longest first.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from repro.spec.config import RunConfig, TrainScale
+from repro.spec.target import TogetherCost
+
+# Between 1 (every group informative) and DAPO's 3 batches at most.
+DYNAMIC_STEPS = 2.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """Questions of one run: how many passes over a set, and how many completions in all."""
+
+    passes: int
+    completions: int
+
+
+def asked_of(run: RunConfig) -> Asked:
+    """Return what one run is asked, before, during and after training."""
+    scale: TrainScale = run.scale
+    samples, test = scale.evaluation.samples, scale.data.test_problems
+    further = [item.data.test_problems for item in scale.test_sets]
+    # At the end: sampled and greedy on the test problems, sampled on the further sets.
+    passes = 2 + len(further)
+    completions = test * (samples + 1) + sum(further) * samples
+    if run.procedure == "evaluate":
+        return Asked(passes=passes + 1, completions=completions + test)  # with the working forced
+    during = scale.steps // scale.evaluation.every + 1 if scale.evaluation.every else 0
+    return Asked(
+        passes=passes + 1 + during,
+        completions=completions + test + during * scale.data.development_problems,
+    )
+
+
+def ensemble_seconds(runs: Sequence[RunConfig], cost: TogetherCost) -> float:
+    """Return the predicted wall time of one ensemble on one device."""
+    trained = [run for run in runs if run.procedure == "train"]
+    seconds = cost.start_seconds
+    if trained:
+        steps = trained[0].scale.steps
+        weights = [DYNAMIC_STEPS if run.arm.loss.dynamic_sampling else 1.0 for run in trained]
+        a_step = max(weights) * cost.step_seconds + sum(weights) * cost.step_seconds_per_run
+        seconds += steps * a_step
+    asked = [asked_of(run) for run in runs]
+    seconds += max(item.passes for item in asked) * cost.pass_seconds
+    return seconds + sum(item.completions for item in asked) * cost.question_seconds
+
+
+def queue_seconds(seconds: Sequence[float], devices: int) -> float:
+    """Return when the last of a queue's ensembles ends, the longest handed out first."""
+    ends = [0.0] * max(1, devices)
+    for value in sorted(seconds, reverse=True):
+        heapq.heappush(ends, heapq.heappop(ends) + value)
+    return max(ends)
+
+
+def likely_groups(runs: Sequence[RunConfig], most: int) -> list[tuple[RunConfig, ...]]:
+    """Return runs that train the same kind of thing on the same data, in groups of about a size.
+
+    For planning where the policy, whose shape decides how many fit, is not there.
+    """
+    kinds: dict[tuple[object, ...], list[RunConfig]] = {}
+    for run in runs:
+        loss = run.arm.loss
+        trained = run.arm.training if run.procedure == "train" else "lora"
+        kind = (run.scale.checkpoint, run.scale.data, trained, bool(loss.dynamic_sampling))
+        kinds.setdefault(kind, []).append(run)
+    groups = []
+    for alike in kinds.values():
+        count = -(-len(alike) // most)
+        size = -(-len(alike) // count)
+        groups += [tuple(alike[place : place + size]) for place in range(0, len(alike), size)]
+    return groups
