@@ -22,14 +22,12 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from repro.evidence.record import Estimate
 from repro.models.decoder import is_projection
 from repro.models.lora import adapter_layers, base_linear
 from repro.models.policy import Policy
@@ -37,6 +35,7 @@ from repro.models.quantized_linear import QuantizedLinear
 from repro.models.shapes import random_policy
 from repro.procedures import Measured, Progress, Stopped
 from repro.procedures.rollout_checks import CHECKS
+from repro.procedures.rollout_parts import Parts, Repeat, open_parts
 from repro.procedures.rollout_timing import (
     copy_rate,
     estimate,
@@ -48,21 +47,10 @@ from repro.rollout.engine import Engine
 from repro.rollout.engine_config import EngineConfig, Products
 from repro.rollout.step_timing import time_steps
 from repro.spec.config import RunConfig, derive_seed
-from repro.spec.throughput import ThroughputPoint, ThroughputScale
+from repro.spec.throughput import Check, ThroughputPoint, ThroughputScale
 
 # Steps between two readings of a bare step's time.
 _BARE_STEPS = 64
-
-
-@dataclass(slots=True, eq=False)
-class _Repeat:
-    """What one seed has measured so far."""
-
-    seed: int
-    metrics: dict[str, Estimate] = field(default_factory=dict)
-    seconds: float = 0.0
-    nbytes: float = 0.0
-    flops: float = 0.0
 
 
 def measure_throughput(run: RunConfig, **how: Any) -> Measured:
@@ -94,9 +82,9 @@ def measure_repeats(
     RuntimeError
         Without a CUDA device of compute capability 8.0 or newer.
     Stopped
-        When asked to stop; nothing is kept.
+        When asked to stop; finished points and checks are kept in `folder`.
     """
-    del folder, threads
+    del threads
     if not torch.cuda.is_available() or torch.cuda.get_device_capability() < (8, 0):
         raise RuntimeError(
             "throughput is measured on a CUDA device of compute capability 8.0 or newer; "
@@ -105,29 +93,40 @@ def measure_repeats(
     run = runs[0]
     scale: ThroughputScale = run.scale
     products: Products = "bitsandbytes" if run.arm.name in scale.bitsandbytes else "own"
-    repeats = [_Repeat(seed=run.seed) for run in runs]
-    effects: dict[str, Any] = {
-        "linears": {},
-        "adapter_modules": 0,
-        "products": products,
-        "repeats_together": len(runs),
-    }
-    done = 0
-    checked = False
+    parts = open_parts(
+        folder / "checkpoint",
+        [run.seed for run in runs],
+        {
+            "linears": {},
+            "adapter_modules": 0,
+            "products": products,
+            "repeats_together": len(runs),
+        },
+    )
+    checks = scale.checks
     for shape, points in groupby(scale.points, key=lambda point: point.shape):
+        left = [point for point in points if point.name not in parts.done]
+        due = [(what, count) for what, count in checks if what not in parts.done]
+        checks = ()
+        if not left and not due:
+            continue
         policy = _policy(run, shape)
-        _count(policy, effects)
-        for point in points:
-            done += 1
-            progress(f"{point.name}: {run.arm.label}", {"step": done, "steps": len(scale.points)})
-            _point(point, policy, repeats, products, should_stop)
-        if not checked:
-            checked = True
-            _check(scale, policy, repeats, progress, should_stop)
+        if f"shape {shape}" not in parts.done:
+            _count(policy, parts.effects)
+            parts.finish(f"shape {shape}")
+        for point in left:
+            number = 1 + scale.points.index(point)
+            progress(f"{point.name}: {run.arm.label}", {"step": number, "steps": len(scale.points)})
+            _point(point, policy, parts.repeats, products, should_stop)
+            parts.finish(point.name)
+        _check(due, policy, parts, progress, should_stop)
         del policy
         release()
     rates = {"bytes_per_second": copy_rate(), "flops_per_second": matmul_rate()}
-    return [Measured(metrics=r.metrics, effects=effects | _receipt(r, rates)) for r in repeats]
+    return [
+        Measured(metrics=repeat.metrics, effects=parts.effects | _receipt(repeat, rates))
+        for repeat in parts.repeats
+    ]
 
 
 def _policy(run: RunConfig, shape: str) -> Policy:
@@ -148,15 +147,15 @@ def release() -> None:
 
 
 def _check(
-    scale: ThroughputScale,
+    due: Sequence[tuple[Check, int]],
     policy: Policy,
-    repeats: Sequence[_Repeat],
+    parts: Parts,
     progress: Progress,
     should_stop: Callable[[], bool],
 ) -> None:
-    """Make the scale's checks on `policy`, each with the seeds that it asks for."""
-    for what, count in scale.checks:
-        wanted = [repeat for repeat in repeats if repeat.seed < count]
+    """Make the checks that are due on `policy`, each with the seeds that it asks for."""
+    for what, count in due:
+        wanted = [repeat for repeat in parts.repeats if repeat.seed < count]
         if not wanted:
             continue
         if should_stop():
@@ -165,10 +164,11 @@ def _check(
         found = CHECKS[what](policy, [repeat.seed for repeat in wanted])
         for repeat, metrics in zip(wanted, found, strict=True):
             repeat.metrics |= metrics
+        parts.finish(what)
         release()
 
 
-def _receipt(repeat: _Repeat, rates: dict[str, float]) -> dict[str, Any]:
+def _receipt(repeat: Repeat, rates: dict[str, float]) -> dict[str, Any]:
     timing = {
         "method": "device_events",
         "seconds": repeat.seconds,
@@ -182,7 +182,7 @@ def _receipt(repeat: _Repeat, rates: dict[str, float]) -> dict[str, Any]:
 def _point(
     point: ThroughputPoint,
     policy: Policy,
-    repeats: Sequence[_Repeat],
+    repeats: Sequence[Repeat],
     products: Products,
     should_stop: Callable[[], bool],
 ) -> None:
@@ -219,7 +219,7 @@ def _batch(
     point: ThroughputPoint,
     batch: int,
     engine: Engine,
-    wanted: Sequence[_Repeat],
+    wanted: Sequence[Repeat],
     should_stop: Callable[[], bool],
 ) -> None:
     """Time one batch once a seed, after an untimed start."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import time
 from pathlib import Path
 from typing import Any
@@ -151,11 +152,25 @@ def _positional() -> dict[str, Any]:
     return {"progress": HOW["progress"], "should_stop": HOW["should_stop"], "threads": 1}
 
 
-def test_a_stop_between_two_rollouts_keeps_nothing(loaded: list[str], tmp_path: Path) -> None:
-    asked = iter([False, False, True])
-    how = HOW | {"should_stop": lambda: next(asked)}
+def test_a_stop_keeps_the_finished_points_and_the_next_start_goes_on(
+    loaded: list[str], tmp_path: Path
+) -> None:
+    runs = runs_of(ThroughputScale(points=POINTS))
+    # One answer a rollout: two of the long point, then the first of the short one.
+    asked = iter([False, False, False, True])
     with pytest.raises(Stopped):
-        throughput.measure_repeats(runs_of(ThroughputScale(points=POINTS)), folder=tmp_path, **how)
+        throughput.measure_repeats(
+            runs, folder=tmp_path, **(HOW | {"should_stop": lambda: next(asked)})
+        )
+    kept = json.loads((tmp_path / "checkpoint" / "parts.json").read_text())
+    assert kept["done"] == ["shape a", "long"]
+    rate = kept["repeats"][0]["metrics"]["tokens_per_second_long_1"]["value"]
+    found = throughput.measure_repeats(runs, folder=tmp_path, **HOW)
+    assert found[0].metrics["tokens_per_second_long_1"].value == rate
+    assert "tokens_per_second_other_3" in found[2].metrics
+    assert found[0].effects["adapter_modules"] == 28
+    other = throughput.measure_repeats(runs[:2], folder=tmp_path, **HOW)
+    assert other[0].metrics["tokens_per_second_long_1"].value != rate
 
 
 def test_runs_of_one_arm_go_together_and_others_alone() -> None:
