@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from repro.analysis_plan import plan_refusal
+from repro.analysis_plan import needs_plan, plan_refusal, plan_text_of
 from repro.evidence.environment import device_of
 from repro.evidence.expectation import Expectation, load_expectations
 from repro.evidence.paper import paper_cells
@@ -31,6 +31,7 @@ from repro.evidence.record import (
     iterate_records,
     read_record,
     record_folder,
+    replace_text,
 )
 from repro.evidence.statistics import wilson_interval
 from repro.evidence.verdict import Verdict, judge, judge_expectation
@@ -60,6 +61,7 @@ class Evidence:
     records: dict[str, dict[int, Record]] = field(default_factory=dict)
     refused: list[tuple[Path, str]] = field(default_factory=list)
     failed: list[tuple[Path, str]] = field(default_factory=list)
+    failed_records: list[Record] = field(default_factory=list)
     failed_arms: dict[str, int] = field(default_factory=dict)
     refused_arms: dict[str, str] = field(default_factory=dict)
     timed: bool = False
@@ -166,6 +168,7 @@ def gather(selection: Selection, runs: Path) -> Evidence:
             _refuse(evidence, path, arm, str(error))
             continue
         if not record.ok:
+            evidence.failed_records.append(record)
             failures[arm, path.name.split(".")[0]] = (path, reasons[0])
         elif reasons:
             for reason in reasons:
@@ -340,13 +343,20 @@ def main_bless(args: argparse.Namespace) -> int:
     expected = expected_folder(args.expected)
     for selection in select(args.targets, tier=args.tier, data=args.data, steps=args.steps):
         evidence = gather(selection, folder)
+        # At the proxy tier a run that fails is a result like any other, and is kept as one.
+        counts = selection.tier is Tier.PROXY
         paths = bless(
             selection.source,
             selection.tier,
             evidence.records,
-            problems=[why for _, why in (*evidence.refused, *evidence.failed)],
+            problems=[why for _, why in (*evidence.refused, *([] if counts else evidence.failed))],
+            failed=evidence.failed_records if counts else (),
             expected=expected,
         )
+        if needs_plan(selection.target, selection.tier):
+            path = paths[0].with_name(f"{selection.source.name}.plan.json")
+            replace_text(path, plan_text_of(selection.source, selection.tier))
+            paths.append(path)
         for path in paths:
             print(f"wrote {path}")  # noqa: T201
     return 0

@@ -19,6 +19,7 @@ to either side, which is several times what timings of one kind of device differ
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 from collections.abc import Mapping, Sequence
@@ -29,6 +30,7 @@ from typing import Any
 
 from repro.evidence.environment import device_of
 from repro.evidence.expectation import SCHEMA
+from repro.evidence.provenance import digest_of_commit
 from repro.evidence.record import Record, replace_text
 from repro.evidence.statistics import t_quantile
 from repro.evidence.verdict import MINIMUM_REPEATS
@@ -55,6 +57,7 @@ def bless(
     *,
     problems: Sequence[str],
     expected: Path,
+    failed: Sequence[Record] = (),
 ) -> list[Path]:
     """Write the expectations and the compacted records behind them; return their paths.
 
@@ -63,8 +66,10 @@ def bless(
     BlessError
         If the records do not qualify.
     """
+    records = {arm: by_seed for arm, by_seed in records.items() if arm not in target.shared}
+    failed = [record for record in failed if record.target == target.name]
     every = [record for by_seed in records.values() for record in by_seed.values()]
-    _require_fit(target, tier, records, every, problems)
+    _require_fit(target, tier, [*every, *failed], problems)
     device = device_of(every[0].environment) if tier is not Tier.SMOKE else None
     folder = expected / tier.value / (device or "")
     folder.mkdir(parents=True, exist_ok=True)
@@ -82,18 +87,18 @@ def bless(
         _expectation(arm, metric, by_seed, timed=target.timed_repeats > 0)
         for arm, by_seed in sorted(records.items())
         for metric in metrics
-        if all(record.value(metric.name) is not None for record in by_seed.values())
+        if (target.timed_repeats or len(by_seed) >= MINIMUM_SEEDS)
+        and all(record.value(metric.name) is not None for record in by_seed.values())
     ]
     paths = [folder / f"{target.name}.json", folder / f"{target.name}.records.json"]
     _write(paths[0], {**head, "rule": RULE, "expectations": expectations})
-    _write(paths[1], {**head, "records": [compact(record) for record in every]})
+    _write(paths[1], {**head, "records": [compact(record) for record in (*every, *failed)]})
     return paths
 
 
 def _require_fit(
     target: Target,
     tier: Tier,
-    records: Mapping[str, Mapping[int, Record]],
     every: Sequence[Record],
     problems: Sequence[str],
 ) -> None:
@@ -102,8 +107,8 @@ def _require_fit(
         raise BlessError(f"{where}: the paper's own numbers are that tier's expectations")
     if problems:
         raise BlessError(f"{where}: {problems[0]} ({len(problems)} such records)")
-    _require_enough(target, where, records)
-    dirty = sorted({record.arm for record in every if record.dirty is not False})
+    _require_enough(target, tier, where, every)
+    dirty = sorted({record.arm for record in every if not _is_clean(record)})
     if dirty:
         raise BlessError(
             f"{where}: made from a source tree with changes, or whose state is not known "
@@ -117,18 +122,18 @@ def _require_fit(
         raise BlessError(f"{where}: the records name the devices {devices}; needs one")
 
 
-def _require_enough(
-    target: Target, where: str, records: Mapping[str, Mapping[int, Record]]
-) -> None:
+def _require_enough(target: Target, tier: Tier, where: str, every: Sequence[Record]) -> None:
     """Raise `BlessError` for arms with too few seeds, or metrics with too few timed repeats."""
-    least = 1 if target.timed_repeats else MINIMUM_SEEDS
-    lacking = [arm.name for arm in target.arms if len(records.get(arm.name, {})) < least]
+    planned = len(target.scales[tier].seeds) if tier is Tier.PROXY else MINIMUM_SEEDS
+    least = 1 if target.timed_repeats else min(MINIMUM_SEEDS, planned)
+    own = [arm.name for arm in target.arms if arm.name not in target.shared]
+    seeds = {name: {record.seed for record in every if record.arm == name} for name in own}
+    lacking = [name for name in own if len(seeds[name]) < least]
     if lacking:
         raise BlessError(f"{where}: fewer than {least} seeds recorded for {', '.join(lacking)}")
     short = sorted(
-        f"{name} of {arm}"
-        for arm, by_seed in records.items()
-        for record in by_seed.values()
+        f"{name} of {record.arm}"
+        for record in every
         for name in record.series
         if 0 < len(record.repeats(name)) < target.timed_repeats
     )
@@ -137,6 +142,19 @@ def _require_enough(
             f"{where}: fewer than {target.timed_repeats} timed repeats of {short[0]} "
             f"({len(short)} such metrics)"
         )
+
+
+def _is_clean(record: Record) -> bool:
+    """Whether the record's commit says what ran."""
+    if record.dirty is not None:
+        return not record.dirty
+    found = record.environment.get("source_sha256")
+    return isinstance(found, str) and found == _committed(record.commit)
+
+
+@functools.cache
+def _committed(commit: str) -> str | None:
+    return digest_of_commit(commit)
 
 
 def _expectation(

@@ -16,6 +16,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from repro.evidence.provenance import source_digest
+
 PACKAGES = (
     "qerl-repro",
     "torch",
@@ -52,6 +54,7 @@ def capture_environment() -> dict[str, Any]:
         "cpu": _probe(_cpu),
         "memory_bytes": _probe(_memory),
         "gpu": _probe(_gpu),
+        "source_sha256": _probe(source_digest),
         "variables": {name: os.environ[name] for name in VARIABLES if name in os.environ},
     }
 

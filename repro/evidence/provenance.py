@@ -8,12 +8,19 @@ commit is `unknown`, and is said to be.
 from __future__ import annotations
 
 import functools
+import hashlib
+import io
 import os
 import subprocess
+import tarfile
+from collections.abc import Iterable
 from pathlib import Path
 
 PACKAGE = Path(__file__).resolve().parent.parent
 UNKNOWN = "unknown"
+# What decides a run's result: code and the choices beside it.
+_FOLDERS = ("repro", "kernels")
+_KINDS = (".py", ".cu", ".cuh", ".json")
 
 
 @functools.cache
@@ -52,3 +59,45 @@ def _git(folder: Path, *arguments: str) -> str | None:
     except (OSError, subprocess.TimeoutExpired):
         return None
     return done.stdout.strip() if done.returncode == 0 else None
+
+
+@functools.cache
+def source_digest() -> str:
+    """Return the SHA-256 over the source files that this process runs, names and contents.
+
+    A checkout's state is known from git; elsewhere (a copy on another machine) this digest is what
+    shows that the copy is the commit that it is said to be.
+    """
+    root = PACKAGE.parent
+    return _digest(
+        (path.relative_to(root).as_posix(), path.read_bytes())
+        for folder in _FOLDERS
+        for path in (root / folder).rglob("*")
+        if path.is_file()
+    )
+
+
+def digest_of_commit(commit: str) -> str | None:
+    """Return the same digest of a commit of this checkout; None where git cannot tell."""
+    checkout = checkout_folder()
+    if checkout is None:
+        return None
+    command = ["git", "-C", str(checkout), "archive", "--format=tar", commit, *_FOLDERS]
+    try:
+        done = subprocess.run(command, capture_output=True, timeout=60, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    if done.returncode != 0:
+        return None
+    with tarfile.open(fileobj=io.BytesIO(done.stdout)) as archive:
+        files = [item for item in archive.getmembers() if item.isfile()]
+        found = [(item.name, archive.extractfile(item)) for item in files]
+        return _digest((name, file.read()) for name, file in found if file is not None)
+
+
+def _digest(files: Iterable[tuple[str, bytes]]) -> str:
+    total = hashlib.sha256()
+    for name, content in sorted(files):
+        if name.endswith(_KINDS):
+            total.update(f"{name}\0{hashlib.sha256(content).hexdigest()}\n".encode())
+    return total.hexdigest()

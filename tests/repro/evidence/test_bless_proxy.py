@@ -1,0 +1,122 @@
+"""Blessing at the proxy tier: failures kept, shared arms at home, sweeps without expectations."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import shutil
+import subprocess
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+
+from repro.blessed import blessed_checks
+from repro.check import main_bless
+from repro.evidence import bless, provenance
+from repro.evidence.record import Record, failed_record
+from repro.places import expected_folder
+from repro.selection import select
+
+Maker = Callable[..., Record]
+
+
+@pytest.fixture
+def expected(tmp_path: Path) -> Path:
+    shutil.copytree(expected_folder(None) / "paper", tmp_path / "expected" / "paper")
+    return tmp_path / "expected"
+
+
+def go(target: str, runs: Path, expected: Path) -> None:
+    args = argparse.Namespace(
+        targets=[target],
+        tier="proxy",
+        data=None,
+        steps=None,
+        runs=str(runs),
+        expected=str(expected),
+    )
+    assert main_bless(args) == 0
+
+
+def write(target: str, runs: Path, maker: Maker, **changes: object) -> None:
+    (selection,) = select([target], tier="proxy")
+    for run in selection.plan():
+        dataclasses.replace(maker(run), **changes).write(runs)
+
+
+def test_failed_runs_are_kept_and_shared_arms_stay_at_home(
+    tmp_path: Path, expected: Path, proxy_record: Maker
+) -> None:
+    runs = tmp_path / "runs"
+    write("figure9", runs, proxy_record)
+    (runs / "proxy" / "figure9" / "aqn_linear" / "seed-3.json").unlink()
+    (selection,) = select(["figure9"], tier="proxy")
+    (run,) = selection.plan([3], ["aqn_linear"])
+    gpu = {"gpu": [{"name": "NVIDIA H200"}]}
+    failed = failed_record(run, "the gradient norm is nan", gpu, datetime.now(UTC))
+    dataclasses.replace(failed, commit="0" * 40, dirty=False).write(runs)
+    go("figure9", runs, expected)
+    folder = expected / "proxy" / "nvidia_h200"
+    records = json.loads((folder / "figure9.records.json").read_text())["records"]
+    assert {record["target"] for record in records} == {"figure9"}
+    assert [r["seed"] for r in records if r["outcome"]["status"] == "failed"] == [3]
+    assert len(records) == 15
+    kept = json.loads((folder / "figure9.json").read_text())["expectations"]
+    # Four finished seeds are no interval; the other arms' values are expected again.
+    assert "aqn_linear" not in {item["arm"] for item in kept}
+    assert "aqn_cosine" in {item["arm"] for item in kept}
+    plan = json.loads((folder / "figure9.plan.json").read_text())
+    assert plan["plan"]["target"] == "figure9"
+    (checked,) = [c for c in blessed_checks(expected) if c.selection.target.name == "figure9"]
+    assert checked.evidence.failed_arms == {"aqn_linear": 1}
+    assert checked.sound
+
+
+def test_a_sweep_is_kept_without_expectations(
+    tmp_path: Path, expected: Path, proxy_record: Maker
+) -> None:
+    write("learning_rates", tmp_path / "runs", proxy_record)
+    go("learning_rates", tmp_path / "runs", expected)
+    folder = expected / "proxy" / "nvidia_h200"
+    assert json.loads((folder / "learning_rates.json").read_text())["expectations"] == []
+    assert len(json.loads((folder / "learning_rates.records.json").read_text())["records"]) == 36
+
+
+def test_a_copy_without_git_is_clean_if_its_files_are_those_of_its_commit(
+    tmp_path: Path, expected: Path, proxy_record: Maker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bless, "_committed", lambda commit: "f" * 64)
+    for digest, clean in (("f" * 64, True), ("0" * 64, False), (None, False)):
+        runs = tmp_path / f"runs-{digest}"
+        environment = {"gpu": [{"name": "NVIDIA H200"}], "source_sha256": digest}
+        write("learning_rates", runs, proxy_record, dirty=None, environment=environment)
+        if clean:
+            go("learning_rates", runs, expected)
+            continue
+        with pytest.raises(ValueError, match="source tree with changes, or whose state"):
+            go("learning_rates", runs, expected)
+
+
+def test_the_digest_of_a_commit_is_that_of_its_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package = tmp_path / "repro"
+    package.mkdir()
+    (tmp_path / "kernels").mkdir()
+    (package / "a.py").write_text("A = 1\n")
+    (tmp_path / "kernels" / "b.cu").write_text("// b\n")
+    git = ["git", "-C", str(tmp_path), "-c", "user.name=n", "-c", "user.email=e@example.org"]
+    subprocess.run([*git, "init", "-q"], check=True)
+    subprocess.run([*git, "add", "-A"], check=True)
+    subprocess.run([*git, "commit", "-q", "-m", "first"], check=True)
+    monkeypatch.setattr(provenance, "PACKAGE", package)
+    digest = provenance.source_digest.__wrapped__
+    assert digest() == provenance.digest_of_commit("HEAD")
+    (package / "notes.txt").write_text("not code")
+    assert digest() == provenance.digest_of_commit("HEAD")
+    (package / "a.py").write_text("A = 2\n")
+    assert digest() != provenance.digest_of_commit("HEAD")
+    assert provenance.digest_of_commit("0" * 40) is None
