@@ -36,6 +36,9 @@ from repro.rollout.engine_config import EngineConfig
 from repro.spec.config import SamplingConfig, derive_seed
 from repro.spec.step import StepPoint, StepScale
 
+# As the published 7B checkpoint is cut; transformers' own default would write a single file.
+_SHARD = "4GB"
+
 Found = dict[str, Any]
 
 
@@ -47,7 +50,7 @@ def build(*, source: str, shape: dict[str, Any], seed: int, device: str) -> Foun
         model = AutoModelForCausalLM.from_config(
             AutoConfig.for_model(**shape), dtype=torch.bfloat16
         )
-    model.save_pretrained(source)
+    model.save_pretrained(source, max_shard_size=_SHARD)
     shards = sorted(Path(source).glob("*.safetensors"))
     return {
         "seconds": time.perf_counter() - began,

@@ -21,7 +21,16 @@ from repro.rollout.engine import Engine
 from repro.spec.config import RunConfig
 from repro.spec.step import StepArm, StepPoint, StepScale
 from repro.targets.memory import MEMORY
-from repro.targets.steps import BF16, FULL, NF4, NVFP4, RELEASED, STEP_TARGETS
+from repro.targets.steps import (
+    BF16,
+    FULL,
+    NF4,
+    NVFP4,
+    POINTS_14B,
+    RELEASED,
+    STEP_TARGETS,
+    TABLE3_POINTS,
+)
 
 SHAPE = {
     "model_type": "qwen2",
@@ -291,8 +300,8 @@ def test_arms_share_the_measured_baseline(tmp_path: Any) -> None:
 
 
 def test_points_are_grouped_by_the_policy_and_budget_that_they_need() -> None:
-    (table3,) = STEP_TARGETS[0].scales.values()
-    assert [[p.name for p in group] for group in step_measure.together(table3.points)] == [
+    found = step_measure.together((*TABLE3_POINTS, *POINTS_14B))
+    assert [[p.name for p in group] for group in found] == [
         ["7b_b2", "7b_b4", "7b_b8"],
         ["14b_b2", "14b_b4", "14b_b8"],
     ]
