@@ -71,6 +71,11 @@ def build_parser() -> argparse.ArgumentParser:
     _add_selection(report, optional=True)
     _add_report(report)
     report.add_argument("--readme", metavar="FILE", help="renew the results block of this file")
+    report.add_argument(
+        "--findings",
+        metavar="FILE",
+        help="write the proxy tier's findings, from the blessed records or those of --runs",
+    )
     report.set_defaults(command=_report)
 
     choose = commands.add_parser(
@@ -196,6 +201,10 @@ def _check(args: argparse.Namespace) -> int:
 
 
 def _report(args: argparse.Namespace) -> int:
+    if args.findings:
+        from repro.findings import main_findings
+
+        return main_findings(args)
     from repro.report import main_report
 
     return main_report(args)
