@@ -332,3 +332,19 @@ def test_the_variants_reload_as_what_they_were(made):
     assert torch.equal(logits("proxy-30m-nvfp4-awq", "nvfp4"), scaled)
     exact, same = logits("proxy-30m", "bf16"), logits("proxy-30m-calibrated", "bf16")
     assert (same - exact).norm() / exact.norm() < 0.02
+
+
+def test_sixteen_bit_arithmetic_gives_nearly_the_same_gradient_on_float32_masters(tokenizer):
+    model = new_model(SMALL, tokenizer, 0)
+    (batch, *_) = shard_batches(SMALL, tokenizer, (), 0, 0)
+    ids = torch.from_numpy(batch[0].ids).long()[:4]
+    weight = torch.from_numpy(batch[0].weights(0.25))[:4]
+
+    def gradient(dtype):
+        model.zero_grad()
+        weighted_loss(model, ids, weight, dtype).backward()
+        assert {p.grad.dtype for p in model.parameters()} == {torch.float32}
+        return torch.cat([p.grad.flatten() for p in model.parameters()])
+
+    exact, rounded = gradient(torch.float32), gradient(torch.bfloat16)
+    assert torch.cosine_similarity(exact, rounded, dim=0) > 0.995
