@@ -111,6 +111,15 @@ def prepare(weight: QuantizedWeight | PackedWeight) -> QuantizedWeight | PackedW
     return pack(weight) if _hopper(index if index is not None else 0) else weight
 
 
+def _portable_product(x: Tensor, weight: QuantizedWeight, bias: Tensor | None) -> Tensor:
+    """Multiply from the codes where rows are few, else by way of a dense W."""
+    from kernels import portable_linear
+
+    if x.dtype in _SIXTEEN_BITS and x.numel() <= portable_linear.MOST_ROWS * x.shape[-1]:
+        return portable_linear.linear(x, weight, bias)
+    return functional.linear(x, dequantize(weight, x.dtype), bias)
+
+
 class _PortableLinear(torch.autograd.Function):
     """As the reference's, with W rebuilt by a kernel."""
 
@@ -118,7 +127,7 @@ class _PortableLinear(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, weight: QuantizedWeight, bias: Tensor | None) -> Tensor:
         ctx.weight = weight
         ctx.has_bias = bias is not None
-        return functional.linear(x, dequantize(weight, x.dtype), bias)
+        return _portable_product(x, weight, bias)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
@@ -141,10 +150,6 @@ def linear(x: Tensor, weight: QuantizedWeight | PackedWeight, bias: Tensor | Non
         return reference.linear(x, unpack(weight), bias)
     if _portable(x) and x.shape[-1] == weight.shape[1]:
         bias = None if bias is None else bias.to(x.dtype)
-        if x.dtype == torch.bfloat16 and not x.requires_grad and x.numel() // x.shape[-1] <= 16:
-            from kernels import portable_linear
-
-            return portable_linear.linear(x, weight, bias)
         return _PortableLinear.apply(x, weight, bias)
     return reference.linear(x, weight, bias)
 

@@ -1,20 +1,25 @@
-"""Weight-only linear layer for few rows from the checkpoint's layout, in Triton: portable.
+"""Weight-only linear layer from the checkpoint's layout, in Triton: portable, for up to 128 rows.
 
-For up to 16 rows of x the time goes into reading W, so codes are expanded in registers and
-multiplied there. One program takes BLOCK_N rows of W and a range of columns; even and odd elements
-of a byte are two products with the even and the odd columns of x, so nothing is interleaved:
+Sixteen codes are one 64-bit load and have one block scale, so a scale is fetched once a block and
+never gathered. Two E2M1 codes four places apart land on the sign and the low exponent bits of two
+float16 halves by two shifts and masks; that is their value times 2**-14, subnormals included.
 
-    y = x_even w_low^T + x_odd w_high^T
+    up to 4 rows   no matrix unit: values are multiplied by x in registers, the sum over a block is
+                   scaled once, and sums over columns are taken once at the end
+    up to 128      a tile of W in 16 bits (a product of code and scale, exact but for NF4) by tl.dot
 
-E2M1 codes become bfloat16 by moving their bits (value * 2**-126) and one multiplication; the block
-scale multiplies in float32 on the way. Ranges of columns leave partial sums that torch adds up in a
-fixed order. More rows go through `kernels.dequantize` and torch's product, which the dispatcher
-chooses.
+Where N alone does not fill the device, ranges of columns go to several programs; their partial sums
+are added by a second kernel in a fixed order, so results are the same bits run after run. More rows
+go through `kernels.dequantize` and torch's product, which the dispatcher chooses.
 
-Easy to get wrong: K is a `constexpr`, or the compiler cannot prove that the loads are aligned.
+Easy to get wrong: the few-row kernel reads x as (M, 16, K / 16), so that neighbouring lanes, which
+hold neighbouring blocks, read neighbouring numbers; K is a `constexpr`, or the compiler cannot
+prove that the loads are aligned.
 """
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 import torch
 import triton
@@ -25,71 +30,220 @@ from kernels.dequantize import _codebook
 from kernels.formats import QuantizedWeight
 from kernels.reference_quantize import decoded_block_scales
 
-_WANTED_PROGRAMS = 528
+# Rows of x that one launch takes.
+MOST_ROWS = 128
+_FEW_ROWS = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shape:
+    """How a launch is cut.
+
+    Attributes
+    ----------
+    block_n
+        Rows of W a program.
+    blocks
+        Groups of 16 columns a step.
+    programs
+        How many programs are wanted at least; columns are split to get them.
+    """
+
+    block_n: int
+    blocks: int
+    warps: int = 4
+    stages: int = 2
+    programs: int = 528
+
+
+def default_shape(M: int) -> Shape:
+    """Return the shape for M rows of x."""
+    if M <= _FEW_ROWS:
+        return Shape(block_n=16, blocks=32, programs=1056)
+    if M <= 32:
+        return Shape(block_n=64, blocks=8)
+    return Shape(block_n=128, blocks=8, warps=8)
 
 
 @triton.jit
-def _linear_kernel(
-    x, codes, scales, encode, codebook, partial, M, N, x_stride, K: tl.constexpr,
-    BLOCK: tl.constexpr, KIND: tl.constexpr, SPLITS: tl.constexpr, ROWS: tl.constexpr,
-    BLOCK_N: tl.constexpr, BYTES: tl.constexpr, WIDEN: tl.constexpr,
+def _scale(scales, at, mask, KIND: tl.constexpr):
+    """Return block scales in float32: E4M3 or E8M0 by their bits, or absmax."""
+    raw = tl.load(scales + at, mask=mask, other=0)
+    if KIND == 0:
+        # E4M3's bits as float32's are the scale times 2^-120.
+        return (raw.to(tl.int32) << 20).to(tl.float32, bitcast=True) * 1.329227995784916e36
+    if KIND == 1:
+        byte = raw.to(tl.int32)
+        return tl.where(byte == 0, 1 << 22, byte << 23).to(tl.float32, bitcast=True)
+    return raw.to(tl.float32)
+
+
+@triton.jit
+def _two(word, codebook, PLACE: tl.constexpr, KIND: tl.constexpr):
+    """Return the values of codes PLACE and PLACE + 4 of a word of eight (E2M1: times 2^-14)."""
+    if KIND == 2:
+        low = tl.load(codebook + ((word >> (4 * PLACE)) & 15))
+        return low, tl.load(codebook + ((word >> (4 * PLACE + 16)) & 15))
+    magnitude = (word >> 3) if PLACE == 3 else (word << (9 - 4 * PLACE))
+    bits = (magnitude & 0x0E000E00) | ((word << (12 - 4 * PLACE)) & -2147450880)
+    low = bits.to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32)
+    return low, (bits >> 16).to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32)
+
+
+@triton.jit
+def _few_kernel(
+    x, codes, scales, encode, codebook, bias, out, M, N, GROUPS: tl.constexpr,
+    SHARE: tl.constexpr, KIND: tl.constexpr, SPLITS: tl.constexpr, ROWS: tl.constexpr,
+    BLOCK_N: tl.constexpr, BLOCKS: tl.constexpr, HAS_BIAS: tl.constexpr,
 ):  # fmt: skip
     n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
-    split = tl.program_id(1)
     held_n = n < N
-    m = tl.arange(0, ROWS)
-    held_m = m < M
-    steps: tl.constexpr = (K // 2 + BYTES - 1) // BYTES
+    row = n.to(tl.int64)[:, None]
+    split = tl.program_id(1)
+    steps: tl.constexpr = (GROUPS + BLOCKS - 1) // BLOCKS
     per_split: tl.constexpr = (steps + SPLITS - 1) // SPLITS
+    acc0 = tl.zeros((BLOCK_N, BLOCKS), tl.float32)
+    acc1 = acc0
+    acc2 = acc0
+    acc3 = acc0
+    # Of three rows the last is read twice and stored once.
+    x1 = x
+    x2 = x
+    x3 = x
+    if ROWS > 1:
+        x1 = x + 16 * GROUPS
+    if ROWS > 2:
+        x2 = x + 32 * GROUPS
+        x3 = x + (M - 1) * 16 * GROUPS
+    for i in range(per_split):
+        at = (split * per_split + i) * BLOCKS + tl.arange(0, BLOCKS)
+        held = at < GROUPS
+        mask = held_n[:, None] & held[None, :]
+        words = tl.load(codes + row * GROUPS + at[None, :], mask=mask, other=0)
+        scale = _scale(scales, row * (GROUPS // SHARE) + (at // SHARE)[None, :], mask, KIND)
+        part0 = tl.zeros((BLOCK_N, BLOCKS), tl.float32)
+        part1 = part0
+        part2 = part0
+        part3 = part0
+        for half in tl.static_range(2):
+            word = (words >> (32 * half)).to(tl.int32)
+            for place in tl.static_range(4):
+                low, high = _two(word, codebook, place, KIND)
+                column = (half * 8 + place) * GROUPS + at
+                part0 += low * tl.load(x + column, mask=held, other=0).to(tl.float32)[None, :]
+                column4 = column + 4 * GROUPS
+                part0 += high * tl.load(x + column4, mask=held, other=0).to(tl.float32)[None, :]
+                if ROWS > 1:
+                    part1 += low * tl.load(x1 + column, mask=held, other=0).to(tl.float32)[None, :]
+                    part1 += (
+                        high * tl.load(x1 + column4, mask=held, other=0).to(tl.float32)[None, :]
+                    )
+                if ROWS > 2:
+                    part2 += low * tl.load(x2 + column, mask=held, other=0).to(tl.float32)[None, :]
+                    part2 += (
+                        high * tl.load(x2 + column4, mask=held, other=0).to(tl.float32)[None, :]
+                    )
+                    part3 += low * tl.load(x3 + column, mask=held, other=0).to(tl.float32)[None, :]
+                    part3 += (
+                        high * tl.load(x3 + column4, mask=held, other=0).to(tl.float32)[None, :]
+                    )
+        lift: tl.constexpr = 1.0 if KIND == 2 else 16384.0
+        acc0 += part0 * lift * scale
+        if ROWS > 1:
+            acc1 += part1 * lift * scale
+        if ROWS > 2:
+            acc2 += part2 * lift * scale
+            acc3 += part3 * lift * scale
     factor = 1.0
     if KIND == 0:
         factor = 1.0 / tl.load(encode)
-    acc = tl.zeros((BLOCK_N, ROWS), tl.float32)
+    base = tl.zeros((BLOCK_N,), tl.float32)
+    if HAS_BIAS:
+        base = tl.load(bias + n, mask=held_n, other=0).to(tl.float32)
+    target = out + split.to(tl.int64) * M * N + n
+    tl.store(target, tl.sum(acc0, 1) * factor + base, mask=held_n)
+    if ROWS > 1:
+        tl.store(target + N, tl.sum(acc1, 1) * factor + base, mask=held_n)
+    if ROWS > 2:
+        tl.store(target + 2 * N, tl.sum(acc2, 1) * factor + base, mask=held_n)
+        if M > 3:
+            tl.store(target + 3 * N, tl.sum(acc3, 1) * factor + base, mask=held_n)
+
+
+@triton.jit
+def _eight(word, scale, codebook, KIND: tl.constexpr):
+    """Return the eight scaled values of a word, a new last dimension of 8, in order."""
+    a0, a4 = _two(word, codebook, 0, KIND)
+    a1, a5 = _two(word, codebook, 1, KIND)
+    a2, a6 = _two(word, codebook, 2, KIND)
+    a3, a7 = _two(word, codebook, 3, KIND)
+    even = tl.join(tl.join(a0 * scale, a4 * scale), tl.join(a2 * scale, a6 * scale))
+    odd = tl.join(tl.join(a1 * scale, a5 * scale), tl.join(a3 * scale, a7 * scale))
+    # Dimensions so far: places 4, 2, 1 of the index.
+    return tl.join(even, odd)
+
+
+@triton.jit
+def _tile_kernel(
+    x, codes, scales, encode, codebook, bias, out, M, N, x_stride, GROUPS: tl.constexpr,
+    SHARE: tl.constexpr, KIND: tl.constexpr, SPLITS: tl.constexpr, ROWS: tl.constexpr,
+    BLOCK_N: tl.constexpr, BLOCKS: tl.constexpr, HAS_BIAS: tl.constexpr, WIDEN: tl.constexpr,
+):  # fmt: skip
+    n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
+    held_n = n < N
     row = n.to(tl.int64)[:, None]
+    split = tl.program_id(1)
+    m = tl.arange(0, ROWS)
+    held_m = m < M
+    steps: tl.constexpr = (GROUPS + BLOCKS - 1) // BLOCKS
+    per_split: tl.constexpr = (steps + SPLITS - 1) // SPLITS
+    acc = tl.zeros((BLOCK_N, ROWS), tl.float32)
     for i in range(per_split):
-        at = (split * per_split + i) * BYTES + tl.arange(0, BYTES)
-        held = at < K // 2
-        mask = held_n[:, None] & held[None, :]
-        pair = tl.load(codes + row * (K // 2) + at[None, :], mask=mask, other=0).to(tl.int32)
-        scale_at = row * (K // BLOCK) + (at * 2 // BLOCK)[None, :]
-        raw = tl.load(scales + scale_at, mask=mask, other=0)
-        if KIND == 0:
-            byte = raw.to(tl.int32)
-            exponent = (byte >> 3) & 15
-            mantissa = (byte & 7).to(tl.float32)
-            bits = ((exponent + 120) << 23) | ((byte & 7) << 20)
-            scale = tl.where(
-                exponent == 0, mantissa * 0.001953125, bits.to(tl.float32, bitcast=True)
-            )
-        elif KIND == 1:
-            byte = raw.to(tl.int32)
-            scale = tl.where(byte == 0, 1 << 22, byte << 23).to(tl.float32, bitcast=True)
-        else:
-            scale = raw.to(tl.float32)
-        if KIND == 2:
-            low = tl.load(codebook + (pair & 15)) * scale
-            high = tl.load(codebook + (pair >> 4)) * scale
-        else:
-            # Sign and magnitude as float32 bits are the value times 2^-126.
-            low_bits = ((pair & 8) << 28) | ((pair & 7) << 22)
-            high_bits = ((pair & 128) << 24) | ((pair & 112) << 18)
-            low = low_bits.to(tl.float32, bitcast=True) * 8.507059173023462e37 * scale
-            high = high_bits.to(tl.float32, bitcast=True) * 8.507059173023462e37 * scale
-        x_at = x + m[None, :] * x_stride + (at * 2)[:, None]
-        x_mask = held_m[None, :] & held[:, None]
-        x_even = tl.load(x_at, mask=x_mask, other=0.0)
-        x_odd = tl.load(x_at + 1, mask=x_mask, other=0.0)
+        first = (split * per_split + i) * BLOCKS
+        at = first + tl.arange(0, BLOCKS)
+        mask = held_n[:, None] & (at < GROUPS)[None, :]
+        words = tl.load(codes + row * GROUPS + at[None, :], mask=mask, other=0)
+        scale = _scale(scales, row * (GROUPS // SHARE) + (at // SHARE)[None, :], mask, KIND)
+        lift: tl.constexpr = 1.0 if KIND == 2 else 16384.0
+        k = first * 16 + tl.arange(0, BLOCKS * 16)
+        x_mask = held_m[None, :] & (k < GROUPS * 16)[:, None]
+        columns = tl.load(x + m.to(tl.int64)[None, :] * x_stride + k[:, None], x_mask, other=0)
+        low = _eight(words.to(tl.int32), lift, codebook, KIND)
+        high = _eight((words >> 32).to(tl.int32), lift, codebook, KIND)
+        # (BLOCK_N, BLOCKS, place 4, 2, 1, 8) to (BLOCK_N, BLOCKS, place 8, 4, 2, 1)
+        tile = tl.permute(tl.join(low, high), (0, 1, 5, 2, 3, 4))
+        tile = tl.reshape(tile, (BLOCK_N, BLOCKS, 16)) * scale[:, :, None]
+        tile = tl.reshape(tile, (BLOCK_N, BLOCKS * 16))
         if WIDEN:
-            acc += tl.dot(low, x_even.to(tl.float32)) + tl.dot(high, x_odd.to(tl.float32))
+            acc += tl.dot(tile, columns.to(tl.float32), input_precision="ieee")
         else:
-            acc = tl.dot(low.to(x_even.dtype), x_even, acc)
-            acc = tl.dot(high.to(x_odd.dtype), x_odd, acc)
-    target = partial + (split * M + m[None, :]).to(tl.int64) * N + n[:, None]
-    tl.store(target, acc * factor, mask=held_n[:, None] & held_m[None, :])
+            acc = tl.dot(tile.to(columns.dtype), columns, acc)
+    if KIND == 0:
+        acc *= 1.0 / tl.load(encode)
+    if HAS_BIAS:
+        acc += tl.load(bias + n, mask=held_n, other=0).to(tl.float32)[:, None]
+    target = out + (split * M + m[None, :]).to(tl.int64) * N + n[:, None]
+    tl.store(target, acc, mask=held_n[:, None] & held_m[None, :])
 
 
-def linear(x: Tensor, weight: QuantizedWeight, bias: Tensor | None = None) -> Tensor:
-    """Multiply at most 16 rows by a quantised weight, without gradients.
+@triton.jit
+def _add_kernel(
+    partial, bias, out, total, N, SPLITS: tl.constexpr, HAS_BIAS: tl.constexpr, BLOCK: tl.constexpr
+):
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    held = at < total
+    acc = tl.zeros((BLOCK,), tl.float32)
+    for i in tl.static_range(SPLITS):
+        acc += tl.load(partial + i * total + at, mask=held, other=0)
+    if HAS_BIAS:
+        acc += tl.load(bias + at % N, mask=held, other=0).to(tl.float32)
+    tl.store(out + at, acc, mask=held)
+
+
+def linear(
+    x: Tensor, weight: QuantizedWeight, bias: Tensor | None = None, shape: Shape | None = None
+) -> Tensor:
+    """Multiply at most 128 rows by a quantised weight, without gradients.
 
     Parameters
     ----------
@@ -97,6 +251,8 @@ def linear(x: Tensor, weight: QuantizedWeight, bias: Tensor | None = None) -> Te
     weight
         (N, K), any format, in the checkpoint's layout.
     bias : Tensor or None, (N,)
+    shape
+        None takes `default_shape`.
 
     Returns
     -------
@@ -110,25 +266,53 @@ def linear(x: Tensor, weight: QuantizedWeight, bias: Tensor | None = None) -> Te
     N, K = weight.shape
     flat = x.reshape(-1, x.shape[-1])
     M = flat.shape[0]
-    if flat.shape[1] != K or M > 16:
-        raise ValueError(f"x has {M} rows of {flat.shape[1]}; at most 16 rows of {K} are needed")
-    if flat.stride(1) != 1:
-        flat = flat.contiguous()
+    if flat.shape[1] != K or M > MOST_ROWS:
+        raise ValueError(
+            f"x has {M} rows of {flat.shape[1]}; at most {MOST_ROWS} rows of {K} are needed"
+        )
+    out = torch.empty(M, N, dtype=x.dtype, device=x.device)
+    if M:
+        _launch(flat, weight, bias, out, shape or default_shape(M))
+    return out.view(*x.shape[:-1], N)
+
+
+def _launch(
+    x: Tensor, weight: QuantizedWeight, bias: Tensor | None, out: Tensor, shape: Shape
+) -> None:
+    (M, K), N = x.shape, out.shape[1]
+    groups = K // 16
     kind = {"nvfp4": 0, "mxfp4": 1, "nf4": 2}[weight.format]
     scales = weight.block_scales
     scales = decoded_block_scales(weight) if kind == 2 else scales.view(torch.uint8)
-    block_n, bytes_ = 32, 128
-    row_blocks = triton.cdiv(N, block_n)
-    splits = max(1, min(16, _WANTED_PROGRAMS // row_blocks, K // 2 // bytes_))
-    partial = torch.empty(splits, M, N, dtype=torch.float32, device=x.device)
-    widen = x.device.type == "cpu" or x.dtype == torch.float32
-    if M:
-        _linear_kernel[(row_blocks, splits)](
-            flat, weight.codes, scales, weight.encode_scale, _codebook(weight.format, x.device),
-            partial, M, N, flat.stride(0), K, weight.block, kind, splits, 16, block_n, bytes_,
-            widen, num_warps=4, num_stages=2,
+    row_blocks = triton.cdiv(N, shape.block_n)
+    steps = triton.cdiv(groups, shape.blocks)
+    splits = max(1, min(16, shape.programs // row_blocks, steps))
+    # As many steps each: no program without work but for the last.
+    splits = triton.cdiv(steps, triton.cdiv(steps, splits))
+    target = out
+    if splits > 1:
+        target = torch.empty(splits, M, N, dtype=torch.float32, device=x.device)
+    now = bias if splits == 1 else None
+    arguments = (
+        weight.codes.contiguous().view(torch.int64), scales.contiguous(), weight.encode_scale,
+        _codebook(weight.format, x.device), now, target, M, N,
+    )  # fmt: skip
+    cut = (weight.block // 16, kind, splits)
+    options = {"num_warps": shape.warps, "num_stages": shape.stages}
+    if M <= _FEW_ROWS:
+        turned = x.reshape(M, groups, 16).transpose(1, 2).contiguous()
+        _few_kernel[(row_blocks, splits)](
+            turned, *arguments, groups, *cut, (1, 2, 4, 4)[M - 1], shape.block_n, shape.blocks,
+            now is not None, **options,
         )  # fmt: skip
-    y = partial[0] if splits == 1 else partial.sum(0)
-    if bias is not None:
-        y = y + bias.float()
-    return y.to(x.dtype).view(*x.shape[:-1], N)
+    else:
+        x = x if x.stride(1) == 1 else x.contiguous()
+        widen = x.device.type == "cpu" or x.dtype == torch.float32
+        _tile_kernel[(row_blocks, splits)](
+            x, *arguments, x.stride(0), groups, *cut, max(16, triton.next_power_of_2(M)),
+            shape.block_n, shape.blocks, now is not None, widen, **options,
+        )  # fmt: skip
+    if splits > 1:
+        _add_kernel[(triton.cdiv(M * N, 1024),)](
+            target, bias, out, M * N, N, splits, bias is not None, 1024, num_warps=4
+        )

@@ -6,6 +6,15 @@ The scale chain is that of `kernels.reference_quantize`, in the same order of fl
     MXFP4   e = floor(log2 amax) - 2 (biased, at least 0);        code = E2M1(w / 2**e)
     NF4     s = amax;                                             code = nearest to w * (1 / s)
 
+NVFP4 of bfloat16 weights takes a way without a division an element, with the same bits. With
+d = s / g and 1 / d kept as a sum h + l, h of 16 bits, the product w h is exact and one multiply-add
+gives RN(w (h + l)), which lies on the same side of every bound of E2M1 as RN(w / d): over all
+bfloat16 w and float32 d, the quotients come no closer to a change of code than 2**-33, but for d
+one unit below a power of two, which is why 2**-34 is added to l. Codes then are three saturating
+multiply-adds, one for each slope of the map from magnitudes to codes.
+`tests/kernels/test_quantize_exact.py` proves the bound by going through all cases. This holds for g
+from 2**-7 to 2**30; other g take the divisions.
+
 Easy to get wrong: on a GPU a plain `/` is not correctly rounded, so divisions are `div_rn`;
 rounding to E4M3 is done on the bits, which also holds in Triton's interpreter, whose own
 conversion is wrong; adding and subtracting 2**23 rounds to integers, ties to even, up to 2**22,
@@ -23,6 +32,8 @@ from kernels.formats import NORMAL_FLOAT, QuantizedWeight, format_named
 from kernels.reference_quantize import _encode_scale, _nest
 
 _ELEMENTS = 4096
+# Blocks a program of the way without divisions.
+_FAST_ROWS = 256
 
 # The bits of float32 1e-38, the reference's lower bound of an NF4 scale that is divided by.
 _LEAST_BITS = 7136238
@@ -54,7 +65,7 @@ def _e2m1_code(scaled, negative):
 
 @triton.jit
 def _step(amax, scales, row, held, encode, KIND: tl.constexpr):
-    """Store the block scales and return what the weights are divided by."""
+    """Store the block scales; return what weights are divided by (NVFP4), multiplied by (MXFP4)."""
     if KIND == 0:
         g = tl.load(encode) + tl.zeros_like(amax)
         byte = _e4m3(tl.minimum(g * tl.div_rn(amax, tl.zeros_like(amax) + 6.0), 448.0))
@@ -66,7 +77,8 @@ def _step(amax, scales, row, held, encode, KIND: tl.constexpr):
         return tl.div_rn(decoded, g)
     exponent = tl.maximum((amax.to(tl.int32, bitcast=True) >> 23) - 2, 0)
     tl.store(scales + row, exponent.to(tl.uint8), mask=held)
-    return tl.where(exponent == 0, 1 << 22, exponent << 23).to(tl.float32, bitcast=True)
+    # The reciprocal of a power of two is exact: 2^(127 - exponent), subnormal never.
+    return ((254 - exponent) << 23).to(tl.float32, bitcast=True)
 
 
 @triton.jit
@@ -75,6 +87,91 @@ def _nf4_code(scaled, bounds):
     for i in tl.static_range(15):
         code += (scaled > tl.load(bounds + i)).to(tl.int32)
     return code
+
+
+@triton.jit
+def _fast_scale(amax, g, inverse):
+    """Return the bits of the block scale and d * 2^40, for g from 2^-7 to 2^30.
+
+    RN(amax / 6) and RN(s / g) come from products with rounded reciprocals and one residual each.
+    """
+    sixth = amax * 0.16666667163372040
+    sixth = tl.fma(tl.fma(sixth, -6.0, amax), 0.16666667163372040, sixth)
+    scaled = tl.minimum(g * sixth, 448.0)
+    bits = scaled.to(tl.int32, bitcast=True)
+    normal = ((bits + 0x7FFFF + ((bits >> 20) & 1)) >> 20) - 960
+    subnormal = (scaled * 512.0 + 8388608.0).to(tl.int32, bitcast=True) - 0x4B000000
+    byte = tl.where(scaled < 0.015625, subnormal, normal)
+    byte = tl.where(byte == 0, 32, byte)
+    # E4M3's bits as float32's are the scale times 2^-120; the other 2^40 are d's.
+    s = (byte << 20).to(tl.float32, bitcast=True) * 1.329227995784916e36
+    q = s * inverse
+    d = tl.fma(tl.fma(-q, g, s), inverse, q)
+    return byte, d * 1099511627776.0
+
+
+@triton.jit
+def _fast_kernel(weight, encode, codes, scales, blocks, ROWS: tl.constexpr):
+    """NVFP4 of bfloat16 pairs; see the module's docstring."""
+    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    held = row < blocks
+    at = row[:, None] * 8 + tl.arange(0, 8)[None, :]
+    pair = tl.load(weight + at, mask=held[:, None], other=0)
+    g = tl.load(encode)
+    if (g >= 0.0078125) & (g <= 1073741824.0):
+        both = pair & 0x7FFF7FFF
+        low = (both << 16).to(tl.float32, bitcast=True)
+        high = (both & 0x7FFF0000).to(tl.float32, bitcast=True)
+        amax = tl.max(tl.maximum(low, high), 1)
+        ones = tl.zeros_like(amax) + 1.0
+        byte, d = _fast_scale(amax, g, tl.div_rn(ones, ones * g))
+        tl.store(scales + row, byte.to(tl.uint8), mask=held)
+        y = tl.inline_asm_elementwise(
+            "rcp.approx.ftz.f32 $0, $1;", "=f,f", [d], dtype=tl.float32, is_pure=True, pack=1
+        )
+        h = (y.to(tl.int32, bitcast=True) & -256).to(tl.float32, bitcast=True)
+        rest = tl.fma(tl.fma(-d, h, 1.0), y, y * 5.820766091346741e-11)[:, None]
+        h = h[:, None]
+        low_code = _fast_code(tl.fma(low, rest, low * h))
+        high_code = _fast_code(tl.fma(high, rest, high * h))
+        # Bit 15 of each half: negative and not minus zero.
+        signs = (both + 0x7FFF7FFF) & pair & -2147450880
+        byte_pair = low_code | (high_code << 4) | (signs >> 12) | (signs >> 24)
+        tl.store(codes + at, byte_pair.to(tl.uint8), mask=held[:, None])
+    else:
+        low = (pair << 16).to(tl.float32, bitcast=True)
+        high = ((pair >> 16) << 16).to(tl.float32, bitcast=True)
+        amax = tl.max(tl.maximum(tl.abs(low), tl.abs(high)), 1)
+        step = _step(amax, scales, row, held, encode, 0)[:, None] + tl.zeros_like(low)
+        low = tl.div_rn(low, step)
+        high = tl.div_rn(high, step)
+        byte_pair = _e2m1_code(low, low < 0) | (_e2m1_code(high, high < 0) << 4)
+        tl.store(codes + at, byte_pair.to(tl.uint8), mask=held[:, None])
+
+
+@triton.jit
+def _fast_code(scaled):
+    """Bits of 2^23 + code of the nearest E2M1, ties to even, for scaled = |w / d| * 2^-40.
+
+    RNE(4 sat(y / 2)) + RNE(2 sat(y / 2 - 1)) + RNE(sat(y / 2 - 2)): where a slope begins, the sum
+    before it is even, so that ties go to even codes.
+    """
+    return tl.inline_asm_elementwise(
+        """{
+        .reg .f32 a, b, c;
+        fma.rn.sat.f32 a, $1, 0f53000000, 0f00000000;
+        fma.rn.sat.f32 b, $1, 0f53000000, 0fBF800000;
+        fma.rn.sat.f32 c, $1, 0f53000000, 0fC0000000;
+        fma.rn.f32 a, a, 0f40800000, 0f4B000000;
+        fma.rn.f32 a, b, 0f40000000, a;
+        add.rn.f32 $0, a, c;
+        }""",
+        "=f,f",
+        [scaled],
+        dtype=tl.float32,
+        is_pure=True,
+        pack=1,
+    ).to(tl.int32, bitcast=True)
 
 
 @triton.jit
@@ -103,12 +200,14 @@ def _quantize_kernel(
         high_code = _nf4_code(high * inverse, bounds)
     else:
         step = _step(amax, scales, row, held, encode, KIND)[:, None] + tl.zeros_like(low)
-        low_scaled = tl.div_rn(low, step)
-        high_scaled = tl.div_rn(high, step)
         if KIND == 0:
+            low_scaled = tl.div_rn(low, step)
+            high_scaled = tl.div_rn(high, step)
             low_code = _e2m1_code(low_scaled, low_scaled < 0)
             high_code = _e2m1_code(high_scaled, high_scaled < 0)
         else:
+            low_scaled = low * step
+            high_scaled = high * step
             low_code = _e2m1_code(low_scaled, low.to(tl.int32, bitcast=True) < 0)
             high_code = _e2m1_code(high_scaled, high.to(tl.int32, bitcast=True) < 0)
     tl.store(codes + at, (low_code | (high_code << 4)).to(tl.uint8), mask=held[:, None])
@@ -140,6 +239,11 @@ def quantize_blocks(weight: Tensor, format: str, encode: Tensor | None) -> tuple
     blocks = N * K // spec.block
     rows = _ELEMENTS // spec.block
     pairs = weight.dtype == torch.bfloat16
+    if pairs and kind == 0 and weight.is_cuda:
+        _fast_kernel[(triton.cdiv(blocks, _FAST_ROWS),)](
+            weight.view(torch.int32), encode, codes, scales, blocks, _FAST_ROWS, num_warps=4
+        )
+        return codes, scales
     _quantize_kernel[(triton.cdiv(blocks, rows),)](
         weight.view(torch.int32) if pairs else weight, encode, bounds, codes, scales, blocks,
         kind, spec.block, rows, pairs, _LEAST_BITS, num_warps=4,

@@ -1,0 +1,237 @@
+"""The linear layer where it may break: every choice of the tuned table, hostile weights, autograd.
+
+Weights are drawn as codes and scales, not quantised, so that every code (minus zero too) meets
+every scale: zero, subnormal, largest. What `torch.empty` returns is poisoned (tests/conftest.py),
+so an element that nobody writes fails. Errors are against float32 products with the dequantised
+weight.
+"""
+
+from __future__ import annotations
+
+import functools
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
+
+from kernels import dispatch, linear, portable_linear, reference
+from kernels.formats import QuantizedWeight
+from kernels.packing import pack
+
+FORMATS = ("nvfp4", "mxfp4", "nf4")
+PORTABLE = torch.cuda.is_available() and torch.cuda.get_device_capability() >= (8, 0)
+HOPPER = PORTABLE and torch.cuda.get_device_capability()[0] == 9
+hopper = pytest.mark.skipif(not HOPPER, reason="needs a Hopper GPU (compute capability 9.0)")
+portable = pytest.mark.skipif(not PORTABLE, reason="needs a GPU of compute capability 8.0 or newer")
+pytestmark = pytest.mark.gpu
+
+# Both sides of every M of the tuned table, and its ends.
+ROWS = (1, 2, 4, 5, 8, 9, 16, 17, 32, 33, 64, 65, 128, 129, 256, 257, 512, 513, 1024, 1025, 2048,
+        2049, 4096, 4097, 8192)  # fmt: skip
+# (N, K): the tuned layers of both blocks, N odd, K a multiple of the block only.
+TUNED = ((4608, 3584), (3584, 3584), (37888, 3584), (3584, 18944), (7168, 5120), (5120, 5120),
+         (55296, 5120), (5120, 27648))  # fmt: skip
+ODD = {"nvfp4": (4613, 3600), "mxfp4": (4613, 3616), "nf4": (4613, 3648)}
+SMALL = {"nvfp4": (333, 16), "mxfp4": (77, 96), "nf4": (129, 64)}
+
+
+@functools.lru_cache(maxsize=2)
+def _weight(format: str, shape: tuple[int, int], kind: str = "random") -> QuantizedWeight:
+    """Return a weight on the GPU: "random" with every scale, or one of the hostile `KINDS`."""
+    N, K = shape
+    generator = torch.Generator("cuda").manual_seed(N + K)
+    codes = torch.randint(0, 256, (N, K // 2), device="cuda", generator=generator).byte()
+    blocks = (N, K // {"nvfp4": 16, "mxfp4": 32, "nf4": 64}[format])
+    low, high = {"nvfp4": (0, 127), "mxfp4": (100, 135), "nf4": (0, 1)}[format]
+    if kind == "largest":
+        # The largest E8M0 leaves no room for a sum in float32; 240 is 2**113.
+        codes.fill_(0xF7)
+        low, high = {"nvfp4": (126, 127), "mxfp4": (240, 241), "nf4": (1, 1)}[format]
+    elif kind == "subnormal":
+        low, high = {"nvfp4": (1, 8), "mxfp4": (1, 4), "nf4": (0, 1)}[format]
+    elif kind == "zeros":
+        codes.copy_((codes & 1) * 0x88)
+    if format == "nf4":
+        scales = torch.rand(blocks, device="cuda", generator=generator) * (high - low) + low
+        scales = scales * {"largest": 1e4, "subnormal": 1e-36}.get(kind, 0.02)
+    else:
+        scales = torch.randint(low, high, blocks, device="cuda", generator=generator).byte()
+    if kind == "zero_blocks":
+        scales[:, ::2] = 0
+        scales[::3] = 0
+    if format != "nvfp4":
+        return QuantizedWeight(format=format, codes=codes, block_scales=scales)
+    return QuantizedWeight(
+        format=format,
+        codes=codes,
+        block_scales=scales.view(torch.float8_e4m3fn),
+        encode_scale=torch.tensor(41234.5, device="cuda"),
+    )
+
+
+KINDS = ("largest", "subnormal", "zeros", "zero_blocks")
+
+
+@functools.lru_cache(maxsize=2)
+def _both(format: str, shape: tuple[int, int], kind: str = "random") -> tuple[Tensor, Any]:
+    """Return the dense float32 matrix and the packed weight."""
+    weight = _weight(format, shape, kind)
+    return reference.dequantize(weight), pack(weight)
+
+
+def _rows(M: int, K: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
+    generator = torch.Generator("cuda").manual_seed(M)
+    return torch.randn(M, K, device="cuda", generator=generator).to(dtype)
+
+
+def _hold(ours: Tensor, x: Tensor, dense: Tensor, assertions: SimpleNamespace, what: str) -> None:
+    plain = functional.linear(x, dense.to(x.dtype))
+    exact = functional.linear(x.float(), dense)
+    if not bool(torch.isfinite(plain).all()):
+        pytest.fail(f"{what}: plain PyTorch itself overflows; the case says nothing")
+    assertions.within_twice(ours, plain, exact, what)
+
+
+@hopper
+@pytest.mark.parametrize("shape", TUNED)
+def test_every_choice_of_the_table_is_close_to_float32(
+    shape: tuple[int, int], assertions: SimpleNamespace
+) -> None:
+    dense, packed = _both("nvfp4", shape)
+    for M in ROWS:
+        x = _rows(M, shape[1])
+        ours = linear.packed_linear(x, packed)
+        assertions.bitwise(linear.packed_linear(x, packed), ours, f"M {M}, second run")
+        _hold(ours, x, dense, assertions, f"{shape}, M {M}")
+
+
+@hopper
+@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize("sizes", [ODD, SMALL], ids=["odd", "small"])
+def test_odd_shapes_are_close_to_float32_at_every_number_of_rows(
+    format: str, sizes: dict[str, tuple[int, int]], assertions: SimpleNamespace
+) -> None:
+    N, K = sizes[format]
+    dense, packed = _both(format, (N, K))
+    for M in ROWS:
+        # A slice of a wider matrix: rows are neither contiguous nor, at 3, aligned.
+        x = _rows(M, K + 11)[:, M % 8 : M % 8 + K]
+        ours = linear.packed_linear(x, packed)
+        assertions.bitwise(linear.packed_linear(x, packed), ours, f"M {M}, second run")
+        _hold(ours, x, dense, assertions, f"{format} {N} {K}, M {M}")
+
+
+@hopper
+@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize("kind", KINDS)
+def test_hostile_weights_are_multiplied(
+    format: str, kind: str, assertions: SimpleNamespace
+) -> None:
+    dense, packed = _both(format, (517, 1344), kind)
+    for M in (1, 7, 16, 40, 128, 300, 1500):
+        x = _rows(M, 1344)
+        _hold(linear.packed_linear(x, packed), x, dense, assertions, f"{format} {kind}, M {M}")
+        grad = _rows(M, 517)
+        ours = linear.grad_input(grad, packed)
+        plain, exact = grad @ dense.bfloat16(), grad.float() @ dense
+        assertions.within_twice(ours, plain, exact, f"{format} {kind}, dX, M {M}")
+
+
+@portable
+@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_the_portable_layer_is_close_to_float32(
+    format: str, dtype: torch.dtype, assertions: SimpleNamespace
+) -> None:
+    for shape in (ODD[format], SMALL[format], (3584, 3584)):
+        weight = _weight(format, shape)
+        dense = reference.dequantize(weight)
+        for M in (1, 2, 3, 4, 5, 8, 16, 17, 32, 33, 64, 100, 128):
+            x = _rows(M, shape[1] + 5, dtype)[:, 5:] / 8
+            ours = portable_linear.linear(x, weight)
+            again = portable_linear.linear(x, weight)
+            assertions.bitwise(again, ours, f"M {M}, second run")
+            _hold(ours, x, dense, assertions, f"{format} {shape}, M {M}")
+
+
+@portable
+@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize("kind", KINDS)
+def test_hostile_weights_are_multiplied_portably(
+    format: str, kind: str, assertions: SimpleNamespace
+) -> None:
+    weight = _weight(format, (517, 1344), kind)
+    dense = reference.dequantize(weight)
+    bias = _rows(1, 517)[0]
+    for M in (1, 3, 7, 16, 40, 128, 300):
+        x = _rows(M, 1344).requires_grad_()
+        ours = dispatch.linear(x, weight, bias)
+        (dx,) = torch.autograd.grad(ours.sum(), x)
+        plain, exact = (functional.linear(v, dense.to(v.dtype), bias.to(v.dtype))
+                        for v in (x.detach(), x.detach().float()))  # fmt: skip
+        assertions.within_twice(ours.detach(), plain, exact, f"{format} {kind}, M {M}")
+        ones = torch.ones_like(ours)
+        wide = ones.float() @ dense
+        assertions.within_twice(dx, ones @ dense.bfloat16(), wide, f"{format} {kind}, dX, M {M}")
+
+
+def _adapted(x: Tensor, packed: Any, A: Tensor, B: Tensor) -> Tensor:
+    return linear.lora_linear(x, packed, A, B, 0.5)
+
+
+@hopper
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("M", [5, 70, 600])
+def test_compiled_checkpointed_and_captured_gradients_are_the_eager_ones(
+    M: int, assertions: SimpleNamespace
+) -> None:
+    shape = (784, 1088)
+    _, packed = _both("nvfp4", shape)
+    x = _rows(M, shape[1]).requires_grad_()
+    A = (torch.randn(32, shape[1], device="cuda") * 0.05).requires_grad_()
+    B = (torch.randn(shape[0], 32, device="cuda") * 0.05).requires_grad_()
+    upstream = _rows(M, shape[0])
+
+    def gradients(layer: Any) -> tuple[Tensor, ...]:
+        y = layer(x, packed, A, B)
+        return (y.detach(), *torch.autograd.grad(y, (x, A, B), upstream))
+
+    eager = gradients(_adapted)
+    ways = {
+        "compiled": torch.compile(lambda x, A, B: _adapted(x, packed, A, B), fullgraph=True),
+        "checkpointed": lambda x, A, B: checkpoint(_adapted, x, packed, A, B, use_reentrant=False),
+    }
+    for name, way in ways.items():
+        found = gradients(lambda x, packed, A, B, way=way: way(x, A, B))
+        for part, mine, theirs in zip(("y", "dx", "dA", "dB"), found, eager, strict=True):
+            assertions.bitwise(mine, theirs, f"{name} {part}, M {M}")
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.stream(stream):
+        gradients(_adapted)
+        stream.synchronize()
+        with torch.cuda.graph(graph, stream=stream):
+            kept = gradients(_adapted)
+    for _ in range(2):
+        for tensor in kept:
+            tensor.fill_(float("nan"))
+        graph.replay()
+        torch.cuda.synchronize()
+        for part, mine, theirs in zip(("y", "dx", "dA", "dB"), kept, eager, strict=True):
+            assertions.bitwise(mine, theirs, f"replayed {part}, M {M}")
+
+
+@hopper
+@pytest.mark.parametrize("M", [1, 40, 2048])
+def test_the_registered_operator_keeps_its_promises(M: int) -> None:
+    _, packed = _both("nvfp4", (784, 1088))
+    x = _rows(M, 1088).requires_grad_()
+    arguments = (x, packed.packs, packed.gain, packed.kept["encode_scale"], None, None, None, 0.0,
+                 0, 784, 1088)  # fmt: skip
+    checks = ("test_schema", "test_autograd_registration", "test_faketensor")
+    torch.library.opcheck(torch.ops.qerl.packed_linear.default, arguments, test_utils=checks)

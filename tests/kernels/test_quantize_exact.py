@@ -1,0 +1,190 @@
+"""The quantiser without divisions: every case that could change a code, by exact arithmetic.
+
+For a bfloat16 w (8 bits) and a float32 d (24 bits) the code of |w| / d changes where RN(|w| / d)
+crosses t or the number next to it, t one of the seven bounds of E2M1; that is where |w| / d crosses
+the midpoint m between two neighbouring floats. For each m and w only the two d next to w / m can
+come close, so going through all of them proves a margin for all.
+"""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+from kernels import reference
+from kernels.reference_quantize import _e2m1_codes
+
+# Four times the magnitudes between neighbouring E2M1 values.
+BOUNDS = (1, 3, 5, 7, 10, 14, 20)
+GPU = torch.cuda.is_available() and torch.cuda.get_device_capability() >= (8, 0)
+
+
+def _midpoints(bound: int) -> list[Fraction]:
+    """Return the midpoints between the float32 t = bound / 4 and its neighbours, over t."""
+    t = Fraction(bound << (24 - (bound.bit_length() - 1)))
+    below = Fraction(1, 2) if bound & (bound - 1) == 0 else Fraction(1)
+    return [(t + 1) / t, (t - below) / t]
+
+
+def _margins() -> dict[tuple[int, int], Fraction]:
+    """Return {(w, d): how far w / d is from a midpoint, relatively}, both by their mantissas."""
+    found: dict[tuple[int, int], Fraction] = {}
+    for bound in BOUNDS:
+        for over in _midpoints(bound):
+            midpoint = over * bound
+            for w in range(128, 256):
+                exact = Fraction(w) / midpoint
+                while exact < 1 << 23:
+                    exact *= 2
+                while exact >= 1 << 24:
+                    exact /= 2
+                for d in (int(exact), int(exact) + 1):
+                    if 1 << 23 <= d < 1 << 24:
+                        gap = abs(exact / d - 1)
+                        found[w, d] = min(gap, found.get((w, d), gap))
+    return found
+
+
+def test_no_quotient_comes_close_to_a_change_of_code_but_one() -> None:
+    """2**-33 is allowed: 2**-34 is added on purpose and the reciprocal's error is 2**-36."""
+    close = {pair: gap for pair, gap in _margins().items() if gap < Fraction(1, 1 << 33)}
+    assert list(close) == [(128, (1 << 24) - 1)]
+    # There the exact quotient is above the midpoint, so adding is right.
+    assert Fraction(1 << 24, (1 << 24) - 1) > 1 + Fraction(1, 1 << 24)
+
+
+def _fused(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> np.ndarray:
+    """Return RN32(a b + c) of float32 arrays where the float64 sum is exact or no float32 tie."""
+    total = a.astype(np.float64) * b.astype(np.float64) + c.astype(np.float64)
+    ties = (total.view(np.int64) & 0x1FFFFFFF) == 0x10000000
+    found = total.astype(np.float32)
+    for i in np.flatnonzero(ties):
+        exact = Fraction(float(a[i])) * Fraction(float(b[i])) + Fraction(float(c[i]))
+        found[i] = _nearest(exact)
+    return found
+
+
+def _nearest(exact: Fraction) -> np.float32:
+    middle = np.float32(float(exact))
+    near = [np.nextafter(middle, np.float32(-np.inf)), middle, np.nextafter(middle, np.float32(9))]
+    return min(near, key=lambda v: (abs(Fraction(float(v)) - exact), int(v.view(np.int32)) & 1))
+
+
+def test_a_sixth_by_a_residual_is_the_rounded_quotient() -> None:
+    amax = (np.arange(128, dtype=np.int32) << 16 | 0x3F800000).view(np.float32)
+    sixth = np.full_like(amax, np.float32(0.16666667163372040))
+    q = amax * sixth
+    ours = _fused(_fused(q, np.full_like(q, -6), amax), sixth, q)
+    assert (ours == amax / np.float32(6)).all()
+    assert (q != amax / np.float32(6)).any(), "the residual would not be needed"
+
+
+def test_scale_over_encode_scale_by_a_residual_is_the_rounded_quotient() -> None:
+    """All eight mantissas of E4M3 over a spread of float32's, and the ends of its range."""
+    mantissas = np.unique(
+        np.concatenate(
+            [np.arange(0, 1 << 23, 97), np.arange(4096), (1 << 23) - 1 - np.arange(4096)]
+        )
+    )
+    g = (mantissas.astype(np.int32) | 0x3F800000).view(np.float32)
+    inverse = np.float32(1) / g
+    for eighths in range(8, 16):
+        s = np.full_like(g, eighths / 8)
+        q = s * inverse
+        ours = _fused(_fused(-q, g, s), inverse, q)
+        assert (ours == s / g).all(), eighths
+
+
+def _codes(scaled: np.ndarray) -> np.ndarray:
+    """Return the kernel's code of y, by its three saturating multiply-adds in float32."""
+    two23 = np.float32(8388608)
+    parts = [np.clip(scaled / 2 - i, 0, 1).astype(np.float32) for i in range(3)]
+    total = parts[0] * np.float32(4) + two23
+    total = parts[1] * np.float32(2) + total
+    return (total + parts[2] - two23).astype(np.uint8)
+
+
+def test_three_slopes_give_the_nearest_code_with_ties_to_even() -> None:
+    edges = np.array([bound / 4 for bound in BOUNDS], np.float32)
+    y = np.concatenate(
+        [np.nextafter(edges, np.float32(0)), edges, np.nextafter(edges, np.float32(9)),
+         np.linspace(0, 9, 36001, dtype=np.float32), np.array([1e9, 3e38], np.float32)]
+    )  # fmt: skip
+    magnitudes = torch.tensor(y.copy())
+    wanted = _e2m1_codes(magnitudes, torch.zeros(len(y), dtype=torch.bool))
+    assert (_codes(y) == wanted.numpy()).all()
+
+
+def _hard_weight(dtype: torch.dtype) -> torch.Tensor:
+    """Return weights whose quotients sit at and next to the bounds of E2M1, and extreme blocks."""
+    generator = torch.Generator().manual_seed(7)
+    weight = torch.randn(512, 256, generator=generator)
+    amax = torch.exp2(torch.rand(512, 16, 1, generator=generator) * 16 - 12).bfloat16().float()
+    blocks = weight.view(512, 16, 16)
+    steps = amax / 6
+    ties = torch.tensor([bound / 4 for bound in BOUNDS] * 2)
+    blocks[:, :, 1:15] = ties * steps
+    blocks[:, :, 8:15] *= -1
+    blocks[:, :, 0] = amax[:, :, 0]
+    weight[0] = 0.0
+    weight[1] = -0.0
+    weight[2, ::3] = -1e-38
+    weight[3] *= 1e-30
+    weight[4, :16] = 100.0
+    return weight.to(dtype)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not GPU, reason="needs a GPU of compute capability 8.0 or newer")
+@pytest.mark.parametrize("format", ["nvfp4", "mxfp4", "nf4"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+@pytest.mark.parametrize("factor", [1.0, 2.0**-60, 2.0**60, 3e-3])
+def test_hard_weights_are_quantised_bit_for_bit_on_a_gpu(
+    format: str, dtype: torch.dtype, factor: float, assertions: SimpleNamespace
+) -> None:
+    from kernels import quantize
+
+    if dtype == torch.float16 and factor not in (1.0, 3e-3):
+        pytest.skip("float16 holds no such weights")
+    weight = _hard_weight(torch.float32).mul(factor).to(dtype)
+    scales = [None]
+    if format == "nvfp4":
+        own = reference.quantize(weight, format).global_scale
+        assert own is not None
+        # Its own; one that saturates block scales; one that makes most of them zero; an odd one.
+        scales += [own.double() * share for share in (1.0, 1e-3, 1e4, 0.7)]
+        scales.append(torch.tensor(2.0**-8 * factor, dtype=torch.float64))
+    for scale in scales:
+        theirs = reference.quantize(weight, format, global_scale=scale)
+        ours = quantize.quantize(weight.cuda(), format, global_scale=scale)
+        for name, tensor in theirs.tensors().items():
+            assertions.bitwise(ours.tensors()[name].cpu(), tensor, f"{name}, scale {scale}")
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not GPU, reason="needs a GPU of compute capability 8.0 or newer")
+def test_every_bfloat16_over_many_scales_is_quantised_bit_for_bit(
+    assertions: SimpleNamespace,
+) -> None:
+    """Every finite bfloat16 mantissa in every block scale, under encode scales of all kinds."""
+    from kernels import quantize
+
+    mantissas = (torch.arange(0x3C00, 0x4300, dtype=torch.int32) << 16).view(torch.float32)
+    generator = torch.Generator().manual_seed(3)
+    for trial in range(24):
+        amax = torch.exp2(torch.rand(16384, 1, generator=generator) * 12 - 5)
+        picked = torch.randint(len(mantissas), (16384, 16), generator=generator)
+        weight = torch.minimum(mantissas[picked], amax)
+        weight = (weight * torch.randn(16384, 16, generator=generator).sign()).bfloat16()
+        bits = (0x3F800000 + (0xFFFFFF if trial == 0 else trial * 348161 + 7)) & 0x3FFFFFFF
+        g = torch.tensor(bits, dtype=torch.int32).view(torch.float32) * 2.0 ** (trial % 9)
+        scale = g.double().reciprocal()
+        theirs = reference.quantize(weight, "nvfp4", global_scale=scale)
+        ours = quantize.quantize(weight.cuda(), "nvfp4", global_scale=scale)
+        for name in ("codes", "block_scales"):
+            mine = getattr(ours, name).cpu().view(torch.uint8)
+            assertions.bitwise(mine, getattr(theirs, name).view(torch.uint8), f"{name}, {trial}")
