@@ -4,7 +4,7 @@ Sixteen codes are one 64-bit load and have one block scale, so a scale is fetche
 never gathered. Two E2M1 codes four places apart land on the sign and the low exponent bits of two
 float16 halves by two shifts and masks; that is their value times 2**-14, subnormals included.
 
-    up to 4 rows   no matrix unit: values are multiplied by x in registers, the sum over a block is
+    up to 2 rows   no matrix unit: values are multiplied by x in registers, the sum over a block is
                    scaled once, and sums over columns are taken once at the end
     up to 128      a tile of W in 16 bits (a product of code and scale, exact but for NF4) by tl.dot
 
@@ -32,7 +32,7 @@ from kernels.reference_quantize import decoded_block_scales
 
 # Rows of x that one launch takes.
 MOST_ROWS = 128
-_FEW_ROWS = 4
+_FEW_ROWS = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,10 +59,12 @@ class Shape:
 def default_shape(M: int) -> Shape:
     """Return the shape for M rows of x."""
     if M <= _FEW_ROWS:
-        return Shape(block_n=16, blocks=32, programs=1056)
+        return Shape(block_n=16, blocks=32, programs=2112)
     if M <= 32:
+        return Shape(block_n=64, blocks=8, stages=3)
+    if M <= 64:
         return Shape(block_n=64, blocks=8)
-    return Shape(block_n=128, blocks=8, warps=8)
+    return Shape(block_n=128, blocks=8, warps=8, stages=3, programs=132)
 
 
 @triton.jit
@@ -104,17 +106,7 @@ def _few_kernel(
     per_split: tl.constexpr = (steps + SPLITS - 1) // SPLITS
     acc0 = tl.zeros((BLOCK_N, BLOCKS), tl.float32)
     acc1 = acc0
-    acc2 = acc0
-    acc3 = acc0
-    # Of three rows the last is read twice and stored once.
-    x1 = x
-    x2 = x
-    x3 = x
-    if ROWS > 1:
-        x1 = x + 16 * GROUPS
-    if ROWS > 2:
-        x2 = x + 32 * GROUPS
-        x3 = x + (M - 1) * 16 * GROUPS
+    x1 = x + 16 * GROUPS
     for i in range(per_split):
         at = (split * per_split + i) * BLOCKS + tl.arange(0, BLOCKS)
         held = at < GROUPS
@@ -123,8 +115,6 @@ def _few_kernel(
         scale = _scale(scales, row * (GROUPS // SHARE) + (at // SHARE)[None, :], mask, KIND)
         part0 = tl.zeros((BLOCK_N, BLOCKS), tl.float32)
         part1 = part0
-        part2 = part0
-        part3 = part0
         for half in tl.static_range(2):
             word = (words >> (32 * half)).to(tl.int32)
             for place in tl.static_range(4):
@@ -138,22 +128,10 @@ def _few_kernel(
                     part1 += (
                         high * tl.load(x1 + column4, mask=held, other=0).to(tl.float32)[None, :]
                     )
-                if ROWS > 2:
-                    part2 += low * tl.load(x2 + column, mask=held, other=0).to(tl.float32)[None, :]
-                    part2 += (
-                        high * tl.load(x2 + column4, mask=held, other=0).to(tl.float32)[None, :]
-                    )
-                    part3 += low * tl.load(x3 + column, mask=held, other=0).to(tl.float32)[None, :]
-                    part3 += (
-                        high * tl.load(x3 + column4, mask=held, other=0).to(tl.float32)[None, :]
-                    )
         lift: tl.constexpr = 1.0 if KIND == 2 else 16384.0
         acc0 += part0 * lift * scale
         if ROWS > 1:
             acc1 += part1 * lift * scale
-        if ROWS > 2:
-            acc2 += part2 * lift * scale
-            acc3 += part3 * lift * scale
     factor = 1.0
     if KIND == 0:
         factor = 1.0 / tl.load(encode)
@@ -164,10 +142,6 @@ def _few_kernel(
     tl.store(target, tl.sum(acc0, 1) * factor + base, mask=held_n)
     if ROWS > 1:
         tl.store(target + N, tl.sum(acc1, 1) * factor + base, mask=held_n)
-    if ROWS > 2:
-        tl.store(target + 2 * N, tl.sum(acc2, 1) * factor + base, mask=held_n)
-        if M > 3:
-            tl.store(target + 3 * N, tl.sum(acc3, 1) * factor + base, mask=held_n)
 
 
 @triton.jit
@@ -302,7 +276,7 @@ def _launch(
     if M <= _FEW_ROWS:
         turned = x.reshape(M, groups, 16).transpose(1, 2).contiguous()
         _few_kernel[(row_blocks, splits)](
-            turned, *arguments, groups, *cut, (1, 2, 4, 4)[M - 1], shape.block_n, shape.blocks,
+            turned, *arguments, groups, *cut, M, shape.block_n, shape.blocks,
             now is not None, **options,
         )  # fmt: skip
     else:

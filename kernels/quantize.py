@@ -32,8 +32,9 @@ from kernels.formats import NORMAL_FLOAT, QuantizedWeight, format_named
 from kernels.reference_quantize import _encode_scale, _nest
 
 _ELEMENTS = 4096
-# Blocks a program of the way without divisions.
-_FAST_ROWS = 256
+# The way without divisions: blocks a tile, and tiles a program.
+_FAST_ROWS = 128
+_FAST_TILES = 8
 
 # The bits of float32 1e-38, the reference's lower bound of an NF4 scale that is divided by.
 _LEAST_BITS = 7136238
@@ -111,42 +112,52 @@ def _fast_scale(amax, g, inverse):
 
 
 @triton.jit
-def _fast_kernel(weight, encode, codes, scales, blocks, ROWS: tl.constexpr):
+def _fast_kernel(
+    weight, encode, codes, scales, blocks, ROWS: tl.constexpr, TILES: tl.constexpr
+):  # fmt: skip
     """NVFP4 of bfloat16 pairs; see the module's docstring."""
-    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
-    held = row < blocks
-    at = row[:, None] * 8 + tl.arange(0, 8)[None, :]
-    pair = tl.load(weight + at, mask=held[:, None], other=0)
+    row = tl.program_id(0).to(tl.int64) * (ROWS * TILES) + tl.arange(0, ROWS)
+    pairs = tl.arange(0, 8)[None, :]
     g = tl.load(encode)
-    if (g >= 0.0078125) & (g <= 1073741824.0):
-        both = pair & 0x7FFF7FFF
-        low = (both << 16).to(tl.float32, bitcast=True)
-        high = (both & 0x7FFF0000).to(tl.float32, bitcast=True)
-        amax = tl.max(tl.maximum(low, high), 1)
-        ones = tl.zeros_like(amax) + 1.0
-        byte, d = _fast_scale(amax, g, tl.div_rn(ones, ones * g))
-        tl.store(scales + row, byte.to(tl.uint8), mask=held)
-        y = tl.inline_asm_elementwise(
-            "rcp.approx.ftz.f32 $0, $1;", "=f,f", [d], dtype=tl.float32, is_pure=True, pack=1
-        )
-        h = (y.to(tl.int32, bitcast=True) & -256).to(tl.float32, bitcast=True)
-        rest = tl.fma(tl.fma(-d, h, 1.0), y, y * 5.820766091346741e-11)[:, None]
-        h = h[:, None]
-        low_code = _fast_code(tl.fma(low, rest, low * h))
-        high_code = _fast_code(tl.fma(high, rest, high * h))
-        # Bit 15 of each half: negative and not minus zero.
-        signs = (both + 0x7FFF7FFF) & pair & -2147450880
-        byte_pair = low_code | (high_code << 4) | (signs >> 12) | (signs >> 24)
+    fast = (g >= 0.0078125) & (g <= 1073741824.0)
+    ones = tl.zeros((ROWS,), tl.float32) + 1.0
+    inverse = tl.div_rn(ones, ones * g)
+    ahead = tl.load(weight + row[:, None] * 8 + pairs, mask=(row < blocks)[:, None], other=0)
+    for i in range(TILES):
+        pair = ahead
+        held = row < blocks
+        at = row[:, None] * 8 + pairs
+        # The next tile is on its way while this one is worked on.
+        more = (row + ROWS < blocks) & (i + 1 < TILES)
+        ahead = tl.load(weight + at + ROWS * 8, mask=more[:, None], other=0)
+        if fast:
+            both = pair & 0x7FFF7FFF
+            low = (both << 16).to(tl.float32, bitcast=True)
+            high = (both & 0x7FFF0000).to(tl.float32, bitcast=True)
+            amax = tl.max(tl.maximum(low, high), 1)
+            byte, d = _fast_scale(amax, g, inverse)
+            tl.store(scales + row, byte.to(tl.uint8), mask=held)
+            y = tl.inline_asm_elementwise(
+                "rcp.approx.ftz.f32 $0, $1;", "=f,f", [d], dtype=tl.float32, is_pure=True, pack=1
+            )
+            h = (y.to(tl.int32, bitcast=True) & -256).to(tl.float32, bitcast=True)
+            rest = tl.fma(tl.fma(-d, h, 1.0), y, y * 5.820766091346741e-11)[:, None]
+            h = h[:, None]
+            low_code = _fast_code(tl.fma(low, rest, low * h))
+            high_code = _fast_code(tl.fma(high, rest, high * h))
+            # Bit 15 of each half: negative and not minus zero.
+            signs = (both + 0x7FFF7FFF) & pair & -2147450880
+            byte_pair = low_code | (high_code << 4) | (signs >> 12) | (signs >> 24)
+        else:
+            low = (pair << 16).to(tl.float32, bitcast=True)
+            high = ((pair >> 16) << 16).to(tl.float32, bitcast=True)
+            amax = tl.max(tl.maximum(tl.abs(low), tl.abs(high)), 1)
+            step = _step(amax, scales, row, held, encode, 0)[:, None] + tl.zeros_like(low)
+            low = tl.div_rn(low, step)
+            high = tl.div_rn(high, step)
+            byte_pair = _e2m1_code(low, low < 0) | (_e2m1_code(high, high < 0) << 4)
         tl.store(codes + at, byte_pair.to(tl.uint8), mask=held[:, None])
-    else:
-        low = (pair << 16).to(tl.float32, bitcast=True)
-        high = ((pair >> 16) << 16).to(tl.float32, bitcast=True)
-        amax = tl.max(tl.maximum(tl.abs(low), tl.abs(high)), 1)
-        step = _step(amax, scales, row, held, encode, 0)[:, None] + tl.zeros_like(low)
-        low = tl.div_rn(low, step)
-        high = tl.div_rn(high, step)
-        byte_pair = _e2m1_code(low, low < 0) | (_e2m1_code(high, high < 0) << 4)
-        tl.store(codes + at, byte_pair.to(tl.uint8), mask=held[:, None])
+        row += ROWS
 
 
 @triton.jit
@@ -240,9 +251,10 @@ def quantize_blocks(weight: Tensor, format: str, encode: Tensor | None) -> tuple
     rows = _ELEMENTS // spec.block
     pairs = weight.dtype == torch.bfloat16
     if pairs and kind == 0 and weight.is_cuda:
-        _fast_kernel[(triton.cdiv(blocks, _FAST_ROWS),)](
-            weight.view(torch.int32), encode, codes, scales, blocks, _FAST_ROWS, num_warps=4
-        )
+        _fast_kernel[(triton.cdiv(blocks, _FAST_ROWS * _FAST_TILES),)](
+            weight.view(torch.int32), encode, codes, scales, blocks, _FAST_ROWS, _FAST_TILES,
+            num_warps=4,
+        )  # fmt: skip
         return codes, scales
     _quantize_kernel[(triton.cdiv(blocks, rows),)](
         weight.view(torch.int32) if pairs else weight, encode, bounds, codes, scales, blocks,
