@@ -1,18 +1,18 @@
-"""Weight-only linear layer from the checkpoint's layout, in Triton: portable, for up to 128 rows.
+"""Weight-only linear layer from the checkpoint's layout, in Triton: portable, for up to 256 rows.
 
 Sixteen codes are one 64-bit load and have one block scale, so a scale is fetched once a block and
 never gathered. Two E2M1 codes four places apart land on the sign and the low exponent bits of two
 float16 halves by two shifts and masks; that is their value times 2**-14, subnormals included.
 
-    up to 2 rows   no matrix unit: values are multiplied by x in registers, the sum over a block is
-                   scaled once, and sums over columns are taken once at the end
-    up to 128      a tile of W in 16 bits (a product of code and scale, exact but for NF4) by tl.dot
+    one row      no matrix unit: values are multiplied by x in registers, the sum over a block is
+                 scaled once, and the sum over columns is taken once at the end
+    up to 256    a tile of W in 16 bits (a product of value and scale, exact but for NF4) by tl.dot
 
-Where N alone does not fill the device, ranges of columns go to several programs; their partial sums
-are added by a second kernel in a fixed order, so results are the same bits run after run. More rows
-go through `kernels.dequantize` and torch's product, which the dispatcher chooses.
+Where N alone does not fill the device, ranges of columns go to several programs; the last of them
+to arrive adds their parts up, always in the same order, so results are the same bits run after run.
+More rows go through `kernels.dequantize` and torch's product, which the dispatcher chooses.
 
-Easy to get wrong: the few-row kernel reads x as (M, 16, K / 16), so that neighbouring lanes, which
+Easy to get wrong: the one-row kernel reads x as (16, K / 16), so that neighbouring lanes, which
 hold neighbouring blocks, read neighbouring numbers; K is a `constexpr`, or the compiler cannot
 prove that the loads are aligned.
 """
@@ -20,6 +20,7 @@ prove that the loads are aligned.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 import torch
 import triton
@@ -31,8 +32,9 @@ from kernels.formats import QuantizedWeight
 from kernels.reference_quantize import decoded_block_scales
 
 # Rows of x that one launch takes.
-MOST_ROWS = 128
-_FEW_ROWS = 2
+MOST_ROWS = 256
+# Blocks of rows of W whose columns can be split.
+_COUNTERS = 1 << 14
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,13 +60,13 @@ class Shape:
 
 def default_shape(M: int) -> Shape:
     """Return the shape for M rows of x."""
-    if M <= _FEW_ROWS:
-        return Shape(block_n=16, blocks=32, programs=2112)
-    if M <= 32:
-        return Shape(block_n=64, blocks=8, stages=3)
+    if M == 1:
+        return Shape(block_n=8, blocks=64, warps=8, programs=1056)
     if M <= 64:
-        return Shape(block_n=64, blocks=8)
-    return Shape(block_n=128, blocks=8, warps=8, stages=3, programs=132)
+        return Shape(block_n=64, blocks=8, stages=3)
+    if M <= 128:
+        return Shape(block_n=64, blocks=8, stages=3, programs=264)
+    return Shape(block_n=64, blocks=4, warps=8, stages=3, programs=264)
 
 
 @triton.jit
@@ -93,75 +95,97 @@ def _two(word, codebook, PLACE: tl.constexpr, KIND: tl.constexpr):
 
 
 @triton.jit
-def _few_kernel(
-    x, codes, scales, encode, codebook, bias, out, M, N, GROUPS: tl.constexpr,
-    SHARE: tl.constexpr, KIND: tl.constexpr, SPLITS: tl.constexpr, ROWS: tl.constexpr,
-    BLOCK_N: tl.constexpr, BLOCKS: tl.constexpr, HAS_BIAS: tl.constexpr,
+def _finish(
+    y, n, m, target, out, bias, arrived, M, N, SPLITS: tl.constexpr, HAS_BIAS: tl.constexpr
 ):  # fmt: skip
+    """Store y, (rows of W, rows of x); the last of several splits adds their parts up in order."""
+    held = (n < N)[:, None] & (m < M)[None, :]
+    at = m[None, :].to(tl.int64) * N + n[:, None]
+    bias_n = tl.zeros((n.shape[0], 1), tl.float32)
+    if HAS_BIAS:
+        bias_n = tl.load(bias + n, mask=n < N, other=0).to(tl.float32)[:, None]
+    if SPLITS == 1:
+        tl.store(out + at, y + bias_n, mask=held)
+    else:
+        size = tl.full((), 1, tl.int64) * M * N
+        tl.store(target + tl.program_id(1) * size + at, y, mask=held)
+        # Parts of the whole program must be written before it says so.
+        tl.debug_barrier()
+        before = tl.atomic_add(arrived + tl.program_id(0), 1, sem="acq_rel")
+        if before == SPLITS - 1:
+            total = bias_n + tl.zeros_like(y)
+            for i in tl.static_range(SPLITS):
+                total += tl.load(target + i * size + at, mask=held, other=0, cache_modifier=".cg")
+            tl.store(out + at, total, mask=held)
+            tl.store(arrived + tl.program_id(0), 0)
+
+
+@triton.jit(do_not_specialize=["M"])
+def _one_kernel(
+    x, codes, scales, encode, codebook, bias, target, out, arrived, M, N, GROUPS: tl.constexpr,
+    SHARE: tl.constexpr, KIND: tl.constexpr, SPLITS: tl.constexpr, BLOCK_N: tl.constexpr,
+    BLOCKS: tl.constexpr, HAS_BIAS: tl.constexpr,
+):  # fmt: skip
+    """One row of x, without the matrix unit."""
     n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
-    held_n = n < N
+    held_n = (n < N)[:, None]
     row = n.to(tl.int64)[:, None]
-    split = tl.program_id(1)
     steps: tl.constexpr = (GROUPS + BLOCKS - 1) // BLOCKS
     per_split: tl.constexpr = (steps + SPLITS - 1) // SPLITS
-    acc0 = tl.zeros((BLOCK_N, BLOCKS), tl.float32)
-    acc1 = acc0
-    x1 = x + 16 * GROUPS
+    acc = tl.zeros((BLOCK_N, BLOCKS), tl.float32)
+    at = tl.program_id(1) * (per_split * BLOCKS) + tl.arange(0, BLOCKS)
+    mask = held_n & (at < GROUPS)[None, :]
+    ahead = tl.load(codes + row * GROUPS + at[None, :], mask=mask, other=0)
     for i in range(per_split):
-        at = (split * per_split + i) * BLOCKS + tl.arange(0, BLOCKS)
+        words = ahead
         held = at < GROUPS
-        mask = held_n[:, None] & held[None, :]
-        words = tl.load(codes + row * GROUPS + at[None, :], mask=mask, other=0)
+        mask = held_n & held[None, :]
         scale = _scale(scales, row * (GROUPS // SHARE) + (at // SHARE)[None, :], mask, KIND)
-        part0 = tl.zeros((BLOCK_N, BLOCKS), tl.float32)
-        part1 = part0
+        # The next codes are on their way while these are worked on.
+        later = at + BLOCKS
+        mask = held_n & ((later < GROUPS) & (i + 1 < per_split))[None, :]
+        ahead = tl.load(codes + row * GROUPS + later[None, :], mask=mask, other=0)
+        part = tl.zeros((BLOCK_N, BLOCKS), tl.float32)
         for half in tl.static_range(2):
             word = (words >> (32 * half)).to(tl.int32)
             for place in tl.static_range(4):
                 low, high = _two(word, codebook, place, KIND)
                 column = (half * 8 + place) * GROUPS + at
-                part0 += low * tl.load(x + column, mask=held, other=0).to(tl.float32)[None, :]
-                column4 = column + 4 * GROUPS
-                part0 += high * tl.load(x + column4, mask=held, other=0).to(tl.float32)[None, :]
-                if ROWS > 1:
-                    part1 += low * tl.load(x1 + column, mask=held, other=0).to(tl.float32)[None, :]
-                    part1 += (
-                        high * tl.load(x1 + column4, mask=held, other=0).to(tl.float32)[None, :]
-                    )
+                part += low * tl.load(x + column, mask=held, other=0).to(tl.float32)[None, :]
+                column += 4 * GROUPS
+                part += high * tl.load(x + column, mask=held, other=0).to(tl.float32)[None, :]
         lift: tl.constexpr = 1.0 if KIND == 2 else 16384.0
-        acc0 += part0 * lift * scale
-        if ROWS > 1:
-            acc1 += part1 * lift * scale
+        acc += part * lift * scale
+        at = later
     factor = 1.0
     if KIND == 0:
         factor = 1.0 / tl.load(encode)
-    base = tl.zeros((BLOCK_N,), tl.float32)
-    if HAS_BIAS:
-        base = tl.load(bias + n, mask=held_n, other=0).to(tl.float32)
-    target = out + split.to(tl.int64) * M * N + n
-    tl.store(target, tl.sum(acc0, 1) * factor + base, mask=held_n)
-    if ROWS > 1:
-        tl.store(target + N, tl.sum(acc1, 1) * factor + base, mask=held_n)
+    y = (tl.sum(acc, 1) * factor)[:, None]
+    m = tl.arange(0, 1)
+    _finish(y, n, m, target, out, bias, arrived, M, N, SPLITS, HAS_BIAS)
 
 
 @triton.jit
-def _eight(word, scale, codebook, KIND: tl.constexpr):
-    """Return the eight scaled values of a word, a new last dimension of 8, in order."""
+def _eight(word, codebook, KIND: tl.constexpr):
+    """Return the eight values of a word, in three new dimensions: places 4, 2, 1 of the index."""
     a0, a4 = _two(word, codebook, 0, KIND)
     a1, a5 = _two(word, codebook, 1, KIND)
     a2, a6 = _two(word, codebook, 2, KIND)
     a3, a7 = _two(word, codebook, 3, KIND)
-    even = tl.join(tl.join(a0 * scale, a4 * scale), tl.join(a2 * scale, a6 * scale))
-    odd = tl.join(tl.join(a1 * scale, a5 * scale), tl.join(a3 * scale, a7 * scale))
-    # Dimensions so far: places 4, 2, 1 of the index.
-    return tl.join(even, odd)
+    values = tl.join(
+        tl.join(tl.join(a0, a4), tl.join(a2, a6)), tl.join(tl.join(a1, a5), tl.join(a3, a7))
+    )
+    if KIND == 1:
+        values *= 16384.0
+    return values
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["M"])
 def _tile_kernel(
-    x, codes, scales, encode, codebook, bias, out, M, N, x_stride, GROUPS: tl.constexpr,
-    SHARE: tl.constexpr, KIND: tl.constexpr, SPLITS: tl.constexpr, ROWS: tl.constexpr,
-    BLOCK_N: tl.constexpr, BLOCKS: tl.constexpr, HAS_BIAS: tl.constexpr, WIDEN: tl.constexpr,
+    x, codes, scales, encode, codebook, bias, target, out, arrived, M, N, x_stride,
+    GROUPS: tl.constexpr, SHARE: tl.constexpr, KIND: tl.constexpr, SPLITS: tl.constexpr,
+    ROWS: tl.constexpr, BLOCK_N: tl.constexpr, BLOCKS: tl.constexpr, HAS_BIAS: tl.constexpr,
+    WIDEN: tl.constexpr,
 ):  # fmt: skip
     n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     held_n = n < N
@@ -178,12 +202,14 @@ def _tile_kernel(
         mask = held_n[:, None] & (at < GROUPS)[None, :]
         words = tl.load(codes + row * GROUPS + at[None, :], mask=mask, other=0)
         scale = _scale(scales, row * (GROUPS // SHARE) + (at // SHARE)[None, :], mask, KIND)
-        lift: tl.constexpr = 1.0 if KIND == 2 else 16384.0
+        if KIND == 0:
+            # Takes back the values' 2^-14; E8M0 scales have no room for it above.
+            scale *= 16384.0
         k = first * 16 + tl.arange(0, BLOCKS * 16)
         x_mask = held_m[None, :] & (k < GROUPS * 16)[:, None]
         columns = tl.load(x + m.to(tl.int64)[None, :] * x_stride + k[:, None], x_mask, other=0)
-        low = _eight(words.to(tl.int32), lift, codebook, KIND)
-        high = _eight((words >> 32).to(tl.int32), lift, codebook, KIND)
+        low = _eight(words.to(tl.int32), codebook, KIND)
+        high = _eight((words >> 32).to(tl.int32), codebook, KIND)
         # (BLOCK_N, BLOCKS, place 4, 2, 1, 8) to (BLOCK_N, BLOCKS, place 8, 4, 2, 1)
         tile = tl.permute(tl.join(low, high), (0, 1, 5, 2, 3, 4))
         tile = tl.reshape(tile, (BLOCK_N, BLOCKS, 16)) * scale[:, :, None]
@@ -194,30 +220,18 @@ def _tile_kernel(
             acc = tl.dot(tile.to(columns.dtype), columns, acc)
     if KIND == 0:
         acc *= 1.0 / tl.load(encode)
-    if HAS_BIAS:
-        acc += tl.load(bias + n, mask=held_n, other=0).to(tl.float32)[:, None]
-    target = out + (split * M + m[None, :]).to(tl.int64) * N + n[:, None]
-    tl.store(target, acc, mask=held_n[:, None] & held_m[None, :])
+    _finish(acc, n, m, target, out, bias, arrived, M, N, SPLITS, HAS_BIAS)
 
 
-@triton.jit
-def _add_kernel(
-    partial, bias, out, total, N, SPLITS: tl.constexpr, HAS_BIAS: tl.constexpr, BLOCK: tl.constexpr
-):
-    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    held = at < total
-    acc = tl.zeros((BLOCK,), tl.float32)
-    for i in tl.static_range(SPLITS):
-        acc += tl.load(partial + i * total + at, mask=held, other=0)
-    if HAS_BIAS:
-        acc += tl.load(bias + at % N, mask=held, other=0).to(tl.float32)
-    tl.store(out + at, acc, mask=held)
+@lru_cache(maxsize=64)
+def _counters(device: int, stream: int) -> Tensor:
+    return torch.zeros(_COUNTERS, dtype=torch.int32, device=f"cuda:{device}")
 
 
 def linear(
     x: Tensor, weight: QuantizedWeight, bias: Tensor | None = None, shape: Shape | None = None
 ) -> Tensor:
-    """Multiply at most 128 rows by a quantised weight, without gradients.
+    """Multiply at most 256 rows by a quantised weight, without gradients.
 
     Parameters
     ----------
@@ -261,32 +275,34 @@ def _launch(
     row_blocks = triton.cdiv(N, shape.block_n)
     steps = triton.cdiv(groups, shape.blocks)
     splits = max(1, min(16, shape.programs // row_blocks, steps))
+    if row_blocks > _COUNTERS:
+        splits = 1
     # As many steps each: no program without work but for the last.
     splits = triton.cdiv(steps, triton.cdiv(steps, splits))
-    target = out
+    target, arrived = out, None
     if splits > 1:
         target = torch.empty(splits, M, N, dtype=torch.float32, device=x.device)
-    now = bias if splits == 1 else None
+        if x.is_cuda:
+            # Zero again after every launch; launches of one stream never overlap.
+            arrived = _counters(x.device.index, torch.cuda.current_stream().cuda_stream)
+        else:
+            arrived = torch.zeros(row_blocks, dtype=torch.int32)
     arguments = (
         weight.codes.contiguous().view(torch.int64), scales.contiguous(), weight.encode_scale,
-        _codebook(weight.format, x.device), now, target, M, N,
+        _codebook(weight.format, x.device), bias, target, out, arrived, M, N,
     )  # fmt: skip
     cut = (weight.block // 16, kind, splits)
     options = {"num_warps": shape.warps, "num_stages": shape.stages}
-    if M <= _FEW_ROWS:
-        turned = x.reshape(M, groups, 16).transpose(1, 2).contiguous()
-        _few_kernel[(row_blocks, splits)](
-            turned, *arguments, groups, *cut, M, shape.block_n, shape.blocks,
-            now is not None, **options,
+    if M == 1:
+        turned = x.reshape(groups, 16).t().contiguous()
+        _one_kernel[(row_blocks, splits)](
+            turned, *arguments, groups, *cut, shape.block_n, shape.blocks, bias is not None,
+            **options,
         )  # fmt: skip
     else:
         x = x if x.stride(1) == 1 else x.contiguous()
         widen = x.device.type == "cpu" or x.dtype == torch.float32
         _tile_kernel[(row_blocks, splits)](
             x, *arguments, x.stride(0), groups, *cut, max(16, triton.next_power_of_2(M)),
-            shape.block_n, shape.blocks, now is not None, widen, **options,
+            shape.block_n, shape.blocks, bias is not None, widen, **options,
         )  # fmt: skip
-    if splits > 1:
-        _add_kernel[(triton.cdiv(M * N, 1024),)](
-            target, bias, out, M * N, N, splits, bias is not None, 1024, num_warps=4
-        )
