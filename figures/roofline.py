@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
 
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from figures.palette import colour, order, short
@@ -52,7 +53,8 @@ def rows(records: Sequence[Record]) -> list[RooflineRow]:
         if any(_OURS.fullmatch(name) for name in record.metrics):
             by_arm.setdefault(record.arm, []).append(record)
     found = []
-    for arm in order(list(by_arm)):
+    arms = order(list(by_arm))
+    for arm in arms:
         timed = by_arm[arm]
         for name in timed[0].metrics:
             match = _OURS.fullmatch(name)
@@ -69,7 +71,8 @@ def rows(records: Sequence[Record]) -> list[RooflineRow]:
                     floor=_floor(timed, block, count) * 1e6,
                 )
             )
-    return found
+    # Metrics of a record come in the order of their names, where 1024 stands before 8.
+    return sorted(found, key=lambda row: (arms.index(row.arm), row.block, row.rows))
 
 
 def _median(records: Sequence[Record], metric: str) -> float:
@@ -86,31 +89,64 @@ def _floor(records: Sequence[Record], block: str, count: int) -> float:
 
 
 def draw(rows: Sequence[RooflineRow]) -> Figure:
-    """Return the figure: a panel a block."""
+    """Return the figure: a column a block; above the time, below the gain over bfloat16."""
     blocks = sorted({row.block for row in rows}, key=lambda name: int(name.rstrip("b")))
-    figure = Figure(figsize=(5.0 * len(blocks), 4.0), layout="constrained")
-    for index, block in enumerate(blocks):
-        axes = figure.add_subplot(1, len(blocks), index + 1)
+    figure = Figure(figsize=(5.0 * len(blocks), 6.5), layout="constrained")
+    axes = figure.subplots(2, len(blocks), sharex=True, squeeze=False)
+    for column, block in enumerate(blocks):
         mine = [row for row in rows if row.block == block]
-        first = [row for row in mine if row.arm == mine[0].arm]
-        counts = [row.rows for row in first]
-        axes.plot(counts, [row.bf16 for row in first], color=colour("bf16"), label="BF16")
-        for arm in order(sorted({row.arm for row in mine})):
-            line = [row for row in mine if row.arm == arm]
-            axes.plot(
-                [row.rows for row in line],
-                [row.microseconds for row in line],
-                color=colour(arm),
-                marker="o",
-                markersize=3,
-                label=short(arm),
-            )
-        floor = [row.floor for row in first]
-        axes.plot(counts, floor, color="#000000", linestyle=":", label="floor")
-        axes.set_xscale("log", base=2)
-        axes.set_yscale("log")
-        axes.set_xlabel("rows of x")
-        axes.set_ylabel("microseconds a decoder block")
-        axes.set_title(f"Qwen2.5-{block.upper()}: four linear layers")
-        axes.legend(frameon=False)
+        _draw_times(axes[0][column], mine)
+        _draw_gains(axes[1][column], mine)
+        axes[0][column].set_title(f"Qwen2.5-{block.upper()}, four linear layers")
+    axes[0][0].set_ylabel("microseconds")
+    axes[1][0].set_ylabel("times as fast as BF16")
+    axes[0][0].legend(frameon=False)
     return figure
+
+
+def _lines(rows: Sequence[RooflineRow]) -> list[tuple[str, list[RooflineRow]]]:
+    """Return (arm, its rows), in the order of the arms."""
+    return [
+        (arm, [row for row in rows if row.arm == arm])
+        for arm in order(sorted({row.arm for row in rows}))
+    ]
+
+
+def _draw_times(axes: Axes, rows: Sequence[RooflineRow]) -> None:
+    first = _lines(rows)[0][1]
+    counts = [row.rows for row in first]
+    axes.plot(counts, [row.bf16 for row in first], color=colour("bf16"), label="BF16")
+    for arm, line in _lines(rows):
+        axes.plot(
+            [row.rows for row in line],
+            [row.microseconds for row in line],
+            color=colour(arm),
+            marker="o",
+            markersize=3,
+            label=short(arm),
+        )
+    floor = [row.floor for row in first]
+    axes.plot(counts, floor, color="#000000", linestyle=":", label="floor of 4 bits")
+    axes.set_yscale("log")
+    axes.yaxis.set_major_formatter("{x:g}")
+
+
+def _draw_gains(axes: Axes, rows: Sequence[RooflineRow]) -> None:
+    axes.axhline(1.0, color=colour("bf16"))
+    for arm, line in _lines(rows):
+        axes.plot(
+            [row.rows for row in line],
+            [row.bf16 / row.microseconds for row in line],
+            color=colour(arm),
+            marker="o",
+            markersize=3,
+        )
+    first = _lines(rows)[0][1]
+    counts = [row.rows for row in first]
+    axes.plot(counts, [row.bf16 / row.floor for row in first], color="#000000", linestyle=":")
+    axes.set_ylim(bottom=0.0)
+    axes.set_xscale("log", base=2)
+    axes.set_xticks(counts)
+    axes.xaxis.set_major_formatter("{x:g}")
+    axes.tick_params(axis="x", labelrotation=45)
+    axes.set_xlabel("rows of x")

@@ -112,10 +112,14 @@ def prepare(weight: QuantizedWeight | PackedWeight) -> QuantizedWeight | PackedW
 
 
 def _portable_product(x: Tensor, weight: QuantizedWeight, bias: Tensor | None) -> Tensor:
-    """Multiply from the codes where rows are few, else by way of a dense W."""
+    """Multiply from the codes where rows are few, else by way of a dense W.
+
+    NF4 always goes the latter way: a look-up an element costs more in tiles than writing W.
+    """
     from kernels import portable_linear
 
-    if x.dtype in _SIXTEEN_BITS and x.numel() <= portable_linear.MOST_ROWS * x.shape[-1]:
+    few = x.numel() <= portable_linear.MOST_ROWS * x.shape[-1]
+    if few and weight.format != "nf4" and x.dtype in _SIXTEEN_BITS:
         return portable_linear.linear(x, weight, bias)
     return functional.linear(x, dequantize(weight, x.dtype), bias)
 

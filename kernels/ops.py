@@ -180,7 +180,7 @@ def _linear_op(format: str, hopper: bool) -> Op:
         reference=reference.linear,
         kernel="kernels.linear:linear" if hopper else "kernels.portable_linear:linear",
         inputs=partial(_linear_inputs, format),
-        # The portable kernels take 256 rows at most, one of them without the matrix unit.
+        # The portable kernels take 128 rows at most, one row without the matrix unit.
         shapes=_LINEAR_SHAPES if hopper else ((1, 70, 1088), *_LINEAR_SHAPES[:4], (100, 65, 320)),
         large=(8, 37888, 3584),
         nbytes=lambda s: s[1] * s[2] * 9 / 16 + 2 * s[0] * (s[1] + s[2]),

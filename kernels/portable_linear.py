@@ -1,4 +1,4 @@
-"""Weight-only linear layer from the checkpoint's layout, in Triton: portable, for up to 256 rows.
+"""Weight-only linear layer from the checkpoint's layout, in Triton: portable, for up to 128 rows.
 
 Sixteen codes are one 64-bit load and have one block scale, so a scale is fetched once a block and
 never gathered. Two E2M1 codes four places apart land on the sign and the low exponent bits of two
@@ -6,7 +6,7 @@ float16 halves by two shifts and masks; that is their value times 2**-14, subnor
 
     one row      no matrix unit: values are multiplied by x in registers, the sum over a block is
                  scaled once, and the sum over columns is taken once at the end
-    up to 256    a tile of W in 16 bits (a product of value and scale, exact but for NF4) by tl.dot
+    up to 128    a tile of W in 16 bits (a product of value and scale, exact but for NF4) by tl.dot
 
 Where N alone does not fill the device, ranges of columns go to several programs; the last of them
 to arrive adds their parts up, always in the same order, so results are the same bits run after run.
@@ -32,7 +32,7 @@ from kernels.formats import QuantizedWeight
 from kernels.reference_quantize import decoded_block_scales
 
 # Rows of x that one launch takes.
-MOST_ROWS = 256
+MOST_ROWS = 128
 # Blocks of rows of W whose columns can be split.
 _COUNTERS = 1 << 14
 
@@ -61,12 +61,8 @@ class Shape:
 def default_shape(M: int) -> Shape:
     """Return the shape for M rows of x."""
     if M == 1:
-        return Shape(block_n=8, blocks=64, warps=8, programs=1056)
-    if M <= 64:
-        return Shape(block_n=64, blocks=8, stages=3)
-    if M <= 128:
-        return Shape(block_n=64, blocks=8, stages=3, programs=264)
-    return Shape(block_n=64, blocks=4, warps=8, stages=3, programs=264)
+        return Shape(block_n=8, blocks=32, programs=2112)
+    return Shape(block_n=64, blocks=8, stages=3, programs=528 if M <= 32 else 264)
 
 
 @triton.jit
@@ -231,7 +227,7 @@ def _counters(device: int, stream: int) -> Tensor:
 def linear(
     x: Tensor, weight: QuantizedWeight, bias: Tensor | None = None, shape: Shape | None = None
 ) -> Tensor:
-    """Multiply at most 256 rows by a quantised weight, without gradients.
+    """Multiply at most 128 rows by a quantised weight, without gradients.
 
     Parameters
     ----------

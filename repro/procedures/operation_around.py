@@ -80,7 +80,8 @@ def around_the_layers(
     found = timed.found
     for format in FORMATS:
         progress(f"portable linear layer, {format}", {})
-        found |= _portable(format, PORTABLE_ROWS if format == "nvfp4" else (16,), scale.replays)
+        counts = PORTABLE_ROWS if format == "nvfp4" else (16,)
+        found |= _portable(format, counts, scale.replays, totals)
     progress("logprobs", {})
     return found | _logprobs(scale.replays)
 
@@ -136,7 +137,9 @@ def _norms(timed: _Shares) -> None:
     timed.share("swiglu_share", 1.5 * both[0].nbytes, [partial(swiglu.swiglu, x) for x in both])
 
 
-def _portable(format: str, counts: Sequence[int], replays: int) -> dict[str, Estimate]:
+def _portable(
+    format: str, counts: Sequence[int], replays: int, totals: Totals
+) -> dict[str, Estimate]:
     """Time the 7B block's linear layers from the checkpoint's layout, as dispatched, in Triton."""
     ours = dict.fromkeys(counts, 0.0)
     plain = dict.fromkeys(counts, 0.0)
@@ -147,6 +150,8 @@ def _portable(format: str, counts: Sequence[int], replays: int) -> dict[str, Est
         ]
         for M in counts:
             x = torch.randn(M, K, device="cuda").bfloat16()
+            exact = functional.linear(x, dispatch.dequantize(weights[0], x.dtype))
+            totals.compare(dispatch.linear(x, weights[0]), exact)
             calls = [partial(dispatch.linear, x, weight) for weight in weights]
             ours[M] += timing.time_calls(calls, replays).median
             calls = [partial(functional.linear, x, weight) for weight in dense]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -13,12 +14,12 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from figures import accuracy, entropy, reward
+from figures import accuracy, entropy, reward, roofline
 from figures.__main__ import main
 from figures.curves import curve_rows, smooth
 from figures.palette import COLOURS, colour, order, short, spread
 from repro.evidence.paper import PaperCell
-from repro.evidence.record import Estimate, Record, record_of
+from repro.evidence.record import Estimate, Record, parse_record, record_of
 from repro.spec.target import plan
 from repro.spec.tier import Tier
 from repro.targets import find
@@ -170,6 +171,24 @@ def test_an_unreadable_record_is_named_and_left_out(
     path.write_text("{")
     assert main(["--records", str(tmp_path), "--out", str(tmp_path / "out")]) == 0
     assert str(path) in capsys.readouterr().err
+
+
+def test_the_roofline_goes_from_few_rows_to_many_and_lies_above_the_floor() -> None:
+    kept = ROOT / "benchmarks" / "nvidia_h200" / "kernels.json"
+    raw = json.loads(kept.read_text(encoding="utf-8"))["records"]
+    rows = roofline.rows([parse_record(item, str(kept)) for item in raw])
+    lines: dict[tuple[str, str], list[int]] = {}
+    for row in rows:
+        lines.setdefault((row.arm, row.block), []).append(row.rows)
+    assert set(lines) == {
+        (arm, block) for arm in ("nf4", "mxfp4", "nvfp4") for block in ("7b", "32b")
+    }
+    for counts in lines.values():
+        assert counts == sorted(counts)
+        assert len(counts) == 11
+    assert all(row.microseconds > row.floor for row in rows)
+    axes = roofline.draw(rows).axes
+    assert [len(part.lines) for part in axes] == [5, 5, 5, 5]
 
 
 def test_drawing_needs_no_torch() -> None:

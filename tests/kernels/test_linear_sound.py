@@ -150,7 +150,7 @@ def test_the_portable_layer_is_close_to_float32(
     for shape in (ODD[format], SMALL[format], (3584, 3584)):
         weight = _weight(format, shape)
         dense = reference.dequantize(weight)
-        for M in (1, 2, 16, 17, 33, 64, 100, 128, 129, 256):
+        for M in (1, 2, 16, 17, 33, 64, 100, 128):
             x = _rows(M, shape[1] + 5, dtype)[:, 5:] / 8
             ours = portable_linear.linear(x, weight)
             again = portable_linear.linear(x, weight)
