@@ -64,10 +64,14 @@ def refusals(record: Record) -> list[str]:
     if not record.ok:
         return [f"the run failed: {record.outcome.get('reason', '').splitlines()[0]}"]
     found = _units(record)
-    if record.procedure in ("train", "evaluate"):
+    if record.procedure in ("train", "evaluate", "entropy"):
         found += _weights(record) + _weight_noise(record)
     if record.procedure == "train":
         found += _training(record) + _rewards(record) + _noise(record)
+    if record.procedure == "entropy" and record.config["arm"]["noise"]:
+        done = _effect(record, "noise_at_start") or {}
+        if not done.get("channels_changed"):
+            found.append("the added noise touched nothing (effects.noise_at_start)")
     if "timing" in record.effects:
         found += _timing(record.effects["timing"])
     return found

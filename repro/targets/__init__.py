@@ -19,6 +19,7 @@ from repro.targets.curves import (
     FIGURE14,
 )
 from repro.targets.described import FIGURE1, FIGURE2, FIGURE3, FIGURE6, FIGURE15, TABLE4
+from repro.targets.entropy_start import ENTROPY_START
 from repro.targets.kernels import KERNELS
 from repro.targets.memory import CHECKPOINT_PATH, MEMORY, MEMORY_BUDGETS
 from repro.targets.pretraining import PRETRAIN_PROXY, PRETRAIN_TINY
@@ -44,6 +45,7 @@ TARGETS: tuple[Target, ...] = (
     FIGURE4,
     FIGURE4_DAPO,
     FIGURE5,
+    ENTROPY_START,
     FIGURE6,
     FIGURE7,
     FIGURE8,

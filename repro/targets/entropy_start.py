@@ -1,0 +1,118 @@
+"""Figures 5 and 14 at step 0: the entropy of rounded weights before anything is learned.
+
+Paired by prompt, so no training and no seeds are needed: the strongest and cheapest test of the
+mechanism that the paper names. Along training the question is Fig. 5's and Fig. 14's own.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+from repro.spec.config import Arm, NoiseConfig, WeightNoise
+from repro.spec.target import Claim, Metric, Target
+from repro.spec.tier import Tier
+from repro.targets import proxy
+from repro.targets.table1 import BF16, MXFP4, NF4, NVFP4
+
+_FORMATS = (NF4, MXFP4, NVFP4)
+# An adapter that has not been trained adds nothing; only adapted arms may carry added noise.
+_NOISY = tuple(
+    dataclasses.replace(
+        arm,
+        name=f"{arm.name}_noisy",
+        label=f"{arm.weight_format.upper()} with AQN of the first noisy stage",
+        training="lora",
+        noise=NoiseConfig(),
+    )
+    for arm in (BF16, NVFP4)
+)
+_MATCHED = tuple(
+    dataclasses.replace(
+        BF16,
+        name=f"bf16_noise_as_{arm.name}",
+        label=f"BF16 + Gaussian noise as strong as {arm.weight_format.upper()}, untrained",
+        weight_noise=WeightNoise(matched_to=arm.weight_format),
+    )
+    for arm in _FORMATS
+)
+_WORDS = {"own": "on its own samples", "forced": "on the same tokens"}
+
+
+def _more(name: str, statement: str, source: str, first: Arm, second: Arm, how: str) -> Claim:
+    return Claim(
+        name=f"{name}_{how}",
+        statement=f"{statement}, {_WORDS[how]}",
+        source=source,
+        kind="difference",
+        arms=(first.name, second.name),
+        metric=f"entropy_{how}",
+        factor=("weight_format", "weight_noise", "noise", "training"),
+        paired_by="prompt",
+    )
+
+
+ENTROPY_START = Target(
+    name="entropy_start",
+    title="Fig. 5 and 14 at step 0: entropy by weight format, prompt by prompt",
+    statement="quantised weights have more entropy than BF16 before any training",
+    source="Fig. 5, first step; section 3.2",
+    procedure="entropy",
+    arms=(BF16, *_FORMATS, *_NOISY, *_MATCHED),
+    metrics=(
+        Metric(name="entropy_own", unit="nats", title="entropy, own samples"),
+        Metric(name="entropy_forced", unit="nats", title="entropy, same tokens"),
+    ),
+    claims=tuple(
+        claim
+        for how in _WORDS
+        for claim in (
+            *(
+                _more(
+                    f"{arm.name}_more_entropy",
+                    f"{arm.weight_format.upper()} weights have more entropy than BF16",
+                    "Fig. 5",
+                    arm,
+                    BF16,
+                    how,
+                )
+                for arm in _FORMATS
+            ),
+            _more(
+                "aqn_more_entropy",
+                "AQN at its start raises the entropy of NVFP4 weights",
+                "section 3.3",
+                _NOISY[1],
+                NVFP4,
+                how,
+            ),
+            _more(
+                "aqn_more_entropy_bf16",
+                "AQN at its start raises the entropy of BF16 weights",
+                "not in the paper; a control",
+                _NOISY[0],
+                BF16,
+                how,
+            ),
+            *(
+                _more(
+                    f"noise_as_{arm.name}_more_entropy",
+                    f"Gaussian weight noise as strong as {arm.weight_format.upper()} raises the "
+                    "entropy of BF16 weights",
+                    "not in the paper; a control",
+                    matched,
+                    BF16,
+                    how,
+                )
+                for arm, matched in zip(_FORMATS, _MATCHED, strict=True)
+            ),
+        )
+    ),
+    headline="entropy_own",
+    scales={Tier.PROXY: dataclasses.replace(proxy.PROXY, test_sets=(), seeds=(0,))},
+    costs={
+        Tier.PROXY: dataclasses.replace(
+            proxy.COST, together=None, basis="nobody has timed one; 200 prompts, 8 completions"
+        )
+    },
+    why_not="a measurement at the proxy tier alone",
+)
