@@ -15,7 +15,7 @@ from typing import TypeVar
 import matplotlib
 from matplotlib.figure import Figure
 
-from figures import accuracy, entropy, reward, roofline
+from figures import accuracy, entropy, heldout, reward, roofline
 from repro.evidence.paper import PaperCell, paper_cells
 from repro.evidence.record import Record, RecordError, iterate_records, read_record
 
@@ -77,6 +77,7 @@ def draw_all(
         (accuracy.NAME, lambda: _figure(accuracy.draw, accuracy.rows(records, cells))),
         (reward.NAME, lambda: _figure(reward.draw, reward.rows(records))),
         (entropy.NAME, lambda: _figure(entropy.draw, entropy.rows(records))),
+        (heldout.NAME, lambda: _figure(heldout.draw, heldout.rows(records))),
         (roofline.NAME, lambda: _figure(roofline.draw, roofline.rows(records))),
     ]
     for name, job in jobs:

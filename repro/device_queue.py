@@ -55,6 +55,11 @@ def visible_devices(named: str | None) -> tuple[str, ...]:
     return every[: int(named)]
 
 
+def fitting_memory(memory_bytes: int) -> int:
+    """Return the memory that an ensemble may fill: what is planned, or all that devices have."""
+    return min([memory_bytes, *(device.memory_bytes for device in cuda_devices())])
+
+
 def ensemble_tasks(
     pending: Sequence[RunConfig],
     runs: Path,

@@ -87,14 +87,14 @@ def _ensemble_time(left: list[RunConfig], cost: Cost, devices: int) -> str | Non
     together = cost.together
     if together is None or not left:
         return None
-    from repro.device_queue import ensemble_tasks
+    from repro.device_queue import ensemble_tasks, fitting_memory
 
     most = together.runs_together
     tasks = ensemble_tasks(
         left,
         Path(),
         devices=devices,
-        memory_bytes=together.memory_bytes,
+        memory_bytes=fitting_memory(together.memory_bytes),
         # Without the policy its shape is not known; the plan is then of likely sizes.
         grouping=(lambda runs, _: likely_groups(runs, most)) if cost.lacking() else None,
     )

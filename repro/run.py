@@ -21,7 +21,7 @@ from types import FrameType
 from rich.console import Console
 
 from repro.analysis_plan import write_plans
-from repro.device_queue import RETRIES, Grouping, ensemble_tasks, visible_devices
+from repro.device_queue import RETRIES, Grouping, ensemble_tasks, fitting_memory, visible_devices
 from repro.evidence.environment import capture_environment
 from repro.evidence.record import failed_record, find_record, read_record, run_folder
 from repro.places import expected_folder, runs_folder
@@ -98,7 +98,8 @@ def main_run(args: argparse.Namespace) -> int:
         )
         batch = batches.setdefault(selection.tier, _Batch(workers=workers, devices=devices))
         batch.runs.update({run.digest(): run for run in plan})
-        batch.memory_bytes = selection.source.costs[selection.tier].memory_bytes
+        planned = selection.source.costs[selection.tier].memory_bytes
+        batch.memory_bytes = fitting_memory(planned)
     return _carry_out(batches, folder, args.threads, console)
 
 

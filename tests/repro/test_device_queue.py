@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from repro.device_queue import ensemble_tasks, spread, visible_devices
+from repro.device_queue import ensemble_tasks, fitting_memory, spread, visible_devices
 from repro.evidence.record import find_record, iterate_records, read_record
 from repro.run import Outcome, execute
 from repro.spec.config import RunConfig
 from repro.spec.target import plan
-from repro.spec.tier import Tier
+from repro.spec.tier import CudaDevice, Tier
 from repro.targets import find
 
 # Carries out runs by writing records at once; dies or fails where files in the folder say so.
@@ -163,3 +163,15 @@ def test_devices_are_those_that_this_process_may_use(monkeypatch: pytest.MonkeyP
     for wrong in ("4", "0,5", "all"):
         with pytest.raises(ValueError, match="--devices"):
             visible_devices(wrong)
+
+
+def test_an_ensemble_fills_no_more_than_the_smallest_device_has(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    sizes = (80, 24)
+    devices = [CudaDevice(name="d", capability=(9, 0), memory_bytes=size) for size in sizes]
+    monkeypatch.setattr("repro.device_queue.cuda_devices", lambda: tuple(devices))
+    assert fitting_memory(100) == 24
+    assert fitting_memory(10) == 10
+    monkeypatch.setattr("repro.device_queue.cuda_devices", lambda: ())
+    assert fitting_memory(100) == 100

@@ -1,0 +1,109 @@
+"""Held-out accuracy over sampled tokens (after Fig. 4, 7, 8, 12, 13): what "grows faster" is about.
+
+One line an arm: the mean over seeds of the held-out accuracy, each seed's curve drawn straight
+between its evaluations and held after the last, with the 95 % t interval of that mean. The axis is
+tokens, as in the area that is tested, so an arm that answers at length is not ahead for it.
+"""
+
+from __future__ import annotations
+
+import bisect
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from matplotlib.figure import Figure
+
+from figures.palette import colour, new_figure, order, short, spread, tidy
+from repro.evidence.record import Record
+from repro.evidence.statistics import mean_interval
+
+NAME = "heldout_accuracy"
+_POINTS = 40
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeldoutRow:
+    """One arm after so many sampled tokens: percent, mean over seeds and its interval."""
+
+    arm: str
+    tokens: float
+    mean: float
+    low: float | None
+    high: float | None
+    n: int
+
+
+def rows(records: Sequence[Record]) -> list[HeldoutRow]:
+    """Return rows at evenly spaced tokens up to the budget, for arms with evaluations."""
+    curves: dict[str, list[tuple[list[float], list[float]]]] = {}
+    budget = 0.0
+    for record in records:
+        tokens = [float(value or 0.0) for value in record.series.get("evaluation_tokens", [])]
+        values = [100 * float(v or 0.0) for v in record.series.get("evaluation_accuracy", [])]
+        wanted = record.config["scale"]["evaluation"].get("token_budget", 0)
+        if record.ok and wanted and len(tokens) == len(values) > 1:
+            curves.setdefault(record.arm, []).append((tokens, values))
+            budget = max(budget, float(wanted))
+    found = []
+    for arm in order(list(curves)):
+        for point in range(_POINTS + 1):
+            tokens_here = budget * point / _POINTS
+            interval = mean_interval([height(*curve, tokens_here) for curve in curves[arm]])
+            found.append(
+                HeldoutRow(
+                    arm=arm,
+                    tokens=tokens_here,
+                    mean=interval.value,
+                    low=interval.low,
+                    high=interval.high,
+                    n=interval.n,
+                )
+            )
+    return found
+
+
+def height(places: Sequence[float], heights: Sequence[float], place: float) -> float:
+    """Return the height of a polyline, held level beyond its ends."""
+    right = bisect.bisect_right(places, place)
+    if right == 0:
+        return heights[0]
+    if right == len(places):
+        return heights[-1]
+    left = right - 1
+    share = (place - places[left]) / (places[right] - places[left])
+    return heights[left] + share * (heights[right] - heights[left])
+
+
+def draw(rows: Sequence[HeldoutRow]) -> Figure:
+    """Return the figure."""
+    figure = new_figure(8.0, 4.6)
+    axes = figure.subplots()
+    tidy(axes)
+    ends = []
+    for arm in order(list({row.arm for row in rows})):
+        part = [row for row in rows if row.arm == arm]
+        places = [row.tokens / 1000 for row in part]
+        axes.plot(places, [row.mean for row in part], color=colour(arm), linewidth=1.8)
+        if all(row.low is not None for row in part):
+            low, high = [row.low or 0.0 for row in part], [row.high or 0.0 for row in part]
+            axes.fill_between(places, low, high, color=colour(arm), alpha=0.10, linewidth=0)
+        ends.append(part[-1])
+    bottom, top = axes.get_ylim()
+    for row, place in zip(
+        ends, spread([row.mean for row in ends], (top - bottom) * 0.05), strict=True
+    ):
+        axes.annotate(
+            short(row.arm),
+            xy=(row.tokens / 1000, row.mean),
+            xytext=(1.03 * row.tokens / 1000, place),
+            color=colour(row.arm),
+            fontsize=8.5,
+            va="center",
+            annotation_clip=False,
+        )
+    axes.set_xlabel("sampled training tokens, thousands")
+    axes.set_ylabel("held-out accuracy, percent")
+    figure.suptitle("Held-out accuracy over sampled tokens", fontsize=12, x=0.01, ha="left")
+    note = f"mean of up to {max(row.n for row in rows)} seeds and its 95 % t interval"
+    figure.supxlabel(note, fontsize=8, color="#555555", x=0.01, ha="left")
+    return figure

@@ -1,0 +1,49 @@
+"""Held-out accuracy over tokens: means of straight curves, one named line an arm."""
+
+from __future__ import annotations
+
+import dataclasses
+from datetime import UTC, datetime
+
+import pytest
+
+from figures import heldout
+from repro.evidence.record import Record, record_of
+from repro.spec.target import plan
+from repro.spec.tier import Tier
+from repro.targets import find
+
+
+def record(arm: str, seed: int, last: float) -> Record:
+    (run,) = plan(find("table1"), Tier.PROXY, [seed], [arm])
+    budget = run.scale.evaluation.token_budget
+    series: dict[str, list[float | None]] = {
+        "evaluation_tokens": [0, budget / 2],
+        "evaluation_accuracy": [0.2, last],
+    }
+    return record_of(run, metrics={}, environment={}, started=datetime.now(UTC), series=series)
+
+
+def test_rows_are_means_over_seeds_held_after_the_last_evaluation() -> None:
+    found = heldout.rows([record("bf16_lora", 0, 0.4), record("bf16_lora", 1, 0.6)])
+    assert found[0].mean == pytest.approx(20)
+    quarter = found[len(found) // 4]
+    assert quarter.mean == pytest.approx(35, abs=1)
+    assert found[-1].mean == pytest.approx(50)
+    assert found[-1].low is not None
+    assert found[-1].n == 2
+
+
+def test_each_arm_has_a_line_and_a_name() -> None:
+    records = [record(arm, seed, 0.5) for arm in ("bf16_lora", "nvfp4_lora") for seed in (0, 1)]
+    figure = heldout.draw(heldout.rows(records))
+    (axes,) = figure.axes
+    assert len(axes.lines) == 2
+    assert {text.get_text() for text in axes.texts} == {"BF16 LoRA", "NVFP4 LoRA"}
+
+
+def test_records_without_a_budget_have_no_rows() -> None:
+    run = plan(find("table1"), Tier.SMOKE, 1, ["bf16_lora"])[0]
+    plain = record_of(run, metrics={}, environment={}, started=datetime.now(UTC))
+    failed = dataclasses.replace(record("bf16_lora", 0, 0.5), outcome={"status": "failed"})
+    assert heldout.rows([plain, failed]) == []
