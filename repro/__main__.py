@@ -108,7 +108,9 @@ def _add_running(
         _add_report(parser)
     if name == "run":
         proxy = parser.add_argument_group("pretrain-proxy only")
-        proxy.add_argument("--size", choices=("30m", "120m"), help="which policy (default: both)")
+        proxy.add_argument(
+            "--size", choices=("30m", "30m-early", "120m"), help="which (default: all)"
+        )
         proxy.add_argument(
             "--human-data", metavar="FOLDER", help="holds mawps/, svamp/, gsm8k/ as JSONL"
         )

@@ -41,7 +41,7 @@ def with_proxy_options(selection: Selection, args: argparse.Namespace) -> Select
     source = selection.source
     if size is not None:
         require(args.arms is None, f"--size {size} and --arms {args.arms} say the same; give one")
-        args.arms = f"proxy_{size}"
+        args.arms = f"proxy_{size}".replace("-", "_")
     if out is not None:
         from repro.models.proxy_names import POLICIES_VARIABLE
 

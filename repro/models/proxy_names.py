@@ -2,10 +2,11 @@
 
 =======================  ========================================================================
 `proxy-30m`              16-bit weights of the smaller policy
+`proxy-30m-early`        the same, trained for a shorter time
 `proxy-120m`             16-bit weights of the larger
-`<either>-nvfp4`         its NVFP4 codes, rounded to nearest
-`<either>-calibrated`    16-bit weights scaled for 4-bit rounding by calibration; the same function
-`<either>-nvfp4-awq`     NVFP4 codes of the calibrated weights
+`<any>-nvfp4`            its NVFP4 codes, rounded to nearest
+`<any>-calibrated`       16-bit weights scaled for 4-bit rounding by calibration; the same function
+`<any>-nvfp4-awq`        NVFP4 codes of the calibrated weights
 =======================  ========================================================================
 
 They lie side by side in `$REPRO_POLICIES`, else in the user's cache folder.
@@ -17,7 +18,7 @@ import os
 import re
 from pathlib import Path
 
-PROXY_SIZES = ("30m", "120m")
+PROXY_SIZES = ("30m", "30m-early", "120m")
 PROXY_VARIANTS = ("nvfp4", "calibrated", "nvfp4-awq")
 POLICIES_VARIABLE = "REPRO_POLICIES"
 

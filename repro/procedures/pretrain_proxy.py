@@ -31,7 +31,7 @@ from transformers import PreTrainedTokenizerFast, Qwen2ForCausalLM
 from repro.data.proxy_tokenizer import build_proxy_tokenizer
 from repro.procedures.pretrain import new_model, new_optimizer
 from repro.procedures.pretrain_state import Progress, load_state, save_state
-from repro.procedures.proxy_batches import Batch, iterate_batches
+from repro.procedures.proxy_batches import Batch, iterate_batches, source_of
 from repro.procedures.proxy_forward import weighted_loss
 from repro.procedures.proxy_recipe import HumanData, ProxyRecipe
 from repro.spec.config import derive_seed, digest_of
@@ -177,13 +177,9 @@ def train_until(
 def _batches(training: Pretraining, workers: int) -> Iterator[Batch]:
     """Return the batches from the step on at which the policy stands."""
     if training.batches is None:
-        training.batches = iterate_batches(
-            training.recipe,
-            training.tokenizer,
-            training.human.worked,
-            derive_seed(training.seed, "proxy corpus"),
-            workers=workers,
-        )
+        seed = derive_seed(training.seed, "proxy corpus")
+        source = source_of(training.recipe, training.tokenizer, training.human.worked, seed)
+        training.batches = iterate_batches(source, workers=workers)
         for _ in islice(training.batches, training.progress.step):
             pass
     return training.batches

@@ -9,6 +9,9 @@ Within a shard documents are sorted by length and cut into groups of equal token
 one group from every part of the range of lengths, so that little is padded and yet every step sees
 short and long documents alike.
 
+A worker gets the tokenizer's own file and never imports transformers, which takes longer than its
+first shard.
+
 Easy to get wrong: batches of like length alone. Careless completions are short, so a step on short
 documents would pull towards carelessness and the next one away from it.
 """
@@ -25,17 +28,19 @@ from collections.abc import Generator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from dataclasses import dataclass
 from itertools import count, pairwise
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
-from transformers import PreTrainedTokenizerFast
+from tokenizers import Tokenizer
 
 from repro.data.human_working import WorkedProblem
 from repro.data.proxy_corpus import shard_documents
-from repro.data.proxy_tokenizer import build_proxy_tokenizer
 from repro.procedures.proxy_recipe import ProxyRecipe
 from repro.spec.config import derive_seed
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
 
 Row = tuple[list[int], int]
 _STATE: dict[str, Any] = {}
@@ -67,35 +72,66 @@ class Part:
 Batch = list[Part]
 
 
-def shard_batches(
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Source:
+    """All that batches are made from, as plain values that travel to other processes.
+
+    Attributes
+    ----------
+    tokenizer
+        The `tokenizers` library's own JSON.
+    pad, end
+        Token ids.
+    """
+
+    recipe: ProxyRecipe
+    human: tuple[WorkedProblem, ...]
+    seed: int
+    tokenizer: str
+    pad: int
+    end: int
+
+
+def source_of(
     recipe: ProxyRecipe,
     tokenizer: PreTrainedTokenizerFast,
     human: Sequence[WorkedProblem],
     seed: int,
-    shard: int,
-) -> list[Batch]:
+) -> Source:
+    """Return the source of batches for a recipe, its tokenizer and a seed."""
+    return Source(
+        recipe=recipe,
+        human=tuple(human),
+        seed=seed,
+        tokenizer=tokenizer.backend_tokenizer.to_str(),
+        pad=tokenizer.pad_token_id,
+        end=tokenizer.eos_token_id,
+    )
+
+
+def shard_batches(source: Source, tokenizer: Tokenizer, shard: int) -> list[Batch]:
     """Return the batches of one shard, each of `recipe.parts` parts."""
-    documents = shard_documents(seed, shard, recipe.corpus, human)
-    end = tokenizer.eos_token_id
-    prompts = tokenizer([d.prompt for d in documents], return_attention_mask=False)["input_ids"]
-    completions = tokenizer([d.completion for d in documents], return_attention_mask=False)[
-        "input_ids"
-    ]
+    recipe = source.recipe
+    documents = shard_documents(source.seed, shard, recipe.corpus, source.human)
+    prompts = tokenizer.encode_batch_fast([d.prompt for d in documents], add_special_tokens=False)
+    completions = tokenizer.encode_batch_fast(
+        [d.completion for d in documents], add_special_tokens=False
+    )
     rows: list[Row] = [
-        ([*prompt, *completion, end], len(prompt))
+        ([*prompt.ids, *completion.ids, source.end], len(prompt.ids))
         for prompt, completion in zip(prompts, completions, strict=True)
     ]
     rows.sort(key=lambda row: len(row[0]))
     tokens = np.cumsum([len(ids) for ids, _ in rows])
     steps = max(1, round(int(tokens[-1]) / recipe.tokens_per_batch))
     groups = _cut(rows, tokens, min(len(rows), steps * recipe.parts))
-    rng = random.Random(derive_seed(seed, "proxy order", shard))
+    rng = random.Random(derive_seed(source.seed, "proxy order", shard))
     batches: list[Batch] = [[] for _ in range(steps)]
     for begin in range(0, len(groups), steps):
         of_like_length = groups[begin : begin + steps]
         rng.shuffle(of_like_length)
         for batch, group in zip(batches, of_like_length, strict=False):
-            batch.append(_padded(group, tokenizer.pad_token_id))
+            batch.append(_padded(group, source.pad))
     rng.shuffle(batches)
     return [batch for batch in batches if batch]
 
@@ -116,14 +152,7 @@ def _padded(rows: list[Row], pad: int) -> Part:
     return Part(ids=filled, prompts=prompts, lengths=lengths)
 
 
-def iterate_batches(
-    recipe: ProxyRecipe,
-    tokenizer: PreTrainedTokenizerFast,
-    human: Sequence[WorkedProblem],
-    seed: int,
-    *,
-    workers: int,
-) -> Generator[Batch]:
+def iterate_batches(source: Source, *, workers: int) -> Generator[Batch]:
     """Yield batches without end, the same for every number of workers.
 
     Parameters
@@ -132,13 +161,14 @@ def iterate_batches(
         Processes that draw and tokenise; 0 does it in this one.
     """
     if workers == 0:
+        tokenizer = Tokenizer.from_str(source.tokenizer)
         for shard in count():
-            yield from shard_batches(recipe, tokenizer, human, seed, shard)
+            yield from shard_batches(source, tokenizer, shard)
     pool = ProcessPoolExecutor(
         workers,
         mp_context=multiprocessing.get_context("spawn"),
         initializer=_prepare,
-        initargs=(recipe, tuple(human), seed),
+        initargs=(source,),
     )
     shards = count()
     waiting: deque[Future[list[Batch]]] = deque()
@@ -151,17 +181,14 @@ def iterate_batches(
         pool.shutdown(wait=False, cancel_futures=True)
 
 
-def _prepare(recipe: ProxyRecipe, human: tuple[WorkedProblem, ...], seed: int) -> None:
+def _prepare(source: Source) -> None:
     # As many processes as cores run beside this one; each tokenises on its own thread.
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     # An interrupt is the parent's affair; it shuts the pool down.
     with contextlib.suppress(ValueError):
         signal.signal(signal.SIGINT, signal.SIG_IGN)
-    tokenizer = build_proxy_tokenizer(recipe.corpus, human)
-    _STATE.update(recipe=recipe, human=human, seed=seed, tokenizer=tokenizer)
+    _STATE.update(source=source, tokenizer=Tokenizer.from_str(source.tokenizer))
 
 
 def _make(shard: int) -> list[Batch]:
-    return shard_batches(
-        _STATE["recipe"], _STATE["tokenizer"], _STATE["human"], _STATE["seed"], shard
-    )
+    return shard_batches(_STATE["source"], _STATE["tokenizer"], shard)

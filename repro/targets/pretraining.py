@@ -50,16 +50,22 @@ PRETRAIN_PROXY = Target(
     procedure="pretrain_proxy",
     arms=(
         Arm(name="proxy_30m", label="proxy policy of 30 million parameters", training="full"),
+        Arm(
+            name="proxy_30m_early",
+            label="proxy policy of 30 million parameters, trained for a shorter time",
+            training="full",
+        ),
         Arm(name="proxy_120m", label="proxy policy of 120 million parameters", training="full"),
     ),
     scales={Tier.PROXY: PretrainScale(recipe="proxy", quality_problems=1000)},
     costs={
         Tier.PROXY: Cost(
-            train_seconds=None,
+            train_seconds=450.0,
             evaluate_seconds=None,
             memory_bytes=24 * GIB,
             disk_bytes=2_000_000_000,
-            basis="by arithmetic, not timed yet: a batch's activations and the optimiser's state",
+            basis="one timed run of the policy of 30 million parameters on an H200; memory by "
+            "arithmetic",
         )
     },
     metrics=(

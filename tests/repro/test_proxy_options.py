@@ -33,6 +33,8 @@ def selected(*words: str):
 def test_a_size_is_an_arm():
     _, args = selected("pretrain-proxy", "--size", "30m")
     assert args.arms == "proxy_30m"
+    selection, args = selected("pretrain-proxy", "--size", "30m-early")
+    assert args.arms in {arm.name for arm in selection.source.arms}
     with pytest.raises(ValueError, match="give one"):
         selected("pretrain-proxy", "--size", "30m", "--arms", "proxy_120m")
 

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
+from tokenizers import Tokenizer
 
 from repro.data.human_working import worked_problems
 from repro.data.problem import Problem, write_problems
@@ -22,7 +23,7 @@ from repro.models.policy import load_policy
 from repro.procedures import Stopped, procedure_named, proxy_quality, proxy_run
 from repro.procedures.pretrain import new_model
 from repro.procedures.pretrain_proxy import begin, train_until
-from repro.procedures.proxy_batches import iterate_batches, shard_batches
+from repro.procedures.proxy_batches import iterate_batches, shard_batches, source_of
 from repro.procedures.proxy_forward import logits_of, weighted_loss
 from repro.procedures.proxy_quality import answers_to, same_number
 from repro.procedures.proxy_recipe import RECIPES, HumanData, ProxyRecipe, read_human_data
@@ -46,6 +47,11 @@ SMALL = ProxyRecipe(
     threads=1,
     corpus=ProxyCorpusConfig(shard_documents=64),
 )
+
+
+def batches_of(recipe, tokenizer, human, seed, shard):
+    source = source_of(recipe, tokenizer, human, seed)
+    return shard_batches(source, Tokenizer.from_str(source.tokenizer), shard)
 
 
 def human_problems(count):
@@ -106,7 +112,7 @@ def test_the_lean_forward_is_transformers_own_function(tokenizer):
 
 def test_the_loss_weighs_prompt_and_completion_and_leaves_padding_out(tokenizer):
     model = new_model(SMALL, tokenizer, 0)
-    (batch, *_) = shard_batches(SMALL, tokenizer, (), 0, 0)
+    (batch, *_) = batches_of(SMALL, tokenizer, (), 0, 0)
     part = batch[0]
     weight = part.weights(0.25)
     loss = weighted_loss(
@@ -128,7 +134,7 @@ def test_a_shard_s_batches_hold_each_document_once_and_every_length_in_each(toke
     recipe = dataclasses.replace(
         SMALL, parts=4, tokens_per_batch=6000, corpus=ProxyCorpusConfig(shard_documents=600)
     )
-    batches = shard_batches(recipe, tokenizer, (), 3, 5)
+    batches = batches_of(recipe, tokenizer, (), 3, 5)
     assert all(len(batch) == 4 for batch in batches)
     found, real, padded = [], 0, 0
     for part in itertools.chain(*batches):
@@ -151,7 +157,7 @@ def test_batches_do_not_depend_on_who_makes_them(tokenizer):
     tokenizer = build_proxy_tokenizer(SMALL.corpus, human)
 
     def first(workers):
-        batches = iterate_batches(SMALL, tokenizer, human, 9, workers=workers)
+        batches = iterate_batches(source_of(SMALL, tokenizer, human, 9), workers=workers)
         taken = list(itertools.islice(batches, 12))
         batches.close()
         return taken
@@ -279,7 +285,7 @@ def made(tmp_path_factory):
         patch.setattr(proxy_quality, "MAX_NEW_TOKENS", 12)
         patch.setattr(proxy_run, "_CALIBRATION_ROWS", 2)
         patch.setattr(os, "sched_getaffinity", lambda _: {0, 1})
-        (run, _) = plan(find("pretrain_proxy"), Tier.PROXY)
+        run = plan(find("pretrain_proxy"), Tier.PROXY)[0]
         scale = dataclasses.replace(run.scale, quality_problems=5, threads=1, human_data=True)
         run = dataclasses.replace(run, scale=scale)
         phases, asked = [], itertools.count()
@@ -336,7 +342,7 @@ def test_the_variants_reload_as_what_they_were(made):
 
 def test_sixteen_bit_arithmetic_gives_nearly_the_same_gradient_on_float32_masters(tokenizer):
     model = new_model(SMALL, tokenizer, 0)
-    (batch, *_) = shard_batches(SMALL, tokenizer, (), 0, 0)
+    (batch, *_) = batches_of(SMALL, tokenizer, (), 0, 0)
     ids = torch.from_numpy(batch[0].ids).long()[:4]
     weight = torch.from_numpy(batch[0].weights(0.25))[:4]
 
