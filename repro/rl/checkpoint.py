@@ -89,12 +89,12 @@ def save_checkpoint(
     }
     (partial / STATE).write_text(json.dumps(content, allow_nan=False), encoding="utf-8")
     for written in partial.iterdir():
-        _flush(written)
+        flush(written)
     if final.exists():
         shutil.rmtree(final)
     os.replace(partial, final)
-    _flush(folder)
-    for older in _checkpoints(folder):
+    flush(folder)
+    for older in complete_checkpoints(folder):
         if older != final:
             shutil.rmtree(older)
     return final
@@ -114,7 +114,7 @@ def load_checkpoint(
         When the checkpoint belongs to another configuration, other parameters, or is damaged; the
         message names the folder.
     """
-    found = _checkpoints(folder)
+    found = complete_checkpoints(folder)
     if not found:
         return None
     newest = found[-1]
@@ -152,12 +152,12 @@ def load_checkpoint(
     )
 
 
-def _checkpoints(folder: Path) -> list[Path]:
+def complete_checkpoints(folder: Path) -> list[Path]:
     """Return complete checkpoints, oldest first."""
     return sorted(path for path in folder.glob("step-*") if path.is_dir())
 
 
-def _flush(path: Path) -> None:
+def flush(path: Path) -> None:
     """Force a file or folder to disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:

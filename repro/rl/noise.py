@@ -213,13 +213,13 @@ def perturbed(
     try:
         for name, norm in norms.items():
             norm.noise = drawn[name]
-        yield _receipt(drawn, form=form, stage=stage, sigma=sigma)
+        yield receipt_of(drawn, form=form, stage=stage, sigma=sigma)
     finally:
         for norm in norms.values():
             norm.noise = None
 
 
-def _receipt(drawn: dict[str, Tensor], *, form: str, stage: int, sigma: float) -> NoiseReceipt:
+def receipt_of(drawn: dict[str, Tensor], *, form: str, stage: int, sigma: float) -> NoiseReceipt:
     """Describe the noise `drawn`, by module name."""
     digest = hashlib.sha256()
     squares, channels, changed = 0.0, 0, 0

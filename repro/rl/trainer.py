@@ -136,7 +136,8 @@ def train(
         When the configuration asks for something that cannot be trained as it says, or a checkpoint
         belongs to another run.
     """
-    _require_trainable(run, policy)
+    require_trainable(run)
+    _require_no_dropout(policy)
     t = _prepare(run, policy, sampler, problems, score)
     state = load_checkpoint(folder, run.digest(), t.parameters, t.optimizer)
     state = state or TrainState(digest=run.digest(), step=0, draws=0, series={}, effects={})
@@ -157,7 +158,7 @@ def train(
         save_checkpoint(folder, state, t.parameters, t.optimizer)
     finished = state.step >= run.scale.steps
     if finished:
-        _require_acting_terms(run, state)
+        require_acting_terms(run, state)
     return TrainResult(
         finished=finished, step=state.step, series=state.series, effects=state.effects
     )
@@ -332,7 +333,7 @@ def _evaluate(evaluate: Callable[[int], float], state: TrainState) -> None:
     count_seconds(state, "evaluation_seconds", started)
 
 
-def _require_trainable(run: RunConfig, policy: Policy) -> None:
+def require_trainable(run: RunConfig) -> None:
     """Raise `ValueError` for what would train something else than configured."""
     scale = run.scale
     if not isinstance(scale, TrainScale):
@@ -348,12 +349,15 @@ def _require_trainable(run: RunConfig, policy: Policy) -> None:
             f"rollouts use top_p {sampling.top_p}, top_k {sampling.top_k}, min_p {sampling.min_p}; "
             "the trainer's log-probabilities are of the full softmax, so they must be 1, 0 and 0"
         )
+
+
+def _require_no_dropout(policy: Policy) -> None:
     for name, module in policy.model.named_modules():
         if isinstance(module, nn.Dropout) and module.p > 0:
             raise ValueError(f"{name} drops out with p = {module.p}; training needs 0")
 
 
-def _require_acting_terms(run: RunConfig, state: TrainState) -> None:
+def require_acting_terms(run: RunConfig, state: TrainState) -> None:
     """Raise `ValueError` when a configured loss term never had a value."""
     moved = any(state.series.get("grad_norm", [])[:-1])
     if run.arm.loss.beta > 0 and moved and not any(state.series["kl"]):

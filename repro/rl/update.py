@@ -166,8 +166,8 @@ def accumulate_gradient(
         result.loss.backward()
         loss += float(result.loss.detach())
         results.append(result)
-        logprobs[index, :width] = new.detach().cpu()
-        entropy[index, :width] = new_entropy.detach().cpu()
+        logprobs[index, :width] = new.detach().to(logprobs)
+        entropy[index, :width] = new_entropy.detach().to(entropy)
     evaluate_rows(policy, rows, plan.idle, run, into=(logprobs, entropy))
     return StepOutput(logprobs=logprobs, entropy=entropy, loss=loss, results=results)
 
@@ -257,7 +257,7 @@ def _evaluate_chunk(
             raise
     else:
         for target, values in zip(into, found, strict=True):
-            target[chunk, : values.shape[1]] = values.cpu()
+            target[chunk, : values.shape[1]] = values.to(target)
         return
     if torch.cuda.is_available():
         torch.cuda.empty_cache()

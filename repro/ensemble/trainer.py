@@ -1,0 +1,398 @@
+"""The training loop of S runs: what `repro.rl.trainer` does for one, step by step for all.
+
+Every step: noise of each run, one sampling of all runs' prompts, rewards, advantages run by run,
+one batched update, receipts run by run. The pieces are `repro.rl`'s own, so a run that is trained
+here is the run that it would have been alone, up to the order of floating-point sums (and, in
+16 bits, their rounding).
+
+A run that fails (a gradient that is not finite, a rollout that cannot be scored) is frozen: its
+step and reason are kept, its rows idle, and the others go on.
+
+Easy to get wrong: dynamic sampling needs further rounds for some runs only; the others idle in
+them, and draw nothing, so that their random numbers stay where they are.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from repro.data.problem import Problem
+from repro.ensemble.checkpoint import EnsembleState, load_ensemble, save_ensemble
+from repro.ensemble.collecting import Guard, ScoreTogether, collect_together
+from repro.ensemble.noise import AddedNoise, added_noise
+from repro.ensemble.optimizer import StackedAdamW
+from repro.ensemble.sampler import StackSampler
+from repro.ensemble.stack import Stack
+from repro.ensemble.update import (
+    Passes,
+    RunStep,
+    accumulate_gradients,
+    evaluate_runs,
+    plan_run,
+)
+from repro.rl.checkpoint import TrainState
+from repro.rl.collect import GrowingRollout, PromptSource, Rollout
+from repro.rl.diagnostics import sampler_mismatch
+from repro.rl.optimizer import learning_rate_of_step
+from repro.rl.receipts import Values, note_effects, rollout_values
+from repro.rl.trainer import TrainResult, require_acting_terms, require_trainable
+from repro.rl.update import step_metrics
+from repro.spec.config import RunConfig, TrainScale
+
+EvaluateTogether = Callable[[int, Sequence[bool]], Sequence[float | None]]
+# By the rows of a rollout: the rows of each of its optimiser steps.
+Parts = Mapping[int, Sequence[Tensor]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FailedRun:
+    """A run that ended early.
+
+    Attributes
+    ----------
+    step
+        Optimiser steps that it had done.
+    reason
+        Kind and message of what ended it.
+    """
+
+    step: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Hooks:
+    """What the loop asks of its caller.
+
+    Attributes
+    ----------
+    score
+        Rewards of all runs' completions at once.
+    evaluate
+        Held-out accuracy of each run, in percent, after so many steps; asked without added noise.
+        None evaluates nothing.
+    on_step
+        Called with the steps done and one dictionary of values a run, None for frozen ones.
+    should_stop
+        Asked before each rollout; True writes a checkpoint and returns.
+    """
+
+    score: ScoreTogether
+    evaluate: EvaluateTogether | None = None
+    on_step: Callable[[int, Sequence[Values | None]], None] | None = None
+    should_stop: Callable[[], bool] | None = None
+
+
+def train_ensemble(
+    runs: Sequence[RunConfig],
+    stack: Stack,
+    sampler: StackSampler,
+    problems: Sequence[Problem],
+    hooks: Hooks,
+    *,
+    folder: Path,
+    groups_at_once: int,
+) -> list[TrainResult | FailedRun]:
+    """Train all runs of a stack, from their last checkpoint if `folder` holds one.
+
+    Parameters
+    ----------
+    runs
+        One a policy of the stack, alike in what `repro.ensemble.grouping` says.
+    stack
+        Freshly stacked; trained in place.
+    sampler
+        Of the stack.
+    problems
+        The training split.
+    folder
+        Of the ensemble's checkpoints.
+    groups_at_once
+        Groups of each run in one backward pass.
+
+    Raises
+    ------
+    ValueError
+        When the configurations cannot be trained together, or a checkpoint is of other runs.
+    """
+    loop = _Loop(runs, stack, sampler, problems, hooks, groups_at_once)
+    state = load_ensemble(folder, [run.digest() for run in runs], stack, loop.optimizer)
+    if state is not None:
+        loop.resume(state)
+    state = loop.state
+    saved = state.step
+    while state.step < loop.scale.steps and any(loop.guard.alive):
+        if hooks.should_stop is not None and hooks.should_stop():
+            break
+        began = state.step
+        loop.iterate()
+        loop.evaluate_if_due(began)
+        if state.step - saved >= loop.scale.checkpoint_every:
+            save_ensemble(folder, state, stack, loop.optimizer)
+            saved = state.step
+    if state.step != saved or state.step == 0:
+        save_ensemble(folder, state, stack, loop.optimizer)
+    return loop.results()
+
+
+class _Loop:
+    """The state of an ensemble's training and its steps."""
+
+    def __init__(
+        self,
+        runs: Sequence[RunConfig],
+        stack: Stack,
+        sampler: StackSampler,
+        problems: Sequence[Problem],
+        hooks: Hooks,
+        groups_at_once: int,
+    ) -> None:
+        if stack.masters is None:
+            raise ValueError("the stack's runs train nothing; training needs LoRA or full ones")
+        for run in runs:
+            require_trainable(run)
+        self.runs, self.stack, self.sampler, self.hooks = runs, stack, sampler, hooks
+        self.scale: TrainScale = runs[0].scale
+        self.sources = [PromptSource(problems, stack.tokenizer, run) for run in runs]
+        self.optimizer = StackedAdamW(stack.masters, self.scale.optimizer)
+        self.groups_at_once = groups_at_once
+        self.rotary = sampler.rotary
+        # Copied before a checkpoint is loaded: the reference is the policy before training.
+        needs_reference = any(run.arm.loss.beta > 0 for run in runs)
+        self.reference = stack.masters.values.clone() if needs_reference else None
+        states = [
+            TrainState(digest=run.digest(), step=0, draws=0, series={}, effects={}) for run in runs
+        ]
+        self.state = EnsembleState(step=0, runs=states, failures=[None] * len(runs))
+        self.guard = Guard(self.state)
+
+    def resume(self, state: EnsembleState) -> None:
+        """Go on from a checkpoint's state."""
+        self.state, self.guard = state, Guard(state)
+
+    def iterate(self) -> None:
+        """One rollout of every run and its updates; the state moves on by as many steps."""
+        step = self.state.step
+        started = time.perf_counter()
+        noise = added_noise(self.runs, self.stack, step=step)
+        self.sampler.refresh(noise.rollout)
+        rollouts = self._collect(step)
+        rolled = time.perf_counter()
+        updates = min(self.scale.updates_per_rollout, self.scale.steps - step)
+        steps = self._update(rollouts, noise, updates)
+        self._count_seconds(rolled - started, time.perf_counter() - rolled)
+        for values in steps:
+            self.state.step += 1
+            if self.hooks.on_step is not None:
+                self.hooks.on_step(self.state.step, values)
+
+    def evaluate_if_due(self, began: int) -> None:
+        """Evaluate when the steps since `began` crossed a multiple of the interval."""
+        every, step = self.scale.evaluation.every, self.state.step
+        if self.hooks.evaluate is None or every < 1 or step // every == began // every:
+            return
+        started = time.perf_counter()
+        self.sampler.refresh()
+        found = self.hooks.evaluate(step, self.guard.alive)
+        for state, accuracy in zip(self.state.runs, found, strict=True):
+            if accuracy is not None:
+                state.series.setdefault("evaluation_step", []).append(step)
+                state.series.setdefault("evaluation_accuracy", []).append(accuracy)
+                tokens = state.effects["rows"]["tokens_sampled"]
+                state.series.setdefault("evaluation_tokens", []).append(tokens)
+        self._add_seconds("evaluation_seconds", time.perf_counter() - started)
+
+    def results(self) -> list[TrainResult | FailedRun]:
+        """Return what became of each run."""
+        found: list[TrainResult | FailedRun] = []
+        finished = self.state.step >= self.scale.steps
+        for number, (run, state) in enumerate(zip(self.runs, self.state.runs, strict=True)):
+            if finished and self.state.failures[number] is None:
+                try:
+                    require_acting_terms(run, state)
+                except ValueError as error:
+                    self.guard.fail(number, error)
+            failure = self.state.failures[number]
+            if failure is not None:
+                found.append(FailedRun(step=state.step, reason=failure))
+                continue
+            found.append(
+                TrainResult(
+                    finished=finished, step=state.step, series=state.series, effects=state.effects
+                )
+            )
+        return found
+
+    def _collect(self, step: int) -> list[Rollout | None]:
+        """Sample and score every live run's rollout; a run that cannot is frozen."""
+        growing = [
+            GrowingRollout(run, source, step=step, draws=state.draws)
+            for run, source, state in zip(self.runs, self.sources, self.state.runs, strict=True)
+        ]
+        return collect_together(
+            growing, self.guard, self.sampler, self.hooks.score, self.scale, self.stack.tokenizer
+        )
+
+    def _passes(self, noise: AddedNoise) -> Passes:
+        return Passes(
+            stack=self.stack,
+            rotary=self.rotary,
+            temperature=self.scale.rollout.temperature,
+            group_size=self.scale.group_size,
+            groups_at_once=self.groups_at_once,
+            noise=noise.shared,
+        )
+
+    def _update(
+        self, rollouts: Sequence[Rollout | None], noise: AddedNoise, updates: int
+    ) -> list[list[Values | None]]:
+        """Make a rollout's optimiser steps; return each one's values, one dictionary a run."""
+        passes, scale = self._passes(noise), self.scale
+        rows = scale.prompts_per_rollout * scale.group_size
+        before = [None if r is None else _empty(r) for r in rollouts]
+        parts = {
+            count: torch.arange(count).tensor_split(scale.updates_per_rollout)[:updates]
+            for count in {len(r.rows) for r in rollouts if r is not None} | {rows}
+        }
+        # The first part's own pass will serve as its old log-probabilities: the ratio is 1 to the
+        # bit. Which rows that part has depends on the run, so all are evaluated.
+        if updates > 1:
+            evaluate_runs(passes, rollouts, torch.arange(rows), before)
+        reference = self._reference_logprobs(passes, rollouts)
+        steps: list[list[Values | None]] = []
+        for number in range(updates):
+            plan = partial(self._planned, rollouts, parts, number, before, reference)
+            planned = self.guard.each(plan)
+            accumulate_gradients(passes, planned)
+            steps.append(self._move(planned, self.state.step + number))
+            if number == 0:
+                for s, step in enumerate(planned):
+                    kept = before[s]
+                    if step is not None and kept is not None:
+                        kept[0][step.plan.index] = step.logprobs[step.plan.index]
+        self._note(rollouts, noise, steps, before, parts)
+        return steps
+
+    def _planned(
+        self,
+        rollouts: Sequence[Rollout | None],
+        parts: Parts,
+        number: int,
+        before: Sequence[tuple[Tensor, Tensor] | None],
+        reference: Sequence[Tensor | None],
+        s: int,
+    ) -> RunStep | None:
+        """Return run `s`'s part in the rollout's optimiser step of that number."""
+        rollout, pair = rollouts[s], before[s]
+        if rollout is None or pair is None:
+            return None
+        old = None if number == 0 else pair[0]
+        index = parts[len(rollout.rows)][number]
+        return plan_run(self.runs[s], rollout, index, old=old, ref=reference[s])
+
+    def _move(self, planned: Sequence[RunStep | None], step: int) -> list[Values | None]:
+        """Clip and step every run; return each one's metrics, None for frozen ones."""
+        norms = self.optimizer.gradient_norms()
+        rates = [
+            learning_rate_of_step(
+                run.scale.optimizer, run.scale.optimizer.learning_rates.of(run.arm), step,
+                run.scale.steps,
+            )
+            for run in self.runs
+        ]  # fmt: skip
+        for s, found in enumerate(planned):
+            if found is None:
+                continue
+            if found.failure is not None:
+                self.guard.fail(s, found.failure)
+            elif not math.isfinite(norms[s]):
+                self.guard.fail(
+                    s, ValueError(f"the gradient norm is {norms[s]}; it must be finite")
+                )
+        self.optimizer.step(rates, norms, self.guard.alive)
+        return [
+            step_metrics(found.rollout, found.plan, found.output())
+            | {"grad_norm": norms[s], "learning_rate": rates[s]}
+            if found is not None and self.guard.alive[s]
+            else None
+            for s, found in enumerate(planned)
+        ]
+
+    def _reference_logprobs(
+        self, passes: Passes, rollouts: Sequence[Rollout | None]
+    ) -> list[Tensor | None]:
+        """Return (B, T) log-probabilities under the weights before training, where a run asks."""
+        masters, reference = self.stack.masters, self.reference
+        none: list[Tensor | None] = [None] * len(rollouts)
+        if reference is None or masters is None:
+            return none
+        asking = [
+            rollout if run.arm.loss.beta > 0 else None
+            for run, rollout in zip(self.runs, rollouts, strict=True)
+        ]
+        if not any(rollout is not None and len(rollout.rows) for rollout in asking):
+            return none
+        into = [None if rollout is None else _empty(rollout) for rollout in asking]
+        held = masters.values.clone()
+        try:
+            masters.values.copy_(reference)
+            longest = max(len(rollout.rows) for rollout in asking if rollout is not None)
+            evaluate_runs(passes, asking, torch.arange(longest), into)
+        finally:
+            masters.values.copy_(held)
+        return [None if pair is None else pair[0] for pair in into]
+
+    def _note(
+        self,
+        rollouts: Sequence[Rollout | None],
+        noise: AddedNoise,
+        steps: Sequence[list[Values | None]],
+        before: Sequence[tuple[Tensor, Tensor] | None],
+        parts: Parts,
+    ) -> None:
+        """Write receipts and series of every run that came through the rollout's updates."""
+        for s, rollout in enumerate(rollouts):
+            state, pair = self.state.runs[s], before[s]
+            if rollout is None or pair is None:
+                continue
+            state.draws += rollout.batches
+            rows, done = rollout.rows, torch.cat(list(parts[len(rollout.rows)]))
+            mismatch = None
+            if len(done):
+                mismatch = sampler_mismatch(
+                    pair[0][done], rows.sampled_logprobs[done], rows.mask[done]
+                )
+            note_effects(state, rollout, noise.receipts[s], mismatch)
+            once = rollout_values(self.runs[s], rollout, noise.receipts[s], mismatch, state)
+            for values in steps:
+                found = values[s]
+                if found is None:
+                    break
+                found |= once
+                for name, value in found.items():
+                    state.series.setdefault(name, []).append(value)
+                state.step += 1
+
+    def _count_seconds(self, rollout: float, update: float) -> None:
+        self._add_seconds("rollout_seconds", rollout)
+        self._add_seconds("update_seconds", update)
+
+    def _add_seconds(self, name: str, seconds: float) -> None:
+        """Give each live run its share of seconds that all took together."""
+        living = sum(self.guard.alive)
+        for state, lives in zip(self.state.runs, self.guard.alive, strict=True):
+            if lives:
+                total = state.effects.setdefault("seconds", {})
+                total[name] = total.get(name, 0.0) + seconds / living
+
+
+def _empty(rollout: Rollout) -> tuple[Tensor, Tensor]:
+    return torch.zeros(rollout.rows.mask.shape), torch.zeros(rollout.rows.mask.shape)
