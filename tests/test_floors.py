@@ -29,6 +29,15 @@ ALLOWED: dict[str, tuple[str, ...]] = {
         "repro.rollout",
         "kernels",
     ),
+    "repro/ensemble": (
+        "repro.spec",
+        "repro.data",
+        "repro.reward",
+        "repro.models",
+        "repro.rollout",
+        "repro.rl",
+        "kernels",
+    ),
     "figures": ("repro.spec", "repro.evidence"),
 }
 FORBIDDEN: dict[str, tuple[str, ...]] = {

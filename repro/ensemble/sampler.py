@@ -42,10 +42,10 @@ class SampleRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _Place:
-    """Buffers of one size of request, and their steps on a GPU."""
+    """Buffers of one size of request, and on a GPU their steps by how tokens are drawn."""
 
     buffers: Buffers
-    steps: GraphedSteps | None
+    steps: dict[SamplingConfig, GraphedSteps]
 
 
 class StackSampler:
@@ -76,7 +76,8 @@ class StackSampler:
             stream=stack.stream,
             dtype=stack.dtype,
         )
-        self._places: dict[tuple[int, int, SamplingConfig], _Place] = {}
+        # By rows a prompt, prompts and new tokens.
+        self._places: dict[tuple[int, int, int], _Place] = {}
 
     @torch.no_grad()
     def refresh(self, noise: Tensor | None = None) -> None:
@@ -126,7 +127,10 @@ class StackSampler:
                 f"{len(requests)} requests, {len(asking)} of them not None, for {self.stack.runs} "
                 "runs; one each is needed, and one that asks"
             )
-        P, place = self._place(max(len(r.prompts) for r in asking), group_size, sampling)
+        P, place = self._place(
+            max(len(r.prompts) for r in asking), group_size, sampling.max_new_tokens
+        )
+        self._ready(place, sampling)
         width = aligned(max(len(prompt) for r in asking for prompt in r.prompts))
         prompt_ids, padding = _padded(requests, P, width)
         buffers = place.buffers
@@ -137,37 +141,38 @@ class StackSampler:
         self._decode(place, width, sampling)
         return self._batches(requests, buffers, P * group_size, group_size)
 
-    def _place(self, P: int, group_size: int, sampling: SamplingConfig) -> tuple[int, _Place]:
+    def _place(self, P: int, group_size: int, new: int) -> tuple[int, _Place]:
         """Return the smallest buffers that hold P prompts, made if there are none, and their P."""
-        large = [
-            key[1] for key in self._places if key[0] == group_size and key[2] == sampling
-            if key[1] >= P
-        ]  # fmt: skip
+        large = [p for g, p, n in self._places if (g, n) == (group_size, new) and p >= P]
         P = min(large, default=P)
-        key = (group_size, P, sampling)
+        key = (group_size, P, new)
         if key not in self._places:
             stack = self.stack
             buffers = make_buffers(
                 stack.shape,
                 rows=stack.runs * P * group_size,
                 columns=aligned(self.max_positions) + ALIGNED,
-                new=sampling.max_new_tokens,
+                new=new,
                 dtype=stack.dtype,
                 device=stack.device,
             )
-            graphed = stack.device.type == "cuda"
-            steps = GraphedSteps(self._decoder, buffers, sampling) if graphed else None
-            self._places[key] = _Place(buffers=buffers, steps=steps)
+            self._places[key] = _Place(buffers=buffers, steps={})
         return P, self._places[key]
 
+    def _ready(self, place: _Place, sampling: SamplingConfig) -> None:
+        """Capture the steps of a place and a way of drawing before its buffers are filled."""
+        if self.stack.device.type == "cuda" and sampling not in place.steps:
+            place.steps[sampling] = GraphedSteps(self._decoder, place.buffers, sampling)
+
     def _decode(self, place: _Place, width: int, sampling: SamplingConfig) -> None:
+        graphed = place.steps.get(sampling)
         for number in range(sampling.max_new_tokens):
             if number % _LOOK_EVERY == 0 and bool(place.buffers.done.all()):
                 return
-            if place.steps is None:
+            if graphed is None:
                 self._decoder.step(place.buffers, width + number + 1, sampling)
             else:
-                place.steps(width + number + 1)
+                graphed(width + number + 1)
 
     def _batches(
         self,

@@ -297,6 +297,7 @@ def stack_policies(
         columns.append({} if full else _frozen(dense.layers, policy, parameters))
     if shape is None:
         raise ValueError("there are no policies; an ensemble needs at least one")
+    masters = Masters(trained, target) if trained[0] else None
     return Stack(
         shape=shape,
         runs=len(policies),
@@ -304,7 +305,7 @@ def stack_policies(
         stream=torch.promote_types(torch.float32, dtype) if full else dtype,
         device=target,
         frozen={name: _stacked(name, [c[name] for c in columns], target) for name in columns[0]},
-        masters=Masters(trained, target) if trained[0] else None,
+        masters=masters,
         scalings=torch.tensor(scalings, device=target),
         rotary=policy_weights(first).rotary,
         tokenizer=first.tokenizer,

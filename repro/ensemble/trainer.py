@@ -16,8 +16,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -26,7 +25,8 @@ from torch import Tensor
 
 from repro.data.problem import Problem
 from repro.ensemble.checkpoint import EnsembleState, load_ensemble, save_ensemble
-from repro.ensemble.collecting import Guard, ScoreTogether, collect_together
+from repro.ensemble.collecting import Guard, collect_together
+from repro.ensemble.hooks import FailedRun, Hooks
 from repro.ensemble.noise import AddedNoise, added_noise
 from repro.ensemble.optimizer import StackedAdamW
 from repro.ensemble.sampler import StackSampler
@@ -47,48 +47,8 @@ from repro.rl.trainer import TrainResult, require_acting_terms, require_trainabl
 from repro.rl.update import step_metrics
 from repro.spec.config import RunConfig, TrainScale
 
-EvaluateTogether = Callable[[int, Sequence[bool]], Sequence[float | None]]
 # By the rows of a rollout: the rows of each of its optimiser steps.
 Parts = Mapping[int, Sequence[Tensor]]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FailedRun:
-    """A run that ended early.
-
-    Attributes
-    ----------
-    step
-        Optimiser steps that it had done.
-    reason
-        Kind and message of what ended it.
-    """
-
-    step: int
-    reason: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Hooks:
-    """What the loop asks of its caller.
-
-    Attributes
-    ----------
-    score
-        Rewards of all runs' completions at once.
-    evaluate
-        Held-out accuracy of each run, in percent, after so many steps; asked without added noise.
-        None evaluates nothing.
-    on_step
-        Called with the steps done and one dictionary of values a run, None for frozen ones.
-    should_stop
-        Asked before each rollout; True writes a checkpoint and returns.
-    """
-
-    score: ScoreTogether
-    evaluate: EvaluateTogether | None = None
-    on_step: Callable[[int, Sequence[Values | None]], None] | None = None
-    should_stop: Callable[[], bool] | None = None
 
 
 def train_ensemble(
@@ -128,6 +88,9 @@ def train_ensemble(
     if state is not None:
         loop.resume(state)
     state = loop.state
+    fresh = not any(run.series for run in state.runs)
+    if loop.scale.evaluation.token_budget and fresh:
+        loop.evaluate()  # the area under the curve starts where training starts
     saved = state.step
     while state.step < loop.scale.steps and any(loop.guard.alive):
         if hooks.should_stop is not None and hooks.should_stop():
@@ -197,7 +160,13 @@ class _Loop:
     def evaluate_if_due(self, began: int) -> None:
         """Evaluate when the steps since `began` crossed a multiple of the interval."""
         every, step = self.scale.evaluation.every, self.state.step
-        if self.hooks.evaluate is None or every < 1 or step // every == began // every:
+        if every >= 1 and step // every != began // every:
+            self.evaluate()
+
+    def evaluate(self) -> None:
+        """Evaluate every live run and note the value with the sampled tokens behind it."""
+        step = self.state.step
+        if self.hooks.evaluate is None:
             return
         started = time.perf_counter()
         self.sampler.refresh()
@@ -206,7 +175,7 @@ class _Loop:
             if accuracy is not None:
                 state.series.setdefault("evaluation_step", []).append(step)
                 state.series.setdefault("evaluation_accuracy", []).append(accuracy)
-                tokens = state.effects["rows"]["tokens_sampled"]
+                tokens = state.effects["rows"]["tokens_sampled"] if step else 0
                 state.series.setdefault("evaluation_tokens", []).append(tokens)
         self._add_seconds("evaluation_seconds", time.perf_counter() - started)
 

@@ -139,14 +139,10 @@ def ask(
     for begin in range(0, len(asked), step):
         part = asked[begin : begin + step]
         batch = sampler.sample(
-            [_with_opening(question, tokenizer) for question in part],
+            [with_opening(question, tokenizer) for question in part],
             sampling,
             group_size=samples,
-            seeds=[
-                derive_seed(seed, "evaluation", question.problem.id, sample)
-                for question in part
-                for sample in range(samples)
-            ],
+            seeds=seeds_of(part, samples=samples, seed=seed),
         )
         completions += batch.completions
         texts += [
@@ -154,7 +150,16 @@ def ask(
             for row, completion in enumerate(batch.completions)
         ]
     golds = [question.problem.answer for question in asked for _ in range(samples)]
-    return _answers(texts, golds, completions, pool, samples)
+    return answers_of(texts, golds, completions, pool, samples)
+
+
+def seeds_of(asked: Sequence[Question], *, samples: int, seed: int) -> list[int]:
+    """Return the seeds of a run's completions, `samples` a question."""
+    return [
+        derive_seed(seed, "evaluation", question.problem.id, sample)
+        for question in asked
+        for sample in range(samples)
+    ]
 
 
 def decode(completion: Completion, tokenizer: PreTrainedTokenizerBase) -> str:
@@ -162,18 +167,20 @@ def decode(completion: Completion, tokenizer: PreTrainedTokenizerBase) -> str:
     return str(tokenizer.decode(list(completion.token_ids), skip_special_tokens=True))
 
 
-def _with_opening(question: Question, tokenizer: PreTrainedTokenizerBase) -> list[int]:
+def with_opening(question: Question, tokenizer: PreTrainedTokenizerBase) -> list[int]:
+    """Return a question's prompt with its opening behind it."""
     opening = tokenizer(question.opening, add_special_tokens=False)["input_ids"]
     return [*question.prompt, *opening]
 
 
-def _answers(
+def answers_of(
     texts: Sequence[str],
     golds: Sequence[str],
     completions: Sequence[Completion],
     pool: GraderPool,
     samples: int,
 ) -> Answers:
+    """Grade completions, `samples` of each question in order, and average over the samples."""
     strict = [grade.accuracy for grade in pool.grade(list(zip(golds, texts, strict=True)))]
     read = [lenient_answer(text) for text in texts]
     lenient = [grade.accuracy for grade in pool.grade_answers(list(zip(golds, read, strict=True)))]

@@ -12,7 +12,7 @@ to the same numbers.
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
@@ -41,7 +41,7 @@ from repro.spec.config import RunConfig, SamplingConfig, TrainScale
 
 _EDGE_STEPS = 5
 # Forced openings make a prompt longer than its own limit by no more than this.
-_OPENING_TOKENS = 32
+OPENING_TOKENS = 32
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -117,8 +117,8 @@ def train_and_evaluate(
             raise Stopped
         progress("evaluating", {})
         metrics = _final_metrics(bench)
-        metrics |= _gain(start.estimates()["accuracy"], metrics["accuracy_greedy"])
-        metrics |= _training_metrics(result)
+        metrics |= gain(start.estimates()["accuracy"], metrics["accuracy_greedy"])
+        metrics |= training_metrics(result)
         effects = _effects(bench) | result.effects
         effects["trained_change_l2"] = _distance(bench.policy, untouched)
         effects["optimizer_steps"] = result.step
@@ -152,7 +152,8 @@ def evaluate_untrained(
     return Measured(metrics=metrics, effects=effects, inputs=_inputs(run, bench))
 
 
-def _prepare(run: RunConfig, pool: GraderPool) -> _Bench:
+def load_arm(run: RunConfig, device: str) -> Policy:
+    """Return the policy of a run's arm as it starts, weight noise planted where the arm has any."""
     scale: TrainScale = run.scale
     arm = run.arm
     policy = load_policy(
@@ -164,10 +165,25 @@ def _prepare(run: RunConfig, pool: GraderPool) -> _Bench:
         norms_trained=arm.norms_trained,
         compute_dtype=scale.compute_dtype,
         seed=run.seed,
-        device="cpu" if run.tier == "smoke" else "cuda",
+        device=device,
     )
     if arm.weight_noise is not None:
         plant_matched_noise(policy, run, load_problems(scale.data, "train"))
+    return policy
+
+
+def further_sets(scale: TrainScale) -> dict[str, list[Problem]]:
+    """Return the scale's further test sets by name, those that can be read here."""
+    return {
+        item.name: load_problems(item.data, "test")
+        for item in scale.test_sets
+        if is_available(item.data.source)
+    }
+
+
+def _prepare(run: RunConfig, pool: GraderPool) -> _Bench:
+    scale: TrainScale = run.scale
+    policy = load_arm(run, "cpu" if run.tier == "smoke" else "cuda")
     wants_development = scale.evaluation.every > 0
     return _Bench(
         run=run,
@@ -175,11 +191,7 @@ def _prepare(run: RunConfig, pool: GraderPool) -> _Bench:
         sampler=_sampler(policy, scale),
         pool=pool,
         test=load_problems(scale.data, "test"),
-        further={
-            item.name: load_problems(item.data, "test")
-            for item in scale.test_sets
-            if is_available(item.data.source)
-        },
+        further=further_sets(scale),
         development=load_problems(scale.data, "development") if wants_development else [],
     )
 
@@ -192,7 +204,7 @@ def _sampler(policy: Policy, scale: TrainScale) -> Sampler:
         policy,
         rows=rows,
         max_new_tokens=longest,
-        max_positions=scale.max_prompt_tokens + _OPENING_TOKENS + longest,
+        max_positions=scale.max_prompt_tokens + OPENING_TOKENS + longest,
     )
 
 
@@ -246,19 +258,21 @@ def _final_metrics(bench: _Bench) -> dict[str, Estimate]:
     return metrics
 
 
-def _gain(start: Estimate, end: Estimate) -> dict[str, Estimate]:
+def gain(start: Estimate, end: Estimate) -> dict[str, Estimate]:
+    """Return the greedy accuracy before training and the gain over it."""
     if start.value is None or end.value is None:
         raise ValueError("no test problem could be graded; the gain has no value")
-    gain = Estimate(
+    difference = Estimate(
         value=end.value - start.value,
         unit="points",
         n=end.n,
         method="greedy accuracy after training minus before, same problems and weights",
     )
-    return {"accuracy_greedy_start": start, "gain_greedy": gain}
+    return {"accuracy_greedy_start": start, "gain_greedy": difference}
 
 
-def _training_metrics(result: TrainResult) -> dict[str, Estimate]:
+def training_metrics(result: TrainResult) -> dict[str, Estimate]:
+    """Return what a training run's series and receipts say in one number each."""
     series = result.series
 
     def over(name: str, part: slice, unit: str, where: str) -> Estimate:
@@ -285,30 +299,44 @@ def _training_metrics(result: TrainResult) -> dict[str, Estimate]:
 
 
 def _effects(bench: _Bench) -> dict[str, Any]:
-    left_out = [item.name for item in bench.run.scale.test_sets if item.name not in bench.further]
     found = dict(bench.policy.effects)
     if bench.policy.device.type != "cpu":
         found["sampler"] = type(bench.sampler).__name__
     return found | {
-        "test_sets_left_out": left_out,
+        "test_sets_left_out": left_out(bench.run, bench.further),
         "grades": dict(bench.pool.counters),
         "grader_workers_killed": bench.pool.workers_killed,
     }
 
 
-def _inputs(run: RunConfig, bench: _Bench) -> dict[str, str]:
+def left_out(run: RunConfig, further: Mapping[str, Sequence[Problem]]) -> list[str]:
+    """Return the names of the scale's further test sets that could not be read here."""
+    return [item.name for item in run.scale.test_sets if item.name not in further]
+
+
+def inputs_of(
+    run: RunConfig,
+    effects: Mapping[str, Any],
+    test: Sequence[Problem],
+    further: Mapping[str, Sequence[Problem]],
+) -> dict[str, str]:
+    """Return the digests of what went into a run: checkpoint, problems, prompt template."""
     folder = resolve(run.scale.checkpoint)
     weights = sorted(folder.glob("*.safetensors"))
     template = template_named(run.scale.prompt_template)
     return {
-        "checkpoint": bench.policy.effects.get("checkpoint_sha256") or digest_of_files(weights),
-        "test_problems": digest_of_problems(bench.test),
+        "checkpoint": effects.get("checkpoint_sha256") or digest_of_files(weights),
+        "test_problems": digest_of_problems(test),
         **{
             f"test_problems_{name}": digest_of_problems(problems)
-            for name, problems in bench.further.items()
+            for name, problems in further.items()
         },
         "prompt_template": template.digest(),
     }
+
+
+def _inputs(run: RunConfig, bench: _Bench) -> dict[str, str]:
+    return inputs_of(run, bench.policy.effects, bench.test, bench.further)
 
 
 def _copies(policy: Policy) -> dict[str, Tensor]:

@@ -172,15 +172,7 @@ class GraderPool:
         """
         if self._closed:
             raise GraderError("the grader pool is closed; a pool grades inside its `with` block")
-        # An answer that may not be compared is replaced by the gold itself, which says whether the
-        # gold is at fault.
-        asked: list[Pair] = []
-        refused: list[bool] = []
-        for gold, answer in pairs:
-            gold = tidy(gold)
-            form = None if answer is None else comparable(gold, tidy(answer))
-            asked.append((gold, gold if form is None else form))
-            refused.append(form is None)
+        asked, refused = _comparable(pairs)
         statuses = self._statuses(dict.fromkeys(asked))
         grades = []
         for (_, answer), pair, was_refused in zip(pairs, asked, refused, strict=True):
@@ -191,6 +183,15 @@ class GraderPool:
         with self._lock:
             self.counters.update(grade.status for grade in grades)
         return grades
+
+    def learn(self, pairs: Sequence[tuple[str, str | None]]) -> None:
+        """Grade `(gold, answer)` pairs into memory, on all workers, without counting them.
+
+        Callers that grade many short lists one after another ask for all of them here first.
+        """
+        if self._closed:
+            raise GraderError("the grader pool is closed; a pool grades inside its `with` block")
+        self._statuses(dict.fromkeys(_comparable(pairs)[0]))
 
     def _statuses(self, pairs: dict[Pair, None]) -> dict[Pair, Status]:
         """Return the status of each different pair, from memory or from the workers."""
@@ -322,6 +323,22 @@ class GraderPool:
         with self._lock:
             self._alive.discard(worker)
             self.workers_killed += late
+
+
+def _comparable(pairs: Sequence[tuple[str, str | None]]) -> tuple[list[Pair], list[bool]]:
+    """Return what is asked of a worker for each pair, and whether its own answer was refused.
+
+    An answer that may not be compared is replaced by the gold itself, which says whether the gold
+    is at fault.
+    """
+    asked: list[Pair] = []
+    refused: list[bool] = []
+    for gold, answer in pairs:
+        gold = tidy(gold)
+        form = None if answer is None else comparable(gold, tidy(answer))
+        asked.append((gold, gold if form is None else form))
+        refused.append(form is None)
+    return asked, refused
 
 
 def _settled(pair: Pair, status: str) -> Status:

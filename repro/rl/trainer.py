@@ -142,7 +142,7 @@ def train(
     state = load_checkpoint(folder, run.digest(), t.parameters, t.optimizer)
     state = state or TrainState(digest=run.digest(), step=0, draws=0, series={}, effects={})
     sampler.refresh()
-    if evaluate is not None and run.scale.evaluation.token_budget and state.step == 0:
+    if evaluate is not None and run.scale.evaluation.token_budget and not state.series:
         _evaluate(evaluate, state)  # the area under the curve starts where training starts
     saved = state.step
     while state.step < run.scale.steps:

@@ -14,10 +14,11 @@ import torch
 from repro.data.load import load_problems
 from repro.data.problem import Problem
 from repro.ensemble.collecting import Asked
+from repro.ensemble.hooks import Hooks
 from repro.ensemble.masters import plain_name
 from repro.ensemble.sampler import StackSampler
 from repro.ensemble.stack import Stack, stack_policies
-from repro.ensemble.trainer import Hooks, train_ensemble
+from repro.ensemble.trainer import train_ensemble
 from repro.models.policy import Policy, load_policy, trainable_parameters
 from repro.reward.score import Rewards
 from repro.rl.trainer import TrainResult, train

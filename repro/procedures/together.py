@@ -1,0 +1,337 @@
+"""Train and evaluate many small runs at once on one device; each yields what it would alone.
+
+`train_together` sorts runs into ensembles (`repro.ensemble.grouping`), loads each run's policy as
+`repro.procedures.train` does, and asks the same questions by the same evaluator. A run that fails
+comes back as `Failed`; the others of its ensemble go on.
+
+What is shared is said in each record: `effects["together"]` holds how many runs there were, the
+seconds in `seconds` are the run's share, and `peak_bytes` is of the process that held them all.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import torch
+
+from repro.data.load import load_problems
+from repro.data.problem import Problem, digest_of_problems
+from repro.data.prompts import template_named
+from repro.ensemble.collecting import RUN_FAILURES
+from repro.ensemble.grouping import footprint, group_runs
+from repro.ensemble.hooks import FailedRun, Hooks
+from repro.ensemble.sampler import StackSampler
+from repro.ensemble.stack import Stack, stack_policies
+from repro.ensemble.trainer import train_ensemble
+from repro.evidence.record import Estimate
+from repro.procedures import Measured, Progress, Stopped
+from repro.procedures.ask_together import Board
+from repro.procedures.evaluate import Answers
+from repro.procedures.memory_use import peak_bytes, reset_peak
+from repro.procedures.train import (
+    OPENING_TOKENS,
+    further_sets,
+    gain,
+    inputs_of,
+    left_out,
+    load_arm,
+    training_metrics,
+)
+from repro.reward.grader import GraderPool
+from repro.rl.receipts import Values
+from repro.rl.trainer import TrainResult
+from repro.rollout.torch_sampler import end_token_ids
+from repro.spec.config import RunConfig, TrainScale, digest_of
+
+# Without a CUDA device, runs are few and small, for tests: no estimate divides them.
+_HOST_BYTES = 64 * 2**30
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Failed:
+    """One run that ended before its last step; the others of its ensemble went on.
+
+    Attributes
+    ----------
+    step
+        Optimiser steps done before the failure.
+    reason
+        Kind and message of what ended it.
+    """
+
+    step: int
+    reason: str
+
+
+Done = Callable[[RunConfig, Measured | Failed], None]
+
+
+def train_together(
+    runs: Sequence[RunConfig],
+    *,
+    device: str,
+    folder: Path,
+    progress: Progress,
+    should_stop: Callable[[], bool],
+    threads: int,
+    done: Done | None = None,
+) -> list[Measured | Failed]:
+    """Carry out runs of the procedures `train` and `evaluate`, as many at once as memory allows.
+
+    Parameters
+    ----------
+    runs
+        With a `TrainScale` each.
+    device
+        `cpu`, `cuda` or `cuda:<n>`.
+    folder
+        Of the ensembles' checkpoints; the same call goes on from them.
+    threads
+        Of torch, and workers that grade.
+    done
+        Called with each run and what it came to, as soon as its ensemble is done.
+
+    Returns
+    -------
+    list
+        What each run came to, in the order of `runs`.
+
+    Raises
+    ------
+    Stopped
+        When asked to stop; the ensemble at hand leaves a checkpoint.
+    """
+    torch.set_num_threads(threads)
+    memory = memory_of(device)
+    found: dict[str, Measured | Failed] = {}
+    with GraderPool(workers=threads) as pool:
+        for group in group_runs(runs, memory):
+            ensemble = _Ensemble(group, device, memory, pool, progress)
+            outcomes = ensemble.carry_out(folder, should_stop)
+            for run, outcome in zip(group, outcomes, strict=True):
+                found[run.digest()] = outcome
+                if done is not None:
+                    done(run, outcome)
+            shutil.rmtree(_folder_of(group, folder), ignore_errors=True)
+            del ensemble
+            if device != "cpu":
+                torch.cuda.empty_cache()
+    return [found[run.digest()] for run in runs]
+
+
+def memory_of(device: str) -> int:
+    """Return the bytes of a device's memory; of the host, a number that holds every test."""
+    if torch.device(device).type == "cpu":
+        return _HOST_BYTES
+    return int(torch.cuda.get_device_properties(device).total_memory)
+
+
+def _folder_of(group: Sequence[RunConfig], folder: Path) -> Path:
+    return folder / f"ensemble-{digest_of([run.digest() for run in group])[:16]}"
+
+
+class _Ensemble:
+    """The runs of one batched model, from loading to what each came to."""
+
+    def __init__(
+        self,
+        runs: Sequence[RunConfig],
+        device: str,
+        memory: int,
+        pool: GraderPool,
+        progress: Progress,
+    ) -> None:
+        reset_peak()
+        self.runs, self.pool, self.device = runs, pool, device
+        self.scale: TrainScale = runs[0].scale
+        self.failures: list[Failed | None] = [None] * len(runs)
+        self._say = progress
+        self._tell("loading")
+        self.test = load_problems(self.scale.data, "test")
+        self.further = further_sets(self.scale)
+        self.stack = _stacked(runs, device)
+        longest = max(
+            self.scale.rollout.max_new_tokens, self.scale.evaluation.sampling.max_new_tokens
+        )
+        positions = self.scale.max_prompt_tokens + OPENING_TOKENS + longest
+        self.sampler = StackSampler(self.stack, positions)
+        self.board = Board(runs, self.sampler, pool)
+        self.groups_at_once = footprint(runs).groups_at_once(
+            len(runs), memory, self.scale.prompts_per_rollout
+        )
+
+    @property
+    def alive(self) -> list[bool]:
+        return [failure is None for failure in self.failures]
+
+    def carry_out(self, folder: Path, should_stop: Callable[[], bool]) -> list[Measured | Failed]:
+        """Train where there is something to train, and measure."""
+        if self.stack.masters is None:
+            if should_stop():
+                raise Stopped
+            return self._measured(None, None, {})
+        problems = load_problems(self.scale.data, "train")
+        self._tell("evaluating the start")
+        start = self.board.greedy(self.test, self.alive)
+        masters = self.stack.masters
+        untouched = masters.values.clone()
+        results = self._train(problems, _folder_of(self.runs, folder), should_stop)
+        inputs = {"train_problems": digest_of_problems(problems)}
+        self.moved = torch.linalg.vector_norm((masters.values - untouched).double(), dim=1).tolist()
+        del untouched
+        self.sampler.refresh()
+        return self._measured(start, results, inputs)
+
+    def _train(
+        self, problems: Sequence[Problem], folder: Path, should_stop: Callable[[], bool]
+    ) -> list[TrainResult | None]:
+        """Return each run's result, None for failed ones; raise `Stopped` when not finished."""
+        development = []
+        if self.scale.evaluation.every > 0:
+            development = load_problems(self.scale.data, "development")
+
+        def on_development(step: int, alive: Sequence[bool]) -> list[float | None]:
+            del step
+            answers = self.board.greedy(development, alive)
+            return [None if found is None else fmean(found.accuracy) for found in answers]
+
+        results = train_ensemble(
+            self.runs,
+            self.stack,
+            self.sampler,
+            problems,
+            Hooks(
+                score=self.board.score,
+                evaluate=on_development if development else None,
+                on_step=self._on_step,
+                should_stop=should_stop,
+            ),
+            folder=folder,
+            groups_at_once=self.groups_at_once,
+        )
+        kept: list[TrainResult | None] = []
+        for number, result in enumerate(results):
+            if isinstance(result, FailedRun):
+                self.failures[number] = Failed(step=result.step, reason=result.reason)
+                kept.append(None)
+                continue
+            if not result.finished:
+                raise Stopped
+            kept.append(result)
+        return kept
+
+    def _measured(
+        self,
+        start: Sequence[Answers | None] | None,
+        results: Sequence[TrainResult | None] | None,
+        inputs: dict[str, str],
+    ) -> list[Measured | Failed]:
+        """Ask the final policies, and put together what each run came to."""
+        self._tell("evaluating")
+        answers = self._final_answers() if any(self.alive) else {}
+        outcomes: list[Measured | Failed] = []
+        for number, run in enumerate(self.runs):
+            failure = self.failures[number]
+            if failure is None:
+                try:
+                    result = None if results is None else results[number]
+                    begun = None if start is None else start[number]
+                    outcomes.append(self._one(number, run, begun, result, answers, inputs))
+                    continue
+                except RUN_FAILURES as error:
+                    failure = Failed(
+                        step=run.scale.steps, reason=f"{type(error).__name__}: {error}"
+                    )
+            outcomes.append(failure)
+        return outcomes
+
+    def _final_answers(self) -> dict[str, list[Answers | None]]:
+        """Return each run's answers to the final questions, by metric."""
+        board, alive = self.board, self.alive
+        found = {
+            "sampled": board.sampled(self.test, alive),
+            "accuracy_greedy": board.greedy(self.test, alive),
+        }
+        for name, problems in self.further.items():
+            found[f"accuracy_{name}"] = board.sampled(problems, alive)
+        prefix = template_named(self.scale.prompt_template).working_prefix
+        if prefix is not None and self.stack.masters is None:
+            # The ceiling belongs to the policy as it starts.
+            found["accuracy_forced_working"] = board.greedy(self.test, alive, opening=prefix)
+        return found
+
+    def _one(
+        self,
+        number: int,
+        run: RunConfig,
+        start: Answers | None,
+        result: TrainResult | None,
+        answers: dict[str, list[Answers | None]],
+        inputs: dict[str, str],
+    ) -> Measured:
+        metrics: dict[str, Estimate] = {}
+        for name, found in answers.items():
+            own = found[number]
+            if own is not None and name == "sampled":
+                metrics |= own.estimates()
+            elif own is not None:
+                metrics[name] = own.estimates()["accuracy"]
+        metrics["peak_bytes"] = Estimate(
+            value=float(peak_bytes()),
+            unit="bytes",
+            method=f"peak of the process during {len(self.runs)} runs at once",
+        )
+        effects: dict[str, Any] = self.stack.effects[number] | {
+            "test_sets_left_out": left_out(run, self.further),
+            "grades": dict(self.board.grades[number]),
+            "grader_workers_killed": self.pool.workers_killed,
+            "together": {"runs": len(self.runs), "groups_at_once": self.groups_at_once},
+        }
+        if self.stack.device.type != "cpu":
+            effects["sampler"] = type(self.sampler).__name__
+        series: dict[str, list[float | None]] = {}
+        if result is not None and start is not None:
+            metrics |= gain(start.estimates()["accuracy"], metrics["accuracy_greedy"])
+            metrics |= training_metrics(result)
+            effects |= result.effects
+            effects["trained_change_l2"] = self.moved[number]
+            effects["optimizer_steps"] = result.step
+            series = {name: list(values) for name, values in result.series.items()}
+        return Measured(
+            metrics=metrics,
+            series=series,
+            effects=effects,
+            inputs=inputs_of(run, self.stack.effects[number], self.test, self.further) | inputs,
+        )
+
+    def _on_step(self, step: int, values: Sequence[Values | None]) -> None:
+        rewards = [v["reward"] for v in values if v is not None and v["reward"] is not None]
+        shown = {"step": float(step), "steps": float(self.scale.steps)}
+        if rewards:
+            shown["reward"] = fmean(rewards)
+        self._tell("training", shown)
+
+    def _tell(self, text: str, values: dict[str, float] | None = None) -> None:
+        self._say(text, {"runs": float(len(self.runs))} | (values or {}))
+
+
+def _stacked(runs: Sequence[RunConfig], device: str) -> Stack:
+    """Return the runs' policies as a stack; runs that start alike share what was loaded."""
+    loaded: dict[str, Any] = {}
+    policies = []
+    for run in runs:
+        arm = run.arm
+        seeded = arm.training == "lora" or arm.weight_noise is not None
+        weights = [arm.weight_format, arm.training, arm.norms_trained, run.seed if seeded else None]
+        key = digest_of(
+            [*weights, arm.lora_rank, arm.lora_alpha, str(arm.weight_noise), run.scale.checkpoint]
+        )
+        if key not in loaded:
+            loaded[key] = load_arm(run, device)
+        policies.append(loaded[key])
+    return stack_policies(policies, end_token_ids=end_token_ids(policies[0]), device=device)

@@ -1,0 +1,179 @@
+"""Runs carried out together come to what each comes to alone, and their records are evidence."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from repro.evidence.receipts import refusals
+from repro.evidence.record import record_of
+from repro.procedures import Measured, Stopped
+from repro.procedures import together as module
+from repro.procedures.together import Failed, train_together
+from repro.procedures.train import evaluate_untrained, train_and_evaluate
+from repro.spec.config import (
+    Arm,
+    DataConfig,
+    EvaluationConfig,
+    LearningRates,
+    NoiseConfig,
+    OptimizerConfig,
+    ProblemSet,
+    RunConfig,
+    SamplingConfig,
+    TrainScale,
+    WeightNoise,
+)
+
+DATA = DataConfig(source="generated", train_problems=40, test_problems=12, development_problems=6)
+SCALE = TrainScale(
+    checkpoint="tiny",
+    data=DATA,
+    steps=3,
+    prompts_per_rollout=4,
+    group_size=4,
+    max_prompt_tokens=1280,
+    rollout=SamplingConfig(max_new_tokens=32),
+    optimizer=OptimizerConfig(
+        learning_rates=LearningRates(lora_16bit=1e-3, lora_4bit=1e-3, full=3e-4)
+    ),
+    evaluation=EvaluationConfig(
+        every=2,
+        samples=2,
+        sampling=SamplingConfig(temperature=0.6, top_p=0.95, max_new_tokens=32),
+        token_budget=1000,
+    ),
+    prompt_template="tiny",
+    checkpoint_every=2,
+    test_sets=(
+        ProblemSet(name="small", data=dataclasses.replace(DATA, levels=(1,), test_problems=6)),
+        ProblemSet(name="absent", data=DataConfig(source="human:absent", test_problems=6)),
+    ),
+)
+NOISE = NoiseConfig(sigma_start=0.1, sigma_end=0.05, num_stages=3)
+
+
+def make_run(seed: int, procedure: str = "train", **arm: Any) -> RunConfig:
+    fields = {"name": "test", "label": "test", "lora_rank": 4, "lora_alpha": 8.0} | arm
+    return RunConfig(
+        target="test", target_version=1, tier="smoke", procedure=procedure,
+        arm=Arm(**fields), scale=SCALE, seed=seed,
+    )  # fmt: skip
+
+
+RUNS = [
+    make_run(0),
+    make_run(1, "evaluate", training="none", weight_format="nf4"),
+    make_run(1, weight_format="nvfp4", noise=NOISE, reward="random"),
+    make_run(0, training="full"),
+    make_run(2, weight_noise=WeightNoise(matched_to="nvfp4")),
+]
+
+
+def silent(text: str, values: dict[str, float]) -> None:
+    """Tell nobody."""
+
+
+def carry_out(runs: list[RunConfig], folder: Path, **changes: Any) -> list[Measured | Failed]:
+    settings: dict[str, Any] = {
+        "device": "cpu", "folder": folder, "progress": silent, "should_stop": lambda: False,
+        "threads": 1,
+    }  # fmt: skip
+    return train_together(runs, **(settings | changes))
+
+
+def alone(run: RunConfig, folder: Path) -> Measured:
+    procedure = train_and_evaluate if run.procedure == "train" else evaluate_untrained
+    return procedure(
+        run, folder=folder / run.digest(), progress=silent, should_stop=lambda: False, threads=1
+    )
+
+
+@pytest.fixture
+def stop_after() -> Callable[[int], Callable[[], bool]]:
+    """Return a maker of `should_stop` that says yes after so many questions."""
+
+    def make(count: int) -> Callable[[], bool]:
+        answers = iter([False] * count + [True] * 100)
+        return lambda: next(answers)
+
+    return make
+
+
+def test_each_run_comes_to_what_it_comes_to_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("REPRO_DATA", raising=False)
+    order: list[str] = []
+    together = carry_out(RUNS, tmp_path, done=lambda run, outcome: order.append(run.digest()))
+    assert sorted(order) == sorted(run.digest() for run in RUNS)
+    for run, many in zip(RUNS, together, strict=True):
+        assert isinstance(many, Measured)
+        require_same(alone(run, tmp_path), many)
+        record = record_of(
+            run, metrics=many.metrics, series=many.series, effects=many.effects,
+            inputs=many.inputs, environment={}, started=datetime.now(UTC),
+        )  # fmt: skip
+        assert refusals(record) == []
+    sizes = [many.effects["together"]["runs"] for many in together if isinstance(many, Measured)]
+    assert sizes == [3, 1, 3, 1, 3]
+    assert not list(tmp_path.glob("ensemble-*"))
+
+
+def require_same(one: Measured, many: Measured) -> None:
+    assert many.inputs == one.inputs
+    assert list(many.series) == list(one.series)
+    assert set(many.metrics) == set(one.metrics)
+    for name, estimate in one.metrics.items():
+        if name in ("peak_bytes", "train_seconds"):
+            continue
+        found = many.metrics[name]
+        assert (found.unit, found.n) == (estimate.unit, estimate.n), name
+        assert found.value == pytest.approx(estimate.value, abs=1e-4), name
+    for name, values in one.series.items():
+        assert many.series[name] == pytest.approx(values, abs=1e-3), name
+    effects = set(one.effects) | {"together"}
+    assert set(many.effects) == effects
+    for name in ("linears", "noise", "rows", "grades", "adapter_modules", "weight_noise"):
+        assert many.effects.get(name) == one.effects.get(name), name
+
+
+def test_a_failed_run_leaves_the_others_their_results(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stacked = module._stacked
+
+    def poisoned(runs: Any, device: str) -> Any:
+        stack = stacked(runs, device)
+        if stack.masters is not None and len(runs) > 1:
+            next(iter(stack.masters.leaves.values())).data[1] = float("nan")
+        return stack
+
+    monkeypatch.setattr(module, "_stacked", poisoned)
+    first, second = carry_out([RUNS[0], RUNS[2]], tmp_path)
+    assert isinstance(first, Measured)
+    assert isinstance(second, Failed)
+    assert "not finite" in second.reason
+    require_same(alone(RUNS[0], tmp_path), first)
+
+
+def test_a_stopped_ensemble_goes_on_to_the_same_numbers(
+    tmp_path: Path, stop_after: Callable[[int], Callable[[], bool]]
+) -> None:
+    pair = [RUNS[0], RUNS[2]]
+    with pytest.raises(Stopped):
+        carry_out(pair, tmp_path, should_stop=stop_after(2))
+    assert list(tmp_path.glob("ensemble-*/step-*"))
+    rest = carry_out(pair, tmp_path)
+    whole = carry_out(pair, tmp_path / "other")
+    for one, many in zip(whole, rest, strict=True):
+        assert isinstance(one, Measured)
+        assert isinstance(many, Measured)
+        assert many.series == one.series
+        for name in ("accuracy", "accuracy_greedy", "accuracy_small"):
+            assert many.metrics[name] == one.metrics[name]
