@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -224,7 +224,7 @@ class _Loop:
         self, rollouts: Sequence[Rollout | None], noise: AddedNoise, updates: int
     ) -> list[list[Values | None]]:
         """Make a rollout's optimiser steps; return each one's values, one dictionary a run."""
-        passes, scale = self._passes(noise), self.scale
+        scale = self.scale
         rows = scale.prompts_per_rollout * scale.group_size
         before = [None if r is None else _empty(r) for r in rollouts]
         parts = {
@@ -234,13 +234,12 @@ class _Loop:
         # The first part's own pass will serve as its old log-probabilities: the ratio is 1 to the
         # bit. Which rows that part has depends on the run, so all are evaluated.
         if updates > 1:
-            evaluate_runs(passes, rollouts, torch.arange(rows), before)
-        reference = self._reference_logprobs(passes, rollouts)
+            evaluate_runs(self._passes(noise), rollouts, torch.arange(rows), before)
+        reference = self._reference_logprobs(self._passes(noise), rollouts)
         steps: list[list[Values | None]] = []
         for number in range(updates):
             plan = partial(self._planned, rollouts, parts, number, before, reference)
-            planned = self.guard.each(plan)
-            accumulate_gradients(passes, planned)
+            planned = self._accumulate(plan, noise)
             steps.append(self._move(planned, self.state.step + number))
             if number == 0:
                 for s, step in enumerate(planned):
@@ -249,6 +248,32 @@ class _Loop:
                         kept[0][step.plan.index] = step.logprobs[step.plan.index]
         self._note(rollouts, noise, steps, before, parts)
         return steps
+
+    def _accumulate(
+        self, plan: Callable[[int], RunStep | None], noise: AddedNoise
+    ) -> list[RunStep | None]:
+        """Plan every run's step and add up its gradients; again with less where memory runs out."""
+        while True:
+            planned = self.guard.each(plan)
+            try:
+                accumulate_gradients(self._passes(noise), planned)
+            except torch.OutOfMemoryError:
+                if self.groups_at_once == 1:
+                    raise
+            else:
+                return planned
+            self._take_fewer_groups()
+
+    def _take_fewer_groups(self) -> None:
+        """Halve the groups of a backward pass, and forget what the failed one had added up."""
+        wanted, self.groups_at_once = self.groups_at_once, self.groups_at_once // 2
+        self.optimizer.masters.gradients.zero_()
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+        for state, lives in zip(self.state.runs, self.guard.alive, strict=True):
+            if lives:
+                noted = state.effects.setdefault("groups_at_once_fallbacks", [])
+                noted.append([self.state.step, wanted, self.groups_at_once])
 
     def _planned(
         self,

@@ -10,6 +10,7 @@ seconds in `seconds` are the run's share, and `peak_bytes` is of the process tha
 
 from __future__ import annotations
 
+import gc
 import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -29,6 +30,7 @@ from repro.ensemble.sampler import StackSampler
 from repro.ensemble.stack import Stack, stack_policies
 from repro.ensemble.trainer import train_ensemble
 from repro.evidence.record import Estimate
+from repro.models.policy import Policy
 from repro.procedures import Measured, Progress, Stopped
 from repro.procedures.ask_together import Board
 from repro.procedures.evaluate import Answers
@@ -107,21 +109,51 @@ def train_together(
         When asked to stop; the ensemble at hand leaves a checkpoint.
     """
     torch.set_num_threads(threads)
+    target = torch.device(device)
+    if target.type == "cuda":
+        torch.cuda.set_device(target.index or 0)  # graphs are captured on the current device
     memory = memory_of(device)
     found: dict[str, Measured | Failed] = {}
     with GraderPool(workers=threads) as pool:
         for group in group_runs(runs, memory):
-            ensemble = _Ensemble(group, device, memory, pool, progress)
-            outcomes = ensemble.carry_out(folder, should_stop)
+            outcomes = _carry_out(group, device, memory, pool, progress, folder, should_stop)
             for run, outcome in zip(group, outcomes, strict=True):
                 found[run.digest()] = outcome
                 if done is not None:
                     done(run, outcome)
             shutil.rmtree(_folder_of(group, folder), ignore_errors=True)
-            del ensemble
-            if device != "cpu":
+            # Captured graphs keep their memory until the last reference, cycles included, is gone.
+            gc.collect()
+            if target.type == "cuda":
                 torch.cuda.empty_cache()
     return [found[run.digest()] for run in runs]
+
+
+def _carry_out(
+    group: Sequence[RunConfig],
+    device: str,
+    memory: int,
+    pool: GraderPool,
+    progress: Progress,
+    folder: Path,
+    should_stop: Callable[[], bool],
+) -> list[Measured | Failed]:
+    """Return what each run of one ensemble came to; runs that cannot be loaded have failed."""
+    reset_peak()
+    progress("loading", {"runs": float(len(group))})
+    loaded = _policies(group, device)
+    ready = [number for number, policy in enumerate(loaded) if isinstance(policy, Policy)]
+    outcomes: list[Measured | Failed] = [found for found in loaded if isinstance(found, Failed)]
+    if ready:
+        policies = [policy for policy in loaded if isinstance(policy, Policy)]
+        stack = stack_policies(policies, end_token_ids=end_token_ids(policies[0]), device=device)
+        del loaded, policies
+        ensemble = _Ensemble([group[number] for number in ready], stack, memory, pool, progress)
+        for number, outcome in zip(
+            ready, ensemble.carry_out(_folder_of(group, folder), should_stop), strict=True
+        ):
+            outcomes.insert(number, outcome)
+    return outcomes
 
 
 def memory_of(device: str) -> int:
@@ -141,20 +173,17 @@ class _Ensemble:
     def __init__(
         self,
         runs: Sequence[RunConfig],
-        device: str,
+        stack: Stack,
         memory: int,
         pool: GraderPool,
         progress: Progress,
     ) -> None:
-        reset_peak()
-        self.runs, self.pool, self.device = runs, pool, device
+        self.runs, self.pool, self.stack = runs, pool, stack
         self.scale: TrainScale = runs[0].scale
         self.failures: list[Failed | None] = [None] * len(runs)
         self._say = progress
-        self._tell("loading")
         self.test = load_problems(self.scale.data, "test")
         self.further = further_sets(self.scale)
-        self.stack = _stacked(runs, device)
         longest = max(
             self.scale.rollout.max_new_tokens, self.scale.evaluation.sampling.max_new_tokens
         )
@@ -180,7 +209,7 @@ class _Ensemble:
         start = self.board.greedy(self.test, self.alive)
         masters = self.stack.masters
         untouched = masters.values.clone()
-        results = self._train(problems, _folder_of(self.runs, folder), should_stop)
+        results = self._train(problems, folder, should_stop)
         inputs = {"train_problems": digest_of_problems(problems)}
         self.moved = torch.linalg.vector_norm((masters.values - untouched).double(), dim=1).tolist()
         del untouched
@@ -320,10 +349,10 @@ class _Ensemble:
         self._say(text, {"runs": float(len(self.runs))} | (values or {}))
 
 
-def _stacked(runs: Sequence[RunConfig], device: str) -> Stack:
-    """Return the runs' policies as a stack; runs that start alike share what was loaded."""
-    loaded: dict[str, Any] = {}
-    policies = []
+def _policies(runs: Sequence[RunConfig], device: str) -> list[Policy | Failed]:
+    """Return the runs' policies, or why there is none; runs that start alike share one."""
+    loaded: dict[str, Policy | Failed] = {}
+    found = []
     for run in runs:
         arm = run.arm
         seeded = arm.training == "lora" or arm.weight_noise is not None
@@ -332,6 +361,9 @@ def _stacked(runs: Sequence[RunConfig], device: str) -> Stack:
             [*weights, arm.lora_rank, arm.lora_alpha, str(arm.weight_noise), run.scale.checkpoint]
         )
         if key not in loaded:
-            loaded[key] = load_arm(run, device)
-        policies.append(loaded[key])
-    return stack_policies(policies, end_token_ids=end_token_ids(policies[0]), device=device)
+            try:
+                loaded[key] = load_arm(run, device)
+            except RUN_FAILURES as error:
+                loaded[key] = Failed(step=0, reason=f"{type(error).__name__}: {error}")
+        found.append(loaded[key])
+    return found

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+from repro.ensemble import trainer as ensemble_trainer
 from repro.ensemble.hooks import FailedRun
 from repro.ensemble.stack import Stack
 from repro.reward.score import Rewards
@@ -171,6 +172,37 @@ def test_the_size_of_a_micro_batch_changes_nothing_but_rounding(
     for a, b in zip(one, three, strict=True):
         assert a.result.series["grad_norm"] == pytest.approx(b.result.series["grad_norm"], rel=1e-4)
         assert a.result.series["entropy"] == pytest.approx(b.result.series["entropy"], rel=1e-4)
+
+
+def test_when_memory_runs_out_the_step_is_made_again_with_fewer_groups(
+    together: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Without a reference policy, whose pass would still be rounded as two groups round it.
+    runs = RUNS[:2]
+    whole = together(runs, groups_at_once=1)
+    accumulate = ensemble_trainer.accumulate_gradients
+    sizes: list[int] = []
+
+    def short(passes: Any, steps: Any) -> None:
+        accumulate(passes, steps)
+        sizes.append(passes.groups_at_once)
+        if passes.groups_at_once > 1:
+            raise torch.OutOfMemoryError("no memory is left after the gradients were added up")
+
+    monkeypatch.setattr(ensemble_trainer, "accumulate_gradients", short)
+    fewer = together(runs, folder="fewer", groups_at_once=2)
+    assert sizes == [2, 1, 1, 1]
+    for one, many in zip(whole, fewer, strict=True):
+        assert many.result.effects["groups_at_once_fallbacks"] == [[0, 2, 1]]
+        assert many.result.series == one.result.series
+        assert equal(one.parameters, many.parameters)
+
+    def never(passes: Any, steps: Any) -> None:
+        raise torch.OutOfMemoryError("no memory is left")
+
+    monkeypatch.setattr(ensemble_trainer, "accumulate_gradients", never)
+    with pytest.raises(torch.OutOfMemoryError):
+        together(RUNS, folder="none", groups_at_once=2)
 
 
 def test_configurations_that_cannot_be_trained_raise(together: Callable[..., Any]) -> None:

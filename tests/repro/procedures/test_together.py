@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from repro.ensemble.stack import stack_policies
 from repro.evidence.receipts import refusals
 from repro.evidence.record import record_of
 from repro.procedures import Measured, Stopped
@@ -146,20 +147,34 @@ def require_same(one: Measured, many: Measured) -> None:
 def test_a_failed_run_leaves_the_others_their_results(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    stacked = module._stacked
-
-    def poisoned(runs: Any, device: str) -> Any:
-        stack = stacked(runs, device)
-        if stack.masters is not None and len(runs) > 1:
+    def poisoned(policies: Any, **how: Any) -> Any:
+        stack = stack_policies(policies, **how)
+        if stack.masters is not None and len(policies) > 1:
             next(iter(stack.masters.leaves.values())).data[1] = float("nan")
         return stack
 
-    monkeypatch.setattr(module, "_stacked", poisoned)
+    monkeypatch.setattr(module, "stack_policies", poisoned)
     first, second = carry_out([RUNS[0], RUNS[2]], tmp_path)
     assert isinstance(first, Measured)
     assert isinstance(second, Failed)
     assert "not finite" in second.reason
     require_same(alone(RUNS[0], tmp_path), first)
+
+
+def test_a_run_that_cannot_be_loaded_fails_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    load = module.load_arm
+
+    def refuse(run: RunConfig, device: str) -> Any:
+        if run is RUNS[2]:
+            raise ValueError("this arm's noise cannot be matched")
+        return load(run, device)
+
+    monkeypatch.setattr(module, "load_arm", refuse)
+    kept = carry_out([RUNS[0], RUNS[2], RUNS[4]], tmp_path)
+    assert kept[1] == Failed(step=0, reason="ValueError: this arm's noise cannot be matched")
+    assert [type(found) for found in kept] == [Measured, Failed, Measured]
 
 
 def test_a_stopped_ensemble_goes_on_to_the_same_numbers(
