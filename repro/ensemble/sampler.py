@@ -182,8 +182,10 @@ class StackSampler:
         group_size: int,
     ) -> list[RolloutBatch | None]:
         """Return what was drawn, run by run."""
-        tokens = buffers.tokens.t().cpu().tolist()
-        logprobs = buffers.logprobs.t().cpu().tolist()
+        drawn = int(buffers.number)
+        # A row that never ended has the limit as its length, and was drawn to the limit.
+        tokens = buffers.tokens[:drawn].t().cpu().tolist()
+        logprobs = buffers.logprobs[:drawn].t().cpu().tolist()
         lengths = buffers.lengths.cpu().tolist()
         ends = self.stack.end_token_ids
         found: list[RolloutBatch | None] = []

@@ -208,11 +208,13 @@ class _Ensemble:
         self._tell("evaluating the start")
         start = self.board.greedy(self.test, self.alive)
         masters = self.stack.masters
-        untouched = masters.values.clone()
+        untouched = masters.values.to("cpu", copy=True)
         results = self._train(problems, folder, should_stop)
         inputs = {"train_problems": digest_of_problems(problems)}
-        self.moved = torch.linalg.vector_norm((masters.values - untouched).double(), dim=1).tolist()
-        del untouched
+        self.moved = [
+            float(torch.linalg.vector_norm((now.cpu() - before).double()))
+            for now, before in zip(masters.values, untouched, strict=True)
+        ]
         self.sampler.refresh()
         return self._measured(start, results, inputs)
 
