@@ -21,7 +21,7 @@ from repro.evidence.derived import derived_metrics
 from repro.evidence.environment import capture_environment
 from repro.evidence.record import Estimate, failed_record, find_record, record_of
 from repro.spec.config import RunConfig, TrainScale
-from repro.spec.tier import Tier
+from repro.spec.tier import Tier, cuda_devices
 
 Progress = Callable[[str, dict[str, float]], None]
 
@@ -169,7 +169,7 @@ def _carry_out_ensemble(
     left = [run for run in runs if find_record(run, records) is None]
     train_together(
         left,
-        device="cuda",
+        device="cuda" if cuda_devices() else "cpu",
         folder=folder,
         progress=progress,
         should_stop=should_stop,

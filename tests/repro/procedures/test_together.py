@@ -10,9 +10,10 @@ from typing import Any
 
 import pytest
 
+from repro import procedures
 from repro.ensemble.stack import stack_policies
 from repro.evidence.receipts import refusals
-from repro.evidence.record import record_of
+from repro.evidence.record import find_record, read_record, record_of
 from repro.procedures import Measured, Stopped
 from repro.procedures import together as module
 from repro.procedures.together import Failed, train_together
@@ -192,3 +193,29 @@ def test_a_stopped_ensemble_goes_on_to_the_same_numbers(
         assert many.series == one.series
         for name in ("accuracy", "accuracy_greedy", "accuracy_small"):
             assert many.metrics[name] == one.metrics[name]
+
+
+def test_runs_of_the_proxy_tier_are_recorded_together_and_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    load = module.load_arm
+
+    def refuse(run: RunConfig, device: str) -> Any:
+        if run.seed == 2:
+            raise ValueError("this run cannot be loaded")
+        return load(run, device)
+
+    monkeypatch.setattr(module, "load_arm", refuse)
+    runs = [dataclasses.replace(run, tier="proxy") for run in (RUNS[0], RUNS[1], RUNS[4])]
+    records, how = tmp_path / "runs", (silent, lambda: False, 1)
+    procedures.carry_out(runs, tmp_path / "work", records, *how)
+    found = [find_record(run, records) for run in runs]
+    assert [path is None for path in found] == [False, False, True]
+    assert found[0] is not None
+    record = read_record(found[0])
+    assert record.ok
+    assert record.effects["together"]["runs"] == 1
+    assert len(list(records.rglob("*.failed-*.json"))) == 1
+    monkeypatch.setattr(module, "load_arm", load)
+    (path,) = procedures.carry_out(runs, tmp_path / "work", records, *how)
+    assert path == find_record(runs[2], records)
