@@ -4,7 +4,7 @@ Policies pre-trained here on generated problems (`proxy-30m`, `proxy-120m`) stan
 paper's checkpoints: no contamination, no hidden habit of a format, any number of seeds. What the
 paper fixes stands in the arms; what stands here is size, chosen before any test seed ran:
 
-* 100 steps of 8 prompts with 8 completions, one update a rollout. The paper's 128 prompts and four
+* 60 steps of 8 prompts with 8 completions, one update a rollout. The paper's 128 prompts and four
   updates would be 64 times the work of one run, and need not change a contrast's direction.
 * Held-out accuracy before training and every 20 steps on a development split; the claims on growth
   are about the area under it over a budget of *sampled tokens*, the same for every arm, because a
@@ -37,14 +37,17 @@ ORDER_SEEDS = tuple(range(10))
 TUNING_SEEDS = (100, 101)
 
 SOURCE = "generated_steps"
-HARD_LEVELS = (4, 5)
+# `proxy-30m` answers 71 % of all five levels greedily and 53 % of the upper two (seed 0): the
+# intended start, 35 to 60 %, is there.
+LEVELS = (4, 5)
+HARD_LEVELS = (5,)
 HUMAN_SETS = ("mawps", "svamp", "gsm8k")
 _NEW_TOKENS = 128
 # The grid's middle; full training takes a tenth of LoRA's rate, as is usual.
 _BASE_RATES = LearningRates(lora_16bit=1e-3, lora_4bit=1e-3, full=1e-4)
-# 100 steps of 64 completions sample about 300 000 tokens at the 50 tokens that a worked answer of
-# middle length has; shorter-spoken arms reach the budget later, or hold their last value.
-_TOKEN_BUDGET = 250_000
+# 60 steps of 64 completions sample 150 000 tokens at 39 a completion, where worked answers have 60
+# to 95 and bare ones 15; shorter-spoken arms reach the budget later, or hold their last value.
+_TOKEN_BUDGET = 150_000
 
 _HUMAN = tuple(
     ProblemSet(name=name, data=DataConfig(source=f"human:{name}", test_problems=200))
@@ -65,9 +68,14 @@ _HARD = ProblemSet(
 PROXY_SWEEP = TrainScale(
     checkpoint="proxy-30m",
     data=DataConfig(
-        source=SOURCE, train_problems=4000, development_problems=200, test_problems=500
+        source=SOURCE,
+        levels=LEVELS,
+        train_problems=4000,
+        development_problems=200,
+        # Few: the sweep chooses on the development split.
+        test_problems=100,
     ),
-    steps=100,
+    steps=60,
     prompts_per_rollout=8,
     group_size=8,
     # Human-written questions are up to 418 tokens long.
@@ -86,6 +94,7 @@ PROXY_SWEEP = TrainScale(
 )
 PROXY_ORDER = dataclasses.replace(
     PROXY_SWEEP,
+    data=dataclasses.replace(PROXY_SWEEP.data, test_problems=500),
     optimizer=dataclasses.replace(
         PROXY_SWEEP.optimizer,
         learning_rates=dataclasses.replace(_BASE_RATES, chosen=chosen_rates()),
@@ -95,7 +104,7 @@ PROXY_ORDER = dataclasses.replace(
 )
 PROXY = dataclasses.replace(PROXY_ORDER, seeds=TEST_SEEDS)
 PROXY_HARD = dataclasses.replace(PROXY, data=HARD_DATA, test_sets=_HUMAN)
-# Where the paper goes to a larger model and harder problems (32B, levels 4 and 5).
+# Where the paper goes to a larger model and harder problems (32B on levels 4 and 5 of its own).
 PROXY_LARGE_HARD = dataclasses.replace(PROXY_HARD, checkpoint="proxy-120m")
 
 # Parameters of the prediction; not measured yet, see `basis`.
@@ -127,7 +136,7 @@ COST_LARGE = dataclasses.replace(
 METRICS = (
     Metric(name="heldout_area", unit="percent", title="held-out accuracy, mean over the budget"),
     Metric(name="heldout_last", unit="percent", title="held-out accuracy, last"),
-    Metric(name="accuracy_hard", unit="percent", title="accuracy, levels 4 and 5"),
+    Metric(name="accuracy_hard", unit="percent", title="accuracy, level 5"),
     *(
         Metric(name=f"accuracy_{name}", unit="percent", title=f"accuracy, {name.upper()}")
         for name in HUMAN_SETS

@@ -326,7 +326,7 @@ TRANSFER = Target(
             metric=f"accuracy_{where}",
             tiers=(Tier.PROXY,),
         )
-        for where, described in (("hard", "levels 4 and 5"), ("human", "human-written problems"))
+        for where, described in (("hard", "the hardest level"), ("human", "human-written problems"))
         for name, statement, first, second, factor in (
             (
                 "qerl_beats_lora",
