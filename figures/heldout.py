@@ -39,7 +39,7 @@ def rows(records: Sequence[Record]) -> list[HeldoutRow]:
     budget = 0.0
     for record in records:
         tokens = [float(value or 0.0) for value in record.series.get("evaluation_tokens", [])]
-        values = [100 * float(v or 0.0) for v in record.series.get("evaluation_accuracy", [])]
+        values = [float(v or 0.0) for v in record.series.get("evaluation_accuracy", [])]
         wanted = record.config["scale"]["evaluation"].get("token_budget", 0)
         if record.ok and wanted and len(tokens) == len(values) > 1:
             curves.setdefault(record.arm, []).append((tokens, values))

@@ -29,14 +29,14 @@ def derived_metrics(
     Parameters
     ----------
     series
-        `evaluation_tokens` (from 0) and `evaluation_accuracy` (fractions) give the first two.
+        `evaluation_tokens` (from 0) and `evaluation_accuracy` (percent) give the first two.
     token_budget
         0 asks for no area.
     """
     found = {}
     if token_budget and series.get("evaluation_accuracy"):
         tokens = [float(value or 0.0) for value in series["evaluation_tokens"]]
-        accuracy = [100 * float(value or 0.0) for value in series["evaluation_accuracy"]]
+        accuracy = [float(value or 0.0) for value in series["evaluation_accuracy"]]
         found["heldout_area"] = Estimate(
             value=mean_height(tokens, accuracy, float(token_budget)),
             unit="percent",

@@ -19,13 +19,13 @@ def record(arm: str, seed: int, last: float) -> Record:
     budget = run.scale.evaluation.token_budget
     series: dict[str, list[float | None]] = {
         "evaluation_tokens": [0, budget / 2],
-        "evaluation_accuracy": [0.2, last],
+        "evaluation_accuracy": [20.0, last],
     }
     return record_of(run, metrics={}, environment={}, started=datetime.now(UTC), series=series)
 
 
 def test_rows_are_means_over_seeds_held_after_the_last_evaluation() -> None:
-    found = heldout.rows([record("bf16_lora", 0, 0.4), record("bf16_lora", 1, 0.6)])
+    found = heldout.rows([record("bf16_lora", 0, 40.0), record("bf16_lora", 1, 60.0)])
     assert found[0].mean == pytest.approx(20)
     quarter = found[len(found) // 4]
     assert quarter.mean == pytest.approx(35, abs=1)
@@ -35,7 +35,7 @@ def test_rows_are_means_over_seeds_held_after_the_last_evaluation() -> None:
 
 
 def test_each_arm_has_a_line_and_a_name() -> None:
-    records = [record(arm, seed, 0.5) for arm in ("bf16_lora", "nvfp4_lora") for seed in (0, 1)]
+    records = [record(arm, seed, 50.0) for arm in ("bf16_lora", "nvfp4_lora") for seed in (0, 1)]
     figure = heldout.draw(heldout.rows(records))
     (axes,) = figure.axes
     assert len(axes.lines) == 2
@@ -45,5 +45,5 @@ def test_each_arm_has_a_line_and_a_name() -> None:
 def test_records_without_a_budget_have_no_rows() -> None:
     run = plan(find("table1"), Tier.SMOKE, 1, ["bf16_lora"])[0]
     plain = record_of(run, metrics={}, environment={}, started=datetime.now(UTC))
-    failed = dataclasses.replace(record("bf16_lora", 0, 0.5), outcome={"status": "failed"})
+    failed = dataclasses.replace(record("bf16_lora", 0, 50.0), outcome={"status": "failed"})
     assert heldout.rows([plain, failed]) == []

@@ -33,7 +33,7 @@ def test_a_curve_that_is_none_is_refused(places: list[float]) -> None:
 
 
 def test_area_and_last_value_come_from_the_evaluations() -> None:
-    series = {"evaluation_tokens": [0, 100], "evaluation_accuracy": [0.2, 0.4]}
+    series = {"evaluation_tokens": [0, 100], "evaluation_accuracy": [20.0, 40.0]}
     found = derived_metrics({}, series, 100)
     assert found["heldout_area"].value == pytest.approx(30)
     assert found["heldout_last"].value == pytest.approx(40)
