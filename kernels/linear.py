@@ -26,7 +26,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from kernels import fused_adapter, hopper, tuning
-from kernels.hopper import Adapter
+from kernels.hopper import Adapter, Choice
 from kernels.packing import FORMAT_NUMBERS, PackedWeight
 
 _FORMATS = {number: name for name, number in FORMAT_NUMBERS.items()}
@@ -82,20 +82,32 @@ def _dispatch(
 ) -> None:
     N, K = weight.shape
     M = x.shape[0]
-    # The table is NVFP4's. NF4's look-up costs the narrow kernel more, so it hands over sooner.
-    rows = 32 if weight.format == "nf4" and 8 < M <= 16 else M
-    choice = tuning.choose(x.device.index, N, K, rows)
+    choice = _choice(weight, M)
     if x.dtype == torch.float16 or choice.path == "dense":
         dense_linear(x, weight, bias, out, adapter)
         return
     if choice.path == "wide":
         hopper.wide(x, weight, bias, out, choice, adapter)
-    elif adapter is None or M > fused_adapter.ROWS:
+    elif adapter is None or not fuses_adapter(weight, M):
         hopper.narrow(x, weight, bias, out, choice)
         add_adapter(x, adapter, out)
     else:
         choice, joining = tuning.choose_adapted(x.device.index, N, K, M)
         fused_adapter.narrow(x, weight, bias, out, choice, adapter, joining)
+
+
+def _choice(weight: PackedWeight, M: int) -> Choice:
+    # The table is NVFP4's. NF4's look-up costs the narrow kernel more, so it hands over sooner.
+    rows = 32 if weight.format == "nf4" and 8 < M <= 16 else M
+    return tuning.choose(weight.device.index, *weight.shape, rows)
+
+
+def fuses_adapter(weight: PackedWeight, M: int) -> bool:
+    """Tell whether `packed_linear` makes the adapter of M rows in the layer's one launch.
+
+    Up to 16 rows of NVFP4 and MXFP4 and up to 8 of NF4, by the tuned table.
+    """
+    return M <= fused_adapter.ROWS and _choice(weight, M).path == "narrow"
 
 
 def dense_linear(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import json
 import random
@@ -56,6 +57,17 @@ def test_z_is_staged_only_where_blocks_have_room_for_it() -> None:
     large = macros(_weight(512, 512), choice, 16, 128, Joining(join="staged", parts=4))
     assert (small["JOIN"], small["PARTS"], small["TOKEN_TILES"]) == (2, 4, 1)
     assert (large["JOIN"], large["PARTS"], large["TOKEN_TILES"]) == (0, 2, 2)
+
+
+@pytest.mark.parametrize(("format", "most"), [("nvfp4", 16), ("mxfp4", 16), ("nf4", 8)])
+def test_the_tables_layers_take_an_adapter_up_to_a_row_count(
+    monkeypatch: pytest.MonkeyPatch, format: str, most: int
+) -> None:
+    monkeypatch.setattr(tuning, "held", lambda device: TABLE)
+    for N, K in (shape for layers in LAYERS.values() for shape in layers.values()):
+        weight = dataclasses.replace(_weight(N, K), format=format)
+        found = [M for M in range(1, 129) if linear.fuses_adapter(weight, M)]
+        assert found == list(range(1, most + 1)), f"{N} x {K}"
 
 
 @pytest.mark.parametrize("M", [8, 16])

@@ -29,13 +29,17 @@ CLASSES: dict[str, tuple[Any, Any]] = {
 
 
 def random_policy(
-    architecture: str = "qwen2", weight_format: str = "bf16", rank: int = 4, seed: int = 7
+    architecture: str = "qwen2",
+    weight_format: str = "bf16",
+    rank: int = 4,
+    seed: int = 7,
+    hidden_size: int = 128,
 ) -> Policy:
     """Return a float32 policy of 2 layers with weights large enough to give sharp logits."""
     config_class, model_class = CLASSES[architecture]
     values: dict[str, Any] = {
         "vocab_size": 97,
-        "hidden_size": 128,
+        "hidden_size": hidden_size,
         "intermediate_size": 128,
         "num_hidden_layers": 2,
         "num_attention_heads": 4,

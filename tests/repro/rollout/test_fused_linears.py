@@ -1,0 +1,188 @@
+"""Packed projections with adapters: within the weight's launch up to 16 rows, beside it beyond.
+
+On the CPU the two launches are replaced by plain products that note what they were asked for; the
+rule, the fused matrices and the factors are the engine's own. On a Hopper GPU all is.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from kernels import decode_adapter, linear, reference, tuning
+from kernels.hopper import Adapter
+from kernels.packing import PackedWeight, unpack
+from repro.models.lora import AdapterLinear, base_linear
+from repro.models.policy import Policy
+from repro.models.quantized_linear import QuantizedLinear
+from repro.rollout.fused_linears import PackedGroup
+from repro.rollout.linears import Product
+
+HOPPER = torch.cuda.is_available() and torch.cuda.get_device_capability()[0] == 9
+ROWS = [1, 8, 9, 16, 17, 64, 65]
+PARTS = {
+    "qkv": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
+    "down": ("mlp.down_proj",),
+}
+
+
+def _modules(policy: Policy, part: str) -> list[nn.Module]:
+    block = policy.decoder.get_submodule("model.layers.0")
+    return [block.get_submodule(name) for name in PARTS[part]]
+
+
+def _updates(x: Tensor, modules: Sequence[nn.Module]) -> Tensor:
+    """Return (M, N1 + N2 + ...): the adapters alone, with masters rounded to bfloat16."""
+    parts = []
+    for module in modules:
+        assert isinstance(module, AdapterLinear)
+        A, B, scaling = module.adapter()
+        z = x @ A.bfloat16().to(x.dtype).t()
+        parts.append(scaling * (z @ B.bfloat16().to(x.dtype).t()))
+    return torch.cat(parts, dim=-1)
+
+
+def _plainly(x: Tensor, modules: Sequence[nn.Module]) -> Tensor:
+    """Return (M, N1 + N2 + ...) by torch's products in x's type, adapters included."""
+    parts = []
+    for module in modules:
+        base = base_linear(module)
+        assert isinstance(base, QuantizedLinear)
+        assert base.bias is not None
+        parts.append(reference.linear(x, base.weight, base.bias.to(x.dtype)))
+    return torch.cat(parts, dim=-1) + _updates(x, modules)
+
+
+def _with_update(product: Product) -> Tensor:
+    """Return base + scaling * z B^T a projection."""
+    if product.z is None or product.b is None:
+        return product.base
+    rank = product.b.shape[1]
+    edges = (0, *product.ends, product.base.shape[1])
+    parts = [
+        product.z[:, i * rank : (i + 1) * rank] @ product.b[edges[i] : edges[i + 1]].float().t()
+        for i in range(len(edges) - 1)
+    ]
+    return product.base + product.scaling * torch.cat(parts, dim=-1)
+
+
+@pytest.fixture
+def launches(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Run on plain products and the H200's table; return what was launched, in order."""
+    table = json.loads((tuning.FOLDER / f"{tuning.FALLBACK}.json").read_text(encoding="utf-8"))
+    seen: list[str] = []
+
+    def packed_linear(
+        x: Tensor, weight: PackedWeight, bias: Tensor | None, adapter: Adapter | None = None
+    ) -> Tensor:
+        seen.append("layer" if adapter is None else "layer with adapter")
+        base = functional.linear(x, reference.dequantize(unpack(weight), x.dtype), bias)
+        if adapter is None:
+            return base
+        z = x @ adapter.a.to(x.dtype).t()
+        return _with_update(
+            Product(base=base, z=z, b=adapter.b, ends=adapter.ends, scaling=adapter.scaling)
+        )
+
+    def project(x: Tensor, a: Tensor, **options: Any) -> Tensor:
+        seen.append("projection")
+        return x @ a.to(x.dtype).t()
+
+    monkeypatch.setattr(tuning, "held", lambda device: table)
+    monkeypatch.setattr(linear, "packed_linear", packed_linear)
+    monkeypatch.setattr(decode_adapter, "project", project)
+    return seen
+
+
+@pytest.mark.parametrize("weight_format", ["nvfp4", "mxfp4", "nf4"])
+@pytest.mark.parametrize("part", list(PARTS))
+def test_an_adapter_rides_in_the_launch_up_to_16_rows_and_beside_it_beyond(
+    make_policy: Callable[..., Policy], launches: list[str], weight_format: str, part: str
+) -> None:
+    policy = make_policy("qwen2", weight_format, 16, seed=31)
+    modules = _modules(policy, part)
+    x = torch.randn(max(ROWS), 128, generator=torch.Generator().manual_seed(0))
+    wanted = torch.cat([base_linear(module)(x) for module in modules], dim=-1)
+    wanted += _updates(x, modules)
+    group = PackedGroup(modules, overlap=False, beside=None)
+    # NF4's layers of 9 to 16 rows are the wide kernel's.
+    within = 8 if weight_format == "nf4" else 16
+    for M in ROWS:
+        launches.clear()
+        product = group(x[:M])
+        assert launches == (["layer with adapter"] if within >= M else ["projection", "layer"])
+        assert (product.z is None) == (within >= M)
+        torch.testing.assert_close(_with_update(product), wanted[:M])
+
+
+def test_both_ways_see_an_update_of_the_masters(
+    make_policy: Callable[..., Policy], launches: list[str]
+) -> None:
+    policy = make_policy("qwen2", "nvfp4", 16, seed=32)
+    modules = _modules(policy, "qkv")
+    x = torch.randn(17, 128, generator=torch.Generator().manual_seed(0))
+    base = torch.cat([base_linear(module)(x) for module in modules], dim=-1)
+    group = PackedGroup(modules, overlap=False, beside=None)
+    with torch.no_grad():
+        for module in modules:
+            assert isinstance(module, AdapterLinear)
+            for factor in module.adapter()[:2]:
+                factor.mul_(-3.0).add_(0.1)
+    group.refresh()
+    wanted = base + _updates(x, modules)
+    for M in (16, 17):
+        torch.testing.assert_close(_with_update(group(x[:M])), wanted[:M])
+
+
+def test_projections_without_adapters_are_one_launch(
+    make_policy: Callable[..., Policy], launches: list[str]
+) -> None:
+    policy = make_policy("qwen2", "nvfp4", 0, seed=33)
+    group = PackedGroup(_modules(policy, "qkv"), overlap=False, beside=None)
+    for M in (1, 17):
+        assert group(torch.zeros(M, 128)).z is None
+    assert launches == ["layer", "layer"]
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not HOPPER, reason="needs a Hopper GPU (compute capability 9.0)")
+def test_captures_of_few_and_many_rows_replay_in_turns(
+    make_policy: Callable[..., Policy],
+) -> None:
+    policy = make_policy("qwen2", "nvfp4", 32, seed=34, hidden_size=512)
+    # bfloat16 reaches biases and factors; the codes stay.
+    modules = [module.to("cuda", torch.bfloat16) for module in _modules(policy, "qkv")]
+    x = torch.randn(64, 512, device="cuda").bfloat16()
+    plain, exact = (_plainly(kind, modules) for kind in (x, x.float()))
+    group = PackedGroup(modules, overlap=True, beside=torch.cuda.Stream(priority=-1))
+
+    def run(M: int) -> Tensor:
+        product = group(x[:M])
+        if product.z is None or product.b is None:
+            return product.base
+        return decode_adapter.add_adapter(
+            product.base, product.z, product.b, product.ends, product.scaling,
+            overlap=not product.joined,
+        )  # fmt: skip
+
+    stream, captures = torch.cuda.Stream(), {}
+    for M in (64, 16, 1, 17):
+        with torch.cuda.stream(stream):
+            run(M)
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, stream=stream):
+            captures[M] = (graph, run(M))
+    allowed = 2 * (plain.float() - exact).abs().max() + exact.abs().max() * 2**-8
+    for _ in range(3):
+        for M, (graph, out) in captures.items():
+            out.fill_(float("nan"))
+            graph.replay()
+            assert (out.float() - exact[:M]).abs().max() <= allowed, f"{M} rows"
+            assert torch.equal(out, run(M)), f"{M} rows: captured and eager differ"
