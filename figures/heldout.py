@@ -40,7 +40,7 @@ def rows(records: Sequence[Record]) -> list[HeldoutRow]:
     for record in records:
         tokens = [float(value or 0.0) for value in record.series.get("evaluation_tokens", [])]
         values = [float(v or 0.0) for v in record.series.get("evaluation_accuracy", [])]
-        wanted = record.config["scale"]["evaluation"].get("token_budget", 0)
+        wanted = record.config["scale"].get("evaluation", {}).get("token_budget", 0)
         if record.ok and wanted and len(tokens) == len(values) > 1:
             curves.setdefault(record.arm, []).append((tokens, values))
             budget = max(budget, float(wanted))

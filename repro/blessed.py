@@ -12,22 +12,33 @@ from repro.selection import Selection
 from repro.spec.tier import Tier
 from repro.targets import TARGETS, runs_of
 
+_RECORDS = "*.records.json"
 
-def blessed_checks(expected: Path) -> list[Checked]:
-    """Return a check of each target that has blessed records, at each tier that has them."""
+
+def blessed_checks(expected: Path, *names: str) -> list[Checked]:
+    """Return a check of each target that has blessed records, at each tier and on each device.
+
+    Parameters
+    ----------
+    names
+        Only these targets; all by default.
+    """
     checks = []
-    with tempfile.TemporaryDirectory() as folder:
-        runs = Path(folder)
-        found = {
-            (tier, target.name): unpack(path, runs)
+    with tempfile.TemporaryDirectory() as temporary:
+        homes = [
+            (tier, folder, Path(temporary) / str(folder.relative_to(expected)))
             for tier in Tier
-            for target in TARGETS
-            for path in sorted((expected / tier.value).rglob(f"{target.name}.records.json"))
-        }
+            for folder in sorted({path.parent for path in (expected / tier.value).rglob(_RECORDS)})
+        ]
+        # Records of one run on two devices have one name, so a device has a folder of its own.
+        for _, folder, runs in homes:
+            for path in sorted(folder.glob(_RECORDS)):
+                unpack(path, runs)
         for target in TARGETS:
             source = runs_of(target)
-            for tier in Tier:
-                if (tier, source.name) in found and target.speaks_at(tier):
+            for tier, folder, runs in homes:
+                wanted = target.speaks_at(tier) and (not names or target.name in names)
+                if wanted and (folder / f"{source.name}.records.json").is_file():
                     selection = Selection(target=target, source=source, tier=tier)
                     checks.append(check_selection(selection, runs, expected))
     return checks

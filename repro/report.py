@@ -16,16 +16,11 @@ from pathlib import Path
 from repro.check import Checked, check_selection
 from repro.evidence.record import Record, replace_text
 from repro.places import PACKAGE, expected_folder, runs_folder
-from repro.report_tables import cell_text, paper_columns, results_rows, verdict_counts
+from repro.report_tables import cell_text, paper_columns, verdict_counts
 from repro.selection import Selection, select
 from repro.spec.target import Metric
 from repro.spec.tier import Tier
 from repro.targets import TARGETS, runs_of
-
-README_BEGIN = (
-    "<!-- results:begin (written by `python -m repro report --readme README.md`; do not edit) -->"
-)
-README_END = "<!-- results:end -->"
 
 _HEADLINE = {
     Tier.SMOKE: """\
@@ -274,27 +269,6 @@ def _rest_section(checks: list[Checked]) -> list[str]:
     return [*lines, ""]
 
 
-def readme_block(checks: list[Checked], expected: Path) -> str:
-    """Return the results block of README, markers included."""
-    lines = [README_BEGIN, ""]
-    lines += results_rows(checks, expected)
-    return "\n".join([*lines, "", README_END])
-
-
-def renew_readme(text: str, block: str) -> str:
-    """Return README's text with its results block replaced.
-
-    Raises
-    ------
-    ValueError
-        If the markers are not there, once each and in order.
-    """
-    begin, end = text.find(README_BEGIN), text.find(README_END)
-    if begin < 0 or end < begin or text.count(README_END) != 1:
-        raise ValueError(f"the file has no results block between {README_BEGIN} and {README_END}")
-    return text[:begin] + block + text[end + len(README_END) :]
-
-
 def reported(args: argparse.Namespace, runs: Path, expected: Path) -> list[Checked]:
     """Return the checks that a report is about: those named, else all that have records."""
     if args.targets:
@@ -341,7 +315,10 @@ def main_report(args: argparse.Namespace) -> int:
     runs, sentence = runs_folder(args.runs)
     expected = expected_folder(args.expected)
     if args.readme:
-        return _renew(Path(args.readme), expected)
+        from repro.readme import renew_readme
+
+        renew_readme(Path(args.readme), expected)
+        return 0
     out = Path(args.out) if args.out else runs / "report.md"
     figures = Path(args.figures) if args.figures else out.parent / "figures"
     checks = reported(args, runs, expected)
@@ -350,16 +327,6 @@ def main_report(args: argparse.Namespace) -> int:
     print(f"wrote {out}")  # noqa: T201
     if sentence:
         print(sentence)  # noqa: T201
-    return 0
-
-
-def _renew(readme: Path, expected: Path) -> int:
-    """Renew README from the blessed records, not from whatever was run last."""
-    from repro.blessed import blessed_checks
-
-    block = readme_block(blessed_checks(expected), expected)
-    replace_text(readme, renew_readme(readme.read_text(encoding="utf-8"), block))
-    print(f"renewed the results in {readme}")  # noqa: T201
     return 0
 
 

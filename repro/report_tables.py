@@ -6,10 +6,11 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
-from repro.check import Checked
+from repro.check import Checked, device_name
 from repro.evidence.expectation import Expectation, load_expectations
 from repro.evidence.paper import paper_cells
 from repro.evidence.statistics import mean_interval
+from repro.evidence.verdict import Verdict
 from repro.spec.target import Target
 from repro.spec.tier import Tier
 
@@ -20,6 +21,9 @@ def number(value: float) -> str:
         return f"{value:.1f}"
     return f"{value:.3g}"
 
+
+# The source of claims that are not the paper's.
+OWN_BAR = "this suite's bar"
 
 # What a unit is printed in: its sign, and how many of its own make one.
 _PRINTED = {
@@ -94,7 +98,8 @@ def results_rows(checks: Sequence[Checked], expected: Path) -> list[str]:
             continue
         values = checked.evidence.values(target.headline)
         columns = paper_columns(target, expected)
-        whose = ", tiny policy" if tier is Tier.SMOKE else ""
+        device = device_name(checked.evidence)
+        whose = ", tiny policy" if tier is Tier.SMOKE else f", {device}" if device else ""
         heads = [f"paper, {name}" for name in columns] + [f"`{tier.value}` tier{whose}"]
         metric = target.metric(target.headline)
         what = "accuracy" if metric.name == "accuracy" else metric.title
@@ -107,39 +112,65 @@ def results_rows(checks: Sequence[Checked], expected: Path) -> list[str]:
             lines.append(f"| {arm.label} | {' | '.join([*printed, measured])} |")
         lines += ["", *bar_rows(checked, expected)]
     lines += ["| claim | tier | verdict |", "|---|---|---|"]
+    own: dict[str, Counter[str]] = {}
     for checked in checks:
         for verdict in checked.verdicts:
-            if verdict.about in ("claim", "mechanism"):
+            if verdict.source == OWN_BAR:
+                own.setdefault(checked.selection.target.name, Counter())[verdict.status] += 1
+            elif verdict.about in ("claim", "mechanism"):
                 tier_name = checked.selection.tier.value
                 lines.append(f"| {verdict.statement} | `{tier_name}` | {verdict.status} |")
+    for name, counts in own.items():
+        told = ", ".join(f"{count} {status}" for status, count in sorted(counts.items()))
+        lines += ["", f"This suite's own claims about `{name}`, {counts.total()}: {told}."]
     return lines
 
 
-def bar_rows(checked: Checked, expected: Path) -> list[str]:
-    """Return a table of the stated bars of a check, each with what was measured; empty if none.
+def stated_bars(checked: Checked, expected: Path) -> list[tuple[Expectation, Verdict]]:
+    """Return the stated bars of a check that were measured, each with its verdict.
 
     Stated are expectations with a reason of their own (`derived`), as against those that were
-    blessed from earlier records. The smoke tier's are about its machinery and are left out.
+    blessed from earlier records and may be of the same arm and metric. The smoke tier's are about
+    its machinery and are left out.
     """
     target, tier = checked.selection.target, checked.selection.tier
     if tier is Tier.SMOKE:
         return []
-    verdicts = {item.name: item for item in checked.verdicts if item.about == "expectation"}
-    rows = []
+    # A verdict's source tells a stated bar from a blessed value of the same name.
+    verdicts = {(item.name, item.source): item for item in checked.verdicts}
+    found = []
     for bar in load_expectations(expected, tier.value, target.name):
-        verdict = verdicts.get(f"{bar.arm}.{bar.metric}")
-        if bar.source != "derived" or verdict is None or verdict.effect is None:
-            continue
-        metric = target.metric(bar.metric)
-        measured = quantity(verdict.effect, metric.unit)
-        what = f"{target.arm(bar.arm).label}: {metric.title}"
-        rows.append(f"| {what} | {_bar_text(bar, metric.unit)} | {measured} | {verdict.status} |")
-    if not rows:
+        verdict = verdicts.get((f"{bar.arm}.{bar.metric}", f"{bar.source}: {bar.because}"))
+        if bar.source == "derived" and verdict is not None and verdict.effect is not None:
+            found.append((bar, verdict))
+    return found
+
+
+def bar_rows(checked: Checked, expected: Path) -> list[str]:
+    """Return how many of a check's stated bars hold, and a table of those missed; empty if none."""
+    target = checked.selection.target
+    bars = stated_bars(checked, expected)
+    if not bars:
         return []
-    return ["| measured | bar of this suite | value | verdict |", "|---|---|---|---|", *rows, ""]
+    counts = Counter(verdict.status for _, verdict in bars)
+    told = (
+        f"Of {len(bars)} bars that this suite states, {counts['reproduced']} hold, "
+        f"{counts['inconclusive']} are undecided and {counts['contradicted']} are missed"
+    )
+    missed = [(bar, verdict) for bar, verdict in bars if verdict.status == "contradicted"]
+    if not missed:
+        return [f"{told}.", ""]
+    lines = [f"{told}:", "", "| missed | bar | measured |", "|---|---|---|"]
+    for bar, verdict in missed:
+        metric = target.metric(bar.metric)
+        measured = quantity(verdict.effect or 0.0, metric.unit)
+        what = f"{target.arm(bar.arm).label}: {metric.title}"
+        lines.append(f"| {what} | {bar_text(bar, metric.unit)} | {measured} |")
+    return [*lines, ""]
 
 
-def _bar_text(bar: Expectation, unit: str) -> str:
+def bar_text(bar: Expectation, unit: str) -> str:
+    """Return the accepted interval of a bar in words: `at least 1.5 x`."""
     low, high = bar.accept
     if low is None:
         return f"at most {quantity(high or 0.0, unit)}"

@@ -11,12 +11,18 @@ decoder block (fused q/k/v and gate/up), in one process on one device, with cold
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from repro.spec.config import Arm, OperationScale, WeightFormat
 from repro.spec.target import Claim, Cost, Metric, Target
 from repro.spec.tier import GIB, Tier
 
 SCALE = OperationScale()
 FORMATS: tuple[WeightFormat, ...] = ("nvfp4", "mxfp4", "nf4")
+
+
+# What names a metric by block and rows of x.
+Naming = Callable[[str, int], str]
 
 
 def ratio_name(block: str, rows: int) -> str:

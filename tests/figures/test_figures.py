@@ -18,6 +18,7 @@ from figures import accuracy, entropy, reward, roofline
 from figures.__main__ import main
 from figures.curves import curve_rows, smooth
 from figures.palette import COLOURS, colour, order, short, spread
+from repro.blessed import unpack
 from repro.evidence.paper import PaperCell
 from repro.evidence.record import Estimate, Record, parse_record, record_of
 from repro.spec.target import plan
@@ -25,6 +26,7 @@ from repro.spec.tier import Tier
 from repro.targets import find
 
 ROOT = Path(__file__).resolve().parent.parent.parent
+KERNELS = ROOT / "expected" / "systems" / "nvidia_h200" / "kernels.records.json"
 STEPS = 12
 
 
@@ -174,9 +176,8 @@ def test_an_unreadable_record_is_named_and_left_out(
 
 
 def test_the_roofline_goes_from_few_rows_to_many_and_lies_above_the_floor() -> None:
-    kept = ROOT / "benchmarks" / "nvidia_h200" / "kernels.json"
-    raw = json.loads(kept.read_text(encoding="utf-8"))["records"]
-    rows = roofline.rows([parse_record(item, str(kept)) for item in raw])
+    raw = json.loads(KERNELS.read_text(encoding="utf-8"))["records"]
+    rows = roofline.rows([parse_record(item, str(KERNELS)) for item in raw])
     lines: dict[tuple[str, str], list[int]] = {}
     for row in rows:
         lines.setdefault((row.arm, row.block), []).append(row.rows)
@@ -189,6 +190,13 @@ def test_the_roofline_goes_from_few_rows_to_many_and_lies_above_the_floor() -> N
     assert all(row.microseconds > row.floor for row in rows)
     axes = roofline.draw(rows).axes
     assert [len(part.lines) for part in axes] == [5, 5, 5, 5]
+
+
+def test_blessed_records_of_the_kernels_are_drawn_as_the_roofline_alone(tmp_path: Path) -> None:
+    unpack(KERNELS, tmp_path / "runs")
+    assert main(["--records", str(tmp_path / "runs"), "--out", str(tmp_path / "out")]) == 0
+    drawn = {path.name for path in (tmp_path / "out").iterdir()}
+    assert drawn == {"systems_kernels_roofline.png", "systems_kernels_roofline.svg"}
 
 
 def test_drawing_needs_no_torch() -> None:

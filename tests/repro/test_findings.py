@@ -8,9 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from repro import findings
 from repro.__main__ import main
 from repro.evidence.record import Record
 from repro.selection import select
+from repro.targets.chosen_rates import read_choice
 
 Maker = Callable[..., Record]
 
@@ -41,6 +43,19 @@ def test_each_claim_stands_under_its_verdict(
     effect = float(row.split("|")[3].split()[0])
     assert -14 < effect < -6
     assert "15 different runs" in text
+    assert ("Chosen on tuning seeds" in text) == (read_choice() is not None)
+
+
+def test_rates_that_no_sweep_chose_are_said_to_be_the_middle_of_the_grid(
+    tmp_path: Path,
+    proxy_record: Maker,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    (selection,) = select(["figure9"], tier="proxy")
+    proxy_record(selection.plan()[0], 0.0).write(tmp_path / "runs")
+    monkeypatch.setattr(findings, "read_choice", lambda: None)
+    text = page(tmp_path / "runs", tmp_path / "findings.md", capsys)
     assert "No sweep has been made" in text
 
 

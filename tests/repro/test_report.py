@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -11,9 +12,12 @@ import pytest
 
 from repro.__main__ import build_parser, main
 from repro.blessed import blessed_checks
+from repro.check import device_name
 from repro.evidence.record import Estimate, Record, failed_record
+from repro.kernel_tables import kernel_rows
 from repro.places import PACKAGE, expected_folder
-from repro.report import README_BEGIN, README_END, readme_block, renew_readme
+from repro.readme import renew_blocks, renewed_readme
+from repro.report_tables import results_rows
 from repro.spec.target import plan
 from repro.spec.tier import Tier
 from repro.targets import find
@@ -104,23 +108,33 @@ def test_a_report_can_be_written_where_records_cannot(
     assert not (tmp_path / "runs" / "report.md").exists()
 
 
-def test_readmes_block_is_replaced_and_nothing_else() -> None:
-    text = f"before\n{README_BEGIN}\nold\n{README_END}\nafter\n"
-    block = f"{README_BEGIN}\nnew\n{README_END}"
-    assert renew_readme(text, block) == f"before\n{block}\nafter\n"
-    with pytest.raises(ValueError, match="no results block"):
-        renew_readme("nothing here", block)
+def test_a_block_is_replaced_and_nothing_else() -> None:
+    text = "before\n<!-- results:begin (by a command) -->\nold\n<!-- results:end -->\nafter\n"
+    renewed = renew_blocks(text, {"results": lambda: ["new"]})
+    assert renewed.splitlines() == [
+        "before",
+        "<!-- results:begin (by a command) -->",
+        "",
+        "new",
+        "",
+        "<!-- results:end -->",
+        "after",
+    ]
+    assert renew_blocks(renewed, {"results": lambda: ["new"]}) == renewed
+    with pytest.raises(ValueError, match="no block"):
+        renew_blocks("nothing here", {"results": lambda: ["new"]})
+    with pytest.raises(ValueError, match="'results' is unknown"):
+        renew_blocks(text, {"kernels": lambda: ["new"]})
 
 
-def test_readmes_results_are_those_of_the_blessed_records() -> None:
-    readme = PACKAGE.parent / "README.md"
+@pytest.mark.parametrize("name", ["README.md", "kernels/README.md"])
+def test_measured_tables_are_those_of_the_blessed_records(name: str) -> None:
+    readme = PACKAGE.parent / name
     if not readme.is_file():
-        pytest.skip("README.md is not part of an installed package")
-    expected = expected_folder(None)
+        pytest.skip(f"{name} is not part of an installed package")
     text = readme.read_text(encoding="utf-8")
-    block = readme_block(blessed_checks(expected), expected)
-    assert renew_readme(text, block) == text, (
-        "stale: python -m repro report --readme README.md renews it"
+    assert renewed_readme(readme, expected_folder(None)) == text, (
+        f"stale: python -m repro report --readme {name} renews it"
     )
 
 
@@ -130,7 +144,7 @@ def test_readmes_table_comes_from_blessed_records(table1_records: Writer, tmp_pa
     table1_records(tmp_path / "runs")
     line = ["--tier", "smoke", "--runs", str(tmp_path / "runs"), "--expected", str(expected)]
     assert main(["bless", "table1", *line]) == 0
-    block = readme_block(blessed_checks(expected), expected)
+    block = "\n".join(results_rows(blessed_checks(expected), expected))
     assert block.count("| reproduced |") + block.count("| inconclusive |") > 10
     assert row_of(block, "NF4, LoRA (QLoRA)")[1:3] == ["76.1", "85"]
     assert "(n = 5)" in block
@@ -140,3 +154,37 @@ def test_the_parser_knows_every_command() -> None:
     parser = build_parser()
     for command in ("plan", "run", "reproduce", "check", "report", "bless"):
         assert parser.parse_args([command, "table1"]).targets == ["table1"]
+
+
+def test_records_of_two_devices_are_checked_apart(tmp_path: Path) -> None:
+    expected = tmp_path / "expected"
+    shutil.copytree(expected_folder(None) / "paper", expected / "paper")
+    systems = expected_folder(None) / "systems"
+    shutil.copytree(systems, expected / "systems")
+    other = expected / "systems" / "nvidia_h100"
+    shutil.copytree(systems / "nvidia_h200", other)
+    for file in other.glob("*.json"):
+        file.write_text(file.read_text(encoding="utf-8").replace("NVIDIA H200", "NVIDIA H100"))
+    checks = blessed_checks(expected, "kernels")
+    assert [device_name(checked.evidence) for checked in checks] == ["nvidia_h100", "nvidia_h200"]
+    assert not any(checked.evidence.refused for checked in checks)
+    text = "\n".join(kernel_rows(checks, expected))
+    assert "NVIDIA H100" in text
+    assert "NVIDIA H200" in text
+
+
+def test_a_table_of_another_record_is_stale(tmp_path: Path) -> None:
+    expected = tmp_path / "expected"
+    shutil.copytree(expected_folder(None) / "systems", expected / "systems")
+    (file,) = expected.glob("systems/*/kernels.records.json")
+    raw = json.loads(file.read_text(encoding="utf-8"))
+    for record in raw["records"]:
+        if record["arm"] == "nvfp4":
+            record["metrics"]["ratio_7b_8"]["value"] = 1.5
+    file.write_text(json.dumps(raw), encoding="utf-8")
+    lines = kernel_rows(blessed_checks(expected, "kernels"), expected)
+    (line,) = [line for line in lines if line.startswith("| 7B NVFP4 |") and "1.50" in line]
+    assert line.split("|")[3].strip() == "1.50"
+    assert any(
+        "NVFP4: 7b, M = 8 | at least 2.5 x | 1.5 x | 40 % | contradicted" in line for line in lines
+    )

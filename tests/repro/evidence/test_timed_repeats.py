@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 import shutil
 from collections.abc import Mapping
 from datetime import UTC, datetime
@@ -159,8 +160,27 @@ def test_cells_carry_their_unit() -> None:
     assert unit_words("percent") == "in percent"
 
 
-def test_readme_lists_the_stated_bars_with_what_was_measured(tmp_path: Path) -> None:
-    write(tmp_path)
-    rows = bar_rows(checked(tmp_path), expected_folder(None))
+def test_readme_counts_the_bars_and_lists_those_missed(tmp_path: Path) -> None:
+    write(tmp_path / "fast")
+    held = bar_rows(checked(tmp_path / "fast"), expected_folder(None))
+    write(tmp_path / "slow", {"nvfp4_lora": SLOW, "bf16_lora": SLOW})
+    rows = bar_rows(checked(tmp_path / "slow"), expected_folder(None))
     (line,) = [row for row in rows if "step against 16-bit LoRA, 7b_b8" in row]
-    assert "| at least 1.5 x | 1.79 x | reproduced |" in line
+    assert "| at least 1.5 x | 1 x |" in line
+    assert not any("7b_b8" in row for row in held)
+    holding = [int(re.search(r"(\d+) hold", told[0])[1]) for told in (held, rows)]  # type: ignore[index]
+    assert holding[0] > holding[1]
+
+
+def test_readme_judges_a_bar_by_its_own_interval_where_a_blessed_value_lies_below_it(
+    tmp_path: Path, expected: Path
+) -> None:
+    (expected / "systems").mkdir()
+    for file in (expected_folder(None) / "systems").glob("table3*.derived.json"):
+        shutil.copy(file, expected / "systems")
+    write(tmp_path / "runs", {"nvfp4_lora": SLOW, "bf16_lora": SLOW})
+    blessed(tmp_path / "runs", expected)
+    again = checked(tmp_path / "runs", expected)
+    name = "nvfp4_lora.speedup_7b_b8"
+    assert {v.status for v in again.verdicts if v.name == name} == {"contradicted", "reproduced"}
+    assert any("7b_b8 | at least 1.5 x | 1 x |" in row for row in bar_rows(again, expected))

@@ -1,0 +1,65 @@
+"""Blocks of Markdown files that are written from blessed records: results, kernels' timings."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from repro.blessed import blessed_checks
+from repro.evidence.record import replace_text
+from repro.kernel_tables import kernel_rows
+from repro.report_tables import results_rows
+
+_BLOCK = re.compile(r"(<!-- (\w+):begin [^\n]*-->\n)(.*?)(<!-- \2:end -->)", re.DOTALL)
+
+
+def renew_blocks(text: str, writers: Mapping[str, Callable[[], list[str]]]) -> str:
+    """Return a text with what stands between its markers replaced.
+
+    A block begins with a line `<!-- NAME:begin ... -->` and ends with `<!-- NAME:end -->`.
+
+    Parameters
+    ----------
+    writers
+        What writes the lines of a block, by its name.
+
+    Raises
+    ------
+    ValueError
+        If the text has no block, or one that nothing here writes.
+    """
+
+    def written(match: re.Match[str]) -> str:
+        if match[2] not in writers:
+            raise ValueError(f"block {match[2]!r} is unknown; needs one of {sorted(writers)}")
+        return "\n".join([match[1], *writers[match[2]](), "", match[4]])
+
+    renewed, count = _BLOCK.subn(written, text)
+    if not count:
+        raise ValueError("the file has no block from `<!-- NAME:begin ... -->` to its end")
+    return renewed
+
+
+def renewed_readme(readme: Path, expected: Path) -> str:
+    """Return a file's text with its blocks written from the blessed records.
+
+    Raises
+    ------
+    ValueError
+        As `renew_blocks` does; the message names the file.
+    """
+    writers = {
+        "results": lambda: results_rows(blessed_checks(expected), expected),
+        "kernels": lambda: kernel_rows(blessed_checks(expected, "kernels"), expected),
+    }
+    try:
+        return renew_blocks(readme.read_text(encoding="utf-8"), writers)
+    except ValueError as error:
+        raise ValueError(f"{readme}: {error}") from error
+
+
+def renew_readme(readme: Path, expected: Path) -> None:
+    """Write a file's blocks anew, from the blessed records, not from whatever was run last."""
+    replace_text(readme, renewed_readme(readme, expected))
+    print(f"renewed the results in {readme}")  # noqa: T201
