@@ -183,9 +183,17 @@ def gather(selection: Selection, runs: Path) -> Evidence:
 
 
 def _places(selection: Selection, runs: Path) -> list[tuple[Path, str]]:
-    """Return the records' paths, each with the selection's own name of its arm."""
+    """Return the records' paths, each with the selection's own name of its arm.
+
+    A figure that reads a table's runs asks only those of its own arms.
+    """
     source, tier = selection.source, selection.tier.value
-    found = [(path, path.parent.name) for path in iterate_records(runs, tier, source.name)]
+    others = {arm.name for arm in source.arms} - {arm.name for arm in selection.target.arms}
+    found = [
+        (path, path.parent.name)
+        for path in iterate_records(runs, tier, source.name)
+        if path.parent.name not in others
+    ]
     for arm, (home, name) in source.shared.items():
         folder = record_folder(tier, home.name, name, runs)
         found += [(path, arm) for path in sorted(folder.glob("seed-*.json"))]

@@ -100,8 +100,10 @@ def _ensemble_time(left: list[RunConfig], cost: Cost, devices: int) -> str | Non
     )
     seconds = [ensemble_seconds(task.every, together) for task in tasks]
     sizes = ", ".join(str(len(task.every)) for task in tasks)
+    wall = together.begin_seconds + queue_seconds(seconds, devices)
+    busy = together.begin_seconds * min(devices, len(tasks)) + sum(seconds)
     return (
-        f"{duration(queue_seconds(seconds, devices))} on {devices} GPU(s), {sum(seconds) / 60:.0f} "
+        f"{duration(wall)} on {devices} GPU(s), {busy / 60:.0f} "
         f"GPU minutes; ensembles of {sizes} runs"
     )
 
@@ -111,8 +113,9 @@ def _totals(
 ) -> list[str]:
     times = [estimates.seconds.get(run.arm.name) for run in left]
     known = [seconds for seconds in times if seconds is not None]
+    basis = estimates.basis
     if ensembles is not None:
-        time = ensembles
+        time, basis = ensembles, cost.basis
     elif len(known) == len(times):
         side = f" with {workers} at a time" if min(workers, len(left)) > 1 else ""
         longest = max(known, default=0.0)
@@ -125,7 +128,7 @@ def _totals(
     if ensembles is not None:
         memory = estimates.memory_bytes  # of each device
     return [
-        f"  time      {time} ({estimates.basis})",
+        f"  time      {time} ({basis})",
         f"  memory    {size(memory)}",
         f"  disk      {size(cost.disk_bytes * len(left))}",
         f"  downloads {fetched}",

@@ -45,12 +45,15 @@ class TogetherCost:
 
     Attributes
     ----------
+    begin_seconds
+        From the command to the first ensemble, once, whatever the number of devices.
     memory_bytes
         Device memory that an ensemble may fill; it decides how many runs go together.
     runs_together
         How many are taken to go together where the policy is not there to be measured.
     """
 
+    begin_seconds: float = 0.0
     start_seconds: float
     step_seconds: float
     step_seconds_per_run: float

@@ -106,10 +106,32 @@ def test_shared_runs_count_for_each_target_that_names_them(
     write("aqn_factorial", tmp_path, proxy_record)
     assert gather(selected("aqn_factorial"), tmp_path).count == 40
     assert gather(selected("figure9"), tmp_path).records.keys() == {"aqn_exponential"}
-    checked = check_selection(selected("aqn_factorial"), tmp_path, expected_folder(None))
+    # What was blessed is no expectation of made-up records.
+    checked = check_selection(selected("aqn_factorial"), tmp_path, tmp_path / "nothing blessed")
     assert checked.sound
     by_name = {item.name: item for item in checked.verdicts}
     assert by_name["nvfp4_gains_more_from_aqn"].n == 5
+
+
+@pytest.mark.parametrize("name", ["figure4", "figure5", "figure8", "table1_transfer"])
+def test_a_figure_asks_its_own_arms_of_a_table_and_no_others(
+    tmp_path: Path, proxy_record: Maker, name: str
+) -> None:
+    write("table1", tmp_path, proxy_record)
+    evidence = gather(selected(name), tmp_path)
+    assert not evidence.refused
+    assert evidence.records.keys() == {arm.name for arm in find(name).arms}
+
+
+def test_an_arm_that_no_target_knows_is_refused_by_all_that_read_its_folder(
+    tmp_path: Path, proxy_record: Maker
+) -> None:
+    write("table1", tmp_path, proxy_record, seeds=1)
+    folder = tmp_path / "proxy" / "table1"
+    (folder / "bf16_lora").rename(folder / "nobodys")
+    for name in ("table1", "figure4"):
+        (refused,) = gather(selected(name), tmp_path).refused
+        assert refused[0].parent.name == "nobodys"
 
 
 @pytest.mark.parametrize("field", ["checkpoint", "test_problems"])

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import json
+from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,9 +18,12 @@ from repro.ensemble_cost import (
     likely_groups,
     queue_seconds,
 )
-from repro.spec.target import TogetherCost, plan
+from repro.places import expected_folder
+from repro.spec.config import RunConfig
+from repro.spec.target import Target, TogetherCost, plan
 from repro.spec.tier import Tier
 from repro.targets import find
+from repro.targets.proxy import COST as COST_MEASURED
 from repro.targets.proxy import PROXY
 
 COST = TogetherCost(
@@ -35,20 +41,66 @@ def test_questions_are_those_that_a_run_is_asked() -> None:
     further = sum(item.data.test_problems for item in PROXY.test_sets)
     end = 2 * PROXY.data.test_problems + further
     assert asked_of(untrained).completions == end + PROXY.data.test_problems
-    during = 6 * PROXY.data.development_problems  # at steps 0, 20, ..., 100
+    # At steps 0, 20, ..., 60.
+    during = (PROXY.steps // PROXY.evaluation.every + 1) * PROXY.data.development_problems
     assert asked_of(trained).completions == end + PROXY.data.test_problems + during
 
 
 def test_an_ensemble_costs_its_steps_once_and_its_runs_each() -> None:
     (run,) = plan(find("table1"), Tier.PROXY, 1, ["bf16_lora"])
-    assert ensemble_seconds([run], COST) == pytest.approx(10 + 100 * 0.51)
-    assert ensemble_seconds([run] * 40, COST) == pytest.approx(10 + 100 * 0.9)
+    assert ensemble_seconds([run], COST) == pytest.approx(10 + PROXY.steps * 0.51)
+    assert ensemble_seconds([run] * 40, COST) == pytest.approx(10 + PROXY.steps * 0.9)
     asking = dataclasses.replace(COST, pass_seconds=2.0, question_seconds=0.001)
     more = ensemble_seconds([run] * 40, asking) - ensemble_seconds([run] * 40, COST)
     asked = asked_of(run)
     assert more == pytest.approx(2 * asked.passes + 40 * 0.001 * asked.completions)
     (dapo,) = plan(find("table2"), Tier.PROXY, 1, ["bf16_lora"])
-    assert ensemble_seconds([dapo], COST) == pytest.approx(10 + DYNAMIC_STEPS * 100 * 0.51)
+    assert ensemble_seconds([dapo], COST) == pytest.approx(10 + DYNAMIC_STEPS * PROXY.steps * 0.51)
+
+
+def recorded() -> list[tuple[list[RunConfig], float]]:
+    """Return the runs and seconds of each ensemble behind the blessed records of the tier."""
+    places: dict[str, tuple[Target, str]] = {}
+    items: dict[str, dict[str, Any]] = {}
+    for name in ("table1", "aqn_factorial"):
+        path = expected_folder(None) / "proxy" / "nvidia_h200" / f"{name}.records.json"
+        for item in json.loads(path.read_text(encoding="utf-8"))["records"]:
+            key = f"{item['target']}/{item['arm']}/{item['seed']}"
+            items[key], places[key] = item, (find(item["target"]), item["arm"])
+    ensembles: dict[str, tuple[list[RunConfig], float]] = {}
+    for key, item in items.items():
+        target, arm = places[key]
+        begun, ended = (datetime.fromisoformat(item[name]) for name in ("started", "finished"))
+        runs, seconds = ensembles.get(item["started"], ([], 0.0))
+        found = [*runs, *plan(target, Tier.PROXY, [item["seed"]], [arm])]
+        ensembles[item["started"]] = found, max(seconds, (ended - begun).total_seconds())
+    return list(ensembles.values())
+
+
+def test_recorded_ensembles_are_predicted_within_a_quarter() -> None:
+    together = COST_MEASURED.together
+    assert together is not None
+    ensembles = recorded()
+    assert sorted(len(runs) for runs, _ in ensembles) == [5, 20, 50]
+    for runs, seconds in ensembles:
+        assert ensemble_seconds(runs, together) == pytest.approx(seconds, rel=0.25)
+
+
+# Wall seconds of both commands on one H200, as the shell's clock had them.
+@pytest.mark.parametrize(
+    ("names", "seeds", "seconds"),
+    [(("table1", "aqn_factorial"), 5, 298), (("learning_rates",), None, 179)],
+)
+def test_whole_commands_are_predicted_within_a_quarter(
+    names: tuple[str, ...], seeds: int | None, seconds: float
+) -> None:
+    together = COST_MEASURED.together
+    assert together is not None
+    runs = {run.digest(): run for name in names for run in plan(find(name), Tier.PROXY, seeds)}
+    groups = likely_groups(list(runs.values()), together.runs_together)
+    times = [ensemble_seconds(group, together) for group in groups]
+    predicted = together.begin_seconds + queue_seconds(times, 1)
+    assert predicted == pytest.approx(seconds, rel=0.25)
 
 
 def test_untrained_runs_take_no_steps() -> None:
