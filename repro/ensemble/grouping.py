@@ -24,8 +24,9 @@ from repro.spec.config import RunConfig, TrainScale, digest_of
 # dtype for the sampler and for one pass.
 _TRAINED_BYTES = 4 + 4 + 8 + 2 + 2
 _FROZEN_BYTES = 2
-# Rows that an evaluation samples at once, over all runs.
+# Rows that an evaluation samples at once, and prompts' tokens that it reads at once, over all runs.
 EVALUATION_ROWS = 8192
+EVALUATION_TOKENS = 2**20
 # Of a card's memory: what the estimate may fill; the rest is for fragments, graphs and libraries.
 _USED_SHARE = 0.8
 _FIXED_BYTES = 3 * 2**30
@@ -41,24 +42,38 @@ class Footprint:
         Of each run: weights, what training keeps, the cache of its rollout.
     group
         Of each run and group of completions in one backward pass.
+    reading
+        Of an evaluation's prompts while they are read; no backward pass is under way then.
     fixed
         Of the whole: an evaluation's cache, libraries.
     """
 
     run: int
     group: int
+    reading: int
     fixed: int
+
+    def peak(self, runs: int, groups: int) -> int:
+        """Return the estimate for `runs` runs and so many groups of each in a backward pass."""
+        return self.fixed + runs * self.run + max(self.reading, runs * groups * self.group)
 
     def runs_in(self, memory_bytes: int) -> int:
         """Return how many runs fit, one group of each at a time."""
         room = int(memory_bytes * _USED_SHARE) - self.fixed
-        return max(1, room // (self.run + self.group))
+        beside_reading = (room - self.reading) // self.run
+        return max(1, min(room // (self.run + self.group), beside_reading))
 
     def groups_at_once(self, runs: int, memory_bytes: int, most: int) -> int:
         """Return how many groups of each run a backward pass can take, a divisor of `most`."""
-        room = int(memory_bytes * _USED_SHARE) - self.fixed - runs * self.run
-        fitting = [u for u in range(1, most + 1) if most % u == 0 and runs * u * self.group <= room]
+        room = int(memory_bytes * _USED_SHARE)
+        fitting = [u for u in range(1, most + 1) if most % u == 0 and self.peak(runs, u) <= room]
         return max(fitting, default=1)
+
+
+def prompts_at_once(runs: int, samples: int, longest: int) -> int:
+    """Return how many prompts of `longest` tokens each of `runs` runs is asked at once."""
+    by_rows = EVALUATION_ROWS // (samples * runs)
+    return max(1, min(by_rows, EVALUATION_TOKENS // (longest * runs)))
 
 
 def group_runs(
@@ -137,7 +152,13 @@ def footprint(runs: Sequence[RunConfig]) -> Footprint:
     # What a block keeps for backward a token: norms' and products' inputs, queries, keys and values
     # behind the prompt's, gate and up; measured to lie within this.
     kept = 8 * hidden + 4 * queries + 8 * keys + 4 * inner
+    # Without gradient a token holds the residual stream, twice and normed, in float32; attention's
+    # output; gate and up, and their product. A mask over a prompt holds, for each of its tokens and
+    # columns, a number a query head of a group, another before it is repeated, and two booleans.
+    read = 4 * 3 * hidden + width * (hidden + queries + 3 * inner)
+    mask = scale.max_prompt_tokens * (width * (queries // keys + 1) + 2)
     return Footprint(
+        reading=EVALUATION_TOKENS * (read + mask),
         run=weights + rollout,
         group=int(tokens * layers * kept * width) if trained else 0,
         fixed=_FIXED_BYTES + EVALUATION_ROWS * row,

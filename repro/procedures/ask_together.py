@@ -10,7 +10,7 @@ from typing import Any
 
 from repro.data.problem import Problem
 from repro.ensemble.collecting import Asked
-from repro.ensemble.grouping import EVALUATION_ROWS
+from repro.ensemble.grouping import prompts_at_once
 from repro.ensemble.sampler import SampleRequest, StackSampler
 from repro.procedures.evaluate import (
     Answers,
@@ -89,7 +89,8 @@ class Board:
         texts: list[list[str]] = [[] for _ in self.runs]
         completions: list[list[Completion]] = [[] for _ in self.runs]
         # All runs' rows, idle ones included, are what the device holds.
-        size = max(1, EVALUATION_ROWS // (samples * len(self.runs)))
+        longest = max((len(question.prompt) for question in asked), default=1)
+        size = prompts_at_once(len(self.runs), samples, longest)
         parts = -(-len(asked) // size)
         size = -(-len(asked) // parts)
         for begin in range(0, len(asked), size):

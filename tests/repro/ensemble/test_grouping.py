@@ -3,11 +3,27 @@
 from __future__ import annotations
 
 import dataclasses
+import json
+from typing import Any
 
 import pytest
 
-from repro.ensemble.grouping import footprint, group_runs, kind_of
-from repro.spec.config import DAPO, GRPO, LearningRates, NoiseConfig
+from repro.data.proxy_tokenizer import VOCABULARY
+from repro.ensemble import grouping
+from repro.ensemble.grouping import (
+    EVALUATION_ROWS,
+    EVALUATION_TOKENS,
+    footprint,
+    group_runs,
+    kind_of,
+    prompts_at_once,
+)
+from repro.places import expected_folder
+from repro.procedures.proxy_recipe import RECIPES
+from repro.spec.config import DAPO, GRPO, LearningRates, NoiseConfig, RunConfig
+from repro.spec.target import plan
+from repro.spec.tier import Tier
+from repro.targets import find
 from tests.repro.ensemble import conftest as small
 
 GIB = 2**30
@@ -45,7 +61,7 @@ def test_what_changes_the_computation_goes_apart() -> None:
 def test_memory_decides_how_many_and_arms_are_spread_evenly() -> None:
     arms = [make_run(seed=seed, weight_format=f) for seed in range(5) for f in ("bf16", "nvfp4")]
     per_run = footprint(arms)
-    room = per_run.fixed + 4 * (per_run.run + per_run.group)
+    room = per_run.fixed + 4 * per_run.run + max(per_run.reading, 4 * per_run.group)
     groups = group_runs(arms, int(room / 0.8) + 1)
     assert sorted(len(group) for group in groups) == [3, 3, 4]
     assert sorted(run.digest() for group in groups for run in group) == sorted(
@@ -62,9 +78,61 @@ def test_larger_runs_are_estimated_larger() -> None:
     wide = small.with_steps(small.SCALE, group_size=8)
     assert footprint([make_run(scale=wide)]).group > plain.group
     assert plain.groups_at_once(4, 64 * GIB, 6) == 6
-    tight = plain.fixed + 4 * plain.run + 4 * 2 * plain.group
-    assert plain.groups_at_once(4, int(tight / 0.8) + 1, 6) == 2
+    lean = dataclasses.replace(plain, reading=0)
+    tight = lean.fixed + 4 * lean.run + 4 * 2 * lean.group
+    assert lean.groups_at_once(4, int(tight / 0.8) + 1, 6) == 2
     assert plain.groups_at_once(4, 1, 6) == 1
+
+
+def test_an_evaluation_reads_no_more_prompts_than_fit() -> None:
+    assert prompts_at_once(50, 1, 100) == EVALUATION_ROWS // 50
+    assert prompts_at_once(50, 1, 418) == EVALUATION_TOKENS // (50 * 418)
+    assert prompts_at_once(10_000_000, 1, 418) == 1
+
+
+@pytest.fixture
+def proxy_shape(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the estimate find the shape of the policy that the blessed ensembles trained."""
+    recipe = RECIPES["30m"]
+    shape = {
+        "hidden_size": recipe.hidden_size,
+        "intermediate_size": recipe.intermediate_size,
+        "num_hidden_layers": recipe.layers,
+        "num_attention_heads": recipe.heads,
+        "num_key_value_heads": recipe.key_value_heads,
+        "vocab_size": VOCABULARY,
+    }
+    monkeypatch.setattr(grouping, "_config", lambda _: shape)
+
+
+@pytest.mark.usefixtures("proxy_shape")
+def test_recorded_peaks_lie_near_the_estimate_or_below() -> None:
+    names = ("table1", "aqn_factorial")
+    items = {}
+    for name in names:
+        path = expected_folder(None) / "proxy" / "nvidia_h200" / f"{name}.records.json"
+        for item in json.loads(path.read_text(encoding="utf-8"))["records"]:
+            items[item["target"], item["arm"], item["seed"]] = item
+    ensembles: dict[str, tuple[dict[str, Any], list[RunConfig]]] = {}
+    for (target, arm, seed), item in items.items():
+        run = plan(find(target), Tier.PROXY, [seed], [arm])
+        ensembles.setdefault(item["started"], (item, []))[1].extend(run)
+    assert len(ensembles) == 3
+    for item, runs in ensembles.values():
+        groups = item["effects"]["together"]["groups_at_once"]
+        peak = item["metrics"]["peak_bytes"]["value"]
+        # What the allocator holds is a little more than what is in use; a fifth is left for that.
+        assert 0.5 < peak / footprint(runs).peak(len(runs), groups) < 1.13
+
+
+@pytest.mark.usefixtures("proxy_shape")
+def test_fifty_runs_fit_a_card_of_80_gigabytes() -> None:
+    runs = plan(find("table1"), Tier.PROXY, 5, ["bf16_lora", "nvfp4_lora"]) * 5
+    card = 80 * 10**9
+    estimate = footprint(runs)
+    assert estimate.runs_in(card) >= 50
+    groups = estimate.groups_at_once(50, card, 8)
+    assert estimate.peak(50, groups) * 1.13 < card
 
 
 def test_a_run_without_a_training_scale_is_refused() -> None:
