@@ -14,20 +14,21 @@ from repro.spec.config import Arm, NoiseConfig, NoiseSchedule
 from repro.spec.target import Claim, Target
 from repro.spec.tier import Tier
 from repro.targets import proxy
+from repro.targets.claims import difference
 from repro.targets.table1 import BF16_LORA, METRICS, NVFP4_LORA_AQN, TABLE1
 
 _NO_SCALE = "no paper scale yet: it needs the checkpoints and GPU days"
 _AS_QERL = (TABLE1, "nvfp4_lora_aqn")
 
-SCHEDULES = tuple(
-    dataclasses.replace(
+SCHEDULES = {
+    schedule: dataclasses.replace(
         NVFP4_LORA_AQN,
         name=f"aqn_{schedule}",
         label=f"NVFP4, LoRA + AQN, {schedule}",
         noise=NoiseConfig(schedule=schedule),
     )
     for schedule in get_args(NoiseSchedule)
-)
+}
 RANKS = tuple(
     dataclasses.replace(
         NVFP4_LORA_AQN,
@@ -57,22 +58,8 @@ def _rates(arm: Arm, prefix: str, low: float, high: float) -> tuple[Arm, Arm]:
     )
 
 
-QERL_RATES = _rates(NVFP4_LORA_AQN, "qerl", 0.5, 3.0)
-LORA_RATES = _rates(BF16_LORA, "lora", 1.0, 6.0)
-
-
-def _better(
-    name: str, statement: str, source: str, arms: tuple[str, str], metric: str, *factor: str
-) -> Claim:
-    return Claim(
-        name=name,
-        statement=statement,
-        source=source,
-        kind="difference",
-        arms=arms,
-        metric=metric,
-        factor=factor,
-    )
+QERL_LOW, QERL_HIGH = _rates(NVFP4_LORA_AQN, "qerl", 0.5, 3.0)
+LORA_LOW, LORA_HIGH = _rates(BF16_LORA, "lora", 1.0, 6.0)
 
 
 FIGURE9 = Target(
@@ -80,18 +67,18 @@ FIGURE9 = Target(
     title="Fig. 9: four noise schedules (3B)",
     statement="the exponential schedule ends best",
     source="Fig. 9",
-    arms=SCHEDULES,
+    arms=tuple(SCHEDULES.values()),
     metrics=METRICS,
     claims=tuple(
-        _better(
+        difference(
             f"exponential_beats_{schedule}",
             f"the exponential schedule ends more accurate than the {schedule} one",
             "Fig. 9",
-            ("aqn_exponential", f"aqn_{schedule}"),
-            "accuracy",
+            SCHEDULES["exponential"],
+            arm,
             "noise",
         )
-        for schedule in get_args(NoiseSchedule)
+        for schedule, arm in SCHEDULES.items()
         if schedule != "exponential"
     ),
     scales={Tier.PROXY: proxy.PROXY},
@@ -141,28 +128,28 @@ FIGURE16 = Target(
     title="Fig. 16: QeRL at learning rates 5e-6 and 3e-5",
     statement="QeRL bears a rate six times higher and learns faster with it",
     source="Fig. 16",
-    arms=QERL_RATES,
+    arms=(QERL_LOW, QERL_HIGH),
     metrics=METRICS,
     claims=(
-        _better(
+        difference(
             "high_rate_faster",
             "QeRL's mean training reward is higher at 3e-5 than at 5e-6",
             "Fig. 16",
-            ("qerl_3e5", "qerl_5e6"),
-            "train_reward_mean",
+            QERL_HIGH,
+            QERL_LOW,
             "learning_rate_factor",
             "learning_rate",
+            metric="train_reward_mean",
         ),
-        dataclasses.replace(
-            _better(
-                "high_rate_grows_faster",
-                "QeRL's area under the held-out accuracy is larger at six times the rate",
-                "Fig. 16",
-                ("qerl_3e5", "qerl_5e6"),
-                "heldout_area",
-                "learning_rate_factor",
-                "learning_rate",
-            ),
+        difference(
+            "high_rate_grows_faster",
+            "QeRL's area under the held-out accuracy is larger at six times the rate",
+            "Fig. 16",
+            QERL_HIGH,
+            QERL_LOW,
+            "learning_rate_factor",
+            "learning_rate",
+            metric="heldout_area",
             tiers=(Tier.PROXY,),
         ),
     ),
@@ -177,15 +164,15 @@ FIGURE17 = Target(
     title="Fig. 17: BF16 LoRA at learning rates 5e-6 and 3e-5",
     statement="16-bit LoRA collapses at the higher rate",
     source="Fig. 17",
-    arms=LORA_RATES,
+    arms=(LORA_LOW, LORA_HIGH),
     metrics=METRICS,
     claims=(
-        _better(
+        difference(
             "high_rate_collapses",
             "16-bit LoRA ends more accurate at 5e-6 than at 3e-5",
             "Fig. 17",
-            ("lora_5e6", "lora_3e5"),
-            "accuracy",
+            LORA_LOW,
+            LORA_HIGH,
             "learning_rate_factor",
             "learning_rate",
         ),

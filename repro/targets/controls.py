@@ -22,6 +22,7 @@ from repro.spec.config import RELEASED_BNPO, Arm, NoiseConfig, WeightNoise
 from repro.spec.target import Claim, Target
 from repro.spec.tier import Tier
 from repro.targets import proxy
+from repro.targets.claims import difference
 from repro.targets.table1 import (
     BF16_LORA,
     METRICS,
@@ -57,26 +58,6 @@ def _target(
     )
 
 
-def _better(
-    name: str,
-    statement: str,
-    first: Arm,
-    second: Arm,
-    *factor: str,
-    metric: str = "accuracy",
-    source: str = _CONTROL,
-) -> Claim:
-    return Claim(
-        name=name,
-        statement=statement,
-        source=source,
-        kind="difference",
-        arms=(first.name, second.name),
-        metric=metric,
-        factor=factor,
-    )
-
-
 def _noisy(arm: Arm) -> Arm:
     return dataclasses.replace(
         arm, name=f"{arm.name}_aqn", label=f"{arm.label} + AQN", noise=NoiseConfig()
@@ -92,13 +73,13 @@ AQN_FACTORIAL = _target(
     (*_FORMATS, *_NOISY.values()),
     (
         *(
-            _better(
+            difference(
                 f"aqn_helps_{arm.weight_format}",
                 f"AQN raises the final accuracy on {arm.weight_format.upper()} weights",
+                "Table 1" if arm is NVFP4_LORA else _CONTROL,
                 _NOISY[arm.name],
                 arm,
                 "noise",
-                source="Table 1" if arm is NVFP4_LORA else _CONTROL,
             )
             for arm in _FORMATS
         ),
@@ -133,10 +114,11 @@ MATCHED_NOISE = _target(
     (*_FORMATS, *_MATCHED.values()),
     (
         *(
-            _better(
+            difference(
                 f"noise_as_{arm.weight_format}_grows_faster",
                 f"noise as strong as {arm.weight_format.upper()}'s rounding enlarges the area "
                 "under the held-out accuracy",
+                _CONTROL,
                 _MATCHED[arm.name],
                 BF16_LORA,
                 "weight_noise",
@@ -145,10 +127,11 @@ MATCHED_NOISE = _target(
             for arm in _FORMATS[1:]
         ),
         *(
-            _better(
+            difference(
                 f"{arm.weight_format}_beats_its_noise",
                 f"{arm.weight_format.upper()} weights end more accurate than BF16 weights with "
                 "noise of the same strength",
+                _CONTROL,
                 arm,
                 _MATCHED[arm.name],
                 "weight_format",
@@ -185,9 +168,10 @@ NOISE_REACH = _target(
     "correcting for the noisy rollout, or sharing the noise, changes what AQN gains",
     (NVFP4_LORA, NVFP4_LORA_AQN, _SHARED, _CORRECTED, _AS_WRITTEN),
     tuple(
-        _better(
+        difference(
             f"{arm.name}_beats_uncorrected",
             f"{arm.label}: more accurate than noise in the rollout alone, uncorrected",
+            _CONTROL,
             arm,
             NVFP4_LORA_AQN,
             factor,
@@ -208,9 +192,10 @@ NORMS = _target(
     "training the norms' gains beside LoRA, as the released code does, raises the accuracy",
     (BF16_LORA, NVFP4_LORA, NVFP4_LORA_AQN, *_TRAINED_NORMS),
     tuple(
-        _better(
+        difference(
             f"norms_help_{arm.name}",
             f"training the norms raises the final accuracy of {arm.label}",
+            _CONTROL,
             trained,
             arm,
             "norms_trained",
@@ -236,19 +221,21 @@ ANSWER_REWARD = _target(
     "QeRL's advantage does not come from a reward for the format of the answer",
     tuple(_ANSWER.values()),
     (
-        _better(
+        difference(
             "qerl_beats_lora",
             "without a format reward, QeRL ends more accurate than 16-bit LoRA",
+            _CONTROL,
             _ANSWER["nvfp4_lora_aqn"],
             _ANSWER["bf16_lora"],
             "weight_format",
             "noise",
             "learning_rate",
         ),
-        _better(
+        difference(
             "nvfp4_grows_faster",
             "without a format reward, NVFP4 LoRA has a larger area under the held-out accuracy "
             "than 16-bit LoRA",
+            _CONTROL,
             _ANSWER["nvfp4_lora"],
             _ANSWER["bf16_lora"],
             "weight_format",
@@ -289,23 +276,23 @@ AS_PUBLISHED = _target(
     "the released code's noise, were it to act, would raise the accuracy",
     (_PUBLISHED_BF16, _PUBLISHED, _EFFECTIVE),
     (
-        _better(
+        difference(
             "released_noise_helps",
             "the released noise, acting, ends more accurate than the same code as it is",
+            "the released code",
             _EFFECTIVE,
             _PUBLISHED,
             "noise",
-            source="the released code",
         ),
-        _better(
+        difference(
             "published_beats_bf16",
             "the released NVFP4 settings end more accurate than the same on BF16",
+            "the released code; Table 1",
             _PUBLISHED,
             _PUBLISHED_BF16,
             "weight_format",
             "noise",
             "learning_rate",
-            source="the released code; Table 1",
         ),
     ),
 )

@@ -16,6 +16,7 @@ from repro.spec.config import DAPO, Arm
 from repro.spec.target import Claim, Target
 from repro.spec.tier import Tier
 from repro.targets import proxy
+from repro.targets.claims import difference
 from repro.targets.table1 import (
     BF16_FULL,
     BF16_LORA,
@@ -34,20 +35,6 @@ _BIGMATH_ARMS = tuple(
 )
 
 
-def _above(
-    name: str, statement: str, source: str, first: Arm, second: Arm, metric: str, *factor: str
-) -> Claim:
-    return Claim(
-        name=name,
-        statement=statement,
-        source=source,
-        kind="difference",
-        arms=(first.name, second.name),
-        metric=metric,
-        factor=factor,
-    )
-
-
 def _growth(source: str) -> tuple[Claim, ...]:
     """Return the claims on growth by format, of held-out accuracy; a family with its own gate."""
     return (
@@ -62,14 +49,15 @@ def _growth(source: str) -> tuple[Claim, ...]:
             factor=("weight_format", "learning_rate"),
             tiers=(Tier.PROXY,),
         ),
-        Claim(
-            name="nvfp4_grows_faster",
-            statement="NVFP4 LoRA has a larger area under the held-out accuracy than 16-bit LoRA",
-            source=source,
-            kind="difference",
-            arms=(NVFP4_LORA.name, BF16_LORA.name),
+        difference(
+            "nvfp4_grows_faster",
+            "NVFP4 LoRA has a larger area under the held-out accuracy than 16-bit LoRA",
+            source,
+            NVFP4_LORA,
+            BF16_LORA,
+            "weight_format",
+            "learning_rate",
             metric="heldout_area",
-            factor=("weight_format", "learning_rate"),
             tiers=(Tier.PROXY,),
         ),
     )
@@ -92,15 +80,15 @@ FIGURE4 = Target(
             metric="train_reward_mean",
             factor=("weight_format", "learning_rate"),
         ),
-        _above(
+        difference(
             "nvfp4_reward_faster",
             "NVFP4 LoRA has a higher mean training reward than 16-bit LoRA",
             "Fig. 4",
             NVFP4_LORA,
             BF16_LORA,
-            "train_reward_mean",
             "weight_format",
             "learning_rate",
+            metric="train_reward_mean",
         ),
         *_growth("Fig. 4"),
     ),
@@ -129,16 +117,16 @@ FIGURE5 = Target(
     arms=_FORMATS,
     metrics=METRICS,
     claims=tuple(
-        _above(
+        difference(
             f"{arm.weight_format}_more_entropy",
             f"{arm.weight_format.upper()} weights have a higher entropy than BF16 early in "
             "training",
             "Fig. 5",
             arm,
             BF16_LORA,
-            "entropy_first",
             "weight_format",
             "learning_rate",
+            metric="entropy_first",
         )
         for arm in _FORMATS[1:]
     ),
@@ -153,25 +141,23 @@ FIGURE8 = Target(
     arms=(NVFP4_LORA, NVFP4_LORA_AQN),
     metrics=METRICS,
     claims=(
-        _above(
+        difference(
             "aqn_raises_reward",
             "AQN raises the mean training reward",
             "Fig. 8",
             NVFP4_LORA_AQN,
             NVFP4_LORA,
-            "train_reward_mean",
             "noise",
+            metric="train_reward_mean",
         ),
-        dataclasses.replace(
-            _above(
-                "aqn_grows_faster",
-                "AQN enlarges the area under the held-out accuracy",
-                "Fig. 8",
-                NVFP4_LORA_AQN,
-                NVFP4_LORA,
-                "heldout_area",
-                "noise",
-            ),
+        difference(
+            "aqn_grows_faster",
+            "AQN enlarges the area under the held-out accuracy",
+            "Fig. 8",
+            NVFP4_LORA_AQN,
+            NVFP4_LORA,
+            "noise",
+            metric="heldout_area",
             tiers=(Tier.PROXY,),
         ),
     ),
@@ -189,27 +175,27 @@ def _bigmath(number: int, title: str, statement: str, arms: tuple[Arm, ...]) -> 
         arms=arms,
         metrics=METRICS,
         claims=(
-            _above(
+            difference(
                 "qerl_reward_faster",
                 "QeRL has a higher mean training reward than 16-bit LoRA",
                 f"Fig. {number}",
                 NVFP4_LORA_AQN,
                 BF16_LORA,
-                "train_reward_mean",
                 "weight_format",
                 "noise",
                 "learning_rate",
+                metric="train_reward_mean",
             ),
-            _above(
+            difference(
                 "qerl_grows_faster",
                 "QeRL has a larger area under the held-out accuracy than 16-bit LoRA",
                 f"Fig. {number}",
                 NVFP4_LORA_AQN,
                 BF16_LORA,
-                "heldout_area",
                 "weight_format",
                 "noise",
                 "learning_rate",
+                metric="heldout_area",
             ),
         ),
         records_of="table2",
@@ -247,16 +233,16 @@ FIGURE14 = dataclasses.replace(
         14, "entropy over training, 14B", "QeRL keeps a higher entropy than LoRA", _BIGMATH_ARMS[1:]
     ),
     claims=(
-        _above(
+        difference(
             "qerl_more_entropy",
             "QeRL ends with a higher entropy than 16-bit LoRA",
             "Fig. 14",
             NVFP4_LORA_AQN,
             BF16_LORA,
-            "entropy_last",
             "weight_format",
             "noise",
             "learning_rate",
+            metric="entropy_last",
         ),
     ),
 )

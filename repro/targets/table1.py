@@ -33,6 +33,7 @@ from repro.spec.config import (
 from repro.spec.target import Claim, Cost, Metric, Target
 from repro.spec.tier import GIB, Download, Tier
 from repro.targets import proxy
+from repro.targets.claims import difference
 
 BF16 = Arm(name="bf16", label="BF16, untrained", training="none")
 NF4 = dataclasses.replace(BF16, name="nf4", label="NF4, untrained", weight_format="nf4")
@@ -202,34 +203,12 @@ def _control(arm: Arm, what: str) -> Claim:
     )
 
 
-def _difference(
-    name: str,
-    statement: str,
-    source: str,
-    first: Arm,
-    second: Arm,
-    *factor: str,
-    metric: str = "accuracy",
-    tiers: tuple[Tier, ...] = (),
-) -> Claim:
-    return Claim(
-        name=name,
-        statement=statement,
-        source=source,
-        kind="difference",
-        arms=(first.name, second.name),
-        metric=metric,
-        factor=factor,
-        tiers=tiers,
-    )
-
-
 CLAIMS = (
     *(_gain(arm) for arm in TRAINED),
     _control(RANDOM_REWARD, "rewards drawn at random"),
     _control(FORMAT_REWARD, "the format alone"),
     *(
-        _difference(
+        difference(
             f"{arm.name}_costs_accuracy",
             f"before training, {arm.weight_format.upper()} weights are less accurate than BF16",
             "Table 1, first four rows",
@@ -239,7 +218,7 @@ CLAIMS = (
         )
         for arm in UNTRAINED[1:]
     ),
-    _difference(
+    difference(
         "qerl_beats_lora",
         "QeRL (NVFP4, LoRA, AQN) ends more accurate than 16-bit LoRA",
         "Table 1",
@@ -249,7 +228,7 @@ CLAIMS = (
         "noise",
         "learning_rate",
     ),
-    _difference(
+    difference(
         "nvfp4_beats_lora",
         "NVFP4 LoRA without added noise ends more accurate than 16-bit LoRA",
         "Table 1",
@@ -258,7 +237,7 @@ CLAIMS = (
         "weight_format",
         "learning_rate",
     ),
-    _difference(
+    difference(
         "qerl_beats_qlora",
         "QeRL ends more accurate than QLoRA",
         "Table 1",
@@ -267,7 +246,7 @@ CLAIMS = (
         "weight_format",
         "noise",
     ),
-    _difference(
+    difference(
         "aqn_helps",
         "adding AQN to NVFP4 LoRA raises the final accuracy",
         "Table 1",
@@ -316,7 +295,7 @@ TRANSFER = Target(
     arms=(BF16_LORA, NVFP4_LORA, NVFP4_LORA_AQN),
     metrics=METRICS,
     claims=tuple(
-        _difference(
+        difference(
             f"{name}_{where}",
             f"{statement}, on {described}",
             "not in the paper",
