@@ -12,6 +12,7 @@ import hashlib
 import os
 import shutil
 import sys
+import tempfile
 from pathlib import Path
 
 import nox
@@ -98,6 +99,16 @@ def bench(session: nox.Session) -> None:
     """Time every operation on this machine (`pytest benchmarks/ --benchmark-only`)."""
     arguments = ["-m", "pytest", "benchmarks/", "--benchmark-only", *session.posargs]
     session.run(suite_python(session), *arguments, external=True)
+
+
+@nox.session(venv_backend="none", default=False)
+def regress(session: nox.Session) -> None:
+    """On a GPU: time the kernels (or the named target) anew, against what was blessed on it."""
+    target = session.posargs or ["kernels"]
+    with tempfile.TemporaryDirectory() as runs:
+        where = [*target, "--tier", "systems", "--runs", runs]
+        repro(session, "run", *where)
+        repro(session, "check", *where, "--regression")
 
 
 @nox.session(venv_backend="none", default=False)

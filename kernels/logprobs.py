@@ -26,7 +26,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.reference_logprobs import _product
+from kernels.reference_logprobs import _checked_vocabulary, _product
 
 # Logits held at once, bytes. Backward holds half as much again.
 _CHUNK_BYTES = 640 << 20
@@ -191,18 +191,7 @@ def token_logprobs(
     ValueError
         When a shape does not fit or the temperature is not positive.
     """
-    T, H = hidden.shape if hidden.dim() == 2 else (-1, -1)
-    V = lm_head_weight.shape[0]
-    if T < 0 or lm_head_weight.shape != (V, H) or token_ids.shape != (T,):
-        raise ValueError(
-            f"hidden has shape {tuple(hidden.shape)}, lm_head_weight "
-            f"{tuple(lm_head_weight.shape)}, token_ids {tuple(token_ids.shape)}; "
-            "they must be (T, H), (V, H) and (T,)"
-        )
-    if not temperature > 0:
-        raise ValueError(f"temperature is {temperature}; logprobs need a positive one")
-    if bias is not None and bias.shape != (V,):
-        raise ValueError(f"bias has shape {tuple(bias.shape)}; it must be ({V},)")
+    V = _checked_vocabulary(hidden, lm_head_weight, token_ids, temperature, bias)
     if lm_head_weight.dtype != hidden.dtype:
         raise ValueError(
             f"hidden is {hidden.dtype} and lm_head_weight {lm_head_weight.dtype}; they must agree"

@@ -74,6 +74,19 @@ def token_logprobs(
     ValueError
         When a shape does not fit or the temperature is not positive.
     """
+    V = _checked_vocabulary(hidden, lm_head_weight, token_ids, temperature, bias)
+    rows = max(1, chunk_bytes // (4 * V))
+    return _apply_logprobs(hidden, lm_head_weight, bias, token_ids, float(temperature), rows)
+
+
+def _checked_vocabulary(
+    hidden: Tensor,
+    lm_head_weight: Tensor,
+    token_ids: Tensor,
+    temperature: float,
+    bias: Tensor | None,
+) -> int:
+    """Return V, or raise `ValueError` for arguments that `token_logprobs` cannot take."""
     T, H = hidden.shape if hidden.dim() == 2 else (-1, -1)
     V = lm_head_weight.shape[0]
     if T < 0 or lm_head_weight.shape != (V, H) or token_ids.shape != (T,):
@@ -86,8 +99,7 @@ def token_logprobs(
         raise ValueError(f"temperature is {temperature}; logprobs need a positive one")
     if bias is not None and bias.shape != (V,):
         raise ValueError(f"bias has shape {tuple(bias.shape)}; it must be ({V},)")
-    rows = max(1, chunk_bytes // (4 * V))
-    return _apply_logprobs(hidden, lm_head_weight, bias, token_ids, float(temperature), rows)
+    return V
 
 
 class _TokenLogprobs(torch.autograd.Function):

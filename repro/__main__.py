@@ -65,6 +65,11 @@ def build_parser() -> argparse.ArgumentParser:
     )
     _add_selection(check)
     check.add_argument("--json", action="store_true", help="print JSON")
+    check.add_argument(
+        "--regression",
+        action="store_true",
+        help="exit status 1 only where values left what was blessed on the same device",
+    )
     check.set_defaults(command=_check)
 
     report = commands.add_parser("report", help="write report.md from records alone")
@@ -227,7 +232,7 @@ def _bless(args: argparse.Namespace) -> int:
 def _reproduce(args: argparse.Namespace) -> int:
     from repro.report import draw_figures, main_report
 
-    args.json, args.readme = False, None
+    args.json, args.readme, args.regression = False, None, False
     status = _run(args)
     if status not in (FINE, CONTRADICTED):
         return status

@@ -311,6 +311,27 @@ def device_name(evidence: Evidence) -> str | None:
     return names.pop() if len(names) == 1 else None
 
 
+def regression(checked: Checked) -> str | None:
+    """Return what is worse than when the device's values were blessed, in a sentence, or None.
+
+    Stated bars and the paper's claims are left to `check` itself: a bar that was missed when the
+    values were blessed is no regression.
+    """
+    measured = [item for item in checked.verdicts if item.source.startswith("measured")]
+    judged = [item for item in measured if item.status != "not run"]
+    if not judged:
+        device = device_name(checked.evidence) or "this device"
+        return f"nothing measured here was blessed on {device}: there is nothing to compare with"
+    if checked.evidence.refused:
+        return f"{len(checked.evidence.refused)} records are refused"
+    broken = [item for item in judged if item.status == "contradicted"]
+    broken += [item for item in checked.verdicts if item.about == "mechanism" and item.own_fault]
+    if not broken:
+        return None
+    told = "; ".join(f"{item.statement}: {item.sentence}" for item in broken)
+    return f"{len(broken)} of {len(judged)} blessed values are left: {told}"
+
+
 def checked_json(checked: Checked) -> dict[str, Any]:
     """Return a check's result as JSON values."""
     evidence = checked.evidence
@@ -340,6 +361,11 @@ def main_check(args: argparse.Namespace) -> int:
             print_check(item)
         if sentence:
             print(sentence)  # noqa: T201
+    if args.regression:
+        found = [told for item in checks if (told := regression(item)) is not None]
+        for told in found:
+            print(told)  # noqa: T201
+        return 1 if found else 0
     return 0 if all(item.sound for item in checks) else 1
 
 

@@ -43,7 +43,7 @@ def with_proxy_options(selection: Selection, args: argparse.Namespace) -> Select
         require(args.arms is None, f"--size {size} and --arms {args.arms} say the same; give one")
         args.arms = f"proxy_{size}".replace("-", "_")
     if out is not None:
-        from repro.models.proxy_names import POLICIES_VARIABLE
+        from repro.spec.tier import POLICIES_VARIABLE
 
         os.environ[POLICIES_VARIABLE] = str(Path(out).resolve())
     if human is not None:

@@ -46,8 +46,9 @@ from repro.models.loading import (
     read_rounded,
     require_same_names,
 )
-from repro.models.proxy_names import POLICIES_VARIABLE, is_proxy_name, proxy_folder, size_of
+from repro.models.proxy_names import is_proxy_name, proxy_folder, size_of
 from repro.models.tensor_files import CheckpointError, TensorFolder, TensorSpec, write_tensors
+from repro.spec.tier import POLICIES_VARIABLE
 
 MANIFEST: Final = "qerl_manifest.json"
 MANIFEST_SCHEMA: Final = 1

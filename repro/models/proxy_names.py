@@ -14,13 +14,13 @@ They lie side by side in `$REPRO_POLICIES`, else in the user's cache folder.
 
 from __future__ import annotations
 
-import os
 import re
 from pathlib import Path
 
+from repro.spec.tier import policies_folder
+
 PROXY_SIZES = ("30m", "30m-early", "120m")
 PROXY_VARIANTS = ("nvfp4", "calibrated", "nvfp4-awq")
-POLICIES_VARIABLE = "REPRO_POLICIES"
 
 _NAME = re.compile(rf"proxy-({'|'.join(PROXY_SIZES)})(?:-({'|'.join(PROXY_VARIANTS)}))?")
 
@@ -42,15 +42,6 @@ def size_of(name: str) -> str:
     if match is None:
         raise ValueError(f"{name!r} names no policy pre-trained here; such as proxy-30m is needed")
     return match[1]
-
-
-def policies_folder() -> Path:
-    """Return the folder that holds the policies: `$REPRO_POLICIES`, else the user's cache."""
-    named = os.environ.get(POLICIES_VARIABLE)
-    if named:
-        return Path(named).expanduser()
-    cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
-    return Path(cache) / "qerl-repro" / "policies"
 
 
 def proxy_folder(name: str) -> Path:

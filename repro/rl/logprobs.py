@@ -24,6 +24,7 @@ for padding (the vocabulary is by far the widest layer: here only counting token
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Literal
 
 import torch
@@ -34,6 +35,7 @@ from kernels import dispatch
 from repro.models.policy import Policy
 from repro.rl.rows import Rows
 
+Head = Callable[..., tuple[Tensor, Tensor]]
 Layout = Literal["auto", "padded", "shared"]
 # What one more pass costs, in padded tokens. Measured with 0.8 M parameters on one CPU core:
 # 64 rows of 8 to 64 tokens take 0.72 s padded, 0.41 s shared in one slice, 0.27 s cut by this rule
@@ -67,26 +69,49 @@ def completion_logprobs(
     ValueError
         When the temperature is not positive, or there are no rows.
     """
+    require_rows(rows, temperature)
+    decoder: Any = policy.decoder
+    if layout == "auto":
+        shares = len(rows) > len(torch.unique(rows.prompt_of_row))
+        layout = "shared" if shares and _caches_with_gradient(decoder) else "padded"
+    hidden = _shared_hidden(policy, rows) if layout == "shared" else _padded_hidden(policy, rows)
+    return through_head(decoder, hidden, rows, temperature)
+
+
+def require_rows(rows: Rows, temperature: float) -> None:
+    """Raise `ValueError` without rows, or for a temperature that is not positive."""
     if temperature <= 0:
         raise ValueError(
             f"temperature is {temperature}; log-probabilities under sampling need a positive one"
         )
     if len(rows) == 0:
         raise ValueError("there are no rows; log-probabilities need at least one")
-    decoder: Any = policy.decoder
-    if layout == "auto":
-        shares = len(rows) > len(torch.unique(rows.prompt_of_row))
-        layout = "shared" if shares and _caches_with_gradient(decoder) else "padded"
-    hidden = _shared_hidden(policy, rows) if layout == "shared" else _padded_hidden(policy, rows)
-    device = hidden.device
-    mask = rows.mask.to(device)
-    head = decoder.get_output_embeddings()
-    logprobs, entropy = dispatch.token_logprobs(
+
+
+def through_head(
+    decoder: Any,
+    hidden: Tensor,
+    rows: Rows,
+    temperature: float,
+    head: Head = dispatch.token_logprobs,
+) -> tuple[Tensor, Tensor]:
+    """Return log-probabilities and entropies, (B, T) both, of hidden states.
+
+    Parameters
+    ----------
+    hidden : Tensor, (tokens, H)
+        Those that predict each counting token, row by row.
+    head
+        `token_logprobs` of `kernels.dispatch`, or one of another precision.
+    """
+    mask = rows.mask.to(hidden.device)
+    output = decoder.get_output_embeddings()
+    logprobs, entropy = head(
         hidden,
-        head.weight,
-        rows.token_ids.to(device)[mask],
+        output.weight,
+        rows.token_ids.to(hidden.device)[mask],
         temperature,
-        getattr(head, "bias", None),
+        getattr(output, "bias", None),
     )
     return _spread(logprobs, mask), _spread(entropy, mask)
 

@@ -15,7 +15,6 @@ Easy mistakes
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -28,9 +27,8 @@ from transformers import AttentionInterface
 from kernels import dispatch
 from repro.models.norms import final_norm
 from repro.models.policy import Policy
+from repro.rl.logprobs import Head, require_rows, through_head
 from repro.rl.rows import Rows
-
-Head = Callable[..., tuple[Tensor, Tensor]]
 
 _ATTENTION = "qerl_packed_rows"
 
@@ -67,26 +65,12 @@ def packed_logprobs(
     ValueError
         When the temperature is not positive, or there are no rows.
     """
-    if temperature <= 0:
-        raise ValueError(
-            f"temperature is {temperature}; log-probabilities under sampling need a positive one"
-        )
-    if len(rows) == 0:
-        raise ValueError("there are no rows; log-probabilities need at least one")
+    require_rows(rows, temperature)
     device = policy.device
     decoder: Any = policy.decoder
     with _arithmetic(policy):
         chosen = _hidden(decoder, rows, device, checkpointing and torch.is_grad_enabled())
-    mask = rows.mask.to(device)
-    output = decoder.get_output_embeddings()
-    logprobs, entropy = head(
-        chosen,
-        output.weight,
-        rows.token_ids.to(device)[mask],
-        temperature,
-        getattr(output, "bias", None),
-    )
-    return _spread(logprobs, mask), _spread(entropy, mask)
+    return through_head(decoder, chosen, rows, temperature, head)
 
 
 def _arithmetic(policy: Policy) -> AbstractContextManager[Any]:
@@ -113,12 +97,6 @@ def _hidden(decoder: Any, rows: Rows, device: torch.device, again: bool) -> Tens
             hidden = _run_block(block, hidden, rotation, lengths)
     chosen: Tensor = final_norm(decoder)(hidden[0, predicts.to(device)])
     return chosen
-
-
-def _spread(values: Tensor, mask: Tensor) -> Tensor:
-    return torch.zeros(mask.shape, dtype=values.dtype, device=values.device).masked_scatter(
-        mask, values
-    )
 
 
 def _pack(rows: Rows) -> tuple[Tensor, Tensor, Tensor, tuple[int, ...]]:

@@ -17,8 +17,9 @@ from torch import Tensor
 
 from kernels import dispatch
 from repro.models.policy import Policy
+from repro.rl.logprobs import Head
 from repro.rl.loss import LossResult, StepCounts, policy_loss
-from repro.rl.packed import Head, packed_logprobs
+from repro.rl.packed import packed_logprobs
 from repro.rl.rows import Rows
 from repro.spec.config import LossConfig
 

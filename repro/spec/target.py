@@ -20,7 +20,7 @@ from typing import Any
 
 from repro.spec.claim import Claim, ClaimKind, Metric
 from repro.spec.config import Arm, RunConfig, require
-from repro.spec.tier import Download, Tier, policy_folder
+from repro.spec.tier import Download, Tier, policies_folder
 
 __all__ = [
     "Claim",
@@ -102,7 +102,7 @@ class Cost:
         return tuple(
             name
             for name in self.policies
-            if not (policy_folder(name) / "model.safetensors").is_file()
+            if not (policies_folder() / name / "model.safetensors").is_file()
         )
 
 

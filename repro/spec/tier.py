@@ -86,6 +86,9 @@ _MEANING = {
     Tier.PAPER: "the paper's own number, on the paper's checkpoints and data",
 }
 
+# Names the folder of the policies pre-trained here.
+POLICIES_VARIABLE = "REPRO_POLICIES"
+
 _MINIMUM_BYTES = {Tier.PROXY: 8 * GIB, Tier.SYSTEMS: 16 * GIB, Tier.PAPER: 24 * GIB}
 
 
@@ -176,13 +179,13 @@ class Download:
         return Path(self.name).is_dir() or (hub_cache() / folder / "snapshots").is_dir()
 
 
-def policy_folder(name: str) -> Path:
-    """Return where a policy pre-trained by this suite lies: `$REPRO_POLICIES`, else a cache."""
-    named = os.environ.get("REPRO_POLICIES")
+def policies_folder() -> Path:
+    """Return where policies pre-trained by this suite lie: `$REPRO_POLICIES`, else a cache."""
+    named = os.environ.get(POLICIES_VARIABLE)
     if named:
-        return Path(named).expanduser() / name
+        return Path(named).expanduser()
     cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
-    return Path(cache) / "qerl-repro" / "policies" / name
+    return Path(cache) / "qerl-repro" / "policies"
 
 
 def hub_cache() -> Path:

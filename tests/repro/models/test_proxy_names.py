@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 from repro.models.checkpoint import resolve
-from repro.models.proxy_names import is_proxy_name, policies_folder, proxy_folder, size_of
+from repro.models.proxy_names import is_proxy_name, proxy_folder, size_of
 from repro.models.tensor_files import CheckpointError
+from repro.spec.tier import policies_folder
 
 
 def test_a_policy_lies_in_the_named_folder_else_in_the_cache(monkeypatch, tmp_path):

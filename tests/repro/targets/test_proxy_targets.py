@@ -11,7 +11,7 @@ from repro.models.proxy_names import proxy_folder
 from repro.selection import select
 from repro.spec.config import LearningRates, NoiseConfig, RunConfig, TrainScale, WeightNoise
 from repro.spec.target import differing_fields, plan
-from repro.spec.tier import Tier, policy_folder
+from repro.spec.tier import Tier
 from repro.targets import TARGETS, find, runs_of
 from repro.targets.proxy import ORDER_SEEDS, PROXY, PROXY_SWEEP, TEST_SEEDS, TUNING_SEEDS
 from repro.targets.table1 import SMOKE, TABLE1
@@ -141,4 +141,9 @@ def test_planning_looks_for_policies_where_they_are_kept(
     for variable, value in (("REPRO_POLICIES", str(tmp_path)), ("XDG_CACHE_HOME", str(tmp_path))):
         monkeypatch.delenv("REPRO_POLICIES", raising=False)
         monkeypatch.setenv(variable, value)
-        assert policy_folder("proxy-30m") == proxy_folder("proxy-30m")
+        cost = dataclasses.replace(find("table1").costs[Tier.PROXY], policies=("proxy-30m",))
+        assert cost.lacking() == ("proxy-30m",)
+        folder = proxy_folder("proxy-30m")
+        folder.mkdir(parents=True)
+        (folder / "model.safetensors").touch()
+        assert cost.lacking() == ()
