@@ -12,12 +12,14 @@ from dataclasses import dataclass
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from figures.captions import caption, rate_of
 from figures.palette import colour, new_figure, order, short
 from repro.evidence.paper import PaperCell
 from repro.evidence.record import Record
 from repro.evidence.statistics import mean_interval
 
 NAME = "accuracy"
+_CEILING = "\ngrey triangle: greedy, made to begin with the working"
 _MARKS = ("o", "s", "D", "^")
 
 
@@ -31,7 +33,13 @@ class AccuracyRow:
     high: float | None
     seeds: tuple[float, ...]
     ceiling: float | None
+    rate: float | None
     paper: Mapping[str, float]
+
+    @property
+    def n(self) -> int:
+        """How many seeds there are."""
+        return len(self.seeds)
 
 
 def rows(
@@ -62,16 +70,20 @@ def rows(
                 high=interval.high,
                 seeds=tuple(values[arm]),
                 ceiling=mean_interval(ceiling_values).value if ceiling_values else None,
+                rate=rate_of(records, arm),
                 paper=printed.get(arm, {}),
             )
         )
     return found
 
 
-def draw(rows: Sequence[AccuracyRow]) -> Figure:
-    """Return the figure: measured on the left, the paper's values on the right."""
+def draw(rows: Sequence[AccuracyRow], where: str = "") -> Figure:
+    """Return the figure: measured on the left, the paper's values on the right.
+
+    `where` is said behind the title.
+    """
     columns = sorted({column for row in rows for column in row.paper})
-    figure = new_figure(10.0 if columns else 6.5, 0.36 * len(rows) + 1.6)
+    figure = new_figure(10.0 if columns else 6.5, 0.36 * len(rows) + 1.9)
     if columns:
         left, right = figure.subplots(1, 2, sharey=True, width_ratios=[1.5, 1])
     else:
@@ -81,22 +93,26 @@ def draw(rows: Sequence[AccuracyRow]) -> Figure:
     left.set_yticks(places, [short(row.arm) for row in rows])
     if right is not None:
         _printed(right, rows, places, columns)
-    figure.suptitle("Accuracy by weight format and training (Table 1)", x=0.01, ha="left")
+    figure.suptitle(f"Accuracy by weight format and training{where}", x=0.01, ha="left")
+    note = caption(rows, "mean, 95 % t interval (cut at 0 and 100) and each seed (ticks)")
+    figure.supxlabel(note, fontsize=8, color="#555555", x=0.01, ha="left")
     return figure
 
 
 def _measured(axes: Axes, rows: Sequence[AccuracyRow], places: Sequence[int]) -> None:
     _frame(axes)
     for row, place in zip(rows, places, strict=True):
-        axes.plot(row.seeds, [place] * len(row.seeds), "|", color=colour(row.arm), alpha=0.5)
         if row.low is not None and row.high is not None:
-            axes.plot([row.low, row.high], [place, place], color=colour(row.arm), linewidth=2)
+            ends = [max(0.0, row.low), min(100.0, row.high)]
+            axes.plot(ends, [place, place], color=colour(row.arm), linewidth=2)
         axes.plot(row.mean, place, "o", color=colour(row.arm), markersize=6)
+        ticks = [place] * len(row.seeds)
+        axes.plot(row.seeds, ticks, "|", color=colour(row.arm), markersize=11, alpha=0.8)
         if row.ceiling is not None:
             axes.plot(row.ceiling, place, ">", color="#bbbbbb", markersize=5, zorder=1)
     axes.set_xlim(0, 100)
     axes.set_title(
-        "measured: mean, 95 % interval, seeds (ticks)\ngrey triangle: greedy with working forced",
+        "measured" + (_CEILING if any(row.ceiling is not None for row in rows) else ""),
         fontsize=9,
         loc="left",
         color="#444444",

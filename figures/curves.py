@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from figures.palette import CONTROLS, colour, new_figure, order, short, spread, tidy
+from figures.captions import caption, rate_of
+from figures.palette import CONTROLS, colour, dash, new_figure, order, short, spread, tidy
 from repro.evidence.record import Record
 from repro.evidence.statistics import mean_interval
 
@@ -22,7 +23,7 @@ WINDOW = 5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CurveRow:
-    """One arm at one step: mean over seeds and its interval (None with a single seed)."""
+    """One arm at one step: mean over seeds, its interval (None with one seed), learning rate."""
 
     arm: str
     step: int
@@ -30,6 +31,7 @@ class CurveRow:
     low: float | None
     high: float | None
     n: int
+    rate: float | None = None
 
 
 def curve_rows(records: Sequence[Record], series: str, window: int = WINDOW) -> list[CurveRow]:
@@ -41,6 +43,7 @@ def curve_rows(records: Sequence[Record], series: str, window: int = WINDOW) -> 
             by_arm.setdefault(record.arm, []).append(smooth(values, window))
     rows = []
     for arm in order(list(by_arm)):
+        rate = rate_of(records, arm)
         for step in range(max(len(values) for values in by_arm[arm])):
             present = [
                 value
@@ -57,6 +60,7 @@ def curve_rows(records: Sequence[Record], series: str, window: int = WINDOW) -> 
                         low=interval.low,
                         high=interval.high,
                         n=interval.n,
+                        rate=rate,
                     )
                 )
     return rows
@@ -72,7 +76,7 @@ def smooth(values: Sequence[float | None], window: int) -> list[float | None]:
     return smoothed
 
 
-def draw_curves(rows: Sequence[CurveRow], *, title: str, ylabel: str, note: str) -> Figure:
+def draw_curves(rows: Sequence[CurveRow], *, title: str, ylabel: str) -> Figure:
     """Return the figure: the paper's arms on the left, controls (where recorded) on the right."""
     controls = [row for row in rows if row.arm in CONTROLS]
     paper = [row for row in rows if row.arm not in CONTROLS]
@@ -90,7 +94,8 @@ def draw_curves(rows: Sequence[CurveRow], *, title: str, ylabel: str, note: str)
         axes.set_xlabel("training step")
     panels[0][0].set_ylabel(ylabel)
     figure.suptitle(title, fontsize=12, x=0.01, ha="left")
-    figure.supxlabel(note, fontsize=8, color="#555555", x=0.01, ha="left")
+    note = f"mean and its 95 % t interval, moving average over {WINDOW} steps"
+    figure.supxlabel(caption(rows, note), fontsize=8, color="#555555", x=0.01, ha="left")
     return figure
 
 
@@ -109,7 +114,9 @@ def _panel(axes: Axes, rows: Sequence[CurveRow], *, gap: float) -> None:
     for arm in arms:
         part = [row for row in rows if row.arm == arm]
         steps = [row.step for row in part]
-        axes.plot(steps, [row.mean for row in part], color=colour(arm), linewidth=1.8)
+        axes.plot(
+            steps, [row.mean for row in part], color=colour(arm), linestyle=dash(arm), linewidth=1.8
+        )
         if all(row.low is not None for row in part):
             axes.fill_between(
                 steps,

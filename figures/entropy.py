@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from matplotlib.figure import Figure
 
-from figures.curves import WINDOW, CurveRow, curve_rows, draw_curves
+from figures.curves import CurveRow, curve_rows, draw_curves
 from repro.evidence.record import Record
 
 NAME = "entropy_curves"
@@ -17,12 +17,10 @@ def rows(records: Sequence[Record]) -> list[CurveRow]:
     return curve_rows(records, "entropy")
 
 
-def draw(rows: Sequence[CurveRow]) -> Figure:
-    """Return the figure."""
-    seeds = max(row.n for row in rows)
+def draw(rows: Sequence[CurveRow], where: str = "") -> Figure:
+    """Return the figure; `where` is said behind its title."""
     return draw_curves(
         rows,
-        title="Entropy during training (after Fig. 5)",
+        title=f"Entropy during training (after Fig. 5){where}",
         ylabel="mean token entropy, nats",
-        note=f"mean of {seeds} seeds and its 95 % t interval; moving average over {WINDOW} steps",
     )

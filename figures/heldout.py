@@ -13,7 +13,8 @@ from dataclasses import dataclass
 
 from matplotlib.figure import Figure
 
-from figures.palette import colour, new_figure, order, short, spread, tidy
+from figures.captions import caption, rate_of
+from figures.palette import colour, dash, new_figure, order, short, spread, tidy
 from repro.evidence.record import Record
 from repro.evidence.statistics import mean_interval
 
@@ -31,6 +32,7 @@ class HeldoutRow:
     low: float | None
     high: float | None
     n: int
+    rate: float | None = None
 
 
 def rows(records: Sequence[Record]) -> list[HeldoutRow]:
@@ -46,6 +48,7 @@ def rows(records: Sequence[Record]) -> list[HeldoutRow]:
             budget = max(budget, float(wanted))
     found = []
     for arm in order(list(curves)):
+        rate = rate_of(records, arm)
         for point in range(_POINTS + 1):
             tokens_here = budget * point / _POINTS
             interval = mean_interval([height(*curve, tokens_here) for curve in curves[arm]])
@@ -57,6 +60,7 @@ def rows(records: Sequence[Record]) -> list[HeldoutRow]:
                     low=interval.low,
                     high=interval.high,
                     n=interval.n,
+                    rate=rate,
                 )
             )
     return found
@@ -74,8 +78,8 @@ def height(places: Sequence[float], heights: Sequence[float], place: float) -> f
     return heights[left] + share * (heights[right] - heights[left])
 
 
-def draw(rows: Sequence[HeldoutRow]) -> Figure:
-    """Return the figure."""
+def draw(rows: Sequence[HeldoutRow], where: str = "") -> Figure:
+    """Return the figure; `where` is said behind its title."""
     figure = new_figure(8.0, 4.6)
     axes = figure.subplots()
     tidy(axes)
@@ -83,11 +87,20 @@ def draw(rows: Sequence[HeldoutRow]) -> Figure:
     for arm in order(list({row.arm for row in rows})):
         part = [row for row in rows if row.arm == arm]
         places = [row.tokens / 1000 for row in part]
-        axes.plot(places, [row.mean for row in part], color=colour(arm), linewidth=1.8)
+        axes.plot(
+            places,
+            [row.mean for row in part],
+            color=colour(arm),
+            linestyle=dash(arm),
+            linewidth=1.8,
+        )
         if all(row.low is not None for row in part):
-            low, high = [row.low or 0.0 for row in part], [row.high or 0.0 for row in part]
+            # A t interval knows nothing of the ends of a share.
+            low = [max(0.0, row.low or 0.0) for row in part]
+            high = [min(100.0, row.high or 0.0) for row in part]
             axes.fill_between(places, low, high, color=colour(arm), alpha=0.10, linewidth=0)
         ends.append(part[-1])
+    axes.set_xlim(0, max(row.tokens for row in ends) / 1000 * 1.01)
     bottom, top = axes.get_ylim()
     for row, place in zip(
         ends, spread([row.mean for row in ends], (top - bottom) * 0.05), strict=True
@@ -95,15 +108,23 @@ def draw(rows: Sequence[HeldoutRow]) -> Figure:
         axes.annotate(
             short(row.arm),
             xy=(row.tokens / 1000, row.mean),
-            xytext=(1.03 * row.tokens / 1000, place),
+            xytext=(1.06 * row.tokens / 1000, place),
             color=colour(row.arm),
             fontsize=8.5,
             va="center",
             annotation_clip=False,
+            arrowprops={
+                "arrowstyle": "-",
+                "color": colour(row.arm),
+                "linewidth": 0.6,
+                "relpos": (0, 0.5),
+                "shrinkA": 1,
+                "shrinkB": 0,
+            },
         )
     axes.set_xlabel("sampled training tokens, thousands")
     axes.set_ylabel("held-out accuracy, percent")
-    figure.suptitle("Held-out accuracy over sampled tokens", fontsize=12, x=0.01, ha="left")
-    note = f"mean of up to {max(row.n for row in rows)} seeds and its 95 % t interval"
+    figure.suptitle(f"Held-out accuracy over sampled tokens{where}", fontsize=12, x=0.01, ha="left")
+    note = caption(rows, "mean and its 95 % t interval, cut at 0 and 100")
     figure.supxlabel(note, fontsize=8, color="#555555", x=0.01, ha="left")
     return figure

@@ -1,4 +1,4 @@
-"""One colour and one order an arm, the same in every figure.
+"""One colour and one order an arm, the same in every figure; broken lines have added noise.
 
 Colours are told apart by people with the common kinds of colour blindness, and by lightness in
 print; direct labels at the ends of lines stand in place of a legend wherever there is room.
@@ -18,8 +18,11 @@ COLOURS = {
     "nvfp4": "#d98880",
     "bf16_full": "#000000",
     "bf16_lora": "#5a5a5a",
+    "bf16_lora_aqn": "#5a5a5a",
     "nf4_lora": "#b8860b",
+    "nf4_lora_aqn": "#b8860b",
     "mxfp4_lora": "#2f7fb5",
+    "mxfp4_lora_aqn": "#2f7fb5",
     "nvfp4_lora": "#c0392b",
     "nvfp4_lora_aqn": "#6c3483",
     "bf16_lora_random_reward": "#8c8c8c",
@@ -35,11 +38,17 @@ SHORT = {
     "nf4_lora": "NF4 LoRA",
     "mxfp4_lora": "MXFP4 LoRA",
     "nvfp4_lora": "NVFP4 LoRA",
+    "bf16_lora_aqn": "BF16 LoRA + AQN",
+    "nf4_lora_aqn": "NF4 LoRA + AQN",
+    "mxfp4_lora_aqn": "MXFP4 LoRA + AQN",
     "nvfp4_lora_aqn": "NVFP4 LoRA + AQN",
     "bf16_lora_random_reward": "random reward",
     "bf16_lora_format_reward": "format reward only",
 }
 CONTROLS = ("bf16_lora_random_reward", "bf16_lora_format_reward")
+_WORDS = {name: name.upper() for name in ("bf16", "nf4", "mxfp4", "nvfp4", "aqn")} | {
+    "lora": "LoRA"
+}
 _SPARE = ("#17807e", "#a0522d", "#44557a", "#b04a8f")
 
 
@@ -48,9 +57,14 @@ def colour(arm: str) -> str:
     return COLOURS.get(arm, _SPARE[sum(map(ord, arm)) % len(_SPARE)])
 
 
+def dash(arm: str) -> str:
+    """Return the arm's kind of line: broken with added noise, whole without."""
+    return "--" if arm.endswith("_aqn") else "-"
+
+
 def short(arm: str) -> str:
     """Return the arm's short label."""
-    return SHORT.get(arm, arm.replace("_", " "))
+    return SHORT.get(arm, " ".join(_WORDS.get(word, word) for word in arm.split("_")))
 
 
 def order(arms: Sequence[str]) -> list[str]:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from matplotlib.figure import Figure
 
-from figures.curves import WINDOW, CurveRow, curve_rows, draw_curves
+from figures.curves import CurveRow, curve_rows, draw_curves
 from repro.evidence.record import Record
 
 NAME = "reward_curves"
@@ -22,12 +22,10 @@ def rows(records: Sequence[Record]) -> list[CurveRow]:
     return found or curve_rows(records, "reward")
 
 
-def draw(rows: Sequence[CurveRow]) -> Figure:
-    """Return the figure."""
-    seeds = max(row.n for row in rows)
+def draw(rows: Sequence[CurveRow], where: str = "") -> Figure:
+    """Return the figure; `where` is said behind its title."""
     return draw_curves(
         rows,
-        title="Right answers during training (after Fig. 4)",
+        title=f"Right answers during training (after Fig. 4){where}",
         ylabel="share of sampled completions that are right",
-        note=f"mean of {seeds} seeds and its 95 % t interval; moving average over {WINDOW} steps",
     )

@@ -1,0 +1,82 @@
+"""What stands below a picture: how many seeds each arm has, and where learning rates differ.
+
+Rows of every figure carry their number of seeds and, where training set one, the arm's learning
+rate; a caption is made of those, so it cannot say more than was drawn.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+from figures.palette import short
+from repro.evidence.record import Record
+
+
+class Counted(Protocol):
+    """A row of a figure: its arm, seeds behind it, and the learning rate (None: unknown)."""
+
+    @property
+    def arm(self) -> str:
+        """Return the arm's name."""
+
+    @property
+    def n(self) -> int:
+        """Return how many seeds are behind the row."""
+
+    @property
+    def rate(self) -> float | None:
+        """Return the learning rate of the arm's training."""
+
+
+def rate_of(records: Sequence[Record], arm: str) -> float | None:
+    """Return the largest learning rate that the arm's runs had, None where none was recorded."""
+    found = [
+        value
+        for record in records
+        if record.arm == arm
+        for value in record.series.get("learning_rate", [])
+        if value is not None
+    ]
+    return max(found, default=None)
+
+
+def seeds_text(rows: Sequence[Counted]) -> str:
+    """Return `5 seeds an arm`, and by name the arms that have another number."""
+    counts: dict[str, set[int]] = {}
+    for row in rows:
+        counts.setdefault(row.arm, set()).add(row.n)
+    texts = {arm: _range(found) for arm, found in counts.items()}
+    usual = _most_frequent(texts)
+    others = [f"{short(arm)} {text}" for arm, text in texts.items() if text != usual]
+    seeds = "1 seed" if usual == "1" else f"{usual} seeds"
+    return f"{seeds} an arm" + (f" ({', '.join(others)})" if others else "")
+
+
+def rates_text(rows: Sequence[Counted]) -> str:
+    """Return which arms had which learning rate; empty where all had the same or none is known."""
+    rates = {row.arm: f"{row.rate:.2g}" for row in rows if row.rate is not None}
+    if len(set(rates.values())) < 2:
+        return ""
+    usual = _most_frequent(rates)
+    parts = [f"{usual} for most arms"]
+    for rate in dict.fromkeys(rates.values()):
+        if rate != usual:
+            named = ", ".join(short(arm) for arm, found in rates.items() if found == rate)
+            parts.append(f"{rate} for {named}")
+    return f"learning rates differ: {'; '.join(parts)}"
+
+
+def caption(rows: Sequence[Counted], what: str) -> str:
+    """Return the caption: seeds and what is drawn, and below it the rates where they differ."""
+    lines = [f"{seeds_text(rows)}; {what}", rates_text(rows)]
+    return "\n".join(line for line in lines if line)
+
+
+def _range(found: set[int]) -> str:
+    return str(min(found)) if len(found) == 1 else f"{min(found)} to {max(found)}"
+
+
+def _most_frequent(texts: Mapping[str, str]) -> str:
+    values = list(texts.values())
+    return max(dict.fromkeys(values), key=values.count)

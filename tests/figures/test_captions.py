@@ -1,0 +1,68 @@
+"""Captions: how many seeds each arm has, and where learning rates differ."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import matplotlib
+import pytest
+
+from figures.__main__ import load, main
+from figures.captions import caption, rates_text, seeds_text
+from repro.blessed import unpack
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+PICTURES = ROOT / "docs" / "figures"
+
+
+@dataclass(frozen=True)
+class Row:
+    """What a caption asks of a row."""
+
+    arm: str
+    n: int
+    rate: float | None = None
+
+
+def test_one_number_of_seeds_is_said_once() -> None:
+    assert seeds_text([Row("bf16_lora", 5), Row("nvfp4_lora", 5)]) == "5 seeds an arm"
+    assert seeds_text([Row("bf16_lora", 1)]) == "1 seed an arm"
+
+
+def test_arms_with_other_numbers_of_seeds_are_named() -> None:
+    rows = [Row("bf16_lora", 5), Row("nf4_lora", 5), Row("nvfp4_lora", 4), Row("nvfp4_lora", 3)]
+    assert seeds_text(rows) == "5 seeds an arm (NVFP4 LoRA 3 to 4)"
+
+
+def test_learning_rates_are_named_where_they_differ() -> None:
+    rows = [Row("bf16_lora", 5, 1e-3), Row("nf4_lora", 5, 1e-3), Row("nvfp4", 5)]
+    assert rates_text(rows) == ""
+    rows += [Row("mxfp4_lora", 5, 3e-3)]
+    assert rates_text(rows) == ("learning rates differ: 0.001 for most arms; 0.003 for MXFP4 LoRA")
+    assert caption(rows, "means").count("\n") == 1
+
+
+def test_a_controls_picture_has_the_arms_that_it_shares(tmp_path: Path) -> None:
+    for name in ("table1", "aqn_factorial"):
+        unpack(ROOT / "expected" / "proxy" / "nvidia_h200" / f"{name}.records.json", tmp_path)
+    arms = {record.arm for record in load(tmp_path, "proxy", "aqn_factorial")}
+    formats = ("bf16", "nf4", "mxfp4", "nvfp4")
+    assert arms == {f"{name}_lora{noise}" for name in formats for noise in ("", "_aqn")}
+
+
+def test_the_pictures_of_the_findings_are_those_of_the_blessed_records(tmp_path: Path) -> None:
+    if not PICTURES.is_dir():
+        pytest.skip("docs/ is not part of an installed package")
+    kept = {path.name: path.read_bytes() for path in PICTURES.glob("proxy_*.svg")}
+    made_by = f"Matplotlib v{matplotlib.__version__}".encode()
+    line = ["--blessed", "--tier", "proxy", "--kinds", "svg", "--out", str(tmp_path)]
+    assert main([*line, "--expected", str(ROOT / "expected")]) == 0
+    drawn = {path.name: path.read_bytes() for path in tmp_path.glob("*.svg")}
+    assert kept.keys() == drawn.keys()
+    if not all(made_by in text for text in kept.values()):
+        pytest.skip("the pictures were drawn with another matplotlib than this one")
+    stale = [name for name in drawn if drawn[name] != kept[name]]
+    assert not stale, (
+        "stale: python -m figures --blessed --tier proxy --kinds svg --out docs/figures"
+    )
