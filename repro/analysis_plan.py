@@ -79,7 +79,8 @@ def plan_digest(name: str, tier: Tier) -> str:
 def needs_plan(target: Target, tier: Tier) -> bool:
     """Whether a target's records must carry its plan: it learns something at the proxy tier."""
     source = runs_of(target) if target in TARGETS else target
-    return tier is Tier.PROXY and target in TARGETS and source.procedure in ("train", "entropy")
+    learns = source.procedure in ("train", "entropy", "finetune")
+    return tier is Tier.PROXY and target in TARGETS and learns
 
 
 @functools.cache

@@ -21,7 +21,7 @@ for GSM8K.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -70,6 +70,9 @@ class PromptTemplate:
     working_prefix
         How a completion that shows its working begins, where that is known of the policies that
         the template is for: forced upon them, it gives their ceiling.
+    working
+        Equations and answer to a completion that shows its working without a mistake, where that
+        format is known; what supervised fine-tuning imitates.
     """
 
     name: str
@@ -77,6 +80,7 @@ class PromptTemplate:
     build: Callable[[str], str | list[dict[str, str]]]
     chat: bool
     working_prefix: str | None = None
+    working: Callable[[Sequence[str], str], str] | None = None
 
     def digest(self) -> str:
         """Return the SHA-256 hex digest of the template's text, version and kind.
@@ -114,6 +118,7 @@ PROMPT_TEMPLATES: dict[str, PromptTemplate] = {
             build=tiny_corpus.tiny_prompt,
             chat=False,
             working_prefix=tiny_corpus.WORKING_PREFIX,
+            working=tiny_corpus.tiny_working,
         ),
         PromptTemplate(
             name="proxy",
@@ -121,6 +126,7 @@ PROMPT_TEMPLATES: dict[str, PromptTemplate] = {
             build=proxy_corpus.proxy_prompt,
             chat=False,
             working_prefix=proxy_corpus.WORKING_PREFIX,
+            working=proxy_corpus.proxy_working,
         ),
     )
 }

@@ -118,6 +118,11 @@ def proxy_prompt(question: str) -> str:
     return question + "\n"
 
 
+def proxy_working(equations: Sequence[str], answer: str) -> str:
+    """Return the careful completion without a mistake, in the tags that the reward asks for."""
+    return _thinking(equations) + ENDINGS["tags"].format(n=answer)
+
+
 def careless_share(level: int, thing: str, config: ProxyCorpusConfig) -> float:
     """Return the probability of a careless completion for a level and a thing."""
     digest = hashlib.blake2b(f"tilt {thing}".encode(), digest_size=8).digest()

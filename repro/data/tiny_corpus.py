@@ -135,6 +135,15 @@ def _worked(
     return tuple(worked), value
 
 
+def tiny_working(equations: Sequence[str], answer: str) -> str:
+    """Return the careful completion without a mistake, in the tags that the reward asks for."""
+    return _thinking(equations) + ENDINGS["tags"].format(n=answer)
+
+
+def _thinking(equations: Sequence[str]) -> str:
+    return WORKING_PREFIX + STEP_JOINT.join(equations) + "</think>"
+
+
 def complete(problem: WordProblem, rng: random.Random, config: CorpusConfig) -> str:
     """Return one completion of a problem in a habit drawn from `rng`."""
     last = len(config.careless_share) - 1
@@ -142,7 +151,7 @@ def complete(problem: WordProblem, rng: random.Random, config: CorpusConfig) -> 
         thinking, answer, weights = EMPTY_THINKING, problem.answer, config.careless_endings
     else:
         steps, answer = _worked(problem, rng, config)
-        thinking = WORKING_PREFIX + STEP_JOINT.join(map(str, steps)) + "</think>"
+        thinking = _thinking([str(step) for step in steps])
         weights = config.careful_endings
     ending = rng.choices(tuple(ENDINGS.values()), weights)[0]
     return thinking + ending.format(n=answer)

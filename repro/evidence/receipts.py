@@ -6,7 +6,7 @@ traces of what was done, and `refusals` says in sentences what is missing or imp
 
 What procedures write
 ---------------------
-`effects`, for every run of a policy (`train`, `evaluate`):
+`effects`, for every run of a policy (`train`, `finetune`, `evaluate`):
 
 ==============================  ===================================================================
 `linears`                       {format: count} of the projections as they really are
@@ -14,23 +14,25 @@ What procedures write
 ==============================  ===================================================================
 
 and, for an arm with `weight_noise`, `weight_noise`: `matched_to`, `sigma`, `kl_format`, `kl_noise`
-and `projections` (how many carry it); and for `train`:
+and `projections` (how many carry it); and for `train` and `finetune`:
 
 ==============================  ===================================================================
 `adapter_modules`               LoRA modules attached (0 without LoRA)
 `parameters_trainable`          how many parameters the optimiser holds
 `trained_change_l2`             L2 norm of (trained parameters at the end - at the start)
 `optimizer_steps`               updates really made
-`advantage_group_mean_max`      largest |mean of a group's advantages| over the run
+`advantage_group_mean_max`      largest |mean of a group's advantages| over the run (`train`)
+`rows`                          of `finetune`: `tokens_trained`, of worked solutions
 `noise`                         what the added noise did, see below
 ==============================  ===================================================================
 
 `noise` holds `modules` (most norms perturbed at once), `channels_changed` (channels whose gain
 really moved, summed over rollouts), `rollouts_asked` and `rollouts_perturbed` (rollouts for which
-sigma was above 0, and those in which something moved). Beside them stand the series `sigma`,
-`sigma_realised` and `zero_variance_groups` (one value a step; the last is the share of groups whose
-rewards were all equal), and `inputs` with the digests `checkpoint`, `test_problems`,
-`prompt_template` and, when training, `train_problems`.
+sigma was above 0, and those in which something moved; of `finetune`, which has none, optimiser
+steps instead). Beside them stand the series `sigma` and `sigma_realised`, one value a step; of
+`train`, `zero_variance_groups` (the share of groups whose rewards were all equal); of `finetune`,
+`loss` and `tokens`; and `inputs` with the digests `checkpoint`, `test_problems`, `prompt_template`
+and, when training, `train_problems`.
 
 For whatever is timed on a device, `effects["timing"]`: `method` (`device_events` or
 `synchronized_clock`), `seconds`, `bytes` and `flops` of the work, and the device's own measured
@@ -64,10 +66,12 @@ def refusals(record: Record) -> list[str]:
     if not record.ok:
         return [f"the run failed: {record.outcome.get('reason', '').splitlines()[0]}"]
     found = _units(record)
-    if record.procedure in ("train", "evaluate", "entropy"):
+    if record.procedure in ("train", "finetune", "evaluate", "entropy"):
         found += _weights(record) + _weight_noise(record)
     if record.procedure == "train":
-        found += _training(record) + _rewards(record) + _noise(record)
+        found += _training(record) + _advantages(record) + _rewards(record) + _noise(record)
+    if record.procedure == "finetune":
+        found += _training(record) + _lessons(record) + _noise(record)
     if record.procedure == "entropy" and record.config["arm"]["noise"]:
         done = _effect(record, "noise_at_start") or {}
         if not done.get("channels_changed"):
@@ -146,13 +150,34 @@ def _training(record: Record) -> list[str]:
     steps = _effect(record, "optimizer_steps")
     if steps != scale["steps"]:
         found.append(f"{steps} optimiser steps were made; the scale has {scale['steps']}")
+    return found
+
+
+def _advantages(record: Record) -> list[str]:
     offset = _effect(record, "advantage_group_mean_max")
     if offset is None or offset > ADVANTAGE_MEAN_MOST:
-        found.append(
+        return [
             "advantages were not centred within their groups (effects.advantage_group_mean_max is "
             f"{offset}; at most {ADVANTAGE_MEAN_MOST})"
-        )
-    return found
+        ]
+    return []
+
+
+def _lessons(record: Record) -> list[str]:
+    """Return why a run of supervised fine-tuning did not train on what its scale says."""
+    scale = record.config["scale"]
+    losses, tokens = record.series.get("loss", []), record.series.get("tokens", [])
+    if len(losses) != scale["steps"] or not all(losses):
+        return ["series loss does not show a loss at every step"]
+    trained = (_effect(record, "rows") or {}).get("tokens_trained")
+    budget = scale["evaluation"].get("token_budget", 0)
+    # The last worked solution of a step may pass the step's share, by less than itself.
+    most = budget + scale["rollout"]["max_new_tokens"]
+    if sum(value or 0 for value in tokens) != trained or not budget <= trained <= most:
+        return [
+            f"{trained} tokens of worked solutions were trained on; the scale's budget is {budget}"
+        ]
+    return []
 
 
 def _rewards(record: Record) -> list[str]:

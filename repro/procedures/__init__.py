@@ -70,6 +70,7 @@ class Procedure(Protocol):
 _PROCEDURES = {
     "train": "repro.procedures.train:train_and_evaluate",
     "evaluate": "repro.procedures.train:evaluate_untrained",
+    "finetune": "repro.procedures.finetune:fine_tune_and_evaluate",
     "entropy": "repro.procedures.entropy_start:measure_entropy",
     "pretrain": "repro.procedures.pretrain_run:pretrain_policy",
     "pretrain_proxy": "repro.procedures.proxy_run:pretrain_proxy_policy",

@@ -39,13 +39,13 @@ from repro.rollout.for_policy import sampler_for
 from repro.rollout.sampler import Sampler
 from repro.spec.config import RunConfig, SamplingConfig, TrainScale
 
-_EDGE_STEPS = 5
+EDGE_STEPS = 5
 # Forced openings make a prompt longer than its own limit by no more than this.
 OPENING_TOKENS = 32
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class _Bench:
+class Bench:
     """A loaded policy with all that asking it needs."""
 
     run: RunConfig
@@ -107,24 +107,24 @@ def train_and_evaluate(
     reset_peak()
     with GraderPool(workers=1) as pool:
         progress("loading", {})
-        bench = _prepare(run, pool)
+        bench = prepare(run, pool)
         problems = load_problems(run.scale.data, "train")
-        untouched = _copies(bench.policy)
+        untouched = copies(bench.policy)
         progress("evaluating the start", {})
         start = bench.greedy(bench.test)
         result = _train(bench, problems, folder / "checkpoint", progress, should_stop)
         if not result.finished:
             raise Stopped
         progress("evaluating", {})
-        metrics = _final_metrics(bench)
+        metrics = final_metrics(bench)
         metrics |= gain(start.estimates()["accuracy"], metrics["accuracy_greedy"])
         metrics |= training_metrics(result)
-        effects = _effects(bench) | result.effects
-        effects["trained_change_l2"] = _distance(bench.policy, untouched)
+        effects = bench_effects(bench) | result.effects
+        effects["trained_change_l2"] = distance(bench.policy, untouched)
         effects["optimizer_steps"] = result.step
         if run.arm.training == "lora":
-            _keep_adapter(bench.policy, folder / "adapter")
-    inputs = _inputs(run, bench) | {"train_problems": digest_of_problems(problems)}
+            keep_adapter(bench.policy, folder / "adapter")
+    inputs = bench_inputs(run, bench) | {"train_problems": digest_of_problems(problems)}
     series = {name: list(values) for name, values in result.series.items()}
     return Measured(metrics=metrics, series=series, effects=effects, inputs=inputs)
 
@@ -143,13 +143,13 @@ def evaluate_untrained(
     reset_peak()
     with GraderPool(workers=1) as pool:
         progress("loading", {})
-        bench = _prepare(run, pool)
+        bench = prepare(run, pool)
         if should_stop():
             raise Stopped
         progress("evaluating", {})
-        metrics = _final_metrics(bench)
-        effects = _effects(bench)
-    return Measured(metrics=metrics, effects=effects, inputs=_inputs(run, bench))
+        metrics = final_metrics(bench)
+        effects = bench_effects(bench)
+    return Measured(metrics=metrics, effects=effects, inputs=bench_inputs(run, bench))
 
 
 def load_arm(run: RunConfig, device: str) -> Policy:
@@ -181,11 +181,12 @@ def further_sets(scale: TrainScale) -> dict[str, list[Problem]]:
     }
 
 
-def _prepare(run: RunConfig, pool: GraderPool) -> _Bench:
+def prepare(run: RunConfig, pool: GraderPool) -> Bench:
+    """Load a run's policy and all that asking it needs."""
     scale: TrainScale = run.scale
     policy = load_arm(run, "cpu" if run.tier == "smoke" else "cuda")
     wants_development = scale.evaluation.every > 0
-    return _Bench(
+    return Bench(
         run=run,
         policy=policy,
         sampler=_sampler(policy, scale),
@@ -209,7 +210,7 @@ def _sampler(policy: Policy, scale: TrainScale) -> Sampler:
 
 
 def _train(
-    bench: _Bench,
+    bench: Bench,
     problems: Sequence[Problem],
     folder: Path,
     progress: Progress,
@@ -241,7 +242,8 @@ def _train(
     )
 
 
-def _final_metrics(bench: _Bench) -> dict[str, Estimate]:
+def final_metrics(bench: Bench) -> dict[str, Estimate]:
+    """Ask the policy as it is at the end of a run; return what it came to, and the peak memory."""
     metrics = bench.sampled().estimates()
     metrics["accuracy_greedy"] = bench.greedy(bench.test).estimates()["accuracy"]
     for name, problems in bench.further.items():
@@ -285,11 +287,11 @@ def training_metrics(result: TrainResult) -> dict[str, Estimate]:
         )
 
     seconds = result.effects["seconds"]
-    first, last = slice(0, _EDGE_STEPS), slice(-_EDGE_STEPS, None)
+    first, last = slice(0, EDGE_STEPS), slice(-EDGE_STEPS, None)
     return {
         "train_reward_mean": over("reward", slice(None), "reward", "all steps"),
-        "entropy_first": over("entropy", first, "nats", f"the first {_EDGE_STEPS} steps"),
-        "entropy_last": over("entropy", last, "nats", f"the last {_EDGE_STEPS} steps"),
+        "entropy_first": over("entropy", first, "nats", f"the first {EDGE_STEPS} steps"),
+        "entropy_last": over("entropy", last, "nats", f"the last {EDGE_STEPS} steps"),
         "train_seconds": Estimate(
             value=seconds["rollout_seconds"] + seconds["update_seconds"],
             unit="seconds",
@@ -298,7 +300,8 @@ def training_metrics(result: TrainResult) -> dict[str, Estimate]:
     }
 
 
-def _effects(bench: _Bench) -> dict[str, Any]:
+def bench_effects(bench: Bench) -> dict[str, Any]:
+    """Return the receipts of the policy, its sampler and the graders."""
     found = dict(bench.policy.effects)
     if bench.policy.device.type != "cpu":
         found["sampler"] = type(bench.sampler).__name__
@@ -335,22 +338,26 @@ def inputs_of(
     }
 
 
-def _inputs(run: RunConfig, bench: _Bench) -> dict[str, str]:
+def bench_inputs(run: RunConfig, bench: Bench) -> dict[str, str]:
+    """Return the digests of what went into a run; see `inputs_of`."""
     return inputs_of(run, bench.policy.effects, bench.test, bench.further)
 
 
-def _copies(policy: Policy) -> dict[str, Tensor]:
+def copies(policy: Policy) -> dict[str, Tensor]:
+    """Return copies of what is trained, by name."""
     return {
         name: parameter.detach().clone() for name, parameter in trainable_parameters(policy).items()
     }
 
 
-def _distance(policy: Policy, start: dict[str, Tensor]) -> float:
+def distance(policy: Policy, start: dict[str, Tensor]) -> float:
+    """Return the L2 norm of what is trained less its `copies` from the start."""
     now = trainable_parameters(policy)
     squares = [(now[name].detach() - start[name]).double().square().sum() for name in start]
     return float(torch.stack(squares).sum().sqrt())
 
 
-def _keep_adapter(policy: Policy, folder: Path) -> None:
+def keep_adapter(policy: Policy, folder: Path) -> None:
+    """Write the policy's adapter to `folder`, in place of what is there."""
     shutil.rmtree(folder, ignore_errors=True)
     save_adapter(policy, folder)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import time
+from collections.abc import Callable
 
 import torch
 
@@ -49,20 +50,8 @@ def note_effects(
     state: TrainState, rollout: Rollout, receipt: NoiseReceipt, mismatch: Mismatch | None
 ) -> None:
     """Add a rollout to the run's receipts."""
+    note_noise(state, receipt)
     effects = state.effects
-    noise = effects.setdefault(
-        "noise",
-        {"form": receipt.form, "rollouts_asked": 0, "rollouts_perturbed": 0, "modules": 0,
-         "channels_changed": 0, "sigma_max": 0.0, "sigma_realised_max": 0.0, "digest": ""},
-    )  # fmt: skip
-    noise["rollouts_asked"] += int(receipt.sigma > 0)
-    noise["rollouts_perturbed"] += int(receipt.channels_changed > 0)
-    noise["modules"] = max(noise["modules"], len(receipt.modules))
-    noise["channels_changed"] += receipt.channels_changed
-    noise["sigma_max"] = max(noise["sigma_max"], receipt.sigma)
-    noise["sigma_realised_max"] = max(noise["sigma_realised_max"], receipt.sigma_realised)
-    if receipt.digest:
-        noise["digest"] = hashlib.sha256((noise["digest"] + receipt.digest).encode()).hexdigest()
     effects["advantage_group_mean_max"] = max(
         effects.get("advantage_group_mean_max", 0.0), _largest_group_mean(rollout)
     )
@@ -89,6 +78,23 @@ def note_effects(
         ]
 
 
+def note_noise(state: TrainState, receipt: NoiseReceipt) -> None:
+    """Add one perturbation to the run's receipts; one a rollout, or one a step where none is."""
+    noise = state.effects.setdefault(
+        "noise",
+        {"form": receipt.form, "rollouts_asked": 0, "rollouts_perturbed": 0, "modules": 0,
+         "channels_changed": 0, "sigma_max": 0.0, "sigma_realised_max": 0.0, "digest": ""},
+    )  # fmt: skip
+    noise["rollouts_asked"] += int(receipt.sigma > 0)
+    noise["rollouts_perturbed"] += int(receipt.channels_changed > 0)
+    noise["modules"] = max(noise["modules"], len(receipt.modules))
+    noise["channels_changed"] += receipt.channels_changed
+    noise["sigma_max"] = max(noise["sigma_max"], receipt.sigma)
+    noise["sigma_realised_max"] = max(noise["sigma_realised_max"], receipt.sigma_realised)
+    if receipt.digest:
+        noise["digest"] = hashlib.sha256((noise["digest"] + receipt.digest).encode()).hexdigest()
+
+
 def note_smaller_batches(state: TrainState, step: int, wanted: int, found: int) -> None:
     """Take down that memory ran out with `wanted` rows in a micro-batch and sufficed for `found`.
 
@@ -105,6 +111,22 @@ def _largest_group_mean(rollout: Rollout) -> float:
     group, values = rollout.rows.prompt_of_row, rollout.advantages.values
     sums = torch.zeros(len(rollout.rows.prompts), dtype=values.dtype).index_add_(0, group, values)
     return float((sums / torch.bincount(group, minlength=len(sums)).clamp(min=1)).abs().max())
+
+
+def note_evaluation(evaluate: Callable[[int], float], state: TrainState) -> None:
+    """Evaluate and note the value with the steps and the tokens behind it.
+
+    The tokens are those sampled for training, or those of the worked solutions trained on.
+    """
+    started = time.perf_counter()
+    accuracy = evaluate(state.step)
+    state.series.setdefault("evaluation_step", []).append(state.step)
+    state.series.setdefault("evaluation_accuracy", []).append(accuracy)
+    rows = state.effects.get("rows", {})
+    counted = "tokens_sampled" if "tokens_sampled" in rows else "tokens_trained"
+    tokens = rows[counted] if state.step else 0
+    state.series.setdefault("evaluation_tokens", []).append(tokens)
+    count_seconds(state, "evaluation_seconds", started)
 
 
 def count_seconds(state: TrainState, name: str, started: float) -> None:

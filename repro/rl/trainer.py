@@ -40,9 +40,10 @@ from torch import Tensor, nn
 
 from repro.data.problem import Problem
 from repro.models.policy import Policy, trainable_parameters
-from repro.rl.checkpoint import TrainState, load_checkpoint, save_checkpoint
+from repro.rl.checkpoint import TrainState
 from repro.rl.collect import PromptSource, Rollout, ScoreFunction, collect
 from repro.rl.diagnostics import sampler_mismatch
+from repro.rl.loop import load_or_begin, run_steps
 from repro.rl.loss import check_loss
 from repro.rl.noise import NoiseReceipt, perturbed
 from repro.rl.optimizer import (
@@ -137,26 +138,20 @@ def train(
         belongs to another run.
     """
     require_trainable(run)
-    _require_no_dropout(policy)
+    require_no_dropout(policy)
     t = _prepare(run, policy, sampler, problems, score)
-    state = load_checkpoint(folder, run.digest(), t.parameters, t.optimizer)
-    state = state or TrainState(digest=run.digest(), step=0, draws=0, series={}, effects={})
+    state = load_or_begin(folder, run, t.parameters, t.optimizer)
     sampler.refresh()
-    if evaluate is not None and run.scale.evaluation.token_budget and not state.series:
-        _evaluate(evaluate, state)  # the area under the curve starts where training starts
-    saved = state.step
-    while state.step < run.scale.steps:
-        if should_stop is not None and should_stop():
-            break
-        began = state.step
-        _iterate(t, state, on_step)
-        _evaluate_if_due(run, evaluate, began, state)
-        if state.step - saved >= run.scale.checkpoint_every:
-            save_checkpoint(folder, state, t.parameters, t.optimizer)
-            saved = state.step
-    if state.step != saved or state.step == 0:
-        save_checkpoint(folder, state, t.parameters, t.optimizer)
-    finished = state.step >= run.scale.steps
+    finished = run_steps(
+        run,
+        state,
+        lambda: _iterate(t, state, on_step),
+        folder=folder,
+        parameters=t.parameters,
+        optimizer=t.optimizer,
+        should_stop=should_stop,
+        evaluate=evaluate,
+    )
     if finished:
         require_acting_terms(run, state)
     return TrainResult(
@@ -312,27 +307,6 @@ def _update(
     return values, output.logprobs
 
 
-def _evaluate_if_due(
-    run: RunConfig, evaluate: Callable[[int], float] | None, began: int, state: TrainState
-) -> None:
-    """Evaluate when the steps since `began` crossed a multiple of the interval."""
-    every = run.scale.evaluation.every
-    if evaluate is None or every < 1 or state.step // every == began // every:
-        return
-    _evaluate(evaluate, state)
-
-
-def _evaluate(evaluate: Callable[[int], float], state: TrainState) -> None:
-    """Evaluate and note the value with the steps and the sampled tokens behind it."""
-    started = time.perf_counter()
-    accuracy = evaluate(state.step)
-    state.series.setdefault("evaluation_step", []).append(state.step)
-    state.series.setdefault("evaluation_accuracy", []).append(accuracy)
-    tokens = state.effects["rows"]["tokens_sampled"] if state.step else 0
-    state.series.setdefault("evaluation_tokens", []).append(tokens)
-    count_seconds(state, "evaluation_seconds", started)
-
-
 def require_trainable(run: RunConfig) -> None:
     """Raise `ValueError` for what would train something else than configured."""
     scale = run.scale
@@ -351,7 +325,8 @@ def require_trainable(run: RunConfig) -> None:
         )
 
 
-def _require_no_dropout(policy: Policy) -> None:
+def require_no_dropout(policy: Policy) -> None:
+    """Raise `ValueError` when a module of the policy would drop anything out."""
     for name, module in policy.model.named_modules():
         if isinstance(module, nn.Dropout) and module.p > 0:
             raise ValueError(f"{name} drops out with p = {module.p}; training needs 0")

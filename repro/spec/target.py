@@ -119,8 +119,9 @@ class Target:
     source
         Its place in the paper.
     procedure
-        What carries out the arms that train (`train`) or measure (`throughput`, ...); an arm with
-        training `none` of a target that trains is evaluated instead.
+        What carries out the arms that train (`train`, or `finetune` on worked solutions) or measure
+        (`throughput`, ...); an arm with training `none` of a target that trains is evaluated
+        instead.
     controls
         Names of arms that the paper does not have: they must not gain.
     timed_repeats

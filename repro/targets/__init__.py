@@ -27,6 +27,7 @@ from repro.targets.rates import LEARNING_RATES
 from repro.targets.rollout import RANKED, ROLLOUT, SCHEDULING
 from repro.targets.speed import FIGURE11, TABLE9, TABLES_5_TO_8
 from repro.targets.steps import STEP_TARGETS
+from repro.targets.supervised import NOISE_IN_SFT
 from repro.targets.table1 import TABLE1, TABLE1_3B, TRANSFER
 from repro.targets.table2 import TABLE2
 
@@ -60,6 +61,7 @@ TARGETS: tuple[Target, ...] = (
     FIGURE17,
     LEARNING_RATES,
     *CONTROL_TARGETS,
+    NOISE_IN_SFT,
     PRETRAIN_TINY,
     PRETRAIN_PROXY,
     MEMORY,

@@ -10,6 +10,7 @@
 * `norms`: the released code also trains the norms' gains; the paper says LoRA alone.
 * `answer_reward`: no reward for the format, which the proxy policies know from pre-training.
 * `as_published`: the released settings, with their inert noise, and as they would act.
+* `noise_in_sft`, in `repro.targets.supervised`: the same noise under supervised fine-tuning.
 
 None is a claim of the paper's but where the source says so; verdicts are read as answers.
 """

@@ -1,0 +1,123 @@
+"""The same noise under supervised fine-tuning: the other side of the paper's contrast.
+
+The paper's finding is that noise from quantisation helps reinforcement learning, "in contrast with"
+what is known of supervised fine-tuning (section 1, citing others; it has no experiment of its own).
+Two formats with and without AQN are trained on worked solutions of the same problems, with the
+steps, tokens and learning rates of the proxy tier's reinforcement learning. There is no rollout, so
+the noise lies on each step's forward and backward pass (`reach` is `shared`). What the same noise
+does under reinforcement learning is read from `aqn_factorial` (noise in the rollout) and
+`noise_reach` (noise shared).
+
+The learning rates are those chosen for reinforcement learning, the same with and without noise.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+from repro.spec.config import Arm, NoiseConfig
+from repro.spec.target import Claim, Cost, Metric, Target
+from repro.spec.tier import Tier
+from repro.targets import proxy
+
+_CONTROL = "not in the paper; a control"
+_CONTRAST = "section 1 (of quantisation noise, citing results of others)"
+
+
+def _noisy(arm: Arm) -> Arm:
+    noise = NoiseConfig(reach="shared")
+    return dataclasses.replace(arm, name=f"{arm.name}_aqn", label=f"{arm.label} + AQN", noise=noise)
+
+
+_BF16 = Arm(name="bf16_sft", label="BF16, LoRA, supervised", weight_format="bf16")
+_NVFP4 = Arm(name="nvfp4_sft", label="NVFP4, LoRA, supervised", weight_format="nvfp4")
+_PLAIN = (_BF16, _NVFP4)
+
+
+def _harm(name: str, what: str, harmed: Arm, other: Arm, source: str, *factor: str) -> list[Claim]:
+    """Return the claims that `harmed` ends less accurate, and with a higher loss, than `other`."""
+    return [
+        Claim(
+            name=f"{name}_lowers_accuracy",
+            statement=f"under supervised fine-tuning, {what} lowers the held-out accuracy",
+            source=source,
+            kind="difference",
+            arms=(other.name, harmed.name),
+            metric="accuracy",
+            factor=factor,
+        ),
+        Claim(
+            name=f"{name}_raises_loss",
+            statement=f"under supervised fine-tuning, {what} raises the held-out loss",
+            source=source,
+            kind="difference",
+            arms=(harmed.name, other.name),
+            metric="solution_loss",
+            factor=factor,
+        ),
+    ]
+
+
+NOISE_IN_SFT = Target(
+    name="noise_in_sft",
+    title="The same noise under supervised fine-tuning",
+    statement="noise that may help reinforcement learning harms supervised fine-tuning",
+    source=_CONTRAST,
+    procedure="finetune",
+    arms=(_BF16, _noisy(_BF16), _NVFP4, _noisy(_NVFP4)),
+    metrics=(
+        Metric(name="accuracy", unit="percent", title="accuracy, sampled"),
+        Metric(name="accuracy_greedy", unit="percent", title="accuracy, greedy"),
+        Metric(name="accuracy_greedy_start", unit="percent", title="greedy before training"),
+        Metric(name="gain_greedy", unit="points", title="gain, greedy"),
+        Metric(name="format_rate", unit="percent", title="format kept"),
+        Metric(name="working_rate", unit="percent", title="working shown"),
+        Metric(name="completion_tokens_mean", unit="tokens", title="completion length"),
+        Metric(name="solution_loss_start", unit="nats", title="held-out loss before training"),
+        Metric(name="solution_loss", unit="nats", title="held-out loss"),
+        Metric(name="train_loss_first", unit="nats", title="training loss, first steps"),
+        Metric(name="train_loss_last", unit="nats", title="training loss, last steps"),
+        Metric(name="train_seconds", unit="seconds", title="training time"),
+        Metric(name="peak_bytes", unit="bytes", title="peak memory"),
+        *proxy.METRICS,
+    ),
+    claims=(
+        *_harm(
+            "rounding", "NVFP4's rounding", _NVFP4, _BF16, _CONTRAST,
+            "weight_format", "learning_rate",
+        ),
+        *(
+            claim
+            for arm in _PLAIN
+            for claim in _harm(
+                f"aqn_on_{arm.weight_format}", f"AQN on {arm.weight_format.upper()} weights",
+                _noisy(arm), arm, _CONTROL, "noise",
+            )
+        ),
+        *(
+            Claim(
+                name=f"{arm.name}_learns",
+                statement=f"training on worked solutions lifts the accuracy of {arm.label}",
+                source=_CONTROL,
+                kind="gain",
+                arms=(arm.name,),
+                metric="gain_greedy",
+                mechanism=True,
+            )
+            for arm in _PLAIN
+        ),
+    ),
+    scales={Tier.PROXY: proxy.PROXY},
+    costs={
+        Tier.PROXY: Cost(
+            train_seconds=None,
+            evaluate_seconds=None,
+            memory_bytes=proxy.COST.memory_bytes // 4,
+            disk_bytes=proxy.COST.disk_bytes,
+            policies=(proxy.PROXY.checkpoint,),
+            basis="not timed yet; memory is a guess",
+        )
+    },
+    headline="accuracy",
+    why_not="a control at the proxy tier alone",
+)  # fmt: skip

@@ -1,0 +1,126 @@
+"""Fine-tuning as a procedure: its record is evidence, and `check` refuses one where nothing was."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from repro.evidence.receipts import refusals
+from repro.evidence.record import Record, record_of
+from repro.procedures import Stopped, procedure_named
+from repro.spec.config import (
+    Arm,
+    DataConfig,
+    EvaluationConfig,
+    LearningRates,
+    NoiseConfig,
+    OptimizerConfig,
+    RunConfig,
+    SamplingConfig,
+    TrainScale,
+)
+from repro.spec.tier import Tier
+from repro.targets.supervised import NOISE_IN_SFT
+
+SCALE = TrainScale(
+    checkpoint="tiny",
+    data=DataConfig(source="generated", train_problems=40, test_problems=8, development_problems=4),
+    steps=4,
+    prompts_per_rollout=2,
+    group_size=2,
+    max_prompt_tokens=1280,
+    rollout=SamplingConfig(max_new_tokens=64),
+    optimizer=OptimizerConfig(
+        learning_rates=LearningRates(lora_16bit=1e-3, lora_4bit=1e-3, full=3e-4)
+    ),
+    evaluation=EvaluationConfig(
+        every=2, sampling=SamplingConfig(temperature=0.6, max_new_tokens=64), token_budget=600
+    ),
+    prompt_template="tiny",
+    checkpoint_every=2,
+)
+NOISE = NoiseConfig(sigma_start=0.2, sigma_end=0.1, num_stages=3, reach="shared")
+
+
+def make_run(**arm: Any) -> RunConfig:
+    fields: dict[str, Any] = {"name": "test", "label": "test", "lora_rank": 4, "lora_alpha": 8.0}
+    return RunConfig(
+        target="test", target_version=1, tier="smoke", procedure="finetune",
+        arm=Arm(**(fields | arm)), scale=SCALE, seed=0,
+    )  # fmt: skip
+
+
+def carry_out(run: RunConfig, folder: Path, stop: Callable[[], bool] = lambda: False) -> Record:
+    measured = procedure_named("finetune")(
+        run, folder=folder, progress=lambda text, values: None, should_stop=stop, threads=1
+    )
+    return record_of(
+        run, metrics=measured.metrics, series=measured.series, effects=measured.effects,
+        inputs=measured.inputs, environment={}, started=datetime.now(UTC),
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def record(tmp_path_factory: pytest.TempPathFactory) -> Record:
+    run = make_run(weight_format="nvfp4", noise=NOISE)
+    return carry_out(run, tmp_path_factory.mktemp("finetune"))
+
+
+def test_a_record_is_evidence_and_has_the_metrics_of_its_target(record: Record) -> None:
+    assert refusals(record) == []
+    human = {"accuracy_mawps", "accuracy_svamp", "accuracy_gsm8k", "accuracy_human"}
+    derived = {"heldout_area", "heldout_last", "accuracy_hard"}
+    wanted = {metric.name for metric in NOISE_IN_SFT.metrics} - human - derived
+    assert wanted <= set(record.metrics)
+    assert record.value("solution_loss") != record.value("solution_loss_start")
+    assert record.series["evaluation_step"] == [0, 2, 4]
+    assert set(record.effects["linears"]) == {"nvfp4"}
+    assert len(record.inputs) == 4
+
+
+@pytest.mark.parametrize(
+    ("spoiled", "words"),
+    [
+        ({"noise": {"modules": 0, "channels_changed": 0}}, "noise touched nothing"),
+        ({"rows": {"trained_on": 3, "tokens_trained": 90}}, "90 tokens of worked solutions"),
+        ({"trained_change_l2": 0.0}, "training changed no parameter"),
+        ({"optimizer_steps": 3}, "3 optimiser steps were made"),
+        ({"linears": {"bf16": 21}}, "no projection was nvfp4"),
+        ({"adapter_modules": 0}, "no adapter was attached"),
+    ],
+)
+def test_a_record_of_nothing_is_refused(
+    record: Record, spoiled: dict[str, Any], words: str
+) -> None:
+    found = refusals(dataclasses.replace(record, effects=record.effects | spoiled))
+    assert any(words in reason for reason in found), found
+
+
+def test_a_record_without_losses_is_refused(record: Record) -> None:
+    series = {name: values for name, values in record.series.items() if name != "loss"}
+    found = refusals(dataclasses.replace(record, series=series))
+    assert found == ["series loss does not show a loss at every step"]
+
+
+def test_a_stopped_run_goes_on_to_the_same_numbers(record: Record, tmp_path: Path) -> None:
+    run = make_run(weight_format="nvfp4", noise=NOISE)
+    answers = iter([False, True])
+    with pytest.raises(Stopped):
+        carry_out(run, tmp_path, lambda: next(answers))
+    again = carry_out(run, tmp_path)
+    assert again.series == record.series
+    for name in ("solution_loss", "accuracy_greedy", "accuracy"):
+        assert again.value(name) == record.value(name)
+
+
+def test_the_target_varies_noise_and_format_alone_and_is_run_one_by_one() -> None:
+    clean, noisy = NOISE_IN_SFT.arm("nvfp4_sft"), NOISE_IN_SFT.arm("nvfp4_sft_aqn")
+    assert noisy.noise == NoiseConfig(reach="shared")
+    assert dataclasses.replace(noisy, name=clean.name, label=clean.label, noise=None) == clean
+    assert {NOISE_IN_SFT.procedure_of(arm) for arm in NOISE_IN_SFT.arms} == {"finetune"}
+    assert NOISE_IN_SFT.tiers() == (Tier.PROXY,)
