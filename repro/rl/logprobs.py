@@ -75,7 +75,7 @@ def completion_logprobs(
         shares = len(rows) > len(torch.unique(rows.prompt_of_row))
         layout = "shared" if shares and _caches_with_gradient(decoder) else "padded"
     hidden = _shared_hidden(policy, rows) if layout == "shared" else _padded_hidden(policy, rows)
-    return through_head(decoder, hidden, rows, temperature)
+    return through_head(decoder, hidden, rows, temperature, dispatch.token_logprobs)
 
 
 def require_rows(rows: Rows, temperature: float) -> None:
@@ -93,7 +93,7 @@ def through_head(
     hidden: Tensor,
     rows: Rows,
     temperature: float,
-    head: Head = dispatch.token_logprobs,
+    head: Head,
 ) -> tuple[Tensor, Tensor]:
     """Return log-probabilities and entropies, (B, T) both, of hidden states.
 
