@@ -239,7 +239,7 @@ def _absent_arms(selection: Selection, evidence: Evidence) -> dict[str, str]:
 def _mismatch(selection: Selection, claim: Claim, evidence: Evidence) -> str | None:
     """Return why the arms of a claim must not be compared, or None."""
     if "learning_rate" not in claim.factor:
-        rates = _learning_rates(selection, claim)
+        rates = learning_rates(selection, claim)
         if len(set(rates.values())) > 1:
             return f"claim {claim.name} compares arms at different learning rates: {rates}"
     seeds = set.intersection(*(set(evidence.records[arm]) for arm in claim.arms))
@@ -254,7 +254,7 @@ def _mismatch(selection: Selection, claim: Claim, evidence: Evidence) -> str | N
     return None
 
 
-def _learning_rates(selection: Selection, claim: Claim) -> dict[str, float]:
+def learning_rates(selection: Selection, claim: Claim) -> dict[str, float]:
     """Return the learning rate of each trained arm of a claim; empty where nothing trains."""
     scale = selection.source.scales.get(selection.tier)
     if not isinstance(scale, TrainScale):
@@ -266,7 +266,7 @@ def _learning_rates(selection: Selection, claim: Claim) -> dict[str, float]:
 
 def _with_caveat(selection: Selection, claim: Claim, verdict: Verdict) -> Verdict:
     """Say so where compared arms had learning rates of their own, as the claim declares."""
-    rates = _learning_rates(selection, claim)
+    rates = learning_rates(selection, claim)
     if verdict.status == "not run" or len(set(rates.values())) < 2:
         return verdict
     listed = ", ".join(f"{arm} {rate:g}" for arm, rate in rates.items())

@@ -1,9 +1,10 @@
 """The page of findings: which of the paper's learning claims hold at the proxy tier, which do not.
 
 Drawn from blessed records (or a folder of records) and from nothing else: statement, effect with
-its 95 % interval, verdict, seeds, and how many would decide. A claim without records is listed as
-not run. Claims of the paper come first, by verdict; then the controls', which answer
-questions that the paper leaves open; then what can be said of the runs themselves.
+its 95 % interval, verdict, seeds, and how many would decide. Claims of the paper come first, by
+verdict; then whether training works at all, and the controls, which answer questions that the
+paper leaves open; then what limits it all (`repro.findings_runs`). A statement that compares arms
+at different learning rates is marked; one without records is only named.
 """
 
 from __future__ import annotations
@@ -12,17 +13,18 @@ import argparse
 import os
 import tempfile
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from repro.analysis_plan import needs_plan, plan_digest
 from repro.blessed import unpack
-from repro.check import Checked, check_selection
-from repro.evidence.record import Record, replace_text
+from repro.check import Checked, check_selection, learning_rates
+from repro.evidence.record import replace_text
 from repro.evidence.verdict import Verdict
+from repro.findings_runs import ends, limits, rates, runs_of_checks, what_was_run
 from repro.places import expected_folder
-from repro.report_tables import cell_text
 from repro.selection import Selection
+from repro.spec.target import Claim
 from repro.spec.tier import Tier
 from repro.targets import TARGETS, runs_of
 from repro.targets.chosen_rates import read_choice
@@ -31,16 +33,24 @@ _HEADINGS = {
     "reproduced": "Holds here",
     "contradicted": "Does not hold here",
     "inconclusive": "Cannot be told with these seeds",
-    "not run": "Not run",
 }
 _INTRODUCTION = """\
 # Findings: the paper's learning claims at the proxy tier
 
-Written by `python -m repro report --findings` from recorded runs; nothing here is typed in. The
-policies are small and pre-trained here on generated problems, so a verdict is about the direction
-of a contrast on them, not about the paper's models or percentages. *Holds* means that the 95 %
-interval lies wholly on the claimed side after Holm's correction over the claims of one target;
-*does not hold*, wholly on the other side. Either is a result."""
+Written by `python -m repro report --findings docs/findings.md` from blessed records; nothing here
+is typed in. The paper says that the noise of 4-bit weights helps reinforcement learning: rewards
+grow faster, and QeRL (NVFP4 weights, LoRA, added noise) ends above 16-bit LoRA. Here small
+policies, pre-trained in this repository on generated problems, are put to the same comparisons. A
+statement *holds* when the 95 % interval of its effect lies wholly on the claimed side, after Holm's
+correction over the statements of one target; it *does not hold* when wholly on the other side.
+Either is a result, about the direction of a contrast on these policies."""
+# So many statements of one target are named where none of them was run.
+_NAMED = 3
+_READING = """\
+Effects are differences paired by seed, the claimed direction positive; *pairs that would decide* is
+for 80 % power at the effect measured. An order of arms is tested by ranks within each seed (Page's
+test), so its slope's interval may exclude zero and the order still not be shown. † : the arms had
+different learning rates, too (below)."""
 
 
 def main_findings(args: argparse.Namespace) -> int:
@@ -78,152 +88,190 @@ def findings_checks(runs: Path, expected: Path) -> list[Checked]:
 
 def findings_text(checks: Sequence[Checked], out: Path, figures: str | None = None) -> str:
     """Return the page as Markdown."""
-    paper, controls = _verdicts(checks)
-    lines = [_INTRODUCTION, "", *_counts(paper)]
+    rows = _rows(checks)
+    paper = [row for row in rows if row.kind == "paper"]
+    training = [row for row in rows if row.kind == "training" and row.verdict.status != "not run"]
+    controls = [row for row in rows if row.kind == "control" and row.verdict.status != "not run"]
+    runs = runs_of_checks(checks)
+    lines = [_INTRODUCTION, "", *what_was_run(runs), *_in_short(paper, training), _READING, ""]
     for status, heading in _HEADINGS.items():
-        lines += _table(f"## {heading}", [row for row in paper if row[1].status == status])
-    lines += _table("## Controls that the paper lacks", controls)
-    lines += _accuracies(checks) + _rates() + _pictures(out, figures)
-    lines += _runs_section(checks)
+        lines += _table(f"## {heading}", [row for row in paper if row.verdict.status == status])
+    lines += _table("## Whether training works at all", training, verdicts=True)
+    lines += _table("## Controls that the paper lacks", controls, verdicts=True)
+    lines += limits(runs) + ends(runs) + _pictures(out, figures) + rates(read_choice())
+    lines += _not_run(rows) + _plans(checks)
     return "\n".join(lines).rstrip() + "\n"
 
 
-Row = tuple[Checked, Verdict]
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """A verdict on the page: about the paper, about training at all, or a control's."""
+
+    checked: Checked
+    verdict: Verdict
+    kind: str
+    other_rates: bool
+    ranked: bool
 
 
-def _verdicts(checks: Sequence[Checked]) -> tuple[list[Row], list[Row]]:
-    """Return (checked, verdict) of the paper's claims and of the controls'."""
-    paper: list[Row] = []
-    controls: list[Row] = []
+def _rows(checks: Sequence[Checked]) -> list[Row]:
+    """Return the verdicts on claims; of targets that ask the same of the same runs, the first."""
+    found: dict[tuple[object, ...], Row] = {}
     for checked in checks:
+        claims = {claim.name: claim for claim in checked.selection.target.claims}
         for verdict in checked.verdicts:
             if verdict.about not in ("claim", "mechanism"):
                 continue
-            control = verdict.about == "mechanism" or verdict.source.startswith("not in the paper")
-            (controls if control else paper).append((checked, verdict))
-    return paper, controls
+            claim, source = claims[verdict.name], checked.selection.source
+            homes = [(home.name, arm) for home, arm in map(source.home, claim.arms)]
+            row = Row(
+                checked=checked,
+                verdict=verdict,
+                kind=_kind(claim),
+                other_rates=len(set(learning_rates(checked.selection, claim).values())) > 1,
+                ranked=claim.kind in ("trend", "order"),
+            )
+            found.setdefault((claim.kind, claim.metric, claim.paired_by, *homes), row)
+    return list(found.values())
 
 
-def _counts(rows: Sequence[Row]) -> list[str]:
-    counted = dict.fromkeys(_HEADINGS, 0)
-    for _, verdict in rows:
-        counted[verdict.status] += 1
-    return [
-        f"Of {len(rows)} statements of the paper that can be put to these policies, "
-        f"{counted['reproduced']} hold, {counted['contradicted']} do not, "
-        f"{counted['inconclusive']} cannot be told, {counted['not run']} were not run.",
+def _kind(claim: Claim) -> str:
+    if claim.kind in ("gain", "no_gain"):
+        return "training"
+    return "control" if claim.mechanism or claim.source.startswith("not in the paper") else "paper"
+
+
+def _in_short(paper: Sequence[Row], training: Sequence[Row]) -> list[str]:
+    by_status = {
+        status: [row for row in paper if row.verdict.status == status]
+        for status in (*_HEADINGS, "not run")
+    }
+    counts = {status: len(rows) for status, rows in by_status.items()}
+    lines = [
+        "## In short",
         "",
+        f"- Of {len(paper)} different statements of the paper that can be put to these policies, "
+        f"{counts['reproduced']} hold, {counts['contradicted']} do not, "
+        f"{counts['inconclusive']} cannot be told, {counts['not run']} were not run.",
     ]
+    for status, words in (("reproduced", "Holds"), ("contradicted", "Does not hold")):
+        lines += [f"- {words}: {row.verdict.statement}." for row in by_status[status]]
+    undecided = [row for row in by_status["inconclusive"] if row.verdict.unit == "points"]
+    widths = [
+        (row.verdict.high - row.verdict.low) / 2
+        for row in undecided
+        if row.verdict.high is not None and row.verdict.low is not None
+    ]
+    if widths:
+        lines.append(
+            f"- What cannot be told is small or hidden by the spread between seeds: half of the "
+            f"95 % interval is {min(widths):.1f} to {max(widths):.1f} points for differences of "
+            "accuracy."
+        )
+    marked = sum(row.other_rates for row in by_status["inconclusive"])
+    if marked:
+        lines.append(
+            f"- {marked} of those that cannot be told compare arms whose best learning rates "
+            "differ (†): a difference there would not be the format's alone."
+        )
+    gains = [row for row in training if row.verdict.status == "reproduced"]
+    if training:
+        lines.append(
+            f"- Training itself: {len(gains)} of {len(training)} statements hold (every trained "
+            "arm gains; trained on random rewards or on the format alone it must not)."
+        )
+    return [*lines, ""]
 
 
-def _table(heading: str, rows: Sequence[Row]) -> list[str]:
+def _table(heading: str, rows: Sequence[Row], *, verdicts: bool = False) -> list[str]:
     if not rows:
         return []
-    lines = [heading, "", "| statement | source | effect | 95 % interval | pairs | verdict | "]
-    lines[-1] += "pairs that would decide |"
-    lines.append("|---|---|---|---|---|---|---|")
-    for checked, verdict in rows:
-        source = f"{verdict.source} (`{checked.selection.target.name}`)"
-        cells = [verdict.statement, source, *_numbers(verdict), str(verdict.n or "")]
-        cells += [verdict.status, _needed(verdict)]
+    names = ["statement", "source", "effect", "95 % interval", "pairs"]
+    names += ["verdict"] * verdicts + ["pairs that would decide"]
+    lines = [heading, "", f"| {' | '.join(names)} |", "|---" * len(names) + "|"]
+    for row in rows:
+        verdict = row.verdict
+        place = "" if row.kind == "control" else f"{verdict.source}, "
+        source = f"{place}`{row.checked.selection.target.name}`"
+        cells = [verdict.statement + " †" * row.other_rates, source, *_numbers(verdict)]
+        cells += [str(verdict.n or ""), *([verdict.status] * verdicts), _needed(row)]
         lines.append(f"| {' | '.join(cells)} |")
     return [*lines, ""]
 
 
 def _numbers(verdict: Verdict) -> tuple[str, str]:
     if verdict.effect is None:
-        told = any(word in verdict.sentence for word in ("refused", "failed"))
-        return "", verdict.sentence if told else "no record"
+        return "", verdict.sentence
     effect = f"{verdict.effect:+.3g} {verdict.unit}"
     if verdict.low is None or verdict.high is None:
         return effect, ""
     return effect, f"{verdict.low:+.3g} to {verdict.high:+.3g}"
 
 
-def _needed(verdict: Verdict) -> str:
+def _needed(row: Row) -> str:
+    verdict = row.verdict
     if verdict.status != "inconclusive":
         return ""
-    if verdict.needed is None:
-        return "more than 1000" if verdict.p is not None else "5 or more"
-    return str(verdict.needed)
+    if verdict.needed is not None:
+        return str(verdict.needed)
+    if verdict.p is None:
+        return "5 or more"
+    return "tested by ranks" if row.ranked else "more than 1000"
 
 
-def _accuracies(checks: Sequence[Checked]) -> list[str]:
-    """Return one table a target that has runs of its own: mean and interval of each arm."""
-    lines: list[str] = []
-    for checked in checks:
-        target = checked.selection.target
-        if target.headline is None or target.records_of or not checked.evidence.count:
-            continue
-        names = [target.headline]
-        names += [
-            name
-            for name in ("accuracy", "heldout_area", "accuracy_hard", "accuracy_human")
-            if name not in names
-        ]
-        columns = {name: checked.evidence.values(name) for name in names}
-        columns = {name: found for name, found in columns.items() if found}
-        titles = [target.metric(name).title for name in columns]
-        lines += [f"## {target.title}", "", f"| arm | {' | '.join(titles)} |"]
-        lines.append("|---" * (len(titles) + 1) + "|")
-        for arm in target.arms:
-            cells = [
-                cell_text(list(found.get(arm.name, {}).values())) for found in columns.values()
-            ]
-            lines.append(f"| {arm.label} | {' | '.join(cells)} |")
-        lines += ["", "Mean ± half of the 95 % t interval over seeds.", ""]
-    return lines
-
-
-def _rates() -> list[str]:
-    choice: dict[str, Any] | None = read_choice()
-    lines = ["## Learning rates", ""]
-    if choice is None:
-        return [*lines, "No sweep has been made: every arm has the middle of the grid.", ""]
-    lines += [f"Chosen on tuning seeds ({choice['rule']}):", ""]
-    lines += ["| what is trained | chosen | held-out accuracy by rate |", "|---|---|---|"]
-    for key, rate in choice["chosen"].items():
-        means = ", ".join(f"{name}: {mean:.1f}" for name, mean in choice["means"][key].items())
-        lines.append(f"| {key} | {rate:.3g} | {means} |")
+def _not_run(rows: Sequence[Row]) -> list[str]:
+    """Return the list of statements without records, a line a target; refusals are said."""
+    left: dict[str, list[Row]] = {}
+    for row in rows:
+        if row.verdict.status == "not run":
+            left.setdefault(row.checked.selection.target.name, []).append(row)
+    if not left:
+        return []
+    lines = ["## Not run", "", "Stated, and without records yet; `python -m repro run TARGET "]
+    lines[-1] += "--tier proxy` makes them."
+    lines.append("")
+    for name, found in left.items():
+        title = found[0].checked.selection.target.title
+        said = "; ".join(row.verdict.statement for row in found)
+        if len(found) > _NAMED:
+            said = f"{len(found)} statements"
+        refused = sorted({why for row in found if "refused" in (why := row.verdict.sentence)})
+        lines.append(f"- `{name}` ({title}): {'; '.join([said, *refused])}.")
     return [*lines, ""]
 
 
 def _pictures(out: Path, figures: str | None) -> list[str]:
     folder = Path(figures) if figures else out.parent / "figures"
-    pictures = sorted(folder.glob("proxy_*.png")) if folder.is_dir() else []
-    if not pictures:
+    found = {
+        path.stem: path
+        for kind in ("svg", "png")
+        for path in (sorted(folder.glob(f"proxy_*.{kind}")) if folder.is_dir() else [])
+    }
+    if not found:
         return []
     lines = ["## Figures", "", "Drawn from the same records.", ""]
-    for picture in pictures:
+    for name, picture in sorted(found.items(), key=lambda item: ("table1" not in item[0], item)):
         link = os.path.relpath(picture, out.parent).replace(os.sep, "/")
-        lines += [f"![{picture.stem.replace('_', ' ')}]({link})", ""]
+        lines += [f"![{name.replace('_', ' ')}]({link})", ""]
     return lines
 
 
-def _runs_section(checks: Sequence[Checked]) -> list[str]:
-    records: dict[tuple[str, str, int], Record] = {}
+def _plans(checks: Sequence[Checked]) -> list[str]:
     lines = [
-        "## The runs",
+        "## Analysis plans",
+        "",
+        "A plan is the digest of claims, metrics, statistics, seeds, arms and scale, made before "
+        "the runs; each record carries it. Targets share runs, so the numbers do not add up.",
         "",
         "| target | plan | runs | failed | refused |",
         "|---|---|---|---|---|",
     ]
     for checked in checks:
         evidence, name = checked.evidence, checked.selection.target.name
-        found = [record for by_seed in evidence.records.values() for record in by_seed.values()]
-        records |= {(record.target, record.arm, record.seed): record for record in found}
-        plan = plan_digest(name, Tier.PROXY)[:12]
+        if not evidence.count and not evidence.refused and not evidence.failed:
+            continue
         lines.append(
-            f"| {name} | `{plan}` | {evidence.count} | {sum(evidence.failed_arms.values())} | "
-            f"{len(evidence.refused)} |"
+            f"| {name} | `{plan_digest(name, Tier.PROXY)[:12]}` | {evidence.count} | "
+            f"{sum(evidence.failed_arms.values())} | {len(evidence.refused)} |"
         )
-    commits = ", ".join(sorted({f"`{record.commit[:12]}`" for record in records.values()}))
-    lines += [
-        "",
-        "A plan is the digest of claims, metrics, statistics, seeds, arms and scale, made before "
-        "the runs; each record carries it. Targets share runs, so the column does not add up.",
-        "",
-        f"{len(records)} different runs, source commit {commits or 'none'}.",
-        "",
-    ]
-    return lines
+    return [*lines, ""]

@@ -307,22 +307,30 @@ def minimum_detectable_effect(deviation: float, n: int, wanted: float = 0.8) -> 
 
 
 def seeds_needed(
-    effect: float, deviation: float, wanted: float = 0.8, most: int = 1000
+    effect: float, deviation: float, wanted: float = 0.8, most: int = 1000, alpha: float = 0.05
 ) -> int | None:
-    """Return how many pairs would show a true difference of `effect`; None above `most`."""
+    """Return how many pairs would show a true difference of `effect`; None above `most`.
+
+    Parameters
+    ----------
+    wanted
+        Power.
+    alpha
+        Level at which it is tested.
+    """
     if effect == 0:
         return None
     if deviation == 0:
         return 2
     size = abs(effect) / deviation
     low, high = 2, 2
-    while power(size, high) < wanted:
+    while power(size, high, alpha) < wanted:
         low, high = high + 1, high * 2
         if low > most:
             return None
     while low < high:
         middle = (low + high) // 2
-        low, high = (low, middle) if power(size, middle) >= wanted else (middle + 1, high)
+        low, high = (low, middle) if power(size, middle, alpha) >= wanted else (middle + 1, high)
     return low if low <= most else None
 
 

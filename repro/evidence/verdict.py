@@ -51,7 +51,7 @@ class Verdict:
         Smallest effect that n seeds would have shown with probability 0.8.
     needed
         How many seeds (or prompts) would decide if the effect is as measured; None where there is
-        none or too many to name.
+        none, too many to name, or ranks are tested (orders and trends).
     """
 
     name: str
@@ -281,8 +281,8 @@ def _decide(claim: Claim, tested: _Tested, p: float, family: int) -> Verdict:
     if tested.blocked:
         words += f". {tested.blocked}"
     if status == "inconclusive":
-        words += f". {_could_show(claim, verdict, tested.deviation)}"
-    needed = _needed(claim, verdict, tested.deviation)
+        words += f". {_could_show(claim, verdict, tested.deviation, family)}"
+    needed = _needed(claim, verdict, tested.deviation, family)
     return replace(_shown(claim, verdict), status=status, sentence=words, needed=needed)
 
 
@@ -320,7 +320,7 @@ def _measured(claim: Claim, verdict: Verdict) -> str:
     )
 
 
-def _could_show(claim: Claim, verdict: Verdict, deviation: float) -> str:
+def _could_show(claim: Claim, verdict: Verdict, deviation: float, family: int) -> str:
     if deviation == 0:
         return "All seeds agree to the last digit, so no test can tell"
     shown = _shown(claim, verdict)
@@ -329,20 +329,20 @@ def _could_show(claim: Claim, verdict: Verdict, deviation: float) -> str:
         f"{verdict.n} {claim.paired_by}s would have shown {what} of {shown.detectable:.3g} "
         f"{shown.unit} (80 % power)"
     )
-    needed = _needed(claim, verdict, deviation)
+    needed = _needed(claim, verdict, deviation, family)
     if needed is not None and needed > verdict.n:
         words += f"; if the effect is as measured, {needed} {claim.paired_by}s would decide"
     return words
 
 
-def _needed(claim: Claim, verdict: Verdict, deviation: float) -> int | None:
-    """Return how many pairs would decide at the effect measured, from its distance to the bound."""
-    if verdict.effect is None or verdict.p is None:
+def _needed(claim: Claim, verdict: Verdict, deviation: float, family: int) -> int | None:
+    """Return how many pairs would decide at the effect measured, Holm's first step included."""
+    if verdict.effect is None or verdict.p is None or claim.kind in ("trend", "order"):  # ranks
         return None
     bound = {"ratio": math.log(claim.margin or 1.0), "non_inferior": -(claim.margin or 0.0)}.get(
         claim.kind, claim.margin or 0.0
     )
-    return st.seeds_needed(verdict.effect - bound, deviation)
+    return st.seeds_needed(verdict.effect - bound, deviation, alpha=ALPHA / family)
 
 
 def _effect_unit(unit: str, claim: Claim) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -11,6 +12,9 @@ import pytest
 from repro import findings
 from repro.__main__ import main
 from repro.evidence.record import Record
+from repro.findings import findings_checks, findings_text, unpack_blessed
+from repro.findings_runs import ends, limits, rates, runs_of_checks
+from repro.places import PACKAGE, expected_folder
 from repro.selection import select
 from repro.targets.chosen_rates import read_choice
 
@@ -39,11 +43,12 @@ def test_each_claim_stands_under_its_verdict(
     assert "more accurate than the cosine one" in section(text, "Holds here")
     assert "more accurate than the linear one" in section(text, "Does not hold here")
     assert "more accurate than the logarithmic one" in section(text, "Not run")
-    row = next(line for line in text.splitlines() if "than the linear one" in line)
+    lines = section(text, "Does not hold here").splitlines()
+    row = next(line for line in lines if "than the linear one" in line)
     effect = float(row.split("|")[3].split()[0])
     assert -14 < effect < -6
-    assert "15 different runs" in text
-    assert ("Chosen on tuning seeds" in text) == (read_choice() is not None)
+    assert "15 runs (15 trained)" in text
+    assert ("Chosen by a sweep on tuning seeds" in text) == (read_choice() is not None)
 
 
 def test_rates_that_no_sweep_chose_are_said_to_be_the_middle_of_the_grid(
@@ -79,4 +84,74 @@ def test_without_records_nothing_is_claimed(
     text = page(tmp_path / "runs", tmp_path / "findings.md", capsys)
     assert "0 hold, 0 do not, 0 cannot be told" in text
     assert "Holds here" not in text
+    assert "What limits" not in text
     shutil.rmtree(tmp_path / "runs")
+
+
+def test_the_page_in_the_repository_is_that_of_the_blessed_records(tmp_path: Path) -> None:
+    kept = PACKAGE.parent / "docs" / "findings.md"
+    if not kept.is_file():
+        pytest.skip("docs/ is not part of an installed package")
+    expected = expected_folder(None)
+    unpack_blessed(expected, tmp_path)
+    text = findings_text(findings_checks(tmp_path, expected), kept)
+    stale = "stale: python -m repro report --findings docs/findings.md renews it"
+    assert text == kept.read_text(encoding="utf-8"), stale
+
+
+def test_statements_on_arms_at_different_rates_are_marked_and_said_once(tmp_path: Path) -> None:
+    expected = expected_folder(None)
+    unpack_blessed(expected, tmp_path)
+    checks = findings_checks(tmp_path, expected)
+    text = findings_text(checks, tmp_path / "findings.md")
+    marked = [line for line in text.splitlines() if line.startswith("|") and "†" in line]
+    assert any("is no worse than full fine-tuning" in line for line in marked)
+    assert not any("NVFP4 LoRA has a higher mean" in line for line in marked)
+    rows = [line for line in text.splitlines() if "AQN" in line and "final accuracy" in line]
+    # Table 1's own statement; the factorial asks the same of the same runs.
+    assert sum("on NVFP4 weights" in line for line in rows) == 0
+    assert sum("adding AQN to NVFP4 LoRA raises the final accuracy |" in line for line in rows) == 1
+
+
+def test_the_ends_and_limits_are_those_of_the_records(tmp_path: Path) -> None:
+    expected = expected_folder(None)
+    unpack_blessed(expected, tmp_path)
+    runs = runs_of_checks(findings_checks(tmp_path, expected))
+    kept = runs["table1", "bf16_lora"]
+    row = next(line for line in ends(runs) if line.startswith("| BF16, LoRA |"))
+    printed = [f"{kept[seed].value('accuracy'):.1f}" for seed in range(5)]
+    assert [cell.strip() for cell in row.split("|")[3:8]] == printed
+    rising = sum(
+        values[-1] - values[-2] > 5
+        for (_, arm), records in runs.items()
+        if arm not in ("bf16_lora_random_reward", "bf16_lora_format_reward")
+        for record in records.values()
+        if len(values := [v or 0.0 for v in record.series.get("evaluation_accuracy", [])]) > 1
+    )
+    assert f"{rising} of 45 rose by more than 5 points" in "\n".join(limits(runs))
+    flat = {
+        key: {
+            seed: dataclasses.replace(
+                record, series=record.series | {"evaluation_accuracy": [50.0, 50.0]}
+            )
+            for seed, record in records.items()
+        }
+        for key, records in runs.items()
+    }
+    assert "0 of 45 rose" in "\n".join(limits(flat))
+
+
+def test_close_rates_are_said_to_be_chosen_by_chance() -> None:
+    choice = {
+        "records": 4,
+        "commits": ["0" * 40],
+        "rule": "the best",
+        "chosen": {"bf16_lora": 1e-3, "nvfp4_lora": 1e-3},
+        "means": {
+            "bf16_lora": {"0.001": 90.0, "0.003": 89.5},
+            "nvfp4_lora": {"0.001": 90.0, "0.003": 20.0},
+        },
+    }
+    text = "\n".join(rates(choice))
+    assert "For bf16_lora the two best rates" in text
+    assert "No sweep" in "\n".join(rates(None))
