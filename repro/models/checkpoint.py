@@ -1,6 +1,6 @@
 """Checkpoints on disk: found, verified, quantised in a stream, and adapters beside them.
 
-`write_quantized` turns a 16-bit checkpoint folder into an NVFP4 one that transformers with
+`write_quantized` turns a 16-bit checkpoint folder into an NVFP4 or MXFP4 one that transformers with
 compressed-tensors, vLLM and this project load. It reads one tensor, quantises it, writes it, and
 forgets it; peak memory is the work on the largest matrix, whatever the size of the model.
 
@@ -139,14 +139,14 @@ def write_quantized(
     device: str | torch.device = "cpu",
     algorithm: str = "rtn",
 ) -> Written:
-    """Quantise a 16-bit checkpoint folder into a new one in compressed-tensors' NVFP4 layout.
+    """Quantise a 16-bit checkpoint folder into a new one in compressed-tensors' layout.
 
     Parameters
     ----------
     source_folder, out_folder
         The second must not exist; it appears when complete.
     weight_format
-        `nvfp4`; compressed-tensors' layout for the others is not written here.
+        `nvfp4` or `mxfp4`; compressed-tensors has no layout for NF4.
     max_shard_bytes
         Bytes of tensors a shard; a single larger tensor gets a shard of its own.
     device
@@ -159,7 +159,7 @@ def write_quantized(
     CheckpointError
         When the source is not what it claims, or is quantised already.
     ValueError
-        When the format is not `nvfp4`.
+        When the format has no layout.
     FileExistsError
         When `out_folder` exists.
     """
@@ -173,12 +173,12 @@ def write_quantized(
     temporary.mkdir(parents=True)
     try:
         copy_companions(source_path, temporary)
-        _write_config(source_path, temporary)
-        make = _Maker(source, model, torch.device(device))
+        _write_config(source_path, temporary, weight_format)
+        make = _Maker(source, model, torch.device(device), weight_format)
         shards = _write_shards(temporary, specs, make, max_shard_bytes)
         source_digest = digest_of_files([source_path / "config.json", *source.files()])
         linears = sum(name.endswith(compressed_tensors.PACKED) for name in specs)
-        _write_manifest(temporary, shards, linears, source_digest, algorithm)
+        _write_manifest(temporary, shards, linears, source_digest, algorithm, weight_format)
         os.replace(temporary, out)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
@@ -193,8 +193,9 @@ def write_quantized(
 
 
 def _require_writable(source: Path, out: Path, weight_format: str, max_shard_bytes: int) -> None:
-    if weight_format != "nvfp4":
-        raise ValueError(f"format is {weight_format!r}; checkpoints are written in 'nvfp4' only")
+    if weight_format not in compressed_tensors.LAYOUTS:
+        written = " and ".join(map(repr, compressed_tensors.LAYOUTS))
+        raise ValueError(f"format is {weight_format!r}; checkpoints are written in {written} only")
     if max_shard_bytes < 1:
         raise ValueError(f"max_shard_bytes is {max_shard_bytes}; it must be positive")
     if out.exists():
@@ -208,8 +209,15 @@ def _require_writable(source: Path, out: Path, weight_format: str, max_shard_byt
 class _Maker:
     """Makes the tensors of the output by name, holding one quantised projection at a time."""
 
-    def __init__(self, source: TensorFolder, model: torch.nn.Module, device: torch.device) -> None:
+    def __init__(
+        self,
+        source: TensorFolder,
+        model: torch.nn.Module,
+        device: torch.device,
+        weight_format: str,
+    ) -> None:
         self.source, self.model, self.device = source, model, device
+        self.weight_format = weight_format
         self.scales = SharedScales(source)
         self._last: tuple[str, dict[str, Tensor]] | None = None
 
@@ -230,7 +238,7 @@ class _Maker:
         linear = self.model.get_submodule(projection)
         shape = (linear.out_features, linear.in_features)
         dense = read_rounded(self.source, f"{projection}.weight", shape).to(self.device)  # type: ignore[arg-type]
-        return quantize_projection(dense, projection, "nvfp4", self.scales)
+        return quantize_projection(dense, projection, self.weight_format, self.scales)
 
 
 def _write_shards(
@@ -267,22 +275,27 @@ def copy_companions(source: Path, target: Path) -> None:
             shutil.copyfile(path, target / path.name)
 
 
-def _write_config(source: Path, target: Path) -> None:
+def _write_config(source: Path, target: Path, weight_format: str) -> None:
     config = json.loads((source / "config.json").read_text(encoding="utf-8"))
     config.pop("torch_dtype", None)
     config["dtype"] = "bfloat16"
-    config["quantization_config"] = compressed_tensors.quantization_config()
+    config["quantization_config"] = compressed_tensors.quantization_config(weight_format)
     write_json(target / "config.json", config)
 
 
 def _write_manifest(
-    folder: Path, shards: dict[str, str], linears: int, source: str, algorithm: str
+    folder: Path,
+    shards: dict[str, str],
+    linears: int,
+    source: str,
+    algorithm: str,
+    weight_format: str,
 ) -> None:
     manifest = {
         "schema": MANIFEST_SCHEMA,
         "algorithm": algorithm,
-        "format": "nvfp4",
-        "layout": compressed_tensors.FORMAT,
+        "format": weight_format,
+        "layout": compressed_tensors.LAYOUTS[weight_format].name,
         "linears": linears,
         "source_sha256": source,
         "sha256": {"config.json": sha256_of(folder / "config.json"), **shards},

@@ -1,4 +1,4 @@
-"""The NVFP4 weight-only layout of the compressed-tensors project, as files hold it.
+"""The NVFP4 and MXFP4 weight-only layouts of the compressed-tensors project, as files hold them.
 
 A projection `P` of a checkpoint in the format `nvfp4-pack-quantized` is three tensors:
 
@@ -12,8 +12,12 @@ tensor                      dtype, shape           meaning
 `P.weight_global_scale`     float32, (1,)          g, the *encode* scale: w = code * s / g
 ==========================  =====================  ==============================================
 
-and `config.json` carries a `quantization_config` that names the scheme (NVFP4A16: no activation
-is quantised) and what is left alone (`lm_head`).
+In the format `mxfp4-pack-quantized` it is two: `P.weight_packed` as above, and `P.weight_scale`,
+uint8 (N, K/32), the biased exponent e of a block of 32: w = code * 2^(e - 127). There is no global
+scale.
+
+`config.json` carries a `quantization_config` that names the scheme (NVFP4A16, MXFP4A16: no
+activation is quantised) and what is left alone (`lm_head`).
 
 Easy mistakes
 -------------
@@ -21,8 +25,8 @@ Easy mistakes
   bit, since 1/g rounded to float32 does not give g back.
 * Inference engines take one g for q, k, v and one for gate, up. A file written here has equal
   values there; one that others wrote may not, and is loaded as it is.
-* A NaN block scale (bytes 0x7F and 0xFF) spoils 16 weights and, a few layers on, every logit, so
-  it is looked for here, where file and tensor are still known.
+* A NaN block scale (bytes 0x7F and 0xFF; of MXFP4, 255) spoils a block and, a few layers on, every
+  logit, so it is looked for here, where file and tensor are still known.
 
 Source: the layout as compressed-tensors 0.20 writes it; docs/paper_and_code.md, row 18.
 """
@@ -30,6 +34,7 @@ Source: the layout as compressed-tensors 0.20 writes it; docs/paper_and_code.md,
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
@@ -37,39 +42,70 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from kernels.formats import QuantizedWeight
+from kernels.formats import FORMATS, QuantizedWeight
 from repro.models.tensor_files import CheckpointError, TensorSpec, WeightSource
 
-FORMAT: Final = "nvfp4-pack-quantized"
-BLOCK: Final = 16
 PACKED, SCALE, GLOBAL_SCALE = "weight_packed", "weight_scale", "weight_global_scale"
 # compressed-tensors' release whose layout this module follows; a field of config.json.
 LAYOUT_VERSION: Final = "0.20.0"
 
-_WEIGHT_ARGUMENTS: Final[Mapping[str, Any]] = MappingProxyType(
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layout:
+    """How the files of one 4-bit format look.
+
+    Attributes
+    ----------
+    name
+        compressed-tensors' name of it, the `format` of a `quantization_config`.
+    strategy
+        Its name for how blocks share scales.
+    scale_dtype
+        Of the block scales; the blocks are those of `kernels.formats`.
+    """
+
+    name: str
+    strategy: str
+    scale_dtype: torch.dtype
+
+
+LAYOUTS: Final[Mapping[str, Layout]] = MappingProxyType(
     {
-        "num_bits": 4,
-        "type": "float",
-        "strategy": "tensor_group",
-        "group_size": BLOCK,
-        "symmetric": True,
-        "dynamic": False,
+        "nvfp4": Layout(
+            name="nvfp4-pack-quantized",
+            strategy="tensor_group",
+            scale_dtype=torch.float8_e4m3fn,
+        ),
+        "mxfp4": Layout(name="mxfp4-pack-quantized", strategy="group", scale_dtype=torch.uint8),
     }
 )
 
 
-def quantization_config() -> dict[str, Any]:
-    """Return the `quantization_config` of `config.json` for NVFP4 weights, 16-bit activations."""
+def _weight_arguments(weight_format: str) -> dict[str, Any]:
+    return {
+        "num_bits": 4,
+        "type": "float",
+        "strategy": LAYOUTS[weight_format].strategy,
+        "group_size": FORMATS[weight_format].block,
+        "symmetric": True,
+        "dynamic": False,
+    }
+
+
+def quantization_config(weight_format: str) -> dict[str, Any]:
+    """Return the `quantization_config` of `config.json` for 4-bit weights, 16-bit activations."""
+    layout = LAYOUTS[weight_format]
+    scale_dtype = str(layout.scale_dtype)
     return {
         "quant_method": "compressed-tensors",
         "quantization_status": "compressed",
-        "format": FORMAT,
+        "format": layout.name,
         "version": LAYOUT_VERSION,
         "config_groups": {
             "group_0": {
                 "targets": ["Linear"],
-                "format": FORMAT,
-                "weights": {**_WEIGHT_ARGUMENTS, "scale_dtype": "torch.float8_e4m3fn"},
+                "format": layout.name,
+                "weights": {**_weight_arguments(weight_format), "scale_dtype": scale_dtype},
                 "input_activations": None,
                 "output_activations": None,
             }
@@ -80,8 +116,8 @@ def quantization_config() -> dict[str, Any]:
     }
 
 
-def require_nvfp4_weights(config: Mapping[str, Any], where: Path) -> None:
-    """Raise unless a `quantization_config` says NVFP4 weights and nothing else.
+def stored_format(config: Mapping[str, Any], where: Path) -> str:
+    """Return the format of a `quantization_config` that says 4-bit weights and nothing else.
 
     Raises
     ------
@@ -91,50 +127,71 @@ def require_nvfp4_weights(config: Mapping[str, Any], where: Path) -> None:
     method = config.get("quant_method")
     if method != "compressed-tensors":
         raise CheckpointError(
-            f"{where}: quant_method is {method!r}; this project reads 'compressed-tensors' NVFP4, "
-            "or unquantised weights, which it quantises itself"
+            f"{where}: quant_method is {method!r}; this project reads 'compressed-tensors' NVFP4 "
+            "and MXFP4, or unquantised weights, which it quantises itself"
         )
     groups = config.get("config_groups")
     if not isinstance(groups, Mapping) or not groups:
         raise CheckpointError(f"{where}: quantization_config has no config_groups")
-    for name, group in groups.items():
-        layout = group.get("format") or config.get("format")
-        if layout != FORMAT:
-            raise CheckpointError(f"{where}: {name}.format is {layout!r}; {FORMAT!r} is read here")
-        weights = group.get("weights") or {}
-        for field, needed in _WEIGHT_ARGUMENTS.items():
-            if weights.get(field) != needed:
-                raise CheckpointError(
-                    f"{where}: {name}.weights.{field} is {weights.get(field)!r}; NVFP4 weight-only "
-                    f"needs {needed!r}"
-                )
-        if group.get("input_activations") or group.get("output_activations"):
-            raise CheckpointError(
-                f"{where}: {name} quantises activations too; only weights in 4 bits are read here"
-            )
+    found = {_format_of(group, name, config, where) for name, group in groups.items()}
+    if len(found) > 1:
+        raise CheckpointError(f"{where}: weights in {' and '.join(sorted(found))}; one is read")
     if config.get("kv_cache_scheme"):
         raise CheckpointError(f"{where}: the KV cache is quantised, which is not supported")
+    return found.pop()
 
 
-def packed_specs(projection: str, shape: tuple[int, int]) -> dict[str, TensorSpec]:
-    """Return the three tensors of a projection of `shape` (N, K) by full name.
+def _format_of(group: Mapping[str, Any], name: str, config: Mapping[str, Any], where: Path) -> str:
+    """Return the format of one group of a `quantization_config`."""
+    named = group.get("format") or config.get("format")
+    of_layout = {layout.name: key for key, layout in LAYOUTS.items()}
+    if named not in of_layout:
+        read = " and ".join(map(repr, of_layout))
+        raise CheckpointError(f"{where}: {name}.format is {named!r}; {read} are read here")
+    weight_format = of_layout[named]
+    weights = group.get("weights") or {}
+    for field, needed in _weight_arguments(weight_format).items():
+        if weights.get(field) != needed:
+            raise CheckpointError(
+                f"{where}: {name}.weights.{field} is {weights.get(field)!r}; "
+                f"{weight_format.upper()} weight-only needs {needed!r}"
+            )
+    if group.get("input_activations") or group.get("output_activations"):
+        raise CheckpointError(
+            f"{where}: {name} quantises activations too; only weights in 4 bits are read here"
+        )
+    return weight_format
+
+
+def packed_specs(
+    projection: str, shape: tuple[int, int], weight_format: str
+) -> dict[str, TensorSpec]:
+    """Return the tensors of a projection of `shape` (N, K) by full name.
 
     Raises
     ------
     ValueError
-        When K is not a multiple of 16.
+        When K is not a multiple of the format's block.
     """
     N, K = shape
-    if K % BLOCK:
-        raise ValueError(f"{projection}.weight has K = {K}; NVFP4 needs a multiple of {BLOCK}")
-    return {
+    block = FORMATS[weight_format].block
+    if K % block:
+        raise ValueError(
+            f"{projection}.weight has K = {K}; {weight_format.upper()} needs a multiple of {block}"
+        )
+    scale_dtype = LAYOUTS[weight_format].scale_dtype
+    specs = {
         f"{projection}.{PACKED}": TensorSpec(dtype=torch.uint8, shape=(N, K // 2)),
-        f"{projection}.{SCALE}": TensorSpec(dtype=torch.float8_e4m3fn, shape=(N, K // BLOCK)),
-        f"{projection}.{GLOBAL_SCALE}": TensorSpec(dtype=torch.float32, shape=(1,)),
+        f"{projection}.{SCALE}": TensorSpec(dtype=scale_dtype, shape=(N, K // block)),
     }
+    if weight_format == "nvfp4":
+        specs[f"{projection}.{GLOBAL_SCALE}"] = TensorSpec(dtype=torch.float32, shape=(1,))
+    return specs
 
 
-def read_packed(source: WeightSource, projection: str, shape: tuple[int, int]) -> QuantizedWeight:
+def read_packed(
+    source: WeightSource, projection: str, shape: tuple[int, int], weight_format: str
+) -> QuantizedWeight:
     """Return a projection's codes and scales exactly as the file holds them, on the CPU.
 
     Raises
@@ -143,7 +200,7 @@ def read_packed(source: WeightSource, projection: str, shape: tuple[int, int]) -
         When a tensor is missing, has another dtype or shape, or a scale is not a finite number.
     """
     tensors: dict[str, Tensor] = {}
-    for name, spec in packed_specs(projection, shape).items():
+    for name, spec in packed_specs(projection, shape, weight_format).items():
         found = source.spec(name)
         if found.dtype != spec.dtype:
             raise CheckpointError(
@@ -155,38 +212,42 @@ def read_packed(source: WeightSource, projection: str, shape: tuple[int, int]) -
                 f"{source.where(name)} has shape {found.shape}; the model needs {spec.shape}"
             )
         tensors[name] = source.read(name)
-    scale_name, global_name = f"{projection}.{SCALE}", f"{projection}.{GLOBAL_SCALE}"
-    magnitudes = tensors[scale_name].view(torch.uint8) & 0x7F
-    if bool((magnitudes == 0x7F).any()):
-        raise CheckpointError(f"{source.where(scale_name)} holds a NaN block scale")
-    encode = tensors[global_name].reshape(())
-    if not bool(torch.isfinite(encode)) or not bool(encode > 0):
-        raise CheckpointError(
-            f"{source.where(global_name)} is {float(encode)}; a global scale is finite and positive"
-        )
-    fields = {
-        "codes": tensors[f"{projection}.{PACKED}"],
-        "block_scales": tensors[scale_name],
-        "encode_scale": encode,
-    }
+    scale_name = f"{projection}.{SCALE}"
+    fields = {"codes": tensors[f"{projection}.{PACKED}"], "block_scales": tensors[scale_name]}
+    if weight_format == "nvfp4":
+        magnitudes = tensors[scale_name].view(torch.uint8) & 0x7F
+        if bool((magnitudes == 0x7F).any()):
+            raise CheckpointError(f"{source.where(scale_name)} holds a NaN block scale")
+        fields["encode_scale"] = _global_scale(source, f"{projection}.{GLOBAL_SCALE}", tensors)
     try:
-        return QuantizedWeight.from_tensors("nvfp4", fields, shape)
+        return QuantizedWeight.from_tensors(weight_format, fields, shape)
     except ValueError as error:
         raise CheckpointError(f"{source.where(scale_name)}: {error}") from error
 
 
+def _global_scale(source: WeightSource, name: str, tensors: Mapping[str, Tensor]) -> Tensor:
+    """Return NVFP4's encode scale, (), checked."""
+    encode = tensors[name].reshape(())
+    if not bool(torch.isfinite(encode)) or not bool(encode > 0):
+        raise CheckpointError(
+            f"{source.where(name)} is {float(encode)}; a global scale is finite and positive"
+        )
+    return encode
+
+
 def packed_tensors(projection: str, weight: QuantizedWeight) -> dict[str, Tensor]:
-    """Return the three tensors of a projection by full name, as the file holds them.
+    """Return the tensors of a projection by full name, as the file holds them.
 
     Raises
     ------
     ValueError
-        When the weight is not NVFP4: the layout holds nothing else.
+        When the weight's format has no layout here.
     """
-    if weight.encode_scale is None:
-        raise ValueError(f"{projection} is {weight.format}; the layout {FORMAT} holds nvfp4 only")
-    return {
-        f"{projection}.{PACKED}": weight.codes,
-        f"{projection}.{SCALE}": weight.block_scales,
-        f"{projection}.{GLOBAL_SCALE}": weight.encode_scale.reshape(1),
-    }
+    if weight.format not in LAYOUTS:
+        raise ValueError(
+            f"{projection} is {weight.format}; there are layouts for {' and '.join(LAYOUTS)} only"
+        )
+    found = {f"{projection}.{PACKED}": weight.codes, f"{projection}.{SCALE}": weight.block_scales}
+    if weight.encode_scale is not None:
+        found[f"{projection}.{GLOBAL_SCALE}"] = weight.encode_scale.reshape(1)
+    return found

@@ -51,7 +51,7 @@ class ModelDescription:
     config
         transformers' config, without its `quantization_config`.
     stored_format
-        `nvfp4` when the file holds codes; None when it holds 16 or 32 bit weights.
+        `nvfp4` or `mxfp4` when the file holds codes; None when it holds 16 or 32 bit weights.
     """
 
     config: PretrainedConfig
@@ -94,10 +94,11 @@ def read_description(folder: Path) -> ModelDescription:
         raise CheckpointError(f"{path} is not a model's config: {error!r}") from error
     require_supported(model_type, path)
     quantization = raw.pop("quantization_config", None)
+    stored: str | None = None
     if quantization is not None:
-        compressed_tensors.require_nvfp4_weights(quantization, path)
+        stored = compressed_tensors.stored_format(quantization, path)
     config = AutoConfig.for_model(**raw)
-    return ModelDescription(config=config, stored_format=None if quantization is None else "nvfp4")
+    return ModelDescription(config=config, stored_format=stored)
 
 
 def build_on_meta(config: PretrainedConfig) -> nn.Module:
@@ -196,7 +197,9 @@ class _Quantizer:
     def make(self, name: str, linear: nn.Linear) -> QuantizedWeight:
         shape = (linear.out_features, linear.in_features)
         if self.stored is not None:
-            return compressed_tensors.read_packed(self.source, name, shape).to(self.device)
+            return compressed_tensors.read_packed(self.source, name, shape, self.stored).to(
+                self.device
+            )
         dense = read_rounded(self.source, f"{name}.weight", shape).to(self.device)
         quantized = quantize_projection(dense, name, self.weight_format, self.scales)
         self.errors[name] = relative_error(dense, quantized)
@@ -282,7 +285,7 @@ def expected_specs(model: nn.Module, stored_format: str | None) -> dict[str, Ten
         projection, _, leaf = name.rpartition(".")
         if leaf == "weight" and is_projection(projection) and stored_format is not None:
             N, K = parameter.shape
-            specs |= compressed_tensors.packed_specs(projection, (N, K))
+            specs |= compressed_tensors.packed_specs(projection, (N, K), stored_format)
         else:
             specs[name] = TensorSpec(dtype=torch.bfloat16, shape=tuple(parameter.shape))
     if _tied(model):

@@ -134,6 +134,37 @@ def test_streamed_quantisation_equals_quantising_while_loading(folder, quantized
     )
 
 
+def test_mxfp4_reloads_with_the_same_bits_here_and_in_transformers(folder, tmp_path, token_ids):
+    written = write_quantized(folder, tmp_path / "mxfp4", "mxfp4")
+    direct, stored = load(folder, "mxfp4"), load(written.folder, "mxfp4")
+    assert written.linears == stored.effects["linears"]["mxfp4"] == 14
+    assert torch.equal(
+        direct.model(input_ids=token_ids).logits, stored.model(input_ids=token_ids).logits
+    )
+    tensors = load_file(written.folder / "model.safetensors")
+    theirs = AutoModelForCausalLM.from_pretrained(written.folder, dtype=torch.bfloat16).eval()
+    logits = theirs(input_ids=token_ids).logits
+    for name, linear in quantized_linears(stored).items():
+        assert f"{name}.weight_global_scale" not in tensors
+        assert tensors[f"{name}.weight_scale"].dtype == torch.uint8
+        dense = reference.dequantize(linear.weight, torch.bfloat16)
+        assert torch.equal(theirs.get_submodule(name).weight, dense), name
+    sixteen = load(written.folder, "mxfp4", compute_dtype="bfloat16")
+    assert torch.equal(sixteen.model(input_ids=token_ids).logits, logits)
+    manifest = json.loads((written.folder / MANIFEST).read_text())
+    assert (manifest["format"], manifest["layout"]) == ("mxfp4", "mxfp4-pack-quantized")
+    with pytest.raises(ValueError, match="stores mxfp4 codes"):
+        load(written.folder, "nvfp4")
+
+
+def test_a_reserved_mxfp4_scale_is_named(make_checkpoint, tmp_path):
+    source = write_quantized(make_checkpoint("qwen2"), tmp_path / "source", "mxfp4").folder
+    folder = broken_copy(source, tmp_path / "broken", lambda t: t[SCALE][2].fill_(255))
+    with pytest.raises(CheckpointError, match="255, which E8M0 reserves for NaN") as caught:
+        load(folder, "mxfp4")
+    assert SCALE in str(caught.value)
+
+
 def test_groups_that_straddle_shards_share_their_scale(architecture, make_checkpoint, tmp_path):
     source = make_checkpoint(architecture, max_shard_size="20KB")
     index = json.loads((source / "model.safetensors.index.json").read_text())["weight_map"]
@@ -203,8 +234,8 @@ def test_a_failed_write_leaves_no_folder(make_checkpoint, tmp_path):
 def test_existing_folders_other_formats_and_quantised_sources_are_refused(quantized, tmp_path):
     with pytest.raises(FileExistsError, match="never written over"):
         write_quantized(quantized, quantized)
-    with pytest.raises(ValueError, match="'nvfp4' only"):
-        write_quantized(quantized, tmp_path / "new", "mxfp4")
+    with pytest.raises(ValueError, match="'nvfp4' and 'mxfp4' only"):
+        write_quantized(quantized, tmp_path / "new", "nf4")
     with pytest.raises(CheckpointError, match="quantised already"):
         write_quantized(quantized, tmp_path / "new")
     with pytest.raises(ValueError, match="stores nvfp4 codes"):
