@@ -74,8 +74,10 @@ def reproduce_any(session: nox.Session) -> None:
 
 @nox.session(venv_backend="none")
 def tests(session: nox.Session) -> None:
-    """Every test; those that need a GPU skip with a sentence."""
-    session.run(suite_python(session), "-m", "pytest", *session.posargs, external=True)
+    """Every test, two files at a time; those that need a GPU skip with a sentence."""
+    # Tests are single-threaded: two fill two cores, and more would crowd a GPU's memory.
+    arguments = ["-m", "pytest", "-n", "2", "--dist", "loadfile", *session.posargs]
+    session.run(suite_python(session), *arguments, external=True)
 
 
 @nox.session(venv_backend="none")
