@@ -19,7 +19,8 @@ from typing import TypeVar
 import matplotlib
 from matplotlib.figure import Figure
 
-from figures import accuracy, entropy, heldout, reward, roofline
+from figures import accuracy, entropy, heldout, operations, reward, roofline
+from repro.evidence.expectation import load_expectations
 from repro.evidence.paper import PaperCell, paper_cells
 from repro.evidence.record import (
     Record,
@@ -75,6 +76,13 @@ def draw_found(folder: Path, args: argparse.Namespace, kinds: Sequence[str]) -> 
             cells = paper_cells(Path(args.expected), target.split("_")[0])
             where = f"; {target.replace('_', ' ')}, {tier} tier"
             figures = figures_of(records, cells, where)
+            bounds = {
+                (item.arm, item.metric): item.accept
+                for item in load_expectations(Path(args.expected), tier, target)
+            }
+            around = operations.rows(records, bounds)
+            if around:
+                figures[operations.NAME] = operations.draw(around, where)
             for name, figure in figures.items():
                 drawn += save(figure, Path(args.out), f"{tier}_{target}_{name}", kinds)
     return drawn

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from figures import accuracy, entropy, reward, roofline
+from figures import accuracy, entropy, operations, reward, roofline
 from figures.__main__ import main
 from figures.curves import curve_rows, smooth
 from figures.palette import COLOURS, colour, order, short, spread
@@ -192,11 +192,29 @@ def test_the_roofline_goes_from_few_rows_to_many_and_lies_above_the_floor() -> N
     assert [len(part.lines) for part in axes] == [5, 5, 5, 5]
 
 
-def test_blessed_records_of_the_kernels_are_drawn_as_the_roofline_alone(tmp_path: Path) -> None:
+def test_operations_stand_against_their_bars_in_the_order_of_their_sizes() -> None:
+    raw = json.loads(KERNELS.read_text(encoding="utf-8"))["records"]
+    names = ("quantize_share_nf4", "portable_ratio_nvfp4_64", "portable_ratio_nvfp4_1024")
+    bounds: operations.Bounds = {("operations", name): (0.8, None) for name in names}
+    rows = operations.rows([parse_record(item, str(KERNELS)) for item in raw], bounds)
+    assert len(rows) == 3
+    labels = [row.label for row in rows]
+    few, many = (labels.index(f"portable layer over BF16's, NVFP4 M = {m}") for m in (64, 1024))
+    assert few < many
+    (nf4,) = [row for row in rows if row.label == "quantize, NF4"]
+    assert nf4.low <= nf4.mean <= nf4.high < 0.8 == nf4.least
+    assert {row.panel for row in rows} == {"share", "ratio"}
+    assert len(operations.draw(rows).axes) == 2
+
+
+def test_blessed_records_of_the_kernels_are_drawn_as_roofline_and_operations(
+    tmp_path: Path,
+) -> None:
     unpack(KERNELS, tmp_path / "runs")
     assert main(["--records", str(tmp_path / "runs"), "--out", str(tmp_path / "out")]) == 0
     drawn = {path.name for path in (tmp_path / "out").iterdir()}
-    assert drawn == {"systems_kernels_roofline.png", "systems_kernels_roofline.svg"}
+    names = ("systems_kernels_roofline", "systems_kernels_operations")
+    assert drawn == {f"{name}.{kind}" for name in names for kind in ("png", "svg")}
 
 
 def test_drawing_needs_no_torch() -> None:
