@@ -14,7 +14,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from figures.captions import caption, rate_of
-from figures.palette import CONTROLS, colour, dash, new_figure, order, short, spread, tidy
+from figures.palette import CONTROLS, colour, dash, name_line, new_figure, order, spread, tidy
 from repro.evidence.record import Record
 from repro.evidence.statistics import mean_interval
 
@@ -131,21 +131,5 @@ def _panel(axes: Axes, rows: Sequence[CurveRow], *, gap: float) -> None:
         return
     last = max(row.step for row in ends)
     for row, height in zip(ends, spread([row.mean for row in ends], gap), strict=True):
-        axes.annotate(
-            short(row.arm),
-            xy=(row.step, row.mean),
-            xytext=(last + 0.06 * last, height),
-            color=colour(row.arm),
-            fontsize=8.5,
-            va="center",
-            annotation_clip=False,
-            arrowprops={
-                "arrowstyle": "-",
-                "color": colour(row.arm),
-                "linewidth": 0.6,
-                "relpos": (0, 0.5),
-                "shrinkA": 1,
-                "shrinkB": 0,
-            },
-        )
+        name_line(axes, row.arm, end=(row.step, row.mean), at=(last + 0.06 * last, height))
     axes.set_xlim(1, last + 0.02 * last)

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from matplotlib.figure import Figure
 
 from figures.captions import caption, rate_of
-from figures.palette import colour, dash, new_figure, order, short, spread, tidy
+from figures.palette import colour, dash, name_line, new_figure, order, spread, tidy
 from repro.evidence.record import Record
 from repro.evidence.statistics import mean_interval
 
@@ -105,22 +105,8 @@ def draw(rows: Sequence[HeldoutRow], where: str = "") -> Figure:
     for row, place in zip(
         ends, spread([row.mean for row in ends], (top - bottom) * 0.05), strict=True
     ):
-        axes.annotate(
-            short(row.arm),
-            xy=(row.tokens / 1000, row.mean),
-            xytext=(1.06 * row.tokens / 1000, place),
-            color=colour(row.arm),
-            fontsize=8.5,
-            va="center",
-            annotation_clip=False,
-            arrowprops={
-                "arrowstyle": "-",
-                "color": colour(row.arm),
-                "linewidth": 0.6,
-                "relpos": (0, 0.5),
-                "shrinkA": 1,
-                "shrinkB": 0,
-            },
+        name_line(
+            axes, row.arm, end=(row.tokens / 1000, row.mean), at=(1.06 * row.tokens / 1000, place)
         )
     axes.set_xlabel("sampled training tokens, thousands")
     axes.set_ylabel("held-out accuracy, percent")

@@ -85,6 +85,27 @@ def tidy(axes: Axes) -> None:
     axes.set_axisbelow(True)
 
 
+def name_line(axes: Axes, arm: str, *, end: tuple[float, float], at: tuple[float, float]) -> None:
+    """Write an arm's short label at `at`, joined to the `end` of its line by a thin stroke."""
+    axes.annotate(
+        short(arm),
+        xy=end,
+        xytext=at,
+        color=colour(arm),
+        fontsize=8.5,
+        va="center",
+        annotation_clip=False,
+        arrowprops={
+            "arrowstyle": "-",
+            "color": colour(arm),
+            "linewidth": 0.6,
+            "relpos": (0, 0.5),
+            "shrinkA": 1,
+            "shrinkB": 0,
+        },
+    )
+
+
 def spread(positions: Sequence[float], gap: float) -> list[float]:
     """Return the positions moved apart so that neighbours are at least `gap` apart.
 
