@@ -7,24 +7,18 @@ As `repro.rl.checkpoint`, with a row a run: `ensemble.safetensors` and `state.js
 from __future__ import annotations
 
 import dataclasses
-import json
-import os
-import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
 
 from repro.ensemble.masters import Masters
 from repro.ensemble.optimizer import StackedAdamW
 from repro.ensemble.stack import Stack
-from repro.rl.checkpoint import TrainState, complete_checkpoints, flush
+from repro.rl.checkpoint import TrainState, publish, read_newest
 
 TENSORS = "ensemble.safetensors"
-STATE = "state.json"
 SCHEMA = 1
 
 
@@ -51,18 +45,11 @@ def save_ensemble(
     folder: Path, state: EnsembleState, stack: Stack, optimizer: StackedAdamW
 ) -> Path:
     """Write the checkpoint of `state.step`, then remove older ones; return its folder."""
-    folder.mkdir(parents=True, exist_ok=True)
-    final = folder / f"step-{state.step:08d}"
-    partial = folder / f"unfinished-{state.step:08d}-{os.getpid()}"
-    for left_over in folder.glob("unfinished-*"):
-        shutil.rmtree(left_over)
-    partial.mkdir()
     tensors = {
         "values": _masters(stack).values.cpu(),
         "first": optimizer.first.cpu(),
         "second": optimizer.second.cpu(),
     }
-    save_file(tensors, partial / TENSORS)
     content = {
         "schema": SCHEMA,
         "step": state.step,
@@ -70,17 +57,7 @@ def save_ensemble(
         "runs": [dataclasses.asdict(run) for run in state.runs],
         "failures": state.failures,
     }
-    (partial / STATE).write_text(json.dumps(content, allow_nan=False), encoding="utf-8")
-    for written in partial.iterdir():
-        flush(written)
-    if final.exists():
-        shutil.rmtree(final)
-    os.replace(partial, final)
-    flush(folder)
-    for older in complete_checkpoints(folder):
-        if older != final:
-            shutil.rmtree(older)
-    return final
+    return publish(folder, state.step, {TENSORS: tensors}, content)
 
 
 @torch.no_grad()
@@ -94,17 +71,10 @@ def load_ensemble(
     ValueError
         When the checkpoint is of other runs or damaged; the message names the folder.
     """
-    found = complete_checkpoints(folder)
-    if not found:
+    found = read_newest(folder, (TENSORS,))
+    if found is None:
         return None
-    newest = found[-1]
-    try:
-        content = json.loads((newest / STATE).read_text(encoding="utf-8"))
-        tensors = load_file(newest / TENSORS)
-    except (OSError, json.JSONDecodeError, SafetensorError) as error:
-        raise ValueError(
-            f"checkpoint {newest} cannot be read ({error}); remove it to start again"
-        ) from error
+    newest, content, (tensors,) = found
     if content.get("schema") != SCHEMA:
         raise ValueError(
             f"checkpoint {newest} has schema {content.get('schema')}; this is {SCHEMA}"

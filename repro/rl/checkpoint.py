@@ -19,6 +19,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,7 +27,7 @@ from typing import Any
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
-from torch import nn
+from torch import Tensor, nn
 
 from repro.rl.optimizer import optimizer_tensors, restore_optimizer
 
@@ -68,16 +69,8 @@ def save_checkpoint(
     optimizer: torch.optim.Optimizer,
 ) -> Path:
     """Write the checkpoint of `state.step`, then remove older ones; return its folder."""
-    folder.mkdir(parents=True, exist_ok=True)
-    final = folder / f"step-{state.step:08d}"
-    partial = folder / f"unfinished-{state.step:08d}-{os.getpid()}"
-    for left_over in folder.glob("unfinished-*"):
-        shutil.rmtree(left_over)
-    partial.mkdir()
     tensors, numbers = optimizer_tensors(optimizer, parameters)
     trained = {name: p.detach().cpu().contiguous() for name, p in parameters.items()}
-    save_file(trained, partial / PARAMETERS)
-    save_file(tensors, partial / OPTIMIZER)
     content = {
         "schema": SCHEMA,
         "digest": state.digest,
@@ -87,6 +80,36 @@ def save_checkpoint(
         "effects": state.effects,
         "optimizer_numbers": numbers,
     }
+    return publish(folder, state.step, {PARAMETERS: trained, OPTIMIZER: tensors}, content)
+
+
+def publish(
+    folder: Path,
+    step: int,
+    tensors: Mapping[str, dict[str, Tensor]],
+    content: Mapping[str, Any],
+) -> Path:
+    """Write one checkpoint, whole or not at all, then remove older ones; return its folder.
+
+    Parameters
+    ----------
+    folder
+        Of the checkpoints.
+    step
+        Names the checkpoint.
+    tensors
+        One file of safetensors each, by its name.
+    content
+        JSON values, kept beside them.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    final = folder / f"step-{step:08d}"
+    partial = folder / f"unfinished-{step:08d}-{os.getpid()}"
+    for left_over in folder.glob("unfinished-*"):
+        shutil.rmtree(left_over)
+    partial.mkdir()
+    for name, held in tensors.items():
+        save_file(held, partial / name)
     (partial / STATE).write_text(json.dumps(content, allow_nan=False), encoding="utf-8")
     for written in partial.iterdir():
         flush(written)
@@ -114,18 +137,10 @@ def load_checkpoint(
         When the checkpoint belongs to another configuration, other parameters, or is damaged; the
         message names the folder.
     """
-    found = complete_checkpoints(folder)
-    if not found:
+    found = read_newest(folder, (PARAMETERS, OPTIMIZER))
+    if found is None:
         return None
-    newest = found[-1]
-    try:
-        content = json.loads((newest / STATE).read_text(encoding="utf-8"))
-        trained = load_file(newest / PARAMETERS)
-        tensors = load_file(newest / OPTIMIZER)
-    except (OSError, json.JSONDecodeError, SafetensorError) as error:
-        raise ValueError(
-            f"checkpoint {newest} cannot be read ({error}); remove it to start again"
-        ) from error
+    newest, content, (trained, tensors) = found
     if content.get("schema") != SCHEMA or content.get("digest") != digest:
         raise ValueError(
             f"checkpoint {newest} belongs to configuration {content.get('digest')} "
@@ -150,6 +165,30 @@ def load_checkpoint(
         series=content["series"],
         effects=content["effects"],
     )
+
+
+def read_newest(
+    folder: Path, names: Sequence[str]
+) -> tuple[Path, dict[str, Any], list[dict[str, Tensor]]] | None:
+    """Return the last checkpoint's folder, its JSON values and its files of tensors, or None.
+
+    Raises
+    ------
+    ValueError
+        When it is damaged; the message names the folder.
+    """
+    found = complete_checkpoints(folder)
+    if not found:
+        return None
+    newest = found[-1]
+    try:
+        content = json.loads((newest / STATE).read_text(encoding="utf-8"))
+        tensors = [load_file(newest / name) for name in names]
+    except (OSError, json.JSONDecodeError, SafetensorError) as error:
+        raise ValueError(
+            f"checkpoint {newest} cannot be read ({error}); remove it to start again"
+        ) from error
+    return newest, content, tensors
 
 
 def complete_checkpoints(folder: Path) -> list[Path]:
