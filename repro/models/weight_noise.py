@@ -17,7 +17,7 @@ draw.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,6 +32,7 @@ from repro.spec.config import WeightFormat, derive_seed
 
 _TOLERANCE = 0.01
 _BISECTIONS = 40
+_PROMPTS_AT_ONCE = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,10 +67,18 @@ def base_projections(policy: Policy) -> dict[str, nn.Linear]:
 
 def noise_of(weight: Tensor, sigma: float, *, seed: int, name: str) -> Tensor:
     """Return sigma * rms(weight) * N(0, I), (N, K) float32 on the weight's device."""
+    return _scaled(_drawn(weight, seed=seed, name=name), weight, sigma)
+
+
+def _drawn(weight: Tensor, *, seed: int, name: str) -> Tensor:
+    """Return N(0, I), (N, K) float32 on the weight's device."""
     generator = torch.Generator().manual_seed(derive_seed(seed, "planted", name))
-    drawn = torch.randn(weight.shape, generator=generator, dtype=torch.float32)
+    return torch.randn(weight.shape, generator=generator, dtype=torch.float32).to(weight.device)
+
+
+def _scaled(drawn: Tensor, weight: Tensor, sigma: float) -> Tensor:
     rms = weight.detach().float().square().mean().sqrt()
-    return drawn.to(weight.device) * (sigma * rms)
+    return drawn * (sigma * rms)
 
 
 @torch.no_grad()
@@ -134,8 +143,14 @@ def matched_sigma(
     if not wanted > 0:
         raise ValueError(f"{weight_format} left the policy as it was; there is no KL to match")
 
+    # Drawn once: only the strength changes from one try to the next.
+    drawn = {
+        name: _drawn(linear.weight, seed=seed, name=name)
+        for name, linear in base_projections(policy).items()
+    }
+
     def kl_at(sigma: float) -> float:
-        with _planted(policy, sigma, seed):
+        with _planted(policy, drawn, sigma):
             return mean_kl(clean, token_logprobs(policy, prompts))
 
     sigma, found = _solve(kl_at, wanted)
@@ -159,11 +174,15 @@ def _solve(kl_at: Callable[[float], float], wanted: float) -> tuple[float, float
 
 
 @contextmanager
-def _planted(policy: Policy, sigma: float, seed: int) -> Iterator[None]:
+def _planted(policy: Policy, drawn: Mapping[str, Tensor], sigma: float) -> Iterator[None]:
+    """Let a policy's projections carry what `plant_noise` adds, for a while."""
     linears = base_projections(policy)
     before = {name: linear.weight.detach().clone() for name, linear in linears.items()}
     try:
-        plant_noise(policy, sigma, seed=seed)
+        with torch.no_grad():
+            for name, linear in linears.items():
+                noise = _scaled(drawn[name], before[name], sigma)
+                linear.weight.copy_((before[name].float() + noise).to(before[name].dtype))
         yield
     finally:
         with torch.no_grad():
@@ -173,15 +192,22 @@ def _planted(policy: Policy, sigma: float, seed: int) -> Iterator[None]:
 
 @torch.no_grad()
 def token_logprobs(policy: Policy, prompts: Sequence[Sequence[int]]) -> list[Tensor]:
-    """Return log-probabilities over the vocabulary at every position, (S, V) float32 a prompt."""
-    return [
-        policy.model(input_ids=torch.tensor([list(prompt)], device=policy.device))
-        .logits[0]
-        .float()
-        .log_softmax(-1)
-        .cpu()
-        for prompt in prompts
-    ]
+    """Return log-probabilities over the vocabulary at every position, (S, V) float32 a prompt.
+
+    On the policy's device. Prompts go forward together, padded on the right, where causal attention
+    never looks.
+    """
+    found = []
+    for begin in range(0, len(prompts), _PROMPTS_AT_ONCE):
+        part = prompts[begin : begin + _PROMPTS_AT_ONCE]
+        ids = torch.zeros(len(part), max(map(len, part)), dtype=torch.long)
+        for row, prompt in enumerate(part):
+            ids[row, : len(prompt)] = torch.tensor(list(prompt))
+        logits = policy.model(input_ids=ids.to(policy.device)).logits
+        found += [
+            logits[row, : len(prompt)].float().log_softmax(-1) for row, prompt in enumerate(part)
+        ]
+    return found
 
 
 def mean_kl(first: Sequence[Tensor], second: Sequence[Tensor]) -> float:

@@ -14,6 +14,7 @@ training seed is needed. Arms with added noise carry that of the first noisy sta
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -37,7 +38,7 @@ from repro.rollout.torch_sampler import TorchSampler, end_token_ids
 from repro.spec.arm import Training, WeightFormat
 from repro.spec.config import RunConfig, TrainScale, derive_seed
 
-_PROMPTS_AT_ONCE = 32
+_PROMPTS_AT_ONCE = 256
 _KINDS = ("own", "forced")
 
 
@@ -58,16 +59,18 @@ def measure_entropy(
     policy = _load(run, run.arm.weight_format, run.arm.training)
     if run.arm.weight_noise is not None:
         plant_matched_noise(policy, run, load_problems(scale.data, "train"))
-    plain = _load(run, "bf16", "none")
+    progress("sampling the common tokens", {})
+    common = _common_rows(run.scale, run.seed, run.tier)
     found: dict[str, list[float]] = {kind: [] for kind in _KINDS}
     with _noise(run, policy) as receipt:
-        for start in range(0, len(problems), _PROMPTS_AT_ONCE):
+        for part, forced in zip(_parts(problems), common, strict=True):
             if should_stop():
                 raise Stopped
-            progress("measuring", {"step": float(start), "steps": float(len(problems))})
-            part = problems[start : start + _PROMPTS_AT_ONCE]
-            found["own"] += entropies_by_prompt(policy, _sample(run, policy, part))
-            found["forced"] += entropies_by_prompt(policy, _sample(run, plain, part))
+            done = float(len(found["own"]))
+            progress("measuring", {"step": done, "steps": float(len(problems))})
+            own = _sample(scale, run.seed, policy, part)
+            found["own"] += entropies_by_prompt(policy, own)
+            found["forced"] += entropies_by_prompt(policy, forced)
     return Measured(
         metrics={f"entropy_{kind}": _mean(values) for kind, values in found.items()},
         series={f"entropy_{kind}_by_prompt": list(values) for kind, values in found.items()},
@@ -89,8 +92,36 @@ def _load(run: RunConfig, weight_format: WeightFormat, training: Training) -> Po
         lora_alpha=run.arm.lora_alpha,
         compute_dtype=run.scale.compute_dtype,
         seed=run.seed,
-        device="cpu" if run.tier == "smoke" else "cuda",
+        device=_device(run.tier),
     )
+
+
+def _device(tier: str) -> str:
+    return "cpu" if tier == "smoke" else "cuda"
+
+
+def _parts(problems: Sequence[Problem]) -> list[Sequence[Problem]]:
+    """Return the problems in the parts that are sampled at once."""
+    places = range(0, len(problems), _PROMPTS_AT_ONCE)
+    return [problems[place : place + _PROMPTS_AT_ONCE] for place in places]
+
+
+# Every arm of a seed is asked on the same tokens, which one process samples once.
+@functools.lru_cache(maxsize=1)
+def _common_rows(scale: TrainScale, seed: int, tier: str) -> tuple[Rows, ...]:
+    """Return the BF16 policy's completions of the development problems, part by part."""
+    plain = load_policy(
+        scale.checkpoint,
+        weight_format="bf16",
+        training="none",
+        lora_rank=1,
+        lora_alpha=1.0,
+        compute_dtype=scale.compute_dtype,
+        seed=seed,
+        device=_device(tier),
+    )
+    problems = load_problems(scale.data, "development")
+    return tuple(_sample(scale, seed, plain, part) for part in _parts(problems))
 
 
 def _noise(run: RunConfig, policy: Policy) -> AbstractContextManager[NoiseReceipt]:
@@ -109,9 +140,8 @@ def _told(receipt: NoiseReceipt) -> dict[str, Any]:
     }
 
 
-def _sample(run: RunConfig, policy: Policy, problems: Sequence[Problem]) -> Rows:
+def _sample(scale: TrainScale, seed: int, policy: Policy, problems: Sequence[Problem]) -> Rows:
     """Return completions of the problems; their seeds depend on run seed and problem alone."""
-    scale: TrainScale = run.scale
     tokenizer = cast(Tokenizer, policy.tokenizer)
     prompts = [render(problem, scale.prompt_template, tokenizer) for problem in problems]
     batch = TorchSampler(policy).sample(
@@ -119,7 +149,7 @@ def _sample(run: RunConfig, policy: Policy, problems: Sequence[Problem]) -> Rows
         scale.rollout,
         group_size=scale.group_size,
         seeds=[
-            derive_seed(run.seed, "entropy", problem.id, k)
+            derive_seed(seed, "entropy", problem.id, k)
             for problem in problems
             for k in range(scale.group_size)
         ],

@@ -72,3 +72,11 @@ def test_noise_on_quantised_or_untouched_weights_is_refused() -> None:
         plant_noise(policy("nvfp4"), 0.1, seed=0)
     with pytest.raises(ValueError, match="as it was"):
         plant_noise(policy(), 0.0, seed=0)
+
+
+def test_prompts_side_by_side_are_read_as_each_alone() -> None:
+    together = token_logprobs(policy(), PROMPTS)
+    for prompt, found in zip(PROMPTS, together, strict=True):
+        (alone,) = token_logprobs(policy(), [prompt])
+        assert found.shape[0] == len(prompt)
+        assert torch.allclose(found, alone, atol=1e-5)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from repro.procedures import Measured, procedure_named
+from repro.procedures import entropy_start as module
 from repro.spec.config import RunConfig
 from repro.spec.target import plan
 from repro.spec.tier import Tier
@@ -56,3 +58,26 @@ def test_rounding_and_noise_change_the_entropy_on_the_same_tokens(tmp_path: Path
         noise = other.effects["noise_at_start"]
         assert (noise["channels_changed"] > 0) is (arm == "bf16_noisy")
     assert noise["sigma"] == pytest.approx(1e-2)
+
+
+def test_the_common_tokens_are_sampled_once_and_parts_change_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = {arm: measured(arm, tmp_path) for arm in ("bf16", "mxfp4")}
+    sampled = []
+    sample = module._sample
+
+    def counted(*args: Any) -> Any:
+        sampled.append(len(args[-1]))
+        return sample(*args)
+
+    monkeypatch.setattr(module, "_sample", counted)
+    monkeypatch.setattr(module, "_PROMPTS_AT_ONCE", 3)
+    module._common_rows.cache_clear()
+    for arm, wanted in whole.items():
+        found = measured(arm, tmp_path)
+        for name, values in wanted.series.items():
+            assert found.series[name] == pytest.approx(values, abs=1e-5), (arm, name)
+    # The common ones, then each arm's own.
+    assert sampled == [3, 2] * 3
+    module._common_rows.cache_clear()
