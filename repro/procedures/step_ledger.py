@@ -118,6 +118,6 @@ class StepLedger:
             {
                 "arm": dataclasses.asdict(arm) | {"name": "", "label": ""},
                 "point": dataclasses.asdict(point),
-                "scale": [scale.warm_up, scale.warm_up_tokens, scale.optimizer],
+                "scale": [scale.warm_up, scale.warm_up_tokens, scale.updates, scale.optimizer],
             }
         )

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import gc
+import traceback
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -23,7 +24,7 @@ from repro.models.other_products import take_products
 from repro.models.policy import Policy, trainable_parameters
 from repro.models.quantized_linear import QuantizedLinear
 from repro.models.shapes import random_policy
-from repro.procedures.step_ledger import StepLedger
+from repro.procedures.step_ledger import StepLedger, way_of
 from repro.procedures.step_phases import Stepper, context_bytes, parameter_image
 from repro.reward.grader import GraderPool
 from repro.rollout.engine import Engine
@@ -39,13 +40,14 @@ Stop = Callable[[], bool]
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Bench:
-    """What every measurement of a run shares."""
+    """What every measurement of a run shares; `failures` says of points what went wrong."""
 
     scale: StepScale
     seed: int
     pool: GraderPool
     ledger: StepLedger
     should_stop: Stop
+    failures: list[str] = dataclasses.field(default_factory=list)
 
 
 def step_shape(
@@ -94,16 +96,50 @@ def measure_points(bench: Bench, arm: StepArm, points: list[StepPoint]) -> bool:
     with _budget(missing[0]) as budget:
         try:
             policy = build_policy(arm, missing[0], bench.seed)
-        except torch.OutOfMemoryError:
+        except Exception as error:  # noqa: BLE001
             for point in missing:
-                bench.ledger.out_of_memory(arm, point, "the weights alone do not fit")
+                if is_out_of_memory(error):
+                    bench.ledger.out_of_memory(arm, point, "the weights alone do not fit")
+                else:
+                    _note_failure(bench, arm, point, error)
             return True
         for point in missing:
-            if bench.should_stop() or not _measure(bench, arm, point, policy, budget):
+            if bench.should_stop():
                 return False
-            torch.cuda.reset_peak_memory_stats()
+            try:
+                if not _measure(bench, arm, point, policy, budget):
+                    return False
+            except Exception as error:  # noqa: BLE001
+                _note_failure(bench, arm, point, error)
         del policy
     return True
+
+
+def is_out_of_memory(error: BaseException | None) -> bool:
+    """Return whether memory ran out, be it under what was raised while that was handled.
+
+    A step that is being captured ends its capture on the way out, which then may fail, too.
+    """
+    while error is not None:
+        if isinstance(error, torch.OutOfMemoryError):
+            return True
+        error = error.__context__
+    return False
+
+
+def _note_failure(bench: Bench, arm: StepArm, point: StepPoint, error: Exception) -> None:
+    """Take down what went wrong with a point, so that the others can go on.
+
+    Raises
+    ------
+    RuntimeError
+        When the device itself no longer answers.
+    """
+    traceback.print_exception(error)
+    said = (str(error).splitlines() or [""])[0]
+    bench.failures.append(f"{point.name} {way_of(arm)}: {type(error).__name__}: {said}")
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
 
 
 @contextmanager
@@ -113,7 +149,6 @@ def _budget(point: StepPoint) -> Iterator[int]:
     let_go()
     budget = point.budget_bytes or total
     torch.cuda.set_per_process_memory_fraction(min(1.0, (budget - context_bytes()) / total))
-    torch.cuda.reset_peak_memory_stats()
     try:
         yield budget
     finally:
@@ -155,7 +190,9 @@ def _measure(bench: Bench, arm: StepArm, point: StepPoint, policy: Policy, budge
     while True:
         try:
             return measure_repeats(bench, arm, point, policy, planned, given_up)
-        except torch.OutOfMemoryError:
+        except Exception as error:
+            if not is_out_of_memory(error):
+                raise
             bench.ledger.begin_again(arm, point)
         # Outside the handler: its exception holds the frames, and so the tensors, that failed.
         let_go()
@@ -186,17 +223,19 @@ def measure_repeats(
     done = scale.steps - bench.ledger.missing(arm, point)
     config = engine_config(point, planned)
     full = policy.training == "full"
-    sampler = CopySampler(policy, config) if full else Engine(policy, config)
-    let_go()
     for parameter in policy.model.parameters():
         parameter.grad = None  # a step that ran out of memory may have left one
+    let_go()
+    _begin_peak()  # of this try: what an earlier point or a larger try took is not its own
+    sampler = CopySampler(policy, config) if full else Engine(policy, config)
+    let_go()
     try:
         stepper = Stepper.build(
             policy, sampler, bench.pool, point, scale,
             seed=bench.seed, micro_tokens=planned.micro_tokens,
         )  # fmt: skip
         before = parameter_image(policy)
-        for number in range(scale.warm_up):
+        for number in range(0 if point.memory_only else scale.warm_up):
             stepper.step(number)
         for repeat in range(done, scale.steps):
             if bench.should_stop():
@@ -233,6 +272,11 @@ def _facts(
         found["plan"] = dataclasses.asdict(plan) | {"step": point.name}
         found["predicted_bytes"] = plan.peak
     return found | _memory()
+
+
+def _begin_peak() -> None:
+    if torch.cuda.is_available():
+        torch.cuda.reset_peak_memory_stats()
 
 
 def _memory() -> dict[str, int]:

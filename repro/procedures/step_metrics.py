@@ -9,8 +9,10 @@ Per point `p`, the metrics are
 
 and where there is a baseline, `speedup_p`, `update_ratio_p` and `rollout_ratio_p`: the baseline's
 time over the arm's, repeat by repeat. Each metric is the median over the repeats, which stand in
-the record as a series of the metric's name. A point that samples part of its rows' tokens has no
-metric in which the rollout's time takes part.
+the record as a series of the metric's name. Phases after the rollout may have been repeated on it
+(`StepScale.updates`) and then have more values than the step. A point that samples part of its
+rows' tokens has no metric in which the rollout's time takes part; one that measures memory only
+has the last three.
 """
 
 from __future__ import annotations
@@ -34,21 +36,35 @@ _OF_THE_ROLLOUT = ("step_seconds", "rollout_seconds", "tokens_per_second", "spee
 
 def series_of(point: StepPoint, mine: Entry, base: Entry | None) -> dict[str, list[float | None]]:
     """Return one value a repeat of every metric that is timed, by its name."""
+    if point.memory_only:
+        return {}
     repeats = mine["repeats"]
     tokens = mine["facts"]["generated_tokens"]
     found = {"step_seconds": [repeat["total"] for repeat in repeats]}
     for name in (*PHASES, "reward"):
-        found[f"{name}_seconds"] = [repeat[name] for repeat in repeats]
+        found[f"{name}_seconds"] = _seconds(repeats, name)
     found["tokens_per_second"] = [tokens / repeat["rollout"] for repeat in repeats]
     if base is not None:
         for name, phase in _RATIOS.items():
             found[name] = [
-                other[phase] / repeat[phase]
-                for other, repeat in zip(base["repeats"], repeats, strict=False)
+                slow / fast
+                for slow, fast in zip(
+                    _seconds(base["repeats"], phase), _seconds(repeats, phase), strict=False
+                )
             ]
     if not point.whole:
         found = {name: values for name, values in found.items() if name not in _OF_THE_ROLLOUT}
     return {f"{name}_{point.name}": list(values) for name, values in found.items()}
+
+
+def _seconds(repeats: list[dict[str, Any]], phase: str) -> list[float]:
+    """Return every timing of a phase: once a step, and as often as it was repeated on it."""
+    return [
+        timed[phase]
+        for repeat in repeats
+        for timed in (repeat, *repeat.get("again", ()))
+        if phase in timed
+    ]
 
 
 def metrics_of(point: StepPoint, mine: Entry, base: Entry | None) -> dict[str, Estimate]:

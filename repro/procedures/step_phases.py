@@ -49,6 +49,7 @@ from repro.spec.config import (
 from repro.spec.step import StepPoint, StepScale
 
 PHASES = ("rollout", "logprob", "update", "optimizer", "idle")
+AFTER_THE_ROLLOUT = ("logprob", "update", "optimizer")
 _LEARNING_RATE = 1e-5  # Table 4, LoRA on 4-bit weights
 _FORMAT_REWARD = 0.2
 
@@ -115,32 +116,64 @@ class Stepper:
             golds=[p.answer for p in problems for _ in range(point.group)],
         )
 
-    def step(self, number: int) -> dict[str, float]:
-        """Carry out one step; return its seconds by phase, and `total`, `reward`, `grad_norm`."""
+    def step(self, number: int) -> dict[str, Any]:
+        """Carry out one step.
+
+        Returns
+        -------
+        dict
+            Seconds by phase, and `total`, `reward`, `grad_norm`; under `again` the seconds of the
+            phases that were repeated on the same rollout (`StepScale.updates`).
+        """
         clock = _Clock()
         sampled = self._rollout(number)
         clock.mark("rollout")
         rows, seeds = self._rows(sampled, number), self._seeds(number)
-        if number < self.scale.warm_up:
+        warming = number < self.scale.warm_up
+        if warming:
             # One micro-batch takes every kernel's turn; the others would repeat it.
             first = split_rows(rows, self.micro_tokens)[0]
             rows, seeds = rows.select(first), [seeds[row] for row in first.tolist()]
+        part = torch.arange(len(rows))
+        if self.point.memory_only:
+            part = torch.cat(split_rows(rows, self.micro_tokens)[:2])
+        taking_part = rows.select(part)
         with ThreadPoolExecutor(max_workers=1) as executor:
             future = executor.submit(self._reward, rows, seeds)
             clock.mark("idle")
-            old = evaluate_packed(
-                self.policy,
-                rows,
-                1.0,
-                micro_tokens=self.micro_tokens,
-                fallbacks=self.fallbacks,
-            )
-            clock.mark("logprob")
+            old = self._evaluate(taking_part, clock)
             rewards, seconds = _result(future)
         advantages = group_advantages(
             rewards.total, rows.prompt_of_row, scale_by_std=True, epsilon=GRPO.advantage_epsilon
-        ).values
+        ).values[part]
         clock.mark("idle")
+        norm = self._update(taking_part, advantages, old, clock)
+        found: dict[str, Any] = clock.read()
+        gap = (taking_part.sampled_logprobs - old).abs()
+        gap = gap[taking_part.mask & (taking_part.sampled_logprobs != 0)]
+        found["sampler_trainer_abs_diff_mean"] = float(gap.mean()) if len(gap) else 0.0
+        found |= {"reward": seconds, "grad_norm": norm, "again": []}
+        if not warming:
+            for _ in range(self.scale.updates - 1):
+                found["again"].append(self._again(taking_part, advantages))
+        return found
+
+    def _again(self, rows: Rows, advantages: Tensor) -> dict[str, float]:
+        """Repeat what follows a rollout; return the seconds of its phases."""
+        clock = _Clock()
+        self._update(rows, advantages, self._evaluate(rows, clock), clock)
+        found = clock.read()
+        return {name: found[name] for name in AFTER_THE_ROLLOUT}
+
+    def _evaluate(self, rows: Rows, clock: _Clock) -> Tensor:
+        old = evaluate_packed(
+            self.policy, rows, 1.0, micro_tokens=self.micro_tokens, fallbacks=self.fallbacks
+        )
+        clock.mark("logprob")
+        return old
+
+    def _update(self, rows: Rows, advantages: Tensor, old: Tensor, clock: _Clock) -> float:
+        """Update the policy; return the gradient's norm."""
         done = accumulate_packed(
             self.policy,
             rows,
@@ -158,10 +191,7 @@ class Stepper:
         norm = gradient_step(self.optimizer, trainable_parameters(self.policy), max_grad_norm=1.0)
         self.engine.refresh()
         clock.mark("optimizer")
-        found = clock.read()
-        gap = (rows.sampled_logprobs - old).abs()[rows.mask & (rows.sampled_logprobs != 0)]
-        found["sampler_trainer_abs_diff_mean"] = float(gap.mean()) if len(gap) else 0.0
-        return found | {"reward": seconds, "grad_norm": norm}
+        return norm
 
     def _seeds(self, number: int) -> list[int]:
         return [derive_seed(self.seed, "step", number, row) for row in range(self.point.rows)]

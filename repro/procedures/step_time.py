@@ -7,7 +7,8 @@ up, and is timed as often as the scale says. Each timed step is written down at 
 baseline another arm has measured takes it over. What the metrics are: `repro.procedures.
 step_metrics`.
 
-A point that does not fit has no metrics; `effects["out_of_memory"]` says so.
+A point that does not fit has no metrics; `effects["out_of_memory"]` says so. One that fails in
+another way costs its own metrics alone: `effects["failed"]` says how, and the log has a traceback.
 """
 
 from __future__ import annotations
@@ -42,7 +43,8 @@ def measure_steps(
     Raises
     ------
     RuntimeError
-        Without a CUDA device, or without the library that the arm multiplies by.
+        Without a CUDA device, without the library that the arm multiplies by, or when every point
+        failed.
     Stopped
         When asked to stop between two steps; what was measured is kept.
     """
@@ -63,7 +65,11 @@ def measure_steps(
                 progress(f"{points[0].model} {way_of(way)}", {})
                 if not measure_points(bench, way, points):
                     raise Stopped
-    return measured_steps(own, ways, scale, ledger)
+    found = measured_steps(own, ways, scale, ledger)
+    if bench.failures and not found.metrics:
+        raise RuntimeError("; ".join(bench.failures))
+    found.effects["failed"] = bench.failures
+    return found
 
 
 def ways_of(own: StepArm, scale: StepScale) -> list[StepArm]:

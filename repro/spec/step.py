@@ -83,6 +83,10 @@ class StepPoint:
         Rows sampled at once; 0 samples all rows at once.
     cache
         Of keys and values: `compute` (16 bits) or `float8`.
+    memory_only
+        Nothing is timed: without a warm-up, and log-probabilities and update go over two
+        micro-batches alone. The second meets the first's gradients, so further ones add nothing to
+        the peak. Cache and engine are those of the whole step.
     """
 
     name: str
@@ -98,6 +102,7 @@ class StepPoint:
     lora_rank: int = 0
     slots: int = 0
     cache: Literal["compute", "float8"] = "compute"
+    memory_only: bool = False
 
     def __post_init__(self) -> None:
         require(
@@ -127,7 +132,7 @@ class StepPoint:
     @property
     def whole(self) -> bool:
         """Whether every token of a completion is sampled, so that a step's time means something."""
-        return self.sampled_tokens in (0, self.completion_tokens)
+        return self.sampled_tokens in (0, self.completion_tokens) and not self.memory_only
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,6 +146,9 @@ class StepScale:
     warm_up, steps
         Steps before the clock, which sample `warm_up_tokens` of a row, fill up the rest and update
         on one micro-batch; and steps under it, the median of which counts.
+    updates
+        Times that a step's log-probabilities, update and optimiser are carried out on its rollout,
+        which takes most of a step's time. The first is the step's; all are repeats of those phases.
     """
 
     points: tuple[StepPoint, ...]
@@ -148,10 +156,13 @@ class StepScale:
     warm_up: int = 1
     warm_up_tokens: int = 48
     steps: int = 1
+    updates: int = 1
     optimizer: Literal["adamw", "adamw_8bit"] = "adamw"
     seeds: tuple[int, ...] = (0,)
 
     def __post_init__(self) -> None:
-        require(self.steps >= 1, f"steps is {self.steps}; it must be 1 or more")
+        for name in ("steps", "updates"):
+            value = getattr(self, name)
+            require(value >= 1, f"{name} is {value}; it must be 1 or more")
         names = [point.name for point in self.points]
         require(len(set(names)) == len(names), f"two step points share a name in {names}")

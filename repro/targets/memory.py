@@ -6,64 +6,125 @@ drawn at random that a seed could change.
 
 from __future__ import annotations
 
+from typing import Any
+
+from repro.spec.arm import Arm
 from repro.spec.checkpoint_path import CheckpointScale
-from repro.spec.step import StepPoint, StepScale
+from repro.spec.step import StepPoint, StepScale, step_arm
 from repro.spec.target import Cost, Metric, Target
 from repro.spec.tier import GIB, Tier
+from repro.targets.step_costs import run_seconds
 from repro.targets.step_metrics import step_metrics
+from repro.targets.steps import POINTS_32B
 from repro.targets.table1 import BF16_LORA, MXFP4_LORA, NF4_LORA, NVFP4_LORA
 
 _CAP = 80 * 10**9
+_NOT_MEASURED = "predicted from the rates of one NVIDIA H200"
+
+
+def _point(name: str, model: str, **changes: Any) -> StepPoint:
+    """Return a point that measures memory alone: few tokens are sampled, two micro-batches go."""
+    return StepPoint(name=name, model=model, sampled_tokens=48, memory_only=True, **changes)
+
+
+# The claim's own point is a whole step, and Table 8's: whichever target comes first measures it.
+CLAIM = POINTS_32B[2]
+_LONG = _point("7b_long", "7b", completion_tokens=4096, micro_tokens=8704)
+_R16 = _point("14b_r16", "14b", micro_tokens=9216, lora_rank=16)
+_SHORT = _point("3b_short", "3b", prompts=4, completion_tokens=512)
 MEMORY_POINTS = (
-    StepPoint(name="32b", model="32b", budget_bytes=_CAP, micro_tokens=4608),
-    StepPoint(name="14b", model="14b", sampled_tokens=48, micro_tokens=4608),
-    StepPoint(name="7b", model="7b", sampled_tokens=48, micro_tokens=4608),
-    StepPoint(
-        name="7b_long", model="7b", sampled_tokens=48, completion_tokens=4096, micro_tokens=8704
-    ),
-    StepPoint(name="7b_r64", model="7b", sampled_tokens=48, micro_tokens=2304, lora_rank=64),
-    StepPoint(name="14b_r16", model="14b", sampled_tokens=48, micro_tokens=9216, lora_rank=16),
-    StepPoint(name="3b_short", model="3b", sampled_tokens=48, prompts=4, completion_tokens=512),
-    StepPoint(name="72b", model="72b", budget_bytes=_CAP, sampled_tokens=48, micro_tokens=2304),
+    CLAIM,
+    _point("14b", "14b", micro_tokens=4608),
+    _point("7b", "7b", micro_tokens=4608),
+    _LONG,
+    _point("7b_r64", "7b", micro_tokens=2304, lora_rank=64),
+    _R16,
+    _SHORT,
+    _point("72b", "72b", budget_bytes=_CAP, micro_tokens=2304),
 )
+# Other 4-bit formats lie on the device as NVFP4 does: a size, a length and a rank each will do.
+FORMAT_POINTS = (_LONG, _R16, _SHORT)
 
 # Smaller cards than the paper's: fewer rows at once, micro-batches of one row.
 BUDGET_POINTS = (
-    StepPoint(
-        name="32b_32gb", model="32b", budget_bytes=32 * 10**9, slots=4, micro_tokens=2304,
-        sampled_tokens=48,
-    ),
-    StepPoint(
-        name="14b_16gb", model="14b", budget_bytes=16 * 10**9, slots=2, micro_tokens=2304,
-        sampled_tokens=48, lora_rank=16,
-    ),
-    StepPoint(
-        name="7b_10gb", model="7b", budget_bytes=10 * 10**9, slots=4, micro_tokens=2304,
-        sampled_tokens=48, lora_rank=16,
-    ),
-)  # fmt: skip
+    _point("32b_32gb", "32b", budget_bytes=32 * 10**9, slots=4, micro_tokens=2304),
+    _point("14b_16gb", "14b", budget_bytes=16 * 10**9, slots=2, micro_tokens=2304, lora_rank=16),
+    _point("7b_10gb", "7b", budget_bytes=10 * 10**9, slots=4, micro_tokens=2304, lora_rank=16),
+)
 
-MEMORY = Target(
-    name="memory",
-    title="Device memory of a GRPO step, planned and measured",
-    statement="a 32B model trains with NVFP4 LoRA in half of an 80 GB card, and what a step takes "
+
+def _target(
+    name: str,
+    title: str,
+    statement: str,
+    arms: tuple[Arm, ...],
+    points: tuple[StepPoint, ...],
+    *,
+    headline: str,
+    source: str,
+    version: int,
+    card: int = 80 * GIB,
+) -> Target:
+    scale = StepScale(points=points)
+    seconds = {arm.name: run_seconds([step_arm(arm)], scale) for arm in arms}
+    return Target(
+        name=name,
+        version=version,
+        title=title,
+        statement=statement,
+        source=source,
+        procedure="step_time",
+        timed_repeats=1,
+        arms=arms,
+        scales={Tier.SYSTEMS: scale},
+        costs={
+            Tier.SYSTEMS: Cost(
+                train_seconds=max(seconds.values()),
+                evaluate_seconds=None,
+                memory_bytes=card,
+                disk_bytes=10_000_000,
+                basis=_NOT_MEASURED,
+                seconds_of_arm=seconds,
+            )
+        },
+        metrics=step_metrics(points, ratios=False),
+        headline=headline,
+    )
+
+
+MEMORY = _target(
+    "memory",
+    "Device memory of a GRPO step, planned and measured",
+    "a 32B model trains with NVFP4 LoRA in half of an 80 GB card, and what a step takes "
     "can be said before it runs",
+    (NVFP4_LORA, BF16_LORA),
+    MEMORY_POINTS,
+    headline=f"peak_bytes_{CLAIM.name}",
     source="section 1 and section 4.3 (32B on one H100-80GB); the bars are this suite's",
-    procedure="step_time",
-    timed_repeats=1,
-    arms=(NVFP4_LORA, NF4_LORA, MXFP4_LORA, BF16_LORA),
-    scales={Tier.SYSTEMS: StepScale(points=MEMORY_POINTS, warm_up=0)},
-    costs={
-        Tier.SYSTEMS: Cost(
-            train_seconds=150.0,
-            evaluate_seconds=None,
-            memory_bytes=80 * GIB,
-            disk_bytes=10_000_000,
-            basis="one run an arm on one NVIDIA H200",
-        )
-    },
-    metrics=step_metrics(MEMORY_POINTS, ratios=False),
-    headline="peak_bytes_32b",
+    version=2,
+)
+
+MEMORY_FORMATS = _target(
+    "memory_formats",
+    "Device memory of a GRPO step in the other 4-bit formats (not in the paper)",
+    "what a step on NF4 or MXFP4 weights takes can be said before it runs, too",
+    (NF4_LORA, MXFP4_LORA),
+    FORMAT_POINTS,
+    headline=f"peak_bytes_{_LONG.name}",
+    source="not in the paper; the bars are this suite's",
+    version=1,
+)
+
+MEMORY_BUDGETS = _target(
+    "memory_budgets",
+    "GRPO steps on smaller cards (not in the paper)",
+    "32B trains within a 32 GB card's budget, 14B within 16 GB and 7B within 10 GB",
+    (NVFP4_LORA,),
+    BUDGET_POINTS,
+    headline="peak_bytes_32b_32gb",
+    source="not in the paper; the bars are this suite's",
+    version=2,
+    card=32 * GIB,
 )
 
 CHECKPOINT_PATH = Target(
@@ -102,26 +163,4 @@ CHECKPOINT_PATH = Target(
         )
     ),
     headline="load_seconds",
-)
-
-MEMORY_BUDGETS = Target(
-    name="memory_budgets",
-    title="GRPO steps on smaller cards (not in the paper)",
-    statement="32B trains within a 32 GB card's budget, 14B within 16 GB and 7B within 10 GB",
-    source="not in the paper; the bars are this suite's",
-    procedure="step_time",
-    timed_repeats=1,
-    arms=(NVFP4_LORA,),
-    scales={Tier.SYSTEMS: StepScale(points=BUDGET_POINTS, warm_up=0)},
-    costs={
-        Tier.SYSTEMS: Cost(
-            train_seconds=60.0,
-            evaluate_seconds=None,
-            memory_bytes=32 * GIB,
-            disk_bytes=10_000_000,
-            basis="estimated from the rates of one NVIDIA H200",
-        )
-    },
-    metrics=step_metrics(BUDGET_POINTS, ratios=False),
-    headline="peak_bytes_32b_32gb",
 )

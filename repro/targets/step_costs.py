@@ -17,39 +17,53 @@ from repro.spec.step import StepArm, StepPoint, StepScale
 
 _BYTES_PER_SECOND = 4.3e12
 _FLOPS_PER_SECOND = 450e12
-_SECONDS_A_BLOCK = 57e-6
-# Building a model and letting it go; an engine with its captured steps and a warm-up.
-_SECONDS_A_MODEL, _SECONDS_A_POINT = 10.0, 5.0
+_SECONDS_A_BLOCK = 42e-6
+# Building a model and letting it go; an engine with its captured steps; a warm-up on top of that.
+_SECONDS_A_MODEL, _SECONDS_AN_ENGINE, _SECONDS_A_WARM_UP = 5.0, 2.0, 1.5
+# About what the memory plan chooses where it is free to.
+_MICRO_TOKENS = 9216
 _BYTES_A_WEIGHT = {"bf16": 2.0, "nvfp4": 0.5625, "mxfp4": 0.5625, "nf4": 0.5625}
 # How much longer a pass takes than by the kernels, as first estimates.
 _SLOWER_UPDATE = {"kernels": 1.0, "dequantised": 2.0, "bitsandbytes": 1.5}
 _SLOWER_DECODE = {"kernels": 1.0, "dequantised": 1.0, "bitsandbytes": 3.0}
 
 
-def step_seconds(arm: StepArm, point: StepPoint) -> float:
-    """Return the seconds of one step."""
+def decode_seconds(arm: StepArm, point: StepPoint) -> float:
+    """Return the seconds of a point's rollout."""
     shape = shape_named(point.model)
     head = shape.vocabulary * shape.hidden
     weights = shape.projection_parameters() + head
     read = shape.projection_parameters() * _BYTES_A_WEIGHT[arm.weight_format] + 2 * head
     slots = min(point.slots or point.rows, 256)
-    decode = read / _BYTES_PER_SECOND + shape.layers * _SECONDS_A_BLOCK
-    decode += slots * 2 * weights / _FLOPS_PER_SECOND
-    sampled = point.sampled_tokens or point.completion_tokens
-    rounds = sampled * -(-point.rows // slots)
-    tokens = point.rows * point.row_tokens
-    update = tokens * 8 * weights / _FLOPS_PER_SECOND
+    step = read / _BYTES_PER_SECOND + shape.layers * _SECONDS_A_BLOCK
+    step += slots * 2 * weights / _FLOPS_PER_SECOND
+    steps = (point.sampled_tokens or point.completion_tokens) * -(-point.rows // slots)
+    return steps * step * _SLOWER_DECODE[arm.linears]
+
+
+def update_seconds(arm: StepArm, point: StepPoint) -> float:
+    """Return the seconds of old log-probabilities and update."""
+    shape = shape_named(point.model)
+    weights = shape.projection_parameters() + shape.vocabulary * shape.hidden
+    rows = point.rows
+    if point.memory_only:
+        rows = min(rows, 2 * max(1, (point.micro_tokens or _MICRO_TOKENS) // point.row_tokens))
+    seconds = rows * point.row_tokens * 8 * weights / _FLOPS_PER_SECOND
     if arm.training == "full":
-        update *= 1.5
-    return rounds * decode * _SLOWER_DECODE[arm.linears] + update * _SLOWER_UPDATE[arm.linears]
+        seconds *= 1.5
+    return seconds * _SLOWER_UPDATE[arm.linears]
+
+
+def point_seconds(arm: StepArm, point: StepPoint, scale: StepScale) -> float:
+    """Return the seconds of all that is done at one point."""
+    update = update_seconds(arm, point)
+    step = decode_seconds(arm, point) + scale.updates * update
+    warm_up = 0.0 if point.memory_only else scale.warm_up * (_SECONDS_A_WARM_UP + update / 4)
+    return _SECONDS_AN_ENGINE + warm_up + scale.steps * step
 
 
 def run_seconds(ways: list[StepArm], scale: StepScale) -> float:
     """Return the seconds of a run that measures `ways` at every point of a scale."""
     models = len({(point.model, point.lora_rank, point.budget_bytes) for point in scale.points})
-    each = [
-        _SECONDS_A_POINT + scale.steps * step_seconds(way, point)
-        for way in ways
-        for point in scale.points
-    ]
+    each = [point_seconds(way, point, scale) for way in ways for point in scale.points]
     return models * len(ways) * _SECONDS_A_MODEL + sum(each)

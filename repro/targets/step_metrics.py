@@ -33,7 +33,7 @@ def step_metrics(points: Iterable[StepPoint], *, ratios: bool) -> tuple[Metric, 
         found += [
             Metric(name=f"{name}_seconds_{where}", unit="seconds", title=f"{title}, {where}")
             for name, title in _SECONDS.items()
-            if point.whole or name not in _WHOLE
+            if _is_measured(name, point)
         ]
         if point.whole:
             found.append(
@@ -51,9 +51,13 @@ def step_metrics(points: Iterable[StepPoint], *, ratios: bool) -> tuple[Metric, 
         found += [
             Metric(name=f"{name}_{where}", unit="ratio", title=f"{title}, {where}")
             for name, title in _RATIOS.items()
-            if ratios and (point.whole or name not in _WHOLE)
+            if ratios and _is_measured(name, point)
         ]
     return tuple(found)
+
+
+def _is_measured(name: str, point: StepPoint) -> bool:
+    return point.whole or (name not in _WHOLE and not point.memory_only)
 
 
 def longer(

@@ -1,12 +1,29 @@
-"""A clock for steps that run on a CPU."""
+"""What measured steps need on a CPU: a clock, a small policy, graders."""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 import torch
+
+from repro.models.policy import Policy
+from repro.models.shapes import random_policy
+from repro.reward.grader import GraderPool
+
+SHAPE = {
+    "model_type": "qwen2",
+    "vocab_size": 2048,
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 512,
+    "tie_word_embeddings": True,
+}
 
 
 class HostEvent:
@@ -28,3 +45,25 @@ class HostEvent:
 def host_clock(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "Event", HostEvent)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+
+
+@pytest.fixture
+def fresh_policy() -> Callable[[], Policy]:
+    def make() -> Policy:
+        return random_policy(
+            SHAPE, weight_format="nvfp4", lora_rank=16, compute_dtype="float32", seed=0,
+            device="cpu",
+        )  # fmt: skip
+
+    return make
+
+
+@pytest.fixture
+def policy(fresh_policy: Callable[[], Policy]) -> Policy:
+    return fresh_policy()
+
+
+@pytest.fixture
+def pool() -> Iterator[GraderPool]:
+    with GraderPool(workers=1) as pool:
+        yield pool

@@ -17,11 +17,9 @@ from repro.evidence.record import parse_record
 from repro.models.memory_plan import plan_memory
 from repro.procedures.step_measure import step_shape
 from repro.spec.step import StepPoint, StepScale
-from repro.targets.memory import BUDGET_POINTS, MEMORY_POINTS
 
 FOLDER = Path(__file__).resolve().parents[3] / "benchmarks" / "nvidia_h200"
 DEVICE_BYTES = 143_771 << 20
-POINTS = {point.name: point for point in (*MEMORY_POINTS, *BUDGET_POINTS)}
 
 
 def measured() -> list[tuple[str, StepPoint, dict[str, Any]]]:
@@ -29,9 +27,12 @@ def measured() -> list[tuple[str, StepPoint, dict[str, Any]]]:
     for name in ("memory", "memory_budgets"):
         raw = json.loads((FOLDER / f"{name}.json").read_text(encoding="utf-8"))
         for item in raw["records"]:
-            points = parse_record(item, name).effects["points"]
-            for point, formats in points.items():
-                found += [(fmt, POINTS[point], values) for fmt, values in formats.items()]
+            record = parse_record(item, name)
+            # As they were when the record was made.
+            asked = [StepPoint(**point) for point in record.config["scale"]["points"]]
+            for point in asked:
+                formats = record.effects["points"].get(point.name, {})
+                found += [(fmt, point, values) for fmt, values in formats.items()]
     return found
 
 

@@ -10,17 +10,20 @@ import torch
 
 from repro.models.memory_plan import plan_memory
 from repro.models.policy import Policy, trainable_parameters
-from repro.models.shapes import random_policy
-from repro.procedures import procedure_named, step_ledger, step_measure, step_time
+from repro.procedures import (
+    procedure_named,
+    step_ledger,
+    step_measure,
+    step_time,
+)
 from repro.procedures.step_ledger import StepLedger
-from repro.procedures.step_measure import Bench
 from repro.procedures.step_metrics import metrics_of, series_of
 from repro.procedures.step_phases import PHASES, Stepper, parameter_image
 from repro.reward.grader import GraderPool
 from repro.rollout.engine import Engine
 from repro.spec.config import RunConfig
-from repro.spec.step import StepArm, StepPoint, StepScale
-from repro.targets.memory import MEMORY
+from repro.spec.step import StepArm, StepPoint, StepScale, step_arm
+from repro.targets.memory import CLAIM, MEMORY, MEMORY_BUDGETS, MEMORY_FORMATS
 from repro.targets.steps import (
     BF16,
     FULL,
@@ -32,34 +35,10 @@ from repro.targets.steps import (
     TABLE3_POINTS,
 )
 
-SHAPE = {
-    "model_type": "qwen2",
-    "vocab_size": 2048,
-    "hidden_size": 64,
-    "intermediate_size": 128,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 512,
-    "tie_word_embeddings": True,
-}
 POINT = StepPoint(
     name="small", model="0.5b", prompts=2, group=2, prompt_tokens=20, completion_tokens=24,
     sampled_tokens=10,
 )  # fmt: skip
-
-
-@pytest.fixture
-def policy() -> Policy:
-    return random_policy(
-        SHAPE, weight_format="nvfp4", lora_rank=16, compute_dtype="float32", seed=0, device="cpu"
-    )
-
-
-@pytest.fixture
-def pool() -> Any:
-    with GraderPool(workers=1) as pool:
-        yield pool
 
 
 def make_stepper(policy: Policy, pool: GraderPool, point: StepPoint = POINT) -> Stepper:
@@ -132,7 +111,10 @@ def measured_entry(peak: int = 100) -> dict[str, Any]:
     return {"repeats": repeats, "facts": facts, "out_of_memory": None}
 
 
-@pytest.mark.parametrize("target", [*STEP_TARGETS, MEMORY], ids=lambda target: target.name)
+STEPS_AND_MEMORY = (*STEP_TARGETS, MEMORY, MEMORY_FORMATS, MEMORY_BUDGETS)
+
+
+@pytest.mark.parametrize("target", STEPS_AND_MEMORY, ids=lambda target: target.name)
 def test_metrics_are_those_that_the_target_names(target: Any) -> None:
     (scale,) = target.scales.values()
     named = {metric.name: metric.unit for metric in target.metrics}
@@ -166,39 +148,6 @@ def test_a_point_that_fills_up_its_rows_claims_no_time_of_a_step() -> None:
         assert f"{name}_small" not in found
 
 
-@pytest.fixture
-def bench(tmp_path: Any, pool: GraderPool) -> Bench:
-    scale = StepScale(points=(POINT,), warm_up=1, warm_up_tokens=4, steps=2)
-    ledger = StepLedger(tmp_path / "steps.json", scale)
-    return Bench(scale=scale, seed=0, pool=pool, ledger=ledger, should_stop=lambda: False)
-
-
-def repeats(bench: Bench, policy: Policy, point: StepPoint = POINT) -> dict[str, Any]:
-    assert step_measure._measure(bench, NVFP4, point, policy, 10**10)
-    return bench.ledger.entry(NVFP4, point)
-
-
-@pytest.mark.usefixtures("host_clock")
-def test_each_repeat_is_on_disk_when_it_is_done_and_a_second_start_goes_on(
-    policy: Policy, bench: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(step_ledger, "made_by", lambda: {"commit": "a" * 40})
-    asked = iter([False, True])
-    path, scale = bench.ledger.path, bench.scale
-    stopping = dataclasses.replace(
-        bench, should_stop=lambda: next(asked), ledger=StepLedger(path, scale)
-    )
-    assert not step_measure._measure(stopping, NVFP4, POINT, policy, 10**10)
-    again = dataclasses.replace(bench, ledger=StepLedger(path, scale))
-    assert again.ledger.missing(NVFP4, POINT) == 1
-    first = again.ledger.entry(NVFP4, POINT)["repeats"]
-    entry = repeats(again, policy)
-    assert entry["repeats"][:1] == first
-    assert len(entry["repeats"]) == 2
-    assert StepLedger(path, scale).missing(NVFP4, POINT) == 0
-    assert entry["facts"]["generated_tokens"] == 4 * 10
-
-
 def test_a_ledger_of_another_source_device_or_configuration_counts_for_nothing(
     tmp_path: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -227,56 +176,15 @@ def test_a_tree_with_changes_shares_no_entry_between_processes(
     assert step_ledger.made_by()["commit"] == "a" * 40
 
 
-class ScarceEngine(Engine):
-    """An engine for which the device has room for two rows."""
-
-    most = 2
-
-    def __init__(self, policy: Policy, config: Any) -> None:
-        if config.slots > self.most:
-            raise torch.OutOfMemoryError("planted")
-        super().__init__(policy, config)
-
-
-@pytest.mark.usefixtures("host_clock")
-def test_out_of_memory_falls_back_to_fewer_slots_with_the_same_step(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch, tmp_path: Any
-) -> None:
-    def fresh() -> Policy:
-        return random_policy(
-            SHAPE, weight_format="nvfp4", lora_rank=16, compute_dtype="float32", seed=0,
-            device="cpu",
-        )  # fmt: skip
-
-    plenty = repeats(bench, fresh())
-    assert plenty["facts"]["slot_fallbacks"] == []
-    monkeypatch.setattr(step_measure, "Engine", ScarceEngine)
-    ledger = StepLedger(tmp_path / "scarce.json", bench.scale)
-    scarce = repeats(dataclasses.replace(bench, ledger=ledger), fresh())
-    assert scarce["facts"]["slot_fallbacks"] == [4]
-    assert scarce["facts"]["slots"] == 2
-    assert scarce["facts"]["generated_tokens"] == plenty["facts"]["generated_tokens"]
-    assert [r["grad_norm"] for r in scarce["repeats"]] == pytest.approx(
-        [r["grad_norm"] for r in plenty["repeats"]], rel=1e-4
-    )
-
-
-@pytest.mark.usefixtures("host_clock")
-def test_a_point_for_which_one_slot_is_too_much_says_so(
-    policy: Policy, bench: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(ScarceEngine, "most", 0)
-    monkeypatch.setattr(step_measure, "Engine", ScarceEngine)
-    entry = repeats(bench, policy)
-    assert entry["repeats"] == []
-    assert "[4, 2, 1] rows" in entry["out_of_memory"]
-    assert bench.ledger.missing(NVFP4, POINT) == 0
-    scale = dataclasses.replace(bench.scale, baseline=None)
-    found = step_time.measured_steps(NVFP4, [NVFP4], scale, bench.ledger)
-    assert found.metrics == {}
-    assert found.effects["out_of_memory"] == [
-        "small nvfp4: does not fit with [4, 2, 1] rows at once"
-    ]
+def test_the_claims_step_is_one_measurement_of_two_targets(tmp_path: Any) -> None:
+    (sizes,) = next(t for t in STEP_TARGETS if t.name == "table3_sizes").scales.values()
+    (memory,) = MEMORY.scales.values()
+    StepLedger(tmp_path / "l.json", sizes).add(NVFP4, CLAIM, {"total": 1.0}, {"peak_bytes": 1})
+    raw = StepLedger(tmp_path / "l.json", memory)
+    assert CLAIM in memory.points
+    assert CLAIM.whole
+    assert raw.missing(step_arm(MEMORY.arms[0]), CLAIM) == 0
+    assert raw.missing(step_arm(MEMORY.arms[1]), CLAIM) == 1
 
 
 def test_an_arms_ways_are_its_baseline_and_itself() -> None:
