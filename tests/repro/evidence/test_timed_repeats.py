@@ -138,9 +138,11 @@ def test_a_regression_is_what_left_the_values_blessed_on_the_same_device(
 
 
 def test_a_timed_target_with_too_few_repeats_is_not_blessed(tmp_path: Path, expected: Path) -> None:
-    write(tmp_path / "runs", {"nvfp4_lora": FAST[:2], "bf16_lora": SLOW})
+    write(tmp_path, {"nvfp4_lora": FAST[:2], "bf16_lora": SLOW})
+    target = dataclasses.replace(TABLE3, timed_repeats=3)
+    records = gather(SELECTION, tmp_path).records
     with pytest.raises(BlessError, match="fewer than 3 timed repeats of"):
-        blessed(tmp_path / "runs", expected)
+        bless(target, Tier.SYSTEMS, records, problems=[], expected=expected)
 
 
 def test_a_claim_must_be_paired_as_its_target_is_repeated() -> None:

@@ -15,13 +15,16 @@ import pytest
 import torch
 
 from repro.models.other_products import take_products
-from repro.models.policy import Policy
+from repro.models.policy import Policy, trainable_parameters
 from repro.models.shapes import random_policy
 from repro.procedures import checkpoint_stage, step_measure, step_time
 from repro.procedures.checkpoint_path import carry_through
 from repro.procedures.step_ledger import StepLedger, way_of
 from repro.procedures.step_measure import Bench
+from repro.procedures.step_phases import Stepper, parameter_image
 from repro.reward.grader import GraderPool
+from repro.rl.optimizer import gradient_step, optimizer_tensors, restore_optimizer
+from repro.rollout.engine import Engine
 from repro.spec.checkpoint_path import CheckpointScale
 from repro.spec.step import StepArm, StepPoint, StepScale
 from repro.targets.steps import BF16, BITSANDBYTES, FULL, MXFP4, NF4, NVFP4, RELEASED
@@ -40,6 +43,9 @@ SHAPE = {
 POINT = StepPoint(
     name="small", model="0.5b", prompts=2, group=4, prompt_tokens=20, completion_tokens=40,
 )  # fmt: skip
+needs_gpu = pytest.mark.skipif(
+    not torch.cuda.is_available(), reason="needs a CUDA device; found none"
+)
 WAYS = (NVFP4, BF16, MXFP4, NF4, RELEASED, BITSANDBYTES, FULL)
 
 
@@ -106,8 +112,43 @@ def test_ways_of_one_format_give_the_same_gradient(device: str, tmp_path: Path) 
     )
 
 
+@needs_gpu
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device; found none")
+@pytest.mark.skipif(
+    importlib.util.find_spec("bitsandbytes") is None, reason="bitsandbytes is not installed here"
+)
+def test_moments_in_eight_bits_train_float32_factors_of_a_4_bit_policy(tmp_path: Path) -> None:
+    point = dataclasses.replace(POINT, micro_tokens=150)
+    scale = StepScale(points=(point,), warm_up_tokens=4, optimizer="adamw_8bit")
+    policy = build(NVFP4, "cuda")
+    planned = step_measure.step_shape(point, "nvfp4", 16, scale, 10**11)
+    with GraderPool(workers=1) as pool:
+        engine = Engine(policy, step_measure.engine_config(point, planned))
+        stepper = Stepper.build(policy, engine, pool, point, scale, seed=0, micro_tokens=150)
+        before = parameter_image(policy)
+        for number in range(1, 3):
+            assert stepper.step(number)["sampler_trainer_abs_diff_mean"] < 0.05
+        engine.close()
+    parameters = trainable_parameters(policy)
+    assert {p.dtype for p in parameters.values()} == {torch.float32}
+    assert float((parameter_image(policy) - before).norm()) > 0
+    held = {name: stepper.optimizer.state[p]["state1"] for name, p in parameters.items()}
+    # Tensors of fewer than 4,096 values keep float32 moments: bitsandbytes' own rule.
+    assert {name: state.dtype for name, state in held.items()} == {
+        name: torch.uint8 if p.numel() >= 4096 else torch.float32 for name, p in parameters.items()
+    }
+    assert torch.uint8 in {state.dtype for state in held.values()}
+    kept = optimizer_tensors(stepper.optimizer, parameters)
+    fresh = Stepper.build(policy, engine, pool, point, scale, seed=0, micro_tokens=150).optimizer
+    restore_optimizer(fresh, parameters, *kept)
+    for name, parameter in parameters.items():
+        assert torch.equal(fresh.state[parameter]["state1"], held[name])
+        parameter.grad = torch.ones_like(parameter)
+    assert gradient_step(fresh, parameters, max_grad_norm=1.0) > 0
+
+
+@needs_gpu
+@pytest.mark.gpu
 def test_a_checkpoint_goes_its_way_on_a_gpu(tmp_path: Path) -> None:
     def stage(name: str, settings: dict[str, Any]) -> dict[str, Any]:
         return checkpoint_stage.STAGES[name](**settings)
