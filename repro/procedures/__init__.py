@@ -21,6 +21,7 @@ from repro.evidence.derived import derived_metrics
 from repro.evidence.environment import capture_environment
 from repro.evidence.record import Estimate, failed_record, find_record, record_of
 from repro.spec.config import RunConfig, TrainScale
+from repro.spec.throughput import loaded_base
 from repro.spec.tier import Tier, cuda_devices
 
 Progress = Callable[[str, dict[str, float]], None]
@@ -80,8 +81,8 @@ _PROCEDURES = {
     "step_time": "repro.procedures.step_time:measure_steps",
 }
 
-# Procedures whose runs of one arm are carried out together, because they share what takes long:
-# a loaded model, captured steps. Each takes several runs that differ by seed alone.
+# Procedures whose runs of one loaded model are carried out together, for loading is what takes
+# long. Each takes several runs that differ by seed, and by arm as far as `loaded_base` lets them.
 _TOGETHER = {"throughput": "repro.procedures.throughput:measure_repeats"}
 
 
@@ -89,8 +90,10 @@ def carried_together(runs: Sequence[RunConfig]) -> list[tuple[RunConfig, ...]]:
     """Return the runs in the groups in which they are carried out, in the order of their first."""
     groups: dict[str, list[RunConfig]] = {}
     for run in runs:
-        seedless = dataclasses.replace(run, seed=0) if run.procedure in _TOGETHER else run
-        groups.setdefault(seedless.digest(), []).append(run)
+        shared = run
+        if run.procedure in _TOGETHER:
+            shared = dataclasses.replace(run, seed=0, arm=loaded_base(run.arm, run.scale))
+        groups.setdefault(shared.digest(), []).append(run)
     return [tuple(group) for group in groups.values()]
 
 

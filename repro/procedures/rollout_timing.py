@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 
 from repro.evidence.record import Estimate
+from repro.models.decoder import is_projection
+from repro.models.lora import base_linear
+from repro.models.policy import Policy
+from repro.procedures.rollout_parts import Repeat
 from repro.rollout.engine import Engine
 from repro.spec.config import SamplingConfig, derive_seed
 
@@ -69,6 +74,36 @@ def random_prompts(count: int, length: int, vocabulary: int, seed: int) -> list[
 def estimate(value: float, unit: str, method: str = _HOW, n: int = 1) -> Estimate:
     """Return an estimate without an interval."""
     return Estimate(value=value, unit=unit, method=method, n=n)
+
+
+def add_work(
+    repeat: Repeat, policy: Policy, *, seconds: float, rows: int, prompt_tokens: int, steps: int
+) -> None:
+    """Add a prefill and `steps` decode steps of `rows` rows to the work behind a seed's receipt.
+
+    The weights are read once by the prefill and once a step; every token but the last is
+    multiplied by all projections.
+    """
+    decoder: Any = policy.decoder
+    weight_bytes = policy.effects["base_bytes"] - _embedding_bytes(decoder)
+    repeat.seconds += seconds
+    repeat.nbytes += (steps + 1) * weight_bytes
+    repeat.flops += 2.0 * rows * _product_parameters(decoder) * (prompt_tokens + steps - 1)
+
+
+def _embedding_bytes(decoder: Any) -> int:
+    tied = decoder.lm_head.weight is decoder.model.embed_tokens.weight
+    return 0 if tied else int(decoder.model.embed_tokens.weight.nbytes)
+
+
+def _product_parameters(decoder: Any) -> int:
+    """Return the parameters of all projections: what every token is multiplied by."""
+    total = 0
+    for name, module in decoder.named_modules():
+        if is_projection(name):
+            base = base_linear(module)
+            total += base.in_features * base.out_features
+    return total
 
 
 def copy_rate() -> float:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
+from repro.spec.arm import Arm
 from repro.spec.config import require, require_choice
+from repro.spec.resolve import LATER
 
 Check = Literal["sharing", "long_tail", "parity", "trained_parity", "float8", "noise", "faults"]
 
@@ -27,6 +29,10 @@ class ThroughputPoint:
     repeats
         How many seeds, from 0, time this point; 0 takes all. Rollouts of 2,048 tokens on large
         models take half a minute each, so not every seed repeats them.
+    windows, window_steps
+        In how many equal stretches the decode steps are cut, and how many steps in the middle of
+        each are timed: the rollout's time is their sum (`repro.procedures.rollout_windows`). 0
+        rolls out whole.
     """
 
     name: str
@@ -35,6 +41,8 @@ class ThroughputPoint:
     new_tokens: int = 256
     batches: tuple[int, ...] = (1, 8, 64, 256)
     repeats: int = 0
+    windows: int = field(default=0, metadata=LATER)
+    window_steps: int = field(default=16, metadata=LATER)
 
     def __post_init__(self) -> None:
         require(
@@ -44,6 +52,17 @@ class ThroughputPoint:
         require(
             self.repeats >= 0,
             f"throughput point {self.name}: repeats is {self.repeats}; it must not be negative",
+        )
+        require(
+            self.windows >= 0 and self.window_steps >= 1,
+            f"throughput point {self.name}: {self.windows} windows of {self.window_steps} steps; "
+            "needs 0 or more of 1 or more",
+        )
+        steps = self.new_tokens - 1
+        require(
+            self.windows * (self.window_steps + 1) <= steps,
+            f"throughput point {self.name}: {self.windows} windows of {self.window_steps} steps, "
+            f"and one untimed in each, do not fit {steps} steps",
         )
 
     def timed_by(self, seed: int) -> bool:
@@ -64,11 +83,15 @@ class ThroughputScale:
         `repro.procedures.rollout_checks`.
     bitsandbytes
         Names of arms whose NF4 products are bitsandbytes' own, in the same engine.
+    whole
+        (arm, point, batch): cells timed by windows that seed 0 also rolls out whole, which shows
+        what the windows are worth.
     """
 
     points: tuple[ThroughputPoint, ...]
     checks: tuple[tuple[Check, int], ...] = ()
     bitsandbytes: tuple[str, ...] = ()
+    whole: tuple[tuple[str, str, int], ...] = field(default=(), metadata=LATER)
     seeds: tuple[int, ...] = (0, 1, 2, 3, 4)
 
     def __post_init__(self) -> None:
@@ -80,3 +103,27 @@ class ThroughputScale:
         for what, repeats in self.checks:
             require_choice("throughput check", what, Check)
             require(repeats >= 1, f"check {what}: repeats is {repeats}; it must be 1 or more")
+        windowed = {
+            (point.name, batch) for point in self.points for batch in point.batches if point.windows
+        }
+        for arm, name, batch in self.whole:
+            require(
+                (name, batch) in windowed,
+                f"{arm} shall roll out point {name}, batch {batch}, whole beside its windows; "
+                "there is no such cell timed by windows",
+            )
+
+    def whole_batches(self, arm: str, point: str) -> tuple[int, ...]:
+        """Return the batches of a point that an arm also rolls out whole."""
+        return tuple(batch for name, where, batch in self.whole if (name, where) == (arm, point))
+
+
+def loaded_base(arm: Arm, scale: ThroughputScale) -> Arm:
+    """Return what of an arm decides the model to load: all but its adapter's size and its name.
+
+    Arms that agree in it are measured on one loaded model, their adapters exchanged. bitsandbytes'
+    products lay the codes out in another way, and may fail where this project's do not, so they
+    have a model of their own.
+    """
+    products = "bitsandbytes" if arm.name in scale.bitsandbytes else "own"
+    return replace(arm, name=products, label="", lora_rank=1, lora_alpha=1.0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from pathlib import Path
 
 import pytest
@@ -10,12 +11,19 @@ import torch
 from repro.evidence.expectation import load_expectations
 from repro.procedures import procedure_named
 from repro.spec.target import plan
-from repro.spec.throughput import ThroughputPoint
+from repro.spec.throughput import ThroughputPoint, ThroughputScale
 from repro.spec.tier import Tier
 from repro.targets import find
 
 EXPECTED = Path(__file__).parents[3] / "expected"
-NAMES = ("rollout", "rollout_scheduling")
+PAPER = ("table5", "table6", "table7", "table8", "table9", "figure11")
+NAMES = ("rollout", "rollout_scheduling", *PAPER)
+# Digests of all runs as they were recorded; a field that came later must not move them.
+RECORDED = {
+    "rollout": "954c387c2b7371b6227acc3364fe3b2c4e54ec5dac5b7044fe028b56945588f7",
+    "rollout_scheduling": "223a9cc5cdb3a9b968107569f08f009d25c8ea160f04c13afe353f7c48f06cf1",
+    "rollout_ranks": "7bf5a029a35ed3c2c4e8bdc5242a195dd117b09eda801d844ea8772f7ad059b7",
+}
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="a CUDA device is there; it would measure")
@@ -63,3 +71,47 @@ def test_the_bars_stand_above_what_vllm_reaches() -> None:
 def test_a_point_without_batches_is_refused() -> None:
     with pytest.raises(ValueError, match="throughput point 7b: it needs batches"):
         ThroughputPoint(name="7b", shape="qwen2.5-7b", batches=())
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"windows": -1}, "-1 windows of 16 steps"),
+        ({"windows": 2, "window_steps": 0}, "2 windows of 0 steps"),
+        ({"windows": 4, "new_tokens": 64}, "do not fit 63 steps"),
+    ],
+)
+def test_windows_that_cannot_be_are_refused(values: dict[str, int], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        ThroughputPoint(name="7b", shape="qwen2.5-7b", **values)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("windows", [0, 4])
+def test_a_cell_that_is_not_timed_by_windows_is_not_compared_with_a_whole_one(windows: int) -> None:
+    point = ThroughputPoint(name="7b", shape="qwen2.5-7b", batches=(1,), windows=windows)
+    with pytest.raises(ValueError, match="there is no such cell timed by windows"):
+        ThroughputScale(points=(point,), whole=(("nvfp4_lora", "7b", 1 + windows),))
+
+
+@pytest.mark.parametrize("name", PAPER)
+def test_every_cell_of_the_paper_is_estimated_and_one_of_each_format_rolled_out_whole(
+    name: str,
+) -> None:
+    target = find(name)
+    scale = target.scales[Tier.SYSTEMS]
+    metrics = {metric.name for metric in target.metrics}
+    for point in scale.points:
+        assert (point.prompt_tokens, point.new_tokens, point.repeats) == (256, 2048, 0)
+        assert point.windows
+        assert {f"tokens_per_second_{point.name}_{batch}" for batch in point.batches} <= metrics
+    formats = {(arm.weight_format, arm.name in scale.bitsandbytes) for arm in target.arms}
+    whole = [target.arm(arm) for arm, _, _ in scale.whole]
+    assert {(arm.weight_format, arm.name in scale.bitsandbytes) for arm in whole} == formats
+    bars = {(bar.arm, bar.metric) for bar in load_expectations(EXPECTED, "systems", name)}
+    assert {(arm, f"window_gain_{point}_{batch}") for arm, point, batch in scale.whole} == bars
+
+
+@pytest.mark.parametrize(("name", "digest"), RECORDED.items())
+def test_recorded_runs_keep_their_digests(name: str, digest: str) -> None:
+    runs = plan(find(name), Tier.SYSTEMS)
+    assert hashlib.sha256("".join(run.digest() for run in runs).encode()).hexdigest() == digest

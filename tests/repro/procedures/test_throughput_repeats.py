@@ -30,6 +30,7 @@ from repro.spec.throughput import ThroughputPoint, ThroughputScale
 from repro.spec.tier import Tier
 from repro.targets import find
 from repro.targets.rollout import SCHEDULING
+from repro.targets.speed import at_rank
 from repro.targets.table1 import NVFP4_LORA
 
 SHAPE = {
@@ -65,9 +66,9 @@ class HostEvent:
         return (later.at - self.at) * 1e3
 
 
-def small_policy(weight_format: Any = "nvfp4") -> Policy:
+def small_policy(weight_format: Any = "nvfp4", rank: int = 32) -> Policy:
     return random_policy(
-        SHAPE, weight_format=weight_format, lora_rank=16, compute_dtype="float32", seed=0,
+        SHAPE, weight_format=weight_format, lora_rank=rank, compute_dtype="float32", seed=0,
         device="cpu",
     )  # fmt: skip
 
@@ -79,7 +80,7 @@ def loaded(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
     def load(run: RunConfig, shape: str) -> Policy:
         shapes.append(shape)
-        return small_policy(run.arm.weight_format)
+        return small_policy(run.arm.weight_format, run.arm.lora_rank)
 
     monkeypatch.setattr(torch.cuda, "Event", HostEvent)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda *a: None)
@@ -162,7 +163,7 @@ def test_a_stop_keeps_the_finished_points_and_the_next_start_goes_on(
         throughput.measure_repeats(
             runs, folder=tmp_path, **(HOW | {"should_stop": lambda: next(asked)})
         )
-    kept = json.loads((tmp_path / "checkpoint" / "parts.json").read_text())
+    kept = json.loads((tmp_path / "checkpoint" / "nvfp4_lora" / "parts.json").read_text())
     assert kept["done"] == ["shape a", "long"]
     rate = kept["repeats"][0]["metrics"]["tokens_per_second_long_1"]["value"]
     found = throughput.measure_repeats(runs, folder=tmp_path, **HOW)
@@ -173,13 +174,58 @@ def test_a_stop_keeps_the_finished_points_and_the_next_start_goes_on(
     assert other[0].metrics["tokens_per_second_long_1"].value != rate
 
 
-def test_runs_of_one_arm_go_together_and_others_alone() -> None:
+def names_of(groups: list[tuple[RunConfig, ...]]) -> list[list[str]]:
+    return [sorted({run.arm.name for run in group}) for group in groups]
+
+
+def test_runs_of_one_loaded_model_go_together_and_others_alone() -> None:
     together = carried_together(plan(find("table9"), Tier.SYSTEMS))
-    assert len(together) == 6
-    assert all(len({run.arm.name for run in group}) == 1 for group in together)
-    assert [run.seed for run in together[0]] == [0, 1, 2, 3, 4]
+    assert names_of(together) == [
+        [f"{family}_lora_r{rank}" for rank in (16, 32, 64)] for family in ("bf16", "nvfp4")
+    ]
+    assert {len(group) for group in together} == {15}
+    # bitsandbytes lays the codes out otherwise, so its arms load the model for themselves.
+    families = names_of(carried_together(plan(find("figure11"), Tier.SYSTEMS)))
+    assert [len(group) for group in families] == [3, 3, 3]
+    assert all("bitsandbytes" in name for name in families[1])
+    apart = carried_together(plan(find("table6"), Tier.SYSTEMS))
+    assert names_of(apart) == [["bf16_lora"], ["nvfp4_lora"]]
+    assert [run.seed for run in apart[0]] == [0, 1, 2, 3, 4]
     alone = carried_together(plan(find("table1"), Tier.SMOKE, seeds=2))
     assert all(len(group) == 1 for group in alone)
+
+
+def test_arms_that_differ_by_rank_share_a_loaded_model_and_get_records_of_their_own(
+    loaded: list[str], tmp_path: Path
+) -> None:
+    scale = ThroughputScale(points=POINTS[1:])
+    runs = [
+        dataclasses.replace(run, arm=at_rank(NVFP4_LORA, rank))
+        for run in runs_of(scale, 2)
+        for rank in (32, 16)
+    ]
+    found = throughput.measure_repeats(runs, folder=tmp_path, **HOW)
+    assert loaded == ["a", "b"]
+    assert len(found) == 4
+    for measured in found:
+        assert measured.effects["repeats_together"] == 4
+        assert measured.effects["linears"] == {"nvfp4": 28}
+        assert measured.effects["adapter_modules"] == 28
+    assert len({m.metrics["tokens_per_second_short_1"].value for m in found}) == 4
+    folders = sorted(path.name for path in (tmp_path / "checkpoint").iterdir())
+    assert folders == ["nvfp4_lora_r16", "nvfp4_lora_r32"]
+
+
+def test_an_adapter_of_another_rank_than_the_arms_is_refused(
+    loaded: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(throughput, "_exchanged", lambda policy, run: policy)
+    runs = [
+        dataclasses.replace(runs_of(ThroughputScale(points=POINTS), 1)[0], arm=arm)
+        for arm in (at_rank(NVFP4_LORA, 32), at_rank(NVFP4_LORA, 16))
+    ]
+    with pytest.raises(ValueError, match="has rank 32; arm nvfp4_lora_r16 has 16"):
+        throughput.measure_repeats(runs, folder=tmp_path, **HOW)
 
 
 def test_an_arm_without_its_package_is_not_run_and_says_so(

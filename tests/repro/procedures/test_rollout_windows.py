@@ -1,0 +1,192 @@
+"""A rollout's time from windows of its steps, on a small shape with a made-up or a host clock."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from repro.models.lora import adapter_layers
+from repro.models.shapes import exchange_adapter
+from repro.procedures import rollout_windows, throughput
+from repro.procedures.rollout_parts import Repeat
+from repro.procedures.rollout_windows import compare_with_whole, time_cell, windows_of
+from repro.rollout.engine import Engine
+from repro.rollout.engine_config import EngineConfig
+from repro.rollout.step_timing import fill_cache, fill_rows, time_steps
+from repro.spec.throughput import ThroughputPoint, ThroughputScale
+from tests.repro.procedures.test_throughput_repeats import (
+    HOW,
+    HostEvent,
+    loaded,
+    runs_of,
+    small_policy,
+)
+
+__all__ = ["loaded"]  # a fixture
+
+POINT = ThroughputPoint(
+    name="7b", shape="a", prompt_tokens=8, new_tokens=64, batches=(1, 2), windows=3, window_steps=5
+)
+PAPER = ThroughputPoint(name="7b", shape="qwen2.5-7b", new_tokens=2048, windows=4)
+
+
+def engine_for(point: ThroughputPoint = POINT) -> Engine:
+    return Engine(
+        small_policy(),
+        EngineConfig(
+            slots=max(point.batches),
+            max_positions=point.prompt_tokens + point.new_tokens,
+            max_new_tokens=point.new_tokens,
+            share_prompts=False,
+            ignore_end=True,
+        ),
+    )
+
+
+@pytest.fixture
+def host_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "Event", HostEvent)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda *a: None)
+
+
+def test_windows_stand_for_all_steps_and_lie_in_the_middle_of_their_stretches() -> None:
+    windows = windows_of(PAPER)
+    assert sum(window.stands_for for window in windows) == 2047
+    start = 256
+    for window in windows:
+        first, last = window.position + 1, window.position + PAPER.window_steps
+        middle = start + (window.stands_for - 1) / 2
+        assert abs((first + last) / 2 - middle) <= 0.5
+        start += window.stands_for
+    assert start == 256 + 2047
+
+
+def test_a_step_time_that_grows_in_proportion_to_the_position_is_summed_as_it_is(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def at(position: float) -> float:
+        return 2e-3 + 3e-7 * position
+
+    def measured(engine: Engine, width: int, position: int, count: int) -> float:
+        return sum(at(position + 1 + i) for i in range(count - 1)) / (count - 1)
+
+    monkeypatch.setattr(rollout_windows, "time_steps", measured)
+    monkeypatch.setattr(rollout_windows, "timed", lambda *a, **k: 0.05)
+    point = dataclasses.replace(PAPER, name="a", shape="a", batches=(2,))
+    repeat = Repeat(seed=3)
+    engine = engine_for(dataclasses.replace(POINT, batches=(2,)))
+    seconds = time_cell(point, 2, engine, repeat, [[1] * 256, [2] * 256])
+    whole = 0.05 + sum(at(256 + step) for step in range(2047))
+    assert seconds == pytest.approx(whole, rel=1e-4)
+    rate = repeat.metrics["tokens_per_second_a_2"]
+    assert rate.value == pytest.approx(2 * 2048 / seconds)
+    assert "not rolled out whole" in rate.method
+    assert rate.n == 64
+    # The receipt counts what was timed, not what was estimated.
+    assert repeat.seconds == pytest.approx(0.05 + 64 * at(256 + 1023), rel=1e-3)
+
+
+def test_a_whole_rollout_shows_what_the_windows_gain(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rollout_windows, "timed", lambda *a, **k: 2.06)
+    repeat = Repeat(seed=0)
+    compare_with_whole(POINT, 2, engine_for(), repeat, [[1] * 8] * 2, 2.0)
+    assert repeat.metrics["window_gain_7b_2"].value == pytest.approx(3.0)
+    assert repeat.metrics["tokens_per_second_whole_7b_2"].value == pytest.approx(128 / 2.06)
+
+
+def test_a_scale_with_windows_gives_every_seed_its_cells_and_seed_0_the_comparison(
+    loaded: list[str], tmp_path: Path
+) -> None:
+    scale = ThroughputScale(points=(POINT,), whole=(("nvfp4_lora", "7b", 2),))
+    found = throughput.measure_repeats(runs_of(scale), folder=tmp_path, **HOW)
+    for measured in found:
+        for batch in (1, 2):
+            assert (measured.metrics[f"tokens_per_second_7b_{batch}"].value or 0) > 0
+            assert (measured.metrics[f"step_seconds_7b_{batch}"].value or 0) > 0
+    rates = {measured.metrics["tokens_per_second_7b_1"].value for measured in found}
+    assert len(rates) == 3
+    compared = ["window_gain_7b_2" in measured.metrics for measured in found]
+    assert compared == [True, False, False]
+    assert not any("window_gain_7b_1" in measured.metrics for measured in found)
+
+
+@pytest.mark.usefixtures("host_clock")
+def test_timed_steps_run_from_the_position_they_are_given(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    engine = engine_for()
+    seen: list[list[int]] = []
+    run_step = engine.run_step
+
+    def noting(width: int, sampling: Any) -> None:
+        seen.append(engine.state.positions[:width].tolist())
+        run_step(width, sampling)
+
+    monkeypatch.setattr(engine, "run_step", noting)
+    fill_cache(engine, 0)
+    fill_rows(engine, 2, 0)
+    assert time_steps(engine, 2, 20, 4) > 0
+    assert seen == [[20, 20], [21, 21], [22, 22], [23, 23]]
+    assert engine.pool.free == engine.pool.capacity
+    assert bool((engine.state.positions == -1).all())
+
+
+@pytest.mark.usefixtures("host_clock")
+def test_rows_that_stop_within_timed_steps_are_named() -> None:
+    engine = engine_for()
+    fill_cache(engine, 0)
+    engine.forward.blocks[0].cache.values[1] = torch.nan  # row 0's first block
+    with pytest.raises(FloatingPointError, match=r"rows \[0\] stopped within 4 timed steps"):
+        time_steps(engine, 2, 20, 4)
+    fill_cache(engine, 0)
+    assert time_steps(engine, 2, 20, 4) > 0
+
+
+@pytest.mark.usefixtures("host_clock")
+def test_rows_that_would_share_blocks_are_refused() -> None:
+    with pytest.raises(ValueError, match="3 rows at position 60 need 9 blocks of their own"):
+        time_steps(engine_for(), 3, 60, 4)
+
+
+def test_the_filled_cache_holds_no_zeros_and_depends_on_the_seed() -> None:
+    engine = engine_for()
+    fill_cache(engine, 0)
+    first = [block.cache.keys.clone() for block in engine.forward.blocks]
+    for block in engine.forward.blocks:
+        for cache in (block.cache.keys, block.cache.values):
+            assert bool(torch.isfinite(cache).all())
+            assert float((cache == 0).float().mean()) < 1e-3
+            assert float(cache.std()) == pytest.approx(1, abs=0.05)
+    fill_cache(engine, 1)
+    assert not torch.equal(first[0], engine.forward.blocks[0].cache.keys)
+    fill_rows(engine, 2, 0)
+    assert int(engine.state.tokens.max()) < 512
+    assert len(set(engine.state.uniforms[:2].flatten().tolist())) > 100
+
+
+@pytest.mark.parametrize("weight_format", ["nvfp4", "nf4", "bf16"])
+def test_an_exchanged_adapter_is_of_the_new_rank_on_the_same_base(weight_format: Any) -> None:
+    policy = small_policy(weight_format, 16)
+    before = {name: layer.get_base_layer() for name, layer in adapter_layers(policy.model)}
+    other = exchange_adapter(policy, lora_rank=64, lora_alpha=64.0, seed=1)
+    layers = dict(adapter_layers(other.model))
+    assert list(layers) == list(before)
+    for name, layer in layers.items():
+        A, B, scaling = layer.adapter()
+        assert (A.shape[0], B.shape[1], scaling) == (64, 64, 1.0)
+        assert bool(A.any())
+        assert bool(B.any())
+        assert layer.get_base_layer() is before[name]
+    assert other.effects["base_bytes"] == policy.effects["base_bytes"]
+    again = exchange_adapter(other, lora_rank=16, lora_alpha=16.0, seed=1)
+    assert {len(layer.adapter()[0]) for _, layer in adapter_layers(again.model)} == {16}
+
+
+def test_a_policy_without_an_adapter_has_none_to_exchange() -> None:
+    policy = small_policy("bf16", 0)
+    with pytest.raises(ValueError, match="no adapter to exchange"):
+        exchange_adapter(policy, lora_rank=16, lora_alpha=16.0, seed=0)
