@@ -258,6 +258,8 @@ def _point(
         ),
     )
     if point.windows:
+        # The engine laid dense weights anew, A's rows below; what that freed, captures may need.
+        release()
         fill_cache(engine, wanted[0].seed)
         whole = arm.run.scale.whole_batches(arm.run.arm.name, point.name)
         for batch in point.batches:

@@ -49,7 +49,6 @@ class BitsandbytesGroup:
         """Return (M, N1 + N2 + ...), the adapter's share still to be added."""
         import bitsandbytes
 
-        x = x.contiguous()  # its kernel goes by the pointer alone
         parts = [
             bitsandbytes.matmul_4bit(x, codes.t(), state, bias=bias)
             for (codes, state), bias in zip(self._weights, self._biases, strict=True)

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
 
 from repro.models.lora import adapter_layers
+from repro.models.policy import Policy
 from repro.models.shapes import exchange_adapter
 from repro.procedures import rollout_windows, throughput
 from repro.procedures.rollout_parts import Repeat
 from repro.procedures.rollout_windows import compare_with_whole, time_cell, windows_of
 from repro.rollout.engine import Engine
 from repro.rollout.engine_config import EngineConfig
+from repro.rollout.fused_linears import PackedGroup, can_pack
 from repro.rollout.step_timing import fill_cache, fill_rows, time_steps
 from repro.spec.throughput import ThroughputPoint, ThroughputScale
 from tests.repro.procedures.test_throughput_repeats import (
@@ -184,6 +186,28 @@ def test_an_exchanged_adapter_is_of_the_new_rank_on_the_same_base(weight_format:
     assert other.effects["base_bytes"] == policy.effects["base_bytes"]
     again = exchange_adapter(other, lora_rank=16, lora_alpha=16.0, seed=1)
     assert {len(layer.adapter()[0]) for _, layer in adapter_layers(again.model)} == {16}
+
+
+@pytest.mark.parametrize("weight_format", ["nvfp4", "nf4"])
+def test_packed_weights_that_an_engine_made_serve_the_next_adapter(weight_format: Any) -> None:
+    policy = small_policy(weight_format, 16)
+
+    def groups(policy: Policy) -> list[PackedGroup]:
+        found = []
+        for layer in cast(Any, policy.decoder).model.layers:
+            at, mlp = layer.self_attn, layer.mlp
+            for members in ((at.q_proj, at.k_proj, at.v_proj), (mlp.gate_proj, mlp.up_proj)):
+                assert can_pack(members)
+                found.append(PackedGroup(members, overlap=False, beside=None))
+        return found
+
+    first = groups(policy)
+    second = groups(exchange_adapter(policy, lora_rank=64, lora_alpha=64.0, seed=1))
+    for old, new in zip(first, second, strict=True):
+        assert old.weight.packs.data_ptr() == new.weight.packs.data_ptr()
+        assert old.weight.shape == new.weight.shape
+    assert second[0]._factors.b is not None
+    assert second[0]._factors.b.shape[1] == 64
 
 
 def test_a_policy_without_an_adapter_has_none_to_exchange() -> None:

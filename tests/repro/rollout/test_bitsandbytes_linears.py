@@ -2,12 +2,27 @@
 
 from __future__ import annotations
 
+from typing import Any, cast
+
 import pytest
 import torch
 
 from kernels import dispatch
+from repro.models.shapes import random_policy
 
 bitsandbytes = pytest.importorskip("bitsandbytes", reason="the extra `bitsandbytes` is absent")
+
+SHAPE = {
+    "model_type": "qwen2",
+    "vocab_size": 512,
+    "hidden_size": 128,
+    "intermediate_size": 256,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 128,
+    "tie_word_embeddings": True,
+}
 
 
 def test_its_weights_and_products_are_ours_to_the_bit() -> None:
@@ -23,6 +38,32 @@ def test_its_weights_and_products_are_ours_to_the_bit() -> None:
     with torch.no_grad():
         theirs = bitsandbytes.matmul_4bit(x, codes.t(), state)
     assert (theirs - x @ dense.t()).abs().max() <= 2**-8 * theirs.abs().max()
+
+
+@pytest.mark.parametrize("rows", [1, 5])
+def test_a_group_with_its_adapter_is_what_the_modules_give(rows: int) -> None:
+    from repro.rollout.bitsandbytes_linears import BitsandbytesGroup
+
+    policy = random_policy(
+        SHAPE, weight_format="nf4", lora_rank=16, compute_dtype="bfloat16", seed=0, device="cpu"
+    )
+    layer = cast(Any, policy.decoder).model.layers[0]
+    at, mlp = layer.self_attn, layer.mlp
+    groups = ((at.q_proj, at.k_proj, at.v_proj), (mlp.gate_proj, mlp.up_proj), (mlp.down_proj,))
+    for modules in groups:
+        x = torch.randn(rows, modules[0].in_features).bfloat16()
+        with torch.no_grad():
+            product = BitsandbytesGroup(modules)(x)
+            wanted = torch.cat([module(x) for module in modules], dim=-1)
+        assert product.z is not None
+        assert product.b is not None
+        parts = zip(
+            product.z.float().split(16, dim=1),
+            product.b.float().tensor_split(product.ends),
+            strict=True,
+        )
+        found = product.base + product.scaling * torch.cat([z @ b.t() for z, b in parts], dim=-1)
+        assert (found - wanted).abs().max() <= 2**-7 * wanted.abs().max()
 
 
 def test_other_weights_are_refused() -> None:
