@@ -130,7 +130,10 @@ def attach_adapter(
         raise ValueError(f"LoRA rank is {rank}; it must be 1 or more")
     # Init by peft would draw from the global generator, shifting every later draw of the process.
     with torch.random.fork_rng(devices=[]):
-        peft_model = get_peft_model(model, lora_config(rank=rank, alpha=alpha, rslora=rslora))
+        # On the meta device: peft would draw every factor twice on the CPU, to no avail.
+        peft_model = get_peft_model(
+            model, lora_config(rank=rank, alpha=alpha, rslora=rslora), low_cpu_mem_usage=True
+        )
     adapters = dict(adapter_layers(peft_model))
     expected = {name for name, _ in causal_lm(peft_model).named_modules() if is_projection(name)}
     if not adapters or set(adapters) != expected:
@@ -142,14 +145,20 @@ def attach_adapter(
 
 
 def initialise(layer: AdapterLinear, seed: int) -> None:
-    """Set A to U(-1/sqrt(K), 1/sqrt(K)) from `seed` (peft's own distribution) and B to zero."""
+    """Give a layer its masters, on its base's device.
+
+    A is drawn from U(-1/sqrt(K), 1/sqrt(K)) by `seed` (peft's own distribution), B is zero.
+    """
     A, B, _ = layer.adapter()
+    device = base_linear(layer).weight.device
     generator = torch.Generator().manual_seed(seed)
     bound = 1.0 / math.sqrt(A.shape[1])
     values = torch.empty(A.shape, dtype=torch.float32).uniform_(-bound, bound, generator=generator)
-    with torch.no_grad():
-        A.copy_(values)
-        B.zero_()
+    zeros = torch.zeros(B.shape, dtype=torch.float32, device=device)
+    for factor, held, value in ((layer.lora_A, A, values.to(device)), (layer.lora_B, B, zeros)):
+        cast(Any, factor[ADAPTER_NAME]).weight = nn.Parameter(
+            value, requires_grad=held.requires_grad
+        )
 
 
 def adapter_layers(model: nn.Module) -> Iterator[tuple[str, AdapterLinear]]:
