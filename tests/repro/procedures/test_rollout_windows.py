@@ -3,23 +3,29 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
 import torch
 
+from repro.evidence.receipts import refusals
+from repro.evidence.record import read_record
 from repro.models.lora import adapter_layers
 from repro.models.policy import Policy
 from repro.models.shapes import exchange_adapter
-from repro.procedures import rollout_windows, throughput
+from repro.procedures import Stopped, carry_out, rollout_windows, throughput
 from repro.procedures.rollout_parts import Repeat
 from repro.procedures.rollout_windows import compare_with_whole, time_cell, windows_of
 from repro.rollout.engine import Engine
 from repro.rollout.engine_config import EngineConfig
 from repro.rollout.fused_linears import PackedGroup, can_pack
 from repro.rollout.step_timing import fill_cache, fill_rows, time_steps
+from repro.spec.config import RunConfig
 from repro.spec.throughput import ThroughputPoint, ThroughputScale
+from repro.targets.speed import at_rank
+from repro.targets.table1 import NVFP4_LORA
 from tests.repro.procedures.test_throughput_repeats import (
     HOW,
     HostEvent,
@@ -114,6 +120,50 @@ def test_a_scale_with_windows_gives_every_seed_its_cells_and_seed_0_the_comparis
     compared = ["window_gain_7b_2" in measured.metrics for measured in found]
     assert compared == [True, False, False]
     assert not any("window_gain_7b_1" in measured.metrics for measured in found)
+
+
+def ranked_runs() -> list[RunConfig]:
+    scale = ThroughputScale(points=(POINT, dataclasses.replace(POINT, name="14b", shape="b")))
+    return [
+        dataclasses.replace(run, arm=at_rank(NVFP4_LORA, rank))
+        for run in runs_of(scale, 2)
+        for rank in (16, 32)
+    ]
+
+
+def test_every_rank_and_seed_gets_a_record_that_counts(
+    loaded: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("repro.procedures.capture_environment", dict)
+    runs = ranked_runs()
+    how = (HOW["progress"], HOW["should_stop"], HOW["threads"])
+    paths = carry_out(runs, tmp_path / "work", tmp_path, *how)
+    for path, run in zip(paths, runs, strict=True):
+        record = read_record(path)
+        assert (record.arm, record.seed, record.digest) == (run.arm.name, run.seed, run.digest())
+        assert refusals(record) == []
+        assert record.effects["timing"]["seconds"] > 0
+
+
+def test_a_stop_in_the_second_rank_loses_only_the_point_at_hand(
+    loaded: list[str], tmp_path: Path
+) -> None:
+    runs = ranked_runs()
+    # Two batches of two seeds of the first rank, then the first of the second.
+    asked = iter([False] * 4 + [True])
+    with pytest.raises(Stopped):
+        throughput.measure_repeats(
+            runs, folder=tmp_path, **(HOW | {"should_stop": lambda: next(asked)})
+        )
+    done = {
+        path.parent.name: json.loads(path.read_text())["done"]
+        for path in (tmp_path / "checkpoint").glob("*/parts.json")
+    }
+    assert done == {"nvfp4_lora_r16": ["shape a", "7b"], "nvfp4_lora_r32": ["shape a"]}
+    found = throughput.measure_repeats(runs, folder=tmp_path, **HOW)
+    assert loaded == ["a", "a", "b"]
+    assert all("tokens_per_second_14b_2" in measured.metrics for measured in found)
+    assert {measured.effects["adapter_modules"] for measured in found} == {28}
 
 
 @pytest.mark.usefixtures("host_clock")
