@@ -14,7 +14,6 @@ them, and draw nothing, so that their random numbers stay where they are.
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -24,11 +23,10 @@ import torch
 from torch import Tensor
 
 from repro.data.problem import Problem
-from repro.ensemble.checkpoint import EnsembleState, load_ensemble, save_ensemble
-from repro.ensemble.collecting import Guard, collect_together
+from repro.ensemble.collecting import collect_together
 from repro.ensemble.hooks import FailedRun, Hooks
+from repro.ensemble.loop import Loop
 from repro.ensemble.noise import AddedNoise, added_noise
-from repro.ensemble.optimizer import StackedAdamW
 from repro.ensemble.sampler import StackSampler
 from repro.ensemble.stack import Stack
 from repro.ensemble.update import (
@@ -38,14 +36,12 @@ from repro.ensemble.update import (
     evaluate_runs,
     plan_run,
 )
-from repro.rl.checkpoint import TrainState
 from repro.rl.collect import GrowingRollout, PromptSource, Rollout
 from repro.rl.diagnostics import sampler_mismatch
-from repro.rl.optimizer import learning_rate_of_step
 from repro.rl.receipts import Values, note_effects, rollout_values
-from repro.rl.trainer import TrainResult, require_acting_terms, require_trainable
+from repro.rl.trainer import TrainResult, require_trainable
 from repro.rl.update import step_metrics
-from repro.spec.config import RunConfig, TrainScale
+from repro.spec.config import RunConfig
 
 # By the rows of a rollout: the rows of each of its optimiser steps.
 Parts = Mapping[int, Sequence[Tensor]]
@@ -84,29 +80,10 @@ def train_ensemble(
         When the configurations cannot be trained together, or a checkpoint is of other runs.
     """
     loop = _Loop(runs, stack, sampler, problems, hooks, groups_at_once)
-    state = load_ensemble(folder, [run.digest() for run in runs], stack, loop.optimizer)
-    if state is not None:
-        loop.resume(state)
-    state = loop.state
-    fresh = not any(run.series for run in state.runs)
-    if loop.scale.evaluation.token_budget and fresh:
-        loop.evaluate()  # the area under the curve starts where training starts
-    saved = state.step
-    while state.step < loop.scale.steps and any(loop.guard.alive):
-        if hooks.should_stop is not None and hooks.should_stop():
-            break
-        began = state.step
-        loop.iterate()
-        loop.evaluate_if_due(began)
-        if state.step - saved >= loop.scale.checkpoint_every:
-            save_ensemble(folder, state, stack, loop.optimizer)
-            saved = state.step
-    if state.step != saved or state.step == 0:
-        save_ensemble(folder, state, stack, loop.optimizer)
-    return loop.results()
+    return loop.carry_on(folder)
 
 
-class _Loop:
+class _Loop(Loop):
     """The state of an ensemble's training and its steps."""
 
     def __init__(
@@ -118,28 +95,14 @@ class _Loop:
         hooks: Hooks,
         groups_at_once: int,
     ) -> None:
-        if stack.masters is None:
-            raise ValueError("the stack's runs train nothing; training needs LoRA or full ones")
+        super().__init__(runs, stack, sampler, hooks, groups_at_once)
         for run in runs:
             require_trainable(run)
-        self.runs, self.stack, self.sampler, self.hooks = runs, stack, sampler, hooks
-        self.scale: TrainScale = runs[0].scale
         self.sources = [PromptSource(problems, stack.tokenizer, run) for run in runs]
-        self.optimizer = StackedAdamW(stack.masters, self.scale.optimizer)
-        self.groups_at_once = groups_at_once
-        self.rotary = sampler.rotary
         # Copied before a checkpoint is loaded: the reference is the policy before training.
         needs_reference = any(run.arm.loss.beta > 0 for run in runs)
-        self.reference = stack.masters.values.clone() if needs_reference else None
-        states = [
-            TrainState(digest=run.digest(), step=0, draws=0, series={}, effects={}) for run in runs
-        ]
-        self.state = EnsembleState(step=0, runs=states, failures=[None] * len(runs))
-        self.guard = Guard(self.state)
-
-    def resume(self, state: EnsembleState) -> None:
-        """Go on from a checkpoint's state."""
-        self.state, self.guard = state, Guard(state)
+        masters = self.optimizer.masters
+        self.reference = masters.values.clone() if needs_reference else None
 
     def iterate(self) -> None:
         """One rollout of every run and its updates; the state moves on by as many steps."""
@@ -151,54 +114,12 @@ class _Loop:
         rolled = time.perf_counter()
         updates = min(self.scale.updates_per_rollout, self.scale.steps - step)
         steps = self._update(rollouts, noise, updates)
-        self._count_seconds(rolled - started, time.perf_counter() - rolled)
+        self.add_seconds("rollout_seconds", rolled - started)
+        self.add_seconds("update_seconds", time.perf_counter() - rolled)
         for values in steps:
             self.state.step += 1
             if self.hooks.on_step is not None:
                 self.hooks.on_step(self.state.step, values)
-
-    def evaluate_if_due(self, began: int) -> None:
-        """Evaluate when the steps since `began` crossed a multiple of the interval."""
-        every, step = self.scale.evaluation.every, self.state.step
-        if every >= 1 and step // every != began // every:
-            self.evaluate()
-
-    def evaluate(self) -> None:
-        """Evaluate every live run and note the value with the sampled tokens behind it."""
-        step = self.state.step
-        if self.hooks.evaluate is None:
-            return
-        started = time.perf_counter()
-        self.sampler.refresh()
-        found = self.hooks.evaluate(step, self.guard.alive)
-        for state, accuracy in zip(self.state.runs, found, strict=True):
-            if accuracy is not None:
-                state.series.setdefault("evaluation_step", []).append(step)
-                state.series.setdefault("evaluation_accuracy", []).append(accuracy)
-                tokens = state.effects["rows"]["tokens_sampled"] if step else 0
-                state.series.setdefault("evaluation_tokens", []).append(tokens)
-        self._add_seconds("evaluation_seconds", time.perf_counter() - started)
-
-    def results(self) -> list[TrainResult | FailedRun]:
-        """Return what became of each run."""
-        found: list[TrainResult | FailedRun] = []
-        finished = self.state.step >= self.scale.steps
-        for number, (run, state) in enumerate(zip(self.runs, self.state.runs, strict=True)):
-            if finished and self.state.failures[number] is None:
-                try:
-                    require_acting_terms(run, state)
-                except ValueError as error:
-                    self.guard.fail(number, error)
-            failure = self.state.failures[number]
-            if failure is not None:
-                found.append(FailedRun(step=state.step, reason=failure))
-                continue
-            found.append(
-                TrainResult(
-                    finished=finished, step=state.step, series=state.series, effects=state.effects
-                )
-            )
-        return found
 
     def _collect(self, step: int) -> list[Rollout | None]:
         """Sample and score every live run's rollout; a run that cannot is frozen."""
@@ -294,24 +215,12 @@ class _Loop:
 
     def _move(self, planned: Sequence[RunStep | None], step: int) -> list[Values | None]:
         """Clip and step every run; return each one's metrics, None for frozen ones."""
-        norms = self.optimizer.gradient_norms()
-        rates = [
-            learning_rate_of_step(
-                run.scale.optimizer, run.scale.optimizer.learning_rates.of(run.arm), step,
-                run.scale.steps,
-            )
-            for run in self.runs
-        ]  # fmt: skip
-        for s, found in enumerate(planned):
-            if found is None:
-                continue
-            if found.failure is not None:
-                self.guard.fail(s, found.failure)
-            elif not math.isfinite(norms[s]):
-                self.guard.fail(
-                    s, ValueError(f"the gradient norm is {norms[s]}; it must be finite")
-                )
-        self.optimizer.step(rates, norms, self.guard.alive)
+        rates = self.rates(step)
+        norms = self.move(
+            [None if found is None else found.failure for found in planned],
+            rates,
+            [found is not None for found in planned],
+        )
         return [
             step_metrics(found.rollout, found.plan, found.output())
             | {"grad_norm": norms[s], "learning_rate": rates[s]}
@@ -374,18 +283,6 @@ class _Loop:
                 for name, value in found.items():
                     state.series.setdefault(name, []).append(value)
                 state.step += 1
-
-    def _count_seconds(self, rollout: float, update: float) -> None:
-        self._add_seconds("rollout_seconds", rollout)
-        self._add_seconds("update_seconds", update)
-
-    def _add_seconds(self, name: str, seconds: float) -> None:
-        """Give each live run its share of seconds that all took together."""
-        living = sum(self.guard.alive)
-        for state, lives in zip(self.state.runs, self.guard.alive, strict=True):
-            if lives:
-                total = state.effects.setdefault("seconds", {})
-                total[name] = total.get(name, 0.0) + seconds / living
 
 
 def _empty(rollout: Rollout) -> tuple[Tensor, Tensor]:
