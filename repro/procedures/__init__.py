@@ -146,7 +146,7 @@ def carry_out(
 
 def is_ensemble(run: RunConfig) -> bool:
     """Whether the run is carried out as one of many in a batched model."""
-    return run.tier == Tier.PROXY.value and run.procedure in ("train", "evaluate")
+    return run.tier == Tier.PROXY.value and run.procedure in ("train", "finetune", "evaluate")
 
 
 def _carry_out_ensemble(

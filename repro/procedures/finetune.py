@@ -67,7 +67,7 @@ def fine_tune_and_evaluate(
         bench.sampler.refresh()
         metrics = final_metrics(bench)
         metrics |= gain(start.estimates()["accuracy"], metrics["accuracy_greedy"])
-        metrics |= _tuning_metrics(result)
+        metrics |= tuning_metrics(result)
         metrics["solution_loss_start"] = loss_start
         metrics["solution_loss"] = _solution_loss(bench, unseen, "after training")
         effects = bench_effects(bench) | result.effects
@@ -110,15 +110,21 @@ def _tune(
 
 
 def _solution_loss(bench: Bench, lessons: list[Lesson], when: str) -> Estimate:
+    value = mean_loss(bench.policy, lessons, bench.run.scale.micro_batch_rows)
+    return solution_loss(value, len(lessons), when)
+
+
+def solution_loss(value: float, lessons: int, when: str) -> Estimate:
+    """Return a mean loss on the test split's solutions, so many of them, as it is recorded."""
     return Estimate(
-        value=mean_loss(bench.policy, lessons, bench.run.scale.micro_batch_rows),
+        value=value,
         unit="nats",
-        n=len(lessons),
+        n=lessons,
         method=f"mean over the tokens of the test split's worked solutions, {when}, without noise",
     )
 
 
-def _tuning_metrics(result: TrainResult) -> dict[str, Estimate]:
+def tuning_metrics(result: TrainResult) -> dict[str, Estimate]:
     """Return what the run's series and receipts say in one number each."""
     losses = [float(value) for value in result.series["loss"] if value is not None]
 

@@ -4,14 +4,16 @@
 `repro.procedures.train` does, and asks the same questions by the same evaluator. A run that fails
 comes back as `Failed`; the others of its ensemble go on.
 
-What is shared is said in each record: `effects["together"]` holds how many runs there were, the
-seconds in `seconds` are the run's share, and `peak_bytes` is of the process that held them all.
+What is shared is said in each record: `effects["together"]` holds how many runs there were and the
+seconds that the ensemble took before, during and after training; those in `seconds` are the run's
+share, and `peak_bytes` is of the process that held them all.
 """
 
 from __future__ import annotations
 
 import gc
 import shutil
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -44,6 +46,7 @@ from repro.procedures.train import (
     load_arm,
     training_metrics,
 )
+from repro.procedures.tune_together import Tuning
 from repro.reward.grader import GraderPool
 from repro.rl.receipts import Values
 from repro.rl.trainer import TrainResult
@@ -83,7 +86,7 @@ def train_together(
     threads: int,
     done: Done | None = None,
 ) -> list[Measured | Failed]:
-    """Carry out runs of the procedures `train` and `evaluate`, as many at once as memory allows.
+    """Carry out runs of `train`, `finetune` and `evaluate`, as many at once as memory allows.
 
     Parameters
     ----------
@@ -140,6 +143,7 @@ def _carry_out(
 ) -> list[Measured | Failed]:
     """Return what each run of one ensemble came to; runs that cannot be loaded have failed."""
     reset_peak()
+    began = time.perf_counter()
     progress("loading", {"runs": float(len(group))})
     loaded = _policies(group, device)
     ready = [number for number, policy in enumerate(loaded) if isinstance(policy, Policy)]
@@ -149,6 +153,7 @@ def _carry_out(
         stack = stack_policies(policies, end_token_ids=end_token_ids(policies[0]), device=device)
         del loaded, policies
         ensemble = _Ensemble([group[number] for number in ready], stack, memory, pool, progress)
+        ensemble.seconds["loading"] = time.perf_counter() - began
         for number, outcome in zip(
             ready, ensemble.carry_out(_folder_of(group, folder), should_stop), strict=True
         ):
@@ -193,6 +198,9 @@ class _Ensemble:
         self.groups_at_once = footprint(runs).groups_at_once(
             len(runs), memory, self.scale.prompts_per_rollout
         )
+        # Of the whole ensemble, by what it did.
+        self.seconds: dict[str, float] = {}
+        self.tuning: Tuning | None = None
 
     @property
     def alive(self) -> list[bool]:
@@ -206,10 +214,17 @@ class _Ensemble:
             return self._measured(None, None, {})
         problems = load_problems(self.scale.data, "train")
         self._tell("evaluating the start")
+        began = time.perf_counter()
         start = self.board.greedy(self.test, self.alive)
+        if self.runs[0].procedure == "finetune":
+            settings = self.runs, self.stack, self.sampler, self.test, self.groups_at_once
+            self.tuning = Tuning(*settings)
         masters = self.stack.masters
         untouched = masters.values.to("cpu", copy=True)
+        self.seconds["start"] = time.perf_counter() - began
+        began = time.perf_counter()
         results = self._train(problems, folder, should_stop)
+        self.seconds["training"] = time.perf_counter() - began
         inputs = {"train_problems": digest_of_problems(problems)}
         self.moved = [
             float(torch.linalg.vector_norm((now.cpu() - before).double()))
@@ -231,20 +246,24 @@ class _Ensemble:
             answers = self.board.greedy(development, alive)
             return [None if found is None else fmean(found.accuracy) for found in answers]
 
-        results = train_ensemble(
-            self.runs,
-            self.stack,
-            self.sampler,
-            problems,
-            Hooks(
-                score=self.board.score,
-                evaluate=on_development if development else None,
-                on_step=self._on_step,
-                should_stop=should_stop,
-            ),
-            folder=folder,
-            groups_at_once=self.groups_at_once,
+        hooks = Hooks(
+            score=self.board.score,
+            evaluate=on_development if development else None,
+            on_step=self._on_step,
+            should_stop=should_stop,
         )
+        if self.tuning is not None:
+            results = self.tuning.tune(problems, hooks, folder)
+        else:
+            results = train_ensemble(
+                self.runs,
+                self.stack,
+                self.sampler,
+                problems,
+                hooks,
+                folder=folder,
+                groups_at_once=self.groups_at_once,
+            )
         kept: list[TrainResult | None] = []
         for number, result in enumerate(results):
             if isinstance(result, FailedRun):
@@ -264,7 +283,9 @@ class _Ensemble:
     ) -> list[Measured | Failed]:
         """Ask the final policies, and put together what each run came to."""
         self._tell("evaluating")
+        began = time.perf_counter()
         answers = self._final_answers() if any(self.alive) else {}
+        self.seconds["final"] = time.perf_counter() - began
         outcomes: list[Measured | Failed] = []
         for number, run in enumerate(self.runs):
             failure = self.failures[number]
@@ -321,14 +342,21 @@ class _Ensemble:
             "test_sets_left_out": left_out(run, self.further),
             "grades": dict(self.board.grades[number]),
             "grader_workers_killed": self.pool.workers_killed,
-            "together": {"runs": len(self.runs), "groups_at_once": self.groups_at_once},
+            "together": {
+                "runs": len(self.runs),
+                "groups_at_once": self.groups_at_once,
+                "seconds": {name: round(value, 3) for name, value in self.seconds.items()},
+            },
         }
         if self.stack.device.type != "cpu":
             effects["sampler"] = type(self.sampler).__name__
         series: dict[str, list[float | None]] = {}
         if result is not None and start is not None:
             metrics |= gain(start.estimates()["accuracy"], metrics["accuracy_greedy"])
-            metrics |= training_metrics(result)
+            if self.tuning is None:
+                metrics |= training_metrics(result)
+            else:
+                metrics |= self.tuning.metrics(number, result)
             effects |= result.effects
             effects["trained_change_l2"] = self.moved[number]
             effects["optimizer_steps"] = result.step
@@ -341,7 +369,8 @@ class _Ensemble:
         )
 
     def _on_step(self, step: int, values: Sequence[Values | None]) -> None:
-        rewards = [v["reward"] for v in values if v is not None and v["reward"] is not None]
+        found = [v.get("reward") for v in values if v is not None]
+        rewards = [reward for reward in found if reward is not None]
         shown = {"step": float(step), "steps": float(self.scale.steps)}
         if rewards:
             shown["reward"] = fmean(rewards)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any, Protocol
 
 import torch
 
@@ -34,7 +35,15 @@ class Lesson:
     completion: tuple[int, ...]
 
 
-def lessons_of(problems: Sequence[Problem], policy: Policy, run: RunConfig) -> list[Lesson]:
+class Reader(Protocol):
+    """What reads and writes tokens: a policy, or several side by side."""
+
+    @property
+    def tokenizer(self) -> Any:
+        """Transformers' own, or None."""
+
+
+def lessons_of(problems: Sequence[Problem], policy: Reader, run: RunConfig) -> list[Lesson]:
     """Return the problems' worked solutions in the format of the scale's template.
 
     Raises
@@ -46,8 +55,7 @@ def lessons_of(problems: Sequence[Problem], policy: Policy, run: RunConfig) -> l
     scale: TrainScale = run.scale
     if policy.tokenizer is None or policy.tokenizer.eos_token_id is None:
         raise ValueError("worked solutions need a tokenizer with an end token; the policy has none")
-    # transformers' tokenizers are wider than the protocol that rendering asks for.
-    tokenizer: Tokenizer = policy.tokenizer  # type: ignore[assignment]
+    tokenizer: Tokenizer = policy.tokenizer
     end = int(policy.tokenizer.eos_token_id)
     found = []
     for problem in problems:

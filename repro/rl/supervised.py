@@ -135,8 +135,8 @@ def _iterate(t: _Tuning, state: TrainState, on_step: Callable[[int, Values], Non
     """One optimiser step; `state` moves on by one."""
     scale: TrainScale = t.run.scale
     started = time.perf_counter()
-    counts = state.effects.setdefault("rows", {"trained_on": 0, "tokens_trained": 0})
-    rows = rows_of(_taken(t, state, counts["tokens_trained"]))
+    rows = rows_of(lessons_of_step(t.run, t.lessons, state))
+    counts = state.effects["rows"]
     with perturbed(
         t.policy, t.run.arm.noise, seed=t.run.seed, step=state.step, total_steps=scale.steps
     ) as receipt:
@@ -167,27 +167,29 @@ def _iterate(t: _Tuning, state: TrainState, on_step: Callable[[int, Values], Non
         on_step(state.step, values)
 
 
-def _taken(t: _Tuning, state: TrainState, tokens: int) -> list[Lesson]:
-    """Return the step's lessons, at least one, and move the state past them."""
-    scale: TrainScale = t.run.scale
+def lessons_of_step(run: RunConfig, lessons: Sequence[Lesson], state: TrainState) -> list[Lesson]:
+    """Return the lessons of a run's next step, at least one, and move its `draws` past them."""
+    scale: TrainScale = run.scale
+    counts = state.effects.setdefault("rows", {"trained_on": 0, "tokens_trained": 0})
+    tokens = counts["tokens_trained"]
     wanted = scale.evaluation.token_budget * (state.step + 1) / scale.steps
     found: list[Lesson] = []
     while not found or tokens < wanted:
-        found.append(_lesson_at(t, state.draws))
+        found.append(_lesson_at(run, lessons, state.draws))
         tokens += len(found[-1].completion)
         state.draws += 1
     return found
 
 
-def _lesson_at(t: _Tuning, place: int) -> Lesson:
+def _lesson_at(run: RunConfig, lessons: Sequence[Lesson], place: int) -> Lesson:
     """Return the lesson at a place of the run's endless order: each epoch is shuffled anew.
 
     The order is that in which a run of the same seed would draw the problems for rollouts.
     """
-    epoch, index = divmod(place, len(t.lessons))
-    generator = torch.Generator().manual_seed(derive_seed(t.run.seed, "problems", epoch))
-    order = torch.randperm(len(t.lessons), generator=generator)
-    return t.lessons[int(order[index])]
+    epoch, index = divmod(place, len(lessons))
+    generator = torch.Generator().manual_seed(derive_seed(run.seed, "problems", epoch))
+    order = torch.randperm(len(lessons), generator=generator)
+    return lessons[int(order[index])]
 
 
 def _accumulate(t: _Tuning, rows: Rows) -> tuple[float, float | None]:

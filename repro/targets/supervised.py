@@ -16,7 +16,7 @@ from __future__ import annotations
 import dataclasses
 
 from repro.spec.config import Arm, NoiseConfig
-from repro.spec.target import Claim, Cost, Metric, Target
+from repro.spec.target import Claim, Metric, Target
 from repro.spec.tier import Tier
 from repro.targets import proxy
 
@@ -108,16 +108,7 @@ NOISE_IN_SFT = Target(
         ),
     ),
     scales={Tier.PROXY: proxy.PROXY},
-    costs={
-        Tier.PROXY: Cost(
-            train_seconds=None,
-            evaluate_seconds=None,
-            memory_bytes=proxy.COST.memory_bytes // 4,
-            disk_bytes=proxy.COST.disk_bytes,
-            policies=(proxy.PROXY.checkpoint,),
-            basis="not timed yet; memory is a guess",
-        )
-    },
+    costs={Tier.PROXY: proxy.COST},
     headline="accuracy",
     why_not="a control at the proxy tier alone",
 )  # fmt: skip

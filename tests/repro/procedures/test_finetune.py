@@ -12,7 +12,7 @@ import pytest
 
 from repro.evidence.receipts import refusals
 from repro.evidence.record import Record, record_of
-from repro.procedures import Stopped, procedure_named
+from repro.procedures import Stopped, is_ensemble, procedure_named
 from repro.spec.config import (
     Arm,
     DataConfig,
@@ -24,6 +24,7 @@ from repro.spec.config import (
     SamplingConfig,
     TrainScale,
 )
+from repro.spec.target import plan
 from repro.spec.tier import Tier
 from repro.targets.supervised import NOISE_IN_SFT
 
@@ -118,9 +119,11 @@ def test_a_stopped_run_goes_on_to_the_same_numbers(record: Record, tmp_path: Pat
         assert again.value(name) == record.value(name)
 
 
-def test_the_target_varies_noise_and_format_alone_and_is_run_one_by_one() -> None:
+def test_the_target_varies_noise_and_format_alone_and_is_run_many_at_once() -> None:
     clean, noisy = NOISE_IN_SFT.arm("nvfp4_sft"), NOISE_IN_SFT.arm("nvfp4_sft_aqn")
     assert noisy.noise == NoiseConfig(reach="shared")
     assert dataclasses.replace(noisy, name=clean.name, label=clean.label, noise=None) == clean
     assert {NOISE_IN_SFT.procedure_of(arm) for arm in NOISE_IN_SFT.arms} == {"finetune"}
     assert NOISE_IN_SFT.tiers() == (Tier.PROXY,)
+    assert all(is_ensemble(run) for run in plan(NOISE_IN_SFT, Tier.PROXY))
+    assert NOISE_IN_SFT.costs[Tier.PROXY].together is not None

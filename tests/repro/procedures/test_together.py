@@ -16,6 +16,7 @@ from repro.evidence.receipts import refusals
 from repro.evidence.record import find_record, read_record, record_of
 from repro.procedures import Measured, Stopped
 from repro.procedures import together as module
+from repro.procedures.finetune import fine_tune_and_evaluate
 from repro.procedures.together import Failed, train_together
 from repro.procedures.train import evaluate_untrained, train_and_evaluate
 from repro.spec.config import (
@@ -75,6 +76,17 @@ RUNS = [
     make_run(0, training="full"),
     make_run(2, weight_noise=WeightNoise(matched_to="nvfp4")),
 ]
+# Worked solutions of these problems take up to 60 tokens, and room for one in each step.
+LESSONS = dataclasses.replace(SCALE, rollout=SamplingConfig(max_new_tokens=96))
+TUNED = [
+    dataclasses.replace(make_run(0, "finetune"), scale=LESSONS),
+    dataclasses.replace(
+        make_run(
+            1, "finetune", weight_format="nvfp4", noise=dataclasses.replace(NOISE, reach="shared")
+        ),
+        scale=LESSONS,
+    ),
+]
 
 
 def silent(text: str, values: dict[str, float]) -> None:
@@ -90,8 +102,12 @@ def carry_out(runs: list[RunConfig], folder: Path, **changes: Any) -> list[Measu
 
 
 def alone(run: RunConfig, folder: Path) -> Measured:
-    procedure = train_and_evaluate if run.procedure == "train" else evaluate_untrained
-    return procedure(
+    procedures = {
+        "train": train_and_evaluate,
+        "finetune": fine_tune_and_evaluate,
+        "evaluate": evaluate_untrained,
+    }
+    return procedures[run.procedure](
         run, folder=folder / run.digest(), progress=silent, should_stop=lambda: False, threads=1
     )
 
@@ -125,6 +141,21 @@ def test_each_run_comes_to_what_it_comes_to_alone(
     sizes = [many.effects["together"]["runs"] for many in together if isinstance(many, Measured)]
     assert sizes == [3, 1, 3, 1, 3]
     assert not list(tmp_path.glob("ensemble-*"))
+
+
+def test_runs_fine_tuned_side_by_side_come_to_what_each_comes_to_alone(tmp_path: Path) -> None:
+    for run, many in zip(TUNED, carry_out(TUNED, tmp_path), strict=True):
+        assert isinstance(many, Measured)
+        one = alone(run, tmp_path)
+        require_same(one, many)
+        assert many.effects["together"]["runs"] == 2
+        assert set(many.effects["together"]["seconds"]) == {"loading", "start", "training", "final"}
+        assert many.metrics["solution_loss"].value != many.metrics["solution_loss_start"].value
+        record = record_of(
+            run, metrics=many.metrics, series=many.series, effects=many.effects,
+            inputs=many.inputs, environment={}, started=datetime.now(UTC),
+        )  # fmt: skip
+        assert refusals(record) == []
 
 
 def require_same(one: Measured, many: Measured) -> None:

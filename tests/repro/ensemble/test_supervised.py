@@ -1,0 +1,137 @@
+"""Fine-tuning side by side trains what each run would have trained alone."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from repro.data.problem import Problem
+from repro.ensemble.hooks import FailedRun, Hooks
+from repro.ensemble.sampler import StackSampler
+from repro.ensemble.stack import Stack
+from repro.ensemble.supervised import fine_tune_ensemble, mean_losses
+from repro.rl import supervised as single
+from repro.rl.lessons import lessons_of, mean_loss
+from repro.rl.supervised import fine_tune
+from repro.rl.trainer import TrainResult
+from repro.spec.config import EvaluationConfig, NoiseConfig, RunConfig, SamplingConfig
+from tests.repro.ensemble import conftest as small
+from tests.repro.ensemble.test_against_single_runs import (
+    in_float64,  # noqa: F401 (a fixture)
+    largest_difference,
+    require_same_series,
+)
+
+NOISE = NoiseConfig(sigma_start=0.1, sigma_end=0.05, num_stages=3, reach="shared")
+SCALE = small.with_steps(
+    small.SCALE,
+    rollout=SamplingConfig(max_new_tokens=48),
+    evaluation=EvaluationConfig(every=2, token_budget=600),
+)
+
+
+def make_runs() -> list[RunConfig]:
+    arms: list[dict[str, Any]] = [
+        {"seed": 0},
+        {"seed": 1, "weight_format": "nvfp4", "noise": NOISE, "learning_rate_factor": 2.0},
+        {"seed": 2, "weight_format": "nf4", "lora_rank": 2},
+    ]
+    runs = [small.make_run(scale=SCALE, **arm) for arm in arms]
+    return [dataclasses.replace(run, procedure="finetune") for run in runs]
+
+
+def tune(
+    runs: Sequence[RunConfig], problems: list[Problem], folder: Path, **hooks: Any
+) -> tuple[Stack, list[TrainResult | FailedRun], list[float]]:
+    """Return the stack, what each run came to and each one's loss on the lessons, from it."""
+    stack = small.stack_of(runs)
+    sampler = StackSampler(stack, small.positions(runs[0]))
+    lessons = lessons_of(problems, stack, runs[0])
+    called = {"evaluate": lambda step, alive: [float(step) if a else None for a in alive]}
+    results = fine_tune_ensemble(
+        runs, stack, sampler, lessons, Hooks(**({"score": lambda asked: []} | called | hooks)),
+        folder=folder, lessons_at_once=4,
+    )  # fmt: skip
+    return stack, results, mean_losses(stack, sampler, lessons, 5)
+
+
+@pytest.mark.usefixtures("in_float64")
+def test_runs_side_by_side_are_the_runs_alone(
+    problems: list[Problem], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(single, "trainable_parameters", small.trainable_parameters)
+    runs = make_runs()
+    stack, results, losses = tune(runs, problems, tmp_path / "all")
+    assert stack.masters is not None
+    for number, (run, many) in enumerate(zip(runs, results, strict=True)):
+        policy = small.load(run)
+        lessons = lessons_of(problems, policy, run)
+        one = fine_tune(
+            run, policy, lessons, folder=tmp_path / run.digest(), evaluate=lambda step: float(step)
+        )
+        assert isinstance(many, TrainResult)
+        assert (one.finished, many.finished, many.step) == (True, True, one.step)
+        parameters = small.trainable_parameters(policy)
+        alone = {small.plain_name(n): p.detach() for n, p in parameters.items()}
+        trained = small.Trained(one, alone)
+        assert (
+            largest_difference(trained, small.Trained(many, stack.masters.of_run(number))) < 1e-10
+        )
+        require_same_series(one.series, many.series)
+        assert many.effects["noise"] == one.effects["noise"]
+        assert many.effects["rows"] == one.effects["rows"]
+        assert many.effects["seconds"].keys() == one.effects["seconds"].keys()
+        assert losses[number] == pytest.approx(mean_loss(policy, lessons, 7), abs=1e-6)
+
+
+def test_a_stopped_ensemble_goes_on_to_the_same_numbers(
+    problems: list[Problem], tmp_path: Path
+) -> None:
+    runs = make_runs()
+    whole, expected, _ = tune(runs, problems, tmp_path / "whole")
+    answers = iter([False, True])
+    _, half, _ = tune(runs, problems, tmp_path / "cut", should_stop=lambda: next(answers))
+    assert [found.step for found in half] == [1, 1, 1]
+    rest, found, _ = tune(runs, problems, tmp_path / "cut")
+    assert rest.masters is not None
+    assert whole.masters is not None
+    assert torch.equal(rest.masters.values, whole.masters.values)
+    for one, many in zip(expected, found, strict=True):
+        assert isinstance(one, TrainResult)
+        assert isinstance(many, TrainResult)
+        assert many.series == one.series
+
+
+def test_a_run_whose_gradient_is_not_finite_is_frozen_alone(
+    problems: list[Problem], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stack_of = small.stack_of
+
+    def poisoned(runs: Sequence[RunConfig]) -> Stack:
+        stack = stack_of(runs)
+        assert stack.masters is not None
+        next(iter(stack.masters.leaves.values())).data[1] = float("nan")
+        return stack
+
+    monkeypatch.setattr(small, "stack_of", poisoned)
+    _, results, losses = tune(make_runs(), problems, tmp_path)
+    assert isinstance(results[1], FailedRun)
+    assert "gradient norm is nan" in results[1].reason
+    assert [isinstance(found, TrainResult) for found in results] == [True, False, True]
+    assert losses[0] > 0
+
+
+def test_no_lessons_and_what_cannot_act_are_refused(
+    problems: list[Problem], tmp_path: Path
+) -> None:
+    runs = make_runs()
+    with pytest.raises(ValueError, match="no worked solutions"):
+        tune(runs, [], tmp_path)
+    loud = small.make_run(scale=SCALE, noise=NoiseConfig())
+    with pytest.raises(ValueError, match="it must be shared"):
+        tune([loud], problems, tmp_path)
