@@ -11,7 +11,8 @@ stream, loaded, and one RL step is made on it. Time and bytes of each stage:
     load_host_bytes, load_device_bytes
     step_seconds                                        a whole step on the loaded policy
 
-Every stage runs in a process of its own (`repro.procedures.checkpoint_stage`).
+Every stage runs in a process of its own (`repro.procedures.checkpoint_stage`). The driver counts
+the memory of all processes together: what was in use before a stage began is taken off its peak.
 """
 
 from __future__ import annotations
@@ -29,6 +30,8 @@ import torch
 from repro.evidence.record import Estimate
 from repro.models.shapes import shape_named
 from repro.procedures import Measured, Progress, Stopped
+from repro.procedures.step_measure import let_go
+from repro.procedures.step_phases import driver_bytes
 from repro.spec.checkpoint_path import CheckpointScale
 from repro.spec.config import RunConfig
 
@@ -141,9 +144,13 @@ def run_stage(name: str, settings: dict[str, Any]) -> dict[str, Any]:
     RuntimeError
         When it fails, with the end of what it said.
     """
+    held = 0
+    if torch.cuda.is_available():
+        let_go()
+        held = driver_bytes()
     command = [sys.executable, "-m", "repro.procedures.checkpoint_stage", name]
     done = subprocess.run(
-        [*command, json.dumps(settings)], capture_output=True, text=True, check=False
+        [*command, json.dumps(settings), str(held)], capture_output=True, text=True, check=False
     )
     if done.returncode:
         raise RuntimeError(f"stage {name} failed ({done.returncode}): {done.stderr[-1500:]}")

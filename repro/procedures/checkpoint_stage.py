@@ -4,9 +4,10 @@
     quantise   streamed into NVFP4, tensor by tensor
     load       from disk to the first sampled token, and then one whole RL step
 
-    python -m repro.procedures.checkpoint_stage STAGE '{"source": ..., ...}'
+    python -m repro.procedures.checkpoint_stage STAGE '{"source": ..., ...}' HELD
 
-prints what was measured as JSON on its last line. A process of its own is what makes a peak of the
+prints what was measured as JSON on its last line; HELD are bytes of the device that were in use
+before, by other processes. A process of its own is what makes a peak of the
 host's memory the stage's: Python, torch and the driver's share are in it, earlier stages are not.
 
 Easy to get wrong: files that were just written lie in the host's page cache, which is what "a warm
@@ -139,7 +140,7 @@ def _step(policy: Any, engine: Engine, point: StepPoint, seed: int) -> Found:
 
 
 def _device_bytes() -> int:
-    """Return the most that the allocator reserved, and the driver's context."""
+    """Return the most that the allocator reserved, and what else is in use on the device."""
     if not torch.cuda.is_available():
         return 0
     return int(torch.cuda.max_memory_reserved()) + context_bytes()
@@ -150,8 +151,10 @@ STAGES: dict[str, Callable[..., Found]] = {"build": build, "quantise": quantise,
 
 def main(arguments: list[str]) -> int:
     """Run the stage that is named with the JSON that is given; print what it found."""
-    stage, settings = arguments
+    stage, settings, held = arguments
     found = STAGES[stage](**json.loads(settings))
+    if found.get("device_bytes"):
+        found["device_bytes"] -= int(held)
     sys.stdout.write(json.dumps(found) + "\n")
     return 0
 

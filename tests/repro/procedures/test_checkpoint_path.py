@@ -57,6 +57,14 @@ def test_a_stage_runs_in_a_process_of_its_own_and_its_failure_is_told(tmp_path: 
         run_stage("quantise", settings | {"device": "cpu"})
 
 
+def test_what_other_processes_hold_is_not_a_stages(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(checkpoint_stage.STAGES, "load", lambda **_: {"device_bytes": 5000})
+    assert checkpoint_stage.main(["load", "{}", "3000"]) == 0
+    assert json.loads(capsys.readouterr().out) == {"device_bytes": 2000}
+
+
 @pytest.mark.skipif(torch.cuda.is_available(), reason="a CUDA device is here, so it would measure")
 def test_without_a_device_the_procedure_says_so(tmp_path: Path) -> None:
     from repro.procedures import procedure_named
