@@ -23,6 +23,7 @@ linear scans. Sources: arXiv 2510.11696v1 section 4.1 for the format; the releas
 
 from __future__ import annotations
 
+import functools
 import re
 
 THINK_OPEN, THINK_CLOSE = "<think>", "</think>"
@@ -36,6 +37,8 @@ RELEASED_FORMAT = 0.2
 # What the paper's prompt itself writes between the tags; echoing it is not an answer.
 _PLACEHOLDERS = frozenset({"answer here", "...", "\u2026"})
 _MOST_ANSWER_CHARACTERS = 8192
+# Texts whose readings are kept, the least recently used being forgotten.
+_REMEMBERED = 65_536
 _THINK_THEN_ANSWER = re.compile(r"</think>\s*<answer>")
 _HASHES = re.compile(r"####[ \t]*([^\n]{1,200})")
 _SENTENCE = re.compile(r"\banswer is[ \t]*:?[ \t]*([^\n]{1,200})", re.IGNORECASE)
@@ -60,6 +63,7 @@ def soft_format_ok(text: str) -> bool:
     return middle is not None and text.find(ANSWER_CLOSE, middle.end()) >= 0
 
 
+@functools.lru_cache(maxsize=_REMEMBERED)
 def format_ok(text: str) -> bool:
     """Say whether the text is exactly one thinking block and one answer block, and nothing else.
 
@@ -93,6 +97,8 @@ def extract_answer(text: str) -> str | None:
     return _usable(text[start:end])
 
 
+# Runs side by side write many texts alike, and each is read when graded and when scored.
+@functools.lru_cache(maxsize=_REMEMBERED)
 def lenient_answer(text: str) -> str | None:
     """Return the answer of the last claim in any usual form, or None if nothing is claimed.
 

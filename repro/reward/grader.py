@@ -31,6 +31,7 @@ math-verify once; there is no shortcut in the parent.
 from __future__ import annotations
 
 import contextlib
+import functools
 import queue
 import threading
 from collections import Counter, OrderedDict
@@ -334,11 +335,17 @@ def _comparable(pairs: Sequence[tuple[str, str | None]]) -> tuple[list[Pair], li
     asked: list[Pair] = []
     refused: list[bool] = []
     for gold, answer in pairs:
-        gold = tidy(gold)
-        form = None if answer is None else comparable(gold, tidy(answer))
+        gold, form = _form_of(gold, answer)
         asked.append((gold, gold if form is None else form))
         refused.append(form is None)
     return asked, refused
+
+
+@functools.lru_cache(maxsize=65_536)
+def _form_of(gold: str, answer: str | None) -> tuple[str, str | None]:
+    """Return the gold tidied, and the answer's form to compare with it, if it may be compared."""
+    gold = tidy(gold)
+    return gold, None if answer is None else comparable(gold, tidy(answer))
 
 
 def _settled(pair: Pair, status: str) -> Status:

@@ -1,7 +1,8 @@
 """Variants of a target for trying things out: other problems, fewer steps.
 
 Each has a name of its own, so that its records lie beside the original's and none of the original's
-expectations is held against it.
+expectations is held against it. Arms that the original shares with another target are run as its
+own: what they would be shared with is not varied.
 """
 
 from __future__ import annotations
@@ -39,6 +40,7 @@ def on_data(target: Target, source: str) -> Target:
         name=f"{target.name}_on_{slug}",
         title=f"{target.title}, on {slug}",
         scales=scales,
+        shared={},
         costs={tier: cost for tier, cost in target.costs.items() if tier in scales},
     )
 
@@ -60,5 +62,6 @@ def with_steps(target: Target, steps: int) -> Target:
         name=f"{target.name}_in_{steps}_steps",
         title=f"{target.title}, cut to {steps} steps",
         scales=scales,
+        shared={},
         costs={tier: cost for tier, cost in target.costs.items() if tier in scales},
     )

@@ -230,3 +230,14 @@ def test_devices_are_those_that_torch_sees() -> None:
     assert len(found) == torch.cuda.device_count()
     assert found[0].capability == torch.cuda.get_device_capability(0)
     assert found[0].memory_bytes == torch.cuda.get_device_properties(0).total_memory
+
+
+@pytest.mark.parametrize("name", ["figure9", "figure17", "norms", "aqn_factorial"])
+def test_a_cut_of_a_target_that_shares_arms_runs_them_itself(name: str) -> None:
+    target = find(name)
+    short = with_steps(target, 2)
+    assert target.shared
+    assert not short.shared
+    found = {run.arm.name for run in plan(short, Tier.PROXY, [0])}
+    assert found == {arm.name for arm in target.arms}
+    assert {run.target for run in plan(short, Tier.PROXY, [0])} == {short.name}
