@@ -110,6 +110,48 @@ def fuses_adapter(weight: PackedWeight, M: int) -> bool:
     return M <= fused_adapter.ROWS and _choice(weight, M).path == "narrow"
 
 
+def goes_dense(weight: PackedWeight, M: int) -> bool:
+    """Tell whether `packed_linear` multiplies M rows by way of a dense scratch."""
+    return _choice(weight, M).path == "dense"
+
+
+def dense_with_columns(
+    x: Tensor, weight: PackedWeight, bias: Tensor | None, a: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Return (x W^T + b, x A^T) from one product: A's rows stand below the dense scratch of W.
+
+    A product of its own for x A^T would read x once more, which at thousands of rows costs several
+    percent of the layer.
+
+    Parameters
+    ----------
+    x : Tensor, (M, K), bfloat16
+    bias : Tensor or None, (N + R,), bfloat16
+        Zeros for A's rows.
+    a : Tensor, (R, K), bfloat16
+
+    Returns
+    -------
+    y : Tensor, (M, N), z : Tensor, (M, R)
+        Columns of one tensor, so their rows are strided.
+
+    Raises
+    ------
+    ValueError
+        When the bias does not have an entry for each row of both.
+    """
+    N, K = weight.shape
+    _check(x, weight, None)
+    rows = N + len(a)
+    if bias is not None and bias.shape != (rows,):
+        raise ValueError(f"bias has shape {tuple(bias.shape)}; W and A need ({rows},)")
+    scratch = torch.empty(rows, K, dtype=x.dtype, device=x.device)
+    hopper.dequantize_packs(weight, scratch[:N], x.dtype)
+    scratch[N:].copy_(a)
+    both = functional.linear(_aligned(x), scratch, bias)
+    return both[:, :N], both[:, N:]
+
+
 def dense_linear(
     x: Tensor, weight: PackedWeight, bias: Tensor | None, out: Tensor, adapter: Adapter | None
 ) -> None:

@@ -38,7 +38,8 @@ class PackedGroup:
     Up to 16 rows the adapter rides in the weight's own launch (`kernels.linear.fuses_adapter`).
     Beyond, its two products stand beside the launch, for there they take less: decode step of a 7B
     in microseconds, 16 rows 2619 within and 2775 beside, 64 rows 4072 and 3672 (kernels/README.md).
-    A captured step keeps the way that its own row count takes.
+    A captured step keeps the way that its own row count takes. Where the layer goes by a dense
+    scratch, A's rows stand below it and one product gives both.
 
     Parameters
     ----------
@@ -64,16 +65,21 @@ class PackedGroup:
             _share(bases, self.weight)
         factors = self._factors
         self._adapter: Adapter | None = None
+        self._bias_of_both: Tensor | None = None
         if factors.a is not None and factors.b is not None:
             self._adapter = Adapter(
                 a=factors.a, b=factors.b, ends=factors.ends, scaling=factors.scaling
             )
+            self._bias_of_both = fused_bias([base.bias for base in bases], len(factors.a))
 
     def __call__(self, x: Tensor) -> Product:
         """Return (M, N1 + N2 + ...), beyond 16 rows with the adapter's share still to be added."""
         adapter = self._adapter
         if adapter is None or packed.fuses_adapter(self.weight, len(x)):
             return Product(base=packed.packed_linear(x, self.weight, self.bias, adapter))
+        if packed.goes_dense(self.weight, len(x)):
+            base, z = packed.dense_with_columns(x, self.weight, self._bias_of_both, adapter.a)
+            return self._product(base, z, adapter, joined=False)
         arrived = self._factors.arrived
         few = len(x) <= decode_adapter.FEW_ROWS
         branch = few and self._beside is not None and torch.cuda.is_current_stream_capturing()
@@ -87,13 +93,17 @@ class PackedGroup:
         else:
             z = decode_adapter.project(x, adapter.a, overlap=self._overlap, arrived=arrived)
             base = packed.packed_linear(x, self.weight, self.bias)
+        return self._product(base, z, adapter, joined=branch)
+
+    @staticmethod
+    def _product(base: Tensor, z: Tensor, adapter: Adapter, *, joined: bool) -> Product:
         return Product(
             base=base,
             z=z,
             b=adapter.b,
             ends=adapter.ends,
             scaling=adapter.scaling,
-            joined=branch,
+            joined=joined,
         )
 
     def refresh(self) -> None:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from kernels import decode_adapter, linear, reference, tuning
+from kernels import decode_adapter, hopper, linear, reference, tuning
 from kernels.hopper import Adapter
 from kernels.packing import PackedWeight, unpack
 from repro.models.lora import AdapterLinear, base_linear
@@ -94,8 +94,14 @@ def launches(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         seen.append("projection")
         return x @ a.to(x.dtype).t()
 
+    def dequantize_packs(weight: PackedWeight, out: Tensor, dtype: torch.dtype) -> Tensor:
+        seen.append("scratch")
+        return out.copy_(reference.dequantize(unpack(weight), dtype))
+
     monkeypatch.setattr(tuning, "held", lambda device: table)
     monkeypatch.setattr(linear, "packed_linear", packed_linear)
+    monkeypatch.setattr(linear, "_check", lambda x, weight, bias: None)
+    monkeypatch.setattr(hopper, "dequantize_packs", dequantize_packs)
     monkeypatch.setattr(decode_adapter, "project", project)
     return seen
 
@@ -119,6 +125,40 @@ def test_an_adapter_rides_in_the_launch_up_to_16_rows_and_beside_it_beyond(
         assert launches == (["layer with adapter"] if within >= M else ["projection", "layer"])
         assert (product.z is None) == (within >= M)
         torch.testing.assert_close(_with_update(product), wanted[:M])
+
+
+@pytest.mark.parametrize("part", list(PARTS))
+def test_one_product_gives_layer_and_projection_where_the_layer_goes_dense(
+    make_policy: Callable[..., Policy], launches: list[str], part: str
+) -> None:
+    policy = make_policy("qwen2", "nvfp4", 16, seed=35)
+    modules = _modules(policy, part)
+    x = torch.randn(4096, 128, generator=torch.Generator().manual_seed(0))
+    wanted = torch.cat([base_linear(module)(x) for module in modules], dim=-1)
+    wanted += _updates(x, modules)
+    product = PackedGroup(modules, overlap=False, beside=None)(x)
+    assert launches == ["scratch"]
+    torch.testing.assert_close(_with_update(product), wanted)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not HOPPER, reason="needs a Hopper GPU (compute capability 9.0)")
+def test_many_rows_by_a_scratch_agree_with_the_modules(
+    make_policy: Callable[..., Policy],
+) -> None:
+    policy = make_policy("qwen2", "nvfp4", 32, seed=36, hidden_size=512)
+    modules = [module.to("cuda", torch.bfloat16) for module in _modules(policy, "qkv")]
+    x = torch.randn(4096, 512, device="cuda").bfloat16()
+    plain, exact = (_plainly(kind, modules) for kind in (x, x.float()))
+    product = PackedGroup(modules, overlap=True, beside=None)(x)
+    assert product.z is not None
+    assert product.b is not None
+    assert product.base.stride(0) > product.base.shape[1]
+    y = decode_adapter.add_adapter(
+        product.base, product.z, product.b, product.ends, product.scaling, overlap=True
+    )
+    allowed = 2 * (plain.float() - exact).abs().max() + exact.abs().max() * 2**-8
+    assert (y.float() - exact).abs().max() <= allowed
 
 
 def test_both_ways_see_an_update_of_the_masters(
