@@ -178,3 +178,55 @@ def test_a_plan_of_several_kinds_is_carried_out(tmp_path: Path) -> None:
         assert 0 <= (one.metrics["accuracy"].value or 0.0) <= 100
     assert found[1].effects["noise"]["rollouts_perturbed"] == 2  # type: ignore[union-attr]
     assert [len(one.series.get("reward", [])) for one in found] == [3] * 6 + [0]  # type: ignore[union-attr]
+
+
+def test_two_trainings_of_the_same_runs_are_equal_to_the_bit(tmp_path: Path) -> None:
+    scale = small.with_steps(small.SCALE, compute_dtype="bfloat16", steps=4)
+    runs = [
+        small.make_run(seed=0, scale=scale),
+        small.make_run(seed=1, scale=scale, weight_format="nvfp4", noise=NOISE),
+        small.make_run(seed=0, scale=scale, training="full"),
+    ]
+    first, second = (
+        train_together(
+            runs, device="cuda", folder=tmp_path / name, progress=lambda text, values: None,
+            should_stop=lambda: False, threads=2,
+        )
+        for name in ("first", "second")
+    )  # fmt: skip
+    for one, other in zip(first, second, strict=True):
+        assert isinstance(one, Measured)
+        assert isinstance(other, Measured)
+        assert one.series["grad_norm"] == other.series["grad_norm"]
+        assert one.series == other.series
+        assert one.effects["trained_change_l2"] == other.effects["trained_change_l2"]
+
+
+def test_runs_are_fine_tuned_together_on_the_device(tmp_path: Path) -> None:
+    scale = small.with_steps(
+        small.SCALE,
+        compute_dtype="bfloat16",
+        rollout=SamplingConfig(max_new_tokens=96),
+        evaluation=EvaluationConfig(
+            every=2, sampling=SamplingConfig(max_new_tokens=96), token_budget=600
+        ),
+        data=dataclasses.replace(small.DATA, development_problems=6),
+    )
+    arms: list[dict[str, Any]] = [
+        {"seed": 0},
+        {"seed": 1, "weight_format": "nvfp4", "noise": dataclasses.replace(NOISE, reach="shared")},
+    ]
+    runs = [
+        dataclasses.replace(small.make_run(scale=scale, **arm), procedure="finetune")
+        for arm in arms
+    ]
+    for found in train_together(
+        runs, device="cuda", folder=tmp_path, progress=lambda text, values: None,
+        should_stop=lambda: False, threads=2,
+    ):  # fmt: skip
+        assert isinstance(found, Measured)
+        start, end = (found.metrics[f"solution_loss{when}"].value for when in ("_start", ""))
+        assert start is not None
+        assert end is not None
+        assert end < start
+        assert all(value is not None for value in found.series["grad_norm"])
