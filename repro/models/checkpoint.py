@@ -1,8 +1,9 @@
 """Checkpoints on disk: found, verified, quantised in a stream, and adapters beside them.
 
 `write_quantized` turns a 16-bit checkpoint folder into an NVFP4 or MXFP4 one that transformers with
-compressed-tensors, vLLM and this project load. It reads one tensor, quantises it, writes it, and
-forgets it; peak memory is the work on the largest matrix, whatever the size of the model.
+compressed-tensors, vLLM and this project load, or an NF4 one in bitsandbytes' layout. It reads one
+tensor, quantises it, writes it, and forgets it; peak memory is the work on the largest matrix,
+whatever the size of the model.
 
 `qerl_manifest.json`, written beside the shards, records what made the folder (round to nearest;
 the released quantiser's output folders say GPTQ and are not: docs/paper_and_code.md, row 8) and
@@ -35,7 +36,7 @@ import torch
 from torch import Tensor
 
 from kernels.formats import QuantizedWeight
-from repro.models import compressed_tensors
+from repro.models import compressed_tensors, stored_layouts
 from repro.models.decoder import is_projection
 from repro.models.loading import (
     SharedScales,
@@ -139,14 +140,14 @@ def write_quantized(
     device: str | torch.device = "cpu",
     algorithm: str = "rtn",
 ) -> Written:
-    """Quantise a 16-bit checkpoint folder into a new one in compressed-tensors' layout.
+    """Quantise a 16-bit checkpoint folder into a new one that transformers loads.
 
     Parameters
     ----------
     source_folder, out_folder
         The second must not exist; it appears when complete.
     weight_format
-        `nvfp4` or `mxfp4`; compressed-tensors has no layout for NF4.
+        `nvfp4` or `mxfp4`, in compressed-tensors' layout, or `nf4`, in bitsandbytes'.
     max_shard_bytes
         Bytes of tensors a shard; a single larger tensor gets a shard of its own.
     device
@@ -177,7 +178,7 @@ def write_quantized(
         make = _Maker(source, model, torch.device(device), weight_format)
         shards = _write_shards(temporary, specs, make, max_shard_bytes)
         source_digest = digest_of_files([source_path / "config.json", *source.files()])
-        linears = sum(name.endswith(compressed_tensors.PACKED) for name in specs)
+        linears = stored_layouts.count_projections(specs)
         _write_manifest(temporary, shards, linears, source_digest, algorithm, weight_format)
         os.replace(temporary, out)
     finally:
@@ -193,8 +194,8 @@ def write_quantized(
 
 
 def _require_writable(source: Path, out: Path, weight_format: str, max_shard_bytes: int) -> None:
-    if weight_format not in compressed_tensors.LAYOUTS:
-        written = " and ".join(map(repr, compressed_tensors.LAYOUTS))
+    if weight_format not in stored_layouts.LAYOUTS:
+        written = " and ".join(map(repr, stored_layouts.LAYOUTS))
         raise ValueError(f"format is {weight_format!r}; checkpoints are written in {written} only")
     if max_shard_bytes < 1:
         raise ValueError(f"max_shard_bytes is {max_shard_bytes}; it must be positive")
@@ -222,7 +223,7 @@ class _Maker:
         self._last: tuple[str, dict[str, Tensor]] | None = None
 
     def __call__(self, name: str) -> Tensor:
-        projection, _, leaf = name.rpartition(".")
+        projection, leaf = stored_layouts.projection_of(name)
         if not (is_projection(projection) and leaf != "bias"):
             return read_rounded(self.source, name, tuple(self.model.get_parameter(name).shape))
         if leaf == compressed_tensors.GLOBAL_SCALE:
@@ -230,7 +231,7 @@ class _Maker:
             return self.scales.of(projection).reciprocal().to(torch.float32).reshape(1)
         if self._last is None or self._last[0] != projection:
             self._last = None
-            tensors = compressed_tensors.packed_tensors(projection, self._quantize(projection))
+            tensors = stored_layouts.packed_tensors(projection, self._quantize(projection))
             self._last = (projection, tensors)
         return self._last[1][name]
 
@@ -279,7 +280,7 @@ def _write_config(source: Path, target: Path, weight_format: str) -> None:
     config = json.loads((source / "config.json").read_text(encoding="utf-8"))
     config.pop("torch_dtype", None)
     config["dtype"] = "bfloat16"
-    config["quantization_config"] = compressed_tensors.quantization_config(weight_format)
+    config["quantization_config"] = stored_layouts.quantization_config(weight_format)
     write_json(target / "config.json", config)
 
 
@@ -295,7 +296,7 @@ def _write_manifest(
         "schema": MANIFEST_SCHEMA,
         "algorithm": algorithm,
         "format": weight_format,
-        "layout": compressed_tensors.LAYOUTS[weight_format].name,
+        "layout": stored_layouts.LAYOUTS[weight_format],
         "linears": linears,
         "source_sha256": source,
         "sha256": {"config.json": sha256_of(folder / "config.json"), **shards},

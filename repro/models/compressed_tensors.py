@@ -128,7 +128,7 @@ def stored_format(config: Mapping[str, Any], where: Path) -> str:
     if method != "compressed-tensors":
         raise CheckpointError(
             f"{where}: quant_method is {method!r}; this project reads 'compressed-tensors' NVFP4 "
-            "and MXFP4, or unquantised weights, which it quantises itself"
+            "and MXFP4, 'bitsandbytes' NF4, or unquantised weights, which it quantises itself"
         )
     groups = config.get("config_groups")
     if not isinstance(groups, Mapping) or not groups:

@@ -32,7 +32,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
 
 from kernels import dispatch
 from kernels.formats import QuantizedWeight
-from repro.models import compressed_tensors
+from repro.models import stored_layouts
 from repro.models.decoder import fused_members, is_projection, require_supported
 from repro.models.quantized_linear import QuantizedLinear, relative_error
 from repro.models.tensor_files import CheckpointError, TensorSpec, WeightSource
@@ -51,7 +51,7 @@ class ModelDescription:
     config
         transformers' config, without its `quantization_config`.
     stored_format
-        `nvfp4` or `mxfp4` when the file holds codes; None when it holds 16 or 32 bit weights.
+        `nvfp4`, `mxfp4` or `nf4` where the file holds codes; None where it holds 16 or 32 bits.
     """
 
     config: PretrainedConfig
@@ -96,7 +96,7 @@ def read_description(folder: Path) -> ModelDescription:
     quantization = raw.pop("quantization_config", None)
     stored: str | None = None
     if quantization is not None:
-        stored = compressed_tensors.stored_format(quantization, path)
+        stored = stored_layouts.stored_format(quantization, path)
     config = AutoConfig.for_model(**raw)
     return ModelDescription(config=config, stored_format=stored)
 
@@ -197,9 +197,7 @@ class _Quantizer:
     def make(self, name: str, linear: nn.Linear) -> QuantizedWeight:
         shape = (linear.out_features, linear.in_features)
         if self.stored is not None:
-            return compressed_tensors.read_packed(self.source, name, shape, self.stored).to(
-                self.device
-            )
+            return stored_layouts.read_packed(self.source, name, shape, self.stored).to(self.device)
         dense = read_rounded(self.source, f"{name}.weight", shape).to(self.device)
         quantized = quantize_projection(dense, name, self.weight_format, self.scales)
         self.errors[name] = relative_error(dense, quantized)
@@ -285,7 +283,7 @@ def expected_specs(model: nn.Module, stored_format: str | None) -> dict[str, Ten
         projection, _, leaf = name.rpartition(".")
         if leaf == "weight" and is_projection(projection) and stored_format is not None:
             N, K = parameter.shape
-            specs |= compressed_tensors.packed_specs(projection, (N, K), stored_format)
+            specs |= stored_layouts.packed_specs(projection, (N, K), stored_format)
         else:
             specs[name] = TensorSpec(dtype=torch.bfloat16, shape=tuple(parameter.shape))
     if _tied(model):

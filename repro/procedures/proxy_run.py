@@ -217,10 +217,10 @@ def write_variants(
     training: Pretraining, policy: Path, folder: Path, device: torch.device
 ) -> tuple[dict[str, Path], dict[str, Any]]:
     """Write the 4-bit and the calibrated variants; return their folders and the calibration."""
-    paths = {name: folder / name for name in ("nvfp4", "mxfp4", "calibrated", "nvfp4-awq")}
+    paths = {name: folder / name for name in ("nvfp4", "mxfp4", "nf4", "calibrated", "nvfp4-awq")}
     for path in paths.values():
         shutil.rmtree(path, ignore_errors=True)
-    for weight_format in ("nvfp4", "mxfp4"):
+    for weight_format in ("nvfp4", "mxfp4", "nf4"):
         write_quantized(policy, paths[weight_format], weight_format)
     text = calibration_tokens(training)
     calibrated = write_calibrated(policy, paths["calibrated"], text, device=device)
@@ -256,6 +256,7 @@ def _four_bit(policy: Path, variants: dict[str, Path]) -> list[tuple[str, Path, 
     stored: list[tuple[str, Path, WeightFormat]] = [
         ("nvfp4 stored", variants["nvfp4"], "nvfp4"),
         ("mxfp4 stored", variants["mxfp4"], "mxfp4"),
+        ("nf4 stored", variants["nf4"], "nf4"),
         ("nvfp4-awq", variants["nvfp4-awq"], "nvfp4"),
         ("calibrated bf16", variants["calibrated"], "bf16"),
     ]

@@ -234,8 +234,8 @@ def test_a_failed_write_leaves_no_folder(make_checkpoint, tmp_path):
 def test_existing_folders_other_formats_and_quantised_sources_are_refused(quantized, tmp_path):
     with pytest.raises(FileExistsError, match="never written over"):
         write_quantized(quantized, quantized)
-    with pytest.raises(ValueError, match="'nvfp4' and 'mxfp4' only"):
-        write_quantized(quantized, tmp_path / "new", "nf4")
+    with pytest.raises(ValueError, match="'nvfp4' and 'mxfp4' and 'nf4' only"):
+        write_quantized(quantized, tmp_path / "new", "int4")
     with pytest.raises(CheckpointError, match="quantised already"):
         write_quantized(quantized, tmp_path / "new")
     with pytest.raises(ValueError, match="stores nvfp4 codes"):

@@ -311,11 +311,12 @@ def test_a_run_leaves_policies_in_every_variant_and_measures_them(made):
     assert measured.effects["human_problems_trained"] == 8
     assert set(measured.metrics) >= {"accuracy_greedy", "accuracy_mawps", "accuracy_svamp"}
     assert {"recipe", "tokenizer", "human_problems", "svamp_test_problems"} <= set(measured.inputs)
-    variants = ("", "-nvfp4", "-mxfp4", "-calibrated", "-nvfp4-awq")
+    variants = ("", "-nvfp4", "-mxfp4", "-nf4", "-calibrated", "-nvfp4-awq")
     assert {path.name for path in policies.iterdir()} == {f"proxy-30m{name}" for name in variants}
     summary = json.loads((resolve("proxy-30m") / "pretraining.json").read_text())
     assert summary["weights_sha256"] == measured.effects["checkpoint_sha256"]
-    rounded, stored = {"nf4", "mxfp4", "nvfp4"}, {"nvfp4 stored", "mxfp4 stored", "nvfp4-awq"}
+    rounded = {"nf4", "mxfp4", "nvfp4"}
+    stored = {*(f"{name} stored" for name in rounded), "nvfp4-awq"}
     assert set(summary["four_bit"]) == rounded | stored | {"calibrated bf16"}
     assert summary["quality"]["human_problems"] == {"mawps": 3, "svamp": 3}
     assert summary["halfway"]["step"] == 3
@@ -335,6 +336,7 @@ def test_the_variants_reload_as_what_they_were(made):
     assert dtypes == {torch.bfloat16}
     assert torch.equal(logits("proxy-30m-nvfp4", "nvfp4"), logits("proxy-30m", "nvfp4"))
     assert torch.equal(logits("proxy-30m-mxfp4", "mxfp4"), logits("proxy-30m", "mxfp4"))
+    assert torch.equal(logits("proxy-30m-nf4", "nf4"), logits("proxy-30m", "nf4"))
     scaled = logits("proxy-30m-calibrated", "nvfp4")
     assert torch.equal(logits("proxy-30m-nvfp4-awq", "nvfp4"), scaled)
     exact, same = logits("proxy-30m", "bf16"), logits("proxy-30m-calibrated", "bf16")

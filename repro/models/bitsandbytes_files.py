@@ -1,0 +1,167 @@
+"""The NF4 layout of bitsandbytes, as its files hold it, without double quantisation.
+
+A projection `P` of shape (N, K) is four tensors:
+
+========================================  ====================  =================================
+tensor                                    dtype, shape          meaning
+========================================  ====================  =================================
+`P.weight`                                uint8, (N * K/2, 1)   two codes a byte, even element
+                                                                *high*, rows one after another
+`P.weight.absmax`                         float32, (N * K/64,)  block scales
+`P.weight.quant_map`                      float32, (16,)        the values of the codes
+`P.weight.quant_state.bitsandbytes__nf4`  uint8, (n,)           JSON: type, block, dtype, shape
+========================================  ====================  =================================
+
+`config.json` carries a `quantization_config` that transformers reads to build its `Linear4bit`.
+
+Easy to get wrong: the even element is in the high half of a byte, in `QuantizedWeight` in the low
+half; read the wrong way, weights are plausible and false. Source: the layout as bitsandbytes 0.50
+and transformers 5.17 write it. Neither is imported here.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+
+from kernels.formats import FORMATS, QuantizedWeight
+from repro.models.tensor_files import CheckpointError, TensorSpec, WeightSource
+
+NAME: Final = "bitsandbytes-nf4"
+METHOD: Final = "bitsandbytes"
+CODES, SCALES, VALUES, STATE = (
+    "weight",
+    "weight.absmax",
+    "weight.quant_map",
+    "weight.quant_state.bitsandbytes__nf4",
+)
+_SETTINGS: Final = {
+    "quant_method": METHOD,
+    "load_in_4bit": True,
+    "load_in_8bit": False,
+    "bnb_4bit_quant_type": "nf4",
+    "bnb_4bit_use_double_quant": False,
+    "bnb_4bit_quant_storage": "uint8",
+    "bnb_4bit_compute_dtype": "bfloat16",
+    "llm_int8_skip_modules": ["lm_head"],
+}
+
+
+def quantization_config() -> dict[str, Any]:
+    """Return the `quantization_config` of `config.json`."""
+    return dict(_SETTINGS)
+
+
+def stored_format(config: Mapping[str, Any], where: Path) -> str:
+    """Return `nf4` where a `quantization_config` says what is written here.
+
+    Raises
+    ------
+    CheckpointError
+        Naming the first field that differs, its value, and the value that is read here.
+    """
+    for field in ("load_in_4bit", "bnb_4bit_quant_type", "bnb_4bit_use_double_quant"):
+        if config.get(field) != _SETTINGS[field]:
+            raise CheckpointError(
+                f"{where}: quantization_config.{field} is {config.get(field)!r}; NF4 read here "
+                f"needs {_SETTINGS[field]!r}"
+            )
+    return "nf4"
+
+
+def packed_specs(projection: str, shape: tuple[int, int]) -> dict[str, TensorSpec]:
+    """Return the tensors of a projection of `shape` (N, K) by full name.
+
+    Raises
+    ------
+    ValueError
+        When K is not a multiple of the block.
+    """
+    N, K = shape
+    block = FORMATS["nf4"].block
+    if K % block:
+        raise ValueError(f"{projection}.weight has K = {K}; NF4 needs a multiple of {block}")
+    return {
+        f"{projection}.{CODES}": TensorSpec(dtype=torch.uint8, shape=(N * K // 2, 1)),
+        f"{projection}.{SCALES}": TensorSpec(dtype=torch.float32, shape=(N * K // block,)),
+        f"{projection}.{VALUES}": TensorSpec(dtype=torch.float32, shape=(16,)),
+        f"{projection}.{STATE}": TensorSpec(dtype=torch.uint8, shape=tuple(_state(shape).shape)),
+    }
+
+
+def packed_tensors(projection: str, weight: QuantizedWeight) -> dict[str, Tensor]:
+    """Return the tensors of a projection by full name, as the file holds them.
+
+    Raises
+    ------
+    ValueError
+        When the weight is not NF4 with float32 block scales.
+    """
+    if weight.format != "nf4" or weight.double_quant:
+        what = "double quantised " if weight.double_quant else ""
+        raise ValueError(f"{projection} is {what}{weight.format}; needed is plain nf4")
+    return {
+        f"{projection}.{CODES}": _swapped(weight.codes).reshape(-1, 1),
+        f"{projection}.{SCALES}": weight.block_scales.reshape(-1),
+        f"{projection}.{VALUES}": _values().to(weight.device),
+        f"{projection}.{STATE}": _state(weight.shape).to(weight.device),
+    }
+
+
+def read_packed(source: WeightSource, projection: str, shape: tuple[int, int]) -> QuantizedWeight:
+    """Return a projection's codes and scales exactly as the file holds them, on the CPU.
+
+    Raises
+    ------
+    CheckpointError
+        When a tensor is missing, has another dtype or shape, or says other values or another state
+        than NF4's; when a scale is not a finite number.
+    """
+    tensors = {}
+    for name, spec in packed_specs(projection, shape).items():
+        found = source.spec(name)
+        if (found.dtype, found.shape) != (spec.dtype, spec.shape):
+            raise CheckpointError(
+                f"{source.where(name)} is {found.dtype} {found.shape}; the model needs "
+                f"{spec.dtype} {spec.shape}"
+            )
+        tensors[name.removeprefix(f"{projection}.")] = source.read(name)
+    for leaf, wanted in ((VALUES, _values()), (STATE, _state(shape))):
+        if not torch.equal(tensors[leaf], wanted):
+            raise CheckpointError(
+                f"{source.where(f'{projection}.{leaf}')} is not that of an NF4 matrix {shape} with "
+                "blocks of 64"
+            )
+    N, K = shape
+    fields = {
+        "codes": _swapped(tensors[CODES].reshape(N, K // 2)),
+        "block_scales": tensors[SCALES].reshape(N, K // FORMATS["nf4"].block),
+    }
+    try:
+        return QuantizedWeight.from_tensors("nf4", fields, shape)
+    except ValueError as error:
+        raise CheckpointError(f"{source.where(f'{projection}.{SCALES}')}: {error}") from error
+
+
+def _swapped(codes: Tensor) -> Tensor:
+    return (codes << 4) | (codes >> 4)
+
+
+def _values() -> Tensor:
+    return torch.tensor(FORMATS["nf4"].values, dtype=torch.float32)
+
+
+def _state(shape: tuple[int, int]) -> Tensor:
+    """Return what bitsandbytes says of a matrix, as bytes of JSON, (n,) uint8."""
+    said = {
+        "quant_type": "nf4",
+        "blocksize": FORMATS["nf4"].block,
+        "dtype": "bfloat16",
+        "shape": list(shape),
+    }
+    return torch.tensor(list(json.dumps(said).encode()), dtype=torch.uint8)
