@@ -13,6 +13,7 @@ import pytest
 from repro.__main__ import main
 from repro.ensemble_cost import (
     DYNAMIC_STEPS,
+    UPDATE_SHARE,
     asked_of,
     ensemble_seconds,
     likely_groups,
@@ -56,6 +57,18 @@ def test_an_ensemble_costs_its_steps_once_and_its_runs_each() -> None:
     assert more == pytest.approx(2 * asked.passes + 40 * 0.001 * asked.completions)
     (dapo,) = plan(find("table2"), Tier.PROXY, 1, ["bf16_lora"])
     assert ensemble_seconds([dapo], COST) == pytest.approx(10 + DYNAMIC_STEPS * PROXY.steps * 0.51)
+    (tuned,) = plan(find("noise_in_sft"), Tier.PROXY, 1, ["bf16_sft"])
+    assert ensemble_seconds([tuned], COST) == pytest.approx(10 + UPDATE_SHARE * PROXY.steps * 0.51)
+
+
+def test_recorded_runs_spend_the_stated_share_of_a_step_on_their_update() -> None:
+    path = expected_folder(None) / "proxy" / "nvidia_h200" / "table1.records.json"
+    records = json.loads(path.read_text())["records"]
+    found = [record["effects"]["seconds"] for record in records if "seconds" in record["effects"]]
+    update, rollout = (
+        sum(seconds[f"{name}_seconds"] for seconds in found) for name in ("update", "rollout")
+    )
+    assert update / (update + rollout) == pytest.approx(UPDATE_SHARE, abs=0.03)
 
 
 def recorded() -> list[tuple[list[RunConfig], float]]:
