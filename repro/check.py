@@ -217,7 +217,8 @@ def _reasons(selection: Selection, record: Record, path: Path, arm: str) -> list
     except ValueError as error:
         return [str(error)]
     difference = config_difference(record, run) or plan_refusal(selection, record)
-    return [difference] if difference else refusals(record)
+    changes = [metric.name for metric in selection.source.metrics if metric.change]
+    return [difference] if difference else refusals(record, changes)
 
 
 def _absent_arms(selection: Selection, evidence: Evidence) -> dict[str, str]:

@@ -42,7 +42,7 @@ the device cannot reach.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from repro.evidence.record import Record
@@ -61,11 +61,17 @@ RATE_MOST = 1.05
 TIMING_METHODS = ("device_events", "synchronized_clock")
 
 
-def refusals(record: Record) -> list[str]:
-    """Return why the record cannot be evidence, one sentence each; empty when it can."""
+def refusals(record: Record, changes: Collection[str] = ()) -> list[str]:
+    """Return why the record cannot be evidence, one sentence each; empty when it can.
+
+    Parameters
+    ----------
+    changes
+        Metrics whose percents are changes (`Metric.change`) and may be negative.
+    """
     if not record.ok:
         return [f"the run failed: {record.outcome.get('reason', '').splitlines()[0]}"]
-    found = _units(record)
+    found = _units(record, changes)
     if record.procedure in ("train", "finetune", "evaluate", "entropy"):
         found += _weights(record) + _weight_noise(record)
     if record.procedure == "train":
@@ -85,14 +91,14 @@ def _effect(record: Record, name: str) -> Any:
     return record.effects.get(name)
 
 
-def _units(record: Record) -> list[str]:
+def _units(record: Record, changes: Collection[str]) -> list[str]:
     found = []
     for name, estimate in record.metrics.items():
-        value = estimate.value
+        value, low = estimate.value, -100 if name in changes else 0
         if value is None:
             found.append(f"metric {name} is not a finite number")
-        elif estimate.unit == "percent" and not -1e-9 <= value <= 100 + 1e-9:
-            found.append(f"metric {name} is {value} percent; it must lie between 0 and 100")
+        elif estimate.unit == "percent" and not low - 1e-9 <= value <= 100 + 1e-9:
+            found.append(f"metric {name} is {value} percent; it must lie between {low} and 100")
     return found
 
 

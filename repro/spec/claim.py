@@ -50,11 +50,14 @@ class Metric:
         `tokens`, `tokens per second`, `rows`, `reward` or `ratio`.
     title
         What a table's heading says.
+    change
+        A percent that may be negative, for it is a change and no share of a whole.
     """
 
     name: str
     unit: str
     title: str
+    change: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

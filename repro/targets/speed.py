@@ -86,6 +86,7 @@ def _metrics(sizes: tuple[str, ...], batches: tuple[int, ...]) -> tuple[Metric, 
             name=f"window_gain_{size}_{batch}",
             unit="percent",
             title=f"rollout, {size}, batch {batch}: rate from windows above the whole's",
+            change=True,
         ),
     )
 

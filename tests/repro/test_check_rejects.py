@@ -22,6 +22,7 @@ from repro.spec.config import RunConfig
 from repro.spec.target import plan
 from repro.spec.tier import Tier
 from repro.targets import find
+from repro.targets.speed import TABLE9
 
 Spoil = Callable[[Record], Record]
 TABLE1 = find("table1")
@@ -317,6 +318,37 @@ def test_an_honest_timer_passes(made_up_record: Callable[[RunConfig], Record]) -
         made_up_record(run), procedure="operation", effects={"timing": timing}
     )
     assert refusals(record) == []
+
+
+@pytest.mark.parametrize(
+    ("value", "changes", "words"),
+    [
+        (-0.3, ("gain",), ""),
+        (-0.3, (), "between 0 and 100"),
+        (-101.0, ("gain",), "between -100 and 100"),
+        (101.0, ("gain",), "between -100 and 100"),
+    ],
+)
+def test_a_change_may_be_negative_and_a_share_may_not(
+    value: float,
+    changes: tuple[str, ...],
+    words: str,
+    made_up_record: Callable[[RunConfig], Record],
+) -> None:
+    record = dataclasses.replace(
+        made_up_record(plan(TABLE1, Tier.SMOKE, 1, ["bf16"])[0]),
+        procedure="operation",
+        metrics={"gain": Estimate(value=value, unit="percent")},
+    )
+    found = refusals(record, changes)
+    assert (found == []) == (words == "")
+    assert all(words in reason for reason in found)
+
+
+def test_only_the_windows_rate_is_a_change() -> None:
+    changes = {metric.name for metric in TABLE9.metrics if metric.change}
+    assert changes == {"window_gain_3b_1"}
+    assert not any(metric.change for metric in TABLE1.metrics)
 
 
 def test_the_exit_status_tells_a_cheat_from_a_finding(
