@@ -5,6 +5,9 @@ the cache already (this chunk's too), so a program takes a tile of up to 64 toke
 and one query head, and walks the sequence's blocks from its beginning to the tile's own end, with
 the online softmax. A sequence that was begun in an earlier chunk, or that shares the blocks of its
 prompt with others, is no special case.
+
+A captured prefill has a fixed number of tokens and tiles. What it does not need of them is padding:
+tiles of row -1, which read no cache and give zeros, so that no row of the output is left unwritten.
 """
 
 from __future__ import annotations
@@ -41,7 +44,8 @@ def _prefill_kernel(
     acc = tl.zeros((TILE, D), tl.float32)
     n = tl.arange(0, KEYS)
     blocks = table + row.to(tl.int64) * table_stride
-    end = position + count
+    # A tile of padding has nothing to attend to.
+    end = tl.where(row < 0, 0, position + count)
     for begin in range(0, end, KEYS):
         where = begin + n
         held = where < end
@@ -67,7 +71,7 @@ def _prefill_kernel(
         else:
             acc = tl.dot(p.to(TYPE), values, acc)
         maximum = new_maximum
-    result = acc / total[:, None]
+    result = acc / tl.where(total == 0.0, 1.0, total)[:, None]
     tl.store(out + at[:, None] + d[None, :], result.to(TYPE), mask=held_row[:, None])
 
 
@@ -91,11 +95,13 @@ def prefill_attention(
         The new tokens' own included.
     table : Tensor, (rows, max_blocks), int32
     tiles : Tensor, (tiles, 4), int32
-        Row of `table`, first token, tokens (at most `tile`), and the first one's position.
+        Row of `table`, first token, tokens (at most `tile`), and the first one's position. Row
+        -1: tokens of padding, or none at all.
 
     Returns
     -------
     Tensor, (M, Hq * D), the type of q
+        Zeros for tokens of padding; what is in no tile is not written.
     """
     M, query_heads, D = q.shape
     _, block_size, key_heads, _ = key_cache.shape

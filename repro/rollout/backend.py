@@ -1,4 +1,4 @@
-"""What the machine decides for the engine: which operations, which projections, which steps.
+"""What the machine decides for the engine: which operations, projections, steps and prefills.
 
 The one place of the engine that asks about hardware. On a CPU, or where kernels are switched off:
 plain torch and the policy's own modules. On a GPU: this project's kernels, fused projections, and
@@ -19,6 +19,8 @@ from repro.rollout.engine_config import EngineConfig, cache_dtype
 from repro.rollout.forward import Forward
 from repro.rollout.linears import ModuleGroup, ProjectionGroup
 from repro.rollout.ops import TorchOps
+from repro.rollout.prefill import new_tokens
+from repro.rollout.scheduler import Segment
 from repro.rollout.state import RowState
 from repro.spec.config import SamplingConfig
 
@@ -35,6 +37,14 @@ class Steps(Protocol):
         ...
 
 
+class Prefills(Protocol):
+    """Runs a chunk of a prefill."""
+
+    def __call__(self, segments: Sequence[Segment]) -> int:
+        """Fill the cache with the segments' keys and values; return the tokens of padding."""
+        ...
+
+
 class Backend(Protocol):
     """Everything that differs between machines."""
 
@@ -48,6 +58,10 @@ class Backend(Protocol):
 
     def steps(self, forward: Forward, state: RowState) -> Steps:
         """Return what runs decode steps."""
+        ...
+
+    def prefills(self, forward: Forward, state: RowState) -> Prefills:
+        """Return what runs prefills."""
         ...
 
 
@@ -69,6 +83,20 @@ class EagerSteps:
         """Nothing was captured."""
 
 
+class EagerPrefills:
+    """Runs each chunk as it comes, without padding."""
+
+    def __init__(self, forward: Forward, state: RowState) -> None:
+        self._forward, self._state = forward, state
+
+    def __call__(self, segments: Sequence[Segment]) -> int:
+        """Run the forward pass."""
+        state, block_size = self._state, self._forward.block_size
+        tokens, new = new_tokens(segments, block_size, state.table.shape[1], state.push)
+        self._forward.prefill(tokens, new)
+        return 0
+
+
 @dataclass(slots=True)
 class TorchBackend:
     """Plain torch, the policy's own modules, steps as they come."""
@@ -84,6 +112,10 @@ class TorchBackend:
     def steps(self, forward: Forward, state: RowState) -> Steps:
         """Return eager steps."""
         return EagerSteps(forward, state)
+
+    def prefills(self, forward: Forward, state: RowState) -> Prefills:
+        """Return eager prefills."""
+        return EagerPrefills(forward, state)
 
 
 def backend_for(policy: Policy, config: EngineConfig) -> Backend:

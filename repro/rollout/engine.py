@@ -9,7 +9,7 @@ rollout. There is no second model to keep in step, to put to sleep or to wake.
 
 The loop, one *round* at a time:
 
-    let waiting rows enter       prefill their sequences in chunks
+    let waiting rows enter       prefill their sequences in chunks, small ones from captured graphs
     reserve cache blocks         or preempt the row that entered last
     launch some decode steps     from captured graphs on a GPU: the host does nothing in between
     look at the round before     rows that have ended leave, and their outputs are copied aside
@@ -37,10 +37,10 @@ from repro.rollout.backend import Backend, backend_for
 from repro.rollout.blocks import BlockPool
 from repro.rollout.engine_config import EngineConfig, cache_blocks, width_for
 from repro.rollout.forward import Forward
-from repro.rollout.prefill import chunks_of, entry_of, new_tokens
+from repro.rollout.prefill import chunks_of, entry_of, tokens_of
 from repro.rollout.results import Results, to_host
 from repro.rollout.sampler import RolloutBatch, check_request
-from repro.rollout.scheduler import Admission, Group, Row, Scheduler, Segment
+from repro.rollout.scheduler import Admission, Group, Row, Scheduler
 from repro.rollout.state import FAULTY, RUNNING, RowState, Statistics
 from repro.rollout.torch_sampler import end_token_ids
 from repro.spec.config import SamplingConfig, require
@@ -119,6 +119,7 @@ class Engine:
         self._looks: deque[_Look] = deque()
         self._results = Results(self.state)
         self._steps = self._backend.steps(self.forward, self.state)
+        self._prefills = self._backend.prefills(self.forward, self.state)
 
     def refresh(self) -> None:
         """Take up the adapter as it is now, in place: captured steps see it."""
@@ -199,7 +200,7 @@ class Engine:
         self._steps.close()
         empty = torch.empty(0, device=self.device)
         self._keys = self._values = empty
-        del self.forward, self.state, self._results, self._steps
+        del self.forward, self.state, self._results, self._steps, self._prefills
 
     def _rows(
         self,
@@ -271,7 +272,8 @@ class Engine:
         if not admission.rows:
             return
         for chunk in chunks_of(admission.segments, self.config.prefill_tokens):
-            self._prefill(chunk)
+            self.statistics.padding_tokens += self._prefills(chunk)
+            self.statistics.prefill_tokens += tokens_of(chunk)
         if admission.copies:
             pairs = self.state.push(torch.tensor(admission.copies, dtype=torch.int64))
             for cache in (self._keys, self._values):
@@ -281,11 +283,6 @@ class Engine:
             self.state.set_blocks(row.slot, row.blocks)
         self.state.enter([entry_of(row) for row in admission.rows])
         self._scheduler.entered()
-
-    def _prefill(self, segments: Sequence[Segment]) -> None:
-        tokens, new = new_tokens(segments, self.pool.block_size, self.state.push)
-        self.forward.prefill(tokens, new)
-        self.statistics.prefill_tokens += len(tokens)
 
     def _reserve(self, steps: int) -> None:
         """Make room for the next steps, preempting rows where it must be."""

@@ -46,7 +46,12 @@ class EngineConfig:
     entering_share
         Share of the slots that must be free before running rows are held up by a prefill.
     graphs, graph_bytes
-        Whether steps are captured on a GPU, and the memory that captures may take.
+        Whether steps and small prefills are captured on a GPU, and the memory that captures may
+        take.
+    prefill_graph_tokens
+        Tokens up to which a prefill's chunk is captured, padded to one of a few sizes
+        (`prefill.BUCKETS`); a larger one, whose products outlast the host's work, goes as it is.
+        0 captures none.
     kernels
         Whether a GPU runs this project's kernels; plain torch otherwise.
     products
@@ -68,6 +73,7 @@ class EngineConfig:
     entering_share: float = 1 / 16
     graphs: bool = True
     graph_bytes: int = 8 << 30
+    prefill_graph_tokens: int = 1024
     kernels: bool = True
     products: Products = "own"
     ignore_end: bool = False
@@ -81,6 +87,10 @@ class EngineConfig:
         require(
             self.prefill_tokens >= 16,
             f"engine prefill_tokens is {self.prefill_tokens}; it must be 16 or more",
+        )
+        require(
+            self.prefill_graph_tokens >= 0,
+            f"engine prefill_graph_tokens is {self.prefill_graph_tokens}; it must be 0 or more",
         )
         require(
             0 <= self.entering_share <= 1,

@@ -1,4 +1,4 @@
-"""The engine's backend on a GPU: kernels, fused projections, captured steps."""
+"""The engine's backend on a GPU: kernels, fused projections, captured steps and prefills."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from torch import nn
 
 from repro.models.lora import base_linear
 from repro.models.policy import Policy
-from repro.rollout.backend import EagerSteps, Steps
+from repro.rollout.backend import EagerPrefills, EagerSteps, Prefills, Steps
 from repro.rollout.bitsandbytes_linears import BitsandbytesGroup
 from repro.rollout.engine_config import EngineConfig, cache_dtype
 from repro.rollout.forward import Forward
 from repro.rollout.fused_linears import DenseGroup, PackedGroup, can_pack
-from repro.rollout.graphs import CapturedSteps
+from repro.rollout.graphs import CapturedPrefills, CapturedSteps, Captures
 from repro.rollout.kernel_ops import KernelOps
 from repro.rollout.linears import ModuleGroup, ProjectionGroup
 from repro.rollout.state import RowState
@@ -24,7 +24,7 @@ from repro.spec.config import require
 
 
 class GpuBackend:
-    """Kernels, fused projections, captured steps.
+    """Kernels, fused projections, captured steps and prefills.
 
     Attributes
     ----------
@@ -52,6 +52,7 @@ class GpuBackend:
         overlap = torch.cuda.get_device_capability(device)[0] >= 9
         self.beside = _stream_beside(device)
         self.operations = KernelOps(config.slots, heads, device, overlap=overlap)
+        self._captures = Captures(device, config.graph_bytes) if config.graphs else None
 
     def group(self, modules: Sequence[nn.Module]) -> ProjectionGroup:
         """Return one product for projections that share an input, where kernels serve."""
@@ -65,9 +66,16 @@ class GpuBackend:
 
     def steps(self, forward: Forward, state: RowState) -> Steps:
         """Return captured steps, or eager ones where captures are switched off."""
-        if not self._config.graphs:
+        if self._captures is None:
             return EagerSteps(forward, state)
-        return CapturedSteps(forward, state, self._config.graph_bytes)
+        return CapturedSteps(forward, state, self._captures)
+
+    def prefills(self, forward: Forward, state: RowState) -> Prefills:
+        """Return prefills of which small ones are captured, or eager ones."""
+        if self._captures is None:
+            return EagerPrefills(forward, state)
+        most = self._config.prefill_graph_tokens
+        return CapturedPrefills(forward, state, self._captures, most_tokens=most)
 
 
 @functools.cache

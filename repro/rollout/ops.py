@@ -17,7 +17,6 @@ Positions of -1 mark rows that do not run: they write nothing, and attend to not
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -66,23 +65,25 @@ class Rotation:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class NewTokens:
-    """Tokens of a prefill chunk, rows one after another.
+    """Tokens of a prefill chunk, rows one after another, then perhaps padding.
+
+    Padding tokens are computed like others, and nobody reads them: no key of theirs is kept, and
+    their tiles attend to nothing.
 
     Attributes
     ----------
     positions, slots : Tensor, (M,), int32
         Where each token stands in its sequence, and where its key goes in the cache, counted in
-        positions of the cache.
+        positions of the cache; a slot of -1 marks padding.
     table : Tensor, (rows, max_blocks), int32
-    lengths : sequence of (first token, tokens, first position) a row
     tiles : Tensor, (tiles, 4), int32
-        The same in tiles of at most `TILE` tokens: row, first token, tokens, first position.
+        Runs of at most `TILE` tokens of one row: row, first token, tokens, first position. A row
+        of -1 marks padding, or with 0 tokens a tile that is not needed. Every token is in one.
     """
 
     positions: Tensor
     slots: Tensor
     table: Tensor
-    lengths: Sequence[tuple[int, int, int]]
     tiles: Tensor
 
 
@@ -165,6 +166,7 @@ class TorchOps:
         ----------
         qkv : Tensor, (M, (query + 2 key) * dim)
         positions, slots : Tensor, (M,), integer
+            A negative slot keeps neither key nor value.
 
         Returns
         -------
@@ -178,22 +180,29 @@ class TorchOps:
         at = positions.long()
         queries, keys = dispatch.rotary(queries, keys, rotation.cos[at], rotation.sin[at])
         flat = (-1, heads.key, heads.dim)
-        cache.keys.view(flat)[slots.long()] = keys.to(cache.keys.dtype)
-        cache.values.view(flat)[slots.long()] = values.to(cache.values.dtype)
+        # Nobody reads the scrap block.
+        kept = torch.where(slots >= 0, slots, SCRAP * cache.keys.shape[1]).long()
+        cache.keys.view(flat)[kept] = keys.to(cache.keys.dtype)
+        cache.values.view(flat)[kept] = values.to(cache.values.dtype)
         return queries
 
     def attend_new(
         self, queries: Tensor, new: NewTokens, cache: LayerCache, heads: Heads
     ) -> Tensor:
-        """Attend from a chunk's tokens, each to all up to itself; return (M, query * dim)."""
+        """Attend from a chunk's tokens, each to all up to itself; return (M, query * dim).
+
+        Zeros where there is padding.
+        """
         block_size = cache.keys.shape[1]
         out = torch.zeros_like(queries)
-        for row, (first, count, position) in enumerate(new.lengths):
+        repeats = heads.query // heads.key
+        for row, first, count, position in new.tiles.tolist():
+            if row < 0:
+                continue
             end = position + count
             blocks = new.table[row, : -(-end // block_size)].long()
             keys = cache.keys[blocks].view(-1, heads.key, heads.dim)[:end].to(queries.dtype)
             values = cache.values[blocks].view(-1, heads.key, heads.dim)[:end].to(queries.dtype)
-            repeats = heads.query // heads.key
             mask = torch.arange(end) <= torch.arange(position, end).unsqueeze(1)
             attended = functional.scaled_dot_product_attention(
                 queries[first : first + count].transpose(0, 1),

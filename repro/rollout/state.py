@@ -199,6 +199,8 @@ class Statistics:
 
     Attributes
     ----------
+    padding_tokens
+        Tokens by which captured prefills were padded, not among `prefill_tokens`.
     decode_steps
         Steps launched, and the rows they were wide (`decode_rows` sums the widths).
     host_seconds, wait_seconds
@@ -206,6 +208,7 @@ class Statistics:
     """
 
     prefill_tokens: int = 0
+    padding_tokens: int = 0
     generated_tokens: int = 0
     decode_steps: int = 0
     decode_rows: int = 0
