@@ -58,8 +58,9 @@ _WORKSPACE_BYTES = 64 << 20
 _GRAPH_BYTES_A_BLOCK = 160 << 10
 # Projections that share an input are one product in the engine.
 _FUSED = (("q_proj", "k_proj", "v_proj"), ("o_proj",), ("gate_proj", "up_proj"), ("down_proj",))
-# Prefills of up to so many tokens are captured, each padded to one of these (`repro.rollout`).
-_PREFILL_BUCKETS = (32, 64, 128, 192, 256, 384, 512, 640, 768, 896, 1024)
+# Sizes that captured prefills are padded to, as the engine is configured by default: none is
+# captured (`repro.rollout.engine_config`).
+_PREFILL_BUCKETS: tuple[int, ...] = ()
 _GRAPH_WIDTHS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 80, 96, 112, 128, 160, 192, 224, 256)
 
 
@@ -241,10 +242,11 @@ def _graph_bytes(step: StepShape) -> int:
     prompts = -(-step.slots // step.group) * step.prompt_tokens
     widths = sum(width <= max(step.slots, 1) for width in _GRAPH_WIDTHS)
     smaller = sum(bucket < prompts for bucket in _PREFILL_BUCKETS[:-1])
-    widest = max(step.slots, _PREFILL_BUCKETS[smaller])
+    buckets = _PREFILL_BUCKETS[: smaller + 1]
+    widest = max([step.slots, *buckets])
     a_row = 2 * (4 * shape.hidden + shape.query_size + 2 * shape.key_size + 3 * shape.intermediate)
     tables = step.slots * step.completion_tokens * (8 + 4 + 4)  # numbers, tokens, logprobs
-    captures = widths + smaller + 1
+    captures = widths + len(buckets)
     return captures * shape.layers * _GRAPH_BYTES_A_BLOCK + widest * a_row + tables
 
 

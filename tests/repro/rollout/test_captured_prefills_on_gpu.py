@@ -34,7 +34,10 @@ def engine() -> Iterator[Engine]:
     policy = random_policy(
         "qwen2.5-7b", weight_format="nvfp4", lora_rank=32, seed=0, device="cuda"
     )  # fmt: skip
-    made = Engine(policy, EngineConfig(slots=8, max_positions=1280, max_new_tokens=8))
+    made = Engine(
+        policy,
+        EngineConfig(slots=8, max_positions=1280, max_new_tokens=8, prefill_graph_tokens=1024),
+    )
     yield made
     made.close()
 
