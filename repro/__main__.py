@@ -92,6 +92,11 @@ def build_parser() -> argparse.ArgumentParser:
 
     bless = commands.add_parser("bless", help="turn records into measured expectations")
     _add_selection(bless)
+    bless.add_argument(
+        "--add",
+        action="store_true",
+        help="together with what is blessed already: more seeds, or arms that targets share",
+    )
     bless.set_defaults(command=_bless)
     return parser
 
@@ -224,7 +229,7 @@ def _choose(args: argparse.Namespace) -> int:
 
 
 def _bless(args: argparse.Namespace) -> int:
-    from repro.check import main_bless
+    from repro.bless_command import main_bless
 
     return main_bless(args)
 

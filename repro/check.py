@@ -19,9 +19,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from repro.analysis_plan import needs_plan, plan_refusal, plan_text_of
+from repro.analysis_plan import needs_plan, plan_refusal
 from repro.evidence.environment import device_of
 from repro.evidence.expectation import Expectation, load_expectations
+from repro.evidence.origins import mixed_seeds, seeds_text
 from repro.evidence.paper import paper_cells
 from repro.evidence.receipts import refusals
 from repro.evidence.record import (
@@ -31,7 +32,6 @@ from repro.evidence.record import (
     iterate_records,
     read_record,
     record_folder,
-    replace_text,
 )
 from repro.evidence.statistics import wilson_interval
 from repro.evidence.verdict import Verdict, judge, judge_expectation
@@ -140,7 +140,7 @@ def check_selection(selection: Selection, runs: Path, expected: Path) -> Checked
     by_name = {claim.name: claim for claim in matched}
     by_prompt = {name: evidence.values_by_prompt(name) for name in metrics}
     for verdict in judge(matched, metrics, values, absent, evidence.failed_arms, by_prompt):
-        verdicts[verdict.name] = _with_caveat(selection, by_name[verdict.name], verdict)
+        verdicts[verdict.name] = _with_caveat(selection, by_name[verdict.name], evidence, verdict)
     ordered = [verdicts[claim.name] for claim in claims]
     for expectation in _expectations(selection, evidence, expected):
         about = "paper value" if expectation.source == "paper" else "expectation"
@@ -185,7 +185,8 @@ def gather(selection: Selection, runs: Path) -> Evidence:
 def _places(selection: Selection, runs: Path) -> list[tuple[Path, str]]:
     """Return the records' paths, each with the selection's own name of its arm.
 
-    A figure that reads a table's runs asks only those of its own arms.
+    A figure that reads a table's runs asks only those of its own arms. Of arms that it shares, a
+    target with an analysis plan asks the seeds of its plan: their home may have planned more.
     """
     source, tier = selection.source, selection.tier.value
     others = {arm.name for arm in source.arms} - {arm.name for arm in selection.target.arms}
@@ -196,7 +197,11 @@ def _places(selection: Selection, runs: Path) -> list[tuple[Path, str]]:
     ]
     for arm, (home, name) in source.shared.items():
         folder = record_folder(tier, home.name, name, runs)
-        found += [(path, arm) for path in sorted(folder.glob("seed-*.json"))]
+        paths = sorted(folder.glob("seed-*.json"))
+        if needs_plan(source, selection.tier):
+            planned = {f"seed-{seed}" for seed in source.scales[selection.tier].seeds}
+            paths = [path for path in paths if path.name.split(".")[0] in planned]
+        found += [(path, arm) for path in paths]
     return found
 
 
@@ -265,15 +270,25 @@ def learning_rates(selection: Selection, claim: Claim) -> dict[str, float]:
     return {arm.name: rates.of(arm) for arm in arms if arm.training != "none"}
 
 
-def _with_caveat(selection: Selection, claim: Claim, verdict: Verdict) -> Verdict:
-    """Say so where compared arms had learning rates of their own, as the claim declares."""
-    rates = learning_rates(selection, claim)
-    if verdict.status == "not run" or len(set(rates.values())) < 2:
+def _with_caveat(
+    selection: Selection, claim: Claim, evidence: Evidence, verdict: Verdict
+) -> Verdict:
+    """Say so where compared arms had learning rates of their own, or came from other commits."""
+    if verdict.status == "not run":
         return verdict
-    listed = ", ".join(f"{arm} {rate:g}" for arm, rate in rates.items())
-    return dataclasses.replace(
-        verdict, sentence=f"{verdict.sentence}. The arms' learning rates differ, too: {listed}"
-    )
+    sentences = [verdict.sentence]
+    rates = learning_rates(selection, claim)
+    if len(set(rates.values())) > 1:
+        listed = ", ".join(f"{arm} {rate:g}" for arm, rate in rates.items())
+        sentences.append(f"The arms' learning rates differ, too: {listed}")
+    compared = [evidence.records[arm].values() for arm in claim.arms]
+    mixed = mixed_seeds(record for records in compared for record in records)
+    if mixed:
+        sentences.append(
+            f"The arms of {seeds_text(list(mixed))} were run from different source commits, so "
+            "that the code may differ, too"
+        )
+    return dataclasses.replace(verdict, sentence=". ".join(sentences))
 
 
 def _expectations(selection: Selection, evidence: Evidence, expected: Path) -> list[Expectation]:
@@ -368,30 +383,3 @@ def main_check(args: argparse.Namespace) -> int:
             print(told)  # noqa: T201
         return 1 if found else 0
     return 0 if all(item.sound for item in checks) else 1
-
-
-def main_bless(args: argparse.Namespace) -> int:
-    """Carry out `repro bless`; return the exit status."""
-    from repro.evidence.bless import bless
-
-    folder, _ = runs_folder(args.runs)
-    expected = expected_folder(args.expected)
-    for selection in select(args.targets, tier=args.tier, data=args.data, steps=args.steps):
-        evidence = gather(selection, folder)
-        # At the proxy tier a run that fails is a result like any other, and is kept as one.
-        counts = selection.tier is Tier.PROXY
-        paths = bless(
-            selection.source,
-            selection.tier,
-            evidence.records,
-            problems=[why for _, why in (*evidence.refused, *([] if counts else evidence.failed))],
-            failed=evidence.failed_records if counts else (),
-            expected=expected,
-        )
-        if needs_plan(selection.target, selection.tier):
-            path = paths[0].with_name(f"{selection.source.name}.plan.json")
-            replace_text(path, plan_text_of(selection.source, selection.tier))
-            paths.append(path)
-        for path in paths:
-            print(f"wrote {path}")  # noqa: T201
-    return 0

@@ -18,7 +18,8 @@ from pathlib import Path
 
 from repro.analysis_plan import needs_plan, plan_digest
 from repro.blessed import unpack
-from repro.check import Checked, check_selection, learning_rates
+from repro.check import Checked, Evidence, check_selection, learning_rates
+from repro.evidence.origins import commits_text
 from repro.evidence.record import replace_text
 from repro.evidence.verdict import Verdict
 from repro.findings_runs import ends, limits, rates, runs_of_checks, what_was_run
@@ -256,15 +257,20 @@ def _pictures(out: Path, figures: str | None) -> list[str]:
     return lines
 
 
+def _commits(evidence: Evidence) -> str:
+    return commits_text(r for by_seed in evidence.records.values() for r in by_seed.values())
+
+
 def _plans(checks: Sequence[Checked]) -> list[str]:
     lines = [
         "## Analysis plans",
         "",
         "A plan is the digest of claims, metrics, statistics, seeds, arms and scale, made before "
-        "the runs; each record carries it. Targets share runs, so the numbers do not add up.",
+        "the runs; each record carries it. Targets share runs, so the numbers do not add up. Arms "
+        "are compared within a seed.",
         "",
-        "| target | plan | runs | failed | refused |",
-        "|---|---|---|---|---|",
+        "| target | plan | runs | failed | refused | source commit |",
+        "|---|---|---|---|---|---|",
     ]
     for checked in checks:
         evidence, name = checked.evidence, checked.selection.target.name
@@ -272,6 +278,7 @@ def _plans(checks: Sequence[Checked]) -> list[str]:
             continue
         lines.append(
             f"| {name} | `{plan_digest(name, Tier.PROXY)[:12]}` | {evidence.count} | "
-            f"{sum(evidence.failed_arms.values())} | {len(evidence.refused)} |"
+            f"{sum(evidence.failed_arms.values())} | {len(evidence.refused)} | "
+            f"{_commits(evidence)} |"
         )
     return [*lines, ""]

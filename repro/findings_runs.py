@@ -12,6 +12,7 @@ from typing import Any
 
 from repro.check import Checked
 from repro.evidence.environment import device_of
+from repro.evidence.origins import commits_of
 from repro.evidence.record import Record
 from repro.report_tables import cell_text
 from repro.targets import find
@@ -47,11 +48,13 @@ def what_was_run(runs: Runs) -> list[str]:
     def listed(values: Sequence[Any]) -> str:
         return ", ".join(dict.fromkeys(str(value) for value in values))
 
-    commits = listed([f"`{record.commit[:12]}`" for record in every])
+    commits = listed([f"`{commit[:12]}`" for commit in commits_of(every)])
+    plural, several = ("s", " (which seeds from which: below)") if "," in commits else ("", "")
     seeds = listed(sorted({record.seed for record in every}))
     return [
         f"{len(every)} runs ({len(trained)} trained), seeds {seeds}, on "
-        f"{listed([device_of(record.environment) for record in every])}, source commit {commits}: "
+        f"{listed([device_of(record.environment) for record in every])}, source "
+        f"commit{plural} {commits}{several}: "
         f"policy `{listed([scale['checkpoint'] for scale in scales])}`, "
         f"{listed([scale['steps'] for scale in scales])} steps of "
         f"{listed([scale.get('prompts_per_rollout') for scale in scales])} prompts with "

@@ -14,6 +14,7 @@ import sys
 from pathlib import Path
 
 from repro.check import Checked, check_selection
+from repro.evidence.origins import commits_of, seeds_text
 from repro.evidence.record import Record, replace_text
 from repro.places import PACKAGE, expected_folder, runs_folder
 from repro.report_tables import cell_text, paper_columns, verdict_counts
@@ -215,8 +216,14 @@ def _environment_section(checks: list[Checked]) -> list[str]:
     if not records:
         return []
     lines = ["## What ran", ""]
-    commits = sorted({f"`{r.commit}`{' with local changes' if r.dirty else ''}" for r in records})
+    sources = commits_of(records)
     seeds = sorted({r.seed for r in records})
+    dirty = {r.commit for r in records if r.dirty}
+    commits = [
+        f"`{commit}`{' with local changes' if commit in dirty else ''}"
+        f"{f' ({seeds_text(of_commit)})' if len(sources) > 1 else ''}"
+        for commit, of_commit in sources.items()
+    ]
     lines.append(f"- Source commit: {', '.join(commits)}")
     lines.append(f"- Seeds: {', '.join(map(str, seeds))}")
     lines.append(

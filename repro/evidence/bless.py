@@ -1,8 +1,9 @@
 """Bless: turn this suite's own records into measured expectations, once a person asked for it.
 
-Refused for a dirty tree (the commit would not say what ran), for records of several commits, for
-fewer than five seeds an arm (or the timed repeats that a target declares), for the paper tier (its
-expectations are the paper's), and while any record is refused or any run has failed.
+Refused for a dirty tree (the commit would not say what ran), for records of several commits but for
+whole seeds of learning runs (`repro.evidence.origins` has the rule), for fewer than five seeds an
+arm (or the timed repeats that a target declares), for the paper tier (its expectations are the
+paper's), and while any record is refused or any run has failed.
 
 The rule of the interval: with n seeds of mean m and deviation s (n - 1), a new run's mean of n
 seeds should lie in m +- t(0.9995, n - 1) * s * sqrt(2 / n), and never closer than a floor of 3
@@ -19,7 +20,6 @@ to either side, which is several times what timings of one kind of device differ
 
 from __future__ import annotations
 
-import functools
 import json
 import math
 from collections.abc import Mapping, Sequence
@@ -30,7 +30,7 @@ from typing import Any
 
 from repro.evidence.environment import device_of
 from repro.evidence.expectation import SCHEMA
-from repro.evidence.provenance import digest_of_commit
+from repro.evidence.origins import commits_of, devices_of, is_clean, refusal
 from repro.evidence.record import Record, replace_text
 from repro.evidence.statistics import t_quantile
 from repro.evidence.verdict import MINIMUM_REPEATS
@@ -61,15 +61,22 @@ def bless(
 ) -> list[Path]:
     """Write the expectations and the compacted records behind them; return their paths.
 
+    Parameters
+    ----------
+    records
+        By arm and seed, those of shared arms among them: they are compared, and kept by the target
+        that ran them.
+
     Raises
     ------
     BlessError
         If the records do not qualify.
     """
+    compared = [record for by_seed in records.values() for record in by_seed.values()]
     records = {arm: by_seed for arm, by_seed in records.items() if arm not in target.shared}
+    _require_fit(target, tier, [*compared, *failed], problems)
     failed = [record for record in failed if record.target == target.name]
     every = [record for by_seed in records.values() for record in by_seed.values()]
-    _require_fit(target, tier, [*every, *failed], problems)
     device = device_of(every[0].environment) if tier is not Tier.SMOKE else None
     folder = expected / tier.value / (device or "")
     folder.mkdir(parents=True, exist_ok=True)
@@ -80,7 +87,7 @@ def bless(
         "target_version": target.version,
         "tier": tier.value,
         "device": device,
-        "commit": every[0].commit,
+        "commits": commits_of([*every, *failed]),
         "date": datetime.now(UTC).date().isoformat(),
     }
     expectations = [
@@ -107,17 +114,17 @@ def _require_fit(
         raise BlessError(f"{where}: the paper's own numbers are that tier's expectations")
     if problems:
         raise BlessError(f"{where}: {problems[0]} ({len(problems)} such records)")
-    _require_enough(target, tier, where, every)
-    dirty = sorted({record.arm for record in every if not _is_clean(record)})
+    _require_enough(target, tier, where, [item for item in every if item.target == target.name])
+    dirty = sorted({record.arm for record in every if not is_clean(record)})
     if dirty:
         raise BlessError(
             f"{where}: made from a source tree with changes, or whose state is not known "
             f"({', '.join(dirty)}); commit and run again"
         )
-    commits = sorted({record.commit for record in every})
-    if len(commits) > 1:
-        raise BlessError(f"{where}: the records are of {len(commits)} commits: {commits}")
-    devices = {device_of(record.environment) for record in every}
+    together = refusal(every, several=tier is not Tier.SYSTEMS)
+    if together:
+        raise BlessError(f"{where}: {together}")
+    devices = devices_of(every)
     if tier is not Tier.SMOKE and (len(devices) > 1 or None in devices):
         raise BlessError(f"{where}: the records name the devices {devices}; needs one")
 
@@ -142,19 +149,6 @@ def _require_enough(target: Target, tier: Tier, where: str, every: Sequence[Reco
             f"{where}: fewer than {target.timed_repeats} timed repeats of {short[0]} "
             f"({len(short)} such metrics)"
         )
-
-
-def _is_clean(record: Record) -> bool:
-    """Whether the record's commit says what ran."""
-    if record.dirty is not None:
-        return not record.dirty
-    found = record.environment.get("source_sha256")
-    return isinstance(found, str) and found == _committed(record.commit)
-
-
-@functools.cache
-def _committed(commit: str) -> str | None:
-    return digest_of_commit(commit)
 
 
 def _expectation(

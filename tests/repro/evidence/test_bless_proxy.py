@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
+from repro.bless_command import main_bless
 from repro.blessed import blessed_checks
-from repro.check import main_bless
-from repro.evidence import bless, provenance
+from repro.evidence import origins, provenance
 from repro.evidence.record import Record, failed_record
 from repro.places import expected_folder
 from repro.selection import select
@@ -37,6 +37,7 @@ def go(target: str, runs: Path, expected: Path) -> None:
         steps=None,
         runs=str(runs),
         expected=str(expected),
+        add=False,
     )
     assert main_bless(args) == 0
 
@@ -88,7 +89,7 @@ def test_a_sweep_is_kept_without_expectations(
 def test_a_copy_without_git_is_clean_if_its_files_are_those_of_its_commit(
     tmp_path: Path, expected: Path, proxy_record: Maker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(bless, "_committed", lambda commit: "f" * 64)
+    monkeypatch.setattr(origins, "_committed", lambda commit: "f" * 64)
     for digest, clean in (("f" * 64, True), ("0" * 64, False), (None, False)):
         runs = tmp_path / f"runs-{digest}"
         environment = {"gpu": [{"name": "NVIDIA H200"}], "source_sha256": digest}

@@ -63,7 +63,7 @@ def test_what_belongs_to_the_machine_is_not_blessed_without_a_device(
     table1_records(tmp_path / "runs")
     path = blessed(gather(SELECTION, tmp_path / "runs"), expected)[0]
     raw = json.loads(path.read_text())
-    assert raw["commit"] == "0" * 40
+    assert raw["commits"] == {"0" * 40: [0, 1, 2, 3, 4]}
     assert raw["device"] is None
     assert {item["metric"] for item in raw["expectations"]}.isdisjoint(
         {"train_seconds", "peak_bytes"}
@@ -93,7 +93,7 @@ def test_another_result_is_contradicted_by_blessed_values(
     [
         (lambda r: dataclasses.replace(r, dirty=True), 5, "with changes"),
         (lambda r: dataclasses.replace(r, dirty=None), 5, "not known"),
-        (lambda r: dataclasses.replace(r, commit=str(r.seed) * 40), 5, "5 commits"),
+        (lambda r: dataclasses.replace(r, commit=str(r.seed) * 40), 5, "of 5 commits"),
         (lambda r: r, 4, "fewer than 5 seeds"),
         (lambda r: dataclasses.replace(r, effects={}), 5, "such records"),
     ],

@@ -1,0 +1,127 @@
+"""Origins: the commit and device of each seed's records, and which records may stand together.
+
+Records of several commits may stand together where no comparison crosses a commit: every seed, all
+its arms and those shared with other targets included, is of one commit; every record's sources have
+the digest of the commit that it names; and an arm's seeds differ in nothing but the seed: the same
+configuration, and the same inputs, analysis plans among them. Arms are compared seed by seed, so
+what another commit may have changed moves both arms of a pair. Timings are of the code itself: at
+the systems tier one commit stays the rule.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable, Mapping, Sequence
+
+from repro.evidence.environment import device_of
+from repro.evidence.provenance import digest_of_commit
+from repro.evidence.record import Record
+from repro.spec.config import digest_of
+
+_SHORT = 12
+
+
+def commits_of(records: Iterable[Record]) -> dict[str, list[int]]:
+    """Return {commit: its seeds, sorted}, in the order of their first seeds."""
+    found: dict[str, set[int]] = {}
+    for record in records:
+        found.setdefault(record.commit, set()).add(record.seed)
+    ordered = sorted(found.items(), key=lambda item: (min(item[1]), item[0]))
+    return {commit: sorted(seeds) for commit, seeds in ordered}
+
+
+def commits_text(records: Iterable[Record]) -> str:
+    """Return the commits in short, each with its seeds where there are several."""
+    found = commits_of(records)
+    if len(found) == 1:
+        return f"`{next(iter(found))[:_SHORT]}`"
+    return ", ".join(
+        f"`{commit[:_SHORT]}` ({seeds_text(seeds)})" for commit, seeds in found.items()
+    )
+
+
+def seeds_text(seeds: Sequence[int]) -> str:
+    """Return `seed 3`, `seeds 0 to 4` where none is left out, or `seeds 0, 2`."""
+    ordered = sorted(seeds)
+    if len(ordered) == 1:
+        return f"seed {ordered[0]}"
+    if len(ordered) > 2 and ordered == list(range(ordered[0], ordered[-1] + 1)):
+        return f"seeds {ordered[0]} to {ordered[-1]}"
+    return f"seeds {', '.join(map(str, ordered))}"
+
+
+def mixed_seeds(records: Iterable[Record]) -> dict[int, list[str]]:
+    """Return {seed: commits} of the seeds whose records are of more than one commit."""
+    found: dict[int, set[str]] = {}
+    for record in records:
+        found.setdefault(record.seed, set()).add(record.commit)
+    return {seed: sorted(commits) for seed, commits in sorted(found.items()) if len(commits) > 1}
+
+
+def is_clean(record: Record) -> bool:
+    """Whether the record's commit says what ran: a digest of its sources, if known, agrees."""
+    recorded = record.environment.get("source_sha256")
+    known = isinstance(recorded, str)
+    committed = _committed(record.commit) if known else None
+    if record.dirty is None:
+        return known and recorded == committed
+    return not record.dirty and (committed is None or recorded == committed)
+
+
+def refusal(records: Sequence[Record], *, several: bool) -> str | None:
+    """Return why records must not stand together, or None.
+
+    Parameters
+    ----------
+    records
+        Every record of a target: its own, failed ones, and those of arms that it shares.
+    several
+        Whether seeds may be of different commits at all.
+    """
+    commits = commits_of(records)
+    if len(commits) < 2:
+        return None
+    where = f"the records are of {len(commits)} commits"
+    if not several:
+        return f"{where}: {', '.join(sorted(commits))}; needs one, for timings are of the code"
+    mixed = mixed_seeds(records)
+    if mixed:
+        seed, found = next(iter(mixed.items()))
+        return f"{where}, and {len(mixed)} seeds have arms of several: seed {seed} of {found}"
+    for record in records:
+        digest = record.environment.get("source_sha256")
+        if not isinstance(digest, str) or digest != _committed(record.commit):
+            return (
+                f"{where}, and the sources of {record.arm}, seed {record.seed}, are not shown to "
+                f"be those of {record.commit}"
+            )
+    return _difference(records, where)
+
+
+def _difference(records: Sequence[Record], where: str) -> str | None:
+    """Return in what an arm's seeds differ besides the seed, or None."""
+    first: dict[tuple[str, str], Record] = {}
+    for record in records:
+        other = first.setdefault((record.target, record.arm), record)
+        pair = f"seeds {other.seed} and {record.seed} of {record.arm}"
+        if _without_seed(record) != _without_seed(other):
+            return f"{where}, and {pair} are of different configurations"
+        for key in sorted(record.inputs.keys() & other.inputs.keys()):
+            if record.inputs[key] != other.inputs[key]:
+                return f"{where}, and {pair} had different {key.replace('_', ' ')}"
+    return None
+
+
+def devices_of(records: Iterable[Record]) -> set[str | None]:
+    """Return the kinds of device that records were made on; None where one names none."""
+    return {device_of(record.environment) for record in records}
+
+
+def _without_seed(record: Record) -> str:
+    config: Mapping[str, object] = record.config
+    return digest_of({key: value for key, value in config.items() if key != "seed"})
+
+
+@functools.cache
+def _committed(commit: str) -> str | None:
+    return digest_of_commit(commit)

@@ -1,0 +1,256 @@
+"""Records of several commits: whole seeds may stand together, arms of one seed may not."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from figures.__main__ import main as draw
+from repro.__main__ import main
+from repro.bless_command import main_bless
+from repro.blessed import blessed_checks, unpack
+from repro.check import check_selection, regression
+from repro.evidence import origins
+from repro.evidence.bless import BlessError
+from repro.evidence.origins import commits_of, commits_text, seeds_text
+from repro.evidence.record import Record
+from repro.places import expected_folder
+from repro.readme import renewed_readme
+from repro.selection import select
+from repro.spec.config import digest_of
+
+OLD, NEW = "a" * 40, "b" * 40
+GPU = [{"name": "NVIDIA H200"}]
+Change = Callable[[Record], Record]
+Writer = Callable[..., None]
+
+
+@pytest.fixture
+def expected(tmp_path: Path) -> Path:
+    shutil.copytree(expected_folder(None) / "paper", tmp_path / "expected" / "paper")
+    return tmp_path / "expected"
+
+
+@pytest.fixture(autouse=True)
+def known_commits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let both commits' sources have a digest of their own, as git would tell."""
+    monkeypatch.setattr(origins, "_committed", source_of)
+
+
+def source_of(commit: str) -> str:
+    return digest_of(["the sources of", commit])
+
+
+def at(record: Record, commit: str) -> Record:
+    environment = {"gpu": GPU, "source_sha256": source_of(commit)}
+    return dataclasses.replace(record, commit=commit, dirty=None, environment=environment)
+
+
+@pytest.fixture
+def write(proxy_record: Callable[..., Record]) -> Writer:
+    def writer(
+        target: str, runs: Path, seeds: list[int], commit: str, change: Change | None = None
+    ) -> None:
+        (selection,) = select([target], tier="proxy")
+        for run in selection.plan(seeds):
+            record = at(proxy_record(run), commit)
+            record = change(record) if change else record
+            folder = runs / "proxy" / record.target / record.arm
+            if not (folder / f"seed-{record.seed}.json").exists():
+                record.write(runs)
+
+    return writer
+
+
+def go(target: str, runs: Path, expected: Path, **more: Any) -> None:
+    line: dict[str, Any] = {"data": None, "steps": None, "add": False} | more
+    named = argparse.Namespace(targets=[target], tier="proxy", runs=str(runs), **line)
+    named.expected = str(expected)
+    assert main_bless(named) == 0
+
+
+def test_more_seeds_of_another_commit_join_the_blessed_ones(
+    tmp_path: Path, expected: Path, write: Writer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write("table1", tmp_path / "old", [0, 1, 2, 3, 4], OLD)
+    go("table1", tmp_path / "old", expected)
+    write("table1", tmp_path / "new", [5, 6, 7, 8, 9], NEW)
+    go("table1", tmp_path / "new", expected, add=True)
+    folder = expected / "proxy" / "nvidia_h200"
+    for name in ("table1.json", "table1.records.json"):
+        raw = json.loads((folder / name).read_text())
+        assert raw["commits"] == {OLD: [0, 1, 2, 3, 4], NEW: [5, 6, 7, 8, 9]}
+    assert len(raw["records"]) == 120
+    assert len(list((tmp_path / "new" / "proxy" / "table1" / "bf16_lora").iterdir())) == 5
+    values = json.loads((folder / "table1.json").read_text())["expectations"][0]["values"]
+    assert len(values) == 10
+    # Blessing the same again changes nothing: what is there already is met, not doubled.
+    go("table1", tmp_path / "new", expected, add=True)
+    assert json.loads((folder / "table1.records.json").read_text()) == raw
+    checks = blessed_checks(expected, "table1")
+    assert [item.sound for item in checks] == [True]
+    assert regression(checks[0]) is None
+    assert not any("source commits" in verdict.sentence for verdict in checks[0].verdicts)
+
+
+def test_what_shows_commits_shows_several(
+    tmp_path: Path, expected: Path, write: Writer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    runs = tmp_path / "runs"
+    write("table1", runs, [0, 1, 2, 3, 4], OLD)
+    write("table1", runs, [5, 6, 7, 8, 9], NEW)
+    go("table1", runs, expected)
+    page = tmp_path / "findings.md"
+    assert main(["report", "--findings", str(page), "--expected", str(expected)]) == 0
+    text = page.read_text()
+    assert f"source commits `{OLD[:12]}`, `{NEW[:12]}` (which seeds from which: below)" in text
+    row = next(line for line in text.splitlines() if line.startswith("| table1 | `"))
+    assert row.endswith(f"`{OLD[:12]}` (seeds 0 to 4), `{NEW[:12]}` (seeds 5 to 9) |")
+    out = tmp_path / "report.md"
+    line = ["report", "table1", "--tier", "proxy", "--runs", str(runs), "--out", str(out)]
+    assert main([*line, "--expected", str(expected)]) == 0
+    assert f"`{OLD}` (seeds 0 to 4), `{NEW}` (seeds 5 to 9)" in out.read_text()
+    readme = tmp_path / "README.md"
+    readme.write_text("<!-- results:begin -->\n<!-- results:end -->\n")
+    assert "(n = 10)" in renewed_readme(readme, expected)
+    pictures = ["--blessed", "--tier", "proxy", "--kinds", "svg", "--out", str(tmp_path / "drawn")]
+    assert draw([*pictures, "--expected", str(expected)]) == 0
+    assert "10 seeds an arm" in (tmp_path / "drawn" / "proxy_table1_accuracy.svg").read_text()
+    capsys.readouterr()
+
+
+def other_commit(record: Record) -> Record:
+    return at(record, NEW) if (record.arm, record.seed) == ("nvfp4_lora", 3) else record
+
+
+def other_device(record: Record) -> Record:
+    gpu = {"gpu": [{"name": "NVIDIA H100 80GB HBM3"}]}
+    environment = record.environment | (gpu if record.seed == 3 else {})
+    return dataclasses.replace(record, environment=environment)
+
+
+def other_sources(record: Record) -> Record:
+    environment = record.environment | {"source_sha256": "0" * 64}
+    return dataclasses.replace(record, environment=environment)
+
+
+def other_input(key: str) -> Change:
+    def change(record: Record) -> Record:
+        return dataclasses.replace(record, inputs=record.inputs | {key: "0" * 64})
+
+    return change
+
+
+def without_digest(record: Record) -> Record:
+    return dataclasses.replace(record, environment={"gpu": GPU}, dirty=False)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "words"),
+    [
+        (other_commit, None, r"2 commits, and 1 seeds have arms of several: seed 3"),
+        (other_device, None, r"the records name the devices"),
+        (None, other_sources, r"with changes, or whose state is not known"),
+        (None, without_digest, r"not shown to be those of b"),
+        (None, other_input("checkpoint"), r"seeds 0 and 5 of \w+ had different checkpoint"),
+        (None, other_input("plan:table1"), r"another analysis plan"),
+    ],
+)
+def test_seeds_that_were_not_run_alike_are_refused(
+    old: Change | None,
+    new: Change | None,
+    words: str,
+    tmp_path: Path,
+    expected: Path,
+    write: Writer,
+) -> None:
+    runs = tmp_path / "runs"
+    write("table1", runs, [0, 1, 2, 3, 4], OLD, old)
+    write("table1", runs, [5, 6, 7, 8, 9], NEW, new)
+    with pytest.raises(BlessError, match=words):
+        go("table1", runs, expected)
+    assert not (expected / "proxy").exists()
+
+
+def test_an_arm_shared_with_another_target_counts(
+    tmp_path: Path, expected: Path, write: Writer, proxy_record: Callable[..., Record]
+) -> None:
+    runs = tmp_path / "runs"
+    write("table1", runs, [0, 1, 2, 3, 4], OLD)
+    write("figure17", runs, [0, 1, 2, 3, 4], NEW)
+    with pytest.raises(BlessError, match="5 seeds have arms of several: seed 0"):
+        go("figure17", runs, expected)
+    (selection,) = select(["figure17"], tier="proxy")
+    (verdict,) = check_selection(selection, runs, expected).verdicts
+    assert "seeds 0 to 4 were run from different source commits" in verdict.sentence
+    # Made at one commit, the same runs qualify; more seeds of the shared arm do not disturb.
+    fresh = tmp_path / "fresh"
+    write("figure17", fresh, [0, 1, 2, 3, 4], NEW)
+    write("table1", fresh, [5, 6, 7, 8, 9], OLD)
+    go("figure17", fresh, expected)
+    assert check_selection(selection, fresh, expected).sound
+
+
+def test_a_run_that_is_blessed_and_made_anew_is_left_to_the_reader(
+    tmp_path: Path, expected: Path, write: Writer
+) -> None:
+    write("table1", tmp_path / "old", [0, 1, 2, 3, 4], OLD)
+    go("table1", tmp_path / "old", expected)
+    write("table1", tmp_path / "new", [4, 5], NEW)
+    with pytest.raises(BlessError, match=r"seed 4, is in .*recorded anew at commit bbbb"):
+        go("table1", tmp_path / "new", expected, add=True)
+
+
+def test_shared_arms_come_from_the_blessed_records_too(
+    tmp_path: Path, expected: Path, write: Writer
+) -> None:
+    write("table1", tmp_path / "old", [0, 1, 2, 3, 4], OLD)
+    go("table1", tmp_path / "old", expected)
+    write("figure17", tmp_path / "new", [0, 1, 2, 3, 4], OLD)
+    shutil.rmtree(tmp_path / "new" / "proxy" / "table1")
+    go("figure17", tmp_path / "new", expected, add=True)
+    raw = json.loads((expected / "proxy" / "nvidia_h200" / "figure17.records.json").read_text())
+    assert {record["arm"] for record in raw["records"]} == {"lora_3e5"}
+
+
+def test_timings_stay_with_one_commit(made_up_record: Callable[..., Record]) -> None:
+    (selection,) = select(["table1"], tier="smoke")
+    records = [at(made_up_record(run), OLD if run.seed < 3 else NEW) for run in selection.plan(5)]
+    assert origins.refusal(records, several=True) is None
+    assert "timings are of the code" in str(origins.refusal(records, several=False))
+    settings = records[-1].config | {"seed": 4, "scale": {"steps": 7}}
+    records[-1] = dataclasses.replace(records[-1], config=settings)
+    assert "different configurations" in str(origins.refusal(records, several=True))
+
+
+def test_commits_are_named_with_their_seeds(made_up_record: Callable[..., Record]) -> None:
+    (selection,) = select(["table1"], tier="smoke")
+    records = [at(made_up_record(run), NEW if run.seed < 3 else OLD) for run in selection.plan(4)]
+    assert commits_of(records) == {NEW: [0, 1, 2], OLD: [3]}
+    assert commits_text(records) == f"`{NEW[:12]}` (seeds 0 to 2), `{OLD[:12]}` (seed 3)"
+    assert commits_text(records[:5]) == f"`{NEW[:12]}`"
+    assert seeds_text([4, 0, 2]) == "seeds 0, 2, 4"
+
+
+def test_the_blessed_records_unpack_beside_each_other(
+    tmp_path: Path, expected: Path, write: Writer
+) -> None:
+    runs = tmp_path / "runs"
+    write("aqn_factorial", runs, [0, 1, 2, 3, 4], OLD)
+    write("table1", runs, [0, 1, 2, 3, 4], OLD)
+    write("table1", runs, [5, 6, 7, 8, 9], NEW)
+    go("table1", runs, expected)
+    go("aqn_factorial", runs, expected)
+    for path in (expected / "proxy" / "nvidia_h200").glob("*.records.json"):
+        unpack(path, tmp_path / "unpacked")
+    (selection,) = select(["aqn_factorial"], tier="proxy")
+    checked = check_selection(selection, tmp_path / "unpacked", expected)
+    assert checked.sound
+    assert checked.evidence.count == 40
