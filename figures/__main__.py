@@ -12,14 +12,15 @@ import json
 import os
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar
 
 import matplotlib
 from matplotlib.figure import Figure
 
-from figures import accuracy, entropy, heldout, operations, reward, roofline
+from figures import accuracy, entropy, heldout, operations, reward, roofline, systems
+from figures.protocol import origin
 from repro.evidence.expectation import load_expectations
 from repro.evidence.paper import PaperCell, paper_cells
 from repro.evidence.record import (
@@ -30,6 +31,7 @@ from repro.evidence.record import (
     read_record,
     record_folder,
 )
+from repro.spec.tier import Tier
 from repro.targets import TARGETS
 
 DPI = 150
@@ -63,29 +65,66 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for path in drawn:
         print(f"wrote {path}")  # noqa: T201
     if not drawn:
-        print(f"figures: {args.records} has no records to draw", file=sys.stderr)  # noqa: T201
+        where = f"{args.expected} has no blessed" if args.blessed else f"{args.records} has no"
+        tier = f" of the {args.tier} tier" if args.tier else ""
+        print(f"figures: {where} records to draw{tier}", file=sys.stderr)  # noqa: T201
     return 0 if drawn else 1
 
 
 def draw_found(folder: Path, args: argparse.Namespace, kinds: Sequence[str]) -> list[Path]:
     """Draw every figure of the targets that were asked for; return the files' paths."""
+    asked = [
+        (tier, target)
+        for tier, target in found_targets(folder)
+        if args.target in (None, target) and args.tier in (None, tier)
+    ]
+    records = {(tier, target): load(folder, tier, target) for tier, target in asked}
+    expected = Path(args.expected)
     drawn = []
-    for tier, target in found_targets(folder):
-        if args.target in (None, target) and args.tier in (None, tier):
-            records = load(folder, tier, target)
-            cells = paper_cells(Path(args.expected), target.split("_")[0])
-            where = f"; {target.replace('_', ' ')}, {tier} tier"
-            figures = figures_of(records, cells, where)
-            bounds = {
-                (item.arm, item.metric): item.accept
-                for item in load_expectations(Path(args.expected), tier, target)
-            }
-            around = operations.rows(records, bounds)
-            if around:
-                figures[operations.NAME] = operations.draw(around, where)
-            for name, figure in figures.items():
-                drawn += save(figure, Path(args.out), f"{tier}_{target}_{name}", kinds)
+    for (tier, target), mine in records.items():
+        cells = paper_cells(expected, target.split("_")[0])
+        where = f"; {target.replace('_', ' ')}, {tier} tier"
+        figures = figures_of(mine, cells, where)
+        around = operations.rows(mine, bounds(expected, tier, target))
+        if around:
+            figures[operations.NAME] = operations.draw(around, where, origin(mine))
+        for name, figure in figures.items():
+            drawn += save(figure, Path(args.out), f"{tier}_{target}_{name}", kinds)
+    for name, figure in systems_figures(records, expected):
+        drawn += save(figure, Path(args.out), name, kinds)
     return drawn
+
+
+def bounds(expected: Path, tier: str, target: str) -> operations.Bounds:
+    """Return what is accepted of each arm and metric of a target, as stated before measuring."""
+    return {
+        (item.arm, item.metric): item.accept for item in load_expectations(expected, tier, target)
+    }
+
+
+def systems_figures(
+    records: Mapping[tuple[str, str], Sequence[Record]], expected: Path
+) -> Iterator[tuple[str, Figure]]:
+    """Yield name and figure of each picture of the systems tier that the records allow."""
+    tier = Tier.SYSTEMS.value
+    for picture in systems.PICTURES:
+        found = [name for name in picture.targets if (tier, name) in records]
+        stated = [item for name in found for item in load_expectations(expected, tier, name)]
+        figure = picture.draw(
+            systems.Found(
+                records=[record for name in found for record in records[tier, name]],
+                cells=[cell for name in found for cell in paper_cells(expected, paper_file(name))],
+                bars={(item.arm, item.metric): item for item in stated},
+            ),
+            f"{picture.title}; {tier} tier",
+        )
+        if figure is not None:
+            yield f"{tier}_{picture.name}", figure
+
+
+def paper_file(name: str) -> str:
+    """Return the name of the file with the paper's numbers for a target, empty without one."""
+    return next((target.paper_file for target in TARGETS if target.name == name), "")
 
 
 def found_targets(runs: Path) -> list[tuple[str, str]]:
@@ -137,7 +176,14 @@ def figures_of(
     ]
     rows = roofline.rows(records)
     drawn = {name: figure for name, figure in curves if figure is not None}
-    return drawn | ({roofline.NAME: roofline.draw(rows)} if rows else {})
+    return drawn | (
+        {roofline.NAME: roofline.draw(rows, where, _roofline_note(records))} if rows else {}
+    )
+
+
+def _roofline_note(records: Sequence[Record]) -> str:
+    timed = [record for record in records if record.arm != operations.NAME]
+    return f"{origin(timed)}; medians; floor: 4-bit weights at the measured copy or matmul rate"
 
 
 def _figure(

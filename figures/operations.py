@@ -3,6 +3,7 @@
 Left, what share of the device's measured copy rate an operation reaches; right, the time of the
 plain way over ours (backward, portable layer, logprobs) and of the layer with its adapter over the
 layer without. Points are means of the seeds with their range; the mark is the accepted bound.
+Drawn from the records of the target `kernels` alone: others have shares and ratios of other things.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from figures.palette import new_figure, tidy
 from repro.evidence.record import Record
 
 NAME = "operations"
+TARGET = "kernels"
 Bounds = Mapping[tuple[str, str], tuple[float | None, float | None]]
 _SHARE = re.compile(r"(\w+)_share(?:_(\w+))?")
 _RATIO = re.compile(r"(ratio_backward|portable_ratio|logprobs_ratio|adapter_factor)(?:_(\w+))?")
@@ -66,7 +68,7 @@ def rows(records: Sequence[Record], bounds: Bounds) -> list[OperationRow]:
     """
     values: dict[tuple[str, str], list[float]] = {}
     for record in records:
-        for metric in record.metrics:
+        for metric in record.metrics if record.target == TARGET else ():
             value = record.value(metric)
             if value is not None and _panel(metric):
                 values.setdefault((record.arm, metric), []).append(value)
@@ -115,8 +117,8 @@ def _natural(text: str) -> list[tuple[int, str]]:
     return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", text)]
 
 
-def draw(rows: Sequence[OperationRow], where: str = "") -> Figure:
-    """Return the figure: shares on the left, ratios on the right."""
+def draw(rows: Sequence[OperationRow], where: str = "", origin: str = "") -> Figure:
+    """Return the figure: shares on the left, ratios on the right; `origin` ends its note."""
     panels = [[row for row in rows if row.panel == name] for name in ("share", "ratio")]
     figure = new_figure(11.0, 1.4 + 0.24 * max(len(panel) for panel in panels))
     left, right = figure.subplots(1, 2)
@@ -126,6 +128,7 @@ def draw(rows: Sequence[OperationRow], where: str = "") -> Figure:
     figure.suptitle(f"Operations against their bars{where}", x=0.01, ha="left")
     seen = any(row.most is not None for row in rows)
     note = "mean and range of the seeds; | the least accepted" + (", ¦ the most" if seen else "")
+    note += f"; {origin}" if origin else ""
     figure.supxlabel(note, x=0.01, ha="left", fontsize=8, color="#505050")
     return figure
 

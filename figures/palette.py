@@ -7,9 +7,12 @@ print; direct labels at the ends of lines stand in place of a legend wherever th
 from __future__ import annotations
 
 from collections.abc import Sequence
+from textwrap import wrap
 
+from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.layout_engine import ConstrainedLayoutEngine
 
 COLOURS = {
     "bf16": "#7f7f7f",
@@ -25,6 +28,8 @@ COLOURS = {
     "mxfp4_lora_aqn": "#2f7fb5",
     "nvfp4_lora": "#c0392b",
     "nvfp4_lora_aqn": "#6c3483",
+    "nf4_lora_bitsandbytes": "#17807e",
+    "nvfp4_lora_released": "#a0522d",
     "bf16_lora_random_reward": "#8c8c8c",
     "bf16_lora_format_reward": "#3f8f5f",
 }
@@ -42,6 +47,8 @@ SHORT = {
     "nf4_lora_aqn": "NF4 LoRA + AQN",
     "mxfp4_lora_aqn": "MXFP4 LoRA + AQN",
     "nvfp4_lora_aqn": "NVFP4 LoRA + AQN",
+    "nf4_lora_bitsandbytes": "NF4 LoRA, bitsandbytes",
+    "nvfp4_lora_released": "NVFP4 LoRA, released code",
     "bf16_lora_random_reward": "random reward",
     "bf16_lora_format_reward": "format reward only",
 }
@@ -49,6 +56,8 @@ CONTROLS = ("bf16_lora_random_reward", "bf16_lora_format_reward")
 _WORDS = {name: name.upper() for name in ("bf16", "nf4", "mxfp4", "nvfp4", "aqn")} | {
     "lora": "LoRA"
 }
+# Letters of a note in an inch, at its size.
+_LETTERS = 14
 _SPARE = ("#17807e", "#a0522d", "#44557a", "#b04a8f")
 
 
@@ -83,6 +92,23 @@ def tidy(axes: Axes) -> None:
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(axis="y", color="#e6e6e6", linewidth=0.8)
     axes.set_axisbelow(True)
+
+
+def frame(figure: Figure, title: str, note: str, keys: Sequence[Artist]) -> None:
+    """Write the title, the keys of the legend below it, and the note at the foot.
+
+    What is drawn stays below the keys; the note is broken where the figure ends.
+    """
+    width, height = figure.get_size_inches()
+    figure.text(0.01, 1 - 0.08 / height, title, fontsize=12, va="top")
+    place = (0.003, 1 - 0.30 / height)
+    figure.legend(handles=list(keys), loc="upper left", bbox_to_anchor=place, ncols=6,
+                  frameon=False, fontsize=8.5, borderaxespad=0.2)  # fmt: skip
+    engine = figure.get_layout_engine()
+    assert isinstance(engine, ConstrainedLayoutEngine)
+    engine.set(rect=(0.006, 0, 0.988, 1 - 0.58 / height))
+    lines = [part for line in note.split("\n") for part in wrap(line, int(_LETTERS * width))]
+    figure.supxlabel("\n".join(lines), x=0.01, ha="left", fontsize=8, color="#505050")
 
 
 def name_line(axes: Axes, arm: str, *, end: tuple[float, float], at: tuple[float, float]) -> None:

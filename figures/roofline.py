@@ -15,7 +15,7 @@ from statistics import median
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from figures.palette import colour, order, short
+from figures.palette import colour, frame, new_figure, order, short, tidy
 from repro.evidence.record import Record
 
 NAME = "roofline"
@@ -88,19 +88,22 @@ def _floor(records: Sequence[Record], block: str, count: int) -> float:
     return max(weights * _BYTES_A_WEIGHT / copy, 2 * count * weights / matmul)
 
 
-def draw(rows: Sequence[RooflineRow]) -> Figure:
+def draw(rows: Sequence[RooflineRow], where: str = "", note: str = "") -> Figure:
     """Return the figure: a column a block; above the time, below the gain over bfloat16."""
     blocks = sorted({row.block for row in rows}, key=lambda name: int(name.rstrip("b")))
-    figure = Figure(figsize=(5.0 * len(blocks), 6.5), layout="constrained")
+    figure = new_figure(5.0 * len(blocks), 7.0)
     axes = figure.subplots(2, len(blocks), sharex=True, squeeze=False)
     for column, block in enumerate(blocks):
         mine = [row for row in rows if row.block == block]
-        _draw_times(axes[0][column], mine)
-        _draw_gains(axes[1][column], mine)
-        axes[0][column].set_title(f"Qwen2.5-{block.upper()}, four linear layers")
+        for part, draw_part in zip(axes[:, column], (_draw_times, _draw_gains), strict=True):
+            tidy(part)
+            draw_part(part, mine)
+        axes[0][column].set_title(f"Qwen2.5-{block.upper()}, four linear layers", loc="left",
+                                  fontsize=10)  # fmt: skip
     axes[0][0].set_ylabel("microseconds")
     axes[1][0].set_ylabel("times as fast as BF16")
-    axes[0][0].legend(frameon=False)
+    keys = axes[0][0].get_legend_handles_labels()[0]
+    frame(figure, f"Linear layers over the rows of x{where}", note, keys)
     return figure
 
 

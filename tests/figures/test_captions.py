@@ -51,18 +51,17 @@ def test_a_controls_picture_has_the_arms_that_it_shares(tmp_path: Path) -> None:
     assert arms == {f"{name}_lora{noise}" for name in formats for noise in ("", "_aqn")}
 
 
-def test_the_pictures_of_the_findings_are_those_of_the_blessed_records(tmp_path: Path) -> None:
+@pytest.mark.parametrize("tier", ["proxy", "systems"])
+def test_the_pictures_in_docs_are_those_of_the_blessed_records(tier: str, tmp_path: Path) -> None:
     if not PICTURES.is_dir():
         pytest.skip("docs/ is not part of an installed package")
-    kept = {path.name: path.read_bytes() for path in PICTURES.glob("proxy_*.svg")}
+    kept = {path.name: path.read_bytes() for path in PICTURES.glob(f"{tier}_*.svg")}
     made_by = f"Matplotlib v{matplotlib.__version__}".encode()
-    line = ["--blessed", "--tier", "proxy", "--kinds", "svg", "--out", str(tmp_path)]
+    line = ["--blessed", "--tier", tier, "--kinds", "svg", "--out", str(tmp_path)]
     assert main([*line, "--expected", str(ROOT / "expected")]) == 0
     drawn = {path.name: path.read_bytes() for path in tmp_path.glob("*.svg")}
-    assert kept.keys() == drawn.keys()
+    stale = f"stale: python -m figures --blessed --tier {tier} --kinds svg --out docs/figures"
+    assert kept.keys() == drawn.keys(), stale
     if not all(made_by in text for text in kept.values()):
         pytest.skip("the pictures were drawn with another matplotlib than this one")
-    stale = [name for name in drawn if drawn[name] != kept[name]]
-    assert not stale, (
-        "stale: python -m figures --blessed --tier proxy --kinds svg --out docs/figures"
-    )
+    assert not [name for name in drawn if drawn[name] != kept[name]], stale

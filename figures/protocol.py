@@ -1,0 +1,81 @@
+"""What stands below a picture of the systems tier: seeds, device, commit, and how it was measured.
+
+All of it is read from the records themselves: a record of another device, commit or length of
+rollout says so in the caption.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from figures.palette import short
+from repro.evidence.environment import device_of
+from repro.evidence.record import Record
+
+
+def origin(records: Sequence[Record]) -> str:
+    """Return `5 seeds an arm on one NVIDIA H200, commit d42857b`."""
+    devices = sorted({_device(record) for record in records})
+    commits = sorted({record.commit[:7] for record in records})
+    return f"{_seeds(records)} on one {' and '.join(devices)}, commit {' and '.join(commits)}"
+
+
+def rollouts(records: Sequence[Record]) -> str:
+    """Return how the rollouts of throughput records were sampled and timed."""
+    points = list({point["name"]: point for point in _points(records)}.values())
+    prompts = _by_model(points, "prompt_tokens")
+    tokens = _by_model(points, "new_tokens")
+    timed = "timed whole"
+    if any(point.get("windows", 0) for point in points):
+        timed = "estimated from the prefill and windows of decode steps"
+    return f"{tokens} new tokens a row after {prompts} of the prompt, {timed}; random weights"
+
+
+def steps(records: Sequence[Record]) -> str:
+    """Return how long the rows of timed GRPO steps were."""
+    points = _points(records)
+    prompts = sorted({point["prompt_tokens"] for point in points})
+    tokens = sorted({point["completion_tokens"] for point in points})
+    told = f"{_listed(tokens)} new tokens a row after {_listed(prompts)} of the prompt"
+    return f"{told}; random weights"
+
+
+def adapter(records: Sequence[Record]) -> str:
+    """Return `LoRA of rank 32`, empty where no record says a rank."""
+    ranks = sorted({int(record.config["arm"]["lora_rank"]) for record in records})
+    return f"LoRA of rank {_listed(ranks)}" if ranks else ""
+
+
+def _seeds(records: Sequence[Record]) -> str:
+    """Return `5 seeds an arm`, each arm of each target counted for itself."""
+    counts: dict[tuple[str, str], set[int]] = {}
+    for record in records:
+        counts.setdefault((record.target, record.arm), set()).add(record.seed)
+    numbers = sorted({len(seeds) for seeds in counts.values()})
+    if len(numbers) == 1:
+        return "1 run an arm" if numbers[0] == 1 else f"{numbers[0]} seeds an arm"
+    fewest = sorted({short(arm) for (_, arm), seeds in counts.items() if len(seeds) == numbers[0]})
+    return f"{numbers[0]} to {numbers[-1]} seeds an arm (fewest: {', '.join(fewest)})"
+
+
+def _device(record: Record) -> str:
+    return (device_of(record.environment) or "unnamed device").replace("_", " ").upper()
+
+
+def _points(records: Sequence[Record]) -> list[Mapping[str, Any]]:
+    return [point for record in records for point in record.config["scale"]["points"]]
+
+
+def _by_model(points: Sequence[Mapping[str, Any]], key: str) -> str:
+    """Return `256`, or with other models' values behind the first's: `256 (192 at 14B, 32B)`."""
+    by_value: dict[int, list[str]] = {}
+    for point in points:
+        by_value.setdefault(point[key], []).append(point["name"].upper())
+    (usual, _), *others = by_value.items()
+    named = "; ".join(f"{value} at {', '.join(models)}" for value, models in others)
+    return f"{usual}" + (f" ({named})" if named else "")
+
+
+def _listed(values: Sequence[int]) -> str:
+    return " or ".join(f"{value}" for value in values)

@@ -1,0 +1,166 @@
+"""Rollout throughput by batch (Tables 5 to 8, and this suite's larger batches), a column a model.
+
+Above, tokens a second on two logarithmic axes; below, how many times 16-bit LoRA's they are, seed
+by seed, which is what the paper claims and what the upper panels are too steep to show.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator
+
+from figures.palette import colour, frame, new_figure, tidy
+from figures.rates import (
+    Bars,
+    RateRow,
+    arms,
+    by_batch,
+    draw_bound,
+    draw_line,
+    keys,
+    line_of,
+    models,
+)
+from repro.evidence.paper import PaperCell
+from repro.evidence.record import Record
+from repro.evidence.statistics import mean_interval
+
+NAME = "throughput"
+BASE = "bf16_lora"
+# What stands behind a number, so that no line strikes it through.
+_BEHIND = {"facecolor": "white", "edgecolor": "none", "alpha": 0.85, "pad": 0.5}
+Margins = Mapping[tuple[str, str], float]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GainRow:
+    """How many times the tokens a second of 16-bit LoRA: geometric mean and 95 % interval.
+
+    Attributes
+    ----------
+    must
+        The least that this suite claims, None where it claims nothing.
+    paper
+        The ratio of the paper's two cells, None where it lacks one.
+    """
+
+    model: str
+    arm: str
+    place: int
+    mean: float
+    low: float | None
+    high: float | None
+    must: float | None
+    paper: float | None
+
+
+def rows(
+    records: Sequence[Record], cells: Sequence[PaperCell] = (), bars: Bars | None = None
+) -> list[RateRow]:
+    """Return a row for each model, arm and batch."""
+    return by_batch(records, cells, bars)
+
+
+def gains(records: Sequence[Record], rates: Sequence[RateRow], margins: Margins) -> list[GainRow]:
+    """Return a row for each rate that 16-bit LoRA has at the same model, batch and seed.
+
+    Parameters
+    ----------
+    margins
+        (arm, metric) to the least ratio that a claim states.
+    """
+    by_key: dict[tuple[str, str], dict[int, float]] = {}
+    for record in records:
+        for metric in record.metrics:
+            value = record.value(metric)
+            if value is not None:
+                by_key.setdefault((record.arm, metric), {})[record.seed] = value
+    printed = {(row.model, row.arm, row.place): row.paper for row in rates}
+    found = []
+    for row in rates:
+        metric = f"tokens_per_second_{row.model}_{row.place}"
+        base, mine = by_key.get((BASE, metric), {}), by_key[row.arm, metric]
+        logs = [math.log(mine[seed] / base[seed]) for seed in sorted(mine) if seed in base]
+        if row.arm == BASE or not logs:
+            continue
+        interval = mean_interval(logs)
+        theirs = printed.get((row.model, BASE, row.place))
+        found.append(
+            GainRow(
+                model=row.model,
+                arm=row.arm,
+                place=row.place,
+                mean=math.exp(interval.value),
+                low=None if interval.low is None else math.exp(interval.low),
+                high=None if interval.high is None else math.exp(interval.high),
+                must=margins.get((row.arm, metric)),
+                paper=row.paper / theirs if row.paper and theirs else None,
+            )
+        )
+    return found
+
+
+def draw(rates: Sequence[RateRow], gains: Sequence[GainRow], title: str, note: str) -> Figure:
+    """Return the figure; `note` stands below it."""
+    columns = models(rates)
+    figure = new_figure(1.0 + 2.9 * len(columns), 6.4)
+    grid = figure.subplots(2, len(columns), sharex=True, sharey="row", squeeze=False)
+    top = max(row.high or row.mean for row in gains) if gains else 1.0
+    for place, model in enumerate(columns):
+        above, below = grid[0][place], grid[1][place]
+        _draw_rates(above, [row for row in rates if row.model == model])
+        _draw_gains(below, [row for row in gains if row.model == model])
+        above.set_title(f"Qwen2.5-{model.upper()}", fontsize=10, loc="left")
+        below.set_ylim(0, 1.12 * top)
+        below.set_xlabel("batch")
+    grid[0][0].set_ylabel("tokens a second")
+    grid[1][0].set_ylabel("times 16-bit LoRA's")
+    must = any(row.must is not None for row in rates) or any(map(_demands, gains))
+    goal = any(row.goal is not None for row in rates)
+    frame(figure, title, note, keys(rates, must=must, goal=goal))
+    return figure
+
+
+def _draw_rates(axes: Axes, rows: Sequence[RateRow]) -> None:
+    tidy(axes)
+    axes.set_xscale("log", base=2)
+    axes.set_yscale("log")
+    for arm in arms(rows):
+        draw_line(axes, line_of(rows, rows[0].model, arm))
+    for row in rows:
+        draw_bound(axes, row, row.must, "-")
+        draw_bound(axes, row, row.goal, ":")
+    places = sorted({row.place for row in rows})
+    room = max(places[-1] / places[0], 2) ** 0.13
+    axes.set_xlim(places[0] / room, places[-1] * room)
+    axes.set_xticks(places)
+    axes.xaxis.set_major_formatter("{x:g}")
+    axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axes.yaxis.set_major_formatter("{x:,.0f}")
+    axes.minorticks_off()
+
+
+def _draw_gains(axes: Axes, rows: Sequence[GainRow]) -> None:
+    tidy(axes)
+    axes.axhline(1.0, color=colour(BASE), linewidth=1.2)
+    for arm in arms(rows):
+        line = [row for row in rows if row.arm == arm]
+        draw_line(axes, line)
+        for row in line:
+            if _demands(row):
+                draw_bound(axes, row, row.must, "-")
+            # Below the point where a stroke lies above it.
+            up = row.must is None or row.must <= row.mean
+            axes.annotate(f"{row.mean:.2f}", (row.place, row.mean), xytext=(0, 6 if up else -13),
+                          ha="center", textcoords="offset points", fontsize=8,
+                          color=colour(arm), bbox=_BEHIND)  # fmt: skip
+
+
+def _demands(row: GainRow) -> bool:
+    """Whether more is claimed than being faster, for which the line at 1 stands."""
+    return row.must is not None and row.must != 1.0

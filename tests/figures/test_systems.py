@@ -1,0 +1,190 @@
+"""Pictures of the systems tier: rows from blessed records by plain arithmetic, marks as stated."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from statistics import fmean
+
+import pytest
+from scipy import stats
+
+from figures import memory, operations, protocol, ranks, steps, throughput
+from figures.__main__ import main, systems_figures
+from figures.rates import plain
+from figures.systems import PICTURES
+from repro.blessed import unpack
+from repro.evidence.expectation import load_expectations
+from repro.evidence.paper import paper_cells
+from repro.evidence.record import Record, parse_record
+from repro.targets import find
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+EXPECTED = ROOT / "expected"
+BLESSED = EXPECTED / "systems" / "nvidia_h200"
+MEASURED = ROOT / "benchmarks" / "nvidia_h200"
+
+
+def records_of(*names: str, folder: Path = BLESSED, end: str = ".records.json") -> list[Record]:
+    paths = [folder / f"{name}{end}" for name in names]
+    return [
+        parse_record(item, str(path))
+        for path in paths
+        for item in json.loads(path.read_text(encoding="utf-8"))["records"]
+    ]
+
+
+def values(records: list[Record], arm: str, metric: str) -> list[float]:
+    """Return one value a seed, in the order of the seeds."""
+    found = {r.seed: r.value(metric) for r in records if r.arm == arm}
+    return [value for _, value in sorted(found.items()) if value is not None]
+
+
+def test_rates_are_means_with_t_intervals_beside_the_papers_cells() -> None:
+    records = records_of("table6")
+    rows = throughput.rows(records, paper_cells(EXPECTED, "table6"))
+    assert [(row.arm, row.place) for row in rows] == [
+        (arm, batch) for arm in ("bf16_lora", "nvfp4_lora") for batch in (1, 2, 4, 8)
+    ]
+    data = values(records, "nvfp4_lora", "tokens_per_second_7b_8")
+    assert rows[-1].mean == pytest.approx(fmean(data))
+    low, high = stats.t.interval(0.95, 4, fmean(data), stats.sem(data))
+    assert (rows[-1].low, rows[-1].high) == (pytest.approx(low), pytest.approx(high))
+    assert [row.paper for row in rows] == [None, 115.4, None, 1641.1, None, 151.6, None, 2091.8]
+
+
+def test_gains_are_paired_by_seed_and_carry_what_is_claimed() -> None:
+    records = records_of("rollout")
+    rates = throughput.rows(records)
+    margins = {("nvfp4_lora", "tokens_per_second_7b_8"): 2.0}
+    gains = throughput.gains(records, rates, margins)
+    assert {row.arm for row in gains} == {"nvfp4_lora"}
+    (gain,) = [row for row in gains if (row.model, row.place) == ("7b", 8)]
+    slow, fast = (
+        values(records, arm, "tokens_per_second_7b_8") for arm in ("bf16_lora", "nvfp4_lora")
+    )
+    ratios = [b / a for a, b in zip(slow, fast, strict=True)]
+    assert gain.mean == pytest.approx(math.exp(fmean(map(math.log, ratios))))
+    assert gain.must == 2.0
+    assert gain.low is not None
+    assert gain.high is not None
+    assert gain.low < gain.mean < gain.high
+    assert [row.must for row in gains if row.place == 1] == [None, None, None]
+
+
+def test_must_and_goal_are_those_stated() -> None:
+    stated = load_expectations(EXPECTED, "systems", "rollout")
+    bars = {(item.arm, item.metric): item for item in stated}
+    rows = throughput.rows(records_of("rollout"), (), bars)
+    for row in rows:
+        bar = bars.get((row.arm, f"tokens_per_second_{row.model}_{row.place}"))
+        assert (row.must, row.goal) == ((bar.accept[0], bar.goal) if bar else (None, None))
+    assert any(row.goal is not None for row in rows)
+
+
+def test_rows_by_rank_join_the_ranks_of_one_format() -> None:
+    assert plain("nf4_lora_r16_bitsandbytes") == "nf4_lora_bitsandbytes"
+    assert plain("nvfp4_lora_r128") == "nvfp4_lora"
+    rows = ranks.rows(records_of("figure11"), paper_cells(EXPECTED, "figure11"))
+    lines = {(row.model, row.arm): [] for row in rows}
+    for row in rows:
+        lines[row.model, row.arm].append((row.place, row.paper))
+    assert lines["14b", "nf4_lora"] == [(16, 45.1), (32, 44.2), (64, 42.8)]
+    assert lines["32b", "nf4_lora_bitsandbytes"] == [(16, None), (32, None), (64, None)]
+    axes = ranks.draw(rows, "title", "note").axes
+    assert [part.get_title(loc="left") for part in axes] == ["Qwen2.5-14B", "Qwen2.5-32B"]
+    assert all(part.get_ylim()[0] == 0 for part in axes)
+
+
+def test_a_steps_phases_fill_its_time_and_the_papers_ratio_stands_beside() -> None:
+    records = records_of("table3")
+    rows = steps.rows(records, paper_cells(EXPECTED, "table3"))
+    for row in rows:
+        assert sum(row.phases.values()) == pytest.approx(row.seconds, rel=0.02)
+        assert set(row.phases) == set(steps.PHASES)
+    fast = {row.batch: row for row in rows if row.arm == "nvfp4_lora"}
+    assert {batch: row.paper for batch, row in fast.items()} == {
+        "batch 2": 1.5,
+        "batch 4": 1.4,
+        "batch 8": 1.2,
+    }
+    (speedup,) = values(records, "nvfp4_lora", "speedup_7b_b8")
+    assert fast["batch 8"].speedup == pytest.approx(speedup, rel=1e-5)
+    texts = [text.get_text() for text in steps.draw(rows, "title", "note").axes[0].texts]
+    assert sum("paper: 1.2 x" in text for text in texts) == 1
+    assert all(" s" in text for text in texts)
+
+
+def test_memory_shows_measured_peak_plan_and_limits() -> None:
+    names = ("memory", "memory_budgets")
+    records = records_of(*names, folder=MEASURED, end=".json")
+    stated = [item for name in names for item in load_expectations(EXPECTED, "systems", name)]
+    rows = memory.rows(records, {(item.arm, item.metric): item for item in stated})
+    (small,) = [row for row in rows if row.point.endswith("4 rows at once") and row.size == 32]
+    assert (small.budget, small.most) == (32.0, 32.0)
+    (record,) = [r for r in records if r.target == "memory_budgets"]
+    assert small.measured * 1e9 == pytest.approx(record.value("peak_bytes_32b_32gb"))
+    assert small.planned is not None
+    assert small.planned * 1e9 == pytest.approx(record.value("predicted_bytes_32b_32gb"))
+    assert [row.size for row in rows] == sorted((row.size for row in rows), reverse=True)
+    figure = memory.draw(rows, "title", "note")
+    widths = [bar.get_path().get_extents(bar.get_patch_transform()).width
+              for bar in figure.axes[0].patches]  # fmt: skip
+    assert widths == pytest.approx([row.measured for row in rows])
+
+
+def test_a_note_names_seeds_device_commit_and_protocol() -> None:
+    records = records_of("rollout")
+    commit = records[0].commit[:7]
+    assert protocol.origin(records) == f"5 seeds an arm on one NVIDIA H200, commit {commit}"
+    assert protocol.origin(records[:9]).startswith("4 to 5 seeds an arm (fewest: NVFP4 LoRA)")
+    assert protocol.rollouts(records) == (
+        "256 (192 at 14B, 32B) new tokens a row after 256 of the prompt, timed whole; "
+        "random weights"
+    )
+    assert "windows of decode steps" in protocol.rollouts(records_of("table5"))
+    assert protocol.adapter(records) == "LoRA of rank 32"
+
+
+def test_every_target_of_a_picture_exists_and_is_drawn_once() -> None:
+    names = [name for picture in PICTURES for name in picture.targets]
+    assert len(names) == len(set(names))
+    assert [find(name).name for name in names] == names
+
+
+def test_a_picture_takes_only_its_own_targets_and_none_without_records() -> None:
+    found = {("systems", "table5"): records_of("table5"), ("smoke", "rollout"): []}
+    ((name, figure),) = systems_figures(found, EXPECTED)
+    assert name == "systems_tables_5_to_8_throughput"
+    assert [part.get_title(loc="left") for part in figure.axes] == ["Qwen2.5-3B", ""]
+
+
+def test_operations_are_those_of_the_kernels_alone(tmp_path: Path) -> None:
+    bars: operations.Bounds = {("nvfp4_lora", "host_share_7b"): (None, 30.0)}
+    assert operations.rows(records_of("rollout"), bars) == []
+    unpack(BLESSED / "rollout.records.json", tmp_path / "runs")
+    assert (
+        main(["--records", str(tmp_path / "runs"), "--out", str(tmp_path), "--kinds", "svg"]) == 0
+    )
+    assert [path.name for path in tmp_path.glob("*.svg")] == ["systems_rollout_throughput.svg"]
+
+
+def test_a_tier_without_blessed_records_is_said(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    line = ["--blessed", "--tier", "systems", "--expected", str(tmp_path), "--out", str(tmp_path)]
+    assert main(line) == 1
+    assert "no blessed records to draw of the systems tier" in capsys.readouterr().err
+
+
+def test_legend_and_title_do_not_overlap() -> None:
+    records = records_of("table9")
+    figure = ranks.draw(ranks.rows(records), "A title", protocol.origin(records))
+    figure.draw_without_rendering()
+    (legend,) = figure.legends
+    (title,) = figure.texts[:1]
+    assert title.get_text() == "A title"
+    box = legend.get_window_extent()
+    assert box.y1 <= title.get_window_extent().y0 + 2
+    assert all(part.title.get_window_extent().y1 <= box.y0 + 2 for part in figure.axes)
