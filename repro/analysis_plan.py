@@ -77,9 +77,13 @@ def plan_digest(name: str, tier: Tier) -> str:
 
 
 def needs_plan(target: Target, tier: Tier) -> bool:
-    """Whether a target's records must carry its plan: it learns something at the proxy tier."""
+    """Whether a target's records must carry its plan: it learns something at the proxy tier.
+
+    A figure without claims that reads another target's runs asks nothing that could be planned.
+    """
     source = runs_of(target) if target in TARGETS else target
-    learns = source.procedure in ("train", "entropy", "finetune")
+    asks = bool(target.claims) or target.records_of is None
+    learns = asks and source.procedure in ("train", "entropy", "finetune")
     return tier is Tier.PROXY and target in TARGETS and learns
 
 

@@ -56,7 +56,7 @@ def _bless(selection: Selection, evidence: Evidence, expected: Path) -> list[Pat
         failed=evidence.failed_records if counts else (),
         expected=expected,
     )
-    if needs_plan(selection.target, selection.tier):
+    if needs_plan(selection.source, selection.tier):
         path = paths[0].with_name(f"{selection.source.name}.plan.json")
         replace_text(path, plan_text_of(selection.source, selection.tier))
         paths.append(path)

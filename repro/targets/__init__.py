@@ -6,7 +6,7 @@ Nothing here knows a machine: a target says what is compared and how large each 
 from __future__ import annotations
 
 from repro.spec.target import Target
-from repro.targets.ablations import FIGURE9, FIGURE10, FIGURE16, FIGURE17
+from repro.targets.ablations import FIGURE9, FIGURE10, FIGURE15, FIGURE16, FIGURE17
 from repro.targets.controls import CONTROL_TARGETS
 from repro.targets.curves import (
     FIGURE4,
@@ -18,7 +18,7 @@ from repro.targets.curves import (
     FIGURE13,
     FIGURE14,
 )
-from repro.targets.described import FIGURE1, FIGURE2, FIGURE3, FIGURE6, FIGURE15, TABLE4
+from repro.targets.described import FIGURE1, FIGURE2, FIGURE3, FIGURE6, TABLE4
 from repro.targets.entropy_start import ENTROPY_START
 from repro.targets.kernels import KERNELS
 from repro.targets.memory import CHECKPOINT_PATH, MEMORY, MEMORY_BUDGETS, MEMORY_FORMATS

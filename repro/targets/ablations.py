@@ -1,4 +1,9 @@
-"""Figures 9, 10, 16 and 17: noise schedule, LoRA rank and learning rate.
+"""Figures 9, 10, 15, 16 and 17: noise schedule, LoRA rank and learning rate.
+
+Fig. 15 defines the schedules that Fig. 9 trains with. It is drawn from 5e-2, where Table 4 begins
+at 1e-2, and its exponential curve is at its end by the sixth stage, where Eq. 8 comes to 6.97e-4 at
+the tenth; the arms take Table 4's range and Eq. 8. Of learning it says nothing that Fig. 9 does not:
+`figure15` has no runs and no claims of its own, and is Fig. 9's arms, read from `figure9`'s records.
 
 Fig. 16 and 17 plot 3e-5 and 5e-6; Table 4's own 1e-5 is in neither, so an arm's factor is relative
 to the rate that Table 4 gives its format (1e-5 for four bits, 5e-6 for BF16 LoRA). At the proxy
@@ -87,6 +92,19 @@ FIGURE9 = Target(
     shared={"aqn_exponential": _AS_QERL},
     why_not=_NO_SCALE,
     paper_file="figure9",
+)
+FIGURE15 = Target(
+    name="figure15",
+    title="Fig. 15: the four noise schedules",
+    statement="the noise falls over ten stages in one of four ways; figure9's arms have these "
+    "schedules, and its runs serve both figures",
+    source="Fig. 15; Eq. 8",
+    arms=FIGURE9.arms,
+    metrics=METRICS,
+    headline="accuracy",
+    records_of="figure9",
+    why_not="a definition, which nothing but figure9's runs can show; tested stage by stage",
+    paper_file="figure15",
 )
 FIGURE10 = Target(
     name="figure10",

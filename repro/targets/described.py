@@ -59,11 +59,3 @@ FIGURE6 = _described(
     "Fig. 6; Eq. 10 to 12",
     "a diagram; the identity that it rests on is a test of the noise",
 )
-FIGURE15 = _described(
-    "figure15",
-    "Fig. 15: the four noise schedules",
-    "the standard deviation of the noise falls over ten stages in one of four ways",
-    "Fig. 15; Eq. 8",
-    "a definition; the schedules are tested stage by stage",
-    "figure15",
-)

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from repro.__main__ import main
+from repro.evidence.record import Record
 from repro.models.proxy_names import proxy_folder
 from repro.selection import select
 from repro.spec.config import LearningRates, NoiseConfig, RunConfig, TrainScale, WeightNoise
@@ -27,7 +30,7 @@ def planned(name: str) -> list[RunConfig]:
 
 
 def test_every_learning_claim_of_the_paper_has_a_scale_here() -> None:
-    figures = [f"figure{number}" for number in (4, 5, 7, 8, 9, 10, 12, 13, 14, 16, 17)]
+    figures = [f"figure{number}" for number in (4, 5, *range(7, 11), *range(12, 18))]
     for name in ("table1", "table2", "figure4_dapo", *figures):
         assert Tier.PROXY in runs_of(find(name)).scales, name
 
@@ -74,6 +77,25 @@ def test_arms_that_coincide_are_the_same_run() -> None:
         own = {run.digest() for run in planned(name)}
         assert own & table, name
         assert own - table, name
+
+
+def test_figure_15_is_served_by_figure_9s_runs(
+    tmp_path: Path, proxy_record: Callable[..., Record], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert [run.digest() for run in planned("figure15")] == [
+        run.digest() for run in planned("figure9")
+    ]
+    for run in planned("figure9"):
+        record = proxy_record(run)
+        assert not any("figure15" in key for key in record.inputs)
+        record.write(tmp_path)
+    line = ["figure15", "--tier", "proxy", "--runs", str(tmp_path)]
+    assert main(["plan", *line]) == 0
+    text = capsys.readouterr().out
+    assert "20 runs (20 recorded, 0 to do)" in text
+    assert "its runs serve both figures" in text
+    assert main(["check", *line]) == 0
+    assert "figure15, proxy tier: 20 records" in capsys.readouterr().out
 
 
 def test_no_two_targets_run_the_same_arm_twice() -> None:
