@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from repro.check import Checked, device_name
+from repro.check import Checked
 from repro.evidence.expectation import Expectation
-from repro.report_tables import bar_text, cell_text, quantity, stated_bars
+from repro.report_tables import bar_text, cell_text, origin_text, quantity, stated_bars
 from repro.spec.config import OperationScale
 from repro.targets import kernels
 
@@ -33,7 +33,7 @@ def _device_section(checked: Checked, expected: Path) -> list[str]:
     assert isinstance(scale, OperationScale)
     rank = scale.adapter_rank
     return [
-        _origin(checked),
+        origin_text(checked),
         "",
         "Time of `F.linear` in bfloat16 over ours:",
         "",
@@ -60,19 +60,6 @@ def _device_section(checked: Checked, expected: Path) -> list[str]:
         *_other_operations(checked, bars),
         *_missed_bars(checked, expected),
     ]
-
-
-def _origin(checked: Checked) -> str:
-    records = [r for by_seed in checked.evidence.records.values() for r in by_seed.values()]
-    runs = min(len(by_seed) for by_seed in checked.evidence.records.values())
-    commits = " and ".join(sorted({f"`{record.commit[:7]}`" for record in records}))
-    dates = " to ".join(sorted({record.finished[:10] for record in records}))
-    device = device_name(checked.evidence)
-    return (
-        f"Means of {runs} runs an arm of `python -m repro run kernels --tier systems` on one "
-        f"{(device or '').replace('_', ' ').upper()} (commit {commits}, {dates}; "
-        f"`expected/systems/{device}/kernels.records.json`)."
-    )
 
 
 def _by_block(blocks: Sequence[str], rows: Sequence[int], name: kernels.Naming) -> list[Line]:

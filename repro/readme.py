@@ -1,4 +1,4 @@
-"""Blocks of Markdown files that are written from blessed records: results, kernels' timings."""
+"""Blocks of Markdown files that are written from blessed records: results, kernels, systems."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from repro.blessed import blessed_checks
 from repro.evidence.record import replace_text
 from repro.kernel_tables import kernel_rows
 from repro.report_tables import results_rows
+from repro.systems_page import systems_writers
 
 _BLOCK = re.compile(r"(<!-- (\w+):begin [^\n]*-->\n)(.*?)(<!-- \2:end -->)", re.DOTALL)
 
@@ -52,6 +53,7 @@ def renewed_readme(readme: Path, expected: Path) -> str:
     writers = {
         "results": lambda: results_rows(blessed_checks(expected), expected),
         "kernels": lambda: kernel_rows(blessed_checks(expected, "kernels"), expected),
+        **systems_writers(expected, readme),
     }
     try:
         return renew_blocks(readme.read_text(encoding="utf-8"), writers)

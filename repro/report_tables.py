@@ -80,6 +80,22 @@ def paper_columns(target: Target, expected: Path) -> dict[str, dict[str, str]]:
     return columns
 
 
+def origin_text(checked: Checked) -> str:
+    """Return what the records of a check are: runs, command, device, commits, dates, file."""
+    records = [r for by_seed in checked.evidence.records.values() for r in by_seed.values()]
+    runs = min(len(by_seed) for by_seed in checked.evidence.records.values())
+    commits = " and ".join(sorted({f"`{record.commit[:7]}`" for record in records}))
+    dates = " to ".join(sorted({record.finished[:10] for record in records}))
+    device, name = device_name(checked.evidence), checked.selection.source.name
+    tier = checked.selection.tier.value
+    what = "One run" if runs == 1 else f"Means of {runs} runs"
+    return (
+        f"{what} an arm of `python -m repro run {name} --tier {tier}` on one "
+        f"{(device or '').replace('_', ' ').upper()} (commit {commits}, {dates}; "
+        f"`expected/{tier}/{device}/{name}.records.json`)."
+    )
+
+
 def verdict_counts(checked: Checked) -> Counter[str]:
     """Count the claims of a check by verdict."""
     return Counter(
@@ -176,4 +192,6 @@ def bar_text(bar: Expectation, unit: str) -> str:
         return f"at most {quantity(high or 0.0, unit)}"
     if high is None:
         return f"at least {quantity(low, unit)}"
+    if low == high:
+        return f"exactly {quantity(low, unit)}"
     return f"{quantity(low, unit)} to {quantity(high, unit)}"

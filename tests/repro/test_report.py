@@ -127,7 +127,7 @@ def test_a_block_is_replaced_and_nothing_else() -> None:
         renew_blocks(text, {"kernels": lambda: ["new"]})
 
 
-@pytest.mark.parametrize("name", ["README.md", "kernels/README.md"])
+@pytest.mark.parametrize("name", ["README.md", "kernels/README.md", "docs/systems.md"])
 def test_measured_tables_are_those_of_the_blessed_records(name: str) -> None:
     readme = PACKAGE.parent / name
     if not readme.is_file():
