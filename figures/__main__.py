@@ -12,6 +12,7 @@ import json
 import os
 import sys
 import tempfile
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar
@@ -54,14 +55,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     kinds = tuple(args.kinds.split(","))
     if not set(kinds) <= {"png", "svg"}:
         parser.error(f"--kinds {args.kinds}: needs png, svg or png,svg")
-    with tempfile.TemporaryDirectory() as temporary:
-        folder = Path(args.records)
-        if args.blessed:
-            folder = Path(temporary)
-            for path in sorted(Path(args.expected).glob(f"{args.tier or '*'}/**/*.records.json")):
-                for item in json.loads(path.read_text(encoding="utf-8"))["records"]:
-                    parse_record(item, str(path)).write(folder)
-        drawn = draw_found(folder, args, kinds)
+    if args.blessed:
+        drawn = draw_blessed(args, kinds)
+    else:
+        drawn = draw_found(Path(args.records), args, kinds)
     for path in drawn:
         print(f"wrote {path}")  # noqa: T201
     if not drawn:
@@ -71,8 +68,42 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0 if drawn else 1
 
 
-def draw_found(folder: Path, args: argparse.Namespace, kinds: Sequence[str]) -> list[Path]:
-    """Draw every figure of the targets that were asked for; return the files' paths."""
+def draw_blessed(args: argparse.Namespace, kinds: Sequence[str]) -> list[Path]:
+    """Draw the records behind the expectations, those of each device apart.
+
+    Where a tier has records of several devices, the device stands in the names of their files.
+    """
+    expected = Path(args.expected)
+    paths = sorted(expected.glob(f"{args.tier or '*'}/**/*.records.json"))
+    homes = sorted({path.parent for path in paths})
+    tiers = Counter(home.relative_to(expected).parts[0] for home in homes)
+    drawn = []
+    for home in homes:
+        with tempfile.TemporaryDirectory() as temporary:
+            for path in paths:
+                for item in _blessed_items(path) if path.parent == home else ():
+                    parse_record(item, str(path)).write(Path(temporary))
+            several = tiers[home.relative_to(expected).parts[0]] > 1
+            device = f"{home.name}_" if several else ""
+            drawn += draw_found(Path(temporary), args, kinds, device)
+    return drawn
+
+
+def _blessed_items(path: Path) -> list[object]:
+    items: list[object] = json.loads(path.read_text(encoding="utf-8"))["records"]
+    return items
+
+
+def draw_found(
+    folder: Path, args: argparse.Namespace, kinds: Sequence[str], device: str = ""
+) -> list[Path]:
+    """Draw every figure of the targets that were asked for; return the files' paths.
+
+    Parameters
+    ----------
+    device
+        Stands behind the tier in the names of the files.
+    """
     asked = [
         (tier, target)
         for tier, target in found_targets(folder)
@@ -89,8 +120,9 @@ def draw_found(folder: Path, args: argparse.Namespace, kinds: Sequence[str]) -> 
         if around:
             figures[operations.NAME] = operations.draw(around, where, origin(mine))
         for name, figure in figures.items():
-            drawn += save(figure, Path(args.out), f"{tier}_{target}_{name}", kinds)
+            drawn += save(figure, Path(args.out), f"{tier}_{device}{target}_{name}", kinds)
     for name, figure in systems_figures(records, expected):
+        name = f"{Tier.SYSTEMS.value}_{device}{name}"
         drawn += save(figure, Path(args.out), name, kinds)
     return drawn
 
@@ -119,7 +151,7 @@ def systems_figures(
             f"{picture.title}; {tier} tier",
         )
         if figure is not None:
-            yield f"{tier}_{picture.name}", figure
+            yield picture.name, figure
 
 
 def paper_file(name: str) -> str:

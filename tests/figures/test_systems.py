@@ -156,7 +156,7 @@ def test_every_target_of_a_picture_exists_and_is_drawn_once() -> None:
 def test_a_picture_takes_only_its_own_targets_and_none_without_records() -> None:
     found = {("systems", "table5"): records_of("table5"), ("smoke", "rollout"): []}
     ((name, figure),) = systems_figures(found, EXPECTED)
-    assert name == "systems_tables_5_to_8_throughput"
+    assert name == "tables_5_to_8_throughput"
     assert [part.get_title(loc="left") for part in figure.axes] == ["Qwen2.5-3B", ""]
 
 
@@ -168,6 +168,21 @@ def test_operations_are_those_of_the_kernels_alone(tmp_path: Path) -> None:
         main(["--records", str(tmp_path / "runs"), "--out", str(tmp_path), "--kinds", "svg"]) == 0
     )
     assert [path.name for path in tmp_path.glob("*.svg")] == ["systems_rollout_throughput.svg"]
+
+
+def test_two_devices_are_drawn_apart_and_named(tmp_path: Path) -> None:
+    systems = tmp_path / "expected" / "systems"
+    for device in ("nvidia_h100", "nvidia_h200"):
+        (systems / device).mkdir(parents=True)
+        text = (BLESSED / "rollout_ranks.records.json").read_text(encoding="utf-8")
+        text = text.replace("NVIDIA H200", device.replace("_", " ").upper())
+        (systems / device / "rollout_ranks.records.json").write_text(text, encoding="utf-8")
+    line = ["--blessed", "--kinds", "svg", "--expected", str(tmp_path / "expected")]
+    assert main([*line, "--out", str(tmp_path / "out")]) == 0
+    drawn = {path.stem: path.read_text() for path in (tmp_path / "out").iterdir()}
+    names = {device: f"systems_{device}_rollout_ranks" for device in ("nvidia_h100", "nvidia_h200")}
+    assert drawn.keys() == set(names.values())
+    assert "5 seeds an arm on one NVIDIA H100" in drawn[names["nvidia_h100"]]
 
 
 def test_a_tier_without_blessed_records_is_said(
