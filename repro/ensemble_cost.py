@@ -68,6 +68,16 @@ def _weight(run: RunConfig) -> float:
     return DYNAMIC_STEPS if run.arm.loss.dynamic_sampling else 1.0
 
 
+def unmeasured(runs: Sequence[RunConfig]) -> list[str]:
+    """Return what a prediction for these runs takes for granted, and no recorded ensemble shows."""
+    found = []
+    if any(run.procedure == "train" and run.arm.loss.dynamic_sampling for run in runs):
+        found.append(f"a step with dynamic sampling counts as {DYNAMIC_STEPS:g}")
+    if any(run.procedure == "finetune" for run in runs):
+        found.append(f"a step of fine-tuning counts as {UPDATE_SHARE:g}")
+    return found
+
+
 def queue_seconds(seconds: Sequence[float], devices: int) -> float:
     """Return when the last of a queue's ensembles ends, the longest handed out first."""
     ends = [0.0] * max(1, devices)

@@ -15,7 +15,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from repro.ensemble_cost import ensemble_seconds, likely_groups, queue_seconds
+from repro.ensemble_cost import ensemble_seconds, likely_groups, queue_seconds, unmeasured
 from repro.evidence.record import find_record
 from repro.selection import Selection
 from repro.spec.config import RunConfig
@@ -59,8 +59,23 @@ def plan_text(
         lines.append(f"  It needs the policy {name}; first: python -m repro run pretrain-proxy")
     lines += _arm_lines(runs, done, estimates, together=cost.together is not None)
     lines += _totals(left, estimates, cost, workers, _ensemble_time(left, cost, workers))
+    lines += _prediction_lines(selection, left, expected)
     lines.append(f"  records   {folder}")
     return "\n".join(lines)
+
+
+def _prediction_lines(selection: Selection, left: list[RunConfig], expected: Path) -> list[str]:
+    """Return a line where the time is of arms that nothing blessed has timed; else none."""
+    timed = {(record["target"], record["arm"]) for record in blessed_records(selection, expected)}
+    for home, _ in selection.source.shared.values():
+        other = Selection(target=home, source=home, tier=selection.tier)
+        timed |= {(item["target"], item["arm"]) for item in blessed_records(other, expected)}
+    never = list(dict.fromkeys(r.arm.name for r in left if (r.target, r.arm.name) not in timed))
+    if not never:
+        return []
+    listed = "all arms" if len(never) == len({run.arm.name for run in left}) else ", ".join(never)
+    granted = "".join(f"; {item}" for item in unmeasured(left))
+    return [f"  a prediction: no blessed run of {listed}{granted}"]
 
 
 def _arm_lines(

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from repro.__main__ import main
+from repro.ensemble import grouping
 from repro.ensemble_cost import (
     DYNAMIC_STEPS,
     UPDATE_SHARE,
@@ -20,12 +21,13 @@ from repro.ensemble_cost import (
     queue_seconds,
 )
 from repro.places import expected_folder
+from repro.procedures.proxy_recipe import RECIPES
 from repro.spec.config import RunConfig
 from repro.spec.target import Target, TogetherCost, plan
 from repro.spec.tier import Tier
-from repro.targets import find
+from repro.targets import TARGETS, find
 from repro.targets.proxy import COST as COST_MEASURED
-from repro.targets.proxy import PROXY
+from repro.targets.proxy import COST_LARGE, PROXY
 
 COST = TogetherCost(
     start_seconds=10.0,
@@ -145,3 +147,53 @@ def test_a_plan_names_gpu_minutes_and_sizes(
     text = capsys.readouterr().out
     assert "GPU minutes; ensembles of 55, 55, 10 runs" in text
     assert "It needs the policy proxy-30m" in text
+
+
+def test_a_plan_says_what_is_a_prediction(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("REPRO_POLICIES", str(tmp_path))
+    said = {}
+    for name in ("table1", "figure9", "table2", "entropy_start", "noise_in_sft"):
+        assert main(["plan", name, "--tier", "proxy", "--runs", str(tmp_path)]) == 0
+        found = [line for line in capsys.readouterr().out.splitlines() if "a prediction" in line]
+        said[name] = found[0].strip() if found else ""
+    assert said["table1"] == ""
+    nowhere = "a prediction: no blessed run of "
+    assert said["figure9"] == f"{nowhere}aqn_linear, aqn_cosine, aqn_logarithmic"
+    assert said["table2"] == f"{nowhere}all arms; a step with dynamic sampling counts as 2"
+    assert said["entropy_start"] == f"{nowhere}all arms"
+    assert said["noise_in_sft"].endswith("a step of fine-tuning counts as 0.37")
+
+
+def test_every_target_of_the_tier_has_an_estimate(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("REPRO_POLICIES", str(tmp_path))
+    for target in TARGETS:
+        if Tier.PROXY in target.scales:
+            assert main(["plan", target.name, "--tier", "proxy", "--runs", str(tmp_path)]) == 0
+            text = capsys.readouterr().out
+            assert "time      not known" not in text, target.name
+            assert "time      0 s" not in text, target.name
+
+
+def test_the_larger_policys_runs_fit_together_where_they_are_planned_to(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    recipe = RECIPES["120m"]
+    shape = {
+        "hidden_size": recipe.hidden_size,
+        "intermediate_size": recipe.intermediate_size,
+        "num_hidden_layers": recipe.layers,
+        "num_attention_heads": recipe.heads,
+        "num_key_value_heads": recipe.key_value_heads,
+        "vocab_size": 3072,
+    }
+    monkeypatch.setattr(grouping, "_config", lambda checkpoint: shape)
+    runs = plan(find("figure13"), Tier.PROXY)
+    together = COST_LARGE.together
+    assert together is not None
+    assert together.memory_bytes < 143_771 * 2**20  # of an H200, as its driver says
+    assert grouping.footprint(runs).runs_in(together.memory_bytes) >= len(runs)
+    assert together.runs_together == len(runs)

@@ -213,6 +213,21 @@ def test_recipes_have_the_sizes_they_are_named_for(tokenizer):
     assert 2 * counts["30m"] < 60e6
 
 
+def test_every_size_is_predicted_to_fit_its_eight_minutes():
+    # What one H200 took for the smaller policy: 128 477 512 tokens in 363.3 s, 445 s in all.
+    measured = 6 * 28_721_408 * 128_477_512 / 363.3
+    cost = find("pretrain_proxy").costs[Tier.PROXY]
+    parameters = {"30m": 28.7e6, "30m-early": 28.7e6, "120m": 115.9e6}
+    for name, recipe in RECIPES.items():
+        tokens = recipe.steps * recipe.tokens_per_batch
+        steps = 6 * parameters[name] * tokens / measured
+        beside = 110 if name == "120m" else 82
+        arm = f"proxy_{name.replace('-', '_')}"
+        stated = cost.seconds_of_arm.get(arm, cost.train_seconds)
+        assert stated == pytest.approx(steps + beside, rel=0.03)
+        assert steps + beside < 480
+
+
 def test_numbers_are_compared_exactly():
     assert same_number("1,250", "1250")
     assert same_number("0.50", "1/2")
