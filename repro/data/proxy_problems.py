@@ -8,7 +8,11 @@ level  operations  numbers up to     share of extra sentences
 3      4           199               0.20
 4      5 or 6      499               0.20
 5      7 or 8      999               0.20
+6      3 or 4      1999              0.20; never pre-trained on
 =====  ==========  ================  ==================================================
+
+Level 6 is apart: no policy here has seen a number above 999, so there is something to learn in it.
+It is drawn only where it is named.
 
 Each level is a `GeneratorConfig`, so that a problem is right, bounded and in one split by the same
 code as at the smoke tier; here are only the words and the numbers. Stories add, take, multiply and
@@ -160,6 +164,18 @@ LEVELS: dict[int, GeneratorConfig] = {
         distractor_share=0.2,
     ),
 }
+# Drawn where they are named, and never pre-trained on.
+UNSEEN_LEVELS: dict[int, GeneratorConfig] = {
+    6: replace(
+        _BASE,
+        levels=(3, 4),
+        max_value=1999,
+        max_start=900,
+        max_operand=900,
+        factors=(2, 3, 4, 5, 6, 7, 8, 9),
+        distractor_share=0.2,
+    ),
+}
 
 
 def iterate_leveled_problems(
@@ -174,12 +190,13 @@ def iterate_leveled_problems(
     """
     require_choice("split", split, Split)
     wanted = tuple(levels) or tuple(LEVELS)
-    unknown = sorted(set(wanted) - set(LEVELS))
-    require(not unknown, f"level {unknown} is asked for; {SOURCE} has {tuple(LEVELS)}")
+    known = LEVELS | UNSEEN_LEVELS
+    unknown = sorted(set(wanted) - set(known))
+    require(not unknown, f"level {unknown} is asked for; {SOURCE} has {tuple(known)}")
     rng = random.Random(derive_seed(seed, "leveled problems", split, *wanted))
     seen: set[bytes] = set()
     for level in itertools.cycle(wanted):
-        config = LEVELS[level]
+        config = known[level]
         steps = rng.choice(config.levels)
         while True:
             # The space is so large that a new question of any split is a few draws away.
@@ -201,7 +218,7 @@ def generate_leveled_problems(
     split
         `train`, `development` or `test`: disjoint sets of questions for every seed.
     levels
-        Of 1 to 5; empty takes all.
+        Of 1 to 6; empty takes 1 to 5, those that policies are pre-trained on.
 
     Raises
     ------

@@ -103,6 +103,8 @@ PROXY_ORDER = dataclasses.replace(
     seeds=ORDER_SEEDS,
 )
 PROXY = dataclasses.replace(PROXY_ORDER, seeds=TEST_SEEDS)
+# Numbers that pre-training never showed: worked solutions of these have something to teach.
+PROXY_UNSEEN = dataclasses.replace(PROXY, data=dataclasses.replace(PROXY.data, levels=(6,)))
 PROXY_HARD = dataclasses.replace(PROXY, data=HARD_DATA, test_sets=_HUMAN)
 # Where the paper goes to a larger model and harder problems (32B on levels 4 and 5 of its own).
 PROXY_LARGE_HARD = dataclasses.replace(PROXY_HARD, checkpoint="proxy-120m")

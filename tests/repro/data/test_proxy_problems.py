@@ -10,7 +10,12 @@ import pytest
 from repro.data.generator import generate_problems, split_of
 from repro.data.load import load_problems
 from repro.data.problem import digest_of_problems
-from repro.data.proxy_problems import LEVELS, generate_leveled_problems, iterate_leveled_problems
+from repro.data.proxy_problems import (
+    LEVELS,
+    UNSEEN_LEVELS,
+    generate_leveled_problems,
+    iterate_leveled_problems,
+)
 from repro.spec.config import DataConfig
 
 # What each sentence about the asked-for thing does to its owner's count, most special first.
@@ -72,7 +77,7 @@ def _after(value: int | None, sentence: str, name: str, thing: str) -> int:
     raise AssertionError(sentence)
 
 
-@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("level", LEVELS | UNSEEN_LEVELS)
 def test_answers_are_what_a_reader_of_the_question_computes(level):
     for problem in generate_leveled_problems("train", 300, (level,), seed=11):
         assert problem.answer == str(answer_by_reading(problem.question)), problem.question
@@ -97,6 +102,19 @@ def test_levels_have_more_operations_and_larger_numbers():
         assert min(values) >= 1
         assert 0.9 * config.max_value < max(values) <= config.max_value
     assert [config.levels for config in LEVELS.values()] == [(2,), (3,), (4,), (5, 6), (7, 8)]
+
+
+def test_a_level_that_no_policy_saw_is_drawn_where_it_is_named_alone():
+    usual = generate_leveled_problems("train", 200)
+    assert {problem.level for problem in usual} == {1, 2, 3, 4, 5}
+    numbers = [int(n) for p in usual for n in re.findall(r"\d+", f"{p.question} {p.solution}")]
+    assert max(numbers) <= 999
+    unseen = generate_leveled_problems("train", 200, (6,))
+    assert {problem.level for problem in unseen} == {6}
+    larger = [p for p in unseen if re.search(r"\b1\d{3}\b", f"{p.question} {p.solution}")]
+    assert 80 < len(larger) < 140
+    with pytest.raises(ValueError, match=r"level \[7\] is asked for"):
+        generate_leveled_problems("train", 1, (6, 7))
 
 
 def test_every_wording_occurs():

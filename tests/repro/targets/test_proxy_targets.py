@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from repro.__main__ import main
+from repro.data.load import load_problems
+from repro.data.proxy_problems import UNSEEN_LEVELS
+from repro.data.worked import worked_completion
 from repro.evidence.record import Record
 from repro.models.proxy_names import proxy_folder
 from repro.selection import select
@@ -137,6 +141,17 @@ def test_noise_on_quantised_weights_is_refused() -> None:
         dataclasses.replace(TABLE1.arm("nvfp4_lora"), weight_noise=WeightNoise(matched_to="nf4"))
     with pytest.raises(ValueError, match="rounds nothing"):
         WeightNoise(matched_to="bf16")
+
+
+def test_supervised_fine_tuning_has_something_to_teach() -> None:
+    scale = find("noise_in_sft").scales[Tier.PROXY]
+    assert set(scale.data.levels) == set(UNSEEN_LEVELS)
+    assert not set(scale.data.levels) & set(PROXY.data.levels)
+    # What is written fits what is asked for, with room: the policy's tokens are words and digits.
+    for problem in load_problems(scale.data, "train")[:500]:
+        written = worked_completion(problem, scale.prompt_template)
+        assert len(re.findall(r"\d|[^\W\d]+|[^\w\s]|\n", written)) < 100
+        assert written.endswith(f"<answer>{problem.answer}</answer>")
 
 
 def test_a_chosen_rate_is_shared_by_arms_of_one_format_and_training() -> None:
