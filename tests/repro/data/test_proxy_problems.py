@@ -154,8 +154,8 @@ def test_splits_are_disjoint_across_seeds_and_a_longer_list_begins_the_same():
 def test_the_data_source_gives_levels_in_turn():
     config = DataConfig(source="generated_steps", levels=(2, 5), test_problems=6)
     assert [problem.level for problem in load_problems(config, "test")] == [2, 5] * 3
-    with pytest.raises(ValueError, match=r"level \[6\] is asked for"):
-        generate_leveled_problems("test", 1, (6,))
+    with pytest.raises(ValueError, match=r"level \[9\] is asked for"):
+        generate_leveled_problems("test", 1, (9,))
     with pytest.raises(ValueError, match="have no end"):
         load_problems(DataConfig(source="generated_steps"), "test")
 
