@@ -231,6 +231,10 @@ def save(figure: Figure, out: Path, name: str, kinds: Sequence[str] = ("png", "s
     # Laid out once: each kind would move things a little, and by which were drawn before.
     figure.draw_without_rendering()
     figure.set_layout_engine("none")
+    # The layout's solver differs in the last digits from run to run, and names are made of them.
+    for axes in figure.axes:
+        box = axes.get_position().bounds
+        axes.set_position((round(box[0], 6), round(box[1], 6), round(box[2], 6), round(box[3], 6)))
     with matplotlib.rc_context({"svg.hashsalt": name, "svg.fonttype": "none"}):
         for kind in kinds:
             path = out / f"{name}.{kind}"

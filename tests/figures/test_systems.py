@@ -11,7 +11,7 @@ import pytest
 from scipy import stats
 
 from figures import memory, operations, protocol, ranks, steps, throughput
-from figures.__main__ import main, systems_figures
+from figures.__main__ import main, save, systems_figures
 from figures.rates import plain
 from figures.systems import PICTURES
 from repro.blessed import unpack
@@ -191,6 +191,21 @@ def test_a_tier_without_blessed_records_is_said(
     line = ["--blessed", "--tier", "systems", "--expected", str(tmp_path), "--out", str(tmp_path)]
     assert main(line) == 1
     assert "no blessed records to draw of the systems tier" in capsys.readouterr().err
+
+
+def test_a_layout_that_differs_in_its_last_digits_gives_the_same_file(tmp_path: Path) -> None:
+    records = records_of("table9")
+    texts = []
+    for shift in (0.0, 1e-14):
+        figure = ranks.draw(ranks.rows(records), "A title", "a note")
+        figure.draw_without_rendering()
+        figure.set_layout_engine("none")
+        for part in figure.axes:
+            x, y, width, height = part.get_position().bounds
+            part.set_position((x, y + shift, width, height))
+        (path,) = save(figure, tmp_path / f"{shift}", "ranks", ["svg"])
+        texts.append(path.read_text(encoding="utf-8"))
+    assert texts[0] == texts[1]
 
 
 def test_legend_and_title_do_not_overlap() -> None:
