@@ -9,7 +9,7 @@ from pathlib import Path
 from repro.blessed import blessed_checks
 from repro.evidence.record import replace_text
 from repro.kernel_tables import kernel_rows
-from repro.report_tables import results_rows
+from repro.results_tables import claims_rows, results_rows
 from repro.systems_page import systems_writers
 
 _BLOCK = re.compile(r"(<!-- (\w+):begin [^\n]*-->\n)(.*?)(<!-- \2:end -->)", re.DOTALL)
@@ -52,6 +52,7 @@ def renewed_readme(readme: Path, expected: Path) -> str:
     """
     writers = {
         "results": lambda: results_rows(blessed_checks(expected), expected),
+        "claims": lambda: claims_rows(blessed_checks(expected)),
         "kernels": lambda: kernel_rows(blessed_checks(expected, "kernels"), expected),
         **systems_writers(expected, readme),
     }

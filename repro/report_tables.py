@@ -103,45 +103,6 @@ def verdict_counts(checked: Checked) -> Counter[str]:
     )
 
 
-def results_rows(checks: Sequence[Checked], expected: Path) -> list[str]:
-    """Return the short results of README: one table a target, then the claims' verdicts."""
-    if not checks:
-        return ["No records are blessed yet."]
-    lines: list[str] = []
-    for checked in checks:
-        target, tier = checked.selection.target, checked.selection.tier
-        if target.headline is None or not checked.evidence.count:
-            continue
-        values = checked.evidence.values(target.headline)
-        columns = paper_columns(target, expected)
-        device = device_name(checked.evidence)
-        whose = ", tiny policy" if tier is Tier.SMOKE else f", {device}" if device else ""
-        heads = [f"paper, {name}" for name in columns] + [f"`{tier.value}` tier{whose}"]
-        metric = target.metric(target.headline)
-        what = "accuracy" if metric.name == "accuracy" else metric.title
-        lines += [f"**{target.title}**, {what} {unit_words(metric.unit)}, mean ± 95 % interval:"]
-        lines.append("")
-        lines += [f"| arm | {' | '.join(heads)} |", "|---" * (len(heads) + 1) + "|"]
-        for arm in target.arms:
-            printed = [columns[name].get(arm.name, "") for name in columns]
-            measured = cell_text(list(values.get(arm.name, {}).values()), unit=metric.unit)
-            lines.append(f"| {arm.label} | {' | '.join([*printed, measured])} |")
-        lines += ["", *bar_rows(checked, expected)]
-    lines += ["| claim | tier | verdict |", "|---|---|---|"]
-    own: dict[str, Counter[str]] = {}
-    for checked in checks:
-        for verdict in checked.verdicts:
-            if verdict.source == OWN_BAR:
-                own.setdefault(checked.selection.target.name, Counter())[verdict.status] += 1
-            elif verdict.about in ("claim", "mechanism"):
-                tier_name = checked.selection.tier.value
-                lines.append(f"| {verdict.statement} | `{tier_name}` | {verdict.status} |")
-    for name, counts in own.items():
-        told = ", ".join(f"{count} {status}" for status, count in sorted(counts.items()))
-        lines += ["", f"This suite's own claims about `{name}`, {counts.total()}: {told}."]
-    return lines
-
-
 def stated_bars(checked: Checked, expected: Path) -> list[tuple[Expectation, Verdict]]:
     """Return the stated bars of a check that were measured, each with its verdict.
 

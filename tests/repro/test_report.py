@@ -17,10 +17,11 @@ from repro.evidence.record import Estimate, Record, failed_record
 from repro.kernel_tables import kernel_rows
 from repro.places import PACKAGE, expected_folder
 from repro.readme import renew_blocks, renewed_readme
-from repro.report_tables import results_rows
+from repro.results_tables import claims_rows, in_cell, results_rows
 from repro.spec.target import plan
 from repro.spec.tier import Tier
 from repro.targets import find
+from repro.targets.table1 import TABLE1
 
 Writer = Callable[..., None]
 
@@ -127,7 +128,9 @@ def test_a_block_is_replaced_and_nothing_else() -> None:
         renew_blocks(text, {"kernels": lambda: ["new"]})
 
 
-@pytest.mark.parametrize("name", ["README.md", "kernels/README.md", "docs/systems.md"])
+@pytest.mark.parametrize(
+    "name", ["README.md", "kernels/README.md", "docs/claims.md", "docs/systems.md"]
+)
 def test_measured_tables_are_those_of_the_blessed_records(name: str) -> None:
     readme = PACKAGE.parent / name
     if not readme.is_file():
@@ -144,10 +147,21 @@ def test_readmes_table_comes_from_blessed_records(table1_records: Writer, tmp_pa
     table1_records(tmp_path / "runs")
     line = ["--tier", "smoke", "--runs", str(tmp_path / "runs"), "--expected", str(expected)]
     assert main(["bless", "table1", *line]) == 0
-    block = "\n".join(results_rows(blessed_checks(expected), expected))
-    assert block.count("| reproduced |") + block.count("| inconclusive |") > 10
+    checks = blessed_checks(expected)
+    block = "\n".join(results_rows(checks, expected))
     assert row_of(block, "NF4, LoRA (QLoRA)")[1:3] == ["76.1", "85"]
     assert "(n = 5)" in block
+    page = "\n".join(claims_rows(checks))
+    counted = [int(cell or 0) for cell in row_of(block, TABLE1.title)[2:6]]
+    statuses = ("reproduced", "contradicted", "inconclusive", "not run")
+    first = page.split("**")[2]
+    assert counted == [first.count(f"| {status} |") for status in statuses]
+    assert sum(counted) > 5
+
+
+def test_a_cell_keeps_its_bars() -> None:
+    assert in_cell("mean exp |a - b|\nover rows") == "mean exp \\|a - b\\| over rows"
+    assert results_rows([], Path()) == claims_rows([]) == ["No records are blessed yet."]
 
 
 def test_the_parser_knows_every_command() -> None:
