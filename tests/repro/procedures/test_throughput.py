@@ -14,6 +14,7 @@ from repro.spec.target import plan
 from repro.spec.throughput import ThroughputPoint, ThroughputScale
 from repro.spec.tier import Tier
 from repro.targets import find
+from repro.targets.speed import FIGURE11, TABLE9
 
 EXPECTED = Path(__file__).parents[3] / "expected"
 PAPER = ("table5", "table6", "table7", "table8", "table9", "figure11")
@@ -115,3 +116,11 @@ def test_every_cell_of_the_paper_is_estimated_and_one_of_each_format_rolled_out_
 def test_recorded_runs_keep_their_digests(name: str, digest: str) -> None:
     runs = plan(find(name), Tier.SYSTEMS)
     assert hashlib.sha256("".join(run.digest() for run in runs).encode()).hexdigest() == digest
+
+
+def test_figure_11_is_held_to_the_papers_own_factor_too() -> None:
+    asked = [(claim.margin, "bitsandbytes" in claim.arms[1]) for claim in FIGURE11.claims]
+    assert {pair: asked.count(pair) for pair in asked} == {
+        (margin, foreign): 6 for margin in (1.0, 2.0) for foreign in (False, True)
+    }
+    assert {claim.margin for claim in TABLE9.claims} == {1.0}
