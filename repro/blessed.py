@@ -30,15 +30,18 @@ def blessed_checks(expected: Path, *names: str) -> list[Checked]:
             for tier in Tier
             for folder in sorted({path.parent for path in (expected / tier.value).rglob(_RECORDS)})
         ]
+        targets = [target for target in TARGETS if not names or target.name in names]
+        sources = [runs_of(target) for target in targets]
+        read = {source.name for source in sources}
+        read |= {home.name for source in sources for home, _ in source.shared.values()}
         # Records of one run on two devices have one name, so a device has a folder of its own.
         for _, folder, runs in homes:
             for path in sorted(folder.glob(_RECORDS)):
-                unpack(path, runs)
-        for target in TARGETS:
-            source = runs_of(target)
+                if path.name.removesuffix(_RECORDS[1:]) in read:
+                    unpack(path, runs)
+        for target, source in zip(targets, sources, strict=True):
             for tier, folder, runs in homes:
-                wanted = target.speaks_at(tier) and (not names or target.name in names)
-                if wanted and (folder / f"{source.name}.records.json").is_file():
+                if target.speaks_at(tier) and (folder / f"{source.name}.records.json").is_file():
                     selection = Selection(target=target, source=source, tier=tier)
                     checks.append(check_selection(selection, runs, expected))
     return checks

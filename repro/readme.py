@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
+from functools import cache
 from pathlib import Path
 
 from repro.blessed import blessed_checks
+from repro.check import Checked
 from repro.evidence.record import replace_text
 from repro.kernel_tables import kernel_rows
 from repro.results_tables import claims_rows, results_rows
@@ -50,11 +52,16 @@ def renewed_readme(readme: Path, expected: Path) -> str:
     ValueError
         As `renew_blocks` does; the message names the file.
     """
+
+    @cache
+    def judged() -> list[Checked]:
+        return blessed_checks(expected)
+
     writers = {
-        "results": lambda: results_rows(blessed_checks(expected), expected),
-        "claims": lambda: claims_rows(blessed_checks(expected)),
+        "results": lambda: results_rows(judged(), expected),
+        "claims": lambda: claims_rows(judged()),
         "kernels": lambda: kernel_rows(blessed_checks(expected, "kernels"), expected),
-        **systems_writers(expected, readme),
+        **systems_writers(judged, expected, readme),
     }
     try:
         return renew_blocks(readme.read_text(encoding="utf-8"), writers)

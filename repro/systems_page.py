@@ -9,11 +9,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from statistics import median
 
-from repro.blessed import blessed_checks
 from repro.check import Checked
 from repro.evidence.paper import paper_cells
 from repro.report_tables import origin_text, stated_bars
@@ -69,19 +67,25 @@ _AGAINST = {
 }
 
 
-def systems_writers(expected: Path, page: Path) -> dict[str, Writer]:
+def systems_writers(
+    judged: Callable[[], Sequence[Checked]], expected: Path, page: Path
+) -> dict[str, Writer]:
     """Return what writes each block of the page, by its name there.
 
     Parameters
     ----------
+    judged
+        Gives the checks of all blessed records.
     page
         Where the page lies: its pictures are in `figures/` beside it.
     """
 
-    @cache
     def checks(block: str) -> list[Checked]:
-        found = blessed_checks(expected, *BLOCKS[block].targets)
-        return [item for item in found if item.evidence.count]
+        return [
+            checked
+            for checked in judged()
+            if checked.selection.target.name in BLOCKS[block].targets and checked.evidence.count
+        ]
 
     def writer(name: str) -> Writer:
         return lambda: _block(BLOCKS[name], checks(name), expected, page)

@@ -23,6 +23,7 @@ import math
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from statistics import NormalDist, fmean, stdev
 
 NORMAL = NormalDist()
@@ -303,7 +304,13 @@ def minimum_detectable_effect(deviation: float, n: int, wanted: float = 0.8) -> 
     """Return the smallest true mean difference found with probability `wanted` by n pairs."""
     if n < 2:
         return math.inf
-    return deviation * _bisect(lambda d: power(d, n) - wanted, 0.0, 1.0)
+    return deviation * _detectable(n, wanted)
+
+
+@cache
+def _detectable(n: int, wanted: float) -> float:
+    """Return the effect, in standard deviations, that n pairs find with probability `wanted`."""
+    return _bisect(lambda effect: power(effect, n) - wanted, 0.0, 1.0)
 
 
 def seeds_needed(

@@ -101,13 +101,15 @@ def test_a_span_names_one_number_once() -> None:
 def test_a_block_links_what_was_drawn_and_names_what_is_not_blessed(tmp_path: Path) -> None:
     page = tmp_path / "systems.md"
     (tmp_path / "paper").mkdir()
-    write = systems_writers(tmp_path, page)["systems_memory"]
+    write = systems_writers(list, tmp_path, page)["systems_memory"]
     names = "`memory`, `memory_formats`, `memory_budgets`"
     assert write() == [f"No records are blessed yet of {names}."]
     (tmp_path / "figures").mkdir()
     (tmp_path / "figures" / "systems_memory.svg").write_text("<svg/>")
     assert write()[-1] == "![memory](figures/systems_memory.svg)"
-    assert systems_writers(tmp_path, page)["systems_short"]() == ["No records are blessed yet."]
+    assert systems_writers(list, tmp_path, page)["systems_short"]() == [
+        "No records are blessed yet."
+    ]
 
 
 def test_blocks_and_page_name_the_same() -> None:
