@@ -20,8 +20,10 @@ from repro.ensemble.optimizer import StackedAdamW
 from repro.ensemble.sampler import StackSampler
 from repro.ensemble.stack import Stack
 from repro.rl.checkpoint import TrainState
-from repro.rl.optimizer import learning_rate_of_step
-from repro.rl.trainer import TrainResult, require_acting_terms
+from repro.rl.loop import TrainResult
+from repro.rl.optimizer import learning_rate_of_run
+from repro.rl.receipts import note_accuracy
+from repro.rl.trainer import require_acting_terms
 from repro.spec.config import RunConfig, TrainScale
 
 
@@ -30,14 +32,8 @@ class Loop(ABC):
 
     Parameters
     ----------
-    runs
-        One a policy of the stack, alike in what `repro.ensemble.grouping` says.
-    stack
-        Freshly stacked; trained in place.
-    sampler
-        Of the stack.
-    groups_at_once
-        Groups of each run in one backward pass.
+    runs, stack, sampler, hooks, groups_at_once
+        As of `repro.ensemble.trainer.train_ensemble`.
 
     Raises
     ------
@@ -100,10 +96,7 @@ class Loop(ABC):
         return self._results()
 
     def evaluate(self) -> None:
-        """Evaluate every live run and note the value with the tokens behind it.
-
-        The tokens are those sampled for training, or those of the worked solutions trained on.
-        """
+        """Evaluate every live run and note the value; see `repro.rl.receipts.note_accuracy`."""
         step = self.state.step
         if self.hooks.evaluate is None:
             return
@@ -112,12 +105,7 @@ class Loop(ABC):
         found = self.hooks.evaluate(step, self.guard.alive)
         for state, accuracy in zip(self.state.runs, found, strict=True):
             if accuracy is not None:
-                rows = state.effects.get("rows", {})
-                counted = "tokens_sampled" if "tokens_sampled" in rows else "tokens_trained"
-                state.series.setdefault("evaluation_step", []).append(step)
-                state.series.setdefault("evaluation_accuracy", []).append(accuracy)
-                tokens = rows[counted] if step else 0
-                state.series.setdefault("evaluation_tokens", []).append(tokens)
+                note_accuracy(state, step, accuracy)
         self.add_seconds("evaluation_seconds", time.perf_counter() - started)
 
     def _evaluate_if_due(self, began: int) -> None:
@@ -128,13 +116,7 @@ class Loop(ABC):
 
     def rates(self, step: int) -> list[float]:
         """Return each run's learning rate at a step counted from 0."""
-        return [
-            learning_rate_of_step(
-                run.scale.optimizer, run.scale.optimizer.learning_rates.of(run.arm), step,
-                run.scale.steps,
-            )
-            for run in self.runs
-        ]  # fmt: skip
+        return [learning_rate_of_run(run, step) for run in self.runs]
 
     def move(
         self, failures: Sequence[Exception | None], rates: Sequence[float], taking: Sequence[bool]

@@ -22,10 +22,10 @@ from repro.ensemble.sampler import StackSampler
 from repro.ensemble.stack import Stack
 from repro.ensemble.update import Passes
 from repro.rl.lessons import Lesson, rows_of
-from repro.rl.receipts import Values, note_noise
+from repro.rl.loop import TrainResult
+from repro.rl.receipts import Values
 from repro.rl.rows import Rows
-from repro.rl.supervised import lessons_of_step, require_supervised
-from repro.rl.trainer import TrainResult
+from repro.rl.supervised import lessons_of_step, note_lessons, require_supervised
 from repro.spec.config import RunConfig
 
 
@@ -95,24 +95,10 @@ class _Tuning(Loop):
         for s, rows in enumerate(taken):
             if rows is None or not self.guard.alive[s]:
                 continue
-            receipt, state, tokens = noise.receipts[s], states[s], int(rows.mask.sum())
-            state.effects["rows"]["trained_on"] += len(rows)
-            state.effects["rows"]["tokens_trained"] += tokens
-            note_noise(state, receipt)
-            found: Values = {
-                "loss": losses[s] / tokens,
-                "entropy": entropies[s] / tokens,
-                "tokens": tokens,
-                "sigma": receipt.sigma,
-                "sigma_realised": receipt.sigma_realised,
-                "noise_stage": receipt.stage,
-                "grad_norm": norms[s],
-                "learning_rate": rates[s],
-            }
-            for name, value in found.items():
-                state.series.setdefault(name, []).append(value)
-            state.step += 1
-            values[s] = found
+            tokens = int(rows.mask.sum())
+            found = {"loss": losses[s] / tokens, "entropy": entropies[s] / tokens}
+            moved = {"grad_norm": norms[s], "learning_rate": rates[s]}
+            values[s] = note_lessons(states[s], rows, noise.receipts[s], found, moved)
         self.state.step += 1
         self.add_seconds("update_seconds", time.perf_counter() - started)
         if self.hooks.on_step is not None:

@@ -37,9 +37,9 @@ from repro.ensemble.update import (
     plan_run,
 )
 from repro.rl.collect import GrowingRollout, PromptSource, Rollout
-from repro.rl.diagnostics import sampler_mismatch
-from repro.rl.receipts import Values, note_effects, rollout_values
-from repro.rl.trainer import TrainResult, require_trainable
+from repro.rl.loop import TrainResult
+from repro.rl.receipts import Values, note_rollout, note_step
+from repro.rl.trainer import require_trainable
 from repro.rl.update import step_metrics
 from repro.spec.config import RunConfig
 
@@ -267,22 +267,14 @@ class _Loop(Loop):
             if rollout is None or pair is None:
                 continue
             state.draws += rollout.batches
-            rows, done = rollout.rows, torch.cat(list(parts[len(rollout.rows)]))
-            mismatch = None
-            if len(done):
-                mismatch = sampler_mismatch(
-                    pair[0][done], rows.sampled_logprobs[done], rows.mask[done]
-                )
-            note_effects(state, rollout, noise.receipts[s], mismatch)
-            once = rollout_values(self.runs[s], rollout, noise.receipts[s], mismatch, state)
+            done = torch.cat(list(parts[len(rollout.rows)]))
+            once = note_rollout(self.runs[s], state, rollout, noise.receipts[s], pair[0], done)
             for values in steps:
                 found = values[s]
                 if found is None:
                     break
                 found |= once
-                for name, value in found.items():
-                    state.series.setdefault(name, []).append(value)
-                state.step += 1
+                note_step(state, found)
 
 
 def _empty(rollout: Rollout) -> tuple[Tensor, Tensor]:

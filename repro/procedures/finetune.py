@@ -33,8 +33,8 @@ from repro.procedures.train import (
 )
 from repro.reward.grader import GraderPool
 from repro.rl.lessons import Lesson, lessons_of, mean_loss
+from repro.rl.loop import TrainResult
 from repro.rl.supervised import fine_tune, require_supervised
-from repro.rl.trainer import TrainResult
 from repro.spec.config import RunConfig
 
 

@@ -48,8 +48,8 @@ from repro.procedures.train import (
 )
 from repro.procedures.tune_together import Tuning
 from repro.reward.grader import GraderPool
+from repro.rl.loop import TrainResult
 from repro.rl.receipts import Values
-from repro.rl.trainer import TrainResult
 from repro.rollout.torch_sampler import end_token_ids
 from repro.spec.config import RunConfig, TrainScale, digest_of
 

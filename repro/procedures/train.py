@@ -34,7 +34,8 @@ from repro.procedures.matched_noise import plant_matched_noise
 from repro.procedures.memory_use import peak_bytes, reset_peak
 from repro.reward.grader import GraderPool
 from repro.reward.score import Rewards, score
-from repro.rl.trainer import TrainResult, train
+from repro.rl.loop import TrainResult
+from repro.rl.trainer import train
 from repro.rollout.for_policy import sampler_for
 from repro.rollout.sampler import Sampler
 from repro.spec.config import RunConfig, SamplingConfig, TrainScale

@@ -13,7 +13,7 @@ from repro.ensemble.supervised import fine_tune_ensemble, mean_losses
 from repro.evidence.record import Estimate
 from repro.procedures.finetune import solution_loss, tuning_metrics
 from repro.rl.lessons import lessons_of
-from repro.rl.trainer import TrainResult
+from repro.rl.loop import TrainResult
 from repro.spec.config import RunConfig, TrainScale
 
 

@@ -6,7 +6,9 @@ What a step is, its caller says: a rollout and its updates, or a batch of worked
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
@@ -14,6 +16,29 @@ from torch import nn
 from repro.rl.checkpoint import TrainState, load_checkpoint, save_checkpoint
 from repro.rl.receipts import note_evaluation
 from repro.spec.config import RunConfig, TrainScale
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainResult:
+    """What a training run left behind.
+
+    Attributes
+    ----------
+    finished
+        False when `should_stop` ended it; the same call goes on from its checkpoint.
+    step
+        Optimiser steps done.
+    series
+        `{name: [one value a step]}`, None where a step has no value; `evaluation_step`,
+        `evaluation_accuracy` and `evaluation_tokens` (sampled so far) have one an evaluation.
+    effects
+        What was really done: noise, mismatch by quarter of the completion, rows, seconds.
+    """
+
+    finished: bool
+    step: int
+    series: dict[str, list[float | int | None]]
+    effects: dict[str, Any]
 
 
 def load_or_begin(
@@ -37,8 +62,8 @@ def run_steps(
     optimizer: torch.optim.Optimizer,
     should_stop: Callable[[], bool] | None,
     evaluate: Callable[[int], float] | None,
-) -> bool:
-    """Iterate until the scale's last step; return whether it was reached.
+) -> TrainResult:
+    """Iterate until the scale's last step, or until asked to stop.
 
     Parameters
     ----------
@@ -69,4 +94,9 @@ def run_steps(
             saved = state.step
     if state.step != saved or state.step == 0:
         save_checkpoint(folder, state, parameters, optimizer)
-    return state.step >= scale.steps
+    return TrainResult(
+        finished=state.step >= scale.steps,
+        step=state.step,
+        series=state.series,
+        effects=state.effects,
+    )

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from repro.spec.config import OptimizerConfig
+from repro.spec.config import OptimizerConfig, RunConfig, TrainScale
 
 
 def build_optimizer(
@@ -70,6 +70,13 @@ def learning_rate_of_step(
     return peak * (1 + math.cos(math.pi * (step - config.warmup_steps) / span)) / 2
 
 
+def learning_rate_of_run(run: RunConfig, step: int) -> float:
+    """Return the learning rate of a run's step counted from 0; see `learning_rate_of_step`."""
+    scale: TrainScale = run.scale
+    peak = scale.optimizer.learning_rates.of(run.arm)
+    return learning_rate_of_step(scale.optimizer, peak, step, scale.steps)
+
+
 def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
     """Set the learning rate of every parameter group."""
     for group in optimizer.param_groups:
@@ -95,6 +102,26 @@ def gradient_step(
     optimizer.step()
     optimizer.zero_grad(set_to_none=True)
     return norm
+
+
+def scheduled_step(
+    run: RunConfig,
+    optimizer: torch.optim.Optimizer,
+    parameters: dict[str, nn.Parameter],
+    step: int,
+) -> dict[str, float]:
+    """Make a run's optimiser step, counted from 0, at its learning rate; see `gradient_step`.
+
+    Returns
+    -------
+    dict
+        `grad_norm` before clipping, and `learning_rate`.
+    """
+    scale: TrainScale = run.scale
+    rate = learning_rate_of_run(run, step)
+    set_learning_rate(optimizer, rate)
+    norm = gradient_step(optimizer, parameters, max_grad_norm=scale.optimizer.max_grad_norm)
+    return {"grad_norm": norm, "learning_rate": rate}
 
 
 def optimizer_tensors(

@@ -13,14 +13,46 @@ import time
 from collections.abc import Callable
 
 import torch
+from torch import Tensor
 
 from repro.rl.checkpoint import TrainState
 from repro.rl.collect import Rollout
-from repro.rl.diagnostics import QUARTERS, Mismatch
+from repro.rl.diagnostics import QUARTERS, Mismatch, sampler_mismatch
 from repro.rl.noise import NoiseReceipt
 from repro.spec.config import RunConfig
 
 Values = dict[str, float | int | None]
+
+
+def note_rollout(
+    run: RunConfig,
+    state: TrainState,
+    rollout: Rollout,
+    receipt: NoiseReceipt,
+    before: Tensor,
+    done: Tensor,
+) -> Values:
+    """Add a rollout to the run's receipts; return what is written for each of its steps.
+
+    Parameters
+    ----------
+    before : Tensor, (B, T)
+        The trainer's log-probabilities before the rollout's first step.
+    done : Tensor, (rows,), int64
+        Indices of the rows that the rollout's steps were on; the sampler is compared on those.
+    """
+    rows, mismatch = rollout.rows, None
+    if len(done):
+        mismatch = sampler_mismatch(before[done], rows.sampled_logprobs[done], rows.mask[done])
+    note_effects(state, rollout, receipt, mismatch)
+    return rollout_values(run, rollout, receipt, mismatch, state)
+
+
+def note_step(state: TrainState, values: Values) -> None:
+    """Append a step's values to the run's series and count the step."""
+    for name, value in values.items():
+        state.series.setdefault(name, []).append(value)
+    state.step += 1
 
 
 def rollout_values(
@@ -114,19 +146,22 @@ def _largest_group_mean(rollout: Rollout) -> float:
 
 
 def note_evaluation(evaluate: Callable[[int], float], state: TrainState) -> None:
-    """Evaluate and note the value with the steps and the tokens behind it.
+    """Evaluate and note the value; see `note_accuracy`."""
+    started = time.perf_counter()
+    note_accuracy(state, state.step, evaluate(state.step))
+    count_seconds(state, "evaluation_seconds", started)
+
+
+def note_accuracy(state: TrainState, step: int, accuracy: float) -> None:
+    """Note a held-out accuracy with the steps and the tokens behind it.
 
     The tokens are those sampled for training, or those of the worked solutions trained on.
     """
-    started = time.perf_counter()
-    accuracy = evaluate(state.step)
-    state.series.setdefault("evaluation_step", []).append(state.step)
-    state.series.setdefault("evaluation_accuracy", []).append(accuracy)
     rows = state.effects.get("rows", {})
     counted = "tokens_sampled" if "tokens_sampled" in rows else "tokens_trained"
-    tokens = rows[counted] if state.step else 0
-    state.series.setdefault("evaluation_tokens", []).append(tokens)
-    count_seconds(state, "evaluation_seconds", started)
+    state.series.setdefault("evaluation_step", []).append(step)
+    state.series.setdefault("evaluation_accuracy", []).append(accuracy)
+    state.series.setdefault("evaluation_tokens", []).append(rows[counted] if step else 0)
 
 
 def count_seconds(state: TrainState, name: str, started: float) -> None:

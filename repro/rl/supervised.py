@@ -17,7 +17,7 @@ number of steps, order of problems and tokens: step s goes on with worked soluti
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -28,18 +28,13 @@ from repro.models.policy import Policy, trainable_parameters
 from repro.rl.checkpoint import TrainState
 from repro.rl.diagnostics import token_mean
 from repro.rl.lessons import Lesson, rows_of
-from repro.rl.loop import load_or_begin, run_steps
-from repro.rl.noise import perturbed
-from repro.rl.optimizer import (
-    build_optimizer,
-    gradient_step,
-    learning_rate_of_step,
-    set_learning_rate,
-)
+from repro.rl.loop import TrainResult, load_or_begin, run_steps
+from repro.rl.noise import NoiseReceipt, perturbed
+from repro.rl.optimizer import build_optimizer, scheduled_step
 from repro.rl.passes import row_logprobs
-from repro.rl.receipts import Values, count_seconds, note_noise
+from repro.rl.receipts import Values, count_seconds, note_noise, note_step
 from repro.rl.rows import Rows
-from repro.rl.trainer import TrainResult, require_no_dropout
+from repro.rl.trainer import require_no_dropout
 from repro.spec.config import GRPO, RunConfig, TrainScale, derive_seed
 
 
@@ -82,7 +77,7 @@ def fine_tune(
     optimizer = build_optimizer(parameters, run.scale.optimizer)
     state = load_or_begin(folder, run, parameters, optimizer)
     t = _Tuning(run=run, policy=policy, lessons=lessons, parameters=parameters, optimizer=optimizer)
-    finished = run_steps(
+    return run_steps(
         run,
         state,
         lambda: _iterate(t, state, on_step),
@@ -91,9 +86,6 @@ def fine_tune(
         optimizer=optimizer,
         should_stop=should_stop,
         evaluate=evaluate,
-    )
-    return TrainResult(
-        finished=finished, step=state.step, series=state.series, effects=state.effects
     )
 
 
@@ -136,35 +128,47 @@ def _iterate(t: _Tuning, state: TrainState, on_step: Callable[[int, Values], Non
     scale: TrainScale = t.run.scale
     started = time.perf_counter()
     rows = rows_of(lessons_of_step(t.run, t.lessons, state))
-    counts = state.effects["rows"]
     with perturbed(
         t.policy, t.run.arm.noise, seed=t.run.seed, step=state.step, total_steps=scale.steps
     ) as receipt:
         loss, entropy = _accumulate(t, rows)
-    config = scale.optimizer
-    peak = config.learning_rates.of(t.run.arm)
-    rate = learning_rate_of_step(config, peak, state.step, scale.steps)
-    set_learning_rate(t.optimizer, rate)
-    norm = gradient_step(t.optimizer, t.parameters, max_grad_norm=config.max_grad_norm)
-    counts["trained_on"] += len(rows)
-    counts["tokens_trained"] += int(rows.mask.sum())
-    note_noise(state, receipt)
-    values: Values = {
-        "loss": loss,
-        "entropy": entropy,
-        "tokens": int(rows.mask.sum()),
-        "sigma": receipt.sigma,
-        "sigma_realised": receipt.sigma_realised,
-        "noise_stage": receipt.stage,
-        "grad_norm": norm,
-        "learning_rate": rate,
-    }
-    for name, value in values.items():
-        state.series.setdefault(name, []).append(value)
-    state.step += 1
+    moved = scheduled_step(t.run, t.optimizer, t.parameters, state.step)
+    values = note_lessons(state, rows, receipt, {"loss": loss, "entropy": entropy}, moved)
     count_seconds(state, "update_seconds", started)
     if on_step is not None:
         on_step(state.step, values)
+
+
+def note_lessons(
+    state: TrainState,
+    rows: Rows,
+    receipt: NoiseReceipt,
+    found: Mapping[str, float | None],
+    moved: Mapping[str, float],
+) -> Values:
+    """Count a step's lessons, write down the step and return its values.
+
+    Parameters
+    ----------
+    found
+        `loss` and `entropy` of the step, nats a token.
+    moved
+        `grad_norm` and `learning_rate`; see `repro.rl.optimizer.scheduled_step`.
+    """
+    counts, tokens = state.effects["rows"], int(rows.mask.sum())
+    counts["trained_on"] += len(rows)
+    counts["tokens_trained"] += tokens
+    note_noise(state, receipt)
+    values: Values = {
+        **found,
+        "tokens": tokens,
+        "sigma": receipt.sigma,
+        "sigma_realised": receipt.sigma_realised,
+        "noise_stage": receipt.stage,
+        **moved,
+    }
+    note_step(state, values)
+    return values
 
 
 def lessons_of_step(run: RunConfig, lessons: Sequence[Lesson], state: TrainState) -> list[Lesson]:

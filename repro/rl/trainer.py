@@ -33,7 +33,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -42,23 +42,11 @@ from repro.data.problem import Problem
 from repro.models.policy import Policy, trainable_parameters
 from repro.rl.checkpoint import TrainState
 from repro.rl.collect import PromptSource, Rollout, ScoreFunction, collect
-from repro.rl.diagnostics import sampler_mismatch
-from repro.rl.loop import load_or_begin, run_steps
+from repro.rl.loop import TrainResult, load_or_begin, run_steps
 from repro.rl.loss import check_loss
 from repro.rl.noise import NoiseReceipt, perturbed
-from repro.rl.optimizer import (
-    build_optimizer,
-    gradient_step,
-    learning_rate_of_step,
-    set_learning_rate,
-)
-from repro.rl.receipts import (
-    Values,
-    count_seconds,
-    note_effects,
-    note_smaller_batches,
-    rollout_values,
-)
+from repro.rl.optimizer import build_optimizer, scheduled_step
+from repro.rl.receipts import Values, count_seconds, note_rollout, note_smaller_batches, note_step
 from repro.rl.update import (
     accumulate_within_memory,
     evaluate_rows,
@@ -70,29 +58,6 @@ from repro.spec.config import RunConfig, TrainScale
 
 if TYPE_CHECKING:
     from repro.rollout.sampler import Sampler
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TrainResult:
-    """What a training run left behind.
-
-    Attributes
-    ----------
-    finished
-        False when `should_stop` ended it; the same call goes on from its checkpoint.
-    step
-        Optimiser steps done.
-    series
-        `{name: [one value a step]}`, None where a step has no value; `evaluation_step`,
-        `evaluation_accuracy` and `evaluation_tokens` (sampled so far) have one an evaluation.
-    effects
-        What was really done: noise, mismatch by quarter of the completion, rows, seconds.
-    """
-
-    finished: bool
-    step: int
-    series: dict[str, list[float | int | None]]
-    effects: dict[str, Any]
 
 
 def train(
@@ -142,7 +107,7 @@ def train(
     t = _prepare(run, policy, sampler, problems, score)
     state = load_or_begin(folder, run, t.parameters, t.optimizer)
     sampler.refresh()
-    finished = run_steps(
+    result = run_steps(
         run,
         state,
         lambda: _iterate(t, state, on_step),
@@ -152,11 +117,9 @@ def train(
         should_stop=should_stop,
         evaluate=evaluate,
     )
-    if finished:
+    if result.finished:
         require_acting_terms(run, state)
-    return TrainResult(
-        finished=finished, step=state.step, series=state.series, effects=state.effects
-    )
+    return result
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -225,17 +188,10 @@ def _iterate(
     t.sampler.refresh()
     count_seconds(state, "update_seconds", started)
 
-    done, rows = torch.cat(parts), rollout.rows
-    mismatch = None
-    if len(done):
-        mismatch = sampler_mismatch(before[done], rows.sampled_logprobs[done], rows.mask[done])
-    note_effects(state, rollout, receipt, mismatch)
-    once = rollout_values(t.run, rollout, receipt, mismatch, state)
+    once = note_rollout(t.run, state, rollout, receipt, before, torch.cat(parts))
     for values in steps:
         values |= once
-        for name, value in values.items():
-            state.series.setdefault(name, []).append(value)
-        state.step += 1
+        note_step(state, values)
         if on_step is not None:
             on_step(state.step, values)
 
@@ -299,12 +255,8 @@ def _update(
     if rows != wanted:
         note_smaller_batches(state, step, wanted, rows)
     zero_missing_gradients(t.parameters)
-    config = scale.optimizer
-    rate = learning_rate_of_step(config, config.learning_rates.of(t.run.arm), step, scale.steps)
-    set_learning_rate(t.optimizer, rate)
-    norm = gradient_step(t.optimizer, t.parameters, max_grad_norm=config.max_grad_norm)
-    values = step_metrics(rollout, plan, output) | {"grad_norm": norm, "learning_rate": rate}
-    return values, output.logprobs
+    moved = scheduled_step(t.run, t.optimizer, t.parameters, step)
+    return step_metrics(rollout, plan, output) | moved, output.logprobs
 
 
 def require_trainable(run: RunConfig) -> None:

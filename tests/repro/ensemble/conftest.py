@@ -21,7 +21,8 @@ from repro.ensemble.stack import Stack, stack_policies
 from repro.ensemble.trainer import train_ensemble
 from repro.models.policy import Policy, load_policy, trainable_parameters
 from repro.reward.score import Rewards
-from repro.rl.trainer import TrainResult, train
+from repro.rl.loop import TrainResult
+from repro.rl.trainer import train
 from repro.rollout.torch_sampler import TorchSampler, end_token_ids
 from repro.spec.config import (
     Arm,

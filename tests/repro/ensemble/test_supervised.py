@@ -17,8 +17,8 @@ from repro.ensemble.stack import Stack
 from repro.ensemble.supervised import fine_tune_ensemble, mean_losses
 from repro.rl import supervised as single
 from repro.rl.lessons import lessons_of, mean_loss
+from repro.rl.loop import TrainResult
 from repro.rl.supervised import fine_tune
-from repro.rl.trainer import TrainResult
 from repro.spec.config import EvaluationConfig, NoiseConfig, RunConfig, SamplingConfig
 from tests.repro.ensemble import conftest as small
 from tests.repro.ensemble.test_against_single_runs import (
