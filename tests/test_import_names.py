@@ -12,6 +12,14 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 
 
+def run_program(program: str) -> None:
+    """Run Python's lines in a fresh interpreter; fail with its words where it fails."""
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+
+
 @pytest.mark.parametrize("name", ["kernels", "repro"])
 def test_no_distribution_of_our_import_names_is_installed(name: str) -> None:
     installed = {
@@ -37,38 +45,26 @@ def test_kernels_defines_nothing_that_transformers_could_take_for_a_version() ->
 
 
 def test_transformers_imports_after_kernels_and_does_not_take_it_for_the_hub_loader() -> None:
-    program = (
+    run_program(
         "import kernels\n"
         "from transformers import Qwen2ForCausalLM\n"
         "from transformers.utils import is_kernels_available\n"
         "assert not is_kernels_available(), 'transformers takes kernels/ for the Hub loader: '"
         "' pip uninstall kernels'\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
 
 
 def test_importing_kernels_imports_neither_torch_nor_transformers() -> None:
-    program = (
+    run_program(
         "import sys, kernels\n"
         "loaded = {'torch', 'triton', 'transformers', 'peft', 'vllm'} & set(sys.modules)\n"
         "assert not loaded, loaded\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
 
 
 def test_no_module_of_kernels_imports_transformers_peft_or_vllm() -> None:
-    program = (
+    run_program(
         "import sys, kernels.dispatch\n"
         "loaded = {'transformers', 'peft', 'vllm', 'repro'} & set(sys.modules)\n"
         "assert not loaded, loaded\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr

@@ -25,7 +25,6 @@ from repro.rl.loop import TrainResult
 from repro.rl.trainer import train
 from repro.rollout.torch_sampler import TorchSampler, end_token_ids
 from repro.spec.config import (
-    Arm,
     DataConfig,
     LearningRates,
     OptimizerConfig,
@@ -34,6 +33,7 @@ from repro.spec.config import (
     TrainScale,
     derive_seed,
 )
+from tests.repro.small_runs import small_run
 
 DATA = DataConfig(source="generated", levels=(1,), train_problems=24, test_problems=8)
 SCALE = TrainScale(
@@ -54,16 +54,7 @@ SCALE = TrainScale(
 
 def make_run(*, seed: int = 0, scale: TrainScale = SCALE, **arm: Any) -> RunConfig:
     """Return a run of an arm given by its fields."""
-    fields = {"name": "test", "label": "test", "lora_rank": 4, "lora_alpha": 8.0} | arm
-    return RunConfig(
-        target="test",
-        target_version=1,
-        tier="smoke",
-        procedure="train",
-        arm=Arm(**fields),
-        scale=scale,
-        seed=seed,
-    )
+    return small_run(scale, seed=seed, **arm)
 
 
 def load(run: RunConfig) -> Policy:

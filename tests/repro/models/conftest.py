@@ -8,20 +8,9 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import (
-    LlamaConfig,
-    LlamaForCausalLM,
-    Qwen2Config,
-    Qwen2ForCausalLM,
-    Qwen3Config,
-    Qwen3ForCausalLM,
-)
 
-CLASSES: dict[str, tuple[Any, Any]] = {
-    "qwen2": (Qwen2Config, Qwen2ForCausalLM),
-    "qwen3": (Qwen3Config, Qwen3ForCausalLM),
-    "llama": (LlamaConfig, LlamaForCausalLM),
-}
+from tests.repro.architectures import CLASSES, LLAMA3_ROPE
+
 ARCHITECTURES = tuple(CLASSES)
 
 
@@ -44,14 +33,7 @@ def random_model(architecture: str, **changes: Any) -> Any:
     if architecture == "llama":
         values |= {
             "attention_bias": True,
-            "rope_parameters": {
-                "rope_type": "llama3",
-                "rope_theta": 10000.0,
-                "factor": 4.0,
-                "low_freq_factor": 1.0,
-                "high_freq_factor": 4.0,
-                "original_max_position_embeddings": 32,
-            },
+            "rope_parameters": dict(LLAMA3_ROPE),
         }
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(7)

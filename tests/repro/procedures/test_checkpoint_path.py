@@ -13,18 +13,9 @@ from repro.procedures import checkpoint_stage
 from repro.procedures.checkpoint_path import carry_through, run_stage
 from repro.spec.checkpoint_path import CheckpointScale
 from repro.targets.memory import CHECKPOINT_PATH
+from tests.repro.procedures import conftest as small
 
-SHAPE = {
-    "model_type": "qwen2",
-    "vocab_size": 2048,
-    "hidden_size": 64,
-    "intermediate_size": 128,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 512,
-    "tie_word_embeddings": False,
-}
+SHAPE = small.SHAPE | {"tie_word_embeddings": False}
 SCALE = CheckpointScale(model="0.5b", group=2, prompt_tokens=16, completion_tokens=8)
 
 

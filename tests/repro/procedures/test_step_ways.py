@@ -32,18 +32,9 @@ from repro.spec.checkpoint_path import CheckpointScale
 from repro.spec.config import GRPO
 from repro.spec.step import StepArm, StepPoint, StepScale
 from repro.targets.steps import BF16, BITSANDBYTES, FULL, MXFP4, NF4, NVFP4, RELEASED
+from tests.repro.procedures import conftest as small
 
-SHAPE = {
-    "model_type": "qwen2",
-    "vocab_size": 2048,
-    "hidden_size": 256,
-    "intermediate_size": 512,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 512,
-    "tie_word_embeddings": True,
-}
+SHAPE = small.SHAPE | {"hidden_size": 256, "intermediate_size": 512}
 POINT = StepPoint(
     name="small", model="0.5b", prompts=2, group=4, prompt_tokens=20, completion_tokens=40,
 )  # fmt: skip

@@ -32,18 +32,9 @@ from repro.targets import find
 from repro.targets.rollout import SCHEDULING
 from repro.targets.speed import at_rank
 from repro.targets.table1 import NVFP4_LORA
+from tests.repro.procedures import conftest as small
 
-SHAPE = {
-    "model_type": "qwen2",
-    "vocab_size": 512,
-    "hidden_size": 64,
-    "intermediate_size": 128,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 8192,
-    "tie_word_embeddings": True,
-}
+SHAPE = small.SHAPE | {"vocab_size": 512, "max_position_embeddings": 8192}
 LONG = ThroughputPoint(
     name="long", shape="a", prompt_tokens=8, new_tokens=24, batches=(1, 2), repeats=1
 )

@@ -33,6 +33,7 @@ from repro.spec.config import (
     TrainScale,
     derive_seed,
 )
+from tests.repro.small_runs import small_run
 
 VOCABULARY, LONGEST, END = 5, 3, 0
 PROMPT = (3, 1)
@@ -128,7 +129,6 @@ def make_run() -> Callable[..., RunConfig]:
     """Return a function from changes (of arm, scale or seed, by field name) to a small run."""
 
     def make(**changes: Any) -> RunConfig:
-        arm = Arm(name="test", label="test", lora_rank=4, lora_alpha=8.0)
         scale = TrainScale(
             checkpoint="unused",
             data=DataConfig(),
@@ -145,17 +145,10 @@ def make_run() -> Callable[..., RunConfig]:
             checkpoint_every=100,
         )
         fields = {f.name for f in dataclasses.fields(Arm)}
-        arm = dataclasses.replace(arm, **{k: v for k, v in changes.items() if k in fields})
+        arm = {k: v for k, v in changes.items() if k in fields}
         rest = {k: v for k, v in changes.items() if k not in fields and k != "seed"}
-        return RunConfig(
-            target="test",
-            target_version=1,
-            tier="smoke",
-            procedure="train",
-            arm=arm,
-            scale=dataclasses.replace(scale, **rest),
-            seed=changes.get("seed", 0),
-        )
+        scale = dataclasses.replace(scale, **rest)
+        return small_run(scale, seed=changes.get("seed", 0), **arm)
 
     return make
 

@@ -8,34 +8,14 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import (
-    LlamaConfig,
-    LlamaForCausalLM,
-    Qwen2Config,
-    Qwen2ForCausalLM,
-    Qwen3Config,
-    Qwen3ForCausalLM,
-)
 
 from repro.models.policy import Policy, load_policy
+from tests.repro.architectures import CLASSES, LLAMA3_ROPE
 
-CLASSES: dict[str, tuple[Any, Any, dict[str, Any]]] = {
-    "qwen2": (Qwen2Config, Qwen2ForCausalLM, {}),
-    "qwen3": (Qwen3Config, Qwen3ForCausalLM, {"head_dim": 48, "tie_word_embeddings": True}),
-    "llama": (
-        LlamaConfig,
-        LlamaForCausalLM,
-        {
-            "rope_parameters": {
-                "rope_type": "llama3",
-                "rope_theta": 10000.0,
-                "factor": 4.0,
-                "low_freq_factor": 1.0,
-                "high_freq_factor": 4.0,
-                "original_max_position_embeddings": 32,
-            }
-        },
-    ),
+CHANGES: dict[str, dict[str, Any]] = {
+    "qwen2": {},
+    "qwen3": {"head_dim": 48, "tie_word_embeddings": True},
+    "llama": {"rope_parameters": dict(LLAMA3_ROPE)},
 }
 VOCABULARY = 101
 
@@ -47,7 +27,7 @@ def random_folder(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], P
 
     def write(architecture: str) -> Path:
         if architecture not in made:
-            config_class, model_class, changes = CLASSES[architecture]
+            config_class, model_class = CLASSES[architecture]
             config = config_class(
                 vocab_size=VOCABULARY,
                 hidden_size=128,
@@ -60,7 +40,7 @@ def random_folder(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], P
                 eos_token_id=100,
                 pad_token_id=0,
                 bos_token_id=None,
-                **changes,
+                **CHANGES[architecture],
             )
             with torch.random.fork_rng(devices=[]):
                 torch.manual_seed(5)
