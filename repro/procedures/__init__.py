@@ -158,13 +158,14 @@ def _carry_out_ensemble(
     threads: int,
 ) -> list[Path]:
     """Carry out those of the runs that have no record, each recorded as soon as it is done."""
-    from repro.procedures.together import Failed, train_together
+    from repro.ensemble.hooks import FailedRun
+    from repro.procedures.together import train_together
 
     started, environment = datetime.now(UTC), capture_environment()
     paths = []
 
-    def done(run: RunConfig, found: Measured | Failed) -> None:
-        if isinstance(found, Failed):
+    def done(run: RunConfig, found: Measured | FailedRun) -> None:
+        if isinstance(found, FailedRun):
             reason = f"{found.reason} (after {found.step} steps)"
             paths.append(failed_record(run, reason, environment, started).write(records))
         else:

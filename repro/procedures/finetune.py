@@ -7,31 +7,16 @@ test split's worked solutions, before training and after it, without added noise
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-import torch
-
 from repro.data.load import load_problems
-from repro.data.problem import digest_of_problems
 from repro.evidence.record import Estimate
 from repro.procedures import Measured, Progress, Stopped
-from repro.procedures.memory_use import reset_peak
-from repro.procedures.train import (
-    EDGE_STEPS,
-    Bench,
-    bench_effects,
-    bench_inputs,
-    copies,
-    distance,
-    final_metrics,
-    gain,
-    keep_adapter,
-    prepare,
-)
-from repro.reward.grader import GraderPool
+from repro.procedures.train import EDGE_STEPS, Bench, loaded, measure_end, measure_start
 from repro.rl.lessons import Lesson, lessons_of, mean_loss
 from repro.rl.loop import TrainResult
 from repro.rl.supervised import fine_tune, require_supervised
@@ -48,36 +33,22 @@ def fine_tune_and_evaluate(
 ) -> Measured:
     """Fine-tune `run`'s arm and measure it; see `repro.procedures.Procedure`."""
     require_supervised(run)
-    torch.set_num_threads(threads)
-    reset_peak()
-    with GraderPool(workers=1) as pool:
-        progress("loading", {})
-        bench = prepare(run, pool)
+    with loaded(run, progress, threads) as bench:
         problems = load_problems(run.scale.data, "train")
         lessons = lessons_of(problems, bench.policy, run)
         unseen = lessons_of(bench.test, bench.policy, run)
-        untouched = copies(bench.policy)
-        progress("evaluating the start", {})
-        start = bench.greedy(bench.test)
+        start = measure_start(bench, progress)
         loss_start = _solution_loss(bench, unseen, "before training")
         result = _tune(bench, lessons, folder / "checkpoint", progress, should_stop)
         if not result.finished:
             raise Stopped
-        progress("evaluating", {})
         bench.sampler.refresh()
-        metrics = final_metrics(bench)
-        metrics |= gain(start.estimates()["accuracy"], metrics["accuracy_greedy"])
-        metrics |= tuning_metrics(result)
-        metrics["solution_loss_start"] = loss_start
-        metrics["solution_loss"] = _solution_loss(bench, unseen, "after training")
-        effects = bench_effects(bench) | result.effects
-        effects["trained_change_l2"] = distance(bench.policy, untouched)
-        effects["optimizer_steps"] = result.step
-        if run.arm.training == "lora":
-            keep_adapter(bench.policy, folder / "adapter")
-    inputs = bench_inputs(run, bench) | {"train_problems": digest_of_problems(problems)}
-    series = {name: list(values) for name, values in result.series.items()}
-    return Measured(metrics=metrics, series=series, effects=effects, inputs=inputs)
+        found = measure_end(bench, start, result, problems, folder, progress)
+        own = tuning_metrics(result) | {
+            "solution_loss_start": loss_start,
+            "solution_loss": _solution_loss(bench, unseen, "after training"),
+        }
+        return dataclasses.replace(found, metrics=found.metrics | own)
 
 
 def _tune(

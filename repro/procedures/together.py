@@ -2,7 +2,7 @@
 
 `train_together` sorts runs into ensembles (`repro.ensemble.grouping`), loads each run's policy as
 `repro.procedures.train` does, and asks the same questions by the same evaluator. A run that fails
-comes back as `Failed`; the others of its ensemble go on.
+comes back as `FailedRun`; the others of its ensemble go on.
 
 What is shared is said in each record: `effects["together"]` holds how many runs there were and the
 seconds that the ensemble took before, during and after training; those in `seconds` are the run's
@@ -15,7 +15,6 @@ import gc
 import shutil
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -56,24 +55,8 @@ from repro.spec.config import RunConfig, TrainScale, digest_of
 # Without a CUDA device, runs are few and small, for tests: no estimate divides them.
 _HOST_BYTES = 64 * 2**30
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Failed:
-    """One run that ended before its last step; the others of its ensemble went on.
-
-    Attributes
-    ----------
-    step
-        Optimiser steps done before the failure.
-    reason
-        Kind and message of what ended it.
-    """
-
-    step: int
-    reason: str
-
-
-Done = Callable[[RunConfig, Measured | Failed], None]
+Outcome = Measured | FailedRun
+Done = Callable[[RunConfig, Outcome], None]
 
 
 def train_together(
@@ -85,7 +68,7 @@ def train_together(
     should_stop: Callable[[], bool],
     threads: int,
     done: Done | None = None,
-) -> list[Measured | Failed]:
+) -> list[Outcome]:
     """Carry out runs of `train`, `finetune` and `evaluate`, as many at once as memory allows.
 
     Parameters
@@ -116,7 +99,7 @@ def train_together(
     if target.type == "cuda":
         torch.cuda.set_device(target.index or 0)  # graphs are captured on the current device
     memory = memory_of(device)
-    found: dict[str, Measured | Failed] = {}
+    found: dict[str, Outcome] = {}
     with GraderPool(workers=threads) as pool:
         for group in group_runs(runs, memory):
             outcomes = _carry_out(group, device, memory, pool, progress, folder, should_stop)
@@ -140,14 +123,14 @@ def _carry_out(
     progress: Progress,
     folder: Path,
     should_stop: Callable[[], bool],
-) -> list[Measured | Failed]:
+) -> list[Outcome]:
     """Return what each run of one ensemble came to; runs that cannot be loaded have failed."""
     reset_peak()
     began = time.perf_counter()
     progress("loading", {"runs": float(len(group))})
     loaded = _policies(group, device)
     ready = [number for number, policy in enumerate(loaded) if isinstance(policy, Policy)]
-    outcomes: list[Measured | Failed] = [found for found in loaded if isinstance(found, Failed)]
+    outcomes: list[Outcome] = [found for found in loaded if isinstance(found, FailedRun)]
     if ready:
         policies = [policy for policy in loaded if isinstance(policy, Policy)]
         stack = stack_policies(policies, end_token_ids=end_token_ids(policies[0]), device=device)
@@ -185,7 +168,7 @@ class _Ensemble:
     ) -> None:
         self.runs, self.pool, self.stack = runs, pool, stack
         self.scale: TrainScale = runs[0].scale
-        self.failures: list[Failed | None] = [None] * len(runs)
+        self.failures: list[FailedRun | None] = [None] * len(runs)
         self._say = progress
         self.test = load_problems(self.scale.data, "test")
         self.further = further_sets(self.scale)
@@ -206,7 +189,7 @@ class _Ensemble:
     def alive(self) -> list[bool]:
         return [failure is None for failure in self.failures]
 
-    def carry_out(self, folder: Path, should_stop: Callable[[], bool]) -> list[Measured | Failed]:
+    def carry_out(self, folder: Path, should_stop: Callable[[], bool]) -> list[Outcome]:
         """Train where there is something to train, and measure."""
         if self.stack.masters is None:
             if should_stop():
@@ -267,7 +250,7 @@ class _Ensemble:
         kept: list[TrainResult | None] = []
         for number, result in enumerate(results):
             if isinstance(result, FailedRun):
-                self.failures[number] = Failed(step=result.step, reason=result.reason)
+                self.failures[number] = result
                 kept.append(None)
                 continue
             if not result.finished:
@@ -280,13 +263,13 @@ class _Ensemble:
         start: Sequence[Answers | None] | None,
         results: Sequence[TrainResult | None] | None,
         inputs: dict[str, str],
-    ) -> list[Measured | Failed]:
+    ) -> list[Outcome]:
         """Ask the final policies, and put together what each run came to."""
         self._tell("evaluating")
         began = time.perf_counter()
         answers = self._final_answers() if any(self.alive) else {}
         self.seconds["final"] = time.perf_counter() - began
-        outcomes: list[Measured | Failed] = []
+        outcomes: list[Outcome] = []
         for number, run in enumerate(self.runs):
             failure = self.failures[number]
             if failure is None:
@@ -296,7 +279,7 @@ class _Ensemble:
                     outcomes.append(self._one(number, run, begun, result, answers, inputs))
                     continue
                 except RUN_FAILURES as error:
-                    failure = Failed(
+                    failure = FailedRun(
                         step=run.scale.steps, reason=f"{type(error).__name__}: {error}"
                     )
             outcomes.append(failure)
@@ -380,9 +363,9 @@ class _Ensemble:
         self._say(text, {"runs": float(len(self.runs))} | (values or {}))
 
 
-def _policies(runs: Sequence[RunConfig], device: str) -> list[Policy | Failed]:
+def _policies(runs: Sequence[RunConfig], device: str) -> list[Policy | FailedRun]:
     """Return the runs' policies, or why there is none; runs that start alike share one."""
-    loaded: dict[str, Policy | Failed] = {}
+    loaded: dict[str, Policy | FailedRun] = {}
     found = []
     for run in runs:
         arm = run.arm
@@ -395,6 +378,6 @@ def _policies(runs: Sequence[RunConfig], device: str) -> list[Policy | Failed]:
             try:
                 loaded[key] = load_arm(run, device)
             except RUN_FAILURES as error:
-                loaded[key] = Failed(step=0, reason=f"{type(error).__name__}: {error}")
+                loaded[key] = FailedRun(step=0, reason=f"{type(error).__name__}: {error}")
         found.append(loaded[key])
     return found

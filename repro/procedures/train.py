@@ -11,8 +11,10 @@ to the same numbers.
 
 from __future__ import annotations
 
+import dataclasses
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
@@ -104,30 +106,14 @@ def train_and_evaluate(
     threads: int,
 ) -> Measured:
     """Train `run`'s arm and measure it; see `repro.procedures.Procedure`."""
-    torch.set_num_threads(threads)
-    reset_peak()
-    with GraderPool(workers=1) as pool:
-        progress("loading", {})
-        bench = prepare(run, pool)
+    with loaded(run, progress, threads) as bench:
         problems = load_problems(run.scale.data, "train")
-        untouched = copies(bench.policy)
-        progress("evaluating the start", {})
-        start = bench.greedy(bench.test)
+        start = measure_start(bench, progress)
         result = _train(bench, problems, folder / "checkpoint", progress, should_stop)
         if not result.finished:
             raise Stopped
-        progress("evaluating", {})
-        metrics = final_metrics(bench)
-        metrics |= gain(start.estimates()["accuracy"], metrics["accuracy_greedy"])
-        metrics |= training_metrics(result)
-        effects = bench_effects(bench) | result.effects
-        effects["trained_change_l2"] = distance(bench.policy, untouched)
-        effects["optimizer_steps"] = result.step
-        if run.arm.training == "lora":
-            keep_adapter(bench.policy, folder / "adapter")
-    inputs = bench_inputs(run, bench) | {"train_problems": digest_of_problems(problems)}
-    series = {name: list(values) for name, values in result.series.items()}
-    return Measured(metrics=metrics, series=series, effects=effects, inputs=inputs)
+        found = measure_end(bench, start, result, problems, folder, progress)
+        return dataclasses.replace(found, metrics=found.metrics | training_metrics(result))
 
 
 def evaluate_untrained(
@@ -140,17 +126,13 @@ def evaluate_untrained(
 ) -> Measured:
     """Measure an untrained arm; see `repro.procedures.Procedure`."""
     del folder
-    torch.set_num_threads(threads)
-    reset_peak()
-    with GraderPool(workers=1) as pool:
-        progress("loading", {})
-        bench = prepare(run, pool)
+    with loaded(run, progress, threads) as bench:
         if should_stop():
             raise Stopped
         progress("evaluating", {})
-        metrics = final_metrics(bench)
-        effects = bench_effects(bench)
-    return Measured(metrics=metrics, effects=effects, inputs=bench_inputs(run, bench))
+        return Measured(
+            metrics=final_metrics(bench), effects=_effects(bench), inputs=_inputs(bench)
+        )
 
 
 def load_arm(run: RunConfig, device: str) -> Policy:
@@ -182,8 +164,17 @@ def further_sets(scale: TrainScale) -> dict[str, list[Problem]]:
     }
 
 
-def prepare(run: RunConfig, pool: GraderPool) -> Bench:
-    """Load a run's policy and all that asking it needs."""
+@contextmanager
+def loaded(run: RunConfig, progress: Progress, threads: int) -> Iterator[Bench]:
+    """Load a run's policy and all that asking it needs; the graders end with the context."""
+    torch.set_num_threads(threads)
+    reset_peak()
+    with GraderPool(workers=1) as pool:
+        progress("loading", {})
+        yield _bench(run, pool)
+
+
+def _bench(run: RunConfig, pool: GraderPool) -> Bench:
     scale: TrainScale = run.scale
     policy = load_arm(run, "cpu" if run.tier == "smoke" else "cuda")
     wants_development = scale.evaluation.every > 0
@@ -207,6 +198,47 @@ def _sampler(policy: Policy, scale: TrainScale) -> Sampler:
         rows=rows,
         max_new_tokens=longest,
         max_positions=scale.max_prompt_tokens + OPENING_TOKENS + longest,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Start:
+    """What an arm is before training: its greedy accuracy, and what will be trained, by name."""
+
+    accuracy: Estimate
+    parameters: dict[str, Tensor]
+
+
+def measure_start(bench: Bench, progress: Progress) -> Start:
+    """Ask an arm greedily before training, and keep a copy of what will be trained."""
+    parameters = trainable_parameters(bench.policy)
+    copies = {name: parameter.detach().clone() for name, parameter in parameters.items()}
+    progress("evaluating the start", {})
+    return Start(accuracy=bench.greedy(bench.test).estimates()["accuracy"], parameters=copies)
+
+
+def measure_end(
+    bench: Bench,
+    start: Start,
+    result: TrainResult,
+    problems: Sequence[Problem],
+    folder: Path,
+    progress: Progress,
+) -> Measured:
+    """Measure an arm trained on `problems`, however it was; keep its adapter in `folder`."""
+    progress("evaluating", {})
+    metrics = final_metrics(bench)
+    metrics |= gain(start.accuracy, metrics["accuracy_greedy"])
+    effects = _effects(bench) | result.effects
+    effects["trained_change_l2"] = _distance(bench.policy, start.parameters)
+    effects["optimizer_steps"] = result.step
+    if bench.run.arm.training == "lora":
+        _keep_adapter(bench.policy, folder / "adapter")
+    return Measured(
+        metrics=metrics,
+        series={name: list(values) for name, values in result.series.items()},
+        effects=effects,
+        inputs=_inputs(bench) | {"train_problems": digest_of_problems(problems)},
     )
 
 
@@ -301,7 +333,7 @@ def training_metrics(result: TrainResult) -> dict[str, Estimate]:
     }
 
 
-def bench_effects(bench: Bench) -> dict[str, Any]:
+def _effects(bench: Bench) -> dict[str, Any]:
     """Return the receipts of the policy, its sampler and the graders."""
     found = dict(bench.policy.effects)
     if bench.policy.device.type != "cpu":
@@ -339,26 +371,19 @@ def inputs_of(
     }
 
 
-def bench_inputs(run: RunConfig, bench: Bench) -> dict[str, str]:
+def _inputs(bench: Bench) -> dict[str, str]:
     """Return the digests of what went into a run; see `inputs_of`."""
-    return inputs_of(run, bench.policy.effects, bench.test, bench.further)
+    return inputs_of(bench.run, bench.policy.effects, bench.test, bench.further)
 
 
-def copies(policy: Policy) -> dict[str, Tensor]:
-    """Return copies of what is trained, by name."""
-    return {
-        name: parameter.detach().clone() for name, parameter in trainable_parameters(policy).items()
-    }
-
-
-def distance(policy: Policy, start: dict[str, Tensor]) -> float:
-    """Return the L2 norm of what is trained less its `copies` from the start."""
+def _distance(policy: Policy, start: dict[str, Tensor]) -> float:
+    """Return the L2 norm of what is trained less its copies from the start."""
     now = trainable_parameters(policy)
     squares = [(now[name].detach() - start[name]).double().square().sum() for name in start]
     return float(torch.stack(squares).sum().sqrt())
 
 
-def keep_adapter(policy: Policy, folder: Path) -> None:
+def _keep_adapter(policy: Policy, folder: Path) -> None:
     """Write the policy's adapter to `folder`, in place of what is there."""
     shutil.rmtree(folder, ignore_errors=True)
     save_adapter(policy, folder)

@@ -14,7 +14,6 @@ from repro.evidence.receipts import refusals
 from repro.evidence.record import Record, record_of
 from repro.procedures import Stopped, is_ensemble, procedure_named
 from repro.spec.config import (
-    Arm,
     DataConfig,
     EvaluationConfig,
     LearningRates,
@@ -27,6 +26,7 @@ from repro.spec.config import (
 from repro.spec.target import plan
 from repro.spec.tier import Tier
 from repro.targets.supervised import NOISE_IN_SFT
+from tests.repro.small_runs import small_run
 
 SCALE = TrainScale(
     checkpoint="tiny",
@@ -49,11 +49,7 @@ NOISE = NoiseConfig(sigma_start=0.2, sigma_end=0.1, num_stages=3, reach="shared"
 
 
 def make_run(**arm: Any) -> RunConfig:
-    fields: dict[str, Any] = {"name": "test", "label": "test", "lora_rank": 4, "lora_alpha": 8.0}
-    return RunConfig(
-        target="test", target_version=1, tier="smoke", procedure="finetune",
-        arm=Arm(**(fields | arm)), scale=SCALE, seed=0,
-    )  # fmt: skip
+    return small_run(SCALE, procedure="finetune", **arm)
 
 
 def carry_out(run: RunConfig, folder: Path, stop: Callable[[], bool] = lambda: False) -> Record:

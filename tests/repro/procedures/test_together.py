@@ -11,16 +11,16 @@ from typing import Any
 import pytest
 
 from repro import procedures
+from repro.ensemble.hooks import FailedRun
 from repro.ensemble.stack import stack_policies
 from repro.evidence.receipts import refusals
 from repro.evidence.record import find_record, read_record, record_of
 from repro.procedures import Measured, Stopped
 from repro.procedures import together as module
 from repro.procedures.finetune import fine_tune_and_evaluate
-from repro.procedures.together import Failed, train_together
+from repro.procedures.together import train_together
 from repro.procedures.train import evaluate_untrained, train_and_evaluate
 from repro.spec.config import (
-    Arm,
     DataConfig,
     EvaluationConfig,
     LearningRates,
@@ -32,6 +32,7 @@ from repro.spec.config import (
     TrainScale,
     WeightNoise,
 )
+from tests.repro.small_runs import small_run
 
 DATA = DataConfig(source="generated", train_problems=40, test_problems=12, development_problems=6)
 SCALE = TrainScale(
@@ -62,11 +63,7 @@ NOISE = NoiseConfig(sigma_start=0.1, sigma_end=0.05, num_stages=3)
 
 
 def make_run(seed: int, procedure: str = "train", **arm: Any) -> RunConfig:
-    fields = {"name": "test", "label": "test", "lora_rank": 4, "lora_alpha": 8.0} | arm
-    return RunConfig(
-        target="test", target_version=1, tier="smoke", procedure=procedure,
-        arm=Arm(**fields), scale=SCALE, seed=seed,
-    )  # fmt: skip
+    return small_run(SCALE, seed=seed, procedure=procedure, **arm)
 
 
 RUNS = [
@@ -93,7 +90,7 @@ def silent(text: str, values: dict[str, float]) -> None:
     """Tell nobody."""
 
 
-def carry_out(runs: list[RunConfig], folder: Path, **changes: Any) -> list[Measured | Failed]:
+def carry_out(runs: list[RunConfig], folder: Path, **changes: Any) -> list[Measured | FailedRun]:
     settings: dict[str, Any] = {
         "device": "cpu", "folder": folder, "progress": silent, "should_stop": lambda: False,
         "threads": 1,
@@ -188,7 +185,7 @@ def test_a_failed_run_leaves_the_others_their_results(
     monkeypatch.setattr(module, "stack_policies", poisoned)
     first, second = carry_out([RUNS[0], RUNS[2]], tmp_path)
     assert isinstance(first, Measured)
-    assert isinstance(second, Failed)
+    assert isinstance(second, FailedRun)
     assert "not finite" in second.reason
     require_same(alone(RUNS[0], tmp_path), first)
 
@@ -205,8 +202,8 @@ def test_a_run_that_cannot_be_loaded_fails_alone(
 
     monkeypatch.setattr(module, "load_arm", refuse)
     kept = carry_out([RUNS[0], RUNS[2], RUNS[4]], tmp_path)
-    assert kept[1] == Failed(step=0, reason="ValueError: this arm's noise cannot be matched")
-    assert [type(found) for found in kept] == [Measured, Failed, Measured]
+    assert kept[1] == FailedRun(step=0, reason="ValueError: this arm's noise cannot be matched")
+    assert [type(found) for found in kept] == [Measured, FailedRun, Measured]
 
 
 def test_a_stopped_ensemble_goes_on_to_the_same_numbers(
