@@ -33,7 +33,7 @@ from repro.spec.config import (
     TrainScale,
     derive_seed,
 )
-from tests.repro.small_runs import small_run
+from tests.repro.small_runs import rewards_of, small_run
 
 DATA = DataConfig(source="generated", levels=(1,), train_problems=24, test_problems=8)
 SCALE = TrainScale(
@@ -86,15 +86,7 @@ def positions(run: RunConfig) -> int:
 def score(texts: Sequence[str], golds: Sequence[str], seeds: Sequence[int]) -> Rewards:
     """Reward by the text alone: about half right, whatever it says."""
     accuracy: list[float | None] = [float(derive_seed(text, "right") % 2) for text in texts]
-    formats = [float(derive_seed(text, "format") % 2) for text in texts]
-    return Rewards(
-        accuracy=accuracy,
-        format=formats,
-        total=[(a or 0.0) + 0.2 * f for a, f in zip(accuracy, formats, strict=True)],
-        lenient_accuracy=accuracy,
-        soft_format=formats,
-        statuses=["ok"] * len(texts),
-    )
+    return rewards_of(texts, accuracy)
 
 
 def score_together(asked: Sequence[Asked | None]) -> list[Rewards | None]:

@@ -33,7 +33,7 @@ from repro.spec.config import (
     TrainScale,
     derive_seed,
 )
-from tests.repro.small_runs import small_run
+from tests.repro.small_runs import rewards_of, small_run
 
 VOCABULARY, LONGEST, END = 5, 3, 0
 PROMPT = (3, 1)
@@ -332,15 +332,7 @@ def score_by_text() -> Callable[..., Rewards]:
         accuracy: list[float | None] = [
             float(derive_seed(text, "right") % 3 == 0) for text in texts
         ]
-        formats = [float(derive_seed(text, "format") % 2) for text in texts]
-        return Rewards(
-            accuracy=accuracy,
-            format=formats,
-            total=[(a or 0.0) + 0.2 * f for a, f in zip(accuracy, formats, strict=True)],
-            lenient_accuracy=accuracy,
-            soft_format=formats,
-            statuses=["ok"] * len(texts),
-        )
+        return rewards_of(texts, accuracy)
 
     return score
 
