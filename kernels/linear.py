@@ -120,8 +120,7 @@ def dense_with_columns(
 ) -> tuple[Tensor, Tensor]:
     """Return (x W^T + b, x A^T) from one product: A's rows stand below the dense scratch of W.
 
-    A product of its own for x A^T would read x once more, which at thousands of rows costs several
-    percent of the layer.
+    A product of its own for x A^T would read x once more.
 
     Parameters
     ----------

@@ -51,7 +51,7 @@ class EngineConfig:
     prefill_graph_tokens
         Tokens up to which a prefill's chunk is captured, padded to one of a few sizes
         (`prefill.BUCKETS`); a larger one, whose products outlast the host's work, goes as it is.
-        0, the default until it has been timed on a device, captures none; 1024 is thought best.
+        0, the default until it has been timed on a device, captures none.
     kernels
         Whether a GPU runs this project's kernels; plain torch otherwise.
     products
