@@ -254,11 +254,11 @@ def _at_most(claim: Claim, verdict: Verdict, values: Sequence[float]) -> _Tested
 
 
 def _too_few(claim: Claim, verdict: Verdict, values: Sequence[float]) -> _Tested:
-    mean, sign = sum(values) / len(values), "" if claim.kind == "ratio" else "+"
-    mean = mean if sign else math.exp(mean)
+    ratio, mean = claim.kind == "ratio", sum(values) / len(values)
+    mean = math.exp(mean) if ratio else mean
     sentence = (
         f"{len(values)} paired {claim.paired_by}(s); a verdict needs {_MINIMUM[claim.paired_by]}. "
-        f"Point estimate {mean:{sign}.3g} {verdict.unit}"
+        f"Point estimate {mean:{'' if ratio else '+'}.3g} {verdict.unit}"
     )
     verdict = replace(verdict, status="inconclusive", sentence=sentence, effect=mean)
     return _Tested(verdict=verdict, above=False, below=False)

@@ -161,6 +161,9 @@ def test_readmes_table_comes_from_blessed_records(table1_records: Writer, tmp_pa
 
 def test_a_cell_keeps_its_bars() -> None:
     assert in_cell("mean exp |a - b|\nover rows") == "mean exp \\|a - b\\| over rows"
+
+
+def test_pages_without_records_say_so() -> None:
     assert results_rows([], Path()) == claims_rows([]) == ["No records are blessed yet."]
 
 
