@@ -96,7 +96,8 @@ PICTURES = (
             title="Time of a GRPO step, other formats and products"),
     Picture(name="full_steps", targets=("table3_full",), draw=_steps,
             title="Time of a GRPO step of full fine-tuning"),
-    Picture(name="memory", targets=("memory", "memory_formats", "memory_budgets"), draw=_memory,
+    Picture(name="memory", draw=_memory,
+            targets=("memory", "memory_dense", "memory_formats", "memory_budgets"),
             title="Device memory of a GRPO step, planned and measured"),
 )  # fmt: skip
 

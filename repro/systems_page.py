@@ -57,7 +57,7 @@ BLOCKS = {
     "steps_full": Block(asks="GRPO step, full fine-tuning", targets=("table3_full",),
                         written=step_table, picture="full_steps"),
     "memory": Block(asks="memory of a GRPO step", written=bar_table, picture="memory",
-                    targets=("memory", "memory_formats", "memory_budgets")),
+                    targets=("memory", "memory_dense", "memory_formats", "memory_budgets")),
 }  # fmt: skip
 _AGAINST = {
     "bf16_lora": "QeRL over 16-bit LoRA",

@@ -51,7 +51,7 @@ _PREFILL_TOKENS = 16384
 # More tokens in a micro-batch make no product faster.
 MOST_MICRO_TOKENS = 16384
 # Driver, libraries' own memory and loaded kernels, as the driver reports it (one NVIDIA H200).
-_CONTEXT_BYTES = 854 << 20
+CONTEXT_BYTES = 854 << 20
 # Workspaces of cuBLAS and of this project's kernels.
 _WORKSPACE_BYTES = 64 << 20
 # A captured step: nodes and their arguments, by block and width; and its share of activations.
@@ -192,7 +192,7 @@ def plan_memory(step: StepShape) -> MemoryPlan:
         "optimiser": int(adapter * _MOMENT_BYTES[step.optimizer]),
     }
     kept = 1 if step.keep_cache else 0
-    rest = {"workspace": _WORKSPACE_BYTES, "context": _CONTEXT_BYTES}
+    rest = {"workspace": _WORKSPACE_BYTES, "context": CONTEXT_BYTES}
     rollout = {
         **resident,
         "gradients": 0,

@@ -2,7 +2,8 @@
 
 A point that runs out of memory goes on with smaller micro-batches (`repro.rl.packed_step`), and
 where that does not help, with half as many sequences sampled at once, until one at a time fails
-too. Rows that wait for a slot cost time, not correctness: their tokens and gradients are the same.
+too, or where the plan says that even one is far too much. Rows that wait for a slot cost time, not
+correctness: their tokens and gradients are the same.
 What was given up stands in the facts of the point.
 """
 
@@ -19,7 +20,13 @@ import torch
 
 from repro.models.decoder import is_projection
 from repro.models.lora import adapter_layers, base_linear
-from repro.models.memory_plan import StepShape, fit_micro_tokens, plan_memory, weight_bytes
+from repro.models.memory_plan import (
+    CONTEXT_BYTES,
+    StepShape,
+    fit_micro_tokens,
+    plan_memory,
+    weight_bytes,
+)
 from repro.models.other_products import take_products
 from repro.models.policy import Policy, trainable_parameters
 from repro.models.quantized_linear import QuantizedLinear
@@ -36,6 +43,9 @@ from repro.spec.shapes import shape_named
 from repro.spec.step import StepArm, StepPoint, StepScale
 
 Stop = Callable[[], bool]
+
+# The plan is within a twentieth of what a step takes: beyond this share of the budget nothing fits.
+_HOPELESS = 1.1
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -144,11 +154,15 @@ def _note_failure(bench: Bench, arm: StepArm, point: StepPoint, error: Exception
 
 @contextmanager
 def _budget(point: StepPoint) -> Iterator[int]:
-    """Cap the allocator at the point's budget, the driver's context included; yield the bytes."""
+    """Cap the allocator at the point's budget, the driver's context included; yield the bytes.
+
+    A context grows as kernels are loaded, so a young process leaves room for a full-grown one.
+    """
     total = torch.cuda.get_device_properties(0).total_memory
     let_go()
     budget = point.budget_bytes or total
-    torch.cuda.set_per_process_memory_fraction(min(1.0, (budget - context_bytes()) / total))
+    context = max(context_bytes(), CONTEXT_BYTES)
+    torch.cuda.set_per_process_memory_fraction(min(1.0, (budget - context) / total))
     try:
         yield budget
     finally:
@@ -196,12 +210,23 @@ def _measure(bench: Bench, arm: StepArm, point: StepPoint, policy: Policy, budge
             bench.ledger.begin_again(arm, point)
         # Outside the handler: its exception holds the frames, and so the tensors, that failed.
         let_go()
-        if planned.slots == 1:
-            tried = [*given_up, planned.slots]
-            bench.ledger.out_of_memory(arm, point, f"does not fit with {tried} rows at once")
+        least = _least_bytes(arm, planned)
+        if planned.slots == 1 or least > _HOPELESS * budget:
+            said = f"does not fit with {[*given_up, planned.slots]} rows at once"
+            if planned.slots > 1:
+                said += f"; with one it needs {least / 1e9:.1f} GB by the plan"
+            bench.ledger.out_of_memory(arm, point, said)
             return True
         given_up.append(planned.slots)
         planned = dataclasses.replace(planned, slots=planned.slots // 2)
+
+
+def _least_bytes(arm: StepArm, planned: StepShape) -> int:
+    """Return the planned peak with one row at once, by single rows; 0 where there is no plan."""
+    if arm.training == "full" or arm.linears != "kernels":
+        return 0
+    least = dataclasses.replace(planned, slots=1, micro_tokens=planned.row_tokens)
+    return plan_memory(least).peak
 
 
 def measure_repeats(

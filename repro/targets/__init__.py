@@ -21,7 +21,13 @@ from repro.targets.curves import (
 from repro.targets.described import FIGURE1, FIGURE2, FIGURE3, FIGURE6, TABLE4
 from repro.targets.entropy_start import ENTROPY_START
 from repro.targets.kernels import KERNELS
-from repro.targets.memory import CHECKPOINT_PATH, MEMORY, MEMORY_BUDGETS, MEMORY_FORMATS
+from repro.targets.memory import (
+    CHECKPOINT_PATH,
+    MEMORY,
+    MEMORY_BUDGETS,
+    MEMORY_DENSE,
+    MEMORY_FORMATS,
+)
 from repro.targets.pretraining import PRETRAIN_PROXY, PRETRAIN_TINY
 from repro.targets.rates import LEARNING_RATES
 from repro.targets.rollout import RANKED, ROLLOUT, SCHEDULING
@@ -65,6 +71,7 @@ TARGETS: tuple[Target, ...] = (
     PRETRAIN_TINY,
     PRETRAIN_PROXY,
     MEMORY,
+    MEMORY_DENSE,
     MEMORY_FORMATS,
     MEMORY_BUDGETS,
     CHECKPOINT_PATH,

@@ -102,7 +102,7 @@ def test_a_block_links_what_was_drawn_and_names_what_is_not_blessed(tmp_path: Pa
     page = tmp_path / "systems.md"
     (tmp_path / "paper").mkdir()
     write = systems_writers(list, tmp_path, page)["systems_memory"]
-    names = "`memory`, `memory_formats`, `memory_budgets`"
+    names = "`memory`, `memory_dense`, `memory_formats`, `memory_budgets`"
     assert write() == [f"No records are blessed yet of {names}."]
     (tmp_path / "figures").mkdir()
     (tmp_path / "figures" / "systems_memory.svg").write_text("<svg/>")

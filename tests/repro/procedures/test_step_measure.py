@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import types
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 import torch
 
+from repro.models.memory_plan import plan_memory
 from repro.models.policy import Policy
 from repro.procedures import step_ledger, step_measure, step_metrics, step_phases, step_time
 from repro.procedures.step_ledger import StepLedger
@@ -19,7 +21,7 @@ from repro.procedures.step_phases import PHASES
 from repro.reward.grader import GraderPool
 from repro.rollout.engine import Engine
 from repro.spec.step import StepArm, StepPoint, StepScale
-from repro.targets.steps import BF16, NF4, NVFP4
+from repro.targets.steps import BF16, NF4, NVFP4, RELEASED
 
 POINT = StepPoint(
     name="small", model="0.5b", prompts=2, group=2, prompt_tokens=20, completion_tokens=24,
@@ -210,3 +212,37 @@ def test_a_point_for_which_one_slot_is_too_much_says_so(
     assert found.effects["out_of_memory"] == [
         "small nvfp4: does not fit with [4, 2, 1] rows at once"
     ]
+
+
+@pytest.mark.usefixtures("host_clock")
+def test_fewer_slots_are_not_tried_where_the_plan_leaves_no_hope(
+    policy: Policy, bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ScarceEngine, "most", 0)
+    monkeypatch.setattr(step_measure, "Engine", ScarceEngine)
+    planned = step_measure.step_shape(POINT, "nvfp4", 32, bench.scale, 10**10)
+    least = plan_memory(dataclasses.replace(planned, slots=1, micro_tokens=44)).peak
+    for way, budget in ((NVFP4, least), (RELEASED, least // 2), (NVFP4, least // 2)):
+        bench.ledger.begin_again(way, POINT)
+        assert step_measure._measure(bench, way, POINT, policy, budget)
+        said = bench.ledger.entry(way, POINT)["out_of_memory"]
+        if way is NVFP4 and budget < least:
+            needs = f"with one it needs {least / 1e9:.1f} GB by the plan"
+            assert said == f"does not fit with [4] rows at once; {needs}"
+        else:
+            assert said == "does not fit with [4, 2, 1] rows at once"
+
+
+@pytest.mark.parametrize(("in_use", "left"), [(100 << 20, 854 << 20), (900 << 20, 900 << 20)])
+def test_a_budget_leaves_room_for_a_full_grown_context(
+    in_use: int, left: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    card = types.SimpleNamespace(total_memory=100 << 30)
+    shares: list[float] = []
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: card)
+    monkeypatch.setattr(torch.cuda, "set_per_process_memory_fraction", shares.append)
+    monkeypatch.setattr(step_measure, "context_bytes", lambda: in_use)
+    monkeypatch.setattr(step_measure, "let_go", lambda: None)
+    with step_measure._budget(dataclasses.replace(POINT, budget_bytes=10 << 30)) as budget:
+        assert budget == 10 << 30
+    assert shares == [pytest.approx(((10 << 30) - left) / (100 << 30)), 1.0]
