@@ -2,9 +2,10 @@
 
 Each worker is a fresh process (`spawn`) with its own torch, a fixed number of threads and a pipe to
 the parent. It takes one run after another, sends its progress back, and writes nothing but the
-run's own folder. A worker that dies (out of memory, a crash in native code) costs its run only:
-the parent reports how it died and starts another. An interrupt is the parent's affair: workers
-ignore Ctrl-C, are told to stop at the next step, and get `grace` seconds to write a checkpoint.
+run's own folder. A worker that dies (out of memory, a crash in native code), or whose device no
+longer answers, costs its run only: the parent reports how it ended and starts another. An interrupt
+is the parent's affair: workers ignore Ctrl-C, are told to stop at the next step, and get `grace`
+seconds to write a checkpoint.
 
 The pipe carries `Task`s down and `Event`s up; both are plain picklable values between processes of
 this program, never files.
@@ -16,6 +17,7 @@ import dataclasses
 import multiprocessing
 import os
 import signal
+import sys
 import threading
 import time
 import traceback
@@ -59,13 +61,15 @@ class Event:
 
     `returned` is a task whose worker died and which went back into the queue. `values` holds
     progress numbers (`step`, `steps`, `reward`, ...); `text` the phase, or the
-    reason of a failure.
+    reason of a failure. `last` says that the worker ends with this failure: its device no longer
+    answers, and a process cannot have it anew.
     """
 
     task: Task
     kind: EventKind
     text: str = ""
     values: dict[str, float] = field(default_factory=dict)
+    last: bool = False
 
 
 @dataclass(slots=True)
@@ -191,10 +195,18 @@ class WorkerPool:
             _send(worker, worker.task)
             return
         _send(worker, None)
+        self._retire(worker)
+
+    def _retire(self, worker: _Worker) -> None:
+        """Let a worker end that has nothing left to do."""
         worker.process.join(timeout=10)
         worker.process.kill()
         worker.pipe.close()
         self._workers.remove(worker)
+
+    def _replace(self, worker: _Worker, waiting: deque[Task]) -> None:
+        if waiting and not self._stopping:
+            self._workers.append(self._start(worker.device))
 
     def _receive(self, worker: _Worker, waiting: deque[Task]) -> Iterator[Event]:
         try:
@@ -204,6 +216,9 @@ class WorkerPool:
             return
         if event.kind in ("finished", "stopped", "failed"):
             worker.task = None
+        if event.last:
+            self._retire(worker)
+            self._replace(worker, waiting)
         yield event
 
     def _bury(self, worker: _Worker, waiting: deque[Task]) -> Iterator[Event]:
@@ -216,8 +231,7 @@ class WorkerPool:
             how = signal.Signals(-(code or 0)).name if killed else f"exit code {code}"
             text = f"the worker process ended by {how} while it carried out this run"
             yield self._dead(worker.task, text, waiting)
-        if waiting and not self._stopping:
-            self._workers.append(self._start(worker.device))
+        self._replace(worker, waiting)
 
     def _dead(self, task: Task, text: str, waiting: deque[Task]) -> Event:
         """Return what became of a task whose worker died; it may go back into the queue."""
@@ -251,7 +265,8 @@ def _work(
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     inbox = _Inbox(pipe)
     while (task := inbox.next_task()) is not None:
-        _carry_out(task, pipe, threads, inbox.stop, carry_out)
+        if _carry_out(task, pipe, threads, inbox.stop, carry_out):
+            return
 
 
 class _Inbox:
@@ -292,7 +307,8 @@ def _carry_out(
     threads: int,
     stop: threading.Event,
     carry_out: CarryOut | None,
-) -> None:
+) -> bool:
+    """Carry out a task and say how it ended; return whether the worker must end, too."""
     last = 0.0
 
     def progress(text: str, values: dict[str, float]) -> None:
@@ -304,7 +320,24 @@ def _carry_out(
 
     pipe.send(Event(task=task, kind="started"))
     kind, text = _outcome(task, threads, progress, stop, carry_out)
-    pipe.send(Event(task=task, kind=kind, text=text))
+    lost = kind == "failed" and _device_lost()
+    pipe.send(Event(task=task, kind=kind, text=text, last=lost))
+    return lost
+
+
+def _device_lost() -> bool:
+    """Return whether the CUDA device of this process answers with an error, if it uses one.
+
+    After a fatal error it does so for as long as the process lives.
+    """
+    torch = sys.modules.get("torch")
+    if torch is None or not torch.cuda.is_initialized():
+        return False
+    try:
+        torch.cuda.synchronize()
+    except RuntimeError:
+        return True
+    return False
 
 
 def _outcome(

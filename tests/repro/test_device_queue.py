@@ -23,9 +23,13 @@ from repro.targets import find
 # Carries out runs by writing records at once; dies or fails where files in the folder say so.
 FAKE = """
 import json, os
+import torch
 from datetime import UTC, datetime
 from pathlib import Path
 from repro.evidence.record import failed_record, find_record, record_of
+
+def lost():
+    raise RuntimeError("an illegal memory access was encountered")
 
 def carry_out(runs, folder, records, progress, should_stop, threads):
     now = datetime.now(UTC)
@@ -33,6 +37,8 @@ def carry_out(runs, folder, records, progress, should_stop, threads):
     with started.open("a") as file:
         file.write(json.dumps([os.environ["CUDA_VISIBLE_DEVICES"], [r.digest() for r in runs]]))
         file.write("\\n")
+    with (records / "workers").open("a") as file:
+        file.write(f"{os.getpid()}\\n")
     for run in runs:
         if find_record(run, records) is not None:
             continue
@@ -41,6 +47,10 @@ def carry_out(runs, folder, records, progress, should_stop, threads):
         if deaths.exists() and int(deaths.read_text()):
             deaths.write_text(str(int(deaths.read_text()) - 1))
             os._exit(9)
+        if (records / f"lose-{name}").exists():
+            torch.cuda.is_initialized = lambda: True
+            torch.cuda.synchronize = lost
+            raise RuntimeError("an illegal memory access was encountered")
         if (records / f"fail-{name}").exists():
             failed_record(run, "the gradient norm is nan", {}, now).write(records)
             continue
@@ -129,6 +139,25 @@ def test_runs_that_kill_their_worker_twice_are_recorded_as_failed(
     ]
     assert failed.arm == "bf16_lora"
     assert "exit code 9" in failed.outcome["reason"]
+
+
+@pytest.mark.parametrize(("cause", "workers"), [("lose", 2), ("fail", 1)])
+def test_a_worker_that_lost_its_device_ends_with_that_run(
+    tmp_path: Path, fake: Callable[..., Any], cause: str, workers: int
+) -> None:
+    runs, folder = runs_of(), tmp_path / "runs"
+    folder.mkdir()
+    (folder / f"{cause}-bf16-1").touch()  # in the second pair of three
+    outcome = go(runs, folder, fake, devices=1)
+    assert (outcome.finished, outcome.failed, outcome.left) == (5, 1, 0)
+    assert len(set((folder / "workers").read_text().split())) == workers
+    (failed,) = [
+        read_record(path)
+        for path in iterate_records(folder, "proxy", "table1")
+        if "failed" in path.name
+    ]
+    said = "illegal memory access" if cause == "lose" else "the gradient norm is nan"
+    assert said in failed.outcome["reason"]
 
 
 def test_a_run_that_fails_leaves_the_rest_of_its_ensemble(
