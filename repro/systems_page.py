@@ -58,6 +58,8 @@ BLOCKS = {
                         written=step_table, picture="full_steps"),
     "memory": Block(asks="memory of a GRPO step", written=bar_table, picture="memory",
                     targets=("memory", "memory_dense", "memory_formats", "memory_budgets")),
+    "checkpoint": Block(asks="a checkpoint's way: written, quantised, loaded, stepped",
+                        targets=("checkpoint_path",), written=bar_table),
 }  # fmt: skip
 _AGAINST = {
     "bf16_lora": "QeRL over 16-bit LoRA",
