@@ -56,21 +56,7 @@ def build_parser() -> argparse.ArgumentParser:
     _add_running(commands, "run", _run, "carry out the runs that have no record yet")
     _add_running(commands, "reproduce", _reproduce, "run, check, draw and report in one go")
 
-    check = commands.add_parser(
-        "check",
-        help="verdicts from records alone",
-        description="Exit status: 0 when nothing is wrong with this suite, whatever became of the "
-        "paper's claims; 1 when an expectation of the suite itself (derived or blessed) or a claim "
-        "about its machinery is contradicted, or records are refused; 2 for a bad command line.",
-    )
-    _add_selection(check)
-    check.add_argument("--json", action="store_true", help="print JSON")
-    check.add_argument(
-        "--regression",
-        action="store_true",
-        help="exit status 1 only where values left what was blessed on the same device",
-    )
-    check.set_defaults(command=_check)
+    _add_check(commands)
 
     report = commands.add_parser("report", help="write report.md from records alone")
     _add_selection(report, optional=True)
@@ -99,6 +85,29 @@ def build_parser() -> argparse.ArgumentParser:
     )
     bless.set_defaults(command=_bless)
     return parser
+
+
+def _add_check(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    check = commands.add_parser(
+        "check",
+        help="verdicts from records alone",
+        description="Exit status: 0 when nothing is wrong with this suite, whatever became of the "
+        "paper's claims; 1 when an expectation of the suite itself (derived or blessed) or a claim "
+        "about its machinery is contradicted, or records are refused; 2 for a bad command line.",
+    )
+    _add_selection(check)
+    check.add_argument("--json", action="store_true", help="print JSON")
+    check.add_argument(
+        "--blessed",
+        action="store_true",
+        help="the records behind the expectations instead of --runs; needs no device",
+    )
+    check.add_argument(
+        "--regression",
+        action="store_true",
+        help="exit status 1 only where values left what was blessed on the same device",
+    )
+    check.set_defaults(command=_check)
 
 
 def _add_running(

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
 from repro.check import Checked, check_selection
 from repro.evidence.record import parse_record
 from repro.selection import Selection
+from repro.spec.config import require
 from repro.spec.tier import Tier
-from repro.targets import TARGETS, runs_of
+from repro.targets import TARGETS, find, runs_of
 
 _RECORDS = "*.records.json"
 
@@ -44,6 +46,26 @@ def blessed_checks(expected: Path, *names: str) -> list[Checked]:
                 if target.speaks_at(tier) and (folder / f"{source.name}.records.json").is_file():
                     selection = Selection(target=target, source=source, tier=tier)
                     checks.append(check_selection(selection, runs, expected))
+    return checks
+
+
+def blessed_of(expected: Path, names: Sequence[str], tier: str | None) -> list[Checked]:
+    """Return a check of the blessed records of each target named, on each device.
+
+    Raises
+    ------
+    ValueError
+        When a name is no target's, or nothing of it is blessed, at `tier` if that is given.
+    """
+    wanted = [find(name).name for name in names]
+    checks = [
+        item
+        for item in blessed_checks(expected, *wanted)
+        if tier in (None, item.selection.tier.value)
+    ]
+    missing = sorted(set(wanted) - {item.selection.target.name for item in checks})
+    where = "" if tier is None else f" at the {tier} tier"
+    require(not missing, f"no records are blessed of {', '.join(missing)}{where}")
     return checks
 
 

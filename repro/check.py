@@ -364,12 +364,16 @@ def checked_json(checked: Checked) -> dict[str, Any]:
 
 def main_check(args: argparse.Namespace) -> int:
     """Carry out `repro check`; return the exit status."""
+    from repro.blessed import blessed_of
     from repro.console import print_check
 
     folder, sentence = runs_folder(args.runs)
     expected = expected_folder(args.expected)
-    selections = select(args.targets, tier=args.tier, data=args.data, steps=args.steps)
-    checks = [check_selection(selection, folder, expected) for selection in selections]
+    if args.blessed:
+        checks, sentence = blessed_of(expected, args.targets, args.tier), ""
+    else:
+        selections = select(args.targets, tier=args.tier, data=args.data, steps=args.steps)
+        checks = [check_selection(selection, folder, expected) for selection in selections]
     if args.json:
         print(json.dumps([checked_json(item) for item in checks], indent=1))  # noqa: T201
     else:

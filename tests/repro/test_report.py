@@ -205,3 +205,17 @@ def test_a_table_of_another_record_is_stale(tmp_path: Path) -> None:
     assert any(
         "NVFP4: 7b, M = 8 | at least 2.5 x | 1.5 x | 40 % | contradicted" in line for line in lines
     )
+
+
+def test_blessed_records_are_judged_without_their_device(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    command = ["check", "table3", "--tier", "systems", "--blessed", "--json"]
+    assert main(command) == 0
+    (found,) = json.loads(capsys.readouterr().out)
+    assert (found["target"], found["tier"], found["records"]) == ("table3", "systems", 2)
+    told = [item["status"] for item in found["verdicts"]]
+    assert told.count("reproduced") > 6  # its bars, at least
+    assert "not run" not in told
+    assert main(["check", "table3", "--tier", "proxy", "--blessed"]) == 2
+    assert "no records are blessed of table3 at the proxy tier" in capsys.readouterr().err
