@@ -28,7 +28,10 @@ from torch import Tensor
 from kernels.decode_step import launch
 
 # Beyond this many rows cuBLAS makes z at once.
-FEW_ROWS = 64
+FEW_ROWS = 256
+# Rows of x a program multiplies at most; rows of A of all projections together, at most.
+_TILE_ROWS = 64
+_MOST_RANKS = 1024
 _COLUMNS = 256
 _MAX_PARTS = 40
 
@@ -39,10 +42,10 @@ def _project_kernel(
     COLUMNS: tl.constexpr, STEPS: tl.constexpr, PARTS: tl.constexpr, WIDEN: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):  # fmt: skip
-    tile = tl.program_id(0)
+    tile = tl.program_id(2) * tl.num_programs(0) + tl.program_id(0)
     part = tl.program_id(1)
-    r = tile * 16 + tl.arange(0, 16)
-    m = tl.arange(0, ROWS)
+    r = tl.program_id(0) * 16 + tl.arange(0, 16)
+    m = tl.program_id(2) * ROWS + tl.arange(0, ROWS)
     k = part * STEPS * COLUMNS + tl.arange(0, COLUMNS)
     weights = tl.load(a + r[:, None] * K + k[None, :], mask=k[None, :] < K, other=0.0)
     if OVERLAP:
@@ -63,7 +66,8 @@ def _project_kernel(
     # Each part leaves its sums; the last to arrive adds them up, in order, and clears the counter.
     i = tl.arange(0, 16)
     TILE: tl.constexpr = 16 * ROWS
-    mine = partial + (tile * PARTS + part) * TILE + i[:, None] * ROWS + m[None, :]
+    n = tl.arange(0, ROWS)
+    mine = partial + (tile * PARTS + part) * TILE + i[:, None] * ROWS + n[None, :]
     tl.store(mine, acc)
     tl.debug_barrier()
     before = tl.atomic_add(arrived + tile, 1, sem="acq_rel")
@@ -73,14 +77,14 @@ def _project_kernel(
         if ROWS == 16:
             # Sixteen at once: one by one, each load would wait for the L2 in turn.
             p = tl.arange(0, 16)
-            own = partial + tile * PARTS * TILE + i[None, :, None] * ROWS + m[None, None, :]
+            own = partial + tile * PARTS * TILE + i[None, :, None] * ROWS + n[None, None, :]
             for begin in tl.static_range(0, PARTS, 16):
                 other = begin + p[:, None, None]
                 here = (other < PARTS) & (m[None, None, :] < M)
                 sums = tl.load(own + other * TILE, mask=here, other=0.0, cache_modifier=".cg")
                 total += tl.sum(sums, 0)
         else:
-            each = partial + tile * PARTS * TILE + i[:, None] * ROWS + m[None, :]
+            each = partial + tile * PARTS * TILE + i[:, None] * ROWS + n[None, :]
             for other in tl.static_range(PARTS):
                 total += tl.load(each + other * TILE, cache_modifier=".cg")
         target = z + m[None, :] * total_rank + r[:, None]
@@ -89,7 +93,12 @@ def _project_kernel(
 
 @lru_cache(maxsize=64)
 def _counters(device: int, stream: int) -> Tensor:
-    return torch.zeros(64, dtype=torch.int32, device=f"cuda:{device}")
+    return torch.zeros(counters(_MOST_RANKS), dtype=torch.int32, device=f"cuda:{device}")
+
+
+def counters(ranks: int) -> int:
+    """Return how many counters `project` needs for an A of so many rows."""
+    return ranks // 16 * triton.cdiv(FEW_ROWS, _TILE_ROWS)
 
 
 def project(x: Tensor, a: Tensor, *, overlap: bool, arrived: Tensor | None = None) -> Tensor:
@@ -101,7 +110,7 @@ def project(x: Tensor, a: Tensor, *, overlap: bool, arrived: Tensor | None = Non
         Rows contiguous.
     a : Tensor, (R, K), contiguous, the type of x
         R a multiple of 16.
-    arrived : Tensor or None, (at least R / 16,), int32
+    arrived : Tensor or None, (at least `counters(R)`,), int32
         Zeros, and zeros again afterwards; not to be shared by launches that may overlap. None takes
         one that all launches on the current stream share.
 
@@ -111,10 +120,10 @@ def project(x: Tensor, a: Tensor, *, overlap: bool, arrived: Tensor | None = Non
     """
     M, K = x.shape
     R = a.shape[0]
-    if R % 16 or a.shape[1] != K or not a.is_contiguous() or R > 1024:
+    if R % 16 or a.shape[1] != K or not a.is_contiguous() or R > _MOST_RANKS:
         raise ValueError(
-            f"A has shape {tuple(a.shape)}; it must be (a multiple of 16 up to 1024, {K}), "
-            "contiguous"
+            f"A has shape {tuple(a.shape)}; it must be (a multiple of 16 up to {_MOST_RANKS}, "
+            f"{K}), contiguous"
         )
     if M > FEW_ROWS:
         return torch.nn.functional.linear(x, a)
@@ -122,15 +131,18 @@ def project(x: Tensor, a: Tensor, *, overlap: bool, arrived: Tensor | None = Non
         if x.is_cuda:
             arrived = _counters(x.device.index, torch.cuda.current_stream().cuda_stream)
         else:
-            arrived = torch.zeros(R // 16, dtype=torch.int32)
+            arrived = torch.zeros(counters(R), dtype=torch.int32)
+    if len(arrived) < counters(R):
+        raise ValueError(f"{len(arrived)} counters; an A of {R} rows needs {counters(R)}")
     slices = triton.cdiv(K, _COLUMNS)
-    rows = 16 if M <= 16 else 32 if M <= 32 else 64
+    rows = 16 if M <= 16 else 32 if M <= 32 else _TILE_ROWS
+    tiles = triton.cdiv(M, rows)
     # Joining many parts of many rows costs more than reading A with fewer programs.
     steps = triton.cdiv(slices, _MAX_PARTS if rows == 16 else 16)
     parts = triton.cdiv(slices, steps)
     z = torch.empty(M, R, dtype=x.dtype, device=x.device)
-    partial = torch.empty(parts * R * rows, dtype=torch.float32, device=x.device)
-    _project_kernel[(R // 16, parts)](
+    partial = torch.empty(parts * R * rows * tiles, dtype=torch.float32, device=x.device)
+    _project_kernel[(R // 16, parts, tiles)](
         x, a, z, partial, arrived, M, K, x.stride(0), R, rows, _COLUMNS, steps, parts,
         x.dtype == torch.float32, overlap, num_warps=4, **launch(overlap),
     )  # fmt: skip

@@ -38,7 +38,7 @@ LAYERS = {
         "down": (5120, 27648),
     },
 }
-ROWS = (1, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
+ROWS = (1, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 
 
 def random_packed(N: int, K: int, format: str, seed: int) -> PackedWeight:

@@ -58,9 +58,9 @@ _WORKSPACE_BYTES = 64 << 20
 _GRAPH_BYTES_A_BLOCK = 160 << 10
 # Projections that share an input are one product in the engine.
 _FUSED = (("q_proj", "k_proj", "v_proj"), ("o_proj",), ("gate_proj", "up_proj"), ("down_proj",))
-# Sizes that captured prefills are padded to, as the engine is configured by default: none is
-# captured (`repro.rollout.engine_config`).
-_PREFILL_BUCKETS: tuple[int, ...] = ()
+# Sizes that captured prefills are padded to, as the engine is configured by default
+# (`repro.rollout.prefill`, `repro.rollout.engine_config`).
+_PREFILL_BUCKETS = (32, 64, 128, 192, 256, 384, 512, 640, 768, 896, 1024)
 _GRAPH_WIDTHS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 80, 96, 112, 128, 160, 192, 224, 256)
 
 

@@ -51,7 +51,7 @@ class EngineConfig:
     prefill_graph_tokens
         Tokens up to which a prefill's chunk is captured, padded to one of a few sizes
         (`prefill.BUCKETS`); a larger one, whose products outlast the host's work, goes as it is.
-        0, the default until it has been timed on a device, captures none.
+        0 captures none.
     kernels
         Whether a GPU runs this project's kernels; plain torch otherwise.
     products
@@ -73,7 +73,7 @@ class EngineConfig:
     entering_share: float = 1 / 16
     graphs: bool = True
     graph_bytes: int = 8 << 30
-    prefill_graph_tokens: int = 0
+    prefill_graph_tokens: int = 1024
     kernels: bool = True
     products: Products = "own"
     ignore_end: bool = False

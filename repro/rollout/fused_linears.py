@@ -46,8 +46,8 @@ class PackedGroup:
     overlap
         Launch the adapter's own kernels before the kernel ahead has ended.
     beside
-        In a captured step of up to 64 rows, make x A^T in a branch of its own, beside the base
-        product: it then costs no time of its own.
+        In a captured step of up to `decode_adapter.FEW_ROWS` rows, make x A^T in a branch of its
+        own, beside the base product: it then costs no time of its own.
     """
 
     def __init__(
@@ -182,7 +182,9 @@ class Factors:
         K, device = present[0][0].shape[1], present[0][0].device
         self.a = torch.empty(len(present) * rank, K, dtype=dtype, device=device)
         self.b = torch.empty(self._ends[-1], rank, dtype=dtype, device=device)
-        self.arrived = torch.zeros(len(self.a) // 16 + 1, dtype=torch.int32, device=device)
+        self.arrived = torch.zeros(
+            decode_adapter.counters(len(self.a)), dtype=torch.int32, device=device
+        )
         self.refresh()
 
     def move_a(self, rows: Tensor) -> None:

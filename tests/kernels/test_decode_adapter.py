@@ -23,7 +23,7 @@ torch.manual_seed(0)
 M = int(sys.argv[1])
 x, a = torch.randn(M, 700), torch.randn(96, 700)
 b, y = torch.randn(512, 32), torch.randn(M, 512)
-counters = torch.zeros(6, dtype=torch.int32)
+counters = torch.zeros(decode_adapter.counters(96), dtype=torch.int32)
 exact = x.double() @ a.double().T
 for _ in range(2):
     z = decode_adapter.project(x, a, overlap=False, arrived=counters)
@@ -53,7 +53,7 @@ print("equal")
 """
 
 
-@pytest.mark.parametrize("rows", [1, 17, 70])
+@pytest.mark.parametrize("rows", [1, 17, 70, 256, 260])
 def test_the_adapters_share_is_that_of_exact_products(rows: int) -> None:
     environment = os.environ | {
         "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)
