@@ -198,7 +198,7 @@ def test_captures_of_few_and_many_rows_replay_in_turns(
     policy = make_policy("qwen2", "nvfp4", 32, seed=34, hidden_size=512)
     # bfloat16 reaches biases and factors; the codes stay.
     modules = [module.to("cuda", torch.bfloat16) for module in _modules(policy, "qkv")]
-    x = torch.randn(64, 512, device="cuda").bfloat16()
+    x = torch.randn(256, 512, device="cuda").bfloat16()
     plain, exact = (_plainly(kind, modules) for kind in (x, x.float()))
     group = PackedGroup(modules, overlap=True, beside=torch.cuda.Stream(priority=-1))
 
@@ -212,7 +212,7 @@ def test_captures_of_few_and_many_rows_replay_in_turns(
         )  # fmt: skip
 
     stream, captures = torch.cuda.Stream(), {}
-    for M in (64, 16, 1, 17):
+    for M in (256, 64, 16, 1, 17, 100):
         with torch.cuda.stream(stream):
             run(M)
         torch.cuda.synchronize()
