@@ -97,6 +97,8 @@ class Captures:
     def clear(self) -> None:
         """Drop all captures and the memory they hold."""
         self._captures.clear()
+        # A pool that lost its last capture takes no new one while anything in it is still held.
+        self._pool = torch.cuda.graph_pool_handle()
         torch.cuda.empty_cache()
 
     def _capture(self, work: Callable[[], object]) -> _Capture:

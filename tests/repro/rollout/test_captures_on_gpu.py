@@ -1,0 +1,35 @@
+"""Captures after all captures were dropped: needs a GPU."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from repro.rollout.graphs import Captures
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device; found none"),
+]
+
+
+def test_captures_are_made_anew_while_memory_of_dropped_ones_is_held() -> None:
+    device = torch.device("cuda", 0)
+    captures = Captures(device, 1 << 30)
+    x = torch.arange(1 << 20, device=device, dtype=torch.float32)
+    held: list[Tensor] = []
+
+    def work() -> None:
+        held.append(x + 1)
+
+    for made in (1, 2, 3):
+        captures.run("work", work)
+        x += 1
+        captures.run("work", work)
+        torch.cuda.synchronize()
+        # The capture's own result, which lies in the captures' pool, is kept from here on.
+        assert torch.equal(held[-1], x + 1)
+        captures.clear()
+        assert captures.nbytes == 0
+        assert captures.captured == made
