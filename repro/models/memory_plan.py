@@ -58,9 +58,6 @@ _WORKSPACE_BYTES = 64 << 20
 _GRAPH_BYTES_A_BLOCK = 160 << 10
 # Projections that share an input are one product in the engine.
 _FUSED = (("q_proj", "k_proj", "v_proj"), ("o_proj",), ("gate_proj", "up_proj"), ("down_proj",))
-# Sizes that captured prefills are padded to, as the engine is configured by default
-# (`repro.rollout.prefill`, `repro.rollout.engine_config`).
-_PREFILL_BUCKETS = (32, 64, 128, 192, 256, 384, 512, 640, 768, 896, 1024)
 _GRAPH_WIDTHS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 80, 96, 112, 128, 160, 192, 224, 256)
 
 
@@ -235,19 +232,13 @@ def _adapter_image_bytes(step: StepShape) -> int:
 def _graph_bytes(step: StepShape) -> int:
     """Return what captures hold: their nodes, and the activations of the widest one.
 
-    Captures of steps and of small prefills share their memory. Among rows that enter late there
-    may be any number of tokens up to all prompts'.
+    A training step's engine captures no prefills (`EngineConfig.prefill_graph_tokens`).
     """
     shape = step.shape
-    prompts = -(-step.slots // step.group) * step.prompt_tokens
     widths = sum(width <= max(step.slots, 1) for width in _GRAPH_WIDTHS)
-    smaller = sum(bucket < prompts for bucket in _PREFILL_BUCKETS[:-1])
-    buckets = _PREFILL_BUCKETS[: smaller + 1]
-    widest = max([step.slots, *buckets])
     a_row = 2 * (4 * shape.hidden + shape.query_size + 2 * shape.key_size + 3 * shape.intermediate)
     tables = step.slots * step.completion_tokens * (8 + 4 + 4)  # numbers, tokens, logprobs
-    captures = widths + len(buckets)
-    return captures * shape.layers * _GRAPH_BYTES_A_BLOCK + widest * a_row + tables
+    return widths * shape.layers * _GRAPH_BYTES_A_BLOCK + step.slots * a_row + tables
 
 
 def _prefill_bytes(step: StepShape) -> int:

@@ -324,6 +324,7 @@ def engine_config(point: StepPoint, planned: StepShape) -> EngineConfig:
         max_positions=point.row_tokens,
         max_new_tokens=point.completion_tokens,
         cache_blocks=planned.cache_blocks,
+        prefill_graph_tokens=0,
         ignore_end=True,
     )
 

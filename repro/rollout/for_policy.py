@@ -54,6 +54,8 @@ def sampler_for(policy: Policy, *, rows: int, max_new_tokens: int, max_positions
         max_positions=positions,
         max_new_tokens=min(max_new_tokens, positions - 1),
         cache_blocks=_blocks(policy, slots, positions),
+        # A step has few prefills: captures would save milliseconds and keep memory from training.
+        prefill_graph_tokens=0,
     )
     return CopySampler(policy, config) if policy.training == "full" else Engine(policy, config)
 
