@@ -1,26 +1,38 @@
 """Which planned runs go together on one device, and on which devices.
 
 Small runs are carried out many at once as one batched model. A unit of work is an ensemble; the
-queue hands one after another to a worker process a device, which sees its own device alone
-(`CUDA_VISIBLE_DEVICES`). There are at least as many ensembles as devices where the runs allow it,
-and the longest goes first. A worker that dies gives its runs back to the queue once; each run's
-record is written as soon as it is done, so nothing that finished is done again.
+queue hands one after another, the longest first, to a worker process a device, which sees its own
+device alone (`CUDA_VISIBLE_DEVICES`). Where devices would wait for one another, ensembles are cut,
+as far as the cost model says that the last of them then ends earlier: a cut is not free, for an
+ensemble's steps take a time that does not depend on how many runs it has.
+
+A worker that dies gives its runs back to the queue once; each run's record is written as soon as it
+is done, so nothing that finished is done again. A device that no longer answers is left out
+(`repro.device_health`), and its runs go to the others.
 """
 
 from __future__ import annotations
 
+import itertools
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+from repro.ensemble_cost import ends_of, ensemble_seconds
 from repro.evidence.record import run_folder
 from repro.procedures import is_ensemble
 from repro.spec.config import RunConfig, digest_of, require
+from repro.spec.target import TogetherCost
 from repro.spec.tier import Tier, cuda_devices
 from repro.workers import Task
 
 RETRIES = 1
-Grouping = Callable[[Sequence[RunConfig], int], Sequence[tuple[RunConfig, ...]]]
+Group = tuple[RunConfig, ...]
+Grouping = Callable[[Sequence[RunConfig], int], Sequence[Group]]
+# A cut has to gain this share of the time at least: predictions are no better than that.
+_WORTH_CUTTING = 0.03
+# Where a group may be cut in two, beside equal parts: so that a part can fill another's gap.
+_EIGHTHS = range(1, 8)
 
 
 def visible_devices(named: str | None) -> tuple[str, ...]:
@@ -65,10 +77,10 @@ def ensemble_tasks(
     runs: Path,
     *,
     devices: int,
-    memory_bytes: int,
+    costs: Mapping[str, TogetherCost],
     grouping: Grouping | None = None,
 ) -> list[Task]:
-    """Return the tasks of runs that go many at once; other runs get a task each.
+    """Return the tasks of runs that go many at once, longest first; other runs get a task each.
 
     Parameters
     ----------
@@ -78,10 +90,10 @@ def ensemble_tasks(
         Folder of the records.
     devices
         How many will be filled.
-    memory_bytes
-        Device memory of one ensemble.
+    costs
+        By checkpoint: what ensembles of its runs need.
     grouping
-        What makes ensembles of runs; None takes the suite's own.
+        What makes ensembles of runs and of the memory of one; None takes the suite's own.
     """
     together = [run for run in pending if is_ensemble(run)]
     alone = [run for run in pending if not is_ensemble(run)]
@@ -89,24 +101,70 @@ def ensemble_tasks(
         from repro.ensemble.grouping import group_runs
 
         grouping = group_runs
-    groups = [tuple(group) for group in grouping(together, memory_bytes)] if grouping else []
-    groups = spread(groups, devices)
-    return [_task(group, runs) for group in groups] + [
+    groups: list[Group] = []
+    for checkpoint in dict.fromkeys(run.scale.checkpoint for run in together):
+        memory = fitting_memory(costs[checkpoint].memory_bytes)
+        alike = [run for run in together if run.scale.checkpoint == checkpoint]
+        groups += [tuple(group) for group in (grouping(alike, memory) if grouping else ())]
+
+    def seconds(group: Group) -> float:
+        return ensemble_seconds(group, costs[group[0].scale.checkpoint])
+
+    return [_task(group, runs) for group in cut(groups, devices, seconds)] + [
         Task(run=run, folder=run_folder(run, runs), runs=runs) for run in alone
     ]
 
 
-def spread(groups: Sequence[tuple[RunConfig, ...]], devices: int) -> list[tuple[RunConfig, ...]]:
-    """Return the groups, the largest halved until there is one a device, largest first."""
-    found = sorted(groups, key=len, reverse=True)
-    while found and len(found) < devices and len(found[0]) > 1:
-        largest = found.pop(0)
-        half = (len(largest) + 1) // 2
-        found = sorted([*found, largest[:half], largest[half:]], key=len, reverse=True)
-    return found
+def cut(groups: Sequence[Group], devices: int, seconds: Callable[[Group], float]) -> list[Group]:
+    """Return the groups, cut so that the devices end early and together, longest first.
+
+    Each time the one cut is made after which the devices' ends are best, until none is worth it. A
+    cut keeps a seed's runs together, as far as it goes: arms are compared within a seed.
+
+    Parameters
+    ----------
+    seconds
+        Predicted time of a group.
+    """
+    found = [(seconds(group), group) for group in groups]
+    while devices > 1:
+        before = _rated(found, devices)
+        ways = [
+            [*found[:place], *found[place + 1 :], *((seconds(part), part) for part in parts)]
+            for place, (_, group) in enumerate(found)
+            for parts in _cuts(group, devices)
+        ]
+        best = min(ways, key=lambda way: _rated(way, devices), default=found)
+        if _rated(best, devices) > (1 - _WORTH_CUTTING) * before:
+            break
+        found = best
+    return [group for _, group in sorted(found, key=lambda item: -item[0])]
 
 
-def _task(group: tuple[RunConfig, ...], runs: Path) -> Task:
+def _rated(timed: Sequence[tuple[float, Group]], devices: int) -> float:
+    """Return a norm of the devices' ends, close to the last one.
+
+    The last alone would not do: of two devices that end last, a cut can help only one at a time.
+    """
+    return float(sum(end**8 for end in ends_of([time for time, _ in timed], devices)) ** 0.125)
+
+
+def _cuts(group: Group, devices: int) -> list[list[Group]]:
+    """Return the ways of cutting a group: in equal parts, and in two of any eighths."""
+    by_seed = tuple(sorted(group, key=lambda run: run.seed))
+    size = len(by_seed)
+    places: set[tuple[int, ...]] = {(size * eighths // 8,) for eighths in _EIGHTHS}
+    places |= {
+        tuple(size * part // parts for part in range(1, parts)) for parts in range(2, devices + 1)
+    }
+    ways = []
+    for inner in sorted(places):
+        edges = (0, *inner, size)
+        ways.append([by_seed[a:b] for a, b in itertools.pairwise(edges)])
+    return [parts for parts in ways if all(parts)]
+
+
+def _task(group: Group, runs: Path) -> Task:
     name = digest_of([run.digest() for run in group])[:12]
     folder = runs / Tier.PROXY.value / ".ensembles" / name
     return Task(run=group[0], folder=folder, runs=runs, also=group[1:])

@@ -80,10 +80,15 @@ def unmeasured(runs: Sequence[RunConfig]) -> list[str]:
 
 def queue_seconds(seconds: Sequence[float], devices: int) -> float:
     """Return when the last of a queue's ensembles ends, the longest handed out first."""
+    return max(ends_of(seconds, devices))
+
+
+def ends_of(seconds: Sequence[float], devices: int) -> list[float]:
+    """Return when each device ends, the longest of a queue's ensembles handed out first."""
     ends = [0.0] * max(1, devices)
     for value in sorted(seconds, reverse=True):
         heapq.heappush(ends, heapq.heappop(ends) + value)
-    return max(ends)
+    return ends
 
 
 def likely_groups(runs: Sequence[RunConfig], most: int) -> list[tuple[RunConfig, ...]]:

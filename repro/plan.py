@@ -102,14 +102,14 @@ def _ensemble_time(left: list[RunConfig], cost: Cost, devices: int) -> str | Non
     together = cost.together
     if together is None or not left:
         return None
-    from repro.device_queue import ensemble_tasks, fitting_memory
+    from repro.device_queue import ensemble_tasks
 
     most = together.runs_together
     tasks = ensemble_tasks(
         left,
         Path(),
         devices=devices,
-        memory_bytes=fitting_memory(together.memory_bytes),
+        costs={run.scale.checkpoint: together for run in left},
         # Without the policy its shape is not known; the plan is then of likely sizes.
         grouping=(lambda runs, _: likely_groups(runs, most)) if cost.lacking() else None,
     )

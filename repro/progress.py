@@ -69,12 +69,11 @@ class Display:
             numbers = "  ".join(f"{key} {value:.1f}" for key, value in (metrics or {}).items())
             self._console.print(f"[green]done[/]    {name:<34} {numbers}", highlight=False)
         elif event.kind == "returned":
-            self._console.print(f"[yellow]again[/]   {name:<34} {event.text}", highlight=False)
+            self._console.print(f"[yellow]again[/]   {name:<34} {_reason(event)}", highlight=False)
         elif event.kind == "failed":
             self._done += len(event.task.every)
             self._progress.update(self._bar, completed=self._done)
-            reason = event.text.splitlines()[0] if event.text else "no reason given"
-            self._console.print(f"[red]failed[/]  {name:<34} {reason}", highlight=False)
+            self._console.print(f"[red]failed[/]  {name:<34} {_reason(event)}", highlight=False)
         else:
             self._console.print(f"[yellow]stopped[/] {name:<34} it resumes from its checkpoint")
 
@@ -90,6 +89,10 @@ class Display:
         for name, event in sorted(self._active.items()):
             table.add_row("  " + name, event.text, _numbers(event.values))
         return Group(table, self._progress)
+
+
+def _reason(event: Event) -> str:
+    return event.text.splitlines()[0] if event.text else "no reason given"
 
 
 def _name(task: Task) -> str:

@@ -16,12 +16,13 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import FrameType
+from types import FrameType, MappingProxyType
 
 from rich.console import Console
 
 from repro.analysis_plan import write_plans
-from repro.device_queue import RETRIES, Grouping, ensemble_tasks, fitting_memory, visible_devices
+from repro.device_health import Answers, device_answers
+from repro.device_queue import RETRIES, Grouping, ensemble_tasks, visible_devices
 from repro.evidence.environment import capture_environment
 from repro.evidence.record import failed_record, find_record, read_record, run_folder
 from repro.places import expected_folder, runs_folder
@@ -31,6 +32,7 @@ from repro.progress import Display
 from repro.proxy_options import sentence_on_lost_policies, with_proxy_options
 from repro.selection import select
 from repro.spec.config import RunConfig, TrainScale, require
+from repro.spec.target import TogetherCost
 from repro.spec.tier import Tier
 from repro.workers import CarryOut, Event, Task, WorkerPool
 
@@ -98,8 +100,9 @@ def main_run(args: argparse.Namespace) -> int:
         )
         batch = batches.setdefault(selection.tier, _Batch(workers=workers, devices=devices))
         batch.runs.update({run.digest(): run for run in plan})
-        planned = selection.source.costs[selection.tier].memory_bytes
-        batch.memory_bytes = fitting_memory(planned)
+        together = selection.source.costs[selection.tier].together
+        if together is not None:
+            batch.costs.update({run.scale.checkpoint: together for run in plan})
     return _carry_out(batches, folder, args.threads, console)
 
 
@@ -109,8 +112,8 @@ class _Batch:
 
     workers: int
     devices: tuple[str, ...]
-    memory_bytes: int = 0
     runs: dict[str, RunConfig] = field(default_factory=dict)
+    costs: dict[str, TogetherCost] = field(default_factory=dict)
 
 
 def _carry_out(
@@ -124,10 +127,10 @@ def _carry_out(
             list(batch.runs.values()),
             folder,
             workers=batch.workers,
-            threads=threads or default_threads(tier),
+            threads=threads or default_threads(tier, batch.workers),
             console=console,
             devices=batch.devices,
-            memory_bytes=batch.memory_bytes,
+            costs=batch.costs,
         )
         worst = max(worst, FAILED if outcome.failed else FINE, INTERRUPTED * bool(outcome.left))
         if outcome.left:
@@ -156,9 +159,10 @@ def check_folder(plan: Sequence[RunConfig]) -> None:
             load_problems(data, "test")
 
 
-def default_threads(tier: Tier) -> int:
+def default_threads(tier: Tier, workers: int = 1) -> int:
     """Return the threads of one run: 1 at the smoke tier, so that its sums have one order."""
-    return 1 if tier is Tier.SMOKE else max(1, len(os.sched_getaffinity(0)) // 2)
+    shared = max(2, workers)
+    return 1 if tier is Tier.SMOKE else max(1, len(os.sched_getaffinity(0)) // shared)
 
 
 def execute(
@@ -169,9 +173,10 @@ def execute(
     threads: int,
     console: Console,
     devices: Sequence[str] = (),
-    memory_bytes: int = 0,
+    costs: Mapping[str, TogetherCost] = MappingProxyType({}),
     grouping: Grouping | None = None,
     carry_out: CarryOut | None = None,
+    answers: Answers = device_answers,
 ) -> Outcome:
     """Carry out every run of `plan` that has no record of success yet.
 
@@ -183,9 +188,9 @@ def execute(
         Processes side by side, and threads in each.
     devices : sequence of str
         Devices that the workers fill, one each; see `repro.device_queue`.
-    memory_bytes : int
-        Device memory of one ensemble.
-    grouping, carry_out : callable
+    costs : mapping of str to TogetherCost
+        By checkpoint: what ensembles of its runs need.
+    grouping, carry_out, answers : callable
         In place of the suite's own, for tests.
 
     Raises
@@ -202,11 +207,19 @@ def execute(
         return Outcome(before=before, finished=0, failed=0, left=0)
     if before:
         console.print(f"{before} of {len(plan)} runs are recorded already; {len(pending)} to do.")
-    tasks = _tasks(pending, runs, len(devices) or 1, memory_bytes, grouping)
+    tasks = _tasks(pending, runs, len(devices) or 1, costs, grouping)
     counts = {"finished": 0, "failed": 0}
     log = runs / "workers.log"
     retries = RETRIES if any(is_ensemble(run) for run in pending) else 0
-    pool = WorkerPool(workers, log, threads, devices=devices, retries=retries, carry_out=carry_out)
+    pool = WorkerPool(
+        workers,
+        log,
+        threads,
+        devices=devices,
+        retries=retries,
+        carry_out=carry_out,
+        answers=answers if devices else None,
+    )
     with pool, Display(tasks, before, console) as display:
         restore = _stop_on_signals(pool, console)
         try:
@@ -235,13 +248,11 @@ def _tasks(
     pending: Sequence[RunConfig],
     runs: Path,
     devices: int,
-    memory_bytes: int,
+    costs: Mapping[str, TogetherCost],
     grouping: Grouping | None,
 ) -> list[Task]:
     if any(is_ensemble(run) for run in pending):
-        return ensemble_tasks(
-            pending, runs, devices=devices, memory_bytes=memory_bytes, grouping=grouping
-        )
+        return ensemble_tasks(pending, runs, devices=devices, costs=costs, grouping=grouping)
     return [
         Task(run=group[0], folder=run_folder(group[0], runs), runs=runs, also=group[1:])
         for group in carried_together(pending)

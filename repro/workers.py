@@ -3,9 +3,10 @@
 Each worker is a fresh process (`spawn`) with its own torch, a fixed number of threads and a pipe to
 the parent. It takes one run after another, sends its progress back, and writes nothing but the
 run's own folder. A worker that dies (out of memory, a crash in native code), or whose device no
-longer answers, costs its run only: the parent reports how it ended and starts another. An interrupt
-is the parent's affair: workers ignore Ctrl-C, are told to stop at the next step, and get `grace`
-seconds to write a checkpoint.
+longer answers, costs its run only: the parent reports how it ended and starts another, on another
+device if one is idle. A device that answers no fresh process gets no more work. An interrupt is the
+parent's affair: workers ignore Ctrl-C, are told to stop at the next step, and get `grace` seconds
+to write a checkpoint.
 
 The pipe carries `Task`s down and `Event`s up; both are plain picklable values between processes of
 this program, never files.
@@ -29,6 +30,7 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any, Literal
 
+from repro.device_health import DEAD, Answers
 from repro.spec.config import RunConfig
 
 EventKind = Literal["started", "progress", "finished", "stopped", "failed", "returned"]
@@ -100,6 +102,8 @@ class WorkerPool:
         How often a task goes back into the queue after its worker died.
     carry_out : callable
         What a worker does with a task's runs; None takes `repro.procedures.carry_out`.
+    answers : callable
+        Whether its device computes, asked in a fresh worker before its first task; None asks not.
     """
 
     def __init__(
@@ -112,6 +116,7 @@ class WorkerPool:
         devices: Sequence[str] = (),
         retries: int = 0,
         carry_out: CarryOut | None = None,
+        answers: Answers | None = None,
     ) -> None:
         if count < 1:
             raise ValueError(f"workers is {count}; it must be 1 or more")
@@ -121,8 +126,9 @@ class WorkerPool:
         self._threads = threads
         self._grace = grace
         self._devices: list[str | None] = list(devices) or [None]
+        self._each = -(-count // len(self._devices))
         self._retries = retries
-        self._work = carry_out
+        self._work = carry_out, answers
         self._workers: list[_Worker] = []
         self._asked_to_stop = False
         self._stopping = False
@@ -181,7 +187,7 @@ class WorkerPool:
         ours, theirs = self._context.Pipe()
         process = self._context.Process(
             target=_work,
-            args=(theirs, self._log, self._threads, device, self._work),
+            args=(theirs, self._log, self._threads, device, *self._work),
             name="repro-worker",
             daemon=False,
         )
@@ -204,10 +210,6 @@ class WorkerPool:
         worker.pipe.close()
         self._workers.remove(worker)
 
-    def _replace(self, worker: _Worker, waiting: deque[Task]) -> None:
-        if waiting and not self._stopping:
-            self._workers.append(self._start(worker.device))
-
     def _receive(self, worker: _Worker, waiting: deque[Task]) -> Iterator[Event]:
         try:
             event: Event = worker.pipe.recv()
@@ -218,6 +220,7 @@ class WorkerPool:
             worker.task = None
         if event.last:
             self._retire(worker)
+            event = self._given_back(event, waiting) or event
             self._replace(worker, waiting)
         yield event
 
@@ -226,21 +229,44 @@ class WorkerPool:
         code = worker.process.exitcode
         worker.pipe.close()
         self._workers.remove(worker)
+        if code == DEAD and worker.device in self._devices:
+            self._devices.remove(worker.device)
         if worker.task is not None:
-            killed = code is not None and code < 0
-            how = signal.Signals(-(code or 0)).name if killed else f"exit code {code}"
-            text = f"the worker process ended by {how} while it carried out this run"
-            yield self._dead(worker.task, text, waiting)
+            yield self._dead(worker, worker.task, code, waiting)
         self._replace(worker, waiting)
 
-    def _dead(self, task: Task, text: str, waiting: deque[Task]) -> Event:
+    def _dead(self, worker: _Worker, task: Task, code: int | None, waiting: deque[Task]) -> Event:
         """Return what became of a task whose worker died; it may go back into the queue."""
-        if self._stopping:
+        text = f"the worker process ended by {_how(code)} while it carried out this run"
+        if code == DEAD:
+            text = f"device {worker.device} does not answer, and gets no more work"
+        if self._stopping or not self._devices:
             return Event(task=task, kind="stopped", text=text)
-        if task.attempt < self._retries:
-            waiting.append(dataclasses.replace(task, attempt=task.attempt + 1))
+        if code == DEAD:  # the run had not begun
+            waiting.appendleft(task)
             return Event(task=task, kind="returned", text=text)
-        return Event(task=task, kind="failed", text=text)
+        failed = Event(task=task, kind="failed", text=text)
+        return self._given_back(failed, waiting) or failed
+
+    def _given_back(self, failed: Event, waiting: deque[Task]) -> Event | None:
+        """Put the task of a lost worker into the queue again and say so, if it has a try left."""
+        task = failed.task
+        if self._stopping or task.attempt >= self._retries:
+            return None
+        waiting.append(dataclasses.replace(task, attempt=task.attempt + 1))
+        return dataclasses.replace(failed, kind="returned", last=False)
+
+    def _replace(self, died: _Worker, waiting: deque[Task]) -> None:
+        """Start a worker in place of one that died, on another device if one is idle."""
+        busy = [worker.device for worker in self._workers]
+        free = [device for device in self._devices if busy.count(device) < self._each]
+        if waiting and free and not self._stopping:
+            best = min(free, key=lambda device: (busy.count(device), device == died.device))
+            self._workers.append(self._start(best))
+
+
+def _how(code: int | None) -> str:
+    return signal.Signals(-code).name if code is not None and code < 0 else f"exit code {code}"
 
 
 def _send(worker: _Worker, message: Any) -> None:
@@ -251,11 +277,18 @@ def _send(worker: _Worker, message: Any) -> None:
 
 
 def _work(
-    pipe: Connection, log: Path, threads: int, device: str | None, carry_out: CarryOut | None
+    pipe: Connection,
+    log: Path,
+    threads: int,
+    device: str | None,
+    carry_out: CarryOut | None,
+    answers: Answers | None,
 ) -> None:
     """Run tasks from `pipe` until None comes; the body of a worker process."""
     if device is not None:
-        # Before torch is imported, which is when the driver is asked.
+        # Before torch is imported, which is when the driver is asked. The order is that of the
+        # driver's own tool, whose numbers a record has.
+        os.environ["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
         os.environ["CUDA_VISIBLE_DEVICES"] = device
     with log.open("ab", buffering=0) as file:
         os.dup2(file.fileno(), 1)
@@ -264,7 +297,11 @@ def _work(
     os.environ["OMP_NUM_THREADS"] = str(threads)
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     inbox = _Inbox(pipe)
+    fresh = True
     while (task := inbox.next_task()) is not None:
+        if fresh and answers is not None and not answers():
+            os._exit(DEAD)
+        fresh = False
         if _carry_out(task, pipe, threads, inbox.stop, carry_out):
             return
 

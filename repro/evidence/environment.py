@@ -116,17 +116,30 @@ def _memory() -> int:
 
 
 def _gpu() -> list[dict[str, str]]:
-    """Ask the driver's own tool; an absent tool means that no NVIDIA driver is installed."""
-    fields = ("name", "driver_version", "memory.total", "compute_cap", "power.limit")
+    """Ask the driver's own tool; an absent tool means that no NVIDIA driver is installed.
+
+    Of several devices, a process that may use some is told about those.
+    """
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     try:
-        done = subprocess.run(
-            ["nvidia-smi", f"--query-gpu={','.join(fields)}", "--format=csv,noheader"],
-            capture_output=True,
-            text=True,
-            timeout=20,
-            check=True,
-        )
+        try:
+            return _ask_driver_tool(*(("-i", visible) if visible else ()))
+        except subprocess.CalledProcessError:
+            if not visible:
+                raise
+            return _ask_driver_tool()  # it knows no such name, as of a part of a device
     except FileNotFoundError:
         return []
+
+
+def _ask_driver_tool(*chosen: str) -> list[dict[str, str]]:
+    fields = ("index", "name", "driver_version", "memory.total", "compute_cap", "power.limit")
+    done = subprocess.run(
+        ["nvidia-smi", *chosen, f"--query-gpu={','.join(fields)}", "--format=csv,noheader"],
+        capture_output=True,
+        text=True,
+        timeout=20,
+        check=True,
+    )
     rows = [line.split(", ") for line in done.stdout.splitlines() if line.strip()]
     return [dict(zip(fields, row, strict=True)) for row in rows]

@@ -168,6 +168,32 @@ def test_a_machine_without_a_driver_has_no_gpu_rather_than_a_failure(
     assert capture_environment()["gpu"] == []
 
 
+@pytest.mark.parametrize(
+    ("visible", "found"),
+    [("1", ["1"]), ("0,1", ["0", "1"]), (None, ["0", "1"]), ("MIG-7", ["0", "1"])],
+)
+def test_a_record_has_the_devices_that_its_process_may_use(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, visible: str | None, found: list[str]
+) -> None:
+    tool = tmp_path / "nvidia-smi"
+    tool.write_text(
+        "#!/bin/sh\n"
+        'chosen="0 1"\n'
+        'if [ "$1" = -i ]; then chosen="$(echo "$2" | tr , " ")"; fi\n'
+        "for i in $chosen; do case $i in [01]) ;; *) exit 6 ;; esac; done\n"
+        'for i in $chosen; do echo "$i, NVIDIA H200, 580.95, 143771 MiB, 9.0, 700.00 W"; done\n',
+        encoding="utf-8",
+    )
+    tool.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    gpus = capture_environment()["gpu"]
+    assert [gpu["index"] for gpu in gpus] == found
+    assert device_of({"gpu": gpus}) == "nvidia_h200"
+
+
 def test_a_device_is_named_as_folders_spell_it() -> None:
     assert device_of({"gpu": [{"name": "NVIDIA H200"}]}) == "nvidia_h200"
     assert device_of({"gpu": []}) is None
