@@ -29,8 +29,8 @@ from repro.workers import Task
 RETRIES = 1
 Group = tuple[RunConfig, ...]
 Grouping = Callable[[Sequence[RunConfig], int], Sequence[Group]]
-# A cut has to gain this share of the time at least: predictions are no better than that.
-_WORTH_CUTTING = 0.03
+# Ends within this factor are alike: predictions are no better than that.
+_ABOUT = 1.03
 # Where a group may be cut in two, beside equal parts: so that a part can fill another's gap.
 _EIGHTHS = range(1, 8)
 
@@ -116,37 +116,35 @@ def ensemble_tasks(
 
 
 def cut(groups: Sequence[Group], devices: int, seconds: Callable[[Group], float]) -> list[Group]:
-    """Return the groups, cut so that the devices end early and together, longest first.
+    """Return the groups, cut so that the last device ends early, longest first.
 
-    Each time the one cut is made after which the devices' ends are best, until none is worth it. A
-    cut keeps a seed's runs together, as far as it goes: arms are compared within a seed.
+    One cut after another is tried, each the best after those before it; of these ways the one of
+    fewest cuts is taken whose end is about the earliest. A cut keeps a seed's runs together as far
+    as it goes: arms are compared within a seed.
 
     Parameters
     ----------
     seconds
         Predicted time of a group.
     """
-    found = [(seconds(group), group) for group in groups]
-    while devices > 1:
-        before = _rated(found, devices)
-        ways = [
-            [*found[:place], *found[place + 1 :], *((seconds(part), part) for part in parts)]
-            for place, (_, group) in enumerate(found)
+    ways = [[(seconds(group), group) for group in groups]]
+    for _ in range(2 * devices if devices > 1 else 0):
+        last = ways[-1]
+        following = [
+            [*last[:place], *last[place + 1 :], *((seconds(part), part) for part in parts)]
+            for place, (_, group) in enumerate(last)
             for parts in _cuts(group, devices)
         ]
-        best = min(ways, key=lambda way: _rated(way, devices), default=found)
-        if _rated(best, devices) > (1 - _WORTH_CUTTING) * before:
-            break
-        found = best
-    return [group for _, group in sorted(found, key=lambda item: -item[0])]
+        if following:
+            ways.append(min(following, key=lambda way: _ends(way, devices)))
+    latest = [_ends(way, devices)[0] for way in ways]
+    chosen = next(n for n, end in enumerate(latest) if end <= _ABOUT * min(latest))
+    return [group for _, group in sorted(ways[chosen], key=lambda item: -item[0])]
 
 
-def _rated(timed: Sequence[tuple[float, Group]], devices: int) -> float:
-    """Return a norm of the devices' ends, close to the last one.
-
-    The last alone would not do: of two devices that end last, a cut can help only one at a time.
-    """
-    return float(sum(end**8 for end in ends_of([time for time, _ in timed], devices)) ** 0.125)
+def _ends(timed: Sequence[tuple[float, Group]], devices: int) -> list[float]:
+    """Return when each device ends, the last first."""
+    return sorted(ends_of([time for time, _ in timed], devices), reverse=True)
 
 
 def _cuts(group: Group, devices: int) -> list[list[Group]]:

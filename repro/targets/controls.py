@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from repro.spec.config import RELEASED_BNPO, Arm, NoiseConfig, WeightNoise
+from repro.spec.config import RELEASED_BNPO, Arm, NoiseConfig, TrainScale, WeightNoise
 from repro.spec.target import Claim, Target
 from repro.spec.tier import Tier
 from repro.targets import proxy
@@ -41,7 +41,12 @@ _TABLE1_ARMS = {arm.name for arm in TABLE1.arms}
 
 
 def _target(
-    name: str, title: str, statement: str, arms: tuple[Arm, ...], claims: tuple[Claim, ...]
+    name: str,
+    title: str,
+    statement: str,
+    arms: tuple[Arm, ...],
+    claims: tuple[Claim, ...],
+    scale: TrainScale = proxy.PROXY_LATER,
 ) -> Target:
     return Target(
         name=name,
@@ -51,7 +56,7 @@ def _target(
         arms=arms,
         metrics=METRICS,
         claims=claims,
-        scales={Tier.PROXY: proxy.PROXY},
+        scales={Tier.PROXY: scale},
         costs={Tier.PROXY: proxy.COST},
         headline="accuracy",
         shared={arm.name: (TABLE1, arm.name) for arm in arms if arm.name in _TABLE1_ARMS},
@@ -97,6 +102,7 @@ AQN_FACTORIAL = _target(
             for arm in _FORMATS[1:]
         ),
     ),
+    proxy.PROXY,
 )
 
 _MATCHED = {

@@ -269,6 +269,7 @@ def test_ensembles_are_cut_so_that_devices_end_together() -> None:
     assert times == sorted(times, reverse=True)
     assert queue_seconds(times, 2) < 1.05 * sum(times) / 2
     assert sum(sizes(groups)) == 75
+    assert cut([], 2, fleeting) == []
     # One after another there is nothing to gain, and the steps would be paid twice.
     assert cut([runs], 1, fleeting) == [runs]
 

@@ -20,7 +20,14 @@ from repro.spec.config import LearningRates, NoiseConfig, RunConfig, TrainScale,
 from repro.spec.target import differing_fields, plan
 from repro.spec.tier import Tier
 from repro.targets import TARGETS, find, runs_of
-from repro.targets.proxy import ORDER_SEEDS, PROXY, PROXY_SWEEP, TEST_SEEDS, TUNING_SEEDS
+from repro.targets.proxy import (
+    LATER_SEEDS,
+    ORDER_SEEDS,
+    PROXY,
+    PROXY_SWEEP,
+    TEST_SEEDS,
+    TUNING_SEEDS,
+)
 from repro.targets.table1 import SMOKE, TABLE1
 
 PROXY_TARGETS = [
@@ -66,10 +73,20 @@ def test_an_order_has_ten_seeds_and_the_rest_at_least_five() -> None:
         if source not in PROXY_TARGETS or source.name == "learning_rates":
             continue
         kinds = {claim.kind for claim in target.claims if claim.applies(Tier.PROXY)}
-        wanted = ORDER_SEEDS if kinds & {"order", "trend"} else TEST_SEEDS
         if all(claim.paired_by == "prompt" for claim in target.claims):
             continue
-        assert set(wanted) <= set(source.scales[Tier.PROXY].seeds), target.name
+        seeds = source.scales[Tier.PROXY].seeds
+        if kinds & {"order", "trend"}:
+            assert seeds == ORDER_SEEDS, target.name
+        else:
+            assert seeds in (TEST_SEEDS, LATER_SEEDS, ORDER_SEEDS), target.name
+
+
+def test_shared_arms_are_planned_at_the_seeds_of_those_who_share_them() -> None:
+    for target in PROXY_TARGETS:
+        for home, _ in target.shared.values():
+            own = set(target.scales[Tier.PROXY].seeds)
+            assert own <= set(home.scales[Tier.PROXY].seeds), target.name
 
 
 def test_arms_that_coincide_are_the_same_run() -> None:
