@@ -25,7 +25,7 @@ def selected(name: str) -> Selection:
     return selection
 
 
-def write(name: str, runs: Path, maker: Maker, seeds: int = 5) -> None:
+def write(name: str, runs: Path, maker: Maker, seeds: int | None = None) -> None:
     for run in selected(name).plan(seeds):
         maker(run).write(runs)
 
@@ -62,8 +62,8 @@ def test_check_refuses_records_of_another_plan_or_of_none(
     evidence = gather(selected("figure9"), tmp_path)
     assert evidence.count == 20
     assert not evidence.refused
-    (run,) = selected("figure9").plan([0], ["aqn_linear"])
-    path = tmp_path / "proxy" / "figure9" / "aqn_linear" / "seed-0.json"
+    (run,) = selected("figure9").plan([5], ["aqn_linear"])
+    path = tmp_path / "proxy" / "figure9" / "aqn_linear" / "seed-5.json"
     for inputs, words in (
         ({"plan:figure9": "0" * 64}, "another analysis plan of figure9"),
         ({}, "before figure9 had an analysis plan"),
@@ -78,7 +78,7 @@ def test_check_refuses_records_of_another_plan_or_of_none(
 
 
 def test_check_refuses_seeds_that_were_not_planned(tmp_path: Path, proxy_record: Maker) -> None:
-    for run in selected("figure9").plan([0, 77], ["aqn_linear"]):
+    for run in selected("figure9").plan([5, 77], ["aqn_linear"]):
         proxy_record(run).write(tmp_path)
     evidence = gather(selected("figure9"), tmp_path)
     assert "seed 77 is not in the analysis plan" in evidence.refused[0][1]
@@ -105,7 +105,7 @@ def test_shared_runs_count_for_each_target_that_names_them(
 ) -> None:
     write("aqn_factorial", tmp_path, proxy_record)
     assert gather(selected("aqn_factorial"), tmp_path).count == 40
-    assert gather(selected("figure9"), tmp_path).records.keys() == {"aqn_exponential"}
+    assert gather(selected("figure10"), tmp_path).records.keys() == {"rank_32"}
     # What was blessed is no expectation of made-up records.
     checked = check_selection(selected("aqn_factorial"), tmp_path, tmp_path / "nothing blessed")
     assert checked.sound

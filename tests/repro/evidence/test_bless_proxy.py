@@ -53,9 +53,9 @@ def test_failed_runs_are_kept_and_shared_arms_stay_at_home(
 ) -> None:
     runs = tmp_path / "runs"
     write("figure9", runs, proxy_record)
-    (runs / "proxy" / "figure9" / "aqn_linear" / "seed-3.json").unlink()
+    (runs / "proxy" / "figure9" / "aqn_linear" / "seed-8.json").unlink()
     (selection,) = select(["figure9"], tier="proxy")
-    (run,) = selection.plan([3], ["aqn_linear"])
+    (run,) = selection.plan([8], ["aqn_linear"])
     gpu = {"gpu": [{"name": "NVIDIA H200"}]}
     failed = failed_record(run, "the gradient norm is nan", gpu, datetime.now(UTC))
     dataclasses.replace(failed, commit="0" * 40, dirty=False).write(runs)
@@ -63,7 +63,7 @@ def test_failed_runs_are_kept_and_shared_arms_stay_at_home(
     folder = expected / "proxy" / "nvidia_h200"
     records = json.loads((folder / "figure9.records.json").read_text())["records"]
     assert {record["target"] for record in records} == {"figure9"}
-    assert [r["seed"] for r in records if r["outcome"]["status"] == "failed"] == [3]
+    assert [r["seed"] for r in records if r["outcome"]["status"] == "failed"] == [8]
     assert len(records) == 15
     kept = json.loads((folder / "figure9.json").read_text())["expectations"]
     # Four finished seeds are no interval; the other arms' values are expected again.

@@ -183,17 +183,17 @@ def test_an_arm_shared_with_another_target_counts(
     tmp_path: Path, expected: Path, write: Writer, proxy_record: Callable[..., Record]
 ) -> None:
     runs = tmp_path / "runs"
-    write("table1", runs, [0, 1, 2, 3, 4], OLD)
-    write("figure17", runs, [0, 1, 2, 3, 4], NEW)
-    with pytest.raises(BlessError, match="5 seeds have arms of several: seed 0"):
+    write("table1", runs, [5, 6, 7, 8, 9], OLD)
+    write("figure17", runs, [5, 6, 7, 8, 9], NEW)
+    with pytest.raises(BlessError, match="5 seeds have arms of several: seed 5"):
         go("figure17", runs, expected)
     (selection,) = select(["figure17"], tier="proxy")
     (verdict,) = check_selection(selection, runs, expected).verdicts
-    assert "seeds 0 to 4 were run from different source commits" in verdict.sentence
+    assert "seeds 5 to 9 were run from different source commits" in verdict.sentence
     # Made at one commit, the same runs qualify; more seeds of the shared arm do not disturb.
     fresh = tmp_path / "fresh"
-    write("figure17", fresh, [0, 1, 2, 3, 4], NEW)
-    write("table1", fresh, [5, 6, 7, 8, 9], OLD)
+    write("figure17", fresh, [5, 6, 7, 8, 9], NEW)
+    write("table1", fresh, [0, 1, 2, 3, 4], OLD)
     go("figure17", fresh, expected)
     assert check_selection(selection, fresh, expected).sound
 
@@ -211,9 +211,9 @@ def test_a_run_that_is_blessed_and_made_anew_is_left_to_the_reader(
 def test_shared_arms_come_from_the_blessed_records_too(
     tmp_path: Path, expected: Path, write: Writer
 ) -> None:
-    write("table1", tmp_path / "old", [0, 1, 2, 3, 4], OLD)
+    write("table1", tmp_path / "old", [5, 6, 7, 8, 9], OLD)
     go("table1", tmp_path / "old", expected)
-    write("figure17", tmp_path / "new", [0, 1, 2, 3, 4], OLD)
+    write("figure17", tmp_path / "new", [5, 6, 7, 8, 9], OLD)
     shutil.rmtree(tmp_path / "new" / "proxy" / "table1")
     go("figure17", tmp_path / "new", expected, add=True)
     raw = json.loads((expected / "proxy" / "nvidia_h200" / "figure17.records.json").read_text())
