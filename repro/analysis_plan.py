@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from repro.evidence import verdict
+from repro.evidence.origins import PLAN_INPUT
 from repro.evidence.provenance import source_commit
 from repro.evidence.record import Record, write_new
 from repro.selection import Selection
@@ -27,7 +28,6 @@ from repro.spec.target import Target
 from repro.spec.tier import Tier
 from repro.targets import TARGETS, runs_of
 
-_KEY = "plan:"
 STATISTICS = {
     "version": 1,
     "alpha": verdict.ALPHA,
@@ -105,7 +105,7 @@ def plan_inputs(run: RunConfig) -> dict[str, str]:
     if run.tier != Tier.PROXY.value:
         return {}
     return {
-        f"{_KEY}{name}": plan_digest(name, Tier.PROXY)
+        f"{PLAN_INPUT}{name}": plan_digest(name, Tier.PROXY)
         for name in _readers(run.target, run.arm.name)
     }
 
@@ -115,7 +115,7 @@ def plan_refusal(selection: Selection, record: Record) -> str | None:
     target, tier = selection.target, selection.tier
     if not needs_plan(target, tier):
         return None
-    found = record.inputs.get(f"{_KEY}{target.name}")
+    found = record.inputs.get(f"{PLAN_INPUT}{target.name}")
     if found is None:
         return f"it ran before {target.name} had an analysis plan"
     if found != plan_digest(target.name, tier):
@@ -128,7 +128,7 @@ def plan_refusal(selection: Selection, record: Record) -> str | None:
 
 def write_plans(runs: Sequence[RunConfig], folder: Path) -> list[Path]:
     """Write the plans of all targets that read `runs`, unless they are there; return new paths."""
-    names = {key.removeprefix(_KEY) for run in runs for key in plan_inputs(run)}
+    names = {key.removeprefix(PLAN_INPUT) for run in runs for key in plan_inputs(run)}
     place = folder / Tier.PROXY.value / "plans"
     written = []
     for name in sorted(names):

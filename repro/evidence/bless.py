@@ -121,7 +121,7 @@ def _require_fit(
             f"{where}: made from a source tree with changes, or whose state is not known "
             f"({', '.join(dirty)}); commit and run again"
         )
-    together = refusal(every, several=tier is not Tier.SYSTEMS)
+    together = refusal(every, target=target.name, several=tier is not Tier.SYSTEMS)
     if together:
         raise BlessError(f"{where}: {together}")
     devices = devices_of(every)

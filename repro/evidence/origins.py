@@ -3,9 +3,9 @@
 Records of several commits may stand together where no comparison crosses a commit: every seed, all
 its arms and those shared with other targets included, is of one commit; every record's sources have
 the digest of the commit that it names; and an arm's seeds differ in nothing but the seed: the same
-configuration, and the same inputs, analysis plans among them. Arms are compared seed by seed, so
-what another commit may have changed moves both arms of a pair. Timings are of the code itself: at
-the systems tier one commit stays the rule.
+configuration, and the same inputs, the target's analysis plan among them. Arms are compared seed by
+seed, so what another commit may have changed moves both arms of a pair. Timings are of the code
+itself: at the systems tier one commit stays the rule.
 """
 
 from __future__ import annotations
@@ -17,6 +17,9 @@ from repro.evidence.environment import device_of
 from repro.evidence.provenance import digest_of_commit
 from repro.evidence.record import Record
 from repro.spec.config import digest_of
+
+# Before a target's name: a record's input that is the digest of that target's analysis plan.
+PLAN_INPUT = "plan:"
 
 _SHORT = 12
 
@@ -68,13 +71,15 @@ def is_clean(record: Record) -> bool:
     return not record.dirty and (committed is None or recorded == committed)
 
 
-def refusal(records: Sequence[Record], *, several: bool) -> str | None:
+def refusal(records: Sequence[Record], *, target: str, several: bool) -> str | None:
     """Return why records must not stand together, or None.
 
     Parameters
     ----------
     records
         Every record of a target: its own, failed ones, and those of arms that it shares.
+    target
+        Its name.
     several
         Whether seeds may be of different commits at all.
     """
@@ -95,18 +100,24 @@ def refusal(records: Sequence[Record], *, several: bool) -> str | None:
                 f"{where}, and the sources of {record.arm}, seed {record.seed}, are not shown to "
                 f"be those of {record.commit}"
             )
-    return _difference(records, where)
+    return _difference(records, where, target)
 
 
-def _difference(records: Sequence[Record], where: str) -> str | None:
-    """Return in what an arm's seeds differ besides the seed, or None."""
+def _difference(records: Sequence[Record], where: str, target: str) -> str | None:
+    """Return in what an arm's seeds differ besides the seed, or None.
+
+    Of analysis plans that of `target` counts: another that reads an arm may have been planned anew
+    since, for other seeds of it.
+    """
+    plans = {f"{PLAN_INPUT}{target}"}
     first: dict[tuple[str, str], Record] = {}
     for record in records:
         other = first.setdefault((record.target, record.arm), record)
         pair = f"seeds {other.seed} and {record.seed} of {record.arm}"
         if _without_seed(record) != _without_seed(other):
             return f"{where}, and {pair} are of different configurations"
-        for key in sorted(record.inputs.keys() & other.inputs.keys()):
+        shared = record.inputs.keys() & other.inputs.keys()
+        for key in sorted(key for key in shared if key in plans or not key.startswith(PLAN_INPUT)):
             if record.inputs[key] != other.inputs[key]:
                 return f"{where}, and {pair} had different {key.replace('_', ' ')}"
     return None

@@ -179,6 +179,17 @@ def test_seeds_that_were_not_run_alike_are_refused(
     assert not (expected / "proxy").exists()
 
 
+def test_another_target_that_reads_an_arm_may_have_been_planned_anew(
+    tmp_path: Path, expected: Path, write: Writer
+) -> None:
+    runs = tmp_path / "runs"
+    write("table1", runs, [0, 1, 2, 3, 4], OLD, other_input("plan:figure17"))
+    write("table1", runs, [5, 6, 7, 8, 9], NEW)
+    go("table1", runs, expected)
+    raw = json.loads((expected / "proxy" / "nvidia_h200" / "table1.records.json").read_text())
+    assert {record["seed"] for record in raw["records"]} == set(range(10))
+
+
 def test_an_arm_shared_with_another_target_counts(
     tmp_path: Path, expected: Path, write: Writer, proxy_record: Callable[..., Record]
 ) -> None:
@@ -223,11 +234,15 @@ def test_shared_arms_come_from_the_blessed_records_too(
 def test_timings_stay_with_one_commit(made_up_record: Callable[..., Record]) -> None:
     (selection,) = select(["table1"], tier="smoke")
     records = [at(made_up_record(run), OLD if run.seed < 3 else NEW) for run in selection.plan(5)]
-    assert origins.refusal(records, several=True) is None
-    assert "timings are of the code" in str(origins.refusal(records, several=False))
+    assert origins.refusal(records, target="table1", several=True) is None
+    assert "timings are of the code" in str(
+        origins.refusal(records, target="table1", several=False)
+    )
     settings = records[-1].config | {"seed": 4, "scale": {"steps": 7}}
     records[-1] = dataclasses.replace(records[-1], config=settings)
-    assert "different configurations" in str(origins.refusal(records, several=True))
+    assert "different configurations" in str(
+        origins.refusal(records, target="table1", several=True)
+    )
 
 
 def test_commits_are_named_with_their_seeds(made_up_record: Callable[..., Record]) -> None:
