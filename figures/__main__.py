@@ -186,14 +186,24 @@ def load(runs: Path, tier: str, target: str) -> list[Record]:
 
 
 def places(runs: Path, tier: str, name: str) -> list[tuple[Path, str]]:
-    """Return the paths of a target's records, those that it shares included, and their arms."""
+    """Return the paths of a target's records, those that it shares included, and their arms.
+
+    Of arms that it shares, the seeds of its own: their home may have more, and a picture should
+    show what is compared.
+    """
     found = [(path, path.parent.name) for path in iterate_records(runs, tier, name)]
+    seeds = {_seed_name(path) for path, _ in found}
     for target in TARGETS:
         if target.name == name:
             for arm, (home, recorded) in target.shared.items():
                 folder = record_folder(tier, home.name, recorded, runs)
-                found += [(path, arm) for path in sorted(folder.glob("seed-*.json"))]
+                paths = sorted(folder.glob("seed-*.json"))
+                found += [(path, arm) for path in paths if not seeds or _seed_name(path) in seeds]
     return found
+
+
+def _seed_name(path: Path) -> str:
+    return path.name.split(".")[0]
 
 
 def figures_of(

@@ -152,7 +152,8 @@ def _in_short(paper: Sequence[Row], training: Sequence[Row]) -> list[str]:
         "## In short",
         "",
         f"- Of {len(paper)} different statements of the paper that can be put to these policies, "
-        f"{counts['reproduced']} hold, {counts['contradicted']} do not, "
+        f"{counts['reproduced']} hold{'s' if counts['reproduced'] == 1 else ''}, "
+        f"{counts['contradicted']} do{'es' if counts['contradicted'] == 1 else ''} not, "
         f"{counts['inconclusive']} cannot be told, {counts['not run']} were not run.",
     ]
     for status, words in (("reproduced", "Holds"), ("contradicted", "Does not hold")):

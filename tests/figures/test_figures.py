@@ -15,7 +15,7 @@ import pytest
 from scipy import stats
 
 from figures import accuracy, entropy, operations, reward, roofline
-from figures.__main__ import main
+from figures.__main__ import main, places
 from figures.curves import curve_rows, smooth
 from figures.palette import COLOURS, colour, order, short, spread
 from repro.blessed import unpack
@@ -95,6 +95,18 @@ def test_controls_have_a_panel_of_their_own() -> None:
     assert len(paper.collections) == 3
     labels = {text.get_text() for text in paper.texts}
     assert labels == {"BF16 full", "BF16 LoRA", "NVFP4 LoRA"}
+
+
+def test_shared_arms_are_drawn_at_the_seeds_of_a_targets_own(tmp_path: Path) -> None:
+    for target, arm, seeds in (("table1", "nvfp4_lora_aqn", 10), ("figure10", "rank_64", [5, 6])):
+        for run in plan(find(target), Tier.PROXY, seeds, [arm]):
+            now = datetime.now(UTC)
+            record_of(run, metrics={}, environment={}, started=now).write(tmp_path)
+    found = sorted((arm, path.name) for path, arm in places(tmp_path, "proxy", "figure10"))
+    assert found == [
+        (arm, f"seed-{seed}.json") for arm in ("rank_32", "rank_64") for seed in (5, 6)
+    ]
+    assert len(places(tmp_path, "proxy", "table1")) == 10
 
 
 def test_a_line_shows_the_rows_it_was_given() -> None:
