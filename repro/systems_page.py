@@ -14,7 +14,7 @@ from statistics import median
 
 from repro.check import Checked
 from repro.evidence.paper import paper_cells
-from repro.report_tables import origin_text, stated_bars
+from repro.report_tables import origin_text, quantity, stated_bars
 from repro.spec.tier import Tier
 from repro.systems_rates import against, comparisons, span
 from repro.systems_tables import bar_table, rate_table, step_table, table
@@ -133,7 +133,9 @@ def _short(groups: Mapping[str, Sequence[Checked]], expected: Path) -> list[str]
             # The bars are of the arms, not of a pair: they are counted once.
             held = ""
         if checks and not found:
-            rows.append([asks, *_step_spans(checks, expected), _claims(checks), held])
+            printed, measured = _step_spans(checks, expected)
+            measured = measured or "; ".join(_headline(checked) for checked in checks)
+            rows.append([asks, printed, measured, _claims(checks), held])
     heads = ["question", "ratio in the paper", "measured", "claims", "this suite's bars"]
     return table(heads, rows)[:-1] if rows else ["No records are blessed yet."]
 
@@ -156,6 +158,15 @@ def _step_spans(checks: Sequence[Checked], expected: Path) -> list[str]:
                 cell = cells.get(metric.name.replace("_b", "_"))
                 printed += [cell.value] if values and cell is not None else []
     return [span(printed), span(measured)]
+
+
+def _headline(checked: Checked) -> str:
+    """Return the target's own first number, of the arm that it is about: its last."""
+    target = checked.selection.target
+    metric = target.metric(target.headline)
+    values = checked.evidence.values(metric.name)
+    of_arm = values.get(target.arms[-1].name, {})
+    return f"{metric.title} {quantity(median(of_arm.values()), metric.unit)}" if of_arm else ""
 
 
 def _claims(checks: Sequence[Checked]) -> str:

@@ -112,6 +112,14 @@ def test_a_block_links_what_was_drawn_and_names_what_is_not_blessed(tmp_path: Pa
     ]
 
 
+def test_a_question_without_ratios_is_answered_by_its_targets_first_numbers(tmp_path: Path) -> None:
+    checked = checked_of("memory")
+    write = systems_writers(lambda: [checked], EXPECTED, tmp_path / "systems.md")["systems_short"]
+    (row,) = [line for line in write() if line.startswith("| memory of a GRPO step")]
+    (peak,) = checked.evidence.values("peak_bytes_32b_b8")["nvfp4_lora"].values()
+    assert f"peak memory, 32b_b8 {peak / 2**30:.1f} GiB" in row
+
+
 def test_blocks_and_page_name_the_same() -> None:
     targets = [name for block in BLOCKS.values() for name in block.targets]
     assert [find(name).name for name in targets] == targets
