@@ -163,9 +163,10 @@ def _step_spans(checks: Sequence[Checked], expected: Path) -> list[str]:
 def _headline(checked: Checked) -> str:
     """Return the target's own first number, of the arm that it is about: its last."""
     target = checked.selection.target
+    if target.headline is None:
+        return ""
     metric = target.metric(target.headline)
-    values = checked.evidence.values(metric.name)
-    of_arm = values.get(target.arms[-1].name, {})
+    of_arm = checked.evidence.values(metric.name).get(target.arms[-1].name, {})
     return f"{metric.title} {quantity(median(of_arm.values()), metric.unit)}" if of_arm else ""
 
 
