@@ -13,7 +13,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from figures.captions import caption, rate_of
-from figures.palette import colour, new_figure, order, short
+from figures.layout import new_figure
+from figures.palette import colour, order, short
 from repro.evidence.paper import PaperCell
 from repro.evidence.record import Record
 from repro.evidence.statistics import mean_interval

@@ -14,7 +14,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from figures.captions import caption, rate_of
-from figures.palette import CONTROLS, colour, dash, name_line, new_figure, order, spread, tidy
+from figures.layout import name_line, new_figure, spread, tidy
+from figures.palette import CONTROLS, colour, dash, order
 from repro.evidence.record import Record
 from repro.evidence.statistics import mean_interval
 

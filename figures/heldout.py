@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from matplotlib.figure import Figure
 
 from figures.captions import caption, rate_of
-from figures.palette import colour, dash, name_line, new_figure, order, spread, tidy
+from figures.layout import name_line, new_figure, spread, tidy
+from figures.palette import colour, dash, order
 from repro.evidence.record import Record
 from repro.evidence.statistics import mean_interval
 

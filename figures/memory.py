@@ -17,7 +17,8 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
-from figures.palette import colour, frame, new_figure, order, short
+from figures.layout import frame, new_figure
+from figures.palette import colour, order, short
 from figures.rates import Bars
 from repro.evidence.record import Record
 

@@ -16,7 +16,7 @@ from statistics import fmean
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from figures.palette import new_figure, tidy
+from figures.layout import new_figure, tidy
 from repro.evidence.record import Record
 
 NAME = "operations"

@@ -1,162 +1,150 @@
-"""One colour and one order an arm, the same in every figure; broken lines have added noise.
+"""One look, one label and one place in the order an arm, the same in every figure.
 
-Colours are told apart by people with the common kinds of colour blindness, and by lightness in
-print; direct labels at the ends of lines stand in place of a legend wherever there is room.
+A look is a colour and a kind of line. Arms that are a variant of one in Table 1 keep its colour
+and have another line; broken lines have added noise, but for the sweep of learning rates, where
+the line says the rate. Of two arms in one picture, those with lines of one kind have colours that
+are told apart by people with the common kinds of colour blindness, too (a test says so for every
+target).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from textwrap import wrap
+from dataclasses import dataclass
 
-from matplotlib.artist import Artist
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
-from matplotlib.layout_engine import ConstrainedLayoutEngine
+Line = str | tuple[float, tuple[float, ...]]
 
-COLOURS = {
-    "bf16": "#7f7f7f",
-    "nf4": "#c9a227",
-    "mxfp4": "#66a3c7",
-    "nvfp4": "#d98880",
-    "bf16_full": "#000000",
-    "bf16_lora": "#5a5a5a",
-    "bf16_lora_aqn": "#5a5a5a",
-    "nf4_lora": "#b8860b",
-    "nf4_lora_aqn": "#b8860b",
-    "mxfp4_lora": "#2f7fb5",
-    "mxfp4_lora_aqn": "#2f7fb5",
-    "nvfp4_lora": "#c0392b",
-    "nvfp4_lora_aqn": "#6c3483",
-    "nf4_lora_bitsandbytes": "#17807e",
-    "nvfp4_lora_released": "#a0522d",
-    "bf16_lora_random_reward": "#8c8c8c",
-    "bf16_lora_format_reward": "#3f8f5f",
+_DOTS: Line = ":"
+_DASHES: Line = "--"
+_DASH_DOT: Line = "-."
+_DASH_DOTS: Line = (0.0, (5.0, 1.5, 1.0, 1.5, 1.0, 1.5))
+
+_BF16, _NF4, _MXFP4, _NVFP4, _AQN = "#5a5a5a", "#b8860b", "#2f7fb5", "#c0392b", "#6c3483"
+_FULL, _TEAL, _SIENNA, _PINK = "#000000", "#17807e", "#a0522d", "#b04a8f"
+# Formats without training: lighter.
+_PALE = {"bf16": "#7f7f7f", "nf4": "#c9a227", "mxfp4": "#66a3c7", "nvfp4": "#d98880"}
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """How an arm is drawn and what it is called: label, colour, kind of line."""
+
+    label: str
+    colour: str
+    line: Line = "-"
+
+
+_UNTRAINED = {name: Look(name.upper(), tone) for name, tone in _PALE.items()}
+_TABLE1 = {
+    "bf16_full": Look("BF16 full", _FULL),
+    "bf16_lora": Look("BF16 LoRA", _BF16),
+    "bf16_lora_aqn": Look("BF16 LoRA + AQN", _BF16, _DASHES),
+    "nf4_lora": Look("NF4 LoRA", _NF4),
+    "nf4_lora_aqn": Look("NF4 LoRA + AQN", _NF4, _DASHES),
+    "mxfp4_lora": Look("MXFP4 LoRA", _MXFP4),
+    "mxfp4_lora_aqn": Look("MXFP4 LoRA + AQN", _MXFP4, _DASHES),
+    "nvfp4_lora": Look("NVFP4 LoRA", _NVFP4),
+    "nvfp4_lora_aqn": Look("NVFP4 LoRA + AQN", _AQN, _DASHES),
 }
-SHORT = {
-    "bf16": "BF16",
-    "nf4": "NF4",
-    "mxfp4": "MXFP4",
-    "nvfp4": "NVFP4",
-    "bf16_full": "BF16 full",
-    "bf16_lora": "BF16 LoRA",
-    "nf4_lora": "NF4 LoRA",
-    "mxfp4_lora": "MXFP4 LoRA",
-    "nvfp4_lora": "NVFP4 LoRA",
-    "bf16_lora_aqn": "BF16 LoRA + AQN",
-    "nf4_lora_aqn": "NF4 LoRA + AQN",
-    "mxfp4_lora_aqn": "MXFP4 LoRA + AQN",
-    "nvfp4_lora_aqn": "NVFP4 LoRA + AQN",
-    "nf4_lora_bitsandbytes": "NF4 LoRA, bitsandbytes",
-    "nvfp4_lora_released": "NVFP4 LoRA, released code",
-    "bf16_lora_random_reward": "random reward",
-    "bf16_lora_format_reward": "format reward only",
+_PRODUCTS = {
+    "nf4_lora_bitsandbytes": Look("NF4 LoRA, bitsandbytes", _TEAL),
+    "nvfp4_lora_released": Look("NVFP4 LoRA, released code", _SIENNA),
 }
+_REWARDS = {
+    "bf16_lora_random_reward": Look("random reward", "#8c8c8c"),
+    "bf16_lora_format_reward": Look("format reward only", "#6fbf8f"),
+    "bf16_lora_answer": Look("BF16 LoRA, answer alone", _BF16),
+    "nvfp4_lora_answer": Look("NVFP4 LoRA, answer alone", _NVFP4),
+    "nvfp4_lora_aqn_answer": Look("NVFP4 LoRA + AQN, answer alone", _AQN, _DASHES),
+}
+_SCHEDULES = {
+    "aqn_exponential": Look("AQN, exponential", _AQN, _DASHES),
+    "aqn_linear": Look("AQN, linear", _TEAL, _DASH_DOT),
+    "aqn_cosine": Look("AQN, cosine", _SIENNA, _DOTS),
+    "aqn_logarithmic": Look("AQN, logarithmic", _PINK, _DASH_DOTS),
+}
+_RANKS = {
+    "rank_16": Look("rank 16", _TEAL, _DOTS),
+    "rank_32": Look("rank 32", _AQN, _DASHES),
+    "rank_64": Look("rank 64", _SIENNA, _DASH_DOT),
+    "rank_128": Look("rank 128", _PINK, _DASH_DOTS),
+}
+_RATES = {
+    "qerl_5e6": Look("QeRL, 0.5 x rate", _AQN, _DASHES),
+    "qerl_3e5": Look("QeRL, 3 x rate", _TEAL, _DASH_DOT),
+    "lora_5e6": Look("BF16 LoRA, 1 x rate", _BF16),
+    "lora_3e5": Look("BF16 LoRA, 6 x rate", _PINK, _DASH_DOT),
+}
+_SWEEP = {
+    f"{name}_{rate}": Look(f"{look.label}, {rate} rate", look.colour, line)
+    for name, look in _TABLE1.items()
+    for rate, line in (("low", _DOTS), ("middle", _DASH_DOT), ("high", "-"))
+}
+_NORMS = {
+    "bf16_lora_norms": Look("BF16 LoRA, norms too", _BF16, _DOTS),
+    "nvfp4_lora_norms": Look("NVFP4 LoRA, norms too", _NVFP4, _DOTS),
+    "nvfp4_lora_aqn_norms": Look("NVFP4 LoRA + AQN, norms too", _AQN, _DASH_DOT),
+}
+_REACH = {
+    "aqn_shared": Look("AQN, shared with trainer", _TEAL, _DASH_DOT),
+    "aqn_corrected": Look("AQN, corrected", _NF4, _DOTS),
+    "aqn_sampler_ratio": Look("AQN, ratio to sampler", _PINK, _DASH_DOTS),
+}
+_MATCHED = {
+    f"bf16_lora_noise_as_{name}": Look(f"BF16 LoRA, noise as {name.upper()}", tone, _DOTS)
+    for name, tone in (("nf4", _NF4), ("mxfp4", _MXFP4), ("nvfp4", _NVFP4))
+}
+_START = {
+    "bf16_noisy": Look("BF16 + AQN", _BF16, _DASHES),
+    "nvfp4_noisy": Look("NVFP4 + AQN", _AQN, _DASHES),
+    "bf16_noise_as_nf4": Look("BF16, noise as NF4", _PALE["nf4"], _DOTS),
+    "bf16_noise_as_mxfp4": Look("BF16, noise as MXFP4", _PALE["mxfp4"], _DOTS),
+    "bf16_noise_as_nvfp4": Look("BF16, noise as NVFP4", _PALE["nvfp4"], _DOTS),
+}
+_RELEASED = {
+    "as_published_bf16": Look("as published, BF16", _BF16),
+    "as_published": Look("as published, inert noise", _NVFP4),
+    "as_released": Look("as published, acting noise", _AQN, _DASHES),
+}
+_SUPERVISED = {
+    "bf16_sft": Look("BF16 SFT", _BF16),
+    "bf16_sft_aqn": Look("BF16 SFT + AQN", _BF16, _DASHES),
+    "nvfp4_sft": Look("NVFP4 SFT", _NVFP4),
+    "nvfp4_sft_aqn": Look("NVFP4 SFT + AQN", _AQN, _DASHES),
+}
+# In the order of the paper's table, then of its figures, then the controls.
+LOOKS: dict[str, Look] = (
+    _UNTRAINED | _TABLE1 | _PRODUCTS | _REWARDS | _SCHEDULES | _RANKS | _RATES | _SWEEP
+    | _NORMS | _REACH | _MATCHED | _START | _RELEASED | _SUPERVISED
+)  # fmt: skip
 CONTROLS = ("bf16_lora_random_reward", "bf16_lora_format_reward")
 _WORDS = {name: name.upper() for name in ("bf16", "nf4", "mxfp4", "nvfp4", "aqn")} | {
     "lora": "LoRA"
 }
-# Letters of a note in an inch, at its size.
-_LETTERS = 14
-_SPARE = ("#17807e", "#a0522d", "#44557a", "#b04a8f")
+
+
+def look(arm: str) -> Look:
+    """Return the arm's look; one that no target declares any more is pale and dotted."""
+    words = " ".join(_WORDS.get(word, word) for word in arm.split("_"))
+    return LOOKS.get(arm, Look(words, "#9a9a9a", _DOTS))
 
 
 def colour(arm: str) -> str:
-    """Return the arm's colour; an unknown arm gets one of a few spare ones by its name."""
-    return COLOURS.get(arm, _SPARE[sum(map(ord, arm)) % len(_SPARE)])
+    """Return the arm's colour."""
+    return look(arm).colour
 
 
-def dash(arm: str) -> str:
-    """Return the arm's kind of line: broken with added noise, whole without."""
-    return "--" if arm.endswith("_aqn") else "-"
+def dash(arm: str) -> Line:
+    """Return the arm's kind of line."""
+    return look(arm).line
 
 
 def short(arm: str) -> str:
     """Return the arm's short label."""
-    return SHORT.get(arm, " ".join(_WORDS.get(word, word) for word in arm.split("_")))
+    return look(arm).label
 
 
 def order(arms: Sequence[str]) -> list[str]:
-    """Return the arms in the order of the paper's table, unknown ones last."""
-    known = list(COLOURS)
+    """Return the arms in the order of the looks, unknown ones last."""
+    known = list(LOOKS)
     return sorted(arms, key=lambda arm: (known.index(arm) if arm in known else len(known), arm))
-
-
-def new_figure(width: float, height: float) -> Figure:
-    """Return an empty figure, in inches, drawn without any window."""
-    return Figure(figsize=(width, height), layout="constrained")
-
-
-def tidy(axes: Axes) -> None:
-    """Leave only what carries information: no box, light grid lines behind the data."""
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.grid(axis="y", color="#e6e6e6", linewidth=0.8)
-    axes.set_axisbelow(True)
-
-
-def frame(figure: Figure, title: str, note: str, keys: Sequence[Artist]) -> None:
-    """Write the title, the keys of the legend below it, and the note at the foot.
-
-    What is drawn stays below the keys; the note is broken where the figure ends.
-    """
-    width, height = figure.get_size_inches()
-    figure.text(0.01, 1 - 0.08 / height, title, fontsize=12, va="top")
-    place = (0.003, 1 - 0.30 / height)
-    figure.legend(handles=list(keys), loc="upper left", bbox_to_anchor=place, ncols=6,
-                  frameon=False, fontsize=8.5, borderaxespad=0.2)  # fmt: skip
-    engine = figure.get_layout_engine()
-    assert isinstance(engine, ConstrainedLayoutEngine)
-    engine.set(rect=(0.006, 0, 0.988, 1 - 0.58 / height))
-    lines = [part for line in note.split("\n") for part in wrap(line, int(_LETTERS * width))]
-    figure.supxlabel("\n".join(lines), x=0.01, ha="left", fontsize=8, color="#505050")
-
-
-def name_line(axes: Axes, arm: str, *, end: tuple[float, float], at: tuple[float, float]) -> None:
-    """Write an arm's short label at `at`, joined to the `end` of its line by a thin stroke."""
-    axes.annotate(
-        short(arm),
-        xy=end,
-        xytext=at,
-        color=colour(arm),
-        fontsize=8.5,
-        va="center",
-        annotation_clip=False,
-        arrowprops={
-            "arrowstyle": "-",
-            "color": colour(arm),
-            "linewidth": 0.6,
-            "relpos": (0, 0.5),
-            "shrinkA": 1,
-            "shrinkB": 0,
-        },
-    )
-
-
-def spread(positions: Sequence[float], gap: float) -> list[float]:
-    """Return the positions moved apart so that neighbours are at least `gap` apart.
-
-    Their order stays, and so does the middle of each crowd.
-    """
-    order_of = sorted(range(len(positions)), key=lambda index: positions[index])
-    crowds: list[list[int]] = []
-    for index in order_of:
-        crowds.append([index])
-        while len(crowds) > 1 and _bottom(crowds[-1], positions, gap) < (
-            _top(crowds[-2], positions, gap) + gap
-        ):
-            last = crowds.pop()
-            crowds[-1] += last
-    placed = [0.0] * len(positions)
-    for crowd in crowds:
-        for place, index in enumerate(crowd):
-            placed[index] = _bottom(crowd, positions, gap) + place * gap
-    return placed
-
-
-def _bottom(crowd: Sequence[int], positions: Sequence[float], gap: float) -> float:
-    centre = sum(positions[index] for index in crowd) / len(crowd)
-    return centre - gap * (len(crowd) - 1) / 2
-
-
-def _top(crowd: Sequence[int], positions: Sequence[float], gap: float) -> float:
-    return _bottom(crowd, positions, gap) + gap * (len(crowd) - 1)

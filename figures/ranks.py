@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from figures.palette import frame, new_figure, tidy
+from figures.layout import frame, new_figure, tidy
 from figures.rates import RateRow, arms, by_rank, draw_line, keys, line_of, models
 from repro.evidence.paper import PaperCell
 from repro.evidence.record import Record

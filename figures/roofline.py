@@ -15,7 +15,8 @@ from statistics import median
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from figures.palette import colour, frame, new_figure, order, short, tidy
+from figures.layout import frame, new_figure, tidy
+from figures.palette import colour, order, short
 from repro.evidence.record import Record
 
 NAME = "roofline"

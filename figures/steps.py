@@ -15,7 +15,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
-from figures.palette import frame, new_figure, order, short
+from figures.layout import frame, new_figure
+from figures.palette import order, short
 from repro.evidence.paper import PaperCell
 from repro.evidence.record import Record
 

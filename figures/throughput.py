@@ -14,7 +14,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator
 
-from figures.palette import colour, frame, new_figure, tidy
+from figures.layout import frame, new_figure, tidy
+from figures.palette import colour
 from figures.rates import (
     Bars,
     RateRow,

@@ -17,7 +17,8 @@ from scipy import stats
 from figures import accuracy, entropy, operations, reward, roofline
 from figures.__main__ import main, places
 from figures.curves import curve_rows, smooth
-from figures.palette import COLOURS, colour, order, short, spread
+from figures.layout import spread
+from figures.palette import LOOKS, colour, order, short
 from repro.blessed import unpack
 from repro.evidence.paper import PaperCell
 from repro.evidence.record import Estimate, Record, parse_record, record_of
@@ -113,7 +114,7 @@ def test_a_line_shows_the_rows_it_was_given() -> None:
     rows = reward.rows(made_up(["nvfp4_lora"], 3))
     line = reward.draw(rows).axes[0].lines[0]
     np.testing.assert_allclose(line.get_ydata(), [row.mean for row in rows])
-    assert line.get_color() == COLOURS["nvfp4_lora"]
+    assert line.get_color() == LOOKS["nvfp4_lora"].colour
 
 
 def test_the_accuracy_rows_carry_interval_seeds_and_the_papers_values() -> None:

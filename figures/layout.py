@@ -1,0 +1,99 @@
+"""What pictures share besides colours: an empty figure, its frame of text, labels at lines' ends.
+
+Direct labels at the ends of lines stand in place of a legend wherever there is room.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from textwrap import wrap
+
+from matplotlib.artist import Artist
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.layout_engine import ConstrainedLayoutEngine
+
+from figures.palette import colour, short
+
+# Letters of a note in an inch, at its size.
+_LETTERS = 14
+
+
+def new_figure(width: float, height: float) -> Figure:
+    """Return an empty figure, in inches, drawn without any window."""
+    return Figure(figsize=(width, height), layout="constrained")
+
+
+def tidy(axes: Axes) -> None:
+    """Leave only what carries information: no box, light grid lines behind the data."""
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.grid(axis="y", color="#e6e6e6", linewidth=0.8)
+    axes.set_axisbelow(True)
+
+
+def frame(figure: Figure, title: str, note: str, keys: Sequence[Artist]) -> None:
+    """Write the title, the keys of the legend below it, and the note at the foot.
+
+    What is drawn stays below the keys; the note is broken where the figure ends.
+    """
+    width, height = figure.get_size_inches()
+    figure.text(0.01, 1 - 0.08 / height, title, fontsize=12, va="top")
+    place = (0.003, 1 - 0.30 / height)
+    figure.legend(handles=list(keys), loc="upper left", bbox_to_anchor=place, ncols=6,
+                  frameon=False, fontsize=8.5, borderaxespad=0.2)  # fmt: skip
+    engine = figure.get_layout_engine()
+    assert isinstance(engine, ConstrainedLayoutEngine)
+    engine.set(rect=(0.006, 0, 0.988, 1 - 0.58 / height))
+    lines = [part for line in note.split("\n") for part in wrap(line, int(_LETTERS * width))]
+    figure.supxlabel("\n".join(lines), x=0.01, ha="left", fontsize=8, color="#505050")
+
+
+def name_line(axes: Axes, arm: str, *, end: tuple[float, float], at: tuple[float, float]) -> None:
+    """Write an arm's short label at `at`, joined to the `end` of its line by a thin stroke."""
+    axes.annotate(
+        short(arm),
+        xy=end,
+        xytext=at,
+        color=colour(arm),
+        fontsize=8.5,
+        va="center",
+        annotation_clip=False,
+        arrowprops={
+            "arrowstyle": "-",
+            "color": colour(arm),
+            "linewidth": 0.6,
+            "relpos": (0, 0.5),
+            "shrinkA": 1,
+            "shrinkB": 0,
+        },
+    )
+
+
+def spread(positions: Sequence[float], gap: float) -> list[float]:
+    """Return the positions moved apart so that neighbours are at least `gap` apart.
+
+    Their order stays, and so does the middle of each crowd.
+    """
+    order_of = sorted(range(len(positions)), key=lambda index: positions[index])
+    crowds: list[list[int]] = []
+    for index in order_of:
+        crowds.append([index])
+        while len(crowds) > 1 and _bottom(crowds[-1], positions, gap) < (
+            _top(crowds[-2], positions, gap) + gap
+        ):
+            last = crowds.pop()
+            crowds[-1] += last
+    placed = [0.0] * len(positions)
+    for crowd in crowds:
+        for place, index in enumerate(crowd):
+            placed[index] = _bottom(crowd, positions, gap) + place * gap
+    return placed
+
+
+def _bottom(crowd: Sequence[int], positions: Sequence[float], gap: float) -> float:
+    centre = sum(positions[index] for index in crowd) / len(crowd)
+    return centre - gap * (len(crowd) - 1) / 2
+
+
+def _top(crowd: Sequence[int], positions: Sequence[float], gap: float) -> float:
+    return _bottom(crowd, positions, gap) + gap * (len(crowd) - 1)
