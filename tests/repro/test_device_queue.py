@@ -46,14 +46,24 @@ def device():
     return os.environ["CUDA_VISIBLE_DEVICES"]
 
 def answers():
-    return not (HEALTH / f"dead-{device()}").exists()
+    dead = (HEALTH / f"dead-{device()}").exists()
+    if dead:
+        (HEALTH / "refused").touch()
+    return not dead
+
+def wait_for(path):
+    for _ in range(3000):
+        if path.exists():
+            return
+        time.sleep(0.02)
+    raise TimeoutError(f"{path} did not come in a minute")
 
 def carry_out(runs, folder, records, progress, should_stop, threads):
     now = datetime.now(UTC)
     started = records / "calls.jsonl"
     if (HEALTH / f"dies-{device()}").exists():
-        while (HEALTH / "both-work").exists() and not started.exists():
-            time.sleep(0.02)
+        if (HEALTH / "both-work").exists():
+            wait_for(started)
         (HEALTH / f"dead-{device()}").touch()
         lose()
     with started.open("a") as file:
@@ -61,6 +71,9 @@ def carry_out(runs, folder, records, progress, should_stop, threads):
         file.write("\\n")
     with (records / "workers").open("a") as file:
         file.write(f"{os.getpid()}\\n")
+    if (HEALTH / "both-work").exists():
+        # Nothing is done before the dying device's next process was asked and did not answer.
+        wait_for(HEALTH / "refused")
     for run in runs:
         if find_record(run, records) is not None:
             continue
