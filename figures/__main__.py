@@ -14,13 +14,26 @@ import sys
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
 import matplotlib
 from matplotlib.figure import Figure
 
-from figures import accuracy, entropy, heldout, operations, reward, roofline, systems
+from figures import (
+    accuracy,
+    contrasts,
+    entropy,
+    heldout,
+    loss,
+    operations,
+    paired,
+    printed,
+    reward,
+    roofline,
+    systems,
+)
 from figures.protocol import origin
 from repro.evidence.expectation import load_expectations
 from repro.evidence.paper import PaperCell, paper_cells
@@ -119,6 +132,9 @@ def draw_found(
         around = operations.rows(mine, bounds(expected, tier, target))
         if around:
             figures[operations.NAME] = operations.draw(around, where, origin(mine))
+        differences = paired_figure(mine, expected, tier, target, where)
+        if differences is not None:
+            figures[paired.NAME] = differences
         for name, figure in figures.items():
             drawn += save(figure, Path(args.out), f"{tier}_{device}{target}_{name}", kinds)
     for name, figure in systems_figures(records, expected):
@@ -132,6 +148,21 @@ def bounds(expected: Path, tier: str, target: str) -> operations.Bounds:
     return {
         (item.arm, item.metric): item.accept for item in load_expectations(expected, tier, target)
     }
+
+
+def paired_figure(
+    records: Sequence[Record], expected: Path, tier: str, name: str, where: str
+) -> Figure | None:
+    """Return the picture of a target's paired differences, None where there are none to draw."""
+    target = next((target for target in TARGETS if target.name == name), None)
+    if target is None or target.procedure not in contrasts.PROCEDURES:
+        return None
+    cells = contrasts.cells(records, target, Tier(tier))
+    if not cells:
+        return None
+    paper = printed.differences(expected, name, list(dict.fromkeys(cell.arms for cell in cells)))
+    stated = f"stated: {target.statement} ({target.source})"
+    return paired.draw(cells, paper, records, stated, where)
 
 
 def systems_figures(
@@ -210,11 +241,15 @@ def figures_of(
     records: Sequence[Record], cells: Sequence[PaperCell], where: str = ""
 ) -> dict[str, Figure]:
     """Return each figure for which there are rows, by its name."""
+    tuned = loss.supervised(records)
+    entropies = partial(entropy.draw, supervised=tuned)
+    heights = partial(heldout.draw, supervised=tuned)
     curves = [
         (reward.NAME, _figure(reward.draw, reward.rows(records), where)),
-        (entropy.NAME, _figure(entropy.draw, entropy.rows(records), where)),
+        (loss.NAME, _figure(loss.draw, loss.rows(records), where)),
+        (entropy.NAME, _figure(entropies, entropy.rows(records), where)),
         (accuracy.NAME, _figure(accuracy.draw, accuracy.rows(records, cells), where)),
-        (heldout.NAME, _figure(heldout.draw, heldout.rows(records), where)),
+        (heldout.NAME, _figure(heights, heldout.rows(records), where)),
     ]
     rows = roofline.rows(records)
     drawn = {name: figure for name, figure in curves if figure is not None}

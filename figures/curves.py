@@ -77,8 +77,11 @@ def smooth(values: Sequence[float | None], window: int) -> list[float | None]:
     return smoothed
 
 
-def draw_curves(rows: Sequence[CurveRow], *, title: str, ylabel: str) -> Figure:
-    """Return the figure: the paper's arms on the left, controls (where recorded) on the right."""
+def draw_curves(rows: Sequence[CurveRow], *, title: str, ylabel: str, note: str = "") -> Figure:
+    """Return the figure: the paper's arms on the left, controls (where recorded) on the right.
+
+    `note` ends the caption's first line.
+    """
     controls = [row for row in rows if row.arm in CONTROLS]
     paper = [row for row in rows if row.arm not in CONTROLS]
     figure = new_figure(10.5 if controls else 7.5, 4.6)
@@ -95,8 +98,9 @@ def draw_curves(rows: Sequence[CurveRow], *, title: str, ylabel: str) -> Figure:
         axes.set_xlabel("training step")
     panels[0][0].set_ylabel(ylabel)
     figure.suptitle(title, fontsize=12, x=0.01, ha="left")
-    note = f"mean and its 95 % t interval, moving average over {WINDOW} steps"
-    figure.supxlabel(caption(rows, note), fontsize=8, color="#555555", x=0.01, ha="left")
+    what = f"mean and its 95 % t interval, moving average over {WINDOW} steps"
+    what = "; ".join(filter(None, [what, note]))
+    figure.supxlabel(caption(rows, what), fontsize=8, color="#555555", x=0.01, ha="left")
     return figure
 
 

@@ -17,10 +17,17 @@ def rows(records: Sequence[Record]) -> list[CurveRow]:
     return curve_rows(records, "entropy")
 
 
-def draw(rows: Sequence[CurveRow], where: str = "") -> Figure:
-    """Return the figure; `where` is said behind its title."""
+def draw(rows: Sequence[CurveRow], where: str = "", *, supervised: bool = False) -> Figure:
+    """Return the figure; `where` is said behind its title.
+
+    Parameters
+    ----------
+    supervised
+        Whether the tokens are those of worked solutions, and not sampled ones.
+    """
+    what = "on the solutions during fine-tuning" if supervised else "during training (after Fig. 5)"
     return draw_curves(
         rows,
-        title=f"Entropy during training (after Fig. 5){where}",
+        title=f"Entropy {what}{where}",
         ylabel="mean token entropy, nats",
     )

@@ -79,8 +79,15 @@ def height(places: Sequence[float], heights: Sequence[float], place: float) -> f
     return heights[left] + share * (heights[right] - heights[left])
 
 
-def draw(rows: Sequence[HeldoutRow], where: str = "") -> Figure:
-    """Return the figure; `where` is said behind its title."""
+def draw(rows: Sequence[HeldoutRow], where: str = "", *, supervised: bool = False) -> Figure:
+    """Return the figure; `where` is said behind its title.
+
+    Parameters
+    ----------
+    supervised
+        Whether the tokens are those of worked solutions, and not sampled ones.
+    """
+    tokens = "training tokens" if supervised else "sampled tokens"
     figure = new_figure(8.0, 4.6)
     axes = figure.subplots()
     tidy(axes)
@@ -109,9 +116,9 @@ def draw(rows: Sequence[HeldoutRow], where: str = "") -> Figure:
         name_line(
             axes, row.arm, end=(row.tokens / 1000, row.mean), at=(1.06 * row.tokens / 1000, place)
         )
-    axes.set_xlabel("sampled training tokens, thousands")
+    axes.set_xlabel(f"{'' if supervised else 'sampled '}training tokens, thousands")
     axes.set_ylabel("held-out accuracy, percent")
-    figure.suptitle(f"Held-out accuracy over sampled tokens{where}", fontsize=12, x=0.01, ha="left")
+    figure.suptitle(f"Held-out accuracy over {tokens}{where}", fontsize=12, x=0.01, ha="left")
     note = caption(rows, "mean and its 95 % t interval, cut at 0 and 100")
     figure.supxlabel(note, fontsize=8, color="#555555", x=0.01, ha="left")
     return figure

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from repro.analysis_plan import needs_plan, plan_refusal
+from repro.evidence.by_prompt import means_by_prompt
 from repro.evidence.environment import device_of
 from repro.evidence.expectation import Expectation, load_expectations
 from repro.evidence.origins import mixed_seeds, seeds_text
@@ -85,14 +86,11 @@ class Evidence:
 
     def values_by_prompt(self, metric: str) -> dict[str, dict[int, float]]:
         """Return {arm: {prompt: mean over seeds}} of the series `<metric>_by_prompt`."""
-        found: dict[str, dict[int, float]] = {}
-        for arm, records in self.records.items():
-            columns = [item.series.get(f"{metric}_by_prompt", []) for item in records.values()]
-            for prompt, values in enumerate(zip(*columns, strict=False)):
-                present = [value for value in values if value is not None]
-                if present and len(present) == len(columns):
-                    found.setdefault(arm, {})[prompt] = sum(present) / len(present)
-        return found
+        found = {
+            arm: means_by_prompt(list(records.values()), metric)
+            for arm, records in self.records.items()
+        }
+        return {arm: values for arm, values in found.items() if values}
 
     @property
     def count(self) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import json
 import subprocess
@@ -14,7 +15,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from figures import accuracy, entropy, operations, reward, roofline
+from figures import accuracy, entropy, loss, operations, reward, roofline
 from figures.__main__ import main, places
 from figures.curves import curve_rows, smooth
 from figures.layout import spread
@@ -87,6 +88,20 @@ def test_a_single_seed_has_a_line_and_no_band() -> None:
     figure = entropy.draw(rows)
     assert len(figure.axes) == 1
     assert not figure.axes[0].collections
+
+
+def test_only_the_loss_of_fine_tuning_is_drawn_and_says_under_which_noise() -> None:
+    trained = made_up(["bf16_lora"], 2)
+    for record in trained:
+        record.series["loss"] = [0.3, 0.1]
+    assert loss.rows(trained) == []
+    assert not loss.supervised(trained)
+    tuned = [dataclasses.replace(record, procedure="finetune") for record in trained]
+    assert loss.supervised(tuned)
+    rows = loss.rows(tuned)
+    assert [(row.step, row.n) for row in rows] == [(1, 2), (2, 2)]
+    caption = loss.draw(rows).get_supxlabel()
+    assert caption.endswith("under each step's own noise")
 
 
 def test_controls_have_a_panel_of_their_own() -> None:
@@ -165,7 +180,7 @@ def test_the_command_draws_png_and_svg_and_the_same_bytes_again(tmp_path: Path) 
     assert main([*line, str(tmp_path / "a")]) == 0
     assert main([*line, str(tmp_path / "b")]) == 0
     names = sorted(path.name for path in (tmp_path / "a").iterdir())
-    figures = ("accuracy", "entropy_curves", "reward_curves")
+    figures = ("accuracy", "entropy_curves", "paired_differences", "reward_curves")
     assert names == [f"smoke_table1_{name}.{kind}" for name in figures for kind in ("png", "svg")]
     for name in names:
         assert (tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes()

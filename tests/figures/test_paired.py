@@ -1,0 +1,253 @@
+"""Paired differences: rows are those of the verdicts, and the picture shows them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+
+import numpy as np
+import pytest
+from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
+from scipy import stats
+
+from figures import contrasts, printed
+from figures.__main__ import main, paired_figure
+from figures.palette import colour
+from repro.evidence.record import Estimate, Record, record_of
+from repro.evidence.verdict import judge
+from repro.spec.target import Target, plan
+from repro.spec.tier import Tier
+from repro.targets import TARGETS, find
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+EXPECTED = ROOT / "expected"
+PROMPTS = 30
+KINDS = ("difference", "non_inferior", "interaction")
+DRAWN = [
+    target.name
+    for target in TARGETS
+    if target.procedure in contrasts.PROCEDURES
+    and Tier.PROXY in target.scales
+    and any(claim.kind in KINDS for claim in target.claims)
+]
+
+
+def made_up(name: str, seeds: int = 5, *, without: Sequence[str] = ()) -> list[Record]:
+    """Return records of a target's arms, shared ones included; nothing here was measured."""
+    rng = np.random.default_rng(11)
+    target = find(name)
+    records = []
+    for arm in target.arms:
+        home, recorded = target.home(arm.name)
+        for run in plan(home, Tier.PROXY, seeds, [recorded]):
+            metrics, series = {}, {}
+            for metric in target.metrics:
+                if metric.name not in without:
+                    value = float(rng.uniform(40, 90) if metric.unit == "percent" else rng.random())
+                    metrics[metric.name] = Estimate(value=value, unit=metric.unit)
+                    series[f"{metric.name}_by_prompt"] = list(rng.random(PROMPTS))
+            record = record_of(
+                run, metrics=metrics, series=series, environment={}, started=datetime.now(UTC)
+            )
+            records.append(replace(record, arm=arm.name))
+    return records
+
+
+def found(name: str, records: Sequence[Record]) -> list[contrasts.Cell]:
+    return contrasts.cells(records, find(name), Tier.PROXY)
+
+
+def picture(name: str, records: Sequence[Record]) -> Figure:
+    figure = paired_figure(records, EXPECTED, "proxy", name, f"; {name}, proxy tier")
+    assert figure is not None
+    return figure
+
+
+def by_key(target: Target, records: Sequence[Record], metric: str, paired_by: str) -> dict:
+    """Return {arm: {seed or prompt: value}} in the shape that verdicts are made of."""
+    values: dict[str, dict[int, float]] = {}
+    for record in records:
+        if paired_by == "prompt":
+            (only,) = [r for r in records if r.arm == record.arm]
+            values[record.arm] = dict(enumerate(only.series[f"{metric}_by_prompt"]))
+        else:
+            values.setdefault(record.arm, {})[record.seed] = record.value(metric)
+    return values
+
+
+@pytest.mark.parametrize("name", DRAWN)
+def test_every_claim_has_a_cell_with_the_effect_and_interval_of_its_verdict(name: str) -> None:
+    target = find(name)
+    claims = [c for c in target.claims if c.kind in KINDS and not c.mechanism]
+    seeds = 1 if claims[0].paired_by == "prompt" else 5
+    records = made_up(name, seeds)
+    cells = found(name, records)
+    metrics = {metric.name: metric for metric in target.metrics}
+    by_seed = {m: by_key(target, records, m, "seed") for m in metrics}
+    by_prompt = {m: by_key(target, records, m, "prompt") for m in metrics} if seeds == 1 else {}
+    for claim, verdict in zip(
+        claims, judge(claims, metrics, by_seed, {}, {}, by_prompt), strict=True
+    ):
+        (cell,) = [
+            cell
+            for cell in cells
+            if cell.claimed
+            and cell.column.metric == claim.metric
+            and cell.arms in (claim.arms, claim.arms[::-1])
+        ]
+        assert cell.claimed == (1 if cell.arms == claim.arms else -1)
+        low, high = sorted((cell.claimed * (cell.low or 0), cell.claimed * (cell.high or 0)))
+        assert (verdict.effect, verdict.low, verdict.high) == pytest.approx(
+            (cell.claimed * cell.mean, low, high)
+        )
+        assert (len(cell.pairs), cell.column.unit) == (verdict.n, verdict.unit)
+        assert cell.claimed * cell.bound == -(claim.margin or 0.0)
+        assert cell.paper == (not claim.source.startswith("not in the paper"))
+
+
+def test_an_interaction_is_the_difference_of_two_differences() -> None:
+    records = made_up("aqn_factorial")
+    value = {(r.arm, r.seed): r.value("accuracy") or 0.0 for r in records}
+    (cell,) = [cell for cell in found("aqn_factorial", records) if cell.arms[0] == "nf4_lora_aqn"
+               and len(cell.arms) == 4]  # fmt: skip
+    nf4, bf16 = (
+        np.array([value[f"{f}_lora_aqn", s] - value[f"{f}_lora", s] for s in range(5)])
+        for f in ("nf4", "bf16")
+    )
+    np.testing.assert_allclose(cell.pairs, nf4 - bf16)
+    low, high = stats.t.interval(0.95, 4, np.mean(nf4 - bf16), stats.sem(nf4 - bf16))
+    assert (cell.low, cell.high) == pytest.approx((low, high))
+
+
+def test_accuracy_down_and_loss_up_is_one_row_with_two_sides() -> None:
+    cells = found("noise_in_sft", made_up("noise_in_sft"))
+    assert [(cell.arms, cell.column.metric, cell.claimed, cell.paper) for cell in cells] == [
+        (arms, metric, side, paper)
+        for arms, paper in (
+            (("nvfp4_sft", "bf16_sft"), True),
+            (("bf16_sft_aqn", "bf16_sft"), False),
+            (("nvfp4_sft_aqn", "nvfp4_sft"), False),
+        )
+        for metric, side in (("accuracy", -1), ("solution_loss", 1))
+    ]
+    assert {cell.column.base[0] for cell in cells} == {"bf16_sft"}
+
+
+def test_a_contrast_that_no_claim_names_in_a_metric_is_shown_without_a_side() -> None:
+    cells = found("matched_noise", made_up("matched_noise"))
+    assert len(cells) == 12
+    assert sum(cell.claimed == 0 for cell in cells) == 6
+
+
+def test_pairs_by_prompt_are_the_prompts_that_both_arms_have() -> None:
+    records = made_up("entropy_start", 1)
+    for record in records:
+        if record.arm == "nf4":
+            record.series["entropy_own_by_prompt"][3] = None
+    counts = {(cell.arms[0], cell.column.metric): len(cell.pairs)
+              for cell in found("entropy_start", records)}  # fmt: skip
+    assert counts["nf4", "entropy_own"] == PROMPTS - 1
+    assert counts["nf4", "entropy_forced"] == counts["mxfp4", "entropy_own"] == PROMPTS
+
+
+def test_contrasts_of_arms_without_values_or_with_one_pair_are_left_out() -> None:
+    records = [record for record in made_up("norms") if record.arm != "bf16_lora_norms"]
+    assert {cell.arms[0] for cell in found("norms", records)} == {
+        "nvfp4_lora_norms",
+        "nvfp4_lora_aqn_norms",
+    }
+    one = [r for r in made_up("norms") if r.seed == 0 or not r.arm.endswith("_norms")]
+    assert found("norms", one) == []
+    assert paired_figure(one, EXPECTED, "proxy", "norms", "") is None
+    assert paired_figure(one, EXPECTED, "proxy", "no_longer_declared", "") is None
+    assert (
+        found("noise_in_sft", made_up("noise_in_sft", without=("accuracy", "solution_loss"))) == []
+    )
+
+
+def test_the_papers_differences_are_those_of_its_cells() -> None:
+    arms = [("nf4", "bf16"), ("mxfp4", "bf16"), ("nvfp4", "bf16"), ("nvfp4_noisy", "nvfp4")]
+    seven, fourteen = printed.differences(EXPECTED, "entropy_start", arms).values()
+    assert seven == pytest.approx({arms[0]: 0.020, arms[1]: 0.067, arms[2]: 0.055})
+    assert fourteen == pytest.approx({arms[2]: 0.03})
+    qerl = ("nvfp4_lora_aqn", "bf16_lora")
+    small, large = printed.differences(EXPECTED, "table1", [qerl]).values()
+    assert (small[qerl], large[qerl]) == pytest.approx((83.7 - 76.1, 90.8 - 88.1))
+    assert printed.differences(EXPECTED, "norms", [qerl]) == {}
+
+
+def test_the_picture_shows_means_intervals_pairs_and_claimed_sides() -> None:
+    records = made_up("noise_in_sft")
+    cells = [c for c in found("noise_in_sft", records) if c.column.metric == "accuracy"]
+    accuracy, loss = picture("noise_in_sft", records).axes
+    dots = [line for line in accuracy.lines if line.get_marker() == "o"]
+    assert [line.get_xdata()[0] for line in dots] == [cell.mean for cell in cells]
+    assert [line.get_color() for line in dots] == [colour(cell.arms[0]) for cell in cells]
+    ticks = [line for line in accuracy.lines if line.get_marker() == "|"]
+    assert [tuple(line.get_xdata()) for line in ticks] == [cell.pairs for cell in cells]
+    for axes, claimed in ((accuracy, -1), (loss, 1)):
+        bars = [patch for patch in axes.patches if isinstance(patch, Rectangle)]
+        assert [np.sign(bar.get_width()) for bar in bars] == [claimed] * 3
+        assert {bar.get_x() for bar in bars} == {0.0}
+    assert (accuracy.get_xlabel(), loss.get_xlabel()) == ("difference, points", "difference, nats")
+
+
+def test_no_worse_begins_at_its_margin_and_prompts_are_not_drawn_one_by_one() -> None:
+    measured = picture("table1", made_up("table1")).axes[0]
+    bars = [patch for patch in measured.patches if isinstance(patch, Rectangle)]
+    assert sorted(bar.get_x() for bar in bars) == [-1.5] + [0.0] * 7
+    own, forced, paper = picture("entropy_start", made_up("entropy_start", 1)).axes
+    assert not [line for axes in (own, forced) for line in axes.lines if line.get_marker() == "|"]
+    assert len([line for line in paper.lines if line.get_marker() in "os"]) == 4
+
+
+@pytest.mark.parametrize("name", DRAWN)
+def test_words_of_the_picture_stay_apart_and_inside_it(name: str) -> None:
+    figure = picture(name, made_up(name, 1 if name == "entropy_start" else 5))
+    figure.draw_without_rendering()
+    left = figure.axes[0]
+    labels = [text.get_window_extent() for text in left.get_yticklabels()]
+    heads = [axes.title.get_window_extent() for axes in figure.axes] + [
+        axes._left_title.get_window_extent() for axes in figure.axes
+    ]
+    heads = [box for box in heads if box.width]
+    ticks = [
+        text.get_window_extent()
+        for axes in figure.axes
+        for text, place in zip(axes.get_xticklabels(), axes.get_xticks(), strict=True)
+        if axes.get_xlim()[0] <= place <= axes.get_xlim()[1]
+    ]
+    feet = [axes.xaxis.label.get_window_extent() for axes in figure.axes]
+    rest = [text.get_window_extent() for text in figure.texts]
+    boxes = [*labels, *heads, *ticks, *feet, *rest, figure.legends[0].get_window_extent()]
+    panels = [axes.get_window_extent() for axes in figure.axes]
+    for index, box in enumerate(boxes):
+        assert figure.bbox.x0 <= box.x0 + 1
+        assert box.x1 <= figure.bbox.x1 + 1
+        assert not [other for other in [*boxes[index + 1 :], *panels] if overlap(box, other)]
+
+
+def overlap(one, other) -> bool:
+    """Return whether two boxes share more than an edge."""
+    width = min(one.x1, other.x1) - max(one.x0, other.x0)
+    return width > 1 and min(one.y1, other.y1) - max(one.y0, other.y0) > 1
+
+
+def test_the_command_draws_each_targets_own_pictures(tmp_path: Path) -> None:
+    for name in ("entropy_start", "noise_in_sft"):
+        for record in made_up(name, 1 if name == "entropy_start" else 3):
+            steps = {"loss": [1.0, 0.5], "entropy": [0.3, 0.2]}
+            series = record.series | (steps if record.procedure == "finetune" else {})
+            replace(record, series=series).write(tmp_path / "runs")
+    line = ["--records", str(tmp_path / "runs"), "--expected", str(EXPECTED), "--kinds", "svg"]
+    assert main([*line, "--out", str(tmp_path / "out")]) == 0
+    sft = ("accuracy", "entropy_curves", "loss_curves", "paired_differences")
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == [
+        "proxy_entropy_start_paired_differences.svg",
+        *(f"proxy_noise_in_sft_{picture}.svg" for picture in sft),
+    ]
+    text = (tmp_path / "out" / "proxy_noise_in_sft_entropy_curves.svg").read_text()
+    assert "Entropy on the solutions during fine-tuning" in text
