@@ -13,7 +13,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from figures.captions import caption, rate_of
-from figures.layout import new_figure
+from figures.layout import foot, new_figure
 from figures.palette import colour, order, short
 from repro.evidence.paper import PaperCell
 from repro.evidence.record import Record
@@ -96,7 +96,7 @@ def draw(rows: Sequence[AccuracyRow], where: str = "") -> Figure:
         _printed(right, rows, places, columns)
     figure.suptitle(f"Accuracy by weight format and training{where}", x=0.01, ha="left")
     note = caption(rows, "mean, 95 % t interval (cut at 0 and 100) and each seed (ticks)")
-    figure.supxlabel(note, fontsize=8, color="#555555", x=0.01, ha="left")
+    foot(figure, note)
     return figure
 
 

@@ -14,7 +14,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from figures.captions import caption, rate_of
-from figures.layout import name_line, new_figure, spread, tidy
+from figures.layout import foot, name_line, new_figure, spread, tidy
 from figures.palette import CONTROLS, colour, dash, order
 from repro.evidence.record import Record
 from repro.evidence.statistics import mean_interval
@@ -100,7 +100,7 @@ def draw_curves(rows: Sequence[CurveRow], *, title: str, ylabel: str, note: str 
     figure.suptitle(title, fontsize=12, x=0.01, ha="left")
     what = f"mean and its 95 % t interval, moving average over {WINDOW} steps"
     what = "; ".join(filter(None, [what, note]))
-    figure.supxlabel(caption(rows, what), fontsize=8, color="#555555", x=0.01, ha="left")
+    foot(figure, caption(rows, what))
     return figure
 
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from matplotlib.figure import Figure
 
 from figures.captions import caption, rate_of
-from figures.layout import name_line, new_figure, spread, tidy
+from figures.layout import foot, name_line, new_figure, spread, tidy
 from figures.palette import colour, dash, order
 from repro.evidence.record import Record
 from repro.evidence.statistics import mean_interval
@@ -120,5 +120,5 @@ def draw(rows: Sequence[HeldoutRow], where: str = "", *, supervised: bool = Fals
     axes.set_ylabel("held-out accuracy, percent")
     figure.suptitle(f"Held-out accuracy over {tokens}{where}", fontsize=12, x=0.01, ha="left")
     note = caption(rows, "mean and its 95 % t interval, cut at 0 and 100")
-    figure.supxlabel(note, fontsize=8, color="#555555", x=0.01, ha="left")
+    foot(figure, note)
     return figure

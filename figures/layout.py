@@ -36,7 +36,7 @@ def frame(figure: Figure, title: str, note: str, keys: Sequence[Artist]) -> None
 
     What is drawn stays below the keys; the note is broken where the figure ends.
     """
-    width, height = figure.get_size_inches()
+    height = figure.get_size_inches()[1]
     figure.text(0.01, 1 - 0.08 / height, title, fontsize=12, va="top")
     place = (0.003, 1 - 0.30 / height)
     figure.legend(handles=list(keys), loc="upper left", bbox_to_anchor=place, ncols=6,
@@ -44,8 +44,14 @@ def frame(figure: Figure, title: str, note: str, keys: Sequence[Artist]) -> None
     engine = figure.get_layout_engine()
     assert isinstance(engine, ConstrainedLayoutEngine)
     engine.set(rect=(0.006, 0, 0.988, 1 - 0.58 / height))
-    lines = [part for line in note.split("\n") for part in wrap(line, int(_LETTERS * width))]
-    figure.supxlabel("\n".join(lines), x=0.01, ha="left", fontsize=8, color="#505050")
+    foot(figure, note, tone="#505050")
+
+
+def foot(figure: Figure, note: str, *, tone: str = "#555555") -> None:
+    """Write the note at the foot, broken where the figure ends."""
+    width = int(_LETTERS * figure.get_size_inches()[0])
+    lines = [part for line in note.split("\n") for part in wrap(line, width)]
+    figure.supxlabel("\n".join(lines), x=0.01, ha="left", fontsize=8, color=tone)
 
 
 def name_line(axes: Axes, arm: str, *, end: tuple[float, float], at: tuple[float, float]) -> None:

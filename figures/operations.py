@@ -16,7 +16,7 @@ from statistics import fmean
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from figures.layout import new_figure, tidy
+from figures.layout import foot, new_figure, tidy
 from repro.evidence.record import Record
 
 NAME = "operations"
@@ -129,7 +129,7 @@ def draw(rows: Sequence[OperationRow], where: str = "", origin: str = "") -> Fig
     seen = any(row.most is not None for row in rows)
     note = "mean and range of the seeds; | the least accepted" + (", ¦ the most" if seen else "")
     note += f"; {origin}" if origin else ""
-    figure.supxlabel(note, x=0.01, ha="left", fontsize=8, color="#505050")
+    foot(figure, note, tone="#505050")
     return figure
 
 

@@ -100,7 +100,7 @@ def test_only_the_loss_of_fine_tuning_is_drawn_and_says_under_which_noise() -> N
     assert loss.supervised(tuned)
     rows = loss.rows(tuned)
     assert [(row.step, row.n) for row in rows] == [(1, 2), (2, 2)]
-    caption = loss.draw(rows).get_supxlabel()
+    caption = " ".join(loss.draw(rows).get_supxlabel().split())
     assert caption.endswith("under each step's own noise")
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
+from matplotlib.transforms import Bbox
 from scipy import stats
 
 from figures import contrasts, printed
@@ -25,6 +26,7 @@ from repro.targets import TARGETS, find
 ROOT = Path(__file__).resolve().parent.parent.parent
 EXPECTED = ROOT / "expected"
 PROMPTS = 30
+Overlap = Callable[[Bbox, Bbox], bool]
 KINDS = ("difference", "non_inferior", "interaction")
 DRAWN = [
     target.name
@@ -205,15 +207,12 @@ def test_no_worse_begins_at_its_margin_and_prompts_are_not_drawn_one_by_one() ->
 
 
 @pytest.mark.parametrize("name", DRAWN)
-def test_words_of_the_picture_stay_apart_and_inside_it(name: str) -> None:
+def test_words_of_the_picture_stay_apart_and_inside_it(name: str, overlap: Overlap) -> None:
     figure = picture(name, made_up(name, 1 if name == "entropy_start" else 5))
     figure.draw_without_rendering()
     left = figure.axes[0]
     labels = [text.get_window_extent() for text in left.get_yticklabels()]
-    heads = [axes.title.get_window_extent() for axes in figure.axes] + [
-        axes._left_title.get_window_extent() for axes in figure.axes
-    ]
-    heads = [box for box in heads if box.width]
+    heads = [axes._left_title.get_window_extent() for axes in figure.axes]
     ticks = [
         text.get_window_extent()
         for axes in figure.axes
@@ -228,12 +227,6 @@ def test_words_of_the_picture_stay_apart_and_inside_it(name: str) -> None:
         assert figure.bbox.x0 <= box.x0 + 1
         assert box.x1 <= figure.bbox.x1 + 1
         assert not [other for other in [*boxes[index + 1 :], *panels] if overlap(box, other)]
-
-
-def overlap(one, other) -> bool:
-    """Return whether two boxes share more than an edge."""
-    width = min(one.x1, other.x1) - max(one.x0, other.x0)
-    return width > 1 and min(one.y1, other.y1) - max(one.y0, other.y0) > 1
 
 
 def test_the_command_draws_each_targets_own_pictures(tmp_path: Path) -> None:

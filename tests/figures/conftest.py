@@ -1,0 +1,19 @@
+"""What tests of pictures share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from matplotlib.transforms import Bbox
+
+
+@pytest.fixture
+def overlap() -> Callable[[Bbox, Bbox], bool]:
+    """Return what tells whether two boxes share more than an edge."""
+
+    def shared(one: Bbox, other: Bbox) -> bool:
+        width = min(one.x1, other.x1) - max(one.x0, other.x0)
+        return bool(width > 1 and min(one.y1, other.y1) - max(one.y0, other.y0) > 1)
+
+    return shared

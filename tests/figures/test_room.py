@@ -1,0 +1,86 @@
+"""Room for words: nothing written around a picture leaves it or lies on other words."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import combinations
+
+import pytest
+from matplotlib.figure import Figure
+from matplotlib.text import Text
+from matplotlib.transforms import Bbox
+
+from figures import accuracy, entropy, heldout, loss, reward
+from figures.accuracy import AccuracyRow
+from figures.curves import CurveRow
+from figures.heldout import HeldoutRow
+from repro.spec.tier import Tier
+from repro.targets import TARGETS, find
+
+LEARNING = [
+    target.name
+    for target in TARGETS
+    if target.procedure in ("train", "finetune") and Tier.PROXY in target.scales
+]
+STEPS = 20
+Overlap = Callable[[Bbox, Bbox], bool]
+
+
+def written(figure: Figure) -> list[Text]:
+    """Return title, caption, and what stands at the ends of lines and at the left of rows."""
+    figure.draw_without_rendering()
+    texts = list(figure.texts)
+    for axes in figure.axes:
+        texts += [*axes.texts, axes.xaxis.label]
+        low, high = sorted(axes.get_ylim())
+        # A panel that shares its neighbour's axis has no labels.
+        ticks = zip(axes.get_yticks(), axes.get_yticklabels(), strict=False)
+        texts += [text for place, text in ticks if low <= place <= high]
+    return [text for text in texts if text.get_text()]
+
+
+def drawn(name: str) -> list[Figure]:
+    """Return the pictures of a target's trained arms, seeds and learning rates all unlike."""
+    target = find(name)
+    arms = [arm.name for arm in target.arms if arm.training != "none"]
+    where = f"; {name.replace('_', ' ')}, proxy tier"
+    curves = [
+        CurveRow(arm=arm, step=step, mean=0.4 + 0.001 * place, low=0.3, high=0.5, n=3 + place % 8,
+                 rate=1e-4 * (1 + place % 3))
+        for place, arm in enumerate(arms)
+        for step in range(1, STEPS)
+    ]  # fmt: skip
+    heights = [
+        HeldoutRow(arm=row.arm, tokens=1000.0 * row.step, mean=100 * row.mean, low=None, high=None,
+                   n=row.n, rate=row.rate)
+        for row in curves
+    ]  # fmt: skip
+    shares = [
+        AccuracyRow(arm=row.arm, mean=50.0, low=40.0, high=60.0, seeds=(40.0,) * row.n,
+                    ceiling=None, rate=row.rate, paper={})
+        for row in curves
+        if row.step == 1
+    ]  # fmt: skip
+    return [
+        reward.draw(curves, where),
+        entropy.draw(curves, where),
+        loss.draw(curves, where),
+        heldout.draw(heights, where),
+        accuracy.draw(shares, where),
+    ]
+
+
+@pytest.mark.parametrize("name", LEARNING)
+def test_words_of_a_targets_pictures_stay_inside_and_apart(name: str, overlap: Overlap) -> None:
+    for figure in drawn(name):
+        boxes = {text.get_text(): extent(text) for text in written(figure)}
+        for words, box in boxes.items():
+            assert box.x0 >= figure.bbox.x0 - 1, words
+            assert box.x1 <= figure.bbox.x1 + 1, words
+        for one, other in combinations(boxes, 2):
+            assert not overlap(boxes[one], boxes[other]), (one, other)
+
+
+def extent(text: Text) -> Bbox:
+    """Return the box of the words alone; an annotation's own box has its stroke in it, too."""
+    return Text.get_window_extent(text)
