@@ -10,7 +10,6 @@ at different learning rates is marked; one without records is only named.
 from __future__ import annotations
 
 import argparse
-import os
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -22,6 +21,7 @@ from repro.check import Checked, Evidence, check_selection, learning_rates
 from repro.evidence.origins import commits_text
 from repro.evidence.record import replace_text
 from repro.evidence.verdict import Verdict
+from repro.findings_pictures import picture_lines
 from repro.findings_runs import ends, limits, rates, runs_of_checks, what_was_run
 from repro.places import expected_folder
 from repro.selection import Selection
@@ -243,19 +243,7 @@ def _not_run(rows: Sequence[Row]) -> list[str]:
 
 
 def _pictures(out: Path, figures: str | None) -> list[str]:
-    folder = Path(figures) if figures else out.parent / "figures"
-    found = {
-        path.stem: path
-        for kind in ("svg", "png")
-        for path in (sorted(folder.glob(f"proxy_*.{kind}")) if folder.is_dir() else [])
-    }
-    if not found:
-        return []
-    lines = ["## Figures", "", "Drawn from the same records.", ""]
-    for name, picture in sorted(found.items(), key=lambda item: ("table1" not in item[0], item)):
-        link = os.path.relpath(picture, out.parent).replace(os.sep, "/")
-        lines += [f"![{name.replace('_', ' ')}]({link})", ""]
-    return lines
+    return picture_lines(Path(figures) if figures else out.parent / "figures", out.parent)
 
 
 def _commits(evidence: Evidence) -> str:
