@@ -3,25 +3,30 @@
 A contrast is one arm minus another, or such a difference minus a second one (an interaction), in
 one metric: the mean over pairs and its 95 % t interval, as verdicts have it. Pairs share a seed, or
 a prompt where no training is needed. Every contrast is shown in every metric that the target's
-claims name; only where a claim names both does it have a claimed side.
+claims name; only where a claim names both does it have a claimed side. Of an order of arms, the
+neighbours are contrasts, as they are tested; of a trend too, but of no single pair does it claim
+anything.
 """
 
 from __future__ import annotations
 
+import dataclasses
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from statistics import fmean
 
 from repro.evidence.by_prompt import means_by_prompt
 from repro.evidence.record import Record
 from repro.evidence.statistics import mean_interval
-from repro.spec.target import Claim, Target
+from repro.spec.target import Claim, ClaimKind, Target
 from repro.spec.tier import Tier
 
 # Of targets whose claims are about learning; what is timed has ratios, in pictures of their own.
 PROCEDURES = ("train", "finetune", "entropy")
 _KINDS = ("difference", "non_inferior", "interaction")
+_KINDS_OF_MANY = ("order", "trend")
 _CONTROL = "not in the paper"
 
 
@@ -74,9 +79,10 @@ class Cell:
 def cells(records: Sequence[Record], target: Target, tier: Tier) -> list[Cell]:
     """Return the cells for which there are two pairs or more, contrast by contrast."""
     claims = [
-        claim
+        part
         for claim in target.claims
-        if claim.kind in _KINDS and claim.applies(tier) and not claim.mechanism
+        if claim.applies(tier) and not claim.mechanism
+        for part in _parts(claim)
     ]
     contrasts = _contrasts(claims, target)
     found = []
@@ -90,6 +96,19 @@ def cells(records: Sequence[Record], target: Target, tier: Tier) -> list[Cell]:
         (cell for cell in found if len(cell.pairs) > 1),
         key=lambda cell: contrasts.index(cell.arms),
     )
+
+
+def _parts(claim: Claim) -> list[Claim]:
+    """Return what a claim says of single contrasts: itself, or its neighbours, the higher first."""
+    if claim.kind in _KINDS:
+        return [claim]
+    if claim.kind not in _KINDS_OF_MANY:
+        return []
+    kind: ClaimKind = "difference" if claim.kind == "order" else "trend"
+    return [
+        dataclasses.replace(claim, kind=kind, arms=(high, low))
+        for low, high in pairwise(claim.arms)
+    ]
 
 
 def _contrasts(claims: Sequence[Claim], target: Target) -> list[tuple[str, ...]]:
@@ -157,7 +176,9 @@ def _cell(
         for key in common
     )
     interval = mean_interval(pairs or [0.0])
-    claim = next((c for c in claims if c.metric == column.metric and _about(c, arms)), None)
+    # A trend's pair is shown, and nothing is claimed of it.
+    sided = [claim for claim in claims if claim.kind != "trend" and claim.metric == column.metric]
+    claim = next((claim for claim in sided if _about(claim, arms)), None)
     side = 0 if claim is None else 1 if claim.arms == arms else -1
     return Cell(
         arms=arms,

@@ -33,7 +33,7 @@ DRAWN = [
     for target in TARGETS
     if target.procedure in contrasts.PROCEDURES
     and Tier.PROXY in target.scales
-    and any(claim.kind in KINDS for claim in target.claims)
+    and any(claim.kind in (*KINDS, "order", "trend") for claim in target.claims)
 ]
 
 
@@ -84,7 +84,7 @@ def by_key(target: Target, records: Sequence[Record], metric: str, paired_by: st
 def test_every_claim_has_a_cell_with_the_effect_and_interval_of_its_verdict(name: str) -> None:
     target = find(name)
     claims = [c for c in target.claims if c.kind in KINDS and not c.mechanism]
-    seeds = 1 if claims[0].paired_by == "prompt" else 5
+    seeds = 1 if target.claims[0].paired_by == "prompt" else 5
     records = made_up(name, seeds)
     cells = found(name, records)
     metrics = {metric.name: metric for metric in target.metrics}
@@ -108,6 +108,25 @@ def test_every_claim_has_a_cell_with_the_effect_and_interval_of_its_verdict(name
         assert (len(cell.pairs), cell.column.unit) == (verdict.n, verdict.unit)
         assert cell.claimed * cell.bound == -(claim.margin or 0.0)
         assert cell.paper == (not claim.source.startswith("not in the paper"))
+
+
+def test_neighbours_of_an_order_have_a_side_and_those_of_a_trend_have_none() -> None:
+    dapo = {cell.arms: cell for cell in found("figure4_dapo", made_up("figure4_dapo"))}
+    assert list(dapo) == [
+        ("nf4_lora", "bf16_lora"),
+        ("mxfp4_lora", "nf4_lora"),
+        ("nvfp4_lora", "mxfp4_lora"),
+        ("nvfp4_lora", "bf16_lora"),
+    ]
+    assert {cell.claimed for cell in dapo.values()} == {1}
+    ranks = found("figure10", made_up("figure10"))
+    assert {cell.arms for cell in ranks} == {
+        ("rank_64", "rank_128"),
+        ("rank_32", "rank_64"),
+        ("rank_16", "rank_32"),
+    }
+    assert {cell.column.metric for cell in ranks} == {"train_reward_mean", "heldout_area"}
+    assert {cell.claimed for cell in ranks} == {0}
 
 
 def test_an_interaction_is_the_difference_of_two_differences() -> None:
