@@ -94,7 +94,7 @@ def draw(rows: Sequence[AccuracyRow], where: str = "") -> Figure:
     left.set_yticks(places, [short(row.arm) for row in rows])
     if right is not None:
         _printed(right, rows, places, columns)
-    figure.suptitle(f"Accuracy by weight format and training{where}", x=0.01, ha="left")
+    figure.suptitle(f"Accuracy by arm{where}", x=0.01, ha="left")
     note = caption(rows, "mean, 95 % t interval (cut at 0 and 100) and each seed (ticks)")
     foot(figure, note)
     return figure
