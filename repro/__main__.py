@@ -246,13 +246,18 @@ def _bless(args: argparse.Namespace) -> int:
 def _reproduce(args: argparse.Namespace) -> int:
     from repro.report import draw_figures, main_report
 
-    args.json, args.readme, args.regression = False, None, False
     status = _run(args)
     if status not in (FINE, CONTRADICTED):
         return status
     draw_figures(args)
-    main_report(args)
-    return max(status, _check(args))
+    main_report(_as_for("report", args))
+    return max(status, _check(_as_for("check", args)))
+
+
+def _as_for(command: str, args: argparse.Namespace) -> argparse.Namespace:
+    """Return the arguments of `command` for the same targets: what is given, else its defaults."""
+    alone = build_parser().parse_args([command, *args.targets])
+    return argparse.Namespace(**(vars(alone) | vars(args)))
 
 
 if __name__ == "__main__":

@@ -173,6 +173,20 @@ def test_the_parser_knows_every_command() -> None:
         assert parser.parse_args([command, "table1"]).targets == ["table1"]
 
 
+def test_reproduce_goes_through_to_report_and_verdicts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    drawn: list[str] = []
+    monkeypatch.setattr("repro.run.main_run", lambda args: 0)
+    monkeypatch.setattr("repro.report.draw_figures", lambda args: drawn.extend(args.targets))
+    options = ["--tier", "smoke", "--seeds", "1", "--runs", str(tmp_path)]
+    status = main(["reproduce", "table1", *options])
+    assert status == main(["check", "table1", "--tier", "smoke", "--runs", str(tmp_path)])
+    assert drawn == ["table1"]
+    assert (tmp_path / "report.md").is_file()
+    assert "not run" in capsys.readouterr().out
+
+
 def test_records_of_two_devices_are_checked_apart(tmp_path: Path) -> None:
     expected = tmp_path / "expected"
     shutil.copytree(expected_folder(None) / "paper", expected / "paper")
