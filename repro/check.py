@@ -38,7 +38,7 @@ from repro.evidence.statistics import wilson_interval
 from repro.evidence.verdict import Verdict, judge, judge_expectation
 from repro.places import expected_folder, runs_folder
 from repro.selection import Selection, select
-from repro.spec.config import TrainScale
+from repro.spec.config import TrainScale, require
 from repro.spec.target import Claim, plan
 from repro.spec.tier import Tier
 
@@ -365,11 +365,13 @@ def main_check(args: argparse.Namespace) -> int:
     from repro.blessed import blessed_of
     from repro.console import print_check
 
-    folder, sentence = runs_folder(args.runs)
-    expected = expected_folder(args.expected)
+    expected, sentence = expected_folder(args.expected), None
     if args.blessed:
-        checks, sentence = blessed_of(expected, args.targets, args.tier), ""
+        given = [name for name in ("runs", "data", "steps") if getattr(args, name)]
+        require(not given, f"--blessed reads stored records; leave out --{', --'.join(given)}")
+        checks = blessed_of(expected, args.targets, args.tier)
     else:
+        folder, sentence = runs_folder(args.runs)
         selections = select(args.targets, tier=args.tier, data=args.data, steps=args.steps)
         checks = [check_selection(selection, folder, expected) for selection in selections]
     if args.json:

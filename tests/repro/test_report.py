@@ -232,4 +232,5 @@ def test_blessed_records_are_judged_without_their_device(
     assert told.count("reproduced") > 6  # its bars, at least
     assert "not run" not in told
     assert main(["check", "table3", "--tier", "proxy", "--blessed"]) == 2
+    assert main([*command, "--runs", "elsewhere"]) == 2
     assert "no records are blessed of table3 at the proxy tier" in capsys.readouterr().err
