@@ -317,7 +317,10 @@ def _memory() -> dict[str, int]:
 
 
 def engine_config(point: StepPoint, planned: StepShape) -> EngineConfig:
-    """Return an engine of the planned size whose rows end at their limit alone."""
+    """Return an engine of the planned size whose rows end at their limit alone.
+
+    It captures no prefills, as a trainer's does (`repro.rollout.for_policy`): none are planned.
+    """
     return EngineConfig(
         slots=planned.slots,
         cache_format=planned.cache,

@@ -47,7 +47,7 @@ class PackedGroup:
         Launch the adapter's own kernels before the kernel ahead has ended.
     beside
         In a captured step of up to `decode_adapter.FEW_ROWS` rows, make x A^T in a branch of its
-        own, beside the base product: it then costs no time of its own.
+        own, beside the base product, which hides most or all of its time.
     """
 
     def __init__(
