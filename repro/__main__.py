@@ -118,7 +118,9 @@ def _add_running(
 ) -> None:
     parser = commands.add_parser(name, help=help_text)
     _add_selection(parser)
-    parser.add_argument("--seeds", metavar="N", help="how many seeds, or a list such as 0,3,4")
+    parser.add_argument(
+        "--seeds", metavar="N", help="how many of its seeds, or a list such as 0,3,4"
+    )
     parser.add_argument("--arms", metavar="A,B", help="only these arms")
     parser.add_argument("--workers", type=int, metavar="N", help="runs side by side")
     parser.add_argument("--threads", type=int, metavar="N", help="threads of each run")

@@ -2,13 +2,14 @@
 
 The rule stands in `repro.targets.chosen_rates`; a run that failed counts as an accuracy of 0. The
 choice is refused while any arm or seed of the sweep is missing, and it is written with all values
-behind it, so that it can be made again from the file alone.
+and errors behind it, so that it can be made again from the file alone.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from statistics import fmean
@@ -21,7 +22,7 @@ from repro.selection import select
 from repro.spec.config import LearningRates, TrainScale, require
 from repro.spec.target import Target
 from repro.spec.tier import Tier
-from repro.targets.chosen_rates import CHOICE_FILE, SCHEMA
+from repro.targets.chosen_rates import CHOICE_FILE, RULE, SCHEMA, sweep_digest
 
 METRIC = "heldout_last"
 Values = Mapping[str, Mapping[int, float]]
@@ -79,24 +80,39 @@ def choose(target: Target, scale: TrainScale, values: Values) -> dict[str, Any]:
     for arm in target.arms:
         by_rate = pooled.setdefault(LearningRates.key(arm), {})
         by_rate.setdefault(rates.of(arm), []).extend(values[arm.name].values())
-    means = {
-        key: {rate: fmean(found) for rate, found in sorted(by_rate.items())}
-        for key, by_rate in pooled.items()
-    }
+    asked = scale.data.development_problems * scale.evaluation.samples
+    means, errors = {}, {}
+    for key, by_rate in pooled.items():
+        means[key] = {rate: fmean(found) for rate, found in sorted(by_rate.items())}
+        best = max(means[key], key=means[key].__getitem__)
+        errors[key] = standard_error(means[key][best], asked * len(by_rate[best]))
     return {
         "schema": SCHEMA,
-        "rule": "largest mean over tuning seeds and arms that share the rate; ties to the smaller",
+        "sweep": sweep_digest(scale),
+        "rule": RULE,
         "metric": METRIC,
-        # max keeps the first of equals, and rates are sorted.
-        "chosen": {key: max(found, key=found.__getitem__) for key, found in means.items()},
+        "chosen": {key: smallest_tied(found, errors[key]) for key, found in means.items()},
         "means": {
             key: {f"{rate:g}": round(mean, 3) for rate, mean in found.items()}
             for key, found in means.items()
         },
+        "errors": {key: round(error, 3) for key, error in errors.items()},
         "values": {
             arm: {str(seed): v for seed, v in found.items()} for arm, found in values.items()
         },
     }
+
+
+def standard_error(percent: float, questions: int) -> float:
+    """Return the binomial standard error, in points, of a share of so many questions."""
+    share = percent / 100
+    return 100 * math.sqrt(share * (1 - share) / questions)
+
+
+def smallest_tied(means: Mapping[float, float], error: float) -> float:
+    """Return the smallest rate whose mean lies within `error` of the best."""
+    least = max(means.values()) - error
+    return min(rate for rate, mean in means.items() if mean >= least)
 
 
 def provenance(evidence: Evidence) -> dict[str, Any]:

@@ -21,8 +21,6 @@ from repro.targets import find
 RISING_POINTS = 5.0
 # A run that ended further than this below the ceiling had not learnt all that there was.
 SHORT_POINTS = 10.0
-# Two rates whose held-out accuracies differ by less are told apart by chance.
-CLOSE_POINTS = 1.0
 
 Runs = dict[tuple[str, str], dict[int, Record]]
 
@@ -142,33 +140,32 @@ def rates(choice: Mapping[str, Any] | None) -> list[str]:
     """Return how the learning rates were chosen, and what follows for comparisons."""
     lines = ["## Learning rates", ""]
     if choice is None:
-        return [*lines, "No sweep has been made: every arm has the middle of the grid.", ""]
+        return [*lines, "No sweep has been made at this scale.", ""]
     lines += [
         f"Chosen by a sweep on tuning seeds of its own ({choice['records']} runs, source commit "
         f"{', '.join(f'`{commit[:12]}`' for commit in choice['commits'])}); rule: "
         f"{choice['rule']}. Where the sweep gave compared arms different rates, a statement "
         "carries a † : it then compares formats *and* rates.",
         "",
-        "| what is trained | chosen | held-out accuracy at the end, by rate |",
-        "|---|---|---|",
+        "| what is trained | chosen | held-out accuracy at the end, by rate | its error, points |",
+        "|---|---|---|---|",
     ]
+    tied = []
     for key, rate in choice["chosen"].items():
         by_rate = sorted(choice["means"][key].items(), key=lambda item: float(item[0]))
         means = ", ".join(f"{float(name):.2g}: {mean:.1f}" for name, mean in by_rate)
-        lines.append(f"| {key} | {rate:.2g} | {means} |")
+        error = choice["errors"][key]
+        lines.append(f"| {key} | {rate:.2g} | {means} | {error:.2g} |")
+        least = max(mean for _, mean in by_rate) - error
+        tied += [key] * (sum(mean >= least for _, mean in by_rate) > 1)
     lines.append("")
-    close = [
-        key
-        for key in choice["chosen"]
-        if (best := sorted(choice["means"][key].values()))[-1] - best[-2] < CLOSE_POINTS
-    ]
-    if close:
+    if tied:
         lines += [
-            f"For {', '.join(close)} the two best rates lie within {CLOSE_POINTS:g} point of each "
-            "other, so which was chosen is close to chance.",
+            f"For {', '.join(tied)} the sweep cannot tell the best rate from another: a tie, and "
+            "the smallest of them was taken.",
             "",
         ]
-    return [*lines, *([choice["note"], ""] if choice.get("note") else [])]
+    return lines
 
 
 def _is_compared(record: Record) -> bool:

@@ -20,6 +20,7 @@ from repro.evidence.record import find_record
 from repro.selection import Selection
 from repro.spec.config import RunConfig
 from repro.spec.target import Cost
+from repro.targets.rates import lacking_rates
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,6 +58,9 @@ def plan_text(
         lines.append(f"  This machine cannot run it: {missing}.")
     for name in cost.lacking():
         lines.append(f"  It needs the policy {name}; first: python -m repro run pretrain-proxy")
+    unchosen = lacking_rates(selection.source, selection.tier)
+    if unchosen:
+        lines.append(f"  It cannot start: {unchosen}.")
     lines += _arm_lines(runs, done, estimates, together=cost.together is not None)
     lines += _totals(left, estimates, cost, workers, _ensemble_time(left, cost, workers))
     lines += _prediction_lines(selection, left, expected)

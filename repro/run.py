@@ -34,6 +34,7 @@ from repro.selection import select
 from repro.spec.config import RunConfig, TrainScale, require
 from repro.spec.target import TogetherCost
 from repro.spec.tier import Tier
+from repro.targets.rates import lacking_rates
 from repro.workers import CarryOut, Event, Task, WorkerPool
 
 FINE, FAILED, INTERRUPTED = 0, 1, 130
@@ -88,6 +89,8 @@ def main_run(args: argparse.Namespace) -> int:
             f"{selection.target.name}, {selection.tier.value} tier: there is no policy "
             f"{', '.join(lacking)}; first: python -m repro run pretrain-proxy",
         )
+        unchosen = lacking_rates(selection.source, selection.tier)
+        require(unchosen is None, f"{selection.target.name}, proxy tier: {unchosen}")
         plan = selection.plan(parse_seeds(args.seeds), parse_arms(args.arms))
         check_folder(plan)
         lost = sentence_on_lost_policies(plan, folder)

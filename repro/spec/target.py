@@ -283,7 +283,7 @@ def plan(
     Parameters
     ----------
     seeds
-        How many (0, 1, ...), or which; None takes the scale's own.
+        How many, counted on from the scale's first, or which; None takes the scale's own.
     arms
         Names of the arms to run; None takes all, controls included.
 
@@ -302,9 +302,11 @@ def plan(
         target.records_of is None,
         f"{target.name} reads the runs of {target.records_of}; plan that target instead",
     )
-    if seeds is None:
-        seeds = target.scales[tier].seeds
-    chosen = tuple(range(seeds)) if isinstance(seeds, int) else tuple(seeds)
+    own = target.scales[tier].seeds
+    if isinstance(seeds, int):
+        chosen = tuple(range(own[0], own[0] + seeds))
+    else:
+        chosen = tuple(own if seeds is None else seeds)
     require(bool(chosen), f"{target.name}: no seed to run; give 1 or more")
     _require_unique(f"{target.name}: seeds", [str(seed) for seed in chosen])
     names = [arm.name for arm in target.arms] if arms is None else list(arms)

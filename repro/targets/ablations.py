@@ -94,7 +94,7 @@ FIGURE9 = Target(
         for schedule, arm in SCHEDULES.items()
         if schedule != "exponential"
     ),
-    scales={Tier.PROXY: proxy.PROXY_LATER},
+    scales={Tier.PROXY: proxy.PROXY},
     costs={Tier.PROXY: proxy.COST},
     headline="accuracy",
     shared={"aqn_exponential": _AS_QERL},
@@ -167,7 +167,7 @@ FIGURE16 = Target(
             tiers=(Tier.PROXY,),
         ),
     ),
-    scales={Tier.PROXY: proxy.PROXY_LATER},
+    scales={Tier.PROXY: proxy.PROXY},
     costs={Tier.PROXY: proxy.COST},
     headline="heldout_area",
     why_not=_NO_SCALE,
@@ -191,7 +191,7 @@ FIGURE17 = Target(
             "learning_rate",
         ),
     ),
-    scales={Tier.PROXY: proxy.PROXY_LATER},
+    scales={Tier.PROXY: proxy.PROXY},
     costs={Tier.PROXY: proxy.COST},
     headline="accuracy",
     shared={"lora_5e6": (TABLE1, "bf16_lora")},

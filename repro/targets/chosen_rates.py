@@ -1,9 +1,16 @@
 """The learning rates that the proxy tier's sweep chose, read from the file that `choose` wrote.
 
-The rule was fixed before any run: for each format and way of training, the rate of the grid with
-the best mean held-out accuracy at the last step on the development split, over the tuning seeds and
-the arms that share the rate; a tie goes to the smaller rate. Tuning seeds are not test seeds. While
-there is no such file, every arm has the middle of the grid.
+The rule, fixed before any run of the sweep: for each format and way of training, the rate of the
+grid with the best mean held-out accuracy at the last step on the development split, over the tuning
+seeds and the arms that share the rate. Rates whose means lie within the evaluation's standard error
+of the best count as ties, and a tie goes to the smallest rate: what is left to chance must not set
+formats at different rates. The error is the binomial one at the best mean p (a share): the square
+root of p (1 - p) / n, where n is the development problems times the seeds, and arms, behind that
+mean. Tuning seeds are not test seeds.
+
+A choice belongs to the scale of its sweep, whose digest it carries. Where there is none for the
+present scale, arms have the middle of the grid, and nothing but the sweep may be trained
+(`repro.targets.rates.lacking_rates`).
 """
 
 from __future__ import annotations
@@ -12,12 +19,25 @@ import json
 from pathlib import Path
 from typing import Any
 
+from repro.spec.config import TrainScale, digest_of
+from repro.spec.resolve import plain_values
+
 CHOICE_FILE = Path(__file__).with_name("chosen_rates.json")
-SCHEMA = 1
+SCHEMA = 2
+RULE = (
+    "largest mean over tuning seeds and arms that share the rate; means within the evaluation's "
+    "standard error of it, sqrt(p (1 - p) / n) at the best mean p of n questions, are ties; of "
+    "ties the smallest rate"
+)
 
 
-def read_choice(path: Path = CHOICE_FILE) -> dict[str, Any] | None:
-    """Return the choice with the values behind it, or None where none was made.
+def sweep_digest(sweep: TrainScale) -> str:
+    """Return what ties a choice to the scale that its sweep ran at."""
+    return digest_of(plain_values(sweep))
+
+
+def read_choice(sweep: TrainScale, path: Path = CHOICE_FILE) -> dict[str, Any] | None:
+    """Return the choice with the values behind it, or None where none was made at this scale.
 
     Raises
     ------
@@ -29,10 +49,10 @@ def read_choice(path: Path = CHOICE_FILE) -> dict[str, Any] | None:
     raw: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     if raw.get("schema") != SCHEMA:
         raise ValueError(f"{path}: schema is {raw.get('schema')!r}; this program reads {SCHEMA}")
-    return raw
+    return raw if raw["sweep"] == sweep_digest(sweep) else None
 
 
-def chosen_rates(path: Path = CHOICE_FILE) -> tuple[tuple[str, float], ...]:
+def chosen_rates(sweep: TrainScale, path: Path = CHOICE_FILE) -> tuple[tuple[str, float], ...]:
     """Return (key, rate) as `LearningRates.chosen` takes it; empty where none was made."""
-    choice = read_choice(path)
+    choice = read_choice(sweep, path)
     return () if choice is None else tuple(sorted(choice["chosen"].items()))

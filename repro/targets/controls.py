@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from repro.spec.config import RELEASED_BNPO, Arm, NoiseConfig, TrainScale, WeightNoise
+from repro.spec.config import RELEASED_BNPO, Arm, NoiseConfig, WeightNoise
 from repro.spec.target import Claim, Target
 from repro.spec.tier import Tier
 from repro.targets import proxy
@@ -41,12 +41,7 @@ _TABLE1_ARMS = {arm.name for arm in TABLE1.arms}
 
 
 def _target(
-    name: str,
-    title: str,
-    statement: str,
-    arms: tuple[Arm, ...],
-    claims: tuple[Claim, ...],
-    scale: TrainScale = proxy.PROXY_LATER,
+    name: str, title: str, statement: str, arms: tuple[Arm, ...], claims: tuple[Claim, ...]
 ) -> Target:
     return Target(
         name=name,
@@ -56,7 +51,7 @@ def _target(
         arms=arms,
         metrics=METRICS,
         claims=claims,
-        scales={Tier.PROXY: scale},
+        scales={Tier.PROXY: proxy.PROXY},
         costs={Tier.PROXY: proxy.COST},
         headline="accuracy",
         shared={arm.name: (TABLE1, arm.name) for arm in arms if arm.name in _TABLE1_ARMS},
@@ -102,7 +97,6 @@ AQN_FACTORIAL = _target(
             for arm in _FORMATS[1:]
         ),
     ),
-    proxy.PROXY,
 )
 
 _MATCHED = {

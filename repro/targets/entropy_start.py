@@ -108,7 +108,12 @@ ENTROPY_START = Target(
         )
     ),
     headline="entropy_own",
-    scales={Tier.PROXY: dataclasses.replace(proxy.PROXY, test_sets=(), seeds=(0,))},
+    # Nothing is trained, so no rate is needed: it may run before the sweep.
+    scales={
+        Tier.PROXY: dataclasses.replace(
+            proxy.PROXY, test_sets=(), seeds=(0,), optimizer=proxy.PROXY_SWEEP.optimizer
+        )
+    },
     costs={
         Tier.PROXY: dataclasses.replace(
             proxy.COST,

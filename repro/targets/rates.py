@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from repro.spec.config import Arm
+from repro.spec.config import Arm, TrainScale
 from repro.spec.target import Target
 from repro.spec.tier import Tier
 from repro.targets import proxy
@@ -39,3 +39,20 @@ LEARNING_RATES = Target(
     headline="heldout_last",
     why_not="a sweep at the proxy tier alone",
 )
+
+
+def lacking_rates(target: Target, tier: Tier) -> str | None:
+    """Return why a target cannot be trained yet, where its rates are still to be chosen; or None.
+
+    The sweep itself trains at the grid's rates, and what only measures needs none.
+    """
+    scale = target.scales.get(tier)
+    if tier is not Tier.PROXY or not isinstance(scale, TrainScale):
+        return None
+    learns = target.procedure in ("train", "finetune") and target.name != LEARNING_RATES.name
+    if not learns or scale.optimizer.learning_rates.chosen:
+        return None
+    return (
+        "no learning rates have been chosen at this scale; first: python -m repro run "
+        f"{LEARNING_RATES.name} --tier proxy, then python -m repro choose"
+    )

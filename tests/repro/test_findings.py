@@ -17,6 +17,7 @@ from repro.findings_runs import ends, limits, rates, runs_of_checks
 from repro.places import PACKAGE, expected_folder
 from repro.selection import select
 from repro.targets.chosen_rates import read_choice
+from repro.targets.proxy import PROXY_SWEEP
 
 Maker = Callable[..., Record]
 
@@ -48,10 +49,10 @@ def test_each_claim_stands_under_its_verdict(
     effect = float(row.split("|")[3].split()[0])
     assert -14 < effect < -6
     assert "15 runs (15 trained)" in text
-    assert ("Chosen by a sweep on tuning seeds" in text) == (read_choice() is not None)
+    assert ("Chosen by a sweep on tuning seeds" in text) == (read_choice(PROXY_SWEEP) is not None)
 
 
-def test_rates_that_no_sweep_chose_are_said_to_be_the_middle_of_the_grid(
+def test_a_page_without_a_sweep_says_so(
     tmp_path: Path,
     proxy_record: Maker,
     capsys: pytest.CaptureFixture[str],
@@ -59,7 +60,7 @@ def test_rates_that_no_sweep_chose_are_said_to_be_the_middle_of_the_grid(
 ) -> None:
     (selection,) = select(["figure9"], tier="proxy")
     proxy_record(selection.plan()[0], 0.0).write(tmp_path / "runs")
-    monkeypatch.setattr(findings, "read_choice", lambda: None)
+    monkeypatch.setattr(findings, "read_choice", lambda _: None)
     text = page(tmp_path / "runs", tmp_path / "findings.md", capsys)
     assert "No sweep has been made" in text
 
@@ -141,17 +142,19 @@ def test_the_ends_and_limits_are_those_of_the_records(tmp_path: Path) -> None:
     assert "0 of 45 rose" in "\n".join(limits(flat))
 
 
-def test_close_rates_are_said_to_be_chosen_by_chance() -> None:
+def test_tied_rates_are_said_to_be_ties() -> None:
     choice = {
         "records": 4,
         "commits": ["0" * 40],
         "rule": "the best",
         "chosen": {"bf16_lora": 1e-3, "nvfp4_lora": 1e-3},
+        "errors": {"bf16_lora": 1.5, "nvfp4_lora": 1.5},
         "means": {
-            "bf16_lora": {"0.001": 90.0, "0.003": 89.5},
-            "nvfp4_lora": {"0.001": 90.0, "0.003": 20.0},
+            "bf16_lora": {"0.001": 89.0, "0.003": 90.0},
+            "nvfp4_lora": {"0.001": 90.0, "0.003": 88.0},
         },
     }
     text = "\n".join(rates(choice))
-    assert "For bf16_lora the two best rates" in text
+    assert "For bf16_lora the sweep cannot tell the best rate from another" in text
+    assert "| bf16_lora | 0.001 | 0.001: 89.0, 0.003: 90.0 | 1.5 |" in text
     assert "No sweep" in "\n".join(rates(None))

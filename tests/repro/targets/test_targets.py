@@ -77,6 +77,16 @@ def test_a_plan_takes_seeds_and_arms() -> None:
     ]
 
 
+def test_a_number_of_seeds_counts_on_from_the_scales_first() -> None:
+    for name, tier, wanted in (
+        ("table1", Tier.SMOKE, [0, 1, 2, 3, 4, 5]),
+        ("table1", Tier.PROXY, [5, 6, 7, 8, 9, 10]),
+        ("learning_rates", Tier.PROXY, [100, 101, 102, 103, 104, 105]),
+    ):
+        runs = plan(find(name), tier, 6)
+        assert sorted({run.seed for run in runs}) == wanted
+
+
 @pytest.mark.parametrize(
     ("seeds", "arms", "words"),
     [([], None, "no seed"), ([1, 1], None, "repeat 1"), (1, ["int8"], "has no arm 'int8'")],
