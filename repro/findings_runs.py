@@ -82,11 +82,11 @@ def limits(runs: Runs) -> list[str]:
         short = [r for r in trained if (r.value("accuracy_greedy") or 0.0) < ceiling - SHORT_POINTS]
         rising = [r for r in trained if _last_rise(r) > RISING_POINTS]
         lines.append(
-            f"- **Many runs had not finished.** {len(rising)} of {len(trained)} rose by more than "
-            f"{RISING_POINTS:.0f} points between their last two held-out evaluations, and "
-            f"{len(short)} ended more than {SHORT_POINTS:.0f} points below the ceiling. When a "
-            "run takes off is what differs between seeds; final accuracies are therefore far "
-            "apart within an arm, and the intervals wide."
+            f"- **Who had not finished.** {len(rising)} of {len(trained)} trained runs rose by "
+            f"more than {RISING_POINTS:.0f} points between their last two held-out evaluations, "
+            f"and {len(short)} ended more than {SHORT_POINTS:.0f} points below the ceiling. Where "
+            "some runs of an arm have taken off and others have not, its final accuracies lie far "
+            "apart, and the intervals are wide."
         )
     lines += [
         "- **One small policy, few seeds.** All seeds share one pre-trained policy and one set of "

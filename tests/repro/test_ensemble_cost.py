@@ -23,9 +23,10 @@ from repro.ensemble_cost import (
     queue_seconds,
 )
 from repro.places import expected_folder
+from repro.procedures import is_ensemble
 from repro.procedures.proxy_recipe import RECIPES
 from repro.spec.config import RunConfig
-from repro.spec.target import Target, TogetherCost, plan
+from repro.spec.target import TogetherCost, plan
 from repro.spec.tier import Tier
 from repro.targets import TARGETS, find
 from repro.targets.proxy import COST as COST_MEASURED
@@ -95,20 +96,17 @@ def steps_of(record: dict[str, Any]) -> int:
 
 def recorded() -> list[tuple[list[RunConfig], float]]:
     """Return the runs and seconds of each ensemble behind the blessed records of the tier."""
-    places: dict[str, tuple[Target, str]] = {}
-    items: dict[str, dict[str, Any]] = {}
-    for name in ("table1", "aqn_factorial"):
-        path = expected_folder(None) / "proxy" / "nvidia_h200" / f"{name}.records.json"
+    ensembles: dict[tuple[str, str], tuple[list[RunConfig], float]] = {}
+    for path in (expected_folder(None) / "proxy" / "nvidia_h200").glob("*.records.json"):
         for item in json.loads(path.read_text(encoding="utf-8"))["records"]:
-            key = f"{item['target']}/{item['arm']}/{item['seed']}"
-            items[key], places[key] = item, (find(item["target"]), item["arm"])
-    ensembles: dict[str, tuple[list[RunConfig], float]] = {}
-    for key, item in items.items():
-        target, arm = places[key]
-        begun, ended = (datetime.fromisoformat(item[name]) for name in ("started", "finished"))
-        runs, seconds = ensembles.get(item["started"], ([], 0.0))
-        found = [*runs, *of_steps(plan(target, Tier.PROXY, [item["seed"]], [arm]), steps_of(item))]
-        ensembles[item["started"]] = found, max(seconds, (ended - begun).total_seconds())
+            (run,) = plan(find(item["target"]), Tier.PROXY, [item["seed"]], [item["arm"]])
+            if not is_ensemble(run) or item["outcome"]["status"] != "ok":
+                continue
+            begun, ended = (datetime.fromisoformat(item[name]) for name in ("started", "finished"))
+            device = item["environment"]["variables"]["CUDA_VISIBLE_DEVICES"]
+            runs, seconds = ensembles.get((item["started"], device), ([], 0.0))
+            found = [*runs, *of_steps([run], steps_of(item))]
+            ensembles[item["started"], device] = found, max(seconds, (ended - begun).seconds)
     return list(ensembles.values())
 
 
