@@ -22,7 +22,7 @@ from repro.selection import select
 from repro.spec.config import LearningRates, TrainScale, require
 from repro.spec.target import Target
 from repro.spec.tier import Tier
-from repro.targets.chosen_rates import CHOICE_FILE, RULE, SCHEMA, sweep_digest
+from repro.targets.chosen_rates import CHOICE_FILE, RULE, SCHEMA, TIE_ERRORS, sweep_digest
 
 METRIC = "heldout_last"
 Values = Mapping[str, Mapping[int, float]]
@@ -91,7 +91,9 @@ def choose(target: Target, scale: TrainScale, values: Values) -> dict[str, Any]:
         "sweep": sweep_digest(scale),
         "rule": RULE,
         "metric": METRIC,
-        "chosen": {key: smallest_tied(found, errors[key]) for key, found in means.items()},
+        "chosen": {
+            key: smallest_tied(found, TIE_ERRORS * errors[key]) for key, found in means.items()
+        },
         "means": {
             key: {f"{rate:g}": round(mean, 3) for rate, mean in found.items()}
             for key, found in means.items()
@@ -109,9 +111,9 @@ def standard_error(percent: float, questions: int) -> float:
     return 100 * math.sqrt(share * (1 - share) / questions)
 
 
-def smallest_tied(means: Mapping[float, float], error: float) -> float:
-    """Return the smallest rate whose mean lies within `error` of the best."""
-    least = max(means.values()) - error
+def smallest_tied(means: Mapping[float, float], points: float) -> float:
+    """Return the smallest rate whose mean lies within `points` of the best."""
+    least = max(means.values()) - points
     return min(rate for rate, mean in means.items() if mean >= least)
 
 

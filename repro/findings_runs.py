@@ -16,6 +16,7 @@ from repro.evidence.origins import commits_of
 from repro.evidence.record import Record
 from repro.report_tables import cell_text
 from repro.targets import find
+from repro.targets.chosen_rates import TIE_ERRORS
 
 # A run that rose by more than this between its last two evaluations had not finished.
 RISING_POINTS = 5.0
@@ -156,7 +157,7 @@ def rates(choice: Mapping[str, Any] | None) -> list[str]:
         means = ", ".join(f"{float(name):.2g}: {mean:.1f}" for name, mean in by_rate)
         error = choice["errors"][key]
         lines.append(f"| {key} | {rate:.2g} | {means} | {error:.2g} |")
-        least = max(mean for _, mean in by_rate) - error
+        least = max(mean for _, mean in by_rate) - TIE_ERRORS * error
         tied += [key] * (sum(mean >= least for _, mean in by_rate) > 1)
     lines.append("")
     if tied:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import shutil
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -171,9 +172,14 @@ def test_a_plan_says_what_is_a_prediction(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("REPRO_POLICIES", str(tmp_path))
+    kept = Path("proxy", "nvidia_h200", "table1.records.json")
+    (tmp_path / kept).parent.mkdir(parents=True)
+    (tmp_path / "paper").mkdir()
+    shutil.copyfile(expected_folder(None) / kept, tmp_path / kept)
     said = {}
     for name in ("table1", "figure9", "table2", "entropy_start", "noise_in_sft"):
-        assert main(["plan", name, "--tier", "proxy", "--runs", str(tmp_path)]) == 0
+        line = ["plan", name, "--tier", "proxy", "--runs", str(tmp_path / "runs")]
+        assert main([*line, "--expected", str(tmp_path)]) == 0
         found = [line for line in capsys.readouterr().out.splitlines() if "a prediction" in line]
         said[name] = found[0].strip() if found else ""
     assert said["table1"] == ""

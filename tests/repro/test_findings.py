@@ -161,7 +161,7 @@ def test_tied_rates_are_said_to_be_ties() -> None:
         "commits": ["0" * 40],
         "rule": "the best",
         "chosen": {"bf16_lora": 1e-3, "nvfp4_lora": 1e-3},
-        "errors": {"bf16_lora": 1.5, "nvfp4_lora": 1.5},
+        "errors": {"bf16_lora": 0.75, "nvfp4_lora": 0.75},
         "means": {
             "bf16_lora": {"0.001": 89.0, "0.003": 90.0},
             "nvfp4_lora": {"0.001": 90.0, "0.003": 88.0},
@@ -169,5 +169,5 @@ def test_tied_rates_are_said_to_be_ties() -> None:
     }
     text = "\n".join(rates(choice))
     assert "For bf16_lora the sweep cannot tell the best rate from another" in text
-    assert "| bf16_lora | 0.001 | 0.001: 89.0, 0.003: 90.0 | 1.5 |" in text
+    assert "| bf16_lora | 0.001 | 0.001: 89.0, 0.003: 90.0 | 0.75 |" in text
     assert "No sweep" in "\n".join(rates(None))

@@ -27,6 +27,7 @@ from repro.selection import select
 from repro.spec.config import digest_of
 
 OLD, NEW = "a" * 40, "b" * 40
+FIRST, SECOND = [5, 6, 7, 8, 9], [10, 11, 12, 13, 14]  # of Table 1's seeds
 GPU = [{"name": "NVIDIA H200"}]
 Change = Callable[[Record], Record]
 Writer = Callable[..., None]
@@ -79,14 +80,14 @@ def go(target: str, runs: Path, expected: Path, **more: Any) -> None:
 def test_more_seeds_of_another_commit_join_the_blessed_ones(
     tmp_path: Path, expected: Path, write: Writer, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    write("table1", tmp_path / "old", [0, 1, 2, 3, 4], OLD)
+    write("table1", tmp_path / "old", FIRST, OLD)
     go("table1", tmp_path / "old", expected)
-    write("table1", tmp_path / "new", [5, 6, 7, 8, 9], NEW)
+    write("table1", tmp_path / "new", SECOND, NEW)
     go("table1", tmp_path / "new", expected, add=True)
     folder = expected / "proxy" / "nvidia_h200"
     for name in ("table1.json", "table1.records.json"):
         raw = json.loads((folder / name).read_text())
-        assert raw["commits"] == {OLD: [0, 1, 2, 3, 4], NEW: [5, 6, 7, 8, 9]}
+        assert raw["commits"] == {OLD: FIRST, NEW: SECOND}
     assert len(raw["records"]) == 120
     assert len(list((tmp_path / "new" / "proxy" / "table1" / "bf16_lora").iterdir())) == 5
     values = json.loads((folder / "table1.json").read_text())["expectations"][0]["values"]
@@ -104,19 +105,19 @@ def test_what_shows_commits_shows_several(
     tmp_path: Path, expected: Path, write: Writer, capsys: pytest.CaptureFixture[str]
 ) -> None:
     runs = tmp_path / "runs"
-    write("table1", runs, [0, 1, 2, 3, 4], OLD)
-    write("table1", runs, [5, 6, 7, 8, 9], NEW)
+    write("table1", runs, FIRST, OLD)
+    write("table1", runs, SECOND, NEW)
     go("table1", runs, expected)
     page = tmp_path / "findings.md"
     assert main(["report", "--findings", str(page), "--expected", str(expected)]) == 0
     text = page.read_text()
     assert f"source commits `{OLD[:12]}`, `{NEW[:12]}` (which seeds from which: below)" in text
     row = next(line for line in text.splitlines() if line.startswith("| table1 | `"))
-    assert row.endswith(f"`{OLD[:12]}` (seeds 0 to 4), `{NEW[:12]}` (seeds 5 to 9) |")
+    assert row.endswith(f"`{OLD[:12]}` (seeds 5 to 9), `{NEW[:12]}` (seeds 10 to 14) |")
     out = tmp_path / "report.md"
     line = ["report", "table1", "--tier", "proxy", "--runs", str(runs), "--out", str(out)]
     assert main([*line, "--expected", str(expected)]) == 0
-    assert f"`{OLD}` (seeds 0 to 4), `{NEW}` (seeds 5 to 9)" in out.read_text()
+    assert f"`{OLD}` (seeds 5 to 9), `{NEW}` (seeds 10 to 14)" in out.read_text()
     readme = tmp_path / "README.md"
     readme.write_text("<!-- results:begin -->\n<!-- results:end -->\n")
     assert "(n = 10)" in renewed_readme(readme, expected)
@@ -127,12 +128,12 @@ def test_what_shows_commits_shows_several(
 
 
 def other_commit(record: Record) -> Record:
-    return at(record, NEW) if (record.arm, record.seed) == ("nvfp4_lora", 3) else record
+    return at(record, NEW) if (record.arm, record.seed) == ("nvfp4_lora", 8) else record
 
 
 def other_device(record: Record) -> Record:
     gpu = {"gpu": [{"name": "NVIDIA H100 80GB HBM3"}]}
-    environment = record.environment | (gpu if record.seed == 3 else {})
+    environment = record.environment | (gpu if record.seed == 8 else {})
     return dataclasses.replace(record, environment=environment)
 
 
@@ -155,11 +156,11 @@ def without_digest(record: Record) -> Record:
 @pytest.mark.parametrize(
     ("old", "new", "words"),
     [
-        (other_commit, None, r"2 commits, and 1 seeds have arms of several: seed 3"),
+        (other_commit, None, r"2 commits, and 1 seeds have arms of several: seed 8"),
         (other_device, None, r"the records name the devices"),
         (None, other_sources, r"with changes, or whose state is not known"),
         (None, without_digest, r"not shown to be those of b"),
-        (None, other_input("checkpoint"), r"seeds 0 and 5 of \w+ had different checkpoint"),
+        (None, other_input("checkpoint"), r"seeds 10 and 5 of \w+ had different checkpoint"),
         (None, other_input("plan:table1"), r"another analysis plan"),
     ],
 )
@@ -172,8 +173,8 @@ def test_seeds_that_were_not_run_alike_are_refused(
     write: Writer,
 ) -> None:
     runs = tmp_path / "runs"
-    write("table1", runs, [0, 1, 2, 3, 4], OLD, old)
-    write("table1", runs, [5, 6, 7, 8, 9], NEW, new)
+    write("table1", runs, FIRST, OLD, old)
+    write("table1", runs, SECOND, NEW, new)
     with pytest.raises(BlessError, match=words):
         go("table1", runs, expected)
     assert not (expected / "proxy").exists()
@@ -183,19 +184,19 @@ def test_another_target_that_reads_an_arm_may_have_been_planned_anew(
     tmp_path: Path, expected: Path, write: Writer
 ) -> None:
     runs = tmp_path / "runs"
-    write("table1", runs, [0, 1, 2, 3, 4], OLD, other_input("plan:figure17"))
-    write("table1", runs, [5, 6, 7, 8, 9], NEW)
+    write("table1", runs, FIRST, OLD, other_input("plan:figure17"))
+    write("table1", runs, SECOND, NEW)
     go("table1", runs, expected)
     raw = json.loads((expected / "proxy" / "nvidia_h200" / "table1.records.json").read_text())
-    assert {record["seed"] for record in raw["records"]} == set(range(10))
+    assert {record["seed"] for record in raw["records"]} == {*FIRST, *SECOND}
 
 
 def test_an_arm_shared_with_another_target_counts(
     tmp_path: Path, expected: Path, write: Writer, proxy_record: Callable[..., Record]
 ) -> None:
     runs = tmp_path / "runs"
-    write("table1", runs, [5, 6, 7, 8, 9], OLD)
-    write("figure17", runs, [5, 6, 7, 8, 9], NEW)
+    write("table1", runs, FIRST, OLD)
+    write("figure17", runs, FIRST, NEW)
     with pytest.raises(BlessError, match="5 seeds have arms of several: seed 5"):
         go("figure17", runs, expected)
     (selection,) = select(["figure17"], tier="proxy")
@@ -203,8 +204,8 @@ def test_an_arm_shared_with_another_target_counts(
     assert "seeds 5 to 9 were run from different source commits" in verdict.sentence
     # Made at one commit, the same runs qualify; more seeds of the shared arm do not disturb.
     fresh = tmp_path / "fresh"
-    write("figure17", fresh, [5, 6, 7, 8, 9], NEW)
-    write("table1", fresh, [0, 1, 2, 3, 4], OLD)
+    write("figure17", fresh, FIRST, NEW)
+    write("table1", fresh, SECOND, OLD)
     go("figure17", fresh, expected)
     assert check_selection(selection, fresh, expected).sound
 
@@ -212,19 +213,19 @@ def test_an_arm_shared_with_another_target_counts(
 def test_a_run_that_is_blessed_and_made_anew_is_left_to_the_reader(
     tmp_path: Path, expected: Path, write: Writer
 ) -> None:
-    write("table1", tmp_path / "old", [0, 1, 2, 3, 4], OLD)
+    write("table1", tmp_path / "old", FIRST, OLD)
     go("table1", tmp_path / "old", expected)
-    write("table1", tmp_path / "new", [4, 5], NEW)
-    with pytest.raises(BlessError, match=r"seed 4, is in .*recorded anew at commit bbbb"):
+    write("table1", tmp_path / "new", [9, 10], NEW)
+    with pytest.raises(BlessError, match=r"seed 9, is in .*recorded anew at commit bbbb"):
         go("table1", tmp_path / "new", expected, add=True)
 
 
 def test_shared_arms_come_from_the_blessed_records_too(
     tmp_path: Path, expected: Path, write: Writer
 ) -> None:
-    write("table1", tmp_path / "old", [5, 6, 7, 8, 9], OLD)
+    write("table1", tmp_path / "old", FIRST, OLD)
     go("table1", tmp_path / "old", expected)
-    write("figure17", tmp_path / "new", [5, 6, 7, 8, 9], OLD)
+    write("figure17", tmp_path / "new", FIRST, OLD)
     shutil.rmtree(tmp_path / "new" / "proxy" / "table1")
     go("figure17", tmp_path / "new", expected, add=True)
     raw = json.loads((expected / "proxy" / "nvidia_h200" / "figure17.records.json").read_text())
@@ -258,9 +259,9 @@ def test_the_blessed_records_unpack_beside_each_other(
     tmp_path: Path, expected: Path, write: Writer
 ) -> None:
     runs = tmp_path / "runs"
-    write("aqn_factorial", runs, [0, 1, 2, 3, 4], OLD)
-    write("table1", runs, [0, 1, 2, 3, 4], OLD)
-    write("table1", runs, [5, 6, 7, 8, 9], NEW)
+    write("aqn_factorial", runs, FIRST, OLD)
+    write("table1", runs, FIRST, OLD)
+    write("table1", runs, SECOND, NEW)
     go("table1", runs, expected)
     go("aqn_factorial", runs, expected)
     for path in (expected / "proxy" / "nvidia_h200").glob("*.records.json"):
