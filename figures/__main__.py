@@ -47,6 +47,7 @@ from repro.evidence.record import (
 )
 from repro.spec.tier import Tier
 from repro.targets import TARGETS
+from repro.targets.rates import LEARNING_RATES
 
 DPI = 150
 Row = TypeVar("Row")
@@ -120,7 +121,7 @@ def draw_found(
     asked = [
         (tier, target)
         for tier, target in found_targets(folder)
-        if args.target in (None, target) and args.tier in (None, tier)
+        if _is_asked(target, args.target) and args.tier in (None, tier)
     ]
     records = {(tier, target): load(folder, tier, target) for tier, target in asked}
     expected = Path(args.expected)
@@ -141,6 +142,11 @@ def draw_found(
         name = f"{Tier.SYSTEMS.value}_{device}{name}"
         drawn += save(figure, Path(args.out), name, kinds)
     return drawn
+
+
+def _is_asked(target: str, named: str | None) -> bool:
+    """Whether a target is to be drawn: the sweep, whose page has a table of it, if named."""
+    return target == named or (named is None and target != LEARNING_RATES.name)
 
 
 def bounds(expected: Path, tier: str, target: str) -> operations.Bounds:

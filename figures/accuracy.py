@@ -20,6 +20,8 @@ from repro.evidence.record import Record
 from repro.evidence.statistics import mean_interval
 
 NAME = "accuracy"
+# From here on differences of a point or two would be lost on an axis from 0.
+_HIGH = 75.0
 _CEILING = "\ngrey triangle: greedy, made to begin with the working"
 _MARKS = ("o", "s", "D", "^")
 
@@ -111,14 +113,21 @@ def _measured(axes: Axes, rows: Sequence[AccuracyRow], places: Sequence[int]) ->
         axes.plot(row.seeds, ticks, "|", color=colour(row.arm), markersize=11, alpha=0.8)
         if row.ceiling is not None:
             axes.plot(row.ceiling, place, ">", color="#bbbbbb", markersize=5, zorder=1)
-    axes.set_xlim(0, 100)
+    begin = first_percent(rows)
+    axes.set_xlim(begin, 100)
     axes.set_title(
         "measured" + (_CEILING if any(row.ceiling is not None for row in rows) else ""),
         fontsize=9,
         loc="left",
         color="#444444",
     )
-    axes.set_xlabel("accuracy, percent")
+    axes.set_xlabel(f"accuracy, percent{f' (the axis begins at {begin})' * (begin > 0)}")
+
+
+def first_percent(rows: Sequence[AccuracyRow]) -> int:
+    """Return where the axis begins: at 0, or where all ends lie high at tens below the lowest."""
+    lowest = min(min(*row.seeds, row.low or row.mean, row.ceiling or row.mean) for row in rows)
+    return max(0, 10 * int((lowest - 5) // 10)) if lowest >= _HIGH else 0
 
 
 def _printed(

@@ -158,6 +158,46 @@ def test_the_accuracy_rows_carry_interval_seeds_and_the_papers_values() -> None:
     assert [float(line.get_xdata()[0]) for line in printed.lines] == [88.5]
 
 
+def accuracy_rows(*ends: float) -> list[accuracy.AccuracyRow]:
+    """Return the rows of one arm a list of ends, three seeds each, a point apart."""
+    rows = []
+    for arm, end in zip(ARMS, ends, strict=False):
+        seeds = (end - 1, end, end + 1)
+        rows.append(
+            accuracy.AccuracyRow(
+                arm=arm, mean=end, low=end - 3, high=end + 3, seeds=seeds, ceiling=None, rate=None,
+                paper={},
+            )
+        )  # fmt: skip
+    return rows
+
+
+def test_accuracies_that_all_lie_high_get_an_axis_of_their_own_and_say_so() -> None:
+    (axes,) = accuracy.draw(accuracy_rows(96.0, 97.0)).axes
+    assert axes.get_xlim() == (80, 100)
+    assert axes.get_xlabel() == "accuracy, percent (the axis begins at 80)"
+    (axes,) = accuracy.draw(accuracy_rows(25.0, 97.0)).axes
+    assert axes.get_xlim() == (0, 100)
+    assert axes.get_xlabel() == "accuracy, percent"
+
+
+def test_the_sweep_is_drawn_only_when_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("learning_rates", "figure16"):
+        for run in plan(find(name), Tier.PROXY, 2):
+            ends = {"accuracy": Estimate(value=90.0 + run.seed % 5, unit="percent")}
+            record_of(run, metrics=ends, environment={}, started=datetime.now(UTC)).write(tmp_path)
+    line = ["--records", str(tmp_path), "--out", str(tmp_path / "drawn"), "--kinds", "svg"]
+    assert main(line) == 0
+    names = {path.name for path in (tmp_path / "drawn").iterdir()}
+    assert "proxy_figure16_accuracy.svg" in names
+    assert not any("learning_rates" in name for name in names)
+    assert main([*line, "--target", "learning_rates"]) == 0
+    assert (tmp_path / "drawn" / "proxy_learning_rates_accuracy.svg").is_file()
+    capsys.readouterr()
+
+
 def test_every_arm_of_table_1_has_a_colour_and_a_short_name_of_its_own() -> None:
     arms = [arm.name for arm in find("table1").arms]
     assert len({colour(arm) for arm in arms}) == len(arms)
