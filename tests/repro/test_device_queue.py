@@ -114,7 +114,7 @@ def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def runs_of(seeds: int = 2) -> list[RunConfig]:
-    return plan(find("table1"), Tier.PROXY, seeds, ["bf16", "bf16_lora", "nvfp4_lora"])
+    return plan(find("table1"), Tier.PROXY, range(seeds), ["bf16", "bf16_lora", "nvfp4_lora"])
 
 
 def in_pairs(runs: Sequence[RunConfig], memory_bytes: int) -> list[tuple[RunConfig, ...]]:
