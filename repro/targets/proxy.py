@@ -123,18 +123,17 @@ PROXY_HARD = dataclasses.replace(PROXY, data=HARD_DATA, test_sets=_HUMAN)
 # Where the paper goes to a larger model and harder problems (32B on levels 4 and 5 of its own).
 PROXY_LARGE_HARD = dataclasses.replace(PROXY_HARD, checkpoint="proxy-120m")
 
-# Fitted by least squares of relative errors to five ensembles of 60 steps on one H200: 50, 20 and
-# 5 runs of Table 1 and the noise factorial (2d2f26c), 30 and 6 of the sweep (c97a028). Each is met
-# within 16 %; the two commands took 298 and 179 s, of which about 27 s before their first ensemble.
-# Later steps are taken to cost more (`repro.ensemble_cost`); nobody has timed any. Memory does not
-# depend on how many steps there are.
+# Fitted by least squares of relative errors to 13 ensembles, of 5 to 32 runs and 120 steps, of the
+# sweep, Table 1 and its controls, each on one H200 (0ff0fd7, d36c27d); each is met within 13 %.
+# All had nearly as many questions a run, so a question's seconds cannot be told from a step's and
+# are given, not fitted. A command's start is that of two earlier ones (2d2f26c, c97a028).
 _TOGETHER = TogetherCost(
     begin_seconds=27.0,
-    start_seconds=7.0,
-    step_seconds=0.17,
-    step_seconds_per_run=0.041,
-    pass_seconds=0.8,
-    question_seconds=0.00028,
+    start_seconds=5.3,
+    step_seconds=0.122,
+    step_seconds_per_run=0.0372,
+    pass_seconds=1.67,
+    question_seconds=0.0001,
     memory_bytes=100 * GIB,
 )
 COST = Cost(
@@ -144,8 +143,7 @@ COST = Cost(
     disk_bytes=2_000_000,
     policies=(PROXY.checkpoint,),
     together=_TOGETHER,
-    basis="fitted to five ensembles of 5 to 50 runs of 60 steps on one H200; later steps by their "
-    "tokens",
+    basis="fitted to 13 ensembles of 5 to 32 runs, each on one H200",
 )
 # `proxy-120m` has 4.03 times the parameters and 10 layers for 9. Where time goes by work, it is
 # scaled by parameters (no gain from larger products is counted on); where by launches, by layers.
