@@ -58,13 +58,16 @@ def rates_text(rows: Sequence[Counted]) -> str:
     rates = {row.arm: f"{row.rate:.2g}" for row in rows if row.rate is not None}
     if len(set(rates.values())) < 2:
         return ""
-    usual = _most_frequent(rates)
-    parts = [f"{usual} for most arms"]
-    for rate in dict.fromkeys(rates.values()):
-        if rate != usual:
-            named = ", ".join(short(arm) for arm, found in rates.items() if found == rate)
-            parts.append(f"{rate} for {named}")
+    parts = []
+    for rate in sorted(set(rates.values()), key=list(rates.values()).count, reverse=True):
+        named = [short(arm) for arm, found in rates.items() if found == rate]
+        parts.append(f"{rate} for {_named(named, len(rates))}")
     return f"learning rates differ: {'; '.join(parts)}"
+
+
+def _named(arms: Sequence[str], count: int) -> str:
+    """Return the arms by name, or that they are most of `count`."""
+    return "most arms" if len(arms) > max(2, count / 2) else ", ".join(arms)
 
 
 def caption(rows: Sequence[Counted], what: str) -> str:

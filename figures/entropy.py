@@ -25,7 +25,7 @@ def draw(rows: Sequence[CurveRow], where: str = "", *, supervised: bool = False)
     supervised
         Whether the tokens are those of worked solutions, and not sampled ones.
     """
-    what = "on the solutions during fine-tuning" if supervised else "during training (after Fig. 5)"
+    what = "on the solutions during fine-tuning" if supervised else "during training"
     return draw_curves(
         rows,
         title=f"Entropy {what}{where}",

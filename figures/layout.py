@@ -6,8 +6,10 @@ Direct labels at the ends of lines stand in place of a legend wherever there is 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import ceil
 from textwrap import wrap
 
+import numpy as np
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -17,6 +19,10 @@ from figures.palette import colour, short
 
 # Letters of a note in an inch, at its size.
 _LETTERS = 14
+# Of the legend: letters in an inch, inches of a key's mark with the gaps around it, and of a line.
+_KEY_LETTERS = 16.5
+_KEY_MARK = 0.6
+_KEY_LINE = 0.18
 
 
 def new_figure(width: float, height: float) -> Figure:
@@ -36,15 +42,27 @@ def frame(figure: Figure, title: str, note: str, keys: Sequence[Artist]) -> None
 
     What is drawn stays below the keys; the note is broken where the figure ends.
     """
-    height = figure.get_size_inches()[1]
+    width, height = figure.get_size_inches()
     figure.text(0.01, 1 - 0.08 / height, title, fontsize=12, va="top")
     place = (0.003, 1 - 0.30 / height)
-    figure.legend(handles=list(keys), loc="upper left", bbox_to_anchor=place, ncols=6,
+    columns = _columns([str(key.get_label()) for key in keys], width)
+    figure.legend(handles=list(keys), loc="upper left", bbox_to_anchor=place, ncols=columns,
                   frameon=False, fontsize=8.5, borderaxespad=0.2)  # fmt: skip
     engine = figure.get_layout_engine()
     assert isinstance(engine, ConstrainedLayoutEngine)
-    engine.set(rect=(0.006, 0, 0.988, 1 - 0.58 / height))
+    lines = ceil(len(keys) / columns) if keys else 1
+    engine.set(rect=(0.006, 0, 0.988, 1 - (0.40 + _KEY_LINE * lines) / height))
     foot(figure, note, tone="#505050")
+
+
+def _columns(labels: Sequence[str], width: float) -> int:
+    """Return how many keys fit side by side in a figure of `width` inches, at least one."""
+    for columns in range(len(labels), 1, -1):
+        # As matplotlib deals them out: down a column before the next begins.
+        widest = [max(map(len, column)) for column in np.array_split(labels, columns)]
+        if sum(widest) / _KEY_LETTERS + columns * _KEY_MARK <= width:
+            return columns
+    return 1
 
 
 def foot(figure: Figure, note: str, *, tone: str = "#555555") -> None:

@@ -26,6 +26,6 @@ def draw(rows: Sequence[CurveRow], where: str = "") -> Figure:
     """Return the figure; `where` is said behind its title."""
     return draw_curves(
         rows,
-        title=f"Right answers during training (after Fig. 4){where}",
+        title=f"Right answers during training{where}",
         ylabel="share of sampled completions that are right",
     )

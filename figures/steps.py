@@ -60,7 +60,7 @@ class StepRow:
 
 
 def rows(records: Sequence[Record], cells: Sequence[PaperCell] = ()) -> list[StepRow]:
-    """Return a row for each point and arm that has a step time: points as recorded, then arms."""
+    """Return a row for each point and arm that has a step time: by size, as recorded, by arm."""
     printed = {(cell.arm, cell.column.lower(), cell.quantity): cell.value for cell in cells}
     by_arm: dict[str, list[Record]] = {}
     for record in records:
@@ -70,7 +70,7 @@ def rows(records: Sequence[Record], cells: Sequence[PaperCell] = ()) -> list[Ste
     }
     return [
         _row(by_arm[arm], point, printed)
-        for point in points.values()
+        for point in sorted(points.values(), key=lambda point: int(point["model"].rstrip("b")))
         for arm in order(list(by_arm))
         if _values(by_arm[arm], f"step_seconds_{point['name']}")
     ]
