@@ -29,6 +29,8 @@ from statistics import NormalDist, fmean, stdev
 NORMAL = NormalDist()
 _EXACT_FLIPS = 16
 _SAMPLED_FLIPS = 50_000
+# Of the largest summand: a mean below it is the rounding of floats.
+_ROUNDING = 1e-12
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,6 +151,8 @@ def wilson_interval(successes: float, n: int, confidence: float = 0.95) -> Inter
 def paired(differences: Sequence[float], bound: float = 0.0, confidence: float = 0.95) -> Paired:
     """Compare paired differences with `bound`.
 
+    Differences that cancel but for the rounding of floats have a mean of 0.
+
     Raises
     ------
     ValueError
@@ -161,13 +165,15 @@ def paired(differences: Sequence[float], bound: float = 0.0, confidence: float =
     assert interval.low is not None
     assert interval.high is not None
     deviation = stdev(differences)
+    cancelled = abs(interval.value) < _ROUNDING * max(map(abs, differences))
+    mean = 0.0 if cancelled else interval.value
     return Paired(
-        mean=interval.value,
+        mean=mean,
         low=interval.low,
         high=interval.high,
         deviation=deviation,
         n=n,
-        p_two_sided=_t_test(interval.value - bound, deviation, n),
+        p_two_sided=_t_test(mean - bound, deviation, n),
         p_sign_flip=sign_flip([value - bound for value in differences]),
     )
 

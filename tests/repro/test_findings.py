@@ -78,6 +78,22 @@ def test_an_undecided_claim_says_how_many_pairs_would_decide(
     assert needed == "more than 1000" or int(needed) > 5
 
 
+def test_intervals_near_zero_are_counted_against_the_papers_gain(
+    tmp_path: Path, proxy_record: Maker, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (selection,) = select(["figure9"], tier="proxy")
+    for run in selection.plan():
+        proxy_record(run).write(tmp_path / "runs")
+    text = page(tmp_path / "runs", tmp_path / "findings.md", capsys)
+    rows = [
+        line.split("|") for line in text.splitlines() if "`figure9`" in line and "points" in line
+    ]
+    reach = [max(abs(float(end)) for end in cells[4].split(" to ")) for cells in rows]
+    near = sum(far < 2.7 for far in reach)
+    assert len(reach) > 0
+    assert f"of {len(reach)} differences that cannot be told, {near} have intervals" in text
+
+
 def test_without_records_nothing_is_claimed(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

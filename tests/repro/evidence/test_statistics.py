@@ -46,6 +46,16 @@ def test_wilson_intervals_are_those_of_scipy(k: int, n: int) -> None:
     assert (ours.low, ours.high) == pytest.approx((theirs.low, theirs.high), abs=1e-12)
 
 
+def test_differences_that_cancel_have_a_mean_of_zero() -> None:
+    # Of accuracies: 98.2 - 97.6 and 97.6 - 98.2, and so on; their plain mean is about 3e-15.
+    ends = [(98.2, 97.6), (97.6, 98.2), (98.4, 98.0), (97.0, 97.4)]
+    differences = [first - second for first, second in ends]
+    assert st.paired(differences).mean == 0
+    assert st.paired([*differences, 0.001]).mean == pytest.approx(0.0002)
+    small = [1e-15, 2e-15, 3e-15]
+    assert st.paired(small).mean == pytest.approx(2e-15)
+
+
 def test_paired_comparisons_are_scipys_t_test() -> None:
     differences = [0.4, 1.2, -0.3, 0.9, 0.7, 0.1]
     ours = st.paired(differences, bound=0.25)
