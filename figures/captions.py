@@ -6,6 +6,7 @@ rate; a caption is made of those, so it cannot say more than was drawn.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
@@ -59,7 +60,7 @@ def rates_text(rows: Sequence[Counted]) -> str:
     if len(set(rates.values())) < 2:
         return ""
     parts = []
-    for rate in sorted(set(rates.values()), key=list(rates.values()).count, reverse=True):
+    for rate, _ in Counter(rates.values()).most_common():
         named = [short(arm) for arm, found in rates.items() if found == rate]
         parts.append(f"{rate} for {_named(named, len(rates))}")
     return f"learning rates differ: {'; '.join(parts)}"

@@ -39,7 +39,10 @@ def test_learning_rates_are_named_where_they_differ() -> None:
     rows = [Row("bf16_lora", 5, 1e-3), Row("nf4_lora", 5, 1e-3), Row("nvfp4", 5)]
     assert rates_text(rows) == ""
     rows += [Row("mxfp4_lora", 5, 3e-3)]
-    assert rates_text(rows) == ("learning rates differ: 0.001 for most arms; 0.003 for MXFP4 LoRA")
+    other = "0.003 for MXFP4 LoRA"
+    assert rates_text(rows) == f"learning rates differ: 0.001 for BF16 LoRA, NF4 LoRA; {other}"
+    rows += [Row("nvfp4_lora", 5, 1e-3)]
+    assert rates_text(rows) == f"learning rates differ: 0.001 for most arms; {other}"
     assert caption(rows, "means").count("\n") == 1
 
 
