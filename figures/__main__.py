@@ -45,6 +45,7 @@ from repro.evidence.record import (
     read_record,
     record_folder,
 )
+from repro.spec.target import Target
 from repro.spec.tier import Tier
 from repro.targets import TARGETS
 from repro.targets.rates import LEARNING_RATES
@@ -138,10 +139,30 @@ def draw_found(
             figures[paired.NAME] = differences
         for name, figure in figures.items():
             drawn += save(figure, Path(args.out), f"{tier}_{device}{target}_{name}", kinds)
+    for tier, target in readers(folder, args):
+        mine = load(folder, tier, str(target.records_of))
+        where = f"; {target.name.replace('_', ' ')}, {tier} tier"
+        differences = paired_figure(mine, expected, tier, target.name, where)
+        if differences is not None:
+            name = f"{tier}_{device}{target.name}_{paired.NAME}"
+            drawn += save(differences, Path(args.out), name, kinds)
     for name, figure in systems_figures(records, expected):
         name = f"{Tier.SYSTEMS.value}_{device}{name}"
         drawn += save(figure, Path(args.out), name, kinds)
     return drawn
+
+
+def readers(folder: Path, args: argparse.Namespace) -> Iterator[tuple[str, Target]]:
+    """Yield each target, with its tier, that reads the records of another and was asked for.
+
+    Curves would be that other's once more; what is its own are the contrasts that it makes claims
+    about.
+    """
+    for tier, home in found_targets(folder):
+        for target in TARGETS:
+            asked = args.target in (None, home, target.name) and args.tier in (None, tier)
+            if target.records_of == home and asked:
+                yield tier, target
 
 
 def _is_asked(target: str, named: str | None) -> bool:

@@ -265,3 +265,27 @@ def test_the_command_draws_each_targets_own_pictures(tmp_path: Path) -> None:
     ]
     text = (tmp_path / "out" / "proxy_noise_in_sft_entropy_curves.svg").read_text()
     assert "Entropy on the solutions during fine-tuning" in text
+
+
+def test_targets_that_read_anothers_records_are_drawn_with_their_own_contrasts(
+    tmp_path: Path,
+) -> None:
+    for record in made_up("table1", 3):
+        record.write(tmp_path / "runs")
+    line = ["--records", str(tmp_path / "runs"), "--expected", str(EXPECTED), "--kinds", "svg"]
+    readers = {
+        f"proxy_{target.name}_paired_differences.svg"
+        for target in TARGETS
+        if target.records_of == "table1"
+        and contrasts.cells(made_up("table1", 3), target, Tier.PROXY)
+    }
+    assert main([*line, "--out", str(tmp_path / "all")]) == 0
+    drawn = {path.name for path in (tmp_path / "all").iterdir()}
+    assert {"proxy_table1_transfer_paired_differences.svg"} <= readers <= drawn
+    name = "table1_transfer"
+    assert main([*line, "--out", str(tmp_path / "one"), "--target", name]) == 0
+    (only,) = (tmp_path / "one").iterdir()
+    assert only.name == f"proxy_{name}_paired_differences.svg"
+    words = only.read_text(encoding="utf-8")
+    assert all(metric.title.split(",")[0] in words for metric in find(name).metrics[:1])
+    assert find(name).statement.split(",")[0] in words
