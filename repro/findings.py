@@ -202,13 +202,15 @@ def _in_short(paper: Sequence[Row], training: Sequence[Row]) -> list[str]:
 
 def _widths(undecided: Sequence[Row]) -> list[str]:
     """Return what the intervals of undecided differences of accuracy still allow."""
-    found = [
-        (row.metric, row.verdict.low, row.verdict.high)
-        for row in undecided
-        if row.verdict.unit == "points" and row.verdict.low is not None
-    ]
-    reach = [max(abs(low), abs(high or 0.0)) for metric, low, high in found if metric == "accuracy"]
-    others = [((high or 0.0) - low) / 2 for metric, low, high in found if metric != "accuracy"]
+    reach, others = [], []
+    for row in undecided:
+        low, high = row.verdict.low, row.verdict.high
+        if row.verdict.unit != "points" or low is None or high is None:
+            continue
+        if row.metric == "accuracy":
+            reach.append(max(abs(low), abs(high)))
+        else:
+            others.append((high - low) / 2)
     lines = []
     if reach:
         lines.append(

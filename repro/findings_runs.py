@@ -151,7 +151,7 @@ def rates(choice: Mapping[str, Any] | None) -> list[str]:
         "| what is trained | chosen | held-out accuracy at the end, by rate | its error, points |",
         "|---|---|---|---|",
     ]
-    tied = []
+    tied, lowest = [], []
     for key, rate in choice["chosen"].items():
         by_rate = sorted(choice["means"][key].items(), key=lambda item: float(item[0]))
         means = ", ".join(f"{float(name):.2g}: {mean:.1f}" for name, mean in by_rate)
@@ -159,11 +159,18 @@ def rates(choice: Mapping[str, Any] | None) -> list[str]:
         lines.append(f"| {key} | {rate:.2g} | {means} | {error:.2g} |")
         least = max(mean for _, mean in by_rate) - TIE_ERRORS * error
         tied += [key] * (sum(mean >= least for _, mean in by_rate) > 1)
+        lowest += [key] * (by_rate[0][0] == f"{rate:g}")
     lines.append("")
     if tied:
         lines += [
             f"For {', '.join(tied)} the sweep cannot tell the best rate from another: a tie, and "
             "the smallest of them was taken.",
+            "",
+        ]
+    if lowest:
+        lines += [
+            f"For {', '.join(lowest)} the chosen rate is the smallest that was tried: a smaller "
+            "one may serve as well or better.",
             "",
         ]
     return lines

@@ -186,4 +186,7 @@ def test_tied_rates_are_said_to_be_ties() -> None:
     text = "\n".join(rates(choice))
     assert "For bf16_lora the sweep cannot tell the best rate from another" in text
     assert "| bf16_lora | 0.001 | 0.001: 89.0, 0.003: 90.0 | 0.75 |" in text
+    assert "For bf16_lora, nvfp4_lora the chosen rate is the smallest that was tried" in text
+    higher = choice | {"chosen": {"bf16_lora": 3e-3, "nvfp4_lora": 3e-3}}
+    assert "smallest that was tried" not in "\n".join(rates(higher))
     assert "No sweep" in "\n".join(rates(None))
