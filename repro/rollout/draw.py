@@ -1,9 +1,10 @@
 """The choice of a token: temperature, filters, and a draw by the inverse of the distribution.
 
-For logits z the distribution is softmax(z / T), cut and renormalised by the filters in the usual
-order: `top_k` most probable, then the smallest set that holds `top_p` of the mass (the token that
-crosses the bound included), then tokens of at least `min_p` times the largest probability. A token
-is the first whose cumulated probability, in the order of token ids, exceeds a uniform number.
+For logits z the distribution is softmax(z / T), cut and renormalised by the filters in the order
+that every sampler here has (the kernels and vLLM too): tokens of at least `min_p` times the largest
+probability, of these the `top_k` most probable, of these the smallest set that holds `top_p` of
+their mass (the token that crosses the bound included). A token is the first whose cumulated
+probability, in the order of token ids, exceeds a uniform number.
 
 Drawing by inversion from one uniform number a token makes arms comparable: two policies that differ
 a little choose the same token for most uniforms. `torch.multinomial` has no such property, and its
@@ -50,6 +51,9 @@ def sampling_logprobs(logits: Tensor, sampling: SamplingConfig) -> Tensor:
     """
     logprobs = torch.log_softmax(logits.float() / sampling.temperature, dim=-1)
     filtered = logprobs
+    if sampling.min_p > 0:
+        bound = filtered.amax(dim=-1, keepdim=True) + torch.tensor(sampling.min_p).log()
+        filtered = filtered.masked_fill(filtered < bound, -torch.inf)
     if 0 < sampling.top_k < logits.shape[-1]:
         # Ranks rather than a threshold, so that ties at the bound do not let more than k pass.
         kept = torch.zeros_like(filtered, dtype=torch.bool)
@@ -67,9 +71,6 @@ def sampling_logprobs(logits: Tensor, sampling: SamplingConfig) -> Tensor:
         outside[..., 0] = False
         removed.scatter_(-1, order, outside)
         filtered = filtered.masked_fill(removed, -torch.inf)
-    if sampling.min_p > 0:
-        bound = filtered.amax(dim=-1, keepdim=True) + torch.tensor(sampling.min_p).log()
-        filtered = filtered.masked_fill(filtered < bound, -torch.inf)
     return logprobs if filtered is logprobs else torch.log_softmax(filtered, dim=-1)
 
 

@@ -12,6 +12,7 @@ from transformers import (
     TopPLogitsWarper,
 )
 
+from kernels.reference_decode import sample_tokens
 from repro.rollout.draw import draw, sampling_logprobs, uniforms
 from repro.spec.config import SamplingConfig
 
@@ -27,15 +28,25 @@ def logits_of(rows=50, vocabulary=40, seed=0):
 def test_filters_keep_what_transformers_keeps(temperature, top_k, top_p, min_p):
     logits = logits_of()
     stock = LogitsProcessorList([TemperatureLogitsWarper(temperature)])
+    if min_p:
+        stock.append(MinPLogitsWarper(min_p))
     if top_k:
         stock.append(TopKLogitsWarper(top_k))
     if top_p < 1:
         stock.append(TopPLogitsWarper(top_p))
-    if min_p:
-        stock.append(MinPLogitsWarper(min_p))
     expected = torch.log_softmax(stock(torch.zeros(50, 1, dtype=torch.long), logits), dim=-1)
     sampling = SamplingConfig(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
     torch.testing.assert_close(sampling_logprobs(logits, sampling), expected)
+
+
+def test_the_filters_come_in_the_order_of_the_kernels():
+    # After min_p the two first hold 0.8 of what is left, and before it only 0.72 of all.
+    logits = torch.tensor([[0.4, 0.32, 0.18, 0.06, 0.04]]).log()
+    logprobs = sampling_logprobs(logits, SamplingConfig(top_p=0.79, min_p=0.2))
+    assert logprobs.isfinite().tolist() == [[True, True, False, False, False]]
+    for number in torch.linspace(0, 0.999, 50, dtype=torch.float64):
+        token, logprob = sample_tokens(logits, number.float().reshape(1), 1.0, 0, 0.79, 0.2)
+        torch.testing.assert_close(logprob, logprobs[0, token])
 
 
 def test_ties_at_the_bound_of_top_k_let_no_more_than_k_pass():
