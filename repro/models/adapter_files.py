@@ -37,8 +37,13 @@ TENSORS, CONFIG = "adapter_model.safetensors", "adapter_config.json"
 _PREFIX = "base_model.model."
 
 
-def adapter_tensors(policy: Policy) -> dict[str, nn.Parameter]:
+def adapter_tensors(policy: Policy, *, norms: bool = True) -> dict[str, nn.Parameter]:
     """Return the parameters that an adapter file holds, by PEFT's names.
+
+    Parameters
+    ----------
+    norms
+        Trained norm gains among them, where the policy has such.
 
     Raises
     ------
@@ -52,13 +57,15 @@ def adapter_tensors(policy: Policy) -> dict[str, nn.Parameter]:
         tensors[f"{_PREFIX}{name}.lora_B.weight"] = B
     if not tensors:
         raise ValueError(f"training is {policy.training!r}: the policy has no adapter to save")
-    if policy.effects["norms_trained"]:
+    if norms and policy.effects["norms_trained"]:
         for name, norm in block_norms(policy.model).items():
             tensors[f"{_PREFIX}{name}.weight"] = norm.weight
     return tensors
 
 
-def save_adapter(policy: Policy, folder: str | Path, *, base: str | None = None) -> Path:
+def save_adapter(
+    policy: Policy, folder: str | Path, *, base: str | None = None, norms: bool = True
+) -> Path:
     """Write the policy's adapter, in float32, and return the folder.
 
     Parameters
@@ -67,6 +74,9 @@ def save_adapter(policy: Policy, folder: str | Path, *, base: str | None = None)
         Made when missing; each of its two files is replaced at once.
     base
         Name or path of the base checkpoint, for `base_model_name_or_path`.
+    norms
+        Write trained norm gains too. A reader that refuses `modules_to_save` must get them in
+        another way, or it serves another policy.
 
     Raises
     ------
@@ -74,9 +84,10 @@ def save_adapter(policy: Policy, folder: str | Path, *, base: str | None = None)
         When the policy has no adapter.
     """
     path = Path(folder)
-    tensors = adapter_tensors(policy)
+    tensors = adapter_tensors(policy, norms=norms)
     path.mkdir(parents=True, exist_ok=True)
-    config = _config_values(policy) | {"base_model_name_or_path": base, "inference_mode": True}
+    config = _config_values(policy, norms=norms)
+    config |= {"base_model_name_or_path": base, "inference_mode": True}
     specs = {
         name: TensorSpec(dtype=torch.float32, shape=tuple(tensor.shape))
         for name, tensor in tensors.items()
@@ -123,13 +134,13 @@ def load_adapter(policy: Policy, folder: str | Path) -> None:
         target.copy_(values[name])
 
 
-def _config_values(policy: Policy) -> dict[str, object]:
+def _config_values(policy: Policy, *, norms: bool = True) -> dict[str, object]:
     config = cast(PeftModel, policy.model).peft_config[ADAPTER_NAME]
     values = {
         key: sorted(value) if isinstance(value, set) else value
         for key, value in config.to_dict().items()
     }
-    if policy.effects["norms_trained"]:
+    if norms and policy.effects["norms_trained"]:
         values["modules_to_save"] = list(BLOCK_NORMS)
     return values
 

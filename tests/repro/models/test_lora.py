@@ -208,6 +208,16 @@ def test_adapter_returns_from_its_files_bit_for_bit(tmp_path, folder):
     ]
 
 
+def test_an_adapter_saved_without_its_norms_is_one_that_never_had_any(tmp_path, folder):
+    policy = load(folder, norms_trained=True)
+    randomise(policy)
+    save_adapter(policy, tmp_path, norms=False)
+    other = load(folder, seed=9)
+    load_adapter(other, tmp_path)
+    for name, parameter in trainable_parameters(other).items():
+        assert torch.equal(trainable_parameters(policy)[name], parameter), name
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
