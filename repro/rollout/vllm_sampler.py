@@ -4,33 +4,37 @@ vLLM keeps a copy of its own of the base weights; what moves between trainer and
 adapter alone, under a new integer id each time (a request names the id it wants, and an id that was
 loaded before would be served from vLLM's cache). It moves as a safetensors file, because a
 `LoRARequest` names a path; the file before it is removed. The prefix cache is reset with each
-synchronisation: its keys belong to the adapter before.
+synchronisation: its keys belong to the adapter and the gains before.
 
 Added noise must reach vLLM's own norm modules, whose class is not transformers': they are found by
-name, in the worker, and the receipt counts the channels whose gain there is another than without
+name, in the engine, and the receipt counts the channels whose gain there is another than without
 noise. The published code looked for a class that vLLM does not build, touched nothing and said
-nothing.
+nothing. Trained gains go the same way: vLLM refuses an adapter that brings any.
 
 Only public interfaces are used (`LLM`, `SamplingParams`, `LoRARequest`, `LLM.apply_model`,
-`reset_prefix_cache`), and vLLM is imported inside the class: it is an optional extra, written for
-vLLM 0.26 and newer. This project's tests have no vLLM: they run against a stand-in with the
-signatures that vLLM's published source has.
+`reset_prefix_cache`), and vLLM is imported inside the class: it is an optional extra, 0.26 or
+newer. Where it is installed, the tests run against it, on a CPU too: they have with its CPU build
+0.32.0 on 16-bit weights of Qwen2, Qwen3 and Llama shapes, in float32 and bfloat16. Everywhere else
+they run against a stand-in with the same signatures. That build refuses 4-bit weights, which were
+not run. On a GPU of compute capability 10.0, vLLM may serve an MXFP4 folder with activations in 4
+bits too, by its own words; the trainer's are 16-bit.
 
 Easy to get wrong: sampled log-probabilities before temperature and filters (`logprobs_mode` must
-say `processed_logprobs`); per-request seeds forgotten, so that rows depend on the batch; gains that
-are bfloat16, which swallow small noise, so the change really made is read back; a function handed
-to `apply_model`, which an engine in a process of its own takes only as pickled code, so the engine
-is kept in this process; end tokens left to the checkpoint's `generation_config.json`, which may
-name others than the policy.
+say `processed_logprobs`), or from logits rounded to bfloat16, as vLLM's are unless `head_dtype` is
+float32; per-request seeds forgotten, so that rows depend on the batch; gains that are bfloat16,
+which swallow small noise, so the change really made is read back; a function handed to
+`apply_model`, which an engine in a process of its own takes only as pickled code, so the engine is
+kept in this process; end tokens, to which vLLM adds those of the checkpoint's tokenizer and
+`generation_config.json` unless a request says `ignore_eos`.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import tempfile
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +48,9 @@ from repro.rollout.sampler import Completion, FinishReason, RolloutBatch, check_
 from repro.rollout.torch_sampler import end_token_ids
 from repro.spec.config import SamplingConfig, require
 
+# vLLM takes positive temperatures below for this one.
+_LEAST_TEMPERATURE = 0.01
+
 
 class VllmSampler:
     """Samples from a checkpoint in vLLM with the policy's adapter.
@@ -51,7 +58,7 @@ class VllmSampler:
     Parameters
     ----------
     policy
-        The trainer's policy, whose adapter and norms are followed.
+        The trainer's policy, whose adapter and norms are followed. vLLM computes in its dtype.
     checkpoint
         Folder or hub name that vLLM loads the base from: the same weights as the policy's.
     max_positions
@@ -60,6 +67,8 @@ class VllmSampler:
         Of the device, for vLLM.
     max_rank
         Largest LoRA rank.
+    eager
+        Run without compilation and captured graphs: slower, started sooner.
 
     Raises
     ------
@@ -75,11 +84,17 @@ class VllmSampler:
         max_positions: int,
         memory_share: float = 0.4,
         max_rank: int = 64,
+        eager: bool = False,
     ) -> None:
-        # Before the import: vLLM's engine in this process takes a function as it is.
-        os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
+        # vLLM's engine in this process takes a function as it is.
+        where = os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
         from vllm import LLM
 
+        require(
+            where == "0",
+            f"VLLM_ENABLE_V1_MULTIPROCESSING is {where!r}; norms are set in an engine in this "
+            "process, which needs '0'",
+        )
         require(
             policy.training != "full",
             "vLLM's copy of the base is never updated: it serves LoRA and frozen policies only",
@@ -91,17 +106,22 @@ class VllmSampler:
         self._gains: dict[str, Tensor] = {}
         self._folder = tempfile.TemporaryDirectory(prefix="qerl-adapter-")
         self._stale = True
-        self._llm: Any = LLM(
-            model=str(checkpoint),
-            dtype="bfloat16",
-            max_model_len=max_positions,
-            gpu_memory_utilization=memory_share,
-            enable_lora=policy.training == "lora",
-            max_lora_rank=max_rank,
-            max_loras=1,
-            enable_prefix_caching=True,
-            logprobs_mode="processed_logprobs",
-        )
+        # The engine, in this process, seeds torch's global generator.
+        with torch.random.fork_rng(devices=[]):
+            self._llm: Any = LLM(
+                model=str(checkpoint),
+                skip_tokenizer_init=True,
+                dtype=str(policy.compute_dtype).removeprefix("torch."),
+                max_model_len=max_positions,
+                gpu_memory_utilization=memory_share,
+                hf_overrides={"head_dtype": "float32"},
+                enforce_eager=eager,
+                enable_lora=policy.training == "lora",
+                max_lora_rank=max_rank,
+                max_loras=1,
+                enable_prefix_caching=True,
+                logprobs_mode="processed_logprobs",
+            )
 
     def refresh(self) -> None:
         """Take up the adapter as it is now, at the next rollout."""
@@ -115,24 +135,50 @@ class VllmSampler:
         group_size: int,
         seeds: Sequence[int],
     ) -> RolloutBatch:
-        """Sample `group_size` completions of each prompt; see `Sampler.sample`."""
-        from vllm import SamplingParams
+        """Sample `group_size` completions of each prompt; see `Sampler.sample`.
 
-        config: Any = self.policy.decoder
+        Raises
+        ------
+        ValueError
+            When a prompt is empty, too long or holds an unknown token, counts do not match, the
+            temperature lies between 0 and vLLM's least, or noise does not reach vLLM's norms.
+        """
+        require(
+            sampling.temperature == 0 or sampling.temperature >= _LEAST_TEMPERATURE,
+            f"temperature is {sampling.temperature}; vLLM samples at 0 or from "
+            f"{_LEAST_TEMPERATURE} on, and takes what is between for {_LEAST_TEMPERATURE}",
+        )
+        decoder: Any = self.policy.decoder
         check_request(
             prompts,
             group_size=group_size,
             seeds=seeds,
             max_new_tokens=sampling.max_new_tokens,
             max_positions=self.max_positions,
-            vocab_size=config.config.vocab_size,
+            vocab_size=decoder.config.vocab_size,
         )
         self._synchronise()
         requests = [
             {"prompt_token_ids": list(prompt)} for prompt in prompts for _ in range(group_size)
         ]
+        outputs = self._llm.generate(
+            requests,
+            self._parameters(sampling, seeds),
+            lora_request=self._lora_request(),
+            use_tqdm=False,
+        )
+        greedy = sampling.temperature == 0
+        return RolloutBatch(
+            prompt_ids=[tuple(prompt) for prompt in prompts],
+            completions=[_completion(output.outputs[0], greedy) for output in outputs],
+            group_size=group_size,
+        )
+
+    def _parameters(self, sampling: SamplingConfig, seeds: Sequence[int]) -> list[Any]:
+        from vllm import SamplingParams
+
         ends = sorted(end_token_ids(self.policy))
-        parameters = [
+        return [
             SamplingParams(
                 temperature=sampling.temperature,
                 top_p=sampling.top_p,
@@ -142,19 +188,11 @@ class VllmSampler:
                 logprobs=0,
                 seed=seed,
                 stop_token_ids=ends,
+                ignore_eos=True,
                 detokenize=False,
             )
             for seed in seeds
         ]
-        outputs = self._llm.generate(
-            requests, parameters, lora_request=self._lora_request(), use_tqdm=False
-        )
-        greedy = sampling.temperature == 0
-        return RolloutBatch(
-            prompt_ids=[tuple(prompt) for prompt in prompts],
-            completions=[_completion(output.outputs[0], greedy) for output in outputs],
-            group_size=group_size,
-        )
 
     def _synchronise(self) -> None:
         """Hand over the adapter if it has moved, and the norms' gains with their noise."""
@@ -169,7 +207,7 @@ class VllmSampler:
             shutil.rmtree(self._adapter_folder, ignore_errors=True)
             self.version += 1
             self._adapter_folder.mkdir()
-            save_adapter(self.policy, self._adapter_folder)
+            save_adapter(self.policy, self._adapter_folder, norms=False)
         if (self._stale or moved) and self._llm.reset_prefix_cache() is False:
             raise RuntimeError("vLLM did not reset its prefix cache: requests are still running")
         self._stale = False
@@ -180,18 +218,15 @@ class VllmSampler:
             **block_norms(self.policy.decoder),
             "model.norm": final_norm(self.policy.decoder),
         }
-        gains = {name: norm.gain().cpu() for name, norm in norms.items()}
+        # Copies: a gain without noise may be the trained tensor itself, which moves.
+        gains = {name: norm.gain().to("cpu", copy=True) for name, norm in norms.items()}
         if self._gains.keys() == gains.keys() and all(
             torch.equal(gain, self._gains[name]) for name, gain in gains.items()
         ):
             return False
-        path = Path(self._folder.name) / "gains.json"
-        plain = {
-            name: {"gain": gains[name].tolist(), "bare": norm.weight.detach().float().tolist()}
-            for name, norm in norms.items()
-        }
-        path.write_text(json.dumps(plain), encoding="utf-8")
-        self.channels_changed = int(self._llm.apply_model(_GainSetter(str(path)))[0])
+        bare = {name: norm.weight.detach().float().cpu() for name, norm in norms.items()}
+        setter = partial(set_gains, gains=gains, bare=bare)
+        self.channels_changed = int(self._llm.apply_model(setter)[0])
         self._gains = gains
         return True
 
@@ -207,23 +242,9 @@ class VllmSampler:
         return LoRARequest(f"adapter-{self.version}", self.version, str(self._adapter_folder))
 
     def close(self) -> None:
-        """Remove the adapter's files."""
+        """Let the engine go, and remove the adapter's files."""
+        self._llm = None
         self._folder.cleanup()
-
-
-class _GainSetter:
-    """Sets the norms of vLLM's model; returns how many channels differ from their bare gain."""
-
-    def __init__(self, path: str) -> None:
-        self.path = path
-
-    def __call__(self, model: torch.nn.Module) -> int:
-        plain = json.loads(Path(self.path).read_text(encoding="utf-8"))
-        return set_gains(
-            model,
-            {name: torch.tensor(value["gain"]) for name, value in plain.items()},
-            {name: torch.tensor(value["bare"]) for name, value in plain.items()},
-        )
 
 
 def set_gains(model: torch.nn.Module, gains: dict[str, Tensor], bare: dict[str, Tensor]) -> int:

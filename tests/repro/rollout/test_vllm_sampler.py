@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -35,6 +36,7 @@ class StandInParameters:
     stop_token_ids: list[int] | None = None
     max_tokens: int | None = 16
     logprobs: int | None = None
+    ignore_eos: bool = False
     detokenize: bool = True
 
 
@@ -56,7 +58,10 @@ class StandInEngine:
     """As `vllm.LLM`: keyword arguments of its `EngineArgs`, results as its `RequestOutput`."""
 
     model: str
+    skip_tokenizer_init: bool = False
     dtype: str = "auto"
+    hf_overrides: dict[str, str] | None = None
+    enforce_eager: bool = False
     max_model_len: int | None = None
     gpu_memory_utilization: float = 0.9
     enable_lora: bool = False
@@ -129,9 +134,7 @@ def vllm(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def sampler(vllm: None, make_policy: MakePolicy) -> Any:
-    policy = dataclasses.replace(
-        make_policy("qwen2", "nvfp4"), effects={"norms_trained": False, "base_model": "checkpoint"}
-    )
+    policy = dataclasses.replace(make_policy("qwen2", "nvfp4"), effects={"norms_trained": 4})
     found = VllmSampler(policy, "checkpoint", max_positions=64)
     found._llm.network = network_like(policy)
     yield found
@@ -185,6 +188,25 @@ def test_noise_reaches_its_norms_once_and_leaves_again(sampler: Any) -> None:
     sample(sampler)
     assert sampler.channels_changed == 0
     assert torch.equal(sampler._llm.network.get_submodule(name).weight, before)
+
+
+def test_trained_gains_are_handed_over_beside_an_adapter_that_has_none(sampler: Any) -> None:
+    sample(sampler)
+    norm = block_norms(sampler.policy.decoder)["model.layers.0.input_layernorm"]
+    kept = norm.weight.clone()
+    try:
+        with torch.no_grad():
+            norm.weight.mul_(1.5)
+        sampler.refresh()
+        sample(sampler)
+        theirs = sampler._llm.network.get_submodule("model.layers.0.input_layernorm").weight
+        assert torch.equal(theirs, (kept * 1.5).bfloat16())
+        assert sampler.channels_changed == 0
+        path = Path(sampler._llm.requests[-1][2].lora_path)
+        assert json.loads((path / "adapter_config.json").read_text())["modules_to_save"] is None
+    finally:
+        with torch.no_grad():
+            norm.weight.copy_(kept)
 
 
 def test_noise_that_bfloat16_swallows_is_an_error(sampler: Any) -> None:

