@@ -222,6 +222,7 @@ def test_gains_that_were_trained_are_vllms_too(sampler: VllmSampler) -> None:
     plain = sampler.policy
     kept = {name: norm.weight.clone() for name, norm in block_norms(plain.decoder).items()}
     sampler.policy = dataclasses.replace(plain, effects=plain.effects | {"norms_trained": 8})
+    before = sample(sampler, WARM)
     try:
         with torch.no_grad():
             for norm in block_norms(plain.decoder).values():
@@ -237,6 +238,7 @@ def test_gains_that_were_trained_are_vllms_too(sampler: VllmSampler) -> None:
         sampler.policy = plain
         sampler.refresh()
     assert sampler_trainer_parity(plain, batch, 1.0).mean_exp_abs > MOVED
+    assert sample(sampler, WARM) == before
 
 
 def test_a_row_follows_its_seed_whatever_stands_beside_it(sampler: VllmSampler) -> None:
