@@ -139,12 +139,12 @@ def draw_found(
             figures[paired.NAME] = differences
         for name, figure in figures.items():
             drawn += save(figure, Path(args.out), f"{tier}_{device}{target}_{name}", kinds)
-    for tier, target in readers(folder, args):
-        mine = load(folder, tier, str(target.records_of))
-        where = f"; {target.name.replace('_', ' ')}, {tier} tier"
-        differences = paired_figure(mine, expected, tier, target.name, where)
+    for tier, reader in readers(folder, args):
+        mine = load(folder, tier, str(reader.records_of))
+        where = f"; {reader.name.replace('_', ' ')}, {tier} tier"
+        differences = paired_figure(mine, expected, tier, reader.name, where)
         if differences is not None:
-            name = f"{tier}_{device}{target.name}_{paired.NAME}"
+            name = f"{tier}_{device}{reader.name}_{paired.NAME}"
             drawn += save(differences, Path(args.out), name, kinds)
     for name, figure in systems_figures(records, expected):
         name = f"{Tier.SYSTEMS.value}_{device}{name}"
