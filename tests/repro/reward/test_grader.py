@@ -189,9 +189,11 @@ def test_closing_ends_a_grading_under_way() -> None:
     assert "closed" in str(errors[0])
 
 
+# A shell that starts tests in the background may have them ignore Ctrl-C; the parent must not.
 SCRIPT = """
-import sys, threading
+import signal, sys, threading
 from repro.reward.grader import GraderPool
+signal.signal(signal.SIGINT, signal.default_int_handler)
 with GraderPool(1, {seconds}) as pool:
     pool.grade_answers([("18", "18")])
     print(*(worker.process.pid for worker in pool._alive), flush=True)
