@@ -148,9 +148,9 @@ def linear(x: Tensor, weight: QuantizedWeight | PackedWeight, bias: Tensor | Non
     """Multiply by a quantised weight; gradients go to x and to the bias."""
     if isinstance(weight, PackedWeight):
         if x.is_cuda and x.dtype in _SIXTEEN_BITS:
-            from kernels import linear as hopper_linear
+            from kernels import linear_autograd
 
-            return hopper_linear.linear(x, weight, bias)
+            return linear_autograd.linear(x, weight, bias)
         return reference.linear(x, unpack(weight), bias)
     if _portable(x) and x.shape[-1] == weight.shape[1]:
         bias = None if bias is None else bias.to(x.dtype)
@@ -169,9 +169,9 @@ def lora_linear(
     """Multiply by a quantised weight plus its adapter: x W^T + b + scaling * (x A^T) B^T."""
     if isinstance(weight, PackedWeight):
         if x.is_cuda and x.dtype in _SIXTEEN_BITS:
-            from kernels import linear as hopper_linear
+            from kernels import linear_autograd
 
-            return hopper_linear.lora_linear(x, weight, A, B, scaling, bias)
+            return linear_autograd.lora_linear(x, weight, A, B, scaling, bias)
         return reference.lora_linear(x, unpack(weight), A, B, scaling, bias)
     if _portable(x):
         update = functional.linear(functional.linear(x, A.to(x.dtype)), B.to(x.dtype))

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
-from kernels import dispatch, linear, portable_linear, reference
+from kernels import dispatch, linear, linear_autograd, portable_linear, reference
 from kernels.formats import QuantizedWeight
 from kernels.packing import pack
 
@@ -180,7 +180,7 @@ def test_hostile_weights_are_multiplied_portably(
 
 
 def _adapted(x: Tensor, packed: Any, A: Tensor, B: Tensor) -> Tensor:
-    return linear.lora_linear(x, packed, A, B, 0.5)
+    return linear_autograd.lora_linear(x, packed, A, B, 0.5)
 
 
 @hopper
