@@ -28,6 +28,15 @@ def page(runs: Path, out: Path, capsys: pytest.CaptureFixture[str]) -> str:
     return out.read_text(encoding="utf-8")
 
 
+@pytest.fixture
+def undecided_page(tmp_path: Path, proxy_record: Maker, capsys: pytest.CaptureFixture[str]) -> str:
+    """Return the page of all of Figure 9's runs, whose arms differ by chance alone."""
+    (selection,) = select(["figure9"], tier="proxy")
+    for run in selection.plan():
+        proxy_record(run).write(tmp_path / "runs")
+    return page(tmp_path / "runs", tmp_path / "findings.md", capsys)
+
+
 def section(text: str, heading: str) -> str:
     return text.split(f"## {heading}\n", 1)[1].split("\n## ", 1)[0]
 
@@ -65,33 +74,25 @@ def test_a_page_without_a_sweep_says_so(
     assert "No sweep has been made" in text
 
 
-def test_an_undecided_claim_says_how_many_pairs_would_decide(
-    tmp_path: Path, proxy_record: Maker, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (selection,) = select(["figure9"], tier="proxy")
-    for run in selection.plan():
-        proxy_record(run).write(tmp_path / "runs")
-    text = page(tmp_path / "runs", tmp_path / "findings.md", capsys)
-    undecided = section(text, "Cannot be told with these seeds")
-    row = next(line for line in undecided.splitlines() if "figure9" in line)
+def test_an_undecided_claim_says_how_many_pairs_would_decide(undecided_page: str) -> None:
+    lines = section(undecided_page, "Cannot be told with these seeds").splitlines()
+    row = next(line for line in lines if "figure9" in line)
     needed = row.split("|")[-2].strip()
     assert needed == "more than 1000" or int(needed) > 5
 
 
-def test_intervals_near_zero_are_counted_against_the_papers_gain(
-    tmp_path: Path, proxy_record: Maker, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (selection,) = select(["figure9"], tier="proxy")
-    for run in selection.plan():
-        proxy_record(run).write(tmp_path / "runs")
-    text = page(tmp_path / "runs", tmp_path / "findings.md", capsys)
+def test_intervals_near_zero_are_counted_against_the_papers_gain(undecided_page: str) -> None:
     rows = [
-        line.split("|") for line in text.splitlines() if "`figure9`" in line and "points" in line
+        line.split("|")
+        for line in undecided_page.splitlines()
+        if "`figure9`" in line and "points" in line
     ]
     reach = [max(abs(float(end)) for end in cells[4].split(" to ")) for cells in rows]
     near = sum(far < 2.7 for far in reach)
     assert len(reach) > 0
-    assert f"of {len(reach)} differences that cannot be told, {near} have intervals" in text
+    assert (
+        f"of {len(reach)} differences that cannot be told, {near} have intervals" in undecided_page
+    )
 
 
 def test_without_records_nothing_is_claimed(
