@@ -62,18 +62,28 @@ class VllmSampler:
     checkpoint
         Folder or hub name that vLLM loads the base from: the same weights as the policy's.
     max_positions
-        Longest prompt and completion together.
+        Longest prompt and completion together, in tokens.
     memory_share
-        Of the device, for vLLM.
+        Part of the device's memory for vLLM, between 0 and 1.
     max_rank
         Largest LoRA rank.
     eager
         Run without compilation and captured graphs: slower, started sooner.
 
+    Attributes
+    ----------
+    version : int
+        Id of the adapter that vLLM has, 0 before the first; each one handed over gets the next.
+    channels_changed : int
+        Channels of vLLM's norms whose gain is another than without noise: the receipt.
+
     Raises
     ------
     ImportError
         When vLLM is not installed.
+    ValueError
+        When the environment puts vLLM's engine into a process of its own, or the policy is fully
+        trained.
     """
 
     def __init__(
@@ -142,6 +152,8 @@ class VllmSampler:
         ValueError
             When a prompt is empty, too long or holds an unknown token, counts do not match, the
             temperature lies between 0 and vLLM's least, or noise does not reach vLLM's norms.
+        RuntimeError
+            When vLLM does not reset its prefix cache.
         """
         require(
             sampling.temperature == 0 or sampling.temperature >= _LEAST_TEMPERATURE,
@@ -195,7 +207,7 @@ class VllmSampler:
         ]
 
     def _synchronise(self) -> None:
-        """Hand over the adapter if it has moved, and the norms' gains with their noise."""
+        """Hand over the adapter if a refresh was asked for, and the norms' gains if they moved."""
         moved = self._hand_over_gains()
         norms = block_norms(self.policy.decoder).values()
         noisy = any(norm.noise is not None and bool(norm.noise.any()) for norm in norms)
@@ -252,6 +264,8 @@ def set_gains(model: torch.nn.Module, gains: dict[str, Tensor], bare: dict[str, 
 
     Parameters
     ----------
+    model
+        vLLM's own, whose parameters have transformers' names.
     gains, bare
         (H,) float32 by norm: with added noise, and without.
 
