@@ -11,8 +11,8 @@ import dataclasses
 import importlib.util
 import json
 import shutil
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, closing
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,7 @@ from repro.models.checkpoint import TINY_FOLDER
 from repro.models.lora import adapter_layers
 from repro.models.norms import block_norms
 from repro.models.policy import Policy, load_policy
-from repro.rl.noise import perturbed
+from repro.rl.noise import NoiseReceipt, perturbed
 from repro.rollout.draw import sampling_logprobs
 from repro.rollout.parity import (
     exactness,
@@ -81,13 +81,18 @@ def load(folder: Path, **changes: Any) -> Policy:
     return with_adapter(load_policy(folder, lora_rank=8, lora_alpha=16, **ask))
 
 
-@contextmanager
-def engine_of(policy: Policy, folder: Path) -> Iterator[VllmSampler]:
-    sampler = VllmSampler(
-        policy, folder, max_positions=POSITIONS, memory_share=0.1, max_rank=8, eager=True
+def engine_of(policy: Policy, folder: Path) -> closing[VllmSampler]:
+    """Return a sampler to be used in a `with`, at whose end it is closed."""
+    return closing(
+        VllmSampler(
+            policy, folder, max_positions=POSITIONS, memory_share=0.1, max_rank=8, eager=True
+        )
     )
-    yield sampler
-    sampler.close()
+
+
+def noise_on(policy: Policy) -> AbstractContextManager[NoiseReceipt]:
+    """Return a `with` that adds noise to a policy's norms, always the same."""
+    return perturbed(policy, NOISE, seed=1, step=5, total_steps=10)
 
 
 @pytest.fixture(scope="module")
@@ -109,6 +114,7 @@ def sampler(folder: Path) -> Iterator[VllmSampler]:
 
 
 def random_prompts(lengths: Sequence[int], vocabulary: int = 333) -> list[list[int]]:
+    """Return a prompt of each length, of token ids from 2 to `vocabulary`, itself left out."""
     generator = torch.Generator().manual_seed(5)
     return [torch.randint(2, vocabulary, (n,), generator=generator).tolist() for n in lengths]
 
@@ -120,18 +126,20 @@ PROMPTS = random_prompts((3, 9, 17, 33, 300))
 def sample(
     sampler: Any, sampling: SamplingConfig, prompts: Sequence[list[int]] = PROMPTS, group: int = 2
 ) -> RolloutBatch:
+    """Sample `group` completions of each prompt at the seeds 0, 1, and so on, one a row."""
     return sampler.sample(
         prompts, sampling, group_size=group, seeds=list(range(len(prompts) * group))
     )
 
 
-def ends_of(batch: RolloutBatch) -> list[tuple[tuple[int, ...], str]]:
+def written(batch: RolloutBatch) -> list[tuple[tuple[int, ...], str]]:
+    """Return what a batch says without its log-probabilities, which two samplers round apart."""
     return [(c.token_ids, c.finish_reason) for c in batch.completions]
 
 
 def test_greedy_tokens_are_the_plain_samplers(sampler: VllmSampler) -> None:
     ours = sample(sampler, GREEDY, group=1)
-    assert ends_of(ours) == ends_of(sample(TorchSampler(sampler.policy), GREEDY, group=1))
+    assert written(ours) == written(sample(TorchSampler(sampler.policy), GREEDY, group=1))
     assert {c.finish_reason for c in ours.completions} == {"stop", "length"}
     assert {c.sampled_logprobs[0] for c in ours.completions} == {0.0}
 
@@ -154,9 +162,9 @@ def test_an_adapter_is_taken_up_at_the_refresh_and_not_before(sampler: VllmSampl
         assert sampler.version == version + 1
         assert after != before
         assert sampler_trainer_parity(policy, after, 1.0).mean_exp_abs < ROUNDING
-        greedy = ends_of(sample(sampler, GREEDY, group=1))
+        greedy = written(sample(sampler, GREEDY, group=1))
         with policy.model.disable_adapter():  # type: ignore[operator]
-            assert greedy == ends_of(sample(TorchSampler(policy), GREEDY, group=1))
+            assert greedy == written(sample(TorchSampler(policy), GREEDY, group=1))
     finally:
         with_adapter(policy)
         sampler.refresh()
@@ -197,7 +205,7 @@ def test_under_filters_they_are_of_what_was_drawn_from(
 def test_noise_on_the_norms_is_in_the_logprobs_and_leaves_no_trace(sampler: VllmSampler) -> None:
     policy, before = sampler.policy, sample(sampler, WARM)
     assert sampler.channels_changed == 0
-    with perturbed(policy, NOISE, seed=1, step=5, total_steps=10) as receipt:
+    with noise_on(policy) as receipt:
         noisy = sample(sampler, WARM)
         assert sampler.channels_changed == receipt.channels_changed > 0
         assert sampler_trainer_parity(policy, noisy, 1.0).mean_exp_abs < ROUNDING
@@ -209,13 +217,13 @@ def test_noise_on_the_norms_is_in_the_logprobs_and_leaves_no_trace(sampler: Vllm
 def test_keys_cached_before_a_change_are_wrong_after_it(
     sampler: VllmSampler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    sample(sampler, WARM, PROMPTS[-1:])
-    with perturbed(sampler.policy, NOISE, seed=1, step=5, total_steps=10):
-        monkeypatch.setattr(sampler._llm, "reset_prefix_cache", lambda: True)
-        stale = sample(sampler, WARM, PROMPTS[-1:])
-        monkeypatch.undo()
+    before = sample(sampler, WARM, PROMPTS[-1:])
+    with noise_on(sampler.policy):
+        with monkeypatch.context() as patch:
+            patch.setattr(sampler._llm, "reset_prefix_cache", lambda: True)
+            stale = sample(sampler, WARM, PROMPTS[-1:])
         assert sampler_trainer_parity(sampler.policy, stale, 1.0).mean_exp_abs > ROUNDING
-    sample(sampler, WARM, PROMPTS[-1:])
+    assert sample(sampler, WARM, PROMPTS[-1:]) == before
 
 
 def test_gains_that_were_trained_are_vllms_too(sampler: VllmSampler) -> None:
@@ -246,9 +254,9 @@ def test_a_row_follows_its_seed_whatever_stands_beside_it(sampler: VllmSampler) 
     batch = sampler.sample(PROMPTS[:2], WARM, group_size=2, seeds=seeds)
     turned = sampler.sample(PROMPTS[1::-1], WARM, group_size=2, seeds=seeds[2:] + seeds[:2])
     alone = sampler.sample(PROMPTS[:1], WARM, group_size=1, seeds=seeds[1:2])
-    assert ends_of(turned) == ends_of(batch)[2:] + ends_of(batch)[:2]
-    assert ends_of(alone) == ends_of(batch)[1:2]
-    assert len(set(ends_of(batch))) == 4
+    assert written(turned) == written(batch)[2:] + written(batch)[:2]
+    assert written(alone) == written(batch)[1:2]
+    assert len(set(written(batch))) == 4
 
 
 def test_the_longest_request_fits_and_a_longer_one_is_refused(sampler: VllmSampler) -> None:
@@ -258,8 +266,6 @@ def test_the_longest_request_fits_and_a_longer_one_is_refused(sampler: VllmSampl
     assert (completion.finish_reason == "length") == (completion.token_ids[-1] != 1)
     with pytest.raises(ValueError, match=r"prompt 0 has 481 tokens; with 32 new ones it exceeds"):
         sample(sampler, WARM, [[*longest, 2]], group=1)
-    with pytest.raises(ValueError, match=r"temperature is 0.005; vLLM samples at 0 or from 0.01"):
-        sample(sampler, SamplingConfig(temperature=0.005))
 
 
 def test_a_frozen_policy_is_served_and_the_global_generator_left_alone(folder: Path) -> None:
@@ -267,7 +273,7 @@ def test_a_frozen_policy_is_served_and_the_global_generator_left_alone(folder: P
     with engine_of(load(folder, training="none"), folder) as frozen:
         assert torch.equal(torch.random.get_rng_state(), before)
         ours = sample(frozen, GREEDY, group=1)
-        assert ends_of(ours) == ends_of(sample(TorchSampler(frozen.policy), GREEDY, group=1))
+        assert written(ours) == written(sample(TorchSampler(frozen.policy), GREEDY, group=1))
 
 
 def test_in_bfloat16_it_is_about_as_exact_as_the_trainer(folder: Path) -> None:
@@ -277,47 +283,39 @@ def test_in_bfloat16_it_is_about_as_exact_as_the_trainer(folder: Path) -> None:
         found = exactness(
             batch, trainer_logprobs(policy, batch, 1.0), float32_logprobs(policy, batch, 1.0)
         )
-        with perturbed(policy, NOISE, seed=1, step=5, total_steps=10) as receipt:
+        with noise_on(policy) as receipt:
             sample(sampler, WARM)
     # Logits rounded to bfloat16 would make it 1.6.
     assert found.engine < 1.35 * found.trainer
     assert 0 < sampler.channels_changed < receipt.channels_changed
 
 
-@pytest.fixture
-def random_folder(tmp_path: Path) -> Callable[[str], Path]:
-    """Return a writer of random checkpoints, whose logits are sharp enough for an argmax."""
-
-    def write(architecture: str) -> Path:
-        config_class, model_class = CLASSES[architecture]
-        sizes = {"hidden_size": 128, "intermediate_size": 192, "num_hidden_layers": 2}
-        heads = {"num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 64}
-        special = {"eos_token_id": 100, "bos_token_id": None, "pad_token_id": 0}
-        config = config_class(
-            vocab_size=101, max_position_embeddings=POSITIONS, **sizes, **heads, **special
-        )
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(5)
-            model = model_class(config)
-            with torch.no_grad():
-                for name, parameter in model.named_parameters():
-                    spread = 0.3 if "lm_head" in name or "embed" in name else 0.12
-                    parameter.add_(torch.randn_like(parameter) * spread)
-        model.to(torch.bfloat16).save_pretrained(tmp_path)
-        return tmp_path
-
-    return write
+def write_random(folder: Path, architecture: str) -> None:
+    """Write a random checkpoint whose logits are sharp enough for an argmax."""
+    config_class, model_class = CLASSES[architecture]
+    sizes = {"hidden_size": 128, "intermediate_size": 192, "num_hidden_layers": 2}
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 64}
+    special = {"eos_token_id": 100, "bos_token_id": None, "pad_token_id": 0}
+    config = config_class(
+        vocab_size=101, max_position_embeddings=POSITIONS, **sizes, **heads, **special
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(5)
+        model = model_class(config)
+        with torch.no_grad():
+            for name, parameter in model.named_parameters():
+                spread = 0.3 if "lm_head" in name or "embed" in name else 0.12
+                parameter.add_(torch.randn_like(parameter) * spread)
+    model.to(torch.bfloat16).save_pretrained(folder)
 
 
 @pytest.mark.parametrize("architecture", ["qwen3", "llama"])
-def test_other_architectures_agree_too(
-    random_folder: Callable[[str], Path], architecture: str
-) -> None:
-    folder = random_folder(architecture)
+def test_other_architectures_agree_too(tmp_path: Path, architecture: str) -> None:
+    write_random(tmp_path, architecture)
     prompts = random_prompts((3, 20), 100)
-    with engine_of(load(folder), folder) as sampler:
+    with engine_of(load(tmp_path), tmp_path) as sampler:
         policy, plain = sampler.policy, TorchSampler(sampler.policy)
-        assert ends_of(sample(sampler, GREEDY, prompts)) == ends_of(sample(plain, GREEDY, prompts))
-        with perturbed(policy, NOISE, seed=1, step=5, total_steps=10):
+        assert written(sample(sampler, GREEDY, prompts)) == written(sample(plain, GREEDY, prompts))
+        with noise_on(policy):
             noisy = sample(sampler, WARM, prompts)
             assert sampler_trainer_parity(policy, noisy, 1.0).mean_exp_abs < ROUNDING

@@ -94,7 +94,7 @@ class StandInEngine:
         return outputs
 
     def apply_model(self, func: Callable[[nn.Module], Any]) -> list[Any]:
-        """Call `func` on the model of each of one worker."""
+        """Return what `func` returns for the model of each worker, of which there is one."""
         return [func(self.network)]
 
     def reset_prefix_cache(self) -> bool:
@@ -192,14 +192,15 @@ def test_noise_reaches_its_norms_once_and_leaves_again(sampler: Any) -> None:
 
 def test_trained_gains_are_handed_over_beside_an_adapter_that_has_none(sampler: Any) -> None:
     sample(sampler)
-    norm = block_norms(sampler.policy.decoder)["model.layers.0.input_layernorm"]
+    name = "model.layers.0.input_layernorm"
+    norm = block_norms(sampler.policy.decoder)[name]
     kept = norm.weight.clone()
     try:
         with torch.no_grad():
             norm.weight.mul_(1.5)
         sampler.refresh()
         sample(sampler)
-        theirs = sampler._llm.network.get_submodule("model.layers.0.input_layernorm").weight
+        theirs = sampler._llm.network.get_submodule(name).weight
         assert torch.equal(theirs, (kept * 1.5).bfloat16())
         assert sampler.channels_changed == 0
         path = Path(sampler._llm.requests[-1][2].lora_path)
@@ -219,6 +220,26 @@ def test_noise_that_bfloat16_swallows_is_an_error(sampler: Any) -> None:
     finally:
         for norm in block_norms(sampler.policy.decoder).values():
             norm.noise = None
+
+
+def test_a_temperature_that_vllm_would_raise_is_refused(sampler: Any) -> None:
+    with pytest.raises(ValueError, match=r"temperature is 0.005; vLLM samples at 0 or from 0.01"):
+        sampler.sample([[1]], SamplingConfig(temperature=0.005), group_size=1, seeds=[3])
+    assert sampler._llm.requests == []
+
+
+def test_an_engine_in_another_process_is_refused(
+    vllm: None, make_policy: MakePolicy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "1")
+    with pytest.raises(ValueError, match=r"MULTIPROCESSING is '1'; .* needs '0'"):
+        VllmSampler(make_policy("qwen2", "nvfp4"), "checkpoint", max_positions=64)
+
+
+def test_a_policy_whose_base_is_trained_is_refused(vllm: None, make_policy: MakePolicy) -> None:
+    policy = dataclasses.replace(make_policy("qwen2", "nvfp4"), training="full")
+    with pytest.raises(ValueError, match="it serves LoRA and frozen policies only"):
+        VllmSampler(policy, "checkpoint", max_positions=64)
 
 
 def test_a_norm_that_its_model_lacks_is_an_error() -> None:
