@@ -45,7 +45,6 @@ from repro.evidence.record import (
     read_record,
     record_folder,
 )
-from repro.spec.target import Target
 from repro.spec.tier import Tier
 from repro.targets import TARGETS
 from repro.targets.rates import LEARNING_RATES
@@ -119,55 +118,62 @@ def draw_found(
     device
         Stands behind the tier in the names of the files.
     """
+    expected, out = Path(args.expected), Path(args.out)
     asked = [
         (tier, target)
         for tier, target in found_targets(folder)
         if _is_asked(target, args.target) and args.tier in (None, tier)
     ]
     records = {(tier, target): load(folder, tier, target) for tier, target in asked}
-    expected = Path(args.expected)
     drawn = []
     for (tier, target), mine in records.items():
-        cells = paper_cells(expected, target.split("_")[0])
-        where = f"; {target.replace('_', ' ')}, {tier} tier"
-        figures = figures_of(mine, cells, where)
-        around = operations.rows(mine, bounds(expected, tier, target))
-        if around:
-            figures[operations.NAME] = operations.draw(around, where, origin(mine))
-        differences = paired_figure(mine, expected, tier, target, where)
+        for name, figure in target_figures(mine, expected, tier, target).items():
+            drawn += save(figure, out, f"{tier}_{device}{target}_{name}", kinds)
+    for tier, home, target in readers(folder, args):
+        mine = load(folder, tier, home)
+        differences = paired_figure(mine, expected, tier, target, _behind_title(tier, target))
         if differences is not None:
-            figures[paired.NAME] = differences
-        for name, figure in figures.items():
-            drawn += save(figure, Path(args.out), f"{tier}_{device}{target}_{name}", kinds)
-    for tier, reader in readers(folder, args):
-        mine = load(folder, tier, str(reader.records_of))
-        where = f"; {reader.name.replace('_', ' ')}, {tier} tier"
-        differences = paired_figure(mine, expected, tier, reader.name, where)
-        if differences is not None:
-            name = f"{tier}_{device}{reader.name}_{paired.NAME}"
-            drawn += save(differences, Path(args.out), name, kinds)
+            drawn += save(differences, out, f"{tier}_{device}{target}_{paired.NAME}", kinds)
     for name, figure in systems_figures(records, expected):
-        name = f"{Tier.SYSTEMS.value}_{device}{name}"
-        drawn += save(figure, Path(args.out), name, kinds)
+        drawn += save(figure, out, f"{Tier.SYSTEMS.value}_{device}{name}", kinds)
     return drawn
 
 
-def readers(folder: Path, args: argparse.Namespace) -> Iterator[tuple[str, Target]]:
-    """Yield each target, with its tier, that reads the records of another and was asked for.
+def _is_asked(target: str, named: str | None) -> bool:
+    """Whether a target is to be drawn: the sweep only by its name, for it has a table elsewhere."""
+    return target == named or (named is None and target != LEARNING_RATES.name)
 
-    Curves would be that other's once more; what is its own are the contrasts that it makes claims
-    about.
+
+def _behind_title(tier: str, target: str) -> str:
+    return f"; {target.replace('_', ' ')}, {tier} tier"
+
+
+def readers(folder: Path, args: argparse.Namespace) -> Iterator[tuple[str, str, str]]:
+    """Yield (tier, home, target) where a target reads the home's records and either is asked for.
+
+    Curves would be the home's once more; what is the target's own are the contrasts that it makes
+    claims about.
     """
     for tier, home in found_targets(folder):
         for target in TARGETS:
             asked = args.target in (None, home, target.name) and args.tier in (None, tier)
             if target.records_of == home and asked:
-                yield tier, target
+                yield tier, home, target.name
 
 
-def _is_asked(target: str, named: str | None) -> bool:
-    """Whether a target is to be drawn: the sweep, whose page has a table of it, if named."""
-    return target == named or (named is None and target != LEARNING_RATES.name)
+def target_figures(
+    records: Sequence[Record], expected: Path, tier: str, target: str
+) -> dict[str, Figure]:
+    """Return each figure of one target, by its name."""
+    where = _behind_title(tier, target)
+    figures = figures_of(records, paper_cells(expected, target.split("_")[0]), where)
+    around = operations.rows(records, bounds(expected, tier, target))
+    if around:
+        figures[operations.NAME] = operations.draw(around, where, origin(records))
+    differences = paired_figure(records, expected, tier, target, where)
+    if differences is not None:
+        figures[paired.NAME] = differences
+    return figures
 
 
 def bounds(expected: Path, tier: str, target: str) -> operations.Bounds:

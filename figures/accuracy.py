@@ -20,7 +20,7 @@ from repro.evidence.record import Record
 from repro.evidence.statistics import mean_interval
 
 NAME = "accuracy"
-# From here on differences of a point or two would be lost on an axis from 0.
+# Percent. Where nothing is lower, an axis from 0 would lose differences of a point or two.
 _HIGH = 75.0
 _CEILING = "\ngrey triangle: greedy, made to begin with the working"
 _MARKS = ("o", "s", "D", "^")
@@ -121,13 +121,17 @@ def _measured(axes: Axes, rows: Sequence[AccuracyRow], places: Sequence[int]) ->
         loc="left",
         color="#444444",
     )
-    axes.set_xlabel(f"accuracy, percent{f' (the axis begins at {begin})' * (begin > 0)}")
+    axes.set_xlabel("accuracy, percent" + (f" (the axis begins at {begin})" if begin else ""))
 
 
 def first_percent(rows: Sequence[AccuracyRow]) -> int:
-    """Return where the axis begins: at 0, or where all ends lie high at tens below the lowest."""
-    lowest = min(min(*row.seeds, row.low or row.mean, row.ceiling or row.mean) for row in rows)
-    return max(0, 10 * int((lowest - 5) // 10)) if lowest >= _HIGH else 0
+    """Return where the axis begins, in percent.
+
+    At 0; but where all that is drawn lies high, at a multiple of 10, at least 5 below the lowest.
+    """
+    marks = [mark for row in rows for mark in (*row.seeds, row.low, row.ceiling)]
+    lowest = min(mark for mark in marks if mark is not None)
+    return 10 * int((lowest - 5) // 10) if lowest >= _HIGH else 0
 
 
 def _printed(

@@ -7,7 +7,7 @@ rate; a caption is made of those, so it cannot say more than was drawn.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Protocol
 
 from figures.palette import short
@@ -48,7 +48,7 @@ def seeds_text(rows: Sequence[Counted]) -> str:
     for row in rows:
         counts.setdefault(row.arm, set()).add(row.n)
     texts = {arm: _range(found) for arm, found in counts.items()}
-    usual = _most_frequent(texts)
+    usual = Counter(texts.values()).most_common(1)[0][0]
     others = [f"{short(arm)} {text}" for arm, text in texts.items() if text != usual]
     seeds = "1 seed" if usual == "1" else f"{usual} seeds"
     return f"{seeds} an arm" + (f" ({', '.join(others)})" if others else "")
@@ -60,15 +60,10 @@ def rates_text(rows: Sequence[Counted]) -> str:
     if len(set(rates.values())) < 2:
         return ""
     parts = []
-    for rate, _ in Counter(rates.values()).most_common():
-        named = [short(arm) for arm, found in rates.items() if found == rate]
-        parts.append(f"{rate} for {_named(named, len(rates))}")
+    for rate, count in Counter(rates.values()).most_common():
+        arms = ", ".join(short(arm) for arm, found in rates.items() if found == rate)
+        parts.append(f"{rate} for {'most arms' if count > max(2, len(rates) / 2) else arms}")
     return f"learning rates differ: {'; '.join(parts)}"
-
-
-def _named(arms: Sequence[str], count: int) -> str:
-    """Return the arms by name, or that they are most of `count`."""
-    return "most arms" if len(arms) > max(2, count / 2) else ", ".join(arms)
 
 
 def caption(rows: Sequence[Counted], what: str) -> str:
@@ -79,8 +74,3 @@ def caption(rows: Sequence[Counted], what: str) -> str:
 
 def _range(found: set[int]) -> str:
     return str(min(found)) if len(found) == 1 else f"{min(found)} to {max(found)}"
-
-
-def _most_frequent(texts: Mapping[str, str]) -> str:
-    values = list(texts.values())
-    return max(dict.fromkeys(values), key=values.count)

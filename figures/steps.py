@@ -60,7 +60,10 @@ class StepRow:
 
 
 def rows(records: Sequence[Record], cells: Sequence[PaperCell] = ()) -> list[StepRow]:
-    """Return a row for each point and arm that has a step time: by size, as recorded, by arm."""
+    """Return a row for each point and arm that has a step time.
+
+    Points stand by the size of their model, and of one size as recorded.
+    """
     printed = {(cell.arm, cell.column.lower(), cell.quantity): cell.value for cell in cells}
     by_arm: dict[str, list[Record]] = {}
     for record in records:

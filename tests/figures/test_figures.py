@@ -158,18 +158,15 @@ def test_the_accuracy_rows_carry_interval_seeds_and_the_papers_values() -> None:
     assert [float(line.get_xdata()[0]) for line in printed.lines] == [88.5]
 
 
-def accuracy_rows(*ends: float) -> list[accuracy.AccuracyRow]:
-    """Return the rows of one arm a list of ends, three seeds each, a point apart."""
-    rows = []
-    for arm, end in zip(ARMS, ends, strict=False):
-        seeds = (end - 1, end, end + 1)
-        rows.append(
-            accuracy.AccuracyRow(
-                arm=arm, mean=end, low=end - 3, high=end + 3, seeds=seeds, ceiling=None, rate=None,
-                paper={},
-            )
-        )  # fmt: skip
-    return rows
+def accuracy_rows(*means: float) -> list[accuracy.AccuracyRow]:
+    """Return a row of three seeds, a point apart, about each mean in percent."""
+    return [
+        accuracy.AccuracyRow(
+            arm=arm, mean=mean, low=mean - 3, high=mean + 3, seeds=(mean - 1, mean, mean + 1),
+            ceiling=None, rate=None, paper={},
+        )
+        for arm, mean in zip(ARMS, means, strict=False)
+    ]  # fmt: skip
 
 
 def test_accuracies_that_all_lie_high_get_an_axis_of_their_own_and_say_so() -> None:
@@ -179,6 +176,17 @@ def test_accuracies_that_all_lie_high_get_an_axis_of_their_own_and_say_so() -> N
     (axes,) = accuracy.draw(accuracy_rows(25.0, 97.0)).axes
     assert axes.get_xlim() == (0, 100)
     assert axes.get_xlabel() == "accuracy, percent"
+
+
+@pytest.mark.parametrize(
+    ("changes", "begin"),
+    [({}, 80), ({"low": None}, 90), ({"low": 0.0}, 0), ({"ceiling": 74.0}, 0)],
+)
+def test_the_axis_begins_below_all_that_is_drawn(
+    changes: dict[str, float | None], begin: int
+) -> None:
+    (row,) = accuracy_rows(96.0)
+    assert accuracy.first_percent([dataclasses.replace(row, **changes)]) == begin
 
 
 def test_the_sweep_is_drawn_only_when_named(

@@ -7,6 +7,7 @@ from itertools import combinations
 
 import pytest
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 from matplotlib.text import Text
 from matplotlib.transforms import Bbox
 
@@ -14,6 +15,7 @@ from figures import accuracy, entropy, heldout, loss, reward
 from figures.accuracy import AccuracyRow
 from figures.curves import CurveRow
 from figures.heldout import HeldoutRow
+from figures.layout import frame, new_figure
 from repro.spec.tier import Tier
 from repro.targets import TARGETS, find
 
@@ -84,3 +86,18 @@ def test_words_of_a_targets_pictures_stay_inside_and_apart(name: str, overlap: O
 def extent(text: Text) -> Bbox:
     """Return the box of the words alone; an annotation's own box has its stroke in it, too."""
     return Text.get_window_extent(text)
+
+
+@pytest.mark.parametrize(("width", "lines"), [(12.0, 1), (6.5, 2), (2.5, 5)])
+def test_keys_that_a_figure_has_no_room_for_go_into_more_lines(width: float, lines: int) -> None:
+    figure = new_figure(width, 4.0)
+    axes = figure.subplots()
+    axes.set_title("a panel")
+    keys = [Line2D([], [], label=f"{number} of several keys") for number in range(5)]
+    frame(figure, "A title", "a note", keys)
+    figure.draw_without_rendering()
+    (legend,) = figure.legends
+    box = legend.get_window_extent()
+    assert len({round(text.get_window_extent().y0) for text in legend.get_texts()}) == lines
+    assert box.x1 <= figure.bbox.x1
+    assert axes.title.get_window_extent().y1 <= box.y0 + 2
