@@ -30,7 +30,7 @@ from repro.plan import plan_text
 from repro.procedures import carried_together, is_ensemble, missing_package
 from repro.progress import Display
 from repro.proxy_options import sentence_on_lost_policies, with_proxy_options
-from repro.selection import select
+from repro.selection import Selection, select
 from repro.spec.config import RunConfig, TrainScale, require
 from repro.spec.target import TogetherCost
 from repro.spec.tier import Tier
@@ -81,16 +81,7 @@ def main_run(args: argparse.Namespace) -> int:
     batches: dict[Tier, _Batch] = {}
     for selection in select(args.targets, tier=args.tier, data=args.data, steps=args.steps):
         selection = with_proxy_options(selection, args)
-        missing = selection.source.not_runnable(selection.tier)
-        require(missing is None, f"{selection.target.name}, {selection.tier.value} tier: {missing}")
-        lacking = selection.source.costs[selection.tier].lacking()
-        require(
-            not lacking,
-            f"{selection.target.name}, {selection.tier.value} tier: there is no policy "
-            f"{', '.join(lacking)}; first: python -m repro run pretrain-proxy",
-        )
-        unchosen = lacking_rates(selection.source, selection.tier)
-        require(unchosen is None, f"{selection.target.name}, proxy tier: {unchosen}")
+        require_ready(selection)
         plan = selection.plan(parse_seeds(args.seeds), parse_arms(args.arms))
         check_folder(plan)
         lost = sentence_on_lost_policies(plan, folder)
@@ -107,6 +98,27 @@ def main_run(args: argparse.Namespace) -> int:
         if together is not None:
             batch.costs.update({run.scale.checkpoint: together for run in plan})
     return _carry_out(batches, folder, args.threads, console)
+
+
+def require_ready(selection: Selection) -> None:
+    """Raise unless this machine can run the selection, and what it builds on is there.
+
+    Raises
+    ------
+    ValueError
+        If the tier is not for this machine, a pre-trained policy is missing, or learning rates are
+        still to be chosen; it says what comes first.
+    """
+    where = f"{selection.target.name}, {selection.tier.value} tier"
+    missing = selection.source.not_runnable(selection.tier)
+    require(missing is None, f"{where}: {missing}")
+    lacking = ", ".join(selection.source.costs[selection.tier].lacking())
+    require(
+        not lacking,
+        f"{where}: there is no policy {lacking}; first: python -m repro run pretrain-proxy",
+    )
+    unchosen = lacking_rates(selection.source, selection.tier)
+    require(unchosen is None, f"{where}: {unchosen}")
 
 
 @dataclass(slots=True, kw_only=True)

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -182,9 +183,7 @@ def test_accuracies_that_all_lie_high_get_an_axis_of_their_own_and_say_so() -> N
     ("changes", "begin"),
     [({}, 80), ({"low": None}, 90), ({"low": 0.0}, 0), ({"ceiling": 74.0}, 0)],
 )
-def test_the_axis_begins_below_all_that_is_drawn(
-    changes: dict[str, float | None], begin: int
-) -> None:
+def test_the_axis_begins_below_all_that_is_drawn(changes: dict[str, Any], begin: int) -> None:
     (row,) = accuracy_rows(96.0)
     assert accuracy.first_percent([dataclasses.replace(row, **changes)]) == begin
 

@@ -111,12 +111,22 @@ def test_a_choice_of_another_scales_sweep_is_none(tmp_path: Path) -> None:
         read_choice(SCALE, path)
 
 
+def with_optimizer(target: Target, optimizer: OptimizerConfig) -> Target:
+    """Return a target whose proxy scale has this optimiser, where it is one of training runs."""
+    scale = target.scales[Tier.PROXY]
+    if not isinstance(scale, TrainScale):
+        return target
+    changed = dataclasses.replace(scale, optimizer=optimizer)
+    return dataclasses.replace(target, scales={**target.scales, Tier.PROXY: changed}, shared={})
+
+
 def test_what_is_trained_at_chosen_rates_waits_for_the_choice() -> None:
     unchosen = SCALE.optimizer
     waiting = {
         target.name
         for target in TARGETS
-        if Tier.PROXY in target.scales and lacking_rates(_with(target, unchosen), Tier.PROXY)
+        if Tier.PROXY in target.scales
+        and lacking_rates(with_optimizer(target, unchosen), Tier.PROXY)
     }
     assert {"table1", "table2", "aqn_factorial", "noise_in_sft", "figure10"} <= waiting
     assert not waiting & {"learning_rates", "entropy_start", "pretrain_proxy"}
@@ -124,17 +134,8 @@ def test_what_is_trained_at_chosen_rates_waits_for_the_choice() -> None:
         unchosen,
         learning_rates=dataclasses.replace(unchosen.learning_rates, chosen=(("bf16_full", 1e-4),)),
     )
-    assert lacking_rates(_with(find("table1"), chosen), Tier.PROXY) is None
+    assert lacking_rates(with_optimizer(find("table1"), chosen), Tier.PROXY) is None
     assert lacking_rates(find("table1"), Tier.SMOKE) is None
-
-
-def _with(target: Target, optimizer: OptimizerConfig) -> Target:
-    """Return a target whose proxy scale has this optimiser, unless it trains nothing."""
-    scale = target.scales[Tier.PROXY]
-    if not isinstance(scale, TrainScale):
-        return target
-    changed = dataclasses.replace(scale, optimizer=optimizer)
-    return dataclasses.replace(target, scales={**target.scales, Tier.PROXY: changed}, shared={})
 
 
 def test_the_commands_say_what_comes_first(
@@ -148,5 +149,9 @@ def test_the_commands_say_what_comes_first(
     assert main(["run", *line]) == 2
     assert "repro: table1, proxy tier: first: the sweep" in capsys.readouterr().err
     monkeypatch.setattr(Cost, "lacking", lambda _: ("proxy-30m",))  # no shape is looked up
+    assert main(["run", *line]) == 2
+    assert "repro: table1, proxy tier: there is no policy proxy-30m; first:" in (
+        capsys.readouterr().err
+    )
     assert main(["plan", *line]) == 0
     assert "It cannot start: first: the sweep." in capsys.readouterr().out

@@ -181,10 +181,11 @@ def test_reproduce_goes_through_to_report_and_verdicts(
     monkeypatch.setattr("repro.report.draw_figures", lambda args: drawn.extend(args.targets))
     options = ["--tier", "smoke", "--seeds", "1", "--runs", str(tmp_path)]
     status = main(["reproduce", "table1", *options])
-    assert status == main(["check", "table1", "--tier", "smoke", "--runs", str(tmp_path)])
+    assert "not run" in capsys.readouterr().out
     assert drawn == ["table1"]
     assert (tmp_path / "report.md").is_file()
-    assert "not run" in capsys.readouterr().out
+    assert status == main(["check", "table1", "--tier", "smoke", "--runs", str(tmp_path)])
+    capsys.readouterr()
 
 
 def test_records_of_two_devices_are_checked_apart(tmp_path: Path) -> None:
@@ -232,5 +233,6 @@ def test_blessed_records_are_judged_without_their_device(
     assert told.count("reproduced") > 6  # its bars, at least
     assert "not run" not in told
     assert main(["check", "table3", "--tier", "proxy", "--blessed"]) == 2
-    assert main([*command, "--runs", "elsewhere"]) == 2
     assert "no records are blessed of table3 at the proxy tier" in capsys.readouterr().err
+    assert main([*command, "--runs", "elsewhere"]) == 2
+    assert "--blessed reads stored records; leave out --runs" in capsys.readouterr().err
