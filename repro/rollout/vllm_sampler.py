@@ -13,19 +13,23 @@ nothing. Trained gains go the same way: vLLM refuses an adapter that brings any.
 
 Only public interfaces are used (`LLM`, `SamplingParams`, `LoRARequest`, `LLM.apply_model`,
 `reset_prefix_cache`), and vLLM is imported inside the class: it is an optional extra, 0.26 or
-newer. Where it is installed, the tests run against it, on a CPU too: they have with its CPU build
-0.32.0 on 16-bit weights of Qwen2, Qwen3 and Llama shapes, in float32 and bfloat16. Everywhere else
-they run against a stand-in with the same signatures. That build refuses 4-bit weights, which were
-not run. On a GPU of compute capability 10.0, vLLM may serve an MXFP4 folder with activations in 4
-bits too, by its own words; the trainer's are 16-bit.
+newer. What is handed to it is tested everywhere, against a stand-in with the same signatures; what
+it answers, where it is installed, on a CPU too. Those tests ran with its CPU build 0.32.0 on 16-bit
+weights of Qwen2, Qwen3 and Llama shapes, in float32 and bfloat16. That build refuses 4-bit weights,
+which were not run. On a GPU of compute capability 10.0, vLLM may serve an MXFP4 folder with
+activations in 4 bits too, by its own words; the trainer's are 16-bit.
 
-Easy to get wrong: sampled log-probabilities before temperature and filters (`logprobs_mode` must
-say `processed_logprobs`), or from logits rounded to bfloat16, as vLLM's are unless `head_dtype` is
-float32; per-request seeds forgotten, so that rows depend on the batch; gains that are bfloat16,
-which swallow small noise, so the change really made is read back; a function handed to
-`apply_model`, which an engine in a process of its own takes only as pickled code, so the engine is
-kept in this process; end tokens, to which vLLM adds those of the checkpoint's tokenizer and
-`generation_config.json` unless a request says `ignore_eos`.
+Easy mistakes
+-------------
+* Sampled log-probabilities from before temperature and filters: `logprobs_mode` must say
+  `processed_logprobs`.
+* Log-probabilities of logits rounded to bfloat16, as vLLM's are unless `head_dtype` is float32.
+* Seeds of requests forgotten, so that a row depends on what stands beside it.
+* Gains in bfloat16, which swallow small noise: the change really made is read back.
+* A function handed to `apply_model`, which an engine in a process of its own takes only as pickled
+  code: the engine is kept in this process.
+* End tokens, to which vLLM adds those of the checkpoint's tokenizer and `generation_config.json`
+  unless a request says `ignore_eos`.
 """
 
 from __future__ import annotations
