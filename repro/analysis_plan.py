@@ -5,7 +5,8 @@ and `check` refuses a record for a target whose plan was another when it ran, or
 So no claim, margin, metric, seed or arm can be exchanged after the numbers are known without every
 run being made again. Wording (labels, statements, reasons) is not part of a plan.
 
-`run` writes the plans beside the records before the first run starts (`<runs>/proxy/plans/`).
+`run` writes the plans beside the records before the first run starts (`<runs>/proxy/plans/`), and
+`bless` keeps the text that was written first.
 """
 
 from __future__ import annotations
@@ -129,17 +130,49 @@ def plan_refusal(selection: Selection, record: Record) -> str | None:
 def write_plans(runs: Sequence[RunConfig], folder: Path) -> list[Path]:
     """Write the plans of all targets that read `runs`, unless they are there; return new paths."""
     names = {key.removeprefix(PLAN_INPUT) for run in runs for key in plan_inputs(run)}
-    place = folder / Tier.PROXY.value / "plans"
     written = []
     for name in sorted(names):
-        digest = plan_digest(name, Tier.PROXY)
-        path = place / f"{name}-{digest[:12]}.json"
+        path = _plan_path(name, folder)
         if path.exists():
             continue
-        place.mkdir(parents=True, exist_ok=True)
+        path.parent.mkdir(parents=True, exist_ok=True)
         (target,) = (item for item in TARGETS if item.name == name)
         written.append(write_new(path, plan_text_of(target, Tier.PROXY)))
     return written
+
+
+def earliest_plan_text(target: Target, runs: Path, kept: Path) -> str:
+    """Return the text of the target's present plan as it was first written down.
+
+    Parameters
+    ----------
+    runs
+        The folder of records; `run` wrote the plan beside them before the first of them began.
+    kept
+        The plan's file among the expectations, where there is one already.
+
+    Returns
+    -------
+    str
+        Of the files that hold the plan (by its digest) the one made first; a new text if none does.
+    """
+    digest = plan_digest(target.name, Tier.PROXY)
+    texts = [
+        path.read_text(encoding="utf-8")
+        for path in (_plan_path(target.name, runs), kept)
+        if path.is_file()
+    ]
+    same = [text for text in texts if json.loads(text)["digest"] == digest]
+    return min(same, key=_made) if same else plan_text_of(target, Tier.PROXY)
+
+
+def _plan_path(name: str, folder: Path) -> Path:
+    digest = plan_digest(name, Tier.PROXY)
+    return folder / Tier.PROXY.value / "plans" / f"{name}-{digest[:12]}.json"
+
+
+def _made(text: str) -> datetime:
+    return datetime.fromisoformat(json.loads(text)["made"])
 
 
 def plan_text_of(target: Target, tier: Tier) -> str:

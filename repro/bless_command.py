@@ -8,7 +8,7 @@ import shutil
 import tempfile
 from pathlib import Path
 
-from repro.analysis_plan import needs_plan, plan_text_of
+from repro.analysis_plan import earliest_plan_text, needs_plan
 from repro.check import Evidence, device_name, gather
 from repro.evidence.bless import BlessError, bless
 from repro.evidence.record import (
@@ -37,15 +37,15 @@ def main_bless(args: argparse.Namespace) -> int:
         if args.add:
             with tempfile.TemporaryDirectory() as together:
                 join_blessed(selection, folder, expected, Path(together))
-                paths = _bless(selection, gather(selection, Path(together)), expected)
+                paths = _bless(selection, gather(selection, Path(together)), folder, expected)
         else:
-            paths = _bless(selection, gather(selection, folder), expected)
+            paths = _bless(selection, gather(selection, folder), folder, expected)
         for path in paths:
             print(f"wrote {path}")  # noqa: T201
     return 0
 
 
-def _bless(selection: Selection, evidence: Evidence, expected: Path) -> list[Path]:
+def _bless(selection: Selection, evidence: Evidence, runs: Path, expected: Path) -> list[Path]:
     # At the proxy tier a run that fails is a result like any other, and is kept as one.
     counts = selection.tier is Tier.PROXY
     paths = bless(
@@ -58,7 +58,7 @@ def _bless(selection: Selection, evidence: Evidence, expected: Path) -> list[Pat
     )
     if needs_plan(selection.source, selection.tier):
         path = paths[0].with_name(f"{selection.source.name}.plan.json")
-        replace_text(path, plan_text_of(selection.source, selection.tier))
+        replace_text(path, earliest_plan_text(selection.source, runs, path))
         paths.append(path)
     return paths
 

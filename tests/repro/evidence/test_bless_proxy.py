@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from repro.analysis_plan import write_plans
 from repro.bless_command import main_bless
 from repro.blessed import blessed_checks
 from repro.evidence import origins, provenance
@@ -74,6 +75,39 @@ def test_failed_runs_are_kept_and_shared_arms_stay_at_home(
     (checked,) = [c for c in blessed_checks(expected) if c.selection.target.name == "figure9"]
     assert checked.evidence.failed_arms == {"aqn_linear": 1}
     assert checked.sound
+
+
+def test_the_blessed_plan_is_the_one_made_before_the_runs(
+    tmp_path: Path, expected: Path, proxy_record: Maker
+) -> None:
+    runs = tmp_path / "runs"
+    (selection,) = select(["figure9"], tier="proxy")
+    write_plans(selection.plan(), runs)
+    (before,) = (runs / "proxy" / "plans").glob("figure9-*.json")
+    made = json.loads(before.read_text()) | {"made": "2026-01-02T03:04:05+00:00"}
+    before.write_text(json.dumps(made))
+    write("figure9", runs, proxy_record)
+    go("figure9", runs, expected)
+    kept = expected / "proxy" / "nvidia_h200" / "figure9.plan.json"
+    assert json.loads(kept.read_text())["made"] == made["made"]
+    # Blessed again where nobody kept it: the first stays.
+    before.unlink()
+    go("figure9", runs, expected)
+    assert json.loads(kept.read_text())["made"] == made["made"]
+    # Another plan's text is none of this target's.
+    kept.write_text(json.dumps(made | {"digest": "0" * 64}))
+    go("figure9", runs, expected)
+    assert json.loads(kept.read_text())["made"] > made["made"]
+
+
+def test_every_blessed_plan_was_made_before_its_runs() -> None:
+    found = sorted((expected_folder(None) / "proxy").rglob("*.plan.json"))
+    assert found
+    for path in found:
+        made = datetime.fromisoformat(json.loads(path.read_text())["made"])
+        records = path.with_name(path.name.replace(".plan.", ".records."))
+        started = [item["started"] for item in json.loads(records.read_text())["records"]]
+        assert made < min(map(datetime.fromisoformat, started)), path.name
 
 
 def test_a_sweep_is_kept_without_expectations(
