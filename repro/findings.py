@@ -183,7 +183,10 @@ def _in_short(paper: Sequence[Row], training: Sequence[Row]) -> list[str]:
         f"{counts['inconclusive']} cannot be told, {counts['not run']} were not run.",
     ]
     for status, words in (("reproduced", "Holds"), ("contradicted", "Does not hold")):
-        lines += [f"- {words}: {row.verdict.statement}." for row in by_status[status]]
+        lines += [
+            f"- {words}: {row.verdict.statement} ({row.verdict.source.split(' (')[0]})."
+            for row in by_status[status]
+        ]
     lines += _widths(by_status["inconclusive"])
     marked = sum(row.other_rates for row in by_status["inconclusive"])
     if marked:

@@ -7,6 +7,7 @@ learning rate. `repro.findings` puts it beside the verdicts.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
@@ -17,6 +18,7 @@ from repro.evidence.record import Record
 from repro.report_tables import cell_text
 from repro.targets import find
 from repro.targets.chosen_rates import TIE_ERRORS
+from repro.targets.proxy import PROXY_SWEEP
 
 # A run that rose by more than this between its last two evaluations had not finished.
 RISING_POINTS = 5.0
@@ -50,54 +52,146 @@ def what_was_run(runs: Runs) -> list[str]:
     commits = listed([f"`{commit[:12]}`" for commit in commits_of(every)])
     plural, several = ("s", " (which seeds from which: below)") if "," in commits else ("", "")
     seeds = listed(sorted({record.seed for record in every}))
+    policies = [scale["checkpoint"] for scale in scales]
     return [
         f"{len(every)} runs ({len(trained)} trained), seeds {seeds}, on "
         f"{listed([device_of(record.environment) for record in every])}, source "
         f"commit{plural} {commits}{several}: "
-        f"policy `{listed([scale['checkpoint'] for scale in scales])}`, "
+        f"{listed([f'`{name}`' for name in policies])}, "
         f"{listed([scale['steps'] for scale in scales])} steps of "
         f"{listed([scale.get('prompts_per_rollout') for scale in scales])} prompts with "
-        f"{listed([scale.get('group_size') for scale in scales])} completions, problems of levels "
-        f"{listed([' and '.join(map(str, scale['data']['levels'])) for scale in scales])}.",
+        f"{listed([scale.get('group_size') for scale in scales])} completions, problems of "
+        f"{listed([_levels(scale) for scale in scales])}.",
         "",
     ]
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """Runs of one policy on problems of the same levels, trained or not: what may share a ceiling.
+
+    Attributes
+    ----------
+    name
+        Policy and levels, in words.
+    every
+        All of its records.
+    trained
+        Those trained on the task's reward, or on worked solutions.
+    """
+
+    name: str
+    every: list[Record]
+    trained: list[Record]
+
+    def mean(self, metric: str) -> float | None:
+        """Return the mean of a metric over the records that have it."""
+        found = [v for record in self.every if (v := record.value(metric)) is not None]
+        return fmean(found) if found else None
+
+    @property
+    def ceiling(self) -> float | None:
+        """Greedy accuracy of the untrained policy when it is made to begin with its working."""
+        return self.mean("accuracy_forced_working")
+
+
+def settings_of(runs: Runs) -> list[Setting]:
+    """Return the settings in which runs were trained, the one with the most runs first."""
+    found: dict[str, list[Record]] = {}
+    for records in runs.values():
+        for record in records.values():
+            scale = record.config["scale"]
+            found.setdefault(f"`{scale['checkpoint']}` on {_levels(scale)}", []).append(record)
+    settings = [
+        Setting(name=name, every=every, trained=[r for r in every if _is_compared(r)])
+        for name, every in sorted(found.items(), key=lambda item: (-len(item[1]), item[0]))
+    ]
+    return [setting for setting in settings if setting.trained]
 
 
 def limits(runs: Runs) -> list[str]:
     """Return what limits the findings, as a list, with the numbers that show it."""
-    every = [record for records in runs.values() for record in records.values()]
-    trained = [record for record in every if _is_compared(record)]
-    starts = [v for r in every if (v := r.value("accuracy_greedy_start")) is not None]
-    ceilings = [v for r in every if (v := r.value("accuracy_forced_working")) is not None]
-    lines = ["## What limits these findings", ""]
-    if starts and ceilings:
-        ceiling = fmean(ceilings)
-        before = _lengths([r for r in every if r.value("accuracy_forced_working") is not None])
-        lines.append(
-            f"- **What is learnt is mostly a habit.** The policies start at {fmean(starts):.0f} % "
-            f"(greedy); made to begin with their working, untrained, they reach {ceiling:.0f} %. "
-            f"What training teaches is mostly to write the working out (completions grow from "
-            f"{before} to {_lengths(trained)} tokens), so all arms have one ceiling, and differ in "
-            "how soon they come near it."
-        )
-        short = [r for r in trained if (r.value("accuracy_greedy") or 0.0) < ceiling - SHORT_POINTS]
-        rising = [r for r in trained if _last_rise(r) > RISING_POINTS]
-        lines.append(
-            f"- **Who had not finished.** {len(rising)} of {len(trained)} trained runs rose by "
-            f"more than {RISING_POINTS:.0f} points between their last two held-out evaluations, "
-            f"and {len(short)} ended more than {SHORT_POINTS:.0f} points below the ceiling. Where "
-            "some runs of an arm have taken off and others have not, its final accuracies lie far "
-            "apart, and the intervals are wide."
-        )
-    lines += [
-        "- **One small policy, few seeds.** All seeds share one pre-trained policy and one set of "
-        "test problems: intervals are over the chance of training and sampling, not over policies "
-        "or problems; of an untrained arm over sampling alone. Nothing here is about the paper's "
-        "models or its percentages; with more seeds or steps a verdict can change (the column says "
-        "how many seeds would decide, were the effect as measured).",
-        "",
+    settings = settings_of(runs)
+    if not settings:
+        return []
+    known = [setting for setting in settings if setting.ceiling is not None]
+    lines = ["## What limits these findings", "", *_habit(known)]
+    lines += _no_ceiling([setting for setting in settings if setting.ceiling is None])
+    lines += _unfinished(settings, known)
+    return [*lines, *_few(settings), ""]
+
+
+def _habit(known: Sequence[Setting]) -> list[str]:
+    said = [
+        f"{start:.0f} and {setting.ceiling:.0f} % ({setting.name})"
+        for setting in known
+        if (start := setting.mean("accuracy_greedy_start")) is not None
     ]
-    return lines if trained else []
+    if not said:
+        return []
+    before = _lengths(
+        [r for s in known for r in s.every if r.value("accuracy_forced_working") is not None]
+    )
+    after = _lengths([record for setting in known for record in setting.trained])
+    return [
+        "- **What is learnt is mostly a habit.** Greedy accuracy before training, as the policies "
+        f"are and made to begin with their working: {', '.join(said)}. What training teaches is "
+        f"mostly to write the working out (completions grow from {before} to {after} tokens), so "
+        "all arms have one ceiling, and differ in how soon they come near it."
+    ]
+
+
+def _no_ceiling(settings: Sequence[Setting]) -> list[str]:
+    said = [
+        f"{setting.name}, greedy from {start:.0f} to {end:.0f} %"
+        for setting in settings
+        if (start := setting.mean("accuracy_greedy_start")) is not None
+        and (end := setting.mean("accuracy_greedy")) is not None
+    ]
+    if not said:
+        return []
+    return [
+        "- **Where the ceiling was not measured.** No untrained arm was made to show its working "
+        f"there: {'; '.join(said)}."
+    ]
+
+
+def _unfinished(settings: Sequence[Setting], known: Sequence[Setting]) -> list[str]:
+    trained = [record for setting in settings for record in setting.trained]
+    rising = sum(_last_rise(record) > RISING_POINTS for record in trained)
+    measured = [(s.ceiling or 0.0, r) for s in known for r in s.trained]
+    short = sum(
+        (record.value("accuracy_greedy") or 0.0) < ceiling - SHORT_POINTS
+        for ceiling, record in measured
+    )
+    return [
+        f"- **Who had not finished.** {rising} of {len(trained)} trained runs rose by more than "
+        f"{RISING_POINTS:.0f} points between their last two held-out evaluations, and {short} of "
+        f"{len(measured)} ended more than {SHORT_POINTS:.0f} points below a known ceiling. Where "
+        "some runs of an arm have taken off and others have not, its final accuracies lie far "
+        "apart, and the intervals are wide."
+    ]
+
+
+def _few(settings: Sequence[Setting]) -> list[str]:
+    swept = PROXY_SWEEP.checkpoint
+    policies = list(
+        dict.fromkeys(r.config["scale"]["checkpoint"] for s in settings for r in s.trained)
+    )
+    lines = [
+        "- **Small policies, few seeds.** All seeds of a comparison share one pre-trained policy "
+        "and one set of test problems: intervals are over the chance of training and sampling, not "
+        "over policies or problems; of an untrained arm over sampling alone. Nothing here is about "
+        "the paper's models or its percentages; with more seeds or steps a verdict can change (the "
+        "column says how many seeds would decide, were the effect as measured)."
+    ]
+    others = [f"`{name}`" for name in policies if name != swept]
+    if others:
+        lines.append(
+            f"- **Rates of another policy.** {', '.join(others)} trained at the rates that the "
+            f"sweep chose for `{swept}` (below)."
+        )
+    return lines
 
 
 def ends(runs: Runs) -> list[str]:
@@ -105,14 +199,14 @@ def ends(runs: Runs) -> list[str]:
     lines = ["## Every seed's end", "", "Accuracy in percent on the generated test problems,"]
     lines[-1] += " sampled as the claims have it; means ± half of the 95 % t interval."
     seeds = sorted({seed for records in runs.values() for seed in records})
-    heads = ["arm", "learning rate", *(f"seed {seed}" for seed in seeds), "mean"]
+    heads = ["arm", "runs of", "learning rate", *(f"seed {seed}" for seed in seeds), "mean"]
     heads += ["held-out, mean over the tokens", "level 5", "human-written"]
     lines += ["", f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
     for (target, arm), records in sorted(runs.items(), key=_place):
         values = {seed: record.value("accuracy") for seed, record in records.items()}
         if all(value is None for value in values.values()):
             continue
-        cells = [find(target).arm(arm).label, rate_text(records.values())]
+        cells = [find(target).arm(arm).label, f"`{target}`", rate_text(records.values())]
         cells += ["-" if (v := values.get(seed)) is None else f"{v:.1f}" for seed in seeds]
         for name in ("accuracy", "heldout_area", "accuracy_hard", "accuracy_human"):
             found = [v for record in records.values() if (v := record.value(name)) is not None]
@@ -174,6 +268,12 @@ def rates(choice: Mapping[str, Any] | None) -> list[str]:
             "",
         ]
     return lines
+
+
+def _levels(scale: Mapping[str, Any]) -> str:
+    """Return the levels of a scale's problems in words, such as `levels 4 and 5`."""
+    levels = scale["data"]["levels"]
+    return f"level{'s' * (len(levels) != 1)} {' and '.join(map(str, levels))}"
 
 
 def _is_compared(record: Record) -> bool:

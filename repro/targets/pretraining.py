@@ -64,11 +64,12 @@ PRETRAIN_PROXY = Target(
             evaluate_seconds=None,
             memory_bytes=24 * GIB,
             disk_bytes=2_000_000_000,
-            # By steps and parameters at the 30m policy's 61 teraFLOPS, and what it took beside its
-            # steps (82 s; for the larger, whose decoding is slower, 110 s).
-            seconds_of_arm={"proxy_30m_early": 220.0, "proxy_120m": 446.0},
-            basis="proxy_30m: one timed run on an H200; the others: estimates by tokens and "
-            "parameters at the same arithmetic rate, never run; memory by arithmetic",
+            # The larger: 132 s of steps, 85 s of measuring and of 4-bit variants, 28 s of start
+            # (d36c27d). The shorter: by steps at the smaller's rate, and what that took beside its
+            # steps (82 s).
+            seconds_of_arm={"proxy_30m_early": 220.0, "proxy_120m": 245.0},
+            basis="proxy_30m and proxy_120m: one timed run each on an H200; proxy_30m_early: an "
+            "estimate by steps at the same rate, never run",
         )
     },
     metrics=(

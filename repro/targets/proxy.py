@@ -145,9 +145,10 @@ COST = Cost(
     together=_TOGETHER,
     basis="fitted to 13 ensembles of 5 to 32 runs, each on one H200",
 )
-# `proxy-120m` has 4.03 times the parameters and 10 layers for 9. Where time goes by work, it is
-# scaled by parameters (no gain from larger products is counted on); where by launches, by layers.
-_LARGER, _DEEPER = 4.03, 10 / 9
+# `proxy-120m` has 4.03 times the parameters and 10 layers for 9. Where time goes by launches, it is
+# scaled by layers; where by work, by 3.2: Figure 13's two ensembles of five runs each took 199 and
+# 231 s (d36c27d, an H200 each), and the larger products run at a higher rate.
+_LARGER, _DEEPER = 3.2, 10 / 9
 COST_LARGE = dataclasses.replace(
     COST,
     # An evaluation's cache of 8192 rows and what it reads at once take 93 GB; 10 runs fit beside.
@@ -162,8 +163,8 @@ COST_LARGE = dataclasses.replace(
         memory_bytes=130 * GIB,
         runs_together=10,
     ),
-    basis="an estimate, nobody has timed one: the smaller policy's measured times, scaled by "
-    "parameters and layers; pre-training the policy is extra",
+    basis="the smaller policy's measured times, scaled to two ensembles of 5 runs, each on one "
+    "H200; pre-training the policy is extra",
 )
 
 METRICS = (

@@ -69,7 +69,12 @@ def test_an_ensemble_costs_its_steps_once_and_its_runs_each() -> None:
 def test_recorded_runs_spend_the_stated_share_of_a_step_on_their_update() -> None:
     path = expected_folder(None) / "proxy" / "nvidia_h200" / "table1.records.json"
     records = json.loads(path.read_text())["records"]
-    found = [record["effects"]["seconds"] for record in records if "seconds" in record["effects"]]
+    # Seeds from 10 on ran beside ranks up to 128, whose updates take longer.
+    found = [
+        record["effects"]["seconds"]
+        for record in records
+        if "seconds" in record["effects"] and record["seed"] < 10
+    ]
     update, rollout = (
         sum(seconds[f"{name}_seconds"] for seconds in found) for name in ("update", "rollout")
     )
@@ -93,32 +98,35 @@ def recorded() -> list[tuple[list[RunConfig], float]]:
 
 
 def test_recorded_ensembles_are_predicted_within_a_quarter() -> None:
-    together = COST_MEASURED.together
-    assert together is not None
     ensembles = recorded()
     assert sum(len(runs) for runs, _ in ensembles) >= 75
     for runs, seconds in ensembles:
-        assert ensemble_seconds(runs, together) == pytest.approx(seconds, rel=0.25)
+        together = find(runs[0].target).costs[Tier.PROXY].together
+        assert together is not None
+        # Records keep whole seconds, and an evaluation of ten untrained runs takes 13.
+        assert ensemble_seconds(runs, together) == pytest.approx(seconds, rel=0.25, abs=5)
 
 
 # Wall seconds of commands on two H200s of one host (d36c27d), as the shell's clock had them; a
 # command's runs are those that earlier ones had not made.
 @pytest.mark.parametrize(
-    ("names", "earlier", "seconds"),
+    ("names", "earlier", "seeds", "seconds"),
     [
-        (["table1", "aqn_factorial"], [], 224),
-        (["noise_reach", "matched_noise"], ["table1"], 142),
-        (["figure9", "figure16", "figure17", "answer_reward"], ["table1"], 186),
+        (["table1", "aqn_factorial"], [], range(5, 10), 224),
+        (["noise_reach", "matched_noise"], ["table1"], range(5, 10), 142),
+        (["figure9", "figure16", "figure17", "answer_reward"], ["table1"], range(5, 10), 186),
+        (["table2", "norms", "as_published"], ["table1"], range(5, 10), 305),
+        (["figure4_dapo", "figure10", "table1"], ["table1"], range(5, 15), 525),
     ],
 )
 def test_whole_commands_are_predicted_within_a_quarter(
-    names: list[str], earlier: list[str], seconds: float
+    names: list[str], earlier: list[str], seeds: range, seconds: float
 ) -> None:
     together = COST_MEASURED.together
     assert together is not None
     made, asked = (
-        {run.digest(): run for name in found for run in plan(find(name), Tier.PROXY, range(5, 10))}
-        for found in (earlier, names)
+        {run.digest(): run for name in found for run in plan(find(name), Tier.PROXY, which)}
+        for found, which in ((earlier, range(5, 10)), (names, seeds))
     )
     tasks = ensemble_tasks(
         [run for digest, run in asked.items() if digest not in made],

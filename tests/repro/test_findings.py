@@ -11,7 +11,7 @@ import pytest
 
 from repro import findings
 from repro.__main__ import main
-from repro.evidence.record import Record
+from repro.evidence.record import Estimate, Record
 from repro.findings import findings_checks, findings_text, unpack_blessed
 from repro.findings_runs import ends, limits, rate_text, rates, runs_of_checks
 from repro.places import PACKAGE, expected_folder
@@ -35,6 +35,12 @@ def undecided_page(tmp_path: Path, proxy_record: Maker, capsys: pytest.CaptureFi
     for run in selection.plan():
         proxy_record(run).write(tmp_path / "runs")
     return page(tmp_path / "runs", tmp_path / "findings.md", capsys)
+
+
+def with_metrics(record: Record, given: dict[str, float]) -> Record:
+    """Return the record with these percentages and no other metrics."""
+    metrics = {name: Estimate(value=value, unit="percent", n=500) for name, value in given.items()}
+    return dataclasses.replace(record, metrics=metrics)
 
 
 def section(text: str, heading: str) -> str:
@@ -170,6 +176,35 @@ def test_the_ends_and_limits_are_those_of_the_records(tmp_path: Path) -> None:
         for key, records in runs.items()
     }
     assert f"** 0 of {len(last)} trained runs rose" in "\n".join(limits(flat))
+
+
+def test_a_ceiling_holds_for_its_own_policy_and_problems_alone(
+    tmp_path: Path, proxy_record: Maker
+) -> None:
+    (selection,) = select(["table1"], tier="proxy")
+    start, end = (
+        with_metrics(proxy_record(run), given)
+        for run, given in zip(
+            selection.plan([5], ["bf16", "bf16_lora"]),
+            (
+                {"accuracy_forced_working": 90.0},
+                {"accuracy_greedy": 70.0, "accuracy_greedy_start": 60.0, "gain_greedy": 10.0},
+            ),
+            strict=True,
+        )
+    )
+    scale = end.config["scale"] | {"checkpoint": "proxy-120m"}
+    other = dataclasses.replace(end, config=end.config | {"scale": scale})
+    runs = {("table1", "bf16"): {5: start}, ("table1", "bf16_lora"): {5: end}}
+    text = "\n".join(limits(runs))
+    assert "60 and 90 % (`proxy-30m` on levels 4 and 5)" in text
+    assert "1 of 1 ended more than 10 points below" in text
+    assert "not measured" not in text
+    assert "another policy" not in text
+    text = "\n".join(limits(runs | {("figure13", "bf16_lora"): {5: other}}))
+    assert "1 of 1 ended more than 10 points below" in text
+    assert "`proxy-120m` on levels 4 and 5, greedy from 60 to 70 %" in text
+    assert "`proxy-120m` trained at the rates that the sweep chose for `proxy-30m`" in text
 
 
 def test_tied_rates_are_said_to_be_ties() -> None:

@@ -93,17 +93,19 @@ def test_an_evaluation_reads_no_more_prompts_than_fit() -> None:
 
 @pytest.fixture
 def proxy_shape(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let the estimate find the shape of the policy that the blessed ensembles trained."""
-    recipe = RECIPES["30m"]
-    shape = {
-        "hidden_size": recipe.hidden_size,
-        "intermediate_size": recipe.intermediate_size,
-        "num_hidden_layers": recipe.layers,
-        "num_attention_heads": recipe.heads,
-        "num_key_value_heads": recipe.key_value_heads,
-        "vocab_size": VOCABULARY,
+    """Let the estimate find the shapes of the policies that the blessed ensembles trained."""
+    shapes = {
+        f"proxy-{size}": {
+            "hidden_size": recipe.hidden_size,
+            "intermediate_size": recipe.intermediate_size,
+            "num_hidden_layers": recipe.layers,
+            "num_attention_heads": recipe.heads,
+            "num_key_value_heads": recipe.key_value_heads,
+            "vocab_size": VOCABULARY,
+        }
+        for size, recipe in RECIPES.items()
     }
-    monkeypatch.setattr(grouping, "_config", lambda _: shape)
+    monkeypatch.setattr(grouping, "_config", shapes.__getitem__)
 
 
 @pytest.mark.usefixtures("proxy_shape")
