@@ -17,7 +17,7 @@ from repro.evidence.paper import paper_cells
 from repro.report_tables import origin_text, quantity, stated_bars
 from repro.spec.tier import Tier
 from repro.systems_rates import against, comparisons, span
-from repro.systems_tables import bar_table, rate_table, step_table, table
+from repro.systems_tables import bar_table, rate_table, step_table, table, update_table
 
 Writer = Callable[[], list[str]]
 Table = Callable[[Checked, Path], list[str]]
@@ -56,6 +56,8 @@ BLOCKS = {
                         written=step_table, picture="arms_steps"),
     "steps_full": Block(asks="GRPO step, full fine-tuning", targets=("table3_full",),
                         written=step_table, picture="full_steps"),
+    "steps_updates": Block(asks="update alone: forward, backward, optimiser", written=update_table,
+                           targets=("table3_updates", "table3_kept")),
     "memory": Block(asks="memory of a GRPO step", written=bar_table, picture="memory",
                     targets=("memory", "memory_dense", "memory_formats", "memory_budgets")),
     "checkpoint": Block(asks="a checkpoint's way: written, quantised, loaded, stepped",
@@ -141,7 +143,20 @@ def _short(groups: Mapping[str, Sequence[Checked]], expected: Path) -> list[str]
 
 
 def _step_spans(checks: Sequence[Checked], expected: Path) -> list[str]:
-    """Return the spans of steps' speed-ups, the paper's and ours; empty for other targets."""
+    """Return the spans of steps' speed-ups, the paper's and ours; empty for other targets.
+
+    Where no whole step was timed, those of updates.
+    """
+    printed, measured = _ratios(checks, expected, "speedup_")
+    if not measured:
+        printed, measured = _ratios(checks, expected, "update_ratio_")
+    return [span(printed), span(measured)]
+
+
+def _ratios(
+    checks: Sequence[Checked], expected: Path, prefix: str
+) -> tuple[list[float | None], list[float | None]]:
+    """Return QeRL's ratios whose metrics begin with `prefix`: the paper's, and ours."""
     measured: list[float | None] = []
     printed: list[float | None] = []
     for checked in checks:
@@ -152,12 +167,12 @@ def _step_spans(checks: Sequence[Checked], expected: Path) -> list[str]:
             if cell.arm == "nvfp4_lora" and cell.quantity.startswith("speedup_batch_")
         }
         for metric in target.metrics:
-            if metric.name.startswith("speedup_"):
+            if metric.name.startswith(prefix):
                 values = checked.evidence.values(metric.name).get("nvfp4_lora", {})
                 measured += [median(values.values())] if values else []
                 cell = cells.get(metric.name.replace("_b", "_"))
                 printed += [cell.value] if values and cell is not None else []
-    return [span(printed), span(measured)]
+    return printed, measured
 
 
 def _headline(checked: Checked) -> str:

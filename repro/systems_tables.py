@@ -123,10 +123,42 @@ def step_table(checked: Checked, expected: Path) -> list[str]:
     return (table(heads, rows) if rows else []) + bar_rows(checked, expected)
 
 
+def update_table(checked: Checked, expected: Path) -> list[str]:
+    """Return a row for each point and arm whose update was timed against 16-bit LoRA's."""
+    target = checked.selection.target
+    bars = {
+        (bar.arm, bar.metric): (bar, verdict) for bar, verdict in stated_bars(checked, expected)
+    }
+    rows = []
+    for metric in target.metrics:
+        point = metric.name.removeprefix("update_ratio_")
+        found = {} if point == metric.name else checked.evidence.records
+        for arm, records in found.items():
+            repeats = [value for r in records.values() for value in r.repeats(metric.name)]
+            if repeats:
+                rows.append([
+                    _point_text(point),
+                    target.arm(arm).label,
+                    _seconds(checked, f"update_seconds_{point}", arm),
+                    _seconds(checked, f"update_seconds_{point}", "bf16_lora"),
+                    _spread(repeats),
+                    *(_bar_cells(bars.get((arm, metric.name)))),
+                    f"{len(repeats)}",
+                ])  # fmt: skip
+    heads = ["point", "arm", "update", "16-bit LoRA's", "ratio (least to most)", "bar", "verdict",
+             "updates timed"]  # fmt: skip
+    return (table(heads, rows) if rows else []) + bar_rows(checked, expected)
+
+
+def _spread(values: Sequence[float]) -> str:
+    told = f"{median(values):.3f} x"
+    return told if len(values) == 1 else f"{told} ({min(values):.3f} to {max(values):.3f})"
+
+
 def _point_text(point: str) -> str:
-    """Return `7B, batch 8` for `7b_b8`, and `7B, 16x8` for `7b_16x8`."""
+    """Return `7B, batch 8` for `7b_b8`, `7B, 16x8` for `7b_16x8`, `3B, batch 8, full` too."""
     model, rest = point.split("_", 1)
-    return f"{model.upper()}, {re.sub('^b(?=[0-9])', 'batch ', rest)}"
+    return f"{model.upper()}, {re.sub('^b(?=[0-9])', 'batch ', rest).replace('_', ', ')}"
 
 
 def _seconds(checked: Checked, metric: str, arm: str) -> str:

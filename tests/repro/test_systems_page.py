@@ -13,7 +13,7 @@ from repro.evidence.paper import paper_cells
 from repro.places import PACKAGE, expected_folder
 from repro.systems_page import BLOCKS, systems_writers
 from repro.systems_rates import against, comparisons, span
-from repro.systems_tables import bar_table, rate_table, step_table, table
+from repro.systems_tables import bar_table, rate_table, step_table, table, update_table
 from repro.targets import find
 
 EXPECTED = expected_folder(None)
@@ -75,6 +75,21 @@ def test_steps_stand_beside_the_papers_ratio_with_their_bars() -> None:
     assert "at least 1.5 x" in cells
     (speedup,) = checked.evidence.values("speedup_7b_b8")["nvfp4_lora"].values()
     assert f"{speedup:.2f} x" in cells
+
+
+def test_updates_show_their_spread_and_a_missed_bar_each_repeat() -> None:
+    checked = checked_of("table3_updates")
+    lines = update_table(checked, EXPECTED)
+    (record,) = checked.evidence.records["nvfp4_lora"].values()
+    repeats = sorted(record.repeats("update_ratio_3b_b2_update"))
+    assert len(repeats) == 3
+    low, middle, high = repeats
+    (row,) = [line for line in lines if line.startswith("| 3B, batch 2, update |")]
+    assert f"| {middle:.3f} x ({low:.3f} to {high:.3f}) | at least 0.95 x |" in row
+    missed = [line for line in lines if "on average" in line]
+    told = [verdict for verdict in checked.verdicts if verdict.status == "contradicted"]
+    assert len(missed) == len(told)
+    assert all(verdict.sentence in line for verdict, line in zip(told, missed, strict=True))
 
 
 def test_every_bar_has_a_row_and_its_verdict() -> None:
