@@ -11,7 +11,7 @@ from repro.data.load import DATA_VARIABLE
 from repro.evidence.record import find_record
 from repro.selection import Selection
 from repro.spec.config import RunConfig, require
-from repro.spec.tier import Tier
+from repro.spec.variants import with_human_problems
 
 TARGET = "pretrain_proxy"
 
@@ -21,7 +21,7 @@ def with_proxy_options(selection: Selection, args: argparse.Namespace) -> Select
 
     Folders are passed on to the worker processes as environment variables, `--out` as
     `$REPRO_POLICIES` and `--human-data` as `$REPRO_DATA`, so that what a run is does not depend on
-    where its files lie. Where the second is set already, human-written problems are used, too.
+    where its files lie.
 
     Raises
     ------
@@ -50,10 +50,7 @@ def with_proxy_options(selection: Selection, args: argparse.Namespace) -> Select
         folder = Path(human).expanduser()
         require(folder.is_dir(), f"--human-data {human}: there is no such folder")
         os.environ[DATA_VARIABLE] = str(folder.resolve())
-    if os.environ.get(DATA_VARIABLE):
-        scale = dataclasses.replace(source.scales[Tier.PROXY], human_data=True)
-        scales = {**source.scales, Tier.PROXY: scale}
-        source = dataclasses.replace(source, scales=scales)
+        source = with_human_problems(source)
     return dataclasses.replace(selection, target=source, source=source)
 
 

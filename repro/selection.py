@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
+from repro.data.load import DATA_VARIABLE
 from repro.spec.config import RunConfig, TrainScale, require
 from repro.spec.target import Target, default_tier, plan
 from repro.spec.tier import Tier, parse_tier
-from repro.spec.variants import on_data, with_steps
+from repro.spec.variants import on_data, with_human_problems, with_steps
 from repro.targets import find, runs_of
 
 
@@ -46,6 +48,8 @@ def select(
 ) -> list[Selection]:
     """Return the selections for target names.
 
+    Where `$REPRO_DATA` names a folder, proxy policies are those pre-trained on its problems, too.
+
     Parameters
     ----------
     tier
@@ -65,7 +69,7 @@ def select(
     for name in dict.fromkeys(names):
         target = find(name)
         source = runs_of(target)
-        changed = source
+        changed = with_human_problems(source) if os.environ.get(DATA_VARIABLE) else source
         if data is not None:
             changed = on_data(changed, data_source(data))
         if steps is not None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import re
 
-from repro.spec.config import TrainScale, require
+from repro.spec.config import PretrainScale, TrainScale, require
 from repro.spec.target import Target
 
 
@@ -65,3 +65,16 @@ def with_steps(target: Target, steps: int) -> Target:
         shared={},
         costs={tier: cost for tier, cost in target.costs.items() if tier in scales},
     )
+
+
+def with_human_problems(target: Target) -> Target:
+    """Return `target` pre-training on human-written problems too, under its own name.
+
+    A target whose recipes take none is returned as it is.
+    """
+    scales = {
+        tier: dataclasses.replace(scale, human_data=True)
+        for tier, scale in target.scales.items()
+        if isinstance(scale, PretrainScale) and scale.recipe == "proxy"
+    }
+    return dataclasses.replace(target, scales={**target.scales, **scales}) if scales else target
