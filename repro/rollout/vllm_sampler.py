@@ -40,7 +40,7 @@ import tempfile
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import torch
 from torch import Tensor
@@ -157,7 +157,8 @@ class VllmSampler:
             When a prompt is empty, too long or holds an unknown token, counts do not match, the
             temperature lies between 0 and vLLM's least, or noise does not reach vLLM's norms.
         RuntimeError
-            When vLLM does not reset its prefix cache.
+            When vLLM does not reset its prefix cache, or ends a completion for neither an end token
+            nor its length.
         """
         require(
             sampling.temperature == 0 or sampling.temperature >= _LEAST_TEMPERATURE,
@@ -301,9 +302,13 @@ def _completion(output: Any, greedy: bool) -> Completion:
     drawn = [
         float(position[token].logprob) for position, token in zip(output.logprobs, ids, strict=True)
     ]
-    reason: FinishReason = "stop" if output.finish_reason == "stop" else "length"
+    if output.finish_reason not in get_args(FinishReason):
+        raise RuntimeError(
+            f"vLLM ended a completion of {len(ids)} tokens for {output.finish_reason!r}; a rollout "
+            f"needs one of {get_args(FinishReason)}"
+        )
     return Completion(
         token_ids=ids,
         sampled_logprobs=(0.0,) * len(ids) if greedy else tuple(drawn),
-        finish_reason=reason,
+        finish_reason=output.finish_reason,
     )

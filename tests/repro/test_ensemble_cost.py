@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import shutil
-from datetime import datetime
 from pathlib import Path
 
 import pytest
@@ -22,14 +21,13 @@ from repro.ensemble_cost import (
     queue_seconds,
 )
 from repro.places import expected_folder
-from repro.procedures import is_ensemble
 from repro.procedures.proxy_recipe import RECIPES
-from repro.spec.config import RunConfig
 from repro.spec.target import TogetherCost, plan
 from repro.spec.tier import Tier
 from repro.targets import TARGETS, find
 from repro.targets.proxy import COST as COST_MEASURED
 from repro.targets.proxy import COST_LARGE, PROXY
+from tests.repro.recorded_ensembles import recorded_ensembles
 
 COST = TogetherCost(
     start_seconds=10.0,
@@ -81,30 +79,15 @@ def test_recorded_runs_spend_the_stated_share_of_a_step_on_their_update() -> Non
     assert update / (update + rollout) == pytest.approx(UPDATE_SHARE, abs=0.03)
 
 
-def recorded() -> list[tuple[list[RunConfig], float]]:
-    """Return the runs and seconds of each ensemble behind the blessed records of the tier."""
-    ensembles: dict[tuple[str, str], tuple[list[RunConfig], float]] = {}
-    for path in (expected_folder(None) / "proxy" / "nvidia_h200").glob("*.records.json"):
-        for item in json.loads(path.read_text(encoding="utf-8"))["records"]:
-            (run,) = plan(find(item["target"]), Tier.PROXY, [item["seed"]], [item["arm"]])
-            if not is_ensemble(run) or item["outcome"]["status"] != "ok":
-                continue
-            begun, ended = (datetime.fromisoformat(item[name]) for name in ("started", "finished"))
-            device = item["environment"]["variables"]["CUDA_VISIBLE_DEVICES"]
-            runs, seconds = ensembles.get((item["started"], device), ([], 0.0))
-            longer = max(seconds, (ended - begun).seconds)
-            ensembles[item["started"], device] = [*runs, run], longer
-    return list(ensembles.values())
-
-
 def test_recorded_ensembles_are_predicted_within_a_quarter() -> None:
-    ensembles = recorded()
-    assert sum(len(runs) for runs, _ in ensembles) >= 75
-    for runs, seconds in ensembles:
-        together = find(runs[0].target).costs[Tier.PROXY].together
+    ensembles = recorded_ensembles()
+    assert sum(len(ensemble.runs) for ensemble in ensembles) >= 75
+    for ensemble in ensembles:
+        together = find(ensemble.runs[0].target).costs[Tier.PROXY].together
         assert together is not None
         # Records keep whole seconds, and an evaluation of ten untrained runs takes 13.
-        assert ensemble_seconds(runs, together) == pytest.approx(seconds, rel=0.25, abs=5)
+        predicted = ensemble_seconds(ensemble.runs, together)
+        assert predicted == pytest.approx(ensemble.seconds, rel=0.25, abs=5)
 
 
 # Wall seconds of commands on two H200s of one host (d36c27d), as the shell's clock had them; a

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
-from typing import Any
 
 import pytest
 
@@ -18,14 +16,13 @@ from repro.ensemble.grouping import (
     kind_of,
     prompts_at_once,
 )
-from repro.places import expected_folder
-from repro.procedures import is_ensemble
 from repro.procedures.proxy_recipe import RECIPES
-from repro.spec.config import DAPO, GRPO, LearningRates, NoiseConfig, RunConfig
+from repro.spec.config import DAPO, GRPO, LearningRates, NoiseConfig
 from repro.spec.target import plan
 from repro.spec.tier import Tier
 from repro.targets import find
 from tests.repro.ensemble import conftest as small
+from tests.repro.recorded_ensembles import recorded_ensembles
 
 GIB = 2**30
 make_run = small.make_run
@@ -110,17 +107,12 @@ def proxy_shape(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("proxy_shape")
 def test_recorded_peaks_lie_near_the_estimate_or_below() -> None:
-    ensembles: dict[tuple[str, str], tuple[dict[str, Any], list[RunConfig]]] = {}
-    for path in (expected_folder(None) / "proxy" / "nvidia_h200").glob("*.records.json"):
-        for item in json.loads(path.read_text(encoding="utf-8"))["records"]:
-            (run,) = plan(find(item["target"]), Tier.PROXY, [item["seed"]], [item["arm"]])
-            if is_ensemble(run) and item["outcome"]["status"] == "ok":
-                device = item["environment"]["variables"]["CUDA_VISIBLE_DEVICES"]
-                ensembles.setdefault((item["started"], device), (item, []))[1].append(run)
+    ensembles = recorded_ensembles()
     assert len(ensembles) >= 3
-    for item, runs in ensembles.values():
-        groups = item["effects"]["together"]["groups_at_once"]
-        peak = item["metrics"]["peak_bytes"]["value"]
+    for ensemble in ensembles:
+        runs, first = ensemble.runs, ensemble.records[0]
+        groups = first["effects"]["together"]["groups_at_once"]
+        peak = first["metrics"]["peak_bytes"]["value"]
         # Recorded is what the allocator holds, and it gives back what nobody uses before it fails:
         # it held a quarter more than the estimate in one ensemble of 13.
         assert 0.5 < peak / footprint(runs).peak(len(runs), groups) < 1.3

@@ -72,6 +72,7 @@ class StandInEngine:
     resets: int = 0
     requests: list[Any] = field(default_factory=list)
     network: Any = None
+    finish_reason: str = "stop"
 
     def generate(
         self,
@@ -89,7 +90,9 @@ class StandInEngine:
             assert parameters.logprobs == 0
             ids = [1 + (parameters.seed or 0) % 7, 5]
             logprobs = [{token: SimpleNamespace(logprob=-0.5)} for token in ids]
-            output = SimpleNamespace(token_ids=ids, logprobs=logprobs, finish_reason="stop")
+            output = SimpleNamespace(
+                token_ids=ids, logprobs=logprobs, finish_reason=self.finish_reason
+            )
             outputs.append(SimpleNamespace(outputs=[output]))
         return outputs
 
@@ -220,6 +223,14 @@ def test_noise_that_bfloat16_swallows_is_an_error(sampler: Any) -> None:
     finally:
         for norm in block_norms(sampler.policy.decoder).values():
             norm.noise = None
+
+
+def test_a_completion_that_vllm_gave_up_is_not_taken_for_a_long_one(sampler: Any) -> None:
+    sampler._llm.finish_reason = "length"
+    assert {item.finish_reason for item in sample(sampler).completions} == {"length"}
+    sampler._llm.finish_reason = "abort"
+    with pytest.raises(RuntimeError, match="ended a completion of 2 tokens for 'abort'"):
+        sample(sampler)
 
 
 def test_a_temperature_that_vllm_would_raise_is_refused(sampler: Any) -> None:

@@ -1,0 +1,48 @@
+"""The ensembles behind the proxy tier's blessed records, for tests of their predictions."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any
+
+from repro.places import expected_folder
+from repro.procedures import is_ensemble
+from repro.spec.config import RunConfig
+from repro.spec.target import plan
+from repro.spec.tier import Tier
+from repro.targets import find
+
+
+@dataclass
+class RecordedEnsemble:
+    """Runs that were trained together on one device, and their records as JSON values."""
+
+    runs: list[RunConfig] = field(default_factory=list)
+    records: list[dict[str, Any]] = field(default_factory=list)
+
+    @property
+    def seconds(self) -> float:
+        """Wall seconds of the run that took longest."""
+        return max(
+            (
+                datetime.fromisoformat(record["finished"])
+                - datetime.fromisoformat(record["started"])
+            ).total_seconds()
+            for record in self.records
+        )
+
+
+def recorded_ensembles() -> list[RecordedEnsemble]:
+    """Return the ensembles whose runs finished; records that began together share one."""
+    found: dict[tuple[str, str], RecordedEnsemble] = {}
+    for path in sorted((expected_folder(None) / "proxy" / "nvidia_h200").glob("*.records.json")):
+        for record in json.loads(path.read_text(encoding="utf-8"))["records"]:
+            (run,) = plan(find(record["target"]), Tier.PROXY, [record["seed"]], [record["arm"]])
+            if is_ensemble(run) and record["outcome"]["status"] == "ok":
+                device = record["environment"]["variables"]["CUDA_VISIBLE_DEVICES"]
+                ensemble = found.setdefault((record["started"], device), RecordedEnsemble())
+                ensemble.runs.append(run)
+                ensemble.records.append(record)
+    return list(found.values())
