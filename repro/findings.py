@@ -68,6 +68,8 @@ who learns faster; the area under the held-out accuracy does.
 """
 # Table 1: 90.8 against 88.1 %, QeRL and 16-bit LoRA at 7B.
 _PAPERS_GAIN = 2.7
+# The tables of accuracies, whose undecided statements the summary names with their effects.
+_TABLES = ("table1", "table2")
 # So many statements of one target are named where none of them was run.
 _NAMED = 3
 _READING = """\
@@ -93,6 +95,14 @@ def main_findings(args: argparse.Namespace) -> int:
     return 0
 
 
+def findings_short(expected: Path) -> list[str]:
+    """Return what the blessed records say in short, as a list of Markdown's."""
+    with tempfile.TemporaryDirectory() as folder:
+        unpack_blessed(expected, Path(folder))
+        rows = _rows(findings_checks(Path(folder), expected))
+    return _in_short(_of_paper(rows), _of_training(rows))
+
+
 def unpack_blessed(expected: Path, runs: Path) -> int:
     """Write the proxy tier's blessed records to `runs`; return how many there are."""
     paths = sorted((expected / Tier.PROXY.value).rglob("*.records.json"))
@@ -113,12 +123,11 @@ def findings_checks(runs: Path, expected: Path) -> list[Checked]:
 def findings_text(checks: Sequence[Checked], out: Path, figures: str | None = None) -> str:
     """Return the page as Markdown."""
     rows = _rows(checks)
-    paper = [row for row in rows if row.kind == "paper"]
-    training = [row for row in rows if row.kind == "training" and row.verdict.status != "not run"]
+    paper, training = _of_paper(rows), _of_training(rows)
     controls = [row for row in rows if row.kind == "control" and row.verdict.status != "not run"]
     runs = runs_of_checks(checks)
-    lines = [_INTRODUCTION, "", *what_was_run(runs), *_in_short(paper, training), _READING, ""]
-    lines += [_PROTOCOL]
+    lines = [_INTRODUCTION, "", *what_was_run(runs), "## In short", ""]
+    lines += [*_in_short(paper, training), "", _READING, "", _PROTOCOL]
     for status, heading in _HEADINGS.items():
         lines += _table(f"## {heading}", [row for row in paper if row.verdict.status == status])
     lines += _table("## Whether training works at all", training, verdicts=True)
@@ -138,6 +147,7 @@ class Row:
     metric: str
     other_rates: bool
     ranked: bool
+    untrained: bool
 
 
 def _rows(checks: Sequence[Checked]) -> list[Row]:
@@ -157,6 +167,7 @@ def _rows(checks: Sequence[Checked]) -> list[Row]:
                 metric=claim.metric,
                 other_rates=len(set(learning_rates(checked.selection, claim).values())) > 1,
                 ranked=claim.kind in ("trend", "order"),
+                untrained=all(source.arm(name).training == "none" for name in claim.arms),
             )
             found.setdefault((claim.kind, claim.metric, claim.paired_by, *homes), row)
     return list(found.values())
@@ -168,6 +179,14 @@ def _kind(claim: Claim) -> str:
     return "control" if claim.mechanism or claim.source.startswith("not in the paper") else "paper"
 
 
+def _of_paper(rows: Sequence[Row]) -> list[Row]:
+    return [row for row in rows if row.kind == "paper"]
+
+
+def _of_training(rows: Sequence[Row]) -> list[Row]:
+    return [row for row in rows if row.kind == "training" and row.verdict.status != "not run"]
+
+
 def _in_short(paper: Sequence[Row], training: Sequence[Row]) -> list[str]:
     by_status = {
         status: [row for row in paper if row.verdict.status == status]
@@ -175,8 +194,6 @@ def _in_short(paper: Sequence[Row], training: Sequence[Row]) -> list[str]:
     }
     counts = {status: len(rows) for status, rows in by_status.items()}
     lines = [
-        "## In short",
-        "",
         f"- Of {len(paper)} different statements of the paper that can be put to these policies, "
         f"{counts['reproduced']} hold{'s' if counts['reproduced'] == 1 else ''}, "
         f"{counts['contradicted']} do{'es' if counts['contradicted'] == 1 else ''} not, "
@@ -187,7 +204,7 @@ def _in_short(paper: Sequence[Row], training: Sequence[Row]) -> list[str]:
             f"- {words}: {row.verdict.statement} ({row.verdict.source.split(' (')[0]})."
             for row in by_status[status]
         ]
-    lines += _widths(by_status["inconclusive"])
+    lines += _finals(by_status["inconclusive"]) + _widths(by_status["inconclusive"])
     marked = sum(row.other_rates for row in by_status["inconclusive"])
     if marked:
         lines.append(
@@ -200,7 +217,18 @@ def _in_short(paper: Sequence[Row], training: Sequence[Row]) -> list[str]:
             f"- Training itself: {len(gains)} of {len(training)} statements hold (every trained "
             "arm gains; trained on random rewards or on the format alone it must not)."
         )
-    return [*lines, ""]
+    return lines
+
+
+def _finals(undecided: Sequence[Row]) -> list[str]:
+    """Return what was measured of the tables' undecided statements about trained arms."""
+    said = [
+        f"{row.verdict.statement}, {', '.join(_numbers(row.verdict))} "
+        f"({row.verdict.source.split(' (')[0]})"
+        for row in undecided
+        if row.checked.selection.target.name in _TABLES and not row.untrained
+    ]
+    return [f"- Cannot be told: {item}." for item in said]
 
 
 def _widths(undecided: Sequence[Row]) -> list[str]:
@@ -224,8 +252,8 @@ def _widths(undecided: Sequence[Row]) -> list[str]:
         )
     if others:
         lines.append(
-            f"- Speed of learning is told less sharply: half of an interval of the area under the "
-            f"held-out accuracy is {min(others):.1f} to {max(others):.1f} points."
+            f"- Speed of learning: of {len(others)} areas under the held-out accuracy that cannot "
+            f"be told apart, half of the interval is {min(others):.1f} to {max(others):.1f} points."
         )
     return lines
 

@@ -12,7 +12,7 @@ import pytest
 from repro import findings
 from repro.__main__ import main
 from repro.evidence.record import Estimate, Record
-from repro.findings import findings_checks, findings_text, unpack_blessed
+from repro.findings import findings_checks, findings_short, findings_text, unpack_blessed
 from repro.findings_runs import ends, limits, rate_text, rates, runs_of_checks
 from repro.places import PACKAGE, expected_folder
 from repro.selection import select
@@ -121,6 +121,16 @@ def test_the_page_in_the_repository_is_that_of_the_blessed_records(tmp_path: Pat
     text = findings_text(findings_checks(tmp_path, expected), kept)
     stale = "stale: python -m repro report --findings docs/findings.md renews it"
     assert text == kept.read_text(encoding="utf-8"), stale
+    in_short = section(text, "In short")
+    assert in_short.strip().startswith("\n".join(findings_short(expected)))
+    named = [line for line in in_short.splitlines() if line.startswith("- Cannot be told: ")]
+    rows = section(text, "Cannot be told with these seeds").splitlines()
+    tables = [row for row in rows if "`table1`" in row or "`table2`" in row]
+    assert len(named) == sum("before training" not in row for row in tables) > 0
+    for line in named:
+        statement, effect, rest = line.removeprefix("- Cannot be told: ").rsplit(", ", 2)
+        (row,) = [row for row in tables if row.startswith(f"| {statement} ")]
+        assert f"| {effect} | {rest.split(' (')[0]} |" in row
 
 
 def test_statements_on_arms_at_different_rates_are_marked_and_said_once(tmp_path: Path) -> None:
