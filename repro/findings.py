@@ -86,21 +86,24 @@ def main_findings(args: argparse.Namespace) -> int:
     if args.runs:
         text = findings_text(findings_checks(Path(args.runs), expected), out, args.figures)
     else:
-        with tempfile.TemporaryDirectory() as folder:
-            unpack_blessed(expected, Path(folder))
-            text = findings_text(findings_checks(Path(folder), expected), out, args.figures)
+        text = findings_text(blessed_findings(expected), out, args.figures)
     out.parent.mkdir(parents=True, exist_ok=True)
     replace_text(out, text)
     print(f"wrote {out}")  # noqa: T201
     return 0
 
 
-def findings_short(expected: Path) -> list[str]:
-    """Return what the blessed records say in short, as a list of Markdown's."""
+def findings_short(checks: Sequence[Checked]) -> list[str]:
+    """Return what the page says in short, as a list of Markdown's."""
+    rows = _rows(checks)
+    return _in_short(_of_paper(rows), _of_training(rows))
+
+
+def blessed_findings(expected: Path) -> list[Checked]:
+    """Return the checks behind the page, on the blessed records."""
     with tempfile.TemporaryDirectory() as folder:
         unpack_blessed(expected, Path(folder))
-        rows = _rows(findings_checks(Path(folder), expected))
-    return _in_short(_of_paper(rows), _of_training(rows))
+        return findings_checks(Path(folder), expected)
 
 
 def unpack_blessed(expected: Path, runs: Path) -> int:

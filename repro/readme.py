@@ -10,7 +10,7 @@ from pathlib import Path
 from repro.blessed import blessed_checks
 from repro.check import Checked
 from repro.evidence.record import replace_text
-from repro.findings import findings_short
+from repro.findings import blessed_findings, findings_short
 from repro.kernel_tables import kernel_rows
 from repro.results_tables import claims_rows, results_rows
 from repro.systems_page import systems_writers
@@ -61,7 +61,7 @@ def renewed_readme(readme: Path, expected: Path) -> str:
     writers = {
         "results": lambda: results_rows(judged(), expected),
         "claims": lambda: claims_rows(judged()),
-        "findings_short": lambda: findings_short(expected),
+        "findings_short": lambda: findings_short(blessed_findings(expected)),
         "kernels": lambda: kernel_rows(blessed_checks(expected, "kernels"), expected),
         **systems_writers(judged, expected, readme),
     }

@@ -141,7 +141,7 @@ def bar_rows(checked: Checked, expected: Path) -> list[str]:
     for bar, verdict in missed:
         metric = target.metric(bar.metric)
         measured = quantity(verdict.effect or 0.0, metric.unit)
-        if bar.statistic == "every_seed" and verdict.n > 1:
+        if bar.holds(verdict.effect or 0.0):  # Of its values one missed it, and not their mean.
             measured += f" on average; {verdict.sentence}"
         what = f"{target.arm(bar.arm).label}: {metric.title}"
         lines.append(f"| {what} | {bar_text(bar, metric.unit)} | {measured} |")

@@ -11,8 +11,9 @@ import pytest
 
 from repro import findings
 from repro.__main__ import main
+from repro.check import Checked
 from repro.evidence.record import Estimate, Record
-from repro.findings import findings_checks, findings_short, findings_text, unpack_blessed
+from repro.findings import blessed_findings, findings_short, findings_text
 from repro.findings_runs import ends, limits, rate_text, rates, runs_of_checks
 from repro.places import PACKAGE, expected_folder
 from repro.selection import select
@@ -41,6 +42,12 @@ def with_metrics(record: Record, given: dict[str, float]) -> Record:
     """Return the record with these percentages and no other metrics."""
     metrics = {name: Estimate(value=value, unit="percent", n=500) for name, value in given.items()}
     return dataclasses.replace(record, metrics=metrics)
+
+
+@pytest.fixture(scope="module")
+def blessed() -> list[Checked]:
+    """Return the checks of the blessed records, which take seconds to read."""
+    return blessed_findings(expected_folder(None))
 
 
 def section(text: str, heading: str) -> str:
@@ -112,17 +119,15 @@ def test_without_records_nothing_is_claimed(
     shutil.rmtree(tmp_path / "runs")
 
 
-def test_the_page_in_the_repository_is_that_of_the_blessed_records(tmp_path: Path) -> None:
+def test_the_page_in_the_repository_is_that_of_the_blessed_records(blessed: list[Checked]) -> None:
     kept = PACKAGE.parent / "docs" / "findings.md"
     if not kept.is_file():
         pytest.skip("docs/ is not part of an installed package")
-    expected = expected_folder(None)
-    unpack_blessed(expected, tmp_path)
-    text = findings_text(findings_checks(tmp_path, expected), kept)
+    text = findings_text(blessed, kept)
     stale = "stale: python -m repro report --findings docs/findings.md renews it"
     assert text == kept.read_text(encoding="utf-8"), stale
     in_short = section(text, "In short")
-    assert in_short.strip().startswith("\n".join(findings_short(expected)))
+    assert in_short.strip().startswith("\n".join(findings_short(blessed)))
     named = [line for line in in_short.splitlines() if line.startswith("- Cannot be told: ")]
     rows = section(text, "Cannot be told with these seeds").splitlines()
     tables = [row for row in rows if "`table1`" in row or "`table2`" in row]
@@ -133,13 +138,12 @@ def test_the_page_in_the_repository_is_that_of_the_blessed_records(tmp_path: Pat
         assert f"| {effect} | {rest.split(' (')[0]} |" in row
 
 
-def test_statements_on_arms_at_different_rates_are_marked_and_said_once(tmp_path: Path) -> None:
-    expected = expected_folder(None)
-    unpack_blessed(expected, tmp_path)
-    checks = findings_checks(tmp_path, expected)
-    text = findings_text(checks, tmp_path / "findings.md")
+def test_statements_on_arms_at_different_rates_are_marked_and_said_once(
+    tmp_path: Path, blessed: list[Checked]
+) -> None:
+    text = findings_text(blessed, tmp_path / "findings.md")
     marked = [line for line in text.splitlines() if line.startswith("|") and "†" in line]
-    runs = runs_of_checks(checks)
+    runs = runs_of_checks(blessed)
     qerl, lora, full = (
         rate_text(runs["table1", name].values())
         for name in ("nvfp4_lora", "bf16_lora", "bf16_full")
@@ -152,10 +156,8 @@ def test_statements_on_arms_at_different_rates_are_marked_and_said_once(tmp_path
     assert sum("adding AQN to NVFP4 LoRA raises the final accuracy |" in line for line in rows) == 1
 
 
-def test_the_ends_and_limits_are_those_of_the_records(tmp_path: Path) -> None:
-    expected = expected_folder(None)
-    unpack_blessed(expected, tmp_path)
-    runs = runs_of_checks(findings_checks(tmp_path, expected))
+def test_the_ends_and_limits_are_those_of_the_records(blessed: list[Checked]) -> None:
+    runs = runs_of_checks(blessed)
     kept = runs["table1", "bf16_lora"]
     row = next(line for line in ends(runs) if line.startswith("| BF16, LoRA |"))
     shown = sorted({seed for records in runs.values() for seed in records})
