@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import random
 
 import numpy as np
 import pytest
@@ -75,6 +76,16 @@ def test_the_sign_flip_test_counts_every_sign() -> None:
 def test_five_pairs_are_the_fewest_that_can_be_significant() -> None:
     assert st.sign_flip([1.0] * 4) == 1 / 16
     assert st.sign_flip([1.0] * 5) == 1 / 32 < 0.05
+
+
+def test_sampled_signs_are_those_of_pythons_generator() -> None:
+    differences = [0.3 * (place % 7) - 0.8 for place in range(40)]
+    draw, hits = random.Random(20251013), 0
+    for _ in range(50_000):
+        drawn = [abs(value) if draw.random() < 0.5 else -abs(value) for value in differences]
+        hits += sum(drawn) >= sum(differences) - 1e-10
+    assert 0 < hits < 50_000
+    assert st.sign_flip(differences) == (hits + 1) / 50_001
 
 
 def test_sampled_sign_flips_agree_with_exact_ones() -> None:
