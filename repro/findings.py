@@ -204,8 +204,7 @@ def _in_short(paper: Sequence[Row], training: Sequence[Row]) -> list[str]:
     ]
     for status, words in (("reproduced", "Holds"), ("contradicted", "Does not hold")):
         lines += [
-            f"- {words}: {row.verdict.statement} ({row.verdict.source.split(' (')[0]})."
-            for row in by_status[status]
+            f"- {words}: {row.verdict.statement} ({_place(row)})." for row in by_status[status]
         ]
     lines += _finals(by_status["inconclusive"]) + _widths(by_status["inconclusive"])
     marked = sum(row.other_rates for row in by_status["inconclusive"])
@@ -223,11 +222,15 @@ def _in_short(paper: Sequence[Row], training: Sequence[Row]) -> list[str]:
     return lines
 
 
+def _place(row: Row) -> str:
+    """Return where the paper states it, without what stands there in brackets."""
+    return row.verdict.source.split(" (")[0]
+
+
 def _finals(undecided: Sequence[Row]) -> list[str]:
     """Return what was measured of the tables' undecided statements about trained arms."""
     said = [
-        f"{row.verdict.statement}, {', '.join(_numbers(row.verdict))} "
-        f"({row.verdict.source.split(' (')[0]})"
+        f"{row.verdict.statement}, {', '.join(_numbers(row.verdict))} ({_place(row)})"
         for row in undecided
         if row.checked.selection.target.name in _TABLES and not row.untrained
     ]

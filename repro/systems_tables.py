@@ -91,9 +91,7 @@ def _interval(interval: Interval) -> str:
 def step_table(checked: Checked, expected: Path) -> list[str]:
     """Return a row for each point and arm whose step was timed against 16-bit LoRA's."""
     target = checked.selection.target
-    bars = {
-        (bar.arm, bar.metric): (bar, verdict) for bar, verdict in stated_bars(checked, expected)
-    }
+    bars = _bars(checked, expected)
     printed = {
         (cell.arm, cell.column.lower(), cell.quantity): cell.value
         for cell in paper_cells(expected, target.paper_file)
@@ -126,9 +124,7 @@ def step_table(checked: Checked, expected: Path) -> list[str]:
 def update_table(checked: Checked, expected: Path) -> list[str]:
     """Return a row for each point and arm whose update was timed against 16-bit LoRA's."""
     target = checked.selection.target
-    bars = {
-        (bar.arm, bar.metric): (bar, verdict) for bar, verdict in stated_bars(checked, expected)
-    }
+    bars = _bars(checked, expected)
     rows = []
     for metric in target.metrics:
         point = metric.name.removeprefix("update_ratio_")
@@ -169,6 +165,13 @@ def _seconds(checked: Checked, metric: str, arm: str) -> str:
 def _ratio(checked: Checked, arm: str, metric: str) -> str:
     values = checked.evidence.values(metric).get(arm)
     return f"{median(values.values()):.3f} x" if values else ""
+
+
+def _bars(checked: Checked, expected: Path) -> dict[tuple[str, str], tuple[Expectation, Verdict]]:
+    """Return each stated bar with its verdict, by arm and metric."""
+    return {
+        (bar.arm, bar.metric): (bar, verdict) for bar, verdict in stated_bars(checked, expected)
+    }
 
 
 def _bar_cells(bar: tuple[Expectation, Verdict] | None) -> tuple[str, str]:
