@@ -21,8 +21,8 @@ DYNAMIC_STEPS = 2.0
 # that the records of ten ensembles give to rollouts and updates.
 UPDATE_SHARE = 0.37
 # What a run's part of a step grows by for each further 32 of rank. An ensemble's adapters are
-# stacked at its largest: 65 runs of rank 16 to 128 took 432 s to train (d36c27d), where runs of
-# rank 32 would take 330 by the parameters fitted to those.
+# stacked at its largest: 65 runs of rank 16 to 128 took 432 s to train (d36c27d, beside other work
+# on the host), where by the parameters fitted to rank 32 their 120 steps alone take 305.
 WIDER_SHARE, _FITTED_RANK = 0.11, 32
 
 
