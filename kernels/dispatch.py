@@ -7,8 +7,9 @@ Models and trainers import operations from here only. Names, signatures and mean
     CUDA, from 8.0 on    Triton
     elsewhere            the reference
 
-`prepare` turns a weight into what the device's linear kernels read, once a load; `linear`,
-`lora_linear` and `dequantize` take either form. Where the Hopper kernels cannot be compiled, one
+`reads_packed` says which form of a 4-bit weight the device's linear kernels read; whoever loads a
+model packs it once (`kernels.packing.pack`). `linear`, `lora_linear` and `dequantize` take either
+form. Where the Hopper kernels cannot be compiled, one
 warning says why and the portable path serves.
 """
 
@@ -24,7 +25,7 @@ from torch.nn import functional
 
 from kernels import reference
 from kernels.formats import QuantizedWeight
-from kernels.packing import PackedWeight, pack, unpack
+from kernels.packing import PackedWeight, unpack
 from kernels.reference import rotary, shared_global_scale
 
 __all__ = [
@@ -35,8 +36,8 @@ __all__ = [
     "dequantize",
     "linear",
     "lora_linear",
-    "prepare",
     "quantize",
+    "reads_packed",
     "rms_norm",
     "rotary",
     "sample_tokens",
@@ -99,16 +100,14 @@ def quantize(
     return reference.quantize(weight, format, global_scale=global_scale, double_quant=double_quant)
 
 
-def prepare(weight: QuantizedWeight | PackedWeight) -> QuantizedWeight | PackedWeight:
-    """Return the weight in the form that its device's linear kernels read.
+def reads_packed(device: torch.device, dtype: torch.dtype) -> bool:
+    """Tell whether the device's linear kernels read packed weights (`kernels.packing`).
 
-    On Hopper the codes are rearranged (`kernels.packing`; `unpack` is the way back, exact);
-    elsewhere the weight comes back as it is. Drop the argument afterwards, or both are kept.
+    Hopper's do, for 16-bit activations; elsewhere codes are read as a checkpoint has them.
     """
-    if isinstance(weight, PackedWeight) or weight.device.type != "cuda":
-        return weight
-    index = weight.device.index
-    return pack(weight) if _hopper(index if index is not None else 0) else weight
+    if device.type != "cuda" or dtype not in _SIXTEEN_BITS:
+        return False
+    return _hopper(device.index if device.index is not None else torch.cuda.current_device())
 
 
 def _portable_product(x: Tensor, weight: QuantizedWeight, bias: Tensor | None) -> Tensor:
