@@ -20,6 +20,8 @@ mean nothing here.
 
 from __future__ import annotations
 
+import itertools
+
 import torch
 from torch import Tensor
 from torch.nn import functional
@@ -243,7 +245,7 @@ def add_adapter(
     """
     rank = b.shape[1]
     edges = (0, *ends, y.shape[1])
-    for i, (start, end) in enumerate(zip(edges, edges[1:], strict=False)):
+    for i, (start, end) in enumerate(itertools.pairwise(edges)):
         y[:, start:end] += scaling * functional.linear(
             z[:, i * rank : (i + 1) * rank], b[start:end]
         )
