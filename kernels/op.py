@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from kernels import timing
 from kernels.formats import QuantizedWeight
 
 Shape = tuple[int, ...]
@@ -26,6 +27,7 @@ Dense = tuple[Callable[..., Any], Arguments]
 
 # Larger tensors are drawn on their device, smaller ones on the CPU: the same on every device.
 _DRAWN_ON_THE_CPU = 1 << 22
+_MOST_SETS = 128
 
 
 def _as_they_are(arguments: Arguments) -> Arguments:
@@ -136,6 +138,15 @@ def copied(value: Any) -> Any:
         fields = {f.name: copied(getattr(value, f.name)) for f in dataclasses.fields(value)}
         return type(value)(**fields)
     return value
+
+
+def rotated(arguments: Arguments) -> list[Arguments]:
+    """Return sets of arguments at different addresses that together outgrow the caches.
+
+    Small arguments would need thousands of sets: 128 of them, half a megabyte each, do.
+    """
+    count = min(_MOST_SETS, timing.copies(tensor_bytes(arguments)))
+    return [arguments, *(copied(arguments) for _ in range(count - 1))]
 
 
 def tensor_bytes(value: Any) -> int:

@@ -52,6 +52,15 @@ def _dense_logprobs(arguments: Arguments) -> Dense:
     return reference.token_logprobs, arguments
 
 
+def named_op(name: str) -> Op:
+    """Return a row by its name; `ValueError` lists the names otherwise."""
+    for op in OPS:
+        if op.name == name:
+            return op
+    names = ", ".join(op.name for op in OPS)
+    raise ValueError(f"there is no operation {name!r}; the rows are {names}")
+
+
 OPS: tuple[Op, ...] = (
     *LINEAR_OPS,
     Op(

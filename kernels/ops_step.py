@@ -57,15 +57,15 @@ def _rotation(S: int, D: int, dtype: torch.dtype, device: str) -> tuple[Tensor, 
 def _attend_inputs(
     head_norms: bool, shape: Shape, dtype: torch.dtype, device: str, seed: int
 ) -> Arguments:
-    """Return rows of almost S tokens, the first full, the last of several not running."""
+    """Return rows of almost S tokens, the first full, the last of a few not running."""
     M, S, query, key, D = shape
     keys, values, table = _caches(M, S, key, D, dtype, device, seed)
     qkv = normal(M, (query + 2 * key) * D, dtype=dtype, device=device, seed=seed + 3)
     generator = torch.Generator().manual_seed(seed + 4)
-    missing = torch.randint(1, min(S, 64), (M,), generator=generator, dtype=torch.int32)
+    missing = torch.randint(1, 16, (M,), generator=generator, dtype=torch.int32)
     missing[0] = 1
     positions = S - missing
-    if M > 1:
+    if 1 < M <= 8:
         positions[-1] = -1
     gains = [normal(D, dtype=dtype, device=device, seed=seed + i) for i in (5, 6)]
     q_gain, k_gain = gains if head_norms else (None, None)

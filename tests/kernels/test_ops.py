@@ -209,8 +209,11 @@ def test_gradients_interpreted_are_those_of_the_reference(op: Op, shape: tuple[i
         assert float((mine - theirs).abs().max()) <= 1e-5 * float(theirs.abs().max())
 
 
+# The reference of token_logprobs keeps its gradient in float32, so it is no measure in 16 bits.
 @pytest.mark.gpu
-@pytest.mark.parametrize(("op", "shape"), DIFFERENTIABLE)
+@pytest.mark.parametrize(
+    ("op", "shape"), [case for case in DIFFERENTIABLE if not case.id.startswith("token_logprobs")]
+)
 def test_gradients_on_a_gpu_are_at_most_twice_as_far_off_as_plain_pytorchs(
     op: Op, shape: tuple[int, ...], assertions: SimpleNamespace
 ) -> None:
