@@ -98,7 +98,7 @@ def types(session: nox.Session) -> None:
 
 @nox.session(venv_backend="none", default=False)
 def bench(session: nox.Session) -> None:
-    """Time every operation on this machine (`pytest benchmarks/ --benchmark-only`)."""
+    """Time and store on this machine; `-- --benchmark-compare` fails on a loss since the last."""
     arguments = ["-m", "pytest", "benchmarks/", "--benchmark-only", *session.posargs]
     session.run(suite_python(session), *arguments, external=True)
 

@@ -31,8 +31,6 @@ from kernels.reference import rotary, shared_global_scale
 __all__ = [
     "PackedWeight",
     "QuantizedWeight",
-    "add_rms_norm",
-    "decode_attention",
     "dequantize",
     "linear",
     "lora_linear",
@@ -40,7 +38,6 @@ __all__ = [
     "reads_packed",
     "rms_norm",
     "rotary",
-    "sample_tokens",
     "shared_global_scale",
     "swiglu",
     "token_logprobs",
@@ -205,18 +202,6 @@ def rms_norm(x: Tensor, gain: Tensor, eps: float, noise: Tensor | None = None) -
     return reference.rms_norm(x, gain, eps, noise)
 
 
-def add_rms_norm(
-    x: Tensor, residual: Tensor, gain: Tensor, eps: float, noise: Tensor | None = None
-) -> tuple[Tensor, Tensor]:
-    """Return (rms_norm(x + residual), x + residual), in one pass where there is a kernel."""
-    if _portable(x):
-        from kernels import rms_norm as kernel
-
-        return kernel.add_rms_norm(x, residual, gain, eps, noise)
-    hidden = x + residual
-    return reference.rms_norm(hidden, gain, eps, noise), hidden
-
-
 def swiglu(gate_up: Tensor) -> Tensor:
     """Return silu(gate) * up of the two halves of the last dimension."""
     if _portable(gate_up):
@@ -239,45 +224,3 @@ def token_logprobs(
 
         return kernel.token_logprobs(hidden, lm_head_weight, token_ids, temperature, bias)
     return reference.token_logprobs(hidden, lm_head_weight, token_ids, temperature, bias)
-
-
-def decode_attention(
-    q: Tensor,
-    key_cache: Tensor,
-    value_cache: Tensor,
-    block_table: Tensor,
-    lengths: Tensor,
-    scale: float | None = None,
-    *,
-    prefix_lengths: Tensor | None = None,
-    group_size: int = 1,
-) -> Tensor:
-    """Attend from one new position a row to everything cached for that row.
-
-    `prefix_lengths` and `group_size` tell which positions a group's rows share, block for block;
-    they change what is read, never the result.
-    """
-    if _portable(q) and q.dtype in _SIXTEEN_BITS and not q.shape[-1] & (q.shape[-1] - 1):
-        from kernels import attention as kernel
-
-        return kernel.decode_attention(
-            q, key_cache, value_cache, block_table, lengths, scale,
-            prefix_lengths=prefix_lengths, group_size=group_size,
-        )  # fmt: skip
-    return reference.decode_attention(q, key_cache, value_cache, block_table, lengths, scale)
-
-
-def sample_tokens(
-    logits: Tensor,
-    uniforms: Tensor,
-    temperature: float,
-    top_k: int = 0,
-    top_p: float = 1.0,
-    min_p: float = 0.0,
-) -> tuple[Tensor, Tensor]:
-    """Draw one token a row by inverting the cumulative distribution at a given uniform number."""
-    if _portable(logits):
-        from kernels import sampling as kernel
-
-        return kernel.sample_tokens(logits, uniforms, temperature, top_k, top_p, min_p)
-    return reference.sample_tokens(logits, uniforms, temperature, top_k, top_p, min_p)
