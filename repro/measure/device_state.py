@@ -6,8 +6,8 @@ was not its own, or was too hot. `require_clean` stands before a model is loaded
 or what an earlier model left behind, is found then and not in the numbers.
 
     at              seconds since the epoch
-    memory          free_bytes, total_bytes of the device; reserved_bytes, peak_bytes of this
-                    process's allocator
+    memory          free_bytes, total_bytes of the device; reserved_bytes of this process's
+                    allocator, its peak_bytes, and peak_allocated_bytes of tensors
     allocator       retries (it had to give blocks back and ask again), out_of_memory: since the
                     process began
     card            clocks, power, temperature, and which reasons lower the clocks at the moment
@@ -181,6 +181,7 @@ def _memory() -> dict[str, int]:
         "total_bytes": total,
         "reserved_bytes": torch.cuda.memory_reserved(),
         "peak_bytes": torch.cuda.max_memory_reserved(),
+        "peak_allocated_bytes": torch.cuda.max_memory_allocated(),
     }
 
 

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
+import io
 import json
 import shutil
 from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from repro.check import Checked, check_selection
+from repro.console import print_check
 from repro.evidence.bless import bless
 from repro.evidence.not_run import reason
 from repro.evidence.record import Estimate, Record, record_of
@@ -67,6 +70,18 @@ def test_a_claim_on_a_point_that_does_not_fit_is_not_run_and_says_why(
     assert claim.status == "not run"
     assert claim.sentence == f"bf16_lora, 32b_256: {SAID}"
     assert found["faster_32b_64"].status == found["faster_7b_256"].status == "reproduced"
+
+
+def test_the_printed_check_has_the_verdict_and_the_sentence_side_by_side(
+    records: list[Record], tmp_path: Path
+) -> None:
+    text = io.StringIO()
+    print_check(checked(records, tmp_path), Console(file=text, width=400))
+    (line,) = [line for line in text.getvalue().splitlines() if "at 32b and batch 256" in line]
+    assert [cell.strip() for cell in line.split("│")[2:4]] == [
+        "not run",
+        f"bf16_lora, 32b_256: {SAID}",
+    ]
 
 
 def test_a_bar_on_a_point_that_does_not_fit_is_not_run_and_costs_nothing(
