@@ -146,7 +146,7 @@ def test_every_rank_and_seed_gets_a_record_that_counts(
         assert record.effects["timing"]["seconds"] > 0
 
 
-def test_a_stop_in_the_second_rank_loses_only_the_point_at_hand(
+def test_a_stop_in_the_second_rank_loses_only_the_batch_at_hand(
     loaded: list[str], tmp_path: Path
 ) -> None:
     runs = ranked_runs()
@@ -160,7 +160,10 @@ def test_a_stop_in_the_second_rank_loses_only_the_point_at_hand(
         path.parent.name: json.loads(path.read_text())["done"]
         for path in (tmp_path / "checkpoint").glob("*/parts.json")
     }
-    assert done == {"nvfp4_lora_r16": ["shape a", "7b"], "nvfp4_lora_r32": ["shape a"]}
+    assert done == {
+        "nvfp4_lora_r16": ["shape a", "batch 7b_1", "batch 7b_2", "7b"],
+        "nvfp4_lora_r32": ["shape a"],
+    }
     found = throughput.measure_repeats(runs, folder=tmp_path, **HOW)
     assert loaded == ["a", "a", "b"]
     assert all("tokens_per_second_14b_2" in measured.metrics for measured in found)
