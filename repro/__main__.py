@@ -268,24 +268,24 @@ def _run(args: argparse.Namespace) -> int:
 
 def _check(args: argparse.Namespace) -> int:
     if args.regression:
-        from repro.regression.command import main_check_regression
+        from repro.regression.command import judged_or_not, main_check_regression
 
-        return main_check_regression(args)
+        return judged_or_not(main_check_regression, args)
     from repro.check import main_check
 
     return main_check(args)
 
 
 def _compare(args: argparse.Namespace) -> int:
-    from repro.regression.command import main_compare
+    from repro.regression.command import judged_or_not, main_compare
 
-    return main_compare(args)
+    return judged_or_not(main_compare, args)
 
 
 def _regress(args: argparse.Namespace) -> int:
-    from repro.regression.command import main_regress
+    from repro.regression.command import judged_or_not, main_regress
 
-    return main_regress(args)
+    return judged_or_not(main_regress, args)
 
 
 def _report(args: argparse.Namespace) -> int:

@@ -241,7 +241,7 @@ def compare(target: Target, tier: Tier, old: Side, new: Side) -> Comparison:
 
 def _not_comparable(target: Target, tier: Tier, old: Side, new: Side) -> Iterator[str]:
     """Yield why two sets of records must not be compared."""
-    for side in (old, new):
+    for side in (new, old):
         where = f"{target.name} at the {tier.value} tier, {side.name}"
         if side.problems:
             more = f" (and {len(side.problems) - 1} more)" if len(side.problems) > 1 else ""
@@ -252,6 +252,8 @@ def _not_comparable(target: Target, tier: Tier, old: Side, new: Side) -> Iterato
             mixed = refusal(side.every(), target=target.name, several=False)
             if mixed:
                 yield f"{where}: {mixed}"
+        if side is new and not new.every():
+            return
     if not old.every() or not new.every():
         return
     devices = [sorted(map(str, devices_of(side.every()))) for side in (old, new)]

@@ -10,7 +10,8 @@ import argparse
 import contextlib
 import os
 import sys
-from collections.abc import Mapping, Sequence
+import traceback
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -36,6 +37,23 @@ TARGETS_BY_DEFAULT: dict[str, int | None] = {
 }
 
 
+def judged_or_not(command: Callable[[argparse.Namespace], int], args: argparse.Namespace) -> int:
+    """Return the exit status of a command, 2 if it breaks: Python's own 1 would say `regressed`.
+
+    Raises
+    ------
+    ValueError
+        That of the command, which the command line prints.
+    """
+    try:
+        return command(args)
+    except (ValueError, BrokenPipeError):
+        raise
+    except Exception:  # noqa: BLE001 - whatever went wrong, nothing was judged
+        traceback.print_exc()
+        return COULD_NOT_JUDGE
+
+
 def main_compare(args: argparse.Namespace) -> int:
     """Carry out `repro compare A B`; return the exit status."""
     expected = expected_folder(args.expected)
@@ -43,8 +61,7 @@ def main_compare(args: argparse.Namespace) -> int:
     _write(judgement, args.json, args.junit)
     if args.summary:
         _append(Path(args.summary), markdown(judgement))
-    print_judgement(judgement)
-    return judgement.exit_status
+    return _said(judgement)
 
 
 def main_check_regression(args: argparse.Namespace) -> int:
@@ -59,9 +76,8 @@ def main_check_regression(args: argparse.Namespace) -> int:
     judgement = judge(BLESSED, folder, args.targets, args.tier, expected_folder(args.expected))
     if args.json:
         sys.stdout.write(json_text(judgement))
-    else:
-        print_judgement(judgement, sentence or "")
-    return judgement.exit_status
+        return judgement.exit_status
+    return _said(judgement, sentence or "")
 
 
 def main_regress(args: argparse.Namespace) -> int:
@@ -145,7 +161,16 @@ def _conclude(judgement: Judgement, folder: Path) -> int:
     (folder / "regress.md").write_text(text, encoding="utf-8")
     if os.environ.get(SUMMARY_VARIABLE):
         _append(Path(os.environ[SUMMARY_VARIABLE]), text)
-    print_judgement(judgement, f"records, regress.json, regress.junit.xml, regress.md: {folder}")
+    return _said(judgement, f"records, regress.json, regress.junit.xml, regress.md: {folder}")
+
+
+def _said(judgement: Judgement, files: str = "") -> int:
+    """Print a judgement and return its exit status, though the reader (head) may leave early."""
+    try:
+        print_judgement(judgement, files)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115 - lives until the process ends
     return judgement.exit_status
 
 
