@@ -305,9 +305,9 @@ def _choose(args: argparse.Namespace) -> int:
 
 
 def _bless(args: argparse.Namespace) -> int:
-    from repro.bless_command import main_bless
+    from repro.bless_command import main_bless, main_bless_device
 
-    return main_bless(args)
+    return main_bless_device(args) if args.device else main_bless(args)
 
 
 def _reproduce(args: argparse.Namespace) -> int:

@@ -34,8 +34,6 @@ def main_bless(args: argparse.Namespace) -> int:
     BlessError
         If the records of a target must not become expectations.
     """
-    if args.device:
-        return _bless_device(args)
     require(bool(args.targets), "name the targets to bless, or bless every recorded one: --device")
     folder, _ = runs_folder(args.runs)
     expected = expected_folder(args.expected)
@@ -51,10 +49,15 @@ def main_bless(args: argparse.Namespace) -> int:
     return 0
 
 
-def _bless_device(args: argparse.Namespace) -> int:
+def main_bless_device(args: argparse.Namespace) -> int:
     """Bless every target that has complete records of one kind of device; say why of the others.
 
     The device is this machine's, or on a machine without a GPU the one that the records name.
+
+    Returns
+    -------
+    int
+        0 when something was blessed, else 2.
     """
     require(not args.add, "--device blesses whole targets; leave out --add")
     folder, _ = runs_folder(args.runs)
