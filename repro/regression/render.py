@@ -28,7 +28,7 @@ _ROWS_IN_MARKDOWN = 50
 _COLOURS = {"regressed": "red", "unclear": "yellow", "improved": "green", "unchanged": "dim"}
 _STATUS_COLOURS = {"regressed": "red", "could not judge": "yellow", "fine": "green"}
 # What XML 1.0 cannot carry, not even escaped: a failed run's reason may hold terminal colours.
-_NOT_XML = re.compile("[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+_CONTROL = re.compile("[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
 
 def headline(judgement: Judgement) -> str:
@@ -124,7 +124,7 @@ def _origin(sides: Sequence[Side]) -> str:
 
 
 def _one_line(text: str) -> str:
-    return " ".join(text.split())
+    return " ".join(_CONTROL.sub("?", text).split())
 
 
 def print_judgement(judgement: Judgement, files: str = "", console: Console | None = None) -> None:
@@ -144,8 +144,9 @@ def print_judgement(judgement: Judgement, files: str = "", console: Console | No
     if table.row_count:
         console.print(table)
     for problem in judgement.every_problem:
-        console.print(f"[yellow]not judged[/] {escape(problem)}", highlight=False)
-    console.print(f"[{_STATUS_COLOURS[judgement.status]}]{headline(judgement)}[/]")
+        console.print(f"[yellow]not judged[/] {escape(_one_line(problem))}", highlight=False)
+    said = f"[{_STATUS_COLOURS[judgement.status]}]{headline(judgement)}[/]"
+    console.print(said, highlight=False)
     for line in (counts_text(judgement), provenance_text(judgement), files):
         if line:
             console.print(line, highlight=False, markup=False)
@@ -246,4 +247,4 @@ def _raw(row: Row) -> str:
 
 
 def _xml(text: str) -> str:
-    return _NOT_XML.sub("?", text)
+    return _CONTROL.sub("?", text)
