@@ -11,6 +11,7 @@ from pathlib import Path
 from repro.analysis_plan import earliest_plan_text, needs_plan
 from repro.check import Evidence, device_name, gather
 from repro.evidence.bless import BlessError, bless
+from repro.evidence.environment import capture_environment, device_of
 from repro.evidence.record import (
     Record,
     iterate_records,
@@ -20,7 +21,9 @@ from repro.evidence.record import (
 )
 from repro.places import expected_folder, runs_folder
 from repro.selection import Selection, select
-from repro.spec.tier import Tier
+from repro.spec.config import require
+from repro.spec.tier import Tier, parse_tier
+from repro.targets import TARGETS
 
 
 def main_bless(args: argparse.Namespace) -> int:
@@ -31,6 +34,7 @@ def main_bless(args: argparse.Namespace) -> int:
     BlessError
         If the records of a target must not become expectations.
     """
+    require(bool(args.targets), "name the targets to bless, or bless every recorded one: --device")
     folder, _ = runs_folder(args.runs)
     expected = expected_folder(args.expected)
     for selection in select(args.targets, tier=args.tier, data=args.data, steps=args.steps):
@@ -43,6 +47,39 @@ def main_bless(args: argparse.Namespace) -> int:
         for path in paths:
             print(f"wrote {path}")  # noqa: T201
     return 0
+
+
+def main_bless_device(args: argparse.Namespace) -> int:
+    """Bless every target that has complete records of one kind of device; say why of the others.
+
+    The device is this machine's, or on a machine without a GPU the one that the records name.
+
+    Returns
+    -------
+    int
+        0 when something was blessed, else 2.
+    """
+    require(not args.add, "--device blesses whole targets; leave out --add")
+    folder, _ = runs_folder(args.runs)
+    expected = expected_folder(args.expected)
+    tier, here = parse_tier(args.tier or Tier.SYSTEMS.value), device_of(capture_environment())
+    names = args.targets or [item.name for item in TARGETS if tier in item.scales]
+    sentences, blessed = [], 0
+    for selection in select(names, tier=tier.value, data=args.data, steps=args.steps):
+        name, evidence = selection.target.name, gather(selection, folder)
+        device = device_name(evidence)
+        if here and device and device != here:
+            sentences.append(f"left out: {name}: records of {device}; this machine has {here}")
+            continue
+        try:
+            paths = _bless(selection, evidence, folder, expected)
+        except BlessError as error:
+            sentences.append(f"left out: {error}")
+            continue
+        blessed += 1
+        sentences.append(f"blessed: {name} ({paths[0].parent})")
+    print("\n".join([*sentences, f"{blessed} of {len(sentences)} targets blessed"]))  # noqa: T201
+    return 0 if blessed else 2
 
 
 def _bless(selection: Selection, evidence: Evidence, runs: Path, expected: Path) -> list[Path]:

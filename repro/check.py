@@ -6,8 +6,9 @@ same inputs. What fails is refused, with a sentence, and counts for nothing. The
 every expectation gets its verdict.
 
 The exit status is 1 when a record is refused, when a claim about this suite's own machinery is
-contradicted, or when one of its own expectations (derived or blessed) is. A contradicted claim of
-the paper's is a finding: it leaves the status 0.
+contradicted, or when one of its own expectations (derived or blessed) is; else 2 when a target that
+was named has no record at all. A contradicted claim of the paper's is a finding: it leaves the
+status 0.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from typing import Any
 
 from repro.analysis_plan import needs_plan, plan_refusal
 from repro.evidence.by_prompt import means_by_prompt
+from repro.evidence.compare import values_of
 from repro.evidence.environment import device_of
 from repro.evidence.expectation import Expectation, load_expectations
 from repro.evidence.not_run import explained
@@ -37,7 +39,7 @@ from repro.evidence.record import (
 )
 from repro.evidence.statistics import wilson_interval
 from repro.evidence.verdict import Verdict, judge, judge_expectation
-from repro.places import expected_folder, runs_folder
+from repro.places import absence_text, expected_folder, runs_folder
 from repro.selection import Selection, select
 from repro.spec.config import TrainScale, require
 from repro.spec.target import Claim, plan
@@ -69,21 +71,12 @@ class Evidence:
     timed: bool = False
 
     def values(self, metric: str) -> dict[str, dict[int, float]]:
-        """Return {arm: {seed: value}} of a metric, or {arm: {repeat: value}} where it is timed.
-
-        The repeats of a seed are numbered from a thousand times the seed on.
-        """
-        found: dict[str, dict[int, float]] = {}
-        for arm, records in self.records.items():
-            for seed, record in sorted(records.items()):
-                value = record.value(metric)
-                if self.timed:
-                    items = {1000 * seed + i: v for i, v in enumerate(record.repeats(metric))}
-                else:
-                    items = {} if value is None else {seed: value}
-                if items:
-                    found.setdefault(arm, {}).update(items)
-        return found
+        """Return {arm: {seed: value}} of a metric, or {arm: {repeat: value}} where it is timed."""
+        by_arm = {
+            arm: values_of(records, metric, timed=self.timed)
+            for arm, records in self.records.items()
+        }
+        return {arm: values for arm, values in by_arm.items() if values}
 
     def values_by_prompt(self, metric: str) -> dict[str, dict[int, float]]:
         """Return {arm: {prompt: mean over seeds}} of the series `<metric>_by_prompt`."""
@@ -101,16 +94,28 @@ class Evidence:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Checked:
-    """A selection with its evidence and verdicts."""
+    """A selection with its evidence and verdicts.
+
+    Attributes
+    ----------
+    lacking
+        Where records were looked for in vain; None where there are some, failed ones included.
+    """
 
     selection: Selection
     evidence: Evidence
     verdicts: list[Verdict]
+    lacking: str | None = None
+
+    @property
+    def faulty(self) -> bool:
+        """Whether something says that this suite is at fault."""
+        return bool(self.evidence.refused) or any(item.own_fault for item in self.verdicts)
 
     @property
     def sound(self) -> bool:
-        """Whether nothing says that this suite is at fault."""
-        return not self.evidence.refused and not any(item.own_fault for item in self.verdicts)
+        """Whether there are records, and nothing says that this suite is at fault."""
+        return self.lacking is None and not self.faulty
 
 
 def check_selection(selection: Selection, runs: Path, expected: Path) -> Checked:
@@ -151,7 +156,12 @@ def check_selection(selection: Selection, runs: Path, expected: Path) -> Checked
             about,
         )
         ordered.append(explained(verdict, expectation.metric, [expectation.arm], evidence.records))
-    return Checked(selection=selection, evidence=evidence, verdicts=ordered)
+    return Checked(
+        selection=selection,
+        evidence=evidence,
+        verdicts=ordered,
+        lacking=_lacking(selection, evidence, runs),
+    )
 
 
 def gather(selection: Selection, runs: Path) -> Evidence:
@@ -201,6 +211,16 @@ def _places(selection: Selection, runs: Path) -> list[tuple[Path, str]]:
             paths = [path for path in paths if path.name.split(".")[0] in planned]
         found += [(path, arm) for path in paths]
     return found
+
+
+def _lacking(selection: Selection, evidence: Evidence, runs: Path) -> str | None:
+    """Return a sentence naming the folder without any record of a selection, or None."""
+    if evidence.count or evidence.refused or evidence.failed:
+        return None
+    source, tier = selection.source, selection.tier
+    reason = source.not_runnable(tier) if tier not in source.scales else None
+    what = f"no record of {selection.target.name} at the {tier.value} tier"
+    return f"{what}: {reason or absence_text(runs, runs / tier.value / source.name)}"
 
 
 def _refuse(evidence: Evidence, path: Path, arm: str, reason: str) -> None:
@@ -325,27 +345,6 @@ def device_name(evidence: Evidence) -> str | None:
     return names.pop() if len(names) == 1 else None
 
 
-def regression(checked: Checked) -> str | None:
-    """Return what is worse than when the device's values were blessed, in a sentence, or None.
-
-    Stated bars and the paper's claims are left to `check` itself: a bar that was missed when the
-    values were blessed is no regression.
-    """
-    measured = [item for item in checked.verdicts if item.source.startswith("measured")]
-    judged = [item for item in measured if item.status != "not run"]
-    if not judged:
-        device = device_name(checked.evidence) or "this device"
-        return f"nothing measured here was blessed on {device}: there is nothing to compare with"
-    if checked.evidence.refused:
-        return f"{len(checked.evidence.refused)} records are refused"
-    broken = [item for item in judged if item.status == "contradicted"]
-    broken += [item for item in checked.verdicts if item.about == "mechanism" and item.own_fault]
-    if not broken:
-        return None
-    told = "; ".join(f"{item.statement}: {item.sentence}" for item in broken)
-    return f"{len(broken)} of {len(judged)} blessed values are left: {told}"
-
-
 def checked_json(checked: Checked) -> dict[str, Any]:
     """Return a check's result as JSON values."""
     evidence = checked.evidence
@@ -357,7 +356,7 @@ def checked_json(checked: Checked) -> dict[str, Any]:
         "refused": [{"record": str(path), "because": why} for path, why in evidence.refused],
         "failed": [{"record": str(path), "because": why} for path, why in evidence.failed],
         "verdicts": [dataclasses.asdict(verdict) for verdict in checked.verdicts],
-    }
+    } | ({"reason": checked.lacking} if checked.lacking else {})
 
 
 def main_check(args: argparse.Namespace) -> int:
@@ -381,9 +380,6 @@ def main_check(args: argparse.Namespace) -> int:
             print_check(item)
         if sentence:
             print(sentence)  # noqa: T201
-    if args.regression:
-        found = [told for item in checks if (told := regression(item)) is not None]
-        for told in found:
-            print(told)  # noqa: T201
-        return 1 if found else 0
-    return 0 if all(item.sound for item in checks) else 1
+    if any(item.faulty for item in checks):
+        return 1
+    return 0 if all(item.sound for item in checks) else 2

@@ -19,6 +19,9 @@ _COLOURS = {
 def print_check(checked: Checked, console: Console | None = None) -> None:
     """Print the verdicts of one target."""
     console = console or Console()
+    if checked.lacking:
+        console.print(f"[red]{escape(checked.lacking)}[/]", highlight=False, soft_wrap=True)
+        return
     target, tier = checked.selection.target, checked.selection.tier
     table = Table(
         title=f"{target.name}, {tier.value} tier: {checked.evidence.count} records",

@@ -50,12 +50,19 @@ def portable_name(format: str, rows: int) -> str:
 
 
 _RATIOS = tuple(
-    Metric(name=ratio_name(block, rows), unit="ratio", title=f"{block}, M = {rows}")
+    Metric(
+        name=ratio_name(block, rows), unit="ratio", title=f"{block}, M = {rows}", better="higher"
+    )
     for block in SCALE.blocks
     for rows in SCALE.rows
 )
 _BACKWARD = tuple(
-    Metric(name=backward_name(block, rows), unit="ratio", title=f"{block} dX, M = {rows}")
+    Metric(
+        name=backward_name(block, rows),
+        unit="ratio",
+        title=f"{block} dX, M = {rows}",
+        better="higher",
+    )
     for block in SCALE.blocks
     for rows in SCALE.backward_rows
 )
@@ -64,13 +71,19 @@ _ADAPTER = tuple(
         name=adapter_name(block, rows),
         unit="ratio",
         title=f"{block} with LoRA over without, M = {rows}",
+        better="lower",
     )
     for block in SCALE.blocks
     for rows in SCALE.adapter_rows
 )
 _OTHERS = (
     *(
-        Metric(name=f"{name}_share{block}", unit="ratio", title=f"{title}, of the copy rate")
+        Metric(
+            name=f"{name}_share{block}",
+            unit="ratio",
+            title=f"{title}, of the copy rate",
+            better="higher",
+        )
         for name, block, title in (
             ("attend_step", "_7b", "decode step's attention, 7B heads"),
             ("attend_step", "_32b", "decode step's attention, 32B heads"),
@@ -85,12 +98,14 @@ _OTHERS = (
         name="prefill_attention_ratio",
         unit="ratio",
         title="prefill's attention against torch's over dense rows",
+        better="higher",
     ),
     *(
         Metric(
             name=f"{name}_share_{format}",
             unit="ratio",
             title=f"{name}, {format.upper()}, of the copy rate",
+            better="higher",
         )
         for name in ("dequantize", "quantize")
         for format in FORMATS
@@ -100,12 +115,18 @@ _OTHERS = (
             name=portable_name(format, rows),
             unit="ratio",
             title=f"portable linear, {format.upper()}, 7b, M = {rows}",
+            better="higher",
         )
         for format in FORMATS
         for rows in (PORTABLE_ROWS if format == "nvfp4" else (16,))
     ),
-    Metric(name="swiglu_share", unit="ratio", title="SwiGLU, of the copy rate"),
-    Metric(name="logprobs_ratio", unit="ratio", title="logprobs against matmul and softmax"),
+    Metric(name="swiglu_share", unit="ratio", title="SwiGLU, of the copy rate", better="higher"),
+    Metric(
+        name="logprobs_ratio",
+        unit="ratio",
+        title="logprobs against matmul and softmax",
+        better="higher",
+    ),
     Metric(name="logprobs_bytes", unit="bytes", title="extra memory of logprobs"),
 )
 

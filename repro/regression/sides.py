@@ -1,0 +1,155 @@
+"""The two sides of a comparison: records of a folder, and records of another one or blessed ones.
+
+Both go through what `check` asks of records: refused, failed and spoilt ones become problems of
+their side, and a target with such a problem is not judged.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+
+from repro.blessed import blessed_checks
+from repro.check import Evidence, device_name, gather
+from repro.evidence.compare import Comparison, Judgement, Side, compare
+from repro.evidence.record import iterate_records
+from repro.places import absence_text
+from repro.selection import Selection, select
+from repro.spec.config import require
+from repro.spec.tier import Tier, parse_tier
+from repro.targets import TARGETS, find, runs_of
+
+BLESSED = "blessed"
+BLESS_COMMAND = "python -m repro bless --device --tier {tier} --runs FOLDER"
+
+Sides = Mapping[tuple[str, Tier], Side]
+
+
+def judge(old: str, new: Path, names: Sequence[str], tier: str | None, expected: Path) -> Judgement:
+    """Compare the records of two folders.
+
+    Parameters
+    ----------
+    old
+        A folder of runs, or `blessed` for the blessed records of the device of the new ones.
+    new
+        A folder of runs.
+    names
+        Targets; with none, all that either folder has records of.
+    tier
+        Its name; None for every tier at which there are records.
+
+    Raises
+    ------
+    ValueError
+        If a folder does not exist, or a name is no target's or no tier's.
+    """
+    folders = [new] if old == BLESSED else [Path(old), new]
+    for folder in folders:
+        require(folder.is_dir(), f"there are no records: {absence_text(folder, folder)}")
+    tiers = [parse_tier(tier)] if tier else list(Tier)
+    selections = selected(names, tiers, folders)
+    if not selections:
+        asked = ", ".join(names) or "any target"
+        where = " or ".join(map(str, folders))
+        return Judgement(problems=(f"there is no record of {asked} in {where}",))
+    news = {_key(item): folder_side(item, new) for item in selections}
+    if old == BLESSED:
+        olds: Sides = blessed_sides(expected, selections, news)
+    else:
+        olds = {_key(item): folder_side(item, Path(old)) for item in selections}
+    comparisons = (compare_sides(item, olds, news) for item in selections)
+    return Judgement(comparisons=tuple(comparisons))
+
+
+def compare_sides(selection: Selection, olds: Sides, news: Sides) -> Comparison:
+    """Compare the two sides of one selection."""
+    key = _key(selection)
+    return compare(selection.source, selection.tier, olds[key], news[key])
+
+
+def selected(
+    names: Sequence[str], tiers: Sequence[Tier], folders: Sequence[Path]
+) -> list[Selection]:
+    """Return each target at each tier at which a folder has records of it.
+
+    A target that is named and has none is returned at one tier all the same: that its records are
+    missing is for the comparison to say.
+    """
+    asked = [runs_of(find(name)).name for name in names]
+    every = [target.name for target in TARGETS if target.records_of is None]
+    found = []
+    for name in dict.fromkeys(asked or every):
+        recorded = [
+            tier
+            for tier in tiers
+            if any(path for folder in folders for path in iterate_records(folder, tier.value, name))
+        ]
+        if asked and not recorded:
+            scales = find(name).scales
+            recorded = [tier for tier in tiers if tier in scales][-1:] or list(tiers[-1:])
+        found += [select([name], tier=tier.value)[0] for tier in recorded]
+    return found
+
+
+def folder_side(selection: Selection, runs: Path) -> Side:
+    """Return the records of a selection in a folder."""
+    return side_of(str(runs), selection, gather(selection, runs))
+
+
+def side_of(name: str, selection: Selection, evidence: Evidence) -> Side:
+    """Return evidence as one side; arms that other targets record are left to those."""
+    shared = selection.source.shared
+    spoilt = [
+        f"{'/'.join(path.parts[-4:])} {what}: {why}"
+        for what, items in (("is refused", evidence.refused), ("failed", evidence.failed))
+        for path, why in items
+    ]
+    own = {arm: by_seed for arm, by_seed in evidence.records.items() if arm not in shared}
+    return Side(name=name, records=own, problems=tuple(spoilt))
+
+
+def blessed_sides(expected: Path, selections: Sequence[Selection], news: Sides) -> Sides:
+    """Return the blessed records of each selection on the device of its new ones."""
+    devices = {}
+    for item in selections:
+        records = news[_key(item)].records
+        devices[_key(item)] = device_name(
+            Evidence(records={k: dict(v) for k, v in records.items()})
+        )
+    return blessed_on(expected, selections, devices)
+
+
+def blessed_on(
+    expected: Path, selections: Sequence[Selection], devices: Mapping[tuple[str, Tier], str | None]
+) -> Sides:
+    """Return the blessed records of each selection on a device; a problem where there are none."""
+    stored: dict[tuple[str, Tier], dict[str | None, Side]] = {}
+    for checked in blessed_checks(expected, *(item.source.name for item in selections)):
+        device = device_name(checked.evidence)
+        side = side_of("blessed records", checked.selection, checked.evidence)
+        stored.setdefault(_key(checked.selection), {})[device] = side
+    sides = {}
+    for item in selections:
+        key = _key(item)
+        by_device, device = stored.get(key, {}), devices[key]
+        if item.tier is Tier.SMOKE:  # its values belong to no device
+            device = next(iter(by_device), None)
+        sides[key] = by_device.get(device) or _nothing_blessed(item, device, by_device)
+    return sides
+
+
+def _nothing_blessed(
+    selection: Selection, device: str | None, others: Iterable[str | None]
+) -> Side:
+    known = ", ".join(sorted(map(str, others)))
+    sentence = (
+        f"nothing is blessed on {device or 'the device of these records'}"
+        + (f" (but on {known})" if known else "")
+        + f"; to make records of it the baseline: {BLESS_COMMAND.format(tier=selection.tier.value)}"
+    )
+    return Side(name="blessed records", problems=(sentence,))
+
+
+def _key(selection: Selection) -> tuple[str, Tier]:
+    return selection.source.name, selection.tier
