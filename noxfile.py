@@ -102,28 +102,25 @@ def types(session: nox.Session) -> None:
 def smoke(session: nox.Session) -> None:
     """Two arms of Table 1, four steps each, from question to report; its records are not kept."""
     arguments = ["--arms", "bf16,nvfp4_lora_aqn", "--seeds", "1", "--steps", "4"]
-    with tempfile.TemporaryDirectory() as runs:
-        repro(session, "reproduce", "table1", *arguments, "--runs", runs)
+    repro(session, "reproduce", "table1", *arguments, "--runs", session.create_tmp())
 
 
 @nox.session(venv_backend="none", default=False)
 def wheel(session: nox.Session) -> None:
     """Build sdist and wheel into dist/; the wheel must answer alone, away from the checkout."""
-    with tempfile.TemporaryDirectory() as folder:
-        python = Path(folder, "venv", "bin", "python")
-        session.run(sys.executable, "-m", "venv", str(python.parent.parent), external=True)
-        install = [str(python), "-m", "pip", "install", "--quiet"]
-        session.run(*install, "build", external=True)
-        built = Path(folder, "dist")
-        session.run(str(python), "-m", "build", "--outdir", str(built), str(ROOT), external=True)
-        # The commands below need no dependency; the suite's environment has installed them all.
-        session.run(*install, "--no-deps", *map(str, built.glob("*.whl")), external=True)
-        session.chdir(folder)
-        alone = [str(python), "-I", "-m", "repro"]  # -I: neither this folder nor PYTHONPATH
+    folder = Path(session.create_tmp())
+    python, built = str(folder / "venv" / "bin" / "python"), folder / "dist"
+    session.run(sys.executable, "-m", "venv", str(folder / "venv"), external=True)
+    install = [python, "-m", "pip", "install", "--quiet"]
+    session.run(*install, "build", external=True)
+    session.run(python, "-m", "build", "--outdir", str(built), str(ROOT), external=True)
+    # What follows needs no dependency; that they install, the suite's environment has shown.
+    session.run(*install, "--no-deps", *map(str, built.glob("*.whl")), external=True)
+    with session.chdir(folder):
+        alone = [python, "-I", "-m", "repro"]  # -I: neither this folder nor PYTHONPATH
         session.run(*alone, "list", external=True)
-        session.run(*alone, "check", "table1", "--tier", "smoke", external=True)
-        session.chdir(ROOT)
-        shutil.copytree(built, ROOT / "dist", dirs_exist_ok=True)
+        session.run(*alone, "check", "table1", "--tier", "smoke", "--blessed", external=True)
+    shutil.copytree(built, ROOT / "dist", dirs_exist_ok=True)
 
 
 @nox.session(venv_backend="none", default=False)
@@ -140,9 +137,13 @@ def gpu(session: nox.Session) -> None:
 
 @nox.session(name="bless-device", venv_backend="none", default=False)
 def bless_device(session: nox.Session) -> None:
-    """Make what `gpu` and `regress` left in runs/ the new baselines, and write the pages again."""
+    """Bless what `gpu` and the latest `regress` left in runs/, and write the pages again."""
+    # Their names begin with the date.
+    measured = sorted(path for path in (ROOT / "runs" / "regress").glob("*") if path.is_dir())
+    if not measured:
+        session.error("runs/regress has no records; nox -s regress on a GPU makes them")
     repro(session, "gpu-tests", "--bless", "runs/gpu_tests.json")
-    repro(session, "bless", "--device", "--tier", "systems", "--runs", "runs/regress")
+    repro(session, "bless", "--device", "--tier", "systems", "--runs", str(measured[-1]))
     drawn = ["--blessed", "--tier", "systems", "--kinds", "svg", "--out", "docs/figures"]
     session.run(suite_python(session), "-m", "figures", *drawn, external=True)
     for page in PAGES:
