@@ -119,7 +119,8 @@ def wheel(session: nox.Session) -> None:
     with session.chdir(folder):
         alone = [python, "-I", "-m", "repro"]  # -I: neither this folder nor PYTHONPATH
         session.run(*alone, "list", external=True)
-        session.run(*alone, "check", "table1", "--tier", "smoke", "--blessed", external=True)
+        # Which reads the expectations, too.
+        session.run(*alone, "plan", "table1", "--tier", "smoke", external=True)
     shutil.copytree(built, ROOT / "dist", dirs_exist_ok=True)
 
 
