@@ -7,8 +7,10 @@ asked further only where the process has it loaded already, so that nothing here
 
 from __future__ import annotations
 
+import json
 import os
 import platform
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
@@ -33,7 +35,10 @@ PACKAGES = (
     "compressed-tensors",
     "vllm",
 )
+# Names the container that a process runs in; from inside, nothing else tells.
+CONTAINER = "REPRO_CONTAINER"
 VARIABLES = (
+    CONTAINER,
     "OMP_NUM_THREADS",
     "MKL_NUM_THREADS",
     "TRITON_INTERPRET",
@@ -57,6 +62,20 @@ def capture_environment() -> dict[str, Any]:
         "source_sha256": probe(source_digest),
         "variables": {name: os.environ[name] for name in VARIABLES if name in os.environ},
     }
+
+
+def environment_text() -> str:
+    """Return the environment as JSON, for a machine that is to be named before anything runs.
+
+    Raises
+    ------
+    ValueError
+        If `REPRO_CONTAINER` is set to anything but an image with its digest.
+    """
+    container = os.environ.get(CONTAINER)
+    if container is not None and not re.fullmatch(r"\S+@sha256:[0-9a-f]{64}", container):
+        raise ValueError(f"{CONTAINER} is {container!r}; needs NAME@sha256:DIGEST, 64 digits")
+    return json.dumps(capture_environment(), indent=1, sort_keys=True) + "\n"
 
 
 def device_of(environment: dict[str, Any]) -> str | None:

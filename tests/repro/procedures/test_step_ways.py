@@ -65,6 +65,7 @@ def build(arm: StepArm, device: str) -> Policy:
     return policy
 
 
+@pytest.mark.gpu
 @pytest.mark.parametrize("arm", WAYS, ids=way_of)
 @pytest.mark.parametrize("checkpointing", [True, False], ids=["again", "kept"])
 def test_a_step_of_every_way_is_measured_and_moves_the_policy(
@@ -117,6 +118,7 @@ def gradients_of(arm: StepArm, rows: Rows, device: str) -> dict[str, torch.Tenso
     }
 
 
+@pytest.mark.gpu
 @pytest.mark.parametrize("arm", [RELEASED, BITSANDBYTES], ids=way_of)
 def test_ways_of_one_format_give_the_same_gradient_of_the_same_tokens(
     arm: StepArm, device: str
