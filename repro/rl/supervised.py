@@ -214,14 +214,14 @@ def _accumulate(t: _Tuning, rows: Rows, state: TrainState) -> tuple[float, float
 
     budget = token_budget(sizes, every, t.run.scale.micro_batch_rows)
     wanted = at_most_what_fitted(state, budget)
-    found, fitting = within_memory(
+    sums, fitting = within_memory(
         lambda micro_tokens: _pass_over(t, rows, pieces(micro_tokens)),
         pieces,
         wanted,
         t.parameters,
     )
     note_smaller_batches(state, state.step, wanted, fitting)
-    return found
+    return sums
 
 
 def _pass_over(t: _Tuning, rows: Rows, pieces: Sequence[Tensor]) -> tuple[float, float | None]:
