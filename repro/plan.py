@@ -199,12 +199,16 @@ def estimate(selection: Selection, cost: Cost, expected: Path) -> Estimates:
 
 
 def blessed_records(selection: Selection, expected: Path) -> list[dict[str, Any]]:
-    """Return the compacted records behind the blessed expectations of the selection's tier."""
+    """Return the compacted records behind the blessed expectations of the selection's tier.
+
+    Those of an earlier version of the target did something else and say nothing of its cost.
+    """
     folder = expected / selection.tier.value
-    found = []
+    records = []
     for path in sorted(folder.rglob(f"{selection.source.name}.records.json")):
-        found += json.loads(path.read_text(encoding="utf-8"))["records"]
-    return found
+        records += json.loads(path.read_text(encoding="utf-8"))["records"]
+    version = selection.source.version
+    return [record for record in records if record["target_version"] == version]
 
 
 def duration(seconds: float) -> str:

@@ -24,7 +24,8 @@ from repro.ensemble.logprobs import batch_logprobs
 from repro.ensemble.stack import Stack
 from repro.rl.collect import Rollout, loss_mask
 from repro.rl.loss import LossResult, policy_loss
-from repro.rl.step import Plan, StepOutput, plan_step, token_budget
+from repro.rl.micro_batches import Plan, plan_step, token_budget
+from repro.rl.step import StepOutput
 from repro.spec.config import RunConfig, TrainScale
 
 

@@ -33,8 +33,8 @@ from repro.reward.score import Rewards, score
 from repro.rl.checkpoint import TrainState
 from repro.rl.clock import PHASES, Phase
 from repro.rl.collect import ScoreFunction
+from repro.rl.micro_batches import split_by_tokens
 from repro.rl.rows import Rows
-from repro.rl.step import split_by_tokens
 from repro.rl.trainer import Training, everything, iterate, prepare
 from repro.rollout.sampler import Completion, RolloutBatch, Sampler
 from repro.spec.config import (

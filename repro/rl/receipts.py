@@ -127,6 +127,11 @@ def note_noise(state: TrainState, receipt: NoiseReceipt) -> None:
         noise["digest"] = hashlib.sha256((noise["digest"] + receipt.digest).encode()).hexdigest()
 
 
+def at_most_what_fitted(state: TrainState, micro_tokens: int) -> int:
+    """Return `micro_tokens`, or what a micro-batch had to be cut to at an earlier step."""
+    return min(micro_tokens, state.effects.get("micro_tokens", micro_tokens))
+
+
 def note_smaller_batches(state: TrainState, step: int, wanted: int, fitting: int) -> None:
     """Take down where memory ran out with `wanted` tokens in a micro-batch, not with `fitting`.
 

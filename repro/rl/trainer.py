@@ -46,16 +46,23 @@ from repro.rl.clock import Clock, NoClock
 from repro.rl.collect import Prompts, PromptSource, Rollout, ScoreFunction, collect
 from repro.rl.loop import TrainResult, load_or_begin, run_steps
 from repro.rl.loss import check_loss
+from repro.rl.micro_batches import token_budget
 from repro.rl.noise import NoiseReceipt, perturbed
 from repro.rl.optimizer import build_optimizer, scheduled_step
-from repro.rl.receipts import Values, count_seconds, note_rollout, note_smaller_batches, note_step
+from repro.rl.receipts import (
+    Values,
+    at_most_what_fitted,
+    count_seconds,
+    note_rollout,
+    note_smaller_batches,
+    note_step,
+)
 from repro.rl.rows import Rows
 from repro.rl.step import (
     accumulate_step,
     evaluate_rows,
     reference_logprobs,
     step_metrics,
-    token_budget,
     zero_missing_gradients,
 )
 from repro.spec.config import RunConfig, TrainScale
@@ -307,10 +314,10 @@ def _update(
 
 
 def _micro_tokens(t: Training, rows: Rows, index: Tensor, state: TrainState) -> int:
-    """Return the packed tokens of a micro-batch of rows `index`, at most what fitted before."""
+    """Return the packed tokens of a micro-batch of rows `index` to begin with."""
     scale: TrainScale = t.run.scale
-    wanted = t.micro_tokens or token_budget(rows.packed_tokens(), index, scale.micro_batch_rows)
-    return min(wanted, state.effects.get("micro_tokens", wanted))
+    budget = token_budget(rows.packed_tokens(), index, scale.micro_batch_rows)
+    return at_most_what_fitted(state, t.micro_tokens or budget)
 
 
 def require_trainable(run: RunConfig) -> None:

@@ -18,6 +18,7 @@ from repro.evidence.bless import BlessError, bless
 from repro.evidence.record import Estimate, record_of
 from repro.evidence.verdict import Verdict
 from repro.places import expected_folder
+from repro.plan import estimate
 from repro.report_tables import bar_rows, cell_text, quantity, unit_words
 from repro.selection import Selection
 from repro.spec.target import plan
@@ -128,6 +129,19 @@ def test_a_timed_target_is_blessed_on_its_declared_repeats_of_one_seed(
     again = checked(tmp_path / "runs", expected)
     mine = [v for v in again.verdicts if v.source.startswith("measured")]
     assert {v.status for v in mine} == {"reproduced"}
+
+
+def test_a_plans_time_is_that_of_records_of_the_same_version(
+    tmp_path: Path, expected: Path
+) -> None:
+    write(tmp_path / "runs")
+    blessed(tmp_path / "runs", expected)
+    cost = TABLE3.costs[Tier.SYSTEMS]
+    assert estimate(SELECTION, cost, expected).basis == "median of 2 blessed records"
+    later = dataclasses.replace(TABLE3, version=TABLE3.version + 1)
+    selection = Selection(target=later, source=later, tier=Tier.SYSTEMS)
+    assert estimate(selection, cost, expected).basis == cost.basis
+    assert estimate(selection, cost, expected).seconds == dict(cost.seconds_of_arm)
 
 
 def test_a_regression_is_what_left_the_values_blessed_on_the_same_device(

@@ -17,7 +17,7 @@ from repro.procedures import procedure_named, step_measure
 from repro.procedures.step_ledger import StepLedger
 from repro.procedures.step_measure import Bench
 from repro.reward.grader import GraderPool
-from repro.rl import collect, loss, optimizer, passes, receipts, step, trainer
+from repro.rl import collect, loss, micro_batches, optimizer, passes, receipts, step, trainer
 from repro.spec.config import RunConfig
 from repro.spec.step import StepPoint, StepScale
 from repro.spec.tier import Tier
@@ -27,8 +27,8 @@ from repro.targets.table1 import BF16_LORA, SMOKE, TABLE1
 # Once per rollout, once per optimiser step, and at least once per step.
 ONCE = (trainer.iterate, collect.collect, receipts.note_rollout, step.accumulate_step,
         optimizer.scheduled_step, step.step_metrics)  # fmt: skip
-OFTEN = (step.split_by_tokens, step.within_memory, step.carry_out, passes.row_logprobs,
-         loss.policy_loss)  # fmt: skip
+OFTEN = (micro_batches.plan_step, micro_batches.split_by_tokens, step.within_memory,
+         step.carry_out, passes.row_logprobs, loss.policy_loss)  # fmt: skip
 
 
 def calls_in(work: Callable[[], Any]) -> Counter[CodeType]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -19,6 +20,7 @@ from repro.procedures import (
 from repro.procedures.step_ledger import StepLedger
 from repro.procedures.step_metrics import metrics_of, series_of
 from repro.procedures.step_training import (
+    RandomPrompts,
     begin,
     parameter_image,
     timed_step,
@@ -136,6 +138,33 @@ def test_the_planned_cache_holds_every_row_without_preemption(
     timed_step(t, state)
     assert engine.statistics.generated_tokens == 8 * completion
     assert engine.statistics.preemptions == 0
+
+
+def test_prompts_follow_the_step_and_the_seed_alone(policy: Policy) -> None:
+    def asked(step: int, seed: int = 0) -> list[list[int]]:
+        source = RandomPrompts(policy, POINT, seed)
+        return [source.prompt(problem) for problem in source.draw(step)]
+
+    assert [len(prompt) for prompt in asked(1)] == [20, 20]
+    assert asked(1) == asked(1)
+    assert len({str(asked(*place)) for place in ((1,), (2,), (1, 1))}) == 3
+
+
+@pytest.mark.usefixtures("host_clock")
+def test_a_second_start_times_the_steps_that_the_first_would_have(
+    fresh_policy: Callable[[], Policy], pool: GraderPool
+) -> None:
+    def tokens(step: int, steps: int) -> list[Any]:
+        t, state, _ = prepared(fresh_policy(), pool, WHOLE)
+        state.step = state.draws = step
+        drawn: list[Any] = []
+        plain = t.source.prompt
+        t.source.prompt = lambda problem: drawn.append(plain(problem)) or drawn[-1]  # type: ignore[method-assign, func-returns-value]
+        for _ in range(steps):
+            timed_step(t, state)
+        return drawn
+
+    assert tokens(1, 2)[2:] == tokens(2, 1)
 
 
 @pytest.mark.usefixtures("host_clock")

@@ -23,7 +23,9 @@ from repro.procedures.step_ledger import StepLedger, way_of
 from repro.procedures.step_measure import Bench
 from repro.procedures.step_training import begin, parameter_image, timed_step, training_of
 from repro.reward.grader import GraderPool
+from repro.rl import step
 from repro.rl.optimizer import gradient_step, optimizer_tensors, restore_optimizer
+from repro.rl.packed import packed_logprobs
 from repro.rl.rows import Rows, make_rows
 from repro.rl.step import accumulate_step
 from repro.rollout.engine import Engine
@@ -49,6 +51,8 @@ def device(request: pytest.FixtureRequest) -> str:
     if torch.cuda.is_available():
         return "cuda"
     request.getfixturevalue("host_clock")
+    # The pass of a GPU, so that a CPU takes everything but the kernels through the same code.
+    request.getfixturevalue("monkeypatch").setattr(step, "row_logprobs", packed_logprobs)
     return "cpu"
 
 

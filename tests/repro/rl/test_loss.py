@@ -20,7 +20,7 @@ from repro.rl.loss import (
     policy_loss,
     resolve_loss,
 )
-from repro.rl.step import plan_step
+from repro.rl.micro_batches import plan_step
 from repro.spec.config import LossConfig, NoiseConfig
 
 LENGTHS = (2, 5, 9)

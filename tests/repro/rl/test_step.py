@@ -15,9 +15,10 @@ from repro.models.policy import Policy, trainable_parameters
 from repro.rl import step
 from repro.rl.logprobs import completion_logprobs
 from repro.rl.loss import StepCounts, policy_loss
+from repro.rl.micro_batches import Plan, split_by_tokens, token_budget
 from repro.rl.packed import packed_logprobs
 from repro.rl.rows import Rows
-from repro.rl.step import accumulate_step, evaluate_rows, split_by_tokens, token_budget
+from repro.rl.step import StepOutput, accumulate_step, evaluate_rows
 from repro.spec.config import DAPO, GRPO, RELEASED_BNPO, LossConfig, RunConfig
 from tests.repro.rl.uneven_rows import (
     ADVANTAGES,
@@ -69,7 +70,7 @@ def use_head(monkeypatch: pytest.MonkeyPatch, head: Callable[..., Any]) -> None:
 
 def go(
     policy: Policy, rows: Rows, run: RunConfig, micro_tokens: int, **settings: Any
-) -> tuple[step.Plan, step.StepOutput, int]:
+) -> tuple[Plan, StepOutput, int]:
     advantages = settings.pop("advantages", ADVANTAGES)
     return accumulate_step(
         policy, rollout_of(rows, advantages), EVERY_ROW, run,
