@@ -87,7 +87,7 @@ def test_a_record_from_before_the_rule_counts() -> None:
             between("after", card={"sw_thermal_slowdown": "Active"}),
             "after the measurement the clocks were lowered: sw_thermal_slowdown",
         ),
-        (between(card={"hw_slowdown": "Active"}), "lowered: hw_slowdown"),
+        (between("after", card={"hw_slowdown": "Active"}), "lowered: hw_slowdown"),
         (between(card={"hw_power_brake_slowdown": "Active"}), "lowered: hw_power_brake_slowdown"),
         (
             between("after", slowed_us={"sw_thermal_slowdown": 3_007_000}),
@@ -98,6 +98,10 @@ def test_a_record_from_before_the_rule_counts() -> None:
 def test_a_spoilt_measurement_is_refused_for_its_reason(device: Any, words: str) -> None:
     (found,) = refusals(record_with(device=device))
     assert re.search(words, found)
+
+
+def test_an_idle_card_that_raises_its_clocks_spoils_nothing() -> None:
+    assert refusals(record_with(device=between(card={"hw_slowdown": "Active"}))) == []
 
 
 def test_what_could_not_be_asked_spoils_nothing() -> None:
