@@ -78,7 +78,7 @@ def selected(
     """
     asked = [runs_of(find(name)).name for name in names]
     every = [target.name for target in TARGETS if target.records_of is None]
-    found = []
+    selections = []
     for name in dict.fromkeys(asked or every):
         recorded = [
             tier
@@ -88,8 +88,8 @@ def selected(
         if asked and not recorded:
             scales = find(name).scales
             recorded = [tier for tier in tiers if tier in scales][-1:] or list(tiers[-1:])
-        found += [select([name], tier=tier.value)[0] for tier in recorded]
-    return found
+        selections += [select([name], tier=tier.value)[0] for tier in recorded]
+    return selections
 
 
 def folder_side(selection: Selection, runs: Path) -> Side:
@@ -98,11 +98,15 @@ def folder_side(selection: Selection, runs: Path) -> Side:
 
 
 def side_of(name: str, selection: Selection, evidence: Evidence) -> Side:
-    """Return evidence as one side; arms that other targets record are left to those."""
+    """Return evidence as one side; arms that other targets record are left to those.
+
+    At the proxy tier a run that fails is a result like any other, and spoils nothing.
+    """
     shared = selection.source.shared
+    failed = [] if selection.tier is Tier.PROXY else evidence.failed
     spoilt = [
         f"{'/'.join(path.parts[-4:])} {what}: {why}"
-        for what, items in (("is refused", evidence.refused), ("failed", evidence.failed))
+        for what, items in (("is refused", evidence.refused), ("failed", failed))
         for path, why in items
     ]
     own = {arm: by_seed for arm, by_seed in evidence.records.items() if arm not in shared}
