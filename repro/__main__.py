@@ -92,7 +92,37 @@ def build_parser() -> argparse.ArgumentParser:
         help="together with what is blessed already: more seeds, or arms that targets share",
     )
     bless.set_defaults(command=_bless)
+
+    _add_gpu_tests(commands)
+    _add_environment(commands)
     return parser
+
+
+def _add_gpu_tests(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    parser = commands.add_parser(
+        "gpu-tests",
+        help="on a GPU: run every GPU test and benchmark, and record how they ended",
+        description="Exit status: 0 when all passed, 1 when any did not, 2 without a CUDA device.",
+    )
+    parser.add_argument(
+        "--out", metavar="FILE", help="where to write the record (default: <runs>/gpu_tests.json)"
+    )
+    parser.add_argument(
+        "--bless", metavar="FILE", help="run nothing: keep this record among the expectations"
+    )
+    parser.add_argument("--expected", metavar="FOLDER", help="folder of expectations")
+    parser.set_defaults(command=_gpu_tests)
+
+
+def _add_environment(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    parser = commands.add_parser(
+        "environment",
+        help="print this machine as records name it: driver, packages, container",
+        description="Where REPRO_CONTAINER is set it must name an image with its digest "
+        "(NAME@sha256:DIGEST): a tag alone may name another image tomorrow.",
+    )
+    parser.add_argument("--out", metavar="FILE", help="write the JSON there, too")
+    parser.set_defaults(command=_environment)
 
 
 def _add_check(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -308,6 +338,25 @@ def _bless(args: argparse.Namespace) -> int:
     from repro.bless_command import main_bless, main_bless_device
 
     return main_bless_device(args) if args.device else main_bless(args)
+
+
+def _gpu_tests(args: argparse.Namespace) -> int:
+    from repro.procedures.gpu_suite import main_gpu_tests
+
+    return main_gpu_tests(args)
+
+
+def _environment(args: argparse.Namespace) -> int:
+    from repro.evidence.environment import environment_text
+
+    text = environment_text()
+    print(text, end="")
+    if args.out:
+        from pathlib import Path
+
+        Path(args.out).parent.mkdir(parents=True, exist_ok=True)
+        Path(args.out).write_text(text, encoding="utf-8")
+    return FINE
 
 
 def _reproduce(args: argparse.Namespace) -> int:

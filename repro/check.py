@@ -25,6 +25,7 @@ from repro.evidence.by_prompt import means_by_prompt
 from repro.evidence.compare import values_of
 from repro.evidence.environment import device_of
 from repro.evidence.expectation import Expectation, load_expectations
+from repro.evidence.not_run import explained
 from repro.evidence.origins import mixed_seeds, seeds_text
 from repro.evidence.paper import paper_cells
 from repro.evidence.receipts import refusals
@@ -147,15 +148,14 @@ def check_selection(selection: Selection, runs: Path, expected: Path) -> Checked
     ordered = [verdicts[claim.name] for claim in claims]
     for expectation in _expectations(selection, evidence, expected):
         about = "paper value" if expectation.source == "paper" else "expectation"
-        ordered.append(
-            judge_expectation(
-                expectation,
-                target.metric(expectation.metric),
-                values.get(expectation.metric, {}).get(expectation.arm, {}),
-                absent.get(expectation.arm),
-                about,
-            )
+        verdict = judge_expectation(
+            expectation,
+            target.metric(expectation.metric),
+            values.get(expectation.metric, {}).get(expectation.arm, {}),
+            absent.get(expectation.arm),
+            about,
         )
+        ordered.append(explained(verdict, expectation.metric, [expectation.arm], evidence.records))
     return Checked(
         selection=selection,
         evidence=evidence,
@@ -293,7 +293,7 @@ def _with_caveat(
 ) -> Verdict:
     """Say so where compared arms had learning rates of their own, or came from other commits."""
     if verdict.status == "not run":
-        return verdict
+        return explained(verdict, claim.metric, claim.arms, evidence.records)
     sentences = [verdict.sentence]
     rates = learning_rates(selection, claim)
     if len(set(rates.values())) > 1:

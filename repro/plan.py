@@ -17,9 +17,12 @@ from typing import Any
 
 from repro.ensemble_cost import ensemble_seconds, likely_groups, queue_seconds, unmeasured
 from repro.evidence.record import find_record
+from repro.measure.rollout_plan import not_fitting
 from repro.selection import Selection
 from repro.spec.config import RunConfig
 from repro.spec.target import Cost
+from repro.spec.throughput import ThroughputScale
+from repro.spec.tier import cuda_devices
 from repro.targets.rates import lacking_rates
 
 
@@ -64,6 +67,7 @@ def plan_text(
     lines += _arm_lines(runs, done, estimates, together=cost.together is not None)
     lines += _totals(left, estimates, cost, workers, _ensemble_time(left, cost, workers))
     lines += _prediction_lines(selection, left, expected)
+    lines += _not_fitting_lines(left)
     lines.append(f"  records   {folder}")
     return "\n".join(lines)
 
@@ -80,6 +84,19 @@ def _prediction_lines(selection: Selection, left: list[RunConfig], expected: Pat
     listed = "all arms" if len(never) == len({run.arm.name for run in left}) else ", ".join(never)
     granted = "".join(f"; {item}" for item in unmeasured(left))
     return [f"  a prediction: no blessed run of {listed}{granted}"]
+
+
+def _not_fitting_lines(left: list[RunConfig]) -> list[str]:
+    """Return a line per point of an arm that does not fit this device, if there is one."""
+    devices = cuda_devices()
+    arms = {run.arm.name: run for run in left if isinstance(run.scale, ThroughputScale)}
+    if not devices:
+        return []
+    return [
+        f"  not run   {cell} of {name}: {sentence}"
+        for name, run in arms.items()
+        for cell, sentence in not_fitting(run.scale, run.arm, devices[0].memory_bytes).items()
+    ]
 
 
 def _arm_lines(

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from repro.blessed import blessed_checks
 from repro.check import Checked
+from repro.evidence.gpu_tests import gpu_tests_rows
 from repro.evidence.record import replace_text
 from repro.findings import blessed_findings, findings_short
 from repro.kernel_tables import kernel_rows
@@ -62,6 +63,7 @@ def renewed_readme(readme: Path, expected: Path) -> str:
         "results": lambda: results_rows(judged(), expected),
         "claims": lambda: claims_rows(judged()),
         "findings_short": lambda: findings_short(blessed_findings(expected)),
+        "gpu_tests": lambda: gpu_tests_rows(expected),
         "kernels": lambda: kernel_rows(blessed_checks(expected, "kernels"), expected),
         **systems_writers(judged, expected, readme),
     }

@@ -20,6 +20,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "repro/data": ("repro.spec",),
     "repro/reward": ("repro.spec",),
     "repro/models": ("repro.spec", "kernels"),
+    "repro/measure": ("repro.spec", "repro.evidence", "repro.models"),
     "repro/rollout": ("repro.spec", "repro.data", "repro.reward", "repro.models", "kernels"),
     "repro/rl": (
         "repro.spec",

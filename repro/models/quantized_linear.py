@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 from kernels import dispatch
 from kernels.formats import QuantizedWeight
-from kernels.packing import PackedWeight
+from kernels.packing import PackedWeight, unpack
 from repro.models.decoder import causal_lm, fused_members, is_projection
 
 
@@ -76,8 +76,13 @@ class QuantizedLinear(nn.Module):
         """The codes and scales; after `take_packed` as the kernels keep them."""
         return cast(QuantizedWeight, self._weight)
 
+    def codes(self) -> QuantizedWeight:
+        """Return codes and scales in the checkpoint's layout, rebuilt (exactly) if packed."""
+        weight = self._weight
+        return unpack(weight) if isinstance(weight, PackedWeight) else weight
+
     def take_packed(self, weight: PackedWeight) -> None:
-        """Let go of the codes for the same weight as the kernels read it, shared with an engine.
+        """Keep, in place of the codes, the same weight in the layout that the kernels read.
 
         Raises
         ------
@@ -97,11 +102,11 @@ class QuantizedLinear(nn.Module):
         Raises
         ------
         ValueError
-            When there is no product, or the codes are shared with an engine.
+            When there is no product.
         """
-        if self.product is None or isinstance(self._weight, PackedWeight):
+        if self.product is None:
             raise ValueError("only a layer with a product of its own can give up its codes")
-        self._weight = self._weight.to("meta")
+        self._weight = self.codes().to("meta")
 
     @property
     def qweight(self) -> Tensor:
@@ -131,7 +136,7 @@ class QuantizedLinear(nn.Module):
         if device != self.device:
             if isinstance(self._weight, PackedWeight):
                 raise TypeError(
-                    f"the packed weight is shared with an engine on {self.device}; it cannot go "
+                    f"the packed weight is part of a fused matrix on {self.device}; it cannot go "
                     f"to {device}"
                 )
             self._weight = self._weight.to(device)

@@ -30,8 +30,8 @@ import torch
 from repro.evidence.record import Estimate
 from repro.models.shapes import shape_named
 from repro.procedures import Measured, Progress, Stopped
+from repro.procedures.memory_use import driver_bytes
 from repro.procedures.step_measure import let_go
-from repro.procedures.step_phases import driver_bytes
 from repro.spec.checkpoint_path import CheckpointScale
 from repro.spec.config import RunConfig
 

@@ -4,7 +4,7 @@ A ledger belongs to a tier and a seed and lies beside the targets' folders of re
 and targets share what was measured of a common baseline and nothing is timed twice. An entry
 belongs to one way of training at one point and holds its repeats and what else was seen. It counts
 only for the source commit and the kind of device that it was made with, and for the very
-configuration; anything else is measured anew.
+configuration; anything else is measured again.
 
 Easy to get wrong: a tree with changes has no commit that says what ran. Entries of such a tree
 serve the process that made them and nobody else.
@@ -118,6 +118,6 @@ class StepLedger:
             {
                 "arm": dataclasses.asdict(arm) | {"name": "", "label": ""},
                 "point": dataclasses.asdict(point),
-                "scale": [scale.warm_up, scale.warm_up_tokens, scale.updates, scale.optimizer],
+                "scale": [scale.warm_up, scale.warm_up_tokens, scale.optimizer],
             }
         )

@@ -1,6 +1,6 @@
 """Points of one model measured with one way of training: the policy is built once for all of them.
 
-A point that runs out of memory goes on with smaller micro-batches (`repro.rl.packed_step`), and
+A point that runs out of memory goes on with smaller micro-batches (`repro.rl.step`), and
 where that does not help, with half as many sequences sampled at once, until one at a time fails
 too, or where the plan says that even one is far too much. Rows that wait for a slot cost time, not
 correctness: their tokens and gradients are the same.
@@ -31,12 +31,21 @@ from repro.models.other_products import take_products
 from repro.models.policy import Policy, trainable_parameters
 from repro.models.quantized_linear import QuantizedLinear
 from repro.models.shapes import random_policy
+from repro.procedures.memory_use import context_bytes
 from repro.procedures.step_ledger import StepLedger, way_of
-from repro.procedures.step_phases import Stepper, context_bytes, parameter_image
+from repro.procedures.step_training import (
+    begin,
+    parameter_image,
+    timed_step,
+    training_of,
+    warm_up,
+)
 from repro.reward.grader import GraderPool
+from repro.rl.checkpoint import TrainState
 from repro.rollout.engine import Engine
 from repro.rollout.engine_config import EngineConfig
 from repro.rollout.for_policy import CopySampler
+from repro.rollout.state import Statistics
 from repro.spec.arm import WeightFormat
 from repro.spec.config import derive_seed
 from repro.spec.shapes import shape_named
@@ -255,19 +264,24 @@ def measure_repeats(
     sampler = CopySampler(policy, config) if full else Engine(policy, config)
     let_go()
     try:
-        stepper = Stepper.build(
-            policy, sampler, bench.pool, point, scale,
+        t = training_of(
+            policy, sampler, bench.pool, arm, point, scale,
             seed=bench.seed, micro_tokens=planned.micro_tokens,
         )  # fmt: skip
         before = parameter_image(policy)
-        for number in range(0 if point.memory_only else scale.warm_up):
-            stepper.step(number)
-        for repeat in range(done, scale.steps):
+        state = begin(t)
+        for _ in range(0 if point.memory_only else scale.warm_up):
+            warm_up(t, state, scale.warm_up_tokens)
+        state.step = state.draws = scale.warm_up + done  # a second start draws on where it was
+        for _ in range(done, scale.steps):
             if bench.should_stop():
                 return False
-            seconds = stepper.step(scale.warm_up + repeat)
+            seconds = timed_step(t, state)
             moved = float((parameter_image(policy) - before).norm())
-            facts = _facts(stepper, planned, point, given_up) | {"moved": moved}
+            facts = _facts(policy, sampler.statistics, state, planned, point) | {
+                "slot_fallbacks": list(given_up),
+                "moved": moved,
+            }
             bench.ledger.add(arm, point, seconds, facts)
     finally:
         sampler.close()
@@ -275,15 +289,14 @@ def measure_repeats(
 
 
 def _facts(
-    stepper: Stepper, planned: StepShape, point: StepPoint, given_up: list[int]
+    policy: Policy, statistics: Statistics, state: TrainState, planned: StepShape, point: StepPoint
 ) -> dict[str, Any]:
     """Return what was really done and what it took, as JSON values."""
-    policy, statistics = stepper.policy, stepper.engine.statistics
+    fallbacks = state.effects.get("micro_batch_fallbacks", [])
     found = {
-        "micro_tokens": stepper.micro_tokens,
-        "fallbacks": list(stepper.fallbacks),
+        "micro_tokens": state.effects.get("micro_tokens", planned.micro_tokens),
+        "fallbacks": [wanted for _, wanted, _ in fallbacks],
         "slots": planned.slots,
-        "slot_fallbacks": list(given_up),
         "decode_steps": statistics.decode_steps,
         "generated_tokens": statistics.generated_tokens,
         "preemptions": statistics.preemptions,

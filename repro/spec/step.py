@@ -84,9 +84,9 @@ class StepPoint:
     cache
         Of keys and values: `compute` (16 bits) or `float8`.
     memory_only
-        Nothing is timed: without a warm-up, and log-probabilities and update go over two
-        micro-batches alone. The second meets the first's gradients, so further ones add nothing to
-        the peak. Cache and engine are those of the whole step.
+        Nothing is timed: without a warm-up, and the update goes over two micro-batches alone. The
+        second meets the first's gradients, so further ones add nothing to the peak. Cache and
+        engine are those of the whole step.
     """
 
     name: str
@@ -145,10 +145,8 @@ class StepScale:
         Format that a model's points are first measured with; None for none.
     warm_up, steps
         Steps before the clock, which sample `warm_up_tokens` of a row, fill up the rest and update
-        on one micro-batch; and steps under it, the median of which counts.
-    updates
-        Times that a step's log-probabilities, update and optimiser are carried out on its rollout,
-        which takes most of a step's time. The first is the step's; all are repeats of those phases.
+        on one micro-batch; and steps under it, each the trainer's own iteration with one update on
+        its rollout. Their median counts.
     """
 
     points: tuple[StepPoint, ...]
@@ -156,13 +154,10 @@ class StepScale:
     warm_up: int = 1
     warm_up_tokens: int = 48
     steps: int = 1
-    updates: int = 1
     optimizer: Literal["adamw", "adamw_8bit"] = "adamw"
     seeds: tuple[int, ...] = (0,)
 
     def __post_init__(self) -> None:
-        for name in ("steps", "updates"):
-            value = getattr(self, name)
-            require(value >= 1, f"{name} is {value}; it must be 1 or more")
+        require(self.steps >= 1, f"steps is {self.steps}; it must be 1 or more")
         names = [point.name for point in self.points]
         require(len(set(names)) == len(names), f"two step points share a name in {names}")

@@ -77,16 +77,27 @@ _ADAPTER = tuple(
     for rows in SCALE.adapter_rows
 )
 _OTHERS = (
-    Metric(
-        name="attention_share_7b",
-        unit="ratio",
-        title="decode attention, 7B heads, of the copy rate",
-        better="higher",
+    *(
+        Metric(
+            name=f"{name}_share{block}",
+            unit="ratio",
+            title=f"{title}, of the copy rate",
+            better="higher",
+        )
+        for name, block, title in (
+            ("attend_step", "_7b", "decode step's attention, 7B heads"),
+            ("attend_step", "_32b", "decode step's attention, 32B heads"),
+            ("choose", "", "draw of a token"),
+            ("add_norm", "", "RMSNorm with residual and noise"),
+            ("norm", "", "RMSNorm with noise, as trained"),
+            ("add_adapter", "", "adapter's share added"),
+            ("adapted_swiglu", "", "SwiGLU with an adapter"),
+        )
     ),
     Metric(
-        name="attention_share_32b",
+        name="prefill_attention_ratio",
         unit="ratio",
-        title="decode attention, 32B heads, of the copy rate",
+        title="prefill's attention against torch's over dense rows",
         better="higher",
     ),
     *(
@@ -110,12 +121,6 @@ _OTHERS = (
         for rows in (PORTABLE_ROWS if format == "nvfp4" else (16,))
     ),
     Metric(name="swiglu_share", unit="ratio", title="SwiGLU, of the copy rate", better="higher"),
-    Metric(
-        name="rms_norm_share",
-        unit="ratio",
-        title="RMSNorm with residual and noise, of the copy rate",
-        better="higher",
-    ),
     Metric(
         name="logprobs_ratio",
         unit="ratio",

@@ -10,11 +10,10 @@ from repro.spec.target import Claim, Metric
 _SECONDS = {
     "step": "time of a GRPO step",
     "rollout": "rollout",
-    "logprob": "old log-probabilities",
+    "reward": "rewards",
     "update": "forward and backward",
     "optimizer": "optimiser",
     "idle": "device idle",
-    "reward": "rewards, beside the device",
 }
 _RATIOS = {
     "speedup": "step against 16-bit LoRA",
