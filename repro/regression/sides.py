@@ -20,7 +20,7 @@ from repro.spec.tier import Tier, parse_tier
 from repro.targets import TARGETS, find, runs_of
 
 BLESSED = "blessed"
-BLESS_COMMAND = "python -m repro bless --device --tier {tier} --runs FOLDER"
+BLESS_COMMAND = "python -m repro bless --device --tier {tier} --runs {runs}"
 
 Sides = Mapping[tuple[str, Tier], Side]
 
@@ -53,18 +53,18 @@ def judge(old: str, new: Path, names: Sequence[str], tier: str | None, expected:
         asked = ", ".join(names) or "any target"
         where = " or ".join(map(str, folders))
         return Judgement(problems=(f"there is no record of {asked} in {where}",))
-    news = {_key(item): folder_side(item, new) for item in selections}
+    news = {key_of(item): folder_side(item, new) for item in selections}
     if old == BLESSED:
-        olds: Sides = blessed_sides(expected, selections, news)
+        olds: Sides = blessed_sides(expected, selections, news, new)
     else:
-        olds = {_key(item): folder_side(item, Path(old)) for item in selections}
+        olds = {key_of(item): folder_side(item, Path(old)) for item in selections}
     comparisons = (compare_sides(item, olds, news) for item in selections)
     return Judgement(comparisons=tuple(comparisons))
 
 
 def compare_sides(selection: Selection, olds: Sides, news: Sides) -> Comparison:
     """Compare the two sides of one selection."""
-    key = _key(selection)
+    key = key_of(selection)
     return compare(selection.source, selection.tier, olds[key], news[key])
 
 
@@ -113,47 +113,60 @@ def side_of(name: str, selection: Selection, evidence: Evidence) -> Side:
     return Side(name=name, records=own, problems=tuple(spoilt))
 
 
-def blessed_sides(expected: Path, selections: Sequence[Selection], news: Sides) -> Sides:
+def blessed_sides(
+    expected: Path, selections: Sequence[Selection], news: Sides, runs: Path
+) -> Sides:
     """Return the blessed records of each selection on the device of its new ones."""
     devices = {}
     for item in selections:
-        records = news[_key(item)].records
-        devices[_key(item)] = device_name(
+        records = news[key_of(item)].records
+        devices[key_of(item)] = device_name(
             Evidence(records={k: dict(v) for k, v in records.items()})
         )
-    return blessed_on(expected, selections, devices)
+    return blessed_on(expected, selections, devices, runs)
 
 
 def blessed_on(
-    expected: Path, selections: Sequence[Selection], devices: Mapping[tuple[str, Tier], str | None]
+    expected: Path,
+    selections: Sequence[Selection],
+    devices: Mapping[tuple[str, Tier], str | None],
+    runs: Path,
 ) -> Sides:
-    """Return the blessed records of each selection on a device; a problem where there are none."""
+    """Return the blessed records of each selection on a device; a problem where there are none.
+
+    Parameters
+    ----------
+    runs
+        The folder whose records may become the baseline, for that sentence.
+    """
     stored: dict[tuple[str, Tier], dict[str | None, Side]] = {}
     for checked in blessed_checks(expected, *(item.source.name for item in selections)):
         device = device_name(checked.evidence)
         side = side_of("blessed records", checked.selection, checked.evidence)
-        stored.setdefault(_key(checked.selection), {})[device] = side
+        stored.setdefault(key_of(checked.selection), {})[device] = side
     sides = {}
     for item in selections:
-        key = _key(item)
+        key = key_of(item)
         by_device, device = stored.get(key, {}), devices[key]
         if item.tier is Tier.SMOKE:  # its values belong to no device
             device = next(iter(by_device), None)
-        sides[key] = by_device.get(device) or _nothing_blessed(item, device, by_device)
+        sides[key] = by_device.get(device) or _nothing_blessed(item, device, by_device, runs)
     return sides
 
 
 def _nothing_blessed(
-    selection: Selection, device: str | None, others: Iterable[str | None]
+    selection: Selection, device: str | None, others: Iterable[str | None], runs: Path
 ) -> Side:
     known = ", ".join(sorted(map(str, others)))
+    command = BLESS_COMMAND.format(tier=selection.tier.value, runs=runs)
     sentence = (
         f"nothing is blessed on {device or 'the device of these records'}"
         + (f" (but on {known})" if known else "")
-        + f"; to make records of it the baseline: {BLESS_COMMAND.format(tier=selection.tier.value)}"
+        + f"; to make these records the baseline: {command}"
     )
     return Side(name="blessed records", problems=(sentence,))
 
 
-def _key(selection: Selection) -> tuple[str, Tier]:
+def key_of(selection: Selection) -> tuple[str, Tier]:
+    """Return what names the two sides of a selection."""
     return selection.source.name, selection.tier
