@@ -100,7 +100,8 @@ def main_regress(args: argparse.Namespace) -> int:
     folder = Path(args.runs) if args.runs else _new_folder()
     folder.mkdir(parents=True, exist_ok=True)
     if _measure(seeds, folder, expected) == INTERRUPTED:
-        again = " ".join(["python -m repro regress", *args.targets, "--runs", str(folder)])
+        flags = ["--baseline"] if args.baseline else []
+        again = " ".join(["python -m repro regress", *args.targets, *flags, "--runs", str(folder)])
         sys.stdout.write(f"interrupted; go on with: {again}\n")
         return COULD_NOT_JUDGE
     judgement = judge(BLESSED, folder, list(seeds), Tier.SYSTEMS.value, expected)

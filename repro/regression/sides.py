@@ -7,6 +7,7 @@ their side, and a target with such a problem is not judged.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from repro.blessed import blessed_checks
@@ -150,15 +151,19 @@ def blessed_on(
         by_device, device = stored.get(key, {}), devices[key]
         if item.tier is Tier.SMOKE:  # its values belong to no device
             device = next(iter(by_device), None)
-        sides[key] = by_device.get(device) or _nothing_blessed(item, device, by_device, runs)
+        # Where all of them are refused, as of a configuration since changed, none names a device.
+        baseline = by_device.get(device) or by_device.get(None)
+        command = BLESS_COMMAND.format(tier=item.tier.value, runs=runs)
+        if baseline is None:
+            sides[key] = _nothing_blessed(device, by_device, command)
+        else:
+            again = tuple(f"{why}; to replace the baseline: {command}" for why in baseline.problems)
+            sides[key] = replace(baseline, problems=again)
     return sides
 
 
-def _nothing_blessed(
-    selection: Selection, device: str | None, others: Iterable[str | None], runs: Path
-) -> Side:
+def _nothing_blessed(device: str | None, others: Iterable[str | None], command: str) -> Side:
     known = ", ".join(sorted(map(str, others)))
-    command = BLESS_COMMAND.format(tier=selection.tier.value, runs=runs)
     sentence = (
         f"nothing is blessed on {device or 'the device of these records'}"
         + (f" (but on {known})" if known else "")

@@ -12,6 +12,7 @@ from xml.etree import ElementTree
 
 import pytest
 
+from repro import check
 from repro.__main__ import main
 from repro.check import gather
 from repro.evidence.bless import bless
@@ -153,6 +154,23 @@ def test_blessed_stands_for_the_blessed_records_of_the_device(
     said = capsys.readouterr().out
     assert "nothing is blessed on nvidia_h100 (but on nvidia_h200)" in said
     assert f"python -m repro bless --device --tier systems --runs {tmp_path / 'other'}" in said
+
+
+def test_a_baseline_of_a_configuration_since_changed_is_to_be_replaced(
+    tmp_path: Path, expected: Path, capsys: Printed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def changed(record: Record, run: object) -> str | None:
+        blessed = "systems/nvidia_h200" in str(stack[-1])
+        return "the record is of another configuration" if blessed else None
+
+    stack: list[Path] = []
+    read = check.read_record
+    monkeypatch.setattr(check, "read_record", lambda path: (stack.append(path), read(path))[1])
+    monkeypatch.setattr(check, "config_difference", changed)
+    where = ["--expected", str(expected)]
+    assert main(["compare", "blessed", str(tmp_path / "baseline"), *where]) == 2
+    said = capsys.readouterr().out
+    assert "another configuration; to replace the baseline: python -m repro bless" in said
 
 
 def test_check_regression_judges_as_compare_does(
