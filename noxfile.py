@@ -176,9 +176,9 @@ def bench(session: nox.Session) -> None:
 def regress(session: nox.Session) -> None:
     """On a GPU: measure again, compare with what is blessed on it; exit status 0, 1 or 2.
 
-    Without arguments: `kernels` (3 seeds; 2.7 minutes on an H200), `table6` (0.8), `table3` (1.7
-    with one rollout a point, 3.4 with three) and `memory` (1.7): 7 to 9 minutes, by the blessed
-    records' durations; about a quarter more is predicted for an H100, whose memory is slower.
+    Without arguments: `kernels` (3 seeds; 2.7 minutes on an H200), `table6` (0.8), `table3` (3.4)
+    and `memory` (1.7): 9 minutes, by durations of records and, of table3, by a prediction from
+    them; about a quarter more is predicted for an H100, whose memory is slower.
     Other targets: `nox -s regress -- rollout`; after an interrupt `-- --runs FOLDER`.
     """
     # nox itself ends in 1 whatever failed; here 1 says that something regressed, and nothing else.

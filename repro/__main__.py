@@ -185,6 +185,11 @@ def _add_regress(commands: argparse._SubParsersAction[argparse.ArgumentParser]) 
         metavar="FOLDER",
         help="go on in this folder (default: a new one, runs/regress/<date>-<commit>)",
     )
+    parser.add_argument(
+        "--baseline",
+        action="store_true",
+        help="measure all seeds, so that the records can be blessed; as where nothing is",
+    )
     parser.add_argument("--expected", metavar="FOLDER", help="folder of expectations")
     parser.set_defaults(command=_regress)
 

@@ -204,8 +204,12 @@ class Judgement:
 
 
 def _severity(row: Row) -> float:
-    """Return the loss in thresholds; of counts, whose threshold is 0, the loss itself."""
-    return row.worst_loss / (row.threshold or 1.0)
+    """Return the loss in thresholds; of counts, whose threshold is 0, the loss itself.
+
+    Of an unclear row it is the loss that its noise could hide.
+    """
+    loss = row.worst_loss if row.verdict == "unclear" else row.loss
+    return loss / (row.threshold or 1.0)
 
 
 def compare(target: Target, tier: Tier, old: Side, new: Side) -> Comparison:
@@ -231,6 +235,8 @@ def compare(target: Target, tier: Tier, old: Side, new: Side) -> Comparison:
             f"{new.name} lacks {len(missing)} values of {target.name} that {old.name} has: "
             f"{', '.join(missing[:3])}{', ...' if len(missing) > 3 else ''}"
         )
+    elif not measured:
+        problems.append(f"{target.name}: {old.name} and {new.name} have no value in common")
     return replace(
         head,
         rows=tuple(_judged(measured)),

@@ -15,12 +15,12 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
-from repro.evidence.compare import EXIT_STATUS, Comparison, Judgement, Side
+from repro.evidence.compare import EXIT_STATUS, Judgement
 from repro.evidence.environment import capture_environment, device_of
 from repro.evidence.provenance import source_commit
 from repro.places import expected_folder, runs_folder
 from repro.regression.render import json_text, junit_text, markdown, print_judgement
-from repro.regression.sides import BLESSED, blessed_on, judge
+from repro.regression.sides import BLESSED, blessed_on, judge, key_of
 from repro.run import INTERRUPTED, main_run
 from repro.selection import select
 from repro.spec.config import require
@@ -83,6 +83,9 @@ def main_check_regression(args: argparse.Namespace) -> int:
 def main_regress(args: argparse.Namespace) -> int:
     """Carry out `repro regress`: measure, compare with what is blessed, keep everything.
 
+    Where nothing is blessed all seeds are measured, as with `--baseline`: the records can then be
+    blessed, which is what the verdict says.
+
     Raises
     ------
     ValueError
@@ -90,15 +93,15 @@ def main_regress(args: argparse.Namespace) -> int:
     """
     missing = Tier.SYSTEMS.missing()
     require(missing is None, f"regress measures on a GPU: {missing}")
-    seeds = dict.fromkeys(args.targets) or TARGETS_BY_DEFAULT
+    seeds: dict[str, int | None] = dict.fromkeys(args.targets) or TARGETS_BY_DEFAULT
     expected = expected_folder(args.expected)
+    whole = set(seeds) if args.baseline else _without_baseline(list(seeds), expected)
+    seeds = {name: None if name in whole else count for name, count in seeds.items()}
     folder = Path(args.runs) if args.runs else _new_folder()
     folder.mkdir(parents=True, exist_ok=True)
-    unready = _without_baseline(list(seeds), expected)
-    if unready is not None:
-        return _conclude(unready, folder)
     if _measure(seeds, folder, expected) == INTERRUPTED:
-        again = " ".join(["python -m repro regress", *args.targets, "--runs", str(folder)])
+        flags = ["--baseline"] if args.baseline else []
+        again = " ".join(["python -m repro regress", *args.targets, *flags, "--runs", str(folder)])
         sys.stdout.write(f"interrupted; go on with: {again}\n")
         return COULD_NOT_JUDGE
     judgement = judge(BLESSED, folder, list(seeds), Tier.SYSTEMS.value, expected)
@@ -112,26 +115,13 @@ def _new_folder() -> Path:
     return runs_folder(None)[0] / "regress" / f"{now}-{commit[:12]}{'-dirty' if dirty else ''}"
 
 
-def _without_baseline(names: Sequence[str], expected: Path) -> Judgement | None:
-    """Return the judgement that nothing can be judged, before minutes are spent on it, or None."""
+def _without_baseline(names: Sequence[str], expected: Path) -> set[str]:
+    """Return the targets that have no usable blessed records on this machine's kind of device."""
     device = device_of(capture_environment())
     selections = select(list(names), tier=Tier.SYSTEMS.value)
-    for item in selections:
-        require(Tier.SYSTEMS in item.source.scales, f"{item.target.name} has no scale at that tier")
-    keys = {(item.source.name, item.tier): device for item in selections}
-    sides = blessed_on(expected, selections, keys)
-    comparisons = tuple(
-        Comparison(
-            target=name,
-            tier=tier.value,
-            old=side,
-            new=Side(name="nothing measured"),
-            problems=tuple(f"{name}: {problem}" for problem in side.problems[:1]),
-        )
-        for (name, tier), side in sides.items()
-        if side.problems
-    )
-    return Judgement(comparisons=comparisons) if comparisons else None
+    keys = {key_of(item): device for item in selections}
+    sides = blessed_on(expected, selections, keys, Path())
+    return {item.target.name for item in selections if sides[key_of(item)].problems}
 
 
 def _measure(seeds: Mapping[str, int | None], folder: Path, expected: Path) -> int:

@@ -7,6 +7,7 @@ their side, and a target with such a problem is not judged.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from repro.blessed import blessed_checks
@@ -20,7 +21,7 @@ from repro.spec.tier import Tier, parse_tier
 from repro.targets import TARGETS, find, runs_of
 
 BLESSED = "blessed"
-BLESS_COMMAND = "python -m repro bless --device --tier {tier} --runs FOLDER"
+BLESS_COMMAND = "python -m repro bless --device --tier {tier} --runs {runs}"
 
 Sides = Mapping[tuple[str, Tier], Side]
 
@@ -53,18 +54,18 @@ def judge(old: str, new: Path, names: Sequence[str], tier: str | None, expected:
         asked = ", ".join(names) or "any target"
         where = " or ".join(map(str, folders))
         return Judgement(problems=(f"there is no record of {asked} in {where}",))
-    news = {_key(item): folder_side(item, new) for item in selections}
+    news = {key_of(item): folder_side(item, new) for item in selections}
     if old == BLESSED:
-        olds: Sides = blessed_sides(expected, selections, news)
+        olds: Sides = blessed_sides(expected, selections, news, new)
     else:
-        olds = {_key(item): folder_side(item, Path(old)) for item in selections}
+        olds = {key_of(item): folder_side(item, Path(old)) for item in selections}
     comparisons = (compare_sides(item, olds, news) for item in selections)
     return Judgement(comparisons=tuple(comparisons))
 
 
 def compare_sides(selection: Selection, olds: Sides, news: Sides) -> Comparison:
     """Compare the two sides of one selection."""
-    key = _key(selection)
+    key = key_of(selection)
     return compare(selection.source, selection.tier, olds[key], news[key])
 
 
@@ -78,7 +79,7 @@ def selected(
     """
     asked = [runs_of(find(name)).name for name in names]
     every = [target.name for target in TARGETS if target.records_of is None]
-    found = []
+    selections = []
     for name in dict.fromkeys(asked or every):
         recorded = [
             tier
@@ -88,8 +89,8 @@ def selected(
         if asked and not recorded:
             scales = find(name).scales
             recorded = [tier for tier in tiers if tier in scales][-1:] or list(tiers[-1:])
-        found += [select([name], tier=tier.value)[0] for tier in recorded]
-    return found
+        selections += [select([name], tier=tier.value)[0] for tier in recorded]
+    return selections
 
 
 def folder_side(selection: Selection, runs: Path) -> Side:
@@ -98,58 +99,79 @@ def folder_side(selection: Selection, runs: Path) -> Side:
 
 
 def side_of(name: str, selection: Selection, evidence: Evidence) -> Side:
-    """Return evidence as one side; arms that other targets record are left to those."""
+    """Return evidence as one side; arms that other targets record are left to those.
+
+    At the proxy tier a run that fails is a result like any other, and spoils nothing.
+    """
     shared = selection.source.shared
+    failed = [] if selection.tier is Tier.PROXY else evidence.failed
     spoilt = [
         f"{'/'.join(path.parts[-4:])} {what}: {why}"
-        for what, items in (("is refused", evidence.refused), ("failed", evidence.failed))
+        for what, items in (("is refused", evidence.refused), ("failed", failed))
         for path, why in items
     ]
     own = {arm: by_seed for arm, by_seed in evidence.records.items() if arm not in shared}
     return Side(name=name, records=own, problems=tuple(spoilt))
 
 
-def blessed_sides(expected: Path, selections: Sequence[Selection], news: Sides) -> Sides:
+def blessed_sides(
+    expected: Path, selections: Sequence[Selection], news: Sides, runs: Path
+) -> Sides:
     """Return the blessed records of each selection on the device of its new ones."""
     devices = {}
     for item in selections:
-        records = news[_key(item)].records
-        devices[_key(item)] = device_name(
+        records = news[key_of(item)].records
+        devices[key_of(item)] = device_name(
             Evidence(records={k: dict(v) for k, v in records.items()})
         )
-    return blessed_on(expected, selections, devices)
+    return blessed_on(expected, selections, devices, runs)
 
 
 def blessed_on(
-    expected: Path, selections: Sequence[Selection], devices: Mapping[tuple[str, Tier], str | None]
+    expected: Path,
+    selections: Sequence[Selection],
+    devices: Mapping[tuple[str, Tier], str | None],
+    runs: Path,
 ) -> Sides:
-    """Return the blessed records of each selection on a device; a problem where there are none."""
+    """Return the blessed records of each selection on a device; a problem where there are none.
+
+    Parameters
+    ----------
+    runs
+        The folder whose records may become the baseline, for that sentence.
+    """
     stored: dict[tuple[str, Tier], dict[str | None, Side]] = {}
     for checked in blessed_checks(expected, *(item.source.name for item in selections)):
         device = device_name(checked.evidence)
         side = side_of("blessed records", checked.selection, checked.evidence)
-        stored.setdefault(_key(checked.selection), {})[device] = side
+        stored.setdefault(key_of(checked.selection), {})[device] = side
     sides = {}
     for item in selections:
-        key = _key(item)
+        key = key_of(item)
         by_device, device = stored.get(key, {}), devices[key]
         if item.tier is Tier.SMOKE:  # its values belong to no device
             device = next(iter(by_device), None)
-        sides[key] = by_device.get(device) or _nothing_blessed(item, device, by_device)
+        # Where all of them are refused, as of a configuration since changed, none names a device.
+        baseline = by_device.get(device) or by_device.get(None)
+        command = BLESS_COMMAND.format(tier=item.tier.value, runs=runs)
+        if baseline is None:
+            sides[key] = _nothing_blessed(device, by_device, command)
+        else:
+            again = tuple(f"{why}; to replace the baseline: {command}" for why in baseline.problems)
+            sides[key] = replace(baseline, problems=again)
     return sides
 
 
-def _nothing_blessed(
-    selection: Selection, device: str | None, others: Iterable[str | None]
-) -> Side:
+def _nothing_blessed(device: str | None, others: Iterable[str | None], command: str) -> Side:
     known = ", ".join(sorted(map(str, others)))
     sentence = (
         f"nothing is blessed on {device or 'the device of these records'}"
         + (f" (but on {known})" if known else "")
-        + f"; to make records of it the baseline: {BLESS_COMMAND.format(tier=selection.tier.value)}"
+        + f"; to make these records the baseline: {command}"
     )
     return Side(name="blessed records", problems=(sentence,))
 
 
-def _key(selection: Selection) -> tuple[str, Tier]:
+def key_of(selection: Selection) -> tuple[str, Tier]:
+    """Return what names the two sides of a selection."""
     return selection.source.name, selection.tier

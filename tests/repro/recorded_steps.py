@@ -55,7 +55,8 @@ def step_record(run: RunConfig, change: Change = unchanged) -> Record:
         steady = metric.unit in ("bytes", "percent")
         values = [base] if steady else [base * noise for noise in NOISE]
         values = change(run.arm.name, metric, values)
-        series[metric.name] = list(values)
+        if len(values) > 1:
+            series[metric.name] = list(values)
         middle = sorted(values)[len(values) // 2]
         metrics[metric.name] = Estimate(value=middle, unit=metric.unit, n=len(values))
     record = record_of(

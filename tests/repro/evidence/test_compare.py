@@ -229,6 +229,13 @@ def test_a_value_that_is_missing_is_said_and_the_others_are_judged() -> None:
     assert status(against({**gone, "nvfp4_lora": gone["bf16_lora"]})) == ("could not judge", 2)
 
 
+def test_sides_without_a_common_value_are_not_judged() -> None:
+    bare = {"metrics": {}, "series": {}}
+    sides = [Side(name=name, records=on_arms(bare)) for name in ("old", "new")]
+    comparison = compare(TABLE3, Tier.SYSTEMS, *sides)
+    assert comparison.problems == ("table3: old and new have no value in common",)
+
+
 def test_a_new_metric_has_no_baseline_and_is_no_problem() -> None:
     new = Side(name="new", records=step_records())
     old = {

@@ -12,6 +12,7 @@ from xml.etree import ElementTree
 
 import pytest
 
+from repro import check
 from repro.__main__ import main
 from repro.check import gather
 from repro.evidence.bless import bless
@@ -104,13 +105,14 @@ def test_a_target_without_records_in_either_folder_is_said_beside_one_that_has(
     ("spoil", "words"),
     [
         (impossible_timing, "is refused"),
+        (on_arm("nvfp4_lora", effects={"timed_retries": {"7b_b2": 1}}), "had to retry"),
         (
             on_arm("bf16_lora", outcome={"status": "failed", "reason": "out of \x1b[31mmemory"}),
             "failed",
         ),
         (on_arm("bf16_lora", environment={"gpu": [{"name": "NVIDIA H100"}]}), "nvidia_h100"),
     ],
-    ids=["refused by receipts", "failed", "another device"],
+    ids=["impossible rate", "not the device's only work", "failed", "another device"],
 )
 def test_spoilt_failed_and_foreign_records_are_not_judged(
     tmp_path: Path,
@@ -151,7 +153,24 @@ def test_blessed_stands_for_the_blessed_records_of_the_device(
     assert main(["compare", "blessed", str(tmp_path / "other"), *where]) == 2
     said = capsys.readouterr().out
     assert "nothing is blessed on nvidia_h100 (but on nvidia_h200)" in said
-    assert "python -m repro bless --device --tier systems --runs FOLDER" in said
+    assert f"python -m repro bless --device --tier systems --runs {tmp_path / 'other'}" in said
+
+
+def test_a_baseline_of_a_configuration_since_changed_is_to_be_replaced(
+    tmp_path: Path, expected: Path, capsys: Printed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def changed(record: Record, run: object) -> str | None:
+        blessed = "systems/nvidia_h200" in str(stack[-1])
+        return "the record is of another configuration" if blessed else None
+
+    stack: list[Path] = []
+    read = check.read_record
+    monkeypatch.setattr(check, "read_record", lambda path: (stack.append(path), read(path))[1])
+    monkeypatch.setattr(check, "config_difference", changed)
+    where = ["--expected", str(expected)]
+    assert main(["compare", "blessed", str(tmp_path / "baseline"), *where]) == 2
+    said = capsys.readouterr().out
+    assert "another configuration; to replace the baseline: python -m repro bless" in said
 
 
 def test_check_regression_judges_as_compare_does(
@@ -206,7 +225,7 @@ def test_what_is_not_a_terminal_gets_at_most_ten_plain_lines(
     assert len(out.splitlines()) == LINES
     assert "\x1b" not in out
     assert out.startswith("regressed: ")
-    assert out.splitlines()[1].startswith("60 regressed")
+    assert out.splitlines()[1].endswith(" regressed, 0 unclear, 0 improved, 0 unchanged")
 
 
 def test_json_junit_and_summary_say_the_same(tmp_path: Path, capsys: Printed) -> None:
@@ -305,15 +324,21 @@ def test_regress_exits_with_1_where_a_step_is_slower(
     assert f"regressed: table3 nvfp4_lora {STEP}" in capsys.readouterr().out
 
 
-def test_regress_measures_nothing_where_nothing_is_blessed(
-    tmp_path: Path, expected: Path, gpu: list[list[str]], capsys: Printed
+def test_a_card_on_which_nothing_is_blessed_is_measured_and_named_its_command(
+    tmp_path: Path,
+    expected: Path,
+    gpu: list[list[str]],
+    capsys: Printed,
 ) -> None:
-    assert main(["regress", "table3", "memory", "--expected", str(expected)]) == 2
-    out = capsys.readouterr().out
-    assert "memory: nothing is blessed on nvidia_h200" in out
-    assert "python -m repro bless --device" in out
-    assert gpu == []
-    assert json.loads((only_folder(tmp_path) / "regress.json").read_text())["exit_status"] == 2
+    shutil.rmtree(expected / "systems")
+    where = ["--expected", str(expected)]
+    assert main(["regress", "table3", *where]) == 2
+    folder = only_folder(tmp_path)
+    words = ["bless", "--device", "--tier", "systems", "--runs", str(folder)]
+    assert f"python -m repro {' '.join(words)}" in capsys.readouterr().out
+    assert json.loads((folder / "regress.json").read_text())["exit_status"] == 2
+    assert main([*words, *where]) == 0
+    assert main(["compare", "blessed", str(folder), *where]) == 0
 
 
 def test_regress_goes_on_where_it_was_interrupted(
@@ -333,12 +358,25 @@ def test_regress_goes_on_where_it_was_interrupted(
     assert only_folder(tmp_path) == folder
 
 
-def test_regress_without_a_target_measures_its_own_choice(
-    gpu: list[list[str]], monkeypatch: pytest.MonkeyPatch, capsys: Printed
+@pytest.mark.parametrize(
+    ("lacking", "flags", "kernels"),
+    [(set(), [], ["3"]), (set(), ["--baseline"], []), ({"kernels"}, [], [])],
+    ids=["with a baseline", "--baseline", "without a baseline"],
+)
+def test_regress_measures_its_own_choice_and_all_seeds_for_a_baseline(
+    expected: Path,
+    gpu: list[list[str]],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: Printed,
+    lacking: set[str],
+    flags: list[str],
+    kernels: list[str],
 ) -> None:
     measured(monkeypatch, gpu, status=1)
-    assert main(["regress"]) == 2
-    assert gpu == [["kernels", "3"], ["table6", "table3", "memory"]]
+    monkeypatch.setattr(command, "_without_baseline", lambda names, expected: lacking)
+    assert main(["regress", *flags, "--expected", str(expected)]) == 2
+    others = ["table6", "table3", "memory"]
+    assert gpu == ([["kernels", *kernels], others] if kernels else [["kernels", *others]])
     assert "kernels at the systems tier" in capsys.readouterr().out
 
 
