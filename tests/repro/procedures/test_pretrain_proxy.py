@@ -20,7 +20,7 @@ from repro.data.proxy_corpus import WORKING_PREFIX, ProxyCorpusConfig, shard_doc
 from repro.data.proxy_tokenizer import build_proxy_tokenizer
 from repro.models.checkpoint import resolve, verify
 from repro.models.policy import load_policy
-from repro.procedures import Stopped, procedure_named, proxy_quality, proxy_run
+from repro.procedures import Stopped, procedure_named, proxy_quality
 from repro.procedures.pretrain import new_model
 from repro.procedures.pretrain_proxy import begin, train_until
 from repro.procedures.proxy_batches import iterate_batches, shard_batches, source_of
@@ -301,7 +301,6 @@ def made(tmp_path_factory):
         patch.setenv("REPRO_DATA", str(write_humans(root / "human")))
         patch.setenv("REPRO_POLICIES", str(root / "policies"))
         patch.setattr(proxy_quality, "MAX_NEW_TOKENS", 12)
-        patch.setattr(proxy_run, "_CALIBRATION_ROWS", 2)
         patch.setattr(os, "sched_getaffinity", lambda _: {0, 1})
         run = plan(find("pretrain_proxy"), Tier.PROXY)[0]
         scale = dataclasses.replace(run.scale, quality_problems=5, threads=1, human_data=True)
