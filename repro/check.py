@@ -24,7 +24,8 @@ from repro.analysis_plan import needs_plan, plan_refusal
 from repro.evidence.by_prompt import means_by_prompt
 from repro.evidence.compare import values_of
 from repro.evidence.environment import device_of
-from repro.evidence.expectation import Expectation, load_expectations
+from repro.evidence.expectation import Expectation
+from repro.evidence.measured import load_expectations
 from repro.evidence.not_run import explained
 from repro.evidence.origins import mixed_seeds, seeds_text
 from repro.evidence.paper import paper_cells
@@ -33,11 +34,9 @@ from repro.evidence.record import (
     Record,
     RecordError,
     config_difference,
-    iterate_records,
-    read_record,
-    record_folder,
 )
 from repro.evidence.statistics import wilson_interval
+from repro.evidence.store import Entry, Source, source_of
 from repro.evidence.verdict import Verdict, judge, judge_expectation
 from repro.places import absence_text, expected_folder, runs_folder
 from repro.selection import Selection, select
@@ -118,8 +117,8 @@ class Checked:
         return self.lacking is None and not self.faulty
 
 
-def check_selection(selection: Selection, runs: Path, expected: Path) -> Checked:
-    """Return the verdicts of a selection on the records under `runs`."""
+def check_selection(selection: Selection, runs: Path | Source, expected: Path) -> Checked:
+    """Return the verdicts of a selection on the records of a folder or another source."""
     evidence = gather(selection, runs)
     target = selection.target
     absent = _absent_arms(selection, evidence)
@@ -132,7 +131,8 @@ def check_selection(selection: Selection, runs: Path, expected: Path) -> Checked
         if mismatch is None:
             matched.append(claim)
             continue
-        evidence.refused.append((runs / selection.tier.value / selection.source.name, mismatch))
+        place = source_of(runs).place(selection.tier.value, selection.source.name)
+        evidence.refused.append((place, mismatch))
         verdicts[claim.name] = Verdict(
             name=claim.name,
             statement=claim.statement,
@@ -160,67 +160,69 @@ def check_selection(selection: Selection, runs: Path, expected: Path) -> Checked
         selection=selection,
         evidence=evidence,
         verdicts=ordered,
-        lacking=_lacking(selection, evidence, runs),
+        lacking=_lacking(selection, evidence, source_of(runs)),
     )
 
 
-def gather(selection: Selection, runs: Path) -> Evidence:
+def gather(selection: Selection, runs: Path | Source) -> Evidence:
     """Read the records of a selection and refuse those that are not evidence."""
     evidence = Evidence(timed=selection.source.timed_repeats > 0)
     failures: dict[tuple[str, str], tuple[Path, str]] = {}
-    for path, arm in _places(selection, runs):
+    places = _places(selection, source_of(runs))
+    for entry, arm in places:
         try:
-            record = read_record(path)
-            reasons = _reasons(selection, record, path, arm)
+            record = entry.read()
+            reasons = _reasons(selection, record, entry, arm)
         except RecordError as error:
-            _refuse(evidence, path, arm, str(error))
+            _refuse(evidence, entry.path, arm, str(error))
             continue
         if not record.ok:
             evidence.failed_records.append(record)
-            failures[arm, path.name.split(".")[0]] = (path, reasons[0])
+            failures[arm, entry.stem] = (entry.path, reasons[0])
         elif reasons:
             for reason in reasons:
-                _refuse(evidence, path, arm, reason)
+                _refuse(evidence, entry.path, arm, reason)
         else:
             evidence.records.setdefault(arm, {})[record.seed] = record
+    made_good = {(arm, entry.stem) for entry, arm in places if entry.finished}
     for (arm, stem), failure in failures.items():
-        if not (failure[0].parent / f"{stem}.json").is_file():
+        if (arm, stem) not in made_good:
             evidence.failed.append(failure)
             evidence.failed_arms[arm] = evidence.failed_arms.get(arm, 0) + 1
     return evidence
 
 
-def _places(selection: Selection, runs: Path) -> list[tuple[Path, str]]:
-    """Return the records' paths, each with the selection's own name of its arm.
+def _places(selection: Selection, records: Source) -> list[tuple[Entry, str]]:
+    """Return the records' entries, each with the selection's own name of its arm.
 
     A figure that reads a table's runs asks only those of its own arms. Of arms that it shares, a
     target with an analysis plan asks the seeds of its plan: their home may have planned more.
     """
     source, tier = selection.source, selection.tier.value
     others = {arm.name for arm in source.arms} - {arm.name for arm in selection.target.arms}
-    found = [
-        (path, path.parent.name)
-        for path in iterate_records(runs, tier, source.name)
-        if path.parent.name not in others
+    places = [
+        (entry, entry.arm)
+        for entry in records.entries(tier, source.name)
+        if entry.arm not in others
     ]
     for arm, (home, name) in source.shared.items():
-        folder = record_folder(tier, home.name, name, runs)
-        paths = sorted(folder.glob("seed-*.json"))
+        entries = [entry for entry in records.entries(tier, home.name) if entry.arm == name]
         if needs_plan(source, selection.tier):
             planned = {f"seed-{seed}" for seed in source.scales[selection.tier].seeds}
-            paths = [path for path in paths if path.name.split(".")[0] in planned]
-        found += [(path, arm) for path in paths]
-    return found
+            entries = [entry for entry in entries if entry.stem in planned]
+        places += [(entry, arm) for entry in entries]
+    return places
 
 
-def _lacking(selection: Selection, evidence: Evidence, runs: Path) -> str | None:
+def _lacking(selection: Selection, evidence: Evidence, records: Source) -> str | None:
     """Return a sentence naming the folder without any record of a selection, or None."""
     if evidence.count or evidence.refused or evidence.failed:
         return None
     source, tier = selection.source, selection.tier
     reason = source.not_runnable(tier) if tier not in source.scales else None
     what = f"no record of {selection.target.name} at the {tier.value} tier"
-    return f"{what}: {reason or absence_text(runs, runs / tier.value / source.name)}"
+    place = records.place(tier.value, source.name)
+    return f"{what}: {reason or absence_text(place.parents[1], place)}"
 
 
 def _refuse(evidence: Evidence, path: Path, arm: str, reason: str) -> None:
@@ -228,12 +230,12 @@ def _refuse(evidence: Evidence, path: Path, arm: str, reason: str) -> None:
     evidence.refused_arms.setdefault(arm, f"{path.name} refused: {reason}")
 
 
-def _reasons(selection: Selection, record: Record, path: Path, arm: str) -> list[str]:
+def _reasons(selection: Selection, record: Record, entry: Entry, arm: str) -> list[str]:
     """Return why a record does not count, most basic reason first; one for a failed run."""
     if not record.ok:
         return refusals(record)
     place = (record.tier, record.target, record.arm, f"seed-{record.seed}.json")
-    if place != (*path.parts[-4:-1], path.name):
+    if place != (entry.tier, entry.target, entry.arm, entry.name):
         return [f"the record says it is {'/'.join(map(str, place))}, and lies elsewhere"]
     try:
         run = plan(selection.source, selection.tier, [record.seed], [arm])[0]
@@ -311,7 +313,7 @@ def _with_caveat(
 
 def _expectations(selection: Selection, evidence: Evidence, expected: Path) -> list[Expectation]:
     target = selection.target
-    found = load_expectations(expected, selection.tier.value, target.name, device_name(evidence))
+    found = load_expectations(expected, selection.tier, target, device_name(evidence))
     if selection.tier is Tier.PAPER and target.headline:
         found += [
             _paper_expectation(cell.arm, target.headline, cell.value, cell.items, cell.place)

@@ -10,16 +10,15 @@ at different learning rates is marked; one without records is only named.
 from __future__ import annotations
 
 import argparse
-import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from repro.analysis_plan import needs_plan, plan_digest
-from repro.blessed import unpack
 from repro.check import Checked, Evidence, check_selection, learning_rates
 from repro.evidence.origins import commits_text
 from repro.evidence.record import replace_text
+from repro.evidence.store import Blessed, Source, blessed_sources
 from repro.evidence.verdict import Verdict
 from repro.findings_pictures import picture_lines
 from repro.findings_runs import ends, limits, rates, runs_of_checks, what_was_run
@@ -100,19 +99,13 @@ def findings_short(checks: Sequence[Checked]) -> list[str]:
 
 
 def blessed_findings(expected: Path) -> list[Checked]:
-    """Return the checks behind the page, on the blessed records."""
-    with tempfile.TemporaryDirectory() as folder:
-        unpack_blessed(expected, Path(folder))
-        return findings_checks(Path(folder), expected)
+    """Return the checks behind the page, on the blessed records of each device."""
+    nothing = Blessed(expected, Tier.PROXY.value, None)
+    sources = blessed_sources(expected, Tier.PROXY) or [nothing]
+    return [checked for source in sources for checked in findings_checks(source, expected)]
 
 
-def unpack_blessed(expected: Path, runs: Path) -> int:
-    """Write the proxy tier's blessed records to `runs`; return how many there are."""
-    paths = sorted((expected / Tier.PROXY.value).rglob("*.records.json"))
-    return sum(unpack(path, runs) for path in paths)
-
-
-def findings_checks(runs: Path, expected: Path) -> list[Checked]:
+def findings_checks(runs: Path | Source, expected: Path) -> list[Checked]:
     """Return the checks of every target that claims something about learning here."""
     checks = []
     for target in TARGETS:

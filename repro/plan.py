@@ -7,16 +7,15 @@ guessing.
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from statistics import median
-from typing import Any
 
 from repro.ensemble_cost import ensemble_seconds, likely_groups, queue_seconds, unmeasured
 from repro.evidence.record import find_record
+from repro.evidence.store import blessed_records
 from repro.measure.rollout_plan import not_fitting
 from repro.selection import Selection
 from repro.spec.config import RunConfig
@@ -74,10 +73,12 @@ def plan_text(
 
 def _prediction_lines(selection: Selection, left: list[RunConfig], expected: Path) -> list[str]:
     """Return a line where the time is of arms that nothing blessed has timed; else none."""
-    timed = {(record["target"], record["arm"]) for record in blessed_records(selection, expected)}
-    for home, _ in selection.source.shared.values():
-        other = Selection(target=home, source=home, tier=selection.tier)
-        timed |= {(item["target"], item["arm"]) for item in blessed_records(other, expected)}
+    homes = {selection.source.name, *(home.name for home, _ in selection.source.shared.values())}
+    timed = {
+        (record.target, record.arm)
+        for name in homes
+        for record in blessed_records(expected, selection.tier, name)
+    }
     never = list(dict.fromkeys(r.arm.name for r in left if (r.target, r.arm.name) not in timed))
     if not never:
         return []
@@ -183,32 +184,19 @@ def estimate(selection: Selection, cost: Cost, expected: Path) -> Estimates:
     }
     seconds |= cost.seconds_of_arm
     memory, basis = cost.memory_bytes, cost.basis
-    blessed = blessed_records(selection, expected)
+    blessed = blessed_records(expected, selection.tier, selection.source.name)
     times: dict[str, list[float]] = {}
     for record in blessed:
-        begun = datetime.fromisoformat(record["started"])
-        ended = datetime.fromisoformat(record["finished"])
-        together = record["effects"].get("repeats_together", 1)
-        times.setdefault(record["arm"], []).append((ended - begun).total_seconds() / together)
-        peak = record["metrics"].get("peak_bytes", {}).get("value")
+        begun = datetime.fromisoformat(record.started)
+        ended = datetime.fromisoformat(record.finished)
+        together = record.effects.get("repeats_together", 1)
+        times.setdefault(record.arm, []).append((ended - begun).total_seconds() / together)
+        peak = record.value("peak_bytes")
         memory = max(memory, int(peak)) if peak else memory
     if times:
         seconds |= {arm: median(values) for arm, values in times.items()}
         basis = f"median of {len(blessed)} blessed records"
     return Estimates(seconds=seconds, memory_bytes=memory, basis=basis)
-
-
-def blessed_records(selection: Selection, expected: Path) -> list[dict[str, Any]]:
-    """Return the compacted records behind the blessed expectations of the selection's tier.
-
-    Those of an earlier version of the target did something else and say nothing of its cost.
-    """
-    folder = expected / selection.tier.value
-    records = []
-    for path in sorted(folder.rglob(f"{selection.source.name}.records.json")):
-        records += json.loads(path.read_text(encoding="utf-8"))["records"]
-    version = selection.source.version
-    return [record for record in records if record["target_version"] == version]
 
 
 def duration(seconds: float) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from repro.check import Checked, device_name
-from repro.evidence.expectation import Expectation, load_expectations
+from repro.evidence.expectation import Expectation, load_bars
 from repro.evidence.paper import paper_cells
 from repro.evidence.statistics import mean_interval
 from repro.evidence.verdict import Verdict
@@ -92,7 +92,7 @@ def origin_text(checked: Checked) -> str:
     return (
         f"{what} an arm of `python -m repro run {name} --tier {tier}` on one "
         f"{(device or '').replace('_', ' ').upper()} (commit {commits}, {dates}; "
-        f"`expected/{tier}/{device}/{name}.records.json`)."
+        f"`expected/records/{tier}/{device}/{name}.csv`)."
     )
 
 
@@ -116,9 +116,9 @@ def stated_bars(checked: Checked, expected: Path) -> list[tuple[Expectation, Ver
     # A verdict's source tells a stated bar from a blessed value of the same name.
     verdicts = {(item.name, item.source): item for item in checked.verdicts}
     found = []
-    for bar in load_expectations(expected, tier.value, target.name):
+    for bar in load_bars(expected, tier.value, target.name):
         verdict = verdicts.get((f"{bar.arm}.{bar.metric}", f"{bar.source}: {bar.because}"))
-        if bar.source == "derived" and verdict is not None and verdict.effect is not None:
+        if verdict is not None and verdict.effect is not None:
             found.append((bar, verdict))
     return found
 

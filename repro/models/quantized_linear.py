@@ -1,4 +1,4 @@
-"""A linear layer whose weight is 4-bit codes and scales, and the replacement of dense ones by it.
+"""A linear layer whose weight is 4-bit codes and scales.
 
     y = x dequantize(W)^T + b
 
@@ -25,7 +25,6 @@ from torch import Tensor, nn
 from kernels import dispatch
 from kernels.formats import QuantizedWeight
 from kernels.packing import PackedWeight, unpack
-from repro.models.decoder import causal_lm, fused_members, is_projection
 
 
 class Product(Protocol):
@@ -149,40 +148,6 @@ class QuantizedLinear(nn.Module):
             f"in_features={self.in_features}, out_features={self.out_features}, "
             f"format={self.weight_format}, bias={self.bias is not None}"
         )
-
-
-@torch.no_grad()
-def quantize_linears(model: nn.Module, weight_format: str) -> list[str]:
-    """Replace the seven projections of every layer of a dense model in memory; return their names.
-
-    For a model on disk `load_policy` does the same without ever holding it dense.
-
-    Raises
-    ------
-    ValueError
-        When no dense projection is there, so that nothing would change.
-    """
-    decoder = causal_lm(model)
-    dense = {
-        name: module
-        for name, module in decoder.named_modules()
-        if is_projection(name) and isinstance(module, nn.Linear)
-    }
-    if not dense:
-        raise ValueError(
-            f"{type(decoder).__name__} has no dense projection to quantise to {weight_format}"
-        )
-    rounded = {name: module.weight.to(torch.bfloat16) for name, module in dense.items()}
-    for name, module in dense.items():
-        scale = None
-        if weight_format == "nvfp4":
-            scale = dispatch.shared_global_scale([rounded[n] for n in fused_members(name)])
-        quantized = dispatch.quantize(rounded[name], weight_format, global_scale=scale)
-        bias = module.bias
-        if bias is not None:
-            bias.requires_grad_(False)
-        decoder.set_submodule(name, QuantizedLinear(quantized, bias))
-    return list(dense)
 
 
 def relative_error(dense: Tensor, quantized: QuantizedWeight) -> float:

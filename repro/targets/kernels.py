@@ -3,7 +3,7 @@
 Not a table of the paper: the paper's kernel (Marlin) gains below 32 rows of activations and loses
 to bfloat16 above 64, where reinforcement learning samples and trains. The bars here are this
 suite's: the `must` of each cell is the accepted interval, the `goal` stands beside it
-(`expected/systems/kernels.derived.json`).
+(`expected/bars/systems.toml`).
 
 A ratio is time of `F.linear` in bfloat16 over ours, both summed over the four linear layers of one
 decoder block (fused q/k/v and gate/up), in one process on one device, with cold caches.

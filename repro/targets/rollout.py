@@ -3,7 +3,7 @@
 Not a table of the paper, whose batches end at 8: reinforcement learning samples hundreds of rows.
 Random weights, 256 prompt tokens, 256 new ones (192 at 14B and 32B), LoRA of rank 32 on all seven
 projections with non-zero factors, no prompt shared, prefill counted. The `must` of each cell is
-the accepted interval, the `goal` stands beside it (`expected/systems/rollout.derived.json`); the
+the accepted interval, the `goal` stands beside it (`expected/bars/systems.toml`); the
 claims ask how many times 16-bit LoRA on the same engine each cell reaches.
 
 `rollout_scheduling` measures, at 7B, what sharing a group's prompt and continuous batching gain,

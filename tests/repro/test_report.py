@@ -14,6 +14,7 @@ from repro.__main__ import build_parser, main
 from repro.blessed import blessed_checks
 from repro.check import device_name
 from repro.evidence.record import Estimate, Record, failed_record
+from repro.evidence.store import blessed_records, stored_path, write_stored
 from repro.kernel_tables import kernel_rows
 from repro.places import PACKAGE, expected_folder
 from repro.readme import renew_blocks, renewed_readme
@@ -24,6 +25,7 @@ from repro.targets import find
 from repro.targets.table1 import TABLE1
 
 Writer = Callable[..., None]
+METRICS = [metric.name for metric in find("kernels").metrics]
 
 
 def report(runs: Path, *more: str) -> str:
@@ -191,12 +193,11 @@ def test_reproduce_goes_through_to_report_and_verdicts(
 def test_records_of_two_devices_are_checked_apart(tmp_path: Path) -> None:
     expected = tmp_path / "expected"
     shutil.copytree(expected_folder(None) / "paper", expected / "paper")
-    systems = expected_folder(None) / "systems"
-    shutil.copytree(systems, expected / "systems")
-    other = expected / "systems" / "nvidia_h100"
-    shutil.copytree(systems / "nvidia_h200", other)
-    for file in other.glob("*.json"):
-        file.write_text(file.read_text(encoding="utf-8").replace("NVIDIA H200", "NVIDIA H100"))
+    records = blessed_records(expected_folder(None), Tier.SYSTEMS, "kernels")
+    for device in ("nvidia_h100", "nvidia_h200"):
+        gpu = {"gpu": [{"name": device.replace("_", " ").upper()}]}
+        named = [dataclasses.replace(r, environment=r.environment | gpu) for r in records]
+        write_stored(stored_path(expected, "systems", "kernels", device), METRICS, named)
     checks = blessed_checks(expected, "kernels")
     assert [device_name(checked.evidence) for checked in checks] == ["nvidia_h100", "nvidia_h200"]
     assert not any(checked.evidence.refused for checked in checks)
@@ -207,13 +208,14 @@ def test_records_of_two_devices_are_checked_apart(tmp_path: Path) -> None:
 
 def test_a_table_of_another_record_is_stale(tmp_path: Path) -> None:
     expected = tmp_path / "expected"
-    shutil.copytree(expected_folder(None) / "systems", expected / "systems")
-    (file,) = expected.glob("systems/*/kernels.records.json")
-    raw = json.loads(file.read_text(encoding="utf-8"))
-    for record in raw["records"]:
-        if record["arm"] == "nvfp4":
-            record["metrics"]["ratio_7b_8"]["value"] = 1.5
-    file.write_text(json.dumps(raw), encoding="utf-8")
+    shutil.copytree(expected_folder(None) / "bars", expected / "bars")
+    name, records = "ratio_7b_8", []
+    for record in blessed_records(expected_folder(None), Tier.SYSTEMS, "kernels"):
+        slower = record.metrics | {name: Estimate(value=1.5, unit="ratio")}
+        records.append(
+            dataclasses.replace(record, metrics=slower) if record.arm == "nvfp4" else record
+        )
+    write_stored(stored_path(expected, "systems", "kernels", "nvidia_h200"), METRICS, records)
     lines = kernel_rows(blessed_checks(expected, "kernels"), expected)
     (line,) = [line for line in lines if line.startswith("| 7B NVFP4 |") and "1.50" in line]
     assert line.split("|")[3].strip() == "1.50"

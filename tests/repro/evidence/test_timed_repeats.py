@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import re
 import shutil
 from collections.abc import Mapping
@@ -15,6 +14,7 @@ import pytest
 from repro.__main__ import main
 from repro.check import Checked, check_selection, gather
 from repro.evidence.bless import BlessError, bless
+from repro.evidence.measured import load_expectations
 from repro.evidence.record import Estimate, record_of
 from repro.evidence.verdict import Verdict
 from repro.places import expected_folder
@@ -119,12 +119,15 @@ def test_a_timed_target_is_blessed_on_its_declared_repeats_of_one_seed(
     tmp_path: Path, expected: Path
 ) -> None:
     write(tmp_path / "runs")
-    raw = json.loads(blessed(tmp_path / "runs", expected).read_text(encoding="utf-8"))
-    found = {(item["arm"], item["metric"]): item for item in raw["expectations"]}
-    item = found["nvfp4_lora", "step_seconds_7b_b2"]
-    assert item["values"] == {"0.0": 10.1, "0.1": 10.0, "0.2": 10.0}
-    assert "3 timed repeats" in item["because"]
-    low, high = item["accept"]
+    blessed(tmp_path / "runs", expected)
+    items = load_expectations(expected, Tier.SYSTEMS, TABLE3, "nvidia_h200")
+    by_name = {(item.arm, item.metric): item for item in items}
+    item = by_name["nvfp4_lora", "step_seconds_7b_b2"]
+    assert item.values == {"0.0": 10.1, "0.1": 10.0, "0.2": 10.0}
+    assert "3 timed repeats" in item.because
+    low, high = item.accept
+    assert low is not None
+    assert high is not None
     assert low < 10.0 < high < 12.5
     again = checked(tmp_path / "runs", expected)
     mine = [v for v in again.verdicts if v.source.startswith("measured")]
@@ -213,9 +216,7 @@ def test_readme_counts_the_bars_and_lists_those_missed(tmp_path: Path) -> None:
 def test_readme_judges_a_bar_by_its_own_interval_where_a_blessed_value_lies_below_it(
     tmp_path: Path, expected: Path
 ) -> None:
-    (expected / "systems").mkdir()
-    for file in (expected_folder(None) / "systems").glob("table3*.derived.json"):
-        shutil.copy(file, expected / "systems")
+    shutil.copytree(expected_folder(None) / "bars", expected / "bars")
     write(tmp_path / "runs", {"nvfp4_lora": SLOW, "bf16_lora": SLOW})
     blessed(tmp_path / "runs", expected)
     again = checked(tmp_path / "runs", expected)
