@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import io
-import json
-import shutil
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -15,8 +13,10 @@ from rich.console import Console
 from repro.check import Checked, check_selection
 from repro.console import print_check
 from repro.evidence.bless import bless
+from repro.evidence.measured import load_expectations
 from repro.evidence.not_run import reason
 from repro.evidence.record import Estimate, Record, record_of
+from repro.evidence.store import blessed_records
 from repro.places import expected_folder
 from repro.selection import Selection
 from repro.spec.config import RunConfig
@@ -120,18 +120,15 @@ def test_records_with_a_point_left_out_are_blessed_with_the_others(
     by_arm: dict[str, dict[int, Record]] = {}
     for record in records:
         by_arm.setdefault(record.arm, {})[record.seed] = record
-    shutil.copytree(
-        expected_folder(None), tmp_path / "expected", ignore=shutil.ignore_patterns("nvidia_*")
-    )
-    path, kept = bless(ROLLOUT, Tier.SYSTEMS, by_arm, problems=[], expected=tmp_path / "expected")
-    blessed = {
-        (item["arm"], item["metric"]) for item in json.loads(path.read_text())["expectations"]
-    }
+    expected = tmp_path / "expected"
+    bless(ROLLOUT, Tier.SYSTEMS, by_arm, problems=[], expected=expected)
+    expectations = load_expectations(expected, Tier.SYSTEMS, ROLLOUT, "nvidia_h100_80gb_hbm3")
+    blessed = {(item.arm, item.metric) for item in expectations}
     assert ("bf16_lora", "tokens_per_second_32b_64") in blessed
     assert ("nvfp4_lora", "tokens_per_second_32b_256") in blessed
     assert ("bf16_lora", "tokens_per_second_32b_256") not in blessed
-    effects = [record["effects"] for record in json.loads(kept.read_text())["records"]]
-    assert {"32b_256": SAID} in [item["not_run"] for item in effects]
+    stored = blessed_records(expected, Tier.SYSTEMS, "rollout")
+    assert {"32b_256": SAID} in [record.effects["not_run"] for record in stored]
 
 
 @pytest.mark.parametrize(
