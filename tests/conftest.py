@@ -50,6 +50,11 @@ _UNFILLABLE = {
 }
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Put tests that need the device to themselves first, before this process takes of it."""
+    items.sort(key=lambda item: item.get_closest_marker("alone") is None)
+
+
 @pytest.fixture(autouse=True)
 def poisoned_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     """Make every element that a kernel forgets to write fail its test instead of passing by luck.

@@ -68,6 +68,22 @@ class Outcome:
         """Whether something passed and nothing else happened but skips."""
         return self.passed > 0 and self.failed == 0 and self.errors == 0
 
+    def __add__(self, other: Outcome) -> Outcome:
+        """Return how two starts ended together."""
+        reasons = dict.fromkeys([*self.skips, *other.skips])
+        return Outcome(
+            passed=self.passed + other.passed,
+            failed=self.failed + other.failed,
+            errors=self.errors + other.errors,
+            skipped=self.skipped + other.skipped,
+            failures=[*self.failures, *other.failures],
+            skips={
+                reason: [*self.skips.get(reason, ()), *other.skips.get(reason, ())]
+                for reason in reasons
+            },
+            seconds=round(self.seconds + other.seconds, 1),
+        )
+
     def __str__(self) -> str:
         errors = f", {self.errors} errors" if self.errors else ""
         return f"{self.passed} passed, {self.failed} failed{errors}, {self.skipped} skipped"

@@ -33,6 +33,7 @@ from repro.places import expected_folder, runs_folder
 from repro.spec.tier import Tier
 
 _RECORD = "gpu_tests.json"
+_MOST_PROCESSES = 8
 
 
 def main_gpu_tests(args: argparse.Namespace) -> int:
@@ -84,7 +85,7 @@ def run_gpu_tests(root: Path, folder: Path) -> GpuTests:
     files = covered_files(root)
     import torch  # noqa: F401 - the environment names the version of a torch that is loaded
 
-    tests = run_pytest(root, ["-m", "gpu", *gpu_test_files(root)], folder / "gpu_tests.xml")
+    tests = run_tests(root, gpu_test_files(root), folder)
     benchmarks = run_pytest(root, ["benchmarks", "--benchmark-only"], folder / "gpu_benchmarks.xml")
     return GpuTests(
         commit=commit,
@@ -95,6 +96,22 @@ def run_gpu_tests(root: Path, folder: Path) -> GpuTests:
         benchmarks=benchmarks,
         files=files,
     )
+
+
+def run_tests(root: Path, files: Sequence[str], folder: Path) -> Outcome:
+    """Run the GPU tests: first those that need the device to themselves, then the others.
+
+    The others spend most of their time compiling kernels, so several processes share the device
+    where pytest-xdist is installed.
+    """
+    alone = [file for file in files if "mark.alone" in (root / file).read_text(encoding="utf-8")]
+    together = ["-m", "gpu", *(file for file in files if file not in alone)]
+    if importlib.util.find_spec("xdist") is not None:
+        processes = max(1, min(_MOST_PROCESSES, (os.cpu_count() or 1) // 2))
+        together = ["-n", str(processes), *together]
+    first = run_pytest(root, ["-m", "gpu", *alone], folder / "alone.xml") if alone else None
+    rest = run_pytest(root, together, folder / "gpu_tests.xml")
+    return rest if first is None else first + rest
 
 
 def run_pytest(root: Path, arguments: Sequence[str], junit: Path) -> Outcome:

@@ -70,6 +70,12 @@ class StepLedger:
             if raw.get("made_by") == self._made_by:
                 self._entries = raw["entries"]
 
+    @property
+    def finished(self) -> int:
+        """Timed steps, and points found not to fit, so far."""
+        entries = self._entries.values()
+        return sum(len(entry["repeats"]) + bool(entry["out_of_memory"]) for entry in entries)
+
     def entry(self, arm: StepArm, point: StepPoint) -> dict[str, Any]:
         """Return a copy of an entry: `repeats` (a list), `facts`, `out_of_memory`."""
         found = self._entries.get(self._key(arm, point))
@@ -118,6 +124,6 @@ class StepLedger:
             {
                 "arm": dataclasses.asdict(arm) | {"name": "", "label": ""},
                 "point": dataclasses.asdict(point),
-                "scale": [scale.warm_up, scale.warm_up_tokens, scale.optimizer],
+                "scale": [scale.warm_up, scale.warm_up_tokens, scale.updates, scale.optimizer],
             }
         )

@@ -145,8 +145,10 @@ class StepScale:
         Format that a model's points are first measured with; None for none.
     warm_up, steps
         Steps before the clock, which sample `warm_up_tokens` of a row, fill up the rest and update
-        on one micro-batch; and steps under it, each the trainer's own iteration with one update on
-        its rollout. Their median counts.
+        on one micro-batch; and steps under it, each the trainer's own iteration. Their median
+        counts.
+    updates
+        Optimiser steps per rollout, as `TrainScale.updates_per_rollout`.
     """
 
     points: tuple[StepPoint, ...]
@@ -154,10 +156,13 @@ class StepScale:
     warm_up: int = 1
     warm_up_tokens: int = 48
     steps: int = 1
+    updates: int = 1
     optimizer: Literal["adamw", "adamw_8bit"] = "adamw"
     seeds: tuple[int, ...] = (0,)
 
     def __post_init__(self) -> None:
-        require(self.steps >= 1, f"steps is {self.steps}; it must be 1 or more")
+        for name in ("steps", "updates"):
+            value = getattr(self, name)
+            require(value >= 1, f"{name} is {value}; it must be 1 or more")
         names = [point.name for point in self.points]
         require(len(set(names)) == len(names), f"two step points share a name in {names}")

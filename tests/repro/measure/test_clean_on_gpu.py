@@ -25,6 +25,7 @@ from repro.targets.table1 import BF16_LORA, NVFP4_LORA
 DEVICES = cuda_devices()
 pytestmark = [
     pytest.mark.gpu,
+    pytest.mark.alone,
     pytest.mark.skipif(
         not DEVICES or DEVICES[0].capability < (8, 0),
         reason="needs a CUDA device of compute capability 8.0 or newer",

@@ -112,6 +112,7 @@ def test_a_point_that_fails_costs_no_other(
         yield 10**10
 
     measure = step_measure._measure
+    monkeypatch.setattr(step_measure, "require_clean", lambda finished: None)
     monkeypatch.setattr(step_measure, "_measure", fails_once)
     monkeypatch.setattr(step_measure, "_budget", budget)
     monkeypatch.setattr(step_measure, "build_policy", lambda *a: policy)
@@ -144,6 +145,7 @@ def test_a_policy_that_cannot_be_built_is_out_of_memory_or_a_failure(
     def fails(*args: Any) -> Policy:
         raise ValueError("planted")
 
+    monkeypatch.setattr(step_measure, "require_clean", lambda finished: None)
     monkeypatch.setattr(step_measure, "_budget", budget)
     monkeypatch.setattr(step_measure, "build_policy", build)
     for arm in (NVFP4, BF16):
@@ -221,7 +223,7 @@ def test_a_budget_leaves_room_for_a_full_grown_context(
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: card)
     monkeypatch.setattr(torch.cuda, "set_per_process_memory_fraction", shares.append)
     monkeypatch.setattr(step_measure, "context_bytes", lambda: in_use)
-    monkeypatch.setattr(step_measure, "let_go", lambda: None)
+    monkeypatch.setattr(step_measure, "release", lambda: None)
     with step_measure._budget(dataclasses.replace(POINT, budget_bytes=10 << 30)) as budget:
         assert budget == 10 << 30
     assert shares == [pytest.approx(((10 << 30) - left) / (100 << 30)), 1.0]

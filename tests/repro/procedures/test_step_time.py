@@ -267,7 +267,7 @@ def test_a_tree_with_changes_shares_no_entry_between_processes(
 
 
 def test_the_claims_step_is_one_measurement_of_two_targets(tmp_path: Any) -> None:
-    (sizes,) = next(t for t in STEP_TARGETS if t.name == "table3_sizes").scales.values()
+    (sizes,) = next(t for t in STEP_TARGETS if t.name == "table3_32b").scales.values()
     (memory,) = MEMORY.scales.values()
     StepLedger(tmp_path / "l.json", sizes).add(NVFP4, CLAIM, {"total": 1.0}, {"peak_bytes": 1})
     raw = StepLedger(tmp_path / "l.json", memory)
