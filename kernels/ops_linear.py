@@ -156,25 +156,27 @@ def _elements(shape: Shape) -> float:
     return float(shape[0] * shape[1])
 
 
-def _rows(format: str) -> tuple[Op, ...]:
-    """Return the rows of the Hopper kernels over packed weights: the engine's and the trainer's."""
+def _row(format: str, name: str, kernel: str, columns: int = 0, **fields: Any) -> Op:
+    """Return the row of a Hopper kernel over packed weights."""
+    common: dict[str, Any] = {
+        "shapes": _SHAPES,
+        "large": (4096, _N, _K),
+        "nbytes": partial(_nbytes, format, columns),
+        "flops": partial(_flops, columns),
+        "prepare": _packed,
+    }
+    return Op(
+        name=f"{name}_{format}",
+        kernel=f"kernels.{kernel}",
+        interpretable=False,
+        hopper=True,
+        **common | fields,
+    )
 
-    def row(name: str, kernel: str, columns: int = 0, **fields: Any) -> Op:
-        common: dict[str, Any] = {
-            "shapes": _SHAPES,
-            "large": (4096, _N, _K),
-            "nbytes": partial(_nbytes, format, columns),
-            "flops": partial(_flops, columns),
-            "prepare": _packed,
-        }
-        return Op(
-            name=f"{name}_{format}",
-            kernel=f"kernels.{kernel}",
-            interpretable=False,
-            hopper=True,
-            **common | fields,
-        )
 
+def _engine_rows(format: str) -> tuple[Op, ...]:
+    """Return the rows of products of the engine's steps and prefills."""
+    row = partial(_row, format)
     return (
         row(
             "linear",
@@ -203,6 +205,13 @@ def _rows(format: str) -> tuple[Op, ...]:
             large=(1024, _N, _K),
             dense=_dense_columns,
         ),
+    )
+
+
+def _trainer_rows(format: str) -> tuple[Op, ...]:
+    """Return the rows of products with gradients, and of the dense weight rebuilt for one."""
+    row = partial(_row, format)
+    return (
         row(
             "trained_linear",
             "linear_autograd:linear",
@@ -287,7 +296,7 @@ def _conversions(format: str) -> tuple[Op, ...]:
 
 # Without the matrix unit's tiles NF4 always goes by a dense W (`kernels.dispatch`).
 LINEAR_OPS: tuple[Op, ...] = (
-    *(op for format in FORMATS for op in _rows(format)),
+    *(op for format in FORMATS for op in (*_engine_rows(format), *_trainer_rows(format))),
     *(_portable(format) for format in FORMATS if format != "nf4"),
     *(op for format in FORMATS for op in _conversions(format)),
 )

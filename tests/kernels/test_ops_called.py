@@ -23,6 +23,7 @@ PLAIN = {
     "reference": "the specification",
     "reference_decode": "the specification",
     "reference_step": "the specification",
+    "timing": "runs a clock around the calls of others",
 }
 # Functions beside kernels that launch nothing.
 NO_KERNELS = {
