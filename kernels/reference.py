@@ -2,8 +2,8 @@
 
 One name and one signature an operation, here and in `kernels.dispatch`. Nothing here needs
 Triton or a GPU; everything runs on either device. Quantisation is in `reference_quantize`,
-logprobs in `reference_logprobs`, sampling and attention in `reference_decode`; all names are
-importable from here.
+logprobs in `reference_logprobs`; all these names are importable from here. The steps of decoding,
+which the engine calls past `dispatch`, are in `reference_step` and `reference_decode`.
 
     linear        y = x W^T + b                    W dequantised for the call, never kept
     lora_linear   y = x W^T + b + scaling * (x A^T) B^T
@@ -26,7 +26,6 @@ from torch import Tensor
 from torch.nn import functional
 
 from kernels.formats import QuantizedWeight
-from kernels.reference_decode import decode_attention, sample_tokens
 from kernels.reference_logprobs import token_logprobs
 from kernels.reference_quantize import (
     decoded_block_scales,
@@ -37,7 +36,6 @@ from kernels.reference_quantize import (
 
 __all__ = [
     "QuantizedWeight",
-    "decode_attention",
     "decoded_block_scales",
     "dequantize",
     "linear",
@@ -45,7 +43,6 @@ __all__ = [
     "quantize",
     "rms_norm",
     "rotary",
-    "sample_tokens",
     "shared_global_scale",
     "swiglu",
     "token_logprobs",
