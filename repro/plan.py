@@ -173,7 +173,10 @@ def _totals(
 
 
 def estimate(selection: Selection, cost: Cost, expected: Path) -> Estimates:
-    """Return the estimates for a selection: from blessed records if there are any."""
+    """Return the estimates for a selection: from blessed records if there are any.
+
+    Those of an earlier version of the target did something else and say nothing of its cost.
+    """
     seconds: dict[str, float | None] = {
         arm.name: (
             cost.evaluate_seconds
@@ -184,7 +187,11 @@ def estimate(selection: Selection, cost: Cost, expected: Path) -> Estimates:
     }
     seconds |= cost.seconds_of_arm
     memory, basis = cost.memory_bytes, cost.basis
-    blessed = blessed_records(expected, selection.tier, selection.source.name)
+    blessed = [
+        record
+        for record in blessed_records(expected, selection.tier, selection.source.name)
+        if record.target_version == selection.source.version
+    ]
     times: dict[str, list[float]] = {}
     for record in blessed:
         begun = datetime.fromisoformat(record.started)
