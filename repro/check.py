@@ -24,7 +24,7 @@ from repro.analysis_plan import needs_plan, plan_refusal
 from repro.evidence.by_prompt import means_by_prompt
 from repro.evidence.compare import values_of
 from repro.evidence.environment import device_of
-from repro.evidence.expectation import Expectation
+from repro.evidence.expectation import Expectation, load_bars
 from repro.evidence.measured import load_expectations
 from repro.evidence.not_run import explained
 from repro.evidence.origins import mixed_seeds, seeds_text
@@ -146,7 +146,8 @@ def check_selection(selection: Selection, runs: Path | Source, expected: Path) -
     for verdict in judge(matched, metrics, values, absent, evidence.failed_arms, by_prompt):
         verdicts[verdict.name] = _with_caveat(selection, by_name[verdict.name], evidence, verdict)
     ordered = [verdicts[claim.name] for claim in claims]
-    for expectation in _expectations(selection, evidence, expected):
+    lacking = _lacking(selection, evidence, source_of(runs))
+    for expectation in _expectations(selection, evidence, expected, alone=lacking is not None):
         about = "paper value" if expectation.source == "paper" else "expectation"
         verdict = judge_expectation(
             expectation,
@@ -160,7 +161,7 @@ def check_selection(selection: Selection, runs: Path | Source, expected: Path) -
         selection=selection,
         evidence=evidence,
         verdicts=ordered,
-        lacking=_lacking(selection, evidence, source_of(runs)),
+        lacking=lacking,
     )
 
 
@@ -311,9 +312,17 @@ def _with_caveat(
     return dataclasses.replace(verdict, sentence=". ".join(sentences))
 
 
-def _expectations(selection: Selection, evidence: Evidence, expected: Path) -> list[Expectation]:
-    target = selection.target
-    found = load_expectations(expected, selection.tier, target, device_name(evidence))
+def _expectations(
+    selection: Selection, evidence: Evidence, expected: Path, *, alone: bool
+) -> list[Expectation]:
+    """Return what is expected of a selection; `alone` says that there is no record to judge."""
+    target, tier = selection.target, selection.tier
+    # Intervals of blessed values need scipy, for which a check of nothing should not wait.
+    found = (
+        load_bars(expected, tier.value, target.name)
+        if alone
+        else load_expectations(expected, tier, target, device_name(evidence))
+    )
     if selection.tier is Tier.PAPER and target.headline:
         found += [
             _paper_expectation(cell.arm, target.headline, cell.value, cell.items, cell.place)

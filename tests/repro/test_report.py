@@ -183,7 +183,7 @@ def test_reproduce_goes_through_to_report_and_verdicts(
     monkeypatch.setattr("repro.report.draw_figures", lambda args: drawn.extend(args.targets))
     options = ["--tier", "smoke", "--seeds", "1", "--runs", str(tmp_path)]
     status = main(["reproduce", "table1", *options])
-    assert "not run" in capsys.readouterr().out
+    assert "no record of table1 at the smoke tier" in capsys.readouterr().out
     assert drawn == ["table1"]
     assert (tmp_path / "report.md").is_file()
     assert status == main(["check", "table1", "--tier", "smoke", "--runs", str(tmp_path)])
