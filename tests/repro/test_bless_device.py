@@ -37,7 +37,7 @@ def test_what_is_recorded_is_blessed_under_the_cards_name_and_the_rest_left_out(
 ) -> None:
     assert main([*line, "--tier", "systems"]) == 0
     said = capsys.readouterr().out.splitlines()
-    folder = tmp_path / "expected" / "systems" / "nvidia_h100_80gb_hbm3"
+    folder = tmp_path / "expected" / "records" / "systems" / "nvidia_h100_80gb_hbm3"
     assert f"blessed: table3 ({folder})" in said
     assert any(text.startswith("left out: memory at the systems tier") for text in said)
     assert said[-1].startswith("1 of ")
@@ -53,7 +53,7 @@ def test_records_of_another_card_than_this_machines_are_left_out(
     assert main([*line, "table3"]) == 2
     said = capsys.readouterr().out
     assert "table3: records of nvidia_h100_80gb_hbm3; this machine has nvidia_h200" in said
-    assert not (tmp_path / "expected" / "systems").exists()
+    assert not (tmp_path / "expected" / "records").exists()
 
 
 def test_bless_needs_targets_or_a_device(capsys: Printed) -> None:

@@ -111,8 +111,9 @@ def test_recorded_peaks_lie_near_the_estimate_or_below() -> None:
     assert len(ensembles) >= 3
     for ensemble in ensembles:
         runs, first = ensemble.runs, ensemble.records[0]
-        groups = first["effects"]["together"]["groups_at_once"]
-        peak = first["metrics"]["peak_bytes"]["value"]
+        groups = first.effects["together"]["groups_at_once"]
+        peak = first.value("peak_bytes")
+        assert peak is not None
         # Recorded is what the allocator holds, and it gives back what nobody uses before it fails:
         # it held a quarter more than the estimate in one ensemble of 13.
         assert 0.5 < peak / footprint(runs).peak(len(runs), groups) < 1.3

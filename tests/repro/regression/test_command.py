@@ -12,7 +12,6 @@ from xml.etree import ElementTree
 
 import pytest
 
-from repro import check
 from repro.__main__ import main
 from repro.check import gather
 from repro.evidence.bless import bless
@@ -23,9 +22,10 @@ from repro.regression.render import LINES
 from repro.run import INTERRUPTED
 from repro.selection import Selection
 from repro.spec.claim import Metric
+from repro.spec.config import digest_of
 from repro.spec.tier import Tier
 from repro.targets.steps import TABLE3
-from tests.repro.recorded_steps import Change, times, unchanged, write_steps
+from tests.repro.recorded_steps import Change, step_records, times, unchanged, write_steps
 
 STEP = "step_seconds_7b_b2"
 SLOWER = times(1.06, STEP)
@@ -157,20 +157,22 @@ def test_blessed_stands_for_the_blessed_records_of_the_device(
 
 
 def test_a_baseline_of_a_configuration_since_changed_is_to_be_replaced(
-    tmp_path: Path, expected: Path, capsys: Printed, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, expected: Path, capsys: Printed
 ) -> None:
-    def changed(record: Record, run: object) -> str | None:
-        blessed = "systems/nvidia_h200" in str(stack[-1])
-        return "the record is of another configuration" if blessed else None
+    def earlier(record: Record) -> Record:
+        config = record.config | {"target_version": record.target_version - 1}
+        return dataclasses.replace(record, config=config, digest=digest_of(config))
 
-    stack: list[Path] = []
-    read = check.read_record
-    monkeypatch.setattr(check, "read_record", lambda path: (stack.append(path), read(path))[1])
-    monkeypatch.setattr(check, "config_difference", changed)
+    records = {
+        arm: {seed: earlier(record) for seed, record in by_seed.items()}
+        for arm, by_seed in step_records().items()
+    }
+    bless(TABLE3, Tier.SYSTEMS, records, problems=[], expected=expected)
     where = ["--expected", str(expected)]
     assert main(["compare", "blessed", str(tmp_path / "baseline"), *where]) == 2
     said = capsys.readouterr().out
-    assert "another configuration; to replace the baseline: python -m repro bless" in said
+    difference = f"target_version is {TABLE3.version - 1}, needed {TABLE3.version}"
+    assert f"is of another configuration ({difference}); to replace the baseline: python" in said
 
 
 def test_check_regression_judges_as_compare_does(
@@ -330,7 +332,7 @@ def test_a_card_on_which_nothing_is_blessed_is_measured_and_named_its_command(
     gpu: list[list[str]],
     capsys: Printed,
 ) -> None:
-    shutil.rmtree(expected / "systems")
+    shutil.rmtree(expected / "records" / "systems")
     where = ["--expected", str(expected)]
     assert main(["regress", "table3", *where]) == 2
     folder = only_folder(tmp_path)
