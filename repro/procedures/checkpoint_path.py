@@ -9,7 +9,7 @@ stream, loaded, and one RL step is made on it. Time and bytes of each stage:
     load_seconds                                        to the first sampled token, second start
     first_load_seconds                                  the same when kernels are compiled, too
     load_host_bytes, load_device_bytes
-    step_seconds                                        a whole step on the loaded policy
+    training_step_seconds                               a whole step on the loaded policy
 
 Every stage runs in a process of its own (`repro.procedures.checkpoint_stage`). The driver counts
 the memory of all processes together: what was in use before a stage began is taken off its peak.
@@ -113,7 +113,7 @@ def carry_through(
         "load_seconds": loaded["seconds"],
         "load_host_bytes": loaded["host_bytes"],
         "load_device_bytes": loaded["device_bytes"],
-        "step_seconds": loaded["step"]["total"],
+        "training_step_seconds": loaded["step"]["total"],
     }
     if not loaded["step"]["moved"] > 0:
         raise RuntimeError("the step moved no trained tensor")

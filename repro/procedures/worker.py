@@ -70,6 +70,11 @@ class Event:
     last: bool = False
 
 
+# Steps are measured by the memory that they need, not by what a fragmented reserve holds beside it.
+# The allocator reads its settings when torch is imported, which a task's procedure does first.
+_SEGMENTED = ("step_time", "checkpoint_path")
+
+
 def work(
     pipe: Connection,
     log: Path,
@@ -94,6 +99,8 @@ def work(
     inbox = _Inbox(pipe)
     fresh = True
     while (task := inbox.next_task()) is not None:
+        if task.run.procedure in _SEGMENTED:
+            os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
         if fresh and answers is not None and not answers():
             os._exit(DEAD)
         fresh = False

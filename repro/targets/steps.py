@@ -73,11 +73,6 @@ KEPT_POINTS = tuple(
     dataclasses.replace(point, name=f"{point.name}_kept", checkpointing=False, sampled_tokens=48)
     for point in (*TABLE3_POINTS, *POINTS_14B, *_points("32b", "3b"))
 )
-# With checkpointing: the sizes at which updates alone have bars.
-UPDATE_POINTS = tuple(
-    dataclasses.replace(point, name=f"{point.name}_update", sampled_tokens=48)
-    for point in (*POINTS_3B, *POINTS_32B)
-)
 FULL_POINTS = (StepPoint(name="3b_b8_full", model="3b", prompts=1, group=8, micro_tokens=4608),)
 
 
@@ -237,18 +232,6 @@ TABLE3_KEPT = _target(
     source="Tables 5 to 8",
 )
 
-TABLE3_UPDATES = _target(
-    "table3_updates",
-    "Tables 5 to 8: updates with gradient checkpointing, 3B and 32B",
-    "an update that rebuilds 4-bit weights at each pass takes QeRL hardly longer than 16-bit LoRA",
-    (NVFP4, BF16),
-    StepScale(points=UPDATE_POINTS, baseline="bf16", steps=_REPEATS),
-    claims=(),
-    headline="update_ratio_32b_b8_update",
-    version=2,
-    source="Tables 5 to 8",
-)
-
 TABLE3_FULL = _target(
     "table3_full",
     "A GRPO step of full fine-tuning, 3B",
@@ -273,7 +256,6 @@ STEP_TARGETS = (
     TABLE3_3B,
     TABLE3_32B,
     TABLE3_KEPT,
-    TABLE3_UPDATES,
     TABLE3_FULL,
     TABLE3_RL_LARGE,
 )
