@@ -22,7 +22,7 @@ from repro.evidence.bless import BlessError
 from repro.evidence.origins import commits_of, commits_text, seeds_text
 from repro.evidence.record import Record
 from repro.places import expected_folder
-from repro.readme import renewed_readme
+from repro.report.blocks import renewed_readme
 from repro.selection import select
 from repro.spec.config import digest_of
 

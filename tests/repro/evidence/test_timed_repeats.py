@@ -18,7 +18,7 @@ from repro.evidence.bless import BlessError, bless
 from repro.evidence.record import Estimate, record_of
 from repro.evidence.verdict import Verdict
 from repro.places import expected_folder
-from repro.report_tables import bar_rows, cell_text, quantity, unit_words
+from repro.report.numbers import bar_rows, cell_text, quantity, unit_words
 from repro.selection import Selection
 from repro.spec.target import plan
 from repro.spec.tier import Tier

@@ -14,10 +14,10 @@ from repro.__main__ import build_parser, main
 from repro.blessed import blessed_checks
 from repro.check import device_name
 from repro.evidence.record import Estimate, Record, failed_record
-from repro.kernel_tables import kernel_rows
 from repro.places import PACKAGE, expected_folder
-from repro.readme import renew_blocks, renewed_readme
-from repro.results_tables import claims_rows, in_cell, results_rows
+from repro.report.blocks import renew_blocks, renewed_readme
+from repro.report.claims import claims_rows, in_cell, results_rows
+from repro.report.kernels import kernel_rows
 from repro.spec.target import plan
 from repro.spec.tier import Tier
 from repro.targets import find
@@ -178,7 +178,9 @@ def test_reproduce_goes_through_to_report_and_verdicts(
 ) -> None:
     drawn: list[str] = []
     monkeypatch.setattr("repro.run.main_run", lambda args: 0)
-    monkeypatch.setattr("repro.report.draw_figures", lambda args: drawn.extend(args.targets))
+    monkeypatch.setattr(
+        "repro.report.run_report.draw_figures", lambda args: drawn.extend(args.targets)
+    )
     options = ["--tier", "smoke", "--seeds", "1", "--runs", str(tmp_path)]
     status = main(["reproduce", "table1", *options])
     assert "not run" in capsys.readouterr().out

@@ -1,7 +1,7 @@
 """What the page of findings says of the runs themselves: sizes, limits, each seed's end, rates.
 
 All of it from records: where the policies start and could end, who had not finished, at which
-learning rate. `repro.findings` puts it beside the verdicts.
+learning rate. `repro.report.learning` puts it beside the verdicts.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from repro.check import Checked
 from repro.evidence.environment import device_of
 from repro.evidence.origins import commits_of
 from repro.evidence.record import Record
-from repro.report_tables import cell_text
+from repro.report.numbers import cell_text
 from repro.targets import find
 from repro.targets.chosen_rates import TIE_ERRORS
 from repro.targets.proxy import PROXY_SWEEP

@@ -13,7 +13,7 @@ from repro.evidence.expectation import Expectation
 from repro.evidence.paper import paper_cells
 from repro.evidence.statistics import Interval, mean_interval
 from repro.evidence.verdict import Verdict
-from repro.report_tables import stated_bars
+from repro.report.numbers import stated_bars
 from repro.spec.target import Claim
 from repro.targets.table1 import BF16_LORA, NVFP4_LORA
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from repro.check import Checked
 from repro.evidence.expectation import Expectation
-from repro.report_tables import bar_text, cell_text, origin_text, quantity, stated_bars
+from repro.report.numbers import bar_text, cell_text, origin_text, quantity, stated_bars
 from repro.spec.config import OperationScale
 from repro.targets import kernels
 

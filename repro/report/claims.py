@@ -11,7 +11,7 @@ from pathlib import Path
 
 from repro.check import Checked, device_name
 from repro.evidence.verdict import Verdict
-from repro.report_tables import OWN_BAR, cell_text, paper_columns, stated_bars, unit_words
+from repro.report.numbers import OWN_BAR, cell_text, paper_columns, stated_bars, unit_words
 from repro.spec.tier import Tier
 
 _NOTHING = "No records are blessed yet."

@@ -17,7 +17,7 @@ from repro.check import Checked, check_selection
 from repro.evidence.origins import commits_of, seeds_text
 from repro.evidence.record import Record, replace_text
 from repro.places import PACKAGE, expected_folder, runs_folder
-from repro.report_tables import cell_text, paper_columns, verdict_counts
+from repro.report.numbers import cell_text, paper_columns, verdict_counts
 from repro.selection import Selection, select
 from repro.spec.target import Metric
 from repro.spec.tier import Tier
@@ -322,7 +322,7 @@ def main_report(args: argparse.Namespace) -> int:
     runs, sentence = runs_folder(args.runs)
     expected = expected_folder(args.expected)
     if args.readme:
-        from repro.readme import renew_readme
+        from repro.report.blocks import renew_readme
 
         renew_readme(Path(args.readme), expected)
         return 0

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from repro import findings
 from repro.__main__ import main
 from repro.check import Checked
 from repro.evidence.record import Estimate, Record
-from repro.findings import blessed_findings, findings_short, findings_text
-from repro.findings_runs import ends, limits, rate_text, rates, runs_of_checks
 from repro.places import PACKAGE, expected_folder
+from repro.report import learning as findings
+from repro.report.learning import blessed_findings, findings_short, findings_text
+from repro.report.learning_runs import ends, limits, rate_text, rates, runs_of_checks
 from repro.selection import select
 from repro.targets.chosen_rates import read_choice
 from repro.targets.proxy import PROXY_SWEEP

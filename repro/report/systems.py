@@ -14,10 +14,10 @@ from statistics import median
 
 from repro.check import Checked
 from repro.evidence.paper import paper_cells
-from repro.report_tables import origin_text, quantity, stated_bars
+from repro.report.numbers import origin_text, quantity, stated_bars
+from repro.report.systems_rates import against, comparisons, span
+from repro.report.systems_tables import bar_table, rate_table, step_table, table, update_table
 from repro.spec.tier import Tier
-from repro.systems_rates import against, comparisons, span
-from repro.systems_tables import bar_table, rate_table, step_table, table, update_table
 
 Writer = Callable[[], list[str]]
 Table = Callable[[Checked, Path], list[str]]

@@ -10,10 +10,10 @@ from pathlib import Path
 from repro.blessed import blessed_checks
 from repro.check import Checked
 from repro.evidence.record import replace_text
-from repro.findings import blessed_findings, findings_short
-from repro.kernel_tables import kernel_rows
-from repro.results_tables import claims_rows, results_rows
-from repro.systems_page import systems_writers
+from repro.report.claims import claims_rows, results_rows
+from repro.report.kernels import kernel_rows
+from repro.report.learning import blessed_findings, findings_short
+from repro.report.systems import systems_writers
 
 _BLOCK = re.compile(r"(<!-- (\w+):begin [^\n]*-->\n)(.*?)(<!-- \2:end -->)", re.DOTALL)
 

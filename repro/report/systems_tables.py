@@ -15,8 +15,8 @@ from repro.evidence.expectation import Expectation
 from repro.evidence.paper import paper_cells, read_paper
 from repro.evidence.statistics import Interval
 from repro.evidence.verdict import Verdict
-from repro.report_tables import bar_rows, bar_text, quantity, stated_bars
-from repro.systems_rates import Comparison, Rate, against, comparisons, rank_of
+from repro.report.numbers import bar_rows, bar_text, quantity, stated_bars
+from repro.report.systems_rates import Comparison, Rate, against, comparisons, rank_of
 
 
 def table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:

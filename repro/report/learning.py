@@ -3,7 +3,7 @@
 Drawn from blessed records (or a folder of records) and from nothing else: statement, effect with
 its 95 % interval, verdict, seeds, and how many would decide. Claims of the paper come first, by
 verdict; then whether training works at all, and the controls, which answer questions that the
-paper leaves open; then what limits it all (`repro.findings_runs`). A statement that compares arms
+paper leaves open; then what limits it all (`learning_runs`). A statement that compares arms
 at different learning rates is marked; one without records is only named.
 """
 
@@ -21,9 +21,9 @@ from repro.check import Checked, Evidence, check_selection, learning_rates
 from repro.evidence.origins import commits_text
 from repro.evidence.record import replace_text
 from repro.evidence.verdict import Verdict
-from repro.findings_pictures import picture_lines
-from repro.findings_runs import ends, limits, rates, runs_of_checks, what_was_run
 from repro.places import expected_folder
+from repro.report.learning_runs import ends, limits, rates, runs_of_checks, what_was_run
+from repro.report.pictures import picture_lines
 from repro.selection import Selection
 from repro.spec.target import Claim
 from repro.spec.tier import Tier

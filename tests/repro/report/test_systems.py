@@ -11,9 +11,9 @@ from repro.blessed import blessed_checks
 from repro.check import Checked
 from repro.evidence.paper import paper_cells
 from repro.places import PACKAGE, expected_folder
-from repro.systems_page import BLOCKS, systems_writers
-from repro.systems_rates import against, comparisons, span
-from repro.systems_tables import bar_table, rate_table, step_table, table, update_table
+from repro.report.systems import BLOCKS, systems_writers
+from repro.report.systems_rates import against, comparisons, span
+from repro.report.systems_tables import bar_table, rate_table, step_table, table, update_table
 from repro.targets import find
 
 EXPECTED = expected_folder(None)
