@@ -1,123 +1,123 @@
-"""What README says was measured: the paper's accuracies beside ours, then a line a target.
+"""The page of claims: how many of each kind have which verdict, accuracies, then every claim.
 
-The claims themselves, with their verdicts, stand on a page of their own (`docs/claims.md`).
+Claims of the paper, questions that it leaves open, claims about the machinery and bars are counted
+apart. A tier speaks for itself alone; its devices stand side by side.
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
-from repro.check import Checked, device_name
+from repro.check import Checked
 from repro.evidence.verdict import Verdict
-from repro.report.numbers import OWN_BAR, cell_text, paper_columns, stated_bars, unit_words
+from repro.report.numbers import cell_text, device_title, unit_words
+from repro.report.tables import (
+    NOTHING,
+    Line,
+    device_of,
+    grouped,
+    paper_columns,
+    side_by_side,
+    table,
+    target_of,
+)
+from repro.report.verdicts import CLAIMS, Kind, all_bars, counted, of_kind, word
 from repro.spec.tier import Tier
 
-_NOTHING = "No records are blessed yet."
-_STATUSES = ("reproduced", "contradicted", "inconclusive", "not run")
+_KINDS = (*CLAIMS, Kind.BAR)
 
 
-def results_rows(checks: Sequence[Checked], expected: Path) -> list[str]:
-    """Return README's results: tables that the paper prints accuracies for, then all targets."""
-    if not checks:
-        return [_NOTHING]
-    lines: list[str] = []
-    by_target: dict[str, list[Checked]] = {}
+def place_text(tier: Tier, device: str) -> str:
+    """Return where records were made: `smoke, CPU` or `proxy, NVIDIA H200`."""
+    return f"{tier.value}, {device_title(device)}"
+
+
+def _verdicts(checked: Checked, kind: Kind, expected: Path) -> list[Verdict]:
+    return all_bars(checked, expected) if kind is Kind.BAR else of_kind(checked, kind)
+
+
+def count_rows(checks: Sequence[Checked], expected: Path) -> list[str]:
+    """Return how many verdicts of each kind there are, a column per tier and device."""
+    places: dict[str, list[Checked]] = {}
+    for checked in checks:
+        if checked.evidence.count:
+            place = place_text(checked.selection.tier, device_of(checked))
+            places.setdefault(place, []).append(checked)
+    rows = [
+        [kind.value, *(
+            counted(item for checked in group for item in _verdicts(checked, kind, expected))
+            for group in places.values()
+        )]
+        for kind in _KINDS
+    ]  # fmt: skip
+    return table(["", *places], rows)[:-1] if places else NOTHING
+
+
+def accuracy_rows(checks: Sequence[Checked], expected: Path) -> list[str]:
+    """Return the tables for which the paper prints accuracies: its columns, then each of ours."""
+    tables: dict[str, list[Checked]] = {}
     for checked in checks:
         target = checked.selection.target
         if target.headline and checked.evidence.count and paper_columns(target, expected):
-            by_target.setdefault(target.name, []).append(checked)
-    for group in by_target.values():
-        lines += _beside_the_paper(group, expected)
-    return lines + _overview(checks, expected)
+            tables.setdefault(target.name, []).append(checked)
+    lines = [line for found in tables.values() for line in _accuracies(found, expected)]
+    return lines[:-1] or NOTHING
 
 
-def _beside_the_paper(group: Sequence[Checked], expected: Path) -> list[str]:
-    """Return one target's arms: the paper's columns, then one for each tier and device."""
-    target = group[0].selection.target
-    assert target.headline is not None
+def _accuracies(found: Sequence[Checked], expected: Path) -> list[str]:
+    target = found[0].selection.target
     columns = paper_columns(target, expected)
-    metric = target.metric(target.headline)
-    measured = [checked.evidence.values(metric.name) for checked in group]
-    heads = [*(f"paper, {name}" for name in columns), *map(_place, group)]
-    lines = [
-        f"**{target.title}**, {metric.name} {unit_words(metric.unit)}, mean ± 95 % interval:",
-        "",
-        f"| arm | {' | '.join(heads)} |",
-        "|---" * (len(heads) + 1) + "|",
-    ]
-    for arm in target.arms:
-        cells = [columns[name].get(arm.name, "") for name in columns]
-        cells += [
-            cell_text(list(values.get(arm.name, {}).values()), unit=metric.unit)
-            for values in measured
+    metric = target.metric(target.headline or "")
+    measured = [checked.evidence.values(metric.name) for checked in found]
+    places = [place_text(item.selection.tier, device_of(item)) for item in found]
+    rows = [
+        [
+            arm.label,
+            *(columns[name].get(arm.name, "") for name in columns),
+            *(cell_text([*v.get(arm.name, {}).values()], unit=metric.unit) for v in measured),
         ]
-        lines.append(f"| {arm.label} | {' | '.join(cells)} |")
-    return [*lines, ""]
-
-
-def _place(checked: Checked) -> str:
-    tier, device = checked.selection.tier, device_name(checked.evidence)
-    whose = ", tiny policy" if tier is Tier.SMOKE else f", {device}" if device else ""
-    return f"`{tier.value}` tier{whose}"
-
-
-def _overview(checks: Sequence[Checked], expected: Path) -> list[str]:
-    """Return a line a target and tier: claims by verdict, and bars of this suite's own."""
-    lines = [
-        "Claims of the paper and of this suite about its machinery, by verdict, and the suite's "
-        "own bars on speed and size:",
-        "",
-        f"| target | tier | {' | '.join(_STATUSES)} | bars that hold | undecided | missed |",
-        "|---" * (len(_STATUSES) + 5) + "|",
+        for arm in target.arms
     ]
-    for checked in checks:
-        if not checked.evidence.count:
-            continue
-        claims: Counter[str] = Counter(item.status for item in _claims(checked, own=False))
-        own: Counter[str] = Counter(item.status for item in _claims(checked, own=True))
-        own.update(verdict.status for _, verdict in stated_bars(checked, expected))
-        cells = [_count(claims[status]) for status in _STATUSES]
-        cells += [_count(own[status]) for status in ("reproduced", "inconclusive", "contradicted")]
-        title = in_cell(checked.selection.target.title)
-        lines.append(f"| {title} | {_place(checked)} | {' | '.join(cells)} |")
-    return lines
+    what = f"{metric.name} {unit_words(metric.unit)}, mean ± 95 % interval:"
+    heads = ["arm", *(f"paper, {name}" for name in columns), *places]
+    return [f"**{target.title}**, {what}", "", *table(heads, rows)]
+
+
+def target_rows(checks: Sequence[Checked], expected: Path) -> list[str]:
+    """Return a table per tier, a row per target: claims and bars by verdict."""
+    lines: list[str] = []
+    groups = grouped(checks)
+    for tier in Tier:
+        parts: dict[str, list[Line]] = {}
+        for group in groups:
+            for device, checked in group.items():
+                if checked.selection.tier is tier:
+                    own = tuple(counted(_verdicts(checked, kind, expected)) for kind in _KINDS)
+                    if any(own):
+                        line = Line(common=(target_of(group).title,), own=own)
+                        parts.setdefault(device, []).append(line)
+        found = side_by_side(["target"], [kind.value for kind in _KINDS], parts)
+        places = " and ".join(device_title(device) for device in parts)
+        lines += [f"**{tier.value} tier**, {places}:", "", *found] if found else []
+    return lines[:-1] or NOTHING
 
 
 def claims_rows(checks: Sequence[Checked]) -> list[str]:
     """Return every claim with its verdict and the sentence that gives the reason."""
-    if not checks:
-        return [_NOTHING]
     lines: list[str] = []
-    for checked in checks:
-        claims = _claims(checked, own=None)
-        if not claims:
-            continue
-        lines += [f"**{checked.selection.target.title}**, {_place(checked)}:", ""]
-        lines += ["| claim | source | verdict | because |", "|---|---|---|---|"]
-        for verdict in claims:
-            cells = (verdict.statement, verdict.source, verdict.status, verdict.sentence)
-            lines.append(f"| {' | '.join(map(in_cell, cells))} |")
-        lines.append("")
-    return lines[:-1]
+    for group in grouped(checks):
+        parts = {device: _claim_lines(checked) for device, checked in group.items()}
+        tier = next(iter(group.values())).selection.tier
+        places = " and ".join(place_text(tier, device) for device in group)
+        found = side_by_side(["claim", "source"], ["verdict", "because"], parts)
+        lines += [f"**{target_of(group).title}** ({places}):", "", *found] if found else []
+    return lines[:-1] or NOTHING
 
 
-def _claims(checked: Checked, *, own: bool | None) -> list[Verdict]:
-    """Return verdicts on claims; `own` takes this suite's bars alone or leaves them out."""
-    found: Iterable[Verdict] = checked.verdicts
+def _claim_lines(checked: Checked) -> list[Line]:
     return [
-        verdict
-        for verdict in found
-        if verdict.about in ("claim", "mechanism")
-        and (own is None or own == (verdict.source == OWN_BAR))
+        Line(common=(item.statement, item.source), own=(word(item), item.sentence), name=item.name)
+        for item in checked.verdicts
+        if item.about in ("claim", "mechanism")
     ]
-
-
-def in_cell(text: str) -> str:
-    """Return a text as a cell of a Markdown table takes it."""
-    return text.replace("|", "\\|").replace("\n", " ")
-
-
-def _count(number: int) -> str:
-    return str(number) if number else ""

@@ -1,4 +1,8 @@
-"""The tables of `kernels/README.md`, from the blessed records of the target `kernels`."""
+"""The tables of `kernels/README.md`, from the blessed records of the target `kernels`.
+
+A grid has a column per number of rows of x (M), so devices stand one below the other there; the
+other tables have them side by side.
+"""
 
 from __future__ import annotations
 
@@ -6,63 +10,59 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from repro.check import Checked
-from repro.evidence.expectation import Expectation
-from repro.report.numbers import bar_text, cell_text, origin_text, quantity, stated_bars
+from repro.report.numbers import bar_text, cell_text, device_title, quantity
+from repro.report.tables import (
+    NOTHING,
+    Group,
+    Line,
+    grouped,
+    origin_text,
+    side_by_side,
+    table,
+    target_of,
+)
+from repro.report.verdicts import Bar, counted, stated_bars, word
 from repro.spec.config import OperationScale
+from repro.spec.tier import Tier
 from repro.targets import kernels
 
-Bars = Mapping[tuple[str, str], Expectation]
-# A line of a table: its label, the arm, and the metric of each column ("" leaves a cell empty).
-Line = tuple[str, str, Sequence[str]]
+Bars = Mapping[tuple[str, str], Bar]
+# A line of a grid: its label, the arm, and the metric of each column ("" leaves a cell empty).
+GridLine = tuple[str, str, Sequence[str]]
 
 _GRIDS = ("ratio_", "adapter_factor_", "portable_ratio_")
 
 
 def kernel_rows(checks: Sequence[Checked], expected: Path) -> list[str]:
-    """Return what was measured of the kernels, a section a device, as lines of Markdown."""
-    lines = []
-    for checked in checks:
-        if checked.selection.target.name == kernels.KERNELS.name and checked.evidence.count:
-            lines += _device_section(checked, expected)
-    return lines or ["No records are blessed yet."]
+    """Return what was measured of the kernels as lines of Markdown."""
+    for group in grouped(checks):
+        if target_of(group).name == kernels.KERNELS.name:
+            return _tables(group, expected)
+    return NOTHING
 
 
-def _device_section(checked: Checked, expected: Path) -> list[str]:
-    bars = {(bar.arm, bar.metric): bar for bar, _ in stated_bars(checked, expected)}
-    scale = checked.selection.target.scales[checked.selection.tier]
+def _tables(group: Group, expected: Path) -> list[str]:
+    bars = {bar.key: bar for checked in group.values() for bar in stated_bars(checked, expected)}
+    scale = target_of(group).scales[Tier.SYSTEMS]
     assert isinstance(scale, OperationScale)
-    rank = scale.adapter_rank
-    return [
-        origin_text(checked),
-        "",
-        "Time of `F.linear` in bfloat16 over ours:",
-        "",
-        *_grid(checked, bars, scale.rows, _by_block(scale.blocks, scale.rows, kernels.ratio_name)),
-        "The same for the gradient of x:",
-        "",
-        *_grid(
-            checked,
-            bars,
-            scale.backward_rows,
-            _by_block(scale.blocks, scale.backward_rows, kernels.backward_name),
-        ),
-        f"Time with a LoRA adapter of rank {rank} over time without it:",
-        "",
-        *_grid(
-            checked,
-            bars,
-            scale.adapter_rows,
-            _by_block(scale.blocks, scale.adapter_rows, kernels.adapter_name),
-        ),
-        "The portable linear layer, time of `F.linear` in bfloat16 over its own:",
-        "",
-        *_grid(checked, bars, kernels.PORTABLE_ROWS, _portable_lines(checked)),
-        *_other_operations(checked, bars),
-        *_missed_bars(checked, expected),
-    ]
+    blocks, back, adapted = scale.blocks, scale.backward_rows, scale.adapter_rows
+    known = {metric.name for metric in target_of(group).metrics}
+    grids = (
+        ("Time of `F.linear` in bfloat16 over ours:",
+         scale.rows, _by_block(blocks, scale.rows, kernels.ratio_name)),
+        ("The same for the gradient of x:", back, _by_block(blocks, back, kernels.backward_name)),
+        (f"Time with a LoRA adapter of rank {scale.adapter_rank} over time without it:",
+         adapted, _by_block(blocks, adapted, kernels.adapter_name)),
+        ("The portable linear layer, time of `F.linear` in bfloat16 over its own:",
+         kernels.PORTABLE_ROWS, _portable_lines(known)),
+    )  # fmt: skip
+    lines = [*(origin_text(checked) for checked in group.values()), ""]
+    for title, rows, grid in grids:
+        lines += [title, "", *_grid(group, bars, rows, grid)]
+    return lines + _other_operations(group, bars) + _bars_not_met(group, expected)
 
 
-def _by_block(blocks: Sequence[str], rows: Sequence[int], name: kernels.Naming) -> list[Line]:
+def _by_block(blocks: Sequence[str], rows: Sequence[int], name: kernels.Naming) -> list[GridLine]:
     return [
         (f"{block.upper()} {arm.upper()}", arm, [name(block, count) for count in rows])
         for block in blocks
@@ -70,33 +70,29 @@ def _by_block(blocks: Sequence[str], rows: Sequence[int], name: kernels.Naming) 
     ]
 
 
-def _portable_lines(checked: Checked) -> list[Line]:
-    known = {metric.name for metric in checked.selection.target.metrics}
-    return [
-        (
-            f"7B {format.upper()}",
-            "operations",
-            [name if name in known else "" for name in _portable_names(format)],
-        )
+def _portable_lines(known: set[str]) -> list[GridLine]:
+    names = {
+        format: [kernels.portable_name(format, count) for count in kernels.PORTABLE_ROWS]
         for format in kernels.FORMATS
+    }
+    return [
+        (f"7B {format.upper()}", "operations", [name if name in known else "" for name in columns])
+        for format, columns in names.items()
     ]
 
 
-def _portable_names(format: str) -> list[str]:
-    return [kernels.portable_name(format, count) for count in kernels.PORTABLE_ROWS]
-
-
-def _grid(checked: Checked, bars: Bars, heads: Sequence[int], table: Sequence[Line]) -> list[str]:
-    """Return a table over rows of x; below each line that has bars, `must (goal)`."""
-    lines = [f"| M | {' | '.join(map(str, heads))} |", "|---" * (len(heads) + 1) + "|"]
-    for label, arm, names in table:
-        means = [_mean(checked, arm, name) for name in names]
-        lines.append(f"| {label} | {' | '.join(means)} |")
-        wanted = [bars.get((arm, name)) for name in names]
+def _grid(group: Group, bars: Bars, heads: Sequence[int], grid: Sequence[GridLine]) -> list[str]:
+    """Return a table over rows of x; below each line that has bars, `bar (goal)`."""
+    rows = []
+    for label, arm, names in grid:
+        for device, checked in group.items():
+            title = f"{label}, {device_title(device)}" if len(group) > 1 else label
+            rows.append([title, *(_mean(checked, arm, name) for name in names)])
+        stated = [bars.get((arm, name)) for name in names]
         # The bars of MXFP4 are those of NVFP4 less 5 %.
-        if arm != "mxfp4" and sum(bar is not None for bar in wanted) > 1:
-            lines.append(f"| must (goal) | {' | '.join(map(_must, wanted))} |")
-    return [*lines, ""]
+        if arm != "mxfp4" and sum(bar is not None for bar in stated) > 1:
+            rows.append(["bar (goal)", *map(_bound, stated)])
+    return table(["M", *map(str, heads)], rows)
 
 
 def _mean(checked: Checked, arm: str, name: str) -> str:
@@ -104,45 +100,48 @@ def _mean(checked: Checked, arm: str, name: str) -> str:
     return f"{sum(values.values()) / len(values):.2f}" if values else ""
 
 
-def _must(bar: Expectation | None) -> str:
+def _bound(bar: Bar | None) -> str:
     if bar is None:
         return ""
-    low, high = bar.accept
-    goal = "" if bar.goal is None else f" ({bar.goal:.3g})"
-    return f"{high if low is None else low:.3g}{goal}"
+    (low, high), goal = bar.expectation.accept, bar.expectation.goal
+    return f"{high if low is None else low:.3g}{'' if goal is None else f' ({goal:.3g})'}"
 
 
-def _other_operations(checked: Checked, bars: Bars) -> list[str]:
-    lines = ["| operation | mean ± 95 % interval | must (goal) |", "|---|---|---|"]
-    for metric in checked.selection.target.metrics:
-        values = checked.evidence.values(metric.name).get("operations", {})
-        if not values or metric.name.startswith(_GRIDS):
-            continue
-        bar = bars.get(("operations", metric.name))
-        must = _must(bar) if metric.unit == "ratio" or bar is None else bar_text(bar, metric.unit)
-        mean = cell_text(list(values.values()), n=False, unit=metric.unit).removesuffix(" x")
-        lines.append(f"| {metric.title} | {mean} | {must} |")
-    return [*lines, ""]
+def _other_operations(group: Group, bars: Bars) -> list[str]:
+    parts: dict[str, list[Line]] = {device: [] for device in group}
+    for device, checked in group.items():
+        for metric in checked.selection.target.metrics:
+            values = checked.evidence.values(metric.name).get("operations", {})
+            if not values or metric.name.startswith(_GRIDS):
+                continue
+            bar = bars.get(("operations", metric.name))
+            ratio = metric.unit == "ratio" or bar is None
+            bound = _bound(bar) if ratio or bar is None else bar_text(bar.expectation, metric.unit)
+            mean = cell_text([*values.values()], n=False, unit=metric.unit).removesuffix(" x")
+            parts[device].append(Line(common=(metric.title, bound), own=(mean,)))
+    return side_by_side(["operation", "bar (goal)"], ["mean ± 95 % interval"], parts)
 
 
-def _missed_bars(checked: Checked, expected: Path) -> list[str]:
-    """Return the bars that the records do not show to hold, each with how much is lacking."""
-    bars = stated_bars(checked, expected)
-    missed = [(bar, verdict) for bar, verdict in bars if verdict.status != "reproduced"]
-    lines = [
-        f"Of {len(bars)} bars {len(bars) - len(missed)} hold. The others (`contradicted`: the 95 % "
-        "interval lies wholly beyond the bar; `inconclusive`: the bar lies inside it):",
-        "",
-        "| measured | bar | mean | off by | verdict |",
-        "|---|---|---|---|---|",
-    ]
-    target = checked.selection.target
-    for bar, verdict in missed:
-        metric, value = target.metric(bar.metric), verdict.effect or 0.0
-        bound = next(bound for bound in bar.accept if bound is not None)
-        off = "" if bar.holds(value) else f"{100 * abs(value / bound - 1):.2g} %"
+def _bars_not_met(group: Group, expected: Path) -> list[str]:
+    """Return the bars that the records do not show to be met, each with how much is lacking."""
+    parts, lines = {}, []
+    for device, checked in group.items():
+        bars = stated_bars(checked, expected)
+        where = f" on {device_title(device)}" if len(group) > 1 else ""
         lines.append(
-            f"| {target.arm(bar.arm).label}: {metric.title} | {bar_text(bar, metric.unit)} | "
-            f"{quantity(value, metric.unit)} | {off} | {verdict.status} |"
+            f"Bars{where}: {counted(bar.verdict for bar in bars)}. Those not met (`missed`: the "
+            "95 % interval lies wholly beyond the bar; `undecided`: the bar lies inside it):"
         )
-    return lines
+        parts[device] = [_not_met(bar) for bar in bars if bar.verdict.status != "reproduced"]
+    own = ["mean", "off by", "verdict"]
+    return [*lines, "", *side_by_side(["measured", "bar"], own, parts)][:-1]
+
+
+def _not_met(bar: Bar) -> Line:
+    value = bar.verdict.effect or 0.0
+    bound = next(bound for bound in bar.expectation.accept if bound is not None)
+    off = "" if bar.expectation.holds(value) else f"{100 * abs(value / bound - 1):.2g} %"
+    return Line(
+        common=(bar.title, bar_text(bar.expectation, bar.unit)),
+        own=(quantity(value, bar.unit), off, word(bar.verdict)),
+    )

@@ -1,18 +1,22 @@
-"""Cells and small tables of the report, apart from its prose."""
+"""Numbers as text: one way to print a value, a mean with its interval, a bar, a device's name."""
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Sequence
-from pathlib import Path
+from collections.abc import Iterable, Sequence
 
-from repro.check import Checked, device_name
-from repro.evidence.expectation import Expectation, load_expectations
-from repro.evidence.paper import paper_cells
+from repro.evidence.expectation import Expectation
 from repro.evidence.statistics import mean_interval
-from repro.evidence.verdict import Verdict
-from repro.spec.target import Target
-from repro.spec.tier import Tier
+
+# What a unit is printed in: its sign, and how many of the unit make one of these.
+_PRINTED = {
+    "bytes": ("GiB", 2.0**30),
+    "seconds": ("s", 1.0),
+    "tokens per second": ("tokens/s", 1.0),
+    "ratio": ("x", 1.0),
+}
+_IN_WORDS = {"bytes": "in GiB", "seconds": "in seconds", "ratio": "as a ratio"}
+# Units that a table's head names once, and that a table of mixed units writes in each cell.
+_NAMED_ONCE = {"percent": " %", "nats": " nats", "rows": " rows"}
 
 
 def number(value: float) -> str:
@@ -22,24 +26,17 @@ def number(value: float) -> str:
     return f"{value:.3g}"
 
 
-# The source of claims that are not the paper's.
-OWN_BAR = "this suite's bar"
-
-# What a unit is printed in: its sign, and how many of its own make one.
-_PRINTED = {
-    "bytes": ("GiB", 2.0**30),
-    "seconds": ("s", 1.0),
-    "tokens per second": ("tokens/s", 1.0),
-    "ratio": ("x", 1.0),
-}
-_IN_WORDS = {"bytes": "in GiB", "seconds": "in seconds", "ratio": "as a ratio"}
-
-
-def quantity(value: float, unit: str) -> str:
+def quantity(value: float, unit: str, *, mixed: bool = False) -> str:
     """Return a value with its unit as people say it: `32.9 GiB (35.3 GB)`, `9.81 s`, `412 ms`.
 
-    Units whose tables name them once (percent, points, nats, reward) are left out.
+    Parameters
+    ----------
+    mixed
+        Whether the table has other units beside it; if not, units that its head names once
+        (percent, points, nats, reward) are left out.
     """
+    if mixed and unit in _NAMED_ONCE:
+        return f"{value:.4g}{_NAMED_ONCE[unit]}"
     if unit == "seconds" and 0 < abs(value) < 0.1:
         return f"{number(value * 1e3)} ms"
     if unit == "bytes" and abs(value) < 2**20:
@@ -71,81 +68,13 @@ def cell_text(values: Sequence[float], *, n: bool = True, unit: str = "") -> str
     return f"{number(mean)} ± {digits}{' ' + sign if sign else ''}{count}"
 
 
-def paper_columns(target: Target, expected: Path) -> dict[str, dict[str, str]]:
-    """Return {column: {arm: printed value}} of the paper's table for the target's headline."""
-    columns: dict[str, dict[str, str]] = {}
-    for cell in paper_cells(expected, target.paper_file):
-        if cell.arm and cell.quantity in ("accuracy", "Avg"):
-            columns.setdefault(cell.column, {})[cell.arm] = f"{cell.value:g}"
-    return columns
-
-
-def origin_text(checked: Checked) -> str:
-    """Return what the records of a check are: runs, command, device, commits, dates, file."""
-    records = [r for by_seed in checked.evidence.records.values() for r in by_seed.values()]
-    runs = min(len(by_seed) for by_seed in checked.evidence.records.values())
-    commits = " and ".join(sorted({f"`{record.commit[:7]}`" for record in records}))
-    dates = " to ".join(sorted({record.finished[:10] for record in records}))
-    device, name = device_name(checked.evidence), checked.selection.source.name
-    tier = checked.selection.tier.value
-    what = "One run" if runs == 1 else f"Means of {runs} runs"
-    return (
-        f"{what} an arm of `python -m repro run {name} --tier {tier}` on one "
-        f"{(device or '').replace('_', ' ').upper()} (commit {commits}, {dates}; "
-        f"`expected/{tier}/{device}/{name}.records.json`)."
-    )
-
-
-def verdict_counts(checked: Checked) -> Counter[str]:
-    """Count the claims of a check by verdict."""
-    return Counter(
-        verdict.status for verdict in checked.verdicts if verdict.about in ("claim", "mechanism")
-    )
-
-
-def stated_bars(checked: Checked, expected: Path) -> list[tuple[Expectation, Verdict]]:
-    """Return the stated bars of a check that were measured, each with its verdict.
-
-    Stated are expectations with a reason of their own (`derived`), as against those that were
-    blessed from earlier records and may be of the same arm and metric. The smoke tier's are about
-    its machinery and are left out.
-    """
-    target, tier = checked.selection.target, checked.selection.tier
-    if tier is Tier.SMOKE:
-        return []
-    # A verdict's source tells a stated bar from a blessed value of the same name.
-    verdicts = {(item.name, item.source): item for item in checked.verdicts}
-    found = []
-    for bar in load_expectations(expected, tier.value, target.name):
-        verdict = verdicts.get((f"{bar.arm}.{bar.metric}", f"{bar.source}: {bar.because}"))
-        if bar.source == "derived" and verdict is not None and verdict.effect is not None:
-            found.append((bar, verdict))
-    return found
-
-
-def bar_rows(checked: Checked, expected: Path) -> list[str]:
-    """Return how many of a check's stated bars hold, and a table of those missed; empty if none."""
-    target = checked.selection.target
-    bars = stated_bars(checked, expected)
-    if not bars:
-        return []
-    counts = Counter(verdict.status for _, verdict in bars)
-    told = (
-        f"Of {len(bars)} bars that this suite states, {counts['reproduced']} hold, "
-        f"{counts['inconclusive']} are undecided and {counts['contradicted']} are missed"
-    )
-    missed = [(bar, verdict) for bar, verdict in bars if verdict.status == "contradicted"]
-    if not missed:
-        return [f"{told}.", ""]
-    lines = [f"{told}:", "", "| missed | bar | measured |", "|---|---|---|"]
-    for bar, verdict in missed:
-        metric = target.metric(bar.metric)
-        measured = quantity(verdict.effect or 0.0, metric.unit)
-        if bar.holds(verdict.effect or 0.0):  # Of its values one missed it, and not their mean.
-            measured += f" on average; {verdict.sentence}"
-        what = f"{target.arm(bar.arm).label}: {metric.title}"
-        lines.append(f"| {what} | {bar_text(bar, metric.unit)} | {measured} |")
-    return [*lines, ""]
+def span(values: Iterable[float | None]) -> str:
+    """Return `1.59 to 2.54 x`, one number where all are the same, empty without any."""
+    known = [value for value in values if value is not None]
+    if not known:
+        return ""
+    low, high = f"{min(known):.2f}", f"{max(known):.2f}"
+    return f"{low} x" if low == high else f"{low} to {high} x"
 
 
 def bar_text(bar: Expectation, unit: str) -> str:
@@ -158,3 +87,8 @@ def bar_text(bar: Expectation, unit: str) -> str:
     if low == high:
         return f"exactly {quantity(low, unit)}"
     return f"{quantity(low, unit)} to {quantity(high, unit)}"
+
+
+def device_title(device: str) -> str:
+    """Return a device's name as people write it: `NVIDIA H200` for `nvidia_h200`, else `CPU`."""
+    return device.replace("_", " ").upper() or "CPU"

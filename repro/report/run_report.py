@@ -8,7 +8,6 @@ and cannot say. Nothing is run, and no tier speaks for another.
 from __future__ import annotations
 
 import argparse
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -16,8 +15,20 @@ from pathlib import Path
 from repro.check import Checked, check_selection
 from repro.evidence.origins import commits_of, seeds_text
 from repro.evidence.record import Record, replace_text
+from repro.evidence.verdict import Verdict
 from repro.places import PACKAGE, expected_folder, runs_folder
-from repro.report.numbers import cell_text, paper_columns, verdict_counts
+from repro.report.numbers import cell_text
+from repro.report.tables import link_to, paper_columns, table
+from repro.report.verdicts import (
+    CLAIMS,
+    Kind,
+    all_bars,
+    counted,
+    kind_of,
+    of_kind,
+    to_show,
+    word,
+)
 from repro.selection import Selection, select
 from repro.spec.target import Metric
 from repro.spec.tier import Tier
@@ -57,7 +68,7 @@ def report_text(checks: list[Checked], expected: Path, out: Path, figures: Path)
     out, figures
         Where the report will lie, and the folder of figures that it links to.
     """
-    parts = ["# QeRL (arXiv 2510.11696), reproduced", "", _summary(checks), ""]
+    parts = ["# QeRL (arXiv 2510.11696), reproduced", "", *_summary(checks, expected)]
     for checked in checks:
         parts += _target_section(checked, expected)
     parts += _figures_section(out, figures)
@@ -66,32 +77,28 @@ def report_text(checks: list[Checked], expected: Path, out: Path, figures: Path)
     return "\n".join(parts).rstrip() + "\n"
 
 
-def _summary(checks: list[Checked]) -> str:
-    lines = ["| target | tier | records | reproduced | contradicted | inconclusive | not run |"]
-    lines.append("|---|---|---|---|---|---|---|")
+def _summary(checks: list[Checked], expected: Path) -> list[str]:
+    rows = []
     for checked in checks:
-        counts = verdict_counts(checked)
-        cells = " | ".join(
-            str(counts[status])
-            for status in ("reproduced", "contradicted", "inconclusive", "not run")
-        )
-        name = checked.selection.target.name
-        tier = checked.selection.tier.value
-        lines.append(f"| {name} | {tier} | {checked.evidence.count} | {cells} |")
-    lines += [
-        "",
-        "Counted are the claims of the paper and those about this suite's machinery. "
+        place = (checked.selection.target.name, checked.selection.tier.value)
+        claims = (counted(of_kind(checked, kind)) for kind in CLAIMS)
+        bars = counted(all_bars(checked, expected))
+        rows.append([*place, f"{checked.evidence.count}", *claims, bars])
+    heads = ["target", "tier", "records", *(kind.value for kind in (*CLAIMS, Kind.BAR))]
+    return [
+        *table(heads, rows),
         "`contradicted` means that the 95 % interval lies wholly on the other side of what was "
-        "claimed; for a claim of the paper's that is a finding at that tier, not a failure. "
-        "`inconclusive` means that these seeds cannot tell. A tier speaks for itself alone.",
+        "claimed; for a claim of the paper that is a finding at that tier, not a failure. "
+        "`inconclusive` means that these seeds decide it neither way. A tier speaks for itself "
+        "alone.",
+        "",
     ]
-    return "\n".join(lines)
 
 
 def _target_section(checked: Checked, expected: Path) -> list[str]:
     target, tier = checked.selection.target, checked.selection.tier
-    said = f"The paper ({target.source})" if target.paper_file else f"Stated ({target.source})"
-    lines = [f"## {target.title}", "", f"{said}: {target.statement}.", ""]
+    stated = "The paper" if target.paper_file else "Stated"
+    lines = [f"## {target.title}", "", f"{stated} ({target.source}): {target.statement}.", ""]
     if target.records_of is None and target.paper_file:
         lines += [f"Tier `{tier.value}`: {tier.meaning}.", "", _HEADLINE[tier], ""]
     reason = checked.selection.source.not_runnable(tier)
@@ -113,23 +120,24 @@ def _arms_table(checked: Checked, expected: Path, metric: Metric) -> list[str]:
     target, tier = checked.selection.target, checked.selection.tier
     columns = paper_columns(target, expected)
     values = checked.evidence.values(metric.name)
-    heads = [f"paper, {name}" for name in columns] + [
-        f"{tier.value}: {metric.title} ({metric.unit})"
+    rows = [
+        [
+            arm.label,
+            *(columns[name].get(arm.name, "") for name in columns),
+            cell_text([*values.get(arm.name, {}).values()], unit=metric.unit),
+        ]
+        for arm in target.arms
     ]
-    lines = [f"| arm | {' | '.join(heads)} |", "|---" * (len(heads) + 1) + "|"]
-    for arm in target.arms:
-        printed = [columns[name].get(arm.name, "") for name in columns]
-        measured = cell_text(list(values.get(arm.name, {}).values()), unit=metric.unit)
-        lines.append(f"| {arm.label} | {' | '.join([*printed, measured])} |")
-    lines += ["", "Cells: mean and 95 % t interval over n seeds."]
+    measured = f"{tier.value}: {metric.title} ({metric.unit})"
+    note = "Cells: mean and 95 % t interval over n seeds."
     if columns:
-        lines[-1] += (
+        note += (
             " Seeds of an untrained arm change only what is sampled. The columns are different "
             "models on different problems; only the relation between rows is comparable. Controls "
             "are not in the paper."
         )
-    lines.append("")
-    return lines
+    heads = ["arm", *(f"paper, {name}" for name in columns), measured]
+    return [*table(heads, rows), note, ""]
 
 
 _DETAILS = (
@@ -154,38 +162,34 @@ def _details_table(checked: Checked) -> list[str]:
     shown = [metric for metric in shown if values[metric.name]]
     if not shown:
         return []
-    lines = [
-        "<details><summary>Beside the accuracy: start, gain, ceiling, style, entropy</summary>"
-    ]
-    lines += ["", f"| arm | {' | '.join(f'{m.title} ({m.unit})' for m in shown)} |"]
-    lines.append("|---" * (len(shown) + 1) + "|")
-    for arm in target.arms:
-        cells = [
-            cell_text(list(values[m.name].get(arm.name, {}).values()), n=False, unit=m.unit)
-            for m in shown
+    rows = [
+        [
+            arm.label,
+            *(
+                cell_text([*values[m.name].get(arm.name, {}).values()], n=False, unit=m.unit)
+                for m in shown
+            ),
         ]
-        lines.append(f"| {arm.label} | {' | '.join(cells)} |")
-    return [*lines, "", "</details>", ""]
+        for arm in target.arms
+    ]
+    title = "Beside the accuracy: start, gain, ceiling, style, entropy"
+    lines = table(["arm", *(f"{metric.title} ({metric.unit})" for metric in shown)], rows)
+    return [f"<details><summary>{title}</summary>", "", *lines, "</details>", ""]
 
 
 def _verdicts_table(checked: Checked) -> list[str]:
-    lines = ["| claim | verdict | measured |", "|---|---|---|"]
-    blessed = [item for item in checked.verdicts if item.source.startswith("measured")]
-    for verdict in checked.verdicts:
-        if verdict in blessed and verdict.status == "reproduced":
-            continue
-        about = {"claim": verdict.source, "mechanism": "about this suite's machinery"}.get(
-            verdict.about, verdict.source
-        )
-        lines.append(
-            f"| {verdict.statement} ({about}) | **{verdict.status}** | {verdict.sentence} |"
-        )
-    if len(lines) == 2:
-        return []
-    if blessed:
-        held = sum(item.status == "reproduced" for item in blessed)
-        lines += ["", f"{held} of {len(blessed)} values blessed earlier are reproduced."]
-    return [*lines, ""]
+    blessed = of_kind(checked, Kind.REGRESSION)
+    rows = [
+        [f"{verdict.statement} ({_about(verdict)})", f"**{word(verdict)}**", verdict.sentence]
+        for verdict in to_show(checked)
+    ]
+    lines = table(["claim", "verdict", "measured"], rows)
+    return lines + ([f"{Kind.REGRESSION.value}: {counted(blessed)}.", ""] if blessed else [])
+
+
+def _about(verdict: Verdict) -> str:
+    machinery = kind_of(verdict) is Kind.MACHINERY
+    return "about this suite's machinery" if machinery else verdict.source
 
 
 def _blemishes(checked: Checked) -> list[str]:
@@ -203,7 +207,7 @@ def _figures_section(out: Path, figures: Path) -> list[str]:
         return []
     lines = ["## Figures", "", "Drawn from the same records.", ""]
     for picture in pictures:
-        link = os.path.relpath(picture, out.parent).replace(os.sep, "/")
+        link = link_to(picture, out)
         title = picture.stem.replace("_", " ")
         lines += [f"![{title}]({link})", "", f"[{picture.stem}.svg]({link[:-4]}.svg)", ""]
     return lines
@@ -229,8 +233,8 @@ def _environment_section(checks: list[Checked]) -> list[str]:
     lines.append(
         f"- From {min(r.started for r in records)} to {max(r.finished for r in records)} (UTC)"
     )
-    for name, found in _environments(records).items():
-        lines.append(f"- {name}: {'; '.join(found)}")
+    for name, values in _environments(records).items():
+        lines.append(f"- {name}: {'; '.join(values)}")
     return [*lines, ""]
 
 
@@ -266,14 +270,13 @@ def _environment_text(key: str, value: object) -> str:
 
 def _rest_section(checks: list[Checked]) -> list[str]:
     shown = {checked.selection.target.name for checked in checks}
-    lines = ["## The rest of the paper", "", "| target | tiers | |", "|---|---|---|"]
+    rows = []
     for target in TARGETS:
-        if target.name in shown:
-            continue
-        tiers = ", ".join(tier.value for tier in runs_of(target).tiers()) or "none"
-        note = target.why_not or f"`python -m repro reproduce {target.name}`"
-        lines.append(f"| {target.title} | {tiers} | {note} |")
-    return [*lines, ""]
+        if target.name not in shown:
+            tiers = ", ".join(tier.value for tier in runs_of(target).tiers()) or "none"
+            note = target.why_not or f"`python -m repro reproduce {target.name}`"
+            rows.append([target.title, tiers, note])
+    return ["## The rest of the paper", "", *table(["target", "tiers", "how, or why not"], rows)]
 
 
 def reported(args: argparse.Namespace, runs: Path, expected: Path) -> list[Checked]:
@@ -297,10 +300,10 @@ def reported(args: argparse.Namespace, runs: Path, expected: Path) -> list[Check
 def every_selection(tier: str | None) -> list[Selection]:
     """Return every target at every tier that it has, or at one tier."""
     return [
-        Selection(target=target, source=runs_of(target), tier=found)
+        Selection(target=target, source=runs_of(target), tier=offered)
         for target in TARGETS
-        for found in runs_of(target).tiers()
-        if tier in (None, found.value) and target.speaks_at(found)
+        for offered in runs_of(target).tiers()
+        if tier in (None, offered.value) and target.speaks_at(offered)
     ]
 
 

@@ -1,31 +1,40 @@
 """The blocks of `docs/systems.md`: what the systems tier measured, beside the paper's numbers.
 
-Each block is written from blessed records alone, a part a device. A picture is linked where it has
-been drawn, so a page is renewed after its pictures.
+Each block is written from blessed records alone, devices side by side. A picture is linked where it
+has been drawn, so a page is renewed after its pictures.
 """
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
 from repro.check import Checked
-from repro.evidence.paper import paper_cells
-from repro.report.numbers import origin_text, quantity, stated_bars
-from repro.report.systems_rates import against, comparisons, span
-from repro.report.systems_tables import bar_table, rate_table, step_table, table, update_table
+from repro.report.numbers import device_title, quantity, span
+from repro.report.systems_rates import against, comparisons
+from repro.report.systems_tables import printed_speedups, rate_table, step_table, update_table
+from repro.report.tables import (
+    NOTHING,
+    Group,
+    Line,
+    all_bars_table,
+    grouped,
+    origin_text,
+    side_by_side,
+    target_of,
+)
+from repro.report.verdicts import CLAIMS, Kind, all_bars, counted, kind_of, of_kind, stated_bars
 from repro.spec.tier import Tier
 
 Writer = Callable[[], list[str]]
-Table = Callable[[Checked, Path], list[str]]
+Table = Callable[[Group, Path], list[str]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Block:
-    """A block of the page: what it asks, of which targets, with which table and picture."""
+    """A block of the page: its question, targets, table and picture."""
 
     asks: str
     targets: tuple[str, ...]
@@ -47,7 +56,7 @@ BLOCKS = {
     "ranks": Block(asks="rollout with ranks up to 128", targets=("rollout_ranks",),
                    written=rate_table, picture="rollout_ranks"),
     "scheduling": Block(asks="sharing, scheduling, parity, noise, faults",
-                        targets=("rollout_scheduling",), written=bar_table),
+                        targets=("rollout_scheduling",), written=all_bars_table),
     "steps": Block(asks="GRPO step, Table 3", targets=_SIZES, written=step_table,
                    picture="table3_steps"),
     "steps_rl": Block(asks="GRPO step with many completions", written=step_table,
@@ -58,10 +67,10 @@ BLOCKS = {
                         written=step_table, picture="full_steps"),
     "steps_updates": Block(asks="update alone: forward, backward, optimiser", written=update_table,
                            targets=("table3_updates", "table3_kept")),
-    "memory": Block(asks="memory of a GRPO step", written=bar_table, picture="memory",
+    "memory": Block(asks="memory of a GRPO step", written=all_bars_table, picture="memory",
                     targets=("memory", "memory_dense", "memory_formats", "memory_budgets")),
-    "checkpoint": Block(asks="a checkpoint's way: written, quantised, loaded, stepped",
-                        targets=("checkpoint_path",), written=bar_table),
+    "checkpoint": Block(asks="a checkpoint written, quantised, loaded and stepped",
+                        targets=("checkpoint_path",), written=all_bars_table),
 }  # fmt: skip
 _AGAINST = {
     "bf16_lora": "QeRL over 16-bit LoRA",
@@ -74,83 +83,120 @@ _AGAINST = {
 def systems_writers(
     judged: Callable[[], Sequence[Checked]], expected: Path, page: Path
 ) -> dict[str, Writer]:
-    """Return what writes each block of the page, by its name there.
+    """Return the writer of each block of the page, by its name there.
 
     Parameters
     ----------
     judged
         Gives the checks of all blessed records.
     page
-        Where the page lies: its pictures are in `figures/` beside it.
+        The page, whose pictures are in `figures/` beside it.
     """
 
-    def checks(block: str) -> list[Checked]:
-        return [
-            checked
-            for checked in judged()
-            if checked.selection.target.name in BLOCKS[block].targets and checked.evidence.count
-        ]
+    def groups(block: str) -> list[Group]:
+        return grouped(
+            item for item in judged() if item.selection.target.name in BLOCKS[block].targets
+        )
 
     def writer(name: str) -> Writer:
-        return lambda: _block(BLOCKS[name], checks(name), expected, page)
+        return lambda: _block(BLOCKS[name], groups(name), expected, page)
 
     def short() -> list[str]:
-        return _short({name: checks(name) for name in BLOCKS}, expected)
+        return _short({name: groups(name) for name in BLOCKS}, expected)
 
-    return {f"systems_{name}": writer(name) for name in BLOCKS} | {"systems_short": short}
+    def answer() -> list[str]:
+        return _answer([group for name in BLOCKS for group in groups(name)], expected)
+
+    own = {"systems_short": short, "systems_answer": answer}
+    return {f"systems_{name}": writer(name) for name in BLOCKS} | own
 
 
-def _block(block: Block, checks: Sequence[Checked], expected: Path, page: Path) -> list[str]:
-    """Return title, origin and table of each check, what is not blessed, and the picture."""
+def _block(block: Block, groups: Sequence[Group], expected: Path, page: Path) -> list[str]:
+    """Return title, origin and table of each target, what is not blessed, and the picture."""
     lines = []
-    for checked in checks:
-        lines += [f"**{checked.selection.target.title}.** {origin_text(checked)}", ""]
-        lines += block.written(checked, expected)
-    known = {checked.selection.target.name for checked in checks}
-    left = [f"`{name}`" for name in block.targets if name not in known]
-    if left:
-        lines += [f"No records are blessed yet of {', '.join(left)}.", ""]
-    lines += _picture(page, block.picture)
+    for group in groups:
+        origins = " ".join(origin_text(checked) for checked in group.values())
+        lines += [f"**{target_of(group).title}.** {origins}", ""]
+        lines += block.written(group, expected)
+    known = {target_of(group).name for group in groups}
+    absent = [f"`{name}`" for name in block.targets if name not in known]
+    if absent:
+        lines += [f"No records are blessed yet of {', '.join(absent)}.", ""]
+    lines += _pictures(page, block.picture, {device for group in groups for device in group})
     return lines[:-1] if lines[-1] == "" else lines
 
 
-def _picture(page: Path, name: str) -> list[str]:
-    link = f"figures/{Tier.SYSTEMS.value}_{name}.svg"
-    drawn = bool(name) and (page.parent / link).is_file()
-    return [f"![{name.replace('_', ' ')}]({link})"] if drawn else []
+def _pictures(page: Path, name: str, devices: Iterable[str]) -> list[str]:
+    """Return links to what was drawn; of several devices each has pictures of its own."""
+    tier, lines = Tier.SYSTEMS.value, []
+    for middle in ("", *(f"{device}_" for device in sorted(devices))):
+        link = f"figures/{tier}_{middle}{name}.svg"
+        if name and (page.parent / link).is_file():
+            lines.append(f"![{f'{middle}{name}'.replace('_', ' ')}]({link})")
+    return lines
 
 
-def _short(groups: Mapping[str, Sequence[Checked]], expected: Path) -> list[str]:
+def _answer(groups: Sequence[Group], expected: Path) -> list[str]:
+    """Return the counts of claims and bars, a sentence per device."""
+    by_device: dict[str, list[Checked]] = {}
+    for group in groups:
+        for device, checked in group.items():
+            by_device.setdefault(device, []).append(checked)
+    lines = []
+    for device, checks in by_device.items():
+        claims = counted(item for checked in checks for item in of_kind(checked, Kind.PAPER))
+        bars = counted(item for checked in checks for item in all_bars(checked, expected))
+        lines.append(f"**On one {device_title(device)}: claims of the paper {claims}; bars of this "
+                     f"suite {bars}.**")  # fmt: skip
+    return lines or NOTHING
+
+
+def _short(blocks: Mapping[str, Sequence[Group]], expected: Path) -> list[str]:
     """Return a line for each question: the paper's ratios, ours, and the verdicts."""
-    rows = []
-    for name, checks in groups.items():
-        bars = [verdict for checked in checks for _, verdict in stated_bars(checked, expected)]
-        held = _counted(verdict.status for verdict in bars)
-        asks = BLOCKS[name].asks
-        found = [item for checked in checks for item in comparisons(checked, expected)]
-        for slow, items in against(found).items():
-            told = _counted(item.verdict.status for item in items if item.verdict is not None)
-            spans = [span(item.paper for item in items), span(item.ratio.value for item in items)]
-            rows.append([f"{asks}: {_AGAINST.get(slow, slow)}", *spans, told, held])
-            # The bars are of the arms, not of a pair: they are counted once.
-            held = ""
-        if checks and not found:
-            printed, measured = _step_spans(checks, expected)
-            measured = measured or "; ".join(_headline(checked) for checked in checks)
-            rows.append([asks, printed, measured, _claims(checks), held])
-    heads = ["question", "ratio in the paper", "measured", "claims", "this suite's bars"]
-    return table(heads, rows)[:-1] if rows else ["No records are blessed yet."]
+    parts: dict[str, list[Line]] = {}
+    for name, groups in blocks.items():
+        by_device: dict[str, list[Checked]] = {}
+        for group in groups:
+            for device, checked in group.items():
+                by_device.setdefault(device, []).append(checked)
+        for device, checks in by_device.items():
+            parts.setdefault(device, []).extend(_short_lines(BLOCKS[name].asks, checks, expected))
+    heads = ["question", "ratio in the paper"]
+    return side_by_side(heads, ["measured", "claims", "bars"], parts)[:-1] or NOTHING
 
 
-def _step_spans(checks: Sequence[Checked], expected: Path) -> list[str]:
+def _short_lines(asks: str, checks: Sequence[Checked], expected: Path) -> list[Line]:
+    stated = [bar.verdict for checked in checks for bar in stated_bars(checked, expected)]
+    compared = [item for checked in checks for item in comparisons(checked, expected)]
+    if not compared:
+        claims = [item for checked in checks for item in of_kind(checked, *CLAIMS)]
+        paper, measured = step_spans(checks, expected)
+        measured = measured or "; ".join(_headline(checked) for checked in checks)
+        return [Line(common=(asks, paper), own=(measured, counted(claims), counted(stated)))]
+    lines = []
+    for slow, items in against(compared).items():
+        verdicts = [item.verdict for item in items if item.verdict is not None]
+        claims = [verdict for verdict in verdicts if kind_of(verdict) is not Kind.BAR]
+        bars = [verdict for verdict in verdicts if kind_of(verdict) is Kind.BAR]
+        common = (f"{asks}: {_AGAINST.get(slow, slow)}", span(item.paper for item in items))
+        measured = span(item.ratio.value for item in items)
+        own = (measured, counted(claims), counted([*bars, *stated]))
+        lines.append(Line(common=common, own=own))
+        # Stated bars are of the arms, not of a pair: they are counted once.
+        stated = []
+    return lines
+
+
+def step_spans(checks: Sequence[Checked], expected: Path) -> tuple[str, str]:
     """Return the spans of steps' speed-ups, the paper's and ours; empty for other targets.
 
     Where no whole step was timed, those of updates.
     """
-    printed, measured = _ratios(checks, expected, "speedup_")
-    if not measured:
-        printed, measured = _ratios(checks, expected, "update_ratio_")
-    return [span(printed), span(measured)]
+    for prefix in ("speedup_", "update_ratio_"):
+        paper, measured = _ratios(checks, expected, prefix)
+        if measured:
+            return span(paper), span(measured)
+    return "", ""
 
 
 def _ratios(
@@ -158,21 +204,20 @@ def _ratios(
 ) -> tuple[list[float | None], list[float | None]]:
     """Return QeRL's ratios whose metrics begin with `prefix`: the paper's, and ours."""
     measured: list[float | None] = []
-    printed: list[float | None] = []
+    paper: list[float | None] = []
     for checked in checks:
         target = checked.selection.target
-        cells = {
-            f"speedup_{cell.column.lower()}_{cell.quantity.removeprefix('speedup_batch_')}": cell
-            for cell in paper_cells(expected, target.paper_file)
-            if cell.arm == "nvfp4_lora" and cell.quantity.startswith("speedup_batch_")
+        printed = {
+            f"speedup_{model}_b{batch}": value
+            for (arm, model, batch), value in printed_speedups(target.paper_file, expected).items()
+            if arm == "nvfp4_lora"
         }
         for metric in target.metrics:
-            if metric.name.startswith(prefix):
-                values = checked.evidence.values(metric.name).get("nvfp4_lora", {})
-                measured += [median(values.values())] if values else []
-                cell = cells.get(metric.name.replace("_b", "_"))
-                printed += [cell.value] if values and cell is not None else []
-    return printed, measured
+            values = checked.evidence.values(metric.name).get("nvfp4_lora")
+            if metric.name.startswith(prefix) and values:
+                measured.append(median(values.values()))
+                paper.append(printed.get(metric.name))
+    return paper, measured
 
 
 def _headline(checked: Checked) -> str:
@@ -183,17 +228,3 @@ def _headline(checked: Checked) -> str:
     metric = target.metric(target.headline)
     of_arm = checked.evidence.values(metric.name).get(target.arms[-1].name, {})
     return f"{metric.title} {quantity(median(of_arm.values()), metric.unit)}" if of_arm else ""
-
-
-def _claims(checks: Sequence[Checked]) -> str:
-    return _counted(
-        verdict.status
-        for checked in checks
-        for verdict in checked.verdicts
-        if verdict.about in ("claim", "mechanism")
-    )
-
-
-def _counted(statuses: Iterable[str]) -> str:
-    counts = Counter(statuses)
-    return ", ".join(f"{count} {status}" for status, count in sorted(counts.items()))

@@ -1,19 +1,18 @@
-"""Pairs of arms whose rollouts are compared: ours, the paper's, what is asked, and the verdict."""
+"""Pairs of arms whose rollouts are compared: ours, the paper's, the claimed ratio, the verdict."""
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from repro.check import Checked
-from repro.evidence.expectation import Expectation
 from repro.evidence.paper import paper_cells
 from repro.evidence.statistics import Interval, mean_interval
 from repro.evidence.verdict import Verdict
-from repro.report.numbers import stated_bars
+from repro.report.verdicts import Bar, stated_bars
 from repro.spec.target import Claim
 from repro.targets.table1 import BF16_LORA, NVFP4_LORA
 
@@ -22,17 +21,17 @@ _CELL = re.compile(r"(\d+B) (batch|rank) (\d+)")
 _RANK = re.compile(r"_r(\d+)(?=_|$)")
 # Arms of this suite that stand for the same row of the paper.
 _OTHER_PRODUCTS = "_bitsandbytes"
-Bars = Mapping[tuple[str, str], tuple[Expectation, Verdict]]
+Bars = Mapping[tuple[str, str], Bar]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rate:
-    """Tokens a second of one arm: measured, the paper's cell, and the bar with its verdict."""
+    """Tokens per second of one arm: measured, the paper's cell, and the bar with its verdict."""
 
     arm: str
     measured: Interval
     paper: float | None
-    bar: tuple[Expectation, Verdict] | None
+    bar: Bar | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,8 +44,8 @@ class Comparison:
         `7b`, and a batch or a LoRA rank.
     ratio
         Geometric mean of fast over slow, with its 95 % interval.
-    asked, verdict
-        The least ratio that is claimed, and what became of it; None where nothing is claimed.
+    required, verdict
+        The least ratio that the claim or bar asks for, and its verdict; None where there is none.
     """
 
     model: str
@@ -54,7 +53,7 @@ class Comparison:
     fast: Rate
     slow: Rate
     ratio: Interval
-    asked: float | None
+    required: float | None
     verdict: Verdict | None
 
     @property
@@ -71,9 +70,7 @@ def comparisons(checked: Checked, expected: Path) -> list[Comparison]:
     Without a claim, QeRL is compared with 16-bit LoRA at each batch that was measured.
     """
     target = checked.selection.target
-    bars = {
-        (bar.arm, bar.metric): (bar, verdict) for bar, verdict in stated_bars(checked, expected)
-    }
+    bars = {bar.key: bar for bar in stated_bars(checked, expected)}
     printed = printed_rates(target.paper_file, expected)
     claims = {claim.name: claim for claim in target.claims if _RATE.fullmatch(claim.metric)}
     found = [_comparison(checked, claim, bars, printed) for claim in claims.values()]
@@ -127,7 +124,7 @@ def _pair(
         fast=rate(arms[0]),
         slow=rate(arms[1]),
         ratio=_exp(mean_interval(logs)),
-        asked=None if claim is None else claim.margin,
+        required=None if claim is None else claim.margin,
         verdict=verdict,
     )
 
@@ -155,15 +152,6 @@ def printed_rates(paper_file: str, expected: Path) -> dict[tuple[str, str, int],
         if match and cell.quantity == "rollout" and cell.arm:
             found[match[1].lower(), cell.arm, int(match[3])] = cell.value
     return found
-
-
-def span(values: Iterable[float | None]) -> str:
-    """Return `1.59 to 2.54 x`, one number where all are the same, empty without any."""
-    known = [value for value in values if value is not None]
-    if not known:
-        return ""
-    low, high = f"{min(known):.2f}", f"{max(known):.2f}"
-    return f"{low} x" if low == high else f"{low} to {high} x"
 
 
 def against(found: Sequence[Comparison]) -> dict[str, list[Comparison]]:

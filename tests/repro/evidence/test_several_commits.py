@@ -119,7 +119,7 @@ def test_what_shows_commits_shows_several(
     assert main([*line, "--expected", str(expected)]) == 0
     assert f"`{OLD}` (seeds 5 to 9), `{NEW}` (seeds 10 to 14)" in out.read_text()
     readme = tmp_path / "README.md"
-    readme.write_text("<!-- results:begin -->\n<!-- results:end -->\n")
+    readme.write_text("<!-- accuracies:begin -->\n<!-- accuracies:end -->\n")
     assert "(n = 10)" in renewed_readme(readme, expected)
     pictures = ["--blessed", "--tier", "proxy", "--kinds", "svg", "--out", str(tmp_path / "drawn")]
     assert draw([*pictures, "--expected", str(expected)]) == 0
