@@ -11,10 +11,11 @@ from pathlib import Path
 
 from repro.check import Checked
 from repro.evidence.verdict import Verdict
-from repro.report.numbers import cell_text, device_title, unit_words
+from repro.report.numbers import device_title, unit_words
 from repro.report.tables import (
     NOTHING,
     Line,
+    arms_table,
     device_of,
     grouped,
     paper_columns,
@@ -25,7 +26,7 @@ from repro.report.tables import (
 from repro.report.verdicts import CLAIMS, Kind, all_bars, counted, of_kind, word
 from repro.spec.tier import Tier
 
-_KINDS = (*CLAIMS, Kind.BAR)
+KINDS = (*CLAIMS, Kind.BAR)
 
 
 def place_text(tier: Tier, device: str) -> str:
@@ -35,6 +36,11 @@ def place_text(tier: Tier, device: str) -> str:
 
 def _verdicts(checked: Checked, kind: Kind, expected: Path) -> list[Verdict]:
     return all_bars(checked, expected) if kind is Kind.BAR else of_kind(checked, kind)
+
+
+def counts_of(checked: Checked, expected: Path) -> tuple[str, ...]:
+    """Return the counts of a check's verdicts, a text per kind of `KINDS`."""
+    return tuple(counted(_verdicts(checked, kind, expected)) for kind in KINDS)
 
 
 def count_rows(checks: Sequence[Checked], expected: Path) -> list[str]:
@@ -49,7 +55,7 @@ def count_rows(checks: Sequence[Checked], expected: Path) -> list[str]:
             counted(item for checked in group for item in _verdicts(checked, kind, expected))
             for group in places.values()
         )]
-        for kind in _KINDS
+        for kind in KINDS
     ]  # fmt: skip
     return table(["", *places], rows)[:-1] if places else NOTHING
 
@@ -67,21 +73,12 @@ def accuracy_rows(checks: Sequence[Checked], expected: Path) -> list[str]:
 
 def _accuracies(found: Sequence[Checked], expected: Path) -> list[str]:
     target = found[0].selection.target
-    columns = paper_columns(target, expected)
     metric = target.metric(target.headline or "")
-    measured = [checked.evidence.values(metric.name) for checked in found]
     places = [place_text(item.selection.tier, device_of(item)) for item in found]
-    rows = [
-        [
-            arm.label,
-            *(columns[name].get(arm.name, "") for name in columns),
-            *(cell_text([*v.get(arm.name, {}).values()], unit=metric.unit) for v in measured),
-        ]
-        for arm in target.arms
-    ]
+    columns = [(place, item, metric) for place, item in zip(places, found, strict=True)]
     what = f"{metric.name} {unit_words(metric.unit)}, mean ± 95 % interval:"
-    heads = ["arm", *(f"paper, {name}" for name in columns), *places]
-    return [f"**{target.title}**, {what}", "", *table(heads, rows)]
+    lines = arms_table(target, paper_columns(target, expected), columns)
+    return [f"**{target.title}**, {what}", "", *lines]
 
 
 def target_rows(checks: Sequence[Checked], expected: Path) -> list[str]:
@@ -93,11 +90,11 @@ def target_rows(checks: Sequence[Checked], expected: Path) -> list[str]:
         for group in groups:
             for device, checked in group.items():
                 if checked.selection.tier is tier:
-                    own = tuple(counted(_verdicts(checked, kind, expected)) for kind in _KINDS)
+                    own = counts_of(checked, expected)
                     if any(own):
                         line = Line(common=(target_of(group).title,), own=own)
                         parts.setdefault(device, []).append(line)
-        found = side_by_side(["target"], [kind.value for kind in _KINDS], parts)
+        found = side_by_side(["target"], [kind.value for kind in KINDS], parts)
         places = " and ".join(device_title(device) for device in parts)
         lines += [f"**{tier.value} tier**, {places}:", "", *found] if found else []
     return lines[:-1] or NOTHING

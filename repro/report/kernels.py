@@ -10,18 +10,19 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from repro.check import Checked
-from repro.report.numbers import bar_text, cell_text, device_title, quantity
+from repro.report.numbers import bar_text, cell_text, device_title
 from repro.report.tables import (
     NOTHING,
     Group,
     Line,
+    bars_table,
     grouped,
     origin_text,
     side_by_side,
     table,
     target_of,
 )
-from repro.report.verdicts import Bar, counted, stated_bars, word
+from repro.report.verdicts import Bar, counted, stated_bars
 from repro.spec.config import OperationScale
 from repro.spec.tier import Tier
 from repro.targets import kernels
@@ -124,24 +125,14 @@ def _other_operations(group: Group, bars: Bars) -> list[str]:
 
 def _bars_not_met(group: Group, expected: Path) -> list[str]:
     """Return the bars that the records do not show to be met, each with how much is lacking."""
-    parts, lines = {}, []
+    lines = []
     for device, checked in group.items():
-        bars = stated_bars(checked, expected)
+        counts = counted(bar.verdict for bar in stated_bars(checked, expected))
         where = f" on {device_title(device)}" if len(group) > 1 else ""
         lines.append(
-            f"Bars{where}: {counted(bar.verdict for bar in bars)}. Those not met (`missed`: the "
-            "95 % interval lies wholly beyond the bar; `undecided`: the bar lies inside it):"
+            f"Bars{where}: {counts}. Those not met (`missed`: the 95 % interval lies wholly beyond "
+            "the bar; `undecided`: the bar lies inside it):"
         )
-        parts[device] = [_not_met(bar) for bar in bars if bar.verdict.status != "reproduced"]
-    own = ["mean", "off by", "verdict"]
-    return [*lines, "", *side_by_side(["measured", "bar"], own, parts)][:-1]
-
-
-def _not_met(bar: Bar) -> Line:
-    value = bar.verdict.effect or 0.0
-    bound = next(bound for bound in bar.expectation.accept if bound is not None)
-    off = "" if bar.expectation.holds(value) else f"{100 * abs(value / bound - 1):.2g} %"
-    return Line(
-        common=(bar.title, bar_text(bar.expectation, bar.unit)),
-        own=(quantity(value, bar.unit), off, word(bar.verdict)),
-    )
+    return [*lines, "", *bars_table(group, expected, "contradicted", "inconclusive", "not run")][
+        :-1
+    ]

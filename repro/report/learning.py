@@ -25,7 +25,7 @@ from repro.places import expected_folder
 from repro.report.learning_runs import ends, limits, rates, runs_of_checks, what_was_run
 from repro.report.numbers import device_title
 from repro.report.pictures import picture_lines
-from repro.report.tables import Line, device_of, side_by_side, table
+from repro.report.tables import Line, by_device, device_of, side_by_side, table
 from repro.report.verdicts import EXCLUDED, beside, counted, no_difference_within, word
 from repro.selection import Selection
 from repro.spec.target import Claim, Target
@@ -114,8 +114,8 @@ def findings_text(
         Where the page will lie, and the folder of its pictures; `figures/` beside it by default.
     """
     rows = _rows(checks, expected)
-    devices = {device_of(checked): None for checked in checks if checked.evidence.count}
-    runs = {d: runs_of_checks([c for c in checks if device_of(c) == d]) for d in devices}
+    devices = by_device(checks)
+    runs = {device: runs_of_checks(items) for device, items in devices.items()}
     paper = [row for row in rows if row.kind == "paper"]
     training = [row for row in rows if row.kind == "training" and row.status != "not run"]
     controls = [row for row in rows if row.kind == "control" and row.status != "not run"]

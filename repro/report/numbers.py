@@ -79,14 +79,12 @@ def span(values: Iterable[float | None]) -> str:
 
 def bar_text(bar: Expectation, unit: str) -> str:
     """Return the accepted interval of a bar in words: `at least 1.5 x`."""
-    low, high = bar.accept
+    low, high = (None if end is None else quantity(end, unit, mixed=True) for end in bar.accept)
     if low is None:
-        return f"at most {quantity(high or 0.0, unit)}"
+        return f"at most {high}"
     if high is None:
-        return f"at least {quantity(low, unit)}"
-    if low == high:
-        return f"exactly {quantity(low, unit)}"
-    return f"{quantity(low, unit)} to {quantity(high, unit)}"
+        return f"at least {low}"
+    return f"exactly {low}" if low == high else f"{low} to {high}"
 
 
 def device_title(device: str) -> str:

@@ -1,8 +1,8 @@
 """The report: what a reader of the paper wants to know, from records and expectations alone.
 
-For each target: the paper's table beside what was measured, one column a tier, each cell with mean,
-95 % interval and number of seeds; the verdict of each claim with its sentence; what this tier can
-and cannot say. Nothing is run, and no tier speaks for another.
+For each target: the paper's table beside what was measured, each cell with mean, 95 % interval and
+number of seeds; the verdict of each claim with its sentence; what this tier can and cannot say.
+Nothing is run, and no tier speaks for another.
 """
 
 from __future__ import annotations
@@ -17,18 +17,9 @@ from repro.evidence.origins import commits_of, seeds_text
 from repro.evidence.record import Record, replace_text
 from repro.evidence.verdict import Verdict
 from repro.places import PACKAGE, expected_folder, runs_folder
-from repro.report.numbers import cell_text
-from repro.report.tables import link_to, paper_columns, table
-from repro.report.verdicts import (
-    CLAIMS,
-    Kind,
-    all_bars,
-    counted,
-    kind_of,
-    of_kind,
-    to_show,
-    word,
-)
+from repro.report.claims import KINDS, counts_of
+from repro.report.tables import arms_table, link_to, paper_columns, table
+from repro.report.verdicts import Kind, counted, kind_of, of_kind, to_show, word
 from repro.selection import Selection, select
 from repro.spec.target import Metric
 from repro.spec.tier import Tier
@@ -78,15 +69,17 @@ def report_text(checks: list[Checked], expected: Path, out: Path, figures: Path)
 
 
 def _summary(checks: list[Checked], expected: Path) -> list[str]:
-    rows = []
-    for checked in checks:
-        place = (checked.selection.target.name, checked.selection.tier.value)
-        claims = (counted(of_kind(checked, kind)) for kind in CLAIMS)
-        bars = counted(all_bars(checked, expected))
-        rows.append([*place, f"{checked.evidence.count}", *claims, bars])
-    heads = ["target", "tier", "records", *(kind.value for kind in (*CLAIMS, Kind.BAR))]
+    rows = [
+        [
+            checked.selection.target.name,
+            checked.selection.tier.value,
+            f"{checked.evidence.count}",
+            *counts_of(checked, expected),
+        ]
+        for checked in checks
+    ]
     return [
-        *table(heads, rows),
+        *table(["target", "tier", "records", *(kind.value for kind in KINDS)], rows),
         "`contradicted` means that the 95 % interval lies wholly on the other side of what was "
         "claimed; for a claim of the paper that is a finding at that tier, not a failure. "
         "`inconclusive` means that these seeds decide it neither way. A tier speaks for itself "
@@ -106,7 +99,7 @@ def _target_section(checked: Checked, expected: Path) -> list[str]:
         lines += [f"Not run: {reason}.", ""]
     if target.arms and checked.evidence.count and target.records_of is None:
         if target.headline is not None:
-            lines += _arms_table(checked, expected, target.metric(target.headline))
+            lines += _headline_table(checked, expected, target.metric(target.headline))
         lines += _details_table(checked)
     elif target.records_of:
         source = checked.selection.source.name
@@ -116,19 +109,10 @@ def _target_section(checked: Checked, expected: Path) -> list[str]:
     return lines
 
 
-def _arms_table(checked: Checked, expected: Path, metric: Metric) -> list[str]:
+def _headline_table(checked: Checked, expected: Path, metric: Metric) -> list[str]:
     target, tier = checked.selection.target, checked.selection.tier
     columns = paper_columns(target, expected)
-    values = checked.evidence.values(metric.name)
-    rows = [
-        [
-            arm.label,
-            *(columns[name].get(arm.name, "") for name in columns),
-            cell_text([*values.get(arm.name, {}).values()], unit=metric.unit),
-        ]
-        for arm in target.arms
-    ]
-    measured = f"{tier.value}: {metric.title} ({metric.unit})"
+    head = f"{tier.value}: {metric.title} ({metric.unit})"
     note = "Cells: mean and 95 % t interval over n seeds."
     if columns:
         note += (
@@ -136,8 +120,7 @@ def _arms_table(checked: Checked, expected: Path, metric: Metric) -> list[str]:
             "models on different problems; only the relation between rows is comparable. Controls "
             "are not in the paper."
         )
-    heads = ["arm", *(f"paper, {name}" for name in columns), measured]
-    return [*table(heads, rows), note, ""]
+    return [*arms_table(target, columns, [(head, checked, metric)]), note, ""]
 
 
 _DETAILS = (
@@ -156,25 +139,16 @@ _DETAILS = (
 
 def _details_table(checked: Checked) -> list[str]:
     target = checked.selection.target
-    known = {metric.name: metric for metric in target.metrics}
-    shown: list[Metric] = [known[name] for name in _DETAILS if name in known]
-    values = {metric.name: checked.evidence.values(metric.name) for metric in shown}
-    shown = [metric for metric in shown if values[metric.name]]
-    if not shown:
-        return []
-    rows = [
-        [
-            arm.label,
-            *(
-                cell_text([*values[m.name].get(arm.name, {}).values()], n=False, unit=m.unit)
-                for m in shown
-            ),
-        ]
-        for arm in target.arms
+    shown = [
+        (f"{metric.title} ({metric.unit})", checked, metric)
+        for name in _DETAILS
+        for metric in target.metrics
+        if metric.name == name and checked.evidence.values(name)
     ]
+    lines = arms_table(target, {}, shown, n=False)
     title = "Beside the accuracy: start, gain, ceiling, style, entropy"
-    lines = table(["arm", *(f"{metric.title} ({metric.unit})" for metric in shown)], rows)
-    return [f"<details><summary>{title}</summary>", "", *lines, "</details>", ""]
+    summary = f"<details><summary>{title}</summary>"
+    return [summary, "", *lines, "</details>", ""] if shown else []
 
 
 def _verdicts_table(checked: Checked) -> list[str]:

@@ -19,7 +19,8 @@ from repro.report.tables import (
     NOTHING,
     Group,
     Line,
-    all_bars_table,
+    bars_table,
+    by_device,
     grouped,
     origin_text,
     side_by_side,
@@ -56,7 +57,7 @@ BLOCKS = {
     "ranks": Block(asks="rollout with ranks up to 128", targets=("rollout_ranks",),
                    written=rate_table, picture="rollout_ranks"),
     "scheduling": Block(asks="sharing, scheduling, parity, noise, faults",
-                        targets=("rollout_scheduling",), written=all_bars_table),
+                        targets=("rollout_scheduling",), written=bars_table),
     "steps": Block(asks="GRPO step, Table 3", targets=_SIZES, written=step_table,
                    picture="table3_steps"),
     "steps_rl": Block(asks="GRPO step with many completions", written=step_table,
@@ -67,10 +68,10 @@ BLOCKS = {
                         written=step_table, picture="full_steps"),
     "steps_updates": Block(asks="update alone: forward, backward, optimiser", written=update_table,
                            targets=("table3_updates", "table3_kept")),
-    "memory": Block(asks="memory of a GRPO step", written=all_bars_table, picture="memory",
+    "memory": Block(asks="memory of a GRPO step", written=bars_table, picture="memory",
                     targets=("memory", "memory_dense", "memory_formats", "memory_budgets")),
     "checkpoint": Block(asks="a checkpoint written, quantised, loaded and stepped",
-                        targets=("checkpoint_path",), written=all_bars_table),
+                        targets=("checkpoint_path",), written=bars_table),
 }  # fmt: skip
 _AGAINST = {
     "bf16_lora": "QeRL over 16-bit LoRA",
@@ -93,22 +94,18 @@ def systems_writers(
         The page, whose pictures are in `figures/` beside it.
     """
 
-    def groups(block: str) -> list[Group]:
-        return grouped(
-            item for item in judged() if item.selection.target.name in BLOCKS[block].targets
-        )
+    def checks(block: str) -> list[Checked]:
+        targets = BLOCKS[block].targets
+        return [item for item in judged() if item.selection.target.name in targets]
 
     def writer(name: str) -> Writer:
-        return lambda: _block(BLOCKS[name], groups(name), expected, page)
+        return lambda: _block(BLOCKS[name], grouped(checks(name)), expected, page)
 
-    def short() -> list[str]:
-        return _short({name: groups(name) for name in BLOCKS}, expected)
-
-    def answer() -> list[str]:
-        return _answer([group for name in BLOCKS for group in groups(name)], expected)
-
-    own = {"systems_short": short, "systems_answer": answer}
-    return {f"systems_{name}": writer(name) for name in BLOCKS} | own
+    return {
+        **{f"systems_{name}": writer(name) for name in BLOCKS},
+        "systems_short": lambda: _short({name: checks(name) for name in BLOCKS}, expected),
+        "systems_answer": lambda: _answer([c for name in BLOCKS for c in checks(name)], expected),
+    }
 
 
 def _block(block: Block, groups: Sequence[Group], expected: Path, page: Path) -> list[str]:
@@ -136,31 +133,23 @@ def _pictures(page: Path, name: str, devices: Iterable[str]) -> list[str]:
     return lines
 
 
-def _answer(groups: Sequence[Group], expected: Path) -> list[str]:
+def _answer(checks: Sequence[Checked], expected: Path) -> list[str]:
     """Return the counts of claims and bars, a sentence per device."""
-    by_device: dict[str, list[Checked]] = {}
-    for group in groups:
-        for device, checked in group.items():
-            by_device.setdefault(device, []).append(checked)
     lines = []
-    for device, checks in by_device.items():
-        claims = counted(item for checked in checks for item in of_kind(checked, Kind.PAPER))
-        bars = counted(item for checked in checks for item in all_bars(checked, expected))
+    for device, items in by_device(checks).items():
+        claims = counted(verdict for item in items for verdict in of_kind(item, Kind.PAPER))
+        bars = counted(verdict for item in items for verdict in all_bars(item, expected))
         lines.append(f"**On one {device_title(device)}: claims of the paper {claims}; bars of this "
                      f"suite {bars}.**")  # fmt: skip
     return lines or NOTHING
 
 
-def _short(blocks: Mapping[str, Sequence[Group]], expected: Path) -> list[str]:
+def _short(blocks: Mapping[str, Sequence[Checked]], expected: Path) -> list[str]:
     """Return a line for each question: the paper's ratios, ours, and the verdicts."""
     parts: dict[str, list[Line]] = {}
-    for name, groups in blocks.items():
-        by_device: dict[str, list[Checked]] = {}
-        for group in groups:
-            for device, checked in group.items():
-                by_device.setdefault(device, []).append(checked)
-        for device, checks in by_device.items():
-            parts.setdefault(device, []).extend(_short_lines(BLOCKS[name].asks, checks, expected))
+    for name, checks in blocks.items():
+        for device, items in by_device(checks).items():
+            parts.setdefault(device, []).extend(_short_lines(BLOCKS[name].asks, items, expected))
     heads = ["question", "ratio in the paper"]
     return side_by_side(heads, ["measured", "claims", "bars"], parts)[:-1] or NOTHING
 

@@ -14,9 +14,9 @@ from pathlib import Path
 
 from repro.check import Checked, device_name
 from repro.evidence.paper import paper_cells
-from repro.report.numbers import bar_text, device_title, quantity
+from repro.report.numbers import bar_text, cell_text, device_title, quantity
 from repro.report.verdicts import Bar, counted, stated_bars, word
-from repro.spec.target import Target
+from repro.spec.target import Metric, Target
 
 # Checks of one target at one tier, by device.
 Group = Mapping[str, Checked]
@@ -98,6 +98,15 @@ def grouped(checks: Iterable[Checked]) -> list[Group]:
     return list(groups.values())
 
 
+def by_device(checks: Iterable[Checked]) -> dict[str, list[Checked]]:
+    """Return the checks that have records, by their device."""
+    devices: dict[str, list[Checked]] = {}
+    for checked in checks:
+        if checked.evidence.count:
+            devices.setdefault(device_of(checked), []).append(checked)
+    return devices
+
+
 def device_of(checked: Checked) -> str:
     """Return the device of a check's records as folders spell it, empty where they name none."""
     return device_name(checked.evidence) or ""
@@ -133,45 +142,69 @@ def paper_columns(target: Target, expected: Path) -> dict[str, dict[str, str]]:
     return columns
 
 
+def arms_table(
+    target: Target,
+    printed: Mapping[str, Mapping[str, str]],
+    measured: Sequence[tuple[str, Checked, Metric]],
+    *,
+    n: bool = True,
+) -> list[str]:
+    """Return a row per arm: the paper's columns, then one per metric of a check.
+
+    Parameters
+    ----------
+    printed
+        {column: {arm: value}} of the paper's own table.
+    measured
+        (head, check, metric) of each column; a cell is the mean with its 95 % interval.
+    n
+        Whether cells say their number of seeds.
+    """
+    columns = [(metric, checked.evidence.values(metric.name)) for _, checked, metric in measured]
+    rows = [
+        [
+            arm.label,
+            *(cells.get(arm.name, "") for cells in printed.values()),
+            *(cell_text([*v.get(arm.name, {}).values()], n=n, unit=m.unit) for m, v in columns),
+        ]
+        for arm in target.arms
+    ]
+    heads = [*(f"paper, {name}" for name in printed), *(head for head, _, _ in measured)]
+    return table(["arm", *heads], rows)
+
+
 def bar_rows(group: Group, expected: Path) -> list[str]:
     """Return how many of a target's stated bars are met, and a table of those missed."""
-    lines, missed = [], {}
+    lines = []
     for device, checked in group.items():
-        bars = stated_bars(checked, expected)
+        bars = [bar.verdict for bar in stated_bars(checked, expected)]
         where = f" on {device_title(device)}" if len(group) > 1 else ""
-        if bars:
-            lines.append(f"Stated bars{where}: {counted(bar.verdict for bar in bars)}.")
-        missed[device] = [
-            Line(
-                common=(bar.title, bar_text(bar.expectation, bar.unit)),
-                own=(_measured(bar.verdict.effect or 0.0, bar),),
-            )
-            for bar in bars
-            if bar.verdict.status == "contradicted"
-        ]
-    return [*lines, "", *side_by_side(["missed", "bar"], ["measured"], missed)] if lines else []
+        lines += [f"Stated bars{where}: {counted(bars)}.", ""] if bars else []
+    return lines + bars_table(group, expected, "contradicted")
 
 
-def _measured(value: float, bar: Bar) -> str:
-    if not bar.expectation.holds(value):
-        return quantity(value, bar.unit)
-    # Of its values one missed the bar, and not their mean.
-    return f"{quantity(value, bar.unit)} on average; {bar.verdict.sentence}"
-
-
-def all_bars_table(group: Group, expected: Path) -> list[str]:
-    """Return every stated bar with what was measured and the verdict."""
+def bars_table(group: Group, expected: Path, *statuses: str) -> list[str]:
+    """Return the stated bars that have one of these statuses (all by default), and by how much."""
     lines = {
         device: [
-            Line(
-                common=(bar.title, bar_text(bar.expectation, bar.unit)),
-                own=(quantity(bar.verdict.effect or 0.0, bar.unit, mixed=True), word(bar.verdict)),
-            )
+            Line(common=(bar.title, bar_text(bar.expectation, bar.unit)), own=_bar_cells(bar))
             for bar in stated_bars(checked, expected)
+            if not statuses or bar.verdict.status in statuses
         ]
         for device, checked in group.items()
     }
-    return side_by_side(["what", "bar"], ["measured", "verdict"], lines)
+    return side_by_side(["what", "bar"], ["measured", "off by", "verdict"], lines)
+
+
+def _bar_cells(bar: Bar) -> tuple[str, str, str]:
+    value, (low, high) = bar.verdict.effect or 0.0, bar.expectation.accept
+    measured, off = quantity(value, bar.unit, mixed=True), ""
+    bound = low if low is not None and value < low else high
+    if not bar.expectation.holds(value):
+        off = f"{100 * abs(value / bound - 1):.2g} %" if bound else ""
+    elif bar.verdict.status == "contradicted":  # One of its values missed the bar, not their mean.
+        measured += f" on average; {bar.verdict.sentence}"
+    return measured, off, word(bar.verdict)
 
 
 def link_to(path: Path, page: Path) -> str:
