@@ -7,7 +7,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from repro.check import Checked
-from repro.report.verdicts import Kind, counted, of_kind, to_show, word
+from repro.report.verdicts import Kind, about, counted, of_kind, to_show, word
 
 _COLOURS = {
     "reproduced": "green",
@@ -25,13 +25,13 @@ def print_check(checked: Checked, console: Console | None = None) -> None:
         title=f"{target.name}, {tier.value} tier: {checked.evidence.count} records",
         title_justify="left",
     )
-    table.add_column("claim, bar or value", overflow="fold")
+    table.add_column("claim, bar or blessed value", overflow="fold")
     table.add_column("verdict", no_wrap=True)
     table.add_column("because", overflow="fold")
     for verdict in to_show(checked):
-        about = "" if verdict.about == "claim" else f" ({verdict.about})"
+        kind = f" ({about(verdict)})" if about(verdict) else ""
         table.add_row(
-            escape(verdict.statement + about),
+            escape(verdict.statement + kind),
             f"[{_COLOURS[verdict.status]}]{word(verdict)}[/]",
             escape(verdict.sentence),
         )

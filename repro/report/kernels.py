@@ -120,7 +120,8 @@ def _other_operations(group: Group, bars: Bars) -> list[str]:
             bound = _bound(bar) if ratio or bar is None else bar_text(bar.expectation, metric.unit)
             mean = cell_text([*values.values()], n=False, unit=metric.unit).removesuffix(" x")
             parts[device].append(Line(common=(metric.title, bound), own=(mean,)))
-    return side_by_side(["operation", "bar (goal)"], ["mean ± 95 % interval"], parts)
+    lines = side_by_side(["operation", "bar (goal)"], ["mean ± 95 % interval"], parts)
+    return ["Other operations:", "", *lines] if lines else []
 
 
 def _bars_not_met(group: Group, expected: Path) -> list[str]:
@@ -130,8 +131,8 @@ def _bars_not_met(group: Group, expected: Path) -> list[str]:
         counts = counted(bar.verdict for bar in stated_bars(checked, expected))
         where = f" on {device_title(device)}" if len(group) > 1 else ""
         lines.append(
-            f"Bars{where}: {counts}. Those not met (`missed`: the 95 % interval lies wholly beyond "
-            "the bar; `undecided`: the bar lies inside it):"
+            f"Stated bars{where}: {counts}. Those not met (`missed`: the 95 % interval lies wholly "
+            "beyond the bar; `undecided`: the bar lies inside it):"
         )
     return [*lines, "", *bars_table(group, expected, "contradicted", "inconclusive", "not run")][
         :-1

@@ -215,11 +215,15 @@ def papers_differences(target: str, claim: Claim, expected: Path) -> dict[str, f
 
 
 def _per_device(devices: Collection[str], written: Callable[[str], list[str]]) -> list[str]:
-    """Return what is written of each device, its name before it where there are several."""
+    """Return what is written of each device, with its name where there are several."""
     lines = []
     for device in devices:
-        lines += [f"**{device_title(device)}**", ""] if len(devices) > 1 else []
-        lines += written(device)
+        part = written(device)
+        if part and len(devices) > 1:
+            title = device_title(device)
+            headed = part[0].startswith("## ")
+            part = [f"{part[0]}: {title}", *part[1:]] if headed else [f"**{title}**", "", *part]
+        lines += part
     return lines
 
 

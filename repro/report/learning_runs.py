@@ -15,7 +15,7 @@ from repro.check import Checked
 from repro.evidence.environment import device_of
 from repro.evidence.origins import commits_of
 from repro.evidence.record import Record
-from repro.report.numbers import cell_text
+from repro.report.numbers import cell_text, device_title
 from repro.report.tables import table
 from repro.targets import find
 from repro.targets.chosen_rates import TIE_ERRORS
@@ -56,7 +56,7 @@ def what_was_run(runs: Runs) -> list[str]:
     policies = [scale["checkpoint"] for scale in scales]
     return [
         f"{len(every)} runs ({len(trained)} trained), seeds {seeds}, on "
-        f"{listed([device_of(record.environment) for record in every])}, source "
+        f"{listed([device_title(device_of(r.environment) or '') for r in every])}, source "
         f"commit{plural} {commits}{several}: "
         f"{listed([f'`{name}`' for name in policies])}, "
         f"{listed([scale['steps'] for scale in scales])} steps of "

@@ -15,11 +15,10 @@ from pathlib import Path
 from repro.check import Checked, check_selection
 from repro.evidence.origins import commits_of, seeds_text
 from repro.evidence.record import Record, replace_text
-from repro.evidence.verdict import Verdict
 from repro.places import PACKAGE, expected_folder, runs_folder
 from repro.report.claims import KINDS, counts_of
 from repro.report.tables import arms_table, link_to, paper_columns, table
-from repro.report.verdicts import Kind, counted, kind_of, of_kind, to_show, word
+from repro.report.verdicts import Kind, about, counted, of_kind, to_show, word
 from repro.selection import Selection, select
 from repro.spec.target import Metric
 from repro.spec.tier import Tier
@@ -154,16 +153,15 @@ def _details_table(checked: Checked) -> list[str]:
 def _verdicts_table(checked: Checked) -> list[str]:
     blessed = of_kind(checked, Kind.REGRESSION)
     rows = [
-        [f"{verdict.statement} ({_about(verdict)})", f"**{word(verdict)}**", verdict.sentence]
+        [
+            f"{verdict.statement} ({about(verdict) or verdict.source})",
+            f"**{word(verdict)}**",
+            verdict.sentence,
+        ]
         for verdict in to_show(checked)
     ]
-    lines = table(["claim", "verdict", "measured"], rows)
+    lines = table(["claim or bar", "verdict", "measured"], rows)
     return lines + ([f"{Kind.REGRESSION.value}: {counted(blessed)}.", ""] if blessed else [])
-
-
-def _about(verdict: Verdict) -> str:
-    machinery = kind_of(verdict) is Kind.MACHINERY
-    return "about this suite's machinery" if machinery else verdict.source
 
 
 def _blemishes(checked: Checked) -> list[str]:

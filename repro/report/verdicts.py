@@ -48,6 +48,7 @@ class Kind(Enum):
     REGRESSION = "values blessed earlier"
 
 
+_ONE = {Kind.MACHINERY: "about the machinery", Kind.BAR: "bar", Kind.REGRESSION: "blessed value"}
 CLAIMS = (Kind.PAPER, Kind.OPEN, Kind.MACHINERY)
 _WORDS = dict.fromkeys(CLAIMS, STATUSES) | {
     Kind.BAR: ("met", "missed", "undecided", "not run"),
@@ -69,6 +70,11 @@ def kind_of(verdict: Verdict) -> Kind:
 def word(verdict: Verdict) -> str:
     """Return the verdict in the word of its kind."""
     return _WORDS[kind_of(verdict)][STATUSES.index(verdict.status)]
+
+
+def about(verdict: Verdict) -> str:
+    """Return what a verdict is about where that is not the paper: `bar`; else empty."""
+    return _ONE.get(kind_of(verdict), "")
 
 
 def counted(verdicts: Iterable[Verdict]) -> str:

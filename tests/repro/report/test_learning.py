@@ -261,6 +261,8 @@ def test_two_devices_stand_side_by_side_and_where_they_differ_the_page_says_so(
         line for line in section(text, "Inconclusive").splitlines() if line.startswith("|")
     )
     assert heads.count("NVIDIA H100") == heads.count("NVIDIA H200") > 0
+    for device in ("NVIDIA H200", "NVIDIA H100"):
+        assert f"\n## Every seed's end: {device}\n" in text
     runs = [line for line in text.splitlines() if line.startswith("| table1 | `")]
     assert [line.split("|")[3].strip() for line in runs] == ["NVIDIA H200", "NVIDIA H100"]
 
