@@ -67,15 +67,15 @@ def accuracy_rows(checks: Sequence[Checked], expected: Path) -> list[str]:
         target = checked.selection.target
         if target.headline and checked.evidence.count and paper_columns(target, expected):
             tables.setdefault(target.name, []).append(checked)
-    lines = [line for found in tables.values() for line in _accuracies(found, expected)]
+    lines = [line for same in tables.values() for line in _accuracies(same, expected)]
     return lines[:-1] or NOTHING
 
 
-def _accuracies(found: Sequence[Checked], expected: Path) -> list[str]:
-    target = found[0].selection.target
+def _accuracies(checks: Sequence[Checked], expected: Path) -> list[str]:
+    target = checks[0].selection.target
     metric = target.metric(target.headline or "")
-    places = [place_text(item.selection.tier, device_of(item)) for item in found]
-    columns = [(place, item, metric) for place, item in zip(places, found, strict=True)]
+    places = [place_text(item.selection.tier, device_of(item)) for item in checks]
+    columns = [(place, item, metric) for place, item in zip(places, checks, strict=True)]
     what = f"{metric.name} {unit_words(metric.unit)}, mean ± 95 % interval:"
     lines = arms_table(target, paper_columns(target, expected), columns)
     return [f"**{target.title}**, {what}", "", *lines]
@@ -94,9 +94,9 @@ def target_rows(checks: Sequence[Checked], expected: Path) -> list[str]:
                     if any(own):
                         line = Line(common=(target_of(group).title,), own=own)
                         parts.setdefault(device, []).append(line)
-        found = side_by_side(["target"], [kind.value for kind in KINDS], parts)
+        rows = side_by_side(["target"], [kind.value for kind in KINDS], parts)
         places = " and ".join(device_title(device) for device in parts)
-        lines += [f"**{tier.value} tier**, {places}:", "", *found] if found else []
+        lines += [f"**{tier.value} tier**, {places}:", "", *rows] if rows else []
     return lines[:-1] or NOTHING
 
 
@@ -107,8 +107,8 @@ def claims_rows(checks: Sequence[Checked]) -> list[str]:
         parts = {device: _claim_lines(checked) for device, checked in group.items()}
         tier = next(iter(group.values())).selection.tier
         places = " and ".join(place_text(tier, device) for device in group)
-        found = side_by_side(["claim", "source"], ["verdict", "because"], parts)
-        lines += [f"**{target_of(group).title}** ({places}):", "", *found] if found else []
+        rows = side_by_side(["claim", "source"], ["verdict", "because"], parts)
+        lines += [f"**{target_of(group).title}** ({places}):", "", *rows] if rows else []
     return lines[:-1] or NOTHING
 
 

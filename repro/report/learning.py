@@ -33,6 +33,7 @@ from repro.spec.tier import Tier
 from repro.targets import TARGETS, runs_of
 from repro.targets.chosen_rates import read_choice
 from repro.targets.proxy import PROXY_SWEEP
+from repro.targets.table1 import TABLE1
 
 _TITLE = "# Findings: the paper's learning claims at the proxy tier"
 _DIFFER = "devices differ"
@@ -210,8 +211,8 @@ def papers_differences(target: str, claim: Claim, expected: Path) -> dict[str, f
     """Return the paper's own differences of accuracy for the arms of a claim, by model."""
     if claim.metric != "accuracy" or claim.kind not in ("difference", "non_inferior"):
         return {}
-    found = printed.differences(expected, target, [claim.arms])
-    return {place.words: round(values[claim.arms], 6) for place, values in found.items()}
+    by_place = printed.differences(expected, target, [claim.arms])
+    return {place.words: round(values[claim.arms], 6) for place, values in by_place.items()}
 
 
 def _per_device(devices: Collection[str], written: Callable[[str], list[str]]) -> list[str]:
@@ -252,8 +253,8 @@ def _in_short(
     undecided = [row for row, verdict in known if verdict.status == "inconclusive"]
     for row in undecided:
         if row.target.name in _TABLES and not row.untrained:
-            said = ", ".join([*_numbers(row.verdicts[device]), *_excluded(row, device)])
-            lines.append(f"- Inconclusive: {row.claim.statement}, {said} ({row.place}).")
+            effect = ", ".join([*_numbers(row.verdicts[device]), *_excluded(row, device)])
+            lines.append(f"- Inconclusive: {row.claim.statement}, {effect} ({row.place}).")
     lines += _widths(undecided, device, expected)
     marked = sum(row.other_rates for row in undecided)
     if marked:
@@ -296,10 +297,8 @@ def _widths(undecided: Sequence[Row], device: str, expected: Path) -> list[str]:
 
 def _papers_gain(expected: Path) -> float:
     """Return what QeRL gains over 16-bit LoRA in the paper's Table 1, at 7B, in points."""
-    arms = ("nvfp4_lora_aqn", "bf16_lora")
-    found = printed.differences(expected, "table1", [arms])
-    (gain,) = (values[arms] for place, values in found.items() if place.words == "7B")
-    return round(gain, 6)
+    (claim,) = (claim for claim in TABLE1.claims if claim.name == "qerl_beats_lora")
+    return papers_differences(TABLE1.name, claim, expected)["7B"]
 
 
 def _excluded(row: Row, device: str) -> list[str]:

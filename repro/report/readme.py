@@ -123,7 +123,7 @@ def _papers_number(checks: Checks, expected: Path) -> Cells:
     checked = checks.get(TABLE1.name)
     values = checked.evidence.values("accuracy").get(_QERL, {}) if checked else {}
     if checked is None or not values:
-        yield f"{cell.value:g} %", "", "not run: needs the checkpoint, GSM8K and a GPU"
+        yield f"{cell.value:g} %", "", "not run: needs checkpoint and GPU"
     else:
         (verdict,) = (item for item in checked.verdicts if item.name == f"{_QERL}.accuracy")
         yield f"{cell.value:g} %", cell_text([*values.values()]), word(verdict)

@@ -205,26 +205,22 @@ def _environment_section(checks: list[Checked]) -> list[str]:
     lines.append(
         f"- From {min(r.started for r in records)} to {max(r.finished for r in records)} (UTC)"
     )
-    for name, values in _environments(records).items():
-        lines.append(f"- {name}: {'; '.join(values)}")
+    for title, key in _ENVIRONMENT.items():
+        values = sorted({_environment_text(key, record.environment.get(key)) for record in records})
+        lines.append(f"- {title}: {'; '.join(values)}")
     return [*lines, ""]
 
 
-def _environments(records: list[Record]) -> dict[str, list[str]]:
-    def gather(key: str) -> list[str]:
-        return sorted({_environment_text(key, record.environment.get(key)) for record in records})
-
-    names = {
-        "Python": "python",
-        "Platform": "platform",
-        "Processor": "cpu",
-        "Memory": "memory_bytes",
-        "GPU": "gpu",
-        "Packages": "packages",
-        "Torch": "torch",
-        "Variables": "variables",
-    }
-    return {title: gather(key) for title, key in names.items()}
+_ENVIRONMENT = {
+    "Python": "python",
+    "Platform": "platform",
+    "Processor": "cpu",
+    "Memory": "memory_bytes",
+    "GPU": "gpu",
+    "Packages": "packages",
+    "Torch": "torch",
+    "Variables": "variables",
+}
 
 
 def _environment_text(key: str, value: object) -> str:
