@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import shutil
 from collections.abc import Callable
+from pathlib import Path
 
-from repro.check import Checked
+from repro.blessed import blessed_checks
+from repro.check import Checked, device_name
 from repro.evidence.record import Record
 from repro.places import expected_folder
 from repro.report.kernels import kernel_rows
@@ -54,6 +57,23 @@ def test_two_devices_stand_together_in_every_table(blessed_of: Of, on_other_devi
     assert lines[first + 2].startswith("| bar (goal) |")
     heads = [line for line in lines if ", NVIDIA H100 |" in line and "H200 |" in line]
     assert len(heads) == 2
+
+
+def test_records_of_two_devices_are_checked_apart(tmp_path: Path) -> None:
+    expected = tmp_path / "expected"
+    shutil.copytree(expected_folder(None) / "paper", expected / "paper")
+    systems = expected_folder(None) / "systems"
+    shutil.copytree(systems, expected / "systems")
+    other = expected / "systems" / "nvidia_h100"
+    shutil.copytree(systems / "nvidia_h200", other)
+    for file in other.glob("*.json"):
+        file.write_text(file.read_text(encoding="utf-8").replace("NVIDIA H200", "NVIDIA H100"))
+    checks = blessed_checks(expected, "kernels")
+    assert [device_name(checked.evidence) for checked in checks] == ["nvidia_h100", "nvidia_h200"]
+    assert not any(checked.evidence.refused for checked in checks)
+    text = "\n".join(kernel_rows(checks, expected))
+    assert "NVIDIA H100" in text
+    assert "NVIDIA H200" in text
 
 
 def test_without_records_the_page_says_so() -> None:
