@@ -1,11 +1,58 @@
-"""What every benchmark shares: the device, and a refusal to time under Triton's interpreter."""
+"""What every benchmark shares: the device, its limits, and where its timings are stored.
+
+`pytest benchmarks/ --benchmark-only` stores what it timed as pytest-benchmark's JSON under
+`benchmarks/<device>/`; with `--benchmark-compare` it compares with the device's last stored run by
+the rule of `benchmarks.regression`, and stores nothing: a run that lost must not become what the
+next one is compared with. Options of pytest-benchmark given by hand have their way.
+"""
 
 from __future__ import annotations
 
 import os
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from pytest_benchmark.utils import get_tag
+
+from benchmarks.device_time import Limits, device_slug, device_type, measured_limits
+from benchmarks.regression import LossBeyondNoise
+
+HERE = Path(__file__).resolve().parent
+_PLUGINS_STORAGE = "file://./.benchmarks"
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_configure(config: pytest.Config) -> None:
+    """Store by device, before pytest-benchmark opens its storage."""
+    option = config.option
+    if getattr(option, "benchmark_storage", None) == _PLUGINS_STORAGE:
+        option.benchmark_storage = f"file://{HERE / device_slug()}"
+    if getattr(option, "benchmark_only", False) and not option.benchmark_compare and _whole(config):
+        option.benchmark_autosave = option.benchmark_autosave or get_tag()
+
+
+def _whole(config: pytest.Config) -> bool:
+    """Return whether every row is run: a selection must not become the device's last run."""
+    option = config.option
+    selected = option.keyword or option.markexpr or option.collectonly
+    return not selected and all(Path(path).resolve() == HERE for path in config.args)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_benchmark_update_machine_info(machine_info: dict[str, Any]) -> None:
+    """Say what the device and its software are; a host's name says nothing to a reader."""
+    machine_info["node"] = machine_info["device"] = device_slug()
+    machine_info["packages"] = {name: version(name) for name in ("torch", "triton")}
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """Hold the run to the stored one that it is compared with, if there is one."""
+    benchmarks = getattr(session.config, "_benchmarksession", None)
+    if benchmarks is not None and benchmarks.compared_mapping and not benchmarks.compare_fail:
+        benchmarks.compare_fail = [LossBeyondNoise()]
 
 
 @pytest.fixture(scope="session")
@@ -13,6 +60,17 @@ def device() -> str:
     """Return "cuda" where there is a device that the kernels serve, else "cpu"."""
     if os.environ.get("TRITON_INTERPRET") == "1":
         pytest.skip("nothing is timed under Triton's interpreter")
-    if torch.cuda.is_available() and torch.cuda.get_device_capability() >= (8, 0):
-        return "cuda"
-    return "cpu"
+    return device_type()
+
+
+@pytest.fixture(scope="session")
+def limits(device: str) -> Limits | None:
+    """Return the device's measured rates; None on a CPU, whose rates nothing here is held to."""
+    return measured_limits() if device == "cuda" else None
+
+
+@pytest.fixture(autouse=True)
+def room(device: str) -> None:
+    """Give back what the benchmark before has left in the allocator."""
+    if device == "cuda":
+        torch.cuda.empty_cache()

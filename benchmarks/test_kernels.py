@@ -1,59 +1,79 @@
 """Time every row of `kernels.ops.OPS`: `pytest benchmarks/ --benchmark-only`.
 
-On a GPU the kernel's device time comes from events over a CUDA graph or around the call
-(`kernels.timing`), at Qwen2.5-7B's shapes, and stands beside the benchmark as `device_microseconds`
-with the share of the measured copy and matmul rates; pytest-benchmark's own columns are wall time
-with a synchronisation. On a CPU the reference is timed at small shapes.
+A row's name says what is timed: `test_operation[linear_nvfp4-kernel-cuda]` is the kernel at the
+row's large shape of Qwen2.5-7B, with cold caches (`kernels.op.rotated`), captured in a CUDA graph
+where it can be; its columns are device time. `test_operation[linear_nvfp4-reference-cpu]` is the
+reference in float32 at a small shape, by the host's clock.
+
+Beside a kernel stand `device_microseconds`, its share of the measured copy and matmul rates,
+`limit_percent` (the share of the rate that binds) and `ratio_to_bf16`: time of the same operation
+in plain bfloat16 PyTorch, in the same session, over the kernel's.
 """
 
 from __future__ import annotations
 
-import functools
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
 
+from benchmarks.device_time import CLOCK, Limits, device_slug, device_type, record_rounds
 from kernels import timing
-from kernels.ops import OPS, Op
+from kernels.op import Arguments, Op, rotated
+from kernels.ops import OPS
 
-_COPY_BYTES = 1 << 30
-
-
-@functools.lru_cache(maxsize=1)
-def _rates() -> tuple[float, float]:
-    """Return (bytes a second of a copy, FLOP a second of a bfloat16 product), measured here."""
-    source = torch.randint(0, 255, (_COPY_BYTES,), dtype=torch.uint8, device="cuda")
-    target = torch.empty_like(source)
-    copied = timing.time_eager(lambda: target.copy_(source)).median
-    a, b = (torch.randn(8192, 8192, device="cuda").bfloat16() for _ in range(2))
-    multiplied = timing.time_eager(lambda: a @ b).median
-    return 2 * _COPY_BYTES / copied * 1e6, 2 * 8192**3 / multiplied * 1e6
+_ROUNDS = 9
+_KIND = "kernel-cuda" if device_type() == "cuda" else "reference-cpu"
+ROWS = [pytest.param(op, id=f"{op.name}-{_KIND}") for op in OPS]
+# On a CPU, where a reference takes microseconds to milliseconds, by the host's clock.
+_SHORT = {"timer": CLOCK} if device_type() == "cuda" else {"max_time": 0.2, "min_rounds": 9}
 
 
-@pytest.mark.parametrize("op", OPS, ids=lambda op: op.name)
-def test_time_of_an_operation(op: Op, device: str, benchmark: Any) -> None:
-    if device == "cpu":
+def _seconds(op: Op, call: Callable[..., Any], arguments: Arguments) -> Callable[[], float]:
+    """Return what makes one round over all sets of arguments and returns the seconds per call."""
+    calls = [partial(call, *own) for own in rotated(arguments)]
+
+    def eagerly() -> None:
+        for one in calls:
+            one()
+
+    work = timing.capture(calls).replay if op.captured else eagerly
+    timing.warm_up(work)
+    return lambda: timing.seconds_of(work, "cuda") / len(calls)
+
+
+def _bfloat16_seconds(op: Op, arguments: Arguments) -> float | None:
+    """Return the median of plain bfloat16 PyTorch, or None where the operation has no such form."""
+    if op.dense is None:
+        return None
+    function, dense = op.dense(arguments)
+    seconds = _seconds(op, function, dense)
+    return sorted(seconds() for _ in range(_ROUNDS))[_ROUNDS // 2]
+
+
+def _kernel(op: Op) -> Callable[..., Any]:
+    kernel = op.load()
+    return lambda *arguments: op.call(kernel, arguments)
+
+
+@pytest.mark.benchmark(**_SHORT)
+@pytest.mark.parametrize("op", ROWS)
+@torch.no_grad()
+def test_operation(op: Op, device: str, limits: Limits | None, benchmark: Any) -> None:
+    if limits is None:
         arguments = op.inputs(op.shapes[-1], torch.float32, "cpu", 0)
-        benchmark(op.reference, *arguments)
+        benchmark.extra_info["device"] = device_slug()
+        benchmark(op.call, op.reference, arguments)
         return
     if op.hopper and torch.cuda.get_device_capability()[0] != 9:
         pytest.skip(f"{op.name} needs a Hopper GPU (compute capability 9.0)")
-    prepared = op.prepare(op.inputs(op.large, torch.bfloat16, "cuda", 0))
-    kernel = op.load()
-
-    def call() -> None:
-        kernel(*prepared)
-        torch.cuda.synchronize()
-
-    call()
-    taken = timing.time_eager(functools.partial(kernel, *prepared)).median
-    copy_rate, matmul_rate = _rates()
-    benchmark.extra_info["device_microseconds"] = taken
-    benchmark.extra_info["percent_of_copy_rate"] = (
-        100 * op.nbytes(op.large) / taken * 1e6 / copy_rate
-    )
-    benchmark.extra_info["percent_of_matmul_rate"] = (
-        100 * op.flops(op.large) / taken * 1e6 / matmul_rate
-    )
-    benchmark(call)
+    arguments = op.inputs(op.large, torch.bfloat16, "cuda", 0)
+    plain = _bfloat16_seconds(op, arguments)
+    torch.cuda.empty_cache()
+    seconds = _seconds(op, _kernel(op), op.prepare(arguments))
+    median = record_rounds(benchmark, seconds, rounds=_ROUNDS, device=device)
+    benchmark.extra_info |= limits.shares(median, op.nbytes(op.large), op.flops(op.large))
+    if plain is not None:
+        benchmark.extra_info["ratio_to_bf16"] = plain / median

@@ -8,10 +8,8 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import json
 import os
 import sys
-import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
@@ -35,16 +33,10 @@ from figures import (
 )
 from figures.protocol import origin
 from repro.evidence import printed
-from repro.evidence.expectation import load_expectations
+from repro.evidence.expectation import load_bars
 from repro.evidence.paper import PaperCell, paper_cells
-from repro.evidence.record import (
-    Record,
-    RecordError,
-    iterate_records,
-    parse_record,
-    read_record,
-    record_folder,
-)
+from repro.evidence.record import Record, RecordError
+from repro.evidence.store import Entry, RunsFolder, Source, blessed_sources
 from repro.spec.tier import Tier
 from repro.targets import TARGETS
 from repro.targets.rates import LEARNING_RATES
@@ -72,7 +64,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if args.blessed:
         drawn = draw_blessed(args, kinds)
     else:
-        drawn = draw_found(Path(args.records), args, kinds)
+        drawn = draw_found(RunsFolder(Path(args.records)), args, kinds)
     for path in drawn:
         print(f"wrote {path}")  # noqa: T201
     if not drawn:
@@ -87,29 +79,18 @@ def draw_blessed(args: argparse.Namespace, kinds: Sequence[str]) -> list[Path]:
 
     Where a tier has records of several devices, the device stands in the names of their files.
     """
-    expected = Path(args.expected)
-    paths = sorted(expected.glob(f"{args.tier or '*'}/**/*.records.json"))
-    homes = sorted({path.parent for path in paths})
-    tiers = Counter(home.relative_to(expected).parts[0] for home in homes)
+    tier = None if args.tier is None else Tier(args.tier)
+    sources = blessed_sources(Path(args.expected), tier)
+    devices = Counter(source.tier for source in sources)
     drawn = []
-    for home in homes:
-        with tempfile.TemporaryDirectory() as temporary:
-            for path in paths:
-                for item in _blessed_items(path) if path.parent == home else ():
-                    parse_record(item, str(path)).write(Path(temporary))
-            several = tiers[home.relative_to(expected).parts[0]] > 1
-            device = f"{home.name}_" if several else ""
-            drawn += draw_found(Path(temporary), args, kinds, device)
+    for source in sources:
+        device = f"{source.device}_" if source.device and devices[source.tier] > 1 else ""
+        drawn += draw_found(source, args, kinds, device)
     return drawn
 
 
-def _blessed_items(path: Path) -> list[object]:
-    items: list[object] = json.loads(path.read_text(encoding="utf-8"))["records"]
-    return items
-
-
 def draw_found(
-    folder: Path, args: argparse.Namespace, kinds: Sequence[str], device: str = ""
+    source: Source, args: argparse.Namespace, kinds: Sequence[str], device: str = ""
 ) -> list[Path]:
     """Draw every figure of the targets that were asked for; return the files' paths.
 
@@ -121,16 +102,16 @@ def draw_found(
     expected, out = Path(args.expected), Path(args.out)
     asked = [
         (tier, target)
-        for tier, target in found_targets(folder)
+        for tier, target in source.targets()
         if _is_asked(target, args.target) and args.tier in (None, tier)
     ]
-    records = {(tier, target): load(folder, tier, target) for tier, target in asked}
+    records = {(tier, target): load(source, tier, target) for tier, target in asked}
     drawn = []
     for (tier, target), mine in records.items():
         for name, figure in target_figures(mine, expected, tier, target).items():
             drawn += save(figure, out, f"{tier}_{device}{target}_{name}", kinds)
-    for tier, home, target in readers(folder, args):
-        mine = load(folder, tier, home)
+    for tier, home, target in readers(source, args):
+        mine = load(source, tier, home)
         differences = paired_figure(mine, expected, tier, target, _behind_title(tier, target))
         if differences is not None:
             drawn += save(differences, out, f"{tier}_{device}{target}_{paired.NAME}", kinds)
@@ -148,13 +129,13 @@ def _behind_title(tier: str, target: str) -> str:
     return f"; {target.replace('_', ' ')}, {tier} tier"
 
 
-def readers(folder: Path, args: argparse.Namespace) -> Iterator[tuple[str, str, str]]:
+def readers(source: Source, args: argparse.Namespace) -> Iterator[tuple[str, str, str]]:
     """Yield (tier, home, target) where a target reads the home's records and either is asked for.
 
     Curves would be the home's once more; what is the target's own are the contrasts that it makes
     claims about.
     """
-    for tier, home in found_targets(folder):
+    for tier, home in source.targets():
         for target in TARGETS:
             asked = args.target in (None, home, target.name) and args.tier in (None, tier)
             if target.records_of == home and asked:
@@ -178,9 +159,7 @@ def target_figures(
 
 def bounds(expected: Path, tier: str, target: str) -> operations.Bounds:
     """Return what is accepted of each arm and metric of a target, as stated before measuring."""
-    return {
-        (item.arm, item.metric): item.accept for item in load_expectations(expected, tier, target)
-    }
+    return {(item.arm, item.metric): item.accept for item in load_bars(expected, tier, target)}
 
 
 def paired_figure(
@@ -205,7 +184,7 @@ def systems_figures(
     tier = Tier.SYSTEMS.value
     for picture in systems.PICTURES:
         found = [name for name in picture.targets if (tier, name) in records]
-        stated = [item for name in found for item in load_expectations(expected, tier, name)]
+        stated = [item for name in found for item in load_bars(expected, tier, name)]
         figure = picture.draw(
             systems.Found(
                 records=[record for name in found for record in records[tier, name]],
@@ -223,24 +202,15 @@ def paper_file(name: str) -> str:
     return next((target.paper_file for target in TARGETS if target.name == name), "")
 
 
-def found_targets(runs: Path) -> list[tuple[str, str]]:
-    """Return (tier, target) for each folder of records."""
-    return [
-        (folder.parent.name, folder.name)
-        for folder in sorted(runs.glob("*/*"))
-        if folder.is_dir() and next(folder.glob("*/seed-*.json"), None) is not None
-    ]
-
-
-def load(runs: Path, tier: str, target: str) -> list[Record]:
+def load(source: Source, tier: str, target: str) -> list[Record]:
     """Return the readable records of finished runs; the others are named on standard error.
 
     Arms that are recorded as another target's have the names that they have in this one.
     """
     records = []
-    for path, arm in places(runs, tier, target):
+    for entry, arm in places(source, tier, target):
         try:
-            record = read_record(path)
+            record = entry.read()
         except RecordError as error:
             print(f"figures: left out: {error}", file=sys.stderr)  # noqa: T201
             continue
@@ -249,25 +219,21 @@ def load(runs: Path, tier: str, target: str) -> list[Record]:
     return records
 
 
-def places(runs: Path, tier: str, name: str) -> list[tuple[Path, str]]:
-    """Return the paths of a target's records, those that it shares included, and their arms.
+def places(source: Source, tier: str, name: str) -> list[tuple[Entry, str]]:
+    """Return a target's records, those that it shares included, with their arms.
 
     Of arms that it shares, the seeds of its own: their home may have more, and a picture should
     show what is compared.
     """
-    found = [(path, path.parent.name) for path in iterate_records(runs, tier, name)]
-    seeds = {_seed_name(path) for path, _ in found}
+    own = source.entries(tier, name)
+    entries = [(entry, entry.arm) for entry in own]
+    seeds = {entry.stem for entry in own}
     for target in TARGETS:
         if target.name == name:
             for arm, (home, recorded) in target.shared.items():
-                folder = record_folder(tier, home.name, recorded, runs)
-                paths = sorted(folder.glob("seed-*.json"))
-                found += [(path, arm) for path in paths if not seeds or _seed_name(path) in seeds]
-    return found
-
-
-def _seed_name(path: Path) -> str:
-    return path.name.split(".")[0]
+                shared = [e for e in source.entries(tier, home.name) if e.arm == recorded]
+                entries += [(e, arm) for e in shared if not seeds or e.stem in seeds]
+    return entries
 
 
 def figures_of(

@@ -24,7 +24,7 @@ NAME = "steps"
 # In the order of a step; colours differ in lightness, too.
 PHASES = {
     "rollout": ("rollout", "#2f5d8a"),
-    "logprob": ("old log-probabilities", "#8fb8de"),
+    "reward": ("rewards", "#8fb8de"),
     "update": ("forward and backward", "#d9a441"),
     "optimizer": ("optimiser", "#7a3e2b"),
     "idle": ("device idle", "#bdbdbd"),

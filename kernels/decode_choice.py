@@ -1,13 +1,23 @@
 """The end of a decode step, in Triton: draw a token a row and move the row on, without the host.
 
-The draw is `kernels.sampling`'s: parts of the vocabulary leave maximum and sum, one program a row
-finds the token at which the cumulative probability passes the row's uniform number. The same
-program writes the token and its logprob to the row's outputs, counts it, and decides whether the
+With temperature alone, three reads of the logits suffice, spread over many programs:
+
+    1. each part of the vocabulary leaves its maximum and its sum of exp(z - maximum)
+    2. one program a row joins the parts, scales the row's uniform number by the total, and finds
+       the part in which the cumulative sum passes it
+    3. the same program walks that part and takes the first token at which the sum passes
+
+It then writes the token and its logprob to the row's outputs, counts it, and decides whether the
 row ends: at an end token, at its limit, or because its logits are not finite, in which case nothing
-is drawn.
+is drawn. Parts are cut by the vocabulary's size alone, so the token does not depend on the batch.
+`kernels.reference_step.choose` is the specification; filters (top_k, top_p, min_p) go through
+`repro.rollout.choose`, whose sort dominates their cost.
 
 Easy to get wrong: a maximum in Triton skips NaN, so NaN is looked for by itself; and the uniform
-number belongs to the row's count, not to the step.
+number belongs to the row's count, not to the step. The cumulative sum is in float32 and its last
+value may round below the total, so the last token with any probability is taken when nothing
+passes; against the reference, which sums in float64, another token can come out when the uniform
+number falls within rounding of a boundary.
 """
 
 from __future__ import annotations
@@ -20,7 +30,6 @@ from torch import Tensor
 from kernels.decode_step import launch
 
 _PART = 2048
-RUNNING, STOPPED, FULL, FAULTY = 0, 1, 2, 3
 
 
 @triton.jit

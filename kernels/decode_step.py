@@ -8,8 +8,8 @@ before it drains.
     attend_step   head norms, rotation, the write into the cache, attention over split contexts,
                   and the join of the splits by whichever program comes last
     swiglu        silu(gate) * up
-    choose        maximum and sum of each part of the vocabulary; then the draw, and the row's
-                  token, position, count and status moved on
+
+`kernels.reference_step` is the specification.
 
 A position of -1 marks a row that does not run: it writes nothing and its attention is zero.
 
@@ -31,7 +31,6 @@ from torch import Tensor
 # Programs that keep a large GPU busy with one decode attention.
 _WANTED_PROGRAMS = 264
 _MAX_SPLITS = 8
-_PART = 2048
 
 
 @triton.jit

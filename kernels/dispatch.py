@@ -7,8 +7,9 @@ Models and trainers import operations from here only. Names, signatures and mean
     CUDA, from 8.0 on    Triton
     elsewhere            the reference
 
-`prepare` turns a weight into what the device's linear kernels read, once a load; `linear`,
-`lora_linear` and `dequantize` take either form. Where the Hopper kernels cannot be compiled, one
+`reads_packed` says which form of a 4-bit weight the device's linear kernels read; whoever loads a
+model packs it once (`kernels.packing.pack`). `linear`, `lora_linear` and `dequantize` take either
+form. Where the Hopper kernels cannot be compiled, one
 warning says why and the portable path serves.
 """
 
@@ -24,22 +25,19 @@ from torch.nn import functional
 
 from kernels import reference
 from kernels.formats import QuantizedWeight
-from kernels.packing import PackedWeight, pack, unpack
+from kernels.packing import PackedWeight, unpack
 from kernels.reference import rotary, shared_global_scale
 
 __all__ = [
     "PackedWeight",
     "QuantizedWeight",
-    "add_rms_norm",
-    "decode_attention",
     "dequantize",
     "linear",
     "lora_linear",
-    "prepare",
     "quantize",
+    "reads_packed",
     "rms_norm",
     "rotary",
-    "sample_tokens",
     "shared_global_scale",
     "swiglu",
     "token_logprobs",
@@ -99,16 +97,14 @@ def quantize(
     return reference.quantize(weight, format, global_scale=global_scale, double_quant=double_quant)
 
 
-def prepare(weight: QuantizedWeight | PackedWeight) -> QuantizedWeight | PackedWeight:
-    """Return the weight in the form that its device's linear kernels read.
+def reads_packed(device: torch.device, dtype: torch.dtype) -> bool:
+    """Tell whether the device's linear kernels read packed weights (`kernels.packing`).
 
-    On Hopper the codes are rearranged (`kernels.packing`; `unpack` is the way back, exact);
-    elsewhere the weight comes back as it is. Drop the argument afterwards, or both are kept.
+    Hopper's do, for 16-bit activations; elsewhere codes are read as a checkpoint has them.
     """
-    if isinstance(weight, PackedWeight) or weight.device.type != "cuda":
-        return weight
-    index = weight.device.index
-    return pack(weight) if _hopper(index if index is not None else 0) else weight
+    if device.type != "cuda" or dtype not in _SIXTEEN_BITS:
+        return False
+    return _hopper(device.index if device.index is not None else torch.cuda.current_device())
 
 
 def _portable_product(x: Tensor, weight: QuantizedWeight, bias: Tensor | None) -> Tensor:
@@ -206,18 +202,6 @@ def rms_norm(x: Tensor, gain: Tensor, eps: float, noise: Tensor | None = None) -
     return reference.rms_norm(x, gain, eps, noise)
 
 
-def add_rms_norm(
-    x: Tensor, residual: Tensor, gain: Tensor, eps: float, noise: Tensor | None = None
-) -> tuple[Tensor, Tensor]:
-    """Return (rms_norm(x + residual), x + residual), in one pass where there is a kernel."""
-    if _portable(x):
-        from kernels import rms_norm as kernel
-
-        return kernel.add_rms_norm(x, residual, gain, eps, noise)
-    hidden = x + residual
-    return reference.rms_norm(hidden, gain, eps, noise), hidden
-
-
 def swiglu(gate_up: Tensor) -> Tensor:
     """Return silu(gate) * up of the two halves of the last dimension."""
     if _portable(gate_up):
@@ -240,45 +224,3 @@ def token_logprobs(
 
         return kernel.token_logprobs(hidden, lm_head_weight, token_ids, temperature, bias)
     return reference.token_logprobs(hidden, lm_head_weight, token_ids, temperature, bias)
-
-
-def decode_attention(
-    q: Tensor,
-    key_cache: Tensor,
-    value_cache: Tensor,
-    block_table: Tensor,
-    lengths: Tensor,
-    scale: float | None = None,
-    *,
-    prefix_lengths: Tensor | None = None,
-    group_size: int = 1,
-) -> Tensor:
-    """Attend from one new position a row to everything cached for that row.
-
-    `prefix_lengths` and `group_size` tell which positions a group's rows share, block for block;
-    they change what is read, never the result.
-    """
-    if _portable(q) and q.dtype in _SIXTEEN_BITS and not q.shape[-1] & (q.shape[-1] - 1):
-        from kernels import attention as kernel
-
-        return kernel.decode_attention(
-            q, key_cache, value_cache, block_table, lengths, scale,
-            prefix_lengths=prefix_lengths, group_size=group_size,
-        )  # fmt: skip
-    return reference.decode_attention(q, key_cache, value_cache, block_table, lengths, scale)
-
-
-def sample_tokens(
-    logits: Tensor,
-    uniforms: Tensor,
-    temperature: float,
-    top_k: int = 0,
-    top_p: float = 1.0,
-    min_p: float = 0.0,
-) -> tuple[Tensor, Tensor]:
-    """Draw one token a row by inverting the cumulative distribution at a given uniform number."""
-    if _portable(logits):
-        from kernels import sampling as kernel
-
-        return kernel.sample_tokens(logits, uniforms, temperature, top_k, top_p, min_p)
-    return reference.sample_tokens(logits, uniforms, temperature, top_k, top_p, min_p)

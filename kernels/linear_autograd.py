@@ -8,17 +8,12 @@ Forward is `kernels.linear.packed_linear`. Backward rebuilds W once, into a scra
 the call, and multiplies: at the row counts of training, writing W costs a tenth of the product or
 less, and no 16-bit copy of a layer outlives its use.
 
-Under `torch.compile` the layer is a registered operator (`qerl::...`), one opaque node. Elsewhere
-it is a plain autograd function with the same arithmetic: a registered operator with a gradient took
-over 0.1 ms more of the host a call (timed on a CPU), and each micro-batch makes hundreds of calls.
-
 Easy to get wrong: gradients of A and B are accumulated by cuBLAS in float32 and rounded to the
 masters' type.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, cast
 
 import torch
@@ -27,57 +22,7 @@ from torch.nn import functional
 
 from kernels.hopper import Adapter
 from kernels.linear import grad_input, packed_linear
-from kernels.packing import FORMAT_NUMBERS, PackedWeight
-
-_FORMATS = {number: name for name, number in FORMAT_NUMBERS.items()}
-
-
-def _rebuilt(
-    packs: Tensor, gain: Tensor, encode: Tensor, format: int, N: int, K: int
-) -> PackedWeight:
-    return PackedWeight(
-        format=_FORMATS[format], shape=(N, K), packs=packs, gain=gain, kept={"encode_scale": encode}
-    )
-
-
-@torch.library.custom_op("qerl::packed_linear", mutates_args=())
-def _linear_op(
-    x: Tensor, packs: Tensor, gain: Tensor, encode: Tensor, bias: Tensor | None,
-    a: Tensor | None, b: Tensor | None, scaling: float, format: int, N: int, K: int,
-) -> Tensor:  # fmt: skip
-    weight = _rebuilt(packs, gain, encode, format, N, K)
-    adapter = None if a is None or b is None else Adapter(a=a, b=b, scaling=scaling)
-    return packed_linear(x, weight, bias, adapter)
-
-
-@_linear_op.register_fake
-def _(
-    x: Tensor, packs: Tensor, gain: Tensor, encode: Tensor, bias: Tensor | None,
-    a: Tensor | None, b: Tensor | None, scaling: float, format: int, N: int, K: int,
-) -> Tensor:  # fmt: skip
-    return x.new_empty(*x.shape[:-1], N)
-
-
-@torch.library.custom_op("qerl::packed_grad_input", mutates_args=())
-def _grad_input_op(
-    grad: Tensor, packs: Tensor, gain: Tensor, encode: Tensor, format: int, N: int, K: int
-) -> Tensor:
-    return grad_input(grad, _rebuilt(packs, gain, encode, format, N, K))
-
-
-@_grad_input_op.register_fake
-def _(
-    grad: Tensor, packs: Tensor, gain: Tensor, encode: Tensor, format: int, N: int, K: int
-) -> Tensor:
-    return grad.new_empty(*grad.shape[:-1], K)
-
-
-def _keep(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    x, packs, gain, encode, bias, a, b, scaling, format, N, K = inputs
-    # x is needed for the adapter's gradients only.
-    ctx.save_for_backward(None if a is None else x, packs, gain, encode, a, b)
-    ctx.numbers = (scaling, format, N, K)
-    ctx.has_bias = bias is not None
+from kernels.packing import PackedWeight
 
 
 def _gradients(
@@ -87,18 +32,12 @@ def _gradients(
     b: Tensor | None,
     scaling: float,
     wanted: tuple[bool, bool, bool, bool],
-    times_weight: Callable[[Tensor], Tensor],
+    weight: PackedWeight,
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None]:
-    """Return the gradients of x, bias, A and B, None where none is wanted.
-
-    Parameters
-    ----------
-    times_weight
-        Returns dy W.
-    """
+    """Return the gradients of x, bias, A and B, None where none is wanted."""
     grad = grad.contiguous()
     rows = grad.view(-1, grad.shape[-1])
-    grad_x = times_weight(grad) if wanted[0] else None
+    grad_x = grad_input(grad, weight) if wanted[0] else None
     grad_bias = rows.sum(0) if wanted[1] else None
     grad_a = grad_b = None
     if x is not None and a is not None and b is not None:
@@ -114,23 +53,7 @@ def _gradients(
     return grad_x, grad_bias, grad_a, grad_b
 
 
-def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-    x, packs, gain, encode, a, b = ctx.saved_tensors
-    scaling, *numbers = ctx.numbers
-    needs = ctx.needs_input_grad
-    grad_x, grad_bias, grad_a, grad_b = _gradients(
-        grad, x, a, b, scaling, (needs[0], ctx.has_bias and needs[4], needs[5], needs[6]),
-        lambda rows: _grad_input_op(rows, packs, gain, encode, *numbers),
-    )  # fmt: skip
-    return (grad_x, None, None, None, grad_bias, grad_a, grad_b, None, None, None, None)
-
-
-_linear_op.register_autograd(_backward, setup_context=_keep)
-
-
 class _PackedLinear(torch.autograd.Function):
-    """The operation without its registration, which costs a call over 0.1 ms of the host's time."""
-
     @staticmethod
     def forward(
         ctx: Any,
@@ -153,7 +76,7 @@ class _PackedLinear(torch.autograd.Function):
         needs = ctx.needs_input_grad
         grad_x, grad_bias, grad_a, grad_b = _gradients(
             grads[0], x, a, b, ctx.scaling, (needs[0], ctx.has_bias and needs[2], *needs[3:5]),
-            lambda rows: grad_input(rows, ctx.weight),
+            ctx.weight,
         )  # fmt: skip
         return grad_x, None, grad_bias, grad_a, grad_b, None
 
@@ -167,13 +90,7 @@ def _call(
     scaling: float,
 ) -> Tensor:
     bias = None if bias is None else bias.to(x.dtype)
-    if not torch.compiler.is_compiling():
-        return cast(Tensor, _PackedLinear.apply(x, weight, bias, a, b, scaling))
-    encode = weight.kept.get("encode_scale", weight.gain)
-    return _linear_op(
-        x, weight.packs, weight.gain, encode, bias, a, b, scaling,
-        FORMAT_NUMBERS[weight.format], *weight.shape,
-    )  # fmt: skip
+    return cast(Tensor, _PackedLinear.apply(x, weight, bias, a, b, scaling))
 
 
 def linear(x: Tensor, weight: PackedWeight, bias: Tensor | None = None) -> Tensor:

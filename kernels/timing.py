@@ -19,6 +19,7 @@ import torch
 ROTATED_BYTES = 340_000_000
 
 _WARM_SECONDS = 0.015
+_COPY_BYTES = 4 << 30
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,16 +37,8 @@ def copies(nbytes: int) -> int:
     return max(2, -(-ROTATED_BYTES // max(1, nbytes)))
 
 
-def time_calls(calls: Sequence[Callable[[], object]], replays: int = 9) -> Timing:
-    """Time calls that differ in their addresses only.
-
-    Parameters
-    ----------
-    calls
-        Captured one after another in one graph.
-    replays
-        Timed replays of the graph.
-    """
+def capture(calls: Sequence[Callable[[], object]]) -> torch.cuda.CUDAGraph:
+    """Return the calls captured one after another in one graph; the first two run before, alone."""
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     graph = torch.cuda.CUDAGraph()
@@ -56,43 +49,71 @@ def time_calls(calls: Sequence[Callable[[], object]], replays: int = 9) -> Timin
         with torch.cuda.graph(graph, stream=stream):
             for call in calls:
                 call()
+    return graph
+
+
+def warm_up(work: Callable[[], object]) -> None:
+    """Repeat `work` until the clocks have risen."""
     until = time.perf_counter() + _WARM_SECONDS
     while time.perf_counter() < until:
-        graph.replay()
+        work()
         torch.cuda.synchronize()
-    taken = []
-    for _ in range(replays):
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        begin.record()
-        graph.replay()
-        end.record()
-        end.synchronize()
-        taken.append(begin.elapsed_time(end) * 1e3 / len(calls))
-    taken.sort()
-    return Timing(
-        median=taken[len(taken) // 2],
-        low=taken[len(taken) // 4],
-        high=taken[-1 - len(taken) // 4],
-        replays=replays,
-    )
+
+
+def seconds_of(work: Callable[[], object], device: torch.device | str) -> float:
+    """Return the seconds of `work`: between two events on a GPU, by the host's clock elsewhere."""
+    if torch.device(device).type != "cuda":
+        started = time.perf_counter()
+        work()
+        return time.perf_counter() - started
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    begin.record()
+    work()
+    end.record()
+    end.synchronize()
+    return float(begin.elapsed_time(end)) * 1e-3
+
+
+def time_calls(calls: Sequence[Callable[[], object]], replays: int = 9) -> Timing:
+    """Time calls that differ in their addresses only.
+
+    Parameters
+    ----------
+    calls
+        Captured one after another in one graph.
+    replays
+        Timed replays of the graph.
+    """
+    graph = capture(calls)
+    warm_up(graph.replay)
+    return _timing([seconds_of(graph.replay, "cuda") / len(calls) for _ in range(replays)])
 
 
 def time_eager(call: Callable[[], object], replays: int = 9) -> Timing:
     """Time one long call by events round it, after two that warm up; for what outlasts a launch."""
     for _ in range(2):
         call()
-    taken = []
-    for _ in range(replays):
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        begin.record()
-        call()
-        end.record()
-        end.synchronize()
-        taken.append(begin.elapsed_time(end) * 1e3)
-    taken.sort()
+    return _timing([seconds_of(call, "cuda") for _ in range(replays)])
+
+
+def _timing(seconds: Sequence[float]) -> Timing:
+    taken = sorted(1e6 * value for value in seconds)
     return Timing(
         median=taken[len(taken) // 2],
         low=taken[len(taken) // 4],
         high=taken[-1 - len(taken) // 4],
-        replays=replays,
+        replays=len(taken),
     )
+
+
+def copy_rate() -> float:
+    """Return bytes per second of a device copy, read and written both counted."""
+    source = torch.randint(0, 255, (_COPY_BYTES,), dtype=torch.uint8, device="cuda")
+    target = torch.empty_like(source)
+    return 2 * _COPY_BYTES / (time_eager(lambda: target.copy_(source)).low * 1e-6)
+
+
+def matmul_rate() -> float:
+    """Return FLOP per second of a large bfloat16 product on random data."""
+    a, b = (torch.randn(8192, 8192, device="cuda").bfloat16() for _ in range(2))
+    return 2 * 8192**3 / (time_eager(lambda: a @ b).low * 1e-6)

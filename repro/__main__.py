@@ -1,4 +1,4 @@
-"""The command line: `python -m repro list | plan | run | check | report | bless | reproduce`.
+"""The command line: `python -m repro list | plan | run | check | compare | regress | bless | ...`.
 
 Flags name a target, a tier, seeds and folders; what a run is, is a Python value in
 `repro.targets`. Each command imports what it needs when it is called, so that `list` answers at
@@ -57,6 +57,8 @@ def build_parser() -> argparse.ArgumentParser:
     _add_running(commands, "reproduce", _reproduce, "run, check, draw and report in one go")
 
     _add_check(commands)
+    _add_compare(commands)
+    _add_regress(commands)
 
     report = commands.add_parser("report", help="write report.md from records alone")
     _add_selection(report, optional=True)
@@ -77,14 +79,50 @@ def build_parser() -> argparse.ArgumentParser:
     choose.set_defaults(command=_choose)
 
     bless = commands.add_parser("bless", help="turn records into measured expectations")
-    _add_selection(bless)
+    _add_selection(bless, optional=True)
+    bless.add_argument(
+        "--device",
+        action="store_true",
+        help="every target (or those named) with complete records of this kind of device; the "
+        "others are left out, each with a sentence",
+    )
     bless.add_argument(
         "--add",
         action="store_true",
         help="together with what is blessed already: more seeds, or arms that targets share",
     )
     bless.set_defaults(command=_bless)
+
+    _add_gpu_tests(commands)
+    _add_environment(commands)
     return parser
+
+
+def _add_gpu_tests(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    parser = commands.add_parser(
+        "gpu-tests",
+        help="on a GPU: run every GPU test and benchmark, and record how they ended",
+        description="Exit status: 0 when all passed, 1 when any did not, 2 without a CUDA device.",
+    )
+    parser.add_argument(
+        "--out", metavar="FILE", help="where to write the record (default: <runs>/gpu_tests.json)"
+    )
+    parser.add_argument(
+        "--bless", metavar="FILE", help="run nothing: keep this record among the expectations"
+    )
+    parser.add_argument("--expected", metavar="FOLDER", help="folder of expectations")
+    parser.set_defaults(command=_gpu_tests)
+
+
+def _add_environment(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    parser = commands.add_parser(
+        "environment",
+        help="print this machine as records name it: driver, packages, container",
+        description="Where REPRO_CONTAINER is set it must name an image with its digest "
+        "(NAME@sha256:DIGEST): a tag alone may name another image tomorrow.",
+    )
+    parser.add_argument("--out", metavar="FILE", help="write the JSON there, too")
+    parser.set_defaults(command=_environment)
 
 
 def _add_check(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -93,7 +131,8 @@ def _add_check(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         help="verdicts from records alone",
         description="Exit status: 0 when nothing is wrong with this suite, whatever became of the "
         "paper's claims; 1 when an expectation of the suite itself (derived or blessed) or a claim "
-        "about its machinery is contradicted, or records are refused; 2 for a bad command line.",
+        "about its machinery is contradicted, or records are refused; 2 when a target has no "
+        "record, and for a bad command line.",
     )
     _add_selection(check)
     check.add_argument("--json", action="store_true", help="print JSON")
@@ -105,9 +144,54 @@ def _add_check(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     check.add_argument(
         "--regression",
         action="store_true",
-        help="exit status 1 only where values left what was blessed on the same device",
+        help="compare with what is blessed on the same device instead, as `compare blessed RUNS`",
     )
     check.set_defaults(command=_check)
+
+
+_EXITS = (
+    "Exit status: 0 when nothing is shown to be worse; 1 when something regressed; 2 when it could "
+    "not be judged (nothing to compare with, no records, refused or failed ones, no GPU). "
+    "See docs/regression.md."
+)
+
+
+def _add_compare(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    parser = commands.add_parser(
+        "compare", help="two sets of records: is the second one worse?", description=_EXITS
+    )
+    parser.add_argument("old", metavar="A", help="a folder of runs, or `blessed`")
+    parser.add_argument("new", metavar="B", help="a folder of runs")
+    parser.add_argument("targets", nargs="*", metavar="TARGET", help="default: all with records")
+    parser.add_argument("--tier", help="smoke, proxy, systems or paper; default: all with records")
+    parser.add_argument("--expected", metavar="FOLDER", help="folder of expectations")
+    parser.add_argument("--json", metavar="FILE", help="write everything, raw values included")
+    parser.add_argument("--junit", metavar="FILE", help="write JUnit's XML")
+    parser.add_argument("--summary", metavar="FILE", help="append Markdown")
+    parser.set_defaults(command=_compare)
+
+
+def _add_regress(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    parser = commands.add_parser(
+        "regress",
+        help="on a GPU: measure again and compare with what is blessed on it",
+        description=_EXITS,
+    )
+    parser.add_argument(
+        "targets", nargs="*", metavar="TARGET", help="default: kernels table6 table3 memory"
+    )
+    parser.add_argument(
+        "--runs",
+        metavar="FOLDER",
+        help="go on in this folder (default: a new one, runs/regress/<date>-<commit>)",
+    )
+    parser.add_argument(
+        "--baseline",
+        action="store_true",
+        help="measure all seeds, so that the records can be blessed; as where nothing is",
+    )
+    parser.add_argument("--expected", metavar="FOLDER", help="folder of expectations")
+    parser.set_defaults(command=_regress)
 
 
 def _add_running(
@@ -218,9 +302,25 @@ def _run(args: argparse.Namespace) -> int:
 
 
 def _check(args: argparse.Namespace) -> int:
+    if args.regression:
+        from repro.regression.command import judged_or_not, main_check_regression
+
+        return judged_or_not(main_check_regression, args)
     from repro.check import main_check
 
     return main_check(args)
+
+
+def _compare(args: argparse.Namespace) -> int:
+    from repro.regression.command import judged_or_not, main_compare
+
+    return judged_or_not(main_compare, args)
+
+
+def _regress(args: argparse.Namespace) -> int:
+    from repro.regression.command import judged_or_not, main_regress
+
+    return judged_or_not(main_regress, args)
 
 
 def _report(args: argparse.Namespace) -> int:
@@ -240,9 +340,28 @@ def _choose(args: argparse.Namespace) -> int:
 
 
 def _bless(args: argparse.Namespace) -> int:
-    from repro.bless_command import main_bless
+    from repro.bless_command import main_bless, main_bless_device
 
-    return main_bless(args)
+    return main_bless_device(args) if args.device else main_bless(args)
+
+
+def _gpu_tests(args: argparse.Namespace) -> int:
+    from repro.procedures.gpu_suite import main_gpu_tests
+
+    return main_gpu_tests(args)
+
+
+def _environment(args: argparse.Namespace) -> int:
+    from repro.evidence.environment import environment_text
+
+    text = environment_text()
+    print(text, end="")
+    if args.out:
+        from pathlib import Path
+
+        Path(args.out).parent.mkdir(parents=True, exist_ok=True)
+        Path(args.out).write_text(text, encoding="utf-8")
+    return FINE
 
 
 def _reproduce(args: argparse.Namespace) -> int:

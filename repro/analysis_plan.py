@@ -6,20 +6,21 @@ So no claim, margin, metric, seed or arm can be exchanged after the numbers are 
 run being made again. Wording (labels, statements, reasons) is not part of a plan.
 
 `run` writes the plans beside the records before the first run starts (`<runs>/proxy/plans/`), and
-`bless` keeps the text that was written first.
+`bless` keeps the one that was written first as a line of `expected/plans.tsv`.
 """
 
 from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from repro.evidence import verdict
 from repro.evidence.origins import PLAN_INPUT
+from repro.evidence.plans import KeptPlan, plan_line
 from repro.evidence.provenance import source_commit
 from repro.evidence.record import Record, write_new
 from repro.selection import Selection
@@ -141,38 +142,53 @@ def write_plans(runs: Sequence[RunConfig], folder: Path) -> list[Path]:
     return written
 
 
-def earliest_plan_text(target: Target, runs: Path, kept: Path) -> str:
-    """Return the text of the target's present plan as it was first written down.
+def earliest_plan(
+    target: Target, runs: Path, kept: Iterable[KeptPlan], device: str | None
+) -> KeptPlan:
+    """Return the target's present plan as it was first written down.
 
     Parameters
     ----------
     runs
         The folder of records; `run` wrote the plan beside them before the first of them began.
     kept
-        The plan's file among the expectations, where there is one already.
+        The plans among the expectations.
+    device
+        The kind of device that made the records.
 
     Returns
     -------
-    str
-        Of the files that hold the plan (by its digest) the one made first; a new text if none does.
+    KeptPlan
+        Of those that hold the plan (by its digest) the one made first; a new one if none does.
     """
-    digest = plan_digest(target.name, Tier.PROXY)
-    texts = [
-        path.read_text(encoding="utf-8")
-        for path in (_plan_path(target.name, runs), kept)
-        if path.is_file()
-    ]
-    same = [text for text in texts if json.loads(text)["digest"] == digest]
-    return min(same, key=_made) if same else plan_text_of(target, Tier.PROXY)
+    digest, path = plan_digest(target.name, Tier.PROXY), _plan_path(target.name, runs)
+    place = (target.name, Tier.PROXY.value, device or "")
+    known = [item for item in kept if (item.target, item.tier, item.device) == place]
+    if path.is_file():
+        known.append(_kept(json.loads(path.read_text(encoding="utf-8")), place))
+    same = [item for item in known if item.digest == digest]
+    if same:
+        return min(same, key=lambda item: item.time)
+    return _kept(json.loads(plan_text_of(target, Tier.PROXY)), place)
+
+
+def _kept(written: dict[str, Any], place: tuple[str, str, str]) -> KeptPlan:
+    target, tier, device = place
+    return KeptPlan(
+        target=target,
+        tier=tier,
+        device=device,
+        made=written["made"],
+        commit=written["commit"],
+        dirty=json.dumps(written["dirty"]),
+        digest=written["digest"],
+        plan=plan_line(written["plan"]),
+    )
 
 
 def _plan_path(name: str, folder: Path) -> Path:
     digest = plan_digest(name, Tier.PROXY)
     return folder / Tier.PROXY.value / "plans" / f"{name}-{digest[:12]}.json"
-
-
-def _made(text: str) -> datetime:
-    return datetime.fromisoformat(json.loads(text)["made"])
 
 
 def plan_text_of(target: Target, tier: Tier) -> str:

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import json
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
 from repro.check import Checked, check_selection
-from repro.evidence.record import parse_record
+from repro.evidence.store import blessed_sources
 from repro.selection import Selection
 from repro.spec.config import require
 from repro.spec.tier import Tier
 from repro.targets import TARGETS, find, runs_of
-
-_RECORDS = "*.records.json"
 
 
 def blessed_checks(expected: Path, *names: str) -> list[Checked]:
@@ -26,26 +22,14 @@ def blessed_checks(expected: Path, *names: str) -> list[Checked]:
         Only these targets; all by default.
     """
     checks = []
-    with tempfile.TemporaryDirectory() as temporary:
-        homes = [
-            (tier, folder, Path(temporary) / str(folder.relative_to(expected)))
-            for tier in Tier
-            for folder in sorted({path.parent for path in (expected / tier.value).rglob(_RECORDS)})
-        ]
-        targets = [target for target in TARGETS if not names or target.name in names]
-        sources = [runs_of(target) for target in targets]
-        read = {source.name for source in sources}
-        read |= {home.name for source in sources for home, _ in source.shared.values()}
-        # Records of one run on two devices have one name, so a device has a folder of its own.
-        for _, folder, runs in homes:
-            for path in sorted(folder.glob(_RECORDS)):
-                if path.name.removesuffix(_RECORDS[1:]) in read:
-                    unpack(path, runs)
-        for target, source in zip(targets, sources, strict=True):
-            for tier, folder, runs in homes:
-                if target.speaks_at(tier) and (folder / f"{source.name}.records.json").is_file():
-                    selection = Selection(target=target, source=source, tier=tier)
-                    checks.append(check_selection(selection, runs, expected))
+    sources = blessed_sources(expected)
+    for target in TARGETS if not names else [item for item in TARGETS if item.name in names]:
+        runs = runs_of(target)
+        for source in sources:
+            tier = Tier(source.tier)
+            if target.speaks_at(tier) and source.has(runs.name):
+                selection = Selection(target=target, source=runs, tier=tier)
+                checks.append(check_selection(selection, source, expected))
     return checks
 
 
@@ -67,11 +51,3 @@ def blessed_of(expected: Path, names: Sequence[str], tier: str | None) -> list[C
     where = "" if tier is None else f" at the {tier} tier"
     require(not missing, f"no records are blessed of {', '.join(missing)}{where}")
     return checks
-
-
-def unpack(path: Path, runs: Path) -> int:
-    """Write the compacted records of a file to their places under `runs`; return their number."""
-    raw = json.loads(path.read_text(encoding="utf-8"))
-    for index, item in enumerate(raw["records"]):
-        parse_record(item, f"{path}: records[{index}]").write(runs)
-    return len(raw["records"])

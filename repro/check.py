@@ -6,8 +6,9 @@ same inputs. What fails is refused, with a sentence, and counts for nothing. The
 every expectation gets its verdict.
 
 The exit status is 1 when a record is refused, when a claim about this suite's own machinery is
-contradicted, or when one of its own expectations (derived or blessed) is. A contradicted claim of
-the paper's is a finding: it leaves the status 0.
+contradicted, or when one of its own expectations (derived or blessed) is; else 2 when a target that
+was named has no record at all. A contradicted claim of the paper's is a finding: it leaves the
+status 0.
 """
 
 from __future__ import annotations
@@ -21,8 +22,11 @@ from typing import Any
 
 from repro.analysis_plan import needs_plan, plan_refusal
 from repro.evidence.by_prompt import means_by_prompt
+from repro.evidence.compare import values_of
 from repro.evidence.environment import device_of
-from repro.evidence.expectation import Expectation, load_expectations
+from repro.evidence.expectation import Expectation
+from repro.evidence.measured import load_expectations
+from repro.evidence.not_run import explained
 from repro.evidence.origins import mixed_seeds, seeds_text
 from repro.evidence.paper import paper_cells
 from repro.evidence.receipts import refusals
@@ -30,13 +34,11 @@ from repro.evidence.record import (
     Record,
     RecordError,
     config_difference,
-    iterate_records,
-    read_record,
-    record_folder,
 )
 from repro.evidence.statistics import wilson_interval
+from repro.evidence.store import Entry, Source, source_of
 from repro.evidence.verdict import Verdict, judge, judge_expectation
-from repro.places import expected_folder, runs_folder
+from repro.places import absence_text, expected_folder, runs_folder
 from repro.selection import Selection, select
 from repro.spec.config import TrainScale, require
 from repro.spec.target import Claim, plan
@@ -68,21 +70,12 @@ class Evidence:
     timed: bool = False
 
     def values(self, metric: str) -> dict[str, dict[int, float]]:
-        """Return {arm: {seed: value}} of a metric, or {arm: {repeat: value}} where it is timed.
-
-        The repeats of a seed are numbered from a thousand times the seed on.
-        """
-        found: dict[str, dict[int, float]] = {}
-        for arm, records in self.records.items():
-            for seed, record in sorted(records.items()):
-                value = record.value(metric)
-                if self.timed:
-                    items = {1000 * seed + i: v for i, v in enumerate(record.repeats(metric))}
-                else:
-                    items = {} if value is None else {seed: value}
-                if items:
-                    found.setdefault(arm, {}).update(items)
-        return found
+        """Return {arm: {seed: value}} of a metric, or {arm: {repeat: value}} where it is timed."""
+        by_arm = {
+            arm: values_of(records, metric, timed=self.timed)
+            for arm, records in self.records.items()
+        }
+        return {arm: values for arm, values in by_arm.items() if values}
 
     def values_by_prompt(self, metric: str) -> dict[str, dict[int, float]]:
         """Return {arm: {prompt: mean over seeds}} of the series `<metric>_by_prompt`."""
@@ -100,20 +93,32 @@ class Evidence:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Checked:
-    """A selection with its evidence and verdicts."""
+    """A selection with its evidence and verdicts.
+
+    Attributes
+    ----------
+    lacking
+        Where records were looked for in vain; None where there are some, failed ones included.
+    """
 
     selection: Selection
     evidence: Evidence
     verdicts: list[Verdict]
+    lacking: str | None = None
+
+    @property
+    def faulty(self) -> bool:
+        """Whether something says that this suite is at fault."""
+        return bool(self.evidence.refused) or any(item.own_fault for item in self.verdicts)
 
     @property
     def sound(self) -> bool:
-        """Whether nothing says that this suite is at fault."""
-        return not self.evidence.refused and not any(item.own_fault for item in self.verdicts)
+        """Whether there are records, and nothing says that this suite is at fault."""
+        return self.lacking is None and not self.faulty
 
 
-def check_selection(selection: Selection, runs: Path, expected: Path) -> Checked:
-    """Return the verdicts of a selection on the records under `runs`."""
+def check_selection(selection: Selection, runs: Path | Source, expected: Path) -> Checked:
+    """Return the verdicts of a selection on the records of a folder or another source."""
     evidence = gather(selection, runs)
     target = selection.target
     absent = _absent_arms(selection, evidence)
@@ -126,7 +131,8 @@ def check_selection(selection: Selection, runs: Path, expected: Path) -> Checked
         if mismatch is None:
             matched.append(claim)
             continue
-        evidence.refused.append((runs / selection.tier.value / selection.source.name, mismatch))
+        place = source_of(runs).place(selection.tier.value, selection.source.name)
+        evidence.refused.append((place, mismatch))
         verdicts[claim.name] = Verdict(
             name=claim.name,
             statement=claim.statement,
@@ -142,65 +148,81 @@ def check_selection(selection: Selection, runs: Path, expected: Path) -> Checked
     ordered = [verdicts[claim.name] for claim in claims]
     for expectation in _expectations(selection, evidence, expected):
         about = "paper value" if expectation.source == "paper" else "expectation"
-        ordered.append(
-            judge_expectation(
-                expectation,
-                target.metric(expectation.metric),
-                values.get(expectation.metric, {}).get(expectation.arm, {}),
-                absent.get(expectation.arm),
-                about,
-            )
+        verdict = judge_expectation(
+            expectation,
+            target.metric(expectation.metric),
+            values.get(expectation.metric, {}).get(expectation.arm, {}),
+            absent.get(expectation.arm),
+            about,
         )
-    return Checked(selection=selection, evidence=evidence, verdicts=ordered)
+        ordered.append(explained(verdict, expectation.metric, [expectation.arm], evidence.records))
+    return Checked(
+        selection=selection,
+        evidence=evidence,
+        verdicts=ordered,
+        lacking=_lacking(selection, evidence, source_of(runs)),
+    )
 
 
-def gather(selection: Selection, runs: Path) -> Evidence:
+def gather(selection: Selection, runs: Path | Source) -> Evidence:
     """Read the records of a selection and refuse those that are not evidence."""
     evidence = Evidence(timed=selection.source.timed_repeats > 0)
     failures: dict[tuple[str, str], tuple[Path, str]] = {}
-    for path, arm in _places(selection, runs):
+    places = _places(selection, source_of(runs))
+    for entry, arm in places:
         try:
-            record = read_record(path)
-            reasons = _reasons(selection, record, path, arm)
+            record = entry.read()
+            reasons = _reasons(selection, record, entry, arm)
         except RecordError as error:
-            _refuse(evidence, path, arm, str(error))
+            _refuse(evidence, entry.path, arm, str(error))
             continue
         if not record.ok:
             evidence.failed_records.append(record)
-            failures[arm, path.name.split(".")[0]] = (path, reasons[0])
+            failures[arm, entry.stem] = (entry.path, reasons[0])
         elif reasons:
             for reason in reasons:
-                _refuse(evidence, path, arm, reason)
+                _refuse(evidence, entry.path, arm, reason)
         else:
             evidence.records.setdefault(arm, {})[record.seed] = record
+    made_good = {(arm, entry.stem) for entry, arm in places if entry.finished}
     for (arm, stem), failure in failures.items():
-        if not (failure[0].parent / f"{stem}.json").is_file():
+        if (arm, stem) not in made_good:
             evidence.failed.append(failure)
             evidence.failed_arms[arm] = evidence.failed_arms.get(arm, 0) + 1
     return evidence
 
 
-def _places(selection: Selection, runs: Path) -> list[tuple[Path, str]]:
-    """Return the records' paths, each with the selection's own name of its arm.
+def _places(selection: Selection, records: Source) -> list[tuple[Entry, str]]:
+    """Return the records' entries, each with the selection's own name of its arm.
 
     A figure that reads a table's runs asks only those of its own arms. Of arms that it shares, a
     target with an analysis plan asks the seeds of its plan: their home may have planned more.
     """
     source, tier = selection.source, selection.tier.value
     others = {arm.name for arm in source.arms} - {arm.name for arm in selection.target.arms}
-    found = [
-        (path, path.parent.name)
-        for path in iterate_records(runs, tier, source.name)
-        if path.parent.name not in others
+    places = [
+        (entry, entry.arm)
+        for entry in records.entries(tier, source.name)
+        if entry.arm not in others
     ]
     for arm, (home, name) in source.shared.items():
-        folder = record_folder(tier, home.name, name, runs)
-        paths = sorted(folder.glob("seed-*.json"))
+        entries = [entry for entry in records.entries(tier, home.name) if entry.arm == name]
         if needs_plan(source, selection.tier):
             planned = {f"seed-{seed}" for seed in source.scales[selection.tier].seeds}
-            paths = [path for path in paths if path.name.split(".")[0] in planned]
-        found += [(path, arm) for path in paths]
-    return found
+            entries = [entry for entry in entries if entry.stem in planned]
+        places += [(entry, arm) for entry in entries]
+    return places
+
+
+def _lacking(selection: Selection, evidence: Evidence, records: Source) -> str | None:
+    """Return a sentence naming the folder without any record of a selection, or None."""
+    if evidence.count or evidence.refused or evidence.failed:
+        return None
+    source, tier = selection.source, selection.tier
+    reason = source.not_runnable(tier) if tier not in source.scales else None
+    what = f"no record of {selection.target.name} at the {tier.value} tier"
+    place = records.place(tier.value, source.name)
+    return f"{what}: {reason or absence_text(place.parents[1], place)}"
 
 
 def _refuse(evidence: Evidence, path: Path, arm: str, reason: str) -> None:
@@ -208,12 +230,12 @@ def _refuse(evidence: Evidence, path: Path, arm: str, reason: str) -> None:
     evidence.refused_arms.setdefault(arm, f"{path.name} refused: {reason}")
 
 
-def _reasons(selection: Selection, record: Record, path: Path, arm: str) -> list[str]:
+def _reasons(selection: Selection, record: Record, entry: Entry, arm: str) -> list[str]:
     """Return why a record does not count, most basic reason first; one for a failed run."""
     if not record.ok:
         return refusals(record)
     place = (record.tier, record.target, record.arm, f"seed-{record.seed}.json")
-    if place != (*path.parts[-4:-1], path.name):
+    if place != (entry.tier, entry.target, entry.arm, entry.name):
         return [f"the record says it is {'/'.join(map(str, place))}, and lies elsewhere"]
     try:
         run = plan(selection.source, selection.tier, [record.seed], [arm])[0]
@@ -273,7 +295,7 @@ def _with_caveat(
 ) -> Verdict:
     """Say so where compared arms had learning rates of their own, or came from other commits."""
     if verdict.status == "not run":
-        return verdict
+        return explained(verdict, claim.metric, claim.arms, evidence.records)
     sentences = [verdict.sentence]
     rates = learning_rates(selection, claim)
     if len(set(rates.values())) > 1:
@@ -291,7 +313,7 @@ def _with_caveat(
 
 def _expectations(selection: Selection, evidence: Evidence, expected: Path) -> list[Expectation]:
     target = selection.target
-    found = load_expectations(expected, selection.tier.value, target.name, device_name(evidence))
+    found = load_expectations(expected, selection.tier, target, device_name(evidence))
     if selection.tier is Tier.PAPER and target.headline:
         found += [
             _paper_expectation(cell.arm, target.headline, cell.value, cell.items, cell.place)
@@ -325,27 +347,6 @@ def device_name(evidence: Evidence) -> str | None:
     return names.pop() if len(names) == 1 else None
 
 
-def regression(checked: Checked) -> str | None:
-    """Return what is worse than when the device's values were blessed, in a sentence, or None.
-
-    Stated bars and the paper's claims are left to `check` itself: a bar that was missed when the
-    values were blessed is no regression.
-    """
-    measured = [item for item in checked.verdicts if item.source.startswith("measured")]
-    judged = [item for item in measured if item.status != "not run"]
-    if not judged:
-        device = device_name(checked.evidence) or "this device"
-        return f"nothing measured here was blessed on {device}: there is nothing to compare with"
-    if checked.evidence.refused:
-        return f"{len(checked.evidence.refused)} records are refused"
-    broken = [item for item in judged if item.status == "contradicted"]
-    broken += [item for item in checked.verdicts if item.about == "mechanism" and item.own_fault]
-    if not broken:
-        return None
-    told = "; ".join(f"{item.statement}: {item.sentence}" for item in broken)
-    return f"{len(broken)} of {len(judged)} blessed values are left: {told}"
-
-
 def checked_json(checked: Checked) -> dict[str, Any]:
     """Return a check's result as JSON values."""
     evidence = checked.evidence
@@ -357,7 +358,7 @@ def checked_json(checked: Checked) -> dict[str, Any]:
         "refused": [{"record": str(path), "because": why} for path, why in evidence.refused],
         "failed": [{"record": str(path), "because": why} for path, why in evidence.failed],
         "verdicts": [dataclasses.asdict(verdict) for verdict in checked.verdicts],
-    }
+    } | ({"reason": checked.lacking} if checked.lacking else {})
 
 
 def main_check(args: argparse.Namespace) -> int:
@@ -381,9 +382,6 @@ def main_check(args: argparse.Namespace) -> int:
             print_check(item)
         if sentence:
             print(sentence)  # noqa: T201
-    if args.regression:
-        found = [told for item in checks if (told := regression(item)) is not None]
-        for told in found:
-            print(told)  # noqa: T201
-        return 1 if found else 0
-    return 0 if all(item.sound for item in checks) else 1
+    if any(item.faulty for item in checks):
+        return 1
+    return 0 if all(item.sound for item in checks) else 2

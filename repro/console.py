@@ -20,6 +20,9 @@ _COLOURS = {
 def print_check(checked: Checked, console: Console | None = None) -> None:
     """Print the verdicts of one target."""
     console = console or Console()
+    if checked.lacking:
+        console.print(f"[red]{escape(checked.lacking)}[/]", highlight=False, soft_wrap=True)
+        return
     target, tier = checked.selection.target, checked.selection.tier
     table = Table(
         title=f"{target.name}, {tier.value} tier: {checked.evidence.count} records",
@@ -36,8 +39,8 @@ def print_check(checked: Checked, console: Console | None = None) -> None:
             escape(verdict.sentence),
         )
     console.print(table)
-    if blessed := of_kind(checked, Kind.REGRESSION):
-        console.print(f"{Kind.REGRESSION.value}: {counted(blessed)}", highlight=False)
+    if blessed := of_kind(checked, Kind.BLESSED):
+        console.print(f"{Kind.BLESSED.value}: {counted(blessed)}", highlight=False)
     for path, reason in checked.evidence.refused:
         console.print(f"[red]refused[/] {escape(f'{path}: {reason}')}", highlight=False)
     for path, reason in checked.evidence.failed:

@@ -21,10 +21,10 @@ from pathlib import Path
 from repro.ensemble_cost import ends_of, ensemble_seconds
 from repro.evidence.record import run_folder
 from repro.procedures import is_ensemble
+from repro.procedures.worker import Task
 from repro.spec.config import RunConfig, digest_of, require
 from repro.spec.target import TogetherCost
 from repro.spec.tier import Tier, cuda_devices
-from repro.workers import Task
 
 RETRIES = 1
 Group = tuple[RunConfig, ...]

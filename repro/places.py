@@ -7,10 +7,13 @@ checkout that holds the package, else from the copy inside the installed package
 
 from __future__ import annotations
 
+import difflib
 import os
 from pathlib import Path
 
 PACKAGE = Path(__file__).resolve().parent
+# Folders named to someone who named one that is not there.
+_NEAR = 4
 
 
 def runs_folder(named: str | None) -> tuple[Path, str | None]:
@@ -41,6 +44,21 @@ def expected_folder(named: str | None) -> Path:
             return folder
     looked = " or ".join(str(folder) for folder in candidates)
     raise ValueError(f"there are no expectations (a folder with `paper` in it) in {looked}")
+
+
+def absence_text(runs: Path, folder: Path) -> str:
+    """Return why `folder` of the folder of records holds none, and what lies nearest to it."""
+    looked = runs if not runs.is_dir() else folder
+    said = "has no record" if looked.is_dir() else "does not exist"
+    present = looked
+    while not present.is_dir():
+        present = present.parent
+    if present == looked:
+        return f"{looked} {said}"
+    name = looked.relative_to(present).parts[0]
+    beside = sorted(path.name for path in present.glob("[!.]*") if path.is_dir())
+    near = difflib.get_close_matches(name, beside, n=_NEAR, cutoff=0.0) or ["no folder"]
+    return f"{looked} {said}; {present} holds {', '.join(near)}"
 
 
 def _writable(folder: Path) -> bool:

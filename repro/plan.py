@@ -7,19 +7,21 @@ guessing.
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from statistics import median
-from typing import Any
 
 from repro.ensemble_cost import ensemble_seconds, likely_groups, queue_seconds, unmeasured
 from repro.evidence.record import find_record
+from repro.evidence.store import blessed_records
+from repro.measure.rollout_plan import not_fitting
 from repro.selection import Selection
 from repro.spec.config import RunConfig
 from repro.spec.target import Cost
+from repro.spec.throughput import ThroughputScale
+from repro.spec.tier import cuda_devices
 from repro.targets.rates import lacking_rates
 
 
@@ -64,22 +66,38 @@ def plan_text(
     lines += _arm_lines(runs, done, estimates, together=cost.together is not None)
     lines += _totals(left, estimates, cost, workers, _ensemble_time(left, cost, workers))
     lines += _prediction_lines(selection, left, expected)
+    lines += _not_fitting_lines(left)
     lines.append(f"  records   {folder}")
     return "\n".join(lines)
 
 
 def _prediction_lines(selection: Selection, left: list[RunConfig], expected: Path) -> list[str]:
     """Return a line where the time is of arms that nothing blessed has timed; else none."""
-    timed = {(record["target"], record["arm"]) for record in blessed_records(selection, expected)}
-    for home, _ in selection.source.shared.values():
-        other = Selection(target=home, source=home, tier=selection.tier)
-        timed |= {(item["target"], item["arm"]) for item in blessed_records(other, expected)}
+    homes = {selection.source.name, *(home.name for home, _ in selection.source.shared.values())}
+    timed = {
+        (record.target, record.arm)
+        for name in homes
+        for record in blessed_records(expected, selection.tier, name)
+    }
     never = list(dict.fromkeys(r.arm.name for r in left if (r.target, r.arm.name) not in timed))
     if not never:
         return []
     listed = "all arms" if len(never) == len({run.arm.name for run in left}) else ", ".join(never)
     granted = "".join(f"; {item}" for item in unmeasured(left))
     return [f"  a prediction: no blessed run of {listed}{granted}"]
+
+
+def _not_fitting_lines(left: list[RunConfig]) -> list[str]:
+    """Return a line per point of an arm that does not fit this device, if there is one."""
+    devices = cuda_devices()
+    arms = {run.arm.name: run for run in left if isinstance(run.scale, ThroughputScale)}
+    if not devices:
+        return []
+    return [
+        f"  not run   {cell} of {name}: {sentence}"
+        for name, run in arms.items()
+        for cell, sentence in not_fitting(run.scale, run.arm, devices[0].memory_bytes).items()
+    ]
 
 
 def _arm_lines(
@@ -166,28 +184,19 @@ def estimate(selection: Selection, cost: Cost, expected: Path) -> Estimates:
     }
     seconds |= cost.seconds_of_arm
     memory, basis = cost.memory_bytes, cost.basis
-    blessed = blessed_records(selection, expected)
+    blessed = blessed_records(expected, selection.tier, selection.source.name)
     times: dict[str, list[float]] = {}
     for record in blessed:
-        begun = datetime.fromisoformat(record["started"])
-        ended = datetime.fromisoformat(record["finished"])
-        together = record["effects"].get("repeats_together", 1)
-        times.setdefault(record["arm"], []).append((ended - begun).total_seconds() / together)
-        peak = record["metrics"].get("peak_bytes", {}).get("value")
+        begun = datetime.fromisoformat(record.started)
+        ended = datetime.fromisoformat(record.finished)
+        together = record.effects.get("repeats_together", 1)
+        times.setdefault(record.arm, []).append((ended - begun).total_seconds() / together)
+        peak = record.value("peak_bytes")
         memory = max(memory, int(peak)) if peak else memory
     if times:
         seconds |= {arm: median(values) for arm, values in times.items()}
         basis = f"median of {len(blessed)} blessed records"
     return Estimates(seconds=seconds, memory_bytes=memory, basis=basis)
-
-
-def blessed_records(selection: Selection, expected: Path) -> list[dict[str, Any]]:
-    """Return the compacted records behind the blessed expectations of the selection's tier."""
-    folder = expected / selection.tier.value
-    found = []
-    for path in sorted(folder.rglob(f"{selection.source.name}.records.json")):
-        found += json.loads(path.read_text(encoding="utf-8"))["records"]
-    return found
 
 
 def duration(seconds: float) -> str:

@@ -14,7 +14,7 @@ from rich.live import Live
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from repro.workers import Event, Task
+from repro.procedures.worker import Event, Task
 
 
 class Display:

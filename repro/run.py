@@ -28,6 +28,7 @@ from repro.evidence.record import failed_record, find_record, read_record, run_f
 from repro.places import expected_folder, runs_folder
 from repro.plan import plan_text
 from repro.procedures import carried_together, is_ensemble, missing_package
+from repro.procedures.worker import CarryOut, Event, Task
 from repro.progress import Display
 from repro.proxy_options import sentence_on_lost_policies, with_proxy_options
 from repro.selection import Selection, select
@@ -35,7 +36,7 @@ from repro.spec.config import RunConfig, TrainScale, require
 from repro.spec.target import TogetherCost
 from repro.spec.tier import Tier
 from repro.targets.rates import lacking_rates
-from repro.workers import CarryOut, Event, Task, WorkerPool
+from repro.workers import WorkerPool
 
 FINE, FAILED, INTERRUPTED = 0, 1, 130
 SHOWN = ("accuracy_greedy_start", "accuracy_greedy", "accuracy", "train_seconds")
@@ -89,6 +90,10 @@ def main_run(args: argparse.Namespace) -> int:
             console.print(lost, highlight=False, markup=False)
         devices = devices_of(selection.tier, args.devices)
         workers = args.workers or len(devices) or default_workers(selection.tier)
+        require(
+            workers == 1 or selection.tier is not Tier.SYSTEMS,
+            f"--workers {workers}: measurements of one device go one at a time; needs 1",
+        )
         console.print(
             plan_text(selection, plan, folder, expected, workers), highlight=False, markup=False
         )
@@ -234,6 +239,7 @@ def execute(
         retries=retries,
         carry_out=carry_out,
         answers=answers if devices else None,
+        alone=plan[0].tier == Tier.SYSTEMS.value,
     )
     with pool, Display(tasks, before, console) as display:
         restore = _stop_on_signals(pool, console)

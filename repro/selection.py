@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from repro.data.load import DATA_VARIABLE
-from repro.spec.config import RunConfig, TrainScale, require
+from repro.spec.config import RunConfig, require
 from repro.spec.target import Target, default_tier, plan
 from repro.spec.tier import Tier, parse_tier
 from repro.spec.variants import on_data, with_human_problems, with_steps
@@ -95,8 +95,3 @@ def data_source(named: str) -> str:
         f"--data {named}: there is no such folder",
     )
     return named
-
-
-def is_training(selection: Selection) -> bool:
-    """Whether the selection's runs train a policy."""
-    return isinstance(selection.source.scales.get(selection.tier), TrainScale)

@@ -4,9 +4,10 @@ Each worker is a fresh process (`spawn`) with its own torch, a fixed number of t
 the parent. It takes one run after another, sends its progress back, and writes nothing but the
 run's own folder. A worker that dies (out of memory, a crash in native code), or whose device no
 longer answers, costs its run only: the parent reports how it ended and starts another, on another
-device if one is idle. A device that answers no fresh process gets no more work. An interrupt is the
-parent's affair: workers ignore Ctrl-C, are told to stop at the next step, and get `grace` seconds
-to write a checkpoint.
+device if one is idle. A device that answers no fresh process gets no more work. Measurements have
+a worker each, and go on in another where they ask for a fresh process. An interrupt is the parent's
+affair: workers ignore Ctrl-C, are told to stop at the next step, and get `grace` seconds to write a
+checkpoint.
 
 The pipe carries `Task`s down and `Event`s up; both are plain picklable values between processes of
 this program, never files.
@@ -16,62 +17,19 @@ from __future__ import annotations
 
 import dataclasses
 import multiprocessing
-import os
 import signal
-import sys
 import threading
 import time
-import traceback
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from repro.device_health import DEAD, Answers
-from repro.spec.config import RunConfig
-
-EventKind = Literal["started", "progress", "finished", "stopped", "failed", "returned"]
-CarryOut = Callable[..., Any]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Task:
-    """One run, its own folder for checkpoints, and the folder of all records.
-
-    `also` holds further runs that are carried out with it (`repro.procedures.carried_together`,
-    `repro.device_queue`): they stop as one. `attempt` counts the workers that died of it.
-    """
-
-    run: RunConfig
-    folder: Path
-    runs: Path
-    also: tuple[RunConfig, ...] = ()
-    attempt: int = 0
-
-    @property
-    def every(self) -> tuple[RunConfig, ...]:
-        """All runs of the task."""
-        return (self.run, *self.also)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Event:
-    """What a worker says of its task.
-
-    `returned` is a task whose worker died and which went back into the queue. `values` holds
-    progress numbers (`step`, `steps`, `reward`, ...); `text` the phase, or the
-    reason of a failure. `last` says that the worker ends with this failure: its device no longer
-    answers, and a process cannot have it anew.
-    """
-
-    task: Task
-    kind: EventKind
-    text: str = ""
-    values: dict[str, float] = field(default_factory=dict)
-    last: bool = False
+from repro.procedures.worker import CarryOut, Event, Task, work
 
 
 @dataclass(slots=True)
@@ -104,6 +62,8 @@ class WorkerPool:
         What a worker does with a task's runs; None takes `repro.procedures.carry_out`.
     answers : callable
         Whether its device computes, asked in a fresh worker before its first task; None asks not.
+    alone : bool
+        Whether a worker ends after its task, so that the next one finds nothing left of it.
     """
 
     def __init__(
@@ -117,6 +77,7 @@ class WorkerPool:
         retries: int = 0,
         carry_out: CarryOut | None = None,
         answers: Answers | None = None,
+        alone: bool = False,
     ) -> None:
         if count < 1:
             raise ValueError(f"workers is {count}; it must be 1 or more")
@@ -128,7 +89,8 @@ class WorkerPool:
         self._devices: list[str | None] = list(devices) or [None]
         self._each = -(-count // len(self._devices))
         self._retries = retries
-        self._work = carry_out, answers
+        self._alone = alone
+        self._work = alone, carry_out, answers
         self._workers: list[_Worker] = []
         self._asked_to_stop = False
         self._stopping = False
@@ -186,7 +148,7 @@ class WorkerPool:
     def _start(self, device: str | None) -> _Worker:
         ours, theirs = self._context.Pipe()
         process = self._context.Process(
-            target=_work,
+            target=work,
             args=(theirs, self._log, self._threads, device, *self._work),
             name="repro-worker",
             daemon=False,
@@ -207,6 +169,7 @@ class WorkerPool:
         """Let a worker end that has nothing left to do."""
         worker.process.join(timeout=10)
         worker.process.kill()
+        worker.process.join()  # its device memory is free again once it is gone
         worker.pipe.close()
         self._workers.remove(worker)
 
@@ -216,11 +179,14 @@ class WorkerPool:
         except (EOFError, ConnectionResetError):
             yield from self._bury(worker, waiting)
             return
-        if event.kind in ("finished", "stopped", "failed"):
+        if event.kind in ("finished", "stopped", "failed", "returned"):
             worker.task = None
         if event.last:
             self._retire(worker)
-            event = self._given_back(event, waiting) or event
+            if event.kind == "returned":
+                event = self._continued(event, waiting)
+            elif event.kind == "failed" and not self._alone:
+                event = self._given_back(event, waiting) or event
             self._replace(worker, waiting)
         yield event
 
@@ -256,6 +222,17 @@ class WorkerPool:
         waiting.append(dataclasses.replace(task, attempt=task.attempt + 1))
         return dataclasses.replace(failed, kind="returned", last=False)
 
+    def _continued(self, asked: Event, waiting: deque[Task]) -> Event:
+        """Put a task that asked for a fresh process first in the queue, if it got on in this."""
+        task, finished = asked.task, int(asked.values["finished"])
+        if self._stopping:
+            return dataclasses.replace(asked, kind="stopped")
+        if finished <= task.finished:
+            text = f"{asked.text}; a fresh process got no further"
+            return dataclasses.replace(asked, kind="failed", text=text)
+        waiting.appendleft(dataclasses.replace(task, finished=finished))
+        return asked
+
     def _replace(self, died: _Worker, waiting: deque[Task]) -> None:
         """Start a worker in place of one that died, on another device if one is idle."""
         busy = [worker.device for worker in self._workers]
@@ -274,123 +251,3 @@ def _send(worker: _Worker, message: Any) -> None:
         worker.pipe.send(message)
     except (BrokenPipeError, OSError):
         return  # the dead worker is noticed, with its exit code, when its pipe is read
-
-
-def _work(
-    pipe: Connection,
-    log: Path,
-    threads: int,
-    device: str | None,
-    carry_out: CarryOut | None,
-    answers: Answers | None,
-) -> None:
-    """Run tasks from `pipe` until None comes; the body of a worker process."""
-    if device is not None:
-        # Before torch is imported, which is when the driver is asked. The order is that of the
-        # driver's own tool, whose numbers a record has.
-        os.environ["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
-        os.environ["CUDA_VISIBLE_DEVICES"] = device
-    with log.open("ab", buffering=0) as file:
-        os.dup2(file.fileno(), 1)
-        os.dup2(file.fileno(), 2)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    os.environ["OMP_NUM_THREADS"] = str(threads)
-    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    inbox = _Inbox(pipe)
-    fresh = True
-    while (task := inbox.next_task()) is not None:
-        if fresh and answers is not None and not answers():
-            os._exit(DEAD)
-        fresh = False
-        if _carry_out(task, pipe, threads, inbox.stop, carry_out):
-            return
-
-
-class _Inbox:
-    """Reads the pipe on a thread, so that "stop" is heard while a run is under way.
-
-    The parent's end closing (its death, even by SIGKILL) ends the process at once: no orphans.
-    """
-
-    def __init__(self, pipe: Connection) -> None:
-        self.stop = threading.Event()
-        self._pipe = pipe
-        self._tasks: deque[Task | None] = deque()
-        self._arrived = threading.Semaphore(0)
-        threading.Thread(target=self._listen, daemon=True).start()
-
-    def next_task(self) -> Task | None:
-        self._arrived.acquire()
-        return self._tasks.popleft()
-
-    def _listen(self) -> None:
-        while True:
-            try:
-                message = self._pipe.recv()
-            except (EOFError, OSError):
-                os._exit(3)
-            if message == "stop":
-                self.stop.set()
-                continue
-            self._tasks.append(message)
-            self._arrived.release()
-            if message is None:
-                return
-
-
-def _carry_out(
-    task: Task,
-    pipe: Connection,
-    threads: int,
-    stop: threading.Event,
-    carry_out: CarryOut | None,
-) -> bool:
-    """Carry out a task and say how it ended; return whether the worker must end, too."""
-    last = 0.0
-
-    def progress(text: str, values: dict[str, float]) -> None:
-        nonlocal last
-        now = time.monotonic()
-        if now - last >= 0.2 or values.get("step") == values.get("steps"):
-            last = now
-            pipe.send(Event(task=task, kind="progress", text=text, values=values))
-
-    pipe.send(Event(task=task, kind="started"))
-    kind, text = _outcome(task, threads, progress, stop, carry_out)
-    lost = kind == "failed" and _device_lost()
-    pipe.send(Event(task=task, kind=kind, text=text, last=lost))
-    return lost
-
-
-def _device_lost() -> bool:
-    """Return whether the CUDA device of this process answers with an error, if it uses one.
-
-    After a fatal error it does so for as long as the process lives.
-    """
-    torch = sys.modules.get("torch")
-    if torch is None or not torch.cuda.is_initialized():
-        return False
-    try:
-        torch.cuda.synchronize()
-    except RuntimeError:
-        return True
-    return False
-
-
-def _outcome(
-    task: Task,
-    threads: int,
-    progress: Callable[[str, dict[str, float]], None],
-    stop: threading.Event,
-    carry_out: CarryOut | None,
-) -> tuple[EventKind, str]:
-    from repro import procedures
-
-    work = carry_out or procedures.carry_out
-    try:
-        work(task.every, task.folder, task.runs, progress, stop.is_set, threads)
-    except procedures.Stopped:
-        return "stopped", ""
-    except Exception as error:  # noqa: BLE001 - the failure of one run is data, recorded in whole
-        return "failed", f"{type(error).__name__}: {error}\n{traceback.format_exc()}"
-    return "finished", ""

@@ -1,16 +1,22 @@
-"""Fixtures of every test: uninitialised memory is poisoned, and torch runs on one thread."""
+"""Fixtures of every test: uninitialised memory is poisoned, and torch runs on one thread.
+
+A run ends by saying whether the GPU tests on record are older than the files that they cover.
+"""
 
 from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from typing import Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import pytest
 import torch
+
+from repro.evidence.gpu_tests import stale_sentence
+from repro.places import expected_folder
 
 
 def _poison(tensor: torch.Tensor) -> torch.Tensor:
@@ -44,6 +50,11 @@ _UNFILLABLE = {
 }
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Put tests that need the device to themselves first, before this process takes of it."""
+    items.sort(key=lambda item: item.get_closest_marker("alone") is None)
+
+
 @pytest.fixture(autouse=True)
 def poisoned_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     """Make every element that a kernel forgets to write fail its test instead of passing by luck.
@@ -61,3 +72,14 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_terminal_summary(
+    terminalreporter: pytest.TerminalReporter,
+) -> Generator[None]:
+    """Say last, after every other plugin's lines, what no GPU has seen since its tests ran."""
+    yield
+    sentence = stale_sentence(expected_folder(None))
+    if sentence:
+        terminalreporter.write_line(sentence, yellow=True)

@@ -116,9 +116,9 @@ def test_plan_says_runs_time_memory_disk_and_downloads(tmp_path: Path) -> None:
     assert "not timed yet" in paper
 
 
-def test_check_without_records_says_not_run_and_is_no_failure(tmp_path: Path) -> None:
+def test_check_without_records_says_not_run_and_that_it_could_not_judge(tmp_path: Path) -> None:
     done = repro("check", "table1", "--tier", "smoke", "--json", "--runs", str(tmp_path))
-    assert done.returncode == 0
+    assert done.returncode == 2
     verdicts = json.loads(done.stdout)[0]["verdicts"]
     assert {verdict["status"] for verdict in verdicts} == {"not run"}
     assert all(verdict["sentence"] for verdict in verdicts)

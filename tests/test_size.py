@@ -1,4 +1,6 @@
-"""Files of at most 400 lines, functions of at most 60 besides their docstring.
+"""Files of at most 700 lines, functions of at most 60 besides their docstring.
+
+A file is split where a job ends; the limit is for files that have grown several.
 
 Bodies of GPU kernels are exempt: they are one straight line of phases.
 """
@@ -13,7 +15,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 FOLDERS = ("repro", "kernels", "figures", "benchmarks", "tests")
-FILE_LINES = 400
+FILE_LINES = 700
 FUNCTION_LINES = 60
 KERNEL_DECORATORS = ("jit", "autotune", "heuristics")
 

@@ -15,9 +15,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-import os
-import tempfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -141,22 +139,6 @@ def read_problems(path: str | Path) -> list[Problem]:
     if not problems:
         raise DataError(f"{path}: no problems found; at least one line is needed")
     return problems
-
-
-def write_problems(path: str | Path, problems: Iterable[Problem]) -> None:
-    """Write problems as JSONL to a temporary file beside `path`, then rename it into place."""
-    path = Path(path)
-    lines = [
-        json.dumps(dataclasses.asdict(problem), ensure_ascii=False) + "\n" for problem in problems
-    ]
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.name, suffix=".part")
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8", newline="\n") as stream:
-            stream.writelines(lines)
-        os.replace(temporary, path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
 
 
 def digest_of_problems(problems: Sequence[Problem]) -> str:

@@ -85,7 +85,7 @@ class PromptTemplate:
     def digest(self) -> str:
         """Return the SHA-256 hex digest of the template's text, version and kind.
 
-        The tokenizer's chat template is not in it; `chat_template_digest` is for that.
+        The tokenizer's chat template is not in it.
         """
         return digest_of(
             {
@@ -146,12 +146,6 @@ def template_named(name: str) -> PromptTemplate:
         raise ValueError(
             f"prompt template {name!r} is unknown; it must be one of {', '.join(PROMPT_TEMPLATES)}"
         ) from None
-
-
-def chat_template_digest(tokenizer: Any) -> str | None:
-    """Return the SHA-256 hex digest of the tokenizer's chat template, or None without one."""
-    template = getattr(tokenizer, "chat_template", None)
-    return None if template is None else digest_of(template)
 
 
 def render(problem: Problem, template: str | PromptTemplate, tokenizer: Tokenizer) -> list[int]:

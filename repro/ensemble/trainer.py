@@ -39,8 +39,8 @@ from repro.ensemble.update import (
 from repro.rl.collect import GrowingRollout, PromptSource, Rollout
 from repro.rl.loop import TrainResult
 from repro.rl.receipts import Values, note_rollout, note_step
+from repro.rl.step import step_metrics
 from repro.rl.trainer import require_trainable
-from repro.rl.update import step_metrics
 from repro.spec.config import RunConfig
 
 # By the rows of a rollout: the rows of each of its optimiser steps.

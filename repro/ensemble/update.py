@@ -24,7 +24,8 @@ from repro.ensemble.logprobs import batch_logprobs
 from repro.ensemble.stack import Stack
 from repro.rl.collect import Rollout, loss_mask
 from repro.rl.loss import LossResult, policy_loss
-from repro.rl.update import Plan, StepOutput, plan_step
+from repro.rl.micro_batches import Plan, plan_step, token_budget
+from repro.rl.step import StepOutput
 from repro.spec.config import RunConfig, TrainScale
 
 
@@ -137,11 +138,14 @@ def plan_run(
     scale: TrainScale = run.scale
     loss, rows = run.arm.loss, rollout.rows
     counting = loss_mask(rollout, mask_truncated=loss.mask_truncated)
+    sizes = rows.packed_tokens()
     plan = plan_step(
+        sizes,
         index,
         rollout.advantages.values,
         counting,
         loss,
+        micro_tokens=token_budget(sizes, index, scale.micro_batch_rows),
         micro_batch_rows=scale.micro_batch_rows,
         length_limit=scale.rollout.max_new_tokens,
     )

@@ -7,11 +7,13 @@ asked further only where the process has it loaded already, so that nothing here
 
 from __future__ import annotations
 
+import json
 import os
 import platform
+import re
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -33,7 +35,10 @@ PACKAGES = (
     "compressed-tensors",
     "vllm",
 )
+# Names the container that a process runs in; from inside, nothing else tells.
+CONTAINER = "REPRO_CONTAINER"
 VARIABLES = (
+    CONTAINER,
     "OMP_NUM_THREADS",
     "MKL_NUM_THREADS",
     "TRITON_INTERPRET",
@@ -47,16 +52,30 @@ VARIABLES = (
 def capture_environment() -> dict[str, Any]:
     """Return the environment as JSON values; a failed probe is `{"failed": reason}`."""
     return {
-        "python": _probe(lambda: sys.version.split()[0]),
-        "platform": _probe(platform.platform),
-        "packages": _probe(_packages),
-        "torch": _probe(_torch),
-        "cpu": _probe(_cpu),
-        "memory_bytes": _probe(_memory),
-        "gpu": _probe(_gpu),
-        "source_sha256": _probe(source_digest),
+        "python": probe(lambda: sys.version.split()[0]),
+        "platform": probe(platform.platform),
+        "packages": probe(_packages),
+        "torch": probe(_torch),
+        "cpu": probe(_cpu),
+        "memory_bytes": probe(_memory),
+        "gpu": probe(_gpu),
+        "source_sha256": probe(source_digest),
         "variables": {name: os.environ[name] for name in VARIABLES if name in os.environ},
     }
+
+
+def environment_text() -> str:
+    """Return the environment as JSON, for a machine that is to be named before anything runs.
+
+    Raises
+    ------
+    ValueError
+        If `REPRO_CONTAINER` is set to anything but an image with its digest.
+    """
+    container = os.environ.get(CONTAINER)
+    if container is not None and not re.fullmatch(r"\S+@sha256:[0-9a-f]{64}", container):
+        raise ValueError(f"{CONTAINER} is {container!r}; needs NAME@sha256:DIGEST, 64 digits")
+    return json.dumps(capture_environment(), indent=1, sort_keys=True) + "\n"
 
 
 def device_of(environment: dict[str, Any]) -> str | None:
@@ -67,7 +86,8 @@ def device_of(environment: dict[str, Any]) -> str | None:
     return "_".join(str(gpus[0]["name"]).lower().replace("-", " ").split())
 
 
-def _probe(ask: Callable[[], Any]) -> Any:
+def probe(ask: Callable[[], Any]) -> Any:
+    """Return what `ask` returns, or `{"failed": reason}`."""
     try:
         return ask()
     except Exception as error:  # noqa: BLE001 - whatever went wrong is the probe's result
@@ -121,21 +141,42 @@ def _gpu() -> list[dict[str, str]]:
     Of several devices, a process that may use some is told about those.
     """
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    fields = ("index", "name", "driver_version", "memory.total", "compute_cap", "power.limit")
     try:
         try:
-            return _ask_driver_tool(*(("-i", visible) if visible else ()))
+            return ask_driver_tool(fields, device=visible)
         except subprocess.CalledProcessError:
             if not visible:
                 raise
-            return _ask_driver_tool()  # it knows no such name, as of a part of a device
+            return ask_driver_tool(fields)  # it knows no such name, as of a part of a device
     except FileNotFoundError:
         return []
 
 
-def _ask_driver_tool(*chosen: str) -> list[dict[str, str]]:
-    fields = ("index", "name", "driver_version", "memory.total", "compute_cap", "power.limit")
+def ask_driver_tool(
+    fields: Sequence[str], *, device: str | None = None, about: str = "gpu"
+) -> list[dict[str, str]]:
+    """Return what `nvidia-smi` says, a row per device or per process on it.
+
+    Parameters
+    ----------
+    fields
+        As `nvidia-smi --help-query-<about>` lists them.
+    device
+        Index or UUID; None asks about all.
+    about
+        `gpu`, or `compute-apps` for the processes that compute.
+
+    Raises
+    ------
+    FileNotFoundError
+        Without the tool.
+    subprocess.CalledProcessError
+        When it knows no such device or field.
+    """
+    chosen = ("-i", device) if device else ()
     done = subprocess.run(
-        ["nvidia-smi", *chosen, f"--query-gpu={','.join(fields)}", "--format=csv,noheader"],
+        ["nvidia-smi", *chosen, f"--query-{about}={','.join(fields)}", "--format=csv,noheader"],
         capture_output=True,
         text=True,
         timeout=20,

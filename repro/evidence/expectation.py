@@ -1,12 +1,12 @@
 """Expectations: what a number should be, from whom that is known, and why.
 
-Three ways in, each visible in the file it stands in:
+Three ways in, each from a place of its own:
 
 * `paper`: typed from the paper, with the place (`expected/paper/*.json`); read by
   `repro.evidence.paper`.
-* `derived`: typed here with the formula or the reason (`expected/<tier>/<target>.derived.json`).
-* `measured`: written by `bless` from this suite's own records (`expected/<tier>/[<device>/]
-  <target>.json`), with raw values a seed, device, commit and date.
+* `derived`: the suite's bars, typed with the formula or the reason (`expected/bars/<tier>.toml`);
+  read here.
+* `measured`: computed from the blessed records by `repro.evidence.measured`, and stored nowhere.
 
 The question that decides whether an expectation is worth having: would a wrong implementation fall
 outside?
@@ -14,7 +14,8 @@ outside?
 
 from __future__ import annotations
 
-import json
+import tomllib
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -22,11 +23,9 @@ from typing import Any, Literal, get_args
 Source = Literal["paper", "measured", "derived"]
 Statistic = Literal["mean", "every_seed"]
 
-SCHEMA = 1
-
 
 class ExpectationError(ValueError):
-    """An expectation file that cannot be read; the message names the file and the field."""
+    """An expectation that cannot be used; the message names the file and the field."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,65 +86,72 @@ class Expectation:
         return f"{low:.4g} to {high:.4g}"
 
 
-def load_expectations(
+_GROUP = {"because", "statistic", "device", "bars"}
+_BAR = {"arm", "metric", "at_least", "at_most", "goal"}
+
+
+def load_bars(
     expected: Path, tier: str, target: str, device: str | None = None
 ) -> list[Expectation]:
-    """Return the derived and measured expectations of a target at a tier; the paper's are apart.
+    """Return the bars of a target at a tier, in the order in which they are typed.
+
+    Parameters
+    ----------
+    device
+        Adds the bars that are stated for this kind of device alone.
 
     Raises
     ------
     ExpectationError
-        If a file cannot be read.
+        If the file cannot be read, or a group or bar has a field missing or too many.
     """
-    folder = expected / tier
-    places = [folder, *([folder / device] if device else [])]
-    names = [f"{target}.derived.json"]
-    if tier != "paper":
-        # `expected/paper/<name>.json` holds the paper's own numbers; nothing is blessed there.
-        names.append(f"{target}.json")
-    found = []
-    for place in places:
-        for name in names:
-            if (place / name).is_file():
-                found += read_expectations(place / name, target)
-    return found
-
-
-def read_expectations(path: Path, target: str) -> list[Expectation]:
-    """Return the expectations of one file.
-
-    Raises
-    ------
-    ExpectationError
-        If the file is not what it should be; the message names file and field.
-    """
+    path = expected / "bars" / f"{tier}.toml"
+    if not path.is_file():
+        return []
     try:
-        raw = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, json.JSONDecodeError) as error:
+        raw = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
         raise ExpectationError(f"{path}: not readable: {error}") from error
-    if raw.get("schema") != SCHEMA:
-        raise ExpectationError(f"{path}: schema is {raw.get('schema')!r}; needs {SCHEMA}")
-    if raw.get("target") != target:
-        raise ExpectationError(f"{path}: it is of target {raw.get('target')!r}, not {target}")
-    wanted = "derived" if path.name.endswith(".derived.json") else "measured"
-    found = []
-    for index, item in enumerate(raw.get("expectations", [])):
-        found.append(_parse(item, f"{path}: expectations[{index}]"))
-        if found[-1].source != wanted:
-            raise ExpectationError(
-                f"{path}: expectations[{index}] has source {found[-1].source}; this file holds "
-                f"{wanted} ones"
-            )
-    return found
+    groups = raw.get(target, [])
+    if not isinstance(groups, list):
+        raise ExpectationError(f"{path}: {target} needs groups, each under [[{target}]]")
+    return [
+        bar
+        for number, group in enumerate(groups, 1)
+        if group.get("device") in (None, device)
+        for bar in _group(group, f"{path}: {target}, group {number}")
+    ]
 
 
-def _parse(item: Any, where: str) -> Expectation:
-    if not isinstance(item, dict):
-        raise ExpectationError(f"{where}: needs an object; found {item!r}")
-    accept = item.get("accept")
-    if not isinstance(accept, list) or len(accept) != 2:
-        raise ExpectationError(f"{where}: accept is {accept!r}; needs [low, high]")
+def _group(group: Mapping[str, Any], where: str) -> list[Expectation]:
+    _require_fields(group, _GROUP, {"because", "bars"}, where)
+    return [
+        _bar(bar, group, f"{where}, bar {number}") for number, bar in enumerate(group["bars"], 1)
+    ]
+
+
+def _bar(bar: Mapping[str, Any], group: Mapping[str, Any], where: str) -> Expectation:
+    _require_fields(bar, _BAR, {"arm", "metric"}, where)
     try:
-        return Expectation(**{**item, "accept": tuple(accept)})
-    except TypeError as error:
+        return Expectation(
+            arm=bar["arm"],
+            metric=bar["metric"],
+            accept=(bar.get("at_least"), bar.get("at_most")),
+            goal=bar.get("goal"),
+            source="derived",
+            because=group["because"],
+            statistic=group.get("statistic", "mean"),
+        )
+    except ExpectationError as error:
         raise ExpectationError(f"{where}: {error}") from error
+
+
+def _require_fields(
+    found: Mapping[str, Any], known: set[str], needed: set[str], where: str
+) -> None:
+    missing, unknown = sorted(needed - found.keys()), sorted(found.keys() - known)
+    if missing or unknown:
+        raise ExpectationError(
+            f"{where}: the fields are {sorted(found)}; needs {missing or 'none more'}, and does "
+            f"not know {unknown or 'none'}"
+        )

@@ -114,7 +114,7 @@ def _difference(records: Sequence[Record], where: str, target: str) -> str | Non
     for record in records:
         other = first.setdefault((record.target, record.arm), record)
         pair = f"seeds {other.seed} and {record.seed} of {record.arm}"
-        if _without_seed(record) != _without_seed(other):
+        if without_seed(record) != without_seed(other):
             return f"{where}, and {pair} are of different configurations"
         shared = record.inputs.keys() & other.inputs.keys()
         for key in sorted(key for key in shared if key in plans or not key.startswith(PLAN_INPUT)):
@@ -128,7 +128,8 @@ def devices_of(records: Iterable[Record]) -> set[str | None]:
     return {device_of(record.environment) for record in records}
 
 
-def _without_seed(record: Record) -> str:
+def without_seed(record: Record) -> str:
+    """Return the digest of the record's configuration but for the seed."""
     config: Mapping[str, object] = record.config
     return digest_of({key: value for key, value in config.items() if key != "seed"})
 

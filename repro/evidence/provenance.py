@@ -13,7 +13,7 @@ import io
 import os
 import subprocess
 import tarfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 PACKAGE = Path(__file__).resolve().parent.parent
@@ -79,10 +79,19 @@ def source_digest() -> str:
 
 def digest_of_commit(commit: str) -> str | None:
     """Return the same digest of a commit of this checkout; None where git cannot tell."""
+    files = files_of_commit(commit, _FOLDERS)
+    return None if files is None else _digest(files.items())
+
+
+def files_of_commit(commit: str, paths: Sequence[str]) -> dict[str, bytes] | None:
+    """Return {name: content} of a commit's files at or below these paths.
+
+    None where git cannot tell: no checkout, or a commit that lacks one of the paths.
+    """
     checkout = checkout_folder()
     if checkout is None:
         return None
-    command = ["git", "-C", str(checkout), "archive", "--format=tar", commit, *_FOLDERS]
+    command = ["git", "-C", str(checkout), "archive", "--format=tar", commit, *paths]
     try:
         done = subprocess.run(command, capture_output=True, timeout=60, check=False)
     except (OSError, subprocess.TimeoutExpired):
@@ -91,8 +100,8 @@ def digest_of_commit(commit: str) -> str | None:
         return None
     with tarfile.open(fileobj=io.BytesIO(done.stdout)) as archive:
         files = [item for item in archive.getmembers() if item.isfile()]
-        found = [(item.name, archive.extractfile(item)) for item in files]
-        return _digest((name, file.read()) for name, file in found if file is not None)
+        contents = [(item.name, archive.extractfile(item)) for item in files]
+        return {name: file.read() for name, file in contents if file is not None}
 
 
 def _digest(files: Iterable[tuple[str, bytes]]) -> str:

@@ -38,6 +38,14 @@ For whatever is timed on a device, `effects["timing"]`: `method` (`device_events
 `synchronized_clock`), `seconds`, `bytes` and `flops` of the work, and the device's own measured
 `bytes_per_second` and `flops_per_second`. A timer that did not wait for the device shows rates that
 the device cannot reach.
+
+At the systems tier, `effects["device"]` (`repro.measure.device_state` lists it): the device before
+and after. A record that has it is refused when the measurement was not the device's only work:
+memory that was not free before, other processes on the card, the allocator retrying under the clock
+(`effects["timed_retries"]`, counted by procedures around what they time: not while engines are
+built, nor at points that measure memory alone or under a budget, which make it retry on purpose);
+or when heat or a power brake lowered the clocks. A power cap and idling lower them, too, and are
+normal on these cards: neither is refused. Records from before this rule have none and stay valid.
 """
 
 from __future__ import annotations
@@ -46,6 +54,7 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from repro.evidence.record import Record
+from repro.spec.tier import GIB
 
 # Relative weight error of a 4-bit format on bell-shaped weights is 0.09 to 0.12; random signs
 # would give 1 or more. A wide gate: it tells "quantised" from "not", no more.
@@ -58,6 +67,11 @@ SIGMA_RATIO = (0.75, 1.25)
 KL_RATIO_MOST = 0.02
 # A share of the device's own measured rate above which a time cannot be true.
 RATE_MOST = 1.05
+# In use on the device before a measurement: a context, workspaces, what the driver keeps.
+BUSY_BYTES_MOST = 2 * GIB
+# Share of a run's time in which heat or a power brake may have lowered the clocks.
+SLOWED_MOST = 0.01
+SPOILING = ("hw_thermal_slowdown", "hw_power_brake_slowdown", "sw_thermal_slowdown")
 TIMING_METHODS = ("device_events", "synchronized_clock")
 
 
@@ -84,6 +98,11 @@ def refusals(record: Record, changes: Collection[str] = ()) -> list[str]:
             found.append("the added noise touched nothing (effects.noise_at_start)")
     if "timing" in record.effects:
         found += _timing(record.effects["timing"])
+    if "device" in record.effects:
+        found += _device(record.effects["device"])
+    retried = {name: n for name, n in record.effects.get("timed_retries", {}).items() if n}
+    if retried:
+        found.append(f"the allocator had to retry under the clock: {retried}; needs none")
     return found
 
 
@@ -244,4 +263,45 @@ def _timing(timing: Mapping[str, Any]) -> list[str]:
                 f"{rate:.3g} {amount} a second is more than the device can do "
                 f"({timing[limit]:.3g}); the timer did not wait for the work"
             )
+    return found
+
+
+def _device(device: Mapping[str, Any]) -> list[str]:
+    """Return why a measurement had not the device to itself, or not at its usual clocks."""
+    before, after = device["before"], device["after"]
+    memory = before["memory"]
+    if "failed" in memory:
+        return [f"effects.device: the free memory before is not known ({memory['failed']})"]
+    found = []
+    busy = memory["total_bytes"] - memory["free_bytes"]
+    if busy > BUSY_BYTES_MOST:
+        found.append(
+            f"{busy / GIB:.1f} of {memory['total_bytes'] / GIB:.1f} GiB of the device were in use "
+            f"before the measurement; at most {BUSY_BYTES_MOST / GIB:.0f} may be"
+        )
+    for when, state in (("before", before), ("after", after)):
+        others = state["processes"].get("others")
+        if others:
+            found.append(f"{when} the measurement other processes were on the device: {others}")
+        # The driver also reports a slowdown by hardware while an idle card raises its clocks: what
+        # is seen before counts by its cause alone.
+        names = SPOILING if state is before else ("hw_slowdown", *SPOILING)
+        active = [name for name in names if state["card"].get(name) == "Active"]
+        if active:
+            found.append(f"{when} the measurement the clocks were lowered: {', '.join(active)}")
+    return found + _slowed(before, after)
+
+
+def _slowed(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
+    """Return for how long heat or a power brake lowered the clocks, where the driver counts it."""
+    elapsed = 1e6 * (after["at"] - before["at"])
+    found = []
+    for name in SPOILING:
+        if name in before["slowed_us"] and name in after["slowed_us"]:
+            spent = after["slowed_us"][name] - before["slowed_us"][name]
+            if spent > SLOWED_MOST * elapsed:
+                found.append(
+                    f"{name} lowered the clocks for {spent / elapsed:.1%} of the measurement; at "
+                    f"most {SLOWED_MOST:.0%} may be"
+                )
     return found

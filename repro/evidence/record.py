@@ -306,7 +306,7 @@ def write_new(path: Path, text: str) -> Path:
     FileExistsError
         If the file exists.
     """
-    temporary = _write_temporary(path, text)
+    temporary = _write_temporary(path, text.encode())
     try:
         # A hard link fails if the name is taken, where a rename would replace the file silently.
         os.link(temporary, path)
@@ -324,13 +324,23 @@ def write_new(path: Path, text: str) -> Path:
 
 def replace_text(path: Path, text: str) -> None:
     """Write `text` to `path`, replacing what is there in one step."""
-    os.replace(_write_temporary(path, text), path)
+    replace_files({path: text.encode()})
 
 
-def _write_temporary(path: Path, text: str) -> Path:
+def replace_files(contents: Mapping[Path, bytes]) -> None:
+    """Write several files, replacing what is there, once all of them are on the disk.
+
+    The renames follow one another: a reader may meet the first file without the second.
+    """
+    written = {path: _write_temporary(path, content) for path, content in contents.items()}
+    for path, temporary in written.items():
+        os.replace(temporary, path)
+
+
+def _write_temporary(path: Path, content: bytes) -> Path:
     handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".part", dir=path.parent)
-    with os.fdopen(handle, "w", encoding="utf-8") as file:
-        file.write(text)
+    with os.fdopen(handle, "wb") as file:
+        file.write(content)
         file.flush()
         os.fsync(file.fileno())
     os.chmod(name, 0o644)

@@ -1,4 +1,4 @@
-"""Adapters in PEFT's format: what stock peft reads, and what this project reads back.
+"""Adapters in PEFT's format, as stock peft and vLLM read them.
 
 A folder holds `adapter_config.json` and `adapter_model.safetensors`, whose tensors are named
 `base_model.model.<module>.lora_A.weight` and `.lora_B.weight`. Norm gains trained along with the
@@ -8,10 +8,8 @@ saved config has `modules_to_save` reset; docs/paper_and_code.md, row 9.)
 
 Easy mistakes
 -------------
-* Loading by name with missing keys tolerated leaves B at zero: an adapter that does nothing. Every
-  tensor must find its place, and every place its tensor.
-* The scaling is not in the tensors; a folder whose rank, alpha or rsLoRA flag differs from the
-  policy's is refused.
+* Loading by name with missing keys tolerated leaves B at zero: an adapter that does nothing.
+* The scaling is not in the tensors: rank, alpha and the rsLoRA flag are in the config alone.
 """
 
 from __future__ import annotations
@@ -23,12 +21,12 @@ from typing import TYPE_CHECKING, cast
 
 import torch
 from peft import PeftModel
-from torch import Tensor, nn
+from torch import nn
 
 from repro.models.decoder import BLOCK_NORMS
 from repro.models.lora import ADAPTER_NAME, adapter_layers
 from repro.models.norms import block_norms
-from repro.models.tensor_files import CheckpointError, TensorFile, TensorSpec, write_tensors
+from repro.models.tensor_files import TensorSpec, write_tensors
 
 if TYPE_CHECKING:
     from repro.models.policy import Policy
@@ -99,41 +97,6 @@ def save_adapter(
     return path
 
 
-@torch.no_grad()
-def load_adapter(policy: Policy, folder: str | Path) -> None:
-    """Put an adapter saved for the same shape and scaling into the policy, in place.
-
-    Raises
-    ------
-    CheckpointError
-        When a file is missing or broken, a tensor is missing, superfluous, misshapen or not
-        finite, or the config's rank, alpha, rsLoRA flag or targets differ from the policy's.
-        The policy is unchanged then.
-    """
-    path = Path(folder)
-    targets = adapter_tensors(policy)
-    _require_same_config(policy, path / CONFIG)
-    file = TensorFile(path / TENSORS)
-    present = set(file.names())
-    for name in sorted(targets.keys() - present):
-        raise CheckpointError(f"{file.where(name)} is missing")
-    for name in sorted(present - targets.keys()):
-        raise CheckpointError(f"{file.where(name)} has no place in the policy")
-    values: dict[str, Tensor] = {}
-    for name, target in targets.items():
-        spec = file.spec(name)
-        if spec.shape != tuple(target.shape) or not spec.dtype.is_floating_point:
-            raise CheckpointError(
-                f"{file.where(name)} is {spec.dtype} {spec.shape}; the policy needs float32 "
-                f"{tuple(target.shape)}"
-            )
-        values[name] = file.read(name).to(torch.float32)
-        if not bool(torch.isfinite(values[name]).all()):
-            raise CheckpointError(f"{file.where(name)} holds NaN or infinity")
-    for name, target in targets.items():
-        target.copy_(values[name])
-
-
 def _config_values(policy: Policy, *, norms: bool = True) -> dict[str, object]:
     config = cast(PeftModel, policy.model).peft_config[ADAPTER_NAME]
     values = {
@@ -143,20 +106,3 @@ def _config_values(policy: Policy, *, norms: bool = True) -> dict[str, object]:
     if norms and policy.effects["norms_trained"]:
         values["modules_to_save"] = list(BLOCK_NORMS)
     return values
-
-
-def _require_same_config(policy: Policy, path: Path) -> None:
-    try:
-        stored = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise CheckpointError(f"{path} is missing; an adapter's scaling is only there") from None
-    except ValueError as error:
-        raise CheckpointError(f"{path} is not JSON: {error}") from error
-    ours = _config_values(policy)
-    defaults = {"use_rslora": False, "modules_to_save": None}
-    for key in ("peft_type", "r", "lora_alpha", "use_rslora", "target_modules", "modules_to_save"):
-        found, needed = stored.get(key, defaults.get(key)), ours[key]
-        if isinstance(found, list) and isinstance(needed, list):
-            found, needed = sorted(found), sorted(needed)
-        if found != needed:
-            raise CheckpointError(f"{path}: {key} is {found!r}; the policy has {needed!r}")

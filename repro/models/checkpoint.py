@@ -138,7 +138,6 @@ def write_quantized(
     *,
     max_shard_bytes: int = DEFAULT_SHARD_BYTES,
     device: str | torch.device = "cpu",
-    algorithm: str = "rtn",
 ) -> Written:
     """Quantise a 16-bit checkpoint folder into a new one that transformers loads.
 
@@ -152,8 +151,6 @@ def write_quantized(
         Bytes of tensors a shard; a single larger tensor gets a shard of its own.
     device
         Where matrices are quantised.
-    algorithm
-        What the manifest calls it: `rtn`, or `awq` where the source was scaled by calibration.
 
     Raises
     ------
@@ -179,7 +176,7 @@ def write_quantized(
         shards = _write_shards(temporary, specs, make, max_shard_bytes)
         source_digest = digest_of_files([source_path / "config.json", *source.files()])
         linears = stored_layouts.count_projections(specs)
-        _write_manifest(temporary, shards, linears, source_digest, algorithm, weight_format)
+        _write_manifest(temporary, shards, linears, source_digest, weight_format)
         os.replace(temporary, out)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
@@ -289,12 +286,11 @@ def _write_manifest(
     shards: dict[str, str],
     linears: int,
     source: str,
-    algorithm: str,
     weight_format: str,
 ) -> None:
     manifest = {
         "schema": MANIFEST_SCHEMA,
-        "algorithm": algorithm,
+        "algorithm": "rtn",  # round to nearest, no data
         "format": weight_format,
         "layout": stored_layouts.LAYOUTS[weight_format],
         "linears": linears,

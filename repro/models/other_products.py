@@ -27,7 +27,6 @@ from torch.nn import functional
 
 from kernels import dispatch, reference
 from kernels.formats import QuantizedWeight
-from kernels.packing import PackedWeight
 from repro.models.decoder import causal_lm
 from repro.models.quantized_linear import QuantizedLinear
 
@@ -120,9 +119,7 @@ def take_products(model: nn.Module, linears: str, dtype: torch.dtype) -> int:
 
 
 def _take(layer: QuantizedLinear, linears: str, dtype: torch.dtype) -> None:
-    codes = layer.weight
-    if isinstance(codes, PackedWeight):
-        raise TypeError("an engine has rearranged the codes; take other products before it")
+    codes = layer.codes()
     if linears == "dequantised":
         layer.product = DequantisedEveryPass(codes)
         return

@@ -38,6 +38,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from repro.models import checkpoint as checkpoints
 from repro.models.decoder import causal_lm, projection_names
+from repro.models.fused_weights import pack_projections
 from repro.models.loading import Filled, build_on_meta, fill, read_description
 from repro.models.lora import adapter_layers, attach_adapter
 from repro.models.norms import block_norms, wrap_norms
@@ -167,12 +168,14 @@ def _load_base(
         device=device,
     )
     _require_all_projections(model, filled, weight_format)
-    return model, {
+    effects = {
         "linears": {name: len(found) for name, found in filled.linears.items()},
         "relative_weight_error_mean": _mean(filled),
         "norms_wrapped": len(wrap_norms(model)),
         "base_bytes": base_bytes(model),
     }
+    pack_projections(model, dtype)
+    return model, effects
 
 
 def trainable_parameters(policy: Policy) -> dict[str, nn.Parameter]:

@@ -7,8 +7,6 @@
 `<any>-nvfp4`            its NVFP4 codes, rounded to nearest
 `<any>-mxfp4`            its MXFP4 codes, rounded to nearest
 `<any>-nf4`              its NF4 codes, rounded to nearest
-`<any>-calibrated`       16-bit weights scaled for 4-bit rounding by calibration; the same function
-`<any>-nvfp4-awq`        NVFP4 codes of the calibrated weights
 =======================  ========================================================================
 
 They lie side by side in `$REPRO_POLICIES`, else in the user's cache folder.
@@ -22,7 +20,7 @@ from pathlib import Path
 from repro.spec.tier import policies_folder
 
 PROXY_SIZES = ("30m", "30m-early", "120m")
-PROXY_VARIANTS = ("nvfp4", "mxfp4", "nf4", "calibrated", "nvfp4-awq")
+PROXY_VARIANTS = ("nvfp4", "mxfp4", "nf4")
 
 _NAME = re.compile(rf"proxy-({'|'.join(PROXY_SIZES)})(?:-({'|'.join(PROXY_VARIANTS)}))?")
 

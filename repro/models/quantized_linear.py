@@ -1,4 +1,4 @@
-"""A linear layer whose weight is 4-bit codes and scales, and the replacement of dense ones by it.
+"""A linear layer whose weight is 4-bit codes and scales.
 
     y = x dequantize(W)^T + b
 
@@ -24,8 +24,7 @@ from torch import Tensor, nn
 
 from kernels import dispatch
 from kernels.formats import QuantizedWeight
-from kernels.packing import PackedWeight
-from repro.models.decoder import causal_lm, fused_members, is_projection
+from kernels.packing import PackedWeight, unpack
 
 
 class Product(Protocol):
@@ -76,8 +75,13 @@ class QuantizedLinear(nn.Module):
         """The codes and scales; after `take_packed` as the kernels keep them."""
         return cast(QuantizedWeight, self._weight)
 
+    def codes(self) -> QuantizedWeight:
+        """Return codes and scales in the checkpoint's layout, rebuilt (exactly) if packed."""
+        weight = self._weight
+        return unpack(weight) if isinstance(weight, PackedWeight) else weight
+
     def take_packed(self, weight: PackedWeight) -> None:
-        """Let go of the codes for the same weight as the kernels read it, shared with an engine.
+        """Keep, in place of the codes, the same weight in the layout that the kernels read.
 
         Raises
         ------
@@ -97,11 +101,11 @@ class QuantizedLinear(nn.Module):
         Raises
         ------
         ValueError
-            When there is no product, or the codes are shared with an engine.
+            When there is no product.
         """
-        if self.product is None or isinstance(self._weight, PackedWeight):
+        if self.product is None:
             raise ValueError("only a layer with a product of its own can give up its codes")
-        self._weight = self._weight.to("meta")
+        self._weight = self.codes().to("meta")
 
     @property
     def qweight(self) -> Tensor:
@@ -131,7 +135,7 @@ class QuantizedLinear(nn.Module):
         if device != self.device:
             if isinstance(self._weight, PackedWeight):
                 raise TypeError(
-                    f"the packed weight is shared with an engine on {self.device}; it cannot go "
+                    f"the packed weight is part of a fused matrix on {self.device}; it cannot go "
                     f"to {device}"
                 )
             self._weight = self._weight.to(device)
@@ -144,40 +148,6 @@ class QuantizedLinear(nn.Module):
             f"in_features={self.in_features}, out_features={self.out_features}, "
             f"format={self.weight_format}, bias={self.bias is not None}"
         )
-
-
-@torch.no_grad()
-def quantize_linears(model: nn.Module, weight_format: str) -> list[str]:
-    """Replace the seven projections of every layer of a dense model in memory; return their names.
-
-    For a model on disk `load_policy` does the same without ever holding it dense.
-
-    Raises
-    ------
-    ValueError
-        When no dense projection is there, so that nothing would change.
-    """
-    decoder = causal_lm(model)
-    dense = {
-        name: module
-        for name, module in decoder.named_modules()
-        if is_projection(name) and isinstance(module, nn.Linear)
-    }
-    if not dense:
-        raise ValueError(
-            f"{type(decoder).__name__} has no dense projection to quantise to {weight_format}"
-        )
-    rounded = {name: module.weight.to(torch.bfloat16) for name, module in dense.items()}
-    for name, module in dense.items():
-        scale = None
-        if weight_format == "nvfp4":
-            scale = dispatch.shared_global_scale([rounded[n] for n in fused_members(name)])
-        quantized = dispatch.quantize(rounded[name], weight_format, global_scale=scale)
-        bias = module.bias
-        if bias is not None:
-            bias.requires_grad_(False)
-        decoder.set_submodule(name, QuantizedLinear(quantized, bias))
-    return list(dense)
 
 
 def relative_error(dense: Tensor, quantized: QuantizedWeight) -> float:

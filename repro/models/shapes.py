@@ -19,6 +19,7 @@ from transformers import AutoConfig
 
 from kernels.formats import FORMATS, QuantizedWeight
 from repro.models.decoder import is_projection
+from repro.models.fused_weights import pack_projections
 from repro.models.loading import build_on_meta
 from repro.models.lora import adapter_layers, attach_adapter, base_linear
 from repro.models.norms import wrap_norms
@@ -131,13 +132,11 @@ def random_policy(
     model.model.rotary_emb.to(target)
     wrap_norms(model)
     effects: dict[str, Any] = {"linears": {weight_format: linears}, "base_bytes": base_bytes(model)}
+    pack_projections(model, dtype)
     adapted: nn.Module = model
     if lora_rank:
         alpha = float(lora_rank) if lora_alpha is None else lora_alpha
-        adapted = attach_adapter(model, rank=lora_rank, alpha=alpha, seed=seed)
-        for _, layer in adapter_layers(adapted):
-            with torch.no_grad():
-                layer.adapter()[1].normal_(0.0, _SPREAD, generator=generator)
+        adapted = _with_random_adapter(model, lora_rank, alpha, seed, generator)
     policy = Policy(
         model=adapted.eval(),
         tokenizer=None,
@@ -168,12 +167,20 @@ def exchange_adapter(policy: Policy, *, lora_rank: int, lora_alpha: float, seed:
         decoder.set_submodule(name, base_linear(layer))
     # peft leaves its configuration on the model, and would go on with the old rank.
     decoder.__dict__.pop("peft_config", None)
-    adapted = attach_adapter(decoder, rank=lora_rank, alpha=lora_alpha, seed=seed)
     generator = torch.Generator(policy.device).manual_seed(derive_seed(seed, "random adapter"))
+    adapted = _with_random_adapter(decoder, lora_rank, lora_alpha, seed, generator)
+    return replace(policy, model=adapted.eval(), effects=dict(policy.effects))
+
+
+def _with_random_adapter(
+    decoder: Any, rank: int, alpha: float, seed: int, generator: torch.Generator
+) -> nn.Module:
+    """Return the decoder with an adapter whose B is random, too."""
+    adapted: nn.Module = attach_adapter(decoder, rank=rank, alpha=alpha, seed=seed)
     for _, layer in adapter_layers(adapted):
         with torch.no_grad():
             layer.adapter()[1].normal_(0.0, _SPREAD, generator=generator)
-    return replace(policy, model=adapted.eval(), effects=dict(policy.effects))
+    return adapted
 
 
 def random_weight(

@@ -134,14 +134,32 @@ def carry_out(
     if is_ensemble(runs[0]):
         return _carry_out_ensemble(runs, folder, records, progress, should_stop, threads)
     started = datetime.now(UTC)
-    measured = _measure(
+    measure = _measure_watched if runs[0].tier == Tier.SYSTEMS.value else _measure
+    measured = measure(
         runs, folder=folder, progress=progress, should_stop=should_stop, threads=threads
     )
     environment = capture_environment()
-    return [
-        keep(run, found, started, records, environment)
-        for run, found in zip(runs, measured, strict=True)
-    ]
+    paths = []
+    for run, found in zip(runs, measured, strict=True):
+        left_out = found.effects.get("not_run")
+        if left_out and not found.metrics:
+            reason = "; ".join(f"{part} {sentence}" for part, sentence in left_out.items())
+            paths.append(failed_record(run, reason, environment, started).write(records))
+        else:
+            paths.append(keep(run, found, started, records, environment))
+    return paths
+
+
+def _measure_watched(runs: Sequence[RunConfig], **how: Any) -> list[Measured]:
+    """Measure on a device whose memory is free, and add what it did besides to the effects."""
+    from repro.measure.device_state import between, device_state, require_clean
+
+    if cuda_devices():
+        require_clean()
+    before = device_state()
+    measured = _measure(runs, **how)
+    device = {"device": between(before, device_state())}
+    return [dataclasses.replace(item, effects=item.effects | device) for item in measured]
 
 
 def is_ensemble(run: RunConfig) -> bool:

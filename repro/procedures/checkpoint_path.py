@@ -28,10 +28,10 @@ from typing import Any
 import torch
 
 from repro.evidence.record import Estimate
+from repro.measure.device_state import release
 from repro.models.shapes import shape_named
 from repro.procedures import Measured, Progress, Stopped
-from repro.procedures.step_measure import let_go
-from repro.procedures.step_phases import driver_bytes
+from repro.procedures.memory_use import driver_bytes
 from repro.spec.checkpoint_path import CheckpointScale
 from repro.spec.config import RunConfig
 
@@ -146,7 +146,7 @@ def run_stage(name: str, settings: dict[str, Any]) -> dict[str, Any]:
     """
     held = 0
     if torch.cuda.is_available():
-        let_go()
+        release()
         held = driver_bytes()
     command = [sys.executable, "-m", "repro.procedures.checkpoint_stage", name]
     done = subprocess.run(

@@ -28,13 +28,19 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from repro.models.checkpoint import write_quantized
 from repro.models.policy import load_policy, trainable_parameters
-from repro.procedures.memory_use import host_peak_bytes, reset_peak
+from repro.procedures.memory_use import context_bytes, host_peak_bytes, reset_peak
 from repro.procedures.step_measure import linears_of
-from repro.procedures.step_phases import Stepper, context_bytes, parameter_image
+from repro.procedures.step_training import (
+    begin,
+    parameter_image,
+    timed_step,
+    training_of,
+    warm_up,
+)
 from repro.reward.grader import GraderPool
 from repro.rollout.engine import Engine
 from repro.rollout.engine_config import EngineConfig
-from repro.spec.config import SamplingConfig, derive_seed
+from repro.spec.config import Arm, SamplingConfig, derive_seed
 from repro.spec.step import StepPoint, StepScale
 
 # As the published 7B checkpoint is cut; transformers' own default would write a single file.
@@ -130,12 +136,15 @@ def load(
 def _step(policy: Any, engine: Engine, point: StepPoint, seed: int) -> Found:
     """Warm up, make one step, and say whether it moved the adapter."""
     scale = StepScale(points=(point,))
+    arm = Arm(name="step", label="a loaded checkpoint", weight_format="nvfp4")
     with GraderPool(workers=1) as pool:
-        stepper = Stepper.build(
-            policy, engine, pool, point, scale, seed=seed, micro_tokens=4 * point.row_tokens
+        t = training_of(
+            policy, engine, pool, arm, point, scale, seed=seed, micro_tokens=4 * point.row_tokens
         )
+        state = begin(t)
         before = parameter_image(policy)
-        seconds = [stepper.step(number) for number in range(2)][-1]
+        warm_up(t, state, scale.warm_up_tokens)
+        seconds = timed_step(t, state)
         return seconds | {"moved": float((parameter_image(policy) - before).norm())}
 
 

@@ -39,3 +39,14 @@ def host_peak_bytes() -> int:
             if line.startswith("VmHWM:"):
                 return int(line.split()[1]) * 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def driver_bytes() -> int:
+    """Return the device memory in use as the driver sees it, of all processes together."""
+    free, total = torch.cuda.mem_get_info()
+    return int(total - free)
+
+
+def context_bytes() -> int:
+    """Return what is in use on the device beyond the allocator's reserve."""
+    return driver_bytes() - int(torch.cuda.memory_reserved())

@@ -29,8 +29,6 @@ from repro.procedures import Measured, Progress, Stopped
 from repro.procedures.operation_around import (
     Totals,
     around_the_layers,
-    copy_rate,
-    matmul_rate,
     ratio,
 )
 from repro.spec.config import OperationScale, RunConfig, derive_seed
@@ -71,7 +69,7 @@ def measure_operations(
         metrics = {}
         for block in scale.blocks:
             metrics |= _block(block, run.arm.weight_format, scale, totals, progress, should_stop)
-    measured_copy_rate = copy_rate()
+    measured_copy_rate = timing.copy_rate()
     effects = {
         "largest_relative_difference": totals.difference,
         "tuned_table": tuning.device_slug(torch.cuda.get_device_name()),
@@ -81,7 +79,7 @@ def measure_operations(
             "bytes": totals.nbytes,
             "flops": totals.flops,
             "bytes_per_second": measured_copy_rate,
-            "flops_per_second": matmul_rate(),
+            "flops_per_second": timing.matmul_rate(),
         },
     }
     return Measured(metrics=metrics, effects=effects)

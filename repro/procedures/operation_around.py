@@ -14,24 +14,28 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from kernels import (
-    attention,
-    dispatch,
-    hopper,
-    logprobs,
-    quantize,
-    rms_norm,
-    swiglu,
-    timing,
-)
+from kernels import dispatch, hopper, logprobs, quantize, timing
 from kernels.formats import QuantizedWeight
+from kernels.op import Shape, rotated
+from kernels.ops import named_op
 from kernels.tune import LAYERS, random_packed
 from repro.evidence.record import Estimate
 from repro.procedures import Progress
 from repro.spec.config import OperationScale
 from repro.targets.kernels import FORMATS, PORTABLE_ROWS, portable_name
 
-_COPY_BYTES = 4 << 30
+# Metric to the row of `kernels.ops.OPS` and the shape that it is timed at: rows of a decode step
+# for its attention and its draw, tokens of a prefill or of training for the others.
+_BETWEEN_THE_PRODUCTS: dict[str, tuple[str, Shape]] = {
+    "attend_step_share_7b": ("attend_step", (64, 2048, 28, 4, 128)),
+    "attend_step_share_32b": ("attend_step", (64, 2048, 40, 8, 128)),
+    "choose_share": ("choose", (256, 152064)),
+    "add_norm_share": ("add_norm", (8192, 3584)),
+    "norm_share": ("rms_norm", (8192, 3584)),
+    "add_adapter_share": ("add_adapter", (8192, 4608)),
+    "adapted_swiglu_share": ("adapted_swiglu", (4096, 18944)),
+    "swiglu_share": ("swiglu", (4096, 18944)),
+}
 
 
 @dataclasses.dataclass(slots=True)
@@ -66,16 +70,14 @@ def around_the_layers(
     scale: OperationScale, totals: Totals, progress: Progress
 ) -> dict[str, Estimate]:
     """Time every operation of `kernels.ops` that is no packed linear layer."""
-    timed = _Shares(copy_rate(), scale.replays, totals, {})
-    for block, query_heads, key_heads in (("7b", 28, 4), ("32b", 40, 8)):
-        progress(f"decode attention {block}", {})
-        inputs = _attention_inputs(query_heads, key_heads)
-        attend = partial(attention.decode_attention, *inputs)
-        timed.share(f"attention_share_{block}", inputs[1].nbytes + inputs[2].nbytes, [attend] * 3)
-    progress("conversions and norms", {})
+    timed = _Shares(timing.copy_rate(), scale.replays, totals, {})
+    progress("between the products", {})
+    for metric, (name, shape) in _BETWEEN_THE_PRODUCTS.items():
+        _share_of(metric, name, shape, timed)
+    _prefill_attention(timed)
+    progress("conversions", {})
     for format in FORMATS:
         _conversions(format, timed)
-    _norms(timed)
     torch.cuda.empty_cache()
     found = timed.found
     for format in FORMATS:
@@ -122,19 +124,25 @@ def _conversions(format: str, timed: _Shares) -> None:
     )
 
 
-def _norms(timed: _Shares) -> None:
-    rows = [torch.randn(8192, 3584, device="cuda").bfloat16() for _ in range(8)]
-    gain, noise = rows[0][0].clone(), torch.randn(3584, device="cuda") * 0.01
-    timed.share(
-        "rms_norm_share",
-        4 * rows[0].nbytes,
-        [
-            partial(rms_norm.add_rms_norm, x, residual, gain, 1e-6, noise)
-            for x, residual in zip(rows[::2], rows[1::2], strict=True)
-        ],
-    )
-    both = [torch.randn(4096, 2 * 18944, device="cuda").bfloat16() for _ in range(2)]
-    timed.share("swiglu_share", 1.5 * both[0].nbytes, [partial(swiglu.swiglu, x) for x in both])
+def _share_of(metric: str, name: str, shape: Shape, timed: _Shares) -> None:
+    """Time a row of `kernels.ops.OPS` at a shape, as the engine and the trainer call it."""
+    op = named_op(name)
+    arguments = op.prepare(op.inputs(shape, torch.bfloat16, "cuda", 0))
+    kernel = op.load()
+    calls = [partial(op.call, kernel, own) for own in rotated(arguments)]
+    timed.share(metric, op.nbytes(shape), calls)
+
+
+def _prefill_attention(timed: _Shares) -> None:
+    """Time the prefill's attention, whose time is arithmetic, against torch's over dense rows."""
+    op = named_op("prefill_attention")
+    arguments = op.inputs(op.large, torch.bfloat16, "cuda", 0)
+    assert op.dense is not None
+    function, dense = op.dense(arguments)
+    ours = timing.time_calls([partial(op.load(), *arguments)] * 2, timed.replays).median
+    plain = timing.time_calls([partial(function, *dense)] * 2, timed.replays).median
+    timed.totals.add(ours, op.nbytes(op.large), op.flops(op.large))
+    timed.found["prefill_attention_ratio"] = ratio(plain / ours, "ratio", timed.replays)
 
 
 def _portable(
@@ -179,18 +187,6 @@ def _checkpoint(N: int, K: int, format: str) -> QuantizedWeight:
     )
 
 
-def _attention_inputs(
-    query_heads: int, key_heads: int, B: int = 64, S: int = 2048, D: int = 128
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    blocks = B * S // 16
-    keys, values = (
-        torch.randn(blocks, 16, key_heads, D, device="cuda").bfloat16() for _ in range(2)
-    )
-    table = torch.randperm(blocks, device="cuda").view(B, -1).int()
-    q = torch.randn(B, query_heads, D, device="cuda").bfloat16()
-    return q, keys, values, table, torch.full((B,), S, dtype=torch.int32, device="cuda")
-
-
 def _logprobs(n: int, T: int = 8192, H: int = 3584, V: int = 152064) -> dict[str, Estimate]:
     """Time logprobs and entropy against the full product and its softmax, and their memory."""
     hidden = torch.randn(T, H, device="cuda").bfloat16()
@@ -208,18 +204,3 @@ def _logprobs(n: int, T: int = 8192, H: int = 3584, V: int = 152064) -> dict[str
         "logprobs_ratio": ratio(plain / ours, "ratio", n),
         "logprobs_bytes": ratio(float(extra), "bytes", 1),
     }
-
-
-def copy_rate() -> float:
-    """Return bytes a second of a device copy, read and written both counted."""
-    source = torch.randint(0, 255, (_COPY_BYTES,), dtype=torch.uint8, device="cuda")
-    target = torch.empty_like(source)
-    taken = timing.time_eager(lambda: target.copy_(source), 9).low
-    return 2 * _COPY_BYTES / (taken * 1e-6)
-
-
-def matmul_rate() -> float:
-    """Return FLOP a second of a large bfloat16 product on random data."""
-    a, b = (torch.randn(8192, 8192, device="cuda").bfloat16() for _ in range(2))
-    taken = timing.time_eager(lambda: a @ b, 9).low
-    return 2 * 8192**3 / (taken * 1e-6)

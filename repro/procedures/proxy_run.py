@@ -20,10 +20,8 @@ import torch
 
 from repro.data.load import DATA_VARIABLE
 from repro.data.problem import digest_of_problems
-from repro.data.proxy_corpus import shard_documents
 from repro.data.proxy_problems import generate_leveled_problems
 from repro.evidence.record import Estimate
-from repro.models.calibration import write_calibrated
 from repro.models.checkpoint import digest_of_files, write_quantized
 from repro.models.policy import load_policy
 from repro.models.proxy_names import proxy_folder, size_of
@@ -47,8 +45,6 @@ from repro.procedures.proxy_quality import (
 from repro.procedures.proxy_recipe import RECIPES, HumanData, ProxyRecipe, read_human_data
 from repro.spec.config import PretrainScale, RunConfig, WeightFormat, digest_of
 
-_CALIBRATION_ROWS, _CALIBRATION_LENGTH = 32, 256
-_CALIBRATION_SHARD = 1_000_000  # far beyond what training reads
 _WEIGHT_FORMATS: tuple[WeightFormat, ...] = ("nf4", "mxfp4", "nvfp4")
 # Problems on which the halfway policy, and each 4-bit one, is measured.
 _FEWER = 500
@@ -92,7 +88,7 @@ def pretrain_proxy_policy(
     # Kept before the 4-bit variants are made, so that a fault there costs nothing else.
     _finish(run, summary, {"": policy})
     progress("writing 4-bit policies", {})
-    variants, summary["calibration"] = write_variants(training, policy, folder, device)
+    variants = write_variants(policy, folder)
     summary["four_bit"] = {
         name: _greedy_and_forced(source, weight_format, recipe, run.seed, device)
         for name, source, weight_format in _four_bit(policy, variants)
@@ -213,42 +209,13 @@ def _greedy_and_forced(
     return found | {"seconds": time.perf_counter() - began}
 
 
-def write_variants(
-    training: Pretraining, policy: Path, folder: Path, device: torch.device
-) -> tuple[dict[str, Path], dict[str, Any]]:
-    """Write the 4-bit and the calibrated variants; return their folders and the calibration."""
-    paths = {name: folder / name for name in ("nvfp4", "mxfp4", "nf4", "calibrated", "nvfp4-awq")}
-    for path in paths.values():
+def write_variants(policy: Path, folder: Path) -> dict[str, Path]:
+    """Write the policy rounded to each 4-bit format; return the folders by format."""
+    paths: dict[str, Path] = {name: folder / name for name in _WEIGHT_FORMATS}
+    for weight_format, path in paths.items():
         shutil.rmtree(path, ignore_errors=True)
-    for weight_format in ("nvfp4", "mxfp4", "nf4"):
-        write_quantized(policy, paths[weight_format], weight_format)
-    text = calibration_tokens(training)
-    calibrated = write_calibrated(policy, paths["calibrated"], text, device=device)
-    write_quantized(paths["calibrated"], paths["nvfp4-awq"], algorithm="awq")
-    ratios = list(calibrated.error_ratios.values())
-    found = {
-        "alphas": calibrated.alphas,
-        "error_ratios": calibrated.error_ratios,
-        "error_ratio_mean": sum(ratios) / len(ratios),
-        "tokens": text.numel(),
-    }
-    return paths, found
-
-
-def calibration_tokens(training: Pretraining) -> torch.Tensor:
-    """Return documents that training never read, end to end, (rows, length), int64."""
-    corpus = dataclasses.replace(training.recipe.corpus, shard_documents=512)
-    rows, length = _CALIBRATION_ROWS, _CALIBRATION_LENGTH
-    ids: list[int] = []
-    end = training.tokenizer.eos_token_id
-    shard = _CALIBRATION_SHARD
-    while len(ids) < rows * length:
-        documents = shard_documents(training.seed, shard, corpus, training.human.worked)
-        texts = [document.prompt + document.completion for document in documents]
-        for row in training.tokenizer(texts, add_special_tokens=False)["input_ids"]:
-            ids += [*row, end]
-        shard += 1
-    return torch.tensor(ids[: rows * length]).view(rows, length)
+        write_quantized(policy, path, weight_format)
+    return paths
 
 
 def _four_bit(policy: Path, variants: dict[str, Path]) -> list[tuple[str, Path, WeightFormat]]:
@@ -257,8 +224,6 @@ def _four_bit(policy: Path, variants: dict[str, Path]) -> list[tuple[str, Path, 
         ("nvfp4 stored", variants["nvfp4"], "nvfp4"),
         ("mxfp4 stored", variants["mxfp4"], "mxfp4"),
         ("nf4 stored", variants["nf4"], "nf4"),
-        ("nvfp4-awq", variants["nvfp4-awq"], "nvfp4"),
-        ("calibrated bf16", variants["calibrated"], "bf16"),
     ]
     return cast(list[tuple[str, Path, WeightFormat]], rounded) + stored
 

@@ -3,18 +3,25 @@
 The seeds of an arm on large models take minutes together. Each finished point and check is written
 to the run's checkpoint folder, and a second start of the same seeds goes on after it. What another
 commit measured is not taken up.
+
+A part that runs out of memory is noted as not fitting, and the others are measured in a fresh
+process: this one may have kept some of the memory (`repro.measure.fresh_process`).
 """
 
 from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from repro.evidence.provenance import source_commit
 from repro.evidence.record import Estimate, replace_text
+from repro.measure.device_state import is_out_of_memory, needs_by_allocator
+from repro.measure.fresh_process import FreshProcessNeededError
 
 _FILE = "parts.json"
 
@@ -41,9 +48,9 @@ class Parts:
     repeats
         One a seed.
     effects
-        What stands in the models that were loaded.
+        What stands in the models that were loaded; `not_run` says of parts why they were not.
     done
-        Names of finished points and checks.
+        Names of finished points, their batches, and checks.
     """
 
     folder: Path
@@ -62,6 +69,34 @@ class Parts:
             "done": self.done,
         }
         replace_text(self.folder / _FILE, json.dumps(kept))
+
+    def leave_out(self, names: Sequence[str], sentence: str) -> None:
+        """Note why parts were not run, and forget what metrics they had so far."""
+        for name in names:
+            self.effects["not_run"][name] = sentence
+            for repeat in self.repeats:
+                begun = [metric for metric in repeat.metrics if metric.endswith(f"_{name}")]
+                for metric in begun:
+                    del repeat.metrics[metric]
+            self.finish(f"not run: {name}")
+
+    @contextmanager
+    def fit_or_left_out(self, *names: str) -> Iterator[None]:
+        """Leave parts out where their work runs out of memory.
+
+        Raises
+        ------
+        FreshProcessNeededError
+            When it did: the other parts are measured in another process.
+        """
+        try:
+            yield
+        except Exception as error:
+            if not is_out_of_memory(error):
+                raise
+            sentence = needs_by_allocator(error)
+            self.leave_out(names, sentence)
+            raise FreshProcessNeededError(f"{', '.join(names)} {sentence}") from error
 
 
 def open_parts(folder: Path, seeds: list[int], effects: dict[str, Any]) -> Parts:

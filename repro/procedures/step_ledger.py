@@ -4,7 +4,7 @@ A ledger belongs to a tier and a seed and lies beside the targets' folders of re
 and targets share what was measured of a common baseline and nothing is timed twice. An entry
 belongs to one way of training at one point and holds its repeats and what else was seen. It counts
 only for the source commit and the kind of device that it was made with, and for the very
-configuration; anything else is measured anew.
+configuration; anything else is measured again.
 
 Easy to get wrong: a tree with changes has no commit that says what ran. Entries of such a tree
 serve the process that made them and nobody else.
@@ -69,6 +69,12 @@ class StepLedger:
             raw = json.loads(path.read_text(encoding="utf-8"))
             if raw.get("made_by") == self._made_by:
                 self._entries = raw["entries"]
+
+    @property
+    def finished(self) -> int:
+        """Timed steps, and points found not to fit, so far."""
+        entries = self._entries.values()
+        return sum(len(entry["repeats"]) + bool(entry["out_of_memory"]) for entry in entries)
 
     def entry(self, arm: StepArm, point: StepPoint) -> dict[str, Any]:
         """Return a copy of an entry: `repeats` (a list), `facts`, `out_of_memory`."""

@@ -1,6 +1,6 @@
 """Points of one model measured with one way of training: the policy is built once for all of them.
 
-A point that runs out of memory goes on with smaller micro-batches (`repro.rl.packed_step`), and
+A point that runs out of memory goes on with smaller micro-batches (`repro.rl.step`), and
 where that does not help, with half as many sequences sampled at once, until one at a time fails
 too, or where the plan says that even one is far too much. Rows that wait for a slot cost time, not
 correctness: their tokens and gradients are the same.
@@ -10,7 +10,6 @@ What was given up stands in the facts of the point.
 from __future__ import annotations
 
 import dataclasses
-import gc
 import traceback
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -18,6 +17,7 @@ from typing import Any
 
 import torch
 
+from repro.measure.device_state import is_out_of_memory, release, require_clean, retries
 from repro.models.decoder import is_projection
 from repro.models.lora import adapter_layers, base_linear
 from repro.models.memory_plan import (
@@ -31,12 +31,21 @@ from repro.models.other_products import take_products
 from repro.models.policy import Policy, trainable_parameters
 from repro.models.quantized_linear import QuantizedLinear
 from repro.models.shapes import random_policy
+from repro.procedures.memory_use import context_bytes
 from repro.procedures.step_ledger import StepLedger, way_of
-from repro.procedures.step_phases import Stepper, context_bytes, parameter_image
+from repro.procedures.step_training import (
+    begin,
+    parameter_image,
+    timed_step,
+    training_of,
+    warm_up,
+)
 from repro.reward.grader import GraderPool
+from repro.rl.checkpoint import TrainState
 from repro.rollout.engine import Engine
 from repro.rollout.engine_config import EngineConfig
 from repro.rollout.for_policy import CopySampler
+from repro.rollout.state import Statistics
 from repro.spec.arm import WeightFormat
 from repro.spec.config import derive_seed
 from repro.spec.shapes import shape_named
@@ -50,7 +59,16 @@ _HOPELESS = 1.1
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Bench:
-    """What every measurement of a run shares; `failures` says of points what went wrong."""
+    """What every measurement of a run shares.
+
+    Attributes
+    ----------
+    failures
+        Of points, what went wrong.
+    timed_retries
+        By point and way: how often the allocator retried under the clock, where it was free to take
+        the whole device. Within a budget retries are how a step is made to fit.
+    """
 
     scale: StepScale
     seed: int
@@ -58,6 +76,13 @@ class Bench:
     ledger: StepLedger
     should_stop: Stop
     failures: list[str] = dataclasses.field(default_factory=list)
+    timed_retries: dict[str, int] = dataclasses.field(default_factory=dict)
+
+    def count_retries(self, arm: StepArm, point: StepPoint, count: int) -> None:
+        """Add retries of one timed step."""
+        if not point.budget_bytes and not point.memory_only:
+            name = f"{point.name} {way_of(arm)}"
+            self.timed_retries[name] = self.timed_retries.get(name, 0) + count
 
 
 def step_shape(
@@ -103,6 +128,7 @@ def measure_points(bench: Bench, arm: StepArm, points: list[StepPoint]) -> bool:
     missing = [point for point in points if bench.ledger.missing(arm, point)]
     if not missing:
         return True
+    require_clean(finished=bench.ledger.finished)
     with _budget(missing[0]) as budget:
         try:
             policy = build_policy(arm, missing[0], bench.seed)
@@ -123,18 +149,6 @@ def measure_points(bench: Bench, arm: StepArm, points: list[StepPoint]) -> bool:
                 _note_failure(bench, arm, point, error)
         del policy
     return True
-
-
-def is_out_of_memory(error: BaseException | None) -> bool:
-    """Return whether memory ran out, be it under what was raised while that was handled.
-
-    A step that is being captured ends its capture on the way out, which then may fail, too.
-    """
-    while error is not None:
-        if isinstance(error, torch.OutOfMemoryError):
-            return True
-        error = error.__context__
-    return False
 
 
 def _note_failure(bench: Bench, arm: StepArm, point: StepPoint, error: Exception) -> None:
@@ -159,7 +173,7 @@ def _budget(point: StepPoint) -> Iterator[int]:
     A context grows as kernels are loaded, so a young process leaves room for a full-grown one.
     """
     total = torch.cuda.get_device_properties(0).total_memory
-    let_go()
+    release()
     budget = point.budget_bytes or total
     context = max(context_bytes(), CONTEXT_BYTES)
     torch.cuda.set_per_process_memory_fraction(min(1.0, (budget - context) / total))
@@ -167,14 +181,7 @@ def _budget(point: StepPoint) -> Iterator[int]:
         yield budget
     finally:
         torch.cuda.set_per_process_memory_fraction(1.0)
-        let_go()
-
-
-def let_go() -> None:
-    """Give everything back that nobody holds any more."""
-    gc.collect()
-    if torch.cuda.is_available():
-        torch.cuda.empty_cache()
+        release()
 
 
 def build_policy(arm: StepArm, point: StepPoint, seed: int, device: str = "cuda") -> Policy:
@@ -209,7 +216,7 @@ def _measure(bench: Bench, arm: StepArm, point: StepPoint, policy: Policy, budge
                 raise
             bench.ledger.begin_again(arm, point)
         # Outside the handler: its exception holds the frames, and so the tensors, that failed.
-        let_go()
+        release()
         least = _least_bytes(arm, planned)
         if planned.slots == 1 or least > _HOPELESS * budget:
             said = f"does not fit with {[*given_up, planned.slots]} rows at once"
@@ -250,24 +257,32 @@ def measure_repeats(
     full = policy.training == "full"
     for parameter in policy.model.parameters():
         parameter.grad = None  # a step that ran out of memory may have left one
-    let_go()
+    release()
     _begin_peak()  # of this try: what an earlier point or a larger try took is not its own
     sampler = CopySampler(policy, config) if full else Engine(policy, config)
-    let_go()
+    release()
     try:
-        stepper = Stepper.build(
-            policy, sampler, bench.pool, point, scale,
+        t = training_of(
+            policy, sampler, bench.pool, arm, point, scale,
             seed=bench.seed, micro_tokens=planned.micro_tokens,
         )  # fmt: skip
         before = parameter_image(policy)
-        for number in range(0 if point.memory_only else scale.warm_up):
-            stepper.step(number)
-        for repeat in range(done, scale.steps):
+        state = begin(t)
+        for _ in range(0 if point.memory_only else scale.warm_up):
+            warm_up(t, state, scale.warm_up_tokens)
+        state.draws = scale.warm_up + done  # a second start goes on where the first one was
+        state.step = state.draws * scale.updates
+        for _ in range(done, scale.steps):
             if bench.should_stop():
                 return False
-            seconds = stepper.step(scale.warm_up + repeat)
+            retried = retries()
+            seconds = timed_step(t, state)
+            bench.count_retries(arm, point, retries() - retried)
             moved = float((parameter_image(policy) - before).norm())
-            facts = _facts(stepper, planned, point, given_up) | {"moved": moved}
+            facts = _facts(policy, sampler.statistics, state, planned, point) | {
+                "slot_fallbacks": list(given_up),
+                "moved": moved,
+            }
             bench.ledger.add(arm, point, seconds, facts)
     finally:
         sampler.close()
@@ -275,15 +290,14 @@ def measure_repeats(
 
 
 def _facts(
-    stepper: Stepper, planned: StepShape, point: StepPoint, given_up: list[int]
+    policy: Policy, statistics: Statistics, state: TrainState, planned: StepShape, point: StepPoint
 ) -> dict[str, Any]:
     """Return what was really done and what it took, as JSON values."""
-    policy, statistics = stepper.policy, stepper.engine.statistics
+    fallbacks = state.effects.get("micro_batch_fallbacks", [])
     found = {
-        "micro_tokens": stepper.micro_tokens,
-        "fallbacks": list(stepper.fallbacks),
+        "micro_tokens": state.effects.get("micro_tokens", planned.micro_tokens),
+        "fallbacks": [wanted for _, wanted, _ in fallbacks],
         "slots": planned.slots,
-        "slot_fallbacks": list(given_up),
         "decode_steps": statistics.decode_steps,
         "generated_tokens": statistics.generated_tokens,
         "preemptions": statistics.preemptions,

@@ -1,18 +1,16 @@
-"""What measured steps come to.
+"""The metrics of measured steps.
 
 Per point `p`, the metrics are
 
-    step_seconds_p, rollout_seconds_p, logprob_seconds_p, update_seconds_p, optimizer_seconds_p,
-    idle_seconds_p, reward_seconds_p, tokens_per_second_p,
+    step_seconds_p, rollout_seconds_p, reward_seconds_p, update_seconds_p, optimizer_seconds_p,
+    idle_seconds_p, tokens_per_second_p,
     peak_bytes_p (reserved by the allocator, and the driver's context), predicted_bytes_p,
     prediction_error_p (percent of the measured peak),
 
 and where there is a baseline, `speedup_p`, `update_ratio_p` and `rollout_ratio_p`: the baseline's
 time over the arm's, repeat by repeat. Each metric is the median over the repeats, which stand in
-the record as a series of the metric's name. Phases after the rollout may have been repeated on it
-(`StepScale.updates`) and then have more values than the step. A point that samples part of its
-rows' tokens has no metric in which the rollout's time takes part; one that measures memory only
-has the last three.
+the record as a series of the metric's name. A point that samples part of its rows' tokens has no
+metric in which the rollout's time takes part; one that measures memory only has the last three.
 """
 
 from __future__ import annotations
@@ -24,7 +22,7 @@ import torch
 
 from repro.evidence.record import Estimate
 from repro.procedures.step_ledger import StepLedger, way_of
-from repro.procedures.step_phases import PHASES
+from repro.rl.clock import PHASES
 from repro.spec.step import StepArm, StepPoint, StepScale
 
 Entry = dict[str, Any]
@@ -41,30 +39,18 @@ def series_of(point: StepPoint, mine: Entry, base: Entry | None) -> dict[str, li
     repeats = mine["repeats"]
     tokens = mine["facts"]["generated_tokens"]
     found = {"step_seconds": [repeat["total"] for repeat in repeats]}
-    for name in (*PHASES, "reward"):
-        found[f"{name}_seconds"] = _seconds(repeats, name)
+    for part in PHASES:
+        found[f"{part}_seconds"] = [repeat[part] for repeat in repeats]
     found["tokens_per_second"] = [tokens / repeat["rollout"] for repeat in repeats]
     if base is not None:
         for name, phase in _RATIOS.items():
             found[name] = [
-                slow / fast
-                for slow, fast in zip(
-                    _seconds(base["repeats"], phase), _seconds(repeats, phase), strict=False
-                )
+                slow[phase] / fast[phase]
+                for slow, fast in zip(base["repeats"], repeats, strict=False)
             ]
     if not point.whole:
         found = {name: values for name, values in found.items() if name not in _OF_THE_ROLLOUT}
     return {f"{name}_{point.name}": list(values) for name, values in found.items()}
-
-
-def _seconds(repeats: list[dict[str, Any]], phase: str) -> list[float]:
-    """Return every timing of a phase: once a step, and as often as it was repeated on it."""
-    return [
-        timed[phase]
-        for repeat in repeats
-        for timed in (repeat, *repeat.get("again", ()))
-        if phase in timed
-    ]
 
 
 def metrics_of(point: StepPoint, mine: Entry, base: Entry | None) -> dict[str, Estimate]:

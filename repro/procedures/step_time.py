@@ -68,7 +68,7 @@ def measure_steps(
     found = measured_steps(own, ways, scale, ledger)
     if bench.failures and not found.metrics:
         raise RuntimeError("; ".join(bench.failures))
-    found.effects["failed"] = bench.failures
+    found.effects.update(failed=bench.failures, timed_retries=bench.timed_retries)
     return found
 
 

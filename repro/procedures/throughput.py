@@ -16,46 +16,43 @@ row to its limit, no prompt shared, prefill counted.
 A point with windows is not rolled out whole; see `rollout_windows`. What else the scale asks for
 is measured on the first shape (`rollout_checks`, `rollout_faults`).
 
+Each model is loaded into a device whose memory is free. A batch that does not fit has no metrics;
+`effects["not_run"]` says so, by the plan before (`repro.measure.rollout_plan`) or by the allocator
+after, and the others stand. What ran out of memory measures nothing more: the rest is left to a
+fresh process. `effects["timed_retries"]` counts how often the allocator retried under the clock.
+
 Easy to get wrong: random weights draw random tokens, so an end token would end rows at random; here
 none does. A first rollout captures steps and compiles kernels: it is not timed.
 """
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from repro.measure.device_state import release, require_clean
+from repro.measure.fresh_process import FreshProcessNeededError
+from repro.measure.rollout_plan import cell_of, not_fitting
 from repro.models.decoder import is_projection
 from repro.models.lora import adapter_layers, base_linear
 from repro.models.policy import Policy
 from repro.models.quantized_linear import QuantizedLinear
 from repro.models.shapes import exchange_adapter, random_policy
 from repro.procedures import Measured, Progress, Stopped
+from repro.procedures.rollout_cells import time_by_windows, time_host_share, time_whole
 from repro.procedures.rollout_checks import CHECKS
 from repro.procedures.rollout_parts import Parts, Repeat, open_parts
-from repro.procedures.rollout_timing import (
-    add_work,
-    copy_rate,
-    estimate,
-    matmul_rate,
-    random_prompts,
-    timed,
-)
-from repro.procedures.rollout_windows import compare_with_whole, time_cell, warm_up
+from repro.procedures.rollout_timing import copy_rate, matmul_rate
 from repro.rollout.engine import Engine
 from repro.rollout.engine_config import EngineConfig, Products
-from repro.rollout.step_timing import fill_cache, time_steps
+from repro.rollout.step_timing import fill_cache
 from repro.spec.config import RunConfig, derive_seed, require
 from repro.spec.throughput import Check, ThroughputPoint, ThroughputScale
-
-# Steps between two readings of a bare step's time.
-_BARE_STEPS = 64
 
 
 def measure_throughput(run: RunConfig, **how: Any) -> Measured:
@@ -88,7 +85,11 @@ def measure_repeats(
     RuntimeError
         Without a CUDA device of compute capability 8.0 or newer.
     Stopped
-        When asked to stop; finished points and checks are kept in `folder`.
+        When asked to stop; finished batches and checks are kept in `folder`.
+    FreshProcessNeededError
+        When the rest must be measured in another process; the same is kept.
+    DeviceBusyError
+        When others use the device's memory.
     """
     del threads
     if not torch.cuda.is_available() or torch.cuda.get_device_capability() < (8, 0):
@@ -96,22 +97,14 @@ def measure_repeats(
             "throughput is measured on a CUDA device of compute capability 8.0 or newer; "
             "this machine has none"
         )
-    scale: ThroughputScale = runs[0].scale
     arms = _arms(runs, folder / "checkpoint")
-    checks = scale.checks
-    for shape, group in groupby(scale.points, key=lambda point: point.shape):
-        points = list(group)
-        policy: Policy | None = None
-        for arm in arms:
-            left = [point for point in points if point.name not in arm.parts.done]
-            due = [(what, count) for what, count in checks if what not in arm.parts.done]
-            if not left and not due:
-                continue
-            policy = _policy(arm.run, shape) if policy is None else _exchanged(policy, arm.run)
-            _measure_shape(arm, shape, policy, left, due, progress, should_stop)
-        checks = ()
-        del policy
-        release()
+    try:
+        _measure_arms(arms, progress, should_stop)
+    except FreshProcessNeededError as error:
+        error.finished = sum(len(arm.parts.done) for arm in arms)
+        raise
+    for arm in arms:
+        arm.name_points_left_out()
     rates = {"bytes_per_second": copy_rate(), "flops_per_second": matmul_rate()}
     found = {
         (arm.run.arm.name, repeat.seed): Measured(
@@ -131,13 +124,52 @@ class _ArmAtHand:
     products: Products
     parts: Parts
 
+    def lacks(self, name: str) -> bool:
+        """Whether a point or check is neither finished nor left out."""
+        return name not in self.parts.done and name not in self.parts.effects["not_run"]
+
+    def fitting(self, point: ThroughputPoint) -> list[int]:
+        """Return the batches of a point of which nothing says that they do not fit."""
+        left_out = self.parts.effects["not_run"]
+        return [batch for batch in point.batches if cell_of(point, batch) not in left_out]
+
+    def name_points_left_out(self) -> None:
+        """Say of points without a batch that fits why they were not run."""
+        left_out = self.parts.effects["not_run"]
+        for point in self.run.scale.points:
+            if not self.fitting(point):
+                left_out[point.name] = left_out[cell_of(point, min(point.batches))]
+
+
+def _measure_arms(
+    arms: Sequence[_ArmAtHand], progress: Progress, should_stop: Callable[[], bool]
+) -> None:
+    """Measure what is left of every shape's points, each shape loaded once, and of the checks."""
+    scale: ThroughputScale = arms[0].run.scale
+    checks = scale.checks
+    for shape, group in groupby(scale.points, key=lambda point: point.shape):
+        points = list(group)
+        policy: Policy | None = None
+        for arm in arms:
+            left = [point for point in points if arm.lacks(point.name) and arm.fitting(point)]
+            due = [(what, count) for what, count in checks if arm.lacks(what)]
+            if not left and not due:
+                continue
+            cells = [cell_of(point, batch) for point in left for batch in arm.fitting(point)]
+            with arm.parts.fit_or_left_out(*cells, *(what for what, _ in due)):
+                policy = _loaded(arm.run, shape) if policy is None else _exchanged(policy, arm.run)
+            _measure_shape(arm, shape, policy, left, due, progress, should_stop)
+        checks = ()
+        del policy
+        release()
+
 
 def _arms(runs: Sequence[RunConfig], folder: Path) -> list[_ArmAtHand]:
     """Return the arms of the runs, in order, each with its parts in a folder of its own."""
     seeds: dict[str, list[int]] = {}
     for run in runs:
         seeds.setdefault(run.arm.name, []).append(run.seed)
-    arms = []
+    arms, total = [], torch.cuda.mem_get_info()[1]
     for name, numbers in seeds.items():
         first = next(run for run in runs if run.arm.name == name)
         foreign = name in first.scale.bitsandbytes
@@ -147,8 +179,11 @@ def _arms(runs: Sequence[RunConfig], folder: Path) -> list[_ArmAtHand]:
             "adapter_modules": 0,
             "products": products,
             "repeats_together": len(runs),
+            "not_run": {},
+            "timed_retries": {},
         }
         parts = open_parts(folder / name, numbers, effects)
+        parts.effects["not_run"] |= not_fitting(first.scale, first.arm, total)
         arms.append(_ArmAtHand(run=first, products=products, parts=parts))
     return arms
 
@@ -175,6 +210,12 @@ def _measure_shape(
     _check(due, policy, parts, progress, should_stop)
 
 
+def _loaded(run: RunConfig, shape: str) -> Policy:
+    """Return the model of a run's arm, loaded into a device whose memory is free."""
+    require_clean()
+    return _policy(run, shape)
+
+
 def _policy(run: RunConfig, shape: str) -> Policy:
     return random_policy(
         shape,
@@ -198,12 +239,6 @@ def _exchanged(policy: Policy, run: RunConfig) -> Policy:
     return exchanged
 
 
-def release() -> None:
-    """Give back device memory that nothing refers to any more."""
-    gc.collect()
-    torch.cuda.empty_cache()
-
-
 def _check(
     due: Sequence[tuple[Check, int]],
     policy: Policy,
@@ -219,7 +254,8 @@ def _check(
         if should_stop():
             raise Stopped
         progress(what, {})
-        found = CHECKS[what](policy, [repeat.seed for repeat in wanted])
+        with parts.fit_or_left_out(what):
+            found = CHECKS[what](policy, [repeat.seed for repeat in wanted])
         for repeat, metrics in zip(wanted, found, strict=True):
             repeat.metrics |= metrics
         parts.finish(what)
@@ -243,109 +279,53 @@ def _point(
     arm: _ArmAtHand,
     should_stop: Callable[[], bool],
 ) -> None:
-    wanted = [repeat for repeat in arm.parts.repeats if point.timed_by(repeat.seed)]
+    parts, batches = arm.parts, arm.fitting(point)
+    wanted = [repeat for repeat in parts.repeats if point.timed_by(repeat.seed)]
     if not wanted:
         return
-    engine = Engine(
-        policy,
-        EngineConfig(
-            slots=max(point.batches),
-            max_positions=point.prompt_tokens + point.new_tokens,
-            max_new_tokens=point.new_tokens,
-            share_prompts=False,
-            ignore_end=True,
-            products=arm.products,
-        ),
-    )
-    if point.windows:
-        # The engine laid dense weights anew, A's rows below; what that freed, captures may need.
-        release()
-        fill_cache(engine, wanted[0].seed)
-        whole = arm.run.scale.whole_batches(arm.run.arm.name, point.name)
-        for batch in point.batches:
-            _windowed(point, batch, engine, wanted, should_stop, also_whole=batch in whole)
-    else:
-        for batch in point.batches:
-            _batch(point, batch, engine, wanted, should_stop)
-        if point.new_tokens > 1:
-            _host_share(point, engine, wanted)
+    with parts.fit_or_left_out(cell_of(point, max(batches))):
+        engine = _engine(point, max(batches), policy, arm.products)
+        if point.windows:
+            fill_cache(engine, wanted[0].seed)
+    whole = arm.run.scale.whole_batches(arm.run.arm.name, point.name) if point.windows else ()
+    for batch in batches:
+        cell = cell_of(point, batch)
+        if f"batch {cell}" in parts.done:
+            continue
+        with parts.fit_or_left_out(cell):
+            if point.windows:
+                also = batch in whole
+                count = time_by_windows(point, batch, engine, wanted, should_stop, also_whole=also)
+            else:
+                count = time_whole(point, batch, engine, wanted, should_stop)
+        parts.effects["timed_retries"][cell] = count
+        parts.finish(f"batch {cell}")
+    share = f"host_share_{point.name}"
+    smallest_timed = min(point.batches) in batches and not point.windows and point.new_tokens > 1
+    if smallest_timed and share not in parts.effects["not_run"]:
+        with parts.fit_or_left_out(share):
+            time_host_share(point, engine, wanted)
     engine.close()
     release()
 
 
-def _host_share(point: ThroughputPoint, engine: Engine, wanted: Sequence[Repeat]) -> None:
-    """Compare steps at the smallest batch with bare ones."""
-    batch = min(point.batches)
-    position = point.prompt_tokens + point.new_tokens // 2
-    count = max(2, min(_BARE_STEPS, point.new_tokens // 2 - 1))
-    bare = time_steps(engine, batch, position, count)
-    for repeat in wanted:
-        step = repeat.metrics[f"step_seconds_{point.name}_{batch}"].value or 0.0
-        share = 100 * max(0.0, 1 - bare / step)
-        repeat.metrics[f"host_share_{point.name}"] = estimate(share, "percent")
+def _engine(point: ThroughputPoint, slots: int, policy: Policy, products: Products) -> Engine:
+    """Return an engine with room for all rows at full length: rows that wait would be timed, too.
 
-
-def _prompts(point: ThroughputPoint, batch: int, engine: Engine, seed: int) -> list[list[int]]:
-    decoder: Any = engine.policy.decoder
-    return random_prompts(batch, point.prompt_tokens, decoder.config.vocab_size, seed)
-
-
-def _windowed(
-    point: ThroughputPoint,
-    batch: int,
-    engine: Engine,
-    wanted: Sequence[Repeat],
-    should_stop: Callable[[], bool],
-    *,
-    also_whole: bool,
-) -> None:
-    """Time one batch by windows once a seed, after an untimed start; and whole by seed 0."""
-    for number, repeat in enumerate(wanted):
-        if should_stop():
-            raise Stopped
-        prompts = _prompts(point, batch, engine, repeat.seed)
-        if number == 0:
-            warm_up(point, batch, engine, prompts)
-        estimated = time_cell(point, batch, engine, repeat, prompts)
-        if also_whole and repeat.seed == 0:
-            compare_with_whole(point, batch, engine, repeat, prompts, estimated)
-
-
-def _batch(
-    point: ThroughputPoint,
-    batch: int,
-    engine: Engine,
-    wanted: Sequence[Repeat],
-    should_stop: Callable[[], bool],
-) -> None:
-    """Time one batch whole once a seed, after an untimed start; its prefill once for all seeds."""
-    new, name = point.new_tokens, f"{point.name}_{batch}"
-    prefill = 0.0
-    for number, repeat in enumerate(wanted):
-        if should_stop():
-            raise Stopped
-        prompts = _prompts(point, batch, engine, repeat.seed)
-        seeds_from = derive_seed(repeat.seed, "rows") >> 1
-        if number == 0:
-            # Short prompts are enough to capture the step; the prefill is warmed by a first one.
-            timed(engine, [prompt[:16] for prompt in prompts], min(4, new))
-            timed(engine, prompts, 1)
-            prefill = timed(engine, prompts, 1)
-        whole = timed(engine, prompts, new, first_seed=seeds_from)
-        metrics = repeat.metrics
-        metrics[f"tokens_per_second_{name}"] = estimate(batch * new / whole, "tokens per second")
-        metrics[f"prefill_seconds_{name}"] = estimate(prefill, "seconds")
-        if new > 1:
-            step = (whole - prefill) / (new - 1)
-            metrics[f"step_seconds_{name}"] = estimate(step, "seconds")
-        add_work(
-            repeat,
-            engine.policy,
-            seconds=whole,
-            rows=batch,
-            prompt_tokens=point.prompt_tokens,
-            steps=new,
-        )
+    It laid dense weights anew, A's rows below; what that freed, captures may need.
+    """
+    config = EngineConfig(
+        slots=slots,
+        max_positions=point.prompt_tokens + point.new_tokens,
+        max_new_tokens=point.new_tokens,
+        share_prompts=False,
+        ignore_end=True,
+        products=products,
+    )
+    blocks = slots * -(-config.max_positions // config.block_size) + 1
+    engine = Engine(policy, replace(config, cache_blocks=blocks))
+    release()
+    return engine
 
 
 def _count(policy: Policy, run: RunConfig, effects: dict[str, Any]) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from repro.blessed import blessed_checks
 from repro.check import Checked
+from repro.evidence.gpu_tests import gpu_tests_rows
 from repro.evidence.record import replace_text
 from repro.report.claims import accuracy_rows, claims_rows, count_rows, target_rows
 from repro.report.kernels import kernel_rows
@@ -64,7 +65,8 @@ def renewed_readme(readme: Path, expected: Path) -> str:
         "accuracies": lambda: accuracy_rows(judged(), expected),
         "results": lambda: target_rows(judged(), expected),
         "claims": lambda: claims_rows(judged()),
-        "kernels": lambda: kernel_rows(judged(), expected),
+        "gpu_tests": lambda: gpu_tests_rows(expected),
+        "kernels": lambda: kernel_rows(blessed_checks(expected, "kernels"), expected),
         **systems_writers(judged, expected, readme),
     }
     try:

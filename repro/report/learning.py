@@ -15,11 +15,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from repro.analysis_plan import needs_plan, plan_digest
-from repro.blessed import blessed_checks
 from repro.check import Checked, check_selection, learning_rates
 from repro.evidence import printed
 from repro.evidence.origins import commits_text
 from repro.evidence.record import replace_text
+from repro.evidence.store import Blessed, Source, blessed_sources
 from repro.evidence.verdict import Verdict
 from repro.places import expected_folder
 from repro.report.learning_runs import ends, limits, rates, runs_of_checks, what_was_run
@@ -80,28 +80,16 @@ def learning_selections() -> list[Selection]:
     ]
 
 
-def findings_checks(runs: Path, expected: Path) -> list[Checked]:
-    """Return the checks behind the page, on a folder of records."""
+def findings_checks(runs: Path | Source, expected: Path) -> list[Checked]:
+    """Return the checks behind the page, on a folder of records or a source of them."""
     return [check_selection(selection, runs, expected) for selection in learning_selections()]
 
 
 def blessed_findings(expected: Path) -> list[Checked]:
-    """Return the checks behind the page, on the blessed records of each device.
-
-    A target without any is checked on nothing, so that the page names it as not run.
-    """
-    selections = learning_selections()
-    blessed: dict[str, list[Checked]] = {}
-    for checked in blessed_checks(expected, *(item.target.name for item in selections)):
-        if checked.selection.tier is Tier.PROXY:
-            blessed.setdefault(checked.selection.target.name, []).append(checked)
-    nothing = expected / "no records"
-    return [
-        checked
-        for selection in selections
-        for checked in blessed.get(selection.target.name)
-        or [check_selection(selection, nothing, expected)]
-    ]
+    """Return the checks behind the page, on the blessed records of each device."""
+    nothing = Blessed(expected, Tier.PROXY.value, None)
+    sources = blessed_sources(expected, Tier.PROXY) or [nothing]
+    return [checked for source in sources for checked in findings_checks(source, expected)]
 
 
 def findings_text(

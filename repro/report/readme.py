@@ -1,12 +1,11 @@
 """README's face: six questions, each with the paper's value, ours, and the verdict.
 
-A row is written for each device that has records of it; the row of the paper's own number is
-written for every device, for a number that nobody has measured is an answer, too.
+Every device has all six: a number that nobody has measured is an answer, too.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from repro.check import Checked
@@ -16,11 +15,12 @@ from repro.evidence.verdict import Verdict
 from repro.report.learning import papers_differences
 from repro.report.numbers import bar_text, cell_text, quantity, span
 from repro.report.systems import BLOCKS, step_spans
-from repro.report.systems_rates import comparisons
+from repro.report.systems_rates import comparisons, printed_rates
 from repro.report.tables import NOTHING, Line, device_of, side_by_side
 from repro.report.verdicts import CLAIMS, EXCLUDED, beside, counted, of_kind, stated_bars, word
 from repro.spec.tier import Tier
-from repro.targets.table1 import TABLE1
+from repro.targets import find
+from repro.targets.table1 import BF16_LORA, NVFP4_LORA, TABLE1
 
 # The checks of one device at one tier, by target.
 Checks = Mapping[str, Checked]
@@ -39,7 +39,7 @@ def answer_rows(checks: Sequence[Checked], expected: Path) -> list[str]:
         device: [
             Line(common=(question, paper, tier.value), own=(measured, verdict))
             for tier, question, row in _ROWS
-            for paper, measured, verdict in row(tiers.get(tier, {}), expected)
+            for paper, measured, verdict in [row(tiers.get(tier, {}), expected)]
         ]
         for device, tiers in devices.items()
     }
@@ -47,65 +47,85 @@ def answer_rows(checks: Sequence[Checked], expected: Path) -> list[str]:
     return side_by_side(heads, ["measured", "verdict"], parts, named=True)[:-1] or NOTHING
 
 
-# What a row says: the paper's value, what was measured, and the verdict; none without records.
-Cells = Iterable[tuple[str, str, str]]
+# What a row says: the paper's value, what was measured, and the verdict.
+Cells = tuple[str, str, str]
+_NOT_RUN = "not run"
 
 
 def _small_batches(checks: Checks, expected: Path) -> Cells:
-    tables = [checks[name] for name in BLOCKS["tables"].targets if name in checks]
-    pairs = [item for checked in tables for item in comparisons(checked, expected)]
-    if pairs:
-        verdicts = [item.verdict for item in pairs if item.verdict is not None]
-        measured = span(item.ratio.value for item in pairs)
-        yield span(item.paper for item in pairs), measured, counted(verdicts)
+    pairs = [
+        item
+        for name in BLOCKS["tables"].targets
+        if name in checks
+        for item in comparisons(checks[name], expected)
+    ]
+    verdicts = [item.verdict for item in pairs if item.verdict is not None]
+    measured = span(item.ratio.value for item in pairs)
+    return _papers_ratios(expected), measured, counted(verdicts) or _NOT_RUN
+
+
+def _papers_ratios(expected: Path) -> str:
+    ratios = []
+    for name in BLOCKS["tables"].targets:
+        rates = printed_rates(find(name), expected)
+        ratios += [
+            rate / rates[model, BF16_LORA.name, batch]
+            for (model, arm, batch), rate in rates.items()
+            if arm == NVFP4_LORA.name
+        ]
+    return span(ratios)
 
 
 def _large_batches(checks: Checks, expected: Path) -> Cells:
-    if {"rollout", "table3_rl"} <= checks.keys():
-        pairs = [p for p in comparisons(checks["rollout"], expected) if 128 <= p.place <= 256]
-        verdicts = [item.verdict for item in pairs if item.verdict is not None]
-        step = checks["table3_rl"]
-        verdicts += of_kind(step, *CLAIMS)
-        whole = step.selection.target.headline
-        verdicts += [bar.verdict for bar in stated_bars(step, expected) if bar.key[1] == whole]
-        ratio = step_spans([step], expected)[1]
-        measured = f"rollout {span(item.ratio.value for item in pairs)}, step {ratio}"
-        yield "batches end at 8", measured, counted(verdicts)
+    pairs = comparisons(checks["rollout"], expected) if "rollout" in checks else []
+    pairs = [item for item in pairs if 128 <= item.place <= 256]
+    verdicts = [item.verdict for item in pairs if item.verdict is not None]
+    rollout, step = span(item.ratio.value for item in pairs), ""
+    if "table3_rl" in checks:
+        checked = checks["table3_rl"]
+        whole = checked.selection.target.headline
+        verdicts += of_kind(checked, *CLAIMS)
+        verdicts += [bar.verdict for bar in stated_bars(checked, expected) if bar.key[1] == whole]
+        step = step_spans([checked], expected)[1]
+    measured = f"rollout {rollout or _NOT_RUN}, step {step or _NOT_RUN}"
+    return "batches end at 8", measured, counted(verdicts) or _NOT_RUN
 
 
 def _memory(checks: Checks, expected: Path) -> Cells:
-    if "memory" in checks:
-        bars = {bar.key: bar for bar in stated_bars(checks["memory"], expected)}
-        bar = bars["nvfp4_lora", checks["memory"].selection.target.headline or ""]
-        bound = bar_text(bar.expectation, bar.unit)
-        measured = f"peak {quantity(bar.verdict.effect or 0.0, bar.unit)}"
-        yield "fits (sections 1, 4.3)", measured, f"{word(bar.verdict)} ({bound})"
+    measured, verdict = "", _NOT_RUN
+    for bar in stated_bars(checks["memory"], expected) if "memory" in checks else []:
+        if bar.key == (NVFP4_LORA.name, checks["memory"].selection.target.headline):
+            measured = f"peak {quantity(bar.verdict.effect or 0.0, bar.unit)}"
+            verdict = f"{word(bar.verdict)} ({bar_text(bar.expectation, bar.unit)})"
+    return "fits (sections 1, 4.3)", measured, verdict
 
 
 def _entropy(checks: Checks, expected: Path) -> Cells:
-    if "figure5" in checks:
-        arms = ("nvfp4", "bf16")
-        values = next(iter(printed.differences(expected, "entropy_start", [arms]).values()))
-        verdicts = of_kind(checks["figure5"], *CLAIMS)
-        effects = [verdict.effect for verdict in verdicts if verdict.effect is not None]
-        measured = f"{min(effects):+.2g} to {max(effects):+.2g} nats ({len(effects)} formats)"
-        yield f"{values[arms]:+.2g} nats (NVFP4)", measured, counted(verdicts)
+    arms = ("nvfp4", "bf16")
+    values = next(iter(printed.differences(expected, "entropy_start", [arms]).values()))
+    verdicts = of_kind(checks["figure5"], *CLAIMS) if "figure5" in checks else []
+    effects = [verdict.effect for verdict in verdicts if verdict.effect is not None]
+    measured = f"{min(effects):+.2g} to {max(effects):+.2g} nats" if effects else ""
+    return f"{values[arms]:+.2g} nats (NVFP4)", measured, counted(verdicts) or _NOT_RUN
 
 
 def _accuracy(checks: Checks, expected: Path) -> Cells:
-    if TABLE1.name not in checks:
-        return
-    by_name = {item.name: item for item in checks[TABLE1.name].verdicts}
+    judged = checks[TABLE1.name].verdicts if TABLE1.name in checks else []
+    by_name = {item.name: item for item in judged}
     claims = {claim.name: claim for claim in TABLE1.claims}
     paper, measured, verdicts, excluded = [], [], [], []
     for factor, name in (("AQN", "aqn_helps"), ("NVFP4", "nvfp4_beats_lora")):
         size = papers_differences(TABLE1.name, claims[name], expected)[_MODEL]
-        verdicts.append(by_name[name])
         paper.append(f"{factor} {size:+g}")
-        measured.append(f"{factor} {_effect(by_name[name])}")
-        excluded += [beside(by_name[name], size)]
-    words = [counted(verdicts), *([f"both {EXCLUDED}"] if all(excluded) else [])]
-    yield f"{', '.join(paper)} points ({_MODEL})", f"{', '.join(measured)} points", ", ".join(words)
+        if name in by_name:
+            verdicts.append(by_name[name])
+            measured.append(f"{factor} {_effect(by_name[name])} points")
+            excluded.append(beside(by_name[name], size))
+    words = [
+        counted(verdicts) or _NOT_RUN,
+        *([f"both {EXCLUDED}"] if all(excluded or [""]) else []),
+    ]
+    return f"{', '.join(paper)} points ({_MODEL})", ", ".join(measured), ", ".join(words)
 
 
 def _effect(verdict: Verdict) -> str:
@@ -120,13 +140,13 @@ def _papers_number(checks: Checks, expected: Path) -> Cells:
         for cell in paper_cells(expected, TABLE1.paper_file)
         if (cell.arm, cell.column, cell.quantity) == (_QERL, _MODEL, "accuracy")
     )
-    checked = checks.get(TABLE1.name)
-    values = checked.evidence.values("accuracy").get(_QERL, {}) if checked else {}
-    if checked is None or not values:
-        yield f"{cell.value:g} %", "", "not run: needs checkpoint and GPU"
-    else:
-        (verdict,) = (item for item in checked.verdicts if item.name == f"{_QERL}.accuracy")
-        yield f"{cell.value:g} %", cell_text([*values.values()]), word(verdict)
+    paper = f"{cell.value:g} %"
+    if TABLE1.name not in checks:
+        return paper, "", f"{_NOT_RUN}: needs checkpoint and GPU"
+    checked = checks[TABLE1.name]
+    verdicts = [item for item in checked.verdicts if item.name == f"{_QERL}.accuracy"]
+    values = checked.evidence.values("accuracy").get(_QERL, {})
+    return paper, cell_text([*values.values()]), counted(verdicts)
 
 
 _ROWS: tuple[tuple[Tier, str, Callable[[Checks, Path], Cells]], ...] = (

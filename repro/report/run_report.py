@@ -151,7 +151,7 @@ def _details_table(checked: Checked) -> list[str]:
 
 
 def _verdicts_table(checked: Checked) -> list[str]:
-    blessed = of_kind(checked, Kind.REGRESSION)
+    blessed = of_kind(checked, Kind.BLESSED)
     rows = [
         [
             f"{verdict.statement} ({about(verdict) or verdict.source})",
@@ -161,7 +161,7 @@ def _verdicts_table(checked: Checked) -> list[str]:
         for verdict in to_show(checked)
     ]
     lines = table(["claim or bar", "verdict", "measured"], rows)
-    return lines + ([f"{Kind.REGRESSION.value}: {counted(blessed)}.", ""] if blessed else [])
+    return lines + ([f"{Kind.BLESSED.value}: {counted(blessed)}.", ""] if blessed else [])
 
 
 def _blemishes(checked: Checked) -> list[str]:

@@ -44,7 +44,7 @@ class Block:
 
 
 _TABLES = ("table5", "table6", "table7", "table8")
-_SIZES = ("table3", "table3_14b", "table3_sizes")
+_SIZES = ("table3_3b", "table3", "table3_14b", "table3_32b")
 BLOCKS = {
     "tables": Block(asks="rollout by batch, Tables 5 to 8", targets=_TABLES, written=rate_table,
                     picture="tables_5_to_8_throughput"),

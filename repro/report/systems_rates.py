@@ -13,6 +13,7 @@ from repro.evidence.paper import paper_cells
 from repro.evidence.statistics import Interval, mean_interval
 from repro.evidence.verdict import Verdict
 from repro.report.verdicts import Bar, stated_bars
+from repro.spec.target import Target
 from repro.targets.table1 import BF16_LORA, NVFP4_LORA
 
 _RATE = re.compile(r"tokens_per_second_(\d+b)_(\d+)")
@@ -67,7 +68,8 @@ def comparisons(checked: Checked, expected: Path) -> list[Comparison]:
 
     Without a claim, QeRL is compared with 16-bit LoRA at each batch that was measured.
     """
-    target, printed = checked.selection.target, printed_rates(checked, expected)
+    target = checked.selection.target
+    printed = printed_rates(target, expected)
     bars = {bar.key: bar for bar in stated_bars(checked, expected)}
     verdicts = {item.name: item for item in checked.verdicts}
     claims = [claim for claim in target.claims if _RATE.fullmatch(claim.metric)]
@@ -135,11 +137,11 @@ def rank_of(arm: str) -> int:
     return int(match[1]) if match else 0
 
 
-def printed_rates(checked: Checked, expected: Path) -> dict[tuple[str, str, int], float]:
-    """Return the paper's {(model, arm, batch or rank): tokens per second} of a check's target."""
+def printed_rates(target: Target, expected: Path) -> dict[tuple[str, str, int], float]:
+    """Return the paper's {(model, arm, batch or rank): tokens per second} of a target."""
     return {
         (match[1].lower(), cell.arm, int(match[3])): cell.value
-        for cell in paper_cells(expected, checked.selection.target.paper_file)
+        for cell in paper_cells(expected, target.paper_file)
         if cell.quantity == "rollout" and cell.arm and (match := _CELL.fullmatch(cell.column))
     }
 

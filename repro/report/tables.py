@@ -129,7 +129,7 @@ def origin_text(checked: Checked) -> str:
     return (
         f"{what} per arm of `python -m repro run {name} --tier {tier}` on one "
         f"{device_title(device)} (commit {commits}, {dates}; "
-        f"`expected/{tier}/{device}/{name}.records.json`)."
+        f"`expected/records/{tier}/{device}/{name}.csv`)."
     )
 
 

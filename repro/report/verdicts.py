@@ -10,11 +10,12 @@ a claim (of the paper,     reproduced    contradicted  inconclusive  not run
 about the machinery, or a
 question it leaves open)
 a bar of this suite        met           missed        undecided     not run
-a regression               unchanged     regressed     unclear       not run
+a value blessed earlier    unchanged     changed       unclear       not run
 =========================  ============  ============  ============  =======
 
-Inside, outside and overlapping are said of a 95 % interval and what was claimed. A regression
-compares with the interval in which a value was blessed, so `regressed` is said to either side.
+Inside, outside and overlapping are said of a 95 % interval and what was claimed. A blessed value's
+interval has two sides, so `changed` may be better or worse; *regressed* is said by
+`repro.regression` alone, of what is shown to be worse.
 Of an effect beside the paper's own: *excluded at the paper's size* where the interval ends below it
 (`beside`); of inconclusive effects: *no difference within x* (`no_difference_within`).
 """
@@ -28,7 +29,7 @@ from enum import Enum
 from pathlib import Path
 
 from repro.check import Checked
-from repro.evidence.expectation import Expectation, load_expectations
+from repro.evidence.expectation import Expectation, load_bars
 from repro.evidence.verdict import Verdict
 from repro.spec.tier import Tier
 
@@ -45,21 +46,21 @@ class Kind(Enum):
     OPEN = "questions that the paper leaves open"
     MACHINERY = "claims about the machinery"
     BAR = "bars of this suite"
-    REGRESSION = "values blessed earlier"
+    BLESSED = "values blessed earlier"
 
 
-_ONE = {Kind.MACHINERY: "about the machinery", Kind.BAR: "bar", Kind.REGRESSION: "blessed value"}
+_ONE = {Kind.MACHINERY: "about the machinery", Kind.BAR: "bar", Kind.BLESSED: "blessed value"}
 CLAIMS = (Kind.PAPER, Kind.OPEN, Kind.MACHINERY)
 _WORDS = dict.fromkeys(CLAIMS, STATUSES) | {
     Kind.BAR: ("met", "missed", "undecided", "not run"),
-    Kind.REGRESSION: ("unchanged", "regressed", "unclear", "not run"),
+    Kind.BLESSED: ("unchanged", "changed", "unclear", "not run"),
 }
 
 
 def kind_of(verdict: Verdict) -> Kind:
     """Return what a verdict is about."""
     if verdict.source.startswith("measured"):
-        return Kind.REGRESSION
+        return Kind.BLESSED
     if verdict.about == "expectation" or verdict.source == OWN_BAR:
         return Kind.BAR
     if verdict.about == "mechanism":
@@ -94,7 +95,7 @@ def to_show(checked: Checked) -> list[Verdict]:
     return [
         verdict
         for verdict in checked.verdicts
-        if kind_of(verdict) is not Kind.REGRESSION or verdict.status != "reproduced"
+        if kind_of(verdict) is not Kind.BLESSED or verdict.status != "reproduced"
     ]
 
 
@@ -134,9 +135,9 @@ def stated_bars(checked: Checked, expected: Path) -> list[Bar]:
     # A verdict's source tells a stated bar from a blessed value of the same name.
     verdicts = {(item.name, item.source): item for item in checked.verdicts}
     bars = []
-    for item in load_expectations(expected, tier.value, target.name):
+    for item in load_bars(expected, tier.value, target.name):
         verdict = verdicts.get((f"{item.arm}.{item.metric}", f"{item.source}: {item.because}"))
-        if item.source == "derived" and verdict is not None and verdict.effect is not None:
+        if verdict is not None and verdict.effect is not None:
             metric, label = target.metric(item.metric), target.arm(item.arm).label
             title = f"{label}: {metric.title}" if len(target.arms) > 1 else metric.title
             bars.append(Bar(expectation=item, verdict=verdict, title=title, unit=metric.unit))

@@ -18,7 +18,7 @@ The gap between strict and lenient accuracy is how much of a rise in reward is l
 Easy to get wrong: the regular expression above takes cubic time on a completion that repeats
 `<think></think><answer>` without ever closing an answer; every reading here is a fixed number of
 linear scans. Sources: arXiv 2510.11696v1 section 4.1 for the format; the released
-`utils/rewards.py` for the soft format and for `released_reward`.
+`utils/rewards.py` for the soft format.
 """
 
 from __future__ import annotations
@@ -29,10 +29,6 @@ import re
 THINK_OPEN, THINK_CLOSE = "<think>", "</think>"
 ANSWER_OPEN, ANSWER_CLOSE = "<answer>", "</answer>"
 _TAGS = (THINK_OPEN, THINK_CLOSE, ANSWER_OPEN, ANSWER_CLOSE)
-
-# The released GSM8K reward: 2.0 for the exact string, 0.2 for the soft format.
-RELEASED_CORRECT = 2.0
-RELEASED_FORMAT = 0.2
 
 # What the paper's prompt itself writes between the tags; echoing it is not an answer.
 _PLACEHOLDERS = frozenset({"answer here", "...", "\u2026"})
@@ -118,33 +114,6 @@ def lenient_answer(text: str) -> str | None:
     if not claims:
         return None
     return _without_unit(_usable(max(claims)[1]))
-
-
-def released_answer(text: str) -> str:
-    """Return what the released code takes for the answer: all after the last opening tag.
-
-    Without any tag that is the whole text.
-    """
-    return text.split(ANSWER_OPEN)[-1].split(ANSWER_CLOSE)[0].strip()
-
-
-def released_reward(text: str, released_gold: str) -> float:
-    """Return the released code's GSM8K reward: 2.0 for the exact string plus 0.2 for soft format.
-
-    Parameters
-    ----------
-    text
-        The completion.
-    released_gold
-        The gold as the released code cuts it, thousands commas kept (`70,000`).
-
-    Returns
-    -------
-    float
-        0, 0.2, 2.0 or 2.2.
-    """
-    correct = RELEASED_CORRECT if released_answer(text) == released_gold else 0.0
-    return correct + (RELEASED_FORMAT if soft_format_ok(text) else 0.0)
 
 
 def _usable(content: str) -> str | None:

@@ -11,6 +11,8 @@ which t other answers also get j votes and none gets more, each way winning with
 Easy to get wrong: `1 - (1 - c/n)^k` is biased upward in error (it samples with replacement);
 drawing k samples once is unbiased and noisy; a tie that goes to the first answer seen favours
 whatever order the samples came in. Source for pass@k: arXiv 2107.03374, section 2.1.
+
+Not yet wired to a command: evaluation reports means over samples.
 """
 
 from __future__ import annotations

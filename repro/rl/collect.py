@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 from torch import Tensor
@@ -28,6 +28,7 @@ from repro.rl.advantage import (
     informative_groups,
     overlong_penalty,
 )
+from repro.rl.clock import Clock
 from repro.rl.rows import Rows, make_rows
 from repro.spec.config import RunConfig, TrainScale, derive_seed
 
@@ -84,6 +85,27 @@ class _Drawn:
     format: list[float]
 
 
+class Prompts(Protocol):
+    """Where a rollout's prompts come from, and how its completions are read."""
+
+    @property
+    def end_token_ids(self) -> Collection[int]:
+        """Tokens that end a completion."""
+        ...
+
+    def draw(self, batch: int) -> list[Problem]:
+        """Return the P problems of the batch counted from 0, ids unique."""
+        ...
+
+    def prompt(self, problem: Problem) -> list[int]:
+        """Return the token ids that ask a problem."""
+        ...
+
+    def text(self, completion: Completion) -> str:
+        """Return what a completion says, for the graders."""
+        ...
+
+
 class PromptSource:
     """Problems in the run's order, rendered as prompts when first needed.
 
@@ -120,6 +142,12 @@ class PromptSource:
         self._longest = scale.max_prompt_tokens
         self._prompts: dict[str, list[int]] = {}
         self._order: tuple[int, list[int]] = (-1, [])
+
+    @property
+    def end_token_ids(self) -> Collection[int]:
+        """The tokenizer's end token, where it has one."""
+        end = self.tokenizer.eos_token_id
+        return () if end is None else (end,)
 
     def draw(self, batch: int) -> list[Problem]:
         """Return the problems of the batch counted from 0; the rest of an epoch is left out."""
@@ -183,7 +211,7 @@ class GrowingRollout:
         Batches of problems drawn before.
     """
 
-    def __init__(self, run: RunConfig, source: PromptSource, *, step: int, draws: int) -> None:
+    def __init__(self, run: RunConfig, source: Prompts, *, step: int, draws: int) -> None:
         self.run, self.source, self.step = run, source, step
         self._draws, self._batches, self._informative, self._tokens = draws, 0, 0, 0
         self._kept = _Drawn(prompts=[], completions=[], reward=[], accuracy=[], format=[])
@@ -258,7 +286,7 @@ class GrowingRollout:
                 kept.prompts,
                 kept.completions,
                 group_size=scale.group_size,
-                end_token_ids=_end_token_ids(self.source.tokenizer),
+                end_token_ids=self.source.end_token_ids,
             ),
             advantages=advantages,
             reward=kept.reward,
@@ -274,8 +302,9 @@ class GrowingRollout:
 def collect(
     run: RunConfig,
     sampler: Sampler,
-    source: PromptSource,
+    source: Prompts,
     score: ScoreFunction,
+    clock: Clock,
     *,
     step: int,
     draws: int,
@@ -290,6 +319,8 @@ def collect(
         Samples under the policy as it stands, added noise included.
     source, score
         Where problems come from, and what completions are worth.
+    clock
+        Marked after each batch's sampling and after its grading.
     step
         The optimiser step, counted from 0, at which the rollout starts.
     draws
@@ -302,8 +333,11 @@ def collect(
         sampled = sampler.sample(
             asked.prompts, scale.rollout, group_size=scale.group_size, seeds=asked.seeds
         )
+        clock.mark("rollout")
         texts = [source.text(completion) for completion in sampled.completions]
-        growing.add(asked, sampled.completions, score(texts, asked.golds, asked.seeds))
+        rewards = score(texts, asked.golds, asked.seeds)
+        clock.mark("reward")
+        growing.add(asked, sampled.completions, rewards)
     return growing.rollout()
 
 
@@ -320,11 +354,6 @@ def _append(kept: _Drawn, drawn: _Drawn, groups: Sequence[int], group_size: int)
 
 def _group_ids(groups: int, group_size: int) -> list[int]:
     return torch.arange(groups).repeat_interleave(group_size).tolist()
-
-
-def _end_token_ids(tokenizer: PreTrainedTokenizerBase) -> Collection[int]:
-    end = tokenizer.eos_token_id
-    return () if end is None else (end,)
 
 
 def loss_mask(rollout: Rollout, *, mask_truncated: bool) -> Tensor:

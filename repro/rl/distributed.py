@@ -12,6 +12,8 @@ that averages gradients by itself, which then needs the factor W back; counting 
 exchange, with zeros, or the others wait for ever.
 
 Every process must arrive with the same parameters in the same order; order is by name.
+
+Not yet wired to a command: a run trains in one process.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ Rows of any length lie end to end in one sequence of S tokens; products, norms a
 see S tokens and nothing else, and attention looks inside each row alone. Each block keeps its input
 only and is computed again in backward, from the same 4-bit weights. This is how a large policy is
 trained on a GPU; `repro.rl.logprobs` holds the layouts for small ones, and
-`repro.rl.packed_step` cuts a whole step into such passes.
+`repro.rl.step` cuts a whole step into such passes.
 
 Easy mistakes
 -------------

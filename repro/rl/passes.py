@@ -15,8 +15,15 @@ from repro.rl.packed import packed_logprobs
 from repro.rl.rows import Rows
 
 
-def row_logprobs(policy: Policy, rows: Rows, temperature: float) -> tuple[Tensor, Tensor]:
+def row_logprobs(
+    policy: Policy, rows: Rows, temperature: float, *, checkpointing: bool = True
+) -> tuple[Tensor, Tensor]:
     """Return log-probabilities and entropies, (B, T) float32, by the pass for the policy's device.
+
+    Parameters
+    ----------
+    checkpointing
+        Whether packed rows compute blocks again in backward; the layouts keep all activations.
 
     Raises
     ------
@@ -24,5 +31,5 @@ def row_logprobs(policy: Policy, rows: Rows, temperature: float) -> tuple[Tensor
         When the temperature is not positive, or there are no rows.
     """
     if policy.device.type == "cuda":
-        return packed_logprobs(policy, rows, temperature)
+        return packed_logprobs(policy, rows, temperature, checkpointing=checkpointing)
     return completion_logprobs(policy, rows, temperature)

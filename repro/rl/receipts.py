@@ -127,13 +127,19 @@ def note_noise(state: TrainState, receipt: NoiseReceipt) -> None:
         noise["digest"] = hashlib.sha256((noise["digest"] + receipt.digest).encode()).hexdigest()
 
 
-def note_smaller_batches(state: TrainState, step: int, wanted: int, found: int) -> None:
-    """Take down that memory ran out with `wanted` rows in a micro-batch and sufficed for `found`.
+def at_most_what_fitted(state: TrainState, micro_tokens: int) -> int:
+    """Return `micro_tokens`, or what a micro-batch had to be cut to at an earlier step."""
+    return min(micro_tokens, state.effects.get("micro_tokens", micro_tokens))
 
-    Later steps begin with `found`; the gradient is the same, the time is not.
+
+def note_smaller_batches(state: TrainState, step: int, wanted: int, fitting: int) -> None:
+    """Take down where memory ran out with `wanted` tokens in a micro-batch, not with `fitting`.
+
+    Later steps begin with `fitting`; the gradient is the same, the time is not.
     """
-    state.effects["micro_batch_rows"] = found
-    state.effects.setdefault("micro_batch_fallbacks", []).append([step, wanted, found])
+    if fitting < wanted:
+        state.effects["micro_tokens"] = fitting
+        state.effects.setdefault("micro_batch_fallbacks", []).append([step, wanted, fitting])
 
 
 def _largest_group_mean(rollout: Rollout) -> float:

@@ -53,6 +53,14 @@ class Rows:
         """Return (B,) int64, the tokens of each completion."""
         return self.mask.sum(1)
 
+    def packed_tokens(self) -> Tensor:
+        """Return (B,) int64, the tokens of each row in a packed pass: prompt and completion.
+
+        A completion's last token predicts nothing and is left out.
+        """
+        prompts = torch.tensor([len(prompt) for prompt in self.prompts], dtype=torch.long)
+        return prompts[self.prompt_of_row] + self.lengths() - 1
+
     def select(self, index: Tensor) -> Rows:
         """Return the rows at `index`, (b,) int64, with the columns that they need."""
         mask = self.mask[index]

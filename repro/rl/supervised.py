@@ -22,18 +22,27 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from repro.models.policy import Policy, trainable_parameters
 from repro.rl.checkpoint import TrainState
 from repro.rl.diagnostics import token_mean
 from repro.rl.lessons import Lesson, rows_of
 from repro.rl.loop import TrainResult, load_or_begin, run_steps
+from repro.rl.micro_batches import split_by_tokens, token_budget
 from repro.rl.noise import NoiseReceipt, perturbed
 from repro.rl.optimizer import build_optimizer, scheduled_step
 from repro.rl.passes import row_logprobs
-from repro.rl.receipts import Values, count_seconds, note_noise, note_step
+from repro.rl.receipts import (
+    Values,
+    at_most_what_fitted,
+    count_seconds,
+    note_noise,
+    note_smaller_batches,
+    note_step,
+)
 from repro.rl.rows import Rows
+from repro.rl.step import within_memory
 from repro.rl.trainer import require_no_dropout
 from repro.spec.config import GRPO, RunConfig, TrainScale, derive_seed
 
@@ -131,7 +140,7 @@ def _iterate(t: _Tuning, state: TrainState, on_step: Callable[[int, Values], Non
     with perturbed(
         t.policy, t.run.arm.noise, seed=t.run.seed, step=state.step, total_steps=scale.steps
     ) as receipt:
-        loss, entropy = _accumulate(t, rows)
+        loss, entropy = _accumulate(t, rows, state)
     moved = scheduled_step(t.run, t.optimizer, t.parameters, state.step)
     values = note_lessons(state, rows, receipt, {"loss": loss, "entropy": entropy}, moved)
     count_seconds(state, "update_seconds", started)
@@ -196,12 +205,31 @@ def _lesson_at(run: RunConfig, lessons: Sequence[Lesson], place: int) -> Lesson:
     return lessons[int(order[index])]
 
 
-def _accumulate(t: _Tuning, rows: Rows) -> tuple[float, float | None]:
+def _accumulate(t: _Tuning, rows: Rows, state: TrainState) -> tuple[float, float | None]:
     """Add up the gradient of the step's loss; return the loss and the mean entropy, nats."""
+    sizes, every = rows.packed_tokens(), torch.arange(len(rows))
+
+    def pieces(micro_tokens: int) -> list[Tensor]:
+        return split_by_tokens(sizes, every, micro_tokens)
+
+    budget = token_budget(sizes, every, t.run.scale.micro_batch_rows)
+    wanted = at_most_what_fitted(state, budget)
+    sums, fitting = within_memory(
+        lambda micro_tokens: _pass_over(t, rows, pieces(micro_tokens)),
+        pieces,
+        wanted,
+        t.parameters,
+    )
+    note_smaller_batches(state, state.step, wanted, fitting)
+    return sums
+
+
+def _pass_over(t: _Tuning, rows: Rows, pieces: Sequence[Tensor]) -> tuple[float, float | None]:
+    """Run the forward and backward passes of a step's pieces; see `_accumulate`."""
     tokens = int(rows.mask.sum())
     total = 0.0
     entropy = torch.zeros(rows.mask.shape)
-    for index in torch.arange(len(rows)).split(t.run.scale.micro_batch_rows):
+    for index in pieces:
         part = rows.select(index)
         logprobs, part_entropy = row_logprobs(t.policy, part, 1.0)
         loss = -logprobs.sum() / tokens

@@ -11,11 +11,12 @@ The details that decide whether a run means what it says, with where they come f
     min-p are refused in rollouts, because the trainer's softmax would not be the sampler's.
 4.  Advantages by group, ddof 1 (Eq. 3; released code), zero for groups of equal rewards.
 5.  The ratio divides by the trainer's own log-probabilities (released code) or the sampler's
-    (Algorithm 1 as written). With one update a rollout the former is exactly 1: no second pass is
+    (Algorithm 1 as written). With one update per rollout the former is exactly 1: no second pass is
     made and clipping cannot act. The first update of every rollout is such a one.
 6.  `updates_per_rollout` equal parts of a rollout, one optimiser step each (4 on GSM8K, Table 4);
     the released scripts use 1.
 7.  Rows with zero advantage skip the backward pass and stay in all normalisers. (exact)
+    Micro-batches are cut by tokens; where memory runs out the step starts over with half as many.
 8.  Sampler and trainer are compared on every rollout; correction by truncated importance sampling
     is the loss's choice (absent in paper and released code).
 9.  Masters, moments and noise are float32; gradient norm clipped before AdamW (released: 0.2).
@@ -31,7 +32,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -41,14 +42,24 @@ from torch import Tensor, nn
 from repro.data.problem import Problem
 from repro.models.policy import Policy, trainable_parameters
 from repro.rl.checkpoint import TrainState
-from repro.rl.collect import PromptSource, Rollout, ScoreFunction, collect
+from repro.rl.clock import Clock, NoClock
+from repro.rl.collect import Prompts, PromptSource, Rollout, ScoreFunction, collect
 from repro.rl.loop import TrainResult, load_or_begin, run_steps
 from repro.rl.loss import check_loss
+from repro.rl.micro_batches import token_budget
 from repro.rl.noise import NoiseReceipt, perturbed
 from repro.rl.optimizer import build_optimizer, scheduled_step
-from repro.rl.receipts import Values, count_seconds, note_rollout, note_smaller_batches, note_step
-from repro.rl.update import (
-    accumulate_within_memory,
+from repro.rl.receipts import (
+    Values,
+    at_most_what_fitted,
+    count_seconds,
+    note_rollout,
+    note_smaller_batches,
+    note_step,
+)
+from repro.rl.rows import Rows
+from repro.rl.step import (
+    accumulate_step,
     evaluate_rows,
     reference_logprobs,
     step_metrics,
@@ -102,15 +113,16 @@ def train(
         When the configuration asks for something that cannot be trained as it says, or a checkpoint
         belongs to another run.
     """
-    require_trainable(run)
-    require_no_dropout(policy)
-    t = _prepare(run, policy, sampler, problems, score)
+    if policy.tokenizer is None:
+        raise ValueError("the policy has no tokenizer; training needs one to read completions")
+    source = PromptSource(problems, policy.tokenizer, run)
+    t = prepare(run, policy, sampler, source, score)
     state = load_or_begin(folder, run, t.parameters, t.optimizer)
     sampler.refresh()
     result = run_steps(
         run,
         state,
-        lambda: _iterate(t, state, on_step),
+        lambda: iterate(t, state, on_step),
         folder=folder,
         parameters=t.parameters,
         optimizer=t.optimizer,
@@ -122,40 +134,66 @@ def train(
     return result
 
 
+def everything(rows: Rows) -> Tensor:
+    """Return the indices of all rows, (B,) int64."""
+    return torch.arange(len(rows))
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class _Training:
-    """What a run's steps work on; everything that changes is inside its parts or in the state."""
+class Training:
+    """What a run's steps work on; everything that changes is inside its parts or in the state.
+
+    Attributes
+    ----------
+    reference
+        Copies of what is trained, from before training, for a KL term; else empty.
+    micro_tokens
+        Packed tokens of a micro-batch; None takes those of `micro_batch_rows` rows as long as the
+        step's longest.
+    checkpointing
+        Whether packed passes compute blocks again in backward.
+    taking_part
+        Which rows of a rollout the updates are on, by index.
+    clock
+        Marked at the end of each phase.
+    """
 
     run: RunConfig
     policy: Policy
     sampler: Sampler
-    source: PromptSource
+    source: Prompts
     score: ScoreFunction
     parameters: dict[str, nn.Parameter]
     optimizer: torch.optim.Optimizer
     reference: dict[str, Tensor]
+    micro_tokens: int | None = None
+    checkpointing: bool = True
+    taking_part: Callable[[Rows], Tensor] = everything
+    clock: Clock = field(default_factory=NoClock)
 
 
-def _prepare(
-    run: RunConfig,
-    policy: Policy,
-    sampler: Sampler,
-    problems: Sequence[Problem],
-    score: ScoreFunction,
-) -> _Training:
-    """Build optimiser, prompt source and, for a KL term, the reference weights."""
-    if policy.tokenizer is None:
-        raise ValueError("the policy has no tokenizer; training needs one to read completions")
+def prepare(
+    run: RunConfig, policy: Policy, sampler: Sampler, source: Prompts, score: ScoreFunction
+) -> Training:
+    """Build the optimiser and, for a KL term, the reference weights of a run that can be trained.
+
+    Raises
+    ------
+    ValueError
+        When the configuration asks for something that cannot be trained as it says.
+    """
+    require_trainable(run)
+    require_no_dropout(policy)
     parameters = trainable_parameters(policy)
     reference: dict[str, Tensor] = {}
     if run.arm.loss.beta > 0:
         # Copied before a checkpoint is loaded: the reference is the policy before training.
         reference = {name: p.detach().clone() for name, p in parameters.items()}
-    return _Training(
+    return Training(
         run=run,
         policy=policy,
         sampler=sampler,
-        source=PromptSource(problems, policy.tokenizer, run),
+        source=source,
         score=score,
         parameters=parameters,
         optimizer=build_optimizer(parameters, run.scale.optimizer),
@@ -163,10 +201,13 @@ def _prepare(
     )
 
 
-def _iterate(
-    t: _Training, state: TrainState, on_step: Callable[[int, Values], None] | None
+def iterate(
+    t: Training, state: TrainState, on_step: Callable[[int, Values], None] | None = None
 ) -> None:
-    """One rollout and its updates; `state` moves on by as many steps."""
+    """One rollout and its updates; `state` moves on by as many steps.
+
+    This is the step of every tier: the systems tier calls it under a clock of its own.
+    """
     scale: TrainScale = t.run.scale
     step, noise = state.step, t.run.arm.noise
 
@@ -175,17 +216,21 @@ def _iterate(
 
     started = time.perf_counter()
     with noisy() as receipt:
-        rollout = collect(t.run, t.sampler, t.source, t.score, step=step, draws=state.draws)
+        rollout = collect(
+            t.run, t.sampler, t.source, t.score, t.clock, step=step, draws=state.draws
+        )
     state.draws += rollout.batches
     count_seconds(state, "rollout_seconds", started)
 
     started = time.perf_counter()
     updates = min(scale.updates_per_rollout, scale.steps - step)
-    parts = torch.arange(len(rollout.rows)).tensor_split(scale.updates_per_rollout)[:updates]
+    parts = t.taking_part(rollout.rows).tensor_split(scale.updates_per_rollout)[:updates]
     shared = noise is not None and noise.reach == "shared"
+    t.clock.mark("idle")
     with noisy() if shared else nullcontext():
         steps, before = _update_all(t, rollout, parts, state)
     t.sampler.refresh()
+    t.clock.mark("optimizer")
     count_seconds(state, "update_seconds", started)
 
     once = note_rollout(t.run, state, rollout, receipt, before, torch.cat(parts))
@@ -194,28 +239,37 @@ def _iterate(
         note_step(state, values)
         if on_step is not None:
             on_step(state.step, values)
+    t.clock.mark("idle")
 
 
 def _update_all(
-    t: _Training, rollout: Rollout, parts: Sequence[Tensor], state: TrainState
+    t: Training, rollout: Rollout, parts: Sequence[Tensor], state: TrainState
 ) -> tuple[list[Values], Tensor]:
-    """One optimiser step a part, from `state.step` on.
+    """One optimiser step per part, from `state.step` on.
 
     Returns
     -------
     values
-        One dictionary a step.
+        One dictionary per step.
     before : Tensor, (B, T)
         The trainer's log-probabilities before the first of them.
     """
-    rows = rollout.rows
+    rows, temperature = rollout.rows, t.run.scale.rollout.temperature
     before, entropy = torch.zeros(rows.mask.shape), torch.zeros(rows.mask.shape)
     # The first part's own pass serves as its old log-probabilities: the ratio is 1 to the bit.
     for part in parts[1:]:
-        evaluate_rows(t.policy, rows, part, t.run, into=(before, entropy))
+        wanted = _micro_tokens(t, rows, part, state)
+        fitting = evaluate_rows(
+            t.policy, rows, part, temperature, micro_tokens=wanted, into=(before, entropy)
+        )
+        note_smaller_batches(state, state.step, wanted, fitting)
     ref = None
     if t.reference:
-        ref = reference_logprobs(t.policy, rows, t.run, t.parameters, t.reference)
+        wanted = _micro_tokens(t, rows, everything(rows), state)
+        ref, fitting = reference_logprobs(
+            t.policy, rows, temperature, t.parameters, t.reference, micro_tokens=wanted
+        )
+        note_smaller_batches(state, state.step, wanted, fitting)
     steps = []
     for number, part in enumerate(parts):
         values, logprobs = _update(
@@ -228,7 +282,7 @@ def _update_all(
 
 
 def _update(
-    t: _Training,
+    t: Training,
     rollout: Rollout,
     index: Tensor,
     before: Tensor | None,
@@ -238,25 +292,32 @@ def _update(
     step: int,
 ) -> tuple[Values, Tensor]:
     """One optimiser step on rows `index`; returns its values and its log-probabilities (B, T)."""
-    scale: TrainScale = t.run.scale
     loss = t.run.arm.loss
-    old = rollout.rows.sampled_logprobs if loss.old_policy == "sampler" else before
-    wanted = state.effects.get("micro_batch_rows", scale.micro_batch_rows)
-    plan, output, rows = accumulate_within_memory(
+    wanted = _micro_tokens(t, rollout.rows, index, state)
+    plan, output, fitting = accumulate_step(
         t.policy,
         rollout,
         index,
         t.run,
-        old_logprobs=old,
+        old_logprobs=rollout.rows.sampled_logprobs if loss.old_policy == "sampler" else before,
         ref_logprobs=ref,
         parameters=t.parameters,
-        micro_batch_rows=wanted,
+        micro_tokens=wanted,
+        checkpointing=t.checkpointing,
     )
-    if rows != wanted:
-        note_smaller_batches(state, step, wanted, rows)
+    note_smaller_batches(state, step, wanted, fitting)
+    t.clock.mark("update")
     zero_missing_gradients(t.parameters)
     moved = scheduled_step(t.run, t.optimizer, t.parameters, step)
+    t.clock.mark("optimizer")
     return step_metrics(rollout, plan, output) | moved, output.logprobs
+
+
+def _micro_tokens(t: Training, rows: Rows, index: Tensor, state: TrainState) -> int:
+    """Return the packed tokens of a micro-batch of rows `index` to begin with."""
+    scale: TrainScale = t.run.scale
+    budget = token_budget(rows.packed_tokens(), index, scale.micro_batch_rows)
+    return at_most_what_fitted(state, t.micro_tokens or budget)
 
 
 def require_trainable(run: RunConfig) -> None:

@@ -72,13 +72,9 @@ class BitsandbytesGroup:
 
 def _foreign(base: nn.Module) -> tuple[Tensor, Any]:
     """Return a projection's codes, (N * K / 2, 1), and its state, as bitsandbytes keeps them."""
-    weight = base.weight if isinstance(base, QuantizedLinear) else None
-    require(
-        isinstance(weight, QuantizedWeight) and weight.format == "nf4",
-        f"products by bitsandbytes need NF4 codes; found {type(base.weight).__name__}"
-        + ("" if weight is None else f" of {weight.format}"),
-    )
-    return foreign_weight(cast(QuantizedWeight, weight))
+    kind = base.weight_format if isinstance(base, QuantizedLinear) else type(base).__name__
+    require(kind == "nf4", f"products by bitsandbytes need NF4 codes; found {kind}")
+    return foreign_weight(cast(QuantizedLinear, base).codes())
 
 
 def foreign_weight(weight: QuantizedWeight) -> tuple[Tensor, Any]:

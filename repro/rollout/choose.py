@@ -36,4 +36,4 @@ def choose(logits: Tensor, state: RowState, sampling: SamplingConfig) -> None:
         sound = sound / state.temperature
         sampling = dataclasses.replace(sampling, temperature=1.0)
     ids, logprobs = draw(sound, numbers, sampling)
-    state.advance(M, ids, logprobs, faulty)
+    state.advance(ids, logprobs, faulty)

@@ -2,21 +2,18 @@
 
     q, k, v   ->  one product of (Nq + Nk + Nv) rows       gate, up  ->  one product
 
-There is one copy of the weights: the fused matrix is made once, and the modules of the policy are
-given views of it (rows of a packed weight are whole tiles, so a tile range is a weight). The
-trainer goes on with those.
+There is one copy of the weights. 4-bit ones are fused and packed at loading, and the policy's
+modules keep views of them (`repro.models.fused_weights`); of 16-bit ones the engine makes the fused
+matrix here, and the modules are given views of it.
 
 The adapter is applied unmerged. Its bfloat16 image, which the kernels read, lies at fixed addresses
 and is refreshed in place from the float32 masters, so captured steps see every update.
-
-Easy to get wrong: NVFP4's parts must share their global scale, or no one factor serves the fused
-sum; MXFP4's stored exponents are relative to the fused matrix's largest, not to each part's.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, cast
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -24,9 +21,8 @@ from torch.nn import functional
 
 from kernels import decode_adapter
 from kernels import linear as packed
-from kernels.formats import QuantizedWeight
 from kernels.hopper import Adapter
-from kernels.packing import PACK_ROWS, PackedWeight, pack, unpack
+from repro.models.fused_weights import fused_weight
 from repro.models.lora import AdapterLinear, base_linear
 from repro.models.quantized_linear import QuantizedLinear
 from repro.rollout.linears import Product
@@ -57,12 +53,14 @@ class PackedGroup:
         self._factors = Factors(modules, torch.bfloat16)
         self._overlap = overlap
         self._beside = beside
-        weights = [cast(Any, base).weight for base in bases]
-        found = _shared_already(weights)
-        self.weight = _fused_pack(weights) if found is None else found
+        weight = fused_weight(bases)
+        if weight is None:
+            raise ValueError(
+                "the projections are not views of one packed weight; "
+                "repro.models.fused_weights.pack_projections makes them so at loading"
+            )
+        self.weight = weight
         self.bias = fused_bias([base.bias for base in bases])
-        if found is None:
-            _share(bases, self.weight)
         factors = self._factors
         self._adapter: Adapter | None = None
         self._bias_of_both: Tensor | None = None
@@ -207,25 +205,23 @@ class Factors:
                 self.b[start:end].copy_(B)
 
 
-def can_pack(modules: Sequence[nn.Module]) -> bool:
-    """Return whether the Hopper kernels take these projections as one packed weight."""
+def takes_packed(modules: Sequence[nn.Module]) -> bool:
+    """Return whether the engine multiplies by these projections as one packed weight.
+
+    They must be views of one (`repro.models.fused_weights`), with the kernels' own products, and
+    adapters of one rank that the kernels know, or none.
+    """
     bases = [base_linear(module) for module in modules]
     if not all(isinstance(base, QuantizedLinear) for base in bases):
         return False
-    products = [cast(QuantizedLinear, base).product for base in bases]
-    if any(product is not None and product.rollouts_too for product in products):
+    layers = [cast(QuantizedLinear, base) for base in bases]
+    if any(layer.product is not None and layer.product.rollouts_too for layer in layers):
         return False
     adapters = [_adapter(module) for module in modules]
-    ranks = {len(found[0]) for found in adapters if found is not None}
+    ranks = {len(adapter[0]) for adapter in adapters if adapter is not None}
     if any(rank not in (16, 32, 64, 128) for rank in ranks) or len(ranks) > 1:
         return False
-    scales = [getattr(base.weight, "encode_scale", None) for base in bases]
-    first = scales[0]
-    same = all(
-        scale is first or (scale is not None and first is not None and bool(scale == first))
-        for scale in scales
-    )
-    return same and all(base.out_features % PACK_ROWS == 0 for base in bases)
+    return fused_weight(layers) is not None
 
 
 def _adapter(module: nn.Module) -> tuple[Tensor, Tensor, float] | None:
@@ -244,59 +240,3 @@ def fused_bias(biases: Sequence[nn.Parameter | None], below: int = 0) -> Tensor 
         raise ValueError("some of the fused projections have a bias and some have none")
     zeros = present[0].new_zeros(below)
     return torch.cat([*(bias.detach() for bias in present), zeros])
-
-
-def _shared_already(weights: Sequence[QuantizedWeight | PackedWeight]) -> PackedWeight | None:
-    """Return the fused weight that an earlier engine has given the modules rows of, or None."""
-    if not all(isinstance(weight, PackedWeight) for weight in weights):
-        return None
-    parts = [cast(PackedWeight, weight) for weight in weights]
-    first = parts[0]
-    end = first.packs.data_ptr()
-    for part in parts:
-        if part.packs.data_ptr() != end or part.gain.data_ptr() != first.gain.data_ptr():
-            return None
-        end += part.packs.nbytes
-    tiles, K = sum(len(part.packs) for part in parts), first.shape[1]
-    packs = first.packs.as_strided((tiles, *first.packs.shape[1:]), first.packs.stride())
-    kept = {name: value for name, value in first.kept.items() if not name.startswith("lost_")}
-    rows = sum(part.shape[0] for part in parts)
-    return PackedWeight(
-        format=first.format, shape=(rows, K), packs=packs, gain=first.gain, kept=kept
-    )
-
-
-def _fused_pack(weights: Sequence[QuantizedWeight | PackedWeight]) -> PackedWeight:
-    """Return one packed weight of all rows."""
-    plain = [unpack(w) if isinstance(w, PackedWeight) else w for w in weights]
-    first = plain[0]
-    tensors = dict(first.tensors())
-    for name in ("codes", "block_scales"):
-        tensors[name] = torch.cat([getattr(weight, name) for weight in plain])
-    return pack(QuantizedWeight(format=first.format, **tensors))
-
-
-def _share(bases: Sequence[QuantizedLinear], fused: PackedWeight) -> None:
-    """Let the modules read their rows of the fused weight."""
-    at = 0
-    K = fused.shape[1]
-    block = K // 32 if fused.format == "mxfp4" else K // 16
-    for base in bases:
-        rows = base.out_features
-        kept = dict(fused.kept)
-        if "lost_blocks" in kept:
-            low, high = at * block, (at + rows) * block
-            inside = (kept["lost_blocks"] >= low) & (kept["lost_blocks"] < high)
-            kept["lost_blocks"] = kept["lost_blocks"][inside] - low
-            kept["lost_codes"] = kept["lost_codes"][inside]
-            kept["lost_scales"] = kept["lost_scales"][inside]
-        base.take_packed(
-            PackedWeight(
-                format=fused.format,
-                shape=(rows, K),
-                packs=fused.packs[at // PACK_ROWS : (at + rows) // PACK_ROWS],
-                gain=fused.gain,
-                kept=kept,
-            )
-        )
-        at += rows

@@ -15,7 +15,7 @@ from repro.rollout.backend import EagerPrefills, EagerSteps, Prefills, Steps
 from repro.rollout.bitsandbytes_linears import BitsandbytesGroup
 from repro.rollout.engine_config import EngineConfig, cache_dtype
 from repro.rollout.forward import Forward
-from repro.rollout.fused_linears import DenseGroup, PackedGroup, can_pack
+from repro.rollout.fused_linears import DenseGroup, PackedGroup, takes_packed
 from repro.rollout.graphs import CapturedPrefills, CapturedSteps, Captures
 from repro.rollout.kernel_ops import KernelOps
 from repro.rollout.linears import ModuleGroup, ProjectionGroup
@@ -41,7 +41,6 @@ class GpuBackend:
         )
         decoder: Any = policy.decoder
         device = policy.device
-        self._hopper = torch.cuda.get_device_capability(device)[0] == 9
         self._config = config
         self.cache_dtype = cache_dtype(policy, config)
         heads = (
@@ -60,7 +59,7 @@ class GpuBackend:
             return BitsandbytesGroup(modules)
         if all(isinstance(base_linear(module), nn.Linear) for module in modules):
             return DenseGroup(modules)
-        if self._hopper and can_pack(modules):
+        if takes_packed(modules):
             return PackedGroup(modules, overlap=self.operations.overlap, beside=self.beside)
         return ModuleGroup(modules)
 

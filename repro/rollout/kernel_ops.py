@@ -6,10 +6,9 @@ import torch
 from torch import Tensor
 
 from kernels import decode_adapter, decode_choice, decode_step, prefill_attention, rotary
-from kernels.reference import rms_norm
 from repro.rollout.choose import choose
 from repro.rollout.linears import Product
-from repro.rollout.ops import TILE, Heads, LayerCache, NewTokens, Rotation
+from repro.rollout.ops import TILE, Heads, LayerCache, NewTokens, Rotation, norm_heads
 from repro.rollout.state import RowState
 from repro.spec.config import SamplingConfig
 
@@ -81,13 +80,8 @@ class KernelOps:
         rotation: Rotation,
     ) -> Tensor:
         """See `TorchOps.place`."""
-        if heads.q_gain is not None and heads.k_gain is not None:
-            split = qkv.view(len(qkv), -1, heads.dim).split([heads.query, heads.key, heads.key], 1)
-            queries = rms_norm(split[0], heads.q_gain, heads.eps)
-            keys = rms_norm(split[1], heads.k_gain, heads.eps)
-            qkv = torch.cat((queries, keys, split[2]), dim=1).view(len(qkv), -1)
         return rotary.rotary_write(
-            qkv,
+            norm_heads(qkv, heads),
             rotation.cos,
             rotation.sin,
             positions,

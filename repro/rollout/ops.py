@@ -19,12 +19,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 from torch.nn import functional
 
-from kernels import dispatch
-from repro.rollout.blocks import SCRAP
+from kernels import reference_step
 from repro.rollout.choose import choose
 from repro.rollout.linears import Product
 from repro.rollout.state import RowState
@@ -95,8 +93,13 @@ class LayerCache:
     values: Tensor
 
 
+def norm_heads(qkv: Tensor, heads: Heads) -> Tensor:
+    """Return `qkv`, (M, (query + 2 key) * dim), with Qwen3's head norms applied, if it has them."""
+    return reference_step.norm_heads(qkv, heads.query, heads.q_gain, heads.k_gain, heads.eps)
+
+
 class TorchOps:
-    """The operations in plain torch."""
+    """The operations in plain torch: `kernels.reference_step`, with the engine's arguments."""
 
     def norm(
         self,
@@ -114,9 +117,7 @@ class TorchOps:
         gain : Tensor, (H,)
         noise : Tensor or None, (H,), float32
         """
-        if update is not None:
-            residual = residual + update
-        return residual, dispatch.rms_norm(residual, gain, eps, noise).to(residual.dtype)
+        return reference_step.add_norm(residual, update, gain, noise, eps)
 
     def attend_step(
         self,
@@ -141,15 +142,20 @@ class TorchOps:
         Tensor, (M, query * dim)
             Zeros where no row runs.
         """
-        block_size = cache.keys.shape[1]
-        at = positions.clamp(min=0).long()
-        blocks = table.gather(1, (at // block_size).unsqueeze(1)).squeeze(1).long()
-        blocks = torch.where(positions >= 0, blocks, SCRAP)
-        slots = blocks * block_size + at % block_size
-        queries = self.place(qkv, at, slots, cache, heads, rotation)
-        return dispatch.decode_attention(
-            queries, cache.keys, cache.values, table, positions + 1, heads.scaling
-        ).view(len(qkv), -1)
+        return reference_step.attend_step(
+            qkv,
+            rotation.cos,
+            rotation.sin,
+            positions,
+            table,
+            cache.keys,
+            cache.values,
+            query_heads=heads.query,
+            scale=heads.scaling,
+            q_gain=heads.q_gain,
+            k_gain=heads.k_gain,
+            eps=heads.eps,
+        )
 
     def place(
         self,
@@ -172,19 +178,16 @@ class TorchOps:
         -------
         Tensor, (M, query, dim)
         """
-        split = qkv.view(len(qkv), -1, heads.dim)
-        queries, keys, values = split.split([heads.query, heads.key, heads.key], dim=1)
-        if heads.q_gain is not None and heads.k_gain is not None:
-            queries = dispatch.rms_norm(queries, heads.q_gain, heads.eps).to(qkv.dtype)
-            keys = dispatch.rms_norm(keys, heads.k_gain, heads.eps).to(qkv.dtype)
-        at = positions.long()
-        queries, keys = dispatch.rotary(queries, keys, rotation.cos[at], rotation.sin[at])
-        flat = (-1, heads.key, heads.dim)
-        # Nobody reads the scrap block.
-        kept = torch.where(slots >= 0, slots, SCRAP * cache.keys.shape[1]).long()
-        cache.keys.view(flat)[kept] = keys.to(cache.keys.dtype)
-        cache.values.view(flat)[kept] = values.to(cache.values.dtype)
-        return queries
+        return reference_step.rotary_write(
+            norm_heads(qkv, heads),
+            rotation.cos,
+            rotation.sin,
+            positions,
+            slots,
+            cache.keys,
+            cache.values,
+            query_heads=heads.query,
+        )
 
     def attend_new(
         self, queries: Tensor, new: NewTokens, cache: LayerCache, heads: Heads
@@ -193,26 +196,9 @@ class TorchOps:
 
         Zeros where there is padding.
         """
-        block_size = cache.keys.shape[1]
-        out = torch.zeros_like(queries)
-        repeats = heads.query // heads.key
-        for row, first, count, position in new.tiles.tolist():
-            if row < 0:
-                continue
-            end = position + count
-            blocks = new.table[row, : -(-end // block_size)].long()
-            keys = cache.keys[blocks].view(-1, heads.key, heads.dim)[:end].to(queries.dtype)
-            values = cache.values[blocks].view(-1, heads.key, heads.dim)[:end].to(queries.dtype)
-            mask = torch.arange(end) <= torch.arange(position, end).unsqueeze(1)
-            attended = functional.scaled_dot_product_attention(
-                queries[first : first + count].transpose(0, 1),
-                keys.repeat_interleave(repeats, dim=1).transpose(0, 1),
-                values.repeat_interleave(repeats, dim=1).transpose(0, 1),
-                attn_mask=mask.to(queries.device),
-                scale=heads.scaling,
-            )
-            out[first : first + count] = attended.transpose(0, 1)
-        return out.view(len(queries), -1)
+        return reference_step.prefill_attention(
+            queries, cache.keys, cache.values, new.table, new.tiles, heads.scaling, tile=TILE
+        )
 
     def whole(self, product: Product) -> Tensor:
         """Return a product with its adapter's share added, (M, N)."""
@@ -221,7 +207,7 @@ class TorchOps:
 
     def swiglu(self, gate_up: Product) -> Tensor:
         """Return silu(gate) * up, (M, I), of (M, 2 I)."""
-        return dispatch.swiglu(self.whole(gate_up))
+        return reference_step.swiglu(self.whole(gate_up))
 
     def logits(self, hidden: Tensor, lm_head: Tensor) -> Tensor:
         """Return (M, V) float32 logits."""

@@ -21,12 +21,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from kernels.reference_step import FAULTY, FULL, RUNNING, STOPPED, advance
 from repro.rollout.blocks import SCRAP
 
 # Tokens that can end a row.
 MAX_ENDS = 8
 
-RUNNING, STOPPED, FULL, FAULTY = 0, 1, 2, 3
+__all__ = [
+    "FAULTY", "FULL", "MAX_ENDS", "RUNNING", "STOPPED", "Entry", "RowState", "Statistics",
+]  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -160,8 +163,8 @@ class RowState:
             tensor[target] = tensor[source]
         self.positions[source] = -1
 
-    def advance(self, b: int, ids: Tensor, logprobs: Tensor, faulty: Tensor) -> None:
-        """Take one token a slot for slots 0 to b - 1; the plain form of the sampling kernel's end.
+    def advance(self, ids: Tensor, logprobs: Tensor, faulty: Tensor) -> None:
+        """Take one token per slot, for the first b slots; see `kernels.reference_step.advance`.
 
         Parameters
         ----------
@@ -170,27 +173,19 @@ class RowState:
         faulty : Tensor, (b,), bool
             Rows whose logits were not finite: they stop as they are, with no token taken.
         """
-        counts, positions = self.counts[:b], self.positions[:b]
-        live = positions >= 0
-        taken = live & ~faulty
-        column = counts.clamp(max=self.out_tokens.shape[1] - 1).long().unsqueeze(1)
-        for out, value in ((self.out_tokens[:b], ids), (self.out_logprobs[:b], logprobs)):
-            old = out.gather(1, column).squeeze(1)
-            out.scatter_(1, column, torch.where(taken, value.to(out.dtype), old).unsqueeze(1))
-        counts += taken.int()
-        stopped = taken & torch.isin(ids, self.ends)
-        full = taken & ~stopped & (counts >= self.limits[:b])
-        status = self.status[:b]
-        status.copy_(
-            torch.where(
-                stopped,
-                STOPPED,
-                torch.where(full, FULL, torch.where(live & faulty, FAULTY, status)),
-            )
+        advance(
+            ids,
+            logprobs,
+            faulty,
+            tokens=self.tokens,
+            positions=self.positions,
+            counts=self.counts,
+            limits=self.limits,
+            status=self.status,
+            out_tokens=self.out_tokens,
+            out_logprobs=self.out_logprobs,
+            ends=self.ends,
         )
-        going = taken & ~stopped & ~full
-        positions.copy_(torch.where(going, positions + 1, -1))
-        self.tokens[:b] = torch.where(going, ids, self.tokens[:b])
 
 
 @dataclass(slots=True)

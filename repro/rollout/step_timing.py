@@ -1,4 +1,4 @@
-"""The time of a bare decode step on a GPU: what the device needs when the host does nothing.
+"""The time of a bare decode step: on a GPU, what the device needs when the host does nothing.
 
 Easy to get wrong: a row whose logits are not finite stops, and a step without running rows attends
 to nothing and is quick. So the rows must still run at the end, and a cache that no rollout has
@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import torch
 
+from kernels import timing
 from repro.rollout.engine import Engine
 from repro.spec.config import SamplingConfig, derive_seed, require
 
 
 @torch.no_grad()
 def time_steps(engine: Engine, width: int, position: int, count: int) -> float:
-    """Return the device's seconds a step, replayed back to back over made-up rows.
+    """Return the device's seconds per step, replayed back to back over made-up rows.
 
     Parameters
     ----------
@@ -51,13 +52,13 @@ def time_steps(engine: Engine, width: int, position: int, count: int) -> float:
     state.limits[:width] = 1 << 30
     state.positions[:width] = position
     engine.run_step(width, sampling)
-    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     state.counts[:width] = 0
-    begin.record()
-    for _ in range(count - 1):
-        engine.run_step(width, sampling)
-    end.record()
-    torch.cuda.synchronize()
+
+    def steps() -> None:
+        for _ in range(count - 1):
+            engine.run_step(width, sampling)
+
+    seconds = timing.seconds_of(steps, engine.device)
     running = state.positions[:width] == position + count
     stopped = [row for row, runs in enumerate(running.tolist()) if not runs]
     engine.abandon()
@@ -66,7 +67,7 @@ def time_steps(engine: Engine, width: int, position: int, count: int) -> float:
             f"rows {stopped} stopped within {count} timed steps from position {position}: their "
             "logits were not finite"
         )
-    return float(begin.elapsed_time(end)) * 1e-3 / (count - 1)
+    return seconds / (count - 1)
 
 
 @torch.no_grad()

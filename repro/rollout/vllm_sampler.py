@@ -11,6 +11,8 @@ name, in the engine, and the receipt counts the channels whose gain there is ano
 noise. The published code looked for a class that vLLM does not build, touched nothing and said
 nothing. Trained gains go the same way: vLLM refuses an adapter that brings any.
 
+Not yet wired to a command: runs sample with this project's own engine.
+
 Only public interfaces are used (`LLM`, `SamplingParams`, `LoRARequest`, `LLM.apply_model`,
 `reset_prefix_cache`), and vLLM is imported inside the class: it is an optional extra, 0.26 or
 newer. What is handed to it is tested everywhere, against a stand-in with the same signatures; what

@@ -23,6 +23,7 @@ ClaimKind = Literal[
     "at_most",
 ]
 Pairing = Literal["seed", "prompt", "repeat"]
+Better = Literal["lower", "higher", "neither"]
 
 # How many arms each kind relates; None is two or more.
 _ARMS_OF_KIND: dict[str, int | None] = {
@@ -35,6 +36,12 @@ _ARMS_OF_KIND: dict[str, int | None] = {
     "interaction": 4,
     "ratio": 2,
     "at_most": 1,
+}
+# Units of what belongs to the machine, and which way is better.
+BETTER_OF_UNIT: dict[str, Better] = {
+    "seconds": "lower",
+    "bytes": "lower",
+    "tokens per second": "higher",
 }
 _KINDS_WITH_MARGIN = ("non_inferior", "no_gain", "ratio", "at_most")
 
@@ -52,12 +59,20 @@ class Metric:
         What a table's heading says.
     change
         A percent that may be negative, for it is a change and no share of a whole.
+    better
+        Which way is better, where the unit does not say (`BETTER_OF_UNIT`) or says it wrongly;
+        `neither` describes a run and cannot regress.
     """
 
     name: str
     unit: str
     title: str
     change: bool = False
+    better: Better | None = None
+
+    def direction(self) -> Better | None:
+        """Return which way is better; None where neither the metric nor its unit says."""
+        return self.better or BETTER_OF_UNIT.get(self.unit)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -248,7 +248,8 @@ class TrainScale:
     updates_per_rollout
         4 on GSM8K, 1 on BigMath (Table 4); the released scripts use 1.
     micro_batch_rows
-        Rows in one forward and backward pass; changes memory, never the gradient.
+        A micro-batch has at most the tokens of so many rows as long as the step's longest; changes
+        memory, never the gradient, except that `token_mean_local` takes a mean over so many rows.
     compute_dtype
         Dtype of activations; master weights of what is trained are float32 at every tier.
     checkpoint_every

@@ -84,9 +84,9 @@ class StepPoint:
     cache
         Of keys and values: `compute` (16 bits) or `float8`.
     memory_only
-        Nothing is timed: without a warm-up, and log-probabilities and update go over two
-        micro-batches alone. The second meets the first's gradients, so further ones add nothing to
-        the peak. Cache and engine are those of the whole step.
+        Nothing is timed: without a warm-up, and the update goes over two micro-batches alone. The
+        second meets the first's gradients, so further ones add nothing to the peak. Cache and
+        engine are those of the whole step.
     """
 
     name: str
@@ -145,10 +145,10 @@ class StepScale:
         Format that a model's points are first measured with; None for none.
     warm_up, steps
         Steps before the clock, which sample `warm_up_tokens` of a row, fill up the rest and update
-        on one micro-batch; and steps under it, the median of which counts.
+        on one micro-batch; and steps under it, each the trainer's own iteration. Their median
+        counts.
     updates
-        Times that a step's log-probabilities, update and optimiser are carried out on its rollout,
-        which takes most of a step's time. The first is the step's; all are repeats of those phases.
+        Optimiser steps per rollout, as `TrainScale.updates_per_rollout`.
     """
 
     points: tuple[StepPoint, ...]

@@ -59,8 +59,8 @@ ENTROPY_START = Target(
     procedure="entropy",
     arms=(BF16, *_FORMATS, *_NOISY, *_MATCHED),
     metrics=(
-        Metric(name="entropy_own", unit="nats", title="entropy, own samples"),
-        Metric(name="entropy_forced", unit="nats", title="entropy, same tokens"),
+        Metric(name="entropy_own", unit="nats", title="entropy, own samples", better="neither"),
+        Metric(name="entropy_forced", unit="nats", title="entropy, same tokens", better="neither"),
     ),
     claims=tuple(
         claim

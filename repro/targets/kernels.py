@@ -3,7 +3,7 @@
 Not a table of the paper: the paper's kernel (Marlin) gains below 32 rows of activations and loses
 to bfloat16 above 64, where reinforcement learning samples and trains. The bars here are this
 suite's: the `must` of each cell is the accepted interval, the `goal` stands beside it
-(`expected/systems/kernels.derived.json`).
+(`expected/bars/systems.toml`).
 
 A ratio is time of `F.linear` in bfloat16 over ours, both summed over the four linear layers of one
 decoder block (fused q/k/v and gate/up), in one process on one device, with cold caches.
@@ -50,12 +50,19 @@ def portable_name(format: str, rows: int) -> str:
 
 
 _RATIOS = tuple(
-    Metric(name=ratio_name(block, rows), unit="ratio", title=f"{block}, M = {rows}")
+    Metric(
+        name=ratio_name(block, rows), unit="ratio", title=f"{block}, M = {rows}", better="higher"
+    )
     for block in SCALE.blocks
     for rows in SCALE.rows
 )
 _BACKWARD = tuple(
-    Metric(name=backward_name(block, rows), unit="ratio", title=f"{block} dX, M = {rows}")
+    Metric(
+        name=backward_name(block, rows),
+        unit="ratio",
+        title=f"{block} dX, M = {rows}",
+        better="higher",
+    )
     for block in SCALE.blocks
     for rows in SCALE.backward_rows
 )
@@ -64,26 +71,41 @@ _ADAPTER = tuple(
         name=adapter_name(block, rows),
         unit="ratio",
         title=f"{block} with LoRA over without, M = {rows}",
+        better="lower",
     )
     for block in SCALE.blocks
     for rows in SCALE.adapter_rows
 )
 _OTHERS = (
-    Metric(
-        name="attention_share_7b",
-        unit="ratio",
-        title="decode attention, 7B heads, of the copy rate",
+    *(
+        Metric(
+            name=f"{name}_share{block}",
+            unit="ratio",
+            title=f"{title}, of the copy rate",
+            better="higher",
+        )
+        for name, block, title in (
+            ("attend_step", "_7b", "decode step's attention, 7B heads"),
+            ("attend_step", "_32b", "decode step's attention, 32B heads"),
+            ("choose", "", "draw of a token"),
+            ("add_norm", "", "RMSNorm with residual and noise"),
+            ("norm", "", "RMSNorm with noise, as trained"),
+            ("add_adapter", "", "adapter's share added"),
+            ("adapted_swiglu", "", "SwiGLU with an adapter"),
+        )
     ),
     Metric(
-        name="attention_share_32b",
+        name="prefill_attention_ratio",
         unit="ratio",
-        title="decode attention, 32B heads, of the copy rate",
+        title="prefill's attention against torch's over dense rows",
+        better="higher",
     ),
     *(
         Metric(
             name=f"{name}_share_{format}",
             unit="ratio",
             title=f"{name}, {format.upper()}, of the copy rate",
+            better="higher",
         )
         for name in ("dequantize", "quantize")
         for format in FORMATS
@@ -93,17 +115,18 @@ _OTHERS = (
             name=portable_name(format, rows),
             unit="ratio",
             title=f"portable linear, {format.upper()}, 7b, M = {rows}",
+            better="higher",
         )
         for format in FORMATS
         for rows in (PORTABLE_ROWS if format == "nvfp4" else (16,))
     ),
-    Metric(name="swiglu_share", unit="ratio", title="SwiGLU, of the copy rate"),
+    Metric(name="swiglu_share", unit="ratio", title="SwiGLU, of the copy rate", better="higher"),
     Metric(
-        name="rms_norm_share",
+        name="logprobs_ratio",
         unit="ratio",
-        title="RMSNorm with residual and noise, of the copy rate",
+        title="logprobs against matmul and softmax",
+        better="higher",
     ),
-    Metric(name="logprobs_ratio", unit="ratio", title="logprobs against matmul and softmax"),
     Metric(name="logprobs_bytes", unit="bytes", title="extra memory of logprobs"),
 )
 

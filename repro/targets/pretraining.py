@@ -30,11 +30,23 @@ PRETRAIN_TINY = Target(
         )
     },
     metrics=(
-        Metric(name="accuracy_greedy", unit="percent", title="accuracy, greedy"),
-        Metric(name="accuracy_forced_working", unit="percent", title="greedy, working forced"),
-        Metric(name="accuracy_sampled", unit="percent", title="mean of 8 at temperature 1"),
-        Metric(name="pass_at_8", unit="percent", title="best of 8 at temperature 1"),
-        Metric(name="working_rate", unit="percent", title="working shown"),
+        Metric(name="accuracy_greedy", unit="percent", title="accuracy, greedy", better="higher"),
+        Metric(
+            name="accuracy_forced_working",
+            unit="percent",
+            title="greedy, working forced",
+            better="higher",
+        ),
+        Metric(
+            name="accuracy_sampled",
+            unit="percent",
+            title="mean of 8 at temperature 1",
+            better="higher",
+        ),
+        Metric(
+            name="pass_at_8", unit="percent", title="best of 8 at temperature 1", better="higher"
+        ),
+        Metric(name="working_rate", unit="percent", title="working shown", better="higher"),
         Metric(name="train_seconds", unit="seconds", title="training time"),
         Metric(name="peak_bytes", unit="bytes", title="peak memory"),
     ),
@@ -74,11 +86,13 @@ PRETRAIN_PROXY = Target(
     },
     metrics=(
         *PRETRAIN_TINY.metrics[:3],
-        Metric(name="pass_at_4", unit="percent", title="best of 4 at temperature 1"),
+        Metric(
+            name="pass_at_4", unit="percent", title="best of 4 at temperature 1", better="higher"
+        ),
         *PRETRAIN_TINY.metrics[4:],
-        Metric(name="accuracy_mawps", unit="percent", title="MAWPS test, greedy"),
-        Metric(name="accuracy_svamp", unit="percent", title="SVAMP, greedy"),
-        Metric(name="accuracy_gsm8k", unit="percent", title="GSM8K test, greedy"),
+        Metric(name="accuracy_mawps", unit="percent", title="MAWPS test, greedy", better="higher"),
+        Metric(name="accuracy_svamp", unit="percent", title="SVAMP, greedy", better="higher"),
+        Metric(name="accuracy_gsm8k", unit="percent", title="GSM8K test, greedy", better="higher"),
     ),
     headline="accuracy_greedy",
 )

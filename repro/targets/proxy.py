@@ -168,12 +168,27 @@ COST_LARGE = dataclasses.replace(
 )
 
 METRICS = (
-    Metric(name="heldout_area", unit="percent", title="held-out accuracy, mean over the budget"),
-    Metric(name="heldout_last", unit="percent", title="held-out accuracy, last"),
-    Metric(name="accuracy_hard", unit="percent", title="accuracy, level 5"),
+    Metric(
+        name="heldout_area",
+        unit="percent",
+        title="held-out accuracy, mean over the budget",
+        better="higher",
+    ),
+    Metric(name="heldout_last", unit="percent", title="held-out accuracy, last", better="higher"),
+    Metric(name="accuracy_hard", unit="percent", title="accuracy, level 5", better="higher"),
     *(
-        Metric(name=f"accuracy_{name}", unit="percent", title=f"accuracy, {name.upper()}")
+        Metric(
+            name=f"accuracy_{name}",
+            unit="percent",
+            title=f"accuracy, {name.upper()}",
+            better="higher",
+        )
         for name in HUMAN_SETS
     ),
-    Metric(name="accuracy_human", unit="percent", title="accuracy, mean of human-written sets"),
+    Metric(
+        name="accuracy_human",
+        unit="percent",
+        title="accuracy, mean of human-written sets",
+        better="higher",
+    ),
 )

@@ -3,7 +3,7 @@
 Not a table of the paper, whose batches end at 8: reinforcement learning samples hundreds of rows.
 Random weights, 256 prompt tokens, 256 new ones (192 at 14B and 32B), LoRA of rank 32 on all seven
 projections with non-zero factors, no prompt shared, prefill counted. The `must` of each cell is
-the accepted interval, the `goal` stands beside it (`expected/systems/rollout.derived.json`); the
+the accepted interval, the `goal` stands beside it (`expected/bars/systems.toml`); the
 claims ask how many times 16-bit LoRA on the same engine each cell reaches.
 
 `rollout_scheduling` measures, at 7B, what sharing a group's prompt and continuous batching gain,
@@ -14,6 +14,7 @@ no memory. `rollout_ranks` compares the adapter's ranks at batch 1.
 
 from __future__ import annotations
 
+from repro.spec.claim import Better
 from repro.spec.target import Claim, Metric, Target
 from repro.spec.throughput import ThroughputPoint, ThroughputScale
 from repro.spec.tier import GIB, Tier
@@ -57,6 +58,7 @@ ROLLOUT = Target(
                 name=f"host_share_{point.name}",
                 unit="percent",
                 title=f"{point.name}, batch 1: the device waits for the host",
+                better="lower",
             )
             for point in POINTS
         ),
@@ -98,20 +100,21 @@ _CHECKED = ThroughputScale(
 
 def _distances(prefix: str, what: str, *, exact: bool) -> tuple[Metric, ...]:
     """Return the metrics of a comparison of log-probabilities."""
-    rows = [
-        ("mean_exp_abs", "ratio", "mean exp |engine - trainer|"),
-        ("mean_abs", "nats", "mean |engine - trainer|"),
-        ("drift", "ratio", "second half of the positions over the first"),
+    rows: list[tuple[str, str, str, Better]] = [
+        ("mean_exp_abs", "ratio", "mean exp |engine - trainer|", "lower"),
+        ("mean_abs", "nats", "mean |engine - trainer|", "lower"),
+        ("drift", "ratio", "second half of the positions over the first", "neither"),
     ]
     if exact:
+        ratio = "the engine's distance from float32 over the trainer's"
         rows += [
-            ("engine_error", "nats", "mean |engine - float32|"),
-            ("trainer_error", "nats", "mean |trainer - float32|"),
-            ("error_ratio", "ratio", "the engine's distance from float32 over the trainer's"),
+            ("engine_error", "nats", "mean |engine - float32|", "lower"),
+            ("trainer_error", "nats", "mean |trainer - float32|", "lower"),
+            ("error_ratio", "ratio", ratio, "lower"),
         ]
     return tuple(
-        Metric(name=f"{prefix}_{name}", unit=unit, title=f"{what}: {title}")
-        for name, unit, title in rows
+        Metric(name=f"{prefix}_{name}", unit=unit, title=f"{what}: {title}", better=better)
+        for name, unit, title, better in rows
     )
 
 
@@ -128,8 +131,18 @@ SCHEDULING = Target(
     costs={Tier.SYSTEMS: rollout_cost(_CHECKED, (NVFP4_LORA,), 90 * GIB)},
     metrics=(
         rate("7b", 1),
-        Metric(name="sharing_speedup", unit="ratio", title="prefill, groups of 8 x 1024 tokens"),
-        Metric(name="long_tail_speedup", unit="ratio", title="continuous against static batches"),
+        Metric(
+            name="sharing_speedup",
+            unit="ratio",
+            title="prefill, groups of 8 x 1024 tokens",
+            better="higher",
+        ),
+        Metric(
+            name="long_tail_speedup",
+            unit="ratio",
+            title="continuous against static batches",
+            better="higher",
+        ),
         Metric(
             name="long_tail_tokens_per_second",
             unit="tokens per second",
@@ -139,16 +152,51 @@ SCHEDULING = Target(
         *_distances("trained_parity", "trained policy", exact=True),
         *_distances("float8", "7b, FP8 cache, 512 tokens", exact=False),
         *_distances("float8_without", "7b, BF16 cache, 512 tokens", exact=False),
-        Metric(name="repeat_rows_changed", unit="rows", title="the same rollout twice"),
-        Metric(name="noise_off_rows_changed", unit="rows", title="after noise against before"),
-        Metric(name="noise_rows_changed", unit="percent", title="rows that noise changes"),
-        Metric(name="noise_norms", unit="ratio", title="norms that carried noise, of all"),
-        Metric(name="noise_channels_changed", unit="percent", title="channels that noise moved"),
-        Metric(name="noise_sigma_ratio", unit="ratio", title="sigma realised over asked"),
         Metric(
-            name="faults_as_they_should", unit="percent", title="faults that end as they should"
+            name="repeat_rows_changed", unit="rows", title="the same rollout twice", better="lower"
         ),
-        Metric(name="faults_rows_changed", unit="rows", title="rows changed by a fault before"),
+        Metric(
+            name="noise_off_rows_changed",
+            unit="rows",
+            title="after noise against before",
+            better="lower",
+        ),
+        Metric(
+            name="noise_rows_changed",
+            unit="percent",
+            title="rows that noise changes",
+            better="higher",
+        ),
+        Metric(
+            name="noise_norms",
+            unit="ratio",
+            title="norms that carried noise, of all",
+            better="higher",
+        ),
+        Metric(
+            name="noise_channels_changed",
+            unit="percent",
+            title="channels that noise moved",
+            better="higher",
+        ),
+        Metric(
+            name="noise_sigma_ratio",
+            unit="ratio",
+            title="sigma realised over asked",
+            better="neither",
+        ),
+        Metric(
+            name="faults_as_they_should",
+            unit="percent",
+            title="faults that end as they should",
+            better="higher",
+        ),
+        Metric(
+            name="faults_rows_changed",
+            unit="rows",
+            title="rows changed by a fault before",
+            better="lower",
+        ),
         Metric(name="faults_bytes_kept", unit="bytes", title="device memory kept after faults"),
     ),
     headline="sharing_speedup",

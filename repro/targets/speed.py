@@ -87,6 +87,7 @@ def _metrics(sizes: tuple[str, ...], batches: tuple[int, ...]) -> tuple[Metric, 
             unit="percent",
             title=f"rollout, {size}, batch {batch}: rate from windows above the whole's",
             change=True,
+            better="neither",
         ),
     )
 

@@ -1,11 +1,11 @@
 """How long measured steps are thought to take, before any record of them is blessed.
 
 Per decode step the projections and the head are read once and each block costs a fixed time; many
-rows add arithmetic. Per token of the update every weight is multiplied four times (old
-log-probabilities, forward, forward again, gradient of the input):
+rows add arithmetic. Per token of the update every weight is multiplied three times (forward,
+forward again, gradient of the input), and twice where activations are kept:
 
     decode step   bytes / rate + blocks * fixed + rows * 2 * weights / flops
-    update        tokens * 8 * weights / flops
+    update        tokens * 6 * weights / flops
 
 The rates are those of one NVIDIA H200, rounded; the figures serve planning and nothing else.
 """
@@ -42,13 +42,14 @@ def decode_seconds(arm: StepArm, point: StepPoint) -> float:
 
 
 def update_seconds(arm: StepArm, point: StepPoint) -> float:
-    """Return the seconds of old log-probabilities and update."""
+    """Return the seconds of the forward and backward passes."""
     shape = shape_named(point.model)
     weights = shape.projection_parameters() + shape.vocabulary * shape.hidden
     rows = point.rows
     if point.memory_only:
         rows = min(rows, 2 * max(1, (point.micro_tokens or _MICRO_TOKENS) // point.row_tokens))
-    seconds = rows * point.row_tokens * 8 * weights / _FLOPS_PER_SECOND
+    flops = 6 if point.checkpointing else 4
+    seconds = rows * point.row_tokens * flops * weights / _FLOPS_PER_SECOND
     if arm.training == "full":
         seconds *= 1.5
     return seconds * _SLOWER_UPDATE[arm.linears]
@@ -57,7 +58,7 @@ def update_seconds(arm: StepArm, point: StepPoint) -> float:
 def point_seconds(arm: StepArm, point: StepPoint, scale: StepScale) -> float:
     """Return the seconds of all that is done at one point."""
     update = update_seconds(arm, point)
-    step = decode_seconds(arm, point) + scale.updates * update
+    step = decode_seconds(arm, point) + update
     warm_up = 0.0 if point.memory_only else scale.warm_up * (_SECONDS_A_WARM_UP + update / 4)
     return _SECONDS_AN_ENGINE + warm_up + scale.steps * step
 

@@ -10,17 +10,18 @@ from repro.spec.target import Claim, Metric
 _SECONDS = {
     "step": "time of a GRPO step",
     "rollout": "rollout",
-    "logprob": "old log-probabilities",
+    "reward": "rewards",
     "update": "forward and backward",
     "optimizer": "optimiser",
     "idle": "device idle",
-    "reward": "rewards, beside the device",
 }
 _RATIOS = {
     "speedup": "step against 16-bit LoRA",
     "update_ratio": "update against 16-bit LoRA",
     "rollout_ratio": "rollout against 16-bit LoRA",
 }
+# Milliseconds in which the host's jitter is as large as the value; they are part of the step.
+_JITTER = ("optimizer", "idle", "reward")
 # What needs every token of a completion to be sampled.
 _WHOLE = ("step", "rollout", "speedup", "rollout_ratio")
 
@@ -31,7 +32,12 @@ def step_metrics(points: Iterable[StepPoint], *, ratios: bool) -> tuple[Metric, 
     for point in points:
         where = point.name
         found += [
-            Metric(name=f"{name}_seconds_{where}", unit="seconds", title=f"{title}, {where}")
+            Metric(
+                name=f"{name}_seconds_{where}",
+                unit="seconds",
+                title=f"{title}, {where}",
+                better="neither" if name in _JITTER else None,
+            )
             for name, title in _SECONDS.items()
             if _is_measured(name, point)
         ]
@@ -45,11 +51,21 @@ def step_metrics(points: Iterable[StepPoint], *, ratios: bool) -> tuple[Metric, 
             )
         found += [
             Metric(name=f"peak_bytes_{where}", unit="bytes", title=f"peak memory, {where}"),
-            Metric(name=f"predicted_bytes_{where}", unit="bytes", title=f"planned, {where}"),
-            Metric(name=f"prediction_error_{where}", unit="percent", title=f"plan off, {where}"),
+            Metric(
+                name=f"predicted_bytes_{where}",
+                unit="bytes",
+                title=f"planned, {where}",
+                better="neither",
+            ),
+            Metric(
+                name=f"prediction_error_{where}",
+                unit="percent",
+                title=f"plan off, {where}",
+                better="lower",
+            ),
         ]
         found += [
-            Metric(name=f"{name}_{where}", unit="ratio", title=f"{title}, {where}")
+            Metric(name=f"{name}_{where}", unit="ratio", title=f"{title}, {where}", better="higher")
             for name, title in _RATIOS.items()
             if ratios and _is_measured(name, point)
         ]

@@ -73,17 +73,31 @@ NOISE_IN_SFT = Target(
     procedure="finetune",
     arms=(_BF16, _noisy(_BF16), _NVFP4, _noisy(_NVFP4)),
     metrics=(
-        Metric(name="accuracy", unit="percent", title="accuracy, sampled"),
-        Metric(name="accuracy_greedy", unit="percent", title="accuracy, greedy"),
-        Metric(name="accuracy_greedy_start", unit="percent", title="greedy before training"),
-        Metric(name="gain_greedy", unit="points", title="gain, greedy"),
-        Metric(name="format_rate", unit="percent", title="format kept"),
-        Metric(name="working_rate", unit="percent", title="working shown"),
-        Metric(name="completion_tokens_mean", unit="tokens", title="completion length"),
-        Metric(name="solution_loss_start", unit="nats", title="held-out loss before training"),
-        Metric(name="solution_loss", unit="nats", title="held-out loss"),
-        Metric(name="train_loss_first", unit="nats", title="training loss, first steps"),
-        Metric(name="train_loss_last", unit="nats", title="training loss, last steps"),
+        Metric(name="accuracy", unit="percent", title="accuracy, sampled", better="higher"),
+        Metric(name="accuracy_greedy", unit="percent", title="accuracy, greedy", better="higher"),
+        Metric(
+            name="accuracy_greedy_start", unit="percent",
+            title="greedy before training", better="neither",
+        ),
+        Metric(name="gain_greedy", unit="points", title="gain, greedy", better="higher"),
+        Metric(name="format_rate", unit="percent", title="format kept", better="higher"),
+        Metric(name="working_rate", unit="percent", title="working shown", better="higher"),
+        Metric(
+            name="completion_tokens_mean", unit="tokens",
+            title="completion length", better="neither",
+        ),
+        Metric(
+            name="solution_loss_start", unit="nats",
+            title="held-out loss before training", better="neither",
+        ),
+        Metric(name="solution_loss", unit="nats", title="held-out loss", better="lower"),
+        Metric(
+            name="train_loss_first", unit="nats",
+            title="training loss, first steps", better="neither",
+        ),
+        Metric(
+            name="train_loss_last", unit="nats", title="training loss, last steps", better="lower"
+        ),
         Metric(name="train_seconds", unit="seconds", title="training time"),
         Metric(name="peak_bytes", unit="bytes", title="peak memory"),
         *proxy.METRICS,

@@ -65,18 +65,37 @@ TRAINED = (BF16_FULL, BF16_LORA, NF4_LORA, MXFP4_LORA, NVFP4_LORA, NVFP4_LORA_AQ
 CONTROLS = (RANDOM_REWARD, FORMAT_REWARD)
 
 METRICS = (
-    Metric(name="accuracy", unit="percent", title="accuracy, sampled"),
-    Metric(name="accuracy_greedy", unit="percent", title="accuracy, greedy"),
-    Metric(name="accuracy_greedy_start", unit="percent", title="greedy before training"),
-    Metric(name="gain_greedy", unit="points", title="gain, greedy"),
-    Metric(name="accuracy_forced_working", unit="percent", title="greedy, working forced"),
-    Metric(name="format_rate", unit="percent", title="format kept"),
-    Metric(name="working_rate", unit="percent", title="working shown"),
-    Metric(name="train_reward_mean", unit="reward", title="training reward, mean over steps"),
-    Metric(name="truncation_rate", unit="percent", title="cut at the length limit"),
-    Metric(name="entropy_first", unit="nats", title="entropy, first steps"),
-    Metric(name="entropy_last", unit="nats", title="entropy, last steps"),
-    Metric(name="completion_tokens_mean", unit="tokens", title="completion length"),
+    Metric(name="accuracy", unit="percent", title="accuracy, sampled", better="higher"),
+    Metric(name="accuracy_greedy", unit="percent", title="accuracy, greedy", better="higher"),
+    Metric(
+        name="accuracy_greedy_start",
+        unit="percent",
+        title="greedy before training",
+        better="neither",
+    ),
+    Metric(name="gain_greedy", unit="points", title="gain, greedy", better="higher"),
+    Metric(
+        name="accuracy_forced_working",
+        unit="percent",
+        title="greedy, working forced",
+        better="higher",
+    ),
+    Metric(name="format_rate", unit="percent", title="format kept", better="higher"),
+    Metric(name="working_rate", unit="percent", title="working shown", better="higher"),
+    Metric(
+        name="train_reward_mean",
+        unit="reward",
+        title="training reward, mean over steps",
+        better="higher",
+    ),
+    Metric(
+        name="truncation_rate", unit="percent", title="cut at the length limit", better="neither"
+    ),
+    Metric(name="entropy_first", unit="nats", title="entropy, first steps", better="neither"),
+    Metric(name="entropy_last", unit="nats", title="entropy, last steps", better="neither"),
+    Metric(
+        name="completion_tokens_mean", unit="tokens", title="completion length", better="neither"
+    ),
     Metric(name="train_seconds", unit="seconds", title="training time"),
     Metric(name="peak_bytes", unit="bytes", title="peak memory"),
     *proxy.METRICS,

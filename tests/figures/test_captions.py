@@ -10,7 +10,7 @@ import pytest
 
 from figures.__main__ import load, main
 from figures.captions import caption, rates_text, seeds_text
-from repro.blessed import unpack
+from repro.evidence.store import Blessed
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 PICTURES = ROOT / "docs" / "figures"
@@ -46,10 +46,9 @@ def test_learning_rates_are_named_where_they_differ() -> None:
     assert caption(rows, "means").count("\n") == 1
 
 
-def test_a_controls_picture_has_the_arms_that_it_shares(tmp_path: Path) -> None:
-    for name in ("table1", "aqn_factorial"):
-        unpack(ROOT / "expected" / "proxy" / "nvidia_h200" / f"{name}.records.json", tmp_path)
-    arms = {record.arm for record in load(tmp_path, "proxy", "aqn_factorial")}
+def test_a_controls_picture_has_the_arms_that_it_shares() -> None:
+    blessed = Blessed(ROOT / "expected", "proxy", "nvidia_h200")
+    arms = {record.arm for record in load(blessed, "proxy", "aqn_factorial")}
     formats = ("bf16", "nf4", "mxfp4", "nvfp4")
     assert arms == {f"{name}_lora{noise}" for name in formats for noise in ("", "_aqn")}
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import json
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -21,15 +20,15 @@ from figures.__main__ import main, places
 from figures.curves import curve_rows, smooth
 from figures.layout import spread
 from figures.palette import LOOKS, colour, order, short
-from repro.blessed import unpack
 from repro.evidence.paper import PaperCell
-from repro.evidence.record import Estimate, Record, parse_record, record_of
+from repro.evidence.record import Estimate, Record, record_of
+from repro.evidence.store import RunsFolder, blessed_records
 from repro.spec.target import plan
 from repro.spec.tier import Tier
 from repro.targets import find
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-KERNELS = ROOT / "expected" / "systems" / "nvidia_h200" / "kernels.records.json"
+EXPECTED = ROOT / "expected"
 STEPS = 12
 
 
@@ -119,11 +118,11 @@ def test_shared_arms_are_drawn_at_the_seeds_of_a_targets_own(tmp_path: Path) -> 
         for run in plan(find(target), Tier.PROXY, seeds, [arm]):
             now = datetime.now(UTC)
             record_of(run, metrics={}, environment={}, started=now).write(tmp_path)
-    found = sorted((arm, path.name) for path, arm in places(tmp_path, "proxy", "figure10"))
+    found = sorted((arm, e.name) for e, arm in places(RunsFolder(tmp_path), "proxy", "figure10"))
     assert found == [
         (arm, f"seed-{seed}.json") for arm in ("rank_32", "rank_64") for seed in (5, 6)
     ]
-    assert len(places(tmp_path, "proxy", "table1")) == 10
+    assert len(places(RunsFolder(tmp_path), "proxy", "table1")) == 10
 
 
 def test_a_line_shows_the_rows_it_was_given() -> None:
@@ -251,8 +250,7 @@ def test_an_unreadable_record_is_named_and_left_out(
 
 
 def test_the_roofline_goes_from_few_rows_to_many_and_lies_above_the_floor() -> None:
-    raw = json.loads(KERNELS.read_text(encoding="utf-8"))["records"]
-    rows = roofline.rows([parse_record(item, str(KERNELS)) for item in raw])
+    rows = roofline.rows(blessed_records(EXPECTED, Tier.SYSTEMS, "kernels"))
     lines: dict[tuple[str, str], list[int]] = {}
     for row in rows:
         lines.setdefault((row.arm, row.block), []).append(row.rows)
@@ -268,10 +266,9 @@ def test_the_roofline_goes_from_few_rows_to_many_and_lies_above_the_floor() -> N
 
 
 def test_operations_stand_against_their_bars_in_the_order_of_their_sizes() -> None:
-    raw = json.loads(KERNELS.read_text(encoding="utf-8"))["records"]
     names = ("quantize_share_nf4", "portable_ratio_nvfp4_64", "portable_ratio_nvfp4_1024")
     bounds: operations.Bounds = {("operations", name): (0.8, None) for name in names}
-    rows = operations.rows([parse_record(item, str(KERNELS)) for item in raw], bounds)
+    rows = operations.rows(blessed_records(EXPECTED, Tier.SYSTEMS, "kernels"), bounds)
     assert len(rows) == 3
     labels = [row.label for row in rows]
     few, many = (labels.index(f"portable layer over BF16's, NVFP4 M = {m}") for m in (64, 1024))
@@ -285,7 +282,8 @@ def test_operations_stand_against_their_bars_in_the_order_of_their_sizes() -> No
 def test_blessed_records_of_the_kernels_are_drawn_as_roofline_and_operations(
     tmp_path: Path,
 ) -> None:
-    unpack(KERNELS, tmp_path / "runs")
+    for record in blessed_records(EXPECTED, Tier.SYSTEMS, "kernels"):
+        record.write(tmp_path / "runs")
     assert main(["--records", str(tmp_path / "runs"), "--out", str(tmp_path / "out")]) == 0
     drawn = {path.name for path in (tmp_path / "out").iterdir()}
     names = ("systems_kernels_roofline", "systems_kernels_operations")

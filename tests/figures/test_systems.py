@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 from pathlib import Path
@@ -14,20 +15,24 @@ from figures import memory, operations, protocol, ranks, steps, throughput
 from figures.__main__ import main, save, systems_figures
 from figures.rates import plain
 from figures.systems import PICTURES
-from repro.blessed import unpack
-from repro.evidence.expectation import load_expectations
+from repro.evidence.expectation import load_bars
 from repro.evidence.paper import paper_cells
 from repro.evidence.record import Record, parse_record
+from repro.evidence.store import blessed_records, stored_path, write_stored
+from repro.spec.tier import Tier
 from repro.targets import find
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 EXPECTED = ROOT / "expected"
-BLESSED = EXPECTED / "systems" / "nvidia_h200"
 MEASURED = ROOT / "benchmarks" / "nvidia_h200"
 
 
-def records_of(*names: str, folder: Path = BLESSED, end: str = ".records.json") -> list[Record]:
-    paths = [folder / f"{name}{end}" for name in names]
+def records_of(*names: str) -> list[Record]:
+    return [record for name in names for record in blessed_records(EXPECTED, Tier.SYSTEMS, name)]
+
+
+def earlier_records(*names: str) -> list[Record]:
+    paths = [MEASURED / f"{name}.json" for name in names]
     return [
         parse_record(item, str(path))
         for path in paths
@@ -74,7 +79,7 @@ def test_gains_are_paired_by_seed_and_carry_what_is_claimed() -> None:
 
 
 def test_must_and_goal_are_those_stated() -> None:
-    stated = load_expectations(EXPECTED, "systems", "rollout")
+    stated = load_bars(EXPECTED, "systems", "rollout")
     bars = {(item.arm, item.metric): item for item in stated}
     rows = throughput.rows(records_of("rollout"), (), bars)
     for row in rows:
@@ -118,8 +123,8 @@ def test_a_steps_phases_fill_its_time_and_the_papers_ratio_stands_beside() -> No
 
 def test_memory_shows_measured_peak_plan_and_limits() -> None:
     names = ("memory", "memory_budgets")
-    records = records_of(*names, folder=MEASURED, end=".json")
-    stated = [item for name in names for item in load_expectations(EXPECTED, "systems", name)]
+    records = earlier_records(*names)
+    stated = [item for name in names for item in load_bars(EXPECTED, "systems", name)]
     rows = memory.rows(records, {(item.arm, item.metric): item for item in stated})
     (small,) = [row for row in rows if row.point.endswith("4 rows at once") and row.size == 32]
     assert (small.budget, small.most) == (32.0, 32.0)
@@ -163,7 +168,8 @@ def test_a_picture_takes_only_its_own_targets_and_none_without_records() -> None
 def test_operations_are_those_of_the_kernels_alone(tmp_path: Path) -> None:
     bars: operations.Bounds = {("nvfp4_lora", "host_share_7b"): (None, 30.0)}
     assert operations.rows(records_of("rollout"), bars) == []
-    unpack(BLESSED / "rollout.records.json", tmp_path / "runs")
+    for record in records_of("rollout"):
+        record.write(tmp_path / "runs")
     assert (
         main(["--records", str(tmp_path / "runs"), "--out", str(tmp_path), "--kinds", "svg"]) == 0
     )
@@ -171,12 +177,14 @@ def test_operations_are_those_of_the_kernels_alone(tmp_path: Path) -> None:
 
 
 def test_two_devices_are_drawn_apart_and_named(tmp_path: Path) -> None:
-    systems = tmp_path / "expected" / "systems"
     for device in ("nvidia_h100", "nvidia_h200"):
-        (systems / device).mkdir(parents=True)
-        text = (BLESSED / "rollout_ranks.records.json").read_text(encoding="utf-8")
-        text = text.replace("NVIDIA H200", device.replace("_", " ").upper())
-        (systems / device / "rollout_ranks.records.json").write_text(text, encoding="utf-8")
+        gpu = {"gpu": [{"name": device.replace("_", " ").upper()}]}
+        records = [
+            dataclasses.replace(record, environment=record.environment | gpu)
+            for record in records_of("rollout_ranks")
+        ]
+        path = stored_path(tmp_path / "expected", "systems", "rollout_ranks", device)
+        write_stored(path, ["tokens_per_second_7b_1"], records)
     line = ["--blessed", "--kinds", "svg", "--expected", str(tmp_path / "expected")]
     assert main([*line, "--out", str(tmp_path / "out")]) == 0
     drawn = {path.stem: path.read_text() for path in (tmp_path / "out").iterdir()}

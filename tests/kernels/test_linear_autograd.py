@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
 import torch
 from torch import Tensor
@@ -52,12 +50,6 @@ def plain(monkeypatch: pytest.MonkeyPatch, packed: PackedWeight, dense: Tensor) 
     )
 
 
-@pytest.fixture
-def registered(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
-    """Take the way of `torch.compile` without compiling."""
-    return lambda: monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
-
-
 def leaves(*, frozen: tuple[str, ...] = ()) -> Leaves:
     generator = torch.Generator().manual_seed(1)
     shapes = {"x": (2, M // 2, K), "bias": (N,), "A": (RANK, K), "B": (N, RANK)}
@@ -93,22 +85,16 @@ def test_gradients_are_those_of_plain_autograd(packed: PackedWeight, dense: Tens
         assert error < 0.01, name  # bfloat16
 
 
-@pytest.mark.parametrize("frozen", [(), ("x",), ("A", "B"), ("bias", "A")])
-def test_both_ways_give_the_same_bits(
-    packed: PackedWeight, registered: Callable[[], None], frozen: tuple[str, ...]
+@pytest.mark.parametrize("frozen", [("x",), ("A", "B"), ("bias", "A")])
+def test_a_frozen_leaf_changes_no_other_gradient(
+    packed: PackedWeight, frozen: tuple[str, ...]
 ) -> None:
-    given, again = leaves(frozen=frozen), leaves(frozen=frozen)
-    y = adapted(given, packed)
-    assert "PackedLinear" in type(y.grad_fn).__name__
-    found = gradients(given, y)
-    registered()
-    other = adapted(again, packed)
-    assert "qerl" in type(other.grad_fn).__name__
-    assert torch.equal(y, other)
-    expected = gradients(again, other)
-    assert found.keys() == expected.keys() == given.keys() - set(frozen)
-    for name, value in expected.items():
-        assert torch.equal(found[name], value), name
+    given, part = leaves(), leaves(frozen=frozen)
+    expected = gradients(given, adapted(given, packed))
+    found = gradients(part, adapted(part, packed))
+    assert found.keys() == expected.keys() - set(frozen)
+    for name, value in found.items():
+        assert torch.equal(value, expected[name]), name
 
 
 def test_a_checkpointed_layer_without_adapter_has_the_same_gradient(packed: PackedWeight) -> None:

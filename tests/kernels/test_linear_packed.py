@@ -121,16 +121,6 @@ def test_strided_and_misaligned_rows_are_taken(assertions: SimpleNamespace) -> N
         )
 
 
-@pytest.mark.gpu
-@hopper
-@pytest.mark.filterwarnings("ignore")
-def test_torch_compile_sees_one_node() -> None:
-    _, packed = _layer(128, 256)
-    x = torch.randn(4, 256, device="cuda").bfloat16()
-    compiled = torch.compile(lambda x: linear_autograd.linear(x, packed) * 2, fullgraph=True)
-    assert torch.equal(compiled(x), linear_autograd.linear(x, packed) * 2)
-
-
 def test_wrong_inputs_are_named() -> None:
     weight = pack(reference.quantize(torch.randn(32, 256), "nvfp4"))
     with pytest.raises(ValueError, match="last dimension is 255"):

@@ -184,9 +184,8 @@ def _adapted(x: Tensor, packed: Any, A: Tensor, B: Tensor) -> Tensor:
 
 
 @hopper
-@pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("M", [5, 70, 600])
-def test_compiled_checkpointed_and_captured_gradients_are_the_eager_ones(
+def test_checkpointed_and_captured_gradients_are_the_eager_ones(
     M: int, assertions: SimpleNamespace
 ) -> None:
     shape = (784, 1088)
@@ -201,14 +200,9 @@ def test_compiled_checkpointed_and_captured_gradients_are_the_eager_ones(
         return (y.detach(), *torch.autograd.grad(y, (x, A, B), upstream))
 
     eager = gradients(_adapted)
-    ways = {
-        "compiled": torch.compile(lambda x, A, B: _adapted(x, packed, A, B), fullgraph=True),
-        "checkpointed": lambda x, A, B: checkpoint(_adapted, x, packed, A, B, use_reentrant=False),
-    }
-    for name, way in ways.items():
-        found = gradients(lambda x, packed, A, B, way=way: way(x, A, B))
-        for part, mine, theirs in zip(("y", "dx", "dA", "dB"), found, eager, strict=True):
-            assertions.bitwise(mine, theirs, f"{name} {part}, M {M}")
+    again = gradients(lambda *leaves: checkpoint(_adapted, *leaves, use_reentrant=False))
+    for part, mine, theirs in zip(("y", "dx", "dA", "dB"), again, eager, strict=True):
+        assertions.bitwise(mine, theirs, f"checkpointed {part}, M {M}")
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     graph = torch.cuda.CUDAGraph()
@@ -224,14 +218,3 @@ def test_compiled_checkpointed_and_captured_gradients_are_the_eager_ones(
         torch.cuda.synchronize()
         for part, mine, theirs in zip(("y", "dx", "dA", "dB"), kept, eager, strict=True):
             assertions.bitwise(mine, theirs, f"replayed {part}, M {M}")
-
-
-@hopper
-@pytest.mark.parametrize("M", [1, 40, 2048])
-def test_the_registered_operator_keeps_its_promises(M: int) -> None:
-    _, packed = _both("nvfp4", (784, 1088))
-    x = _rows(M, 1088).requires_grad_()
-    arguments = (x, packed.packs, packed.gain, packed.kept["encode_scale"], None, None, None, 0.0,
-                 0, 784, 1088)  # fmt: skip
-    checks = ("test_schema", "test_autograd_registration", "test_faketensor")
-    torch.library.opcheck(torch.ops.qerl.packed_linear.default, arguments, test_utils=checks)

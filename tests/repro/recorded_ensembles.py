@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any
 
+from repro.evidence.record import Record
+from repro.evidence.store import Blessed
 from repro.places import expected_folder
 from repro.procedures import is_ensemble
 from repro.spec.config import RunConfig
@@ -17,18 +17,17 @@ from repro.targets import find
 
 @dataclass
 class RecordedEnsemble:
-    """Runs that were trained together on one device, and their records as JSON values."""
+    """Runs that were trained together on one device, and their records."""
 
     runs: list[RunConfig] = field(default_factory=list)
-    records: list[dict[str, Any]] = field(default_factory=list)
+    records: list[Record] = field(default_factory=list)
 
     @property
     def seconds(self) -> float:
         """Wall seconds of the run that took longest."""
         return max(
             (
-                datetime.fromisoformat(record["finished"])
-                - datetime.fromisoformat(record["started"])
+                datetime.fromisoformat(record.finished) - datetime.fromisoformat(record.started)
             ).total_seconds()
             for record in self.records
         )
@@ -37,12 +36,14 @@ class RecordedEnsemble:
 def recorded_ensembles() -> list[RecordedEnsemble]:
     """Return the ensembles whose runs finished; records that began together share one."""
     found: dict[tuple[str, str], RecordedEnsemble] = {}
-    for path in sorted((expected_folder(None) / "proxy" / "nvidia_h200").glob("*.records.json")):
-        for record in json.loads(path.read_text(encoding="utf-8"))["records"]:
-            (run,) = plan(find(record["target"]), Tier.PROXY, [record["seed"]], [record["arm"]])
-            if is_ensemble(run) and record["outcome"]["status"] == "ok":
-                device = record["environment"]["variables"]["CUDA_VISIBLE_DEVICES"]
-                ensemble = found.setdefault((record["started"], device), RecordedEnsemble())
+    blessed = Blessed(expected_folder(None), "proxy", "nvidia_h200")
+    for tier, target in blessed.targets():
+        for entry in blessed.entries(tier, target):
+            record = entry.read()
+            (run,) = plan(find(target), Tier.PROXY, [record.seed], [record.arm])
+            if is_ensemble(run) and record.ok:
+                device = record.environment["variables"]["CUDA_VISIBLE_DEVICES"]
+                ensemble = found.setdefault((record.started, device), RecordedEnsemble())
                 ensemble.runs.append(run)
                 ensemble.records.append(record)
     return list(found.values())

@@ -19,15 +19,17 @@ from rich.console import Console
 from repro.device_health import device_answers
 from repro.evidence.record import find_record, read_record
 from repro.procedures import carry_out
+from repro.procedures.worker import Task
 from repro.run import execute
 from repro.spec.config import RunConfig
 from repro.spec.target import TogetherCost
-from repro.workers import Task, WorkerPool
+from repro.workers import WorkerPool
 from tests.repro.ensemble.conftest import SCALE, make_run
 
 FOUND = torch.cuda.device_count()
 pytestmark = [
     pytest.mark.gpu,
+    pytest.mark.alone,
     pytest.mark.skipif(FOUND < 1, reason="needs a CUDA device; found none"),
 ]
 COST = TogetherCost(

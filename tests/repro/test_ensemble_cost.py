@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import shutil
 from pathlib import Path
 
@@ -20,6 +19,7 @@ from repro.ensemble_cost import (
     likely_groups,
     queue_seconds,
 )
+from repro.evidence.store import blessed_records
 from repro.places import expected_folder
 from repro.procedures.proxy_recipe import RECIPES
 from repro.spec.target import TogetherCost, plan
@@ -65,13 +65,11 @@ def test_an_ensemble_costs_its_steps_once_and_its_runs_each() -> None:
 
 
 def test_recorded_runs_spend_the_stated_share_of_a_step_on_their_update() -> None:
-    path = expected_folder(None) / "proxy" / "nvidia_h200" / "table1.records.json"
-    records = json.loads(path.read_text())["records"]
     # Seeds from 10 on ran beside ranks up to 128, whose updates take longer.
     found = [
-        record["effects"]["seconds"]
-        for record in records
-        if "seconds" in record["effects"] and record["seed"] < 10
+        record.effects["seconds"]
+        for record in blessed_records(expected_folder(None), Tier.PROXY, "table1")
+        if "seconds" in record.effects and record.seed < 10
     ]
     update, rollout = (
         sum(seconds[f"{name}_seconds"] for seconds in found) for name in ("update", "rollout")
@@ -157,10 +155,11 @@ def test_a_plan_says_what_is_a_prediction(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("REPRO_POLICIES", str(tmp_path))
-    kept = Path("proxy", "nvidia_h200", "table1.records.json")
-    (tmp_path / kept).parent.mkdir(parents=True)
+    kept = Path("records", "proxy", "nvidia_h200")
+    (tmp_path / kept).mkdir(parents=True)
     (tmp_path / "paper").mkdir()
-    shutil.copyfile(expected_folder(None) / kept, tmp_path / kept)
+    for path in (expected_folder(None) / kept).glob("table1.*"):
+        shutil.copy(path, tmp_path / kept)
     said = {}
     for name in ("table1", "figure9", "table2", "entropy_start", "noise_in_sft"):
         line = ["plan", name, "--tier", "proxy", "--runs", str(tmp_path / "runs")]

@@ -15,12 +15,13 @@ from rich.console import Console
 
 from repro.__main__ import main
 from repro.evidence.record import RecordError, find_record, read_record, record_path
+from repro.procedures.worker import Task
 from repro.run import execute
 from repro.spec.target import plan
 from repro.spec.tier import Tier
 from repro.spec.variants import with_steps
 from repro.targets import find
-from repro.workers import Task, WorkerPool
+from repro.workers import WorkerPool
 
 ROOT = Path(__file__).parents[2]
 

@@ -15,10 +15,11 @@ import pytest
 
 from repro.data import public
 from repro.data.load import is_available, load_problems
-from repro.data.problem import DataError, Problem, write_problems
+from repro.data.problem import DataError, Problem
 from repro.data.public import PUBLIC_SETS, gsm8k_gold, integer_gold, load_public
 from repro.reward.grader import GraderPool
 from repro.spec.config import DataConfig
+from tests.repro.problem_files import write_problems
 
 Table = dict[str, list[dict[str, Any]]]
 SHARED = Path(__file__).parents[3].parent / "shared" / "data"

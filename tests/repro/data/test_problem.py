@@ -15,8 +15,8 @@ from repro.data.problem import (
     Problem,
     digest_of_problems,
     read_problems,
-    write_problems,
 )
+from tests.repro.problem_files import write_problems
 
 GOOD = {"id": "a/1", "question": "1 + 1?", "answer": "2", "solution": None, "source": "hand"}
 TEXT = st.text(st.characters(codec="utf-8"), min_size=1).filter(str.strip)

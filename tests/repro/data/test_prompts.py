@@ -13,7 +13,6 @@ from repro.data.problem import DataError, Problem
 from repro.data.prompts import (
     PAPER_SUFFIX,
     PROMPT_TEMPLATES,
-    chat_template_digest,
     render,
     template_named,
 )
@@ -104,14 +103,6 @@ def test_a_change_of_text_moves_the_digest_and_a_digest_that_moved_needs_a_new_v
     assert found == PINNED
     changed = dataclasses.replace(PROMPT_TEMPLATES["tiny"], build=lambda question: question)
     assert changed.digest() != PROMPT_TEMPLATES["tiny"].digest()
-
-
-def test_the_chat_templates_digest_is_the_tokenizers() -> None:
-    digests = {
-        chat_template_digest(_tokenizer(template, bos=False))
-        for template in (QWEN_LIKE, LLAMA_LIKE, None)
-    }
-    assert len(digests) == 3
 
 
 def test_the_tiny_prompt_is_what_the_tiny_policy_was_pre_trained_on() -> None:

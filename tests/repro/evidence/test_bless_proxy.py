@@ -17,9 +17,15 @@ from repro.analysis_plan import write_plans
 from repro.bless_command import main_bless
 from repro.blessed import blessed_checks
 from repro.evidence import origins, provenance
+from repro.evidence.measured import load_expectations
+from repro.evidence.plans import PlanError, keep_plan, read_plans
 from repro.evidence.record import Record, failed_record
+from repro.evidence.store import blessed_records
 from repro.places import expected_folder
 from repro.selection import select
+from repro.spec.config import digest_of
+from repro.spec.tier import Tier
+from repro.targets import find
 
 Maker = Callable[..., Record]
 
@@ -61,17 +67,17 @@ def test_failed_runs_are_kept_and_shared_arms_stay_at_home(
     failed = failed_record(run, "the gradient norm is nan", gpu, datetime.now(UTC))
     dataclasses.replace(failed, commit="0" * 40, dirty=False).write(runs)
     go("figure9", runs, expected)
-    folder = expected / "proxy" / "nvidia_h200"
-    records = json.loads((folder / "figure9.records.json").read_text())["records"]
-    assert {record["target"] for record in records} == {"figure9"}
-    assert [r["seed"] for r in records if r["outcome"]["status"] == "failed"] == [8]
+    records = blessed_records(expected, Tier.PROXY, "figure9")
+    assert {record.target for record in records} == {"figure9"}
+    assert [record.seed for record in records if not record.ok] == [8]
     assert len(records) == 15
-    kept = json.loads((folder / "figure9.json").read_text())["expectations"]
+    again = load_expectations(expected, Tier.PROXY, find("figure9"), "nvidia_h200")
     # Four finished seeds are no interval; the other arms' values are expected again.
-    assert "aqn_linear" not in {item["arm"] for item in kept}
-    assert "aqn_cosine" in {item["arm"] for item in kept}
-    plan = json.loads((folder / "figure9.plan.json").read_text())
-    assert plan["plan"]["target"] == "figure9"
+    assert "aqn_linear" not in {item.arm for item in again}
+    assert "aqn_cosine" in {item.arm for item in again}
+    (kept,) = read_plans(expected)
+    assert (kept.target, kept.tier, kept.device) == ("figure9", "proxy", "nvidia_h200")
+    assert json.loads(kept.plan)["target"] == "figure9"
     (checked,) = [c for c in blessed_checks(expected) if c.selection.target.name == "figure9"]
     assert checked.evidence.failed_arms == {"aqn_linear": 1}
     assert checked.sound
@@ -88,26 +94,35 @@ def test_the_blessed_plan_is_the_one_made_before_the_runs(
     before.write_text(json.dumps(made))
     write("figure9", runs, proxy_record)
     go("figure9", runs, expected)
-    kept = expected / "proxy" / "nvidia_h200" / "figure9.plan.json"
-    assert json.loads(kept.read_text())["made"] == made["made"]
+    assert [plan.made for plan in read_plans(expected)] == [made["made"]]
     # Blessed again where nobody kept it: the first stays.
     before.unlink()
     go("figure9", runs, expected)
-    assert json.loads(kept.read_text())["made"] == made["made"]
-    # Another plan's text is none of this target's.
-    kept.write_text(json.dumps(made | {"digest": "0" * 64}))
+    (kept,) = read_plans(expected)
+    assert kept.made == made["made"]
+    # Another plan is none of this target's.
+    keep_plan(dataclasses.replace(kept, plan="{}", digest=digest_of({})), expected)
     go("figure9", runs, expected)
-    assert json.loads(kept.read_text())["made"] > made["made"]
+    (kept,) = read_plans(expected)
+    assert kept.made > made["made"]
 
 
 def test_every_blessed_plan_was_made_before_its_runs() -> None:
-    found = sorted((expected_folder(None) / "proxy").rglob("*.plan.json"))
-    assert found
-    for path in found:
-        made = datetime.fromisoformat(json.loads(path.read_text())["made"])
-        records = path.with_name(path.name.replace(".plan.", ".records."))
-        started = [item["started"] for item in json.loads(records.read_text())["records"]]
-        assert made < min(map(datetime.fromisoformat, started)), path.name
+    expected = expected_folder(None)
+    plans = read_plans(expected)
+    assert plans
+    for plan in plans:
+        records = blessed_records(expected, Tier(plan.tier), plan.target)
+        started = [datetime.fromisoformat(record.started) for record in records]
+        assert plan.time < min(started), plan.target
+
+
+def test_a_plan_whose_line_was_edited_is_refused(tmp_path: Path) -> None:
+    lines = (expected_folder(None) / "plans.tsv").read_text().splitlines(keepends=True)
+    lines[1] = lines[1].replace('"alpha":0.05', '"alpha":0.5')
+    (tmp_path / "plans.tsv").write_text("".join(lines))
+    with pytest.raises(PlanError, match=r"plans.tsv:2: digest is \w+; the plan's own is"):
+        read_plans(tmp_path)
 
 
 def test_a_sweep_is_kept_without_expectations(
@@ -115,9 +130,8 @@ def test_a_sweep_is_kept_without_expectations(
 ) -> None:
     write("learning_rates", tmp_path / "runs", proxy_record)
     go("learning_rates", tmp_path / "runs", expected)
-    folder = expected / "proxy" / "nvidia_h200"
-    assert json.loads((folder / "learning_rates.json").read_text())["expectations"] == []
-    assert len(json.loads((folder / "learning_rates.records.json").read_text())["records"]) == 36
+    assert load_expectations(expected, Tier.PROXY, find("learning_rates"), "nvidia_h200") == []
+    assert len(blessed_records(expected, Tier.PROXY, "learning_rates")) == 36
 
 
 def test_a_copy_without_git_is_clean_if_its_files_are_those_of_its_commit(

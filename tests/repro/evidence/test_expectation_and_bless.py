@@ -3,24 +3,22 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import shutil
+import tomllib
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from repro.blessed import blessed_checks
 from repro.check import Evidence, check_selection, gather
-from repro.evidence.bless import BlessError, accepted, bless
-from repro.evidence.expectation import (
-    Expectation,
-    ExpectationError,
-    load_expectations,
-    read_expectations,
-)
+from repro.evidence import gpu_tests
+from repro.evidence.bless import BlessError, bless
+from repro.evidence.expectation import Expectation, ExpectationError, load_bars
+from repro.evidence.measured import accepted, load_expectations
+from repro.evidence.origins import commits_of
 from repro.evidence.record import Record
+from repro.evidence.store import blessed_records
 from repro.places import expected_folder
 from repro.selection import Selection
 from repro.spec.tier import Tier
@@ -49,7 +47,7 @@ def test_blessed_records_are_reproduced_by_themselves(
     runs = tmp_path / "runs"
     table1_records(runs)
     paths = blessed(gather(SELECTION, runs), expected)
-    assert [path.name for path in paths] == ["table1.json", "table1.records.json"]
+    assert [path.name for path in paths] == ["table1.csv", "table1.jsonl.xz"]
     checked = check_selection(SELECTION, runs, expected)
     mine = [v for v in checked.verdicts if v.source.startswith("measured")]
     assert len(mine) > 60
@@ -61,14 +59,12 @@ def test_what_belongs_to_the_machine_is_not_blessed_without_a_device(
     table1_records: Writer, tmp_path: Path, expected: Path
 ) -> None:
     table1_records(tmp_path / "runs")
-    path = blessed(gather(SELECTION, tmp_path / "runs"), expected)[0]
-    raw = json.loads(path.read_text())
-    assert raw["commits"] == {"0" * 40: [0, 1, 2, 3, 4]}
-    assert raw["device"] is None
-    assert {item["metric"] for item in raw["expectations"]}.isdisjoint(
-        {"train_seconds", "peak_bytes"}
-    )
-    assert set(raw["expectations"][0]["values"]) == {"0", "1", "2", "3", "4"}
+    blessed(gather(SELECTION, tmp_path / "runs"), expected)
+    records = blessed_records(expected, Tier.SMOKE, "table1")
+    assert commits_of(records) == {"0" * 40: [0, 1, 2, 3, 4]}
+    expectations = load_expectations(expected, Tier.SMOKE, TABLE1, "nvidia_h200")
+    assert {item.metric for item in expectations}.isdisjoint({"train_seconds", "peak_bytes"})
+    assert set(expectations[0].values) == {"0", "1", "2", "3", "4"}
 
 
 def test_another_result_is_contradicted_by_blessed_values(
@@ -109,7 +105,7 @@ def test_records_that_do_not_deserve_it_are_not_blessed(
     table1_records(tmp_path / "runs", spoil, seeds)
     with pytest.raises(BlessError, match=words):
         blessed(gather(SELECTION, tmp_path / "runs"), expected)
-    assert not (expected / "smoke").exists()
+    assert not (expected / "records").exists()
 
 
 def test_the_papers_tier_is_never_blessed(
@@ -135,65 +131,58 @@ def test_the_accepted_interval_follows_its_rule_and_its_floor() -> None:
     assert accepted([45.0] * 5, "percent") == (42.0, 48.0)
 
 
+BAR = '{ arm = "a", metric = "m", at_least = 1, goal = 2.0 }'
+
+
 @pytest.mark.parametrize(
-    ("change", "words"),
+    ("text", "words"),
     [
-        ({"accept": [None, None]}, "accepts everything"),
-        ({"accept": [2, 1]}, "which is nothing"),
-        ({"accept": 3}, "needs [low, high]"),
-        ({"because": ""}, "no reason"),
-        ({"source": "hearsay"}, "source hearsay"),
-        ({"source": "measured"}, "this file holds derived ones"),
-        ({"surprise": 1}, "surprise"),
+        ('because = "so"\nbars = [{ arm = "a", metric = "m" }]', "accepts everything"),
+        (
+            'because = "so"\nbars = [{ arm = "a", metric = "m", at_least = 2, at_most = 1 }]',
+            "which is nothing",
+        ),
+        (f'because = ""\nbars = [{BAR}]', "no reason"),
+        (f"bars = [{BAR}]", "needs ['because']"),
+        (f'because = "so"\nstatistic = "median"\nbars = [{BAR}]', "statistic median"),
+        ('because = "so"\nbars = [{ arm = "a", at_least = 1 }]', "needs ['metric']"),
+        (f'because = "so"\nsurprise = 1\nbars = [{BAR}]', "does not know ['surprise']"),
+        ('because = "so"\nbars = [{ arm = "a", metric = "m", accept = 1 }]', "['accept']"),
+        ("because = so", "not readable"),
     ],
 )
-def test_a_spoiled_expectation_names_file_and_field(
-    change: dict[str, Any], words: str, tmp_path: Path
-) -> None:
-    item = {
-        "arm": "bf16_lora",
-        "metric": "gain_greedy",
-        "accept": [15.0, None],
-        "source": "derived",
-        "because": "so",
-    }
-    path = tmp_path / "table1.derived.json"
-    path.write_text(
-        json.dumps({"schema": 1, "target": "table1", "expectations": [{**item, **change}]})
-    )
+def test_a_spoiled_bar_names_file_group_and_field(text: str, words: str, tmp_path: Path) -> None:
+    (tmp_path / "bars").mkdir()
+    (tmp_path / "bars" / "smoke.toml").write_text(f"[[table1]]\n{text}\n")
     with pytest.raises(ExpectationError) as caught:
-        read_expectations(path, "table1")
+        load_bars(tmp_path, "smoke", "table1")
+    assert "smoke.toml: " in str(caught.value)
     assert words in str(caught.value)
 
 
-def test_expectations_of_a_device_are_read_for_that_device_alone(tmp_path: Path) -> None:
-    folder = tmp_path / "systems" / "nvidia_h200"
-    folder.mkdir(parents=True)
-    item = {
-        "arm": "a",
-        "metric": "m",
-        "accept": [1, None],
-        "source": "derived",
-        "because": "must",
-        "goal": 2.0,
-    }
-    (folder / "kernels.derived.json").write_text(
-        json.dumps({"schema": 1, "target": "kernels", "expectations": [item]})
+def test_bars_of_a_device_are_read_for_that_device_alone(tmp_path: Path) -> None:
+    (tmp_path / "bars").mkdir()
+    (tmp_path / "bars" / "systems.toml").write_text(
+        f'[[kernels]]\ndevice = "nvidia_h200"\nbecause = "must"\nbars = [{BAR}]\n'
     )
-    assert load_expectations(tmp_path, "systems", "kernels", "nvidia_h200") == [
+    assert load_bars(tmp_path, "systems", "kernels", "nvidia_h200") == [
         Expectation(arm="a", metric="m", accept=(1, None), source="derived", because="must", goal=2)
     ]
-    assert load_expectations(tmp_path, "systems", "kernels", "nvidia_a100") == []
+    assert load_bars(tmp_path, "systems", "kernels", "nvidia_a100") == []
 
 
-def test_every_committed_expectation_can_be_read() -> None:
+def test_every_committed_bar_is_of_an_arm_and_a_metric_that_exist() -> None:
     folder = expected_folder(None)
-    for path in sorted(folder.glob("*/**/*.json")):
-        if path.parent.name == "paper" or path.name.endswith((".records.json", ".plan.json")):
-            continue
-        name = path.name.split(".")[0]
-        arms = {arm.name for arm in find(name).arms}
-        metrics = {metric.name for metric in find(name).metrics}
-        for item in read_expectations(path, name):
-            assert item.arm in arms, path
-            assert item.metric in metrics, path
+    for path in sorted((folder / "bars").glob("*.toml")):
+        for name in tomllib.loads(path.read_text()):
+            arms = {arm.name for arm in find(name).arms}
+            metrics = {metric.name for metric in find(name).metrics}
+            bars = load_bars(folder, path.stem, name)
+            assert bars, name
+            assert {bar.arm for bar in bars} <= arms, name
+            assert {bar.metric for bar in bars} <= metrics, name
+
+
+def test_a_blessed_run_of_the_gpu_tests_qualifies() -> None:
+    for path in sorted(expected_folder(None).glob(f"systems/*/{gpu_tests.NAME}")):
+        assert not gpu_tests.refusals(gpu_tests.read_gpu_tests(path)), path

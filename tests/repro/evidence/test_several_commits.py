@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -15,16 +14,20 @@ import pytest
 from figures.__main__ import main as draw
 from repro.__main__ import main
 from repro.bless_command import main_bless
-from repro.blessed import blessed_checks, unpack
-from repro.check import check_selection, regression
+from repro.blessed import blessed_checks
+from repro.check import check_selection
 from repro.evidence import origins
 from repro.evidence.bless import BlessError
+from repro.evidence.measured import load_expectations
 from repro.evidence.origins import commits_of, commits_text, seeds_text
 from repro.evidence.record import Record
+from repro.evidence.store import Blessed, blessed_records
 from repro.places import expected_folder
 from repro.report.blocks import renewed_readme
 from repro.selection import select
 from repro.spec.config import digest_of
+from repro.spec.tier import Tier
+from repro.targets import find
 
 OLD, NEW = "a" * 40, "b" * 40
 FIRST, SECOND = [5, 6, 7, 8, 9], [10, 11, 12, 13, 14]  # of Table 1's seeds
@@ -84,20 +87,19 @@ def test_more_seeds_of_another_commit_join_the_blessed_ones(
     go("table1", tmp_path / "old", expected)
     write("table1", tmp_path / "new", SECOND, NEW)
     go("table1", tmp_path / "new", expected, add=True)
-    folder = expected / "proxy" / "nvidia_h200"
-    for name in ("table1.json", "table1.records.json"):
-        raw = json.loads((folder / name).read_text())
-        assert raw["commits"] == {OLD: FIRST, NEW: SECOND}
-    assert len(raw["records"]) == 120
+    records = blessed_records(expected, Tier.PROXY, "table1")
+    assert commits_of(records) == {OLD: FIRST, NEW: SECOND}
+    assert len(records) == 120
     assert len(list((tmp_path / "new" / "proxy" / "table1" / "bf16_lora").iterdir())) == 5
-    values = json.loads((folder / "table1.json").read_text())["expectations"][0]["values"]
-    assert len(values) == 10
+    expectations = load_expectations(expected, Tier.PROXY, find("table1"), "nvidia_h200")
+    assert len(expectations[0].values) == 10
     # Blessing the same again changes nothing: what is there already is met, not doubled.
     go("table1", tmp_path / "new", expected, add=True)
-    assert json.loads((folder / "table1.records.json").read_text()) == raw
+    assert blessed_records(expected, Tier.PROXY, "table1") == records
     checks = blessed_checks(expected, "table1")
     assert [item.sound for item in checks] == [True]
-    assert regression(checks[0]) is None
+    runs = ["compare", "blessed", str(tmp_path / "old"), "table1", "--expected", str(expected)]
+    assert main(runs) == 0
     assert not any("source commits" in verdict.sentence for verdict in checks[0].verdicts)
 
 
@@ -177,7 +179,7 @@ def test_seeds_that_were_not_run_alike_are_refused(
     write("table1", runs, SECOND, NEW, new)
     with pytest.raises(BlessError, match=words):
         go("table1", runs, expected)
-    assert not (expected / "proxy").exists()
+    assert not (expected / "records").exists()
 
 
 def test_another_target_that_reads_an_arm_may_have_been_planned_anew(
@@ -187,8 +189,8 @@ def test_another_target_that_reads_an_arm_may_have_been_planned_anew(
     write("table1", runs, FIRST, OLD, other_input("plan:figure17"))
     write("table1", runs, SECOND, NEW)
     go("table1", runs, expected)
-    raw = json.loads((expected / "proxy" / "nvidia_h200" / "table1.records.json").read_text())
-    assert {record["seed"] for record in raw["records"]} == {*FIRST, *SECOND}
+    records = blessed_records(expected, Tier.PROXY, "table1")
+    assert {record.seed for record in records} == {*FIRST, *SECOND}
 
 
 def test_an_arm_shared_with_another_target_counts(
@@ -216,7 +218,7 @@ def test_a_run_that_is_blessed_and_made_anew_is_left_to_the_reader(
     write("table1", tmp_path / "old", FIRST, OLD)
     go("table1", tmp_path / "old", expected)
     write("table1", tmp_path / "new", [9, 10], NEW)
-    with pytest.raises(BlessError, match=r"seed 9, is in .*recorded anew at commit bbbb"):
+    with pytest.raises(BlessError, match=r"seed 9, is in .*recorded again at commit bbbb"):
         go("table1", tmp_path / "new", expected, add=True)
 
 
@@ -228,8 +230,8 @@ def test_shared_arms_come_from_the_blessed_records_too(
     write("figure17", tmp_path / "new", FIRST, OLD)
     shutil.rmtree(tmp_path / "new" / "proxy" / "table1")
     go("figure17", tmp_path / "new", expected, add=True)
-    raw = json.loads((expected / "proxy" / "nvidia_h200" / "figure17.records.json").read_text())
-    assert {record["arm"] for record in raw["records"]} == {"lora_3e5"}
+    records = blessed_records(expected, Tier.PROXY, "figure17")
+    assert {record.arm for record in records} == {"lora_3e5"}
 
 
 def test_timings_stay_with_one_commit(made_up_record: Callable[..., Record]) -> None:
@@ -255,7 +257,7 @@ def test_commits_are_named_with_their_seeds(made_up_record: Callable[..., Record
     assert seeds_text([4, 0, 2]) == "seeds 0, 2, 4"
 
 
-def test_the_blessed_records_unpack_beside_each_other(
+def test_a_target_finds_the_blessed_records_of_the_arms_that_it_shares(
     tmp_path: Path, expected: Path, write: Writer
 ) -> None:
     runs = tmp_path / "runs"
@@ -264,9 +266,7 @@ def test_the_blessed_records_unpack_beside_each_other(
     write("table1", runs, SECOND, NEW)
     go("table1", runs, expected)
     go("aqn_factorial", runs, expected)
-    for path in (expected / "proxy" / "nvidia_h200").glob("*.records.json"):
-        unpack(path, tmp_path / "unpacked")
     (selection,) = select(["aqn_factorial"], tier="proxy")
-    checked = check_selection(selection, tmp_path / "unpacked", expected)
+    checked = check_selection(selection, Blessed(expected, "proxy", "nvidia_h200"), expected)
     assert checked.sound
     assert checked.evidence.count == 40

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import re
 import shutil
 from collections.abc import Mapping
@@ -13,11 +12,13 @@ from pathlib import Path
 import pytest
 
 from repro.__main__ import main
-from repro.check import Checked, check_selection, gather, regression
+from repro.check import Checked, check_selection, gather
 from repro.evidence.bless import BlessError, bless
+from repro.evidence.measured import load_expectations
 from repro.evidence.record import Estimate, record_of
 from repro.evidence.verdict import Verdict
 from repro.places import expected_folder
+from repro.plan import estimate
 from repro.report.tables import bar_rows
 from repro.selection import Selection
 from repro.spec.target import plan
@@ -118,30 +119,44 @@ def test_a_timed_target_is_blessed_on_its_declared_repeats_of_one_seed(
     tmp_path: Path, expected: Path
 ) -> None:
     write(tmp_path / "runs")
-    raw = json.loads(blessed(tmp_path / "runs", expected).read_text(encoding="utf-8"))
-    found = {(item["arm"], item["metric"]): item for item in raw["expectations"]}
-    item = found["nvfp4_lora", "step_seconds_7b_b2"]
-    assert item["values"] == {"0.0": 10.1, "0.1": 10.0, "0.2": 10.0}
-    assert "3 timed repeats" in item["because"]
-    low, high = item["accept"]
+    blessed(tmp_path / "runs", expected)
+    items = load_expectations(expected, Tier.SYSTEMS, TABLE3, "nvidia_h200")
+    by_name = {(item.arm, item.metric): item for item in items}
+    item = by_name["nvfp4_lora", "step_seconds_7b_b2"]
+    assert item.values == {"0.0": 10.1, "0.1": 10.0, "0.2": 10.0}
+    assert "3 timed repeats" in item.because
+    low, high = item.accept
+    assert low is not None
+    assert high is not None
     assert low < 10.0 < high < 12.5
     again = checked(tmp_path / "runs", expected)
     mine = [v for v in again.verdicts if v.source.startswith("measured")]
     assert {v.status for v in mine} == {"reproduced"}
 
 
+def test_a_plans_time_is_that_of_records_of_the_same_version(
+    tmp_path: Path, expected: Path
+) -> None:
+    write(tmp_path / "runs")
+    blessed(tmp_path / "runs", expected)
+    cost = TABLE3.costs[Tier.SYSTEMS]
+    assert estimate(SELECTION, cost, expected).basis == "median of 2 blessed records"
+    later = dataclasses.replace(TABLE3, version=TABLE3.version + 1)
+    selection = Selection(target=later, source=later, tier=Tier.SYSTEMS)
+    assert estimate(selection, cost, expected).basis == cost.basis
+    assert estimate(selection, cost, expected).seconds == dict(cost.seconds_of_arm)
+
+
 def test_a_regression_is_what_left_the_values_blessed_on_the_same_device(
     tmp_path: Path, expected: Path
 ) -> None:
+    line = ["check", "table3", "--tier", "systems", "--expected", str(expected), "--regression"]
     write(tmp_path / "slow", {"nvfp4_lora": SLOW, "bf16_lora": SLOW})
-    assert "nothing to compare" in (regression(checked(tmp_path / "slow", expected)) or "")
+    assert main([*line, "--runs", str(tmp_path / "slow")]) == 2
     blessed(tmp_path / "slow", expected)
     # Its stated bar is missed, as it was when the values were blessed.
-    assert regression(checked(tmp_path / "slow", expected)) is None
-    line = ["check", "table3", "--tier", "systems", "--expected", str(expected), "--regression"]
     assert main([*line, "--runs", str(tmp_path / "slow")]) == 0
     write(tmp_path / "slower", {"nvfp4_lora": (30.1, 30.0, 30.2), "bf16_lora": SLOW})
-    assert "step" in (regression(checked(tmp_path / "slower", expected)) or "")
     assert main([*line, "--runs", str(tmp_path / "slower")]) == 1
 
 
@@ -176,9 +191,7 @@ def test_bars_are_counted_and_those_missed_listed(tmp_path: Path) -> None:
 def test_a_bar_is_judged_by_its_own_interval_where_a_blessed_value_lies_below_it(
     tmp_path: Path, expected: Path
 ) -> None:
-    (expected / "systems").mkdir()
-    for file in (expected_folder(None) / "systems").glob("table3*.derived.json"):
-        shutil.copy(file, expected / "systems")
+    shutil.copytree(expected_folder(None) / "bars", expected / "bars")
     write(tmp_path / "runs", {"nvfp4_lora": SLOW, "bf16_lora": SLOW})
     blessed(tmp_path / "runs", expected)
     again = checked(tmp_path / "runs", expected)

@@ -10,15 +10,14 @@ from typing import Any
 import pytest
 import torch
 from peft import PeftModel
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from kernels import reference
-from repro.models.adapter_files import load_adapter, save_adapter
+from repro.models.adapter_files import adapter_tensors, save_adapter
 from repro.models.lora import AdapterLinear, adapter_layers, effective_weight
 from repro.models.policy import Policy, load_policy, trainable_parameters
 from repro.models.quantized_linear import QuantizedLinear
-from repro.models.tensor_files import CheckpointError
 
 ALL_FORMATS = ("bf16", "nvfp4", "mxfp4", "nf4")
 
@@ -194,14 +193,16 @@ def test_disabled_adapter_is_the_base_bit_for_bit(folder, token_ids):
         assert torch.equal(policy.model(input_ids=token_ids).logits, fresh)
 
 
-def test_adapter_returns_from_its_files_bit_for_bit(tmp_path, folder):
+def test_adapter_files_hold_the_trained_parameters_bit_for_bit(tmp_path, folder):
     policy = load(folder, norms_trained=True)
     randomise(policy)
     save_adapter(policy, tmp_path)
-    other = load(folder, "nf4", norms_trained=True, seed=9)
-    load_adapter(other, tmp_path)
-    for name, parameter in trainable_parameters(policy).items():
-        assert torch.equal(trainable_parameters(other)[name], parameter), name
+    stored = load_file(tmp_path / "adapter_model.safetensors")
+    trained = adapter_tensors(policy)
+    assert stored.keys() == trained.keys()
+    assert len(trained) == len(trainable_parameters(policy))
+    for name, parameter in trained.items():
+        assert torch.equal(stored[name], parameter), name
     assert sorted(path.name for path in tmp_path.iterdir()) == [
         "adapter_config.json",
         "adapter_model.safetensors",
@@ -210,61 +211,10 @@ def test_adapter_returns_from_its_files_bit_for_bit(tmp_path, folder):
 
 def test_an_adapter_saved_without_its_norms_is_one_that_never_had_any(tmp_path, folder):
     policy = load(folder, norms_trained=True)
-    randomise(policy)
     save_adapter(policy, tmp_path, norms=False)
-    other = load(folder, seed=9)
-    load_adapter(other, tmp_path)
-    for name, parameter in trainable_parameters(other).items():
-        assert torch.equal(trainable_parameters(policy)[name], parameter), name
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"lora_alpha": 16.0}, "lora_alpha is 8; the policy has 16"),
-        ({"lora_rank": 4}, "r is 8; the policy has 4"),
-        ({"rslora": True}, "use_rslora is False; the policy has True"),
-        ({"norms_trained": True}, "modules_to_save is None"),
-    ],
-)
-def test_adapter_of_another_scaling_is_refused(tmp_path, make_checkpoint, change, message):
-    folder = make_checkpoint("qwen2")
-    save_adapter(load(folder), tmp_path)
-    with pytest.raises(CheckpointError, match=message):
-        load_adapter(load(folder, **change), tmp_path)
-
-
-@pytest.mark.parametrize("fault", ["missing", "extra", "shape", "nan", "truncated", "config"])
-def test_broken_adapter_file_is_refused_and_the_policy_unchanged(tmp_path, make_checkpoint, fault):
-    policy = load(make_checkpoint("qwen2"))
-    randomise(policy)
-    save_adapter(policy, tmp_path)
-    file = tmp_path / "adapter_model.safetensors"
-    tensors = load_file(file)
-    name = sorted(tensors)[3]
-    if fault == "missing":
-        del tensors[name]
-    elif fault == "extra":
-        tensors["base_model.model.extra"] = torch.zeros(2)
-        name = "base_model.model.extra"
-    elif fault == "shape":
-        tensors[name] = tensors[name][:, :-1].contiguous()
-    elif fault == "nan":
-        tensors[name][0, 0] = math.nan
-    if fault == "truncated":
-        file.write_bytes(file.read_bytes()[:-64])
-        name = "beyond the file"
-    elif fault == "config":
-        (tmp_path / "adapter_config.json").unlink()
-        name = "adapter_config.json is missing"
-    else:
-        save_file(tensors, file)
-    before = {n: p.detach().clone() for n, p in trainable_parameters(policy).items()}
-    with pytest.raises(CheckpointError, match=name.replace(".", r"\.")) as caught:
-        load_adapter(policy, tmp_path)
-    assert str(tmp_path) in str(caught.value)
-    for key, parameter in trainable_parameters(policy).items():
-        assert torch.equal(parameter, before[key])
+    stored = load_file(tmp_path / "adapter_model.safetensors")
+    assert stored.keys() == adapter_tensors(load(folder)).keys()
+    assert json.loads((tmp_path / "adapter_config.json").read_text())["modules_to_save"] is None
 
 
 def test_saved_config_is_stock_peft(tmp_path, make_checkpoint):

@@ -23,10 +23,9 @@ def test_a_policy_lies_in_the_named_folder_else_in_the_cache(monkeypatch, tmp_pa
 
 
 def test_names_are_told_from_folders_and_hub_names():
-    assert size_of("proxy-120m-nvfp4-awq") == "120m"
+    assert size_of("proxy-120m-nvfp4") == "120m"
     assert size_of("proxy-30m-early-nvfp4") == "30m-early"
-    assert size_of("proxy-30m-calibrated") == "30m"
-    for name in ("proxy-30", "proxy-30m-", "proxy-30m/x", "./proxy-30m", "proxy-30m-int4"):
+    for name in ("proxy-30", "proxy-30m-", "proxy-30m/x", "./proxy-30m", "proxy-30m-awq"):
         assert not is_proxy_name(name)
     with pytest.raises(ValueError, match="names no policy"):
         proxy_folder("proxy-9b")

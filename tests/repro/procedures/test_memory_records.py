@@ -19,6 +19,7 @@ import pytest
 
 from repro.evidence.receipts import refusals
 from repro.evidence.record import Record, parse_record
+from repro.evidence.store import Blessed
 from repro.models.memory_plan import plan_memory
 from repro.procedures.step_measure import step_shape
 from repro.spec.arm import WEIGHT_FORMATS
@@ -26,9 +27,8 @@ from repro.spec.step import StepPoint, StepScale
 
 ROOT = Path(__file__).resolve().parents[3]
 FOLDER = ROOT / "benchmarks" / "nvidia_h200"
-BLESSED = ROOT / "expected" / "systems" / "nvidia_h200"
+BLESSED = Blessed(ROOT / "expected", "systems", "nvidia_h200")
 EARLIER = (FOLDER / "memory.json", FOLDER / "memory_budgets.json")
-MEMORY = BLESSED / "memory.records.json"
 DEVICE_BYTES = 143_771 << 20
 
 
@@ -45,11 +45,16 @@ class Peak:
     @property
     def blessed(self) -> bool:
         """Whether the record behind it is one of the expectations'."""
-        return self.source.endswith(".records.json")
+        return self.source.endswith(".csv")
 
 
 def records() -> Iterator[tuple[Path, Record]]:
-    for path in (*EARLIER, *sorted(BLESSED.glob("*.records.json"))):
+    for tier, target in BLESSED.targets():
+        for entry in BLESSED.entries(tier, target):
+            record = entry.read()
+            if record.procedure == "step_time":
+                yield BLESSED.place(tier, target), record
+    for path in EARLIER:
         raw = json.loads(path.read_text(encoding="utf-8"))
         for item in raw["records"]:
             if item["procedure"] == "step_time":
@@ -87,7 +92,7 @@ def test_there_are_sizes_formats_lengths_and_ranks_enough() -> None:
     require_variety(MEASURED)
 
 
-@pytest.mark.skipif(not MEMORY.is_file(), reason="no records of `memory` are blessed yet")
+@pytest.mark.skipif(not BLESSED.has("memory"), reason="no records of `memory` are blessed yet")
 def test_blessed_records_alone_are_enough() -> None:
     require_variety([peak for peak in MEASURED if peak.blessed])
 

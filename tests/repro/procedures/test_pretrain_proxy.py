@@ -15,12 +15,12 @@ from safetensors.torch import load_file
 from tokenizers import Tokenizer
 
 from repro.data.human_working import worked_problems
-from repro.data.problem import Problem, write_problems
+from repro.data.problem import Problem
 from repro.data.proxy_corpus import WORKING_PREFIX, ProxyCorpusConfig, shard_documents
 from repro.data.proxy_tokenizer import build_proxy_tokenizer
 from repro.models.checkpoint import resolve, verify
 from repro.models.policy import load_policy
-from repro.procedures import Stopped, procedure_named, proxy_quality, proxy_run
+from repro.procedures import Stopped, procedure_named, proxy_quality
 from repro.procedures.pretrain import new_model
 from repro.procedures.pretrain_proxy import begin, train_until
 from repro.procedures.proxy_batches import iterate_batches, shard_batches, source_of
@@ -30,6 +30,7 @@ from repro.procedures.proxy_recipe import RECIPES, HumanData, ProxyRecipe, read_
 from repro.spec.target import plan
 from repro.spec.tier import Tier
 from repro.targets import find
+from tests.repro.problem_files import write_problems
 
 SMALL = ProxyRecipe(
     hidden_size=64,
@@ -300,7 +301,6 @@ def made(tmp_path_factory):
         patch.setenv("REPRO_DATA", str(write_humans(root / "human")))
         patch.setenv("REPRO_POLICIES", str(root / "policies"))
         patch.setattr(proxy_quality, "MAX_NEW_TOKENS", 12)
-        patch.setattr(proxy_run, "_CALIBRATION_ROWS", 2)
         patch.setattr(os, "sched_getaffinity", lambda _: {0, 1})
         run = plan(find("pretrain_proxy"), Tier.PROXY)[0]
         scale = dataclasses.replace(run.scale, quality_problems=5, threads=1, human_data=True)
@@ -328,16 +328,15 @@ def test_a_run_leaves_policies_in_every_variant_and_measures_them(made):
     assert measured.effects["human_problems_trained"] == 8
     assert set(measured.metrics) >= {"accuracy_greedy", "accuracy_mawps", "accuracy_svamp"}
     assert {"recipe", "tokenizer", "human_problems", "svamp_test_problems"} <= set(measured.inputs)
-    variants = ("", "-nvfp4", "-mxfp4", "-nf4", "-calibrated", "-nvfp4-awq")
+    variants = ("", "-nvfp4", "-mxfp4", "-nf4")
     assert {path.name for path in policies.iterdir()} == {f"proxy-30m{name}" for name in variants}
     summary = json.loads((resolve("proxy-30m") / "pretraining.json").read_text())
     assert summary["weights_sha256"] == measured.effects["checkpoint_sha256"]
     rounded = {"nf4", "mxfp4", "nvfp4"}
-    stored = {*(f"{name} stored" for name in rounded), "nvfp4-awq"}
-    assert set(summary["four_bit"]) == rounded | stored | {"calibrated bf16"}
+    assert set(summary["four_bit"]) == rounded | {f"{name} stored" for name in rounded}
     assert summary["quality"]["human_problems"] == {"mawps": 3, "svamp": 3}
     assert summary["halfway"]["step"] == 3
-    assert verify(resolve("proxy-30m-nvfp4-awq")) is not None
+    assert verify(resolve("proxy-30m-nvfp4")) is not None
 
 
 def test_the_variants_reload_as_what_they_were(made):
@@ -354,10 +353,6 @@ def test_the_variants_reload_as_what_they_were(made):
     assert torch.equal(logits("proxy-30m-nvfp4", "nvfp4"), logits("proxy-30m", "nvfp4"))
     assert torch.equal(logits("proxy-30m-mxfp4", "mxfp4"), logits("proxy-30m", "mxfp4"))
     assert torch.equal(logits("proxy-30m-nf4", "nf4"), logits("proxy-30m", "nf4"))
-    scaled = logits("proxy-30m-calibrated", "nvfp4")
-    assert torch.equal(logits("proxy-30m-nvfp4-awq", "nvfp4"), scaled)
-    exact, same = logits("proxy-30m", "bf16"), logits("proxy-30m-calibrated", "bf16")
-    assert (same - exact).norm() / exact.norm() < 0.02
 
 
 def test_sixteen_bit_arithmetic_gives_nearly_the_same_gradient_on_float32_masters(tokenizer):

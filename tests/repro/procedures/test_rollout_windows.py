@@ -10,6 +10,7 @@ from typing import Any, cast
 import pytest
 import torch
 
+from kernels import dispatch
 from repro.evidence.receipts import refusals
 from repro.evidence.record import read_record
 from repro.models.lora import adapter_layers
@@ -20,7 +21,7 @@ from repro.procedures.rollout_parts import Repeat
 from repro.procedures.rollout_windows import compare_with_whole, time_cell, windows_of
 from repro.rollout.engine import Engine
 from repro.rollout.engine_config import EngineConfig
-from repro.rollout.fused_linears import PackedGroup, can_pack
+from repro.rollout.fused_linears import PackedGroup, takes_packed
 from repro.rollout.step_timing import fill_cache, fill_rows, time_steps
 from repro.spec.config import RunConfig
 from repro.spec.throughput import ThroughputPoint, ThroughputScale
@@ -145,7 +146,7 @@ def test_every_rank_and_seed_gets_a_record_that_counts(
         assert record.effects["timing"]["seconds"] > 0
 
 
-def test_a_stop_in_the_second_rank_loses_only_the_point_at_hand(
+def test_a_stop_in_the_second_rank_loses_only_the_batch_at_hand(
     loaded: list[str], tmp_path: Path
 ) -> None:
     runs = ranked_runs()
@@ -159,7 +160,10 @@ def test_a_stop_in_the_second_rank_loses_only_the_point_at_hand(
         path.parent.name: json.loads(path.read_text())["done"]
         for path in (tmp_path / "checkpoint").glob("*/parts.json")
     }
-    assert done == {"nvfp4_lora_r16": ["shape a", "7b"], "nvfp4_lora_r32": ["shape a"]}
+    assert done == {
+        "nvfp4_lora_r16": ["shape a", "batch 7b_1", "batch 7b_2", "7b"],
+        "nvfp4_lora_r32": ["shape a"],
+    }
     found = throughput.measure_repeats(runs, folder=tmp_path, **HOW)
     assert loaded == ["a", "a", "b"]
     assert all("tokens_per_second_14b_2" in measured.metrics for measured in found)
@@ -239,7 +243,10 @@ def test_an_exchanged_adapter_is_of_the_new_rank_on_the_same_base(weight_format:
 
 
 @pytest.mark.parametrize("weight_format", ["nvfp4", "nf4"])
-def test_packed_weights_that_an_engine_made_serve_the_next_adapter(weight_format: Any) -> None:
+def test_packed_weights_serve_the_next_adapter(
+    weight_format: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dispatch, "reads_packed", lambda device, dtype: True)
     policy = small_policy(weight_format, 16)
 
     def groups(policy: Policy) -> list[PackedGroup]:
@@ -247,7 +254,7 @@ def test_packed_weights_that_an_engine_made_serve_the_next_adapter(weight_format
         for layer in cast(Any, policy.decoder).model.layers:
             at, mlp = layer.self_attn, layer.mlp
             for members in ((at.q_proj, at.k_proj, at.v_proj), (mlp.gate_proj, mlp.up_proj)):
-                assert can_pack(members)
+                assert takes_packed(members)
                 found.append(PackedGroup(members, overlap=False, beside=None))
         return found
 

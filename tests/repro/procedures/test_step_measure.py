@@ -13,12 +13,12 @@ import torch
 
 from repro.models.memory_plan import plan_memory
 from repro.models.policy import Policy
-from repro.procedures import step_ledger, step_measure, step_metrics, step_phases, step_time
+from repro.procedures import step_ledger, step_measure, step_metrics, step_time
 from repro.procedures.step_ledger import StepLedger
 from repro.procedures.step_measure import Bench
-from repro.procedures.step_metrics import metrics_of, series_of
-from repro.procedures.step_phases import PHASES
+from repro.procedures.step_metrics import metrics_of
 from repro.reward.grader import GraderPool
+from repro.rl import trainer
 from repro.rollout.engine import Engine
 from repro.spec.step import StepArm, StepPoint, StepScale
 from repro.targets.steps import BF16, NF4, NVFP4, RELEASED
@@ -74,44 +74,23 @@ class ScarceEngine(Engine):
 
 
 @pytest.mark.usefixtures("host_clock")
-def test_what_follows_a_rollout_is_repeated_on_it_and_timed_alone(
-    policy: Policy, bench: Bench
-) -> None:
-    scale = dataclasses.replace(bench.scale, steps=1, updates=3)
-    point = dataclasses.replace(POINT, sampled_tokens=0)
-    ledger = StepLedger(bench.ledger.path, scale)
-    entry = repeats(dataclasses.replace(bench, scale=scale, ledger=ledger), policy, point)
-    (repeat,) = entry["repeats"]
-    assert [set(again) for again in repeat["again"]] == [{"logprob", "update", "optimizer"}] * 2
-    series = series_of(point, entry, entry)
-    assert {name: len(values) for name, values in series.items()} == {
-        f"{name}_small": 3 if name.startswith(("logprob", "update", "optimizer")) else 1
-        for name in (
-            "step_seconds", "tokens_per_second", "speedup", "update_ratio", "rollout_ratio",
-            *(f"{phase}_seconds" for phase in (*PHASES, "reward")),
-        )
-    }  # fmt: skip
-    assert series["update_seconds_small"][1:] == [again["update"] for again in repeat["again"]]
-    assert StepLedger(bench.ledger.path, bench.scale).missing(NVFP4, point) == bench.scale.steps
-
-
-@pytest.mark.usefixtures("host_clock")
 def test_a_point_of_memory_alone_takes_two_micro_batches_and_no_warm_up(
     policy: Policy, bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen = []
 
-    def counted(policy: Any, rows: Any, *args: Any, **settings: Any) -> Any:
-        seen.append(len(rows))
-        return accumulate_packed(policy, rows, *args, **settings)
+    def counted(*args: Any, **settings: Any) -> Any:
+        plan, output, tokens = accumulate_step(*args, **settings)
+        seen.append([len(piece) for piece in plan.pieces])
+        return plan, output, tokens
 
-    accumulate_packed = step_phases.accumulate_packed
-    monkeypatch.setattr(step_phases, "accumulate_packed", counted)
+    accumulate_step = trainer.accumulate_step
+    monkeypatch.setattr(trainer, "accumulate_step", counted)
     point = dataclasses.replace(POINT, memory_only=True, group=4, micro_tokens=100)
     scale = dataclasses.replace(bench.scale, steps=1)
     ledger = StepLedger(bench.ledger.path, scale)
     entry = repeats(dataclasses.replace(bench, scale=scale, ledger=ledger), policy, point)
-    assert seen == [4]  # two micro-batches of two rows, of eight
+    assert seen == [[2, 2]]  # two micro-batches, of eight rows
     assert entry["facts"]["moved"] > 0
     assert entry["facts"]["slots"] == 8
     assert not point.whole
@@ -133,6 +112,7 @@ def test_a_point_that_fails_costs_no_other(
         yield 10**10
 
     measure = step_measure._measure
+    monkeypatch.setattr(step_measure, "require_clean", lambda finished: None)
     monkeypatch.setattr(step_measure, "_measure", fails_once)
     monkeypatch.setattr(step_measure, "_budget", budget)
     monkeypatch.setattr(step_measure, "build_policy", lambda *a: policy)
@@ -165,6 +145,7 @@ def test_a_policy_that_cannot_be_built_is_out_of_memory_or_a_failure(
     def fails(*args: Any) -> Policy:
         raise ValueError("planted")
 
+    monkeypatch.setattr(step_measure, "require_clean", lambda finished: None)
     monkeypatch.setattr(step_measure, "_budget", budget)
     monkeypatch.setattr(step_measure, "build_policy", build)
     for arm in (NVFP4, BF16):
@@ -242,7 +223,7 @@ def test_a_budget_leaves_room_for_a_full_grown_context(
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: card)
     monkeypatch.setattr(torch.cuda, "set_per_process_memory_fraction", shares.append)
     monkeypatch.setattr(step_measure, "context_bytes", lambda: in_use)
-    monkeypatch.setattr(step_measure, "let_go", lambda: None)
+    monkeypatch.setattr(step_measure, "release", lambda: None)
     with step_measure._budget(dataclasses.replace(POINT, budget_bytes=10 << 30)) as budget:
         assert budget == 10 << 30
     assert shares == [pytest.approx(((10 << 30) - left) / (100 << 30)), 1.0]

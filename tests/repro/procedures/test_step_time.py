@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -18,8 +19,19 @@ from repro.procedures import (
 )
 from repro.procedures.step_ledger import StepLedger
 from repro.procedures.step_metrics import metrics_of, series_of
-from repro.procedures.step_phases import PHASES, Stepper, parameter_image
+from repro.procedures.step_training import (
+    RandomPrompts,
+    begin,
+    parameter_image,
+    timed_step,
+    training_of,
+    warm_up,
+)
 from repro.reward.grader import GraderPool
+from repro.rl import trainer
+from repro.rl.checkpoint import TrainState
+from repro.rl.clock import PHASES
+from repro.rl.trainer import Training
 from repro.rollout.engine import Engine
 from repro.spec.config import RunConfig
 from repro.spec.step import StepArm, StepPoint, StepScale, step_arm
@@ -47,37 +59,71 @@ POINT = StepPoint(
 )  # fmt: skip
 
 
-def make_stepper(policy: Policy, pool: GraderPool, point: StepPoint = POINT) -> Stepper:
-    scale = StepScale(points=(point,), warm_up=1, warm_up_tokens=4)
+WHOLE = dataclasses.replace(POINT, sampled_tokens=0)
+
+
+def prepared(
+    policy: Policy, pool: GraderPool, point: StepPoint = POINT, arm: StepArm = NVFP4
+) -> tuple[Training, TrainState, Engine]:
+    scale = StepScale(points=(point,), warm_up=1, steps=3)
     planned = step_measure.step_shape(point, "nvfp4", 16, scale, 10**10)
     engine = Engine(policy, step_measure.engine_config(point, planned))
-    return Stepper.build(
-        policy, engine, pool, point, scale, seed=0, micro_tokens=planned.micro_tokens
+    t = training_of(
+        policy, engine, pool, arm, point, scale, seed=0, micro_tokens=planned.micro_tokens
     )
+    return t, begin(t), engine
 
 
 @pytest.mark.usefixtures("host_clock")
 def test_a_step_samples_grades_and_moves_every_trained_tensor(
     policy: Policy, pool: GraderPool
 ) -> None:
-    stepper = make_stepper(policy, pool)
+    t, state, engine = prepared(policy, pool)
     before = {name: p.detach().clone() for name, p in trainable_parameters(policy).items()}
     image = parameter_image(policy)
-    found = [stepper.step(number) for number in range(3)]
-    assert stepper.engine.statistics.generated_tokens == 4 * 10
-    assert max(step["grad_norm"] for step in found) > 0
+    steps = [timed_step(t, state) for _ in range(3)]
+    assert engine.statistics.generated_tokens == 4 * 10
+    assert min(step["grad_norm"] for step in steps) > 0
+    assert sum(pool.counters.values()) > 0
     for name, parameter in trainable_parameters(policy).items():
         assert not torch.equal(parameter.detach(), before[name]), name
     assert not torch.equal(parameter_image(policy), image)
 
 
 @pytest.mark.usefixtures("host_clock")
-def test_the_sampler_and_the_packed_pass_agree_after_updates(
+def test_the_sampler_and_the_trainers_pass_agree_after_updates(
     policy: Policy, pool: GraderPool
 ) -> None:
-    stepper = make_stepper(policy, pool)
-    for number in range(3):
-        assert stepper.step(number)["sampler_trainer_abs_diff_mean"] < 1e-5
+    t, state, _ = prepared(policy, pool, WHOLE)
+    for _ in range(3):
+        assert timed_step(t, state)["sampler_trainer_abs_diff_mean"] < 1e-5
+
+
+@pytest.mark.usefixtures("host_clock")
+def test_filled_rows_say_nothing_of_the_sampler(policy: Policy, pool: GraderPool) -> None:
+    t, state, _ = prepared(policy, pool)
+    assert "sampler_trainer_abs_diff_mean" not in timed_step(t, state)
+
+
+@pytest.mark.usefixtures("host_clock")
+def test_every_row_of_a_measured_step_gives_a_gradient_and_one_pass_is_made(
+    policy: Policy, pool: GraderPool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    passes: list[int] = []
+    plain = trainer.accumulate_step
+
+    def watched(*args: Any, **settings: Any) -> Any:
+        plan, output, tokens = plain(*args, **settings)
+        passes.extend(len(piece) for piece in plan.pieces)
+        assert plan.idle == []
+        assert settings["old_logprobs"] is None
+        return plan, output, tokens
+
+    monkeypatch.setattr(trainer, "accumulate_step", watched)
+    monkeypatch.setattr(trainer, "evaluate_rows", None)
+    t, state, _ = prepared(policy, pool, WHOLE)
+    timed_step(t, state)
+    assert sum(passes) == 4
 
 
 @pytest.mark.usefixtures("host_clock")
@@ -88,31 +134,69 @@ def test_the_planned_cache_holds_every_row_without_preemption(
     point = dataclasses.replace(
         POINT, prompt_tokens=prompt, completion_tokens=completion, sampled_tokens=0, group=4
     )
-    stepper = make_stepper(policy, pool, point)
-    stepper.step(1)
-    assert stepper.engine.statistics.generated_tokens == 8 * completion
-    assert stepper.engine.statistics.preemptions == 0
+    t, state, engine = prepared(policy, pool, point)
+    timed_step(t, state)
+    assert engine.statistics.generated_tokens == 8 * completion
+    assert engine.statistics.preemptions == 0
+
+
+def test_prompts_follow_the_step_and_the_seed_alone(policy: Policy) -> None:
+    def asked(step: int, seed: int = 0) -> list[list[int]]:
+        source = RandomPrompts(policy, POINT, seed)
+        return [source.prompt(problem) for problem in source.draw(step)]
+
+    assert [len(prompt) for prompt in asked(1)] == [20, 20]
+    assert asked(1) == asked(1)
+    assert len({str(asked(*place)) for place in ((1,), (2,), (1, 1))}) == 3
+
+
+@pytest.mark.usefixtures("host_clock")
+def test_a_second_start_times_the_steps_that_the_first_would_have(
+    fresh_policy: Callable[[], Policy], pool: GraderPool
+) -> None:
+    def tokens(step: int, steps: int) -> list[Any]:
+        t, state, _ = prepared(fresh_policy(), pool, WHOLE)
+        state.step = state.draws = step
+        drawn: list[Any] = []
+        plain = t.source.prompt
+        t.source.prompt = lambda problem: drawn.append(plain(problem)) or drawn[-1]  # type: ignore[method-assign, func-returns-value]
+        for _ in range(steps):
+            timed_step(t, state)
+        return drawn
+
+    assert tokens(1, 2)[2:] == tokens(2, 1)
 
 
 @pytest.mark.usefixtures("host_clock")
 def test_phases_fill_the_whole_step(policy: Policy, pool: GraderPool) -> None:
-    found = make_stepper(policy, pool).step(0)
-    assert sum(found[name] for name in PHASES) == pytest.approx(found["total"], rel=1e-6)
-    assert found["rollout"] > 0
-    assert found["update"] > 0
+    t, state, _ = prepared(policy, pool)
+    seconds = timed_step(t, state)
+    assert sum(seconds[name] for name in PHASES) == pytest.approx(seconds["total"], rel=1e-6)
+    for name in ("rollout", "reward", "update", "optimizer"):
+        assert seconds[name] > 0, name
 
 
 @pytest.mark.usefixtures("host_clock")
 def test_a_warm_up_step_samples_few_tokens_and_updates_on_full_rows(
-    policy: Policy, pool: GraderPool
+    policy: Policy, pool: GraderPool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    stepper = make_stepper(policy, pool)
-    stepper.step(0)
-    assert stepper.engine.statistics.generated_tokens == 4 * 4
+    lengths: list[list[int]] = []
+    plain = trainer.accumulate_step
+
+    def watched(policy: Any, rollout: Any, index: Any, *args: Any, **settings: Any) -> Any:
+        lengths.append(rollout.rows.lengths()[index].tolist())
+        return plain(policy, rollout, index, *args, **settings)
+
+    monkeypatch.setattr(trainer, "accumulate_step", watched)
+    t, state, engine = prepared(policy, pool)
+    warm_up(dataclasses.replace(t, micro_tokens=100), state, 4)
+    assert engine.statistics.generated_tokens == 4 * 4
+    assert lengths == [[24, 24]]  # one micro-batch
+    assert state.step == 1
 
 
 def measured_entry(peak: int = 100) -> dict[str, Any]:
-    repeats = [dict.fromkeys((*PHASES, "reward", "total"), 2.0 + i / 10) for i in range(3)]
+    repeats = [dict.fromkeys((*PHASES, "total"), 2.0 + i / 10) for i in range(3)]
     facts = {"generated_tokens": 100, "peak_bytes": peak, "predicted_bytes": 97}
     return {"repeats": repeats, "facts": facts, "out_of_memory": None}
 
@@ -183,7 +267,7 @@ def test_a_tree_with_changes_shares_no_entry_between_processes(
 
 
 def test_the_claims_step_is_one_measurement_of_two_targets(tmp_path: Any) -> None:
-    (sizes,) = next(t for t in STEP_TARGETS if t.name == "table3_sizes").scales.values()
+    (sizes,) = next(t for t in STEP_TARGETS if t.name == "table3_32b").scales.values()
     (memory,) = MEMORY.scales.values()
     StepLedger(tmp_path / "l.json", sizes).add(NVFP4, CLAIM, {"total": 1.0}, {"peak_bytes": 1})
     raw = StepLedger(tmp_path / "l.json", memory)

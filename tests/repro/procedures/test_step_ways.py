@@ -21,18 +21,20 @@ from repro.procedures import checkpoint_stage, step_measure, step_time
 from repro.procedures.checkpoint_path import carry_through
 from repro.procedures.step_ledger import StepLedger, way_of
 from repro.procedures.step_measure import Bench
-from repro.procedures.step_phases import Stepper, parameter_image
+from repro.procedures.step_training import begin, parameter_image, timed_step, training_of
 from repro.reward.grader import GraderPool
+from repro.rl import step
 from repro.rl.optimizer import gradient_step, optimizer_tensors, restore_optimizer
-from repro.rl.packed_step import accumulate_packed, evaluate_packed
+from repro.rl.packed import packed_logprobs
 from repro.rl.rows import Rows, make_rows
+from repro.rl.step import accumulate_step
 from repro.rollout.engine import Engine
 from repro.rollout.sampler import Completion
 from repro.spec.checkpoint_path import CheckpointScale
-from repro.spec.config import GRPO
 from repro.spec.step import StepArm, StepPoint, StepScale
 from repro.targets.steps import BF16, BITSANDBYTES, FULL, MXFP4, NF4, NVFP4, RELEASED
 from tests.repro.procedures import conftest as small
+from tests.repro.rl.uneven_rows import rollout_of
 
 SHAPE = small.SHAPE | {"hidden_size": 256, "intermediate_size": 512}
 POINT = StepPoint(
@@ -49,6 +51,8 @@ def device(request: pytest.FixtureRequest) -> str:
     if torch.cuda.is_available():
         return "cuda"
     request.getfixturevalue("host_clock")
+    # The pass of a GPU, so that a CPU takes everything but the kernels through the same code.
+    request.getfixturevalue("monkeypatch").setattr(step, "row_logprobs", packed_logprobs)
     return "cpu"
 
 
@@ -65,6 +69,7 @@ def build(arm: StepArm, device: str) -> Policy:
     return policy
 
 
+@pytest.mark.gpu
 @pytest.mark.parametrize("arm", WAYS, ids=way_of)
 @pytest.mark.parametrize("checkpointing", [True, False], ids=["again", "kept"])
 def test_a_step_of_every_way_is_measured_and_moves_the_policy(
@@ -100,11 +105,15 @@ def gradients_of(arm: StepArm, rows: Rows, device: str) -> dict[str, torch.Tenso
     )
     # An engine rearranges the codes that the trainer's kernels read.
     engine = Engine(policy, step_measure.engine_config(POINT, planned))
-    old = evaluate_packed(policy, rows, 1.0, micro_tokens=150)
-    advantages = torch.tensor([1.0, -0.5, 0.25, -1.0, 2.0, -1.5, 0.5, -0.75])
-    accumulate_packed(
-        policy, rows, advantages, GRPO, 1.0, length_limit=40, micro_tokens=150, old_logprobs=old
-    )
+    with GraderPool(workers=1) as pool:
+        t = training_of(
+            policy, engine, pool, arm, POINT, StepScale(points=(POINT,)), seed=0, micro_tokens=150
+        )
+    accumulate_step(
+        policy, rollout_of(rows, (1.0, -0.5, 0.25, -1.0, 2.0, -1.5, 0.5, -0.75)),
+        torch.arange(len(rows)), t.run, old_logprobs=None, ref_logprobs=None,
+        parameters=t.parameters, micro_tokens=150,
+    )  # fmt: skip
     engine.close()
     return {
         name: parameter.grad.cpu()
@@ -113,6 +122,7 @@ def gradients_of(arm: StepArm, rows: Rows, device: str) -> dict[str, torch.Tenso
     }
 
 
+@pytest.mark.gpu
 @pytest.mark.parametrize("arm", [RELEASED, BITSANDBYTES], ids=way_of)
 def test_ways_of_one_format_give_the_same_gradient_of_the_same_tokens(
     arm: StepArm, device: str
@@ -150,27 +160,29 @@ def test_moments_in_eight_bits_train_float32_factors_of_a_4_bit_policy(tmp_path:
     planned = step_measure.step_shape(point, "nvfp4", 16, scale, 10**11)
     with GraderPool(workers=1) as pool:
         engine = Engine(policy, step_measure.engine_config(point, planned))
-        stepper = Stepper.build(policy, engine, pool, point, scale, seed=0, micro_tokens=150)
+        t, fresh = (
+            training_of(policy, engine, pool, NVFP4, point, scale, seed=0, micro_tokens=150)
+            for _ in range(2)
+        )
+        state = begin(t)
         before = parameter_image(policy)
-        for number in range(1, 3):
-            assert stepper.step(number)["sampler_trainer_abs_diff_mean"] < 0.05
+        for _ in range(2):
+            assert timed_step(t, state)["sampler_trainer_abs_diff_mean"] < 0.05
         engine.close()
     parameters = trainable_parameters(policy)
     assert {p.dtype for p in parameters.values()} == {torch.float32}
     assert float((parameter_image(policy) - before).norm()) > 0
-    held = {name: stepper.optimizer.state[p]["state1"] for name, p in parameters.items()}
+    moments = {name: t.optimizer.state[p]["state1"] for name, p in parameters.items()}
     # Tensors of fewer than 4,096 values keep float32 moments: bitsandbytes' own rule.
-    assert {name: state.dtype for name, state in held.items()} == {
+    assert {name: moment.dtype for name, moment in moments.items()} == {
         name: torch.uint8 if p.numel() >= 4096 else torch.float32 for name, p in parameters.items()
     }
-    assert torch.uint8 in {state.dtype for state in held.values()}
-    kept = optimizer_tensors(stepper.optimizer, parameters)
-    fresh = Stepper.build(policy, engine, pool, point, scale, seed=0, micro_tokens=150).optimizer
-    restore_optimizer(fresh, parameters, *kept)
+    assert torch.uint8 in {moment.dtype for moment in moments.values()}
+    restore_optimizer(fresh.optimizer, parameters, *optimizer_tensors(t.optimizer, parameters))
     for name, parameter in parameters.items():
-        assert torch.equal(fresh.state[parameter]["state1"], held[name])
+        assert torch.equal(fresh.optimizer.state[parameter]["state1"], moments[name])
         parameter.grad = torch.ones_like(parameter)
-    assert gradient_step(fresh, parameters, max_grad_norm=1.0) > 0
+    assert gradient_step(fresh.optimizer, parameters, max_grad_norm=1.0) > 0
 
 
 @needs_gpu

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from repro.evidence.expectation import load_expectations
+from repro.evidence.expectation import load_bars
 from repro.procedures import procedure_named
 from repro.spec.target import plan
 from repro.spec.throughput import ThroughputPoint, ThroughputScale
@@ -50,7 +50,7 @@ def test_every_bar_names_a_metric_and_an_arm_of_its_target(name: str) -> None:
     target = find(name)
     metrics = {metric.name for metric in target.metrics}
     arms = {arm.name for arm in target.arms}
-    bars = load_expectations(EXPECTED, "systems", name)
+    bars = load_bars(EXPECTED, "systems", name)
     assert bars
     for bar in bars:
         assert bar.metric in metrics
@@ -59,7 +59,7 @@ def test_every_bar_names_a_metric_and_an_arm_of_its_target(name: str) -> None:
 
 
 def test_the_bars_stand_above_what_vllm_reaches() -> None:
-    bars = {(b.arm, b.metric): b for b in load_expectations(EXPECTED, "systems", "rollout")}
+    bars = {(b.arm, b.metric): b for b in load_bars(EXPECTED, "systems", "rollout")}
     for point in ("7b", "32b"):
         for batch in (1, 8, 64, 256):
             ours = bars["nvfp4_lora", f"tokens_per_second_{point}_{batch}"].accept[0]
@@ -108,7 +108,7 @@ def test_every_cell_of_the_paper_is_estimated_and_one_of_each_format_rolled_out_
     formats = {(arm.weight_format, arm.name in scale.bitsandbytes) for arm in target.arms}
     whole = [target.arm(arm) for arm, _, _ in scale.whole]
     assert {(arm.weight_format, arm.name in scale.bitsandbytes) for arm in whole} == formats
-    bars = {(bar.arm, bar.metric) for bar in load_expectations(EXPECTED, "systems", name)}
+    bars = {(bar.arm, bar.metric) for bar in load_bars(EXPECTED, "systems", name)}
     assert {(arm, f"window_gain_{point}_{batch}") for arm, point, batch in scale.whole} == bars
 
 

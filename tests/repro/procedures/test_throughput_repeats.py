@@ -13,6 +13,7 @@ import torch
 
 from repro.evidence.receipts import refusals
 from repro.evidence.record import read_record
+from repro.measure import device_state
 from repro.models.policy import Policy
 from repro.models.shapes import random_policy
 from repro.procedures import (
@@ -27,7 +28,7 @@ from repro.procedures import (
 from repro.spec.config import RunConfig
 from repro.spec.target import plan
 from repro.spec.throughput import ThroughputPoint, ThroughputScale
-from repro.spec.tier import Tier
+from repro.spec.tier import GIB, Tier
 from repro.targets import find
 from repro.targets.rollout import SCHEDULING
 from repro.targets.speed import at_rank
@@ -77,8 +78,11 @@ def loaded(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     monkeypatch.setattr(torch.cuda, "synchronize", lambda *a: None)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *a: (9, 0))
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda *a: (139 * GIB, 140 * GIB))
     monkeypatch.setattr(throughput, "_policy", load)
+    monkeypatch.setattr(throughput, "not_fitting", lambda scale, arm, total_bytes: {})
     monkeypatch.setattr(throughput, "release", lambda: None)
+    monkeypatch.setattr(device_state, "release", lambda: None)
     monkeypatch.setattr(throughput, "copy_rate", lambda: 1e15)
     monkeypatch.setattr(throughput, "matmul_rate", lambda: 1e15)
     return shapes
@@ -155,7 +159,7 @@ def test_a_stop_keeps_the_finished_points_and_the_next_start_goes_on(
             runs, folder=tmp_path, **(HOW | {"should_stop": lambda: next(asked)})
         )
     kept = json.loads((tmp_path / "checkpoint" / "nvfp4_lora" / "parts.json").read_text())
-    assert kept["done"] == ["shape a", "long"]
+    assert kept["done"] == ["shape a", "batch long_1", "batch long_2", "long"]
     rate = kept["repeats"][0]["metrics"]["tokens_per_second_long_1"]["value"]
     found = throughput.measure_repeats(runs, folder=tmp_path, **HOW)
     assert found[0].metrics["tokens_per_second_long_1"].value == rate

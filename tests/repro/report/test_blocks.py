@@ -12,7 +12,7 @@ from repro.report import blocks
 from repro.report.blocks import renew_blocks, renewed_readme
 
 ROOT = PACKAGE.parent
-PAGES = ("README.md", "kernels/README.md", "docs/claims.md", "docs/systems.md")
+PAGES = ("README.md", "kernels/README.md", "docs/ci.md", "docs/claims.md", "docs/systems.md")
 
 
 def test_a_block_is_replaced_and_nothing_else() -> None:

@@ -10,12 +10,16 @@ from pathlib import Path
 from repro.blessed import blessed_checks
 from repro.check import Checked, device_name
 from repro.evidence.record import Record
+from repro.evidence.store import blessed_records, stored_path, write_stored
 from repro.places import expected_folder
 from repro.report.kernels import kernel_rows
 from repro.report.verdicts import stated_bars
+from repro.spec.tier import Tier
+from repro.targets import find
 
 EXPECTED = expected_folder(None)
 Of = Callable[..., Checked]
+METRICS = [metric.name for metric in find("kernels").metrics]
 
 
 def test_a_grid_prints_the_means_of_the_records(blessed_of: Of) -> None:
@@ -62,12 +66,11 @@ def test_two_devices_stand_together_in_every_table(blessed_of: Of, on_other_devi
 def test_records_of_two_devices_are_checked_apart(tmp_path: Path) -> None:
     expected = tmp_path / "expected"
     shutil.copytree(expected_folder(None) / "paper", expected / "paper")
-    systems = expected_folder(None) / "systems"
-    shutil.copytree(systems, expected / "systems")
-    other = expected / "systems" / "nvidia_h100"
-    shutil.copytree(systems / "nvidia_h200", other)
-    for file in other.glob("*.json"):
-        file.write_text(file.read_text(encoding="utf-8").replace("NVIDIA H200", "NVIDIA H100"))
+    records = blessed_records(expected_folder(None), Tier.SYSTEMS, "kernels")
+    for device in ("nvidia_h100", "nvidia_h200"):
+        gpu = {"gpu": [{"name": device.replace("_", " ").upper()}]}
+        named = [dataclasses.replace(r, environment=r.environment | gpu) for r in records]
+        write_stored(stored_path(expected, "systems", "kernels", device), METRICS, named)
     checks = blessed_checks(expected, "kernels")
     assert [device_name(checked.evidence) for checked in checks] == ["nvidia_h100", "nvidia_h200"]
     assert not any(checked.evidence.refused for checked in checks)

@@ -28,7 +28,7 @@ ROOT = PACKAGE.parent
 EXPECTED = expected_folder(None)
 WORDS = {
     "reproduced", "contradicted", "inconclusive", "not run", "met", "missed", "undecided",
-    "unchanged", "regressed", "unclear",
+    "unchanged", "changed", "unclear",
 }  # fmt: skip
 
 
@@ -55,7 +55,7 @@ def verdict(
         ("paper value", "paper: Table 1", Kind.PAPER, "reproduced contradicted inconclusive"),
         ("claim", OWN_BAR, Kind.BAR, "met missed undecided"),
         ("expectation", "derived: the suite's own bar", Kind.BAR, "met missed undecided"),
-        ("expectation", "measured: 5 seeds", Kind.REGRESSION, "unchanged regressed unclear"),
+        ("expectation", "measured: 5 seeds", Kind.BLESSED, "unchanged changed unclear"),
     ],
 )
 def test_each_kind_has_its_own_words(about: str, source: str, kind: Kind, words: str) -> None:
@@ -92,11 +92,11 @@ def test_stated_bars_are_not_the_blessed_values_of_the_same_name(blessed: list[C
     assert sum(len(stated_bars(checked, EXPECTED)) for checked in blessed) > 100
 
 
-def test_unchanged_values_are_left_out_and_regressed_ones_shown(blessed: list[Checked]) -> None:
+def test_unchanged_values_are_left_out_and_changed_ones_shown(blessed: list[Checked]) -> None:
     checked = blessed[0]
-    values = of_kind(checked, Kind.REGRESSION)
+    values = of_kind(checked, Kind.BLESSED)
     assert len(values) > 0
-    shown = [item for item in to_show(checked) if kind_of(item) is Kind.REGRESSION]
+    shown = [item for item in to_show(checked) if kind_of(item) is Kind.BLESSED]
     assert shown == [item for item in values if item.status != "reproduced"]
 
 

@@ -12,8 +12,6 @@ from repro.reward.answers import (
     extract_answer,
     format_ok,
     lenient_answer,
-    released_answer,
-    released_reward,
     soft_format_ok,
 )
 
@@ -65,7 +63,6 @@ def test_every_reading_takes_linear_time_on_repeated_tags() -> None:
         soft_format_ok(text)
         extract_answer(text)
         lenient_answer(text)
-        released_reward(text, "18")
         assert time.process_time() - start < 1.0, unit
 
 
@@ -115,21 +112,3 @@ def test_the_lenient_answer_is_the_last_claim_and_never_the_last_number(
     text: str, answer: str | None
 ) -> None:
     assert lenient_answer(text) == answer
-
-
-def test_the_released_reward_refuses_a_right_number_with_or_without_its_comma() -> None:
-    right = "<think>a</think><answer>{}</answer>"
-    # GSM8K's gold keeps its comma there.
-    assert released_reward(right.format("70,000"), "70,000") == pytest.approx(2.2)
-    assert released_reward(right.format("70000"), "70,000") == pytest.approx(0.2)
-    assert released_reward(right.format("70,000"), "70000") == pytest.approx(0.2)
-    assert released_reward(right.format("$18"), "18") == pytest.approx(0.2)
-    assert released_reward(right.format("18.0"), "18") == pytest.approx(0.2)
-
-
-def test_the_released_reward_pays_what_gives_no_proper_answer() -> None:
-    assert released_reward("18", "18") == 2.0
-    assert released_reward("<answer>18", "18") == 2.0
-    assert released_reward("<answer>17</answer><answer>18</answer>", "18") == 2.0
-    assert released_reward("<think></think><answer></answer>", "18") == pytest.approx(0.2)
-    assert released_answer("no tags at all ") == "no tags at all"

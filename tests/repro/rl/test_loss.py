@@ -20,7 +20,7 @@ from repro.rl.loss import (
     policy_loss,
     resolve_loss,
 )
-from repro.rl.update import plan_step
+from repro.rl.micro_batches import plan_step
 from repro.spec.config import LossConfig, NoiseConfig
 
 LENGTHS = (2, 5, 9)
@@ -130,7 +130,10 @@ def test_leaving_idle_rows_out_is_exact(aggregation: Any) -> None:
     config = LossConfig(aggregation=aggregation)
 
     def gradient(values: Tensor) -> Tensor:
-        plan = plan_step(torch.arange(8), values, mask, config, micro_batch_rows=4, length_limit=12)
+        plan = plan_step(
+            mask.sum(1), torch.arange(8), values, mask, config,
+            micro_tokens=8, micro_batch_rows=4, length_limit=12,
+        )  # fmt: skip
         leaf = logprobs.clone().requires_grad_()
         for index, counts in plan.micro_batches:
             policy_loss(leaf[index], advantages[index], mask[index], config, counts).loss.backward()  # type: ignore[no-untyped-call]
@@ -144,10 +147,11 @@ def test_leaving_idle_rows_out_is_exact(aggregation: Any) -> None:
 def test_idle_rows_are_kept_when_a_kl_term_acts_on_them() -> None:
     _, mask = batch()
     values = torch.zeros(3, dtype=torch.float64)
-    arguments: Any = {"micro_batch_rows": 8, "length_limit": 12}
-    plain = plan_step(torch.arange(3), values, mask, LossConfig(), **arguments)
-    with_kl = plan_step(torch.arange(3), values, mask, LossConfig(beta=0.1), **arguments)
-    assert (plain.micro_batches, plain.idle.tolist()) == ([], [0, 1, 2])
+    index, sizes = torch.arange(3), mask.sum(1)
+    arguments: Any = {"micro_tokens": 100, "micro_batch_rows": 8, "length_limit": 12}
+    plain = plan_step(sizes, index, values, mask, LossConfig(), **arguments)
+    with_kl = plan_step(sizes, index, values, mask, LossConfig(beta=0.1), **arguments)
+    assert (plain.micro_batches, [piece.tolist() for piece in plain.idle]) == ([], [[0, 1, 2]])
     assert with_kl.micro_batches[0][0].tolist() == [0, 1, 2]
 
 

@@ -20,7 +20,7 @@ from repro.rl.advantage import Advantages, group_advantages
 from repro.rl.collect import Rollout
 from repro.rl.loss import StepCounts, policy_loss
 from repro.rl.rows import Rows, make_rows
-from repro.rl.update import accumulate_gradient, plan_step
+from repro.rl.step import accumulate_step
 from repro.spec.config import LossConfig
 
 NO_STD = LossConfig(scale_by_std=False)
@@ -142,16 +142,15 @@ class Path:
             tokens_sampled=0,
             informative=1.0,
         )
-        plan = plan_step(
+        accumulate_step(
+            self.policy,
+            rollout,
             torch.arange(len(rows)),
-            rollout.advantages.values,
-            rollout.rows.mask,
-            self.config,
-            micro_batch_rows=100,
-            length_limit=3,
-        )
-        accumulate_gradient(
-            self.policy, rollout, plan, self.run, old_logprobs=None, ref_logprobs=None
+            self.run,
+            old_logprobs=None,
+            ref_logprobs=None,
+            parameters={"table": self.policy.decoder.table},
+            micro_tokens=10_000,
         )
         gradient = self.policy.decoder.table.grad.double().flatten() * -self.factor
         self.policy.decoder.table.grad = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import torch
 
 from repro.models.norms import block_norms
 from repro.models.policy import load_policy
-from repro.rl import passes, update
+from repro.rl import passes, step
 from repro.rl.packed import packed_logprobs
 from repro.rl.trainer import train
 from repro.rollout.engine import Engine
@@ -28,14 +29,14 @@ def test_on_a_cpu_passes_and_sampler_are_what_they_were(make_policy: Any, go: An
     policy = make_policy()
     assert isinstance(sampler_for(policy, rows=4, max_new_tokens=8, max_positions=64), TorchSampler)
     result, _, _ = go(steps=1)
-    assert "micro_batch_rows" not in result.effects
+    assert "micro_tokens" not in result.effects
 
 
 def test_training_by_packed_rows_gives_the_same_run_up_to_rounding(
     go: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plain, _, _ = go()
-    monkeypatch.setattr(update, "row_logprobs", packed_logprobs)
+    monkeypatch.setattr(step, "row_logprobs", packed_logprobs)
     packed, _, _ = go(folder="b")
     for name in ("loss", "grad_norm", "entropy", "reward"):
         assert packed.series[name] == pytest.approx(plain.series[name], rel=2e-3, abs=1e-5)
@@ -47,30 +48,39 @@ def test_out_of_memory_in_training_halves_the_micro_batch_and_keeps_the_run(
     plain, _, _ = go()
     failures = []
 
-    def scarce(policy: Any, rows: Any, temperature: float) -> Any:
+    def scarce(policy: Any, rows: Any, temperature: float, **settings: Any) -> Any:
         if len(rows) > 3:
             failures.append(len(rows))
             raise torch.OutOfMemoryError("planted")
-        return passes.row_logprobs(policy, rows, temperature)
+        return passes.row_logprobs(policy, rows, temperature, **settings)
 
-    monkeypatch.setattr(update, "row_logprobs", scarce)
+    monkeypatch.setattr(step, "row_logprobs", scarce)
     found, _, _ = go(folder="b")
     assert failures
-    assert found.effects["micro_batch_rows"] == 2
-    assert found.effects["micro_batch_fallbacks"][0] == [0, 64, 2]
+    (number, wanted, fitting), *others = found.effects["micro_batch_fallbacks"]
+    assert number == 0
+    assert wanted in [fitting * 2**i for i in range(3, 8)]
+    assert found.effects["micro_tokens"] == min([fitting, *(other[2] for other in others)])
     for name in ("loss", "grad_norm", "entropy"):
         assert found.series[name] == pytest.approx(plain.series[name], rel=2e-3, abs=1e-5)
 
 
-def test_an_objective_that_depends_on_the_cut_does_not_go_on_with_another(
+def test_a_local_mean_is_over_its_rows_whatever_the_passes_hold(
     go: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def never(*args: Any) -> Any:
-        raise torch.OutOfMemoryError("planted")
+    def scarce(policy: Any, rows: Any, temperature: float, **settings: Any) -> Any:
+        if len(rows) > 2:
+            raise torch.OutOfMemoryError("planted")
+        return passes.row_logprobs(policy, rows, temperature, **settings)
 
-    monkeypatch.setattr(update, "row_logprobs", never)
-    with pytest.raises(torch.OutOfMemoryError, match="planted"):
-        go(loss=RELEASED_BNPO)
+    loss = dataclasses.replace(RELEASED_BNPO, mask_truncated=False)
+    plain, _, _ = go(loss=loss, micro_batch_rows=5)
+    monkeypatch.setattr(step, "row_logprobs", scarce)
+    cut, _, _ = go(loss=loss, micro_batch_rows=5, folder="b")
+    other, _, _ = go(loss=loss, micro_batch_rows=7, folder="c")
+    assert cut.series["loss"] == pytest.approx(plain.series["loss"], rel=2e-3, abs=1e-5)
+    assert cut.series["grad_norm"] == pytest.approx(plain.series["grad_norm"], rel=2e-3)
+    assert other.series["grad_norm"][0] != pytest.approx(plain.series["grad_norm"][0], rel=2e-3)
 
 
 def test_a_copy_for_the_engine_follows_masters_biases_and_noise(make_policy: Any) -> None:

@@ -148,6 +148,24 @@ def test_micro_batches_do_not_change_the_gradient(tune: Any) -> None:
     assert parts.series["grad_norm"][0] == pytest.approx(whole.series["grad_norm"][0], rel=1e-4)
 
 
+def test_running_out_of_memory_halves_the_micro_batch_and_is_noted(
+    tune: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole, _, _, _ = tune(steps=2)
+    plain = supervised.row_logprobs
+
+    def scarce(policy: Policy, rows: Any, *arguments: Any) -> Any:
+        if len(rows) > 2:
+            raise torch.OutOfMemoryError("planted")
+        return plain(policy, rows, *arguments)
+
+    monkeypatch.setattr(supervised, "row_logprobs", scarce)
+    parts, _, _, _ = tune(steps=2, folder="b")
+    assert parts.effects["micro_batch_fallbacks"]
+    assert parts.series["loss"] == pytest.approx(whole.series["loss"], rel=1e-4)
+    assert parts.series["grad_norm"] == pytest.approx(whole.series["grad_norm"], rel=1e-3)
+
+
 def test_a_resumed_run_equals_an_uninterrupted_one_to_the_bit(tune: Any) -> None:
     whole, first, _, _ = tune(noise=NOISE)
     answers = iter([False, False, False, True])

@@ -8,10 +8,12 @@ from typing import Any
 import pytest
 import torch
 
+from kernels import dispatch
+from repro.models.decoder import fused_members, is_projection
 from repro.models.lora import adapter_layers, attach_adapter
 from repro.models.norms import wrap_norms
 from repro.models.policy import Policy
-from repro.models.quantized_linear import quantize_linears
+from repro.models.quantized_linear import QuantizedLinear
 from tests.repro.architectures import CLASSES
 
 
@@ -53,7 +55,7 @@ def random_policy(
                 parameter.copy_(parameter.bfloat16())
                 parameter.requires_grad_(False)
     if weight_format != "bf16":
-        quantize_linears(model, weight_format)
+        _quantize(model, weight_format)
     wrap_norms(model)
     adapted: Any = model
     if rank:
@@ -70,6 +72,17 @@ def random_policy(
         training="lora" if rank else "none",
         compute_dtype=torch.float32,
     )
+
+
+def _quantize(model: Any, weight_format: str) -> None:
+    dense = {name: item for name, item in model.named_modules() if is_projection(name)}
+    rounded = {name: item.weight.bfloat16() for name, item in dense.items()}
+    for name, item in dense.items():
+        scale = None
+        if weight_format == "nvfp4":
+            scale = dispatch.shared_global_scale([rounded[n] for n in fused_members(name)])
+        codes = dispatch.quantize(rounded[name], weight_format, global_scale=scale)
+        model.set_submodule(name, QuantizedLinear(codes, item.bias))
 
 
 @pytest.fixture(scope="session")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -18,6 +18,7 @@ from torch.nn import functional
 from kernels import decode_adapter, hopper, linear, reference, tuning
 from kernels.hopper import Adapter
 from kernels.packing import PackedWeight, unpack
+from repro.models.fused_weights import fuse, share
 from repro.models.lora import AdapterLinear, base_linear
 from repro.models.policy import Policy
 from repro.models.quantized_linear import QuantizedLinear
@@ -35,6 +36,13 @@ PARTS = {
 def _modules(policy: Policy, part: str) -> list[nn.Module]:
     block = policy.decoder.get_submodule("model.layers.0")
     return [block.get_submodule(name) for name in PARTS[part]]
+
+
+def _packed(modules: Sequence[nn.Module]) -> list[nn.Module]:
+    """Return the modules, their weights packed as loading on a Hopper GPU packs them."""
+    layers = [cast(QuantizedLinear, base_linear(module)) for module in modules]
+    share(layers, fuse([layer.codes() for layer in layers]))
+    return list(modules)
 
 
 def _updates(x: Tensor, modules: Sequence[nn.Module]) -> Tensor:
@@ -116,7 +124,7 @@ def test_an_adapter_rides_in_the_launch_up_to_16_rows_and_beside_it_beyond(
     x = torch.randn(max(ROWS), 128, generator=torch.Generator().manual_seed(0))
     wanted = torch.cat([base_linear(module)(x) for module in modules], dim=-1)
     wanted += _updates(x, modules)
-    group = PackedGroup(modules, overlap=False, beside=None)
+    group = PackedGroup(_packed(modules), overlap=False, beside=None)
     # NF4's layers of 9 to 16 rows are the wide kernel's.
     within = 8 if weight_format == "nf4" else 16
     for M in ROWS:
@@ -136,7 +144,7 @@ def test_one_product_gives_layer_and_projection_where_the_layer_goes_dense(
     x = torch.randn(4096, 128, generator=torch.Generator().manual_seed(0))
     wanted = torch.cat([base_linear(module)(x) for module in modules], dim=-1)
     wanted += _updates(x, modules)
-    product = PackedGroup(modules, overlap=False, beside=None)(x)
+    product = PackedGroup(_packed(modules), overlap=False, beside=None)(x)
     assert launches == ["scratch"]
     torch.testing.assert_close(_with_update(product), wanted)
 
@@ -150,7 +158,7 @@ def test_many_rows_by_a_scratch_agree_with_the_modules(
     modules = [module.to("cuda", torch.bfloat16) for module in _modules(policy, "qkv")]
     x = torch.randn(4096, 512, device="cuda").bfloat16()
     plain, exact = (_plainly(kind, modules) for kind in (x, x.float()))
-    product = PackedGroup(modules, overlap=True, beside=None)(x)
+    product = PackedGroup(_packed(modules), overlap=True, beside=None)(x)
     assert product.z is not None
     assert product.b is not None
     assert product.base.stride(0) > product.base.shape[1]
@@ -168,7 +176,7 @@ def test_both_ways_see_an_update_of_the_masters(
     modules = _modules(policy, "qkv")
     x = torch.randn(17, 128, generator=torch.Generator().manual_seed(0))
     base = torch.cat([base_linear(module)(x) for module in modules], dim=-1)
-    group = PackedGroup(modules, overlap=False, beside=None)
+    group = PackedGroup(_packed(modules), overlap=False, beside=None)
     with torch.no_grad():
         for module in modules:
             assert isinstance(module, AdapterLinear)
@@ -184,7 +192,7 @@ def test_projections_without_adapters_are_one_launch(
     make_policy: Callable[..., Policy], launches: list[str]
 ) -> None:
     policy = make_policy("qwen2", "nvfp4", 0, seed=33)
-    group = PackedGroup(_modules(policy, "qkv"), overlap=False, beside=None)
+    group = PackedGroup(_packed(_modules(policy, "qkv")), overlap=False, beside=None)
     for M in (1, 17):
         assert group(torch.zeros(M, 128)).z is None
     assert launches == ["layer", "layer"]
@@ -200,7 +208,7 @@ def test_captures_of_few_and_many_rows_replay_in_turns(
     modules = [module.to("cuda", torch.bfloat16) for module in _modules(policy, "qkv")]
     x = torch.randn(256, 512, device="cuda").bfloat16()
     plain, exact = (_plainly(kind, modules) for kind in (x, x.float()))
-    group = PackedGroup(modules, overlap=True, beside=torch.cuda.Stream(priority=-1))
+    group = PackedGroup(_packed(modules), overlap=True, beside=torch.cuda.Stream(priority=-1))
 
     def run(M: int) -> Tensor:
         product = group(x[:M])

@@ -38,6 +38,7 @@ from repro.spec.config import NoiseConfig, SamplingConfig
 from tests.repro.architectures import CLASSES
 
 pytestmark = [
+    pytest.mark.gpu,
     pytest.mark.slow,
     pytest.mark.skipif(
         importlib.util.find_spec("vllm") is None,

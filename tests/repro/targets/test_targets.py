@@ -232,6 +232,7 @@ def test_a_machine_without_the_driver_is_told_in_a_sentence(
     assert sentence == "needs a CUDA device of compute capability 8.0 or newer; found none"
 
 
+@pytest.mark.gpu
 def test_devices_are_those_that_torch_sees() -> None:
     torch = pytest.importorskip("torch")
     found = cuda_devices()

@@ -1,0 +1,106 @@
+"""Device time as pytest-benchmark's own statistic, and the limits that it is held to.
+
+pytest-benchmark subtracts two readings of a timer. The timer here is a clock that moves only when a
+work is added to it, by the seconds between two events on the device's stream, so minimum, median
+and spread are of device time. On a CPU a work is timed by the host's clock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import torch
+
+from kernels import timing
+from repro.evidence.environment import capture_environment, device_of
+
+
+class DeviceClock:
+    """A timer of pytest-benchmark that stands still but for the works added to it."""
+
+    __name__ = "device_clock"
+
+    def __init__(self) -> None:
+        self._seconds = 0.0
+
+    def __call__(self) -> float:
+        """Return the seconds of all works so far."""
+        return self._seconds
+
+    def add(self, seconds: float) -> None:
+        """Move on."""
+        self._seconds += seconds
+
+
+CLOCK = DeviceClock()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """What the device was measured to reach in this session.
+
+    Attributes
+    ----------
+    copy_rate
+        Bytes per second of a large copy, read and written both counted.
+    matmul_rate
+        FLOP per second of a large bfloat16 product.
+    """
+
+    copy_rate: float
+    matmul_rate: float
+
+    def shares(self, seconds: float, nbytes: float, flops: float) -> dict[str, float]:
+        """Return the percent of each rate and of the limit that binds: the larger of the two."""
+        copied = 100 * nbytes / seconds / self.copy_rate
+        multiplied = 100 * flops / seconds / self.matmul_rate
+        return {
+            "percent_of_copy_rate": copied,
+            "percent_of_matmul_rate": multiplied,
+            "limit_percent": max(copied, multiplied),
+        }
+
+
+@lru_cache(maxsize=1)
+def measured_limits() -> Limits:
+    """Measure the device's rates, once per session."""
+    found = Limits(copy_rate=timing.copy_rate(), matmul_rate=timing.matmul_rate())
+    torch.cuda.empty_cache()
+    return found
+
+
+def device_type() -> str:
+    """Return "cuda" where the kernels serve (from compute capability 8.0 on), else "cpu"."""
+    served = torch.cuda.is_available() and torch.cuda.get_device_capability() >= (8, 0)
+    return "cuda" if served else "cpu"
+
+
+@lru_cache(maxsize=1)
+def device_slug() -> str:
+    """Return the device's name as folders spell it, `nvidia_h200`, or `cpu`."""
+    if device_type() == "cpu":
+        return "cpu"
+    return device_of(capture_environment()) or "cuda"
+
+
+def record_rounds(
+    benchmark: Any, seconds: Callable[[], float], *, rounds: int, device: str
+) -> float:
+    """Let `seconds` be the time of each round; return the median.
+
+    Parameters
+    ----------
+    benchmark
+        pytest-benchmark's fixture, whose timer is `CLOCK`.
+    seconds
+        Does the work once and returns how long it took.
+    """
+    benchmark.pedantic(lambda: CLOCK.add(seconds()), rounds=rounds, warmup_rounds=1)
+    benchmark.extra_info["device"] = device_slug()
+    median = float(benchmark.stats["median"])
+    if device == "cuda":
+        benchmark.extra_info["device_microseconds"] = 1e6 * median
+    return median

@@ -1,0 +1,293 @@
+"""Rows of `kernels.ops.OPS` over 4-bit weights: linear layers, adapters, and conversions."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from kernels import reference
+from kernels.formats import FORMATS, QuantizedWeight
+from kernels.hopper import Adapter
+from kernels.op import Arguments, Dense, Op, Shape, normal
+from kernels.packing import pack
+
+_RANK = 32
+_SCALING = 0.5
+_SHAPES = ((1, 64, 256), (5, 333, 320), (16, 129, 640), (24, 272, 512), (150, 400, 1344))
+_ADAPTED = ((1, 768, 512), (8, 768, 512), (16, 272, 512), (33, 768, 512), (100, 768, 512))
+# The widest layer of Qwen2.5-7B, gate and up in one.
+_N, _K = 37888, 3584
+
+
+def _weight(format: str, N: int, K: int, device: str, seed: int) -> QuantizedWeight:
+    dense = normal(N, K, dtype=torch.float32, device=device, seed=seed)
+    return reference.quantize(dense.mul_(0.05), format)
+
+
+def _inputs(format: str, shape: Shape, dtype: torch.dtype, device: str, seed: int) -> Arguments:
+    """Return x (M, K), the weight (N, K) and a bias (N,)."""
+    M, N, K = shape
+    x = normal(M, K, dtype=dtype, device=device, seed=seed + 1)
+    bias = normal(N, dtype=dtype, device=device, seed=seed + 2)
+    return x, _weight(format, N, K, device, seed), bias
+
+
+def _adapted_inputs(
+    format: str, masters: bool, shape: Shape, dtype: torch.dtype, device: str, seed: int
+) -> Arguments:
+    """Return the arguments of `lora_linear`; A and B in float32, or rounded if not `masters`."""
+    _, N, K = shape
+    x, weight, bias = _inputs(format, shape, dtype, device, seed)
+    kind = torch.float32 if masters else dtype
+    A = normal(_RANK, K, dtype=kind, device=device, seed=seed + 3) * 0.05
+    B = normal(N, _RANK, dtype=kind, device=device, seed=seed + 4) * 0.05
+    return x, weight, A, B, _SCALING, bias
+
+
+def _column_inputs(
+    format: str, shape: Shape, dtype: torch.dtype, device: str, seed: int
+) -> Arguments:
+    """Return x, the weight, a bias of N + R entries, zeros last, and A (R, K) of 3 projections."""
+    M, N, K = shape
+    x, weight, bias = _inputs(format, (M, N, K), dtype, device, seed)
+    a = normal(3 * _RANK, K, dtype=dtype, device=device, seed=seed + 3) * 0.05
+    return x, weight, torch.cat([bias, bias.new_zeros(3 * _RANK)]), a
+
+
+def _gradient_inputs(
+    format: str, shape: Shape, dtype: torch.dtype, device: str, seed: int
+) -> Arguments:
+    M, N, K = shape
+    grad = normal(M, N, dtype=dtype, device=device, seed=seed + 1)
+    return grad, _weight(format, N, K, device, seed)
+
+
+def _stored_inputs(
+    format: str, shape: Shape, dtype: torch.dtype, device: str, seed: int
+) -> Arguments:
+    N, K = shape
+    return _weight(format, N, K, device, seed), dtype
+
+
+def _dense_inputs(
+    format: str, shape: Shape, dtype: torch.dtype, device: str, seed: int
+) -> Arguments:
+    weight = normal(*shape, dtype=dtype, device=device, seed=seed)
+    weight[0, :32] = 0.0
+    return weight, format
+
+
+def _packed(arguments: Arguments) -> Arguments:
+    return tuple(pack(a) if isinstance(a, QuantizedWeight) else a for a in arguments)
+
+
+def _with_adapter(arguments: Arguments) -> Arguments:
+    x, weight, A, B, scaling, bias = arguments
+    return x, pack(weight), bias, Adapter(a=A, b=B, scaling=scaling)
+
+
+def dense_with_columns(
+    x: Tensor, weight: QuantizedWeight, bias: Tensor | None, a: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Return (x W^T + b, x A^T); the reference of `kernels.linear.dense_with_columns`."""
+    both = torch.cat([reference.dequantize(weight, x.dtype), a])
+    y = functional.linear(x, both, bias)
+    return y[:, : weight.shape[0]], y[:, weight.shape[0] :]
+
+
+def grad_input(grad: Tensor, weight: QuantizedWeight) -> Tensor:
+    """Return dy W, (M, K); the reference of `kernels.linear.grad_input`."""
+    return grad @ reference.dequantize(weight, grad.dtype)
+
+
+def _dense_linear(arguments: Arguments) -> Dense:
+    x, weight, bias = arguments
+    return functional.linear, (x, reference.dequantize(weight, x.dtype), bias)
+
+
+def _dense_adapted(arguments: Arguments) -> Dense:
+    x, weight, A, B, scaling, bias = arguments
+    dense = reference.dequantize(weight, x.dtype)
+    return _adapted, (x, dense, A.to(x.dtype), B.to(x.dtype), scaling, bias)
+
+
+def _adapted(x: Tensor, W: Tensor, A: Tensor, B: Tensor, scaling: float, bias: Tensor) -> Tensor:
+    update = functional.linear(functional.linear(x, A), B)
+    return functional.linear(x, W, bias).add_(update, alpha=scaling)
+
+
+def _dense_columns(arguments: Arguments) -> Dense:
+    x, weight, bias, a = arguments
+    both = torch.cat([reference.dequantize(weight, x.dtype), a])
+    return functional.linear, (x, both, bias)
+
+
+def _dense_gradient(arguments: Arguments) -> Dense:
+    grad, weight = arguments
+    return torch.matmul, (grad, reference.dequantize(weight, grad.dtype))
+
+
+def weight_bytes(format: str, N: int, K: int) -> float:
+    """Return the bytes of a weight matrix, codes and block scales."""
+    per_block = 4 if format == "nf4" else 1
+    return N * K * (1 / 2 + per_block / FORMATS[format].block)
+
+
+def _nbytes(format: str, columns: int, shape: Shape) -> float:
+    """Return the bytes of a product with `columns` further columns of an adapter."""
+    M, N, K = shape
+    return weight_bytes(format, N, K) + 2 * M * (N + K) + 2 * columns * (N + K)
+
+
+def _flops(columns: int, shape: Shape) -> float:
+    M, N, K = shape
+    return 2 * M * (N * K + columns * (N + K))
+
+
+def _conversion_bytes(format: str, shape: Shape) -> float:
+    return weight_bytes(format, *shape) + 2 * shape[0] * shape[1]
+
+
+def _elements(shape: Shape) -> float:
+    return float(shape[0] * shape[1])
+
+
+def _rows(format: str) -> tuple[Op, ...]:
+    """Return the rows of the Hopper kernels over packed weights: the engine's and the trainer's."""
+
+    def row(name: str, kernel: str, columns: int = 0, **fields: Any) -> Op:
+        common: dict[str, Any] = {
+            "shapes": _SHAPES,
+            "large": (4096, _N, _K),
+            "nbytes": partial(_nbytes, format, columns),
+            "flops": partial(_flops, columns),
+            "prepare": _packed,
+        }
+        return Op(
+            name=f"{name}_{format}",
+            kernel=f"kernels.{kernel}",
+            interpretable=False,
+            hopper=True,
+            **common | fields,
+        )
+
+    return (
+        row(
+            "linear",
+            "linear:packed_linear",
+            reference=reference.linear,
+            inputs=partial(_inputs, format),
+            large=(8, _N, _K),
+            dense=_dense_linear,
+        ),
+        row(
+            "adapted_linear",
+            "linear:packed_linear",
+            _RANK,
+            reference=reference.lora_linear,
+            inputs=partial(_adapted_inputs, format, False),
+            shapes=_ADAPTED,
+            large=(8, _N, _K),
+            prepare=_with_adapter,
+            dense=_dense_adapted,
+        ),
+        row(
+            "dense_with_columns",
+            "linear:dense_with_columns",
+            reference=dense_with_columns,
+            inputs=partial(_column_inputs, format),
+            large=(1024, _N, _K),
+            dense=_dense_columns,
+        ),
+        row(
+            "trained_linear",
+            "linear_autograd:linear",
+            reference=reference.linear,
+            inputs=partial(_inputs, format),
+            dense=_dense_linear,
+        ),
+        row(
+            "lora_linear",
+            "linear_autograd:lora_linear",
+            _RANK,
+            reference=reference.lora_linear,
+            inputs=partial(_adapted_inputs, format, True),
+            shapes=_ADAPTED,
+            dense=_dense_adapted,
+        ),
+        row(
+            "grad_input",
+            "linear:grad_input",
+            reference=grad_input,
+            inputs=partial(_gradient_inputs, format),
+            dense=_dense_gradient,
+        ),
+        row(
+            "dequantize_packs",
+            "hopper:dequantize_packs",
+            reference=reference.dequantize,
+            inputs=partial(_stored_inputs, format),
+            named=("dtype",),
+            shapes=((16, 256), (33, 320), (272, 512)),
+            large=(_N, _K),
+            nbytes=partial(_conversion_bytes, format),
+            flops=_elements,
+            # In value: a zero may lose its sign.
+            bound=0.0,
+        ),
+    )
+
+
+def _portable(format: str) -> Op:
+    return Op(
+        name=f"portable_linear_{format}",
+        reference=reference.linear,
+        kernel="kernels.portable_linear:linear",
+        inputs=partial(_inputs, format),
+        # It takes 128 rows at most, one row without the matrix unit.
+        shapes=((1, 70, 1088), *_SHAPES[:4], (100, 65, 320)),
+        large=(8, _N, _K),
+        nbytes=partial(_nbytes, format, 0),
+        flops=partial(_flops, 0),
+        dense=_dense_linear,
+    )
+
+
+def _conversions(format: str) -> tuple[Op, ...]:
+    common: dict[str, Any] = {
+        "shapes": ((3, 64), (33, 320)),
+        "large": (_N, _K),
+        "nbytes": partial(_conversion_bytes, format),
+        "flops": _elements,
+        "exact": True,
+    }
+    return (
+        Op(
+            name=f"dequantize_{format}",
+            reference=reference.dequantize,
+            kernel="kernels.dequantize:dequantize",
+            inputs=partial(_stored_inputs, format),
+            **common,
+        ),
+        Op(
+            name=f"quantize_{format}",
+            reference=reference.quantize,
+            kernel="kernels.quantize:quantize",
+            inputs=partial(_dense_inputs, format),
+            # It looks whether every value is finite.
+            captured=False,
+            **common,
+        ),
+    )
+
+
+# Without the matrix unit's tiles NF4 always goes by a dense W (`kernels.dispatch`).
+LINEAR_OPS: tuple[Op, ...] = (
+    *(op for format in FORMATS for op in _rows(format)),
+    *(_portable(format) for format in FORMATS if format != "nf4"),
+    *(op for format in FORMATS for op in _conversions(format)),
+)

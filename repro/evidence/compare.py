@@ -1,0 +1,369 @@
+"""Compare: two sets of records of one target, metric by metric, and whether the new one is worse.
+
+The values of a metric are its seeds, or its timed repeats where the target declares them. Two
+things must come together before a row is called regressed:
+
+* **practice**: the change is beyond the threshold of the metric's unit: 5 % (seconds, tokens per
+  second, ratios, nats), 1 % of bytes, 1 point of percents (they are shares of a time or of a
+  memory), any row of counts that should stay as they are;
+* **statistics**: Student's t test for two samples of unequal variance (Welch), one-sided, with
+  Holm's correction over the tested rows of one target. Ratios are tested on logarithms: noise of
+  timings is in proportion.
+
+Three values show a spread, two do not. Where one side has fewer than three, both are given the
+spread of the other. Where both have fewer (a peak of memory, which does not vary) there is no test:
+a row has regressed if it is beyond the threshold and all new values are worse than all old ones.
+
+Easy to get wrong: to read "not significant" as "as fast as before". A row whose 95 % interval
+reaches beyond the threshold is `unclear`, not `unchanged`: its noise could hide the loss that is
+looked for.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from statistics import fmean
+from typing import Literal
+
+from repro.evidence.origins import devices_of, refusal, without_seed
+from repro.evidence.record import Record
+from repro.evidence.statistics import holm
+from repro.evidence.two_samples import difference
+from repro.evidence.verdict import ALPHA
+from repro.spec.claim import BETTER_OF_UNIT, Better, Metric
+from repro.spec.target import Target
+from repro.spec.tier import Tier
+
+Records = Mapping[str, Mapping[int, Record]]
+RowVerdict = Literal["regressed", "improved", "unchanged", "unclear"]
+Status = Literal["fine", "regressed", "could not judge"]
+
+VERDICTS: tuple[RowVerdict, ...] = ("regressed", "unclear", "improved", "unchanged")
+EXIT_STATUS: dict[Status, int] = {"fine": 0, "regressed": 1, "could not judge": 2}
+# Units whose values are compared by their difference, with the threshold in that unit.
+ABSOLUTE_THRESHOLDS = {"percent": 1.0, "points": 1.0, "rows": 0.0}
+# Of the old value.
+RELATIVE_THRESHOLDS = {"bytes": 0.01}
+OTHER_THRESHOLD = 0.05
+
+
+def values_of(records: Mapping[int, Record], metric: str, *, timed: bool) -> dict[int, float]:
+    """Return {seed: value} of a metric, or {repeat: value} where repeats are timed.
+
+    The repeats of a seed are numbered from a thousand times the seed on.
+    """
+    values: dict[int, float] = {}
+    for seed, record in sorted(records.items()):
+        value = record.value(metric)
+        if timed:
+            values |= {1000 * seed + i: v for i, v in enumerate(record.repeats(metric))}
+        elif value is not None:
+            values[seed] = value
+    return values
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Side:
+    """One of two sets of records of a target.
+
+    Attributes
+    ----------
+    name
+        Where the records are from, as sentences name it.
+    records
+        Usable ones by arm and seed.
+    problems
+        A sentence for each record that is refused, failed or cannot be read.
+    """
+
+    name: str
+    records: Records = field(default_factory=dict)
+    problems: tuple[str, ...] = ()
+
+    def every(self) -> list[Record]:
+        """Return the usable records."""
+        return [record for by_seed in self.records.values() for record in by_seed.values()]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """One metric of one arm, old against new.
+
+    Attributes
+    ----------
+    better
+        Which way is better, `lower` or `higher`.
+    old, new
+        Raw values: of each seed, or of each timed repeat.
+    relative
+        Whether `change`, `low`, `high` and `threshold` are fractions of the old value (0.05 is
+        5 %) or differences in the metric's unit.
+    change, low, high
+        New against old, with the 95 % interval, not corrected for the number of rows; None where
+        nothing shows a spread.
+    p_worse, p_better
+        One-sided p that the new values are worse (better), after Holm's correction.
+    """
+
+    target: str
+    tier: str
+    arm: str
+    metric: str
+    title: str
+    unit: str
+    better: Better
+    old: tuple[float, ...]
+    new: tuple[float, ...]
+    relative: bool
+    threshold: float
+    change: float
+    low: float | None = None
+    high: float | None = None
+    p_worse: float | None = None
+    p_better: float | None = None
+    verdict: RowVerdict = "unchanged"
+
+    @property
+    def loss(self) -> float:
+        """The change, positive where the new values are worse."""
+        return self.change if self.better == "lower" else -self.change
+
+    @property
+    def worst_loss(self) -> float:
+        """The end of the interval on the worse side; the loss itself where there is none."""
+        end = self.high if self.better == "lower" else self.low
+        if end is None:
+            return self.loss
+        return end if self.better == "lower" else -end
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Comparison:
+    """The rows of one target at one tier.
+
+    Attributes
+    ----------
+    problems
+        Why it could not be judged, or not wholly; one sentence each.
+    without_baseline
+        `arm.metric` that only the new records have.
+    """
+
+    target: str
+    tier: str
+    old: Side
+    new: Side
+    rows: tuple[Row, ...] = ()
+    problems: tuple[str, ...] = ()
+    without_baseline: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Judgement:
+    """All comparisons of one question, and what they say together.
+
+    Attributes
+    ----------
+    problems
+        Those of no single target.
+    """
+
+    comparisons: tuple[Comparison, ...] = ()
+    problems: tuple[str, ...] = ()
+
+    @property
+    def rows(self) -> list[Row]:
+        """All rows: regressed ones first, then unclear ones, the largest losses first."""
+        rows = [row for comparison in self.comparisons for row in comparison.rows]
+        return sorted(rows, key=lambda row: (VERDICTS.index(row.verdict), -_severity(row)))
+
+    @property
+    def every_problem(self) -> list[str]:
+        """Each reason for which something could not be judged."""
+        own = [problem for comparison in self.comparisons for problem in comparison.problems]
+        return [*self.problems, *own]
+
+    @property
+    def status(self) -> Status:
+        """A regression that is shown counts, whatever else could not be judged."""
+        rows = self.rows
+        if any(row.verdict == "regressed" for row in rows):
+            return "regressed"
+        return "could not judge" if self.every_problem or not rows else "fine"
+
+    @property
+    def exit_status(self) -> int:
+        """0 fine, 1 regressed, 2 could not judge."""
+        return EXIT_STATUS[self.status]
+
+    def count(self, verdict: RowVerdict) -> int:
+        """Return how many rows have a verdict."""
+        return sum(row.verdict == verdict for row in self.rows)
+
+
+def _severity(row: Row) -> float:
+    """Return the loss in thresholds; of counts, whose threshold is 0, the loss itself.
+
+    Of an unclear row it is the loss that its noise could hide.
+    """
+    loss = row.worst_loss if row.verdict == "unclear" else row.loss
+    return loss / (row.threshold or 1.0)
+
+
+def compare(target: Target, tier: Tier, old: Side, new: Side) -> Comparison:
+    """Judge every metric of a target that has a better and a worse, arm by arm.
+
+    Arms that another target records are left to that target. At the smoke tier nothing belongs to
+    a named machine, so that times and bytes are not judged there.
+    """
+    head = Comparison(target=target.name, tier=tier.value, old=old, new=new)
+    problems = list(_not_comparable(target, tier, old, new))
+    if problems:
+        return replace(head, problems=tuple(problems))
+    measured, missing, without_baseline = [], [], []
+    for arm, metric, before, after in _values(target, tier, old, new):
+        if before and after:
+            measured.append(_measured(target, tier, arm, metric, before, after))
+        elif before:
+            missing.append(f"{arm}.{metric.name}")
+        else:
+            without_baseline.append(f"{arm}.{metric.name}")
+    if missing:
+        problems.append(
+            f"{new.name} lacks {len(missing)} values of {target.name} that {old.name} has: "
+            f"{', '.join(missing[:3])}{', ...' if len(missing) > 3 else ''}"
+        )
+    elif not measured:
+        problems.append(f"{target.name}: {old.name} and {new.name} have no value in common")
+    return replace(
+        head,
+        rows=tuple(_judged(measured)),
+        problems=tuple(problems),
+        without_baseline=tuple(without_baseline),
+    )
+
+
+def _not_comparable(target: Target, tier: Tier, old: Side, new: Side) -> Iterator[str]:
+    """Yield why two sets of records must not be compared."""
+    for side in (new, old):
+        where = f"{target.name} at the {tier.value} tier, {side.name}"
+        if side.problems:
+            more = f" (and {len(side.problems) - 1} more)" if len(side.problems) > 1 else ""
+            yield f"{where}: {side.problems[0]}{more}"
+        elif not side.every():
+            yield f"{where}: there is no record"
+        elif tier is Tier.SYSTEMS:
+            mixed = refusal(side.every(), target=target.name, several=False)
+            if mixed:
+                yield f"{where}: {mixed}"
+        if side is new and not new.every():
+            return
+    if not old.every() or not new.every():
+        return
+    devices = [sorted(map(str, devices_of(side.every()))) for side in (old, new)]
+    if tier is not Tier.SMOKE and (devices[0] != devices[1] or len(devices[0]) > 1):
+        yield (
+            f"{target.name} at the {tier.value} tier: records of {', '.join(devices[0])} and of "
+            f"{', '.join(devices[1])} are not compared; needs one kind of device"
+        )
+    for arm in sorted(old.records.keys() & new.records.keys()):
+        digests = {without_seed(record) for side in (old, new) for record in _of(side, arm)}
+        if len(digests) > 1:
+            yield (
+                f"{target.name} at the {tier.value} tier: the records of {arm} are of "
+                f"{len(digests)} configurations ({old.name}, {new.name}); needs one"
+            )
+
+
+def _of(side: Side, arm: str) -> list[Record]:
+    return list(side.records.get(arm, {}).values())
+
+
+def _values(
+    target: Target, tier: Tier, old: Side, new: Side
+) -> Iterator[tuple[str, Metric, tuple[float, ...], tuple[float, ...]]]:
+    """Yield (arm, metric, old values, new values) wherever either side has some."""
+    timed = target.timed_repeats > 0
+    for arm in target.arms:
+        if arm.name in target.shared:
+            continue
+        for metric in target.metrics:
+            if metric.direction() not in ("lower", "higher"):
+                continue
+            if tier is Tier.SMOKE and metric.unit in BETTER_OF_UNIT:
+                continue
+            before, after = (
+                tuple(values_of(side.records.get(arm.name, {}), metric.name, timed=timed).values())
+                for side in (old, new)
+            )
+            if before or after:
+                yield arm.name, metric, before, after
+
+
+def _measured(
+    target: Target,
+    tier: Tier,
+    arm: str,
+    metric: Metric,
+    old: tuple[float, ...],
+    new: tuple[float, ...],
+) -> Row:
+    """Return a row with its change, interval and uncorrected p values, not judged yet."""
+    threshold = ABSOLUTE_THRESHOLDS.get(metric.unit)
+    relative = threshold is None and min(*old, *new) > 0
+    if threshold is None:
+        threshold = RELATIVE_THRESHOLDS.get(metric.unit, OTHER_THRESHOLD)
+        # Of values that may be zero there is no ratio; the threshold is then in their unit.
+        threshold *= 1.0 if relative else abs(fmean(old))
+    form, back = (math.log, math.expm1) if relative else (float, float)
+    change = difference([form(value) for value in old], [form(value) for value in new])
+    better = metric.direction() or "neither"
+    below, above = change.p_below, change.p_above
+    return Row(
+        target=target.name,
+        tier=tier.value,
+        arm=arm,
+        metric=metric.name,
+        title=metric.title,
+        unit=metric.unit,
+        better=better,
+        old=old,
+        new=new,
+        relative=relative,
+        threshold=threshold,
+        change=back(change.value),
+        low=None if change.low is None else back(change.low),
+        high=None if change.high is None else back(change.high),
+        p_worse=above if better == "lower" else below,
+        p_better=below if better == "lower" else above,
+    )
+
+
+def _judged(rows: Sequence[Row]) -> list[Row]:
+    """Return the rows with corrected p values and their verdicts."""
+    tested = [place for place, row in enumerate(rows) if row.p_worse is not None]
+    worse = holm([rows[place].p_worse or 0.0 for place in tested])
+    better = holm([rows[place].p_better or 0.0 for place in tested])
+    judged = list(rows)
+    for place, p_worse, p_better in zip(tested, worse, better, strict=True):
+        judged[place] = replace(rows[place], p_worse=p_worse, p_better=p_better)
+    return [replace(row, verdict=_verdict(row)) for row in judged]
+
+
+def _verdict(row: Row) -> RowVerdict:
+    is_worse, is_better = _shown(row)
+    if row.loss > row.threshold and is_worse:
+        return "regressed"
+    if -row.loss > row.threshold and is_better:
+        return "improved"
+    return "unclear" if row.worst_loss > row.threshold else "unchanged"
+
+
+def _shown(row: Row) -> tuple[bool, bool]:
+    """Return whether the values show that the new ones are worse, and that they are better."""
+    if row.p_worse is not None and row.p_better is not None:
+        return row.p_worse < ALPHA, row.p_better < ALPHA
+    above, below = min(row.new) > max(row.old), max(row.new) < min(row.old)
+    return (above, below) if row.better == "lower" else (below, above)

@@ -1,0 +1,64 @@
+"""Points of a recorded arm that were not run, and the sentence that says why.
+
+An arm is measured at several points, of which some may not fit the device. Its record has the
+metrics of the others, and
+
+    effects["not_run"]          {part: sentence}; a part is a point, a point and batch (`32b_256`),
+                                or a check, and begins or ends the names of its metrics
+    effects["out_of_memory"]    of measured steps: sentences "<point> <way>: why"
+
+A claim or a bar on an absent metric is then `not run`, with that sentence: neither an error nor
+silence.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Mapping
+
+from repro.evidence.record import Record
+from repro.evidence.verdict import Verdict
+from repro.spec.tier import GIB
+
+
+def needs(needed_bytes: float, total_bytes: float, source: str) -> str:
+    """Return the sentence on what does not fit; `source` says who states it."""
+    return f"needs {needed_bytes / GIB:.1f} of {total_bytes / GIB:.1f} GiB {source}"
+
+
+def reason(record: Record, metric: str) -> str | None:
+    """Return why a record has no such metric, or None where it does not say."""
+    for part, sentence in record.effects.get("not_run", {}).items():
+        if metric == part or metric.endswith(f"_{part}") or metric.startswith(f"{part}_"):
+            return f"{part}: {sentence}"
+    lines = [
+        line
+        for line in record.effects.get("out_of_memory", ())
+        if metric.endswith(f"_{line.split(' ', 1)[0]}")
+    ]
+    return "; ".join(lines) or None
+
+
+def explained(
+    verdict: Verdict,
+    metric: str,
+    arms: Iterable[str],
+    records: Mapping[str, Mapping[int, Record]],
+) -> Verdict:
+    """Return a verdict that was not run for lack of a metric, with the records' own reasons.
+
+    Parameters
+    ----------
+    records
+        Usable ones, by arm and seed. A verdict on an arm without any is returned as it is.
+    """
+    recorded = {arm: list(records.get(arm, {}).values()) for arm in arms}
+    if verdict.status != "not run" or not all(recorded.values()):
+        return verdict
+    sentences = {
+        f"{arm}, {sentence}"
+        for arm, every in recorded.items()
+        for record in every
+        if record.value(metric) is None and (sentence := reason(record, metric)) is not None
+    }
+    return dataclasses.replace(verdict, sentence="; ".join(sorted(sentences)) or verdict.sentence)

@@ -1,0 +1,378 @@
+"""The store: where records come from, a folder of raw runs or the blessed ones under `expected/`.
+
+Blessed records lie at `expected/records/<tier>/[<device>/]<target>`, as two files of the same runs
+in the same order:
+
+* `.csv`: a line per run, a column per metric that the target lists. This is what a person reviews
+  in a diff. Numbers are written so that they read back to the bit; a number that was not finite is
+  `nan`, one that the run does not have is empty.
+* `.jsonl.xz`: the whole record of each run, one JSON object per line, for receipts, timed repeats
+  and pictures. The same records give the same bytes.
+
+Easy to get wrong: trusting one of the two alone. When the files are
+read, every line is formed again from its record, and a cell that differs is an error which names
+file, line and column; so neither an edited number nor half a blessing passes.
+
+`Source` is what `check` and the figures ask for records: `RunsFolder` reads raw runs (one JSON file
+per run, see `repro.evidence.record`), `Blessed` reads the store, `Joined` reads both. An entry of
+the store has the name that its file would have among raw runs, and the same order, so that a check
+does not depend on where the records come from.
+"""
+
+from __future__ import annotations
+
+import csv
+import functools
+import io
+import json
+import lzma
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+from repro.evidence.environment import device_of
+from repro.evidence.record import (
+    Record,
+    RecordError,
+    iterate_records,
+    parse_record,
+    read_record,
+    replace_files,
+)
+from repro.spec.tier import Tier
+
+FOLDER = "records"
+HEAD = ("arm", "seed", "outcome", "commit", "device", "digest", "started")
+WHOLE = ".jsonl.xz"
+_SHORT = 12
+# Its dictionary of 8 MiB holds any target's records; higher presets only need more memory.
+_PRESET = 6 | lzma.PRESET_EXTREME
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """A record where it lies, not yet read.
+
+    Attributes
+    ----------
+    tier, target, arm
+        What its place says that it is of.
+    name
+        `seed-3.json`, or `seed-3.failed-1.json`, as among raw runs.
+    path
+        What messages name: the file, or the CSV file followed by arm and name.
+    read
+        Returns the record; raises `RecordError` if it cannot be used.
+    """
+
+    tier: str
+    target: str
+    arm: str
+    name: str
+    path: Path
+    read: Callable[[], Record]
+
+    @property
+    def stem(self) -> str:
+        """The run's own name, finished or failed: `seed-3`."""
+        return self.name.split(".")[0]
+
+    @property
+    def finished(self) -> bool:
+        """Whether its name says that the run finished."""
+        return self.name == f"{self.stem}.json"
+
+
+class Source(Protocol):
+    """Where records come from."""
+
+    def targets(self) -> list[tuple[str, str]]:
+        """Return (tier, target) of everything that has records, sorted."""
+
+    def entries(self, tier: str, target: str) -> list[Entry]:
+        """Return a target's records at a tier, failed ones included, by arm and name."""
+
+    def place(self, tier: str, target: str) -> Path:
+        """Return what messages name for all records of a target at a tier."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunsFolder:
+    """Raw runs: `<folder>/<tier>/<target>/<arm>/seed-<seed>.json`."""
+
+    folder: Path
+
+    def targets(self) -> list[tuple[str, str]]:
+        """Return (tier, target) of each folder that holds a record."""
+        return [
+            (folder.parent.name, folder.name)
+            for folder in sorted(self.folder.glob("*/*"))
+            if next(folder.glob("*/seed-*.json"), None) is not None
+        ]
+
+    def entries(self, tier: str, target: str) -> list[Entry]:
+        """Return an entry per file; none is opened."""
+        return [
+            Entry(
+                tier=tier,
+                target=target,
+                arm=path.parent.name,
+                name=path.name,
+                path=path,
+                read=functools.partial(read_record, path),
+            )
+            for path in iterate_records(self.folder, tier, target)
+        ]
+
+    def place(self, tier: str, target: str) -> Path:
+        """Return the target's folder."""
+        return self.folder / tier / target
+
+
+@dataclass(frozen=True, slots=True)
+class Blessed:
+    """The blessed records of one tier on one kind of device.
+
+    Attributes
+    ----------
+    expected
+        The folder of expectations.
+    tier
+        Records of other tiers are not here.
+    device
+        None where records of a tier are blessed without one.
+    """
+
+    expected: Path
+    tier: str
+    device: str | None
+
+    def targets(self) -> list[tuple[str, str]]:
+        """Return (tier, target) of each CSV file."""
+        folder = self.place(self.tier, "any").parent
+        return [(self.tier, path.stem) for path in sorted(folder.glob("*.csv"))]
+
+    def has(self, target: str) -> bool:
+        """Whether the target's own records are blessed here."""
+        return self.place(self.tier, target).is_file()
+
+    def entries(self, tier: str, target: str) -> list[Entry]:
+        """Return an entry per record, none where nothing is blessed.
+
+        Raises
+        ------
+        RecordError
+            If the files cannot be read, or do not agree.
+        """
+        path = self.place(tier, target)
+        if tier != self.tier or not path.is_file():
+            return []
+        return entries_of(read_stored(path), path)
+
+    def place(self, tier: str, target: str) -> Path:
+        """Return the target's CSV file."""
+        return stored_path(self.expected, tier, target, self.device)
+
+
+@dataclass(frozen=True, slots=True)
+class Joined:
+    """Several sources as one.
+
+    Attributes
+    ----------
+    sources
+        The first one's entry stands for a run that several hold.
+    conflict
+        Called with both entries where two sources hold different runs under one name.
+    """
+
+    sources: Sequence[Source]
+    conflict: Callable[[Entry, Entry], None] = field(repr=False)
+
+    def targets(self) -> list[tuple[str, str]]:
+        """Return what any of the sources has."""
+        return sorted({item for source in self.sources for item in source.targets()})
+
+    def entries(self, tier: str, target: str) -> list[Entry]:
+        """Return the entries of all sources, those of one and the same run once."""
+        finished: dict[tuple[str, str], Entry] = {}
+        failed: dict[tuple[str, str, str], Entry] = {}
+        for entry in (e for source in self.sources for e in source.entries(tier, target)):
+            if not entry.finished:
+                failed.setdefault((entry.arm, entry.stem, entry.read().started), entry)
+                continue
+            other = finished.setdefault((entry.arm, entry.name), entry)
+            if other is not entry and _origin(other.read()) != _origin(entry.read()):
+                self.conflict(other, entry)
+        return sorted([*finished.values(), *failed.values()], key=lambda e: (e.arm, e.name))
+
+    def place(self, tier: str, target: str) -> Path:
+        """Return the first source's place."""
+        return self.sources[0].place(tier, target)
+
+
+def source_of(runs: Path | Source) -> Source:
+    """Return a source as it is, and a folder as the raw runs in it."""
+    return RunsFolder(runs) if isinstance(runs, Path) else runs
+
+
+def blessed_sources(expected: Path, tier: Tier | None = None) -> list[Blessed]:
+    """Return a source for each tier (or of one tier) and device that has blessed records."""
+    sources = []
+    for each in Tier if tier is None else [tier]:
+        root = expected / FOLDER / each.value
+        for folder in sorted({path.parent for path in root.rglob("*.csv")}):
+            device = None if folder == root else folder.name
+            sources.append(Blessed(expected, each.value, device))
+    return sources
+
+
+def blessed_records(expected: Path, tier: Tier, target: str) -> list[Record]:
+    """Return a target's blessed records at a tier, on every device, failed ones included."""
+    return [
+        entry.read()
+        for source in blessed_sources(expected, tier)
+        for entry in source.entries(tier.value, target)
+    ]
+
+
+def stored_path(expected: Path, tier: str, target: str, device: str | None) -> Path:
+    """Return the CSV file of a target's blessed records, there or not."""
+    return expected / FOLDER / tier / (device or "") / f"{target}.csv"
+
+
+def entries_of(records: Iterable[Record], path: Path) -> list[Entry]:
+    """Return records as entries, each named as its file would be among raw runs."""
+    failures: Counter[tuple[str, int]] = Counter()
+    entries = []
+    for record in records:
+        name = f"seed-{record.seed}.json"
+        if not record.ok:
+            failures[record.arm, record.seed] += 1
+            name = f"seed-{record.seed}.failed-{failures[record.arm, record.seed]}.json"
+        entries.append(
+            Entry(
+                tier=record.tier,
+                target=record.target,
+                arm=record.arm,
+                name=name,
+                path=path / record.arm / name,
+                read=functools.partial(_same, record),
+            )
+        )
+    return sorted(entries, key=lambda entry: (entry.arm, entry.name))
+
+
+def write_stored(path: Path, metrics: Sequence[str], records: Iterable[Record]) -> list[Path]:
+    """Write records as a CSV file and the whole records beside it; return both paths.
+
+    Each file is replaced in one step. Should the second not follow the first, reading refuses both.
+
+    Parameters
+    ----------
+    path
+        Of the CSV file.
+    metrics
+        Names of the target's metrics; a column each, if any of the records has it.
+    """
+    ordered = sorted(records, key=lambda record: (record.arm, record.seed, record.started))
+    present = {name for record in ordered for name in record.metrics}
+    columns = [name for name in metrics if name in present]
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow([*HEAD, *columns])
+    writer.writerows(_row(record, columns) for record in ordered)
+    lines = "".join(_line(record.to_json()) for record in ordered)
+    whole = path.with_suffix(WHOLE)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    packed = lzma.compress(lines.encode(), preset=_PRESET)
+    replace_files({whole: packed, path: text.getvalue().encode()})
+    return [path, whole]
+
+
+def read_stored(path: Path) -> tuple[Record, ...]:
+    """Return the records of a CSV file and the whole records beside it, in the order of its lines.
+
+    Raises
+    ------
+    RecordError
+        If a file cannot be read, or the two do not agree; the message names file, line and column.
+    """
+    try:
+        stamps = [(item.stat().st_mtime_ns, item.stat().st_size) for item in _pair(path)]
+    except OSError as error:
+        raise RecordError(f"{path}: half of it is missing: {error}") from error
+    return _read(path, str(stamps))
+
+
+# Tables and pages ask for the same records again and again; a stamp tells when they were changed.
+@functools.lru_cache(maxsize=64)
+def _read(path: Path, stamps: str) -> tuple[Record, ...]:
+    whole = path.with_suffix(WHOLE)
+    try:
+        with path.open(encoding="utf-8", newline="") as file:
+            (head, *rows) = csv.reader(file)
+        lines = lzma.decompress(whole.read_bytes()).decode().splitlines()
+        raw = [json.loads(line) for line in lines]
+    except (OSError, ValueError, lzma.LZMAError) as error:
+        raise RecordError(f"{path}: not readable with {whole.name}: {error}") from error
+    if tuple(head[: len(HEAD)]) != HEAD:
+        raise RecordError(f"{path}:1: begins with the columns {head[: len(HEAD)]}; needs {HEAD}")
+    if len(rows) != len(raw):
+        raise RecordError(f"{path}: has {len(rows)} runs; {whole.name} has {len(raw)}")
+    records = tuple(parse_record(item, f"{whole}:{i}") for i, item in enumerate(raw, 1))
+    # The first line is the head.
+    for number, (row, record) in enumerate(zip(rows, records, strict=True), 2):
+        _require_place(f"{path}:{number}", path.with_suffix("").parts, record)
+        _require_same(f"{path}:{number}", head, row, record)
+    return records
+
+
+def _require_place(where: str, parts: Sequence[str], record: Record) -> None:
+    bare = (record.tier, record.target)
+    full = (record.tier, device_of(record.environment), record.target)
+    if tuple(parts[-2:]) != bare and tuple(parts[-3:]) != full:
+        raise RecordError(f"{where}: the run is of {'/'.join(map(str, full))}, and lies elsewhere")
+
+
+def _require_same(where: str, head: Sequence[str], row: Sequence[str], record: Record) -> None:
+    needed = _row(record, head[len(HEAD) :])
+    if len(row) != len(head):
+        raise RecordError(f"{where}: has {len(row)} cells; needs {len(head)}")
+    for column, cell, stored in zip(head, row, needed, strict=True):
+        if cell != stored:
+            raise RecordError(f"{where}: {column} is {cell!r}; the whole record has {stored!r}")
+
+
+def _row(record: Record, columns: Sequence[str]) -> list[str]:
+    outcome = record.outcome["status"]
+    if not record.ok:
+        outcome += f": {record.outcome.get('reason', '').partition(chr(10))[0]}"
+    head = [record.arm, str(record.seed), outcome, record.commit[:_SHORT]]
+    head += [device_of(record.environment) or "", record.digest[:_SHORT], record.started]
+    return [*head, *(_cell(record, name) for name in columns)]
+
+
+def _cell(record: Record, name: str) -> str:
+    if name not in record.metrics:
+        return ""
+    value = record.value(name)
+    return "nan" if value is None else repr(value)
+
+
+def _line(raw: dict[str, Any]) -> str:
+    return json.dumps(raw, sort_keys=True, separators=(",", ":"), allow_nan=False) + "\n"
+
+
+def _pair(path: Path) -> tuple[Path, Path]:
+    return path, path.with_suffix(WHOLE)
+
+
+def _same(record: Record) -> Record:
+    return record
+
+
+def _origin(record: Record) -> tuple[str, str]:
+    return record.commit, record.started

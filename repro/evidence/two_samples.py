@@ -1,0 +1,71 @@
+"""Two independent samples: the difference of their means, by Welch's t test.
+
+Where one sample has too few values to show a spread (fewer than three), both are given the spread
+of the other; where both have, there is a difference and no test.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import fmean, stdev, variance
+
+from repro.evidence.statistics import t_cdf, t_quantile
+from repro.evidence.verdict import MINIMUM_REPEATS
+
+_CONFIDENCE = 0.95
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Difference:
+    """Mean of new values less mean of old ones.
+
+    Attributes
+    ----------
+    low, high
+        95 % t interval; None where nothing shows a spread.
+    p_above, p_below
+        One-sided p that new values are larger (smaller).
+    """
+
+    value: float
+    low: float | None = None
+    high: float | None = None
+    p_above: float | None = None
+    p_below: float | None = None
+
+
+def difference(old: Sequence[float], new: Sequence[float]) -> Difference:
+    """Compare the means of two independent samples by Welch's t test."""
+    value = fmean(new) - fmean(old)
+    spread = _standard_error(old, new)
+    if spread is None:
+        return Difference(value=value)
+    error, df = spread
+    if error == 0:
+        return Difference(
+            value=value, low=value, high=value, p_above=float(value <= 0), p_below=float(value >= 0)
+        )
+    half = t_quantile(0.5 + _CONFIDENCE / 2, df) * error
+    return Difference(
+        value=value,
+        low=value - half,
+        high=value + half,
+        p_above=t_cdf(-value / error, df),
+        p_below=t_cdf(value / error, df),
+    )
+
+
+def _standard_error(old: Sequence[float], new: Sequence[float]) -> tuple[float, float] | None:
+    """Return the standard error of a difference of means and its degrees of freedom, or None."""
+    n, m = len(old), len(new)
+    if max(n, m) < MINIMUM_REPEATS:
+        return None
+    if min(n, m) < MINIMUM_REPEATS:
+        known = old if n >= m else new
+        return stdev(known) * math.sqrt(1 / n + 1 / m), len(known) - 1
+    a, b = variance(old) / n, variance(new) / m
+    if a + b == 0:
+        return 0.0, n + m - 2
+    return math.sqrt(a + b), (a + b) ** 2 / (a * a / (n - 1) + b * b / (m - 1))

@@ -1,0 +1,239 @@
+"""The state of the device before and after a measurement, and the demand that its memory is free.
+
+A measurement is worth what its device was doing besides. `device_state` says so in JSON values that
+go into the record (`effects["device"]`); `repro.evidence.receipts` refuses a record whose device
+was not its own, or was too hot. `require_clean` stands before a model is loaded: what others use,
+or what an earlier model left behind, is found then and not in the numbers.
+
+    at              seconds since the epoch
+    memory          free_bytes, total_bytes of the device; reserved_bytes of this process's
+                    allocator, its peak_bytes, and peak_allocated_bytes of tensors
+    allocator       retries (it had to give blocks back and ask again), out_of_memory: since the
+                    process began
+    card            clocks, power, temperature, and which reasons lower the clocks at the moment
+    slowed_us       how long each reason has lowered the clocks since the driver was loaded, in
+                    microseconds (drivers that count it)
+    processes       the others that compute on the device, where they can be told from this one
+
+A probe that fails is `{"failed": reason}`. Nothing here changes a setting of the card.
+
+Easy to get wrong
+-----------------
+* Power caps and idling lower the clocks, too: both are normal, and neither is a fault.
+* The driver's tool lists processes by the numbers of its own namespace. In a container these are
+  foreign or hidden: where this process is not among those listed, the others cannot be told.
+* Free memory includes no context before the first call of CUDA, and one after it.
+* An allocator that retried while an engine was built did what it should; one that retried while the
+  clock ran spoilt the time. Only the second is counted by `timed_retries`.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import re
+import time
+from typing import Any
+
+import torch
+
+from repro.evidence.environment import ask_driver_tool, probe
+from repro.evidence.not_run import needs
+from repro.measure.fresh_process import FreshProcessNeededError
+from repro.spec.tier import GIB
+
+# Left of the allocator's reserve once nothing is referred to: workspaces of kernels and of cuBLAS.
+RESERVED_MOST = GIB // 2
+# In use beside the reserve: this process's context, 0.82 to 0.85 GiB full-grown on one H200.
+BESIDE_MOST = 3 * GIB // 2
+# The driver takes a moment to take back the memory of a process that has just ended.
+_PATIENCE_SECONDS = 10.0
+
+_CARD = (
+    "clocks.sm",
+    "clocks.mem",
+    "clocks.max.sm",
+    "clocks.max.mem",
+    "power.draw",
+    "temperature.gpu",
+)
+_REASONS = (
+    "sw_power_cap",
+    "gpu_idle",
+    "hw_slowdown",
+    "hw_thermal_slowdown",
+    "hw_power_brake_slowdown",
+    "sw_thermal_slowdown",
+)
+_SLOWED = tuple(name for name in _REASONS if name not in ("gpu_idle", "hw_slowdown"))
+_EXHAUSTED = ("CUDA error: out of memory", "CUBLAS_STATUS_ALLOC_FAILED")
+_TRIED = re.compile(r"Tried to allocate ([\d.]+) (KiB|MiB|GiB)")
+_UNITS = {"KiB": 2**10, "MiB": 2**20, "GiB": GIB}
+
+
+class DeviceBusyError(RuntimeError):
+    """Others use the device's memory, so that nothing can be measured on it."""
+
+
+def device_state() -> dict[str, Any]:
+    """Return the state of this process's CUDA device as JSON values; see the module."""
+    # First what makes a context, so that the driver's tool finds this process among the others.
+    memory = probe(_memory)
+    return {
+        "at": time.time(),
+        "memory": memory,
+        "allocator": probe(_allocator),
+        "card": probe(_card),
+        "slowed_us": probe(_slowed),
+        "processes": probe(_processes),
+    }
+
+
+def between(before: dict[str, Any], after: dict[str, Any]) -> dict[str, Any]:
+    """Return what a record says of its device: both states, and the allocator between them."""
+    found: dict[str, Any] = {"before": before, "after": after}
+    counts = [state["allocator"].get("retries") for state in (before, after)]
+    if None not in counts:
+        found["retries"] = counts[1] - counts[0]
+    found["peak_bytes"] = after["memory"].get("peak_bytes")
+    return found
+
+
+def require_clean(finished: int = 0) -> None:
+    """Return once the device's memory is free; give back what nothing refers to any more first.
+
+    Parameters
+    ----------
+    finished
+        Parts of the task that are saved, should it have to go on in another process.
+
+    Raises
+    ------
+    FreshProcessNeededError
+        When memory is in use that this process may have left behind.
+    DeviceBusyError
+        When it has allocated nothing itself, so that others hold the memory.
+    """
+    release()
+    ends = time.monotonic() + _PATIENCE_SECONDS
+    reserved, beside = _in_use()
+    while beside > BESIDE_MOST and time.monotonic() < ends:
+        time.sleep(0.5)
+        reserved, beside = _in_use()
+    if reserved <= RESERVED_MOST and beside <= BESIDE_MOST:
+        return
+    sentence = (
+        f"the device's memory is not free: {reserved} bytes are reserved by this process, at most "
+        f"{RESERVED_MOST} allowed; {beside} are in use beside, at most {BESIDE_MOST} allowed"
+    )
+    if torch.cuda.memory_stats().get("allocated_bytes.all.allocated", 0) > 0:
+        raise FreshProcessNeededError(sentence, finished)
+    raise DeviceBusyError(f"{sentence}; processes: {probe(_processes)}")
+
+
+def release() -> None:
+    """Give back device memory that nothing refers to any more."""
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+
+
+def retries() -> int:
+    """Return how often the allocator has given blocks back to the driver and asked again."""
+    return int(torch.cuda.memory_stats().get("num_alloc_retries", 0))
+
+
+def is_out_of_memory(error: BaseException | None) -> bool:
+    """Return whether memory ran out, be it under what was raised while that was handled.
+
+    A step that is being captured ends its capture on the way out, which then may fail, too. What
+    the driver or cuBLAS allocate for themselves has errors of its own.
+    """
+    while error is not None:
+        if isinstance(error, RuntimeError) and any(words in str(error) for words in _EXHAUSTED):
+            return True
+        if isinstance(error, torch.OutOfMemoryError):
+            return True
+        error = error.__context__
+    return False
+
+
+def needs_by_allocator(error: BaseException) -> str:
+    """Return how much memory was needed when it ran out; call it where the error is handled.
+
+    What is in use then, and what was asked for on top: at least that much. A smaller request that
+    failed is not stated by an error that has no number; then it is what is in use alone.
+    """
+    free, total = torch.cuda.mem_get_info()
+    cause: BaseException | None = error
+    while cause is not None and not isinstance(cause, torch.OutOfMemoryError):
+        cause = cause.__context__
+    tried = _TRIED.search(str(cause))
+    more = float(tried[1]) * _UNITS[tried[2]] if tried else 0.0
+    # Blocks that were given back on the way out are free again: the request found none of them.
+    return needs(total - free + max(more, free), total, "by the allocator, at least")
+
+
+def _memory() -> dict[str, int]:
+    free, total = torch.cuda.mem_get_info()
+    return {
+        "free_bytes": free,
+        "total_bytes": total,
+        "reserved_bytes": torch.cuda.memory_reserved(),
+        "peak_bytes": torch.cuda.max_memory_reserved(),
+        "peak_allocated_bytes": torch.cuda.max_memory_allocated(),
+    }
+
+
+def _in_use() -> tuple[int, int]:
+    """Return the bytes that the allocator of this process reserves, and those in use beside."""
+    free, total = torch.cuda.mem_get_info()
+    reserved = torch.cuda.memory_reserved()
+    return reserved, total - free - reserved
+
+
+def _allocator() -> dict[str, int]:
+    stats = torch.cuda.memory_stats()
+    return {"retries": retries(), "out_of_memory": int(stats.get("num_ooms", 0))}
+
+
+def _device() -> str:
+    """Return the device as the driver's tool names it, whatever the order of its own list."""
+    return f"GPU-{torch.cuda.get_device_properties(torch.cuda.current_device()).uuid}"
+
+
+def _card() -> dict[str, str]:
+    """Return clocks and temperatures, and which reasons are active.
+
+    Drivers before 535 call the reasons by another name.
+    """
+    device = _device()
+    (found,) = ask_driver_tool(_CARD, device=device)
+    for prefix in ("clocks_event_reasons", "clocks_throttle_reasons"):
+        reasons = probe(lambda prefix=prefix: _reasons(prefix, device))  # type: ignore[misc]
+        if "failed" not in reasons:
+            break
+    return found | reasons
+
+
+def _reasons(prefix: str, device: str) -> dict[str, str]:
+    (row,) = ask_driver_tool([f"{prefix}.{name}" for name in _REASONS], device=device)
+    return {name: row[f"{prefix}.{name}"] for name in _REASONS}
+
+
+def _slowed() -> dict[str, int]:
+    prefix = "clocks_event_reasons_counters"
+    (row,) = ask_driver_tool([f"{prefix}.{name}" for name in _SLOWED], device=_device())
+    return {name: int(row[f"{prefix}.{name}"].split()[0]) for name in _SLOWED}
+
+
+def _processes() -> dict[str, Any]:
+    """Return the others that compute on the device, or why they cannot be told from this one."""
+    listed = ask_driver_tool(("pid", "used_memory"), device=_device(), about="compute-apps")
+    own = str(os.getpid())
+    if own not in {row["pid"] for row in listed}:
+        return {
+            "unknown": f"this process ({own}) is not among those listed, as in a container",
+            "listed": listed,
+        }
+    return {"others": [row for row in listed if row["pid"] != own]}

@@ -1,0 +1,76 @@
+"""Which points of a rollout fit a device, from shapes alone, before anything is loaded.
+
+The bytes of `repro.models.memory_plan`'s rollout phase, without what belongs to training, and with
+the cache of an engine that shares no prompt: every row has all blocks of its own,
+
+    cache = 2 L Kv 2 bytes * 32 (slots * ceil((prompt + new) / 32) + 1)
+
+An engine would run with a smaller cache, too, and let rows wait: what it measured then would be its
+queue. So rows that do not all fit are not measured. Needs no torch.
+"""
+
+from __future__ import annotations
+
+from repro.evidence.not_run import needs
+from repro.models.memory_plan import StepShape, plan_memory
+from repro.spec.arm import Arm
+from repro.spec.shapes import shape_named
+from repro.spec.throughput import ThroughputPoint, ThroughputScale
+
+_BLOCK = 32
+_SOURCE = "by the plan"
+
+
+def cell_of(point: ThroughputPoint, batch: int) -> str:
+    """Return the name of a batch at a point, as the names of its metrics end."""
+    return f"{point.name}_{batch}"
+
+
+def planned_bytes(point: ThroughputPoint, batch: int, arm: Arm) -> int:
+    """Return the peak bytes of an engine of `batch` slots on the arm's model.
+
+    Raises
+    ------
+    ValueError
+        When the point's shape is no size of Qwen2.5.
+    """
+    decoder = shape_named(point.shape.removeprefix("qwen2.5-"))
+    row = point.prompt_tokens + point.new_tokens
+    step = StepShape(
+        shape=decoder,
+        weight_format=arm.weight_format,
+        rank=arm.lora_rank,
+        prompts=batch,
+        group=1,
+        prompt_tokens=point.prompt_tokens,
+        completion_tokens=point.new_tokens,
+        slots=batch,
+        micro_tokens=row,
+    )
+    parts = dict(plan_memory(step).rollout)
+    parts["cache"] = (
+        4 * decoder.layers * decoder.key_size * _BLOCK * (batch * -(-row // _BLOCK) + 1)
+    )
+    if arm.training != "lora":
+        parts["adapter"] = 0
+    return sum(parts.values()) - parts["optimiser"]
+
+
+def not_fitting(scale: ThroughputScale, arm: Arm, total_bytes: int) -> dict[str, str]:
+    """Return the batches of a scale's points that an arm does not fit, each with why.
+
+    Parameters
+    ----------
+    total_bytes
+        Of the device, all of which must be free.
+    """
+    planned = {
+        cell_of(point, batch): planned_bytes(point, batch, arm)
+        for point in scale.points
+        for batch in point.batches
+    }
+    return {
+        cell: needs(nbytes, total_bytes, _SOURCE)
+        for cell, nbytes in planned.items()
+        if nbytes > total_bytes
+    }

@@ -1,0 +1,125 @@
+"""4-bit projections as the device's kernels read them: packed once, at loading, fused by input.
+
+    q, k, v   ->  one matrix of (Nq + Nk + Nv) rows       gate, up  ->  one matrix
+
+Where `kernels.dispatch.reads_packed` says that a device's kernels read packed weights, loading ends
+with `pack_projections`: each group of projections that share an input becomes one packed matrix,
+and every module keeps its own rows of it as a view (rows of a packed weight are whole tiles, so a
+range of tiles is a weight). Trainer and engine multiply by the same tensors; the engine asks for
+the fused matrix by `fused_weight` and never makes one.
+
+Easy to get wrong: NVFP4's parts must share their global scale, or no one factor serves the fused
+sum; MXFP4's stored exponents are relative to the fused matrix's largest, not to each part's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, cast
+
+import torch
+from torch import nn
+
+from kernels import dispatch
+from kernels.formats import QuantizedWeight
+from kernels.packing import PACK_ROWS, PackedWeight, pack
+from repro.models.decoder import causal_lm, fused_members, is_projection
+from repro.models.quantized_linear import QuantizedLinear
+
+
+@torch.no_grad()
+def pack_projections(model: nn.Module, dtype: torch.dtype) -> int:
+    """Pack the 4-bit projections of a model where its device's kernels read them so.
+
+    Parameters
+    ----------
+    model
+        A decoder, before or after an adapter is attached.
+    dtype
+        Of the activations; packed weights are multiplied in 16 bits.
+
+    Returns
+    -------
+    int
+        How many projections are packed: all, or 0 where the kernels read the codes as they are.
+    """
+    decoder = causal_lm(model)
+    layers = {
+        name.replace(".base_layer", ""): module
+        for name, module in decoder.named_modules()
+        if isinstance(module, QuantizedLinear)
+    }
+    groups = dict.fromkeys(fused_members(name) for name in layers if is_projection(name))
+    packed = 0
+    for members in groups:
+        group = [layers[name] for name in members]
+        if dispatch.reads_packed(group[0].device, dtype) and _can_fuse(group):
+            share(group, fuse([layer.codes() for layer in group]))
+            packed += len(group)
+    return packed
+
+
+def _can_fuse(group: Sequence[QuantizedLinear]) -> bool:
+    """Return whether rows are whole tiles, and a global scale, if there is one, is shared."""
+    scales = [getattr(layer.weight, "encode_scale", None) for layer in group]
+    first = scales[0]
+    same = all(
+        scale is first or (scale is not None and first is not None and bool(scale == first))
+        for scale in scales
+    )
+    return same and all(layer.out_features % PACK_ROWS == 0 for layer in group)
+
+
+def fuse(weights: Sequence[QuantizedWeight]) -> PackedWeight:
+    """Return one packed weight (N1 + N2 + ..., K) of the rows of all `weights` (Ni, K)."""
+    first = weights[0]
+    tensors = dict(first.tensors())
+    for name in ("codes", "block_scales"):
+        tensors[name] = torch.cat([getattr(weight, name) for weight in weights])
+    return pack(QuantizedWeight(format=first.format, **tensors))
+
+
+def share(layers: Sequence[QuantizedLinear], fused: PackedWeight) -> None:
+    """Give each layer its rows of the fused weight, as views."""
+    at = 0
+    K = fused.shape[1]
+    blocks_per_row = K // 32 if fused.format == "mxfp4" else K // 16
+    for layer in layers:
+        rows = layer.out_features
+        kept = dict(fused.kept)
+        if "lost_blocks" in kept:
+            low, high = at * blocks_per_row, (at + rows) * blocks_per_row
+            inside = (kept["lost_blocks"] >= low) & (kept["lost_blocks"] < high)
+            kept["lost_blocks"] = kept["lost_blocks"][inside] - low
+            kept["lost_codes"] = kept["lost_codes"][inside]
+            kept["lost_scales"] = kept["lost_scales"][inside]
+        layer.take_packed(
+            PackedWeight(
+                format=fused.format,
+                shape=(rows, K),
+                packs=fused.packs[at // PACK_ROWS : (at + rows) // PACK_ROWS],
+                gain=fused.gain,
+                kept=kept,
+            )
+        )
+        at += rows
+
+
+def fused_weight(layers: Sequence[QuantizedLinear]) -> PackedWeight | None:
+    """Return the matrix whose rows the layers keep as views; None where they are not packed."""
+    weights = [cast(Any, layer).weight for layer in layers]
+    if not all(isinstance(weight, PackedWeight) for weight in weights):
+        return None
+    first: PackedWeight = weights[0]
+    end = first.packs.data_ptr()
+    for weight in weights:
+        if weight.packs.data_ptr() != end or weight.gain.data_ptr() != first.gain.data_ptr():
+            return None
+        end += weight.packs.nbytes
+    tiles, K = sum(len(weight.packs) for weight in weights), first.shape[1]
+    packs = first.packs.as_strided((tiles, *first.packs.shape[1:]), first.packs.stride())
+    kept = {name: value for name, value in first.kept.items() if not name.startswith("lost_")}
+    rows = sum(weight.shape[0] for weight in weights)
+    return PackedWeight(
+        format=first.format, shape=(rows, K), packs=packs, gain=first.gain, kept=kept
+    )

@@ -1,0 +1,283 @@
+"""The trainer at a measured point: its own iteration, under a clock, on random weights.
+
+What is timed is `repro.rl.trainer.iterate`, the step of every tier. Four of its parts are of the
+measurement's own making: prompts of random tokens; completions that end at their limit alone, of
+which a point may sample only the first tokens; a grader whose verdict is not used, since random
+weights never answer right; and a clock that records an event on the device at each mark.
+
+Every second completion is paid, so no group's rewards are equal and no row is idle: the update is
+the largest that a rollout of this size can ask for.
+
+Easy mistakes
+-------------
+* Ending a phase by the host's clock without waiting for the device measures launches.
+* The last reserved byte counts, not the last allocated one, and the driver's context beside it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Collection, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from repro.data.generator import GeneratorConfig
+from repro.data.load import load_problems
+from repro.data.problem import Problem
+from repro.data.tiny_tokenizer import build_tokenizer
+from repro.models.policy import Policy, trainable_parameters
+from repro.reward.grader import GraderPool
+from repro.reward.score import Rewards, score
+from repro.rl.checkpoint import TrainState
+from repro.rl.clock import PHASES, Phase
+from repro.rl.collect import ScoreFunction
+from repro.rl.micro_batches import split_by_tokens
+from repro.rl.rows import Rows
+from repro.rl.trainer import Training, everything, iterate, prepare
+from repro.rollout.sampler import Completion, RolloutBatch, Sampler
+from repro.spec.config import (
+    Arm,
+    DataConfig,
+    LearningRates,
+    OptimizerConfig,
+    RunConfig,
+    SamplingConfig,
+    TrainScale,
+    derive_seed,
+)
+from repro.spec.step import StepPoint, StepScale
+
+_LEARNING_RATE = 1e-5  # Table 4, LoRA on 4-bit weights
+# Special tokens lie at the end of the vocabulary.
+_SPECIAL_TOKENS = 1024
+_FILLING_TOKENS = 1000
+
+
+def training_of(
+    policy: Policy,
+    sampler: Sampler,
+    pool: GraderPool,
+    arm: Arm,
+    point: StepPoint,
+    scale: StepScale,
+    *,
+    seed: int,
+    micro_tokens: int,
+) -> Training:
+    """Return what the trainer's iterations at a point work on, with a fresh optimiser.
+
+    Parameters
+    ----------
+    sampler
+        Samples from the policy's own weights, or from a 16-bit copy of float32 masters.
+    micro_tokens
+        Packed tokens of a micro-batch to begin with.
+    """
+    run = RunConfig(
+        target="step", target_version=1, tier="systems", procedure="step_time", arm=arm,
+        scale=train_scale(point, scale), seed=seed,
+    )  # fmt: skip
+    if not point.whole:
+        limit = point.sampled_tokens or point.completion_tokens
+        sampler = FillingSampler(sampler, limit)
+    t = prepare(run, policy, sampler, RandomPrompts(policy, point, seed), paid_evenly(run, pool))
+    return dataclasses.replace(
+        t,
+        micro_tokens=micro_tokens,
+        checkpointing=point.checkpointing,
+        # The second micro-batch meets the first one's gradients: that is the peak.
+        taking_part=first_micro_batches(2, micro_tokens) if point.memory_only else everything,
+    )
+
+
+def train_scale(point: StepPoint, scale: StepScale) -> TrainScale:
+    """Return the training whose steps a point measures."""
+    rates = LearningRates(lora_16bit=_LEARNING_RATE, lora_4bit=_LEARNING_RATE, full=_LEARNING_RATE)
+    return TrainScale(
+        checkpoint=f"random weights, {point.model}",
+        data=DataConfig(train_problems=point.prompts),
+        steps=(scale.warm_up + scale.steps) * scale.updates,
+        updates_per_rollout=scale.updates,
+        prompts_per_rollout=point.prompts,
+        group_size=point.group,
+        max_prompt_tokens=point.prompt_tokens,
+        rollout=SamplingConfig(max_new_tokens=point.completion_tokens),
+        optimizer=OptimizerConfig(name=scale.optimizer, learning_rates=rates),
+    )
+
+
+def begin(t: Training) -> TrainState:
+    """Return the state of a run that has made no step."""
+    return TrainState(digest=t.run.digest(), step=0, draws=0, series={}, effects={})
+
+
+def warm_up(t: Training, state: TrainState, tokens: int) -> None:
+    """Make a step that samples `tokens` of each row and updates on one micro-batch.
+
+    One micro-batch takes every kernel's turn; the others would repeat it.
+    """
+    assert t.micro_tokens is not None
+    brief = dataclasses.replace(
+        t,
+        sampler=FillingSampler(t.sampler, tokens),
+        taking_part=first_micro_batches(1, t.micro_tokens),
+    )
+    iterate(brief, state)
+
+
+def timed_step(t: Training, state: TrainState) -> dict[str, Any]:
+    """Make one of the trainer's iterations under the device's clock.
+
+    Returns
+    -------
+    dict
+        Seconds by phase and in `total`, and the step's `grad_norm`; where every token was sampled,
+        also `sampler_trainer_abs_diff_mean`.
+    """
+    clock = EventClock()
+    iterate(dataclasses.replace(t, clock=clock), state)
+    measured: dict[str, Any] = clock.read()
+    names = ["grad_norm"]
+    if not isinstance(t.sampler, FillingSampler):
+        names.append("sampler_trainer_abs_diff_mean")
+    return measured | {name: state.series[name][-1] for name in names}
+
+
+def first_micro_batches(count: int, micro_tokens: int) -> Callable[[Rows], Tensor]:
+    """Return a choice of the rows of the first micro-batches."""
+
+    def choose(rows: Rows) -> Tensor:
+        return torch.cat(
+            split_by_tokens(rows.packed_tokens(), everything(rows), micro_tokens)[:count]
+        )
+
+    return choose
+
+
+def paid_evenly(run: RunConfig, pool: GraderPool) -> ScoreFunction:
+    """Return a score function that grades as training does, and pays every second completion."""
+
+    def rewards(texts: Sequence[str], golds: Sequence[str], seeds: Sequence[int]) -> Rewards:
+        graded = score(texts, golds, run.arm.reward, run.scale.format_reward, pool, seeds)
+        return dataclasses.replace(graded, total=[float(i % 2) for i in range(len(texts))])
+
+    return rewards
+
+
+class RandomPrompts:
+    """Prompts of random tokens in place of generated problems, whose answers are the golds.
+
+    Parameters
+    ----------
+    policy
+        Gives the vocabulary.
+    point
+        Gives the prompts' number and length.
+    """
+
+    end_token_ids: Collection[int] = ()
+
+    def __init__(self, policy: Policy, point: StepPoint, seed: int) -> None:
+        self._problems = load_problems(DataConfig(train_problems=point.prompts), "train")
+        self._tokenizer = build_tokenizer(GeneratorConfig())
+        self._vocabulary = policy.decoder.get_parameter("model.embed_tokens.weight").shape[0]
+        self._length, self._seed = point.prompt_tokens, seed
+
+    def draw(self, batch: int) -> list[Problem]:
+        """Return the batch's problems, under ids of its own."""
+        return [
+            dataclasses.replace(problem, id=f"{batch}/{problem.id}") for problem in self._problems
+        ]
+
+    def prompt(self, problem: Problem) -> list[int]:
+        """Return tokens that depend on the seed and the problem's id."""
+        generator = torch.Generator().manual_seed(derive_seed(self._seed, "prompts", problem.id))
+        highest = self._vocabulary - _SPECIAL_TOKENS
+        return torch.randint(0, highest, (self._length,), generator=generator).tolist()
+
+    def text(self, completion: Completion) -> str:
+        """Return a text as long as the completion's would be."""
+        size = len(self._tokenizer)
+        return str(self._tokenizer.decode([token % size for token in completion.token_ids]))
+
+
+class FillingSampler:
+    """Samples the first tokens of each completion and fills up the rest with random ones.
+
+    Parameters
+    ----------
+    inner
+        Samples; its rows end at their limit alone.
+    sampled_tokens
+        Of each completion.
+    """
+
+    def __init__(self, inner: Sampler, sampled_tokens: int) -> None:
+        self.inner, self.sampled_tokens = inner, sampled_tokens
+
+    def refresh(self) -> None:
+        """Pass on."""
+        self.inner.refresh()
+
+    def sample(
+        self,
+        prompts: Sequence[Sequence[int]],
+        sampling: SamplingConfig,
+        *,
+        group_size: int,
+        seeds: Sequence[int],
+    ) -> RolloutBatch:
+        """Sample few tokens of each row; see `Sampler.sample`. The others' log-probability is 0."""
+        limit = min(self.sampled_tokens, sampling.max_new_tokens)
+        brief = dataclasses.replace(sampling, max_new_tokens=limit)
+        batch = self.inner.sample(prompts, brief, group_size=group_size, seeds=seeds)
+        missing = sampling.max_new_tokens - limit
+        generator = torch.Generator().manual_seed(derive_seed(seeds[0], "filling"))
+        filling = torch.randint(
+            0, _FILLING_TOKENS, (len(batch.completions), missing), generator=generator
+        )
+        completions = [
+            Completion(
+                token_ids=(*completion.token_ids, *more),
+                sampled_logprobs=(*completion.sampled_logprobs, *[0.0] * missing),
+                finish_reason="length",
+            )
+            for completion, more in zip(batch.completions, filling.tolist(), strict=True)
+        ]
+        return dataclasses.replace(batch, completions=completions)
+
+
+class EventClock:
+    """Events on the device's own stream between phases; a phase that occurs twice is summed."""
+
+    def __init__(self) -> None:
+        torch.cuda.synchronize()
+        self._marks: list[tuple[str, Any]] = [("", self._event())]
+
+    @staticmethod
+    def _event() -> Any:
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
+
+    def mark(self, phase: Phase) -> None:
+        """End the phase that began at the last mark."""
+        self._marks.append((phase, self._event()))
+
+    def read(self) -> dict[str, float]:
+        """Return seconds by phase and `total`."""
+        torch.cuda.synchronize()
+        seconds: dict[str, float] = dict.fromkeys(PHASES, 0.0)
+        for (_, begin), (phase, end) in zip(self._marks, self._marks[1:], strict=False):
+            seconds[phase] += begin.elapsed_time(end) / 1e3
+        first, last = self._marks[0][1], self._marks[-1][1]
+        return seconds | {"total": first.elapsed_time(last) / 1e3}
+
+
+def parameter_image(policy: Policy) -> Tensor:
+    """Return a few values of every trained tensor, to see later that an update moved them."""
+    return torch.cat(
+        [parameter.detach().flatten()[:64] for parameter in trainable_parameters(policy).values()]
+    ).clone()

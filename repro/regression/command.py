@@ -1,0 +1,177 @@
+"""The commands `compare`, `check --regression` and `regress`; exit status 0, 1 or 2.
+
+0: nothing is shown to be worse. 1: something regressed. 2: could not judge: no GPU, nothing blessed
+on this kind of device, no records, or records that are refused, failed or of another configuration.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import sys
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+
+from repro.evidence.compare import EXIT_STATUS, Judgement
+from repro.evidence.environment import capture_environment, device_of
+from repro.evidence.provenance import source_commit
+from repro.places import expected_folder, runs_folder
+from repro.regression.render import json_text, junit_text, markdown, print_judgement
+from repro.regression.sides import BLESSED, blessed_on, judge, key_of
+from repro.run import INTERRUPTED, main_run
+from repro.selection import select
+from repro.spec.config import require
+from repro.spec.tier import Tier
+
+COULD_NOT_JUDGE = EXIT_STATUS["could not judge"]
+SUMMARY_VARIABLE = "GITHUB_STEP_SUMMARY"
+# What `regress` measures when no target is named, and how many seeds of each (None: all).
+TARGETS_BY_DEFAULT: dict[str, int | None] = {
+    "kernels": 3,
+    "table6": None,
+    "table3": None,
+    "memory": None,
+}
+
+
+def judged_or_not(command: Callable[[argparse.Namespace], int], args: argparse.Namespace) -> int:
+    """Return the exit status of a command, 2 if it breaks: Python's own 1 would say `regressed`.
+
+    Raises
+    ------
+    ValueError
+        That of the command, which the command line prints.
+    """
+    try:
+        return command(args)
+    except (ValueError, BrokenPipeError):
+        raise
+    except Exception:  # noqa: BLE001 - whatever went wrong, nothing was judged
+        traceback.print_exc()
+        return COULD_NOT_JUDGE
+
+
+def main_compare(args: argparse.Namespace) -> int:
+    """Carry out `repro compare A B`; return the exit status."""
+    expected = expected_folder(args.expected)
+    judgement = judge(args.old, Path(args.new), args.targets, args.tier, expected)
+    _write(judgement, args.json, args.junit)
+    if args.summary:
+        _append(Path(args.summary), markdown(judgement))
+    return _said(judgement)
+
+
+def main_check_regression(args: argparse.Namespace) -> int:
+    """Carry out `repro check --regression`: blessed records against those of `--runs`."""
+    refused = [name for name in ("blessed", "data", "steps") if getattr(args, name)]
+    require(
+        not refused,
+        "--regression compares blessed records with those of --runs; leave out --"
+        + ", --".join(refused),
+    )
+    folder, sentence = runs_folder(args.runs)
+    judgement = judge(BLESSED, folder, args.targets, args.tier, expected_folder(args.expected))
+    if args.json:
+        sys.stdout.write(json_text(judgement))
+        return judgement.exit_status
+    return _said(judgement, sentence or "")
+
+
+def main_regress(args: argparse.Namespace) -> int:
+    """Carry out `repro regress`: measure, compare with what is blessed, keep everything.
+
+    Where nothing is blessed all seeds are measured, as with `--baseline`: the records can then be
+    blessed, which is what the verdict says.
+
+    Raises
+    ------
+    ValueError
+        Without a GPU, or for a target that has no systems tier.
+    """
+    missing = Tier.SYSTEMS.missing()
+    require(missing is None, f"regress measures on a GPU: {missing}")
+    seeds: dict[str, int | None] = dict.fromkeys(args.targets) or TARGETS_BY_DEFAULT
+    expected = expected_folder(args.expected)
+    whole = set(seeds) if args.baseline else _without_baseline(list(seeds), expected)
+    seeds = {name: None if name in whole else count for name, count in seeds.items()}
+    folder = Path(args.runs) if args.runs else _new_folder()
+    folder.mkdir(parents=True, exist_ok=True)
+    if _measure(seeds, folder, expected) == INTERRUPTED:
+        flags = ["--baseline"] if args.baseline else []
+        again = " ".join(["python -m repro regress", *args.targets, *flags, "--runs", str(folder)])
+        sys.stdout.write(f"interrupted; go on with: {again}\n")
+        return COULD_NOT_JUDGE
+    judgement = judge(BLESSED, folder, list(seeds), Tier.SYSTEMS.value, expected)
+    return _conclude(judgement, folder)
+
+
+def _new_folder() -> Path:
+    """Return the folder of a new start: two on one day and commit must not share records."""
+    commit, dirty = source_commit()
+    now = datetime.now(UTC).strftime("%Y-%m-%dT%H-%M-%S")
+    return runs_folder(None)[0] / "regress" / f"{now}-{commit[:12]}{'-dirty' if dirty else ''}"
+
+
+def _without_baseline(names: Sequence[str], expected: Path) -> set[str]:
+    """Return the targets that have no usable blessed records on this machine's kind of device."""
+    device = device_of(capture_environment())
+    selections = select(list(names), tier=Tier.SYSTEMS.value)
+    keys = {key_of(item): device for item in selections}
+    sides = blessed_on(expected, selections, keys, Path())
+    return {item.target.name for item in selections if sides[key_of(item)].problems}
+
+
+def _measure(seeds: Mapping[str, int | None], folder: Path, expected: Path) -> int:
+    """Run what has no record yet; where nobody watches, its progress goes to a log."""
+    from repro.__main__ import build_parser
+
+    worst = 0
+    with contextlib.ExitStack() as stack:
+        if not sys.stdout.isatty():
+            log = stack.enter_context((folder / "run.log").open("a", encoding="utf-8"))
+            stack.enter_context(contextlib.redirect_stdout(log))
+        for count in dict.fromkeys(seeds.values()):
+            names = [name for name, own in seeds.items() if own == count]
+            line = ["run", *names, "--tier", Tier.SYSTEMS.value, "--runs", str(folder)]
+            line += ["--expected", str(expected)]
+            line += ["--seeds", str(count)] if count else []
+            worst = max(worst, main_run(build_parser().parse_args(line)))
+            if worst == INTERRUPTED:
+                break
+    return worst
+
+
+def _conclude(judgement: Judgement, folder: Path) -> int:
+    """Write everything beside the records, print the judgement, return the exit status."""
+    _write(judgement, folder / "regress.json", folder / "regress.junit.xml")
+    text = markdown(judgement)
+    (folder / "regress.md").write_text(text, encoding="utf-8")
+    if os.environ.get(SUMMARY_VARIABLE):
+        _append(Path(os.environ[SUMMARY_VARIABLE]), text)
+    return _said(judgement, f"records, regress.json, regress.junit.xml, regress.md: {folder}")
+
+
+def _said(judgement: Judgement, files: str = "") -> int:
+    """Print a judgement and return its exit status, though the reader (head) may leave early."""
+    try:
+        print_judgement(judgement, files)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115 - lives until the process ends
+    return judgement.exit_status
+
+
+def _write(judgement: Judgement, json: str | Path | None, junit: str | Path | None) -> None:
+    if json:
+        Path(json).write_text(json_text(judgement), encoding="utf-8")
+    if junit:
+        Path(junit).write_text(junit_text(judgement), encoding="utf-8")
+
+
+def _append(path: Path, text: str) -> None:
+    """Add to a file that other steps write to, too."""
+    with path.open("a", encoding="utf-8") as file:
+        file.write(text)

@@ -1,0 +1,250 @@
+"""A judgement written down: ten plain lines, a table, Markdown, JSON, and JUnit for CI.
+
+Every form has the same verdict first and the same rows in the same order: regressed, unclear,
+improved, the largest losses first. JUnit's words are fewer: a regressed row is a failure, an
+unclear one skipped, a target that could not be judged an error.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+from collections.abc import Sequence
+from typing import Any
+from xml.etree import ElementTree
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from repro.evidence.compare import VERDICTS, Comparison, Judgement, Row, Side
+from repro.evidence.origins import commits_of, devices_of
+from repro.report.numbers import quantity
+
+LINES = 10
+_PROBLEMS_SHOWN = 3
+_ROWS_IN_MARKDOWN = 50
+_COLOURS = {"regressed": "red", "unclear": "yellow", "improved": "green", "unchanged": "dim"}
+_STATUS_COLOURS = {"regressed": "red", "could not judge": "yellow", "fine": "green"}
+# What XML 1.0 cannot carry, not even escaped: a failed run's reason may hold terminal colours.
+_CONTROL = re.compile("[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+
+
+def headline(judgement: Judgement) -> str:
+    """Return the verdict in a line."""
+    rows = len(judgement.rows)
+    if judgement.status == "regressed":
+        lost = judgement.count("regressed")
+        return f"regressed: {lost} of {rows} values are worse by more than their threshold"
+    if judgement.status == "could not judge":
+        return f"could not judge: {rows} values compared, {len(judgement.every_problem)} not judged"
+    return f"fine: none of {rows} values is shown to be worse by more than its threshold"
+
+
+def counts_text(judgement: Judgement) -> str:
+    """Return how many rows have each verdict."""
+    return ", ".join(f"{judgement.count(verdict)} {verdict}" for verdict in VERDICTS)
+
+
+def plain_lines(judgement: Judgement, files: str = "") -> list[str]:
+    """Return at most ten lines without markup: verdict, counts, reasons, the worst rows.
+
+    Parameters
+    ----------
+    files
+        Where the rest is, for the last line.
+    """
+    first = [headline(judgement), counts_text(judgement)]
+    last = [line for line in (provenance_text(judgement), files) if line]
+    problems = judgement.every_problem
+    if len(problems) > _PROBLEMS_SHOWN:
+        more = len(problems) - (_PROBLEMS_SHOWN - 1)
+        problems = [*problems[: _PROBLEMS_SHOWN - 1], f"and {more} more reasons"]
+    middle = [*problems, *(row_text(row) for row in _remarkable(judgement))]
+    room = LINES - len(first) - len(last)
+    return [_one_line(line) for line in (*first, *middle[:room], *last)]
+
+
+def _remarkable(judgement: Judgement) -> list[Row]:
+    return [row for row in judgement.rows if row.verdict != "unchanged"]
+
+
+def row_text(row: Row) -> str:
+    """Return a row as a sentence."""
+    return (
+        f"{row.verdict}: {row.target} {row.arm} {row.metric} {_mean(row.old, row)} -> "
+        f"{_mean(row.new, row)}, {change_text(row)} ({_because(row)})"
+    )
+
+
+def _mean(values: Sequence[float], row: Row) -> str:
+    return quantity(sum(values) / len(values), row.unit)
+
+
+def change_text(row: Row) -> str:
+    """Return the change, in percent where it is relative."""
+    return f"{_change(row.change, row)} {_change_unit(row)}"
+
+
+def _because(row: Row) -> str:
+    threshold = f"threshold {_change(row.threshold, row).lstrip('+')} {_change_unit(row)}"
+    n = f"n = {len(row.old)} and {len(row.new)}"
+    if row.low is None or row.high is None:
+        return f"{row.better} is better; too few values for an interval, {n}; {threshold}"
+    interval = f"95 % interval {_change(row.low, row)} to {_change(row.high, row)}"
+    return f"{row.better} is better; {interval}, {n}; {threshold}"
+
+
+def _change(value: float, row: Row) -> str:
+    return f"{100 * value:+.1f}" if row.relative else f"{value:+.3g}"
+
+
+def _change_unit(row: Row) -> str:
+    if row.relative:
+        return "%"
+    return "points" if row.unit == "percent" else row.unit
+
+
+def provenance_text(judgement: Judgement) -> str:
+    """Return where both sides are from, their devices and commits; empty without records."""
+    old = _origin([comparison.old for comparison in judgement.comparisons])
+    new = _origin([comparison.new for comparison in judgement.comparisons])
+    return f"{old} -> {new}" if old and new else ""
+
+
+def _origin(sides: Sequence[Side]) -> str:
+    records = [record for side in sides for record in side.every()]
+    if not records:
+        return ""
+    names = ", ".join(dict.fromkeys(side.name for side in sides if side.every()))
+    devices = ", ".join(sorted(str(device or "no GPU") for device in devices_of(records)))
+    commits = ", ".join(commit[:12] for commit in commits_of(records))
+    return f"{names} ({devices}, commit {commits})"
+
+
+def _one_line(text: str) -> str:
+    return " ".join(_CONTROL.sub("?", text).split())
+
+
+def print_judgement(judgement: Judgement, files: str = "", console: Console | None = None) -> None:
+    """Print ten plain lines, or on a terminal a table of all that is not unchanged."""
+    console = console or Console()
+    if not console.is_terminal:
+        for line in plain_lines(judgement, files):
+            console.file.write(line + "\n")
+        return
+    table = Table("value", "verdict", "old", "new", "change", "because", title_justify="left")
+    for row in _remarkable(judgement):
+        table.add_row(
+            f"{row.target} {row.arm}: {escape(row.title)}",
+            f"[{_COLOURS[row.verdict]}]{row.verdict}[/]",
+            *(_mean(row.old, row), _mean(row.new, row), change_text(row), _because(row)),
+        )
+    if table.row_count:
+        console.print(table)
+    for problem in judgement.every_problem:
+        console.print(f"[yellow]not judged[/] {escape(_one_line(problem))}", highlight=False)
+    said = f"[{_STATUS_COLOURS[judgement.status]}]{headline(judgement)}[/]"
+    console.print(said, highlight=False)
+    for line in (counts_text(judgement), provenance_text(judgement), files):
+        if line:
+            console.print(line, highlight=False, markup=False)
+
+
+def markdown(judgement: Judgement) -> str:
+    """Return the judgement as the summary of a CI step."""
+    lines = [f"## Regression: {judgement.status}", "", f"{headline(judgement)}.", ""]
+    lines += [f"{counts_text(judgement)}.", ""]
+    lines += [f"* not judged: {_one_line(problem)}" for problem in judgement.every_problem]
+    rows = _remarkable(judgement)[:_ROWS_IN_MARKDOWN]
+    if rows:
+        lines += ["", "| target | arm | value | verdict | old | new | change | because |"]
+        lines += ["|---|---|---|---|---|---|---|---|", *map(_markdown_row, rows)]
+    left = len(_remarkable(judgement)) - len(rows)
+    lines += [f"\n{left} more rows are in the JSON."] if left else []
+    return "\n".join([*lines, "", provenance_text(judgement)]).rstrip() + "\n"
+
+
+def _markdown_row(row: Row) -> str:
+    verdict = f"**{row.verdict}**" if row.verdict == "regressed" else row.verdict
+    cells = (row.target, row.arm, row.title, verdict, _mean(row.old, row), _mean(row.new, row))
+    escaped = (cell.replace("|", "\\|") for cell in (*cells, change_text(row), _because(row)))
+    return f"| {' | '.join(escaped)} |"
+
+
+def json_text(judgement: Judgement) -> str:
+    """Return the whole judgement, raw values included."""
+    value = {
+        "status": judgement.status,
+        "exit_status": judgement.exit_status,
+        "counts": {verdict: judgement.count(verdict) for verdict in VERDICTS},
+        "problems": judgement.every_problem,
+        "targets": [_comparison_json(item) for item in judgement.comparisons],
+    }
+    return json.dumps(value, indent=1, allow_nan=False) + "\n"
+
+
+def _comparison_json(comparison: Comparison) -> dict[str, Any]:
+    return {
+        "target": comparison.target,
+        "tier": comparison.tier,
+        "old": _side_json(comparison.old),
+        "new": _side_json(comparison.new),
+        "problems": list(comparison.problems),
+        "without_baseline": list(comparison.without_baseline),
+        "rows": [dataclasses.asdict(row) for row in comparison.rows],
+    }
+
+
+def _side_json(side: Side) -> dict[str, Any]:
+    records = side.every()
+    return {
+        "name": side.name,
+        "records": len(records),
+        "devices": sorted(str(device) for device in devices_of(records)),
+        "commits": commits_of(records),
+    }
+
+
+def junit_text(judgement: Judgement) -> str:
+    """Return the judgement as JUnit's XML: a suite per target, a case per row."""
+    root = ElementTree.Element("testsuites", name="repro regression")
+    for comparison in judgement.comparisons:
+        suite = _suite(root, f"{comparison.target} ({comparison.tier})")
+        for row in comparison.rows:
+            case = _case(suite, f"{row.target}.{row.arm}", row.metric)
+            if row.verdict in ("regressed", "unclear"):
+                kind = "failure" if row.verdict == "regressed" else "skipped"
+                ElementTree.SubElement(case, kind, message=_xml(row_text(row))).text = _raw(row)
+        _errors(suite, comparison.target, comparison.problems)
+    if judgement.problems:
+        _errors(_suite(root, "records"), "records", judgement.problems)
+    for element in (*root, root):
+        element.set("tests", str(len(element.findall(".//testcase"))))
+        for kind, name in (("failure", "failures"), ("error", "errors"), ("skipped", "skipped")):
+            element.set(name, str(len(element.findall(f".//{kind}"))))
+    ElementTree.indent(root)
+    return ElementTree.tostring(root, encoding="utf-8", xml_declaration=True).decode() + "\n"
+
+
+def _suite(root: ElementTree.Element, name: str) -> ElementTree.Element:
+    return ElementTree.SubElement(root, "testsuite", name=name)
+
+
+def _case(suite: ElementTree.Element, owner: str, name: str) -> ElementTree.Element:
+    return ElementTree.SubElement(suite, "testcase", classname=owner, name=name)
+
+
+def _errors(suite: ElementTree.Element, owner: str, problems: Sequence[str]) -> None:
+    for number, problem in enumerate(problems, 1):
+        case = _case(suite, owner, f"could be judged ({number})")
+        ElementTree.SubElement(case, "error", message=_xml(problem))
+
+
+def _raw(row: Row) -> str:
+    return f"old {list(row.old)}\nnew {list(row.new)}\nin {row.unit}"
+
+
+def _xml(text: str) -> str:
+    return _CONTROL.sub("?", text)

@@ -1,0 +1,130 @@
+"""Micro-batches of one optimiser step: rows cut by tokens, and what the step's loss is divided by.
+
+Rows are cut, in their order, into micro-batches of a number of *packed tokens* at most (prompt and
+completion end to end, no padding): memory is spent on tokens. The counts that the loss is divided
+by are those of the whole step, so the cut changes memory and nothing else.
+
+Rows whose advantage is exactly zero give no gradient. Without a KL term they are left out of the
+backward pass, which is exact because they stay in every count; they go forward without gradient,
+so entropy and mismatch are those of all rows.
+
+Easy to get wrong: `token_mean_local` divides by the tokens of its own micro-batch of
+`micro_batch_rows` rows. That cut is part of the objective; the cut by tokens is made inside it and
+changes nothing.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from repro.rl.loss import StepCounts
+from repro.spec.config import LossConfig
+
+
+def split_by_tokens(sizes: Tensor, index: Tensor, micro_tokens: int) -> list[Tensor]:
+    """Cut rows, in their order, into pieces of at most `micro_tokens` tokens.
+
+    A row longer than that stands alone.
+
+    Parameters
+    ----------
+    sizes
+        (B,) int64 packed tokens of every row (`Rows.packed_tokens`).
+    index
+        (b,) int64 rows to cut.
+    """
+    pieces: list[list[int]] = []
+    room = 0
+    for row, size in zip(index.tolist(), sizes[index].tolist(), strict=True):
+        if not pieces or size > room:
+            pieces.append([])
+            room = micro_tokens
+        pieces[-1].append(row)
+        room -= size
+    return [torch.tensor(piece) for piece in pieces]
+
+
+def token_budget(sizes: Tensor, index: Tensor, micro_batch_rows: int) -> int:
+    """Return the tokens of `micro_batch_rows` rows as long as the longest of rows `index`."""
+    return micro_batch_rows * max(sizes[index].tolist(), default=1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """How one optimiser step is carried out.
+
+    Attributes
+    ----------
+    index
+        (b,) rows of the rollout that belong to the step.
+    micro_batches
+        Rows that take part in the backward pass, each with the step's counts.
+    idle
+        Rows that give no gradient, in the pieces in which they go forward.
+    """
+
+    index: Tensor
+    micro_batches: list[tuple[Tensor, StepCounts]]
+    idle: list[Tensor]
+
+    @property
+    def pieces(self) -> list[Tensor]:
+        """Rows of every pass."""
+        return [*(rows for rows, _ in self.micro_batches), *self.idle]
+
+
+def plan_step(
+    sizes: Tensor,
+    index: Tensor,
+    advantages: Tensor,
+    mask: Tensor,
+    config: LossConfig,
+    *,
+    micro_tokens: int,
+    micro_batch_rows: int,
+    length_limit: int,
+) -> Plan:
+    """Split a step's rows into micro-batches and count what the loss is divided by.
+
+    Parameters
+    ----------
+    sizes
+        (B,) int64 packed tokens of every row of the rollout.
+    index
+        (b,) int64 rows of the step.
+    advantages, mask
+        (B,), and (B, T) tokens that the loss counts, of the whole rollout.
+    config
+        The objective.
+    micro_tokens
+        Packed tokens of one pass.
+    micro_batch_rows
+        Rows over which `token_mean_local` takes a mean; other objectives do not depend on it.
+    length_limit
+        Tokens; the constant of `constant` aggregation.
+    """
+    tokens_of_row = mask.sum(1)
+    gives = tokens_of_row > 0
+    if config.beta == 0:
+        gives &= advantages != 0
+    local = config.aggregation == "token_mean_local"
+    # A local mean divides by the tokens of its own rows, idle ones included: those decide this cut.
+    chunks = index.split(micro_batch_rows) if local else (index,)
+    counts = StepCounts(
+        rows=int((tokens_of_row[index] > 0).sum()),
+        tokens=int(tokens_of_row[index].sum()),
+        length_limit=length_limit,
+        micro_batches=len(chunks),
+    )
+    micro_batches = []
+    for chunk in chunks:
+        if local:
+            counts = dataclasses.replace(counts, local_tokens=int(tokens_of_row[chunk].sum()))
+        pieces = split_by_tokens(sizes, chunk[gives[chunk]], micro_tokens)
+        micro_batches += [(piece, counts) for piece in pieces]
+    idle = split_by_tokens(sizes, index[~gives[index]], micro_tokens)
+    return Plan(index=index, micro_batches=micro_batches, idle=idle)

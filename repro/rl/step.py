@@ -1,0 +1,331 @@
+"""One optimiser step on part of a rollout: forward, loss, backward, and what memory allows.
+
+Every tier's update goes through here, over the micro-batches of `repro.rl.micro_batches`. As the
+cut changes nothing but memory, running out of it is not the end: what was added up is cleared and
+the step starts over with half the tokens in a micro-batch.
+
+If no row gives a gradient the optimiser still steps, on zeros: its moments decay and its step
+counter moves, as they would have with the rows in.
+
+Easy mistakes
+-------------
+* Out of memory in the middle of backward leaves gradients of some layers already added; going on
+  from the micro-batch that failed would count them twice.
+* A handler that tries again inside `except` holds, through the exception, the frames and so the
+  tensors that did not fit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from repro.models.policy import Policy
+from repro.rl.collect import Rollout, loss_mask
+from repro.rl.diagnostics import entropies, mean_of
+from repro.rl.loss import LossResult, policy_loss
+from repro.rl.micro_batches import Plan, plan_step, split_by_tokens
+from repro.rl.passes import row_logprobs
+from repro.rl.rows import Rows
+from repro.spec.config import RunConfig, TrainScale
+
+Result = TypeVar("Result")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class StepOutput:
+    """Log-probabilities and entropies of a step's rows, and the sums behind its metrics.
+
+    Attributes
+    ----------
+    logprobs, entropy
+        (B, T) float32 on the CPU, of the whole rollout's shape; filled at the step's rows.
+    loss
+        Of the step.
+    results
+        One per micro-batch.
+    """
+
+    logprobs: Tensor
+    entropy: Tensor
+    loss: float
+    results: list[LossResult]
+
+
+def within_memory(
+    attempt: Callable[[int], Result],
+    pieces: Callable[[int], Sequence[Tensor]],
+    micro_tokens: int,
+    parameters: dict[str, nn.Parameter],
+) -> tuple[Result, int]:
+    """Attempt passes, from the start with half the tokens in each whenever memory runs out.
+
+    Parameters
+    ----------
+    attempt
+        Makes all passes, of at most so many tokens each; may leave gradients in `parameters`.
+    pieces
+        The rows of each pass, by the same number.
+    micro_tokens
+        To begin with.
+    parameters
+        Whose gradients are cleared before another attempt.
+
+    Returns
+    -------
+    result
+        Of the attempt that fitted.
+    micro_tokens
+        Of that attempt.
+
+    Raises
+    ------
+    torch.OutOfMemoryError
+        When a single row does not fit.
+    """
+    while True:
+        try:
+            return attempt(micro_tokens), micro_tokens
+        except torch.OutOfMemoryError:
+            for parameter in parameters.values():
+                parameter.grad = None
+            if all(len(piece) == 1 for piece in pieces(micro_tokens)):
+                raise
+        # Outside the handler: its exception holds the frames, and so the tensors, that failed.
+        micro_tokens //= 2
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+
+
+def accumulate_step(
+    policy: Policy,
+    rollout: Rollout,
+    index: Tensor,
+    run: RunConfig,
+    *,
+    old_logprobs: Tensor | None,
+    ref_logprobs: Tensor | None,
+    parameters: dict[str, nn.Parameter],
+    micro_tokens: int,
+    checkpointing: bool = True,
+) -> tuple[Plan, StepOutput, int]:
+    """Run the passes of a step on rows `index`; its gradient is left in the parameters.
+
+    Parameters
+    ----------
+    old_logprobs
+        (B, T) of the ratio's denominator; None takes each pass's own, the ratio being exactly 1.
+    ref_logprobs
+        (B, T) of the reference policy, or None.
+    micro_tokens
+        Packed tokens of a micro-batch to begin with; halved whenever memory runs out.
+    checkpointing
+        Whether packed passes compute blocks again in backward.
+
+    Returns
+    -------
+    plan, output
+        As carried out.
+    micro_tokens
+        With which it went through.
+
+    Raises
+    ------
+    ValueError
+        When a parameter has a gradient already.
+    torch.OutOfMemoryError
+        When a single row does not fit.
+    """
+    if any(parameter.grad is not None for parameter in parameters.values()):
+        raise ValueError("a parameter has a gradient already; a step starts from none")
+    scale: TrainScale = run.scale
+    counting = loss_mask(rollout, mask_truncated=run.arm.loss.mask_truncated)
+    sizes = rollout.rows.packed_tokens()
+
+    def planned(micro_tokens: int) -> Plan:
+        return plan_step(
+            sizes,
+            index,
+            rollout.advantages.values,
+            counting,
+            run.arm.loss,
+            micro_tokens=micro_tokens,
+            micro_batch_rows=scale.micro_batch_rows,
+            length_limit=scale.rollout.max_new_tokens,
+        )
+
+    def attempt(micro_tokens: int) -> tuple[Plan, StepOutput]:
+        plan = planned(micro_tokens)
+        output = carry_out(
+            policy, rollout, plan, run, counting,
+            old_logprobs=old_logprobs, ref_logprobs=ref_logprobs, checkpointing=checkpointing,
+        )  # fmt: skip
+        return plan, output
+
+    (plan, output), micro_tokens = within_memory(
+        attempt, lambda tokens: planned(tokens).pieces, micro_tokens, parameters
+    )
+    return plan, output, micro_tokens
+
+
+def carry_out(
+    policy: Policy,
+    rollout: Rollout,
+    plan: Plan,
+    run: RunConfig,
+    counting: Tensor,
+    *,
+    old_logprobs: Tensor | None,
+    ref_logprobs: Tensor | None,
+    checkpointing: bool,
+) -> StepOutput:
+    """Run a plan's forward and backward passes; see `accumulate_step`.
+
+    Parameters
+    ----------
+    counting
+        (B, T) bool; tokens that the loss counts.
+    """
+    rows, temperature = rollout.rows, run.scale.rollout.temperature
+    logprobs, entropy = torch.zeros(rows.mask.shape), torch.zeros(rows.mask.shape)
+    loss, results = 0.0, []
+    for index, counts in plan.micro_batches:
+        part = rows.select(index)
+        width = part.mask.shape[1]
+        new, new_entropy = row_logprobs(policy, part, temperature, checkpointing=checkpointing)
+
+        def beside(
+            values: Tensor | None, index: Tensor = index, width: int = width, like: Tensor = new
+        ) -> Tensor | None:
+            return None if values is None else values[index, :width].to(like.device)
+
+        result = policy_loss(
+            new,
+            rollout.advantages.values[index].to(new.device),
+            counting[index, :width].to(new.device),
+            run.arm.loss,
+            counts,
+            old_logprobs=beside(old_logprobs),
+            sampled_logprobs=beside(rows.sampled_logprobs),
+            ref_logprobs=beside(ref_logprobs),
+        )
+        result.loss.backward()
+        loss += float(result.loss.detach())
+        results.append(result)
+        logprobs[index, :width] = new.detach().to(logprobs)
+        entropy[index, :width] = new_entropy.detach().to(entropy)
+    _evaluate(policy, rows, plan.idle, temperature, (logprobs, entropy))
+    return StepOutput(logprobs=logprobs, entropy=entropy, loss=loss, results=results)
+
+
+def evaluate_rows(
+    policy: Policy,
+    rows: Rows,
+    index: Tensor,
+    temperature: float,
+    *,
+    micro_tokens: int,
+    into: tuple[Tensor, Tensor],
+) -> int:
+    """Write log-probabilities and entropies of rows `index` into (B, T) tensors, no gradient.
+
+    Returns
+    -------
+    int
+        Packed tokens of a pass with which memory sufficed, `micro_tokens` or fewer.
+
+    Raises
+    ------
+    torch.OutOfMemoryError
+        When a single row does not fit.
+    """
+    sizes = rows.packed_tokens()
+
+    def pieces(micro_tokens: int) -> list[Tensor]:
+        return split_by_tokens(sizes, index, micro_tokens)
+
+    def attempt(micro_tokens: int) -> None:
+        _evaluate(policy, rows, pieces(micro_tokens), temperature, into)
+
+    return within_memory(attempt, pieces, micro_tokens, {})[1]
+
+
+def _evaluate(
+    policy: Policy,
+    rows: Rows,
+    pieces: Sequence[Tensor],
+    temperature: float,
+    into: tuple[Tensor, Tensor],
+) -> None:
+    for piece in pieces:
+        with torch.no_grad():
+            values = row_logprobs(policy, rows.select(piece), temperature)
+        for target, value in zip(into, values, strict=True):
+            target[piece, : value.shape[1]] = value.to(target)
+
+
+def zero_missing_gradients(parameters: dict[str, nn.Parameter]) -> None:
+    """Give parameters without gradient a zero one, so that the optimiser does not skip them."""
+    for parameter in parameters.values():
+        if parameter.grad is None:
+            parameter.grad = torch.zeros_like(parameter)
+
+
+def step_metrics(rollout: Rollout, plan: Plan, output: StepOutput) -> dict[str, float | int | None]:
+    """Return the metrics of one optimiser step over its own rows."""
+    index = plan.index
+    mask, truncated = rollout.rows.mask[index], rollout.rows.truncated[index]
+    members = index.tolist()
+    tokens = sum(result.tokens for result in output.results)
+
+    def share(total: float) -> float:
+        return total / tokens if tokens else 0.0
+
+    metrics: dict[str, float | int | None] = {
+        "reward": mean_of([rollout.reward[row] for row in members]),
+        "accuracy": mean_of([rollout.accuracy[row] for row in members]),
+        "format": mean_of([rollout.format[row] for row in members]),
+        "completion_tokens": float(mask.sum(1).double().mean()) if members else None,
+        "truncation_rate": float(truncated.double().mean()) if members else None,
+        "loss": output.loss,
+        "clip_fraction_low": share(sum(result.clipped_low for result in output.results)),
+        "clip_fraction_high": share(sum(result.clipped_high for result in output.results)),
+        "dual_clip_fraction": share(sum(result.dual_clipped for result in output.results)),
+        "ratio": share(sum(result.ratio_sum for result in output.results)) if tokens else None,
+        "kl": share(sum(result.kl_sum for result in output.results)),
+        "importance_weight": share(sum(r.weight_sum for r in output.results)) if tokens else None,
+    }
+    return metrics | entropies(output.entropy[index], mask, truncated)
+
+
+def reference_logprobs(
+    policy: Policy,
+    rows: Rows,
+    temperature: float,
+    parameters: dict[str, nn.Parameter],
+    reference: dict[str, Tensor],
+    *,
+    micro_tokens: int,
+) -> tuple[Tensor, int]:
+    """Return (B, T) log-probabilities under the weights `reference`, swapped in for the pass.
+
+    Holding the trainable tensors' first values serves LoRA, norms and full training alike. Beside
+    them stand the tokens of a pass with which memory sufficed.
+    """
+    into = torch.zeros(rows.mask.shape), torch.zeros(rows.mask.shape)
+    trained = {name: parameter.data for name, parameter in parameters.items()}
+    try:
+        for name, parameter in parameters.items():
+            parameter.data = reference[name]
+        everything = torch.arange(len(rows))
+        micro_tokens = evaluate_rows(
+            policy, rows, everything, temperature, micro_tokens=micro_tokens, into=into
+        )
+    finally:
+        for name, parameter in parameters.items():
+            parameter.data = trained[name]
+    return into[0], micro_tokens

@@ -1,0 +1,114 @@
+"""`OPS` has a row for every kernel that a run calls, and none else, by the callers' sources.
+
+Callers are `kernels.dispatch`, the autograd function of the packed layer, and everything of `repro`
+but its procedures, which time kernels and call them for that.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from kernels.ops import OPS
+
+ROOT = Path(__file__).parents[2]
+# Modules whose functions are no kernels.
+PLAIN = {
+    "dispatch": "chooses kernels; walked itself",
+    "formats": "tables of the formats",
+    "packing": "rearranges a weight once, in plain PyTorch; exact, see test_packing",
+    "reference": "the specification",
+    "reference_decode": "the specification",
+    "reference_step": "the specification",
+}
+# Functions beside kernels that launch nothing.
+NO_KERNELS = {
+    "kernels.linear:fuses_adapter": "tells which launch serves",
+    "kernels.linear:goes_dense": "tells which launch serves",
+    "kernels.decode_adapter:counters": "counts counters",
+    "kernels.decode_step:StepWorkspace": "memory",
+    "kernels.hopper:Adapter": "holds LoRA factors",
+    "kernels.cuda.driver:load": "tries whether kernels compile; dequantize_packs has a row",
+}
+
+
+def callers() -> list[Path]:
+    sources = [path for path in (ROOT / "repro").rglob("*.py") if "procedures" not in path.parts]
+    return [*sources, ROOT / "kernels" / "dispatch.py", ROOT / "kernels" / "linear_autograd.py"]
+
+
+def imported(node: ast.AST) -> dict[str, str]:
+    """Return what names stand for by the imports of a scope: "module" or "module:name"."""
+    names = {}
+    for part in ast.iter_child_nodes(node):
+        if isinstance(part, ast.ImportFrom) and (part.module or "").split(".")[0] == "kernels":
+            for alias in part.names:
+                whole = f"{part.module}.{alias.name}"
+                path = ROOT / Path(*whole.split("."))
+                is_module = path.with_suffix(".py").is_file() or path.is_dir()
+                meaning = whole if is_module else f"{part.module}:{alias.name}"
+                names[alias.asname or alias.name] = meaning
+        elif not isinstance(part, ast.FunctionDef | ast.ClassDef):
+            names |= imported(part)
+    return names
+
+
+def calls(node: ast.AST, names: dict[str, str]) -> Iterator[str]:
+    """Yield "module:function" of each call into `kernels`, each scope by its own imports."""
+    names = names | imported(node)
+    for part in ast.iter_child_nodes(node):
+        if isinstance(part, ast.Call):
+            function = part.func
+            if isinstance(function, ast.Name) and ":" in names.get(function.id, ""):
+                yield names[function.id]
+            elif isinstance(function, ast.Attribute) and isinstance(function.value, ast.Name):
+                module = names.get(function.value.id, ":")
+                if ":" not in module:
+                    yield f"{module}:{function.attr}"
+        # An import inside a branch serves that function alone.
+        yield from calls(part, names)
+
+
+def called() -> dict[str, str]:
+    """Return every kernel called and the file that calls it."""
+    return {
+        name: str(path.relative_to(ROOT))
+        for path in callers()
+        for name in calls(ast.parse(path.read_text(encoding="utf-8")), {})
+        if name.split(":")[0].removeprefix("kernels.") not in PLAIN
+    }
+
+
+def test_every_kernel_that_a_run_calls_has_a_row() -> None:
+    rows = {op.kernel for op in OPS}
+    missing = {name: at for name, at in called().items() if name not in rows | set(NO_KERNELS)}
+    assert not missing, f"no row of OPS for {missing}"
+
+
+def test_every_row_is_of_a_kernel_that_a_run_calls() -> None:
+    idle = sorted({op.kernel for op in OPS} - set(called()))
+    assert not idle, f"no run calls {idle}"
+
+
+def test_every_exception_is_needed() -> None:
+    assert set(NO_KERNELS) <= set(called())
+
+
+@pytest.mark.parametrize(
+    ("source", "expected"),
+    [
+        ("from kernels import linear as packed\npacked.packed_linear(x)", ["packed_linear"]),
+        ("from kernels.linear import packed_linear as f\ny = [f(x)]", ["packed_linear"]),
+        (
+            "def a():\n    if x:\n        from kernels import linear as k\n        k.one(x)\n"
+            "def b():\n    from kernels import linear as k\n    return k.two(k.three(x))",
+            ["one", "two", "three"],
+        ),
+        ("import torch\ntorch.mm(x)\nlinear.one(x)", []),
+    ],
+)
+def test_the_walk_sees_calls_through_every_form_of_import(source: str, expected: list[str]) -> None:
+    assert list(calls(ast.parse(source), {})) == [f"kernels.linear:{name}" for name in expected]

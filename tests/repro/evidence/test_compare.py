@@ -1,0 +1,278 @@
+"""Two sets of records compared: what regresses, what does not, and what is not judged at all."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from repro.evidence.compare import Comparison, Judgement, Records, Row, Side, compare
+from repro.evidence.record import Record
+from repro.spec.claim import Metric
+from repro.spec.config import digest_of
+from repro.spec.target import Target
+from repro.spec.tier import Tier
+from repro.targets import TARGETS
+from repro.targets.steps import TABLE3
+from tests.repro.recorded_steps import Change, step_records, times, unchanged
+
+STEP = "step_seconds_7b_b2"
+
+
+def compared(
+    new: Change = unchanged, old: Change = unchanged, target: Target = TABLE3
+) -> Comparison:
+    sides = (
+        Side(name="old", records=step_records(old)),
+        Side(name="new", records=step_records(new)),
+    )
+    return compare(target, Tier.SYSTEMS, *sides)
+
+
+def row(comparison: Comparison, metric: str, arm: str = "nvfp4_lora") -> Row:
+    (one,) = (item for item in comparison.rows if (item.arm, item.metric) == (arm, metric))
+    return one
+
+
+def status(comparison: Comparison) -> tuple[str, int]:
+    judgement = Judgement(comparisons=(comparison,))
+    return judgement.status, judgement.exit_status
+
+
+def values(*own: float) -> Change:
+    """Return a change that sets the step times of the NVFP4 arm at batch 2."""
+
+    def change(arm: str, metric: Metric, given: list[float]) -> list[float]:
+        return list(own) if (arm, metric.name) == ("nvfp4_lora", STEP) else given
+
+    return change
+
+
+def only(metric: str, **changes: object) -> Target:
+    """Return Table 3 with one metric alone, perhaps changed."""
+    kept = dataclasses.replace(TABLE3.metric(metric), **changes)  # type: ignore[arg-type]
+    return dataclasses.replace(TABLE3, metrics=(kept,), claims=(), headline=metric)
+
+
+def test_the_same_records_are_unchanged_in_every_row() -> None:
+    comparison = compared()
+    assert {item.verdict for item in comparison.rows} == {"unchanged"}
+    assert status(comparison) == ("fine", 0)
+
+
+def test_six_percent_slower_with_small_noise_regresses() -> None:
+    comparison = compared(times(1.06, STEP))
+    one = row(comparison, STEP)
+    assert one.verdict == "regressed"
+    assert one.change == pytest.approx(0.06, abs=1e-3)
+    assert one.low is not None
+    assert 0.05 < one.low < one.change
+    assert [item for item in comparison.rows if item.verdict != "unchanged"] == [one]
+    assert status(comparison) == ("regressed", 1)
+
+
+def test_three_percent_slower_is_unchanged_though_it_is_shown() -> None:
+    comparison = compared(times(1.03, STEP))
+    one = row(comparison, STEP)
+    assert one.p_worse is not None
+    assert one.p_worse < 0.05
+    assert one.verdict == "unchanged"
+    assert status(comparison) == ("fine", 0)
+
+
+def test_six_percent_slower_with_large_noise_is_unclear_and_fails_nothing() -> None:
+    comparison = compared(values(9.0, 10.6, 12.2), old=values(8.5, 10.0, 11.5))
+    one = row(comparison, STEP)
+    assert one.change == pytest.approx(0.06, abs=0.01)
+    assert one.verdict == "unclear"
+    assert status(comparison) == ("fine", 0)
+
+
+def test_noise_that_could_hide_a_loss_is_unclear_without_any_change() -> None:
+    noisy = values(8.5, 10.0, 11.5)
+    assert row(compared(noisy, old=noisy), STEP).verdict == "unclear"
+
+
+def test_fewer_tokens_per_second_regress_and_more_improve() -> None:
+    assert row(compared(times(0.94, "tokens")), "tokens_per_second_7b_b4").verdict == "regressed"
+    assert row(compared(times(1.06, "tokens")), "tokens_per_second_7b_b4").verdict == "improved"
+    assert row(compared(times(0.94, STEP)), STEP).verdict == "improved"
+    assert status(compared(times(0.94, STEP))) == ("fine", 0)
+
+
+def test_a_smaller_speedup_regresses() -> None:
+    assert row(compared(times(0.9, "speedup")), "speedup_7b_b8").verdict == "regressed"
+
+
+def test_memory_regresses_by_one_and_a_half_percent_but_not_by_half_a_percent() -> None:
+    peak = "peak_bytes_7b_b8"
+    assert row(compared(times(1.015, "peak")), peak).verdict == "regressed"
+    assert row(compared(times(1.005, "peak")), peak).verdict == "unchanged"
+
+
+def test_percents_are_compared_in_points() -> None:
+    error = "prediction_error_7b_b8"
+    assert row(compared(times(1.8, error)), error).verdict == "unchanged"
+    worse = row(compared(times(2.5, error)), error)
+    assert (worse.verdict, worse.relative, worse.change) == ("regressed", False, 1.5)
+
+
+def test_what_has_no_better_and_no_worse_is_not_judged() -> None:
+    names = {item.metric for item in compared(times(2.0, "predicted_", "idle_")).rows}
+    assert not any(name.startswith(("predicted_", "idle_", "optimizer_")) for name in names)
+
+
+def test_many_rows_are_corrected_for_their_number() -> None:
+    new, old = values(10.5, 10.9, 10.7), values(9.9, 10.2, 10.0)
+    alone = row(compared(new, old=old, target=only(STEP)), STEP)
+    among = row(compared(new, old=old), STEP)
+    assert alone.p_worse is not None
+    assert among.p_worse is not None
+    assert alone.p_worse < 0.05 < among.p_worse
+    assert (alone.verdict, among.verdict) == ("regressed", "unclear")
+
+
+def test_single_timings_are_judged_by_the_threshold_alone() -> None:
+    one = row(compared(values(10.6), old=values(10.0)), STEP)
+    assert (one.verdict, one.low, one.p_worse) == ("regressed", None, None)
+    assert row(compared(values(10.4), old=values(10.0)), STEP).verdict == "unchanged"
+
+
+def test_pairs_of_timings_that_overlap_are_unclear() -> None:
+    assert row(compared(values(10.1, 11.3), old=values(9.9, 10.2)), STEP).verdict == "unclear"
+
+
+def test_a_single_timing_is_judged_by_the_spread_of_the_baseline() -> None:
+    steady, noisy = values(10.0, 10.01, 9.99), values(9.0, 10.0, 11.0)
+    assert row(compared(values(10.6), old=steady), STEP).verdict == "regressed"
+    assert row(compared(values(10.6), old=noisy), STEP).verdict == "unclear"
+
+
+def test_a_count_that_should_stay_zero_regresses_by_one() -> None:
+    target = only(STEP, unit="rows", better="lower")
+    quiet = values(0.0, 0.0, 0.0)
+    assert row(compared(quiet, old=quiet, target=target), STEP).verdict == "unchanged"
+    assert (
+        row(compared(values(1.0, 1.0, 1.0), old=quiet, target=target), STEP).verdict == "regressed"
+    )
+
+
+def test_bytes_that_were_zero_have_no_ratio_and_regress_all_the_same() -> None:
+    target = only(STEP, unit="bytes")
+    one = row(compared(values(512.0, 512.0), old=values(0.0, 0.0), target=target), STEP)
+    assert (one.verdict, one.relative, one.change) == ("regressed", False, 512.0)
+
+
+def on_arms(change: dict[str, object]) -> Records:
+    """Return Table 3's records with some fields replaced."""
+
+    def replaced(record: Record) -> Record:
+        return dataclasses.replace(record, **change)  # type: ignore[arg-type]
+
+    return {
+        arm: {seed: replaced(record) for seed, record in by_seed.items()}
+        for arm, by_seed in step_records().items()
+    }
+
+
+def against(new: Records, problems: tuple[str, ...] = ()) -> Comparison:
+    old = Side(name="old", records=step_records())
+    return compare(TABLE3, Tier.SYSTEMS, old, Side(name="new", records=new, problems=problems))
+
+
+def test_no_record_is_not_judged() -> None:
+    comparison = against({})
+    assert "new: there is no record" in comparison.problems[0]
+    assert (comparison.rows, status(comparison)) == ((), ("could not judge", 2))
+
+
+def test_a_spoilt_record_keeps_the_whole_target_from_being_judged() -> None:
+    comparison = against(step_records(times(2.0, STEP)), ("seed-0.json is refused: noise",))
+    assert "seed-0.json is refused: noise" in comparison.problems[0]
+    assert (comparison.rows, status(comparison)) == ((), ("could not judge", 2))
+
+
+def test_another_kind_of_device_is_not_compared() -> None:
+    comparison = against(on_arms({"environment": {"gpu": [{"name": "NVIDIA H100 80GB HBM3"}]}}))
+    assert "nvidia_h200" in comparison.problems[0]
+    assert "nvidia_h100_80gb_hbm3" in comparison.problems[0]
+    assert status(comparison) == ("could not judge", 2)
+
+
+def test_another_configuration_is_not_compared() -> None:
+    config = {"arm": {"name": "another"}, "seed": 0}
+    comparison = against(on_arms({"config": config, "digest": digest_of(config)}))
+    assert "2 configurations" in comparison.problems[0]
+    assert status(comparison) == ("could not judge", 2)
+
+
+def test_records_of_two_commits_on_one_side_are_not_compared() -> None:
+    mixed = {**step_records(), "bf16_lora": on_arms({"commit": "1" * 40})["bf16_lora"]}
+    assert "2 commits" in against(mixed).problems[0]
+
+
+def test_a_value_that_is_missing_is_said_and_the_others_are_judged() -> None:
+    gone = {
+        arm: {
+            seed: dataclasses.replace(
+                record,
+                metrics={k: v for k, v in record.metrics.items() if k != "peak_bytes_7b_b8"},
+            )
+            for seed, record in by_seed.items()
+        }
+        for arm, by_seed in step_records(times(1.06, STEP)).items()
+    }
+    comparison = against(gone)
+    assert "lacks 2 values of table3" in comparison.problems[0]
+    assert row(comparison, STEP).verdict == "regressed"
+    assert status(comparison) == ("regressed", 1)
+    assert status(against({**gone, "nvfp4_lora": gone["bf16_lora"]})) == ("could not judge", 2)
+
+
+def test_sides_without_a_common_value_are_not_judged() -> None:
+    bare = {"metrics": {}, "series": {}}
+    sides = [Side(name=name, records=on_arms(bare)) for name in ("old", "new")]
+    comparison = compare(TABLE3, Tier.SYSTEMS, *sides)
+    assert comparison.problems == ("table3: old and new have no value in common",)
+
+
+def test_a_new_metric_has_no_baseline_and_is_no_problem() -> None:
+    new = Side(name="new", records=step_records())
+    old = {
+        arm: {
+            seed: dataclasses.replace(
+                record, metrics={k: v for k, v in record.metrics.items() if k != STEP}
+            )
+            for seed, record in by_seed.items()
+        }
+        for arm, by_seed in step_records().items()
+    }
+    comparison = compare(TABLE3, Tier.SYSTEMS, Side(name="old", records=old), new)
+    assert comparison.without_baseline == (f"nvfp4_lora.{STEP}", f"bf16_lora.{STEP}")
+    assert status(comparison) == ("fine", 0)
+
+
+def test_times_and_bytes_belong_to_no_device_at_the_smoke_tier() -> None:
+    sides = [Side(name=name, records=step_records()) for name in ("old", "new")]
+    units = {item.unit for item in compare(TABLE3, Tier.SMOKE, *sides).rows}
+    assert units == {"ratio", "percent"}
+
+
+def test_rows_are_listed_by_how_bad_they_are() -> None:
+    def change(arm: str, metric: Metric, given: list[float]) -> list[float]:
+        factor = {STEP: 1.1, "rollout_seconds_7b_b2": 1.3, "update_seconds_7b_b2": 0.8}
+        return [factor.get(metric.name, 1.0) * value for value in given]
+
+    rows = Judgement(comparisons=(compared(change),)).rows
+    assert [item.metric for item in rows[:4:2]] == ["rollout_seconds_7b_b2", STEP]
+    assert [item.verdict for item in rows[4:7]] == ["improved", "improved", "unchanged"]
+
+
+def test_every_metric_says_which_way_is_better() -> None:
+    silent = [
+        f"{target.name}.{metric.name}"
+        for target in TARGETS
+        for metric in target.metrics
+        if metric.direction() is None
+    ]
+    assert silent == []

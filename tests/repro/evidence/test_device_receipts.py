@@ -1,0 +1,164 @@
+"""Records of measurements whose device was not their own, or was slowed, are refused."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import re
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from repro import procedures
+from repro.evidence.receipts import refusals
+from repro.evidence.record import Estimate, Record, read_record, record_of
+from repro.measure import device_state
+from repro.procedures import Measured, carry_out
+from repro.spec.config import RunConfig
+from repro.spec.target import plan
+from repro.spec.tier import GIB, Tier
+from repro.targets import TARGETS
+from repro.targets.rollout import ROLLOUT
+
+STATE: dict[str, Any] = {
+    "at": 1000.0,
+    "memory": {
+        "free_bytes": 79 * GIB,
+        "total_bytes": 80 * GIB,
+        "reserved_bytes": 0,
+        "peak_bytes": 0,
+    },
+    "allocator": {"retries": 0, "out_of_memory": 0},
+    "card": {"clocks.sm": "1980 MHz", "sw_power_cap": "Active", "gpu_idle": "Active"},
+    "slowed_us": {"sw_power_cap": 0, "sw_thermal_slowdown": 7000},
+    "processes": {"others": []},
+}
+LATER = STATE | {
+    "at": 1100.0,
+    "memory": STATE["memory"] | {"free_bytes": 2 * GIB},
+    # A power cap all the time; heat for half a second of a hundred.
+    "slowed_us": {"sw_power_cap": 100_000_000, "sw_thermal_slowdown": 507_000},
+}
+
+
+def record_with(**effects: Any) -> Record:
+    run = plan(ROLLOUT, Tier.SYSTEMS, 1)[0]
+    metrics = {"tokens_per_second_7b_1": Estimate(value=1.0, unit="tokens per second")}
+    return record_of(
+        run, metrics=metrics, effects=effects, environment={}, started=datetime.now(UTC)
+    )
+
+
+def between(when: str = "before", **changes: Any) -> dict[str, Any]:
+    """Return both states, one of them with other values."""
+    device = copy.deepcopy({"before": STATE, "after": LATER})
+    for name, value in changes.items():
+        device[when][name] = device[when][name] | value
+    return device
+
+
+def test_a_device_of_its_own_counts_whatever_its_power_cap_does() -> None:
+    assert refusals(record_with(device=between(), timed_retries={"7b_1": 0})) == []
+
+
+def test_a_record_from_before_the_rule_counts() -> None:
+    assert refusals(record_with()) == []
+
+
+@pytest.mark.parametrize(
+    ("device", "words"),
+    [
+        (between(memory={"free_bytes": 60 * GIB}), "20.0 of 80.0 GiB of the device were in use"),
+        (
+            {**between(), "before": STATE | {"memory": {"failed": "RuntimeError: no device"}}},
+            "free memory before is not known",
+        ),
+        (
+            between(processes={"others": [{"pid": "4711", "used_memory": "9 MiB"}]}),
+            "before the measurement other processes were on the device: .*4711",
+        ),
+        (
+            between("after", processes={"others": [{"pid": "4711", "used_memory": "9 MiB"}]}),
+            "after the measurement other processes",
+        ),
+        (
+            between("after", card={"sw_thermal_slowdown": "Active"}),
+            "after the measurement the clocks were lowered: sw_thermal_slowdown",
+        ),
+        (between("after", card={"hw_slowdown": "Active"}), "lowered: hw_slowdown"),
+        (between(card={"hw_power_brake_slowdown": "Active"}), "lowered: hw_power_brake_slowdown"),
+        (
+            between("after", slowed_us={"sw_thermal_slowdown": 3_007_000}),
+            r"sw_thermal_slowdown lowered the clocks for 3.0% of the measurement",
+        ),
+    ],
+)
+def test_a_spoilt_measurement_is_refused_for_its_reason(device: Any, words: str) -> None:
+    (found,) = refusals(record_with(device=device))
+    assert re.search(words, found)
+
+
+def test_an_idle_card_that_raises_its_clocks_spoils_nothing() -> None:
+    assert refusals(record_with(device=between(card={"hw_slowdown": "Active"}))) == []
+
+
+def test_what_could_not_be_asked_spoils_nothing() -> None:
+    failed = {"failed": "FileNotFoundError: nvidia-smi"}
+    device = between()
+    for state in (device["before"], device["after"]):
+        state |= {"card": failed, "slowed_us": failed, "processes": {"unknown": "a container"}}
+    assert refusals(record_with(device=device)) == []
+
+
+def test_an_allocator_that_retried_under_the_clock_is_refused_and_otherwise_not() -> None:
+    built = between("after", allocator={"retries": 3})
+    assert refusals(record_with(device=built, timed_retries={"7b_1": 0})) == []
+    (found,) = refusals(record_with(device=built, timed_retries={"7b_1": 0, "7b_8": 2}))
+    assert found == "the allocator had to retry under the clock: {'7b_8': 2}; needs none"
+
+
+def systems_runs() -> list[RunConfig]:
+    """Return a run of every procedure of the systems tier."""
+    runs = [plan(target, Tier.SYSTEMS, 1)[0] for target in TARGETS if Tier.SYSTEMS in target.scales]
+    return list({run.procedure: run for run in runs}.values())
+
+
+@pytest.mark.parametrize("run", systems_runs(), ids=lambda run: run.procedure)
+def test_every_new_record_of_the_systems_tier_has_its_device(
+    run: RunConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    states = iter([STATE, LATER])
+    metrics = {"x": Estimate(value=1.0, unit="ratio")}
+    monkeypatch.setattr(device_state, "device_state", lambda: next(states))
+    monkeypatch.setattr(procedures, "_measure", lambda runs, **how: [Measured(metrics=metrics)])
+    (path,) = carry_out([run], tmp_path / "work", tmp_path, lambda *a: None, lambda: False, 1)
+    device = read_record(path).effects["device"]
+    assert (device["before"], device["after"]) == (STATE, LATER)
+    assert device["retries"] == 0
+
+
+def test_a_device_that_is_not_clean_is_not_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def busy() -> None:
+        raise device_state.DeviceBusyError("others hold 30 GiB")
+
+    measured: list[int] = []
+    monkeypatch.setattr(procedures, "cuda_devices", lambda: ("one",))
+    monkeypatch.setattr(device_state, "require_clean", busy)
+    monkeypatch.setattr(procedures, "_measure", lambda runs, **how: measured.append(len(runs)))
+    with pytest.raises(device_state.DeviceBusyError, match="others hold 30 GiB"):
+        carry_out(systems_runs()[:1], tmp_path, tmp_path, lambda *a: None, lambda: False, 1)
+    assert measured == []
+
+
+def test_records_of_other_tiers_ask_no_device(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = dataclasses.replace(systems_runs()[0], tier="paper")
+    measured = [Measured(metrics={"x": Estimate(value=1.0, unit="ratio")})]
+    monkeypatch.setattr(procedures, "_measure", lambda runs, **how: measured)
+    (path,) = carry_out([run], tmp_path / "work", tmp_path, lambda *a: None, lambda: False, 1)
+    assert "device" not in read_record(path).effects

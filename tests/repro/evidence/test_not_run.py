@@ -1,0 +1,165 @@
+"""A point that does not fit: claims and bars on it are not run, with the sentence; others stand."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from repro.check import Checked, check_selection
+from repro.console import print_check
+from repro.evidence.bless import bless
+from repro.evidence.measured import load_expectations
+from repro.evidence.not_run import reason
+from repro.evidence.record import Estimate, Record, record_of
+from repro.evidence.store import blessed_records
+from repro.places import expected_folder
+from repro.selection import Selection
+from repro.spec.config import RunConfig
+from repro.spec.target import plan
+from repro.spec.tier import Tier
+from repro.targets.rollout import ROLLOUT
+from repro.targets.steps import TABLE3
+
+SAID = "needs 95.8 of 79.2 GiB by the plan"
+SELECTION = Selection(target=ROLLOUT, source=ROLLOUT, tier=Tier.SYSTEMS)
+
+
+@pytest.fixture
+def records() -> list[Record]:
+    """Return what both arms would leave where the 16-bit one does not fit 256 rows at 32B."""
+    return [made_up(run) for run in plan(ROLLOUT, Tier.SYSTEMS)]
+
+
+def made_up(run: RunConfig) -> Record:
+    bf16 = run.arm.name == "bf16_lora"
+    values = {
+        metric.name: (1000.0 if bf16 else 3000.0) + run.seed
+        for metric in ROLLOUT.metrics
+        if metric.unit == "tokens per second"
+    }
+    if bf16:
+        del values["tokens_per_second_32b_256"]
+    record = record_of(
+        run,
+        metrics={
+            name: Estimate(value=value, unit="tokens per second") for name, value in values.items()
+        },
+        effects={"not_run": {"32b_256": SAID} if bf16 else {}, "timed_retries": {}},
+        environment={"gpu": [{"name": "NVIDIA H100 80GB HBM3"}]},
+        started=datetime.now(UTC),
+    )
+    return dataclasses.replace(record, commit="0" * 40, dirty=False)
+
+
+def checked(records: list[Record], folder: Path) -> Checked:
+    for record in records:
+        record.write(folder)
+    return check_selection(SELECTION, folder, expected_folder(None))
+
+
+def test_a_claim_on_a_point_that_does_not_fit_is_not_run_and_says_why(
+    records: list[Record], tmp_path: Path
+) -> None:
+    found = {verdict.name: verdict for verdict in checked(records, tmp_path).verdicts}
+    claim = found["faster_32b_256"]
+    assert claim.status == "not run"
+    assert claim.sentence == f"bf16_lora, 32b_256: {SAID}"
+    assert found["faster_32b_64"].status == found["faster_7b_256"].status == "reproduced"
+
+
+def test_the_printed_check_has_the_verdict_and_the_sentence_side_by_side(
+    records: list[Record], tmp_path: Path
+) -> None:
+    text = io.StringIO()
+    print_check(checked(records, tmp_path), Console(file=text, width=400))
+    (line,) = [line for line in text.getvalue().splitlines() if "at 32b and batch 256" in line]
+    assert [cell.strip() for cell in line.split("│")[2:4]] == [
+        "not run",
+        f"bf16_lora, 32b_256: {SAID}",
+    ]
+
+
+def test_a_bar_on_a_point_that_does_not_fit_is_not_run_and_costs_nothing(
+    records: list[Record], tmp_path: Path
+) -> None:
+    result = checked(records, tmp_path)
+    found = {verdict.name: verdict for verdict in result.verdicts}
+    bar = found["bf16_lora.tokens_per_second_32b_256"]
+    assert (bar.status, bar.sentence) == ("not run", f"bf16_lora, 32b_256: {SAID}")
+    assert not bar.own_fault
+    assert found["bf16_lora.tokens_per_second_32b_64"].status != "not run"
+    assert found["nvfp4_lora.tokens_per_second_32b_256"].status != "not run"
+
+
+def test_a_metric_that_is_absent_for_no_stated_reason_keeps_its_own_sentence(
+    records: list[Record], tmp_path: Path
+) -> None:
+    silent = [dataclasses.replace(record, effects={}) for record in records]
+    found = {verdict.name: verdict for verdict in checked(silent, tmp_path).verdicts}
+    assert found["faster_32b_256"].sentence.startswith("no seed has tokens_per_second_32b_256")
+    assert found["bf16_lora.tokens_per_second_32b_256"].sentence == (
+        "no record has tokens_per_second_32b_256"
+    )
+
+
+def test_an_arm_without_records_says_that_first(records: list[Record], tmp_path: Path) -> None:
+    alone = [record for record in records if record.arm == "bf16_lora"]
+    found = {verdict.name: verdict for verdict in checked(alone, tmp_path).verdicts}
+    assert found["faster_32b_256"].sentence == found["faster_32b_64"].sentence
+    assert found["faster_32b_256"].status == "not run"
+
+
+def test_records_with_a_point_left_out_are_blessed_with_the_others(
+    records: list[Record], tmp_path: Path
+) -> None:
+    by_arm: dict[str, dict[int, Record]] = {}
+    for record in records:
+        by_arm.setdefault(record.arm, {})[record.seed] = record
+    expected = tmp_path / "expected"
+    bless(ROLLOUT, Tier.SYSTEMS, by_arm, problems=[], expected=expected)
+    expectations = load_expectations(expected, Tier.SYSTEMS, ROLLOUT, "nvidia_h100_80gb_hbm3")
+    blessed = {(item.arm, item.metric) for item in expectations}
+    assert ("bf16_lora", "tokens_per_second_32b_64") in blessed
+    assert ("nvfp4_lora", "tokens_per_second_32b_256") in blessed
+    assert ("bf16_lora", "tokens_per_second_32b_256") not in blessed
+    stored = blessed_records(expected, Tier.SYSTEMS, "rollout")
+    assert {"32b_256": SAID} in [record.effects["not_run"] for record in stored]
+
+
+@pytest.mark.parametrize(
+    ("metric", "said"),
+    [
+        ("tokens_per_second_32b_256", True),
+        ("prefill_seconds_32b_256", True),
+        ("host_share_14b", True),
+        ("parity_engine_error", True),
+        ("tokens_per_second_2b_256", False),
+        ("host_share_32b", False),
+        ("trained_parity_error_ratio", False),
+    ],
+)
+def test_a_reason_is_found_for_the_metrics_of_its_part_alone(
+    records: list[Record], metric: str, said: bool
+) -> None:
+    parts = {"32b_256": SAID, "14b": SAID, "parity": SAID}
+    record = dataclasses.replace(records[0], effects={"not_run": parts})
+    assert (reason(record, metric) is not None) is said
+
+
+def test_measured_steps_that_ran_out_of_memory_say_so_for_their_point() -> None:
+    run = plan(TABLE3, Tier.SYSTEMS)[0]
+    lines = ["7b_b2 bf16: the weights alone do not fit", "7b_b2 nvfp4: does not fit with [2] rows"]
+    record = record_of(
+        run,
+        metrics={},
+        effects={"out_of_memory": lines},
+        environment={},
+        started=datetime.now(UTC),
+    )
+    assert reason(record, "step_seconds_7b_b2") == "; ".join(lines)
+    assert reason(record, "step_seconds_7b_b8") is None

@@ -1,0 +1,228 @@
+"""The store: a line per run and the whole records beside it, which must agree."""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+
+from repro.blessed import blessed_checks
+from repro.check import check_selection, checked_json, gather
+from repro.evidence.bless import compact
+from repro.evidence.measured import load_expectations
+from repro.evidence.record import Estimate, Record, RecordError, failed_record
+from repro.evidence.store import (
+    Blessed,
+    Joined,
+    RunsFolder,
+    blessed_records,
+    blessed_sources,
+    read_stored,
+    stored_path,
+    write_stored,
+)
+from repro.places import expected_folder
+from repro.selection import Selection, select
+from repro.spec.tier import Tier
+from repro.targets import find
+
+TABLE1 = find("table1")
+SELECTION = Selection(target=TABLE1, source=TABLE1, tier=Tier.SMOKE)
+METRICS = [metric.name for metric in TABLE1.metrics]
+Maker = Callable[..., Record]
+
+
+@pytest.fixture
+def records(made_up_record: Maker) -> list[Record]:
+    (selection,) = select(["table1"], tier="smoke")
+    return [made_up_record(run) for run in selection.plan(2, ["bf16_lora", "nvfp4_lora"])]
+
+
+def stored(records: list[Record], expected: Path) -> Path:
+    path = stored_path(expected, "smoke", "table1", None)
+    write_stored(path, METRICS, records)
+    return path
+
+
+def test_what_is_written_is_read_back(records: list[Record], tmp_path: Path) -> None:
+    path = stored(list(reversed(records)), tmp_path)
+    assert list(read_stored(path)) == sorted(records, key=lambda r: (r.arm, r.seed))
+
+
+def test_the_same_records_give_the_same_bytes(records: list[Record], tmp_path: Path) -> None:
+    paths = [
+        write_stored(tmp_path / folder / "smoke" / "table1.csv", METRICS, runs)
+        for folder, runs in (("a", records), ("b", records[::-1]))
+    ]
+    assert [p.read_bytes() for p in paths[0]] == [p.read_bytes() for p in paths[1]]
+
+
+def test_numbers_of_the_lines_read_back_to_the_bit(records: list[Record], tmp_path: Path) -> None:
+    value = 0.1 + 0.2
+    more = {"accuracy": Estimate(value=value, unit="percent")}
+    gone = {"accuracy": Estimate(value=None, unit="percent")}
+    changed = [
+        dataclasses.replace(record, metrics=record.metrics | item)
+        for record, item in zip(records[:2], (more, gone), strict=True)
+    ]
+    with stored(changed, tmp_path).open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [row["accuracy"] for row in rows] == [repr(value), "nan"]
+    assert float(rows[0]["accuracy"]) == value
+
+
+def test_a_line_holds_what_the_target_lists_and_the_run_has(
+    records: list[Record], tmp_path: Path
+) -> None:
+    extra = {"aside": Estimate(value=1.0, unit="ratio")}
+    records = [dataclasses.replace(records[0], metrics=records[0].metrics | extra)]
+    head = stored(records, tmp_path).read_text().splitlines()[0].split(",")
+    assert "aside" not in head
+    assert head[7:] == [name for name in METRICS if name in records[0].metrics]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "words"),
+    [
+        ("bf16_lora,0,ok", "bf16_lora,0,failed", r"table1.csv:2: outcome is 'failed'"),
+        ("bf16_lora,0,", "bf16_lora,7,", r"table1.csv:2: seed is '7'; .* has '0'"),
+        ("arm,seed", "seed,arm", r"table1.csv:1: begins with the columns"),
+        ("nvfp4_lora,1,ok", "nvfp4_lora,1,ok,", r"table1.csv:5: has \d+ cells; needs"),
+    ],
+)
+def test_a_line_that_was_edited_is_refused(
+    old: str, new: str, words: str, records: list[Record], tmp_path: Path
+) -> None:
+    path = stored(records, tmp_path)
+    path.write_text(path.read_text().replace(old, new))
+    with pytest.raises(RecordError, match=words):
+        read_stored(path)
+
+
+def test_an_edited_number_is_refused_by_its_column(records: list[Record], tmp_path: Path) -> None:
+    path = stored(records, tmp_path)
+    lines = path.read_text().splitlines()
+    cells = lines[3].split(",")
+    column = lines[0].split(",").index("accuracy")
+    cells[column] = "99.0"
+    lines[3] = ",".join(cells)
+    path.write_text("\n".join(lines) + "\n")
+    with pytest.raises(RecordError, match=r"table1.csv:4: accuracy is '99.0'; the whole record"):
+        read_stored(path)
+
+
+def test_half_a_blessing_is_refused(records: list[Record], tmp_path: Path) -> None:
+    path = stored(records, tmp_path)
+    old = path.read_bytes()
+    stored(records[:2], tmp_path)
+    path.write_bytes(old)
+    with pytest.raises(RecordError, match=r"has 4 runs; table1.jsonl.xz has 2"):
+        read_stored(path)
+    path.with_suffix(".jsonl.xz").write_bytes(b"no archive")
+    with pytest.raises(RecordError, match=r"not readable with table1\.jsonl\.xz"):
+        read_stored(path)
+    path.with_suffix(".jsonl.xz").unlink()
+    with pytest.raises(RecordError, match="half of it is missing"):
+        read_stored(path)
+
+
+def test_records_of_another_place_are_refused(records: list[Record], tmp_path: Path) -> None:
+    path = tmp_path / "records" / "proxy" / "table1.csv"
+    write_stored(path, METRICS, records)
+    with pytest.raises(RecordError, match=r"the run is of smoke/.*, and lies elsewhere"):
+        read_stored(path)
+
+
+def test_a_check_does_not_depend_on_where_the_records_come_from(
+    table1_records: Callable[..., None], tmp_path: Path
+) -> None:
+    runs = tmp_path / "runs"
+    table1_records(runs)
+    (run,) = SELECTION.plan([3], ["nvfp4_lora"])
+    failed_record(run, "out of memory\nlater lines", {}, datetime.now(UTC)).write(runs)
+    (runs / "smoke" / "table1" / "bf16" / "seed-2.json").unlink()
+    (run,) = SELECTION.plan([2], ["bf16"])
+    failed_record(run, "the device was lost", {}, datetime.now(UTC)).write(runs)
+    evidence = gather(SELECTION, runs)
+    finished = [r for by_seed in evidence.records.values() for r in by_seed.values()]
+    stored([*finished, *evidence.failed_records], tmp_path / "expected")
+    blessed = Blessed(tmp_path / "expected", "smoke", None)
+    again = gather(SELECTION, blessed)
+    assert again.records == evidence.records
+    assert {arm: list(by) for arm, by in again.records.items()} == {
+        arm: list(by) for arm, by in evidence.records.items()
+    }
+    assert again.failed_arms == evidence.failed_arms == {"bf16": 1}
+    assert [path.parts[-2:] for path, _ in again.failed] == [("bf16", "seed-2.failed-1.json")]
+    empty = tmp_path / "nothing"
+    sides = [checked_json(check_selection(SELECTION, source, empty)) for source in (runs, blessed)]
+    assert sides[0]["verdicts"] == sides[1]["verdicts"]
+    assert sides[0]["records"] == sides[1]["records"] == 59
+
+
+def test_two_sources_give_each_run_once_and_name_a_conflict(
+    records: list[Record], tmp_path: Path
+) -> None:
+    records = sorted(records, key=lambda record: (record.arm, record.seed))
+    stored(records[:3], tmp_path)
+    for record in records[2:]:
+        record.write(tmp_path / "runs")
+    sources = [RunsFolder(tmp_path / "runs"), Blessed(tmp_path, "smoke", None)]
+    conflicts = []
+    joined = Joined(sources, lambda new, old: conflicts.append((new.path, old.path)))
+    assert joined.targets() == [("smoke", "table1")]
+    entries = joined.entries("smoke", "table1")
+    assert [(e.arm, e.stem) for e in entries] == [(r.arm, f"seed-{r.seed}") for r in records]
+    assert not conflicts
+    stored([dataclasses.replace(records[2], commit="f" * 40)], tmp_path)
+    joined.entries("smoke", "table1")
+    assert [new.name for new, _ in conflicts] == [f"seed-{records[2].seed}.json"]
+
+
+def test_series_are_rounded_but_for_timed_repeats(records: list[Record]) -> None:
+    series = {"accuracy": [1 / 3, None], "step_seconds": [2 / 3]}
+    found = compact(dataclasses.replace(records[0], series=series), ["step_seconds"])
+    assert found.series == {"accuracy": [0.333333, None], "step_seconds": [2 / 3]}
+
+
+def test_the_committed_records_lie_where_they_belong_and_are_of_known_targets() -> None:
+    expected = expected_folder(None)
+    sources = blessed_sources(expected)
+    assert {source.tier for source in sources} == {"smoke", "proxy", "systems"}
+    for source in sources:
+        for tier, name in source.targets():
+            arms = {arm.name for arm in find(name).arms}
+            assert {entry.arm for entry in source.entries(tier, name)} <= arms, name
+    names = {path.name.split(".")[0] for path in (expected / "records").rglob("*.xz")}
+    assert names == {name for source in sources for _, name in source.targets()}
+
+
+def test_the_blessed_records_of_a_device_expect_what_they_are() -> None:
+    expected = expected_folder(None)
+    records = blessed_records(expected, Tier.SYSTEMS, "table3")
+    (record,) = [record for record in records if record.arm == "nvfp4_lora"]
+    items = load_expectations(expected, Tier.SYSTEMS, find("table3"), "nvidia_h200")
+    measured = {
+        item.metric: list(item.values.values())
+        for item in items
+        if item.source == "measured" and item.arm == "nvfp4_lora"
+    }
+    assert len(measured) > 30
+    assert all(values == record.repeats(name) for name, values in measured.items())
+
+
+def test_what_is_blessed_stays_small_enough_to_review() -> None:
+    files = [path for path in expected_folder(None).rglob("*") if path.is_file()]
+    assert sum(path.stat().st_size for path in files) < 4_000_000
+    texts = [path for path in files if path.suffix != ".xz"]
+    assert sum(path.read_text().count("\n") for path in texts) < 20_000
+
+
+def test_every_blessed_target_is_checked_once_per_device() -> None:
+    checks = blessed_checks(expected_folder(None), "table1", "figure17")
+    found = [(item.selection.target.name, item.selection.tier.value) for item in checks]
+    assert found == [("table1", "smoke"), ("table1", "proxy"), ("figure17", "proxy")]

@@ -1,0 +1,210 @@
+"""The state of a device, told from a made-up driver's tool and allocator."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from repro.measure import device_state as states
+from repro.measure.device_state import (
+    DeviceBusyError,
+    between,
+    device_state,
+    is_out_of_memory,
+    needs_by_allocator,
+    require_clean,
+)
+from repro.measure.fresh_process import FreshProcessNeededError
+from repro.spec.tier import GIB
+
+# Answers as the driver's tool does; `known` names what this driver lists, `pids` who computes.
+TOOL = """#!{python}
+import os, sys
+known, pids, active = {known!r}, {pids!r}, {active!r}
+device, query = sys.argv[2], sys.argv[3]
+assert sys.argv[1] == "-i" and device == "GPU-6a2f"
+about, fields = query.removeprefix("--query-").split("=")
+if about == "compute-apps":
+    for pid in pids:
+        print((str(os.getppid()) if pid == "own" else pid) + ", 1024 MiB")
+    sys.exit()
+row = []
+for field in fields.split(","):
+    family, _, name = field.partition(".")
+    if family.startswith("clocks_") and family not in known:
+        sys.exit(2)
+    if family.endswith("counters"):
+        row.append("1500 us")
+    elif family.startswith("clocks_"):
+        row.append("Active" if name in active else "Not Active")
+    else:
+        row.append(field + "!")
+print(", ".join(row))
+"""
+NEW = ("clocks_event_reasons", "clocks_event_reasons_counters")
+
+Install = Callable[..., None]
+
+
+@pytest.fixture
+def driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Install:
+    def install(
+        known: tuple[str, ...] = NEW,
+        pids: tuple[str, ...] = ("own",),
+        active: tuple[str, ...] = (),
+    ) -> None:
+        import sys
+
+        tool = tmp_path / "nvidia-smi"
+        tool.write_text(TOOL.format(python=sys.executable, known=known, pids=pids, active=active))
+        tool.chmod(tool.stat().st_mode | stat.S_IXUSR)
+        monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+
+    return install
+
+
+class Memory:
+    """A made-up device of 80 GiB and this process's allocator."""
+
+    def __init__(self) -> None:
+        self.reserved, self.beside, self.ever = 0, GIB, 0
+        self.stats = {"num_alloc_retries": 0, "num_ooms": 0}
+
+    def info(self, *device: Any) -> tuple[int, int]:
+        """Return free and total bytes."""
+        return 80 * GIB - self.reserved - self.beside, 80 * GIB
+
+    def statistics(self, *device: Any) -> dict[str, int]:
+        """Return the allocator's counts."""
+        return self.stats | {"allocated_bytes.all.allocated": self.ever}
+
+
+@pytest.fixture
+def memory(monkeypatch: pytest.MonkeyPatch) -> Memory:
+    found = Memory()
+    monkeypatch.setattr(torch.cuda, "mem_get_info", found.info)
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda: found.reserved)
+    monkeypatch.setattr(torch.cuda, "max_memory_reserved", lambda: 7)
+    monkeypatch.setattr(torch.cuda, "memory_stats", found.statistics)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    properties = type("Properties", (), {"uuid": "6a2f"})
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
+    return found
+
+
+def test_a_state_holds_memory_clocks_reasons_and_the_others_on_the_card(
+    driver: Install, memory: Memory
+) -> None:
+    driver(pids=("own", "4711"), active=("sw_power_cap",))
+    state = device_state()
+    assert state["memory"]["free_bytes"] == 79 * GIB
+    assert state["memory"]["total_bytes"] == 80 * GIB
+    assert state["card"]["clocks.sm"] == "clocks.sm!"
+    assert state["card"]["sw_power_cap"] == "Active"
+    assert state["card"]["hw_slowdown"] == "Not Active"
+    assert state["slowed_us"]["sw_thermal_slowdown"] == 1500
+    assert state["processes"] == {"others": [{"pid": "4711", "used_memory": "1024 MiB"}]}
+
+
+def test_a_container_that_hides_process_numbers_is_said_and_not_guessed(
+    driver: Install, memory: Memory
+) -> None:
+    driver(pids=("4711",))
+    processes = device_state()["processes"]
+    assert "others" not in processes
+    assert "not among those listed" in processes["unknown"]
+    assert processes["listed"] == [{"pid": "4711", "used_memory": "1024 MiB"}]
+
+
+def test_an_older_driver_tells_the_reasons_and_its_lack_of_counters(
+    driver: Install, memory: Memory
+) -> None:
+    driver(known=("clocks_throttle_reasons",), active=("hw_thermal_slowdown",))
+    state = device_state()
+    assert state["card"]["hw_thermal_slowdown"] == "Active"
+    assert "CalledProcessError" in state["slowed_us"]["failed"]
+
+
+def test_without_the_drivers_tool_the_memory_is_known_all_the_same(
+    memory: Memory, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    state = device_state()
+    assert state["memory"]["free_bytes"] == 79 * GIB
+    assert all("FileNotFoundError" in state[name]["failed"] for name in ("card", "processes"))
+
+
+def test_retries_of_the_run_and_its_peak_stand_beside_both_states(
+    driver: Install, memory: Memory
+) -> None:
+    driver()
+    memory.stats["num_alloc_retries"] = 2
+    before = device_state()
+    memory.stats["num_alloc_retries"] = 5
+    found = between(before, device_state())
+    assert (found["retries"], found["peak_bytes"]) == (3, 7)
+
+
+def test_a_free_device_is_clean(memory: Memory) -> None:
+    memory.reserved = GIB // 4
+    require_clean()
+
+
+def test_what_this_process_left_behind_asks_for_a_fresh_one(memory: Memory) -> None:
+    memory.reserved, memory.ever = 60 * GIB, 70 * GIB
+    with pytest.raises(FreshProcessNeededError) as raised:
+        require_clean(finished=4)
+    assert raised.value.finished == 4
+    assert f"{60 * GIB} bytes are reserved by this process" in str(raised.value)
+
+
+def test_memory_that_a_process_without_any_cannot_have_left_is_the_others(
+    driver: Install, memory: Memory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    driver(pids=("own", "4711"))
+    monkeypatch.setattr(states, "_PATIENCE_SECONDS", 0.0)
+    memory.beside = 30 * GIB
+    with pytest.raises(DeviceBusyError, match=f"{30 * GIB} are in use beside") as raised:
+        require_clean()
+    assert "4711" in str(raised.value)
+
+
+def test_memory_of_a_process_that_has_just_ended_is_waited_for(
+    memory: Memory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    memory.beside = 30 * GIB
+
+    def passes(seconds: float) -> None:
+        memory.beside = GIB
+
+    monkeypatch.setattr(states.time, "sleep", passes)
+    require_clean()
+    assert memory.beside == GIB
+
+
+@pytest.mark.parametrize(
+    ("error", "is_memory"),
+    [
+        (torch.OutOfMemoryError("CUDA out of memory."), True),
+        (RuntimeError("CUDA error: out of memory"), True),
+        (RuntimeError("CUBLAS_STATUS_ALLOC_FAILED when calling cublasCreate"), True),
+        (RuntimeError("an illegal memory access was encountered"), False),
+        (ValueError("CUDA error: out of memory"), False),
+    ],
+)
+def test_memory_that_ran_out_is_told_from_other_failures(error: Exception, is_memory: bool) -> None:
+    assert is_out_of_memory(error) is is_memory
+
+
+def test_memory_that_ran_out_is_found_under_what_was_raised_on_the_way_out(memory: Memory) -> None:
+    memory.reserved = 78 * GIB
+    error = RuntimeError("the capture was invalidated")
+    error.__context__ = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 6.50 GiB.")
+    assert is_out_of_memory(error)
+    assert needs_by_allocator(error) == "needs 85.5 of 80.0 GiB by the allocator, at least"

@@ -1,0 +1,157 @@
+"""Measurements in worker processes: nothing of one is left for the next, and a return gets on."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+from rich.console import Console
+
+from repro.__main__ import main
+from repro.evidence.record import find_record, iterate_records, read_record
+from repro.run import Outcome, execute
+from repro.spec.config import RunConfig
+from repro.spec.target import plan
+from repro.spec.tier import Tier
+from repro.targets.rollout import ROLLOUT
+
+# Stands for a device whose memory a process keeps: the rate is what the process's leavings let it
+# be, so an arm that follows another in its process measures less than it does alone.
+FAKE = """
+import json, os
+from datetime import UTC, datetime
+from repro.evidence.record import Estimate, record_of
+from repro.measure.fresh_process import FreshProcessNeededError
+
+LEFT = []
+
+def carry_out(runs, folder, records, progress, should_stop, threads):
+    arm = runs[0].arm.name
+    with (records / "calls.jsonl").open("a") as file:
+        file.write(json.dumps([os.getpid(), arm]) + "\\n")
+    rate = 11073.0 / (1 + len(LEFT))
+    LEFT.append(arm)
+    if (records / f"exhausts-{arm}").exists():
+        import torch
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB.")
+    parts = records / f"parts-{arm}"
+    if parts.exists():
+        left, each = map(int, parts.read_text().split())
+        if left:
+            parts.write_text(f"{left - 1} {each}")
+            raise FreshProcessNeededError("32b_256 needs more", (5 - left) * each)
+    for run in runs:
+        metrics = {"tokens_per_second_7b_64": Estimate(value=rate, unit="tokens per second")}
+        record_of(run, metrics=metrics, environment={}, started=datetime.now(UTC)).write(records)
+"""
+FIRST, SECOND = (arm.name for arm in ROLLOUT.arms)
+
+
+@pytest.fixture
+def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    folder = tmp_path / "code"
+    folder.mkdir()
+    (folder / "fake_measurements.py").write_text(FAKE, encoding="utf-8")
+    monkeypatch.syspath_prepend(str(folder))
+    sys.modules.pop("fake_measurements", None)
+    return importlib.import_module("fake_measurements")
+
+
+@pytest.fixture
+def runs(tmp_path: Path) -> Path:
+    folder = tmp_path / "runs"
+    folder.mkdir()
+    return folder
+
+
+def go(runs: Path, fake: ModuleType, arms: list[str] | None = None) -> Outcome:
+    return execute(
+        planned(arms),
+        runs,
+        workers=1,
+        threads=1,
+        console=Console(file=open(os.devnull, "w"), width=200),
+        carry_out=fake.carry_out,
+    )
+
+
+def planned(arms: list[str] | None = None) -> list[RunConfig]:
+    return plan(ROLLOUT, Tier.SYSTEMS, 2, arms)
+
+
+def calls(runs: Path) -> list[tuple[int, str]]:
+    lines = (runs / "calls.jsonl").read_text().splitlines()
+    return [(process, arm) for process, arm in map(json.loads, lines)]
+
+
+def rates(runs: Path, arm: str) -> list[float | None]:
+    return [
+        read_record(find_record(run, runs) or runs).value("tokens_per_second_7b_64")
+        for run in planned([arm])
+    ]
+
+
+def test_an_arm_after_one_that_ran_out_of_memory_measures_what_it_measures_alone(
+    tmp_path: Path, runs: Path, fake: ModuleType
+) -> None:
+    alone = tmp_path / "alone"
+    alone.mkdir()
+    go(alone, fake, [SECOND])
+    (runs / f"exhausts-{FIRST}").touch()
+    outcome = go(runs, fake)
+    assert (outcome.finished, outcome.failed, outcome.left) == (2, 2, 0)
+    assert rates(runs, SECOND) == rates(alone, SECOND) == [11073.0, 11073.0]
+    (first, _), (second, _) = calls(runs)
+    assert first != second
+    failed = [
+        read_record(path)
+        for path in iterate_records(runs, "systems", "rollout")
+        if "failed" in path.name
+    ]
+    assert {record.arm for record in failed} == {FIRST}
+    assert "OutOfMemoryError" in failed[0].outcome["reason"]
+
+
+def test_an_arm_after_one_that_went_well_has_a_process_of_its_own_too(
+    runs: Path, fake: ModuleType
+) -> None:
+    assert go(runs, fake).complete
+    assert len({process for process, _ in calls(runs)}) == 2
+    assert rates(runs, FIRST) == rates(runs, SECOND) == [11073.0, 11073.0]
+
+
+def test_a_task_that_gets_on_goes_on_in_fresh_processes_before_the_next_arm(
+    runs: Path, fake: ModuleType
+) -> None:
+    (runs / f"parts-{FIRST}").write_text("3 1")
+    outcome = go(runs, fake)
+    assert (outcome.finished, outcome.failed, outcome.left) == (4, 0, 0)
+    assert [arm for _, arm in calls(runs)] == [FIRST] * 4 + [SECOND]
+    assert len({process for process, _ in calls(runs)}) == 5
+
+
+def test_a_task_that_gets_no_further_in_a_fresh_process_has_failed(
+    runs: Path, fake: ModuleType
+) -> None:
+    (runs / f"parts-{FIRST}").write_text("3 0")
+    outcome = go(runs, fake)
+    assert (outcome.finished, outcome.failed) == (2, 2)
+    assert [arm for _, arm in calls(runs)] == [FIRST, FIRST, SECOND]
+    failed = sorted((runs / "systems" / "rollout" / FIRST).glob("seed-*.failed-1.json"))
+    assert len(failed) == 2
+    reason = read_record(failed[0]).outcome["reason"]
+    assert reason == "32b_256 needs more; a fresh process got no further"
+
+
+def test_measurements_do_not_go_side_by_side(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("repro.run.require_ready", lambda selection: None)
+    arguments = ["run", "rollout", "--tier", "systems", "--runs", str(tmp_path / "runs")]
+    assert main([*arguments, "--workers", "2"]) == 2
+    assert "--workers 2: measurements of one device go one at a time" in capsys.readouterr().err

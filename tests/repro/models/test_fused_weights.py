@@ -1,0 +1,117 @@
+"""4-bit projections are packed once, at loading, and trainer and engine read the same tensors."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import pytest
+import torch
+
+from kernels import dispatch
+from kernels.packing import PackedWeight
+from repro.models.fused_weights import fused_weight, pack_projections
+from repro.models.lora import adapter_layers, base_linear
+from repro.models.other_products import take_products
+from repro.models.policy import Policy
+from repro.models.quantized_linear import QuantizedLinear
+from repro.models.shapes import random_policy
+from repro.rollout.engine import Engine
+from repro.rollout.engine_config import EngineConfig
+from repro.spec.config import SamplingConfig
+
+SHAPE = {
+    "model_type": "qwen2",
+    "vocab_size": 256,
+    "hidden_size": 256,
+    "intermediate_size": 512,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 128,
+    "tie_word_embeddings": True,
+}
+FORMATS = ["nvfp4", "mxfp4", "nf4"]
+HOPPER = torch.cuda.is_available() and torch.cuda.get_device_capability()[0] == 9
+
+
+def make(weight_format: Any, device: str = "cpu") -> Policy:
+    return random_policy(SHAPE, weight_format=weight_format, lora_rank=16, seed=0, device=device)
+
+
+def layers(policy: Policy) -> dict[str, QuantizedLinear]:
+    return {
+        name: cast(QuantizedLinear, base_linear(layer))
+        for name, layer in adapter_layers(policy.model)
+    }
+
+
+@pytest.fixture
+def packing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pack on the CPU, as where the device's kernels read packed weights."""
+    monkeypatch.setattr(dispatch, "reads_packed", lambda device, dtype: True)
+
+
+@pytest.mark.parametrize("weight_format", FORMATS)
+def test_loading_packs_every_projection_and_keeps_its_values(
+    weight_format: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain = layers(make(weight_format))
+    monkeypatch.setattr(dispatch, "reads_packed", lambda device, dtype: True)
+    packed = layers(make(weight_format))
+    assert len(packed) == 14
+    for name, layer in packed.items():
+        assert isinstance(layer.weight, PackedWeight), name
+        for part, tensor in plain[name].weight.tensors().items():
+            assert torch.equal(layer.codes().tensors()[part].float(), tensor.float()), (name, part)
+
+
+@pytest.mark.usefixtures("packing")
+@pytest.mark.parametrize("weight_format", FORMATS)
+def test_projections_that_share_an_input_are_rows_of_one_matrix(weight_format: str) -> None:
+    found = layers(make(weight_format))
+    group = [found[f"model.layers.1.self_attn.{part}_proj"] for part in "qkv"]
+    fused = fused_weight(group)
+    assert fused is not None
+    assert fused.shape == (256 + 128 + 128, 256)
+    assert fused.packs.data_ptr() == cast(Any, group[0].weight).packs.data_ptr()
+    assert fused_weight([group[1], group[0], group[2]]) is None
+
+
+def test_where_kernels_read_codes_nothing_is_packed() -> None:
+    policy = make("nvfp4")
+    assert pack_projections(policy.model, torch.bfloat16) == 0
+    assert not any(isinstance(layer.weight, PackedWeight) for layer in layers(policy).values())
+
+
+@pytest.mark.usefixtures("packing")
+@pytest.mark.parametrize("linears", ["dequantised", "bitsandbytes"])
+def test_other_products_take_their_codes_out_of_packed_weights(linears: str) -> None:
+    if linears == "bitsandbytes":
+        pytest.importorskip("bitsandbytes", reason="bitsandbytes is not installed here")
+    policy = make("nf4")
+    name, layer = next(iter(layers(policy).items()))
+    x = torch.randn(3, layer.in_features)
+    expected = x @ dispatch.dequantize(layer.codes(), torch.float32).t()
+    assert take_products(policy.model, linears, torch.float32) == 14
+    found = layers(policy)[name](x)
+    bias = 0.0 if layer.bias is None else layer.bias.float()
+    torch.testing.assert_close(found, expected + bias, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not HOPPER, reason="needs a Hopper GPU (compute capability 9.0)")
+@pytest.mark.parametrize("weight_format", FORMATS)
+def test_a_pass_without_an_engine_is_to_the_bit_the_pass_with_one(weight_format: str) -> None:
+    policy = make(weight_format, "cuda")
+    ids = torch.arange(96, device="cuda").view(2, 48)
+    with torch.no_grad():
+        alone = policy.model(input_ids=ids).logits
+    addresses = {name: layer.qweight.data_ptr() for name, layer in layers(policy).items()}
+    engine = Engine(policy, EngineConfig(slots=2, max_positions=64, max_new_tokens=8))
+    engine.sample([[1, 2, 3]], SamplingConfig(max_new_tokens=4), group_size=1, seeds=[0])
+    with torch.no_grad():
+        assert torch.equal(policy.model(input_ids=ids).logits, alone)
+    engine.close()
+    for name, layer in layers(policy).items():
+        assert isinstance(layer.weight, PackedWeight), name
+        assert layer.qweight.data_ptr() == addresses[name], name

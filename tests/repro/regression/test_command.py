@@ -1,0 +1,402 @@
+"""`compare`, `check --regression`, `check` without records and `regress`, by their exit status."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+from repro import check
+from repro.__main__ import main
+from repro.check import gather
+from repro.evidence.bless import bless
+from repro.evidence.record import Record
+from repro.places import expected_folder
+from repro.regression import command
+from repro.regression.render import LINES
+from repro.run import INTERRUPTED
+from repro.selection import Selection
+from repro.spec.claim import Metric
+from repro.spec.tier import Tier
+from repro.targets.steps import TABLE3
+from tests.repro.recorded_steps import Change, times, unchanged, write_steps
+
+STEP = "step_seconds_7b_b2"
+SLOWER = times(1.06, STEP)
+Printed = pytest.CaptureFixture[str]
+
+
+def on_arm(name: str, **changes: object) -> Callable[[Record], Record]:
+    def spoil(record: Record) -> Record:
+        return dataclasses.replace(record, **changes) if record.arm == name else record  # type: ignore[arg-type]
+
+    return spoil
+
+
+def impossible_timing(record: Record) -> Record:
+    """Spoil a record: its timer did not wait for the work, as receipts see."""
+    timing = {
+        "method": "device_events",
+        "seconds": 1.0,
+        "bytes": 1e15,
+        "bytes_per_second": 4e12,
+    }
+    return dataclasses.replace(record, effects={"timing": timing})
+
+
+@pytest.fixture
+def expected(tmp_path: Path) -> Path:
+    """Return a folder of expectations in which Table 3 is blessed on an H200."""
+    folder = tmp_path / "expected"
+    shutil.copytree(expected_folder(None) / "paper", folder / "paper")
+    selection = Selection(target=TABLE3, source=TABLE3, tier=Tier.SYSTEMS)
+    evidence = gather(selection, write_steps(tmp_path / "baseline"))
+    bless(TABLE3, Tier.SYSTEMS, evidence.records, problems=[], expected=folder)
+    return folder
+
+
+def compare(tmp_path: Path, *more: str) -> int:
+    return main(["compare", str(tmp_path / "old"), str(tmp_path / "new"), *more])
+
+
+def test_two_folders_compare_as_fine_regressed_or_not_to_be_judged(
+    tmp_path: Path, capsys: Printed
+) -> None:
+    write_steps(tmp_path / "old")
+    write_steps(tmp_path / "new")
+    assert compare(tmp_path) == 0
+    assert capsys.readouterr().out.startswith("fine: none of")
+    write_steps(tmp_path / "slow", SLOWER)
+    assert main(["compare", str(tmp_path / "old"), str(tmp_path / "slow"), "table3"]) == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith("regressed: 1 of")
+    assert lines[2].startswith(f"regressed: table3 nvfp4_lora {STEP} 10.0 s -> 10.6 s, +6.0 %")
+    (tmp_path / "empty").mkdir()
+    assert main(["compare", str(tmp_path / "old"), str(tmp_path / "empty"), "table3"]) == 2
+    assert "there is no record" in capsys.readouterr().out
+
+
+def test_a_folder_that_does_not_exist_is_named_with_the_nearest_ones(
+    tmp_path: Path, capsys: Printed
+) -> None:
+    write_steps(tmp_path / "runs")
+    assert main(["compare", "blessed", str(tmp_path / "rnus")]) == 2
+    said = capsys.readouterr().err
+    assert f"{tmp_path / 'rnus'} does not exist" in said
+    assert "holds runs" in said
+
+
+def test_a_target_without_records_in_either_folder_is_said_beside_one_that_has(
+    tmp_path: Path, capsys: Printed
+) -> None:
+    write_steps(tmp_path / "old")
+    write_steps(tmp_path / "new")
+    assert compare(tmp_path, "table3", "memory") == 2
+    assert "memory at the systems tier" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("spoil", "words"),
+    [
+        (impossible_timing, "is refused"),
+        (on_arm("nvfp4_lora", effects={"timed_retries": {"7b_b2": 1}}), "had to retry"),
+        (
+            on_arm("bf16_lora", outcome={"status": "failed", "reason": "out of \x1b[31mmemory"}),
+            "failed",
+        ),
+        (on_arm("bf16_lora", environment={"gpu": [{"name": "NVIDIA H100"}]}), "nvidia_h100"),
+    ],
+    ids=["impossible rate", "not the device's only work", "failed", "another device"],
+)
+def test_spoilt_failed_and_foreign_records_are_not_judged(
+    tmp_path: Path,
+    capsys: Printed,
+    spoil: Callable[[Record], Record],
+    words: str,
+) -> None:
+    write_steps(tmp_path / "old")
+    write_steps(tmp_path / "new", SLOWER, spoil)
+    junit = tmp_path / "junit.xml"
+    assert compare(tmp_path, "--junit", str(junit)) == 2
+    assert words in capsys.readouterr().out
+    assert ElementTree.parse(junit).getroot().get("errors") == "1"
+
+
+def test_records_of_another_configuration_are_not_judged(tmp_path: Path, capsys: Printed) -> None:
+    write_steps(tmp_path / "old")
+    path = tmp_path / "new" / "systems" / "table3" / "bf16_lora" / "seed-0.json"
+    write_steps(tmp_path / "new")
+    raw = json.loads(path.read_text())
+    raw["config"]["scale"]["warm_up"] = 7
+    path.write_text(json.dumps(raw))
+    assert compare(tmp_path) == 2
+    assert "edited" in capsys.readouterr().out
+
+
+def test_blessed_stands_for_the_blessed_records_of_the_device(
+    tmp_path: Path, expected: Path, capsys: Printed
+) -> None:
+    where = ["--expected", str(expected)]
+    write_steps(tmp_path / "slow", SLOWER)
+    assert main(["compare", "blessed", str(tmp_path / "baseline"), *where]) == 0
+    assert main(["compare", "blessed", str(tmp_path / "slow"), *where]) == 1
+    capsys.readouterr()
+    other = on_arm("nvfp4_lora", environment={"gpu": [{"name": "NVIDIA H100"}]})
+    both = on_arm("bf16_lora", environment={"gpu": [{"name": "NVIDIA H100"}]})
+    write_steps(tmp_path / "other", spoil=lambda record: both(other(record)))
+    assert main(["compare", "blessed", str(tmp_path / "other"), *where]) == 2
+    said = capsys.readouterr().out
+    assert "nothing is blessed on nvidia_h100 (but on nvidia_h200)" in said
+    assert f"python -m repro bless --device --tier systems --runs {tmp_path / 'other'}" in said
+
+
+def test_a_baseline_of_a_configuration_since_changed_is_to_be_replaced(
+    tmp_path: Path, expected: Path, capsys: Printed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def changed(record: Record, run: object) -> str | None:
+        blessed = "systems/nvidia_h200" in str(stack[-1])
+        return "the record is of another configuration" if blessed else None
+
+    stack: list[Path] = []
+    read = check.read_record
+    monkeypatch.setattr(check, "read_record", lambda path: (stack.append(path), read(path))[1])
+    monkeypatch.setattr(check, "config_difference", changed)
+    where = ["--expected", str(expected)]
+    assert main(["compare", "blessed", str(tmp_path / "baseline"), *where]) == 2
+    said = capsys.readouterr().out
+    assert "another configuration; to replace the baseline: python -m repro bless" in said
+
+
+def test_check_regression_judges_as_compare_does(
+    tmp_path: Path, expected: Path, capsys: Printed
+) -> None:
+    line = ["check", "table3", "--tier", "systems", "--expected", str(expected), "--regression"]
+    write_steps(tmp_path / "slow", SLOWER)
+    (tmp_path / "empty").mkdir()
+    assert main([*line, "--runs", str(tmp_path / "baseline")]) == 0
+    assert main([*line, "--runs", str(tmp_path / "slow"), "--json"]) == 1
+    assert '"status": "regressed"' in capsys.readouterr().out
+    assert main([*line, "--runs", str(tmp_path / "empty")]) == 2
+    assert main([*line, "--blessed"]) == 2
+    assert "leave out --blessed" in capsys.readouterr().err
+
+
+def test_check_of_an_empty_folder_is_unsound_and_could_not_judge(
+    tmp_path: Path, capsys: Printed
+) -> None:
+    write_steps(tmp_path / "runs")
+    line = ["check", "table5", "--tier", "systems", "--json", "--runs"]
+    assert main([*line, str(tmp_path / "runs")]) == 2
+    (item,) = json.loads(capsys.readouterr().out)
+    assert not item["sound"]
+    assert f"{tmp_path}/runs/systems/table5 does not exist" in item["reason"]
+    assert "holds table3" in item["reason"]
+    assert main([*line, str(tmp_path / "rnus")]) == 2
+    assert "holds runs" in json.loads(capsys.readouterr().out)[0]["reason"]
+
+
+def test_check_of_two_targets_is_2_where_one_has_no_record_and_1_where_one_is_at_fault(
+    tmp_path: Path, expected: Path, capsys: Printed
+) -> None:
+    line = ["check", "table3", "memory", "--tier", "systems", "--expected", str(expected)]
+    assert main([*line, "--runs", str(tmp_path / "baseline")]) == 2
+    assert "no record of memory at the systems tier" in capsys.readouterr().out
+    write_steps(tmp_path / "spoilt", spoil=impossible_timing)
+    assert main([*line, "--runs", str(tmp_path / "spoilt")]) == 1
+
+
+def test_what_is_not_a_terminal_gets_at_most_ten_plain_lines(
+    tmp_path: Path, capsys: Printed
+) -> None:
+    def all_worse(arm: str, metric: Metric, values: list[float]) -> list[float]:
+        factor = 0.5 if metric.direction() == "higher" else 3.0
+        return [factor * value for value in values]
+
+    write_steps(tmp_path / "old")
+    write_steps(tmp_path / "new", all_worse)
+    assert compare(tmp_path) == 1
+    out = capsys.readouterr().out
+    assert len(out.splitlines()) == LINES
+    assert "\x1b" not in out
+    assert out.startswith("regressed: ")
+    assert out.splitlines()[1].endswith(" regressed, 0 unclear, 0 improved, 0 unchanged")
+
+
+def test_json_junit_and_summary_say_the_same(tmp_path: Path, capsys: Printed) -> None:
+    write_steps(tmp_path / "old")
+    write_steps(tmp_path / "new", SLOWER)
+    files = {kind: tmp_path / f"out.{kind}" for kind in ("json", "junit", "summary")}
+    files["summary"].write_text("before\n")
+    line = [part for kind, path in files.items() for part in (f"--{kind}", str(path))]
+    assert compare(tmp_path, *line) == 1
+    raw = json.loads(files["json"].read_text())
+    assert (raw["status"], raw["exit_status"], raw["counts"]["regressed"]) == ("regressed", 1, 1)
+    (one,) = (row for row in raw["targets"][0]["rows"] if row["verdict"] == "regressed")
+    assert (one["metric"], one["new"][0]) == (STEP, pytest.approx(10.6))
+    root = ElementTree.parse(files["junit"]).getroot()
+    assert [element.tag for element in (root, root[0], root[0][0])] == [
+        "testsuites",
+        "testsuite",
+        "testcase",
+    ]
+    assert (root.get("failures"), root.get("errors")) == ("1", "0")
+    assert int(root.get("tests", "0")) == len(raw["targets"][0]["rows"])
+    (failure,) = root.iter("failure")
+    assert STEP in failure.get("message", "")
+    summary = files["summary"].read_text()
+    assert summary.startswith("before\n## Regression: regressed")
+    assert "| **regressed** |" in summary
+
+
+# What follows runs `regress` with made-up records in place of a GPU.
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[list[str]]:
+    """Let this machine have an H200; return the command lines of runs that would start."""
+    started: list[list[str]] = []
+    measured(monkeypatch, started)
+    monkeypatch.setattr(Tier, "missing", lambda tier: None)
+    monkeypatch.setattr(command, "capture_environment", lambda: {"gpu": [{"name": "NVIDIA H200"}]})
+    monkeypatch.setenv("REPRO_RUNS", str(tmp_path / "runs"))
+    monkeypatch.delenv(command.SUMMARY_VARIABLE, raising=False)
+    return started
+
+
+def measured(
+    monkeypatch: pytest.MonkeyPatch,
+    started: list[list[str]],
+    change: Change = unchanged,
+    status: int = 0,
+) -> None:
+    """Put made-up records in place of what a GPU would measure."""
+
+    def run(args: argparse.Namespace) -> int:
+        started.append([*args.targets, *([args.seeds] if args.seeds else [])])
+        print("many lines of progress\n" * 50)
+        if "table3" in args.targets and not status:
+            write_steps(Path(args.runs), change)
+        return status
+
+    monkeypatch.setattr(command, "main_run", run)
+
+
+def only_folder(tmp_path: Path) -> Path:
+    (folder,) = (tmp_path / "runs" / "regress").iterdir()
+    return folder
+
+
+def test_regress_keeps_its_records_and_writes_its_files_beside_them(
+    tmp_path: Path,
+    expected: Path,
+    gpu: list[list[str]],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: Printed,
+) -> None:
+    monkeypatch.setenv(command.SUMMARY_VARIABLE, str(tmp_path / "summary.md"))
+    assert main(["regress", "table3", "--expected", str(expected)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) <= LINES
+    assert lines[0].startswith("fine")
+    folder = only_folder(tmp_path)
+    assert str(folder) in lines[-1]
+    assert (folder / "systems" / "table3" / "nvfp4_lora" / "seed-0.json").is_file()
+    assert "progress" in (folder / "run.log").read_text()
+    assert json.loads((folder / "regress.json").read_text())["status"] == "fine"
+    assert ElementTree.parse(folder / "regress.junit.xml").getroot().get("failures") == "0"
+    assert (tmp_path / "summary.md").read_text() == (folder / "regress.md").read_text()
+
+
+def test_regress_exits_with_1_where_a_step_is_slower(
+    expected: Path,
+    gpu: list[list[str]],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: Printed,
+) -> None:
+    measured(monkeypatch, gpu, SLOWER)
+    assert main(["regress", "table3", "--expected", str(expected)]) == 1
+    assert f"regressed: table3 nvfp4_lora {STEP}" in capsys.readouterr().out
+
+
+def test_a_card_on_which_nothing_is_blessed_is_measured_and_named_its_command(
+    tmp_path: Path,
+    expected: Path,
+    gpu: list[list[str]],
+    capsys: Printed,
+) -> None:
+    shutil.rmtree(expected / "systems")
+    where = ["--expected", str(expected)]
+    assert main(["regress", "table3", *where]) == 2
+    folder = only_folder(tmp_path)
+    words = ["bless", "--device", "--tier", "systems", "--runs", str(folder)]
+    assert f"python -m repro {' '.join(words)}" in capsys.readouterr().out
+    assert json.loads((folder / "regress.json").read_text())["exit_status"] == 2
+    assert main([*words, *where]) == 0
+    assert main(["compare", "blessed", str(folder), *where]) == 0
+
+
+def test_regress_goes_on_where_it_was_interrupted(
+    tmp_path: Path,
+    expected: Path,
+    gpu: list[list[str]],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: Printed,
+) -> None:
+    measured(monkeypatch, gpu, status=INTERRUPTED)
+    assert main(["regress", "table3", "--expected", str(expected)]) == 2
+    folder = only_folder(tmp_path)
+    assert f"python -m repro regress table3 --runs {folder}" in capsys.readouterr().out
+    measured(monkeypatch, gpu)
+    again = ["regress", "table3", "--runs", str(folder), "--expected", str(expected)]
+    assert main(again) == 0
+    assert only_folder(tmp_path) == folder
+
+
+@pytest.mark.parametrize(
+    ("lacking", "flags", "kernels"),
+    [(set(), [], ["3"]), (set(), ["--baseline"], []), ({"kernels"}, [], [])],
+    ids=["with a baseline", "--baseline", "without a baseline"],
+)
+def test_regress_measures_its_own_choice_and_all_seeds_for_a_baseline(
+    expected: Path,
+    gpu: list[list[str]],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: Printed,
+    lacking: set[str],
+    flags: list[str],
+    kernels: list[str],
+) -> None:
+    measured(monkeypatch, gpu, status=1)
+    monkeypatch.setattr(command, "_without_baseline", lambda names, expected: lacking)
+    assert main(["regress", *flags, "--expected", str(expected)]) == 2
+    others = ["table6", "table3", "memory"]
+    assert gpu == ([["kernels", *kernels], others] if kernels else [["kernels", *others]])
+    assert "kernels at the systems tier" in capsys.readouterr().out
+
+
+def test_regress_without_a_gpu_is_2_and_says_so(
+    monkeypatch: pytest.MonkeyPatch, capsys: Printed
+) -> None:
+    monkeypatch.setattr(Tier, "missing", lambda tier: "needs a CUDA device; found none")
+    assert main(["regress"]) == 2
+    assert "regress measures on a GPU: needs a CUDA device" in capsys.readouterr().err
+
+
+def test_regress_that_breaks_is_not_taken_for_a_regression(
+    expected: Path,
+    gpu: list[list[str]],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: Printed,
+) -> None:
+    def broken(args: argparse.Namespace) -> int:
+        raise OSError("the disk is full")
+
+    monkeypatch.setattr(command, "main_run", broken)
+    assert main(["regress", "table3", "--expected", str(expected)]) == 2
+    assert "the disk is full" in capsys.readouterr().err

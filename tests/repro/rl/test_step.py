@@ -1,0 +1,247 @@
+"""One step's passes: any cut by tokens gives its gradient, and memory's end is not the end."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from repro.models.policy import Policy, trainable_parameters
+from repro.rl import step
+from repro.rl.logprobs import completion_logprobs
+from repro.rl.loss import StepCounts, policy_loss
+from repro.rl.micro_batches import Plan, split_by_tokens, token_budget
+from repro.rl.packed import packed_logprobs
+from repro.rl.rows import Rows
+from repro.rl.step import StepOutput, accumulate_step, evaluate_rows
+from repro.spec.config import DAPO, GRPO, RELEASED_BNPO, LossConfig, RunConfig
+from tests.repro.rl.uneven_rows import (
+    ADVANTAGES,
+    LENGTHS,
+    PROMPTS,
+    exact_head,
+    largest_gap,
+    rollout_of,
+    take_gradients,
+    trained_of_any_type,
+    uneven_rows,
+)
+
+EVERY_ROW = torch.arange(6)
+
+
+@pytest.fixture
+def rows() -> Rows:
+    return uneven_rows()
+
+
+@pytest.fixture
+def policy(make_policy: Callable[..., Policy], nudge: Callable[[Policy, float], None]) -> Policy:
+    policy = make_policy()
+    nudge(policy, 0.1)
+    return policy
+
+
+@pytest.fixture
+def run_of(make_run: Callable[..., RunConfig]) -> Callable[..., RunConfig]:
+    def make(loss: LossConfig = GRPO, **changes: Any) -> RunConfig:
+        rollout = dataclasses.replace(make_run().scale.rollout, max_new_tokens=12)
+        return make_run(loss=loss, rollout=rollout, **changes)
+
+    return make
+
+
+@pytest.fixture
+def in_double(policy: Policy, monkeypatch: pytest.MonkeyPatch) -> Policy:
+    policy.model.double()
+    use_head(monkeypatch, exact_head)
+    return policy
+
+
+def use_head(monkeypatch: pytest.MonkeyPatch, head: Callable[..., Any]) -> None:
+    """Let steps go over packed rows, as on a GPU, with a head of the caller's."""
+    monkeypatch.setattr(step, "row_logprobs", functools.partial(packed_logprobs, head=head))
+
+
+def go(
+    policy: Policy, rows: Rows, run: RunConfig, micro_tokens: int, **settings: Any
+) -> tuple[Plan, StepOutput, int]:
+    advantages = settings.pop("advantages", ADVANTAGES)
+    return accumulate_step(
+        policy, rollout_of(rows, advantages), EVERY_ROW, run,
+        parameters=trained_of_any_type(policy), micro_tokens=micro_tokens,
+        **{"old_logprobs": None, "ref_logprobs": None} | settings,
+    )  # fmt: skip
+
+
+def test_micro_batches_hold_every_row_once_and_no_more_tokens_than_asked(rows: Rows) -> None:
+    sizes = rows.packed_tokens()
+    assert sizes.tolist() == [PROMPTS[i // 2] + LENGTHS[i] - 1 for i in range(6)]
+    batches = split_by_tokens(sizes, EVERY_ROW, 20)
+    assert torch.cat(batches).tolist() == list(range(6))
+    for batch in batches:
+        assert int(sizes[batch].sum()) <= 20 or len(batch) == 1
+    assert len(batches) > 2
+    some = torch.tensor([4, 1])
+    assert [piece.tolist() for piece in split_by_tokens(sizes, some, 100)] == [[4, 1]]
+
+
+def test_a_budget_of_rows_holds_so_many_of_the_longest(rows: Rows) -> None:
+    sizes = rows.packed_tokens()
+    assert token_budget(sizes, EVERY_ROW, 6) == 6 * 20
+    assert len(split_by_tokens(sizes, EVERY_ROW, token_budget(sizes, EVERY_ROW, 6))) == 1
+    pairs = split_by_tokens(sizes, EVERY_ROW, token_budget(sizes, EVERY_ROW, 2))
+    assert all(len(pair) >= 2 for pair in pairs[:-1])
+    assert token_budget(sizes, torch.tensor([], dtype=torch.long), 4) == 4
+
+
+@pytest.mark.parametrize(
+    "loss", [GRPO, DAPO, RELEASED_BNPO, LossConfig(beta=0.1)], ids=["grpo", "dapo", "bnpo", "kl"]
+)
+def test_any_cut_gives_the_whole_steps_gradient_in_float64(
+    rows: Rows, in_double: Policy, run_of: Callable[..., RunConfig], loss: LossConfig
+) -> None:
+    generator = torch.Generator().manual_seed(2)
+    old, ref = (torch.randn(rows.mask.shape, generator=generator).double() - 2 for _ in range(2))
+    # A local mean is over so many rows, however many of them go in one pass.
+    run = run_of(dataclasses.replace(loss, mask_truncated=False), micro_batch_rows=4)
+    advantages = (1.0, -0.5, 0.0, 2.0, 0.0, 0.75)
+
+    def gradient(micro_tokens: int) -> dict[str, Tensor]:
+        go(in_double, rows, run, micro_tokens, old_logprobs=old, ref_logprobs=ref,
+           advantages=advantages)  # fmt: skip
+        return take_gradients(in_double)
+
+    whole = gradient(1000)
+    for micro_tokens in (40, 20, 1):
+        assert largest_gap(gradient(micro_tokens), whole) < 1e-10
+
+
+class ShortMemory:
+    """A head that runs out of memory beyond a number of predicted tokens, after some use."""
+
+    def __init__(self, most: int) -> None:
+        self.most = most
+        self.failures = 0
+
+    def __call__(self, hidden: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
+        """Fail or pass on."""
+        if len(hidden) > self.most:
+            self.failures += 1
+            raise torch.OutOfMemoryError("planted")
+        return exact_head(hidden, *rest)
+
+
+class FailsInBackward(torch.autograd.Function):
+    """Passes values through; runs out of memory in backward until told otherwise."""
+
+    armed = True
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        """Copy."""
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Tensor:
+        """Fail once."""
+        if FailsInBackward.armed:
+            FailsInBackward.armed = False
+            raise torch.OutOfMemoryError("planted")
+        return grads[0]
+
+
+def test_running_out_of_memory_halves_the_micro_batch_and_keeps_the_gradient(
+    rows: Rows,
+    in_double: Policy,
+    run_of: Callable[..., RunConfig],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    _, whole, unchanged = go(in_double, rows, run_of(), 1000)
+    gradient = take_gradients(in_double)
+    assert unchanged == 1000
+    head = ShortMemory(most=14)
+    use_head(monkeypatch, head)
+    _, output, micro_tokens = go(in_double, rows, run_of(), 160)
+    assert head.failures >= 2
+    assert micro_tokens in {160 // 2**i for i in range(1, 8)}
+    assert output.loss == pytest.approx(whole.loss)
+    assert largest_gap(take_gradients(in_double), gradient) < 1e-10
+
+
+def test_running_out_of_memory_in_backward_counts_no_gradient_twice(
+    rows: Rows,
+    in_double: Policy,
+    run_of: Callable[..., RunConfig],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    go(in_double, rows, run_of(), 1000)
+    whole = take_gradients(in_double)
+    calls = 0
+
+    def head(hidden: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
+        nonlocal calls
+        calls += 1
+        # The second micro-batch fails half-way: the first one's gradients are there by then, and
+        # those of the last block's output side of the second.
+        return exact_head(FailsInBackward.apply(hidden) if calls == 2 else hidden, *rest)
+
+    FailsInBackward.armed = True
+    use_head(monkeypatch, head)
+    assert go(in_double, rows, run_of(), 40)[2] == 20
+    assert largest_gap(take_gradients(in_double), whole) < 1e-10
+
+
+def test_a_single_row_that_does_not_fit_is_the_end(
+    rows: Rows,
+    in_double: Policy,
+    run_of: Callable[..., RunConfig],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    use_head(monkeypatch, ShortMemory(most=2))
+    with pytest.raises(torch.OutOfMemoryError, match="planted"):
+        go(in_double, rows, run_of(), 100)
+    assert all(p.grad is None for p in trained_of_any_type(in_double).values())
+    into = torch.zeros(rows.mask.shape), torch.zeros(rows.mask.shape)
+    with pytest.raises(torch.OutOfMemoryError, match="planted"):
+        evaluate_rows(in_double, rows, EVERY_ROW, 1.0, micro_tokens=100, into=into)
+
+
+def test_the_steps_loss_and_log_probabilities_are_the_padded_ones(
+    rows: Rows, policy: Policy, run_of: Callable[..., RunConfig]
+) -> None:
+    new = completion_logprobs(policy, rows, 1.0, layout="padded")[0]
+    old = new.detach() - 0.01
+    counts = StepCounts(rows=6, tokens=sum(LENGTHS), length_limit=12)
+    whole = policy_loss(new, torch.tensor(ADVANTAGES), rows.mask, GRPO, counts, old_logprobs=old)
+    _, output, _ = go(policy, rows, run_of(), 25, old_logprobs=old)
+    assert output.loss == pytest.approx(float(whole.loss.detach()), abs=1e-6)
+    torch.testing.assert_close(output.logprobs, new.detach(), rtol=0, atol=2e-5)
+    into = torch.zeros(rows.mask.shape), torch.zeros(rows.mask.shape)
+    assert evaluate_rows(policy, rows, EVERY_ROW, 1.0, micro_tokens=25, into=into) == 25
+    torch.testing.assert_close(output.logprobs, into[0], rtol=0, atol=2e-5)
+    torch.testing.assert_close(output.entropy, into[1], rtol=0, atol=2e-5)
+
+
+def test_idle_rows_go_forward_alone_and_are_measured_all_the_same(
+    rows: Rows, policy: Policy, run_of: Callable[..., RunConfig]
+) -> None:
+    plan, output, _ = go(policy, rows, run_of(), 25, advantages=(0.0, 0.0, 1.0, -1.0, 0.0, 0.0))
+    assert torch.cat([piece for piece, _ in plan.micro_batches]).tolist() == [2, 3]
+    assert torch.cat(plan.idle).tolist() == [0, 1, 4, 5]
+    expected = completion_logprobs(policy, rows, 1.0)[0].detach()
+    torch.testing.assert_close(output.logprobs, expected, rtol=0, atol=2e-5)
+
+
+def test_gradients_that_are_there_already_are_refused(
+    rows: Rows, policy: Policy, run_of: Callable[..., RunConfig]
+) -> None:
+    first = next(iter(trainable_parameters(policy).values()))
+    first.grad = torch.zeros_like(first)
+    with pytest.raises(ValueError, match="has a gradient already"):
+        go(policy, rows, run_of(), 25)

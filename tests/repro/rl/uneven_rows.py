@@ -1,0 +1,85 @@
+"""For tests of passes: rows of unequal lengths, gradients by name, a head in any precision."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from repro.models.policy import Policy
+from repro.rl.advantage import Advantages
+from repro.rl.collect import Rollout
+from repro.rl.rows import Rows, make_rows
+from repro.rollout.sampler import Completion
+
+LENGTHS = (7, 3, 12, 1, 9, 5)
+PROMPTS = (4, 9, 6)
+ADVANTAGES = (1.0, -0.5, 0.25, 2.0, -1.5, 0.75)
+
+
+def uneven_rows() -> Rows:
+    """Return six rows of three prompts."""
+    generator = torch.Generator().manual_seed(3)
+
+    def tokens(count: int) -> tuple[int, ...]:
+        return tuple(torch.randint(5, 40, (count,), generator=generator).tolist())
+
+    completions = [
+        Completion(token_ids=tokens(n), sampled_logprobs=(-1.0,) * n, finish_reason="length")
+        for n in LENGTHS
+    ]
+    return make_rows([tokens(n) for n in PROMPTS], completions, group_size=2)
+
+
+def rollout_of(rows: Rows, advantages: Sequence[float] = ADVANTAGES) -> Rollout:
+    """Return rows as a rollout with these advantages."""
+    return Rollout(
+        rows=rows,
+        advantages=Advantages(
+            values=torch.tensor(advantages, dtype=torch.float64),
+            scored=torch.ones(len(rows), dtype=torch.bool),
+            groups=len(rows.prompts),
+            zero_variance_groups=0,
+        ),
+        reward=list(advantages),
+        accuracy=[0.0] * len(rows),
+        format=[0.0] * len(rows),
+        batches=1,
+        groups_drawn=len(rows.prompts),
+        tokens_sampled=int(rows.mask.sum()),
+        informative=1.0,
+    )
+
+
+def exact_head(
+    hidden: Tensor, weight: Tensor, token_ids: Tensor, temperature: float, bias: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """Return what `token_logprobs` returns, in the input's own precision."""
+    assert bias is None
+    logp = torch.log_softmax(hidden @ weight.t() / temperature, dim=-1)
+    chosen = logp.gather(1, token_ids.unsqueeze(1)).squeeze(1)
+    return chosen, -(logp.exp() * logp).sum(-1)
+
+
+def trained_of_any_type(policy: Policy) -> dict[str, Any]:
+    """Return what is trained by name, be it float64."""
+    return {n: p for n, p in policy.model.named_parameters() if p.requires_grad}
+
+
+def take_gradients(policy: Policy) -> dict[str, Tensor]:
+    """Return every trained tensor's gradient and clear it."""
+    taken = {}
+    for name, parameter in trained_of_any_type(policy).items():
+        assert parameter.grad is not None, name
+        taken[name] = parameter.grad.clone()
+        parameter.grad = None
+    return taken
+
+
+def largest_gap(first: dict[str, Tensor], second: dict[str, Tensor]) -> float:
+    """Return the largest difference, of the second's largest value."""
+    assert first.keys() == second.keys()
+    scale = max(float(value.abs().max()) for value in second.values())
+    return max(float((first[n] - second[n]).abs().max()) for n in first) / scale

