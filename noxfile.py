@@ -28,7 +28,7 @@ if not os.access(ROOT, os.W_OK):
     nox.options.envdir = CACHE / "nox"
 
 # With blocks that are written from blessed records.
-PAGES = ("README.md", "kernels/README.md", "docs/claims.md", "docs/systems.md")
+PAGES = ("README.md", "kernels/README.md", "docs/ci.md", "docs/claims.md", "docs/systems.md")
 SUITE_GROUPS = ("test", "lint", "types")
 
 

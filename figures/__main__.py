@@ -27,12 +27,12 @@ from figures import (
     loss,
     operations,
     paired,
-    printed,
     reward,
     roofline,
     systems,
 )
 from figures.protocol import origin
+from repro.evidence import printed
 from repro.evidence.expectation import load_bars
 from repro.evidence.paper import PaperCell, paper_cells
 from repro.evidence.record import Record, RecordError

@@ -43,7 +43,7 @@ def rate_of(records: Sequence[Record], arm: str) -> float | None:
 
 
 def seeds_text(rows: Sequence[Counted]) -> str:
-    """Return `5 seeds an arm`, and by name the arms that have another number."""
+    """Return `5 seeds per arm`, and by name the arms that have another number."""
     counts: dict[str, set[int]] = {}
     for row in rows:
         counts.setdefault(row.arm, set()).add(row.n)
@@ -51,7 +51,7 @@ def seeds_text(rows: Sequence[Counted]) -> str:
     usual = Counter(texts.values()).most_common(1)[0][0]
     others = [f"{short(arm)} {text}" for arm, text in texts.items() if text != usual]
     seeds = "1 seed" if usual == "1" else f"{usual} seeds"
-    return f"{seeds} an arm" + (f" ({', '.join(others)})" if others else "")
+    return f"{seeds} per arm" + (f" ({', '.join(others)})" if others else "")
 
 
 def rates_text(rows: Sequence[Counted]) -> str:

@@ -21,7 +21,7 @@ from figures.captions import rate_of, rates_text
 from figures.contrasts import Cell, Column
 from figures.layout import frame, new_figure
 from figures.palette import colour, order, short
-from figures.printed import Printed
+from repro.evidence.printed import Printed
 from repro.evidence.record import Record
 
 NAME = "paired_differences"

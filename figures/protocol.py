@@ -15,7 +15,7 @@ from repro.evidence.record import Record
 
 
 def origin(records: Sequence[Record]) -> str:
-    """Return `5 seeds an arm on one NVIDIA H200, commit d42857b`."""
+    """Return `5 seeds per arm on one NVIDIA H200, commit d42857b`."""
     devices = sorted({_device(record) for record in records})
     commits = sorted({record.commit[:7] for record in records})
     return f"{_seeds(records)} on one {' and '.join(devices)}, commit {' and '.join(commits)}"
@@ -48,15 +48,15 @@ def adapter(records: Sequence[Record]) -> str:
 
 
 def _seeds(records: Sequence[Record]) -> str:
-    """Return `5 seeds an arm`, each arm of each target counted for itself."""
+    """Return `5 seeds per arm`, each arm of each target counted for itself."""
     counts: dict[tuple[str, str], set[int]] = {}
     for record in records:
         counts.setdefault((record.target, record.arm), set()).add(record.seed)
     numbers = sorted({len(seeds) for seeds in counts.values()})
     if len(numbers) == 1:
-        return "1 run an arm" if numbers[0] == 1 else f"{numbers[0]} seeds an arm"
+        return "1 run per arm" if numbers[0] == 1 else f"{numbers[0]} seeds per arm"
     fewest = sorted({short(arm) for (_, arm), seeds in counts.items() if len(seeds) == numbers[0]})
-    return f"{numbers[0]} to {numbers[-1]} seeds an arm (fewest: {', '.join(fewest)})"
+    return f"{numbers[0]} to {numbers[-1]} seeds per arm (fewest: {', '.join(fewest)})"
 
 
 def _device(record: Record) -> str:

@@ -34,7 +34,7 @@ def draw(rows: Sequence[RateRow], title: str, note: str) -> Figure:
         _panel(axes, [row for row in rows if row.model == model])
         axes.set_title(f"Qwen2.5-{model.upper()}", fontsize=10, loc="left")
         axes.set_xlabel("LoRA rank")
-    grid[0][0].set_ylabel("tokens a second, batch 1")
+    grid[0][0].set_ylabel("tokens per second, batch 1")
     frame(figure, title, note, keys(rows))
     return figure
 

@@ -198,7 +198,7 @@ def keys(rows: Sequence[Marked], *, goal: bool = False, must: bool = False) -> l
         found.append(Line2D([], [], color=_GREY, marker="o", markerfacecolor="none", markersize=7,
                             linestyle="", label="the paper, on one H100-80GB"))  # fmt: skip
     if must:
-        found.append(Line2D([], [], color=_GREY, linewidth=1.5, label="must"))
+        found.append(Line2D([], [], color=_GREY, linewidth=1.5, label="bar"))
     if goal:
         found.append(Line2D([], [], color=_GREY, linewidth=1.5, linestyle=":", label="goal"))
     return found

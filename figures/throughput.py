@@ -119,7 +119,7 @@ def draw(rates: Sequence[RateRow], gains: Sequence[GainRow], title: str, note: s
         above.set_title(f"Qwen2.5-{model.upper()}", fontsize=10, loc="left")
         below.set_ylim(0, 1.12 * top)
         below.set_xlabel("batch")
-    grid[0][0].set_ylabel("tokens a second")
+    grid[0][0].set_ylabel("tokens per second")
     grid[1][0].set_ylabel("times 16-bit LoRA's")
     must = any(row.must is not None for row in rates) or any(map(_demands, gains))
     goal = any(row.goal is not None for row in rates)

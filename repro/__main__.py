@@ -271,7 +271,7 @@ def parse_arms(text: str | None) -> list[str] | None:
 
 
 def _list(args: argparse.Namespace) -> int:
-    from repro.listing import listing_json, listing_text
+    from repro.report.listing import listing_json, listing_text
 
     print(json.dumps(listing_json(), indent=1) if args.json else listing_text())
     return FINE
@@ -325,10 +325,10 @@ def _regress(args: argparse.Namespace) -> int:
 
 def _report(args: argparse.Namespace) -> int:
     if args.findings:
-        from repro.findings import main_findings
+        from repro.report.learning import main_findings
 
         return main_findings(args)
-    from repro.report import main_report
+    from repro.report.run_report import main_report
 
     return main_report(args)
 
@@ -365,7 +365,7 @@ def _environment(args: argparse.Namespace) -> int:
 
 
 def _reproduce(args: argparse.Namespace) -> int:
-    from repro.report import draw_figures, main_report
+    from repro.report.run_report import draw_figures, main_report
 
     status = _run(args)
     if status not in (FINE, CONTRADICTED):

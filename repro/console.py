@@ -7,6 +7,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from repro.check import Checked
+from repro.report.verdicts import Kind, about, counted, of_kind, to_show, word
 
 _COLOURS = {
     "reproduced": "green",
@@ -27,24 +28,19 @@ def print_check(checked: Checked, console: Console | None = None) -> None:
         title=f"{target.name}, {tier.value} tier: {checked.evidence.count} records",
         title_justify="left",
     )
-    table.add_column("claim or expectation", overflow="fold")
+    table.add_column("claim, bar or blessed value", overflow="fold")
     table.add_column("verdict", no_wrap=True)
     table.add_column("because", overflow="fold")
-    blessed = [item for item in checked.verdicts if item.source.startswith("measured")]
-    for verdict in checked.verdicts:
-        if verdict in blessed and verdict.status == "reproduced":
-            continue
-        colour = _COLOURS[verdict.status]
-        about = "" if verdict.about == "claim" else f" ({verdict.about})"
+    for verdict in to_show(checked):
+        kind = f" ({about(verdict)})" if about(verdict) else ""
         table.add_row(
-            escape(verdict.statement + about),
-            f"[{colour}]{verdict.status}[/]",
+            escape(verdict.statement + kind),
+            f"[{_COLOURS[verdict.status]}]{word(verdict)}[/]",
             escape(verdict.sentence),
         )
     console.print(table)
-    if blessed:
-        held = sum(item.status == "reproduced" for item in blessed)
-        console.print(f"{held} of {len(blessed)} blessed values reproduced", highlight=False)
+    if blessed := of_kind(checked, Kind.BLESSED):
+        console.print(f"{Kind.BLESSED.value}: {counted(blessed)}", highlight=False)
     for path, reason in checked.evidence.refused:
         console.print(f"[red]refused[/] {escape(f'{path}: {reason}')}", highlight=False)
     for path, reason in checked.evidence.failed:

@@ -314,11 +314,11 @@ def _origin(record: GpuTests) -> str:
 
 
 def gpu_tests_rows(expected: Path, root: Path = PACKAGE.parent) -> list[str]:
-    """Return the block of README about the GPU tests, as lines of Markdown.
+    """Return the block of `docs/ci.md` about the GPU tests, as lines of Markdown.
 
     Whether the record is older than the files it covers is said here by yes or no alone: the block
     changes with the first change after a blessing and with the next blessing, and no edit between
-    them asks for a new README. Which files changed, the end of `nox -s tests` says.
+    them asks for a new page. Which files changed, the end of `nox -s tests` says.
     """
     records = blessed_gpu_tests(expected)
     if not records:

@@ -1,4 +1,4 @@
-"""Verdicts: from values a seed and a claim (or an expectation) to one of four words.
+"""Verdicts: from values per seed and a claim (or an expectation) to one of four words.
 
 `reproduced`: the interval lies inside what was claimed. `contradicted`: wholly outside.
 `inconclusive`: overlapping, or fewer than five paired seeds (three repeats); with the effect that
@@ -34,7 +34,7 @@ ALPHA = 0.05
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """What became of one claim or expectation.
+    """The judgement of one claim or expectation.
 
     Attributes
     ----------
@@ -94,7 +94,7 @@ def judge(
     failed: Mapping[str, int],
     by_prompt: Mapping[str, Values] | None = None,
 ) -> list[Verdict]:
-    """Return one verdict a claim.
+    """Return one verdict per claim.
 
     Parameters
     ----------
@@ -306,8 +306,8 @@ def _measured(claim: Claim, verdict: Verdict) -> str:
     sign = "" if claim.kind == "ratio" else "+"
     what = {
         "ratio": f"{' / '.join(claim.arms)}: ",
-        "trend": "slope a place ",
-        "order": "slope a place ",
+        "trend": "slope per place ",
+        "order": "slope per place ",
         "difference": f"{' - '.join(claim.arms)}: ",
         "non_inferior": f"{' - '.join(claim.arms)}: ",
         "interaction": f"({' - '.join(claim.arms[:2])}) - ({' - '.join(claim.arms[2:])}): ",
@@ -322,7 +322,7 @@ def _measured(claim: Claim, verdict: Verdict) -> str:
 
 def _could_show(claim: Claim, verdict: Verdict, deviation: float, family: int) -> str:
     if deviation == 0:
-        return "All seeds agree to the last digit, so no test can tell"
+        return "All seeds agree to the last digit, so no test can decide"
     shown = _shown(claim, verdict)
     what = "a factor" if claim.kind == "ratio" else "an effect"
     words = (
@@ -358,7 +358,7 @@ def judge_expectation(
     absent: str | None,
     about: str = "expectation",
 ) -> Verdict:
-    """Return the verdict of one expectation on the values of its arm, one a seed."""
+    """Return the verdict of one expectation on the values of its arm, one per seed."""
     verdict = Verdict(
         name=f"{expectation.arm}.{expectation.metric}",
         statement=f"{metric.title} of {expectation.arm}: {expectation.text()} {metric.unit}"

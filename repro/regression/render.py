@@ -20,7 +20,7 @@ from rich.table import Table
 
 from repro.evidence.compare import VERDICTS, Comparison, Judgement, Row, Side
 from repro.evidence.origins import commits_of, devices_of
-from repro.report_tables import quantity
+from repro.report.numbers import quantity
 
 LINES = 10
 _PROBLEMS_SHOWN = 3

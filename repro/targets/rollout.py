@@ -1,4 +1,4 @@
-"""The rollout engine's own bars: tokens a second at 7B, 14B and 32B, alone and against 16 bits.
+"""The rollout engine's own bars: tokens per second at 7B, 14B and 32B, alone and against 16 bits.
 
 Not a table of the paper, whose batches end at 8: reinforcement learning samples hundreds of rows.
 Random weights, 256 prompt tokens, 256 new ones (192 at 14B and 32B), LoRA of rank 32 on all seven
@@ -42,7 +42,7 @@ _SCALE = ThroughputScale(points=POINTS)
 
 ROLLOUT = Target(
     name="rollout",
-    title="Rollout engine: tokens a second by model and batch, adapter on",
+    title="Rollout engine: tokens per second by model and batch, adapter on",
     statement="sampling from 4-bit weights with a live adapter is faster than from 16-bit ones at "
     "every batch that reinforcement learning uses",
     source="not in the paper; its rollouts are Tables 5 to 9",

@@ -26,13 +26,13 @@ class Row:
 
 
 def test_one_number_of_seeds_is_said_once() -> None:
-    assert seeds_text([Row("bf16_lora", 5), Row("nvfp4_lora", 5)]) == "5 seeds an arm"
-    assert seeds_text([Row("bf16_lora", 1)]) == "1 seed an arm"
+    assert seeds_text([Row("bf16_lora", 5), Row("nvfp4_lora", 5)]) == "5 seeds per arm"
+    assert seeds_text([Row("bf16_lora", 1)]) == "1 seed per arm"
 
 
 def test_arms_with_other_numbers_of_seeds_are_named() -> None:
     rows = [Row("bf16_lora", 5), Row("nf4_lora", 5), Row("nvfp4_lora", 4), Row("nvfp4_lora", 3)]
-    assert seeds_text(rows) == "5 seeds an arm (NVFP4 LoRA 3 to 4)"
+    assert seeds_text(rows) == "5 seeds per arm (NVFP4 LoRA 3 to 4)"
 
 
 def test_learning_rates_are_named_where_they_differ() -> None:

@@ -14,9 +14,10 @@ from matplotlib.patches import Rectangle
 from matplotlib.transforms import Bbox
 from scipy import stats
 
-from figures import contrasts, printed
+from figures import contrasts
 from figures.__main__ import main, paired_figure
 from figures.palette import colour
+from repro.evidence import printed
 from repro.evidence.record import Estimate, Record, record_of
 from repro.evidence.verdict import judge
 from repro.spec.target import Target, plan

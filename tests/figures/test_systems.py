@@ -142,8 +142,8 @@ def test_memory_shows_measured_peak_plan_and_limits() -> None:
 def test_a_note_names_seeds_device_commit_and_protocol() -> None:
     records = records_of("rollout")
     commit = records[0].commit[:7]
-    assert protocol.origin(records) == f"5 seeds an arm on one NVIDIA H200, commit {commit}"
-    assert protocol.origin(records[:9]).startswith("4 to 5 seeds an arm (fewest: NVFP4 LoRA)")
+    assert protocol.origin(records) == f"5 seeds per arm on one NVIDIA H200, commit {commit}"
+    assert protocol.origin(records[:9]).startswith("4 to 5 seeds per arm (fewest: NVFP4 LoRA)")
     assert protocol.rollouts(records) == (
         "256 (192 at 14B, 32B) new tokens a row after 256 of the prompt, timed whole; "
         "random weights"
@@ -190,7 +190,7 @@ def test_two_devices_are_drawn_apart_and_named(tmp_path: Path) -> None:
     drawn = {path.stem: path.read_text() for path in (tmp_path / "out").iterdir()}
     names = {device: f"systems_{device}_rollout_ranks" for device in ("nvidia_h100", "nvidia_h200")}
     assert drawn.keys() == set(names.values())
-    assert "5 seeds an arm on one NVIDIA H100" in drawn[names["nvidia_h100"]]
+    assert "5 seeds per arm on one NVIDIA H100" in drawn[names["nvidia_h100"]]
 
 
 def test_a_tier_without_blessed_records_is_said(

@@ -23,7 +23,7 @@ from repro.evidence.origins import commits_of, commits_text, seeds_text
 from repro.evidence.record import Record
 from repro.evidence.store import Blessed, blessed_records
 from repro.places import expected_folder
-from repro.readme import renewed_readme
+from repro.report.blocks import renewed_readme
 from repro.selection import select
 from repro.spec.config import digest_of
 from repro.spec.tier import Tier
@@ -121,11 +121,11 @@ def test_what_shows_commits_shows_several(
     assert main([*line, "--expected", str(expected)]) == 0
     assert f"`{OLD}` (seeds 5 to 9), `{NEW}` (seeds 10 to 14)" in out.read_text()
     readme = tmp_path / "README.md"
-    readme.write_text("<!-- results:begin -->\n<!-- results:end -->\n")
+    readme.write_text("<!-- accuracies:begin -->\n<!-- accuracies:end -->\n")
     assert "(n = 10)" in renewed_readme(readme, expected)
     pictures = ["--blessed", "--tier", "proxy", "--kinds", "svg", "--out", str(tmp_path / "drawn")]
     assert draw([*pictures, "--expected", str(expected)]) == 0
-    assert "10 seeds an arm" in (tmp_path / "drawn" / "proxy_table1_accuracy.svg").read_text()
+    assert "10 seeds per arm" in (tmp_path / "drawn" / "proxy_table1_accuracy.svg").read_text()
     capsys.readouterr()
 
 

@@ -1,14 +1,13 @@
 """The report: what a reader of the paper wants to know, from records and expectations alone.
 
-For each target: the paper's table beside what was measured, one column a tier, each cell with mean,
-95 % interval and number of seeds; the verdict of each claim with its sentence; what this tier can
-and cannot say. Nothing is run, and no tier speaks for another.
+For each target: the paper's table beside what was measured, each cell with mean, 95 % interval and
+number of seeds; the verdict of each claim with its sentence; what this tier can and cannot say.
+Nothing is run, and no tier speaks for another.
 """
 
 from __future__ import annotations
 
 import argparse
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -17,7 +16,9 @@ from repro.check import Checked, check_selection
 from repro.evidence.origins import commits_of, seeds_text
 from repro.evidence.record import Record, replace_text
 from repro.places import PACKAGE, expected_folder, runs_folder
-from repro.report_tables import cell_text, paper_columns, verdict_counts
+from repro.report.claims import KINDS, counts_of
+from repro.report.tables import arms_table, link_to, paper_columns, table
+from repro.report.verdicts import Kind, about, counted, of_kind, to_show, word
 from repro.selection import Selection, select
 from repro.spec.target import Metric
 from repro.spec.tier import Tier
@@ -57,7 +58,7 @@ def report_text(checks: list[Checked], expected: Path, out: Path, figures: Path)
     out, figures
         Where the report will lie, and the folder of figures that it links to.
     """
-    parts = ["# QeRL (arXiv 2510.11696), reproduced", "", _summary(checks), ""]
+    parts = ["# QeRL (arXiv 2510.11696), reproduced", "", *_summary(checks, expected)]
     for checked in checks:
         parts += _target_section(checked, expected)
     parts += _figures_section(out, figures)
@@ -66,32 +67,30 @@ def report_text(checks: list[Checked], expected: Path, out: Path, figures: Path)
     return "\n".join(parts).rstrip() + "\n"
 
 
-def _summary(checks: list[Checked]) -> str:
-    lines = ["| target | tier | records | reproduced | contradicted | inconclusive | not run |"]
-    lines.append("|---|---|---|---|---|---|---|")
-    for checked in checks:
-        counts = verdict_counts(checked)
-        cells = " | ".join(
-            str(counts[status])
-            for status in ("reproduced", "contradicted", "inconclusive", "not run")
-        )
-        name = checked.selection.target.name
-        tier = checked.selection.tier.value
-        lines.append(f"| {name} | {tier} | {checked.evidence.count} | {cells} |")
-    lines += [
-        "",
-        "Counted are the claims of the paper and those about this suite's machinery. "
-        "`contradicted` means that the 95 % interval lies wholly on the other side of what was "
-        "claimed; for a claim of the paper's that is a finding at that tier, not a failure. "
-        "`inconclusive` means that these seeds cannot tell. A tier speaks for itself alone.",
+def _summary(checks: list[Checked], expected: Path) -> list[str]:
+    rows = [
+        [
+            checked.selection.target.name,
+            checked.selection.tier.value,
+            f"{checked.evidence.count}",
+            *counts_of(checked, expected),
+        ]
+        for checked in checks
     ]
-    return "\n".join(lines)
+    return [
+        *table(["target", "tier", "records", *(kind.value for kind in KINDS)], rows),
+        "`contradicted` means that the 95 % interval lies wholly on the other side of what was "
+        "claimed; for a claim of the paper that is a finding at that tier, not a failure. "
+        "`inconclusive` means that these seeds decide it neither way. A tier speaks for itself "
+        "alone.",
+        "",
+    ]
 
 
 def _target_section(checked: Checked, expected: Path) -> list[str]:
     target, tier = checked.selection.target, checked.selection.tier
-    said = f"The paper ({target.source})" if target.paper_file else f"Stated ({target.source})"
-    lines = [f"## {target.title}", "", f"{said}: {target.statement}.", ""]
+    stated = "The paper" if target.paper_file else "Stated"
+    lines = [f"## {target.title}", "", f"{stated} ({target.source}): {target.statement}.", ""]
     if target.records_of is None and target.paper_file:
         lines += [f"Tier `{tier.value}`: {tier.meaning}.", "", _HEADLINE[tier], ""]
     reason = checked.selection.source.not_runnable(tier)
@@ -99,7 +98,7 @@ def _target_section(checked: Checked, expected: Path) -> list[str]:
         lines += [f"Not run: {reason}.", ""]
     if target.arms and checked.evidence.count and target.records_of is None:
         if target.headline is not None:
-            lines += _arms_table(checked, expected, target.metric(target.headline))
+            lines += _headline_table(checked, expected, target.metric(target.headline))
         lines += _details_table(checked)
     elif target.records_of:
         source = checked.selection.source.name
@@ -109,27 +108,18 @@ def _target_section(checked: Checked, expected: Path) -> list[str]:
     return lines
 
 
-def _arms_table(checked: Checked, expected: Path, metric: Metric) -> list[str]:
+def _headline_table(checked: Checked, expected: Path, metric: Metric) -> list[str]:
     target, tier = checked.selection.target, checked.selection.tier
     columns = paper_columns(target, expected)
-    values = checked.evidence.values(metric.name)
-    heads = [f"paper, {name}" for name in columns] + [
-        f"{tier.value}: {metric.title} ({metric.unit})"
-    ]
-    lines = [f"| arm | {' | '.join(heads)} |", "|---" * (len(heads) + 1) + "|"]
-    for arm in target.arms:
-        printed = [columns[name].get(arm.name, "") for name in columns]
-        measured = cell_text(list(values.get(arm.name, {}).values()), unit=metric.unit)
-        lines.append(f"| {arm.label} | {' | '.join([*printed, measured])} |")
-    lines += ["", "Cells: mean and 95 % t interval over n seeds."]
+    head = f"{tier.value}: {metric.title} ({metric.unit})"
+    note = "Cells: mean and 95 % t interval over n seeds."
     if columns:
-        lines[-1] += (
+        note += (
             " Seeds of an untrained arm change only what is sampled. The columns are different "
             "models on different problems; only the relation between rows is comparable. Controls "
             "are not in the paper."
         )
-    lines.append("")
-    return lines
+    return [*arms_table(target, columns, [(head, checked, metric)]), note, ""]
 
 
 _DETAILS = (
@@ -148,44 +138,30 @@ _DETAILS = (
 
 def _details_table(checked: Checked) -> list[str]:
     target = checked.selection.target
-    known = {metric.name: metric for metric in target.metrics}
-    shown: list[Metric] = [known[name] for name in _DETAILS if name in known]
-    values = {metric.name: checked.evidence.values(metric.name) for metric in shown}
-    shown = [metric for metric in shown if values[metric.name]]
-    if not shown:
-        return []
-    lines = [
-        "<details><summary>Beside the accuracy: start, gain, ceiling, style, entropy</summary>"
+    shown = [
+        (f"{metric.title} ({metric.unit})", checked, metric)
+        for name in _DETAILS
+        for metric in target.metrics
+        if metric.name == name and checked.evidence.values(name)
     ]
-    lines += ["", f"| arm | {' | '.join(f'{m.title} ({m.unit})' for m in shown)} |"]
-    lines.append("|---" * (len(shown) + 1) + "|")
-    for arm in target.arms:
-        cells = [
-            cell_text(list(values[m.name].get(arm.name, {}).values()), n=False, unit=m.unit)
-            for m in shown
-        ]
-        lines.append(f"| {arm.label} | {' | '.join(cells)} |")
-    return [*lines, "", "</details>", ""]
+    lines = arms_table(target, {}, shown, n=False)
+    title = "Beside the accuracy: start, gain, ceiling, style, entropy"
+    summary = f"<details><summary>{title}</summary>"
+    return [summary, "", *lines, "</details>", ""] if shown else []
 
 
 def _verdicts_table(checked: Checked) -> list[str]:
-    lines = ["| claim | verdict | measured |", "|---|---|---|"]
-    blessed = [item for item in checked.verdicts if item.source.startswith("measured")]
-    for verdict in checked.verdicts:
-        if verdict in blessed and verdict.status == "reproduced":
-            continue
-        about = {"claim": verdict.source, "mechanism": "about this suite's machinery"}.get(
-            verdict.about, verdict.source
-        )
-        lines.append(
-            f"| {verdict.statement} ({about}) | **{verdict.status}** | {verdict.sentence} |"
-        )
-    if len(lines) == 2:
-        return []
-    if blessed:
-        held = sum(item.status == "reproduced" for item in blessed)
-        lines += ["", f"{held} of {len(blessed)} values blessed earlier are reproduced."]
-    return [*lines, ""]
+    blessed = of_kind(checked, Kind.BLESSED)
+    rows = [
+        [
+            f"{verdict.statement} ({about(verdict) or verdict.source})",
+            f"**{word(verdict)}**",
+            verdict.sentence,
+        ]
+        for verdict in to_show(checked)
+    ]
+    lines = table(["claim or bar", "verdict", "measured"], rows)
+    return lines + ([f"{Kind.BLESSED.value}: {counted(blessed)}.", ""] if blessed else [])
 
 
 def _blemishes(checked: Checked) -> list[str]:
@@ -203,7 +179,7 @@ def _figures_section(out: Path, figures: Path) -> list[str]:
         return []
     lines = ["## Figures", "", "Drawn from the same records.", ""]
     for picture in pictures:
-        link = os.path.relpath(picture, out.parent).replace(os.sep, "/")
+        link = link_to(picture, out)
         title = picture.stem.replace("_", " ")
         lines += [f"![{title}]({link})", "", f"[{picture.stem}.svg]({link[:-4]}.svg)", ""]
     return lines
@@ -229,26 +205,22 @@ def _environment_section(checks: list[Checked]) -> list[str]:
     lines.append(
         f"- From {min(r.started for r in records)} to {max(r.finished for r in records)} (UTC)"
     )
-    for name, found in _environments(records).items():
-        lines.append(f"- {name}: {'; '.join(found)}")
+    for title, key in _ENVIRONMENT.items():
+        values = sorted({_environment_text(key, record.environment.get(key)) for record in records})
+        lines.append(f"- {title}: {'; '.join(values)}")
     return [*lines, ""]
 
 
-def _environments(records: list[Record]) -> dict[str, list[str]]:
-    def gather(key: str) -> list[str]:
-        return sorted({_environment_text(key, record.environment.get(key)) for record in records})
-
-    names = {
-        "Python": "python",
-        "Platform": "platform",
-        "Processor": "cpu",
-        "Memory": "memory_bytes",
-        "GPU": "gpu",
-        "Packages": "packages",
-        "Torch": "torch",
-        "Variables": "variables",
-    }
-    return {title: gather(key) for title, key in names.items()}
+_ENVIRONMENT = {
+    "Python": "python",
+    "Platform": "platform",
+    "Processor": "cpu",
+    "Memory": "memory_bytes",
+    "GPU": "gpu",
+    "Packages": "packages",
+    "Torch": "torch",
+    "Variables": "variables",
+}
 
 
 def _environment_text(key: str, value: object) -> str:
@@ -266,14 +238,13 @@ def _environment_text(key: str, value: object) -> str:
 
 def _rest_section(checks: list[Checked]) -> list[str]:
     shown = {checked.selection.target.name for checked in checks}
-    lines = ["## The rest of the paper", "", "| target | tiers | |", "|---|---|---|"]
+    rows = []
     for target in TARGETS:
-        if target.name in shown:
-            continue
-        tiers = ", ".join(tier.value for tier in runs_of(target).tiers()) or "none"
-        note = target.why_not or f"`python -m repro reproduce {target.name}`"
-        lines.append(f"| {target.title} | {tiers} | {note} |")
-    return [*lines, ""]
+        if target.name not in shown:
+            tiers = ", ".join(tier.value for tier in runs_of(target).tiers()) or "none"
+            note = target.why_not or f"`python -m repro reproduce {target.name}`"
+            rows.append([target.title, tiers, note])
+    return ["## The rest of the paper", "", *table(["target", "tiers", "how, or why not"], rows)]
 
 
 def reported(args: argparse.Namespace, runs: Path, expected: Path) -> list[Checked]:
@@ -297,10 +268,10 @@ def reported(args: argparse.Namespace, runs: Path, expected: Path) -> list[Check
 def every_selection(tier: str | None) -> list[Selection]:
     """Return every target at every tier that it has, or at one tier."""
     return [
-        Selection(target=target, source=runs_of(target), tier=found)
+        Selection(target=target, source=runs_of(target), tier=offered)
         for target in TARGETS
-        for found in runs_of(target).tiers()
-        if tier in (None, found.value) and target.speaks_at(found)
+        for offered in runs_of(target).tiers()
+        if tier in (None, offered.value) and target.speaks_at(offered)
     ]
 
 
@@ -322,7 +293,7 @@ def main_report(args: argparse.Namespace) -> int:
     runs, sentence = runs_folder(args.runs)
     expected = expected_folder(args.expected)
     if args.readme:
-        from repro.readme import renew_readme
+        from repro.report.blocks import renew_readme
 
         renew_readme(Path(args.readme), expected)
         return 0

@@ -3,24 +3,26 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from repro import findings
 from repro.__main__ import main
 from repro.check import Checked
 from repro.evidence.record import Estimate, Record
-from repro.findings import blessed_findings, findings_short, findings_text
-from repro.findings_runs import ends, limits, rate_text, rates, runs_of_checks
 from repro.places import PACKAGE, expected_folder
+from repro.report import learning
+from repro.report.learning import blessed_findings, findings_text
+from repro.report.learning_runs import ends, limits, rate_text, rates, runs_of_checks
 from repro.selection import select
 from repro.targets.chosen_rates import read_choice
 from repro.targets.proxy import PROXY_SWEEP
 
 Maker = Callable[..., Record]
+EXPECTED = expected_folder(None)
 
 
 def page(runs: Path, out: Path, capsys: pytest.CaptureFixture[str]) -> str:
@@ -45,9 +47,9 @@ def with_metrics(record: Record, given: dict[str, float]) -> Record:
 
 
 @pytest.fixture(scope="module")
-def blessed() -> list[Checked]:
-    """Return the checks of the blessed records, which take seconds to read."""
-    return blessed_findings(expected_folder(None))
+def findings() -> list[Checked]:
+    """Return the checks behind the page, which take seconds to read."""
+    return blessed_findings(EXPECTED)
 
 
 def section(text: str, heading: str) -> str:
@@ -63,10 +65,10 @@ def test_each_claim_stands_under_its_verdict(
         if run.arm.name != "aqn_logarithmic":
             proxy_record(run, shifts[run.arm.name]).write(tmp_path / "runs")
     text = page(tmp_path / "runs", tmp_path / "findings.md", capsys)
-    assert "more accurate than the cosine one" in section(text, "Holds here")
-    assert "more accurate than the linear one" in section(text, "Does not hold here")
+    assert "more accurate than the cosine one" in section(text, "Reproduced")
+    assert "more accurate than the linear one" in section(text, "Contradicted")
     assert "more accurate than the logarithmic one" in section(text, "Not run")
-    lines = section(text, "Does not hold here").splitlines()
+    lines = section(text, "Contradicted").splitlines()
     row = next(line for line in lines if "than the linear one" in line)
     effect = float(row.split("|")[3].split()[0])
     assert -14 < effect < -6
@@ -82,13 +84,13 @@ def test_a_page_without_a_sweep_says_so(
 ) -> None:
     (selection,) = select(["figure9"], tier="proxy")
     proxy_record(selection.plan()[0], 0.0).write(tmp_path / "runs")
-    monkeypatch.setattr(findings, "read_choice", lambda _: None)
+    monkeypatch.setattr(learning, "read_choice", lambda _: None)
     text = page(tmp_path / "runs", tmp_path / "findings.md", capsys)
     assert "No sweep has been made" in text
 
 
 def test_an_undecided_claim_says_how_many_pairs_would_decide(undecided_page: str) -> None:
-    lines = section(undecided_page, "Cannot be told with these seeds").splitlines()
+    lines = section(undecided_page, "Inconclusive").splitlines()
     row = next(line for line in lines if "figure9" in line)
     needed = row.split("|")[-2].strip()
     assert needed == "more than 1000" or int(needed) > 5
@@ -103,9 +105,7 @@ def test_intervals_near_zero_are_counted_against_the_papers_gain(undecided_page:
     reach = [max(abs(float(end)) for end in cells[4].split(" to ")) for cells in rows]
     near = sum(far < 2.7 for far in reach)
     assert len(reach) > 0
-    assert (
-        f"of {len(reach)} differences that cannot be told, {near} have intervals" in undecided_page
-    )
+    assert f"of {len(reach)} inconclusive differences, {near} show no difference" in undecided_page
 
 
 def test_without_records_nothing_is_claimed(
@@ -113,37 +113,36 @@ def test_without_records_nothing_is_claimed(
 ) -> None:
     (tmp_path / "runs").mkdir()
     text = page(tmp_path / "runs", tmp_path / "findings.md", capsys)
-    assert "0 hold, 0 do not, 0 cannot be told" in text
-    assert "Holds here" not in text
+    assert "## Reproduced" not in text
+    assert re.search(r"different statements .*: \d+ not run\.", text)
     assert "What limits" not in text
     shutil.rmtree(tmp_path / "runs")
 
 
-def test_the_page_in_the_repository_is_that_of_the_blessed_records(blessed: list[Checked]) -> None:
+def test_the_page_in_the_repository_is_that_of_the_blessed_records(findings: list[Checked]) -> None:
     kept = PACKAGE.parent / "docs" / "findings.md"
     if not kept.is_file():
         pytest.skip("docs/ is not part of an installed package")
-    text = findings_text(blessed, kept)
+    text = findings_text(findings, EXPECTED, kept)
     stale = "stale: python -m repro report --findings docs/findings.md renews it"
     assert text == kept.read_text(encoding="utf-8"), stale
-    in_short = section(text, "In short")
-    assert in_short.strip().startswith("\n".join(findings_short(blessed)))
-    named = [line for line in in_short.splitlines() if line.startswith("- Cannot be told: ")]
-    rows = section(text, "Cannot be told with these seeds").splitlines()
+    in_short = section(text, "In short").splitlines()
+    named = [line for line in in_short if line.startswith("- Inconclusive: ")]
+    rows = section(text, "Inconclusive").splitlines()
     tables = [row for row in rows if "`table1`" in row or "`table2`" in row]
     assert len(named) == sum("before training" not in row for row in tables) > 0
     for line in named:
-        statement, effect, rest = line.removeprefix("- Cannot be told: ").rsplit(", ", 2)
-        (row,) = [row for row in tables if row.startswith(f"| {statement} ")]
-        assert f"| {effect} | {rest.split(' (')[0]} |" in row
+        (row,) = [row for row in tables if row.split("|")[1].strip(" †") in line]
+        effect, interval = (cell.strip() for cell in row.split("|")[4:6])
+        assert f", {effect}, {interval}" in line
 
 
 def test_statements_on_arms_at_different_rates_are_marked_and_said_once(
-    tmp_path: Path, blessed: list[Checked]
+    tmp_path: Path, findings: list[Checked]
 ) -> None:
-    text = findings_text(blessed, tmp_path / "findings.md")
+    text = findings_text(findings, EXPECTED, tmp_path / "findings.md")
     marked = [line for line in text.splitlines() if line.startswith("|") and "†" in line]
-    runs = runs_of_checks(blessed)
+    runs = runs_of_checks(findings)
     qerl, lora, full = (
         rate_text(runs["table1", name].values())
         for name in ("nvfp4_lora", "bf16_lora", "bf16_full")
@@ -156,8 +155,8 @@ def test_statements_on_arms_at_different_rates_are_marked_and_said_once(
     assert sum("adding AQN to NVFP4 LoRA raises the final accuracy |" in line for line in rows) == 1
 
 
-def test_the_ends_and_limits_are_those_of_the_records(blessed: list[Checked]) -> None:
-    runs = runs_of_checks(blessed)
+def test_the_ends_and_limits_are_those_of_the_records(findings: list[Checked]) -> None:
+    runs = runs_of_checks(findings)
     kept = runs["table1", "bf16_lora"]
     row = next(line for line in ends(runs) if line.startswith("| BF16, LoRA |"))
     shown = sorted({seed for records in runs.values() for seed in records})
@@ -238,3 +237,44 @@ def test_tied_rates_are_said_to_be_ties() -> None:
     higher = choice | {"chosen": {"bf16_lora": 3e-3, "nvfp4_lora": 3e-3}}
     assert "smallest that was tried" not in "\n".join(rates(higher))
     assert "No sweep" in "\n".join(rates(None))
+
+
+def test_two_devices_stand_side_by_side_and_where_they_differ_the_page_says_so(
+    findings: list[Checked], on_other_device: Callable[..., Checked], tmp_path: Path
+) -> None:
+    table1 = next(item for item in findings if item.selection.target.name == "table1")
+    other = on_other_device(table1)
+    flipped = [
+        dataclasses.replace(item, status="reproduced", effect=3.0, low=2.0, high=4.0)
+        if item.name == "aqn_helps"
+        else item
+        for item in other.verdicts
+    ]
+    checks = [table1, dataclasses.replace(other, verdicts=flipped)]
+    text = findings_text(checks, EXPECTED, tmp_path / "findings.md")
+    assert text.count("different statements of the paper") == 2
+    (row,) = [line for line in section(text, "Devices differ").splitlines() if "AQN" in line]
+    cells = [cell.strip() for cell in row.split("|")]
+    assert cells.index("inconclusive") < cells.index("reproduced")
+    assert "+3 points" in cells
+    heads = next(
+        line for line in section(text, "Inconclusive").splitlines() if line.startswith("|")
+    )
+    assert heads.count("NVIDIA H100") == heads.count("NVIDIA H200") > 0
+    for device in ("NVIDIA H200", "NVIDIA H100"):
+        assert f"\n## Every seed's end: {device}\n" in text
+    runs = [line for line in text.splitlines() if line.startswith("| table1 | `")]
+    assert [line.split("|")[3].strip() for line in runs] == ["NVIDIA H200", "NVIDIA H100"]
+
+
+def test_a_papers_difference_that_the_interval_does_not_reach_is_excluded(
+    findings: list[Checked], tmp_path: Path
+) -> None:
+    text = findings_text(findings, EXPECTED, tmp_path / "findings.md")
+    rows = [line for line in section(text, "Inconclusive").splitlines() if "`table1`" in line]
+    (row,) = [line for line in rows if "adding AQN to NVFP4 LoRA" in line]
+    cells = [cell.strip() for cell in row.split("|")]
+    assert cells[3] == "+0.4 (3B), +2.3 (7B)"
+    high = float(cells[5].split(" to ")[1])
+    names = ", ".join(name for name, size in (("3B", 0.4), ("7B", 2.3)) if high < size)
+    assert cells[6] == f"excluded at the paper's size ({names})"

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from repro.findings_pictures import picture_lines
+from repro.report.pictures import picture_lines
 
 
 def lines(folder: Path, names: Sequence[str]) -> list[str]:

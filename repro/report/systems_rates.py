@@ -1,20 +1,19 @@
-"""Pairs of arms whose rollouts are compared: ours, the paper's, what is asked, and the verdict."""
+"""Pairs of arms whose rollouts are compared: ours, the paper's, the claimed ratio, the verdict."""
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from repro.check import Checked
-from repro.evidence.expectation import Expectation
 from repro.evidence.paper import paper_cells
 from repro.evidence.statistics import Interval, mean_interval
 from repro.evidence.verdict import Verdict
-from repro.report_tables import stated_bars
-from repro.spec.target import Claim
+from repro.report.verdicts import Bar, stated_bars
+from repro.spec.target import Target
 from repro.targets.table1 import BF16_LORA, NVFP4_LORA
 
 _RATE = re.compile(r"tokens_per_second_(\d+b)_(\d+)")
@@ -22,17 +21,16 @@ _CELL = re.compile(r"(\d+B) (batch|rank) (\d+)")
 _RANK = re.compile(r"_r(\d+)(?=_|$)")
 # Arms of this suite that stand for the same row of the paper.
 _OTHER_PRODUCTS = "_bitsandbytes"
-Bars = Mapping[tuple[str, str], tuple[Expectation, Verdict]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rate:
-    """Tokens a second of one arm: measured, the paper's cell, and the bar with its verdict."""
+    """Tokens per second of one arm: measured, the paper's cell, and the bar with its verdict."""
 
     arm: str
     measured: Interval
     paper: float | None
-    bar: tuple[Expectation, Verdict] | None
+    bar: Bar | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,8 +43,8 @@ class Comparison:
         `7b`, and a batch or a LoRA rank.
     ratio
         Geometric mean of fast over slow, with its 95 % interval.
-    asked, verdict
-        The least ratio that is claimed, and what became of it; None where nothing is claimed.
+    required, verdict
+        The least ratio that the claim or bar asks for, and its verdict; None where there is none.
     """
 
     model: str
@@ -54,7 +52,7 @@ class Comparison:
     fast: Rate
     slow: Rate
     ratio: Interval
-    asked: float | None
+    required: float | None
     verdict: Verdict | None
 
     @property
@@ -71,39 +69,31 @@ def comparisons(checked: Checked, expected: Path) -> list[Comparison]:
     Without a claim, QeRL is compared with 16-bit LoRA at each batch that was measured.
     """
     target = checked.selection.target
-    bars = {
-        (bar.arm, bar.metric): (bar, verdict) for bar, verdict in stated_bars(checked, expected)
-    }
-    printed = printed_rates(target.paper_file, expected)
-    claims = {claim.name: claim for claim in target.claims if _RATE.fullmatch(claim.metric)}
-    found = [_comparison(checked, claim, bars, printed) for claim in claims.values()]
-    if {BF16_LORA.name, NVFP4_LORA.name} <= checked.evidence.records.keys():
-        claimed = {claim.metric for claim in claims.values()}
-        for metric in target.metrics:
-            if _RATE.fullmatch(metric.name) and metric.name not in claimed:
-                arms = (NVFP4_LORA.name, BF16_LORA.name)
-                found.append(_pair(checked, arms, metric.name, bars, printed))
-    kept = [item for item in found if item is not None]
-    return sorted(kept, key=lambda item: (int(item.model.rstrip("b")), item.place))
-
-
-def _comparison(
-    checked: Checked, claim: Claim, bars: Bars, printed: Mapping[tuple[str, str, int], float]
-) -> Comparison | None:
-    verdicts = {
-        item.name: item for item in checked.verdicts if item.about in ("claim", "mechanism")
-    }
-    pair = (claim.arms[0], claim.arms[1])
-    return _pair(checked, pair, claim.metric, bars, printed, claim, verdicts[claim.name])
+    printed = printed_rates(target, expected)
+    bars = {bar.key: bar for bar in stated_bars(checked, expected)}
+    verdicts = {item.name: item for item in checked.verdicts}
+    claims = [claim for claim in target.claims if _RATE.fullmatch(claim.metric)]
+    pairs = [
+        _pair(checked, claim.arms, claim.metric, bars, printed, claim.margin, verdicts[claim.name])
+        for claim in claims
+    ]
+    claimed = {claim.metric for claim in claims}
+    pairs += [
+        _pair(checked, (NVFP4_LORA.name, BF16_LORA.name), metric.name, bars, printed)
+        for metric in target.metrics
+        if _RATE.fullmatch(metric.name) and metric.name not in claimed
+    ]
+    measured = [item for item in pairs if item is not None]
+    return sorted(measured, key=lambda item: (int(item.model.rstrip("b")), item.place))
 
 
 def _pair(
     checked: Checked,
-    arms: tuple[str, str],
+    arms: Sequence[str],
     metric: str,
-    bars: Bars,
+    bars: Mapping[tuple[str, str], Bar],
     printed: Mapping[tuple[str, str, int], float],
-    claim: Claim | None = None,
+    required: float | None = None,
     verdict: Verdict | None = None,
 ) -> Comparison | None:
     match, values = _RATE.fullmatch(metric), checked.evidence.values(metric)
@@ -127,7 +117,7 @@ def _pair(
         fast=rate(arms[0]),
         slow=rate(arms[1]),
         ratio=_exp(mean_interval(logs)),
-        asked=None if claim is None else claim.margin,
+        required=required,
         verdict=verdict,
     )
 
@@ -147,28 +137,18 @@ def rank_of(arm: str) -> int:
     return int(match[1]) if match else 0
 
 
-def printed_rates(paper_file: str, expected: Path) -> dict[tuple[str, str, int], float]:
-    """Return {(model, arm, batch or rank): tokens a second} of a file of the paper's numbers."""
-    found = {}
-    for cell in paper_cells(expected, paper_file):
-        match = _CELL.fullmatch(cell.column)
-        if match and cell.quantity == "rollout" and cell.arm:
-            found[match[1].lower(), cell.arm, int(match[3])] = cell.value
-    return found
+def printed_rates(target: Target, expected: Path) -> dict[tuple[str, str, int], float]:
+    """Return the paper's {(model, arm, batch or rank): tokens per second} of a target."""
+    return {
+        (match[1].lower(), cell.arm, int(match[3])): cell.value
+        for cell in paper_cells(expected, target.paper_file)
+        if cell.quantity == "rollout" and cell.arm and (match := _CELL.fullmatch(cell.column))
+    }
 
 
-def span(values: Iterable[float | None]) -> str:
-    """Return `1.59 to 2.54 x`, one number where all are the same, empty without any."""
-    known = [value for value in values if value is not None]
-    if not known:
-        return ""
-    low, high = f"{min(known):.2f}", f"{max(known):.2f}"
-    return f"{low} x" if low == high else f"{low} to {high} x"
-
-
-def against(found: Sequence[Comparison]) -> dict[str, list[Comparison]]:
+def against(pairs: Sequence[Comparison]) -> dict[str, list[Comparison]]:
     """Return the comparisons by what they are against, ranks left out of the names."""
     groups: dict[str, list[Comparison]] = {}
-    for item in found:
+    for item in pairs:
         groups.setdefault(_RANK.sub("", item.slow.arm), []).append(item)
     return groups

@@ -1,4 +1,4 @@
-"""Blocks of Markdown files that are written from blessed records: results, kernels, systems."""
+"""Blocks of Markdown files that are written from blessed records: which page writes which."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from repro.blessed import blessed_checks
 from repro.check import Checked
 from repro.evidence.gpu_tests import gpu_tests_rows
 from repro.evidence.record import replace_text
-from repro.findings import blessed_findings, findings_short
-from repro.kernel_tables import kernel_rows
-from repro.results_tables import claims_rows, results_rows
-from repro.systems_page import systems_writers
+from repro.report.claims import accuracy_rows, claims_rows, count_rows, target_rows
+from repro.report.kernels import kernel_rows
+from repro.report.readme import answer_rows
+from repro.report.systems import systems_writers
 
 _BLOCK = re.compile(r"(<!-- (\w+):begin [^\n]*-->\n)(.*?)(<!-- \2:end -->)", re.DOTALL)
 
@@ -60,9 +60,11 @@ def renewed_readme(readme: Path, expected: Path) -> str:
         return blessed_checks(expected)
 
     writers = {
-        "results": lambda: results_rows(judged(), expected),
+        "answer": lambda: answer_rows(judged(), expected),
+        "counts": lambda: count_rows(judged(), expected),
+        "accuracies": lambda: accuracy_rows(judged(), expected),
+        "results": lambda: target_rows(judged(), expected),
         "claims": lambda: claims_rows(judged()),
-        "findings_short": lambda: findings_short(blessed_findings(expected)),
         "gpu_tests": lambda: gpu_tests_rows(expected),
         "kernels": lambda: kernel_rows(blessed_checks(expected, "kernels"), expected),
         **systems_writers(judged, expected, readme),
@@ -74,6 +76,6 @@ def renewed_readme(readme: Path, expected: Path) -> str:
 
 
 def renew_readme(readme: Path, expected: Path) -> None:
-    """Write a file's blocks anew, from the blessed records, not from whatever was run last."""
+    """Write a file's blocks again, from the blessed records, not from whatever was run last."""
     replace_text(readme, renewed_readme(readme, expected))
     print(f"renewed the results in {readme}")  # noqa: T201

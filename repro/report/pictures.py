@@ -1,4 +1,4 @@
-"""Pictures of the page of findings: a heading a target, then what its verdicts are about.
+"""Pictures of the page of findings: a heading per target, then what its verdicts are about.
 
 A target has up to six pictures. Shown is the one of paired differences, which is what statements
 are judged by; the others are links below it. Where a target has none, its held-out accuracy is

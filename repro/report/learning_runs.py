@@ -1,7 +1,7 @@
 """What the page of findings says of the runs themselves: sizes, limits, each seed's end, rates.
 
-All of it from records: where the policies start and could end, who had not finished, at which
-learning rate. `repro.findings` puts it beside the verdicts.
+All of it from records: where the policies start and could end, which runs had not finished, at
+which learning rate. `repro.report.learning` puts it beside the verdicts.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from repro.check import Checked
 from repro.evidence.environment import device_of
 from repro.evidence.origins import commits_of
 from repro.evidence.record import Record
-from repro.report_tables import cell_text
+from repro.report.numbers import cell_text, device_title
+from repro.report.tables import table
 from repro.targets import find
 from repro.targets.chosen_rates import TIE_ERRORS
 from repro.targets.proxy import PROXY_SWEEP
@@ -55,7 +56,7 @@ def what_was_run(runs: Runs) -> list[str]:
     policies = [scale["checkpoint"] for scale in scales]
     return [
         f"{len(every)} runs ({len(trained)} trained), seeds {seeds}, on "
-        f"{listed([device_of(record.environment) for record in every])}, source "
+        f"{listed([device_title(device_of(r.environment) or '') for r in every])}, source "
         f"commit{plural} {commits}{several}: "
         f"{listed([f'`{name}`' for name in policies])}, "
         f"{listed([scale['steps'] for scale in scales])} steps of "
@@ -196,12 +197,8 @@ def _few(settings: Sequence[Setting]) -> list[str]:
 
 def ends(runs: Runs) -> list[str]:
     """Return the table of every seed's final accuracy, beside its arm's learning rate."""
-    lines = ["## Every seed's end", "", "Accuracy in percent on the generated test problems,"]
-    lines[-1] += " sampled as the claims have it; means ± half of the 95 % t interval."
     seeds = sorted({seed for records in runs.values() for seed in records})
-    heads = ["arm", "runs of", "learning rate", *(f"seed {seed}" for seed in seeds), "mean"]
-    heads += ["held-out, mean over the tokens", "level 5", "human-written"]
-    lines += ["", f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
+    rows = []
     for (target, arm), records in sorted(runs.items(), key=_place):
         values = {seed: record.value("accuracy") for seed, record in records.items()}
         if all(value is None for value in values.values()):
@@ -209,10 +206,16 @@ def ends(runs: Runs) -> list[str]:
         cells = [find(target).arm(arm).label, f"`{target}`", rate_text(records.values())]
         cells += ["-" if (v := values.get(seed)) is None else f"{v:.1f}" for seed in seeds]
         for name in ("accuracy", "heldout_area", "accuracy_hard", "accuracy_human"):
-            found = [v for record in records.values() if (v := record.value(name)) is not None]
-            cells.append(cell_text(found, n=False))
-        lines.append(f"| {' | '.join(cells)} |")
-    return [*lines, ""] if len(lines) > 6 else []
+            known = [v for record in records.values() if (v := record.value(name)) is not None]
+            cells.append(cell_text(known, n=False))
+        rows.append(cells)
+    heads = ["arm", "runs of", "learning rate", *(f"seed {seed}" for seed in seeds), "mean"]
+    heads += ["held-out, mean over the tokens", "level 5", "human-written"]
+    caption = (
+        "Accuracy in percent on the generated test problems, sampled as the claims have it; means "
+        "± half of the 95 % t interval."
+    )
+    return ["## Every seed's end", "", caption, "", *table(heads, rows)] if rows else []
 
 
 def _place(item: tuple[tuple[str, str], object]) -> tuple[bool, str, int]:
@@ -242,19 +245,19 @@ def rates(choice: Mapping[str, Any] | None) -> list[str]:
         f"{choice['rule']}. Where the sweep gave compared arms different rates, a statement "
         "carries a † : it then compares formats *and* rates.",
         "",
-        "| what is trained | chosen | held-out accuracy at the end, by rate | its error, points |",
-        "|---|---|---|---|",
     ]
+    rows: list[list[str]] = []
     tied, lowest = [], []
     for key, rate in choice["chosen"].items():
         by_rate = sorted(choice["means"][key].items(), key=lambda item: float(item[0]))
         means = ", ".join(f"{float(name):.2g}: {mean:.1f}" for name, mean in by_rate)
         error = choice["errors"][key]
-        lines.append(f"| {key} | {rate:.2g} | {means} | {error:.2g} |")
+        rows.append([key, f"{rate:.2g}", means, f"{error:.2g}"])
         least = max(mean for _, mean in by_rate) - TIE_ERRORS * error
         tied += [key] * (sum(mean >= least for _, mean in by_rate) > 1)
         lowest += [key] * (by_rate[0][0] == f"{rate:g}")
-    lines.append("")
+    heads = ["what is trained", "chosen", "held-out accuracy at the end, by rate"]
+    lines += table([*heads, "its error, points"], rows)
     if tied:
         lines += [
             f"For {', '.join(tied)} the sweep cannot tell the best rate from another: a tie, and "

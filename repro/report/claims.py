@@ -1,0 +1,120 @@
+"""The page of claims: how many of each kind have which verdict, accuracies, then every claim.
+
+Claims of the paper, questions that it leaves open, claims about the machinery and bars are counted
+apart. A tier speaks for itself alone; its devices stand side by side.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from repro.check import Checked
+from repro.evidence.verdict import Verdict
+from repro.report.numbers import device_title, unit_words
+from repro.report.tables import (
+    NOTHING,
+    Line,
+    arms_table,
+    device_of,
+    grouped,
+    paper_columns,
+    side_by_side,
+    table,
+    target_of,
+)
+from repro.report.verdicts import CLAIMS, Kind, all_bars, counted, of_kind, word
+from repro.spec.tier import Tier
+
+KINDS = (*CLAIMS, Kind.BAR)
+
+
+def place_text(tier: Tier, device: str) -> str:
+    """Return where records were made: `smoke, CPU` or `proxy, NVIDIA H200`."""
+    return f"{tier.value}, {device_title(device)}"
+
+
+def _verdicts(checked: Checked, kind: Kind, expected: Path) -> list[Verdict]:
+    return all_bars(checked, expected) if kind is Kind.BAR else of_kind(checked, kind)
+
+
+def counts_of(checked: Checked, expected: Path) -> tuple[str, ...]:
+    """Return the counts of a check's verdicts, a text per kind of `KINDS`."""
+    return tuple(counted(_verdicts(checked, kind, expected)) for kind in KINDS)
+
+
+def count_rows(checks: Sequence[Checked], expected: Path) -> list[str]:
+    """Return how many verdicts of each kind there are, a column per tier and device."""
+    places: dict[str, list[Checked]] = {}
+    for checked in checks:
+        if checked.evidence.count:
+            place = place_text(checked.selection.tier, device_of(checked))
+            places.setdefault(place, []).append(checked)
+    rows = [
+        [kind.value, *(
+            counted(item for checked in group for item in _verdicts(checked, kind, expected))
+            for group in places.values()
+        )]
+        for kind in KINDS
+    ]  # fmt: skip
+    return table(["", *places], rows)[:-1] if places else NOTHING
+
+
+def accuracy_rows(checks: Sequence[Checked], expected: Path) -> list[str]:
+    """Return the tables for which the paper prints accuracies: its columns, then each of ours."""
+    tables: dict[str, list[Checked]] = {}
+    for checked in checks:
+        target = checked.selection.target
+        if target.headline and checked.evidence.count and paper_columns(target, expected):
+            tables.setdefault(target.name, []).append(checked)
+    lines = [line for same in tables.values() for line in _accuracies(same, expected)]
+    return lines[:-1] or NOTHING
+
+
+def _accuracies(checks: Sequence[Checked], expected: Path) -> list[str]:
+    target = checks[0].selection.target
+    metric = target.metric(target.headline or "")
+    places = [place_text(item.selection.tier, device_of(item)) for item in checks]
+    columns = [(place, item, metric) for place, item in zip(places, checks, strict=True)]
+    what = f"{metric.name} {unit_words(metric.unit)}, mean ± 95 % interval:"
+    lines = arms_table(target, paper_columns(target, expected), columns)
+    return [f"**{target.title}**, {what}", "", *lines]
+
+
+def target_rows(checks: Sequence[Checked], expected: Path) -> list[str]:
+    """Return a table per tier, a row per target: claims and bars by verdict."""
+    lines: list[str] = []
+    groups = grouped(checks)
+    for tier in Tier:
+        parts: dict[str, list[Line]] = {}
+        for group in groups:
+            for device, checked in group.items():
+                if checked.selection.tier is tier:
+                    own = counts_of(checked, expected)
+                    if any(own):
+                        line = Line(common=(target_of(group).title,), own=own)
+                        parts.setdefault(device, []).append(line)
+        rows = side_by_side(["target"], [kind.value for kind in KINDS], parts)
+        places = " and ".join(device_title(device) for device in parts)
+        lines += [f"**{tier.value} tier**, {places}:", "", *rows] if rows else []
+    return lines[:-1] or NOTHING
+
+
+def claims_rows(checks: Sequence[Checked]) -> list[str]:
+    """Return every claim with its verdict and the sentence that gives the reason."""
+    lines: list[str] = []
+    for group in grouped(checks):
+        parts = {device: _claim_lines(checked) for device, checked in group.items()}
+        tier = next(iter(group.values())).selection.tier
+        places = " and ".join(place_text(tier, device) for device in group)
+        rows = side_by_side(["claim", "source"], ["verdict", "because"], parts)
+        lines += [f"**{target_of(group).title}** ({places}):", "", *rows] if rows else []
+    return lines[:-1] or NOTHING
+
+
+def _claim_lines(checked: Checked) -> list[Line]:
+    return [
+        Line(common=(item.statement, item.source), own=(word(item), item.sentence), name=item.name)
+        for item in checked.verdicts
+        if item.about in ("claim", "mechanism")
+    ]

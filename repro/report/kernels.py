@@ -1,0 +1,139 @@
+"""The tables of `kernels/README.md`, from the blessed records of the target `kernels`.
+
+A grid has a column per number of rows of x (M), so devices stand one below the other there; the
+other tables have them side by side.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from repro.check import Checked
+from repro.report.numbers import bar_text, cell_text, device_title
+from repro.report.tables import (
+    NOTHING,
+    Group,
+    Line,
+    bars_table,
+    grouped,
+    origin_text,
+    side_by_side,
+    table,
+    target_of,
+)
+from repro.report.verdicts import Bar, counted, stated_bars
+from repro.spec.config import OperationScale
+from repro.spec.tier import Tier
+from repro.targets import kernels
+
+Bars = Mapping[tuple[str, str], Bar]
+# A line of a grid: its label, the arm, and the metric of each column ("" leaves a cell empty).
+GridLine = tuple[str, str, Sequence[str]]
+
+_GRIDS = ("ratio_", "adapter_factor_", "portable_ratio_")
+
+
+def kernel_rows(checks: Sequence[Checked], expected: Path) -> list[str]:
+    """Return what was measured of the kernels as lines of Markdown."""
+    for group in grouped(checks):
+        if target_of(group).name == kernels.KERNELS.name:
+            return _tables(group, expected)
+    return NOTHING
+
+
+def _tables(group: Group, expected: Path) -> list[str]:
+    bars = {bar.key: bar for checked in group.values() for bar in stated_bars(checked, expected)}
+    scale = target_of(group).scales[Tier.SYSTEMS]
+    assert isinstance(scale, OperationScale)
+    blocks, back, adapted = scale.blocks, scale.backward_rows, scale.adapter_rows
+    known = {metric.name for metric in target_of(group).metrics}
+    grids = (
+        ("Time of `F.linear` in bfloat16 over ours:",
+         scale.rows, _by_block(blocks, scale.rows, kernels.ratio_name)),
+        ("The same for the gradient of x:", back, _by_block(blocks, back, kernels.backward_name)),
+        (f"Time with a LoRA adapter of rank {scale.adapter_rank} over time without it:",
+         adapted, _by_block(blocks, adapted, kernels.adapter_name)),
+        ("The portable linear layer, time of `F.linear` in bfloat16 over its own:",
+         kernels.PORTABLE_ROWS, _portable_lines(known)),
+    )  # fmt: skip
+    lines = [*(origin_text(checked) for checked in group.values()), ""]
+    for title, rows, grid in grids:
+        lines += [title, "", *_grid(group, bars, rows, grid)]
+    return lines + _other_operations(group, bars) + _bars_not_met(group, expected)
+
+
+def _by_block(blocks: Sequence[str], rows: Sequence[int], name: kernels.Naming) -> list[GridLine]:
+    return [
+        (f"{block.upper()} {arm.upper()}", arm, [name(block, count) for count in rows])
+        for block in blocks
+        for arm in kernels.FORMATS
+    ]
+
+
+def _portable_lines(known: set[str]) -> list[GridLine]:
+    names = {
+        format: [kernels.portable_name(format, count) for count in kernels.PORTABLE_ROWS]
+        for format in kernels.FORMATS
+    }
+    return [
+        (f"7B {format.upper()}", "operations", [name if name in known else "" for name in columns])
+        for format, columns in names.items()
+    ]
+
+
+def _grid(group: Group, bars: Bars, heads: Sequence[int], grid: Sequence[GridLine]) -> list[str]:
+    """Return a table over rows of x; below each line that has bars, `bar (goal)`."""
+    rows = []
+    for label, arm, names in grid:
+        for device, checked in group.items():
+            title = f"{label}, {device_title(device)}" if len(group) > 1 else label
+            rows.append([title, *(_mean(checked, arm, name) for name in names)])
+        stated = [bars.get((arm, name)) for name in names]
+        # The bars of MXFP4 are those of NVFP4 less 5 %.
+        if arm != "mxfp4" and sum(bar is not None for bar in stated) > 1:
+            rows.append(["bar (goal)", *map(_bound, stated)])
+    return table(["M", *map(str, heads)], rows)
+
+
+def _mean(checked: Checked, arm: str, name: str) -> str:
+    values = checked.evidence.values(name).get(arm, {}) if name else {}
+    return f"{sum(values.values()) / len(values):.2f}" if values else ""
+
+
+def _bound(bar: Bar | None) -> str:
+    if bar is None:
+        return ""
+    (low, high), goal = bar.expectation.accept, bar.expectation.goal
+    return f"{high if low is None else low:.3g}{'' if goal is None else f' ({goal:.3g})'}"
+
+
+def _other_operations(group: Group, bars: Bars) -> list[str]:
+    parts: dict[str, list[Line]] = {device: [] for device in group}
+    for device, checked in group.items():
+        for metric in checked.selection.target.metrics:
+            values = checked.evidence.values(metric.name).get("operations", {})
+            if not values or metric.name.startswith(_GRIDS):
+                continue
+            bar = bars.get(("operations", metric.name))
+            ratio = metric.unit == "ratio" or bar is None
+            bound = _bound(bar) if ratio or bar is None else bar_text(bar.expectation, metric.unit)
+            mean = cell_text([*values.values()], n=False, unit=metric.unit).removesuffix(" x")
+            parts[device].append(Line(common=(metric.title, bound), own=(mean,)))
+    lines = side_by_side(["operation", "bar (goal)"], ["mean ± 95 % interval"], parts)
+    return ["Other operations:", "", *lines] if lines else []
+
+
+def _bars_not_met(group: Group, expected: Path) -> list[str]:
+    """Return the bars that the records do not show to be met, each with how much is lacking."""
+    lines = []
+    for device, checked in group.items():
+        counts = counted(bar.verdict for bar in stated_bars(checked, expected))
+        where = f" on {device_title(device)}" if len(group) > 1 else ""
+        lines.append(
+            f"Stated bars{where}: {counts}. Those not met (`missed`: the 95 % interval lies wholly "
+            "beyond the bar; `undecided`: the bar lies inside it):"
+        )
+    return [*lines, "", *bars_table(group, expected, "contradicted", "inconclusive", "not run")][
+        :-1
+    ]

@@ -1,0 +1,92 @@
+"""Numbers as text: one way to print a value, a mean with its interval, a bar, a device's name."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from repro.evidence.expectation import Expectation
+from repro.evidence.statistics import mean_interval
+
+# What a unit is printed in: its sign, and how many of the unit make one of these.
+_PRINTED = {
+    "bytes": ("GiB", 2.0**30),
+    "seconds": ("s", 1.0),
+    "tokens per second": ("tokens/s", 1.0),
+    "ratio": ("x", 1.0),
+}
+_IN_WORDS = {"bytes": "in GiB", "seconds": "in seconds", "ratio": "as a ratio"}
+# Units that a table's head names once, and that a table of mixed units writes in each cell.
+_NAMED_ONCE = {"percent": " %", "nats": " nats", "rows": " rows"}
+
+
+def number(value: float) -> str:
+    """Return a number with three digits or one decimal place, whichever is more."""
+    if value == 0 or abs(value) >= 10:
+        return f"{value:.1f}"
+    return f"{value:.3g}"
+
+
+def quantity(value: float, unit: str, *, mixed: bool = False) -> str:
+    """Return a value with its unit as people say it: `32.9 GiB (35.3 GB)`, `9.81 s`, `412 ms`.
+
+    Parameters
+    ----------
+    mixed
+        Whether the table has other units beside it; if not, units that its head names once
+        (percent, points, nats, reward) are left out.
+    """
+    if mixed and unit in _NAMED_ONCE:
+        return f"{value:.4g}{_NAMED_ONCE[unit]}"
+    if unit == "seconds" and 0 < abs(value) < 0.1:
+        return f"{number(value * 1e3)} ms"
+    if unit == "bytes" and abs(value) < 2**20:
+        return f"{value:.0f} B"
+    if unit == "bytes":
+        return f"{number(value / 2**30)} GiB ({number(value / 1e9)} GB)"
+    if unit == "tokens per second":
+        return f"{value:,.0f} tokens/s"
+    sign = _PRINTED.get(unit, ("", 1.0))[0]
+    return f"{number(value)} {sign}".strip()
+
+
+def unit_words(unit: str) -> str:
+    """Return how a heading says a unit: `in percent`, `in GiB`, `as a ratio`."""
+    return _IN_WORDS.get(unit, f"in {unit}")
+
+
+def cell_text(values: Sequence[float], *, n: bool = True, unit: str = "") -> str:
+    """Return mean, half-width of the 95 % interval and number of seeds; a dash without values."""
+    if not values:
+        return "-"
+    interval = mean_interval(values)
+    count = f" (n = {interval.n})" if n else ""
+    if interval.high is None:
+        return f"{quantity(interval.value, unit)}{count}"
+    sign, size = _PRINTED.get(unit, ("", 1.0))
+    mean, half = interval.value / size, (interval.high - interval.value) / size
+    digits = f"{half:.1f}" if abs(mean) >= 10 or mean == 0 else f"{half:.2g}"
+    return f"{number(mean)} ± {digits}{' ' + sign if sign else ''}{count}"
+
+
+def span(values: Iterable[float | None]) -> str:
+    """Return `1.59 to 2.54 x`, one number where all are the same, empty without any."""
+    known = [value for value in values if value is not None]
+    if not known:
+        return ""
+    low, high = f"{min(known):.2f}", f"{max(known):.2f}"
+    return f"{low} x" if low == high else f"{low} to {high} x"
+
+
+def bar_text(bar: Expectation, unit: str) -> str:
+    """Return the accepted interval of a bar in words: `at least 1.5 x`."""
+    low, high = (None if end is None else quantity(end, unit, mixed=True) for end in bar.accept)
+    if low is None:
+        return f"at most {high}"
+    if high is None:
+        return f"at least {low}"
+    return f"exactly {low}" if low == high else f"{low} to {high}"
+
+
+def device_title(device: str) -> str:
+    """Return a device's name as people write it: `NVIDIA H200` for `nvidia_h200`, else `CPU`."""
+    return device.replace("_", " ").upper() or "CPU"

@@ -1,0 +1,181 @@
+"""README's face: six questions, each with the paper's value, ours, and the verdict.
+
+Every device has all six: a number that nobody has measured is an answer, too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from repro.check import Checked
+from repro.evidence import printed
+from repro.evidence.paper import paper_cells
+from repro.evidence.verdict import Verdict
+from repro.report.learning import papers_differences
+from repro.report.numbers import bar_text, cell_text, quantity, span
+from repro.report.systems import BLOCKS, step_spans
+from repro.report.systems_rates import comparisons, printed_rates
+from repro.report.tables import NOTHING, Line, device_of, side_by_side
+from repro.report.verdicts import CLAIMS, EXCLUDED, beside, counted, of_kind, stated_bars, word
+from repro.spec.tier import Tier
+from repro.targets import find
+from repro.targets.table1 import BF16_LORA, NVFP4_LORA, TABLE1
+
+# The checks of one device at one tier, by target.
+Checks = Mapping[str, Checked]
+_QERL, _MODEL = "nvfp4_lora_aqn", "7B"
+
+
+def answer_rows(checks: Sequence[Checked], expected: Path) -> list[str]:
+    """Return the six rows, the columns of each device side by side."""
+    devices: dict[str, dict[Tier, dict[str, Checked]]] = {}
+    for checked in checks:
+        tier = checked.selection.tier
+        if checked.evidence.count and tier is not Tier.SMOKE:
+            tiers = devices.setdefault(device_of(checked), {})
+            tiers.setdefault(tier, {})[checked.selection.target.name] = checked
+    parts = {
+        device: [
+            Line(common=(question, paper, tier.value), own=(measured, verdict))
+            for tier, question, row in _ROWS
+            for paper, measured, verdict in [row(tiers.get(tier, {}), expected)]
+        ]
+        for device, tiers in devices.items()
+    }
+    heads = ["question", "paper", "tier"]
+    return side_by_side(heads, ["measured", "verdict"], parts, named=True)[:-1] or NOTHING
+
+
+# What a row says: the paper's value, what was measured, and the verdict.
+Cells = tuple[str, str, str]
+_NOT_RUN = "not run"
+
+
+def _small_batches(checks: Checks, expected: Path) -> Cells:
+    pairs = [
+        item
+        for name in BLOCKS["tables"].targets
+        if name in checks
+        for item in comparisons(checks[name], expected)
+    ]
+    verdicts = [item.verdict for item in pairs if item.verdict is not None]
+    measured = span(item.ratio.value for item in pairs)
+    return _papers_ratios(expected), measured, counted(verdicts) or _NOT_RUN
+
+
+def _papers_ratios(expected: Path) -> str:
+    ratios = []
+    for name in BLOCKS["tables"].targets:
+        rates = printed_rates(find(name), expected)
+        ratios += [
+            rate / rates[model, BF16_LORA.name, batch]
+            for (model, arm, batch), rate in rates.items()
+            if arm == NVFP4_LORA.name
+        ]
+    return span(ratios)
+
+
+def _large_batches(checks: Checks, expected: Path) -> Cells:
+    pairs = comparisons(checks["rollout"], expected) if "rollout" in checks else []
+    pairs = [item for item in pairs if 128 <= item.place <= 256]
+    verdicts = [item.verdict for item in pairs if item.verdict is not None]
+    rollout, step = span(item.ratio.value for item in pairs), ""
+    if "table3_rl" in checks:
+        checked = checks["table3_rl"]
+        whole = checked.selection.target.headline
+        verdicts += of_kind(checked, *CLAIMS)
+        verdicts += [bar.verdict for bar in stated_bars(checked, expected) if bar.key[1] == whole]
+        step = step_spans([checked], expected)[1]
+    measured = f"rollout {rollout or _NOT_RUN}, step {step or _NOT_RUN}"
+    return "batches end at 8", measured, counted(verdicts) or _NOT_RUN
+
+
+def _memory(checks: Checks, expected: Path) -> Cells:
+    measured, verdict = "", _NOT_RUN
+    for bar in stated_bars(checks["memory"], expected) if "memory" in checks else []:
+        if bar.key == (NVFP4_LORA.name, checks["memory"].selection.target.headline):
+            measured = f"peak {quantity(bar.verdict.effect or 0.0, bar.unit)}"
+            verdict = f"{word(bar.verdict)} ({bar_text(bar.expectation, bar.unit)})"
+    return "fits (sections 1, 4.3)", measured, verdict
+
+
+def _entropy(checks: Checks, expected: Path) -> Cells:
+    arms = ("nvfp4", "bf16")
+    values = next(iter(printed.differences(expected, "entropy_start", [arms]).values()))
+    verdicts = of_kind(checks["figure5"], *CLAIMS) if "figure5" in checks else []
+    effects = [verdict.effect for verdict in verdicts if verdict.effect is not None]
+    measured = f"{min(effects):+.2g} to {max(effects):+.2g} nats" if effects else ""
+    return f"{values[arms]:+.2g} nats (NVFP4)", measured, counted(verdicts) or _NOT_RUN
+
+
+def _accuracy(checks: Checks, expected: Path) -> Cells:
+    judged = checks[TABLE1.name].verdicts if TABLE1.name in checks else []
+    by_name = {item.name: item for item in judged}
+    claims = {claim.name: claim for claim in TABLE1.claims}
+    paper, measured, verdicts, excluded = [], [], [], []
+    for factor, name in (("AQN", "aqn_helps"), ("NVFP4", "nvfp4_beats_lora")):
+        size = papers_differences(TABLE1.name, claims[name], expected)[_MODEL]
+        paper.append(f"{factor} {size:+g}")
+        if name in by_name:
+            verdicts.append(by_name[name])
+            measured.append(f"{factor} {_effect(by_name[name])} points")
+            excluded.append(beside(by_name[name], size))
+    words = [
+        counted(verdicts) or _NOT_RUN,
+        *([f"both {EXCLUDED}"] if all(excluded or [""]) else []),
+    ]
+    return f"{', '.join(paper)} points ({_MODEL})", ", ".join(measured), ", ".join(words)
+
+
+def _effect(verdict: Verdict) -> str:
+    if verdict.effect is None or verdict.low is None or verdict.high is None:
+        return "?"
+    return f"{verdict.effect:+.2f} ({verdict.low:+.2f} to {verdict.high:+.2f})"
+
+
+def _papers_number(checks: Checks, expected: Path) -> Cells:
+    (cell,) = (
+        cell
+        for cell in paper_cells(expected, TABLE1.paper_file)
+        if (cell.arm, cell.column, cell.quantity) == (_QERL, _MODEL, "accuracy")
+    )
+    paper = f"{cell.value:g} %"
+    if TABLE1.name not in checks:
+        return paper, "", f"{_NOT_RUN}: needs checkpoint and GPU"
+    checked = checks[TABLE1.name]
+    verdicts = [item for item in checked.verdicts if item.name == f"{_QERL}.accuracy"]
+    values = checked.evidence.values("accuracy").get(_QERL, {})
+    return paper, cell_text([*values.values()]), counted(verdicts)
+
+
+_ROWS: tuple[tuple[Tier, str, Callable[[Checks, Path], Cells]], ...] = (
+    (
+        Tier.SYSTEMS,
+        "[Rollout](docs/systems.md#rollout-by-batch-tables-5-to-8), QeRL over 16-bit LoRA, at "
+        "batches up to 8",
+        _small_batches,
+    ),
+    (
+        Tier.SYSTEMS,
+        "[Rollout](docs/systems.md#rollout-at-the-batches-of-reinforcement-learning) and "
+        "[step](docs/systems.md#a-grpo-step-table-3), the same, at 128 to 256 completions",
+        _large_batches,
+    ),
+    (
+        Tier.SYSTEMS,
+        "[32B on one 80 GB card](docs/systems.md#memory), memory of a GRPO step",
+        _memory,
+    ),
+    (
+        Tier.PROXY,
+        "[Entropy](docs/findings.md), 4-bit weights over BF16, early in training",
+        _entropy,
+    ),
+    (
+        Tier.PROXY,
+        "[Accuracy](docs/findings.md), gain by AQN and by the NVFP4 format",
+        _accuracy,
+    ),
+    (Tier.PAPER, "[90.8 %](docs/claims.md) of QeRL on GSM8K, 7B", _papers_number),
+)

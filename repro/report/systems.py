@@ -1,0 +1,219 @@
+"""The blocks of `docs/systems.md`: what the systems tier measured, beside the paper's numbers.
+
+Each block is written from blessed records alone, devices side by side. A picture is linked where it
+has been drawn, so a page is renewed after its pictures.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+
+from repro.check import Checked
+from repro.report.numbers import device_title, quantity, span
+from repro.report.systems_rates import against, comparisons
+from repro.report.systems_tables import printed_speedups, rate_table, step_table, update_table
+from repro.report.tables import (
+    NOTHING,
+    Group,
+    Line,
+    bars_table,
+    by_device,
+    grouped,
+    origin_text,
+    side_by_side,
+    target_of,
+)
+from repro.report.verdicts import CLAIMS, Kind, all_bars, counted, kind_of, of_kind, stated_bars
+from repro.spec.tier import Tier
+
+Writer = Callable[[], list[str]]
+Table = Callable[[Group, Path], list[str]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Block:
+    """A block of the page: its question, targets, table and picture."""
+
+    asks: str
+    targets: tuple[str, ...]
+    written: Table
+    picture: str = ""
+
+
+_TABLES = ("table5", "table6", "table7", "table8")
+_SIZES = ("table3_3b", "table3", "table3_14b", "table3_32b")
+BLOCKS = {
+    "tables": Block(asks="rollout by batch, Tables 5 to 8", targets=_TABLES, written=rate_table,
+                    picture="tables_5_to_8_throughput"),
+    "table9": Block(asks="rollout by LoRA rank, Table 9", targets=("table9",), written=rate_table,
+                    picture="table9_ranks"),
+    "figure11": Block(asks="rollout by LoRA rank, Fig. 11", targets=("figure11",),
+                      written=rate_table, picture="figure11_ranks"),
+    "rollout": Block(asks="rollout of up to 256 rows", targets=("rollout",), written=rate_table,
+                     picture="rollout_throughput"),
+    "ranks": Block(asks="rollout with ranks up to 128", targets=("rollout_ranks",),
+                   written=rate_table, picture="rollout_ranks"),
+    "scheduling": Block(asks="sharing, scheduling, parity, noise, faults",
+                        targets=("rollout_scheduling",), written=bars_table),
+    "steps": Block(asks="GRPO step, Table 3", targets=_SIZES, written=step_table,
+                   picture="table3_steps"),
+    "steps_rl": Block(asks="GRPO step with many completions", written=step_table,
+                      targets=("table3_rl", "table3_rl_large"), picture="rl_steps"),
+    "steps_arms": Block(asks="GRPO step, other formats and products", targets=("table3_arms",),
+                        written=step_table, picture="arms_steps"),
+    "steps_full": Block(asks="GRPO step, full fine-tuning", targets=("table3_full",),
+                        written=step_table, picture="full_steps"),
+    "steps_updates": Block(asks="update alone: forward, backward, optimiser", written=update_table,
+                           targets=("table3_updates", "table3_kept")),
+    "memory": Block(asks="memory of a GRPO step", written=bars_table, picture="memory",
+                    targets=("memory", "memory_dense", "memory_formats", "memory_budgets")),
+    "checkpoint": Block(asks="a checkpoint written, quantised, loaded and stepped",
+                        targets=("checkpoint_path",), written=bars_table),
+}  # fmt: skip
+_AGAINST = {
+    "bf16_lora": "QeRL over 16-bit LoRA",
+    "nf4_lora": "QeRL over QLoRA by this project's kernels",
+    "nf4_lora_bitsandbytes": "QeRL over QLoRA by bitsandbytes",
+    "nvfp4_lora": "one rank over another",
+}
+
+
+def systems_writers(
+    judged: Callable[[], Sequence[Checked]], expected: Path, page: Path
+) -> dict[str, Writer]:
+    """Return the writer of each block of the page, by its name there.
+
+    Parameters
+    ----------
+    judged
+        Gives the checks of all blessed records.
+    page
+        The page, whose pictures are in `figures/` beside it.
+    """
+
+    def checks(block: str) -> list[Checked]:
+        targets = BLOCKS[block].targets
+        return [item for item in judged() if item.selection.target.name in targets]
+
+    def writer(name: str) -> Writer:
+        return lambda: _block(BLOCKS[name], grouped(checks(name)), expected, page)
+
+    return {
+        **{f"systems_{name}": writer(name) for name in BLOCKS},
+        "systems_short": lambda: _short({name: checks(name) for name in BLOCKS}, expected),
+        "systems_answer": lambda: _answer([c for name in BLOCKS for c in checks(name)], expected),
+    }
+
+
+def _block(block: Block, groups: Sequence[Group], expected: Path, page: Path) -> list[str]:
+    """Return title, origin and table of each target, what is not blessed, and the picture."""
+    lines = []
+    for group in groups:
+        origins = " ".join(origin_text(checked) for checked in group.values())
+        lines += [f"**{target_of(group).title}.** {origins}", ""]
+        lines += block.written(group, expected)
+    known = {target_of(group).name for group in groups}
+    absent = [f"`{name}`" for name in block.targets if name not in known]
+    if absent:
+        lines += [f"No records are blessed yet of {', '.join(absent)}.", ""]
+    lines += _pictures(page, block.picture, {device for group in groups for device in group})
+    return lines[:-1] if lines[-1] == "" else lines
+
+
+def _pictures(page: Path, name: str, devices: Iterable[str]) -> list[str]:
+    """Return links to what was drawn; of several devices each has pictures of its own."""
+    tier, lines = Tier.SYSTEMS.value, []
+    for middle in ("", *(f"{device}_" for device in sorted(devices))):
+        link = f"figures/{tier}_{middle}{name}.svg"
+        if name and (page.parent / link).is_file():
+            lines.append(f"![{f'{middle}{name}'.replace('_', ' ')}]({link})")
+    return lines
+
+
+def _answer(checks: Sequence[Checked], expected: Path) -> list[str]:
+    """Return the counts of claims and bars, a sentence per device."""
+    lines = []
+    for device, items in by_device(checks).items():
+        claims = counted(verdict for item in items for verdict in of_kind(item, Kind.PAPER))
+        bars = counted(verdict for item in items for verdict in all_bars(item, expected))
+        lines.append(f"**On one {device_title(device)}: claims of the paper {claims}; bars of this "
+                     f"suite {bars}.**")  # fmt: skip
+    return lines or NOTHING
+
+
+def _short(blocks: Mapping[str, Sequence[Checked]], expected: Path) -> list[str]:
+    """Return a line for each question: the paper's ratios, ours, and the verdicts."""
+    parts: dict[str, list[Line]] = {}
+    for name, checks in blocks.items():
+        for device, items in by_device(checks).items():
+            parts.setdefault(device, []).extend(_short_lines(BLOCKS[name].asks, items, expected))
+    heads = ["question", "ratio in the paper"]
+    return side_by_side(heads, ["measured", "claims", "bars"], parts)[:-1] or NOTHING
+
+
+def _short_lines(asks: str, checks: Sequence[Checked], expected: Path) -> list[Line]:
+    stated = [bar.verdict for checked in checks for bar in stated_bars(checked, expected)]
+    compared = [item for checked in checks for item in comparisons(checked, expected)]
+    if not compared:
+        claims = [item for checked in checks for item in of_kind(checked, *CLAIMS)]
+        paper, measured = step_spans(checks, expected)
+        measured = measured or "; ".join(_headline(checked) for checked in checks)
+        return [Line(common=(asks, paper), own=(measured, counted(claims), counted(stated)))]
+    lines = []
+    for slow, items in against(compared).items():
+        verdicts = [item.verdict for item in items if item.verdict is not None]
+        claims = [verdict for verdict in verdicts if kind_of(verdict) is not Kind.BAR]
+        bars = [verdict for verdict in verdicts if kind_of(verdict) is Kind.BAR]
+        common = (f"{asks}: {_AGAINST.get(slow, slow)}", span(item.paper for item in items))
+        measured = span(item.ratio.value for item in items)
+        own = (measured, counted(claims), counted([*bars, *stated]))
+        lines.append(Line(common=common, own=own))
+        # Stated bars are of the arms, not of a pair: they are counted once.
+        stated = []
+    return lines
+
+
+def step_spans(checks: Sequence[Checked], expected: Path) -> tuple[str, str]:
+    """Return the spans of steps' speed-ups, the paper's and ours; empty for other targets.
+
+    Where no whole step was timed, those of updates.
+    """
+    for prefix in ("speedup_", "update_ratio_"):
+        paper, measured = _ratios(checks, expected, prefix)
+        if measured:
+            return span(paper), span(measured)
+    return "", ""
+
+
+def _ratios(
+    checks: Sequence[Checked], expected: Path, prefix: str
+) -> tuple[list[float | None], list[float | None]]:
+    """Return QeRL's ratios whose metrics begin with `prefix`: the paper's, and ours."""
+    measured: list[float | None] = []
+    paper: list[float | None] = []
+    for checked in checks:
+        target = checked.selection.target
+        printed = {
+            f"speedup_{model}_b{batch}": value
+            for (arm, model, batch), value in printed_speedups(target.paper_file, expected).items()
+            if arm == "nvfp4_lora"
+        }
+        for metric in target.metrics:
+            values = checked.evidence.values(metric.name).get("nvfp4_lora")
+            if metric.name.startswith(prefix) and values:
+                measured.append(median(values.values()))
+                paper.append(printed.get(metric.name))
+    return paper, measured
+
+
+def _headline(checked: Checked) -> str:
+    """Return the target's own first number, of the arm that it is about: its last."""
+    target = checked.selection.target
+    if target.headline is None:
+        return ""
+    metric = target.metric(target.headline)
+    of_arm = checked.evidence.values(metric.name).get(target.arms[-1].name, {})
+    return f"{metric.title} {quantity(median(of_arm.values()), metric.unit)}" if of_arm else ""

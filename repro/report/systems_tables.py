@@ -1,0 +1,216 @@
+"""Tables of `docs/systems.md`: rollouts, steps and updates, the paper's numbers beside ours.
+
+Each takes the checks of one target by device, and writes the devices side by side.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from statistics import median
+
+from repro.check import Checked
+from repro.evidence.paper import paper_cells, read_paper
+from repro.evidence.statistics import Interval
+from repro.report.numbers import bar_text, quantity
+from repro.report.systems_rates import Comparison, Rate, against, comparisons, rank_of
+from repro.report.tables import Group, Line, bar_rows, side_by_side, target_of
+from repro.report.verdicts import Bar, stated_bars, word
+
+# Tokens per second from which digits behind the point say nothing.
+_WHOLE_FROM = 1000
+
+
+def rate_table(group: Group, expected: Path) -> list[str]:
+    """Return a row for each pair of arms, model and place whose rollouts are compared."""
+    compared = {device: comparisons(checked, expected) for device, checked in group.items()}
+    pairs = [item for items in compared.values() for item in items]
+    by_rank = any(rank_of(item.fast.arm) for item in pairs)
+    several = len(against(pairs)) > 1
+    first, second = _arm_names(pairs, several=several)
+    heads = ["model", "rank" if by_rank else "batch", "against", f"{second}, paper",
+             f"{first}, paper", "ratio, paper", "required"]  # fmt: skip
+    own = [f"{second}, tokens/s", "bar (goal)", "verdict", f"{first}, tokens/s", "bar (goal)",
+           "verdict", "ratio, 95 % interval", "verdict"]  # fmt: skip
+    parts = {
+        device: [_rate_line(group[device], item, by_rank, several) for item in items]
+        for device, items in compared.items()
+    }
+    lines = side_by_side(heads, own, parts) + bar_rows(group, expected)
+    return lines + _disagreements(group, expected)
+
+
+def _arm_names(pairs: Sequence[Comparison], *, several: bool) -> tuple[str, str]:
+    """Return what the heads call the faster arm and the one that it is compared with."""
+    if several:
+        return "QeRL", "the other"
+    if any(rank_of(item.fast.arm) != rank_of(item.slow.arm) for item in pairs):
+        return "the first", "the second"
+    return "QeRL", "16-bit LoRA"
+
+
+def _rate_line(checked: Checked, item: Comparison, by_rank: bool, several: bool) -> Line:
+    first, second = rank_of(item.fast.arm), rank_of(item.slow.arm)
+    ranks = f"{first} over {second}" if first != second else f"{first}"
+    other = checked.selection.target.arm(item.slow.arm).label if several else ""
+    return Line(
+        common=(
+            item.model.upper(),
+            ranks if by_rank else f"{item.place}",
+            other.replace(f", rank {second}", ""),
+            "" if item.slow.paper is None else f"{item.slow.paper:,g}",
+            "" if item.fast.paper is None else f"{item.fast.paper:,g}",
+            "" if item.paper is None else f"{item.paper:.2f} x",
+            "" if item.required is None else f"> {item.required:g} x",
+        ),
+        own=(
+            *_rate_cells(item.slow),
+            *_rate_cells(item.fast),
+            _interval(item.ratio),
+            "" if item.verdict is None else word(item.verdict),
+        ),
+    )
+
+
+def _rate_cells(rate: Rate) -> tuple[str, str, str]:
+    """Return tokens per second, the bar and its verdict."""
+    mean, low, high = rate.measured.value, rate.measured.low, rate.measured.high
+    half = "" if low is None or high is None else f" ± {(high - low) / 2:.2g}"
+    measured = (f"{mean:,.1f}" if mean < _WHOLE_FROM else f"{mean:,.0f}") + half
+    if rate.bar is None:
+        return measured, "", ""
+    least, goal = rate.bar.expectation.accept[0], rate.bar.expectation.goal
+    bar = ("" if least is None else f"{least:,g}") + ("" if goal is None else f" ({goal:,g})")
+    return measured, bar, word(rate.bar.verdict)
+
+
+def _interval(interval: Interval) -> str:
+    if interval.low is None or interval.high is None:
+        return f"{interval.value:.2f} x"
+    return f"{interval.value:.2f} x ({interval.low:.2f} to {interval.high:.2f})"
+
+
+def step_table(group: Group, expected: Path) -> list[str]:
+    """Return a row for each point and arm whose step was timed against 16-bit LoRA's."""
+    heads = ["point", "arm", "speed-up, paper", "bar", "bar of the update"]
+    own = ["step", "16-bit LoRA's", "speed-up", "verdict", "update's", "verdict", "steps timed"]
+    parts = {device: _step_lines(checked, expected) for device, checked in group.items()}
+    return side_by_side(heads, own, parts) + bar_rows(group, expected)
+
+
+def _step_lines(checked: Checked, expected: Path) -> list[Line]:
+    target = checked.selection.target
+    bars = {bar.key: bar for bar in stated_bars(checked, expected)}
+    printed = printed_speedups(target.paper_file, expected)
+    lines = []
+    for metric in target.metrics:
+        if not (match := re.fullmatch(r"speedup_((\d+b)_(?:b(\d+)|\w+))", metric.name)):
+            continue
+        point, model, batch = match.groups()
+        for arm, ratios in checked.evidence.values(metric.name).items():
+            paper = printed.get((arm, model, batch))
+            update = f"update_ratio_{point}"
+            whole_bar, update_bar = bars.get((arm, metric.name)), bars.get((arm, update))
+            lines.append(
+                Line(
+                    common=(
+                        _point_text(point),
+                        target.arm(arm).label,
+                        "" if paper is None else f"{paper:g} x",
+                        _bar_text(whole_bar),
+                        _bar_text(update_bar),
+                    ),
+                    own=(
+                        _seconds(checked, f"step_seconds_{point}", arm),
+                        _seconds(checked, f"step_seconds_{point}", "bf16_lora"),
+                        f"{median(ratios.values()):.2f} x",
+                        _bar_word(whole_bar),
+                        _spread(checked.evidence.values(update).get(arm, {}).values(), ends=False),
+                        _bar_word(update_bar),
+                        f"{len(ratios)}",
+                    ),
+                )
+            )
+    return lines
+
+
+def printed_speedups(paper_file: str, expected: Path) -> Mapping[tuple[str, str, str], float]:
+    """Return {(arm, model, batch): speed-up} of a file of the paper's numbers."""
+    prefix = "speedup_batch_"
+    return {
+        (cell.arm, cell.column.lower(), cell.quantity.removeprefix(prefix)): cell.value
+        for cell in paper_cells(expected, paper_file)
+        if cell.quantity.startswith(prefix)
+    }
+
+
+def update_table(group: Group, expected: Path) -> list[str]:
+    """Return a row for each point and arm whose update was timed against 16-bit LoRA's."""
+    own = ["update", "16-bit LoRA's", "ratio (least to most)", "verdict", "updates timed"]
+    parts = {device: _update_lines(checked, expected) for device, checked in group.items()}
+    return side_by_side(["point", "arm", "bar"], own, parts) + bar_rows(group, expected)
+
+
+def _update_lines(checked: Checked, expected: Path) -> list[Line]:
+    target = checked.selection.target
+    bars = {bar.key: bar for bar in stated_bars(checked, expected)}
+    lines = []
+    for metric in target.metrics:
+        point = metric.name.removeprefix("update_ratio_")
+        by_arm = {} if point == metric.name else checked.evidence.records
+        for arm, records in by_arm.items():
+            repeats = [value for r in records.values() for value in r.repeats(metric.name)]
+            bar = bars.get((arm, metric.name))
+            if repeats:
+                own = (
+                    _seconds(checked, f"update_seconds_{point}", arm),
+                    _seconds(checked, f"update_seconds_{point}", "bf16_lora"),
+                    _spread(repeats),
+                    _bar_word(bar),
+                    f"{len(repeats)}",
+                )
+                common = (_point_text(point), target.arm(arm).label, _bar_text(bar))
+                lines.append(Line(common=common, own=own))
+    return lines
+
+
+def _spread(values: Iterable[float], *, ends: bool = True) -> str:
+    known = sorted(values)
+    if not known:
+        return ""
+    middle = f"{median(known):.3f} x"
+    return f"{middle} ({known[0]:.3f} to {known[-1]:.3f})" if ends and known[1:] else middle
+
+
+def _point_text(point: str) -> str:
+    """Return `7B, batch 8` for `7b_b8`, `7B, 16x8` for `7b_16x8`, `3B, batch 8, full` too."""
+    model, rest = point.split("_", 1)
+    return f"{model.upper()}, {re.sub('^b(?=[0-9])', 'batch ', rest).replace('_', ', ')}"
+
+
+def _seconds(checked: Checked, metric: str, arm: str) -> str:
+    values = checked.evidence.values(metric).get(arm)
+    return quantity(median(values.values()), "seconds") if values else ""
+
+
+def _bar_text(bar: Bar | None) -> str:
+    return "" if bar is None else bar_text(bar.expectation, bar.unit)
+
+
+def _bar_word(bar: Bar | None) -> str:
+    return "" if bar is None else word(bar.verdict)
+
+
+def _disagreements(group: Group, expected: Path) -> list[str]:
+    """Return where the paper's own numbers of this target disagree."""
+    name = target_of(group).paper_file
+    path = expected / "paper" / f"{name}.json"
+    if not name or not path.is_file():
+        return []
+    raw: Mapping[str, Sequence[Mapping[str, object]]] = read_paper(path)[0]
+    pairs = [
+        f"printed {item['printed']}, against {item['computed']} ({item['note']})"
+        for item in raw.get("contradictions", [])
+    ]
+    return [f"The paper against itself: {'; '.join(pairs)}.", ""] if pairs else []

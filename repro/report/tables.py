@@ -1,0 +1,212 @@
+"""Tables of Markdown, written in one place, with any number of devices side by side.
+
+A row (`Line`) has cells that all devices share, which say what it is about, and cells of its own
+per device. `side_by_side` joins the rows of several devices by their shared cells. A column in
+which every row is empty is left out, so that one layout serves every target.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from repro.check import Checked, device_name
+from repro.evidence.paper import paper_cells
+from repro.report.numbers import bar_text, cell_text, device_title, quantity
+from repro.report.verdicts import Bar, counted, stated_bars, word
+from repro.spec.target import Metric, Target
+
+# Checks of one target at one tier, by device.
+Group = Mapping[str, Checked]
+NOTHING = ["No records are blessed yet."]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Line:
+    """A row of a table: cells that devices share, and those of one device.
+
+    `name` tells rows apart whose shared cells agree.
+    """
+
+    common: tuple[str, ...]
+    own: tuple[str, ...]
+    name: str = ""
+
+
+def in_cell(text: str) -> str:
+    """Return a text as a cell of a Markdown table takes it."""
+    return text.replace("|", "\\|").replace("\n", " ")
+
+
+def table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+    """Return a table without the columns in which every row is empty; nothing without rows."""
+    cells = [[in_cell(cell) for cell in row] for row in rows]
+    used = [place for place in range(len(heads)) if any(row[place] for row in cells)]
+    lines = [[heads[place] for place in used], *([row[place] for place in used] for row in cells)]
+    written = [f"| {' | '.join(line)} |" for line in lines]
+    return [written[0], "|---" * len(used) + "|", *written[1:], ""] if cells else []
+
+
+def side_by_side(
+    heads: Sequence[str],
+    own_heads: Sequence[str],
+    parts: Mapping[str, Sequence[Line]],
+    *,
+    named: bool = False,
+) -> list[str]:
+    """Return one table of the lines of each device, joined where name and shared cells agree.
+
+    Parameters
+    ----------
+    own_heads
+        Heads of a device's own columns, which are repeated for each device.
+    named
+        Whether heads name the device even where there is one alone.
+
+    Raises
+    ------
+    ValueError
+        If two lines of a device have the same name and shared cells: one would hide the other.
+    """
+    rows: dict[tuple[str, tuple[str, ...]], dict[str, tuple[str, ...]]] = {}
+    for device, lines in parts.items():
+        for line in lines:
+            cells = rows.setdefault((line.name, line.common), {})
+            if device in cells:
+                raise ValueError(f"two rows of {device_title(device)} are both {line.common}")
+            cells[device] = line.own
+    behind = {d: f", {device_title(d)}" if named or len(parts) > 1 else "" for d in parts}
+    empty = ("",) * len(own_heads)
+    return table(
+        [*heads, *(head + behind[device] for device in parts for head in own_heads)],
+        [
+            [*common, *(cell for device in parts for cell in own.get(device, empty))]
+            for (_, common), own in rows.items()
+        ],
+    )
+
+
+def grouped(checks: Iterable[Checked]) -> list[Group]:
+    """Return the checks that have records, those of one target and tier together by device."""
+    groups: dict[tuple[str, str], dict[str, Checked]] = {}
+    for checked in checks:
+        if checked.evidence.count:
+            key = checked.selection.target.name, checked.selection.tier.value
+            groups.setdefault(key, {})[device_of(checked)] = checked
+    return list(groups.values())
+
+
+def by_device(checks: Iterable[Checked]) -> dict[str, list[Checked]]:
+    """Return the checks that have records, by their device."""
+    devices: dict[str, list[Checked]] = {}
+    for checked in checks:
+        if checked.evidence.count:
+            devices.setdefault(device_of(checked), []).append(checked)
+    return devices
+
+
+def device_of(checked: Checked) -> str:
+    """Return the device of a check's records as folders spell it, empty where they name none."""
+    return device_name(checked.evidence) or ""
+
+
+def target_of(group: Group) -> Target:
+    """Return the target that a group of checks is of."""
+    return next(iter(group.values())).selection.target
+
+
+def origin_text(checked: Checked) -> str:
+    """Return what the records of a check are: runs, command, device, commits, dates, file."""
+    records = [r for by_seed in checked.evidence.records.values() for r in by_seed.values()]
+    runs = min(len(by_seed) for by_seed in checked.evidence.records.values())
+    commits = " and ".join(sorted({f"`{record.commit[:7]}`" for record in records}))
+    dates = " to ".join(sorted({record.finished[:10] for record in records}))
+    device, name = device_of(checked), checked.selection.source.name
+    tier = checked.selection.tier.value
+    what = "One run" if runs == 1 else f"Means of {runs} runs"
+    return (
+        f"{what} per arm of `python -m repro run {name} --tier {tier}` on one "
+        f"{device_title(device)} (commit {commits}, {dates}; "
+        f"`expected/records/{tier}/{device}/{name}.csv`)."
+    )
+
+
+def paper_columns(target: Target, expected: Path) -> dict[str, dict[str, str]]:
+    """Return {column: {arm: printed value}} of the paper's table for the target's headline."""
+    columns: dict[str, dict[str, str]] = {}
+    for cell in paper_cells(expected, target.paper_file):
+        if cell.arm and cell.quantity in ("accuracy", "Avg"):
+            columns.setdefault(cell.column, {})[cell.arm] = f"{cell.value:g}"
+    return columns
+
+
+def arms_table(
+    target: Target,
+    printed: Mapping[str, Mapping[str, str]],
+    measured: Sequence[tuple[str, Checked, Metric]],
+    *,
+    n: bool = True,
+) -> list[str]:
+    """Return a row per arm: the paper's columns, then one per metric of a check.
+
+    Parameters
+    ----------
+    printed
+        {column: {arm: value}} of the paper's own table.
+    measured
+        (head, check, metric) of each column; a cell is the mean with its 95 % interval.
+    n
+        Whether cells say their number of seeds.
+    """
+    columns = [(metric, checked.evidence.values(metric.name)) for _, checked, metric in measured]
+    rows = [
+        [
+            arm.label,
+            *(cells.get(arm.name, "") for cells in printed.values()),
+            *(cell_text([*v.get(arm.name, {}).values()], n=n, unit=m.unit) for m, v in columns),
+        ]
+        for arm in target.arms
+    ]
+    heads = [*(f"paper, {name}" for name in printed), *(head for head, _, _ in measured)]
+    return table(["arm", *heads], rows)
+
+
+def bar_rows(group: Group, expected: Path) -> list[str]:
+    """Return how many of a target's stated bars are met, and a table of those missed."""
+    lines = []
+    for device, checked in group.items():
+        bars = [bar.verdict for bar in stated_bars(checked, expected)]
+        where = f" on {device_title(device)}" if len(group) > 1 else ""
+        lines += [f"Stated bars{where}: {counted(bars)}.", ""] if bars else []
+    return lines + bars_table(group, expected, "contradicted")
+
+
+def bars_table(group: Group, expected: Path, *statuses: str) -> list[str]:
+    """Return the stated bars that have one of these statuses (all by default), and by how much."""
+    lines = {
+        device: [
+            Line(common=(bar.title, bar_text(bar.expectation, bar.unit)), own=_bar_cells(bar))
+            for bar in stated_bars(checked, expected)
+            if not statuses or bar.verdict.status in statuses
+        ]
+        for device, checked in group.items()
+    }
+    return side_by_side(["what", "bar"], ["measured", "off by", "verdict"], lines)
+
+
+def _bar_cells(bar: Bar) -> tuple[str, str, str]:
+    value, (low, high) = bar.verdict.effect or 0.0, bar.expectation.accept
+    measured, off = quantity(value, bar.unit, mixed=True), ""
+    bound = low if low is not None and value < low else high
+    if not bar.expectation.holds(value):
+        off = f"{100 * abs(value / bound - 1):.2g} %" if bound else ""
+    elif bar.verdict.status == "contradicted":  # One of its values missed the bar, not their mean.
+        measured += f" on average; {bar.verdict.sentence}"
+    return measured, off, word(bar.verdict)
+
+
+def link_to(path: Path, page: Path) -> str:
+    """Return the relative link from a page to a file."""
+    return os.path.relpath(path, page.parent).replace(os.sep, "/")

@@ -1,0 +1,166 @@
+"""The vocabulary of verdicts: what is judged, in which words, and how often each occurs.
+
+`repro.evidence.verdict` judges with one of four statuses. What a status is called depends on what
+was judged, and stands here alone:
+
+=========================  ============  ============  ============  =======
+what is judged             inside        outside       overlapping   no data
+=========================  ============  ============  ============  =======
+a claim (of the paper,     reproduced    contradicted  inconclusive  not run
+about the machinery, or a
+question it leaves open)
+a bar of this suite        met           missed        undecided     not run
+a value blessed earlier    unchanged     changed       unclear       not run
+=========================  ============  ============  ============  =======
+
+Inside, outside and overlapping are said of a 95 % interval and what was claimed. A blessed value's
+interval has two sides, so `changed` may be better or worse; *regressed* is said by
+`repro.regression` alone, of what is shown to be worse.
+Of an effect beside the paper's own: *excluded at the paper's size* where the interval ends below it
+(`beside`); of inconclusive effects: *no difference within x* (`no_difference_within`).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+
+from repro.check import Checked
+from repro.evidence.expectation import Expectation, load_bars
+from repro.evidence.verdict import Verdict
+from repro.spec.tier import Tier
+
+STATUSES = ("reproduced", "contradicted", "inconclusive", "not run")
+# The source of claims that are bars of this suite rather than the paper's.
+OWN_BAR = "this suite's bar"
+EXCLUDED = "excluded at the paper's size"
+
+
+class Kind(Enum):
+    """What a verdict is about; the value names several of them."""
+
+    PAPER = "claims of the paper"
+    OPEN = "questions that the paper leaves open"
+    MACHINERY = "claims about the machinery"
+    BAR = "bars of this suite"
+    BLESSED = "values blessed earlier"
+
+
+_ONE = {Kind.MACHINERY: "about the machinery", Kind.BAR: "bar", Kind.BLESSED: "blessed value"}
+CLAIMS = (Kind.PAPER, Kind.OPEN, Kind.MACHINERY)
+_WORDS = dict.fromkeys(CLAIMS, STATUSES) | {
+    Kind.BAR: ("met", "missed", "undecided", "not run"),
+    Kind.BLESSED: ("unchanged", "changed", "unclear", "not run"),
+}
+
+
+def kind_of(verdict: Verdict) -> Kind:
+    """Return what a verdict is about."""
+    if verdict.source.startswith("measured"):
+        return Kind.BLESSED
+    if verdict.about == "expectation" or verdict.source == OWN_BAR:
+        return Kind.BAR
+    if verdict.about == "mechanism":
+        return Kind.MACHINERY
+    return Kind.OPEN if verdict.source.startswith("not in the paper") else Kind.PAPER
+
+
+def word(verdict: Verdict) -> str:
+    """Return the verdict in the word of its kind."""
+    return _WORDS[kind_of(verdict)][STATUSES.index(verdict.status)]
+
+
+def about(verdict: Verdict) -> str:
+    """Return what a verdict is about where that is not the paper: `bar`; else empty."""
+    return _ONE.get(kind_of(verdict), "")
+
+
+def counted(verdicts: Iterable[Verdict]) -> str:
+    """Return how many verdicts have each word: `12 reproduced, 3 inconclusive`; empty for none."""
+    counts = Counter(word(verdict) for verdict in verdicts)
+    ordered = dict.fromkeys(name for words in _WORDS.values() for name in words)
+    return ", ".join(f"{counts[name]} {name}" for name in ordered if counts[name])
+
+
+def of_kind(checked: Checked, *kinds: Kind) -> list[Verdict]:
+    """Return the verdicts of a check that are about one of these."""
+    return [verdict for verdict in checked.verdicts if kind_of(verdict) in kinds]
+
+
+def to_show(checked: Checked) -> list[Verdict]:
+    """Return the verdicts that a table lists: all but blessed values that are unchanged."""
+    return [
+        verdict
+        for verdict in checked.verdicts
+        if kind_of(verdict) is not Kind.BLESSED or verdict.status != "reproduced"
+    ]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bar:
+    """A stated bar with its verdict.
+
+    Attributes
+    ----------
+    title
+        The metric in words, the arm before it where the target has several.
+    unit
+        The metric's.
+    """
+
+    expectation: Expectation
+    verdict: Verdict
+    title: str
+    unit: str
+
+    @property
+    def key(self) -> tuple[str, str]:
+        """Arm and metric."""
+        return self.expectation.arm, self.expectation.metric
+
+
+def stated_bars(checked: Checked, expected: Path) -> list[Bar]:
+    """Return the stated bars of a check that were measured.
+
+    Stated are expectations with a reason of their own (`derived`), as against those that were
+    blessed from earlier records and may be of the same arm and metric. The smoke tier's are about
+    its machinery and are left out.
+    """
+    target, tier = checked.selection.target, checked.selection.tier
+    if tier is Tier.SMOKE:
+        return []
+    # A verdict's source tells a stated bar from a blessed value of the same name.
+    verdicts = {(item.name, item.source): item for item in checked.verdicts}
+    bars = []
+    for item in load_bars(expected, tier.value, target.name):
+        verdict = verdicts.get((f"{item.arm}.{item.metric}", f"{item.source}: {item.because}"))
+        if verdict is not None and verdict.effect is not None:
+            metric, label = target.metric(item.metric), target.arm(item.arm).label
+            title = f"{label}: {metric.title}" if len(target.arms) > 1 else metric.title
+            bars.append(Bar(expectation=item, verdict=verdict, title=title, unit=metric.unit))
+    return bars
+
+
+def all_bars(checked: Checked, expected: Path) -> list[Verdict]:
+    """Return the verdicts on bars of a check: stated ones, and claims that are this suite's."""
+    own = [item for item in of_kind(checked, Kind.BAR) if item.source == OWN_BAR]
+    return own + [bar.verdict for bar in stated_bars(checked, expected)]
+
+
+def beside(verdict: Verdict, size: float) -> str:
+    """Return `excluded at the paper's size` where the interval ends below the paper's effect."""
+    return EXCLUDED if verdict.high is not None and verdict.high < size and size > 0 else ""
+
+
+def no_difference_within(verdicts: Sequence[Verdict], limit: float) -> list[Verdict]:
+    """Return those verdicts whose intervals lie within `limit` to both sides of zero."""
+    return [
+        verdict
+        for verdict in verdicts
+        if verdict.low is not None
+        and verdict.high is not None
+        and max(-verdict.low, verdict.high) < limit
+    ]

@@ -1,0 +1,83 @@
+"""Blocks between markers: replaced and nothing else, and as the blessed records have them."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from repro.check import Checked
+from repro.places import PACKAGE, expected_folder
+from repro.report import blocks
+from repro.report.blocks import renew_blocks, renewed_readme
+
+ROOT = PACKAGE.parent
+PAGES = ("README.md", "kernels/README.md", "docs/ci.md", "docs/claims.md", "docs/systems.md")
+
+
+def test_a_block_is_replaced_and_nothing_else() -> None:
+    text = "before\n<!-- results:begin (by a command) -->\nold\n<!-- results:end -->\nafter\n"
+    renewed = renew_blocks(text, {"results": lambda: ["new"]})
+    assert renewed.splitlines() == [
+        "before",
+        "<!-- results:begin (by a command) -->",
+        "",
+        "new",
+        "",
+        "<!-- results:end -->",
+        "after",
+    ]
+    assert renew_blocks(renewed, {"results": lambda: ["new"]}) == renewed
+    with pytest.raises(ValueError, match="no block"):
+        renew_blocks("nothing here", {"results": lambda: ["new"]})
+    with pytest.raises(ValueError, match="'results' is unknown"):
+        renew_blocks(text, {"kernels": lambda: ["new"]})
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_measured_tables_are_those_of_the_blessed_records(
+    name: str, blessed: list[Checked], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    page = ROOT / name
+    if not page.is_file():
+        pytest.skip(f"{name} is not part of an installed package")
+    monkeypatch.setattr(blocks, "blessed_checks", lambda expected, *names: blessed)
+    assert renewed_readme(page, expected_folder(None)) == page.read_text(encoding="utf-8"), (
+        f"stale: python -m repro report --readme {name} renews it"
+    )
+
+
+def test_the_face_is_short() -> None:
+    page = ROOT / "README.md"
+    if not page.is_file():
+        pytest.skip("README.md is not part of an installed package")
+    text = page.read_text(encoding="utf-8")
+    assert len(text.split()) <= 1000
+    assert len(text.encode()) <= 12_000
+
+
+def test_every_page_is_in_the_index_and_links_lead_somewhere() -> None:
+    docs = ROOT / "docs"
+    if not docs.is_dir():
+        pytest.skip("docs/ is not part of an installed package")
+    index = (docs / "index.md").read_text(encoding="utf-8")
+    for page in docs.glob("*.md"):
+        assert page.name == "index.md" or f"]({page.name})" in index, page.name
+    for page in [ROOT / "README.md", *docs.glob("*.md")]:
+        for link in _local_links(page.read_text(encoding="utf-8")):
+            path, _, heading = link.partition("#")
+            place = page.parent / path if path else page
+            assert place.exists(), f"{page.name} links {link}"
+            if heading:
+                assert heading in _headings(place.read_text(encoding="utf-8")), link
+
+
+def _local_links(text: str) -> list[str]:
+    links = re.findall(r"\]\(([^)\s]+)\)", text)
+    return [link for link in links if not link.startswith("http")]
+
+
+def _headings(text: str) -> set[str]:
+    """Return the anchors that headings have on GitHub."""
+    titles = re.findall(r"^#+ (.*)$", text, re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}

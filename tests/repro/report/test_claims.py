@@ -1,0 +1,86 @@
+"""The page of claims: counts by kind, accuracies beside the paper's, each claim's reason."""
+
+from __future__ import annotations
+
+import shutil
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+from repro.__main__ import main
+from repro.blessed import blessed_checks
+from repro.check import Checked
+from repro.places import expected_folder
+from repro.report.claims import accuracy_rows, claims_rows, count_rows, target_rows
+from repro.report.verdicts import Kind, counted, of_kind
+from repro.spec.tier import Tier
+
+EXPECTED = expected_folder(None)
+Writer = Callable[..., None]
+Of = Callable[..., Checked]
+
+
+def row_of(lines: list[str], label: str) -> list[str]:
+    line = next(line for line in lines if line.startswith(f"| {label} |"))
+    return [cell.strip() for cell in line.strip("|").split("|")]
+
+
+def test_the_papers_columns_stand_beside_blessed_records(
+    table1_records: Writer, tmp_path: Path
+) -> None:
+    expected = tmp_path / "expected"
+    shutil.copytree(EXPECTED / "paper", expected / "paper")
+    table1_records(tmp_path / "runs")
+    line = ["--tier", "smoke", "--runs", str(tmp_path / "runs"), "--expected", str(expected)]
+    assert main(["bless", "table1", *line]) == 0
+    rows = accuracy_rows(blessed_checks(expected, "table1"), expected)
+    cells = row_of(rows, "NF4, LoRA (QLoRA)")
+    assert cells[1:3] == ["76.1", "85"]
+    assert cells[3].endswith("(n = 5)")
+
+
+def test_kinds_are_counted_apart_and_every_claim_once(blessed: list[Checked]) -> None:
+    smoke = [item for item in blessed if item.selection.tier is Tier.SMOKE]
+    rows = count_rows(smoke, EXPECTED)
+    for kind in (Kind.PAPER, Kind.MACHINERY):
+        verdicts = [verdict for checked in smoke for verdict in of_kind(checked, kind)]
+        assert row_of(rows, kind.value)[1] == counted(verdicts)
+    listed = Counter(
+        line.split("|")[3].strip() for line in claims_rows(smoke) if line.startswith("|")
+    )
+    claims = [v for c in smoke for v in c.verdicts if v.about in ("claim", "mechanism")]
+    assert {status: listed[status] for status in {claim.status for claim in claims}} == Counter(
+        claim.status for claim in claims
+    )
+
+
+def test_a_bar_stated_as_a_claim_is_counted_among_the_bars(blessed_of: Of) -> None:
+    checked = blessed_of("rollout_ranks")
+    (row,) = [line for line in target_rows([checked], EXPECTED) if "LoRA ranks 16 to 128" in line]
+    assert row.split("|")[2].strip() == counted(of_kind(checked, Kind.BAR))
+    assert of_kind(checked, Kind.PAPER) == []
+
+
+def test_two_devices_stand_side_by_side(blessed_of: Of, on_other_device: Of) -> None:
+    checked = blessed_of("table6")
+    checks = [checked, on_other_device(checked, lambda value: 2 * value)]
+    assert count_rows(checks, EXPECTED)[0].count("systems, NVIDIA") == 2
+    for lines in (claims_rows(checks), target_rows(checks, EXPECTED)):
+        (heads,) = [line for line in lines if ", NVIDIA H100 |" in line]
+        assert heads.count("NVIDIA H100") == heads.count("NVIDIA H200") > 0
+    assert len(claims_rows(checks)) == len(claims_rows([checked]))
+
+
+def test_accuracies_of_two_devices_are_columns(blessed_of: Of, on_other_device: Of) -> None:
+    checked = blessed_of("table1", Tier.PROXY)
+    rows = accuracy_rows([checked, on_other_device(checked, lambda v: v / 2)], EXPECTED)
+    heads = next(line for line in rows if line.startswith("| arm"))
+    assert heads.endswith("| proxy, NVIDIA H200 | proxy, NVIDIA H100 |")
+    first, second = (float(cell.split()[0]) for cell in row_of(rows, "BF16, LoRA")[-2:])
+    assert abs(first - 2 * second) < 0.2
+
+
+def test_pages_without_records_say_so() -> None:
+    nothing = ["No records are blessed yet."]
+    assert count_rows([], EXPECTED) == accuracy_rows([], EXPECTED) == nothing
+    assert target_rows([], EXPECTED) == claims_rows([]) == nothing

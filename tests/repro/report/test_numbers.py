@@ -1,0 +1,64 @@
+"""Numbers as text: units as people say them, spans, devices' names."""
+
+from __future__ import annotations
+
+import pytest
+
+from repro.evidence.expectation import Expectation
+from repro.report.numbers import bar_text, cell_text, device_title, quantity, span, unit_words
+
+
+@pytest.mark.parametrize(
+    ("value", "unit", "text"),
+    [
+        (35_304_833_024.0, "bytes", "32.9 GiB (35.3 GB)"),
+        (1000.0, "bytes", "1000 B"),
+        (9.812, "seconds", "9.81 s"),
+        (0.0412, "seconds", "41.2 ms"),
+        (12332.4, "tokens per second", "12,332 tokens/s"),
+        (1.794, "ratio", "1.79 x"),
+        (88.23, "percent", "88.2"),
+    ],
+)
+def test_a_quantity_is_printed_as_people_say_it(value: float, unit: str, text: str) -> None:
+    assert quantity(value, unit) == text
+
+
+def test_cells_carry_their_unit() -> None:
+    assert cell_text([35.2e9], unit="bytes") == "32.8 GiB (35.2 GB) (n = 1)"
+    assert cell_text([10.1, 10.0, 10.0], unit="seconds") == "10.0 ± 0.1 s (n = 3)"
+    assert cell_text([2**31, 2**31 + 2**20, 2**31], unit="bytes") == "2 ± 0.0014 GiB (n = 3)"
+    assert cell_text([80.0, 82.0, 84.0]) == "82.0 ± 5.0 (n = 3)"
+    assert unit_words("bytes") == "in GiB"
+    assert unit_words("percent") == "in percent"
+
+
+def test_a_table_of_mixed_units_names_each() -> None:
+    assert quantity(88.234, "percent", mixed=True) == "88.23 %"
+    assert quantity(0.25, "nats", mixed=True) == "0.25 nats"
+    assert quantity(1.794, "ratio", mixed=True) == "1.79 x"
+
+
+def test_a_span_names_one_number_once() -> None:
+    assert span([1.204, None, 1.396]) == "1.20 to 1.40 x"
+    assert span([2.0, 2.0]) == "2.00 x"
+    assert span([None]) == ""
+
+
+@pytest.mark.parametrize(
+    ("accept", "text"),
+    [
+        ((1.5, None), "at least 1.5 x"),
+        ((None, 0.6), "at most 0.6 x"),
+        ((1.0, 1.0), "exactly 1 x"),
+        ((0.98, 1.02), "0.98 x to 1.02 x"),
+    ],
+)
+def test_a_bar_is_said_by_its_bounds(accept: tuple[float | None, float | None], text: str) -> None:
+    bar = Expectation(arm="a", metric="m", accept=accept, source="derived", because="a reason")
+    assert bar_text(bar, "ratio") == text
+
+
+def test_a_device_is_named_as_people_write_it() -> None:
+    assert device_title("nvidia_h100_80gb_hbm3") == "NVIDIA H100 80GB HBM3"
+    assert device_title("") == "CPU"

@@ -1,0 +1,76 @@
+"""README's six rows: each value from the records, each verdict in its word."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+
+from repro.check import Checked
+from repro.places import expected_folder
+from repro.report.readme import answer_rows
+from repro.report.systems_rates import comparisons
+from repro.spec.tier import Tier
+
+EXPECTED = expected_folder(None)
+Of = Callable[..., Checked]
+
+
+def rows(checks: list[Checked]) -> list[list[str]]:
+    lines = answer_rows(checks, EXPECTED)
+    return [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines if line[2] != "-"]
+
+
+def test_six_questions_are_answered_on_each_device(
+    blessed: list[Checked], on_other_device: Of
+) -> None:
+    heads, *answers = rows(blessed)
+    assert len(answers) == 6
+    assert heads[3:] == ["measured, NVIDIA H200", "verdict, NVIDIA H200"]
+    both = [*blessed, *(on_other_device(item) for item in blessed)]
+    heads, *wider = rows(both)
+    assert [row[:5] for row in wider] == answers
+    assert heads[5:] == ["measured, NVIDIA H100", "verdict, NVIDIA H100"]
+
+
+def test_a_question_without_records_on_a_device_is_not_run_there(
+    blessed: list[Checked], on_other_device: Of
+) -> None:
+    proxy = [on_other_device(item) for item in blessed if item.selection.tier is Tier.PROXY]
+    answers = rows([*blessed, *proxy])[1:]
+    assert len(answers) == 6
+    assert answers[0][5:] == ["", "not run"]
+    assert answers[3][5:] == answers[3][3:5]
+
+
+def test_the_rollouts_span_and_verdicts_are_those_of_the_tables(
+    blessed: list[Checked], blessed_of: Of
+) -> None:
+    pairs = [p for n in "5678" for p in comparisons(blessed_of(f"table{n}"), EXPECTED)]
+    ratios = [pair.ratio.value for pair in pairs]
+    first = rows(blessed)[1]
+    assert first[3] == f"{min(ratios):.2f} to {max(ratios):.2f} x"
+    judged = [pair.verdict for pair in pairs if pair.verdict is not None]
+    assert sum(int(part.split()[0]) for part in first[4].split(", ")) == len(judged) > 0
+
+
+def test_an_effect_above_the_papers_is_not_called_excluded(blessed_of: Of) -> None:
+    checked = blessed_of("table1", Tier.PROXY)
+    below = next(row for row in rows([checked]) if "AQN" in row[0])
+    assert "excluded at the paper's size" in below[-1]
+    wide = [
+        dataclasses.replace(item, high=50.0) if item.name == "aqn_helps" else item
+        for item in checked.verdicts
+    ]
+    answers = rows([dataclasses.replace(checked, verdicts=wide)])
+    assert not any("excluded" in row[-1] for row in answers)
+
+
+def test_the_papers_own_number_is_not_run_until_it_is(blessed: list[Checked]) -> None:
+    last = rows(blessed)[-1]
+    assert last[1] == "90.8 %"
+    assert last[2] == Tier.PAPER.value
+    assert last[-1].startswith("not run")
+
+
+def test_without_records_there_is_no_table() -> None:
+    assert answer_rows([], EXPECTED) == ["No records are blessed yet."]

@@ -1,0 +1,140 @@
+"""The report of a run: what a reader finds in it, from records alone."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from repro.__main__ import build_parser, main
+from repro.evidence.record import Estimate, Record, failed_record
+from repro.spec.target import plan
+from repro.spec.tier import Tier
+from repro.targets import find
+
+Writer = Callable[..., None]
+
+
+def report(runs: Path, *more: str) -> str:
+    out = runs / "report.md"
+    args = ["report", "table1", "--tier", "smoke", "--runs", str(runs), "--out", str(out), *more]
+    assert main(args) == 0
+    return out.read_text(encoding="utf-8")
+
+
+def row_of(text: str, label: str) -> list[str]:
+    line = next(line for line in text.splitlines() if line.startswith(f"| {label} |"))
+    return [cell.strip() for cell in line.strip("|").split("|")]
+
+
+def test_the_papers_cells_stand_beside_ours(table1_records: Writer, tmp_path: Path) -> None:
+    def fixed(record: Record) -> Record:
+        value = Estimate(value=80.0 + record.seed, unit="percent")
+        return dataclasses.replace(record, metrics={**record.metrics, "accuracy": value})
+
+    table1_records(tmp_path, lambda r: fixed(r) if r.arm == "nvfp4_lora_aqn" else r)
+    cells = row_of(report(tmp_path), "NVFP4, LoRA + AQN (QeRL)")
+    # Mean of 80 to 84; 2.776 * 1.5811 / sqrt(5) is 1.96.
+    assert cells[1:] == ["83.7", "90.8", "82.0 ± 2.0 (n = 5)"]
+
+
+def test_a_reader_is_told_what_the_tier_can_and_cannot_say(
+    table1_records: Writer, tmp_path: Path
+) -> None:
+    table1_records(tmp_path)
+    text = report(tmp_path)
+    assert "a choice of style, not arithmetic" in text
+    assert "greedy, working forced (percent)" in text
+    assert "90.8 % (QeRL, 7B, GSM8K) is not among these figures" in text
+    assert "control: random reward" in text
+    assert "5 seeds would have shown an effect of" in text
+    assert f"`{'0' * 40}`" in text
+    for target in ("Fig. 4", "Fig. 5", "Fig. 8"):
+        assert f"## {target}" in text
+    assert "Table 9" in text.split("## The rest of the paper")[1]
+
+
+def test_every_claim_has_its_verdict_in_the_report(table1_records: Writer, tmp_path: Path) -> None:
+    table1_records(tmp_path)
+    text = report(tmp_path)
+    for claim in find("table1").claims:
+        line = next(line for line in text.splitlines() if claim.statement in line)
+        assert any(f"**{word}**" in line for word in ("reproduced", "contradicted", "inconclusive"))
+
+
+def test_refused_and_failed_records_are_named(table1_records: Writer, tmp_path: Path) -> None:
+    table1_records(tmp_path, lambda r: dataclasses.replace(r, effects={}) if r.arm == "nf4" else r)
+    (tmp_path / "smoke/table1/bf16_full/seed-1.json").unlink()
+    run = plan(find("table1"), Tier.SMOKE, [1], ["bf16_full"])[0]
+    failed_record(run, "OutOfMemoryError: 3 GiB", {}).write(tmp_path)
+    text = report(tmp_path)
+    assert "refused: `seed-0.json`: effects.linears is missing" in text
+    assert "failed: `bf16_full/seed-1.failed-1.json`: the run failed: OutOfMemoryError" in text
+    assert row_of(text, "NF4, untrained")[-1] == "-"
+
+
+def test_a_report_without_records_says_what_to_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["report", "--runs", str(tmp_path)]) == 2
+    assert "python -m repro run table1" in capsys.readouterr().err
+
+
+def test_figures_beside_the_report_are_linked(table1_records: Writer, tmp_path: Path) -> None:
+    table1_records(tmp_path)
+    (tmp_path / "figures").mkdir()
+    (tmp_path / "figures" / "smoke_table1_reward_curves.png").write_bytes(b"")
+    assert "(figures/smoke_table1_reward_curves.png)" in report(tmp_path)
+
+
+def test_a_report_can_be_written_where_records_cannot(
+    table1_records: Writer, tmp_path: Path
+) -> None:
+    table1_records(tmp_path / "runs")
+    out = tmp_path / "elsewhere" / "mine.md"
+    args = ["report", "table1", "--tier", "smoke", "--runs", str(tmp_path / "runs")]
+    assert main([*args, "--out", str(out)]) == 0
+    assert out.is_file()
+    assert not (tmp_path / "runs" / "report.md").exists()
+
+
+def test_the_parser_knows_every_command() -> None:
+    parser = build_parser()
+    for command in ("plan", "run", "reproduce", "check", "report", "bless"):
+        assert parser.parse_args([command, "table1"]).targets == ["table1"]
+
+
+def test_reproduce_goes_through_to_report_and_verdicts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    drawn: list[str] = []
+    monkeypatch.setattr("repro.run.main_run", lambda args: 0)
+    monkeypatch.setattr(
+        "repro.report.run_report.draw_figures", lambda args: drawn.extend(args.targets)
+    )
+    options = ["--tier", "smoke", "--seeds", "1", "--runs", str(tmp_path)]
+    status = main(["reproduce", "table1", *options])
+    assert "no record of table1" in capsys.readouterr().out
+    assert drawn == ["table1"]
+    assert (tmp_path / "report.md").is_file()
+    assert status == main(["check", "table1", "--tier", "smoke", "--runs", str(tmp_path)])
+    capsys.readouterr()
+
+
+def test_blessed_records_are_judged_without_their_device(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    command = ["check", "table6", "--tier", "systems", "--blessed", "--json"]
+    assert main(command) == 0
+    (found,) = json.loads(capsys.readouterr().out)
+    assert (found["target"], found["tier"], found["records"]) == ("table6", "systems", 10)
+    statuses = [item["status"] for item in found["verdicts"]]
+    assert statuses.count("reproduced") >= 4  # its claims and bars, at least
+    assert "not run" not in statuses
+    assert main(["check", "table6", "--tier", "proxy", "--blessed"]) == 2
+    assert "no records are blessed of table6 at the proxy tier" in capsys.readouterr().err
+    assert main([*command, "--runs", "elsewhere"]) == 2
+    assert "--blessed reads stored records; leave out --runs" in capsys.readouterr().err

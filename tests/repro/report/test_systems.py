@@ -1,0 +1,193 @@
+"""The systems page: ratios as verdicts have them, the paper's cells, and what is not blessed."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from statistics import median
+
+import pytest
+
+from repro.check import Checked, check_selection
+from repro.evidence.paper import paper_cells
+from repro.places import PACKAGE, expected_folder
+from repro.report.numbers import quantity
+from repro.report.systems import BLOCKS, systems_writers
+from repro.report.systems_rates import against, comparisons
+from repro.report.systems_tables import rate_table, step_table, update_table
+from repro.report.tables import Group
+from repro.selection import Selection
+from repro.spec.claim import Metric
+from repro.spec.tier import Tier
+from repro.targets import find
+from repro.targets.steps import TABLE3
+from tests.repro.recorded_steps import Change, times, unchanged, write_steps
+
+EXPECTED = expected_folder(None)
+PAGE = PACKAGE.parent / "docs" / "systems.md"
+
+
+Of = Callable[..., Checked]
+
+
+def alone(checked: Checked) -> Group:
+    return {"nvidia_h200": checked}
+
+
+@pytest.fixture(scope="module")
+def table6(blessed_of: Of) -> Checked:
+    return blessed_of("table6")
+
+
+def test_a_ratio_is_that_of_the_verdict_and_the_papers_is_of_its_two_cells(
+    table6: Checked,
+) -> None:
+    found = {item.place: item for item in comparisons(table6, EXPECTED)}
+    assert sorted(found) == [1, 2, 4, 8]
+    eight = found[8]
+    assert eight.verdict is not None
+    assert eight.ratio.value == pytest.approx(eight.verdict.effect)
+    assert eight.ratio.low == pytest.approx(eight.verdict.low)
+    assert eight.ratio.high == pytest.approx(eight.verdict.high)
+    cells = {cell.id: cell.value for cell in paper_cells(EXPECTED, "table6")}
+    theirs = [cells[f"{row}/7B batch 8/rollout"] for row in ("NVFP4 QeRL", "BF16 LoRA")]
+    assert eight.paper == pytest.approx(theirs[0] / theirs[1])
+    assert (found[1].verdict, found[1].required, found[1].paper) == (None, None, None)
+
+
+def test_each_verdict_stands_in_its_row(table6: Checked) -> None:
+    lines = [line for line in rate_table(alone(table6), EXPECTED) if line.startswith("| 7B")]
+    statuses = {item.name.rsplit("_", 1)[1]: item.status for item in table6.verdicts
+                if item.about == "claim"}  # fmt: skip
+    rows = {cells[2].strip(): cells for cells in (line.split("|") for line in lines)}
+    assert set(statuses) == {"2", "8"}
+    assert all(rows[batch][-2].strip() == status for batch, status in statuses.items())
+    assert rows["1"][-2].strip() == ""
+
+
+def test_qlora_by_two_products_is_two_groups_beside_one_cell_of_the_paper(
+    blessed_of: Of,
+) -> None:
+    groups = against(comparisons(blessed_of("figure11"), EXPECTED))
+    assert set(groups) == {"nf4_lora", "nf4_lora_bitsandbytes"}
+    first, second = (
+        [(item.model, item.place, item.slow.paper) for item in items] for items in groups.values()
+    )
+    assert first == second
+    assert ("14b", 16, 45.1) in first
+
+
+def made_up_steps(runs: Path, change: Change = unchanged) -> Checked:
+    """Return the check of made-up records of Table 3, three repeats each."""
+    selection = Selection(target=TABLE3, source=TABLE3, tier=Tier.SYSTEMS)
+    return check_selection(selection, write_steps(runs, change), EXPECTED)
+
+
+def test_steps_stand_beside_the_papers_ratio_with_their_bars(tmp_path: Path) -> None:
+    checked = made_up_steps(tmp_path, times(0.7, "speedup_"))
+    lines = step_table(alone(checked), EXPECTED)
+    rows = [line for line in lines if line.startswith("| 7B, batch 8 | NVFP4")]
+    cells = [cell.strip() for cell in rows[0].split("|")]
+    assert {"1.2 x", "at least 1.5 x", "1.40 x", "missed"} <= set(cells)
+
+
+def test_updates_show_their_spread_and_a_bar_that_one_repeat_missed_all_of_them(
+    tmp_path: Path,
+) -> None:
+    def uneven(arm: str, metric: Metric, values: list[float]) -> list[float]:
+        return [1.0, 0.93, 1.05] if metric.name == "update_ratio_7b_b8" else values
+
+    checked = made_up_steps(tmp_path, uneven)
+    lines = update_table(alone(checked), EXPECTED)
+    (row,) = [
+        line for line in lines if line.startswith("| 7B, batch 8 | NVFP4") and "0.930" in line
+    ]
+    assert "| 1.000 x (0.930 to 1.050) | missed |" in row
+    assert "| at least 0.95 x |" in row
+    (listed,) = [line for line in lines if "on average; 2 of 3 inside: 1, 0.93, 1.05" in line]
+    assert listed.endswith("| missed |")
+
+
+def test_a_block_links_what_was_drawn_and_names_what_is_not_blessed(tmp_path: Path) -> None:
+    page = tmp_path / "systems.md"
+    (tmp_path / "paper").mkdir()
+    write = systems_writers(list, tmp_path, page)["systems_memory"]
+    names = "`memory`, `memory_dense`, `memory_formats`, `memory_budgets`"
+    assert write() == [f"No records are blessed yet of {names}."]
+    (tmp_path / "figures").mkdir()
+    (tmp_path / "figures" / "systems_memory.svg").write_text("<svg/>")
+    assert write()[-1] == "![memory](figures/systems_memory.svg)"
+    assert systems_writers(list, tmp_path, page)["systems_short"]() == [
+        "No records are blessed yet."
+    ]
+
+
+def test_a_question_without_ratios_is_answered_by_its_targets_first_numbers(
+    tmp_path: Path, blessed_of: Of
+) -> None:
+    checked = blessed_of("rollout_scheduling")
+    write = systems_writers(lambda: [checked], EXPECTED, tmp_path / "systems.md")["systems_short"]
+    (row,) = [line for line in write() if line.startswith("| sharing, scheduling")]
+    metric = checked.selection.target.metric(checked.selection.target.headline or "")
+    values = checked.evidence.values(metric.name)[checked.selection.target.arms[-1].name]
+    assert f"{metric.title} {quantity(median(values.values()), metric.unit)}" in row
+
+
+def test_blocks_and_page_name_the_same() -> None:
+    targets = [name for block in BLOCKS.values() for name in block.targets]
+    assert [find(name).name for name in targets] == targets
+    assert len(set(targets)) == len(targets)
+    if not PAGE.is_file():
+        pytest.skip("docs/ is not part of an installed package")
+    text = PAGE.read_text(encoding="utf-8")
+    written = set(re.findall(r"<!-- (\w+):begin", text))
+    assert written == {f"systems_{name}" for name in (*BLOCKS, "short", "answer")}
+
+
+def test_every_picture_of_the_tier_is_on_the_page_and_exists() -> None:
+    if not PAGE.is_file():
+        pytest.skip("docs/ is not part of an installed package")
+    linked = set(re.findall(r"\]\((figures/[^)]+)\)", PAGE.read_text(encoding="utf-8")))
+    drawn = {f"figures/{path.name}" for path in (PAGE.parent / "figures").glob("systems_*.svg")}
+    assert linked == drawn
+
+
+def test_each_block_has_both_devices_side_by_side(
+    tmp_path: Path, blessed: list[Checked], on_other_device: Of
+) -> None:
+    systems = [item for item in blessed if item.selection.tier is Tier.SYSTEMS]
+    both = [*systems, *(on_other_device(item, lambda value: 2 * value) for item in systems)]
+    page = tmp_path / "systems.md"
+    one, two = (systems_writers(lambda c=checks: c, EXPECTED, page) for checks in (systems, both))
+    recorded = {item.selection.target.name for item in systems if item.evidence.count}
+    names = [name for name in BLOCKS if recorded & set(BLOCKS[name].targets)]
+    assert len(names) > 5
+    for name in (*names, "short"):
+        text = "\n".join(two[f"systems_{name}"]())
+        heads = [line for line in text.splitlines() if ", NVIDIA H100 |" in line]
+        assert heads, name
+        assert all(line.count("NVIDIA H100") == line.count("NVIDIA H200") for line in heads), name
+        rows = [
+            sum(line.startswith("|") for line in writers[f"systems_{name}"]())
+            for writers in (one, two)
+        ]
+        assert rows[0] == rows[1] > 0, name
+    sentences = two["systems_answer"]()
+    devices = [line.split(":")[0].removeprefix("**On one ") for line in sentences]
+    assert devices == ["NVIDIA H200", "NVIDIA H100"]
+
+
+def test_a_picture_of_each_device_is_shown(
+    tmp_path: Path, blessed_of: Of, on_other_device: Of
+) -> None:
+    checked = blessed_of("rollout")
+    (tmp_path / "figures").mkdir()
+    for device in ("nvidia_h100", "nvidia_h200"):
+        (tmp_path / f"figures/systems_{device}_rollout_throughput.svg").write_text("<svg/>")
+    checks = [checked, on_other_device(checked)]
+    lines = systems_writers(lambda: checks, EXPECTED, tmp_path / "page.md")["systems_rollout"]()
+    assert [line.split("](")[1] for line in lines if line.startswith("![")] == [
+        "figures/systems_nvidia_h100_rollout_throughput.svg)",
+        "figures/systems_nvidia_h200_rollout_throughput.svg)",
+    ]  # fmt: skip
