@@ -80,18 +80,18 @@ class Board:
         further
             Further test sets, by name.
         """
-        found = {
+        answers = {
             "accuracy": self.sampled(test, alive),
             "accuracy_greedy": self.greedy(test, alive),
         }
         for name, problems in further.items():
-            found[f"accuracy_{name}"] = self.sampled(problems, alive)
+            answers[f"accuracy_{name}"] = self.sampled(problems, alive)
         prefix = template_named(self.scale.prompt_template).working_prefix
         if prefix is not None and self.runs[0].arm.training == "none":
             # The ceiling belongs to the policy as it starts. Only of policies pre-trained here is
             # the way of working known well enough to be forced.
-            found["accuracy_forced_working"] = self.greedy(test, alive, opening=prefix)
-        return found
+            answers["accuracy_forced_working"] = self.greedy(test, alive, opening=prefix)
+        return answers
 
     def score(self, asked: Sequence[Asked | None]) -> list[Rewards | None]:
         """Return the rewards of each run's completions, by its own arm's reward."""

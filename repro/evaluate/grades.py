@@ -85,9 +85,9 @@ class Answers:
             "working_rate": "works",
             "truncation_rate": "truncated",
         }
-        found = {name: estimate(self._means(of), "percent") for name, of in shares.items()}
+        percents = {name: estimate(self._means(of), "percent") for name, of in shares.items()}
         tokens = estimate(self._means("tokens", scale=1.0), "tokens")
-        return found | {"completion_tokens_mean": tokens}
+        return percents | {"completion_tokens_mean": tokens}
 
     def _means(self, field: str, scale: float = 100.0) -> list[float]:
         return [

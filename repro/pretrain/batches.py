@@ -3,12 +3,14 @@
 Documents of like length share a `Part`, so little is padded. Padding stands on the right, where
 causal attention cannot see it, and needs no mask.
 
-The tiny policy's documents are one stream; a batch is one part of at most so many tokens. The proxy
-policies' come in shards, drawn and tokenised by worker processes. A shard is a function of the seed
-and its number, and its batches a function of the shard, so whoever makes it and when changes
-nothing; the parent takes shards in the order of their numbers. The workers are fresh processes
-(`spawn`), since the parent has a CUDA context that a fork would break. A worker gets the
-tokenizer's own file and never imports transformers, which takes longer than its first shard.
+The tiny policy's documents are one stream; a batch is one part of at most the recipe's tokens.
+
+The proxy policies' documents come in shards, drawn and tokenised by worker processes. A shard is a
+function of the seed and its number, and its batches a function of the shard, so whoever makes it
+and when changes nothing; the parent takes shards in the order of their numbers. The workers are
+fresh processes (`spawn`), since the parent has a CUDA context that a fork would break. A worker
+gets the tokenizer's own file and never imports transformers, which takes longer than its first
+shard.
 
 Within a shard documents are sorted by length and cut into groups of equal tokens; each batch takes
 one group from every part of the range of lengths, so that every step sees short and long documents
@@ -16,7 +18,7 @@ alike.
 
 Easy to get wrong: batches of like length alone. Careless completions are short, so a step on short
 documents would pull towards carelessness and the next one away from it. (The tiny policy's batches
-are such; its recipe is older, and its weights are a function of it.)
+are of like length; its recipe is older, and the shipped weights are a function of it.)
 """
 
 from __future__ import annotations

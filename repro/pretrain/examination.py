@@ -41,7 +41,7 @@ class Examination:
     device: torch.device
 
     def quality(self, folder: Path, problems: int) -> Quality:
-        """Measure a 16-bit checkpoint on so many problems, and on human-written ones."""
+        """Measure a 16-bit checkpoint on generated problems, and on the human-written ones."""
         manner, asked = self.material.manner, self.material.problems(problems)
         evaluator = self._evaluator(self._load(folder, "bf16"))
         quality = measure_quality(evaluator, manner, asked, self.material.human.asked)

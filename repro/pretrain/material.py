@@ -1,4 +1,4 @@
-"""What a recipe comes to for one seed: its tokenizer, batches and loss, and how it is examined."""
+"""What a recipe means for one seed: tokenizer, batches, loss, and how the policy is examined."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Material:
     manner
         How the policy is asked.
     problems
-        Returns so many problems that it has never seen.
+        `problems(count)` returns generated problems of the development split, which no corpus has.
     human
         Human-written problems, trained on and asked.
     digest

@@ -120,16 +120,17 @@ def _train(
     recipe = training.recipe
     workers = max(1, len(os.sched_getaffinity(0)) - 1)
     half = folder / "halfway"
+    measures = half / SUMMARY_FILE
     for until in (recipe.steps // 2, recipe.steps):
         if training.progress.step < until and not train_until(
             training, until, workers=workers, on_progress=on_progress, should_stop=should_stop
         ):
             raise Stopped
-        if until < recipe.steps and not half.exists():
+        if until < recipe.steps and not measures.exists():
             write_policy(half, training.model, training.material.tokenizer)
             measured = examination.habits(half, "bf16", _fewer(recipe)) | {"step": until}
-            (half / SUMMARY_FILE).write_text(json.dumps(measured), encoding="utf-8")
-    halfway: dict[str, Any] = json.loads((half / SUMMARY_FILE).read_text(encoding="utf-8"))
+            measures.write_text(json.dumps(measured), encoding="utf-8")
+    halfway: dict[str, Any] = json.loads(measures.read_text(encoding="utf-8"))
     return halfway
 
 

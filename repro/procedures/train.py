@@ -222,8 +222,8 @@ def _train(
     run = bench.run
 
     def rewards(texts: Sequence[str], golds: Sequence[str], seeds: Sequence[int]) -> Rewards:
-        (found,) = bench.board.score([(texts, golds, seeds)])
-        return cast(Rewards, found)  # the one run asked
+        (scored,) = bench.board.score([(texts, golds, seeds)])
+        return cast(Rewards, scored)  # the one run asked
 
     def on_step(step: int, values: dict[str, Any]) -> None:
         shown = {"step": float(step), "steps": float(run.scale.steps)}
