@@ -41,6 +41,27 @@ ALLOWED: dict[str, tuple[str, ...]] = {
         "repro.rl",
         "kernels",
     ),
+    "repro/evaluate": (
+        "repro.spec",
+        "repro.evidence",
+        "repro.data",
+        "repro.reward",
+        "repro.models",
+        "repro.rollout",
+        "repro.ensemble",
+    ),
+    # Its procedure stands on the floor of the others, whose protocol it keeps.
+    "repro/pretrain": (
+        "repro.spec",
+        "repro.evidence",
+        "repro.data",
+        "repro.reward",
+        "repro.models",
+        "repro.rollout",
+        "repro.ensemble",
+        "repro.evaluate",
+        "repro.procedures",
+    ),
     # Of targets, which arms they share: a picture of a control has those of Table 1, too.
     "figures": ("repro.spec", "repro.evidence", "repro.targets"),
 }

@@ -23,21 +23,21 @@ import torch
 
 from repro.data.load import load_problems
 from repro.data.problem import Problem, digest_of_problems
-from repro.data.prompts import template_named
 from repro.ensemble.collecting import RUN_FAILURES
 from repro.ensemble.grouping import footprint, group_runs
 from repro.ensemble.hooks import FailedRun, Hooks
 from repro.ensemble.sampler import StackSampler
 from repro.ensemble.stack import Stack, stack_policies
 from repro.ensemble.trainer import train_ensemble
+from repro.evaluate.asking import Stacked
+from repro.evaluate.board import Board, final_metrics
+from repro.evaluate.grades import Answers
+from repro.evaluate.questions import OPENING_TOKENS
 from repro.evidence.record import Estimate
 from repro.models.policy import Policy
 from repro.procedures import Measured, Progress, Stopped
-from repro.procedures.ask_together import Board
-from repro.procedures.evaluate import Answers
 from repro.procedures.memory_use import peak_bytes, reset_peak
 from repro.procedures.train import (
-    OPENING_TOKENS,
     further_sets,
     gain,
     inputs_of,
@@ -177,7 +177,7 @@ class _Ensemble:
         )
         positions = self.scale.max_prompt_tokens + OPENING_TOKENS + longest
         self.sampler = StackSampler(self.stack, positions)
-        self.board = Board(runs, self.sampler, pool)
+        self.board = Board(runs, Stacked(self.sampler), stack.tokenizer, pool)
         self.groups_at_once = footprint(runs).groups_at_once(
             len(runs), memory, self.scale.prompts_per_rollout
         )
@@ -267,7 +267,9 @@ class _Ensemble:
         """Ask the final policies, and put together what each run came to."""
         self._tell("evaluating")
         began = time.perf_counter()
-        answers = self._final_answers() if any(self.alive) else {}
+        answers = {}
+        if any(self.alive):
+            answers = self.board.final(self.test, self.further, self.alive)
         self.seconds["final"] = time.perf_counter() - began
         outcomes: list[Outcome] = []
         for number, run in enumerate(self.runs):
@@ -285,21 +287,6 @@ class _Ensemble:
             outcomes.append(failure)
         return outcomes
 
-    def _final_answers(self) -> dict[str, list[Answers | None]]:
-        """Return each run's answers to the final questions, by metric."""
-        board, alive = self.board, self.alive
-        found = {
-            "sampled": board.sampled(self.test, alive),
-            "accuracy_greedy": board.greedy(self.test, alive),
-        }
-        for name, problems in self.further.items():
-            found[f"accuracy_{name}"] = board.sampled(problems, alive)
-        prefix = template_named(self.scale.prompt_template).working_prefix
-        if prefix is not None and self.stack.masters is None:
-            # The ceiling belongs to the policy as it starts.
-            found["accuracy_forced_working"] = board.greedy(self.test, alive, opening=prefix)
-        return found
-
     def _one(
         self,
         number: int,
@@ -309,13 +296,7 @@ class _Ensemble:
         answers: dict[str, list[Answers | None]],
         inputs: dict[str, str],
     ) -> Measured:
-        metrics: dict[str, Estimate] = {}
-        for name, found in answers.items():
-            own = found[number]
-            if own is not None and name == "sampled":
-                metrics |= own.estimates()
-            elif own is not None:
-                metrics[name] = own.estimates()["accuracy"]
+        metrics = final_metrics(answers, number)
         metrics["peak_bytes"] = Estimate(
             value=float(peak_bytes()),
             unit="bytes",
@@ -323,7 +304,7 @@ class _Ensemble:
         )
         effects: dict[str, Any] = self.stack.effects[number] | {
             "test_sets_left_out": left_out(run, self.further),
-            "grades": dict(self.board.grades[number]),
+            "grades": self.board.grades(number),
             "grader_workers_killed": self.pool.workers_killed,
             "together": {
                 "runs": len(self.runs),

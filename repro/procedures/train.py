@@ -1,9 +1,7 @@
 """Train an arm and evaluate it, or evaluate an untrained one: the rows of an accuracy table.
 
-Both ask the same questions with the same evaluator: sampled as the paper evaluates, greedily, and
-greedily with the working forced, which is the ceiling of what training the policy's *habits* can
-reach. A trained arm is asked greedily before training too, with its own quantised weights, so that
-its gain is its own.
+Both ask the same questions with the same evaluator (`repro.evaluate.board`). A trained arm is asked
+greedily before training too, with its own quantised weights, so that its gain is its own.
 
 A run can be stopped between rollouts; it leaves a checkpoint and the next start goes on from it,
 to the same numbers.
@@ -18,7 +16,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -26,75 +24,45 @@ from torch import Tensor
 from repro.data.load import is_available, load_problems
 from repro.data.problem import Problem, digest_of_problems
 from repro.data.prompts import template_named
+from repro.evaluate.asking import Alone
+from repro.evaluate.board import Board, final_metrics
+from repro.evaluate.grades import Answers
+from repro.evaluate.questions import OPENING_TOKENS
 from repro.evidence.record import Estimate
 from repro.models.adapter_files import save_adapter
 from repro.models.checkpoint import digest_of_files, resolve
 from repro.models.policy import Policy, load_policy, trainable_parameters
 from repro.procedures import Measured, Progress, Stopped
-from repro.procedures.evaluate import Answers, ask, questions
 from repro.procedures.matched_noise import plant_matched_noise
 from repro.procedures.memory_use import peak_bytes, reset_peak
 from repro.reward.grader import GraderPool
-from repro.reward.score import Rewards, score
+from repro.reward.score import Rewards
 from repro.rl.loop import TrainResult
 from repro.rl.trainer import train
 from repro.rollout.for_policy import sampler_for
 from repro.rollout.sampler import Sampler
-from repro.spec.config import RunConfig, SamplingConfig, TrainScale
+from repro.spec.config import RunConfig, TrainScale
 
 EDGE_STEPS = 5
-# Forced openings make a prompt longer than its own limit by no more than this.
-OPENING_TOKENS = 32
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Bench:
-    """A loaded policy with all that asking it needs."""
+    """A loaded policy with all that asking it needs; `board` has this one run."""
 
     run: RunConfig
     policy: Policy
     sampler: Sampler
+    board: Board
     pool: GraderPool
     test: list[Problem]
     further: dict[str, list[Problem]]
     development: list[Problem]
 
-    def greedy(self, problems: Sequence[Problem], *, opening: str = "") -> Answers:
+    def greedy(self, problems: Sequence[Problem]) -> Answers:
         """Ask once each, greedily."""
-        limit = self.run.scale.evaluation.sampling.max_new_tokens
-        sampling = SamplingConfig(temperature=0.0, max_new_tokens=limit)
-        return self._ask(problems, sampling, samples=1, opening=opening)
-
-    def sampled(self) -> Answers:
-        """Ask the test problems as the scale's evaluation says."""
-        return self.sampled_on(self.test)
-
-    def sampled_on(self, problems: Sequence[Problem]) -> Answers:
-        """Ask further problems as the scale's evaluation says."""
-        evaluation = self.run.scale.evaluation
-        return self._ask(problems, evaluation.sampling, samples=evaluation.samples)
-
-    def _ask(
-        self,
-        problems: Sequence[Problem],
-        sampling: SamplingConfig,
-        *,
-        samples: int,
-        opening: str = "",
-    ) -> Answers:
-        scale = self.run.scale
-        tokenizer = self.policy.tokenizer
-        if tokenizer is None:
-            raise ValueError(f"{scale.checkpoint} has no tokenizer; asking questions needs one")
-        asked = questions(
-            problems,
-            scale.prompt_template,
-            tokenizer,
-            max_prompt_tokens=scale.max_prompt_tokens,
-            opening=opening,
-        )
-        seed = self.run.seed
-        return ask(asked, self.sampler, tokenizer, self.pool, sampling, samples=samples, seed=seed)
+        (answers,) = self.board.greedy(problems)
+        return cast(Answers, answers)  # the one run is alive
 
 
 def train_and_evaluate(
@@ -131,7 +99,7 @@ def evaluate_untrained(
             raise Stopped
         progress("evaluating", {})
         return Measured(
-            metrics=final_metrics(bench), effects=_effects(bench), inputs=_inputs(bench)
+            metrics=metrics_at_end(bench), effects=_effects(bench), inputs=_inputs(bench)
         )
 
 
@@ -177,11 +145,13 @@ def loaded(run: RunConfig, progress: Progress, threads: int) -> Iterator[Bench]:
 def _bench(run: RunConfig, pool: GraderPool) -> Bench:
     scale: TrainScale = run.scale
     policy = load_arm(run, "cpu" if run.tier == "smoke" else "cuda")
+    sampler = _sampler(policy, scale)
     wants_development = scale.evaluation.every > 0
     return Bench(
         run=run,
         policy=policy,
-        sampler=_sampler(policy, scale),
+        sampler=sampler,
+        board=Board([run], Alone(sampler), policy.tokenizer, pool),
         pool=pool,
         test=load_problems(scale.data, "test"),
         further=further_sets(scale),
@@ -227,7 +197,7 @@ def measure_end(
 ) -> Measured:
     """Measure an arm trained on `problems`, however it was; keep its adapter in `folder`."""
     progress("evaluating", {})
-    metrics = final_metrics(bench)
+    metrics = metrics_at_end(bench)
     metrics |= gain(start.accuracy, metrics["accuracy_greedy"])
     effects = _effects(bench) | result.effects
     effects["trained_change_l2"] = _distance(bench.policy, start.parameters)
@@ -252,7 +222,8 @@ def _train(
     run = bench.run
 
     def rewards(texts: Sequence[str], golds: Sequence[str], seeds: Sequence[int]) -> Rewards:
-        return score(texts, golds, run.arm.reward, run.scale.format_reward, bench.pool, seeds)
+        (scored,) = bench.board.score([(texts, golds, seeds)])
+        return cast(Rewards, scored)  # the one run asked
 
     def on_step(step: int, values: dict[str, Any]) -> None:
         shown = {"step": float(step), "steps": float(run.scale.steps)}
@@ -275,18 +246,9 @@ def _train(
     )
 
 
-def final_metrics(bench: Bench) -> dict[str, Estimate]:
-    """Ask the policy as it is at the end of a run; return what it came to, and the peak memory."""
-    metrics = bench.sampled().estimates()
-    metrics["accuracy_greedy"] = bench.greedy(bench.test).estimates()["accuracy"]
-    for name, problems in bench.further.items():
-        metrics[f"accuracy_{name}"] = bench.sampled_on(problems).estimates()["accuracy"]
-    prefix = template_named(bench.run.scale.prompt_template).working_prefix
-    if prefix is not None and bench.run.arm.training == "none":
-        # The ceiling belongs to the policy as it starts. Only of policies pre-trained here is the
-        # way of working known well enough to be forced.
-        forced = bench.greedy(bench.test, opening=prefix)
-        metrics["accuracy_forced_working"] = forced.estimates()["accuracy"]
+def metrics_at_end(bench: Bench) -> dict[str, Estimate]:
+    """Ask the policy as it is at the end of a run; return its metrics, and the peak memory."""
+    metrics = final_metrics(bench.board.final(bench.test, bench.further))
     metrics["peak_bytes"] = Estimate(
         value=float(peak_bytes()), unit="bytes", method="peak of the process during the run"
     )
@@ -340,7 +302,7 @@ def _effects(bench: Bench) -> dict[str, Any]:
         found["sampler"] = type(bench.sampler).__name__
     return found | {
         "test_sets_left_out": left_out(bench.run, bench.further),
-        "grades": dict(bench.pool.counters),
+        "grades": bench.board.grades(),
         "grader_workers_killed": bench.pool.workers_killed,
     }
 

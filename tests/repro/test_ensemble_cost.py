@@ -21,7 +21,7 @@ from repro.ensemble_cost import (
 )
 from repro.evidence.store import blessed_records
 from repro.places import expected_folder
-from repro.procedures.proxy_recipe import RECIPES
+from repro.pretrain.recipes import PROXIES
 from repro.spec.target import TogetherCost, plan
 from repro.spec.tier import Tier
 from repro.targets import TARGETS, find
@@ -189,7 +189,7 @@ def test_every_target_of_the_tier_has_an_estimate(
 def test_the_larger_policys_runs_fit_together_where_they_are_planned_to(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    recipe = RECIPES["120m"]
+    recipe = PROXIES["proxy-120m"]
     shape = {
         "hidden_size": recipe.hidden_size,
         "intermediate_size": recipe.intermediate_size,

@@ -16,7 +16,7 @@ from repro.ensemble.grouping import (
     kind_of,
     prompts_at_once,
 )
-from repro.procedures.proxy_recipe import RECIPES
+from repro.pretrain.recipes import PROXIES
 from repro.spec.config import DAPO, GRPO, LearningRates, NoiseConfig
 from repro.spec.target import plan
 from repro.spec.tier import Tier
@@ -92,7 +92,7 @@ def test_an_evaluation_reads_no_more_prompts_than_fit() -> None:
 def proxy_shape(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the estimate find the shapes of the policies that the blessed ensembles trained."""
     shapes = {
-        f"proxy-{size}": {
+        name: {
             "hidden_size": recipe.hidden_size,
             "intermediate_size": recipe.intermediate_size,
             "num_hidden_layers": recipe.layers,
@@ -100,7 +100,7 @@ def proxy_shape(monkeypatch: pytest.MonkeyPatch) -> None:
             "num_key_value_heads": recipe.key_value_heads,
             "vocab_size": VOCABULARY,
         }
-        for size, recipe in RECIPES.items()
+        for name, recipe in PROXIES.items()
     }
     monkeypatch.setattr(grouping, "_config", shapes.__getitem__)
 

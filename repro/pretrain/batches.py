@@ -1,19 +1,24 @@
-"""Batches of the proxy corpus, drawn and tokenised by worker processes, in one fixed order.
+"""Batches of documents as token ids, in one fixed order for each recipe and seed.
 
-A shard of documents is a function of the seed and its number, and its batches a function of the
-shard, so whoever makes it and when changes nothing; the parent takes shards in the order of their
-numbers. The workers are fresh processes (`spawn`), since the parent has a CUDA context that a fork
-would break.
+Documents of like length share a `Part`, so little is padded. Padding stands on the right, where
+causal attention cannot see it, and needs no mask.
+
+The tiny policy's documents are one stream; a batch is one part of at most the recipe's tokens.
+
+The proxy policies' documents come in shards, drawn and tokenised by worker processes. A shard is a
+function of the seed and its number, and its batches a function of the shard, so whoever makes it
+and when changes nothing; the parent takes shards in the order of their numbers. The workers are
+fresh processes (`spawn`), since the parent has a CUDA context that a fork would break. A worker
+gets the tokenizer's own file and never imports transformers, which takes longer than its first
+shard.
 
 Within a shard documents are sorted by length and cut into groups of equal tokens; each batch takes
-one group from every part of the range of lengths, so that little is padded and yet every step sees
-short and long documents alike.
-
-A worker gets the tokenizer's own file and never imports transformers, which takes longer than its
-first shard.
+one group from every part of the range of lengths, so that every step sees short and long documents
+alike.
 
 Easy to get wrong: batches of like length alone. Careless completions are short, so a step on short
-documents would pull towards carelessness and the next one away from it.
+documents would pull towards carelessness and the next one away from it. (The tiny policy's batches
+are of like length; its recipe is older, and the shipped weights are a function of it.)
 """
 
 from __future__ import annotations
@@ -27,7 +32,7 @@ from collections import deque
 from collections.abc import Generator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from dataclasses import dataclass
-from itertools import count, pairwise
+from itertools import count, islice, pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -36,13 +41,17 @@ from tokenizers import Tokenizer
 
 from repro.data.human_working import WorkedProblem
 from repro.data.proxy_corpus import shard_documents
-from repro.procedures.proxy_recipe import ProxyRecipe
+from repro.data.tiny_corpus import iterate_documents
+from repro.pretrain.recipes import ProxyRecipe, TinyRecipe
 from repro.spec.config import derive_seed
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
+# Token ids of a document, and how many of them are the prompt's.
 Row = tuple[list[int], int]
+# Documents of the tiny policy that are sorted together.
+_POOL_DOCUMENTS = 4096
 _STATE: dict[str, Any] = {}
 
 
@@ -70,6 +79,29 @@ class Part:
 
 
 Batch = list[Part]
+
+
+def tiny_batches(
+    recipe: TinyRecipe, tokenizer: PreTrainedTokenizerFast, seed: int
+) -> Generator[Batch]:
+    """Yield the tiny policy's batches of one part each, without end."""
+    documents = iterate_documents(derive_seed(seed, "corpus"), recipe.corpus)
+    rng = random.Random(derive_seed(seed, "batches"))
+    pad, end = tokenizer.pad_token_id, tokenizer.eos_token_id
+    while True:
+        pool = list(islice(documents, _POOL_DOCUMENTS))
+        texts = [document.prompt + document.completion for document in pool]
+        encoded = tokenizer(texts, add_special_tokens=False, return_attention_mask=False)
+        # The loss of this recipe makes no difference between prompt and completion.
+        rows: list[Row] = [([*ids, end], 0) for ids in encoded["input_ids"]]
+        rows.sort(key=lambda row: len(row[0]))
+        batches: list[list[Row]] = [[]]
+        for row in rows:
+            if batches[-1] and (len(batches[-1]) + 1) * len(row[0]) > recipe.tokens_per_batch:
+                batches.append([])
+            batches[-1].append(row)
+        rng.shuffle(batches)
+        yield from ([_padded(batch, pad)] for batch in batches)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -152,7 +184,7 @@ def _padded(rows: list[Row], pad: int) -> Part:
     return Part(ids=filled, prompts=prompts, lengths=lengths)
 
 
-def iterate_batches(source: Source, *, workers: int) -> Generator[Batch]:
+def proxy_batches(source: Source, *, workers: int) -> Generator[Batch]:
     """Yield batches without end, the same for every number of workers.
 
     Parameters

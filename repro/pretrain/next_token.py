@@ -1,13 +1,22 @@
-"""The loss of a Qwen2 model in few operations: what pre-training calls some thousand times.
+"""The next-token loss of a policy in pre-training: by transformers' forward pass, or a lean one.
 
-The same function as transformers' forward, on the same parameters (a test compares the two), with
-what training does not need left out: no mask, since padding stands on the right, no cache, q, k, v
-in one product, gate and up in another, one fused norm. Parameters are float32 masters, cast to the
-compute dtype at use; the residual stream is in the compute dtype, the loss in float32.
+`mean_loss` is the tiny policy's: transformers' own pass in float32.
+
+`weighted_loss` is the proxy policies'. Its pass is the same function of the same parameters (a test
+compares the two), with what training does not need left out: no mask, since padding stands on the
+right, no cache, q, k, v in one product, gate and up in another, one fused norm. Parameters are
+float32 masters, cast to the compute dtype at use; the residual stream is in the compute dtype, the
+loss in float32.
 
     n = norm(h) g;  q, k, v = n [Wq Wk Wv]^T + b;   h = h + attention(q, k, v) Wo^T
     n = norm(h) g;  h = h + (silu(n Wgate^T) * (n Wup^T)) Wdown^T
     logits = norm(h) g E^T
+
+Why it stands beside the pass of ensembles and transformers': the order of its roundings decides the
+bits of the proxy policies, whose digests are among the inputs of every blessed record of their
+tier, and runs are compared on equal inputs only. Another order gives other policies from the same
+seeds, and their records would have to be made again. It was written for speed on a GPU; on a CPU in
+float32 it is no faster than transformers'.
 """
 
 from __future__ import annotations
@@ -17,6 +26,23 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn import functional
+from transformers.models.qwen2.modeling_qwen2 import repeat_kv
+
+from repro.pretrain.batches import Part
+
+_IGNORED = -100
+
+
+def mean_loss(model: Any, part: Part) -> Tensor:
+    """Return the mean next-token loss of documents, (), float32, nats, by transformers' pass."""
+    ids = torch.from_numpy(part.ids).long().to(model.device)
+    lengths = torch.from_numpy(part.lengths).to(model.device)
+    logits = model(input_ids=ids, use_cache=False).logits[:, :-1]
+    padding = torch.arange(1, ids.shape[1], device=ids.device) >= lengths[:, None]
+    targets = ids[:, 1:].masked_fill(padding, _IGNORED)
+    return functional.cross_entropy(
+        logits.flatten(0, 1).float(), targets.flatten(), ignore_index=_IGNORED
+    )
 
 
 def logits_of(model: Any, ids: Tensor, dtype: torch.dtype) -> Tensor:
@@ -71,20 +97,16 @@ def _attention(attention: Any, normed: Tensor, cos: Tensor, sin: Tensor, config:
     joined = joined.view(B, T, heads + 2 * shared, -1).transpose(1, 2)
     queries, keys, values = joined.split((heads, shared, shared), dim=1)
     queries, keys = _rotated(queries, cos, sin), _rotated(keys, cos, sin)
-    keys, values = (_repeated(part, heads // shared) for part in (keys, values))
+    keys, values = (repeat_kv(part, heads // shared) for part in (keys, values))
     mixed = functional.scaled_dot_product_attention(queries, keys, values, is_causal=True)
     mixed = mixed.transpose(1, 2).reshape(B, T, -1)
     return functional.linear(mixed, attention.o_proj.weight.to(normed.dtype))
 
 
 def _rotated(heads: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    # transformers' own slices the halves, whose backward pass fills and adds whole tensors.
     first, second = heads.chunk(2, dim=-1)
     return heads * cos + torch.cat((-second, first), dim=-1) * sin
-
-
-def _repeated(heads: Tensor, times: int) -> Tensor:
-    B, H, T, D = heads.shape
-    return heads[:, :, None].expand(B, H, times, T, D).reshape(B, H * times, T, D)
 
 
 def _feed_forward(mlp: Any, normed: Tensor) -> Tensor:

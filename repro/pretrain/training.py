@@ -1,20 +1,22 @@
-"""Pre-training of a proxy policy: a Qwen2 of 30 or 120 million parameters, on one GPU, in minutes.
+"""The loop of pre-training: next-token prediction over whole documents.
 
-As the tiny policy's pre-training (`repro.procedures.pretrain`), with what a GPU asks for: documents
-drawn and tokenised by worker processes, bfloat16 arithmetic upon float32 masters, a lean forward,
-and no waiting for the device but every few steps. It stops and goes on in the same way.
+One step: the learning rate of the step, the batch's loss backward part by part, the gradient
+clipped, AdamW. Weights are float32 masters on the device; the recipe's material
+(`repro.pretrain.material`) knows the batches and the loss.
 
 On a CUDA device deterministic algorithms are asked for, so that one seed gives one policy on one
-kind of device; another kind, or another release of its libraries, adds in another order.
+kind of device; another kind, or another release of its libraries, adds in another order. On a CPU
+the recipe's number of threads is used, for it decides the order too.
 
-Easy to get wrong: reading each step's loss (the device then idles), and forgetting that the loss of
-a part is a sum: the step divides by the weight of all its parts.
+Easy to get wrong: reading each step's loss on a GPU (the device then idles); forgetting that the
+loss of a part is a sum, which the step divides by the weight of all its parts; judging by the loss
+(it is flat for a long time while greedy accuracy rises from nothing to its end value;
+`repro.evaluate.quality` measures what counts); taking the float32 masters for the policy, which is
+the bfloat16 checkpoint that is written.
 """
 
 from __future__ import annotations
 
-import copy
-import dataclasses
 import os
 import time
 from collections.abc import Callable, Generator, Iterator
@@ -26,21 +28,22 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedTokenizerFast, Qwen2ForCausalLM
+from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
-from repro.data.proxy_tokenizer import build_proxy_tokenizer
-from repro.procedures.pretrain import new_model, new_optimizer
-from repro.procedures.pretrain_state import Progress, load_state, save_state
-from repro.procedures.proxy_batches import Batch, iterate_batches, source_of
-from repro.procedures.proxy_forward import weighted_loss
-from repro.procedures.proxy_recipe import HumanData, ProxyRecipe
-from repro.spec.config import derive_seed, digest_of
+from repro.pretrain.batches import Batch
+from repro.pretrain.human_data import HumanData
+from repro.pretrain.material import AnyRecipe, Material, material_of
+from repro.pretrain.recipes import Recipe
+from repro.pretrain.saved_state import Progress, load_state, save_state
+from repro.spec.config import derive_seed
 
+# Steps between looks at the losses on a GPU.
 _READ_EVERY = 20
+_STRETCH = 50
 ProgressCall = Callable[[int, int, float], None]
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, kw_only=True)
 class Pretraining:
     """A policy in training.
 
@@ -48,22 +51,22 @@ class Pretraining:
     ----------
     model
         Float32 masters on the device.
+    state_path
+        Of the resumable state.
     progress
         Steps, tokens, seconds and losses so far.
     batches
         Open while training; `close` ends its worker processes.
-    digest
-        Of recipe, seed and human-written problems; a state of another is refused.
+    unread
+        Losses that are still on the device.
     """
 
-    recipe: ProxyRecipe
+    recipe: AnyRecipe
     seed: int
-    human: HumanData
+    material: Material
     model: Qwen2ForCausalLM
-    tokenizer: PreTrainedTokenizerFast
     optimizer: torch.optim.AdamW
     state_path: Path
-    digest: str
     progress: Progress = field(default_factory=Progress)
     batches: Generator[Batch] | None = None
     unread: list[Tensor] = field(default_factory=list)
@@ -78,22 +81,38 @@ class Pretraining:
         """Whether all steps are done."""
         return self.progress.step >= self.recipe.steps
 
+    @property
+    def stretches(self) -> list[float]:
+        """Mean loss of each stretch of 50 steps, nats per token."""
+        losses = self.progress.losses
+        parts = [losses[at : at + _STRETCH] for at in range(0, len(losses), _STRETCH)]
+        return [sum(part) / len(part) for part in parts]
+
     def close(self) -> None:
         """End the processes that make batches."""
         if self.batches is not None:
             self.batches.close()
             self.batches = None
 
+    def save(self) -> None:
+        """Write the resumable state."""
+        save_state(self.state_path, self.model, self.optimizer, self.progress, self.material.digest)
+
 
 def begin(
-    recipe: ProxyRecipe,
+    recipe: AnyRecipe,
     state_path: Path,
     *,
     seed: int,
-    human: HumanData,
-    device: str | torch.device,
+    human: HumanData | None = None,
+    device: str | torch.device = "cpu",
 ) -> Pretraining:
     """Return a fresh policy, or the interrupted one whose state lies at `state_path`.
+
+    Parameters
+    ----------
+    seed
+        Decides the initial weights, the corpus and the order.
 
     Raises
     ------
@@ -101,34 +120,65 @@ def begin(
         When the state belongs to another recipe, seed or human-written problems.
     """
     state_path.parent.mkdir(parents=True, exist_ok=True)
-    tokenizer = build_proxy_tokenizer(recipe.corpus, human.worked)
-    model = new_model(recipe, tokenizer, seed)
+    material = material_of(recipe, seed, human or HumanData())
+    model = new_model(recipe, material.tokenizer, seed)
     nn.Module.to(model, device)
     training = Pretraining(
         recipe=recipe,
         seed=seed,
-        human=human,
+        material=material,
         model=model,
-        tokenizer=tokenizer,
         optimizer=new_optimizer(model, recipe),
         state_path=state_path,
-        digest=digest_of([dataclasses.asdict(recipe), seed, human_digest(human)]),
     )
     if state_path.exists():
-        training.progress = load_state(state_path, model, training.optimizer, training.digest)
+        training.progress = load_state(state_path, model, training.optimizer, material.digest)
     return training
 
 
-def human_digest(human: HumanData) -> str:
-    """Return the SHA-256 hex digest of the human-written problems that are trained on."""
-    return digest_of([[w.problem.question, *w.steps, w.answer] for w in human.worked])
+def new_model(recipe: Recipe, tokenizer: PreTrainedTokenizerFast, seed: int) -> Qwen2ForCausalLM:
+    """Return a freshly initialised float32 model for the tokenizer's vocabulary."""
+    shape = Qwen2Config(
+        vocab_size=len(tokenizer),
+        hidden_size=recipe.hidden_size,
+        intermediate_size=recipe.intermediate_size,
+        num_hidden_layers=recipe.layers,
+        num_attention_heads=recipe.heads,
+        num_key_value_heads=recipe.key_value_heads,
+        max_position_embeddings=tokenizer.model_max_length,
+        rope_parameters={"rope_type": "default", "rope_theta": recipe.rope_theta},
+        initializer_range=recipe.initializer_range,
+        tie_word_embeddings=True,
+        bos_token_id=None,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+    )
+    # transformers initialises from the global generator; keep that from leaking either way.
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(derive_seed(seed, "init"))
+        return Qwen2ForCausalLM(shape).float()
+
+
+def new_optimizer(model: nn.Module, recipe: Recipe) -> torch.optim.AdamW:
+    """Return AdamW over the model's parameters, with decay on matrices only."""
+    matrices = [p for p in model.parameters() if p.ndim >= 2]
+    vectors = [p for p in model.parameters() if p.ndim < 2]
+    return torch.optim.AdamW(
+        [
+            {"params": matrices, "weight_decay": recipe.weight_decay},
+            {"params": vectors, "weight_decay": 0.0},
+        ],
+        lr=recipe.learning_rate,
+        betas=(recipe.beta1, recipe.beta2),
+        fused=True,
+    )
 
 
 def train_until(
     training: Pretraining,
     step: int,
     *,
-    workers: int,
+    workers: int = 0,
     on_progress: ProgressCall | None = None,
     should_stop: Callable[[], bool] | None = None,
 ) -> bool:
@@ -140,6 +190,11 @@ def train_until(
         Steps done in the end, counted from the very beginning; at most the recipe's.
     workers
         Processes that make batches; 0 makes them in this one. Changes nothing but the time.
+    on_progress
+        Called with (steps done, steps in all, mean recent loss) whenever losses were read: after
+        each step on a CPU.
+    should_stop
+        Asked after each step.
 
     Raises
     ------
@@ -147,28 +202,23 @@ def train_until(
         When a loss is not finite.
     """
     recipe, progress = training.recipe, training.progress
+    every = 1 if training.device.type == "cpu" else _READ_EVERY
     batches = _batches(training, workers)
     with _reproducible(training):
         began = time.perf_counter()
         while progress.step < step:
             _one_step(training, next(batches))
             stopping = should_stop is not None and should_stop()
-            saving = stopping or progress.step % recipe.checkpoint_every == 0
-            if saving or progress.step % _READ_EVERY == 0 or progress.step == step:
+            saving = stopping or training.finished or progress.step % recipe.checkpoint_every == 0
+            if saving or progress.step % every == 0 or progress.step == step:
                 _read_losses(training)
                 progress.seconds += time.perf_counter() - began
                 began = time.perf_counter()
                 if on_progress is not None:
-                    recent = progress.losses[-50:]
+                    recent = progress.losses[-_STRETCH:]
                     on_progress(progress.step, recipe.steps, sum(recent) / len(recent))
-            if saving or training.finished:
-                save_state(
-                    training.state_path,
-                    training.model,
-                    training.optimizer,
-                    progress,
-                    training.digest,
-                )
+            if saving:
+                training.save()
             if stopping and progress.step < step:
                 return False
     return True
@@ -177,31 +227,19 @@ def train_until(
 def _batches(training: Pretraining, workers: int) -> Iterator[Batch]:
     """Return the batches from the step on at which the policy stands."""
     if training.batches is None:
-        seed = derive_seed(training.seed, "proxy corpus")
-        source = source_of(training.recipe, training.tokenizer, training.human.worked, seed)
-        training.batches = iterate_batches(source, workers=workers)
+        training.batches = training.material.batches(workers)
         for _ in islice(training.batches, training.progress.step):
             pass
     return training.batches
 
 
-def compute_dtype(device: torch.device) -> torch.dtype:
-    """Return the dtype of activations on a device: bfloat16, or float32 on a CPU."""
-    return torch.float32 if device.type == "cpu" else torch.bfloat16
-
-
 def _one_step(training: Pretraining, batch: Batch) -> None:
-    recipe, progress, device = training.recipe, training.progress, training.device
+    recipe, progress = training.recipe, training.progress
     for group in training.optimizer.param_groups:
         group["lr"] = recipe.learning_rate_at(progress.step)
-    weights = [part.weights(recipe.prompt_weight) for part in batch]
-    total = float(sum(of.sum(dtype="float64") for of in weights))
     training.optimizer.zero_grad(set_to_none=True)
-    loss = torch.zeros((), device=device)
-    for part, of in zip(batch, weights, strict=True):
-        ids = torch.from_numpy(part.ids).to(device, torch.long, non_blocking=True)
-        weight = torch.from_numpy(of).to(device, non_blocking=True)
-        share = weighted_loss(training.model, ids, weight, compute_dtype(device)) / total
+    loss = torch.zeros((), device=training.device)
+    for share in training.material.shares(training.model, batch):
         share.backward()
         loss += share.detach()
     nn.utils.clip_grad_norm_(training.model.parameters(), recipe.max_grad_norm)
@@ -241,9 +279,3 @@ def _reproducible(training: Pretraining) -> Iterator[None]:
         torch.set_num_threads(threads)
         torch.use_deterministic_algorithms(before)
         deterministic.fill_uninitialized_memory = fills
-
-
-def in_bfloat16(model: Qwen2ForCausalLM) -> Any:
-    """Return a bfloat16 copy of the model, in evaluation mode."""
-    made = copy.deepcopy(model).eval()
-    return nn.Module.to(made, torch.bfloat16)

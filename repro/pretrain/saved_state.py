@@ -70,7 +70,7 @@ def load_state(path: Path, model: nn.Module, optimizer: torch.optim.AdamW, diges
         require(
             metadata["digest"] == digest,
             f"{path} belongs to another configuration or seed ({metadata['digest'][:12]}, this run "
-            f"is {digest[:12]}); move it away to start anew",
+            f"is {digest[:12]}); move it away to start again",
         )
         with torch.no_grad():
             for name, parameter in model.named_parameters():

@@ -1,0 +1,207 @@
+"""Asking policies questions: one by its own sampler, or many side by side, by the same function.
+
+The samplers read the very tensors that were trained. What asks several policies at once (`Asker`)
+returns one batch per run, None for runs that idle; a single run is a list of one.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from typing import Protocol
+
+from transformers import PreTrainedTokenizerBase
+
+from repro.ensemble.grouping import EVALUATION_ROWS, prompts_at_once
+from repro.ensemble.sampler import SampleRequest, StackSampler
+from repro.evaluate.grades import Answers, answers_of
+from repro.evaluate.questions import Question, seeds_of
+from repro.reward.answers import extract_answer, lenient_answer
+from repro.reward.grader import GraderPool
+from repro.rollout.sampler import Completion, RolloutBatch, Sampler
+from repro.spec.config import SamplingConfig
+
+_ROWS_AT_ONCE = 256
+Prompts = Sequence[Sequence[int]]
+
+
+class Asker(Protocol):
+    """What samples the same prompts' completions from each of several runs."""
+
+    def prompts_at_once(self, samples: int, longest: int) -> int:
+        """Return how many prompts of at most `longest` tokens each run is asked at once."""
+        ...
+
+    def sample(
+        self,
+        prompts: Prompts,
+        seeds: Sequence[Sequence[int] | None],
+        sampling: SamplingConfig,
+        *,
+        group_size: int,
+    ) -> list[RolloutBatch | None]:
+        """Return each run's completions, drawn by its own seeds; None for runs without seeds."""
+        ...
+
+
+class Alone:
+    """One run with its own sampler."""
+
+    def __init__(self, sampler: Sampler) -> None:
+        self.sampler = sampler
+
+    def prompts_at_once(self, samples: int, longest: int) -> int:
+        """Return how many prompts are asked at once, whatever their length."""
+        del longest
+        return max(1, _ROWS_AT_ONCE // samples)
+
+    def sample(
+        self,
+        prompts: Prompts,
+        seeds: Sequence[Sequence[int] | None],
+        sampling: SamplingConfig,
+        *,
+        group_size: int,
+    ) -> list[RolloutBatch | None]:
+        """Sample from the one run; see `Asker.sample`."""
+        (own,) = seeds
+        if own is None:
+            return [None]
+        return [self.sampler.sample(prompts, sampling, group_size=group_size, seeds=own)]
+
+
+class Stacked:
+    """The runs of a batched model.
+
+    Parameters
+    ----------
+    rows_at_once
+        Most rows of all runs together; idle runs have rows as well.
+    """
+
+    def __init__(self, sampler: StackSampler, rows_at_once: int = EVALUATION_ROWS) -> None:
+        self.sampler, self.rows_at_once = sampler, rows_at_once
+
+    def prompts_at_once(self, samples: int, longest: int) -> int:
+        """Return how many prompts each run is asked at once, by rows and by prompts' tokens."""
+        runs = self.sampler.stack.runs
+        most = max(1, self.rows_at_once // (samples * runs))
+        return min(most, prompts_at_once(runs, samples, longest))
+
+    def sample(
+        self,
+        prompts: Prompts,
+        seeds: Sequence[Sequence[int] | None],
+        sampling: SamplingConfig,
+        *,
+        group_size: int,
+    ) -> list[RolloutBatch | None]:
+        """Sample from all runs at once; see `Asker.sample`."""
+        requests = [
+            None if own is None else SampleRequest(prompts=prompts, seeds=own) for own in seeds
+        ]
+        return self.sampler.sample(requests, sampling, group_size=group_size)
+
+
+class Evaluator:
+    """Asks one or many runs and grades their completions.
+
+    Parameters
+    ----------
+    seeds
+        One per run: completions' own seeds follow from it, the problem and the sample.
+    stream
+        Name of the random numbers; see `seeds_of`.
+
+    Attributes
+    ----------
+    grades
+        One counter per run: how many grades of each status it was given.
+    """
+
+    def __init__(
+        self,
+        asker: Asker,
+        tokenizer: PreTrainedTokenizerBase,
+        pool: GraderPool,
+        seeds: Sequence[int],
+        stream: str = "evaluation",
+    ) -> None:
+        self.asker, self.tokenizer, self.pool = asker, tokenizer, pool
+        self.seeds, self.stream = list(seeds), stream
+        self.grades: list[Counter[str]] = [Counter() for _ in seeds]
+
+    def ask(
+        self,
+        asked: Sequence[Question],
+        sampling: SamplingConfig,
+        *,
+        samples: int,
+        alive: Sequence[bool] | None = None,
+    ) -> list[Answers | None]:
+        """Sample `samples` completions of each question from each run and grade them.
+
+        Parameters
+        ----------
+        alive
+            Which runs are asked, all by default; the others' answers are None.
+        """
+        alive = [True] * len(self.seeds) if alive is None else alive
+        completions = self._sample(asked, sampling, samples, alive)
+        openings = [question.opening for question in asked for _ in range(samples)]
+        texts = [self._texts(openings, own) for own in completions]
+        golds = [question.problem.answer for question in asked for _ in range(samples)]
+        self.learn([pair for own in texts if own for pair in zip(golds, own, strict=True)])
+        answers: list[Answers | None] = []
+        for number, lives in enumerate(alive):
+            if not lives:
+                answers.append(None)
+                continue
+            before = self.pool.counters.copy()
+            answers.append(answers_of(asked, texts[number], completions[number], self.pool))
+            self.count(number, before)
+        return answers
+
+    def learn(self, pairs: Sequence[tuple[str, str]]) -> None:
+        """Let all workers grade (gold, text) pairs that runs' own grading then has in memory."""
+        strict = [(gold, extract_answer(text)) for gold, text in pairs]
+        self.pool.learn(strict + [(gold, lenient_answer(text)) for gold, text in pairs])
+
+    def count(self, number: int, before: Counter[str]) -> None:
+        """Add to a run what the pool has graded since its counters were `before`."""
+        self.grades[number].update(self.pool.counters - before)
+
+    def _sample(
+        self,
+        asked: Sequence[Question],
+        sampling: SamplingConfig,
+        samples: int,
+        alive: Sequence[bool],
+    ) -> list[list[Completion]]:
+        completions: list[list[Completion]] = [[] for _ in alive]
+        for part in self._parts(asked, samples):
+            seeds = [
+                seeds_of(part, samples=samples, seed=seed, stream=self.stream) if lives else None
+                for seed, lives in zip(self.seeds, alive, strict=True)
+            ]
+            prompts = [question.prompt for question in part]
+            batches = self.asker.sample(prompts, seeds, sampling, group_size=samples)
+            for own, batch in zip(completions, batches, strict=True):
+                own.extend(batch.completions if batch is not None else ())
+        return completions
+
+    def _parts(self, asked: Sequence[Question], samples: int) -> Iterator[Sequence[Question]]:
+        """Yield the questions in parts of about equal size, none too large for the asker."""
+        longest = max((len(question.prompt) for question in asked), default=1)
+        parts = -(-len(asked) // self.asker.prompts_at_once(samples, longest))
+        size = -(-len(asked) // max(1, parts))
+        for begin in range(0, len(asked), max(1, size)):
+            yield asked[begin : begin + size]
+
+    def _texts(self, openings: Sequence[str], completions: Sequence[Completion]) -> list[str]:
+        """Return texts without control tokens, openings included; none where there are none."""
+        if not completions:
+            return []
+        ids = [list(completion.token_ids) for completion in completions]
+        decoded = self.tokenizer.batch_decode(ids, skip_special_tokens=True)
+        return [opening + text for opening, text in zip(openings, decoded, strict=True)]

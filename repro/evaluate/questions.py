@@ -1,0 +1,83 @@
+"""Problems as a policy reads them, and the seed of each completion.
+
+Easy to get wrong: another prompt for the untrained arm, and comparing arms on different random
+numbers. Here a completion's seed follows from the run's seed, the problem and the sample, never
+from the arm.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import cast
+
+from transformers import PreTrainedTokenizerBase
+
+from repro.data.problem import Problem
+from repro.data.prompts import Tokenizer, render
+from repro.spec.config import derive_seed
+
+# A forced opening makes a prompt longer than its own limit by no more than this.
+OPENING_TOKENS = 32
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Question:
+    """A problem as the policy reads it.
+
+    Attributes
+    ----------
+    prompt
+        Token ids, the opening's included.
+    opening
+        Text that the completion is made to begin with; empty lets the policy choose.
+    """
+
+    problem: Problem
+    prompt: tuple[int, ...]
+    opening: str = ""
+
+
+def questions(
+    problems: Sequence[Problem],
+    template: str,
+    tokenizer: PreTrainedTokenizerBase,
+    *,
+    max_prompt_tokens: int,
+    opening: str = "",
+) -> list[Question]:
+    """Render problems as prompts.
+
+    Raises
+    ------
+    ValueError
+        When a prompt has more than `max_prompt_tokens` tokens, the opening not counted.
+    """
+    begun = tokenizer(opening, add_special_tokens=False)["input_ids"] if opening else []
+    asked = []
+    for problem in problems:
+        prompt = render(problem, template, cast(Tokenizer, tokenizer))
+        if len(prompt) > max_prompt_tokens:
+            raise ValueError(
+                f"problem {problem.id}: its prompt has {len(prompt)} tokens; "
+                f"this scale takes at most {max_prompt_tokens}"
+            )
+        asked.append(Question(problem=problem, prompt=(*prompt, *begun), opening=opening))
+    return asked
+
+
+def seeds_of(
+    asked: Sequence[Question], *, samples: int, seed: int, stream: str = "evaluation"
+) -> list[int]:
+    """Return the seeds of a run's completions, `samples` per question, question by question.
+
+    Parameters
+    ----------
+    stream
+        Name of the random numbers; another name gives others.
+    """
+    return [
+        derive_seed(seed, stream, question.problem.id, sample)
+        for question in asked
+        for sample in range(samples)
+    ]

@@ -1,0 +1,76 @@
+"""What pre-training writes: the 16-bit policy, its 4-bit variants, copies where names lead.
+
+Each folder appears whole or not at all: it is written under another name and renamed.
+"""
+
+from __future__ import annotations
+
+import copy
+import os
+import shutil
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import PreTrainedTokenizerFast, Qwen2ForCausalLM
+
+from repro.models.checkpoint import write_quantized
+from repro.models.proxy_names import proxy_folder
+from repro.spec.arm import WeightFormat
+
+# Beside the weights: recipe, seed, loss and quality.
+SUMMARY_FILE = "pretraining.json"
+
+ROUNDED: tuple[WeightFormat, ...] = ("nvfp4", "mxfp4", "nf4")
+
+
+def write_policy(folder: Path, model: Qwen2ForCausalLM, tokenizer: PreTrainedTokenizerFast) -> None:
+    """Write the model in bfloat16 with its tokenizer, in place of what is there."""
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    partial = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f"{folder.name}.part-"))
+    try:
+        rounded: Any = copy.deepcopy(model).eval()
+        nn.Module.to(rounded, torch.bfloat16).save_pretrained(partial)
+        tokenizer.save_pretrained(partial)
+        partial.chmod(0o755)
+        for path in partial.iterdir():
+            path.chmod(0o644)
+        os.replace(partial, folder)
+    except BaseException:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise
+
+
+def write_variants(policy: Path, folder: Path) -> dict[str, Path]:
+    """Write a proxy policy rounded to each 4-bit format; return the folders by format.
+
+    Parameters
+    ----------
+    policy
+        Folder of its 16-bit checkpoint.
+    folder
+        Where the variants' folders are made.
+    """
+    paths: dict[str, Path] = {name: folder / name for name in ROUNDED}
+    for weight_format, path in paths.items():
+        shutil.rmtree(path, ignore_errors=True)
+        write_quantized(policy, path, weight_format)
+    return paths
+
+
+def install(name: str, made: Mapping[str, Path]) -> None:
+    """Copy finished checkpoints, by suffix, to where a proxy policy's names are looked for."""
+    for suffix, path in made.items():
+        target = proxy_folder(f"{name}{suffix}")
+        target.parent.mkdir(parents=True, exist_ok=True)
+        partial = target.with_name(f".{target.name}.partial-{os.getpid()}")
+        old = target.with_name(f".{target.name}.old-{os.getpid()}")
+        shutil.copytree(path, partial)
+        if target.exists():
+            os.replace(target, old)
+        os.replace(partial, target)
+        shutil.rmtree(old, ignore_errors=True)

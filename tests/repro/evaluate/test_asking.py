@@ -1,0 +1,111 @@
+"""One or many policies asked by one function: the same questions, seeds and grades."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from repro.ensemble.sampler import StackSampler
+from repro.ensemble.stack import stack_policies
+from repro.evaluate.asking import Alone, Evaluator, Stacked
+from repro.evaluate.questions import questions, seeds_of
+from repro.models.policy import Policy, load_policy
+from repro.reward.grader import GraderPool
+from repro.rollout.torch_sampler import TorchSampler, end_token_ids
+from repro.spec.config import SamplingConfig
+from tests.repro.evaluate.small import Writer, problem
+
+GREEDY = SamplingConfig(temperature=0.0, max_new_tokens=48)
+SUMS = [problem(f"{n}+2?", str(n + 2)) for n in (1, 2, 3)]
+RIGHT = "<think>\nsum.\n</think>\n<answer>{n}</answer>"
+TEXTS = {
+    "1+2?": RIGHT.format(n=3),
+    "2+2?": "<think></think>\n<answer>5</answer>",
+    "3+2?": "\n#### 5",
+}
+
+
+def asked(tokenizer: Any, opening: str = "") -> Any:
+    return questions(SUMS, "proxy", tokenizer, max_prompt_tokens=99, opening=opening)
+
+
+def test_completions_are_graded_by_every_reading(tokenizer: Any, pool: GraderPool) -> None:
+    evaluator = Evaluator(Writer(tokenizer, TEXTS), tokenizer, pool, [0])
+    (answers,) = evaluator.ask(asked(tokenizer), GREEDY, samples=1)
+    graded = [group[0] for group in answers.groups]
+    assert [one.correct for one in graded] == [True, False, False]
+    assert [one.lenient for one in graded] == [1.0, 0.0, 1.0]
+    assert [one.format_ok for one in graded] == [True, True, False]
+    assert [one.works for one in graded] == [True, False, False]
+    assert not any(one.truncated for one in graded)
+    metrics = answers.estimates()
+    assert metrics["accuracy"].value == pytest.approx(100 / 3)
+    assert metrics["accuracy"].n == 3
+    assert dict(evaluator.grades[0]) == {"ok": 3, "wrong": 3}
+
+
+def test_questions_are_asked_in_parts_of_the_asker_s_size(tokenizer: Any, pool: GraderPool) -> None:
+    writer = Writer(tokenizer, TEXTS)
+    Evaluator(writer, tokenizer, pool, [7]).ask(asked(tokenizer), GREEDY, samples=2)
+    assert [len(prompts) for prompts, _, _ in writer.requests] == [2, 1]
+    seeds = [seed for _, (own,), _ in writer.requests for seed in own]
+    assert seeds == seeds_of(asked(tokenizer), samples=2, seed=7)
+    assert len(set(seeds)) == 6
+    assert seeds != seeds_of(asked(tokenizer), samples=2, seed=7, stream="quality")
+
+
+def test_idle_runs_have_no_answers_and_no_grades(tokenizer: Any, pool: GraderPool) -> None:
+    evaluator = Evaluator(Writer(tokenizer, TEXTS, runs=3), tokenizer, pool, [0, 1, 2])
+    alive = [True, False, True]
+    answers = evaluator.ask(asked(tokenizer), GREEDY, samples=1, alive=alive)
+    assert [found is not None for found in answers] == alive
+    assert [sum(counts.values()) for counts in evaluator.grades] == [6, 0, 6]
+
+
+def test_a_forced_opening_is_part_of_prompt_and_text(tokenizer: Any, pool: GraderPool) -> None:
+    writer = Writer(tokenizer, TEXTS)
+    (question, *_) = asked(tokenizer, "<think>\n")
+    assert tokenizer.decode(question.prompt) == "1+2?\n<think>\n"
+    (answers,) = Evaluator(writer, tokenizer, pool, [0]).ask([question], GREEDY, samples=1)
+    ((graded,),) = answers.groups
+    assert graded.correct
+    assert graded.works
+    assert graded.tokens < len(tokenizer(TEXTS["1+2?"])["input_ids"]) + 1
+
+
+def test_problems_whose_gold_cannot_be_read_are_left_out(tokenizer: Any, pool: GraderPool) -> None:
+    broken = problem("what?", "\\frac{")
+    writer = Writer(tokenizer, TEXTS | {"what?": RIGHT.format(n=1)})
+    mixed = questions([broken, SUMS[0]], "proxy", tokenizer, max_prompt_tokens=99)
+    (answers,) = Evaluator(writer, tokenizer, pool, [0]).ask(mixed, GREEDY, samples=2)
+    assert answers.problems == [SUMS[0]]
+    assert answers.dropped == 1
+    assert answers.accuracy == [100.0]
+
+
+def test_a_prompt_that_is_too_long_is_named(tokenizer: Any) -> None:
+    with pytest.raises(ValueError, match=r"problem 1\+2\?: its prompt has \d+ tokens; .* most 2"):
+        questions(SUMS, "proxy", tokenizer, max_prompt_tokens=2)
+
+
+@pytest.fixture(scope="module")
+def tiny() -> Policy:
+    return load_policy(
+        "tiny", weight_format="nvfp4", training="none", lora_rank=1, lora_alpha=1.0, seed=0
+    )
+
+
+def test_a_stack_of_one_answers_as_its_policy_does_alone(tiny: Policy, pool: GraderPool) -> None:
+    from repro.data.generator import generate_problems
+
+    problems = generate_problems("test", 20, seed=0)
+    drawn = SamplingConfig(temperature=1.0, max_new_tokens=48)
+    stack = stack_policies([tiny], end_token_ids=end_token_ids(tiny), device="cpu")
+    answers = []
+    for asker in (Alone(TorchSampler(tiny)), Stacked(StackSampler(stack, 400), rows_at_once=16)):
+        evaluator = Evaluator(asker, stack.tokenizer, pool, [5])
+        given = questions(problems, "tiny", stack.tokenizer, max_prompt_tokens=350)
+        answers += evaluator.ask(given, drawn, samples=2)
+    assert answers[0] == answers[1]
+    assert sum(answers[0].accuracy) > 0

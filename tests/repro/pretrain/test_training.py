@@ -1,0 +1,94 @@
+"""The loop: a function of recipe and seed, resumed to the same bits, for both kinds of recipe."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from repro.pretrain.training import Pretraining, begin, train_until
+from tests.repro.pretrain.small import PROXY, TINY
+
+both = pytest.mark.parametrize("recipe", [TINY, PROXY], ids=["tiny", "proxy"])
+
+
+def fresh(folder: Path, recipe: Any, seed: int = 3) -> Pretraining:
+    return begin(recipe, folder / "state.safetensors", seed=seed)
+
+
+def weights(training: Pretraining) -> dict[str, torch.Tensor]:
+    return {name: value.detach().clone() for name, value in training.model.named_parameters()}
+
+
+def equal(first: dict[str, torch.Tensor], second: dict[str, torch.Tensor]) -> bool:
+    return first.keys() == second.keys() and all(
+        torch.equal(first[name], second[name]) for name in first
+    )
+
+
+@both
+def test_the_same_seed_gives_the_same_bits_and_another_gives_others(recipe, tmp_path):
+    whole, again, other = (
+        fresh(tmp_path / name, recipe, seed) for name, seed in (("a", 3), ("b", 3), ("c", 4))
+    )
+    assert train_until(whole, 6)
+    assert train_until(whole, 12)
+    assert whole.finished
+    torch.manual_seed(99)
+    assert train_until(again, 12)
+    assert train_until(other, 12)
+    assert equal(weights(whole), weights(again))
+    assert whole.progress.losses == again.progress.losses != other.progress.losses
+    assert not equal(weights(whole), weights(other))
+
+
+@both
+def test_an_interrupted_policy_goes_on_to_the_same_bits(recipe, tmp_path):
+    whole = fresh(tmp_path / "a", recipe)
+    assert train_until(whole, 12)
+    calls = iter([False] * 4 + [True])
+    stopped = fresh(tmp_path / "b", recipe)
+    assert not train_until(stopped, 12, should_stop=lambda: next(calls))
+    assert stopped.progress.step == 5
+    resumed = fresh(tmp_path / "b", recipe)
+    assert resumed.progress.step == 5
+    assert train_until(resumed, 12)
+    assert equal(weights(resumed), weights(whole))
+    assert resumed.progress.losses == whole.progress.losses
+    assert resumed.progress.tokens == whole.progress.tokens
+    with pytest.raises(ValueError, match="another configuration or seed"):
+        fresh(tmp_path / "b", recipe, seed=4)
+
+
+@both
+def test_the_loss_falls_from_the_vocabulary_s_and_each_step_is_shown(recipe, tmp_path):
+    shown: list[Any] = []
+    recipe = dataclasses.replace(recipe, steps=60)
+    training = fresh(tmp_path, recipe, seed=0)
+    assert train_until(training, 60, on_progress=lambda *at: shown.append(at))
+    assert [at[:2] for at in shown] == [(step, 60) for step in range(1, 61)]
+    vocabulary = len(training.material.tokenizer)
+    assert shown[0][2] == pytest.approx(math.log(vocabulary), rel=0.2)
+    assert training.stretches[-1] < 0.8 * shown[0][2]
+
+
+@both
+def test_a_loss_that_is_not_finite_ends_the_run_and_leaves_no_state(recipe, tmp_path):
+    training = fresh(tmp_path, dataclasses.replace(recipe, checkpoint_every=1))
+    with torch.no_grad():
+        training.model.model.norm.weight.fill_(float("nan"))
+    with pytest.raises(FloatingPointError, match="step 0 is nan"):
+        train_until(training, 2)
+    assert not training.state_path.exists()
+
+
+def test_processes_that_make_batches_change_nothing(tmp_path):
+    alone, shared = (fresh(tmp_path / name, PROXY) for name in ("a", "b"))
+    assert train_until(alone, 3)
+    assert train_until(shared, 3, workers=1)
+    shared.close()
+    assert equal(weights(alone), weights(shared))
