@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from repro.data.problem import Problem, write_problems
+from repro.data.problem import Problem
 from repro.data.proxy_corpus import ProxyCorpusConfig
 from repro.pretrain.recipes import ProxyRecipe, TinyRecipe
+from tests.repro.problem_files import write_problems
 
 TINY = TinyRecipe(
     hidden_size=64,
