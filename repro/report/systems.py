@@ -67,7 +67,7 @@ BLOCKS = {
     "steps_full": Block(asks="GRPO step, full fine-tuning", targets=("table3_full",),
                         written=step_table, picture="full_steps"),
     "steps_updates": Block(asks="update alone: forward, backward, optimiser", written=update_table,
-                           targets=("table3_updates", "table3_kept")),
+                           targets=("table3_kept",)),
     "memory": Block(asks="memory of a GRPO step", written=bars_table, picture="memory",
                     targets=("memory", "memory_dense", "memory_formats", "memory_budgets")),
     "checkpoint": Block(asks="a checkpoint written, quantised, loaded and stepped",
