@@ -15,9 +15,11 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from pathlib import Path
 
+from repro.device_queue import visible_devices
 from repro.evidence.environment import capture_environment
 from repro.evidence.gpu_coverage import covered_files, gpu_test_files
 from repro.evidence.gpu_tests import (
@@ -85,8 +87,7 @@ def run_gpu_tests(root: Path, folder: Path) -> GpuTests:
     files = covered_files(root)
     import torch  # noqa: F401 - the environment names the version of a torch that is loaded
 
-    tests = run_tests(root, gpu_test_files(root), folder)
-    benchmarks = run_pytest(root, ["benchmarks", "--benchmark-only"], folder / "gpu_benchmarks.xml")
+    tests, benchmarks = run_suite(root, folder)
     return GpuTests(
         commit=commit,
         dirty=dirty,
@@ -98,29 +99,49 @@ def run_gpu_tests(root: Path, folder: Path) -> GpuTests:
     )
 
 
-def run_tests(root: Path, files: Sequence[str], folder: Path) -> Outcome:
-    """Run the GPU tests: first those that need the device to themselves, then the others.
+def run_suite(root: Path, folder: Path) -> tuple[Outcome, Outcome]:
+    """Run the GPU tests and the benchmarks; return how each ended.
 
-    The others spend most of their time compiling kernels, so several processes share the device
-    where pytest-xdist is installed.
+    Tests that need the device to themselves (marked `alone`) are a start of their own. The others
+    spend most of their time compiling kernels, so several processes share the device where
+    pytest-xdist is installed. Where there are two devices, the tests that run alone have the first,
+    and all else goes to the second meanwhile.
     """
+    files = gpu_test_files(root)
     alone = [file for file in files if "mark.alone" in (root / file).read_text(encoding="utf-8")]
     together = ["-m", "gpu", *(file for file in files if file not in alone)]
     if importlib.util.find_spec("xdist") is not None:
         processes = max(1, min(_MOST_PROCESSES, (os.cpu_count() or 1) // 2))
         together = ["-n", str(processes), *together]
-    first = run_pytest(root, ["-m", "gpu", *alone], folder / "alone.xml") if alone else None
-    rest = run_pytest(root, together, folder / "gpu_tests.xml")
-    return rest if first is None else first + rest
+    devices: Sequence[str | None] = visible_devices(None)[:2]
+    first, second = devices if len(devices) == 2 else (None, None)
+
+    def rest() -> tuple[Outcome, Outcome]:
+        tests = run_pytest(root, together, folder / "gpu_tests.xml", second)
+        benchmarks = ["benchmarks", "--benchmark-only"]
+        return tests, run_pytest(root, benchmarks, folder / "gpu_benchmarks.xml", second)
+
+    with ThreadPoolExecutor(max_workers=1) as executor:
+        tests_alone = executor.submit(
+            run_pytest, root, ["-m", "gpu", *alone], folder / "alone.xml", first
+        )
+        if first is None:
+            tests_alone.result()
+        tests, benchmarks = rest()
+        return tests_alone.result() + tests, benchmarks
 
 
-def run_pytest(root: Path, arguments: Sequence[str], junit: Path) -> Outcome:
+def run_pytest(
+    root: Path, arguments: Sequence[str], junit: Path, device: str | None = None
+) -> Outcome:
     """Run pytest in `root`, its output to this process's; return how it ended.
 
     Parameters
     ----------
     junit
         Where its results are written; those of an earlier run are removed first.
+    device
+        The one that it sees, as `CUDA_VISIBLE_DEVICES` names it; None leaves it all.
     """
     junit.parent.mkdir(parents=True, exist_ok=True)
     junit.unlink(missing_ok=True)
@@ -128,7 +149,8 @@ def run_pytest(root: Path, arguments: Sequence[str], junit: Path) -> Outcome:
     options = [f"--junitxml={junit.resolve()}", "-o", "junit_family=xunit1"]
     command = [sys.executable, "-m", "pytest", "--continue-on-collection-errors", *options]
     begun = time.monotonic()
-    done = subprocess.run([*command, *arguments], cwd=root, check=False)
+    environment = os.environ | ({} if device is None else {"CUDA_VISIBLE_DEVICES": device})
+    done = subprocess.run([*command, *arguments], cwd=root, check=False, env=environment)
     return read_outcome(junit, done.returncode, time.monotonic() - begun)
 
 

@@ -104,7 +104,7 @@ def test_the_record_is_written_green_or_not_and_only_a_green_one_is_blessed(
 ) -> None:
     started: list[list[str]] = []
 
-    def pretend(root: Path, arguments: list[str], junit: Path) -> Outcome:
+    def pretend(root: Path, arguments: list[str], junit: Path, device: str | None) -> Outcome:
         started.append(arguments)
         return benchmarks if "--benchmark-only" in arguments else GREEN
 
@@ -112,11 +112,29 @@ def test_the_record_is_written_green_or_not_and_only_a_green_one_is_blessed(
     out, expected = tmp_path / "runs" / "record.json", tmp_path / "expected"
     (expected / "paper").mkdir(parents=True)
     assert main(["gpu-tests", "--out", str(out)]) == status
-    assert started[0][:2] == ["-m", "gpu"]
-    assert "tests/kernels/test_ops.py" in started[0]
-    assert started[1] == ["benchmarks", "--benchmark-only"]
+    alone, together, timed = started
+    assert "tests/repro/measure/test_clean_on_gpu.py" in alone
+    assert "tests/kernels/test_ops.py" in together
+    assert not set(alone) & set(together) - {"-m", "gpu"}
+    assert timed == ["benchmarks", "--benchmark-only"]
     assert json.loads(out.read_text())["benchmarks"]["failed"] == benchmarks.failed
     blessing = ["gpu-tests", "--bless", str(out), "--expected", str(expected)]
     assert main(blessing) == (0 if status == 0 else 2)
     blessed = expected / "systems" / "nvidia_h200" / "gpu_tests.json"
     assert blessed.is_file() == (status == 0)
+
+
+@pytest.mark.usefixtures("device")
+def test_of_two_devices_the_first_is_left_to_the_tests_that_run_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: dict[str, str | None] = {}
+
+    def pretend(root: Path, arguments: list[str], junit: Path, device: str | None) -> Outcome:
+        seen[junit.stem] = device
+        return GREEN
+
+    monkeypatch.setattr(gpu_suite, "run_pytest", pretend)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,5,7")
+    gpu_suite.run_suite(gpu_suite.PACKAGE.parent, tmp_path)
+    assert seen == {"alone": "3", "gpu_tests": "5", "gpu_benchmarks": "5"}
