@@ -35,7 +35,7 @@ from repro.places import expected_folder, runs_folder
 from repro.spec.tier import Tier
 
 _RECORD = "gpu_tests.json"
-_MOST_PROCESSES = 8
+_MOST_PROCESSES = 12
 
 
 def main_gpu_tests(args: argparse.Namespace) -> int:
