@@ -29,6 +29,7 @@ from tests.repro.ensemble.conftest import SCALE, make_run
 FOUND = torch.cuda.device_count()
 pytestmark = [
     pytest.mark.gpu,
+    pytest.mark.alone,
     pytest.mark.skipif(FOUND < 1, reason="needs a CUDA device; found none"),
 ]
 COST = TogetherCost(
