@@ -17,8 +17,8 @@ import torch
 
 from benchmarks.device_time import CLOCK, Limits, device_type, record_rounds
 from kernels import timing
+from repro.measure.step_training import RandomPrompts, begin, train_scale
 from repro.models.shapes import random_policy, shape_named
-from repro.procedures.step_training import RandomPrompts, begin, train_scale
 from repro.reward.score import Rewards
 from repro.rl.checkpoint import TrainState
 from repro.rl.trainer import Training, iterate, prepare

@@ -12,6 +12,7 @@ import json
 import os
 import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from repro import __version__
 
@@ -23,7 +24,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = list(sys.argv[1:] if arguments is None else arguments)
     try:
         if given[:2] == ["plan", "memory"] and any(flag.startswith("--model") for flag in given):
-            from repro.procedures.memory_command import main_memory
+            from repro.measure.memory_command import main_memory
 
             # `memory` is a target, too; a model's size asks for bytes rather than for its runs.
             return main_memory(given[2:])
@@ -244,32 +245,6 @@ def _add_report(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--figures", metavar="FOLDER", help="figures to link (default: beside it)")
 
 
-def parse_seeds(text: str | None) -> int | list[int] | None:
-    """Return how many seeds (`5`) or which (`0,3,4`) a flag names.
-
-    Raises
-    ------
-    ValueError
-        If the text is neither.
-    """
-    if text is None:
-        return None
-    try:
-        if "," in text:
-            return [int(part) for part in text.split(",") if part.strip()]
-        count = int(text)
-    except ValueError:
-        raise ValueError(f"--seeds {text}: needs a number such as 5, or 0,3,4") from None
-    if count < 1:
-        raise ValueError(f"--seeds {text}: needs 1 or more")
-    return count
-
-
-def parse_arms(text: str | None) -> list[str] | None:
-    """Return the arms that a flag names, None for all."""
-    return None if text is None else [part.strip() for part in text.split(",") if part.strip()]
-
-
 def _list(args: argparse.Namespace) -> int:
     from repro.report.listing import listing_json, listing_text
 
@@ -278,9 +253,9 @@ def _list(args: argparse.Namespace) -> int:
 
 
 def _plan(args: argparse.Namespace) -> int:
-    from repro.places import expected_folder, runs_folder
-    from repro.plan import plan_text
-    from repro.selection import select
+    from repro.run.places import expected_folder, runs_folder
+    from repro.run.plan import plan_text
+    from repro.run.select import parse_arms, parse_seeds, select
 
     folder, sentence = runs_folder(args.runs)
     expected = expected_folder(args.expected)
@@ -295,7 +270,7 @@ def _plan(args: argparse.Namespace) -> int:
 
 
 def _run(args: argparse.Namespace) -> int:
-    from repro.run import main_run
+    from repro.run.schedule import main_run
 
     status: int = main_run(args)
     return status
@@ -306,7 +281,7 @@ def _check(args: argparse.Namespace) -> int:
         from repro.regression.command import judged_or_not, main_check_regression
 
         return judged_or_not(main_check_regression, args)
-    from repro.check import main_check
+    from repro.report.console import main_check
 
     return main_check(args)
 
@@ -320,7 +295,10 @@ def _compare(args: argparse.Namespace) -> int:
 def _regress(args: argparse.Namespace) -> int:
     from repro.regression.command import judged_or_not, main_regress
 
-    return judged_or_not(main_regress, args)
+    def run(line: Sequence[str]) -> int:
+        return _run(build_parser().parse_args(["run", *line]))
+
+    return judged_or_not(partial(main_regress, run=run), args)
 
 
 def _report(args: argparse.Namespace) -> int:
@@ -334,19 +312,19 @@ def _report(args: argparse.Namespace) -> int:
 
 
 def _choose(args: argparse.Namespace) -> int:
-    from repro.choose import main_choose
+    from repro.judge.choose_rates import main_choose
 
     return main_choose(args)
 
 
 def _bless(args: argparse.Namespace) -> int:
-    from repro.bless_command import main_bless, main_bless_device
+    from repro.judge.blessing import main_bless, main_bless_device
 
     return main_bless_device(args) if args.device else main_bless(args)
 
 
 def _gpu_tests(args: argparse.Namespace) -> int:
-    from repro.procedures.gpu_suite import main_gpu_tests
+    from repro.run.gpu_suite import main_gpu_tests
 
     return main_gpu_tests(args)
 

@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from repro.evidence.gpu_tests import stale_sentence
-from repro.places import expected_folder
+from repro.run.places import expected_folder
 
 
 def _poison(tensor: torch.Tensor) -> torch.Tensor:

@@ -127,7 +127,7 @@ def test_check_without_records_says_not_run_and_that_it_could_not_judge(tmp_path
 def test_records_go_to_the_users_folder_where_the_current_one_cannot_be_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from repro import places
+    from repro.run import places
 
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("REPRO_RUNS", raising=False)

@@ -13,7 +13,10 @@ ROOT = Path(__file__).resolve().parent.parent
 STANDARD_ONLY = ("repro/spec", "repro/evidence", "repro/targets")
 # The distributions behind verdicts, imported where they are used.
 EXCEPTED = {"repro/evidence/statistics.py": "scipy"}
-# Folder -> first-party packages that it may import, besides itself.
+_LEARNING = ("repro.spec", "repro.data", "repro.reward", "repro.models", "kernels")
+_RUNS = (*_LEARNING, "repro.evidence", "repro.rollout", "repro.rl", "repro.ensemble")
+_VERDICTS = ("repro.spec", "repro.evidence", "repro.targets", "repro.run")
+# Folder -> first-party packages that it may import, besides itself; lower floors first.
 ALLOWED: dict[str, tuple[str, ...]] = {
     "kernels": (),
     "repro/spec": (),
@@ -22,46 +25,18 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "repro/data": ("repro.spec",),
     "repro/reward": ("repro.spec",),
     "repro/models": ("repro.spec", "kernels"),
-    "repro/measure": ("repro.spec", "repro.evidence", "repro.models"),
-    "repro/rollout": ("repro.spec", "repro.data", "repro.reward", "repro.models", "kernels"),
-    "repro/rl": (
-        "repro.spec",
-        "repro.data",
-        "repro.reward",
-        "repro.models",
-        "repro.rollout",
-        "kernels",
-    ),
-    "repro/ensemble": (
-        "repro.spec",
-        "repro.data",
-        "repro.reward",
-        "repro.models",
-        "repro.rollout",
-        "repro.rl",
-        "kernels",
-    ),
-    "repro/evaluate": (
-        "repro.spec",
-        "repro.evidence",
-        "repro.data",
-        "repro.reward",
-        "repro.models",
-        "repro.rollout",
-        "repro.ensemble",
-    ),
-    # Its procedure stands on the floor of the others, whose protocol it keeps.
-    "repro/pretrain": (
-        "repro.spec",
-        "repro.evidence",
-        "repro.data",
-        "repro.reward",
-        "repro.models",
-        "repro.rollout",
-        "repro.ensemble",
-        "repro.evaluate",
-        "repro.procedures",
-    ),
+    "repro/rollout": _LEARNING,
+    "repro/rl": (*_LEARNING, "repro.rollout"),
+    "repro/ensemble": (*_LEARNING, "repro.rollout", "repro.rl"),
+    "repro/evaluate": _RUNS,
+    # Of targets, the names of what the kernels are timed for.
+    "repro/measure": (*_RUNS, "repro.targets"),
+    "repro/pretrain": (*_RUNS, "repro.evaluate", "repro.measure"),
+    "repro/procedures": (*_RUNS, "repro.evaluate", "repro.measure"),
+    "repro/run": (*_RUNS, "repro.targets", "repro.measure", "repro.procedures"),
+    "repro/judge": _VERDICTS,
+    "repro/report": (*_VERDICTS, "repro.judge"),
+    "repro/regression": (*_VERDICTS, "repro.judge", "repro.report"),
     # Of targets, which arms they share: a picture of a control has those of Table 1, too.
     "figures": ("repro.spec", "repro.evidence", "repro.targets"),
 }
@@ -103,6 +78,18 @@ def test_a_floor_imports_only_floors_below_it(folder: str) -> None:
         if module != "repro" and not any(is_inside(module, package) for package in allowed)
     ]
     assert not wrong
+
+
+def test_every_module_lies_in_a_room_and_rooms_import_in_one_direction() -> None:
+    loose = {path.name for path in (ROOT / "repro").glob("*.py")}
+    assert loose == {"__init__.py", "__main__.py"}
+    rooms = {path.parent for path in (ROOT / "repro").glob("*/__init__.py")}
+    rooms |= {path.parent for path in (ROOT / "repro").glob("*/*.py")} - {ROOT / "repro"}
+    assert {str(room.relative_to(ROOT)) for room in rooms} <= set(ALLOWED)
+    order = [folder.replace("/", ".") for folder in ALLOWED]
+    for place, folder in enumerate(ALLOWED):
+        later = set(order[place + 1 :]) & set(ALLOWED[folder])
+        assert not later, f"{folder} may import {later}, which stand above it"
 
 
 @pytest.mark.parametrize("folder", STANDARD_ONLY)

@@ -1,8 +1,8 @@
 """Analysis plans as they were first written down: the lines of `expected/plans.tsv`.
 
 One line per target, tier and device, with the plan as JSON on the line. A plan's digest is in each
-record that was made under it (`repro.analysis_plan`), so a line whose plan does not have the digest
-beside it was edited, and is refused.
+record that was made under it (`repro.run.analysis_plan`), so a line whose plan does not have the
+digest beside it was edited, and is refused.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class KeptPlan:
     digest
         SHA-256 of the plan.
     plan
-        `repro.analysis_plan.analysis_plan` as JSON text on one line.
+        `repro.run.analysis_plan.analysis_plan` as JSON text on one line.
     """
 
     target: str

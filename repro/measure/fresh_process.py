@@ -3,7 +3,7 @@
 A process that ran out of device memory may keep some of it: a capture that broke off, workspaces, a
 fragmented reserve. What it measured afterwards would be measured in the rest. So it raises
 `FreshProcessNeededError`, its worker ends, and the task goes back into the queue to continue after
-its saved parts (`repro.workers`). Needs no torch.
+its saved parts (`repro.run.workers`). Needs no torch.
 """
 
 from __future__ import annotations

@@ -20,7 +20,9 @@ import torch
 from repro.data.load import DATA_VARIABLE
 from repro.data.problem import digest_of_problems
 from repro.evaluate.quality import Quality
+from repro.evidence.procedure import Measured, Progress, Stopped
 from repro.evidence.record import Estimate
+from repro.measure.memory_use import peak_bytes, reset_peak
 from repro.models.checkpoint import digest_of_files
 from repro.models.proxy_names import is_proxy_name
 from repro.pretrain.examination import Examination
@@ -35,8 +37,6 @@ from repro.pretrain.policy_folders import (
 )
 from repro.pretrain.recipes import RECIPES, ProxyRecipe
 from repro.pretrain.training import Pretraining, begin, train_until
-from repro.procedures import Measured, Progress, Stopped
-from repro.procedures.memory_use import peak_bytes, reset_peak
 from repro.reward.grader import GraderPool
 from repro.spec.arm import WeightFormat
 from repro.spec.config import PretrainScale, RunConfig, digest_of

@@ -26,10 +26,10 @@ import torch
 from repro.data.load import load_problems
 from repro.data.problem import Problem, digest_of_problems
 from repro.data.prompts import Tokenizer, render, template_named
+from repro.evidence.procedure import Measured, Progress, Stopped
 from repro.evidence.record import Estimate
 from repro.evidence.statistics import mean_interval
 from repro.models.policy import Policy, load_policy
-from repro.procedures import Measured, Progress, Stopped
 from repro.procedures.matched_noise import plant_matched_noise
 from repro.rl.logprobs import completion_logprobs
 from repro.rl.noise import NoiseReceipt, perturbed

@@ -14,8 +14,8 @@ from statistics import fmean
 from typing import Any
 
 from repro.data.load import load_problems
+from repro.evidence.procedure import Measured, Progress, Stopped
 from repro.evidence.record import Estimate
-from repro.procedures import Measured, Progress, Stopped
 from repro.procedures.train import EDGE_STEPS, Bench, loaded, measure_end, measure_start
 from repro.rl.lessons import Lesson, lessons_of, mean_loss
 from repro.rl.loop import TrainResult

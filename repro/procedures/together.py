@@ -33,10 +33,10 @@ from repro.evaluate.asking import Stacked
 from repro.evaluate.board import Board, final_metrics
 from repro.evaluate.grades import Answers
 from repro.evaluate.questions import OPENING_TOKENS
+from repro.evidence.procedure import Measured, Progress, Stopped
 from repro.evidence.record import Estimate
+from repro.measure.memory_use import peak_bytes, reset_peak
 from repro.models.policy import Policy
-from repro.procedures import Measured, Progress, Stopped
-from repro.procedures.memory_use import peak_bytes, reset_peak
 from repro.procedures.train import (
     further_sets,
     gain,

@@ -28,13 +28,13 @@ from repro.evaluate.asking import Alone
 from repro.evaluate.board import Board, final_metrics
 from repro.evaluate.grades import Answers
 from repro.evaluate.questions import OPENING_TOKENS
+from repro.evidence.procedure import Measured, Progress, Stopped
 from repro.evidence.record import Estimate
+from repro.measure.memory_use import peak_bytes, reset_peak
 from repro.models.adapter_files import save_adapter
 from repro.models.checkpoint import digest_of_files, resolve
 from repro.models.policy import Policy, load_policy, trainable_parameters
-from repro.procedures import Measured, Progress, Stopped
 from repro.procedures.matched_noise import plant_matched_noise
-from repro.procedures.memory_use import peak_bytes, reset_peak
 from repro.reward.grader import GraderPool
 from repro.reward.score import Rewards
 from repro.rl.loop import TrainResult

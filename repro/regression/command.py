@@ -18,11 +18,11 @@ from pathlib import Path
 from repro.evidence.compare import EXIT_STATUS, Judgement
 from repro.evidence.environment import capture_environment, device_of
 from repro.evidence.provenance import source_commit
-from repro.places import expected_folder, runs_folder
 from repro.regression.render import json_text, junit_text, markdown, print_judgement
 from repro.regression.sides import BLESSED, blessed_on, judge, key_of
-from repro.run import INTERRUPTED, main_run
-from repro.selection import select
+from repro.run.places import expected_folder, runs_folder
+from repro.run.schedule import INTERRUPTED
+from repro.run.select import select
 from repro.spec.config import require
 from repro.spec.tier import Tier
 
@@ -80,8 +80,10 @@ def main_check_regression(args: argparse.Namespace) -> int:
     return _said(judgement, sentence or "")
 
 
-def main_regress(args: argparse.Namespace) -> int:
+def main_regress(args: argparse.Namespace, run: Callable[[Sequence[str]], int]) -> int:
     """Carry out `repro regress`: measure, compare with what is blessed, keep everything.
+
+    `run` carries out a command line of `repro run` and returns its exit status.
 
     Where nothing is blessed all seeds are measured, as with `--baseline`: the records can then be
     blessed, which is what the verdict says.
@@ -99,7 +101,7 @@ def main_regress(args: argparse.Namespace) -> int:
     seeds = {name: None if name in whole else count for name, count in seeds.items()}
     folder = Path(args.runs) if args.runs else _new_folder()
     folder.mkdir(parents=True, exist_ok=True)
-    if _measure(seeds, folder, expected) == INTERRUPTED:
+    if _measure(run, seeds, folder, expected) == INTERRUPTED:
         flags = ["--baseline"] if args.baseline else []
         again = " ".join(["python -m repro regress", *args.targets, *flags, "--runs", str(folder)])
         sys.stdout.write(f"interrupted; go on with: {again}\n")
@@ -124,10 +126,13 @@ def _without_baseline(names: Sequence[str], expected: Path) -> set[str]:
     return {item.target.name for item in selections if sides[key_of(item)].problems}
 
 
-def _measure(seeds: Mapping[str, int | None], folder: Path, expected: Path) -> int:
+def _measure(
+    run: Callable[[Sequence[str]], int],
+    seeds: Mapping[str, int | None],
+    folder: Path,
+    expected: Path,
+) -> int:
     """Run what has no record yet; where nobody watches, its progress goes to a log."""
-    from repro.__main__ import build_parser
-
     worst = 0
     with contextlib.ExitStack() as stack:
         if not sys.stdout.isatty():
@@ -135,10 +140,10 @@ def _measure(seeds: Mapping[str, int | None], folder: Path, expected: Path) -> i
             stack.enter_context(contextlib.redirect_stdout(log))
         for count in dict.fromkeys(seeds.values()):
             names = [name for name, own in seeds.items() if own == count]
-            line = ["run", *names, "--tier", Tier.SYSTEMS.value, "--runs", str(folder)]
+            line = [*names, "--tier", Tier.SYSTEMS.value, "--runs", str(folder)]
             line += ["--expected", str(expected)]
             line += ["--seeds", str(count)] if count else []
-            worst = max(worst, main_run(build_parser().parse_args(line)))
+            worst = max(worst, run(line))
             if worst == INTERRUPTED:
                 break
     return worst

@@ -10,12 +10,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from repro.blessed import blessed_checks
-from repro.check import Evidence, device_name, gather
 from repro.evidence.compare import Comparison, Judgement, Side, compare
 from repro.evidence.record import iterate_records
-from repro.places import absence_text
-from repro.selection import Selection, select
+from repro.judge.blessed import blessed_checks
+from repro.judge.check import Evidence, device_name, gather
+from repro.run.places import absence_text
+from repro.run.select import Selection, select
 from repro.spec.config import require
 from repro.spec.tier import Tier, parse_tier
 from repro.targets import TARGETS, find, runs_of

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from repro.check import Checked
 from repro.evidence.verdict import Verdict
+from repro.judge.check import Checked
 from repro.report.numbers import device_title, unit_words
 from repro.report.tables import (
     NOTHING,

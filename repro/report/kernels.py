@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from repro.check import Checked
+from repro.judge.check import Checked
 from repro.report.numbers import bar_text, cell_text, device_title
 from repro.report.tables import (
     NOTHING,

@@ -14,20 +14,20 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from repro.analysis_plan import needs_plan, plan_digest
-from repro.check import Checked, check_selection, learning_rates
 from repro.evidence import printed
 from repro.evidence.origins import commits_text
 from repro.evidence.record import replace_text
 from repro.evidence.store import Blessed, Source, blessed_sources
 from repro.evidence.verdict import Verdict
-from repro.places import expected_folder
+from repro.judge.check import Checked, check_selection, learning_rates
 from repro.report.learning_runs import ends, limits, rates, runs_of_checks, what_was_run
 from repro.report.numbers import device_title
 from repro.report.pictures import picture_lines
 from repro.report.tables import Line, by_device, device_of, side_by_side, table
 from repro.report.verdicts import EXCLUDED, beside, counted, no_difference_within, word
-from repro.selection import Selection
+from repro.run.analysis_plan import needs_plan, plan_digest
+from repro.run.places import expected_folder
+from repro.run.select import Selection
 from repro.spec.target import Claim, Target
 from repro.spec.tier import Tier
 from repro.targets import TARGETS, runs_of

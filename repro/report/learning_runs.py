@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
-from repro.check import Checked
 from repro.evidence.environment import device_of
 from repro.evidence.origins import commits_of
 from repro.evidence.record import Record
+from repro.judge.check import Checked
 from repro.report.numbers import cell_text, device_title
 from repro.report.tables import table
 from repro.targets import find

@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from repro.check import Checked
 from repro.evidence import printed
 from repro.evidence.paper import paper_cells
 from repro.evidence.verdict import Verdict
+from repro.judge.check import Checked
 from repro.report.learning import papers_differences
 from repro.report.numbers import bar_text, cell_text, quantity, span
 from repro.report.systems import BLOCKS, step_spans

@@ -12,14 +12,14 @@ import subprocess
 import sys
 from pathlib import Path
 
-from repro.check import Checked, check_selection
 from repro.evidence.origins import commits_of, seeds_text
 from repro.evidence.record import Record, replace_text
-from repro.places import PACKAGE, expected_folder, runs_folder
+from repro.judge.check import Checked, check_selection
 from repro.report.claims import KINDS, counts_of
 from repro.report.tables import arms_table, link_to, paper_columns, table
 from repro.report.verdicts import Kind, about, counted, of_kind, to_show, word
-from repro.selection import Selection, select
+from repro.run.places import PACKAGE, expected_folder, runs_folder
+from repro.run.select import Selection, select
 from repro.spec.target import Metric
 from repro.spec.tier import Tier
 from repro.targets import TARGETS, runs_of

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
-from repro.check import Checked
+from repro.judge.check import Checked
 from repro.report.numbers import device_title, quantity, span
 from repro.report.systems_rates import against, comparisons
 from repro.report.systems_tables import printed_speedups, rate_table, step_table, update_table

@@ -8,10 +8,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from repro.check import Checked
 from repro.evidence.paper import paper_cells
 from repro.evidence.statistics import Interval, mean_interval
 from repro.evidence.verdict import Verdict
+from repro.judge.check import Checked
 from repro.report.verdicts import Bar, stated_bars
 from repro.spec.target import Target
 from repro.targets.table1 import BF16_LORA, NVFP4_LORA

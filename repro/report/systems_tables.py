@@ -10,9 +10,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from statistics import median
 
-from repro.check import Checked
 from repro.evidence.paper import paper_cells, read_paper
 from repro.evidence.statistics import Interval
+from repro.judge.check import Checked
 from repro.report.numbers import bar_text, quantity
 from repro.report.systems_rates import Comparison, Rate, against, comparisons, rank_of
 from repro.report.tables import Group, Line, bar_rows, side_by_side, target_of

@@ -12,8 +12,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from repro.check import Checked, device_name
 from repro.evidence.paper import paper_cells
+from repro.judge.check import Checked, device_name
 from repro.report.numbers import bar_text, cell_text, device_title, quantity
 from repro.report.verdicts import Bar, counted, stated_bars, word
 from repro.spec.target import Metric, Target

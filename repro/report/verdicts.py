@@ -28,9 +28,9 @@ from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 
-from repro.check import Checked
 from repro.evidence.expectation import Expectation, load_bars
 from repro.evidence.verdict import Verdict
+from repro.judge.check import Checked
 from repro.spec.tier import Tier
 
 STATUSES = ("reproduced", "contradicted", "inconclusive", "not run")

@@ -31,7 +31,7 @@ class ThroughputPoint:
         models take half a minute each, so not every seed repeats them.
     windows, window_steps
         In how many equal stretches the decode steps are cut, and how many steps in the middle of
-        each are timed: the rollout's time is their sum (`repro.procedures.rollout_windows`). 0
+        each are timed: the rollout's time is their sum (`repro.measure.rollout_windows`). 0
         rolls out whole.
     """
 
@@ -80,7 +80,7 @@ class ThroughputScale:
         Neighbours of one shape share a loaded model.
     checks
         (what, repeats): seeds from 0 to repeats - 1 make each check. See
-        `repro.procedures.rollout_checks`.
+        `repro.measure.rollout_checks`.
     bitsandbytes
         Names of arms whose NF4 products are bitsandbytes' own, in the same engine.
     whole

@@ -9,14 +9,13 @@ import torch
 from torch import Tensor
 
 from kernels.reference import (
-    decode_attention,
     dequantize,
     linear,
     quantize,
-    sample_tokens,
     shared_global_scale,
     token_logprobs,
 )
+from kernels.reference_decode import decode_attention, sample_tokens
 
 pytestmark = [
     pytest.mark.gpu,

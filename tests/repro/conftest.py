@@ -15,8 +15,8 @@ from unittest import mock
 
 import pytest
 
-from repro.analysis_plan import plan_inputs
 from repro.evidence.record import Estimate, Record, record_of
+from repro.run.analysis_plan import plan_inputs
 from repro.spec.config import RunConfig, derive_seed
 from repro.spec.target import plan
 from repro.spec.tier import Tier

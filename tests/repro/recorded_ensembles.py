@@ -7,8 +7,8 @@ from datetime import datetime
 
 from repro.evidence.record import Record
 from repro.evidence.store import Blessed
-from repro.places import expected_folder
-from repro.procedures import is_ensemble
+from repro.run.carry_out import is_ensemble
+from repro.run.places import expected_folder
 from repro.spec.config import RunConfig
 from repro.spec.target import plan
 from repro.spec.tier import Tier

@@ -14,8 +14,8 @@ from repro.ensemble.noise import added_noise
 from repro.ensemble.sampler import SampleRequest, StackSampler
 from repro.ensemble.stack import Stack, stack_policies
 from repro.ensemble.update import Passes, accumulate_gradients, plan_run
+from repro.evidence.procedure import Measured
 from repro.models.policy import load_policy
-from repro.procedures import Measured
 from repro.procedures.together import train_together
 from repro.rl.collect import GrowingRollout, PromptSource, Rollout
 from repro.rollout.torch_sampler import end_token_ids

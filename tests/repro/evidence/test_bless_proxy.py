@@ -13,16 +13,16 @@ from pathlib import Path
 
 import pytest
 
-from repro.analysis_plan import write_plans
-from repro.bless_command import main_bless
-from repro.blessed import blessed_checks
 from repro.evidence import origins, provenance
 from repro.evidence.measured import load_expectations
 from repro.evidence.plans import PlanError, keep_plan, read_plans
 from repro.evidence.record import Record, failed_record
 from repro.evidence.store import blessed_records
-from repro.places import expected_folder
-from repro.selection import select
+from repro.judge.blessed import blessed_checks
+from repro.judge.blessing import main_bless
+from repro.run.analysis_plan import write_plans
+from repro.run.places import expected_folder
+from repro.run.select import select
 from repro.spec.config import digest_of
 from repro.spec.tier import Tier
 from repro.targets import find

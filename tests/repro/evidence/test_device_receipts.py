@@ -11,11 +11,12 @@ from typing import Any
 
 import pytest
 
-from repro import procedures
+from repro.evidence.procedure import Measured
 from repro.evidence.receipts import refusals
 from repro.evidence.record import Estimate, Record, read_record, record_of
 from repro.measure import device_state
-from repro.procedures import Measured, carry_out
+from repro.run import carry_out as recording
+from repro.run.carry_out import carry_out
 from repro.spec.config import RunConfig
 from repro.spec.target import plan
 from repro.spec.tier import GIB, Tier
@@ -132,7 +133,7 @@ def test_every_new_record_of_the_systems_tier_has_its_device(
     states = iter([STATE, LATER])
     metrics = {"x": Estimate(value=1.0, unit="ratio")}
     monkeypatch.setattr(device_state, "device_state", lambda: next(states))
-    monkeypatch.setattr(procedures, "_measure", lambda runs, **how: [Measured(metrics=metrics)])
+    monkeypatch.setattr(recording, "_measure", lambda runs, **how: [Measured(metrics=metrics)])
     (path,) = carry_out([run], tmp_path / "work", tmp_path, lambda *a: None, lambda: False, 1)
     device = read_record(path).effects["device"]
     assert (device["before"], device["after"]) == (STATE, LATER)
@@ -146,9 +147,9 @@ def test_a_device_that_is_not_clean_is_not_measured(
         raise device_state.DeviceBusyError("others hold 30 GiB")
 
     measured: list[int] = []
-    monkeypatch.setattr(procedures, "cuda_devices", lambda: ("one",))
+    monkeypatch.setattr(recording, "cuda_devices", lambda: ("one",))
     monkeypatch.setattr(device_state, "require_clean", busy)
-    monkeypatch.setattr(procedures, "_measure", lambda runs, **how: measured.append(len(runs)))
+    monkeypatch.setattr(recording, "_measure", lambda runs, **how: measured.append(len(runs)))
     with pytest.raises(device_state.DeviceBusyError, match="others hold 30 GiB"):
         carry_out(systems_runs()[:1], tmp_path, tmp_path, lambda *a: None, lambda: False, 1)
     assert measured == []
@@ -159,6 +160,6 @@ def test_records_of_other_tiers_ask_no_device(
 ) -> None:
     run = dataclasses.replace(systems_runs()[0], tier="paper")
     measured = [Measured(metrics={"x": Estimate(value=1.0, unit="ratio")})]
-    monkeypatch.setattr(procedures, "_measure", lambda runs, **how: measured)
+    monkeypatch.setattr(recording, "_measure", lambda runs, **how: measured)
     (path,) = carry_out([run], tmp_path / "work", tmp_path, lambda *a: None, lambda: False, 1)
     assert "device" not in read_record(path).effects

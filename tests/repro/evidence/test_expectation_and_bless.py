@@ -10,8 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from repro.blessed import blessed_checks
-from repro.check import Evidence, check_selection, gather
 from repro.evidence import gpu_tests
 from repro.evidence.bless import BlessError, bless
 from repro.evidence.expectation import Expectation, ExpectationError, load_bars
@@ -19,8 +17,10 @@ from repro.evidence.measured import accepted, load_expectations
 from repro.evidence.origins import commits_of
 from repro.evidence.record import Record
 from repro.evidence.store import blessed_records
-from repro.places import expected_folder
-from repro.selection import Selection
+from repro.judge.blessed import blessed_checks
+from repro.judge.check import Evidence, check_selection, gather
+from repro.run.places import expected_folder
+from repro.run.select import Selection
 from repro.spec.tier import Tier
 from repro.targets import find
 

@@ -10,15 +10,15 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from repro.check import Checked, check_selection
-from repro.console import print_check
 from repro.evidence.bless import bless
 from repro.evidence.measured import load_expectations
 from repro.evidence.not_run import reason
 from repro.evidence.record import Estimate, Record, record_of
 from repro.evidence.store import blessed_records
-from repro.places import expected_folder
-from repro.selection import Selection
+from repro.judge.check import Checked, check_selection
+from repro.report.console import print_check
+from repro.run.places import expected_folder
+from repro.run.select import Selection
 from repro.spec.config import RunConfig
 from repro.spec.target import plan
 from repro.spec.tier import Tier

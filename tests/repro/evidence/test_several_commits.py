@@ -13,18 +13,18 @@ import pytest
 
 from figures.__main__ import main as draw
 from repro.__main__ import main
-from repro.bless_command import main_bless
-from repro.blessed import blessed_checks
-from repro.check import check_selection
 from repro.evidence import origins
 from repro.evidence.bless import BlessError
 from repro.evidence.measured import load_expectations
 from repro.evidence.origins import commits_of, commits_text, seeds_text
 from repro.evidence.record import Record
 from repro.evidence.store import Blessed, blessed_records
-from repro.places import expected_folder
+from repro.judge.blessed import blessed_checks
+from repro.judge.blessing import main_bless
+from repro.judge.check import check_selection
 from repro.report.blocks import renewed_readme
-from repro.selection import select
+from repro.run.places import expected_folder
+from repro.run.select import select
 from repro.spec.config import digest_of
 from repro.spec.tier import Tier
 from repro.targets import find

@@ -10,8 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from repro.blessed import blessed_checks
-from repro.check import check_selection, checked_json, gather
 from repro.evidence.bless import compact
 from repro.evidence.measured import load_expectations
 from repro.evidence.record import Estimate, Record, RecordError, failed_record
@@ -25,8 +23,10 @@ from repro.evidence.store import (
     stored_path,
     write_stored,
 )
-from repro.places import expected_folder
-from repro.selection import Selection, select
+from repro.judge.blessed import blessed_checks
+from repro.judge.check import check_selection, checked_json, gather
+from repro.run.places import expected_folder
+from repro.run.select import Selection, select
 from repro.spec.tier import Tier
 from repro.targets import find
 

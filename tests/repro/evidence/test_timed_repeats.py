@@ -12,15 +12,15 @@ from pathlib import Path
 import pytest
 
 from repro.__main__ import main
-from repro.check import Checked, check_selection, gather
 from repro.evidence.bless import BlessError, bless
 from repro.evidence.measured import load_expectations
 from repro.evidence.record import Estimate, record_of
 from repro.evidence.verdict import Verdict
-from repro.places import expected_folder
-from repro.plan import estimate
+from repro.judge.check import Checked, check_selection, gather
 from repro.report.tables import bar_rows
-from repro.selection import Selection
+from repro.run.places import expected_folder
+from repro.run.plan import estimate
+from repro.run.select import Selection
 from repro.spec.target import plan
 from repro.spec.tier import Tier
 from repro.targets.steps import TABLE3

@@ -15,7 +15,7 @@ from rich.console import Console
 
 from repro.evidence.receipts import refusals
 from repro.evidence.record import Record, find_record, read_record
-from repro.run import Outcome, execute
+from repro.run.schedule import Outcome, execute
 from repro.spec.arm import Arm
 from repro.spec.config import RunConfig
 from repro.spec.throughput import ThroughputPoint, ThroughputScale
@@ -41,19 +41,19 @@ ROW_BYTES = 320 * 36 * 2 * 256 * 2
 # more rows than there is memory for.
 FAKE = """
 import torch
-from repro import procedures
-from repro.procedures import throughput
+from repro.run import carry_out as recording
+from repro.measure import throughput
 
 HELD = []
 
 def use_up(runs, *how):
     while runs[0].arm.name == "bf16_lora":
         HELD.append(torch.empty(1 << 30, dtype=torch.uint8, device="cuda"))
-    return procedures.carry_out(runs, *how)
+    return recording.carry_out(runs, *how)
 
 def without_plan(runs, *how):
     throughput.not_fitting = lambda scale, arm, total_bytes: {}
-    return procedures.carry_out(runs, *how)
+    return recording.carry_out(runs, *how)
 """
 
 

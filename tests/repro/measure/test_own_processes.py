@@ -14,7 +14,7 @@ from rich.console import Console
 
 from repro.__main__ import main
 from repro.evidence.record import find_record, iterate_records, read_record
-from repro.run import Outcome, execute
+from repro.run.schedule import Outcome, execute
 from repro.spec.config import RunConfig
 from repro.spec.target import plan
 from repro.spec.tier import Tier
@@ -151,7 +151,7 @@ def test_a_task_that_gets_no_further_in_a_fresh_process_has_failed(
 def test_measurements_do_not_go_side_by_side(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("repro.run.require_ready", lambda selection: None)
+    monkeypatch.setattr("repro.run.schedule.require_ready", lambda selection: None)
     arguments = ["run", "rollout", "--tier", "systems", "--runs", str(tmp_path / "runs")]
     assert main([*arguments, "--workers", "2"]) == 2
     assert "--workers 2: measurements of one device go one at a time" in capsys.readouterr().err

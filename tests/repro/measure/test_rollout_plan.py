@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from repro.measure.rollout_plan import cell_of, not_fitting, planned_bytes
-from repro.plan import plan_text
-from repro.selection import Selection
+from repro.run.plan import plan_text
+from repro.run.select import Selection
 from repro.spec.arm import Arm
 from repro.spec.target import plan
 from repro.spec.tier import GIB, CudaDevice, Tier
@@ -62,9 +62,9 @@ def test_the_plan_lists_what_does_not_fit_the_device_at_hand(
     selection = Selection(target=ROLLOUT, source=ROLLOUT, tier=Tier.SYSTEMS)
     runs = plan(ROLLOUT, Tier.SYSTEMS)
     line = "not run   32b_256 of bf16_lora: needs 95.8 of 79.2 GiB by the plan"
-    monkeypatch.setattr("repro.plan.cuda_devices", lambda: ())
+    monkeypatch.setattr("repro.run.plan.cuda_devices", lambda: ())
     assert line not in plan_text(selection, runs, tmp_path, tmp_path)
-    monkeypatch.setattr("repro.plan.cuda_devices", lambda: (device,))
+    monkeypatch.setattr("repro.run.plan.cuda_devices", lambda: (device,))
     text = plan_text(selection, runs, tmp_path, tmp_path)
     assert text.count(line) == 1
     assert text.count("\n  not run ") == 1

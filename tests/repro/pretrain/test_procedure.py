@@ -11,13 +11,14 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from repro.evidence.procedure import Stopped
 from repro.models.checkpoint import resolve, verify
 from repro.models.policy import load_policy
 from repro.pretrain import material
 from repro.pretrain.policy_folders import write_policy
 from repro.pretrain.recipes import RECIPES
 from repro.pretrain.training import new_model
-from repro.procedures import Stopped, procedure_named
+from repro.run.carry_out import procedure_named
 from repro.spec.target import plan
 from repro.spec.tier import Tier
 from repro.targets import find

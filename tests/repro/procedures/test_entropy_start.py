@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 import torch
 
-from repro.procedures import Measured, procedure_named
+from repro.evidence.procedure import Measured
 from repro.procedures import entropy_start as module
+from repro.run.carry_out import procedure_named
 from repro.spec.config import RunConfig
 from repro.spec.target import plan
 from repro.spec.tier import Tier

@@ -10,9 +10,10 @@ from typing import Any
 
 import pytest
 
+from repro.evidence.procedure import Stopped
 from repro.evidence.receipts import refusals
 from repro.evidence.record import Record, record_of
-from repro.procedures import Stopped, is_ensemble, procedure_named
+from repro.run.carry_out import is_ensemble, procedure_named
 from repro.spec.config import (
     DataConfig,
     EvaluationConfig,

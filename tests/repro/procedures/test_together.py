@@ -10,16 +10,16 @@ from typing import Any
 
 import pytest
 
-from repro import procedures
 from repro.ensemble.hooks import FailedRun
 from repro.ensemble.stack import stack_policies
+from repro.evidence.procedure import Measured, Stopped
 from repro.evidence.receipts import refusals
 from repro.evidence.record import find_record, read_record, record_of
-from repro.procedures import Measured, Stopped
 from repro.procedures import together as module
 from repro.procedures.finetune import fine_tune_and_evaluate
 from repro.procedures.together import train_together
 from repro.procedures.train import evaluate_untrained, train_and_evaluate
+from repro.run import carry_out as recording
 from repro.spec.config import (
     DataConfig,
     EvaluationConfig,
@@ -236,7 +236,7 @@ def test_runs_of_the_proxy_tier_are_recorded_together_and_once(
     monkeypatch.setattr(module, "load_arm", refuse)
     runs = [dataclasses.replace(run, tier="proxy") for run in (RUNS[0], RUNS[1], RUNS[4])]
     records, how = tmp_path / "runs", (silent, lambda: False, 1)
-    procedures.carry_out(runs, tmp_path / "work", records, *how)
+    recording.carry_out(runs, tmp_path / "work", records, *how)
     found = [find_record(run, records) for run in runs]
     assert [path is None for path in found] == [False, False, True]
     assert found[0] is not None
@@ -245,5 +245,5 @@ def test_runs_of_the_proxy_tier_are_recorded_together_and_once(
     assert record.effects["together"]["runs"] == 1
     assert len(list(records.rglob("*.failed-*.json"))) == 1
     monkeypatch.setattr(module, "load_arm", load)
-    (path,) = procedures.carry_out(runs, tmp_path / "work", records, *how)
+    (path,) = recording.carry_out(runs, tmp_path / "work", records, *how)
     assert path == find_record(runs[2], records)

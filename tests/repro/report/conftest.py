@@ -7,10 +7,10 @@ from collections.abc import Callable
 
 import pytest
 
-from repro.blessed import blessed_checks
-from repro.check import Checked
 from repro.evidence.record import Record
-from repro.places import expected_folder
+from repro.judge.blessed import blessed_checks
+from repro.judge.check import Checked
+from repro.run.places import expected_folder
 from repro.spec.tier import Tier
 
 OTHER = "NVIDIA H100"

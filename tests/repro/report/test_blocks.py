@@ -6,10 +6,10 @@ import re
 
 import pytest
 
-from repro.check import Checked
-from repro.places import PACKAGE, expected_folder
+from repro.judge.check import Checked
 from repro.report import blocks
 from repro.report.blocks import renew_blocks, renewed_readme
+from repro.run.places import PACKAGE, expected_folder
 
 ROOT = PACKAGE.parent
 PAGES = ("README.md", "kernels/README.md", "docs/ci.md", "docs/claims.md", "docs/systems.md")

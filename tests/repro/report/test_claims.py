@@ -8,11 +8,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 from repro.__main__ import main
-from repro.blessed import blessed_checks
-from repro.check import Checked
-from repro.places import expected_folder
+from repro.judge.blessed import blessed_checks
+from repro.judge.check import Checked
 from repro.report.claims import accuracy_rows, claims_rows, count_rows, target_rows
 from repro.report.verdicts import Kind, counted, of_kind
+from repro.run.places import expected_folder
 from repro.spec.tier import Tier
 
 EXPECTED = expected_folder(None)

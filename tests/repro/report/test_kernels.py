@@ -7,13 +7,13 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
-from repro.blessed import blessed_checks
-from repro.check import Checked, device_name
 from repro.evidence.record import Record
 from repro.evidence.store import blessed_records, stored_path, write_stored
-from repro.places import expected_folder
+from repro.judge.blessed import blessed_checks
+from repro.judge.check import Checked, device_name
 from repro.report.kernels import kernel_rows
 from repro.report.verdicts import stated_bars
+from repro.run.places import expected_folder
 from repro.spec.tier import Tier
 from repro.targets import find
 

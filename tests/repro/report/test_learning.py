@@ -11,13 +11,13 @@ from pathlib import Path
 import pytest
 
 from repro.__main__ import main
-from repro.check import Checked
 from repro.evidence.record import Estimate, Record
-from repro.places import PACKAGE, expected_folder
+from repro.judge.check import Checked
 from repro.report import learning
 from repro.report.learning import blessed_findings, findings_text
 from repro.report.learning_runs import ends, limits, rate_text, rates, runs_of_checks
-from repro.selection import select
+from repro.run.places import PACKAGE, expected_folder
+from repro.run.select import select
 from repro.targets.chosen_rates import read_choice
 from repro.targets.proxy import PROXY_SWEEP
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 
-from repro.check import Checked
-from repro.places import expected_folder
+from repro.judge.check import Checked
 from repro.report.readme import answer_rows
 from repro.report.systems_rates import comparisons
+from repro.run.places import expected_folder
 from repro.spec.tier import Tier
 
 EXPECTED = expected_folder(None)

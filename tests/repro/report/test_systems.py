@@ -9,15 +9,15 @@ from statistics import median
 
 import pytest
 
-from repro.check import Checked, check_selection
 from repro.evidence.paper import paper_cells
-from repro.places import PACKAGE, expected_folder
+from repro.judge.check import Checked, check_selection
 from repro.report.numbers import quantity
 from repro.report.systems import BLOCKS, systems_writers
 from repro.report.systems_rates import against, comparisons
 from repro.report.systems_tables import rate_table, step_table, update_table
 from repro.report.tables import Group
-from repro.selection import Selection
+from repro.run.places import PACKAGE, expected_folder
+from repro.run.select import Selection
 from repro.spec.claim import Metric
 from repro.spec.tier import Tier
 from repro.targets import find

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from repro.check import Checked
-from repro.places import expected_folder
+from repro.judge.check import Checked
 from repro.report.tables import (
     Line,
     bar_rows,
@@ -20,6 +19,7 @@ from repro.report.tables import (
     table,
 )
 from repro.report.verdicts import stated_bars, word
+from repro.run.places import expected_folder
 from repro.spec.tier import Tier
 
 EXPECTED = expected_folder(None)

@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from repro.check import Checked
 from repro.evidence.verdict import Status, Verdict
-from repro.places import PACKAGE, expected_folder
+from repro.judge.check import Checked
 from repro.report.verdicts import (
     EXCLUDED,
     OWN_BAR,
@@ -23,6 +22,7 @@ from repro.report.verdicts import (
     to_show,
     word,
 )
+from repro.run.places import PACKAGE, expected_folder
 
 ROOT = PACKAGE.parent
 EXPECTED = expected_folder(None)

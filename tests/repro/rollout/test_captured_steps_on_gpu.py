@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
+from repro.measure.rollout_faults import check_faults, check_noise
 from repro.models.policy import Policy
 from repro.models.shapes import random_policy
-from repro.procedures.rollout_faults import check_faults, check_noise
 
 pytestmark = [
     pytest.mark.gpu,

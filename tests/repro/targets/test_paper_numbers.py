@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from repro.evidence.paper import CONFIDENCE, PaperCell, read_paper
-from repro.places import expected_folder
+from repro.run.places import expected_folder
 from repro.targets import TARGETS
 
 FOLDER = expected_folder(None) / "paper"

@@ -15,7 +15,7 @@ from repro.data.proxy_problems import UNSEEN_LEVELS
 from repro.data.worked import worked_completion
 from repro.evidence.record import Record
 from repro.models.proxy_names import proxy_folder
-from repro.selection import select
+from repro.run.select import select
 from repro.spec.config import LearningRates, NoiseConfig, RunConfig, TrainScale, WeightNoise
 from repro.spec.target import differing_fields, plan
 from repro.spec.tier import Tier

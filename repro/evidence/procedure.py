@@ -1,0 +1,59 @@
+"""What a procedure is: it carries out one run and yields what was measured.
+
+A procedure gets the resolved configuration, its own folder, a way to tell its progress and a way to
+be stopped; it returns `Measured` or raises. A record is made of what it returns
+(`repro.run.carry_out`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+from repro.evidence.record import Estimate
+from repro.spec.config import RunConfig
+
+Progress = Callable[[str, dict[str, float]], None]
+
+
+class Stopped(Exception):  # noqa: N818 - not an error: the run was asked to stop and can go on
+    """The run was asked to stop, and left a checkpoint to go on from."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    """What one run came to.
+
+    Attributes
+    ----------
+    metrics
+        By metric name, each with unit, interval, n and method.
+    series
+        One value a step, None where a step has none.
+    effects
+        What was really done: the guard against runs in which nothing happened.
+    inputs
+        SHA-256 of what went in: checkpoint, problems, prompt template.
+    """
+
+    metrics: dict[str, Estimate]
+    series: dict[str, list[float | None]] = field(default_factory=dict)
+    effects: dict[str, Any] = field(default_factory=dict)
+    inputs: dict[str, str] = field(default_factory=dict)
+
+
+class Procedure(Protocol):
+    """Carries out one run."""
+
+    def __call__(
+        self,
+        run: RunConfig,
+        *,
+        folder: Path,
+        progress: Progress,
+        should_stop: Callable[[], bool],
+        threads: int,
+    ) -> Measured:
+        """Return what was measured; raise `Stopped` when asked to stop."""

@@ -1,0 +1,53 @@
+"""Checks of the blessed records under `expected/`, so that README's table is never pasted."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from repro.evidence.store import blessed_sources
+from repro.judge.check import Checked, check_selection
+from repro.run.select import Selection
+from repro.spec.config import require
+from repro.spec.tier import Tier
+from repro.targets import TARGETS, find, runs_of
+
+
+def blessed_checks(expected: Path, *names: str) -> list[Checked]:
+    """Return a check of each target that has blessed records, at each tier and on each device.
+
+    Parameters
+    ----------
+    names
+        Only these targets; all by default.
+    """
+    checks = []
+    sources = blessed_sources(expected)
+    for target in TARGETS if not names else [item for item in TARGETS if item.name in names]:
+        runs = runs_of(target)
+        for source in sources:
+            tier = Tier(source.tier)
+            if target.speaks_at(tier) and source.has(runs.name):
+                selection = Selection(target=target, source=runs, tier=tier)
+                checks.append(check_selection(selection, source, expected))
+    return checks
+
+
+def blessed_of(expected: Path, names: Sequence[str], tier: str | None) -> list[Checked]:
+    """Return a check of the blessed records of each target named, on each device.
+
+    Raises
+    ------
+    ValueError
+        When a name is no target's, or nothing of it is blessed, at `tier` if that is given.
+    """
+    wanted = [find(name).name for name in names]
+    checks = [
+        item
+        for item in blessed_checks(expected, *wanted)
+        if tier in (None, item.selection.tier.value)
+    ]
+    missing = sorted(set(wanted) - {item.selection.target.name for item in checks})
+    where = "" if tier is None else f" at the {tier} tier"
+    require(not missing, f"no records are blessed of {', '.join(missing)}{where}")
+    return checks

@@ -1,0 +1,113 @@
+"""The command `bless`: records of a folder, alone or beside the blessed ones, to expectations."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from repro.evidence.bless import BlessError, bless
+from repro.evidence.environment import capture_environment, device_of
+from repro.evidence.plans import keep_plan, read_plans
+from repro.evidence.store import Blessed, Entry, Joined, RunsFolder
+from repro.judge.check import Evidence, device_name, gather
+from repro.run.analysis_plan import earliest_plan, needs_plan
+from repro.run.places import expected_folder, runs_folder
+from repro.run.select import Selection, select
+from repro.spec.config import require
+from repro.spec.tier import Tier, parse_tier
+from repro.targets import TARGETS
+
+
+def main_bless(args: argparse.Namespace) -> int:
+    """Carry out `repro bless`; return the exit status.
+
+    Raises
+    ------
+    BlessError
+        If the records of a target must not become expectations.
+    """
+    require(bool(args.targets), "name the targets to bless, or bless every recorded one: --device")
+    folder, _ = runs_folder(args.runs)
+    expected = expected_folder(args.expected)
+    for selection in select(args.targets, tier=args.tier, data=args.data, steps=args.steps):
+        evidence = gather(selection, folder)
+        if args.add:
+            evidence = gather(selection, with_blessed(folder, expected, selection.tier, evidence))
+        paths = _bless(selection, evidence, folder, expected)
+        for path in paths:
+            print(f"wrote {path}")  # noqa: T201
+    return 0
+
+
+def main_bless_device(args: argparse.Namespace) -> int:
+    """Bless every target that has complete records of one kind of device; say why of the others.
+
+    The device is this machine's, or on a machine without a GPU the one that the records name.
+
+    Returns
+    -------
+    int
+        0 when something was blessed, else 2.
+    """
+    require(not args.add, "--device blesses whole targets; leave out --add")
+    folder, _ = runs_folder(args.runs)
+    expected = expected_folder(args.expected)
+    tier, here = parse_tier(args.tier or Tier.SYSTEMS.value), device_of(capture_environment())
+    names = args.targets or [item.name for item in TARGETS if tier in item.scales]
+    sentences, blessed = [], 0
+    for selection in select(names, tier=tier.value, data=args.data, steps=args.steps):
+        name, evidence = selection.target.name, gather(selection, folder)
+        device = device_name(evidence)
+        if here and device and device != here:
+            sentences.append(f"left out: {name}: records of {device}; this machine has {here}")
+            continue
+        try:
+            paths = _bless(selection, evidence, folder, expected)
+        except BlessError as error:
+            sentences.append(f"left out: {error}")
+            continue
+        blessed += 1
+        sentences.append(f"blessed: {name} ({paths[0].parent})")
+    print("\n".join([*sentences, f"{blessed} of {len(sentences)} targets blessed"]))  # noqa: T201
+    return 0 if blessed else 2
+
+
+def _bless(selection: Selection, evidence: Evidence, runs: Path, expected: Path) -> list[Path]:
+    # At the proxy tier a run that fails is a result like any other, and is kept as one.
+    counts = selection.tier is Tier.PROXY
+    paths = bless(
+        selection.source,
+        selection.tier,
+        evidence.records,
+        problems=[why for _, why in (*evidence.refused, *([] if counts else evidence.failed))],
+        failed=evidence.failed_records if counts else (),
+        expected=expected,
+    )
+    if needs_plan(selection.source, selection.tier):
+        plans = read_plans(expected)
+        plan = earliest_plan(selection.source, runs, plans, device_name(evidence))
+        paths.append(keep_plan(plan, expected))
+    return paths
+
+
+def with_blessed(runs: Path, expected: Path, tier: Tier, evidence: Evidence) -> Joined:
+    """Return the new records together with the blessed ones of the device that made them.
+
+    Parameters
+    ----------
+    evidence
+        What the new records are; they name the device.
+    """
+    # The smoke tier's records are blessed for every machine.
+    device = None if tier is Tier.SMOKE else device_name(evidence)
+    blessed = Blessed(expected, tier.value, device)
+    return Joined([RunsFolder(runs), blessed], _refuse_conflict)
+
+
+def _refuse_conflict(new: Entry, blessed: Entry) -> None:
+    record, other = blessed.read(), new.read()
+    raise BlessError(
+        f"{record.arm} of {record.target}, seed {record.seed}, is in {blessed.path.parents[1]} "
+        f"already, of commit {record.commit[:12]}, and recorded again at commit "
+        f"{other.commit[:12]}; move one of the two away"
+    )

@@ -1,0 +1,368 @@
+"""Check: from records and expectations to verdicts. Runs nothing, needs no torch.
+
+Records are judged in this order: can the file be read; is it of the configuration that the target
+has today; do its receipts show that what it claims was done; did arms that are compared see the
+same inputs. What fails is refused, with a sentence, and counts for nothing. Then every claim and
+every expectation gets its verdict.
+
+The exit status is 1 when a record is refused, when a claim about this suite's own machinery is
+contradicted, or when one of its own expectations (derived or blessed) is; else 2 when a target that
+was named has no record at all. A contradicted claim of the paper's is a finding: it leaves the
+status 0.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from repro.evidence.by_prompt import means_by_prompt
+from repro.evidence.compare import values_of
+from repro.evidence.environment import device_of
+from repro.evidence.expectation import Expectation, load_bars
+from repro.evidence.measured import load_expectations
+from repro.evidence.not_run import explained
+from repro.evidence.origins import mixed_seeds, seeds_text
+from repro.evidence.paper import paper_cells
+from repro.evidence.receipts import refusals
+from repro.evidence.record import (
+    Record,
+    RecordError,
+    config_difference,
+)
+from repro.evidence.statistics import wilson_interval
+from repro.evidence.store import Entry, Source, source_of
+from repro.evidence.verdict import Verdict, judge, judge_expectation
+from repro.run.analysis_plan import needs_plan, plan_refusal
+from repro.run.places import absence_text
+from repro.run.select import Selection
+from repro.spec.config import TrainScale
+from repro.spec.target import Claim, plan
+from repro.spec.tier import Tier
+
+
+@dataclass(slots=True, kw_only=True)
+class Evidence:
+    """The records of a selection, sorted into what counts and what does not.
+
+    Attributes
+    ----------
+    records
+        Usable ones by arm and seed.
+    refused
+        (path, sentence) of those that are not evidence.
+    failed
+        (path, sentence) of runs that failed and were not made good since.
+    timed
+        Whether timed repeats stand in for seeds (`Target.timed_repeats`).
+    """
+
+    records: dict[str, dict[int, Record]] = field(default_factory=dict)
+    refused: list[tuple[Path, str]] = field(default_factory=list)
+    failed: list[tuple[Path, str]] = field(default_factory=list)
+    failed_records: list[Record] = field(default_factory=list)
+    failed_arms: dict[str, int] = field(default_factory=dict)
+    refused_arms: dict[str, str] = field(default_factory=dict)
+    timed: bool = False
+
+    def values(self, metric: str) -> dict[str, dict[int, float]]:
+        """Return {arm: {seed: value}} of a metric, or {arm: {repeat: value}} where it is timed."""
+        by_arm = {
+            arm: values_of(records, metric, timed=self.timed)
+            for arm, records in self.records.items()
+        }
+        return {arm: values for arm, values in by_arm.items() if values}
+
+    def values_by_prompt(self, metric: str) -> dict[str, dict[int, float]]:
+        """Return {arm: {prompt: mean over seeds}} of the series `<metric>_by_prompt`."""
+        found = {
+            arm: means_by_prompt(list(records.values()), metric)
+            for arm, records in self.records.items()
+        }
+        return {arm: values for arm, values in found.items() if values}
+
+    @property
+    def count(self) -> int:
+        """Usable records."""
+        return sum(len(records) for records in self.records.values())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Checked:
+    """A selection with its evidence and verdicts.
+
+    Attributes
+    ----------
+    lacking
+        Where records were looked for in vain; None where there are some, failed ones included.
+    """
+
+    selection: Selection
+    evidence: Evidence
+    verdicts: list[Verdict]
+    lacking: str | None = None
+
+    @property
+    def faulty(self) -> bool:
+        """Whether something says that this suite is at fault."""
+        return bool(self.evidence.refused) or any(item.own_fault for item in self.verdicts)
+
+    @property
+    def sound(self) -> bool:
+        """Whether there are records, and nothing says that this suite is at fault."""
+        return self.lacking is None and not self.faulty
+
+
+def check_selection(selection: Selection, runs: Path | Source, expected: Path) -> Checked:
+    """Return the verdicts of a selection on the records of a folder or another source."""
+    evidence = gather(selection, runs)
+    target = selection.target
+    absent = _absent_arms(selection, evidence)
+    metrics = {metric.name: metric for metric in target.metrics}
+    values = {name: evidence.values(name) for name in metrics}
+    claims = [claim for claim in target.claims if claim.applies(selection.tier)]
+    matched, verdicts = [], {}
+    for claim in claims:
+        mismatch = None if set(claim.arms) & set(absent) else _mismatch(selection, claim, evidence)
+        if mismatch is None:
+            matched.append(claim)
+            continue
+        place = source_of(runs).place(selection.tier.value, selection.source.name)
+        evidence.refused.append((place, mismatch))
+        verdicts[claim.name] = Verdict(
+            name=claim.name,
+            statement=claim.statement,
+            source=claim.source,
+            about="mechanism" if claim.mechanism else "claim",
+            status="not run",
+            sentence=f"refused: {mismatch}",
+        )
+    by_name = {claim.name: claim for claim in matched}
+    by_prompt = {name: evidence.values_by_prompt(name) for name in metrics}
+    for verdict in judge(matched, metrics, values, absent, evidence.failed_arms, by_prompt):
+        verdicts[verdict.name] = _with_caveat(selection, by_name[verdict.name], evidence, verdict)
+    ordered = [verdicts[claim.name] for claim in claims]
+    lacking = _lacking(selection, evidence, source_of(runs))
+    for expectation in _expectations(selection, evidence, expected, alone=lacking is not None):
+        about = "paper value" if expectation.source == "paper" else "expectation"
+        verdict = judge_expectation(
+            expectation,
+            target.metric(expectation.metric),
+            values.get(expectation.metric, {}).get(expectation.arm, {}),
+            absent.get(expectation.arm),
+            about,
+        )
+        ordered.append(explained(verdict, expectation.metric, [expectation.arm], evidence.records))
+    return Checked(
+        selection=selection,
+        evidence=evidence,
+        verdicts=ordered,
+        lacking=lacking,
+    )
+
+
+def gather(selection: Selection, runs: Path | Source) -> Evidence:
+    """Read the records of a selection and refuse those that are not evidence."""
+    evidence = Evidence(timed=selection.source.timed_repeats > 0)
+    failures: dict[tuple[str, str], tuple[Path, str]] = {}
+    places = _places(selection, source_of(runs))
+    for entry, arm in places:
+        try:
+            record = entry.read()
+            reasons = _reasons(selection, record, entry, arm)
+        except RecordError as error:
+            _refuse(evidence, entry.path, arm, str(error))
+            continue
+        if not record.ok:
+            evidence.failed_records.append(record)
+            failures[arm, entry.stem] = (entry.path, reasons[0])
+        elif reasons:
+            for reason in reasons:
+                _refuse(evidence, entry.path, arm, reason)
+        else:
+            evidence.records.setdefault(arm, {})[record.seed] = record
+    made_good = {(arm, entry.stem) for entry, arm in places if entry.finished}
+    for (arm, stem), failure in failures.items():
+        if (arm, stem) not in made_good:
+            evidence.failed.append(failure)
+            evidence.failed_arms[arm] = evidence.failed_arms.get(arm, 0) + 1
+    return evidence
+
+
+def _places(selection: Selection, records: Source) -> list[tuple[Entry, str]]:
+    """Return the records' entries, each with the selection's own name of its arm.
+
+    A figure that reads a table's runs asks only those of its own arms. Of arms that it shares, a
+    target with an analysis plan asks the seeds of its plan: their home may have planned more.
+    """
+    source, tier = selection.source, selection.tier.value
+    others = {arm.name for arm in source.arms} - {arm.name for arm in selection.target.arms}
+    places = [
+        (entry, entry.arm)
+        for entry in records.entries(tier, source.name)
+        if entry.arm not in others
+    ]
+    for arm, (home, name) in source.shared.items():
+        entries = [entry for entry in records.entries(tier, home.name) if entry.arm == name]
+        if needs_plan(source, selection.tier):
+            planned = {f"seed-{seed}" for seed in source.scales[selection.tier].seeds}
+            entries = [entry for entry in entries if entry.stem in planned]
+        places += [(entry, arm) for entry in entries]
+    return places
+
+
+def _lacking(selection: Selection, evidence: Evidence, records: Source) -> str | None:
+    """Return a sentence naming the folder without any record of a selection, or None."""
+    if evidence.count or evidence.refused or evidence.failed:
+        return None
+    source, tier = selection.source, selection.tier
+    reason = source.not_runnable(tier) if tier not in source.scales else None
+    what = f"no record of {selection.target.name} at the {tier.value} tier"
+    place = records.place(tier.value, source.name)
+    return f"{what}: {reason or absence_text(place.parents[1], place)}"
+
+
+def _refuse(evidence: Evidence, path: Path, arm: str, reason: str) -> None:
+    evidence.refused.append((path, reason))
+    evidence.refused_arms.setdefault(arm, f"{path.name} refused: {reason}")
+
+
+def _reasons(selection: Selection, record: Record, entry: Entry, arm: str) -> list[str]:
+    """Return why a record does not count, most basic reason first; one for a failed run."""
+    if not record.ok:
+        return refusals(record)
+    place = (record.tier, record.target, record.arm, f"seed-{record.seed}.json")
+    if place != (entry.tier, entry.target, entry.arm, entry.name):
+        return [f"the record says it is {'/'.join(map(str, place))}, and lies elsewhere"]
+    try:
+        run = plan(selection.source, selection.tier, [record.seed], [arm])[0]
+    except ValueError as error:
+        return [str(error)]
+    difference = config_difference(record, run) or plan_refusal(selection, record)
+    changes = [metric.name for metric in selection.source.metrics if metric.change]
+    return [difference] if difference else refusals(record, changes)
+
+
+def _absent_arms(selection: Selection, evidence: Evidence) -> dict[str, str]:
+    """Return a sentence for every arm without usable records."""
+    absent = dict(evidence.refused_arms)
+    missing = selection.source.not_runnable(selection.tier)
+    for arm in selection.target.arms:
+        if arm.name in absent or evidence.records.get(arm.name):
+            continue
+        count = evidence.failed_arms.get(arm.name)
+        if count:
+            reasons = [why for path, why in evidence.failed if path.parent.name == arm.name]
+            absent[arm.name] = f"all {count} run(s) of {arm.name} failed ({reasons[-1]})"
+        else:
+            absent[arm.name] = missing or f"{arm.name} has no record at this tier yet"
+    return absent
+
+
+def _mismatch(selection: Selection, claim: Claim, evidence: Evidence) -> str | None:
+    """Return why the arms of a claim must not be compared, or None."""
+    if "learning_rate" not in claim.factor:
+        rates = learning_rates(selection, claim)
+        if len(set(rates.values())) > 1:
+            return f"claim {claim.name} compares arms at different learning rates: {rates}"
+    seeds = set.intersection(*(set(evidence.records[arm]) for arm in claim.arms))
+    for seed in sorted(seeds):
+        inputs = [evidence.records[arm][seed].inputs for arm in claim.arms]
+        for key in set.intersection(*(set(item) for item in inputs)):
+            if len({item[key] for item in inputs}) > 1:
+                return (
+                    f"claim {claim.name}: in seed {seed} the arms {', '.join(claim.arms)} had "
+                    f"different {key.replace('_', ' ')}"
+                )
+    return None
+
+
+def learning_rates(selection: Selection, claim: Claim) -> dict[str, float]:
+    """Return the learning rate of each trained arm of a claim; empty where nothing trains."""
+    scale = selection.source.scales.get(selection.tier)
+    if not isinstance(scale, TrainScale):
+        return {}
+    arms = [selection.source.arm(name) for name in claim.arms]
+    rates = scale.optimizer.learning_rates
+    return {arm.name: rates.of(arm) for arm in arms if arm.training != "none"}
+
+
+def _with_caveat(
+    selection: Selection, claim: Claim, evidence: Evidence, verdict: Verdict
+) -> Verdict:
+    """Say so where compared arms had learning rates of their own, or came from other commits."""
+    if verdict.status == "not run":
+        return explained(verdict, claim.metric, claim.arms, evidence.records)
+    sentences = [verdict.sentence]
+    rates = learning_rates(selection, claim)
+    if len(set(rates.values())) > 1:
+        listed = ", ".join(f"{arm} {rate:g}" for arm, rate in rates.items())
+        sentences.append(f"The arms' learning rates differ, too: {listed}")
+    compared = [evidence.records[arm].values() for arm in claim.arms]
+    mixed = mixed_seeds(record for records in compared for record in records)
+    if mixed:
+        sentences.append(
+            f"The arms of {seeds_text(list(mixed))} were run from different source commits, so "
+            "that the code may differ, too"
+        )
+    return dataclasses.replace(verdict, sentence=". ".join(sentences))
+
+
+def _expectations(
+    selection: Selection, evidence: Evidence, expected: Path, *, alone: bool
+) -> list[Expectation]:
+    """Return what is expected of a selection; `alone` says that there is no record to judge."""
+    target, tier = selection.target, selection.tier
+    # Intervals of blessed values need scipy, for which a check of nothing should not wait.
+    found = (
+        load_bars(expected, tier.value, target.name)
+        if alone
+        else load_expectations(expected, tier, target, device_name(evidence))
+    )
+    if selection.tier is Tier.PAPER and target.headline:
+        found += [
+            _paper_expectation(cell.arm, target.headline, cell.value, cell.items, cell.place)
+            for cell in paper_cells(expected, target.paper_file)
+            if cell.column == target.paper_column and cell.arm and cell.quantity == "accuracy"
+        ]
+    return [item for item in found if item.arm in {arm.name for arm in target.arms}]
+
+
+def _paper_expectation(arm: str, metric: str, value: float, items: int, place: str) -> Expectation:
+    """Return the interval that the paper's percentage has from its number of test problems."""
+    interval = wilson_interval(value / 100 * items, items)
+    assert interval.low is not None
+    assert interval.high is not None
+    return Expectation(
+        arm=arm,
+        metric=metric,
+        accept=(100 * interval.low, 100 * interval.high),
+        source="paper",
+        because=f"{place}: {value}, with Wilson's 95 % interval on {items} problems",
+    )
+
+
+def device_name(evidence: Evidence) -> str | None:
+    """Return the device that the records were made on, None without one or with several."""
+    names = {
+        device_of(record.environment)
+        for records in evidence.records.values()
+        for record in records.values()
+    }
+    return names.pop() if len(names) == 1 else None
+
+
+def checked_json(checked: Checked) -> dict[str, Any]:
+    """Return a check's result as JSON values."""
+    evidence = checked.evidence
+    return {
+        "target": checked.selection.target.name,
+        "tier": checked.selection.tier.value,
+        "records": evidence.count,
+        "sound": checked.sound,
+        "refused": [{"record": str(path), "because": why} for path, why in evidence.refused],
+        "failed": [{"record": str(path), "because": why} for path, why in evidence.failed],
+        "verdicts": [dataclasses.asdict(verdict) for verdict in checked.verdicts],
+    } | ({"reason": checked.lacking} if checked.lacking else {})

@@ -1,0 +1,351 @@
+"""Points of one model measured with one way of training: the policy is built once for all of them.
+
+A point that runs out of memory goes on with smaller micro-batches (`repro.rl.step`), and
+where that does not help, with half as many sequences sampled at once, until one at a time fails
+too, or where the plan says that even one is far too much. Rows that wait for a slot cost time, not
+correctness: their tokens and gradients are the same.
+What was given up stands in the facts of the point.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import traceback
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from repro.measure.device_state import is_out_of_memory, release, require_clean, retries
+from repro.measure.memory_use import context_bytes
+from repro.measure.step_ledger import StepLedger, way_of
+from repro.measure.step_training import begin, parameter_image, timed_step, training_of, warm_up
+from repro.models.decoder import is_projection
+from repro.models.lora import adapter_layers, base_linear
+from repro.models.memory_plan import (
+    CONTEXT_BYTES,
+    StepShape,
+    fit_micro_tokens,
+    plan_memory,
+    weight_bytes,
+)
+from repro.models.other_products import take_products
+from repro.models.policy import Policy, trainable_parameters
+from repro.models.quantized_linear import QuantizedLinear
+from repro.models.shapes import random_policy
+from repro.reward.grader import GraderPool
+from repro.rl.checkpoint import TrainState
+from repro.rollout.engine import Engine
+from repro.rollout.engine_config import EngineConfig
+from repro.rollout.for_policy import CopySampler
+from repro.rollout.state import Statistics
+from repro.spec.arm import WeightFormat
+from repro.spec.config import derive_seed
+from repro.spec.shapes import shape_named
+from repro.spec.step import StepArm, StepPoint, StepScale
+
+Stop = Callable[[], bool]
+
+# The plan is within a twentieth of what a step takes: beyond this share of the budget nothing fits.
+_HOPELESS = 1.1
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Bench:
+    """What every measurement of a run shares.
+
+    Attributes
+    ----------
+    failures
+        Of points, what went wrong.
+    timed_retries
+        By point and way: how often the allocator retried under the clock, where it was free to take
+        the whole device. Within a budget retries are how a step is made to fit.
+    """
+
+    scale: StepScale
+    seed: int
+    pool: GraderPool
+    ledger: StepLedger
+    should_stop: Stop
+    failures: list[str] = dataclasses.field(default_factory=list)
+    timed_retries: dict[str, int] = dataclasses.field(default_factory=dict)
+
+    def count_retries(self, arm: StepArm, point: StepPoint, count: int) -> None:
+        """Add retries of one timed step."""
+        if not point.budget_bytes and not point.memory_only:
+            name = f"{point.name} {way_of(arm)}"
+            self.timed_retries[name] = self.timed_retries.get(name, 0) + count
+
+
+def step_shape(
+    point: StepPoint, weight_format: WeightFormat, rank: int, scale: StepScale, budget: int
+) -> StepShape:
+    """Return what the memory plan plans, with the micro-batch that it chose."""
+    step = StepShape(
+        shape=shape_named(point.model),
+        weight_format=weight_format,
+        rank=rank,
+        prompts=point.prompts,
+        group=point.group,
+        prompt_tokens=point.prompt_tokens,
+        completion_tokens=point.completion_tokens,
+        slots=point.slots or point.rows,
+        cache=point.cache,
+        micro_tokens=point.micro_tokens or point.row_tokens,
+        optimizer=scale.optimizer,
+        checkpointing=point.checkpointing,
+    )
+    return step if point.micro_tokens else fit_micro_tokens(step, budget)
+
+
+def together(points: Iterable[StepPoint]) -> list[list[StepPoint]]:
+    """Return the points in their order, cut where another policy or budget is needed."""
+    groups: list[list[StepPoint]] = []
+    for point in points:
+        last = groups[-1][-1] if groups else None
+        same = last is not None and (last.model, last.lora_rank, last.budget_bytes) == (
+            point.model,
+            point.lora_rank,
+            point.budget_bytes,
+        )
+        if same:
+            groups[-1].append(point)
+        else:
+            groups.append([point])
+    return groups
+
+
+def measure_points(bench: Bench, arm: StepArm, points: list[StepPoint]) -> bool:
+    """Measure what the ledger lacks of some points of one model; return False when stopped."""
+    missing = [point for point in points if bench.ledger.missing(arm, point)]
+    if not missing:
+        return True
+    require_clean(finished=bench.ledger.finished)
+    with _budget(missing[0]) as budget:
+        try:
+            policy = build_policy(arm, missing[0], bench.seed)
+        except Exception as error:  # noqa: BLE001
+            for point in missing:
+                if is_out_of_memory(error):
+                    bench.ledger.out_of_memory(arm, point, "the weights alone do not fit")
+                else:
+                    _note_failure(bench, arm, point, error)
+            return True
+        for point in missing:
+            if bench.should_stop():
+                return False
+            try:
+                if not _measure(bench, arm, point, policy, budget):
+                    return False
+            except Exception as error:  # noqa: BLE001
+                _note_failure(bench, arm, point, error)
+        del policy
+    return True
+
+
+def _note_failure(bench: Bench, arm: StepArm, point: StepPoint, error: Exception) -> None:
+    """Take down what went wrong with a point, so that the others can go on.
+
+    Raises
+    ------
+    RuntimeError
+        When the device itself no longer answers.
+    """
+    traceback.print_exception(error)
+    said = (str(error).splitlines() or [""])[0]
+    bench.failures.append(f"{point.name} {way_of(arm)}: {type(error).__name__}: {said}")
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+
+
+@contextmanager
+def _budget(point: StepPoint) -> Iterator[int]:
+    """Cap the allocator at the point's budget, the driver's context included; yield the bytes.
+
+    A context grows as kernels are loaded, so a young process leaves room for a full-grown one.
+    """
+    total = torch.cuda.get_device_properties(0).total_memory
+    release()
+    budget = point.budget_bytes or total
+    context = max(context_bytes(), CONTEXT_BYTES)
+    torch.cuda.set_per_process_memory_fraction(min(1.0, (budget - context) / total))
+    try:
+        yield budget
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0)
+        release()
+
+
+def build_policy(arm: StepArm, point: StepPoint, seed: int, device: str = "cuda") -> Policy:
+    """Return the arm's policy of the point's shape with random weights."""
+    full = arm.training == "full"
+    policy = random_policy(
+        f"qwen2.5-{point.model}",
+        weight_format=arm.weight_format,
+        lora_rank=0 if full else rank_of(arm, point),
+        seed=derive_seed(seed, "weights"),
+        device=device,
+        full=full,
+    )
+    take_products(policy.model, arm.linears, policy.compute_dtype)
+    return policy
+
+
+def rank_of(arm: StepArm, point: StepPoint) -> int:
+    """Return the LoRA rank at a point."""
+    return point.lora_rank or arm.lora_rank
+
+
+def _measure(bench: Bench, arm: StepArm, point: StepPoint, policy: Policy, budget: int) -> bool:
+    """Measure one point, with fewer slots where memory ends; return False when stopped."""
+    planned = step_shape(point, arm.weight_format, rank_of(arm, point), bench.scale, budget)
+    given_up: list[int] = []
+    while True:
+        try:
+            return measure_repeats(bench, arm, point, policy, planned, given_up)
+        except Exception as error:
+            if not is_out_of_memory(error):
+                raise
+            bench.ledger.begin_again(arm, point)
+        # Outside the handler: its exception holds the frames, and so the tensors, that failed.
+        release()
+        least = _least_bytes(arm, planned)
+        if planned.slots == 1 or least > _HOPELESS * budget:
+            said = f"does not fit with {[*given_up, planned.slots]} rows at once"
+            if planned.slots > 1:
+                said += f"; with one it needs {least / 1e9:.1f} GB by the plan"
+            bench.ledger.out_of_memory(arm, point, said)
+            return True
+        given_up.append(planned.slots)
+        planned = dataclasses.replace(planned, slots=planned.slots // 2)
+
+
+def _least_bytes(arm: StepArm, planned: StepShape) -> int:
+    """Return the planned peak with one row at once, by single rows; 0 where there is no plan."""
+    if arm.training == "full" or arm.linears != "kernels":
+        return 0
+    least = dataclasses.replace(planned, slots=1, micro_tokens=planned.row_tokens)
+    return plan_memory(least).peak
+
+
+def measure_repeats(
+    bench: Bench,
+    arm: StepArm,
+    point: StepPoint,
+    policy: Policy,
+    planned: StepShape,
+    given_up: list[int],
+) -> bool:
+    """Warm up and measure the repeats that the ledger lacks; return False when stopped.
+
+    Raises
+    ------
+    torch.OutOfMemoryError
+        When a step does not fit with as many slots, even by single rows.
+    """
+    scale = bench.scale
+    done = scale.steps - bench.ledger.missing(arm, point)
+    config = engine_config(point, planned)
+    full = policy.training == "full"
+    for parameter in policy.model.parameters():
+        parameter.grad = None  # a step that ran out of memory may have left one
+    release()
+    _begin_peak()  # of this try: what an earlier point or a larger try took is not its own
+    sampler = CopySampler(policy, config) if full else Engine(policy, config)
+    release()
+    try:
+        t = training_of(
+            policy, sampler, bench.pool, arm, point, scale,
+            seed=bench.seed, micro_tokens=planned.micro_tokens,
+        )  # fmt: skip
+        before = parameter_image(policy)
+        state = begin(t)
+        for _ in range(0 if point.memory_only else scale.warm_up):
+            warm_up(t, state, scale.warm_up_tokens)
+        state.draws = scale.warm_up + done  # a second start goes on where the first one was
+        state.step = state.draws * scale.updates
+        for _ in range(done, scale.steps):
+            if bench.should_stop():
+                return False
+            retried = retries()
+            seconds = timed_step(t, state)
+            bench.count_retries(arm, point, retries() - retried)
+            moved = float((parameter_image(policy) - before).norm())
+            facts = _facts(policy, sampler.statistics, state, planned, point) | {
+                "slot_fallbacks": list(given_up),
+                "moved": moved,
+            }
+            bench.ledger.add(arm, point, seconds, facts)
+    finally:
+        sampler.close()
+    return True
+
+
+def _facts(
+    policy: Policy, statistics: Statistics, state: TrainState, planned: StepShape, point: StepPoint
+) -> dict[str, Any]:
+    """Return what was really done and what it took, as JSON values."""
+    fallbacks = state.effects.get("micro_batch_fallbacks", [])
+    found = {
+        "micro_tokens": state.effects.get("micro_tokens", planned.micro_tokens),
+        "fallbacks": [wanted for _, wanted, _ in fallbacks],
+        "slots": planned.slots,
+        "decode_steps": statistics.decode_steps,
+        "generated_tokens": statistics.generated_tokens,
+        "preemptions": statistics.preemptions,
+        "weight_bytes": weight_bytes(planned),
+        "linears": linears_of(policy),
+        "adapter_modules": len(dict(adapter_layers(policy.model))),
+        "parameters_trainable": sum(p.numel() for p in trainable_parameters(policy).values()),
+    }
+    if policy.training != "full":
+        plan = plan_memory(planned)
+        found["plan"] = dataclasses.asdict(plan) | {"step": point.name}
+        found["predicted_bytes"] = plan.peak
+    return found | _memory()
+
+
+def _begin_peak() -> None:
+    if torch.cuda.is_available():
+        torch.cuda.reset_peak_memory_stats()
+
+
+def _memory() -> dict[str, int]:
+    if not torch.cuda.is_available():
+        return {"peak_bytes": 0}
+    reserved, context = torch.cuda.max_memory_reserved(), context_bytes()
+    return {
+        "reserved_bytes": reserved,
+        "allocated_bytes": torch.cuda.max_memory_allocated(),
+        "context_bytes": context,
+        "peak_bytes": reserved + context,
+    }
+
+
+def engine_config(point: StepPoint, planned: StepShape) -> EngineConfig:
+    """Return an engine of the planned size whose rows end at their limit alone.
+
+    It captures no prefills, as a trainer's does (`repro.rollout.for_policy`): none are planned.
+    """
+    return EngineConfig(
+        slots=planned.slots,
+        cache_format=planned.cache,
+        max_positions=point.row_tokens,
+        max_new_tokens=point.completion_tokens,
+        cache_blocks=planned.cache_blocks,
+        prefill_graph_tokens=0,
+        ignore_end=True,
+    )
+
+
+def linears_of(policy: Policy) -> dict[str, int]:
+    """Return how many projections there really are of each format."""
+    found: dict[str, int] = {}
+    for name, layer in policy.decoder.named_modules():
+        if is_projection(name):
+            base = base_linear(layer)
+            kind = base.weight_format if isinstance(base, QuantizedLinear) else "bf16"
+            found[kind] = found.get(kind, 0) + 1
+    return found

@@ -1,0 +1,135 @@
+"""The metrics of measured steps.
+
+Per point `p`, the metrics are
+
+    step_seconds_p, rollout_seconds_p, reward_seconds_p, update_seconds_p, optimizer_seconds_p,
+    idle_seconds_p, tokens_per_second_p,
+    peak_bytes_p (reserved by the allocator, and the driver's context), predicted_bytes_p,
+    prediction_error_p (percent of the measured peak),
+
+and where there is a baseline, `speedup_p`, `update_ratio_p` and `rollout_ratio_p`: the baseline's
+time over the arm's, repeat by repeat. Each metric is the median over the repeats, which stand in
+the record as a series of the metric's name. A point that samples part of its rows' tokens has no
+metric in which the rollout's time takes part; one that measures memory only has the last three.
+"""
+
+from __future__ import annotations
+
+from statistics import median
+from typing import Any
+
+import torch
+
+from repro.evidence.record import Estimate
+from repro.measure.step_ledger import StepLedger, way_of
+from repro.rl.clock import PHASES
+from repro.spec.step import StepArm, StepPoint, StepScale
+
+Entry = dict[str, Any]
+_RATIOS = {"speedup": "total", "update_ratio": "update", "rollout_ratio": "rollout"}
+# Metrics that say nothing where rows were filled up instead of sampled.
+_OF_THE_ROLLOUT = ("step_seconds", "rollout_seconds", "tokens_per_second", "speedup",
+                   "rollout_ratio")  # fmt: skip
+
+
+def series_of(point: StepPoint, mine: Entry, base: Entry | None) -> dict[str, list[float | None]]:
+    """Return one value a repeat of every metric that is timed, by its name."""
+    if point.memory_only:
+        return {}
+    repeats = mine["repeats"]
+    tokens = mine["facts"]["generated_tokens"]
+    found = {"step_seconds": [repeat["total"] for repeat in repeats]}
+    for part in PHASES:
+        found[f"{part}_seconds"] = [repeat[part] for repeat in repeats]
+    found["tokens_per_second"] = [tokens / repeat["rollout"] for repeat in repeats]
+    if base is not None:
+        for name, phase in _RATIOS.items():
+            found[name] = [
+                slow[phase] / fast[phase]
+                for slow, fast in zip(base["repeats"], repeats, strict=False)
+            ]
+    if not point.whole:
+        found = {name: values for name, values in found.items() if name not in _OF_THE_ROLLOUT}
+    return {f"{name}_{point.name}": list(values) for name, values in found.items()}
+
+
+def metrics_of(point: StepPoint, mine: Entry, base: Entry | None) -> dict[str, Estimate]:
+    """Return the metrics of one point."""
+    metrics = {}
+    for name, values in series_of(point, mine, base).items():
+        known = [value for value in values if value is not None]
+        metrics[name] = Estimate(
+            value=median(known),
+            unit=_unit(name),
+            low=min(known),
+            high=max(known),
+            n=len(known),
+            method="median of timed steps after a warm-up, device events; from least to most",
+        )
+    facts = mine["facts"]
+    peak, predicted = facts["peak_bytes"], facts.get("predicted_bytes")
+    n = len(mine["repeats"])
+    metrics[f"peak_bytes_{point.name}"] = Estimate(
+        value=peak, unit="bytes", n=n, method="most reserved by the allocator, and context"
+    )
+    if predicted is not None and peak:
+        metrics[f"predicted_bytes_{point.name}"] = Estimate(
+            value=predicted, unit="bytes", n=n, method="the memory plan's peak"
+        )
+        metrics[f"prediction_error_{point.name}"] = Estimate(
+            value=100 * abs(predicted - peak) / peak,
+            unit="percent",
+            n=n,
+            method="|predicted - measured| of the measured peak",
+        )
+    return metrics
+
+
+def _unit(metric: str) -> str:
+    if metric.startswith("tokens_per_second"):
+        return "tokens per second"
+    return "ratio" if metric.startswith(tuple(_RATIOS)) else "seconds"
+
+
+def summary(
+    points: dict[str, dict[str, Any]], ledger: StepLedger, own: StepArm, scale: StepScale
+) -> dict[str, Any]:
+    """Return the receipts of the whole run: formats, adapters, and a rate that must be possible."""
+    name = way_of(own)
+    mine = [found[name] for found in points.values() if name in found]
+    if not mine:
+        return {}
+    seconds = 0.0
+    nbytes = 0
+    for point in scale.points:
+        entry = ledger.entry(own, point)
+        for repeat in entry["repeats"]:
+            seconds += repeat["rollout"]
+            # Every decode step reads every projection once.
+            nbytes += entry["facts"]["decode_steps"] * entry["facts"]["weight_bytes"]
+    return {
+        "linears": mine[0]["linears"],
+        "adapter_modules": mine[0]["adapter_modules"],
+        "parameters_trainable": mine[0]["parameters_trainable"],
+        "timing": {
+            "method": "device_events",
+            "seconds": seconds,
+            "bytes": nbytes,
+            "bytes_per_second": copy_rate(),
+        },
+    }
+
+
+def copy_rate() -> float:
+    """Return the bytes a second of a large copy on the device, read and written."""
+    source = torch.empty(1 << 31, dtype=torch.uint8, device="cuda").random_()
+    target = torch.empty_like(source)
+    times = []
+    for _ in range(4):
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        begin.record()
+        target.copy_(source)
+        end.record()
+        end.synchronize()
+        times.append(begin.elapsed_time(end) / 1e3)
+    return 2 * source.nbytes / min(times)

@@ -1,0 +1,111 @@
+"""Time and memory of whole GRPO steps on real shapes: the rows of Table 3 and the memory claims.
+
+A run goes through its points model by model. Each model is built once with the baseline's format
+and once with the arm's; every point gets an engine on those same weights and an optimiser, warms
+up, and is timed as often as the scale says. Each timed step is written down at once
+(`repro.measure.step_ledger`): a run that was stopped goes on where it was, and an arm whose
+baseline another arm has measured takes it over. What the metrics are: `repro.procedures.
+step_metrics`.
+
+A point that does not fit has no metrics; `effects["out_of_memory"]` says so. One that fails in
+another way costs its own metrics alone: `effects["failed"]` says how, and the log has a traceback.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from repro.evidence.procedure import Measured, Progress, Stopped
+from repro.evidence.record import Estimate
+from repro.measure.step_ledger import StepLedger, ledger_path, way_of
+from repro.measure.step_measure import Bench, measure_points, together
+from repro.measure.step_metrics import metrics_of, series_of, summary
+from repro.models.other_products import missing_library
+from repro.reward.grader import GraderPool
+from repro.spec.config import RunConfig
+from repro.spec.step import StepArm, StepPoint, StepScale, step_arm
+
+
+def measure_steps(
+    run: RunConfig,
+    *,
+    folder: Path,
+    progress: Progress,
+    should_stop: Callable[[], bool],
+    threads: int,
+) -> Measured:
+    """Measure every point of the run's scale that the ledger does not hold yet.
+
+    Raises
+    ------
+    RuntimeError
+        Without a CUDA device, without the library that the arm multiplies by, or when every point
+        failed.
+    Stopped
+        When asked to stop between two steps; what was measured is kept.
+    """
+    if not torch.cuda.is_available():
+        raise RuntimeError("step_time measures a GPU; this process has no CUDA device")
+    own = run.arm if isinstance(run.arm, StepArm) else step_arm(run.arm)
+    lacking = missing_library(own.linears)
+    if lacking is not None:
+        raise RuntimeError(f"{own.name} {lacking}")
+    torch.set_num_threads(threads)
+    scale: StepScale = run.scale
+    ledger = StepLedger(ledger_path(folder, run.seed), scale)
+    ways = ways_of(own, scale)
+    with GraderPool(workers=2) as pool:
+        bench = Bench(scale=scale, seed=run.seed, pool=pool, ledger=ledger, should_stop=should_stop)
+        for points in together(scale.points):
+            for way in ways:
+                progress(f"{points[0].model} {way_of(way)}", {})
+                if not measure_points(bench, way, points):
+                    raise Stopped
+    found = measured_steps(own, ways, scale, ledger)
+    if bench.failures and not found.metrics:
+        raise RuntimeError("; ".join(bench.failures))
+    found.effects.update(failed=bench.failures, timed_retries=bench.timed_retries)
+    return found
+
+
+def ways_of(own: StepArm, scale: StepScale) -> list[StepArm]:
+    """Return what is measured, the baseline first: an arm may be its own."""
+    if scale.baseline is None:
+        return [own]
+    plain = step_arm(own, name="baseline", weight_format=scale.baseline, training="lora",
+                     linears="kernels")  # fmt: skip
+    return [own] if way_of(plain) == way_of(own) else [plain, own]
+
+
+def measured_steps(
+    own: StepArm, ways: list[StepArm], scale: StepScale, ledger: StepLedger
+) -> Measured:
+    """Return what the ledger's entries come to."""
+    metrics: dict[str, Estimate] = {}
+    series: dict[str, list[float | None]] = {}
+    effects: dict[str, Any] = {"points": {}, "out_of_memory": []}
+    for point in scale.points:
+        entries = {way_of(way): ledger.entry(way, point) for way in ways}
+        _note_memory(effects, point, entries)
+        found = {name: entry for name, entry in entries.items() if entry["repeats"]}
+        effects["points"][point.name] = {name: entry["facts"] for name, entry in found.items()}
+        mine = found.get(way_of(own))
+        if mine is None:
+            continue
+        base = found.get(way_of(ways[0])) if len(ways) > 1 else None
+        metrics |= metrics_of(point, mine, base)
+        series |= series_of(point, mine, base)
+    effects |= summary(effects["points"], ledger, own, scale)
+    return Measured(metrics=metrics, series=series, effects=effects)
+
+
+def _note_memory(
+    effects: dict[str, Any], point: StepPoint, entries: dict[str, dict[str, Any]]
+) -> None:
+    for name, entry in entries.items():
+        if entry["out_of_memory"]:
+            effects["out_of_memory"].append(f"{point.name} {name}: {entry['out_of_memory']}")

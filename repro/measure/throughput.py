@@ -1,0 +1,346 @@
+"""Tokens a second of a rollout on real shapes with random weights: Tables 5 to 9, Fig. 11.
+
+The runs of one loaded model are carried out together: the seeds of an arm, which are repeats, and
+the arms that differ by their adapter's rank alone. Each shape is loaded once, the adapters are
+exchanged, an arm's steps are captured once, and every seed then times each batch under device
+events, with prompts and random numbers of its own. Weights are the same for all (their values do
+not matter to time). The protocol: prompts of random tokens, the adapter on (A and B random), every
+row to its limit, no prompt shared, prefill counted.
+
+    tokens_per_second_<point>_<batch>      new tokens of all rows over the whole rollout's time
+    prefill_seconds_<point>_<batch>        the rollout of one token
+    step_seconds_<point>_<batch>           (rollout - prefill) / (new tokens - 1)
+    host_share_<point>                     percent of a step at the smallest batch in which the
+                                           device waits for the host
+
+A point with windows is not rolled out whole; see `rollout_windows`. What else the scale asks for
+is measured on the first shape (`rollout_checks`, `rollout_faults`).
+
+Each model is loaded into a device whose memory is free. A batch that does not fit has no metrics;
+`effects["not_run"]` says so, by the plan before (`repro.measure.rollout_plan`) or by the allocator
+after, and the others stand. What ran out of memory measures nothing more: the rest is left to a
+fresh process. `effects["timed_retries"]` counts how often the allocator retried under the clock.
+
+Easy to get wrong: random weights draw random tokens, so an end token would end rows at random; here
+none does. A first rollout captures steps and compiles kernels: it is not timed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from repro.evidence.procedure import Measured, Progress, Stopped
+from repro.measure.device_state import release, require_clean
+from repro.measure.fresh_process import FreshProcessNeededError
+from repro.measure.rollout_cells import time_by_windows, time_host_share, time_whole
+from repro.measure.rollout_checks import CHECKS
+from repro.measure.rollout_parts import Parts, Repeat, open_parts
+from repro.measure.rollout_plan import cell_of, not_fitting
+from repro.measure.rollout_timing import copy_rate, matmul_rate
+from repro.models.decoder import is_projection
+from repro.models.lora import adapter_layers, base_linear
+from repro.models.policy import Policy
+from repro.models.quantized_linear import QuantizedLinear
+from repro.models.shapes import exchange_adapter, random_policy
+from repro.rollout.engine import Engine
+from repro.rollout.engine_config import EngineConfig, Products
+from repro.rollout.step_timing import fill_cache
+from repro.spec.config import RunConfig, derive_seed, require
+from repro.spec.throughput import Check, ThroughputPoint, ThroughputScale
+
+
+def measure_throughput(run: RunConfig, **how: Any) -> Measured:
+    """Carry out one run by itself; see `measure_repeats`."""
+    return measure_repeats([run], **how)[0]
+
+
+def measure_repeats(
+    runs: Sequence[RunConfig],
+    *,
+    folder: Path,
+    progress: Progress,
+    should_stop: Callable[[], bool],
+    threads: int,
+) -> list[Measured]:
+    """Sample every point and batch of the scale with each arm's policy, once a seed.
+
+    Parameters
+    ----------
+    runs
+        Of one loaded model (`repro.spec.throughput.loaded_base`); they differ by seed, and by the
+        rank of the adapter.
+
+    Returns
+    -------
+    list of Measured, one a run
+
+    Raises
+    ------
+    RuntimeError
+        Without a CUDA device of compute capability 8.0 or newer.
+    Stopped
+        When asked to stop; finished batches and checks are kept in `folder`.
+    FreshProcessNeededError
+        When the rest must be measured in another process; the same is kept.
+    DeviceBusyError
+        When others use the device's memory.
+    """
+    del threads
+    if not torch.cuda.is_available() or torch.cuda.get_device_capability() < (8, 0):
+        raise RuntimeError(
+            "throughput is measured on a CUDA device of compute capability 8.0 or newer; "
+            "this machine has none"
+        )
+    arms = _arms(runs, folder / "checkpoint")
+    try:
+        _measure_arms(arms, progress, should_stop)
+    except FreshProcessNeededError as error:
+        error.finished = sum(len(arm.parts.done) for arm in arms)
+        raise
+    for arm in arms:
+        arm.name_points_left_out()
+    rates = {"bytes_per_second": copy_rate(), "flops_per_second": matmul_rate()}
+    found = {
+        (arm.run.arm.name, repeat.seed): Measured(
+            metrics=repeat.metrics, effects=arm.parts.effects | _receipt(repeat, rates)
+        )
+        for arm in arms
+        for repeat in arm.parts.repeats
+    }
+    return [found[run.arm.name, run.seed] for run in runs]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _ArmAtHand:
+    """An arm, by the first of its runs, and what it has measured so far."""
+
+    run: RunConfig
+    products: Products
+    parts: Parts
+
+    def lacks(self, name: str) -> bool:
+        """Whether a point or check is neither finished nor left out."""
+        return name not in self.parts.done and name not in self.parts.effects["not_run"]
+
+    def fitting(self, point: ThroughputPoint) -> list[int]:
+        """Return the batches of a point of which nothing says that they do not fit."""
+        left_out = self.parts.effects["not_run"]
+        return [batch for batch in point.batches if cell_of(point, batch) not in left_out]
+
+    def name_points_left_out(self) -> None:
+        """Say of points without a batch that fits why they were not run."""
+        left_out = self.parts.effects["not_run"]
+        for point in self.run.scale.points:
+            if not self.fitting(point):
+                left_out[point.name] = left_out[cell_of(point, min(point.batches))]
+
+
+def _measure_arms(
+    arms: Sequence[_ArmAtHand], progress: Progress, should_stop: Callable[[], bool]
+) -> None:
+    """Measure what is left of every shape's points, each shape loaded once, and of the checks."""
+    scale: ThroughputScale = arms[0].run.scale
+    checks = scale.checks
+    for shape, group in groupby(scale.points, key=lambda point: point.shape):
+        points = list(group)
+        policy: Policy | None = None
+        for arm in arms:
+            left = [point for point in points if arm.lacks(point.name) and arm.fitting(point)]
+            due = [(what, count) for what, count in checks if arm.lacks(what)]
+            if not left and not due:
+                continue
+            cells = [cell_of(point, batch) for point in left for batch in arm.fitting(point)]
+            with arm.parts.fit_or_left_out(*cells, *(what for what, _ in due)):
+                policy = _loaded(arm.run, shape) if policy is None else _exchanged(policy, arm.run)
+            _measure_shape(arm, shape, policy, left, due, progress, should_stop)
+        checks = ()
+        del policy
+        release()
+
+
+def _arms(runs: Sequence[RunConfig], folder: Path) -> list[_ArmAtHand]:
+    """Return the arms of the runs, in order, each with its parts in a folder of its own."""
+    seeds: dict[str, list[int]] = {}
+    for run in runs:
+        seeds.setdefault(run.arm.name, []).append(run.seed)
+    arms, total = [], torch.cuda.mem_get_info()[1]
+    for name, numbers in seeds.items():
+        first = next(run for run in runs if run.arm.name == name)
+        foreign = name in first.scale.bitsandbytes
+        products: Products = "bitsandbytes" if foreign else "own"
+        effects = {
+            "linears": {},
+            "adapter_modules": 0,
+            "products": products,
+            "repeats_together": len(runs),
+            "not_run": {},
+            "timed_retries": {},
+        }
+        parts = open_parts(folder / name, numbers, effects)
+        parts.effects["not_run"] |= not_fitting(first.scale, first.arm, total)
+        arms.append(_ArmAtHand(run=first, products=products, parts=parts))
+    return arms
+
+
+def _measure_shape(
+    arm: _ArmAtHand,
+    shape: str,
+    policy: Policy,
+    left: Sequence[ThroughputPoint],
+    due: Sequence[tuple[Check, int]],
+    progress: Progress,
+    should_stop: Callable[[], bool],
+) -> None:
+    """Measure the points of one shape that are left for an arm, and the checks that are due."""
+    parts, scale = arm.parts, arm.run.scale
+    if f"shape {shape}" not in parts.done:
+        _count(policy, arm.run, parts.effects)
+        parts.finish(f"shape {shape}")
+    for point in left:
+        number = 1 + scale.points.index(point)
+        progress(f"{point.name}: {arm.run.arm.label}", {"step": number, "steps": len(scale.points)})
+        _point(point, policy, arm, should_stop)
+        parts.finish(point.name)
+    _check(due, policy, parts, progress, should_stop)
+
+
+def _loaded(run: RunConfig, shape: str) -> Policy:
+    """Return the model of a run's arm, loaded into a device whose memory is free."""
+    require_clean()
+    return _policy(run, shape)
+
+
+def _policy(run: RunConfig, shape: str) -> Policy:
+    return random_policy(
+        shape,
+        weight_format=run.arm.weight_format,
+        lora_rank=run.arm.lora_rank if run.arm.training == "lora" else 0,
+        lora_alpha=run.arm.lora_alpha,
+        seed=derive_seed("throughput", shape),
+        device="cuda",
+    )
+
+
+def _exchanged(policy: Policy, run: RunConfig) -> Policy:
+    """Return the loaded model with the adapter of another run's arm."""
+    exchanged = exchange_adapter(
+        policy,
+        lora_rank=run.arm.lora_rank,
+        lora_alpha=run.arm.lora_alpha,
+        seed=derive_seed("throughput", run.arm.lora_rank),
+    )
+    release()
+    return exchanged
+
+
+def _check(
+    due: Sequence[tuple[Check, int]],
+    policy: Policy,
+    parts: Parts,
+    progress: Progress,
+    should_stop: Callable[[], bool],
+) -> None:
+    """Make the checks that are due on `policy`, each with the seeds that it asks for."""
+    for what, count in due:
+        wanted = [repeat for repeat in parts.repeats if repeat.seed < count]
+        if not wanted:
+            continue
+        if should_stop():
+            raise Stopped
+        progress(what, {})
+        with parts.fit_or_left_out(what):
+            found = CHECKS[what](policy, [repeat.seed for repeat in wanted])
+        for repeat, metrics in zip(wanted, found, strict=True):
+            repeat.metrics |= metrics
+        parts.finish(what)
+        release()
+
+
+def _receipt(repeat: Repeat, rates: dict[str, float]) -> dict[str, Any]:
+    timing = {
+        "method": "device_events",
+        "seconds": repeat.seconds,
+        "bytes": repeat.nbytes,
+        "flops": repeat.flops,
+        **rates,
+    }
+    return {"timing": timing} if repeat.seconds else {}
+
+
+def _point(
+    point: ThroughputPoint,
+    policy: Policy,
+    arm: _ArmAtHand,
+    should_stop: Callable[[], bool],
+) -> None:
+    parts, batches = arm.parts, arm.fitting(point)
+    wanted = [repeat for repeat in parts.repeats if point.timed_by(repeat.seed)]
+    if not wanted:
+        return
+    with parts.fit_or_left_out(cell_of(point, max(batches))):
+        engine = _engine(point, max(batches), policy, arm.products)
+        if point.windows:
+            fill_cache(engine, wanted[0].seed)
+    whole = arm.run.scale.whole_batches(arm.run.arm.name, point.name) if point.windows else ()
+    for batch in batches:
+        cell = cell_of(point, batch)
+        if f"batch {cell}" in parts.done:
+            continue
+        with parts.fit_or_left_out(cell):
+            if point.windows:
+                also = batch in whole
+                count = time_by_windows(point, batch, engine, wanted, should_stop, also_whole=also)
+            else:
+                count = time_whole(point, batch, engine, wanted, should_stop)
+        parts.effects["timed_retries"][cell] = count
+        parts.finish(f"batch {cell}")
+    share = f"host_share_{point.name}"
+    smallest_timed = min(point.batches) in batches and not point.windows and point.new_tokens > 1
+    if smallest_timed and share not in parts.effects["not_run"]:
+        with parts.fit_or_left_out(share):
+            time_host_share(point, engine, wanted)
+    engine.close()
+    release()
+
+
+def _engine(point: ThroughputPoint, slots: int, policy: Policy, products: Products) -> Engine:
+    """Return an engine with room for all rows at full length: rows that wait would be timed, too.
+
+    It laid dense weights anew, A's rows below; what that freed, captures may need.
+    """
+    config = EngineConfig(
+        slots=slots,
+        max_positions=point.prompt_tokens + point.new_tokens,
+        max_new_tokens=point.new_tokens,
+        share_prompts=False,
+        ignore_end=True,
+        products=products,
+    )
+    blocks = slots * -(-config.max_positions // config.block_size) + 1
+    engine = Engine(policy, replace(config, cache_blocks=blocks))
+    release()
+    return engine
+
+
+def _count(policy: Policy, run: RunConfig, effects: dict[str, Any]) -> None:
+    """Count what stands in the model, and require the arm's adapter, and that it does something."""
+    for name, module in policy.decoder.named_modules():
+        if is_projection(name):
+            base = base_linear(module)
+            kind = base.weight_format if isinstance(base, QuantizedLinear) else "bf16"
+            effects["linears"][kind] = effects["linears"].get(kind, 0) + 1
+    for name, layer in adapter_layers(policy.model):
+        A, B, _ = layer.adapter()
+        require(
+            len(A) == run.arm.lora_rank,
+            f"the adapter of {name} has rank {len(A)}; arm {run.arm.name} has {run.arm.lora_rank}",
+        )
+        if not bool(B.any()):
+            raise RuntimeError(f"B of {name} is zero: an adapter that does nothing is no adapter")
+        effects["adapter_modules"] += 1

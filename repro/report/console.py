@@ -1,0 +1,77 @@
+"""The command `check`: verdicts as short tables on the terminal, or as JSON."""
+
+from __future__ import annotations
+
+import argparse
+import json
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from repro.judge.blessed import blessed_of
+from repro.judge.check import Checked, check_selection, checked_json
+from repro.report.verdicts import Kind, about, counted, of_kind, to_show, word
+from repro.run.places import expected_folder, runs_folder
+from repro.run.select import select
+from repro.spec.config import require
+
+_COLOURS = {
+    "reproduced": "green",
+    "contradicted": "red",
+    "inconclusive": "yellow",
+    "not run": "dim",
+}
+
+
+def print_check(checked: Checked, console: Console | None = None) -> None:
+    """Print the verdicts of one target."""
+    console = console or Console()
+    if checked.lacking:
+        console.print(f"[red]{escape(checked.lacking)}[/]", highlight=False, soft_wrap=True)
+        return
+    target, tier = checked.selection.target, checked.selection.tier
+    table = Table(
+        title=f"{target.name}, {tier.value} tier: {checked.evidence.count} records",
+        title_justify="left",
+    )
+    table.add_column("claim, bar or blessed value", overflow="fold")
+    table.add_column("verdict", no_wrap=True)
+    table.add_column("because", overflow="fold")
+    for verdict in to_show(checked):
+        kind = f" ({about(verdict)})" if about(verdict) else ""
+        table.add_row(
+            escape(verdict.statement + kind),
+            f"[{_COLOURS[verdict.status]}]{word(verdict)}[/]",
+            escape(verdict.sentence),
+        )
+    console.print(table)
+    if blessed := of_kind(checked, Kind.BLESSED):
+        console.print(f"{Kind.BLESSED.value}: {counted(blessed)}", highlight=False)
+    for path, reason in checked.evidence.refused:
+        console.print(f"[red]refused[/] {escape(f'{path}: {reason}')}", highlight=False)
+    for path, reason in checked.evidence.failed:
+        console.print(f"[yellow]failed[/] {escape(f'{path}: {reason}')}", highlight=False)
+
+
+def main_check(args: argparse.Namespace) -> int:
+    """Carry out `repro check`; return the exit status."""
+    expected, sentence = expected_folder(args.expected), None
+    if args.blessed:
+        given = [name for name in ("runs", "data", "steps") if getattr(args, name)]
+        require(not given, f"--blessed reads stored records; leave out --{', --'.join(given)}")
+        checks = blessed_of(expected, args.targets, args.tier)
+    else:
+        folder, sentence = runs_folder(args.runs)
+        selections = select(args.targets, tier=args.tier, data=args.data, steps=args.steps)
+        checks = [check_selection(selection, folder, expected) for selection in selections]
+    if args.json:
+        print(json.dumps([checked_json(item) for item in checks], indent=1))  # noqa: T201
+    else:
+        for item in checks:
+            print_check(item)
+        if sentence:
+            print(sentence)  # noqa: T201
+    if any(item.faulty for item in checks):
+        return 1
+    return 0 if all(item.sound for item in checks) else 2

@@ -1,0 +1,191 @@
+"""Carry out runs: from a run's procedure to its record.
+
+A procedure (`repro.evidence.procedure`) is named by its target and found here by that name; its
+module is imported when it is first needed, so that nothing above pays for torch.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import importlib.util
+from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from repro.evidence.derived import derived_metrics
+from repro.evidence.environment import capture_environment
+from repro.evidence.procedure import Measured, Procedure, Progress
+from repro.evidence.record import failed_record, find_record, record_of
+from repro.run.analysis_plan import plan_inputs
+from repro.spec.config import RunConfig, TrainScale
+from repro.spec.throughput import loaded_base
+from repro.spec.tier import Tier, cuda_devices
+
+_PROCEDURES = {
+    "train": "repro.procedures.train:train_and_evaluate",
+    "evaluate": "repro.procedures.train:evaluate_untrained",
+    "finetune": "repro.procedures.finetune:fine_tune_and_evaluate",
+    "entropy": "repro.procedures.entropy_start:measure_entropy",
+    "pretrain": "repro.pretrain.procedure:pretrain_policy",
+    "pretrain_proxy": "repro.pretrain.procedure:pretrain_policy",
+    "operation": "repro.measure.operation:measure_operations",
+    "throughput": "repro.measure.throughput:measure_throughput",
+    "checkpoint_path": "repro.measure.checkpoint_path:measure_checkpoint",
+    "step_time": "repro.measure.step_time:measure_steps",
+}
+
+# Procedures whose runs of one loaded model are carried out together, for loading is what takes
+# long. Each takes several runs that differ by seed, and by arm as far as `loaded_base` lets them.
+_TOGETHER = {"throughput": "repro.measure.throughput:measure_repeats"}
+
+
+def carried_together(runs: Sequence[RunConfig]) -> list[tuple[RunConfig, ...]]:
+    """Return the runs in the groups in which they are carried out, in the order of their first."""
+    groups: dict[str, list[RunConfig]] = {}
+    for run in runs:
+        shared = run
+        if run.procedure in _TOGETHER:
+            shared = dataclasses.replace(run, seed=0, arm=loaded_base(run.arm, run.scale))
+        groups.setdefault(shared.digest(), []).append(run)
+    return [tuple(group) for group in groups.values()]
+
+
+def missing_package(run: RunConfig) -> str | None:
+    """Return a sentence naming an optional package that `run` needs and this machine lacks."""
+    needed = run.arm.name in getattr(run.scale, "bitsandbytes", ())
+    needed |= getattr(run.arm, "linears", "") == "bitsandbytes"
+    if needed and importlib.util.find_spec("bitsandbytes") is None:
+        return f"{run.arm.name} needs bitsandbytes (the extra `bitsandbytes`); it is not installed"
+    return None
+
+
+def procedure_named(name: str) -> Procedure:
+    """Return the procedure called `name`, importing its module.
+
+    Raises
+    ------
+    ValueError
+        If there is none.
+    """
+    if name not in _PROCEDURES:
+        known = ", ".join(sorted(_PROCEDURES))
+        raise ValueError(f"there is no procedure {name!r}; the procedures are {known}")
+    module, function = _PROCEDURES[name].split(":")
+    found: Procedure = getattr(importlib.import_module(module), function)
+    return found
+
+
+def carry_out(
+    runs: Sequence[RunConfig],
+    folder: Path,
+    records: Path,
+    progress: Progress,
+    should_stop: Callable[[], bool],
+    threads: int,
+) -> list[Path]:
+    """Carry out runs that go together, and write their records into `records`; return the paths."""
+    if is_ensemble(runs[0]):
+        return _carry_out_ensemble(runs, folder, records, progress, should_stop, threads)
+    started = datetime.now(UTC)
+    measure = _measure_watched if runs[0].tier == Tier.SYSTEMS.value else _measure
+    measured = measure(
+        runs, folder=folder, progress=progress, should_stop=should_stop, threads=threads
+    )
+    environment = capture_environment()
+    paths = []
+    for run, found in zip(runs, measured, strict=True):
+        left_out = found.effects.get("not_run")
+        if left_out and not found.metrics:
+            reason = "; ".join(f"{part} {sentence}" for part, sentence in left_out.items())
+            paths.append(failed_record(run, reason, environment, started).write(records))
+        else:
+            paths.append(keep(run, found, started, records, environment))
+    return paths
+
+
+def _measure_watched(runs: Sequence[RunConfig], **how: Any) -> list[Measured]:
+    """Measure on a device whose memory is free, and add what it did besides to the effects."""
+    from repro.measure.device_state import between, device_state, require_clean
+
+    if cuda_devices():
+        require_clean()
+    before = device_state()
+    measured = _measure(runs, **how)
+    device = {"device": between(before, device_state())}
+    return [dataclasses.replace(item, effects=item.effects | device) for item in measured]
+
+
+def is_ensemble(run: RunConfig) -> bool:
+    """Whether the run is carried out as one of many in a batched model."""
+    return run.tier == Tier.PROXY.value and run.procedure in ("train", "finetune", "evaluate")
+
+
+def _carry_out_ensemble(
+    runs: Sequence[RunConfig],
+    folder: Path,
+    records: Path,
+    progress: Progress,
+    should_stop: Callable[[], bool],
+    threads: int,
+) -> list[Path]:
+    """Carry out those of the runs that have no record, each recorded as soon as it is done."""
+    from repro.ensemble.hooks import FailedRun
+    from repro.procedures.together import train_together
+
+    started, environment = datetime.now(UTC), capture_environment()
+    paths = []
+
+    def done(run: RunConfig, found: Measured | FailedRun) -> None:
+        if isinstance(found, FailedRun):
+            reason = f"{found.reason} (after {found.step} steps)"
+            paths.append(failed_record(run, reason, environment, started).write(records))
+        else:
+            paths.append(keep(run, found, started, records, environment))
+
+    left = [run for run in runs if find_record(run, records) is None]
+    train_together(
+        left,
+        device="cuda" if cuda_devices() else "cpu",
+        folder=folder,
+        progress=progress,
+        should_stop=should_stop,
+        threads=threads,
+        done=done,
+    )
+    return paths
+
+
+def keep(
+    run: RunConfig,
+    measured: Measured,
+    started: datetime,
+    runs: Path,
+    environment: Mapping[str, Any],
+) -> Path:
+    """Write the record of what `run` came to into `runs`; return its path.
+
+    Numbers that follow from others (the area under a curve, the mean of several sets) are added.
+    """
+    budget = run.scale.evaluation.token_budget if isinstance(run.scale, TrainScale) else 0
+    record = record_of(
+        run,
+        metrics=measured.metrics | derived_metrics(measured.metrics, measured.series, budget),
+        series=measured.series,
+        effects=measured.effects,
+        inputs=measured.inputs | plan_inputs(run),
+        environment=environment,
+        started=started,
+    )
+    return record.write(runs)
+
+
+def _measure(runs: Sequence[RunConfig], **how: Any) -> list[Measured]:
+    name = runs[0].procedure
+    if name in _TOGETHER:
+        module, function = _TOGETHER[name].split(":")
+        found: list[Measured] = getattr(importlib.import_module(module), function)(runs, **how)
+        return found
+    (run,) = runs
+    return [procedure_named(name)(run, **how)]

@@ -1,0 +1,71 @@
+"""Where things lie: the folder of records, and the folder of expectations.
+
+Records go to `--runs`, else `$REPRO_RUNS`, else `./runs` if that can be written, else the user's
+data folder; a fallback is said in a sentence. Expectations come from `--expected`, else from the
+checkout that holds the package, else from the copy inside the installed package.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+from pathlib import Path
+
+from repro.evidence.provenance import PACKAGE
+
+# Folders named to someone who named one that is not there.
+_NEAR = 4
+
+
+def runs_folder(named: str | None) -> tuple[Path, str | None]:
+    """Return the folder of records and, where it is not the expected one, a sentence saying so."""
+    if named:
+        return Path(named), None
+    if os.environ.get("REPRO_RUNS"):
+        return Path(os.environ["REPRO_RUNS"]), None
+    here = Path("runs")
+    if _writable(here):
+        return here, None
+    home = os.environ.get("XDG_DATA_HOME") or os.path.expanduser("~/.local/share")
+    folder = Path(home) / "qerl-repro" / "runs"
+    return folder, f"{Path.cwd()} cannot be written, so records are in {folder}"
+
+
+def expected_folder(named: str | None) -> Path:
+    """Return the folder of expectations.
+
+    Raises
+    ------
+    ValueError
+        If there is none.
+    """
+    candidates = [Path(named)] if named else [PACKAGE.parent / "expected", PACKAGE / "expected"]
+    for folder in candidates:
+        if (folder / "paper").is_dir():
+            return folder
+    looked = " or ".join(str(folder) for folder in candidates)
+    raise ValueError(f"there are no expectations (a folder with `paper` in it) in {looked}")
+
+
+def absence_text(runs: Path, folder: Path) -> str:
+    """Return why `folder` of the folder of records holds none, and what lies nearest to it."""
+    looked = runs if not runs.is_dir() else folder
+    said = "has no record" if looked.is_dir() else "does not exist"
+    present = looked
+    while not present.is_dir():
+        present = present.parent
+    if present == looked:
+        return f"{looked} {said}"
+    name = looked.relative_to(present).parts[0]
+    beside = sorted(path.name for path in present.glob("[!.]*") if path.is_dir())
+    near = difflib.get_close_matches(name, beside, n=_NEAR, cutoff=0.0) or ["no folder"]
+    return f"{looked} {said}; {present} holds {', '.join(near)}"
+
+
+def _writable(folder: Path) -> bool:
+    while not folder.exists():
+        parent = folder.parent
+        if parent == folder:
+            return False
+        folder = parent
+    return folder.is_dir() and os.access(folder, os.W_OK)

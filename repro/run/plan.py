@@ -1,0 +1,223 @@
+"""The plan as text: which runs a command would start, and what they would need, before they start.
+
+Times and memory come from the blessed records of the same tier where there are any, else from the
+scale's stated cost; the text says which. Where nobody has timed a run, it says that instead of
+guessing.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from statistics import median
+
+from repro.evidence.record import find_record
+from repro.evidence.store import blessed_records
+from repro.measure.rollout_plan import not_fitting
+from repro.run.ensemble_cost import ensemble_seconds, likely_groups, queue_seconds, unmeasured
+from repro.run.select import Selection
+from repro.spec.config import RunConfig
+from repro.spec.target import Cost
+from repro.spec.throughput import ThroughputScale
+from repro.spec.tier import cuda_devices
+from repro.targets.rates import lacking_rates
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Estimates:
+    """Seconds and bytes of a run by arm, and where they come from."""
+
+    seconds: dict[str, float | None]
+    memory_bytes: int
+    basis: str
+
+
+def plan_text(
+    selection: Selection, runs: list[RunConfig], folder: Path, expected: Path, workers: int = 1
+) -> str:
+    """Return the plan of `runs` as lines of text.
+
+    Parameters
+    ----------
+    folder
+        Where the records are and will be.
+    workers
+        Runs side by side, for the total time.
+    """
+    cost = selection.source.costs[selection.tier]
+    done = {run.digest() for run in runs if find_record(run, folder) is not None}
+    left = [run for run in runs if run.digest() not in done]
+    estimates = estimate(selection, cost, expected)
+    lines = [
+        f"{selection.target.name} at the {selection.tier.value} tier: {len(runs)} runs "
+        f"({len(done)} recorded, {len(left)} to do)",
+        f"  {selection.target.statement}",
+    ]
+    missing = selection.tier.missing()
+    if missing:
+        lines.append(f"  This machine cannot run it: {missing}.")
+    for name in cost.lacking():
+        lines.append(f"  It needs the policy {name}; first: python -m repro run pretrain-proxy")
+    unchosen = lacking_rates(selection.source, selection.tier)
+    if unchosen:
+        lines.append(f"  It cannot start: {unchosen}.")
+    lines += _arm_lines(runs, done, estimates, together=cost.together is not None)
+    lines += _totals(left, estimates, cost, workers, _ensemble_time(left, cost, workers))
+    lines += _prediction_lines(selection, left, expected)
+    lines += _not_fitting_lines(left)
+    lines.append(f"  records   {folder}")
+    return "\n".join(lines)
+
+
+def _prediction_lines(selection: Selection, left: list[RunConfig], expected: Path) -> list[str]:
+    """Return a line where the time is of arms that nothing blessed has timed; else none."""
+    homes = {selection.source.name, *(home.name for home, _ in selection.source.shared.values())}
+    timed = {
+        (record.target, record.arm)
+        for name in homes
+        for record in blessed_records(expected, selection.tier, name)
+    }
+    never = list(dict.fromkeys(r.arm.name for r in left if (r.target, r.arm.name) not in timed))
+    if not never:
+        return []
+    listed = "all arms" if len(never) == len({run.arm.name for run in left}) else ", ".join(never)
+    granted = "".join(f"; {item}" for item in unmeasured(left))
+    return [f"  a prediction: no blessed run of {listed}{granted}"]
+
+
+def _not_fitting_lines(left: list[RunConfig]) -> list[str]:
+    """Return a line per point of an arm that does not fit this device, if there is one."""
+    devices = cuda_devices()
+    arms = {run.arm.name: run for run in left if isinstance(run.scale, ThroughputScale)}
+    if not devices:
+        return []
+    return [
+        f"  not run   {cell} of {name}: {sentence}"
+        for name, run in arms.items()
+        for cell, sentence in not_fitting(run.scale, run.arm, devices[0].memory_bytes).items()
+    ]
+
+
+def _arm_lines(
+    runs: list[RunConfig], done: set[str], estimates: Estimates, *, together: bool
+) -> list[str]:
+    seeds: dict[str, list[int]] = {}
+    for run in runs:
+        seeds.setdefault(run.arm.name, []).append(run.seed)
+    finished = Counter(run.arm.name for run in runs if run.digest() in done)
+    procedures = {run.arm.name: run.procedure for run in runs}
+    lines = []
+    for arm, numbers in seeds.items():
+        seconds = estimates.seconds.get(arm)
+        each = "not timed yet" if seconds is None else f"{duration(seconds)} each"
+        each = "" if together else each
+        recorded = f", {finished[arm]} recorded" if finished[arm] else ""
+        listed = ", ".join(map(str, numbers))
+        lines.append(f"  {arm:<26} {procedures[arm]:<9} seeds {listed:<14} {each}{recorded}")
+    return lines
+
+
+def _ensemble_time(left: list[RunConfig], cost: Cost, devices: int) -> str | None:
+    """Return the predicted time of runs that go many at once, or None where they do not."""
+    together = cost.together
+    if together is None or not left:
+        return None
+    from repro.run.device_queue import ensemble_tasks
+
+    most = together.runs_together
+    tasks = ensemble_tasks(
+        left,
+        Path(),
+        devices=devices,
+        costs={run.scale.checkpoint: together for run in left},
+        # Without the policy its shape is not known; the plan is then of likely sizes.
+        grouping=(lambda runs, _: likely_groups(runs, most)) if cost.lacking() else None,
+    )
+    seconds = [ensemble_seconds(task.every, together) for task in tasks]
+    sizes = ", ".join(str(len(task.every)) for task in tasks)
+    wall = together.begin_seconds + queue_seconds(seconds, devices)
+    busy = together.begin_seconds * min(devices, len(tasks)) + sum(seconds)
+    return (
+        f"{duration(wall)} on {devices} GPU(s), {busy / 60:.0f} "
+        f"GPU minutes; ensembles of {sizes} runs"
+    )
+
+
+def _totals(
+    left: list[RunConfig], estimates: Estimates, cost: Cost, workers: int, ensembles: str | None
+) -> list[str]:
+    times = [estimates.seconds.get(run.arm.name) for run in left]
+    known = [seconds for seconds in times if seconds is not None]
+    basis = estimates.basis
+    if ensembles is not None:
+        time, basis = ensembles, cost.basis
+    elif len(known) == len(times):
+        side = f" with {workers} at a time" if min(workers, len(left)) > 1 else ""
+        longest = max(known, default=0.0)
+        time = f"{duration(max(longest, sum(known) / max(1, workers)))}{side}"
+    else:
+        time = "not known"
+    absent = [item for item in cost.downloads if not item.present()]
+    fetched = "; ".join(f"{item.name} ({size(item.nbytes)})" for item in absent) or "none"
+    memory = estimates.memory_bytes * max(1, min(workers, len(left) or 1))
+    if ensembles is not None:
+        memory = estimates.memory_bytes  # of each device
+    return [
+        f"  time      {time} ({basis})",
+        f"  memory    {size(memory)}",
+        f"  disk      {size(cost.disk_bytes * len(left))}",
+        f"  downloads {fetched}",
+    ]
+
+
+def estimate(selection: Selection, cost: Cost, expected: Path) -> Estimates:
+    """Return the estimates for a selection: from blessed records if there are any.
+
+    Those of an earlier version of the target did something else and say nothing of its cost.
+    """
+    seconds: dict[str, float | None] = {
+        arm.name: (
+            cost.evaluate_seconds
+            if selection.source.procedure_of(arm) == "evaluate"
+            else cost.train_seconds
+        )
+        for arm in selection.source.arms
+    }
+    seconds |= cost.seconds_of_arm
+    memory, basis = cost.memory_bytes, cost.basis
+    blessed = [
+        record
+        for record in blessed_records(expected, selection.tier, selection.source.name)
+        if record.target_version == selection.source.version
+    ]
+    times: dict[str, list[float]] = {}
+    for record in blessed:
+        begun = datetime.fromisoformat(record.started)
+        ended = datetime.fromisoformat(record.finished)
+        together = record.effects.get("repeats_together", 1)
+        times.setdefault(record.arm, []).append((ended - begun).total_seconds() / together)
+        peak = record.value("peak_bytes")
+        memory = max(memory, int(peak)) if peak else memory
+    if times:
+        seconds |= {arm: median(values) for arm, values in times.items()}
+        basis = f"median of {len(blessed)} blessed records"
+    return Estimates(seconds=seconds, memory_bytes=memory, basis=basis)
+
+
+def duration(seconds: float) -> str:
+    """Return a time as people say it."""
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    if seconds < 5400:
+        return f"{seconds / 60:.0f} min"
+    return f"{seconds / 3600:.1f} h"
+
+
+def size(nbytes: float) -> str:
+    """Return a number of bytes in the largest unit that keeps it above one."""
+    for unit, scale in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if nbytes >= scale:
+            return f"{nbytes / scale:.3g} {unit}"
+    return f"{nbytes:.0f} B"

@@ -1,0 +1,70 @@
+"""The command line's options for `run pretrain-proxy`: which size, which data, where to."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import os
+from pathlib import Path
+
+from repro.data.load import DATA_VARIABLE
+from repro.evidence.record import find_record
+from repro.run.select import Selection
+from repro.spec.config import RunConfig, require
+from repro.spec.variants import with_human_problems
+
+TARGET = "pretrain_proxy"
+
+
+def with_proxy_options(selection: Selection, args: argparse.Namespace) -> Selection:
+    """Return the selection with the options applied, or as it is where none was given.
+
+    Folders are passed on to the worker processes as environment variables, `--out` as
+    `$REPRO_POLICIES` and `--human-data` as `$REPRO_DATA`, so that what a run is does not depend on
+    where its files lie.
+
+    Raises
+    ------
+    ValueError
+        When an option stands beside another target, or the folder of data does not exist.
+    """
+    human, out = getattr(args, "human_data", None), getattr(args, "policies", None)
+    size = getattr(args, "size", None)
+    given = (human, out, size) != (None, None, None)
+    if selection.source.name != TARGET and not given:
+        return selection
+    require(
+        selection.source.name == TARGET,
+        f"--size, --human-data and --out are for pretrain-proxy; {selection.target.name} takes "
+        "none of them",
+    )
+    source = selection.source
+    if size is not None:
+        require(args.arms is None, f"--size {size} and --arms {args.arms} say the same; give one")
+        args.arms = f"proxy_{size}".replace("-", "_")
+    if out is not None:
+        from repro.spec.tier import POLICIES_VARIABLE
+
+        os.environ[POLICIES_VARIABLE] = str(Path(out).resolve())
+    if human is not None:
+        folder = Path(human).expanduser()
+        require(folder.is_dir(), f"--human-data {human}: there is no such folder")
+        os.environ[DATA_VARIABLE] = str(folder.resolve())
+        source = with_human_problems(source)
+    return dataclasses.replace(selection, target=source, source=source)
+
+
+def sentence_on_lost_policies(plan: list[RunConfig], runs: Path) -> str | None:
+    """Return a sentence where a run is recorded and its policy is not where it is looked for."""
+    from repro.models.proxy_names import proxy_folder
+
+    for run in plan:
+        if run.target != TARGET or find_record(run, runs) is None:
+            continue
+        folder = proxy_folder(run.arm.name.replace("_", "-"))
+        if not (folder / "config.json").is_file():
+            return (
+                f"{run.arm.name} is recorded in {runs}, but {folder} holds no policy: name another "
+                "folder of records (--runs) to make it again"
+            )
+    return None

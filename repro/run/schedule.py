@@ -1,0 +1,330 @@
+"""Carry out a plan: skip what is recorded, run the rest on worker processes, record each outcome.
+
+A run is done when its record says so; nothing done is ever done again. A run that failed leaves a
+record that says why beside the place of the record it did not write, and is tried again by the
+next start; one that was interrupted goes on from its own checkpoint. Results do not depend on how
+many workers there are, nor on which of them took a run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import signal
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import FrameType, MappingProxyType
+
+from rich.console import Console
+
+from repro.evidence.environment import capture_environment
+from repro.evidence.record import failed_record, find_record, read_record, run_folder
+from repro.run.analysis_plan import write_plans
+from repro.run.carry_out import carried_together, is_ensemble, missing_package
+from repro.run.device_health import Answers, device_answers
+from repro.run.device_queue import RETRIES, Grouping, ensemble_tasks, visible_devices
+from repro.run.places import expected_folder, runs_folder
+from repro.run.plan import plan_text
+from repro.run.progress import Display
+from repro.run.proxy_options import sentence_on_lost_policies, with_proxy_options
+from repro.run.select import Selection, parse_arms, parse_seeds, select
+from repro.run.worker import CarryOut, Event, Task
+from repro.run.workers import WorkerPool
+from repro.spec.config import RunConfig, TrainScale, require
+from repro.spec.target import TogetherCost
+from repro.spec.tier import Tier
+from repro.targets.rates import lacking_rates
+
+FINE, FAILED, INTERRUPTED = 0, 1, 130
+SHOWN = ("accuracy_greedy_start", "accuracy_greedy", "accuracy", "train_seconds")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """How a start ended: runs found done, done now, failed, and left for the next start."""
+
+    before: int
+    finished: int
+    failed: int
+    left: int
+
+    @property
+    def complete(self) -> bool:
+        """Whether every run of the plan has a record of success."""
+        return self.failed == 0 and self.left == 0
+
+
+def default_workers(tier: Tier) -> int:
+    """Return how many runs go side by side: one per core at the smoke tier, one per GPU above."""
+    if tier is Tier.SMOKE:
+        return max(1, len(os.sched_getaffinity(0)))
+    return 1
+
+
+def main_run(args: argparse.Namespace) -> int:
+    """Carry out what the command line names; return the exit status.
+
+    Returns
+    -------
+    int
+        0 when every run is recorded, 1 when one failed, 130 when some are left for the next start.
+    """
+    console = Console()
+    folder, sentence = runs_folder(args.runs)
+    expected = expected_folder(args.expected)
+    if sentence:
+        console.print(sentence)
+    batches: dict[Tier, _Batch] = {}
+    for selection in select(args.targets, tier=args.tier, data=args.data, steps=args.steps):
+        selection = with_proxy_options(selection, args)
+        require_ready(selection)
+        plan = selection.plan(parse_seeds(args.seeds), parse_arms(args.arms))
+        check_folder(plan)
+        lost = sentence_on_lost_policies(plan, folder)
+        if lost:
+            console.print(lost, highlight=False, markup=False)
+        devices = devices_of(selection.tier, args.devices)
+        workers = args.workers or len(devices) or default_workers(selection.tier)
+        require(
+            workers == 1 or selection.tier is not Tier.SYSTEMS,
+            f"--workers {workers}: measurements of one device go one at a time; needs 1",
+        )
+        console.print(
+            plan_text(selection, plan, folder, expected, workers), highlight=False, markup=False
+        )
+        batch = batches.setdefault(selection.tier, _Batch(workers=workers, devices=devices))
+        batch.runs.update({run.digest(): run for run in plan})
+        together = selection.source.costs[selection.tier].together
+        if together is not None:
+            batch.costs.update({run.scale.checkpoint: together for run in plan})
+    return _carry_out(batches, folder, args.threads, console)
+
+
+def require_ready(selection: Selection) -> None:
+    """Raise unless this machine can run the selection, and what it builds on is there.
+
+    Raises
+    ------
+    ValueError
+        If the tier is not for this machine, a pre-trained policy is missing, or learning rates are
+        still to be chosen; it says what comes first.
+    """
+    where = f"{selection.target.name}, {selection.tier.value} tier"
+    missing = selection.source.not_runnable(selection.tier)
+    require(missing is None, f"{where}: {missing}")
+    lacking = ", ".join(selection.source.costs[selection.tier].lacking())
+    require(
+        not lacking,
+        f"{where}: there is no policy {lacking}; first: python -m repro run pretrain-proxy",
+    )
+    unchosen = lacking_rates(selection.source, selection.tier)
+    require(unchosen is None, f"{where}: {unchosen}")
+
+
+@dataclass(slots=True, kw_only=True)
+class _Batch:
+    """The runs of one tier, those that targets share once, and what carries them out."""
+
+    workers: int
+    devices: tuple[str, ...]
+    runs: dict[str, RunConfig] = field(default_factory=dict)
+    costs: dict[str, TogetherCost] = field(default_factory=dict)
+
+
+def _carry_out(
+    batches: Mapping[Tier, _Batch], folder: Path, threads: int | None, console: Console
+) -> int:
+    worst = FINE
+    for tier, batch in batches.items():
+        for path in write_plans(list(batch.runs.values()), folder):
+            console.print(f"wrote the analysis plan {path}", highlight=False)
+        outcome = execute(
+            list(batch.runs.values()),
+            folder,
+            workers=batch.workers,
+            threads=threads or default_threads(tier, batch.workers),
+            console=console,
+            devices=batch.devices,
+            costs=batch.costs,
+        )
+        worst = max(worst, FAILED if outcome.failed else FINE, INTERRUPTED * bool(outcome.left))
+        if outcome.left:
+            break
+    return worst
+
+
+def devices_of(tier: Tier, named: str | None) -> tuple[str, ...]:
+    """Return the devices that a tier's runs fill; none named for tiers that share one device."""
+    return visible_devices(named) if tier is Tier.PROXY else ()
+
+
+def check_folder(plan: Sequence[RunConfig]) -> None:
+    """Read local problems once before anything starts: a broken line stops the plan, not each run.
+
+    Raises
+    ------
+    DataError
+        Naming the file, the line, what was found and what is needed.
+    """
+    from repro.data.load import load_problems
+
+    for data in {run.scale.data for run in plan if isinstance(run.scale, TrainScale)}:
+        if data.source.startswith("folder:"):
+            load_problems(data, "train")
+            load_problems(data, "test")
+
+
+def default_threads(tier: Tier, workers: int = 1) -> int:
+    """Return the threads of one run: 1 at the smoke tier, so that its sums have one order."""
+    shared = max(2, workers)
+    return 1 if tier is Tier.SMOKE else max(1, len(os.sched_getaffinity(0)) // shared)
+
+
+def execute(
+    plan: Sequence[RunConfig],
+    runs: Path,
+    *,
+    workers: int,
+    threads: int,
+    console: Console,
+    devices: Sequence[str] = (),
+    costs: Mapping[str, TogetherCost] = MappingProxyType({}),
+    grouping: Grouping | None = None,
+    carry_out: CarryOut | None = None,
+    answers: Answers = device_answers,
+) -> Outcome:
+    """Carry out every run of `plan` that has no record of success yet.
+
+    Parameters
+    ----------
+    runs : Path
+        Folder of the records; made if missing.
+    workers, threads : int
+        Processes side by side, and threads in each.
+    devices : sequence of str
+        Devices that the workers fill, one each; see `repro.run.device_queue`.
+    costs : mapping of str to TogetherCost
+        By checkpoint: what ensembles of its runs need.
+    grouping, carry_out, answers : callable
+        In place of the suite's own, for tests.
+
+    Raises
+    ------
+    ValueError
+        If a record at a run's place belongs to another configuration.
+    """
+    runs.mkdir(parents=True, exist_ok=True)
+    plan = _runnable(plan, console)
+    pending = [run for run in plan if find_record(run, runs) is None]
+    before = len(plan) - len(pending)
+    if not pending:
+        console.print(f"All {before} runs are recorded in {runs}; nothing to do.")
+        return Outcome(before=before, finished=0, failed=0, left=0)
+    if before:
+        console.print(f"{before} of {len(plan)} runs are recorded already; {len(pending)} to do.")
+    tasks = _tasks(pending, runs, len(devices) or 1, costs, grouping)
+    counts = {"finished": 0, "failed": 0}
+    log = runs / "workers.log"
+    retries = RETRIES if any(is_ensemble(run) for run in pending) else 0
+    pool = WorkerPool(
+        workers,
+        log,
+        threads,
+        devices=devices,
+        retries=retries,
+        carry_out=carry_out,
+        answers=answers if devices else None,
+        alone=plan[0].tier == Tier.SYSTEMS.value,
+    )
+    with pool, Display(tasks, before, console) as display:
+        restore = _stop_on_signals(pool, console)
+        try:
+            for event in pool.execute(tasks):
+                _conclude(event, counts)
+                display.show(event, _shown(event))
+        finally:
+            restore()
+    left = len(pending) - counts["finished"] - counts["failed"]
+    if left:
+        console.print(
+            f"Interrupted: {left} runs are left. The same command goes on where this one stopped."
+        )
+    return Outcome(before=before, finished=counts["finished"], failed=counts["failed"], left=left)
+
+
+def _runnable(plan: Sequence[RunConfig], console: Console) -> list[RunConfig]:
+    """Return the runs whose optional packages are here; say once of each other arm what lacks."""
+    lacking = {run.arm.name: sentence for run in plan if (sentence := missing_package(run))}
+    for sentence in lacking.values():
+        console.print(f"Not run: {sentence}.")
+    return [run for run in plan if run.arm.name not in lacking]
+
+
+def _tasks(
+    pending: Sequence[RunConfig],
+    runs: Path,
+    devices: int,
+    costs: Mapping[str, TogetherCost],
+    grouping: Grouping | None,
+) -> list[Task]:
+    if any(is_ensemble(run) for run in pending):
+        return ensemble_tasks(pending, runs, devices=devices, costs=costs, grouping=grouping)
+    return [
+        Task(run=group[0], folder=run_folder(group[0], runs), runs=runs, also=group[1:])
+        for group in carried_together(pending)
+    ]
+
+
+def _conclude(event: Event, counts: dict[str, int]) -> None:
+    """Count an ended run; record the failed, clear the working folder of the finished."""
+    if event.kind not in counts:
+        return
+    task = event.task
+    recorded = [run for run in task.every if find_record(run, task.runs) is not None]
+    counts["finished"] += len(recorded)
+    counts["failed"] += len(task.every) - len(recorded)
+    if event.kind == "failed":
+        # Runs of an ensemble that were recorded before its worker died are done all the same.
+        environment = capture_environment()
+        for run in task.every:
+            if run not in recorded:
+                failed_record(run, event.text, environment).write(task.runs)
+    else:
+        shutil.rmtree(task.folder / "checkpoint", ignore_errors=True)
+
+
+def _shown(event: Event) -> dict[str, float]:
+    if event.kind != "finished":
+        return {}
+    path = find_record(event.task.run, event.task.runs)
+    if path is None:
+        return {}
+    record = read_record(path)
+    values = {name: record.value(name) for name in SHOWN}
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def _stop_on_signals(pool: WorkerPool, console: Console) -> Callable[[], None]:
+    """Let Ctrl-C and SIGTERM stop the workers at their next step, and a second one at once."""
+    asked = time.monotonic() + 1e9
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        nonlocal asked
+        if time.monotonic() - asked > 0.5:
+            pool.close()
+            raise KeyboardInterrupt
+        if asked > time.monotonic():
+            asked = time.monotonic()
+            console.print("Stopping: each run writes a checkpoint. Once more to stop at once.")
+            pool.stop()
+
+    previous = {name: signal.signal(name, handle) for name in (signal.SIGINT, signal.SIGTERM)}
+
+    def restore() -> None:
+        for name, handler in previous.items():
+            signal.signal(name, handler)
+
+    return restore

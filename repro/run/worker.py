@@ -1,0 +1,200 @@
+"""The body of a worker process, and the values that it exchanges with its parent.
+
+A worker takes tasks from its pipe, carries out their runs by their procedures, and says how each
+ended. It ends with its task where nothing may be left behind for the next one: when tasks are
+measurements (`alone`), when its device no longer answers, and when its task asks for a fresh
+process (`repro.measure.fresh_process`).
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+import time
+import traceback
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any, Literal
+
+from repro.evidence.procedure import Stopped
+from repro.measure.fresh_process import FreshProcessNeededError
+from repro.run import carry_out as recording
+from repro.run.device_health import DEAD, Answers
+from repro.spec.config import RunConfig
+
+EventKind = Literal["started", "progress", "finished", "stopped", "failed", "returned"]
+CarryOut = Callable[..., Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Task:
+    """One run, its own folder for checkpoints, and the folder of all records.
+
+    `also` holds further runs that are carried out with it (`repro.procedures.carried_together`,
+    `repro.run.device_queue`): they stop as one. `attempt` counts the workers that died of it;
+    `finished` the parts that were saved when it last asked for a fresh process.
+    """
+
+    run: RunConfig
+    folder: Path
+    runs: Path
+    also: tuple[RunConfig, ...] = ()
+    attempt: int = 0
+    finished: int = -1
+
+    @property
+    def every(self) -> tuple[RunConfig, ...]:
+        """All runs of the task."""
+        return (self.run, *self.also)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Event:
+    """What a worker says of its task.
+
+    `returned` is a task that goes back into the queue: its worker died, or it asked for a fresh
+    process to go on in; `values` then holds the number of `finished` parts. Else they are progress
+    numbers (`step`, `steps`, `reward`, ...). `text` is the phase, or the reason of a failure.
+    `last` says that the worker ends with this event: it takes one task alone, or its device no
+    longer answers, and a process cannot have it again.
+    """
+
+    task: Task
+    kind: EventKind
+    text: str = ""
+    values: dict[str, float] = field(default_factory=dict)
+    last: bool = False
+
+
+# Steps are measured by the memory that they need, not by what a fragmented reserve holds beside it.
+# The allocator reads its settings when torch is imported, which a task's procedure does first.
+_SEGMENTED = ("step_time", "checkpoint_path")
+
+
+def work(
+    pipe: Connection,
+    log: Path,
+    threads: int,
+    device: str | None,
+    alone: bool,
+    carry_out: CarryOut | None,
+    answers: Answers | None,
+) -> None:
+    """Run tasks from `pipe` until None comes; the first one only where tasks run `alone`."""
+    if device is not None:
+        # Before torch is imported, which is when the driver is asked. The order is that of the
+        # driver's own tool, whose numbers a record has.
+        os.environ["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
+        os.environ["CUDA_VISIBLE_DEVICES"] = device
+    with log.open("ab", buffering=0) as file:
+        os.dup2(file.fileno(), 1)
+        os.dup2(file.fileno(), 2)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    os.environ["OMP_NUM_THREADS"] = str(threads)
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    inbox = _Inbox(pipe)
+    fresh = True
+    while (task := inbox.next_task()) is not None:
+        if task.run.procedure in _SEGMENTED:
+            os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
+        if fresh and answers is not None and not answers():
+            os._exit(DEAD)
+        fresh = False
+        if _carry_out(task, pipe, threads, inbox.stop, carry_out, alone):
+            return
+
+
+class _Inbox:
+    """Reads the pipe on a thread, so that "stop" is heard while a run is under way.
+
+    The parent's end closing (its death, even by SIGKILL) ends the process at once: no orphans.
+    """
+
+    def __init__(self, pipe: Connection) -> None:
+        self.stop = threading.Event()
+        self._pipe = pipe
+        self._tasks: deque[Task | None] = deque()
+        self._arrived = threading.Semaphore(0)
+        threading.Thread(target=self._listen, daemon=True).start()
+
+    def next_task(self) -> Task | None:
+        self._arrived.acquire()
+        return self._tasks.popleft()
+
+    def _listen(self) -> None:
+        while True:
+            try:
+                message = self._pipe.recv()
+            except (EOFError, OSError):
+                os._exit(3)
+            if message == "stop":
+                self.stop.set()
+                continue
+            self._tasks.append(message)
+            self._arrived.release()
+            if message is None:
+                return
+
+
+def _carry_out(
+    task: Task,
+    pipe: Connection,
+    threads: int,
+    stop: threading.Event,
+    carry_out: CarryOut | None,
+    alone: bool,
+) -> bool:
+    """Carry out a task and say how it ended; return whether the worker must end, too."""
+    last = 0.0
+
+    def progress(text: str, values: dict[str, float]) -> None:
+        nonlocal last
+        now = time.monotonic()
+        if now - last >= 0.2 or values.get("step") == values.get("steps"):
+            last = now
+            pipe.send(Event(task=task, kind="progress", text=text, values=values))
+
+    pipe.send(Event(task=task, kind="started"))
+    kind, text, values = _outcome(task, threads, progress, stop, carry_out)
+    ends = alone or kind == "returned" or (kind == "failed" and _device_lost())
+    pipe.send(Event(task=task, kind=kind, text=text, values=values, last=ends))
+    return ends
+
+
+def _device_lost() -> bool:
+    """Return whether the CUDA device of this process answers with an error, if it uses one.
+
+    After a fatal error it does so for as long as the process lives.
+    """
+    torch = sys.modules.get("torch")
+    if torch is None or not torch.cuda.is_initialized():
+        return False
+    try:
+        torch.cuda.synchronize()
+    except RuntimeError:
+        return True
+    return False
+
+
+def _outcome(
+    task: Task,
+    threads: int,
+    progress: Callable[[str, dict[str, float]], None],
+    stop: threading.Event,
+    carry_out: CarryOut | None,
+) -> tuple[EventKind, str, dict[str, float]]:
+    measure = carry_out or recording.carry_out
+    try:
+        measure(task.every, task.folder, task.runs, progress, stop.is_set, threads)
+    except Stopped:
+        return "stopped", "", {}
+    except FreshProcessNeededError as needed:
+        return "returned", str(needed), {"finished": needed.finished}
+    except Exception as error:  # noqa: BLE001 - the failure of one run is data, recorded in whole
+        return "failed", f"{type(error).__name__}: {error}\n{traceback.format_exc()}", {}
+    return "finished", "", {}

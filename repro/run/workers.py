@@ -1,0 +1,253 @@
+"""Worker processes that carry out runs, side by side, and survive one another.
+
+Each worker is a fresh process (`spawn`) with its own torch, a fixed number of threads and a pipe to
+the parent. It takes one run after another, sends its progress back, and writes nothing but the
+run's own folder. A worker that dies (out of memory, a crash in native code), or whose device no
+longer answers, costs its run only: the parent reports how it ended and starts another, on another
+device if one is idle. A device that answers no fresh process gets no more work. Measurements have
+a worker each, and go on in another where they ask for a fresh process. An interrupt is the parent's
+affair: workers ignore Ctrl-C, are told to stop at the next step, and get `grace` seconds to write a
+checkpoint.
+
+The pipe carries `Task`s down and `Event`s up; both are plain picklable values between processes of
+this program, never files.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import multiprocessing
+import signal
+import threading
+import time
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any
+
+from repro.run.device_health import DEAD, Answers
+from repro.run.worker import CarryOut, Event, Task, work
+
+
+@dataclass(slots=True)
+class _Worker:
+    process: BaseProcess
+    pipe: Connection
+    device: str | None
+    task: Task | None = None
+
+
+class WorkerPool:
+    """Carries out tasks on `count` processes of `threads` threads each.
+
+    Parameters
+    ----------
+    count : int
+        Worker processes; a run never depends on how many there are.
+    log : Path
+        File that takes what libraries print in the workers, so that the display stays readable.
+    threads : int
+        Torch and OpenMP threads of each worker; part of the environment of a record, because the
+        order of floating-point sums depends on it.
+    grace : float
+        Seconds that a worker gets to write its checkpoint after `stop`.
+    devices : sequence of str
+        As `CUDA_VISIBLE_DEVICES` names them: worker i sees the i-th alone. Empty hides none.
+    retries : int
+        How often a task goes back into the queue after its worker died.
+    carry_out : callable
+        What a worker does with a task's runs; None takes `repro.procedures.carry_out`.
+    answers : callable
+        Whether its device computes, asked in a fresh worker before its first task; None asks not.
+    alone : bool
+        Whether a worker ends after its task, so that the next one finds nothing left of it.
+    """
+
+    def __init__(
+        self,
+        count: int,
+        log: Path,
+        threads: int = 1,
+        grace: float = 60.0,
+        *,
+        devices: Sequence[str] = (),
+        retries: int = 0,
+        carry_out: CarryOut | None = None,
+        answers: Answers | None = None,
+        alone: bool = False,
+    ) -> None:
+        if count < 1:
+            raise ValueError(f"workers is {count}; it must be 1 or more")
+        self._log = log
+        self._context = multiprocessing.get_context("spawn")
+        self._count = count
+        self._threads = threads
+        self._grace = grace
+        self._devices: list[str | None] = list(devices) or [None]
+        self._each = -(-count // len(self._devices))
+        self._retries = retries
+        self._alone = alone
+        self._work = alone, carry_out, answers
+        self._workers: list[_Worker] = []
+        self._asked_to_stop = False
+        self._stopping = False
+
+    def __enter__(self) -> WorkerPool:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def execute(self, tasks: Sequence[Task]) -> Iterator[Event]:
+        """Yield every worker's events until all tasks have finished, failed or stopped."""
+        waiting = deque(tasks)
+        self._workers = [
+            self._start(self._devices[place % len(self._devices)])
+            for place in range(min(self._count, len(waiting)))
+        ]
+        while self._workers:
+            if self._asked_to_stop and not self._stopping:
+                self._stop()
+            for worker in list(self._workers):
+                if worker.task is None:
+                    self._feed(worker, waiting)
+            pipes = {worker.pipe: worker for worker in self._workers}
+            for pipe in wait(list(pipes), timeout=0.5):
+                yield from self._receive(pipes[pipe], waiting)  # type: ignore[index]
+
+    def stop(self) -> None:
+        """Let every worker stop at its next step; `execute` then ends by itself.
+
+        Safe to call from a signal handler: the pipes are used by `execute` alone.
+        """
+        self._asked_to_stop = True
+
+    def _stop(self) -> None:
+        self._stopping = True
+        for worker in self._workers:
+            if worker.task is not None:
+                _send(worker, "stop")
+        threading.Thread(target=self._kill_after_grace, daemon=True).start()
+
+    def close(self) -> None:
+        """End every worker at once; runs under way can be resumed from their checkpoints."""
+        for worker in self._workers:
+            worker.process.kill()
+            worker.process.join()
+            worker.pipe.close()
+        self._workers = []
+
+    def _kill_after_grace(self) -> None:
+        time.sleep(self._grace)
+        for worker in self._workers:
+            worker.process.kill()
+
+    def _start(self, device: str | None) -> _Worker:
+        ours, theirs = self._context.Pipe()
+        process = self._context.Process(
+            target=work,
+            args=(theirs, self._log, self._threads, device, *self._work),
+            name="repro-worker",
+            daemon=False,
+        )
+        process.start()
+        theirs.close()
+        return _Worker(process=process, pipe=ours, device=device)
+
+    def _feed(self, worker: _Worker, waiting: deque[Task]) -> None:
+        if waiting and not self._stopping:
+            worker.task = waiting.popleft()
+            _send(worker, worker.task)
+            return
+        _send(worker, None)
+        self._retire(worker)
+
+    def _retire(self, worker: _Worker) -> None:
+        """Let a worker end that has nothing left to do."""
+        worker.process.join(timeout=10)
+        worker.process.kill()
+        worker.process.join()  # its device memory is free again once it is gone
+        worker.pipe.close()
+        self._workers.remove(worker)
+
+    def _receive(self, worker: _Worker, waiting: deque[Task]) -> Iterator[Event]:
+        try:
+            event: Event = worker.pipe.recv()
+        except (EOFError, ConnectionResetError):
+            yield from self._bury(worker, waiting)
+            return
+        if event.kind in ("finished", "stopped", "failed", "returned"):
+            worker.task = None
+        if event.last:
+            self._retire(worker)
+            if event.kind == "returned":
+                event = self._continued(event, waiting)
+            elif event.kind == "failed" and not self._alone:
+                event = self._given_back(event, waiting) or event
+            self._replace(worker, waiting)
+        yield event
+
+    def _bury(self, worker: _Worker, waiting: deque[Task]) -> Iterator[Event]:
+        worker.process.join()
+        code = worker.process.exitcode
+        worker.pipe.close()
+        self._workers.remove(worker)
+        if code == DEAD and worker.device in self._devices:
+            self._devices.remove(worker.device)
+        if worker.task is not None:
+            yield self._dead(worker, worker.task, code, waiting)
+        self._replace(worker, waiting)
+
+    def _dead(self, worker: _Worker, task: Task, code: int | None, waiting: deque[Task]) -> Event:
+        """Return what became of a task whose worker died; it may go back into the queue."""
+        text = f"the worker process ended by {_how(code)} while it carried out this run"
+        if code == DEAD:
+            text = f"device {worker.device} does not answer, and gets no more work"
+        if self._stopping or not self._devices:
+            return Event(task=task, kind="stopped", text=text)
+        if code == DEAD:  # the run had not begun
+            waiting.appendleft(task)
+            return Event(task=task, kind="returned", text=text)
+        failed = Event(task=task, kind="failed", text=text)
+        return self._given_back(failed, waiting) or failed
+
+    def _given_back(self, failed: Event, waiting: deque[Task]) -> Event | None:
+        """Put the task of a lost worker into the queue again and say so, if it has a try left."""
+        task = failed.task
+        if self._stopping or task.attempt >= self._retries:
+            return None
+        waiting.append(dataclasses.replace(task, attempt=task.attempt + 1))
+        return dataclasses.replace(failed, kind="returned", last=False)
+
+    def _continued(self, asked: Event, waiting: deque[Task]) -> Event:
+        """Put a task that asked for a fresh process first in the queue, if it got on in this."""
+        task, finished = asked.task, int(asked.values["finished"])
+        if self._stopping:
+            return dataclasses.replace(asked, kind="stopped")
+        if finished <= task.finished:
+            text = f"{asked.text}; a fresh process got no further"
+            return dataclasses.replace(asked, kind="failed", text=text)
+        waiting.appendleft(dataclasses.replace(task, finished=finished))
+        return asked
+
+    def _replace(self, died: _Worker, waiting: deque[Task]) -> None:
+        """Start a worker in place of one that died, on another device if one is idle."""
+        busy = [worker.device for worker in self._workers]
+        free = [device for device in self._devices if busy.count(device) < self._each]
+        if waiting and free and not self._stopping:
+            best = min(free, key=lambda device: (busy.count(device), device == died.device))
+            self._workers.append(self._start(best))
+
+
+def _how(code: int | None) -> str:
+    return signal.Signals(-code).name if code is not None and code < 0 else f"exit code {code}"
+
+
+def _send(worker: _Worker, message: Any) -> None:
+    try:
+        worker.pipe.send(message)
+    except (BrokenPipeError, OSError):
+        return  # the dead worker is noticed, with its exit code, when its pipe is read

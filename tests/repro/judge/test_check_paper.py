@@ -1,0 +1,81 @@
+"""At the paper's tier, measured accuracies are held against the printed ones."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from scipy import stats
+
+from repro.evidence.record import Estimate, Record
+from repro.evidence.verdict import Verdict
+from repro.judge.check import Checked, check_selection
+from repro.run.places import expected_folder
+from repro.run.select import Selection
+from repro.spec.config import RunConfig
+from repro.spec.target import plan
+from repro.spec.tier import Tier
+from repro.targets import find
+
+Maker = Callable[[RunConfig], Record]
+
+
+def checked(runs: Path, name: str) -> Checked:
+    target = find(name)
+    selection = Selection(target=target, source=target, tier=Tier.PAPER)
+    return check_selection(selection, runs, expected_folder(None))
+
+
+def write_accuracies(make: Maker, runs: Path, name: str, arm: str, values: list[float]) -> None:
+    for run, value in zip(plan(find(name), Tier.PAPER, len(values), [arm]), values, strict=True):
+        record = make(run)
+        metrics = {**record.metrics, "accuracy": Estimate(value=value, unit="percent")}
+        dataclasses.replace(record, metrics=metrics).write(runs)
+
+
+def paper_value(found: Checked, arm: str) -> Verdict:
+    return next(v for v in found.verdicts if v.name == f"{arm}.accuracy")
+
+
+@pytest.mark.parametrize(
+    ("name", "values", "status"),
+    [
+        ("table1", [90.6, 90.8, 91.0, 90.7, 90.9], "reproduced"),
+        ("table1_3b", [90.6, 90.8, 91.0, 90.7, 90.9], "contradicted"),
+        ("table1", [66.1, 66.5, 66.9, 66.4, 66.6], "contradicted"),
+        ("table1", [85.0, 91.0, 95.0, 88.0, 92.0], "inconclusive"),
+    ],
+)
+def test_the_printed_value_is_reproduced_contradicted_or_undecided(
+    name: str, values: list[float], status: str, made_up_record: Maker, tmp_path: Path
+) -> None:
+    write_accuracies(made_up_record, tmp_path, name, "nvfp4_lora_aqn", values)
+    found = checked(tmp_path, name)
+    verdict = paper_value(found, "nvfp4_lora_aqn")
+    assert verdict.status == status
+    assert verdict.about == "paper value"
+    assert found.sound, "what the paper printed is never this suite's fault"
+
+
+def test_the_printed_value_is_accepted_within_its_sampling_error(
+    made_up_record: Maker, tmp_path: Path
+) -> None:
+    write_accuracies(made_up_record, tmp_path, "table1", "nvfp4_lora_aqn", [90.8] * 5)
+    verdict = paper_value(checked(tmp_path, "table1"), "nvfp4_lora_aqn")
+    wilson = stats.binomtest(round(0.908 * 1319), 1319).proportion_ci(method="wilson")
+    low, high = (float(word) for word in verdict.statement.split(": ")[1].split()[0:3:2])
+    assert low == pytest.approx(100 * wilson.low, abs=0.05)
+    assert high == pytest.approx(100 * wilson.high, abs=0.05)
+    assert "Table 1: 90.8" in verdict.source
+
+
+def test_arms_with_learning_rates_of_their_own_are_compared_with_a_caveat(
+    made_up_record: Maker, tmp_path: Path
+) -> None:
+    for arm, value in (("nvfp4_lora", 88.5), ("bf16_lora", 88.1)):
+        values = [value + 0.1 * seed for seed in range(5)]
+        write_accuracies(made_up_record, tmp_path, "table1", arm, values)
+    verdict = next(v for v in checked(tmp_path, "table1").verdicts if v.name == "nvfp4_beats_lora")
+    assert "nvfp4_lora 1e-05, bf16_lora 5e-06" in verdict.sentence

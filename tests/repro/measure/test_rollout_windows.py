@@ -1,0 +1,275 @@
+"""A rollout's time from windows of its steps, on a small shape with a made-up or a host clock."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+import torch
+
+from kernels import dispatch
+from repro.evidence.procedure import Stopped
+from repro.evidence.receipts import refusals
+from repro.evidence.record import read_record
+from repro.measure import rollout_windows, throughput
+from repro.measure.rollout_parts import Repeat
+from repro.measure.rollout_windows import compare_with_whole, time_cell, windows_of
+from repro.models.lora import adapter_layers
+from repro.models.policy import Policy
+from repro.models.shapes import exchange_adapter
+from repro.rollout.engine import Engine
+from repro.rollout.engine_config import EngineConfig
+from repro.rollout.fused_linears import PackedGroup, takes_packed
+from repro.rollout.step_timing import fill_cache, fill_rows, time_steps
+from repro.run.carry_out import carry_out
+from repro.spec.config import RunConfig
+from repro.spec.throughput import ThroughputPoint, ThroughputScale
+from repro.targets.speed import at_rank
+from repro.targets.table1 import NVFP4_LORA
+from tests.repro.measure.test_throughput_repeats import (
+    HOW,
+    HostEvent,
+    loaded,
+    runs_of,
+    small_policy,
+)
+
+__all__ = ["loaded"]  # a fixture
+
+POINT = ThroughputPoint(
+    name="7b", shape="a", prompt_tokens=8, new_tokens=64, batches=(1, 2), windows=3, window_steps=5
+)
+PAPER = ThroughputPoint(name="7b", shape="qwen2.5-7b", new_tokens=2048, windows=4)
+
+
+def engine_for(point: ThroughputPoint = POINT) -> Engine:
+    return Engine(
+        small_policy(),
+        EngineConfig(
+            slots=max(point.batches),
+            max_positions=point.prompt_tokens + point.new_tokens,
+            max_new_tokens=point.new_tokens,
+            share_prompts=False,
+            ignore_end=True,
+        ),
+    )
+
+
+@pytest.fixture
+def host_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "Event", HostEvent)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda *a: None)
+
+
+def test_windows_stand_for_all_steps_and_lie_in_the_middle_of_their_stretches() -> None:
+    windows = windows_of(PAPER)
+    assert sum(window.stands_for for window in windows) == 2047
+    start = 256
+    for window in windows:
+        first, last = window.position + 1, window.position + PAPER.window_steps
+        middle = start + (window.stands_for - 1) / 2
+        assert abs((first + last) / 2 - middle) <= 0.5
+        start += window.stands_for
+    assert start == 256 + 2047
+
+
+def test_a_step_time_that_grows_in_proportion_to_the_position_is_summed_as_it_is(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def at(position: float) -> float:
+        return 2e-3 + 3e-7 * position
+
+    def measured(engine: Engine, width: int, position: int, count: int) -> float:
+        return sum(at(position + 1 + i) for i in range(count - 1)) / (count - 1)
+
+    monkeypatch.setattr(rollout_windows, "time_steps", measured)
+    monkeypatch.setattr(rollout_windows, "timed", lambda *a, **k: 0.05)
+    point = dataclasses.replace(PAPER, name="a", shape="a", batches=(2,))
+    repeat = Repeat(seed=3)
+    engine = engine_for(dataclasses.replace(POINT, batches=(2,)))
+    seconds = time_cell(point, 2, engine, repeat, [[1] * 256, [2] * 256])
+    whole = 0.05 + sum(at(256 + step) for step in range(2047))
+    assert seconds == pytest.approx(whole, rel=1e-4)
+    rate = repeat.metrics["tokens_per_second_a_2"]
+    assert rate.value == pytest.approx(2 * 2048 / seconds)
+    assert "not rolled out whole" in rate.method
+    assert rate.n == 64
+    # The receipt counts what was timed, not what was estimated.
+    assert repeat.seconds == pytest.approx(0.05 + 64 * at(256 + 1023), rel=1e-3)
+
+
+def test_a_whole_rollout_shows_what_the_windows_gain(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rollout_windows, "timed", lambda *a, **k: 2.06)
+    repeat = Repeat(seed=0)
+    compare_with_whole(POINT, 2, engine_for(), repeat, [[1] * 8] * 2, 2.0)
+    assert repeat.metrics["window_gain_7b_2"].value == pytest.approx(3.0)
+    assert repeat.metrics["tokens_per_second_whole_7b_2"].value == pytest.approx(128 / 2.06)
+
+
+def test_a_scale_with_windows_gives_every_seed_its_cells_and_seed_0_the_comparison(
+    loaded: list[str], tmp_path: Path
+) -> None:
+    scale = ThroughputScale(points=(POINT,), whole=(("nvfp4_lora", "7b", 2),))
+    found = throughput.measure_repeats(runs_of(scale), folder=tmp_path, **HOW)
+    for measured in found:
+        for batch in (1, 2):
+            assert (measured.metrics[f"tokens_per_second_7b_{batch}"].value or 0) > 0
+            assert (measured.metrics[f"step_seconds_7b_{batch}"].value or 0) > 0
+    rates = {measured.metrics["tokens_per_second_7b_1"].value for measured in found}
+    assert len(rates) == 3
+    compared = ["window_gain_7b_2" in measured.metrics for measured in found]
+    assert compared == [True, False, False]
+    assert not any("window_gain_7b_1" in measured.metrics for measured in found)
+
+
+def ranked_runs() -> list[RunConfig]:
+    scale = ThroughputScale(points=(POINT, dataclasses.replace(POINT, name="14b", shape="b")))
+    return [
+        dataclasses.replace(run, arm=at_rank(NVFP4_LORA, rank))
+        for run in runs_of(scale, 2)
+        for rank in (16, 32)
+    ]
+
+
+def test_every_rank_and_seed_gets_a_record_that_counts(
+    loaded: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("repro.run.carry_out.capture_environment", dict)
+    runs = ranked_runs()
+    how = (HOW["progress"], HOW["should_stop"], HOW["threads"])
+    paths = carry_out(runs, tmp_path / "work", tmp_path, *how)
+    for path, run in zip(paths, runs, strict=True):
+        record = read_record(path)
+        assert (record.arm, record.seed, record.digest) == (run.arm.name, run.seed, run.digest())
+        assert refusals(record) == []
+        assert record.effects["timing"]["seconds"] > 0
+
+
+def test_a_stop_in_the_second_rank_loses_only_the_batch_at_hand(
+    loaded: list[str], tmp_path: Path
+) -> None:
+    runs = ranked_runs()
+    # Two batches of two seeds of the first rank, then the first of the second.
+    asked = iter([False] * 4 + [True])
+    with pytest.raises(Stopped):
+        throughput.measure_repeats(
+            runs, folder=tmp_path, **(HOW | {"should_stop": lambda: next(asked)})
+        )
+    done = {
+        path.parent.name: json.loads(path.read_text())["done"]
+        for path in (tmp_path / "checkpoint").glob("*/parts.json")
+    }
+    assert done == {
+        "nvfp4_lora_r16": ["shape a", "batch 7b_1", "batch 7b_2", "7b"],
+        "nvfp4_lora_r32": ["shape a"],
+    }
+    found = throughput.measure_repeats(runs, folder=tmp_path, **HOW)
+    assert loaded == ["a", "a", "b"]
+    assert all("tokens_per_second_14b_2" in measured.metrics for measured in found)
+    assert {measured.effects["adapter_modules"] for measured in found} == {28}
+
+
+@pytest.mark.usefixtures("host_clock")
+def test_timed_steps_run_from_the_position_they_are_given(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    engine = engine_for()
+    seen: list[list[int]] = []
+    run_step = engine.run_step
+
+    def noting(width: int, sampling: Any) -> None:
+        seen.append(engine.state.positions[:width].tolist())
+        run_step(width, sampling)
+
+    monkeypatch.setattr(engine, "run_step", noting)
+    fill_cache(engine, 0)
+    fill_rows(engine, 2, 0)
+    assert time_steps(engine, 2, 20, 4) > 0
+    assert seen == [[20, 20], [21, 21], [22, 22], [23, 23]]
+    assert engine.pool.free == engine.pool.capacity
+    assert bool((engine.state.positions == -1).all())
+
+
+@pytest.mark.usefixtures("host_clock")
+def test_rows_that_stop_within_timed_steps_are_named() -> None:
+    engine = engine_for()
+    fill_cache(engine, 0)
+    engine.forward.blocks[0].cache.values[1] = torch.nan  # row 0's first block
+    with pytest.raises(FloatingPointError, match=r"rows \[0\] stopped within 4 timed steps"):
+        time_steps(engine, 2, 20, 4)
+    fill_cache(engine, 0)
+    assert time_steps(engine, 2, 20, 4) > 0
+
+
+@pytest.mark.usefixtures("host_clock")
+def test_rows_that_would_share_blocks_are_refused() -> None:
+    with pytest.raises(ValueError, match="3 rows at position 60 need 9 blocks of their own"):
+        time_steps(engine_for(), 3, 60, 4)
+
+
+def test_the_filled_cache_holds_no_zeros_and_depends_on_the_seed() -> None:
+    engine = engine_for()
+    fill_cache(engine, 0)
+    first = [block.cache.keys.clone() for block in engine.forward.blocks]
+    for block in engine.forward.blocks:
+        for cache in (block.cache.keys, block.cache.values):
+            assert bool(torch.isfinite(cache).all())
+            assert float((cache == 0).float().mean()) < 1e-3
+            assert float(cache.std()) == pytest.approx(1, abs=0.05)
+    fill_cache(engine, 1)
+    assert not torch.equal(first[0], engine.forward.blocks[0].cache.keys)
+    fill_rows(engine, 2, 0)
+    assert int(engine.state.tokens.max()) < 512
+    assert len(set(engine.state.uniforms[:2].flatten().tolist())) > 100
+
+
+@pytest.mark.parametrize("weight_format", ["nvfp4", "nf4", "bf16"])
+def test_an_exchanged_adapter_is_of_the_new_rank_on_the_same_base(weight_format: Any) -> None:
+    policy = small_policy(weight_format, 16)
+    before = {name: layer.get_base_layer() for name, layer in adapter_layers(policy.model)}
+    other = exchange_adapter(policy, lora_rank=64, lora_alpha=64.0, seed=1)
+    layers = dict(adapter_layers(other.model))
+    assert list(layers) == list(before)
+    for name, layer in layers.items():
+        A, B, scaling = layer.adapter()
+        assert (A.shape[0], B.shape[1], scaling) == (64, 64, 1.0)
+        assert bool(A.any())
+        assert bool(B.any())
+        assert layer.get_base_layer() is before[name]
+    assert other.effects["base_bytes"] == policy.effects["base_bytes"]
+    again = exchange_adapter(other, lora_rank=16, lora_alpha=16.0, seed=1)
+    assert {len(layer.adapter()[0]) for _, layer in adapter_layers(again.model)} == {16}
+
+
+@pytest.mark.parametrize("weight_format", ["nvfp4", "nf4"])
+def test_packed_weights_serve_the_next_adapter(
+    weight_format: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dispatch, "reads_packed", lambda device, dtype: True)
+    policy = small_policy(weight_format, 16)
+
+    def groups(policy: Policy) -> list[PackedGroup]:
+        found = []
+        for layer in cast(Any, policy.decoder).model.layers:
+            at, mlp = layer.self_attn, layer.mlp
+            for members in ((at.q_proj, at.k_proj, at.v_proj), (mlp.gate_proj, mlp.up_proj)):
+                assert takes_packed(members)
+                found.append(PackedGroup(members, overlap=False, beside=None))
+        return found
+
+    first = groups(policy)
+    second = groups(exchange_adapter(policy, lora_rank=64, lora_alpha=64.0, seed=1))
+    for old, new in zip(first, second, strict=True):
+        assert old.weight.packs.data_ptr() == new.weight.packs.data_ptr()
+        assert old.weight.shape == new.weight.shape
+    assert second[0]._factors.b is not None
+    assert second[0]._factors.b.shape[1] == 64
+
+
+def test_a_policy_without_an_adapter_has_none_to_exchange() -> None:
+    policy = small_policy("bf16", 0)
+    with pytest.raises(ValueError, match="no adapter to exchange"):
+        exchange_adapter(policy, lora_rank=16, lora_alpha=16.0, seed=0)

@@ -1,0 +1,229 @@
+"""Points are measured one by one: what is kept, repeated, given up for memory, or fails."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import types
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from repro.measure import step_ledger, step_measure, step_metrics, step_time
+from repro.measure.step_ledger import StepLedger
+from repro.measure.step_measure import Bench
+from repro.measure.step_metrics import metrics_of
+from repro.models.memory_plan import plan_memory
+from repro.models.policy import Policy
+from repro.reward.grader import GraderPool
+from repro.rl import trainer
+from repro.rollout.engine import Engine
+from repro.spec.step import StepArm, StepPoint, StepScale
+from repro.targets.steps import BF16, NF4, NVFP4, RELEASED
+
+POINT = StepPoint(
+    name="small", model="0.5b", prompts=2, group=2, prompt_tokens=20, completion_tokens=24,
+    sampled_tokens=10,
+)  # fmt: skip
+
+
+@pytest.fixture
+def bench(tmp_path: Any, pool: GraderPool) -> Bench:
+    scale = StepScale(points=(POINT,), warm_up=1, warm_up_tokens=4, steps=2)
+    ledger = StepLedger(tmp_path / "steps.json", scale)
+    return Bench(scale=scale, seed=0, pool=pool, ledger=ledger, should_stop=lambda: False)
+
+
+def repeats(bench: Bench, policy: Policy, point: StepPoint = POINT) -> dict[str, Any]:
+    assert step_measure._measure(bench, NVFP4, point, policy, 10**10)
+    return bench.ledger.entry(NVFP4, point)
+
+
+@pytest.mark.usefixtures("host_clock")
+def test_each_repeat_is_on_disk_when_it_is_done_and_a_second_start_goes_on(
+    policy: Policy, bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(step_ledger, "made_by", lambda: {"commit": "a" * 40})
+    asked = iter([False, True])
+    path, scale = bench.ledger.path, bench.scale
+    stopping = dataclasses.replace(
+        bench, should_stop=lambda: next(asked), ledger=StepLedger(path, scale)
+    )
+    assert not step_measure._measure(stopping, NVFP4, POINT, policy, 10**10)
+    again = dataclasses.replace(bench, ledger=StepLedger(path, scale))
+    assert again.ledger.missing(NVFP4, POINT) == 1
+    first = again.ledger.entry(NVFP4, POINT)["repeats"]
+    entry = repeats(again, policy)
+    assert entry["repeats"][:1] == first
+    assert len(entry["repeats"]) == 2
+    assert StepLedger(path, scale).missing(NVFP4, POINT) == 0
+    assert entry["facts"]["generated_tokens"] == 4 * 10
+
+
+class ScarceEngine(Engine):
+    """An engine for which the device has room for two rows."""
+
+    most = 2
+
+    def __init__(self, policy: Policy, config: Any) -> None:
+        if config.slots > self.most:
+            raise torch.OutOfMemoryError("planted")
+        super().__init__(policy, config)
+
+
+@pytest.mark.usefixtures("host_clock")
+def test_a_point_of_memory_alone_takes_two_micro_batches_and_no_warm_up(
+    policy: Policy, bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = []
+
+    def counted(*args: Any, **settings: Any) -> Any:
+        plan, output, tokens = accumulate_step(*args, **settings)
+        seen.append([len(piece) for piece in plan.pieces])
+        return plan, output, tokens
+
+    accumulate_step = trainer.accumulate_step
+    monkeypatch.setattr(trainer, "accumulate_step", counted)
+    point = dataclasses.replace(POINT, memory_only=True, group=4, micro_tokens=100)
+    scale = dataclasses.replace(bench.scale, steps=1)
+    ledger = StepLedger(bench.ledger.path, scale)
+    entry = repeats(dataclasses.replace(bench, scale=scale, ledger=ledger), policy, point)
+    assert seen == [[2, 2]]  # two micro-batches, of eight rows
+    assert entry["facts"]["moved"] > 0
+    assert entry["facts"]["slots"] == 8
+    assert not point.whole
+    # On a CPU there is no peak, so nothing to hold the plan to.
+    assert set(metrics_of(point, entry, None)) == {"peak_bytes_small"}
+
+
+@pytest.mark.usefixtures("host_clock")
+def test_a_point_that_fails_costs_no_other(
+    policy: Policy, bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails_once(bench: Bench, arm: StepArm, point: StepPoint, *rest: Any) -> bool:
+        if point is POINT:
+            raise ValueError("planted\nmore")
+        return measure(bench, arm, point, *rest)
+
+    @contextlib.contextmanager
+    def budget(point: StepPoint) -> Iterator[int]:
+        yield 10**10
+
+    measure = step_measure._measure
+    monkeypatch.setattr(step_measure, "require_clean", lambda finished: None)
+    monkeypatch.setattr(step_measure, "_measure", fails_once)
+    monkeypatch.setattr(step_measure, "_budget", budget)
+    monkeypatch.setattr(step_measure, "build_policy", lambda *a: policy)
+    monkeypatch.setattr(step_metrics, "copy_rate", lambda: 1e12)
+    other = dataclasses.replace(POINT, name="other")
+    scale = dataclasses.replace(bench.scale, points=(POINT, other))
+    bench = dataclasses.replace(bench, scale=scale)
+    assert step_measure.measure_points(bench, NVFP4, [POINT, other])
+    assert bench.failures == ["small nvfp4: ValueError: planted"]
+    assert bench.ledger.missing(NVFP4, POINT) == 2
+    found = step_time.measured_steps(NVFP4, [NVFP4], scale, bench.ledger)
+    assert "update_seconds_other" in found.metrics
+    assert not [name for name in found.metrics if name.endswith("_small")]
+
+
+def test_a_policy_that_cannot_be_built_is_out_of_memory_or_a_failure(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    @contextlib.contextmanager
+    def budget(point: StepPoint) -> Iterator[int]:
+        yield 10**10
+
+    def build(arm: StepArm, *rest: Any) -> Policy:
+        try:
+            raise torch.OutOfMemoryError("planted")
+        finally:
+            if arm is NVFP4:
+                raise RuntimeError("the capture could not be ended")
+
+    def fails(*args: Any) -> Policy:
+        raise ValueError("planted")
+
+    monkeypatch.setattr(step_measure, "require_clean", lambda finished: None)
+    monkeypatch.setattr(step_measure, "_budget", budget)
+    monkeypatch.setattr(step_measure, "build_policy", build)
+    for arm in (NVFP4, BF16):
+        assert step_measure.measure_points(bench, arm, [POINT])
+        assert bench.ledger.entry(arm, POINT)["out_of_memory"] == "the weights alone do not fit"
+    assert bench.failures == []
+    monkeypatch.setattr(step_measure, "build_policy", fails)
+    assert step_measure.measure_points(bench, NF4, [POINT])
+    assert bench.failures == ["small nf4: ValueError: planted"]
+
+
+@pytest.mark.usefixtures("host_clock")
+def test_out_of_memory_falls_back_to_fewer_slots_with_the_same_step(
+    bench: Bench,
+    fresh_policy: Callable[[], Policy],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Any,
+) -> None:
+    plenty = repeats(bench, fresh_policy())
+    assert plenty["facts"]["slot_fallbacks"] == []
+    monkeypatch.setattr(step_measure, "Engine", ScarceEngine)
+    ledger = StepLedger(tmp_path / "scarce.json", bench.scale)
+    scarce = repeats(dataclasses.replace(bench, ledger=ledger), fresh_policy())
+    assert scarce["facts"]["slot_fallbacks"] == [4]
+    assert scarce["facts"]["slots"] == 2
+    assert scarce["facts"]["generated_tokens"] == plenty["facts"]["generated_tokens"]
+    assert [r["grad_norm"] for r in scarce["repeats"]] == pytest.approx(
+        [r["grad_norm"] for r in plenty["repeats"]], rel=1e-4
+    )
+
+
+@pytest.mark.usefixtures("host_clock")
+def test_a_point_for_which_one_slot_is_too_much_says_so(
+    policy: Policy, bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ScarceEngine, "most", 0)
+    monkeypatch.setattr(step_measure, "Engine", ScarceEngine)
+    entry = repeats(bench, policy)
+    assert entry["repeats"] == []
+    assert "[4, 2, 1] rows" in entry["out_of_memory"]
+    assert bench.ledger.missing(NVFP4, POINT) == 0
+    scale = dataclasses.replace(bench.scale, baseline=None)
+    found = step_time.measured_steps(NVFP4, [NVFP4], scale, bench.ledger)
+    assert found.metrics == {}
+    assert found.effects["out_of_memory"] == [
+        "small nvfp4: does not fit with [4, 2, 1] rows at once"
+    ]
+
+
+@pytest.mark.usefixtures("host_clock")
+def test_fewer_slots_are_not_tried_where_the_plan_leaves_no_hope(
+    policy: Policy, bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ScarceEngine, "most", 0)
+    monkeypatch.setattr(step_measure, "Engine", ScarceEngine)
+    planned = step_measure.step_shape(POINT, "nvfp4", 32, bench.scale, 10**10)
+    least = plan_memory(dataclasses.replace(planned, slots=1, micro_tokens=44)).peak
+    for way, budget in ((NVFP4, least), (RELEASED, least // 2), (NVFP4, least // 2)):
+        bench.ledger.begin_again(way, POINT)
+        assert step_measure._measure(bench, way, POINT, policy, budget)
+        said = bench.ledger.entry(way, POINT)["out_of_memory"]
+        if way is NVFP4 and budget < least:
+            needs = f"with one it needs {least / 1e9:.1f} GB by the plan"
+            assert said == f"does not fit with [4] rows at once; {needs}"
+        else:
+            assert said == "does not fit with [4, 2, 1] rows at once"
+
+
+@pytest.mark.parametrize(("in_use", "left"), [(100 << 20, 854 << 20), (900 << 20, 900 << 20)])
+def test_a_budget_leaves_room_for_a_full_grown_context(
+    in_use: int, left: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    card = types.SimpleNamespace(total_memory=100 << 30)
+    shares: list[float] = []
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: card)
+    monkeypatch.setattr(torch.cuda, "set_per_process_memory_fraction", shares.append)
+    monkeypatch.setattr(step_measure, "context_bytes", lambda: in_use)
+    monkeypatch.setattr(step_measure, "release", lambda: None)
+    with step_measure._budget(dataclasses.replace(POINT, budget_bytes=10 << 30)) as budget:
+        assert budget == 10 << 30
+    assert shares == [pytest.approx(((10 << 30) - left) / (100 << 30)), 1.0]

@@ -1,0 +1,343 @@
+"""A measured step does what training does: on a small shape, with the clock's events replaced."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from repro.measure import step_ledger, step_measure, step_time
+from repro.measure.step_ledger import StepLedger
+from repro.measure.step_metrics import metrics_of, series_of
+from repro.measure.step_training import (
+    RandomPrompts,
+    begin,
+    parameter_image,
+    timed_step,
+    training_of,
+    warm_up,
+)
+from repro.models.memory_plan import plan_memory
+from repro.models.policy import Policy, trainable_parameters
+from repro.reward.grader import GraderPool
+from repro.rl import trainer
+from repro.rl.checkpoint import TrainState
+from repro.rl.clock import PHASES
+from repro.rl.trainer import Training
+from repro.rollout.engine import Engine
+from repro.run.carry_out import procedure_named
+from repro.spec.config import RunConfig
+from repro.spec.step import StepArm, StepPoint, StepScale, step_arm
+from repro.targets.memory import (
+    CLAIM,
+    MEMORY,
+    MEMORY_BUDGETS,
+    MEMORY_DENSE,
+    MEMORY_FORMATS,
+)
+from repro.targets.steps import (
+    BF16,
+    FULL,
+    NF4,
+    NVFP4,
+    POINTS_14B,
+    RELEASED,
+    STEP_TARGETS,
+    TABLE3_POINTS,
+)
+
+POINT = StepPoint(
+    name="small", model="0.5b", prompts=2, group=2, prompt_tokens=20, completion_tokens=24,
+    sampled_tokens=10,
+)  # fmt: skip
+
+
+WHOLE = dataclasses.replace(POINT, sampled_tokens=0)
+
+
+def prepared(
+    policy: Policy, pool: GraderPool, point: StepPoint = POINT, arm: StepArm = NVFP4
+) -> tuple[Training, TrainState, Engine]:
+    scale = StepScale(points=(point,), warm_up=1, steps=3)
+    planned = step_measure.step_shape(point, "nvfp4", 16, scale, 10**10)
+    engine = Engine(policy, step_measure.engine_config(point, planned))
+    t = training_of(
+        policy, engine, pool, arm, point, scale, seed=0, micro_tokens=planned.micro_tokens
+    )
+    return t, begin(t), engine
+
+
+@pytest.mark.usefixtures("host_clock")
+def test_a_step_samples_grades_and_moves_every_trained_tensor(
+    policy: Policy, pool: GraderPool
+) -> None:
+    t, state, engine = prepared(policy, pool)
+    before = {name: p.detach().clone() for name, p in trainable_parameters(policy).items()}
+    image = parameter_image(policy)
+    steps = [timed_step(t, state) for _ in range(3)]
+    assert engine.statistics.generated_tokens == 4 * 10
+    assert min(step["grad_norm"] for step in steps) > 0
+    assert sum(pool.counters.values()) > 0
+    for name, parameter in trainable_parameters(policy).items():
+        assert not torch.equal(parameter.detach(), before[name]), name
+    assert not torch.equal(parameter_image(policy), image)
+
+
+@pytest.mark.usefixtures("host_clock")
+def test_the_sampler_and_the_trainers_pass_agree_after_updates(
+    policy: Policy, pool: GraderPool
+) -> None:
+    t, state, _ = prepared(policy, pool, WHOLE)
+    for _ in range(3):
+        assert timed_step(t, state)["sampler_trainer_abs_diff_mean"] < 1e-5
+
+
+@pytest.mark.usefixtures("host_clock")
+def test_filled_rows_say_nothing_of_the_sampler(policy: Policy, pool: GraderPool) -> None:
+    t, state, _ = prepared(policy, pool)
+    assert "sampler_trainer_abs_diff_mean" not in timed_step(t, state)
+
+
+@pytest.mark.usefixtures("host_clock")
+def test_every_row_of_a_measured_step_gives_a_gradient_and_one_pass_is_made(
+    policy: Policy, pool: GraderPool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    passes: list[int] = []
+    plain = trainer.accumulate_step
+
+    def watched(*args: Any, **settings: Any) -> Any:
+        plan, output, tokens = plain(*args, **settings)
+        passes.extend(len(piece) for piece in plan.pieces)
+        assert plan.idle == []
+        assert settings["old_logprobs"] is None
+        return plan, output, tokens
+
+    monkeypatch.setattr(trainer, "accumulate_step", watched)
+    monkeypatch.setattr(trainer, "evaluate_rows", None)
+    t, state, _ = prepared(policy, pool, WHOLE)
+    timed_step(t, state)
+    assert sum(passes) == 4
+
+
+@pytest.mark.usefixtures("host_clock")
+@pytest.mark.parametrize(("prompt", "completion"), [(32, 96), (33, 70), (64, 64), (5, 27)])
+def test_the_planned_cache_holds_every_row_without_preemption(
+    policy: Policy, pool: GraderPool, prompt: int, completion: int
+) -> None:
+    point = dataclasses.replace(
+        POINT, prompt_tokens=prompt, completion_tokens=completion, sampled_tokens=0, group=4
+    )
+    t, state, engine = prepared(policy, pool, point)
+    timed_step(t, state)
+    assert engine.statistics.generated_tokens == 8 * completion
+    assert engine.statistics.preemptions == 0
+
+
+def test_prompts_follow_the_step_and_the_seed_alone(policy: Policy) -> None:
+    def asked(step: int, seed: int = 0) -> list[list[int]]:
+        source = RandomPrompts(policy, POINT, seed)
+        return [source.prompt(problem) for problem in source.draw(step)]
+
+    assert [len(prompt) for prompt in asked(1)] == [20, 20]
+    assert asked(1) == asked(1)
+    assert len({str(asked(*place)) for place in ((1,), (2,), (1, 1))}) == 3
+
+
+@pytest.mark.usefixtures("host_clock")
+def test_a_second_start_times_the_steps_that_the_first_would_have(
+    fresh_policy: Callable[[], Policy], pool: GraderPool
+) -> None:
+    def tokens(step: int, steps: int) -> list[Any]:
+        t, state, _ = prepared(fresh_policy(), pool, WHOLE)
+        state.step = state.draws = step
+        drawn: list[Any] = []
+        plain = t.source.prompt
+        t.source.prompt = lambda problem: drawn.append(plain(problem)) or drawn[-1]  # type: ignore[method-assign, func-returns-value]
+        for _ in range(steps):
+            timed_step(t, state)
+        return drawn
+
+    assert tokens(1, 2)[2:] == tokens(2, 1)
+
+
+@pytest.mark.usefixtures("host_clock")
+def test_phases_fill_the_whole_step(policy: Policy, pool: GraderPool) -> None:
+    t, state, _ = prepared(policy, pool)
+    seconds = timed_step(t, state)
+    assert sum(seconds[name] for name in PHASES) == pytest.approx(seconds["total"], rel=1e-6)
+    for name in ("rollout", "reward", "update", "optimizer"):
+        assert seconds[name] > 0, name
+
+
+@pytest.mark.usefixtures("host_clock")
+def test_a_warm_up_step_samples_few_tokens_and_updates_on_full_rows(
+    policy: Policy, pool: GraderPool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lengths: list[list[int]] = []
+    plain = trainer.accumulate_step
+
+    def watched(policy: Any, rollout: Any, index: Any, *args: Any, **settings: Any) -> Any:
+        lengths.append(rollout.rows.lengths()[index].tolist())
+        return plain(policy, rollout, index, *args, **settings)
+
+    monkeypatch.setattr(trainer, "accumulate_step", watched)
+    t, state, engine = prepared(policy, pool)
+    warm_up(dataclasses.replace(t, micro_tokens=100), state, 4)
+    assert engine.statistics.generated_tokens == 4 * 4
+    assert lengths == [[24, 24]]  # one micro-batch
+    assert state.step == 1
+
+
+def measured_entry(peak: int = 100) -> dict[str, Any]:
+    repeats = [dict.fromkeys((*PHASES, "total"), 2.0 + i / 10) for i in range(3)]
+    facts = {"generated_tokens": 100, "peak_bytes": peak, "predicted_bytes": 97}
+    return {"repeats": repeats, "facts": facts, "out_of_memory": None}
+
+
+STEPS_AND_MEMORY = (*STEP_TARGETS, MEMORY, MEMORY_DENSE, MEMORY_FORMATS, MEMORY_BUDGETS)
+
+
+@pytest.mark.parametrize("target", STEPS_AND_MEMORY, ids=lambda target: target.name)
+def test_metrics_are_those_that_the_target_names(target: Any) -> None:
+    (scale,) = target.scales.values()
+    named = {metric.name: metric.unit for metric in target.metrics}
+    found = {}
+    for point in scale.points:
+        base = measured_entry() if scale.baseline else None
+        found |= metrics_of(point, measured_entry(), base)
+        assert found[f"prediction_error_{point.name}"].value == pytest.approx(3.0)
+        if scale.baseline and point.whole:
+            assert found[f"speedup_{point.name}"].value == 1.0
+    if target.name.startswith("memory"):
+        # The claim's point is a whole step; there its memory alone is asked.
+        found = {name: item for name, item in found.items() if item.unit in ("bytes", "percent")}
+    assert {name: estimate.unit for name, estimate in found.items()} == named
+
+
+def test_a_metric_is_the_median_of_its_series_and_a_ratio_pairs_repeat_by_repeat() -> None:
+    slow = measured_entry()
+    for number, repeat in enumerate(slow["repeats"]):
+        repeat["total"] = (number + 2) * measured_entry()["repeats"][number]["total"]
+    series = series_of(dataclasses.replace(POINT, sampled_tokens=0), measured_entry(), slow)
+    assert series["speedup_small"] == pytest.approx([2.0, 3.0, 4.0])
+    assert series["step_seconds_small"] == pytest.approx([2.0, 2.1, 2.2])
+    metrics = metrics_of(dataclasses.replace(POINT, sampled_tokens=0), measured_entry(), slow)
+    assert metrics["speedup_small"].value == pytest.approx(3.0)
+    assert metrics["speedup_small"].n == 3
+
+
+def test_a_point_that_fills_up_its_rows_claims_no_time_of_a_step() -> None:
+    found = metrics_of(POINT, measured_entry(), measured_entry())
+    assert "update_seconds_small" in found
+    assert "update_ratio_small" in found
+    for name in ("step_seconds", "rollout_seconds", "tokens_per_second", "speedup"):
+        assert f"{name}_small" not in found
+
+
+def test_a_ledger_of_another_source_device_or_configuration_counts_for_nothing(
+    tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scale = StepScale(points=(POINT,))
+    maker = {"commit": "a" * 40, "device": "one"}
+    monkeypatch.setattr(step_ledger, "made_by", lambda: dict(maker))
+    StepLedger(tmp_path / "l.json", scale).add(NVFP4, POINT, {"total": 1.0}, {"peak_bytes": 1})
+    assert StepLedger(tmp_path / "l.json", scale).missing(NVFP4, POINT) == 0
+    longer = dataclasses.replace(POINT, completion_tokens=25)
+    assert StepLedger(tmp_path / "l.json", scale).missing(NVFP4, longer) == 1
+    assert StepLedger(tmp_path / "l.json", scale).missing(RELEASED, POINT) == 1
+    other = dataclasses.replace(scale, warm_up_tokens=9)
+    assert StepLedger(tmp_path / "l.json", other).missing(NVFP4, POINT) == 1
+    maker["device"] = "two"
+    assert StepLedger(tmp_path / "l.json", scale).missing(NVFP4, POINT) == 1
+
+
+def test_a_tree_with_changes_shares_no_entry_between_processes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(step_ledger, "source_commit", lambda: ("a" * 40, True))
+    mine = step_ledger.made_by()
+    monkeypatch.setattr(step_ledger.os, "getpid", lambda: -1)
+    assert step_ledger.made_by() != mine
+    monkeypatch.setattr(step_ledger, "source_commit", lambda: ("a" * 40, False))
+    assert step_ledger.made_by()["commit"] == "a" * 40
+
+
+def test_the_claims_step_is_one_measurement_of_two_targets(tmp_path: Any) -> None:
+    (sizes,) = next(t for t in STEP_TARGETS if t.name == "table3_32b").scales.values()
+    (memory,) = MEMORY.scales.values()
+    StepLedger(tmp_path / "l.json", sizes).add(NVFP4, CLAIM, {"total": 1.0}, {"peak_bytes": 1})
+    raw = StepLedger(tmp_path / "l.json", memory)
+    assert CLAIM in memory.points
+    assert CLAIM.whole
+    assert raw.missing(step_arm(MEMORY.arms[0]), CLAIM) == 0
+    assert raw.missing(BF16, CLAIM) == 1
+
+
+def test_an_arms_ways_are_its_baseline_and_itself() -> None:
+    scale = StepScale(points=(POINT,), baseline="bf16")
+
+    def names(arm: StepArm) -> list[str]:
+        return [step_ledger.way_of(way) for way in step_time.ways_of(arm, scale)]
+
+    assert names(NVFP4) == ["bf16", "nvfp4"]
+    assert names(BF16) == ["bf16"]
+    assert names(RELEASED) == ["bf16", "nvfp4_dequantised"]
+    assert names(FULL) == ["bf16", "bf16_full"]
+
+
+def test_arms_share_the_measured_baseline(tmp_path: Any) -> None:
+    scale = StepScale(points=(POINT,), baseline="bf16")
+    ledger = StepLedger(tmp_path / "l.json", scale)
+    for arm in (NVFP4, NF4, RELEASED, FULL):
+        ledger.add(step_time.ways_of(arm, scale)[0], POINT, {"total": 1.0}, {"peak_bytes": 1})
+        assert ledger.missing(BF16, POINT) == 0
+
+
+def test_points_are_grouped_by_the_policy_and_budget_that_they_need() -> None:
+    found = step_measure.together((*TABLE3_POINTS, *POINTS_14B))
+    assert [[p.name for p in group] for group in found] == [
+        ["7b_b2", "7b_b4", "7b_b8"],
+        ["14b_b2", "14b_b4", "14b_b8"],
+    ]
+    other = dataclasses.replace(POINT, name="other", lora_rank=64)
+    assert len(step_measure.together([POINT, other, POINT])) == 3
+
+
+def test_the_planned_step_is_the_points(policy: Policy) -> None:
+    scale = StepScale(points=(POINT,))
+    planned = step_measure.step_shape(POINT, "nvfp4", 16, scale, 10**10)
+    assert (planned.slots, planned.row_tokens, planned.rank) == (4, 44, 16)
+    assert planned.micro_tokens == 4 * 44
+    assert plan_memory(planned).peak < 10**10
+    few = dataclasses.replace(POINT, slots=2, cache="float8")
+    planned = step_measure.step_shape(few, "nvfp4", 16, scale, 10**10)
+    config = step_measure.engine_config(few, planned)
+    # The memory plan of a step has no captured prefills.
+    assert config.prefill_graph_tokens == 0
+    assert (config.slots, config.cache_format) == (2, "float8")
+
+
+def test_a_point_that_makes_no_sense_is_refused() -> None:
+    with pytest.raises(ValueError, match="small letters"):
+        dataclasses.replace(POINT, name="7B b8")
+    with pytest.raises(ValueError, match="must lie in 0 to 24"):
+        dataclasses.replace(POINT, sampled_tokens=25)
+    with pytest.raises(ValueError, match="no model size"):
+        dataclasses.replace(POINT, model="8b")
+    with pytest.raises(ValueError, match="share a name"):
+        StepScale(points=(POINT, POINT))
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="a CUDA device is here, so it would measure")
+def test_without_a_device_the_procedure_says_so(tmp_path: Any) -> None:
+    run = RunConfig(
+        target="memory", target_version=1, tier="systems", procedure="step_time",
+        arm=MEMORY.arms[0], scale=StepScale(points=(POINT,)), seed=0,
+    )  # fmt: skip
+    with pytest.raises(RuntimeError, match="no CUDA device"):
+        procedure_named("step_time")(
+            run, folder=tmp_path, progress=lambda *a: None, should_stop=lambda: False, threads=1
+        )

@@ -1,0 +1,198 @@
+"""Every way of training makes a whole measured step: on a CUDA device where there is one.
+
+On a CPU the clock's events are the host's and numbers are float32; on a GPU this takes the kernels,
+the engine's captured steps and the 16-bit copy of a fully trained policy through the same code.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from repro.measure import checkpoint_stage, step_measure, step_time
+from repro.measure.checkpoint_path import carry_through
+from repro.measure.step_ledger import StepLedger, way_of
+from repro.measure.step_measure import Bench
+from repro.measure.step_training import begin, parameter_image, timed_step, training_of
+from repro.models.other_products import take_products
+from repro.models.policy import Policy, trainable_parameters
+from repro.models.shapes import random_policy
+from repro.reward.grader import GraderPool
+from repro.rl import step
+from repro.rl.optimizer import gradient_step, optimizer_tensors, restore_optimizer
+from repro.rl.packed import packed_logprobs
+from repro.rl.rows import Rows, make_rows
+from repro.rl.step import accumulate_step
+from repro.rollout.engine import Engine
+from repro.rollout.sampler import Completion
+from repro.spec.checkpoint_path import CheckpointScale
+from repro.spec.step import StepArm, StepPoint, StepScale
+from repro.targets.steps import BF16, BITSANDBYTES, FULL, MXFP4, NF4, NVFP4, RELEASED
+from tests.repro.measure import conftest as small
+from tests.repro.rl.uneven_rows import rollout_of
+
+SHAPE = small.SHAPE | {"hidden_size": 256, "intermediate_size": 512}
+POINT = StepPoint(
+    name="small", model="0.5b", prompts=2, group=4, prompt_tokens=20, completion_tokens=40,
+)  # fmt: skip
+needs_gpu = pytest.mark.skipif(
+    not torch.cuda.is_available(), reason="needs a CUDA device; found none"
+)
+WAYS = (NVFP4, BF16, MXFP4, NF4, RELEASED, BITSANDBYTES, FULL)
+
+
+@pytest.fixture
+def device(request: pytest.FixtureRequest) -> str:
+    if torch.cuda.is_available():
+        return "cuda"
+    request.getfixturevalue("host_clock")
+    # The pass of a GPU, so that a CPU takes everything but the kernels through the same code.
+    request.getfixturevalue("monkeypatch").setattr(step, "row_logprobs", packed_logprobs)
+    return "cpu"
+
+
+def build(arm: StepArm, device: str) -> Policy:
+    if arm.linears == "bitsandbytes" and importlib.util.find_spec("bitsandbytes") is None:
+        pytest.skip("bitsandbytes is not installed here")
+    full = arm.training == "full"
+    policy = random_policy(
+        SHAPE, weight_format=arm.weight_format, lora_rank=0 if full else 16,
+        compute_dtype="bfloat16" if device == "cuda" or full else "float32", seed=0,
+        device=device, full=full,
+    )  # fmt: skip
+    take_products(policy.model, arm.linears, policy.compute_dtype)
+    return policy
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("arm", WAYS, ids=way_of)
+@pytest.mark.parametrize("checkpointing", [True, False], ids=["again", "kept"])
+def test_a_step_of_every_way_is_measured_and_moves_the_policy(
+    arm: StepArm, checkpointing: bool, device: str, tmp_path: Path
+) -> None:
+    point = dataclasses.replace(POINT, checkpointing=checkpointing, micro_tokens=150)
+    scale = StepScale(points=(point,), warm_up_tokens=4, steps=2)
+    with GraderPool(workers=1) as pool:
+        ledger = StepLedger(tmp_path / "steps.json", scale)
+        bench = Bench(scale=scale, seed=0, pool=pool, ledger=ledger, should_stop=lambda: False)
+        assert step_measure._measure(bench, arm, point, build(arm, device), 10**11)
+    entry = ledger.entry(arm, point)
+    facts = entry["facts"]
+    assert len(entry["repeats"]) == 2
+    assert facts["linears"] == {arm.weight_format: 14}
+    assert facts["moved"] > 0
+    assert facts["generated_tokens"] == 8 * 40
+    assert facts["adapter_modules"] == (0 if arm.training == "full" else 14)
+    for repeat in entry["repeats"]:
+        assert repeat["grad_norm"] > 0
+        assert repeat["rollout"] > 0
+        assert repeat["update"] > 0
+        # Engine and trainer compute the same policy; bfloat16 rounds differently in each.
+        assert repeat["sampler_trainer_abs_diff_mean"] < 0.05
+    found = step_time.measured_steps(arm, [arm], scale, ledger) if device == "cuda" else None
+    assert found is None or found.metrics["peak_bytes_small"].value
+
+
+def gradients_of(arm: StepArm, rows: Rows, device: str) -> dict[str, torch.Tensor]:
+    policy = build(arm, device)
+    planned = step_measure.step_shape(
+        POINT, arm.weight_format, 16, StepScale(points=(POINT,)), 10**11
+    )
+    # An engine rearranges the codes that the trainer's kernels read.
+    engine = Engine(policy, step_measure.engine_config(POINT, planned))
+    with GraderPool(workers=1) as pool:
+        t = training_of(
+            policy, engine, pool, arm, POINT, StepScale(points=(POINT,)), seed=0, micro_tokens=150
+        )
+    accumulate_step(
+        policy, rollout_of(rows, (1.0, -0.5, 0.25, -1.0, 2.0, -1.5, 0.5, -0.75)),
+        torch.arange(len(rows)), t.run, old_logprobs=None, ref_logprobs=None,
+        parameters=t.parameters, micro_tokens=150,
+    )  # fmt: skip
+    engine.close()
+    return {
+        name: parameter.grad.cpu()
+        for name, parameter in trainable_parameters(policy).items()
+        if parameter.grad is not None
+    }
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("arm", [RELEASED, BITSANDBYTES], ids=way_of)
+def test_ways_of_one_format_give_the_same_gradient_of_the_same_tokens(
+    arm: StepArm, device: str
+) -> None:
+    generator = torch.Generator().manual_seed(0)
+    prompts, tokens = (
+        torch.randint(0, 2048, shape, generator=generator).tolist() for shape in ((2, 20), (8, 40))
+    )
+    completions = [
+        Completion(token_ids=tuple(row), sampled_logprobs=(-7.0,) * 40, finish_reason="length")
+        for row in tokens
+    ]
+    rows = make_rows(prompts, completions, group_size=4)
+    own, other = (gradients_of(way, rows, device) for way in (_own(arm), arm))
+    assert len(own) == len(other) == 2 * 14
+    # On a GPU activations and the dense weights are rounded to bfloat16, each way in its own place.
+    most = 0.05 if device == "cuda" or arm is BITSANDBYTES else 1e-4
+    errors = {name: float((own[name] - other[name]).norm() / own[name].norm()) for name in own}
+    assert {name: error for name, error in errors.items() if error > most} == {}
+
+
+def _own(arm: StepArm) -> StepArm:
+    return {"nvfp4": NVFP4, "nf4": NF4}[arm.weight_format]
+
+
+@needs_gpu
+@pytest.mark.gpu
+@pytest.mark.skipif(
+    importlib.util.find_spec("bitsandbytes") is None, reason="bitsandbytes is not installed here"
+)
+def test_moments_in_eight_bits_train_float32_factors_of_a_4_bit_policy(tmp_path: Path) -> None:
+    point = dataclasses.replace(POINT, micro_tokens=150)
+    scale = StepScale(points=(point,), warm_up_tokens=4, optimizer="adamw_8bit")
+    policy = build(NVFP4, "cuda")
+    planned = step_measure.step_shape(point, "nvfp4", 16, scale, 10**11)
+    with GraderPool(workers=1) as pool:
+        engine = Engine(policy, step_measure.engine_config(point, planned))
+        t, fresh = (
+            training_of(policy, engine, pool, NVFP4, point, scale, seed=0, micro_tokens=150)
+            for _ in range(2)
+        )
+        state = begin(t)
+        before = parameter_image(policy)
+        for _ in range(2):
+            assert timed_step(t, state)["sampler_trainer_abs_diff_mean"] < 0.05
+        engine.close()
+    parameters = trainable_parameters(policy)
+    assert {p.dtype for p in parameters.values()} == {torch.float32}
+    assert float((parameter_image(policy) - before).norm()) > 0
+    moments = {name: t.optimizer.state[p]["state1"] for name, p in parameters.items()}
+    # Tensors of fewer than 4,096 values keep float32 moments: bitsandbytes' own rule.
+    assert {name: moment.dtype for name, moment in moments.items()} == {
+        name: torch.uint8 if p.numel() >= 4096 else torch.float32 for name, p in parameters.items()
+    }
+    assert torch.uint8 in {moment.dtype for moment in moments.values()}
+    restore_optimizer(fresh.optimizer, parameters, *optimizer_tensors(t.optimizer, parameters))
+    for name, parameter in parameters.items():
+        assert torch.equal(fresh.optimizer.state[parameter]["state1"], moments[name])
+        parameter.grad = torch.ones_like(parameter)
+    assert gradient_step(fresh.optimizer, parameters, max_grad_norm=1.0) > 0
+
+
+@needs_gpu
+@pytest.mark.gpu
+def test_a_checkpoint_goes_its_way_on_a_gpu(tmp_path: Path) -> None:
+    def stage(name: str, settings: dict[str, Any]) -> dict[str, Any]:
+        return checkpoint_stage.STAGES[name](**settings)
+
+    scale = CheckpointScale(model="0.5b", group=4, prompt_tokens=20, completion_tokens=40)
+    found = carry_through(stage, tmp_path, SHAPE, scale, 0, "cuda")
+    assert found.effects["linears"] == {"nvfp4": 14}
+    assert found.effects["trained_change_l2"] > 0
+    assert (found.metrics["load_seconds"].value or 0) > 0

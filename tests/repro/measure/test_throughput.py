@@ -1,0 +1,126 @@
+"""The throughput procedure's protocol, as far as a machine without a GPU can show it."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+import pytest
+import torch
+
+from repro.evidence.expectation import load_bars
+from repro.run.carry_out import procedure_named
+from repro.spec.target import plan
+from repro.spec.throughput import ThroughputPoint, ThroughputScale
+from repro.spec.tier import Tier
+from repro.targets import find
+from repro.targets.speed import FIGURE11, TABLE9
+
+EXPECTED = Path(__file__).parents[3] / "expected"
+PAPER = ("table5", "table6", "table7", "table8", "table9", "figure11")
+NAMES = ("rollout", "rollout_scheduling", *PAPER)
+# Digests of all runs as they were recorded; a field that came later must not move them.
+RECORDED = {
+    "rollout": "954c387c2b7371b6227acc3364fe3b2c4e54ec5dac5b7044fe028b56945588f7",
+    "rollout_scheduling": "223a9cc5cdb3a9b968107569f08f009d25c8ea160f04c13afe353f7c48f06cf1",
+    "rollout_ranks": "7bf5a029a35ed3c2c4e8bdc5242a195dd117b09eda801d844ea8772f7ad059b7",
+}
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="a CUDA device is there; it would measure")
+@pytest.mark.parametrize("name", ["rollout", "table6", "table9", "figure11"])
+def test_without_a_gpu_a_sentence_says_what_is_missing(name: str, tmp_path: Path) -> None:
+    target = find(name)
+    reason = target.not_runnable(Tier.SYSTEMS)
+    assert reason is not None
+    assert "CUDA device" in reason
+    run = plan(target, Tier.SYSTEMS, seeds=1)[0]
+    with pytest.raises(RuntimeError, match="measured on a CUDA device of compute capability"):
+        procedure_named(run.procedure)(
+            run,
+            folder=tmp_path,
+            progress=lambda text, values: None,
+            should_stop=lambda: False,
+            threads=1,
+        )
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_bar_names_a_metric_and_an_arm_of_its_target(name: str) -> None:
+    target = find(name)
+    metrics = {metric.name for metric in target.metrics}
+    arms = {arm.name for arm in target.arms}
+    bars = load_bars(EXPECTED, "systems", name)
+    assert bars
+    for bar in bars:
+        assert bar.metric in metrics
+        assert bar.arm in arms
+        assert bar.goal is None or bar.holds(bar.goal)
+
+
+def test_the_bars_stand_above_what_vllm_reaches() -> None:
+    bars = {(b.arm, b.metric): b for b in load_bars(EXPECTED, "systems", "rollout")}
+    for point in ("7b", "32b"):
+        for batch in (1, 8, 64, 256):
+            ours = bars["nvfp4_lora", f"tokens_per_second_{point}_{batch}"].accept[0]
+            theirs = bars["bf16_lora", f"tokens_per_second_{point}_{batch}"].accept[0]
+            assert ours is not None
+            assert theirs is not None
+            assert ours > theirs
+
+
+def test_a_point_without_batches_is_refused() -> None:
+    with pytest.raises(ValueError, match="throughput point 7b: it needs batches"):
+        ThroughputPoint(name="7b", shape="qwen2.5-7b", batches=())
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"windows": -1}, "-1 windows of 16 steps"),
+        ({"windows": 2, "window_steps": 0}, "2 windows of 0 steps"),
+        ({"windows": 4, "new_tokens": 64}, "do not fit 63 steps"),
+    ],
+)
+def test_windows_that_cannot_be_are_refused(values: dict[str, int], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        ThroughputPoint(name="7b", shape="qwen2.5-7b", **values)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("windows", [0, 4])
+def test_a_cell_that_is_not_timed_by_windows_is_not_compared_with_a_whole_one(windows: int) -> None:
+    point = ThroughputPoint(name="7b", shape="qwen2.5-7b", batches=(1,), windows=windows)
+    with pytest.raises(ValueError, match="there is no such cell timed by windows"):
+        ThroughputScale(points=(point,), whole=(("nvfp4_lora", "7b", 1 + windows),))
+
+
+@pytest.mark.parametrize("name", PAPER)
+def test_every_cell_of_the_paper_is_estimated_and_one_of_each_format_rolled_out_whole(
+    name: str,
+) -> None:
+    target = find(name)
+    scale = target.scales[Tier.SYSTEMS]
+    metrics = {metric.name for metric in target.metrics}
+    for point in scale.points:
+        assert (point.prompt_tokens, point.new_tokens, point.repeats) == (256, 2048, 0)
+        assert point.windows
+        assert {f"tokens_per_second_{point.name}_{batch}" for batch in point.batches} <= metrics
+    formats = {(arm.weight_format, arm.name in scale.bitsandbytes) for arm in target.arms}
+    whole = [target.arm(arm) for arm, _, _ in scale.whole]
+    assert {(arm.weight_format, arm.name in scale.bitsandbytes) for arm in whole} == formats
+    bars = {(bar.arm, bar.metric) for bar in load_bars(EXPECTED, "systems", name)}
+    assert {(arm, f"window_gain_{point}_{batch}") for arm, point, batch in scale.whole} == bars
+
+
+@pytest.mark.parametrize(("name", "digest"), RECORDED.items())
+def test_recorded_runs_keep_their_digests(name: str, digest: str) -> None:
+    runs = plan(find(name), Tier.SYSTEMS)
+    assert hashlib.sha256("".join(run.digest() for run in runs).encode()).hexdigest() == digest
+
+
+def test_figure_11_is_held_to_the_papers_own_factor_too() -> None:
+    asked = [(claim.margin, "bitsandbytes" in claim.arms[1]) for claim in FIGURE11.claims]
+    assert {pair: asked.count(pair) for pair in asked} == {
+        (margin, foreign): 6 for margin in (1.0, 2.0) for foreign in (False, True)
+    }
+    assert {claim.margin for claim in TABLE9.claims} == {1.0}

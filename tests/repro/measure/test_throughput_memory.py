@@ -1,0 +1,276 @@
+"""Points that do not fit: one batch that runs out of memory costs itself alone."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from repro.evidence.procedure import Measured
+from repro.evidence.record import read_record
+from repro.measure import device_state, rollout_cells, throughput
+from repro.measure.fresh_process import FreshProcessNeededError
+from repro.measure.rollout_parts import open_parts
+from repro.run.carry_out import carry_out
+from repro.spec.config import RunConfig
+from repro.spec.throughput import ThroughputPoint, ThroughputScale
+from repro.spec.tier import GIB
+from repro.targets.speed import at_rank
+from repro.targets.table1 import NVFP4_LORA
+from tests.repro.measure.test_throughput_repeats import HOW, loaded, runs_of
+
+__all__ = ["loaded"]  # a fixture
+
+POINT = ThroughputPoint(name="p", shape="a", prompt_tokens=8, new_tokens=4, batches=(1, 2, 3))
+OTHER = dataclasses.replace(POINT, name="q", shape="b", batches=(1,))
+SCALE = ThroughputScale(points=(POINT, OTHER))
+NO_MEMORY = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB. GPU 0 has")
+NEEDS = "needs 160.0 of 140.0 GiB by the allocator, at least"
+
+Exhausts = Callable[[Callable[..., bool]], None]
+
+
+@pytest.fixture
+def exhausts(monkeypatch: pytest.MonkeyPatch) -> Exhausts:
+    """Return what lets memory run out where a rollout's number of rows and tokens say so."""
+
+    def install(when: Callable[..., bool]) -> None:
+        whole, full = rollout_cells.timed, []
+
+        def info(*device: Any) -> tuple[int, int]:
+            # Full when asked where memory ran out, and free again in the process that follows.
+            return (0 if full and full.pop() else 139 * GIB), 140 * GIB
+
+        def timed(engine: Any, prompts: Any, new_tokens: int, **how: Any) -> float:
+            if when(len(prompts), new_tokens):
+                full.append(True)
+                raise NO_MEMORY
+            return whole(engine, prompts, new_tokens, **how)
+
+        monkeypatch.setattr(torch.cuda, "mem_get_info", info)
+        monkeypatch.setattr(rollout_cells, "timed", timed)
+
+    return install
+
+
+def in_fresh_processes(runs: list[RunConfig], folder: Path) -> tuple[list[Measured], list[int]]:
+    """Measure as the pool does; return also how many parts were finished at each return."""
+    finished: list[int] = []
+    while finished == sorted(set(finished)):
+        try:
+            return throughput.measure_repeats(runs, folder=folder, **HOW), finished
+        except FreshProcessNeededError as needed:
+            finished.append(needed.finished)
+    raise AssertionError(f"the parts finished at each return do not grow: {finished}")
+
+
+def test_a_batch_that_runs_out_of_memory_leaves_the_others_standing(
+    loaded: list[str], exhausts: Exhausts, tmp_path: Path
+) -> None:
+    exhausts(lambda rows, tokens: rows == 3)
+    found, returns = in_fresh_processes(runs_of(SCALE, 2), tmp_path)
+    assert len(returns) == 1
+    for measured in found:
+        assert measured.effects["not_run"] == {"p_3": NEEDS}
+        for cell in ("p_1", "p_2", "q_1"):
+            assert (measured.metrics[f"tokens_per_second_{cell}"].value or 0) > 0
+        assert "host_share_p" in measured.metrics
+        assert not any(name.endswith("_p_3") for name in measured.metrics)
+
+
+def test_a_batch_that_runs_out_in_a_later_seed_keeps_none_of_its_times(
+    loaded: list[str], exhausts: Exhausts, tmp_path: Path
+) -> None:
+    whole_rollouts = iter(range(9))
+    # The start has one of four tokens, too; then two seeds', of which the second has no room.
+    exhausts(lambda rows, tokens: rows == 3 and tokens == 4 and next(whole_rollouts) == 2)
+    found, _ = in_fresh_processes(runs_of(SCALE, 3), tmp_path)
+    assert next(whole_rollouts) == 3
+    assert all(measured.effects["not_run"] == {"p_3": NEEDS} for measured in found)
+    assert not any("tokens_per_second_p_3" in measured.metrics for measured in found)
+
+
+def test_what_ran_out_of_memory_measures_nothing_more_in_its_process(
+    loaded: list[str], exhausts: Exhausts, tmp_path: Path
+) -> None:
+    exhausts(lambda rows, tokens: rows == 2)
+    with pytest.raises(FreshProcessNeededError, match=f"p_2 {NEEDS}"):
+        throughput.measure_repeats(runs_of(SCALE, 2), folder=tmp_path, **HOW)
+    kept = json.loads((tmp_path / "checkpoint" / "nvfp4_lora" / "parts.json").read_text())
+    assert kept["done"] == ["shape a", "batch p_1", "not run: p_2"]
+    assert loaded == ["a"]
+    found, _ = in_fresh_processes(runs_of(SCALE, 2), tmp_path)
+    assert "tokens_per_second_p_3" in found[0].metrics
+    assert loaded == ["a", "a", "b"]
+
+
+def test_an_engine_that_does_not_fit_is_tried_with_the_next_smaller_batch(
+    loaded: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    slots: list[int] = []
+    engine = throughput.Engine
+
+    def build(policy: Any, config: Any) -> Any:
+        slots.append(config.slots)
+        if config.slots > 1:
+            raise NO_MEMORY
+        return engine(policy, config)
+
+    monkeypatch.setattr(throughput, "Engine", build)
+    found, returns = in_fresh_processes(runs_of(SCALE, 1), tmp_path)
+    assert slots == [3, 2, 1, 1]
+    assert len(returns) == 2
+    assert list(found[0].effects["not_run"]) == ["p_3", "p_2"]
+    assert "tokens_per_second_p_1" in found[0].metrics
+
+
+def test_the_engine_has_room_for_all_rows_at_full_length(loaded: list[str]) -> None:
+    policy = throughput._policy(runs_of(SCALE, 1)[0], "a")
+    point = dataclasses.replace(POINT, prompt_tokens=30, new_tokens=40)
+    engine = throughput._engine(point, 3, policy, "own")
+    assert engine.pool.capacity == 3 * 3
+
+
+def test_a_batch_that_the_plan_excludes_is_not_tried(
+    loaded: list[str], exhausts: Exhausts, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    said = "needs 95.8 of 79.2 GiB by the plan"
+    totals: list[int] = []
+
+    def plan(scale: Any, arm: Any, total_bytes: int) -> dict[str, str]:
+        totals.append(total_bytes)
+        return {"p_3": said, "q_1": said}
+
+    monkeypatch.setattr(throughput, "not_fitting", plan)
+    exhausts(lambda rows, tokens: rows == 3)
+    found = throughput.measure_repeats(runs_of(SCALE, 1), folder=tmp_path, **HOW)
+    assert totals == [140 * GIB]
+    assert loaded == ["a"]
+    # A point without a batch that fits is named as a whole, for what else it would have had.
+    assert found[0].effects["not_run"] == {"p_3": said, "q_1": said, "q": said}
+    assert "tokens_per_second_p_2" in found[0].metrics
+
+
+def test_weights_that_do_not_fit_cost_their_own_shape(
+    loaded: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    load = throughput._policy
+
+    def policy(run: RunConfig, shape: str) -> Any:
+        if shape == "a":
+            raise NO_MEMORY
+        return load(run, shape)
+
+    monkeypatch.setattr(throughput, "_policy", policy)
+    found, _ = in_fresh_processes(runs_of(SCALE, 1), tmp_path)
+    assert set(found[0].effects["not_run"]) == {"p_1", "p_2", "p_3", "p"}
+    assert "tokens_per_second_q_1" in found[0].metrics
+
+
+def test_ranks_that_share_a_model_go_on_without_the_one_that_did_not_fit(
+    loaded: list[str], exhausts: Exhausts, tmp_path: Path
+) -> None:
+    exhausts(lambda rows, tokens: rows == 3)
+    runs = [
+        dataclasses.replace(run, arm=at_rank(NVFP4_LORA, rank))
+        for run in runs_of(SCALE, 1)
+        for rank in (32, 16)
+    ]
+    found, returns = in_fresh_processes(runs, tmp_path)
+    assert len(returns) == 2
+    assert [list(measured.effects["not_run"]) for measured in found] == [["p_3"], ["p_3"]]
+
+
+def test_a_check_that_does_not_fit_is_tried_once(
+    loaded: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    tried: list[int] = []
+
+    def check(policy: Any, seeds: Any) -> Any:
+        tried.append(len(seeds))
+        raise NO_MEMORY
+
+    monkeypatch.setattr(throughput, "CHECKS", {"parity": check})
+    scale = dataclasses.replace(SCALE, checks=(("parity", 1),))
+    found, _ = in_fresh_processes(runs_of(scale, 2), tmp_path)
+    assert tried == [1]
+    assert list(found[0].effects["not_run"]) == ["parity"]
+    assert "tokens_per_second_q_1" in found[1].metrics
+
+
+def test_another_error_than_memory_stays_an_error(
+    loaded: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def fails(*how: Any, **more: Any) -> float:
+        raise RuntimeError("an illegal memory access was encountered")
+
+    monkeypatch.setattr(rollout_cells, "timed", fails)
+    with pytest.raises(RuntimeError, match="illegal memory access"):
+        throughput.measure_repeats(runs_of(SCALE, 1), folder=tmp_path, **HOW)
+
+
+def test_retries_are_counted_under_the_clock_and_not_at_the_start(
+    loaded: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    count = 0
+    whole = rollout_cells.timed
+
+    def timed(engine: Any, prompts: Any, new_tokens: int, **how: Any) -> float:
+        nonlocal count
+        # The start's rollouts come first, with prompts cut short or for the first token alone.
+        count += 10 if len(prompts[0]) < 8 or "first_seed" not in how else 1
+        return whole(engine, prompts, new_tokens, **how)
+
+    monkeypatch.setattr(rollout_cells, "timed", timed)
+    monkeypatch.setattr(rollout_cells, "retries", lambda: count)
+    found = throughput.measure_repeats(runs_of(SCALE, 2), folder=tmp_path, **HOW)
+    # Two seeds' rollouts, and the prefill that is timed for both.
+    assert found[0].effects["timed_retries"]["q_1"] == 12
+
+
+def test_a_model_is_loaded_into_a_clean_device_alone(
+    loaded: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    asked: list[int] = []
+
+    def dirty() -> None:
+        asked.append(len(loaded))
+        if len(loaded) == 1:
+            raise FreshProcessNeededError("the device's memory is not free")
+
+    monkeypatch.setattr(throughput, "require_clean", dirty)
+    with pytest.raises(FreshProcessNeededError) as raised:
+        throughput.measure_repeats(runs_of(SCALE, 1), folder=tmp_path, **HOW)
+    assert asked == [0, 1]
+    # Shape, three batches and the point: what a fresh process need not do again.
+    assert raised.value.finished == 5
+
+
+def test_an_arm_of_which_nothing_fits_has_failed_and_says_why(
+    loaded: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    said = "needs 95.8 of 79.2 GiB by the plan"
+    cells = dict.fromkeys(("p_1", "p_2", "p_3", "q_1"), said)
+    monkeypatch.setattr(throughput, "not_fitting", lambda scale, arm, total: cells)
+    monkeypatch.setattr("repro.run.carry_out.capture_environment", dict)
+    (path,) = carry_out(runs_of(SCALE, 1), tmp_path / "work", tmp_path, *HOW.values())
+    record = read_record(path)
+    assert not record.ok
+    assert f"p_1 {said}" in record.outcome["reason"]
+    assert loaded == []
+
+
+def test_parts_that_are_left_out_stay_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(device_state.torch.cuda, "mem_get_info", lambda *a: (0, 140 * GIB))
+    parts = open_parts(tmp_path, [0], {"not_run": {}})
+    with pytest.raises(FreshProcessNeededError), parts.fit_or_left_out("p_3"):
+        raise NO_MEMORY
+    again = open_parts(tmp_path, [0], {"not_run": {}})
+    assert again.effects["not_run"] == {"p_3": NEEDS}

@@ -1,0 +1,270 @@
+"""Seeds that share a loaded model, the checks beside them, on a small shape with a host clock."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from repro.evidence.procedure import Stopped
+from repro.evidence.receipts import refusals
+from repro.evidence.record import read_record
+from repro.measure import device_state, rollout_checks, rollout_faults, throughput
+from repro.models.policy import Policy
+from repro.models.shapes import random_policy
+from repro.run.carry_out import carried_together, carry_out, missing_package
+from repro.spec.config import RunConfig
+from repro.spec.target import plan
+from repro.spec.throughput import ThroughputPoint, ThroughputScale
+from repro.spec.tier import GIB, Tier
+from repro.targets import find
+from repro.targets.rollout import SCHEDULING
+from repro.targets.speed import at_rank
+from repro.targets.table1 import NVFP4_LORA
+from tests.repro.measure import conftest as small
+
+SHAPE = small.SHAPE | {"vocab_size": 512, "max_position_embeddings": 8192}
+LONG = ThroughputPoint(
+    name="long", shape="a", prompt_tokens=8, new_tokens=24, batches=(1, 2), repeats=1
+)
+SHORT = dataclasses.replace(LONG, name="short", new_tokens=4, repeats=0)
+POINTS = (LONG, SHORT, dataclasses.replace(SHORT, name="other", shape="b", batches=(3,)))
+
+
+class HostEvent:
+    """A device event's stand-in that reads the host's clock."""
+
+    def __init__(self, **settings: Any) -> None:
+        self.at = 0.0
+
+    def record(self) -> None:
+        """Take the time."""
+        self.at = time.perf_counter()
+
+    def elapsed_time(self, later: HostEvent) -> float:
+        """Return milliseconds."""
+        return (later.at - self.at) * 1e3
+
+
+def small_policy(weight_format: Any = "nvfp4", rank: int = 32) -> Policy:
+    return random_policy(
+        SHAPE, weight_format=weight_format, lora_rank=rank, compute_dtype="float32", seed=0,
+        device="cpu",
+    )  # fmt: skip
+
+
+@pytest.fixture
+def loaded(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Let the procedure run on this processor; return the shapes that it loads."""
+    shapes: list[str] = []
+
+    def load(run: RunConfig, shape: str) -> Policy:
+        shapes.append(shape)
+        return small_policy(run.arm.weight_format, run.arm.lora_rank)
+
+    monkeypatch.setattr(torch.cuda, "Event", HostEvent)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda *a: None)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *a: (9, 0))
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda *a: (139 * GIB, 140 * GIB))
+    monkeypatch.setattr(throughput, "_policy", load)
+    monkeypatch.setattr(throughput, "not_fitting", lambda scale, arm, total_bytes: {})
+    monkeypatch.setattr(throughput, "release", lambda: None)
+    monkeypatch.setattr(device_state, "release", lambda: None)
+    monkeypatch.setattr(throughput, "copy_rate", lambda: 1e15)
+    monkeypatch.setattr(throughput, "matmul_rate", lambda: 1e15)
+    return shapes
+
+
+def runs_of(scale: ThroughputScale, seeds: int = 3) -> list[RunConfig]:
+    return [
+        RunConfig(
+            target="rollout", target_version=1, tier="systems", procedure="throughput",
+            arm=NVFP4_LORA, scale=scale, seed=seed,
+        )
+        for seed in range(seeds)
+    ]  # fmt: skip
+
+
+HOW: dict[str, Any] = {
+    "progress": lambda text, values: None,
+    "should_stop": lambda: False,
+    "threads": 1,
+}
+
+
+def test_all_seeds_of_an_arm_load_each_shape_once(loaded: list[str], tmp_path: Path) -> None:
+    runs = runs_of(ThroughputScale(points=POINTS))
+    found = throughput.measure_repeats(runs, folder=tmp_path, **HOW)
+    assert loaded == ["a", "b"]
+    assert len(found) == 3
+    for measured in found:
+        assert measured.effects["repeats_together"] == 3
+        assert measured.effects["adapter_modules"] == 28
+        for name in ("short_1", "short_2", "other_3"):
+            assert (measured.metrics[f"tokens_per_second_{name}"].value or 0) > 0
+    rates = [measured.metrics["tokens_per_second_short_1"].value for measured in found]
+    assert len(set(rates)) == 3
+
+
+def test_a_long_point_is_timed_by_as_many_seeds_as_it_says(
+    loaded: list[str], tmp_path: Path
+) -> None:
+    found = throughput.measure_repeats(
+        runs_of(ThroughputScale(points=POINTS)), folder=tmp_path, **HOW
+    )
+    timed = ["tokens_per_second_long_2" in measured.metrics for measured in found]
+    assert timed == [True, False, False]
+    assert "host_share_long" in found[0].metrics
+    assert "host_share_long" not in found[1].metrics
+
+
+def test_each_seed_gets_a_record_of_its_own_that_counts(
+    loaded: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("repro.run.carry_out.capture_environment", dict)
+    runs = runs_of(ThroughputScale(points=POINTS))
+    paths = carry_out(runs, tmp_path / "work", tmp_path, **_positional())
+    assert [path.name for path in paths] == ["seed-0.json", "seed-1.json", "seed-2.json"]
+    for path, run in zip(paths, runs, strict=True):
+        record = read_record(path)
+        assert record.digest == run.digest()
+        assert refusals(record) == []
+
+
+def _positional() -> dict[str, Any]:
+    return {"progress": HOW["progress"], "should_stop": HOW["should_stop"], "threads": 1}
+
+
+def test_a_stop_keeps_the_finished_points_and_the_next_start_goes_on(
+    loaded: list[str], tmp_path: Path
+) -> None:
+    runs = runs_of(ThroughputScale(points=POINTS))
+    # One answer a rollout: two of the long point, then the first of the short one.
+    asked = iter([False, False, False, True])
+    with pytest.raises(Stopped):
+        throughput.measure_repeats(
+            runs, folder=tmp_path, **(HOW | {"should_stop": lambda: next(asked)})
+        )
+    kept = json.loads((tmp_path / "checkpoint" / "nvfp4_lora" / "parts.json").read_text())
+    assert kept["done"] == ["shape a", "batch long_1", "batch long_2", "long"]
+    rate = kept["repeats"][0]["metrics"]["tokens_per_second_long_1"]["value"]
+    found = throughput.measure_repeats(runs, folder=tmp_path, **HOW)
+    assert found[0].metrics["tokens_per_second_long_1"].value == rate
+    assert "tokens_per_second_other_3" in found[2].metrics
+    assert found[0].effects["adapter_modules"] == 28
+    other = throughput.measure_repeats(runs[:2], folder=tmp_path, **HOW)
+    assert other[0].metrics["tokens_per_second_long_1"].value != rate
+
+
+def names_of(groups: list[tuple[RunConfig, ...]]) -> list[list[str]]:
+    return [sorted({run.arm.name for run in group}) for group in groups]
+
+
+def test_runs_of_one_loaded_model_go_together_and_others_alone() -> None:
+    together = carried_together(plan(find("table9"), Tier.SYSTEMS))
+    assert names_of(together) == [
+        [f"{family}_lora_r{rank}" for rank in (16, 32, 64)] for family in ("bf16", "nvfp4")
+    ]
+    assert {len(group) for group in together} == {15}
+    # bitsandbytes lays the codes out otherwise, so its arms load the model for themselves.
+    families = names_of(carried_together(plan(find("figure11"), Tier.SYSTEMS)))
+    assert [len(group) for group in families] == [3, 3, 3]
+    assert all("bitsandbytes" in name for name in families[1])
+    apart = carried_together(plan(find("table6"), Tier.SYSTEMS))
+    assert names_of(apart) == [["bf16_lora"], ["nvfp4_lora"]]
+    assert [run.seed for run in apart[0]] == [0, 1, 2, 3, 4]
+    alone = carried_together(plan(find("table1"), Tier.SMOKE, seeds=2))
+    assert all(len(group) == 1 for group in alone)
+
+
+def test_arms_that_differ_by_rank_share_a_loaded_model_and_get_records_of_their_own(
+    loaded: list[str], tmp_path: Path
+) -> None:
+    scale = ThroughputScale(points=POINTS[1:])
+    runs = [
+        dataclasses.replace(run, arm=at_rank(NVFP4_LORA, rank))
+        for run in runs_of(scale, 2)
+        for rank in (32, 16)
+    ]
+    found = throughput.measure_repeats(runs, folder=tmp_path, **HOW)
+    assert loaded == ["a", "b"]
+    assert len(found) == 4
+    for measured in found:
+        assert measured.effects["repeats_together"] == 4
+        assert measured.effects["linears"] == {"nvfp4": 28}
+        assert measured.effects["adapter_modules"] == 28
+    assert len({m.metrics["tokens_per_second_short_1"].value for m in found}) == 4
+    folders = sorted(path.name for path in (tmp_path / "checkpoint").iterdir())
+    assert folders == ["nvfp4_lora_r16", "nvfp4_lora_r32"]
+
+
+def test_an_adapter_of_another_rank_than_the_arms_is_refused(
+    loaded: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(throughput, "_exchanged", lambda policy, run: policy)
+    runs = [
+        dataclasses.replace(runs_of(ThroughputScale(points=POINTS), 1)[0], arm=arm)
+        for arm in (at_rank(NVFP4_LORA, 32), at_rank(NVFP4_LORA, 16))
+    ]
+    with pytest.raises(ValueError, match="has rank 32; arm nvfp4_lora_r16 has 16"):
+        throughput.measure_repeats(runs, folder=tmp_path, **HOW)
+
+
+def test_an_arm_without_its_package_is_not_run_and_says_so(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    runs = plan(find("figure11"), Tier.SYSTEMS, seeds=1)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    lacking = {run.arm.name: missing_package(run) for run in runs}
+    assert lacking["nvfp4_lora_r16"] is None
+    assert "it is not installed" in (lacking["nf4_lora_r16_bitsandbytes"] or "")
+
+
+@pytest.mark.parametrize("checks", [SCHEDULING.scales[Tier.SYSTEMS].checks])
+def test_every_check_of_the_target_gives_the_metrics_it_names(
+    loaded: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, checks: Any
+) -> None:
+    small = {"_SHARED_PROMPTS": 2, "_TAIL_ROWS": 8, "_TAIL_SLOTS": 2, "_PARITY_TOKENS": 24,
+             "_FLOAT8_TOKENS": 8, "_TRAINED_PROMPTS": 2, "_TRAINED_TOKENS": 8}  # fmt: skip
+    for name, value in small.items():
+        monkeypatch.setattr(rollout_checks, name, value)
+    monkeypatch.setattr(rollout_checks, "tail_lengths", lambda: [1, 9, 2, 3, 1, 12, 2, 4])
+    monkeypatch.setattr(rollout_faults, "_QUEUE", 300)
+    point = dataclasses.replace(POINTS[1], name="7b")
+    scale = ThroughputScale(points=(point,), checks=tuple((what, 1) for what, _ in checks))
+    first, second = throughput.measure_repeats(runs_of(scale, 2), folder=tmp_path, **HOW)
+    assert {metric.name: metric.unit for metric in SCHEDULING.metrics}.items() <= {
+        name: estimate.unit for name, estimate in first.metrics.items()
+    }.items()
+    assert "parity_error_ratio" not in second.metrics
+    value = {name: estimate.value for name, estimate in first.metrics.items()}
+    assert value["faults_as_they_should"] == 100
+    assert value["faults_rows_changed"] == value["noise_off_rows_changed"] == 0
+    assert value["noise_norms"] == 1
+    assert (value["noise_rows_changed"] or 0) > 0
+    # Both passes are float32 here, so they lie on the float32 pass but for the order of sums.
+    assert (value["parity_engine_error"] or 1) < 1e-5
+    assert (value["float8_mean_abs"] or 0) > 10 * (value["float8_without_mean_abs"] or 1)
+
+
+def test_the_long_tail_has_the_median_and_the_percentile_that_it_states() -> None:
+    lengths = sorted(rollout_checks.tail_lengths(1000))
+    assert lengths[500] == pytest.approx(300, rel=0.01)
+    assert lengths[985] < 4096 == lengths[990]
+    assert rollout_checks.tail_lengths(8) == rollout_checks.tail_lengths(8)
+
+
+def test_a_fault_that_ends_otherwise_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    faults = dict(rollout_faults._FAULTS)
+    faults["empty prompt"] = (KeyError, lambda engine: None)
+    monkeypatch.setattr(rollout_faults, "_FAULTS", faults)
+    monkeypatch.setattr(rollout_faults, "_QUEUE", 10)
+    (found,) = rollout_faults.check_faults(small_policy(), [0])
+    assert found["faults_as_they_should"].value == pytest.approx(100 * 6 / 7)
+    assert "empty prompt" in found["faults_as_they_should"].method

@@ -1,0 +1,348 @@
+"""The queue over devices, on a CPU: fake devices, fake runs, workers that die."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import json
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, TextIO
+
+import pytest
+from rich.console import Console
+
+from repro.evidence.record import find_record, iterate_records, read_record
+from repro.run.device_queue import cut, ensemble_tasks, fitting_memory, visible_devices
+from repro.run.ensemble_cost import queue_seconds
+from repro.run.schedule import Outcome, execute
+from repro.spec.config import RunConfig
+from repro.spec.target import TogetherCost, plan
+from repro.spec.tier import CudaDevice, Tier
+from repro.targets import find
+
+# Carries out runs by writing records at once; dies or fails where files in the folder say so. A
+# device dies in its first task where a file says so.
+FAKE = """
+import json, os, time
+import torch
+from datetime import UTC, datetime
+from pathlib import Path
+from repro.evidence.record import failed_record, find_record, record_of
+
+def lost():
+    raise RuntimeError("an illegal memory access was encountered")
+
+def lose():
+    torch.cuda.is_initialized = lambda: True
+    torch.cuda.synchronize = lost
+    lost()
+
+HEALTH = Path(__file__).parent
+
+def device():
+    return os.environ["CUDA_VISIBLE_DEVICES"]
+
+def answers():
+    dead = (HEALTH / f"dead-{device()}").exists()
+    if dead:
+        (HEALTH / "refused").touch()
+    return not dead
+
+def wait_for(path):
+    for _ in range(3000):
+        if path.exists():
+            return
+        time.sleep(0.02)
+    raise TimeoutError(f"{path} did not come in a minute")
+
+def carry_out(runs, folder, records, progress, should_stop, threads):
+    now = datetime.now(UTC)
+    started = records / "calls.jsonl"
+    if (HEALTH / f"dies-{device()}").exists():
+        if (HEALTH / "both-work").exists():
+            wait_for(started)
+        (HEALTH / f"dead-{device()}").touch()
+        lose()
+    with started.open("a") as file:
+        file.write(json.dumps([device(), [r.digest() for r in runs]]))
+        file.write("\\n")
+    with (records / "workers").open("a") as file:
+        file.write(f"{os.getpid()}\\n")
+    if (HEALTH / "both-work").exists():
+        # Nothing is done before the dying device's next process was asked and did not answer.
+        wait_for(HEALTH / "refused")
+    for run in runs:
+        if find_record(run, records) is not None:
+            continue
+        name = f"{run.arm.name}-{run.seed}"
+        deaths = records / f"die-{name}"
+        if deaths.exists() and int(deaths.read_text()):
+            deaths.write_text(str(int(deaths.read_text()) - 1))
+            os._exit(9)
+        if (records / f"lose-{name}").exists():
+            lose()
+        if (records / f"fail-{name}").exists():
+            failed_record(run, "the gradient norm is nan", {}, now).write(records)
+            continue
+        record_of(run, metrics={}, environment={}, started=now).write(records)
+"""
+
+
+COST = TogetherCost(
+    start_seconds=1.0,
+    step_seconds=0.0,
+    step_seconds_per_run=1.0,
+    pass_seconds=0.0,
+    question_seconds=0.0,
+    memory_bytes=100,
+)
+
+
+@pytest.fixture
+def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    folder = tmp_path / "code"
+    folder.mkdir()
+    (folder / "fake_ensembles.py").write_text(FAKE, encoding="utf-8")
+    monkeypatch.syspath_prepend(str(folder))
+    sys.modules.pop("fake_ensembles", None)
+    import fake_ensembles
+
+    return fake_ensembles
+
+
+def runs_of(seeds: int = 2) -> list[RunConfig]:
+    return plan(find("table1"), Tier.PROXY, range(seeds), ["bf16", "bf16_lora", "nvfp4_lora"])
+
+
+def in_pairs(runs: Sequence[RunConfig], memory_bytes: int) -> list[tuple[RunConfig, ...]]:
+    assert memory_bytes == 100
+    return [tuple(runs[place : place + 2]) for place in range(0, len(runs), 2)]
+
+
+def go(
+    runs: Sequence[RunConfig],
+    folder: Path,
+    fake: Any,
+    devices: int,
+    said: TextIO | None = None,
+) -> Outcome:
+    return execute(
+        runs,
+        folder,
+        workers=devices,
+        threads=1,
+        console=Console(file=said or open(os.devnull, "w"), width=200),
+        devices=tuple(str(number) for number in range(devices)),
+        costs={runs[0].scale.checkpoint: COST},
+        grouping=in_pairs,
+        carry_out=fake.carry_out,
+        answers=fake.answers,
+    )
+
+
+def calls(folder: Path) -> list[tuple[str, list[str]]]:
+    return [tuple(json.loads(line)) for line in (folder / "calls.jsonl").read_text().splitlines()]
+
+
+def test_every_run_is_carried_out_once_on_one_of_the_devices(tmp_path: Path, fake: Any) -> None:
+    runs, folder = runs_of(), tmp_path / "runs"
+    folder.mkdir()
+    outcome = go(runs, folder, fake, devices=2)
+    assert (outcome.finished, outcome.failed, outcome.left) == (6, 0, 0)
+    assert {device for device, _ in calls(folder)} <= {"0", "1"}
+    carried = [digest for _, digests in calls(folder) for digest in digests]
+    assert sorted(carried) == sorted(run.digest() for run in runs)
+    again = go(runs, folder, fake, devices=2)
+    assert (again.before, again.finished) == (6, 0)
+    assert len(calls(folder)) == 3
+
+
+def test_a_dying_worker_gives_its_runs_back_once(tmp_path: Path, fake: Any) -> None:
+    runs, folder = runs_of(), tmp_path / "runs"
+    folder.mkdir()
+    # Dies in the second run of its pair; the first is recorded and not done again.
+    (folder / "die-bf16_lora-0").write_text("1", encoding="utf-8")
+    outcome = go(runs, folder, fake, devices=1)
+    assert (outcome.finished, outcome.failed, outcome.left) == (6, 0, 0)
+    assert len(calls(folder)) == 4
+    assert all(find_record(run, folder) for run in runs)
+
+
+def test_runs_that_kill_their_worker_twice_are_recorded_as_failed(
+    tmp_path: Path, fake: Any
+) -> None:
+    runs, folder = runs_of(), tmp_path / "runs"
+    folder.mkdir()
+    (folder / "die-bf16_lora-0").write_text("2", encoding="utf-8")
+    outcome = go(runs, folder, fake, devices=2)
+    assert (outcome.finished, outcome.failed) == (5, 1)
+    (failed,) = [
+        read_record(path)
+        for path in iterate_records(folder, "proxy", "table1")
+        if "failed" in path.name
+    ]
+    assert failed.arm == "bf16_lora"
+    assert "exit code 9" in failed.outcome["reason"]
+
+
+@pytest.mark.parametrize(("cause", "workers"), [("lose", 2), ("fail", 1)])
+def test_a_worker_that_lost_its_device_ends_with_that_run(
+    tmp_path: Path, fake: Any, cause: str, workers: int
+) -> None:
+    runs, folder = runs_of(), tmp_path / "runs"
+    folder.mkdir()
+    (folder / f"{cause}-bf16-1").touch()  # in the second pair of three
+    outcome = go(runs, folder, fake, devices=1)
+    assert (outcome.finished, outcome.failed, outcome.left) == (5, 1, 0)
+    assert len(set((folder / "workers").read_text().split())) == workers
+    (failed,) = [
+        read_record(path)
+        for path in iterate_records(folder, "proxy", "table1")
+        if "failed" in path.name
+    ]
+    said = "illegal memory access" if cause == "lose" else "the gradient norm is nan"
+    assert said in failed.outcome["reason"]
+
+
+def test_a_run_that_fails_leaves_the_rest_of_its_ensemble(tmp_path: Path, fake: Any) -> None:
+    runs, folder = runs_of(1), tmp_path / "runs"
+    folder.mkdir()
+    (folder / "fail-bf16-0").touch()
+    outcome = go(runs, folder, fake, devices=1)
+    assert (outcome.finished, outcome.failed, outcome.left) == (2, 1, 0)
+
+
+def test_a_dead_devices_runs_go_to_the_other(tmp_path: Path, fake: Any) -> None:
+    runs, folder, said = runs_of(4), tmp_path / "runs", io.StringIO()
+    folder.mkdir()
+    (fake.HEALTH / "dies-1").touch()
+    (fake.HEALTH / "both-work").touch()
+    outcome = go(runs, folder, fake, devices=2, said=said)
+    assert (outcome.finished, outcome.failed, outcome.left) == (12, 0, 0)
+    assert {device for device, _ in calls(folder)} == {"0"}
+    carried = [digest for _, digests in calls(folder) for digest in digests]
+    assert sorted(carried) == sorted(run.digest() for run in runs)
+    assert "again" in said.getvalue()
+    assert "illegal memory access" in said.getvalue()
+    assert "device 1 does not answer, and gets no more work" in said.getvalue()
+
+
+def test_a_device_that_never_answers_gets_no_work(tmp_path: Path, fake: Any) -> None:
+    runs, folder, said = runs_of(), tmp_path / "runs", io.StringIO()
+    folder.mkdir()
+    (fake.HEALTH / "dead-0").touch()
+    outcome = go(runs, folder, fake, devices=2, said=said)
+    assert (outcome.finished, outcome.failed, outcome.left) == (6, 0, 0)
+    assert {device for device, _ in calls(folder)} == {"1"}
+    assert "device 0 does not answer, and gets no more work" in said.getvalue()
+
+
+def test_without_a_device_left_the_runs_are_left_for_the_next_start(
+    tmp_path: Path, fake: Any
+) -> None:
+    runs, folder = runs_of(), tmp_path / "runs"
+    folder.mkdir()
+    for device in ("0", "1"):
+        (fake.HEALTH / f"dead-{device}").touch()
+    outcome = go(runs, folder, fake, devices=2)
+    assert (outcome.finished, outcome.failed, outcome.left) == (0, 0, 6)
+    for device in ("0", "1"):
+        (fake.HEALTH / f"dead-{device}").unlink()
+    assert go(runs, folder, fake, devices=2).finished == 6
+
+
+def test_a_device_that_has_nothing_to_do_takes_up_what_a_dying_one_leaves(
+    tmp_path: Path, fake: Any
+) -> None:
+    runs, folder = runs_of(1)[:2], tmp_path / "runs"
+    folder.mkdir()
+    (fake.HEALTH / "dies-0").touch()
+    outcome = go(runs, folder, fake, devices=2)
+    assert (outcome.finished, outcome.failed, outcome.left) == (2, 0, 0)
+    assert {device for device, _ in calls(folder)} == {"1"}
+
+
+def fleeting(group: tuple[RunConfig, ...]) -> float:
+    """Return the time of a group whose steps cost 10 s, and 2 s a run."""
+    return 10.0 + 2.0 * len(group)
+
+
+def sizes(groups: Sequence[tuple[RunConfig, ...]]) -> list[int]:
+    return [len(group) for group in groups]
+
+
+def test_ensembles_are_cut_so_that_devices_end_together() -> None:
+    runs = tuple(runs_of(10) * 2)  # 60 runs, 30 of them twice
+    # 130 and 40 s on two devices: the second would wait for 90.
+    groups = cut([runs, runs[:15]], 2, fleeting)
+    times = [fleeting(group) for group in groups]
+    assert times == sorted(times, reverse=True)
+    assert queue_seconds(times, 2) < 1.05 * sum(times) / 2
+    assert sum(sizes(groups)) == 75
+    assert cut([], 2, fleeting) == []
+    # One after another there is nothing to gain, and the steps would be paid twice.
+    assert cut([runs], 1, fleeting) == [runs]
+
+
+def test_what_is_cut_is_every_run_once_on_each_number_of_devices() -> None:
+    runs = tuple(runs_of(4))
+    for devices in (1, 2, 3, 4, 8):
+        groups = cut([runs[:9], runs[9:]], devices, lambda group: float(len(group)))
+        found = [run.digest() for group in groups for run in group]
+        assert sorted(found) == sorted(run.digest() for run in runs)
+        assert queue_seconds([float(size) for size in sizes(groups)], devices) <= 12 / devices + 1
+
+
+def test_a_cut_that_costs_more_than_it_saves_is_not_made() -> None:
+    runs = tuple(runs_of(1))
+    assert cut([runs], 2, lambda group: 100.0 + len(group)) == [runs]
+
+
+def test_a_cut_keeps_a_seed_together() -> None:
+    (first, second) = cut([tuple(runs_of(2))], 2, lambda group: float(len(group)))
+    assert {run.seed for run in first} == {0}
+    assert {run.seed for run in second} == {1}
+
+
+def test_each_checkpoint_has_its_own_memory(tmp_path: Path) -> None:
+    small = runs_of(1)
+    large = [
+        dataclasses.replace(run, scale=dataclasses.replace(run.scale, checkpoint="proxy-120m"))
+        for run in small
+    ]
+    asked = []
+
+    def grouping(found: Sequence[RunConfig], memory: int) -> list[tuple[RunConfig, ...]]:
+        asked.append((found[0].scale.checkpoint, memory))
+        return [tuple(found)]
+
+    costs = {"proxy-30m": COST, "proxy-120m": dataclasses.replace(COST, memory_bytes=130)}
+    tasks = ensemble_tasks([*small, *large], tmp_path, devices=1, costs=costs, grouping=grouping)
+    assert asked == [("proxy-30m", 100), ("proxy-120m", 130)]
+    assert [len(task.every) for task in tasks] == [3, 3]
+    assert len({task.folder for task in tasks}) == 2
+
+
+def test_devices_are_those_that_this_process_may_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,5,7")
+    assert visible_devices(None) == ("2", "5", "7")
+    assert visible_devices("2") == ("2", "5")
+    assert visible_devices("5,7") == ("5", "7")
+    for wrong in ("4", "0,5", "all"):
+        with pytest.raises(ValueError, match="--devices"):
+            visible_devices(wrong)
+
+
+def test_an_ensemble_fills_no_more_than_the_smallest_device_has(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    sizes = (80, 24)
+    devices = [CudaDevice(name="d", capability=(9, 0), memory_bytes=size) for size in sizes]
+    monkeypatch.setattr("repro.run.device_queue.cuda_devices", lambda: tuple(devices))
+    assert fitting_memory(100) == 24
+    assert fitting_memory(10) == 10
+    monkeypatch.setattr("repro.run.device_queue.cuda_devices", lambda: ())
+    assert fitting_memory(100) == 100

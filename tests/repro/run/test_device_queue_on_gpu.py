@@ -1,0 +1,151 @@
+"""The queue on real devices: a killed worker, an error that spoils a context, a missing device."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import multiprocessing
+import os
+import signal
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+from rich.console import Console
+
+from repro.evidence.record import find_record, read_record
+from repro.run.carry_out import carry_out
+from repro.run.device_health import device_answers
+from repro.run.schedule import execute
+from repro.run.worker import Task
+from repro.run.workers import WorkerPool
+from repro.spec.config import RunConfig
+from repro.spec.target import TogetherCost
+from tests.repro.ensemble.conftest import SCALE, make_run
+
+FOUND = torch.cuda.device_count()
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.alone,
+    pytest.mark.skipif(FOUND < 1, reason="needs a CUDA device; found none"),
+]
+COST = TogetherCost(
+    start_seconds=1.0,
+    step_seconds=0.0,
+    step_seconds_per_run=1.0,
+    pass_seconds=0.0,
+    question_seconds=0.0,
+    memory_bytes=8 * 2**30,
+)
+# Adds numbers up on the device; the first run's first attempt reads beside a tensor on it, which
+# spoils the context of its process.
+SPOILING = """
+import os
+from datetime import UTC, datetime
+import torch
+from repro.evidence.record import record_of
+
+def carry_out(runs, folder, records, progress, should_stop, threads):
+    spoilt = records / "spoilt"
+    if runs[0].seed == 0 and not spoilt.exists():
+        spoilt.write_text(os.environ["CUDA_VISIBLE_DEVICES"])
+        torch.zeros(4, device="cuda")[torch.tensor([1 << 20], device="cuda")].sum().item()
+    assert torch.ones(8, device="cuda").sum().item() == 8
+    for run in runs:
+        record_of(run, metrics={}, environment={}, started=datetime.now(UTC)).write(records)
+"""
+
+
+@pytest.fixture
+def spoiling(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    folder = tmp_path / "code"
+    folder.mkdir()
+    (folder / "spoiling.py").write_text(SPOILING, encoding="utf-8")
+    monkeypatch.syspath_prepend(str(folder))
+    sys.modules.pop("spoiling", None)
+    import spoiling as found
+
+    module: ModuleType = found
+    return module
+
+
+def runs_of(seeds: int, steps: int = 3) -> list[RunConfig]:
+    """Return small runs that go together, as the proxy tier's do."""
+    scale = dataclasses.replace(SCALE, steps=steps)
+    runs = [make_run(seed=seed, scale=scale) for seed in range(seeds)]
+    return [dataclasses.replace(run, tier="proxy") for run in runs]
+
+
+@pytest.mark.skipif(FOUND < 2, reason=f"needs two CUDA devices; found {FOUND}")
+def test_a_worker_killed_in_training_costs_nothing_but_time(tmp_path: Path) -> None:
+    runs = runs_of(6, steps=40)
+    tasks = [
+        Task(run=pair[0], folder=tmp_path / f"work-{place}", runs=tmp_path, also=(pair[1],))
+        for place, pair in enumerate(zip(runs[::2], runs[1::2], strict=True))
+    ]
+    events, killed = [], False
+    pool = WorkerPool(
+        2,
+        tmp_path / "workers.log",
+        threads=2,
+        devices=("0", "1"),
+        retries=1,
+        answers=device_answers,
+    )
+    with pool:
+        for event in pool.execute(tasks):
+            events.append(event)
+            if event.text == "training" and not killed:
+                children = multiprocessing.active_children()
+                assert len(children) == 2  # each device has its worker
+                assert children[0].pid is not None
+                os.kill(children[0].pid, signal.SIGKILL)
+                killed = True
+    returned = [event for event in events if event.kind == "returned"]
+    assert len(returned) == 1
+    assert "SIGKILL" in returned[0].text
+    assert len([event for event in events if event.kind == "finished"]) == 3
+    records = [read_record(find_record(run, tmp_path) or tmp_path) for run in runs]
+    assert all(record.ok for record in records)
+    used = [record.environment["gpu"] for record in records]
+    assert {gpu[0]["index"] for gpu in used} == {"0", "1"}
+    assert all(len(gpu) == 1 for gpu in used)
+
+
+def go(runs: list[RunConfig], folder: Path, devices: tuple[str, ...], **how: Any) -> str:
+    """Carry out all runs, one a task, and return what was said."""
+    said = io.StringIO()
+    outcome = execute(
+        runs,
+        folder,
+        workers=len(devices),
+        threads=1,
+        console=Console(file=said, width=200),
+        devices=devices,
+        costs={runs[0].scale.checkpoint: COST},
+        grouping=lambda found, _: [(run,) for run in found],
+        **how,
+    )
+    assert (outcome.finished, outcome.failed, outcome.left) == (len(runs), 0, 0), said.getvalue()
+    return said.getvalue()
+
+
+def test_an_error_that_spoils_a_context_is_survived(tmp_path: Path, spoiling: ModuleType) -> None:
+    runs, folder = runs_of(4), tmp_path / "runs"
+    folder.mkdir()
+    text = go(runs, folder, ("0",), carry_out=spoiling.carry_out)
+    assert (folder / "spoilt").read_text(encoding="utf-8") == "0"
+    assert "again" in text
+    assert "CUDA error" in text
+
+
+def test_a_device_that_is_not_there_leaves_its_runs_to_the_other(tmp_path: Path) -> None:
+    runs = runs_of(2)
+    text = go(runs, tmp_path, ("0", str(FOUND + 7)), carry_out=carry_out)
+    assert f"device {FOUND + 7} does not answer" in text
+    for run in runs:
+        record = read_record(find_record(run, tmp_path) or tmp_path)
+        assert record.environment["variables"]["CUDA_VISIBLE_DEVICES"] == "0"

@@ -1,0 +1,140 @@
+"""The command `gpu-tests`: real small runs of pytest, and refusals where there is no device."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from repro.__main__ import main
+from repro.evidence.gpu_tests import Outcome
+from repro.run import gpu_suite
+from repro.run.gpu_suite import run_pytest
+
+THREE = """
+import pytest
+
+pytestmark = pytest.mark.gpu
+
+def test_that_passes():
+    pass
+
+def test_that_fails():
+    assert 1 + 1 == 3
+
+@pytest.mark.skip(reason="needs two CUDA devices; found 1")
+def test_that_skips():
+    pass
+"""
+GREEN = Outcome(passed=2, failed=0, errors=0, skipped=0, seconds=1.0)
+RED = Outcome(passed=2, failed=1, errors=0, skipped=0, failures=["a::b"], seconds=1.0)
+
+
+def start(folder: Path, text: str) -> Outcome:
+    (folder / "pytest.ini").write_text("[pytest]\nmarkers = gpu\n")
+    (folder / "test_made_up.py").write_text(text)
+    arguments = ["-m", "gpu", "-p", "no:cacheprovider", "test_made_up.py"]
+    return run_pytest(folder, arguments, folder / "out" / "results.xml")
+
+
+def test_a_real_run_is_counted_and_named(tmp_path: Path) -> None:
+    outcome = start(tmp_path, THREE)
+    assert (outcome.passed, outcome.failed, outcome.errors, outcome.skipped) == (1, 1, 0, 1)
+    assert outcome.failures == ["test_made_up.py::test_that_fails"]
+    assert outcome.skips == {
+        "needs two CUDA devices; found 1": ["test_made_up.py::test_that_skips"]
+    }
+    assert outcome.seconds > 0
+
+
+def test_a_file_that_cannot_be_imported_is_an_error(tmp_path: Path) -> None:
+    outcome = start(tmp_path, "import no_such_package\n")
+    assert outcome.passed == 0
+    assert outcome.errors >= 1
+    assert not outcome.green
+
+
+def test_a_killed_process_is_an_error(tmp_path: Path) -> None:
+    text = "import os, pytest\n@pytest.mark.gpu\ndef test_it():\n    os._exit(7)\n"
+    outcome = start(tmp_path, text)
+    assert outcome.failures == ["pytest ended with status 7 and left no results"]
+
+
+def test_results_of_an_earlier_run_do_not_count(tmp_path: Path) -> None:
+    start(tmp_path, THREE)
+    outcome = start(tmp_path, "import os\nos._exit(7)\n")
+    assert (outcome.passed, outcome.errors) == (0, 1)
+
+
+def test_without_a_device_the_command_says_so_and_writes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("repro.spec.tier.cuda_devices", lambda: ())
+    out = tmp_path / "record.json"
+    assert main(["gpu-tests", "--out", str(out)]) == 2
+    assert "gpu-tests needs a CUDA device" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+
+
+def test_under_tritons_interpreter_the_command_refuses(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(gpu_suite.Tier, "missing", lambda tier: None)
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    assert main(["gpu-tests"]) == 2
+    assert "TRITON_INTERPRET" in capsys.readouterr().err
+
+
+@pytest.fixture
+def device(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the command take this machine for one with an H200."""
+    monkeypatch.setattr(gpu_suite.Tier, "missing", lambda tier: None)
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    environment = {"gpu": [{"name": "NVIDIA H200"}]}
+    monkeypatch.setattr(gpu_suite, "capture_environment", lambda: environment)
+    monkeypatch.setattr(gpu_suite, "source_commit", lambda: ("1a2b3c4", False))
+    monkeypatch.setattr("repro.evidence.gpu_tests.files_of_commit", lambda commit, paths: None)
+
+
+@pytest.mark.parametrize(("benchmarks", "status"), [(GREEN, 0), (RED, 1)])
+@pytest.mark.usefixtures("device")
+def test_the_record_is_written_green_or_not_and_only_a_green_one_is_blessed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, benchmarks: Outcome, status: int
+) -> None:
+    started: list[list[str]] = []
+
+    def pretend(root: Path, arguments: list[str], junit: Path, device: str | None) -> Outcome:
+        started.append(arguments)
+        return benchmarks if "--benchmark-only" in arguments else GREEN
+
+    monkeypatch.setattr(gpu_suite, "run_pytest", pretend)
+    out, expected = tmp_path / "runs" / "record.json", tmp_path / "expected"
+    (expected / "paper").mkdir(parents=True)
+    assert main(["gpu-tests", "--out", str(out)]) == status
+    alone, together, timed = started
+    assert "tests/repro/measure/test_clean_on_gpu.py" in alone
+    assert "tests/kernels/test_ops.py" in together
+    assert not set(alone) & set(together) - {"-m", "gpu"}
+    assert timed == ["benchmarks", "--benchmark-only"]
+    assert json.loads(out.read_text())["benchmarks"]["failed"] == benchmarks.failed
+    blessing = ["gpu-tests", "--bless", str(out), "--expected", str(expected)]
+    assert main(blessing) == (0 if status == 0 else 2)
+    blessed = expected / "systems" / "nvidia_h200" / "gpu_tests.json"
+    assert blessed.is_file() == (status == 0)
+
+
+@pytest.mark.usefixtures("device")
+def test_of_two_devices_the_first_is_left_to_the_tests_that_run_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: dict[str, str | None] = {}
+
+    def pretend(root: Path, arguments: list[str], junit: Path, device: str | None) -> Outcome:
+        seen[junit.stem] = device
+        return GREEN
+
+    monkeypatch.setattr(gpu_suite, "run_pytest", pretend)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,5,7")
+    gpu_suite.run_suite(gpu_suite.PACKAGE.parent, tmp_path)
+    assert seen == {"alone": "3", "gpu_tests": "5", "gpu_benchmarks": "5"}

@@ -1,0 +1,205 @@
+"""The runner: what is done stays done, what fails is told, what stops goes on."""
+
+import dataclasses
+import json
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from repro.__main__ import main
+from repro.evidence.record import RecordError, find_record, read_record, record_path
+from repro.run.schedule import execute
+from repro.run.worker import Task
+from repro.run.workers import WorkerPool
+from repro.spec.target import plan
+from repro.spec.tier import Tier
+from repro.spec.variants import with_steps
+from repro.targets import find
+
+ROOT = Path(__file__).parents[2]
+
+
+def runs_of(arms, steps=3, seeds=1):
+    """Return runs of Table 1 that ask few questions: nothing here depends on the answers."""
+    return [
+        dataclasses.replace(run, scale=dataclasses.replace(run.scale, data=few(run.scale.data)))
+        for run in plan(with_steps(find("table1"), steps), Tier.SMOKE, seeds, arms)
+    ]
+
+
+def few(data):
+    return dataclasses.replace(data, test_problems=40)
+
+
+def quiet():
+    return Console(file=open(os.devnull, "w"), force_terminal=False)
+
+
+def comparable(path):
+    """Return what may not differ between two runs of the same configuration."""
+    record = read_record(path)
+    metrics = {
+        name: estimate.value
+        for name, estimate in record.metrics.items()
+        if name not in ("train_seconds", "peak_bytes")
+    }
+    return metrics, record.series
+
+
+def command(runs, *more):
+    arguments = ["run", "table1", "--tier", "smoke", "--runs", str(runs), "--seeds", "1", *more]
+    return subprocess.Popen(
+        [sys.executable, "-m", "repro", *arguments],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+
+
+def test_a_finished_run_is_never_redone_and_workers_do_not_change_it(tmp_path):
+    runs = runs_of(["bf16", "nvfp4_lora_aqn"])
+    one = execute(runs, tmp_path / "one", workers=1, threads=1, console=quiet())
+    two = execute(runs, tmp_path / "two", workers=2, threads=1, console=quiet())
+    assert (one.finished, one.failed, one.left) == (2, 0, 0)
+    assert two.complete
+    for run in runs:
+        first, second = (record_path(run, tmp_path / name) for name in ("one", "two"))
+        assert comparable(first) == comparable(second)
+    before = {path: path.stat().st_mtime_ns for path in (tmp_path / "one").rglob("seed-*.json")}
+    again = execute(runs, tmp_path / "one", workers=1, threads=1, console=quiet())
+    assert (again.before, again.finished) == (2, 0)
+    assert before == {path: path.stat().st_mtime_ns for path in before}
+
+
+def test_a_run_that_fails_leaves_its_reason_and_the_rest_go_on(tmp_path):
+    good, bad = runs_of(["bf16", "nvfp4"])
+    data = dataclasses.replace(bad.scale.data, source="folder:/nowhere/at/all")
+    bad = dataclasses.replace(bad, scale=dataclasses.replace(bad.scale, data=data))
+    outcome = execute([bad, good], tmp_path, workers=1, threads=1, console=quiet())
+    assert (outcome.finished, outcome.failed) == (1, 1)
+    assert find_record(good, tmp_path) is not None
+    assert find_record(bad, tmp_path) is None
+    (left,) = tmp_path.rglob("seed-0.failed-1.json")
+    record = read_record(left)
+    assert record.outcome["status"] == "failed"
+    assert "/nowhere/at/all" in record.outcome["reason"]
+
+
+def test_a_worker_that_is_killed_costs_its_own_run_only(tmp_path):
+    runs = runs_of(["bf16_lora"], steps=400) + runs_of(["bf16"])
+    killed = []
+    tasks = [Task(run=run, folder=tmp_path / run.arm.name, runs=tmp_path) for run in runs]
+    events = []
+    with WorkerPool(1, tmp_path / "workers.log") as pool:
+        for event in pool.execute(tasks):
+            events.append(event)
+            if event.text == "training" and not killed:
+                (child,) = multiprocessing.active_children()
+                os.kill(child.pid, signal.SIGKILL)
+                killed.append(child.pid)
+    ends = [(event.task.run.arm.name, event.kind) for event in events if event.kind != "progress"]
+    assert ("bf16_lora", "failed") in ends
+    assert ("bf16", "finished") in ends
+    assert "SIGKILL" in next(event.text for event in events if event.kind == "failed")
+
+
+def test_a_record_of_another_configuration_is_not_taken_for_this_one(tmp_path, made_up_record):
+    (run,) = runs_of(["bf16"])
+    made_up_record(run).write(tmp_path)
+    changed = dataclasses.replace(run.scale, max_prompt_tokens=200)
+    with pytest.raises(RecordError, match="max_prompt_tokens is 1280, needed 200"):
+        execute(
+            [dataclasses.replace(run, scale=changed)],
+            tmp_path,
+            workers=1,
+            threads=1,
+            console=quiet(),
+        )
+
+
+def test_ctrl_c_loses_nothing_and_the_second_start_ends_where_one_start_would(tmp_path):
+    flags = ("--arms", "nvfp4_lora_aqn", "--steps", "24")
+    whole = command(tmp_path / "whole", *flags)
+    assert whole.wait(timeout=240) == 0, whole.stdout.read()
+    parts = command(tmp_path / "parts", *flags)
+    checkpoints = tmp_path / "parts"
+    deadline = time.monotonic() + 120
+    while not list(checkpoints.rglob("checkpoint/*")):
+        assert parts.poll() is None, parts.stdout.read()
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    os.killpg(parts.pid, signal.SIGINT)
+    printed = parts.communicate(timeout=60)[0]
+    interrupted = parts.returncode == 130
+    assert interrupted or parts.returncode == 0, printed
+    again = command(tmp_path / "parts", *flags)
+    assert again.wait(timeout=240) == 0, again.stdout.read()
+    (first,) = (tmp_path / "whole").rglob("seed-0.json")
+    (second,) = (tmp_path / "parts").rglob("seed-0.json")
+    assert comparable(first) == comparable(second)
+    assert interrupted, "the run had ended before it could be interrupted"
+
+
+def test_a_tier_that_cannot_run_here_says_why(tmp_path, monkeypatch):
+    from repro.spec import tier
+
+    monkeypatch.setattr(tier, "cuda_devices", lambda: ())
+    assert main(["run", "table1", "--tier", "paper", "--runs", str(tmp_path)]) == 2
+
+
+def real_or_made_up(split):
+    """Return lines of GSM8K where it lies beside the project, else problems of the same shape."""
+    real = ROOT.parent / "shared" / "data" / "gsm8k" / f"{split}.jsonl"
+    if real.is_file():
+        return real.read_text(encoding="utf-8").splitlines()
+    rows = (
+        {
+            "id": f"{split}-{n}",
+            "question": f"For {split}, Ann has {n} hens and buys {n + 2} more. How many are there?",
+            "answer": str(2 * n + 2),
+            "solution": None,
+            "source": "made up",
+        }
+        for n in range(100)
+    )
+    return [json.dumps(row) for row in rows]
+
+
+def test_problems_from_a_folder_go_the_whole_way(tmp_path, capsys):
+
+    folder = tmp_path / "own"
+    folder.mkdir()
+    for split, count in (("train", 40), ("test", 20)):
+        lines = real_or_made_up(split)[:count]
+        (folder / f"{split}.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    flags = ["--tier", "smoke", "--data", str(folder), "--steps", "2"]
+    where = ["--runs", str(tmp_path / "runs")]
+    more = ["--seeds", "1", "--arms", "bf16,nvfp4_lora"]
+    assert main(["run", "table1", *flags, *where, *more]) == 0
+    assert len(list((tmp_path / "runs").rglob("seed-0.json"))) == 2
+    main(["check", "table1", *flags, *where])
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "bf16_lora has no record" in printed
+    assert "nothing to learn" in printed or "inconclusive" in printed
+
+
+def test_a_broken_line_in_the_problems_stops_the_plan_before_it_starts(tmp_path, capsys):
+    folder = tmp_path / "own"
+    folder.mkdir()
+    lines = real_or_made_up("train")[:3]
+    (folder / "train.jsonl").write_text("\n".join([*lines, '{"id": "x"']), encoding="utf-8")
+    (folder / "test.jsonl").write_text("\n".join(real_or_made_up("test")[:3]), encoding="utf-8")
+    runs = tmp_path / "runs"
+    flags = ["--tier", "smoke", "--data", str(folder), "--runs", str(runs)]
+    assert main(["run", "table1", *flags]) == 2
+    assert "train.jsonl, line 4" in capsys.readouterr().err
+    assert not runs.exists()
