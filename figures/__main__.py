@@ -23,6 +23,7 @@ from figures import (
     accuracy,
     contrasts,
     entropy,
+    floors,
     heldout,
     loss,
     operations,
@@ -52,6 +53,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--blessed", action="store_true", help="the records behind the expectations, of one tier"
     )
+    parser.add_argument(
+        "--floors", action="store_true", help="the rooms of the source instead, by their imports"
+    )
     parser.add_argument("--kinds", default="png,svg", help="kinds of file: png, svg or both")
     parser.add_argument("--out", default="figures_out", help="folder for the pictures")
     parser.add_argument("--target", help="only this target's records")
@@ -61,7 +65,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     kinds = tuple(args.kinds.split(","))
     if not set(kinds) <= {"png", "svg"}:
         parser.error(f"--kinds {args.kinds}: needs png, svg or png,svg")
-    if args.blessed:
+    if args.floors:
+        figure = floors.draw(floors.rows(Path(__file__).resolve().parent.parent))
+        drawn = save(figure, Path(args.out), "floors", kinds)
+    elif args.blessed:
         drawn = draw_blessed(args, kinds)
     else:
         drawn = draw_found(RunsFolder(Path(args.records)), args, kinds)
