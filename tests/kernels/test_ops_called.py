@@ -1,7 +1,7 @@
 """`OPS` has a row for every kernel that a run calls, and none else, by the callers' sources.
 
 Callers are `kernels.dispatch`, the autograd function of the packed layer, and everything of `repro`
-but its procedures, which time kernels and call them for that.
+but the procedure that times kernels and calls them for that.
 """
 
 from __future__ import annotations
@@ -37,7 +37,8 @@ NO_KERNELS = {
 
 
 def callers() -> list[Path]:
-    sources = [path for path in (ROOT / "repro").rglob("*.py") if "procedures" not in path.parts]
+    timing = set((ROOT / "repro" / "measure").glob("operation*.py"))
+    sources = [path for path in (ROOT / "repro").rglob("*.py") if path not in timing]
     return [*sources, ROOT / "kernels" / "dispatch.py", ROOT / "kernels" / "linear_autograd.py"]
 
 
