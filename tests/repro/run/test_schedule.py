@@ -23,7 +23,7 @@ from repro.spec.tier import Tier
 from repro.spec.variants import with_steps
 from repro.targets import find
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 
 def runs_of(arms, steps=3, seeds=1):
