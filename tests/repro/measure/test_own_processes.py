@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 import json
 import os
@@ -15,6 +16,8 @@ from rich.console import Console
 from repro.__main__ import main
 from repro.evidence.record import find_record, iterate_records, read_record
 from repro.run.schedule import Outcome, execute
+from repro.run.worker import Task
+from repro.run.workers import WorkerPool
 from repro.spec.config import RunConfig
 from repro.spec.target import plan
 from repro.spec.tier import Tier
@@ -155,3 +158,41 @@ def test_measurements_do_not_go_side_by_side(
     arguments = ["run", "rollout", "--tier", "systems", "--runs", str(tmp_path / "runs")]
     assert main([*arguments, "--workers", "2"]) == 2
     assert "--workers 2: measurements of one device go one at a time" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("procedure", "given", "seen"),
+    [
+        ("step_time", None, "expandable_segments:True"),
+        ("step_time", "max_split_size_mb:64", "max_split_size_mb:64"),
+        ("throughput", None, None),
+    ],
+)
+def test_the_allocator_of_measured_steps_is_set_before_torch_is_there(
+    procedure: str,
+    given: str | None,
+    seen: str | None,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    code = tmp_path / "code"
+    code.mkdir()
+    text = (
+        "import json, os, sys\n"
+        "def carry_out(runs, folder, records, *how):\n"
+        "    state = [os.environ.get('PYTORCH_CUDA_ALLOC_CONF'), 'torch' in sys.modules]\n"
+        "    (records / 'state.json').write_text(json.dumps(state))\n"
+    )
+    (code / "allocator_state.py").write_text(text, encoding="utf-8")
+    monkeypatch.syspath_prepend(str(code))
+    sys.modules.pop("allocator_state", None)
+    monkeypatch.delenv("PYTORCH_CUDA_ALLOC_CONF", raising=False)
+    if given is not None:
+        monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", given)
+    run = dataclasses.replace(planned([FIRST])[0], procedure=procedure)
+    task = Task(run=run, folder=tmp_path / "work", runs=tmp_path)
+    carry_out = importlib.import_module("allocator_state").carry_out
+    with WorkerPool(1, tmp_path / "workers.log", alone=True, carry_out=carry_out) as pool:
+        kinds = [event.kind for event in pool.execute([task])]
+    assert kinds[-1] == "finished"
+    assert json.loads((tmp_path / "state.json").read_text()) == [seen, False]
