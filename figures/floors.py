@@ -7,13 +7,13 @@ arrow means a way round, not independence.
 
 from __future__ import annotations
 
-import ast
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 from matplotlib.figure import Figure
 
 from figures.layout import new_figure
+from repro.evidence.gpu_coverage import imported_modules
 
 Rooms = Mapping[str, frozenset[str]]
 
@@ -37,19 +37,10 @@ def _is_room(path: Path) -> bool:
 
 def _imports(home: Path) -> set[str]:
     """Return the names of the rooms that any module below `home` imports, itself among them."""
-    modules = (name for path in home.rglob("*.py") for name in _modules(path))
+    modules = (name for path in home.rglob("*.py") for name in imported_modules(path))
     parts = [name.split(".") for name in modules]
     inside = {part[1] for part in parts if part[0] == "repro" and len(part) > 1}
     return inside | {part[0] for part in parts if part[0] == "kernels"}
-
-
-def _modules(path: Path) -> Iterator[str]:
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-        if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom) and node.module:
-            yield node.module
-            yield from (f"{node.module}.{alias.name}" for alias in node.names)
 
 
 def floors(rooms: Rooms) -> dict[str, int]:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import ast
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+from repro.evidence.gpu_coverage import imported_modules
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -53,15 +53,6 @@ def python_files(folder: str) -> list[Path]:
     return sorted((ROOT / folder).rglob("*.py"))
 
 
-def imported(path: Path) -> Iterator[str]:
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-        if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom) and node.module:
-            yield node.module
-            yield from (f"{node.module}.{alias.name}" for alias in node.names)
-
-
 def is_inside(module: str, package: str) -> bool:
     return module == package or module.startswith(package + ".")
 
@@ -73,7 +64,7 @@ def test_a_floor_imports_only_floors_below_it(folder: str) -> None:
     wrong = [
         f"{path.relative_to(ROOT)} imports {module}"
         for path in python_files(folder)
-        for module in imported(path)
+        for module in imported_modules(path)
         if is_inside(module, "repro") or is_inside(module, "kernels")
         if module != "repro" and not any(is_inside(module, package) for package in allowed)
     ]
@@ -99,7 +90,7 @@ def test_the_lowest_floors_need_the_standard_library_alone(folder: str) -> None:
     wrong = [
         f"{path.relative_to(ROOT)} imports {module}"
         for path in python_files(folder)
-        for module in imported(path)
+        for module in imported_modules(path)
         if module.split(".")[0] not in {*sys.stdlib_module_names, "repro"}
         and module.split(".")[0] != EXCEPTED.get(str(path.relative_to(ROOT)))
     ]
@@ -111,7 +102,7 @@ def test_a_floor_leaves_heavy_packages_alone(folder: str) -> None:
     wrong = [
         f"{path.relative_to(ROOT)} imports {module}"
         for path in python_files(folder)
-        for module in imported(path)
+        for module in imported_modules(path)
         if module.split(".")[0] in FORBIDDEN[folder]
     ]
     assert not wrong
@@ -122,7 +113,7 @@ def test_a_heavy_package_is_imported_by_one_file(package: str) -> None:
     files = {
         str(path.relative_to(ROOT))
         for path in [*python_files("repro"), *python_files("kernels")]
-        if any(is_inside(module, package) for module in imported(path))
+        if any(is_inside(module, package) for module in imported_modules(path))
     }
     assert len(files) <= 1
     assert all(name.startswith(ONE_FILE[package]) for name in files)
@@ -132,7 +123,7 @@ def test_procedures_and_commands_import_no_figures() -> None:
     wrong = [
         f"{path.relative_to(ROOT)} imports {module}"
         for path in [*python_files("repro"), *python_files("kernels")]
-        for module in imported(path)
+        for module in imported_modules(path)
         if module.split(".")[0] in ("figures", "benchmarks", "tests", "noxfile")
     ]
     assert not wrong
@@ -141,4 +132,4 @@ def test_procedures_and_commands_import_no_figures() -> None:
 def test_the_walk_sees_an_import_that_goes_up(tmp_path: Path) -> None:
     path = tmp_path / "climbing.py"
     path.write_text("def late():\n    from repro.rl import trainer\n", encoding="utf-8")
-    assert "repro.rl" in list(imported(path))
+    assert "repro.rl" in list(imported_modules(path))

@@ -90,18 +90,21 @@ def _conftests(root: Path, test: Path) -> Iterator[Path]:
 
 def _imported(root: Path, test: Path) -> Iterator[Path]:
     """Yield the files of this repository that a module imports itself."""
-    for node in ast.walk(ast.parse(test.read_text(encoding="utf-8"))):
-        names: list[str] = []
+    for name in imported_modules(test):
+        place = root.joinpath(*name.split("."))
+        yield from (
+            path for path in (place.with_suffix(".py"), place / "__init__.py") if path.is_file()
+        )
+
+
+def imported_modules(path: Path) -> Iterator[str]:
+    """Yield the names that a module's imports may mean: `from package import name` may be two."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
-            names = [alias.name for alias in node.names]
+            yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module:
-            # `from package import module` names a file, too.
-            names = [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
-        for name in names:
-            place = root.joinpath(*name.split("."))
-            yield from (
-                path for path in (place.with_suffix(".py"), place / "__init__.py") if path.is_file()
-            )
+            yield node.module
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
 
 
 def digest_of_content(content: bytes) -> str:
