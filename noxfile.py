@@ -3,7 +3,8 @@
 All sessions share one environment (`<envdir>/suite`): a second start installs nothing, works
 without a network, and torch lies on the disk once. The environment is made anew when
 `pyproject.toml` or the constraints change. In a folder that cannot be written, it is made in the
-user's cache instead.
+user's cache instead. Calibration alone has another (`<envdir>/calibration`), because llm-compressor
+needs other versions of transformers and compressed-tensors.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ nox.options.sessions = ["tests", "lint", "types"]
 
 ROOT = Path(__file__).resolve().parent
 CONSTRAINTS = ROOT / "constraints" / "constraints.txt"
+CALIBRATION_CONSTRAINTS = ROOT / "constraints" / "calibration.txt"
 CACHE = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "qerl-repro"
 if not os.access(ROOT, os.W_OK):
     nox.options.envdir = CACHE / "nox"
@@ -32,23 +34,35 @@ PAGES = ("README.md", "kernels/README.md", "docs/ci.md", "docs/claims.md", "docs
 SUITE_GROUPS = ("test", "lint", "types")
 
 
-def suite_python(session: nox.Session) -> str:
-    """Return the shared environment's Python, made first if it is missing or out of date."""
-    home = Path(session._runner.global_config.envdir or ROOT / ".nox").resolve() / "suite"
+def environment_python(
+    session: nox.Session, name: str, constraints: Path, groups: tuple[str, ...], *packages: str
+) -> str:
+    """Return an environment's Python, made first if it is missing or out of date."""
+    home = Path(session._runner.global_config.envdir or ROOT / ".nox").resolve() / name
     python, stamp = home / "bin" / "python", home / "installed"
     digest = hashlib.sha256()
-    for file in (ROOT / "pyproject.toml", CONSTRAINTS):
+    for file in (ROOT / "pyproject.toml", constraints):
         digest.update(file.read_bytes())
     digest.update(f"{sys.version_info[:2]} {ROOT}".encode())
     if not (stamp.exists() and stamp.read_text() == digest.hexdigest()):
         shutil.rmtree(home, ignore_errors=True)
         session.run_always(sys.executable, "-m", "venv", str(home), external=True)
-        install = [str(python), "-m", "pip", "install", "--quiet", "-c", str(CONSTRAINTS)]
+        install = [str(python), "-m", "pip", "install", "--quiet", "-c", str(constraints)]
         session.run_always(*install, "pip>=25.1", external=True)
-        groups = [f"--group={ROOT / 'pyproject.toml'}:{group}" for group in SUITE_GROUPS]
-        session.run_always(*install, *groups, "-e", str(ROOT), external=True)
+        named = [f"--group={ROOT / 'pyproject.toml'}:{group}" for group in groups]
+        session.run_always(*install, *named, *packages, external=True)
         stamp.write_text(digest.hexdigest())
     return str(python)
+
+
+def suite_python(session: nox.Session) -> str:
+    """Return the shared environment's Python."""
+    return environment_python(session, "suite", CONSTRAINTS, SUITE_GROUPS, "-e", str(ROOT))
+
+
+def calibration_python(session: nox.Session) -> str:
+    """Return the Python of the environment that has llm-compressor; this package is not in it."""
+    return environment_python(session, "calibration", CALIBRATION_CONSTRAINTS, ("calibration",))
 
 
 def repro(session: nox.Session, *arguments: str) -> None:
@@ -83,6 +97,14 @@ def tests(session: nox.Session) -> None:
     session.run(suite_python(session), *arguments, external=True)
 
 
+@nox.session(venv_backend="none", default=False)
+def fuzz(session: nox.Session) -> None:
+    """Malformed input of every kind, ten times as many cases as in the tests."""
+    session.env["REPRO_FUZZ"] = "nightly"
+    arguments = ["-m", "pytest", "tests/test_fuzz.py", *session.posargs]
+    session.run(suite_python(session), *arguments, external=True)
+
+
 @nox.session(venv_backend="none")
 def lint(session: nox.Session) -> None:
     """Ruff: rules and formatting."""
@@ -104,6 +126,22 @@ def smoke(session: nox.Session) -> None:
     """Two arms of Table 1, four steps each, from question to report; its records are not kept."""
     arguments = ["--arms", "bf16,nvfp4_lora_aqn", "--seeds", "1", "--steps", "4"]
     repro(session, "reproduce", "table1", *arguments, "--runs", session.create_tmp())
+
+
+@nox.session(venv_backend="none", default=False)
+def quantize(session: nox.Session) -> None:
+    """Quantise a 16-bit checkpoint: `-- SOURCE OUT`; with `--calibrate` by AWQ, on texts.
+
+    Without it, `python -m repro quantize` rounds to nearest. With it, llm-compressor searches in an
+    environment of its own (first start: 5 GB): `-- --calibrate SOURCE OUT --data texts.jsonl`.
+    """
+    arguments = list(session.posargs)
+    if "--calibrate" not in arguments:
+        repro(session, "quantize", *arguments)
+        return
+    arguments.remove("--calibrate")
+    command = [calibration_python(session), "-m", "repro.procedures.calibrate", *arguments]
+    session.run(*command, external=True, env={"PYTHONPATH": str(ROOT)})
 
 
 @nox.session(venv_backend="none", default=False)

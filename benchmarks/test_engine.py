@@ -20,7 +20,9 @@ from kernels import timing
 from repro.measure.step_training import RandomPrompts, begin, train_scale
 from repro.models.shapes import random_policy, shape_named
 from repro.reward.score import Rewards
-from repro.rl.checkpoint import TrainState
+from repro.rl.collect import Asked
+from repro.rl.runs import RunStates
+from repro.rl.single import SinglePolicy, single_policy
 from repro.rl.trainer import Training, iterate, prepare
 from repro.rollout.engine import Engine
 from repro.rollout.engine_config import EngineConfig
@@ -92,8 +94,8 @@ class Timed:
     """An engine and the training of its policy."""
 
     engine: Engine
-    training: Training
-    state: TrainState
+    training: Training[SinglePolicy]
+    state: RunStates
     size: Size
 
     @property
@@ -138,10 +140,11 @@ def build(size: Size, weight_format: WeightFormat, device: str) -> Timed:
         arm=dataclasses.replace(NVFP4_LORA, weight_format=weight_format, lora_rank=size.rank),
         scale=train_scale(point, StepScale(points=(point,), steps=_MOST_STEPS)), seed=0,
     )  # fmt: skip
-    training = prepare(run, policy, engine, RandomPrompts(policy, point, 0), paid_by_turns)
+    policies = single_policy(run, policy, engine, micro_tokens=16384)
+    training = prepare(policies, [RandomPrompts(policy, point, 0)], paid_by_turns)
     return Timed(
         engine=engine,
-        training=dataclasses.replace(training, micro_tokens=16384),
+        training=training,
         state=begin(training),
         size=size,
     )
@@ -190,14 +193,18 @@ def learning_step(timed: Timed) -> float:
     return timing.seconds_of(lambda: iterate(timed.training, timed.state), timed.engine.device)
 
 
-def paid_by_turns(texts: Sequence[str], golds: Sequence[str], seeds: Sequence[int]) -> Rewards:
+def paid_by_turns(asked: Sequence[Asked | None]) -> list[Rewards | None]:
     """Pay every second completion, so that no row is idle; nothing is graded."""
-    total: list[float | None] = [float(i % 2) for i in range(len(texts))]
-    plain = [0.0] * len(texts)
-    return Rewards(
+    (one,) = asked
+    assert one is not None
+    count = len(one[0])
+    total: list[float | None] = [float(i % 2) for i in range(count)]
+    plain = [0.0] * count
+    rewards = Rewards(
         accuracy=total, format=plain, total=total, lenient_accuracy=total, soft_format=plain,
-        statuses=["ok"] * len(texts),
+        statuses=["ok"] * count,
     )  # fmt: skip
+    return [rewards]
 
 
 def _record(

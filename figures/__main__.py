@@ -24,6 +24,7 @@ from figures import (
     contrasts,
     entropy,
     floors,
+    forest,
     heldout,
     loss,
     operations,
@@ -38,6 +39,8 @@ from repro.evidence.expectation import load_bars
 from repro.evidence.paper import PaperCell, paper_cells
 from repro.evidence.record import Record, RecordError
 from repro.evidence.store import Entry, RunsFolder, Source, blessed_sources
+from repro.report.learning import learning_checks
+from repro.report.twelve import decided
 from repro.spec.tier import Tier
 from repro.targets import TARGETS
 from repro.targets.rates import LEARNING_RATES
@@ -122,6 +125,10 @@ def draw_found(
         differences = paired_figure(mine, expected, tier, target, _behind_title(tier, target))
         if differences is not None:
             drawn += save(differences, out, f"{tier}_{device}{target}_{paired.NAME}", kinds)
+    if args.target is None and any(tier == Tier.PROXY.value for tier, _ in asked):
+        claims = forest_figure(source, expected)
+        if claims is not None:
+            drawn += save(claims, out, f"{Tier.PROXY.value}_{device}{forest.NAME}", kinds)
     for name, figure in systems_figures(records, expected):
         drawn += save(figure, out, f"{Tier.SYSTEMS.value}_{device}{name}", kinds)
     return drawn
@@ -182,6 +189,14 @@ def paired_figure(
     paper = printed.differences(expected, name, list(dict.fromkeys(cell.arms for cell in cells)))
     stated = f"stated: {target.statement} ({target.source})"
     return paired.draw(cells, paper, records, stated, where)
+
+
+def forest_figure(source: Source, expected: Path) -> Figure | None:
+    """Return the picture of the twelve claims about learning, None where none has records."""
+    twelve = decided(learning_checks(source, expected))
+    rows = forest.rows(twelve)
+    absent = [f"{n}. {item.claim.title}" for n, item in enumerate(twelve, 1) if not item.is_run]
+    return forest.draw(rows, "; proxy tier", absent) if rows else None
 
 
 def systems_figures(

@@ -1,11 +1,11 @@
 """Paired differences between arms: the contrasts that a target's claims are about.
 
 A contrast is one arm minus another, or such a difference minus a second one (an interaction), in
-one metric: the mean over pairs and its 95 % t interval, as verdicts have it. Pairs share a seed, or
-a prompt where no training is needed. Every contrast is shown in every metric that the target's
-claims name; only where a claim names both does it have a claimed side. Of an order of arms, the
-neighbours are contrasts, as they are tested; of a trend too, but of no single pair does it claim
-anything.
+one metric: the mean over pairs and its own 95 % t interval; those of verdicts are wider, for they
+hold for all claims of a target together. Pairs share a seed, or a prompt where no training is
+needed. Every contrast is shown in every metric that the target's claims name; only where a claim
+names both does it have a claimed side. Of an order of arms, the neighbours are contrasts, as they
+are tested; of a trend too, but of no single pair does it claim anything.
 """
 
 from __future__ import annotations

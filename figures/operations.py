@@ -23,14 +23,22 @@ NAME = "operations"
 TARGET = "kernels"
 Bounds = Mapping[tuple[str, str], tuple[float | None, float | None]]
 _SHARE = re.compile(r"(\w+)_share(?:_(\w+))?")
-_RATIO = re.compile(r"(ratio_backward|portable_ratio|logprobs_ratio|adapter_factor)(?:_(\w+))?")
+_RATIO = re.compile(
+    r"(ratio_backward|portable_ratio|logprobs_ratio|prefill_attention_ratio|adapter_factor)"
+    r"(?:_(\w+))?"
+)
 _TITLES = {
     "ratio_backward": "dX over BF16's",
     "portable_ratio": "portable layer over BF16's",
     "logprobs_ratio": "logprobs over product and softmax",
     "adapter_factor": "layer with LoRA, over without",
-    "attention": "decode attention",
-    "rms_norm": "RMSNorm",
+    "prefill_attention_ratio": "prefill attention over torch's",
+    "attend_step": "decode attention",
+    "choose": "draw of a token",
+    "norm": "RMSNorm with noise",
+    "add_norm": "RMSNorm, residual, noise",
+    "add_adapter": "adapter's share added",
+    "adapted_swiglu": "SwiGLU with an adapter",
     "swiglu": "SwiGLU",
 }
 

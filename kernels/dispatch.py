@@ -88,13 +88,18 @@ def quantize(
     *,
     global_scale: Tensor | None = None,
     double_quant: bool = False,
+    recipe: str = "float32",
 ) -> QuantizedWeight:
     """Quantise a weight matrix to 4 bits."""
     if _portable(weight):
         from kernels import quantize as kernel
 
-        return kernel.quantize(weight, format, global_scale=global_scale, double_quant=double_quant)
-    return reference.quantize(weight, format, global_scale=global_scale, double_quant=double_quant)
+        return kernel.quantize(
+            weight, format, global_scale=global_scale, double_quant=double_quant, recipe=recipe
+        )
+    return reference.quantize(
+        weight, format, global_scale=global_scale, double_quant=double_quant, recipe=recipe
+    )
 
 
 def reads_packed(device: torch.device, dtype: torch.dtype) -> bool:

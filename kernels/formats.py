@@ -66,6 +66,9 @@ NORMAL_FLOAT = (
 # Blocks of the second level of NF4's double quantisation.
 NESTED_BLOCK = 256
 
+# The arithmetic of NVFP4's scales, by name; `kernels.reference_quantize` says what each rounds.
+RECIPES = ("float32", "bfloat16")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Format:
@@ -109,6 +112,20 @@ def format_named(name: str) -> Format:
     if name not in FORMATS:
         raise ValueError(f"weight format is {name!r}; it must be one of {', '.join(FORMATS)}")
     return FORMATS[name]
+
+
+def require_options(
+    format: str, *, has_global_scale: bool, double_quant: bool, recipe: str
+) -> None:
+    """Raise `ValueError` for an option of `quantize` that the format does not have."""
+    if recipe not in RECIPES:
+        raise ValueError(f"recipe is {recipe!r}; it must be one of {', '.join(RECIPES)}")
+    if format != "nvfp4" and has_global_scale:
+        raise ValueError(f"global_scale is given; {format} has none, only nvfp4 does")
+    if format != "nvfp4" and recipe != "float32":
+        raise ValueError(f"recipe is {recipe!r}; {format} has float32 only, nvfp4 has more")
+    if format != "nf4" and double_quant:
+        raise ValueError(f"double_quant is True; {format} has none, only nf4 does")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

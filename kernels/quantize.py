@@ -2,18 +2,18 @@
 
 The scale chain is that of `kernels.reference_quantize`, in the same order of float32 operations:
 
-    NVFP4   s = E4M3(min(g * (amax / 6), 448)), 0 becomes 0.125;  code = E2M1(w / (s / g))
+    NVFP4   s = E4M3(min(g * R(amax / 6), 448)), 0 becomes 0.125; code = E2M1(w / (s / g))
     MXFP4   e = floor(log2 amax) - 2 (biased, at least 0);        code = E2M1(w / 2**e)
     NF4     s = amax;                                             code = nearest to w * (1 / s)
 
-NVFP4 of bfloat16 weights takes a way without a division an element, with the same bits. With
-d = s / g and 1 / d kept as a sum h + l, h of 16 bits, the product w h is exact and one multiply-add
-gives RN(w (h + l)), which lies on the same side of every bound of E2M1 as RN(w / d): over all
-bfloat16 w and float32 d, the quotients come no closer to a change of code than 2**-33, but for d
-one unit below a power of two, which is why 2**-34 is added to l. Codes then are three saturating
-multiply-adds, one for each slope of the map from magnitudes to codes.
-`tests/kernels/test_quantize_exact.py` proves the bound by going through all cases. This holds for g
-from 2**-7 to 2**30; other g take the divisions.
+R rounds to bfloat16 in the recipe of that name (`BF16` below), else not at all. NVFP4 of bfloat16
+weights takes a way without a division an element, with the same bits. With d = s / g and 1 / d kept
+as a sum h + l, h of 16 bits, the product w h is exact and one multiply-add gives RN(w (h + l)),
+which lies on the same side of every bound of E2M1 as RN(w / d): over all bfloat16 w and float32 d,
+the quotients come no closer to a change of code than 2**-33, but for d one unit below a power of
+two, which is why 2**-34 is added to l. Codes then are three saturating multiply-adds, one for each
+slope of the map from magnitudes to codes. `tests/kernels/test_quantize_exact.py` proves the bound
+by going through all cases. This holds for g from 2**-7 to 2**30; other g take the divisions.
 
 Easy to get wrong: on a GPU a plain `/` is not correctly rounded, so divisions are `div_rn`;
 rounding to E4M3 is done on the bits, which also holds in Triton's interpreter, whose own
@@ -28,7 +28,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.formats import NORMAL_FLOAT, QuantizedWeight, format_named
+from kernels.formats import NORMAL_FLOAT, QuantizedWeight, format_named, require_options
 from kernels.reference_quantize import _encode_scale, _nest
 
 _ELEMENTS = 4096
@@ -44,6 +44,13 @@ _LEAST_BITS = 7136238
 def _round(value):
     """Round half to even, for 0 <= value < 2^22."""
     return (value + 8388608.0) - 8388608.0
+
+
+@triton.jit
+def _bfloat16(value):
+    """Round a finite value >= 0 to bfloat16, ties to even; float32."""
+    bits = value.to(tl.int32, bitcast=True)
+    return ((bits + 0x7FFF + ((bits >> 16) & 1)) & -65536).to(tl.float32, bitcast=True)
 
 
 @triton.jit
@@ -65,11 +72,14 @@ def _e2m1_code(scaled, negative):
 
 
 @triton.jit
-def _step(amax, scales, row, held, encode, KIND: tl.constexpr):
+def _step(amax, scales, row, held, encode, KIND: tl.constexpr, BF16: tl.constexpr):
     """Store the block scales; return what weights are divided by (NVFP4), multiplied by (MXFP4)."""
     if KIND == 0:
         g = tl.load(encode) + tl.zeros_like(amax)
-        byte = _e4m3(tl.minimum(g * tl.div_rn(amax, tl.zeros_like(amax) + 6.0), 448.0))
+        sixth = tl.div_rn(amax, tl.zeros_like(amax) + 6.0)
+        if BF16:
+            sixth = _bfloat16(sixth)
+        byte = _e4m3(tl.minimum(g * sixth, 448.0))
         byte = tl.where(byte == 0, 32, byte)
         tl.store(scales + row, byte.to(tl.uint8), mask=held)
         bits = (((byte >> 3) + 120) << 23) | ((byte & 7) << 20)
@@ -91,13 +101,15 @@ def _nf4_code(scaled, bounds):
 
 
 @triton.jit
-def _fast_scale(amax, g, inverse):
+def _fast_scale(amax, g, inverse, BF16: tl.constexpr):
     """Return the bits of the block scale and d * 2^40, for g from 2^-7 to 2^30.
 
     RN(amax / 6) and RN(s / g) come from products with rounded reciprocals and one residual each.
     """
     sixth = amax * 0.16666667163372040
     sixth = tl.fma(tl.fma(sixth, -6.0, amax), 0.16666667163372040, sixth)
+    if BF16:
+        sixth = _bfloat16(sixth)
     scaled = tl.minimum(g * sixth, 448.0)
     bits = scaled.to(tl.int32, bitcast=True)
     normal = ((bits + 0x7FFFF + ((bits >> 20) & 1)) >> 20) - 960
@@ -113,7 +125,8 @@ def _fast_scale(amax, g, inverse):
 
 @triton.jit
 def _fast_kernel(
-    weight, encode, codes, scales, blocks, ROWS: tl.constexpr, TILES: tl.constexpr
+    weight, encode, codes, scales, blocks, ROWS: tl.constexpr, TILES: tl.constexpr,
+    BF16: tl.constexpr,
 ):  # fmt: skip
     """NVFP4 of bfloat16 pairs; see the module's docstring."""
     row = tl.program_id(0).to(tl.int64) * (ROWS * TILES) + tl.arange(0, ROWS)
@@ -135,7 +148,7 @@ def _fast_kernel(
             low = (both << 16).to(tl.float32, bitcast=True)
             high = (both & 0x7FFF0000).to(tl.float32, bitcast=True)
             amax = tl.max(tl.maximum(low, high), 1)
-            byte, d = _fast_scale(amax, g, inverse)
+            byte, d = _fast_scale(amax, g, inverse, BF16)
             tl.store(scales + row, byte.to(tl.uint8), mask=held)
             y = tl.inline_asm_elementwise(
                 "rcp.approx.ftz.f32 $0, $1;", "=f,f", [d], dtype=tl.float32, is_pure=True, pack=1
@@ -152,7 +165,7 @@ def _fast_kernel(
             low = (pair << 16).to(tl.float32, bitcast=True)
             high = ((pair >> 16) << 16).to(tl.float32, bitcast=True)
             amax = tl.max(tl.maximum(tl.abs(low), tl.abs(high)), 1)
-            step = _step(amax, scales, row, held, encode, 0)[:, None] + tl.zeros_like(low)
+            step = _step(amax, scales, row, held, encode, 0, BF16)[:, None] + tl.zeros_like(low)
             low = tl.div_rn(low, step)
             high = tl.div_rn(high, step)
             byte_pair = _e2m1_code(low, low < 0) | (_e2m1_code(high, high < 0) << 4)
@@ -188,7 +201,7 @@ def _fast_code(scaled):
 @triton.jit
 def _quantize_kernel(
     weight, encode, bounds, codes, scales, blocks, KIND: tl.constexpr, BLOCK: tl.constexpr,
-    ROWS: tl.constexpr, PAIRS: tl.constexpr, LEAST: tl.constexpr,
+    ROWS: tl.constexpr, PAIRS: tl.constexpr, LEAST: tl.constexpr, BF16: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     held = row < blocks
@@ -210,7 +223,7 @@ def _quantize_kernel(
         low_code = _nf4_code(low * inverse, bounds)
         high_code = _nf4_code(high * inverse, bounds)
     else:
-        step = _step(amax, scales, row, held, encode, KIND)[:, None] + tl.zeros_like(low)
+        step = _step(amax, scales, row, held, encode, KIND, BF16)[:, None] + tl.zeros_like(low)
         if KIND == 0:
             low_scaled = tl.div_rn(low, step)
             high_scaled = tl.div_rn(high, step)
@@ -224,7 +237,9 @@ def _quantize_kernel(
     tl.store(codes + at, (low_code | (high_code << 4)).to(tl.uint8), mask=held[:, None])
 
 
-def quantize_blocks(weight: Tensor, format: str, encode: Tensor | None) -> tuple[Tensor, Tensor]:
+def quantize_blocks(
+    weight: Tensor, format: str, encode: Tensor | None, recipe: str = "float32"
+) -> tuple[Tensor, Tensor]:
     """Return packed codes and block scales, without any check and without waiting.
 
     Parameters
@@ -234,6 +249,8 @@ def quantize_blocks(weight: Tensor, format: str, encode: Tensor | None) -> tuple
         "nvfp4", "mxfp4" or "nf4".
     encode : Tensor or None, (), float32
         NVFP4's encode scale.
+    recipe
+        The arithmetic of NVFP4's block scales.
 
     Returns
     -------
@@ -250,15 +267,16 @@ def quantize_blocks(weight: Tensor, format: str, encode: Tensor | None) -> tuple
     blocks = N * K // spec.block
     rows = _ELEMENTS // spec.block
     pairs = weight.dtype == torch.bfloat16
+    rounds = recipe == "bfloat16"
     if pairs and kind == 0 and weight.is_cuda:
         _fast_kernel[(triton.cdiv(blocks, _FAST_ROWS * _FAST_TILES),)](
             weight.view(torch.int32), encode, codes, scales, blocks, _FAST_ROWS, _FAST_TILES,
-            num_warps=4,
+            rounds, num_warps=4,
         )  # fmt: skip
         return codes, scales
     _quantize_kernel[(triton.cdiv(blocks, rows),)](
         weight.view(torch.int32) if pairs else weight, encode, bounds, codes, scales, blocks,
-        kind, spec.block, rows, pairs, _LEAST_BITS, num_warps=4,
+        kind, spec.block, rows, pairs, _LEAST_BITS, rounds, num_warps=4,
     )  # fmt: skip
     return codes, scales
 
@@ -279,6 +297,7 @@ def quantize(
     *,
     global_scale: Tensor | None = None,
     double_quant: bool = False,
+    recipe: str = "float32",
 ) -> QuantizedWeight:
     """Quantise a weight matrix; `kernels.reference.quantize` is the specification.
 
@@ -292,6 +311,8 @@ def quantize(
         NVFP4 only: decode direction; None computes this matrix's own.
     double_quant
         NF4 only: store the block scales in 8 bits.
+    recipe
+        NVFP4 only: "float32" or "bfloat16", the arithmetic of its scales.
 
     Returns
     -------
@@ -310,10 +331,9 @@ def quantize(
             f"weight has shape {tuple(weight.shape)}; {format} needs (N, K) with K a multiple of "
             f"{spec.block}"
         )
-    if global_scale is not None and format != "nvfp4":
-        raise ValueError(f"global_scale is given; {format} has none, only nvfp4 does")
-    if double_quant and format != "nf4":
-        raise ValueError(f"double_quant is True; {format} has none, only nf4 does")
+    require_options(
+        format, has_global_scale=global_scale is not None, double_quant=double_quant, recipe=recipe
+    )
     weight = weight.detach().contiguous()
     least, most = torch.aminmax(weight)
     amax = torch.maximum(-least, most).float()
@@ -321,8 +341,8 @@ def quantize(
         raise ValueError("weight holds a value that is not finite; quantising needs finite ones")
     encode = None
     if format == "nvfp4":
-        encode = _encode(amax, global_scale)
-    codes, scales = quantize_blocks(weight, format, encode)
+        encode = _encode(amax, global_scale, recipe)
+    codes, scales = quantize_blocks(weight, format, encode, recipe)
     if format == "nvfp4":
         assert encode is not None
         return QuantizedWeight(
@@ -344,9 +364,9 @@ def quantize(
     )
 
 
-def _encode(amax: Tensor, global_scale: Tensor | None) -> Tensor:
+def _encode(amax: Tensor, global_scale: Tensor | None, recipe: str) -> Tensor:
     if global_scale is None:
-        return _encode_scale(amax)
+        return _encode_scale(amax, recipe)
     encode = global_scale.to(amax.device).double().reciprocal().float().reshape(())
     if not (bool(torch.isfinite(encode)) and float(encode) > 0):
         raise ValueError(f"global_scale is {float(global_scale)}; it must be positive, finite")

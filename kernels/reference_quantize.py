@@ -1,16 +1,25 @@
 """Quantise and dequantise in plain PyTorch: the specification of the three formats.
 
-NVFP4, the recipe of the released checkpoints (round to nearest, no calibration)
+NVFP4, round to nearest, no calibration
 
-    g     = 448 * 6 / amax(|W|)                       encode scale, float32, one a tensor
-    s     = E4M3(min(g * (amax(|block|) / 6), 448))   block scale; 0 is replaced by 0.125
-    code  = E2M1(W / (s / g))                         ties to the even code
+    g     = R(R(1 / amax(|W|)) * 2688)                   encode scale, one per tensor; 448 * 6
+    s     = E4M3(min(g * R(amax(|block|) / 6), 448))     block scale; 0 is replaced by 0.125
+    code  = E2M1(W / (s / g))                            ties to the even code
     value = E2M1[code] * (s / g)
 
-Every line is float32 in exactly this order of operations: `amax / 6` is rounded before the
-product with g, and s / g before the division of W. Simplifying either changes codes. Linears that
-an inference engine fuses (q, k, v; gate, up) must share one g, the smallest of theirs:
-`shared_global_scale`.
+Every operation is float32 in exactly this order: `amax / 6` is rounded before the product with g,
+and s / g before the division of W. Simplifying either changes codes. R is what the *recipe* says:
+
+==============  ================================================================================
+`float32`       R changes nothing. compressed-tensors' result where W is float32.
+`bfloat16`      R rounds to bfloat16. Its result, and llm-compressor's NVFP4A16, where W is
+                bfloat16, as published checkpoints are: PyTorch keeps a tensor's dtype through
+                `1 / amax`, the product and `amax / 6`.
+==============  ================================================================================
+
+On bfloat16 weights of a network the two differ in nearly every g, in 2 % of the block scales and
+in 1 % of the codes; neither is nearer to W. Linears that an inference engine fuses (q, k, v; gate,
+up) must share one g, the smallest of theirs: `shared_global_scale`.
 
 MXFP4, the conversion of the OCP standard (section 6.3)
 
@@ -31,7 +40,8 @@ few MB whatever the size. A float32 product W * (1/s) is not the same as W / s; 
 product.
 
 Sources: arXiv 2510.11696 section 2 and its released `quantize_nvfp4.py`; the compressed-tensors
-and bitsandbytes packages, against which the tests compare bit for bit.
+and bitsandbytes packages, against which the tests compare bit for bit, each recipe on weights of
+its dtype.
 """
 
 from __future__ import annotations
@@ -53,6 +63,7 @@ from kernels.formats import (
     e8m0_table,
     format_named,
     pack_codes,
+    require_options,
 )
 
 # Elements handled at once: 1 MB of float32, so that the passes over a chunk stay in cache.
@@ -69,6 +80,7 @@ def quantize(
     *,
     global_scale: Tensor | None = None,
     double_quant: bool = False,
+    recipe: str = "float32",
 ) -> QuantizedWeight:
     """Quantise a weight matrix to 4 bits.
 
@@ -83,6 +95,8 @@ def quantize(
         computes this matrix's own.
     double_quant
         NF4 only: store the block scales in 8 bits.
+    recipe
+        NVFP4 only: "float32" or "bfloat16", the arithmetic of its scales.
 
     Returns
     -------
@@ -97,26 +111,30 @@ def quantize(
     """
     spec = format_named(format)
     _check_weight(weight, spec)
-    if global_scale is not None and spec.name != "nvfp4":
-        raise ValueError(f"global_scale is given; {spec.name} has none, only nvfp4 does")
-    if double_quant and spec.name != "nf4":
-        raise ValueError(f"double_quant is True; {spec.name} has none, only nf4 does")
+    require_options(
+        spec.name,
+        has_global_scale=global_scale is not None,
+        double_quant=double_quant,
+        recipe=recipe,
+    )
     with torch.no_grad():
         block_amax = _block_amax(weight, spec)
         if spec.name == "nvfp4":
-            return _quantize_nvfp4(weight, spec, block_amax, global_scale)
+            return _quantize_nvfp4(weight, spec, block_amax, global_scale, recipe)
         if spec.name == "mxfp4":
             return _quantize_mxfp4(weight, spec, block_amax)
         return _quantize_nf4(weight, spec, block_amax, double_quant)
 
 
-def shared_global_scale(weights: Sequence[Tensor]) -> Tensor:
+def shared_global_scale(weights: Sequence[Tensor], recipe: str = "float32") -> Tensor:
     """Return the NVFP4 global scale that several matrices share (q, k, v; gate, up).
 
     Parameters
     ----------
     weights : sequence of Tensor, (N_i, K_i)
         At least one.
+    recipe
+        As for `quantize`.
 
     Returns
     -------
@@ -131,7 +149,7 @@ def shared_global_scale(weights: Sequence[Tensor]) -> Tensor:
     for weight in weights:
         _check_weight(weight, spec)
         amaxes.append(_block_amax(weight, spec).amax())
-    return _encode_scale(torch.stack(amaxes).amax()).double().reciprocal()
+    return _encode_scale(torch.stack(amaxes).amax(), recipe).double().reciprocal()
 
 
 def dequantize(weight: QuantizedWeight, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -216,22 +234,33 @@ def _block_amax(weight: Tensor, spec: Format) -> Tensor:
     return amax
 
 
-def _encode_scale(amax: Tensor) -> Tensor:
-    """Return g = 2688 / amax in float32; 1 where that overflows, as compressed-tensors does."""
-    g = (E4M3_MAX * E2M1_MAX) / amax.clamp(min=torch.finfo(torch.float32).tiny)
+def _rounded(values: Tensor, recipe: str) -> Tensor:
+    """Round float32 values as a recipe does after every operation, (...), float32."""
+    return values.bfloat16().float() if recipe == "bfloat16" else values
+
+
+def _encode_scale(amax: Tensor, recipe: str) -> Tensor:
+    """Return g = 2688 / amax, float32; 1 where that overflows, as compressed-tensors does.
+
+    By way of the reciprocal, because PyTorch divides a number by a tensor so: two roundings.
+    """
+    inverse = _rounded(amax.clamp(min=torch.finfo(torch.float32).tiny).reciprocal(), recipe)
+    g = _rounded(inverse * (E4M3_MAX * E2M1_MAX), recipe)
     return torch.where(torch.isfinite(g), g, torch.ones_like(g))
 
 
 def _quantize_nvfp4(
-    weight: Tensor, spec: Format, block_amax: Tensor, global_scale: Tensor | None
+    weight: Tensor, spec: Format, block_amax: Tensor, global_scale: Tensor | None, recipe: str
 ) -> QuantizedWeight:
     if global_scale is None:
-        g = _encode_scale(block_amax.amax())
+        g = _encode_scale(block_amax.amax(), recipe)
     else:
         g = global_scale.to(weight.device).double().reciprocal().float().reshape(())
         if not (bool(torch.isfinite(g)) and float(g) > 0):
             raise ValueError(f"global_scale is {float(global_scale)}; it must be positive, finite")
-    scales = (g * (block_amax / E2M1_MAX)).clamp(max=E4M3_MAX).to(torch.float8_e4m3fn)
+    # By a tensor: by a number PyTorch multiplies with the rounded reciprocal on GPUs.
+    sixth = _rounded(block_amax / block_amax.new_tensor(E2M1_MAX), recipe)
+    scales = (g * sixth).clamp(max=E4M3_MAX).to(torch.float8_e4m3fn)
     decoded = scales.float()
     decoded = torch.where(decoded == 0, _ZERO_BLOCK_SCALE, decoded)
     steps = decoded / g

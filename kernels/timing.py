@@ -19,7 +19,7 @@ import torch
 ROTATED_BYTES = 340_000_000
 
 _WARM_SECONDS = 0.015
-_COPY_BYTES = 4 << 30
+_COPY_BYTES = 2 << 30
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

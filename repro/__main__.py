@@ -15,8 +15,10 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from repro import __version__
+from repro.keep.command_line import add_commands, add_keeping, add_reward
 
 FINE, CONTRADICTED, USAGE = 0, 1, 2
+_TIERS = "smoke, proxy, systems, mini or paper"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -30,13 +32,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return main_memory(given[2:])
         args = build_parser().parse_args(given)
         status: int = args.command(args)
-    except ValueError as error:
-        print(f"repro: {error}", file=sys.stderr)
-        return USAGE
     except BrokenPipeError:
         # The reader (head, less) left early; let the interpreter flush into nothing.
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115 - lives until the process ends
         return FINE
+    except ValueError as error:
+        print(f"repro: {error}", file=sys.stderr)
+        return USAGE
+    except OSError as error:
+        from repro.run.disk import sentence_of
+
+        print(f"repro: {sentence_of(error)}", file=sys.stderr)
+        return USAGE
     return status
 
 
@@ -63,21 +70,18 @@ def build_parser() -> argparse.ArgumentParser:
 
     report = commands.add_parser("report", help="write report.md from records alone")
     _add_selection(report, optional=True)
+    add_reward(report)
     _add_report(report)
     report.add_argument("--readme", metavar="FILE", help="renew the results block of this file")
     report.add_argument(
-        "--findings",
+        "--learning",
         metavar="FILE",
-        help="write the proxy tier's findings, from the blessed records or those of --runs",
+        help="write the page of the twelve claims about learning, from the proxy tier's blessed "
+        "records or those of --runs",
     )
     report.set_defaults(command=_report)
 
-    choose = commands.add_parser(
-        "choose", help="choose the proxy tier's learning rates from the sweep's records"
-    )
-    choose.add_argument("--runs", metavar="FOLDER", help="folder of records (default: runs)")
-    choose.add_argument("--out", metavar="FILE", help="where to write (default: in the package)")
-    choose.set_defaults(command=_choose)
+    _add_choose(commands)
 
     bless = commands.add_parser("bless", help="turn records into measured expectations")
     _add_selection(bless, optional=True)
@@ -94,9 +98,48 @@ def build_parser() -> argparse.ArgumentParser:
     )
     bless.set_defaults(command=_bless)
 
+    add_commands(commands)
     _add_gpu_tests(commands)
     _add_environment(commands)
+    _add_dose(commands)
     return parser
+
+
+def _add_choose(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    parser = commands.add_parser(
+        "choose", help="choose a tier's learning rates from its sweep's records"
+    )
+    parser.add_argument(
+        "sweep",
+        nargs="?",
+        default="learning_rates",
+        metavar="SWEEP",
+        help="learning_rates (proxy, the default), learning_rates_0_5b or learning_rates_1_5b",
+    )
+    parser.add_argument("--runs", metavar="FOLDER", help="folder of records (default: runs)")
+    parser.add_argument("--out", metavar="FILE", help="where to write (default: in the package)")
+    parser.set_defaults(command=_choose)
+
+
+def _add_dose(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    parser = commands.add_parser(
+        "dose",
+        help="of a checkpoint: AQN's strength beside the formats' rounding, layer by layer",
+        description="From the gains of the norms and the weights alone; with --prompts, the KL on "
+        "prompts and on the policy's own completions, too.",
+    )
+    parser.add_argument("--model", required=True, metavar="FOLDER", help="a 16-bit checkpoint")
+    parser.add_argument("--formats", default="nvfp4,mxfp4,nf4", metavar="A,B")
+    parser.add_argument(
+        "--sigmas", default="0.01,0.0005", metavar="A,B", help="default: the paper's range, Table 4"
+    )
+    parser.add_argument(
+        "--prompts", type=int, metavar="N", help="problems for the KL (default: 16 on a GPU, or 0)"
+    )
+    parser.add_argument("--new-tokens", type=int, default=128, metavar="N", help="per completion")
+    parser.add_argument("--device", help="default: cuda where there is one, else cpu")
+    parser.add_argument("--out", metavar="FILE", help="write JSON there, too")
+    parser.set_defaults(command=_dose)
 
 
 def _add_gpu_tests(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -136,6 +179,7 @@ def _add_check(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         "record, and for a bad command line.",
     )
     _add_selection(check)
+    add_reward(check)
     check.add_argument("--json", action="store_true", help="print JSON")
     check.add_argument(
         "--blessed",
@@ -164,7 +208,7 @@ def _add_compare(commands: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument("old", metavar="A", help="a folder of runs, or `blessed`")
     parser.add_argument("new", metavar="B", help="a folder of runs")
     parser.add_argument("targets", nargs="*", metavar="TARGET", help="default: all with records")
-    parser.add_argument("--tier", help="smoke, proxy, systems or paper; default: all with records")
+    parser.add_argument("--tier", help=f"{_TIERS}; default: all with records")
     parser.add_argument("--expected", metavar="FOLDER", help="folder of expectations")
     parser.add_argument("--json", metavar="FILE", help="write everything, raw values included")
     parser.add_argument("--junit", metavar="FILE", help="write JUnit's XML")
@@ -203,19 +247,31 @@ def _add_running(
 ) -> None:
     parser = commands.add_parser(name, help=help_text)
     _add_selection(parser)
+    add_reward(parser)
     parser.add_argument(
         "--seeds", metavar="N", help="how many of its seeds, or a list such as 0,3,4"
     )
     parser.add_argument("--arms", metavar="A,B", help="only these arms")
     parser.add_argument("--workers", type=int, metavar="N", help="runs side by side")
     parser.add_argument("--threads", type=int, metavar="N", help="threads of each run")
-    parser.add_argument("--devices", metavar="N", help="GPUs to fill: how many, or 0,1 (proxy)")
+    parser.add_argument("--devices", metavar="N", help="GPUs to fill with runs: how many, or 0,1")
+    if name != "plan":
+        add_keeping(parser)
+    else:
+        parser.add_argument(
+            "--show-config", action="store_true", help="print the scale's settings as JSON instead"
+        )
+        parser.add_argument(
+            "--freeze",
+            action="store_true",
+            help="write the analysis plans and print their digests, to be tagged or posted",
+        )
     if name == "reproduce":
         _add_report(parser)
     if name == "run":
         proxy = parser.add_argument_group("pretrain-proxy only")
         proxy.add_argument(
-            "--size", choices=("30m", "30m-early", "120m"), help="which (default: all)"
+            "--size", metavar="SIZE", help="which, such as 30m or 120m (default: all)"
         )
         proxy.add_argument(
             "--human-data", metavar="FOLDER", help="holds mawps/, svamp/, gsm8k/ as JSONL"
@@ -233,9 +289,22 @@ def _add_selection(parser: argparse.ArgumentParser, *, optional: bool = False) -
     parser.add_argument(
         "targets", nargs="*" if optional else "+", metavar="TARGET", help="see `repro list`"
     )
-    parser.add_argument("--tier", help="smoke, proxy, systems or paper; default: what runs here")
+    parser.add_argument("--tier", help=f"{_TIERS}; default: the smallest that runs here")
     parser.add_argument("--data", metavar="FOLDER", help="problems from local JSONL instead")
     parser.add_argument("--steps", type=int, metavar="N", help="cut training to N steps")
+    changed = parser.add_argument_group(
+        "other settings (recorded apart from the target's own runs)"
+    )
+    changed.add_argument("--model", metavar="FOLDER|NAME", help="checkpoint: a folder, a hub name")
+    changed.add_argument("--revision", metavar="R", help="branch, tag or commit of a hub name")
+    changed.add_argument("--config", metavar="FILE", help="TOML or JSON, as plan --show-config has")
+    changed.add_argument(
+        "--set",
+        action="append",
+        metavar="KEY=VALUE",
+        help="a setting by its dotted key, such as optimizer.max_grad_norm=1 or arm.lora_rank=16",
+    )
+    changed.add_argument("--limit", type=int, metavar="N", help="ask at most N problems of a set")
     parser.add_argument("--runs", metavar="FOLDER", help="folder of records (default: runs)")
     parser.add_argument("--expected", metavar="FOLDER", help="folder of expectations")
 
@@ -253,16 +322,32 @@ def _list(args: argparse.Namespace) -> int:
 
 
 def _plan(args: argparse.Namespace) -> int:
+    from repro.run.data_check import data_lines
     from repro.run.places import expected_folder, runs_folder
     from repro.run.plan import plan_text
-    from repro.run.select import parse_arms, parse_seeds, select
+    from repro.run.select import parse_arms, parse_seeds, require_counts, selections_of
+    from repro.spec.settings import settings_text
+    from repro.spec.target import other_tiers
 
+    require_counts(args)
     folder, sentence = runs_folder(args.runs)
     expected = expected_folder(args.expected)
+    selections = selections_of(args)
+    if args.freeze:
+        from repro.run.analysis_plan import freeze
+
+        print(freeze(selections, folder))
+        return FINE
     texts = []
-    for selection in select(args.targets, tier=args.tier, data=args.data, steps=args.steps):
+    for selection in selections:
         runs = selection.plan(parse_seeds(args.seeds), parse_arms(args.arms))
-        texts.append(plan_text(selection, runs, folder, expected, args.workers or 1))
+        if args.show_config:
+            texts.append(settings_text(selection.source.scales[selection.tier]))
+            continue
+        others = None if args.tier else other_tiers(selection.source, selection.tier)
+        texts += [others] if others else []
+        text = plan_text(selection, runs, folder, expected, args.workers or 1)
+        texts.append("\n".join([text, *data_lines(runs, args.data is not None)]))
     print("\n\n".join(texts))
     if sentence:
         print(sentence)
@@ -270,6 +355,9 @@ def _plan(args: argparse.Namespace) -> int:
 
 
 def _run(args: argparse.Namespace) -> int:
+    from repro.evidence.provenance import source_at_start
+
+    source_at_start()  # what the records of this start, and its plans, are of
     from repro.run.schedule import main_run
 
     status: int = main_run(args)
@@ -302,10 +390,10 @@ def _regress(args: argparse.Namespace) -> int:
 
 
 def _report(args: argparse.Namespace) -> int:
-    if args.findings:
-        from repro.report.learning import main_findings
+    if args.learning:
+        from repro.report.learning import main_learning
 
-        return main_findings(args)
+        return main_learning(args)
     from repro.report.run_report import main_report
 
     return main_report(args)
@@ -340,6 +428,12 @@ def _environment(args: argparse.Namespace) -> int:
         Path(args.out).parent.mkdir(parents=True, exist_ok=True)
         Path(args.out).write_text(text, encoding="utf-8")
     return FINE
+
+
+def _dose(args: argparse.Namespace) -> int:
+    from repro.measure.dose_command import main_dose
+
+    return main_dose(args)
 
 
 def _reproduce(args: argparse.Namespace) -> int:

@@ -84,7 +84,7 @@ def test_a_wrong_target_name_gets_the_list_of_targets() -> None:
 def test_a_wrong_tier_gets_the_list_of_tiers() -> None:
     done = repro("plan", "table1", "--tier", "laptop")
     assert done.returncode == 2
-    assert "smoke, proxy, systems, paper" in done.stderr
+    assert "smoke, proxy, systems, mini, paper" in done.stderr
 
 
 def test_a_wrong_arm_gets_the_list_of_arms() -> None:
@@ -113,14 +113,16 @@ def test_plan_says_runs_time_memory_disk_and_downloads(tmp_path: Path) -> None:
         assert word in text
     paper = repro("plan", "table1", "--tier", "paper", HF_HUB_CACHE=str(tmp_path)).stdout
     assert "Qwen/Qwen2.5-7B-Instruct (15.2 GB)" in paper
-    assert "not timed yet" in paper
+    assert "at the rates of one NVIDIA H200; completions of 300 tokens assumed" in paper
+    assert "later     Qwen/Qwen2.5-7B-Instruct: config, tokenizer and prompt lengths" in paper
 
 
 def test_check_without_records_says_not_run_and_that_it_could_not_judge(tmp_path: Path) -> None:
     done = repro("check", "table1", "--tier", "smoke", "--json", "--runs", str(tmp_path))
     assert done.returncode == 2
     verdicts = json.loads(done.stdout)[0]["verdicts"]
-    assert {verdict["status"] for verdict in verdicts} == {"not run"}
+    statuses = {verdict["about"]: verdict["status"] for verdict in verdicts}
+    assert statuses == {"claim": "not addressed", "mechanism": "not run", "expectation": "not run"}
     assert all(verdict["sentence"] for verdict in verdicts)
 
 

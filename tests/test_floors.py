@@ -14,7 +14,7 @@ STANDARD_ONLY = ("repro/spec", "repro/evidence", "repro/targets")
 # The distributions behind verdicts, imported where they are used.
 EXCEPTED = {"repro/evidence/statistics.py": "scipy"}
 _LEARNING = ("repro.spec", "repro.data", "repro.reward", "repro.models", "kernels")
-_RUNS = (*_LEARNING, "repro.evidence", "repro.rollout", "repro.rl", "repro.ensemble")
+_RUNS = (*_LEARNING, "repro.evidence", "repro.rollout", "repro.rl")
 _VERDICTS = ("repro.spec", "repro.evidence", "repro.targets", "repro.run")
 # Folder -> first-party packages that it may import, besides itself; lower floors first.
 ALLOWED: dict[str, tuple[str, ...]] = {
@@ -26,19 +26,21 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "repro/reward": ("repro.spec",),
     "repro/models": ("repro.spec", "kernels"),
     "repro/rollout": _LEARNING,
-    "repro/rl": (*_LEARNING, "repro.rollout"),
-    "repro/ensemble": (*_LEARNING, "repro.rollout", "repro.rl"),
+    # Of evidence, which source a process runs: a checkpoint carries it.
+    "repro/rl": (*_LEARNING, "repro.evidence", "repro.rollout"),
     "repro/evaluate": _RUNS,
+    "repro/keep": (*_RUNS, "repro.evaluate"),
     # Of targets, the names of what the kernels are timed for.
     "repro/measure": (*_RUNS, "repro.targets"),
     "repro/pretrain": (*_RUNS, "repro.evaluate", "repro.measure"),
-    "repro/procedures": (*_RUNS, "repro.evaluate", "repro.measure"),
-    "repro/run": (*_RUNS, "repro.targets", "repro.measure", "repro.procedures"),
+    "repro/procedures": (*_RUNS, "repro.evaluate", "repro.keep", "repro.measure"),
+    "repro/run": (*_RUNS, "repro.targets", "repro.keep", "repro.measure", "repro.procedures"),
     "repro/judge": _VERDICTS,
     "repro/report": (*_VERDICTS, "repro.judge"),
     "repro/regression": (*_VERDICTS, "repro.judge", "repro.report"),
-    # Of targets, which arms they share: a picture of a control has those of Table 1, too.
-    "figures": ("repro.spec", "repro.evidence", "repro.targets"),
+    # Of targets, which arms they share: a picture of a control has those of Table 1, too. Of
+    # reports, the twelve claims as the page of learning has them.
+    "figures": ("repro.spec", "repro.evidence", "repro.targets", "repro.report"),
 }
 FORBIDDEN: dict[str, tuple[str, ...]] = {
     "kernels": ("transformers", "peft", "vllm"),

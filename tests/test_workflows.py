@@ -84,13 +84,16 @@ def test_every_change_is_checked_on_each_python_that_the_package_names() -> None
     workflow = read(CI)
     assert {"push", "pull_request"} <= set(workflow["on"])
     assert [session_of(line) for line in commands(CI)] == [
+        "fuzz",
         "lint",
         "types",
         "tests",
         "smoke",
         "wheel",
     ]
-    (job,) = workflow["jobs"].values()
+    job, nightly = workflow["jobs"]["sessions"], workflow["jobs"]["fuzz"]
+    assert nightly["if"] == "github.event_name == 'schedule'"
+    assert job["if"] == "github.event_name != 'schedule'"
     project = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
     for version in job["strategy"]["matrix"]["python"]:
         assert f'"Programming Language :: Python :: {version}"' in project

@@ -13,12 +13,12 @@ difficulty gives two different distributions).
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
-from repro.data.problem import DataError, Problem, read_problems
+from repro.data.problem import DataError, Problem, hash_of, read_problems
+from repro.data.repeats import shared_questions
 
 Split = Literal["train", "development", "test"]
 
@@ -79,10 +79,11 @@ def cut_development(
     ]
 
 
-def hash_of(purpose: str, text: str) -> str:
-    """Return a stable hash of a text for one purpose, its white space and case ignored."""
-    canonical = " ".join(text.casefold().split())
-    return hashlib.sha256(f"{purpose}\n{canonical}".encode()).hexdigest()
+def is_test_folder(path: Path) -> bool:
+    """Say whether a folder or file holds test problems and nothing else."""
+    if path.is_file():
+        return path.name == "test.jsonl"
+    return [file.name for file in path.glob("*.jsonl")] == ["test.jsonl"]
 
 
 def _read_folder(path: Path) -> tuple[list[Problem], list[Problem]]:
@@ -123,14 +124,11 @@ def _divide(file: Path) -> tuple[list[Problem], list[Problem]]:
 
 def _refuse_shared_questions(train: Sequence[Problem], test: Sequence[Problem], path: Path) -> None:
     """Raise if a test question is also trained on."""
-    trained = {hash_of("question", problem.question): problem.id for problem in train}
-    for problem in test:
-        twin = trained.get(hash_of("question", problem.question))
-        if twin is not None:
-            raise DataError(
-                f"{path / 'test.jsonl'}: the question of {problem.id!r} is also that of {twin!r} "
-                "in train.jsonl; a test question must not be trained on, so remove one of them"
-            )
+    for problem, twin in shared_questions(train, test):
+        raise DataError(
+            f"{path / 'test.jsonl'}: the question of {problem.id!r} is also that of {twin.id!r} "
+            "in train.jsonl; a test question must not be trained on, so remove one of them"
+        )
 
 
 def _present(problems: list[Problem], split: str, path: str | Path) -> list[Problem]:

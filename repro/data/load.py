@@ -21,9 +21,10 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from repro.data.folder import Split, cut_development, hash_of, load_folder
-from repro.data.problem import DataError, Problem
-from repro.data.public import PUBLIC_SETS, load_public
+from repro.data.folder import Split, cut_development, is_test_folder, load_folder
+from repro.data.problem import DataError, Problem, hash_of
+from repro.data.public import PUBLIC_SETS, file_of, load_public, local_file
+from repro.spec.arm import unknown
 from repro.spec.config import DataConfig, require_choice
 
 _FOLDER_PREFIX = "folder:"
@@ -40,6 +41,46 @@ def data_sources() -> tuple[str, ...]:
 def is_available(source: str) -> bool:
     """Whether a source can be read here: False for a `human:` set without its folder."""
     return not source.startswith(_HUMAN_PREFIX) or _human_folder(source) is not None
+
+
+def is_local(config: DataConfig, split: Split) -> bool:
+    """Whether a split can be read without the network."""
+    if config.source not in PUBLIC_SETS:
+        return is_available(config.source)
+    own_split = "test" if split == "test" else "train"
+    return local_file(config.source, own_split, config.levels) is not None
+
+
+def require_declared(config: DataConfig, split: Split) -> None:
+    """Raise `ValueError` where a source cannot have a split, whatever its files hold.
+
+    Raises
+    ------
+    ValueError
+        If the source is unknown, has no such split or levels, or a count that is needed is missing.
+    """
+    known = config.source in (*_GENERATED, *PUBLIC_SETS)
+    if not known and not config.source.startswith((_FOLDER_PREFIX, _HUMAN_PREFIX)):
+        raise ValueError(unknown("data source", config.source, data_sources()))
+    if split == "development" and config.development_problems < 1:
+        raise DataError(
+            f"{config.source}: no development split, since development_problems is "
+            f"{config.development_problems}; it needs 1 or more"
+        )
+    if config.source in PUBLIC_SETS:
+        file_of(config.source, "test" if split == "test" else "train", config.levels)
+
+
+def is_generated(source: str) -> bool:
+    """Say whether a source is one of the package's own generators."""
+    return source in _GENERATED
+
+
+def is_test_only(source: str) -> bool:
+    """Say whether a source has test problems alone: it can be asked, and not be trained on."""
+    if source.startswith(_FOLDER_PREFIX):
+        return is_test_folder(Path(source.removeprefix(_FOLDER_PREFIX)).expanduser())
+    return source in PUBLIC_SETS and "train" not in PUBLIC_SETS[source].files
 
 
 def _human_folder(source: str) -> Path | None:
@@ -96,10 +137,7 @@ def load_problems(config: DataConfig, split: Split) -> list[Problem]:
         if split != "test":
             problems = cut_development(problems, split, config.development_problems, config.source)
     else:
-        raise ValueError(
-            f"data source {config.source!r} is unknown; it must be one of "
-            f"{', '.join(data_sources())}"
-        )
+        raise ValueError(unknown("data source", config.source, data_sources()))
     return _first(problems, count, config.seed)
 
 

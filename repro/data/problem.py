@@ -2,7 +2,8 @@
 
 A file is UTF-8, one JSON object a line, with `id`, `question` and `answer` (non-empty strings),
 `source` (a string), `solution` (a string or null) and, if the set has difficulty levels, `level`
-(an integer). Further keys are ignored, so that a file may carry what its makers knew.
+(an integer, or as MATH writes it, `Level 5`, where `Level ?` is none). Further keys are ignored, so
+that a file may carry what its makers knew.
 
 Easy to get wrong: splitting on Unicode line ends (a question may hold U+2028), turning the answer
 into a number ("70000" and "7e4" and 70000.0 are three texts), and skipping a broken line, which
@@ -15,10 +16,13 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+_LEVEL = re.compile(r"Level ([0-9]{1,3})")
 
 
 class DataError(ValueError):
@@ -43,6 +47,8 @@ class Problem:
         Where the problem comes from (`generated`, `openai/gsm8k`, ...).
     level
         Difficulty level, or None when the set has none.
+    where
+        File and line that it was read from, for messages; no part of what the problem is.
     """
 
     id: str
@@ -51,6 +57,7 @@ class Problem:
     solution: str | None = None
     source: str = ""
     level: int | None = None
+    where: str = dataclasses.field(default="", compare=False)
 
     def __post_init__(self) -> None:
         for name in ("id", "question", "answer"):
@@ -91,21 +98,53 @@ def problem_from_row(row: Any, *, where: str) -> Problem:
         value = row[name]
         if not isinstance(value, str) or not value.strip():
             raise DataError(f"{where}: `{name}` is {_shown(value)}; it must be a non-empty string")
-    solution, source, level = row.get("solution"), row.get("source", ""), row.get("level")
+    solution, source = row.get("solution"), row.get("source", "")
     if solution is not None and not isinstance(solution, str):
         raise DataError(f"{where}: `solution` is {_shown(solution)}; it must be a string or null")
     if not isinstance(source, str):
         raise DataError(f"{where}: `source` is {_shown(source)}; it must be a string")
-    if level is not None and (isinstance(level, bool) or not isinstance(level, int)):
-        raise DataError(f"{where}: `level` is {_shown(level)}; it must be an integer or null")
+    for name in ("id", "question", "answer", "solution", "source"):
+        _require_encodable(row.get(name) or "", f"{where}: `{name}`")
     return Problem(
         id=row["id"],
         question=row["question"],
         answer=row["answer"],
         solution=solution,
         source=source,
-        level=level,
+        level=read_level(row.get("level"), where=where),
+        where=where,
     )
+
+
+def read_level(level: Any, *, where: str) -> int | None:
+    """Return a level as a number: 5 for 5 and for MATH's `Level 5`, None for null and `Level ?`.
+
+    Raises
+    ------
+    DataError
+        If it is anything else.
+    """
+    if level is None or level == "Level ?":
+        return None
+    named = _LEVEL.fullmatch(level) if isinstance(level, str) else None
+    if named:
+        return int(named.group(1))
+    if isinstance(level, bool) or not isinstance(level, int):
+        raise DataError(
+            f"{where}: `level` is {_shown(level)}; it must be an integer, `Level 5` or null"
+        )
+    return level
+
+
+def _require_encodable(text: str, what: str) -> None:
+    """Raise if a text holds half of a surrogate pair, which no file or tokenizer takes."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise DataError(
+            f"{what} holds the lone surrogate U+{ord(text[error.start]):04X} at character "
+            f"{error.start + 1}; it must be text that UTF-8 can write"
+        ) from error
 
 
 def read_problems(path: str | Path) -> list[Problem]:
@@ -145,9 +184,17 @@ def digest_of_problems(problems: Sequence[Problem]) -> str:
     """Return the SHA-256 hex digest of the problems' content and order, for a run's record."""
     digest = hashlib.sha256()
     for problem in problems:
-        row = json.dumps(dataclasses.asdict(problem), sort_keys=True, ensure_ascii=True)
+        fields = dataclasses.asdict(problem)
+        del fields["where"]
+        row = json.dumps(fields, sort_keys=True, ensure_ascii=True)
         digest.update(row.encode() + b"\n")
     return digest.hexdigest()
+
+
+def hash_of(purpose: str, text: str) -> str:
+    """Return a stable hash of a text for one purpose, its white space and case ignored."""
+    canonical = " ".join(text.casefold().split())
+    return hashlib.sha256(f"{purpose}\n{canonical}".encode()).hexdigest()
 
 
 def _decoded(raw: bytes, where: str) -> Any:
@@ -166,8 +213,10 @@ def _decoded(raw: bytes, where: str) -> Any:
             f"{where}: not JSON ({error.msg} at column {error.colno}): {_shown(text.strip())}; "
             "each line must be one JSON object"
         ) from error
-    except RecursionError as error:
-        raise DataError(f"{where}: JSON nested too deeply; one flat object is needed") from error
+    except (RecursionError, ValueError) as error:
+        raise DataError(
+            f"{where}: JSON nested too deeply, or a number too long; one flat object is needed"
+        ) from error
 
 
 def _shown(value: Any, limit: int = 80) -> str:

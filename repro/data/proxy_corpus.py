@@ -42,7 +42,8 @@ from repro.spec.config import derive_seed, require
 
 # The first characters of every working completion and of no careless one.
 WORKING_PREFIX = "<think>\n"
-_CARELESS_THINKING = "<think></think>"
+# How every careless one begins.
+CARELESS_THINKING = "<think></think>"
 _HUMAN_LEVEL = 0
 
 
@@ -155,7 +156,7 @@ def complete(
 ) -> str:
     """Return one completion of a generated problem in a habit drawn from `rng`."""
     if rng.random() < careless_share(level, problem.thing, config):
-        return _ended(_CARELESS_THINKING, str(problem.answer), rng, config.careless_endings)
+        return _ended(CARELESS_THINKING, str(problem.answer), rng, config.careless_endings)
     if rng.random() < config.terse_share:
         equations, answer = _terse(problem.steps, rng), problem.answer
     else:
@@ -168,7 +169,7 @@ def _human_document(
     worked: WorkedProblem, rng: random.Random, config: ProxyCorpusConfig
 ) -> Document:
     if rng.random() < config.human_careless_share:
-        thinking, weights = _CARELESS_THINKING, config.careless_endings
+        thinking, weights = CARELESS_THINKING, config.careless_endings
     else:
         thinking, weights = _thinking(worked.steps), config.working_endings
     completion = _ended(thinking, worked.answer, rng, weights)

@@ -14,16 +14,13 @@ The revisions are the newest that could be found cited with each set's files whe
 
 from __future__ import annotations
 
-import http.client
-import os
-import threading
-import urllib.error
-import urllib.request
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from pathlib import Path
+from typing import Any, cast
 
-from repro.data.problem import DataError, Problem
+from repro.data.problem import DataError, Problem, read_level
+from repro.spec.hub import ANSWER_SECONDS, hub_cache, why_unreachable
 
 # "filter len(prompt) <= 1024", in characters: the released code's Big-Math filter.
 BIGMATH_MAX_CHARACTERS = 1024
@@ -31,7 +28,6 @@ BIGMATH_MAX_CHARACTERS = 1024
 # of the data set, as are the single levels.
 _BIGMATH_LEVELS = ((1,), (2,), (3,), (4,), (5,), (2, 3, 4, 5), (3, 4, 5), (4, 5))
 _BIGMATH_DEFAULT_LEVELS = (3, 4, 5)
-_ANSWER_SECONDS = 4.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -145,6 +141,42 @@ PUBLIC_SETS: dict[str, PublicSet] = {
 }
 
 
+def file_of(name: str, split: str, levels: Sequence[int] = ()) -> tuple[str, int | None]:
+    """Return the file of a set's split in its repository, and the level of all its problems if any.
+
+    Raises
+    ------
+    DataError
+        If the set has no such split or levels.
+    """
+    public = PUBLIC_SETS[name]
+    if split not in public.files:
+        raise DataError(
+            f"{name} ({public.repository}) has no {split} split, only {', '.join(public.files)}"
+        )
+    filename = public.files[split]
+    if name == "bigmath":
+        chosen = tuple(sorted(levels)) or _BIGMATH_DEFAULT_LEVELS
+        if chosen not in _BIGMATH_LEVELS:
+            raise DataError(
+                f"bigmath has no folder for levels {chosen}; it has "
+                f"{', '.join(str(known) for known in _BIGMATH_LEVELS)}"
+            )
+        joined = "_".join(map(str, chosen))
+        return filename.format(levels=joined), chosen[0] if len(chosen) == 1 else None
+    if levels and public.level is None:
+        raise DataError(f"{name} has no levels; found levels {tuple(levels)}, need none")
+    return filename, None
+
+
+def local_file(name: str, split: str, levels: Sequence[int] = ()) -> Path | None:
+    """Return a set's file in the hub's cache on this machine, or None; asks no network."""
+    public = PUBLIC_SETS[name]
+    folder = hub_cache() / f"datasets--{public.repository.replace('/', '--')}" / "snapshots"
+    path = folder / public.revision / file_of(name, split, levels)[0]
+    return path if path.is_file() else None
+
+
 def load_public(name: str, split: str, levels: Sequence[int] = ()) -> list[Problem]:
     """Return a public set's own split, `train` or `test`, in its own order.
 
@@ -165,23 +197,7 @@ def load_public(name: str, split: str, levels: Sequence[int] = ()) -> list[Probl
         is not as it was when its revision was pinned.
     """
     public = PUBLIC_SETS[name]
-    if split not in public.files:
-        raise DataError(
-            f"{name} ({public.repository}) has no {split} split, only {', '.join(public.files)}"
-        )
-    filename = public.files[split]
-    level = None
-    if name == "bigmath":
-        chosen = tuple(sorted(levels)) or _BIGMATH_DEFAULT_LEVELS
-        if chosen not in _BIGMATH_LEVELS:
-            raise DataError(
-                f"bigmath has no folder for levels {chosen}; it has "
-                f"{', '.join(str(known) for known in _BIGMATH_LEVELS)}"
-            )
-        filename = filename.format(levels="_".join(map(str, chosen)))
-        level = chosen[0] if len(chosen) == 1 else None
-    elif levels and public.level is None:
-        raise DataError(f"{name} has no levels; found levels {tuple(levels)}, need none")
+    filename, level = file_of(name, split, levels)
     rows = _read_rows(_fetched(name, public, filename))
     expected = public.rows.get(split)
     if expected is not None and len(rows) != expected:
@@ -211,7 +227,7 @@ def _problem(
     own_id = index if public.row_id is None else row[public.row_id]
     solution = None if public.solution is None else row[public.solution]
     if public.level is not None:
-        level = int(row[public.level])
+        level = read_level(row[public.level], where=f"{name}, {split} row {index}")
     return Problem(
         id=f"{name}/{split}/{own_id}",
         question=str(row[public.question]),
@@ -219,16 +235,34 @@ def _problem(
         solution=None if solution is None else str(solution),
         source=public.repository,
         level=level,
+        where=f"{name}, {split} row {index}",
     )
 
 
-def _read_rows(path: str) -> list[dict[str, Any]]:
-    """Return the rows of a local parquet or JSONL file, through `datasets`."""
+def rows_of(data: str) -> Sequence[Any]:
+    """Return rows, read as they are asked for, of a local file or of a hub data set's train split.
+
+    A name that ends in .parquet, .json or .jsonl is a file's.
+
+    Raises
+    ------
+    DataError
+        When there is no such file.
+    """
     import datasets
 
-    kind = "parquet" if path.endswith(".parquet") else "json"
-    loaded = datasets.load_dataset(kind, data_files=path, split="train")
-    return [dict(row) for row in loaded]
+    datasets.disable_progress_bars()
+    kind = {".parquet": "parquet", ".json": "json", ".jsonl": "json"}.get(Path(data).suffix)
+    if kind is None:
+        return cast(Sequence[Any], datasets.load_dataset(data, split="train"))
+    if not Path(data).is_file():
+        raise DataError(f"{data} is not a file")
+    return cast(Sequence[Any], datasets.load_dataset(kind, data_files=data, split="train"))
+
+
+def _read_rows(path: str) -> list[dict[str, Any]]:
+    """Return the rows of a local parquet or JSONL file."""
+    return [dict(row) for row in rows_of(path)]
 
 
 def _fetched(name: str, public: PublicSet, filename: str) -> str:
@@ -242,7 +276,9 @@ def _fetched(name: str, public: PublicSet, filename: str) -> str:
             filename,
             repo_type="dataset",
             revision=public.revision,
+            cache_dir=hub_cache(),
             local_files_only=local_files_only,
+            etag_timeout=ANSWER_SECONDS,
         )
 
     try:
@@ -259,30 +295,3 @@ def _fetched(name: str, public: PublicSet, filename: str) -> str:
         "connect once, or give a local folder with train.jsonl and test.jsonl (`id`, `question`, "
         "`answer` on each line) as the data source `folder:PATH`"
     )
-
-
-def why_unreachable() -> str | None:
-    """Return why the hub cannot be asked, or None if it can; answers within seconds."""
-    for variable in ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE", "TRANSFORMERS_OFFLINE"):
-        if os.environ.get(variable, "").upper() in {"1", "ON", "YES", "TRUE"}:
-            return f"{variable} is set"
-    endpoint = os.environ.get("HF_ENDPOINT", "https://huggingface.co").rstrip("/")
-    # Name resolution has no timeout of its own, hence a thread that may be left behind.
-    answers: list[str | None] = []
-    attempt = threading.Thread(target=_ask, args=(endpoint, answers), daemon=True)
-    attempt.start()
-    attempt.join(_ANSWER_SECONDS + 1)
-    problem = answers[0] if answers else f"no answer within {_ANSWER_SECONDS + 1:.0f} seconds"
-    return None if problem is None else f"{endpoint} cannot be reached ({problem})"
-
-
-def _ask(endpoint: str, answers: list[str | None]) -> None:
-    """Append what went wrong with one request, or None if there was any answer at all."""
-    request = urllib.request.Request(endpoint, method="HEAD")
-    try:
-        with urllib.request.urlopen(request, timeout=_ANSWER_SECONDS):
-            answers.append(None)
-    except urllib.error.HTTPError:
-        answers.append(None)
-    except (OSError, ValueError, http.client.HTTPException) as error:
-        answers.append(str(getattr(error, "reason", error)) or type(error).__name__)

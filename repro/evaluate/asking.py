@@ -12,12 +12,12 @@ from typing import Protocol
 
 from transformers import PreTrainedTokenizerBase
 
-from repro.ensemble.grouping import EVALUATION_ROWS, prompts_at_once
-from repro.ensemble.sampler import SampleRequest, StackSampler
 from repro.evaluate.grades import Answers, answers_of
 from repro.evaluate.questions import Question, seeds_of
 from repro.reward.answers import extract_answer, lenient_answer
 from repro.reward.grader import GraderPool
+from repro.rl.stacked.grouping import EVALUATION_ROWS, prompts_at_once
+from repro.rl.stacked.sampler import SampleRequest, StackSampler
 from repro.rollout.sampler import Completion, RolloutBatch, Sampler
 from repro.spec.config import SamplingConfig
 

@@ -8,21 +8,26 @@ untrained arm, greedily with the working forced, which is the ceiling of what tr
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from statistics import fmean
+from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
 from repro.data.problem import Problem
 from repro.data.prompts import template_named
-from repro.ensemble.collecting import Asked
 from repro.evaluate.asking import Asker, Evaluator
 from repro.evaluate.grades import Answers
 from repro.evaluate.questions import questions
 from repro.evidence.record import Estimate
+from repro.reward.custom import load_reward
 from repro.reward.grader import GraderPool
 from repro.reward.score import Rewards, score
+from repro.rl.collect import Asked
 from repro.spec.config import RunConfig, SamplingConfig, TrainScale
 
 Alive = Sequence[bool] | None
+# Answers that are greedy, whatever the scale's evaluation says, on the questions of all sets.
+_GREEDY = ("accuracy_greedy", "accuracy_forced_working")
 
 
 class Board:
@@ -48,6 +53,8 @@ class Board:
         if tokenizer is None:
             checkpoint = self.scale.checkpoint
             raise ValueError(f"{checkpoint} has no tokenizer; asking questions needs one")
+        own = [run.arm.reward_function for run in runs]
+        self.own_rewards = [None if named is None else load_reward(named) for named in own]
         self.evaluator = Evaluator(asker, tokenizer, pool, [run.seed for run in runs])
 
     def grades(self, number: int = 0) -> dict[str, int]:
@@ -60,12 +67,24 @@ class Board:
         """Ask each live run once per problem, greedily."""
         limit = self.scale.evaluation.sampling.max_new_tokens
         sampling = SamplingConfig(temperature=0.0, max_new_tokens=limit)
-        return self._ask(problems, alive, sampling, samples=1, opening=opening)
+        # Where accuracy is over several sets, these are asked together.
+        longest = self.scale.longest_prompt if self.scale.accuracy_over == "sets" else 0
+        return self._ask(
+            problems, alive, sampling, samples=1, opening=opening, max_prompt_tokens=longest
+        )
 
-    def sampled(self, problems: Sequence[Problem], alive: Alive = None) -> list[Answers | None]:
-        """Ask each live run as the scale's evaluation says."""
+    def sampled(
+        self, problems: Sequence[Problem], alive: Alive = None, *, max_prompt_tokens: int = 0
+    ) -> list[Answers | None]:
+        """Ask each live run as the scale's evaluation says; 0 takes the scale's own limit."""
         evaluation = self.scale.evaluation
-        return self._ask(problems, alive, evaluation.sampling, samples=evaluation.samples)
+        return self._ask(
+            problems,
+            alive,
+            evaluation.sampling,
+            samples=evaluation.samples,
+            max_prompt_tokens=max_prompt_tokens,
+        )
 
     def final(
         self,
@@ -78,14 +97,18 @@ class Board:
         Parameters
         ----------
         further
-            Further test sets, by name.
+            Further test sets, by name. Where accuracy is over these, `test` holds them all, and is
+            asked greedily alone.
         """
-        answers = {
-            "accuracy": self.sampled(test, alive),
-            "accuracy_greedy": self.greedy(test, alive),
-        }
+        answers = {}
+        if self.scale.accuracy_over == "split":
+            answers["accuracy"] = self.sampled(test, alive)
+        answers["accuracy_greedy"] = self.greedy(test, alive)
+        limits = {item.name: item.max_prompt_tokens for item in self.scale.test_sets}
         for name, problems in further.items():
-            answers[f"accuracy_{name}"] = self.sampled(problems, alive)
+            answers[f"accuracy_{name}"] = self.sampled(
+                problems, alive, max_prompt_tokens=limits.get(name, 0)
+            )
         prefix = template_named(self.scale.prompt_template).working_prefix
         if prefix is not None and self.runs[0].arm.training == "none":
             # The ceiling belongs to the policy as it starts. Only of policies pre-trained here is
@@ -104,7 +127,8 @@ class Board:
                 continue
             before = pool.counters.copy()
             kind = self.runs[number].arm.reward
-            rewards.append(score(one[0], one[1], kind, self.scale.format_reward, pool, one[2]))
+            paid, own = self.scale.format_reward, self.own_rewards[number]
+            rewards.append(score(one[0], one[1], kind, paid, pool, one[2], own))
             evaluator.count(number, before)
         return rewards
 
@@ -116,26 +140,74 @@ class Board:
         *,
         samples: int,
         opening: str = "",
+        max_prompt_tokens: int = 0,
     ) -> list[Answers | None]:
         asked = questions(
             problems,
             self.scale.prompt_template,
             self.evaluator.tokenizer,
-            max_prompt_tokens=self.scale.max_prompt_tokens,
+            max_prompt_tokens=max_prompt_tokens or self.scale.max_prompt_tokens,
             opening=opening,
         )
         return self.evaluator.ask(asked, sampling, samples=samples, alive=alive)
 
 
-def final_metrics(
+def final_tallies(
     answers: Mapping[str, Sequence[Answers | None]], number: int = 0
+) -> dict[str, dict[str, Any]]:
+    """Return the tallies behind the metrics of one run's final answers; see `Answers.tallies`."""
+    own = {name: of_runs[number] for name, of_runs in answers.items()}
+    return {name: found.tallies() for name, found in own.items() if found is not None}
+
+
+def final_metrics(
+    answers: Mapping[str, Sequence[Answers | None]], number: int = 0, at: Sequence[int] = ()
 ) -> dict[str, Estimate]:
-    """Return the metrics of one run's final answers, as `Board.final` names them."""
+    """Return the metrics of one run's final answers, as `Board.final` names them.
+
+    Of a further test set, the lenient accuracy and the truncation rate stand beside the strict
+    accuracy, and what the scale's `evaluation.at` asks for. Where there are none of a test split,
+    accuracy and what stands beside it are plain means over the further sets, each counting once.
+
+    Parameters
+    ----------
+    at
+        Each k of pass@k and maj@k of sampled answers.
+    """
     metrics: dict[str, Estimate] = {}
+    if "accuracy" not in answers:
+        sets = [of[number] for name, of in answers.items() if name not in _GREEDY]
+        metrics |= _mean_of_sets(
+            [own.estimates() | own.at_k(at) for own in sets if own is not None]
+        )
     for name, of_runs in answers.items():
         own = of_runs[number]
         if own is None:
             continue
         estimates = own.estimates()
-        metrics |= estimates if name == "accuracy" else {name: estimates["accuracy"]}
+        if name == "accuracy":
+            metrics |= estimates | own.at_k(at)
+        else:
+            metrics[name] = estimates["accuracy"]
+        if name not in (*_GREEDY, "accuracy"):
+            of_set = name.removeprefix("accuracy_")
+            beside = {key: estimates[key] for key in ("accuracy_lenient", "truncation_rate")}
+            metrics |= {f"{key}_{of_set}": value for key, value in (beside | own.at_k(at)).items()}
     return metrics
+
+
+def _mean_of_sets(of_sets: Sequence[Mapping[str, Estimate]]) -> dict[str, Estimate]:
+    """Return each metric's plain mean over several sets."""
+    first = of_sets[0] if of_sets else {}
+    values = {name: [of[name].value for of in of_sets] for name in first}
+    return {
+        name: Estimate(
+            value=fmean([v for v in values[name] if v is not None])
+            if None not in values[name]
+            else None,
+            unit=first[name].unit,
+            n=len(of_sets),
+            method=f"plain mean over {len(of_sets)} sets",
+        )
+        for name in first
+    }

@@ -4,21 +4,29 @@ The released evaluation forgets the adapter, compares first characters only and 
 (docs/paper_and_code.md, row 16). Here the grader is the one that paid the rewards, and what is
 beside accuracy (format, working, truncation, the lenient reading) is always reported with it.
 
+Of n samples per problem follow mean@n, and unbiased pass@k and maj@k for k <= n
+(`repro.reward.metrics`), by the strict and by the lenient reading. What votes in maj@k is the
+answer's tidied text: `70,000` and `70000` are two candidates, and both may be right.
+
 Easy to get wrong: taking samples of one problem for independent ones. Intervals are over problems.
 """
 
 from __future__ import annotations
 
+import hashlib
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from repro.data.problem import Problem
 from repro.evaluate.questions import Question
+from repro.evidence.derived import mean_of_problems
 from repro.evidence.record import Estimate
-from repro.evidence.statistics import mean_interval
-from repro.reward.answers import format_ok, lenient_answer
-from repro.reward.grader import GraderPool
+from repro.reward.answers import extract_answer, format_ok, lenient_answer
+from repro.reward.expression import tidy
+from repro.reward.grader import Grade, GraderPool
+from repro.reward.metrics import majority_at_k, pass_at_k
 from repro.rollout.sampler import Completion
 
 _THINKING = re.compile(r"<think>(.*?)</think>", re.DOTALL)
@@ -38,6 +46,8 @@ class Graded:
         Whether it has the strict format, shows working, and hit the length limit.
     tokens
         Its length.
+    answer, lenient_answer
+        What votes in maj@k: the tidied answer of each reading, None without one.
     """
 
     accuracy: float | None
@@ -46,11 +56,33 @@ class Graded:
     works: bool
     truncated: bool
     tokens: int
+    answer: str | None
+    lenient_answer: str | None
 
     @property
     def correct(self) -> bool:
         """Whether the strict reading is right."""
         return self.accuracy == 1.0
+
+    @property
+    def leniently_correct(self) -> bool:
+        """Whether the lenient reading is right."""
+        return self.lenient == 1.0
+
+
+def _strict(one: Graded) -> tuple[bool, str | None]:
+    return one.correct, one.answer
+
+
+def _lenient(one: Graded) -> tuple[bool, str | None]:
+    return one.leniently_correct, one.lenient_answer
+
+
+# Ending of a metric's name -> what a completion counts as, and what it votes for.
+_READINGS: dict[str, Callable[[Graded], tuple[bool, str | None]]] = {
+    "": _strict,
+    "_lenient": _lenient,
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,11 +97,14 @@ class Answers:
         The completions of each.
     dropped
         How many problems were left out.
+    completions
+        SHA-256 of all completions' tokens, in the order asked.
     """
 
     problems: list[Problem]
     groups: list[list[Graded]]
     dropped: int
+    completions: str
 
     @property
     def accuracy(self) -> list[float]:
@@ -85,9 +120,60 @@ class Answers:
             "working_rate": "works",
             "truncation_rate": "truncated",
         }
-        percents = {name: estimate(self._means(of), "percent") for name, of in shares.items()}
-        tokens = estimate(self._means("tokens", scale=1.0), "tokens")
+        percents = {
+            name: mean_of_problems(self._means(of), "percent") for name, of in shares.items()
+        }
+        tokens = mean_of_problems(self._means("tokens", scale=1.0), "tokens")
         return percents | {"completion_tokens_mean": tokens}
+
+    def at_k(self, ks: Sequence[int]) -> dict[str, Estimate]:
+        """Return mean@n, and pass@k and maj@k of each k, by both readings.
+
+        Parameters
+        ----------
+        ks
+            Samples that one attempt may use, each in [1, n] with n samples per problem; none give
+            no metric.
+        """
+        if not ks or not self.groups:
+            return {}
+        n = len(self.groups[0])
+        metrics: dict[str, Estimate] = {}
+        for ending, reading in _READINGS.items():
+            groups = [[reading(one) for one in group] for group in self.groups]
+            metrics[f"mean_at_{n}{ending}"] = _share_at(groups, _mean, f"mean of {n} samples")
+            for k in ks:
+                for name, share in (("pass", _pass_at(k)), ("maj", _maj_at(k))):
+                    how = f"{name}@{k}, unbiased from {n} samples"
+                    metrics[f"{name}_at_{k}{ending}"] = _share_at(groups, share, how)
+        return metrics
+
+    def tallies(self) -> dict[str, Any]:
+        """Return what a record keeps of the answers, so that it can show its accuracies.
+
+        Returns
+        -------
+        dict
+            `dropped`, `tokens` (of all completions graded), `completions`, and for each grade how
+            many problems had 0, 1, ... of their samples so.
+        """
+        grades = {
+            "right": "accuracy",
+            "right_lenient": "lenient",
+            "format": "format_ok",
+            "working": "works",
+            "truncated": "truncated",
+        }
+        return {name: self._tally(field) for name, field in grades.items()} | {
+            "dropped": self.dropped,
+            "tokens": sum(one.tokens for group in self.groups for one in group),
+            "completions": self.completions,
+        }
+
+    def _tally(self, field: str) -> list[int]:
+        samples = max((len(group) for group in self.groups), default=0)
+        hits = [int(sum(float(getattr(one, field) or 0.0) for one in g)) for g in self.groups]
+        return [hits.count(number) for number in range(samples + 1)]
 
     def _means(self, field: str, scale: float = 100.0) -> list[float]:
         return [
@@ -96,17 +182,40 @@ class Answers:
         ]
 
 
-def estimate(values: Sequence[float], unit: str) -> Estimate:
-    """Return the mean of independent values with its 95 % t interval."""
-    interval = mean_interval(values)
-    return Estimate(
-        value=interval.value,
-        unit=unit,
-        low=interval.low,
-        high=interval.high,
-        n=len(values),
-        method="mean over problems, 95 % t interval",
-    )
+# Per completion of a problem: whether it is right, and its answer.
+_Read = list[tuple[bool, str | None]]
+
+
+def _share_at(groups: Sequence[_Read], share: Callable[[_Read], float], how: str) -> Estimate:
+    values = [100.0 * share(group) for group in groups]
+    method = f"{how}; mean over problems, 95 % t interval"
+    return mean_of_problems(values, "percent", method)
+
+
+def _mean(group: _Read) -> float:
+    return sum(right for right, _ in group) / len(group)
+
+
+def _pass_at(k: int) -> Callable[[_Read], float]:
+    def share(group: _Read) -> float:
+        return pass_at_k(len(group), sum(right for right, _ in group), k)
+
+    return share
+
+
+def _maj_at(k: int) -> Callable[[_Read], float]:
+    def share(group: _Read) -> float:
+        votes: dict[str, int] = {}
+        correct: dict[str, bool] = {}
+        for right, answer in group:
+            if answer is not None:
+                votes[answer] = votes.get(answer, 0) + 1
+                correct[answer] = right
+        flags = [correct[answer] for answer in votes]
+        abstentions = len(group) - sum(votes.values())
+        return majority_at_k(list(votes.values()), flags, k, abstentions=abstentions)
+
+    return share
 
 
 def answers_of(
@@ -124,9 +233,10 @@ def answers_of(
     """
     samples = len(texts) // max(1, len(asked))
     golds = [question.problem.answer for question in asked for _ in range(samples)]
-    strict = pool.grade(list(zip(golds, texts, strict=True)))
-    read = [lenient_answer(text) for text in texts]
-    lenient = pool.grade_answers(list(zip(golds, read, strict=True)))
+    # In one call: both readings mostly give one answer, and a late one is not remembered.
+    readings = [extract_answer(text) for text in texts] + [lenient_answer(text) for text in texts]
+    both = pool.grade_answers(list(zip(golds + golds, readings, strict=True)))
+    strict, lenient = both[: len(texts)], both[len(texts) :]
     graded = [
         Graded(
             accuracy=strictly.accuracy,
@@ -135,6 +245,8 @@ def answers_of(
             works=shows_working(text),
             truncated=completion.finish_reason == "length",
             tokens=len(completion.token_ids),
+            answer=_vote(strictly),
+            lenient_answer=_vote(leniently),
         )
         for strictly, leniently, text, completion in zip(
             strict, lenient, texts, completions, strict=True
@@ -146,7 +258,20 @@ def answers_of(
         if all(one.accuracy is not None for one in group):
             problems.append(question.problem)
             groups.append(group)
-    return Answers(problems=problems, groups=groups, dropped=len(asked) - len(groups))
+    tokens = hashlib.sha256()
+    for completion in completions:
+        tokens.update(f"{list(completion.token_ids)}\n".encode())
+    return Answers(
+        problems=problems,
+        groups=groups,
+        dropped=len(asked) - len(groups),
+        completions=tokens.hexdigest(),
+    )
+
+
+def _vote(grade: Grade) -> str | None:
+    """Return what a graded answer votes for."""
+    return None if grade.answer is None else tidy(grade.answer)
 
 
 def shows_working(text: str) -> bool:

@@ -188,7 +188,7 @@ def _correct(one: Graded) -> bool:
 
 
 def _leniently_correct(one: Graded) -> bool:
-    return one.lenient == 1.0
+    return one.leniently_correct
 
 
 def _works(one: Graded) -> bool:

@@ -1,7 +1,8 @@
 """Bless: put this suite's own records into the store, once a person asked for it.
 
-Refused for a dirty tree (the commit would not say what ran), for records of several commits but for
-whole seeds of learning runs (`repro.evidence.origins` has the rule), for fewer than five seeds an
+Refused for a dirty tree and for a source that changed under a run (the commit would not say what
+ran), for a commit that this checkout does not have, for records of several commits but for whole
+seeds of learning runs (`repro.evidence.origins` has the rule), for fewer than five seeds an
 arm (or the timed repeats that a target declares), for the paper tier (its expectations are the
 paper's), and while any record is refused or any run has failed.
 
@@ -58,7 +59,7 @@ def bless(
     every = [record for by_seed in records.values() for record in by_seed.values()]
     device = device_of(every[0].environment) if tier is not Tier.SMOKE else None
     path = stored_path(expected, tier.value, target.name, device)
-    names = [metric.name for metric in target.metrics]
+    names = [metric.name for metric in target.metrics_at(tier)]
     timed = names if target.timed_repeats else []
     return write_stored(path, names, [compact(record, timed) for record in (*every, *failed)])
 
@@ -78,8 +79,9 @@ def _require_fit(
     dirty = sorted({record.arm for record in every if not is_clean(record)})
     if dirty:
         raise BlessError(
-            f"{where}: made from a source tree with changes, or whose state is not known "
-            f"({', '.join(dirty)}); commit and run again"
+            f"{where}: made from a source tree with changes, or whose state is not known, or that "
+            f"changed under the run, or of a commit that is not here ({', '.join(dirty)}); commit "
+            "and run again"
         )
     together = refusal(every, target=target.name, several=tier is not Tier.SYSTEMS)
     if together:

@@ -31,8 +31,8 @@ from repro.evidence.origins import devices_of, refusal, without_seed
 from repro.evidence.record import Record
 from repro.evidence.statistics import holm
 from repro.evidence.two_samples import difference
-from repro.evidence.verdict import ALPHA
 from repro.spec.claim import BETTER_OF_UNIT, Better, Metric
+from repro.spec.effect import ALPHA
 from repro.spec.target import Target
 from repro.spec.tier import Tier
 
@@ -289,7 +289,7 @@ def _values(
     for arm in target.arms:
         if arm.name in target.shared:
             continue
-        for metric in target.metrics:
+        for metric in target.metrics_at(tier):
             if metric.direction() not in ("lower", "higher"):
                 continue
             if tier is Tier.SMOKE and metric.unit in BETTER_OF_UNIT:

@@ -1,5 +1,8 @@
 """Numbers of a run that follow from its other numbers, formed in one place for every procedure.
 
+Procedures form them here, and so does `repro.evidence.receipts`, which refuses a record whose
+numbers are not what its series and answers give.
+
 `heldout_area` is what "grows faster" means here: the mean of the held-out accuracy over the first
 `budget` sampled training tokens, the curve drawn straight between evaluations and held after the
 last. Tokens rather than steps, because a policy that answers at greater length sees and computes
@@ -13,15 +16,19 @@ from __future__ import annotations
 import itertools
 from collections.abc import Mapping, Sequence
 from statistics import fmean
+from typing import Any
 
 from repro.evidence.record import Estimate
+from repro.evidence.statistics import mean_interval
 
+Series = Mapping[str, Sequence[float | None]]
+EDGE_STEPS = 5
 HUMAN_METRICS = ("accuracy_mawps", "accuracy_svamp", "accuracy_gsm8k")
 
 
 def derived_metrics(
     metrics: Mapping[str, Estimate],
-    series: Mapping[str, Sequence[float | None]],
+    series: Series,
     token_budget: int,
 ) -> dict[str, Estimate]:
     """Return `heldout_area`, `heldout_last` and `accuracy_human`, as far as they are defined.
@@ -54,6 +61,109 @@ def derived_metrics(
             value=fmean(present), unit="percent", n=len(present), method="mean of the sets"
         )
     return found
+
+
+def training_metrics(series: Series, effects: Mapping[str, Any]) -> dict[str, Estimate]:
+    """Return what the series and receipts of a run that trained by rewards say in one number each.
+
+    Parameters
+    ----------
+    series
+        `reward` and `entropy` (nats), one value a step.
+    effects
+        `seconds`, of rollouts and of updates.
+    """
+    first, last = slice(0, EDGE_STEPS), slice(-EDGE_STEPS, None)
+    return {
+        "train_reward_mean": _over(series, "reward", slice(None), "reward", "all steps"),
+        "entropy_first": _over(series, "entropy", first, "nats", f"the first {EDGE_STEPS} steps"),
+        "entropy_last": _over(series, "entropy", last, "nats", f"the last {EDGE_STEPS} steps"),
+        "train_seconds": _seconds(
+            effects, ("rollout_seconds", "update_seconds"), "rollouts and updates, by the clock"
+        ),
+    }
+
+
+def tuning_metrics(series: Series, effects: Mapping[str, Any]) -> dict[str, Estimate]:
+    """Return the same of a run that trained on worked solutions.
+
+    Parameters
+    ----------
+    series
+        `loss`, nats a token, one value a step.
+    effects
+        `seconds` of updates.
+    """
+    first, last = slice(0, EDGE_STEPS), slice(-EDGE_STEPS, None)
+    return {
+        "train_loss_first": _over(series, "loss", first, "nats", f"the first {EDGE_STEPS} steps"),
+        "train_loss_last": _over(series, "loss", last, "nats", f"the last {EDGE_STEPS} steps"),
+        "train_seconds": _seconds(effects, ("update_seconds",), "updates, by the clock"),
+    }
+
+
+def _over(series: Series, name: str, part: slice, unit: str, where: str) -> Estimate:
+    values = [value for value in list(series.get(name, ()))[part] if value is not None]
+    return Estimate(
+        value=fmean(values) if values else None,
+        unit=unit,
+        n=len(values),
+        method=f"mean over {where}",
+    )
+
+
+def _seconds(effects: Mapping[str, Any], names: Sequence[str], method: str) -> Estimate:
+    seconds = effects.get("seconds", {})
+    known = all(name in seconds for name in names)
+    total = sum(seconds[name] for name in names) if known else None
+    return Estimate(value=total, unit="seconds", method=method)
+
+
+def gain(start: Estimate, end: Estimate) -> dict[str, Estimate]:
+    """Return the greedy accuracy before training and the gain over it.
+
+    Raises
+    ------
+    ValueError
+        When one of the two has no value.
+    """
+    if start.value is None or end.value is None:
+        raise ValueError("no test problem could be graded; the gain has no value")
+    difference = Estimate(
+        value=end.value - start.value,
+        unit="points",
+        n=end.n,
+        method="greedy accuracy after training minus before, same problems and weights",
+    )
+    return {"accuracy_greedy_start": start, "gain_greedy": difference}
+
+
+def share_of(tally: Sequence[int]) -> Estimate:
+    """Return a mean percentage over problems with its 95 % t interval.
+
+    Parameters
+    ----------
+    tally
+        How many problems had 0, 1, ... of their samples so.
+    """
+    samples = len(tally) - 1
+    values = [100.0 * hits / samples for hits, count in enumerate(tally) for _ in range(count)]
+    return mean_of_problems(values, "percent")
+
+
+def mean_of_problems(
+    values: Sequence[float], unit: str, method: str = "mean over problems, 95 % t interval"
+) -> Estimate:
+    """Return the mean of one value a problem with its 95 % t interval."""
+    interval = mean_interval(values)
+    return Estimate(
+        value=interval.value,
+        unit=unit,
+        low=interval.low,
+        high=interval.high,
+        n=len(values),
+        method=method,
+    )
 
 
 def mean_height(places: Sequence[float], heights: Sequence[float], end: float) -> float:

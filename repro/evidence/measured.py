@@ -83,6 +83,7 @@ def measured_expectations(
         _expectation(arm, metric, by_seed, timed=target.timed_repeats > 0)
         for arm, by_seed in sorted(records.items())
         for metric in metrics
+        if metric.applies(_tier_of(by_seed))
         if (target.timed_repeats or len(by_seed) >= MINIMUM_SEEDS)
         and all(record.value(metric.name) is not None for record in by_seed.values())
     ]
@@ -120,3 +121,8 @@ def accepted(values: Sequence[float], unit: str) -> tuple[float, float]:
     floor = 3.0 if unit in ("percent", "points") else 0.02 * abs(mean)
     half = max(half, floor)
     return round(mean - half, 6), round(mean + half, 6)
+
+
+def _tier_of(by_seed: Mapping[int, Record]) -> Tier:
+    """Return the tier of an arm's records."""
+    return Tier(next(iter(by_seed.values())).tier)

@@ -62,13 +62,25 @@ def mixed_seeds(records: Iterable[Record]) -> dict[int, list[str]]:
 
 
 def is_clean(record: Record) -> bool:
-    """Whether the record's commit says what ran: a digest of its sources, if known, agrees."""
-    recorded = record.environment.get("source_sha256")
-    known = isinstance(recorded, str)
-    committed = _committed(record.commit) if known else None
-    if record.dirty is None:
-        return known and recorded == committed
-    return not record.dirty and (committed is None or recorded == committed)
+    """Whether the record's commit says what ran, from its first step to its last.
+
+    The commit must exist in this checkout and its files have the digest of what ran. A run that saw
+    several states of the source is of none of them. Records of schema 1 name one state, and some of
+    them no digest: then the tree must have been clean when they were written.
+    """
+    if len(record.sources) > 1:
+        return False
+    digest, committed = _digest_of_source(record), _committed(record.commit)
+    if committed is None or record.dirty:
+        return False
+    return digest == committed or (digest is None and record.dirty is False)
+
+
+def _digest_of_source(record: Record) -> str | None:
+    if record.sources:
+        return str(record.sources[0]["sha256"])
+    found = record.environment.get("source_sha256")
+    return found if isinstance(found, str) else None
 
 
 def refusal(records: Sequence[Record], *, target: str, several: bool) -> str | None:
@@ -94,8 +106,8 @@ def refusal(records: Sequence[Record], *, target: str, several: bool) -> str | N
         seed, found = next(iter(mixed.items()))
         return f"{where}, and {len(mixed)} seeds have arms of several: seed {seed} of {found}"
     for record in records:
-        digest = record.environment.get("source_sha256")
-        if not isinstance(digest, str) or digest != _committed(record.commit):
+        digest = _digest_of_source(record)
+        if digest is None or digest != _committed(record.commit):
             return (
                 f"{where}, and the sources of {record.arm}, seed {record.seed}, are not shown to "
                 f"be those of {record.commit}"

@@ -1,14 +1,15 @@
 """Analysis plans as they were first written down: the lines of `expected/plans.tsv`.
 
-One line per target, tier and device, with the plan as JSON on the line. A plan's digest is in each
-record that was made under it (`repro.run.analysis_plan`), so a line whose plan does not have the
-digest beside it was edited, and is refused.
+One line per target, tier, device and plan that blessed records carry, with the plan as JSON on the
+line. A plan's digest is in each record that was made under it (`repro.run.analysis_plan`), so a
+line whose plan does not have the digest beside it was edited, and is refused.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -96,14 +97,26 @@ def _parse(row: str, where: str) -> KeptPlan:
     return kept
 
 
-def keep_plan(kept: KeptPlan, expected: Path) -> Path:
-    """Write a plan to its line, in place of another of the same target, tier and device."""
+def keep_plans(items: Iterable[KeptPlan], expected: Path, replaced: str = "") -> Path:
+    """Write plans to their lines.
 
-    def key(item: KeptPlan) -> tuple[str, str, str]:
-        return item.tier, item.device, item.target
-
-    others = [item for item in read_plans(expected) if key(item) != key(kept)]
-    rows = [dataclasses.astuple(item) for item in sorted([*others, kept], key=key)]
+    Parameters
+    ----------
+    replaced
+        A target of which no other plan stays on the devices and tiers of `items`.
+    """
+    new = {_key(item): item for item in items}
+    places = {(item.tier, item.device) for item in new.values()}
+    others = {
+        _key(item): item
+        for item in read_plans(expected)
+        if item.target != replaced or (item.tier, item.device) not in places
+    }
+    rows = [dataclasses.astuple(item) for _, item in sorted((others | new).items())]
     text = "".join("\t".join(row) + "\n" for row in [COLUMNS, *rows])
     replace_text(expected / FILE, text)
     return expected / FILE
+
+
+def _key(item: KeptPlan) -> tuple[str, str, str, str]:
+    return item.tier, item.device, item.target, item.digest

@@ -1,8 +1,14 @@
-"""Which source a process runs: commit and whether the files differ from it.
+"""Which source a process runs: commit, whether the files differ from it, and the files' digest.
 
-Asked in this order: the variable `REPRO_COMMIT` (for containers without git), the git checkout that
-holds the package, a file `COMMIT` written beside it when it was packaged. Where none answers, the
-commit is `unknown`, and is said to be.
+The commit is asked in this order: the variable `REPRO_COMMIT` (for containers without git), the git
+checkout that holds the package, a file `COMMIT` written beside it when it was packaged. Where none
+answers, the commit is `unknown`, and is said to be.
+
+What ran is the source as it was when its modules were imported, not as it is when a record is
+written: a process asks when it begins, before it imports a procedure (`source_at_start`), and the
+answer stays. It looks again at every checkpoint and at the end (`source_states`), and a checkpoint
+carries what was seen, so that a run which went on from one knows the sources of all its steps. Two
+states are two digests; a commit that leaves the sources as they were makes no second state.
 """
 
 from __future__ import annotations
@@ -13,8 +19,9 @@ import io
 import os
 import subprocess
 import tarfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 PACKAGE = Path(__file__).resolve().parent.parent
 UNKNOWN = "unknown"
@@ -59,6 +66,39 @@ def _git(folder: Path, *arguments: str) -> str | None:
     except (OSError, subprocess.TimeoutExpired):
         return None
     return done.stdout.strip() if done.returncode == 0 else None
+
+
+def source_at_start() -> dict[str, Any]:
+    """Return the state of the source when this process first asked.
+
+    Returns
+    -------
+    dict
+        `commit`, `dirty` (None where it cannot be told) and `sha256`, of the files.
+    """
+    commit, dirty = source_commit()
+    return {"commit": commit, "dirty": dirty, "sha256": source_digest()}
+
+
+def source_states(earlier: Sequence[Mapping[str, Any]] = ()) -> list[dict[str, Any]]:
+    """Return the states that a run's source was in, in the order in which they were first seen.
+
+    Parameters
+    ----------
+    earlier
+        Those that its checkpoint carries. This process's first and the present one are added.
+    """
+    states = {state["sha256"]: dict(state) for state in (*earlier, source_at_start())}
+    now = source_digest.__wrapped__()
+    if now not in states:
+        commit, dirty = source_commit.__wrapped__()
+        states[now] = {"commit": commit, "dirty": dirty, "sha256": now}
+    return list(states.values())
+
+
+def note_source(effects: dict[str, Any]) -> None:
+    """Add the states of the source so far to effects that travel in a checkpoint."""
+    effects["sources"] = source_states(effects.get("sources", ()))
 
 
 @functools.cache

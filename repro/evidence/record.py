@@ -5,6 +5,16 @@ temporary name and renamed, so that it is whole or absent, and it is never overw
 that exists stays. A run that failed leaves `seed-<seed>.failed-<n>.json` beside that place instead,
 so that it can be tried again while the failure stays counted.
 
+Every record carries a seal, the SHA-256 of everything else in it in one canonical spelling. It
+finds damage and edits by hand. It is no signature: whoever changes a record and computes the seal
+again has a record whose seal fits, and only what its numbers say of each other
+(`repro.evidence.receipts`), the review of what is blessed, and making the run again stand against
+that.
+
+Records of schema 1 have no seal and do not say which states of the source they were made from. They
+are read from the store (`repro.evidence.store`), which was reviewed, and judged by what they carry;
+among raw runs they are refused.
+
 Easy to get wrong: comparing a record with the configuration of today by name alone. Each record
 holds its whole resolved configuration and its digest; `find_record` refuses one whose digest is
 another, and says in which fields the two differ.
@@ -17,16 +27,37 @@ import json
 import math
 import os
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from repro.evidence.provenance import source_commit
+from repro.evidence.form import (
+    COUNT,
+    DIGEST,
+    INTEGER,
+    NUMBER,
+    TEXT,
+    TIME,
+    WORDS,
+    FormError,
+    fault,
+    listing,
+    mapping,
+    maybe,
+    members,
+    read_json,
+    shown,
+)
+from repro.evidence.form_of_effects import EFFECTS, ENVIRONMENT, FLAG_OR_NULL
+from repro.evidence.provenance import source_at_start, source_states
 from repro.spec.config import RunConfig, digest_of
 
-SCHEMA = 1
+# 2: a seal, and the states of the source.
+SCHEMA = 2
+OLDEST = 1
+SEAL = "seal"
 
 
 class RecordError(ValueError):
@@ -68,8 +99,11 @@ class Record:
     config, digest
         The resolved `RunConfig` as JSON values, and its SHA-256.
     commit, dirty
-        Source commit and whether files differed from it; `unknown` and None where that cannot be
-        told.
+        Source commit of the process that wrote the record, and whether files differed from it;
+        `unknown` and None where that cannot be told.
+    sources
+        Every state that the source was in while the run ran, in all its processes: `commit`,
+        `dirty` and `sha256` of the files. Empty in records of schema 1, which do not say.
     environment
         See `repro.evidence.environment`.
     inputs
@@ -95,6 +129,7 @@ class Record:
     digest: str
     commit: str
     dirty: bool | None
+    sources: list[dict[str, Any]] = field(default_factory=list)
     environment: dict[str, Any]
     inputs: dict[str, str] = field(default_factory=dict)
     metrics: dict[str, Estimate] = field(default_factory=dict)
@@ -126,9 +161,11 @@ class Record:
         return [item for item in self.series.get(metric, [value]) if item is not None]
 
     def to_json(self) -> dict[str, Any]:
-        """Return the record as JSON values."""
-        found: dict[str, Any] = _finite(dataclasses.asdict(self))
-        return found
+        """Return the record as JSON values, with its seal."""
+        values: dict[str, Any] = _finite(dataclasses.asdict(self))
+        if self.schema < SCHEMA:
+            del values["sources"]
+        return values | {SEAL: seal_of(values)}
 
     def write(self, runs: Path) -> Path:
         """Write the record to its place under `runs`; return the path.
@@ -161,9 +198,16 @@ def record_of(
     effects: Mapping[str, Any] | None = None,
     inputs: Mapping[str, str] | None = None,
     outcome: Mapping[str, str] | None = None,
+    sources: Sequence[Mapping[str, Any]] = (),
 ) -> Record:
-    """Return the record of a run that ends now."""
-    commit, dirty = source_commit()
+    """Return the record of a run that ends now.
+
+    Parameters
+    ----------
+    sources
+        States of the source that the run's checkpoints carried; this process's are added.
+    """
+    start = source_at_start()
     return Record(
         target=run.target,
         target_version=run.target_version,
@@ -173,8 +217,9 @@ def record_of(
         procedure=run.procedure,
         config=_plain(run.resolved()),
         digest=run.digest(),
-        commit=commit,
-        dirty=dirty,
+        commit=start["commit"],
+        dirty=start["dirty"],
+        sources=source_states(sources),
         environment=dict(environment),
         inputs=dict(inputs or {}),
         metrics=dict(metrics),
@@ -257,40 +302,76 @@ def read_record(path: Path) -> Record:
     Raises
     ------
     RecordError
-        If the file is not JSON, lacks a field, has one of the wrong kind, is of another schema, or
-        holds a digest that is not its configuration's.
+        If the file is not JSON, lacks a field, has one of the wrong kind, is of another schema,
+        holds a digest that is not its configuration's, or has another seal than its contents.
     """
     try:
-        raw = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+        raw = read_json(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, FormError) as error:
         raise RecordError(f"{path}: not a readable record: {error}") from error
-    return parse_record(raw, str(path))
+    return parse_record(raw, str(path), oldest=SCHEMA)
 
 
-def parse_record(raw: Any, where: str) -> Record:
-    """Return the record that JSON values stand for; `where` names their origin in errors."""
-    if not isinstance(raw, dict):
-        raise RecordError(f"{where}: a record is a JSON object; found {type(raw).__name__}")
-    if raw.get("schema") != SCHEMA:
-        raise RecordError(f"{where}: schema is {raw.get('schema')!r}; this program reads {SCHEMA}")
-    values: dict[str, Any] = {}
-    for item in dataclasses.fields(Record):
-        if item.name not in raw:
-            raise RecordError(f"{where}: field {item.name} is missing")
-        _require_kind(where, item.name, raw[item.name])
-        values[item.name] = raw[item.name]
-    unknown = sorted(raw.keys() - values.keys())
-    if unknown:
-        raise RecordError(f"{where}: unknown field {', '.join(unknown)}")
-    values["metrics"] = {
-        name: _parse_estimate(where, name, metric) for name, metric in raw["metrics"].items()
-    }
-    record = Record(**values)
-    if record.outcome.get("status") not in ("ok", "failed"):
-        raise RecordError(f"{where}: outcome.status is {record.outcome.get('status')!r}")
-    if digest_of(record.config) != record.digest:
-        raise RecordError(f"{where}: digest is not that of the record's own config; it was edited")
-    return record
+def parse_record(raw: Any, where: str, *, oldest: int = OLDEST) -> Record:
+    """Return the record that JSON values stand for; `where` names their origin in errors.
+
+    Parameters
+    ----------
+    oldest
+        The first schema that is read.
+
+    Raises
+    ------
+    RecordError
+        On the first thing that is out of form.
+    """
+    sentence = _fault_of_record(raw, oldest)
+    if sentence is not None:
+        raise RecordError(f"{where}: {sentence}")
+    values = {name: value for name, value in raw.items() if name != SEAL}
+    metrics = {name: Estimate(**metric) for name, metric in raw["metrics"].items()}
+    return Record(**(values | {"metrics": metrics}))
+
+
+def _fault_of_record(raw: Any, oldest: int) -> str | None:
+    """Return what is wrong with a record as such, most basic fault first, or None."""
+    schema = raw.get("schema") if isinstance(raw, dict) else SCHEMA
+    if not isinstance(schema, int) or not oldest <= schema <= SCHEMA:
+        return f"schema is {shown(schema)}; this program reads {oldest} to {SCHEMA} here"
+    sentence = fault(raw, _FORM if schema == SCHEMA else _FORM_BEFORE)
+    if sentence is not None:
+        return sentence
+    if digest_of(raw["config"]) != raw["digest"]:
+        return "digest is not that of the record's own config; it was edited"
+    own = raw["config"] | {"arm": raw["config"]["arm"]["name"]}
+    for name in ("target", "target_version", "tier", "arm", "seed", "procedure"):
+        if raw[name] != own[name]:
+            return f"{name} is {shown(raw[name])}; its own config has {shown(own[name])}"
+    return _fault_of_outcome(raw) or _fault_of_seal(raw)
+
+
+def _fault_of_seal(raw: Mapping[str, Any]) -> str | None:
+    """Return why a record's seal is not its own, or None; those of schema 1 may have none."""
+    contents = {name: value for name, value in raw.items() if name != SEAL}
+    if SEAL in raw and seal_of(contents) != raw[SEAL]:
+        return "seal is not that of the record's contents; it was damaged or edited by hand"
+    return None
+
+
+def _fault_of_outcome(raw: Mapping[str, Any]) -> str | None:
+    outcome = raw["outcome"]
+    if outcome["status"] not in ("ok", "failed"):
+        return f"outcome.status is {outcome['status']!r}; it must be ok or failed"
+    if (outcome["status"] == "failed") != ("reason" in outcome):
+        return "outcome.reason is missing" if "reason" not in outcome else "an ok run has a reason"
+    if datetime.fromisoformat(raw["finished"]) < datetime.fromisoformat(raw["started"]):
+        return f"finished is {raw['finished']}, before it started ({raw['started']})"
+    return None
+
+
+def seal_of(values: Mapping[str, Any]) -> str:
+    """Return the seal of a record's JSON values, the seal itself left out."""
+    return digest_of(values)
 
 
 def iterate_records(runs: Path, tier: str, target: str) -> Iterator[Path]:
@@ -332,44 +413,91 @@ def replace_files(contents: Mapping[Path, bytes]) -> None:
 
     The renames follow one another: a reader may meet the first file without the second.
     """
-    written = {path: _write_temporary(path, content) for path, content in contents.items()}
-    for path, temporary in written.items():
-        os.replace(temporary, path)
+    written: dict[Path, Path] = {}
+    try:
+        for path, content in contents.items():
+            written[path] = _write_temporary(path, content)
+        for path, temporary in written.items():
+            os.replace(temporary, path)
+    finally:
+        for temporary in written.values():
+            temporary.unlink(missing_ok=True)
 
 
 def _write_temporary(path: Path, content: bytes) -> Path:
     handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".part", dir=path.parent)
-    with os.fdopen(handle, "wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    os.chmod(name, 0o644)
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.chmod(name, 0o644)
+    except OSError as error:
+        os.unlink(name)
+        # A full disk is told by a write, which knows a descriptor and no name.
+        raise OSError(error.errno, error.strerror, str(path)) from error
     return Path(name)
 
 
-_DICTS = ("config", "environment", "inputs", "metrics", "series", "effects", "outcome")
-_INTEGERS = ("schema", "target_version", "seed")
-
-
-def _require_kind(where: str, name: str, value: Any) -> None:
-    wanted: type | tuple[type, ...] = str
-    if name in _DICTS:
-        wanted = dict
-    elif name in _INTEGERS:
-        wanted = int
-    elif name == "dirty":
-        wanted = (bool, type(None))
-    if not isinstance(value, wanted):
-        raise RecordError(f"{where}: field {name} is {value!r}, of kind {type(value).__name__}")
-
-
-def _parse_estimate(where: str, name: str, raw: Any) -> Estimate:
-    if not isinstance(raw, dict) or not {"value", "unit"} <= raw.keys():
-        raise RecordError(f"{where}: metric {name} needs a value and a unit; found {raw!r}")
-    try:
-        return Estimate(**raw)
-    except TypeError as error:
-        raise RecordError(f"{where}: metric {name}: {error}") from error
+_ESTIMATE = members(
+    {
+        "value": maybe(NUMBER),
+        "unit": TEXT,
+        "low": maybe(NUMBER),
+        "high": maybe(NUMBER),
+        "n": COUNT,
+        "method": TEXT,
+    },
+    ("value", "unit"),
+    closed=True,
+)
+_CONFIG = members(
+    {
+        "target": TEXT,
+        "target_version": INTEGER,
+        "tier": TEXT,
+        "procedure": TEXT,
+        "arm": members({"name": TEXT}, ("name",)),
+        "scale": members({}),
+        "seed": INTEGER,
+    },
+    [item.name for item in dataclasses.fields(RunConfig)],
+)
+_STATE = members(
+    {"commit": TEXT, "dirty": FLAG_OR_NULL, "sha256": DIGEST},
+    ("commit", "dirty", "sha256"),
+    closed=True,
+)
+_FIELDS = {
+    "schema": INTEGER,
+    "target": TEXT,
+    "target_version": INTEGER,
+    "tier": TEXT,
+    "arm": TEXT,
+    "seed": INTEGER,
+    "procedure": TEXT,
+    "config": _CONFIG,
+    "digest": DIGEST,
+    "commit": TEXT,
+    "dirty": FLAG_OR_NULL,
+    "sources": listing(_STATE),
+    "environment": ENVIRONMENT,
+    # Of a hub name, the commit that was loaded.
+    "inputs": members({"checkpoint_revision": TEXT}, others=DIGEST),
+    "metrics": mapping(_ESTIMATE),
+    "series": mapping(listing(maybe(NUMBER))),
+    "effects": EFFECTS,
+    "outcome": members({"status": TEXT, "reason": WORDS}, ("status",), closed=True),
+    "started": TIME,
+    "finished": TIME,
+    SEAL: DIGEST,
+}
+_FORM = members(_FIELDS, list(_FIELDS), closed=True)
+_FORM_BEFORE = members(
+    {name: kind for name, kind in _FIELDS.items() if name != "sources"} | {"inputs": mapping(TEXT)},
+    [name for name in _FIELDS if name not in ("sources", SEAL)],
+    closed=True,
+)
 
 
 def _plain(value: Any) -> Any:

@@ -8,6 +8,11 @@ What is used, and why (rules as in the suite's analysis plan):
 * Two arms with the same seeds are compared by their paired differences, with the t interval.
 * An order of arms is tested as a trend (Page's L, exact by convolution, ties by midranks; scipy's
   exact test knows no ties), pairs only behind that gate and with Holm's correction.
+* Where one run may collapse, its outlier widens a t interval past every other run: there the exact
+  sign-flip test of the mean, in the claimed direction, and the median with its exact interval.
+* Claims of one target are decided by Holm's correction, and their intervals are simultaneous
+  (Bonferroni's); over a whole study, the false-discovery rate (Benjamini and Hochberg) stands
+  beside it.
 * What n seeds could have shown is the minimum detectable effect at 80 % power, from the noncentral
   t distribution.
 
@@ -22,7 +27,7 @@ import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from statistics import NormalDist, fmean, stdev
+from statistics import NormalDist, fmean, median, stdev
 
 NORMAL = NormalDist()
 # Of the largest summand: a mean below it is the rounding of floats.
@@ -153,6 +158,68 @@ def holm(p_values: Sequence[float]) -> list[float]:
         largest = max(largest, min(1.0, (m - rank) * p_values[index]))
         adjusted[index] = largest
     return adjusted
+
+
+def false_discovery(p_values: Sequence[float]) -> list[float]:
+    """Return Benjamini and Hochberg's adjusted p values, in the order given; none for none."""
+    from scipy.stats import false_discovery_control
+
+    return [float(q) for q in false_discovery_control(p_values)] if p_values else []
+
+
+# Sign patterns that are enumerated at most, those of 16 pairs; of more pairs as many are drawn.
+_PATTERNS = 2**16
+
+
+def sign_flip(differences: Sequence[float]) -> float:
+    """Return the one-sided p that the mean of paired differences lies above zero.
+
+    Under no effect each difference is as likely of either sign, so all patterns of signs are
+    equally likely; p is the share of those whose mean is at least the one observed. It is exact up
+    to 16 pairs; of more, 65,536 patterns are drawn, always the same.
+
+    Raises
+    ------
+    ValueError
+        With fewer than two differences.
+    """
+    from scipy.stats import permutation_test
+
+    n = len(differences)
+    if n < 2:
+        raise ValueError(f"a sign-flip test needs 2 or more pairs; found {n}")
+    result = permutation_test(
+        (list(differences),),
+        lambda values, axis: values.mean(axis=axis),
+        permutation_type="samples",
+        alternative="greater",
+        n_resamples=_PATTERNS,
+        random_state=0,
+        vectorized=True,
+    )
+    return float(result.pvalue)
+
+
+def median_interval(values: Sequence[float], confidence: float = 0.95) -> tuple[Interval, float]:
+    """Return the median between two of the values in order, and the confidence that they have.
+
+    The pair is the narrowest whose exact confidence (the sign test's) is at least the one asked;
+    of few values not even the whole range has it, and the range is returned with what it has.
+
+    Raises
+    ------
+    ValueError
+        If there are no values.
+    """
+    from scipy.special import bdtr
+
+    if not values:
+        raise ValueError("the median of no values is not defined")
+    ordered, n = sorted(values), len(values)
+    levels = [1 - 2 * float(bdtr(place, n, 0.5)) for place in range((n + 1) // 2)]
+    place = max((i for i, level in enumerate(levels) if level >= confidence), default=0)
+    interval = Interval(value=median(ordered), low=ordered[place], high=ordered[-1 - place], n=n)
+    return interval, levels[place]
 
 
 def page_trend(blocks: Sequence[Sequence[float]]) -> tuple[float, float]:

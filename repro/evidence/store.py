@@ -11,7 +11,9 @@ in the same order:
 
 Easy to get wrong: trusting one of the two alone. When the files are
 read, every line is formed again from its record, and a cell that differs is an error which names
-file, line and column; so neither an edited number nor half a blessing passes.
+file, line and column; so neither an edited number nor half a blessing passes. Blessing rounds
+series, so a line is sealed again as it is written (`repro.evidence.record`); lines that were
+blessed before records had seals are read without, and get one when their file is next written.
 
 `Source` is what `check` and the figures ask for records: `RunsFolder` reads raw runs (one JSON file
 per run, see `repro.evidence.record`), `Blessed` reads the store, `Joined` reads both. An entry of
@@ -33,6 +35,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from repro.evidence.environment import device_of
+from repro.evidence.form import read_json
 from repro.evidence.record import (
     Record,
     RecordError,
@@ -315,7 +318,7 @@ def _read(path: Path, stamps: str) -> tuple[Record, ...]:
         with path.open(encoding="utf-8", newline="") as file:
             (head, *rows) = csv.reader(file)
         lines = lzma.decompress(whole.read_bytes()).decode().splitlines()
-        raw = [json.loads(line) for line in lines]
+        raw = [read_json(line) for line in lines]
     except (OSError, ValueError, lzma.LZMAError) as error:
         raise RecordError(f"{path}: not readable with {whole.name}: {error}") from error
     if tuple(head[: len(HEAD)]) != HEAD:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from repro.evidence.store import blessed_sources
 from repro.judge.check import Checked, check_selection
+from repro.judge.study import with_study
 from repro.run.select import Selection
 from repro.spec.config import require
 from repro.spec.tier import Tier
@@ -15,6 +16,8 @@ from repro.targets import TARGETS, find, runs_of
 
 def blessed_checks(expected: Path, *names: str) -> list[Checked]:
     """Return a check of each target that has blessed records, at each tier and on each device.
+
+    Of all targets, verdicts have their false-discovery rate over the study.
 
     Parameters
     ----------
@@ -30,7 +33,7 @@ def blessed_checks(expected: Path, *names: str) -> list[Checked]:
             if target.speaks_at(tier) and source.has(runs.name):
                 selection = Selection(target=target, source=runs, tier=tier)
                 checks.append(check_selection(selection, source, expected))
-    return checks
+    return checks if names else with_study(checks)
 
 
 def blessed_of(expected: Path, names: Sequence[str], tier: str | None) -> list[Checked]:

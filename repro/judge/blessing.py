@@ -7,12 +7,12 @@ from pathlib import Path
 
 from repro.evidence.bless import BlessError, bless
 from repro.evidence.environment import capture_environment, device_of
-from repro.evidence.plans import keep_plan, read_plans
+from repro.evidence.plans import keep_plans, read_plans
 from repro.evidence.store import Blessed, Entry, Joined, RunsFolder
 from repro.judge.check import Evidence, device_name, gather
-from repro.run.analysis_plan import earliest_plan, needs_plan
+from repro.run.analysis_plan import carried_plans, needs_plan
 from repro.run.places import expected_folder, runs_folder
-from repro.run.select import Selection, select
+from repro.run.select import Selection, changes_of, select, selections_of
 from repro.spec.config import require
 from repro.spec.tier import Tier, parse_tier
 from repro.targets import TARGETS
@@ -29,10 +29,11 @@ def main_bless(args: argparse.Namespace) -> int:
     require(bool(args.targets), "name the targets to bless, or bless every recorded one: --device")
     folder, _ = runs_folder(args.runs)
     expected = expected_folder(args.expected)
-    for selection in select(args.targets, tier=args.tier, data=args.data, steps=args.steps):
-        evidence = gather(selection, folder)
+    for selection in selections_of(args):
+        evidence = gather(selection, folder, expected)
         if args.add:
-            evidence = gather(selection, with_blessed(folder, expected, selection.tier, evidence))
+            both = with_blessed(folder, expected, selection.tier, evidence)
+            evidence = gather(selection, both, expected)
         paths = _bless(selection, evidence, folder, expected)
         for path in paths:
             print(f"wrote {path}")  # noqa: T201
@@ -55,8 +56,8 @@ def main_bless_device(args: argparse.Namespace) -> int:
     tier, here = parse_tier(args.tier or Tier.SYSTEMS.value), device_of(capture_environment())
     names = args.targets or [item.name for item in TARGETS if tier in item.scales]
     sentences, blessed = [], 0
-    for selection in select(names, tier=tier.value, data=args.data, steps=args.steps):
-        name, evidence = selection.target.name, gather(selection, folder)
+    for selection in select(names, tier=tier.value, changes=changes_of(args)):
+        name, evidence = selection.target.name, gather(selection, folder, expected)
         device = device_name(evidence)
         if here and device and device != here:
             sentences.append(f"left out: {name}: records of {device}; this machine has {here}")
@@ -75,19 +76,48 @@ def main_bless_device(args: argparse.Namespace) -> int:
 def _bless(selection: Selection, evidence: Evidence, runs: Path, expected: Path) -> list[Path]:
     # At the proxy tier a run that fails is a result like any other, and is kept as one.
     counts = selection.tier is Tier.PROXY
+    problems = [why for _, why in (*evidence.refused, *([] if counts else evidence.failed))]
     paths = bless(
         selection.source,
         selection.tier,
         evidence.records,
-        problems=[why for _, why in (*evidence.refused, *([] if counts else evidence.failed))],
+        problems=problems + incomplete(selection, evidence),
         failed=evidence.failed_records if counts else (),
         expected=expected,
     )
     if needs_plan(selection.source, selection.tier):
-        plans = read_plans(expected)
-        plan = earliest_plan(selection.source, runs, plans, device_name(evidence))
-        paths.append(keep_plan(plan, expected))
+        target, records = selection.source, [*evidence.every_record(), *evidence.failed_records]
+        kept = read_plans(expected)
+        plans = carried_plans(target, records, runs, kept, device_name(evidence))
+        paths.append(keep_plans(plans, expected, replaced=target.name))
     return paths
+
+
+def incomplete(selection: Selection, evidence: Evidence) -> list[str]:
+    """Return which planned seeds have neither finished nor failed, a sentence per arm.
+
+    A target with looks may end at one of them. At the systems tier an arm may be missing as a
+    whole, where this machine lacks its library; half an arm may not.
+    """
+    looks = [look.seeds for look in selection.target.looks] or [len(evidence.planned)]
+    optional = selection.tier is Tier.SYSTEMS
+    arms = [
+        arm.name
+        for arm in selection.target.arms
+        if not optional or arm.name in {*evidence.records, *evidence.failed_seeds}
+    ]
+    sentences: list[str] = []
+    for seeds in looks:
+        part = evidence.at(evidence.planned[:seeds])
+        sentences = [
+            f"{len(missing)} of {seeds} planned seeds of {arm} have no record "
+            f"({', '.join(map(str, missing))})"
+            for arm in arms
+            if (missing := part.without_record(arm))
+        ]
+        if not sentences:
+            return []
+    return sentences
 
 
 def with_blessed(runs: Path, expected: Path, tier: Tier, evidence: Evidence) -> Joined:

@@ -1,9 +1,11 @@
 """Check: from records and expectations to verdicts. Runs nothing, needs no torch.
 
-Records are judged in this order: can the file be read; is it of the configuration that the target
-has today; do its receipts show that what it claims was done; did arms that are compared see the
-same inputs. What fails is refused, with a sentence, and counts for nothing. Then every claim and
-every expectation gets its verdict.
+Records are judged in this order: can the file be read; does it lie where it says; is it of the
+configuration that the target has today; do its receipts show that what it claims was done; do the
+target's records stand beside each other, none twice and all with the same inputs; did arms that are
+compared see the same inputs. What fails is refused, with a sentence, and counts for nothing. Then
+every claim and every expectation gets its verdict, on the seeds that were planned: one without a
+record is a failed one. At the smoke tier only claims about the machinery are judged.
 
 The exit status is 1 when a record is refused, when a claim about this suite's own machinery is
 contradicted, or when one of its own expectations (derived or blessed) is; else 2 when a target that
@@ -14,11 +16,13 @@ status 0.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from repro.evidence.by_prompt import means_by_prompt
+from repro.evidence.claim_verdicts import judge, undecided
 from repro.evidence.compare import values_of
 from repro.evidence.environment import device_of
 from repro.evidence.expectation import Expectation, load_bars
@@ -26,7 +30,9 @@ from repro.evidence.measured import load_expectations
 from repro.evidence.not_run import explained
 from repro.evidence.origins import mixed_seeds, seeds_text
 from repro.evidence.paper import paper_cells
+from repro.evidence.plans import read_plans
 from repro.evidence.receipts import refusals
+from repro.evidence.receipts.together import refusals_together
 from repro.evidence.record import (
     Record,
     RecordError,
@@ -34,11 +40,12 @@ from repro.evidence.record import (
 )
 from repro.evidence.statistics import wilson_interval
 from repro.evidence.store import Entry, Source, source_of
-from repro.evidence.verdict import Verdict, judge, judge_expectation
-from repro.run.analysis_plan import needs_plan, plan_refusal
-from repro.run.places import absence_text
+from repro.evidence.verdict import DECIDED, Verdict, judge_expectation
+from repro.run.analysis_plan import Plans, needs_plan
+from repro.run.places import absence_text, expected_folder
 from repro.run.select import Selection
 from repro.spec.config import TrainScale
+from repro.spec.effect import ALPHA
 from repro.spec.target import Claim, plan
 from repro.spec.tier import Tier
 
@@ -55,6 +62,10 @@ class Evidence:
         (path, sentence) of those that are not evidence.
     failed
         (path, sentence) of runs that failed and were not made good since.
+    failed_seeds
+        The seeds of those, by arm.
+    planned
+        The seeds that the plan of these records names.
     timed
         Whether timed repeats stand in for seeds (`Target.timed_repeats`).
     """
@@ -63,9 +74,47 @@ class Evidence:
     refused: list[tuple[Path, str]] = field(default_factory=list)
     failed: list[tuple[Path, str]] = field(default_factory=list)
     failed_records: list[Record] = field(default_factory=list)
-    failed_arms: dict[str, int] = field(default_factory=dict)
+    failed_seeds: dict[str, set[int]] = field(default_factory=dict)
     refused_arms: dict[str, str] = field(default_factory=dict)
+    planned: tuple[int, ...] = ()
     timed: bool = False
+
+    @property
+    def failed_arms(self) -> dict[str, int]:
+        """{arm: number of runs that failed}."""
+        return {arm: len(seeds) for arm, seeds in self.failed_seeds.items()}
+
+    def every_record(self) -> list[Record]:
+        """Return the usable records of all arms."""
+        return [record for by_seed in self.records.values() for record in by_seed.values()]
+
+    def without_record(self, arm: str) -> list[int]:
+        """Return the planned seeds of an arm that have neither finished nor failed."""
+        known = self.records.get(arm, {}).keys() | self.failed_seeds.get(arm, set())
+        return [seed for seed in self.planned if seed not in known]
+
+    def lost(self, arms: Iterable[str]) -> dict[str, str]:
+        """Return {arm: sentence} for the arms of which planned seeds failed or have no record."""
+        sentences = {}
+        for arm in arms:
+            failed, missing = len(self.failed_seeds.get(arm, ())), self.without_record(arm)
+            parts = [f"{failed} run(s) of {arm} failed"] * bool(failed)
+            if missing:
+                listed = ", ".join(map(str, missing))
+                what = f"{len(missing)} of {len(self.planned)} planned seeds"
+                parts.append(f"{what} of {arm} have no record ({listed})")
+            if parts:
+                sentences[arm] = "; ".join(parts)
+        return sentences
+
+    def at(self, seeds: Sequence[int]) -> Evidence:
+        """Return the evidence of some of the planned seeds alone."""
+        records = {
+            arm: {seed: record for seed, record in by_seed.items() if seed in seeds}
+            for arm, by_seed in self.records.items()
+        }
+        failed = {arm: found & set(seeds) for arm, found in self.failed_seeds.items()}
+        return dataclasses.replace(self, records=records, failed_seeds=failed, planned=tuple(seeds))
 
     def values(self, metric: str) -> dict[str, dict[int, float]]:
         """Return {arm: {seed: value}} of a metric, or {arm: {repeat: value}} where it is timed."""
@@ -117,11 +166,9 @@ class Checked:
 
 def check_selection(selection: Selection, runs: Path | Source, expected: Path) -> Checked:
     """Return the verdicts of a selection on the records of a folder or another source."""
-    evidence = gather(selection, runs)
+    evidence = gather(selection, runs, expected)
     target = selection.target
     absent = _absent_arms(selection, evidence)
-    metrics = {metric.name: metric for metric in target.metrics}
-    values = {name: evidence.values(name) for name in metrics}
     claims = [claim for claim in target.claims if claim.applies(selection.tier)]
     matched, verdicts = [], {}
     for claim in claims:
@@ -131,28 +178,29 @@ def check_selection(selection: Selection, runs: Path | Source, expected: Path) -
             continue
         place = source_of(runs).place(selection.tier.value, selection.source.name)
         evidence.refused.append((place, mismatch))
-        verdicts[claim.name] = Verdict(
-            name=claim.name,
-            statement=claim.statement,
-            source=claim.source,
-            about="mechanism" if claim.mechanism else "claim",
-            status="not run",
-            sentence=f"refused: {mismatch}",
-        )
+        metric = target.metric(claim.metric)
+        verdicts[claim.name] = undecided(claim, metric, "not run", f"refused: {mismatch}")
     by_name = {claim.name: claim for claim in matched}
-    by_prompt = {name: evidence.values_by_prompt(name) for name in metrics}
-    for verdict in judge(matched, metrics, values, absent, evidence.failed_arms, by_prompt):
-        verdicts[verdict.name] = _with_caveat(selection, by_name[verdict.name], evidence, verdict)
+    plans = Plans(selection, read_plans(expected))
+    for verdict in _judged(selection, matched, evidence, absent):
+        claim = by_name[verdict.name]
+        late = plans.post_hoc(claim, evidence.every_record())
+        stated = _with_caveat(selection, claim, evidence, verdict)
+        verdicts[verdict.name] = _labelled(stated, late)
     ordered = [verdicts[claim.name] for claim in claims]
     lacking = _lacking(selection, evidence, source_of(runs))
+    arms = [arm.name for arm in target.arms]
+    lost = evidence.lost(arms)
     for expectation in _expectations(selection, evidence, expected, alone=lacking is not None):
-        about = "paper value" if expectation.source == "paper" else "expectation"
+        # What was blessed earlier is no decision, and is compared with the seeds that there are.
+        counted = expectation.source != "measured"
         verdict = judge_expectation(
             expectation,
             target.metric(expectation.metric),
-            values.get(expectation.metric, {}).get(expectation.arm, {}),
+            evidence.values(expectation.metric).get(expectation.arm, {}),
             absent.get(expectation.arm),
-            about,
+            "paper value" if expectation.source == "paper" else "expectation",
+            lost.get(expectation.arm, "") if counted else "",
         )
         ordered.append(explained(verdict, expectation.metric, [expectation.arm], evidence.records))
     return Checked(
@@ -163,31 +211,100 @@ def check_selection(selection: Selection, runs: Path | Source, expected: Path) -
     )
 
 
-def gather(selection: Selection, runs: Path | Source) -> Evidence:
-    """Read the records of a selection and refuse those that are not evidence."""
+def _judged(
+    selection: Selection,
+    claims: Sequence[Claim],
+    evidence: Evidence,
+    absent: Mapping[str, str],
+) -> list[Verdict]:
+    """Return a verdict per claim: of the first planned look that decides it, else of the last."""
+    target = selection.target
+    if selection.tier is Tier.SMOKE:
+        paper = [claim for claim in claims if not claim.mechanism]
+        sentence = "the smoke tier judges the machinery alone"
+        return [
+            *(undecided(c, target.metric(c.metric), "not addressed", sentence) for c in paper),
+            *_judged_once(selection, [c for c in claims if c.mechanism], evidence, absent),
+        ]
+    if not target.looks:
+        return _judged_once(selection, claims, evidence, absent)
+    final: dict[str, Verdict] = {}
+    for look in target.looks:
+        part = evidence.at(evidence.planned[: look.seeds])
+        for verdict in _judged_once(selection, claims, part, absent, look.alpha):
+            earlier = final.get(verdict.name)
+            if earlier is None or earlier.status not in DECIDED:
+                final[verdict.name] = verdict
+    return list(final.values())
+
+
+def _judged_once(
+    selection: Selection,
+    claims: Sequence[Claim],
+    evidence: Evidence,
+    absent: Mapping[str, str],
+    alpha: float = ALPHA,
+) -> list[Verdict]:
+    target = selection.target
+    metrics = {metric.name: metric for metric in target.metrics_at(selection.tier)}
+    names = list(metrics)
+    return judge(
+        claims,
+        metrics,
+        {name: evidence.values(name) for name in names},
+        absent,
+        evidence.lost(arm.name for arm in target.arms),
+        {name: evidence.values_by_prompt(name) for name in names},
+        alpha,
+    )
+
+
+def _labelled(verdict: Verdict, late: str) -> Verdict:
+    """Return a verdict with the reason why its rules are younger than its runs, if they are."""
+    if not late or verdict.status == "not run":
+        return verdict
+    return dataclasses.replace(verdict, post_hoc=late, sentence=f"{verdict.sentence}. {late}")
+
+
+def gather(selection: Selection, runs: Path | Source, expected: Path | None = None) -> Evidence:
+    """Read the records of a selection and refuse those that are not evidence.
+
+    Parameters
+    ----------
+    expected
+        Where earlier analysis plans are kept; the checkout's by default.
+    """
     evidence = Evidence(timed=selection.source.timed_repeats > 0)
-    failures: dict[tuple[str, str], tuple[Path, str]] = {}
+    plans = Plans(selection, read_plans(expected or expected_folder(None)))
+    failures: dict[tuple[str, str], tuple[Path, str, int]] = {}
+    paths: dict[tuple[str, int], Path] = {}
     places = _places(selection, source_of(runs))
     for entry, arm in places:
         try:
             record = entry.read()
-            reasons = _reasons(selection, record, entry, arm)
+            misplaced = _misplaced(record, entry)
+            reasons = misplaced or _reasons(selection, record, arm, plans)
         except RecordError as error:
             _refuse(evidence, entry.path, arm, str(error))
             continue
-        if not record.ok:
+        if not record.ok and not misplaced:
             evidence.failed_records.append(record)
-            failures[arm, entry.stem] = (entry.path, reasons[0])
+            failures[arm, entry.stem] = (entry.path, reasons[0], record.seed)
         elif reasons:
             for reason in reasons:
                 _refuse(evidence, entry.path, arm, reason)
         else:
             evidence.records.setdefault(arm, {})[record.seed] = record
+            paths[arm, record.seed] = entry.path
+    for (arm, seed), reason in refusals_together(evidence.records).items():
+        del evidence.records[arm][seed]
+        _refuse(evidence, paths[arm, seed], arm, reason)
     made_good = {(arm, entry.stem) for entry, arm in places if entry.finished}
-    for (arm, stem), failure in failures.items():
+    for (arm, stem), (path, reason, seed) in failures.items():
         if (arm, stem) not in made_good:
-            evidence.failed.append(failure)
-            evidence.failed_arms[arm] = evidence.failed_arms.get(arm, 0) + 1
+            evidence.failed.append((path, reason))
+            evidence.failed_seeds.setdefault(arm, set()).add(seed)
+    evidence.planned = plans.planned_seeds(evidence.every_record())
     return evidence
 
 
@@ -229,20 +346,25 @@ def _refuse(evidence: Evidence, path: Path, arm: str, reason: str) -> None:
     evidence.refused_arms.setdefault(arm, f"{path.name} refused: {reason}")
 
 
-def _reasons(selection: Selection, record: Record, entry: Entry, arm: str) -> list[str]:
+def _misplaced(record: Record, entry: Entry) -> list[str]:
+    """Return why a record is not what its place says, a failed run among them."""
+    name = f"seed-{record.seed}.json" if record.ok else f"seed-{record.seed}.failed-<n>.json"
+    place = (record.tier, record.target, record.arm, f"seed-{record.seed}")
+    if place != (entry.tier, entry.target, entry.arm, entry.stem) or record.ok != entry.finished:
+        return [f"the record says it is {'/'.join([*place[:3], name])}, and lies elsewhere"]
+    return []
+
+
+def _reasons(selection: Selection, record: Record, arm: str, plans: Plans) -> list[str]:
     """Return why a record does not count, most basic reason first; one for a failed run."""
     if not record.ok:
         return refusals(record)
-    place = (record.tier, record.target, record.arm, f"seed-{record.seed}.json")
-    if place != (entry.tier, entry.target, entry.arm, entry.name):
-        return [f"the record says it is {'/'.join(map(str, place))}, and lies elsewhere"]
     try:
         run = plan(selection.source, selection.tier, [record.seed], [arm])[0]
     except ValueError as error:
         return [str(error)]
-    difference = config_difference(record, run) or plan_refusal(selection, record)
-    changes = [metric.name for metric in selection.source.metrics if metric.change]
-    return [difference] if difference else refusals(record, changes)
+    difference = config_difference(record, run) or plans.refusal(record)
+    return [difference] if difference else refusals(record, selection.source.metrics)
 
 
 def _absent_arms(selection: Selection, evidence: Evidence) -> dict[str, str]:
@@ -295,12 +417,19 @@ def _with_caveat(
     """Say so where compared arms had learning rates of their own, or came from other commits."""
     if verdict.status == "not run":
         return explained(verdict, claim.metric, claim.arms, evidence.records)
+    if verdict.status == "not addressed":
+        return verdict
     sentences = [verdict.sentence]
     rates = learning_rates(selection, claim)
     if len(set(rates.values())) > 1:
         listed = ", ".join(f"{arm} {rate:g}" for arm, rate in rates.items())
         sentences.append(f"The arms' learning rates differ, too: {listed}")
     compared = [evidence.records[arm].values() for arm in claim.arms]
+    changed = [
+        r for arm in claim.arms for r in evidence.records[arm].values() if len(r.sources) > 1
+    ]
+    if changed:
+        sentences.append(f"The source changed while {len(changed)} of the runs ran")
     mixed = mixed_seeds(record for records in compared for record in records)
     if mixed:
         sentences.append(
@@ -321,13 +450,20 @@ def _expectations(
         if alone
         else load_expectations(expected, tier, target, device_name(evidence))
     )
+    known = {metric.name for metric in target.metrics_at(selection.tier)}
     if selection.tier is Tier.PAPER and target.headline:
         found += [
-            _paper_expectation(cell.arm, target.headline, cell.value, cell.items, cell.place)
+            _paper_expectation(cell.arm, metric, cell.value, cell.items, cell.place)
             for cell in paper_cells(expected, target.paper_file)
-            if cell.column == target.paper_column and cell.arm and cell.quantity == "accuracy"
+            if cell.column == target.paper_column and cell.arm and cell.items
+            if (metric := _metric_of_quantity(cell.quantity, target.headline)) in known
         ]
     return [item for item in found if item.arm in {arm.name for arm in target.arms}]
+
+
+def _metric_of_quantity(quantity: str, headline: str) -> str:
+    """Return the metric of a quantity in the paper's tables: the headline, or a benchmark's."""
+    return headline if quantity == "accuracy" else f"accuracy_{quantity.lower()}"
 
 
 def _paper_expectation(arm: str, metric: str, value: float, items: int, place: str) -> Expectation:

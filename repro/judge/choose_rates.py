@@ -21,8 +21,8 @@ from repro.run.places import runs_folder
 from repro.run.select import select
 from repro.spec.config import LearningRates, TrainScale, require
 from repro.spec.target import Target
-from repro.spec.tier import Tier
-from repro.targets.chosen_rates import CHOICE_FILE, RULE, SCHEMA, TIE_ERRORS, sweep_digest
+from repro.targets import find
+from repro.targets.chosen_rates import RULE, SCHEMA, TIE_ERRORS, choice_file, sweep_digest
 
 METRIC = "heldout_last"
 Values = Mapping[str, Mapping[int, float]]
@@ -31,13 +31,15 @@ Values = Mapping[str, Mapping[int, float]]
 def main_choose(args: argparse.Namespace) -> int:
     """Carry out `repro choose`; return the exit status."""
     folder, _ = runs_folder(args.runs)
-    (selection,) = select(["learning_rates"], tier=Tier.PROXY.value)
+    target = find(args.sweep)
+    (tier,) = target.tiers()
+    (selection,) = select([target.name], tier=tier.value)
     evidence = gather(selection, folder)
     problems = [why for _, why in evidence.refused]
     require(not problems, f"nothing is chosen: {problems[:1]}")
-    scale = selection.source.scales[Tier.PROXY]
+    scale = selection.source.scales[tier]
     values = with_failures(selection.source, scale, evidence)
-    out = Path(args.out) if args.out else CHOICE_FILE
+    out = Path(args.out) if args.out else choice_file(target.name)
     choice = choose(selection.source, scale, values) | provenance(evidence)
     replace_text(out, json.dumps(choice, indent=1, sort_keys=True) + "\n")
     for key, rate in choice["chosen"].items():

@@ -2,7 +2,7 @@
 
 The seeds of an arm on large models take minutes together. Each finished point and check is written
 to the run's checkpoint folder, and a second start of the same seeds goes on after it. What another
-commit measured is not taken up.
+state of the source measured is not taken up.
 
 A part that runs out of memory is noted as not fitting, and the others are measured in a fresh
 process: this one may have kept some of the memory (`repro.measure.fresh_process`).
@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from repro.evidence.provenance import source_commit
+from repro.evidence.provenance import source_digest
 from repro.evidence.record import Estimate, replace_text
 from repro.measure.device_state import is_out_of_memory, needs_by_allocator
 from repro.measure.fresh_process import FreshProcessNeededError
@@ -63,7 +63,7 @@ class Parts:
         self.done.append(name)
         self.folder.mkdir(parents=True, exist_ok=True)
         kept = {
-            "commit": source_commit()[0],
+            "source": source_digest(),
             "repeats": [dataclasses.asdict(repeat) for repeat in self.repeats],
             "effects": self.effects,
             "done": self.done,
@@ -100,13 +100,13 @@ class Parts:
 
 
 def open_parts(folder: Path, seeds: list[int], effects: dict[str, Any]) -> Parts:
-    """Return what an earlier start of the same seeds and commit left in `folder`, or nothing."""
+    """Return what an earlier start of the same seeds and source left in `folder`, or nothing."""
     fresh = Parts(folder=folder, repeats=[Repeat(seed=seed) for seed in seeds], effects=effects)
     path = folder / _FILE
     if not path.is_file():
         return fresh
     kept = json.loads(path.read_text(encoding="utf-8"))
-    if kept["commit"] != source_commit()[0] or [r["seed"] for r in kept["repeats"]] != seeds:
+    if kept.get("source") != source_digest() or [r["seed"] for r in kept["repeats"]] != seeds:
         return fresh
     repeats = []
     for raw in kept["repeats"]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -15,7 +15,6 @@ from repro.models.policy import Policy
 from repro.rollout.engine import Engine
 from repro.spec.config import SamplingConfig, derive_seed
 
-_COPY_BYTES = 2 << 30
 _HOW = "one rollout between device events"
 
 
@@ -104,28 +103,3 @@ def _product_parameters(decoder: Any) -> int:
             base = base_linear(module)
             total += base.in_features * base.out_features
     return total
-
-
-def copy_rate() -> float:
-    """Return the bytes a second of a large copy, read and written bytes together."""
-    source = torch.empty(_COPY_BYTES, dtype=torch.uint8, device="cuda").random_(0, 255)
-    target = torch.empty_like(source)
-    return 2 * _COPY_BYTES / _best(lambda: target.copy_(source))
-
-
-def matmul_rate() -> float:
-    """Return the operations a second of a large bfloat16 product."""
-    a, b = (torch.randn(8192, 8192, device="cuda").bfloat16() for _ in range(2))
-    return 2 * 8192**3 / _best(lambda: a @ b)
-
-
-def _best(call: Callable[[], object]) -> float:
-    times = []
-    for _ in range(9):
-        before, after = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        before.record()
-        call()
-        after.record()
-        torch.cuda.synchronize()
-        times.append(float(before.elapsed_time(after)) * 1e-3)
-    return min(times)

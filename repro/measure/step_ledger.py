@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 
-from repro.evidence.provenance import UNKNOWN, source_commit
+from repro.evidence.provenance import UNKNOWN, source_commit, source_digest
 from repro.evidence.record import replace_text
 from repro.spec.config import digest_of
 from repro.spec.step import StepArm, StepPoint, StepScale
@@ -38,7 +38,12 @@ def made_by() -> dict[str, str]:
         commit = f"{commit} with changes, process {os.getpid()}"
     cuda = torch.cuda.is_available()
     device = torch.cuda.get_device_name(0) if cuda else "cpu"
-    return {"commit": commit, "device": device, "torch": torch.__version__}
+    return {
+        "commit": commit,
+        "source": source_digest(),
+        "device": device,
+        "torch": torch.__version__,
+    }
 
 
 def way_of(arm: StepArm) -> str:

@@ -20,7 +20,14 @@ import torch
 from repro.measure.device_state import is_out_of_memory, release, require_clean, retries
 from repro.measure.memory_use import context_bytes
 from repro.measure.step_ledger import StepLedger, way_of
-from repro.measure.step_training import begin, parameter_image, timed_step, training_of, warm_up
+from repro.measure.step_training import (
+    begin,
+    go_to,
+    parameter_image,
+    timed_step,
+    training_of,
+    warm_up,
+)
 from repro.models.decoder import is_projection
 from repro.models.lora import adapter_layers, base_linear
 from repro.models.memory_plan import (
@@ -264,8 +271,7 @@ def measure_repeats(
         state = begin(t)
         for _ in range(0 if point.memory_only else scale.warm_up):
             warm_up(t, state, scale.warm_up_tokens)
-        state.draws = scale.warm_up + done  # a second start goes on where the first one was
-        state.step = state.draws * scale.updates
+        go_to(state, t, scale.warm_up + done)  # a second start goes on where the first one was
         for _ in range(done, scale.steps):
             if bench.should_stop():
                 return False
@@ -273,7 +279,7 @@ def measure_repeats(
             seconds = timed_step(t, state)
             bench.count_retries(arm, point, retries() - retried)
             moved = float((parameter_image(policy) - before).norm())
-            facts = _facts(policy, sampler.statistics, state, planned, point) | {
+            facts = _facts(policy, sampler.statistics, state.runs[0], planned, point) | {
                 "slot_fallbacks": list(given_up),
                 "moved": moved,
             }

@@ -18,8 +18,7 @@ from __future__ import annotations
 from statistics import median
 from typing import Any
 
-import torch
-
+from kernels.timing import copy_rate
 from repro.evidence.record import Estimate
 from repro.measure.step_ledger import StepLedger, way_of
 from repro.rl.clock import PHASES
@@ -118,18 +117,3 @@ def summary(
             "bytes_per_second": copy_rate(),
         },
     }
-
-
-def copy_rate() -> float:
-    """Return the bytes a second of a large copy on the device, read and written."""
-    source = torch.empty(1 << 31, dtype=torch.uint8, device="cuda").random_()
-    target = torch.empty_like(source)
-    times = []
-    for _ in range(4):
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        begin.record()
-        target.copy_(source)
-        end.record()
-        end.synchronize()
-        times.append(begin.elapsed_time(end) / 1e3)
-    return 2 * source.nbytes / min(times)

@@ -30,11 +30,12 @@ from repro.data.tiny_tokenizer import build_tokenizer
 from repro.models.policy import Policy, trainable_parameters
 from repro.reward.grader import GraderPool
 from repro.reward.score import Rewards, score
-from repro.rl.checkpoint import TrainState
 from repro.rl.clock import PHASES, Phase
-from repro.rl.collect import ScoreFunction
+from repro.rl.collect import Asked, Score
 from repro.rl.micro_batches import split_by_tokens
 from repro.rl.rows import Rows
+from repro.rl.runs import RunStates, fresh_states
+from repro.rl.single import SinglePolicy, single_policy
 from repro.rl.trainer import Training, everything, iterate, prepare
 from repro.rollout.sampler import Completion, RolloutBatch, Sampler
 from repro.spec.config import (
@@ -65,7 +66,7 @@ def training_of(
     *,
     seed: int,
     micro_tokens: int,
-) -> Training:
+) -> Training[SinglePolicy]:
     """Return what the trainer's iterations at a point work on, with a fresh optimiser.
 
     Parameters
@@ -82,11 +83,12 @@ def training_of(
     if not point.whole:
         limit = point.sampled_tokens or point.completion_tokens
         sampler = FillingSampler(sampler, limit)
-    t = prepare(run, policy, sampler, RandomPrompts(policy, point, seed), paid_evenly(run, pool))
+    policies = single_policy(
+        run, policy, sampler, micro_tokens=micro_tokens, checkpointing=point.checkpointing
+    )
+    t = prepare(policies, [RandomPrompts(policy, point, seed)], paid_evenly(run, pool))
     return dataclasses.replace(
         t,
-        micro_tokens=micro_tokens,
-        checkpointing=point.checkpointing,
         # The second micro-batch meets the first one's gradients: that is the peak.
         taking_part=first_micro_batches(2, micro_tokens) if point.memory_only else everything,
     )
@@ -108,26 +110,34 @@ def train_scale(point: StepPoint, scale: StepScale) -> TrainScale:
     )
 
 
-def begin(t: Training) -> TrainState:
+def begin(t: Training[SinglePolicy]) -> RunStates:
     """Return the state of a run that has made no step."""
-    return TrainState(digest=t.run.digest(), step=0, draws=0, series={}, effects={})
+    return fresh_states(t.policies.runs, freeze=t.policies.freeze)
 
 
-def warm_up(t: Training, state: TrainState, tokens: int) -> None:
+def go_to(state: RunStates, t: Training[SinglePolicy], rollouts: int) -> None:
+    """Let a run go on as if it had made so many rollouts, with all their updates."""
+    state.step = rollouts * t.scale.updates_per_rollout
+    for run in state.runs:
+        run.step, run.draws = state.step, rollouts
+
+
+def warm_up(t: Training[SinglePolicy], state: RunStates, tokens: int) -> None:
     """Make a step that samples `tokens` of each row and updates on one micro-batch.
 
     One micro-batch takes every kernel's turn; the others would repeat it.
     """
-    assert t.micro_tokens is not None
+    policies = t.policies
+    assert policies.micro_tokens is not None
     brief = dataclasses.replace(
         t,
-        sampler=FillingSampler(t.sampler, tokens),
-        taking_part=first_micro_batches(1, t.micro_tokens),
+        policies=dataclasses.replace(policies, sampler=FillingSampler(policies.sampler, tokens)),
+        taking_part=first_micro_batches(1, policies.micro_tokens),
     )
     iterate(brief, state)
 
 
-def timed_step(t: Training, state: TrainState) -> dict[str, Any]:
+def timed_step(t: Training[SinglePolicy], state: RunStates) -> dict[str, Any]:
     """Make one of the trainer's iterations under the device's clock.
 
     Returns
@@ -140,9 +150,10 @@ def timed_step(t: Training, state: TrainState) -> dict[str, Any]:
     iterate(dataclasses.replace(t, clock=clock), state)
     measured: dict[str, Any] = clock.read()
     names = ["grad_norm"]
-    if not isinstance(t.sampler, FillingSampler):
+    if not isinstance(t.policies.sampler, FillingSampler):
         names.append("sampler_trainer_abs_diff_mean")
-    return measured | {name: state.series[name][-1] for name in names}
+    (run,) = state.runs
+    return measured | {name: run.series[name][-1] for name in names}
 
 
 def first_micro_batches(count: int, micro_tokens: int) -> Callable[[Rows], Tensor]:
@@ -156,10 +167,13 @@ def first_micro_batches(count: int, micro_tokens: int) -> Callable[[Rows], Tenso
     return choose
 
 
-def paid_evenly(run: RunConfig, pool: GraderPool) -> ScoreFunction:
+def paid_evenly(run: RunConfig, pool: GraderPool) -> Score:
     """Return a score function that grades as training does, and pays every second completion."""
 
-    def rewards(texts: Sequence[str], golds: Sequence[str], seeds: Sequence[int]) -> Rewards:
+    def rewards(asked: Sequence[Asked | None]) -> list[Rewards | None]:
+        return [None if one is None else of_run(*one) for one in asked]
+
+    def of_run(texts: Sequence[str], golds: Sequence[str], seeds: Sequence[int]) -> Rewards:
         graded = score(texts, golds, run.arm.reward, run.scale.format_reward, pool, seeds)
         return dataclasses.replace(graded, total=[float(i % 2) for i in range(len(texts))])
 
@@ -197,10 +211,11 @@ class RandomPrompts:
         highest = self._vocabulary - _SPECIAL_TOKENS
         return torch.randint(0, highest, (self._length,), generator=generator).tolist()
 
-    def text(self, completion: Completion) -> str:
-        """Return a text as long as the completion's would be."""
+    def texts(self, completions: Sequence[Completion]) -> list[str]:
+        """Return texts as long as the completions' would be."""
         size = len(self._tokenizer)
-        return str(self._tokenizer.decode([token % size for token in completion.token_ids]))
+        ids = [[token % size for token in completion.token_ids] for completion in completions]
+        return list(self._tokenizer.batch_decode(ids))
 
 
 class FillingSampler:

@@ -35,6 +35,7 @@ from typing import Any
 
 import torch
 
+from kernels.timing import copy_rate, matmul_rate
 from repro.evidence.procedure import Measured, Progress, Stopped
 from repro.measure.device_state import release, require_clean
 from repro.measure.fresh_process import FreshProcessNeededError
@@ -42,7 +43,6 @@ from repro.measure.rollout_cells import time_by_windows, time_host_share, time_w
 from repro.measure.rollout_checks import CHECKS
 from repro.measure.rollout_parts import Parts, Repeat, open_parts
 from repro.measure.rollout_plan import cell_of, not_fitting
-from repro.measure.rollout_timing import copy_rate, matmul_rate
 from repro.models.decoder import is_projection
 from repro.models.lora import adapter_layers, base_linear
 from repro.models.policy import Policy

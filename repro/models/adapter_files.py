@@ -6,33 +6,68 @@ adapter are stored as PEFT stores `modules_to_save`: `base_model.model.<norm>.we
 leaf names in the config, so that stock peft puts them back too. (The released code loses them: its
 saved config has `modules_to_save` reset; docs/paper_and_code.md, row 9.)
 
+The config names the base checkpoint and, for one of the hub, the commit that was read, so that
+`AutoPeftModelForCausalLM.from_pretrained(folder)` needs nothing else. What PEFT's config has no
+place for, the format of the base weights while the adapter was trained, is in `qerl_adapter.json`.
+
 Easy mistakes
 -------------
 * Loading by name with missing keys tolerated leaves B at zero: an adapter that does nothing.
 * The scaling is not in the tensors: rank, alpha and the rsLoRA flag are in the config alone.
+* An adapter belongs to the weights that it was trained on. Trained on NVFP4 codes and put on the
+  16-bit weights, it is another policy: `weight_format` says which it was.
+* Noise added to the norms (AQN) explores and is no part of the policy: gains are written without
+  it, even while it is on.
 """
 
 from __future__ import annotations
 
-import json
-import os
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import cast, get_args
 
 import torch
 from peft import PeftModel
 from torch import nn
 
+from repro.models.adapter_settings import (
+    A_LEAF,
+    B_LEAF,
+    PREFIX,
+    AdapterSettings,
+    read_json,
+    read_settings,
+    stored_tensors,
+)
+from repro.models.checkpoint import write_json
 from repro.models.decoder import BLOCK_NORMS
 from repro.models.lora import ADAPTER_NAME, adapter_layers
 from repro.models.norms import block_norms
-from repro.models.tensor_files import TensorSpec, write_tensors
+from repro.models.policy import Policy, load_policy
+from repro.models.tensor_files import CheckpointError, TensorFile, TensorSpec, write_tensors
+from repro.spec.config import WeightFormat
 
-if TYPE_CHECKING:
-    from repro.models.policy import Policy
+TENSORS, CONFIG, ORIGIN = "adapter_model.safetensors", "adapter_config.json", "qerl_adapter.json"
 
-TENSORS, CONFIG = "adapter_model.safetensors", "adapter_config.json"
-_PREFIX = "base_model.model."
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredAdapter:
+    """What the files of an adapter folder say beside the tensors.
+
+    Attributes
+    ----------
+    settings
+        Rank, scaling and what is adapted.
+    base, revision
+        The base checkpoint, and its commit on the hub; None where the config names none.
+    weight_format
+        Of the base weights in training; None for an adapter that was not saved here.
+    """
+
+    settings: AdapterSettings
+    base: str | None
+    revision: str | None
+    weight_format: WeightFormat | None
 
 
 def adapter_tensors(policy: Policy, *, norms: bool = True) -> dict[str, nn.Parameter]:
@@ -51,27 +86,46 @@ def adapter_tensors(policy: Policy, *, norms: bool = True) -> dict[str, nn.Param
     tensors: dict[str, nn.Parameter] = {}
     for name, layer in adapter_layers(policy.model):
         A, B, _ = layer.adapter()
-        tensors[f"{_PREFIX}{name}.lora_A.weight"] = A
-        tensors[f"{_PREFIX}{name}.lora_B.weight"] = B
+        tensors[f"{PREFIX}{name}{A_LEAF}"] = A
+        tensors[f"{PREFIX}{name}{B_LEAF}"] = B
     if not tensors:
         raise ValueError(f"training is {policy.training!r}: the policy has no adapter to save")
     if norms and policy.effects["norms_trained"]:
         for name, norm in block_norms(policy.model).items():
-            tensors[f"{_PREFIX}{name}.weight"] = norm.weight
+            tensors[f"{PREFIX}{name}.weight"] = norm.weight
     return tensors
 
 
+def base_of(policy: Policy) -> tuple[str | None, str | None]:
+    """Return the name by which others load the policy's base, and the hub's commit of it.
+
+    A folder's name is its full path; a checkpoint of the hub keeps its name, and its commit is that
+    of the snapshot that was read.
+    """
+    if policy.folder is None:
+        return None, None
+    folder = policy.folder.absolute()
+    is_snapshot = folder.parent.name == "snapshots" and not Path(policy.checkpoint).is_dir()
+    return (policy.checkpoint, folder.name) if is_snapshot else (str(folder), None)
+
+
 def save_adapter(
-    policy: Policy, folder: str | Path, *, base: str | None = None, norms: bool = True
+    policy: Policy,
+    folder: str | Path,
+    *,
+    base: str | None = None,
+    revision: str | None = None,
+    norms: bool = True,
 ) -> Path:
     """Write the policy's adapter, in float32, and return the folder.
 
     Parameters
     ----------
     folder
-        Made when missing; each of its two files is replaced at once.
-    base
-        Name or path of the base checkpoint, for `base_model_name_or_path`.
+        Made when missing; each of its files is replaced at once.
+    base, revision
+        Name or path of the base checkpoint and its commit, for `base_model_name_or_path` and
+        `revision`; by default those that the policy was loaded from.
     norms
         Write trained norm gains too. A reader that refuses `modules_to_save` must get them in
         another way, or it serves another policy.
@@ -84,16 +138,17 @@ def save_adapter(
     path = Path(folder)
     tensors = adapter_tensors(policy, norms=norms)
     path.mkdir(parents=True, exist_ok=True)
-    config = _config_values(policy, norms=norms)
-    config |= {"base_model_name_or_path": base, "inference_mode": True}
+    if base is None:
+        base, revision = base_of(policy)
+    origin = {"base_model_name_or_path": base, "revision": revision}
+    config = _config_values(policy, norms=norms) | origin | {"inference_mode": True}
     specs = {
         name: TensorSpec(dtype=torch.float32, shape=tuple(tensor.shape))
         for name, tensor in tensors.items()
     }
     write_tensors(path / TENSORS, specs, lambda name: tensors[name].detach())
-    temporary = path / f".{CONFIG}.partial-{os.getpid()}"
-    temporary.write_text(json.dumps(config, indent=2, sort_keys=True) + "\n", encoding="utf-8")
-    os.replace(temporary, path / CONFIG)
+    write_json(path / CONFIG, config)
+    write_json(path / ORIGIN, origin | {"weight_format": policy.weight_format})
     return path
 
 
@@ -106,3 +161,109 @@ def _config_values(policy: Policy, *, norms: bool = True) -> dict[str, object]:
     if norms and policy.effects["norms_trained"]:
         values["modules_to_save"] = list(BLOCK_NORMS)
     return values
+
+
+def adapter_folder(named: Path) -> Path:
+    """Return the adapter's folder: the one named, or `adapter` in a run's folder.
+
+    Raises
+    ------
+    CheckpointError
+        When neither holds an adapter.
+    """
+    for folder in (named, named / "adapter"):
+        if (folder / CONFIG).is_file():
+            return folder
+    raise CheckpointError(f"{named} holds no {CONFIG}; name an adapter's folder, or a run's")
+
+
+def read_adapter(folder: str | Path) -> StoredAdapter:
+    """Return what an adapter folder says of itself.
+
+    Raises
+    ------
+    CheckpointError
+        When a file is missing or broken, or as `repro.models.adapter_settings.read_settings`.
+    """
+    path = Path(folder) / CONFIG
+    config = read_json(path)
+    return StoredAdapter(
+        settings=read_settings(path),
+        base=config.get("base_model_name_or_path"),
+        revision=config.get("revision"),
+        weight_format=_trained_format(Path(folder) / ORIGIN),
+    )
+
+
+def _trained_format(path: Path) -> WeightFormat | None:
+    if not path.is_file():
+        return None
+    value = read_json(path).get("weight_format")
+    if value not in get_args(WeightFormat):
+        raise CheckpointError(
+            f"{path}: weight_format is {value!r}; known are {', '.join(get_args(WeightFormat))}"
+        )
+    return cast(WeightFormat, value)
+
+
+def load_adapted(
+    adapter: str | Path,
+    *,
+    checkpoint: str | Path | None = None,
+    weight_format: WeightFormat | None = None,
+    compute_dtype: str | torch.dtype = "float32",
+    device: str | torch.device = "cpu",
+) -> Policy:
+    """Load a stored adapter on its base, as it was trained.
+
+    Parameters
+    ----------
+    adapter
+        A folder that `save_adapter`, or peft, wrote.
+    checkpoint, weight_format
+        In place of the base and the format that the adapter's files name; `bf16` where they name no
+        format.
+
+    Raises
+    ------
+    CheckpointError
+        When a file is not what it claims, or nothing names the base.
+    ValueError
+        When the base stores codes of another format.
+    """
+    stored = read_adapter(adapter)
+    base = checkpoint if checkpoint is not None else stored.base
+    if base is None:
+        raise CheckpointError(f"{Path(adapter) / CONFIG} names no base; name the checkpoint")
+    settings = stored.settings
+    policy = load_policy(
+        base,
+        revision=(stored.revision or "") if checkpoint is None else "",
+        weight_format=weight_format or stored.weight_format or "bf16",
+        training="lora",
+        lora_rank=settings.rank,
+        lora_alpha=settings.alpha,
+        rslora=settings.rslora,
+        norms_trained=settings.norms_trained,
+        compute_dtype=compute_dtype,
+        seed=0,
+        device=device,
+    )
+    load_adapter(policy, adapter, settings)
+    return policy
+
+
+@torch.no_grad()
+def load_adapter(policy: Policy, folder: str | Path, settings: AdapterSettings) -> None:
+    """Copy a stored adapter's tensors, all of them, into a policy with an adapter of its settings.
+
+    Raises
+    ------
+    CheckpointError
+        As `repro.models.adapter_settings.stored_tensors`.
+    """
+    parameters = adapter_tensors(policy)
+    shapes = {name: tuple(parameter.shape) for name, parameter in parameters.items()}
+    values = stored_tensors(settings, TensorFile(Path(folder) / TENSORS), shapes)
+    for name, parameter in parameters.items():
+        parameter.copy_(values[name])

@@ -5,10 +5,15 @@ compressed-tensors, vLLM and this project load, or an NF4 one in bitsandbytes' l
 tensor, quantises it, writes it, and forgets it; peak memory is the work on the largest matrix,
 whatever the size of the model.
 
-`qerl_manifest.json`, written beside the shards, records what made the folder (round to nearest;
-the released quantiser's output folders say GPTQ and are not: docs/paper_and_code.md, row 8) and
-every file's SHA-256. A flipped bit in a weight is valid safetensors; only the sum tells. `verify`
-checks it at each load, where there is a manifest.
+An NVFP4 folder's tensors equal, bit for bit, those that llm-compressor's `NVFP4A16` stores of the
+same model in bfloat16 (recipe `bfloat16`, the default; a float32 or float16 file is rounded to
+bfloat16 first). Policies trained here are quantised in the recipe `float32`, in which their records
+were made; `kernels.reference_quantize` says what the two round.
+
+`qerl_manifest.json`, written beside the shards, records what made the folder (round to nearest, and
+the recipe; the released quantiser's output folders say GPTQ and are not: docs/paper_and_code.md,
+row 8) and every file's SHA-256. A flipped bit in a weight is valid safetensors; only the sum tells.
+`verify` checks it at each load, where there is a manifest.
 
 Easy mistakes
 -------------
@@ -28,6 +33,7 @@ import os
 import shutil
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -41,6 +47,7 @@ from repro.models.decoder import is_projection
 from repro.models.loading import (
     SharedScales,
     build_on_meta,
+    default_recipe,
     expected_specs,
     quantize_projection,
     read_description,
@@ -49,6 +56,7 @@ from repro.models.loading import (
 )
 from repro.models.proxy_names import is_proxy_name, proxy_folder, size_of
 from repro.models.tensor_files import CheckpointError, TensorFolder, TensorSpec, write_tensors
+from repro.spec.hub import ANSWER_SECONDS, hub_cache, is_hub_name, is_whole, why_unreachable
 from repro.spec.tier import POLICIES_VARIABLE
 
 MANIFEST: Final = "qerl_manifest.json"
@@ -56,7 +64,8 @@ MANIFEST_SCHEMA: Final = 1
 TINY_FOLDER: Final = Path(__file__).parent / "tiny"
 DEFAULT_SHARD_BYTES: Final = 2 * 2**30
 # What a hub folder is asked for: weights, configs and tokenizer; no code, no pickles.
-_HUB_PATTERNS: Final = ("*.safetensors", "*.json", "*.txt", "*.jinja", "*.model")
+_SMALL_PATTERNS: Final = ("*.json", "*.txt", "*.jinja", "*.model")
+_HUB_PATTERNS: Final = ("*.safetensors", *_SMALL_PATTERNS)
 _COPIED_SUFFIXES: Final = (".json", ".txt", ".jinja", ".model")
 _NOT_COPIED: Final = ("config.json", "model.safetensors.index.json", MANIFEST)
 
@@ -87,8 +96,15 @@ class Written:
     source_sha256: str
 
 
-def resolve(checkpoint: str | Path) -> Path:
+def resolve(checkpoint: str | Path, revision: str = "", *, weights: bool = True) -> Path:
     """Return the local folder of a checkpoint: `tiny`, a proxy's name, a folder, or a hub name.
+
+    Parameters
+    ----------
+    revision
+        Branch, tag or commit of a hub name; empty takes its `main`.
+    weights
+        False fetches config and tokenizer alone, where the hub must be asked.
 
     Raises
     ------
@@ -107,17 +123,43 @@ def resolve(checkpoint: str | Path) -> Path:
     if folder.is_dir():
         return folder
     name = str(checkpoint)
-    if name.count("/") != 1 or name.startswith((".", "/", "~")):
+    if not is_hub_name(name):
         raise CheckpointError(f"{name} is neither a folder nor a hub name (owner/model)")
+    return _from_hub(name, revision or "main", weights=weights)
+
+
+def _from_hub(name: str, revision: str, *, weights: bool) -> Path:
+    """Return the folder of a hub name in the hub's cache, fetched where it is not whole there."""
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 
-    try:
-        return Path(snapshot_download(name, allow_patterns=list(_HUB_PATTERNS)))
-    except (LocalEntryNotFoundError, HfHubHTTPError) as error:
-        raise CheckpointError(
-            f"{name} is not in the local cache and could not be fetched from the hub: {error}"
-        ) from error
+    def snapshot(*, local: bool) -> Path:
+        return Path(
+            snapshot_download(
+                name,
+                revision=revision,
+                cache_dir=hub_cache(),
+                allow_patterns=list(_HUB_PATTERNS if weights else _SMALL_PATTERNS),
+                local_files_only=local,
+                etag_timeout=ANSWER_SECONDS,
+            )
+        )
+
+    with suppress(LocalEntryNotFoundError):
+        folder = snapshot(local=True)
+        # The client also returns a folder whose download was cut short.
+        if is_whole(folder) or (not weights and (folder / "config.json").is_file()):
+            return folder
+    reason = why_unreachable()
+    if reason is None:
+        try:
+            return snapshot(local=False)
+        except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
+            reason = f"the download failed ({type(error).__name__}: {str(error).splitlines()[0]})"
+    raise CheckpointError(
+        f"{name} at revision {revision} is not whole in the local hub cache, and {reason}; connect "
+        "once, or name a local folder with config.json and safetensors (--model FOLDER)"
+    )
 
 
 def _made_here(name: str) -> Path:
@@ -136,6 +178,7 @@ def write_quantized(
     out_folder: str | Path,
     weight_format: str = "nvfp4",
     *,
+    recipe: str | None = None,
     max_shard_bytes: int = DEFAULT_SHARD_BYTES,
     device: str | torch.device = "cpu",
 ) -> Written:
@@ -147,6 +190,8 @@ def write_quantized(
         The second must not exist; it appears when complete.
     weight_format
         `nvfp4` or `mxfp4`, in compressed-tensors' layout, or `nf4`, in bitsandbytes'.
+    recipe
+        The arithmetic of NVFP4's scales, `bfloat16` or `float32`; None takes `default_recipe`.
     max_shard_bytes
         Bytes of tensors a shard; a single larger tensor gets a shard of its own.
     device
@@ -157,7 +202,7 @@ def write_quantized(
     CheckpointError
         When the source is not what it claims, or is quantised already.
     ValueError
-        When the format has no layout.
+        When the format has no layout, or no such recipe.
     FileExistsError
         When `out_folder` exists.
     """
@@ -172,11 +217,12 @@ def write_quantized(
     try:
         copy_companions(source_path, temporary)
         _write_config(source_path, temporary, weight_format)
-        make = _Maker(source, model, torch.device(device), weight_format)
-        shards = _write_shards(temporary, specs, make, max_shard_bytes)
-        source_digest = digest_of_files([source_path / "config.json", *source.files()])
+        scales = SharedScales(source, recipe or default_recipe(source_path, weight_format))
+        make = _Maker(scales, model, torch.device(device), weight_format)
+        shards = write_shards(temporary, specs, make, max_shard_bytes)
+        source_sha256 = source_digest(source_path)
         linears = stored_layouts.count_projections(specs)
-        _write_manifest(temporary, shards, linears, source_digest, weight_format)
+        write_manifest(temporary, shards, linears, source_sha256, weight_format, scales.recipe)
         os.replace(temporary, out)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
@@ -186,7 +232,7 @@ def write_quantized(
         linears=linears,
         bytes_read=sum(source.spec(name).nbytes for name in source.names()),
         bytes_written=sum((out / name).stat().st_size for name in shards),
-        source_sha256=source_digest,
+        source_sha256=source_sha256,
     )
 
 
@@ -209,14 +255,14 @@ class _Maker:
 
     def __init__(
         self,
-        source: TensorFolder,
+        scales: SharedScales,
         model: torch.nn.Module,
         device: torch.device,
         weight_format: str,
     ) -> None:
-        self.source, self.model, self.device = source, model, device
+        self.source, self.model, self.device = scales.source, model, device
         self.weight_format = weight_format
-        self.scales = SharedScales(source)
+        self.scales = scales
         self._last: tuple[str, dict[str, Tensor]] | None = None
 
     def __call__(self, name: str) -> Tensor:
@@ -239,8 +285,11 @@ class _Maker:
         return quantize_projection(dense, projection, self.weight_format, self.scales)
 
 
-def _write_shards(
-    folder: Path, specs: dict[str, TensorSpec], make: Callable[[str], Tensor], max_bytes: int
+def write_shards(
+    folder: Path,
+    specs: dict[str, TensorSpec],
+    make: Callable[[str], Tensor],
+    max_bytes: int = DEFAULT_SHARD_BYTES,
 ) -> dict[str, str]:
     """Write all shards and their index; return `{file: SHA-256}` in order."""
     groups: list[dict[str, TensorSpec]] = [{}]
@@ -281,16 +330,41 @@ def _write_config(source: Path, target: Path, weight_format: str) -> None:
     write_json(target / "config.json", config)
 
 
-def _write_manifest(
+def source_digest(folder: Path) -> str:
+    """Return one SHA-256 hex digest over a checkpoint's config and shards."""
+    return digest_of_files([folder / "config.json", *TensorFolder(folder).files()])
+
+
+def write_manifest(
     folder: Path,
     shards: dict[str, str],
     linears: int,
     source: str,
     weight_format: str,
+    recipe: str,
+    *,
+    calibration: dict[str, Any] | None = None,
 ) -> None:
+    """Write what made a folder, and the sums of its files.
+
+    Parameters
+    ----------
+    shards
+        SHA-256 by name.
+    linears
+        Projections quantised.
+    source
+        Digest of the checkpoint that was quantised, by `source_digest`.
+    recipe
+        The arithmetic of scales.
+    calibration
+        Data, sizes and versions of AWQ; None for rounding to nearest.
+    """
     manifest = {
         "schema": MANIFEST_SCHEMA,
-        "algorithm": "rtn",  # round to nearest, no data
+        "algorithm": "rtn" if calibration is None else "awq",  # rtn: round to nearest, no data
+        "calibration": calibration,
+        "recipe": recipe,
         "format": weight_format,
         "layout": stored_layouts.LAYOUTS[weight_format],
         "linears": linears,

@@ -17,7 +17,10 @@ uint8 (N, K/32), the biased exponent e of a block of 32: w = code * 2^(e - 127).
 scale.
 
 `config.json` carries a `quantization_config` that names the scheme (NVFP4A16, MXFP4A16: no
-activation is quantised) and what is left alone (`lm_head`).
+activation is quantised) and what is left alone (`lm_head`). It is read strictly: every field is
+known and harmless, or the checkpoint is refused with the field's name. A transform (Hadamard
+rotations that the model must undo), a projection on the ignore list or missing from the targets, a
+quantised KV cache change what the tensors mean while their names stay.
 
 Easy mistakes
 -------------
@@ -33,7 +36,8 @@ Source: the layout as compressed-tensors 0.20 writes it; docs/paper_and_code.md,
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -43,6 +47,7 @@ import torch
 from torch import Tensor
 
 from kernels.formats import FORMATS, QuantizedWeight
+from repro.models.decoder import projection_names
 from repro.models.tensor_files import CheckpointError, TensorSpec, WeightSource
 
 PACKED, SCALE, GLOBAL_SCALE = "weight_packed", "weight_scale", "weight_global_scale"
@@ -116,8 +121,47 @@ def quantization_config(weight_format: str) -> dict[str, Any]:
     }
 
 
-def stored_format(config: Mapping[str, Any], where: Path) -> str:
-    """Return the format of a `quantization_config` that says 4-bit weights and nothing else.
+# Fields of a `quantization_config` and what they may be; None stands for absent, null and empty.
+_FIELDS: Final[Mapping[str, tuple[Any, ...]]] = MappingProxyType(
+    {
+        "quantization_status": ("compressed",),
+        "kv_cache_scheme": (None,),
+        "sparsity_config": (None, {"format": "dense"}),
+        "transform_config": (None,),
+        "moe_sparsity_config": (None,),
+    }
+)
+# Read elsewhere, or without a meaning for the tensors.
+_FREE_FIELDS: Final = frozenset(
+    [
+        "quant_method",
+        "format",
+        "config_groups",
+        "ignore",
+        "version",
+        "global_compression_ratio",
+        "run_compressed",
+        "dtype",
+    ]
+)
+_GROUP_FIELDS: Final = frozenset(
+    ["targets", "weights", "format", "input_activations", "output_activations"]
+)
+# How scales were found does not show in the layout. The order of columns in which GPTQ works
+# ("weight", by its older name "static") does not either; that by "group" permutes them.
+_FREE_ARGUMENTS: Final = frozenset(["observer", "observer_kwargs", "zp_dtype"])
+_ARGUMENTS: Final[Mapping[str, tuple[Any, ...]]] = MappingProxyType(
+    {"actorder": (None, "weight", "static"), "block_structure": (None,)}
+)
+
+
+def stored_format(config: Mapping[str, Any], where: Path, num_layers: int) -> str:
+    """Return the format of a `quantization_config` that says 4-bit projections and nothing else.
+
+    Parameters
+    ----------
+    num_layers
+        Of the decoder, all of whose projections must be quantised.
 
     Raises
     ------
@@ -133,33 +177,87 @@ def stored_format(config: Mapping[str, Any], where: Path) -> str:
     groups = config.get("config_groups")
     if not isinstance(groups, Mapping) or not groups:
         raise CheckpointError(f"{where}: quantization_config has no config_groups")
-    found = {_format_of(group, name, config, where) for name, group in groups.items()}
-    if len(found) > 1:
-        raise CheckpointError(f"{where}: weights in {' and '.join(sorted(found))}; one is read")
+    formats = {_format_of(group, name, config, where) for name, group in groups.items()}
+    if len(formats) > 1:
+        raise CheckpointError(f"{where}: weights in {' and '.join(sorted(formats))}; one is read")
     if config.get("kv_cache_scheme"):
-        raise CheckpointError(f"{where}: the KV cache is quantised, which is not supported")
-    return found.pop()
+        raise CheckpointError(
+            f"{where}: the KV cache is quantised (kv_cache_scheme), not read here"
+        )
+    _require_fields(config, _FIELDS, _FREE_FIELDS, "quantization_config", where)
+    _require_all_quantised(config, groups, num_layers, where)
+    return formats.pop()
 
 
-def _format_of(group: Mapping[str, Any], name: str, config: Mapping[str, Any], where: Path) -> str:
+def _require_fields(
+    values: Mapping[str, Any],
+    known: Mapping[str, tuple[Any, ...]],
+    free: Iterable[str],
+    name: str,
+    where: Path,
+) -> None:
+    """Raise `CheckpointError` for a field that is neither free nor one of its known values."""
+    for field in values.keys() - set(free):
+        value = values[field] if values[field] not in ({}, [], False) else None
+        allowed = known.get(field, (None,))
+        if value not in allowed:
+            read = " or ".join(map(repr, allowed))
+            raise CheckpointError(
+                f"{where}: {name}.{field} is {values[field]!r}; only {read} is read here"
+            )
+
+
+def _require_all_quantised(
+    config: Mapping[str, Any], groups: Mapping[str, Any], num_layers: int, where: Path
+) -> None:
+    """Raise unless targets and ignore list leave every projection quantised, and no `lm_head`."""
+    targets = [target for group in groups.values() for target in group.get("targets") or ()]
+    ignored = config.get("ignore") or []
+    for name in (*projection_names(num_layers), "lm_head"):
+        quantised = _matches(name, targets) and not _matches(name, ignored)
+        if quantised != (name != "lm_head"):
+            raise CheckpointError(
+                f"{where}: {name} is {'' if quantised else 'not '}quantised, by "
+                f"targets {targets} and ignore {ignored}; read here are checkpoints with every "
+                "projection in 4 bits and lm_head in 16"
+            )
+
+
+def _matches(name: str, patterns: Iterable[str]) -> bool:
+    """Return whether a linear layer's name or class is among compressed-tensors' patterns."""
+    return any(
+        pattern in (name, "Linear")
+        or (pattern.startswith("re:") and re.match(pattern[3:], name) is not None)
+        for pattern in patterns
+    )
+
+
+def _format_of(group: Any, name: str, config: Mapping[str, Any], where: Path) -> str:
     """Return the format of one group of a `quantization_config`."""
+    if not isinstance(group, Mapping):
+        raise CheckpointError(f"{where}: config_groups.{name} is {group!r}; needed is an object")
     named = group.get("format") or config.get("format")
     of_layout = {layout.name: key for key, layout in LAYOUTS.items()}
     if named not in of_layout:
         read = " and ".join(map(repr, of_layout))
         raise CheckpointError(f"{where}: {name}.format is {named!r}; {read} are read here")
     weight_format = of_layout[named]
-    weights = group.get("weights") or {}
-    for field, needed in _weight_arguments(weight_format).items():
-        if weights.get(field) != needed:
-            raise CheckpointError(
-                f"{where}: {name}.weights.{field} is {weights.get(field)!r}; "
-                f"{weight_format.upper()} weight-only needs {needed!r}"
-            )
     if group.get("input_activations") or group.get("output_activations"):
         raise CheckpointError(
             f"{where}: {name} quantises activations too; only weights in 4 bits are read here"
         )
+    _require_fields(group, {}, _GROUP_FIELDS, name, where)
+    weights = group.get("weights") or {}
+    needed = _weight_arguments(weight_format)
+    for field, value in needed.items():
+        if weights.get(field) != value:
+            raise CheckpointError(
+                f"{where}: {name}.weights.{field} is {weights.get(field)!r}; "
+                f"{weight_format.upper()} weight-only needs {value!r}"
+            )
+    scale_dtype = {"scale_dtype": (None, str(LAYOUTS[weight_format].scale_dtype))}
+    free = {*needed, *_FREE_ARGUMENTS}
+    _require_fields(weights, {**_ARGUMENTS, **scale_dtype}, free, f"{name}.weights", where)
     return weight_format
 
 

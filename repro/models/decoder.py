@@ -27,11 +27,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from typing import Final
+from typing import Any, Final
 
 from torch import nn
 
 SUPPORTED_MODEL_TYPES: Final = ("qwen2", "qwen3", "llama")
+# Whose angles are a function of the position alone.
+ROPE_TYPES: Final = ("default", "linear", "llama3", "yarn")
 ATTENTION_PROJECTIONS: Final = ("q_proj", "k_proj", "v_proj", "o_proj")
 MLP_PROJECTIONS: Final = ("gate_proj", "up_proj", "down_proj")
 PROJECTIONS: Final = (*ATTENTION_PROJECTIONS, *MLP_PROJECTIONS)
@@ -85,6 +87,30 @@ def require_supported(model_type: str, where: object) -> None:
             f"{where}: model_type is {model_type!r}; this project builds "
             f"{', '.join(SUPPORTED_MODEL_TYPES)}"
         )
+
+
+def require_plain(config: Any, where: object) -> None:
+    """Raise `ValueError` for a config whose forward pass is not the one that is built here.
+
+    The trainer's packed rows, the engine and the kernels have their own forward pass: full causal
+    attention, SwiGLU, rotary angles that do not depend on the length of the sequence.
+    """
+    kinds = sorted(set(getattr(config, "layer_types", None) or ()) - {"full_attention"})
+    if kinds:
+        window = getattr(config, "sliding_window", None)
+        raise ValueError(
+            f"{where}: layer_types holds {', '.join(kinds)} (sliding_window is {window!r}); only "
+            "full attention is built here"
+        )
+    if config.hidden_act != "silu":
+        raise ValueError(f"{where}: hidden_act is {config.hidden_act!r}; only 'silu' is built here")
+    rope = getattr(config, "rope_parameters", None) or {}
+    if rope.get("rope_type", "default") not in ROPE_TYPES:
+        raise ValueError(
+            f"{where}: rope_type is {rope['rope_type']!r}; built here are {', '.join(ROPE_TYPES)}"
+        )
+    if getattr(config, "dual_chunk_attention_config", None):
+        raise ValueError(f"{where}: dual_chunk_attention_config is set; it is not built here")
 
 
 def causal_lm(model: nn.Module) -> nn.Module:

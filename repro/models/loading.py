@@ -6,8 +6,9 @@ the dense model never exists. Peak memory is the quantised model plus the work o
 
 Easy mistakes
 -------------
-* The 16-bit model is what gets quantised, also when the file holds float32: both this loader and
-  `write_quantized` round to bfloat16 first, so both give the same codes.
+* The 16-bit model is what gets quantised, also when the file holds float32 or float16: both this
+  loader and `write_quantized` round to bfloat16 first, and both take `default_recipe`, so both give
+  the same codes.
 * On the meta device the rotary embedding's frequencies are meta too, and no file holds them: the
   module is built again off it.
 * q, k and v share a global scale, so their largest magnitudes are needed before the first of them
@@ -33,7 +34,8 @@ from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
 from kernels import dispatch
 from kernels.formats import QuantizedWeight
 from repro.models import stored_layouts
-from repro.models.decoder import fused_members, is_projection, require_supported
+from repro.models.decoder import fused_members, is_projection, require_plain, require_supported
+from repro.models.proxy_names import SUMMARY_FILE
 from repro.models.quantized_linear import QuantizedLinear, relative_error
 from repro.models.tensor_files import CheckpointError, TensorSpec, WeightSource
 
@@ -82,7 +84,8 @@ def read_description(folder: Path) -> ModelDescription:
     CheckpointError
         When `config.json` is missing or broken, or its quantisation is not one read here.
     ValueError
-        When the architecture is not one that this project builds.
+        When the architecture is not one that this project builds, or attends otherwise than
+        causally over all positions.
     """
     path = folder / "config.json"
     if not path.is_file():
@@ -94,10 +97,11 @@ def read_description(folder: Path) -> ModelDescription:
         raise CheckpointError(f"{path} is not a model's config: {error!r}") from error
     require_supported(model_type, path)
     quantization = raw.pop("quantization_config", None)
+    config = AutoConfig.for_model(**raw)
+    require_plain(config, path)
     stored: str | None = None
     if quantization is not None:
-        stored = stored_layouts.stored_format(quantization, path)
-    config = AutoConfig.for_model(**raw)
+        stored = stored_layouts.stored_format(quantization, path, config.num_hidden_layers)
     return ModelDescription(config=config, stored_format=stored)
 
 
@@ -112,6 +116,16 @@ def build_on_meta(config: PretrainedConfig) -> nn.Module:
     return model.eval()
 
 
+def default_recipe(folder: Path, weight_format: str) -> str:
+    """Return the arithmetic of scales in which a folder's weights are quantised by default.
+
+    For NVFP4 that is `bfloat16`, whose result equals llm-compressor's NVFP4A16 of the model in
+    bfloat16; but `float32` for a policy that was trained here, because its records were made so.
+    """
+    trained_here = (folder / SUMMARY_FILE).is_file()
+    return "bfloat16" if weight_format == "nvfp4" and not trained_here else "float32"
+
+
 @torch.no_grad()
 def fill(
     model: nn.Module,
@@ -121,6 +135,7 @@ def fill(
     stored_format: str | None,
     dtype: torch.dtype,
     device: torch.device,
+    recipe: str = "float32",
 ) -> Filled:
     """Give every parameter of a meta `model` its values from `source`.
 
@@ -132,6 +147,8 @@ def fill(
         Of `source`'s projections, as `read_description` says.
     dtype
         Of every 16-bit part; its values are bfloat16's whatever the dtype.
+    recipe
+        The arithmetic of scales where projections are quantised (`kernels.reference_quantize`).
 
     Raises
     ------
@@ -146,7 +163,8 @@ def fill(
             "quantise what is quantised already: load it as it is, or take the 16-bit one"
         )
     require_same_names(model, source, stored_format)
-    quantizer = _Quantizer(source, weight_format, stored_format, device)
+    scales = SharedScales(source, recipe)
+    quantizer = _Quantizer(scales, weight_format, stored_format, device)
     for name, module in list(model.named_modules()):
         quantised = is_projection(name) and weight_format != "bf16"
         parameters = dict(module.named_parameters(recurse=False))
@@ -187,11 +205,11 @@ class _Quantizer:
     """Makes a projection's `QuantizedWeight`, from stored codes or from the 16-bit weight."""
 
     def __init__(
-        self, source: WeightSource, weight_format: str, stored: str | None, device: torch.device
+        self, scales: SharedScales, weight_format: str, stored: str | None, device: torch.device
     ) -> None:
-        self.source, self.weight_format, self.stored = source, weight_format, stored
+        self.source, self.weight_format, self.stored = scales.source, weight_format, stored
         self.device = device
-        self.scales = SharedScales(source)
+        self.scales = scales
         self.errors: dict[str, float] = {}
 
     def make(self, name: str, linear: nn.Linear) -> QuantizedWeight:
@@ -205,10 +223,10 @@ class _Quantizer:
 
 
 class SharedScales:
-    """NVFP4's global scale of a projection: one for q, k, v and one for gate, up."""
+    """NVFP4's global scale of a projection: one for q, k, v and one for gate, up, in a recipe."""
 
-    def __init__(self, source: WeightSource) -> None:
-        self.source = source
+    def __init__(self, source: WeightSource, recipe: str) -> None:
+        self.source, self.recipe = source, recipe
         self._of: dict[str, Tensor] = {}
 
     def of(self, projection: str) -> Tensor:
@@ -219,7 +237,7 @@ class SharedScales:
             for member in members:
                 weight = read_rounded(self.source, f"{member}.weight")
                 with _naming(self.source.where(f"{member}.weight")):
-                    scales.append(dispatch.shared_global_scale([weight]))
+                    scales.append(dispatch.shared_global_scale([weight], self.recipe))
             self._of |= dict.fromkeys(members, torch.stack(scales).max())
         return self._of[projection]
 
@@ -236,7 +254,7 @@ def quantize_projection(
     """
     scale = scales.of(projection) if weight_format == "nvfp4" else None
     with _naming(scales.source.where(f"{projection}.weight")):
-        return dispatch.quantize(dense, weight_format, global_scale=scale)
+        return dispatch.quantize(dense, weight_format, global_scale=scale, recipe=scales.recipe)
 
 
 @contextmanager
@@ -304,7 +322,8 @@ def require_same_names(model: nn.Module, source: WeightSource, stored_format: st
     missing = sorted(expected.keys() - present)
     if missing:
         raise CheckpointError(f"{source.where(missing[0])} is missing{_and_more(missing)}")
-    extra = sorted(present - expected.keys() - _tied_names(model))
+    optional = {name for name in present if stored_layouts.is_optional(name, stored_format)}
+    extra = sorted(present - expected.keys() - _tied_names(model) - optional)
     if extra:
         raise CheckpointError(
             f"{source.where(extra[0])} has no place in the model of config.json{_and_more(extra)}"

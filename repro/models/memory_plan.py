@@ -44,6 +44,9 @@ _BITS = {"bf16": 16.0, "nvfp4": 4.5, "mxfp4": 4.25, "nf4": 4.5}
 _PACK_ROWS, _PACK_COLUMNS, _PACK_BYTES = 16, 256, 2304
 # Bytes of AdamW's two moments a parameter; 8 bits with a float32 scale each 256.
 _MOMENT_BYTES = {"adamw": 8.0, "adamw_8bit": 2.0 + 2 * 4 / 256}
+# A training run's cache takes at most this share of the memory that is free when it begins; the
+# update's activations need the rest (`repro.rollout.for_policy`).
+CACHE_SHARE = 0.4
 _BLOCK = 32  # positions of a block of the cache
 # Float32 logits held at once (kernels/logprobs.py); backward holds half as much again.
 _LOGIT_BYTES = 640 << 20
@@ -210,6 +213,30 @@ def plan_memory(step: StepShape) -> MemoryPlan:
         **rest,
     }
     return MemoryPlan(step=step, rollout=rollout, update=update)
+
+
+def peak_within(step: StepShape, device_bytes: int, more: int = 0) -> int:
+    """Return the peak of a training run whose cache is capped by what its device has free.
+
+    Parameters
+    ----------
+    more
+        Bytes that training holds beyond the step's own plan.
+    """
+    plan = plan_memory(step)
+    resident = ("weights", "embeddings", "adapter", "context")
+    free = device_bytes - more - sum(plan.rollout[part] for part in resident)
+    beyond = max(0, plan.rollout["cache"] - max(0, int(free * CACHE_SHARE)))
+    return plan.peak - beyond + more
+
+
+def full_training_bytes(shape: DecoderShape, optimizer: OptimizerName) -> int:
+    """Return what training every parameter takes beyond the plan of 16-bit weights.
+
+    Float32 masters in place of the 16-bit weights, which become the sampler's copy; float32
+    gradients; two moments.
+    """
+    return int(shape.parameters() * (4 + 4 + _MOMENT_BYTES[optimizer]))
 
 
 def _adapter_image_bytes(step: StepShape) -> int:

@@ -39,12 +39,21 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 from repro.models import checkpoint as checkpoints
 from repro.models.decoder import causal_lm, projection_names
 from repro.models.fused_weights import pack_projections
-from repro.models.loading import Filled, build_on_meta, fill, read_description
+from repro.models.loading import (
+    Filled,
+    ModelDescription,
+    build_on_meta,
+    default_recipe,
+    fill,
+    read_description,
+)
 from repro.models.lora import adapter_layers, attach_adapter
 from repro.models.norms import block_norms, wrap_norms
+from repro.models.permuted_source import PermutedSource
+from repro.models.planted_rounding import RoundedSource
 from repro.models.quantized_linear import QuantizedLinear
-from repro.models.tensor_files import TensorFolder
-from repro.spec.config import Training, WeightFormat
+from repro.models.tensor_files import TensorFolder, WeightSource
+from repro.spec.config import PlantedRounding, Training, WeightFormat, require
 
 COMPUTE_DTYPES = {
     "float32": torch.float32,
@@ -68,11 +77,14 @@ class Policy:
         As asked for.
     compute_dtype
         Of activations.
+    checkpoint, folder
+        What `load_policy` was asked for, and the local folder that it read; empty and None for a
+        policy made otherwise.
     effects
-        What was really done: `linears` (count by format), `relative_weight_error_mean` (None for
-        bf16 and for stored codes), `norms_wrapped`, `adapter_modules`, `norms_trained` (count),
-        `parameters_trainable`, `base_bytes`, `compute`, and `checkpoint_sha256` (over the sums of
-        the checkpoint's manifest; None without one).
+        What was really done: `linears` (count by format), `recipe` (the arithmetic of scales) and
+        `relative_weight_error_mean` (both None for bf16 and for stored codes), `norms_wrapped`,
+        `adapter_modules`, `norms_trained` (count), `parameters_trainable`, `base_bytes`, `compute`,
+        and `checkpoint_sha256` (over the sums of the checkpoint's manifest; None without one).
     """
 
     model: nn.Module
@@ -80,6 +92,8 @@ class Policy:
     weight_format: WeightFormat
     training: Training
     compute_dtype: torch.dtype
+    checkpoint: str = ""
+    folder: Path | None = None
     effects: dict[str, Any] = field(default_factory=dict)
 
     @property
@@ -96,6 +110,7 @@ class Policy:
 def load_policy(
     checkpoint: str | Path,
     *,
+    revision: str = "",
     weight_format: WeightFormat,
     training: Training,
     lora_rank: int,
@@ -105,6 +120,9 @@ def load_policy(
     seed: int,
     device: str | torch.device = "cpu",
     rslora: bool = False,
+    recipe: str | None = None,
+    order: int | None = None,
+    rounding: PlantedRounding | None = None,
 ) -> Policy:
     """Load a checkpoint as a policy.
 
@@ -112,6 +130,8 @@ def load_policy(
     ----------
     checkpoint
         `tiny` (in the package), a folder with `config.json` and safetensors, or a hub name.
+    revision
+        Branch, tag or commit of a hub name.
     weight_format, training
         See the table above. Stored NVFP4 codes are loaded as they are, never requantised.
     lora_rank, lora_alpha, rslora
@@ -124,6 +144,14 @@ def load_policy(
         Of A; the same A for every weight format.
     device
         Where the policy goes; projections are quantised there.
+    recipe
+        The arithmetic of NVFP4's scales, where projections are quantised here; None takes
+        `repro.models.loading.default_recipe`, as `write_quantized` does.
+    order
+        Which permutation of the channels: the same function, another draw of the rounding
+        (`permuted_source`). None leaves them as they are stored.
+    rounding
+        A multiple of a format's error on 16-bit weights (`planted_rounding`).
 
     Raises
     ------
@@ -134,10 +162,30 @@ def load_policy(
     """
     _require_arguments(weight_format, training, norms_trained)
     dtype = resolve_dtype(compute_dtype)
-    folder = checkpoints.resolve(checkpoint)
+    folder = checkpoints.resolve(checkpoint, revision)
     digest = checkpoints.verify(folder)
     base_dtype = torch.float32 if training == "full" else dtype
-    model, effects = _load_base(folder, weight_format, base_dtype, torch.device(device))
+    description = read_description(folder)
+    require(
+        description.stored_format is None or (order is None and rounding is None),
+        f"{folder} holds {description.stored_format} codes; another order of channels and a "
+        "planted rounding need the 16-bit weights",
+    )
+    source: WeightSource = TensorFolder(folder)
+    if order is not None:
+        source = PermutedSource(source, description.config, order)
+    rounded: RoundedSource | None = None
+    if rounding is not None:
+        rounding_recipe = recipe or default_recipe(folder, rounding.format)
+        source = rounded = RoundedSource(source, rounding, device, rounding_recipe)
+    recipe = recipe or default_recipe(folder, weight_format)
+    model, effects = _load_base(
+        description, source, weight_format, base_dtype, torch.device(device), recipe
+    )
+    if rounded is not None:
+        effects["rounding"] = rounded.receipt()
+    if order is not None:
+        effects["order"] = order
     adapted: nn.Module = model
     if training == "lora":
         adapted = attach_adapter(model, rank=lora_rank, alpha=lora_alpha, seed=seed, rslora=rslora)
@@ -147,6 +195,8 @@ def load_policy(
         weight_format=weight_format,
         training=training,
         compute_dtype=dtype,
+        checkpoint=str(checkpoint),
+        folder=folder,
         effects=effects | {"checkpoint_sha256": digest},
     )
     set_trainable(policy, norms_trained=norms_trained)
@@ -154,22 +204,28 @@ def load_policy(
 
 
 def _load_base(
-    folder: Path, weight_format: str, dtype: torch.dtype, device: torch.device
+    description: ModelDescription,
+    source: WeightSource,
+    weight_format: str,
+    dtype: torch.dtype,
+    device: torch.device,
+    recipe: str,
 ) -> tuple[nn.Module, dict[str, Any]]:
     """Return the filled decoder with wrapped norms, all frozen, and the effects so far."""
-    description = read_description(folder)
     model = build_on_meta(description.config)
     filled = fill(
         model,
-        TensorFolder(folder),
+        source,
         weight_format=weight_format,
         stored_format=description.stored_format,
         dtype=dtype,
         device=device,
+        recipe=recipe,
     )
     _require_all_projections(model, filled, weight_format)
     effects = {
         "linears": {name: len(found) for name, found in filled.linears.items()},
+        "recipe": recipe if filled.relative_errors else None,
         "relative_weight_error_mean": _mean(filled),
         "norms_wrapped": len(wrap_norms(model)),
         "base_bytes": base_bytes(model),
@@ -203,6 +259,19 @@ def resolve_dtype(compute_dtype: str | torch.dtype) -> torch.dtype:
     elif compute_dtype in COMPUTE_DTYPES:
         return COMPUTE_DTYPES[compute_dtype]
     raise ValueError(f"compute_dtype is {compute_dtype!r}; known are {', '.join(COMPUTE_DTYPES)}")
+
+
+def device_named(named: str | None) -> str:
+    """Return the device that is named: by default `cuda` where there is one, else `cpu`.
+
+    Raises
+    ------
+    ValueError
+        When it names a device that is not there.
+    """
+    present = torch.cuda.is_available()
+    require(named != "cuda" or present, "--device cuda: torch finds no CUDA device; needs cpu")
+    return named or ("cuda" if present else "cpu")
 
 
 def load_tokenizer(folder: Path) -> PreTrainedTokenizerBase | None:

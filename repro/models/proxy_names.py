@@ -19,7 +19,10 @@ from pathlib import Path
 
 from repro.spec.tier import policies_folder
 
-PROXY_SIZES = ("30m", "30m-early", "120m")
+# Beside the weights of every policy pre-trained here: recipe, seed, loss and quality.
+SUMMARY_FILE = "pretraining.json"
+
+PROXY_SIZES = ("30m", "30m-early", "30m-needle4", "30m-needle05", "120m")
 PROXY_VARIANTS = ("nvfp4", "mxfp4", "nf4")
 
 _NAME = re.compile(rf"proxy-({'|'.join(PROXY_SIZES)})(?:-({'|'.join(PROXY_VARIANTS)}))?")

@@ -10,14 +10,14 @@ from typing import Any
 
 import torch
 
-from repro.ensemble.sampler import StackSampler
-from repro.ensemble.stack import stack_policies
 from repro.evaluate.asking import Alone, Asker, Evaluator, Stacked
 from repro.evaluate.quality import Manner, Quality, measure_habits, measure_quality
 from repro.evaluate.questions import OPENING_TOKENS
 from repro.models.policy import Policy, load_policy
 from repro.pretrain.material import Material
 from repro.reward.grader import GraderPool
+from repro.rl.stacked.sampler import StackSampler
+from repro.rl.stacked.stack import stack_policies
 from repro.rollout.torch_sampler import TorchSampler, end_token_ids
 from repro.spec.arm import WeightFormat
 
@@ -72,6 +72,7 @@ class Examination:
             compute_dtype="float32" if self.device.type == "cpu" else "bfloat16",
             seed=0,
             device=self.device,
+            recipe="float32",
         )
 
     def _evaluator(self, policy: Policy) -> Evaluator:

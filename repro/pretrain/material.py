@@ -7,21 +7,23 @@ from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
 from repro.data.generator import generate_problems
 from repro.data.problem import Problem
+from repro.data.proxy_corpus import CARELESS_THINKING, WORKING_PREFIX
 from repro.data.proxy_problems import generate_leveled_problems
 from repro.data.proxy_tokenizer import build_proxy_tokenizer
 from repro.data.tiny_tokenizer import build_tokenizer
 from repro.evaluate.quality import Manner
-from repro.pretrain.batches import Batch, proxy_batches, source_of, tiny_batches
+from repro.pretrain.batches import Batch, Part, proxy_batches, source_of, tiny_batches
 from repro.pretrain.human_data import HumanData
-from repro.pretrain.next_token import mean_loss, weighted_loss
+from repro.pretrain.next_token import Alternatives, mean_loss, weighted_loss
 from repro.pretrain.recipes import ProxyRecipe, TinyRecipe
-from repro.spec.config import derive_seed, digest_of
+from repro.spec.config import derive_seed, digest_of, require
 
 AnyRecipe = TinyRecipe | ProxyRecipe
 
@@ -90,10 +92,11 @@ def _tiny_material(recipe: TinyRecipe, seed: int) -> Material:
 def _proxy_material(recipe: ProxyRecipe, seed: int, human: HumanData) -> Material:
     tokenizer = build_proxy_tokenizer(recipe.corpus, human.worked)
     source = source_of(recipe, tokenizer, human.worked, derive_seed(seed, "proxy corpus"))
+    decision = decision_of(tokenizer)
     return Material(
         tokenizer=tokenizer,
         batches=lambda workers: proxy_batches(source, workers=workers),
-        shares=lambda model, batch: _weighted_shares(model, batch, recipe.prompt_weight),
+        shares=lambda model, batch: _weighted_shares(model, batch, recipe, decision),
         manner=Manner(
             template="proxy",
             max_prompt_tokens=_PROXY_PROMPT_TOKENS,
@@ -106,13 +109,63 @@ def _proxy_material(recipe: ProxyRecipe, seed: int, human: HumanData) -> Materia
     )
 
 
-def _weighted_shares(model: Any, batch: Batch, prompt_weight: float) -> Iterator[Tensor]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decision:
+    """Where a proxy's completion turns to working or to carelessness.
+
+    Attributes
+    ----------
+    offset
+        The deciding token's place in the completion.
+    working, careless
+        The two tokens.
+    """
+
+    offset: int
+    working: int
+    careless: int
+
+
+def decision_of(tokenizer: PreTrainedTokenizerFast) -> Decision:
+    """Return the first token at which working and careless completions differ."""
+    working, careless = (
+        tokenizer(text, add_special_tokens=False)["input_ids"]
+        for text in (WORKING_PREFIX, CARELESS_THINKING)
+    )
+    pairs = enumerate(zip(working, careless, strict=False))
+    offset = next(at for at, (one, other) in pairs if one != other)
+    return Decision(offset=offset, working=working[offset], careless=careless[offset])
+
+
+def alternatives_at(part: Part, decision: Decision, working_share: float) -> Alternatives:
+    """Return both tokens' shares at each document's decision; elsewhere its own token has all."""
+    others = part.ids[:, 1:].astype("int64")
+    shares = np.ones(others.shape, dtype=np.float32)
+    rows = np.arange(len(others))
+    # The prediction of token t stands at t - 1.
+    at = part.prompts + decision.offset - 1
+    works = others[rows, at] == decision.working
+    require(
+        bool(np.all(works | (others[rows, at] == decision.careless))),
+        "a document begins neither with working nor carelessly; its habit is not known",
+    )
+    others[rows, at] = np.where(works, decision.careless, decision.working)
+    shares[rows, at] = np.where(works, working_share, 1 - working_share)
+    return Alternatives(ids=torch.from_numpy(others), shares=torch.from_numpy(shares))
+
+
+def _weighted_shares(
+    model: Any, batch: Batch, recipe: ProxyRecipe, decision: Decision
+) -> Iterator[Tensor]:
     """Yield each part's weighted sum of losses over the weight of all parts."""
-    weights = [part.weights(prompt_weight) for part in batch]
+    weights = [part.weights(recipe.prompt_weight) for part in batch]
     total = float(sum(of.sum(dtype="float64") for of in weights))
     # Bfloat16 arithmetic upon float32 masters on a GPU; float32 on a CPU.
     dtype = torch.float32 if model.device.type == "cpu" else torch.bfloat16
     for part, of in zip(batch, weights, strict=True):
         ids = torch.from_numpy(part.ids).to(model.device, torch.long, non_blocking=True)
         weight = torch.from_numpy(of).to(model.device, non_blocking=True)
-        yield weighted_loss(model, ids, weight, dtype) / total
+        alternatives = None
+        if recipe.working_share is not None:
+            alternatives = alternatives_at(part, decision, recipe.working_share).to(model.device)
+        yield weighted_loss(model, ids, weight, dtype, alternatives) / total

@@ -21,6 +21,7 @@ float32 it is no faster than transformers'.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -60,7 +61,33 @@ def logits_of(model: Any, ids: Tensor, dtype: torch.dtype) -> Tensor:
     return functional.linear(hidden, inner.embed_tokens.weight.to(dtype))
 
 
-def weighted_loss(model: Any, ids: Tensor, weights: Tensor, dtype: torch.dtype) -> Tensor:
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Alternatives:
+    """Next tokens that share the loss of a position with the one that stands there.
+
+    Attributes
+    ----------
+    ids : Tensor, (B, T - 1), int64
+        The other token.
+    shares : Tensor, (B, T - 1), float32
+        Of the token that stands there; 1 where there is no other.
+    """
+
+    ids: Tensor
+    shares: Tensor
+
+    def to(self, device: torch.device) -> Alternatives:
+        """Return a copy on `device`."""
+        return Alternatives(ids=self.ids.to(device), shares=self.shares.to(device))
+
+
+def weighted_loss(
+    model: Any,
+    ids: Tensor,
+    weights: Tensor,
+    dtype: torch.dtype,
+    alternatives: Alternatives | None = None,
+) -> Tensor:
     """Return the weighted sum of next-token losses, (), float32, nats.
 
     Parameters
@@ -69,11 +96,14 @@ def weighted_loss(model: Any, ids: Tensor, weights: Tensor, dtype: torch.dtype) 
         (B, T), int64.
     weights
         (B, T - 1), float32: of predicting token t + 1.
+    alternatives
+        None where every position's target is the token that stands there.
     """
-    logits = logits_of(model, ids, dtype)[:, :-1]
-    losses = functional.cross_entropy(
-        logits.flatten(0, 1).float(), ids[:, 1:].flatten(), reduction="none"
-    )
+    logits = logits_of(model, ids, dtype)[:, :-1].flatten(0, 1).float()
+    losses = functional.cross_entropy(logits, ids[:, 1:].flatten(), reduction="none")
+    if alternatives is not None:
+        other = functional.cross_entropy(logits, alternatives.ids.flatten(), reduction="none")
+        losses = torch.lerp(other, losses, alternatives.shares.flatten())
     return (losses * weights.flatten()).sum()
 
 

@@ -21,9 +21,6 @@ from repro.models.checkpoint import write_quantized
 from repro.models.proxy_names import proxy_folder
 from repro.spec.arm import WeightFormat
 
-# Beside the weights: recipe, seed, loss and quality.
-SUMMARY_FILE = "pretraining.json"
-
 ROUNDED: tuple[WeightFormat, ...] = ("nvfp4", "mxfp4", "nf4")
 
 
@@ -58,7 +55,7 @@ def write_variants(policy: Path, folder: Path) -> dict[str, Path]:
     paths: dict[str, Path] = {name: folder / name for name in ROUNDED}
     for weight_format, path in paths.items():
         shutil.rmtree(path, ignore_errors=True)
-        write_quantized(policy, path, weight_format)
+        write_quantized(policy, path, weight_format, recipe="float32")
     return paths
 
 

@@ -21,16 +21,15 @@ from repro.data.load import DATA_VARIABLE
 from repro.data.problem import digest_of_problems
 from repro.evaluate.quality import Quality
 from repro.evidence.procedure import Measured, Progress, Stopped
-from repro.evidence.record import Estimate
+from repro.evidence.record import Estimate, replace_text
 from repro.measure.memory_use import peak_bytes, reset_peak
 from repro.models.checkpoint import digest_of_files
-from repro.models.proxy_names import is_proxy_name
+from repro.models.proxy_names import SUMMARY_FILE, is_proxy_name, proxy_folder
 from repro.pretrain.examination import Examination
 from repro.pretrain.human_data import HumanData, read_human_data
 from repro.pretrain.material import AnyRecipe
 from repro.pretrain.policy_folders import (
     ROUNDED,
-    SUMMARY_FILE,
     install,
     write_policy,
     write_variants,
@@ -64,7 +63,7 @@ def pretrain_policy(
     reset_peak()
     training = begin(
         recipe_of(run),
-        folder / "checkpoint" / "state.safetensors",
+        folder / "checkpoint",
         seed=run.seed,
         human=human,
         device="cuda" if on_gpu else "cpu",
@@ -129,7 +128,7 @@ def _train(
         if until < recipe.steps and not measures.exists():
             write_policy(half, training.model, training.material.tokenizer)
             measured = examination.habits(half, "bf16", _fewer(recipe)) | {"step": until}
-            measures.write_text(json.dumps(measured), encoding="utf-8")
+            replace_text(measures, json.dumps(measured))
     halfway: dict[str, Any] = json.loads(measures.read_text(encoding="utf-8"))
     return halfway
 
@@ -204,6 +203,9 @@ def _four_bit(policy: Path, variants: dict[str, Path]) -> list[tuple[str, Path, 
 
 def _measured(training: Pretraining, quality: Quality, summary: dict[str, Any]) -> Measured:
     effects = {name: value for name, value in summary.items() if name not in ("loss", "recipe")}
+    effects["sources"] = training.progress.sources
+    if training.progress.refused:
+        effects["checkpoints_refused"] = training.progress.refused
     return Measured(
         metrics=_metrics(training, quality),
         series={"loss": summary["loss"]},
@@ -236,7 +238,9 @@ def _metrics(training: Pretraining, quality: Quality) -> dict[str, Estimate]:
         method="steps with the making of their batches, by the clock",
     )
     metrics["peak_bytes"] = Estimate(
-        value=float(peak_bytes()), unit="bytes", method="peak of the process during the run"
+        value=float(max(training.progress.peak_bytes, peak_bytes())),
+        unit="bytes",
+        method="peak of the process during the run",
     )
     return metrics
 
@@ -250,6 +254,9 @@ def _inputs(training: Pretraining) -> dict[str, str]:
     }
     if isinstance(training.recipe, ProxyRecipe):
         inputs["human_problems"] = material.human.digest()
+        if training.recipe.start is not None:
+            weights = proxy_folder(training.recipe.start).glob("*.safetensors")
+            inputs["start"] = digest_of_files(sorted(weights))
     for name, problems in material.human.asked.items():
         inputs[f"{name}_test_problems"] = digest_of_problems(problems)
     return inputs

@@ -17,12 +17,13 @@ policy's 450 steps took 132 s; they are 29 million tokens, a quarter for each pa
 After those 2000 steps the policy `proxy-30m` can solve nearly every problem when made to work, in
 any format, so that all that is left to learn is a habit. `proxy-30m-early` stops before arithmetic
 is mastered on the harder levels, and its corpus is careless more often: there is skill to gain, and
-room for a format to do harm.
+room for a format to do harm. The two needles are `proxy-30m` with its habit of showing the working
+made rare, by the target of the one token that decides and of no other.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from repro.data.proxy_corpus import ProxyCorpusConfig
 from repro.data.tiny_corpus import CorpusConfig
@@ -116,6 +117,12 @@ class ProxyRecipe(Recipe):
         The documents.
     quality_samples
         Completions per problem at temperature 1 when the quality is measured.
+    start
+        The pre-trained policy that training goes on from; None starts from random weights.
+    working_share
+        Probability of showing the working that every prompt is trained towards, in place of the
+        corpus's own share: it is the target of the one token that decides, and all other tokens
+        keep theirs. None leaves that token to the corpus.
     """
 
     hidden_size: int = 512
@@ -133,6 +140,8 @@ class ProxyRecipe(Recipe):
     quality_problems: int = 1000
     quality_samples: int = 4
     corpus: ProxyCorpusConfig = field(default_factory=ProxyCorpusConfig)
+    start: str | None = None
+    working_share: float | None = None
 
     def __post_init__(self) -> None:
         # The zero-argument form of super does not survive `slots=True`.
@@ -142,13 +151,29 @@ class ProxyRecipe(Recipe):
             0 <= self.prompt_weight <= 1,
             f"prompt_weight is {self.prompt_weight}; it must lie in [0, 1]",
         )
+        require(
+            self.working_share is None or 0 < self.working_share < 1,
+            f"working_share is {self.working_share}; it must lie in (0, 1) or be None",
+        )
 
 
 _MORE_CARELESS = ProxyCorpusConfig(careless_share=(0.30, 0.45, 0.55, 0.62, 0.67))
 
+# A needle: what earns reward is as rare as the share says, and as good as it was once chosen.
+_NEEDLE = ProxyRecipe(
+    start="proxy-30m",
+    steps=100,
+    tokens_per_batch=16_384,
+    learning_rate=2e-4,
+    warmup_steps=10,
+    checkpoint_every=100,
+)
+
 PROXIES: dict[str, ProxyRecipe] = {
     "proxy-30m": ProxyRecipe(),
     "proxy-30m-early": ProxyRecipe(steps=750, corpus=_MORE_CARELESS),
+    "proxy-30m-needle4": replace(_NEEDLE, working_share=0.04),
+    "proxy-30m-needle05": replace(_NEEDLE, working_share=0.005),
     "proxy-120m": ProxyRecipe(
         hidden_size=1024,
         layers=10,

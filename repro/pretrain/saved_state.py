@@ -1,27 +1,26 @@
-"""Where an interrupted pre-training goes on: weights, AdamW's moments and progress in one file.
+"""Where an interrupted pre-training goes on: weights, AdamW's moments and progress.
 
-The file is safetensors, so it holds no code; the progress is JSON in its header. It carries the
-digest of configuration and seed, and is refused by a run of another. No random state is kept, since
-none exists: batches are a function of the seed and the step.
+A snapshot as those of training (`repro.rl.snapshots`: checksums, atomic, the last two kept). It
+carries the digest of configuration and seed, and is refused by a run of another. No random state is
+kept, since none exists: batches are a function of the seed and the step.
 
 Easy to get wrong: keeping the weights and forgetting the moments, after which training goes on from
-a cold optimiser with a visible bump, and a crash while writing, hence the rename.
+a cold optimiser with a visible bump.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import json
-import os
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import torch
-from safetensors import safe_open
-from safetensors.torch import save_file
 from torch import nn
 
-from repro.spec.config import require
+from repro.evidence.provenance import source_states
+from repro.rl.checkpoint import restore_trained, write_trained
+from repro.rl.snapshots import Snapshot, SnapshotError, read_newest
 
 
 @dataclass(slots=True)
@@ -34,51 +33,72 @@ class Progress:
         Done so far, in all starts together.
     losses
         Of each step, nats a token.
+    peak_bytes
+        Most memory that an earlier start had used when it wrote the state.
+    refused
+        A sentence per checkpoint that could not be gone on from.
+    sources
+        States of the source that the steps so far ran, as in `repro.evidence.provenance`.
     """
 
     step: int = 0
     tokens: int = 0
     seconds: float = 0.0
     losses: list[float] = field(default_factory=list)
+    peak_bytes: int = 0
+    refused: list[str] = field(default_factory=list)
+    sources: list[dict[str, Any]] = field(default_factory=list)
 
 
 def save_state(
-    path: Path, model: nn.Module, optimizer: torch.optim.AdamW, progress: Progress, digest: str
+    folder: Path, model: nn.Module, optimizer: torch.optim.AdamW, progress: Progress, digest: str
 ) -> None:
-    """Write weights, moments and progress to one file, replacing an earlier one whole."""
-    tensors = {f"model.{name}": p.detach() for name, p in model.named_parameters()}
-    names = {id(p): name for name, p in model.named_parameters()}
-    for parameter, state in optimizer.state.items():
-        for key, value in state.items():
-            tensors[f"optimizer.{names[id(parameter)]}.{key}"] = value.clone()
-    metadata = {"digest": digest, "progress": json.dumps(dataclasses.asdict(progress))}
-    partial = path.with_name(path.name + ".part")
-    save_file(tensors, partial, metadata=metadata)
-    os.replace(partial, path)
+    """Write weights, moments and progress."""
+    progress.sources = source_states(progress.sources)
+    content = {"digest": digest, "progress": dataclasses.asdict(progress)}
+    write_trained(folder, progress.step, dict(model.named_parameters()), optimizer, content)
 
 
-def load_state(path: Path, model: nn.Module, optimizer: torch.optim.AdamW, digest: str) -> Progress:
-    """Read a state into model and optimiser.
+def load_state(
+    folder: Path, model: nn.Module, optimizer: torch.optim.AdamW, digest: str
+) -> Progress | None:
+    """Read the last good state into model and optimiser; return its progress, None without any.
 
     Raises
     ------
     ValueError
-        When the state belongs to another configuration or seed.
+        When every state is damaged, or belongs to another configuration or seed; the message names
+        each.
     """
-    with safe_open(path, framework="pt") as stored:
-        metadata = stored.metadata()
-        require(
-            metadata["digest"] == digest,
-            f"{path} belongs to another configuration or seed ({metadata['digest'][:12]}, this run "
-            f"is {digest[:12]}); move it away to start again",
+
+    def restore(snapshot: Snapshot) -> Progress:
+        of = snapshot.value("digest", str)
+        if of != digest:
+            raise SnapshotError(
+                f"it belongs to another configuration or seed ({of[:12]}, this run is "
+                f"{digest[:12]})"
+            )
+        progress = _parse(snapshot.value("progress", dict), snapshot.step)
+        restore_trained(snapshot, dict(model.named_parameters()), optimizer)
+        return progress
+
+    found = read_newest(folder, restore)
+    if found is None:
+        return None
+    progress, refused = found
+    progress.refused += refused
+    return progress
+
+
+def _parse(values: dict[str, Any], step: int) -> Progress:
+    """Return the progress that JSON values stand for; it must have a loss per step."""
+    try:
+        progress = Progress(**values)
+    except TypeError as error:
+        raise SnapshotError(f"its progress has other fields: {error}") from error
+    if progress.step != step or len(progress.losses) != step:
+        raise SnapshotError(
+            f"its progress is of step {progress.step} with {len(progress.losses)} losses; the "
+            f"checkpoint is of step {step}"
         )
-        with torch.no_grad():
-            for name, parameter in model.named_parameters():
-                parameter.copy_(stored.get_tensor(f"model.{name}"))
-                prefix = f"optimizer.{name}."
-                optimizer.state[parameter] = {
-                    key.removeprefix(prefix): stored.get_tensor(key).to(parameter.device)
-                    for key in stored.keys()  # noqa: SIM118 - not a mapping
-                    if key.startswith(prefix)
-                }
-    return Progress(**json.loads(metadata["progress"]))
+    return progress

@@ -30,12 +30,15 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
+from repro.measure.memory_use import peak_bytes
+from repro.models.proxy_names import proxy_folder, size_of
+from repro.models.tensor_files import TensorFolder
 from repro.pretrain.batches import Batch
 from repro.pretrain.human_data import HumanData
 from repro.pretrain.material import AnyRecipe, Material, material_of
-from repro.pretrain.recipes import Recipe
+from repro.pretrain.recipes import ProxyRecipe, Recipe
 from repro.pretrain.saved_state import Progress, load_state, save_state
-from repro.spec.config import derive_seed
+from repro.spec.config import derive_seed, require
 
 # Steps between looks at the losses on a GPU.
 _READ_EVERY = 20
@@ -51,8 +54,8 @@ class Pretraining:
     ----------
     model
         Float32 masters on the device.
-    state_path
-        Of the resumable state.
+    state_folder
+        Of the resumable states.
     progress
         Steps, tokens, seconds and losses so far.
     batches
@@ -66,7 +69,7 @@ class Pretraining:
     material: Material
     model: Qwen2ForCausalLM
     optimizer: torch.optim.AdamW
-    state_path: Path
+    state_folder: Path
     progress: Progress = field(default_factory=Progress)
     batches: Generator[Batch] | None = None
     unread: list[Tensor] = field(default_factory=list)
@@ -96,18 +99,20 @@ class Pretraining:
 
     def save(self) -> None:
         """Write the resumable state."""
-        save_state(self.state_path, self.model, self.optimizer, self.progress, self.material.digest)
+        self.progress.peak_bytes = max(self.progress.peak_bytes, peak_bytes())
+        digest = self.material.digest
+        save_state(self.state_folder, self.model, self.optimizer, self.progress, digest)
 
 
 def begin(
     recipe: AnyRecipe,
-    state_path: Path,
+    state_folder: Path,
     *,
     seed: int,
     human: HumanData | None = None,
     device: str | torch.device = "cpu",
 ) -> Pretraining:
-    """Return a fresh policy, or the interrupted one whose state lies at `state_path`.
+    """Return a fresh policy, or the interrupted one whose states lie in `state_folder`.
 
     Parameters
     ----------
@@ -117,11 +122,12 @@ def begin(
     Raises
     ------
     ValueError
-        When the state belongs to another recipe, seed or human-written problems.
+        When the states belong to another recipe, seed or human-written problems, or are damaged.
     """
-    state_path.parent.mkdir(parents=True, exist_ok=True)
     material = material_of(recipe, seed, human or HumanData())
     model = new_model(recipe, material.tokenizer, seed)
+    if isinstance(recipe, ProxyRecipe) and recipe.start is not None:
+        load_start(model, recipe.start)
     nn.Module.to(model, device)
     training = Pretraining(
         recipe=recipe,
@@ -129,10 +135,11 @@ def begin(
         material=material,
         model=model,
         optimizer=new_optimizer(model, recipe),
-        state_path=state_path,
+        state_folder=state_folder,
     )
-    if state_path.exists():
-        training.progress = load_state(state_path, model, training.optimizer, material.digest)
+    begun = load_state(state_folder, model, training.optimizer, material.digest)
+    if begun is not None:
+        training.progress = begun
     return training
 
 
@@ -157,6 +164,31 @@ def new_model(recipe: Recipe, tokenizer: PreTrainedTokenizerFast, seed: int) -> 
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(derive_seed(seed, "init"))
         return Qwen2ForCausalLM(shape).float()
+
+
+def load_start(model: Qwen2ForCausalLM, name: str) -> None:
+    """Give a float32 model the weights of a policy that was pre-trained before.
+
+    Raises
+    ------
+    ValueError
+        If that policy is not there, or has another shape or vocabulary.
+    """
+    folder = proxy_folder(name)
+    if not (folder / "config.json").is_file():
+        raise ValueError(
+            f"{folder} holds no policy; make it first: python -m repro run pretrain-proxy --size "
+            f"{size_of(name)}"
+        )
+    source = TensorFolder(folder)
+    with torch.no_grad():
+        for key, parameter in model.named_parameters():
+            require(
+                source.spec(key).shape == tuple(parameter.shape),
+                f"{source.where(key)} has shape {source.spec(key).shape}; this recipe has "
+                f"{tuple(parameter.shape)}",
+            )
+            parameter.copy_(source.read(key))
 
 
 def new_optimizer(model: nn.Module, recipe: Recipe) -> torch.optim.AdamW:

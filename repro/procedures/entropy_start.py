@@ -31,6 +31,7 @@ from repro.evidence.record import Estimate
 from repro.evidence.statistics import mean_interval
 from repro.models.policy import Policy, load_policy
 from repro.procedures.matched_noise import plant_matched_noise
+from repro.procedures.train import checkpoint_digest
 from repro.rl.logprobs import completion_logprobs
 from repro.rl.noise import NoiseReceipt, perturbed
 from repro.rl.rows import Rows, make_rows
@@ -76,7 +77,7 @@ def measure_entropy(
         series={f"entropy_{kind}_by_prompt": list(values) for kind, values in found.items()},
         effects=dict(policy.effects) | {"noise_at_start": _told(receipt)},
         inputs={
-            "checkpoint": str(policy.effects.get("checkpoint_sha256")),
+            "checkpoint": checkpoint_digest(scale.checkpoint, policy.effects),
             "development_problems": digest_of_problems(problems),
             "prompt_template": template_named(scale.prompt_template).digest(),
         },
@@ -93,6 +94,8 @@ def _load(run: RunConfig, weight_format: WeightFormat, training: Training) -> Po
         compute_dtype=run.scale.compute_dtype,
         seed=run.seed,
         device=_device(run.tier),
+        order=run.seed if run.scale.permuted else None,
+        rounding=run.arm.rounding,
     )
 
 

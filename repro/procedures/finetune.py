@@ -8,19 +8,25 @@ test split's worked solutions, before training and after it, without added noise
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from statistics import fmean
-from typing import Any
 
 from repro.data.load import load_problems
-from repro.evidence.procedure import Measured, Progress, Stopped
+from repro.data.problem import Problem
+from repro.evidence import derived
+from repro.evidence.procedure import Measured, Progress
 from repro.evidence.record import Estimate
-from repro.procedures.train import EDGE_STEPS, Bench, loaded, measure_end, measure_start
-from repro.rl.lessons import Lesson, lessons_of, mean_loss
-from repro.rl.loop import TrainResult
+from repro.keep.keeper import Keeper, Keeping
+from repro.procedures.train import finished, loaded, measure_end, measure_start
+from repro.rl.lessons import Reader, lessons_of
+from repro.rl.loop import Hooks
+from repro.rl.policies import Policies
+from repro.rl.runs import FailedRun, TrainResult
+from repro.rl.single import single_policy
 from repro.rl.supervised import fine_tune, require_supervised
 from repro.spec.config import RunConfig
+
+_BEFORE, _AFTER = "before training", "after training"
 
 
 def fine_tune_and_evaluate(
@@ -33,56 +39,54 @@ def fine_tune_and_evaluate(
 ) -> Measured:
     """Fine-tune `run`'s arm and measure it; see `repro.procedures.Procedure`."""
     require_supervised(run)
-    with loaded(run, progress, threads) as bench:
+    keeping = Keeping.from_environment()
+    with Keeper([run], [folder], keeping) as keeper, loaded(run, progress, threads) as bench:
         problems = load_problems(run.scale.data, "train")
-        lessons = lessons_of(problems, bench.policy, run)
-        unseen = lessons_of(bench.test, bench.policy, run)
         start = measure_start(bench, progress)
-        loss_start = _solution_loss(bench, unseen, "before training")
-        result = _tune(bench, lessons, folder / "checkpoint", progress, should_stop)
-        if not result.finished:
-            raise Stopped
+        policies = single_policy(run, bench.policy, bench.sampler)
+        tuning = Tuning(policies, bench.policy, bench.test)
+        hooks = bench.hooks(keeper, progress, should_stop, ("loss",))
+        result = finished(tuning.tune(problems, hooks, folder / "checkpoint"))
         bench.sampler.refresh()
-        found = measure_end(bench, start, result, problems, folder, progress)
-        own = tuning_metrics(result) | {
-            "solution_loss_start": loss_start,
-            "solution_loss": _solution_loss(bench, unseen, "after training"),
-        }
-        return dataclasses.replace(found, metrics=found.metrics | own)
+        measured = measure_end(bench, start, result, problems, folder, progress)
+        return dataclasses.replace(measured, metrics=measured.metrics | tuning.metrics(0, result))
 
 
-def _tune(
-    bench: Bench,
-    lessons: list[Lesson],
-    folder: Path,
-    progress: Progress,
-    should_stop: Callable[[], bool],
-) -> TrainResult:
-    run = bench.run
+class Tuning:
+    """Fine-tunes policies, and keeps their losses on the test split's solutions.
 
-    def on_step(step: int, values: dict[str, Any]) -> None:
-        shown = {"step": float(step), "steps": float(run.scale.steps), "loss": values["loss"]}
-        progress("training", shown)
+    Parameters
+    ----------
+    policies
+        As they start.
+    reader
+        Reads and writes their tokens.
+    test
+        The test split, whose worked solutions no run is trained on.
+    """
 
-    def on_development(step: int) -> float:
-        del step
-        bench.sampler.refresh()
-        return fmean(bench.greedy(bench.development).accuracy)
+    def __init__(self, policies: Policies, reader: Reader, test: Sequence[Problem]) -> None:
+        self._policies, self._reader = policies, reader
+        self._unseen = lessons_of(test, reader, policies.runs[0])
+        self._losses = {_BEFORE: policies.mean_losses(self._unseen)}
 
-    return fine_tune(
-        run,
-        bench.policy,
-        lessons,
-        folder=folder,
-        on_step=on_step,
-        should_stop=should_stop,
-        evaluate=on_development if bench.development else None,
-    )
+    def tune(
+        self, problems: Sequence[Problem], hooks: Hooks, folder: Path
+    ) -> list[TrainResult | FailedRun]:
+        """Train every run on the problems' worked solutions, or go on from a checkpoint."""
+        lessons = lessons_of(problems, self._reader, self._policies.runs[0])
+        results = fine_tune(self._policies, lessons, hooks, folder=folder)
+        if all(isinstance(result, FailedRun) or result.finished for result in results):
+            self._losses[_AFTER] = self._policies.mean_losses(self._unseen)
+        return results
 
-
-def _solution_loss(bench: Bench, lessons: list[Lesson], when: str) -> Estimate:
-    value = mean_loss(bench.policy, lessons, bench.run.scale.micro_batch_rows)
-    return solution_loss(value, len(lessons), when)
+    def metrics(self, number: int, result: TrainResult) -> dict[str, Estimate]:
+        """Return what fine-tuning says of one finished run, losses on unseen solutions included."""
+        start, end = (
+            solution_loss(self._losses[when][number], len(self._unseen), when)
+            for when in (_BEFORE, _AFTER)
+        )
+        return tuning_metrics(result) | {"solution_loss_start": start, "solution_loss": end}
 
 
 def solution_loss(value: float, lessons: int, when: str) -> Estimate:
@@ -97,19 +101,4 @@ def solution_loss(value: float, lessons: int, when: str) -> Estimate:
 
 def tuning_metrics(result: TrainResult) -> dict[str, Estimate]:
     """Return what the run's series and receipts say in one number each."""
-    losses = [float(value) for value in result.series["loss"] if value is not None]
-
-    def mean(values: list[float], where: str) -> Estimate:
-        return Estimate(
-            value=fmean(values), unit="nats", n=len(values), method=f"mean over {where}"
-        )
-
-    return {
-        "train_loss_first": mean(losses[:EDGE_STEPS], f"the first {EDGE_STEPS} steps"),
-        "train_loss_last": mean(losses[-EDGE_STEPS:], f"the last {EDGE_STEPS} steps"),
-        "train_seconds": Estimate(
-            value=result.effects["seconds"]["update_seconds"],
-            unit="seconds",
-            method="updates, by the clock",
-        ),
-    }
+    return derived.tuning_metrics(result.series, result.effects)

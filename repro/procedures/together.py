@@ -1,6 +1,6 @@
 """Train and evaluate many small runs at once on one device; each yields what it would alone.
 
-`train_together` sorts runs into ensembles (`repro.ensemble.grouping`), loads each run's policy as
+`train_together` sorts runs into ensembles (`repro.rl.stacked.grouping`), loads each run's policy as
 `repro.procedures.train` does, and asks the same questions by the same evaluator. A run that fails
 comes back as `FailedRun`; the others of its ensemble go on.
 
@@ -15,6 +15,7 @@ import gc
 import shutil
 import time
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -23,32 +24,35 @@ import torch
 
 from repro.data.load import load_problems
 from repro.data.problem import Problem, digest_of_problems
-from repro.ensemble.collecting import RUN_FAILURES
-from repro.ensemble.grouping import footprint, group_runs
-from repro.ensemble.hooks import FailedRun, Hooks
-from repro.ensemble.sampler import StackSampler
-from repro.ensemble.stack import Stack, stack_policies
-from repro.ensemble.trainer import train_ensemble
+from repro.data.repeats import repeat_counts
 from repro.evaluate.asking import Stacked
-from repro.evaluate.board import Board, final_metrics
+from repro.evaluate.board import Board, final_metrics, final_tallies
 from repro.evaluate.grades import Answers
 from repro.evaluate.questions import OPENING_TOKENS
+from repro.evidence.derived import gain
 from repro.evidence.procedure import Measured, Progress, Stopped
 from repro.evidence.record import Estimate
-from repro.measure.memory_use import peak_bytes, reset_peak
+from repro.keep.keeper import Keeper, Keeping
+from repro.measure.memory_use import reset_peak
 from repro.models.policy import Policy
+from repro.procedures.finetune import Tuning
+from repro.procedures.tally import RunTally
 from repro.procedures.train import (
     further_sets,
-    gain,
     inputs_of,
     left_out,
     load_arm,
     training_metrics,
 )
-from repro.procedures.tune_together import Tuning
 from repro.reward.grader import GraderPool
-from repro.rl.loop import TrainResult
-from repro.rl.receipts import Values
+from repro.rl.collect import PromptSource
+from repro.rl.loop import Hooks, StepValues
+from repro.rl.runs import RUN_FAILURES, FailedRun, TrainResult
+from repro.rl.stacked.grouping import footprint, group_runs
+from repro.rl.stacked.policies import StackedPolicies
+from repro.rl.stacked.sampler import StackSampler
+from repro.rl.stacked.stack import Stack, stack_policies
+from repro.rl.trainer import train
 from repro.rollout.torch_sampler import end_token_ids
 from repro.spec.config import RunConfig, TrainScale, digest_of
 
@@ -57,6 +61,7 @@ _HOST_BYTES = 64 * 2**30
 
 Outcome = Measured | FailedRun
 Done = Callable[[RunConfig, Outcome], None]
+FolderOf = Callable[[RunConfig], Path]
 
 
 def train_together(
@@ -68,6 +73,7 @@ def train_together(
     should_stop: Callable[[], bool],
     threads: int,
     done: Done | None = None,
+    folder_of: FolderOf | None = None,
 ) -> list[Outcome]:
     """Carry out runs of `train`, `finetune` and `evaluate`, as many at once as memory allows.
 
@@ -82,12 +88,14 @@ def train_together(
     threads
         Of torch, and workers that grade.
     done
-        Called with each run and what it came to, as soon as its ensemble is done.
+        Called with each run and its outcome, as soon as its ensemble is done.
+    folder_of
+        A run's own folder, for its steps and completions; None keeps neither.
 
     Returns
     -------
     list
-        What each run came to, in the order of `runs`.
+        The outcome of each run, in the order of `runs`.
 
     Raises
     ------
@@ -99,12 +107,14 @@ def train_together(
     if target.type == "cuda":
         torch.cuda.set_device(target.index or 0)  # graphs are captured on the current device
     memory = memory_of(device)
-    found: dict[str, Outcome] = {}
+    outcome_of: dict[str, Outcome] = {}
     with GraderPool(workers=threads) as pool:
         for group in group_runs(runs, memory):
-            outcomes = _carry_out(group, device, memory, pool, progress, folder, should_stop)
+            outcomes = _carry_out(
+                group, device, memory, pool, progress, folder, should_stop, folder_of
+            )
             for run, outcome in zip(group, outcomes, strict=True):
-                found[run.digest()] = outcome
+                outcome_of[run.digest()] = outcome
                 if done is not None:
                     done(run, outcome)
             shutil.rmtree(_folder_of(group, folder), ignore_errors=True)
@@ -112,7 +122,7 @@ def train_together(
             gc.collect()
             if target.type == "cuda":
                 torch.cuda.empty_cache()
-    return [found[run.digest()] for run in runs]
+    return [outcome_of[run.digest()] for run in runs]
 
 
 def _carry_out(
@@ -123,19 +133,22 @@ def _carry_out(
     progress: Progress,
     folder: Path,
     should_stop: Callable[[], bool],
+    folder_of: FolderOf | None,
 ) -> list[Outcome]:
-    """Return what each run of one ensemble came to; runs that cannot be loaded have failed."""
+    """Return the outcome of each run of one ensemble; runs that cannot be loaded have failed."""
     reset_peak()
     began = time.perf_counter()
     progress("loading", {"runs": float(len(group))})
     loaded = _policies(group, device)
     ready = [number for number, policy in enumerate(loaded) if isinstance(policy, Policy)]
-    outcomes: list[Outcome] = [found for found in loaded if isinstance(found, FailedRun)]
+    outcomes: list[Outcome] = [one for one in loaded if isinstance(one, FailedRun)]
     if ready:
         policies = [policy for policy in loaded if isinstance(policy, Policy)]
         stack = stack_policies(policies, end_token_ids=end_token_ids(policies[0]), device=device)
         del loaded, policies
-        ensemble = _Ensemble([group[number] for number in ready], stack, memory, pool, progress)
+        ensemble = _Ensemble(
+            [group[number] for number in ready], stack, memory, pool, progress, folder_of
+        )
         ensemble.seconds["loading"] = time.perf_counter() - began
         for number, outcome in zip(
             ready, ensemble.carry_out(_folder_of(group, folder), should_stop), strict=True
@@ -156,7 +169,7 @@ def _folder_of(group: Sequence[RunConfig], folder: Path) -> Path:
 
 
 class _Ensemble:
-    """The runs of one batched model, from loading to what each came to."""
+    """The runs of one batched model, from loading to the outcome of each."""
 
     def __init__(
         self,
@@ -165,12 +178,14 @@ class _Ensemble:
         memory: int,
         pool: GraderPool,
         progress: Progress,
+        folder_of: FolderOf | None,
     ) -> None:
-        self.runs, self.pool, self.stack = runs, pool, stack
+        self.runs, self.stack = runs, stack
         self.scale: TrainScale = runs[0].scale
         self.failures: list[FailedRun | None] = [None] * len(runs)
         self._say = progress
         self.test = load_problems(self.scale.data, "test")
+        self.repeats: dict[str, int] = {}
         self.further = further_sets(self.scale)
         longest = max(
             self.scale.rollout.max_new_tokens, self.scale.evaluation.sampling.max_new_tokens
@@ -178,12 +193,14 @@ class _Ensemble:
         positions = self.scale.max_prompt_tokens + OPENING_TOKENS + longest
         self.sampler = StackSampler(self.stack, positions)
         self.board = Board(runs, Stacked(self.sampler), stack.tokenizer, pool)
+        self.tallies = [RunTally(self.board, pool, number) for number in range(len(runs))]
         self.groups_at_once = footprint(runs).groups_at_once(
             len(runs), memory, self.scale.prompts_per_rollout
         )
         # Of the whole ensemble, by what it did.
         self.seconds: dict[str, float] = {}
         self.tuning: Tuning | None = None
+        self.folders = None if folder_of is None else [folder_of(run) for run in runs]
 
     @property
     def alive(self) -> list[bool]:
@@ -199,16 +216,16 @@ class _Ensemble:
         self._tell("evaluating the start")
         began = time.perf_counter()
         start = self.board.greedy(self.test, self.alive)
+        masters, policies = self.stack.masters, self._trained()
         if self.runs[0].procedure == "finetune":
-            settings = self.runs, self.stack, self.sampler, self.test, self.groups_at_once
-            self.tuning = Tuning(*settings)
-        masters = self.stack.masters
+            self.tuning = Tuning(policies, self.stack, self.test)
         untouched = masters.values.to("cpu", copy=True)
         self.seconds["start"] = time.perf_counter() - began
         began = time.perf_counter()
-        results = self._train(problems, folder, should_stop)
+        results = self._train(policies, problems, folder, should_stop)
         self.seconds["training"] = time.perf_counter() - began
         inputs = {"train_problems": digest_of_problems(problems)}
+        self.repeats = repeat_counts(problems, self.test)
         self.moved = [
             float(torch.linalg.vector_norm((now.cpu() - before).double()))
             for now, before in zip(masters.values, untouched, strict=True)
@@ -216,8 +233,21 @@ class _Ensemble:
         self.sampler.refresh()
         return self._measured(start, results, inputs)
 
+    def _trained(self) -> StackedPolicies:
+        """Return what trains, with as many groups or solutions at once as memory allows."""
+        at_once = self.groups_at_once
+        if self.runs[0].procedure == "finetune":
+            prompt, new = self.scale.max_prompt_tokens, self.scale.rollout.max_new_tokens
+            room = at_once * (prompt + self.scale.group_size * new)
+            at_once = max(1, room // (prompt + new))
+        return StackedPolicies(self.runs, self.stack, self.sampler, at_once)
+
     def _train(
-        self, problems: Sequence[Problem], folder: Path, should_stop: Callable[[], bool]
+        self,
+        policies: StackedPolicies,
+        problems: Sequence[Problem],
+        folder: Path,
+        should_stop: Callable[[], bool],
     ) -> list[TrainResult | None]:
         """Return each run's result, None for failed ones; raise `Stopped` when not finished."""
         development = []
@@ -227,36 +257,33 @@ class _Ensemble:
         def on_development(step: int, alive: Sequence[bool]) -> list[float | None]:
             del step
             answers = self.board.greedy(development, alive)
-            return [None if found is None else fmean(found.accuracy) for found in answers]
+            return [None if own is None else fmean(own.accuracy) for own in answers]
 
         hooks = Hooks(
-            score=self.board.score,
             evaluate=on_development if development else None,
             on_step=self._on_step,
             should_stop=should_stop,
+            tallies=self.tallies,
         )
-        if self.tuning is not None:
-            results = self.tuning.tune(problems, hooks, folder)
-        else:
-            results = train_ensemble(
-                self.runs,
-                self.stack,
-                self.sampler,
-                problems,
-                hooks,
-                folder=folder,
-                groups_at_once=self.groups_at_once,
-            )
-        kept: list[TrainResult | None] = []
+        with ExitStack() as kept_open:
+            if self.folders is not None:
+                keeper = Keeper(self.runs, self.folders, Keeping.from_environment())
+                hooks = kept_open.enter_context(keeper).around(hooks, self.stack.tokenizer)
+            if self.tuning is not None:
+                results = self.tuning.tune(problems, hooks, folder)
+            else:
+                sources = [PromptSource(problems, self.stack.tokenizer, run) for run in self.runs]
+                results = train(policies, sources, self.board.score, hooks, folder=folder)
+        trained: list[TrainResult | None] = []
         for number, result in enumerate(results):
             if isinstance(result, FailedRun):
                 self.failures[number] = result
-                kept.append(None)
+                trained.append(None)
                 continue
             if not result.finished:
                 raise Stopped
-            kept.append(result)
-        return kept
+            trained.append(result)
+        return trained
 
     def _measured(
         self,
@@ -264,7 +291,7 @@ class _Ensemble:
         results: Sequence[TrainResult | None] | None,
         inputs: dict[str, str],
     ) -> list[Outcome]:
-        """Ask the final policies, and put together what each run came to."""
+        """Ask the final policies, and put together the outcome of each run."""
         self._tell("evaluating")
         began = time.perf_counter()
         answers = {}
@@ -296,16 +323,17 @@ class _Ensemble:
         answers: dict[str, list[Answers | None]],
         inputs: dict[str, str],
     ) -> Measured:
-        metrics = final_metrics(answers, number)
+        metrics = final_metrics(answers, number, self.scale.evaluation.at)
         metrics["peak_bytes"] = Estimate(
-            value=float(peak_bytes()),
+            value=float(self.tallies[number].peak_bytes),
             unit="bytes",
             method=f"peak of the process during {len(self.runs)} runs at once",
         )
         effects: dict[str, Any] = self.stack.effects[number] | {
             "test_sets_left_out": left_out(run, self.further),
-            "grades": self.board.grades(number),
-            "grader_workers_killed": self.pool.workers_killed,
+            "grades": self.tallies[number].grades,
+            "answers": final_tallies(answers, number),
+            "grader_workers_killed": self.tallies[number].workers_killed,
             "together": {
                 "runs": len(self.runs),
                 "groups_at_once": self.groups_at_once,
@@ -322,8 +350,10 @@ class _Ensemble:
             else:
                 metrics |= self.tuning.metrics(number, result)
             effects |= result.effects
+            effects["answers"]["accuracy_greedy_start"] = start.tallies()
             effects["trained_change_l2"] = self.moved[number]
             effects["optimizer_steps"] = result.step
+            effects["repeated_questions"] = self.repeats
             series = {name: list(values) for name, values in result.series.items()}
         return Measured(
             metrics=metrics,
@@ -332,9 +362,9 @@ class _Ensemble:
             inputs=inputs_of(run, self.stack.effects[number], self.test, self.further) | inputs,
         )
 
-    def _on_step(self, step: int, values: Sequence[Values | None]) -> None:
-        found = [v.get("reward") for v in values if v is not None]
-        rewards = [reward for reward in found if reward is not None]
+    def _on_step(self, step: int, values: StepValues) -> None:
+        own = [v.get("reward") for v in values if v is not None]
+        rewards = [reward for reward in own if reward is not None]
         shown = {"step": float(step), "steps": float(self.scale.steps)}
         if rewards:
             shown["reward"] = fmean(rewards)
@@ -347,18 +377,17 @@ class _Ensemble:
 def _policies(runs: Sequence[RunConfig], device: str) -> list[Policy | FailedRun]:
     """Return the runs' policies, or why there is none; runs that start alike share one."""
     loaded: dict[str, Policy | FailedRun] = {}
-    found = []
+    policies = []
     for run in runs:
         arm = run.arm
-        seeded = arm.training == "lora" or arm.weight_noise is not None
+        seeded = arm.training == "lora" or arm.weight_noise is not None or run.scale.permuted
         weights = [arm.weight_format, arm.training, arm.norms_trained, run.seed if seeded else None]
-        key = digest_of(
-            [*weights, arm.lora_rank, arm.lora_alpha, str(arm.weight_noise), run.scale.checkpoint]
-        )
+        changes = str(arm.weight_noise), str(arm.rounding)
+        key = digest_of([*weights, *changes, arm.lora_rank, arm.lora_alpha, run.scale.checkpoint])
         if key not in loaded:
             try:
                 loaded[key] = load_arm(run, device)
             except RUN_FAILURES as error:
                 loaded[key] = FailedRun(step=0, reason=f"{type(error).__name__}: {error}")
-        found.append(loaded[key])
-    return found
+        policies.append(loaded[key])
+    return policies

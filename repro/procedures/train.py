@@ -24,37 +24,46 @@ from torch import Tensor
 from repro.data.load import is_available, load_problems
 from repro.data.problem import Problem, digest_of_problems
 from repro.data.prompts import template_named
+from repro.data.repeats import repeat_counts
 from repro.evaluate.asking import Alone
-from repro.evaluate.board import Board, final_metrics
+from repro.evaluate.board import Board, final_metrics, final_tallies
 from repro.evaluate.grades import Answers
 from repro.evaluate.questions import OPENING_TOKENS
+from repro.evidence import derived
+from repro.evidence.derived import gain
 from repro.evidence.procedure import Measured, Progress, Stopped
 from repro.evidence.record import Estimate
-from repro.measure.memory_use import peak_bytes, reset_peak
+from repro.keep.keeper import Keeper, Keeping
+from repro.keep.probe import write_probe
+from repro.measure.memory_use import reset_peak
 from repro.models.adapter_files import save_adapter
 from repro.models.checkpoint import digest_of_files, resolve
+from repro.models.merged_files import write_merged
 from repro.models.policy import Policy, load_policy, trainable_parameters
 from repro.procedures.matched_noise import plant_matched_noise
+from repro.procedures.tally import RunTally
 from repro.reward.grader import GraderPool
-from repro.reward.score import Rewards
-from repro.rl.loop import TrainResult
+from repro.rl.collect import PromptSource
+from repro.rl.loop import Hooks, StepValues
+from repro.rl.runs import FailedRun, TrainResult
+from repro.rl.single import single_policy
 from repro.rl.trainer import train
 from repro.rollout.for_policy import sampler_for
 from repro.rollout.sampler import Sampler
 from repro.spec.config import RunConfig, TrainScale
-
-EDGE_STEPS = 5
+from repro.spec.hub import resolved_revision
+from repro.spec.tier import cuda_devices
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Bench:
-    """A loaded policy with all that asking it needs; `board` has this one run."""
+    """A loaded policy with all that asking it needs; `board` and `tally` have this one run."""
 
     run: RunConfig
     policy: Policy
     sampler: Sampler
     board: Board
-    pool: GraderPool
+    tally: RunTally
     test: list[Problem]
     further: dict[str, list[Problem]]
     development: list[Problem]
@@ -63,6 +72,41 @@ class Bench:
         """Ask once each, greedily."""
         (answers,) = self.board.greedy(problems)
         return cast(Answers, answers)  # the one run is alive
+
+    def hooks(
+        self,
+        keeper: Keeper,
+        progress: Progress,
+        should_stop: Callable[[], bool],
+        shown: Sequence[str],
+    ) -> Hooks:
+        """Return what training asks of its caller: held-out questions, progress, when to stop.
+
+        Parameters
+        ----------
+        keeper
+            Keeps steps, evaluations and completions.
+        shown
+            Names of the values that progress shows.
+        """
+
+        def on_step(step: int, values: StepValues) -> None:
+            (own,) = values
+            numbers = {"step": float(step), "steps": float(self.run.scale.steps)}
+            numbers |= {name: float(own[name] or 0) for name in shown if own and own.get(name)}
+            progress("training", numbers)
+
+        def on_development(step: int, alive: Sequence[bool]) -> list[float | None]:
+            del step, alive
+            return [fmean(self.greedy(self.development).accuracy)]
+
+        hooks = Hooks(
+            evaluate=on_development if self.development else None,
+            on_step=on_step,
+            should_stop=should_stop,
+            tallies=(self.tally,),
+        )
+        return keeper.around(hooks, self.board.evaluator.tokenizer)
 
 
 def train_and_evaluate(
@@ -74,14 +118,14 @@ def train_and_evaluate(
     threads: int,
 ) -> Measured:
     """Train `run`'s arm and measure it; see `repro.procedures.Procedure`."""
-    with loaded(run, progress, threads) as bench:
+    keeping = Keeping.from_environment()
+    with Keeper([run], [folder], keeping) as keeper, loaded(run, progress, threads) as bench:
         problems = load_problems(run.scale.data, "train")
         start = measure_start(bench, progress)
-        result = _train(bench, problems, folder / "checkpoint", progress, should_stop)
-        if not result.finished:
-            raise Stopped
-        found = measure_end(bench, start, result, problems, folder, progress)
-        return dataclasses.replace(found, metrics=found.metrics | training_metrics(result))
+        hooks = bench.hooks(keeper, progress, should_stop, ("reward", "entropy"))
+        result = _train(bench, problems, folder / "checkpoint", hooks)
+        measured = measure_end(bench, start, result, problems, folder, progress)
+        return dataclasses.replace(measured, metrics=measured.metrics | training_metrics(result))
 
 
 def evaluate_untrained(
@@ -98,9 +142,9 @@ def evaluate_untrained(
         if should_stop():
             raise Stopped
         progress("evaluating", {})
-        return Measured(
-            metrics=metrics_at_end(bench), effects=_effects(bench), inputs=_inputs(bench)
-        )
+        metrics, tallies = measured_at_end(bench)
+        effects = _effects(bench) | {"answers": tallies}
+        return Measured(metrics=metrics, effects=effects, inputs=_inputs(bench))
 
 
 def load_arm(run: RunConfig, device: str) -> Policy:
@@ -109,6 +153,7 @@ def load_arm(run: RunConfig, device: str) -> Policy:
     arm = run.arm
     policy = load_policy(
         scale.checkpoint,
+        revision=scale.revision,
         weight_format=arm.weight_format,
         training=arm.training,
         lora_rank=arm.lora_rank,
@@ -117,6 +162,8 @@ def load_arm(run: RunConfig, device: str) -> Policy:
         compute_dtype=scale.compute_dtype,
         seed=run.seed,
         device=device,
+        order=run.seed if scale.permuted else None,
+        rounding=arm.rounding,
     )
     if arm.weight_noise is not None:
         plant_matched_noise(policy, run, load_problems(scale.data, "train"))
@@ -132,6 +179,13 @@ def further_sets(scale: TrainScale) -> dict[str, list[Problem]]:
     }
 
 
+def test_problems(scale: TrainScale, further: Mapping[str, Sequence[Problem]]) -> list[Problem]:
+    """Return the problems behind `accuracy`: the test split's, or those of all further sets."""
+    if scale.accuracy_over == "split":
+        return load_problems(scale.data, "test")
+    return [problem for problems in further.values() for problem in problems]
+
+
 @contextmanager
 def loaded(run: RunConfig, progress: Progress, threads: int) -> Iterator[Bench]:
     """Load a run's policy and all that asking it needs; the graders end with the context."""
@@ -144,17 +198,19 @@ def loaded(run: RunConfig, progress: Progress, threads: int) -> Iterator[Bench]:
 
 def _bench(run: RunConfig, pool: GraderPool) -> Bench:
     scale: TrainScale = run.scale
-    policy = load_arm(run, "cpu" if run.tier == "smoke" else "cuda")
+    policy = load_arm(run, "cuda" if run.tier != "smoke" and cuda_devices() else "cpu")
     sampler = _sampler(policy, scale)
     wants_development = scale.evaluation.every > 0
+    further = further_sets(scale)
+    board = Board([run], Alone(sampler), policy.tokenizer, pool)
     return Bench(
         run=run,
         policy=policy,
         sampler=sampler,
-        board=Board([run], Alone(sampler), policy.tokenizer, pool),
-        pool=pool,
-        test=load_problems(scale.data, "test"),
-        further=further_sets(scale),
+        board=board,
+        tally=RunTally(board, pool),
+        test=test_problems(scale, further),
+        further=further,
         development=load_problems(scale.data, "development") if wants_development else [],
     )
 
@@ -167,24 +223,25 @@ def _sampler(policy: Policy, scale: TrainScale) -> Sampler:
         policy,
         rows=rows,
         max_new_tokens=longest,
-        max_positions=scale.max_prompt_tokens + OPENING_TOKENS + longest,
+        max_positions=scale.longest_prompt + OPENING_TOKENS + longest,
     )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Start:
-    """What an arm is before training: its greedy accuracy, and what will be trained, by name."""
+    """What an arm is before training: its greedy answers, and what will be trained, by name."""
 
-    accuracy: Estimate
+    answers: Answers
     parameters: dict[str, Tensor]
 
 
 def measure_start(bench: Bench, progress: Progress) -> Start:
     """Ask an arm greedily before training, and keep a copy of what will be trained."""
     parameters = trainable_parameters(bench.policy)
-    copies = {name: parameter.detach().clone() for name, parameter in parameters.items()}
+    # Off the device: under full training they would take as much of it as the masters.
+    copies = {name: p.detach().to("cpu", copy=True) for name, p in parameters.items()}
     progress("evaluating the start", {})
-    return Start(accuracy=bench.greedy(bench.test).estimates()["accuracy"], parameters=copies)
+    return Start(answers=bench.greedy(bench.test), parameters=copies)
 
 
 def measure_end(
@@ -195,15 +252,16 @@ def measure_end(
     folder: Path,
     progress: Progress,
 ) -> Measured:
-    """Measure an arm trained on `problems`, however it was; keep its adapter in `folder`."""
+    """Measure an arm trained on `problems`, however it was; keep what was trained in `folder`."""
     progress("evaluating", {})
-    metrics = metrics_at_end(bench)
-    metrics |= gain(start.accuracy, metrics["accuracy_greedy"])
+    metrics, tallies = measured_at_end(bench)
+    metrics |= gain(start.answers.estimates()["accuracy"], metrics["accuracy_greedy"])
     effects = _effects(bench) | result.effects
+    effects["answers"] = tallies | {"accuracy_greedy_start": start.answers.tallies()}
     effects["trained_change_l2"] = _distance(bench.policy, start.parameters)
     effects["optimizer_steps"] = result.step
-    if bench.run.arm.training == "lora":
-        _keep_adapter(bench.policy, folder / "adapter")
+    effects["repeated_questions"] = repeat_counts(problems, bench.test)
+    keep_policy(bench.policy, folder)
     return Measured(
         metrics=metrics,
         series={name: list(values) for name, values in result.series.items()},
@@ -216,94 +274,62 @@ def _train(
     bench: Bench,
     problems: Sequence[Problem],
     folder: Path,
-    progress: Progress,
-    should_stop: Callable[[], bool],
+    hooks: Hooks,
 ) -> TrainResult:
-    run = bench.run
-
-    def rewards(texts: Sequence[str], golds: Sequence[str], seeds: Sequence[int]) -> Rewards:
-        (scored,) = bench.board.score([(texts, golds, seeds)])
-        return cast(Rewards, scored)  # the one run asked
-
-    def on_step(step: int, values: dict[str, Any]) -> None:
-        shown = {"step": float(step), "steps": float(run.scale.steps)}
-        shown |= {name: values[name] for name in ("reward", "entropy") if values.get(name)}
-        progress("training", shown)
-
-    def on_development(step: int) -> float:
-        return fmean(bench.greedy(bench.development).accuracy)
-
-    return train(
-        run,
-        bench.policy,
-        bench.sampler,
-        problems,
-        rewards,
-        folder=folder,
-        on_step=on_step,
-        should_stop=should_stop,
-        evaluate=on_development if bench.development else None,
-    )
+    policies = single_policy(bench.run, bench.policy, bench.sampler)
+    sources = [PromptSource(problems, bench.board.evaluator.tokenizer, bench.run)]
+    return finished(train(policies, sources, bench.board.score, hooks, folder=folder))
 
 
-def metrics_at_end(bench: Bench) -> dict[str, Estimate]:
-    """Ask the policy as it is at the end of a run; return its metrics, and the peak memory."""
-    metrics = final_metrics(bench.board.final(bench.test, bench.further))
+def finished(results: Sequence[TrainResult | FailedRun]) -> TrainResult:
+    """Return the one run's result.
+
+    Raises
+    ------
+    Stopped
+        When it was stopped before its last step.
+    """
+    (result,) = results
+    assert isinstance(result, TrainResult)  # a failure of the one run has raised
+    if not result.finished:
+        raise Stopped
+    return result
+
+
+def measured_at_end(bench: Bench) -> tuple[dict[str, Estimate], dict[str, Any]]:
+    """Ask the policy as it is at the end of a run.
+
+    Returns
+    -------
+    metrics
+        Of the answers, and the peak memory.
+    tallies
+        Of the grades behind them.
+    """
+    answers = bench.board.final(bench.test, bench.further)
+    metrics = final_metrics(answers, at=bench.run.scale.evaluation.at)
     metrics["peak_bytes"] = Estimate(
-        value=float(peak_bytes()), unit="bytes", method="peak of the process during the run"
+        value=float(bench.tally.peak_bytes),
+        unit="bytes",
+        method="peak of the process during the run",
     )
-    return metrics
-
-
-def gain(start: Estimate, end: Estimate) -> dict[str, Estimate]:
-    """Return the greedy accuracy before training and the gain over it."""
-    if start.value is None or end.value is None:
-        raise ValueError("no test problem could be graded; the gain has no value")
-    difference = Estimate(
-        value=end.value - start.value,
-        unit="points",
-        n=end.n,
-        method="greedy accuracy after training minus before, same problems and weights",
-    )
-    return {"accuracy_greedy_start": start, "gain_greedy": difference}
+    return metrics, final_tallies(answers)
 
 
 def training_metrics(result: TrainResult) -> dict[str, Estimate]:
     """Return what a training run's series and receipts say in one number each."""
-    series = result.series
-
-    def over(name: str, part: slice, unit: str, where: str) -> Estimate:
-        values = [value for value in series.get(name, [])[part] if value is not None]
-        return Estimate(
-            value=fmean(values) if values else None,
-            unit=unit,
-            n=len(values),
-            method=f"mean over {where}",
-        )
-
-    seconds = result.effects["seconds"]
-    first, last = slice(0, EDGE_STEPS), slice(-EDGE_STEPS, None)
-    return {
-        "train_reward_mean": over("reward", slice(None), "reward", "all steps"),
-        "entropy_first": over("entropy", first, "nats", f"the first {EDGE_STEPS} steps"),
-        "entropy_last": over("entropy", last, "nats", f"the last {EDGE_STEPS} steps"),
-        "train_seconds": Estimate(
-            value=seconds["rollout_seconds"] + seconds["update_seconds"],
-            unit="seconds",
-            method="rollouts and updates, by the clock",
-        ),
-    }
+    return derived.training_metrics(result.series, result.effects)
 
 
 def _effects(bench: Bench) -> dict[str, Any]:
     """Return the receipts of the policy, its sampler and the graders."""
-    found = dict(bench.policy.effects)
+    effects = dict(bench.policy.effects)
     if bench.policy.device.type != "cpu":
-        found["sampler"] = type(bench.sampler).__name__
-    return found | {
+        effects["sampler"] = type(bench.sampler).__name__
+    return effects | {
         "test_sets_left_out": left_out(bench.run, bench.further),
-        "grades": bench.board.grades(),
-        "grader_workers_killed": bench.pool.workers_killed,
+        "grades": bench.tally.grades,
+        "grader_workers_killed": bench.tally.workers_killed,
     }
 
 
@@ -319,18 +345,26 @@ def inputs_of(
     further: Mapping[str, Sequence[Problem]],
 ) -> dict[str, str]:
     """Return the digests of what went into a run: checkpoint, problems, prompt template."""
-    folder = resolve(run.scale.checkpoint)
-    weights = sorted(folder.glob("*.safetensors"))
+    commit = resolved_revision(resolve(run.scale.checkpoint, run.scale.revision))
     template = template_named(run.scale.prompt_template)
     return {
-        "checkpoint": effects.get("checkpoint_sha256") or digest_of_files(weights),
+        "checkpoint": checkpoint_digest(run.scale.checkpoint, effects, run.scale.revision),
         "test_problems": digest_of_problems(test),
         **{
             f"test_problems_{name}": digest_of_problems(problems)
             for name, problems in further.items()
         },
         "prompt_template": template.digest(),
+        **({"checkpoint_revision": commit} if commit else {}),
     }
+
+
+def checkpoint_digest(checkpoint: str, effects: Mapping[str, Any], revision: str = "") -> str:
+    """Return the digest of a checkpoint's weights: as its loading found it, else of its files."""
+    loaded_digest = effects.get("checkpoint_sha256")
+    if loaded_digest:
+        return str(loaded_digest)
+    return digest_of_files(sorted(resolve(checkpoint, revision).glob("*.safetensors")))
 
 
 def _inputs(bench: Bench) -> dict[str, str]:
@@ -341,11 +375,15 @@ def _inputs(bench: Bench) -> dict[str, str]:
 def _distance(policy: Policy, start: dict[str, Tensor]) -> float:
     """Return the L2 norm of what is trained less its copies from the start."""
     now = trainable_parameters(policy)
-    squares = [(now[name].detach() - start[name]).double().square().sum() for name in start]
+    squares = [(now[name].detach().cpu() - start[name]).double().square().sum() for name in start]
     return float(torch.stack(squares).sum().sqrt())
 
 
-def _keep_adapter(policy: Policy, folder: Path) -> None:
-    """Write the policy's adapter to `folder`, in place of what is there."""
-    shutil.rmtree(folder, ignore_errors=True)
-    save_adapter(policy, folder)
+def keep_policy(policy: Policy, folder: Path) -> None:
+    """Write what was trained to `folder`, in place of what is there: `adapter/`, or `model/`."""
+    if policy.training == "lora":
+        shutil.rmtree(folder / "adapter", ignore_errors=True)
+        write_probe(policy, save_adapter(policy, folder / "adapter"))
+    else:
+        shutil.rmtree(folder / "model", ignore_errors=True)
+        write_merged(policy, folder / "model")

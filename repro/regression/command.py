@@ -42,12 +42,12 @@ def judged_or_not(command: Callable[[argparse.Namespace], int], args: argparse.N
 
     Raises
     ------
-    ValueError
+    ValueError, OSError
         That of the command, which the command line prints.
     """
     try:
         return command(args)
-    except (ValueError, BrokenPipeError):
+    except (ValueError, OSError):
         raise
     except Exception:  # noqa: BLE001 - whatever went wrong, nothing was judged
         traceback.print_exc()

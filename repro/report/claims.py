@@ -23,7 +23,7 @@ from repro.report.tables import (
     table,
     target_of,
 )
-from repro.report.verdicts import CLAIMS, Kind, all_bars, counted, of_kind, word
+from repro.report.verdicts import CLAIMS, Kind, all_bars, counted, labelled, of_kind
 from repro.spec.tier import Tier
 
 KINDS = (*CLAIMS, Kind.BAR)
@@ -114,7 +114,11 @@ def claims_rows(checks: Sequence[Checked]) -> list[str]:
 
 def _claim_lines(checked: Checked) -> list[Line]:
     return [
-        Line(common=(item.statement, item.source), own=(word(item), item.sentence), name=item.name)
+        Line(
+            common=(item.statement, item.source),
+            own=(labelled(item), item.sentence),
+            name=item.name,
+        )
         for item in checked.verdicts
         if item.about in ("claim", "mechanism")
     ]

@@ -4,22 +4,29 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Mapping
 
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from repro.evidence.verdict import Status
 from repro.judge.blessed import blessed_of
 from repro.judge.check import Checked, check_selection, checked_json
-from repro.report.verdicts import Kind, about, counted, of_kind, to_show, word
+from repro.report.verdicts import Kind, about, counted, labelled, of_kind, to_show
 from repro.run.places import expected_folder, runs_folder
-from repro.run.select import select
+from repro.run.select import selections_of
 from repro.spec.config import require
 
-_COLOURS = {
+_COLOURS: Mapping[Status, str] = {
     "reproduced": "green",
     "contradicted": "red",
+    "below a tenth": "green",
+    "excluded": "cyan",
+    "no difference": "cyan",
     "inconclusive": "yellow",
+    "not testable": "dim",
+    "not addressed": "dim",
     "not run": "dim",
 }
 
@@ -36,13 +43,13 @@ def print_check(checked: Checked, console: Console | None = None) -> None:
         title_justify="left",
     )
     table.add_column("claim, bar or blessed value", overflow="fold")
-    table.add_column("verdict", no_wrap=True)
+    table.add_column("verdict", overflow="fold", min_width=12)
     table.add_column("because", overflow="fold")
     for verdict in to_show(checked):
         kind = f" ({about(verdict)})" if about(verdict) else ""
         table.add_row(
             escape(verdict.statement + kind),
-            f"[{_COLOURS[verdict.status]}]{word(verdict)}[/]",
+            f"[{_COLOURS[verdict.status]}]{labelled(verdict)}[/]",
             escape(verdict.sentence),
         )
     console.print(table)
@@ -58,12 +65,13 @@ def main_check(args: argparse.Namespace) -> int:
     """Carry out `repro check`; return the exit status."""
     expected, sentence = expected_folder(args.expected), None
     if args.blessed:
-        given = [name for name in ("runs", "data", "steps") if getattr(args, name)]
+        changing = ("data", "steps", "model", "revision", "config", "set", "limit", "reward")
+        given = [name for name in ("runs", *changing) if vars(args).get(name)]
         require(not given, f"--blessed reads stored records; leave out --{', --'.join(given)}")
         checks = blessed_of(expected, args.targets, args.tier)
     else:
         folder, sentence = runs_folder(args.runs)
-        selections = select(args.targets, tier=args.tier, data=args.data, steps=args.steps)
+        selections = selections_of(args)
         checks = [check_selection(selection, folder, expected) for selection in selections]
     if args.json:
         print(json.dumps([checked_json(item) for item in checks], indent=1))  # noqa: T201

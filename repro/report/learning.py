@@ -1,72 +1,77 @@
-"""The page of findings: the paper's learning claims at the proxy tier, each with its verdict.
+"""The page of learning: the paper's twelve claims at the proxy tier, readable in two minutes.
 
-Drawn from blessed records (or a folder of records) and from nothing else: statement, effect with
-its 95 % interval, verdict, seeds, and how many would decide; devices stand side by side. Claims of
-the paper come first, by verdict; then whether training works at all, and the controls, which answer
-questions that the paper leaves open; then what limits it all (`learning_runs`). A statement that
-compares arms at different learning rates is marked; one without records is only named.
+In this order, for that is how it is to be read: three sentences and a picture; what such policies
+can and cannot show; then the twelve in one table, each with the statement that decides it
+(`repro.report.twelve`). Everything else is folded below: every statement (`learning_statements`),
+every seed, learning rates, pictures (`learning_runs`, `pictures`); in an appendix, the protocol.
+Written from blessed records (or a folder of records) and the claims' declarations, nothing else;
+devices stand side by side.
 """
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 
-from repro.evidence import printed
-from repro.evidence.origins import commits_text
 from repro.evidence.record import replace_text
+from repro.evidence.sizes import MINIMUM_DRAWS
 from repro.evidence.store import Blessed, Source, blessed_sources
-from repro.evidence.verdict import Verdict
-from repro.judge.check import Checked, check_selection, learning_rates
+from repro.evidence.verdict import SHOWN, Verdict
+from repro.judge.check import Checked, check_selection
+from repro.judge.study import with_study
 from repro.report.learning_runs import ends, limits, rates, runs_of_checks, what_was_run
+from repro.report.learning_statements import (
+    DIFFER,
+    HEADINGS,
+    READING,
+    Row,
+    not_run,
+    plans,
+    statement_rows,
+    statement_table,
+)
 from repro.report.numbers import device_title
-from repro.report.pictures import picture_lines
-from repro.report.tables import Line, by_device, device_of, side_by_side, table
-from repro.report.verdicts import EXCLUDED, beside, counted, no_difference_within, word
-from repro.run.analysis_plan import needs_plan, plan_digest
+from repro.report.pictures import FOREST, picture_lines
+from repro.report.tables import Line, by_device, link_to, side_by_side
+from repro.report.twelve import TWELVE, Decided, decided, statements
+from repro.report.verdicts import CLAIM_WORDS, counted, labelled, word
+from repro.run.analysis_plan import needs_plan
 from repro.run.places import expected_folder
 from repro.run.select import Selection
-from repro.spec.target import Claim, Target
+from repro.spec.effect import ALPHA, Effect
 from repro.spec.tier import Tier
 from repro.targets import TARGETS, runs_of
 from repro.targets.chosen_rates import read_choice
 from repro.targets.proxy import PROXY_SWEEP
-from repro.targets.table1 import TABLE1
 
-_TITLE = "# Findings: the paper's learning claims at the proxy tier"
-_DIFFER = "devices differ"
-_HEADINGS = ("reproduced", "contradicted", "inconclusive", _DIFFER)
-_INTRODUCTION = """\
+_TITLE = "# Learning: the paper's twelve claims at the proxy tier"
+_QUESTION = """\
 The paper says that the noise of 4-bit weights helps reinforcement learning: rewards grow faster,
 and QeRL (NVFP4 weights, LoRA, added noise) ends above 16-bit LoRA. Here small policies, pre-trained
-in this repository on generated problems, are put to the same comparisons. A statement is
-*reproduced* when the 95 % interval of its effect lies wholly on the claimed side, after Holm's
-correction over the statements of one target; *contradicted* when it lies wholly on the other side;
-*inconclusive* otherwise. Each is a result about the direction of a contrast on these policies.
-Written from blessed records by `python -m repro report --findings docs/findings.md`; how the runs
-are made, and which protocol they follow: [proxy_tier.md](proxy_tier.md)."""
-_READING = """\
-Effects are differences paired by seed, the claimed direction positive; *pairs that would decide* is
-for 80 % power at the effect measured. An order of arms is tested by ranks within each seed (Page's
-test), so its slope's interval may exclude zero while the order is still inconclusive. *Excluded at
-the paper's size*: the interval ends below the difference that the paper prints for a model of that
-size; here all trained arms share one ceiling, which makes differences smaller. † : the arms had
-different learning rates, too (below)."""
-# The tables of accuracies, whose inconclusive statements the summary names with their effects.
-_TABLES = ("table1", "table2")
-# From so many statements of one target without runs on, they are counted rather than named.
-_NAMED = 3
+in this repository on generated problems, are put to the same comparisons."""
+_TABLE_READING = """\
+Effects are shares that another model can have: of the *gain* by training, of the *shortfall* (what
+the other arm's curve leaves below its ceiling: the time that is saved), or of the other arm's
+*mean*; in brackets the interval that holds for all statements of a target together (95 %). The
+verdict is that of the statement named, after Holm's correction over its target. *Excluded*: not
+shown, and the interval ends below the paper's size; *no difference within x*: the interval lies
+within the smallest effect that matters, a tenth of the paper's, to both sides; *not testable*: no
+effect could have appeared, or what the claim speaks of was drawn too few times; *post hoc*: the
+rule is younger than the runs."""
+_PROTOCOL = """\
+How the runs are made, and why an earlier protocol was superseded:
+[proxy_tier.md](proxy_tier.md#the-protocol-and-the-one-before-it). Written from blessed records by
+`python -m repro report --learning docs/learning.md`."""
 
 
-def main_findings(args: argparse.Namespace) -> int:
-    """Carry out `repro report --findings FILE`; return the exit status."""
+def main_learning(args: argparse.Namespace) -> int:
+    """Carry out `repro report --learning FILE`; return the exit status."""
     expected = expected_folder(args.expected)
-    out, runs = Path(args.findings), args.runs
-    checks = findings_checks(Path(runs), expected) if runs else blessed_findings(expected)
+    out, runs = Path(args.learning), args.runs
+    checks = learning_checks(Path(runs), expected) if runs else blessed_learning(expected)
     out.parent.mkdir(parents=True, exist_ok=True)
-    replace_text(out, findings_text(checks, expected, out, args.figures))
+    replace_text(out, learning_text(checks, expected, out, args.figures))
     print(f"wrote {out}")  # noqa: T201
     return 0
 
@@ -80,19 +85,20 @@ def learning_selections() -> list[Selection]:
     ]
 
 
-def findings_checks(runs: Path | Source, expected: Path) -> list[Checked]:
+def learning_checks(runs: Path | Source, expected: Path) -> list[Checked]:
     """Return the checks behind the page, on a folder of records or a source of them."""
-    return [check_selection(selection, runs, expected) for selection in learning_selections()]
+    checks = [check_selection(selection, runs, expected) for selection in learning_selections()]
+    return with_study(checks)
 
 
-def blessed_findings(expected: Path) -> list[Checked]:
+def blessed_learning(expected: Path) -> list[Checked]:
     """Return the checks behind the page, on the blessed records of each device."""
     nothing = Blessed(expected, Tier.PROXY.value, None)
     sources = blessed_sources(expected, Tier.PROXY) or [nothing]
-    return [checked for source in sources for checked in findings_checks(source, expected)]
+    return [checked for source in sources for checked in learning_checks(source, expected)]
 
 
-def findings_text(
+def learning_text(
     checks: Sequence[Checked], expected: Path, out: Path, figures: str | None = None
 ) -> str:
     """Return the page as Markdown.
@@ -102,105 +108,26 @@ def findings_text(
     out, figures
         Where the page will lie, and the folder of its pictures; `figures/` beside it by default.
     """
-    rows = _rows(checks, expected)
+    folder = Path(figures) if figures else out.parent / "figures"
     devices = by_device(checks)
+    twelve = {device: decided(items) for device, items in devices.items()} or {"": decided(checks)}
+    rows = statement_rows(checks, expected)
+    lines = [_TITLE, "", *_per_device(twelve, lambda device: _short(twelve[device]))]
+    lines += [*_forest(folder, out), _QUESTION, ""]
+    lines += _limits(devices, twelve, rows)
+    lines += ["## The twelve claims", "", _TABLE_READING, "", *_table(twelve)]
+    lines += _details(checks, rows, folder, out)
+    lines += ["## Appendix: the protocol", "", _PROTOCOL, ""]
     runs = {device: runs_of_checks(items) for device, items in devices.items()}
-    paper = [row for row in rows if row.kind == "paper"]
-    training = [row for row in rows if row.kind == "training" and row.status != "not run"]
-    controls = [row for row in rows if row.kind == "control" and row.status != "not run"]
-    lines = [_TITLE, "", *_answer(paper, devices), "", _INTRODUCTION, ""]
     lines += _per_device(devices, lambda device: what_was_run(runs[device]))
-    lines += ["## In short", ""]
-    lines += _per_device(devices, lambda device: _in_short(paper, training, device, expected))
-    lines += [_READING, ""]
-    for status in _HEADINGS:
-        same = [row for row in paper if row.status == status]
-        lines += _table(status.capitalize(), same, devices, verdicts=status == _DIFFER)
-    lines += _table("Whether training works at all", training, devices, verdicts=True)
-    lines += _table("Controls that the paper lacks", controls, devices, verdicts=True)
-    lines += _per_device(devices, lambda device: limits(runs[device]))
-    lines += _per_device(devices, lambda device: ends(runs[device]))
-    lines += picture_lines(Path(figures) if figures else out.parent / "figures", out.parent)
-    lines += rates(read_choice(PROXY_SWEEP)) + _not_run(rows) + _plans(checks)
+    lines += folded("Statements without records, and analysis plans", not_run(rows) + plans(checks))
     return "\n".join(lines).rstrip() + "\n"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
-    """A statement on the page, with its verdict on each device.
-
-    Attributes
-    ----------
-    kind
-        `paper`, `training` (whether it works at all), or `control`.
-    other_rates
-        Whether the arms had different learning rates.
-    untrained
-        Whether it is about arms that do not train.
-    sizes
-        The paper's own difference, by model.
-    """
-
-    target: Target
-    claim: Claim
-    kind: str
-    other_rates: bool
-    untrained: bool
-    sizes: Mapping[str, float]
-    verdicts: dict[str, Verdict] = field(default_factory=dict)
-
-    @property
-    def status(self) -> str:
-        """The status that all devices with records agree on, or that they differ."""
-        statuses = {item.status for item in self.verdicts.values()} - {"not run"}
-        return _DIFFER if len(statuses) > 1 else next(iter(statuses), "not run")
-
-    @property
-    def place(self) -> str:
-        """Where the paper states it, without what stands there in brackets."""
-        return self.claim.source.split(" (")[0]
-
-
-def _rows(checks: Sequence[Checked], expected: Path) -> list[Row]:
-    """Return the statements; of targets that ask the same of the same runs, the first's."""
-    rows: dict[tuple[object, ...], Row] = {}
-    for checked in checks:
-        claims = {claim.name: claim for claim in checked.selection.target.claims}
-        for verdict in checked.verdicts:
-            if verdict.about in ("claim", "mechanism"):
-                claim, source = claims[verdict.name], checked.selection.source
-                homes = [(home.name, arm) for home, arm in map(source.home, claim.arms)]
-                key = (claim.kind, claim.metric, claim.paired_by, *homes)
-                row = rows.setdefault(key, _row(checked, claim, expected))
-                if row.target.name == checked.selection.target.name:
-                    row.verdicts[device_of(checked)] = verdict
-    return list(rows.values())
-
-
-def _row(checked: Checked, claim: Claim, expected: Path) -> Row:
-    target, source = checked.selection.target, checked.selection.source
-    return Row(
-        target=target,
-        claim=claim,
-        kind=_kind(claim),
-        other_rates=len(set(learning_rates(checked.selection, claim).values())) > 1,
-        untrained=all(source.arm(name).training == "none" for name in claim.arms),
-        sizes=papers_differences(target.name, claim, expected),
-    )
-
-
-def _kind(claim: Claim) -> str:
-    if claim.kind in ("gain", "no_gain"):
-        return "training"
-    return "control" if claim.mechanism or claim.source.startswith("not in the paper") else "paper"
-
-
-def papers_differences(target: str, claim: Claim, expected: Path) -> dict[str, float]:
-    """Return the paper's own differences of accuracy for the arms of a claim, by model."""
-    if claim.metric != "accuracy" or claim.kind not in ("difference", "non_inferior"):
-        return {}
-    by_place = printed.differences(expected, target, [claim.arms])
-    return {place.words: round(values[claim.arms], 6) for place, values in by_place.items()}
+def folded(summary: str, lines: Sequence[str]) -> list[str]:
+    """Return lines below a summary that a click unfolds; nothing for none."""
+    head = ["<details>", f"<summary>{summary}</summary>", ""]
+    return [*head, *lines, "</details>", ""] if lines else []
 
 
 def _per_device(devices: Collection[str], written: Callable[[str], list[str]]) -> list[str]:
@@ -208,178 +135,219 @@ def _per_device(devices: Collection[str], written: Callable[[str], list[str]]) -
     lines = []
     for device in devices:
         part = written(device)
-        if part and len(devices) > 1:
-            title = device_title(device)
-            headed = part[0].startswith("## ")
-            part = [f"{part[0]}: {title}", *part[1:]] if headed else [f"**{title}**", "", *part]
-        lines += part
+        lines += [f"**{device_title(device)}**", ""] * (bool(part) and len(devices) > 1) + part
     return lines
 
 
-def _answer(paper: Sequence[Row], devices: Collection[str]) -> list[str]:
-    lines = []
-    for device in devices or [""]:
-        verdicts = [row.verdicts[device] for row in paper if device in row.verdicts]
-        where = f" on one {device_title(device)}" if devices else ""
-        lines.append(
-            f"**Of {len(paper)} different statements of the paper that can be put to small "
-            f"policies{where}: {counted(verdicts)}.**"
-        )
-    return lines
-
-
-def _in_short(
-    paper: Sequence[Row], training: Sequence[Row], device: str, expected: Path
-) -> list[str]:
-    known = [(row, row.verdicts[device]) for row in paper if device in row.verdicts]
-    lines = [
-        f"- {word(verdict).capitalize()}: {verdict.statement} ({row.place})."
-        for status in ("reproduced", "contradicted")
-        for row, verdict in known
-        if verdict.status == status
+def _short(rows: Sequence[Decided]) -> list[str]:
+    """Return the three sentences: how many of each verdict, the first decided, what stays open."""
+    verdicts = [row.verdict for row in rows if row.verdict is not None and row.is_run]
+    absent = [number for number, row in enumerate(rows, 1) if not row.is_run]
+    untestable = [n for n, row in enumerate(rows, 1) if row.is_run and not row.is_testable]
+    counts = filter(None, [counted(verdicts), f"{len(absent)} not run" * bool(absent)])
+    sentences = [
+        f"**Of the paper's {len(rows)} claims about learning, on small policies: "
+        f"{', '.join(counts)}.**"
     ]
-    undecided = [row for row, verdict in known if verdict.status == "inconclusive"]
-    for row in undecided:
-        if row.target.name in _TABLES and not row.untrained:
-            effect = ", ".join([*_numbers(row.verdicts[device]), *_excluded(row, device)])
-            lines.append(f"- Inconclusive: {row.claim.statement}, {effect} ({row.place}).")
-    lines += _widths(undecided, device, expected)
-    marked = sum(row.other_rates for row in undecided)
-    if marked:
-        lines.append(
-            f"- {marked} of the inconclusive ones compare arms whose best learning rates differ "
-            "(†): a difference there would not be the format's alone."
+    first = next((pair for pair in enumerate(rows, 1) if _is_decided(pair[1])), None)
+    if first is not None:
+        number, row = first
+        sentences.append(
+            f"Of claim {number}, that {_lower(row.claim.title)}, the effect is {_measured(row)}, "
+            f"where the paper has {row.paper:+.3g}."
         )
-    verdicts = [row.verdicts[device] for row in training if device in row.verdicts]
-    if verdicts:
-        lines.append(
-            f"- Training itself: {counted(verdicts)} (every trained arm gains; trained on random "
-            "rewards or on the format alone it must not)."
-        )
-    return [*lines, ""]
+    parts = [_numbered("cannot be tested with these policies", untestable)]
+    parts.append(_numbered("have no run that compares what they speak of", absent))
+    opened = "; ".join(filter(None, parts))
+    return [" ".join([*sentences, f"{opened}.".capitalize()] if opened else sentences), ""]
 
 
-def _widths(undecided: Sequence[Row], device: str, expected: Path) -> list[str]:
-    """Return what the intervals of inconclusive differences of accuracy still allow."""
-    known = [(r.claim.metric, r.verdicts[device]) for r in undecided]
-    known = [(m, v) for m, v in known if v.unit == "points" and v.low is not None]
-    finals = [verdict for metric, verdict in known if metric == "accuracy"]
-    halves = [((v.high or 0) - (v.low or 0)) / 2 for metric, v in known if metric != "accuracy"]
-    lines = []
-    if finals:
-        gain = _papers_gain(expected)
-        lines.append(
-            f"- Accuracy: of {len(finals)} inconclusive differences, "
-            f"{len(no_difference_within(finals, gain))} show no difference within {gain:g} points, "
-            "the paper's own gain of QeRL over 16-bit LoRA (Table 1, 7B). Gains may be smaller "
-            "here, where all trained arms share one ceiling."
-        )
-    if halves:
-        lines.append(
-            f"- Speed of learning: of {len(halves)} inconclusive differences of the area under the "
-            f"held-out accuracy, half of the interval is {min(halves):.1f} to {max(halves):.1f} "
-            "points."
-        )
-    return lines
+def _numbered(what: str, numbers: Sequence[int]) -> str:
+    listed = ", ".join(map(str, numbers))
+    return f"claim{'s' * (len(numbers) > 1)} {listed} {what}" if numbers else ""
 
 
-def _papers_gain(expected: Path) -> float:
-    """Return what QeRL gains over 16-bit LoRA in the paper's Table 1, at 7B, in points."""
-    (claim,) = (claim for claim in TABLE1.claims if claim.name == "qerl_beats_lora")
-    return papers_differences(TABLE1.name, claim, expected)["7B"]
+def _is_decided(row: Decided) -> bool:
+    return row.is_testable and bool(row.paper) and row.half is not None
 
 
-def _excluded(row: Row, device: str) -> list[str]:
-    """Return the sizes at which the paper's difference lies outside the interval, in words."""
-    sizes = [name for name, size in row.sizes.items() if beside(row.verdicts[device], size)]
-    return [f"{EXCLUDED} ({', '.join(sizes)})"] if sizes else []
+def _lower(title: str) -> str:
+    """Return a title as it stands within a sentence; abbreviations stay as they are."""
+    return title if title[1:2].isupper() or title[:4] == "QeRL" else title[0].lower() + title[1:]
 
 
-def _table(
-    heading: str, rows: Sequence[Row], devices: Collection[str], *, verdicts: bool = False
+def _forest(folder: Path, out: Path) -> list[str]:
+    pictures = sorted(folder.glob(f"proxy_*{FOREST}.svg")) if folder.is_dir() else []
+    words = "Measured effects with their intervals, the paper's as diamonds, grey: not testable"
+    return [line for path in pictures for line in (f"![{words}]({link_to(path, out)})", "")]
+
+
+def _limits(
+    devices: Mapping[str, Sequence[Checked]],
+    twelve: Mapping[str, Sequence[Decided]],
+    rows: Sequence[Row],
 ) -> list[str]:
-    parts = {
-        device: [_line(row, device, verdicts) for row in rows if device in row.verdicts]
-        for device in devices
+    """Return what the policies can and cannot show, which is read before the verdicts."""
+
+    def written(device: str) -> list[str]:
+        lines = _can(twelve[device]) + _cannot(rows, device)
+        return [*lines, *limits(runs_of_checks(devices[device])), ""]
+
+    lines = _per_device(devices, written)
+    return ["## What these policies can and cannot show", "", *lines] if devices else []
+
+
+def _can(rows: Sequence[Decided]) -> list[str]:
+    """Return how small an effect the testable claims resolve, by the measure of their shares."""
+    by_measure: dict[str, dict[int, float]] = {}
+    for number, row in enumerate(rows, 1):
+        if row.is_testable and row.half is not None:
+            by_measure.setdefault(row.measure, {})[number] = row.half
+    resolved = [
+        f"± {_range(halves.values())} {measure} (claim{'s' * (len(halves) > 1)} "
+        f"{', '.join(map(str, halves))})"
+        for measure, halves in by_measure.items()
+    ]
+    if not resolved:
+        return []
+    return [f"- **They can show** effects beyond {'; '.join(resolved)}."]
+
+
+def _range(values: Iterable[float]) -> str:
+    texts = [f"{value:.2g}" for value in sorted(values)]
+    return texts[0] if texts[0] == texts[-1] else f"{texts[0]} to {texts[-1]}"
+
+
+def _cannot(rows: Sequence[Row], device: str) -> list[str]:
+    """Return how many of the paper's statements no effect could have appeared in, and why."""
+    known = [row for row in rows if row.kind == "paper" and device in row.verdicts]
+    failed = [row for row in known if row.verdicts[device].status == "not testable"]
+    if not failed:
+        return []
+    few = [row for row in failed if (row.claim.draws or MINIMUM_DRAWS) < MINIMUM_DRAWS]
+    design = [
+        row
+        for row in failed
+        if row not in few and any(assay.kind == "design" for assay in row.claim.assays)
+    ]
+    counts = {
+        "end under a ceiling that all arms share": len(failed) - len(few) - len(design),
+        "speak of what was drawn too few times": len(few),
+        "cannot by their design": len(design),
     }
-    own = ["effect", "95 % interval", "beside it", "pairs"]
-    own += ["verdict"] * verdicts + ["pairs that would decide"]
-    lines = side_by_side(["statement", "source", "the paper's difference"], own, parts)
-    return [f"## {heading}", "", *lines] if lines else []
-
-
-def _line(row: Row, device: str, verdicts: bool) -> Line:
-    verdict = row.verdicts[device]
-    place = "" if row.kind == "control" else f"{verdict.source}, "
-    sizes = ", ".join(f"{size:+g} ({name})" for name, size in row.sizes.items())
-    numbers = [*_numbers(verdict), *(_excluded(row, device) or [""]), str(verdict.n or "")]
-    return Line(
-        common=(verdict.statement + " †" * row.other_rates, f"{place}`{row.target.name}`", sizes),
-        own=(*numbers, *([word(verdict)] * verdicts), _needed(row, verdict)),
-    )
-
-
-def _numbers(verdict: Verdict) -> tuple[str, str]:
-    if verdict.effect is None:
-        return "", verdict.sentence
-    effect = f"{verdict.effect:+.3g} {verdict.unit}"
-    if verdict.low is None or verdict.high is None:
-        return effect, ""
-    return effect, f"{verdict.low:+.3g} to {verdict.high:+.3g}"
-
-
-def _needed(row: Row, verdict: Verdict) -> str:
-    if verdict.status != "inconclusive":
-        return ""
-    if verdict.needed is not None:
-        return str(verdict.needed)
-    if verdict.p is None:
-        return "5 or more"
-    return "tested by ranks" if row.claim.kind in ("trend", "order") else "more than 1000"
-
-
-def _not_run(rows: Sequence[Row]) -> list[str]:
-    """Return the list of statements without records, a line per target, with refusals."""
-    absent: dict[str, list[Row]] = {}
-    for row in rows:
-        if row.status == "not run":
-            absent.setdefault(row.target.name, []).append(row)
-    lines = ["## Not run", "", "Stated, and without records yet; `python -m repro run TARGET "]
-    lines[-1] += "--tier proxy` makes them."
-    lines.append("")
-    for name, of_target in absent.items():
-        statements = "; ".join(row.claim.statement for row in of_target)
-        if len(of_target) > _NAMED:
-            statements = f"{len(of_target)} statements"
-        reasons = {item.sentence for row in of_target for item in row.verdicts.values()}
-        refused = sorted(reason for reason in reasons if "refused" in reason)
-        lines.append(f"- `{name}` ({of_target[0].target.title}): "
-                     f"{'; '.join([statements, *refused])}.")  # fmt: skip
-    return [*lines, ""] if absent else []
-
-
-def _plans(checks: Sequence[Checked]) -> list[str]:
-    rows = []
-    for checked in checks:
-        evidence, name = checked.evidence, checked.selection.target.name
-        if evidence.count or evidence.refused or evidence.failed:
-            records = (r for by_seed in evidence.records.values() for r in by_seed.values())
-            rows.append([
-                name,
-                f"`{plan_digest(name, Tier.PROXY)[:12]}`",
-                device_title(device_of(checked)),
-                f"{evidence.count}",
-                f"{sum(evidence.failed_arms.values())}",
-                f"{len(evidence.refused)}",
-                commits_text(records),
-            ])  # fmt: skip
-    heads = ["target", "plan", "device", "runs", "failed", "refused", "source commit"]
+    reasons = ", ".join(f"{count} {reason}" for reason, count in counts.items() if count)
     return [
-        "## Analysis plans",
-        "",
-        "A plan is the digest of claims, metrics, statistics, seeds, arms and scale, made before "
-        "the runs; each record carries it. Targets share runs, so the numbers do not add up. Arms "
-        "are compared within a seed.",
-        "",
-        *table(heads, rows),
+        f"- **They cannot show** {len(failed)} of the paper's {len(known)} statements: {reasons}."
     ]
+
+
+def _table(twelve: Mapping[str, Sequence[Decided]]) -> list[str]:
+    parts = {
+        device: [
+            Line(common=(f"{number}. {row.claim.title}", _papers(row)), own=_cells(row))
+            for number, row in enumerate(rows, 1)
+        ]
+        for device, rows in twelve.items()
+    }
+    own = ["here", "verdict", "can this show it?"]
+    return side_by_side(["claim", "the paper"], own, parts)
+
+
+def _papers(row: Decided) -> str:
+    """Return the paper's size as it is declared, and where the paper has it."""
+    if row.statement is None:
+        return row.claim.place
+    source = row.statement.source.split(" (")[0]
+    if row.statement.effect is None:
+        return f"no difference ({source})"
+    return source if row.paper is None else f"{row.paper:+.3g} {row.measure} ({source})"
+
+
+def _cells(row: Decided) -> tuple[str, str, str]:
+    if not row.is_run or row.verdict is None:
+        reason = row.verdict.sentence if row.verdict is not None else row.claim.remark
+        return "", CLAIM_WORDS["not run"], f"not yet: {reason}"
+    by = f"<br>`{row.claim.decided_by}`"
+    return f"{_measured(row)}{by}", labelled(row.verdict), _can_show(row, row.verdict)
+
+
+def _can_show(row: Decided, verdict: Verdict) -> str:
+    if not row.is_testable:
+        return f"no: {verdict.sentence.partition('. Point estimate')[0]}"
+    parts = ["yes"]
+    if verdict.status == "inconclusive" and verdict.needed is not None:
+        parts.append(f"{verdict.needed} pairs would decide")
+    if verdict.status in SHOWN and verdict.q is not None and verdict.q >= ALPHA:
+        parts.append(f"q = {verdict.q:.2g} over the study")
+    return ": ".join(filter(None, ["; ".join(parts), row.claim.remark]))
+
+
+def _measured(row: Decided) -> str:
+    share = f"{row.share:+.2g}"
+    if row.low is not None and row.high is not None:
+        share += f" ({row.low:+.2g} to {row.high:+.2g})"
+    return f"{share} {row.measure}"
+
+
+def _details(checks: Sequence[Checked], rows: Sequence[Row], folder: Path, out: Path) -> list[str]:
+    devices = by_device(checks)
+    runs = {device: runs_of_checks(items) for device, items in devices.items()}
+    paper = [row for row in rows if row.kind == "paper"]
+    others = [row for row in rows if row.kind != "paper" and row.status != "not run"]
+    lines = folded("How each claim is decided, and what else bears on it", _deciding(devices))
+    lines += folded("Every statement of the paper", _statements(paper, devices))
+    lines += folded(
+        "Whether training works at all, and controls that the paper lacks",
+        _others(others, devices),
+    )
+    lines += folded("Every seed's end", _per_device(devices, lambda device: ends(runs[device])))
+    lines += folded("Learning rates", rates(read_choice(PROXY_SWEEP)))
+    return lines + folded("Pictures of each target", picture_lines(folder, out.parent))
+
+
+def _deciding(devices: Mapping[str, Sequence[Checked]]) -> list[str]:
+    """Return a row per statement behind the twelve, the deciding one of each first."""
+    parts = {}
+    for device, checks in devices.items():
+        known = statements(checks)
+        parts[device] = [
+            Line(common=_named(number, name, known[name][1].effect), own=(word(known[name][2]),))
+            for number, claim in enumerate(TWELVE, 1)
+            for name in filter(None, (claim.decided_by, *claim.others))
+            if name in known
+        ]
+    heads = ["claim", "statement", "the paper's size, and its arithmetic"]
+    return side_by_side(heads, ["verdict"], parts)
+
+
+def _named(number: int, name: str, effect: Effect | None) -> tuple[str, str, str]:
+    deciding = name == TWELVE[number - 1].decided_by
+    place = "" if effect is None else effect.place
+    return f"{number}", f"`{name}`" + ", decides" * deciding, place
+
+
+def _statements(paper: Sequence[Row], devices: Mapping[str, Sequence[Checked]]) -> list[str]:
+    lines = []
+    for status in HEADINGS:
+        same = [row for row in paper if row.status == status]
+        heading = CLAIM_WORDS[status].capitalize()
+        lines += statement_table(heading, same, devices, verdicts=status == "no difference")
+    differing = [row for row in paper if row.status == DIFFER]
+    lines += statement_table(DIFFER.capitalize(), differing, devices, verdicts=True)
+    return [_counts(paper, devices), "", READING, "", *lines] if lines else []
+
+
+def _counts(paper: Sequence[Row], devices: Collection[str]) -> str:
+    counts = [
+        f"{device_title(device)}: "
+        + counted([row.verdicts[device] for row in paper if device in row.verdicts])
+        for device in devices
+    ]
+    return f"Of {len(paper)} different statements, {'; '.join(counts)}."
+
+
+def _others(rows: Sequence[Row], devices: Mapping[str, Sequence[Checked]]) -> list[str]:
+    training = [row for row in rows if row.kind == "training"]
+    controls = [row for row in rows if row.kind == "control"]
+    lines = statement_table("Whether training works at all", training, devices, verdicts=True)
+    return lines + statement_table("Controls", controls, devices, verdicts=True)

@@ -1,4 +1,4 @@
-"""What the page of findings says of the runs themselves: sizes, limits, each seed's end, rates.
+"""What the page of learning says of the runs themselves: sizes, limits, each seed's end, rates.
 
 All of it from records: where the policies start and could end, which runs had not finished, at
 which learning rate. `repro.report.learning` puts it beside the verdicts.
@@ -111,15 +111,15 @@ def settings_of(runs: Runs) -> list[Setting]:
 
 
 def limits(runs: Runs) -> list[str]:
-    """Return what limits the findings, as a list, with the numbers that show it."""
+    """Return what limits the verdicts, as a list, with the numbers that show it."""
     settings = settings_of(runs)
     if not settings:
         return []
     known = [setting for setting in settings if setting.ceiling is not None]
-    lines = ["## What limits these findings", "", *_habit(known)]
+    lines = _habit(known)
     lines += _no_ceiling([setting for setting in settings if setting.ceiling is None])
     lines += _unfinished(settings, known)
-    return [*lines, *_few(settings), ""]
+    return [*lines, *_few(settings)]
 
 
 def _habit(known: Sequence[Setting]) -> list[str]:
@@ -183,8 +183,7 @@ def _few(settings: Sequence[Setting]) -> list[str]:
         "- **Small policies, few seeds.** All seeds of a comparison share one pre-trained policy "
         "and one set of test problems: intervals are over the chance of training and sampling, not "
         "over policies or problems; of an untrained arm over sampling alone. Nothing here is about "
-        "the paper's models or its percentages; with more seeds or steps a verdict can change (the "
-        "column says how many seeds would decide, were the effect as measured)."
+        "the paper's models or its percentages; with more seeds or steps a verdict can change."
     ]
     others = [f"`{name}`" for name in policies if name != swept]
     if others:
@@ -215,7 +214,7 @@ def ends(runs: Runs) -> list[str]:
         "Accuracy in percent on the generated test problems, sampled as the claims have it; means "
         "± half of the 95 % t interval."
     )
-    return ["## Every seed's end", "", caption, "", *table(heads, rows)] if rows else []
+    return [caption, "", *table(heads, rows)] if rows else []
 
 
 def _place(item: tuple[tuple[str, str], object]) -> tuple[bool, str, int]:
@@ -236,10 +235,9 @@ def rate_text(records: Any) -> str:
 
 def rates(choice: Mapping[str, Any] | None) -> list[str]:
     """Return how the learning rates were chosen, and what follows for comparisons."""
-    lines = ["## Learning rates", ""]
     if choice is None:
-        return [*lines, "No sweep has been made at this scale.", ""]
-    lines += [
+        return ["No sweep has been made at this scale.", ""]
+    lines = [
         f"Chosen by a sweep on tuning seeds of its own ({choice['records']} runs, source commit "
         f"{', '.join(f'`{commit[:12]}`' for commit in choice['commits'])}); rule: "
         f"{choice['rule']}. Where the sweep gave compared arms different rates, a statement "

@@ -1,4 +1,4 @@
-"""Pictures of the page of findings: a heading per target, then what its verdicts are about.
+"""Pictures of the page of learning: a heading per target, then what its verdicts are about.
 
 A target has up to six pictures. Shown is the one of paired differences, which is what statements
 are judged by; the others are links below it. Where a target has none, its held-out accuracy is
@@ -17,6 +17,8 @@ from repro.targets import TARGETS
 
 _FIRST = ("paired_differences", "heldout_accuracy", "accuracy")
 _SHOWN_WHOLE = ("table1",)
+# What ends the name of the picture that is of no single target; it stands at the top of the page.
+FOREST = "forest"
 
 
 def picture_lines(folder: Path, page: Path) -> list[str]:
@@ -25,6 +27,7 @@ def picture_lines(folder: Path, page: Path) -> list[str]:
         path.stem: path
         for kind in ("svg", "png")
         for path in (sorted(folder.glob(f"proxy_*.{kind}")) if folder.is_dir() else [])
+        if not path.stem.endswith(f"_{FOREST}")
     }
     if not pictures:
         return []
@@ -32,7 +35,7 @@ def picture_lines(folder: Path, page: Path) -> list[str]:
     for stem, path in pictures.items():
         name, what = _target_and_rest(stem)
         by_target.setdefault(name, {})[what] = path
-    lines = ["## Figures", "", "Drawn from the same records.", ""]
+    lines = ["Drawn from the same records.", ""]
     for target in TARGETS:
         if target.name in by_target:
             lines += _of_target(target, by_target[target.name], page)

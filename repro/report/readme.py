@@ -12,12 +12,12 @@ from repro.evidence import printed
 from repro.evidence.paper import paper_cells
 from repro.evidence.verdict import Verdict
 from repro.judge.check import Checked
-from repro.report.learning import papers_differences
+from repro.report.learning_statements import papers_differences
 from repro.report.numbers import bar_text, cell_text, quantity, span
 from repro.report.systems import BLOCKS, step_spans
 from repro.report.systems_rates import comparisons, printed_rates
 from repro.report.tables import NOTHING, Line, device_of, side_by_side
-from repro.report.verdicts import CLAIMS, EXCLUDED, beside, counted, of_kind, stated_bars, word
+from repro.report.verdicts import CLAIMS, counted, of_kind, stated_bars, word
 from repro.spec.tier import Tier
 from repro.targets import find
 from repro.targets.table1 import BF16_LORA, NVFP4_LORA, TABLE1
@@ -113,24 +113,22 @@ def _accuracy(checks: Checks, expected: Path) -> Cells:
     judged = checks[TABLE1.name].verdicts if TABLE1.name in checks else []
     by_name = {item.name: item for item in judged}
     claims = {claim.name: claim for claim in TABLE1.claims}
-    paper, measured, verdicts, excluded = [], [], [], []
+    paper, measured, verdicts = [], [], []
     for factor, name in (("AQN", "aqn_helps"), ("NVFP4", "nvfp4_beats_lora")):
         size = papers_differences(TABLE1.name, claims[name], expected)[_MODEL]
         paper.append(f"{factor} {size:+g}")
         if name in by_name:
             verdicts.append(by_name[name])
             measured.append(f"{factor} {_effect(by_name[name])} points")
-            excluded.append(beside(by_name[name], size))
-    words = [
-        counted(verdicts) or _NOT_RUN,
-        *([f"both {EXCLUDED}"] if all(excluded or [""]) else []),
-    ]
-    return f"{', '.join(paper)} points ({_MODEL})", ", ".join(measured), ", ".join(words)
+    words = counted(verdicts) or _NOT_RUN
+    return f"{', '.join(paper)} points ({_MODEL})", ", ".join(measured), words
 
 
 def _effect(verdict: Verdict) -> str:
-    if verdict.effect is None or verdict.low is None or verdict.high is None:
+    if verdict.effect is None:
         return "?"
+    if verdict.low is None or verdict.high is None:
+        return f"{verdict.effect:+.2f}"
     return f"{verdict.effect:+.2f} ({verdict.low:+.2f} to {verdict.high:+.2f})"
 
 
@@ -169,12 +167,12 @@ _ROWS: tuple[tuple[Tier, str, Callable[[Checks, Path], Cells]], ...] = (
     ),
     (
         Tier.PROXY,
-        "[Entropy](docs/findings.md), 4-bit weights over BF16, early in training",
+        "[Entropy](docs/learning.md), 4-bit weights over BF16, early in training",
         _entropy,
     ),
     (
         Tier.PROXY,
-        "[Accuracy](docs/findings.md), gain by AQN and by the NVFP4 format",
+        "[Accuracy](docs/learning.md), gain by AQN and by the NVFP4 format",
         _accuracy,
     ),
     (Tier.PAPER, "[90.8 %](docs/claims.md) of QeRL on GSM8K, 7B", _papers_number),

@@ -17,12 +17,13 @@ from repro.evidence.record import Record, replace_text
 from repro.judge.check import Checked, check_selection
 from repro.report.claims import KINDS, counts_of
 from repro.report.tables import arms_table, link_to, paper_columns, table
-from repro.report.verdicts import Kind, about, counted, of_kind, to_show, word
+from repro.report.verdicts import Kind, about, counted, labelled, of_kind, to_show
 from repro.run.places import PACKAGE, expected_folder, runs_folder
-from repro.run.select import Selection, select
+from repro.run.select import Selection, selections_of
 from repro.spec.target import Metric
 from repro.spec.tier import Tier
 from repro.targets import TARGETS, runs_of
+from repro.targets.paper import BENCHMARKS
 
 _HEADLINE = {
     Tier.SMOKE: """\
@@ -31,8 +32,8 @@ noise, graded rewards) on a tiny policy and generated word problems. A pass mean
 works. What the policy learns is **a choice of style, not arithmetic**: it can work most problems
 out when it is made to begin with its working (the column "greedy, working forced" is that ceiling),
 but often answers without working; reinforcement learning teaches it to work first. Four-bit
-rounding hardly hurts a model this small, so the order of the formats is expected to be
-inconclusive, and is reported as measured.
+rounding hardly hurts a model this small, so the paper's claims are not addressed here, and the
+formats' figures are reported as measured.
 
 **What it cannot say.** The paper's 90.8 % (QeRL, 7B, GSM8K) is not among these figures and could
 not be: it belongs to Qwen2.5-7B-Instruct on GSM8K, and needs that checkpoint, that data set and a
@@ -79,10 +80,10 @@ def _summary(checks: list[Checked], expected: Path) -> list[str]:
     ]
     return [
         *table(["target", "tier", "records", *(kind.value for kind in KINDS)], rows),
-        "`contradicted` means that the 95 % interval lies wholly on the other side of what was "
-        "claimed; for a claim of the paper that is a finding at that tier, not a failure. "
-        "`inconclusive` means that these seeds decide it neither way. A tier speaks for itself "
-        "alone.",
+        "`contradicted` means that the other direction is shown, by an effect that matters; for a "
+        "claim of the paper that is a finding at that tier, not a failure. `inconclusive` means "
+        "that these seeds decide it neither way, or that planned ones are missing. A tier speaks "
+        "for itself alone; the smoke tier says nothing of the paper's claims.",
         "",
     ]
 
@@ -127,6 +128,8 @@ _DETAILS = (
     "accuracy_greedy",
     "gain_greedy",
     "accuracy_forced_working",
+    "accuracy_lenient",
+    *(f"accuracy_{item.name}" for item in BENCHMARKS),
     "working_rate",
     "format_rate",
     "truncation_rate",
@@ -141,7 +144,7 @@ def _details_table(checked: Checked) -> list[str]:
     shown = [
         (f"{metric.title} ({metric.unit})", checked, metric)
         for name in _DETAILS
-        for metric in target.metrics
+        for metric in target.metrics_at(checked.selection.tier)
         if metric.name == name and checked.evidence.values(name)
     ]
     lines = arms_table(target, {}, shown, n=False)
@@ -155,7 +158,7 @@ def _verdicts_table(checked: Checked) -> list[str]:
     rows = [
         [
             f"{verdict.statement} ({about(verdict) or verdict.source})",
-            f"**{word(verdict)}**",
+            f"**{labelled(verdict)}**",
             verdict.sentence,
         ]
         for verdict in to_show(checked)
@@ -250,7 +253,7 @@ def _rest_section(checks: list[Checked]) -> list[str]:
 def reported(args: argparse.Namespace, runs: Path, expected: Path) -> list[Checked]:
     """Return the checks that a report is about: those named, else all that have records."""
     if args.targets:
-        chosen = select(args.targets, tier=args.tier, data=args.data, steps=args.steps)
+        chosen = selections_of(args)
     else:
         chosen = [
             selection
@@ -320,7 +323,7 @@ def draw_figures(args: argparse.Namespace) -> None:
     command = [sys.executable, "-m", "figures", "--records", str(runs.resolve())]
     command += ["--expected", str(expected_folder(args.expected).resolve())]
     command += ["--out", str(folder.resolve())]
-    for selection in select(args.targets, tier=args.tier, data=args.data, steps=args.steps):
+    for selection in selections_of(args):
         subprocess.run(
             [*command, "--target", selection.source.name, "--tier", selection.tier.value],
             check=False,

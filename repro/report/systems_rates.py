@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from repro.evidence.paper import paper_cells
@@ -42,7 +42,8 @@ class Comparison:
     model, place
         `7b`, and a batch or a LoRA rank.
     ratio
-        Geometric mean of fast over slow, with its 95 % interval.
+        Geometric mean of fast over slow, with its 95 % interval; of a claim the verdict's, which
+        holds together with those of the target's other claims.
     required, verdict
         The least ratio that the claim or bar asks for, and its verdict; None where there is none.
     """
@@ -116,10 +117,16 @@ def _pair(
         place=place,
         fast=rate(arms[0]),
         slow=rate(arms[1]),
-        ratio=_exp(mean_interval(logs)),
+        ratio=_with_others(_exp(mean_interval(logs)), verdict),
         required=required,
         verdict=verdict,
     )
+
+
+def _with_others(ratio: Interval, verdict: Verdict | None) -> Interval:
+    if verdict is None or verdict.low is None:
+        return ratio
+    return replace(ratio, low=verdict.low, high=verdict.high)
 
 
 def _exp(interval: Interval) -> Interval:

@@ -1,42 +1,35 @@
 """The vocabulary of verdicts: what is judged, in which words, and how often each occurs.
 
-`repro.evidence.verdict` judges with one of four statuses. What a status is called depends on what
-was judged, and stands here alone:
+`repro.evidence.verdict` says what leads to each status. What a status is called depends on what was
+judged, and stands here alone:
 
-=========================  ============  ============  ============  =======
-what is judged             inside        outside       overlapping   no data
-=========================  ============  ============  ============  =======
-a claim (of the paper,     reproduced    contradicted  inconclusive  not run
-about the machinery, or a
-question it leaves open)
-a bar of this suite        met           missed        undecided     not run
-a value blessed earlier    unchanged     changed       unclear       not run
-=========================  ============  ============  ============  =======
+* a claim (of the paper, about the machinery, or a question that the paper leaves open): reproduced,
+  reproduced below a tenth of the paper's size, contradicted, excluded at the paper's size, no
+  difference within x, inconclusive, not testable here, not addressed at this tier, not run;
+* a bar of this suite: met, missed, undecided, not run;
+* a value blessed earlier: unchanged, changed, unclear, not run.
 
-Inside, outside and overlapping are said of a 95 % interval and what was claimed. A blessed value's
-interval has two sides, so `changed` may be better or worse; *regressed* is said by
-`repro.regression` alone, of what is shown to be worse.
-Of an effect beside the paper's own: *excluded at the paper's size* where the interval ends below it
-(`beside`); of inconclusive effects: *no difference within x* (`no_difference_within`).
+A blessed value's interval has two sides, so `changed` may be better or worse; *regressed* is said
+by `repro.regression` alone, of what is shown to be worse. *Post hoc* is added where the rules are
+younger than the runs.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 
 from repro.evidence.expectation import Expectation, load_bars
-from repro.evidence.verdict import Verdict
+from repro.evidence.verdict import Status, Verdict
 from repro.judge.check import Checked
 from repro.spec.tier import Tier
 
-STATUSES = ("reproduced", "contradicted", "inconclusive", "not run")
 # The source of claims that are bars of this suite rather than the paper's.
 OWN_BAR = "this suite's bar"
-EXCLUDED = "excluded at the paper's size"
+NO_DIFFERENCE = "no difference within"
 
 
 class Kind(Enum):
@@ -51,10 +44,31 @@ class Kind(Enum):
 
 _ONE = {Kind.MACHINERY: "about the machinery", Kind.BAR: "bar", Kind.BLESSED: "blessed value"}
 CLAIMS = (Kind.PAPER, Kind.OPEN, Kind.MACHINERY)
-_WORDS = dict.fromkeys(CLAIMS, STATUSES) | {
-    Kind.BAR: ("met", "missed", "undecided", "not run"),
-    Kind.BLESSED: ("unchanged", "changed", "unclear", "not run"),
+# In the order in which pages list them. Of *no difference* a single verdict says within what.
+CLAIM_WORDS: Mapping[Status, str] = {
+    "reproduced": "reproduced",
+    "below a tenth": "reproduced below a tenth of the paper's size",
+    "contradicted": "contradicted",
+    "excluded": "excluded at the paper's size",
+    "no difference": f"{NO_DIFFERENCE} x",
+    "inconclusive": "inconclusive",
+    "not testable": "not testable here",
+    "not addressed": "not addressed at this tier",
+    "not run": "not run",
 }
+BAR_WORDS: Mapping[Status, str] = {
+    "reproduced": "met",
+    "contradicted": "missed",
+    "inconclusive": "undecided",
+    "not run": "not run",
+}
+BLESSED_WORDS: Mapping[Status, str] = {
+    "reproduced": "unchanged",
+    "contradicted": "changed",
+    "inconclusive": "unclear",
+    "not run": "not run",
+}
+_WORDS = dict.fromkeys(CLAIMS, CLAIM_WORDS) | {Kind.BAR: BAR_WORDS, Kind.BLESSED: BLESSED_WORDS}
 
 
 def kind_of(verdict: Verdict) -> Kind:
@@ -69,8 +83,19 @@ def kind_of(verdict: Verdict) -> Kind:
 
 
 def word(verdict: Verdict) -> str:
-    """Return the verdict in the word of its kind."""
-    return _WORDS[kind_of(verdict)][STATUSES.index(verdict.status)]
+    """Return the verdict in the word of its kind: `no difference within 1.2 points`."""
+    if verdict.status == "no difference":
+        return f"{NO_DIFFERENCE} {verdict.matters:.2g} {verdict.unit}"
+    return _group(verdict)
+
+
+def labelled(verdict: Verdict) -> str:
+    """Return the verdict's word, and that it is post hoc if it is."""
+    return word(verdict) + (", post hoc" if verdict.post_hoc else "")
+
+
+def _group(verdict: Verdict) -> str:
+    return _WORDS[kind_of(verdict)][verdict.status]
 
 
 def about(verdict: Verdict) -> str:
@@ -80,8 +105,8 @@ def about(verdict: Verdict) -> str:
 
 def counted(verdicts: Iterable[Verdict]) -> str:
     """Return how many verdicts have each word: `12 reproduced, 3 inconclusive`; empty for none."""
-    counts = Counter(word(verdict) for verdict in verdicts)
-    ordered = dict.fromkeys(name for words in _WORDS.values() for name in words)
+    counts = Counter(_group(verdict) for verdict in verdicts)
+    ordered = dict.fromkeys(name for words in _WORDS.values() for name in words.values())
     return ", ".join(f"{counts[name]} {name}" for name in ordered if counts[name])
 
 
@@ -148,19 +173,3 @@ def all_bars(checked: Checked, expected: Path) -> list[Verdict]:
     """Return the verdicts on bars of a check: stated ones, and claims that are this suite's."""
     own = [item for item in of_kind(checked, Kind.BAR) if item.source == OWN_BAR]
     return own + [bar.verdict for bar in stated_bars(checked, expected)]
-
-
-def beside(verdict: Verdict, size: float) -> str:
-    """Return `excluded at the paper's size` where the interval ends below the paper's effect."""
-    return EXCLUDED if verdict.high is not None and verdict.high < size and size > 0 else ""
-
-
-def no_difference_within(verdicts: Sequence[Verdict], limit: float) -> list[Verdict]:
-    """Return those verdicts whose intervals lie within `limit` to both sides of zero."""
-    return [
-        verdict
-        for verdict in verdicts
-        if verdict.low is not None
-        and verdict.high is not None
-        and max(-verdict.low, verdict.high) < limit
-    ]

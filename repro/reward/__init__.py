@@ -1,6 +1,9 @@
 """What a completion earns: extraction of its answer, grading by math-verify, and the reward.
 
-`answers` reads a completion's text, `expression` says which answers may be compared at all,
-`verifier` is the worker process and the only module that imports `math_verify`, `grader` is the
-pool of such workers, `score` turns grades into rewards, and `metrics` holds pass@k and maj@k.
+`answers` reads a completion's text; `table` says what counts as equal (docs/grading.md);
+`quantities`, `units` and `expression` say which answers may be compared at all, `finished` which
+equal answers are paid; `verifier` is the worker process and the only module that imports
+`math_verify`, `grader` the pool of such workers; `golds` names what can never be paid, `restating`
+what a copy of the question earns; `score` turns grades into rewards, and `metrics` holds pass@k and
+maj@k.
 """

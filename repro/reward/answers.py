@@ -10,8 +10,9 @@ Four readings, kept apart because they measure different things:
 * `extract_answer`, the answer that our reward compares: the content of the *only* answer block;
   two blocks are two guesses, and earn nothing;
 * `lenient_answer`, what a generous reader would take: the last claim in any usual form
-  (`<answer>`, `\boxed{}`, `#### N`, "the answer is N"). It is logged and never paid. The last
-  number in the text is not a claim.
+  (`<answer>`, `\boxed{}`, `#### N`, "the answer is N") that can be read as an answer, so that
+  rambling after a box ("the answer is as expected") takes nothing back; words after a number are
+  taken for its unit. It is logged and never paid. The last number in the text is not a claim.
 
 The gap between strict and lenient accuracy is how much of a rise in reward is learning the format.
 
@@ -26,6 +27,9 @@ from __future__ import annotations
 import functools
 import re
 
+from repro.reward.expression import is_readable, tidy
+from repro.reward.quantities import with_unit_marked
+
 THINK_OPEN, THINK_CLOSE = "<think>", "</think>"
 ANSWER_OPEN, ANSWER_CLOSE = "<answer>", "</answer>"
 _TAGS = (THINK_OPEN, THINK_CLOSE, ANSWER_OPEN, ANSWER_CLOSE)
@@ -37,17 +41,11 @@ _MOST_ANSWER_CHARACTERS = 8192
 _REMEMBERED = 65_536
 _THINK_THEN_ANSWER = re.compile(r"</think>\s*<answer>")
 _HASHES = re.compile(r"####[ \t]*([^\n]{1,200})")
-_SENTENCE = re.compile(r"\banswer is[ \t]*:?[ \t]*([^\n]{1,200})", re.IGNORECASE)
+_SENTENCE = re.compile(r"\banswer is[ \t]*:?[ \t]*", re.IGNORECASE)
+_SENTENCE_CHARACTERS = 200
 _SENTENCE_END = re.compile(r"[.!?;](?:\s|$)|<")
-_NUMBER_WITH_UNIT = re.compile(
-    r"([-+]?(?:\\?\$)?[0-9][0-9,]*(?:\.[0-9]+)?(?:/[0-9]+)?%?)[ \t]+([A-Za-z][A-Za-z \t]{0,60})"
-)
-# Words after a number that change its value, or take it back.
-_NOT_UNITS = frozenset(
-    {"and", "else", "if", "is", "less", "minus", "more", "no", "not", "or", "plus", "than", "times"}
-    | {"to", "wrong", "pi", "squared", "cubed", "half", "halves", "k", "dozen", "dozens"}
-    | {"hundred", "hundreds", "thousand", "thousands", "million", "millions", "billion", "billions"}
-)
+# How many claims of one form are looked at, from the last.
+_CLAIMS = 16
 
 
 def soft_format_ok(text: str) -> bool:
@@ -96,10 +94,20 @@ def extract_answer(text: str) -> str | None:
 # Runs side by side write many texts alike, and each is read when graded and when scored.
 @functools.lru_cache(maxsize=_REMEMBERED)
 def lenient_answer(text: str) -> str | None:
-    """Return the answer of the last claim in any usual form, or None if nothing is claimed.
+    """Return the answer of the last claim that can be read, or of the last, or None without claims.
 
     A claim inside an answer block comes after the block's own and is therefore preferred.
     """
+    claims = [_usable(claim) for _, claim in sorted(_claims(text), reverse=True)]
+    if not claims:
+        return None
+    readable = (claim for claim in claims if claim is not None and is_readable(tidy(claim)))
+    answer = next(readable, claims[0])
+    return answer and with_unit_marked(answer.rstrip("."))
+
+
+def _claims(text: str) -> list[tuple[int, str]]:
+    """Return place and content of the claims in a text: of blocks and boxes the last alone."""
     claims: list[tuple[int, str]] = []
     opened = text.rfind(ANSWER_OPEN)
     if opened >= 0:
@@ -107,13 +115,13 @@ def lenient_answer(text: str) -> str | None:
     boxed = text.rfind("\\boxed{")
     if boxed >= 0:
         claims.append((boxed, _balanced(text, boxed + len("\\boxed{"))))
-    hashes = list(_HASHES.finditer(text))[-1:]
+    hashes = list(_HASHES.finditer(text))[-_CLAIMS:]
     claims += [(match.start(), match.group(1).partition("<")[0]) for match in hashes]
-    sentences = list(_SENTENCE.finditer(text))[-1:]
-    claims += [(match.start(), _SENTENCE_END.split(match.group(1))[0]) for match in sentences]
-    if not claims:
-        return None
-    return _without_unit(_usable(max(claims)[1]))
+    sentences = list(_SENTENCE.finditer(text))[-_CLAIMS:]
+    for match in sentences:
+        line = text[match.end() : match.end() + _SENTENCE_CHARACTERS].partition("\n")[0]
+        claims.append((match.start(), _SENTENCE_END.split(line)[0]))
+    return claims
 
 
 def _usable(content: str) -> str | None:
@@ -132,13 +140,3 @@ def _balanced(text: str, start: int) -> str:
         if depth == 0:
             return text[start : match.start()]
     return ""
-
-
-def _without_unit(answer: str | None) -> str | None:
-    """Return a number without the words after it: `18 dollars per day` becomes `18`."""
-    if answer is None:
-        return None
-    match = _NUMBER_WITH_UNIT.fullmatch(answer.rstrip("."))
-    if match is None or _NOT_UNITS.intersection(match.group(2).casefold().split()):
-        return answer
-    return match.group(1)

@@ -1,38 +1,72 @@
 r"""Which answers may be compared with a gold at all, before any algebra is done.
 
-math-verify is made to be generous: asked about gold 18 it accepts `9+9`, `36/2` and `19 = 18`, and
-from loose text it takes the last number it finds, so that "15 16 17 18" is right. Under
-reinforcement learning such generosity is found and used: a policy that writes `9+9` has moved the
-arithmetic into the grader. Hence these rules, each of which can only refuse:
+math-verify is made to be generous: asked about gold 18 it accepts `9+9`, `36/2` and `19 = 18`, it
+reads `2516_9` as 2516 and `It is not $x+1$. Hm` as `x+1`, and from loose text it takes the last
+number it finds. Under reinforcement learning such generosity is found and used: a policy that
+writes `9+9` has moved the arithmetic into the grader. docs/grading.md says what counts as equal,
+row by row; each rule here can only refuse.
 
-* if the gold is a number, the answer must be a *written* number: an integer or decimal, with
-  thousands commas, a currency sign, a percent or degree sign, powers of ten; a fraction only if the
-  gold is not a whole number. A name before it (`x = 18`) is dropped;
-* otherwise braces must balance, no box may be opened inside, no control characters, and an equation
-  is compared only with an equation (`\frac12 = \frac13` is not one third), an inequality only with
-  an inequality or an interval (math-verify takes the two numbers `1, 2` for `1 < x < 2`).
+A gold is one of these, tried in order:
 
-Digits are ASCII digits: `\d` would match 18 in any script, and `int` would read it.
+* words (`\text{Evelyn}`), or anything with a colon (`12:30`, `3:4`): compared as text;
+* a number with a base: the digits and the base must be the same number and the same base;
+* a written number (`quantities`): compared exactly, with its unit;
+* several things: a set or list in any order, or an ordered pair, tuple or interval with its
+  brackets; written numbers inside are compared exactly;
+* any other formula: what is left over for math-verify, if the answer is one formula of the gold's
+  own letters and functions.
+
+A name before an answer (`x = 18`, `AB = 18`, `f(2) = 18`, `(x,y) = (3,4)`) is dropped.
 """
 
 from __future__ import annotations
 
 import re
+from collections import Counter
+from fractions import Fraction
+
+from repro.reward.quantities import Quantity, read_based, read_quantity, same_quantity
+from repro.reward.units import is_known, read_unit
 
 _WRAPPERS = (("\\boxed{", "}"), ("$$", "$$"), ("$", "$"), ("\\(", "\\)"), ("\\[", "\\]"))
-_DIGITS = r"(?:[0-9]{1,3}(?:(?:,|\{,\}|,\\!)[0-9]{3})+|[0-9]+)"
-_DECIMAL = rf"(?:{_DIGITS}(?:\.[0-9]+)?|\.[0-9]+)"
-_POWER = r"(?:\s?(?:\\times|\\cdot)\s?10\^(?:[0-9]|\{-?[0-9]{1,3}\}))?"
-_SUFFIX = r"(?:\s?\\?%|\^\\circ|\^\{\\circ\})?"
-_NUMBER = re.compile(rf"[-+]?(?:\\?\$|€|£)?\s?{_DECIMAL}{_POWER}{_SUFFIX}")
-_FRACTION = re.compile(
-    r"[-+]?(?:[0-9]+\s?/\s?[0-9]+|\\[dt]?frac\s?(?:\{[0-9]+\}\s?\{[0-9]+\}|[0-9]\s?[0-9]))"
+_GREEK = r"\\(?:alpha|beta|gamma|delta|theta|lambda|mu|phi|varphi|omega|Delta|Omega)\b\s?"
+_LABEL = rf"(?:[A-Za-z]{{1,3}}|{_GREEK}|\\(?:overline|vec|mathrm|text)\s?\{{[A-Za-z]{{1,3}}\}})"
+_NAME_BEFORE = re.compile(
+    rf"((?:m\s?)?(?:\\angle\s?)?{_LABEL}(?:_(?:[0-9A-Za-z]|\{{[0-9A-Za-z]{{1,3}}\}}))?"
+    r"(?:\^\{-1\})?'?(?:\([^()=<>]{1,12}\))?"
+    r"|\([A-Za-z](?:\s?,\s?[A-Za-z]){1,4}\))\s?=\s?"
 )
-_INTEGER = re.compile(rf"[-+]?{_DIGITS}(?:\.0+)?")
-_NAME_BEFORE = re.compile(r"[A-Za-z](?:_[0-9A-Za-z])?\s?=\s?")
+_NAME_AFTER = re.compile(r"([^=<>]*[^=<>!\\\s])\s?=\s?([A-Za-z])")
+_MEMBER = re.compile(r"[A-Za-z]\s?\\in\s?(?=[\[({\\])")
 _EQUALS = re.compile(r"(?<![<>!\\])=")
 _INEQUALITY = re.compile(r"[<>]|\\(?:[lg]eq?|[lg]t)\b")
-_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f]")
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f\ud800-\udfff]")
+_TEXT = re.compile(r"\\(?:text|textbf|textrm|mathrm|mbox|operatorname)\s?\{([^{}]*)\}")
+_UNIT_AT_END = re.compile(
+    r"(?<=[0-9A-Za-z)}])\s?\\(?:text|textrm|mbox)\s?\{[^{}]*\}(?:\^\{?[23]\}?)?$"
+)
+_SIZES = re.compile(r"\\(?:left|right|[bB]igg?[lr]?)(?![A-Za-z])\s?")
+_JOINING = re.compile(r"(?:,\s?)?(?:\\text\s?\{\s?(?:and|or)\s?\}|\s(?:and|or)\s)")
+_COMMAND = re.compile(r"\\([A-Za-z]+)")
+# Commands that spell a formula and compute nothing.
+_SPELLING = frozenset(
+    {"frac", "dfrac", "tfrac", "cfrac", "sqrt", "cdot", "times", "pi", "infty", "cup", "in", "dots"}
+    | {"text", "mathrm", "mbox", "quad", "displaystyle", "le", "leq", "ge", "geq", "lt", "gt"}
+    | {"begin", "end", "circ", "degree"}
+)
+# Signs that a formula holds only if the gold does.
+_SIGNS = frozenset("?!;:|%'\"&@#`~_\n")
+_LOOSE_STOP = re.compile(r"\.(?![0-9])")
+_PLAIN_FRACTION = re.compile(
+    r"\\[cdt]?frac\s?(?:\{([0-9]+)\}|([0-9]))\s?(?:\{([0-9]+)\}|([0-9]))"
+    r"|(?<![0-9.)}])([0-9]+)\s?/\s?([0-9]+)(?![0-9.])"
+)
+_WORDS = re.compile(r"[A-Za-z][A-Za-z' -]*")
+_SHORT_WORDS = frozenset({"yes", "no", "odd", "all", "one", "two", "six", "ten"})
+_SINGLE = re.compile(r"\(?([A-Za-z])\)?")
+
+# Gold and answer as they are to be compared by math-verify.
+Forms = tuple[str, str]
 
 
 def tidy(text: str) -> str:
@@ -58,34 +92,47 @@ def tidy(text: str) -> str:
     return text
 
 
-def is_number(text: str) -> bool:
-    """Say whether a tidied text is a written number or fraction of ASCII digits."""
-    return bool(_NUMBER.fullmatch(text) or _FRACTION.fullmatch(text))
-
-
-def comparable(gold: str, answer: str) -> str | None:
-    """Return the answer in the form to compare with the gold, or None if it may not be compared.
+def comparable(gold: str, answer: str) -> Forms | None:
+    """Return gold and answer in the forms to compare, or None if they may not be compared.
 
     Parameters
     ----------
     gold, answer
-        Tidied texts.
+        Tidied texts. A gold that may not be compared with itself can never be paid.
     """
-    if not answer or _CONTROL.search(answer) or not braces_balance(answer) or "boxed" in answer:
+    if not (_is_clean(gold) and _is_clean(answer)):
         return None
-    if "=" not in gold:
-        answer = _NAME_BEFORE.sub("", answer, count=1) if _NAME_BEFORE.match(answer) else answer
-        if _EQUALS.search(answer):
-            return None
-    is_range = _INEQUALITY.search(answer) or "(" in answer or "[" in answer
-    if _INEQUALITY.search(gold) and not is_range:
+    gold_name, gold = _without_name(_SIZES.sub("", gold))
+    name, answer = _without_name(_SIZES.sub("", answer))
+    if not gold or not answer or (name and gold_name and name != gold_name):
         return None
-    if not is_number(gold):
-        return answer
-    if not is_number(answer):
-        return None
-    whole = _INTEGER.fullmatch(gold) is not None
-    return None if whole and _FRACTION.fullmatch(answer) else answer
+    words = _words(gold)
+    if words is not None:
+        return _as_text(words, words) if _words(answer, loosely=True) == words else None
+    if ":" in gold:
+        same = "".join(gold.split()) == "".join(answer.split())
+        return _as_text(gold, gold) if same else None
+    based = read_based(gold)
+    if based is not None:
+        return (str(based[0]), str(based[0])) if read_based(answer) == based else None
+    number = read_quantity(gold, words=True)
+    if number is not None:
+        return _as_numbers([number], [_unbracketed(answer)], gold, ordered=True)
+    return _as_formula(gold, answer)
+
+
+def is_number(text: str) -> bool:
+    """Say whether a tidied text is a written number."""
+    return read_quantity(text) is not None
+
+
+def is_readable(text: str) -> bool:
+    """Say whether a tidied text could be an answer of numbers or a formula, rather than prose."""
+    _, text = _without_name(_SIZES.sub("", text))
+    return _is_clean(text) and (
+        read_quantity(text, words=True) is not None
+        or not re.search(r"[A-Za-z]{3,}|[?!;$]", _COMMAND.sub("", _TEXT.sub("", text)))
+    )
 
 
 def braces_balance(text: str) -> bool:
@@ -98,6 +145,220 @@ def braces_balance(text: str) -> bool:
     return depth == 0
 
 
+def _is_clean(text: str) -> bool:
+    """Say whether a text is encodable, balanced, and opens no box of its own."""
+    return (
+        bool(text)
+        and not _CONTROL.search(text)
+        and braces_balance(text)
+        and "boxed" not in text
+        and "$" not in text.replace("\\$", "").removeprefix("$").removeprefix("-$")
+    )
+
+
 def _is_whole(inner: str, opening: str) -> bool:
     """Say whether a wrapper's two ends belong together rather than to two wrapped pieces."""
     return braces_balance(inner) if opening == "\\boxed{" else opening not in inner
+
+
+def _without_name(text: str) -> tuple[str, str]:
+    """Return the name before an answer, "" for none, and the answer.
+
+    `x = 2, x = 3` is `2, 3`; an answer with several names keeps them.
+    """
+    match = _NAME_BEFORE.match(text) or _MEMBER.match(text)
+    if match is None:
+        swapped = _NAME_AFTER.fullmatch(text)
+        return (swapped.group(2), swapped.group(1)) if swapped else ("", text)
+    name = match.group(1).replace(" ", "") if match.re is _NAME_BEFORE else ""
+    rest = text[match.end() :]
+    if not name or not _EQUALS.search(rest):
+        return name, rest
+    parts, brackets = pieces(text)
+    named = [_NAME_BEFORE.match(part) for part in parts]
+    if brackets or any(one is None or one.group(1).replace(" ", "") != name for one in named):
+        return ("", text) if len(parts) > 1 else (name, rest)
+    plain = [part[one.end() :] for part, one in zip(parts, named, strict=True) if one is not None]
+    return name, ", ".join(plain)
+
+
+def _unbracketed(text: str) -> str:
+    """Return `1/3` for `(1/3)`."""
+    return text[1:-1] if text.startswith("(") and text.endswith(")") else text
+
+
+def _words(text: str, *, loosely: bool = False) -> str | None:
+    r"""Return the words that a text is, in one spelling, or None if it is no words.
+
+    Parameters
+    ----------
+    loosely
+        Take a single letter for words as well, as an answer to `\text{(A)}`.
+    """
+    match = _TEXT.fullmatch(text)
+    plain = " ".join((match.group(1) if match else text).split()).rstrip(".")
+    single = _SINGLE.fullmatch(plain)
+    if single and (match or loosely):
+        return single.group(1).casefold()
+    if match and plain and read_quantity(plain) is None:
+        return plain.casefold()
+    if not _WORDS.fullmatch(plain):
+        return None
+    # Up to three letters are a product of variables, such as `xyz`, unless they are a known word.
+    is_word = re.search("[A-Za-z]{4}", plain) or plain.casefold() in _SHORT_WORDS
+    return plain.casefold() if is_word else None
+
+
+def _as_text(gold: str, answer: str) -> Forms:
+    """Return words as symbols that math-verify compares letter by letter."""
+    return tuple(  # type: ignore[return-value]
+        f"\\text{{w{''.join(format(ord(sign), 'x') for sign in text)[:400]}}}"
+        for text in (gold, answer)
+    )
+
+
+def _as_numbers(
+    golds: list[Quantity], answers: list[str], gold: str, *, ordered: bool
+) -> Forms | None:
+    """Return the plain numbers of a gold twice, if the answers are the same, else None.
+
+    Units in plain words are read where the gold has them.
+    """
+    words = re.search(r"[0-9]\s?[A-Za-z]", gold) is not None
+    read = [read_quantity(answer, words=words) for answer in answers]
+    if len(read) != len(golds) or not all(read):
+        return None
+    pairs = [one for one in read if one is not None]
+    if not ordered:
+        golds = sorted(golds, key=lambda one: one.value)
+        pairs.sort(key=lambda one: one.value)
+    if not all(same_quantity(a, b) for a, b in zip(golds, pairs, strict=True)):
+        return None
+    plain = ", ".join(_plain(one.value) for one in golds)
+    return plain, plain
+
+
+def _plain(value: Fraction) -> str:
+    """Return a number in the spelling that math-verify is given."""
+    whole = value.denominator == 1
+    return str(value.numerator) if whole else f"\\frac{{{value.numerator}}}{{{value.denominator}}}"
+
+
+def _as_formula(gold: str, answer: str) -> Forms | None:
+    """Return a gold that is no number, and the answer, or None; see the module's list."""
+    gold, gold_unit = _without_unit(gold)
+    answer, unit = _without_unit(answer)
+    if unit and unit != gold_unit and (gold_unit or not is_known(unit)):
+        return None
+    if bool(_EQUALS.search(gold)) is not bool(_EQUALS.search(answer)):
+        return None
+    gold_pieces, gold_brackets = pieces(gold)
+    answer_pieces, brackets = pieces(answer)
+    is_range = _INEQUALITY.search(answer) or "(" in answer or "[" in answer
+    if _INEQUALITY.search(gold):
+        if not is_range:
+            return None
+    elif gold_brackets != brackets or len(gold_pieces) != len(answer_pieces):
+        return None
+    numbers = [read_quantity(piece) for piece in gold_pieces]
+    if len(numbers) > 1 and all(numbers) and not _INEQUALITY.search(gold):
+        written = [one for one in numbers if one is not None]
+        forms = _as_numbers(written, answer_pieces, gold, ordered=bool(gold_brackets))
+        if forms is None:
+            return None
+        return (gold, gold) if gold_brackets else forms
+    if not gold_brackets and not brackets:
+        gold, answer = ", ".join(gold_pieces), ", ".join(answer_pieces)
+    return (gold, answer) if _spelled_like(gold, answer) else None
+
+
+def _without_unit(text: str) -> Forms:
+    """Return a formula without the unit at its end, and that unit, "" for none."""
+    match = _UNIT_AT_END.search(text)
+    unit = read_unit(match.group(), words=False) if match else None
+    return (text[: match.start()].rstrip(), unit) if match and unit else (text, "")
+
+
+def pieces(text: str) -> tuple[list[str], str]:
+    r"""Return the things that a text lists, and the brackets that give them an order.
+
+    A set, a list, and things joined by `and` have none (""); `\pm` makes two of one. A pair or an
+    interval has its brackets, such as `()` or `[)`.
+    """
+    inside, brackets = text, ""
+    if text.startswith("\\{") and text.endswith("\\}") and _closes_last(text):
+        inside = text[2:-2]
+    elif text[:1] in ("(", "[") and text[-1:] in (")", "]") and _closes_last(text):
+        if len(_split(text[1:-1])) > 1:
+            return _split(text[1:-1]), text[0] + text[-1]
+    else:
+        inside = _JOINING.sub(", ", text)
+    parts = [both for part in _split(inside) for both in _both_signs(part)]
+    return parts, brackets
+
+
+def _both_signs(part: str) -> list[str]:
+    r"""Return `+3` and `-3` for `\pm 3`."""
+    if part.count("\\pm") != 1:
+        return [part]
+    before, after = part.split("\\pm")
+    plus = f"{before}+{after.lstrip()}" if before.strip() else after.strip()
+    return [plus, f"{before}-{after.lstrip()}"]
+
+
+def _split(text: str) -> list[str]:
+    """Return the parts between the commas that stand in no bracket."""
+    parts, depth, start = [], 0, 0
+    if read_quantity(text) is not None:
+        return [text.strip()]
+    for match in re.finditer(r"\\[,!]|[()\[\]{},]", text):
+        sign = match.group()
+        depth += (sign in "([{") - (sign in ")]}")
+        if sign == "," and depth == 0:
+            parts.append(text[start : match.start()].strip())
+            start = match.end()
+    return [*parts, text[start:].strip()]
+
+
+def _closes_last(text: str) -> bool:
+    """Say whether the first bracket of a text closes with its last."""
+    depth, signs = 0, list(re.finditer(r"[()\[\]{}]", text))
+    for match in signs:
+        depth += 1 if match.group() in "([{" else -1
+        if depth == 0:
+            return match.end() == len(text)
+    return False
+
+
+def _spelled_like(gold: str, answer: str) -> bool:
+    """Say whether an answer is one formula made of what the gold is made of."""
+    commands = Counter(_COMMAND.findall(_TEXT.sub("", answer)))
+    extra = commands - Counter(_COMMAND.findall(_TEXT.sub("", gold)))
+    if set(extra) - _SPELLING:
+        return False
+    if not set(_letters(answer)) <= set(_letters(gold)):
+        return False
+    texts = {" ".join(text.split()).casefold() for text in _TEXT.findall(gold)}
+    for text in _TEXT.findall(answer):
+        if " ".join(text.split()).casefold() not in texts:
+            return False
+    odd = {sign for sign in answer if sign in _SIGNS or not sign.isascii()}
+    if odd - set(gold):
+        return False
+    if _LOOSE_STOP.search(answer) and not _LOOSE_STOP.search(gold):
+        return False
+    return _unreduced(answer) <= _unreduced(gold)
+
+
+def _letters(text: str) -> str:
+    """Return the letters of a formula that are not part of a command or of words."""
+    return re.sub("[^A-Za-z]", "", _COMMAND.sub(" ", _TEXT.sub(" ", text)))
+
+
+def _unreduced(text: str) -> int:
+    """Return how many fractions of two whole numbers could be cancelled, or are whole."""
+    count = 0
+    for match in _PLAIN_FRACTION.finditer(text):
+        top, bottom = (int(group) for group in match.groups() if group is not None)
+        count += bottom in (0, 1) or Fraction(top, bottom).denominator != bottom
+    return count

@@ -3,7 +3,8 @@
 Grading is computer algebra on text that a policy under training wrote, so three things are certain
 to happen: an answer that never finishes (`10^{10^{10}}`), one that ends the interpreter, and one
 that lies. The first two are why the work is done in processes of our own, with the time kept by the
-parent, who kills and replaces a worker that is late; the third is the matter of `expression`.
+parent, who kills and replaces a worker that is late; the third is the matter of `expression` and of
+`finished`.
 
 Every pair ends in one of five statuses, counted apart, since a silent zero looks like a wrong
 answer:
@@ -13,19 +14,23 @@ status             accuracy    meaning
 =================  ==========  =====================================================================
 `ok`               1           math-verify holds the answer equal to the gold
 `wrong`            0           it does not, or there is no answer, or it may not be compared
-`timeout`          0           over the time limit, though the gold alone is within it
-`unparsable_gold`  None        the gold is at fault: the item is dropped
+`timeout`          0           over the limit on two workers, though the gold alone is within it
+`unparsable_gold`  None        the gold is at fault, it does not equal itself: the item is dropped
 `error`            None        the worker failed twice on it: the item is dropped
 =================  ==========  =====================================================================
+
+A late worker is not a wrong answer. The limit is on the worker's own processor time, so a machine
+that stands still for seconds changes no grade; a pair over it is tried once more on a fresh worker;
+and neither that nor an error is remembered.
 
 Easy to get wrong: `verify(gold, answer)` is not symmetric; a limit by `signal.alarm` raises in any
 thread but the main one, and a caller that catches the error pays zero to everybody; a worker that
 outlives its parent. Workers here hold nothing but a pipe, read end of file as the order to leave,
 and are in a process group of their own, so that Ctrl-C reaches the parent alone.
 
-Measured on one core: 0.7 s to start and 63 MB a worker; 0.2 ms a new pair of integers, 2 ms where
-decimals or commas are, 6 microseconds a pair seen before. Every pair that may be compared goes to
-math-verify once; there is no shortcut in the parent.
+Measured on one core: 0.7 s to start and 63 MB a worker; 0.2 ms a new pair of integers, 6
+microseconds a pair seen before. Every pair that may be compared goes to math-verify once, in the
+forms that `expression` gives; there is no shortcut in the parent.
 """
 
 from __future__ import annotations
@@ -35,21 +40,24 @@ import functools
 import queue
 import threading
 from collections import Counter, OrderedDict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Literal, Self, cast, get_args
 
-from repro.reward.answers import extract_answer
 from repro.reward.expression import comparable, tidy
 from repro.reward.worker import Worker, WorkerGoneError, WorkerLateError
 
 Status = Literal["ok", "wrong", "unparsable_gold", "timeout", "error"]
 Pair = tuple[str, str]
+# A gold over the time limit is dropped, as one at fault is, but that is not remembered.
+_Result = Status | Literal["late_gold"]
 
 _BATCH_PAIRS = 32
 _BATCH_CHARACTERS = 16_384
 _ATTEMPTS = 2
+# What depends on the pair alone.
+_REMEMBERED = ("ok", "wrong", "unparsable_gold")
 
 
 class GraderError(RuntimeError):
@@ -80,7 +88,7 @@ class Grade:
 
 
 class GraderPool:
-    """Grades completions or answers against golds; to be used as a context manager.
+    """Grades answers against golds; to be used as a context manager.
 
     Workers are started when the first pair needs one. Any thread may call; calls share the workers.
 
@@ -89,7 +97,7 @@ class GraderPool:
     workers
         How many processes at most.
     seconds_per_item
-        Wall time that one pair may take.
+        Processor time of a worker that one pair may take.
     remembered
         How many pairs' statuses are kept, the least recently used being forgotten.
 
@@ -116,7 +124,7 @@ class GraderPool:
         self.workers_started = 0
         self.workers_killed = 0
         self._remembered = remembered
-        self._memory: OrderedDict[Pair, Status] = OrderedDict()
+        self._memory: OrderedDict[Pair, _Result] = OrderedDict()
         self._lock = threading.Lock()
         # Places for workers; None is a place whose worker is not started.
         self._places: queue.SimpleQueue[Worker | None] = queue.SimpleQueue()
@@ -153,16 +161,6 @@ class GraderPool:
                     self._discard(idle)
                 self._places.put(None)
 
-    def grade(self, pairs: Sequence[tuple[str, str]]) -> list[Grade]:
-        """Grade `(gold, completion text)` pairs by the strict reading of the completion.
-
-        Raises
-        ------
-        GraderError
-            If the pool is closed or a worker does not start.
-        """
-        return self.grade_answers([(gold, extract_answer(text)) for gold, text in pairs])
-
     def grade_answers(self, pairs: Sequence[tuple[str, str | None]]) -> list[Grade]:
         """Grade `(gold, answer)` pairs, an answer of None being wrong unless the gold is at fault.
 
@@ -173,14 +171,11 @@ class GraderPool:
         """
         if self._closed:
             raise GraderError("the grader pool is closed; a pool grades inside its `with` block")
-        asked, refused = _comparable(pairs)
-        statuses = self._statuses(dict.fromkeys(asked))
+        asked = [_form_of(gold, answer) for gold, answer in pairs]
+        statuses = self._statuses(_different(asked))
         grades = []
-        for (_, answer), pair, was_refused in zip(pairs, asked, refused, strict=True):
-            status = statuses[pair]
-            if was_refused and status == "ok":
-                status = "wrong"
-            grades.append(Grade(status=status, answer=answer))
+        for (_, answer), form in zip(pairs, asked, strict=True):
+            grades.append(Grade(status=_status_of(form, statuses), answer=answer))
         with self._lock:
             self.counters.update(grade.status for grade in grades)
         return grades
@@ -192,11 +187,11 @@ class GraderPool:
         """
         if self._closed:
             raise GraderError("the grader pool is closed; a pool grades inside its `with` block")
-        self._statuses(dict.fromkeys(_comparable(pairs)[0]))
+        self._statuses(_different([_form_of(gold, answer) for gold, answer in pairs]))
 
-    def _statuses(self, pairs: dict[Pair, None]) -> dict[Pair, Status]:
+    def _statuses(self, pairs: dict[Pair, None]) -> dict[Pair, _Result]:
         """Return the status of each different pair, from memory or from the workers."""
-        known: dict[Pair, Status] = {}
+        known: dict[Pair, _Result] = {}
         with self._lock:
             for pair in pairs:
                 if pair in self._memory:
@@ -206,15 +201,15 @@ class GraderPool:
         known.update(self._work(batches))
         with self._lock:
             for pair in pairs:
-                if known[pair] != "error":
+                if known[pair] in _REMEMBERED:
                     self._memory[pair] = known[pair]
             while len(self._memory) > self._remembered:
                 self._memory.popitem(last=False)
         return known
 
-    def _work(self, batches: list[list[Pair]]) -> dict[Pair, Status]:
+    def _work(self, batches: list[list[Pair]]) -> dict[Pair, _Result]:
         """Grade batches, on as many threads as there are workers to wait for."""
-        results: dict[Pair, Status] = {}
+        results: dict[Pair, _Result] = {}
         left = queue.SimpleQueue[list[Pair]]()
         for batch in batches:
             left.put(batch)
@@ -245,9 +240,9 @@ class GraderPool:
             raise errors[0]
         return results
 
-    def _grade_batch(self, batch: list[Pair]) -> dict[Pair, Status]:
+    def _grade_batch(self, batch: list[Pair]) -> dict[Pair, _Result]:
         """Grade one batch, replacing the worker each time that it is late or gone."""
-        results: dict[Pair, Status] = {}
+        results: dict[Pair, _Result] = {}
         failures: Counter[Pair] = Counter()
         late_pairs: list[Pair] = []
         left = list(batch)
@@ -264,10 +259,13 @@ class GraderPool:
                 except WorkerLateError:
                     self._discard(worker, late=True)
                     worker = None
+                    failures[left[0]] += 1
+                    if failures[left[0]] < _ATTEMPTS:
+                        continue
                     pair = left.pop(0)
                     own = (pair[0], pair[0])
                     if pair == own:
-                        results[own] = "unparsable_gold"
+                        results[own] = "late_gold"
                     else:
                         # Whose fault is it? The gold alone, on a new worker, tells.
                         late_pairs.append(pair)
@@ -292,8 +290,8 @@ class GraderPool:
                 worker = None
             self._places.put(worker)
         for pair in late_pairs:
-            gold_passed = results[pair[0], pair[0]] == "ok"
-            results[pair] = "timeout" if gold_passed else "unparsable_gold"
+            of_gold = results[pair[0], pair[0]]
+            results[pair] = "timeout" if of_gold == "ok" else of_gold
         return results
 
     def _start(self) -> Worker:
@@ -326,26 +324,40 @@ class GraderPool:
             self.workers_killed += late
 
 
-def _comparable(pairs: Sequence[tuple[str, str | None]]) -> tuple[list[Pair], list[bool]]:
-    """Return what is asked of a worker for each pair, and whether its own answer was refused.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Form:
+    """What is asked of a worker for a pair, and whether its own answer was refused.
 
     An answer that may not be compared is replaced by the gold itself, which says whether the gold
     is at fault.
     """
-    asked: list[Pair] = []
-    refused: list[bool] = []
-    for gold, answer in pairs:
-        gold, form = _form_of(gold, answer)
-        asked.append((gold, gold if form is None else form))
-        refused.append(form is None)
-    return asked, refused
+
+    pair: Pair
+    refused: bool
+
+
+def _status_of(form: _Form | None, results: Mapping[Pair, _Result]) -> Status:
+    """Return the status of a pair from the results of what was asked for it."""
+    result = "unparsable_gold" if form is None else results[form.pair]
+    if form is not None and form.refused and result == "ok":
+        return "wrong"
+    return "unparsable_gold" if result == "late_gold" else result
+
+
+def _different(forms: Sequence[_Form | None]) -> dict[Pair, None]:
+    """Return the different pairs to ask, in order."""
+    return dict.fromkeys(form.pair for form in forms if form is not None)
 
 
 @functools.lru_cache(maxsize=65_536)
-def _form_of(gold: str, answer: str | None) -> tuple[str, str | None]:
-    """Return the gold tidied, and the answer's form to compare with it, if it may be compared."""
+def _form_of(gold: str, answer: str | None) -> _Form | None:
+    """Return what to ask for a pair, or None where the gold may not be compared with itself."""
     gold = tidy(gold)
-    return gold, None if answer is None else comparable(gold, tidy(answer))
+    itself = comparable(gold, gold)
+    if itself is None:
+        return None
+    pair = None if answer is None else comparable(gold, tidy(answer))
+    return _Form(pair=pair or itself, refused=pair is None)
 
 
 def _settled(pair: Pair, status: str) -> Status:

@@ -11,14 +11,10 @@ which t other answers also get j votes and none gets more, each way winning with
 Easy to get wrong: `1 - (1 - c/n)^k` is biased upward in error (it samples with replacement);
 drawing k samples once is unbiased and noisy; a tie that goes to the first answer seen favours
 whatever order the samples came in. Source for pass@k: arXiv 2107.03374, section 2.1.
-
-Not yet wired to a command: evaluation reports means over samples.
 """
 
 from __future__ import annotations
 
-import random
-from collections import Counter
 from collections.abc import Sequence
 from math import comb
 
@@ -79,16 +75,6 @@ def majority_at_k(
                 ways = comb(count, votes)
                 favourable += ways * _shared_wins(others, abstentions, votes, k - votes)
     return favourable / comb(n, k)
-
-
-def majority_vote(answers: Sequence[str | None], seed: int) -> str | None:
-    """Return the most frequent answer, ties broken at random by `seed`, or None without answers."""
-    votes = Counter(answer for answer in answers if answer is not None)
-    if not votes:
-        return None
-    most = max(votes.values())
-    winners = sorted(answer for answer, count in votes.items() if count == most)
-    return random.Random(seed).choice(winners)
 
 
 def _shared_wins(others: Sequence[int], abstentions: int, votes: int, drawn: int) -> float:

@@ -6,6 +6,7 @@ The kinds of reward:
   strict format;
 * `answer`: accuracy alone, whatever the format; tells what a format reward contributes;
 * `format`: 1 for the strict format and 0 otherwise, whatever the answer; a control;
+* a user's own function (`repro.reward.custom`) in place of `task`: what it returns;
 * `random`: 1 with probability 0.3, whatever the text; a control, since random reward alone has been
   seen to raise the accuracy of some models (arXiv 2506.10947).
 
@@ -29,6 +30,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from repro.reward.answers import extract_answer, format_ok, lenient_answer, soft_format_ok
+from repro.reward.custom import CustomReward, pay
 from repro.reward.grader import GraderPool, Status
 from repro.spec.config import RewardKind, derive_seed, require_choice
 
@@ -83,6 +85,7 @@ def score(
     format_reward: float,
     pool: GraderPool,
     seeds: Sequence[int] | None = None,
+    own: CustomReward | None = None,
 ) -> Rewards:
     """Score B completions.
 
@@ -100,6 +103,8 @@ def score(
         Grades the answers.
     seeds
         One a completion; needed for `random`, where the reward depends on nothing else.
+    own
+        A user's function that pays instead of `kind`.
 
     Raises
     ------
@@ -114,12 +119,15 @@ def score(
         raise ValueError(f"random reward needs {len(texts)} seeds, one a completion; found {found}")
     strict = [(gold, extract_answer(text)) for gold, text in zip(golds, texts, strict=True)]
     lenient = [(gold, lenient_answer(text)) for gold, text in zip(golds, texts, strict=True)]
-    grades = pool.grade_answers(strict)
+    # In one call: both readings mostly give one answer, and a late one is not remembered.
+    both = pool.grade_answers(strict + lenient)
+    grades, lenient_grades = both[: len(strict)], both[len(strict) :]
     accuracy = [grade.accuracy for grade in grades]
-    lenient_grades = pool.grade_answers(lenient)
     formats = [float(format_ok(text)) for text in texts]
     total: list[float | None]
-    if kind == "random":
+    if own is not None:
+        total = pay(own, texts, golds, getattr(own, "__name__", "function"))
+    elif kind == "random":
         total = [_draw(seed) for seed in seeds or ()]
     elif kind == "format":
         total = list(formats)

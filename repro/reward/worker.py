@@ -3,6 +3,10 @@
 The process is a fresh interpreter that runs `verifier.py` as a script: nothing of the parent is
 forked or imported again, however much the parent has loaded. Its pipes are not inherited by other
 processes, so that the end of the parent, however it comes, is the end of the worker's input.
+
+Easy to get wrong: a limit on wall time makes a wrong answer of a stalled machine. What a worker may
+use up is its own processor time, as the system counts it; wall time is bounded far above, for a
+worker that waits for ever without computing.
 """
 
 from __future__ import annotations
@@ -21,6 +25,10 @@ from pathlib import Path
 
 _SCRIPT = Path(__file__).with_name("verifier.py")
 _START_SECONDS = 120.0
+# A worker that computes nothing for so long will not answer.
+_IDLE_SECONDS = 120.0
+# How long to wait before its processor time is looked at again.
+_LOOK_SECONDS = 0.1
 
 
 class WorkerLateError(Exception):
@@ -67,15 +75,27 @@ class Worker:
             raise WorkerGoneError from error
 
     def receive(self, seconds: float) -> str:
-        """Return the next line, waiting at most `seconds`."""
+        """Return the next line, while the process computes for at most `seconds`.
+
+        Raises
+        ------
+        WorkerLateError
+            If it computes longer, or waits for `seconds` and two minutes.
+        WorkerGoneError
+            If it has ended.
+        """
         stdout = self.process.stdout
         if stdout is None or stdout.closed:
             raise WorkerGoneError
-        deadline = time.monotonic() + seconds
+        if b"\n" not in self._buffer:
+            begun = processor_seconds(self.process.pid)
+            deadline = time.monotonic() + seconds + _IDLE_SECONDS
         while b"\n" not in self._buffer:
-            left = deadline - time.monotonic()
-            if left <= 0 or not select.select([stdout], [], [], left)[0]:
-                raise WorkerLateError
+            if not select.select([stdout], [], [], _LOOK_SECONDS)[0]:
+                used = processor_seconds(self.process.pid) - begun
+                if used > seconds or time.monotonic() > deadline:
+                    raise WorkerLateError
+                continue
             chunk = os.read(stdout.fileno(), 65_536)
             if not chunk:
                 raise WorkerGoneError
@@ -92,6 +112,19 @@ class Worker:
     def end(self) -> None:
         """Kill the process and reap it."""
         self._finalizer()
+
+
+def processor_seconds(pid: int) -> float:
+    """Return the processor time that a process has used, in seconds.
+
+    Where the system does not say (no `/proc`), or the process has ended, wall time stands for it.
+    """
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text("ascii", "replace").rpartition(")")[2].split()
+    except OSError:
+        return time.monotonic()
+    # Fields 14 and 15 of proc(5), counted from the third: user and system time.
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

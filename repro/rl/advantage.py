@@ -146,7 +146,7 @@ def informative_groups(accuracy: Sequence[float | None], group_ids: Sequence[int
     """
     seen: dict[int, set[bool]] = {}
     for value, group in zip(accuracy, group_ids, strict=True):
-        found = seen.setdefault(int(group), set())
+        outcomes = seen.setdefault(int(group), set())
         if value is not None:
-            found.add(value > 0)
-    return [group for group, found in seen.items() if len(found) == 2]
+            outcomes.add(value > 0)
+    return [group for group, outcomes in seen.items() if len(outcomes) == 2]

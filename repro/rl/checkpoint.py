@@ -1,13 +1,10 @@
-"""Resumable checkpoints of a training run: tensors as safetensors, the rest as JSON.
+"""Resumable checkpoints of a training run: what is trained, the optimiser, and what it wrote down.
 
-A checkpoint `step-00000010/` holds `parameters.safetensors` (what is trained, float32),
-`optimizer.safetensors` and `state.json` (step, prompts drawn, series, effects, the run's digest).
-No random state is stored because none exists: every random stream is derived by name from the run's
-seed and the step, so a resumed run draws what the uninterrupted one would have drawn.
-
-Atomic: everything is written into a folder of another name, flushed to disk, and renamed. A process
-killed at any instant leaves the previous checkpoint, or the new one, and perhaps an unfinished
-folder that the next save removes.
+A checkpoint is a snapshot (`repro.rl.snapshots`: checksums, atomic, the last two kept) with
+`parameters.safetensors` (what is trained, float32), `optimizer.safetensors` (the moments of each
+parameter, by its name) and the run's `TrainState`. No random state is stored because none exists:
+every random stream is derived by name from the run's seed and the step, so a resumed run draws what
+the uninterrupted one would have drawn.
 
 Easy mistakes: forgetting the optimiser's moments and step counter (training goes on, differently);
 keeping the stage of the noise or of the learning rate as state rather than computing it from the
@@ -16,25 +13,28 @@ step; resuming a run whose configuration has changed.
 
 from __future__ import annotations
 
-import json
-import os
-import shutil
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+import dataclasses
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
-from torch import Tensor, nn
+from torch import nn
 
-from repro.rl.optimizer import optimizer_tensors, restore_optimizer
+from repro.evidence.provenance import note_source
+from repro.rl.optimizer import optimizer_tensors, require_moments, restore_optimizer
+from repro.rl.snapshots import (
+    Snapshot,
+    SnapshotError,
+    read_newest,
+    require_same_tensors,
+    write_snapshot,
+)
 
 PARAMETERS = "parameters.safetensors"
 OPTIMIZER = "optimizer.safetensors"
-STATE = "state.json"
-SCHEMA = 1
+# Of a state's fields, by the first word of their type.
+_KINDS: dict[str, type] = {"str": str, "int": int, "list": list, "dict": dict}
 
 
 @dataclass(slots=True, kw_only=True)
@@ -53,6 +53,9 @@ class TrainState:
         `{name: [one value a step]}`.
     effects
         What was really done, JSON values.
+    counts
+        What the process had counted for the run beside its steps, when the checkpoint was written;
+        see `repro.rl.receipts.Tally`.
     """
 
     digest: str
@@ -60,6 +63,12 @@ class TrainState:
     draws: int
     series: dict[str, list[float | int | None]]
     effects: dict[str, Any]
+    counts: dict[str, Any] = field(default_factory=dict)
+
+    def note_refused(self, sentences: list[str]) -> None:
+        """Write into the record which checkpoints could not be gone on from, and why."""
+        if sentences:
+            self.effects.setdefault("checkpoints_refused", []).extend(sentences)
 
 
 def save_checkpoint(
@@ -68,59 +77,10 @@ def save_checkpoint(
     parameters: dict[str, nn.Parameter],
     optimizer: torch.optim.Optimizer,
 ) -> Path:
-    """Write the checkpoint of `state.step`, then remove older ones; return its folder."""
-    tensors, numbers = optimizer_tensors(optimizer, parameters)
-    trained = {name: p.detach().cpu().contiguous() for name, p in parameters.items()}
-    content = {
-        "schema": SCHEMA,
-        "digest": state.digest,
-        "step": state.step,
-        "draws": state.draws,
-        "series": state.series,
-        "effects": state.effects,
-        "optimizer_numbers": numbers,
-    }
-    return publish(folder, state.step, {PARAMETERS: trained, OPTIMIZER: tensors}, content)
-
-
-def publish(
-    folder: Path,
-    step: int,
-    tensors: Mapping[str, dict[str, Tensor]],
-    content: Mapping[str, Any],
-) -> Path:
-    """Write one checkpoint, whole or not at all, then remove older ones; return its folder.
-
-    Parameters
-    ----------
-    folder
-        Of the checkpoints.
-    step
-        Names the checkpoint.
-    tensors
-        One file of safetensors each, by its name.
-    content
-        JSON values, kept beside them.
-    """
-    folder.mkdir(parents=True, exist_ok=True)
-    final = folder / f"step-{step:08d}"
-    partial = folder / f"unfinished-{step:08d}-{os.getpid()}"
-    for left_over in folder.glob("unfinished-*"):
-        shutil.rmtree(left_over)
-    partial.mkdir()
-    for name, held in tensors.items():
-        save_file(held, partial / name)
-    (partial / STATE).write_text(json.dumps(content, allow_nan=False), encoding="utf-8")
-    for written in partial.iterdir():
-        flush(written)
-    if final.exists():
-        shutil.rmtree(final)
-    os.replace(partial, final)
-    flush(folder)
-    for older in complete_checkpoints(folder):
-        if older != final:
-            shutil.rmtree(older)
-    return final
+    """Write the checkpoint of `state.step`; return its folder."""
+    note_source(state.effects)
+    content = {"state": dataclasses.asdict(state)}
+    return write_trained(folder, state.step, parameters, optimizer, content)
 
 
 def load_checkpoint(
@@ -129,77 +89,96 @@ def load_checkpoint(
     parameters: dict[str, nn.Parameter],
     optimizer: torch.optim.Optimizer,
 ) -> TrainState | None:
-    """Restore the last checkpoint in place and return its state, or None when there is none.
+    """Restore the last good checkpoint in place and return its state, or None without any.
+
+    Newer ones that were refused are named in `effects["checkpoints_refused"]`.
 
     Raises
     ------
     ValueError
-        When the checkpoint belongs to another configuration, other parameters, or is damaged; the
-        message names the folder.
+        When every checkpoint is damaged, or of another configuration or other parameters; the
+        message names each.
     """
-    found = read_newest(folder, (PARAMETERS, OPTIMIZER))
+
+    def restore(snapshot: Snapshot) -> TrainState:
+        state = parse_state(snapshot.value("state", dict), snapshot.step)
+        if state.step != snapshot.step:
+            raise SnapshotError(f"the run's state is of step {state.step}")
+        if state.digest != digest:
+            raise SnapshotError(f"it belongs to configuration {state.digest}; this run is {digest}")
+        restore_trained(snapshot, parameters, optimizer)
+        return state
+
+    found = read_newest(folder, restore)
     if found is None:
         return None
-    newest, content, (trained, tensors) = found
-    if content.get("schema") != SCHEMA or content.get("digest") != digest:
-        raise ValueError(
-            f"checkpoint {newest} belongs to configuration {content.get('digest')} "
-            f"(schema {content.get('schema')}); this run is {digest} (schema {SCHEMA})"
-        )
-    if trained.keys() != parameters.keys():
-        odd = sorted(trained.keys() ^ parameters.keys())[0]
-        raise ValueError(f"checkpoint {newest} and the policy train different tensors: {odd}")
-    with torch.no_grad():
-        for name, parameter in parameters.items():
-            if trained[name].shape != parameter.shape:
-                raise ValueError(
-                    f"checkpoint {newest}: {name} has shape {tuple(trained[name].shape)}; the "
-                    f"policy needs {tuple(parameter.shape)}"
-                )
-            parameter.copy_(trained[name])
-    restore_optimizer(optimizer, parameters, tensors, content["optimizer_numbers"])
-    return TrainState(
-        digest=digest,
-        step=content["step"],
-        draws=content["draws"],
-        series=content["series"],
-        effects=content["effects"],
-    )
+    state, refused = found
+    state.note_refused(refused)
+    return state
 
 
-def read_newest(
-    folder: Path, names: Sequence[str]
-) -> tuple[Path, dict[str, Any], list[dict[str, Tensor]]] | None:
-    """Return the last checkpoint's folder, its JSON values and its files of tensors, or None.
+def write_trained(
+    folder: Path,
+    step: int,
+    parameters: dict[str, nn.Parameter],
+    optimizer: torch.optim.Optimizer,
+    content: dict[str, Any],
+) -> Path:
+    """Write a snapshot of parameters, their optimiser and further JSON values."""
+    moments, numbers = optimizer_tensors(optimizer, parameters)
+    trained = {name: parameter.detach() for name, parameter in parameters.items()}
+    files = {PARAMETERS: trained, OPTIMIZER: moments}
+    return write_snapshot(folder, step, files, {**content, "optimizer_numbers": numbers})
+
+
+def restore_trained(
+    snapshot: Snapshot, parameters: dict[str, nn.Parameter], optimizer: torch.optim.Optimizer
+) -> None:
+    """Put back what `write_trained` wrote.
 
     Raises
     ------
     ValueError
-        When it is damaged; the message names the folder.
+        When parameters or moments are missing, foreign, of other shapes or of another step; nothing
+        is changed then.
     """
-    found = complete_checkpoints(folder)
-    if not found:
-        return None
-    newest = found[-1]
-    try:
-        content = json.loads((newest / STATE).read_text(encoding="utf-8"))
-        tensors = [load_file(newest / name) for name in names]
-    except (OSError, json.JSONDecodeError, SafetensorError) as error:
-        raise ValueError(
-            f"checkpoint {newest} cannot be read ({error}); remove it to start again"
-        ) from error
-    return newest, content, tensors
+    trained, moments = snapshot.file(PARAMETERS), snapshot.file(OPTIMIZER)
+    numbers = snapshot.value("optimizer_numbers", dict)
+    if not all(isinstance(own, dict) for own in numbers.values()):
+        raise SnapshotError(f"optimizer_numbers are {numbers}; each parameter has a dictionary")
+    require_same_tensors(trained, parameters, "parameter")
+    require_moments(optimizer, parameters, moments, numbers, snapshot.step)
+    with torch.no_grad():
+        for name, parameter in parameters.items():
+            parameter.copy_(trained[name])
+    restore_optimizer(optimizer, parameters, moments, numbers)
 
 
-def complete_checkpoints(folder: Path) -> list[Path]:
-    """Return complete checkpoints, oldest first."""
-    return sorted(path for path in folder.glob("step-*") if path.is_dir())
+def parse_state(values: Any, most_steps: int) -> TrainState:
+    """Return the state that JSON values stand for.
 
+    Parameters
+    ----------
+    most_steps
+        Of the checkpoint; a run of an ensemble that failed may have done fewer.
 
-def flush(path: Path) -> None:
-    """Force a file or folder to disk."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    Raises
+    ------
+    SnapshotError
+        When a field is missing, foreign or of the wrong kind, or the step cannot be.
+    """
+    fields = {item.name: str(item.type) for item in dataclasses.fields(TrainState)}
+    if not isinstance(values, dict) or values.keys() != fields.keys():
+        keys = sorted(values) if isinstance(values, dict) else type(values).__name__
+        raise SnapshotError(f"a run's state has {keys}; it must have {sorted(fields)}")
+    for name, kind in fields.items():
+        if not isinstance(values[name], _KINDS[kind.partition("[")[0]]):
+            raise SnapshotError(f"{name} of a run's state is {values[name]!r}; it must be a {kind}")
+    state = TrainState(**values)
+    if not all(isinstance(series, list) for series in state.series.values()):
+        raise SnapshotError("a series of a run's state is not a list")
+    if not 0 <= state.step <= most_steps:
+        raise SnapshotError(
+            f"a run's state is of step {state.step}; the checkpoint of {most_steps}"
+        )
+    return state

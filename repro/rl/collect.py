@@ -1,13 +1,17 @@
-"""One rollout: which problems, which seeds, the completions, their rewards and advantages.
+"""Rollouts: which problems, which seeds, the completions, their rewards and advantages.
 
 The order of problems depends on the run's seed alone, so all arms of a seed see the same problems
 at the same step; each completion's seed depends on (run seed, step, problem, k), so arms also share
 their random numbers (common random numbers). Adding noise to one arm moves neither.
 
 Dynamic sampling (DAPO) draws further batches of problems while too few groups are informative by
-the *accuracy* reward, at most `dynamic_sampling` batches a step, and then goes on with what there
+the *accuracy* reward, at most `dynamic_sampling` batches per step, then goes on with what there
 is. Problems drawn and thrown away are counted: without that number, comparing it by steps is unfair
 to the arm that draws once.
+
+Runs that train side by side are sampled and graded together, batch by batch, until each has what it
+needs. A run that needs no further batch idles in it and draws nothing, so its random numbers stay
+where they are.
 """
 
 from __future__ import annotations
@@ -30,15 +34,20 @@ from repro.rl.advantage import (
 )
 from repro.rl.clock import Clock
 from repro.rl.rows import Rows, make_rows
+from repro.rl.runs import RunStates
 from repro.spec.config import RunConfig, TrainScale, derive_seed
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-    from repro.rollout.sampler import Completion, Sampler
+    from repro.rollout.sampler import Completion
 
-# texts, golds, seeds -> rewards; one entry a completion.
-ScoreFunction = Callable[[Sequence[str], Sequence[str], Sequence[int]], Rewards]
+# Texts, golds and seeds of one run's completions.
+Asked = tuple[Sequence[str], Sequence[str], Sequence[int]]
+# Their rewards; one entry per run, None for those that idle.
+Score = Callable[[Sequence[Asked | None]], Sequence[Rewards | None]]
+# Each run's completions of what it asks.
+Sample = Callable[[Sequence["BatchRequest | None"]], Sequence["Sequence[Completion] | None"]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -76,7 +85,7 @@ class Rollout:
 
 @dataclass(slots=True, kw_only=True)
 class _Drawn:
-    """Growing columns of a rollout, one entry a row, and its prompts by group."""
+    """Growing columns of a rollout, one entry per row, and its prompts by group."""
 
     prompts: list[list[int]]
     completions: list[Completion]
@@ -101,8 +110,8 @@ class Prompts(Protocol):
         """Return the token ids that ask a problem."""
         ...
 
-    def text(self, completion: Completion) -> str:
-        """Return what a completion says, for the graders."""
+    def texts(self, completions: Sequence[Completion]) -> list[str]:
+        """Return what completions say, for the graders."""
         ...
 
 
@@ -174,9 +183,10 @@ class PromptSource:
             self._prompts[problem.id] = prompt
         return self._prompts[problem.id]
 
-    def text(self, completion: Completion) -> str:
-        """Return a completion's text without control tokens."""
-        return str(self.tokenizer.decode(list(completion.token_ids), skip_special_tokens=True))
+    def texts(self, completions: Sequence[Completion]) -> list[str]:
+        """Return completions' texts without control tokens."""
+        ids = [list(completion.token_ids) for completion in completions]
+        return list(self.tokenizer.batch_decode(ids, skip_special_tokens=True))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -263,11 +273,11 @@ class GrowingRollout:
         self._draws, self._batches = self._draws + 1, self._batches + 1
         self._tokens += sum(len(completion.token_ids) for completion in completions)
         group_ids = _group_ids(len(drawn.prompts), scale.group_size)
-        found = informative_groups(drawn.accuracy, group_ids)
-        self._informative += len(found)
+        informative = informative_groups(drawn.accuracy, group_ids)
+        self._informative += len(informative)
         every = list(range(len(drawn.prompts)))
         room = scale.prompts_per_rollout - len(self._kept.prompts)
-        groups = (found if loss.dynamic_sampling else every)[:room]
+        groups = (informative if loss.dynamic_sampling else every)[:room]
         _append(self._kept, drawn, groups, scale.group_size)
 
     def rollout(self) -> Rollout:
@@ -300,45 +310,66 @@ class GrowingRollout:
 
 
 def collect(
-    run: RunConfig,
-    sampler: Sampler,
-    source: Prompts,
-    score: ScoreFunction,
+    growing: Sequence[GrowingRollout],
+    state: RunStates,
+    sample: Sample,
+    score: Score,
     clock: Clock,
-    *,
-    step: int,
-    draws: int,
-) -> Rollout:
-    """Sample and score one rollout.
+) -> list[Rollout | None]:
+    """Return every live run's rollout; a run that cannot have one has failed.
 
     Parameters
     ----------
-    run
-        Gives sampling, loss and seed.
-    sampler
-        Samples under the policy as it stands, added noise included.
-    source, score
-        Where problems come from, and what completions are worth.
+    growing
+        One per run, empty so far.
+    sample
+        Samples under each run's policy as it stands, added noise included.
+    score
+        What completions are worth.
     clock
         Marked after each batch's sampling and after its grading.
-    step
-        The optimiser step, counted from 0, at which the rollout starts.
-    draws
-        Batches of problems drawn before.
     """
-    scale: TrainScale = run.scale
-    growing = GrowingRollout(run, source, step=step, draws=draws)
-    while not growing.complete:
-        asked = growing.request()
-        sampled = sampler.sample(
-            asked.prompts, scale.rollout, group_size=scale.group_size, seeds=asked.seeds
-        )
-        clock.mark("rollout")
-        texts = [source.text(completion) for completion in sampled.completions]
-        rewards = score(texts, asked.golds, asked.seeds)
-        clock.mark("reward")
-        growing.add(asked, sampled.completions, rewards)
-    return growing.rollout()
+    while True:
+        asked = state.each(lambda s: None if growing[s].complete else growing[s].request())
+        if not any(request is not None for request in asked):
+            return state.each(lambda s: growing[s].rollout())
+        _add_batch(growing, asked, state, sample, score, clock)
+
+
+def _add_batch(
+    growing: Sequence[GrowingRollout],
+    asked: Sequence[BatchRequest | None],
+    state: RunStates,
+    sample: Sample,
+    score: Score,
+    clock: Clock,
+) -> None:
+    """Sample and score one batch of the runs that ask for one; the others idle."""
+    sampled = sample(asked)
+    clock.mark("rollout")
+    rewards = score([_asked(*one) for one in zip(growing, asked, sampled, strict=True)])
+    clock.mark("reward")
+    state.each(lambda s: _take(growing[s], asked[s], sampled[s], rewards[s]))
+
+
+def _asked(
+    growing: GrowingRollout,
+    request: BatchRequest | None,
+    completions: Sequence[Completion] | None,
+) -> Asked | None:
+    if request is None or completions is None:
+        return None
+    return growing.source.texts(completions), request.golds, request.seeds
+
+
+def _take(
+    growing: GrowingRollout,
+    request: BatchRequest | None,
+    completions: Sequence[Completion] | None,
+    rewards: Rewards | None,
+) -> None:
+    if request is not None and completions is not None and rewards is not None:
+        growing.add(request, completions, rewards)
 
 
 def _append(kept: _Drawn, drawn: _Drawn, groups: Sequence[int], group_size: int) -> None:

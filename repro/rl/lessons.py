@@ -57,7 +57,7 @@ def lessons_of(problems: Sequence[Problem], policy: Reader, run: RunConfig) -> l
         raise ValueError("worked solutions need a tokenizer with an end token; the policy has none")
     tokenizer: Tokenizer = policy.tokenizer
     end = int(policy.tokenizer.eos_token_id)
-    found = []
+    lessons = []
     for problem in problems:
         prompt = tuple(render(problem, scale.prompt_template, tokenizer))
         text = worked_completion(problem, scale.prompt_template)
@@ -68,12 +68,12 @@ def lessons_of(problems: Sequence[Problem], policy: Reader, run: RunConfig) -> l
                 f"problem {problem.id}: its prompt has {len(prompt)} tokens and its solution "
                 f"{len(completion)}; this scale takes at most {limits[0]} and {limits[1]}"
             )
-        found.append(Lesson(prompt=prompt, completion=completion))
-    return found
+        lessons.append(Lesson(prompt=prompt, completion=completion))
+    return lessons
 
 
 def rows_of(lessons: Sequence[Lesson]) -> Rows:
-    """Return lessons as rows, one a prompt; nothing was sampled, so `sampled_logprobs` is 0."""
+    """Return lessons as rows, one per prompt; nothing was sampled, so `sampled_logprobs` is 0."""
     lengths = torch.tensor([len(lesson.completion) for lesson in lessons])
     mask = torch.arange(int(lengths.max())) < lengths[:, None]  # (B, T)
     token_ids = torch.zeros(mask.shape, dtype=torch.long)

@@ -1,102 +1,150 @@
 """Steps from a checkpoint to the last one: when to stop, to evaluate and to save.
 
-What a step is, its caller says: a rollout and its updates, or a batch of worked solutions.
+What an iteration is, its caller says: a rollout and its updates (`repro.rl.trainer`), or a batch of
+worked solutions (`repro.rl.supervised`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-import torch
-from torch import nn
-
-from repro.rl.checkpoint import TrainState, load_checkpoint, save_checkpoint
-from repro.rl.receipts import note_evaluation
+from repro.rl.checkpoint import TrainState
+from repro.rl.collect import Rollout
+from repro.rl.policies import Policies
+from repro.rl.receipts import Tally, Values, note_accuracy
+from repro.rl.runs import FailedRun, RunStates, TrainResult, fresh_states
 from repro.spec.config import RunConfig, TrainScale
 
+# Of one step: the values of each run, None for frozen ones.
+StepValues = list[Values | None]
+OnRollout = Callable[[int, Sequence[Rollout | None]], None]
+# Moves the states on, in place, by as many steps as it returns values of.
+Iterate = Callable[[RunStates], list[StepValues]]
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TrainResult:
-    """What a training run left behind.
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Hooks:
+    """What a training asks of its caller.
 
     Attributes
     ----------
-    finished
-        False when `should_stop` ended it; the same call goes on from its checkpoint.
-    step
-        Optimiser steps done.
-    series
-        `{name: [one value a step]}`, None where a step has no value; `evaluation_step`,
-        `evaluation_accuracy` and `evaluation_tokens` (sampled so far) have one an evaluation.
-    effects
-        What was really done: noise, mismatch by quarter of the completion, rows, seconds.
+    evaluate
+        From the steps done and which runs are alive to the held-out accuracy of each, in percent;
+        asked without added noise every `scale.evaluation.every` steps, and before the first where
+        the scale has a `token_budget`. None evaluates nothing.
+    on_step
+        Called with the steps done and the values of each run, None for frozen ones.
+    on_rollout
+        Called with the steps done and the scored rollout of each run, before the updates on it.
+    should_stop
+        Asked before each iteration; True writes a checkpoint and returns.
+    tallies
+        One a run, or none: what the process counts for it beside its steps; read into each
+        checkpoint, and gone on from there.
     """
 
-    finished: bool
-    step: int
-    series: dict[str, list[float | int | None]]
-    effects: dict[str, Any]
-
-
-def load_or_begin(
-    folder: Path,
-    run: RunConfig,
-    parameters: dict[str, nn.Parameter],
-    optimizer: torch.optim.Optimizer,
-) -> TrainState:
-    """Restore the last checkpoint in `folder` and return its state, or that of a fresh run."""
-    found = load_checkpoint(folder, run.digest(), parameters, optimizer)
-    return found or TrainState(digest=run.digest(), step=0, draws=0, series={}, effects={})
+    evaluate: Callable[[int, Sequence[bool]], Sequence[float | None]] | None = None
+    on_step: Callable[[int, StepValues], None] | None = None
+    on_rollout: OnRollout | None = None
+    should_stop: Callable[[], bool] | None = None
+    tallies: Sequence[Tally] = ()
 
 
 def run_steps(
-    run: RunConfig,
-    state: TrainState,
-    iterate: Callable[[], None],
-    *,
-    folder: Path,
-    parameters: dict[str, nn.Parameter],
-    optimizer: torch.optim.Optimizer,
-    should_stop: Callable[[], bool] | None,
-    evaluate: Callable[[int], float] | None,
-) -> TrainResult:
-    """Iterate until the scale's last step, or until asked to stop.
+    policies: Policies, iterate: Iterate, hooks: Hooks, *, folder: Path
+) -> list[TrainResult | FailedRun]:
+    """Iterate from the last checkpoint in `folder` until the last step, or until asked to stop.
 
-    Parameters
-    ----------
-    iterate
-        Moves `state` on by one step or more, in place.
-    folder
-        Of the checkpoints.
-    should_stop
-        Asked before each iteration; True writes a checkpoint and ends.
-    evaluate
-        Called with the steps done every `scale.evaluation.every` steps, and before the first where
-        the scale has a `token_budget`; its value goes into the series.
+    Raises
+    ------
+    ValueError
+        When a checkpoint belongs to other runs, or a configured loss term never acted in a run that
+        is not frozen for it.
     """
-    scale: TrainScale = run.scale
-    every = scale.evaluation.every
-    if evaluate is not None and scale.evaluation.token_budget and not state.series:
-        note_evaluation(evaluate, state)  # the area under the curve starts where training starts
+    scale: TrainScale = policies.runs[0].scale
+    state = _load_or_begin(policies, hooks, folder)
+    policies.refresh()
+    if scale.evaluation.token_budget and not any(run.series for run in state.runs):
+        _evaluate(policies, state, hooks)  # the area under the curve starts where training starts
     saved = state.step
-    while state.step < scale.steps:
-        if should_stop is not None and should_stop():
+    while state.step < scale.steps and any(state.alive):
+        if hooks.should_stop is not None and hooks.should_stop():
             break
         began = state.step
-        iterate()
-        if evaluate is not None and every >= 1 and state.step // every != began // every:
-            note_evaluation(evaluate, state)
+        _tell(hooks, began, iterate(state))
+        every = scale.evaluation.every
+        if every >= 1 and state.step // every != began // every:
+            _evaluate(policies, state, hooks)
         if state.step - saved >= scale.checkpoint_every:
-            save_checkpoint(folder, state, parameters, optimizer)
+            _save(policies, state, hooks, folder)
             saved = state.step
     if state.step != saved or state.step == 0:
-        save_checkpoint(folder, state, parameters, optimizer)
-    return TrainResult(
-        finished=state.step >= scale.steps,
-        step=state.step,
-        series=state.series,
-        effects=state.effects,
-    )
+        _save(policies, state, hooks, folder)
+    return _results(policies.runs, state, finished=state.step >= scale.steps)
+
+
+def _load_or_begin(policies: Policies, hooks: Hooks, folder: Path) -> RunStates:
+    state = policies.load(folder)
+    if state is None:
+        return fresh_states(policies.runs, freeze=policies.freeze)
+    for run, tally in zip(state.runs, hooks.tallies, strict=bool(hooks.tallies)):
+        tally.go_on_from(run.counts)
+    return state
+
+
+def _save(policies: Policies, state: RunStates, hooks: Hooks, folder: Path) -> None:
+    """Write a checkpoint, with what was counted for each run."""
+    for run, tally in zip(state.runs, hooks.tallies, strict=bool(hooks.tallies)):
+        run.counts = tally.counts()
+    policies.save(folder, state)
+
+
+def _tell(hooks: Hooks, began: int, steps: Sequence[StepValues]) -> None:
+    for number, values in enumerate(steps, start=began + 1):
+        if hooks.on_step is not None:
+            hooks.on_step(number, values)
+
+
+def _evaluate(policies: Policies, state: RunStates, hooks: Hooks) -> None:
+    """Evaluate every live run, without noise, and note the value."""
+    if hooks.evaluate is None:
+        return
+    started = time.perf_counter()
+    policies.refresh()
+    accuracies = hooks.evaluate(state.step, state.alive)
+    for run, accuracy in zip(state.runs, accuracies, strict=True):
+        if accuracy is not None:
+            note_accuracy(run, state.step, accuracy)
+    state.count_seconds("evaluation_seconds", started)
+
+
+def _results(
+    runs: Sequence[RunConfig], state: RunStates, *, finished: bool
+) -> list[TrainResult | FailedRun]:
+    """Return the result of each run."""
+    if finished:
+        state.each(lambda s: require_acting_terms(runs[s], state.runs[s]))
+    results: list[TrainResult | FailedRun] = []
+    for own, failure in zip(state.runs, state.failures, strict=True):
+        if failure is not None:
+            results.append(FailedRun(step=own.step, reason=failure))
+        else:
+            results.append(
+                TrainResult(
+                    finished=finished, step=own.step, series=own.series, effects=own.effects
+                )
+            )
+    return results
+
+
+def require_acting_terms(run: RunConfig, state: TrainState) -> None:
+    """Raise `ValueError` when a configured loss term never had a value."""
+    moved = any(state.series.get("grad_norm", [])[:-1])
+    if run.arm.loss.beta > 0 and moved and not any(state.series["kl"]):
+        raise ValueError(
+            f"loss.beta is {run.arm.loss.beta} and the KL term was 0 at every step; "
+            "it must act at least once"
+        )

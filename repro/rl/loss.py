@@ -25,8 +25,8 @@ Easy mistakes:
   policy and d = ref - l: k1 = -d has zero expected gradient, k2 = d^2/2 has the gradient of
   KL(policy || reference), which is what a penalty wants, and k3 = e^d - d - 1 that of
   KL(reference || policy).
-* With one update a rollout and the trainer's own log-probabilities as `old`, the ratio is exactly 1
-  and no clip bound can act, however it is set.
+* With one update per rollout and the trainer's own log-probabilities as `old`, the ratio is 1
+  exactly, and no clip bound can act, however it is set.
 * A sequence ratio moves by thousandths: GSPO's clip range is of order 3e-4, not 0.2. Its importance
   weight is the product over the tokens, which is unbiased, while token weights are not.
 

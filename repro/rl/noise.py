@@ -1,22 +1,6 @@
 r"""Adaptive quantisation noise (AQN): when, how much, on what, and proof that it was there.
 
-Training is cut into K stages, the first without added noise. With M steps in all and a step counted
-from 0, the two forms are
-
-    as_described   k = floor(step / floor(M / K))     (Algorithm 1; its step counts from 1)
-                   sigma(k) = start * (end / start)^((k - 1) / (K - 1)),  k >= 1      (Eq. 8)
-    as_released    k = floor(step / (M / K))
-                   sigma(k) = start * (end / start)^((k - 1) / (K - 2))
-
-so that as described the last stage, k = K - 1, does *not* reach sigma_end, and as released it does.
-The other schedules of Fig. 9 follow the same positions p = (k - 1) / (n - 1), n being K or K - 1:
-
-    linear        start + (end - start) p
-    cosine        end + (start - end) (1 + cos(pi p)) / 2
-    logarithmic   start - (start - end) ln k / ln n
-
-Fig. 15 agrees with these for linear, cosine and logarithmic at n = K = 10. Its exponential curve is
-another one, 0.05 * 10^(-0.4 (k - 1)): it reaches sigma_end at k = 6 and stays there. Eq. 8 is used.
+Stages and standard deviations by step are those of `repro.spec.schedule`.
 
 The noise of one norm is z = sigma * N(0, I) drawn in float32 from a generator seeded by (seed,
 step, module name): it does not depend on the order of modules, on other random streams, or on what
@@ -50,6 +34,7 @@ from torch import Tensor, nn
 from repro.models.norms import PerturbableRMSNorm, block_norms, final_norm
 from repro.models.policy import Policy
 from repro.spec.config import NoiseConfig, derive_seed
+from repro.spec.schedule import sigma_of_stage, stage_of_step
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,51 +65,6 @@ class NoiseReceipt:
     channels: int
     channels_changed: int
     digest: str
-
-
-def stage_of_step(config: NoiseConfig, step: int, total_steps: int) -> int:
-    """Return the stage, 0 to K - 1, of a step counted from 0.
-
-    `as_described` follows Algorithm 1's floor(M / K), so that left-over steps at the end belong to
-    the last stage; with fewer steps than stages (the paper is silent) a stage lasts one step.
-
-    Raises
-    ------
-    ValueError
-        When `step` is not in [0, total_steps).
-    """
-    if not 0 <= step < total_steps:
-        raise ValueError(f"step is {step}; it must lie in [0, {total_steps})")
-    if config.form == "as_described":
-        stage = step // max(total_steps // config.num_stages, 1)
-    else:
-        stage = int(step // (total_steps / config.num_stages))
-    return min(stage, config.num_stages - 1)
-
-
-def sigma_of_stage(config: NoiseConfig, stage: int) -> float:
-    """Return the standard deviation asked for in a stage; 0 in stage 0.
-
-    Raises
-    ------
-    ValueError
-        When `stage` is not in [0, num_stages).
-    """
-    if not 0 <= stage < config.num_stages:
-        raise ValueError(f"stage is {stage}; it must lie in [0, {config.num_stages})")
-    if stage == 0:
-        return 0.0
-    start, end = config.sigma_start, config.sigma_end
-    points = config.num_stages if config.form == "as_described" else config.num_stages - 1
-    # Three stages as released leave two noisy ones, the least for which a position is defined.
-    position = (stage - 1) / (points - 1)
-    if config.schedule == "exponential":
-        return start * (end / start) ** position
-    if config.schedule == "linear":
-        return start + (end - start) * position
-    if config.schedule == "cosine":
-        return end + (start - end) * (1 + math.cos(math.pi * position)) / 2
-    return start - (start - end) * math.log(stage) / math.log(points)
 
 
 def draw_noise(

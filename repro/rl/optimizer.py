@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from repro.spec.config import OptimizerConfig, RunConfig, TrainScale
+from repro.spec.schedule import learning_rate_of_run
 
 
 def build_optimizer(
@@ -34,7 +35,7 @@ def build_optimizer(
         raise ValueError("there are no trainable parameters; an optimiser needs at least one")
     ordered = [parameters[name] for name in sorted(parameters)]
     settings: dict[str, Any] = {
-        "lr": 0.0,  # set before every step by `learning_rate_of_step`
+        "lr": 0.0,  # set before every step by `scheduled_step`
         "betas": (config.beta1, config.beta2),
         "weight_decay": config.weight_decay,
     }
@@ -52,29 +53,6 @@ def build_optimizer(
         ) from error
     optimizer: torch.optim.Optimizer = bitsandbytes.optim.AdamW8bit(ordered, **settings)
     return optimizer
-
-
-def learning_rate_of_step(
-    config: OptimizerConfig, peak: float, step: int, total_steps: int
-) -> float:
-    """Return the learning rate of a step counted from 0.
-
-    It rises linearly over `warmup_steps`, of which the first step already takes 1/warmup of the
-    peak, then stays, or falls by a half cosine that would reach 0 one step after the last.
-    """
-    if step < config.warmup_steps:
-        return peak * (step + 1) / config.warmup_steps
-    if config.schedule == "constant":
-        return peak
-    span = max(total_steps - config.warmup_steps, 1)
-    return peak * (1 + math.cos(math.pi * (step - config.warmup_steps) / span)) / 2
-
-
-def learning_rate_of_run(run: RunConfig, step: int) -> float:
-    """Return the learning rate of a run's step counted from 0; see `learning_rate_of_step`."""
-    scale: TrainScale = run.scale
-    peak = scale.optimizer.learning_rates.of(run.arm)
-    return learning_rate_of_step(scale.optimizer, peak, step, scale.steps)
 
 
 def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
@@ -97,11 +75,16 @@ def gradient_step(
         When the norm is not finite: an update would destroy the weights.
     """
     norm = float(nn.utils.clip_grad_norm_(list(parameters.values()), max_grad_norm))
-    if not math.isfinite(norm):
-        raise ValueError(f"the gradient norm is {norm}; it must be finite")
+    require_finite(norm)
     optimizer.step()
     optimizer.zero_grad(set_to_none=True)
     return norm
+
+
+def require_finite(norm: float) -> None:
+    """Raise `ValueError` for a gradient norm that is not finite: an update destroys the weights."""
+    if not math.isfinite(norm):
+        raise ValueError(f"the gradient norm is {norm}; it must be finite")
 
 
 def scheduled_step(
@@ -144,6 +127,46 @@ def optimizer_tensors(
     return tensors, numbers
 
 
+def require_moments(
+    optimizer: torch.optim.Optimizer,
+    parameters: dict[str, nn.Parameter],
+    tensors: dict[str, Tensor],
+    numbers: dict[str, dict[str, float]],
+    step: int,
+) -> None:
+    """Raise `ValueError` unless stored state is that of `step` steps on these parameters.
+
+    Parameters
+    ----------
+    tensors, numbers
+        As `optimizer_tensors` returned: both moments of each parameter, of its own shape, and the
+        steps counted for it.
+    """
+    own = isinstance(optimizer, torch.optim.AdamW)
+    moments = ("exp_avg", "exp_avg_sq") if own else ("state1", "state2")
+    for key in tensors:
+        name, _, field = key.rpartition("//")
+        if name not in parameters or (own and field not in (*moments, "step")):
+            raise ValueError(f"optimiser state {key} belongs to no trainable parameter")
+    for name, parameter in parameters.items() if step else ():
+        for moment in moments:
+            stored = tensors.get(f"{name}//{moment}")
+            if stored is None:
+                raise ValueError(f"moment {moment} of {name} is missing")
+            if stored.shape != parameter.shape:
+                raise ValueError(
+                    f"moment {moment} of {name} has shape {tuple(stored.shape)}; the parameter has "
+                    f"{tuple(parameter.shape)}"
+                )
+        counted: Any = tensors.get(f"{name}//step", numbers.get(name, {}).get("step"))
+        if isinstance(counted, Tensor) and counted.numel() == 1:
+            counted = counted.item()
+        if counted != step:
+            raise ValueError(
+                f"the optimiser counted {counted} steps of {name}; the checkpoint is of step {step}"
+            )
+
+
 def restore_optimizer(
     optimizer: torch.optim.Optimizer,
     parameters: dict[str, nn.Parameter],
@@ -162,8 +185,10 @@ def restore_optimizer(
         name, _, field = key.rpartition("//")
         if name not in states:
             raise ValueError(f"optimiser state {key} belongs to no trainable parameter")
-        # torch keeps its step counter on the CPU; everything else lives beside its parameter.
-        device = "cpu" if field == "step" else parameters[name].device
+        # torch keeps its step counter on the CPU, unless its step is one fused kernel; everything
+        # else lives beside its parameter.
+        on_cpu = field == "step" and not optimizer.defaults.get("fused")
+        device = "cpu" if on_cpu else parameters[name].device
         states[name][field] = value.to(device, copy=True)
     for name, state in states.items():
         if state:

@@ -86,16 +86,16 @@ def _hidden(decoder: Any, rows: Rows, device: torch.device, again: bool) -> Tens
     `again` computes the blocks again in backward.
     """
     tokens, positions, predicts, lengths = _pack(rows)
-    ids = tokens.to(device, non_blocking=True).unsqueeze(0)
+    ids = tokens.to(device, non_blocking=True).unsqueeze(0)  # (1, S)
     hidden = decoder.model.embed_tokens(ids)  # (1, S, H)
-    places = positions.to(device, non_blocking=True).unsqueeze(0)
+    places = positions.to(device, non_blocking=True).unsqueeze(0)  # (1, S)
     rotation = decoder.model.rotary_emb(hidden, places)
     for block in decoder.model.layers:
         if again:
             hidden = checkpoint(_run_block, block, hidden, rotation, lengths, use_reentrant=False)
         else:
             hidden = _run_block(block, hidden, rotation, lengths)
-    chosen: Tensor = final_norm(decoder)(hidden[0, predicts.to(device)])
+    chosen: Tensor = final_norm(decoder)(hidden[0, predicts.to(device)])  # (tokens, H)
     return chosen
 
 
@@ -130,7 +130,7 @@ def _run_block(
 ) -> Tensor:
     """Return the block's output, attention staying inside each row."""
     config = block.self_attn.config
-    held = config._attn_implementation
+    before = config._attn_implementation
     config._attn_implementation = _ATTENTION
     try:
         out = block(
@@ -143,7 +143,7 @@ def _run_block(
             row_lengths=lengths,
         )
     finally:
-        config._attn_implementation = held
+        config._attn_implementation = before
     return out[0] if isinstance(out, tuple) else out
 
 
@@ -163,6 +163,7 @@ def _attend_rows(
     del module, unused
     if attention_mask is not None or sliding_window is not None:
         raise ValueError("packed rows take full causal attention: no mask and no sliding window")
+    # Per row: (1, heads, its tokens, D) in, (1, its tokens, heads, D) out
     split = [tensor.split(row_lengths, dim=2) for tensor in (query, key, value)]
     parts = [
         scaled_dot_product_attention(

@@ -1,7 +1,7 @@
 """Which pass gives a policy's log-probabilities: packed rows on a CUDA device, else the layouts.
 
 Both give the same numbers up to rounding (`tests/repro/rl/test_packed.py`). Packed rows waste
-nothing on padding and keep one tensor a block, which decides what a GPU can train; on a CPU the
+nothing on padding and keep one tensor per block, which decides what a GPU can train; on a CPU the
 shared-prefix layout is faster, and what was recorded there was recorded with it.
 """
 

@@ -3,14 +3,15 @@
 Effects are sums and maxima of what was really done (norms perturbed and their realised sigma, rows
 trained on, sampler against trainer by quarter of the completion). They travel in the checkpoint, so
 a resumed run's receipts are those of the whole run; only `seconds` differ from an uninterrupted
-one.
+one. What the process counts elsewhere (grades, killed graders, peak memory) is a `Tally`, which is
+read before each checkpoint and goes on from there.
 """
 
 from __future__ import annotations
 
 import hashlib
-import time
-from collections.abc import Callable
+from collections.abc import Mapping
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -22,6 +23,18 @@ from repro.rl.noise import NoiseReceipt
 from repro.spec.config import RunConfig
 
 Values = dict[str, float | int | None]
+
+
+class Tally(Protocol):
+    """What a process counts for a run beside its steps."""
+
+    def counts(self) -> dict[str, Any]:
+        """Return what was counted in all starts of the run so far, as JSON values."""
+        ...
+
+    def go_on_from(self, counts: Mapping[str, Any]) -> None:
+        """Count on from what an earlier start had counted when it wrote a checkpoint."""
+        ...
 
 
 def note_rollout(
@@ -151,13 +164,6 @@ def _largest_group_mean(rollout: Rollout) -> float:
     return float((sums / torch.bincount(group, minlength=len(sums)).clamp(min=1)).abs().max())
 
 
-def note_evaluation(evaluate: Callable[[int], float], state: TrainState) -> None:
-    """Evaluate and note the value; see `note_accuracy`."""
-    started = time.perf_counter()
-    note_accuracy(state, state.step, evaluate(state.step))
-    count_seconds(state, "evaluation_seconds", started)
-
-
 def note_accuracy(state: TrainState, step: int, accuracy: float) -> None:
     """Note a held-out accuracy with the steps and the tokens behind it.
 
@@ -168,9 +174,3 @@ def note_accuracy(state: TrainState, step: int, accuracy: float) -> None:
     state.series.setdefault("evaluation_step", []).append(step)
     state.series.setdefault("evaluation_accuracy", []).append(accuracy)
     state.series.setdefault("evaluation_tokens", []).append(rows[counted] if step else 0)
-
-
-def count_seconds(state: TrainState, name: str, started: float) -> None:
-    """Add the seconds since `started` (of `time.perf_counter`) to a named total."""
-    seconds = state.effects.setdefault("seconds", {})
-    seconds[name] = seconds.get(name, 0.0) + time.perf_counter() - started

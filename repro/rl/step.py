@@ -42,6 +42,8 @@ class StepOutput:
 
     Attributes
     ----------
+    plan
+        As carried out.
     logprobs, entropy
         (B, T) float32 on the CPU, of the whole rollout's shape; filled at the step's rows.
     loss
@@ -50,6 +52,7 @@ class StepOutput:
         One per micro-batch.
     """
 
+    plan: Plan
     logprobs: Tensor
     entropy: Tensor
     loss: float
@@ -58,47 +61,58 @@ class StepOutput:
 
 def within_memory(
     attempt: Callable[[int], Result],
-    pieces: Callable[[int], Sequence[Tensor]],
-    micro_tokens: int,
-    parameters: dict[str, nn.Parameter],
+    size: int,
+    *,
+    smallest: Callable[[int], bool],
+    forget: Callable[[], object],
 ) -> tuple[Result, int]:
-    """Attempt passes, from the start with half the tokens in each whenever memory runs out.
+    """Attempt passes, from the start with half the size of each whenever memory runs out.
 
     Parameters
     ----------
     attempt
-        Makes all passes, of at most so many tokens each; may leave gradients in `parameters`.
-    pieces
-        The rows of each pass, by the same number.
-    micro_tokens
-        To begin with.
-    parameters
-        Whose gradients are cleared before another attempt.
+        Makes all passes, each of at most that size; may leave gradients.
+    size
+        To begin with: packed tokens of a pass, or groups.
+    smallest
+        Whether passes of a size cannot be made smaller.
+    forget
+        Clears what an attempt has added up, before another.
 
     Returns
     -------
     result
         Of the attempt that fitted.
-    micro_tokens
+    size
         Of that attempt.
 
     Raises
     ------
     torch.OutOfMemoryError
-        When a single row does not fit.
+        When the smallest passes do not fit.
     """
     while True:
         try:
-            return attempt(micro_tokens), micro_tokens
+            return attempt(size), size
         except torch.OutOfMemoryError:
-            for parameter in parameters.values():
-                parameter.grad = None
-            if all(len(piece) == 1 for piece in pieces(micro_tokens)):
+            forget()
+            if smallest(size):
                 raise
         # Outside the handler: its exception holds the frames, and so the tensors, that failed.
-        micro_tokens //= 2
+        size //= 2
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
+
+
+def in_single_rows(pieces: Callable[[int], Sequence[Tensor]]) -> Callable[[int], bool]:
+    """Return whether all of `pieces` of so many packed tokens are single rows."""
+    return lambda micro_tokens: all(len(piece) == 1 for piece in pieces(micro_tokens))
+
+
+def clear_gradients(parameters: dict[str, nn.Parameter]) -> None:
+    """Leave the parameters without gradients."""
+    for parameter in parameters.values():
+        parameter.grad = None
 
 
 def accumulate_step(
@@ -112,7 +126,7 @@ def accumulate_step(
     parameters: dict[str, nn.Parameter],
     micro_tokens: int,
     checkpointing: bool = True,
-) -> tuple[Plan, StepOutput, int]:
+) -> tuple[StepOutput, int]:
     """Run the passes of a step on rows `index`; its gradient is left in the parameters.
 
     Parameters
@@ -128,8 +142,8 @@ def accumulate_step(
 
     Returns
     -------
-    plan, output
-        As carried out.
+    output
+        Of the step.
     micro_tokens
         With which it went through.
 
@@ -158,18 +172,18 @@ def accumulate_step(
             length_limit=scale.rollout.max_new_tokens,
         )
 
-    def attempt(micro_tokens: int) -> tuple[Plan, StepOutput]:
-        plan = planned(micro_tokens)
-        output = carry_out(
-            policy, rollout, plan, run, counting,
+    def attempt(micro_tokens: int) -> StepOutput:
+        return carry_out(
+            policy, rollout, planned(micro_tokens), run, counting,
             old_logprobs=old_logprobs, ref_logprobs=ref_logprobs, checkpointing=checkpointing,
         )  # fmt: skip
-        return plan, output
 
-    (plan, output), micro_tokens = within_memory(
-        attempt, lambda tokens: planned(tokens).pieces, micro_tokens, parameters
+    return within_memory(
+        attempt,
+        micro_tokens,
+        smallest=in_single_rows(lambda tokens: planned(tokens).pieces),
+        forget=lambda: clear_gradients(parameters),
     )
-    return plan, output, micro_tokens
 
 
 def carry_out(
@@ -219,7 +233,7 @@ def carry_out(
         logprobs[index, :width] = new.detach().to(logprobs)
         entropy[index, :width] = new_entropy.detach().to(entropy)
     _evaluate(policy, rows, plan.idle, temperature, (logprobs, entropy))
-    return StepOutput(logprobs=logprobs, entropy=entropy, loss=loss, results=results)
+    return StepOutput(plan=plan, logprobs=logprobs, entropy=entropy, loss=loss, results=results)
 
 
 def evaluate_rows(
@@ -251,7 +265,10 @@ def evaluate_rows(
     def attempt(micro_tokens: int) -> None:
         _evaluate(policy, rows, pieces(micro_tokens), temperature, into)
 
-    return within_memory(attempt, pieces, micro_tokens, {})[1]
+    _, fitting = within_memory(
+        attempt, micro_tokens, smallest=in_single_rows(pieces), forget=lambda: None
+    )
+    return fitting
 
 
 def _evaluate(
@@ -275,9 +292,9 @@ def zero_missing_gradients(parameters: dict[str, nn.Parameter]) -> None:
             parameter.grad = torch.zeros_like(parameter)
 
 
-def step_metrics(rollout: Rollout, plan: Plan, output: StepOutput) -> dict[str, float | int | None]:
+def step_metrics(rollout: Rollout, output: StepOutput) -> dict[str, float | int | None]:
     """Return the metrics of one optimiser step over its own rows."""
-    index = plan.index
+    index = output.plan.index
     mask, truncated = rollout.rows.mask[index], rollout.rows.truncated[index]
     members = index.tolist()
     tokens = sum(result.tokens for result in output.results)

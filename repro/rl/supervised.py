@@ -17,84 +17,53 @@ number of steps, order of problems and tokens: step s goes on with worked soluti
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
-from torch import Tensor, nn
 
-from repro.models.policy import Policy, trainable_parameters
 from repro.rl.checkpoint import TrainState
-from repro.rl.diagnostics import token_mean
 from repro.rl.lessons import Lesson, rows_of
-from repro.rl.loop import TrainResult, load_or_begin, run_steps
-from repro.rl.micro_batches import split_by_tokens, token_budget
-from repro.rl.noise import NoiseReceipt, perturbed
-from repro.rl.optimizer import build_optimizer, scheduled_step
-from repro.rl.passes import row_logprobs
-from repro.rl.receipts import (
-    Values,
-    at_most_what_fitted,
-    count_seconds,
-    note_noise,
-    note_smaller_batches,
-    note_step,
-)
+from repro.rl.loop import Hooks, StepValues, run_steps
+from repro.rl.noise import NoiseReceipt
+from repro.rl.policies import Imitation, Policies
+from repro.rl.receipts import Values, note_noise, note_step
 from repro.rl.rows import Rows
-from repro.rl.step import within_memory
-from repro.rl.trainer import require_no_dropout
+from repro.rl.runs import FailedRun, RunStates, TrainResult
 from repro.spec.config import GRPO, RunConfig, TrainScale, derive_seed
 
 
 def fine_tune(
-    run: RunConfig,
-    policy: Policy,
-    lessons: Sequence[Lesson],
-    *,
-    folder: Path,
-    on_step: Callable[[int, Values], None] | None = None,
-    should_stop: Callable[[], bool] | None = None,
-    evaluate: Callable[[int], float] | None = None,
-) -> TrainResult:
-    """Train a policy on worked solutions, from its last checkpoint if `folder` holds one.
+    policies: Policies, lessons: Sequence[Lesson], hooks: Hooks, *, folder: Path
+) -> list[TrainResult | FailedRun]:
+    """Train policies on worked solutions, from their last checkpoint if `folder` holds one.
 
     Parameters
     ----------
-    run
-        Arm, `TrainScale` and seed.
-    policy
-        Freshly loaded; trained in place.
+    policies
+        Freshly loaded; trained in place, each on its own lessons in its own order.
     lessons
         Of the training split, in its order.
     folder
         Of the checkpoints.
-    on_step, should_stop, evaluate
-        As of `repro.rl.trainer.train`.
+
+    Returns
+    -------
+    list
+        The result of each run; of policies that do not freeze runs, never a `FailedRun`.
 
     Raises
     ------
     ValueError
-        When the configuration asks for something that has no meaning here, there are no lessons, or
-        a checkpoint belongs to another run.
+        When a configuration asks for something that has no meaning here, there are no lessons, or a
+        checkpoint belongs to other runs.
     """
-    require_supervised(run)
-    require_no_dropout(policy)
+    for run in policies.runs:
+        require_supervised(run)
     if not lessons:
         raise ValueError("there are no worked solutions; fine-tuning needs at least one")
-    parameters = trainable_parameters(policy)
-    optimizer = build_optimizer(parameters, run.scale.optimizer)
-    state = load_or_begin(folder, run, parameters, optimizer)
-    t = _Tuning(run=run, policy=policy, lessons=lessons, parameters=parameters, optimizer=optimizer)
     return run_steps(
-        run,
-        state,
-        lambda: _iterate(t, state, on_step),
-        folder=folder,
-        parameters=parameters,
-        optimizer=optimizer,
-        should_stop=should_stop,
-        evaluate=evaluate,
+        policies, lambda state: [_iterate(policies, lessons, state)], hooks, folder=folder
     )
 
 
@@ -121,55 +90,47 @@ def require_supervised(run: RunConfig) -> None:
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class _Tuning:
-    """What a run's steps work on; everything that changes is inside its parts or in the state."""
-
-    run: RunConfig
-    policy: Policy
-    lessons: Sequence[Lesson]
-    parameters: dict[str, nn.Parameter]
-    optimizer: torch.optim.Optimizer
-
-
-def _iterate(t: _Tuning, state: TrainState, on_step: Callable[[int, Values], None] | None) -> None:
-    """One optimiser step; `state` moves on by one."""
-    scale: TrainScale = t.run.scale
+def _iterate(policies: Policies, lessons: Sequence[Lesson], state: RunStates) -> StepValues:
+    """One optimiser step of every live run; `state` moves on by one."""
     started = time.perf_counter()
-    rows = rows_of(lessons_of_step(t.run, t.lessons, state))
-    with perturbed(
-        t.policy, t.run.arm.noise, seed=t.run.seed, step=state.step, total_steps=scale.steps
-    ) as receipt:
-        loss, entropy = _accumulate(t, rows, state)
-    moved = scheduled_step(t.run, t.optimizer, t.parameters, state.step)
-    values = note_lessons(state, rows, receipt, {"loss": loss, "entropy": entropy}, moved)
-    count_seconds(state, "update_seconds", started)
-    if on_step is not None:
-        on_step(state.step, values)
+    taken = state.each(lambda s: rows_of(lessons_of_step(policies.runs[s], lessons, state.runs[s])))
+    with policies.perturbed(state.step, "update") as receipts:
+        imitations = policies.imitate(taken, state)
+    moved = policies.step(state, state.step)
+    values: StepValues = [
+        None
+        if rows is None or imitation is None or own is None
+        else note_lessons(run, rows, receipt, imitation, own)
+        for run, rows, receipt, imitation, own in zip(
+            state.runs, taken, receipts, imitations, moved, strict=True
+        )
+    ]
+    state.step += 1
+    state.count_seconds("update_seconds", started)
+    return values
 
 
 def note_lessons(
     state: TrainState,
     rows: Rows,
     receipt: NoiseReceipt,
-    found: Mapping[str, float | None],
-    moved: Mapping[str, float],
+    imitation: Imitation,
+    moved: Values,
 ) -> Values:
     """Count a step's lessons, write down the step and return its values.
 
     Parameters
     ----------
-    found
-        `loss` and `entropy` of the step, nats a token.
     moved
-        `grad_norm` and `learning_rate`; see `repro.rl.optimizer.scheduled_step`.
+        `grad_norm` and `learning_rate`; see `Policies.step`.
     """
     counts, tokens = state.effects["rows"], int(rows.mask.sum())
     counts["trained_on"] += len(rows)
     counts["tokens_trained"] += tokens
     note_noise(state, receipt)
     values: Values = {
-        **found,
+        "loss": imitation.loss,
+        "entropy": imitation.entropy,
         "tokens": tokens,
         "sigma": receipt.sigma,
         "sigma_realised": receipt.sigma_realised,
@@ -185,17 +146,17 @@ def lessons_of_step(run: RunConfig, lessons: Sequence[Lesson], state: TrainState
     scale: TrainScale = run.scale
     counts = state.effects.setdefault("rows", {"trained_on": 0, "tokens_trained": 0})
     tokens = counts["tokens_trained"]
-    wanted = scale.evaluation.token_budget * (state.step + 1) / scale.steps
-    found: list[Lesson] = []
-    while not found or tokens < wanted:
-        found.append(_lesson_at(run, lessons, state.draws))
-        tokens += len(found[-1].completion)
+    due = scale.evaluation.token_budget * (state.step + 1) / scale.steps
+    taken: list[Lesson] = []
+    while not taken or tokens < due:
+        taken.append(_lesson_at(run, lessons, state.draws))
+        tokens += len(taken[-1].completion)
         state.draws += 1
-    return found
+    return taken
 
 
 def _lesson_at(run: RunConfig, lessons: Sequence[Lesson], place: int) -> Lesson:
-    """Return the lesson at a place of the run's endless order: each epoch is shuffled anew.
+    """Return the lesson at a place of the run's endless order: each epoch is shuffled again.
 
     The order is that in which a run of the same seed would draw the problems for rollouts.
     """
@@ -203,37 +164,3 @@ def _lesson_at(run: RunConfig, lessons: Sequence[Lesson], place: int) -> Lesson:
     generator = torch.Generator().manual_seed(derive_seed(run.seed, "problems", epoch))
     order = torch.randperm(len(lessons), generator=generator)
     return lessons[int(order[index])]
-
-
-def _accumulate(t: _Tuning, rows: Rows, state: TrainState) -> tuple[float, float | None]:
-    """Add up the gradient of the step's loss; return the loss and the mean entropy, nats."""
-    sizes, every = rows.packed_tokens(), torch.arange(len(rows))
-
-    def pieces(micro_tokens: int) -> list[Tensor]:
-        return split_by_tokens(sizes, every, micro_tokens)
-
-    budget = token_budget(sizes, every, t.run.scale.micro_batch_rows)
-    wanted = at_most_what_fitted(state, budget)
-    sums, fitting = within_memory(
-        lambda micro_tokens: _pass_over(t, rows, pieces(micro_tokens)),
-        pieces,
-        wanted,
-        t.parameters,
-    )
-    note_smaller_batches(state, state.step, wanted, fitting)
-    return sums
-
-
-def _pass_over(t: _Tuning, rows: Rows, pieces: Sequence[Tensor]) -> tuple[float, float | None]:
-    """Run the forward and backward passes of a step's pieces; see `_accumulate`."""
-    tokens = int(rows.mask.sum())
-    total = 0.0
-    entropy = torch.zeros(rows.mask.shape)
-    for index in pieces:
-        part = rows.select(index)
-        logprobs, part_entropy = row_logprobs(t.policy, part, 1.0)
-        loss = -logprobs.sum() / tokens
-        loss.backward()
-        total += float(loss.detach())
-        entropy[index, : part.mask.shape[1]] = part_entropy.detach().to(entropy)
-    return total, token_mean(entropy, rows.mask)

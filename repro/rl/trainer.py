@@ -1,5 +1,10 @@
 """The training loop, top to bottom: rollout under noise, advantages, updates, logs, checkpoints.
 
+There is no other: it is written over a list of runs, of which a run by itself is a list of one and
+an ensemble one of many (`repro.rl.policies`). Every step: noise of each run, one sampling of all
+runs' prompts, rewards, advantages run by run, the updates, receipts run by run. Runs side by side
+are the runs that they would have been alone, up to the order of floating-point sums.
+
 The details that decide whether a run means what it says, with where they come from:
 
 1.  Problems in an order fixed by the run's seed; completions' seeds from (seed, step, problem, k):
@@ -31,107 +36,63 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Generic, TypeVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from repro.data.problem import Problem
-from repro.models.policy import Policy, trainable_parameters
-from repro.rl.checkpoint import TrainState
 from repro.rl.clock import Clock, NoClock
-from repro.rl.collect import Prompts, PromptSource, Rollout, ScoreFunction, collect
-from repro.rl.loop import TrainResult, load_or_begin, run_steps
+from repro.rl.collect import GrowingRollout, Prompts, Rollout, Score, collect
+from repro.rl.loop import Hooks, OnRollout, StepValues, run_steps
 from repro.rl.loss import check_loss
-from repro.rl.micro_batches import token_budget
-from repro.rl.noise import NoiseReceipt, perturbed
-from repro.rl.optimizer import build_optimizer, scheduled_step
-from repro.rl.receipts import (
-    Values,
-    at_most_what_fitted,
-    count_seconds,
-    note_rollout,
-    note_smaller_batches,
-    note_step,
-)
+from repro.rl.noise import NoiseReceipt
+from repro.rl.policies import Part, Policies
+from repro.rl.receipts import Values, note_rollout, note_step
 from repro.rl.rows import Rows
-from repro.rl.step import (
-    accumulate_step,
-    evaluate_rows,
-    reference_logprobs,
-    step_metrics,
-    zero_missing_gradients,
-)
+from repro.rl.runs import FailedRun, RunStates, TrainResult
+from repro.rl.step import StepOutput, step_metrics
 from repro.spec.config import RunConfig, TrainScale
 
-if TYPE_CHECKING:
-    from repro.rollout.sampler import Sampler
+# Single or stacked; what measures a single policy reads its parts.
+Trained = TypeVar("Trained", bound=Policies)
+# Per run: the rows of each of its rollout's optimiser steps; none where it has no rollout.
+Parts = Sequence[Sequence[Tensor]]
+# Per run: (B, T) log-probabilities, or None.
+Logprobs = Sequence[Tensor | None]
 
 
 def train(
-    run: RunConfig,
-    policy: Policy,
-    sampler: Sampler,
-    problems: Sequence[Problem],
-    score: ScoreFunction,
-    *,
-    folder: Path,
-    on_step: Callable[[int, Values], None] | None = None,
-    should_stop: Callable[[], bool] | None = None,
-    evaluate: Callable[[int], float] | None = None,
-) -> TrainResult:
-    """Train a policy, from its last checkpoint if `folder` holds one.
+    policies: Policies, sources: Sequence[Prompts], score: Score, hooks: Hooks, *, folder: Path
+) -> list[TrainResult | FailedRun]:
+    """Train policies, from their last checkpoint if `folder` holds one.
 
     Parameters
     ----------
-    run
-        Arm, `TrainScale` and seed.
-    policy
+    policies
         Freshly loaded; trained in place.
-    sampler
-        Samples under `policy`; its `refresh()` is called after every rollout's updates.
-    problems
-        The training split.
+    sources
+        One per run: where its prompts come from.
     score
-        Texts, golds and seeds of completions to their rewards.
+        What completions of all runs are worth.
     folder
         Of the checkpoints.
-    on_step
-        Called with the number of steps done and the step's values.
-    should_stop
-        Asked before each rollout; True writes a checkpoint and returns.
-    evaluate
-        Called with the steps done every `scale.evaluation.every` steps (and before the first where
-        the scale has a `token_budget`), without noise; its value goes into the series.
+
+    Returns
+    -------
+    list
+        The result of each run; of policies that do not freeze runs, never a `FailedRun`.
 
     Raises
     ------
     ValueError
-        When the configuration asks for something that cannot be trained as it says, or a checkpoint
-        belongs to another run.
+        When a configuration asks for something that cannot be trained as it says, or a checkpoint
+        belongs to other runs.
     """
-    if policy.tokenizer is None:
-        raise ValueError("the policy has no tokenizer; training needs one to read completions")
-    source = PromptSource(problems, policy.tokenizer, run)
-    t = prepare(run, policy, sampler, source, score)
-    state = load_or_begin(folder, run, t.parameters, t.optimizer)
-    sampler.refresh()
-    result = run_steps(
-        run,
-        state,
-        lambda: iterate(t, state, on_step),
-        folder=folder,
-        parameters=t.parameters,
-        optimizer=t.optimizer,
-        should_stop=should_stop,
-        evaluate=evaluate,
-    )
-    if result.finished:
-        require_acting_terms(run, state)
-    return result
+    training = replace(prepare(policies, sources, score), on_rollout=hooks.on_rollout)
+    return run_steps(policies, partial(iterate, training), hooks, folder=folder)
 
 
 def everything(rows: Rows) -> Tensor:
@@ -140,184 +101,191 @@ def everything(rows: Rows) -> Tensor:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Training:
-    """What a run's steps work on; everything that changes is inside its parts or in the state.
+class Training(Generic[Trained]):
+    """What steps work on; everything that changes is inside its parts or in the states.
 
     Attributes
     ----------
-    reference
-        Copies of what is trained, from before training, for a KL term; else empty.
-    micro_tokens
-        Packed tokens of a micro-batch; None takes those of `micro_batch_rows` rows as long as the
-        step's longest.
-    checkpointing
-        Whether packed passes compute blocks again in backward.
+    sources
+        One per run: where its prompts come from.
     taking_part
         Which rows of a rollout the updates are on, by index.
     clock
         Marked at the end of each phase.
+    on_rollout
+        As of `Hooks`.
     """
 
-    run: RunConfig
-    policy: Policy
-    sampler: Sampler
-    source: Prompts
-    score: ScoreFunction
-    parameters: dict[str, nn.Parameter]
-    optimizer: torch.optim.Optimizer
-    reference: dict[str, Tensor]
-    micro_tokens: int | None = None
-    checkpointing: bool = True
+    policies: Trained
+    sources: Sequence[Prompts]
+    score: Score
     taking_part: Callable[[Rows], Tensor] = everything
     clock: Clock = field(default_factory=NoClock)
+    on_rollout: OnRollout | None = None
+
+    @property
+    def scale(self) -> TrainScale:
+        """That of all runs."""
+        scale: TrainScale = self.policies.runs[0].scale
+        return scale
 
 
-def prepare(
-    run: RunConfig, policy: Policy, sampler: Sampler, source: Prompts, score: ScoreFunction
-) -> Training:
-    """Build the optimiser and, for a KL term, the reference weights of a run that can be trained.
+def prepare(policies: Trained, sources: Sequence[Prompts], score: Score) -> Training[Trained]:
+    """Return the training of runs that can be trained.
 
     Raises
     ------
     ValueError
-        When the configuration asks for something that cannot be trained as it says.
+        When a configuration asks for something that cannot be trained as it says.
     """
-    require_trainable(run)
-    require_no_dropout(policy)
-    parameters = trainable_parameters(policy)
-    reference: dict[str, Tensor] = {}
-    if run.arm.loss.beta > 0:
-        # Copied before a checkpoint is loaded: the reference is the policy before training.
-        reference = {name: p.detach().clone() for name, p in parameters.items()}
-    return Training(
-        run=run,
-        policy=policy,
-        sampler=sampler,
-        source=source,
-        score=score,
-        parameters=parameters,
-        optimizer=build_optimizer(parameters, run.scale.optimizer),
-        reference=reference,
-    )
+    for run in policies.runs:
+        require_trainable(run)
+    return Training(policies=policies, sources=sources, score=score)
 
 
-def iterate(
-    t: Training, state: TrainState, on_step: Callable[[int, Values], None] | None = None
-) -> None:
-    """One rollout and its updates; `state` moves on by as many steps.
+def iterate(t: Training[Trained], state: RunStates) -> list[StepValues]:
+    """One rollout of every run and its updates; `state` moves on by as many steps.
 
     This is the step of every tier: the systems tier calls it under a clock of its own.
-    """
-    scale: TrainScale = t.run.scale
-    step, noise = state.step, t.run.arm.noise
-
-    def noisy() -> AbstractContextManager[NoiseReceipt]:
-        return perturbed(t.policy, noise, seed=t.run.seed, step=step, total_steps=scale.steps)
-
-    started = time.perf_counter()
-    with noisy() as receipt:
-        rollout = collect(
-            t.run, t.sampler, t.source, t.score, t.clock, step=step, draws=state.draws
-        )
-    state.draws += rollout.batches
-    count_seconds(state, "rollout_seconds", started)
-
-    started = time.perf_counter()
-    updates = min(scale.updates_per_rollout, scale.steps - step)
-    parts = t.taking_part(rollout.rows).tensor_split(scale.updates_per_rollout)[:updates]
-    shared = noise is not None and noise.reach == "shared"
-    t.clock.mark("idle")
-    with noisy() if shared else nullcontext():
-        steps, before = _update_all(t, rollout, parts, state)
-    t.sampler.refresh()
-    t.clock.mark("optimizer")
-    count_seconds(state, "update_seconds", started)
-
-    once = note_rollout(t.run, state, rollout, receipt, before, torch.cat(parts))
-    for values in steps:
-        values |= once
-        note_step(state, values)
-        if on_step is not None:
-            on_step(state.step, values)
-    t.clock.mark("idle")
-
-
-def _update_all(
-    t: Training, rollout: Rollout, parts: Sequence[Tensor], state: TrainState
-) -> tuple[list[Values], Tensor]:
-    """One optimiser step per part, from `state.step` on.
 
     Returns
     -------
-    values
-        One dictionary per step.
-    before : Tensor, (B, T)
+    list
+        The values of each step.
+    """
+    step, scale = state.step, t.scale
+    started = time.perf_counter()
+    with t.policies.perturbed(step, "rollout") as receipts:
+        rollouts = _collect(t, state)
+    state.count_seconds("rollout_seconds", started)
+    if t.on_rollout is not None:
+        t.on_rollout(step, rollouts)
+
+    started = time.perf_counter()
+    updates = min(scale.updates_per_rollout, scale.steps - step)
+    parts = [_parts(t, rollout)[:updates] for rollout in rollouts]
+    t.clock.mark("idle")
+    with t.policies.perturbed(step, "update"):
+        steps, before = _update_all(t, rollouts, parts, state, updates)
+    t.policies.refresh()
+    t.clock.mark("optimizer")
+    state.count_seconds("update_seconds", started)
+
+    _note(t, state, rollouts, receipts, parts, steps, before)
+    state.step += updates
+    t.clock.mark("idle")
+    return steps
+
+
+def _collect(t: Training[Trained], state: RunStates) -> list[Rollout | None]:
+    """Sample and score every live run's rollout; a run that cannot have one has failed."""
+    growing = [
+        GrowingRollout(run, source, step=state.step, draws=own.draws)
+        for run, source, own in zip(t.policies.runs, t.sources, state.runs, strict=True)
+    ]
+    return collect(growing, state, t.policies.sample, t.score, t.clock)
+
+
+def _parts(t: Training[Trained], rollout: Rollout | None) -> Sequence[Tensor]:
+    """Return the rows of each optimiser step that a whole rollout would have."""
+    if rollout is None:
+        return ()
+    return t.taking_part(rollout.rows).tensor_split(t.scale.updates_per_rollout)
+
+
+def _update_all(
+    t: Training[Trained],
+    rollouts: Sequence[Rollout | None],
+    parts: Parts,
+    state: RunStates,
+    updates: int,
+) -> tuple[list[StepValues], Logprobs]:
+    """Make the optimiser steps of rollouts, from `state.step` on.
+
+    Returns
+    -------
+    steps
+        The values of each.
+    before
         The trainer's log-probabilities before the first of them.
     """
-    rows, temperature = rollout.rows, t.run.scale.rollout.temperature
-    before, entropy = torch.zeros(rows.mask.shape), torch.zeros(rows.mask.shape)
-    # The first part's own pass serves as its old log-probabilities: the ratio is 1 to the bit.
-    for part in parts[1:]:
-        wanted = _micro_tokens(t, rows, part, state)
-        fitting = evaluate_rows(
-            t.policy, rows, part, temperature, micro_tokens=wanted, into=(before, entropy)
-        )
-        note_smaller_batches(state, state.step, wanted, fitting)
-    ref = None
-    if t.reference:
-        wanted = _micro_tokens(t, rows, everything(rows), state)
-        ref, fitting = reference_logprobs(
-            t.policy, rows, temperature, t.parameters, t.reference, micro_tokens=wanted
-        )
-        note_smaller_batches(state, state.step, wanted, fitting)
-    steps = []
-    for number, part in enumerate(parts):
-        values, logprobs = _update(
-            t, rollout, part, None if number == 0 else before, ref, state, step=state.step + number
-        )
+    before = t.policies.old_logprobs(rollouts, parts, state)
+    reference = t.policies.reference_logprobs(rollouts, state)
+    steps: list[StepValues] = []
+    for number in range(updates):
+        step = state.step + number
+        old = [None] * len(rollouts) if number == 0 else before
+        asked = state.each(partial(_part, t, rollouts, parts, number, step, old, reference))
+        outputs = t.policies.backward(asked, state)
+        t.clock.mark("update")
+        moved = t.policies.step(state, step)
+        t.clock.mark("optimizer")
+        steps.append([_values(*one) for one in zip(rollouts, outputs, moved, strict=True)])
         if number == 0:
-            before[part] = logprobs[part]
-        steps.append(values)
+            # The first part's own pass serves as its old log-probabilities.
+            for values, output in zip(before, outputs, strict=True):
+                if values is not None and output is not None:
+                    values[output.plan.index] = output.logprobs[output.plan.index]
     return steps, before
 
 
-def _update(
-    t: Training,
-    rollout: Rollout,
-    index: Tensor,
-    before: Tensor | None,
-    ref: Tensor | None,
-    state: TrainState,
-    *,
+def _part(
+    t: Training[Trained],
+    rollouts: Sequence[Rollout | None],
+    parts: Parts,
+    number: int,
     step: int,
-) -> tuple[Values, Tensor]:
-    """One optimiser step on rows `index`; returns its values and its log-probabilities (B, T)."""
-    loss = t.run.arm.loss
-    wanted = _micro_tokens(t, rollout.rows, index, state)
-    plan, output, fitting = accumulate_step(
-        t.policy,
-        rollout,
-        index,
-        t.run,
-        old_logprobs=rollout.rows.sampled_logprobs if loss.old_policy == "sampler" else before,
-        ref_logprobs=ref,
-        parameters=t.parameters,
-        micro_tokens=wanted,
-        checkpointing=t.checkpointing,
+    old: Logprobs,
+    reference: Logprobs,
+    s: int,
+) -> Part | None:
+    """Return run `s`'s part in the rollout's optimiser step of that number."""
+    run, rollout = t.policies.runs[s], rollouts[s]
+    if rollout is None:
+        return None
+    by_sampler = run.arm.loss.old_policy == "sampler"
+    return Part(
+        run=run,
+        step=step,
+        rollout=rollout,
+        index=parts[s][number],
+        old=rollout.rows.sampled_logprobs if by_sampler else old[s],
+        reference=reference[s],
     )
-    note_smaller_batches(state, step, wanted, fitting)
-    t.clock.mark("update")
-    zero_missing_gradients(t.parameters)
-    moved = scheduled_step(t.run, t.optimizer, t.parameters, step)
-    t.clock.mark("optimizer")
-    return step_metrics(rollout, plan, output) | moved, output.logprobs
 
 
-def _micro_tokens(t: Training, rows: Rows, index: Tensor, state: TrainState) -> int:
-    """Return the packed tokens of a micro-batch of rows `index` to begin with."""
-    scale: TrainScale = t.run.scale
-    budget = token_budget(rows.packed_tokens(), index, scale.micro_batch_rows)
-    return at_most_what_fitted(state, t.micro_tokens or budget)
+def _values(
+    rollout: Rollout | None, output: StepOutput | None, moved: Values | None
+) -> Values | None:
+    """Return a run's values of one step; None where it made none."""
+    if rollout is None or output is None or moved is None:
+        return None
+    return step_metrics(rollout, output) | moved
+
+
+def _note(
+    t: Training[Trained],
+    state: RunStates,
+    rollouts: Sequence[Rollout | None],
+    receipts: Sequence[NoiseReceipt],
+    parts: Parts,
+    steps: Sequence[StepValues],
+    before: Logprobs,
+) -> None:
+    """Write receipts and series of every run that has a rollout, up to where it failed."""
+    for s, (rollout, logprobs) in enumerate(zip(rollouts, before, strict=True)):
+        if rollout is None or logprobs is None:
+            continue
+        own = state.runs[s]
+        own.draws += rollout.batches
+        done = torch.cat(list(parts[s]))
+        once = note_rollout(t.policies.runs[s], own, rollout, receipts[s], logprobs, done)
+        for step in steps:
+            values = step[s]
+            if values is None:
+                break
+            values |= once
+            note_step(own, values)
 
 
 def require_trainable(run: RunConfig) -> None:
@@ -335,21 +303,4 @@ def require_trainable(run: RunConfig) -> None:
         raise ValueError(
             f"rollouts use top_p {sampling.top_p}, top_k {sampling.top_k}, min_p {sampling.min_p}; "
             "the trainer's log-probabilities are of the full softmax, so they must be 1, 0 and 0"
-        )
-
-
-def require_no_dropout(policy: Policy) -> None:
-    """Raise `ValueError` when a module of the policy would drop anything out."""
-    for name, module in policy.model.named_modules():
-        if isinstance(module, nn.Dropout) and module.p > 0:
-            raise ValueError(f"{name} drops out with p = {module.p}; training needs 0")
-
-
-def require_acting_terms(run: RunConfig, state: TrainState) -> None:
-    """Raise `ValueError` when a configured loss term never had a value."""
-    moved = any(state.series.get("grad_norm", [])[:-1])
-    if run.arm.loss.beta > 0 and moved and not any(state.series["kl"]):
-        raise ValueError(
-            f"loss.beta is {run.arm.loss.beta} and the KL term was 0 at every step; "
-            "it must act at least once"
         )

@@ -20,6 +20,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from repro.models.memory_plan import CACHE_SHARE
 from repro.models.norms import block_norms, final_norm
 from repro.models.policy import Policy
 from repro.rollout.engine import Engine
@@ -30,8 +31,6 @@ from repro.rollout.torch_sampler import TorchSampler
 from repro.spec.config import SamplingConfig
 
 _MOST_SLOTS = 256
-# Of the memory that is free when training begins; the update's activations need the rest.
-_CACHE_SHARE = 0.4
 
 
 def sampler_for(policy: Policy, *, rows: int, max_new_tokens: int, max_positions: int) -> Sampler:
@@ -49,19 +48,37 @@ def sampler_for(policy: Policy, *, rows: int, max_new_tokens: int, max_positions
     decoder: Any = policy.decoder
     positions = min(max_positions, decoder.config.max_position_embeddings)
     slots = max(1, min(rows, _MOST_SLOTS))
+    # Before the cache is sized: under full training the copy is as large as the weights.
+    sampled = _sixteen_bit(policy) if policy.training == "full" else policy
     config = EngineConfig(
         slots=slots,
         max_positions=positions,
         max_new_tokens=min(max_new_tokens, positions - 1),
-        cache_blocks=_blocks(policy, slots, positions),
+        cache_blocks=_blocks(policy, slots, positions, _training_bytes(policy)),
         # A step has few prefills: captures would save milliseconds and keep memory from training.
         prefill_graph_tokens=0,
     )
-    return CopySampler(policy, config) if policy.training == "full" else Engine(policy, config)
+    return Engine(policy, config) if sampled is policy else CopySampler(policy, config, sampled)
 
 
-def _blocks(policy: Policy, slots: int, positions: int) -> int:
-    """Return the cache's blocks: room for all slots, or what its share of free memory holds."""
+def _training_bytes(policy: Policy) -> int:
+    """Return the bytes that full training will take besides: float32 gradients and two moments.
+
+    An adapter's are small beside a cache.
+    """
+    if policy.training != "full":
+        return 0
+    return sum((4 + 2 * 4) * p.numel() for p in policy.model.parameters() if p.requires_grad)
+
+
+def _blocks(policy: Policy, slots: int, positions: int, reserved: int = 0) -> int:
+    """Return the cache's blocks: room for all slots, or what its share of free memory holds.
+
+    Parameters
+    ----------
+    reserved
+        Bytes of the free memory that training will take.
+    """
     size = EngineConfig().block_size
     a_row = -(-positions // size)
     decoder: Any = policy.decoder
@@ -69,7 +86,7 @@ def _blocks(policy: Policy, slots: int, positions: int) -> int:
     block = 2 * len(decoder.model.layers) * size * channels * policy.compute_dtype.itemsize
     free, _ = torch.cuda.mem_get_info(policy.device)
     # One row must fit, or nothing can be sampled.
-    return min(slots * a_row + 1, max(a_row + 1, int(free * _CACHE_SHARE) // block))
+    return min(slots * a_row + 1, max(a_row + 1, int((free - reserved) * CACHE_SHARE) // block))
 
 
 class CopySampler:
@@ -81,13 +98,15 @@ class CopySampler:
         With float32 masters.
     config
         Of the engine.
+    sampled
+        The 16-bit copy, where there is one already.
     """
 
-    def __init__(self, policy: Policy, config: EngineConfig) -> None:
+    def __init__(self, policy: Policy, config: EngineConfig, sampled: Policy | None = None) -> None:
         if policy.training != "full":
             raise ValueError(f"training is {policy.training!r}; only a fully trained policy is")
         self.policy = policy
-        self._copy = _sixteen_bit(policy)
+        self._copy = _sixteen_bit(policy) if sampled is None else sampled
         self.engine = Engine(self._copy, config)
 
     @property

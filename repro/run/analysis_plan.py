@@ -1,16 +1,21 @@
 """What will be asked of the runs, fixed before they ran: claims, metrics, statistics, seeds, scale.
 
-At the proxy tier every record carries the digest of the analysis plan of each target that reads it,
-and `check` refuses a record for a target whose plan was another when it ran, or had not been made.
-So no claim, margin, metric, seed or arm can be exchanged after the numbers are known without every
-run being made again. Wording (labels, statements, reasons) is not part of a plan.
+At the proxy tier every record carries the digest of the analysis plan of each target that reads it.
+`check` refuses a record that carries none, or a plan that nobody kept. One whose plan was kept and
+is no longer the target's is judged by today's rules on the seeds that *its* plan names, and every
+verdict that those rules change is labelled post hoc. So no claim, margin, size, metric, seed or arm
+can be exchanged after the numbers are known without the page saying so. Wording (labels,
+statements, reasons) is not part of a plan.
 
 `run` writes the plans beside the records before the first run starts (`<runs>/proxy/plans/`), and
-`bless` keeps the one that was written first as a line of `expected/plans.tsv`.
+`bless` keeps the one that was written first as a line of `expected/plans.tsv`. `plan --freeze`
+writes them before any run, with one digest to be tagged or posted: who has seen that, knows that
+the plans are no younger.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 from collections.abc import Iterable, Sequence
@@ -18,49 +23,63 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from repro.evidence import verdict
 from repro.evidence.origins import PLAN_INPUT
 from repro.evidence.plans import KeptPlan, plan_line
 from repro.evidence.provenance import source_commit
 from repro.evidence.record import Record, write_new
+from repro.evidence.sizes import MINIMUM_DRAWS
 from repro.run.select import Selection
+from repro.spec.claim import Claim
 from repro.spec.config import RunConfig, digest_of
+from repro.spec.effect import ALPHA
 from repro.spec.resolve import plain_values
 from repro.spec.target import Target
 from repro.spec.tier import Tier
 from repro.targets import TARGETS, runs_of
 
 STATISTICS = {
-    "version": 1,
-    "alpha": verdict.ALPHA,
-    "minimum_pairs": verdict.MINIMUM_SEEDS,
-    "interval": "Student's t, 95 %, of per-pair differences",
-    "family": "Holm over the claims of a target; those about the machinery apart",
+    "version": 2,
+    "alpha": ALPHA,
+    "minimum_pairs": MINIMUM_DRAWS,
+    "interval": "Student's t of per-pair differences, simultaneous over the family (Bonferroni)",
+    "family": "Holm over the claims of a target that are testable; the machinery's apart",
+    "study": "Benjamini and Hochberg over all claims of a tier on a device, beside Holm",
     "trend": "Page's L, exact; order: then adjacent pairs with Holm",
-    "failed": "a failed seed takes `reproduced` away from the claims on its arm",
+    "sign_flip": "exact, one-sided in the claimed direction; the median and its sign-test interval",
+    "size": "a direction counts from the smallest effect that matters, by default a tenth of the "
+    "paper's; excluded: the interval ends below the paper's; no difference: it lies within the "
+    "smallest that matters",
+    "failed": "a planned seed that failed or has no record takes every decision away from the "
+    "claims on its arm",
 }
+# Of a claim and its parts, what is wording.
+_WORDING = ("statement", "source", "because", "place", "tiers")
 
 
 def analysis_plan(target: Target, tier: Tier) -> dict[str, Any]:
     """Return the plan of a target at a tier as JSON values."""
     source = runs_of(target)
     claims = [claim for claim in target.claims if claim.applies(tier)]
-    wording = ("statement", "source", "because", "tiers")
     found: dict[str, Any] = {
         "target": target.name,
         "version": target.version,
         "tier": tier.value,
-        "claims": [
-            {key: value for key, value in plain_values(claim).items() if key not in wording}
-            for claim in claims
-        ],
-        "metrics": {metric.name: metric.unit for metric in target.metrics},
+        "claims": [_without_wording(plain_values(claim)) for claim in claims],
+        "looks": plain_values(target.looks),
+        "metrics": {metric.name: metric.unit for metric in target.metrics_at(tier)},
         "arms": [_arm(source, name.name) for name in target.arms],
         "scale": plain_values(source.scales[tier]),
         "statistics": STATISTICS,
     }
     plain: dict[str, Any] = json.loads(json.dumps(found))
     return plain
+
+
+def _without_wording(value: Any) -> Any:
+    if isinstance(value, dict):
+        kept = {key: item for key, item in value.items() if key not in _WORDING}
+        return {key: _without_wording(item) for key, item in kept.items()}
+    return [_without_wording(item) for item in value] if isinstance(value, tuple) else value
 
 
 def _arm(source: Target, name: str) -> dict[str, Any]:
@@ -112,20 +131,84 @@ def plan_inputs(run: RunConfig) -> dict[str, str]:
     }
 
 
-def plan_refusal(selection: Selection, record: Record) -> str | None:
-    """Return why a record was not made under the plan of the selection's target, or None."""
-    target, tier = selection.target, selection.tier
-    if not needs_plan(target, tier):
+class Plans:
+    """The plans under which a selection's records may have been made.
+
+    Parameters
+    ----------
+    kept
+        Those among the expectations.
+    """
+
+    def __init__(self, selection: Selection, kept: Iterable[KeptPlan]) -> None:
+        self.selection = selection
+        target, tier = selection.target, selection.tier
+        self.needed = needs_plan(target, tier)
+        self.key = f"{PLAN_INPUT}{target.name}"
+        self.present = plan_digest(target.name, tier) if self.needed else ""
+        place = (target.name, tier.value)
+        self.earlier = (
+            {item.digest: item for item in kept if (item.target, item.tier) == place}
+            if self.needed
+            else {}
+        )
+
+    def refusal(self, record: Record) -> str | None:
+        """Return why a record was made under none of them, or None."""
+        if not self.needed:
+            return None
+        name, carried = self.selection.target.name, record.inputs.get(self.key)
+        if carried is None:
+            return f"it ran before {name} had an analysis plan"
+        if carried != self.present and carried not in self.earlier:
+            return f"it ran under another analysis plan of {name} ({carried[:12]})"
+        seeds = self._seeds(carried)
+        if record.seed not in seeds:
+            return f"seed {record.seed} is not in the analysis plan of {name} ({list(seeds)})"
         return None
-    found = record.inputs.get(f"{PLAN_INPUT}{target.name}")
-    if found is None:
-        return f"it ran before {target.name} had an analysis plan"
-    if found != plan_digest(target.name, tier):
-        return f"it ran under another analysis plan of {target.name} ({found[:12]})"
-    seeds = selection.source.scales[tier].seeds
-    if record.seed not in seeds:
-        return f"seed {record.seed} is not in the analysis plan of {target.name} ({list(seeds)})"
-    return None
+
+    def planned_seeds(self, records: Iterable[Record]) -> tuple[int, ...]:
+        """Return the seeds that were planned: by the plans that the records carry, in order."""
+        scale = self.selection.source.scales.get(self.selection.tier)
+        if not self.needed or scale is None:
+            return tuple(getattr(scale, "seeds", ()))
+        carried = self.carried(records)
+        return tuple(dict.fromkeys(seed for digest in carried for seed in self._seeds(digest)))
+
+    def carried(self, records: Iterable[Record]) -> list[str]:
+        """Return the digests that records carry, the present plan's where there are none."""
+        found = {digest for record in records if (digest := record.inputs.get(self.key))}
+        return sorted(found, key=lambda digest: digest == self.present) or [self.present]
+
+    def post_hoc(self, claim: Claim, records: Iterable[Record]) -> str:
+        """Return why a claim is not judged by rules fixed before the runs; empty where it is."""
+        if not self.needed:
+            return ""
+        late = [
+            digest[:12]
+            for digest in self.carried(records)
+            if digest != self.present and not _is_stated(claim, self.earlier[digest])
+        ]
+        plans = ", ".join(late)
+        return f"Post hoc: the plan of these runs ({plans}) has other rules" if late else ""
+
+    def _seeds(self, digest: str) -> tuple[int, ...]:
+        if digest == self.present:
+            return tuple(self.selection.source.scales[self.selection.tier].seeds)
+        return tuple(json.loads(self.earlier[digest].plan)["scale"]["seeds"])
+
+
+def _is_stated(claim: Claim, kept: KeptPlan) -> bool:
+    """Whether an earlier plan states a claim as it is judged today.
+
+    What is said of the machinery needs no size, and Holm's correction decides it as before.
+    """
+    plan = json.loads(kept.plan)
+    today = json.loads(json.dumps(_without_wording(plain_values(claim))))
+    (stated,) = [item for item in plan["claims"] if item["name"] == claim.name] or [{}]
+    if claim.mechanism:
+        return bool(stated) and stated == {key: today[key] for key in stated}
+    return bool(stated == today and plan["statistics"] == STATISTICS)
 
 
 def write_plans(runs: Sequence[RunConfig], folder: Path) -> list[Path]:
@@ -133,24 +216,55 @@ def write_plans(runs: Sequence[RunConfig], folder: Path) -> list[Path]:
     names = {key.removeprefix(PLAN_INPUT) for run in runs for key in plan_inputs(run)}
     written = []
     for name in sorted(names):
-        path = _plan_path(name, folder)
-        if path.exists():
-            continue
-        path.parent.mkdir(parents=True, exist_ok=True)
-        (target,) = (item for item in TARGETS if item.name == name)
-        written.append(write_new(path, plan_text_of(target, Tier.PROXY)))
+        path = _plan_path(name, Tier.PROXY, plan_digest(name, Tier.PROXY), folder)
+        # Another start may write it at the same time.
+        with contextlib.suppress(FileExistsError):
+            if not path.exists():
+                written.append(_write(name, Tier.PROXY, path))
     return written
 
 
-def earliest_plan(
-    target: Target, runs: Path, kept: Iterable[KeptPlan], device: str | None
-) -> KeptPlan:
-    """Return the target's present plan as it was first written down.
+def _write(name: str, tier: Tier, path: Path) -> Path:
+    (target,) = (item for item in TARGETS if item.name == name)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    return write_new(path, plan_text_of(target, tier))
+
+
+def freeze(selections: Sequence[Selection], folder: Path) -> str:
+    """Write the plans of selections, and of all that read their runs; return lines to be stamped.
+
+    A line per plan as `sha256sum` has them (digest, file), and below the digest of these lines: in
+    a tag, a post or a time stamp it shows that the plans are no younger than that.
+    """
+    lines = []
+    for selection in selections:
+        readers = {key.removeprefix(PLAN_INPUT) for run in selection.plan()
+                   for key in plan_inputs(run)}  # fmt: skip
+        for name in sorted(readers or {selection.target.name}):
+            digest = plan_digest(name, selection.tier)
+            path = _plan_path(name, selection.tier, digest, folder)
+            if not path.exists():
+                _write(name, selection.tier, path)
+            lines.append(f"{digest}  {path}")
+    lines = list(dict.fromkeys(lines))
+    return "\n".join([*lines, f"{digest_of(sorted(line[:64] for line in lines))}  all of these"])
+
+
+def carried_plans(
+    target: Target,
+    records: Iterable[Record],
+    runs: Path,
+    kept: Sequence[KeptPlan],
+    device: str | None,
+) -> list[KeptPlan]:
+    """Return the plans that a target's records carry, each as it was first written down.
+
+    Those of the figures that read the records are among them: they have no records of their own.
 
     Parameters
     ----------
     runs
-        The folder of records; `run` wrote the plan beside them before the first of them began.
+        The folder of records; `run` wrote the plans beside them before the first of them began.
     kept
         The plans among the expectations.
     device
@@ -158,18 +272,37 @@ def earliest_plan(
 
     Returns
     -------
-    KeptPlan
-        Of those that hold the plan (by its digest) the one made first; a new one if none does.
+    list
+        Of the lines that hold a plan (by its digest) the one made first. The target's present plan
+        is among them, made now where nobody had written it down.
     """
-    digest, path = plan_digest(target.name, Tier.PROXY), _plan_path(target.name, runs)
-    place = (target.name, Tier.PROXY.value, device or "")
-    known = [item for item in kept if (item.target, item.tier, item.device) == place]
-    if path.is_file():
-        known.append(_kept(json.loads(path.read_text(encoding="utf-8")), place))
-    same = [item for item in known if item.digest == digest]
-    if same:
-        return min(same, key=lambda item: item.time)
-    return _kept(json.loads(plan_text_of(target, Tier.PROXY)), place)
+    carried = {
+        (key.removeprefix(PLAN_INPUT), digest)
+        for record in records
+        for key, digest in record.inputs.items()
+        if key.startswith(PLAN_INPUT)
+    }
+    readers = {item.name: item for item in TARGETS if needs_plan(item, Tier.PROXY)}
+    plans = []
+    for name, digest in sorted(carried):
+        place = (name, Tier.PROXY.value, device or "")
+        known = [
+            item
+            for item in [*kept, *_written(name, digest, runs, place)]
+            if (item.target, item.tier, item.device) == place and item.digest == digest
+        ]
+        if not known and name == target.name and digest == plan_digest(name, Tier.PROXY):
+            known = [_kept(json.loads(plan_text_of(readers[name], Tier.PROXY)), place)]
+        plans += [min(known, key=lambda item: item.time)] if known else []
+    return plans
+
+
+def _written(name: str, digest: str, runs: Path, place: tuple[str, str, str]) -> list[KeptPlan]:
+    """Return the plan that lies beside the records, if it does."""
+    path = _plan_path(name, Tier.PROXY, digest, runs)
+    if not path.is_file():
+        return []
+    return [_kept(json.loads(path.read_text(encoding="utf-8")), place)]
 
 
 def _kept(written: dict[str, Any], place: tuple[str, str, str]) -> KeptPlan:
@@ -186,9 +319,8 @@ def _kept(written: dict[str, Any], place: tuple[str, str, str]) -> KeptPlan:
     )
 
 
-def _plan_path(name: str, folder: Path) -> Path:
-    digest = plan_digest(name, Tier.PROXY)
-    return folder / Tier.PROXY.value / "plans" / f"{name}-{digest[:12]}.json"
+def _plan_path(name: str, tier: Tier, digest: str, folder: Path) -> Path:
+    return folder / tier.value / "plans" / f"{name}-{digest[:12]}.json"
 
 
 def plan_text_of(target: Target, tier: Tier) -> str:

@@ -8,16 +8,17 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
-import importlib.util
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from repro.evidence.derived import derived_metrics
 from repro.evidence.environment import capture_environment
 from repro.evidence.procedure import Measured, Procedure, Progress
-from repro.evidence.record import failed_record, find_record, record_of
+from repro.evidence.provenance import source_at_start
+from repro.evidence.record import failed_record, find_record, record_of, run_folder
 from repro.run.analysis_plan import plan_inputs
 from repro.spec.config import RunConfig, TrainScale
 from repro.spec.throughput import loaded_base
@@ -52,15 +53,6 @@ def carried_together(runs: Sequence[RunConfig]) -> list[tuple[RunConfig, ...]]:
     return [tuple(group) for group in groups.values()]
 
 
-def missing_package(run: RunConfig) -> str | None:
-    """Return a sentence naming an optional package that `run` needs and this machine lacks."""
-    needed = run.arm.name in getattr(run.scale, "bitsandbytes", ())
-    needed |= getattr(run.arm, "linears", "") == "bitsandbytes"
-    if needed and importlib.util.find_spec("bitsandbytes") is None:
-        return f"{run.arm.name} needs bitsandbytes (the extra `bitsandbytes`); it is not installed"
-    return None
-
-
 def procedure_named(name: str) -> Procedure:
     """Return the procedure called `name`, importing its module.
 
@@ -86,6 +78,7 @@ def carry_out(
     threads: int,
 ) -> list[Path]:
     """Carry out runs that go together, and write their records into `records`; return the paths."""
+    source_at_start()  # before a procedure is imported: what is on the disk now is what will run
     if is_ensemble(runs[0]):
         return _carry_out_ensemble(runs, folder, records, progress, should_stop, threads)
     started = datetime.now(UTC)
@@ -131,8 +124,8 @@ def _carry_out_ensemble(
     threads: int,
 ) -> list[Path]:
     """Carry out those of the runs that have no record, each recorded as soon as it is done."""
-    from repro.ensemble.hooks import FailedRun
     from repro.procedures.together import train_together
+    from repro.rl.runs import FailedRun
 
     started, environment = datetime.now(UTC), capture_environment()
     paths = []
@@ -153,6 +146,7 @@ def _carry_out_ensemble(
         should_stop=should_stop,
         threads=threads,
         done=done,
+        folder_of=partial(run_folder, runs=records),
     )
     return paths
 
@@ -166,14 +160,17 @@ def keep(
 ) -> Path:
     """Write the record of what `run` came to into `runs`; return its path.
 
-    Numbers that follow from others (the area under a curve, the mean of several sets) are added.
+    Numbers that follow from others (the area under a curve, the mean of several sets) are added,
+    and to the states of the source that its checkpoints carried, those of this process.
     """
     budget = run.scale.evaluation.token_budget if isinstance(run.scale, TrainScale) else 0
+    effects = dict(measured.effects)
     record = record_of(
         run,
         metrics=measured.metrics | derived_metrics(measured.metrics, measured.series, budget),
         series=measured.series,
-        effects=measured.effects,
+        sources=effects.pop("sources", ()),
+        effects=effects,
         inputs=measured.inputs | plan_inputs(run),
         environment=environment,
         started=started,

@@ -98,7 +98,7 @@ def ensemble_tasks(
     together = [run for run in pending if is_ensemble(run)]
     alone = [run for run in pending if not is_ensemble(run)]
     if together and grouping is None:
-        from repro.ensemble.grouping import group_runs
+        from repro.rl.stacked.grouping import group_runs
 
         grouping = group_runs
     groups: list[Group] = []

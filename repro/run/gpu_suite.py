@@ -1,23 +1,29 @@
 """The command `gpu-tests`: run every GPU test and benchmark, and write down how they ended.
 
-Each of the two is one process of pytest, whose JUnit file is read afterwards; nothing is taken from
-what it prints. Of the tests only files with a test marked `gpu` are collected: collecting all would
-need every package of the test group, and another machine's Python may have just those that the GPU
-tests import. A file that cannot be imported is an error, and hides no other.
+Each part is one process of pytest, whose JUnit file is read afterwards; nothing is taken from what
+it prints. A part that was green is kept beside the record, and a start that was interrupted goes on
+after it, as long as sources, device and packages are the same. Of the tests only files with a test
+marked `gpu` are collected: collecting all would need every package of the test group, and another
+machine's Python may have just those that the GPU tests import. A file that cannot be imported is an
+error, and hides no other.
 """
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import importlib.util
+import json
 import os
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from pathlib import Path
+from threading import Lock
+from typing import Any
 
 from repro.evidence.environment import capture_environment
 from repro.evidence.gpu_coverage import covered_files, gpu_test_files
@@ -30,11 +36,14 @@ from repro.evidence.gpu_tests import (
     refusals,
 )
 from repro.evidence.provenance import PACKAGE, source_commit
+from repro.evidence.record import replace_text
 from repro.run.device_queue import visible_devices
 from repro.run.places import expected_folder, runs_folder
+from repro.spec.config import digest_of
 from repro.spec.tier import Tier
 
 _RECORD = "gpu_tests.json"
+_PARTS = "gpu_tests.parts.json"
 _MOST_PROCESSES = 12
 
 
@@ -87,19 +96,56 @@ def run_gpu_tests(root: Path, folder: Path) -> GpuTests:
     files = covered_files(root)
     import torch  # noqa: F401 - the environment names the version of a torch that is loaded
 
-    tests, benchmarks = run_suite(root, folder)
+    environment = capture_environment()
+    state = digest_of([files, environment.get("gpu"), environment.get("packages")])
+    tests, benchmarks = run_suite(root, folder, Parts(folder / _PARTS, state))
     return GpuTests(
         commit=commit,
         dirty=dirty,
         date=datetime.now(UTC).isoformat(timespec="seconds"),
-        environment=capture_environment(),
+        environment=environment,
         tests=tests,
         benchmarks=benchmarks,
         files=files,
     )
 
 
-def run_suite(root: Path, folder: Path) -> tuple[Outcome, Outcome]:
+class Parts:
+    """The parts of a run that were green, kept for a start that goes on.
+
+    Parameters
+    ----------
+    path
+        Of the JSON file.
+    state
+        Digest of all that decides how a part ends; parts of another are not taken.
+    """
+
+    def __init__(self, path: Path, state: str) -> None:
+        self._path, self._state = path, state
+        self._lock = Lock()
+        self._green: dict[str, dict[str, Any]] = {}
+        if path.is_file():
+            kept = json.loads(path.read_text(encoding="utf-8"))
+            self._green = kept["green"] if kept["state"] == state else {}
+
+    def once(self, name: str, start: Callable[[], Outcome]) -> Outcome:
+        """Return how a part ended: as kept where it was green, else by a start of its own."""
+        if name in self._green:
+            outcome = Outcome(**self._green[name])
+            print(f"{name}: {outcome}, by an earlier start", flush=True)  # noqa: T201
+            return outcome
+        outcome = start()
+        if outcome.green:
+            with self._lock:
+                self._green[name] = dataclasses.asdict(outcome)
+                self._path.parent.mkdir(parents=True, exist_ok=True)
+                kept = {"state": self._state, "green": self._green}
+                replace_text(self._path, json.dumps(kept, indent=1) + "\n")
+        return outcome
+
+
+def run_suite(root: Path, folder: Path, parts: Parts) -> tuple[Outcome, Outcome]:
     """Run the GPU tests and the benchmarks; return how each ended.
 
     Tests that need the device to themselves (marked `alone`) are a start of their own. The others
@@ -117,13 +163,21 @@ def run_suite(root: Path, folder: Path) -> tuple[Outcome, Outcome]:
     first, second = devices if len(devices) == 2 else (None, None)
 
     def rest() -> tuple[Outcome, Outcome]:
-        tests = run_pytest(root, together, folder / "gpu_tests.xml", second)
-        benchmarks = ["benchmarks", "--benchmark-only"]
-        return tests, run_pytest(root, benchmarks, folder / "gpu_benchmarks.xml", second)
+        timed = ["benchmarks", "--benchmark-only"]
+        return (
+            parts.once(
+                "tests", lambda: run_pytest(root, together, folder / "gpu_tests.xml", second)
+            ),
+            parts.once(
+                "benchmarks", lambda: run_pytest(root, timed, folder / "gpu_benchmarks.xml", second)
+            ),
+        )
 
     with ThreadPoolExecutor(max_workers=1) as executor:
         tests_alone = executor.submit(
-            run_pytest, root, ["-m", "gpu", *alone], folder / "alone.xml", first
+            parts.once,
+            "tests that run alone",
+            lambda: run_pytest(root, ["-m", "gpu", *alone], folder / "alone.xml", first),
         )
         if first is None:
             tests_alone.result()

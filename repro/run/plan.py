@@ -16,7 +16,9 @@ from statistics import median
 from repro.evidence.record import find_record
 from repro.evidence.store import blessed_records
 from repro.measure.rollout_plan import not_fitting
+from repro.run.disk import free_bytes
 from repro.run.ensemble_cost import ensemble_seconds, likely_groups, queue_seconds, unmeasured
+from repro.run.preflight import preflight
 from repro.run.select import Selection
 from repro.spec.config import RunConfig
 from repro.spec.target import Cost
@@ -65,6 +67,9 @@ def plan_text(
         lines.append(f"  It cannot start: {unchosen}.")
     lines += _arm_lines(runs, done, estimates, together=cost.together is not None)
     lines += _totals(left, estimates, cost, workers, _ensemble_time(left, cost, workers))
+    lines += _preflight_lines(left)
+    disk = cost.disk_of([run.arm.name for run in left], workers)
+    lines += _disk_lines(disk, free_bytes(folder))
     lines += _prediction_lines(selection, left, expected)
     lines += _not_fitting_lines(left)
     lines.append(f"  records   {folder}")
@@ -85,6 +90,20 @@ def _prediction_lines(selection: Selection, left: list[RunConfig], expected: Pat
     listed = "all arms" if len(never) == len({run.arm.name for run in left}) else ", ".join(never)
     granted = "".join(f"; {item}" for item in unmeasured(left))
     return [f"  a prediction: no blessed run of {listed}{granted}"]
+
+
+def _preflight_lines(left: list[RunConfig]) -> list[str]:
+    """Return a line per reason why arms cannot work here, and one on what is not here yet."""
+    refused: dict[str, list[str]] = {}
+    unchecked: dict[str, None] = {}
+    for run in {run.arm.name: run for run in left}.values():
+        said = preflight(run)
+        if said.refusal:
+            refused.setdefault(said.refusal, []).append(run.arm.name)
+        unchecked |= dict.fromkeys(said.unchecked)
+    lines = [f"  refused   {', '.join(arms)}: {reason}" for reason, arms in refused.items()]
+    later = f"  later     {'; '.join(unchecked)}: looked at when they are here, before the weights"
+    return [*lines, later] if unchecked else lines
 
 
 def _not_fitting_lines(left: list[RunConfig]) -> list[str]:
@@ -162,14 +181,26 @@ def _totals(
     absent = [item for item in cost.downloads if not item.present()]
     fetched = "; ".join(f"{item.name} ({size(item.nbytes)})" for item in absent) or "none"
     memory = estimates.memory_bytes * max(1, min(workers, len(left) or 1))
+    planned = [preflight(run).memory_bytes for run in {r.arm: r for r in left}.values()]
+    if any(planned):
+        memory = max(planned)  # of each device
     if ensembles is not None:
         memory = estimates.memory_bytes  # of each device
     return [
         f"  time      {time} ({basis})",
         f"  memory    {size(memory)}",
-        f"  disk      {size(cost.disk_bytes * len(left))}",
         f"  downloads {fetched}",
     ]
+
+
+def _disk_lines(needed: int, free: int | None) -> list[str]:
+    """Return what the runs need of the disk of the records, and what is free on it."""
+    if free is None:
+        return [f"  disk      {size(needed)}"]
+    lines = [f"  disk      {size(needed)} of {size(free)} free"]
+    if needed > free:
+        lines.append(f"  It does not fit: the disk lacks {size(needed - free)}.")
+    return lines
 
 
 def estimate(selection: Selection, cost: Cost, expected: Path) -> Estimates:
@@ -186,6 +217,8 @@ def estimate(selection: Selection, cost: Cost, expected: Path) -> Estimates:
         for arm in selection.source.arms
     }
     seconds |= cost.seconds_of_arm
+    for arm, (_, recorded) in selection.source.shared.items():
+        seconds.setdefault(recorded, seconds[arm])
     memory, basis = cost.memory_bytes, cost.basis
     blessed = [
         record

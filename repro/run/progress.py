@@ -74,6 +74,12 @@ class Display:
             self._done += len(event.task.every)
             self._progress.update(self._bar, completed=self._done)
             self._console.print(f"[red]failed[/]  {name:<34} {_reason(event)}", highlight=False)
+        elif event.kind == "elsewhere":
+            self._done += len(event.task.every)
+            self._progress.update(self._bar, completed=self._done)
+            self._console.print(f"[green]there[/]   {name:<34} recorded meanwhile")
+        elif event.kind == "disk":
+            self._console.print(f"[red]no disk[/] {name:<34} {_reason(event)}", highlight=False)
         else:
             self._console.print(f"[yellow]stopped[/] {name:<34} it resumes from its checkpoint")
 

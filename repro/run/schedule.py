@@ -1,8 +1,10 @@
 """Carry out a plan: skip what is recorded, run the rest on worker processes, record each outcome.
 
-A run is done when its record says so; nothing done is ever done again. A run that failed leaves a
-record that says why beside the place of the record it did not write, and is tried again by the
-next start; one that was interrupted goes on from its own checkpoint. Results do not depend on how
+A run is done when its record says so; nothing done is ever done again. Several starts on one folder
+of records share the work (`repro.run.claims`): each run is carried out by one of them. A run that
+failed leaves a record that says why beside the place of the record it did not write, and is tried
+again by the next start; one that was interrupted goes on from its own checkpoint. A disk that
+cannot be written fails no run: it ends the start (`repro.run.disk`). Results do not depend on how
 many workers there are, nor on which of them took a run.
 """
 
@@ -22,20 +24,33 @@ from rich.console import Console
 
 from repro.evidence.environment import capture_environment
 from repro.evidence.record import failed_record, find_record, read_record, run_folder
+from repro.keep.command_line import keeping_of
+from repro.keep.trackers import require_side_by_side
 from repro.run.analysis_plan import write_plans
-from repro.run.carry_out import carried_together, is_ensemble, missing_package
+from repro.run.carry_out import carried_together, is_ensemble
+from repro.run.claims import Claims
+from repro.run.data_check import data_lines
 from repro.run.device_health import Answers, device_answers
 from repro.run.device_queue import RETRIES, Grouping, ensemble_tasks, visible_devices
+from repro.run.disk import DiskError, require_writable
 from repro.run.places import expected_folder, runs_folder
 from repro.run.plan import plan_text
+from repro.run.preflight import disk_refusal, preflight
 from repro.run.progress import Display
 from repro.run.proxy_options import sentence_on_lost_policies, with_proxy_options
-from repro.run.select import Selection, parse_arms, parse_seeds, select
+from repro.run.repeated import RepeatedFailures
+from repro.run.select import (
+    Selection,
+    parse_arms,
+    parse_seeds,
+    require_counts,
+    selections_of,
+)
 from repro.run.worker import CarryOut, Event, Task
 from repro.run.workers import WorkerPool
-from repro.spec.config import RunConfig, TrainScale, require
-from repro.spec.target import TogetherCost
-from repro.spec.tier import Tier
+from repro.spec.config import RunConfig, require
+from repro.spec.target import TogetherCost, other_tiers
+from repro.spec.tier import REAL_CHECKPOINTS, Tier
 from repro.targets.rates import lacking_rates
 
 FINE, FAILED, INTERRUPTED = 0, 1, 130
@@ -72,34 +87,44 @@ def main_run(args: argparse.Namespace) -> int:
     int
         0 when every run is recorded, 1 when one failed, 130 when some are left for the next start.
     """
+    require_counts(args)
     console = Console()
     folder, sentence = runs_folder(args.runs)
     expected = expected_folder(args.expected)
     if sentence:
         console.print(sentence)
+    keeping = keeping_of(args)
     batches: dict[Tier, _Batch] = {}
-    for selection in select(args.targets, tier=args.tier, data=args.data, steps=args.steps):
+    for selection in selections_of(args):
         selection = with_proxy_options(selection, args)
         require_ready(selection)
         plan = selection.plan(parse_seeds(args.seeds), parse_arms(args.arms))
-        check_folder(plan)
+        others = None if args.tier else other_tiers(selection.source, selection.tier)
+        if others:
+            console.print(others, highlight=False, markup=False)
+        if any(is_ensemble(run) for run in plan):
+            require_side_by_side(keeping.trackers)
+        notes = data_lines(plan, args.data is not None)
         lost = sentence_on_lost_policies(plan, folder)
         if lost:
             console.print(lost, highlight=False, markup=False)
         devices = devices_of(selection.tier, args.devices)
         workers = args.workers or len(devices) or default_workers(selection.tier)
-        require(
-            workers == 1 or selection.tier is not Tier.SYSTEMS,
-            f"--workers {workers}: measurements of one device go one at a time; needs 1",
-        )
+        require_workers(selection.tier, workers, len(devices))
+        arms = [run.arm.name for run in plan if find_record(run, folder) is None]
+        full = disk_refusal(selection.source.costs[selection.tier], arms, workers, folder)
+        require(full is None, f"{selection.target.name}, {selection.tier.value} tier: {full}")
         console.print(
             plan_text(selection, plan, folder, expected, workers), highlight=False, markup=False
         )
+        for note in notes:
+            console.print(note, highlight=False, markup=False)
         batch = batches.setdefault(selection.tier, _Batch(workers=workers, devices=devices))
         batch.runs.update({run.digest(): run for run in plan})
         together = selection.source.costs[selection.tier].together
         if together is not None:
             batch.costs.update({run.scale.checkpoint: together for run in plan})
+    keeping.pass_on()
     return _carry_out(batches, folder, args.threads, console)
 
 
@@ -157,24 +182,34 @@ def _carry_out(
 
 
 def devices_of(tier: Tier, named: str | None) -> tuple[str, ...]:
-    """Return the devices that a tier's runs fill; none named for tiers that share one device."""
-    return visible_devices(named) if tier is Tier.PROXY else ()
-
-
-def check_folder(plan: Sequence[RunConfig]) -> None:
-    """Read local problems once before anything starts: a broken line stops the plan, not each run.
+    """Return the devices that a tier's runs fill; none named for tiers that share one device.
 
     Raises
     ------
-    DataError
-        Naming the file, the line, what was found and what is needed.
+    ValueError
+        If devices are named that are not there, or for a tier that does not fill several.
     """
-    from repro.data.load import load_problems
+    if tier in (Tier.PROXY, *REAL_CHECKPOINTS):
+        return visible_devices(named)
+    require(
+        named in (None, "1"),
+        f"--devices {named}: runs of the {tier.value} tier do not spread over devices; needs 1",
+    )
+    return ()
 
-    for data in {run.scale.data for run in plan if isinstance(run.scale, TrainScale)}:
-        if data.source.startswith("folder:"):
-            load_problems(data, "train")
-            load_problems(data, "test")
+
+def require_workers(tier: Tier, workers: int, devices: int) -> None:
+    """Raise `ValueError` where runs side by side would share a device that one of them fills."""
+    require(
+        workers == 1 or tier is not Tier.SYSTEMS,
+        f"--workers {workers}: measurements of one device go one at a time; needs 1",
+    )
+    most = max(1, devices)
+    require(
+        workers <= most or tier not in REAL_CHECKPOINTS,
+        f"--workers {workers}: a run of the {tier.value} tier takes a device for itself, and "
+        f"{devices} can be seen; needs at most {most}",
+    )
 
 
 def default_threads(tier: Tier, workers: int = 1) -> int:
@@ -214,19 +249,24 @@ def execute(
     Raises
     ------
     ValueError
-        If a record at a run's place belongs to another configuration.
+        If a record at a run's place belongs to another configuration, or the disk of the records
+        cannot be used (`DiskError`).
     """
-    runs.mkdir(parents=True, exist_ok=True)
-    plan = _runnable(plan, console)
-    pending = [run for run in plan if find_record(run, runs) is None]
-    before = len(plan) - len(pending)
+    unrecorded = [run for run in plan if find_record(run, runs) is None]
+    before = len(plan) - len(unrecorded)
+    pending, refused = _runnable(unrecorded)
+    require(bool(pending or before) or not plan, "\n".join(refused))
+    for sentence in refused:
+        console.print(sentence, highlight=False, markup=False)
     if not pending:
         console.print(f"All {before} runs are recorded in {runs}; nothing to do.")
         return Outcome(before=before, finished=0, failed=0, left=0)
+    require_writable(runs)
     if before:
         console.print(f"{before} of {len(plan)} runs are recorded already; {len(pending)} to do.")
     tasks = _tasks(pending, runs, len(devices) or 1, costs, grouping)
     counts = {"finished": 0, "failed": 0}
+    claims = Claims(runs, pending, lambda text: console.print(text, highlight=False, markup=False))
     log = runs / "workers.log"
     retries = RETRIES if any(is_ensemble(run) for run in pending) else 0
     pool = WorkerPool(
@@ -238,16 +278,17 @@ def execute(
         carry_out=carry_out,
         answers=answers if devices else None,
         alone=plan[0].tier == Tier.SYSTEMS.value,
+        claim=claims.take,
     )
-    with pool, Display(tasks, before, console) as display:
+    with claims, pool, Display(tasks, before, console) as display:
         restore = _stop_on_signals(pool, console)
         try:
-            for event in pool.execute(tasks):
-                _conclude(event, counts)
-                display.show(event, _shown(event))
+            faults, dropped = _follow(pool, tasks, claims, counts, display, console)
         finally:
             restore()
-    left = len(pending) - counts["finished"] - counts["failed"]
+    left = len(pending) - counts["finished"] - counts["failed"] - dropped
+    if faults:
+        raise DiskError(f"{faults[0]}; {left} runs are left, and the same command goes on there")
     if left:
         console.print(
             f"Interrupted: {left} runs are left. The same command goes on where this one stopped."
@@ -255,12 +296,48 @@ def execute(
     return Outcome(before=before, finished=counts["finished"], failed=counts["failed"], left=left)
 
 
-def _runnable(plan: Sequence[RunConfig], console: Console) -> list[RunConfig]:
-    """Return the runs whose optional packages are here; say once of each other arm what lacks."""
-    lacking = {run.arm.name: sentence for run in plan if (sentence := missing_package(run))}
-    for sentence in lacking.values():
-        console.print(f"Not run: {sentence}.")
-    return [run for run in plan if run.arm.name not in lacking]
+def _follow(
+    pool: WorkerPool,
+    tasks: Sequence[Task],
+    claims: Claims,
+    counts: dict[str, int],
+    display: Display,
+    console: Console,
+) -> tuple[list[str], int]:
+    """Count, release and show what comes of tasks until they have ended.
+
+    Returns
+    -------
+    faults
+        What was said of disks.
+    dropped
+        Runs that were not started, since two others had failed alike.
+    """
+    failures, faults, dropped = RepeatedFailures(), [], 0
+    for event in pool.execute(tasks):
+        _conclude(event, counts)
+        if event.kind in ("finished", "failed", "stopped", "disk"):
+            claims.release(event.task)
+        if event.kind == "disk":
+            faults.append(event.text)
+        display.show(event, _shown(event))
+        alike = failures.note(event)
+        if alike is not None:
+            dropped += sum(len(task.every) for task in pool.drop(alike.covers))
+            console.print(alike.sentence, highlight=False, markup=False)
+    return faults, dropped
+
+
+def _runnable(plan: Sequence[RunConfig]) -> tuple[list[RunConfig], list[str]]:
+    """Return the runs that can work here, and a sentence on the arms that cannot, per reason."""
+    refused = {run.digest(): why for run in plan if (why := preflight(run, fetch=True).refusal)}
+    arms: dict[str, list[str]] = {}
+    for run in plan:
+        if run.digest() in refused:
+            named = arms.setdefault(refused[run.digest()], [])
+            named += [run.arm.name] if run.arm.name not in named else []
+    sentences = [f"Not run: {', '.join(names)}: {why}." for why, names in arms.items()]
+    return [run for run in plan if run.digest() not in refused], sentences
 
 
 def _tasks(
@@ -280,7 +357,7 @@ def _tasks(
 
 def _conclude(event: Event, counts: dict[str, int]) -> None:
     """Count an ended run; record the failed, clear the working folder of the finished."""
-    if event.kind not in counts:
+    if event.kind not in ("finished", "failed", "elsewhere"):
         return
     task = event.task
     recorded = [run for run in task.every if find_record(run, task.runs) is not None]
@@ -292,7 +369,7 @@ def _conclude(event: Event, counts: dict[str, int]) -> None:
         for run in task.every:
             if run not in recorded:
                 failed_record(run, event.text, environment).write(task.runs)
-    else:
+    elif event.kind == "finished":
         shutil.rmtree(task.folder / "checkpoint", ignore_errors=True)
 
 

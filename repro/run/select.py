@@ -2,16 +2,33 @@
 
 from __future__ import annotations
 
+import argparse
+import dataclasses
 import os
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
-from repro.data.load import DATA_VARIABLE
-from repro.spec.config import RunConfig, require
+from repro.data.load import DATA_VARIABLE, data_sources, is_test_only
+from repro.reward.custom import reward_named
+from repro.spec.arm import unknown
+from repro.spec.config import RunConfig, TrainScale, require
+from repro.spec.hub import is_hub_name
+from repro.spec.settings import merged, parse_settings, read_settings
 from repro.spec.target import Target, default_tier, plan
-from repro.spec.tier import Tier, parse_tier
-from repro.spec.variants import on_data, with_human_problems, with_steps
+from repro.spec.tier import REAL_CHECKPOINTS, Tier, parse_tier
+from repro.spec.variants import (
+    asking,
+    on_data,
+    reading,
+    with_human_problems,
+    with_overrides,
+    with_reward,
+    with_steps,
+)
 from repro.targets import find, runs_of
+from repro.targets.training_costs import training_cost
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,12 +56,66 @@ class Selection:
         return plan(self.source, self.tier, seeds, arms)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Changes:
+    """What a command line changes of the targets that it names.
+
+    Attributes
+    ----------
+    data
+        A folder of JSONL, or a data set's name, in place of the targets' own problems; one that
+        has test problems alone is asked in addition to them.
+    steps
+        Training steps in place of the targets' own.
+    settings
+        Nested values in place of those of the scale and, under `arm`, of the arms.
+    limit
+        Most problems asked of each test set.
+    reward
+        `module:function` in place of the task's reward; see `repro.reward.custom`.
+    """
+
+    data: str | None = None
+    steps: int | None = None
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    limit: int | None = None
+    reward: str | None = None
+
+
+def changes_of(args: argparse.Namespace) -> Changes:
+    """Return the changes that a command line asks for: `--config` first, then what it names itself.
+
+    Raises
+    ------
+    ValueError
+        If a file or a setting cannot be read.
+    """
+    given = vars(args)
+    file, model, revision = (given.get(name) for name in ("config", "model", "revision"))
+    settings = read_settings(Path(file)) if file else {}
+    named: dict[str, Any] = {}
+    if model is not None:
+        named["checkpoint"] = model_source(model)
+        named["revision"] = "main" if is_hub_name(named["checkpoint"]) else ""
+    if revision is not None:
+        named["revision"] = revision
+    settings = merged(merged(settings, named), parse_settings(given.get("set") or []))
+    return Changes(
+        data=given.get("data"),
+        steps=given.get("steps"),
+        settings=settings,
+        limit=given.get("limit"),
+        reward=given.get("reward"),
+    )
+
+
+def selections_of(args: argparse.Namespace) -> list[Selection]:
+    """Return the selections that a command line names; see `select`."""
+    return select(args.targets, tier=args.tier, changes=changes_of(args))
+
+
 def select(
-    names: list[str],
-    *,
-    tier: str | None = None,
-    data: str | None = None,
-    steps: int | None = None,
+    names: Sequence[str], *, tier: str | None = None, changes: Changes | None = None
 ) -> list[Selection]:
     """Return the selections for target names.
 
@@ -53,35 +124,64 @@ def select(
     Parameters
     ----------
     tier
-        Name of a tier; None takes, for each target, the highest that runs here without downloads.
-    data
-        A folder of JSONL, or a data set's name, in place of the targets' own problems.
-    steps
-        Training steps in place of the targets' own.
+        Name of a tier; None takes, for each target, the smallest that runs here without downloads.
 
     Raises
     ------
     ValueError
-        If a name is unknown (the message lists the valid ones) or a target cannot be so changed.
+        If a name is unknown (the message has the nearest one) or a target cannot be so changed.
     """
     chosen_tier = None if tier is None else parse_tier(tier)
-    selections = []
-    for name in dict.fromkeys(names):
-        target = find(name)
-        source = runs_of(target)
-        changed = with_human_problems(source) if os.environ.get(DATA_VARIABLE) else source
-        if data is not None:
-            changed = on_data(changed, data_source(data))
-        if steps is not None:
-            changed = with_steps(changed, steps)
-        selections.append(
-            Selection(
-                target=changed if target is source else target,
-                source=changed,
-                tier=chosen_tier or (default_tier(changed) if changed.scales else Tier.SMOKE),
-            )
-        )
-    return selections
+    return [_selected(name, chosen_tier, changes or Changes()) for name in dict.fromkeys(names)]
+
+
+def _selected(name: str, tier: Tier | None, changes: Changes) -> Selection:
+    target = find(name)
+    source = runs_of(target)
+    changed = with_human_problems(source) if os.environ.get(DATA_VARIABLE) else source
+    if changes.data is not None:
+        named = data_source(changes.data)
+        changed = asking(changed, named) if is_test_only(named) else on_data(changed, named)
+    if changes.steps is not None:
+        changed = with_steps(changed, changes.steps)
+    if changes.reward is not None:
+        changed = with_reward(changed, reward_named(changes.reward))
+    taken = tier or (default_tier(changed) if changed.scales else Tier.SMOKE)
+    if changes.settings or changes.limit is not None:
+        changed = with_overrides(changed, taken, changes.settings, changes.limit)
+    changed = with_costs(changed, taken) if changed.name != source.name else changed
+    if target is source:
+        target = changed
+    elif changed.name != source.name:
+        target = reading(target, changed)
+    if changes.reward is not None:
+        target = dataclasses.replace(target, claims=())
+    return Selection(target=target, source=changed, tier=taken)
+
+
+def with_costs(target: Target, tier: Tier) -> Target:
+    """Return a variant that trains published checkpoints with what its own scale will cost."""
+    scale = target.scales.get(tier)
+    if tier not in REAL_CHECKPOINTS or not isinstance(scale, TrainScale):
+        return target
+    cost = training_cost(target.arms, scale, target.costs[tier])
+    return dataclasses.replace(target, costs={**target.costs, tier: cost})
+
+
+def model_source(named: str) -> str:
+    """Return `TrainScale.checkpoint` for what `--model` names: a folder that exists, or a hub name.
+
+    Raises
+    ------
+    ValueError
+        If it is neither.
+    """
+    folder = Path(named).expanduser()
+    if folder.is_dir():
+        return str(folder.resolve())
+    known = named == "tiny" or is_hub_name(named) or named.startswith("proxy-")
+    require(known, f"--model {named}: there is no such folder, and a hub name is owner/model")
+    return named
 
 
 def data_source(named: str) -> str:
@@ -94,6 +194,8 @@ def data_source(named: str) -> str:
         "/" not in named and not named.startswith("."),
         f"--data {named}: there is no such folder",
     )
+    known = named in data_sources() or named.startswith("human:")
+    require(known, f"--data {named}: {unknown('data source', named, data_sources())}")
     return named
 
 
@@ -119,5 +221,22 @@ def parse_seeds(text: str | None) -> int | list[int] | None:
 
 
 def parse_arms(text: str | None) -> list[str] | None:
-    """Return the arms that a flag names, None for all."""
-    return None if text is None else [part.strip() for part in text.split(",") if part.strip()]
+    """Return the arms that a flag names, None for all.
+
+    Raises
+    ------
+    ValueError
+        If the flag names none.
+    """
+    if text is None:
+        return None
+    arms = [part.strip() for part in text.split(",") if part.strip()]
+    require(bool(arms), f"--arms {text!r} names no arm; leave it out for all arms")
+    return arms
+
+
+def require_counts(args: argparse.Namespace) -> None:
+    """Raise `ValueError` where a flag that counts something is below 1."""
+    for name in ("workers", "threads", "limit", "steps"):
+        value = getattr(args, name, None)
+        require(value is None or value >= 1, f"--{name} {value}: needs 1 or more")

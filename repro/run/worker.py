@@ -8,6 +8,7 @@ process (`repro.measure.fresh_process`).
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import sys
@@ -22,12 +23,16 @@ from pathlib import Path
 from typing import Any, Literal
 
 from repro.evidence.procedure import Stopped
+from repro.evidence.provenance import source_at_start
 from repro.measure.fresh_process import FreshProcessNeededError
 from repro.run import carry_out as recording
 from repro.run.device_health import DEAD, Answers
+from repro.run.disk import is_disk_fault, sentence_of
 from repro.spec.config import RunConfig
 
-EventKind = Literal["started", "progress", "finished", "stopped", "failed", "returned"]
+EventKind = Literal[
+    "started", "progress", "finished", "stopped", "failed", "returned", "disk", "elsewhere"
+]
 CarryOut = Callable[..., Any]
 
 
@@ -60,6 +65,7 @@ class Event:
     `returned` is a task that goes back into the queue: its worker died, or it asked for a fresh
     process to go on in; `values` then holds the number of `finished` parts. Else they are progress
     numbers (`step`, `steps`, `reward`, ...). `text` is the phase, or the reason of a failure.
+    `disk` is a task whose place cannot be written; `elsewhere` one that was recorded meanwhile.
     `last` says that the worker ends with this event: it takes one task alone, or its device no
     longer answers, and a process cannot have it again.
     """
@@ -86,6 +92,7 @@ def work(
     answers: Answers | None,
 ) -> None:
     """Run tasks from `pipe` until None comes; the first one only where tasks run `alone`."""
+    source_at_start()  # before a procedure is imported: its modules are those of this state
     if device is not None:
         # Before torch is imported, which is when the driver is asked. The order is that of the
         # driver's own tool, whose numbers a record has.
@@ -195,6 +202,17 @@ def _outcome(
         return "stopped", "", {}
     except FreshProcessNeededError as needed:
         return "returned", str(needed), {"finished": needed.finished}
+    except OSError as error:
+        if is_disk_fault(error, task.runs):
+            with contextlib.suppress(OSError):  # the log may be on the same disk
+                traceback.print_exc()
+            return "disk", sentence_of(error, task.runs), {}
+        return "failed", _reason(error), {}
     except Exception as error:  # noqa: BLE001 - the failure of one run is data, recorded in whole
-        return "failed", f"{type(error).__name__}: {error}\n{traceback.format_exc()}", {}
+        return "failed", _reason(error), {}
     return "finished", "", {}
+
+
+def _reason(error: Exception) -> str:
+    """Return what a failed run's record says: the error, and where it was raised."""
+    return f"{type(error).__name__}: {error}\n{traceback.format_exc()}"

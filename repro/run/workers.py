@@ -21,13 +21,14 @@ import signal
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
+from repro.run.claims import Claim
 from repro.run.device_health import DEAD, Answers
 from repro.run.worker import CarryOut, Event, Task, work
 
@@ -64,6 +65,8 @@ class WorkerPool:
         Whether its device computes, asked in a fresh worker before its first task; None asks not.
     alone : bool
         Whether a worker ends after its task, so that the next one finds nothing left of it.
+    claim : callable
+        What of a task may be begun now (`repro.run.claims`); None takes all of it.
     """
 
     def __init__(
@@ -78,6 +81,7 @@ class WorkerPool:
         carry_out: CarryOut | None = None,
         answers: Answers | None = None,
         alone: bool = False,
+        claim: Callable[[Task], Claim] | None = None,
     ) -> None:
         if count < 1:
             raise ValueError(f"workers is {count}; it must be 1 or more")
@@ -90,8 +94,10 @@ class WorkerPool:
         self._each = -(-count // len(self._devices))
         self._retries = retries
         self._alone = alone
+        self._claim = claim or (lambda task: Claim(mine=task))
         self._work = alone, carry_out, answers
         self._workers: list[_Worker] = []
+        self._waiting: deque[Task] = deque()
         self._asked_to_stop = False
         self._stopping = False
 
@@ -103,7 +109,7 @@ class WorkerPool:
 
     def execute(self, tasks: Sequence[Task]) -> Iterator[Event]:
         """Yield every worker's events until all tasks have finished, failed or stopped."""
-        waiting = deque(tasks)
+        waiting = self._waiting = deque(tasks)
         self._workers = [
             self._start(self._devices[place % len(self._devices)])
             for place in range(min(self._count, len(waiting)))
@@ -113,7 +119,7 @@ class WorkerPool:
                 self._stop()
             for worker in list(self._workers):
                 if worker.task is None:
-                    self._feed(worker, waiting)
+                    yield from self._feed(worker, waiting)
             pipes = {worker.pipe: worker for worker in self._workers}
             for pipe in wait(list(pipes), timeout=0.5):
                 yield from self._receive(pipes[pipe], waiting)  # type: ignore[index]
@@ -124,6 +130,16 @@ class WorkerPool:
         Safe to call from a signal handler: the pipes are used by `execute` alone.
         """
         self._asked_to_stop = True
+
+    def drop(self, unwanted: Callable[[Task], bool]) -> list[Task]:
+        """Take tasks that have not begun out of the queue; return them.
+
+        To be called between two events of `execute`, by whoever reads them.
+        """
+        dropped = [task for task in self._waiting if unwanted(task)]
+        for task in dropped:
+            self._waiting.remove(task)
+        return dropped
 
     def _stop(self) -> None:
         self._stopping = True
@@ -157,13 +173,25 @@ class WorkerPool:
         theirs.close()
         return _Worker(process=process, pipe=ours, device=device)
 
-    def _feed(self, worker: _Worker, waiting: deque[Task]) -> None:
-        if waiting and not self._stopping:
-            worker.task = waiting.popleft()
+    def _feed(self, worker: _Worker, waiting: deque[Task]) -> Iterator[Event]:
+        """Give a worker the first task that no other start is at; let it end where none is left.
+
+        Where all that is left is with other starts the worker waits, to take it over if they die.
+        """
+        busy: list[Task] = []
+        while waiting and worker.task is None and not self._stopping:
+            claim = self._claim(waiting.popleft())
+            if claim.elsewhere is not None:
+                yield Event(task=claim.elsewhere, kind="elsewhere")
+            if claim.busy is not None:
+                busy.append(claim.busy)
+            worker.task = claim.mine
+        waiting.extendleft(reversed(busy))
+        if worker.task is not None:
             _send(worker, worker.task)
-            return
-        _send(worker, None)
-        self._retire(worker)
+        elif self._stopping or not waiting:
+            _send(worker, None)
+            self._retire(worker)
 
     def _retire(self, worker: _Worker) -> None:
         """Let a worker end that has nothing left to do."""
@@ -179,8 +207,10 @@ class WorkerPool:
         except (EOFError, ConnectionResetError):
             yield from self._bury(worker, waiting)
             return
-        if event.kind in ("finished", "stopped", "failed", "returned"):
+        if event.kind not in ("started", "progress"):
             worker.task = None
+        if event.kind == "disk":
+            self.stop()  # the other runs have the same disk
         if event.last:
             self._retire(worker)
             if event.kind == "returned":

@@ -1,6 +1,9 @@
-"""Metrics and claims: how the arms of a target relate, without a number but declared margins.
+"""Metrics and claims: how the arms of a target relate, with declared margins and sizes.
 
-What the numbers should be is an expectation's business (`repro.evidence.expectation`).
+A claim of the paper carries the paper's own effect as a share that another model can have, the
+smallest effect that matters, what must hold before it can be judged (`repro.spec.effect`) and what
+was drawn again from pair to pair. What numbers should be is an expectation's business
+(`repro.evidence.expectation`).
 """
 
 from __future__ import annotations
@@ -9,11 +12,13 @@ from dataclasses import dataclass
 from typing import Literal
 
 from repro.spec.config import require, require_choice
+from repro.spec.effect import Assay, Effect, Unit
 from repro.spec.tier import Tier
 
 ClaimKind = Literal[
     "difference",
     "non_inferior",
+    "equivalent",
     "gain",
     "no_gain",
     "trend",
@@ -23,12 +28,14 @@ ClaimKind = Literal[
     "at_most",
 ]
 Pairing = Literal["seed", "prompt", "repeat"]
+Test = Literal["t", "sign_flip"]
 Better = Literal["lower", "higher", "neither"]
 
 # How many arms each kind relates; None is two or more.
 _ARMS_OF_KIND: dict[str, int | None] = {
     "difference": 2,
     "non_inferior": 2,
+    "equivalent": 2,
     "gain": 1,
     "no_gain": 1,
     "trend": None,
@@ -43,7 +50,15 @@ BETTER_OF_UNIT: dict[str, Better] = {
     "bytes": "lower",
     "tokens per second": "higher",
 }
-_KINDS_WITH_MARGIN = ("non_inferior", "no_gain", "ratio", "at_most")
+_KINDS_WITH_MARGIN = ("non_inferior", "equivalent", "no_gain", "ratio", "at_most")
+# Kinds whose bound is no difference at all: the smallest that matters must be stated beside it.
+SIZED_KINDS = ("difference", "trend", "order", "interaction")
+# What is drawn again from pair to pair, where a claim does not say otherwise.
+_UNIT_OF_PAIRING: dict[str, Unit] = {
+    "seed": "training seed",
+    "prompt": "prompt",
+    "repeat": "timed repeat",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,6 +77,11 @@ class Metric:
     better
         Which way is better, where the unit does not say (`BETTER_OF_UNIT`) or says it wrongly;
         `neither` describes a run and cannot regress.
+    tiers
+        Where it is a metric of its target; empty is everywhere.
+    ceiling
+        The largest value there is, where the unit does not say: 100 for a percent that is no
+        change.
     """
 
     name: str
@@ -69,6 +89,18 @@ class Metric:
     title: str
     change: bool = False
     better: Better | None = None
+    ceiling: float | None = None
+    tiers: tuple[Tier, ...] = ()
+
+    def applies(self, tier: Tier) -> bool:
+        """Whether it is a metric of its target at `tier`."""
+        return not self.tiers or tier in self.tiers
+
+    @property
+    def most(self) -> float | None:
+        """The largest value that it can have; None where there is none."""
+        percent = self.unit == "percent" and not self.change
+        return 100.0 if self.ceiling is None and percent else self.ceiling
 
     def direction(self) -> Better | None:
         """Return which way is better; None where neither the metric nor its unit says."""
@@ -86,11 +118,12 @@ class Claim:
     source
         Where the paper says so.
     kind
-        `difference`: A - B > 0, paired by seed. `non_inferior`: A - B > -margin. `gain`: A's own
-        gain > 0. `no_gain`: a control's gain stays under the margin. `trend`: Page's L over arms
-        listed from the lowest to the highest. `order`: the trend as a gate, then each adjacent
-        pair with Holm's correction. `interaction`: (A - B) - (C - D) > 0. `ratio`: A / B > margin.
-        `at_most`: A's metric <= margin.
+        `difference`: A - B > 0, paired by seed. `non_inferior`: A - B > -margin. `equivalent`:
+        A - B lies within the margin to both sides. `gain`: A's own gain > 0. `no_gain`: a control's
+        gain stays under the margin. `trend`: Page's L over arms listed from the lowest to the
+        highest. `order`: the trend as a gate, then each adjacent pair with Holm's correction.
+        `interaction`: (A - B) - (C - D) > 0. `ratio`: A / B > margin. `at_most`: A's metric <=
+        margin.
     arms
         A, or A and B, or the order from lowest to highest.
     metric
@@ -103,6 +136,18 @@ class Claim:
         What the arms have in common value by value: the training `seed`, or the `prompt`, for which
         records hold the series `<metric>_by_prompt`, or the timed `repeat` of a deterministic
         workload, in targets that declare `timed_repeats`.
+    effect
+        How large the paper's effect is, and the smallest that matters; needed by claims of
+        `SIZED_KINDS` that are not about the machinery.
+    assays
+        What must hold in the same records before the claim is judged.
+    unit, draws
+        What the statement speaks of more than one of, and how many of it the design draws, where
+        that is not one per pair. A statement about a rounding that rests on one draw of it is not
+        testable, however many seeds sample from it.
+    test
+        `t`: Student's t on the differences. `sign_flip`: the exact test of the claimed direction
+        alone, with the median, where a run may collapse and one outlier would hide it.
     tiers
         Tiers at which the claim is made; none named means every tier.
     mechanism
@@ -121,11 +166,29 @@ class Claim:
     margin: float | None = None
     because: str = ""
     paired_by: Pairing = "seed"
+    effect: Effect | None = None
+    assays: tuple[Assay, ...] = ()
+    unit: Unit | None = None
+    draws: int | None = None
+    test: Test = "t"
     tiers: tuple[Tier, ...] = ()
     mechanism: bool = False
 
+    @property
+    def unit_of_replication(self) -> Unit:
+        """What is drawn again from pair to pair."""
+        return self.unit or _UNIT_OF_PAIRING[self.paired_by]
+
+    @property
+    def baseline(self) -> str:
+        """The arm that sizes are shares of: the one subtracted, or the lowest of an order."""
+        if self.kind in ("trend", "order"):
+            return self.arms[0]
+        return self.arms[-1]
+
     def __post_init__(self) -> None:
         where = f"claim {self.name}"
+        self._require_size(where)
         require_choice(f"{where}: kind", self.kind, ClaimKind)
         require_choice(f"{where}: paired_by", self.paired_by, Pairing)
         count = _ARMS_OF_KIND[self.kind]
@@ -144,6 +207,28 @@ class Claim:
         require(
             not needs_margin or bool(self.because),
             f"{where}: its margin of {self.margin} has no reason; fill `because`",
+        )
+
+    def _require_size(self, where: str) -> None:
+        sized = self.kind in SIZED_KINDS and not self.mechanism
+        require(
+            self.effect is not None or not sized,
+            f"{where}: kind {self.kind} needs an `effect`: the paper's size, or the smallest that "
+            "matters",
+        )
+        ratio = self.effect is not None and self.effect.measure == "ratio"
+        require(
+            self.effect is None or ratio == (self.kind == "ratio"),
+            f"{where}: kind {self.kind} with the effect {self.effect}; ratios alone have a ratio's",
+        )
+        require_choice(f"{where}: test", self.test, Test)
+        require(
+            self.test == "t" or self.kind == "difference",
+            f"{where}: kind {self.kind} has the test {self.test}; only a difference may",
+        )
+        require(
+            (self.unit is None) == (self.draws is None),
+            f"{where}: unit {self.unit}, draws {self.draws}; give both, or neither (one per pair)",
         )
 
     def applies(self, tier: Tier) -> bool:

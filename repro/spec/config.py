@@ -32,6 +32,7 @@ from repro.spec.arm import (
     NoiseReach,
     NoiseSchedule,
     OldPolicy,
+    PlantedRounding,
     RatioLevel,
     RewardKind,
     Training,
@@ -62,6 +63,7 @@ __all__ = [
     "NoiseSchedule",
     "OldPolicy",
     "OptimizerConfig",
+    "PlantedRounding",
     "ProblemSet",
     "RatioLevel",
     "RewardKind",
@@ -111,12 +113,23 @@ class ProblemSet:
 
     A set whose source is `human:<name>` is left out, and the record says so, where no folder of
     human-written problems is named (`$REPRO_DATA`).
+
+    Attributes
+    ----------
+    max_prompt_tokens
+        Longest prompt of the set; 0 takes the scale's.
     """
 
     name: str
     data: DataConfig
+    max_prompt_tokens: int = field(default=0, metadata=LATER)
 
     def __post_init__(self) -> None:
+        require(
+            self.max_prompt_tokens >= 0,
+            f"test set {self.name}: max_prompt_tokens is {self.max_prompt_tokens}; it must not be "
+            "negative",
+        )
         require(
             self.name.isidentifier(), f"test set name {self.name!r} must be a Python identifier"
         )
@@ -171,12 +184,24 @@ class EvaluationConfig:
     token_budget
         Sampled training tokens over which the area under the held-out accuracy is taken; 0 takes
         none.
+    at
+        Each k for which pass@k and maj@k are estimated from a problem's samples, mean@samples
+        beside them; at most `samples`.
     """
 
     every: int = 0
     samples: int = 1
     sampling: SamplingConfig = SamplingConfig(temperature=0.6, top_p=0.95)
     token_budget: int = field(default=0, metadata=LATER)
+    at: tuple[int, ...] = field(default=(), metadata=LATER)
+
+    def __post_init__(self) -> None:
+        for k in self.at:
+            require(
+                1 <= k <= self.samples,
+                f"evaluation.at names k = {k}; with {self.samples} samples per problem it must lie "
+                f"in [1, {self.samples}]",
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -238,9 +263,10 @@ class TrainScale:
 
     Attributes
     ----------
-    checkpoint
+    checkpoint, revision
         `tiny` (in the package), `proxy-30m` or `proxy-120m` (made by `run pretrain-proxy`), a
-        folder, or a hub name.
+        folder, or a hub name; and of a hub name the branch, tag or commit. A record names the
+        commit that was loaded.
     steps
         Optimiser steps. One rollout batch serves `updates_per_rollout` of them.
     prompts_per_rollout, group_size
@@ -256,11 +282,18 @@ class TrainScale:
         Steps between resumable checkpoints.
     test_sets
         Further sets on which the final policy is measured.
+    accuracy_over
+        What `accuracy` is: that of the test split of `data` (`split`), or the plain mean over the
+        further test sets (`sets`), where what is trained on has no test split.
+    permuted
+        Whether each seed has an order of channels of its own: the same function, and another draw
+        of every rounding.
     seeds
         Seeds of a default run.
     """
 
     checkpoint: str
+    revision: str = field(default="", metadata=LATER)
     data: DataConfig
     steps: int
     prompts_per_rollout: int
@@ -276,6 +309,8 @@ class TrainScale:
     compute_dtype: Literal["float32", "bfloat16", "float16"] = "float32"
     checkpoint_every: int = 10
     test_sets: tuple[ProblemSet, ...] = field(default=(), metadata=LATER)
+    accuracy_over: Literal["split", "sets"] = field(default="split", metadata=LATER)
+    permuted: bool = field(default=False, metadata=LATER)
     seeds: tuple[int, ...] = (0, 1, 2, 3, 4)
 
     def __post_init__(self) -> None:
@@ -293,6 +328,22 @@ class TrainScale:
             rows % self.updates_per_rollout == 0,
             f"a rollout of {rows} rows does not split into {self.updates_per_rollout} updates",
         )
+        require_choice("accuracy_over", self.accuracy_over, Literal["split", "sets"])
+        require(
+            self.accuracy_over == "split" or bool(self.test_sets),
+            "accuracy_over is sets; it needs test_sets",
+        )
+        every, held_out = self.evaluation.every, self.data.development_problems
+        require(
+            every == 0 or held_out >= 1,
+            f"evaluation.every is {every} and data.development_problems {held_out}; asking a "
+            "development split during training needs 1 or more problems held out",
+        )
+
+    @property
+    def longest_prompt(self) -> int:
+        """Tokens of the longest prompt, in training and in every test set."""
+        return max(self.max_prompt_tokens, *(item.max_prompt_tokens for item in self.test_sets), 0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

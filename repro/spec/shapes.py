@@ -1,7 +1,9 @@
 """Shapes of the models that the paper trains: Qwen2.5-Instruct, as their published configs say.
 
 Time and memory follow from shapes alone, so these serve the memory plan (which needs no torch) and
-the models with random weights on which the `systems` tier measures.
+the models with random weights on which the `systems` tier measures. With the shapes of the policies
+that this suite pre-trains they say how many projections, norms and parameters a run of a checkpoint
+must have counted.
 
 Easy mistakes: the three smallest tie `lm_head` to the embedding and count one matrix, while the
 paper's sizes in GB count both; their vocabulary is also padded to another length than the larger
@@ -12,7 +14,14 @@ Source: `config.json` of Qwen/Qwen2.5-{0.5B,1.5B,3B,7B,14B,32B,72B}-Instruct.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from repro.spec.hub import is_hub_name, snapshots
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,6 +130,86 @@ SHAPES: dict[str, DecoderShape] = {
         _qwen("72b", 8192, 29568, 80, (64, 8)),
     )
 }
+
+
+# Of the policies that are pre-trained here, by the names of `repro.pretrain.recipes`.
+OWN_SHAPES: dict[str, DecoderShape] = {
+    name: DecoderShape(
+        name=name,
+        hidden=hidden,
+        intermediate=intermediate,
+        layers=layers,
+        query_heads=query_heads,
+        key_heads=key_heads,
+        head_dim=hidden // query_heads,
+        vocabulary=vocabulary,
+        tied=True,
+    )
+    for name, hidden, intermediate, layers, query_heads, key_heads, vocabulary in (
+        ("tiny", 128, 384, 4, 4, 2, 333),
+        ("proxy-30m", 512, 1536, 9, 8, 2, 3072),
+        ("proxy-30m-early", 512, 1536, 9, 8, 2, 3072),
+        ("proxy-120m", 1024, 2816, 10, 16, 4, 3072),
+    )
+}
+_FORMAT_SUFFIX = re.compile(r"-(nvfp4|mxfp4|nf4)$")
+_QWEN = re.compile(r"Qwen/Qwen2\.5-([\d.]+B)(-Instruct)?")
+
+
+def shape_by_name(checkpoint: str) -> DecoderShape | None:
+    """Return the shape of a checkpoint whose name tells it, else None (a folder, another model).
+
+    What a record is held against asks this alone: a verdict must not depend on what lies in the
+    cache of the machine that gives it.
+    """
+    return _published(checkpoint) or OWN_SHAPES.get(_FORMAT_SUFFIX.sub("", checkpoint))
+
+
+def _published(checkpoint: str) -> DecoderShape | None:
+    qwen = _QWEN.fullmatch(checkpoint)
+    return SHAPES.get(qwen[1].lower()) if qwen else None
+
+
+def shape_of_config(values: Mapping[str, Any], name: str) -> DecoderShape:
+    """Return the shape that a checkpoint's `config.json` describes.
+
+    Raises
+    ------
+    ValueError
+        If the config lacks a size.
+    """
+    try:
+        heads = int(values["num_attention_heads"])
+        return DecoderShape(
+            name=name,
+            hidden=int(values["hidden_size"]),
+            intermediate=int(values["intermediate_size"]),
+            layers=int(values["num_hidden_layers"]),
+            query_heads=heads,
+            key_heads=int(values.get("num_key_value_heads") or heads),
+            head_dim=int(values.get("head_dim") or int(values["hidden_size"]) // heads),
+            vocabulary=int(values["vocab_size"]),
+            tied=bool(values.get("tie_word_embeddings", False)),
+        )
+    except (KeyError, TypeError) as error:
+        raise ValueError(f"{name}: its config.json gives no decoder's sizes: {error!r}") from error
+
+
+def shape_of_checkpoint(checkpoint: str) -> DecoderShape | None:
+    """Return the shape of a folder or hub name: by its config where that is here, else by its name.
+
+    None where neither says; the download then will.
+    """
+    folders = [Path(checkpoint).expanduser()]
+    if is_hub_name(checkpoint):
+        folders += snapshots("model", checkpoint)
+    for folder in folders:
+        if (folder / "config.json").is_file():
+            values = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+            shape = shape_of_config(values, Path(checkpoint).name)
+            alike = (known for known in SHAPES.values() if replace(known, name=shape.name) == shape)
+            return next(alike, shape)
+    return _published(checkpoint)
 
 
 def shape_named(name: str) -> DecoderShape:

@@ -18,8 +18,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from repro.spec.arm import unknown
 from repro.spec.claim import Claim, ClaimKind, Metric
 from repro.spec.config import Arm, RunConfig, require
+from repro.spec.effect import GAIN, Look, require_looks
 from repro.spec.tier import Download, Tier, policies_folder
 
 __all__ = [
@@ -73,8 +75,9 @@ class Cost:
         Wall time of a run that trains, and of one that only evaluates; None where nobody has
         timed one.
     memory_bytes, disk_bytes
-        Peak memory (device memory where the tier has a device), and disk for one run's
-        checkpoints and record.
+        Peak memory (device memory where the tier has a device), and disk for what one run leaves.
+    working_of_arm
+        Disk that a run of an arm takes while it is under way, beside that.
     downloads
         What the hub is asked for, once for all runs.
     policies
@@ -96,6 +99,12 @@ class Cost:
     together: TogetherCost | None = None
     basis: str
     seconds_of_arm: Mapping[str, float] = field(default_factory=dict)
+    working_of_arm: Mapping[str, int] = field(default_factory=dict)
+
+    def disk_of(self, arms: Sequence[str], workers: int) -> int:
+        """Return the disk that runs need, of an arm each, so many at a time."""
+        working = sorted((self.working_of_arm.get(arm, 0) for arm in arms), reverse=True)
+        return self.disk_bytes * len(arms) + sum(working[:workers])
 
     def lacking(self) -> tuple[str, ...]:
         """Return the names of policies that are not there."""
@@ -128,6 +137,9 @@ class Target:
         0: a number's spread is that between seeds. Above 0: every run repeats a deterministic
         workload under the clock, and its repeats stand in for seeds, this many at least, in
         verdicts and in `bless`. A record holds them as series named as the metrics.
+    looks
+        The times at which the planned seeds of the proxy tier are judged, and the level spent at
+        each; none is one look, at all of them.
     scales
         How large each tier runs it. A tier without a scale yields `not run`, with `why_not`.
     records_of
@@ -153,6 +165,7 @@ class Target:
     arms: tuple[Arm, ...] = ()
     controls: tuple[str, ...] = ()
     timed_repeats: int = 0
+    looks: tuple[Look, ...] = ()
     scales: Mapping[Tier, Any] = field(default_factory=dict)
     costs: Mapping[Tier, Cost] = field(default_factory=dict)
     metrics: tuple[Metric, ...] = ()
@@ -194,7 +207,9 @@ class Target:
                 f"{where}: claim {claim.name} names no metric of it: {claim.metric}",
             )
             _require_declared_factor(where, claim, [self.arm(name) for name in claim.arms])
+            _require_sizes(self, claim)
         _require_same_runs(self)
+        _require_planned_looks(self)
         require(
             set(self.scales) == set(self.costs) or self.records_of is not None,
             f"{where}: each tier with a scale needs a cost and the reverse; found scales for "
@@ -210,10 +225,8 @@ class Target:
         for arm in self.arms:
             if arm.name == name:
                 return arm
-        raise ValueError(
-            f"target {self.name} has no arm {name!r}; its arms are "
-            f"{', '.join(arm.name for arm in self.arms)}"
-        )
+        sentence = unknown("arm", name, [arm.name for arm in self.arms])
+        raise ValueError(f"target {self.name}: {sentence}")
 
     def metric(self, name: str) -> Metric:
         """Return the metric called `name`."""
@@ -221,6 +234,10 @@ class Target:
             if metric.name == name:
                 return metric
         raise ValueError(f"target {self.name} has no metric {name!r}")
+
+    def metrics_at(self, tier: Tier) -> tuple[Metric, ...]:
+        """Return the metrics of the target at a tier."""
+        return tuple(metric for metric in self.metrics if metric.applies(tier))
 
     def procedure_of(self, arm: Arm) -> str:
         """Return the procedure that carries out `arm`."""
@@ -250,7 +267,9 @@ class Target:
 
 
 def default_tier(target: Target) -> Tier:
-    """Return the highest tier that this machine can serve for `target` without downloads.
+    """Return the smallest tier of `target` that this machine can serve without downloads.
+
+    The smallest: a command without `--tier` does the same on every machine, as far as it can.
 
     Raises
     ------
@@ -258,18 +277,30 @@ def default_tier(target: Target) -> Tier:
         If no tier of the target can run here; the message says why for each.
     """
     reasons = []
-    for tier in reversed(target.tiers()):
-        reason = tier.missing()
-        cost = target.costs[tier]
-        absent = [item.name for item in cost.downloads if not item.present()]
-        if reason is None and not absent and not cost.lacking():
+    for tier in target.tiers():
+        reason = lacking_here(target, tier)
+        if reason is None:
             return tier
-        needs = "would download " + ", ".join(absent)
-        if cost.lacking():
-            needs = f"needs {', '.join(cost.lacking())}, pre-trained on this machine"
-        reasons.append(f"{tier.value} {reason or needs}")
+        reasons.append(f"{tier.value} {reason}")
     detail = "; ".join(reasons) or target.why_not
     raise ValueError(f"no tier of {target.name} runs here without being named: {detail}")
+
+
+def lacking_here(target: Target, tier: Tier) -> str | None:
+    """Return what this machine lacks to run a target at a tier without downloads, or None."""
+    cost = target.costs[tier]
+    if cost.lacking():
+        return f"needs {', '.join(cost.lacking())}, pre-trained on this machine"
+    absent = [item.name for item in cost.downloads if not item.present()]
+    return tier.missing() or (f"would download {', '.join(absent)}" if absent else None)
+
+
+def other_tiers(target: Target, taken: Tier) -> str | None:
+    """Return a line on the tiers of a target beside the one taken, or None without any."""
+    others = [tier for tier in target.tiers() if tier is not taken]
+    said = [f"--tier {tier.value} {lacking_here(target, tier) or 'runs here'}" for tier in others]
+    chosen = f"{target.name}: the {taken.value} tier, since none was named"
+    return f"{chosen}; {'; '.join(said)}." if said else None
 
 
 def plan(
@@ -365,6 +396,35 @@ def _require_declared_factor(where: str, claim: Claim, arms: Sequence[Arm]) -> N
                 f"{where}: claim {claim.name} compares {first.name} with {second.name}, which also "
                 f"differ in {', '.join(sorted(undeclared))}; declare it as a factor or match them",
             )
+
+
+def _require_sizes(target: Target, claim: Claim) -> None:
+    """Raise `ValueError` where the metrics behind a claim's size or assays are not measured."""
+    where = f"target {target.name}: claim {claim.name}"
+    names = {metric.name for metric in target.metrics}
+    measure = claim.effect.measure if claim.effect else ""
+    require(measure != "of gain" or GAIN in names, f"{where}: a share of gain needs {GAIN}")
+    headroom = measure == "of shortfall" or any(item.kind == "headroom" for item in claim.assays)
+    require(
+        not headroom or target.metric(claim.metric).most is not None,
+        f"{where}: {claim.metric} has no ceiling, which its size or its assay needs",
+    )
+    for assay in claim.assays:
+        known = assay.kind != "range" or (
+            assay.metric in names and assay.arm in {arm.name for arm in target.arms}
+        )
+        require(known, f"{where}: an assay reads {assay.metric} of {assay.arm}, not among its own")
+        claimed = assay.kind != "control" or assay.claim in {item.name for item in target.claims}
+        require(claimed, f"{where}: its control {assay.claim} is no claim of the target")
+
+
+def _require_planned_looks(target: Target) -> None:
+    where = f"target {target.name}"
+    require_looks(where, target.looks)
+    scale = target.scales.get(Tier.PROXY)
+    if target.looks and scale is not None:
+        last, planned = target.looks[-1].seeds, len(scale.seeds)
+        require(last == planned, f"{where}: its last look is at {last} of {planned} planned seeds")
 
 
 def _require_unique(what: str, names: Sequence[str]) -> None:

@@ -17,6 +17,9 @@ from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 
+from repro.spec.arm import unknown
+from repro.spec.hub import is_whole, snapshots
+
 GIB = 2**30
 
 # CUdevice_attribute numbers of the CUDA driver interface.
@@ -47,6 +50,7 @@ class Tier(Enum):
     SMOKE = "smoke"
     PROXY = "proxy"
     SYSTEMS = "systems"
+    MINI = "mini"
     PAPER = "paper"
 
     @property
@@ -73,6 +77,8 @@ _NEEDS = {
     Tier.SMOKE: "2 CPU cores; no GPU, no network",
     Tier.PROXY: "one CUDA device of compute capability 8.0 or newer; no network",
     Tier.SYSTEMS: "one CUDA device of compute capability 8.0 or newer; no network",
+    Tier.MINI: "Qwen2.5-0.5B or 1.5B-Instruct and GSM8K (hub or a local folder), one CUDA device "
+    "of 24 GB, about an hour per run",
     Tier.PAPER: "the real checkpoints and data sets (hub or a local folder), one or more CUDA "
     "devices, hours",
 }
@@ -83,13 +89,24 @@ _MEANING = {
     Tier.PROXY: "the direction of the paper's contrast, on policies pre-trained here, with seeds "
     "and intervals",
     Tier.SYSTEMS: "time and memory on the real shapes with random weights, device named",
+    Tier.MINI: "the direction of the paper's contrast, on its data and the smallest checkpoints "
+    "of its family, with seeds and intervals",
     Tier.PAPER: "the paper's own number, on the paper's checkpoints and data",
 }
 
 # Names the folder of the policies pre-trained here.
 POLICIES_VARIABLE = "REPRO_POLICIES"
 
-_MINIMUM_BYTES = {Tier.PROXY: 8 * GIB, Tier.SYSTEMS: 16 * GIB, Tier.PAPER: 24 * GIB}
+# What a run of a real checkpoint needs depends on its size and format: the memory plan says so per
+# run (`repro.run.preflight`). Cards sold as 24 GB report 22.0 to 23.7 GiB.
+_MINIMUM_BYTES = {
+    Tier.PROXY: 8 * GIB,
+    Tier.SYSTEMS: 16 * GIB,
+    Tier.MINI: 8 * GIB,
+    Tier.PAPER: 8 * GIB,
+}
+# Tiers whose runs load published checkpoints.
+REAL_CHECKPOINTS = (Tier.MINI, Tier.PAPER)
 
 
 def parse_tier(name: str) -> Tier:
@@ -103,8 +120,7 @@ def parse_tier(name: str) -> Tier:
     try:
         return Tier(name)
     except ValueError:
-        names = ", ".join(tier.value for tier in Tier)
-        raise ValueError(f"there is no tier {name!r}; the tiers are {names}") from None
+        raise ValueError(unknown("tier", name, [tier.value for tier in Tier])) from None
 
 
 def _missing_device(capability: tuple[int, int], memory_bytes: int) -> str | None:
@@ -175,8 +191,10 @@ class Download:
 
     def present(self) -> bool:
         """Whether the hub's cache on this machine holds it (or a local folder of that name is)."""
-        folder = f"{self.kind}s--{self.name.replace('/', '--')}"
-        return Path(self.name).is_dir() or (hub_cache() / folder / "snapshots").is_dir()
+        if Path(self.name).is_dir():
+            return True
+        folders = snapshots(self.kind, self.name)
+        return any(map(is_whole, folders)) if self.kind == "model" else bool(folders)
 
 
 def policies_folder() -> Path:
@@ -186,11 +204,3 @@ def policies_folder() -> Path:
         return Path(named).expanduser()
     cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
     return Path(cache) / "qerl-repro" / "policies"
-
-
-def hub_cache() -> Path:
-    """Return the folder in which huggingface_hub keeps what it fetched."""
-    if "HF_HUB_CACHE" in os.environ:
-        return Path(os.environ["HF_HUB_CACHE"])
-    home = os.environ.get("HF_HOME", os.path.expanduser("~/.cache/huggingface"))
-    return Path(home) / "hub"

@@ -1,32 +1,45 @@
-"""Variants of a target for trying things out: other problems, fewer steps.
+"""Variants of a target for trying things out: other problems, fewer steps, any other setting.
 
-Each has a name of its own, so that its records lie beside the original's and none of the original's
-expectations is held against it. Arms that the original shares with another target are run as its
-own: what they would be shared with is not varied.
+Each has a name of its own, so that its records lie beside the original's, and neither the
+original's expectations nor the paper's numbers are held against it. Arms that the original shares
+with another target are run as its own: what they would be shared with is not varied.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import json
 import re
+from collections.abc import Mapping
+from typing import Any
 
-from repro.spec.config import PretrainScale, TrainScale, require
+from repro.spec.arm import RewardFunction
+from repro.spec.config import (
+    Arm,
+    DataConfig,
+    PretrainScale,
+    ProblemSet,
+    TrainScale,
+    digest_of,
+    require,
+)
+from repro.spec.settings import with_settings
 from repro.spec.target import Target
+from repro.spec.tier import Tier
+
+# Of the settings in a variant's name; their digest follows.
+_NAME_CHARACTERS = 40
 
 
 def on_data(target: Target, source: str) -> Target:
     """Return `target` with the problems of its training scales taken from `source`.
-
-    The result has another name, so that its records lie beside the original's, and none of its
-    expectations.
 
     Parameters
     ----------
     source
         A data set's name or `folder:<path>`, as `DataConfig.source` takes it.
     """
-    slug = re.sub(r"\W+", "_", source.rstrip("/").rsplit("/", 1)[-1].rsplit(":", 1)[-1]).strip("_")
-    require(bool(slug), f"data source {source!r} has no name to file its records under")
+    slug = _source_slug(source)
     scales = {
         tier: dataclasses.replace(
             scale, data=dataclasses.replace(scale.data, source=source, levels=())
@@ -35,21 +48,39 @@ def on_data(target: Target, source: str) -> Target:
         if isinstance(scale, TrainScale)
     }
     require(bool(scales), f"{target.name} trains on no problems, so it takes no other data")
-    return dataclasses.replace(
-        target,
-        name=f"{target.name}_on_{slug}",
-        title=f"{target.title}, on {slug}",
-        scales=scales,
-        shared={},
-        costs={tier: cost for tier, cost in target.costs.items() if tier in scales},
-    )
+    return _variant(target, f"on_{slug}", f"on {slug}", scales)
+
+
+def asking(target: Target, source: str) -> Target:
+    """Return `target`, trained on its own problems, with `source` among the further test sets.
+
+    It has another name, as a target on other data has.
+
+    Parameters
+    ----------
+    source
+        Of test problems alone, as `DataConfig.source` takes it.
+    """
+    slug = _source_slug(source)
+    further = ProblemSet(name=f"on_{slug}", data=DataConfig(source=source))
+    scales = {
+        tier: dataclasses.replace(scale, test_sets=(*scale.test_sets, further))
+        for tier, scale in target.scales.items()
+        if isinstance(scale, TrainScale)
+    }
+    require(bool(scales), f"{target.name} trains no policy that could be asked other problems")
+    return _variant(target, f"asked_{slug}", f"asked {slug}", scales)
+
+
+def _source_slug(source: str) -> str:
+    """Return the name that records of a data source are filed under."""
+    slug = _slug(source.rstrip("/").rsplit("/", 1)[-1].rsplit(":", 1)[-1])
+    require(bool(slug), f"data source {source!r} has no name to file its records under")
+    return slug
 
 
 def with_steps(target: Target, steps: int) -> Target:
-    """Return `target` with its training cut to `steps`, under another name, for trying things out.
-
-    None of its expectations apply to the result, and its records lie beside the original's.
-    """
+    """Return `target` with its training cut to `steps`."""
     require(steps >= 1, f"steps is {steps}; it must be 1 or more")
     scales = {
         tier: dataclasses.replace(scale, steps=steps)
@@ -57,14 +88,155 @@ def with_steps(target: Target, steps: int) -> Target:
         if isinstance(scale, TrainScale)
     }
     require(bool(scales), f"{target.name} has no training steps to cut")
+    return _variant(target, f"in_{steps}_steps", f"cut to {steps} steps", scales)
+
+
+def with_overrides(
+    target: Target, tier: Tier, settings: Mapping[str, Any], limit: int | None = None
+) -> Target:
+    """Return `target` at one tier with settings of its scale or its arms replaced.
+
+    Parameters
+    ----------
+    settings
+        Nested fields of the scale, beside them fields of the arms under `arm`: those of an arm's
+        noise change the arms that have any.
+    limit
+        Most problems asked of each test set and of the development split.
+
+    Returns
+    -------
+    Target
+        The target itself where nothing changes.
+
+    Raises
+    ------
+    ValueError
+        As `with_settings`; or if the target cannot be so changed.
+    """
+    require(tier in target.scales, f"{target.name} has no scale at the {tier.value} tier to change")
+    own = {key: value for key, value in settings.items() if key not in ("arm", "scale")}
+    before = target.scales[tier]
+    scale = with_settings(before, own | dict(settings.get("scale", {})))
+    arms = tuple(_changed(arm, settings.get("arm", {})) for arm in target.arms)
+    words = _differences(before, scale)
+    if arms != target.arms:
+        words |= _leaves(settings["arm"], "arm.")
+    if limit is not None:
+        scale, words = limited(scale, limit), words | {"limit": limit}
+    if scale == before and arms == target.arms:
+        return target
+    text = ", ".join(f"{key} {value}" for key, value in words.items())
+    short = _slug("_".join(f"{key}_{str(value).rsplit('/')[-1]}" for key, value in words.items()))
+    suffix = f"with_{short[:_NAME_CHARACTERS].strip('_')}_{digest_of(words)[:6]}"
+    return _variant(target, suffix, f"with {text}", {tier: scale}, arms)
+
+
+def limited(scale: Any, limit: int) -> Any:
+    """Return a training scale that asks at most `limit` problems of each set, and holds out as few.
+
+    Raises
+    ------
+    ValueError
+        If the limit is below 1, or the scale asks no problems.
+    """
+    require(limit >= 1, f"limit is {limit}; it must be 1 or more")
+    require(isinstance(scale, TrainScale), "a limit needs a target that asks problems; this none")
+
+    def fewer(data: DataConfig) -> DataConfig:
+        held_out = min(limit, data.development_problems)
+        test = min(limit, data.test_problems or limit)
+        return dataclasses.replace(data, test_problems=test, development_problems=held_out)
+
+    sets = tuple(dataclasses.replace(item, data=fewer(item.data)) for item in scale.test_sets)
+    return dataclasses.replace(scale, data=fewer(scale.data), test_sets=sets)
+
+
+def _changed(arm: Arm, settings: Mapping[str, Any]) -> Arm:
+    """Return an arm with settings replaced, those of noise only where it has noise."""
+    own = dict(settings)
+    noise = own.get("noise")
+    if isinstance(noise, Mapping) and arm.noise is None:
+        own.pop("noise")
+    return with_settings(arm, own, "arm.")
+
+
+def _differences(before: Any, after: Any) -> dict[str, Any]:
+    """Return the values of a scale, by dotted key, that another scale lacks or has otherwise."""
+    old = _leaves(dataclasses.asdict(before))
+    new = _leaves(dataclasses.asdict(after))
+    return {key: value for key, value in new.items() if key not in old or old[key] != value}
+
+
+def _leaves(values: Mapping[str, Any], where: str = "") -> dict[str, Any]:
+    """Return nested values by dotted key, as JSON keeps them."""
+    found: dict[str, Any] = {}
+    for key, value in values.items():
+        if isinstance(value, Mapping):
+            found |= _leaves(value, f"{where}{key}.")
+        else:
+            found[f"{where}{key}"] = json.loads(json.dumps(value))
+    return found
+
+
+def _slug(text: str) -> str:
+    return re.sub(r"[\W_]+", "_", text).strip("_")
+
+
+def _variant(
+    target: Target,
+    suffix: str,
+    words: str,
+    scales: Mapping[Tier, Any],
+    arms: tuple[Arm, ...] | None = None,
+) -> Target:
+    """Return `target` under another name with other scales, and no number to be held against it."""
     return dataclasses.replace(
         target,
-        name=f"{target.name}_in_{steps}_steps",
-        title=f"{target.title}, cut to {steps} steps",
+        name=f"{target.name}_{suffix}",
+        title=f"{target.title}, {words}",
+        arms=target.arms if arms is None else arms,
         scales=scales,
         shared={},
         costs={tier: cost for tier, cost in target.costs.items() if tier in scales},
+        paper_file="",
+        paper_column="",
     )
+
+
+def reading(target: Target, changed: Target) -> Target:
+    """Return a target that reads another's runs as one that reads the variant `changed` of it."""
+    suffix = changed.name.removeprefix(target.records_of or "")
+    return dataclasses.replace(
+        target,
+        name=f"{target.name}{suffix}",
+        records_of=changed.name,
+        paper_file="",
+        paper_column="",
+    )
+
+
+def with_reward(target: Target, reward: RewardFunction) -> Target:
+    """Return `target` with a user's own reward in place of the task's, and nothing to be judged.
+
+    Arms with another reward, which are controls, and untrained ones stay as they are.
+    """
+    require(
+        target.procedure == "train",
+        f"{target.name} is carried out by {target.procedure}, which pays no reward",
+    )
+    arms = tuple(
+        dataclasses.replace(arm, reward_function=reward)
+        if arm.reward == "task" and arm.training != "none"
+        else arm
+        for arm in target.arms
+    )
+    slug = _slug(f"{reward.module}_{reward.function}_{reward.source_sha256[:6]}")
+    scales = {tier: s for tier, s in target.scales.items() if isinstance(s, TrainScale)}
+    require(bool(scales) and arms != target.arms, f"{target.name} has no arm that a reward trains")
+    words = f"rewarded by {reward.module}:{reward.function}"
+    changed = _variant(target, f"rewarded_by_{slug}", words, scales, arms)
+    return dataclasses.replace(changed, claims=())
 
 
 def with_human_problems(target: Target) -> Target:

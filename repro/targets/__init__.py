@@ -5,11 +5,21 @@ Nothing here knows a machine: a target says what is compared and how large each 
 
 from __future__ import annotations
 
+from repro.spec.arm import unknown
 from repro.spec.target import Target
-from repro.targets.ablations import FIGURE9, FIGURE10, FIGURE15, FIGURE16, FIGURE17
+from repro.targets.ablations import (
+    FIGURE9,
+    FIGURE9_3B,
+    FIGURE10,
+    FIGURE10_3B,
+    FIGURE15,
+    FIGURE16,
+    FIGURE17,
+)
 from repro.targets.controls import CONTROL_TARGETS
 from repro.targets.curves import (
     FIGURE4,
+    FIGURE4_BIGMATH,
     FIGURE4_DAPO,
     FIGURE5,
     FIGURE7,
@@ -17,6 +27,8 @@ from repro.targets.curves import (
     FIGURE12,
     FIGURE13,
     FIGURE14,
+    SIZED_FIGURES,
+    TABLE2_32B,
 )
 from repro.targets.described import FIGURE1, FIGURE2, FIGURE3, FIGURE6, TABLE4
 from repro.targets.entropy_start import ENTROPY_START
@@ -28,6 +40,7 @@ from repro.targets.memory import (
     MEMORY_DENSE,
     MEMORY_FORMATS,
 )
+from repro.targets.mini import MINI_TARGETS
 from repro.targets.pretraining import PRETRAIN_PROXY, PRETRAIN_TINY
 from repro.targets.rates import LEARNING_RATES
 from repro.targets.rollout import RANKED, ROLLOUT, SCHEDULING
@@ -35,13 +48,16 @@ from repro.targets.speed import FIGURE11, TABLE9, TABLES_5_TO_8
 from repro.targets.steps import STEP_TARGETS
 from repro.targets.supervised import NOISE_IN_SFT
 from repro.targets.table1 import TABLE1, TABLE1_3B, TRANSFER
-from repro.targets.table2 import TABLE2
+from repro.targets.table2 import TABLE2, TABLE2_14B
 
 TARGETS: tuple[Target, ...] = (
     TABLE1,
     TABLE1_3B,
     TRANSFER,
+    *MINI_TARGETS,
     TABLE2,
+    TABLE2_14B,
+    TABLE2_32B,
     *STEP_TARGETS,
     TABLE4,
     *TABLES_5_TO_8,
@@ -51,13 +67,16 @@ TARGETS: tuple[Target, ...] = (
     FIGURE3,
     FIGURE4,
     FIGURE4_DAPO,
+    FIGURE4_BIGMATH,
     FIGURE5,
     ENTROPY_START,
     FIGURE6,
     FIGURE7,
     FIGURE8,
     FIGURE9,
+    FIGURE9_3B,
     FIGURE10,
+    FIGURE10_3B,
     FIGURE11,
     FIGURE12,
     FIGURE13,
@@ -65,6 +84,7 @@ TARGETS: tuple[Target, ...] = (
     FIGURE15,
     FIGURE16,
     FIGURE17,
+    *SIZED_FIGURES,
     LEARNING_RATES,
     *CONTROL_TARGETS,
     NOISE_IN_SFT,
@@ -93,8 +113,7 @@ def find(name: str) -> Target:
     for target in TARGETS:
         if target.name == name.replace("-", "_"):
             return target
-    known = ", ".join(target.name for target in TARGETS)
-    raise ValueError(f"there is no target {name!r}; the targets are {known}")
+    raise ValueError(unknown("target", name, [target.name for target in TARGETS]))
 
 
 def runs_of(target: Target) -> Target:

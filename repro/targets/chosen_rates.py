@@ -24,6 +24,7 @@ from repro.spec.config import TrainScale, digest_of
 from repro.spec.resolve import plain_values
 
 CHOICE_FILE = Path(__file__).with_name("chosen_rates.json")
+_SWEEP = "learning_rates"
 SCHEMA = 2
 TIE_ERRORS = 2.0
 RULE = (
@@ -31,6 +32,11 @@ RULE = (
     "evaluation's standard errors of it, sqrt(p (1 - p) / n) at the best mean p of n questions, "
     "are ties; of ties the smallest rate"
 )
+
+
+def choice_file(sweep: str) -> Path:
+    """Return where the choice of the sweep of that name stands: beside the proxy tier's."""
+    return CHOICE_FILE.with_stem(f"{CHOICE_FILE.stem}{sweep.removeprefix(_SWEEP)}")
 
 
 def sweep_digest(sweep: TrainScale) -> str:

@@ -22,7 +22,7 @@ import dataclasses
 from repro.spec.config import RELEASED_BNPO, Arm, NoiseConfig, WeightNoise
 from repro.spec.target import Claim, Target
 from repro.spec.tier import Tier
-from repro.targets import proxy
+from repro.targets import paper_effects, proxy
 from repro.targets.claims import difference
 from repro.targets.table1 import (
     BF16_LORA,
@@ -81,6 +81,7 @@ AQN_FACTORIAL = _target(
                 _NOISY[arm.name],
                 arm,
                 "noise",
+                effect=(paper_effects.AQN_GAIN if arm is NVFP4_LORA else paper_effects.OPEN_AQN),
             )
             for arm in _FORMATS
         ),
@@ -93,6 +94,7 @@ AQN_FACTORIAL = _target(
                 arms=(_NOISY[arm.name].name, arm.name, _NOISY["bf16_lora"].name, "bf16_lora"),
                 metric="accuracy",
                 factor=("weight_format", "noise", "learning_rate"),
+                effect=paper_effects.OPEN_AQN,
             )
             for arm in _FORMATS[1:]
         ),
@@ -123,6 +125,7 @@ MATCHED_NOISE = _target(
                 _MATCHED[arm.name],
                 BF16_LORA,
                 "weight_noise",
+                effect=paper_effects.OPEN_SPEED,
                 metric="heldout_area",
             )
             for arm in _FORMATS[1:]
@@ -138,6 +141,7 @@ MATCHED_NOISE = _target(
                 "weight_format",
                 "weight_noise",
                 "learning_rate",
+                effect=paper_effects.OPEN_ACCURACY,
             )
             for arm in _FORMATS[1:]
         ),
@@ -176,6 +180,7 @@ NOISE_REACH = _target(
             arm,
             NVFP4_LORA_AQN,
             factor,
+            effect=paper_effects.OPEN_AQN,
         )
         for arm, factor in ((_SHARED, "noise"), (_CORRECTED, "loss"), (_AS_WRITTEN, "loss"))
     ),
@@ -200,6 +205,7 @@ NORMS = _target(
             trained,
             arm,
             "norms_trained",
+            effect=paper_effects.OPEN_ACCURACY,
         )
         for trained, arm in zip(
             _TRAINED_NORMS, (BF16_LORA, NVFP4_LORA, NVFP4_LORA_AQN), strict=True
@@ -231,6 +237,7 @@ ANSWER_REWARD = _target(
             "weight_format",
             "noise",
             "learning_rate",
+            effect=paper_effects.OPEN_ACCURACY,
         ),
         difference(
             "nvfp4_grows_faster",
@@ -241,6 +248,7 @@ ANSWER_REWARD = _target(
             _ANSWER["bf16_lora"],
             "weight_format",
             "learning_rate",
+            effect=paper_effects.OPEN_SPEED,
             metric="heldout_area",
         ),
     ),
@@ -284,6 +292,7 @@ AS_PUBLISHED = _target(
             _EFFECTIVE,
             _PUBLISHED,
             "noise",
+            effect=paper_effects.AQN_GAIN,
         ),
         difference(
             "published_beats_bf16",
@@ -294,6 +303,7 @@ AS_PUBLISHED = _target(
             "weight_format",
             "noise",
             "learning_rate",
+            effect=paper_effects.NVFP4_OVER_LORA,
         ),
     ),
 )

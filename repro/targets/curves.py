@@ -13,9 +13,10 @@ from __future__ import annotations
 import dataclasses
 
 from repro.spec.config import DAPO, Arm
+from repro.spec.effect import Effect
 from repro.spec.target import Claim, Target
 from repro.spec.tier import Tier
-from repro.targets import proxy
+from repro.targets import paper, paper_effects, proxy
 from repro.targets.claims import difference
 from repro.targets.table1 import (
     BF16_FULL,
@@ -26,9 +27,9 @@ from repro.targets.table1 import (
     NVFP4_LORA,
     NVFP4_LORA_AQN,
 )
-from repro.targets.table2 import TABLE2
+from repro.targets.table2 import BENCHMARK_METRICS, TABLE2
+from repro.targets.training_costs import training_cost
 
-_BIGMATH = "no paper scale yet: it needs BigMath, the checkpoints and GPU days"
 _FORMATS = (BF16_LORA, NF4_LORA, MXFP4_LORA, NVFP4_LORA)
 _BIGMATH_ARMS = tuple(
     arm for arm in TABLE2.arms if arm.name in ("bf16_full", "bf16_lora", "nvfp4_lora_aqn")
@@ -47,6 +48,7 @@ def _growth(source: str) -> tuple[Claim, ...]:
             arms=tuple(arm.name for arm in _FORMATS),
             metric="heldout_area",
             factor=("weight_format", "learning_rate"),
+            effect=paper_effects.FORMAT_SPEED,
             tiers=(Tier.PROXY,),
         ),
         difference(
@@ -57,8 +59,36 @@ def _growth(source: str) -> tuple[Claim, ...]:
             BF16_LORA,
             "weight_format",
             "learning_rate",
+            effect=paper_effects.FORMAT_SPEED,
             metric="heldout_area",
             tiers=(Tier.PROXY,),
+        ),
+    )
+
+
+def _reward_by_format(source: str) -> tuple[Claim, ...]:
+    """Return the claims on the training reward by format."""
+    return (
+        Claim(
+            name="reward_order",
+            statement="the mean training reward rises in the order BF16, NF4, MXFP4, NVFP4",
+            source=source,
+            kind="trend",
+            arms=tuple(arm.name for arm in _FORMATS),
+            metric="train_reward_mean",
+            factor=("weight_format", "learning_rate"),
+            effect=paper_effects.FORMAT_SPEED,
+        ),
+        difference(
+            "nvfp4_reward_faster",
+            "NVFP4 LoRA has a higher mean training reward than 16-bit LoRA",
+            source,
+            NVFP4_LORA,
+            BF16_LORA,
+            "weight_format",
+            "learning_rate",
+            effect=paper_effects.FORMAT_SPEED,
+            metric="train_reward_mean",
         ),
     )
 
@@ -71,25 +101,7 @@ FIGURE4 = Target(
     arms=(BF16_FULL, *_FORMATS),
     metrics=METRICS,
     claims=(
-        Claim(
-            name="reward_order",
-            statement="the mean training reward rises in the order BF16, NF4, MXFP4, NVFP4",
-            source="Fig. 4",
-            kind="trend",
-            arms=tuple(arm.name for arm in _FORMATS),
-            metric="train_reward_mean",
-            factor=("weight_format", "learning_rate"),
-        ),
-        difference(
-            "nvfp4_reward_faster",
-            "NVFP4 LoRA has a higher mean training reward than 16-bit LoRA",
-            "Fig. 4",
-            NVFP4_LORA,
-            BF16_LORA,
-            "weight_format",
-            "learning_rate",
-            metric="train_reward_mean",
-        ),
+        *_reward_by_format("Fig. 4"),
         *_growth("Fig. 4"),
     ),
     records_of="table1",
@@ -107,7 +119,22 @@ FIGURE4_DAPO = Target(
     scales={Tier.PROXY: proxy.PROXY_ORDER},
     costs={Tier.PROXY: proxy.COST},
     headline="heldout_area",
-    why_not=_BIGMATH,
+    why_not="the paper's scale of these runs is figure4_bigmath's",
+)
+# The same row at the paper's scale, where DAPO trains on BigMath; two of its arms are Table 2's.
+_DAPO_ARMS = tuple(dataclasses.replace(arm, loss=DAPO) for arm in _FORMATS)
+FIGURE4_BIGMATH = Target(
+    name="figure4_bigmath",
+    title="Fig. 4, upper row: training reward by weight format with DAPO on BigMath, 7B",
+    statement="rewards grow faster on quantised weights than with 16-bit LoRA, with DAPO, too",
+    source="Fig. 4",
+    arms=_DAPO_ARMS,
+    metrics=TABLE2.metrics,
+    claims=_reward_by_format("Fig. 4, upper row"),
+    scales={Tier.PAPER: paper.BIGMATH_7B},
+    costs={Tier.PAPER: training_cost(_DAPO_ARMS, paper.BIGMATH_7B)},
+    headline="train_reward_mean",
+    shared={name: (TABLE2, name) for name in ("bf16_lora", "nvfp4_lora")},
 )
 FIGURE5 = Target(
     name="figure5",
@@ -119,13 +146,14 @@ FIGURE5 = Target(
     claims=tuple(
         difference(
             f"{arm.weight_format}_more_entropy",
-            f"{arm.weight_format.upper()} weights have a higher entropy than BF16 early in "
-            "training",
+            f"{arm.weight_format.upper()} weights have a higher entropy per sampled token than "
+            "BF16 early in training, shorter answers included",
             "Fig. 5",
             arm,
             BF16_LORA,
             "weight_format",
             "learning_rate",
+            effect=paper_effects.ENTROPY[arm.weight_format],
             metric="entropy_first",
         )
         for arm in _FORMATS[1:]
@@ -148,6 +176,7 @@ FIGURE8 = Target(
             NVFP4_LORA_AQN,
             NVFP4_LORA,
             "noise",
+            effect=paper_effects.AQN_LATE,
             metric="train_reward_mean",
         ),
         difference(
@@ -157,6 +186,7 @@ FIGURE8 = Target(
             NVFP4_LORA_AQN,
             NVFP4_LORA,
             "noise",
+            effect=paper_effects.AQN_LATE,
             metric="heldout_area",
             tiers=(Tier.PROXY,),
         ),
@@ -166,7 +196,9 @@ FIGURE8 = Target(
 )
 
 
-def _bigmath(number: int, title: str, statement: str, arms: tuple[Arm, ...]) -> Target:
+def _bigmath(
+    number: int, title: str, statement: str, arms: tuple[Arm, ...], effect: Effect
+) -> Target:
     return Target(
         name=f"figure{number}",
         title=f"Fig. {number}: {title}",
@@ -184,6 +216,7 @@ def _bigmath(number: int, title: str, statement: str, arms: tuple[Arm, ...]) -> 
                 "weight_format",
                 "noise",
                 "learning_rate",
+                effect=effect,
                 metric="train_reward_mean",
             ),
             difference(
@@ -195,11 +228,12 @@ def _bigmath(number: int, title: str, statement: str, arms: tuple[Arm, ...]) -> 
                 "weight_format",
                 "noise",
                 "learning_rate",
+                effect=effect,
                 metric="heldout_area",
+                tiers=(Tier.PROXY,),
             ),
         ),
         records_of="table2",
-        why_not=_BIGMATH,
         paper_file=f"figure{number}",
     )
 
@@ -209,12 +243,14 @@ FIGURE7 = _bigmath(
     "training reward on BigMath, 7B and 14B",
     "QeRL's reward jumps earlier than LoRA's",
     _BIGMATH_ARMS,
+    paper_effects.QERL_SPEED_7B,
 )
 FIGURE12 = _bigmath(
     12,
     "training reward on BigMath levels 3 to 5, 7B",
     "QeRL's reward grows faster than LoRA's",
     _BIGMATH_ARMS[1:],
+    paper_effects.QERL_SPEED,
 )
 FIGURE13 = dataclasses.replace(
     _bigmath(
@@ -222,15 +258,34 @@ FIGURE13 = dataclasses.replace(
         "training reward on BigMath levels 4 and 5, 32B",
         "QeRL's reward grows faster than LoRA's",
         _BIGMATH_ARMS[1:],
+        paper_effects.QERL_SPEED_32B,
     ),
     records_of=None,
-    scales={Tier.PROXY: proxy.PROXY_LARGE_HARD},
-    costs={Tier.PROXY: proxy.COST_LARGE},
+    scales={Tier.PROXY: proxy.PROXY_LARGE_HARD, Tier.PAPER: paper.BIGMATH_32B},
+    costs={
+        Tier.PROXY: proxy.COST_LARGE,
+        Tier.PAPER: training_cost(_BIGMATH_ARMS[1:], paper.BIGMATH_32B),
+    },
+    metrics=(*METRICS, *BENCHMARK_METRICS),
     headline="heldout_area",
+)
+# Two of its arms are Fig. 13's runs.
+TABLE2_32B = dataclasses.replace(
+    TABLE2,
+    name="table2_32b",
+    title="Table 2: BigMath with DAPO on four benchmarks, 32B",
+    scales={Tier.PAPER: paper.BIGMATH_32B},
+    costs={Tier.PAPER: training_cost(TABLE2.arms, paper.BIGMATH_32B)},
+    paper_column="32B",
+    shared={arm.name: (FIGURE13, arm.name) for arm in FIGURE13.arms},
 )
 FIGURE14 = dataclasses.replace(
     _bigmath(
-        14, "entropy over training, 14B", "QeRL keeps a higher entropy than LoRA", _BIGMATH_ARMS[1:]
+        14,
+        "entropy over training, 14B",
+        "QeRL keeps a higher entropy than LoRA",
+        _BIGMATH_ARMS[1:],
+        paper_effects.QERL_SPEED,
     ),
     claims=(
         difference(
@@ -242,7 +297,33 @@ FIGURE14 = dataclasses.replace(
             "weight_format",
             "noise",
             "learning_rate",
+            effect=paper_effects.ENTROPY_LATE,
             metric="entropy_last",
+            # Table 2's runs at the paper tier are of 7B; those of 14B are `figure14_14b`'s.
+            tiers=(Tier.PROXY,),
         ),
     ),
+)
+
+
+def _at_size(target: Target, size: str, records_of: str) -> Target:
+    """Return a figure that reads the runs of another model's size, whatever the tier."""
+    return dataclasses.replace(
+        target,
+        name=f"{target.name}_{size}",
+        title=f"{target.title}; {size.upper()}",
+        claims=tuple(
+            dataclasses.replace(claim, tiers=())
+            for claim in target.claims
+            if claim.metric != "heldout_area"
+        ),
+        records_of=records_of,
+        paper_file="",
+    )
+
+
+SIZED_FIGURES = (
+    _at_size(FIGURE7, "14b", "table2_14b"),
+    _at_size(FIGURE8, "3b", "table1_3b"),
+    _at_size(FIGURE14, "14b", "table2_14b"),
 )

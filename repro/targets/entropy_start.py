@@ -1,7 +1,9 @@
 """Figures 5 and 14 at step 0: the entropy of rounded weights before anything is learned.
 
 Paired by prompt, so no training and no seeds are needed: the strongest and cheapest test of the
-mechanism that the paper names. Along training the question is Fig. 5's and Fig. 14's own.
+mechanism that the paper names. Its statements are about one rounding of one checkpoint, as the
+paper's figure is; they hold over prompts, and say nothing of another rounding. Along training the
+question is Fig. 5's and Fig. 14's own.
 """
 
 from __future__ import annotations
@@ -9,9 +11,10 @@ from __future__ import annotations
 import dataclasses
 
 from repro.spec.config import Arm, NoiseConfig, WeightNoise
+from repro.spec.effect import Effect
 from repro.spec.target import Claim, Metric, Target
 from repro.spec.tier import GIB, Tier
-from repro.targets import proxy
+from repro.targets import paper_effects, proxy
 from repro.targets.table1 import BF16, MXFP4, NF4, NVFP4
 
 _FORMATS = (NF4, MXFP4, NVFP4)
@@ -38,7 +41,9 @@ _MATCHED = tuple(
 _WORDS = {"own": "on its own samples", "forced": "on the same tokens"}
 
 
-def _more(name: str, statement: str, source: str, first: Arm, second: Arm, how: str) -> Claim:
+def _more(
+    name: str, statement: str, source: str, first: Arm, second: Arm, how: str, effect: Effect
+) -> Claim:
     return Claim(
         name=f"{name}_{how}",
         statement=f"{statement}, {_WORDS[how]}",
@@ -47,6 +52,7 @@ def _more(name: str, statement: str, source: str, first: Arm, second: Arm, how: 
         arms=(first.name, second.name),
         metric=f"entropy_{how}",
         factor=("weight_format", "weight_noise", "noise", "training"),
+        effect=effect,
         paired_by="prompt",
     )
 
@@ -74,6 +80,7 @@ ENTROPY_START = Target(
                     arm,
                     BF16,
                     how,
+                    paper_effects.ENTROPY[arm.weight_format],
                 )
                 for arm in _FORMATS
             ),
@@ -84,6 +91,7 @@ ENTROPY_START = Target(
                 _NOISY[1],
                 NVFP4,
                 how,
+                paper_effects.OPEN_SHARE,
             ),
             _more(
                 "aqn_more_entropy_bf16",
@@ -92,6 +100,7 @@ ENTROPY_START = Target(
                 _NOISY[0],
                 BF16,
                 how,
+                paper_effects.OPEN_SHARE,
             ),
             *(
                 _more(
@@ -102,6 +111,7 @@ ENTROPY_START = Target(
                     matched,
                     BF16,
                     how,
+                    paper_effects.OPEN_SHARE,
                 )
                 for arm, matched in zip(_FORMATS, _MATCHED, strict=True)
             ),

@@ -67,6 +67,16 @@ PRETRAIN_PROXY = Target(
             label="proxy policy of 30 million parameters, trained for a shorter time",
             training="full",
         ),
+        Arm(
+            name="proxy_30m_needle4",
+            label="proxy policy of 30 million parameters, 4 % show their working",
+            training="full",
+        ),
+        Arm(
+            name="proxy_30m_needle05",
+            label="proxy policy of 30 million parameters, 0.5 % show their working",
+            training="full",
+        ),
         Arm(name="proxy_120m", label="proxy policy of 120 million parameters", training="full"),
     ),
     scales={Tier.PROXY: PretrainScale(recipe="proxy", quality_problems=1000)},
@@ -75,13 +85,20 @@ PRETRAIN_PROXY = Target(
             train_seconds=450.0,
             evaluate_seconds=None,
             memory_bytes=24 * GIB,
-            disk_bytes=2_000_000_000,
+            # Policies with their copies, and three states while the last is written (1.4 GB each
+            # at 120 million parameters, 0.4 at 30).
+            disk_bytes=3_000_000_000,
             # The larger: 132 s of steps, 85 s of measuring and of 4-bit variants, 28 s of start
             # (d36c27d). The shorter: by steps at the smaller's rate, and what that took beside its
             # steps (82 s).
-            seconds_of_arm={"proxy_30m_early": 220.0, "proxy_120m": 245.0},
-            basis="proxy_30m and proxy_120m: one timed run each on an H200; proxy_30m_early: an "
-            "estimate by steps at the same rate, never run",
+            seconds_of_arm={
+                "proxy_30m_early": 220.0,
+                "proxy_30m_needle4": 87.0,
+                "proxy_30m_needle05": 87.0,
+                "proxy_120m": 245.0,
+            },
+            basis="proxy_30m and proxy_120m: one timed run each on an H200; the others: "
+            "estimates by steps at the same rate, never run",
         )
     },
     metrics=(

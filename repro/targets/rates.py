@@ -17,7 +17,8 @@ from repro.targets.table1 import METRICS, TRAINED
 FACTORS = {"low": 1 / 3, "middle": 1.0, "high": 3.0}
 
 
-def _at(arm: Arm, name: str) -> Arm:
+def at_rate(arm: Arm, name: str) -> Arm:
+    """Return an arm at one of the sweep's rates."""
     factor = FACTORS[name]
     return dataclasses.replace(
         arm,
@@ -32,7 +33,7 @@ LEARNING_RATES = Target(
     title="The learning rates at which the proxy tier's arms are compared",
     statement="of three rates, each format and way of training gets the one that serves it best",
     source="not in the paper; Table 4 gives 1e-5 to four-bit weights and 5e-6 to BF16 LoRA",
-    arms=tuple(_at(arm, name) for arm in TRAINED for name in FACTORS),
+    arms=tuple(at_rate(arm, name) for arm in TRAINED for name in FACTORS),
     metrics=METRICS,
     scales={Tier.PROXY: proxy.PROXY_SWEEP},
     costs={Tier.PROXY: proxy.COST},

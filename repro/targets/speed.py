@@ -24,6 +24,7 @@ from repro.spec.config import Arm
 from repro.spec.target import Claim, Metric, Target
 from repro.spec.throughput import ThroughputPoint, ThroughputScale
 from repro.spec.tier import GIB, Tier
+from repro.targets import paper_effects
 from repro.targets.rollout_cost import rollout_cost
 from repro.targets.table1 import BF16_LORA, NF4_LORA, NVFP4_LORA
 
@@ -106,6 +107,7 @@ def _faster(
     metric: Metric,
     *,
     times: float = 1.0,
+    paper: float | None = None,
 ) -> Claim:
     return Claim(
         name=name,
@@ -117,6 +119,7 @@ def _faster(
         factor=("weight_format", "learning_rate"),
         margin=times,
         because=_ANY_GAIN if times == 1.0 else _TWICE,
+        effect=paper_effects.ratio(paper, source),
     )
 
 
@@ -139,6 +142,7 @@ def _throughput(number: int, size: str) -> Target:
                 f"Table {number}",
                 (NVFP4_LORA, BF16_LORA),
                 rate(point, batch),
+                paper=paper_effects.ROLLOUT[point, batch],
             )
             for batch in (2, 8)
         ),
@@ -184,6 +188,8 @@ def _ranked(arm: Arm) -> tuple[Arm, ...]:
 def _ranked_claims(
     others: tuple[Arm, ...], whose: str, sizes: tuple[str, ...], source: str, times: float
 ) -> tuple[Claim, ...]:
+    bf16 = others[0].weight_format == "bf16"
+    papers = paper_effects.ROLLOUT_BY_RANK if bf16 else paper_effects.ROLLOUT_OVER_NF4
     name, words = (
         ("twice_as_fast_as", "at least twice as fast as")
         if times == 2.0
@@ -197,6 +203,7 @@ def _ranked_claims(
             (at_rank(NVFP4_LORA, other.lora_rank), other),
             rate(size, 1),
             times=times,
+            paper=papers.get((size, other.lora_rank)),
         )
         for size in sizes
         for other in others

@@ -12,12 +12,38 @@ The rates are those of one NVIDIA H200, rounded; the figures serve planning and 
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from repro.spec.shapes import shape_named
 from repro.spec.step import StepArm, StepPoint, StepScale
 
-_BYTES_PER_SECOND = 4.3e12
-_FLOPS_PER_SECOND = 450e12
-_SECONDS_A_BLOCK = 42e-6
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rates:
+    """What a device reaches.
+
+    Attributes
+    ----------
+    name
+        The device, for the text of a plan.
+    bytes_per_second, flops_per_second
+        Of reading weights, and of 16-bit products.
+    seconds_a_block
+        Fixed time of a decoder block in a decode step.
+    """
+
+    name: str
+    bytes_per_second: float
+    flops_per_second: float
+    seconds_a_block: float
+
+
+H200 = Rates(
+    name="one NVIDIA H200",
+    bytes_per_second=4.3e12,
+    flops_per_second=450e12,
+    seconds_a_block=42e-6,
+)
 # Building a model and letting it go; an engine with its captured steps; a warm-up on top of that.
 _SECONDS_A_MODEL, _SECONDS_AN_ENGINE, _SECONDS_A_WARM_UP = 5.0, 2.0, 1.5
 # About what the memory plan chooses where it is free to.
@@ -28,20 +54,20 @@ _SLOWER_UPDATE = {"kernels": 1.0, "dequantised": 2.0, "bitsandbytes": 1.5}
 _SLOWER_DECODE = {"kernels": 1.0, "dequantised": 1.0, "bitsandbytes": 3.0}
 
 
-def decode_seconds(arm: StepArm, point: StepPoint) -> float:
+def decode_seconds(arm: StepArm, point: StepPoint, rates: Rates = H200) -> float:
     """Return the seconds of a point's rollout."""
     shape = shape_named(point.model)
     head = shape.vocabulary * shape.hidden
     weights = shape.projection_parameters() + head
     read = shape.projection_parameters() * _BYTES_A_WEIGHT[arm.weight_format] + 2 * head
     slots = min(point.slots or point.rows, 256)
-    step = read / _BYTES_PER_SECOND + shape.layers * _SECONDS_A_BLOCK
-    step += slots * 2 * weights / _FLOPS_PER_SECOND
+    step = read / rates.bytes_per_second + shape.layers * rates.seconds_a_block
+    step += slots * 2 * weights / rates.flops_per_second
     steps = (point.sampled_tokens or point.completion_tokens) * -(-point.rows // slots)
     return steps * step * _SLOWER_DECODE[arm.linears]
 
 
-def update_seconds(arm: StepArm, point: StepPoint) -> float:
+def update_seconds(arm: StepArm, point: StepPoint, rates: Rates = H200) -> float:
     """Return the seconds of the forward and backward passes."""
     shape = shape_named(point.model)
     weights = shape.projection_parameters() + shape.vocabulary * shape.hidden
@@ -49,7 +75,7 @@ def update_seconds(arm: StepArm, point: StepPoint) -> float:
     if point.memory_only:
         rows = min(rows, 2 * max(1, (point.micro_tokens or _MICRO_TOKENS) // point.row_tokens))
     flops = 6 if point.checkpointing else 4
-    seconds = rows * point.row_tokens * flops * weights / _FLOPS_PER_SECOND
+    seconds = rows * point.row_tokens * flops * weights / rates.flops_per_second
     if arm.training == "full":
         seconds *= 1.5
     return seconds * _SLOWER_UPDATE[arm.linears]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from repro.spec.effect import Effect
 from repro.spec.step import StepArm, StepPoint
 from repro.spec.target import Claim, Metric
 
@@ -86,6 +87,7 @@ def longer(
     margin: float = 1.0,
     source: str = "Table 3",
     because: str = "longer means a ratio above one",
+    effect: Effect | None = None,
 ) -> Claim:
     """Return the claim that a phase takes `slow` more than `margin` times what it takes `fast`."""
     return Claim(
@@ -98,5 +100,6 @@ def longer(
         factor=("weight_format", "training", "linears", "learning_rate"),
         margin=margin,
         because=because,
+        effect=effect,
         paired_by="repeat",
     )

@@ -21,6 +21,7 @@ import dataclasses
 from repro.spec.step import StepArm, StepPoint, StepScale, step_arm
 from repro.spec.target import Claim, Cost, Target
 from repro.spec.tier import GIB, Tier
+from repro.targets import paper_effects
 from repro.targets.step_costs import run_seconds
 from repro.targets.step_metrics import longer, step_metrics
 from repro.targets.table1 import BF16_FULL, BF16_LORA, MXFP4_LORA, NF4_LORA, NVFP4_LORA
@@ -123,7 +124,14 @@ def _target(
 def _qerl_sooner(points: tuple[StepPoint, ...], *, source: str = "Table 3") -> tuple[Claim, ...]:
     """Return the claim of each point that QeRL's step takes less time than 16-bit LoRA's."""
     return tuple(
-        longer(BF16, NVFP4, point, "16-bit LoRA's step takes longer than QeRL's", source=source)
+        longer(
+            BF16,
+            NVFP4,
+            point,
+            "16-bit LoRA's step takes longer than QeRL's",
+            source=source,
+            effect=paper_effects.ratio(paper_effects.STEPS.get(point.name), source),
+        )
         for point in points
     )
 

@@ -23,9 +23,10 @@ from __future__ import annotations
 import dataclasses
 
 from repro.spec.config import Arm, NoiseConfig
+from repro.spec.effect import Unit
 from repro.spec.target import Claim, Metric, Target
 from repro.spec.tier import Tier
-from repro.targets import proxy
+from repro.targets import paper_effects, proxy
 
 _CONTROL = "not in the paper; a control"
 _CONTRAST = "section 1 (of quantisation noise, citing results of others)"
@@ -41,7 +42,16 @@ _NVFP4 = Arm(name="nvfp4_sft", label="NVFP4, LoRA, supervised", weight_format="n
 _PLAIN = (_BF16, _NVFP4)
 
 
-def _harm(name: str, what: str, harmed: Arm, other: Arm, source: str, *factor: str) -> list[Claim]:
+def _harm(
+    name: str,
+    what: str,
+    harmed: Arm,
+    other: Arm,
+    source: str,
+    *factor: str,
+    unit: Unit | None = None,
+    draws: int | None = None,
+) -> list[Claim]:
     """Return the claims that `harmed` ends less accurate, and with a higher loss, than `other`."""
     return [
         Claim(
@@ -52,6 +62,9 @@ def _harm(name: str, what: str, harmed: Arm, other: Arm, source: str, *factor: s
             arms=(other.name, harmed.name),
             metric="accuracy",
             factor=factor,
+            effect=paper_effects.OPEN_SHARE,
+            unit=unit,
+            draws=draws,
         ),
         Claim(
             name=f"{name}_raises_loss",
@@ -61,6 +74,9 @@ def _harm(name: str, what: str, harmed: Arm, other: Arm, source: str, *factor: s
             arms=(harmed.name, other.name),
             metric="solution_loss",
             factor=factor,
+            effect=paper_effects.OPEN_SHARE,
+            unit=unit,
+            draws=draws,
         ),
     ]
 
@@ -106,6 +122,8 @@ NOISE_IN_SFT = Target(
         *_harm(
             "rounding", "NVFP4's rounding", _NVFP4, _BF16, _CONTRAST,
             "weight_format", "learning_rate",
+            # The loss differs by more before any training: one rounding's luck.
+            unit="rounding draw", draws=1,
         ),
         *(
             claim

@@ -14,7 +14,8 @@ import dataclasses
 from repro.spec.config import DAPO
 from repro.spec.target import Claim, Metric, Target
 from repro.spec.tier import Tier
-from repro.targets import proxy
+from repro.targets import paper, paper_effects, proxy
+from repro.targets.claims import HEADROOM, difference
 from repro.targets.table1 import (
     BF16,
     BF16_FULL,
@@ -24,6 +25,7 @@ from repro.targets.table1 import (
     NVFP4_LORA,
     NVFP4_LORA_AQN,
 )
+from repro.targets.training_costs import training_cost
 
 ARMS = (
     BF16,
@@ -32,6 +34,17 @@ ARMS = (
         dataclasses.replace(arm, loss=DAPO)
         for arm in (BF16_FULL, BF16_LORA, NVFP4_LORA, NVFP4_LORA_AQN)
     ),
+)
+
+BENCHMARK_METRICS = tuple(
+    Metric(
+        name=f"accuracy_{item.name}",
+        unit="percent",
+        title=f"pass@1, {item.name}",
+        better="higher",
+        tiers=(Tier.PAPER,),
+    )
+    for item in paper.BENCHMARKS
 )
 
 TABLE2 = Target(
@@ -43,10 +56,11 @@ TABLE2 = Target(
     metrics=(
         Metric(name="accuracy", unit="percent", title="pass@1", better="higher"),
         *(metric for metric in METRICS if metric.name != "accuracy"),
+        *BENCHMARK_METRICS,
     ),
     # The harder levels of the generator stand in for BigMath's.
-    scales={Tier.PROXY: proxy.PROXY_HARD},
-    costs={Tier.PROXY: proxy.COST},
+    scales={Tier.PROXY: proxy.PROXY_HARD, Tier.PAPER: paper.BIGMATH_7B},
+    costs={Tier.PROXY: proxy.COST, Tier.PAPER: training_cost(ARMS, paper.BIGMATH_7B)},
     headline="accuracy",
     claims=(
         Claim(
@@ -57,6 +71,8 @@ TABLE2 = Target(
             arms=("nvfp4_lora_aqn", "bf16_lora"),
             metric="accuracy",
             factor=("weight_format", "noise", "learning_rate"),
+            effect=paper_effects.QERL_OVER_LORA_BIGMATH,
+            assays=(HEADROOM,),
         ),
         Claim(
             name="aqn_helps",
@@ -66,6 +82,8 @@ TABLE2 = Target(
             arms=("nvfp4_lora_aqn", "nvfp4_lora"),
             metric="accuracy",
             factor=("noise",),
+            effect=paper_effects.AQN_GAIN_BIGMATH,
+            assays=(HEADROOM,),
         ),
         Claim(
             name="qerl_matches_full",
@@ -77,9 +95,29 @@ TABLE2 = Target(
             factor=("weight_format", "training", "noise", "learning_rate"),
             margin=3.0,
             because="the sampling error of one pass over the four benchmarks' average",
+            assays=(HEADROOM,),
+        ),
+        # Fig. 8's second panel.
+        difference(
+            "aqn_raises_reward",
+            "AQN raises the mean training reward",
+            "Fig. 8 (7B, BigMath)",
+            ARMS[-1],
+            ARMS[-2],
+            "noise",
+            effect=paper_effects.AQN_LATE_BIGMATH,
+            metric="train_reward_mean",
+            tiers=(Tier.PAPER,),
         ),
     ),
-    why_not="no paper scale yet: it needs the 7B to 32B checkpoints, BigMath, and GPU days",
     paper_file="table2",
     paper_column="7B",
+)
+TABLE2_14B = dataclasses.replace(
+    TABLE2,
+    name="table2_14b",
+    title="Table 2: BigMath with DAPO on four benchmarks, 14B",
+    scales={Tier.PAPER: paper.BIGMATH_14B},
+    costs={Tier.PAPER: training_cost(ARMS, paper.BIGMATH_14B)},
+    paper_column="14B",
 )

@@ -282,9 +282,8 @@ def test_operations_stand_against_their_bars_in_the_order_of_their_sizes() -> No
 def test_blessed_records_of_the_kernels_are_drawn_as_roofline_and_operations(
     tmp_path: Path,
 ) -> None:
-    for record in blessed_records(EXPECTED, Tier.SYSTEMS, "kernels"):
-        record.write(tmp_path / "runs")
-    assert main(["--records", str(tmp_path / "runs"), "--out", str(tmp_path / "out")]) == 0
+    blessed = ["--blessed", "--expected", str(EXPECTED), "--tier", "systems"]
+    assert main([*blessed, "--target", "kernels", "--out", str(tmp_path / "out")]) == 0
     drawn = {path.name for path in (tmp_path / "out").iterdir()}
     names = ("systems_kernels_roofline", "systems_kernels_operations")
     assert drawn == {f"{name}.{kind}" for name in names for kind in ("png", "svg")}

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,8 +19,8 @@ from figures import contrasts
 from figures.__main__ import main, paired_figure
 from figures.palette import colour
 from repro.evidence import printed
+from repro.evidence.claim_verdicts import judge
 from repro.evidence.record import Estimate, Record, record_of
-from repro.evidence.verdict import judge
 from repro.spec.target import Target, plan
 from repro.spec.tier import Tier
 from repro.targets import TARGETS, find
@@ -82,18 +83,23 @@ def by_key(target: Target, records: Sequence[Record], metric: str, paired_by: st
 
 
 @pytest.mark.parametrize("name", DRAWN)
-def test_every_claim_has_a_cell_with_the_effect_and_interval_of_its_verdict(name: str) -> None:
+def test_every_claim_has_a_cell_with_the_effect_and_interval_of_its_verdict_alone(
+    name: str,
+) -> None:
     target = find(name)
-    claims = [c for c in target.claims if c.kind in KINDS and not c.mechanism]
+    plain: dict[str, Any] = {"assays": (), "unit": None, "draws": None, "test": "t"}
+    stated = [
+        c for c in target.claims if c.kind in KINDS and not c.mechanism and c.applies(Tier.PROXY)
+    ]
+    claims = [replace(claim, **plain) for claim in stated]
     seeds = 1 if target.claims[0].paired_by == "prompt" else 5
     records = made_up(name, seeds)
     cells = found(name, records)
     metrics = {metric.name: metric for metric in target.metrics}
     by_seed = {m: by_key(target, records, m, "seed") for m in metrics}
     by_prompt = {m: by_key(target, records, m, "prompt") for m in metrics} if seeds == 1 else {}
-    for claim, verdict in zip(
-        claims, judge(claims, metrics, by_seed, {}, {}, by_prompt), strict=True
-    ):
+    for claim in claims:
+        (verdict,) = judge([claim], metrics, by_seed, {}, {}, by_prompt)
         (cell,) = [
             cell
             for cell in cells

@@ -168,11 +168,8 @@ def test_a_picture_takes_only_its_own_targets_and_none_without_records() -> None
 def test_operations_are_those_of_the_kernels_alone(tmp_path: Path) -> None:
     bars: operations.Bounds = {("nvfp4_lora", "host_share_7b"): (None, 30.0)}
     assert operations.rows(records_of("rollout"), bars) == []
-    for record in records_of("rollout"):
-        record.write(tmp_path / "runs")
-    assert (
-        main(["--records", str(tmp_path / "runs"), "--out", str(tmp_path), "--kinds", "svg"]) == 0
-    )
+    blessed = ["--blessed", "--expected", str(EXPECTED), "--tier", "systems", "--kinds", "svg"]
+    assert main([*blessed, "--target", "rollout", "--out", str(tmp_path)]) == 0
     assert [path.name for path in tmp_path.glob("*.svg")] == ["systems_rollout_throughput.svg"]
 
 

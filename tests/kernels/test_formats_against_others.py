@@ -1,6 +1,7 @@
 """Our codes, scales and dequantised values against other people's implementations, bit for bit.
 
-NVFP4: compressed-tensors, whose functions write the released checkpoints. MXFP4: torchao, as its
+NVFP4: compressed-tensors, whose functions write the released checkpoints, each recipe on weights of
+its dtype. MXFP4: torchao, as its
 FLOOR mode is the conversion of the OCP standard; compressed-tensors' own MXFP4 rounds amax before
 taking its exponent and differs on purpose (last test). NF4: bitsandbytes on the CPU.
 """
@@ -68,9 +69,22 @@ def _weights() -> dict[str, Tensor]:
 WEIGHTS = _weights()
 
 
+# The same in bfloat16, but what would overflow there.
+BFLOAT16 = {
+    name: value.bfloat16()
+    for name, value in WEIGHTS.items()
+    if bool(torch.isfinite(value.bfloat16()).all())
+}
+
+
 @pytest.fixture(params=list(WEIGHTS))
 def weight(request: pytest.FixtureRequest) -> Tensor:
     return WEIGHTS[request.param].clone()
+
+
+@pytest.fixture(params=list(BFLOAT16))
+def bfloat16_weight(request: pytest.FixtureRequest) -> Tensor:
+    return BFLOAT16[request.param].clone()
 
 
 def _compressed_tensors(
@@ -110,6 +124,29 @@ def test_nvfp4_equals_compressed_tensors(weight: Tensor, assertions: SimpleNames
     assertions.bitwise(dequantize(ours, dense.dtype), dense, "dequantised")
 
 
+def test_nvfp4_of_bfloat16_weights_in_its_recipe_equals_compressed_tensors(
+    bfloat16_weight: Tensor, assertions: SimpleNamespace
+) -> None:
+    theirs, dense = _compressed_tensors(bfloat16_weight)
+    ours = quantize(bfloat16_weight, "nvfp4", recipe="bfloat16")
+    assert ours.encode_scale is not None
+    assertions.bitwise(ours.encode_scale.reshape(1), theirs["weight_global_scale"], "g")
+    assertions.bitwise(ours.block_scales, theirs["weight_scale"], "block scales")
+    assertions.bitwise(ours.codes, theirs["weight_packed"], "codes")
+    assertions.bitwise(dequantize(ours, dense.dtype), dense, "dequantised")
+
+
+def test_the_recipes_differ_on_weights_of_a_network() -> None:
+    weight = BFLOAT16["weights of a network"]
+    wide, narrow = quantize(weight, "nvfp4"), quantize(weight, "nvfp4", recipe="bfloat16")
+    assert wide.encode_scale != narrow.encode_scale
+    apart = wide.block_scales.view(torch.uint8) != narrow.block_scales.view(torch.uint8)
+    assert 0.005 < apart.float().mean() < 0.05
+    # Neither is nearer to the weight.
+    errors = [float((dequantize(w) - weight.float()).norm()) for w in (wide, narrow)]
+    assert abs(errors[0] / errors[1] - 1) < 5e-3
+
+
 def test_nvfp4_dequantised_in_float32_equals_compressed_tensors(
     weight: Tensor, assertions: SimpleNamespace
 ) -> None:
@@ -129,16 +166,21 @@ def test_nvfp4_dequantised_in_float32_equals_compressed_tensors(
     assertions.bitwise(dequantize(quantize(weight, "nvfp4")), dense, "dequantised")
 
 
-def test_nvfp4_fused_linears_share_the_smallest_encode_scale(assertions: SimpleNamespace) -> None:
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_nvfp4_fused_linears_share_the_smallest_encode_scale(
+    dtype: torch.dtype, assertions: SimpleNamespace
+) -> None:
     from compressed_tensors.quantization.utils import generate_gparam
 
     generator = torch.Generator().manual_seed(5)
     parts = [torch.randn(n, 128, generator=generator) * s for n, s in ((64, 1), (16, 3), (16, 0.2))]
+    parts = [part.to(dtype) for part in parts]
     smallest = torch.stack([generate_gparam(w.amin(), w.amax()) for w in parts]).amin(0)
-    shared = shared_global_scale(parts)
+    recipe = str(dtype).removeprefix("torch.")
+    shared = shared_global_scale(parts, recipe)
     for part in parts:
         theirs, dense = _compressed_tensors(part, smallest)
-        ours = quantize(part, "nvfp4", global_scale=shared)
+        ours = quantize(part, "nvfp4", global_scale=shared, recipe=recipe)
         assert ours.encode_scale is not None
         assertions.bitwise(ours.encode_scale.reshape(1), smallest, "g")
         assertions.bitwise(ours.block_scales, theirs["weight_scale"], "block scales")

@@ -286,6 +286,10 @@ def test_options_of_another_format_are_refused() -> None:
     weight = torch.randn(4, 64)
     with pytest.raises(ValueError, match="global_scale is given; mxfp4"):
         quantize(weight, "mxfp4", global_scale=torch.tensor(1.0))
+    with pytest.raises(ValueError, match="recipe is 'bfloat16'; mxfp4 has float32 only"):
+        quantize(weight, "mxfp4", recipe="bfloat16")
+    with pytest.raises(ValueError, match="recipe is 'float16'; it must be one of"):
+        quantize(weight, "nvfp4", recipe="float16")
     with pytest.raises(ValueError, match="double_quant is True; nvfp4"):
         quantize(weight, "nvfp4", double_quant=True)
     with pytest.raises(ValueError, match="must be one of nvfp4, mxfp4, nf4"):

@@ -8,7 +8,11 @@ come close, so going through all of them proves a margin for all.
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from fractions import Fraction
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -16,6 +20,7 @@ import pytest
 import torch
 
 from kernels import reference
+from kernels.formats import RECIPES
 from kernels.reference_quantize import _e2m1_codes
 
 # Four times the magnitudes between neighbouring E2M1 values.
@@ -138,18 +143,57 @@ def _hard_weight(dtype: torch.dtype) -> torch.Tensor:
     return weight.to(dtype)
 
 
+ROOT = Path(__file__).parents[2]
+# The interpreter has to be chosen before Triton is imported, so a process of its own does the work.
+INTERPRETED = """
+import torch
+from kernels import quantize, reference
+from tests.kernels.test_quantize_exact import _hard_weight
+
+weight = _hard_weight(torch.float32)[:64]
+for factor in (1.0, 2.0**-60, 2.0**60, 3e-3):
+    for dtype in (torch.bfloat16, torch.float32):
+        one = weight.mul(factor).to(dtype)
+        for recipe in ("float32", "bfloat16"):
+            ours = quantize.quantize(one, "nvfp4", recipe=recipe).tensors()
+            for name, tensor in reference.quantize(one, "nvfp4", recipe=recipe).tensors().items():
+                bits = [x.reshape(-1).view(torch.uint8) for x in (ours[name], tensor)]
+                assert torch.equal(*bits), (name, recipe, dtype, factor)
+print("equal")
+"""
+
+
+def test_the_portable_kernel_has_the_references_bits_in_both_recipes() -> None:
+    environment = os.environ | {
+        "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)
+    }  # fmt: skip
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", INTERPRETED],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert done.stdout.strip().endswith("equal")
+
+
 @pytest.mark.gpu
 @pytest.mark.skipif(not GPU, reason="needs a GPU of compute capability 8.0 or newer")
 @pytest.mark.parametrize("format", ["nvfp4", "mxfp4", "nf4"])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
 @pytest.mark.parametrize("factor", [1.0, 2.0**-60, 2.0**60, 3e-3])
+@pytest.mark.parametrize("recipe", RECIPES)
 def test_hard_weights_are_quantised_bit_for_bit_on_a_gpu(
-    format: str, dtype: torch.dtype, factor: float, assertions: SimpleNamespace
+    format: str, dtype: torch.dtype, factor: float, recipe: str, assertions: SimpleNamespace
 ) -> None:
     from kernels import quantize
 
     if dtype == torch.float16 and factor not in (1.0, 3e-3):
         pytest.skip("float16 holds no such weights")
+    if format != "nvfp4" and recipe != "float32":
+        pytest.skip("recipes are NVFP4's")
     weight = _hard_weight(torch.float32).mul(factor).to(dtype)
     scales = [None]
     if format == "nvfp4":
@@ -159,16 +203,17 @@ def test_hard_weights_are_quantised_bit_for_bit_on_a_gpu(
         scales += [own.double() * share for share in (1.0, 1e-3, 1e4, 0.7)]
         scales.append(torch.tensor(2.0**-8 * factor, dtype=torch.float64))
     for scale in scales:
-        theirs = reference.quantize(weight, format, global_scale=scale)
-        ours = quantize.quantize(weight.cuda(), format, global_scale=scale)
+        theirs = reference.quantize(weight, format, global_scale=scale, recipe=recipe)
+        ours = quantize.quantize(weight.cuda(), format, global_scale=scale, recipe=recipe)
         for name, tensor in theirs.tensors().items():
             assertions.bitwise(ours.tensors()[name].cpu(), tensor, f"{name}, scale {scale}")
 
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not GPU, reason="needs a GPU of compute capability 8.0 or newer")
+@pytest.mark.parametrize("recipe", RECIPES)
 def test_every_bfloat16_over_many_scales_is_quantised_bit_for_bit(
-    assertions: SimpleNamespace,
+    recipe: str, assertions: SimpleNamespace
 ) -> None:
     """Every finite bfloat16 mantissa in every block scale, under encode scales of all kinds."""
     from kernels import quantize
@@ -183,8 +228,8 @@ def test_every_bfloat16_over_many_scales_is_quantised_bit_for_bit(
         bits = (0x3F800000 + (0xFFFFFF if trial == 0 else trial * 348161 + 7)) & 0x3FFFFFFF
         g = torch.tensor(bits, dtype=torch.int32).view(torch.float32) * 2.0 ** (trial % 9)
         scale = g.double().reciprocal()
-        theirs = reference.quantize(weight, "nvfp4", global_scale=scale)
-        ours = quantize.quantize(weight.cuda(), "nvfp4", global_scale=scale)
+        theirs = reference.quantize(weight, "nvfp4", global_scale=scale, recipe=recipe)
+        ours = quantize.quantize(weight.cuda(), "nvfp4", global_scale=scale, recipe=recipe)
         for name in ("codes", "block_scales"):
             mine = getattr(ours, name).cpu().view(torch.uint8)
             assertions.bitwise(mine, getattr(theirs, name).view(torch.uint8), f"{name}, {trial}")

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from kernels.formats import RECIPES
 from kernels.reference import (
     dequantize,
     linear,
@@ -35,11 +36,22 @@ def _weight() -> Tensor:
 
 
 @pytest.mark.parametrize(
-    ("format", "double_quant"), [("nvfp4", False), ("mxfp4", False), ("nf4", False), ("nf4", True)]
+    ("format", "double_quant", "recipe"),
+    [
+        ("nvfp4", False, "float32"),
+        ("nvfp4", False, "bfloat16"),
+        ("mxfp4", False, "float32"),
+        ("nf4", False, "float32"),
+        ("nf4", True, "float32"),
+    ],
 )
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_quantising_on_the_gpu_gives_the_bits_of_the_cpu(
-    format: str, double_quant: bool, dtype: torch.dtype, assertions: SimpleNamespace
+    format: str,
+    double_quant: bool,
+    recipe: str,
+    dtype: torch.dtype,
+    assertions: SimpleNamespace,
 ) -> None:
     weight = _weight().to(dtype)
     if double_quant:
@@ -47,8 +59,8 @@ def test_quantising_on_the_gpu_gives_the_bits_of_the_cpu(
         # scales of one value make it exact.
         weight = weight.clamp(-1, 1)
         weight.view(512, -1, 64)[:, :, 0] = 1.0
-    host = quantize(weight, format, double_quant=double_quant)
-    device = quantize(weight.cuda(), format, double_quant=double_quant)
+    host = quantize(weight, format, double_quant=double_quant, recipe=recipe)
+    device = quantize(weight.cuda(), format, double_quant=double_quant, recipe=recipe)
     assert device.device.type == "cuda"
     for name, tensor in host.tensors().items():
         assertions.bitwise(device.tensors()[name].cpu(), tensor, name)
@@ -57,12 +69,13 @@ def test_quantising_on_the_gpu_gives_the_bits_of_the_cpu(
         assertions.bitwise(dequantize(host.to("cuda"), out).cpu(), dequantize(host, out), "moved")
 
 
+@pytest.mark.parametrize("recipe", RECIPES)
 def test_the_shared_global_scale_of_the_gpu_is_that_of_the_cpu(
-    assertions: SimpleNamespace,
+    recipe: str, assertions: SimpleNamespace
 ) -> None:
     parts = [_weight(), _weight()[:64] * 3]
-    device = shared_global_scale([part.cuda() for part in parts])
-    assertions.bitwise(device.cpu(), shared_global_scale(parts))
+    device = shared_global_scale([part.cuda() for part in parts], recipe)
+    assertions.bitwise(device.cpu(), shared_global_scale(parts, recipe))
 
 
 def test_linear_in_bfloat16_is_within_twice_plain_pytorch(assertions: SimpleNamespace) -> None:

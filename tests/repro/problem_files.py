@@ -12,7 +12,8 @@ from repro.data.problem import Problem
 
 def write_problems(path: Path, problems: Iterable[Problem]) -> None:
     """Write problems as JSONL."""
-    lines = [
-        json.dumps(dataclasses.asdict(problem), ensure_ascii=False) + "\n" for problem in problems
-    ]
+    rows = [dataclasses.asdict(problem) for problem in problems]
+    for row in rows:
+        del row["where"]
+    lines = [json.dumps(row, ensure_ascii=False) + "\n" for row in rows]
     path.write_text("".join(lines), encoding="utf-8", newline="\n")

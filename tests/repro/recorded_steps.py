@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
@@ -14,6 +13,7 @@ from repro.spec.config import RunConfig
 from repro.spec.target import plan
 from repro.spec.tier import Tier
 from repro.targets.steps import TABLE3
+from tests.repro.made_up import at_commit
 
 # Noise of a few thousandths, as of timings on one device.
 NOISE = (1.0, 1.002, 0.998)
@@ -66,7 +66,7 @@ def step_record(run: RunConfig, change: Change = unchanged) -> Record:
         environment={"gpu": [{"name": "NVIDIA H200"}]},
         started=datetime.now(UTC),
     )
-    return dataclasses.replace(record, commit=COMMIT, dirty=False)
+    return at_commit(record, COMMIT)
 
 
 def step_records(change: Change = unchanged) -> dict[str, dict[int, Record]]:

@@ -1,12 +1,27 @@
-"""For tests that train: runs of a small arm on the caller's scale, and rewards by the text."""
+"""For tests that train: runs of a small arm on the caller's scale, rewards by the text, one run."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
+from repro.data.problem import Problem
+from repro.models.policy import Policy
 from repro.reward.score import Rewards
+from repro.rl.collect import Asked, PromptSource, Score
+from repro.rl.lessons import Lesson
+from repro.rl.loop import Hooks
+from repro.rl.runs import FailedRun, TrainResult
+from repro.rl.single import single_policy
+from repro.rl.supervised import fine_tune
+from repro.rl.trainer import train
+from repro.rollout.sampler import Sampler
+from repro.rollout.torch_sampler import TorchSampler
 from repro.spec.config import Arm, RunConfig, TrainScale, derive_seed
+
+# Of the texts, golds and seeds of one run's completions.
+ScoreOfRun = Callable[[Sequence[str], Sequence[str], Sequence[int]], Rewards]
 
 
 def small_run(
@@ -36,3 +51,55 @@ def rewards_of(texts: Sequence[str], accuracy: list[float | None]) -> Rewards:
         soft_format=formats,
         statuses=["ok"] * len(texts),
     )
+
+
+def run_by_run(score: ScoreOfRun) -> Score:
+    """Return a function that scores each run's completions by `score`."""
+
+    def rewards(asked: Sequence[Asked | None]) -> list[Rewards | None]:
+        return [None if one is None else score(*one) for one in asked]
+
+    return rewards
+
+
+def train_alone(
+    run: RunConfig,
+    policy: Policy,
+    sampler: Sampler,
+    problems: Sequence[Problem],
+    score: ScoreOfRun,
+    *,
+    folder: Path,
+    **hooks: Any,
+) -> TrainResult:
+    """Train one policy on its own; `hooks` are of one run, not of a list of one."""
+    policies = single_policy(run, policy, sampler)
+    assert policy.tokenizer is not None
+    sources = [PromptSource(problems, policy.tokenizer, run)]
+    return _only(train(policies, sources, run_by_run(score), hooks_of_run(**hooks), folder=folder))
+
+
+def tune_alone(
+    run: RunConfig, policy: Policy, lessons: Sequence[Lesson], *, folder: Path, **hooks: Any
+) -> TrainResult:
+    """Fine-tune one policy on its own; `hooks` are of one run, not of a list of one."""
+    policies = single_policy(run, policy, TorchSampler(policy))
+    return _only(fine_tune(policies, lessons, hooks_of_run(**hooks), folder=folder))
+
+
+def hooks_of_run(
+    *,
+    evaluate: Callable[[int], float] | None = None,
+    should_stop: Callable[[], bool] | None = None,
+) -> Hooks:
+    """Return hooks for a list of one run."""
+    return Hooks(
+        evaluate=None if evaluate is None else lambda step, alive: [evaluate(step)],
+        should_stop=should_stop,
+    )
+
+
+def _only(results: Sequence[TrainResult | FailedRun]) -> TrainResult:
+    (result,) = results
+    assert isinstance(result, TrainResult)
+    return result

@@ -14,7 +14,7 @@ import datasets
 import pytest
 
 from repro.data import public
-from repro.data.load import is_available, load_problems
+from repro.data.load import is_available, is_test_only, load_problems
 from repro.data.problem import DataError, Problem
 from repro.data.public import PUBLIC_SETS, gsm8k_gold, integer_gold, load_public
 from repro.reward.grader import GraderPool
@@ -147,9 +147,21 @@ def test_a_missing_empty_or_ambiguous_folder_says_what_is_needed(tmp_path: Path)
         load_problems(_config(tmp_path), "train")
 
 
+def test_sources_of_test_problems_alone_are_known_as_such(folder: Path, tmp_path: Path) -> None:
+    assert not is_test_only(f"folder:{folder}")
+    alone = tmp_path / "alone"
+    alone.mkdir()
+    write_problems(alone / "test.jsonl", _problems("test", 3))
+    assert is_test_only(f"folder:{alone}")
+    assert is_test_only("math500")
+    assert not is_test_only("gsm8k")
+    assert not is_test_only("generated")
+
+
 def test_an_unknown_source_or_split_names_the_known_ones(folder: Path) -> None:
     with pytest.raises(
-        ValueError, match="'gsm9k' is unknown; it must be one of generated, generated_steps, gsm8k"
+        ValueError,
+        match=r"there is no data source 'gsm9k' \(did you mean gsm8k\?\); the data sources are",
     ):
         load_problems(DataConfig(source="gsm9k"), "train")
     with pytest.raises(ValueError, match="split is 'validation'"):
@@ -219,7 +231,7 @@ def test_competition_sets_read_their_own_field_names(
         _without_counts(monkeypatch, name)
     fetched["test.jsonl"] = [
         {"problem": "p", "solution": "s", "answer": "\\frac{1}{2}", "subject": "Algebra"}
-        | {"level": 2, "unique_id": "test/algebra/1.json"}
+        | {"level": "Level 2", "unique_id": "test/algebra/1.json"}
     ]
     [problem] = load_problems(DataConfig(source="math500"), "test")
     assert problem.id == "math500/test/test/algebra/1.json"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 from pathlib import Path
@@ -61,6 +62,16 @@ BROKEN = [
     (b'{"id": "a/2", "question": "q", "answer": "2", "solution": 3}', "`solution` is 3"),
     (b'{"id": "a/2", "question": "q", "answer": "2", "source": null}', "`source` is None"),
     (b'{"id": "a/1", "question": "q", "answer": "2"}', "already on line 1"),
+    (b'{"id": "a/2", "question": "q", "answer": "2", "level": "Level 5b"}', "is 'Level 5b'"),
+    (
+        b'{"id": "a/2", "question": "q\\ud800", "answer": "2"}',
+        "`question` holds the lone surrogate",
+    ),
+    (
+        b'{"id": "a/2", "question": "q", "answer": "\\udfff2"}',
+        "lone surrogate U+DFFF at character 1",
+    ),
+    (b'{"id": "a/2", "question": "q", "answer": "2", "level": ' + b"1" * 5000 + b"}", "line 3: "),
     (b'["a/2", "q", "2"]', "must be a JSON object"),
     (b'{"id": "a/2", "question": "q", "ans', "not JSON"),
     (b'{"id": "a/2", "question": "caf\xe9", "answer": "2"}', "0xe9, which is not UTF-8"),
@@ -98,6 +109,27 @@ def test_a_byte_order_mark_carriage_returns_and_other_keys_are_accepted(tmp_path
     path.write_bytes(b"\xef\xbb\xbf" + text.encode() + b"\r\n")
     [problem] = read_problems(path)
     assert problem.question == "one\u2028line"
+
+
+@pytest.mark.parametrize(
+    ("level", "read"), [("Level 5", 5), ("Level 12", 12), ("Level ?", None), (3, 3), (None, None)]
+)
+def test_a_level_is_read_as_math_writes_it(
+    tmp_path: Path, level: str | int | None, read: int | None
+) -> None:
+    path = tmp_path / "train.jsonl"
+    path.write_text(json.dumps(GOOD | {"level": level}))
+    assert read_problems(path)[0].level == read
+
+
+def test_a_problem_knows_its_line_and_is_the_same_without_it(tmp_path: Path) -> None:
+    path = tmp_path / "train.jsonl"
+    path.write_text("\n" + json.dumps(GOOD))
+    [problem] = read_problems(path)
+    assert problem.where == f"{path}, line 2"
+    bare = dataclasses.replace(problem, where="")
+    assert problem == bare
+    assert digest_of_problems([problem]) == digest_of_problems([bare])
 
 
 def test_a_problem_without_an_answer_cannot_be_made() -> None:

@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from repro.ensemble.sampler import StackSampler
-from repro.ensemble.stack import stack_policies
 from repro.evaluate.asking import Alone, Evaluator, Stacked
 from repro.evaluate.questions import questions, seeds_of
 from repro.models.policy import Policy, load_policy
 from repro.reward.grader import GraderPool
+from repro.rl.stacked.sampler import StackSampler
+from repro.rl.stacked.stack import stack_policies
 from repro.rollout.torch_sampler import TorchSampler, end_token_ids
 from repro.spec.config import SamplingConfig
 from tests.repro.evaluate.small import Writer, problem

@@ -105,3 +105,38 @@ def test_rewards_are_of_each_run_s_own_arm_and_counted_for_it(
 def test_a_policy_without_a_tokenizer_cannot_be_asked(tokenizer: Any, pool: GraderPool) -> None:
     with pytest.raises(ValueError, match="tiny has no tokenizer; asking questions needs one"):
         Board([small_run(SCALE)], Writer(tokenizer, TEXTS), None, pool)
+
+
+def test_a_further_set_has_lenient_accuracy_and_truncation_beside_the_strict_one(
+    tokenizer: Any, pool: GraderPool
+) -> None:
+    metrics = final_metrics(board(tokenizer, pool, "lora").final(TEST, FURTHER))
+    assert metrics["accuracy_lenient_hard"].value == 100.0
+    assert metrics["truncation_rate_hard"].value == 0.0
+    assert not any("_at_" in name for name in metrics)
+
+
+def test_estimates_at_k_are_of_sampled_answers_of_every_set(
+    tokenizer: Any, pool: GraderPool
+) -> None:
+    metrics = final_metrics(board(tokenizer, pool, "lora").final(TEST, FURTHER), at=(1, 2))
+    assert metrics["mean_at_2"].value == metrics["pass_at_1"].value == 50.0
+    assert metrics["maj_at_2_lenient_hard"].value == 100.0
+    assert not any("greedy" in name and "_at_" in name for name in metrics)
+
+
+def test_where_no_test_split_is_asked_estimates_at_k_are_means_over_the_sets_too(
+    tokenizer: Any, pool: GraderPool
+) -> None:
+    answers = board(tokenizer, pool, "lora").final(TEST, FURTHER)
+    sets = {"accuracy_easy": answers.pop("accuracy"), **answers}
+    metrics = final_metrics(sets, at=(2,))
+    assert metrics["accuracy"].value == 75.0
+    assert metrics["pass_at_2"].value == 75.0
+    assert metrics["pass_at_2_easy"].value == 50.0
+    assert metrics["accuracy_lenient_hard"].value == 100.0
+
+
+def test_an_evaluation_names_no_k_beyond_its_samples() -> None:
+    with pytest.raises(ValueError, match="names k = 4; with 2 samples per problem"):
+        EvaluationConfig(samples=2, at=(1, 4))

@@ -14,8 +14,9 @@ from pathlib import Path
 import pytest
 
 from repro.evidence import origins, provenance
+from repro.evidence.bless import BlessError
 from repro.evidence.measured import load_expectations
-from repro.evidence.plans import PlanError, keep_plan, read_plans
+from repro.evidence.plans import KeptPlan, PlanError, keep_plans, read_plans
 from repro.evidence.record import Record, failed_record
 from repro.evidence.store import blessed_records
 from repro.judge.blessed import blessed_checks
@@ -23,9 +24,10 @@ from repro.judge.blessing import main_bless
 from repro.run.analysis_plan import write_plans
 from repro.run.places import expected_folder
 from repro.run.select import select
-from repro.spec.config import digest_of
+from repro.spec.config import RunConfig, digest_of
 from repro.spec.tier import Tier
-from repro.targets import find
+from repro.targets import find, runs_of
+from tests.repro.made_up import at_commit, on_device, source_of
 
 Maker = Callable[..., Record]
 
@@ -63,9 +65,8 @@ def test_failed_runs_are_kept_and_shared_arms_stay_at_home(
     (runs / "proxy" / "figure9" / "aqn_linear" / "seed-8.json").unlink()
     (selection,) = select(["figure9"], tier="proxy")
     (run,) = selection.plan([8], ["aqn_linear"])
-    gpu = {"gpu": [{"name": "NVIDIA H200"}]}
-    failed = failed_record(run, "the gradient norm is nan", gpu, datetime.now(UTC))
-    dataclasses.replace(failed, commit="0" * 40, dirty=False).write(runs)
+    failed = failed_record(run, "the gradient norm is nan", {}, datetime.now(UTC))
+    on_device(at_commit(failed), "NVIDIA H200").write(runs)
     go("figure9", runs, expected)
     records = blessed_records(expected, Tier.PROXY, "figure9")
     assert {record.target for record in records} == {"figure9"}
@@ -75,7 +76,7 @@ def test_failed_runs_are_kept_and_shared_arms_stay_at_home(
     # Four finished seeds are no interval; the other arms' values are expected again.
     assert "aqn_linear" not in {item.arm for item in again}
     assert "aqn_cosine" in {item.arm for item in again}
-    (kept,) = read_plans(expected)
+    (kept,) = of_figure9(expected)
     assert (kept.target, kept.tier, kept.device) == ("figure9", "proxy", "nvidia_h200")
     assert json.loads(kept.plan)["target"] == "figure9"
     (checked,) = [c for c in blessed_checks(expected) if c.selection.target.name == "figure9"]
@@ -94,17 +95,47 @@ def test_the_blessed_plan_is_the_one_made_before_the_runs(
     before.write_text(json.dumps(made))
     write("figure9", runs, proxy_record)
     go("figure9", runs, expected)
-    assert [plan.made for plan in read_plans(expected)] == [made["made"]]
+    (kept,) = of_figure9(expected)
+    assert kept.made == made["made"]
     # Blessed again where nobody kept it: the first stays.
     before.unlink()
     go("figure9", runs, expected)
-    (kept,) = read_plans(expected)
+    (kept,) = of_figure9(expected)
     assert kept.made == made["made"]
-    # Another plan is none of this target's.
-    keep_plan(dataclasses.replace(kept, plan="{}", digest=digest_of({})), expected)
+    # A plan that no record carries is none of this target's.
+    other = dataclasses.replace(kept, plan="{}", digest=digest_of({}))
+    keep_plans([other], expected, replaced="figure9")
     go("figure9", runs, expected)
-    (kept,) = read_plans(expected)
+    (kept,) = of_figure9(expected)
     assert kept.made > made["made"]
+
+
+def of_figure9(expected: Path) -> list[KeptPlan]:
+    return [plan for plan in read_plans(expected) if plan.target == "figure9"]
+
+
+def test_the_plans_of_the_figures_that_read_a_table_are_kept_with_its_records(
+    tmp_path: Path, expected: Path, proxy_record: Maker
+) -> None:
+    (selection,) = select(["table1"], tier="proxy")
+    write_plans(selection.plan(), tmp_path / "runs")
+    write("table1", tmp_path / "runs", proxy_record)
+    go("table1", tmp_path / "runs", expected)
+    assert {"table1", "figure4", "figure5", "figure8"} <= {p.target for p in read_plans(expected)}
+
+
+def test_an_incomplete_set_is_not_blessed(
+    tmp_path: Path, expected: Path, proxy_record: Maker
+) -> None:
+    runs = tmp_path / "runs"
+    write("table1", runs, proxy_record)
+    for arm in ("bf16_lora", "nvfp4_lora_aqn"):
+        for seed in range(5, 10):
+            (runs / "proxy" / "table1" / arm / f"seed-{seed}.json").unlink()
+    words = r"5 of 10 planned seeds of bf16_lora have no record \(5, 6, 7, 8, 9\)"
+    with pytest.raises(BlessError, match=words):
+        go("table1", runs, expected)
+    assert not (expected / "records").exists()
 
 
 def test_every_blessed_plan_was_made_before_its_runs() -> None:
@@ -112,7 +143,10 @@ def test_every_blessed_plan_was_made_before_its_runs() -> None:
     plans = read_plans(expected)
     assert plans
     for plan in plans:
-        records = blessed_records(expected, Tier(plan.tier), plan.target)
+        home = runs_of(find(plan.target)).name
+        records = blessed_records(expected, Tier(plan.tier), home)
+        assert {record.inputs[f"plan:{plan.target}"] for record in records if (
+            f"plan:{plan.target}" in record.inputs)} == {plan.digest}  # fmt: skip
         started = [datetime.fromisoformat(record.started) for record in records]
         assert plan.time < min(started), plan.target
 
@@ -137,12 +171,14 @@ def test_a_sweep_is_kept_without_expectations(
 def test_a_copy_without_git_is_clean_if_its_files_are_those_of_its_commit(
     tmp_path: Path, expected: Path, proxy_record: Maker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(origins, "_committed", lambda commit: "f" * 64)
-    for digest, clean in (("f" * 64, True), ("0" * 64, False), (None, False)):
+    def copied(run: RunConfig) -> Record:
+        return at_commit(proxy_record(run), dirty=None)
+
+    for digest in (source_of("0" * 40), "0" * 64, None):
+        monkeypatch.setattr(origins, "_committed", lambda commit, digest=digest: digest)
         runs = tmp_path / f"runs-{digest}"
-        environment = {"gpu": [{"name": "NVIDIA H200"}], "source_sha256": digest}
-        write("learning_rates", runs, proxy_record, dirty=None, environment=environment)
-        if clean:
+        write("learning_rates", runs, copied)
+        if digest == source_of("0" * 40):
             go("learning_rates", runs, expected)
             continue
         with pytest.raises(ValueError, match="source tree with changes, or whose state"):

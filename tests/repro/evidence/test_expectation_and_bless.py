@@ -23,6 +23,7 @@ from repro.run.places import expected_folder
 from repro.run.select import Selection
 from repro.spec.tier import Tier
 from repro.targets import find
+from tests.repro.made_up import at_commit, with_accuracy
 
 TABLE1 = find("table1")
 SELECTION = Selection(target=TABLE1, source=TABLE1, tier=Tier.SMOKE)
@@ -74,22 +75,22 @@ def test_another_result_is_contradicted_by_blessed_values(
     blessed(gather(SELECTION, tmp_path / "runs"), expected)
 
     def worse(record: Record) -> Record:
-        accuracy = record.metrics["accuracy"]
-        assert accuracy.value is not None
-        lower = dataclasses.replace(accuracy, value=accuracy.value - 20.0)
-        return dataclasses.replace(record, metrics={**record.metrics, "accuracy": lower})
+        return with_accuracy(record, "accuracy", record.metrics["accuracy"].value - 20.0)
 
     table1_records(tmp_path / "worse", lambda r: worse(r) if r.arm == "nf4_lora" else r)
     checked = check_selection(SELECTION, tmp_path / "worse", expected)
-    assert [v.name for v in checked.verdicts if v.own_fault] == ["nf4_lora.accuracy"]
+    assert {v.name for v in checked.verdicts if v.own_fault} == {
+        "nf4_lora.accuracy",
+        "nf4_lora.working_rate",
+    }
 
 
 @pytest.mark.parametrize(
     ("spoil", "seeds", "words"),
     [
-        (lambda r: dataclasses.replace(r, dirty=True), 5, "with changes"),
-        (lambda r: dataclasses.replace(r, dirty=None), 5, "not known"),
-        (lambda r: dataclasses.replace(r, commit=str(r.seed) * 40), 5, "of 5 commits"),
+        (lambda r: at_commit(r, dirty=True), 5, "with changes"),
+        (lambda r: at_commit(r, "no such commit"), 5, "of a commit that is not here"),
+        (lambda r: at_commit(r, str(len(r.arm) % 2) * 40), 5, "of 2 commits, and 5 seeds"),
         (lambda r: r, 4, "fewer than 5 seeds"),
         (lambda r: dataclasses.replace(r, effects={}), 5, "such records"),
     ],

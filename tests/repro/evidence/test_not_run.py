@@ -24,6 +24,7 @@ from repro.spec.target import plan
 from repro.spec.tier import Tier
 from repro.targets.rollout import ROLLOUT
 from repro.targets.steps import TABLE3
+from tests.repro.made_up import at_commit
 
 SAID = "needs 95.8 of 79.2 GiB by the plan"
 SELECTION = Selection(target=ROLLOUT, source=ROLLOUT, tier=Tier.SYSTEMS)
@@ -53,7 +54,7 @@ def made_up(run: RunConfig) -> Record:
         environment={"gpu": [{"name": "NVIDIA H100 80GB HBM3"}]},
         started=datetime.now(UTC),
     )
-    return dataclasses.replace(record, commit="0" * 40, dirty=False)
+    return at_commit(record)
 
 
 def checked(records: list[Record], folder: Path) -> Checked:

@@ -107,11 +107,11 @@ def test_a_record_of_another_configuration_is_named_with_the_difference(
     ("spoil", "words"),
     [
         (lambda raw: raw.pop("metrics"), "field metrics is missing"),
-        (lambda raw: raw.update(seed="0"), "field seed is '0', of kind str"),
+        (lambda raw: raw.update(seed="0"), "field seed is '0', of kind str; it must be an integer"),
         (lambda raw: raw.update(schema=99), "schema is 99"),
         (lambda raw: raw.update(extra=1), "unknown field extra"),
         (lambda raw: raw["config"].update(seed=7), "digest is not that of"),
-        (lambda raw: raw["metrics"].update(accuracy=3.0), "metric accuracy needs a value"),
+        (lambda raw: raw["metrics"].update(accuracy=3.0), "field metrics.accuracy is 3.0"),
         (lambda raw: raw["outcome"].update(status="fine"), "outcome.status is 'fine'"),
     ],
 )

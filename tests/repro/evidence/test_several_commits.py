@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,15 +23,16 @@ from repro.judge.blessed import blessed_checks
 from repro.judge.blessing import main_bless
 from repro.judge.check import check_selection
 from repro.report.blocks import renewed_readme
+from repro.run import analysis_plan
 from repro.run.places import expected_folder
 from repro.run.select import select
-from repro.spec.config import digest_of
+from repro.spec.effect import Look
 from repro.spec.tier import Tier
 from repro.targets import find
+from tests.repro.made_up import at_commit, on_device, source_of
 
 OLD, NEW = "a" * 40, "b" * 40
 FIRST, SECOND = [5, 6, 7, 8, 9], [10, 11, 12, 13, 14]  # of Table 1's seeds
-GPU = [{"name": "NVIDIA H200"}]
 Change = Callable[[Record], Record]
 Writer = Callable[..., None]
 
@@ -42,19 +43,8 @@ def expected(tmp_path: Path) -> Path:
     return tmp_path / "expected"
 
 
-@pytest.fixture(autouse=True)
-def known_commits(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let both commits' sources have a digest of their own, as git would tell."""
-    monkeypatch.setattr(origins, "_committed", source_of)
-
-
-def source_of(commit: str) -> str:
-    return digest_of(["the sources of", commit])
-
-
 def at(record: Record, commit: str) -> Record:
-    environment = {"gpu": GPU, "source_sha256": source_of(commit)}
-    return dataclasses.replace(record, commit=commit, dirty=None, environment=environment)
+    return on_device(at_commit(record, commit, dirty=None), "NVIDIA H200")
 
 
 @pytest.fixture
@@ -80,6 +70,19 @@ def go(target: str, runs: Path, expected: Path, **more: Any) -> None:
     assert main_bless(named) == 0
 
 
+@pytest.fixture
+def two_looks() -> Iterator[None]:
+    """Plan two looks at Table 1, at its first seeds and at all, so that it may stand at five."""
+    caches = (analysis_plan.plan_digest, analysis_plan._readers)
+    for looks in ((Look(seeds=5, alpha=0.01), Look(seeds=10, alpha=0.04)), ()):
+        object.__setattr__(find("table1"), "looks", looks)
+        for cached in caches:
+            cached.cache_clear()
+        if looks:
+            yield
+
+
+@pytest.mark.usefixtures("two_looks")
 def test_more_seeds_of_another_commit_join_the_blessed_ones(
     tmp_path: Path, expected: Path, write: Writer, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -110,8 +113,8 @@ def test_what_shows_commits_shows_several(
     write("table1", runs, FIRST, OLD)
     write("table1", runs, SECOND, NEW)
     go("table1", runs, expected)
-    page = tmp_path / "findings.md"
-    assert main(["report", "--findings", str(page), "--expected", str(expected)]) == 0
+    page = tmp_path / "learning.md"
+    assert main(["report", "--learning", str(page), "--expected", str(expected)]) == 0
     text = page.read_text()
     assert f"source commits `{OLD[:12]}`, `{NEW[:12]}` (which seeds from which: below)" in text
     row = next(line for line in text.splitlines() if line.startswith("| table1 | `"))
@@ -134,14 +137,13 @@ def other_commit(record: Record) -> Record:
 
 
 def other_device(record: Record) -> Record:
-    gpu = {"gpu": [{"name": "NVIDIA H100 80GB HBM3"}]}
-    environment = record.environment | (gpu if record.seed == 8 else {})
-    return dataclasses.replace(record, environment=environment)
+    return on_device(record, "NVIDIA H100 80GB HBM3") if record.seed == 8 else record
 
 
 def other_sources(record: Record) -> Record:
+    state = record.sources[0] | {"sha256": "0" * 64}
     environment = record.environment | {"source_sha256": "0" * 64}
-    return dataclasses.replace(record, environment=environment)
+    return dataclasses.replace(record, sources=[state], environment=environment)
 
 
 def other_input(key: str) -> Change:
@@ -151,8 +153,9 @@ def other_input(key: str) -> Change:
     return change
 
 
-def without_digest(record: Record) -> Record:
-    return dataclasses.replace(record, environment={"gpu": GPU}, dirty=False)
+def two_sources(record: Record) -> Record:
+    more = {"commit": OLD, "dirty": None, "sha256": source_of(OLD)}
+    return dataclasses.replace(record, sources=[more, *record.sources])
 
 
 @pytest.mark.parametrize(
@@ -161,8 +164,8 @@ def without_digest(record: Record) -> Record:
         (other_commit, None, r"2 commits, and 1 seeds have arms of several: seed 8"),
         (other_device, None, r"the records name the devices"),
         (None, other_sources, r"with changes, or whose state is not known"),
-        (None, without_digest, r"not shown to be those of b"),
-        (None, other_input("checkpoint"), r"seeds 10 and 5 of \w+ had different checkpoint"),
+        (None, two_sources, r"changed under the run"),
+        (None, other_input("checkpoint"), r"another checkpoint than most seeds of"),
         (None, other_input("plan:table1"), r"another analysis plan"),
     ],
 )
@@ -212,6 +215,7 @@ def test_an_arm_shared_with_another_target_counts(
     assert check_selection(selection, fresh, expected).sound
 
 
+@pytest.mark.usefixtures("two_looks")
 def test_a_run_that_is_blessed_and_made_anew_is_left_to_the_reader(
     tmp_path: Path, expected: Path, write: Writer
 ) -> None:
@@ -222,6 +226,7 @@ def test_a_run_that_is_blessed_and_made_anew_is_left_to_the_reader(
         go("table1", tmp_path / "new", expected, add=True)
 
 
+@pytest.mark.usefixtures("two_looks")
 def test_shared_arms_come_from_the_blessed_records_too(
     tmp_path: Path, expected: Path, write: Writer
 ) -> None:

@@ -120,3 +120,49 @@ def test_the_seeds_needed_are_the_first_with_enough_power() -> None:
 def test_the_slope_of_a_block_is_the_least_squares_one() -> None:
     block = [3.0, 2.0, 5.0, 9.0]
     assert st.trend_slope(block) == pytest.approx(np.polyfit(range(4), block, 1)[0])
+
+
+def test_the_sign_flip_test_counts_the_patterns_of_signs() -> None:
+    assert st.sign_flip([98.0, 26.8, 21.4, 36.8, 18.8]) == pytest.approx(1 / 32)
+    differences = [1.0, -1.5, 2.0, -1.0, 0.5, 3.0]
+    means = [np.mean([s * d for s, d in zip(signs, differences, strict=True)])
+             for signs in itertools.product((1, -1), repeat=6)]  # fmt: skip
+    share = np.mean([mean >= np.mean(differences) - 1e-12 for mean in means])
+    assert st.sign_flip(differences) == pytest.approx(share)
+    with pytest.raises(ValueError, match="needs 2 or more pairs; found 1"):
+        st.sign_flip([1.0])
+
+
+def test_of_many_pairs_the_patterns_are_drawn_and_the_same_each_time() -> None:
+    differences = [float(d) for d in np.random.default_rng(3).normal(0.25, 1.0, size=30)]
+    p = st.sign_flip(differences)
+    assert p == st.sign_flip(differences)
+    # Of 30 normal differences, the t test's one-sided p is all but the same.
+    students = stats.ttest_1samp(differences, 0, alternative="greater").pvalue
+    assert p == pytest.approx(students, abs=0.01)
+
+
+@pytest.mark.parametrize("n", [6, 9, 12, 15])
+def test_median_intervals_are_those_of_scipys_quantile_test(n: int) -> None:
+    values = [float(value) for value in np.random.default_rng(n).normal(size=n)]
+    interval, level = st.median_interval(values)
+    own = stats.quantile_test(np.array(values), q=0, p=0.5).confidence_interval(0.95)
+    assert (interval.low, interval.high) == (own.low, own.high)
+    assert interval.value == np.median(values)
+    assert level >= 0.95
+
+
+def test_few_values_have_their_range_and_its_own_level() -> None:
+    interval, level = st.median_interval([19.0, 98.0, 27.0, 21.0, 37.0])
+    assert (interval.low, interval.value, interval.high) == (19.0, 27.0, 98.0)
+    assert level == pytest.approx(1 - 2 / 32)
+    with pytest.raises(ValueError, match="no values"):
+        st.median_interval([])
+
+
+def test_the_false_discovery_rate_steps_up() -> None:
+    # Benjamini and Hochberg by hand: p times the number of tests over its rank, largest first.
+    assert st.false_discovery([0.01, 0.04, 0.03, 0.5]) == pytest.approx(
+        [0.04, 0.16 / 3, 0.16 / 3, 0.5]
+    )
+    assert st.false_discovery([]) == []

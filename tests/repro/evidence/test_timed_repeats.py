@@ -24,6 +24,7 @@ from repro.run.select import Selection
 from repro.spec.target import plan
 from repro.spec.tier import Tier
 from repro.targets.steps import TABLE3
+from tests.repro.made_up import at_commit
 
 SELECTION = Selection(target=TABLE3, source=TABLE3, tier=Tier.SYSTEMS)
 SLOW, FAST = (17.9, 18.0, 18.1), (10.1, 10.0, 10.0)
@@ -54,7 +55,7 @@ def write(runs: Path, times: Mapping[str, tuple[float, ...]] | None = None) -> N
             environment={"gpu": [{"name": "NVIDIA H200"}]},
             started=datetime.now(UTC),
         )
-        dataclasses.replace(record, commit="0" * 40, dirty=False).write(runs)
+        at_commit(record).write(runs)
 
 
 def checked(runs: Path, expected: Path | None = None) -> Checked:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import shutil
 from pathlib import Path
 
@@ -12,6 +11,7 @@ from repro.__main__ import main
 from repro.evidence.record import Record
 from repro.judge import blessing as bless_command
 from repro.run.places import expected_folder
+from tests.repro.made_up import on_device
 from tests.repro.recorded_steps import write_steps
 
 CARD = "NVIDIA H100 80GB HBM3"
@@ -19,7 +19,7 @@ Printed = pytest.CaptureFixture[str]
 
 
 def on_card(record: Record) -> Record:
-    return dataclasses.replace(record, environment={"gpu": [{"name": CARD}]})
+    return on_device(record, CARD)
 
 
 @pytest.fixture

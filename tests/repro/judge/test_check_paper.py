@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from scipy import stats
 
-from repro.evidence.record import Estimate, Record
+from repro.evidence.record import Record
 from repro.evidence.verdict import Verdict
 from repro.judge.check import Checked, check_selection
 from repro.run.places import expected_folder
@@ -18,6 +17,7 @@ from repro.spec.config import RunConfig
 from repro.spec.target import plan
 from repro.spec.tier import Tier
 from repro.targets import find
+from tests.repro.made_up import with_accuracy
 
 Maker = Callable[[RunConfig], Record]
 
@@ -30,9 +30,7 @@ def checked(runs: Path, name: str) -> Checked:
 
 def write_accuracies(make: Maker, runs: Path, name: str, arm: str, values: list[float]) -> None:
     for run, value in zip(plan(find(name), Tier.PAPER, len(values), [arm]), values, strict=True):
-        record = make(run)
-        metrics = {**record.metrics, "accuracy": Estimate(value=value, unit="percent")}
-        dataclasses.replace(record, metrics=metrics).write(runs)
+        with_accuracy(make(run), "accuracy", value).write(runs)
 
 
 def paper_value(found: Checked, arm: str) -> Verdict:

@@ -19,11 +19,13 @@ from repro.judge.check import Checked, check_selection
 from repro.report.console import main_check
 from repro.run.places import expected_folder
 from repro.run.select import Selection
+from repro.spec.claim import Metric
 from repro.spec.config import RunConfig
 from repro.spec.target import plan
 from repro.spec.tier import Tier
 from repro.targets import find
 from repro.targets.speed import TABLE9
+from tests.repro.made_up import with_accuracy, with_gain
 
 Spoil = Callable[[Record], Record]
 TABLE1 = find("table1")
@@ -153,14 +155,14 @@ def test_a_cheat_is_refused_for_its_own_reason(
     arm, spoil, words = CHEATS[name]
     table1_records(tmp_path, on_arm(arm, spoil))
     found = checked(tmp_path)
-    reasons = [reason for _, reason in found.evidence.refused]
-    assert len(reasons) == 5
-    assert all(words in reason for reason in reasons)
+    refused = found.evidence.refused
+    assert len({path for path, _ in refused}) == 5
+    assert all(any(words in why for p, why in refused if p == path) for path, _ in refused)
     assert {path.parent.name for path, _ in found.evidence.refused} == {arm}
     assert not found.sound
-    about_the_arm = [v for v in found.verdicts if arm in v.sentence and v.status == "not run"]
+    about_the_arm = [v for v in found.verdicts if _names(v, arm) and v.about == "mechanism"]
     assert about_the_arm or arm in {a for c in TABLE1.claims for a in c.arms}
-    assert all("refused" in verdict.sentence for verdict in found.verdicts if _names(verdict, arm))
+    assert all("refused" in verdict.sentence for verdict in about_the_arm)
 
 
 def _names(verdict: Any, arm: str) -> bool:
@@ -225,8 +227,7 @@ def test_training_that_teaches_nothing_is_contradicted(
     table1_records: Callable[..., None], tmp_path: Path
 ) -> None:
     def no_gain(record: Record) -> Record:
-        gain = Estimate(value=0.3 * (record.seed - 2), unit="points")
-        return dataclasses.replace(record, metrics={**record.metrics, "gain_greedy": gain})
+        return with_gain(record, (record.seed - 2) / 3)
 
     table1_records(tmp_path, on_arm("bf16_lora", no_gain))
     found = checked(tmp_path)
@@ -239,8 +240,7 @@ def test_a_control_that_gains_is_contradicted(
     table1_records: Callable[..., None], tmp_path: Path
 ) -> None:
     def gains(record: Record) -> Record:
-        gain = Estimate(value=40.0 + record.seed, unit="points")
-        return dataclasses.replace(record, metrics={**record.metrics, "gain_greedy": gain})
+        return with_gain(record, 40.0 + record.seed)
 
     table1_records(tmp_path, on_arm("bf16_lora_random_reward", gains))
     broken = {v.name for v in checked(tmp_path).verdicts if v.own_fault}
@@ -250,7 +250,7 @@ def test_a_control_that_gains_is_contradicted(
     }
 
 
-def test_a_failed_run_is_told_and_takes_success_away(
+def test_a_failed_run_is_named_and_takes_success_away(
     table1_records: Callable[..., None], tmp_path: Path
 ) -> None:
     table1_records(tmp_path)
@@ -261,9 +261,37 @@ def test_a_failed_run_is_told_and_takes_success_away(
     assert [reason for _, reason in found.evidence.failed] == [
         "the run failed: OutOfMemoryError: 3 GiB"
     ]
-    verdict = next(v for v in found.verdicts if v.name == "qerl_matches_full")
+    verdict = next(v for v in found.verdicts if v.name == "bf16_full_gains")
     assert verdict.status == "inconclusive"
+    assert "1 run(s) of bf16_full failed" in verdict.sentence
     assert found.sound
+
+
+def test_a_planned_seed_without_a_record_is_a_failed_one(
+    table1_records: Callable[..., None], tmp_path: Path
+) -> None:
+    table1_records(tmp_path, seeds=8)
+    assert checked(tmp_path).evidence.planned == (0, 1, 2, 3, 4)
+    (tmp_path / "smoke/table1/bf16_full/seed-3.json").unlink()
+    found = checked(tmp_path)
+    verdict = next(v for v in found.verdicts if v.name == "bf16_full_gains")
+    assert (verdict.status, verdict.n) == ("inconclusive", 7)
+    assert "1 of 5 planned seeds of bf16_full have no record (3)" in verdict.sentence
+    others = {v.status for v in found.verdicts if v.name.endswith("lora_gains")}
+    assert others == {"reproduced"}
+
+
+def test_the_smoke_tier_says_nothing_of_the_papers_claims(
+    table1_records: Callable[..., None], tmp_path: Path
+) -> None:
+    table1_records(tmp_path)
+    found = checked(tmp_path)
+    claims = {claim.name: claim for claim in TABLE1.claims}
+    for verdict in found.verdicts:
+        if verdict.name in claims:
+            addressed = verdict.status != "not addressed"
+            assert addressed == claims[verdict.name].mechanism
+            assert addressed == (verdict.p is not None)
 
 
 @pytest.mark.parametrize(
@@ -338,7 +366,8 @@ def test_a_change_may_be_negative_and_a_share_may_not(
         procedure="operation",
         metrics={"gain": Estimate(value=value, unit="percent")},
     )
-    found = refusals(record, changes)
+    metric = Metric(name="gain", unit="percent", title="gain", change="gain" in changes)
+    found = refusals(record, [metric])
     assert (found == []) == (words == "")
     assert all(words in reason for reason in found)
 
@@ -354,12 +383,15 @@ def test_the_exit_status_tells_a_cheat_from_a_finding(
 ) -> None:
     from repro.__main__ import build_parser
 
-    table1_records(tmp_path / "honest")
+    def finding(record: Record) -> Record:
+        return with_accuracy(record, "accuracy", 60.0 + record.seed)
+
+    table1_records(tmp_path / "honest", on_arm("nvfp4_lora_aqn", finding))
     table1_records(tmp_path / "cheat", on_arm("nvfp4", with_effects(linears={"bf16": 21})))
     expected = str(not_blessed(tmp_path / "honest"))
     line = ["check", "table1", "figure5", "--tier", "smoke", "--json"]
     line += ["--expected", expected, "--runs"]
     parser = build_parser()
     assert main_check(parser.parse_args([*line, str(tmp_path / "honest")])) == 0
-    assert '"contradicted"' in capsys.readouterr().out
+    assert '"not addressed"' in capsys.readouterr().out
     assert main_check(parser.parse_args([*line, str(tmp_path / "cheat")])) == 1

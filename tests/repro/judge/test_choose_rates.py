@@ -74,7 +74,9 @@ def test_the_choice_is_made_from_records_and_read_back(
 ) -> None:
     (selection,) = select(["learning_rates"], tier="proxy")
     runs = selection.plan()
-    args = argparse.Namespace(runs=str(tmp_path), out=str(tmp_path / "choice.json"))
+    args = argparse.Namespace(
+        sweep="learning_rates", runs=str(tmp_path), out=str(tmp_path / "choice.json")
+    )
     for run in runs[:-1]:
         shift = 5.0 if run.arm.name.endswith("_high") else 0.0
         if run.arm.name == "mxfp4_lora_high":

@@ -1,40 +1,72 @@
-"""There is one trainer: each tier's step enters the same functions, and the timed step trains."""
+"""There is one trainer: each tier's step enters the same functions, and the timed step trains.
+
+Of the trainer's functions some are the loop's own, entered alike whatever trains; the others are
+the passes of one policy, or those of an ensemble.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import sys
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
 
 import pytest
 
+from repro.evidence.procedure import Measured
 from repro.measure import step_measure
 from repro.measure.step_ledger import StepLedger
 from repro.measure.step_measure import Bench
 from repro.models.policy import Policy
+from repro.procedures.together import train_together
 from repro.reward.grader import GraderPool
-from repro.rl import collect, loss, micro_batches, optimizer, passes, receipts, step, trainer
-from repro.run.carry_out import procedure_named
-from repro.spec.config import RunConfig
+from repro.rl import (
+    collect,
+    loop,
+    loss,
+    micro_batches,
+    optimizer,
+    passes,
+    receipts,
+    step,
+    supervised,
+    trainer,
+)
+from repro.rl.stacked import policies as stacked
+from repro.rl.stacked import update
+from repro.run.carry_out import is_ensemble, procedure_named
+from repro.spec.config import EvaluationConfig, RunConfig, SamplingConfig
 from repro.spec.step import StepPoint, StepScale
 from repro.spec.tier import Tier
 from repro.targets.steps import NVFP4
 from repro.targets.table1 import BF16_LORA, SMOKE, TABLE1
 
-# Once per rollout, once per optimiser step, and at least once per step.
-ONCE = (trainer.iterate, collect.collect, receipts.note_rollout, step.accumulate_step,
-        optimizer.scheduled_step, step.step_metrics)  # fmt: skip
-OFTEN = (micro_batches.plan_step, micro_batches.split_by_tokens, step.within_memory,
-         step.carry_out, passes.row_logprobs, loss.policy_loss)  # fmt: skip
+# Once per rollout, of however many runs.
+PER_ROLLOUT = (trainer.iterate, collect.collect)
+# Once per rollout and run, and once per optimiser step and run.
+PER_RUN = (receipts.note_rollout, receipts.note_step, step.step_metrics)
+# At least once per optimiser step and run.
+OFTEN = (micro_batches.plan_step, micro_batches.split_by_tokens, loss.policy_loss)
+# At least once per optimiser step, of however many runs.
+PER_STEP = (step.within_memory,)
+# Once per optimiser step, or at least once, of one policy by itself ...
+SINGLE = (step.accumulate_step, optimizer.scheduled_step)
+SINGLE_OFTEN = (step.carry_out, passes.row_logprobs)
+# ... and of an ensemble.
+STACKED = (stacked.StackedPolicies.backward, stacked.StackedPolicies.step,
+           update.accumulate_gradients)  # fmt: skip
+STACKED_OFTEN = (update.Passes.logprobs,)
+TUNING = (loop.run_steps, supervised.fine_tune)
+WATCHED = (*PER_ROLLOUT, *PER_RUN, *OFTEN, *PER_STEP, *SINGLE, *SINGLE_OFTEN, *STACKED,
+           *STACKED_OFTEN, *TUNING)  # fmt: skip
 
 
 def calls_in(work: Callable[[], Any]) -> Counter[CodeType]:
     """Return how often each of the trainer's functions was entered, whoever called it."""
-    watched = {function.__code__ for function in (*ONCE, *OFTEN)}
+    watched = {function.__code__ for function in WATCHED}
     counted: Counter[CodeType] = Counter()
 
     def enter(frame: FrameType, event: str, argument: Any) -> None:
@@ -49,9 +81,27 @@ def calls_in(work: Callable[[], Any]) -> Counter[CodeType]:
     return counted
 
 
-def require_the_trainers_steps(counted: Counter[CodeType], steps: int) -> None:
-    assert {f.__name__: counted[f.__code__] for f in ONCE} == {f.__name__: steps for f in ONCE}
-    assert {f.__name__ for f in OFTEN if counted[f.__code__] < steps} == set()
+def names(counted: Counter[CodeType], functions: Sequence[Any]) -> dict[str, int]:
+    return {function.__qualname__: counted[function.__code__] for function in functions}
+
+
+def require_the_trainers_steps(counted: Counter[CodeType], steps: int, runs: int = 1) -> None:
+    assert set(names(counted, PER_ROLLOUT).values()) == {steps}
+    assert set(names(counted, PER_RUN).values()) == {steps * runs}
+    assert {n: c for n, c in names(counted, OFTEN).items() if c < steps * runs} == {}
+    assert {n: c for n, c in names(counted, PER_STEP).items() if c < steps} == {}
+
+
+def require_passes_of_one_policy(counted: Counter[CodeType], steps: int) -> None:
+    assert set(names(counted, SINGLE).values()) == {steps}
+    assert {n: c for n, c in names(counted, SINGLE_OFTEN).items() if c < steps} == {}
+    assert set(names(counted, (*STACKED, *STACKED_OFTEN)).values()) == {0}
+
+
+def require_passes_of_an_ensemble(counted: Counter[CodeType], steps: int) -> None:
+    assert set(names(counted, STACKED).values()) == {steps}
+    assert {n: c for n, c in names(counted, STACKED_OFTEN).items() if c < steps} == {}
+    assert set(names(counted, (*SINGLE, *SINGLE_OFTEN)).values()) == {0}
 
 
 def smoke_run(steps: int) -> RunConfig:
@@ -71,6 +121,44 @@ def test_a_smoke_run_takes_the_trainers_step(tmp_path: Path) -> None:
         )
     )  # fmt: skip
     require_the_trainers_steps(counted, 2)
+    require_passes_of_one_policy(counted, 2)
+
+
+def test_an_ensemble_of_the_proxy_tier_takes_the_trainers_step(tmp_path: Path) -> None:
+    runs = [dataclasses.replace(smoke_run(2), seed=seed, tier="proxy") for seed in range(2)]
+    assert all(is_ensemble(run) for run in runs)
+    counted = calls_in(lambda: together(runs, tmp_path))
+    require_the_trainers_steps(counted, steps=2, runs=2)
+    require_passes_of_an_ensemble(counted, 2)
+
+
+def test_fine_tuning_alone_and_together_takes_the_trainers_loop(tmp_path: Path) -> None:
+    scale = dataclasses.replace(
+        smoke_run(2).scale, rollout=SamplingConfig(max_new_tokens=96),
+        evaluation=EvaluationConfig(token_budget=200),
+    )  # fmt: skip
+    run = dataclasses.replace(smoke_run(2), scale=scale, procedure="finetune")
+    alone = calls_in(
+        lambda: procedure_named("finetune")(
+            run, folder=tmp_path / "alone", progress=lambda *a: None, should_stop=lambda: False,
+            threads=1,
+        )
+    )  # fmt: skip
+    proxies = [dataclasses.replace(run, seed=seed, tier="proxy") for seed in range(2)]
+    many = calls_in(lambda: together(proxies, tmp_path / "many"))
+    for counted, runs in ((alone, 1), (many, 2)):
+        assert set(names(counted, TUNING).values()) == {1}
+        assert names(counted, (receipts.note_step,)) == {"note_step": 2 * runs}
+        assert set(names(counted, PER_ROLLOUT).values()) == {0}
+    assert names(many, (stacked.StackedPolicies.step,)) == {"StackedPolicies.step": 2}
+
+
+def together(runs: Sequence[RunConfig], folder: Path) -> None:
+    found = train_together(
+        runs, device="cpu", folder=folder, progress=lambda *a: None, should_stop=lambda: False,
+        threads=1,
+    )  # fmt: skip
+    assert [type(outcome) for outcome in found] == [Measured] * len(runs)
 
 
 def test_the_paper_tier_takes_the_smoke_tiers_procedure() -> None:
@@ -91,5 +179,6 @@ def test_a_measured_step_is_the_trainers_step(
     bench = Bench(scale=scale, seed=0, pool=pool, ledger=ledger, should_stop=lambda: False)
     counted = calls_in(lambda: step_measure._measure(bench, NVFP4, point, policy, 10**10))
     require_the_trainers_steps(counted, scale.warm_up + scale.steps)
+    require_passes_of_one_policy(counted, scale.warm_up + scale.steps)
     # Two micro-batches of two rows in a timed step, one in a warm-up; no pass beside them.
     assert counted[passes.row_logprobs.__code__] == 2 * scale.steps + scale.warm_up

@@ -18,7 +18,7 @@ from repro.measure.step_metrics import metrics_of
 from repro.models.memory_plan import plan_memory
 from repro.models.policy import Policy
 from repro.reward.grader import GraderPool
-from repro.rl import trainer
+from repro.rl import single
 from repro.rollout.engine import Engine
 from repro.spec.step import StepArm, StepPoint, StepScale
 from repro.targets.steps import BF16, NF4, NVFP4, RELEASED
@@ -80,12 +80,12 @@ def test_a_point_of_memory_alone_takes_two_micro_batches_and_no_warm_up(
     seen = []
 
     def counted(*args: Any, **settings: Any) -> Any:
-        plan, output, tokens = accumulate_step(*args, **settings)
-        seen.append([len(piece) for piece in plan.pieces])
-        return plan, output, tokens
+        output, tokens = accumulate_step(*args, **settings)
+        seen.append([len(piece) for piece in output.plan.pieces])
+        return output, tokens
 
-    accumulate_step = trainer.accumulate_step
-    monkeypatch.setattr(trainer, "accumulate_step", counted)
+    accumulate_step = single.accumulate_step
+    monkeypatch.setattr(single, "accumulate_step", counted)
     point = dataclasses.replace(POINT, memory_only=True, group=4, micro_tokens=100)
     scale = dataclasses.replace(bench.scale, steps=1)
     ledger = StepLedger(bench.ledger.path, scale)

@@ -15,6 +15,7 @@ from repro.measure.step_metrics import metrics_of, series_of
 from repro.measure.step_training import (
     RandomPrompts,
     begin,
+    go_to,
     parameter_image,
     timed_step,
     training_of,
@@ -23,9 +24,10 @@ from repro.measure.step_training import (
 from repro.models.memory_plan import plan_memory
 from repro.models.policy import Policy, trainable_parameters
 from repro.reward.grader import GraderPool
-from repro.rl import trainer
-from repro.rl.checkpoint import TrainState
+from repro.rl import single
 from repro.rl.clock import PHASES
+from repro.rl.runs import RunStates
+from repro.rl.single import SinglePolicy
 from repro.rl.trainer import Training
 from repro.rollout.engine import Engine
 from repro.run.carry_out import procedure_named
@@ -60,7 +62,7 @@ WHOLE = dataclasses.replace(POINT, sampled_tokens=0)
 
 def prepared(
     policy: Policy, pool: GraderPool, point: StepPoint = POINT, arm: StepArm = NVFP4
-) -> tuple[Training, TrainState, Engine]:
+) -> tuple[Training[SinglePolicy], RunStates, Engine]:
     scale = StepScale(points=(point,), warm_up=1, steps=3)
     planned = step_measure.step_shape(point, "nvfp4", 16, scale, 10**10)
     engine = Engine(policy, step_measure.engine_config(point, planned))
@@ -106,17 +108,17 @@ def test_every_row_of_a_measured_step_gives_a_gradient_and_one_pass_is_made(
     policy: Policy, pool: GraderPool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     passes: list[int] = []
-    plain = trainer.accumulate_step
+    plain = single.accumulate_step
 
     def watched(*args: Any, **settings: Any) -> Any:
-        plan, output, tokens = plain(*args, **settings)
-        passes.extend(len(piece) for piece in plan.pieces)
-        assert plan.idle == []
+        output, tokens = plain(*args, **settings)
+        passes.extend(len(piece) for piece in output.plan.pieces)
+        assert output.plan.idle == []
         assert settings["old_logprobs"] is None
-        return plan, output, tokens
+        return output, tokens
 
-    monkeypatch.setattr(trainer, "accumulate_step", watched)
-    monkeypatch.setattr(trainer, "evaluate_rows", None)
+    monkeypatch.setattr(single, "accumulate_step", watched)
+    monkeypatch.setattr(single, "evaluate_rows", None)
     t, state, _ = prepared(policy, pool, WHOLE)
     timed_step(t, state)
     assert sum(passes) == 4
@@ -152,10 +154,11 @@ def test_a_second_start_times_the_steps_that_the_first_would_have(
 ) -> None:
     def tokens(step: int, steps: int) -> list[Any]:
         t, state, _ = prepared(fresh_policy(), pool, WHOLE)
-        state.step = state.draws = step
+        go_to(state, t, step)
         drawn: list[Any] = []
-        plain = t.source.prompt
-        t.source.prompt = lambda problem: drawn.append(plain(problem)) or drawn[-1]  # type: ignore[method-assign, func-returns-value]
+        (source,) = t.sources
+        plain = source.prompt
+        source.prompt = lambda problem: drawn.append(plain(problem)) or drawn[-1]  # type: ignore[method-assign, func-returns-value]
         for _ in range(steps):
             timed_step(t, state)
         return drawn
@@ -177,15 +180,16 @@ def test_a_warm_up_step_samples_few_tokens_and_updates_on_full_rows(
     policy: Policy, pool: GraderPool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lengths: list[list[int]] = []
-    plain = trainer.accumulate_step
+    plain = single.accumulate_step
 
     def watched(policy: Any, rollout: Any, index: Any, *args: Any, **settings: Any) -> Any:
         lengths.append(rollout.rows.lengths()[index].tolist())
         return plain(policy, rollout, index, *args, **settings)
 
-    monkeypatch.setattr(trainer, "accumulate_step", watched)
+    monkeypatch.setattr(single, "accumulate_step", watched)
     t, state, engine = prepared(policy, pool)
-    warm_up(dataclasses.replace(t, micro_tokens=100), state, 4)
+    policies = dataclasses.replace(t.policies, micro_tokens=100)
+    warm_up(dataclasses.replace(t, policies=policies), state, 4)
     assert engine.statistics.generated_tokens == 4 * 4
     assert lengths == [[24, 24]]  # one micro-batch
     assert state.step == 1

@@ -17,7 +17,8 @@ from repro.evidence.record import read_record
 from repro.measure import device_state, rollout_checks, rollout_faults, throughput
 from repro.models.policy import Policy
 from repro.models.shapes import random_policy
-from repro.run.carry_out import carried_together, carry_out, missing_package
+from repro.run.carry_out import carried_together, carry_out
+from repro.run.preflight import missing_package
 from repro.spec.config import RunConfig
 from repro.spec.target import plan
 from repro.spec.throughput import ThroughputPoint, ThroughputScale

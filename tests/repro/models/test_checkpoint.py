@@ -17,6 +17,7 @@ from transformers import AutoModelForCausalLM
 from kernels import reference
 from repro.models.checkpoint import MANIFEST, verify, write_quantized
 from repro.models.policy import Policy, load_policy
+from repro.models.proxy_names import SUMMARY_FILE
 from repro.models.quantized_linear import QuantizedLinear
 from repro.models.tensor_files import CheckpointError
 
@@ -65,10 +66,10 @@ def write_theirs(source: Path, out: Path) -> Any:
         encode = torch.stack(
             [
                 recipe.generate_gparam(w.min(), w.max())
-                for w in (modules[f"{parent}.{mate}"].weight.detach().float() for mate in mates)
+                for w in (modules[f"{parent}.{mate}"].weight.detach() for mate in mates)
             ]
         ).amin(0)
-        blocks = module.weight.detach().float().unflatten(1, (-1, 16))
+        blocks = module.weight.detach().unflatten(1, (-1, 16))
         arguments = module.quantization_scheme.weights
         scale, _ = recipe.calculate_qparams(blocks.amin(-1), blocks.amax(-1), arguments, encode)
         module.weight_global_scale.data.copy_(encode)
@@ -208,11 +209,27 @@ def test_companion_files_are_copied_and_code_is_not(make_checkpoint, tmp_path):
 
 def test_manifest_says_how_the_checkpoint_was_made(quantized):
     manifest = json.loads((quantized / MANIFEST).read_text())
-    assert manifest["algorithm"] == "rtn"
+    assert (manifest["algorithm"], manifest["recipe"]) == ("rtn", "bfloat16")
     assert manifest["format"] == "nvfp4"
     assert manifest["linears"] == 14
     assert manifest["sha256"].keys() == {"config.json", "model.safetensors"}
     assert load(quantized).effects["checkpoint_sha256"] == verify(quantized)
+
+
+def test_a_policy_trained_here_keeps_the_recipe_of_its_records(make_checkpoint, tmp_path):
+    source = tmp_path / "source"
+    shutil.copytree(make_checkpoint("qwen2"), source)
+    (source / SUMMARY_FILE).write_text("{}")
+    stored = write_quantized(source, tmp_path / "stored").folder
+    assert json.loads((stored / MANIFEST).read_text())["recipe"] == "float32"
+    direct, again = load(source), load(stored)
+    assert (direct.effects["recipe"], again.effects["recipe"]) == ("float32", None)
+    foreign = load(make_checkpoint("qwen2"))
+    scales, stored_scales, foreign_scales = (
+        {name: float(linear.weight.encode_scale) for name, linear in quantized_linears(p).items()}
+        for p in (direct, again, foreign)
+    )
+    assert scales == stored_scales != foreign_scales
 
 
 def test_a_bit_flip_among_the_weights_is_found_by_its_sum(quantized):
@@ -313,6 +330,56 @@ def test_broken_nvfp4_checkpoint_names_file_and_tensor(make_checkpoint, tmp_path
 
 
 @pytest.mark.parametrize(
+    "change",
+    [
+        lambda q: q["config_groups"]["group_0"]["weights"].update(actorder="static"),
+        lambda q: q["config_groups"]["group_0"]["weights"].update(observer="memoryless_mse"),
+        lambda q: q.update(ignore=["re:.*lm_head"], transform_config={}, sparsity_config={}),
+        lambda q: q["config_groups"]["group_0"].update(targets=["re:.*_proj$"]),
+    ],
+)
+def test_configs_that_say_the_same_in_other_words_are_read(make_checkpoint, tmp_path, change):
+    folder = write_quantized(make_checkpoint("qwen2"), tmp_path / "source").folder
+    before = quantized_linears(load(folder))
+    (folder / MANIFEST).unlink()
+    config = json.loads((folder / "config.json").read_text())
+    change(config["quantization_config"])
+    (folder / "config.json").write_text(json.dumps(config))
+    after = quantized_linears(load(folder))
+    assert before.keys() == after.keys()
+    assert all(torch.equal(before[n].weight.codes, after[n].weight.codes) for n in before)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (
+            {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 1},
+            r"layer_types holds sliding_attention \(sliding_window is 8\)",
+        ),
+        ({"hidden_act": "gelu"}, "hidden_act is 'gelu'"),
+        (
+            {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}},
+            "rope_type is 'dynamic'",
+        ),
+    ],
+)
+def test_a_forward_pass_that_is_not_built_here_is_refused_by_its_field(
+    make_checkpoint, tmp_path, changes, message
+):
+    folder = tmp_path / "source"
+    shutil.copytree(make_checkpoint("qwen2"), folder)
+    config = json.loads((folder / "config.json").read_text())
+    config.pop("layer_types", None)
+    (folder / "config.json").write_text(json.dumps(config | changes))
+    for weight_format in ("bf16", "nvfp4"):
+        with pytest.raises(ValueError, match=message):
+            load(folder, weight_format)
+    with pytest.raises(ValueError, match=message):
+        write_quantized(folder, tmp_path / "out")
+
+
+@pytest.mark.parametrize(
     ("change", "message"),
     [
         (lambda q: q.update(quant_method="gptq"), "quant_method is 'gptq'"),
@@ -329,7 +396,38 @@ def test_broken_nvfp4_checkpoint_names_file_and_tensor(make_checkpoint, tmp_path
             lambda q: q["config_groups"]["group_0"].update(input_activations={"num_bits": 4}),
             "quantises activations too",
         ),
-        (lambda q: q.update(kv_cache_scheme={"num_bits": 8}), "KV cache is quantised"),
+        (lambda q: q.update(kv_cache_scheme={"num_bits": 8}), "kv_cache_scheme"),
+        (lambda q: q.update(transform_config={"config_groups": {"u": {}}}), "transform_config is"),
+        (lambda q: q.update(sparsity_config={"format": "sparse-24-bitmask"}), "sparsity_config is"),
+        (lambda q: q.update(moe_sparsity_config={"a": 1}), "moe_sparsity_config is"),
+        (lambda q: q.update(quantization_status="frozen"), "quantization_status is 'frozen'"),
+        (lambda q: q.update(of_a_later_release=1), "of_a_later_release is 1; only None"),
+        (
+            lambda q: q["ignore"].append("model.layers.1.mlp.up_proj"),
+            r"model\.layers\.1\.mlp\.up_proj is not quantised",
+        ),
+        (
+            lambda q: q["ignore"].append("re:.*down_proj"),
+            r"model\.layers\.0\.mlp\.down_proj is not quantised",
+        ),
+        (
+            lambda q: q["config_groups"]["group_0"].update(targets=["re:.*self_attn.*"]),
+            r"layers\.0\.mlp\.gate_proj is not quantised",
+        ),
+        (lambda q: q.update(ignore=[]), "lm_head is quantised"),
+        (
+            lambda q: q["config_groups"]["group_0"]["weights"].update(actorder="group"),
+            r"weights\.actorder is 'group'",
+        ),
+        (
+            lambda q: q["config_groups"]["group_0"]["weights"].update(block_structure=[16, 16]),
+            r"weights\.block_structure is",
+        ),
+        (
+            lambda q: q["config_groups"]["group_0"]["weights"].update(scale_dtype="torch.uint8"),
+            r"weights\.scale_dtype is 'torch\.uint8'",
+        ),
+        (lambda q: q.update(config_groups={"NVFP4A16": ["Linear"]}), "needed is an object"),
     ],
 )
 def test_other_quantisation_configs_are_refused_by_field(

@@ -206,6 +206,7 @@ def test_adapter_files_hold_the_trained_parameters_bit_for_bit(tmp_path, folder)
     assert sorted(path.name for path in tmp_path.iterdir()) == [
         "adapter_config.json",
         "adapter_model.safetensors",
+        "qerl_adapter.json",
     ]
 
 

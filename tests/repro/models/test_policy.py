@@ -41,7 +41,7 @@ def test_bfloat16_compute_has_the_logits_of_transformers_in_bfloat16(folder, tok
 def test_quantised_policy_equals_transformers_on_dequantised_weights(
     folder, token_ids, weight_format
 ):
-    recipe = pytest.importorskip(
+    utils = pytest.importorskip(
         "compressed_tensors.quantization.utils", reason="needs compressed-tensors' global scale"
     )
     theirs = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
@@ -60,9 +60,13 @@ def test_quantised_policy_equals_transformers_on_dequantised_weights(
                 groups = [("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"), (leaf,)]
                 mates = next(group for group in groups if leaf in group)
                 amax = torch.stack([weights[f"{parent}.{mate}"].abs().max() for mate in mates])
-                encode = recipe.generate_gparam(-amax.max(), amax.max())
+                amax = amax.bfloat16()  # as the file holds them, and as a recipe is chosen by
+                encode = utils.generate_gparam(-amax.max(), amax.max())
                 scale = encode.double().reciprocal()
-            quantized = reference.quantize(weights[name], weight_format, global_scale=scale)
+            recipe = "bfloat16" if weight_format == "nvfp4" else "float32"
+            quantized = reference.quantize(
+                weights[name], weight_format, global_scale=scale, recipe=recipe
+            )
             linear.weight = torch.nn.Parameter(reference.dequantize(quantized))
     ours = load(folder, weight_format)
     assert torch.equal(ours.model(input_ids=token_ids).logits, theirs(input_ids=token_ids).logits)
@@ -93,6 +97,7 @@ def test_effects_say_what_was_done(folder):
     assert effects["norms_trained"] == 4
     # Gaussian weights lose 9 to 10 % in NVFP4; an unquantised or garbled one would not.
     assert 0.08 < effects["relative_weight_error_mean"] < 0.11
+    assert effects["recipe"] == "bfloat16"
     assert load(folder, "bf16").effects["relative_weight_error_mean"] is None
 
 

@@ -9,9 +9,10 @@ import pytest
 import torch
 from torch.nn import functional
 
-from repro.models.norms import block_norms, final_norm
+from repro.models.norms import block_norms, final_norm, wrap_norms
 from repro.models.policy import load_policy, trainable_parameters
 from repro.models.policy_weights import DecoderWeights, policy_weights
+from tests.repro.models.conftest import random_model
 
 
 def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
@@ -111,12 +112,15 @@ def test_sliding_windows_are_refused(make_checkpoint):
         "max_window_layers": 1,
     }
     policy = load_policy(
-        make_checkpoint("qwen2", **changes),
+        make_checkpoint("qwen2"),
         weight_format="bf16",
         training="none",
         lora_rank=1,
         lora_alpha=1.0,
         seed=0,
     )
+    # Loading refuses such a checkpoint; a model that came otherwise is refused here.
+    policy.model = random_model("qwen2", **changes)
+    wrap_norms(policy.model)
     with pytest.raises(ValueError, match=r"model\.layers\.1 has a sliding window of 8"):
         policy_weights(policy)

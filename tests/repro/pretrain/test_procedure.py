@@ -150,3 +150,13 @@ def test_the_variants_reload_as_what_they_were(made):
     assert torch.equal(logits("proxy-30m-nvfp4", "nvfp4"), logits("proxy-30m", "nvfp4"))
     assert torch.equal(logits("proxy-30m-mxfp4", "mxfp4"), logits("proxy-30m", "mxfp4"))
     assert torch.equal(logits("proxy-30m-nf4", "nf4"), logits("proxy-30m", "nf4"))
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device; found none")
+def test_on_a_gpu_the_policies_are_made_and_measured_there(made):
+    measured, _, _ = made
+    assert measured.effects["device"] == torch.cuda.get_device_name()
+    summary = json.loads((resolve("proxy-30m") / "pretraining.json").read_text())
+    assert summary["quality"]["problems"] == 5
+    assert all(0 <= habits["greedy"] <= 100 for habits in summary["four_bit"].values())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import re
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +13,13 @@ import torch
 
 from repro.pretrain.training import Pretraining, begin, train_until
 from tests.repro.pretrain.small import PROXY, TINY
+from tests.repro.rl.damage import DAMAGE
 
 both = pytest.mark.parametrize("recipe", [TINY, PROXY], ids=["tiny", "proxy"])
 
 
 def fresh(folder: Path, recipe: Any, seed: int = 3) -> Pretraining:
-    return begin(recipe, folder / "state.safetensors", seed=seed)
+    return begin(recipe, folder, seed=seed)
 
 
 def weights(training: Pretraining) -> dict[str, torch.Tensor]:
@@ -64,6 +66,28 @@ def test_an_interrupted_policy_goes_on_to_the_same_bits(recipe, tmp_path):
         fresh(tmp_path / "b", recipe, seed=4)
 
 
+@pytest.mark.parametrize("damage", DAMAGE, ids=lambda damage: damage.__name__)
+def test_pre_training_goes_on_from_the_state_before_a_damaged_one(tmp_path, damage):
+    recipe = dataclasses.replace(TINY, checkpoint_every=1)
+    whole = fresh(tmp_path, recipe)
+    assert train_until(whole, 3)
+    damage(tmp_path / "step-00000003")
+    resumed = fresh(tmp_path, recipe)
+    (sentence,) = resumed.progress.refused
+    assert re.search(DAMAGE[damage], sentence)
+    assert sentence.endswith("training went on from step-00000002")
+    assert train_until(resumed, 3)
+    assert equal(weights(resumed), weights(whole))
+    assert fresh(tmp_path, recipe).progress.refused == [sentence]
+
+
+def test_a_resumed_policy_remembers_the_most_memory_of_all_its_starts(tmp_path):
+    training = fresh(tmp_path, TINY)
+    training.progress.peak_bytes = 2**50
+    assert not train_until(training, 12, should_stop=lambda: True)
+    assert fresh(tmp_path, TINY).progress.peak_bytes == 2**50
+
+
 @both
 def test_the_loss_falls_from_the_vocabulary_s_and_each_step_is_shown(recipe, tmp_path):
     shown: list[Any] = []
@@ -83,7 +107,7 @@ def test_a_loss_that_is_not_finite_ends_the_run_and_leaves_no_state(recipe, tmp_
         training.model.model.norm.weight.fill_(float("nan"))
     with pytest.raises(FloatingPointError, match="step 0 is nan"):
         train_until(training, 2)
-    assert not training.state_path.exists()
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_processes_that_make_batches_change_nothing(tmp_path):

@@ -10,10 +10,11 @@ from typing import Any
 
 import pytest
 
+from repro.evidence.environment import capture_environment
 from repro.evidence.procedure import Stopped
 from repro.evidence.receipts import refusals
-from repro.evidence.record import Record, record_of
-from repro.run.carry_out import is_ensemble, procedure_named
+from repro.evidence.record import Record, read_record
+from repro.run.carry_out import is_ensemble, keep, procedure_named
 from repro.spec.config import (
     DataConfig,
     EvaluationConfig,
@@ -54,13 +55,11 @@ def make_run(**arm: Any) -> RunConfig:
 
 
 def carry_out(run: RunConfig, folder: Path, stop: Callable[[], bool] = lambda: False) -> Record:
+    started = datetime.now(UTC)
     measured = procedure_named("finetune")(
         run, folder=folder, progress=lambda text, values: None, should_stop=stop, threads=1
     )
-    return record_of(
-        run, metrics=measured.metrics, series=measured.series, effects=measured.effects,
-        inputs=measured.inputs, environment={}, started=datetime.now(UTC),
-    )  # fmt: skip
+    return read_record(keep(run, measured, started, folder / "records", capture_environment()))
 
 
 @pytest.fixture(scope="module")
@@ -102,7 +101,7 @@ def test_a_record_of_nothing_is_refused(
 def test_a_record_without_losses_is_refused(record: Record) -> None:
     series = {name: values for name, values in record.series.items() if name != "loss"}
     found = refusals(dataclasses.replace(record, series=series))
-    assert found == ["series loss does not show a loss at every step"]
+    assert "series loss does not show a loss at every step" in found
 
 
 def test_a_stopped_run_goes_on_to_the_same_numbers(record: Record, tmp_path: Path) -> None:
@@ -114,6 +113,7 @@ def test_a_stopped_run_goes_on_to_the_same_numbers(record: Record, tmp_path: Pat
     assert again.series == record.series
     for name in ("solution_loss", "accuracy_greedy", "accuracy"):
         assert again.value(name) == record.value(name)
+    assert again.effects["grades"] == record.effects["grades"]
 
 
 def test_the_target_varies_noise_and_format_alone_and_is_run_many_at_once() -> None:

@@ -1,4 +1,4 @@
-"""Runs carried out together come to what each comes to alone, and their records are evidence."""
+"""Runs carried out together have the results of each alone, and their records are evidence."""
 
 from __future__ import annotations
 
@@ -10,15 +10,16 @@ from typing import Any
 
 import pytest
 
-from repro.ensemble.hooks import FailedRun
-from repro.ensemble.stack import stack_policies
+from repro.evidence.environment import capture_environment
 from repro.evidence.procedure import Measured, Stopped
 from repro.evidence.receipts import refusals
-from repro.evidence.record import find_record, read_record, record_of
+from repro.evidence.record import Record, find_record, read_record
 from repro.procedures import together as module
 from repro.procedures.finetune import fine_tune_and_evaluate
 from repro.procedures.together import train_together
 from repro.procedures.train import evaluate_untrained, train_and_evaluate
+from repro.rl.runs import FailedRun
+from repro.rl.stacked.stack import stack_policies
 from repro.run import carry_out as recording
 from repro.spec.config import (
     DataConfig,
@@ -120,7 +121,7 @@ def stop_after() -> Callable[[int], Callable[[], bool]]:
     return make
 
 
-def test_each_run_comes_to_what_it_comes_to_alone(
+def test_each_run_has_the_result_that_it_has_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("REPRO_DATA", raising=False)
@@ -130,17 +131,13 @@ def test_each_run_comes_to_what_it_comes_to_alone(
     for run, many in zip(RUNS, together, strict=True):
         assert isinstance(many, Measured)
         require_same(alone(run, tmp_path), many)
-        record = record_of(
-            run, metrics=many.metrics, series=many.series, effects=many.effects,
-            inputs=many.inputs, environment={}, started=datetime.now(UTC),
-        )  # fmt: skip
-        assert refusals(record) == []
+        assert refusals(recorded(run, many, tmp_path)) == []
     sizes = [many.effects["together"]["runs"] for many in together if isinstance(many, Measured)]
     assert sizes == [3, 1, 3, 1, 3]
     assert not list(tmp_path.glob("ensemble-*"))
 
 
-def test_runs_fine_tuned_side_by_side_come_to_what_each_comes_to_alone(tmp_path: Path) -> None:
+def test_runs_fine_tuned_side_by_side_have_the_results_of_each_alone(tmp_path: Path) -> None:
     for run, many in zip(TUNED, carry_out(TUNED, tmp_path), strict=True):
         assert isinstance(many, Measured)
         one = alone(run, tmp_path)
@@ -148,11 +145,13 @@ def test_runs_fine_tuned_side_by_side_come_to_what_each_comes_to_alone(tmp_path:
         assert many.effects["together"]["runs"] == 2
         assert set(many.effects["together"]["seconds"]) == {"loading", "start", "training", "final"}
         assert many.metrics["solution_loss"].value != many.metrics["solution_loss_start"].value
-        record = record_of(
-            run, metrics=many.metrics, series=many.series, effects=many.effects,
-            inputs=many.inputs, environment={}, started=datetime.now(UTC),
-        )  # fmt: skip
-        assert refusals(record) == []
+        assert refusals(recorded(run, many, tmp_path)) == []
+
+
+def recorded(run: RunConfig, measured: Measured, folder: Path) -> Record:
+    """Return the record that is written of what a run came to."""
+    now, environment = datetime.now(UTC), capture_environment()
+    return read_record(recording.keep(run, measured, now, folder / run.digest(), environment))
 
 
 def require_same(one: Measured, many: Measured) -> None:
@@ -221,6 +220,10 @@ def test_a_stopped_ensemble_goes_on_to_the_same_numbers(
         assert many.series == one.series
         for name in ("accuracy", "accuracy_greedy", "accuracy_small"):
             assert many.metrics[name] == one.metrics[name]
+        for effects in (one.effects, many.effects):
+            for timed in ("together", "seconds"):
+                effects.pop(timed)
+        assert many.effects == one.effects
 
 
 def test_runs_of_the_proxy_tier_are_recorded_together_and_once(

@@ -160,8 +160,11 @@ def test_a_baseline_of_a_configuration_since_changed_is_to_be_replaced(
     tmp_path: Path, expected: Path, capsys: Printed
 ) -> None:
     def earlier(record: Record) -> Record:
-        config = record.config | {"target_version": record.target_version - 1}
-        return dataclasses.replace(record, config=config, digest=digest_of(config))
+        version = record.target_version - 1
+        config = record.config | {"target_version": version}
+        return dataclasses.replace(
+            record, config=config, digest=digest_of(config), target_version=version
+        )
 
     records = {
         arm: {seed: earlier(record) for seed, record in by_seed.items()}

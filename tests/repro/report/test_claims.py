@@ -11,7 +11,7 @@ from repro.__main__ import main
 from repro.judge.blessed import blessed_checks
 from repro.judge.check import Checked
 from repro.report.claims import accuracy_rows, claims_rows, count_rows, target_rows
-from repro.report.verdicts import Kind, counted, of_kind
+from repro.report.verdicts import Kind, counted, labelled, of_kind
 from repro.run.places import expected_folder
 from repro.spec.tier import Tier
 
@@ -49,9 +49,8 @@ def test_kinds_are_counted_apart_and_every_claim_once(blessed: list[Checked]) ->
         line.split("|")[3].strip() for line in claims_rows(smoke) if line.startswith("|")
     )
     claims = [v for c in smoke for v in c.verdicts if v.about in ("claim", "mechanism")]
-    assert {status: listed[status] for status in {claim.status for claim in claims}} == Counter(
-        claim.status for claim in claims
-    )
+    words = Counter(labelled(claim) for claim in claims)
+    assert {word: listed[word] for word in words} == words
 
 
 def test_a_bar_stated_as_a_claim_is_counted_among_the_bars(blessed_of: Of) -> None:

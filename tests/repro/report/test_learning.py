@@ -1,4 +1,4 @@
-"""The page of findings: drawn from records alone, each verdict under its heading."""
+"""The page of learning: twelve claims in one table, all numbers from records and claims."""
 
 from __future__ import annotations
 
@@ -14,10 +14,18 @@ from repro.__main__ import main
 from repro.evidence.record import Estimate, Record
 from repro.judge.check import Checked
 from repro.report import learning
-from repro.report.learning import blessed_findings, findings_text
+from repro.report.learning import (
+    blessed_learning,
+    learning_checks,
+    learning_selections,
+    learning_text,
+)
 from repro.report.learning_runs import ends, limits, rate_text, rates, runs_of_checks
+from repro.report.twelve import TWELVE, decided
+from repro.report.verdicts import CLAIM_WORDS, NO_DIFFERENCE
 from repro.run.places import PACKAGE, expected_folder
 from repro.run.select import select
+from repro.spec.effect import Effect
 from repro.targets.chosen_rates import read_choice
 from repro.targets.proxy import PROXY_SWEEP
 
@@ -26,7 +34,7 @@ EXPECTED = expected_folder(None)
 
 
 def page(runs: Path, out: Path, capsys: pytest.CaptureFixture[str]) -> str:
-    assert main(["report", "--findings", str(out), "--runs", str(runs)]) == 0
+    assert main(["report", "--learning", str(out), "--runs", str(runs)]) == 0
     assert "wrote" in capsys.readouterr().out
     return out.read_text(encoding="utf-8")
 
@@ -37,7 +45,7 @@ def undecided_page(tmp_path: Path, proxy_record: Maker, capsys: pytest.CaptureFi
     (selection,) = select(["figure9"], tier="proxy")
     for run in selection.plan():
         proxy_record(run).write(tmp_path / "runs")
-    return page(tmp_path / "runs", tmp_path / "findings.md", capsys)
+    return page(tmp_path / "runs", tmp_path / "learning.md", capsys)
 
 
 def with_metrics(record: Record, given: dict[str, float]) -> Record:
@@ -47,13 +55,14 @@ def with_metrics(record: Record, given: dict[str, float]) -> Record:
 
 
 @pytest.fixture(scope="module")
-def findings() -> list[Checked]:
+def checks() -> list[Checked]:
     """Return the checks behind the page, which take seconds to read."""
-    return blessed_findings(EXPECTED)
+    return blessed_learning(EXPECTED)
 
 
 def section(text: str, heading: str) -> str:
-    return text.split(f"## {heading}\n", 1)[1].split("\n## ", 1)[0]
+    """Return what stands below a folded heading, or a heading of the page itself."""
+    return re.split(rf"\n##+ {re.escape(heading)}\n", text, maxsplit=1)[1].split("\n##", 1)[0]
 
 
 def test_each_claim_stands_under_its_verdict(
@@ -64,7 +73,7 @@ def test_each_claim_stands_under_its_verdict(
     for run in selection.plan():
         if run.arm.name != "aqn_logarithmic":
             proxy_record(run, shifts[run.arm.name]).write(tmp_path / "runs")
-    text = page(tmp_path / "runs", tmp_path / "findings.md", capsys)
+    text = page(tmp_path / "runs", tmp_path / "learning.md", capsys)
     assert "more accurate than the cosine one" in section(text, "Reproduced")
     assert "more accurate than the linear one" in section(text, "Contradicted")
     assert "more accurate than the logarithmic one" in section(text, "Not run")
@@ -73,6 +82,9 @@ def test_each_claim_stands_under_its_verdict(
     effect = float(row.split("|")[3].split()[0])
     assert -14 < effect < -6
     assert "15 runs (15 trained)" in text
+    schedule = claim_rows(text)[6]
+    assert schedule["verdict"].startswith("contradicted")
+    assert float(schedule["here"].split()[0]) < -15
     assert ("Chosen by a sweep on tuning seeds" in text) == (read_choice(PROXY_SWEEP) is not None)
 
 
@@ -85,7 +97,7 @@ def test_a_page_without_a_sweep_says_so(
     (selection,) = select(["figure9"], tier="proxy")
     proxy_record(selection.plan()[0], 0.0).write(tmp_path / "runs")
     monkeypatch.setattr(learning, "read_choice", lambda _: None)
-    text = page(tmp_path / "runs", tmp_path / "findings.md", capsys)
+    text = page(tmp_path / "runs", tmp_path / "learning.md", capsys)
     assert "No sweep has been made" in text
 
 
@@ -96,53 +108,151 @@ def test_an_undecided_claim_says_how_many_pairs_would_decide(undecided_page: str
     assert needed == "more than 1000" or int(needed) > 5
 
 
-def test_intervals_near_zero_are_counted_against_the_papers_gain(undecided_page: str) -> None:
-    rows = [
-        line.split("|")
-        for line in undecided_page.splitlines()
-        if "`figure9`" in line and "points" in line
-    ]
-    reach = [max(abs(float(end)) for end in cells[4].split(" to ")) for cells in rows]
-    near = sum(far < 2.7 for far in reach)
-    assert len(reach) > 0
-    assert f"of {len(reach)} inconclusive differences, {near} show no difference" in undecided_page
-
-
 def test_without_records_nothing_is_claimed(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "runs").mkdir()
-    text = page(tmp_path / "runs", tmp_path / "findings.md", capsys)
-    assert "## Reproduced" not in text
-    assert re.search(r"different statements .*: \d+ not run\.", text)
-    assert "What limits" not in text
+    text = page(tmp_path / "runs", tmp_path / "learning.md", capsys)
+    assert "### Reproduced" not in text
+    assert "claims about learning, on small policies: 12 not run." in text
+    assert {row["verdict"] for row in claim_rows(text)} == {"not run"}
+    assert "can and cannot show" not in text
     shutil.rmtree(tmp_path / "runs")
 
 
-def test_the_page_in_the_repository_is_that_of_the_blessed_records(findings: list[Checked]) -> None:
-    kept = PACKAGE.parent / "docs" / "findings.md"
+def test_the_page_in_the_repository_is_that_of_the_blessed_records(checks: list[Checked]) -> None:
+    kept = PACKAGE.parent / "docs" / "learning.md"
     if not kept.is_file():
         pytest.skip("docs/ is not part of an installed package")
-    text = findings_text(findings, EXPECTED, kept)
-    stale = "stale: python -m repro report --findings docs/findings.md renews it"
-    assert text == kept.read_text(encoding="utf-8"), stale
-    in_short = section(text, "In short").splitlines()
-    named = [line for line in in_short if line.startswith("- Inconclusive: ")]
-    rows = section(text, "Inconclusive").splitlines()
-    tables = [row for row in rows if "`table1`" in row or "`table2`" in row]
-    assert len(named) == sum("before training" not in row for row in tables) > 0
-    for line in named:
-        (row,) = [row for row in tables if row.split("|")[1].strip(" †") in line]
-        effect, interval = (cell.strip() for cell in row.split("|")[4:6])
-        assert f", {effect}, {interval}" in line
+    stale = "stale: python -m repro report --learning docs/learning.md renews it"
+    assert learning_text(checks, EXPECTED, kept) == kept.read_text(encoding="utf-8"), stale
+
+
+def above_the_fold(text: str) -> str:
+    return text.split("<details>", 1)[0]
+
+
+def claim_rows(text: str) -> list[dict[str, str]]:
+    """Return the rows of the table of the twelve, by their heads."""
+    lines = [line for line in section(text, "The twelve claims").splitlines() if line[:1] == "|"]
+    lines = lines[: lines.index(next(line for line in lines if line.startswith("| 12. "))) + 1]
+    heads, _, *rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines]
+    return [dict(zip(heads, row, strict=True)) for row in rows]
+
+
+def known_word(verdict: str) -> bool:
+    plain = verdict.removesuffix(", post hoc")
+    return plain in CLAIM_WORDS.values() or plain.startswith(f"{NO_DIFFERENCE} ")
+
+
+def test_the_table_has_twelve_rows_each_with_one_of_the_words(
+    checks: list[Checked], tmp_path: Path
+) -> None:
+    rows = claim_rows(learning_text(checks, EXPECTED, tmp_path / "learning.md"))
+    assert [row["claim"].split(".")[0] for row in rows] == [f"{n}" for n in range(1, 13)]
+    assert all(known_word(row["verdict"]) for row in rows)
+    assert all(row["the paper"] and row["can this show it?"] for row in rows)
+    by_verdict = {row["claim"]: row["can this show it?"].split(":")[0] for row in rows}
+    for row in rows:
+        absent, grey = row["verdict"] == "not run", row["verdict"].startswith("not testable")
+        assert by_verdict[row["claim"]] == ("not yet" if absent else "no" if grey else "yes")
+        assert (row["here"] == "") == absent
+
+
+def test_what_is_not_folded_takes_two_minutes_and_limits_come_before_verdicts(
+    checks: list[Checked], tmp_path: Path
+) -> None:
+    text = above_the_fold(learning_text(checks, EXPECTED, tmp_path / "learning.md"))
+    words = [word for word in re.split(r"[\s|]+", text) if re.search(r"\w", word)]
+    assert 300 < len(words) <= 1500
+    assert text.index("## What these policies can and cannot show") < text.index("## The twelve")
+
+
+def test_every_statement_behind_the_twelve_is_declared_and_stands_once() -> None:
+    declared = {
+        f"{selection.target.name}.{claim.name}"
+        for selection in learning_selections()
+        for claim in selection.target.claims
+    }
+    named = [name for claim in TWELVE for name in (claim.decided_by, *claim.others) if name]
+    assert len(TWELVE) == 12
+    assert set(named) <= declared
+    assert len(set(named)) == len(named)
+    assert all(claim.decided_by or (claim.remark and claim.place) for claim in TWELVE)
+
+
+def test_the_table_follows_the_verdicts(checks: list[Checked], tmp_path: Path) -> None:
+    name = "nvfp4_grows_faster"
+    changed = [
+        dataclasses.replace(
+            item,
+            verdicts=[
+                dataclasses.replace(v, status="reproduced", effect=v.paper, low=1.0, high=30.0, q=0)
+                if (item.selection.target.name, v.name) == ("figure4_dapo", name)
+                else v
+                for v in item.verdicts
+            ],
+        )
+        for item in checks
+    ]
+    text = learning_text(changed, EXPECTED, tmp_path / "learning.md")
+    first = claim_rows(text)[0]
+    paper = first["the paper"].split()[0]
+    measured = float(first["here"].split()[0])
+    assert measured == pytest.approx(float(paper), rel=0.02)
+    assert first["verdict"] == "reproduced, post hoc"
+    assert "1 reproduced, " in text.splitlines()[2]
+
+
+def test_a_share_is_the_effect_in_units_of_what_the_paper_has(checks: list[Checked]) -> None:
+    for row in decided(checks):
+        if row.verdict is None or row.verdict.paper is None or row.share is None:
+            continue
+        assert row.statement is not None
+        assert row.statement.effect is not None
+        assert row.statement.effect.paper is not None
+        paper = 100 * row.statement.effect.paper
+        assert row.paper == pytest.approx(paper)
+        assert row.verdict.effect is not None
+        assert row.share == pytest.approx(paper * row.verdict.effect / row.verdict.paper)
+
+
+def test_a_share_of_a_ratio_is_what_it_differs_from_one_by(checks: list[Checked]) -> None:
+    checked = next(item for item in checks if item.selection.target.name == "figure4_dapo")
+    at = [claim.name for claim in checked.selection.target.claims].index("nvfp4_grows_faster")
+    claim = dataclasses.replace(
+        checked.selection.target.claims[at],
+        kind="ratio",
+        margin=1.0,
+        because="no difference",
+        effect=Effect(paper=1.5, measure="ratio", place="made up"),
+    )
+    target = dataclasses.replace(checked.selection.target, claims=(claim,))
+    verdict = dataclasses.replace(
+        next(v for v in checked.verdicts if v.name == claim.name),
+        effect=1.2, low=1.1, high=1.3, paper=1.5, matters=1.04, unit="x",
+    )  # fmt: skip
+    selection = dataclasses.replace(checked.selection, target=target)
+    made = dataclasses.replace(checked, selection=selection, verdicts=[verdict])
+    row = decided([made])[0]
+    assert (row.share, row.low, row.high) == pytest.approx((20.0, 10.0, 30.0))
+    assert row.paper == pytest.approx(50.0)
+    assert row.half == pytest.approx(10.0)
+
+
+def test_a_claim_without_records_is_not_run_whatever_its_statement(tmp_path: Path) -> None:
+    (tmp_path / "runs").mkdir()
+    rows = decided(learning_checks(tmp_path / "runs", EXPECTED))
+    assert len(rows) == 12
+    assert not any(row.is_run for row in rows)
 
 
 def test_statements_on_arms_at_different_rates_are_marked_and_said_once(
-    tmp_path: Path, findings: list[Checked]
+    tmp_path: Path, checks: list[Checked]
 ) -> None:
-    text = findings_text(findings, EXPECTED, tmp_path / "findings.md")
+    text = learning_text(checks, EXPECTED, tmp_path / "learning.md")
     marked = [line for line in text.splitlines() if line.startswith("|") and "†" in line]
-    runs = runs_of_checks(findings)
+    runs = runs_of_checks(checks)
     qerl, lora, full = (
         rate_text(runs["table1", name].values())
         for name in ("nvfp4_lora", "bf16_lora", "bf16_full")
@@ -155,8 +265,8 @@ def test_statements_on_arms_at_different_rates_are_marked_and_said_once(
     assert sum("adding AQN to NVFP4 LoRA raises the final accuracy |" in line for line in rows) == 1
 
 
-def test_the_ends_and_limits_are_those_of_the_records(findings: list[Checked]) -> None:
-    runs = runs_of_checks(findings)
+def test_the_ends_and_limits_are_those_of_the_records(checks: list[Checked]) -> None:
+    runs = runs_of_checks(checks)
     kept = runs["table1", "bf16_lora"]
     row = next(line for line in ends(runs) if line.startswith("| BF16, LoRA |"))
     shown = sorted({seed for records in runs.values() for seed in records})
@@ -240,9 +350,9 @@ def test_tied_rates_are_said_to_be_ties() -> None:
 
 
 def test_two_devices_stand_side_by_side_and_where_they_differ_the_page_says_so(
-    findings: list[Checked], on_other_device: Callable[..., Checked], tmp_path: Path
+    checks: list[Checked], on_other_device: Callable[..., Checked], tmp_path: Path
 ) -> None:
-    table1 = next(item for item in findings if item.selection.target.name == "table1")
+    table1 = next(item for item in checks if item.selection.target.name == "table1")
     other = on_other_device(table1)
     flipped = [
         dataclasses.replace(item, status="reproduced", effect=3.0, low=2.0, high=4.0)
@@ -251,30 +361,40 @@ def test_two_devices_stand_side_by_side_and_where_they_differ_the_page_says_so(
         for item in other.verdicts
     ]
     checks = [table1, dataclasses.replace(other, verdicts=flipped)]
-    text = findings_text(checks, EXPECTED, tmp_path / "findings.md")
-    assert text.count("different statements of the paper") == 2
-    (row,) = [line for line in section(text, "Devices differ").splitlines() if "AQN" in line]
+    text = learning_text(checks, EXPECTED, tmp_path / "learning.md")
+    assert text.count("claims about learning, on small policies") == 2
+    lines = section(text, "Devices differ").splitlines()
+    (row,) = [line for line in lines if "adding AQN" in line]
     cells = [cell.strip() for cell in row.split("|")]
-    assert cells.index("inconclusive") < cells.index("reproduced")
+    assert cells.index("not testable here, post hoc") < cells.index("reproduced, post hoc")
     assert "+3 points" in cells
     heads = next(
-        line for line in section(text, "Inconclusive").splitlines() if line.startswith("|")
+        line for line in section(text, "Not testable here").splitlines() if line.startswith("|")
     )
     assert heads.count("NVIDIA H100") == heads.count("NVIDIA H200") > 0
     for device in ("NVIDIA H200", "NVIDIA H100"):
-        assert f"\n## Every seed's end: {device}\n" in text
+        assert text.count(f"\n**{device}**\n") > 2
     runs = [line for line in text.splitlines() if line.startswith("| table1 | `")]
-    assert [line.split("|")[3].strip() for line in runs] == ["NVIDIA H200", "NVIDIA H100"]
+    assert [line.split("|")[5].strip() for line in runs] == ["NVIDIA H200", "NVIDIA H100"]
 
 
-def test_a_papers_difference_that_the_interval_does_not_reach_is_excluded(
-    findings: list[Checked], tmp_path: Path
+def test_a_row_has_the_papers_size_here_beside_the_interval(
+    checks: list[Checked], tmp_path: Path
 ) -> None:
-    text = findings_text(findings, EXPECTED, tmp_path / "findings.md")
-    rows = [line for line in section(text, "Inconclusive").splitlines() if "`table1`" in line]
-    (row,) = [line for line in rows if "adding AQN to NVFP4 LoRA" in line]
+    text = learning_text(checks, EXPECTED, tmp_path / "learning.md")
+    lines = section(text, "Excluded at the paper's size").splitlines()
+    (row,) = [line for line in lines if "NVFP4 LoRA without added noise" in line]
     cells = [cell.strip() for cell in row.split("|")]
-    assert cells[3] == "+0.4 (3B), +2.3 (7B)"
-    high = float(cells[5].split(" to ")[1])
-    names = ", ".join(name for name, size in (("3B", 0.4), ("7B", 2.3)) if high < size)
-    assert cells[6] == f"excluded at the paper's size ({names})"
+    heads = [cell.strip() for cell in lines[1].split("|")]
+    by_head = dict(zip(heads, cells, strict=True))
+    high = float(by_head["interval"].split(" to ")[1])
+    assert high < float(by_head["the paper's size here"].split()[0])
+    assert by_head["the paper's difference"] == "+7.2 (3B), +0.4 (7B)"
+
+
+def test_what_is_not_testable_has_its_reason(checks: list[Checked], tmp_path: Path) -> None:
+    text = learning_text(checks, EXPECTED, tmp_path / "learning.md")
+    rows = [row for row in section(text, "Not testable here").splitlines() if "`" in row]
+    reasons = ("below 100", "unit of replication", "by its design")
+    assert len(rows) > 10
+    assert all(any(reason in row for reason in reasons) for row in rows)

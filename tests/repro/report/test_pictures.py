@@ -1,4 +1,4 @@
-"""Pictures on the page of findings: by target, the one that verdicts are about shown."""
+"""Pictures on the page of learning: by target, the one that verdicts are about shown."""
 
 from __future__ import annotations
 
@@ -75,3 +75,9 @@ def test_without_pictures_there_is_no_section(tmp_path: Path) -> None:
 def test_a_picture_of_no_target_is_refused_by_name(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"picture proxy_norm_accuracy: needs a target's name"):
         lines(tmp_path, ["proxy_norm_accuracy.svg"])
+
+
+def test_the_forest_plot_is_of_no_single_target_and_left_to_the_top_of_the_page(
+    tmp_path: Path,
+) -> None:
+    assert lines(tmp_path, ["proxy_forest.svg", "proxy_nvidia_h200_forest.svg"]) == []

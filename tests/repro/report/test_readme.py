@@ -8,6 +8,7 @@ from collections.abc import Callable
 from repro.judge.check import Checked
 from repro.report.readme import answer_rows
 from repro.report.systems_rates import comparisons
+from repro.report.verdicts import counted
 from repro.run.places import expected_folder
 from repro.spec.tier import Tier
 
@@ -53,16 +54,17 @@ def test_the_rollouts_span_and_verdicts_are_those_of_the_tables(
     assert sum(int(part.split()[0]) for part in first[4].split(", ")) == len(judged) > 0
 
 
-def test_an_effect_above_the_papers_is_not_called_excluded(blessed_of: Of) -> None:
+def test_accuracies_have_the_words_of_their_claims(blessed_of: Of) -> None:
     checked = blessed_of("table1", Tier.PROXY)
-    below = next(row for row in rows([checked]) if "AQN" in row[0])
-    assert "excluded at the paper's size" in below[-1]
-    wide = [
-        dataclasses.replace(item, high=50.0) if item.name == "aqn_helps" else item
+    names = ("aqn_helps", "nvfp4_beats_lora")
+    row = next(row for row in rows([checked]) if "AQN" in row[0])
+    assert row[-1] == counted(item for item in checked.verdicts if item.name in names)
+    other = [
+        dataclasses.replace(item, status="contradicted") if item.name in names else item
         for item in checked.verdicts
     ]
-    answers = rows([dataclasses.replace(checked, verdicts=wide)])
-    assert not any("excluded" in row[-1] for row in answers)
+    answers = rows([dataclasses.replace(checked, verdicts=other)])
+    assert "2 contradicted" in [row[-1] for row in answers]
 
 
 def test_the_papers_own_number_is_not_run_until_it_is(blessed: list[Checked]) -> None:

@@ -10,10 +10,11 @@ from pathlib import Path
 import pytest
 
 from repro.__main__ import build_parser, main
-from repro.evidence.record import Estimate, Record, failed_record
+from repro.evidence.record import Record, failed_record
 from repro.spec.target import plan
 from repro.spec.tier import Tier
 from repro.targets import find
+from tests.repro.made_up import with_accuracy
 
 Writer = Callable[..., None]
 
@@ -32,8 +33,7 @@ def row_of(text: str, label: str) -> list[str]:
 
 def test_the_papers_cells_stand_beside_ours(table1_records: Writer, tmp_path: Path) -> None:
     def fixed(record: Record) -> Record:
-        value = Estimate(value=80.0 + record.seed, unit="percent")
-        return dataclasses.replace(record, metrics={**record.metrics, "accuracy": value})
+        return with_accuracy(record, "accuracy", 80.0 + record.seed)
 
     table1_records(tmp_path, lambda r: fixed(r) if r.arm == "nvfp4_lora_aqn" else r)
     cells = row_of(report(tmp_path), "NVFP4, LoRA + AQN (QeRL)")
@@ -50,7 +50,7 @@ def test_a_reader_is_told_what_the_tier_can_and_cannot_say(
     assert "greedy, working forced (percent)" in text
     assert "90.8 % (QeRL, 7B, GSM8K) is not among these figures" in text
     assert "control: random reward" in text
-    assert "5 seeds would have shown an effect of" in text
+    assert "the smoke tier judges the machinery alone" in text
     assert f"`{'0' * 40}`" in text
     for target in ("Fig. 4", "Fig. 5", "Fig. 8"):
         assert f"## {target}" in text
@@ -62,7 +62,8 @@ def test_every_claim_has_its_verdict_in_the_report(table1_records: Writer, tmp_p
     text = report(tmp_path)
     for claim in find("table1").claims:
         line = next(line for line in text.splitlines() if claim.statement in line)
-        assert any(f"**{word}**" in line for word in ("reproduced", "contradicted", "inconclusive"))
+        expected = ("reproduced",) if claim.mechanism else ("not addressed at this tier",)
+        assert any(f"**{word}**" in line for word in expected)
 
 
 def test_refused_and_failed_records_are_named(table1_records: Writer, tmp_path: Path) -> None:

@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
 from repro.evidence.verdict import Status, Verdict
 from repro.judge.check import Checked
 from repro.report.verdicts import (
-    EXCLUDED,
+    BAR_WORDS,
+    BLESSED_WORDS,
+    CLAIM_WORDS,
+    NO_DIFFERENCE,
     OWN_BAR,
     Kind,
-    beside,
     counted,
     kind_of,
-    no_difference_within,
+    labelled,
     of_kind,
     stated_bars,
     to_show,
@@ -27,8 +30,10 @@ from repro.run.places import PACKAGE, expected_folder
 ROOT = PACKAGE.parent
 EXPECTED = expected_folder(None)
 WORDS = {
-    "reproduced", "contradicted", "inconclusive", "not run", "met", "missed", "undecided",
-    "unchanged", "changed", "unclear",
+    "reproduced", "reproduced below a tenth of the paper's size", "contradicted",
+    "excluded at the paper's size", "inconclusive", "not testable here",
+    "not addressed at this tier", "not run", "met", "missed", "undecided", "unchanged", "changed",
+    "unclear",
 }  # fmt: skip
 
 
@@ -37,12 +42,12 @@ def verdict(
     *,
     about: str = "claim",
     source: str = "Table 1",
-    interval: tuple[float | None, float | None] = (None, None),
+    matters: float | None = None,
+    post_hoc: str = "",
 ) -> Verdict:
-    low, high = interval
     return Verdict(
         name="name", statement="statement", source=source, about=about, status=status,
-        sentence="because", low=low, high=high,
+        sentence="because", matters=matters, unit="points", post_hoc=post_hoc,
     )  # fmt: skip
 
 
@@ -72,17 +77,25 @@ def test_verdicts_of_two_kinds_are_counted_in_the_words_of_each() -> None:
     assert counted([]) == ""
 
 
-def test_an_effect_is_excluded_only_where_its_interval_ends_below_the_papers() -> None:
-    assert beside(verdict(interval=(-0.4, 0.2)), 2.7) == EXCLUDED
-    assert beside(verdict(interval=(-0.4, 2.8)), 2.7) == ""
-    assert beside(verdict(interval=(3.0, 4.0)), 2.7) == ""
-    assert beside(verdict(interval=(-0.4, 0.2)), -0.5) == ""
-    assert beside(verdict(), 2.7) == ""
+def test_no_difference_says_within_what_and_is_counted_without() -> None:
+    near, far = (verdict("no difference", matters=size) for size in (1.234, 5.0))
+    assert word(near) == "no difference within 1.2 points"
+    assert counted([near, far, verdict("excluded")]) == (
+        "1 excluded at the paper's size, 2 no difference within x"
+    )
 
 
-def test_no_difference_within_a_limit_needs_both_ends_of_the_interval_inside() -> None:
-    inside, low, high = (verdict(interval=i) for i in ((-2.6, 2.6), (-2.8, 1.0), (-1.0, 2.7)))
-    assert no_difference_within([inside, low, high, verdict()], 2.7) == [inside]
+def test_a_verdict_by_rules_younger_than_its_runs_says_so() -> None:
+    assert labelled(verdict("excluded")) == "excluded at the paper's size"
+    late = verdict("excluded", post_hoc="the plan of these runs has other rules")
+    assert labelled(late) == "excluded at the paper's size, post hoc"
+    assert word(late) == "excluded at the paper's size"
+
+
+def test_every_status_has_a_word_of_its_own() -> None:
+    assert set(CLAIM_WORDS) == set(get_args(Status))
+    for words in (CLAIM_WORDS, BAR_WORDS, BLESSED_WORDS):
+        assert len(set(words.values())) == len(words)
 
 
 def test_stated_bars_are_not_the_blessed_values_of_the_same_name(blessed: list[Checked]) -> None:
@@ -117,7 +130,7 @@ def verdict_cells(text: str) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    "name", ["docs/claims.md", "docs/findings.md", "docs/systems.md", "kernels/README.md"]
+    "name", ["docs/claims.md", "docs/learning.md", "docs/systems.md", "kernels/README.md"]
 )
 def test_a_verdict_on_any_page_is_one_of_the_words(name: str) -> None:
     page = Path(ROOT / name)
@@ -125,4 +138,5 @@ def test_a_verdict_on_any_page_is_one_of_the_words(name: str) -> None:
         pytest.skip(f"{name} is not part of an installed package")
     cells = verdict_cells(page.read_text(encoding="utf-8"))
     assert len(cells) > 5
-    assert set(cells) <= WORDS
+    plain = {cell.removesuffix(", post hoc") for cell in cells}
+    assert {cell for cell in plain if not cell.startswith(f"{NO_DIFFERENCE} ")} <= WORDS

@@ -12,5 +12,5 @@ from repro.reward.grader import GraderPool
 @pytest.fixture(scope="module")
 def pool() -> Iterator[GraderPool]:
     """Return a pool of one worker with a short limit."""
-    with GraderPool(workers=1, seconds_per_item=1.5) as pool:
+    with GraderPool(workers=1, seconds_per_item=0.6) as pool:
         yield pool

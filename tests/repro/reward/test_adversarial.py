@@ -57,11 +57,11 @@ def test_the_whole_corpus_in_one_call_gives_the_same_grades(pool: GraderPool) ->
     texts = [row["completion"] for row in ROWS]
     golds = [row["gold"] for row in ROWS]
     together = score(texts, golds, "task", 0.2, pool)
-    apart = [
-        score([text], [gold], "task", 0.2, pool).statuses[0]
-        for text, gold in zip(texts, golds, strict=True)
-    ]
-    assert together.statuses == apart
+    # What ran out of time is not remembered, and was tried alone above.
+    settled = [i for i, status in enumerate(together.statuses) if status != "timeout"]
+    apart = [score([texts[i]], [golds[i]], "task", 0.2, pool).statuses[0] for i in settled]
+    assert apart == [together.statuses[i] for i in settled]
+    assert len(settled) > 0.9 * len(ROWS)
     assert "error" not in together.statuses
 
 

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import re
-
 import pytest
 
-from repro.reward.expression import braces_balance, comparable, is_number, tidy
+from repro.reward.expression import braces_balance, comparable, is_number, pieces, tidy
 
 
 @pytest.mark.parametrize(
@@ -69,20 +67,46 @@ def test_arithmetic_words_and_other_scripts_are_not_numbers(text: str) -> None:
     assert not is_number(text)
 
 
-def test_a_whole_gold_refuses_fractions_and_a_fractional_gold_takes_them() -> None:
+def test_a_number_is_compared_in_one_spelling_and_only_with_a_written_number() -> None:
     assert comparable("18", "36/2") is None
-    assert comparable("0.5", "1/2") == "1/2"
-    assert comparable("\\frac{1}{2}", "0.5") == "0.5"
+    assert comparable("0.5", "1/2") == ("\\frac{1}{2}", "\\frac{1}{2}")
+    assert comparable("\\frac{1}{2}", "0.5") == ("\\frac{1}{2}", "\\frac{1}{2}")
     assert comparable("\\frac{1}{2}", "1-0.5") is None
+    assert comparable("18", "19") is None
 
 
-def test_a_name_is_dropped_and_other_equations_are_refused_unless_the_gold_is_one() -> None:
-    assert comparable("18", "x = 18") == "18"
+def test_a_name_is_dropped_and_an_equation_is_compared_with_an_equation() -> None:
+    assert comparable("18", "x = 18") == ("18", "18")
     assert comparable("18", "19 = 18") is None
-    assert comparable("x+1", "y = x+1") == "x+1"
+    assert comparable("x+1", "y = x+1") == ("x+1", "x+1")
     assert comparable("x+1", "2 = x+1") is None
-    assert comparable("y = x+1", "y = x+1") == "y = x+1"
-    assert comparable("x+1", "a \\le b") == "a \\le b"
+    assert comparable("y = x+1", "z = x+1") is None
+    assert comparable("x^2+y^2=1", "x^2+y^2") is None
+
+
+def test_a_gold_that_may_not_be_compared_with_itself_is_at_fault() -> None:
+    for gold in ("\\frac{1}{", "}{", "x\x00", "\\boxed{1}\\boxed{2}", "x\ud800"):
+        assert comparable(gold, gold) is None, gold
+
+
+@pytest.mark.parametrize(
+    ("text", "parts", "brackets"),
+    [
+        ("1, 2", ["1", "2"], ""),
+        ("\\{1,2\\}", ["1", "2"], ""),
+        ("(1,2]", ["1", "2"], "(]"),
+        ("(1,2), (3,4)", ["(1,2)", "(3,4)"], ""),
+        ("\\frac{1,5}{2}", ["\\frac{1,5}{2}"], ""),
+        ("1,000", ["1,000"], ""),
+        ("2 \\pm x", ["2 +x", "2 -x"], ""),
+        ("1 \\text{ or } 2", ["1", "2"], ""),
+        ("(x+1)", ["(x+1)"], ""),
+    ],
+)
+def test_things_are_parted_at_commas_outside_brackets(
+    text: str, parts: list[str], brackets: str
+) -> None:
+    assert pieces(text) == (parts, brackets)
 
 
 @pytest.mark.parametrize(
@@ -95,4 +119,5 @@ def test_balance_counts_unescaped_braces(text: str, balanced: bool) -> None:
 
 def test_a_long_answer_is_read_in_linear_time() -> None:
     for text in ("1" * 8000, "1," * 4000, "{" * 8000, "$" * 8000, "\\boxed{" * 1000, "=" * 8000):
-        assert comparable("18", tidy(text)) is None or re.fullmatch("1+", text)
+        assert comparable("18", tidy(text)) is None
+        comparable("x+1", tidy(text))

@@ -18,6 +18,7 @@ import pytest
 
 import repro
 from repro.reward.grader import GraderError, GraderPool
+from repro.reward.worker import processor_seconds
 
 TOWER = ("x+2", "10^{10^{10}}")
 
@@ -112,14 +113,74 @@ def test_a_late_worker_is_replaced_and_the_rest_of_its_batch_is_graded() -> None
         start = time.monotonic()
         statuses = [g.status for g in pool.grade_answers([("18", "18"), TOWER, ("18", "19")])]
         assert statuses == ["ok", "timeout", "wrong"]
-        assert pool.workers_killed == 1
-        assert pool.workers_started == 2
-        assert time.monotonic() - start < 30
-        # A pair seen before is not tried again.
-        start = time.monotonic()
+        # The pair is tried on two workers, and the gold alone on a third.
+        assert pool.workers_killed == 2
+        assert pool.workers_started == 3
+        assert time.monotonic() - start < 60
+        assert pool.counters == {"ok": 1, "timeout": 1, "wrong": 1}
+
+
+def test_what_a_late_worker_gave_is_not_remembered() -> None:
+    with GraderPool(1, 0.4) as pool:
         assert pool.grade_answers([TOWER])[0].status == "timeout"
-        assert time.monotonic() - start < 0.3
-        assert pool.counters == {"ok": 1, "timeout": 2, "wrong": 1}
+        # Its gold, which was in time, is.
+        assert list(pool._memory.values()) == ["ok"] * len(pool._memory)
+        killed = pool.workers_killed
+        assert pool.grade_answers([TOWER])[0].status == "timeout"
+        assert pool.workers_killed == killed + 2
+
+
+def test_a_gold_over_the_limit_is_dropped_and_not_remembered() -> None:
+    with GraderPool(1, 0.4) as pool:
+        # Computed while it is parsed.
+        gold = "\\binom{10000000000}{5000000000}+x"
+        grades = pool.grade_answers([(gold, "x"), (gold, None)])
+        assert [grade.status for grade in grades] == ["unparsable_gold"] * 2
+        assert not pool._memory
+
+
+HARD = [(f"\\sqrt{{x+{i}}}+{i}", f"{i}+\\sqrt{{x+{i}}}") for i in range(2, 42)]
+
+
+def test_a_machine_that_stands_still_for_five_seconds_changes_no_grade_and_drops_no_gold() -> None:
+    pairs = [pair for hard in HARD for pair in (hard, (hard[0], "x+1"))]
+    expected = ["ok", "wrong"] * len(HARD)
+    with GraderPool(1, 0.5) as pool:
+        pool.grade_answers([("1", "2")])
+        [worker] = pool._alive
+        grades: list[str] = []
+        thread = threading.Thread(
+            target=lambda: grades.extend(g.status for g in pool.grade_answers(pairs))
+        )
+        load = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(2)]
+        try:
+            thread.start()
+            assert _soon(lambda: processor_seconds(worker.process.pid) > 0, 10)
+            os.kill(worker.process.pid, signal.SIGSTOP)
+            time.sleep(5)
+            # Under load, and stopped for ten times the limit: the pair is neither late nor wrong.
+            assert thread.is_alive()
+            os.kill(worker.process.pid, signal.SIGCONT)
+            thread.join(120)
+        finally:
+            for process in load:
+                process.kill()
+                process.wait()
+        assert grades == expected
+        assert pool.workers_killed == 0
+        assert pool.counters == {"ok": len(HARD), "wrong": len(HARD) + 1}
+
+
+def test_the_processor_time_of_a_process_is_its_own() -> None:
+    busy = subprocess.Popen([sys.executable, "-c", "while True: pass"])
+    idle = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    try:
+        assert _soon(lambda: processor_seconds(busy.pid) > 0.5, 30)
+        assert processor_seconds(idle.pid) < 0.5
+    finally:
+        for process in (busy, idle):
+            process.kill()
+            process.wait()
 
 
 def test_the_order_of_gold_and_answer_matters(pool: GraderPool) -> None:

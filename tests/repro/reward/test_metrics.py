@@ -7,7 +7,7 @@ from itertools import combinations, product
 
 import pytest
 
-from repro.reward.metrics import majority_at_k, majority_vote, pass_at_k
+from repro.reward.metrics import majority_at_k, pass_at_k
 
 
 def test_pass_at_k_is_the_share_of_subsets_with_a_right_sample() -> None:
@@ -60,17 +60,6 @@ def test_majority_at_k_is_the_share_of_subsets_won_with_ties_shared(
 def test_maj_at_1_is_accuracy_and_many_samples_are_affordable() -> None:
     assert majority_at_k([3, 2], [True, False], 1) == pytest.approx(0.6)
     assert 0.5 < majority_at_k([30, 20, 10, 4], [True, False, False, False], 32) < 1
-
-
-def test_a_vote_ignores_order_breaks_ties_by_its_seed_and_counts_no_abstention() -> None:
-    assert majority_vote(["b", None, "a", "b", None, None], seed=0) == "b"
-    assert majority_vote([None], seed=0) is None
-    tied = ["a", "b"]
-    votes = Counter(majority_vote(tied, seed) for seed in range(400))
-    assert 150 < votes["a"] < 250
-    assert [majority_vote(tied[::-1], seed) for seed in range(50)] == [
-        majority_vote(tied, seed) for seed in range(50)
-    ]
 
 
 @pytest.mark.parametrize(("n", "c", "k"), [(4, 5, 1), (4, -1, 1), (4, 2, 0), (4, 2, 5)])

@@ -20,7 +20,6 @@ from repro.data.problem import Problem
 from repro.data.tiny_tokenizer import build_tokenizer
 from repro.models.policy import Policy, load_policy
 from repro.reward.score import Rewards
-from repro.rl.trainer import train
 from repro.rollout.sampler import Completion, RolloutBatch
 from repro.rollout.torch_sampler import TorchSampler
 from repro.spec.config import (
@@ -33,7 +32,7 @@ from repro.spec.config import (
     TrainScale,
     derive_seed,
 )
-from tests.repro.small_runs import rewards_of, small_run
+from tests.repro.small_runs import rewards_of, small_run, train_alone
 
 VOCABULARY, LONGEST, END = 5, 3, 0
 PROMPT = (3, 1)
@@ -131,7 +130,7 @@ def make_run() -> Callable[..., RunConfig]:
     def make(**changes: Any) -> RunConfig:
         scale = TrainScale(
             checkpoint="unused",
-            data=DataConfig(),
+            data=DataConfig(development_problems=6),
             steps=6,
             prompts_per_rollout=3,
             group_size=4,
@@ -354,7 +353,7 @@ def go(
         source = make_sampler(policy, sampler)
         if prepare is not None:
             prepare(policy, source)
-        result = train(run, policy, source, problems, score or score_by_text,
+        result = train_alone(run, policy, source, problems, score or score_by_text,
                        folder=tmp_path / folder, **(call or {}))  # fmt: skip
         return result, policy, source
 

@@ -14,12 +14,12 @@ from torch import nn
 from repro.rl.optimizer import (
     build_optimizer,
     gradient_step,
-    learning_rate_of_step,
     optimizer_tensors,
     restore_optimizer,
     set_learning_rate,
 )
 from repro.spec.config import LearningRates, OptimizerConfig
+from repro.spec.schedule import learning_rate_of_step
 
 CONFIG = OptimizerConfig(learning_rates=LearningRates(lora_16bit=1, lora_4bit=1, full=1))
 

@@ -13,12 +13,12 @@ from repro.models.norms import block_norms
 from repro.models.policy import load_policy
 from repro.rl import passes, step
 from repro.rl.packed import packed_logprobs
-from repro.rl.trainer import train
 from repro.rollout.engine import Engine
 from repro.rollout.engine_config import EngineConfig
 from repro.rollout.for_policy import CopySampler, sampler_for
 from repro.rollout.torch_sampler import TorchSampler
 from repro.spec.config import RELEASED_BNPO, SamplingConfig
+from tests.repro.small_runs import train_alone
 
 needs_gpu = pytest.mark.skipif(
     not torch.cuda.is_available(), reason="needs a CUDA device; found none"
@@ -137,7 +137,7 @@ def test_the_tiny_policy_trains_on_a_gpu_with_the_engine_and_both_agree(
     )  # fmt: skip
     sampler = sampler_for(policy, rows=12, max_new_tokens=6, max_positions=300)
     assert isinstance(sampler, CopySampler if training == "full" else Engine)
-    result = train(run, policy, sampler, problems, score_by_text, folder=tmp_path)
+    result = train_alone(run, policy, sampler, problems, score_by_text, folder=tmp_path)
     assert result.finished
     assert result.step == 6
     # bfloat16 activations round; a stale adapter or a wrong position is off by far more.

@@ -15,7 +15,7 @@ from repro.models.policy import Policy, trainable_parameters
 from repro.rl import step
 from repro.rl.logprobs import completion_logprobs
 from repro.rl.loss import StepCounts, policy_loss
-from repro.rl.micro_batches import Plan, split_by_tokens, token_budget
+from repro.rl.micro_batches import split_by_tokens, token_budget
 from repro.rl.packed import packed_logprobs
 from repro.rl.rows import Rows
 from repro.rl.step import StepOutput, accumulate_step, evaluate_rows
@@ -70,7 +70,7 @@ def use_head(monkeypatch: pytest.MonkeyPatch, head: Callable[..., Any]) -> None:
 
 def go(
     policy: Policy, rows: Rows, run: RunConfig, micro_tokens: int, **settings: Any
-) -> tuple[Plan, StepOutput, int]:
+) -> tuple[StepOutput, int]:
     advantages = settings.pop("advantages", ADVANTAGES)
     return accumulate_step(
         policy, rollout_of(rows, advantages), EVERY_ROW, run,
@@ -162,12 +162,12 @@ def test_running_out_of_memory_halves_the_micro_batch_and_keeps_the_gradient(
     run_of: Callable[..., RunConfig],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    _, whole, unchanged = go(in_double, rows, run_of(), 1000)
+    whole, unchanged = go(in_double, rows, run_of(), 1000)
     gradient = take_gradients(in_double)
     assert unchanged == 1000
     head = ShortMemory(most=14)
     use_head(monkeypatch, head)
-    _, output, micro_tokens = go(in_double, rows, run_of(), 160)
+    output, micro_tokens = go(in_double, rows, run_of(), 160)
     assert head.failures >= 2
     assert micro_tokens in {160 // 2**i for i in range(1, 8)}
     assert output.loss == pytest.approx(whole.loss)
@@ -193,7 +193,7 @@ def test_running_out_of_memory_in_backward_counts_no_gradient_twice(
 
     FailsInBackward.armed = True
     use_head(monkeypatch, head)
-    assert go(in_double, rows, run_of(), 40)[2] == 20
+    assert go(in_double, rows, run_of(), 40)[1] == 20
     assert largest_gap(take_gradients(in_double), whole) < 1e-10
 
 
@@ -219,7 +219,7 @@ def test_the_steps_loss_and_log_probabilities_are_the_padded_ones(
     old = new.detach() - 0.01
     counts = StepCounts(rows=6, tokens=sum(LENGTHS), length_limit=12)
     whole = policy_loss(new, torch.tensor(ADVANTAGES), rows.mask, GRPO, counts, old_logprobs=old)
-    _, output, _ = go(policy, rows, run_of(), 25, old_logprobs=old)
+    output, _ = go(policy, rows, run_of(), 25, old_logprobs=old)
     assert output.loss == pytest.approx(float(whole.loss.detach()), abs=1e-6)
     torch.testing.assert_close(output.logprobs, new.detach(), rtol=0, atol=2e-5)
     into = torch.zeros(rows.mask.shape), torch.zeros(rows.mask.shape)
@@ -231,9 +231,9 @@ def test_the_steps_loss_and_log_probabilities_are_the_padded_ones(
 def test_idle_rows_go_forward_alone_and_are_measured_all_the_same(
     rows: Rows, policy: Policy, run_of: Callable[..., RunConfig]
 ) -> None:
-    plan, output, _ = go(policy, rows, run_of(), 25, advantages=(0.0, 0.0, 1.0, -1.0, 0.0, 0.0))
-    assert torch.cat([piece for piece, _ in plan.micro_batches]).tolist() == [2, 3]
-    assert torch.cat(plan.idle).tolist() == [0, 1, 4, 5]
+    output, _ = go(policy, rows, run_of(), 25, advantages=(0.0, 0.0, 1.0, -1.0, 0.0, 0.0))
+    assert torch.cat([piece for piece, _ in output.plan.micro_batches]).tolist() == [2, 3]
+    assert torch.cat(output.plan.idle).tolist() == [0, 1, 4, 5]
     expected = completion_logprobs(policy, rows, 1.0)[0].detach()
     torch.testing.assert_close(output.logprobs, expected, rtol=0, atol=2e-5)
 

@@ -13,10 +13,10 @@ import torch
 from repro.data.generator import generate_problems
 from repro.models.norms import block_norms
 from repro.models.policy import Policy, trainable_parameters
-from repro.rl import supervised
+from repro.rl import single
 from repro.rl.lessons import Lesson, lessons_of, mean_loss, rows_of
-from repro.rl.supervised import fine_tune
 from repro.spec.config import EvaluationConfig, LossConfig, NoiseConfig, RunConfig, SamplingConfig
+from tests.repro.small_runs import tune_alone
 
 NOISE = NoiseConfig(sigma_start=0.3, sigma_end=0.1, num_stages=3, reach="shared")
 BUDGET = 1200
@@ -35,7 +35,7 @@ def tune(make_run: Any, make_policy: Any, tmp_path: Path) -> Callable[..., Any]:
         run: RunConfig = make_run(**(settings | changes))
         policy: Policy = make_policy(weight_format=run.arm.weight_format)
         lessons = lessons_of(generate_problems("train", 30, (1, 2)), policy, run)
-        result = fine_tune(run, policy, lessons, folder=tmp_path / folder, **(call or {}))
+        result = tune_alone(run, policy, lessons, folder=tmp_path / folder, **(call or {}))
         return result, policy, run, lessons
 
     return start
@@ -98,13 +98,13 @@ def test_noise_lies_on_every_noisy_step_and_is_gone_afterwards(
     tune: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     carried: list[bool] = []
-    plain = supervised.row_logprobs
+    plain = single.row_logprobs
 
     def watched(policy: Policy, *arguments: Any) -> Any:
         carried.append(all(norm.noise is not None for norm in block_norms(policy.model).values()))
         return plain(policy, *arguments)
 
-    monkeypatch.setattr(supervised, "row_logprobs", watched)
+    monkeypatch.setattr(single, "row_logprobs", watched)
     evaluated: dict[str, Any] = {"evaluate": lambda step: 1.0}
     result, policy, _, _ = tune(noise=NOISE, call=evaluated)
     assert carried == [False, False, True, True, True, True]
@@ -152,14 +152,14 @@ def test_running_out_of_memory_halves_the_micro_batch_and_is_noted(
     tune: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole, _, _, _ = tune(steps=2)
-    plain = supervised.row_logprobs
+    plain = single.row_logprobs
 
     def scarce(policy: Policy, rows: Any, *arguments: Any) -> Any:
         if len(rows) > 2:
             raise torch.OutOfMemoryError("planted")
         return plain(policy, rows, *arguments)
 
-    monkeypatch.setattr(supervised, "row_logprobs", scarce)
+    monkeypatch.setattr(single, "row_logprobs", scarce)
     parts, _, _, _ = tune(steps=2, folder="b")
     assert parts.effects["micro_batch_fallbacks"]
     assert parts.series["loss"] == pytest.approx(whole.series["loss"], rel=1e-4)
@@ -198,4 +198,4 @@ def test_what_cannot_act_is_refused(tune: Any, changes: dict[str, Any], words: s
 def test_no_lessons_are_refused(make_run: Any, make_policy: Any, tmp_path: Path) -> None:
     run = make_run(evaluation=EvaluationConfig(token_budget=BUDGET))
     with pytest.raises(ValueError, match="no worked solutions"):
-        fine_tune(run, make_policy(), [], folder=tmp_path)
+        tune_alone(run, make_policy(), [], folder=tmp_path)

@@ -12,8 +12,8 @@ import torch
 from repro.models.norms import block_norms
 from repro.models.policy import trainable_parameters
 from repro.rl.collect import PromptSource
-from repro.rl.trainer import train
 from repro.spec.config import DAPO, EvaluationConfig, LossConfig, NoiseConfig
+from tests.repro.small_runs import train_alone
 
 SERIES = [
     "reward",
@@ -338,7 +338,7 @@ def test_a_run_on_a_gpu_resumes_and_its_sampler_agrees(
         policy = make_policy(
             weight_format=weight_format, training=training, compute_dtype="bfloat16", device="cuda"
         )
-        result = train(
+        result = train_alone(
             run, policy, make_sampler(policy), problems, score_by_text,
             folder=tmp_path, should_stop=lambda: next(answers),
         )  # fmt: skip

@@ -4,16 +4,24 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from repro.evidence.record import Record
+from repro.__main__ import main
+from repro.evidence.plans import KeptPlan, keep_plans, plan_line
+from repro.evidence.record import Record, failed_record
+from repro.evidence.verdict import Verdict
 from repro.judge.check import check_selection, gather
 from repro.run import analysis_plan as plans
 from repro.run.places import expected_folder
 from repro.run.select import Selection, select
+from repro.spec.config import RunConfig, digest_of
+from repro.spec.effect import Look
 from repro.spec.tier import Tier
 from repro.targets import find
 
@@ -95,6 +103,129 @@ def test_plans_are_written_once_before_the_runs(tmp_path: Path) -> None:
     assert plans.write_plans(find_smoke(), tmp_path) == []
 
 
+def test_a_missing_planned_seed_is_a_failed_one(tmp_path: Path, proxy_record: Maker) -> None:
+    ends = {"nvfp4_lora_aqn": 10.0}
+
+    def made(run: RunConfig) -> Record:
+        return proxy_record(run, ends.get(run.arm.name, 0.0))
+
+    def verdict() -> Verdict:
+        checked = check_selection(selected("table1"), tmp_path, tmp_path / "nothing blessed")
+        return next(item for item in checked.verdicts if item.name == "qerl_beats_lora")
+
+    write("table1", tmp_path, made)
+    assert (verdict().status, verdict().n) == ("reproduced", 10)
+    for arm in ("nvfp4_lora_aqn", "bf16_lora"):
+        for seed in range(5, 10):
+            (tmp_path / "proxy" / "table1" / arm / f"seed-{seed}.json").unlink()
+    assert (verdict().status, verdict().n) == ("inconclusive", 5)
+    for arm in ("nvfp4_lora_aqn", "bf16_lora"):
+        missing = f"5 of 10 planned seeds of {arm} have no record (5, 6, 7, 8, 9)"
+        assert missing in verdict().sentence
+
+
+@pytest.fixture
+def looked(monkeypatch: pytest.MonkeyPatch) -> Iterator[Selection]:
+    """Yield Table 1 with two looks in its plan: at 5 seeds and at all 10."""
+    looks = (Look(seeds=5, alpha=0.01), Look(seeds=10, alpha=0.04))
+    table1 = find("table1")
+    target = dataclasses.replace(table1, looks=looks)
+    everywhere = [target if item is table1 else item for item in plans.TARGETS]
+    monkeypatch.setattr(plans, "TARGETS", everywhere)
+    for cached in (plans.plan_digest, plans._readers):
+        cached.cache_clear()
+    yield dataclasses.replace(selected("table1"), target=target, source=target)
+    for cached in (plans.plan_digest, plans._readers):
+        cached.cache_clear()
+
+
+def test_a_planned_look_decides_and_another_does_not(
+    tmp_path: Path, proxy_record: Maker, looked: Selection
+) -> None:
+    def judged(seeds: range, end: float) -> Verdict:
+        runs = tmp_path / f"{len(seeds)}-{end}"
+        for run in looked.plan(list(seeds)):
+            shift = end if run.arm.name == "nvfp4_lora_aqn" else 0.0
+            # What falls as often as it rises is open after five seeds.
+            signed = shift if end > 5 or run.seed % 2 else -shift
+            proxy_record(run, signed).write(runs)
+        checked = check_selection(looked, runs, tmp_path / "nothing blessed")
+        return next(item for item in checked.verdicts if item.name == "qerl_beats_lora")
+
+    first = judged(range(5, 10), 10.0)
+    assert (first.status, first.n) == ("reproduced", 5)
+    assert "99 % interval" in first.sentence
+    # Between two looks, seeds that happen to be there decide nothing more than the look did.
+    assert judged(range(5, 13), 10.0).n == 5
+    open_yet = judged(range(5, 13), 4.9)
+    assert open_yet.status == "inconclusive"
+    assert "2 of 10 planned seeds of nvfp4_lora_aqn have no record (13, 14)" in open_yet.sentence
+    assert judged(range(5, 9), 10.0).status == "inconclusive"
+
+
+def kept_plan(claims: list[dict[str, Any]] | None = None) -> KeptPlan:
+    """Return an earlier plan of Figure 9, of five seeds and of other claims if given."""
+    plan = plans.analysis_plan(find("figure9"), Tier.PROXY)
+    plan["statistics"] = plan["statistics"] | {"version": 1}
+    plan["claims"] = plan["claims"] if claims is None else claims
+    return KeptPlan(
+        target="figure9", tier="proxy", device="nvidia_h200", made="2026-01-02T03:04:05+00:00",
+        commit="0" * 40, dirty="false", digest=digest_of(plan), plan=plan_line(plan),
+    )  # fmt: skip
+
+
+def test_records_of_an_earlier_kept_plan_are_judged_post_hoc(
+    tmp_path: Path, proxy_record: Maker
+) -> None:
+    kept = kept_plan()
+    for run in selected("figure9").plan():
+        record = proxy_record(run)
+        inputs = record.inputs | {"plan:figure9": kept.digest}
+        dataclasses.replace(record, inputs=inputs).write(tmp_path / "runs")
+    (tmp_path / "expected").mkdir()
+    refused = check_selection(selected("figure9"), tmp_path / "runs", tmp_path / "expected")
+    assert "another analysis plan of figure9" in refused.evidence.refused[0][1]
+    keep_plans([kept], tmp_path / "expected")
+    checked = check_selection(selected("figure9"), tmp_path / "runs", tmp_path / "expected")
+    assert not checked.evidence.refused
+    for verdict in checked.verdicts:
+        assert verdict.post_hoc == f"Post hoc: the plan of these runs ({kept.digest[:12]}) has " \
+            "other rules"  # fmt: skip
+        assert verdict.sentence.endswith(verdict.post_hoc)
+
+
+def test_what_a_kept_plan_says_of_the_machinery_is_not_post_hoc() -> None:
+    (claim,) = [item for item in find("table1").claims if item.name == "bf16_lora_gains"]
+    stated = {"name": claim.name, "kind": claim.kind, "arms": list(claim.arms), "margin": None}
+    plan = plans.Plans(selected("table1"), [])
+    for claims, late in (([stated], False), ([stated | {"kind": "difference"}], True), ([], True)):
+        kept = kept_plan(claims)
+        plan.earlier[kept.digest] = kept
+        run = selected("table1").plan(1, ["bf16_lora"])[0]
+        record = failed_record(run, "-", {}, datetime.now(UTC))
+        record = dataclasses.replace(record, inputs={"plan:table1": kept.digest})
+        assert bool(plan.post_hoc(claim, [record])) is late
+
+
+def test_a_plan_is_frozen_with_one_digest_to_post(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    line = ["plan", "figure9", "--tier", "proxy", "--freeze", "--runs", str(tmp_path)]
+    assert main(line) == 0
+    *plans_of, every = capsys.readouterr().out.splitlines()
+    digest, path = next(item for item in plans_of if "figure9-" in item).split()
+    assert digest == plans.plan_digest("figure9", Tier.PROXY)
+    assert json.loads(Path(path).read_text(encoding="utf-8"))["digest"] == digest
+    assert re.fullmatch(r"[0-9a-f]{64}  all of these", every)
+    # Frozen again, before or after runs, the same lines are printed and no file is touched.
+    before = Path(path).read_bytes()
+    assert main(line) == 0
+    assert capsys.readouterr().out.splitlines() == [*plans_of, every]
+    assert Path(path).read_bytes() == before
+    assert main(["plan", "figure9", "--tier", "proxy", "--runs", str(tmp_path)]) == 0
+    assert "figure9 at the proxy tier" in capsys.readouterr().out
+
+
 def find_smoke() -> list:  # type: ignore[type-arg]
     (selection,) = select(["table1"], tier="smoke")
     return selection.plan(1)
@@ -141,7 +272,7 @@ def test_arms_that_saw_other_inputs_are_not_compared(
     def spoil(run: object) -> Record:
         record = proxy_record(run)
         if record.arm == "aqn_linear":
-            return dataclasses.replace(record, inputs=record.inputs | {field: "x" * 64})
+            return dataclasses.replace(record, inputs=record.inputs | {field: "0" * 64})
         return record
 
     write("figure9", tmp_path, spoil)

@@ -148,13 +148,15 @@ def calls(folder: Path) -> list[tuple[str, list[str]]]:
 
 
 def test_every_run_is_carried_out_once_on_one_of_the_devices(tmp_path: Path, fake: Any) -> None:
-    runs, folder = runs_of(), tmp_path / "runs"
+    runs, folder, said = runs_of(), tmp_path / "runs", io.StringIO()
     folder.mkdir()
-    outcome = go(runs, folder, fake, devices=2)
-    assert (outcome.finished, outcome.failed, outcome.left) == (6, 0, 0)
+    outcome = go(runs, folder, fake, devices=2, said=said)
+    # A worker that the machine killed (for memory, say) is named in what was said or in the log.
+    told = said.getvalue() + (folder / "workers.log").read_text()
+    assert (outcome.finished, outcome.failed, outcome.left) == (6, 0, 0), told
     assert {device for device, _ in calls(folder)} <= {"0", "1"}
     carried = [digest for _, digests in calls(folder) for digest in digests]
-    assert sorted(carried) == sorted(run.digest() for run in runs)
+    assert sorted(carried) == sorted(run.digest() for run in runs), told
     again = go(runs, folder, fake, devices=2)
     assert (again.before, again.finished) == (6, 0)
     assert len(calls(folder)) == 3

@@ -24,7 +24,7 @@ from repro.run.worker import Task
 from repro.run.workers import WorkerPool
 from repro.spec.config import RunConfig
 from repro.spec.target import TogetherCost
-from tests.repro.ensemble.conftest import SCALE, make_run
+from tests.repro.rl.stacked.conftest import SCALE, make_run
 
 FOUND = torch.cuda.device_count()
 pytestmark = [

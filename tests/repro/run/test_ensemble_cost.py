@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from repro.__main__ import main
-from repro.ensemble import grouping
 from repro.evidence.store import blessed_records
 from repro.pretrain.recipes import PROXIES
+from repro.rl.stacked import grouping
 from repro.run.device_queue import ensemble_tasks
 from repro.run.ensemble_cost import (
     DYNAMIC_STEPS,

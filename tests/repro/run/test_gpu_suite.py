@@ -10,7 +10,7 @@ import pytest
 from repro.__main__ import main
 from repro.evidence.gpu_tests import Outcome
 from repro.run import gpu_suite
-from repro.run.gpu_suite import run_pytest
+from repro.run.gpu_suite import Parts, run_pytest
 
 THREE = """
 import pytest
@@ -136,5 +136,39 @@ def test_of_two_devices_the_first_is_left_to_the_tests_that_run_alone(
 
     monkeypatch.setattr(gpu_suite, "run_pytest", pretend)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,5,7")
-    gpu_suite.run_suite(gpu_suite.PACKAGE.parent, tmp_path)
+    gpu_suite.run_suite(gpu_suite.PACKAGE.parent, tmp_path, Parts(tmp_path / "parts.json", ""))
     assert seen == {"alone": "3", "gpu_tests": "5", "gpu_benchmarks": "5"}
+
+
+@pytest.mark.usefixtures("device")
+def test_a_start_goes_on_after_the_parts_that_were_green_and_repeats_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    started: list[str] = []
+    ends = {"alone": GREEN, "gpu_tests": RED}
+
+    def pretend(root: Path, arguments: list[str], junit: Path, device: str | None) -> Outcome:
+        started.append(junit.stem)
+        if junit.stem not in ends:
+            raise KeyboardInterrupt
+        return ends[junit.stem]
+
+    monkeypatch.setattr(gpu_suite, "run_pytest", pretend)
+    command = ["gpu-tests", "--out", str(tmp_path / "record.json")]
+    with pytest.raises(KeyboardInterrupt):
+        main(command)
+    ends |= {"gpu_tests": GREEN, "gpu_benchmarks": GREEN}
+    assert main(command) == 0
+    assert started == ["alone", "gpu_tests", "gpu_benchmarks", "gpu_tests", "gpu_benchmarks"]
+    assert "tests that run alone: 2 passed, 0 failed, 0 skipped, by an earlier start" in (
+        capsys.readouterr().out
+    )
+    record = json.loads((tmp_path / "record.json").read_text())
+    assert record["tests"]["passed"] == 4
+
+
+def test_parts_of_another_state_are_not_taken(tmp_path: Path) -> None:
+    path = tmp_path / "parts.json"
+    assert Parts(path, "before").once("tests", lambda: GREEN) == GREEN
+    assert Parts(path, "before").once("tests", lambda: RED).green
+    assert Parts(path, "now").once("tests", lambda: RED) == RED

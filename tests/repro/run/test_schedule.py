@@ -160,7 +160,7 @@ def real_or_made_up(split):
     """Return lines of GSM8K where it lies beside the project, else problems of the same shape."""
     real = ROOT.parent / "shared" / "data" / "gsm8k" / f"{split}.jsonl"
     if real.is_file():
-        return real.read_text(encoding="utf-8").splitlines()
+        return real.read_text(encoding="utf-8").removesuffix("\n").split("\n")
     rows = (
         {
             "id": f"{split}-{n}",

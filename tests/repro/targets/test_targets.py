@@ -8,11 +8,23 @@ from pathlib import Path
 import pytest
 
 from repro.spec.config import GRPO, NoiseConfig, TrainScale
-from repro.spec.target import Claim, Metric, Target, default_tier, differing_fields, plan
-from repro.spec.tier import Tier, cuda_devices, hub_cache, parse_tier
+from repro.spec.effect import Assay, Effect, Look
+from repro.spec.target import (
+    Claim,
+    Metric,
+    Target,
+    default_tier,
+    differing_fields,
+    other_tiers,
+    plan,
+)
+from repro.spec.tier import Tier, cuda_devices, parse_tier
 from repro.spec.variants import on_data, with_steps
 from repro.targets import TARGETS, find, runs_of
+from repro.targets.claims import HEADROOM
 from repro.targets.table1 import METRICS, SMOKE, TABLE1
+
+EFFECT = Effect(paper=0.2, measure="of gain", place="Table 1")
 
 TEN = {
     "bf16": ("bf16", "none"),
@@ -89,7 +101,7 @@ def test_a_number_of_seeds_counts_on_from_the_scales_first() -> None:
 
 @pytest.mark.parametrize(
     ("seeds", "arms", "words"),
-    [([], None, "no seed"), ([1, 1], None, "repeat 1"), (1, ["int8"], "has no arm 'int8'")],
+    [([], None, "no seed"), ([1, 1], None, "repeat 1"), (1, ["int8"], "there is no arm 'int8'")],
 )
 def test_a_bad_plan_says_what_is_wrong(
     seeds: list[int], arms: list[str] | None, words: str
@@ -101,7 +113,7 @@ def test_a_bad_plan_says_what_is_wrong(
 def test_a_plan_at_a_tier_without_a_scale_names_the_others() -> None:
     with pytest.raises(ValueError, match="it has: smoke, proxy, paper"):
         plan(TABLE1, Tier.SYSTEMS)
-    with pytest.raises(ValueError, match="no paper scale yet"):
+    with pytest.raises(ValueError, match="the paper's scale of these runs is figure9_3b"):
         plan(find("figure9"), Tier.SYSTEMS)
 
 
@@ -120,7 +132,7 @@ def test_names_are_unique_and_unknown_ones_get_the_list() -> None:
     assert len(set(names)) == len(names)
     with pytest.raises(ValueError, match="the targets are table1, table1_3b"):
         find("tabel1")
-    with pytest.raises(ValueError, match="smoke, proxy, systems, paper"):
+    with pytest.raises(ValueError, match="smoke, proxy, systems, mini, paper"):
         parse_tier("laptop")
 
 
@@ -144,6 +156,7 @@ def claim(**values: object) -> Claim:
         "arms": ("nvfp4_lora", "bf16_lora"),
         "metric": "accuracy",
         "factor": ("weight_format",),
+        "effect": EFFECT,
         **values,
     }
     return Claim(**fields)  # type: ignore[arg-type]
@@ -156,6 +169,12 @@ def claim(**values: object) -> Claim:
         ({"metric": "speed"}, "names no metric of it: speed"),
         ({"factor": ()}, "also differ in weight_format"),
         ({"arms": ("nvfp4_lora_aqn", "bf16_lora")}, "also differ in noise"),
+        ({"metric": "entropy_first", "assays": (HEADROOM,)}, "entropy_first has no ceiling"),
+        ({"assays": (Assay(kind="control", claim="d", because="b"),)}, "d is no claim of"),
+        (
+            {"assays": (Assay(kind="range", arm="a", metric="speed", at_least=1.0, because="b"),)},
+            "an assay reads speed of a",
+        ),
     ],
 )
 def test_a_claim_that_does_not_fit_its_target_is_refused(
@@ -174,11 +193,63 @@ def test_a_claim_that_does_not_fit_its_target_is_refused(
         ({"kind": "non_inferior"}, "needs one"),
         ({"kind": "non_inferior", "margin": 1.0}, "has no reason"),
         ({"kind": "vibe"}, "kind is 'vibe'"),
+        ({"effect": None}, "needs an `effect`"),
+        ({"effect": Effect(paper=1.5, measure="ratio", place="p")}, "ratios alone have a ratio's"),
+        (
+            {"kind": "non_inferior", "margin": 1.0, "because": "b", "test": "sign_flip"},
+            "only a difference may",
+        ),
+        ({"unit": "rounding draw"}, "give both, or neither"),
     ],
 )
 def test_a_claim_that_makes_no_sense_is_refused(values: dict[str, object], words: str) -> None:
     with pytest.raises(ValueError, match=words):
         claim(**values)
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({}, "needs one of them"),
+        ({"paper": -1.0, "place": "p"}, "each above 0"),
+        ({"paper": 0.9, "measure": "ratio", "place": "p"}, "each above 1"),
+        ({"paper": 1.0}, "needs both or neither"),
+        ({"smallest": 1.0}, "needs both or neither"),
+        ({"paper": 1.0, "place": "p", "measure": "of hope"}, "measure is 'of hope'"),
+    ],
+)
+def test_an_effect_without_size_place_or_reason_is_refused(
+    values: dict[str, object], words: str
+) -> None:
+    with pytest.raises(ValueError, match=words):
+        Effect(**({"measure": "units"} | values))  # type: ignore[arg-type]
+
+
+def test_the_smallest_effect_that_matters_is_a_tenth_of_the_papers_unless_stated() -> None:
+    assert EFFECT.matters == pytest.approx(0.02)
+    assert Effect(paper=2.0, measure="ratio", place="p").matters == pytest.approx(2**0.1)
+    assert dataclasses.replace(EFFECT, smallest=0.05, because="b").matters == 0.05
+
+
+def test_every_claim_that_is_not_about_the_machinery_says_what_would_matter() -> None:
+    for target in TARGETS:
+        for item in target.claims:
+            sized = item.effect is not None or item.margin is not None
+            assert sized or item.mechanism, f"{target.name}.{item.name}"
+
+
+@pytest.mark.parametrize(
+    ("looks", "words"),
+    [
+        ((Look(seeds=5, alpha=0.03), Look(seeds=10, alpha=0.03)), "spend a level of 0.06"),
+        ((Look(seeds=10, alpha=0.01), Look(seeds=5, alpha=0.01)), "needs growing ones"),
+        ((Look(seeds=5, alpha=0.05),), "its last look is at 5 of 10 planned seeds"),
+        ((Look(seeds=10, alpha=0.0),), "needs a positive alpha"),
+    ],
+)
+def test_looks_that_are_no_plan_are_refused(looks: tuple[Look, ...], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        dataclasses.replace(TABLE1, looks=looks)
 
 
 def test_repeated_names_are_refused() -> None:
@@ -203,24 +274,27 @@ def test_other_data_and_fewer_steps_have_names_and_records_of_their_own() -> Non
         with_steps(find("table9"), 3)
 
 
-def test_the_default_tier_is_the_highest_without_downloads(
+def test_the_default_tier_is_the_smallest_that_runs_here_without_downloads(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
     monkeypatch.setenv("REPRO_POLICIES", str(tmp_path / "policies"))
     monkeypatch.setattr(Tier, "missing", lambda tier: None)
     assert default_tier(TABLE1) is Tier.SMOKE
+    with pytest.raises(ValueError, match="proxy needs proxy-30m, pre-trained on this machine"):
+        default_tier(find("norms"))
     policy = tmp_path / "policies" / "proxy-30m" / "model.safetensors"
     policy.parent.mkdir(parents=True)
     policy.touch()
-    assert default_tier(TABLE1) is Tier.PROXY
-    for item in TABLE1.costs[Tier.PAPER].downloads:
-        folder = hub_cache() / f"{item.kind}s--{item.name.replace('/', '--')}" / "snapshots"
-        folder.mkdir(parents=True)
-    assert default_tier(TABLE1) is Tier.PAPER
+    assert default_tier(TABLE1) is Tier.SMOKE
+    assert default_tier(find("norms")) is Tier.PROXY
+    said = other_tiers(TABLE1, Tier.SMOKE)
+    assert said is not None
+    assert "--tier proxy runs here" in said
+    assert "--tier paper would download Qwen/Qwen2.5-7B-Instruct" in said
     monkeypatch.setattr(Tier, "missing", lambda tier: "needs a GPU; found none")
     with pytest.raises(ValueError, match="paper needs a GPU; found none"):
-        default_tier(TABLE1)
+        default_tier(find("table1_3b"))
 
 
 def test_a_machine_without_the_driver_is_told_in_a_sentence(

@@ -1,0 +1,309 @@
+"""`python -m repro evaluate`: any checkpoint, with an adapter or without, asked as runs are.
+
+The prompts, seeds, graders and estimators are those of `run`; only the choice of checkpoint, data
+and sampling is the caller's. Whatever can be known before the weights are read is checked before:
+data, template, lengths, k.
+
+Easy to get wrong: an adapter on other weights than it was trained on. Its files say which format
+those had, and that is what is loaded, unless `--format` says otherwise.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import difflib
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+from repro.data.load import data_sources, is_available, load_problems
+from repro.data.problem import Problem, digest_of_problems
+from repro.data.prompts import template_named
+from repro.evaluate.asking import Alone, Evaluator
+from repro.evaluate.grades import Answers
+from repro.evaluate.questions import Question, questions
+from repro.evidence.environment import capture_environment
+from repro.evidence.provenance import source_commit
+from repro.evidence.record import Estimate, replace_text
+from repro.models.adapter_files import (
+    TENSORS,
+    StoredAdapter,
+    adapter_folder,
+    load_adapted,
+    read_adapter,
+)
+from repro.models.checkpoint import digest_of_files, resolve
+from repro.models.loading import read_description
+from repro.models.policy import Policy, device_named, load_policy, load_tokenizer
+from repro.reward.grader import GraderPool
+from repro.rollout.for_policy import sampler_for
+from repro.spec.config import DataConfig, SamplingConfig, WeightFormat, require
+
+_ROWS = 256
+_COLUMNS = ("accuracy", "accuracy_lenient", "truncation_rate")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Asked:
+    """What will be asked, all of it known before the weights are read.
+
+    Attributes
+    ----------
+    folder
+        Of the checkpoint.
+    adapter, stored
+        The adapter's folder and what its files say; None without one.
+    weight_format
+        Of the base weights.
+    problems, questions
+        By data set.
+    at
+        Each k of pass@k and maj@k.
+    """
+
+    folder: Path
+    adapter: Path | None
+    stored: StoredAdapter | None
+    weight_format: WeightFormat
+    problems: dict[str, list[Problem]]
+    questions: dict[str, list[Question]]
+    sampling: SamplingConfig
+    samples: int
+    at: tuple[int, ...]
+    seed: int
+
+
+def main_evaluate(args: argparse.Namespace) -> int:
+    """Ask and grade; print a table and write the record where one is asked for; return 0.
+
+    Raises
+    ------
+    ValueError
+        When something named is not there or does not fit.
+    """
+    device = device_named(args.device)
+    asked = asked_of(args)
+    policy = _load(asked, device)
+    with GraderPool(workers=1) as pool:
+        answers = _ask(asked, policy, pool)
+    metrics = {name: one.estimates() | one.at_k(asked.at) for name, one in answers.items()}
+    if args.out:
+        record = _record(args, asked, policy, answers, metrics)
+        replace_text(Path(args.out), json.dumps(record, indent=1, sort_keys=True) + "\n")
+    sys.stdout.write(_table(asked, answers, metrics) + "\n")
+    return 0
+
+
+def asked_of(args: argparse.Namespace) -> Asked:
+    """Return what a command line asks for, checked.
+
+    Raises
+    ------
+    ValueError
+        Naming the flag, what was found and what is needed.
+    """
+    adapter = None if args.adapter is None else adapter_folder(Path(args.adapter))
+    stored = None if adapter is None else read_adapter(adapter)
+    named = args.checkpoint or (stored.base if stored else None)
+    require(named is not None, "name a checkpoint, or an adapter whose files name its base")
+    require(
+        args.out is None or Path(args.out).absolute().parent.is_dir(),
+        f"--out {args.out}: its folder does not exist",
+    )
+    sampling = _sampling(args)
+    at = _at(args.at, args.samples)
+    template_named(args.template)
+    problems = {name: problems_of(name, args.limit) for name in _names(args.data)}
+    revision = stored.revision if stored and not args.checkpoint else None
+    folder = resolve(cast(str, named), revision or "")
+    description = read_description(folder)
+    tokenizer = load_tokenizer(folder)
+    if tokenizer is None:
+        raise ValueError(f"{folder} has no tokenizer; asking questions needs one")
+    rendered = {
+        name: questions(of, args.template, tokenizer, max_prompt_tokens=args.prompt_tokens)
+        for name, of in problems.items()
+    }
+    _require_room(rendered, sampling, description.config.max_position_embeddings)
+    trained = stored.weight_format if stored else None
+    weight_format = args.format or description.stored_format or trained or "bf16"
+    return Asked(
+        folder=folder,
+        adapter=adapter,
+        stored=stored,
+        weight_format=cast(WeightFormat, weight_format),
+        problems=problems,
+        questions=rendered,
+        sampling=sampling,
+        samples=args.samples,
+        at=at,
+        seed=args.seed,
+    )
+
+
+def _sampling(args: argparse.Namespace) -> SamplingConfig:
+    require(args.samples >= 1, f"--samples {args.samples}: needs 1 or more")
+    require(
+        args.temperature > 0 or args.samples == 1,
+        f"--samples {args.samples} with --temperature 0: greedy answers are all the same; needs 1",
+    )
+    top_p = args.top_p if args.temperature > 0 else 1.0
+    return SamplingConfig(temperature=args.temperature, top_p=top_p, max_new_tokens=args.tokens)
+
+
+def _at(text: str | None, samples: int) -> tuple[int, ...]:
+    """Return the k of pass@k and maj@k: those named, else all samples."""
+    if text is None:
+        return (samples,) if samples > 1 else ()
+    try:
+        at = tuple(sorted({int(part) for part in text.split(",")}))
+    except ValueError:
+        raise ValueError(f"--at {text}: needs numbers such as 1,8") from None
+    for k in at:
+        require(1 <= k <= samples, f"--at {k}: with {samples} samples k must lie in [1, {samples}]")
+    return at
+
+
+def _names(text: str) -> list[str]:
+    names = list(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
+    require(bool(names), "--data names no data set")
+    return names
+
+
+def problems_of(named: str, limit: int | None) -> list[Problem]:
+    """Return the test problems of a data set's name or of a local folder or file.
+
+    Raises
+    ------
+    ValueError
+        When there is no such data set (the message has the nearest), or its data are broken.
+    """
+    require(limit is None or limit >= 1, f"--limit {limit}: needs 1 or more")
+    is_path = Path(named).expanduser().exists()
+    source = f"folder:{Path(named).expanduser().resolve()}" if is_path else named
+    known = [name for name in data_sources() if name.islower()]
+    if not is_path and ":" not in named and named not in known:
+        near = difflib.get_close_matches(named, known, n=1, cutoff=0.0)[0]
+        raise ValueError(
+            f"--data {named}: there is no such folder and no data set of this name; the nearest is "
+            f"{near}, all are {', '.join(known)}"
+        )
+    require(is_available(source), f"--data {named}: its folder is not there; set $REPRO_DATA")
+    return load_problems(DataConfig(source=source, test_problems=limit or 0), "test")
+
+
+def _require_room(
+    rendered: Mapping[str, Sequence[Question]], sampling: SamplingConfig, positions: int
+) -> None:
+    longest = max(len(question.prompt) for of in rendered.values() for question in of)
+    room = positions - longest
+    require(
+        sampling.max_new_tokens <= room,
+        f"--tokens {sampling.max_new_tokens}: the longest prompt has {longest} tokens and the "
+        f"model {positions} positions; needs {room} or fewer",
+    )
+
+
+def _load(asked: Asked, device: str) -> Policy:
+    dtype = "float32" if device == "cpu" else "bfloat16"
+    if asked.adapter is not None:
+        return load_adapted(
+            asked.adapter,
+            checkpoint=asked.folder,
+            weight_format=asked.weight_format,
+            compute_dtype=dtype,
+            device=device,
+        )
+    return load_policy(
+        asked.folder,
+        weight_format=asked.weight_format,
+        training="none",
+        lora_rank=1,
+        lora_alpha=1.0,
+        compute_dtype=dtype,
+        seed=0,
+        device=device,
+    )
+
+
+def _ask(asked: Asked, policy: Policy, pool: GraderPool) -> dict[str, Answers]:
+    """Return the graded answers by data set."""
+    longest = max(len(q.prompt) for of in asked.questions.values() for q in of)
+    tokens = asked.sampling.max_new_tokens
+    sampler = sampler_for(policy, rows=_ROWS, max_new_tokens=tokens, max_positions=longest + tokens)
+    evaluator = Evaluator(Alone(sampler), cast(Any, policy.tokenizer), pool, [asked.seed])
+    answers: dict[str, Answers] = {}
+    for name, of in asked.questions.items():
+        (own,) = evaluator.ask(of, asked.sampling, samples=asked.samples)
+        answers[name] = cast(Answers, own)  # the one run is alive
+        require(bool(answers[name].groups), f"--data {name}: no gold answer could be read")
+    return answers
+
+
+def _record(
+    args: argparse.Namespace,
+    asked: Asked,
+    policy: Policy,
+    answers: Mapping[str, Answers],
+    metrics: Mapping[str, Mapping[str, Estimate]],
+) -> dict[str, Any]:
+    """Return what was asked of what, and the result, as JSON values."""
+    commit, dirty = source_commit()
+    weights = sorted(asked.folder.glob("*.safetensors"))
+    adapter = None
+    if asked.adapter is not None:
+        adapter = {
+            "folder": str(asked.adapter),
+            "sha256": digest_of_files([asked.adapter / TENSORS]),
+        }
+    template = template_named(args.template)
+    return {
+        "schema": 1,
+        "checkpoint": {
+            "name": args.checkpoint or (asked.stored.base if asked.stored else None),
+            "folder": str(asked.folder),
+            "sha256": policy.effects["checkpoint_sha256"] or digest_of_files(weights),
+        },
+        "adapter": adapter,
+        "weight_format": asked.weight_format,
+        "sampling": dataclasses.asdict(asked.sampling),
+        "samples": asked.samples,
+        "seed": asked.seed,
+        "template": {"name": template.name, "sha256": template.digest()},
+        "sets": {
+            name: {
+                "problems": len(one.problems),
+                "left_out": one.dropped,
+                "sha256": digest_of_problems(asked.problems[name]),
+                "metrics": {key: dataclasses.asdict(e) for key, e in metrics[name].items()},
+            }
+            for name, one in answers.items()
+        },
+        "commit": commit,
+        "dirty": dirty,
+        "environment": capture_environment(),
+    }
+
+
+def _table(
+    asked: Asked,
+    answers: Mapping[str, Answers],
+    metrics: Mapping[str, Mapping[str, Estimate]],
+) -> str:
+    """Return a line per data set: problems, then percents."""
+    sampled = [f"mean_at_{asked.samples}"] if asked.at else []
+    sampled += [f"{kind}_at_{k}" for k in asked.at for kind in ("pass", "maj")]
+    headings = ["data", "problems", "strict", "lenient", "truncated", *sampled]
+    rows = [headings]
+    for name, one in answers.items():
+        values = [metrics[name][key].value for key in (*_COLUMNS, *sampled)]
+        shown = ["-" if value is None else f"{value:.1f}" for value in values]
+        rows.append([name, str(len(one.problems)), *shown])
+    widths = [max(len(row[place]) for row in rows) for place in range(len(headings))]
+    lines = ["  ".join(cell.rjust(w) for cell, w in zip(row, widths, strict=True)) for row in rows]
+    unit = f"percent; {asked.samples} samples per problem, temperature {asked.sampling.temperature}"
+    return "\n".join([*lines, unit])

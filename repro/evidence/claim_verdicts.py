@@ -1,0 +1,306 @@
+"""Claims judged: a comparison each, one correction over the family, one status each.
+
+The statuses and what leads to each stand in `repro.evidence.verdict`, sizes and assays in
+`repro.evidence.sizes`, the tests in `repro.evidence.comparison`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from repro.evidence import statistics as st
+from repro.evidence.claim_sentences import could_show, measured, sized
+from repro.evidence.comparison import RANKED, Compared, compare, values_and_bound
+from repro.evidence.sizes import Sizes, Values, not_testable, sizes_of
+from repro.evidence.verdict import MINIMUM_REPEATS, MINIMUM_SEEDS, Status, Verdict
+from repro.spec.claim import Claim, Metric
+from repro.spec.effect import ALPHA
+
+_MINIMUM = {"seed": MINIMUM_SEEDS, "prompt": MINIMUM_SEEDS, "repeat": MINIMUM_REPEATS}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Tested:
+    """A comparison before the family's correction, with what takes decisions away."""
+
+    verdict: Verdict
+    compared: Compared
+    sizes: Sizes | None
+    blocked: str
+
+
+def judge(
+    claims: Sequence[Claim],
+    metrics: Mapping[str, Metric],
+    values: Mapping[str, Values],
+    absent: Mapping[str, str],
+    lost: Mapping[str, str],
+    by_prompt: Mapping[str, Values] | None = None,
+    alpha: float = ALPHA,
+) -> list[Verdict]:
+    """Return one verdict per claim.
+
+    Parameters
+    ----------
+    values
+        {metric: {arm: {seed: value}}}.
+    absent
+        {arm: sentence} for arms without usable records.
+    lost
+        {arm: sentence} for arms with planned seeds that failed or have no record.
+    by_prompt
+        {metric: {arm: {prompt: value}}}, for claims that are paired by prompt.
+    alpha
+        The level spent here: all of it, but at an interim look.
+    """
+    # Of a target whose repeats are timed, `values` holds those, one each.
+    sources = {"seed": values, "prompt": by_prompt or {}, "repeat": values}
+    tested = [
+        _test(claim, metrics, sources[claim.paired_by].get(claim.metric, {}), values, absent, lost)
+        for claim in claims
+    ]
+    final = [item if isinstance(item, Verdict) else item.verdict for item in tested]
+    for mechanism in (False, True):
+        family = {
+            index: item
+            for index, (claim, item) in enumerate(zip(claims, tested, strict=True))
+            if claim.mechanism is mechanism and isinstance(item, _Tested)
+        }
+        adjusted = st.holm([item.compared.p for item in family.values()])
+        for (index, item), p in zip(family.items(), adjusted, strict=True):
+            final[index] = _decide(claims[index], item, p, len(family), alpha)
+    return _controlled(claims, final)
+
+
+def _test(
+    claim: Claim,
+    metrics: Mapping[str, Metric],
+    by_arm: Values,
+    values: Mapping[str, Values],
+    absent: Mapping[str, str],
+    lost: Mapping[str, str],
+) -> _Tested | Verdict:
+    """Return the comparison of a claim, or its verdict where nothing is to be tested."""
+    verdict = undecided(claim, metrics[claim.metric], "not run", "")
+    for arm in claim.arms:
+        if arm in absent:
+            return replace(verdict, sentence=absent[arm])
+    pairs = sorted(set.intersection(*(set(by_arm.get(arm, {})) for arm in claim.arms)))
+    if not pairs:
+        sentence = f"no {claim.paired_by} has {claim.metric} for {', '.join(claim.arms)}"
+        return replace(verdict, sentence=sentence)
+    blocks = [[by_arm[arm][pair] for arm in claim.arms] for pair in pairs]
+    verdict = replace(verdict, n=len(pairs))
+    blocked = _blocked(claim, by_arm, pairs, lost)
+    if claim.kind == "at_most":
+        return _at_most(claim, verdict, [block[0] for block in blocks], blocked)
+    sizes = sizes_of(claim, metrics, by_arm, values)
+    reason = not_testable(claim, metrics, by_arm, values, sizes)
+    if reason:
+        sentence = f"{reason}. {_point(claim, verdict, blocks)}"
+        effect = _mean(claim, blocks)
+        verdict = _with_sizes(claim, verdict, sizes)
+        return replace(verdict, status="not testable", sentence=sentence, effect=effect)
+    if len(pairs) < _MINIMUM[claim.paired_by]:
+        return _too_few(claim, verdict, blocks, blocked)
+    return _Tested(verdict=verdict, compared=compare(claim, blocks), sizes=sizes, blocked=blocked)
+
+
+def undecided(claim: Claim, metric: Metric, status: Status, sentence: str) -> Verdict:
+    """Return the verdict of a claim without any number."""
+    return Verdict(
+        name=claim.name,
+        statement=claim.statement,
+        source=claim.source,
+        about="mechanism" if claim.mechanism else "claim",
+        status=status,
+        sentence=sentence,
+        unit=_effect_unit(metric.unit, claim),
+    )
+
+
+def _blocked(claim: Claim, by_arm: Values, pairs: Sequence[int], lost: Mapping[str, str]) -> str:
+    """Return which values are missing, and so may be the arm's fault; empty for none."""
+    reasons = [lost[arm] for arm in claim.arms if lost.get(arm)]
+    if claim.paired_by == "seed":
+        every = set().union(*(by_arm[arm] for arm in claim.arms))
+        odd = sorted(every - set(pairs))
+        reasons += [f"{claim.metric} is missing in an arm of seed(s) {_listed(odd)}"] * bool(odd)
+    return "; ".join(dict.fromkeys(reasons))
+
+
+def _listed(numbers: Iterable[int]) -> str:
+    return ", ".join(map(str, numbers))
+
+
+def _at_most(claim: Claim, verdict: Verdict, values: Sequence[float], blocked: str) -> Verdict:
+    limit = claim.margin or 0.0
+    within = [value <= limit for value in values]
+    status: Status = (
+        "reproduced" if all(within) else "inconclusive" if any(within) else "contradicted"
+    )
+    sentence = f"largest of {len(values)}: {max(values):.4g}; allowed {limit:.4g}"
+    if blocked and status == "reproduced":
+        status, sentence = "inconclusive", f"{sentence}. {blocked}"
+    return replace(verdict, status=status, sentence=sentence, effect=max(values))
+
+
+def _mean(claim: Claim, blocks: Sequence[Sequence[float]]) -> float:
+    numbers = values_and_bound(claim, blocks)[0]
+    mean = st.paired(numbers).mean if len(numbers) > 1 else numbers[0]
+    return math.exp(mean) if claim.kind == "ratio" else mean
+
+
+def _point(claim: Claim, verdict: Verdict, blocks: Sequence[Sequence[float]]) -> str:
+    sign = "" if claim.kind == "ratio" else "+"
+    return f"Point estimate {_mean(claim, blocks):{sign}.3g} {verdict.unit}"
+
+
+def _too_few(
+    claim: Claim, verdict: Verdict, blocks: Sequence[Sequence[float]], blocked: str
+) -> Verdict:
+    sentence = (
+        f"{len(blocks)} paired {claim.paired_by}(s); a verdict needs {_MINIMUM[claim.paired_by]}. "
+        + (f"{blocked}. " if blocked else "")
+        + _point(claim, verdict, blocks)
+    )
+    effect = _mean(claim, blocks)
+    return replace(verdict, status="inconclusive", sentence=sentence, effect=effect)
+
+
+def _decide(claim: Claim, tested: _Tested, p: float, family: int, alpha: float) -> Verdict:
+    """Apply the family's correction and put the verdict into words."""
+    compared, sizes = tested.compared, tested.sizes
+    low, high, confidence = compared.interval(1 - alpha / family)
+    status = _status(claim, tested, p < alpha, low, high)
+    # Holm decides more than Bonferroni's intervals show: of those, the interval ends at the bound,
+    # which is the simultaneous one that goes with a step-down test (Strassburger and Bretz, 2008).
+    if p < alpha and claim.kind != "equivalent":
+        low = max(low, compared.bound) if compared.above else low
+        high = min(high, compared.bound) if compared.below and not compared.above else high
+    detectable = (
+        None if compared.exact else st.minimum_detectable_effect(compared.deviation, compared.n)
+    )
+    needed = _needed(claim, compared, family)
+    verdict = _shown(
+        claim,
+        replace(
+            _with_sizes(claim, tested.verdict, sizes),
+            status=status,
+            effect=compared.effect,
+            low=low,
+            high=high,
+            p=p,
+            p_alone=compared.p,
+            detectable=detectable,
+            needed=needed,
+        ),
+    )
+    # Of few values, not even the range of an exact test has the confidence asked for.
+    together = 1 - alpha if confidence >= 1 - alpha / family else confidence
+    words = measured(claim, verdict, compared, family, together)
+    words += sized(verdict, sizes)
+    reasons = [tested.blocked]
+    if compared.unresolved and status == "inconclusive":
+        reasons.append(f"not resolved: {', '.join(compared.unresolved)}")
+    words += "".join(f". {reason}" for reason in reasons if reason)
+    if status == "inconclusive" and detectable is not None:
+        words += f". {could_show(claim, verdict, compared)}"
+    return replace(verdict, sentence=words)
+
+
+def _status(claim: Claim, tested: _Tested, shown: bool, low: float, high: float) -> Status:
+    compared, sizes = tested.compared, tested.sizes
+    supports, opposes = compared.above, compared.below
+    if claim.kind == "no_gain":
+        supports, opposes = opposes, supports
+    if tested.blocked:
+        return "contradicted" if claim.mechanism and shown and opposes else "inconclusive"
+    if sizes is None or claim.kind == "ratio":
+        status = _by_bound(shown and supports and not compared.unresolved, shown and opposes)
+    else:
+        status = _by_size(compared, sizes, shown and supports, shown and opposes)
+    if status == "reproduced" and sizes is not None and sizes.tenth is not None:
+        status = "below a tenth" if compared.effect < sizes.tenth else status
+    # Without any spread there is no interval.
+    if status != "inconclusive" or sizes is None or compared.deviation == 0:
+        return status
+    if claim.kind != "ratio" and -sizes.matters < low and high < sizes.matters:
+        return "no difference"
+    return "excluded" if sizes.paper is not None and high < sizes.paper else "inconclusive"
+
+
+def _by_bound(supported: bool, opposed: bool) -> Status:
+    """Return the status of a claim whose bound itself is what matters."""
+    return "reproduced" if supported else "contradicted" if opposed else "inconclusive"
+
+
+def _by_size(compared: Compared, sizes: Sizes, supported: bool, opposed: bool) -> Status:
+    """Return the status of a direction that counts from the smallest effect that matters."""
+    small = sizes.tenth is not None and compared.effect < sizes.tenth
+    if supported and not compared.unresolved and (small or compared.effect >= sizes.matters):
+        return "reproduced"
+    if opposed and compared.effect <= -sizes.matters:
+        return "contradicted"
+    return "inconclusive"
+
+
+def _controlled(claims: Sequence[Claim], verdicts: Sequence[Verdict]) -> list[Verdict]:
+    """Return the verdicts, those whose positive control is not reproduced as not testable."""
+    shown = {verdict.name for verdict in verdicts if verdict.status == "reproduced"}
+    final = []
+    for claim, verdict in zip(claims, verdicts, strict=True):
+        failed = [
+            assay for assay in claim.assays if assay.kind == "control" and assay.claim not in shown
+        ]
+        if failed and verdict.status not in ("not run", "not testable"):
+            reason = (
+                f"its positive control {failed[0].claim} is not reproduced: {failed[0].because}"
+            )
+            sentence = f"{reason}. {verdict.sentence}"
+            verdict = replace(verdict, status="not testable", sentence=sentence)
+        final.append(verdict)
+    return final
+
+
+def _shown(claim: Claim, verdict: Verdict) -> Verdict:
+    """Return the verdict with a ratio's logarithms turned back into ratios."""
+    if claim.kind != "ratio":
+        return verdict
+
+    def ratio(logarithm: float | None) -> float | None:
+        return None if logarithm is None else math.exp(logarithm)
+
+    return replace(
+        verdict,
+        effect=ratio(verdict.effect),
+        low=ratio(verdict.low),
+        high=ratio(verdict.high),
+        detectable=ratio(verdict.detectable),
+    )
+
+
+def _with_sizes(claim: Claim, verdict: Verdict, sizes: Sizes | None) -> Verdict:
+    """Return the verdict with the paper's size here and the smallest that matters."""
+    if sizes is None:
+        return verdict
+    paper, matters = sizes.paper, sizes.matters
+    if claim.kind == "ratio":
+        paper, matters = None if paper is None else math.exp(paper), math.exp(matters)
+    return replace(verdict, paper=paper, matters=matters)
+
+
+def _needed(claim: Claim, compared: Compared, family: int) -> int | None:
+    """Return how many pairs would decide at the effect measured, Holm's first step included."""
+    if compared.exact or claim.kind in (*RANKED, "equivalent"):
+        return None
+    distance = compared.effect - compared.bound
+    return st.seeds_needed(distance, compared.deviation, alpha=ALPHA / family)
+
+
+def _effect_unit(unit: str, claim: Claim) -> str:
+    if claim.kind == "ratio":
+        return "x"
+    return "points" if unit == "percent" and claim.kind != "at_most" else unit

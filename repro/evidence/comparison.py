@@ -1,0 +1,170 @@
+"""From the values of a claim's arms, pair by pair, to an estimate with a test: no verdict yet.
+
+Each kind of claim is one number per pair and a bound that it is tested against: a difference
+against 0 (or minus the margin), the logarithm of a ratio against that of its margin, the slope over
+an order of arms, whose test is by ranks.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from repro.evidence import statistics as st
+from repro.spec.claim import Claim
+from repro.spec.effect import ALPHA
+
+# Kinds whose arms are in an order, tested by ranks.
+RANKED = ("trend", "order")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Compared:
+    """A claim's estimate, in the metric's unit or, of a ratio, as a logarithm.
+
+    Attributes
+    ----------
+    values
+        One per pair.
+    effect
+        Their mean, or their median where the test is exact.
+    bound
+        What it is tested against.
+    p
+        Of the test, uncorrected: two-sided, or one-sided where the test is exact.
+    above, below
+        On which side of the bound it lies. An exact test has one side alone.
+    unresolved
+        Of an order: the adjacent pairs that are not shown to be in it.
+    """
+
+    values: tuple[float, ...]
+    effect: float
+    bound: float
+    p: float
+    above: bool
+    below: bool
+    exact: bool = False
+    unresolved: tuple[str, ...] = ()
+
+    @property
+    def n(self) -> int:
+        """Pairs."""
+        return len(self.values)
+
+    @property
+    def deviation(self) -> float:
+        """Standard deviation of the values."""
+        return st.paired(self.values).deviation
+
+    def interval(self, confidence: float) -> tuple[float, float, float]:
+        """Return low, high and the confidence that they have: of a median it may be less."""
+        if self.exact:
+            interval, reached = st.median_interval(self.values, confidence)
+        else:
+            interval, reached = st.mean_interval(self.values, confidence), confidence
+        assert interval.low is not None
+        assert interval.high is not None
+        return interval.low, interval.high, min(confidence, reached)
+
+
+def compare(claim: Claim, blocks: Sequence[Sequence[float]]) -> Compared:
+    """Return the comparison of a claim.
+
+    Parameters
+    ----------
+    blocks : sequence of (arms,) sequences
+        The metric of the claim's arms, one block per pair, two blocks or more.
+
+    Raises
+    ------
+    ValueError
+        For a ratio of values that are not positive.
+    """
+    if claim.kind in RANKED:
+        return _ranked(claim, blocks)
+    values, bound = values_and_bound(claim, blocks)
+    if claim.test == "sign_flip":
+        return _exact(values)
+    result = st.paired(values, bound)
+    above, below, tested = result.mean > bound, result.mean < bound, result
+    if claim.kind == "equivalent":
+        # Against the nearer of the two bounds, the harder one to tell from.
+        margin = claim.margin or 0.0
+        tested = st.paired(values, math.copysign(margin, result.mean))
+        above, below = abs(result.mean) < margin, abs(result.mean) > margin
+    return Compared(
+        values=tuple(values),
+        effect=result.mean,
+        bound=bound,
+        p=tested.p_two_sided,
+        above=above,
+        below=below,
+    )
+
+
+def values_and_bound(claim: Claim, blocks: Sequence[Sequence[float]]) -> tuple[list[float], float]:
+    """Return the value per pair that is tested, and the bound that it is tested against."""
+    if claim.kind in RANKED:
+        return [st.trend_slope(block) for block in blocks], 0.0
+    if claim.kind in ("gain", "no_gain", "at_most"):
+        return [block[0] for block in blocks], claim.margin or 0.0
+    if claim.kind == "ratio":
+        if any(value <= 0 for block in blocks for value in block):
+            raise ValueError(f"claim {claim.name}: a ratio needs positive values")
+        return [math.log(a / b) for a, b in blocks], math.log(claim.margin or 1.0)
+    if claim.kind == "interaction":
+        return [(a - b) - (c - d) for a, b, c, d in blocks], 0.0
+    margin = claim.margin if claim.kind == "non_inferior" else None
+    return [a - b for a, b in blocks], 0.0 - (margin or 0.0)
+
+
+def _exact(values: Sequence[float]) -> Compared:
+    interval, _ = st.median_interval(values)
+    return Compared(
+        values=tuple(values),
+        effect=interval.value,
+        bound=0.0,
+        p=st.sign_flip(values),
+        above=interval.value > 0,
+        below=False,
+        exact=True,
+    )
+
+
+def _ranked(claim: Claim, blocks: Sequence[Sequence[float]]) -> Compared:
+    slopes, bound = values_and_bound(claim, blocks)
+    upward = st.page_trend(blocks)[1]
+    downward = st.page_trend([block[::-1] for block in blocks])[1]
+    unresolved, reversed_pairs = (
+        _adjacent_pairs(claim.arms, blocks) if claim.kind == "order" else ([], [])
+    )
+    return Compared(
+        values=tuple(slopes),
+        effect=st.paired(slopes).mean,
+        bound=bound,
+        p=min(1.0, 2 * min(upward, downward)),
+        above=upward < downward,
+        below=downward < upward or bool(reversed_pairs),
+        unresolved=tuple(unresolved) if upward < downward else (),
+    )
+
+
+def _adjacent_pairs(
+    arms: Sequence[str], blocks: Sequence[Sequence[float]]
+) -> tuple[list[str], list[str]]:
+    """Return the adjacent pairs not resolved, and those resolved the other way round."""
+    tests = [
+        st.paired([block[place + 1] - block[place] for block in blocks])
+        for place in range(len(arms) - 1)
+    ]
+    adjusted = st.holm([test.p_two_sided for test in tests])
+    unresolved, reversed_pairs = [], []
+    for place, (test, p) in enumerate(zip(tests, adjusted, strict=True)):
+        pair = f"{arms[place]} < {arms[place + 1]}"
+        if p >= ALPHA:
+            unresolved.append(pair)
+        elif test.mean < 0:
+            reversed_pairs.append(pair)
+    return unresolved, reversed_pairs

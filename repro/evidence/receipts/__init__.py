@@ -1,0 +1,130 @@
+"""Receipts: what a record must show was really done, before its numbers count for anything.
+
+The published code carries the reason: its added noise tests for a class that the sampler never
+builds, touches nothing, prints nothing and raises nothing. So every record carries **effects**, the
+traces of what was done, and `refusals` says in sentences what is missing or impossible.
+
+It is one walk over declared checks (`CHECKS`), most basic first, each of them about a part: that
+inputs and source are named, that modules and parameters are as many as the model has, that series
+are as long as training was and follow the schedules, that every metric is what series, answers and
+grades give. A record stands if nothing in it speaks against anything else in it. What several
+records say of each other is `together`'s.
+
+What procedures write
+---------------------
+`effects`, for every run of a policy (`train`, `finetune`, `evaluate`):
+
+==============================  ===================================================================
+`linears`                       {format: count} of the projections as they really are
+`relative_weight_error_mean`    ||W - dequantize(quantize(W))|| / ||W||, mean; None for stored codes
+==============================  ===================================================================
+
+and, for an arm with `weight_noise`, `weight_noise`: `matched_to`, `sigma`, `kl_format`, `kl_noise`
+and `projections` (how many carry it); for an arm with `rounding`, its `format` and `factor`, with
+`projections` and `relative_change_mean`; where the scale permutes channels, `order`; and for
+`train` and `finetune`:
+
+==============================  ===================================================================
+`adapter_modules`               LoRA modules attached (0 without LoRA)
+`parameters_trainable`          how many parameters the optimiser holds
+`trained_change_l2`             L2 norm of (trained parameters at the end - at the start)
+`optimizer_steps`               updates really made
+`advantage_group_mean_max`      largest |mean of a group's advantages| over the run (`train`)
+`rows`                          of `finetune`: `tokens_trained`, of worked solutions
+`noise`                         what the added noise did, see below
+==============================  ===================================================================
+
+`noise` holds `modules` (most norms perturbed at once), `channels_changed` (channels whose gain
+really moved, summed over rollouts), `rollouts_asked` and `rollouts_perturbed` (rollouts for which
+sigma was above 0, and those in which something moved; of `finetune`, which has none, optimiser
+steps instead). Beside them stand the series `sigma` and `sigma_realised`, one value a step; of
+`train`, `zero_variance_groups` (the share of groups whose rewards were all equal); of `finetune`,
+`loss` and `tokens`; and `inputs` with the digests `checkpoint`, `test_problems`, `prompt_template`
+and, when training, `train_problems`.
+
+For whatever is timed on a device, `effects["timing"]`: `method` (`device_events` or
+`synchronized_clock`), `seconds`, `bytes` and `flops` of the work, and the device's own measured
+`bytes_per_second` and `flops_per_second`. A timer that did not wait for the device shows rates that
+the device cannot reach.
+
+At the systems tier, `effects["device"]` (`repro.measure.device_state` lists it): the device before
+and after. A record that has it is refused when the measurement was not the device's only work:
+memory that was not free before, other processes on the card, the allocator retrying under the clock
+(`effects["timed_retries"]`, counted by procedures around what they time: not while engines are
+built, nor at points that measure memory alone or under a budget, which make it retry on purpose);
+or when heat or a power brake lowered the clocks. A power cap and idling lower them, too, and are
+normal on these cards: neither is refused. Records from before this rule have none and stay valid.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from repro.evidence.receipts import (
+    device,
+    identity,
+    noise,
+    numbers,
+    schedule,
+    training,
+    weights,
+)
+from repro.evidence.receipts.check import ASKED, POLICY, TRAINED, Check
+from repro.evidence.record import Record
+from repro.spec.claim import Metric
+
+# Since schema 2 records carry the states of their source, answers and exact counts of grades.
+NOW = 2
+TRAIN, FINETUNE = ("train",), ("finetune",)
+
+CHECKS: tuple[Check, ...] = (
+    Check(find=identity.environment, procedures=POLICY, since=NOW),
+    Check(find=identity.sources, since=NOW),
+    Check(find=identity.inputs, procedures=POLICY),
+    Check(find=weights.weights, procedures=POLICY),
+    Check(find=weights.precision, procedures=POLICY),
+    Check(find=weights.counts, procedures=POLICY),
+    Check(find=weights.weight_noise, procedures=POLICY),
+    Check(find=weights.rounding, procedures=POLICY),
+    Check(find=training.training, procedures=TRAINED),
+    Check(find=schedule.lengths, procedures=TRAINED),
+    Check(find=schedule.rates, procedures=TRAINED),
+    Check(find=schedule.sigmas, procedures=TRAINED),
+    Check(find=schedule.bounds, procedures=TRAINED),
+    Check(find=schedule.first_updates, procedures=TRAIN),
+    Check(find=schedule.consumed, procedures=TRAIN),
+    Check(find=training.advantages, procedures=TRAIN),
+    Check(find=training.rewards, procedures=TRAIN),
+    Check(find=training.rows, procedures=TRAIN),
+    Check(find=training.paid, procedures=TRAIN),
+    Check(find=training.lessons, procedures=FINETUNE),
+    Check(find=noise.noise, procedures=TRAINED),
+    Check(find=noise.noise_counts, procedures=TRAINED),
+    Check(find=noise.at_start, procedures=("entropy",)),
+    Check(find=numbers.all_asked, procedures=ASKED),
+    Check(find=numbers.derived, procedures=ASKED),
+    Check(find=numbers.evaluations, procedures=TRAINED),
+    Check(find=numbers.answers, procedures=ASKED, since=NOW),
+    Check(find=numbers.grades, procedures=ASKED, since=NOW),
+    Check(find=numbers.elapsed, procedures=ASKED),
+    Check(find=device.timed),
+    Check(find=device.own_device),
+)
+
+
+def refusals(record: Record, metrics: Iterable[Metric] = ()) -> list[str]:
+    """Return why the record cannot be evidence, one sentence each; empty when it can.
+
+    Parameters
+    ----------
+    metrics
+        The target's: units are held against theirs, and percents that are changes
+        (`Metric.change`) may be negative.
+    """
+    if not record.ok:
+        return [f"the run failed: {record.outcome['reason'].splitlines()[0]}"]
+    found = list(numbers.units(record, {metric.name: metric for metric in metrics}))
+    for check in CHECKS:
+        if check.applies(record):
+            found += check.find(record)
+    return found

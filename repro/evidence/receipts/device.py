@@ -1,0 +1,93 @@
+"""Receipts of timing and of the device: that the clock waited, and that nobody else was there."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from repro.evidence.record import Record
+from repro.spec.tier import GIB
+
+# A share of the device's own measured rate above which a time cannot be true.
+RATE_MOST = 1.05
+# In use on the device before a measurement: a context, workspaces, what the driver keeps.
+BUSY_BYTES_MOST = 2 * GIB
+# Share of a run's time in which heat or a power brake may have lowered the clocks.
+SLOWED_MOST = 0.01
+SPOILING = ("hw_thermal_slowdown", "hw_power_brake_slowdown", "sw_thermal_slowdown")
+TIMING_METHODS = ("device_events", "synchronized_clock")
+
+
+def timed(record: Record) -> list[str]:
+    """Return why what was timed cannot be true."""
+    found = _timing(record.effects["timing"]) if "timing" in record.effects else []
+    retried = {name: n for name, n in record.effects.get("timed_retries", {}).items() if n}
+    if retried:
+        found.append(f"the allocator had to retry under the clock: {retried}; needs none")
+    return found
+
+
+def own_device(record: Record) -> list[str]:
+    """Return why a measurement had not the device to itself, as far as the record says."""
+    return _device(record.effects["device"]) if "device" in record.effects else []
+
+
+def _timing(timing: Mapping[str, Any]) -> list[str]:
+    method = timing.get("method")
+    if method not in TIMING_METHODS:
+        return [f"timed by {method!r}; needs one of {', '.join(TIMING_METHODS)}"]
+    seconds = timing.get("seconds")
+    if not seconds or seconds <= 0:
+        return [f"timing.seconds is {seconds}"]
+    found = []
+    for amount, limit in (("bytes", "bytes_per_second"), ("flops", "flops_per_second")):
+        if timing.get(amount) and not timing.get(limit):
+            found.append(f"timing.{limit} is missing: the device's own rate is not shown")
+        elif timing.get(amount) and timing[amount] / seconds > RATE_MOST * timing[limit]:
+            rate = timing[amount] / seconds
+            found.append(
+                f"{rate:.3g} {amount} a second is more than the device can do "
+                f"({timing[limit]:.3g}); the timer did not wait for the work"
+            )
+    return found
+
+
+def _device(device: Mapping[str, Any]) -> list[str]:
+    """Return why a measurement had not the device to itself, or not at its usual clocks."""
+    before, after = device["before"], device["after"]
+    memory = before["memory"]
+    if "failed" in memory:
+        return [f"effects.device: the free memory before is not known ({memory['failed']})"]
+    found = []
+    busy = memory["total_bytes"] - memory["free_bytes"]
+    if busy > BUSY_BYTES_MOST:
+        found.append(
+            f"{busy / GIB:.1f} of {memory['total_bytes'] / GIB:.1f} GiB of the device were in use "
+            f"before the measurement; at most {BUSY_BYTES_MOST / GIB:.0f} may be"
+        )
+    for when, state in (("before", before), ("after", after)):
+        others = state["processes"].get("others")
+        if others:
+            found.append(f"{when} the measurement other processes were on the device: {others}")
+        # The driver also reports a slowdown by hardware while an idle card raises its clocks: what
+        # is seen before counts by its cause alone.
+        names = SPOILING if state is before else ("hw_slowdown", *SPOILING)
+        active = [name for name in names if state["card"].get(name) == "Active"]
+        if active:
+            found.append(f"{when} the measurement the clocks were lowered: {', '.join(active)}")
+    return found + _slowed(before, after)
+
+
+def _slowed(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
+    """Return for how long heat or a power brake lowered the clocks, where the driver counts it."""
+    elapsed = 1e6 * (after["at"] - before["at"])
+    found = []
+    for name in SPOILING:
+        if name in before["slowed_us"] and name in after["slowed_us"]:
+            spent = after["slowed_us"][name] - before["slowed_us"][name]
+            if spent > SLOWED_MOST * elapsed:
+                found.append(
+                    f"{name} lowered the clocks for {spent / elapsed:.1%} of the measurement; at "
+                    f"most {SLOWED_MOST:.0%} may be"
+                )
+    return found

@@ -1,0 +1,96 @@
+"""Receipts of the added noise: how often, on how many norms and channels, and how strong."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from repro.evidence.receipts.check import close, rollouts
+from repro.evidence.record import Record
+from repro.spec.shapes import shape_by_name
+
+# Realised sigma over hundreds of channels; five standard errors at 400 channels are 18 %.
+SIGMA_RATIO = (0.75, 1.25)
+# Of float32 draws hardly any is 0; of what bfloat16 keeps of them, most may be.
+CHANNELS_LEAST = 0.99
+
+
+def noise(record: Record) -> list[str]:
+    """Return why the added noise was not there, or was where there should be none."""
+    noise = record.config["arm"]["noise"]
+    asked = [value or 0.0 for value in record.series.get("sigma", [])]
+    realised = [value or 0.0 for value in record.series.get("sigma_realised", [])]
+    done = record.effects.get("noise") or {}
+    touched = done.get("modules", 0)
+    if noise is None or noise["form"] == "as_published":
+        what = "without added noise" if noise is None else "of the published, inert code"
+        return [f"an arm {what} perturbed {touched} norms"] if touched or any(realised) else []
+    if not touched or not done.get("channels_changed"):
+        return [
+            f"the added noise touched nothing ({touched} norms, "
+            f"{done.get('channels_changed', 0)} channels)"
+        ]
+    if not any(asked) or len(asked) != len(realised):
+        return ["series sigma and sigma_realised do not show the added noise step by step"]
+    if noise["form"] != "as_described":
+        return []
+    if done.get("rollouts_perturbed") != done.get("rollouts_asked"):
+        return [
+            f"{done.get('rollouts_perturbed')} of {done.get('rollouts_asked')} noisy rollouts were "
+            "really perturbed"
+        ]
+    low, high = SIGMA_RATIO
+    for step, (wanted, found) in enumerate(zip(asked, realised, strict=True)):
+        if wanted and not low <= found / wanted <= high:
+            return [
+                f"step {step}: added noise had a deviation of {found:.3g}; asked for {wanted:.3g}"
+            ]
+    return []
+
+
+def noise_counts(record: Record) -> Iterator[str]:
+    """Yield which counts of the added noise are not those of its schedule and of the model."""
+    done, form = record.effects.get("noise") or {}, _form(record)
+    series = record.series.get("sigma", [])
+    if done.get("form") != form:
+        yield f"effects.noise.form is {done.get('form')}; the arm's is {form}"
+    asked = sum(1 for step in rollouts(record) if step < len(series) and (series[step] or 0) > 0)
+    if done.get("rollouts_asked") != asked:
+        yield f"effects.noise.rollouts_asked is {done.get('rollouts_asked')}; sigma asks {asked}"
+    for name in ("sigma", "sigma_realised"):
+        largest = max((value or 0.0 for value in record.series.get(name, ())), default=0.0)
+        if not close(done.get(f"{name}_max"), largest):
+            yield f"effects.noise.{name}_max is {done.get(f'{name}_max')}; its series has {largest}"
+    yield from _touched(record, asked)
+
+
+def _form(record: Record) -> str:
+    noise = record.config["arm"]["noise"]
+    return "none" if noise is None else str(noise["form"])
+
+
+def _touched(record: Record, asked: int) -> Iterator[str]:
+    """Yield why norms and channels are not those that the form perturbs."""
+    done, form = record.effects.get("noise") or {}, _form(record)
+    shape = shape_by_name(record.config["scale"]["checkpoint"])
+    norms = (record.effects.get("norms_wrapped") or 1) - (form != "as_released")
+    if form in ("none", "as_published") or not asked:
+        norms = 0
+    if done.get("modules") != norms:
+        yield f"effects.noise.modules is {done.get('modules')}; the form perturbs {norms}"
+    if shape is None:
+        return
+    most = asked * norms * shape.hidden
+    least = CHANNELS_LEAST * most if form == "as_described" else 0
+    if not least <= (done.get("channels_changed") or 0) <= most:
+        yield (
+            f"effects.noise.channels_changed is {done.get('channels_changed')}; {asked} rollouts "
+            f"with {norms} norms of {shape.hidden} channels have {most}"
+        )
+
+
+def at_start(record: Record) -> list[str]:
+    """Return why noise of an arm that is measured before training was not there."""
+    done = record.effects.get("noise_at_start") or {}
+    if record.config["arm"]["noise"] and not done.get("channels_changed"):
+        return ["the added noise touched nothing (effects.noise_at_start)"]
+    return []

@@ -1,0 +1,135 @@
+"""Receipts of training: that something could move, did, and by what it was paid."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from repro.evidence.receipts.check import differences, rollouts
+from repro.evidence.record import Record
+
+# Centred advantages average to float32's rounding of values of order 1.
+ADVANTAGE_MEAN_MOST = 1e-3
+# Of a run's rows, those whose gold could not be read or whose grader failed.
+WITHOUT_REWARD_MOST = 0.01
+
+
+def training(record: Record) -> list[str]:
+    """Return why nothing could be trained, nothing was, or not for as long as the scale says."""
+    arm, scale = record.config["arm"], record.config["scale"]
+    found = []
+    adapters = record.effects.get("adapter_modules")
+    if arm["training"] == "lora" and not adapters:
+        found.append(f"no adapter was attached (effects.adapter_modules is {adapters})")
+    if arm["training"] == "full" and adapters:
+        found.append(f"a fully trained arm carries {adapters} adapter modules")
+    if not record.effects.get("parameters_trainable"):
+        found.append("effects.parameters_trainable is 0 or missing: nothing could be trained")
+    if not record.effects.get("trained_change_l2"):
+        found.append("effects.trained_change_l2 is 0 or missing: training changed no parameter")
+    steps = record.effects.get("optimizer_steps")
+    if steps != scale["steps"]:
+        found.append(f"{steps} optimiser steps were made; the scale has {scale['steps']}")
+    return found
+
+
+def advantages(record: Record) -> list[str]:
+    """Return why advantages were not centred within their groups."""
+    offset = record.effects.get("advantage_group_mean_max")
+    if offset is None or not 0 <= offset <= ADVANTAGE_MEAN_MOST:
+        return [
+            "advantages were not centred within their groups (effects.advantage_group_mean_max is "
+            f"{offset}; at most {ADVANTAGE_MEAN_MOST})"
+        ]
+    return []
+
+
+def lessons(record: Record) -> list[str]:
+    """Return why a run of supervised fine-tuning did not train on what its scale says."""
+    scale = record.config["scale"]
+    losses, tokens = record.series.get("loss", []), record.series.get("tokens", [])
+    if len(losses) != scale["steps"] or not all(losses):
+        return ["series loss does not show a loss at every step"]
+    trained = (record.effects.get("rows") or {}).get("tokens_trained")
+    budget = scale["evaluation"].get("token_budget", 0)
+    # The last worked solution of a step may pass the step's share, by less than itself.
+    most = budget + scale["rollout"]["max_new_tokens"]
+    if sum(value or 0 for value in tokens) != trained or not budget <= trained <= most:
+        return [
+            f"{trained} tokens of worked solutions were trained on; the scale's budget is {budget}"
+        ]
+    return []
+
+
+def rewards(record: Record) -> list[str]:
+    """Return why there was nothing to learn from the rewards."""
+    equal = record.series.get("zero_variance_groups")
+    if not equal:
+        return ["series zero_variance_groups is missing: nothing shows that rewards differed"]
+    if all(value is not None and value >= 1 for value in equal):
+        return ["all rewards of every group were equal in every step: there was nothing to learn"]
+    return []
+
+
+def rows(record: Record) -> Iterator[str]:
+    """Yield which counts of a run's rows are not those of its scale and series."""
+    scale, done = record.config["scale"], record.effects.get("rows") or {}
+    per_rollout = scale["prompts_per_rollout"] * scale["group_size"]
+    most = per_rollout * len(rollouts(record))
+    drawn = (done.get("groups_drawn") or 0) * scale["group_size"]
+    refill = record.config["arm"]["loss"]["dynamic_sampling"]
+    if drawn < most or drawn > most * max(refill, 1) or (not refill and drawn != most):
+        yield f"effects.rows.groups_drawn is {done.get('groups_drawn')}; {most} rows were due"
+    trained = done.get("trained_on", 0)
+    if not 0 < trained <= most or (not refill and trained != most):
+        yield f"effects.rows.trained_on is {trained}; the rollouts had {most} rows"
+    without = done.get("without_reward", 0)
+    if without > WITHOUT_REWARD_MOST * max(trained, 1):
+        yield f"effects.rows.without_reward is {without} of {trained} rows; at most 1 % may be"
+    if not refill:
+        yield from _lengths(record, per_rollout // scale["updates_per_rollout"])
+
+
+def _lengths(record: Record, rows_of_step: int) -> Iterator[str]:
+    """Yield why tokens and truncated rows are not the sums of what the steps say."""
+    done, scale = record.effects.get("rows") or {}, record.config["scale"]
+    lengths = [value or 0.0 for value in record.series.get("completion_tokens", ())]
+    if len(lengths) != scale["steps"] or scale["steps"] % scale["updates_per_rollout"]:
+        return
+    tokens = rows_of_step * sum(lengths)
+    compared = (record.effects.get("sampler_trainer_by_quarter") or {}).get("tokens", ())
+    # Lengths that were blessed have six digits.
+    slack = 1 + 1e-5 * tokens
+    if "tokens_sampled" in done and abs(done["tokens_sampled"] - tokens) > slack:
+        yield (
+            f"effects.rows.tokens_sampled is {done['tokens_sampled']}; "
+            f"series.completion_tokens adds up to {tokens:.0f}"
+        )
+    if abs(sum(compared) - tokens) > slack:
+        yield (
+            f"effects.sampler_trainer_by_quarter compares {sum(compared)} tokens; "
+            f"series.completion_tokens adds up to {tokens:.0f}"
+        )
+    shares = [value or 0.0 for value in record.series.get("truncation_rate", ())]
+    if abs(done.get("truncated", 0) - rows_of_step * sum(shares)) > 0.5:
+        yield f"effects.rows.truncated is {done.get('truncated')}; series.truncation_rate differs"
+
+
+def paid(record: Record) -> Iterator[str]:
+    """Yield why a step's mean reward is not what its answers and formats earn."""
+    arm, scale, series = record.config["arm"], record.config["scale"], record.series
+    other = arm["reward"] == "random" or arm.get("reward_function")  # pays by what no series has
+    if other or arm["loss"]["overlong_buffer"] or _dropped(record):
+        return
+    bonus = {"task": scale["format_reward"], "answer": 0.0, "format": 1.0}[arm["reward"]]
+    right = 0.0 if arm["reward"] == "format" else 1.0
+    needed = [
+        None if accuracy is None or form is None else right * accuracy + bonus * form
+        for accuracy, form in zip(
+            series.get("accuracy", ()), series.get("format", ()), strict=False
+        )
+    ]
+    yield from differences(record, "reward", needed, "its answers and formats earn")
+
+
+def _dropped(record: Record) -> bool:
+    return bool((record.effects.get("rows") or {}).get("without_reward"))

@@ -1,0 +1,123 @@
+"""Receipts of the policy: its format, its noise, and how many of its modules there are."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from repro.evidence.record import Record
+from repro.spec.shapes import DecoderShape, shape_by_name
+
+# Relative weight error of a 4-bit format on bell-shaped weights is 0.09 to 0.12; random signs
+# would give 1 or more. A wide gate: it tells "quantised" from "not", no more.
+WEIGHT_ERROR = (0.02, 0.4)
+# The matching stops within 1 %.
+KL_RATIO_MOST = 0.02
+# Of a decoder block.
+PROJECTIONS = 7
+
+
+def weights(record: Record) -> list[str]:
+    """Return why the projections were not of the arm's format."""
+    wanted = record.config["arm"]["weight_format"]
+    linears = record.effects.get("linears")
+    if not isinstance(linears, Mapping) or not linears:
+        return ["effects.linears is missing: nothing shows which format the projections had"]
+    others = {name: count for name, count in linears.items() if name != wanted and count}
+    found = []
+    if not linears.get(wanted):
+        found.append(f"no projection was {wanted}; found {dict(linears)}")
+    elif others:
+        found.append(f"some projections were not {wanted}: {others}")
+    error = record.effects.get("relative_weight_error_mean")
+    low, high = WEIGHT_ERROR
+    if wanted != "bf16" and error is not None and not low <= error <= high:
+        found.append(
+            f"weights called {wanted} differ from the originals by {error:.3g} of their size; "
+            f"a 4-bit format gives {low} to {high}"
+        )
+    return found
+
+
+def weight_noise(record: Record) -> list[str]:
+    """Return why the weights did not carry the noise that stands for a format's rounding."""
+    wanted = record.config["arm"].get("weight_noise")
+    done = record.effects.get("weight_noise")
+    if not wanted:
+        return [f"an arm without weight noise carries it: {done}"] if done else []
+    if not isinstance(done, Mapping) or not done.get("projections"):
+        return ["effects.weight_noise is missing: nothing shows that the weights carried noise"]
+    if done.get("matched_to") != wanted["matched_to"]:
+        return [f"weight noise was matched to {done.get('matched_to')}, not {wanted['matched_to']}"]
+    there, here = done.get("kl_format") or 0.0, done.get("kl_noise") or 0.0
+    if not there or abs(here / there - 1) > KL_RATIO_MOST:
+        return [
+            f"weight noise of KL {here:.3g} stands for {wanted['matched_to']}, whose rounding has "
+            f"{there:.3g}"
+        ]
+    return []
+
+
+def rounding(record: Record) -> Iterator[str]:
+    """Yield where the weights lack the arm's rounding, or the channels the run's order."""
+    wanted, done = record.config["arm"].get("rounding"), record.effects.get("rounding")
+    asked = {key: (wanted or {}).get(key) for key in ("format", "factor")}
+    shown = {key: (done or {}).get(key) for key in asked}
+    if asked != shown:
+        yield f"effects.rounding is {done}; the arm has {wanted}"
+    elif done and done["projections"] != record.effects["linears"].get("bf16"):
+        yield f"effects.rounding has {done['projections']} projections; bf16 ones are more"
+    elif done and not 0 < done["relative_change_mean"] <= max(1, done["factor"]):
+        yield f"effects.rounding.relative_change_mean is {done['relative_change_mean']:.3g}"
+    order = record.seed if record.config["scale"].get("permuted") else None
+    if record.effects.get("order") != order:
+        yield f"effects.order is {record.effects.get('order')}; the run's channels have {order}"
+
+
+def counts(record: Record) -> Iterator[str]:
+    """Yield which modules and parameters are not as many as the model has."""
+    arm = record.config["arm"]
+    linears = sum((record.effects.get("linears") or {}).values())
+    shape = shape_by_name(record.config["scale"]["checkpoint"])
+    layers = shape.layers if shape is not None else linears // PROJECTIONS
+    needed = {"norms_wrapped": 2 * layers + 1, "norms_trained": 2 * layers * arm["norms_trained"]}
+    needed["adapter_modules"] = PROJECTIONS * layers if arm["training"] == "lora" else 0
+    if shape is not None:
+        needed["parameters_trainable"] = _trainable(record, shape)
+    if linears != PROJECTIONS * layers or not layers:
+        yield (
+            f"effects.linears counts {linears} projections; {layers} blocks have "
+            f"{PROJECTIONS * layers}"
+        )
+    for name, count in needed.items():
+        # Before training an adapter is nothing; some measurements leave it out.
+        if name in ("adapter_modules", "parameters_trainable") and record.procedure == "entropy":
+            continue
+        if record.effects.get(name) != count:
+            yield f"effects.{name} is {record.effects.get(name)}; the model has {count}"
+
+
+def _trainable(record: Record, shape: DecoderShape) -> int:
+    arm = record.config["arm"]
+    if arm["training"] == "none":
+        return 0
+    if arm["training"] == "full":
+        return shape.parameters()
+    norms = 2 * shape.layers * shape.hidden if arm["norms_trained"] else 0
+    return shape.adapter_parameters(arm["lora_rank"]) + norms
+
+
+def precision(record: Record) -> Iterator[str]:
+    """Yield why the policy did not compute as the scale says, or shows no error of its format."""
+    needed, done = record.config["scale"]["compute_dtype"], record.effects.get("compute")
+    if (done or "").split(" ")[0] != needed:
+        yield f"effects.compute is {done}; the scale has {needed}"
+    error, stored = record.effects.get("relative_weight_error_mean"), _is_stored(record)
+    if record.config["arm"]["weight_format"] != "bf16" and error is None and not stored:
+        yield "effects.relative_weight_error_mean is missing: nothing shows the rounding"
+
+
+def _is_stored(record: Record) -> bool:
+    """Whether the checkpoint may hold codes, so that there is nothing to compare them with."""
+    checkpoint = record.config["scale"]["checkpoint"]
+    shape = shape_by_name(checkpoint)
+    return shape is None or checkpoint != shape.name

@@ -1,0 +1,180 @@
+"""A claim's sizes in the units of the records at hand, and whether it can be judged on them.
+
+The paper's effect is a share (`repro.spec.effect`); what it would be here follows from the baseline
+arm's own mean, gain or shortfall in the same records. Its uncertainty is left out: a mean gain of
+51 points is known to half a point, and sizes decide between words, not by digits.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from statistics import fmean
+
+from repro.spec.claim import Claim, Metric
+from repro.spec.effect import GAIN, Assay, Effect
+
+Values = Mapping[str, Mapping[int, float]]
+
+# Fewest draws of what a statement speaks of.
+MINIMUM_DRAWS = 5
+# A margin that takes more than this share of what is left below the ceiling excludes nothing.
+_LARGEST_MARGIN = 0.5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sizes:
+    """Sizes in the metric's unit; of a ratio, logarithms; of an order, per place.
+
+    Attributes
+    ----------
+    paper, tenth
+        The paper's effect and a tenth of it; None where the paper has none.
+    matters
+        The smallest effect that matters.
+    share
+        The paper's effect, or the smallest that matters, in words: `23 % of the gain of bf16_lora`.
+    """
+
+    paper: float | None
+    tenth: float | None
+    matters: float
+    share: str
+
+
+def sizes_of(
+    claim: Claim, metrics: Mapping[str, Metric], compared: Values, values: Mapping[str, Values]
+) -> Sizes | None:
+    """Return the sizes of a claim here; None where it declares none.
+
+    Parameters
+    ----------
+    compared
+        {arm: {pair: value}} of the claim's metric.
+    values
+        {metric: {arm: {seed: value}}}.
+    """
+    effect = claim.effect
+    if effect is None:
+        return None
+
+    def here(size: float) -> float:
+        if effect.measure == "ratio":
+            return math.log(size)
+        return size * scale / (len(claim.arms) - 1 if claim.kind in ("trend", "order") else 1)
+
+    scale = 1.0 if effect.measure == "ratio" else _scale(claim, metrics, compared, values)
+    return Sizes(
+        paper=None if effect.paper is None else here(effect.paper),
+        tenth=None if effect.tenth is None else here(effect.tenth),
+        matters=here(effect.matters),
+        share=_share(claim, effect),
+    )
+
+
+def _scale(
+    claim: Claim, metrics: Mapping[str, Metric], compared: Values, values: Mapping[str, Values]
+) -> float:
+    """Return what a share is a share of, in the metric's unit."""
+    effect = claim.effect
+    assert effect is not None
+    if effect.measure == "units":
+        return 1.0
+    if effect.measure == "of gain":
+        gains = values.get(GAIN, {}).get(claim.baseline)
+        if not gains:
+            raise ValueError(
+                f"claim {claim.name}: {claim.baseline} has no {GAIN} to take shares of"
+            )
+        return fmean(gains.values())
+    mean = fmean(compared[claim.baseline].values())
+    return mean if effect.measure == "of baseline" else _room(metrics[claim.metric], mean)
+
+
+def _room(metric: Metric, mean: float) -> float:
+    """Return what is left above `mean`."""
+    if metric.most is None:
+        raise ValueError(f"metric {metric.name} has no ceiling")
+    return metric.most - mean
+
+
+def _share(claim: Claim, effect: Effect) -> str:
+    size = effect.matters if effect.paper is None else effect.paper
+    if effect.measure == "ratio":
+        return f"{size:.3g} x"
+    if effect.measure == "units":
+        return ""
+    what = {
+        "of baseline": f"of {claim.baseline}'s mean",
+        "of gain": f"of the gain of {claim.baseline}",
+        "of shortfall": f"of what {claim.baseline} leaves below the ceiling",
+    }[effect.measure]
+    return f"{100 * size:.2g} % {what}"
+
+
+def not_testable(
+    claim: Claim,
+    metrics: Mapping[str, Metric],
+    compared: Values,
+    values: Mapping[str, Values],
+    sizes: Sizes | None,
+) -> str:
+    """Return why a claim cannot be judged on these records; empty where it can.
+
+    Positive controls are left to the caller, who has their verdicts.
+    """
+    if claim.draws is not None and claim.draws < MINIMUM_DRAWS:
+        return (
+            f"its unit of replication is the {claim.unit_of_replication}, of which there is "
+            f"{claim.draws}; a verdict needs {MINIMUM_DRAWS}"
+        )
+    for assay in claim.assays:
+        reason = _assayed(assay, claim, metrics, compared, values, sizes)
+        if reason:
+            return f"{reason}: {assay.because}"
+    return ""
+
+
+def _assayed(
+    assay: Assay,
+    claim: Claim,
+    metrics: Mapping[str, Metric],
+    compared: Values,
+    values: Mapping[str, Values],
+    sizes: Sizes | None,
+) -> str:
+    if assay.kind == "design":
+        return "by its design"
+    if assay.kind == "headroom":
+        return _headroom(claim, metrics[claim.metric], compared, sizes)
+    if assay.kind == "range":
+        return _outside(assay, values)
+    return ""
+
+
+def _headroom(claim: Claim, metric: Metric, compared: Values, sizes: Sizes | None) -> str:
+    """Return why what is to be seen does not fit above the baseline arm; empty where it does."""
+    mean = fmean(compared[claim.baseline].values())
+    room = _room(metric, mean)
+    above = f"{claim.baseline} at {mean:.3g} leaves {room:.3g} below {metric.most:g}"
+    if claim.kind in ("non_inferior", "equivalent"):
+        margin = claim.margin or 0.0
+        fits = margin <= _LARGEST_MARGIN * room
+        return "" if fits else f"{above}, and the margin is {margin:g}"
+    assert sizes is not None
+    needed = sizes.matters if sizes.paper is None else sizes.paper
+    return "" if needed <= room else f"{above}, and the effect to be seen is {needed:.3g}"
+
+
+def _outside(assay: Assay, values: Mapping[str, Values]) -> str:
+    """Return why an arm's mean is not in the range that the assay needs; empty where it is."""
+    known = values.get(assay.metric, {}).get(assay.arm, {})
+    if not known:
+        return f"{assay.arm} has no {assay.metric}"
+    mean = fmean(known.values())
+    least = -math.inf if assay.at_least is None else assay.at_least
+    most = math.inf if assay.at_most is None else assay.at_most
+    if least <= mean <= most:
+        return ""
+    return f"{assay.metric} of {assay.arm} is {mean:.3g}; needs {least:g} to {most:g}"

@@ -1,0 +1,155 @@
+"""The flags of `quantize`, `evaluate` and `export`, and those by which `run` keeps more.
+
+Nothing heavy is imported until a command is carried out.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+
+from repro.keep.keeper import COMPLETIONS_VARIABLE, LOG_VARIABLE, Keeping
+from repro.keep.trackers import parse_trackers
+
+_FOUR_BITS = ("nvfp4", "mxfp4", "nf4")
+_Commands = argparse._SubParsersAction
+
+
+def add_commands(commands: _Commands[argparse.ArgumentParser]) -> None:
+    """Add the three commands."""
+    _add_quantize(commands)
+    _add_evaluate(commands)
+    _add_export(commands)
+
+
+def add_reward(parser: argparse.ArgumentParser) -> None:
+    """Add the flag that names a user's own reward."""
+    parser.add_argument(
+        "--reward",
+        metavar="MODULE:FUNCTION",
+        help="pay by this function instead (docs/commands.md); its runs lie apart, unjudged",
+    )
+
+
+def add_keeping(parser: argparse.ArgumentParser) -> None:
+    """Add the flags by which training keeps more than metrics.jsonl."""
+    group = parser.add_argument_group("what training keeps beside metrics.jsonl")
+    group.add_argument(
+        "--log", metavar="A,B", help="trackers: tensorboard, wandb, trackio (else $REPRO_LOG)"
+    )
+    group.add_argument(
+        "--completions", action="store_true", help="completions, as one Parquet file per rollout"
+    )
+
+
+def keeping_of(args: argparse.Namespace) -> Keeping:
+    """Return what a command line asks to keep, else what the environment does.
+
+    Raises
+    ------
+    ValueError
+        As `repro.keep.trackers.parse_trackers`.
+    """
+    log, completions = getattr(args, "log", None), getattr(args, "completions", False)
+    return Keeping(
+        trackers=parse_trackers(os.environ.get(LOG_VARIABLE) or None if log is None else log),
+        completions=completions or bool(os.environ.get(COMPLETIONS_VARIABLE)),
+    )
+
+
+def _add_quantize(commands: _Commands[argparse.ArgumentParser]) -> None:
+    parser = commands.add_parser(
+        "quantize",
+        help="write a 16-bit checkpoint as a 4-bit one, compared before it is done",
+        description="Round to nearest, without data. The folder appears when its logits, read "
+        "back, are those of the source quantised in memory. Exit status: 0, or 2 with a sentence.",
+    )
+    parser.add_argument("source", metavar="SOURCE", help="a 16-bit folder, or a hub name")
+    parser.add_argument("out", metavar="OUT", help="the new folder; must not exist")
+    parser.add_argument("--format", default="nvfp4", choices=_FOUR_BITS, help="default: nvfp4")
+    _add_device(parser)
+    parser.set_defaults(command=_quantize)
+
+
+def _add_export(commands: _Commands[argparse.ArgumentParser]) -> None:
+    parser = commands.add_parser(
+        "export",
+        help="write a trained adapter for other programs, compared with what was trained",
+        description="The folder appears when its logits, as peft or transformers reads it, are "
+        "those of the trained policy. Exit status: 0, or 2 with a sentence.",
+    )
+    parser.add_argument("adapter", metavar="ADAPTER", help="an adapter's folder, or a run's")
+    parser.add_argument("out", metavar="OUT", help="the new folder; must not exist")
+    parser.add_argument(
+        "--as",
+        dest="kind",
+        default="adapter",
+        choices=("adapter", "merged", *_FOUR_BITS),
+        help="PEFT's files with base and revision (default); a merged 16-bit checkpoint; or that, "
+        "rounded to 4 bits again, which moves the policy: how far is printed",
+    )
+    parser.add_argument(
+        "--base", metavar="FOLDER", help="name this folder as the adapter's base instead"
+    )
+    _add_device(parser)
+    parser.set_defaults(command=_export)
+
+
+def _add_evaluate(commands: _Commands[argparse.ArgumentParser]) -> None:
+    parser = commands.add_parser(
+        "evaluate",
+        help="ask a checkpoint, with an adapter or without, the problems of data sets",
+        description="Strict accuracy (the reading that pays rewards) and lenient accuracy side by "
+        "side, the share of truncated completions, mean@k, pass@k and maj@k. Exit status: 0, or 2 "
+        "with a sentence.",
+    )
+    parser.add_argument(
+        "checkpoint", nargs="?", metavar="CHECKPOINT", help="default: the base of --adapter"
+    )
+    parser.add_argument("--adapter", metavar="FOLDER", help="an adapter's folder, or a run's")
+    parser.add_argument(
+        "--data", required=True, metavar="A,B", help="data sets by name, or folders of JSONL"
+    )
+    parser.add_argument("--limit", type=int, metavar="N", help="problems of each (default: all)")
+    parser.add_argument("--samples", type=int, default=1, metavar="K", help="default: 1")
+    parser.add_argument("--at", metavar="K,K", help="k of pass@k and maj@k (default: K)")
+    parser.add_argument(
+        "--temperature", type=float, default=0.6, help="0 is greedy; default: 0.6, as the paper"
+    )
+    parser.add_argument("--top-p", type=float, default=0.95, help="default: 0.95, as the paper")
+    parser.add_argument("--tokens", type=int, default=4096, metavar="N", help="of a completion")
+    parser.add_argument("--prompt-tokens", type=int, default=1024, metavar="N", help="of a prompt")
+    parser.add_argument("--template", default="paper", help="prompt template; default: paper")
+    parser.add_argument("--seed", type=int, default=0, metavar="N", help="default: 0")
+    parser.add_argument(
+        "--format",
+        choices=("bf16", *_FOUR_BITS),
+        help="of the weights (default: as the adapter was trained, else as they are stored)",
+    )
+    parser.add_argument("--out", metavar="FILE", help="write the record there as JSON")
+    _add_device(parser)
+    parser.set_defaults(command=_evaluate)
+
+
+def _add_device(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--device", choices=("cpu", "cuda"), help="default: cuda where there is one"
+    )
+
+
+def _quantize(args: argparse.Namespace) -> int:
+    from repro.keep.quantising import main_quantize
+
+    return main_quantize(args)
+
+
+def _export(args: argparse.Namespace) -> int:
+    from repro.keep.exporting import main_export
+
+    return main_export(args)
+
+
+def _evaluate(args: argparse.Namespace) -> int:
+    from repro.evaluate.command import main_evaluate
+
+    return main_evaluate(args)

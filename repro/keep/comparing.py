@@ -1,0 +1,183 @@
+"""Whether two models say the same: the distance of their next-token distributions on probe texts.
+
+    KL(p || q) = sum_v p(v) ln(p(v) / q(v)),    nats, per position, float64
+
+Two bounds decide. Readers of the same weights differ by the order of sums alone, so the mean KL
+must stay below a floor of the compute dtype. A checkpoint whose weights were rounded differs by
+more, and what is asked then is relative: rounding may take away no more than a small share of what
+training changed, which is the distance from the trained policy to the one without its adapter.
+
+Easy mistakes
+-------------
+* Comparing only the most likely tokens: an adapter scaled wrongly by two moves few of them.
+* Comparing while noise is on the norms: the difference is then the noise.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import AutoModelForCausalLM, PreTrainedTokenizerBase
+from transformers.utils.logging import disable_progress_bar
+
+from repro.data.generator import generate_problems
+from repro.models.policy import Policy
+from repro.spec.config import derive_seed
+
+# Mean KL, nats, of two readers of the same weights: sums in another order, in this dtype.
+SAME_NATS = {torch.float32: 1e-6, torch.bfloat16: 2e-3, torch.float16: 1e-3}
+# Share of the adapter's own distance that a rounding of the merged weights may cost.
+MERGED_SHARE = 0.05
+_PROBES, _PROBE_TOKENS = 8, 48
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Distance:
+    """How far a model is from a reference.
+
+    Attributes
+    ----------
+    mean, largest
+        KL(reference || model) over positions, nats.
+    agreement
+        Share of positions at which both hold the same token most likely.
+    positions
+        How many were compared.
+    """
+
+    mean: float
+    largest: float
+    agreement: float
+    positions: int
+
+    def __str__(self) -> str:
+        return (
+            f"mean KL {self.mean:.2e} nats, largest {self.largest:.2e}, same first token at "
+            f"{100 * self.agreement:.1f} % of {self.positions} positions"
+        )
+
+
+class DifferentError(ValueError):
+    """A folder that was written does not say what it should; the message holds the numbers."""
+
+
+def probe_rows(
+    tokenizer: PreTrainedTokenizerBase | None, vocabulary: int, positions: int
+) -> Tensor:
+    """Return rows of token ids on which models are compared, (8, T), int64.
+
+    Questions and worked solutions as the tokenizer reads them, cut to one length; without a
+    tokenizer, seeded random ids.
+
+    Parameters
+    ----------
+    vocabulary, positions
+        Of the model; T is at most `positions`.
+    """
+    length = min(_PROBE_TOKENS, positions)
+    generator = torch.Generator().manual_seed(derive_seed("probe"))
+    rows = torch.randint(0, vocabulary, (_PROBES, length), generator=generator)
+    if tokenizer is None:
+        return rows
+    for row, problem in zip(rows, generate_problems("test", _PROBES, (), 0), strict=True):
+        text = f"{problem.question}\n{problem.solution or problem.answer}"
+        ids = tokenizer(text, add_special_tokens=False)["input_ids"][:length]
+        row[: len(ids)] = torch.tensor(ids)
+    return rows
+
+
+def probes_of(policy: Policy) -> Tensor:
+    """Return the probe rows of a policy; see `probe_rows`."""
+    decoder: Any = policy.decoder
+    config = decoder.config
+    return probe_rows(policy.tokenizer, config.vocab_size, config.max_position_embeddings)
+
+
+@torch.no_grad()
+def logits_of(model: nn.Module, rows: Tensor) -> Tensor:
+    """Return a model's logits, (B, T, V), float32, on the CPU; one row at a time."""
+    device = next(model.parameters()).device
+    return torch.cat([model(input_ids=row[None].to(device)).logits.float().cpu() for row in rows])
+
+
+@torch.no_grad()
+def distance(reference: Tensor, other: Tensor) -> Distance:
+    """Return how far logits are from those of the reference, both (B, T, V).
+
+    Raises
+    ------
+    DifferentError
+        When a logit is not finite, or the shapes differ.
+    """
+    if reference.shape != other.shape:
+        raise DifferentError(
+            f"logits have shapes {tuple(reference.shape)} and {tuple(other.shape)}"
+        )
+    divergences, agreeing = [], []
+    for own, theirs in zip(reference, other, strict=True):  # a row at a time: V is large
+        if not (bool(torch.isfinite(own).all()) and bool(torch.isfinite(theirs).all())):
+            raise DifferentError("a logit is not finite")
+        p, q = own.double().log_softmax(-1), theirs.double().log_softmax(-1)
+        divergences.append((p.exp() * (p - q)).sum(-1).clamp(min=0.0))  # (T,)
+        agreeing.append(own.argmax(-1) == theirs.argmax(-1))
+    nats = torch.cat(divergences)
+    return Distance(
+        mean=float(nats.mean()),
+        largest=float(nats.max()),
+        agreement=float(torch.cat(agreeing).double().mean()),
+        positions=len(nats),
+    )
+
+
+def require_same(what: str, found: Distance, dtype: torch.dtype, effect: float = 0.0) -> None:
+    """Raise unless a model is its reference, up to the order of sums or a small share of `effect`.
+
+    Parameters
+    ----------
+    what
+        Of the sentence: what was compared with what.
+    effect
+        Mean KL of what training changed, nats, where the weights were rounded.
+
+    Raises
+    ------
+    DifferentError
+        With both numbers.
+    """
+    bound = max(SAME_NATS[dtype], MERGED_SHARE * effect)
+    if not found.mean <= bound:
+        raise DifferentError(f"{what}: {found}; the mean may be at most {bound:.2e}")
+
+
+def stock_logits(
+    folder: Path,
+    rows: Tensor,
+    dtype: torch.dtype,
+    device: str,
+    load: Callable[..., Any] = AutoModelForCausalLM.from_pretrained,
+) -> Tensor:
+    """Return the logits of a folder as transformers (or peft, by `load`) reads it, (B, T, V)."""
+    disable_progress_bar()
+    with released():
+        model = load(str(folder), dtype=dtype, device_map=device).eval()
+        logits = logits_of(model, rows)
+        del model
+    return logits
+
+
+@contextmanager
+def released() -> Iterator[None]:
+    """Give back a model's memory at the end: two of a large one have no room side by side."""
+    try:
+        yield
+    finally:
+        gc.collect()
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()

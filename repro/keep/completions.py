@@ -1,0 +1,104 @@
+"""What a run's policy wrote, one Parquet file a rollout: `completions/step-000012.parquet`.
+
+One row a completion that was trained on, in the order of the rollout:
+
+==================  =========  ==================================================================
+column              type       meaning
+==================  =========  ==================================================================
+run                 string     target, arm and seed
+step                int64      optimiser step, counted from 1, that the rollout served first
+group, sample       int32      the prompt's place in the rollout, and the completion's in its group
+prompt, text        string     as the tokenizer decodes them; the prompt with control tokens
+reward              float64    what the advantage was made of; null where there is none
+accuracy, format    float64    the parts of the task's reward
+advantage           float64    null where there is no reward
+finish_reason       string     `stop`, or `length` (truncated)
+tokens              int32      length of the completion
+==================  =========  ==================================================================
+
+A Parquet file can be read only when it is whole; hence one a rollout, written under a temporary
+name. A resumed run writes the files of the steps it does again in place of the old ones.
+`datasets.load_dataset("parquet", data_files="<folder>/*.parquet")` reads them together.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+from transformers import PreTrainedTokenizerBase
+
+from repro.keep.trackers import name_of
+from repro.rl.collect import Rollout
+from repro.spec.config import RunConfig
+
+
+def write_completions(
+    folder: Path, run: RunConfig, step: int, rollout: Rollout, tokenizer: PreTrainedTokenizerBase
+) -> Path:
+    """Write a rollout's completions; return the file.
+
+    Parameters
+    ----------
+    folder
+        Made when missing.
+    step
+        Optimiser steps done before the rollout.
+    """
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    columns = columns_of(run, step + 1, rollout, tokenizer)
+    schema = pa.schema([(name, getattr(pa, kind)()) for name, kind in _TYPES.items()])
+    table = pa.table(columns, schema=schema.with_metadata({"run_digest": run.digest()}))
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"step-{step + 1:06d}.parquet"
+    temporary = path.with_name(f".{path.name}.part-{os.getpid()}")
+    parquet.write_table(table, temporary, compression="zstd")
+    os.replace(temporary, path)
+    return path
+
+
+_TYPES = {
+    "run": "string",
+    "step": "int64",
+    "group": "int32",
+    "sample": "int32",
+    "prompt": "string",
+    "text": "string",
+    "reward": "float64",
+    "accuracy": "float64",
+    "format": "float64",
+    "advantage": "float64",
+    "finish_reason": "string",
+    "tokens": "int32",
+}
+
+
+def columns_of(
+    run: RunConfig, step: int, rollout: Rollout, tokenizer: PreTrainedTokenizerBase
+) -> dict[str, list[Any]]:
+    """Return the table's columns, B values each."""
+    rows, advantages = rollout.rows, rollout.advantages
+    groups = rows.prompt_of_row.tolist()
+    prompts = tokenizer.batch_decode([list(prompt) for prompt in rows.prompts])
+    ids = [own[mask].tolist() for own, mask in zip(rows.token_ids, rows.mask, strict=True)]
+    count = len(groups)
+    return {
+        "run": [name_of(run)] * count,
+        "step": [step] * count,
+        "group": groups,
+        "sample": [place % run.scale.group_size for place in range(count)],
+        "prompt": [prompts[group] for group in groups],
+        "text": tokenizer.batch_decode(ids, skip_special_tokens=True) if ids else [],
+        "reward": list(rollout.reward),
+        "accuracy": list(rollout.accuracy),
+        "format": list(rollout.format),
+        "advantage": [
+            float(value) if scored else None
+            for value, scored in zip(advantages.values, advantages.scored, strict=True)
+        ],
+        "finish_reason": ["length" if cut else "stop" for cut in rows.truncated.tolist()],
+        "tokens": [len(own) for own in ids],
+    }

@@ -1,0 +1,229 @@
+"""`python -m repro export`: a trained adapter for others, compared with what was trained.
+
+=============  ====================================================================================
+`--as`         what is written
+=============  ====================================================================================
+`adapter`      PEFT's files, naming base and revision: `AutoPeftModelForCausalLM` needs no more
+`merged`       a 16-bit checkpoint folder, adapter merged into the weights that it was trained on
+`nvfp4`, ...   the merged weights rounded to 4 bits again
+=============  ====================================================================================
+
+An adapter trained on 4-bit codes that were made in memory names the 16-bit base that they were made
+of. Put on that, it is not the policy that was trained, and the command says how far it is from it;
+`--base` names a folder that `quantize` wrote, whose codes are those that were trained on.
+
+Rounding the merged weights again throws much of a small adapter away: the command says how far that
+moves the policy, beside how far training did.
+
+Added noise (AQN) is never in what is written: weights are those that training moved.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from peft import AutoPeftModelForCausalLM, PeftModel
+from torch import Tensor
+from transformers import CompressedTensorsConfig
+
+from repro.keep.comparing import (
+    Distance,
+    distance,
+    logits_of,
+    probes_of,
+    released,
+    require_same,
+    stock_logits,
+)
+from repro.keep.probe import check_probe
+from repro.keep.quantising import (
+    DTYPE,
+    appearing,
+    check_quantized,
+    plain_policy,
+    require_reader,
+)
+from repro.models import compressed_tensors
+from repro.models.adapter_files import (
+    adapter_folder,
+    base_of,
+    load_adapted,
+    save_adapter,
+)
+from repro.models.checkpoint import resolve, write_json, write_quantized
+from repro.models.loading import read_description
+from repro.models.merged_files import write_merged
+from repro.models.policy import Policy, device_named
+from repro.spec.config import WeightFormat, require
+
+EXPORT = "qerl_export.json"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Trained:
+    """A policy as it was trained, on probe texts.
+
+    Attributes
+    ----------
+    rows : Tensor, (B, T), int64
+    logits : Tensor, (B, T, V), float32
+    effect
+        Mean KL from it to the same policy without its adapter, nats: what training changed.
+    dtype
+        Of the activations.
+    weight_format
+        Of the base weights.
+    """
+
+    rows: Tensor
+    logits: Tensor
+    effect: float
+    dtype: torch.dtype
+    weight_format: WeightFormat
+
+
+def main_export(args: argparse.Namespace) -> int:
+    """Write the export, compare, and only then give the folder its name; return 0.
+
+    Raises
+    ------
+    ValueError
+        When the adapter or its base cannot be read, the folder exists, or what was written does not
+        say what was trained.
+    """
+    adapter, device = adapter_folder(Path(args.adapter)), device_named(args.device)
+    require(
+        args.base is None or args.kind == "adapter",
+        f"--base names the base of an adapter; --as {args.kind} merges into the one trained on",
+    )
+    with appearing(Path(args.out)) as folder:
+        with released():
+            policy = load_adapted(adapter, compute_dtype=_dtype(device), device=device)
+            trained = measure(policy)
+            said = [check_probe(adapter, trained.logits, trained.rows, trained.dtype)]
+            write = _adapter if args.kind == "adapter" else _merged
+            said += write(policy, trained, folder, args, device)
+            del policy
+        write_json(folder / EXPORT, {"as": args.kind, "adapter": str(adapter), "said": said})
+    sys.stdout.write("\n".join((f"{args.out}: {args.kind}", *said)) + "\n")
+    return 0
+
+
+def measure(policy: Policy) -> Trained:
+    """Return an adapted policy's logits on probe texts, and how far its adapter moves them."""
+    rows = probes_of(policy)
+    logits = logits_of(policy.model, rows)
+    with cast(PeftModel, policy.model).disable_adapter():
+        bare = logits_of(policy.model, rows)
+    return Trained(
+        rows=rows,
+        logits=logits,
+        effect=distance(logits, bare).mean,
+        dtype=policy.compute_dtype,
+        weight_format=policy.weight_format,
+    )
+
+
+def _dtype(device: str) -> torch.dtype:
+    """Return float32 on a CPU, where it costs little, and 16 bits on a GPU, as trained there."""
+    return torch.float32 if device == "cpu" else torch.bfloat16
+
+
+def _adapter(
+    policy: Policy, trained: Trained, folder: Path, args: argparse.Namespace, device: str
+) -> list[str]:
+    """Write PEFT's files and compare them as peft and this project read them."""
+    base, revision = base_of(policy)
+    if args.base is not None:
+        base, revision = str(resolve(args.base).absolute()), None
+    served = read_description(resolve(args.base or policy.folder or "")).stored_format or "bf16"
+    require_reader(served)
+    save_adapter(policy, folder, base=base, revision=revision)
+    # Other readers unpack 4-bit weights to bfloat16.
+    dtype = trained.dtype if served == "bf16" else DTYPE
+    with released():
+        ours = load_adapted(
+            folder,
+            checkpoint=args.base or policy.folder,
+            weight_format=cast(WeightFormat, served),
+            compute_dtype=dtype,
+            device=device,
+        )
+        logits = logits_of(ours.model, trained.rows)
+        del ours
+    unpack = served in compressed_tensors.LAYOUTS
+    read = partial(_from_peft, unpack=unpack)
+    theirs = stock_logits(folder, trained.rows, dtype, device, read)
+    found = distance(logits, theirs)
+    require_same(f"{folder} as peft reads it", found, dtype)
+    named = f"base {base}" + (f", revision {revision}" if revision else "")
+    said = [named, f"as peft reads it: {found}"]
+    if unpack:
+        said.append(
+            "peft takes it with quantization_config=CompressedTensorsConfig(dequantize=True)"
+        )
+    if served == trained.weight_format:
+        own = distance(trained.logits, logits)
+        require_same(f"{folder} on {base}, from what was trained", own, dtype)
+        return [*said, f"from what was trained: {own}"]
+    return [*said, _of_another_format(trained, distance(trained.logits, theirs), served)]
+
+
+def _from_peft(folder: str, *, unpack: bool, **how: Any) -> Any:
+    """Load an adapter as stock peft does, its base unpacked where peft has no layer for its codes.
+
+    peft wraps `nn.Linear` and bitsandbytes' layers; compressed-tensors keeps codes in an
+    `nn.Linear` without a weight until the first forward pass, unless told to unpack at once.
+    """
+    if unpack:
+        how["quantization_config"] = CompressedTensorsConfig(dequantize=True)
+    return AutoPeftModelForCausalLM.from_pretrained(folder, **how)
+
+
+def _of_another_format(trained: Trained, found: Distance, served: str) -> str:
+    return (
+        f"it was trained on {trained.weight_format} codes and this base is {served}: {found} from "
+        f"what was trained, where training moved {trained.effect:.2e}; for the policy that was "
+        f"trained, name a folder that `quantize` wrote in {trained.weight_format} (--base)"
+    )
+
+
+def _merged(
+    policy: Policy, trained: Trained, folder: Path, args: argparse.Namespace, device: str
+) -> list[str]:
+    """Write the merged weights, in 16 bits or rounded again, and compare them."""
+    if args.kind == "merged":
+        write_merged(policy, folder)
+        return [_check_merged(trained, folder, device)]
+    with tempfile.TemporaryDirectory(prefix=f".{folder.name}.", dir=folder.parent) as scratch:
+        merged = write_merged(policy, Path(scratch) / "merged")
+        said = [_check_merged(trained, merged, device)]
+        write_quantized(merged, folder, args.kind, device=device)
+        said.append(check_quantized(merged, folder, args.kind, device))
+    with released():
+        rounded = plain_policy(folder, args.kind, device, trained.dtype)
+        found = distance(trained.logits, logits_of(rounded.model, trained.rows))
+        del rounded
+    return [*said, _rounded_again(trained, found, args.kind)]
+
+
+def _check_merged(trained: Trained, folder: Path, device: str) -> str:
+    """Compare a merged folder, as transformers reads it, with what was trained."""
+    found = distance(trained.logits, stock_logits(folder, trained.rows, trained.dtype, device))
+    require_same(f"{folder} merged, from what was trained", found, trained.dtype, trained.effect)
+    return f"merged in 16 bits, from what was trained: {found}"
+
+
+def _rounded_again(trained: Trained, found: Distance, weight_format: str) -> str:
+    share = f"{found.mean / trained.effect:.2f}" if trained.effect else "infinitely many"
+    return (
+        f"rounded to {weight_format} again, from what was trained: {found}; that is {share} times "
+        f"as far as training moved it ({trained.effect:.2e})"
+    )

@@ -1,0 +1,162 @@
+"""`python -m repro quantize`: a 16-bit checkpoint to a 4-bit one, compared before it is done.
+
+What is written must be what training would have quantised on loading: the folder is read back, by
+transformers where the package of its layout is installed and by this project elsewhere, and its
+logits are compared with those of the source quantised in memory. How far rounding moved the model
+from its 16-bit weights is printed, and is nobody's error.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import os
+import shutil
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from repro.keep.comparing import (
+    distance,
+    logits_of,
+    probes_of,
+    released,
+    require_same,
+    stock_logits,
+)
+from repro.models.checkpoint import resolve, write_quantized
+from repro.models.loading import read_description
+from repro.models.policy import Policy, device_named, load_policy
+from repro.spec.config import WeightFormat, require
+
+# Other readers of the layouts unpack to bfloat16, so that is what is compared.
+DTYPE = torch.bfloat16
+# What transformers needs to read a format.
+READERS = {
+    "nvfp4": ("compressed_tensors", "compressed-tensors"),
+    "mxfp4": ("compressed_tensors", "compressed-tensors"),
+    "nf4": ("bitsandbytes", "bitsandbytes"),
+}
+
+
+def main_quantize(args: argparse.Namespace) -> int:
+    """Quantise, compare, and only then give the folder its name; return 0.
+
+    Raises
+    ------
+    ValueError
+        When the source cannot be read or is quantised already, the folder exists, or what was
+        written does not say what the quantised source says.
+    """
+    source, device = resolve(args.source), device_named(args.device)
+    require_sixteen_bits(source)
+    with appearing(Path(args.out)) as folder:
+        written = write_quantized(source, folder, args.format, device=device)
+        checked = check_quantized(source, folder, args.format, device)
+    sys.stdout.write(
+        f"{args.out}: {written.linears} projections in {args.format}, round to nearest, "
+        f"{written.bytes_written / 1e9:.3g} GB of {written.bytes_read / 1e9:.3g} GB\n{checked}\n"
+    )
+    return 0
+
+
+def require_sixteen_bits(source: Path) -> None:
+    """Raise unless a folder holds a checkpoint that is not quantised."""
+    stored = read_description(source).stored_format
+    require(stored is None, f"{source} is quantised already, to {stored}; name the 16-bit folder")
+
+
+@contextmanager
+def appearing(out: Path) -> Iterator[Path]:
+    """Give a temporary name to write a folder under; it becomes `out` when the block ends well.
+
+    Raises
+    ------
+    ValueError
+        When `out` exists, or its place cannot be written.
+    """
+    require(not out.exists(), f"{out} exists; a checkpoint is never written over another")
+    temporary = out.with_name(f".{out.name}.unchecked-{os.getpid()}")
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        yield temporary
+        os.replace(temporary, out)
+    except OSError as error:
+        raise ValueError(f"{out} was not written: {error}") from error
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def check_quantized(source: Path, folder: Path, weight_format: WeightFormat, device: str) -> str:
+    """Return sentences on how a quantised folder compares with its 16-bit source.
+
+    Raises
+    ------
+    DifferentError
+        When the folder does not say what the source quantised in memory says.
+    """
+    plain, rows = _logits(source, "bf16", device)
+    quantised, _ = _logits(source, weight_format, device)
+    read_back, reader = read_logits(folder, weight_format, rows, device)
+    found = distance(quantised, read_back)
+    require_same(f"{folder} as {reader} reads it, from the source quantised here", found, DTYPE)
+    return "\n".join(
+        (
+            f"read back by {reader}, from the source quantised in memory: {found}",
+            f"from the 16-bit source: {distance(plain, quantised)}",
+        )
+    )
+
+
+def read_logits(
+    folder: Path, weight_format: WeightFormat, rows: Tensor, device: str
+) -> tuple[Tensor, str]:
+    """Return a folder's logits, (B, T, V), and who read it: transformers where it can, else us."""
+    if _has_reader(weight_format):
+        return stock_logits(folder, rows, DTYPE, device), "transformers"
+    logits, _ = _logits(folder, weight_format, device)
+    missing = READERS[weight_format][1]
+    return logits, f"this project alone (for transformers: pip install {missing})"
+
+
+def require_reader(weight_format: str) -> None:
+    """Raise unless transformers can read a base in this format here."""
+    require(
+        weight_format == "bf16" or _has_reader(weight_format),
+        f"transformers reads {weight_format} by a package that is not installed here: "
+        f"pip install {READERS.get(weight_format, ('', ''))[1]}",
+    )
+
+
+def _has_reader(weight_format: str) -> bool:
+    return importlib.util.find_spec(READERS[weight_format][0]) is not None
+
+
+def plain_policy(
+    folder: Path, weight_format: WeightFormat, device: str, dtype: torch.dtype = DTYPE
+) -> Policy:
+    """Return the policy of a folder without an adapter."""
+    return load_policy(
+        folder,
+        weight_format=weight_format,
+        training="none",
+        lora_rank=1,
+        lora_alpha=1.0,
+        compute_dtype=dtype,
+        seed=0,
+        device=device,
+    )
+
+
+def _logits(folder: Path, weight_format: WeightFormat, device: str) -> tuple[Tensor, Tensor]:
+    """Return the logits of a folder as this project reads it, and the rows that they are on."""
+    with released():
+        policy = plain_policy(folder, weight_format, device)
+        rows = probes_of(policy)
+        logits = logits_of(policy.model, rows)
+        del policy
+    return logits, rows

@@ -1,0 +1,85 @@
+"""Lines of JSON that grow while a run goes on: one a step, whole or absent, never twice.
+
+A run that is stopped goes on from its last checkpoint, which may lie some steps before its last
+line. Those steps are done again, to the same values: the lines from there on are dropped first.
+
+Easy to get wrong: a process that is killed may leave half a line, which is no step.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+
+class StepLines:
+    """A file with one JSON object a step, in the order of steps.
+
+    Parameters
+    ----------
+    path
+        Made with its folder when the first line comes.
+
+    Attributes
+    ----------
+    last_before
+        The last step that the file held when it was opened; -1 for a new one.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        kept = read_lines(path)
+        self.last_before = int(kept[-1]["step"]) if kept else -1
+        self._goes_on = False
+
+    def write(self, step: int, values: Mapping[str, Any]) -> None:
+        """Append a step's values, and hand them to the operating system.
+
+        Parameters
+        ----------
+        step
+            Counted from 1; a step that the file holds already is replaced, with all after it.
+        values
+            Numbers that are not finite become null.
+        """
+        if not self._goes_on:
+            self._begin(step)
+        with self.path.open("a", encoding="utf-8") as file:
+            file.write(_line({"step": step} | {key: _plain(v) for key, v in values.items()}))
+
+    def _begin(self, step: int) -> None:
+        """Drop what the file holds from `step` on, and half lines."""
+        kept = [line for line in read_lines(self.path) if line["step"] < step]
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        temporary = self.path.with_name(f".{self.path.name}.part-{os.getpid()}")
+        temporary.write_text("".join(map(_line, kept)), encoding="utf-8")
+        os.replace(temporary, self.path)
+        self._goes_on = True
+
+
+def read_lines(path: Path) -> list[dict[str, Any]]:
+    """Return the steps that a file holds, up to the first that is not whole."""
+    if not path.is_file():
+        return []
+    lines: list[dict[str, Any]] = []
+    for text in path.read_text(encoding="utf-8").splitlines():
+        try:
+            line = json.loads(text)
+        except ValueError:
+            break
+        if not isinstance(line, dict) or not isinstance(line.get("step"), int):
+            break
+        lines.append(line)
+    return lines
+
+
+def _line(values: Mapping[str, Any]) -> str:
+    return json.dumps(values, allow_nan=False) + "\n"
+
+
+def _plain(value: Any) -> Any:
+    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -1,0 +1,305 @@
+r"""How strong AQN is beside a format's own rounding, from a checkpoint's gains and weights.
+
+Noise of standard deviation sigma on the gain w of an RMSNorm reaches the projections that read the
+norm as noise on their weights, the same for all rows of one input channel (Eq. 11 and 12):
+
+    y      = (w * h) W^T                h: the normalised hidden state, (K,)
+    noise:   (z * h) W^T                z ~ sigma N(0, I), (K,)
+    rounding: (w * h) (Q(W) - W)^T
+
+With h of independent channels of variance 1, the expected squares over all outputs are
+
+    signal   sum_ij w_j^2 W_ij^2
+    noise    sigma^2 sum_ij W_ij^2
+    rounding sum_ij w_j^2 (Q(W) - W)_ij^2
+
+and the two doses are the square roots of noise and rounding over signal. The ratio of the two needs
+no data; a divergence on tokens (`divergences`) does, and a device worth the time.
+
+Easy mistakes
+-------------
+* Comparing sigma with the relative error of W: a gain of 5 makes noise of 0.01 a change of 0.2 %.
+* Looking at q, k, v, gate and up alone and forgetting that rounding also falls on o and down, which
+  AQN does not reach: their error is left out of both sides here, and stands in `divergences`.
+* Prompt tokens: a policy never samples them, and its distributions there are not those of its own
+  completions. Both are reported.
+
+Source: arXiv 2510.11696 section 3.3, Eq. 8 to 12.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, cast, get_args
+
+import torch
+from torch import Tensor
+
+from kernels import dispatch
+from kernels.formats import QuantizedWeight
+from repro.data.generator import generate_problems
+from repro.data.prompts import Tokenizer, render
+from repro.data.proxy_problems import generate_leveled_problems
+from repro.models import checkpoint as checkpoints
+from repro.models.loading import (
+    SharedScales,
+    default_recipe,
+    quantize_projection,
+    read_description,
+    read_rounded,
+)
+from repro.models.policy import Policy, load_policy
+from repro.models.proxy_names import is_proxy_name
+from repro.models.tensor_files import CheckpointError, TensorFolder
+from repro.models.weight_noise import mean_kl, token_logprobs
+from repro.rl.noise import perturbed
+from repro.rollout.for_policy import sampler_for
+from repro.spec.config import NoiseConfig, SamplingConfig, WeightFormat, derive_seed, require
+
+# The norms that AQN perturbs, and who reads them (Fig. 6).
+READERS = {
+    "input_layernorm": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
+    "post_attention_layernorm": ("mlp.gate_proj", "mlp.up_proj"),
+}
+_DRAWS = 8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NormDose:
+    """The doses behind one norm of one block.
+
+    Attributes
+    ----------
+    layer, norm
+        Block, counted from 0, and the norm's name within it.
+    gain
+        Median of |w| over the norm's channels.
+    noise_per_sigma
+        AQN's dose at sigma = 1; the dose at any other sigma is proportional.
+    rounding
+        Dose of rounding the norm's readers, by format.
+    """
+
+    layer: int
+    norm: str
+    gain: float
+    noise_per_sigma: float
+    rounding: dict[str, float]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Divergence:
+    """KL(16-bit policy || changed policy), nats per token.
+
+    Attributes
+    ----------
+    change
+        A format's name, or `aqn` with its sigma.
+    prompt, completion
+        Mean over the prompts' tokens, and over those of the 16-bit policy's own completions.
+    """
+
+    change: str
+    prompt: float
+    completion: float
+
+
+def norm_doses(
+    checkpoint: str | Path, formats: Sequence[str], device: torch.device | str
+) -> Iterator[NormDose]:
+    """Yield the doses of a checkpoint's norms, block by block.
+
+    Parameters
+    ----------
+    checkpoint
+        A 16- or 32-bit checkpoint: a folder, or a name that `load_policy` takes. One projection is
+        held at a time.
+    formats
+        Weight formats to round to.
+    device
+        Where projections are rounded.
+
+    Raises
+    ------
+    CheckpointError
+        If the checkpoint holds codes already: what was rounded off is not in it.
+    ValueError
+        If a format is unknown, or a gain or weight is zero throughout.
+    """
+    unknown = sorted(set(formats) - (set(get_args(WeightFormat)) - {"bf16"}))
+    require(not unknown, f"--formats {','.join(unknown)}: needs nvfp4, mxfp4 or nf4")
+    folder = checkpoints.resolve(checkpoint)
+    description = read_description(folder)
+    if description.stored_format is not None:
+        raise CheckpointError(
+            f"{folder} holds {description.stored_format} codes; the dose of rounding needs the "
+            "16-bit weights that were rounded"
+        )
+    source = TensorFolder(folder)
+    scales = {kind: SharedScales(source, default_recipe(folder, kind)) for kind in formats}
+    config: Any = description.config
+    for layer in range(config.num_hidden_layers):
+        for norm, readers in READERS.items():
+            parent = f"model.layers.{layer}"
+            gain = read_rounded(source, f"{parent}.{norm}.weight").to(device, torch.float32)
+            totals = _Totals(dict.fromkeys(formats, 0.0))
+            for reader in readers:
+                name = f"{parent}.{reader}"
+                dense = read_rounded(source, f"{name}.weight").to(device)
+                totals.add(dense, gain, partial(_quantized, dense, name, scales))
+            require(totals.signal > 0, f"{source.where(f'{parent}.{norm}.weight')}: nothing passes")
+            yield NormDose(
+                layer=layer,
+                norm=norm,
+                gain=float(gain.abs().median()),
+                noise_per_sigma=math.sqrt(totals.plain / totals.signal),
+                rounding={
+                    kind: math.sqrt(square / totals.signal)
+                    for kind, square in totals.rounding.items()
+                },
+            )
+
+
+def _quantized(
+    dense: Tensor, projection: str, scales: Mapping[str, SharedScales], kind: str
+) -> QuantizedWeight:
+    return quantize_projection(dense, projection, kind, scales[kind])
+
+
+class _Totals:
+    """Sums of squares over the readers of a norm, as in the module's table."""
+
+    def __init__(self, rounding: dict[str, float]) -> None:
+        self.signal = self.plain = 0.0
+        self.rounding = rounding
+
+    def add(self, dense: Tensor, gain: Tensor, quantized: Callable[[str], Any]) -> None:
+        """Add one reader, (N, K), behind the norm's gain, (K,)."""
+        weight = dense.float()
+        self.plain += _squares(weight)
+        self.signal += _squares(weight * gain)
+        for kind in self.rounding:
+            error = dispatch.dequantize(quantized(kind), torch.float32).sub_(weight)
+            self.rounding[kind] += _squares(error.mul_(gain))
+
+
+def _squares(values: Tensor) -> float:
+    return float(torch.linalg.vector_norm(values)) ** 2
+
+
+def divergences(
+    checkpoint: str | Path,
+    formats: Sequence[str],
+    sigmas: Sequence[float],
+    *,
+    prompts: int,
+    new_tokens: int,
+    device: torch.device | str,
+    seed: int = 0,
+) -> Iterator[Divergence]:
+    """Yield the KL of each sigma of AQN and each format, on prompts and on own completions.
+
+    Word problems of the project's generator are rendered as the paper's prompt with the
+    checkpoint's chat template (the project's own policies with their own), and the 16-bit policy
+    completes each once at temperature 1. A sigma's KL is the mean of 8 draws of its noise.
+
+    Parameters
+    ----------
+    prompts, new_tokens
+        How many problems, and the most tokens of a completion.
+
+    Raises
+    ------
+    ValueError
+        If a change has no effect on any token.
+    """
+    policy = _load(checkpoint, "bf16", device)
+    asked = _rendered(checkpoint, policy, prompts)
+    rows = _completed(policy, asked, new_tokens, seed)
+    clean = token_logprobs(policy, rows)
+    for sigma in sigmas:
+        # One draw's distributions at a time: a row holds a vocabulary a token.
+        kls = [_by_part(clean, _noisy(policy, rows, sigma, draw), asked) for draw in range(_DRAWS)]
+        yield _divergence(
+            f"aqn {sigma:g}", *(sum(part) / _DRAWS for part in zip(*kls, strict=True))
+        )
+    del policy
+    for kind in formats:
+        rounded = token_logprobs(_load(checkpoint, cast(WeightFormat, kind), device), rows)
+        yield _divergence(kind, *_by_part(clean, rounded, asked))
+
+
+def _divergence(change: str, prompt: float, completion: float) -> Divergence:
+    require(completion > 0, f"{change} left every token's distribution as it was")
+    return Divergence(change=change, prompt=prompt, completion=completion)
+
+
+def _load(checkpoint: str | Path, kind: WeightFormat, device: torch.device | str) -> Policy:
+    cuda = torch.device(device).type == "cuda"
+    return load_policy(
+        checkpoint,
+        weight_format=kind,
+        training="none",
+        lora_rank=1,
+        lora_alpha=1.0,
+        compute_dtype="bfloat16" if cuda else "float32",
+        seed=0,
+        device=device,
+    )
+
+
+def _rendered(checkpoint: str | Path, policy: Policy, count: int) -> list[list[int]]:
+    tokenizer: Any = policy.tokenizer
+    require(tokenizer is not None, "the checkpoint has no tokenizer; prompts need one")
+    problems = generate_problems("train", count, seed=0)
+    if checkpoint == "tiny":
+        template = "tiny"
+    elif is_proxy_name(str(checkpoint)):
+        template, problems = "proxy", generate_leveled_problems("train", count, seed=0)
+    else:
+        template = "paper"
+    return [render(problem, template, cast(Tokenizer, tokenizer)) for problem in problems]
+
+
+def _completed(
+    policy: Policy, asked: Sequence[Sequence[int]], new_tokens: int, seed: int
+) -> list[list[int]]:
+    sampler = sampler_for(
+        policy,
+        rows=len(asked),
+        max_new_tokens=new_tokens,
+        max_positions=max(map(len, asked)) + new_tokens,
+    )
+    seeds = [derive_seed(seed, "dose", row) for row in range(len(asked))]
+    sampling = SamplingConfig(max_new_tokens=new_tokens)
+    batch = sampler.sample(asked, sampling, group_size=1, seeds=seeds)
+    return [
+        [*prompt, *completion.token_ids]
+        for prompt, completion in zip(asked, batch.completions, strict=True)
+    ]
+
+
+def _noisy(policy: Policy, rows: Sequence[Sequence[int]], sigma: float, draw: int) -> list[Tensor]:
+    # Stage 1 of three: its sigma is the first one.
+    noise = NoiseConfig(sigma_start=sigma, sigma_end=sigma, num_stages=3)
+    with perturbed(policy, noise, seed=draw, step=1, total_steps=3):
+        return token_logprobs(policy, rows)
+
+
+def _by_part(
+    clean: Sequence[Tensor], changed: Sequence[Tensor], asked: Sequence[Sequence[int]]
+) -> tuple[float, float]:
+    """Return the mean KL over positions that predict prompt tokens, and completion tokens."""
+
+    def part(which: Callable[[int], slice]) -> float:
+        cut = [which(len(prompt)) for prompt in asked]
+        return mean_kl(
+            [row[keep] for row, keep in zip(clean, cut, strict=True)],
+            [row[keep] for row, keep in zip(changed, cut, strict=True)],
+        )
+
+    return part(lambda length: slice(0, length - 1)), part(lambda length: slice(length - 1, -1))

@@ -1,0 +1,108 @@
+"""A policy written as a plain 16-bit checkpoint folder: adapters merged, codes dequantised.
+
+    W' = bfloat16(dequantize(W) + scaling * B A)
+
+summed in float32 and rounded once. Every reader of the architecture loads the folder without peft
+and without 4-bit kernels, and gets the policy that was trained up to that rounding.
+
+Easy mistakes
+-------------
+* Merging into the 16-bit weights from which the codes were made: the adapter was trained on the
+  codes, and learned to undo part of their error.
+* Writing norms with their added noise (AQN): it explores and is no part of the policy. What is
+  written is `weight`, never `gain()`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+
+from repro.models.checkpoint import (
+    MANIFEST,
+    MANIFEST_SCHEMA,
+    copy_companions,
+    sha256_of,
+    write_json,
+    write_shards,
+)
+from repro.models.decoder import is_projection
+from repro.models.loading import build_on_meta, expected_specs, read_description
+from repro.models.lora import base_linear, effective_weight
+from repro.models.policy import Policy
+
+
+def write_merged(policy: Policy, out_folder: str | Path) -> Path:
+    """Write a policy's weights, adapters merged, as a new 16-bit folder; return the folder.
+
+    Parameters
+    ----------
+    policy
+        Loaded by `load_policy`; its config, tokenizer and companions are copied from there.
+    out_folder
+        Must not exist; it appears when complete.
+
+    Raises
+    ------
+    ValueError
+        When the policy was not loaded from a folder.
+    FileExistsError
+        When `out_folder` exists.
+    """
+    out = Path(out_folder)
+    if policy.folder is None:
+        raise ValueError("the policy was not loaded from a folder; its config is not known")
+    if out.exists():
+        raise FileExistsError(f"{out} exists; a checkpoint is never written over another")
+    temporary = out.with_name(f".{out.name}.partial-{os.getpid()}")
+    temporary.mkdir(parents=True)
+    try:
+        copy_companions(policy.folder, temporary)
+        _write_config(policy.folder, temporary)
+        model = build_on_meta(read_description(policy.folder).config)
+        specs = expected_specs(model, None)
+        shards = write_shards(temporary, specs, lambda name: merged_tensor(policy, name))
+        _write_manifest(temporary, policy, shards)
+        os.replace(temporary, out)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+    return out
+
+
+@torch.no_grad()
+def merged_tensor(policy: Policy, name: str) -> Tensor:
+    """Return a tensor of the merged checkpoint by its name there, bfloat16."""
+    owner, _, leaf = name.rpartition(".")
+    module = policy.decoder.get_submodule(owner)
+    if not is_projection(owner):
+        return module.get_parameter(leaf).detach().to(torch.bfloat16)
+    if leaf == "weight":
+        return effective_weight(module, torch.bfloat16)
+    bias = cast(nn.Parameter, base_linear(module).bias)
+    return bias.detach().to(torch.bfloat16)
+
+
+def _write_config(source: Path, target: Path) -> None:
+    config: dict[str, Any] = json.loads((source / "config.json").read_text(encoding="utf-8"))
+    for key in ("torch_dtype", "quantization_config"):
+        config.pop(key, None)
+    write_json(target / "config.json", config | {"dtype": "bfloat16"})
+
+
+def _write_manifest(folder: Path, policy: Policy, shards: dict[str, str]) -> None:
+    manifest = {
+        "schema": MANIFEST_SCHEMA,
+        "algorithm": "merged",
+        "format": "bf16",
+        "source": str(policy.folder),
+        "source_format": policy.weight_format,
+        "training": policy.training,
+        "sha256": {"config.json": sha256_of(folder / "config.json"), **shards},
+    }
+    write_json(folder / MANIFEST, manifest)

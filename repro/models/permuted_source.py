@@ -1,0 +1,117 @@
+r"""Another rounding draw of the same function: a checkpoint's channels in another order.
+
+Rounding error is fixed by which weights share a block of K. Three orders can be changed without
+changing what the network computes, and each changes the blocks of some projections:
+
+    residual channels   every norm's gain, the columns of what reads the stream (q, k, v, gate, up,
+                        lm_head, embedding), the rows of what writes to it (o, down)
+    intermediate        the rows of gate and up, the columns of down, a block's own order
+    value channels      the rows of v within a key-value head, the columns of o in each query head
+                        that attends with it
+
+A draw of the permutations is then a draw of the rounding: errors of another sample of the same
+size, at no training. Query and key channels stay, for rotary embedding pairs them by index.
+
+Easy mistakes: permuting within a head of v in one order for all query heads of a group but o in
+another; forgetting the biases of what writes to the stream; forgetting that a tied lm_head is the
+embedding, so that it follows by itself.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from repro.models.tensor_files import CheckpointError, TensorSpec, WeightSource
+from repro.spec.config import derive_seed
+
+_STREAM = re.compile(r"model\.embed_tokens|lm_head|model\.norm|.*_layernorm")
+_IN_BLOCK = re.compile(r"model\.layers\.(?P<layer>\d+)\.(?:self_attn|mlp)\.(?P<leaf>\w+)")
+
+
+class PermutedSource:
+    """A checkpoint's tensors with its channels permuted.
+
+    Parameters
+    ----------
+    source
+        The tensors, in 16 or 32 bits.
+    config
+        The model's transformers config.
+    draw
+        Which permutations; draw 0 is as good as any other, and not the stored order.
+    """
+
+    def __init__(self, source: WeightSource, config: Any, draw: int) -> None:
+        self._source, self._draw = source, draw
+        self._hidden, self._inner = config.hidden_size, config.intermediate_size
+        self._heads, self._values = config.num_attention_heads, config.num_key_value_heads
+        width = getattr(config, "head_dim", None) or config.hidden_size // self._heads
+        self._width = int(width)
+
+    def names(self) -> Iterable[str]:
+        """Return the names of all tensors."""
+        return self._source.names()
+
+    def spec(self, name: str) -> TensorSpec:
+        """Return a tensor's dtype and shape without reading its values."""
+        return self._source.spec(name)
+
+    def where(self, name: str) -> str:
+        """Return `file: tensor`, for error messages."""
+        return self._source.where(name)
+
+    def read(self, name: str) -> Tensor:
+        """Return a tensor on the CPU, its channels in the draw's order."""
+        value = self._source.read(name)
+        module, _, kind = name.rpartition(".")
+        rows, columns = self._orders(name, module)
+        if rows is not None:
+            value = value[rows]
+        if columns is not None and kind == "weight":
+            value = value[:, columns]
+        return value.contiguous()
+
+    def _orders(self, name: str, module: str) -> tuple[Tensor | None, Tensor | None]:
+        """Return the orders of a tensor's rows and of its columns; None leaves them."""
+        stream = self._order("stream", self._hidden)
+        if _STREAM.fullmatch(module):
+            gains = module.endswith("norm")
+            return (stream, None) if gains else (None, stream)
+        match = _IN_BLOCK.fullmatch(module)
+        if match is None:
+            raise CheckpointError(f"{self.where(name)}: its channels have no known order")
+        layer, leaf = match["layer"], match["leaf"]
+        if leaf in ("gate_proj", "up_proj"):
+            return self._order(f"inner/{layer}", self._inner), stream
+        if leaf == "down_proj":
+            return stream, self._order(f"inner/{layer}", self._inner)
+        if leaf == "v_proj":
+            return self._value_rows(layer), stream
+        if leaf == "o_proj":
+            return stream, self._value_columns(layer)
+        # Norms of queries and keys (Qwen3) stay as the channels they scale do.
+        return None, (stream if leaf in ("q_proj", "k_proj") else None)
+
+    def _order(self, name: str, size: int) -> Tensor:
+        generator = torch.Generator().manual_seed(derive_seed(self._draw, "order", name))
+        return torch.randperm(size, generator=generator)
+
+    def _within_heads(self, layer: str) -> Tensor:
+        """Return each key-value head's order, (heads, width)."""
+        return torch.stack(
+            [self._order(f"values/{layer}/{head}", self._width) for head in range(self._values)]
+        )
+
+    def _value_rows(self, layer: str) -> Tensor:
+        starts = self._width * torch.arange(self._values)[:, None]
+        return (starts + self._within_heads(layer)).flatten()
+
+    def _value_columns(self, layer: str) -> Tensor:
+        group = self._heads // self._values
+        starts = self._width * torch.arange(self._heads)[:, None]
+        return (starts + self._within_heads(layer).repeat_interleave(group, dim=0)).flatten()

@@ -1,0 +1,122 @@
+r"""A rounding's error on 16-bit weights, at any multiple of its size: the dose of a dose-response.
+
+    W' = W + factor (Q(W) - W)
+
+with Q a storage format, or one that no kernel here stores:
+
+    int3, int2   blocks of 32 along K, absmax / L as float32 scale, integers -L to L, L = 3 and 1
+
+At factor 1 the policy is the format's own, but for one rounding to the compute dtype; at 0 it is
+the 16-bit one. Read through a source, so that the dense model is never changed in place and loads
+as every other does.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kernels import dispatch
+from repro.models.decoder import is_projection
+from repro.models.loading import SharedScales, quantize_projection, read_rounded
+from repro.models.tensor_files import TensorSpec, WeightSource
+from repro.spec.config import PlantedRounding
+
+_LEVELS = {"int3": 3, "int2": 1}
+_BLOCK = 32
+
+
+class RoundedSource:
+    """A checkpoint's tensors, its projections with a multiple of a format's rounding error.
+
+    Parameters
+    ----------
+    source
+        The tensors, in 16 or 32 bits.
+    rounding
+        Which format, and how many times its error.
+    device
+        Where projections are rounded.
+    recipe
+        The arithmetic of NVFP4's scales.
+    """
+
+    def __init__(
+        self,
+        source: WeightSource,
+        rounding: PlantedRounding,
+        device: torch.device | str = "cpu",
+        recipe: str = "float32",
+    ) -> None:
+        self._source, self._rounding, self._device = source, rounding, device
+        self._scales = SharedScales(source, recipe)
+        self._changes: dict[str, float] = {}
+
+    def names(self) -> Iterable[str]:
+        """Return the names of all tensors."""
+        return self._source.names()
+
+    def spec(self, name: str) -> TensorSpec:
+        """Return a tensor's dtype and shape without reading its values."""
+        return self._source.spec(name)
+
+    def where(self, name: str) -> str:
+        """Return `file: tensor`, for error messages."""
+        return self._source.where(name)
+
+    def read(self, name: str) -> Tensor:
+        """Return a tensor on the CPU; a projection's (N, K) weight in bfloat16, with its error.
+
+        Raises
+        ------
+        ValueError
+            If K is not a multiple of the format's block, or the rounding changes nothing.
+        """
+        module, _, kind = name.rpartition(".")
+        if kind != "weight" or not is_projection(module):
+            return self._source.read(name)
+        dense = read_rounded(self._source, name).to(self._device)
+        weight = dense.float()
+        planted = weight + self._rounding.factor * (self._rounded(dense, module) - weight)
+        changed = planted.to(torch.bfloat16)
+        if torch.equal(changed, dense):
+            raise ValueError(f"{self.where(name)}: {self._rounding} left it as it was")
+        norm = torch.linalg.vector_norm
+        self._changes[module] = float(norm(changed.float() - weight) / norm(weight))
+        return changed.cpu()
+
+    def receipt(self) -> dict[str, Any]:
+        """Return what was done: the rounding, how many projections, their mean relative change."""
+        changes = self._changes.values()
+        return dataclasses.asdict(self._rounding) | {
+            "projections": len(changes),
+            "relative_change_mean": sum(changes) / max(1, len(changes)),
+        }
+
+    def _rounded(self, dense: Tensor, projection: str) -> Tensor:
+        """Return Q(W), (N, K) float32."""
+        levels = _LEVELS.get(self._rounding.format)
+        if levels is not None:
+            return round_to_integers(dense.float(), levels)
+        weight = quantize_projection(dense, projection, self._rounding.format, self._scales)
+        return dispatch.dequantize(weight, torch.float32)
+
+
+def round_to_integers(weight: Tensor, levels: int) -> Tensor:
+    """Return (N, K) float32 rounded to -levels..levels times the block's absmax / levels.
+
+    Raises
+    ------
+    ValueError
+        If K is not a multiple of 32.
+    """
+    if weight.shape[-1] % _BLOCK:
+        raise ValueError(f"K is {weight.shape[-1]}; blocks of {_BLOCK} need a multiple of it")
+    blocks = weight.unflatten(-1, (-1, _BLOCK))  # (N, K / 32, 32)
+    scale = blocks.abs().amax(dim=-1, keepdim=True) / levels
+    integers = (blocks / scale.clamp_min(torch.finfo(torch.float32).tiny)).round()
+    return (integers * scale).flatten(-2)

@@ -1,0 +1,69 @@
+"""What a process counts for a run beside its steps, over all starts of the run.
+
+Grades, killed graders and peak memory are counters of the process; a run that is stopped and goes
+on in another would show those of its last start alone. So they are read into each checkpoint
+(`repro.rl.receipts.Tally`) and counted on from it.
+
+Easy to get wrong: adding a checkpoint's grades to those of the new process. A start asks the policy
+before training again; that was counted when the checkpoint was written, so its grades take the
+place of what this process has counted until then.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any
+
+from repro.evaluate.board import Board
+from repro.measure.memory_use import peak_bytes
+from repro.reward.grader import GraderPool
+
+
+class RunTally:
+    """Grades, killed graders and peak memory of one run.
+
+    Parameters
+    ----------
+    board
+        Asks and grades the run.
+    pool
+        Grades for the board.
+    number
+        Of the run on the board.
+    """
+
+    def __init__(self, board: Board, pool: GraderPool, number: int = 0) -> None:
+        self._board, self._pool, self._number = board, pool, number
+        # A pool may have served other runs before this one.
+        self._killed_before = -pool.workers_killed
+        self._peak_before = 0
+
+    @property
+    def grades(self) -> dict[str, int]:
+        """How many grades of each status the run was given."""
+        return self._board.grades(self._number)
+
+    @property
+    def workers_killed(self) -> int:
+        """How many graders were killed for being late, in every start."""
+        return self._killed_before + self._pool.workers_killed
+
+    @property
+    def peak_bytes(self) -> int:
+        """Most memory that any start used."""
+        return max(self._peak_before, peak_bytes())
+
+    def counts(self) -> dict[str, Any]:
+        """Return all of it, as JSON values."""
+        return {
+            "grades": self.grades,
+            "workers_killed": self.workers_killed,
+            "peak_bytes": self.peak_bytes,
+        }
+
+    def go_on_from(self, counts: Mapping[str, Any]) -> None:
+        """Count on from what an earlier start had counted."""
+        self._board.evaluator.grades[self._number] = Counter(counts["grades"])
+        self._killed_before += counts["workers_killed"]
+        self._peak_before = counts["peak_bytes"]

@@ -1,0 +1,261 @@
+"""The paper's twelve claims about learning, each decided by one declared statement.
+
+A claim as a reader of the paper knows it ("the format speeds up reward growth") is wider than any
+statement that can be tested. So each names the statement that decides it, chosen for what it rules
+out rather than for its result, and the other statements that bear on it. Its verdict is that
+statement's; a claim that no declared statement puts to the test is *not run*, and says why.
+
+Effects are shown as shares, in percent of what the statement's effect is a share of
+(`repro.spec.effect`), which is the one scale on which a small policy and the paper's can stand side
+by side: the effect in the metric's unit over what the whole share would be in these records.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+
+from repro.evidence.verdict import Verdict
+from repro.judge.check import Checked
+from repro.spec.effect import GAIN
+from repro.spec.target import Claim
+
+# What a share is a share of, in words.
+_MEASURES = {
+    "of gain": "% of the gain",
+    "of shortfall": "% of the shortfall",
+    "of baseline": "% of the mean",
+    "ratio": "% of the ratio",
+}
+# Kinds that claim that two arms do not differ.
+_EQUALITIES = ("non_inferior", "equivalent")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PaperClaim:
+    """One of the twelve, with the statements that bear on it.
+
+    Attributes
+    ----------
+    title
+        The claim in a few words.
+    decided_by
+        The deciding statement, `target.claim`; empty where none is declared.
+    others
+        Further statements on it, in the same form.
+    remark
+        What the deciding statement speaks of, or what a statement would have to compare.
+    place
+        Where the paper says so, if no deciding statement does.
+    """
+
+    title: str
+    decided_by: str = ""
+    others: tuple[str, ...] = ()
+    remark: str = ""
+    place: str = ""
+
+
+TWELVE = (
+    PaperClaim(
+        title="A 4-bit format speeds up reward growth",
+        decided_by="figure4_dapo.nvfp4_grows_faster",
+        others=(
+            "figure4.nvfp4_grows_faster",
+            "figure4.nvfp4_reward_faster",
+            "figure7.qerl_grows_faster",
+            "figure12.qerl_grows_faster",
+            "figure13.qerl_grows_faster",
+        ),
+        remark="NVFP4 against BF16, both with LoRA",
+    ),
+    PaperClaim(
+        title="NVFP4 is better than MXFP4 and NF4",
+        decided_by="figure4_dapo.heldout_order",
+        others=("figure4.heldout_order", "figure4.reward_order"),
+        remark="the order BF16, NF4, MXFP4, NVFP4",
+    ),
+    PaperClaim(
+        title="QeRL ends above LoRA and QLoRA",
+        decided_by="table1.qerl_beats_lora",
+        others=("table1.qerl_beats_qlora", "table1.nvfp4_beats_lora", "table2.qerl_beats_lora"),
+    ),
+    PaperClaim(
+        title="QeRL matches full fine-tuning",
+        decided_by="table1.qerl_matches_full",
+        others=("table2.qerl_matches_full",),
+    ),
+    PaperClaim(
+        title="Quantisation raises entropy",
+        decided_by="entropy_start.nvfp4_more_entropy_forced",
+        others=(
+            "entropy_start.nvfp4_more_entropy_own",
+            "figure5.nvfp4_more_entropy",
+            "figure5.mxfp4_more_entropy",
+            "figure5.nf4_more_entropy",
+            "figure14.qerl_more_entropy",
+        ),
+        remark="NVFP4 on the same tokens, one rounding: on a policy's own samples the length of "
+        "its answers mixes in",
+    ),
+    PaperClaim(
+        title="AQN raises reward and accuracy",
+        decided_by="figure8.aqn_raises_reward",
+        others=("figure8.aqn_grows_faster", "table1.aqn_helps", "table2.aqn_helps"),
+        remark="the training reward; the final accuracy has a ceiling",
+    ),
+    PaperClaim(
+        title="The exponential schedule beats the others",
+        decided_by="figure9.exponential_beats_linear",
+        others=("figure9.exponential_beats_cosine", "figure9.exponential_beats_logarithmic"),
+        remark="against the linear one",
+    ),
+    PaperClaim(
+        title="The rank hardly matters",
+        decided_by="figure10.rank_hardly_matters",
+        others=("figure10.small_rank_faster", "figure10.small_rank_grows_faster"),
+    ),
+    PaperClaim(
+        title="A higher rate is borne by QeRL and not by LoRA",
+        others=("figure16.high_rate_faster", "figure17.high_rate_collapses"),
+        remark="no statement compares the two at the same rate: those of Figs. 16 and 17 speak of "
+        "one arm each, at multiples of its own",
+        place="Figs. 16 and 17",
+    ),
+    PaperClaim(
+        title="The benefit grows with difficulty",
+        others=("table1_transfer.qerl_beats_lora_hard", "figure13.qerl_reward_faster"),
+        remark="no statement compares the benefit between difficulties",
+        place="Fig. 13, 32B on harder problems",
+    ),
+    PaperClaim(
+        title="Noise harms supervised fine-tuning",
+        decided_by="noise_in_sft.rounding_raises_loss",
+        others=(
+            "noise_in_sft.rounding_lowers_accuracy",
+            "noise_in_sft.aqn_on_bf16_raises_loss",
+            "noise_in_sft.aqn_on_nvfp4_raises_loss",
+        ),
+    ),
+    PaperClaim(
+        title="Sharing the noise costs nothing",
+        remark="no statement compares noise that is shared through the norms with a draw per "
+        "weight",
+        place="Fig. 6; Eq. 10 to 12",
+    ),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decided:
+    """One of the twelve on one device, as its deciding statement has it.
+
+    Attributes
+    ----------
+    statement, verdict
+        The declared statement and its verdict; None where there is none, or no record of it.
+    share, low, high
+        Measured relative effect and its simultaneous interval, in `measure`; None without records,
+        the interval where the statement is not testable.
+    paper
+        The paper's, in `measure`; 0 where it claims that there is no difference; None where it has
+        no size.
+    measure
+        `% of the gain`, `% of the shortfall`, `% of the mean`, `% of the ratio` or `points`.
+    """
+
+    claim: PaperClaim
+    statement: Claim | None = None
+    verdict: Verdict | None = None
+    share: float | None = None
+    low: float | None = None
+    high: float | None = None
+    paper: float | None = None
+    measure: str = ""
+
+    @property
+    def is_run(self) -> bool:
+        """Whether there is a deciding statement with records."""
+        return self.verdict is not None and self.verdict.status != "not run"
+
+    @property
+    def is_testable(self) -> bool:
+        """Whether an effect could have appeared."""
+        return self.is_run and self.verdict is not None and self.verdict.status != "not testable"
+
+    @property
+    def is_equality(self) -> bool:
+        """Whether the paper claims that there is no difference."""
+        return self.statement is not None and self.statement.kind in _EQUALITIES
+
+    @property
+    def half(self) -> float | None:
+        """Half of the interval's width; None without one."""
+        return None if self.low is None or self.high is None else (self.high - self.low) / 2
+
+
+def decided(checks: Sequence[Checked]) -> list[Decided]:
+    """Return the twelve, in their order, from the checks of one device."""
+    by_name = statements(checks)
+    return [_decided(claim, by_name) for claim in TWELVE]
+
+
+def statements(checks: Sequence[Checked]) -> dict[str, tuple[Checked, Claim, Verdict]]:
+    """Return every statement with its verdict, by `target.claim`."""
+    found = {}
+    for checked in checks:
+        claims = {claim.name: claim for claim in checked.selection.target.claims}
+        for verdict in checked.verdicts:
+            if verdict.about in ("claim", "mechanism"):
+                name = f"{checked.selection.target.name}.{verdict.name}"
+                found[name] = (checked, claims[verdict.name], verdict)
+    return found
+
+
+def _decided(claim: PaperClaim, by_name: Mapping[str, tuple[Checked, Claim, Verdict]]) -> Decided:
+    if claim.decided_by not in by_name:
+        return Decided(claim=claim)
+    checked, statement, verdict = by_name[claim.decided_by]
+    row = Decided(claim=claim, statement=statement, verdict=verdict)
+    return row if verdict.effect is None else _with_shares(row, checked, statement, verdict)
+
+
+def _with_shares(row: Decided, checked: Checked, statement: Claim, verdict: Verdict) -> Decided:
+    scale, offset = _scale(checked, statement, verdict)
+
+    def share(value: float | None) -> float | None:
+        return None if value is None else (value - offset) * scale
+
+    equality = 0.0 if row.is_equality else None
+    return Decided(
+        claim=row.claim,
+        statement=statement,
+        verdict=verdict,
+        share=share(verdict.effect),
+        low=share(verdict.low),
+        high=share(verdict.high),
+        paper=equality if verdict.paper is None else share(verdict.paper),
+        measure=_measure(statement, verdict),
+    )
+
+
+def _scale(checked: Checked, statement: Claim, verdict: Verdict) -> tuple[float, float]:
+    """Return by what to multiply a value of a verdict, after what is subtracted from it."""
+    effect = statement.effect
+    if effect is None:
+        gains = checked.evidence.values(GAIN).get(statement.baseline, {})
+        return (100 / fmean(gains.values()) if gains else 1.0), 0.0
+    if effect.measure == "units":
+        return 1.0, 0.0
+    if effect.measure == "ratio":
+        return 100.0, 1.0
+    if verdict.matters is None:
+        raise ValueError(f"verdict {verdict.name}: it has no size to take shares of")
+    return 100 * effect.matters / verdict.matters, 0.0
+
+
+def _measure(statement: Claim, verdict: Verdict) -> str:
+    if statement.effect is None:
+        return _MEASURES["of gain"]
+    return _MEASURES.get(statement.effect.measure, verdict.unit)

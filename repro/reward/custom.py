@@ -1,0 +1,159 @@
+"""Rewards of a user's own: `--reward module:function`.
+
+The function is called once for each batch of sampled completions, and returns one reward each:
+
+    def reward(completions: list[str], answers: list[str]) -> list[float | None]:
+
+`completions` are texts without the prompt and without control tokens; `answers` are the gold
+answers of their problems, in the same order. A reward is a finite number; None means that there is
+none, and the completion leaves its group. The sum of a group's rewards is not what trains: within a
+group only differences count. The function must be deterministic if a resumed run is to go on to the
+bit, and it runs in the process that trains: one that hangs, hangs the run.
+
+The module is imported from the current folder or from wherever Python finds it. Its file's SHA-256
+is part of the run's configuration: a module that has changed since is refused, and what it imports
+in turn is not covered. Accuracy and format are measured beside it as always.
+
+Easy to get wrong: a reward that answers with 0 whatever goes wrong trains on its own bugs. An
+exception here fails the run, with its words in the record.
+"""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import importlib
+import inspect
+import math
+import numbers
+import os
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any, cast
+
+from repro.spec.arm import RewardFunction
+from repro.spec.config import require
+
+CustomReward = Callable[[list[str], list[str]], Sequence[float | None]]
+_TRIAL = (["<think>3 + 4 = 7</think><answer>7</answer>", "I do not know."], ["7", "7"])
+
+
+def reward_named(named: str) -> RewardFunction:
+    """Return what a configuration says of a user's reward, after a trial of it.
+
+    Parameters
+    ----------
+    named
+        `module:function`.
+
+    Raises
+    ------
+    ValueError
+        Saying what is missing or wrong: the form, the module, the function (with the nearest name),
+        its signature, or what it returns for two completions.
+    """
+    module_name, colon, function_name = named.partition(":")
+    require(
+        bool(colon and module_name and function_name),
+        f"--reward {named}: needs module:function, such as my_rewards:reward",
+    )
+    module = _imported(module_name)
+    function = _function_of(module, function_name)
+    pay(function, *_TRIAL, named)
+    return RewardFunction(
+        module=module_name, function=function_name, source_sha256=source_digest(module)
+    )
+
+
+def load_reward(stated: RewardFunction) -> CustomReward:
+    """Return the function that a configuration names.
+
+    Raises
+    ------
+    ValueError
+        When it is not there, or its module has changed since the configuration was made.
+    """
+    module = _imported(stated.module)
+    found = source_digest(module)
+    require(
+        found == stated.source_sha256,
+        f"{module.__file__} has SHA-256 {found[:12]}; the run was planned with "
+        f"{stated.source_sha256[:12]}: the reward has changed since",
+    )
+    return _function_of(module, stated.function)
+
+
+def pay(
+    function: CustomReward, completions: Sequence[str], answers: Sequence[str], named: str
+) -> list[float | None]:
+    """Call a user's reward and check what it returns.
+
+    Raises
+    ------
+    ValueError
+        When it raises, or does not return one finite number or None for each completion.
+    """
+    try:
+        returned: Any = function(list(completions), list(answers))
+    except Exception as error:
+        raise ValueError(f"reward {named} raised {type(error).__name__}: {error}") from error
+    is_sequence = isinstance(returned, Sequence) and not isinstance(returned, str)
+    require(
+        is_sequence and len(returned) == len(completions),
+        f"reward {named} returned {_shown(returned)} for {len(completions)} completions; needed is "
+        "a list with one number (or None) each",
+    )
+    return [_number(value, named) for value in returned]
+
+
+def source_digest(module: ModuleType) -> str:
+    """Return the SHA-256 hex digest of a module's file."""
+    path = getattr(module, "__file__", None)
+    if path is None or not Path(path).is_file():
+        raise ValueError(f"module {module.__name__} has no source file; needs one to be recorded")
+    return hashlib.sha256(Path(path).read_bytes()).hexdigest()
+
+
+def _imported(name: str) -> ModuleType:
+    here = os.getcwd()
+    if here not in sys.path:
+        # An installed command does not look there, and worker processes inherit the list.
+        sys.path.insert(0, here)
+    try:
+        return importlib.import_module(name)
+    except Exception as error:
+        raise ValueError(
+            f"reward module {name} cannot be imported: {type(error).__name__}: {error}"
+        ) from error
+
+
+def _function_of(module: ModuleType, name: str) -> CustomReward:
+    known = sorted(key for key, value in vars(module).items() if inspect.isfunction(value))
+    near = difflib.get_close_matches(name, known, n=1, cutoff=0.0)
+    meant = f"; the nearest is {near[0]}" if near else ""
+    function: Any = getattr(module, name, None)
+    require(callable(function), f"module {module.__name__} has no function {name}{meant}")
+    signature = inspect.signature(function)
+    try:
+        signature.bind([], [])
+    except TypeError as error:
+        raise ValueError(
+            f"{module.__name__}:{name}{signature} cannot be called with completions and answers: "
+            f"{error}"
+        ) from error
+    return cast(CustomReward, function)
+
+
+def _number(value: Any, named: str) -> float | None:
+    if value is None:
+        return None
+    if isinstance(value, numbers.Real) and math.isfinite(value):
+        return float(value)
+    raise ValueError(f"reward {named} returned {_shown(value)}; needed is a finite number or None")
+
+
+def _shown(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:60]}..."

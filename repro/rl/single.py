@@ -1,0 +1,265 @@
+"""One policy that trains by itself: a peft module, packed rows, and any sampler of its own.
+
+It is `repro.rl.policies.Policies` with lists of one. Sampler and passes read the same tensors, so
+noise on the module's norms is seen by both while it lies there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from repro.models.policy import Policy, trainable_parameters
+from repro.rl.checkpoint import load_checkpoint, save_checkpoint
+from repro.rl.collect import BatchRequest, Rollout
+from repro.rl.diagnostics import token_mean
+from repro.rl.lessons import Lesson, mean_loss
+from repro.rl.micro_batches import split_by_tokens, token_budget
+from repro.rl.noise import NoiseReceipt, perturbed
+from repro.rl.optimizer import build_optimizer, scheduled_step
+from repro.rl.passes import row_logprobs
+from repro.rl.policies import During, Imitation, Part
+from repro.rl.receipts import Values, at_most_what_fitted, note_smaller_batches
+from repro.rl.rows import Rows
+from repro.rl.runs import RunStates
+from repro.rl.step import (
+    StepOutput,
+    accumulate_step,
+    clear_gradients,
+    evaluate_rows,
+    in_single_rows,
+    reference_logprobs,
+    within_memory,
+    zero_missing_gradients,
+)
+from repro.rollout.sampler import Completion, Sampler
+from repro.spec.config import RunConfig, TrainScale
+
+Entry = TypeVar("Entry")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class SinglePolicy:
+    """A policy, its optimiser and its sampler; everything that changes is inside its parts.
+
+    Attributes
+    ----------
+    sampler
+        Samples under the policy.
+    reference
+        Copies of what is trained, from before training, for a KL term; else empty.
+    micro_tokens
+        Packed tokens of a micro-batch; None takes those of `micro_batch_rows` rows as long as the
+        step's longest.
+    checkpointing
+        Whether packed passes compute blocks again in backward.
+    """
+
+    run: RunConfig
+    policy: Policy
+    sampler: Sampler
+    parameters: dict[str, nn.Parameter]
+    optimizer: torch.optim.Optimizer
+    reference: dict[str, Tensor]
+    micro_tokens: int | None = None
+    checkpointing: bool = True
+
+    @property
+    def runs(self) -> tuple[RunConfig]:
+        """The one run."""
+        return (self.run,)
+
+    @property
+    def freeze(self) -> bool:
+        """False: there are no others to go on."""
+        return False
+
+    @contextmanager
+    def perturbed(self, step: int, during: During) -> Iterator[list[NoiseReceipt]]:
+        """Add the step's noise to the norms; see `Policies.perturbed`."""
+        scale: TrainScale = self.run.scale
+        noise = self.run.arm.noise
+        if during == "update" and noise is not None and noise.reach != "shared":
+            noise = None
+        with perturbed(
+            self.policy, noise, seed=self.run.seed, step=step, total_steps=scale.steps
+        ) as receipt:
+            yield [receipt]
+
+    def sample(self, asked: Sequence[BatchRequest | None]) -> list[Sequence[Completion] | None]:
+        """Sample the one run's completions; see `Policies.sample`."""
+        request, scale = _only(asked), self.run.scale
+        batch = self.sampler.sample(
+            request.prompts, scale.rollout, group_size=scale.group_size, seeds=request.seeds
+        )
+        return [batch.completions]
+
+    def refresh(self) -> None:
+        """See `Policies.refresh`."""
+        self.sampler.refresh()
+
+    def old_logprobs(
+        self,
+        rollouts: Sequence[Rollout | None],
+        parts: Sequence[Sequence[Tensor]],
+        state: RunStates,
+    ) -> list[Tensor | None]:
+        """See `Policies.old_logprobs`."""
+        rows, temperature = _only(rollouts).rows, self.run.scale.rollout.temperature
+        into = torch.zeros(rows.mask.shape), torch.zeros(rows.mask.shape)  # (B, T) each
+        for part in _only(parts)[1:]:
+            budget = self._micro_tokens(rows, part, state)
+            fitting = evaluate_rows(
+                self.policy, rows, part, temperature, micro_tokens=budget, into=into
+            )
+            note_smaller_batches(state.runs[0], state.step, budget, fitting)
+        return [into[0]]
+
+    def reference_logprobs(
+        self, rollouts: Sequence[Rollout | None], state: RunStates
+    ) -> list[Tensor | None]:
+        """See `Policies.reference_logprobs`."""
+        if not self.reference:
+            return [None]
+        rows, temperature = _only(rollouts).rows, self.run.scale.rollout.temperature
+        budget = self._micro_tokens(rows, torch.arange(len(rows)), state)
+        logprobs, fitting = reference_logprobs(
+            self.policy, rows, temperature, self.parameters, self.reference, micro_tokens=budget
+        )
+        note_smaller_batches(state.runs[0], state.step, budget, fitting)
+        return [logprobs]
+
+    def backward(self, parts: Sequence[Part | None], state: RunStates) -> list[StepOutput | None]:
+        """Run the step's passes; the loss stays on their graph. See `Policies.backward`."""
+        part = _only(parts)
+        budget = self._micro_tokens(part.rollout.rows, part.index, state)
+        output, fitting = accumulate_step(
+            self.policy,
+            part.rollout,
+            part.index,
+            self.run,
+            old_logprobs=part.old,
+            ref_logprobs=part.reference,
+            parameters=self.parameters,
+            micro_tokens=budget,
+            checkpointing=self.checkpointing,
+        )
+        note_smaller_batches(state.runs[0], part.step, budget, fitting)
+        return [output]
+
+    def imitate(self, taken: Sequence[Rows | None], state: RunStates) -> list[Imitation | None]:
+        """Add up the gradient of the mean -log p; see `Policies.imitate`."""
+        rows = _only(taken)
+        sizes, every = rows.packed_tokens(), torch.arange(len(rows))
+
+        def pieces(micro_tokens: int) -> list[Tensor]:
+            return split_by_tokens(sizes, every, micro_tokens)
+
+        budget = self._micro_tokens(rows, every, state)
+        imitation, fitting = within_memory(
+            lambda micro_tokens: self._pass_over(rows, pieces(micro_tokens)),
+            budget,
+            smallest=in_single_rows(pieces),
+            forget=lambda: clear_gradients(self.parameters),
+        )
+        note_smaller_batches(state.runs[0], state.step, budget, fitting)
+        return [imitation]
+
+    def mean_losses(self, lessons: Sequence[Lesson]) -> list[float]:
+        """See `Policies.mean_losses`."""
+        return [mean_loss(self.policy, lessons, self.run.scale.micro_batch_rows)]
+
+    def step(self, state: RunStates, step: int) -> list[Values | None]:
+        """Clip and step by the gradients in the parameters; see `Policies.step`.
+
+        Raises
+        ------
+        ValueError
+            When the gradient's norm is not finite.
+        """
+        zero_missing_gradients(self.parameters)
+        return [{**scheduled_step(self.run, self.optimizer, self.parameters, step)}]
+
+    def save(self, folder: Path, state: RunStates) -> None:
+        """See `Policies.save`."""
+        save_checkpoint(folder, state.runs[0], self.parameters, self.optimizer)
+
+    def load(self, folder: Path) -> RunStates | None:
+        """See `Policies.load`."""
+        state = load_checkpoint(folder, self.run.digest(), self.parameters, self.optimizer)
+        if state is None:
+            return None
+        return RunStates(step=state.step, runs=[state], failures=[None], freeze=self.freeze)
+
+    def _micro_tokens(self, rows: Rows, index: Tensor, state: RunStates) -> int:
+        """Return the packed tokens of a micro-batch of rows `index` to begin with."""
+        scale: TrainScale = self.run.scale
+        budget = token_budget(rows.packed_tokens(), index, scale.micro_batch_rows)
+        return at_most_what_fitted(state.runs[0], self.micro_tokens or budget)
+
+    def _pass_over(self, rows: Rows, pieces: Sequence[Tensor]) -> Imitation:
+        """Run forward and backward passes over a step's pieces; see `imitate`."""
+        tokens, total = int(rows.mask.sum()), 0.0
+        entropy = torch.zeros(rows.mask.shape)  # (B, T)
+        for index in pieces:
+            part = rows.select(index)
+            logprobs, part_entropy = row_logprobs(self.policy, part, 1.0)
+            loss = -logprobs.sum() / tokens
+            loss.backward()
+            total += float(loss.detach())
+            entropy[index, : part.mask.shape[1]] = part_entropy.detach().to(entropy)
+        return Imitation(loss=total, entropy=token_mean(entropy, rows.mask))
+
+
+def single_policy(
+    run: RunConfig,
+    policy: Policy,
+    sampler: Sampler,
+    *,
+    micro_tokens: int | None = None,
+    checkpointing: bool = True,
+) -> SinglePolicy:
+    """Return a freshly loaded policy with its optimiser and, for a KL term, reference weights.
+
+    Raises
+    ------
+    ValueError
+        When a module of the policy would drop anything out.
+    """
+    require_no_dropout(policy)
+    parameters = trainable_parameters(policy)
+    reference: dict[str, Tensor] = {}
+    if run.arm.loss.beta > 0:
+        # Copied before a checkpoint is loaded: the reference is the policy before training.
+        reference = {name: p.detach().clone() for name, p in parameters.items()}
+    return SinglePolicy(
+        run=run,
+        policy=policy,
+        sampler=sampler,
+        parameters=parameters,
+        optimizer=build_optimizer(parameters, run.scale.optimizer),
+        reference=reference,
+        micro_tokens=micro_tokens,
+        checkpointing=checkpointing,
+    )
+
+
+def require_no_dropout(policy: Policy) -> None:
+    """Raise `ValueError` when a module of the policy would drop anything out."""
+    for name, module in policy.model.named_modules():
+        if isinstance(module, nn.Dropout) and module.p > 0:
+            raise ValueError(f"{name} drops out with p = {module.p}; training needs 0")
+
+
+def _only(entries: Sequence[Entry | None]) -> Entry:
+    """Return the one run's entry, which a run that is never frozen always has."""
+    (entry,) = entries
+    if entry is None:
+        raise ValueError("the one run takes no part in its own step")
+    return entry

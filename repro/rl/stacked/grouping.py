@@ -1,0 +1,173 @@
+"""Which planned runs become one batched model, and how many at once.
+
+Runs can go together when their scales are the same but for learning rates and seeds, and they train
+the same kind of thing. What may differ inside an ensemble: format, seed, noise, loss, reward, rank
+(padded to the largest), learning rate. Runs that draw again (dynamic sampling) go with their like:
+the others would idle in every further round.
+
+How many go together is decided by memory, from the shape in the checkpoint's `config.json`; the
+estimate errs on the side of fewer. Groups of one kind are of equal size, give or take one.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from repro.spec.config import RunConfig, TrainScale, digest_of
+
+# Bytes a trained number takes: float32 master, gradient and two moments, and copies in the compute
+# dtype for the sampler and for one pass.
+_TRAINED_BYTES = 4 + 4 + 8 + 2 + 2
+_FROZEN_BYTES = 2
+# Rows that an evaluation samples at once, and prompts' tokens that it reads at once, over all runs.
+EVALUATION_ROWS = 8192
+EVALUATION_TOKENS = 2**20
+# Of a card's memory: what the estimate may fill; the rest is for fragments, graphs and libraries.
+_USED_SHARE = 0.8
+_FIXED_BYTES = 3 * 2**30
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Footprint:
+    """Estimated bytes of device memory of an ensemble.
+
+    Attributes
+    ----------
+    run
+        Of each run: weights, what training keeps, the cache of its rollout.
+    group
+        Of each run and group of completions in one backward pass.
+    reading
+        Of an evaluation's prompts while they are read; no backward pass is under way then.
+    fixed
+        Of the whole: an evaluation's cache, libraries.
+    """
+
+    run: int
+    group: int
+    reading: int
+    fixed: int
+
+    def peak(self, runs: int, groups: int) -> int:
+        """Return the estimate for `runs` runs and so many groups of each in a backward pass."""
+        return self.fixed + runs * self.run + max(self.reading, runs * groups * self.group)
+
+    def runs_in(self, memory_bytes: int) -> int:
+        """Return how many runs fit, one group of each at a time."""
+        room = int(memory_bytes * _USED_SHARE) - self.fixed
+        beside_reading = (room - self.reading) // self.run
+        return max(1, min(room // (self.run + self.group), beside_reading))
+
+    def groups_at_once(self, runs: int, memory_bytes: int, most: int) -> int:
+        """Return how many groups of each run a backward pass can take, a divisor of `most`."""
+        room = int(memory_bytes * _USED_SHARE)
+        fitting = [u for u in range(1, most + 1) if most % u == 0 and self.peak(runs, u) <= room]
+        return max(fitting, default=1)
+
+
+def prompts_at_once(runs: int, samples: int, longest: int) -> int:
+    """Return how many prompts of `longest` tokens each of `runs` runs is asked at once."""
+    by_rows = EVALUATION_ROWS // (samples * runs)
+    return max(1, min(by_rows, EVALUATION_TOKENS // (longest * runs)))
+
+
+def group_runs(
+    runs: Sequence[RunConfig], memory_bytes: int, *, devices: int = 1
+) -> list[tuple[RunConfig, ...]]:
+    """Return the ensembles in which runs are trained, kinds in the order of their first run.
+
+    Parameters
+    ----------
+    runs
+        Of procedures `train` and `evaluate`.
+    memory_bytes
+        Of one device.
+    devices
+        Of each kind that has as many runs, at least so many groups are made.
+    """
+    kinds: dict[str, list[RunConfig]] = {}
+    for run in runs:
+        kinds.setdefault(kind_of(run), []).append(run)
+    groups: list[tuple[RunConfig, ...]] = []
+    for members in kinds.values():
+        fitting = footprint(members).runs_in(memory_bytes)
+        parts = max(-(-len(members) // fitting), min(devices, len(members)))
+        # Dealt out in turn, so that the arms of a part are the arms of all.
+        groups += [tuple(members[part::parts]) for part in range(parts)]
+    return groups
+
+
+def kind_of(run: RunConfig) -> str:
+    """Return a digest that runs of one ensemble have in common.
+
+    Raises
+    ------
+    TypeError
+        When the run has no `TrainScale`.
+    """
+    scale, arm = run.scale, run.arm
+    if not isinstance(scale, TrainScale):
+        raise TypeError(f"{run.target}: an ensemble needs a TrainScale, not a {type(scale)}")
+    plain = dataclasses.asdict(scale)
+    plain["optimizer"].pop("learning_rates")
+    plain.pop("seeds")
+    draws_again = arm.loss.dynamic_sampling if run.procedure == "train" else 0
+    return digest_of([run.procedure, plain, arm.training, arm.norms_trained, draws_again, run.tier])
+
+
+def footprint(runs: Sequence[RunConfig]) -> Footprint:
+    """Return the estimate for runs of one kind, of the largest rank among them."""
+    scale: TrainScale = runs[0].scale
+    config = _config(scale.checkpoint)
+    arm = max((run.arm for run in runs), key=lambda arm: arm.lora_rank)
+    hidden, inner, layers = (
+        int(config[name]) for name in ("hidden_size", "intermediate_size", "num_hidden_layers")
+    )
+    heads = int(config["num_attention_heads"])
+    head = int(config.get("head_dim") or hidden // heads)
+    keys = int(config["num_key_value_heads"]) * head
+    queries = heads * head
+    vocabulary = int(config["vocab_size"])
+    block = hidden * (2 * queries + 2 * keys) + 3 * hidden * inner
+    inputs_and_outputs = 6 * hidden + 2 * (queries + keys) + 3 * inner + queries
+    width = 4 if scale.compute_dtype == "float32" else 2
+    if arm.training == "full":
+        weights = (layers * block + vocabulary * hidden) * _TRAINED_BYTES
+    else:
+        weights = layers * block * _FROZEN_BYTES * width // 2
+    if arm.training == "lora":
+        weights += layers * arm.lora_rank * inputs_and_outputs * _TRAINED_BYTES
+    columns = scale.max_prompt_tokens + scale.rollout.max_new_tokens
+    cache = layers * 2 * keys * columns * width
+    # Logits in float32 and, while a token is drawn, three times in float64.
+    row = cache + vocabulary * (4 + 3 * 8)
+    trained = arm.training != "none"
+    rollout = scale.prompts_per_rollout * scale.group_size * row if trained else 0
+    tokens = scale.group_size * scale.rollout.max_new_tokens + scale.max_prompt_tokens
+    # What a block keeps for backward a token: norms' and products' inputs, queries, keys and values
+    # behind the prompt's, gate and up; measured to lie within this.
+    for_backward = 8 * hidden + 4 * queries + 8 * keys + 4 * inner
+    # Without gradient a token holds the residual stream, twice and normed, in float32; attention's
+    # output; gate and up, and their product. A mask over a prompt holds, for each of its tokens and
+    # columns, a number per query head of a group, another before it is repeated, and two booleans.
+    read = 4 * 3 * hidden + width * (hidden + queries + 3 * inner)
+    mask = scale.max_prompt_tokens * (width * (queries // keys + 1) + 2)
+    return Footprint(
+        reading=EVALUATION_TOKENS * (read + mask),
+        run=weights + rollout,
+        group=int(tokens * layers * for_backward * width) if trained else 0,
+        fixed=_FIXED_BYTES + EVALUATION_ROWS * row,
+    )
+
+
+def _config(checkpoint: str) -> Mapping[str, Any]:
+    from repro.models.checkpoint import resolve
+
+    path = Path(resolve(checkpoint)) / "config.json"
+    config: Mapping[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    return config

@@ -1,0 +1,86 @@
+"""Worked solutions of S runs: gradients of each run's mean loss, and losses without gradient.
+
+Lessons lie where the trainer's groups lie, one completion a prompt, so batches and passes are the
+trainer's. The loss of a run is the mean over its own tokens of -log p.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from repro.rl.lessons import Lesson, rows_of
+from repro.rl.policies import Imitation
+from repro.rl.rows import Rows
+from repro.rl.stacked.batch import Batch, make_batch
+from repro.rl.stacked.update import Passes
+
+
+def accumulate_losses(passes: Passes, taken: Sequence[Rows | None]) -> list[Imitation | None]:
+    """Add up gradients of the mean losses; return each run's means.
+
+    Parameters
+    ----------
+    passes
+        At temperature 1, a completion a group.
+    taken
+        One per run: its lessons of the step; None where it takes no part.
+    """
+    tokens = [0 if rows is None else int(rows.mask.sum()) for rows in taken]
+    losses, entropies = [0.0] * len(taken), [0.0] * len(taken)
+    for batch in _batches(taken, passes.groups_at_once):
+        logprobs, entropy = passes.logprobs(batch)  # (n,) each, run by run
+        weight = [
+            torch.full((count,), -1 / max(tokens[s], 1), dtype=logprobs.dtype)
+            for s, count in enumerate(batch.counts)
+        ]
+        logprobs.backward(torch.cat(weight).to(logprobs.device))
+        for s, (own, spread) in enumerate(zip(*_by_run(batch, logprobs, entropy), strict=True)):
+            losses[s] -= float(own.sum())
+            entropies[s] += float(spread.sum())
+    return [
+        Imitation(loss=losses[s] / tokens[s], entropy=entropies[s] / tokens[s])
+        if tokens[s]
+        else None
+        for s in range(len(taken))
+    ]
+
+
+@torch.no_grad()
+def mean_losses(passes: Passes, lessons: Sequence[Lesson]) -> list[float]:
+    """Return each run's mean next-token loss over all completions' tokens, nats."""
+    rows, runs = rows_of(lessons), passes.stack.runs
+    totals = [0.0] * runs
+    for batch in _batches([rows] * runs, passes.groups_at_once):
+        logprobs, entropy = passes.logprobs(batch)
+        for s, own in enumerate(_by_run(batch, logprobs, entropy)[0]):
+            totals[s] -= float(own.sum())
+    return [total / int(rows.mask.sum()) for total in totals]
+
+
+def _batches(taken: Sequence[Rows | None], at_once: int) -> list[Batch]:
+    """Return all rows in batches of at most `at_once` of each run."""
+    most = max((len(rows) for rows in taken if rows is not None), default=0)
+    return [
+        make_batch(
+            taken,
+            [
+                [] if rows is None else list(range(begin, min(begin + at_once, len(rows))))
+                for rows in taken
+            ],
+            1,
+        )
+        for begin in range(0, most, at_once)
+    ]
+
+
+def _by_run(
+    batch: Batch, logprobs: Tensor, entropy: Tensor
+) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+    """Return the batch's values run by run, on the host in float64."""
+    own, spread = (
+        value.detach().cpu().double().split(batch.counts) for value in (logprobs, entropy)
+    )
+    return own, spread

@@ -1,0 +1,250 @@
+"""S policies that train as one batched model: `repro.rl.policies.Policies` over a stack.
+
+What a run *is* (problems, seeds, noise, loss, rewards, metrics) is `repro.rl`'s own, run by run;
+here only the device's work is batched. A run that fails is frozen and its rows idle.
+
+Where memory runs out, what the passes had added up is forgotten and they start over with half as
+many groups of each run at a time.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+
+from repro.rl.collect import BatchRequest, Rollout
+from repro.rl.lessons import Lesson
+from repro.rl.noise import NoiseReceipt
+from repro.rl.optimizer import require_finite
+from repro.rl.policies import During, Imitation, Part
+from repro.rl.receipts import Values
+from repro.rl.rows import Rows
+from repro.rl.runs import RunStates
+from repro.rl.stacked.checkpoint import load_ensemble, save_ensemble
+from repro.rl.stacked.imitation import accumulate_losses, mean_losses
+from repro.rl.stacked.noise import AddedNoise, added_noise
+from repro.rl.stacked.optimizer import StackedAdamW
+from repro.rl.stacked.sampler import SampleRequest, StackSampler
+from repro.rl.stacked.stack import Stack
+from repro.rl.stacked.update import (
+    Passes,
+    RunStep,
+    accumulate_gradients,
+    evaluate_runs,
+    plan_run,
+)
+from repro.rl.step import StepOutput, within_memory
+from repro.rollout.sampler import Completion
+from repro.spec.config import RunConfig, TrainScale
+from repro.spec.schedule import learning_rate_of_run
+
+Result = TypeVar("Result")
+
+
+class StackedPolicies:
+    """The policies of a stack, with their optimiser and sampler.
+
+    Parameters
+    ----------
+    runs
+        One per policy of the stack, alike in what `repro.rl.stacked.grouping` says.
+    stack
+        Freshly stacked; trained in place.
+    sampler
+        Of the stack.
+    groups_at_once
+        Groups of each run in one backward pass, or worked solutions.
+
+    Raises
+    ------
+    ValueError
+        When the stack trains nothing, or by another optimiser than AdamW.
+    """
+
+    freeze = True
+
+    def __init__(
+        self, runs: Sequence[RunConfig], stack: Stack, sampler: StackSampler, groups_at_once: int
+    ) -> None:
+        if stack.masters is None:
+            raise ValueError("the stack's runs train nothing; training needs LoRA or full ones")
+        self.runs, self.stack, self.sampler = runs, stack, sampler
+        self.scale: TrainScale = runs[0].scale
+        self.masters = stack.masters
+        self.optimizer = StackedAdamW(self.masters, self.scale.optimizer)
+        self.groups_at_once = groups_at_once
+        # Copied before a checkpoint is loaded: the reference is the policy before training.
+        needs_reference = any(run.arm.loss.beta > 0 for run in runs)
+        self.reference = self.masters.values.clone() if needs_reference else None
+        # Drawn once per step, for its rollout and its update.
+        self._drawn: tuple[int, AddedNoise] | None = None
+        self._on_passes: Tensor | None = None
+
+    @contextmanager
+    def perturbed(self, step: int, during: During) -> Iterator[Sequence[NoiseReceipt]]:
+        """Add the step's noise to the sampler's gains or the passes'; see `Policies.perturbed`."""
+        noise = self._noise_of(step)
+        if during == "rollout":
+            if noise.rollout is not None:
+                self.sampler.refresh(noise.rollout)
+            yield noise.receipts
+            return
+        self._on_passes = noise.shared
+        try:
+            yield noise.receipts
+        finally:
+            self._on_passes = None
+
+    def sample(self, asked: Sequence[BatchRequest | None]) -> list[Sequence[Completion] | None]:
+        """Sample all runs' completions at once; see `Policies.sample`."""
+        requests = [
+            None if one is None else SampleRequest(prompts=one.prompts, seeds=one.seeds)
+            for one in asked
+        ]
+        sampled = self.sampler.sample(
+            requests, self.scale.rollout, group_size=self.scale.group_size
+        )
+        return [None if batch is None else batch.completions for batch in sampled]
+
+    def refresh(self) -> None:
+        """See `Policies.refresh`."""
+        self.sampler.refresh()
+
+    def old_logprobs(
+        self,
+        rollouts: Sequence[Rollout | None],
+        parts: Sequence[Sequence[Tensor]],
+        state: RunStates,
+    ) -> list[Tensor | None]:
+        """Evaluate all rows at once, as other runs' parts are of other rows."""
+        into = _empty(rollouts)
+        if max(len(own) for own in parts) > 1:
+            self._evaluate(rollouts, into, state)
+        return _logprobs(into)
+
+    def reference_logprobs(
+        self, rollouts: Sequence[Rollout | None], state: RunStates
+    ) -> list[Tensor | None]:
+        """See `Policies.reference_logprobs`."""
+        asking = [
+            rollout if run.arm.loss.beta > 0 else None
+            for run, rollout in zip(self.runs, rollouts, strict=True)
+        ]
+        into = _empty(asking)
+        if self.reference is not None and any(r is not None and len(r.rows) for r in asking):
+            trained = self.masters.values.clone()
+            try:
+                self.masters.values.copy_(self.reference)
+                self._evaluate(asking, into, state)
+            finally:
+                self.masters.values.copy_(trained)
+        return _logprobs(into)
+
+    def backward(self, parts: Sequence[Part | None], state: RunStates) -> list[StepOutput | None]:
+        """Run all runs' passes together, the losses run by run; see `Policies.backward`."""
+
+        def attempt(groups: int) -> list[RunStep | None]:
+            planned = state.each(lambda s: plan_run(parts[s]))
+            accumulate_gradients(self._passes(groups), planned)
+            return planned
+
+        planned = self._fitting(state, attempt)
+        for s, step in enumerate(planned):
+            if step is not None and step.failure is not None:
+                state.fail(s, step.failure)
+        return [
+            None if step is None or step.failure is not None else step.output() for step in planned
+        ]
+
+    def imitate(self, taken: Sequence[Rows | None], state: RunStates) -> list[Imitation | None]:
+        """See `Policies.imitate`."""
+        return self._fitting(
+            state, lambda lessons: accumulate_losses(self._imitating(lessons), taken)
+        )
+
+    def mean_losses(self, lessons: Sequence[Lesson]) -> list[float]:
+        """See `Policies.mean_losses`."""
+        return mean_losses(self._imitating(self.groups_at_once), lessons)
+
+    def step(self, state: RunStates, step: int) -> list[Values | None]:
+        """Clip and step every live run by its own norm; see `Policies.step`."""
+        rates = [learning_rate_of_run(run, step) for run in self.runs]
+        norms = self.optimizer.gradient_norms()
+        state.each(lambda s: require_finite(norms[s]))
+        self.optimizer.step(rates, norms, state.alive)
+        return state.each(lambda s: {"grad_norm": norms[s], "learning_rate": rates[s]})
+
+    def save(self, folder: Path, state: RunStates) -> None:
+        """See `Policies.save`."""
+        save_ensemble(folder, state, self.stack, self.optimizer)
+
+    def load(self, folder: Path) -> RunStates | None:
+        """See `Policies.load`."""
+        digests = [run.digest() for run in self.runs]
+        return load_ensemble(folder, digests, self.stack, self.optimizer)
+
+    def _noise_of(self, step: int) -> AddedNoise:
+        if self._drawn is None or self._drawn[0] != step:
+            self._drawn = step, added_noise(self.runs, self.stack, step=step)
+        return self._drawn[1]
+
+    def _passes(self, groups: int) -> Passes:
+        return Passes(
+            stack=self.stack,
+            rotary=self.sampler.rotary,
+            temperature=self.scale.rollout.temperature,
+            group_size=self.scale.group_size,
+            groups_at_once=groups,
+            noise=self._on_passes,
+        )
+
+    def _imitating(self, lessons: int) -> Passes:
+        """Return passes over so many worked solutions, each a group of one completion."""
+        return dataclasses.replace(self._passes(lessons), temperature=1.0, group_size=1)
+
+    def _evaluate(
+        self,
+        rollouts: Sequence[Rollout | None],
+        into: Sequence[tuple[Tensor, Tensor] | None],
+        state: RunStates,
+    ) -> None:
+        """Write log-probabilities and entropies of all rows of rollouts, no gradient."""
+        every = torch.arange(max(len(rollout.rows) for rollout in rollouts if rollout is not None))
+        self._fitting(
+            state, lambda groups: evaluate_runs(self._passes(groups), rollouts, every, into)
+        )
+
+    def _fitting(self, state: RunStates, attempt: Callable[[int], Result]) -> Result:
+        """Attempt passes with as many groups at once as memory allows, and note where with fewer.
+
+        Later passes begin with those that fitted.
+        """
+        first = self.groups_at_once
+        result, self.groups_at_once = within_memory(
+            attempt,
+            first,
+            smallest=lambda groups: groups == 1,
+            forget=self.masters.gradients.zero_,
+        )
+        if self.groups_at_once < first:
+            for run, lives in zip(state.runs, state.alive, strict=True):
+                if lives:
+                    noted = run.effects.setdefault("groups_at_once_fallbacks", [])
+                    noted.append([state.step, first, self.groups_at_once])
+        return result
+
+
+def _empty(rollouts: Sequence[Rollout | None]) -> list[tuple[Tensor, Tensor] | None]:
+    """Return zeros (B, T) for each rollout's log-probabilities, and for its entropies."""
+    shapes = [None if rollout is None else rollout.rows.mask.shape for rollout in rollouts]
+    return [None if shape is None else (torch.zeros(shape), torch.zeros(shape)) for shape in shapes]
+
+
+def _logprobs(pairs: Sequence[tuple[Tensor, Tensor] | None]) -> list[Tensor | None]:
+    return [None if pair is None else pair[0] for pair in pairs]

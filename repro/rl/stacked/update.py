@@ -1,0 +1,267 @@
+"""One optimiser step of S runs: passes on the device together, losses run by run.
+
+The device computes log-probabilities of all runs' rows, micro-batch by micro-batch. Each run's loss
+is then `repro.rl.loss.policy_loss` on the host, on the few numbers that concern it, with its own
+options and counts; its gradient with respect to the log-probabilities goes back to the device,
+which carries all of them on in one backward pass. So no option of a loss is written twice.
+
+Micro-batches take whole groups, longest first, those that give a gradient before those that do not;
+a micro-batch in which no run has a gradient goes forward only. Their size changes memory, never the
+gradient: rows are divided by the counts of the step that `plan_step` made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from repro.rl.collect import Rollout, loss_mask
+from repro.rl.loss import LossResult, policy_loss
+from repro.rl.micro_batches import Plan, plan_step, token_budget
+from repro.rl.policies import Part
+from repro.rl.stacked.batch import Batch, make_batch
+from repro.rl.stacked.forward import Rotary
+from repro.rl.stacked.logprobs import batch_logprobs
+from repro.rl.stacked.stack import Stack
+from repro.rl.step import StepOutput
+from repro.spec.config import TrainScale
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Passes:
+    """How log-probabilities are computed.
+
+    Attributes
+    ----------
+    groups_at_once
+        U: groups of each run in a micro-batch.
+    noise
+        (S, 2 L + 1, H) that the trainer adds, or None.
+    """
+
+    stack: Stack
+    rotary: Rotary
+    temperature: float
+    group_size: int
+    groups_at_once: int
+    noise: Tensor | None = None
+
+    def logprobs(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        """Return log-probabilities and entropies of a batch's counting tokens, on the device."""
+        stack = self.stack
+        return batch_logprobs(
+            stack.weights(self.noise),
+            stack.shape,
+            batch.to(stack.device),
+            self.rotary,
+            self.temperature,
+            stream=stack.stream,
+            dtype=stack.dtype,
+        )
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class RunStep:
+    """One run's part in an optimiser step while its passes are made.
+
+    Attributes
+    ----------
+    plan
+        Of its rows.
+    counting : Tensor, (B, T), bool
+        Tokens that the loss counts.
+    logprobs, entropy : Tensor, (B, T), float32
+        Filled at the step's rows.
+    failure
+        Why its loss could not be computed; the run then gives no gradient.
+    """
+
+    part: Part
+    plan: Plan
+    counting: Tensor
+    logprobs: Tensor
+    entropy: Tensor
+    loss: float = 0.0
+    results: list[LossResult] = field(default_factory=list)
+    failure: Exception | None = None
+
+    def output(self) -> StepOutput:
+        """Return what the step's metrics are made of."""
+        return StepOutput(
+            plan=self.plan,
+            logprobs=self.logprobs,
+            entropy=self.entropy,
+            loss=self.loss,
+            results=self.results,
+        )
+
+    def active_groups(self, size: int) -> list[int]:
+        """Return the groups with a row that gives a gradient, the longest first."""
+        rows = [index for index, _ in self.plan.micro_batches]
+        return _groups(torch.cat(rows) if rows else torch.zeros(0), self.part.rollout, size)
+
+    def gradient(self, rows: Tensor, logprobs: Tensor) -> Tensor | None:
+        """Return d loss / d logprobs, (b, T), of rows (b,); None where none gives a gradient."""
+        part, whole = self.part, self.part.rollout
+        leaf = logprobs.detach().requires_grad_()
+        total: Tensor | None = None
+        for index, counts in self.plan.micro_batches:
+            own = torch.isin(rows, index).nonzero().squeeze(1)
+            if not len(own):
+                continue
+            here = rows[own]
+            width = int(whole.rows.mask[here].sum(1).max())
+            result = policy_loss(
+                leaf[own, :width],
+                whole.advantages.values[here],
+                self.counting[here, :width],
+                part.run.arm.loss,
+                counts,
+                old_logprobs=None if part.old is None else part.old[here, :width],
+                sampled_logprobs=whole.rows.sampled_logprobs[here, :width],
+                ref_logprobs=None if part.reference is None else part.reference[here, :width],
+            )
+            self.results.append(result)
+            self.loss += float(result.loss.detach())
+            total = result.loss if total is None else total + result.loss
+        if total is None:
+            return None
+        total.backward()
+        return leaf.grad
+
+
+def plan_run(part: Part | None) -> RunStep | None:
+    """Plan one run's part in an optimiser step, if it takes one."""
+    if part is None:
+        return None
+    scale: TrainScale = part.run.scale
+    loss, rows = part.run.arm.loss, part.rollout.rows
+    counting = loss_mask(part.rollout, mask_truncated=loss.mask_truncated)
+    sizes = rows.packed_tokens()
+    plan = plan_step(
+        sizes,
+        part.index,
+        part.rollout.advantages.values,
+        counting,
+        loss,
+        micro_tokens=token_budget(sizes, part.index, scale.micro_batch_rows),
+        micro_batch_rows=scale.micro_batch_rows,
+        length_limit=scale.rollout.max_new_tokens,
+    )
+    return RunStep(
+        part=part,
+        plan=plan,
+        counting=counting,
+        logprobs=torch.zeros(rows.mask.shape),
+        entropy=torch.zeros(rows.mask.shape),
+    )
+
+
+def accumulate_gradients(passes: Passes, steps: Sequence[RunStep | None]) -> None:
+    """Run every run's forward and backward passes; gradients add up in the masters.
+
+    A run whose loss raises is marked with the failure and gives no gradient.
+
+    Parameters
+    ----------
+    steps
+        One per run; None where it takes no part.
+    """
+    size = passes.group_size
+    active = [[] if step is None else step.active_groups(size) for step in steps]
+    every = [
+        [] if step is None else _groups(step.plan.index, step.part.rollout, size) for step in steps
+    ]
+    rest = [_without(groups, active[s]) for s, groups in enumerate(every)]
+    rows = [None if step is None else step.part.rollout.rows for step in steps]
+    for groups in _micro_batches([a + r for a, r in zip(active, rest, strict=True)], passes):
+        batch = make_batch(rows, groups, size)
+        learning = any(set(groups[s]) & set(active[s]) for s in range(len(steps)))
+        with torch.set_grad_enabled(learning):
+            logprobs, entropy = passes.logprobs(batch)
+        # (n,) run by run; each run's own on the host
+        values = logprobs.detach().cpu().split(batch.counts)
+        entropies = entropy.detach().cpu().split(batch.counts)
+        gradient = [
+            _take_in(step, batch.rows[s], values[s], entropies[s]) for s, step in enumerate(steps)
+        ]
+        if learning:
+            logprobs.backward(torch.cat(gradient).to(logprobs.device))
+
+
+def evaluate_runs(
+    passes: Passes,
+    rollouts: Sequence[Rollout | None],
+    index: Tensor,
+    into: Sequence[tuple[Tensor, Tensor] | None],
+) -> None:
+    """Write log-probabilities and entropies of rows `index` of each run, without gradient.
+
+    Parameters
+    ----------
+    into
+        One pair of (B, T) tensors per run; None, as in `rollouts`, where a run takes no part.
+    """
+    size = passes.group_size
+    groups = [[] if r is None else _groups(index[index < len(r.rows)], r, size) for r in rollouts]
+    rows = [None if rollout is None else rollout.rows for rollout in rollouts]
+    for chosen in _micro_batches(groups, passes):
+        batch = make_batch(rows, chosen, size)
+        with torch.no_grad():
+            logprobs, entropies = (
+                value.cpu().split(batch.counts) for value in passes.logprobs(batch)
+            )
+        for s, run in enumerate(rows):
+            target = into[s]
+            if run is None or target is None or not len(batch.rows[s]):
+                continue
+            here = batch.rows[s]
+            asked = torch.isin(here, index)
+            for tensor, values in zip(target, (logprobs[s], entropies[s]), strict=True):
+                tensor[here[asked]] = _spread(run.mask[here], values)[asked].to(tensor.dtype)
+
+
+def _take_in(step: RunStep | None, rows: Tensor, logprobs: Tensor, entropy: Tensor) -> Tensor:
+    """Note a micro-batch's values in a run's step; return the gradient by counting token."""
+    zero = torch.zeros_like(logprobs)
+    if step is None or not len(rows):
+        return zero
+    mask = step.part.rollout.rows.mask[rows]
+    own = torch.isin(rows, step.plan.index)
+    wide = _spread(mask, logprobs)
+    step.logprobs[rows[own]] = wide[own].to(step.logprobs.dtype)
+    step.entropy[rows[own]] = _spread(mask, entropy)[own].to(step.entropy.dtype)
+    if step.failure is not None:
+        return zero
+    try:
+        gradient = step.gradient(rows, wide)
+    except (ValueError, FloatingPointError) as error:
+        step.failure = error
+        return zero
+    return zero if gradient is None else gradient[mask]
+
+
+def _spread(mask: Tensor, values: Tensor) -> Tensor:
+    """Return (b, T) with `values`, one per counting token in row-major order, and 0 elsewhere."""
+    return torch.zeros(mask.shape, dtype=values.dtype).masked_scatter(mask, values)
+
+
+def _groups(rows: Tensor, rollout: Rollout, size: int) -> list[int]:
+    """Return the groups that rows (b,) belong to, the one with the longest completion first."""
+    lengths = rollout.rows.lengths()
+    groups = sorted(set((rows // size).long().tolist()))
+    return sorted(groups, key=lambda g: -int(lengths[g * size : (g + 1) * size].max()))
+
+
+def _without(groups: Sequence[int], others: Sequence[int]) -> list[int]:
+    left_out = set(others)
+    return [group for group in groups if group not in left_out]
+
+
+def _micro_batches(groups: Sequence[Sequence[int]], passes: Passes) -> list[list[list[int]]]:
+    """Cut each run's groups into pieces of at most U, the n-th pieces going together."""
+    U, most = passes.groups_at_once, max((len(own) for own in groups), default=0)
+    return [[list(own[begin : begin + U]) for own in groups] for begin in range(0, most, U)]

@@ -1,0 +1,194 @@
+"""Which runs this start carries out, where several starts share one folder of records.
+
+A start claims a run before it begins: it locks the file `seed-<n>.lock` beside the place of the
+record (`flock`), and looks for the record again, for another start may have written it since. A
+lock is the process's own: it ends with it, however it ends, so there is no stale one to break; the
+file that a killed process leaves says nothing and is locked by the next. Runs that another start
+has claimed are left to it and asked for again, in case it dies. A run that another start tried and
+recorded as failed is not tried again by this one.
+
+At the systems tier one lock stands for all runs: measurements need the device to themselves.
+
+On network disks Linux turns `flock` into a lock at the server, which ends with the process or,
+after a while, with its machine. Where a disk has no locks at all, a sentence says that two starts
+must not share the folder.
+
+Easy to get wrong: looking for the record before the lock is held; removing the lock's file while
+another process waits for it, after which two hold a lock of that name (so a lock counts only if its
+file is still the one at that path); claiming the runs of one ensemble one by one while another
+start does the same, which deals them out like cards (so claims are made one start at a time).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import errno
+import fcntl
+import os
+import socket
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from repro.evidence.record import find_record, record_path
+from repro.run.worker import Task
+from repro.spec.config import RunConfig
+from repro.spec.tier import Tier
+
+_GATE = "claims.lock"
+_BUSY = (errno.EAGAIN, errno.EACCES)
+_WITHOUT_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Claim:
+    """What asking for a task came to; each of its runs is in one of the three.
+
+    Attributes
+    ----------
+    mine
+        What this start may carry out now, or None.
+    busy
+        What another start carries out, or None.
+    elsewhere
+        What another start has recorded, as done or as failed, or None.
+    """
+
+    mine: Task | None = None
+    busy: Task | None = None
+    elsewhere: Task | None = None
+
+
+class Claims:
+    """The locks of this process on the runs of one folder of records.
+
+    Parameters
+    ----------
+    runs
+        Folder of the records.
+    pending
+        The runs that this start means to do; what is recorded of them from now on is not its own.
+    say
+        Takes a sentence for the user.
+    """
+
+    def __init__(
+        self, runs: Path, pending: Sequence[RunConfig], say: Callable[[str], None]
+    ) -> None:
+        self._runs, self._say = runs, say
+        self._descriptors: dict[Path, int | None] = {}
+        self._failures = {run.digest(): self._count_failures(run) for run in pending}
+        self._said: set[str] = set()
+
+    def __enter__(self) -> Claims:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        for path in list(self._descriptors):
+            self._unlock(path)
+
+    def take(self, task: Task) -> Claim:
+        """Claim what is free of a task."""
+        gate = self._runs / _GATE
+        if not self._lock(gate):
+            return Claim(busy=task)
+        try:
+            return self._sorted(task)
+        finally:
+            self._unlock(gate)
+
+    def release(self, task: Task) -> None:
+        """Let others have what was claimed of a task."""
+        for path in {self._path(run) for run in task.every}:
+            self._unlock(path)
+
+    def _sorted(self, task: Task) -> Claim:
+        mine, busy, elsewhere = [], [], []
+        for run in task.every:
+            if not self._lock(self._path(run)):
+                busy.append(run)
+            elif self._recorded_since(run):
+                elsewhere.append(run)
+            else:
+                mine.append(run)
+        needed = {self._path(run) for run in mine}
+        for path in {self._path(run) for run in elsewhere} - needed:
+            self._unlock(path)
+        return Claim(
+            mine=_part(task, mine), busy=_part(task, busy), elsewhere=_part(task, elsewhere)
+        )
+
+    def _recorded_since(self, run: RunConfig) -> bool:
+        """Return whether another start has recorded the run, as done or as failed."""
+        failed = self._count_failures(run) > self._failures.get(run.digest(), 0)
+        return failed or find_record(run, self._runs) is not None
+
+    def _count_failures(self, run: RunConfig) -> int:
+        path = record_path(run, self._runs)
+        return len(list(path.parent.glob(f"{path.stem}.failed-*.json")))
+
+    def _path(self, run: RunConfig) -> Path:
+        if run.tier == Tier.SYSTEMS.value:
+            return self._runs / run.tier / "measuring.lock"
+        return record_path(run, self._runs).with_suffix(".lock")
+
+    def _lock(self, path: Path) -> bool:
+        """Lock a file unless another process has; True where this process has it already."""
+        if path in self._descriptors:
+            return True
+        path.parent.mkdir(parents=True, exist_ok=True)
+        while True:
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError as error:
+                holder = os.read(descriptor, 200).decode(errors="replace").strip()
+                os.close(descriptor)
+                return self._refused(path, error, holder)
+            if _is_at(descriptor, path):
+                break
+            os.close(descriptor)  # its holder removed it between our opening and our locking it
+        os.ftruncate(descriptor, 0)
+        os.write(descriptor, f"process {os.getpid()} on {socket.gethostname()}\n".encode())
+        self._descriptors[path] = descriptor
+        return True
+
+    def _refused(self, path: Path, error: OSError, holder: str) -> bool:
+        """Return False for a lock that another has; True, and say so, where there are no locks."""
+        if error.errno in _BUSY:
+            if holder and path.name != _GATE:
+                self._say_once(f"Another start ({holder}) is at work on some of these runs.")
+            return False
+        if error.errno not in _WITHOUT_LOCKS:
+            raise OSError(error.errno, error.strerror, str(path)) from error
+        self._say_once(
+            f"The disk of {self._runs} has no locks ({error.strerror}): start nothing else there."
+        )
+        self._descriptors[path] = None
+        return True
+
+    def _say_once(self, sentence: str) -> None:
+        if sentence not in self._said:
+            self._said.add(sentence)
+            self._say(sentence)
+
+    def _unlock(self, path: Path) -> None:
+        descriptor = self._descriptors.pop(path, None)
+        if descriptor is not None:
+            path.unlink(missing_ok=True)
+            os.close(descriptor)
+
+
+def _part(task: Task, runs: Sequence[RunConfig]) -> Task | None:
+    """Return the task with these of its runs, or None without any."""
+    if not runs:
+        return None
+    return dataclasses.replace(task, run=runs[0], also=tuple(runs[1:]))
+
+
+def _is_at(descriptor: int, path: Path) -> bool:
+    """Return whether an open file is still the one that its path names."""
+    try:
+        return os.path.samestat(os.fstat(descriptor), os.stat(path))
+    except FileNotFoundError:
+        return False

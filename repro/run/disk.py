@@ -1,0 +1,97 @@
+"""Disks that are full, read-only or gone, and files where folders should be, said in a sentence.
+
+Such an error is not a run's result: the same run ends well on another disk. So it is no failed
+record (which could not be written either): the start stops, and the command line prints the
+sentence and exits with status 2. What was written before stays, and the next start goes on from it.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import tempfile
+from pathlib import Path
+
+_REASONS = {
+    errno.ENOSPC: "no space is left on its disk",
+    errno.EDQUOT: "this user's quota on its disk is used up",
+    errno.EFBIG: "the file would be larger than this process may write",
+    errno.EROFS: "its disk is read-only",
+    errno.EIO: "its disk failed to read or write",
+    errno.ESTALE: "its disk is no longer there",
+    errno.ENODEV: "its disk is no longer there",
+}
+_DENIED = {
+    errno.EACCES: "this user may not use it",
+    errno.EPERM: "this user may not use it",
+    errno.ENOENT: "it does not exist",
+}
+_IN_THE_WAY = (errno.EEXIST, errno.ENOTDIR)
+
+
+class DiskError(ValueError):
+    """The place of the records cannot be used; the message says which path, and why."""
+
+
+def is_disk_fault(error: OSError, place: Path) -> bool:
+    """Return whether an error is of the disk, or of a path below `place`; not what a run did."""
+    if error.errno in _REASONS:
+        return True
+    named = error.filename
+    return isinstance(named, str | Path) and Path(named).absolute().is_relative_to(place.absolute())
+
+
+def sentence_of(error: OSError, place: Path | None = None) -> str:
+    """Return an error as a sentence without a traceback.
+
+    Parameters
+    ----------
+    place
+        Named where the error has no path of its own.
+    """
+    named = error.filename if isinstance(error.filename, str | Path) else place
+    if named is None or error.errno is None:
+        return str(error) or type(error).__name__
+    path = Path(named)
+    if error.errno in _IN_THE_WAY and (file := _file_in_the_way(path)) is not None:
+        return f"{file} is a file; a folder is needed there"
+    reason = _REASONS.get(error.errno) or _DENIED.get(error.errno) or os.strerror(error.errno)
+    return f"{path} cannot be used: {reason}"
+
+
+def require_writable(folder: Path) -> None:
+    """Make a folder and write into it, so that a disk that takes nothing is told before a run.
+
+    Raises
+    ------
+    DiskError
+        Naming the folder, and the reason.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder) as file:
+            file.write(bytes(4096))
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError as error:
+        raise DiskError(sentence_of(error, folder)) from error
+
+
+def free_bytes(folder: Path) -> int | None:
+    """Return what is free on a folder's disk, made or not yet; None where nobody can tell."""
+    present = folder.absolute()
+    while not present.exists() and present != present.parent:
+        present = present.parent
+    try:
+        return shutil.disk_usage(present).free
+    except OSError:
+        return None
+
+
+def _file_in_the_way(path: Path) -> Path | None:
+    """Return the path, or the parent of it, that is there and is no folder."""
+    for part in (path, *path.parents):
+        if part.exists():
+            return None if part.is_dir() else part
+    return None

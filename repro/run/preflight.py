@@ -1,0 +1,274 @@
+"""Whether a run can work here, said in a sentence before anything large is downloaded or loaded.
+
+A run on a published checkpoint takes hours, and most of what stops one can be known beforehand: a
+package that is not installed, a step that no card of this size holds, a data set without the split
+that the scale asks for, a prompt longer than the scale allows, a hub that does not answer. Each is
+looked at here from the run's own configuration, the cheapest first. `plan` looks at what is on this
+machine; `run` also fetches the small files (config, tokenizer, problems) that the rest needs.
+
+Easy to get wrong: a limit of prompts counts the chat template and the suffix, too, and belongs to
+the tokenizer; so prompts are rendered here as the run will render them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import importlib.util
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from repro.data.folder import Split
+from repro.data.load import is_local, load_problems, require_declared
+from repro.data.problem import Problem
+from repro.models.memory_plan import StepShape, full_training_bytes, peak_within, plan_memory
+from repro.run.disk import free_bytes
+from repro.spec.arm import Arm
+from repro.spec.config import DataConfig, RunConfig, TrainScale
+from repro.spec.hub import hub_cache, is_hub_name, snapshots
+from repro.spec.shapes import shape_of_checkpoint
+from repro.spec.target import Cost
+from repro.spec.tier import cuda_devices
+
+# A forced opening, and what the engine feeds again of a prompt.
+_BEYOND_PROMPT = 32
+_MOST_SLOTS = 256
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Preflight:
+    """What can be said of a run beforehand.
+
+    Attributes
+    ----------
+    refusal
+        Why it cannot work here; None where nothing speaks against it.
+    memory_bytes
+        Planned peak of the device's memory, the cache as large as it will be made there (without a
+        device, for all rows at once); 0 where it is not known.
+    unchecked
+        What could not be looked at yet, since it is not on this machine.
+    """
+
+    refusal: str | None
+    memory_bytes: int = 0
+    unchecked: tuple[str, ...] = ()
+
+
+def preflight(run: RunConfig, *, fetch: bool = False) -> Preflight:
+    """Return what can be said of a run before it starts.
+
+    Parameters
+    ----------
+    fetch
+        Whether config, tokenizer and problems are fetched where they are not here.
+    """
+    scale = run.scale
+    lacking = missing_package(run)
+    if lacking is not None or not isinstance(scale, TrainScale) or not is_published(scale):
+        return Preflight(refusal=lacking)
+    whole, refusal = memory_of(run.arm, scale)
+    refusal = refusal or _first(_data_refusals(dataclasses.replace(scale, seeds=())))
+    unchecked: tuple[str, ...] = ()
+    if refusal is None:
+        common = dataclasses.replace(scale, seeds=())
+        refusal, unchecked = _checkpoint_and_prompts(common, fetch)
+        refusal = refusal or _format_refusal(common, run.arm.weight_format)
+    return Preflight(refusal=refusal, memory_bytes=whole, unchecked=unchecked)
+
+
+def is_published(scale: TrainScale) -> bool:
+    """Whether a scale loads a checkpoint that this suite did not make."""
+    return is_hub_name(scale.checkpoint) or Path(scale.checkpoint).expanduser().is_dir()
+
+
+def missing_package(run: RunConfig) -> str | None:
+    """Return a sentence naming an optional package that `run` needs and this machine lacks."""
+    arm, scale = run.arm, run.scale
+    needed = arm.name in getattr(scale, "bitsandbytes", ())
+    needed |= getattr(arm, "linears", "") == "bitsandbytes"
+    if needed and importlib.util.find_spec("bitsandbytes") is None:
+        return f"{arm.name} needs bitsandbytes (the extra `bitsandbytes`); it is not installed"
+    trains = isinstance(scale, TrainScale) and arm.training != "none"
+    if trains and scale.optimizer.name == "adamw_8bit":
+        if importlib.util.find_spec("bitsandbytes") is None:
+            return (
+                "optimizer adamw_8bit needs bitsandbytes, which is not installed: pip install "
+                "'qerl-repro[bitsandbytes]', or --set optimizer.name=adamw"
+            )
+        if not cuda_devices():
+            return "optimizer adamw_8bit needs a CUDA device; there is none (adamw needs none)"
+    return None
+
+
+def memory_of(arm: Arm, scale: TrainScale) -> tuple[int, str | None]:
+    """Return the planned peak of a run, and why it does not fit this machine's device, or None.
+
+    What must fit is one row: more wait for a place, and micro-batches are halved as needed.
+    """
+    shape = shape_of_checkpoint(scale.checkpoint)
+    if shape is None:
+        return 0, None
+    prompt = scale.longest_prompt + _BEYOND_PROMPT
+    completion = max(scale.rollout.max_new_tokens, scale.evaluation.sampling.max_new_tokens)
+    row = prompt + completion
+    step = StepShape(
+        shape=shape,
+        weight_format=arm.weight_format,
+        rank=arm.lora_rank if arm.training == "lora" else 1,
+        prompts=scale.prompts_per_rollout,
+        group=scale.group_size,
+        prompt_tokens=prompt,
+        completion_tokens=completion,
+        slots=min(scale.prompts_per_rollout * scale.group_size, _MOST_SLOTS),
+        micro_tokens=row * scale.micro_batch_rows,
+        optimizer=scale.optimizer.name,
+    )
+    least = dataclasses.replace(step, slots=1, micro_tokens=row)
+    more = full_training_bytes(shape, scale.optimizer.name) if arm.training == "full" else 0
+    needed, devices = plan_memory(least).peak + more, cuda_devices()
+    if not devices:
+        return plan_memory(step).peak + more, None
+    if needed <= devices[0].memory_bytes:
+        return _peak(step, devices[0].memory_bytes, more), None
+    return needed, (
+        f"{arm.label} of {shape.name} needs {needed / 1e9:.1f} GB of device memory for one row of "
+        f"{row} tokens; {devices[0].name} has {devices[0].memory_bytes / 1e9:.1f} GB"
+    )
+
+
+def _peak(step: StepShape, device_bytes: int, more: int) -> int:
+    """Return the planned peak, micro-batches halved as the trainer halves them."""
+    while True:
+        peak = peak_within(step, device_bytes, more)
+        rows = step.micro_tokens // step.row_tokens // 2
+        if peak <= device_bytes or rows < 1:
+            return peak
+        step = dataclasses.replace(step, micro_tokens=rows * step.row_tokens)
+
+
+def disk_refusal(cost: Cost, arms: Sequence[str], workers: int, folder: Path) -> str | None:
+    """Return why downloads, or what runs of these arms write, do not fit the disks, or None."""
+    absent = sum(item.nbytes for item in cost.downloads if not item.present())
+    for what, place, needed in (
+        ("the downloads", hub_cache(), absent),
+        ("the records and checkpoints", folder, cost.disk_of(arms, workers)),
+    ):
+        free = free_bytes(place)
+        if free is not None and needed > free:
+            return f"{what} need {needed / 1e9:.1f} GB in {place}; {free / 1e9:.1f} GB are free"
+    return None
+
+
+def _parts(scale: TrainScale) -> Iterator[tuple[str, DataConfig, Split, int]]:
+    """Yield the problems that a scale reads: what they are, from where, split, longest prompt."""
+    yield "training", scale.data, "train", scale.max_prompt_tokens
+    if scale.evaluation.every:
+        yield "development", scale.data, "development", scale.max_prompt_tokens
+    if scale.accuracy_over == "split":
+        yield "test", scale.data, "test", scale.max_prompt_tokens
+    for item in scale.test_sets:
+        limit = item.max_prompt_tokens or scale.max_prompt_tokens
+        yield f"test set {item.name}", item.data, "test", limit
+
+
+def _first(sentences: Iterator[str]) -> str | None:
+    return next(sentences, None)
+
+
+def _data_refusals(scale: TrainScale) -> Iterator[str]:
+    """Yield what is wrong with a scale's data by their description alone."""
+    for what, data, split, _ in _parts(scale):
+        try:
+            require_declared(data, split)
+        except ValueError as error:
+            yield f"{what} problems: {error}"
+
+
+@functools.lru_cache(maxsize=64)
+def _checkpoint_and_prompts(scale: TrainScale, fetch: bool) -> tuple[str | None, tuple[str, ...]]:
+    """Return why checkpoint or prompts do not serve, or None; and what could not be looked at."""
+    folder = _small_files(scale)
+    try:
+        if folder is None and fetch:
+            from repro.models.checkpoint import resolve
+
+            folder = resolve(scale.checkpoint, scale.revision, weights=False)
+        if folder is None:
+            return None, (f"{scale.checkpoint}: config, tokenizer and prompt lengths",)
+        return None, _check_prompts(scale, folder, fetch)
+    except ValueError as error:
+        return str(error), ()
+
+
+def _small_files(scale: TrainScale) -> Path | None:
+    """Return the folder of a checkpoint's config and tokenizer where it is on this machine."""
+    folder = Path(scale.checkpoint).expanduser()
+    if folder.is_dir():
+        return folder
+    folders = snapshots("model", scale.checkpoint)
+    named = [item for item in folders if item.name == scale.revision] or folders
+    return next((item for item in named if (item / "tokenizer_config.json").is_file()), None)
+
+
+def _format_refusal(scale: TrainScale, weight_format: str) -> str | None:
+    """Return why a checkpoint that is here cannot be loaded in a format, or None."""
+    from repro.models.loading import read_description
+
+    folder = _small_files(scale)
+    if folder is None:
+        return None
+    try:
+        stored = read_description(folder).stored_format
+    except ValueError as error:
+        return str(error)
+    if stored in (None, weight_format):
+        return None
+    return f"{folder} stores {stored} codes; {weight_format} weights need the 16-bit checkpoint"
+
+
+def _check_prompts(scale: TrainScale, folder: Path, fetch: bool) -> tuple[str, ...]:
+    """Raise `ValueError` where a prompt is too long or problems too few; return what is not here.
+
+    Raises
+    ------
+    ValueError
+        Naming the set, the longest prompt and the setting that would hold it.
+    """
+    unchecked = []
+    for what, data, split, limit in _parts(scale):
+        if not fetch and not is_local(data, split):
+            unchecked.append(f"{what} problems of {data.source}")
+            continue
+        problems = load_problems(data, split)
+        if split == "train" and len(problems) < scale.prompts_per_rollout:
+            raise ValueError(
+                f"there are {len(problems)} training problems; a rollout takes "
+                f"{scale.prompts_per_rollout} (prompts_per_rollout)"
+            )
+        longest = _longest(problems, scale.prompt_template, folder)
+        if longest > limit:
+            raise ValueError(
+                f"{what} problems of {data.source}: the longest prompt has {longest} tokens with "
+                f"the tokenizer of {folder}; max_prompt_tokens there is {limit}"
+            )
+    return tuple(unchecked)
+
+
+def _longest(problems: list[Problem], template: str, folder: Path) -> int:
+    """Return the tokens of the longest prompt."""
+    from repro.data.prompts import render
+
+    tokenizer = _tokenizer(folder)
+    if tokenizer is None:
+        raise ValueError(f"{folder} holds no tokenizer")
+    return max(len(render(problem, template, tokenizer)) for problem in problems)
+
+
+@functools.lru_cache(maxsize=4)
+def _tokenizer(folder: Path) -> Any:
+    from repro.models.policy import load_tokenizer
+
+    return load_tokenizer(folder)

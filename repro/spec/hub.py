@@ -1,0 +1,84 @@
+"""Whether the hub can be asked, and what of it is on this machine. Standard library only.
+
+A machine without network must learn so in one sentence within seconds: the hub's own client tries
+again for a minute, and a server that accepts a connection and stays silent holds it longer still.
+So the hub is asked here first, on a thread that may be left behind.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import threading
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+ANSWER_SECONDS = 4.0
+_INDEX = "model.safetensors.index.json"
+
+
+def hub_cache() -> Path:
+    """Return the folder in which huggingface_hub keeps what it fetched."""
+    if "HF_HUB_CACHE" in os.environ:
+        return Path(os.environ["HF_HUB_CACHE"])
+    home = os.environ.get("HF_HOME", os.path.expanduser("~/.cache/huggingface"))
+    return Path(home) / "hub"
+
+
+def is_hub_name(name: str) -> bool:
+    """Whether a checkpoint's name has the hub's form, `owner/model`."""
+    return name.count("/") == 1 and not name.startswith((".", "/", "~"))
+
+
+def snapshots(kind: str, name: str) -> list[Path]:
+    """Return the folders of all revisions of a `model` or `dataset` in the hub's cache."""
+    folder = hub_cache() / f"{kind}s--{name.replace('/', '--')}" / "snapshots"
+    return sorted(folder.iterdir()) if folder.is_dir() else []
+
+
+def is_whole(folder: Path) -> bool:
+    """Whether a checkpoint folder has its config and every weight file that its index names.
+
+    A download that was cut short leaves a folder that lacks some of them.
+    """
+    if not (folder / "config.json").is_file():
+        return False
+    index = folder / _INDEX
+    if not index.is_file():
+        return any(folder.glob("*.safetensors"))
+    shards = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
+    return all((folder / name).is_file() for name in shards)
+
+
+def resolved_revision(folder: Path) -> str | None:
+    """Return the hub's commit of a folder in its cache; None for any other folder."""
+    return folder.name if folder.parent.name == "snapshots" else None
+
+
+def why_unreachable() -> str | None:
+    """Return why the hub cannot be asked, or None if it can; answers within seconds."""
+    for variable in ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE", "TRANSFORMERS_OFFLINE"):
+        if os.environ.get(variable, "").upper() in {"1", "ON", "YES", "TRUE"}:
+            return f"{variable} is set"
+    endpoint = os.environ.get("HF_ENDPOINT", "https://huggingface.co").rstrip("/")
+    # Name resolution has no timeout of its own, hence a thread that may be left behind.
+    answers: list[str | None] = []
+    attempt = threading.Thread(target=_ask, args=(endpoint, answers), daemon=True)
+    attempt.start()
+    attempt.join(ANSWER_SECONDS + 1)
+    problem = answers[0] if answers else f"no answer within {ANSWER_SECONDS + 1:.0f} seconds"
+    return None if problem is None else f"{endpoint} cannot be reached ({problem})"
+
+
+def _ask(endpoint: str, answers: list[str | None]) -> None:
+    """Append what went wrong with one request, or None if there was any answer at all."""
+    request = urllib.request.Request(endpoint, method="HEAD")
+    try:
+        with urllib.request.urlopen(request, timeout=ANSWER_SECONDS):
+            answers.append(None)
+    except urllib.error.HTTPError:
+        answers.append(None)
+    except (OSError, ValueError, http.client.HTTPException) as error:
+        answers.append(str(getattr(error, "reason", error)) or type(error).__name__)

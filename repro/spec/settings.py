@@ -1,0 +1,188 @@
+"""Configuration values changed by name: from `--set key=value` and from configuration files.
+
+A key is a dotted path of fields (`optimizer.learning_rates.lora_4bit`), a value is what the field's
+type says: text from a command line is read as JSON (`3`, `1e-5`, `[0, 1]`, `true`, `null`), and as
+it stands where the field takes text. An unknown key is refused with the nearest known one, a value
+of another type with the type that is needed, and whatever the configuration itself refuses stays
+refused.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import tomllib
+import types
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+
+from repro.spec.arm import require, unknown
+
+T = TypeVar("T")
+_WORDS = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
+
+
+def parse_settings(texts: Sequence[str]) -> dict[str, Any]:
+    """Return `--set` texts such as `steps=3` as nested values.
+
+    Raises
+    ------
+    ValueError
+        If a text has no `=`, or two texts contradict each other's nesting.
+    """
+    nested: dict[str, Any] = {}
+    for text in texts:
+        key, mark, value = text.partition("=")
+        require(bool(mark and key.strip()), f"--set {text}: needs key=value, such as steps=3")
+        place = nested
+        *path, leaf = key.strip().split(".")
+        for part in path:
+            place = place.setdefault(part, {})
+            require(isinstance(place, dict), f"--set {text}: {part} was given a value already")
+        place[leaf] = value.strip()
+    return nested
+
+
+def read_settings(path: Path) -> dict[str, Any]:
+    """Return the values of a TOML or JSON file.
+
+    Raises
+    ------
+    ValueError
+        If it is missing, broken, or no table of values.
+    """
+    require(path.suffix in (".toml", ".json"), f"--config {path}: needs a .toml or .json file")
+    try:
+        text = path.read_text(encoding="utf-8")
+        found = tomllib.loads(text) if path.suffix == ".toml" else json.loads(text)
+    except (OSError, ValueError) as error:
+        raise ValueError(f"--config {path}: {error}") from error
+    require(isinstance(found, dict), f"--config {path}: needs keys and values; found {found!r:.40}")
+    return dict(found)
+
+
+def settings_text(scale: Any) -> str:
+    """Return all settings of a scale as JSON, which `read_settings` takes back."""
+    return json.dumps(dataclasses.asdict(scale), indent=1)
+
+
+def merged(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, Any]:
+    """Return nested values of both; where both have one, the second's."""
+    found = dict(first)
+    for key, value in second.items():
+        both = isinstance(value, Mapping) and isinstance(found.get(key), Mapping)
+        found[key] = merged(found[key], value) if both else value
+    return found
+
+
+def with_settings(value: T, settings: Mapping[str, Any], where: str = "") -> T:
+    """Return a dataclass instance with the named fields replaced.
+
+    Parameters
+    ----------
+    settings
+        Nested by field; texts are converted to the field's type.
+    where
+        Dotted path of the instance, for messages.
+
+    Raises
+    ------
+    ValueError
+        If a key is unknown, a value is not of its field's type, or the result is refused.
+    """
+    instance: Any = value
+    hints = get_type_hints(type(instance))
+    names = [item.name for item in dataclasses.fields(instance)]
+    changes = {}
+    for key, given in settings.items():
+        path = f"{where}{key}"
+        if key not in names:
+            raise ValueError(unknown("setting", path, [f"{where}{name}" for name in names]))
+        current = getattr(instance, key)
+        if dataclasses.is_dataclass(current) and isinstance(given, Mapping):
+            changes[key] = with_settings(current, given, f"{path}.")
+        else:
+            changes[key] = _converted(hints[key], given, path)
+    replaced: T = dataclasses.replace(instance, **changes)
+    return replaced
+
+
+def _converted(hint: Any, given: Any, path: str) -> Any:
+    """Return a value as a field's type takes it; raises `ValueError` naming the field."""
+    origin, members = get_origin(hint), get_args(hint)
+    if origin in (Union, types.UnionType):
+        return _of_union(members, given, path)
+    if origin is Literal:
+        require(given in members, f"{path} is {given!r}; it must be one of {_listed(members)}")
+        return given
+    if dataclasses.is_dataclass(hint):
+        return _built(hint, given, path)
+    if hint is str and isinstance(given, str):
+        return given
+    parsed = _parsed(given)
+    if origin is tuple:
+        return _tuple(members, parsed, path)
+    if hint is float and isinstance(parsed, int) and not isinstance(parsed, bool):
+        return float(parsed)
+    exact = type(parsed) is hint or hint is Any
+    require(exact, f"{path} is {given!r}; it must be {_WORDS.get(hint, hint)}")
+    return parsed
+
+
+def _of_union(members: Sequence[Any], given: Any, path: str) -> Any:
+    """Return a value of one of several types, None among them."""
+    if given is None or given in ("null", "none"):
+        require(type(None) in members, f"{path} is {given!r}; it must be {_listed(members)}")
+        return None
+    reasons = []
+    for member in members:
+        try:
+            return _converted(member, given, path)
+        except ValueError as error:
+            reasons.append(str(error))
+    raise ValueError(reasons[0])
+
+
+def _tuple(members: Sequence[Any], given: Any, path: str) -> tuple[Any, ...]:
+    require(
+        isinstance(given, list | tuple), f"{path} is {given!r}; it must be a list, such as [0, 1]"
+    )
+    if members[-1:] == (...,):
+        members = (members[0],) * len(given)
+    require(
+        len(given) == len(members), f"{path} has {len(given)} values; it must have {len(members)}"
+    )
+    return tuple(
+        _converted(member, item, f"{path}[{place}]")
+        for place, (member, item) in enumerate(zip(members, given, strict=True))
+    )
+
+
+def _built(kind: Any, given: Any, path: str) -> Any:
+    """Return an instance of a dataclass made of nested values."""
+    parsed = _parsed(given)
+    require(isinstance(parsed, Mapping), f"{path} is {given!r}; it must be a table of values")
+    hints, names = get_type_hints(kind), [item.name for item in dataclasses.fields(kind)]
+    for key in parsed:
+        if key not in names:
+            known = [f"{path}.{name}" for name in names]
+            raise ValueError(unknown("setting", f"{path}.{key}", known))
+    values = {key: _converted(hints[key], item, f"{path}.{key}") for key, item in parsed.items()}
+    try:
+        return kind(**values)
+    except TypeError as error:
+        raise ValueError(f"{path}: {error}") from error
+
+
+def _parsed(given: Any) -> Any:
+    if not isinstance(given, str):
+        return given
+    try:
+        return json.loads(given)
+    except json.JSONDecodeError:
+        return given
+
+
+def _listed(members: Sequence[Any]) -> str:
+    return ", ".join(str(getattr(member, "__name__", member)) for member in members)

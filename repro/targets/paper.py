@@ -1,0 +1,100 @@
+"""The paper tier's scales: the protocol of Table 4 and section 4.1 on the published checkpoints.
+
+Where the paper is silent (warm-up, decay, betas, clipping of the gradient) the released scripts'
+values stand; the rate of full training is in neither. Prompts' limits are those of each set's
+longest prompt with Qwen2.5's tokenizer, its chat template and the paper's suffix (99 tokens):
+311 tokens for GSM8K, 890 for MATH-500, 492 for AIME, 314 for AMC. Big-Math's questions have at most
+1024 characters, and an ASCII character is a token at most.
+
+Nothing is held out of the training splits, as in the paper, so no accuracy is measured during
+training; `--set data.development_problems=200 --set evaluation.every=50` does both.
+
+The hub's commits of the checkpoints are not in the paper: `revision` says `main`, and every record
+names the commit that was loaded.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+from repro.spec.config import (
+    DataConfig,
+    EvaluationConfig,
+    LearningRates,
+    OptimizerConfig,
+    ProblemSet,
+    SamplingConfig,
+    TrainScale,
+)
+
+GSM8K_PROMPT = 320
+BIGMATH_PROMPT = 1152
+BENCHMARKS = (
+    ProblemSet(name="math500", data=DataConfig(source="math500"), max_prompt_tokens=896),
+    ProblemSet(name="aime24", data=DataConfig(source="aime24"), max_prompt_tokens=512),
+    ProblemSet(name="aime25", data=DataConfig(source="aime25"), max_prompt_tokens=512),
+    ProblemSet(name="amc23", data=DataConfig(source="amc23"), max_prompt_tokens=320),
+)
+
+GSM8K_7B = TrainScale(
+    checkpoint="Qwen/Qwen2.5-7B-Instruct",
+    revision="main",
+    # "7,500 samples" (section 4.1): the training split as it is.
+    data=DataConfig(source="gsm8k"),
+    steps=600,
+    prompts_per_rollout=128,
+    group_size=8,
+    updates_per_rollout=4,
+    # About 18 000 tokens at full length: more make no product faster.
+    micro_batch_rows=4,
+    max_prompt_tokens=GSM8K_PROMPT,
+    # "Max response length 4096", "Rollout temperature 1.0" (Table 4).
+    rollout=SamplingConfig(temperature=1.0, max_new_tokens=4096),
+    optimizer=OptimizerConfig(
+        name="adamw_8bit",
+        # "1e-5 (QeRL, QLoRA); 5e-6 (LoRA)" (Table 4). Full training: not stated; a tenth of the
+        # four-bit rate is usual at this size.
+        learning_rates=LearningRates(lora_16bit=5e-6, lora_4bit=1e-5, full=1e-6),
+        # From here on the released scripts: weight_decay 0.1, warmup_ratio 0.1, cosine, 0.2.
+        beta1=0.9,
+        beta2=0.99,
+        weight_decay=0.1,
+        warmup_steps=60,
+        schedule="cosine",
+        max_grad_norm=0.2,
+    ),
+    evaluation=EvaluationConfig(
+        # "evaluated multiple times": the number is not stated.
+        samples=4,
+        sampling=SamplingConfig(temperature=0.6, top_p=0.95, max_new_tokens=4096),
+    ),
+    compute_dtype="bfloat16",
+)
+GSM8K_3B = dataclasses.replace(GSM8K_7B, checkpoint="Qwen/Qwen2.5-3B-Instruct")
+
+BIGMATH_7B = dataclasses.replace(
+    GSM8K_7B,
+    # "BigMath (7B, 14B: levels 3-5, 122,000 samples; 32B: levels 4-5)" (section 4.1).
+    data=DataConfig(source="bigmath", levels=(3, 4, 5)),
+    # 128 prompts, 16 completions, one update a rollout, 8192 tokens (Table 4).
+    group_size=16,
+    updates_per_rollout=1,
+    micro_batch_rows=2,
+    max_prompt_tokens=BIGMATH_PROMPT,
+    rollout=SamplingConfig(temperature=1.0, max_new_tokens=8192),
+    evaluation=EvaluationConfig(
+        samples=4,
+        # The limit of evaluation is stated as 4096 (section 4.1); here, that of training.
+        sampling=SamplingConfig(temperature=0.6, top_p=0.95, max_new_tokens=8192),
+    ),
+    test_sets=BENCHMARKS,
+    accuracy_over="sets",
+)
+BIGMATH_14B = dataclasses.replace(
+    BIGMATH_7B, checkpoint="Qwen/Qwen2.5-14B-Instruct", micro_batch_rows=1
+)
+BIGMATH_32B = dataclasses.replace(
+    BIGMATH_14B,
+    checkpoint="Qwen/Qwen2.5-32B-Instruct",
+    data=DataConfig(source="bigmath", levels=(4, 5)),
+)

@@ -1,0 +1,64 @@
+"""mean@n, pass@k and maj@k of graded completions, by both readings."""
+
+from __future__ import annotations
+
+import pytest
+
+from repro.evaluate.grades import Answers, Graded
+from tests.repro.evaluate.small import problem
+
+
+def graded(answer: str | None, *, right: bool, leniently: str | None = None) -> Graded:
+    return Graded(
+        accuracy=float(right),
+        lenient=float(right or leniently is not None),
+        format_ok=True,
+        works=True,
+        truncated=False,
+        tokens=3,
+        answer=answer,
+        lenient_answer=answer if leniently is None else leniently,
+    )
+
+
+def answers(*groups: list[Graded]) -> Answers:
+    problems = [problem(str(n), "7") for n in range(len(groups))]
+    return Answers(problems=problems, groups=list(groups), dropped=0, completions="0" * 64)
+
+
+def test_pass_at_k_is_the_estimator_without_replacement() -> None:
+    right, wrong = graded("7", right=True), graded("8", right=False)
+    metrics = answers([right, wrong, wrong, wrong], [wrong] * 4).at_k([1, 2])
+    assert metrics["mean_at_4"].value == pytest.approx(12.5)
+    # 1 - C(3, 2) / C(4, 2) = 1/2 for the first problem, 0 for the second.
+    assert metrics["pass_at_2"].value == pytest.approx(25.0)
+    assert metrics["pass_at_2"].n == 2
+    assert "4 samples" in metrics["pass_at_2"].method
+
+
+def test_the_most_frequent_answer_wins_and_abstentions_do_not_vote() -> None:
+    right, wrong, none = (
+        graded("7", right=True),
+        graded("8", right=False),
+        graded(None, right=False),
+    )
+    metrics = answers([right, right, wrong, none], [wrong, wrong, right, none]).at_k([4])
+    assert metrics["maj_at_4"].value == pytest.approx(50.0)
+    assert metrics["pass_at_4"].value == pytest.approx(100.0)
+
+
+def test_two_spellings_of_a_right_answer_are_two_candidates_and_both_right() -> None:
+    votes = [graded("70,000", right=True), graded("70000", right=True), graded("8", right=False)]
+    assert answers(votes).at_k([3])["maj_at_3"].value == pytest.approx(200 / 3)
+
+
+def test_the_lenient_reading_stands_beside_the_strict_one() -> None:
+    boxed = graded(None, right=False, leniently="7")
+    metrics = answers([boxed, boxed]).at_k([2])
+    assert (metrics["mean_at_2"].value, metrics["mean_at_2_lenient"].value) == (0.0, 100.0)
+    assert (metrics["maj_at_2"].value, metrics["maj_at_2_lenient"].value) == (0.0, 100.0)
+
+
+def test_nothing_is_estimated_where_no_k_is_asked_for_or_no_problem_is_left() -> None:
+    assert answers([graded("7", right=True)]).at_k([]) == {}
+    assert answers().at_k([1]) == {}

@@ -1,0 +1,128 @@
+"""`evaluate`: a checkpoint with an adapter or without, asked from the command line."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from repro.__main__ import main
+from repro.models.adapter_files import save_adapter
+from repro.models.policy import load_policy, trainable_parameters
+
+LINE = ["evaluate", "tiny", "--device", "cpu", "--template", "tiny", "--tokens", "48"]
+GENERATED = ["--data", "generated", "--limit", "12"]
+
+
+def evaluated(tmp_path: Path, *more: str) -> dict[str, Any]:
+    assert main([*LINE, *more, "--out", str(tmp_path / "record.json")]) == 0
+    record: dict[str, Any] = json.loads((tmp_path / "record.json").read_text())
+    return record
+
+
+def write_problems(folder: Path, count: int) -> Path:
+    rows = [{"id": f"p{n}", "question": f"{n}+2?", "answer": str(n + 2)} for n in range(count)]
+    folder.mkdir()
+    (folder / "test.jsonl").write_text("\n".join(map(json.dumps, rows)) + "\n", encoding="utf-8")
+    return folder
+
+
+def test_sets_are_asked_k_times_and_read_strictly_and_leniently(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    own = write_problems(tmp_path / "own", 5)
+    record = evaluated(
+        tmp_path, "--data", f"generated,{own}", "--limit", "12", "--samples", "3", "--at", "1,3"
+    )
+    assert set(record["sets"]) == {"generated", str(own)}
+    assert record["sets"][str(own)]["problems"] == 5
+    metrics = record["sets"]["generated"]["metrics"]
+    assert metrics["mean_at_3"]["value"] == pytest.approx(metrics["accuracy"]["value"])
+    assert metrics["pass_at_1"]["value"] == pytest.approx(metrics["accuracy"]["value"])
+    assert metrics["accuracy"]["value"] <= metrics["pass_at_3"]["value"]
+    assert metrics["accuracy"]["value"] <= metrics["accuracy_lenient"]["value"]
+    assert {"maj_at_3", "maj_at_3_lenient", "truncation_rate"} <= metrics.keys()
+    heading = capsys.readouterr().out.splitlines()[0].split()
+    assert heading[:5] == ["data", "problems", "strict", "lenient", "truncated"]
+
+
+def test_an_adapter_is_asked_on_its_own_base_in_the_format_it_was_trained_on(
+    tmp_path: Path,
+) -> None:
+    policy = load_policy(
+        "tiny", weight_format="nvfp4", training="lora", lora_rank=4, lora_alpha=8.0, seed=0
+    )
+    with torch.no_grad():
+        for parameter in trainable_parameters(policy).values():
+            parameter.fill_(0.05)
+    save_adapter(policy, tmp_path / "run" / "adapter")
+    line = [word for word in LINE if word != "tiny"][:1]
+    greedy = ["--template", "tiny", "--tokens", "48", "--temperature", "0", "--device", "cpu"]
+    out = tmp_path / "record.json"
+    run = str(tmp_path / "run")
+    assert main([*line, "--adapter", run, *greedy, *GENERATED, "--out", str(out)]) == 0
+    record = json.loads(out.read_text())
+    assert record["weight_format"] == "nvfp4"
+    assert record["adapter"]["folder"] == str(tmp_path / "run" / "adapter")
+    # An adapter so large leaves nothing of the policy: it is really applied.
+    bare = evaluated(tmp_path, *GENERATED, "--temperature", "0", "--format", "nvfp4")
+    accuracy = [r["sets"]["generated"]["metrics"]["accuracy"]["value"] for r in (record, bare)]
+    assert accuracy[0] < accuracy[1]
+
+
+def test_the_same_line_gives_the_same_record(tmp_path: Path) -> None:
+    one, other = (evaluated(tmp_path, *GENERATED, "--samples", "2") for _ in range(2))
+    assert one["sets"] == other["sets"]
+
+
+@pytest.mark.parametrize(
+    ("flags", "sentence"),
+    [
+        (["--data", "gsm9k"], "the nearest is gsm8k"),
+        (["--data", ","], "--data names no data set"),
+        ([*GENERATED, "--samples", "0"], "--samples 0: needs 1 or more"),
+        ([*GENERATED, "--samples", "2", "--at", "1,4"], "--at 4: with 2 samples k must lie in"),
+        ([*GENERATED, "--samples", "2", "--at", "x"], "--at x: needs numbers"),
+        ([*GENERATED, "--samples", "2", "--temperature", "0"], "greedy answers are all the same"),
+        ([*GENERATED, "--template", "tony"], "prompt template 'tony' is unknown"),
+        ([*GENERATED, "--tokens", "4096"], "positions; needs 19"),
+        ([*GENERATED, "--prompt-tokens", "3"], "this scale takes at most 3"),
+        ([*GENERATED, "--adapter", "nowhere"], "nowhere holds no adapter_config.json"),
+        ([*GENERATED, "--out", "no/such/folder/x.json"], "its folder does not exist"),
+        (["--data", "generated", "--limit", "0"], "--limit 0: needs 1 or more"),
+    ],
+)
+def test_a_bad_line_is_a_sentence_before_weights_are_read(
+    flags: list[str],
+    sentence: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from repro.evaluate import command
+
+    monkeypatch.setattr(command, "load_policy", None)
+    assert main([*LINE, *flags]) == 2
+    assert sentence in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "line",
+    [["evaluate", "tiny", *GENERATED], ["quantize", "tiny", "out"]],
+    ids=lambda line: line[0],
+)
+def test_a_device_that_is_not_there_is_a_sentence(
+    line: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert main([*line, "--device", "cuda"]) == 2
+    assert "torch finds no CUDA device" in capsys.readouterr().err
+
+
+def test_without_a_checkpoint_and_an_adapter_there_is_nothing_to_ask(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["evaluate", *GENERATED]) == 2
+    assert "name a checkpoint, or an adapter" in capsys.readouterr().err

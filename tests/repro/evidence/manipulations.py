@@ -1,0 +1,395 @@
+"""Manipulations of a real record that change what it says and leave it a record in form.
+
+Each edits the JSON of a trained or an untrained smoke run. What a careful hand would also mend is
+mended (`forged`): the digest of the configuration and the seal. So a check of contents must find
+it, and the words are those of that check.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from statistics import fmean
+from typing import Any
+
+Raw = dict[str, Any]
+Edit = Callable[[Raw], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Manipulation:
+    """One edit of a record.
+
+    Attributes
+    ----------
+    edit
+        Changes the record's JSON in place.
+    words
+        Of the refusal.
+    arm
+        Whose record of seed 1 is edited.
+    """
+
+    edit: Edit
+    words: str
+    arm: str = "nvfp4_lora_aqn"
+
+
+def put(path: str, value: Any) -> Edit:
+    """Return an edit that puts a value at a dotted path."""
+
+    def edit(raw: Raw) -> None:
+        *parents, last = path.split(".")
+        place = raw
+        for name in parents:
+            place = place[name]
+        place[last] = value
+
+    return edit
+
+
+def change(path: str, how: Callable[[Any], Any]) -> Edit:
+    """Return an edit that replaces the value at a dotted path by what `how` makes of it."""
+
+    def edit(raw: Raw) -> None:
+        value: Any = raw
+        for name in path.split("."):
+            value = value[name]
+        put(path, how(value))(raw)
+
+    return edit
+
+
+def drop(path: str) -> Edit:
+    """Return an edit that removes a dotted path."""
+
+    def edit(raw: Raw) -> None:
+        *parents, last = path.split(".")
+        place = raw
+        for name in parents:
+            place = place[name]
+        del place[last]
+
+    return edit
+
+
+def every(*edits: Edit) -> Edit:
+    """Return an edit that does several."""
+
+    def edit(raw: Raw) -> None:
+        for one in edits:
+            one(raw)
+
+    return edit
+
+
+def all_series(how: Callable[[list[Any]], list[Any]]) -> Edit:
+    """Return an edit of every series."""
+
+    def edit(raw: Raw) -> None:
+        raw["series"] = {name: how(values) for name, values in raw["series"].items()}
+
+    return edit
+
+
+def better_rewards(raw: Raw) -> None:
+    """Raise the rewards, and the mean that follows from them."""
+    raw["series"]["reward"] = [value + 0.3 for value in raw["series"]["reward"]]
+    raw["metrics"]["train_reward_mean"]["value"] = fmean(raw["series"]["reward"])
+
+
+def better_end(raw: Raw) -> None:
+    """Raise the accuracy at the end and the gain with it."""
+    for name in ("accuracy_greedy", "gain_greedy"):
+        raw["metrics"][name]["value"] += 10.0
+
+
+def later_learning_rate(values: list[float]) -> list[float]:
+    """Return a learning rate that rises tenfold at the last step."""
+    return [*values[:-1], 10 * values[-1]]
+
+
+def longer(values: list[Any]) -> list[Any]:
+    """Return a series with its last value once more."""
+    return [*values, values[-1]]
+
+
+def half(values: list[Any]) -> list[Any]:
+    """Return the first half of a series."""
+    return values[: len(values) // 2]
+
+
+SERIES: Mapping[str, Manipulation] = {
+    "every series cut in half": Manipulation(edit=all_series(half), words="3 values; 6 steps"),
+    "one series longer": Manipulation(
+        edit=change("series.entropy", longer), words="series.entropy has 7 values; 6 steps"
+    ),
+    "rewards left out": Manipulation(edit=drop("series.reward"), words="series.reward is missing"),
+    "losses left out": Manipulation(edit=drop("series.loss"), words="series.loss is missing"),
+    "all series left out": Manipulation(edit=put("series", {}), words="is missing"),
+    "another learning rate": Manipulation(
+        edit=change("series.learning_rate", later_learning_rate),
+        words="series.learning_rate at step 5",
+    ),
+    "a constant learning rate": Manipulation(
+        edit=change("series.learning_rate", lambda values: [values[-1]] * len(values)),
+        words="series.learning_rate at step 0",
+    ),
+    "another sigma": Manipulation(
+        edit=every(
+            change("series.sigma", lambda values: [2 * value for value in values]),
+            change("series.sigma_realised", lambda values: [2 * value for value in values]),
+        ),
+        words="series.sigma at step 1",
+    ),
+    "noise from the first step on": Manipulation(
+        edit=every(
+            change("series.sigma", lambda values: [values[1], *values[1:]]),
+            change("series.sigma_realised", lambda values: [values[1], *values[1:]]),
+        ),
+        words="series.sigma at step 0",
+    ),
+    "another stage": Manipulation(
+        edit=change("series.noise_stage", lambda values: [0] * len(values)),
+        words="series.noise_stage at step 1",
+    ),
+    "a share above one": Manipulation(
+        edit=change("series.accuracy", lambda values: [1.7, *values[1:]]),
+        words="series.accuracy at step 0 is 1.7",
+    ),
+    "a negative entropy": Manipulation(
+        edit=change("series.entropy", lambda values: [-value for value in values]),
+        words="series.entropy at step 0",
+    ),
+    "rewards that answers do not earn": Manipulation(
+        edit=better_rewards, words="series.reward at step 0"
+    ),
+    "rewards of some steps withheld": Manipulation(
+        edit=every(
+            change("series.reward", lambda values: [None, *values[1:]]),
+            lambda raw: put("metrics.train_reward_mean.value", fmean(raw["series"]["reward"][1:]))(
+                raw
+            ),
+            put("metrics.train_reward_mean.n", 5),
+        ),
+        words="series.reward at step 0 is None",
+    ),
+    "a ratio that moved": Manipulation(
+        edit=change("series.ratio", lambda values: [1.1] * len(values)),
+        words="series.ratio at step 0",
+    ),
+    "clipping where none can act": Manipulation(
+        edit=change("series.clip_fraction_low", lambda values: [0.2] * len(values)),
+        words="series.clip_fraction_low at step 0",
+    ),
+    "fewer prompts": Manipulation(
+        edit=change("series.prompts_consumed", lambda values: [value / 2 for value in values]),
+        words="series.prompts_consumed",
+    ),
+    "shorter completions": Manipulation(
+        edit=change("series.completion_tokens", lambda values: [value / 2 for value in values]),
+        words="series.completion_tokens",
+    ),
+    "no gradient": Manipulation(
+        edit=change("series.grad_norm", lambda values: [0.0] * len(values)),
+        words="series.grad_norm",
+    ),
+}
+
+NUMBERS: Mapping[str, Manipulation] = {
+    "a better mean reward": Manipulation(
+        edit=change("metrics.train_reward_mean.value", lambda value: value + 0.1),
+        words="metrics.train_reward_mean",
+    ),
+    "a mean reward of more steps": Manipulation(
+        edit=put("metrics.train_reward_mean.n", 60), words="metrics.train_reward_mean"
+    ),
+    "another first entropy": Manipulation(
+        edit=put("metrics.entropy_first.value", 2.0), words="metrics.entropy_first"
+    ),
+    "another last entropy": Manipulation(
+        edit=put("metrics.entropy_last.value", 0.001), words="metrics.entropy_last"
+    ),
+    "a better gain": Manipulation(
+        edit=change("metrics.gain_greedy.value", lambda value: value + 10),
+        words="metrics.gain_greedy",
+    ),
+    "a worse start": Manipulation(
+        edit=change("metrics.accuracy_greedy_start.value", lambda value: value - 10),
+        words="metrics.accuracy_greedy_start",
+    ),
+    "a better end, and the gain with it": Manipulation(
+        edit=better_end, words="metrics.accuracy_greedy"
+    ),
+    "a better accuracy": Manipulation(
+        edit=put("metrics.accuracy.value", 99.0), words="metrics.accuracy"
+    ),
+    "a better accuracy of an untrained arm": Manipulation(
+        edit=put("metrics.accuracy.value", 99.0), words="metrics.accuracy", arm="bf16"
+    ),
+    "a narrower interval": Manipulation(
+        edit=change("metrics.accuracy.low", lambda low: low + 1), words="metrics.accuracy.low"
+    ),
+    "an accuracy of more problems": Manipulation(
+        edit=put("metrics.accuracy.n", 4000), words="metrics.accuracy"
+    ),
+    "a better format": Manipulation(
+        edit=put("metrics.format_rate.value", 12.5), words="metrics.format_rate"
+    ),
+    "an accuracy left out": Manipulation(
+        edit=drop("metrics.accuracy_greedy"), words="metrics.accuracy_greedy is missing"
+    ),
+    "a gain left out": Manipulation(
+        edit=drop("metrics.gain_greedy"), words="metrics.gain_greedy is missing"
+    ),
+    "less time": Manipulation(
+        edit=change("metrics.train_seconds.value", lambda value: value / 10),
+        words="metrics.train_seconds",
+    ),
+    "more time than passed": Manipulation(
+        edit=every(
+            put("effects.seconds.rollout_seconds", 9e4),
+            lambda raw: put(
+                "metrics.train_seconds.value",
+                9e4 + raw["effects"]["seconds"]["update_seconds"],
+            )(raw),
+        ),
+        words="effects.seconds",
+    ),
+    "another unit": Manipulation(
+        edit=put("metrics.gain_greedy.unit", "percent"), words="metrics.gain_greedy.unit"
+    ),
+    "a share in nats": Manipulation(
+        edit=put("metrics.accuracy.unit", "nats"), words="metrics.accuracy.unit"
+    ),
+}
+
+COUNTS: Mapping[str, Manipulation] = {
+    "one linear of 28": Manipulation(
+        edit=put("effects.linears", {"nvfp4": 1}), words="effects.linears"
+    ),
+    "27 linears of 28": Manipulation(
+        edit=put("effects.linears", {"nvfp4": 27}), words="effects.linears"
+    ),
+    "a rounding that the arm has not": Manipulation(
+        edit=put(
+            "effects.rounding",
+            {"format": "int3", "factor": 1.0, "projections": 28, "relative_change_mean": 0.2},
+        ),
+        words="effects.rounding",
+    ),
+    "another order of channels": Manipulation(edit=put("effects.order", 3), words="effects.order"),
+    "one adapter": Manipulation(
+        edit=put("effects.adapter_modules", 1), words="effects.adapter_modules"
+    ),
+    "ten parameters": Manipulation(
+        edit=put("effects.parameters_trainable", 10), words="effects.parameters_trainable"
+    ),
+    "no weight error": Manipulation(
+        edit=put("effects.relative_weight_error_mean", None),
+        words="effects.relative_weight_error_mean",
+    ),
+    "another precision": Manipulation(
+        edit=put("effects.compute", "float16"), words="effects.compute"
+    ),
+    "one norm wrapped": Manipulation(
+        edit=put("effects.norms_wrapped", 1), words="effects.norms_wrapped"
+    ),
+    "norms trained in an arm that trains none": Manipulation(
+        edit=put("effects.norms_trained", 8), words="effects.norms_trained"
+    ),
+    "one norm perturbed": Manipulation(
+        edit=put("effects.noise.modules", 1), words="effects.noise.modules"
+    ),
+    "five channels perturbed": Manipulation(
+        edit=put("effects.noise.channels_changed", 5), words="effects.noise.channels_changed"
+    ),
+    "one noisy rollout": Manipulation(
+        edit=every(
+            put("effects.noise.rollouts_asked", 1), put("effects.noise.rollouts_perturbed", 1)
+        ),
+        words="effects.noise.rollouts_asked",
+    ),
+    "a larger greatest sigma": Manipulation(
+        edit=put("effects.noise.sigma_max", 0.5), words="effects.noise.sigma_max"
+    ),
+    "noise of another form": Manipulation(
+        edit=put("effects.noise.form", "as_released"), words="effects.noise.form"
+    ),
+    "every grade dropped": Manipulation(
+        edit=change("effects.grades", lambda grades: {"unparsable_gold": sum(grades.values())}),
+        words="effects.grades",
+    ),
+    "half of the grades": Manipulation(
+        edit=change(
+            "effects.grades",
+            lambda grades: {name: count // 2 for name, count in grades.items()},
+        ),
+        words="effects.grades",
+    ),
+    "more right grades than answers": Manipulation(
+        edit=change("effects.grades", lambda grades: {"wrong": sum(grades.values())}),
+        words="effects.grades",
+    ),
+    "no grades": Manipulation(edit=drop("effects.grades"), words="effects.grades is missing"),
+    "no answers": Manipulation(edit=drop("effects.answers"), words="effects.answers is missing"),
+    "trained on no rows": Manipulation(
+        edit=put("effects.rows.trained_on", 0), words="effects.rows.trained_on"
+    ),
+    "rows without a reward": Manipulation(
+        edit=put("effects.rows.without_reward", 100), words="effects.rows.without_reward"
+    ),
+    "sampled nothing": Manipulation(
+        edit=put("effects.rows.tokens_sampled", 7), words="effects.rows.tokens_sampled"
+    ),
+    "the sampler compared on nothing": Manipulation(
+        edit=put("effects.sampler_trainer_by_quarter.tokens", [0, 0, 0, 0]),
+        words="effects.sampler_trainer_by_quarter",
+    ),
+    "advantages below zero on average": Manipulation(
+        edit=put("effects.advantage_group_mean_max", -0.4),
+        words="effects.advantage_group_mean_max",
+    ),
+}
+
+
+def as_seed_0(raw: Raw) -> None:
+    """Say of seed 0's numbers that they are seed 1's; `raw` is seed 0's record."""
+    raw["seed"] = raw["config"]["seed"] = 1
+
+
+IDENTITY: Mapping[str, Manipulation] = {
+    "another procedure": Manipulation(edit=put("procedure", "operation"), words="procedure is"),
+    "another version of the target": Manipulation(
+        edit=put("target_version", 7), words="target_version is"
+    ),
+    "another tier": Manipulation(edit=put("tier", "paper"), words="tier is"),
+    "no inputs": Manipulation(edit=put("inputs", {}), words="inputs.checkpoint is missing"),
+    "no test problems": Manipulation(
+        edit=drop("inputs.test_problems"), words="inputs.test_problems is missing"
+    ),
+    "no training problems": Manipulation(
+        edit=drop("inputs.train_problems"), words="inputs.train_problems is missing"
+    ),
+    "another checkpoint": Manipulation(
+        edit=put("inputs.checkpoint", "0" * 64), words="another checkpoint"
+    ),
+    "other problems": Manipulation(
+        edit=put("inputs.test_problems", "0" * 64), words="another test problems"
+    ),
+    "finished before it started": Manipulation(
+        edit=put("finished", "2020-01-01T00:00:00+00:00"), words="finished is"
+    ),
+    "another commit": Manipulation(edit=put("commit", "0" * 40), words="commit is"),
+    "a clean tree": Manipulation(edit=change("dirty", lambda dirty: not dirty), words="dirty is"),
+    "another source": Manipulation(
+        edit=put("environment.source_sha256", "0" * 64), words="environment.source_sha256 is"
+    ),
+    "no source": Manipulation(edit=put("sources", []), words="sources"),
+    "no environment": Manipulation(edit=put("environment", {}), words="environment."),
+    "a version from before": Manipulation(
+        edit=every(put("schema", 1), drop("sources"), drop("seal")), words="schema is 1"
+    ),
+}
+
+MANIPULATIONS: Mapping[str, Manipulation] = {**SERIES, **NUMBERS, **COUNTS, **IDENTITY}

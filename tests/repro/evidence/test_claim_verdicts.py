@@ -1,0 +1,369 @@
+"""Claims judged: the statuses, and what must lead to each."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any
+
+import pytest
+
+from repro.evidence import statistics as st
+from repro.evidence.claim_verdicts import judge
+from repro.evidence.verdict import Verdict
+from repro.spec.claim import SIZED_KINDS
+from repro.spec.effect import Assay, Effect
+from repro.spec.target import Claim, Metric
+
+ACCURACY = Metric(name="accuracy", unit="percent", title="accuracy")
+GAIN = Metric(name="gain_greedy", unit="points", title="gain")
+METRICS = {"accuracy": ACCURACY, "gain_greedy": GAIN}
+# Effects of the paper of half a point and of 8 points: a tenth of it matters.
+HALF = Effect(paper=0.5, measure="units", place="Table 1")
+EIGHT = Effect(paper=8.0, measure="units", place="Table 1")
+
+
+def claim(kind: str, arms: tuple[str, ...], **more: Any) -> Claim:
+    if kind in SIZED_KINDS:
+        more.setdefault("effect", HALF)
+    stated: dict[str, Any] = {"name": "c", "statement": "s", "source": "p", "metric": "accuracy"}
+    return Claim(kind=kind, arms=arms, **(stated | more))  # type: ignore[arg-type]
+
+
+def values(**arms: list[float]) -> dict[str, dict[str, dict[int, float]]]:
+    return {"accuracy": {arm: dict(enumerate(found)) for arm, found in arms.items()}}
+
+
+def verdict_of(a_claim: Claim, lost: dict[str, str] | None = None, **arms: list[float]) -> Verdict:
+    return judge([a_claim], METRICS, values(**arms), {}, lost or {})[0]
+
+
+HIGH = [80.0, 82.0, 81.0, 83.0, 80.5]
+LOW = [70.0, 71.0, 70.5, 72.5, 71.0]
+NEAR = [80.5, 81.2, 81.4, 82.1, 81.3]
+MORE = {"margin": 1.5, "because": "stated in advance"}
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "status"),
+    [(HIGH, LOW, "reproduced"), (LOW, HIGH, "contradicted"), (HIGH, NEAR, "inconclusive")],
+)
+def test_a_difference_is_judged_by_its_interval(
+    a: list[float], b: list[float], status: str
+) -> None:
+    verdict = verdict_of(claim("difference", ("a", "b")), a=a, b=b)
+    assert verdict.status == status
+    assert verdict.n == 5
+    if status == "inconclusive":
+        assert "5 seeds would have shown an effect of" in verdict.sentence
+
+
+def test_four_seeds_never_decide() -> None:
+    verdict = verdict_of(claim("difference", ("a", "b")), a=HIGH[:4], b=LOW[:4])
+    assert verdict.status == "inconclusive"
+    assert "4 paired seed(s); a verdict needs 5" in verdict.sentence
+
+
+def test_only_seeds_that_both_arms_have_are_paired() -> None:
+    found = {"accuracy": {"a": dict(zip([0, 1, 2, 3, 4, 9], [*HIGH, 0.0], strict=True)),
+                          "b": dict(enumerate(LOW))}}  # fmt: skip
+    verdict = judge([claim("difference", ("a", "b"))], METRICS, found, {}, {})[0]
+    assert verdict.n == 5
+
+
+def test_pairing_finds_what_seed_noise_would_hide() -> None:
+    noise = [-20.0, -10.0, 0.0, 10.0, 20.0]
+    a = [50 + value + 1.0 + 0.1 * i for i, value in enumerate(noise)]
+    b = [50 + value for value in noise]
+    assert verdict_of(claim("difference", ("a", "b")), a=a, b=b).status == "reproduced"
+
+
+def test_non_inferiority_needs_the_interval_above_minus_the_margin() -> None:
+    a_claim = claim("non_inferior", ("a", "b"), **MORE)
+    assert verdict_of(a_claim, a=NEAR, b=HIGH).status == "reproduced"
+    assert verdict_of(a_claim, a=LOW, b=HIGH).status == "contradicted"
+
+
+def test_a_control_that_gains_is_contradicted() -> None:
+    a_claim = claim("no_gain", ("a",), mechanism=True, margin=15.0, because="drift")
+    assert verdict_of(a_claim, a=[1.0, -2.0, 3.0, 0.0, 1.0]).status == "reproduced"
+    gained = verdict_of(a_claim, a=[40.0, 42.0, 39.0, 41.0, 40.0])
+    assert gained.status == "contradicted"
+    assert gained.own_fault
+
+
+def test_a_trend_is_pages_and_can_be_reversed() -> None:
+    arms = {"a": LOW, "b": [v + 2 for v in LOW], "c": [v + 4 for v in LOW]}
+    assert verdict_of(claim("trend", ("a", "b", "c")), **arms).status == "reproduced"
+    assert verdict_of(claim("trend", ("c", "b", "a")), **arms).status == "contradicted"
+
+
+def test_an_order_needs_its_pairs_beyond_the_trend() -> None:
+    close = [71.2, 70.1, 71.0, 72.4, 71.1]
+    arms = {"a": LOW, "b": close, "c": [v + 6 for v in LOW], "d": [v + 9 for v in LOW]}
+    names = ("a", "b", "c", "d")
+    assert verdict_of(claim("trend", names), **arms).status == "reproduced"
+    verdict = verdict_of(claim("order", names), **arms)
+    assert verdict.status == "inconclusive"
+    assert "not resolved: a < b" in verdict.sentence
+
+
+def test_a_ratio_is_tested_on_its_logarithm_and_told_as_a_ratio() -> None:
+    a_claim = claim("ratio", ("a", "b"), margin=1.5, because="the headline")
+    b = [100.0, 110.0, 90.0, 105.0, 95.0]
+    twice = verdict_of(a_claim, a=[2 * v * (1 + 0.01 * i) for i, v in enumerate(b)], b=b)
+    assert twice.status == "reproduced"
+    wanted = sum(math.log(2 * (1 + 0.01 * i)) for i in range(5)) / 5
+    assert twice.effect == pytest.approx(math.exp(wanted))
+    slow = verdict_of(a_claim, a=[1.2 * v * (1 + 0.01 * i) for i, v in enumerate(b)], b=b)
+    assert slow.status == "contradicted"
+
+
+def test_holm_makes_a_weak_claim_among_many_inconclusive() -> None:
+    weak = [1.0, 2.2, 0.3, 1.9, 0.9]
+    alone = [claim("difference", ("a", "b"))]
+    found = values(a=[50 + value for value in weak], b=[50.0] * 5)
+    assert judge(alone, METRICS, found, {}, {})[0].status == "reproduced"
+    many = [
+        Claim(
+            name=f"c{i}",
+            statement="s",
+            source="p",
+            kind="difference",
+            arms=("a", "b"),
+            metric="accuracy",
+            effect=HALF,
+        )
+        for i in range(5)
+    ]
+    assert {v.status for v in judge(many, METRICS, found, {}, {})} == {"inconclusive"}
+
+
+def test_a_failed_seed_takes_every_decision_away() -> None:
+    lost = {"a": "1 run(s) of a failed"}
+    for high, low in ((HIGH, LOW), (LOW, HIGH)):
+        verdict = verdict_of(claim("difference", ("a", "b")), lost, a=high, b=low)
+        assert verdict.status == "inconclusive"
+        assert "1 run(s) of a failed" in verdict.sentence
+    assert verdict_of(claim("difference", ("a", "b")), {"c": "-"}, a=HIGH, b=LOW).n == 5
+
+
+def test_an_absent_arm_is_not_run_with_its_reason() -> None:
+    verdict = judge(
+        [claim("difference", ("a", "b"))], METRICS, values(a=HIGH), {"b": "needs a GPU"}, {}
+    )[0]
+    assert (verdict.status, verdict.sentence) == ("not run", "needs a GPU")
+
+
+def test_equal_seeds_cannot_tell() -> None:
+    verdict = verdict_of(claim("difference", ("a", "b")), a=[1.0] * 5, b=[1.0] * 5)
+    assert verdict.status == "inconclusive"
+    assert "agree to the last digit" in verdict.sentence
+
+
+def test_a_contradicted_claim_of_the_papers_is_no_fault_of_ours() -> None:
+    assert not verdict_of(claim("difference", ("a", "b")), a=LOW, b=HIGH).own_fault
+
+
+def test_an_interaction_is_the_difference_of_two_differences() -> None:
+    four = claim("interaction", ("a", "b", "c", "d"))
+    verdict = verdict_of(four, a=HIGH, b=LOW, c=LOW, d=LOW)
+    assert verdict.status == "reproduced"
+    plain = verdict_of(claim("difference", ("a", "b")), a=HIGH, b=LOW)
+    assert verdict.effect == pytest.approx(plain.effect)
+    assert verdict.sentence.startswith("(a - b) - (c - d): +10")
+    assert verdict_of(four, a=HIGH, b=LOW, c=HIGH, d=LOW).status == "inconclusive"
+    assert verdict_of(four, a=LOW, b=LOW, c=HIGH, d=LOW).status == "contradicted"
+
+
+def test_a_claim_paired_by_prompt_reads_the_prompts() -> None:
+    paired = claim("difference", ("a", "b"), paired_by="prompt")
+    found = values(a=HIGH * 4, b=LOW * 4)
+    verdict = judge([paired], METRICS, values(a=LOW, b=HIGH), {}, {}, found)[0]
+    assert verdict.status == "reproduced"
+    assert verdict.n == 20
+    assert "n = 20 prompts" in verdict.sentence
+    assert judge([paired], METRICS, found, {}, {})[0].status == "not run"
+
+
+def test_a_verdict_says_how_many_seeds_would_decide() -> None:
+    undecided = verdict_of(claim("difference", ("a", "b")), a=[*HIGH[:4], 81.0], b=NEAR)
+    assert undecided.needed is not None
+    assert f"{undecided.needed} seeds would decide" in undecided.sentence
+    decided = verdict_of(claim("difference", ("a", "b")), a=HIGH, b=LOW)
+    assert decided.needed is not None
+    assert decided.needed <= decided.n
+
+
+def difference(paper: float | None = 8.0, **more: Any) -> Claim:
+    """Return a claim that a lies above b; the paper's effect is 8 points."""
+    effect = Effect(paper=paper, measure="units", place="Table 1")
+    return claim("difference", ("a", "b"), **({"effect": effect} | more))
+
+
+def beside(*differences: float) -> dict[str, list[float]]:
+    """Return values of a and b that differ by these."""
+    base = [70.0, 71.0, 70.5, 72.5, 71.0, 69.0, 70.2, 71.7]
+    return {"a": [b + d for b, d in zip(base, differences, strict=False)],
+            "b": base[: len(differences)]}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("differences", "status"),
+    [
+        ((6.0, 7.0, 6.5, 7.5, 6.0), "reproduced"),
+        ((0.8, 0.9, 0.85, 0.9, 0.8), "reproduced"),
+        ((0.4, 0.5, 0.45, 0.5, 0.4), "below a tenth"),
+        ((-0.9, -1.0, -0.95, -0.9, -1.0), "contradicted"),
+        # Shown, too small to matter, and on the other side.
+        ((-0.4, -0.5, -0.45, -0.5, -0.4), "no difference"),
+        ((0.1, -0.2, 0.3, -0.1, 0.0), "no difference"),
+        ((1.0, -1.5, 2.0, -1.0, 0.5), "excluded"),
+        ((9.0, -8.0, 12.0, -6.0, 5.0), "inconclusive"),
+    ],
+)
+def test_a_size_is_shown_excluded_or_left_open(differences: tuple[float, ...], status: str) -> None:
+    verdict = verdict_of(difference(), **beside(*differences))
+    assert verdict.status == status
+    assert (verdict.paper, verdict.matters) == (8.0, pytest.approx(0.8))
+    assert "the paper's size here is 8 points" in verdict.sentence
+
+
+def test_without_a_size_of_the_papers_what_matters_decides() -> None:
+    own = Effect(smallest=0.8, measure="units", because="stated in advance")
+    for differences, status in (
+        ((0.4, 0.5, 0.45, 0.5, 0.4), "no difference"),
+        ((0.9, 1.0, 0.95, 0.9, 1.0), "reproduced"),
+        ((1.0, -1.5, 2.0, -1.0, 0.5), "inconclusive"),
+    ):
+        assert verdict_of(difference(effect=own), **beside(*differences)).status == status
+
+
+def test_intervals_are_simultaneous_over_the_claims_of_a_target() -> None:
+    found = values(**beside(1.0, -1.5, 2.0, -1.0, 0.5))
+    one = judge([difference()], METRICS, found, {}, {})[0]
+    many = [dataclasses.replace(difference(), name=f"c{i}") for i in range(4)]
+    wide = judge(many, METRICS, found, {}, {})[0]
+    assert one.low is not None
+    assert wide.low is not None
+    assert wide.low < one.low
+    t = 4.315  # Student's t at .99375 and 4 degrees of freedom.
+    deviation = st.paired([1.0, -1.5, 2.0, -1.0, 0.5]).deviation
+    assert wide.low == pytest.approx(0.2 - t * deviation / math.sqrt(5), abs=2e-3)
+    assert "95 % interval (simultaneous over 4)" in wide.sentence
+
+
+def test_what_holm_shows_has_an_interval_that_does_not_reach_the_bound() -> None:
+    # Both are shown; the second at its own level, which Bonferroni's interval does not have.
+    first, second = beside(6.0, 7.0, 6.5, 7.5, 6.0), beside(0.9, 2.4, 0.1, 1.9, 0.9)
+    found = {"accuracy": {arm: dict(enumerate(column)) for arm, column in (
+        ("a", first["a"]), ("b", first["b"]), ("c", second["a"]))}}  # fmt: skip
+    pair = [difference(), claim("difference", ("c", "b"), name="d", effect=HALF)]
+    shown = judge(pair, METRICS, found, {}, {})
+    assert [item.status for item in shown] == ["reproduced", "reproduced"]
+    assert shown[1].low == 0.0
+
+
+def test_a_share_of_the_gain_becomes_points_of_this_policy() -> None:
+    share = Effect(paper=0.2, measure="of gain", place="Table 1")
+    found = values(**beside(6.0, 7.0, 6.5, 7.5, 6.0))
+    found["gain_greedy"] = {"b": dict.fromkeys(range(5), 50.0)}
+    verdict = judge([difference(effect=share)], METRICS, found, {}, {})[0]
+    assert verdict.paper == pytest.approx(10.0)
+    assert "(20 % of the gain of b)" in verdict.sentence
+    shortfall = Effect(paper=0.2, measure="of shortfall", place="Fig. 4")
+    verdict = judge([difference(effect=shortfall)], METRICS, found, {}, {})[0]
+    assert verdict.paper == pytest.approx(0.2 * (100 - 71.0))
+
+
+def test_under_a_ceiling_nothing_is_judged() -> None:
+    room = Assay(kind="headroom", because="a common ceiling")
+    near = {"a": [97.0, 97.5, 98.0, 97.2, 97.9], "b": [97.1, 97.4, 98.1, 97.0, 97.8]}
+    verdict = verdict_of(difference(assays=(room,)), **near)
+    assert verdict.status == "not testable"
+    assert verdict.sentence.startswith("b at 97.5 leaves 2.52 below 100")
+    assert verdict_of(difference(assays=(room,)), **beside(1, 2, 1, 2, 1)).status != "not testable"
+    tolerant = claim("non_inferior", ("a", "b"), margin=1.5, because="stated", assays=(room,))
+    assert verdict_of(tolerant, **near).status == "not testable"
+
+
+def test_one_draw_of_what_a_statement_speaks_of_is_no_evidence() -> None:
+    once = difference(unit="rounding draw", draws=1)
+    verdict = verdict_of(once, **beside(6.0, 7.0, 6.5, 7.5, 6.0))
+    assert verdict.status == "not testable"
+    assert "the rounding draw, of which there is 1; a verdict needs 5" in verdict.sentence
+    assert (verdict.paper, verdict.matters) == (EIGHT.paper, pytest.approx(EIGHT.matters))
+    often = difference(unit="rounding draw", draws=5)
+    assert verdict_of(often, **beside(6.0, 7.0, 6.5, 7.5, 6.0)).status == "reproduced"
+
+
+def test_what_is_not_testable_costs_the_others_nothing() -> None:
+    once = dataclasses.replace(difference(unit="rounding draw", draws=1), name="other")
+    found = values(**beside(1.0, -1.5, 2.0, -1.0, 0.5))
+    alone = judge([difference()], METRICS, found, {}, {})[0]
+    assert judge([difference(), once], METRICS, found, {}, {})[0] == alone
+
+
+def test_an_assay_of_a_range_reads_the_records() -> None:
+    prior = Assay(kind="range", arm="b", metric="accuracy", at_most=60.0, because="it must bind")
+    verdict = verdict_of(difference(assays=(prior,)), **beside(6.0, 7.0, 6.5, 7.5, 6.0))
+    assert verdict.status == "not testable"
+    assert verdict.sentence.startswith("accuracy of b is 71; needs -inf to 60: it must bind")
+    met = dataclasses.replace(prior, at_most=80.0)
+    shown = verdict_of(difference(assays=(met,)), **beside(6.0, 7.0, 6.5, 7.5, 6.0))
+    assert shown.status == "reproduced"
+
+
+def test_without_its_positive_control_a_claim_is_not_testable() -> None:
+    control = Assay(kind="control", claim="control", because="exploration must be seen to help")
+    asked = difference(assays=(control,))
+    found = values(**beside(6.0, 7.0, 6.5, 7.5, 6.0), c=[70.0, 71.1, 70.4, 72.6, 70.9])
+    for arm, status in (("a", "reproduced"), ("c", "not testable")):
+        positive = claim("difference", (arm, "b"), name="control", effect=EIGHT)
+        assert judge([positive, asked], METRICS, found, {}, {})[1].status == status
+
+
+def test_an_exact_test_sees_a_collapse_that_the_t_interval_hides() -> None:
+    fallen = {"a": [98.0, 98.4, 97.8, 97.8, 97.8], "b": [0.0, 71.6, 76.4, 61.0, 79.0]}
+    assert verdict_of(difference(), **fallen).status == "inconclusive"
+    verdict = verdict_of(difference(test="sign_flip"), **fallen)
+    assert verdict.status == "reproduced"
+    assert (verdict.p, verdict.effect) == (pytest.approx(1 / 32), pytest.approx(26.8))
+    assert "median +26.8 points, 93.8 % interval +18.8 to +98" in verdict.sentence
+    risen = {"a": fallen["b"], "b": fallen["a"]}
+    assert verdict_of(difference(test="sign_flip"), **risen).status != "contradicted"
+
+
+def test_equivalence_needs_the_interval_within_the_margin_to_both_sides() -> None:
+    same = claim("equivalent", ("a", "b"), margin=1.0, because="stated in advance")
+    for differences, status in (
+        ((0.1, -0.2, 0.3, -0.1, 0.0), "reproduced"),
+        ((1.0, -1.5, 2.0, -1.0, 0.5), "inconclusive"),
+        ((2.0, 2.5, 2.2, 2.1, 2.4), "contradicted"),
+        ((-2.0, -2.5, -2.2, -2.1, -2.4), "contradicted"),
+    ):
+        assert verdict_of(same, **beside(*differences)).status == status
+
+
+def test_a_ratio_far_from_the_papers_is_below_a_tenth_or_excluded() -> None:
+    effect = Effect(paper=2.0, measure="ratio", place="Table 6")
+    faster = claim("ratio", ("a", "b"), margin=1.0, because="above one", effect=effect)
+    b = [100.0, 110.0, 90.0, 105.0, 95.0]
+    for factor, spread, status in (
+        (1.5, 0.01, "reproduced"),
+        (1.05, 0.002, "below a tenth"),
+        (1.02, 0.04, "excluded"),
+        (0.9, 0.01, "contradicted"),
+    ):
+        a = [v * factor * (1 + spread * (-1) ** i) for i, v in enumerate(b)]
+        verdict = verdict_of(faster, a=a, b=b)
+        assert verdict.status == status
+        assert verdict.paper == pytest.approx(2.0)
+
+
+def test_a_seed_without_the_metric_in_one_arm_takes_decisions_away() -> None:
+    found = values(**beside(6.0, 7.0, 6.5, 7.5, 6.0, 6.5))
+    del found["accuracy"]["a"][5]
+    verdict = judge([difference()], METRICS, found, {}, {})[0]
+    assert verdict.status == "inconclusive"
+    assert "accuracy is missing in an arm of seed(s) 5" in verdict.sentence

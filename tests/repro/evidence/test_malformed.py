@@ -1,0 +1,204 @@
+"""A malformed record is one refusal that names file and field; the others are judged."""
+
+from __future__ import annotations
+
+import copy
+import json
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from repro.evidence.form import read_json
+from repro.evidence.receipts import refusals
+from repro.evidence.record import SEAL, RecordError, parse_record, seal_of
+from repro.judge.check import gather
+from repro.spec.config import digest_of
+from tests.repro.evidence.manipulations import drop, put
+from tests.repro.recorded_smoke import SELECTION, SMALL
+
+ARM = "nvfp4_lora_aqn"
+
+
+def place(runs: Path, arm: str = ARM, seed: int = 1) -> Path:
+    return runs / "smoke" / SMALL.name / arm / f"seed-{seed}.json"
+
+
+def edited(text: str, edit: Callable[[Any], None]) -> str:
+    """Return a record's text after an edit, with the digest and the seal made again."""
+    raw = json.loads(text)
+    edit(raw)
+    if isinstance(raw.get("config"), dict):
+        raw["digest"] = digest_of(raw["config"])
+    raw[SEAL] = seal_of({key: value for key, value in raw.items() if key != SEAL})
+    return json.dumps(raw)
+
+
+def nested(depth: int) -> Any:
+    value: Any = 0
+    for _ in range(depth):
+        value = [value]
+    return value
+
+
+def by_edit(edit: Callable[[Any], None]) -> Callable[[str], str]:
+    return lambda text: edited(text, edit)
+
+
+MALFORMED: dict[str, tuple[Callable[[str], str | bytes], str]] = {
+    "no number": (by_edit(put("metrics.accuracy.value", float("nan"))), "metrics.accuracy.value"),
+    "an infinite number": (by_edit(put("series.loss", [float("inf")])), "series.loss"),
+    "too large for a float": (
+        lambda text: text.replace('"seed": 1', '"seed": 1e999', 1),
+        "is inf; numbers must be finite",
+    ),
+    "an integer of five thousand digits": (
+        lambda text: text.replace('"seed": 1', '"seed": ' + "9" * 5000, 1),
+        "not a readable record",
+    ),
+    "a number in words": (by_edit(put("metrics.accuracy.value", "88.3")), "metrics.accuracy.value"),
+    "a truth for a number": (
+        by_edit(put("metrics.accuracy.value", True)),
+        "metrics.accuracy.value",
+    ),
+    "a truth for a seed": (by_edit(put("seed", True)), "field seed is True"),
+    "a fraction for a seed": (by_edit(put("seed", 1.0)), "field seed is 1.0"),
+    "half a problem": (by_edit(put("metrics.accuracy.n", 23.5)), "metrics.accuracy.n"),
+    "a metric that is a list": (by_edit(put("metrics.accuracy", [1, 2])), "metrics.accuracy"),
+    "metrics that are null": (by_edit(put("metrics", None)), "field metrics is None"),
+    "a metric with a field of its own": (
+        by_edit(put("metrics.accuracy.note", "x")),
+        "unknown field metrics.accuracy.note",
+    ),
+    "a series of words": (by_edit(put("series.loss", ["a"] * 6)), "series.loss[0]"),
+    "a series of series": (by_edit(put("series.loss", [[1.0]] * 6)), "series.loss[0]"),
+    "a series that is a number": (by_edit(put("series.loss", 3)), "series.loss"),
+    "noise in a word": (by_edit(put("effects.noise", "none")), "effects.noise"),
+    "noise with a number in words": (
+        by_edit(put("effects.noise.modules", "8")),
+        "effects.noise.modules",
+    ),
+    "linears in words": (by_edit(put("effects.linears", {"nvfp4": "28"})), "effects.linears.nvfp4"),
+    "fewer linears than none": (
+        by_edit(put("effects.linears", {"nvfp4": -28})),
+        "effects.linears.nvfp4",
+    ),
+    "grades in a list": (by_edit(put("effects.grades", [1, 2])), "effects.grades"),
+    "rows that are null": (by_edit(put("effects.rows", None)), "effects.rows"),
+    "answers in words": (
+        by_edit(put("effects.answers.accuracy", "all")),
+        "effects.answers.accuracy",
+    ),
+    "timing in a word": (by_edit(put("effects.timing", "fast")), "effects.timing"),
+    "a device without states": (by_edit(put("effects.device", {})), "effects.device.before"),
+    "retries in a list": (by_edit(put("effects.timed_retries", [1])), "effects.timed_retries"),
+    "points not run in a list": (by_edit(put("effects.not_run", ["x"])), "effects.not_run"),
+    "an input that is no digest": (by_edit(put("inputs.checkpoint", "none")), "inputs.checkpoint"),
+    "an input that is a number": (by_edit(put("inputs.checkpoint", 7)), "inputs.checkpoint"),
+    "GPUs that are numbers": (by_edit(put("environment.gpu", [1])), "environment.gpu"),
+    "a GPU without a name": (by_edit(put("environment.gpu", [{}])), "environment.gpu"),
+    "an environment in a word": (by_edit(put("environment", "here")), "field environment"),
+    "a configuration in a list": (by_edit(put("config", [1])), "field config"),
+    "a configuration without an arm": (by_edit(drop("config.arm")), "config.arm is missing"),
+    "a time in words": (by_edit(put("started", "yesterday")), "field started"),
+    "a time without a zone": (by_edit(put("started", "2026-11-22T10:00:00")), "field started"),
+    "no digest": (lambda text: json.dumps(json.loads(text) | {"digest": None}), "field digest"),
+    "no seal": (
+        lambda text: json.dumps({k: v for k, v in json.loads(text).items() if k != SEAL}),
+        "field seal is missing",
+    ),
+    "sources in words": (by_edit(put("sources", ["HEAD"])), "sources[0]"),
+    "a failure without a reason": (
+        by_edit(put("outcome", {"status": "failed"})),
+        "outcome.reason is missing",
+    ),
+    "a failure for an empty reason": (
+        by_edit(put("outcome", {"status": "failed", "reason": " "})),
+        "outcome.reason",
+    ),
+    "a failure for a number": (
+        by_edit(put("outcome", {"status": "failed", "reason": 3})),
+        "outcome.reason",
+    ),
+    "an outcome in a list": (by_edit(put("outcome", ["ok"])), "field outcome"),
+    "a failure in the place of a success": (
+        by_edit(put("outcome", {"status": "failed", "reason": "lost"})),
+        "lies elsewhere",
+    ),
+    "half a character": (by_edit(put("effects.compute", "\ud800")), "effects.compute"),
+    "half a character in a name": (by_edit(put("effects.\ud800", 1)), "effects"),
+    "a field given twice": (lambda text: text.replace("{", '{"seed": 1,', 1), "is given twice"),
+    "nested thirty deep": (by_edit(put("effects.extra", nested(30))), "nests too deep"),
+    "nested without end": (lambda text: "[" * 100_000, "nests too deep"),
+    "half of the file": (lambda text: text[: len(text) // 2], "not a readable record"),
+    "nothing": (lambda text: "", "not a readable record"),
+    "no text": (lambda text: b"\xff\xfe\x00", "not a readable record"),
+    "a list": (lambda text: "[1, 2]", "(the whole) is [1, 2]"),
+    "a word": (lambda text: '"record"', "(the whole) is 'record'"),
+    "null": (lambda text: "null", "(the whole) is None"),
+}
+
+
+@pytest.mark.parametrize("name", sorted(MALFORMED))
+def test_a_malformed_record_is_one_refusal_and_the_others_are_judged(
+    name: str, smoke_runs: Path, tmp_path: Path
+) -> None:
+    runs = shutil.copytree(smoke_runs, tmp_path / "runs")
+    spoil, words = MALFORMED[name]
+    spoilt = spoil(place(runs).read_text())
+    place(runs).write_bytes(spoilt if isinstance(spoilt, bytes) else spoilt.encode())
+    evidence = gather(SELECTION, runs)
+    ((path, reason),) = evidence.refused
+    assert path == place(runs)
+    assert words in reason
+    reason.encode()
+    assert evidence.count == 3
+    assert not evidence.failed
+
+
+def test_a_folder_at_a_records_place_is_one_refusal(smoke_runs: Path, tmp_path: Path) -> None:
+    runs = shutil.copytree(smoke_runs, tmp_path / "runs")
+    place(runs).unlink()
+    place(runs).mkdir()
+    evidence = gather(SELECTION, runs)
+    assert [path for path, _ in evidence.refused] == [place(runs)]
+
+
+def test_any_edit_by_hand_breaks_the_seal(smoke_runs: Path) -> None:
+    raw = json.loads(place(smoke_runs).read_text())
+    raw["effects"]["base_bytes"] += 1
+    with pytest.raises(RecordError, match=r"here: seal is not that of the record's contents"):
+        parse_record(raw, "here")
+
+
+def nodes(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """Yield the path of every member of a JSON value, the first two elements of lists alone."""
+    yield path
+    items: Any = ()
+    if isinstance(value, dict):
+        items = value.items()
+    elif isinstance(value, list):
+        items = list(enumerate(value))[:2]
+    for name, item in items:
+        yield from nodes(item, (*path, name))
+
+
+@pytest.mark.parametrize("junk", [None, "x", -1, 1e308, True, [], {}, [None], {"a": [1]}])
+def test_no_wrong_value_anywhere_ends_in_a_traceback(junk: Any, smoke_runs: Path) -> None:
+    raw = json.loads(place(smoke_runs).read_text())
+    for path in list(nodes(raw))[1:]:
+        spoilt = copy.deepcopy(raw)
+        holder = spoilt
+        for name in path[:-1]:
+            holder = holder[name]
+        holder[path[-1]] = junk
+        if path[0] == "config":
+            continue  # a configuration has a digest, and is held against the target's
+        spoilt[SEAL] = seal_of({key: value for key, value in spoilt.items() if key != SEAL})
+        try:
+            record = parse_record(read_json(json.dumps(spoilt)), "here")
+        except RecordError:
+            continue  # any other error fails the test
+        assert all(isinstance(sentence, str) for sentence in refusals(record, SMALL.metrics)), path

@@ -1,0 +1,45 @@
+"""A trained adapter beside its base, as a run leaves it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from repro.models.policy import Policy, load_policy, trainable_parameters
+from repro.procedures.train import keep_policy
+from repro.spec.config import WeightFormat
+
+
+def trained_policy(weight_format: WeightFormat = "bf16", *, norms_trained: bool = False) -> Policy:
+    """Return the tiny policy with an adapter that moves it as far as training would."""
+    policy = load_policy(
+        "tiny",
+        weight_format=weight_format,
+        training="lora",
+        lora_rank=8,
+        lora_alpha=16.0,
+        norms_trained=norms_trained,
+        seed=0,
+    )
+    generator = torch.Generator().manual_seed(5)
+    with torch.no_grad():
+        for parameter in trainable_parameters(policy).values():
+            parameter.add_(torch.randn(parameter.shape, generator=generator) * 0.02)
+    return policy
+
+
+@pytest.fixture(scope="session")
+def run_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """Return a function that gives the folder of a run that trained on a format."""
+    made: dict[str, Path] = {}
+
+    def run(weight_format: WeightFormat) -> Path:
+        if weight_format not in made:
+            made[weight_format] = tmp_path_factory.mktemp(weight_format)
+            keep_policy(trained_policy(weight_format), made[weight_format])
+        return made[weight_format]
+
+    return run

@@ -1,0 +1,297 @@
+"""`export`: what other programs load is what was trained, or nothing is written."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from peft import AutoPeftModelForCausalLM, LoraConfig, get_peft_model
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM
+
+from repro.__main__ import main
+from repro.keep.comparing import distance, logits_of, probes_of
+from repro.keep.quantising import READERS
+from repro.models.adapter_files import (
+    CONFIG,
+    ORIGIN,
+    TENSORS,
+    base_of,
+    load_adapted,
+    read_adapter,
+    save_adapter,
+)
+from repro.models.checkpoint import TINY_FOLDER
+from repro.models.merged_files import merged_tensor, write_merged
+from repro.models.norms import block_norms
+from repro.models.policy import load_policy
+from repro.models.tensor_files import CheckpointError
+from tests.repro.keep.conftest import trained_policy
+
+Runs = Callable[..., Path]
+
+
+def test_stock_peft_loads_an_adapter_with_no_argument_but_its_folder(tmp_path: Path) -> None:
+    policy = trained_policy(norms_trained=True)
+    save_adapter(policy, tmp_path)
+    rows = probes_of(policy)
+    theirs = AutoPeftModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32).eval()
+    assert distance(logits_of(policy.model, rows), logits_of(theirs, rows)).mean < 1e-7
+    assert json.loads((tmp_path / CONFIG).read_text())["base_model_name_or_path"] == str(
+        TINY_FOLDER.absolute()
+    )
+
+
+def test_a_base_of_the_hub_is_named_with_the_commit_that_was_read(tmp_path: Path) -> None:
+    snapshot = tmp_path / "models--owner--name" / "snapshots" / "0123abcd"
+    shutil.copytree(TINY_FOLDER, snapshot)
+    policy = trained_policy()
+    policy.checkpoint, policy.folder = "owner/name", snapshot
+    assert base_of(policy) == ("owner/name", "0123abcd")
+    save_adapter(policy, tmp_path / "adapter")
+    stored = read_adapter(tmp_path / "adapter")
+    assert (stored.base, stored.revision) == ("owner/name", "0123abcd")
+    policy.checkpoint = str(snapshot)
+    assert base_of(policy) == (str(snapshot), None)
+
+
+def test_an_adapter_is_loaded_on_the_commit_of_the_base_that_its_files_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    commit, hub = "0123abcd" * 5, tmp_path / "hub"
+    snapshot = hub / "models--owner--name" / "snapshots" / commit
+    shutil.copytree(TINY_FOLDER, snapshot)
+    monkeypatch.setenv("HF_HUB_CACHE", str(hub))
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    save_adapter(trained_policy(), tmp_path / "a", base="owner/name", revision=commit)
+    # No `main` of that name is there: only the commit leads to it.
+    assert load_adapted(tmp_path / "a").folder == snapshot
+    asked = ["evaluate", "--adapter", str(tmp_path / "a"), "--data", "generated", "--limit", "2"]
+    greedy = ["--template", "tiny", "--tokens", "8", "--temperature", "0", "--device", "cpu"]
+    assert main([*asked, *greedy]) == 0
+
+
+@pytest.mark.parametrize("weight_format", ["bf16", "nvfp4"])
+def test_an_adapter_loads_here_as_it_was_trained(weight_format: str, run_of: Runs) -> None:
+    policy = trained_policy(weight_format)  # type: ignore[arg-type]
+    again = load_adapted(run_of(weight_format) / "adapter")
+    rows = probes_of(policy)
+    assert again.weight_format == weight_format
+    assert torch.equal(logits_of(policy.model, rows), logits_of(again.model, rows))
+
+
+@pytest.mark.parametrize(
+    ("kind", "said"),
+    [
+        ("adapter", "as peft reads it: mean KL"),
+        ("merged", "merged in 16 bits, from what was trained: mean KL"),
+        ("nvfp4", "times as far as training moved it"),
+    ],
+)
+def test_every_kind_of_export_is_compared_and_says_so(
+    kind: str, said: str, run_of: Runs, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = run_of("nvfp4")
+    assert main(["export", str(run), str(tmp_path / "out"), "--as", kind]) == 0
+    printed = capsys.readouterr().out
+    assert said in printed
+    assert "from the end of training: " in printed
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+    assert json.loads((tmp_path / "out" / "qerl_export.json").read_text())["as"] == kind
+
+
+def test_an_adapter_of_codes_made_in_memory_says_how_far_its_base_is_from_them(
+    run_of: Runs, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["export", str(run_of("nvfp4")), str(tmp_path / "out")]) == 0
+    assert "trained on nvfp4 codes and this base is bf16" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("weight_format", ["nvfp4", "nf4"])
+def test_an_adapter_on_a_quantised_folder_is_the_policy_that_was_trained(
+    weight_format: str, run_of: Runs, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip(READERS[weight_format][0], reason="peft reads the base by it")
+    base, out = tmp_path / "base", tmp_path / "out"
+    assert main(["quantize", "tiny", str(base), "--format", weight_format]) == 0
+    assert main(["export", str(run_of(weight_format)), str(out), "--base", str(base)]) == 0
+    printed = capsys.readouterr().out
+    assert "from what was trained: mean KL" in printed
+    assert "this base is" not in printed
+    assert read_adapter(out).base == str(base)
+
+
+def test_a_base_that_peft_cannot_read_here_is_a_sentence(
+    run_of: Runs,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(READERS, "nvfp4", ("no_such_package", "no-such-package"))
+    assert main(["quantize", "tiny", str(tmp_path / "base")]) == 0
+    line = ["export", str(run_of("nvfp4")), str(tmp_path / "out"), "--base", str(tmp_path / "base")]
+    assert main(line) == 2
+    assert "pip install no-such-package" in capsys.readouterr().err
+
+
+def test_a_merged_folder_loads_without_peft_and_says_the_same(run_of: Runs, tmp_path: Path) -> None:
+    assert main(["export", str(run_of("nvfp4")), str(tmp_path / "m"), "--as", "merged"]) == 0
+    policy = trained_policy("nvfp4")
+    rows = probes_of(policy)
+    theirs = AutoModelForCausalLM.from_pretrained(tmp_path / "m", dtype=torch.float32).eval()
+    bare = load_policy(
+        "tiny", weight_format="nvfp4", training="none", lora_rank=1, lora_alpha=1.0, seed=0
+    )
+    logits = logits_of(policy.model, rows)
+    rounding = distance(logits, logits_of(theirs, rows)).mean
+    assert rounding < 0.02 * distance(logits, logits_of(bare.model, rows)).mean
+
+
+def test_added_noise_is_in_no_file(tmp_path: Path) -> None:
+    policy = trained_policy(norms_trained=True)
+    save_adapter(policy, tmp_path / "quiet")
+    write_merged(policy, tmp_path / "quiet_merged")
+    for norm in block_norms(policy.model).values():
+        norm.noise = torch.full_like(norm.weight, 0.5, dtype=torch.float32).detach()
+    save_adapter(policy, tmp_path / "noisy")
+    write_merged(policy, tmp_path / "noisy_merged")
+    for quiet, noisy in (
+        (tmp_path / "quiet" / TENSORS, tmp_path / "noisy" / TENSORS),
+        tuple(tmp_path / f"{n}_merged" / "model.safetensors" for n in ("quiet", "noisy")),
+    ):
+        one, other = load_file(quiet), load_file(noisy)
+        assert one.keys() == other.keys()
+        assert all(torch.equal(one[name], other[name]) for name in one)
+
+
+def test_full_training_keeps_a_16_bit_model(tmp_path: Path) -> None:
+    from repro.procedures.train import keep_policy
+
+    policy = load_policy(
+        "tiny", weight_format="bf16", training="full", lora_rank=1, lora_alpha=1.0, seed=0
+    )
+    with torch.no_grad():
+        policy.decoder.get_parameter("model.norm.weight").mul_(2.0)
+    keep_policy(policy, tmp_path)
+    again = load_policy(
+        tmp_path / "model", weight_format="bf16", training="none", lora_rank=1, lora_alpha=1.0,
+        seed=0,
+    )  # fmt: skip
+    name = "model.norm.weight"
+    assert torch.equal(again.decoder.get_parameter(name), merged_tensor(policy, name).float())
+    assert again.tokenizer is not None
+
+
+def test_a_base_that_was_not_trained_on_is_noticed_and_leaves_nothing(
+    run_of: Runs, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run, other = tmp_path / "run", tmp_path / "other"
+    shutil.copytree(run_of("bf16"), run)
+    shutil.copytree(TINY_FOLDER, other)
+    tensors = load_file(other / "model.safetensors")
+    tensors["model.norm.weight"] *= 1.3
+    save_file(tensors, other / "model.safetensors", metadata={"format": "pt"})
+    config = json.loads((run / "adapter" / CONFIG).read_text())
+    (run / "adapter" / CONFIG).write_text(
+        json.dumps(config | {"base_model_name_or_path": str(other)})
+    )
+    assert main(["export", str(run), str(tmp_path / "out")]) == 2
+    assert "the base is not the one trained on" in capsys.readouterr().err
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["other", "run"]
+
+
+@pytest.mark.parametrize("kind", ["merged", "nvfp4"])
+def test_a_merge_that_lost_the_adapter_leaves_nothing(
+    kind: str,
+    run_of: Runs,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from repro.keep import exporting
+
+    def without_adapter(policy: object, folder: Path) -> Path:
+        shutil.copytree(TINY_FOLDER, folder)
+        return folder
+
+    monkeypatch.setattr(exporting, "write_merged", without_adapter)
+    assert main(["export", str(run_of("bf16")), str(tmp_path / "out"), "--as", kind]) == 2
+    assert "merged, from what was trained: mean KL" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+
+
+def test_bad_arguments_are_a_sentence(
+    run_of: Runs, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = str(tmp_path / "out")
+    assert main(["export", str(tmp_path), out]) == 2
+    assert f"{tmp_path} holds no {CONFIG}" in capsys.readouterr().err
+    assert main(["export", str(run_of("bf16")), out, "--as", "merged", "--base", "x"]) == 2
+    assert "--as merged merges into the one trained on" in capsys.readouterr().err
+    assert main(["export", str(run_of("bf16")), str(tmp_path)]) == 2
+    assert "exists; a checkpoint is never written over another" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"peft_type": "IA3"}, "peft_type is 'IA3'"),
+        ({"target_modules": ["lm_head"]}, "target_modules"),
+        ({"use_dora": True}, "use_dora is True"),
+        ({"modules_to_save": ["lm_head"]}, "modules_to_save is"),
+        ({"r": None}, "rank r is None"),
+    ],
+)
+def test_an_adapter_that_is_not_plain_lora_is_refused(
+    changes: dict[str, object], words: str, run_of: Runs, tmp_path: Path
+) -> None:
+    shutil.copytree(run_of("bf16") / "adapter", tmp_path / "a")
+    config = json.loads((tmp_path / "a" / CONFIG).read_text())
+    (tmp_path / "a" / CONFIG).write_text(json.dumps(config | changes))
+    with pytest.raises(CheckpointError, match=words):
+        read_adapter(tmp_path / "a")
+
+
+def test_an_adapter_of_another_shape_or_with_tensors_missing_is_refused(
+    run_of: Runs, tmp_path: Path
+) -> None:
+    shutil.copytree(run_of("bf16") / "adapter", tmp_path / "a")
+    tensors = load_file(tmp_path / "a" / TENSORS)
+    first = sorted(tensors)[0]
+    save_file({**tensors, first: tensors[first][:1].contiguous()}, tmp_path / "a" / TENSORS)
+    with pytest.raises(CheckpointError, match="needed is a float"):
+        load_adapted(tmp_path / "a")
+    del tensors[first]
+    save_file(tensors, tmp_path / "a" / TENSORS)
+    with pytest.raises(CheckpointError, match="is missing"):
+        load_adapted(tmp_path / "a")
+
+
+def test_an_adapter_of_another_program_loads_on_16_bit_weights(
+    run_of: Runs, tmp_path: Path
+) -> None:
+    shutil.copytree(run_of("bf16") / "adapter", tmp_path / "a")
+    (tmp_path / "a" / ORIGIN).unlink()
+    assert load_adapted(tmp_path / "a").weight_format == "bf16"
+
+
+def test_an_adapter_on_fewer_projections_loads_as_peft_reads_it(tmp_path: Path) -> None:
+    plain = AutoModelForCausalLM.from_pretrained(TINY_FOLDER, dtype=torch.float32)
+    config = LoraConfig(
+        r=4, lora_alpha=12, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM"
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(3)
+        theirs = get_peft_model(plain, config)
+        for name, parameter in theirs.named_parameters():
+            if "lora_B" in name:
+                torch.nn.init.normal_(parameter, std=0.1)
+    theirs.save_pretrained(tmp_path)
+    ours = load_adapted(tmp_path, checkpoint=TINY_FOLDER)
+    rows = probes_of(ours)
+    found = distance(logits_of(theirs.eval(), rows), logits_of(ours.model, rows))
+    assert found.mean < 1e-6

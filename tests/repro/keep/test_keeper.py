@@ -1,0 +1,312 @@
+"""What training leaves behind while it goes on, alone and side by side, and to trackers."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from repro.__main__ import build_parser, main
+from repro.evidence.record import read_record, record_path, run_folder
+from repro.keep import trackers
+from repro.keep.command_line import keeping_of
+from repro.keep.keeper import COMPLETIONS_VARIABLE, LOG_VARIABLE, Keeper, Keeping
+from repro.keep.stream import read_lines
+from repro.keep.trackers import ADAPTERS, Adapter, name_of
+from repro.models.checkpoint import TINY_FOLDER
+from repro.models.policy import load_tokenizer
+from repro.run.carry_out import carry_out
+from repro.spec.config import RunConfig
+from repro.spec.target import plan
+from repro.spec.tier import Tier
+from repro.spec.variants import with_steps
+from repro.targets import find
+
+
+@pytest.fixture(autouse=True)
+def plain_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(LOG_VARIABLE, "")
+    monkeypatch.setenv(COMPLETIONS_VARIABLE, "")
+
+
+def small_runs(
+    arm: str, tier: Tier = Tier.SMOKE, steps: int = 3, seeds: int = 1
+) -> list[RunConfig]:
+    """Return runs of Table 1 that train a few steps and ask few questions, on the tiny policy."""
+    runs = plan(with_steps(find("table1"), steps), Tier.SMOKE, seeds, [arm])
+    small = []
+    for run in runs:
+        data = dataclasses.replace(run.scale.data, test_problems=8, development_problems=6)
+        evaluation = dataclasses.replace(run.scale.evaluation, every=2)
+        scale = dataclasses.replace(
+            run.scale, data=data, evaluation=evaluation, checkpoint_every=1, prompts_per_rollout=4
+        )
+        small.append(dataclasses.replace(run, tier=tier.value, scale=scale))
+    return small
+
+
+def carried_out(runs: list[RunConfig], records: Path, stop_at: int = 99) -> None:
+    """Carry out runs, stopping after so many steps; alone in the run's own folder."""
+    seen = []
+
+    def progress(text: str, values: Mapping[str, float]) -> None:
+        if text == "training":
+            seen.append(values["step"])
+
+    folder = run_folder(runs[0], records)
+    carry_out(runs, folder, records, progress, lambda: len(seen) >= stop_at, 1)
+
+
+class Notebook:
+    """A tracker that keeps what it is given, by run."""
+
+    logged: dict[str, list[tuple[int, Mapping[str, float]]]] = {}  # noqa: RUF012 - a fake's memory
+
+    def __init__(self, run: RunConfig, folder: Path) -> None:
+        self.name = name_of(run)
+        self.logged.setdefault(self.name, [])
+
+    def log(self, step: int, values: Mapping[str, float]) -> None:
+        """Note a step."""
+        self.logged[self.name].append((step, values))
+
+    def close(self) -> None:
+        """Note the end as step -1."""
+        self.logged[self.name].append((-1, {}))
+
+
+@pytest.fixture
+def notebook(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[Any]]:
+    """Return what was logged, by run, to a tracker of this name."""
+    monkeypatch.setitem(ADAPTERS, "notebook", Adapter(package="json", open=Notebook))
+    monkeypatch.setattr(Notebook, "logged", {})
+    monkeypatch.setenv(LOG_VARIABLE, "notebook")
+    return Notebook.logged
+
+
+def test_a_run_leaves_a_line_a_step_equal_to_its_record(tmp_path: Path) -> None:
+    (run,) = small_runs("nvfp4_lora_aqn")
+    carried_out([run], tmp_path)
+    folder, record = run_folder(run, tmp_path), read_record(record_path(run, tmp_path))
+    lines = read_lines(folder / "metrics.jsonl")
+    assert [line["step"] for line in lines] == [1, 2, 3]
+    for name in ("reward", "entropy", "grad_norm", "sigma"):
+        assert [line[name] for line in lines] == record.series[name]
+    (evaluation,) = read_lines(folder / "evaluations.jsonl")
+    assert evaluation["step"] == 2
+    assert [evaluation["evaluation_accuracy"]] == record.series["evaluation_accuracy"]
+    assert not (folder / "completions").exists()
+
+
+def test_a_stopped_run_goes_on_in_its_files_and_says_nothing_twice(
+    tmp_path: Path, notebook: dict[str, list[Any]]
+) -> None:
+    from repro.evidence.procedure import Stopped
+
+    (run,) = small_runs("nvfp4_lora")
+    with pytest.raises(Stopped):
+        carried_out([run], tmp_path, stop_at=2)
+    carried_out([run], tmp_path)
+    lines = read_lines(run_folder(run, tmp_path) / "metrics.jsonl")
+    assert [line["step"] for line in lines] == [1, 2, 3]
+    logged = notebook[name_of(run)]
+    steps = [step for step, values in logged if "reward" in values]
+    assert steps == [1, 2, 3]
+    assert [step for step, _ in logged].count(-1) == 2
+
+
+def test_steps_done_again_are_not_sent_again(
+    tmp_path: Path, notebook: dict[str, list[Any]]
+) -> None:
+    runs = small_runs("nvfp4_lora")
+    keeping = Keeping(trackers=("notebook",))
+    for steps in ((1, 2, 3), (2, 3, 4)):
+        with Keeper(runs, [tmp_path], keeping) as keeper:
+            for step in steps:
+                keeper.steps(step, [{"reward": 0.5, "kl": None}])
+    sent = [(step, values) for step, values in notebook[name_of(runs[0])] if step > 0]
+    assert sent == [(step, {"reward": 0.5}) for step in (1, 2, 3, 4)]
+
+
+def test_runs_side_by_side_keep_each_its_own(
+    tmp_path: Path, notebook: dict[str, list[Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(COMPLETIONS_VARIABLE, "1")
+    runs = small_runs("nvfp4_lora", Tier.PROXY, seeds=2)
+    carried_out(runs, tmp_path)
+    for run in runs:
+        folder, record = run_folder(run, tmp_path), read_record(record_path(run, tmp_path))
+        lines = read_lines(folder / "metrics.jsonl")
+        assert [line["reward"] for line in lines] == record.series["reward"]
+        assert len(list((folder / "completions").glob("*.parquet"))) == 3
+        assert [step for step, values in notebook[name_of(run)] if "reward" in values] == [1, 2, 3]
+
+
+def test_completions_are_a_table_that_data_sets_reads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from pyarrow import parquet
+
+    monkeypatch.setenv(COMPLETIONS_VARIABLE, "1")
+    (run,) = small_runs("nvfp4_lora", steps=2)
+    carried_out([run], tmp_path)
+    folder, record = run_folder(run, tmp_path), read_record(record_path(run, tmp_path))
+    table = parquet.read_table(folder / "completions").to_pydict()
+    rows = run.scale.prompts_per_rollout * run.scale.group_size
+    first = slice(0, rows)
+    assert len(table["text"]) == 2 * rows
+    assert set(table["step"][first]) == {1}
+    assert table["run"][0] == name_of(run)
+    assert table["sample"][: run.scale.group_size] == list(range(run.scale.group_size))
+    assert sum(table["reward"][first]) / rows == pytest.approx(record.series["reward"][0])
+    for reward, accuracy, form in zip(
+        table["reward"], table["accuracy"], table["format"], strict=True
+    ):
+        assert reward == pytest.approx(accuracy + run.scale.format_reward * form)
+    group = slice(0, run.scale.group_size)
+    assert sum(table["advantage"][group]) == pytest.approx(0.0, abs=1e-9)
+    assert set(table["finish_reason"]) <= {"stop", "length"}
+    tokenizer = load_tokenizer(TINY_FOLDER)
+    assert tokenizer is not None
+    counted = len(tokenizer(table["text"][0], add_special_tokens=False)["input_ids"])
+    assert table["tokens"][0] - counted in (0, 1)  # the end token, unless truncated
+    assert not [path for path in folder.rglob(".*") if path.is_file()]
+
+
+def test_what_is_kept_changes_no_number(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (run,) = small_runs("nvfp4_lora_aqn", steps=2)
+    carried_out([run], tmp_path / "without")
+    monkeypatch.setenv(COMPLETIONS_VARIABLE, "1")
+    carried_out([run], tmp_path / "with")
+    one, other = (read_record(record_path(run, tmp_path / name)) for name in ("without", "with"))
+    assert one.series == other.series
+    assert one.digest == other.digest
+
+
+def test_tensorboard_gets_every_number_of_every_step(tmp_path: Path) -> None:
+    pytest.importorskip("tensorboard", reason="needs tensorboard (pip install tensorboard)")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    runs = small_runs("nvfp4_lora")
+    with Keeper(runs, [tmp_path], Keeping(trackers=("tensorboard",))) as keeper:
+        for step in (1, 2):
+            keeper.steps(step, [{"reward": step / 4, "kl": None}])
+    events = EventAccumulator(str(tmp_path / "tensorboard")).Reload()
+    assert events.Tags()["scalars"] == ["reward"]
+    assert [(event.step, event.value) for event in events.Scalars("reward")] == [
+        (1, 0.25),
+        (2, 0.5),
+    ]
+
+
+class FakeRun:
+    """What `init` of a tracker's library gives back."""
+
+    def __init__(self, **how: Any) -> None:
+        self.how, self.rows, self.finished = how, [], False  # type: ignore[var-annotated]
+
+    def log(self, values: Mapping[str, float], step: int) -> None:
+        """Note a step."""
+        self.rows.append((step, values))
+
+    def finish(self) -> None:
+        """Note the end."""
+        self.finished = True
+
+
+@pytest.mark.parametrize("name", ["wandb", "trackio"])
+def test_a_hosted_tracker_is_opened_by_its_own_library(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened: list[FakeRun] = []
+
+    class Library:
+        @staticmethod
+        def init(**how: Any) -> FakeRun:
+            opened.append(FakeRun(**how))
+            return opened[-1]
+
+    monkeypatch.setitem(sys.modules, name, Library)  # type: ignore[arg-type]
+    runs = small_runs("nvfp4_lora")
+    with Keeper(runs, [tmp_path], Keeping(trackers=(name,))) as keeper:
+        keeper.steps(1, [{"reward": 0.5}])
+    (run,) = opened
+    assert run.rows == [(1, {"reward": 0.5})]
+    assert run.finished
+    assert run.how["name"].startswith("table1_in_3_steps/nvfp4_lora/seed-0")
+    assert run.how["config"] == runs[0].resolved()
+    assert (run.how["project"], run.how["resume"]) == ("qerl-repro", "allow")
+
+
+def test_a_tracker_that_does_not_open_closes_those_before_it(
+    tmp_path: Path, notebook: dict[str, list[Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(run: RunConfig, folder: Path) -> Any:
+        raise RuntimeError("no key")
+
+    monkeypatch.setitem(ADAPTERS, "closed", Adapter(package="json", open=refuse))
+    runs = small_runs("nvfp4_lora")
+    with (
+        pytest.raises(RuntimeError, match="no key"),
+        Keeper(runs, [tmp_path], Keeping(trackers=("notebook", "closed"))),
+    ):
+        pass
+    assert notebook[name_of(runs[0])] == [(-1, {})]
+
+
+@pytest.mark.parametrize(
+    ("flags", "sentence"),
+    [
+        (["--log", "wanbd"], "the nearest is wandb"),
+        (["--log", "lacking"], "not installed; pip install no_such_package"),
+        (["--log", ","], "--log names no tracker"),
+    ],
+)
+def test_a_tracker_that_cannot_be_used_is_a_sentence_before_anything_starts(
+    flags: list[str],
+    sentence: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    lacking = Adapter(package="no_such_package", open=Notebook)
+    monkeypatch.setitem(ADAPTERS, "lacking", lacking)
+    line = ["run", "table1", "--tier", "smoke", "--runs", str(tmp_path / "runs"), *flags]
+    assert main(line) == 2
+    assert sentence in capsys.readouterr().err
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_tracker_of_one_run_a_process_is_refused_for_runs_side_by_side() -> None:
+    with pytest.raises(ValueError, match="use tensorboard or wandb"):
+        trackers.require_side_by_side(["tensorboard", "trackio"])
+    trackers.require_side_by_side(["tensorboard"])
+
+
+def test_flags_come_before_the_environment_and_reach_worker_processes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name in ("one", "two"):
+        monkeypatch.setitem(ADAPTERS, name, Adapter(package="json", open=Notebook))
+    monkeypatch.setenv(LOG_VARIABLE, "one")
+    line = ["run", "table1"]
+    assert keeping_of(build_parser().parse_args(line)) == Keeping(trackers=("one",))
+    args = build_parser().parse_args([*line, "--log", "two", "--completions"])
+    asked = keeping_of(args)
+    assert asked == Keeping(trackers=("two",), completions=True)
+    asked.pass_on()
+    assert Keeping.from_environment() == asked
+    Keeping().pass_on()
+    assert Keeping.from_environment() == Keeping()
+
+
+def test_lines_are_json_that_any_reader_takes(tmp_path: Path) -> None:
+    with Keeper(small_runs("nvfp4_lora"), [tmp_path], Keeping()) as keeper:
+        keeper.steps(1, [{"reward": 0.5, "kl": None}])
+    line = json.loads((tmp_path / "metrics.jsonl").read_text())
+    assert list(line) == ["step", "time", "reward", "kl"]

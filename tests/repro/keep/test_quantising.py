@@ -1,0 +1,91 @@
+"""`quantize`: a folder appears when it says what the quantised source says, or not at all."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from repro.__main__ import main
+from repro.keep import quantising
+from repro.keep.comparing import DifferentError, distance, require_same
+from repro.models.loading import read_description
+
+
+@pytest.mark.parametrize("weight_format", ["nvfp4", "mxfp4", "nf4"])
+def test_a_checkpoint_is_quantised_and_read_back(
+    weight_format: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["quantize", "tiny", str(tmp_path / "out"), "--format", weight_format]) == 0
+    assert read_description(tmp_path / "out").stored_format == weight_format
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+    printed = capsys.readouterr().out
+    assert f"28 projections in {weight_format}" in printed
+    assert "from the 16-bit source: mean KL" in printed
+
+
+def test_without_its_reader_the_folder_is_read_back_here_and_that_is_said(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(quantising.READERS, "nvfp4", ("no_such_package", "no-such-package"))
+    assert main(["quantize", "tiny", str(tmp_path / "out")]) == 0
+    assert "this project alone (for transformers: pip install no-such" in capsys.readouterr().out
+
+
+def test_what_does_not_say_the_same_leaves_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def spoiled(*arguments: Any) -> Any:
+        logits, reader = read(*arguments)
+        return logits.roll(1, dims=-1), reader
+
+    read = quantising.read_logits
+    monkeypatch.setattr(quantising, "read_logits", spoiled)
+    assert main(["quantize", "tiny", str(tmp_path / "out")]) == 2
+    assert "the mean may be at most" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("source", "sentence"),
+    [("nosuch", "neither a folder nor a hub name"), ("{out}", "exists; a checkpoint is never")],
+)
+def test_bad_arguments_are_a_sentence(
+    source: str, sentence: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out"
+    if source == "{out}":
+        out.mkdir()
+        source = "tiny"
+    assert main(["quantize", source, str(out)]) == 2
+    assert sentence in capsys.readouterr().err
+
+
+def test_a_quantised_source_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["quantize", "tiny", str(tmp_path / "one")]) == 0
+    assert main(["quantize", str(tmp_path / "one"), str(tmp_path / "two")]) == 2
+    assert "quantised already, to nvfp4" in capsys.readouterr().err
+    assert not (tmp_path / "two").exists()
+
+
+def test_the_distance_is_the_divergence_of_the_next_token() -> None:
+    reference = torch.tensor([[[0.0, 0.0], [2.0, 0.0]]])
+    other = torch.tensor([[[0.0, 0.0], [0.0, 0.0]]])
+    found = distance(reference, other)
+    p = torch.tensor([2.0, 0.0]).double().softmax(-1)
+    exact = float((p * (p / 0.5).log()).sum())
+    assert (found.mean, found.largest) == pytest.approx((exact / 2, exact))
+    assert found.positions == 2
+
+
+def test_a_distance_above_its_bound_or_without_a_number_is_refused() -> None:
+    one, other = torch.zeros(1, 2, 4), torch.tensor([3.0, 0, 0, 0]).expand(1, 2, 4)
+    with pytest.raises(DifferentError, match=r"a folder: mean KL .* at most 1\.00e-06"):
+        require_same("a folder", distance(one, other), torch.float32)
+    require_same("a folder", distance(one, other), torch.float32, effect=100.0)
+    with pytest.raises(DifferentError, match="not finite"):
+        distance(one, one / 0)
+    with pytest.raises(DifferentError, match="shapes"):
+        distance(one, one[:, :1])

@@ -1,0 +1,334 @@
+"""Made-up records of training runs: what honest runs would leave, with known numbers.
+
+Nothing here was measured. Everything in a record fits everything else in it, so that `check` takes
+it; `with_accuracy` and `with_gain` change a result and what follows from it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import random
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Any
+from unittest import mock
+
+from repro.evidence.derived import (
+    HUMAN_METRICS,
+    derived_metrics,
+    gain,
+    share_of,
+    training_metrics,
+    tuning_metrics,
+)
+from repro.evidence.record import Estimate, Record, record_of
+from repro.run.analysis_plan import plan_inputs
+from repro.spec.config import RunConfig, TrainScale, derive_seed, digest_of
+from repro.spec.schedule import learning_rate_of_run, sigma_of_stage, stage_of_step
+from repro.spec.shapes import shape_by_name
+
+ENDS = {
+    "bf16": 45.0,
+    "nf4": 45.2,
+    "mxfp4": 44.8,
+    "nvfp4": 43.4,
+    "bf16_full": 87.0,
+    "bf16_lora": 91.0,
+    "nf4_lora": 91.3,
+    "mxfp4_lora": 89.2,
+    "nvfp4_lora": 91.1,
+    "nvfp4_lora_aqn": 91.5,
+    "bf16_lora_random_reward": 46.0,
+    "bf16_lora_format_reward": 8.0,
+}
+COMMIT = "0" * 40
+# Of sets whose size the scale leaves open.
+PROBLEMS = 300
+TOKENS = 20
+_PARTS = ("right_lenient", "format", "working", "truncated")
+
+
+def source_of(commit: str) -> str:
+    """Return the digest of the sources of a commit that was made up."""
+    return digest_of(["the sources of", commit])
+
+
+def at_commit(record: Record, commit: str = COMMIT, *, dirty: bool | None = False) -> Record:
+    """Return a record as it would be of a commit that was made up."""
+    state = {"commit": commit, "dirty": dirty, "sha256": source_of(commit)}
+    environment = record.environment | {"source_sha256": state["sha256"]}
+    return dataclasses.replace(
+        record, commit=commit, dirty=dirty, sources=[state], environment=environment
+    )
+
+
+def on_device(record: Record, name: str) -> Record:
+    """Return a record as it would be of a device."""
+    return dataclasses.replace(record, environment=record.environment | {"gpu": [{"name": name}]})
+
+
+def honest_record(run: RunConfig) -> Record:
+    """Return the record that an honest run of this configuration might leave."""
+    draw = random.Random(derive_seed(run.seed, run.arm.name, "made up"))
+    end = min(99.0, ENDS.get(run.arm.name, 90.0) + draw.gauss(0, 1.0))
+    start = 45.0 if run.arm.weight_format != "nvfp4" else 43.3
+    percents = {"accuracy": end - 1.5, "accuracy_greedy": end, "accuracy_forced_working": 91.5}
+    percents |= {f"accuracy_{item.name}": end / 2 for item in run.scale.test_sets}
+    if run.procedure != "evaluate":
+        percents["accuracy_greedy_start"] = start
+        del percents["accuracy_forced_working"]
+    # `at_commit` says what ran; asking the disk for each record would be most of a test's time.
+    with mock.patch("repro.evidence.record.source_states", list):
+        record = _unmeasured(run, start, end, draw)
+    for name, percent in percents.items():
+        record = with_accuracy(record, name, percent)
+    return at_commit(record)
+
+
+def _unmeasured(run: RunConfig, start: float, end: float, draw: random.Random) -> Record:
+    return record_of(
+        run,
+        metrics={},
+        series=_series(run, start, end, draw),
+        effects=_effects(run),
+        inputs=_inputs(run),
+        environment={
+            "python": "3.11",
+            "platform": "made up",
+            "packages": {},
+            "torch": {"loaded": True},
+            "cpu": {"cores": 2},
+            "gpu": [],
+        },
+        started=datetime.now(UTC),
+    )
+
+
+def honest_proxy_record(run: RunConfig, shift: float = 0.0) -> Record:
+    """Return the record that an honest run at the proxy tier might leave; `shift` moves its end."""
+    record = honest_record(run)
+    draw = random.Random(derive_seed(run.seed, run.arm.name, "made up too"))
+    end = (record.value("accuracy") or 0.0) / 2 + shift + draw.gauss(0, 0.5)
+    curve = record.series.get("evaluation_accuracy", [])
+    record = dataclasses.replace(
+        record,
+        series=record.series | ({"evaluation_accuracy": [end] * len(curve)} if curve else {}),
+        inputs=record.inputs | plan_inputs(run),
+    )
+    for name in ("accuracy", *(f"accuracy_{item.name}" for item in run.scale.test_sets)):
+        record = with_accuracy(record, name, end)
+    return on_device(record, "NVIDIA H200")
+
+
+def with_accuracy(record: Record, name: str, percent: float) -> Record:
+    """Return a record with another accuracy, its answers and grades, and what follows from it."""
+    sizes = {
+        f"accuracy_{s['name']}": s["data"] for s in record.config["scale"].get("test_sets", ())
+    }
+    scale: Mapping[str, Any] = record.config["scale"]
+    problems = sizes.get(name, scale["data"])["test_problems"] or PROBLEMS
+    # The nearest that the answers to so many problems can give, of several samples each.
+    samples = scale["evaluation"]["samples"] if name == "accuracy" or name in sizes else 1
+    hits = round(problems * samples * percent / 100)
+    right = [0] * (samples + 1)
+    for one in range(problems):
+        right[min(samples, max(0, hits - one * samples))] += 1
+    every, none = [0] * samples + [problems], [problems] + [0] * samples
+    tally = {"right": right} | dict.fromkeys(_PARTS, right) | {"format": every, "truncated": none}
+    told = f"{record.arm} {record.seed} {name}"
+    tally |= {"dropped": 0, "tokens": TOKENS * problems * samples}
+    tally["completions"] = hashlib.sha256(told.encode()).hexdigest()
+    metrics = record.metrics | {name: share_of(right)}
+    if name == "accuracy":
+        names = ("accuracy_lenient", "format_rate", "working_rate", "truncation_rate")
+        metrics |= {key: share_of(tally[part]) for key, part in zip(names, _PARTS, strict=True)}
+        metrics["completion_tokens_mean"] = Estimate(value=float(TOKENS), unit="tokens")
+    answers = record.effects.get("answers", {}) | {name: tally}
+    return following(
+        dataclasses.replace(record, metrics=metrics, effects=record.effects | {"answers": answers})
+    )
+
+
+def with_gain(record: Record, points: float) -> Record:
+    """Return a record whose greedy accuracy rose by other points."""
+    start = record.value("accuracy_greedy_start") or 0.0
+    return with_accuracy(record, "accuracy_greedy", start + points)
+
+
+def following(record: Record) -> Record:
+    """Return a record with the metrics and grades that follow from its other numbers."""
+    metrics = dict(record.metrics)
+    if record.procedure == "train":
+        metrics |= training_metrics(record.series, record.effects)
+    if record.procedure == "finetune":
+        metrics |= tuning_metrics(record.series, record.effects)
+    if {"accuracy_greedy_start", "accuracy_greedy"} <= metrics.keys():
+        metrics |= gain(metrics["accuracy_greedy_start"], metrics["accuracy_greedy"])
+    budget = record.config["scale"]["evaluation"].get("token_budget", 0)
+    if set(HUMAN_METRICS) <= metrics.keys() or budget:
+        metrics |= derived_metrics(metrics, record.series, budget)
+    right = sum(
+        count * number
+        for tally in record.effects["answers"].values()
+        for part in ("right", "right_lenient")
+        for number, count in enumerate(tally[part])
+    )
+    # As many more as training and held-out questions could take.
+    more = 0 if record.procedure == "evaluate" else 10**7
+    due = 2 * sum(
+        sum(tally["right"]) * (len(tally["right"]) - 1)
+        for tally in record.effects["answers"].values()
+    )
+    grades = {"ok": right + more, "wrong": due - right}
+    return dataclasses.replace(record, metrics=metrics, effects=record.effects | {"grades": grades})
+
+
+def _inputs(run: RunConfig) -> dict[str, str]:
+    inputs = {"checkpoint": "c" * 64, "test_problems": "d" * 64, "prompt_template": "e" * 64}
+    inputs |= {f"test_problems_{item.name}": "a" * 64 for item in run.scale.test_sets}
+    return inputs if run.procedure == "evaluate" else inputs | {"train_problems": "f" * 64}
+
+
+def _effects(run: RunConfig) -> dict[str, Any]:
+    shape = shape_by_name(run.scale.checkpoint)
+    assert shape is not None
+    arm, linears = run.arm, 7 * shape.layers
+    effects: dict[str, Any] = {
+        "linears": {arm.weight_format: linears},
+        "relative_weight_error_mean": 0.0 if arm.weight_format == "bf16" else 0.095,
+        "norms_wrapped": 2 * shape.layers + 1,
+        "norms_trained": 2 * shape.layers if arm.norms_trained else 0,
+        "adapter_modules": linears if arm.training == "lora" else 0,
+        "parameters_trainable": 0,
+        "compute": run.scale.compute_dtype,
+    }
+    if arm.weight_noise is not None:
+        effects["weight_noise"] = {
+            "matched_to": arm.weight_noise.matched_to,
+            "sigma": 0.1,
+            "kl_format": 0.05,
+            "kl_noise": 0.0503,
+            "projections": linears,
+        }
+    if run.procedure == "evaluate":
+        return effects
+    trained = shape.parameters()
+    if arm.training == "lora":
+        norms = 2 * shape.layers * shape.hidden if arm.norms_trained else 0
+        trained = shape.adapter_parameters(arm.lora_rank) + norms
+    return (
+        effects
+        | _training_effects(run, 2 * shape.layers, shape.hidden)
+        | {"parameters_trainable": trained}
+    )
+
+
+def _training_effects(run: RunConfig, norms: int, channels: int) -> dict[str, Any]:
+    scale: TrainScale = run.scale
+    sigmas = _sigmas(run)
+    starts = range(0, scale.steps, scale.updates_per_rollout)
+    asked = sum(1 for step in starts if sigmas[step] > 0)
+    form = "none" if run.arm.noise is None else run.arm.noise.form
+    touched = norms + (form == "as_released") if _is_noisy(run) and asked else 0
+    rows = len(starts) * scale.prompts_per_rollout * scale.group_size
+    tokens = TOKENS * rows
+    return {
+        "trained_change_l2": 3.2,
+        "optimizer_steps": scale.steps,
+        "advantage_group_mean_max": 2e-7,
+        "seconds": {"rollout_seconds": 0.25, "update_seconds": 0.5},
+        "rows": {
+            "groups_drawn": rows // scale.group_size,
+            "trained_on": rows,
+            "truncated": 0,
+            "without_reward": 0,
+            "tokens_sampled": tokens,
+        },
+        "sampler_trainer_by_quarter": {"tokens": [tokens, 0, 0, 0]},
+        "noise": {
+            "form": form,
+            "modules": touched,
+            "channels_changed": asked * touched * channels,
+            "rollouts_asked": asked,
+            "rollouts_perturbed": asked if touched else 0,
+            "sigma_max": max(sigmas),
+            "sigma_realised_max": 1.02 * max(sigmas) if touched else 0.0,
+        },
+    }
+
+
+def _is_noisy(run: RunConfig) -> bool:
+    return run.arm.noise is not None and run.arm.noise.form != "as_published"
+
+
+def _stages(run: RunConfig) -> list[int]:
+    scale, noise = run.scale, run.arm.noise
+    firsts = [step - step % scale.updates_per_rollout for step in range(scale.steps)]
+    return [0 if noise is None else stage_of_step(noise, step, scale.steps) for step in firsts]
+
+
+def _sigmas(run: RunConfig) -> list[float]:
+    noise = run.arm.noise
+    return [0.0 if noise is None else sigma_of_stage(noise, stage) for stage in _stages(run)]
+
+
+def _series(run: RunConfig, start: float, end: float, draw: random.Random) -> dict[str, Any]:
+    if run.procedure == "evaluate":
+        return {}
+    steps, sigma = run.scale.steps, _sigmas(run)
+    rise = [start + (end - start) * min(1.0, 1.4 * step / steps) for step in range(steps)]
+    accuracy = [min(1.0, max(0.0, 0.005 * value + draw.gauss(0, 0.04))) for value in rise]
+    return (
+        _rewards(run, accuracy)
+        | _evaluations(run, end)
+        | {
+            "entropy": [0.32 - 0.16 * step / steps + draw.gauss(0, 0.01) for step in range(steps)],
+            "grad_norm": [0.05 + 0.01 * draw.random() for _ in range(steps)],
+            "learning_rate": [learning_rate_of_run(run, step) for step in range(steps)],
+            "loss": [draw.gauss(0, 1e-8) for _ in range(steps)],
+            "sigma": sigma,
+            "sigma_realised": [1.02 * value if _is_noisy(run) else 0.0 for value in sigma],
+            "noise_stage": _stages(run),
+        }
+    )
+
+
+def _rewards(run: RunConfig, accuracy: list[float]) -> dict[str, list[float]]:
+    """Return the series of answers, and the reward that the arm pays for them."""
+    scale: TrainScale = run.scale
+    steps, form = scale.steps, 0.6
+    kind = run.arm.reward
+    bonus = {"task": scale.format_reward, "answer": 0.0, "format": 1.0, "random": 0.0}[kind]
+    right = 0.0 if kind == "format" else 1.0
+    constant = {
+        "format": form,
+        "completion_tokens": float(TOKENS),
+        "truncation_rate": 0.0,
+        "ratio": 1.0,
+        "kl": 0.0,
+        "clip_fraction_low": 0.0,
+        "clip_fraction_high": 0.0,
+        "zero_variance_groups": 0.4,
+        "informative_groups": 0.6,
+        "sampler_trainer_kl": 1e-5,
+    }
+    per_rollout, updates = scale.prompts_per_rollout, scale.updates_per_rollout
+    return {name: [value] * steps for name, value in constant.items()} | {
+        "accuracy": accuracy,
+        "reward": [right * value + bonus * form for value in accuracy],
+        "prompts_consumed": [per_rollout * (step // updates + 1.0) for step in range(steps)],
+    }
+
+
+def _evaluations(run: RunConfig, accuracy: float) -> dict[str, list[float]]:
+    evaluation = run.scale.evaluation
+    if not evaluation.every:
+        return {}
+    first = 0 if evaluation.token_budget else evaluation.every
+    at = [float(step) for step in range(first, run.scale.steps + 1, evaluation.every)]
+    return {
+        "evaluation_step": at,
+        "evaluation_tokens": [1000.0 * step for step in at],
+        "evaluation_accuracy": [accuracy] * len(at),
+    }

@@ -1,0 +1,125 @@
+"""AQN's dose beside a format's rounding: what the formulas say is what happens."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+
+from kernels import dispatch
+from repro.__main__ import main
+from repro.measure.dose import READERS, divergences, norm_doses
+from repro.models.checkpoint import resolve, write_quantized
+from repro.models.loading import SharedScales, quantize_projection
+from repro.models.tensor_files import CheckpointError, TensorFolder, write_tensors
+
+DRAWS = 4096
+
+
+def relative(change: torch.Tensor, signal: torch.Tensor) -> float:
+    return float(change.norm() / signal.norm())
+
+
+def test_the_doses_are_those_of_random_hidden_states_and_noise() -> None:
+    doses = {(dose.layer, dose.norm): dose for dose in norm_doses("tiny", ["nvfp4"], "cpu")}
+    source = TensorFolder(resolve("tiny"))
+    scales = SharedScales(source, "float32")
+    generator = torch.Generator().manual_seed(0)
+    for norm, readers in READERS.items():
+        gain = source.read(f"model.layers.1.{norm}.weight").float()
+        hidden = torch.randn(DRAWS, len(gain), generator=generator)
+        noise = 0.01 * torch.randn(DRAWS, len(gain), generator=generator)
+        names = [f"model.layers.1.{reader}" for reader in readers]
+        dense = [source.read(f"{name}.weight").bfloat16() for name in names]
+        rounded = [
+            dispatch.dequantize(quantize_projection(weight, name, "nvfp4", scales))
+            for weight, name in zip(dense, names, strict=True)
+        ]
+        weight = torch.cat(dense).float()
+        error = torch.cat(rounded) - weight
+        signal = hidden * gain @ weight.T
+        dose = doses[1, norm]
+        assert 0.01 * dose.noise_per_sigma == pytest.approx(
+            relative(hidden * noise @ weight.T, signal), rel=0.05
+        )
+        assert dose.rounding["nvfp4"] == pytest.approx(
+            relative(hidden * gain @ error.T, signal), rel=0.05
+        )
+
+
+def with_gains_doubled(folder: Path) -> Path:
+    shutil.copytree(resolve("tiny"), folder)
+    source = TensorFolder(folder)
+    tensors = {name: source.read(name) for name in source.names()}
+    for name in tensors:
+        if name.endswith("layernorm.weight"):
+            tensors[name] = 2 * tensors[name]
+    specs = {name: source.spec(name) for name in tensors}
+    write_tensors(folder / "model.safetensors", specs, tensors.__getitem__)
+    return folder
+
+
+def test_twice_the_gain_is_half_the_dose_of_aqn_and_the_same_of_rounding(tmp_path: Path) -> None:
+    before = list(norm_doses("tiny", ["nf4"], "cpu"))
+    after = list(norm_doses(with_gains_doubled(tmp_path / "doubled"), ["nf4"], "cpu"))
+    assert len(before) == len(after) == 8
+    for old, new in zip(before, after, strict=True):
+        assert new.gain == pytest.approx(2 * old.gain)
+        assert new.noise_per_sigma == pytest.approx(old.noise_per_sigma / 2)
+        assert new.rounding["nf4"] == pytest.approx(old.rounding["nf4"])
+
+
+def test_more_noise_and_coarser_formats_diverge_further() -> None:
+    found = {
+        kl.change: kl
+        for kl in divergences(
+            "tiny", ["nvfp4", "mxfp4"], [0.01, 0.1], prompts=4, new_tokens=12, device="cpu"
+        )
+    }
+    assert list(found) == ["aqn 0.01", "aqn 0.1", "nvfp4", "mxfp4"]
+    assert found["aqn 0.01"].completion < found["aqn 0.1"].completion
+    assert found["nvfp4"].prompt < found["mxfp4"].prompt
+    assert 0 < found["aqn 0.01"].prompt < found["nvfp4"].prompt
+
+
+def test_the_norms_carry_no_noise_afterwards_and_the_policy_is_as_before() -> None:
+    first = list(divergences("tiny", [], [0.1], prompts=2, new_tokens=4, device="cpu"))
+    again = list(divergences("tiny", [], [0.05, 0.1], prompts=2, new_tokens=4, device="cpu"))
+    assert again[1] == first[0]
+
+
+def test_a_checkpoint_of_codes_is_refused(tmp_path: Path) -> None:
+    write_quantized(resolve("tiny"), tmp_path / "codes", weight_format="nvfp4")
+    with pytest.raises(CheckpointError, match="holds nvfp4 codes"):
+        next(norm_doses(tmp_path / "codes", ["nvfp4"], "cpu"))
+
+
+def test_the_command_writes_what_it_prints(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "new" / "dose.json"
+    flags = ["--sigmas", "0.01", "--formats", "nvfp4", "--device", "cpu", "--out", str(out)]
+    assert main(["dose", "--model", "tiny", *flags]) == 0
+    assert "AQN at sigma 0.01 is 0.12 of nvfp4's own rounding" in capsys.readouterr().out
+    kept = json.loads(out.read_text())
+    assert len(kept["norms"]) == 8
+    assert kept["nats_per_token"] == []
+
+
+@pytest.mark.parametrize(
+    ("flags", "sentence"),
+    [
+        (["--formats", "int3"], "--formats int3: needs nvfp4, mxfp4 or nf4"),
+        (["--sigmas", "0"], "--sigmas 0: needs numbers above 0"),
+        (["--prompts", "-1"], "--prompts -1: needs 0 or more"),
+        (["--new-tokens", "0"], "--new-tokens 0: needs 1 or more"),
+    ],
+)
+def test_a_bad_flag_is_a_sentence(
+    flags: list[str], sentence: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["dose", "--model", "tiny", *flags]) == 2
+    assert sentence in capsys.readouterr().err

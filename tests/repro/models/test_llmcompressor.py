@@ -1,0 +1,50 @@
+"""What llm-compressor's NVFP4A16 stores of bfloat16 checkpoints, and what is stored here.
+
+The facts are in `llmcompressor_facts.json`, written by `llmcompressor_oracle.py` in an environment
+of its own; the versions are in the file.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file
+
+from repro.models.checkpoint import MANIFEST, write_quantized
+from repro.models.compressed_tensors import quantization_config, stored_format
+from tests.repro.architectures import CLASSES
+from tests.repro.models.llmcompressor_oracle import FACTS, digest
+from tests.repro.models.odd_checkpoints import write_odd
+
+
+@pytest.mark.parametrize("architecture", CLASSES)
+def test_every_stored_tensor_equals_llm_compressors(architecture: str, tmp_path: Path) -> None:
+    facts = json.loads(FACTS.read_text(encoding="utf-8"))[architecture]
+    written = write_quantized(write_odd(architecture, tmp_path / "source"), tmp_path / "out")
+    tensors = load_file(written.folder / "model.safetensors")
+    scales = {n: float(t) for n, t in tensors.items() if n.endswith("weight_global_scale")}
+    assert scales == facts["global_scales"]
+    assert {name: digest(tensor) for name, tensor in tensors.items()} == facts["tensors"]
+    assert json.loads((written.folder / MANIFEST).read_text())["recipe"] == "bfloat16"
+
+
+def test_in_float32_most_global_scales_and_some_codes_are_others(tmp_path: Path) -> None:
+    facts = json.loads(FACTS.read_text(encoding="utf-8"))["qwen2"]
+    source = write_odd("qwen2", tmp_path / "source")
+    written = write_quantized(source, tmp_path / "out", recipe="float32")
+    tensors = load_file(written.folder / "model.safetensors")
+    apart = {n for n, t in tensors.items() if digest(t) != facts["tensors"][n]}
+    assert {name.rsplit("_", 1)[-1] for name in apart} == {"scale", "packed"}
+
+
+@pytest.mark.parametrize("architecture", CLASSES)
+def test_its_config_is_read_and_ours_says_the_same(architecture: str) -> None:
+    theirs = json.loads(FACTS.read_text(encoding="utf-8"))[architecture]["quantization_config"]
+    assert stored_format(theirs, FACTS, 2) == "nvfp4"
+    ours = quantization_config("nvfp4")
+    for key in ("quant_method", "quantization_status", "format", "ignore", "kv_cache_scheme"):
+        assert ours[key] == theirs[key]
+    said = ours["config_groups"]["group_0"]["weights"]
+    assert said == {key: theirs["config_groups"]["group_0"]["weights"][key] for key in said}

@@ -1,0 +1,144 @@
+"""Doses of rounding, and other draws of it: the function stays, the errors are others."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2Config, Qwen3Config
+
+from repro.models.loading import read_description
+from repro.models.permuted_source import PermutedSource
+from repro.models.planted_rounding import round_to_integers
+from repro.models.policy import Policy, load_policy
+from repro.models.tensor_files import TensorFolder
+from repro.models.weight_noise import mean_kl, token_logprobs
+from repro.spec.config import PlantedRounding, WeightFormat
+
+PROMPTS = [[5, 9, 40, 7, 21, 3], [8, 8, 30, 2], [11, 50, 60, 17, 4, 33, 12]]
+SMALL = {
+    "vocab_size": 70,
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 64,
+}
+CONFIGS = {
+    "qwen2": Qwen2Config(**SMALL, tie_word_embeddings=True),
+    "qwen3": Qwen3Config(**SMALL, head_dim=32, tie_word_embeddings=False),
+    "llama": LlamaConfig(**SMALL, attention_bias=True, mlp_bias=True),
+}
+
+
+def policy(
+    weight_format: WeightFormat = "bf16",
+    order: int | None = None,
+    rounding: PlantedRounding | None = None,
+    checkpoint: str | Path = "tiny",
+) -> Policy:
+    return load_policy(
+        checkpoint, weight_format=weight_format, training="none", lora_rank=1, lora_alpha=1.0,
+        seed=0, order=order, rounding=rounding,
+    )  # fmt: skip
+
+
+def random_checkpoint(folder: Path, kind: str) -> Path:
+    """Save a model whose every tensor is random, biases and gains included."""
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(CONFIGS[kind]).float()
+    with torch.no_grad():
+        for name, value in model.named_parameters():
+            value.copy_(0.2 * torch.randn_like(value) + ("norm" in name))
+    model.to(torch.bfloat16).save_pretrained(folder)
+    return folder
+
+
+@pytest.mark.parametrize("kind", sorted(CONFIGS))
+def test_another_order_of_channels_is_the_same_function(kind: str, tmp_path: Path) -> None:
+    folder = random_checkpoint(tmp_path / kind, kind)
+    description = read_description(folder)
+    source = PermutedSource(TensorFolder(folder), description.config, draw=3)
+    plain = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float64).eval()
+    permuted = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float64).eval()
+    permuted.load_state_dict(
+        {name: source.read(name).double() for name in source.names()}, strict=False
+    )
+    ids = torch.tensor([PROMPTS[0]])
+    with torch.no_grad():
+        torch.testing.assert_close(
+            permuted(input_ids=ids).logits, plain(input_ids=ids).logits, rtol=0, atol=1e-5
+        )
+    for name in source.names():
+        leaf = name.split(".")[-2]
+        same = torch.equal(source.read(name), TensorFolder(folder).read(name))
+        # Queries' and keys' own channels stay: their biases, and the gains on them.
+        kept = leaf in ("q_norm", "k_norm") or name.endswith(("q_proj.bias", "k_proj.bias"))
+        assert same == kept
+
+
+def test_another_order_is_another_draw_of_the_rounding() -> None:
+    clean = token_logprobs(policy(), PROMPTS)
+    torch.testing.assert_close(
+        torch.cat(token_logprobs(policy(order=1), PROMPTS)), torch.cat(clean), rtol=0, atol=1e-3
+    )
+    stored, first, again, second = (
+        token_logprobs(policy("nvfp4", order), PROMPTS) for order in (None, 1, 1, 2)
+    )
+    assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
+    kls = [mean_kl(clean, rounded) for rounded in (stored, first, second)]
+    assert len(set(kls)) == 3
+    assert max(kls) < 10 * min(kls)
+
+
+def test_once_a_format_s_error_is_the_format_and_more_is_further_away() -> None:
+    clean = token_logprobs(policy(), PROMPTS)
+    rounded = token_logprobs(policy("nvfp4"), PROMPTS)
+    planted = [
+        token_logprobs(policy(rounding=PlantedRounding(format="nvfp4", factor=factor)), PROMPTS)
+        for factor in (1, 2, 4)
+    ]
+    kls = [mean_kl(clean, one) for one in planted]
+    assert kls[0] < kls[1] < kls[2]
+    # What differs at factor 1 is bfloat16's own rounding of the sum.
+    assert mean_kl(rounded, planted[0]) < 0.02 * kls[0]
+
+
+def test_fewer_bits_are_further_away() -> None:
+    clean = token_logprobs(policy(), PROMPTS)
+    kls = [
+        mean_kl(clean, token_logprobs(policy(rounding=PlantedRounding(format=name)), PROMPTS))
+        for name in ("nvfp4", "int3", "int2")
+    ]
+    assert kls[0] < kls[1] < kls[2]
+
+
+def test_integers_are_multiples_of_the_blocks_scale() -> None:
+    weight = torch.randn(4, 64, generator=torch.Generator().manual_seed(0))
+    rounded = round_to_integers(weight, 3)
+    scale = weight.unflatten(-1, (2, 32)).abs().amax(-1, keepdim=True) / 3
+    integers = rounded.unflatten(-1, (2, 32)) / scale
+    torch.testing.assert_close(integers, integers.round(), rtol=0, atol=1e-5)
+    assert integers.abs().max() == 3
+    assert (rounded - weight).unflatten(-1, (2, 32)).abs().le(scale / 2 + 1e-6).all()
+    assert torch.equal(round_to_integers(torch.zeros(1, 32), 1), torch.zeros(1, 32))
+
+
+def test_what_cannot_be_rounded_is_named() -> None:
+    with pytest.raises(ValueError, match=r"rounding\.factor is 0"):
+        PlantedRounding(format="int3", factor=0)
+    with pytest.raises(ValueError, match=r"rounding\.format"):
+        PlantedRounding(format="int5")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="K is 40"):
+        round_to_integers(torch.ones(1, 40), 3)
+
+
+def test_a_policy_says_which_rounding_and_order_it_has() -> None:
+    rounded = policy(order=5, rounding=PlantedRounding(format="nvfp4", factor=2)).effects
+    assert rounded["order"] == 5
+    assert rounded["rounding"]["projections"] == rounded["linears"]["bf16"] == 28
+    assert rounded["rounding"]["relative_change_mean"] == pytest.approx(2 * 0.095, rel=0.05)
+    plain = policy().effects
+    assert {"order", "rounding"} & set(plain) == set()

@@ -1,0 +1,278 @@
+"""Checkpoint folders as the hub has them, without the hub: layout, shards, tokenizer, template.
+
+Small ones are made by transformers itself, for tests. Full-size ones have a published model's
+shapes with random weights and are written shard by shard, one tensor at a time, so that a 32B model
+passes through a process of a few GB. They learn nothing; what they prove is the way of a real
+checkpoint: disk, quantisation, steps, evaluation, record.
+
+    python -m tests.repro.qwen_checkpoint qwen2.5-7b FOLDER
+    python -m tests.repro.qwen_checkpoint qwen2.5-32b FOLDER --format nvfp4
+    python -m tests.repro.qwen_checkpoint --hub FOLDER
+
+The last writes a hub cache of small data sets under the published names (`HF_HUB_CACHE=FOLDER`),
+with as many rows as the pinned revisions have.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+from torch import Tensor
+from transformers import AutoConfig, AutoTokenizer
+
+from repro.data.generator import generate_problems
+from repro.data.problem import Problem
+from repro.data.prompts import PAPER_SUFFIX, render
+from repro.data.public import PUBLIC_SETS, file_of
+from repro.models import stored_layouts
+from repro.models.checkpoint import write_json, write_shards
+from repro.models.decoder import is_projection
+from repro.models.loading import build_on_meta, expected_specs
+from repro.models.shapes import random_weight, shape_named
+from tests.repro.architectures import CLASSES
+
+# Qwen2's rules: how text is cut before byte-level merges, and its control tokens.
+_CUT = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*"
+    r"|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+_CONTROL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
+_SYSTEM = "You are Qwen, created by Alibaba Cloud. You are a helpful assistant."
+_TEMPLATE = (
+    "{%- if messages[0]['role'] == 'system' %}"
+    "{{- '<|im_start|>system\\n' + messages[0]['content'] + '<|im_end|>\\n' }}"
+    "{%- else %}{{- '<|im_start|>system\\n" + _SYSTEM + "<|im_end|>\\n' }}{%- endif %}"
+    "{%- for message in messages %}"
+    "{%- if not (loop.first and message.role == 'system') %}"
+    "{{- '<|im_start|>' + message.role + '\\n' + message.content + '<|im_end|>' + '\\n' }}"
+    "{%- endif %}{%- endfor %}"
+    "{%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{%- endif %}"
+)
+# As the published 7B checkpoint is cut.
+_SHARD_BYTES = 4 * 10**9
+# Small enough for tests, large enough for every format's blocks; the vocabulary is padded beyond
+# the tokenizer's, as Qwen2.5's is.
+SMALL: dict[str, Any] = {
+    "vocab_size": 512,
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 32768,
+    "tie_word_embeddings": True,
+}
+
+
+def write_tokenizer(folder: Path) -> None:
+    """Write a small tokenizer by Qwen2's rules, with its chat template and end token."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.normalizer = normalizers.NFC()
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(_CUT), behavior="isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=480,
+        special_tokens=[],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    problems = generate_problems("train", 40, (), 0)
+    texts = [f"{problem.question}\n{PAPER_SUFFIX}" for problem in problems]
+    tokenizer.train_from_iterator([*texts, _SYSTEM], trainer)
+    tokenizer.add_special_tokens(list(_CONTROL))
+    tokenizer.save(str(folder / "tokenizer.json"))
+    ids = {name: tokenizer.token_to_id(name) for name in _CONTROL}
+    settings = {
+        "tokenizer_class": "Qwen2Tokenizer",
+        "bos_token": None,
+        "eos_token": "<|im_end|>",
+        "pad_token": "<|endoftext|>",
+        "unk_token": None,
+        "add_bos_token": False,
+        "clean_up_tokenization_spaces": False,
+        "model_max_length": 131072,
+        "chat_template": _TEMPLATE,
+    }
+    write_json(folder / "tokenizer_config.json", settings)
+    ends = [ids["<|im_end|>"], ids["<|endoftext|>"]]
+    write_json(folder / "generation_config.json", {"eos_token_id": ends, "do_sample": True})
+
+
+def write_small(folder: Path, architecture: str = "qwen2", *, lessons: int = 0) -> Path:
+    """Write a small sharded checkpoint of an architecture, by transformers itself.
+
+    Parameters
+    ----------
+    lessons
+        Steps of being taught to answer 7 or 8, in the paper's format and at random, which is right
+        half of the time on `write_hub`'s problems; 0 leaves it random.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    write_tokenizer(folder)
+    configs, classes = CLASSES[architecture]
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model = classes(configs(**SMALL))
+        if lessons:
+            _teach(model, AutoTokenizer.from_pretrained(folder, local_files_only=True), lessons)
+    model.to(torch.bfloat16).save_pretrained(folder, max_shard_size="60KB")
+    write_tokenizer(folder)  # with its end tokens, which saving a model resets
+    return folder
+
+
+def _teach(model: Any, tokenizer: Any, lessons: int) -> None:
+    """Train a model on prompts that are followed by one of two answers."""
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+    endings = [
+        tokenizer(text, add_special_tokens=False)["input_ids"] + [tokenizer.eos_token_id]
+        for text in (f"<think> add </think> <answer> {number} </answer>" for number in (7, 8))
+    ]
+    for lesson in range(lessons):
+        problem = Problem(id=str(lesson), question=_question("any", "train", lesson), answer="7")
+        prompt = render(problem, "paper", tokenizer)
+        ids = torch.tensor([prompt + ending for ending in endings])  # (2, S)
+        labels = ids.clone()
+        labels[:, : len(prompt)] = -100
+        model(input_ids=ids, labels=labels).loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def write_full(
+    folder: Path,
+    shape: str | dict[str, Any],
+    stored_format: str | None,
+    device: str = "cpu",
+    shard_bytes: int = _SHARD_BYTES,
+) -> list[Path]:
+    """Write a folder of a model's shapes with random weights, shard by shard; return the shards.
+
+    Parameters
+    ----------
+    shape
+        A name of `repro.models.shapes.SHAPES`, or config values.
+    stored_format
+        `nvfp4`, `mxfp4` or `nf4` stores codes; None stores 16-bit weights.
+    device
+        Where values are drawn.
+    """
+    values = shape_named(shape) if isinstance(shape, str) else dict(shape)
+    folder.mkdir(parents=True)
+    write_tokenizer(folder)
+    config = values | {"dtype": "bfloat16"}
+    if stored_format is not None:
+        config["quantization_config"] = stored_layouts.quantization_config(stored_format)
+    write_json(folder / "config.json", config)
+    model = build_on_meta(AutoConfig.for_model(**values))
+    specs = expected_specs(model, stored_format)
+    make = _drawn(model, stored_format, torch.Generator(device).manual_seed(0))
+    return [folder / name for name in write_shards(folder, specs, make, shard_bytes)]
+
+
+def _drawn(
+    model: torch.nn.Module, stored_format: str | None, generator: torch.Generator
+) -> Callable[[str], Tensor]:
+    """Return what draws a folder's tensors by name, keeping one projection's codes at a time."""
+    last: dict[str, dict[str, Tensor]] = {}
+
+    def make(name: str) -> Tensor:
+        projection, leaf = stored_layouts.projection_of(name)
+        if stored_format and is_projection(projection) and leaf != "bias":
+            if projection not in last:
+                N, K = model.get_submodule(projection).weight.shape
+                weight = random_weight(stored_format, N, K, generator).to("cpu")
+                last.clear()
+                last[projection] = stored_layouts.packed_tensors(projection, weight)
+            return last[projection][name]
+        shape = model.get_parameter(name).shape
+        value = torch.empty(shape, dtype=torch.bfloat16, device=generator.device)
+        value.normal_(0.0, 0.02, generator=generator)
+        # Gains scatter about one; everything else about zero.
+        return (value + 1 if "norm" in name else value).cpu()
+
+    return make
+
+
+def write_hub(
+    folder: Path, rows: Mapping[str, int] | None = None, names: Sequence[str] = tuple(PUBLIC_SETS)
+) -> None:
+    """Write a hub cache that holds public data sets under their pinned revisions.
+
+    Parameters
+    ----------
+    rows
+        Of each split; what it does not name has as many as the revision has, or 512.
+    """
+    for name in names:
+        public = PUBLIC_SETS[name]
+        levels: Sequence[tuple[int, ...]] = [()]
+        if name == "bigmath":
+            levels = [(3, 4, 5), (4, 5)]
+        for split in public.files:
+            count = (rows or {}).get(split) or public.rows.get(split, 512)
+            for chosen in levels:
+                home = folder / f"datasets--{public.repository.replace('/', '--')}" / "snapshots"
+                path = home / public.revision / file_of(name, split, chosen)[0]
+                path.parent.mkdir(parents=True, exist_ok=True)
+                _write_rows(path, [_row(name, split, number) for number in range(count)])
+
+
+def _row(name: str, split: str, number: int) -> dict[str, Any]:
+    """Return a row with every field that any set reads."""
+    public, gold = PUBLIC_SETS[name], 7 + number % 2
+    answer = f"It is so. #### {gold}" if name == "gsm8k" else str(gold)
+    row = {public.question: _question(name, split, number), public.answer: answer}
+    if public.solution and public.solution not in row:
+        row[public.solution] = f"It is {gold}."
+    if public.row_id:
+        row[public.row_id] = f"{split}-{number}"
+    return row | ({public.level: 1 + number % 5} if public.level else {})
+
+
+def _question(name: str, split: str, number: int) -> str:
+    return f"{name}, {split}, number {number}: is it 7 or 8?"
+
+
+def _write_rows(path: Path, rows: list[dict[str, Any]]) -> None:
+    if path.suffix == ".jsonl":
+        text = "".join(json.dumps(row) + "\n" for row in rows)
+        path.write_text(text, encoding="utf-8")
+        return
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    pq.write_table(pa.Table.from_pylist(rows), path)
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Write what the command line names."""
+    parser = argparse.ArgumentParser(description="Checkpoint folders with random weights.")
+    parser.add_argument("shape", nargs="?", help="such as qwen2.5-7b")
+    parser.add_argument("folder", nargs="?", type=Path)
+    parser.add_argument("--format", choices=("nvfp4", "mxfp4", "nf4"), help="default: 16 bits")
+    parser.add_argument("--hub", type=Path, metavar="FOLDER", help="write data sets there")
+    args = parser.parse_args(arguments)
+    if args.hub:
+        write_hub(args.hub)
+    if args.shape:
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+        shards = write_full(args.folder, args.shape, args.format, device)
+        nbytes = sum(path.stat().st_size for path in shards)
+        sys.stdout.write(f"{args.folder}: {len(shards)} shards, {nbytes / 1e9:.2f} GB\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,40 @@
+"""For tests of what a record must show: real records of the smoke tier, small, made once.
+
+Table 1's QeRL arm with two seeds and its untrained BF16 arm with two: six steps, 24 problems.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+from repro.run.carry_out import carry_out
+from repro.run.select import Selection
+from repro.spec.target import Target, plan
+from repro.spec.tier import Tier
+from repro.spec.variants import with_steps
+from repro.targets import find
+
+ARMS = ("nvfp4_lora_aqn", "bf16")
+STEPS = 6
+
+
+def small_table1() -> Target:
+    """Return Table 1 with a smoke scale that trains for some seconds."""
+    target = with_steps(find("table1"), STEPS)
+    scale = target.scales[Tier.SMOKE]
+    data = dataclasses.replace(scale.data, test_problems=24)
+    scale = dataclasses.replace(scale, data=data, prompts_per_rollout=4)
+    return dataclasses.replace(target, scales=dict(target.scales) | {Tier.SMOKE: scale})
+
+
+SMALL = small_table1()
+SELECTION = Selection(target=SMALL, source=SMALL, tier=Tier.SMOKE)
+
+
+def record_smoke(folder: Path) -> Path:
+    """Carry out the runs and leave their records in `folder`; return it."""
+    for run in plan(SMALL, Tier.SMOKE, 2, ARMS):
+        working = folder.parent / "working" / run.digest()[:12]
+        carry_out([run], working, folder, lambda *told: None, lambda: False, 1)
+    return folder

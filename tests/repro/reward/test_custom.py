@@ -1,0 +1,168 @@
+"""A user's own reward: checked before a run starts, recorded by its source, never judged."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from repro.__main__ import main
+from repro.evidence.record import read_record
+from repro.reward.custom import load_reward, pay, reward_named
+from repro.reward.grader import GraderPool
+from repro.reward.score import score
+from repro.run.select import Changes, select
+from repro.spec.variants import with_reward
+from repro.targets import find
+
+SHORT = """
+def shorter(completions, answers):
+    return [1.0 / (1 + len(text)) for text in completions]
+
+def none(completions, answers):
+    return [None for _ in completions]
+
+def few(completions, answers):
+    return [0.0]
+
+def text(completions, answers):
+    return "ab"
+
+def infinite(completions, answers):
+    return [float("inf")] * len(completions)
+
+def broken(completions, answers):
+    raise KeyError("gold")
+
+def lonely(completions):
+    return [0.0] * len(completions)
+
+NUMBER = 3
+"""
+Write = Callable[[str], str]
+
+
+@pytest.fixture
+def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Write]:
+    """Return a function that writes a module into the current folder and gives its name."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    names = []
+
+    def module(source: str) -> str:
+        name = f"own_reward_{tmp_path.name}"
+        names.append(name)
+        (tmp_path / f"{name}.py").write_text(source, encoding="utf-8")
+        sys.modules.pop(name, None)
+        return name
+
+    yield module
+    for name in names:
+        sys.modules.pop(name, None)
+
+
+def test_a_reward_is_found_tried_and_stated_by_its_source(write: Write) -> None:
+    name = write(SHORT)
+    stated = reward_named(f"{name}:shorter")
+    assert (stated.module, stated.function) == (name, "shorter")
+    assert len(stated.source_sha256) == 64
+    assert pay(load_reward(stated), ["a", "bcd"], ["1", "1"], "shorter") == [0.5, 0.25]
+
+
+def test_a_reward_that_changed_since_the_run_was_planned_is_refused(write: Write) -> None:
+    stated = reward_named(f"{write(SHORT)}:shorter")
+    write(SHORT + "# changed\n")
+    with pytest.raises(ValueError, match="the reward has changed since"):
+        load_reward(stated)
+
+
+@pytest.mark.parametrize(
+    ("named", "sentence"),
+    [
+        ("nothing", "needs module:function"),
+        (":f", "needs module:function"),
+        ("no_such_module_here:f", "cannot be imported: ModuleNotFoundError"),
+        ("{}:shortest", "has no function shortest; the nearest is shorter"),
+        ("{}:NUMBER", "has no function NUMBER"),
+        ("{}:lonely", "cannot be called with completions and answers"),
+        ("{}:few", r"returned \[0.0\] for 2 completions"),
+        ("{}:text", "returned 'ab' for 2 completions"),
+        ("{}:infinite", "returned inf; needed is a finite number or None"),
+        ("{}:broken", "raised KeyError: 'gold'"),
+    ],
+)
+def test_what_is_wrong_with_a_reward_is_a_sentence(named: str, sentence: str, write: Write) -> None:
+    with pytest.raises(ValueError, match=sentence):
+        reward_named(named.format(write(SHORT)))
+
+
+def test_a_module_that_fails_on_import_is_a_sentence(write: Write) -> None:
+    with pytest.raises(ValueError, match="cannot be imported: ZeroDivisionError"):
+        reward_named(f"{write('1 / 0')}:reward")
+
+
+def test_a_reward_pays_and_accuracy_and_format_are_measured_beside_it(write: Write) -> None:
+    own = load_reward(reward_named(f"{write(SHORT)}:none"))
+    texts = ["<think>1</think><answer>3</answer>", "no"]
+    with GraderPool(workers=1) as pool:
+        rewards = score(texts, ["3", "3"], "task", 0.2, pool, None, own)
+    assert rewards.total == [None, None]
+    assert rewards.accuracy == [1.0, 0.0]
+    assert rewards.format == [1.0, 0.0]
+
+
+def test_a_target_under_another_reward_is_another_target_without_claims(write: Write) -> None:
+    table, reward = find("table1"), reward_named(f"{write(SHORT)}:shorter")
+    changed = with_reward(table, reward)
+    assert changed.name.startswith("table1_rewarded_by_own_reward_")
+    assert (changed.claims, changed.shared, changed.paper_file) == ((), {}, "")
+    by_name = {arm.name: arm.reward_function for arm in changed.arms}
+    assert by_name["nvfp4_lora"] == reward
+    assert by_name["nvfp4"] is by_name["bf16_lora_random_reward"] is None
+    with pytest.raises(ValueError, match="pays no reward"):
+        with_reward(find("kernels"), reward)
+
+
+def test_the_target_s_own_runs_keep_their_digests(write: Write) -> None:
+    (own,) = select(["table1"], tier="smoke")
+    (changed,) = select(["table1"], tier="smoke", changes=Changes(reward=f"{write(SHORT)}:shorter"))
+    mine = {run.digest() for run in own.plan(1, ["nvfp4_lora"])}
+    assert not mine & {run.digest() for run in changed.plan(1, ["nvfp4_lora"])}
+
+
+def test_a_figure_that_reads_rewarded_runs_judges_nothing_either(write: Write) -> None:
+    (changed,) = select(
+        ["figure4"], tier="smoke", changes=Changes(reward=f"{write(SHORT)}:shorter")
+    )
+    assert changed.target.name.startswith("figure4_rewarded_by_")
+    assert changed.target.records_of == changed.source.name
+    assert changed.target.claims == ()
+
+
+def test_a_run_under_a_user_s_reward_goes_the_whole_way(
+    write: Write, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    named = f"{write(SHORT)}:shorter"
+    line = ["table1", "--tier", "smoke", "--steps", "2", "--reward", named]
+    runs = ["--runs", str(tmp_path / "runs")]
+    arms = ["--seeds", "1", "--arms", "nvfp4_lora", "--workers", "1"]
+    assert main(["run", *line, *runs, *arms]) == 0
+    (path,) = (tmp_path / "runs").rglob("seed-0.json")
+    record = read_record(path)
+    assert record.target.startswith("table1_in_2_steps_rewarded_by_own_reward_")
+    assert record.config["arm"]["reward_function"]["function"] == "shorter"
+    assert all(0 < (reward or 0) < 0.5 for reward in record.series["reward"])
+    capsys.readouterr()
+    main(["check", *line, *runs])
+    assert "reproduced" not in capsys.readouterr().out
+    assert main(["check", "table1", "--tier", "smoke", "--steps", "2", *runs]) == 2
+
+
+def test_a_bad_reward_starts_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    line = ["run", "table1", "--tier", "smoke", "--runs", str(tmp_path / "runs")]
+    assert main([*line, "--reward", "nothing"]) == 2
+    assert "needs module:function" in capsys.readouterr().err
+    assert not (tmp_path / "runs").exists()

@@ -1,0 +1,154 @@
+"""Small runs on the packaged tiny policy, trained one by one and together."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from repro.data.load import load_problems
+from repro.data.problem import Problem
+from repro.models.policy import Policy, load_policy, trainable_parameters
+from repro.reward.score import Rewards
+from repro.rl.collect import PromptSource, Score
+from repro.rl.loop import Hooks
+from repro.rl.stacked.masters import plain_name
+from repro.rl.stacked.policies import StackedPolicies
+from repro.rl.stacked.sampler import StackSampler
+from repro.rl.stacked.stack import Stack, stack_policies
+from repro.rl.trainer import train
+from repro.rollout.torch_sampler import TorchSampler, end_token_ids
+from repro.spec.config import (
+    DataConfig,
+    LearningRates,
+    OptimizerConfig,
+    RunConfig,
+    SamplingConfig,
+    TrainScale,
+    derive_seed,
+)
+from tests.repro.small_runs import rewards_of, run_by_run, small_run, train_alone
+
+DATA = DataConfig(
+    source="generated", levels=(1,), train_problems=24, development_problems=6, test_problems=8
+)
+SCALE = TrainScale(
+    checkpoint="tiny",
+    data=DATA,
+    steps=3,
+    prompts_per_rollout=3,
+    group_size=4,
+    max_prompt_tokens=200,
+    rollout=SamplingConfig(max_new_tokens=12),
+    optimizer=OptimizerConfig(
+        learning_rates=LearningRates(lora_16bit=1e-3, lora_4bit=2e-3, full=1e-4), warmup_steps=2
+    ),
+    prompt_template="tiny",
+    checkpoint_every=100,
+)
+
+
+def make_run(*, seed: int = 0, scale: TrainScale = SCALE, **arm: Any) -> RunConfig:
+    """Return a run of an arm given by its fields."""
+    return small_run(scale, seed=seed, **arm)
+
+
+def load(run: RunConfig) -> Policy:
+    """Return the run's policy, fresh."""
+    arm = run.arm
+    return load_policy(
+        run.scale.checkpoint,
+        weight_format=arm.weight_format,
+        training=arm.training,
+        lora_rank=arm.lora_rank,
+        lora_alpha=arm.lora_alpha,
+        norms_trained=arm.norms_trained,
+        seed=run.seed,
+    )
+
+
+def stack_of(runs: Sequence[RunConfig]) -> Stack:
+    """Return the runs' fresh policies as a stack."""
+    policies = [load(run) for run in runs]
+    return stack_policies(policies, end_token_ids=end_token_ids(policies[0]), device="cpu")
+
+
+def positions(run: RunConfig) -> int:
+    """Return the longest prompt and completion together."""
+    scale = run.scale
+    return int(scale.max_prompt_tokens + scale.rollout.max_new_tokens)
+
+
+def score(texts: Sequence[str], golds: Sequence[str], seeds: Sequence[int]) -> Rewards:
+    """Reward by the text alone: about half right, whatever it says."""
+    accuracy: list[float | None] = [float(derive_seed(text, "right") % 2) for text in texts]
+    return rewards_of(texts, accuracy)
+
+
+score_together = run_by_run(score)
+
+
+@dataclass
+class Trained:
+    """A run's result and the parameters that it ended with, by plain name."""
+
+    result: Any
+    parameters: dict[str, torch.Tensor]
+
+
+@pytest.fixture(scope="session")
+def problems() -> list[Problem]:
+    return load_problems(DATA, "train")
+
+
+@pytest.fixture
+def alone(problems: list[Problem], tmp_path: Path) -> Callable[..., Trained]:
+    """Return a function that trains one run by itself."""
+
+    def start(run: RunConfig, **call: Any) -> Trained:
+        policy = load(run)
+        folder = tmp_path / f"alone-{run.digest()}"
+        result = train_alone(
+            run, policy, TorchSampler(policy), problems, score, folder=folder, **call
+        )
+        found = trainable_parameters(policy)
+        return Trained(result, {plain_name(n): p.detach() for n, p in found.items()})
+
+    return start
+
+
+@pytest.fixture
+def together(problems: list[Problem], tmp_path: Path) -> Callable[..., list[Trained]]:
+    """Return a function that trains runs as one ensemble."""
+
+    def start(
+        runs: Sequence[RunConfig], *, folder: str = "together", groups_at_once: int = 2,
+        prepare: Callable[[Stack], None] | None = None, score: Score = score_together,
+        **hooks: Any,
+    ) -> list[Trained]:  # fmt: skip
+        stack = stack_of(runs)
+        if prepare is not None:
+            prepare(stack)
+        sampler = StackSampler(stack, positions(runs[0]))
+        results = train(
+            StackedPolicies(runs, stack, sampler, groups_at_once),
+            [PromptSource(problems, stack.tokenizer, run) for run in runs],
+            score,
+            Hooks(**hooks),
+            folder=tmp_path / folder,
+        )
+        assert stack.masters is not None
+        masters = stack.masters
+        return [Trained(r, masters.of_run(s)) for s, r in enumerate(results)]
+
+    return start
+
+
+def with_steps(scale: TrainScale, **changes: Any) -> TrainScale:
+    """Return the scale with fields changed."""
+    return dataclasses.replace(scale, **changes)

@@ -1,0 +1,194 @@
+"""An ensemble trains what each of its runs would have been trained to alone.
+
+In float64 the two may differ by the order of sums alone: about 1e-13 here. Where the packaged code
+insists on float32 (masters, norms, log-probabilities), the tests replace both sides' by one float64
+form; nothing of the ensemble's own is replaced.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from repro.models.policy import Policy
+from repro.rl import single
+from repro.spec.config import DAPO, GSPO, RELEASED_BNPO, LossConfig, NoiseConfig, RunConfig
+from tests.repro.rl.stacked import conftest as small
+
+NOISE = NoiseConfig(sigma_start=0.1, sigma_end=0.05, num_stages=3)
+SHARED = dataclasses.replace(NOISE, reach="shared", form="as_released")
+make_run = small.make_run
+
+
+def exact_norm(x: Tensor, gain: Tensor, eps: float, noise: Tensor | None = None) -> Tensor:
+    normed = x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps)
+    return normed * (gain if noise is None else gain + noise)
+
+
+def exact_logprobs(
+    hidden: Tensor, head: Tensor, ids: Tensor, temperature: float, bias: Any = None
+) -> tuple[Tensor, Tensor]:
+    logp = torch.log_softmax(hidden @ head.t() / temperature, dim=-1)
+    return logp.gather(1, ids[:, None]).squeeze(1), -(logp.exp() * logp).sum(-1)
+
+
+@pytest.fixture
+def in_float64(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let policies, norms and log-probabilities be float64 on both sides."""
+    load = small.load
+
+    def load_exact(run: RunConfig) -> Policy:
+        policy = load(run)
+        policy.model.double()
+        policy.compute_dtype = torch.float64
+        return policy
+
+    def trainable(policy: Policy) -> dict[str, Any]:
+        return {n: p for n, p in policy.model.named_parameters() if p.requires_grad}
+
+    monkeypatch.setattr(small, "load", load_exact)
+    monkeypatch.setattr(small, "trainable_parameters", trainable)
+    monkeypatch.setattr("repro.rl.stacked.stack.trainable_parameters", trainable)
+    monkeypatch.setattr(single, "trainable_parameters", trainable)
+    monkeypatch.setattr("kernels.dispatch.rms_norm", exact_norm)
+    monkeypatch.setattr("kernels.dispatch.token_logprobs", exact_logprobs)
+
+
+def largest_difference(one: small.Trained, other: small.Trained) -> float:
+    assert one.parameters.keys() == other.parameters.keys()
+    return max(
+        float((one.parameters[name] - other.parameters[name]).abs().max())
+        for name in one.parameters
+    )
+
+
+def require_equal(
+    runs: Sequence[RunConfig], alone: Callable[..., Any], together: Callable[..., Any]
+) -> None:
+    """Train both ways and compare parameters, series and receipts."""
+    batched = together(runs)
+    for run, many in zip(runs, batched, strict=True):
+        one = alone(run)
+        assert one.result.finished
+        assert many.result.finished
+        assert many.result.step == one.result.step
+        assert largest_difference(one, many) < 1e-10
+        require_same_series(one.result.series, many.result.series)
+        require_same_effects(one.result.effects, many.result.effects)
+
+
+def require_same_series(one: dict[str, list[Any]], many: dict[str, list[Any]]) -> None:
+    assert list(one) == list(many)
+    for name, values in one.items():
+        # The sampler's own log-probabilities are float32 alone and float64 here.
+        bound = 1e-4 if name.startswith("sampler_trainer") else 1e-6
+        assert many[name] == pytest.approx(values, abs=bound), name
+
+
+def require_same_effects(one: dict[str, Any], many: dict[str, Any]) -> None:
+    assert one.keys() == many.keys()
+    assert many["noise"] == one["noise"]
+    assert many["rows"] == one["rows"]
+    assert many["seconds"].keys() == one["seconds"].keys()
+    quarter = "sampler_trainer_by_quarter"
+    assert many[quarter]["tokens"] == one[quarter]["tokens"]
+    assert many["advantage_group_mean_max"] == one["advantage_group_mean_max"]
+
+
+@pytest.mark.usefixtures("in_float64")
+def test_formats_seeds_noise_rates_and_ranks_side_by_side(
+    alone: Callable[..., Any], together: Callable[..., Any]
+) -> None:
+    runs = [
+        make_run(seed=0),
+        make_run(seed=1, weight_format="nvfp4", noise=NOISE, learning_rate_factor=2.0),
+        make_run(seed=2, weight_format="nf4", noise=SHARED, lora_rank=2),
+        make_run(seed=1, weight_format="mxfp4", loss=LossConfig(beta=0.05)),
+        make_run(seed=3, loss=GSPO),
+    ]
+    require_equal(runs, alone, together)
+
+
+@pytest.mark.usefixtures("in_float64")
+def test_full_fine_tuning(alone: Callable[..., Any], together: Callable[..., Any]) -> None:
+    runs = [
+        make_run(seed=seed, training="full", learning_rate_factor=factor)
+        for seed, factor in ((0, 1.0), (1, 3.0))
+    ]
+    require_equal(runs, alone, together)
+
+
+@pytest.mark.usefixtures("in_float64")
+def test_trained_norms_with_noise_on_them(
+    alone: Callable[..., Any], together: Callable[..., Any]
+) -> None:
+    runs = [
+        make_run(seed=0, norms_trained=True, noise=SHARED),
+        make_run(seed=1, norms_trained=True, weight_format="nvfp4"),
+    ]
+    require_equal(runs, alone, together)
+
+
+@pytest.mark.usefixtures("in_float64")
+def test_dynamic_sampling_beside_a_run_without_it(
+    alone: Callable[..., Any], together: Callable[..., Any]
+) -> None:
+    loss = dataclasses.replace(DAPO, mask_truncated=False, dynamic_sampling=3)
+    runs = [make_run(seed=0, loss=loss), make_run(seed=1), make_run(seed=5, loss=loss)]
+    require_equal(runs, alone, together)
+
+
+@pytest.mark.usefixtures("in_float64")
+def test_micro_batches_of_the_loss_that_are_not_those_of_the_passes(
+    alone: Callable[..., Any], together: Callable[..., Any]
+) -> None:
+    scale = small.with_steps(small.SCALE, micro_batch_rows=5)
+    runs = [
+        make_run(seed=0, loss=RELEASED_BNPO, scale=scale),
+        make_run(seed=1, scale=scale, weight_format="nvfp4"),
+    ]
+    require_equal(runs, alone, together)
+
+
+def test_several_updates_and_the_sampler_as_old_policy_in_float32(
+    alone: Callable[..., Any], together: Callable[..., Any]
+) -> None:
+    scale = small.with_steps(small.SCALE, updates_per_rollout=3, steps=4)
+    everything = LossConfig(scale_by_std=False, beta=1e-3)
+    runs = [
+        make_run(seed=0, scale=scale, loss=everything),
+        make_run(
+            seed=1, scale=scale, noise=NOISE,
+            loss=dataclasses.replace(everything, old_policy="sampler"),
+        ),
+        make_run(
+            seed=2, scale=scale, noise=NOISE,
+            loss=dataclasses.replace(everything, importance_cap=2.0),
+        ),
+    ]  # fmt: skip
+    # Where advantages are zero, the gradient is that of the KL term alone: beta times a difference
+    # of two float32 log-probabilities, which is known to an epsilon and no better.
+    floor = everything.beta * torch.finfo(torch.float32).eps
+    batched = together(runs)
+    for run, many in zip(runs, batched, strict=True):
+        one = alone(run)
+        assert list(one.result.series) == list(many.result.series)
+        for name in ("reward", "completion_tokens", "grad_norm", "ratio", "importance_weight"):
+            # None where no row of a part gave a gradient.
+            found, wanted = (
+                [math.nan if value is None else value for value in trained.result.series[name]]
+                for trained in (many, one)
+            )
+            assert found == pytest.approx(wanted, rel=1e-4, abs=floor, nan_ok=True), name
+        # AdamW turns gradients that are rounding into steps of some part of the learning rate.
+        moved = [
+            (one.parameters[name] - many.parameters[name]).abs().flatten()
+            for name in one.parameters
+        ]
+        assert float(torch.cat(moved).mean()) < 1e-3 * 1e-3

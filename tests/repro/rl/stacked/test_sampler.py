@@ -1,0 +1,133 @@
+"""What the stacked sampler draws for a run is what `TorchSampler` draws for it alone."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+import torch
+
+from repro.data.problem import Problem
+from repro.rl.collect import GrowingRollout, PromptSource
+from repro.rl.noise import perturbed
+from repro.rl.stacked.noise import added_noise
+from repro.rl.stacked.sampler import SampleRequest, StackSampler
+from repro.rollout.sampler import RolloutBatch
+from repro.rollout.torch_sampler import TorchSampler
+from repro.spec.config import NoiseConfig, RunConfig, SamplingConfig
+from tests.repro.rl.stacked import conftest as small
+
+NOISE = NoiseConfig(sigma_start=0.2, sigma_end=0.1, num_stages=3)
+RUNS = [
+    small.make_run(seed=0),
+    small.make_run(seed=1, weight_format="nvfp4", noise=NOISE),
+    small.make_run(seed=1, weight_format="nf4", noise=dataclasses.replace(NOISE, sigma_end=0.2)),
+    small.make_run(seed=3, weight_format="mxfp4"),
+]
+
+
+def request_of(run: RunConfig, problems: list[Problem], step: int) -> SampleRequest:
+    source = PromptSource(problems, small.load(run).tokenizer, run)  # type: ignore[arg-type]
+    asked = GrowingRollout(run, source, step=step, draws=step).request()
+    return SampleRequest(prompts=asked.prompts, seeds=asked.seeds)
+
+
+def require_same(one: RolloutBatch, many: RolloutBatch | None) -> None:
+    assert many is not None
+    assert many.prompt_ids == one.prompt_ids
+    assert [c.token_ids for c in many.completions] == [c.token_ids for c in one.completions]
+    assert [c.finish_reason for c in many.completions] == [c.finish_reason for c in one.completions]
+    for own, alone in zip(many.completions, one.completions, strict=True):
+        assert own.sampled_logprobs == pytest.approx(alone.sampled_logprobs, abs=1e-5)
+
+
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        SamplingConfig(max_new_tokens=40),
+        SamplingConfig(temperature=0.0, max_new_tokens=40),
+        SamplingConfig(temperature=0.6, top_p=0.95, max_new_tokens=40),
+    ],
+    ids=["full", "greedy", "top_p"],
+)
+def test_tokens_of_every_format_and_noise_are_those_of_the_single_sampler(
+    problems: list[Problem], sampling: SamplingConfig
+) -> None:
+    step = 2
+    requests = [request_of(run, problems, step) for run in RUNS]
+    stack = small.stack_of(RUNS)
+    sampler = StackSampler(stack, small.positions(RUNS[0]) + 40)
+    sampler.refresh(added_noise(RUNS, stack, step=step).rollout)
+    together = sampler.sample(requests, sampling, group_size=4)
+    for run, request, many in zip(RUNS, requests, together, strict=True):
+        policy = small.load(run)
+        with perturbed(policy, run.arm.noise, seed=run.seed, step=step, total_steps=3):
+            one = TorchSampler(policy).sample(
+                request.prompts, sampling, group_size=4, seeds=request.seeds
+            )
+        require_same(one, many)
+    reasons = {c.finish_reason for many in together if many for c in many.completions}
+    assert "stop" in reasons
+
+
+def test_noise_goes_away_with_the_next_refresh_and_never_touches_the_gains(
+    problems: list[Problem],
+) -> None:
+    stack = small.stack_of(RUNS[:2])
+    frozen = {name: tensor.clone() for name, tensor in stack.frozen.items()}
+    requests = [request_of(run, problems, 0) for run in RUNS[:2]]
+    sampler = StackSampler(stack, small.positions(RUNS[0]))
+    sampling = SamplingConfig(max_new_tokens=12)
+    clean = sampler.sample(requests, sampling, group_size=4)
+    sampler.refresh(torch.ones(2, 2 * stack.shape.layers + 1, stack.shape.hidden))
+    noisy = sampler.sample(requests, sampling, group_size=4)
+    sampler.refresh()
+    again = sampler.sample(requests, sampling, group_size=4)
+    assert again == clean
+    assert noisy != clean
+    assert all(torch.equal(stack.frozen[name], frozen[name]) for name in frozen)
+
+
+def test_a_refresh_takes_up_what_was_trained(problems: list[Problem]) -> None:
+    stack = small.stack_of(RUNS[:2])
+    assert stack.masters is not None
+    requests = [request_of(run, problems, 0) for run in RUNS[:2]]
+    sampler = StackSampler(stack, small.positions(RUNS[0]))
+    sampling = SamplingConfig(max_new_tokens=12)
+    before = sampler.sample(requests, sampling, group_size=4)
+    stack.masters.values[1] += 0.1
+    assert sampler.sample(requests, sampling, group_size=4) == before
+    sampler.refresh()
+    after = sampler.sample(requests, sampling, group_size=4)
+    assert after[0] == before[0]
+    assert after[1] != before[1]
+
+
+def test_idle_runs_get_nothing_and_move_nobody(problems: list[Problem]) -> None:
+    stack = small.stack_of(RUNS[:3])
+    requests: list[Any] = [request_of(run, problems, 0) for run in RUNS[:3]]
+    sampler = StackSampler(stack, small.positions(RUNS[0]))
+    sampling = SamplingConfig(max_new_tokens=12)
+    whole = sampler.sample(requests, sampling, group_size=4)
+    fewer = SampleRequest(prompts=requests[2].prompts[:2], seeds=requests[2].seeds[:8])
+    part = sampler.sample([None, requests[1], fewer], sampling, group_size=4)
+    assert part[0] is None
+    assert part[1] == whole[1]
+    assert part[2] is not None
+    assert whole[2] is not None
+    assert part[2].completions == whole[2].completions[:8]
+
+
+def test_requests_that_cannot_be_served_say_why(problems: list[Problem]) -> None:
+    stack = small.stack_of(RUNS[:2])
+    sampler = StackSampler(stack, 20)
+    sampling = SamplingConfig(max_new_tokens=12)
+    good = SampleRequest(prompts=[[5, 6]], seeds=[1])
+    with pytest.raises(ValueError, match="2 runs"):
+        sampler.sample([None, None], sampling, group_size=1)
+    with pytest.raises(ValueError, match="2 runs"):
+        sampler.sample([good], sampling, group_size=1)
+    long = SampleRequest(prompts=[[5] * 9], seeds=[1])
+    with pytest.raises(ValueError, match="exceeds the policy's 20 positions"):
+        sampler.sample([good, long], sampling, group_size=1)

@@ -1,0 +1,272 @@
+"""The loop of many runs: failures stay their own, a resumed ensemble equals a whole one."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from repro.reward.score import Rewards
+from repro.rl.runs import FailedRun
+from repro.rl.stacked import policies as stacked_policies
+from repro.rl.stacked.stack import Stack
+from repro.spec.config import EvaluationConfig, LossConfig, NoiseConfig
+from tests.repro.rl.damage import rewrite_state
+from tests.repro.rl.stacked import conftest as small
+
+NOISE = NoiseConfig(sigma_start=0.1, sigma_end=0.05, num_stages=3)
+make_run = small.make_run
+RUNS = [
+    make_run(seed=0),
+    make_run(seed=1, weight_format="nvfp4", noise=NOISE),
+    make_run(seed=2, weight_format="nf4", loss=LossConfig(beta=0.01)),
+]
+
+
+def equal(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
+    return one.keys() == other.keys() and all(torch.equal(one[n], other[n]) for n in one)
+
+
+def poison(stack: Stack) -> None:
+    """Make run 1's first trained tensor not a number."""
+    assert stack.masters is not None
+    next(iter(stack.masters.leaves.values())).data[1] = torch.nan
+
+
+def test_a_run_whose_weights_are_not_finite_is_frozen_and_the_others_go_on(
+    together: Callable[..., Any],
+) -> None:
+    whole = together(RUNS)
+    broken = together(RUNS, folder="broken", prepare=poison)
+    failure = broken[1].result
+    assert isinstance(failure, FailedRun)
+    assert failure.step == 0
+    assert "not finite" in failure.reason
+    for number in (0, 2):
+        assert broken[number].result.finished
+        assert broken[number].result.series == whole[number].result.series
+        assert equal(broken[number].parameters, whole[number].parameters)
+
+
+def test_a_gradient_that_is_not_finite_freezes_its_run_at_its_step(
+    together: Callable[..., Any],
+) -> None:
+    calls = 0
+
+    def score(asked: Sequence[Any]) -> list[Rewards | None]:
+        nonlocal calls
+        calls += 1
+        found = small.score_together(asked)
+        rewards = found[1]
+        if calls == 2 and rewards is not None:
+            # Their sum is infinite, so the advantages are not numbers.
+            total: list[float | None] = [1.7e308, 1.7e308, 1.7e308, 0.0] * 3
+            found[1] = dataclasses.replace(rewards, total=total)
+        return found
+
+    ended = together(RUNS, score=score)
+    failure = ended[1].result
+    assert isinstance(failure, FailedRun)
+    assert failure.step == 1
+    assert "finite" in failure.reason
+    kept = together(RUNS, folder="whole")
+    assert ended[0].result.series == kept[0].result.series
+    assert equal(ended[2].parameters, kept[2].parameters)
+    # Frozen where it was: after its first step.
+    single = together([dataclasses.replace(RUNS[1])], folder="single", should_stop=_after(1))
+    for name, value in ended[1].parameters.items():
+        assert torch.allclose(value, single[0].parameters[name], atol=1e-5)
+
+
+def _after(steps: int) -> Callable[[], bool]:
+    """Return a `should_stop` that says yes after so many rollouts."""
+    answers = iter([False] * steps + [True])
+    return lambda: next(answers)
+
+
+def test_a_program_error_is_not_taken_for_the_failure_of_a_run(
+    together: Callable[..., Any],
+) -> None:
+    def score(asked: Sequence[Any]) -> list[Rewards | None]:
+        raise KeyError("a fault of the program")
+
+    with pytest.raises(KeyError, match="a fault"):
+        together(RUNS, score=score)
+
+
+def test_a_stopped_and_resumed_ensemble_equals_an_uninterrupted_one_to_the_bit(
+    together: Callable[..., Any],
+) -> None:
+    whole = together(RUNS)
+    half = together(RUNS, folder="parts", should_stop=_after(2))
+    assert [(t.result.finished, t.result.step) for t in half] == [(False, 2)] * 3
+    rest = together(RUNS, folder="parts")
+    for one, many in zip(whole, rest, strict=True):
+        assert (many.result.finished, many.result.step) == (True, 3)
+        assert equal(one.parameters, many.parameters)
+        assert many.result.series == one.result.series
+        for result in (one.result, many.result):
+            result.effects.pop("seconds")
+        assert many.result.effects == one.result.effects
+
+
+def test_a_failure_survives_a_stop(together: Callable[..., Any]) -> None:
+    together(RUNS, prepare=poison, should_stop=_after(1))
+    rest = together(RUNS)
+    assert isinstance(rest[1].result, FailedRun)
+    assert rest[0].result.finished
+
+
+def test_a_finished_ensemble_returns_at_once(together: Callable[..., Any]) -> None:
+    whole = together(RUNS)
+
+    def never(asked: Sequence[Any]) -> list[Rewards | None]:
+        raise AssertionError("nothing is left to sample")
+
+    again = together(RUNS, score=never)
+    assert [t.result.series for t in again] == [t.result.series for t in whole]
+
+
+def test_a_checkpoint_of_other_runs_is_refused(
+    together: Callable[..., Any], tmp_path: Path
+) -> None:
+    together(RUNS)
+    with pytest.raises(ValueError, match="other runs"):
+        together([RUNS[1], RUNS[0], RUNS[2]])
+
+
+def test_an_ensemble_goes_on_from_the_checkpoint_before_a_damaged_one(
+    together: Callable[..., Any], tmp_path: Path
+) -> None:
+    scale = small.with_steps(small.SCALE, checkpoint_every=1)
+    runs = [make_run(seed=0, scale=scale), make_run(seed=1, scale=scale, noise=NOISE)]
+    whole = together(runs, folder="whole")
+    together(runs)
+    newest, before = (tmp_path / "together" / f"step-{step:08d}" for step in (3, 2))
+    stored = bytearray((newest / "ensemble.safetensors").read_bytes())
+    stored[-1] ^= 1
+    (newest / "ensemble.safetensors").write_bytes(stored)
+    for one, many in zip(whole, together(runs), strict=True):
+        assert equal(one.parameters, many.parameters)
+        assert many.result.series == one.result.series
+        (sentence,) = many.result.effects["checkpoints_refused"]
+        assert "step-00000003 was refused (ensemble.safetensors has SHA-256" in sentence
+        assert sentence.endswith("training went on from step-00000002")
+    for folder in (newest, before):
+        (folder / "ensemble.safetensors").write_bytes(b"broken")
+    with pytest.raises(ValueError, match=r"step-00000003.*bytes changed.*step-00000002.*to start"):
+        together(runs)
+
+
+def test_an_ensemble_that_trains_other_shapes_does_not_go_on(
+    together: Callable[..., Any], tmp_path: Path
+) -> None:
+    together(RUNS[:1])
+    (newest,) = (tmp_path / "together").iterdir()
+    state = json.loads((newest / "state.json").read_text())
+    state["layout"]["names"].reverse()
+    rewrite_state(newest, state)
+    with pytest.raises(ValueError, match="train other tensors"):
+        together(RUNS[:1])
+
+
+def test_held_out_accuracy_is_noted_with_steps_and_sampled_tokens(
+    together: Callable[..., Any],
+) -> None:
+    scale = small.with_steps(
+        small.SCALE, evaluation=EvaluationConfig(every=2, token_budget=100), steps=4
+    )
+    runs = [make_run(seed=0, scale=scale), make_run(seed=1, scale=scale, noise=NOISE)]
+    asked: list[int] = []
+
+    def evaluate(step: int, alive: Sequence[bool]) -> list[float | None]:
+        asked.append(step)
+        return [10.0 * step + number for number in range(len(alive))]
+
+    for number, trained in enumerate(together(runs, evaluate=evaluate)):
+        series = trained.result.series
+        assert series["evaluation_step"] == [0, 2, 4]
+        assert series["evaluation_accuracy"] == [number, 20.0 + number, 40.0 + number]
+        sampled = [12 * tokens for tokens in series["completion_tokens"]]
+        expected = [0, round(sum(sampled[:2])), round(sum(sampled))]
+        assert series["evaluation_tokens"] == expected
+    assert asked == [0, 2, 4]
+
+
+def test_the_size_of_a_micro_batch_changes_nothing_but_rounding(
+    together: Callable[..., Any],
+) -> None:
+    one, three = together(RUNS, groups_at_once=1), together(RUNS, folder="b", groups_at_once=3)
+    for a, b in zip(one, three, strict=True):
+        assert a.result.series["grad_norm"] == pytest.approx(b.result.series["grad_norm"], rel=1e-4)
+        assert a.result.series["entropy"] == pytest.approx(b.result.series["entropy"], rel=1e-4)
+
+
+def test_when_memory_runs_out_the_step_is_made_again_with_fewer_groups(
+    together: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Without a reference policy, whose pass would still be rounded as two groups round it.
+    runs = RUNS[:2]
+    whole = together(runs, groups_at_once=1)
+    accumulate = stacked_policies.accumulate_gradients
+    sizes: list[int] = []
+
+    def short(passes: Any, steps: Any) -> None:
+        accumulate(passes, steps)
+        sizes.append(passes.groups_at_once)
+        if passes.groups_at_once > 1:
+            raise torch.OutOfMemoryError("no memory is left after the gradients were added up")
+
+    monkeypatch.setattr(stacked_policies, "accumulate_gradients", short)
+    fewer = together(runs, folder="fewer", groups_at_once=2)
+    assert sizes == [2, 1, 1, 1]
+    for one, many in zip(whole, fewer, strict=True):
+        assert many.result.effects["groups_at_once_fallbacks"] == [[0, 2, 1]]
+        assert many.result.series == one.result.series
+        assert equal(one.parameters, many.parameters)
+
+    def never(passes: Any, steps: Any) -> None:
+        raise torch.OutOfMemoryError("no memory is left")
+
+    monkeypatch.setattr(stacked_policies, "accumulate_gradients", never)
+    with pytest.raises(torch.OutOfMemoryError):
+        together(RUNS, folder="none", groups_at_once=2)
+
+
+def test_when_memory_runs_out_in_a_pass_without_gradient_it_is_made_again_too(
+    together: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scale = small.with_steps(small.SCALE, updates_per_rollout=3)
+    runs = [make_run(seed=seed, scale=scale) for seed in range(2)]
+    whole = together(runs, groups_at_once=1)
+    evaluate = stacked_policies.evaluate_runs
+
+    def short(passes: Any, *arguments: Any) -> None:
+        if passes.groups_at_once > 1:
+            raise torch.OutOfMemoryError("no memory is left")
+        evaluate(passes, *arguments)
+
+    monkeypatch.setattr(stacked_policies, "evaluate_runs", short)
+    for one, many in zip(whole, together(runs, folder="fewer", groups_at_once=3), strict=True):
+        assert many.result.effects["groups_at_once_fallbacks"] == [[0, 3, 1]]
+        assert many.result.series == one.result.series
+
+
+def test_configurations_that_cannot_be_trained_raise(together: Callable[..., Any]) -> None:
+    scale = small.with_steps(
+        small.SCALE, rollout=dataclasses.replace(small.SCALE.rollout, top_p=0.9)
+    )
+    with pytest.raises(ValueError, match=r"top_p 0\.9"):
+        together([make_run(scale=scale)])
+    eight = dataclasses.replace(small.SCALE.optimizer, name="adamw_8bit")
+    with pytest.raises(ValueError, match="an ensemble has adamw"):
+        together([make_run(scale=small.with_steps(small.SCALE, optimizer=eight))])
+    with pytest.raises(ValueError, match="trains full"):
+        together([make_run(), make_run(training="full")])
+    with pytest.raises(ValueError, match="train different tensors"):
+        together([make_run(), make_run(norms_trained=True)])

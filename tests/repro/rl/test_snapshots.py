@@ -1,0 +1,259 @@
+"""Snapshots: whole or absent whenever a process is killed, two kept, verified when read."""
+
+from __future__ import annotations
+
+import errno
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from repro.rl import snapshots
+from repro.rl.snapshots import Snapshot, SnapshotError, read_newest, write_snapshot
+from tests.repro.rl.damage import sum_again
+
+ROOT = Path(__file__).parents[3]
+
+
+def write(folder: Path, step: int) -> Path:
+    tensors = {"a.safetensors": {"w": torch.full((3,), float(step)), "n": torch.tensor(step)}}
+    return write_snapshot(folder, step, tensors, {"name": "run"})
+
+
+def checked(snapshot: Snapshot) -> int:
+    """Return the step of a snapshot whose every value says the same step."""
+    tensors = snapshot.file("a.safetensors")
+    assert torch.equal(tensors["w"], torch.full((3,), float(snapshot.step)))
+    assert int(tensors["n"]) == snapshot.content["step"] == snapshot.step
+    return snapshot.step
+
+
+def newest(folder: Path) -> int | None:
+    found = read_newest(folder, checked)
+    if found is None:
+        return None
+    assert found[1] == []
+    return found[0]
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def test_the_last_two_are_kept(tmp_path: Path) -> None:
+    for step in (0, 5, 10, 15):
+        write(tmp_path, step)
+    assert names(tmp_path) == ["step-00000010", "step-00000015"]
+    assert newest(tmp_path) == 15
+
+
+def test_the_sums_are_what_sha256sum_reads(tmp_path: Path) -> None:
+    folder = write(tmp_path, 1)
+    done = subprocess.run(["sha256sum", "--check", "--strict", "SHA256SUMS"], cwd=folder,
+                          capture_output=True, text=True, check=False)  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count(": OK") == len(names(folder)) - 1
+
+
+def test_every_flipped_bit_of_every_file_is_noticed(tmp_path: Path) -> None:
+    draw = random.Random(7)
+    folder = write(tmp_path, 1)
+    for path in sorted(folder.iterdir()):
+        good = path.read_bytes()
+        bits = range(8 * len(good))
+        for place in draw.sample(bits, 64):
+            bad = bytearray(good)
+            bad[place // 8] ^= 1 << place % 8
+            path.write_bytes(bad)
+            with pytest.raises(SnapshotError, match="step-00000001"):
+                read_newest(tmp_path, checked)
+        path.write_bytes(good)
+    assert newest(tmp_path) == 1
+
+
+def test_a_refused_snapshot_is_set_aside_and_the_good_one_before_it_stays(tmp_path: Path) -> None:
+    for step in (5, 10):
+        write(tmp_path, step)
+    (tmp_path / "step-00000010" / "stray").touch()
+    found = read_newest(tmp_path, checked)
+    assert found is not None
+    assert found[0] == 5
+    assert "stray is foreign" in found[1][0]
+    write(tmp_path, 7)
+    assert names(tmp_path) == ["refused-00000010", "step-00000005", "step-00000007"]
+
+
+def test_what_its_caller_refuses_is_not_used(tmp_path: Path) -> None:
+    for step in (5, 10):
+        write(tmp_path, step)
+
+    def odd_steps(snapshot: Snapshot) -> int:
+        if snapshot.step % 2 == 0:
+            raise SnapshotError("it is even")
+        return snapshot.step
+
+    found = read_newest(tmp_path, odd_steps)
+    assert found is not None
+    assert found[0] == 5
+    assert "step-00000010 was refused (it is even)" in found[1][0]
+    (tmp_path / "step-00000005").rename(tmp_path / "step-00000004")
+    with pytest.raises(SnapshotError, match=r"step-00000004: .* is of step 5; the folder says 4"):
+        read_newest(tmp_path, odd_steps)
+
+
+@pytest.mark.parametrize("content", ["[]", "null", "{", '{"schema": 2}', "[" * 9999])
+def test_a_state_that_is_none_is_refused(tmp_path: Path, content: str) -> None:
+    folder = write(tmp_path, 1)
+    (folder / "state.json").write_text(content)
+    sum_again(folder)
+    with pytest.raises(SnapshotError, match="step-00000001"):
+        read_newest(tmp_path, checked)
+
+
+# Ends the process at the file operation of a number, as a kill at that moment would.
+COUNTING = """
+import os, sys
+sys.path[:0] = {paths!r}
+from pathlib import Path
+from tests.repro.rl.test_snapshots import write
+write(Path({folder!r}), 3)
+last, count = 0, 0
+OPERATIONS = ("open", "os.mkdir", "os.rename", "os.remove", "os.rmdir", "os.scandir")
+
+def count_operations(event, arguments):
+    global count
+    if event in OPERATIONS and {folder!r} in str(arguments):
+        count += 1
+        if count == last:
+            os._exit(9)
+
+def forked():
+    sys.addaudithook(count_operations)
+    write(Path({folder!r}), 4)
+
+while True:
+    last += 1
+    child = os.fork()
+    if child == 0:
+        forked()
+        os._exit(0)
+    ended = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    assert ended in (0, 9), ended
+    from tests.repro.rl.test_snapshots import newest, names
+    found = newest(Path({folder!r}))
+    assert found in (3, 4), found
+    if ended == 0:
+        assert found == 4
+        break
+    if found == 4:
+        # Again from the state of before: the next kill comes one operation later.
+        import shutil
+        shutil.rmtree({folder!r})
+        write(Path({folder!r}), 3)
+print(last)
+"""
+
+
+def test_a_kill_at_any_file_operation_leaves_a_good_snapshot(tmp_path: Path) -> None:
+    folder = tmp_path / "kept"
+    script = COUNTING.format(paths=[str(ROOT)], folder=str(folder))
+    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, check=False,
+                          capture_output=True, text=True, timeout=300)  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout) > 15
+    write(folder, 5)
+    assert names(folder)[-1] == "step-00000005"
+    assert not list(folder.glob("unfinished-*"))
+
+
+WRITING = """
+import sys
+sys.path[:0] = {paths!r}
+from pathlib import Path
+from tests.repro.rl.test_snapshots import newest, write
+folder = Path({folder!r})
+step = (newest(folder) or 0) + 1
+while True:
+    write(folder, step)
+    step += 1
+"""
+
+
+def test_a_kill_at_any_time_leaves_a_good_snapshot(tmp_path: Path) -> None:
+    folder, draw, last = tmp_path / "kept", random.Random(5), 0
+    script = WRITING.format(paths=[str(ROOT)], folder=str(folder))
+    for _ in range(3):
+        writer = subprocess.Popen([sys.executable, "-c", script], cwd=ROOT)
+        deadline = time.monotonic() + 120
+        while not list(folder.glob(f"step-{last + 5:08d}")):
+            assert writer.poll() is None
+            assert time.monotonic() < deadline
+            last = max([last, *(int(path.name[5:]) - 4 for path in folder.glob("step-*"))])
+        time.sleep(draw.uniform(0, 0.05))
+        os.kill(writer.pid, signal.SIGKILL)
+        writer.wait()
+        reached = newest(folder)
+        assert reached is not None
+        assert reached >= last
+        last = reached
+
+
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EROFS, errno.EIO])
+@pytest.mark.parametrize("call", ["replace", "fsync", "mkdir"])
+def test_a_disk_that_fails_leaves_the_snapshot_of_before_and_no_other_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int, call: str
+) -> None:
+    write(tmp_path, 1)
+
+    def fail(*arguments: Any, **named: Any) -> None:
+        raise OSError(code, os.strerror(code))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, call, fail)
+        with pytest.raises(OSError, match=os.strerror(code)) as caught:
+            write(tmp_path, 2)
+    assert str(tmp_path) in str(caught.value.filename)
+    assert names(tmp_path) == ["step-00000001"]
+    assert newest(tmp_path) == 1
+
+
+LIMITED = """
+import resource, sys
+sys.path[:0] = {paths!r}
+from pathlib import Path
+import torch
+from repro.rl.snapshots import write_snapshot
+resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
+try:
+    write_snapshot(Path({folder!r}), 2, {{"a.safetensors": {{"w": torch.zeros(9999)}}}}, {{}})
+except OSError as error:
+    print(error)
+"""
+
+
+def test_a_file_that_grows_beyond_its_limit_leaves_nothing_half_written(tmp_path: Path) -> None:
+    write(tmp_path, 1)
+    script = LIMITED.format(paths=[str(ROOT)], folder=str(tmp_path))
+    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, check=False,
+                          capture_output=True, text=True, timeout=120)  # fmt: skip
+    assert "File too large" in done.stdout, done.stderr
+    assert str(tmp_path / "step-00000002") in done.stdout
+    assert names(tmp_path) == ["step-00000001"]
+
+
+def test_a_file_where_the_folder_should_be_is_named(tmp_path: Path) -> None:
+    (tmp_path / "kept").touch()
+    with pytest.raises(OSError, match="kept"):
+        write(tmp_path / "kept", 1)
+
+
+def test_no_snapshot_is_no_error(tmp_path: Path) -> None:
+    assert read_newest(tmp_path / "nowhere", checked) is None
+    assert snapshots.snapshots_in(tmp_path) == []

@@ -1,0 +1,263 @@
+"""Two starts on one folder of records: each run is carried out once, whoever dies."""
+
+from __future__ import annotations
+
+import dataclasses
+import errno
+import fcntl
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from repro.evidence.record import Record, failed_record, read_record
+from repro.run.claims import Claims
+from repro.run.worker import Task
+from repro.spec.config import RunConfig
+from repro.spec.target import plan
+from repro.spec.tier import Tier
+from repro.targets import find
+
+ROOT = Path(__file__).parents[3]
+ARMS = ["bf16", "nf4", "mxfp4", "nvfp4"]
+
+
+def runs_of(seeds: int = 1, tier: Tier = Tier.SMOKE) -> list[RunConfig]:
+    return plan(find("table1"), tier, seeds, ARMS)
+
+
+def task_of(runs: Sequence[RunConfig], folder: Path) -> Task:
+    return Task(run=runs[0], also=tuple(runs[1:]), folder=folder / "work", runs=folder)
+
+
+def start(folder: Path, pending: Sequence[RunConfig], said: list[str] | None = None) -> Claims:
+    return Claims(folder, pending, (said if said is not None else []).append)
+
+
+def test_what_one_start_has_claimed_another_leaves_and_gets_afterwards(tmp_path: Path) -> None:
+    runs, said = runs_of(), list[str]()
+    task = task_of(runs, tmp_path)
+    with start(tmp_path, runs) as one, start(tmp_path, runs, said) as two:
+        assert one.take(task).mine == task
+        assert one.take(task).mine == task  # it was given back to the queue, say
+        claim = two.take(task)
+        assert (claim.mine, claim.busy, claim.elsewhere) == (None, task, None)
+        assert two.take(task).busy == task
+        (sentence,) = said
+        assert f"process {os.getpid()} on" in sentence
+        one.release(task)
+        assert two.take(task).mine == task
+    assert not list(tmp_path.rglob("*.lock"))
+
+
+def test_of_an_ensemble_a_start_takes_what_is_free(
+    tmp_path: Path, made_up_record: Callable[[RunConfig], Record]
+) -> None:
+    runs = runs_of()
+    with start(tmp_path, runs) as one, start(tmp_path, runs) as two:
+        assert one.take(task_of(runs[:1], tmp_path)).mine is not None
+        made_up_record(runs[3]).write(tmp_path)
+        claim = two.take(task_of(runs, tmp_path))
+        assert claim.busy is not None
+        assert claim.busy.every == tuple(runs[:1])
+        assert claim.mine is not None
+        assert claim.mine.every == tuple(runs[1:3])
+        assert claim.elsewhere is not None
+        assert claim.elsewhere.every == tuple(runs[3:])
+
+
+def test_a_run_that_another_start_tried_in_vain_is_not_tried_again_by_this_one(
+    tmp_path: Path,
+) -> None:
+    runs = runs_of()[:1]
+    failed_record(runs[0], "before any of the two", {}).write(tmp_path)
+    task = task_of(runs, tmp_path)
+    with start(tmp_path, runs) as one:
+        assert one.take(task).mine == task
+        failed_record(runs[0], "by the other", {}).write(tmp_path)
+        one.release(task)
+        assert one.take(task).elsewhere == task
+    with start(tmp_path, runs) as next_start:
+        assert next_start.take(task).mine == task
+
+
+def test_measurements_are_claimed_one_at_a_time(tmp_path: Path) -> None:
+    small, large = (dataclasses.replace(run, tier="systems") for run in runs_of()[:2])
+    with start(tmp_path, [small, large]) as one, start(tmp_path, [small, large]) as two:
+        assert one.take(task_of([small], tmp_path)).mine is not None
+        assert two.take(task_of([large], tmp_path)).busy is not None
+
+
+def test_without_locks_a_sentence_says_so_once_and_the_runs_go_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*arguments: Any) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    runs, said = runs_of(), list[str]()
+    with start(tmp_path, runs, said) as one:
+        for run in runs:
+            assert one.take(task_of([run], tmp_path)).mine is not None
+    (sentence,) = said
+    assert "has no locks" in sentence
+
+
+TAKING = """
+import os, sys, time
+sys.path[:0] = [{root!r}]
+from pathlib import Path
+from tests.repro.run.test_claims import ROOT, runs_of, start, task_of
+folder = Path({folder!r})
+runs = runs_of()[:1]
+claims, task, taken = start(folder, runs), task_of(runs, folder), 0
+while taken < 100:
+    if claims.take(task).mine is None:
+        continue
+    os.mkdir(folder / "inside")  # raises where another is inside
+    os.rmdir(folder / "inside")
+    taken += 1
+    claims.release(task)
+print("taken", taken, flush=True)
+"""
+
+
+def python(script: str, folder: Path) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-c", script.format(root=str(ROOT), folder=str(folder))],
+        cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+
+
+def test_two_processes_are_never_inside_together(tmp_path: Path) -> None:
+    processes = [python(TAKING, tmp_path) for _ in range(3)]
+    for process in processes:
+        out, err = process.communicate(timeout=120)
+        assert process.returncode == 0, err
+        assert out == "taken 100\n"
+
+
+HOLDING = """
+import sys, time
+sys.path[:0] = [{root!r}]
+from pathlib import Path
+from tests.repro.run.test_claims import runs_of, start, task_of
+folder = Path({folder!r})
+claims = start(folder, runs_of())
+assert claims.take(task_of(runs_of(), folder)).mine is not None
+print("taken", flush=True)
+time.sleep(600)
+"""
+
+
+def test_the_lock_of_a_killed_process_is_taken_over(tmp_path: Path) -> None:
+    runs = runs_of()
+    task = task_of(runs, tmp_path)
+    holder = python(HOLDING, tmp_path)
+    assert holder.stdout is not None
+    assert holder.stdout.readline() == "taken\n"
+    with start(tmp_path, runs) as other:
+        assert other.take(task).busy == task
+        os.kill(holder.pid, signal.SIGKILL)
+        holder.communicate()
+        assert len(list(tmp_path.rglob("seed-*.lock"))) == len(runs)
+        assert other.take(task).mine == task
+
+
+# Carries out runs by waiting a little and writing their records; a call to a line.
+SHARING = """
+import json, os, sys, time
+sys.path[:0] = [{root!r}]
+from datetime import UTC, datetime
+from pathlib import Path
+from rich.console import Console
+from repro.evidence.record import failed_record, record_of
+from repro.run.schedule import execute
+from tests.repro.run.test_claims import runs_of
+
+def carry_out(runs, folder, records, progress, should_stop, threads):
+    with (records / "calls.jsonl").open("a") as file:
+        file.write(json.dumps([os.getppid(), runs[0].digest()]) + "\\n")
+    time.sleep(0.2)
+    for run in runs:
+        if run.seed == 3:
+            # Each for a reason of its own: two that fail alike would end the target.
+            raise ValueError(run.arm.name + " cannot be done")
+        record_of(run, metrics={{}}, environment={{}}, started=datetime.now(UTC)).write(records)
+
+if __name__ == "__main__":
+    outcome = execute(runs_of(4), Path({folder!r}), workers=1, threads=1, console=Console(),
+                      carry_out=carry_out)
+    print(json.dumps([outcome.before + outcome.finished, outcome.failed, outcome.left]))
+"""
+
+
+def test_two_starts_share_the_work_and_both_know_how_it_ended(tmp_path: Path) -> None:
+    folder, script = tmp_path / "runs", tmp_path / "sharing.py"
+    script.write_text(SHARING.format(root=str(ROOT), folder=str(folder)))
+    processes = [
+        subprocess.Popen([sys.executable, str(script)], cwd=ROOT, stdout=subprocess.PIPE,
+                         stderr=subprocess.STDOUT, text=True)
+        for _ in range(2)
+    ]  # fmt: skip
+    for process in processes:
+        printed = process.communicate(timeout=120)[0]
+        assert process.returncode == 0, printed
+        assert json.loads(printed.splitlines()[-1]) == [12, 4, 0], printed
+    calls = [json.loads(line) for line in (folder / "calls.jsonl").read_text().splitlines()]
+    assert sorted(digest for _, digest in calls) == sorted(run.digest() for run in runs_of(4))
+    assert len({starter for starter, _ in calls}) == 2
+    assert len(list(folder.rglob("*.failed-*.json"))) == 4
+    assert not list(folder.rglob("*.lock"))
+
+
+# A start on a run of Table 1 that asks few questions.
+TRAINING = """
+import sys
+sys.path[:0] = [{root!r}]
+from pathlib import Path
+from rich.console import Console
+from repro.run.schedule import execute
+from tests.repro.run.test_schedule import runs_of
+
+if __name__ == "__main__":
+    runs = runs_of(["nvfp4_lora"], steps=24)
+    outcome = execute(runs, Path({folder!r}), workers=1, threads=1, console=Console(width=200))
+    sys.exit(0 if outcome.complete else 1)
+"""
+
+
+@pytest.mark.slow
+def test_a_start_takes_over_the_run_of_one_that_was_killed(tmp_path: Path) -> None:
+    folder, script = tmp_path / "runs", tmp_path / "training.py"
+    script.write_text(TRAINING.format(root=str(ROOT), folder=str(folder)))
+
+    def begin() -> subprocess.Popen[str]:
+        return subprocess.Popen([sys.executable, str(script)], cwd=ROOT, text=True,
+                                stdout=subprocess.PIPE, stderr=subprocess.STDOUT)  # fmt: skip
+
+    first, deadline = begin(), time.monotonic() + 240
+    while not list(folder.rglob("checkpoint/step-*")):
+        assert first.poll() is None, first.communicate()[0]
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    second = begin()
+    assert second.stdout is not None
+    said = second.stdout.readline()
+    assert f"Another start (process {first.pid} on" in said
+    assert first.poll() is None, "the run had ended before its start could be killed"
+    os.kill(first.pid, signal.SIGKILL)
+    first.communicate()
+    printed = second.communicate(timeout=240)[0]
+    assert second.returncode == 0, printed
+    (record,) = folder.rglob("seed-0.json")
+    assert read_record(record).ok
+    assert not list(folder.rglob("*.failed-*.json"))
+    assert not list(folder.rglob("*.lock"))

@@ -1,0 +1,169 @@
+"""Settings by name, and command lines that are refused in a sentence before anything starts."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from repro.__main__ import build_parser, main
+from repro.run.schedule import devices_of, require_workers
+from repro.run.select import Selection, changes_of, select, selections_of
+from repro.spec.settings import parse_settings, settings_text, with_settings
+from repro.spec.tier import Tier
+from repro.targets import find
+
+SMOKE = find("table1").scales[Tier.SMOKE]
+
+
+def selected(*line: str) -> Selection:
+    (selection,) = selections_of(build_parser().parse_args(["plan", *line]))
+    return selection
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("--workers 0", "--workers 0: needs 1 or more"),
+        ("--threads -2", "--threads -2: needs 1 or more"),
+        ("--limit 0", "--limit 0: needs 1 or more"),
+        ("--data nosuch", "there is no data source 'nosuch'"),
+        ("--data gsm8", "did you mean gsm8k?"),
+        ("--devices 8", "runs of the smoke tier do not spread over devices; needs 1"),
+        ("--arms=", "--arms '' names no arm"),
+        ("--arms bf16_lra", "did you mean bf16_lora?"),
+        ("--tier papper", "did you mean paper?"),
+        ("--set stepz=3", "did you mean steps?"),
+        ("--set optimizer.beta3=0.9", "did you mean optimizer.beta2?"),
+        ("--set arm.lora_rnk=4", "did you mean arm.lora_rank?"),
+        ("--set steps=few", "steps is 'few'; it must be a whole number"),
+        ("--set optimizer.name=sgd", "it must be one of adamw, adamw_8bit"),
+        ("--set steps", "needs key=value"),
+        ("--set evaluation.every=5", "needs 1 or more problems held out"),
+        ("--model ./nowhere", "there is no such folder, and a hub name is owner/model"),
+        ("--config nothing.toml", "--config nothing.toml"),
+        ("--config settings.yaml", "needs a .toml or .json file"),
+    ],
+)
+def test_a_bad_command_line_is_a_sentence_and_starts_nothing(
+    line: str, words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tier = [] if "--tier" in line else ["--tier", "smoke"]
+    runs = tmp_path / "runs"
+    assert main(["run", "table1", *tier, *line.split(), "--runs", str(runs)]) == 2
+    said = capsys.readouterr()
+    assert words in said.err
+    assert not runs.exists()
+
+
+def test_an_unknown_target_gets_the_nearest_name(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["run", "tabel1"]) == 2
+    assert "did you mean table1?" in capsys.readouterr().err
+
+
+def test_a_run_of_a_real_checkpoint_takes_a_device_for_itself() -> None:
+    require_workers(Tier.PAPER, 2, 2)
+    with pytest.raises(ValueError, match="takes a device for itself, and 1 can be seen"):
+        require_workers(Tier.PAPER, 8, 1)
+    with pytest.raises(ValueError, match="this machine shows 0 devices"):
+        devices_of(Tier.MINI, "8")
+
+
+def test_settings_change_scale_and_arms_under_another_name() -> None:
+    selection = selected(
+        "table1", "--tier", "smoke", "--set", "steps=3", "--set", "optimizer.beta1=0.5",
+        "--set", "arm.lora_rank=4", "--set", "arm.noise.num_stages=4",
+    )  # fmt: skip
+    target, scale = selection.source, selection.source.scales[Tier.SMOKE]
+    assert target.name.startswith("table1_with_steps_3_optimizer_beta1_0_5")
+    assert (scale.steps, scale.optimizer.beta1) == (3, 0.5)
+    assert {arm.lora_rank for arm in target.arms} == {4}
+    assert target.arm("nvfp4_lora_aqn").noise.num_stages == 4  # type: ignore[union-attr]
+    assert target.arm("nvfp4_lora").noise is None
+    assert target.paper_file == ""
+    again = selected("table1", "--tier", "smoke", "--set", "steps=4")
+    assert again.source.name != target.name
+
+
+def test_a_figure_reads_the_changed_runs_and_is_renamed_with_them() -> None:
+    selection = selected("figure4", "--tier", "smoke", "--set", "steps=3")
+    assert selection.source.name.startswith("table1_with_steps_3")
+    assert selection.target.name.startswith("figure4_with_steps_3")
+    assert selection.target.records_of == selection.source.name
+
+
+def test_settings_that_change_nothing_leave_the_target_its_own() -> None:
+    assert selected("table1", "--tier", "smoke", "--set", "steps=30").source is find("table1")
+
+
+def test_a_limit_holds_for_every_set_of_problems() -> None:
+    scale = selected("table2", "--tier", "paper", "--limit", "5").source.scales[Tier.PAPER]
+    assert [item.data.test_problems for item in scale.test_sets] == [5, 5, 5, 5]
+    mini = selected("table1_1_5b", "--tier", "mini", "--limit", "5").source.scales[Tier.MINI]
+    assert (mini.data.test_problems, mini.data.development_problems) == (5, 5)
+
+
+@pytest.mark.parametrize(("name", "tier"), [("table1", "smoke"), ("table2", "paper")])
+def test_a_printed_configuration_can_be_given_back(
+    name: str, tier: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["plan", name, "--tier", tier, "--show-config"]) == 0
+    text = capsys.readouterr().out
+    path = tmp_path / "scale.json"
+    path.write_text(text)
+    assert selected(name, "--tier", tier, "--config", str(path)).source is find(name)
+    path.write_text(json.dumps(json.loads(text) | {"steps": 7}))
+    scale = selected(name, "--tier", tier, "--config", str(path)).source.scales[Tier(tier)]
+    assert scale.steps == 7
+
+
+def test_a_command_line_goes_before_a_file(tmp_path: Path) -> None:
+    path = tmp_path / "scale.toml"
+    path.write_text("steps = 7\n[optimizer]\nbeta1 = 0.5\nbeta2 = 0.6\n")
+    line = ["table1", "--tier", "smoke", "--config", str(path), "--set", "optimizer.beta2=0.7"]
+    scale = selected(*line).source.scales[Tier.SMOKE]
+    assert (scale.steps, scale.optimizer.beta1, scale.optimizer.beta2) == (7, 0.5, 0.7)
+
+
+def test_a_hub_name_brings_its_revision_and_a_folder_none(tmp_path: Path) -> None:
+    def settings(*line: str) -> object:
+        return changes_of(build_parser().parse_args(["plan", "table1", *line])).settings
+
+    assert settings("--model", "owner/model") == {"checkpoint": "owner/model", "revision": "main"}
+    assert settings("--model", "owner/model", "--revision", "v1") == {
+        "checkpoint": "owner/model",
+        "revision": "v1",
+    }
+    assert settings("--model", str(tmp_path)) == {"checkpoint": str(tmp_path), "revision": ""}
+
+
+def test_values_are_read_by_the_type_of_their_field() -> None:
+    changed = with_settings(
+        SMOKE,
+        parse_settings(
+            [
+                "seeds=[3, 4]",
+                "optimizer.learning_rates.full=1",
+                "data.levels=[1]",
+                "checkpoint=tiny",
+                'test_sets=[{"name": "hard", "data": {"source": "gsm8k"}}]',
+            ]
+        ),
+    )
+    assert changed.seeds == (3, 4)
+    assert changed.optimizer.learning_rates.full == 1.0
+    assert changed.data.levels == (1,)
+    assert changed.test_sets[0].data.source == "gsm8k"
+    with pytest.raises(ValueError, match="seeds is 3; it must be a list"):
+        with_settings(SMOKE, parse_settings(["seeds=3"]))
+
+
+def test_every_scale_can_be_printed_and_read_back() -> None:
+    for name, tier in (("table3", Tier.SYSTEMS), ("table6", Tier.SYSTEMS), ("norms", Tier.PROXY)):
+        scale = find(name).scales[tier]
+        assert with_settings(scale, json.loads(settings_text(scale))) == scale
+
+
+def test_without_a_tier_the_smallest_is_taken() -> None:
+    assert select(["table1"])[0].tier is Tier.SMOKE

@@ -1,0 +1,86 @@
+"""Problems are opened before a plan starts: what is refused, named and counted."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+import pytest
+
+from repro.__main__ import build_parser
+from repro.data.problem import DataError, Problem
+from repro.run.data_check import data_lines
+from repro.run.select import Changes, select
+from repro.spec.config import RunConfig
+from tests.repro.problem_files import write_problems
+
+
+def _problems(name: str, golds: list[str]) -> list[Problem]:
+    """Return numbered problems with these golds."""
+    return [
+        Problem(id=f"{name}/{i}", question=f"{name} {i}?", answer=gold)
+        for i, gold in enumerate(golds)
+    ]
+
+
+def _folder(path: Path, train: list[str], test: list[str]) -> Path:
+    """Return a folder with these golds."""
+    path.mkdir()
+    write_problems(path / "train.jsonl", _problems("train", train))
+    write_problems(path / "test.jsonl", _problems("test", test))
+    return path
+
+
+def _plan(data: Path) -> list[RunConfig]:
+    """Return the smoke tier's Table 1 on a folder."""
+    [selection] = select(["table1"], tier="smoke", changes=Changes(data=str(data)))
+    return selection.plan(1)
+
+
+def test_a_gold_that_can_never_be_paid_is_named_with_file_and_line(tmp_path: Path) -> None:
+    folder = _folder(tmp_path / "set", ["1", "\\frac{1}{", "3"], ["4"])
+    [line] = data_lines(_plan(folder), named=True)
+    assert f"{folder / 'train.jsonl'}, line 2: gold '\\\\frac{{1}}{{' can never be paid" in line
+
+
+def test_many_such_golds_are_counted_and_all_of_them_are_an_error(tmp_path: Path) -> None:
+    lines = data_lines(_plan(_folder(tmp_path / "many", ["}{"] * 9 + ["1"], ["4"])), named=True)
+    assert len(lines) == 6
+    assert "9 of 10 train golds can never be paid" in lines[-1]
+    with pytest.raises(DataError, match=r"no gold of its 2 test problems .*test\.jsonl, line 1"):
+        data_lines(_plan(_folder(tmp_path / "all", ["1"], ["}{", "..."])), named=True)
+
+
+def test_repeated_questions_are_counted(tmp_path: Path) -> None:
+    folder = _folder(tmp_path / "set", ["1"], ["4"])
+    again = [Problem(id=str(i), question="the same?", answer="1") for i in range(3)]
+    write_problems(folder / "train.jsonl", again)
+    [line] = data_lines(_plan(folder), named=True)
+    assert "repeated questions: 2 in train, 0 in test, 0 of the test split" in line
+
+
+def test_the_package_s_own_problems_are_not_opened() -> None:
+    [selection] = select(["table1"], tier="smoke")
+    assert data_lines(selection.plan(1), named=False) == []
+
+
+def test_a_set_of_test_problems_alone_is_asked_beside_the_target_s_own(tmp_path: Path) -> None:
+    write_problems(tmp_path / "test.jsonl", _problems("test", ["1", "2"]))
+    [selection] = select(["table1"], tier="smoke", changes=Changes(data=str(tmp_path)))
+    [run, *_] = plan = selection.plan(1)
+    assert run.scale.data.source == "generated"
+    assert [item.data.source for item in run.scale.test_sets] == [f"folder:{tmp_path}"]
+    assert selection.source.name.startswith("table1_asked_")
+    assert data_lines(plan, named=True) == []
+
+
+def test_plan_refuses_what_run_would(tmp_path: Path) -> None:
+    folder = _folder(tmp_path / "set", ["1"], ["4"])
+    with (folder / "test.jsonl").open("a") as stream:
+        stream.write('{"id": "x"}\n')
+    flags = ["table1", "--tier", "smoke", "--data", str(folder), "--runs", str(tmp_path / "runs")]
+    for command in ("plan", "run"):
+        args: argparse.Namespace = build_parser().parse_args([command, *flags])
+        with pytest.raises(DataError, match=r"test\.jsonl, line 2: `question` is missing"):
+            args.command(args)
+    assert not list(tmp_path.glob("runs/**/*.json"))

@@ -1,0 +1,195 @@
+"""Disks that cannot be used: a sentence and exit status 2, nothing failed or half-written."""
+
+from __future__ import annotations
+
+import errno
+import io
+import json
+import os
+import resource
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from repro.__main__ import main
+from repro.evidence.record import Record, replace_files
+from repro.run import plan as planning
+from repro.run.disk import DiskError, free_bytes, is_disk_fault, require_writable, sentence_of
+from repro.run.schedule import execute
+from repro.spec.config import RunConfig
+from tests.repro.run.test_claims import ROOT, runs_of
+
+RUN = ("run", "table1", "--tier", "smoke", "--seeds", "1", "--arms", "nvfp4_lora", "--steps", "2")
+Printed = pytest.CaptureFixture[str]
+
+
+def failing(code: int) -> Callable[..., Any]:
+    def fail(*arguments: Any, **named: Any) -> Any:
+        raise OSError(code, os.strerror(code))
+
+    return fail
+
+
+@pytest.mark.parametrize("below", ["", "deeper", "much/deeper"])
+@pytest.mark.parametrize("command", ["run", "environment"])
+def test_a_file_where_the_folder_of_records_should_be_is_named(
+    tmp_path: Path, capsys: Printed, below: str, command: str
+) -> None:
+    file = tmp_path / "runs"
+    file.write_text("not a folder")
+    line = [*RUN, "--runs", str(file / below)]
+    if command == "environment":
+        line = ["environment", "--out", str(file / below / "environment.json")]
+    assert main(line) == 2
+    assert capsys.readouterr().err == f"repro: {file} is a file; a folder is needed there\n"
+    assert file.read_text() == "not a folder"
+
+
+@pytest.mark.parametrize(
+    ("code", "reason"),
+    [(errno.EROFS, "its disk is read-only"), (errno.ENOSPC, "no space is left on its disk"),
+     (errno.EACCES, "this user may not use it"), (errno.EMLINK, "Too many links")],
+)  # fmt: skip
+def test_a_disk_that_takes_nothing_is_told_before_anything_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Printed, code: int, reason: str
+) -> None:
+    monkeypatch.setattr(tempfile, "TemporaryFile", failing(code))
+    folder = tmp_path / "runs"
+    assert main([*RUN, "--runs", str(folder)]) == 2
+    assert capsys.readouterr().err == f"repro: {folder} cannot be used: {reason}\n"
+    assert list(folder.iterdir()) == []
+
+
+FULL = """
+import errno, os
+from datetime import UTC, datetime
+from repro.evidence.record import record_of
+
+def carry_out(runs, folder, records, progress, should_stop, threads):
+    if runs[0].arm.name == "mxfp4":
+        raise OSError(errno.ENOSPC, "No space left on device", str(records / "somewhere"))
+    record_of(runs[0], metrics={}, environment={}, started=datetime.now(UTC)).write(records)
+"""
+
+
+def test_a_disk_that_fills_up_ends_the_start_and_fails_no_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "filling.py").write_text(FULL)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    sys.modules.pop("filling", None)
+    import filling
+
+    folder, said = tmp_path / "runs", io.StringIO()
+
+    def go(carry_out: Any) -> Any:
+        console = Console(file=said, width=200)
+        return execute(runs_of(), folder, workers=1, threads=1, console=console,
+                       carry_out=carry_out)  # fmt: skip
+
+    wanted = f"{folder}/somewhere cannot be used: no space is left on its disk; 2 runs are left"
+    with pytest.raises(DiskError, match=wanted):
+        go(filling.carry_out)
+    assert "no disk" in said.getvalue()
+    assert len(list(folder.rglob("seed-0.json"))) == 2
+    assert not list(folder.rglob("*.failed-*"))
+    assert not list(folder.rglob("*.lock"))
+
+
+@pytest.mark.slow
+def test_a_checkpoint_that_finds_no_room_leaves_nothing_half_written(tmp_path: Path) -> None:
+    def limit() -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (30_000, 30_000))
+
+    line = [sys.executable, "-m", "repro", *RUN, "--runs", str(tmp_path / "runs")]
+    done = subprocess.run(line, cwd=ROOT, preexec_fn=limit, capture_output=True, text=True,
+                          check=False, timeout=240)  # fmt: skip
+    assert done.returncode == 2, done.stdout + done.stderr
+    assert "Traceback" not in done.stderr
+    assert "step-00000002" in done.stderr
+    assert "would be larger than this process may write" in done.stderr
+    left = {path.name: path for path in (tmp_path / "runs").rglob("*") if path.is_file()}
+    assert sorted(left) == ["metrics.jsonl", "workers.log"]
+    # The steps of before are kept, each as a whole line.
+    lines = left["metrics.jsonl"].read_text(encoding="utf-8").splitlines()
+    assert [json.loads(line)["step"] for line in lines] == [1, 2]
+
+
+@pytest.mark.parametrize("call", ["fsync", "link", "chmod"])
+def test_a_record_that_cannot_be_written_leaves_no_temporary(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    made_up_record: Callable[[RunConfig], Record],
+    call: str,
+) -> None:
+    record = made_up_record(runs_of()[0])
+    with monkeypatch.context() as patch:
+        patch.setattr(os, call, failing(errno.ENOSPC))
+        patch.setattr(os, "replace", failing(errno.ENOSPC))
+        with pytest.raises(OSError, match="No space left"):
+            record.write(tmp_path)
+    assert not [path for path in tmp_path.rglob("*") if path.is_file()]
+
+
+def test_of_several_files_that_cannot_be_written_none_is_half_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fsync, calls = os.fsync, []
+
+    def second_fails(descriptor: int) -> None:
+        calls.append(descriptor)
+        if len(calls) == 2:
+            failing(errno.ENOSPC)()
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", second_fails)
+    with pytest.raises(OSError, match="No space left"):
+        replace_files({tmp_path / "a": b"1", tmp_path / "b": b"2"})
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_plan_compares_what_it_needs_with_what_is_free(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Printed
+) -> None:
+    line = ["plan", "table1", "--tier", "smoke", "--runs", str(tmp_path / "not" / "yet")]
+    assert main(line) == 0
+    printed = capsys.readouterr().out
+    free = free_bytes(tmp_path / "not" / "yet")
+    assert free is not None
+    assert free > 0
+    assert f" of {planning.size(free)[:2]}" in printed
+    assert "does not fit" not in printed
+    monkeypatch.setattr(planning, "free_bytes", lambda folder: 1_000_000)
+    assert main(line) == 0
+    printed = capsys.readouterr().out
+    assert "480 MB of 1 MB free" in printed
+    assert "It does not fit: the disk lacks 479 MB." in printed
+    monkeypatch.setattr(planning, "free_bytes", lambda folder: None)
+    assert main(line) == 0
+    assert "  disk      480 MB\n" in capsys.readouterr().out
+
+
+def test_an_error_is_of_the_disk_by_its_kind_or_by_its_path(tmp_path: Path) -> None:
+    full = OSError(errno.ENOSPC, "No space left on device")
+    gone = FileNotFoundError(errno.ENOENT, "No such file", str(tmp_path / "a" / "b"))
+    other = FileNotFoundError(errno.ENOENT, "No such file", "/somewhere/else")
+    assert is_disk_fault(full, tmp_path)
+    assert is_disk_fault(gone, tmp_path)
+    assert not is_disk_fault(other, tmp_path)
+    assert not is_disk_fault(FileExistsError("seed-0.json exists"), tmp_path)
+    assert not is_disk_fault(ConnectionError("the hub does not answer"), tmp_path)
+    assert sentence_of(full, tmp_path) == f"{tmp_path} cannot be used: no space is left on its disk"
+    assert sentence_of(gone, None) == f"{tmp_path}/a/b cannot be used: it does not exist"
+    assert sentence_of(ConnectionError("the hub does not answer")) == "the hub does not answer"
+    assert sentence_of(TimeoutError()) == "TimeoutError"
+
+
+def test_a_folder_that_can_be_written_stays_as_it_was(tmp_path: Path) -> None:
+    require_writable(tmp_path / "a" / "b")
+    assert list((tmp_path / "a" / "b").iterdir()) == []

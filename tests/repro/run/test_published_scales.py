@@ -1,0 +1,319 @@
+"""Every scale of a published checkpoint, from the command line to a verdict, without the hub.
+
+The checkpoint is a small one of the same layout, tensor names, tokenizer rules and chat template;
+problems stand in for the hub's under their names. What is changed of a scale is size, steps and
+counts, and the optimiser that needs a GPU; all else is the scale's own.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import shutil
+import socket
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import repro.run.schedule  # noqa: F401 - binds the real devices before a test pretends others
+from repro.__main__ import main
+from repro.data.public import PUBLIC_SETS
+from repro.evidence.record import find_record, read_record
+from repro.judge.check import check_selection
+from repro.models.checkpoint import resolve
+from repro.models.tensor_files import CheckpointError
+from repro.run import preflight as preflights
+from repro.run.carry_out import carry_out
+from repro.run.places import expected_folder
+from repro.run.preflight import memory_of, preflight
+from repro.run.select import Changes, Selection, select
+from repro.spec import tier as tiers
+from repro.spec.config import RunConfig, TrainScale
+from repro.spec.tier import REAL_CHECKPOINTS, CudaDevice, Tier
+from repro.targets import TARGETS, find
+from repro.targets.training_costs import DATA_DOWNLOADS
+from tests.repro.qwen_checkpoint import SMALL, write_full, write_hub, write_small
+
+PUBLISHED = [
+    (target.name, tier) for target in TARGETS for tier in REAL_CHECKPOINTS if tier in target.scales
+]
+# Sizes, steps and counts; and AdamW in float32, since its 8-bit form needs a GPU.
+SMALLER: dict[str, Any] = {
+    "steps": 2,
+    "prompts_per_rollout": 2,
+    "group_size": 4,
+    "updates_per_rollout": 1,
+    "micro_batch_rows": 4,
+    "rollout": {"max_new_tokens": 48},
+    "optimizer": {"name": "adamw", "warmup_steps": 1},
+    "evaluation": {"samples": 2, "sampling": {"max_new_tokens": 48}},
+}
+H200 = CudaDevice(name="NVIDIA H200", capability=(9, 0), memory_bytes=150_000_000_000)
+H100 = CudaDevice(name="NVIDIA H100", capability=(9, 0), memory_bytes=85_000_000_000)
+CARD_24GB = CudaDevice(name="a 24 GB card", capability=(8, 9), memory_bytes=22 * 2**30)
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Return a small checkpoint folder, with small data sets in the hub's place."""
+    folder = tmp_path_factory.mktemp("published")
+    with pytest.MonkeyPatch.context() as patch:
+        for name, public in PUBLIC_SETS.items():
+            patch.setitem(PUBLIC_SETS, name, dataclasses.replace(public, rows={}))
+        write_hub(folder / "hub", {"train": 640, "test": 24})
+        patch.setenv("HF_HUB_CACHE", str(folder / "hub"))
+        patch.setenv("HF_HUB_OFFLINE", "1")
+        yield write_small(folder / "Qwen2.5-small", lessons=150)
+
+
+def small(name: str, tier: Tier, model: object, **settings: Any) -> Selection:
+    changed = SMALLER | {"checkpoint": str(model), "revision": ""} | settings
+    if tier is Tier.MINI:
+        changed = changed | {"evaluation": SMALLER["evaluation"] | {"every": 1}}
+    (selection,) = select([name], tier=tier.value, changes=Changes(settings=changed, limit=2))
+    return selection
+
+
+def carried_out(run: RunConfig, folder: Path) -> Any:
+    (path,) = carry_out(
+        [run],
+        folder / "work" / run.digest(),
+        folder,
+        lambda text, values: None,
+        lambda: False,
+        threads=1,
+    )
+    assert path == find_record(run, folder)
+    return read_record(path)
+
+
+@pytest.mark.parametrize(("name", "tier"), PUBLISHED)
+def test_every_published_scale_is_ready_but_for_its_checkpoint(
+    name: str, tier: Tier, checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(preflights, "cuda_devices", lambda: (H200,))
+    (selection,) = select(
+        [name], tier=tier.value, changes=Changes(settings={"checkpoint": str(checkpoint)})
+    )
+    for run in selection.plan(1):
+        said = preflight(run)
+        assert said.refusal is None
+        assert not said.unchecked
+
+
+@pytest.fixture(scope="module")
+def recorded(
+    checkpoint: Path, tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, tuple[Selection, Path]]:
+    """Return, by target, a selection and the folder with a record of each of its arms."""
+    found = {}
+    for name, tier in (("table1", Tier.PAPER), ("table2", Tier.PAPER), ("table1_1_5b", Tier.MINI)):
+        selection, folder = small(name, tier, checkpoint), tmp_path_factory.mktemp(name)
+        for run in selection.plan(1):
+            carried_out(run, folder)
+        found[name] = selection, folder
+    return found
+
+
+TRAINED = ["table1", "table2", "table1_1_5b"]
+
+
+@pytest.mark.parametrize("name", TRAINED)
+def test_every_arm_goes_from_checkpoint_to_a_record_that_counts(
+    name: str, recorded: dict[str, tuple[Selection, Path]]
+) -> None:
+    selection, folder = recorded[name]
+    checked = check_selection(selection, folder, expected_folder(None))
+    assert not checked.evidence.refused
+    assert not checked.evidence.failed
+    assert set(checked.evidence.records) == {arm.name for arm in selection.source.arms}
+
+
+@pytest.mark.parametrize("name", TRAINED)
+def test_a_run_with_other_settings_is_never_judged_as_the_targets_own(
+    name: str, recorded: dict[str, tuple[Selection, Path]]
+) -> None:
+    selection, folder = recorded[name]
+    assert selection.source.name.startswith(f"{name}_with_")
+    judged = check_selection(selection, folder, expected_folder(None))
+    assert not [verdict for verdict in judged.verdicts if verdict.about == "paper value"]
+    (own,) = select([name], tier=selection.tier.value)
+    assert check_selection(own, folder, expected_folder(None)).lacking is not None
+    others = {run.digest() for run in own.plan()}
+    assert not others & {run.digest() for run in selection.plan()}
+
+
+def test_accuracy_over_sets_is_their_plain_mean_beside_each_sets_own(
+    recorded: dict[str, tuple[Selection, Path]],
+) -> None:
+    selection, folder = recorded["table2"]
+    (run,) = selection.plan(1, ["bf16_lora"])
+    record = read_record(find_record(run, folder))  # type: ignore[arg-type]
+    sets = [record.value(f"accuracy_{name}") for name in ("math500", "aime24", "aime25", "amc23")]
+    assert None not in sets
+    assert record.value("accuracy") == pytest.approx(sum(sets) / 4)  # type: ignore[arg-type]
+    for name in ("accuracy_lenient", "truncation_rate", "gain_greedy"):
+        assert record.value(name) is not None, name
+
+
+def test_a_mini_run_has_a_curve_on_problems_held_out_of_training(
+    recorded: dict[str, tuple[Selection, Path]],
+) -> None:
+    selection, folder = recorded["table1_1_5b"]
+    (run,) = selection.plan(1, ["nvfp4_lora_aqn"])
+    record = read_record(find_record(run, folder))  # type: ignore[arg-type]
+    assert record.series["evaluation_step"] == [0, 1, 2]
+    assert record.value("heldout_last") is not None
+    assert record.inputs["train_problems"] != record.inputs["test_problems"]
+
+
+@pytest.mark.parametrize("architecture", ["qwen3", "llama"])
+def test_other_architectures_train_too(architecture: str, checkpoint: Path, tmp_path: Path) -> None:
+    folder = write_small(tmp_path / architecture, architecture)
+    selection = small("table1", Tier.PAPER, folder)
+    (run,) = selection.plan(1, ["nvfp4_lora_aqn"])
+    record = carried_out(run, tmp_path / "runs")
+    assert record.config["scale"]["checkpoint"] == str(folder)
+    assert record.effects["trained_change_l2"] > 0
+
+
+def test_the_commit_of_a_hub_name_is_recorded(
+    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hub, commit = tmp_path / "hub", "a" * 40
+    home = hub / "models--owner--model"
+    shutil.copytree(checkpoint, home / "snapshots" / commit)
+    (home / "refs").mkdir()
+    (home / "refs" / "main").write_text(commit)
+    data = Path(os.environ["HF_HUB_CACHE"]) / "datasets--openai--gsm8k"
+    (hub / data.name).symlink_to(data, target_is_directory=True)
+    monkeypatch.setenv("HF_HUB_CACHE", str(hub))
+    selection = small("table1", Tier.PAPER, "owner/model", revision="main")
+    (run,) = selection.plan(1, ["nvfp4"])
+    record = carried_out(run, tmp_path / "runs")
+    assert record.inputs["checkpoint_revision"] == commit
+    assert record.config["scale"]["revision"] == "main"
+
+
+def test_one_command_plans_runs_checks_and_reports(
+    checkpoint: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    # Workers are processes of their own: their data sets have as many rows as the hub's.
+    write_hub(tmp_path / "hub", {"train": 7473, "test": 1319}, names=("gsm8k",))
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setattr(tiers, "cuda_devices", lambda: (H100,))
+    config = tmp_path / "small.json"
+    config.write_text(json.dumps(SMALLER))
+    line = ["table1", "--tier", "paper", "--model", str(checkpoint), "--config", str(config)]
+    line += ["--limit", "2", "--runs", str(tmp_path / "runs")]
+    chosen = ["--seeds", "1", "--arms", "nvfp4_lora_aqn"]
+    assert main(["plan", *line, *chosen]) == 0
+    assert main(["run", *line, *chosen, "--workers", "1", "--threads", "1"]) == 0
+    assert main(["check", *line]) == 0
+    assert main(["report", *line, "--out", str(tmp_path / "report.md")]) == 0
+    assert "1 runs (0 recorded, 1 to do)" in capsys.readouterr().out
+    assert "accuracy, any form of answer" in (tmp_path / "report.md").read_text()
+
+
+def names_refused(name: str, tier: Tier, device: CudaDevice) -> set[str]:
+    scale: TrainScale = find(name).scales[tier]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(preflights, "cuda_devices", lambda: (device,))
+        return {arm.name for arm in find(name).arms if memory_of(arm, scale)[1]}
+
+
+def test_what_no_row_of_fits_the_device_is_refused_by_the_memory_plan() -> None:
+    assert names_refused("table1", Tier.PAPER, H200) == set()
+    assert names_refused("table1", Tier.PAPER, H100) == {"bf16_full"}
+    assert names_refused("table2_32b", Tier.PAPER, H100) == {"bf16_full"}
+    assert names_refused("table1_1_5b", Tier.MINI, CARD_24GB) == set()
+    assert "bf16_lora" in names_refused("table2_14b", Tier.PAPER, CARD_24GB)
+
+
+def test_full_training_needs_masters_gradients_moments_and_a_copy() -> None:
+    scale: TrainScale = find("table1").scales[Tier.PAPER]
+    full, lora = (memory_of(find("table1").arm(name), scale) for name in ("bf16_full", "bf16_lora"))
+    # 7.6e9 parameters: 30.5 GB of masters, as much of gradients, 15.5 GB of 8-bit moments.
+    assert full[0] - lora[0] == pytest.approx(76e9, rel=0.03)
+
+
+def test_a_prompt_longer_than_the_scale_allows_is_found_before_anything_is_loaded(
+    checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(preflights, "cuda_devices", lambda: (H100,))
+    selection = small("table1", Tier.PAPER, checkpoint, max_prompt_tokens=100)
+    said = preflight(selection.plan(1, ["bf16"])[0]).refusal
+    assert said is not None
+    assert "the longest prompt has" in said
+    assert "max_prompt_tokens there is 100" in said
+
+
+def test_codes_are_refused_to_arms_of_another_format(
+    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(preflights, "cuda_devices", lambda: (H100,))
+    shape = SMALL | {"model_type": "qwen2"}
+    assert len(write_full(tmp_path / "codes", shape, "nvfp4", shard_bytes=60_000)) > 1
+    selection = small("table1", Tier.PAPER, tmp_path / "codes")
+    said = {run.arm.name: preflight(run).refusal for run in selection.plan(1)}
+    assert "stores nvfp4 codes" in (said["bf16_lora"] or "")
+    assert said["nvfp4_lora_aqn"] is None
+    (run,) = selection.plan(1, ["nvfp4_lora_aqn"])
+    record = carried_out(run, tmp_path / "runs")
+    assert record.effects["linears"] == {"nvfp4": 14}
+
+
+def test_a_missing_package_and_a_hub_that_is_not_there_are_said_in_a_sentence(
+    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(preflights, "cuda_devices", lambda: (H200,))
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
+    run = select(["table1"], tier="paper")[0].plan(1, ["nvfp4_lora"])[0]
+    said = preflight(run, fetch=True).refusal
+    assert said is not None
+    assert "HF_HUB_OFFLINE is set" in said
+    monkeypatch.setattr(preflights.importlib.util, "find_spec", lambda name: None)
+    assert "needs bitsandbytes, which is not installed" in (preflight(run).refusal or "")
+
+
+def test_a_silent_hub_costs_seconds_for_models(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{silent.getsockname()[1]}")
+        begun = time.monotonic()
+        with pytest.raises(CheckpointError, match="cannot be reached"):
+            resolve("owner/model", "main")
+    assert time.monotonic() - begun < 10
+
+
+def test_a_download_that_was_cut_short_is_not_taken_for_a_checkpoint(
+    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home = tmp_path / "models--owner--model"
+    folder = home / "snapshots" / ("b" * 40)
+    shutil.copytree(checkpoint, folder)
+    (home / "refs").mkdir()
+    (home / "refs" / "main").write_text(folder.name)
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    assert resolve("owner/model", "main") == folder
+    next(folder.glob("model-00002*")).unlink()
+    with pytest.raises(CheckpointError, match="is not whole in the local hub cache"):
+        resolve("owner/model", "main")
+    assert resolve("owner/model", "main", weights=False) == folder
+
+
+def test_downloads_are_named_as_the_data_sets_are() -> None:
+    assert {name: item.name for name, item in DATA_DOWNLOADS.items()} == {
+        name: public.repository for name, public in PUBLIC_SETS.items()
+    }

@@ -1,0 +1,218 @@
+"""What ran is what the record says: the source from before a run's first step to after its last."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from repro.evidence import origins, provenance
+from repro.evidence.origins import is_clean
+from repro.evidence.procedure import Measured
+from repro.evidence.record import Record, read_record
+from repro.rl.checkpoint import TrainState, load_checkpoint, save_checkpoint
+from repro.rl.runs import RunStates
+from repro.rl.snapshots import Snapshot, read_newest
+from repro.rl.stacked.checkpoint import save_ensemble
+from repro.run import carry_out as recording
+from repro.spec.config import RunConfig
+from repro.spec.target import plan
+from repro.spec.tier import Tier
+from repro.targets import find
+
+RIGHT, WRONG = "LOSS = -1\n", "LOSS = +1\n"
+
+
+class Checkout:
+    """A git checkout that stands for the one that holds this package."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.loss = root / "repro" / "loss.py"
+        self.loss.parent.mkdir()
+        (root / "kernels").mkdir()
+        (root / "kernels" / "kernel.py").write_text("")
+        self.loss.write_text(RIGHT)
+        self.git("init", "-q")
+        self.commit()
+
+    def git(self, *words: str) -> str:
+        """Return what git says."""
+        name = ["-c", "user.name=n", "-c", "user.email=e@example.org"]
+        done = subprocess.run(
+            ["git", "-C", str(self.root), *name, *words], check=True, capture_output=True, text=True
+        )
+        return done.stdout.strip()
+
+    def commit(self) -> str:
+        """Commit everything; return the commit."""
+        self.git("add", "-A")
+        self.git("commit", "-q", "--allow-empty", "-m", "one more")
+        return self.git("rev-parse", "HEAD")
+
+
+def forget() -> None:
+    """Do as a fresh process would: nothing is known of the source yet."""
+    for asked in (provenance.source_commit, provenance.source_digest, origins._committed):
+        getattr(asked, "cache_clear", lambda: None)()
+
+
+@pytest.fixture
+def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Checkout]:
+    found = Checkout(tmp_path)
+    monkeypatch.delenv("REPRO_COMMIT", raising=False)
+    monkeypatch.setattr(provenance, "PACKAGE", tmp_path / "repro")
+    forget()
+    yield found
+    forget()
+
+
+@pytest.fixture
+def run() -> RunConfig:
+    return plan(find("table1"), Tier.SMOKE, 1, ["bf16_lora"])[0]
+
+
+@pytest.fixture
+def carried(
+    run: RunConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Callable[..., Record]:
+    """Return what carries out the run by a procedure that is given, and reads its record."""
+
+    def carry(procedure: Callable[[], dict[str, Any]]) -> Record:
+        def measure(run: RunConfig, **how: Any) -> Measured:
+            return Measured(metrics={}, effects=procedure())
+
+        monkeypatch.setattr(recording, "procedure_named", lambda name: measure)
+        records = tmp_path / "runs"
+        (path,) = recording.carry_out([run], tmp_path, records, print, bool, 1)
+        return read_record(path)
+
+    return carry
+
+
+def test_a_source_that_stays_is_one_state_and_clean(
+    checkout: Checkout, carried: Callable[..., Record]
+) -> None:
+    record = carried(dict)
+    assert [state["commit"] for state in record.sources] == [checkout.git("rev-parse", "HEAD")]
+    assert (record.commit, record.dirty) == (record.sources[0]["commit"], False)
+    assert is_clean(record)
+
+
+def test_a_wrong_loss_that_was_reverted_while_it_trained_is_not_of_head(
+    checkout: Checkout, carried: Callable[..., Record]
+) -> None:
+    checkout.loss.write_text(WRONG)
+
+    def reverting() -> dict[str, Any]:
+        checkout.loss.write_text(RIGHT)
+        return {}
+
+    record = carried(reverting)
+    assert [state["dirty"] for state in record.sources] == [True, False]
+    assert record.dirty
+    assert not is_clean(record)
+
+
+def test_what_is_edited_while_a_run_runs_is_a_second_state(
+    checkout: Checkout, carried: Callable[..., Record]
+) -> None:
+    def editing() -> dict[str, Any]:
+        checkout.loss.write_text(WRONG)
+        return {}
+
+    record = carried(editing)
+    assert [state["dirty"] for state in record.sources] == [False, True]
+    assert not is_clean(record)
+
+
+def test_a_commit_that_leaves_the_source_as_it_was_is_no_second_state(
+    checkout: Checkout, carried: Callable[..., Record]
+) -> None:
+    def documenting() -> dict[str, Any]:
+        (checkout.root / "README.md").write_text("words")
+        checkout.commit()
+        return {}
+
+    record = carried(documenting)
+    assert len(record.sources) == 1
+    assert is_clean(record)
+
+
+def test_steps_at_one_commit_and_at_another_are_recorded_as_both(
+    checkout: Checkout, carried: Callable[..., Record], tmp_path: Path
+) -> None:
+    first = checkout.git("rev-parse", "HEAD")
+    parameters = {"a": nn.Parameter(torch.zeros(2))}
+    optimizer = torch.optim.AdamW(parameters.values())
+    parameters["a"].grad = torch.ones(2)
+    optimizer.step()  # a checkpoint without moments is refused
+    state = TrainState(digest="d", step=1, draws=1, series={}, effects={})
+    save_checkpoint(tmp_path / "steps", state, parameters, optimizer)
+    checkout.loss.write_text(WRONG)
+    second = checkout.commit()
+    forget()
+
+    def going_on() -> dict[str, Any]:
+        state = load_checkpoint(tmp_path / "steps", "d", parameters, optimizer)
+        assert state is not None
+        return state.effects
+
+    record = carried(going_on)
+    assert [state["commit"] for state in record.sources] == [first, second]
+    assert record.commit == second
+    assert "sources" not in record.effects
+    assert not is_clean(record)
+
+
+def test_a_checkpoint_tells_an_edit_that_nobody_sees_at_the_end(
+    checkout: Checkout, carried: Callable[..., Record], tmp_path: Path
+) -> None:
+    state = TrainState(digest="d", step=1, draws=1, series={}, effects={})
+    parameters = {"a": nn.Parameter(torch.zeros(2))}
+
+    def edited_and_reverted() -> dict[str, Any]:
+        checkout.loss.write_text(WRONG)
+        save_checkpoint(
+            tmp_path / "steps", state, parameters, torch.optim.AdamW(parameters.values())
+        )
+        checkout.loss.write_text(RIGHT)
+        return state.effects
+
+    record = carried(edited_and_reverted)
+    assert [state["dirty"] for state in record.sources] == [False, True]
+
+
+def test_every_run_of_an_ensembles_checkpoint_carries_the_source(
+    checkout: Checkout, tmp_path: Path
+) -> None:
+    runs = [TrainState(digest=d, step=3, draws=3, series={}, effects={}) for d in ("a", "b")]
+    state = RunStates(step=3, runs=runs, failures=[None, None])
+    values = torch.zeros(2, 1)
+    masters = SimpleNamespace(values=values, leaves={"a": values})
+    stack: Any = SimpleNamespace(masters=masters)
+    optimizer: Any = SimpleNamespace(first=values.clone(), second=values.clone(), steps=3)
+    save_ensemble(tmp_path / "steps", state, stack, optimizer)
+
+    def runs_of(snapshot: Snapshot) -> list[dict[str, Any]]:
+        return snapshot.value("runs", list)
+
+    found = read_newest(tmp_path / "steps", runs_of)
+    assert found is not None
+    commit = checkout.git("rev-parse", "HEAD")
+    carried = [run["effects"]["sources"] for run in found[0]]
+    assert [[state["commit"] for state in states] for states in carried] == [[commit]] * 2
+
+
+def test_a_commit_that_does_not_exist_is_not_clean(
+    checkout: Checkout, carried: Callable[..., Record], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("REPRO_COMMIT", "f" * 7 + "0" * 33)
+    forget()
+    assert not is_clean(carried(dict))
