@@ -193,7 +193,7 @@ METRICS = (
     ),
 )
 
-# What tells how runs explore, and what they reach; `repro.evidence.derived` says how each is formed.
+# How runs explore and what they reach; `repro.evidence.derived` says how each number is formed.
 LADDER_METRICS = (
     Metric(
         name="take_off_tokens",
