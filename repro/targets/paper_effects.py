@@ -86,9 +86,8 @@ COLLAPSE = Effect(
     paper=58.5, measure="units", place="Fig. 17, step 75 (plot): a reward of .915 against .33"
 )
 
-# Quotients of the tokens to a threshold, the slower arm's above. What is less than 10 % is less than
-# a step of the 4-bit formats' own differences in speed of decoding, and no reason to choose one.
-_SMALLEST = "less than a tenth more tokens would decide nobody's choice of a format"
+# Quotients of the tokens to a threshold, the slower arm's above.
+_SMALLEST = "chosen: a tenth of the tokens, which the planned seeds resolve"
 
 
 def _take_off(paper: float | None, place: str = "") -> Effect:

@@ -253,11 +253,17 @@ def _grows(name: str, statement: str, source: str, arm: Arm, *factor: str, effec
         metric="take_off_tokens",
         factor=("checkpoint", *factor),
         effect=effect,
-        assays=takes_off(*arms),
+        assays=(*takes_off(*arms), *(() if arm is OPENING_WARMER else (_GROWING,))),
         tiers=TIERS,
     )
 
 
+_GROWING = Assay(
+    kind="control",
+    claim="exploration_helps_more",
+    because="where a warmer decision itself does not help more as the habit gets rarer, no source "
+    "of entropy can",
+)
 DIFFICULTY = Target(
     name="difficulty",
     title="Whether the benefit grows with the difficulty: two rungs of the needle compared",
