@@ -70,6 +70,11 @@ class Rollout:
         Tokens of all completions sampled, of groups left out too.
     informative
         Share of the groups drawn with right and wrong answers both.
+    explored, changed
+        Of those tokens, how many were drawn at another temperature than the policy's, and how many
+        of these the policy's own would have chosen otherwise.
+    to_explore
+        How many the arm asks to be drawn so.
     """
 
     rows: Rows
@@ -81,6 +86,9 @@ class Rollout:
     groups_drawn: int
     tokens_sampled: int
     informative: float
+    explored: int = 0
+    changed: int = 0
+    to_explore: int = 0
 
 
 @dataclass(slots=True, kw_only=True)
@@ -224,6 +232,7 @@ class GrowingRollout:
     def __init__(self, run: RunConfig, source: Prompts, *, step: int, draws: int) -> None:
         self.run, self.source, self.step = run, source, step
         self._draws, self._batches, self._informative, self._tokens = draws, 0, 0, 0
+        self._explored, self._changed, self._to_explore = 0, 0, 0
         self._kept = _Drawn(prompts=[], completions=[], reward=[], accuracy=[], format=[])
 
     @property
@@ -272,6 +281,12 @@ class GrowingRollout:
         )
         self._draws, self._batches = self._draws + 1, self._batches + 1
         self._tokens += sum(len(completion.token_ids) for completion in completions)
+        self._explored += sum(completion.explored for completion in completions)
+        self._changed += sum(completion.changed for completion in completions)
+        exploration = self.run.arm.exploration
+        if exploration is not None:
+            lengths = [len(completion.token_ids) for completion in completions]
+            self._to_explore += sum(exploration.tokens_of(length) for length in lengths)
         group_ids = _group_ids(len(drawn.prompts), scale.group_size)
         informative = informative_groups(drawn.accuracy, group_ids)
         self._informative += len(informative)
@@ -306,6 +321,9 @@ class GrowingRollout:
             groups_drawn=drawn,
             tokens_sampled=self._tokens,
             informative=self._informative / drawn,
+            explored=self._explored,
+            changed=self._changed,
+            to_explore=self._to_explore,
         )
 
 
