@@ -47,6 +47,11 @@ scale asks for them `accuracy_sampled` and `tokens_sampled` (so far), and for ea
 its entropy and its share of the tokens; of `finetune`, `loss` and `tokens`; and `inputs` with the
 digests `checkpoint`, `test_problems`, `prompt_template` and, when training, `train_problems`.
 
+An arm with `exploration` has `exploration`, of the tokens sampled for training: `tokens_asked` (for
+how many another temperature was asked), `tokens_explored` (how many were drawn at it) and
+`tokens_changed` (how many of these the policy's own temperature would have chosen otherwise by the
+same number); a run that changed none is refused.
+
 For whatever is timed on a device, `effects["timing"]`: `method` (`device_events` or
 `synchronized_clock`), `seconds`, `bytes` and `flops` of the work, and the device's own measured
 `bytes_per_second` and `flops_per_second`. A timer that did not wait for the device shows rates that
@@ -67,6 +72,7 @@ from collections.abc import Iterable
 
 from repro.evidence.receipts import (
     device,
+    exploration,
     identity,
     noise,
     numbers,
@@ -107,6 +113,7 @@ CHECKS: tuple[Check, ...] = (
     Check(find=training.lessons, procedures=FINETUNE),
     Check(find=noise.noise, procedures=TRAINED),
     Check(find=noise.noise_counts, procedures=TRAINED),
+    Check(find=exploration.exploration, procedures=POLICY),
     Check(find=noise.at_start, procedures=("entropy",)),
     Check(find=numbers.all_asked, procedures=ASKED),
     Check(find=numbers.derived, procedures=ASKED),
