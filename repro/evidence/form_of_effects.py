@@ -45,12 +45,25 @@ _WEIGHT_NOISE = members(
 _ROUNDING = members(
     {"format": TEXT, "factor": NUMBER, "projections": COUNT, "relative_change_mean": NUMBER}
 )
+_EXPLORATION = members({"tokens_asked": COUNT, "tokens_explored": COUNT, "tokens_changed": COUNT})
 _BY_QUARTER = members(
     {
         "sums": listing(NUMBER),
         "tokens": listing(COUNT),
         "abs_diff_mean": listing(maybe(NUMBER)),
     }
+)
+_VOTES = listing(
+    members(
+        {"problems": COUNT, "right": listing(COUNT), "wrong": listing(COUNT)},
+        ("problems", "right", "wrong"),
+        closed=True,
+    )
+)
+_KL_TO_START = members(
+    {"log_ratio": listing(NUMBER), "tokens": listing(COUNT), "completions": DIGEST},
+    ("log_ratio", "tokens", "completions"),
+    closed=True,
 )
 _ANSWERS = members(
     {
@@ -62,6 +75,10 @@ _ANSWERS = members(
         "truncated": listing(COUNT),
         "tokens": COUNT,
         "completions": DIGEST,
+        # Of several samples per problem.
+        "distinct_right": listing(COUNT),
+        "votes": _VOTES,
+        "votes_lenient": _VOTES,
     },
     (
         "dropped",
@@ -112,10 +129,12 @@ EFFECTS: Kind = members(
         "weight_noise": maybe(_WEIGHT_NOISE),
         "rounding": _ROUNDING,
         "order": COUNT,
+        "exploration": _EXPLORATION,
         "rows": mapping(COUNT),
         "grades": mapping(COUNT),
         "grader_workers_killed": COUNT,
         "answers": mapping(_ANSWERS),
+        "kl_to_start": _KL_TO_START,
         "seconds": mapping(NUMBER),
         "sampler_trainer_by_quarter": _BY_QUARTER,
         "together": members({"runs": COUNT}),

@@ -58,6 +58,7 @@ def note_rollout(
     if len(done):
         mismatch = sampler_mismatch(before[done], rows.sampled_logprobs[done], rows.mask[done])
     note_effects(state, rollout, receipt, mismatch)
+    note_exploration(run, state, rollout)
     return rollout_values(run, rollout, receipt, mismatch, state)
 
 
@@ -75,9 +76,15 @@ def rollout_values(
     mismatch: Mismatch | None,
     state: TrainState,
 ) -> Values:
-    """Return what is measured once a rollout and written for each of its steps."""
+    """Return what is measured once a rollout and written for each of its steps.
+
+    Parameters
+    ----------
+    state
+        With the rollout in its receipts.
+    """
     groups = rollout.advantages.groups
-    return {
+    values: Values = {
         "sigma": receipt.sigma,
         "sigma_realised": receipt.sigma_realised,
         "noise_stage": receipt.stage,
@@ -89,6 +96,11 @@ def rollout_values(
         "sampler_trainer_abs_diff_max": mismatch.abs_max if mismatch else None,
         "sampler_trainer_exp_abs_diff_mean": mismatch.exp_abs_mean if mismatch else None,
     }
+    if run.scale.evaluation.threshold:
+        values["accuracy_sampled"] = rollout.accuracy_sampled
+        # So far, as the prompts consumed are.
+        values["tokens_sampled"] = state.effects["rows"]["tokens_sampled"]
+    return values
 
 
 def note_effects(
@@ -121,6 +133,19 @@ def note_effects(
             total / tokens if tokens else None
             for total, tokens in zip(found["sums"], found["tokens"], strict=True)
         ]
+
+
+def note_exploration(run: RunConfig, state: TrainState, rollout: Rollout) -> None:
+    """Add a rollout's tokens that were drawn at another temperature, where the arm asks for it."""
+    exploration = run.arm.exploration
+    if exploration is None and not rollout.explored:
+        return
+    done = state.effects.setdefault(
+        "exploration", {"tokens_asked": 0, "tokens_explored": 0, "tokens_changed": 0}
+    )
+    done["tokens_asked"] += rollout.to_explore
+    done["tokens_explored"] += rollout.explored
+    done["tokens_changed"] += rollout.changed
 
 
 def note_noise(state: TrainState, receipt: NoiseReceipt) -> None:

@@ -13,12 +13,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from repro.rl.stacked.decoding import Buffers, Decoder, GraphedSteps, make_buffers
+from repro.rl.stacked.decoding import Buffers, Decoder, Drawing, GraphedSteps, make_buffers
 from repro.rl.stacked.forward import ALIGNED, Rotary, aligned
 from repro.rl.stacked.stack import Stack, own_weights
 from repro.rollout.draw import uniforms
 from repro.rollout.sampler import Completion, FinishReason, RolloutBatch, check_request
-from repro.spec.config import SamplingConfig
+from repro.spec.config import Exploration, SamplingConfig
 
 # Steps between looks at whether every row has ended.
 _LOOK_EVERY = 16
@@ -34,10 +34,13 @@ class SampleRequest:
         P sequences of token ids.
     seeds
         P * G seeds in [0, 2**63), prompt-major.
+    exploration
+        Draws this run's tokens at another temperature than the policy's.
     """
 
     prompts: Sequence[Sequence[int]]
     seeds: Sequence[int]
+    exploration: Exploration | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -45,7 +48,7 @@ class _Place:
     """Buffers of one size of request, and on a GPU their steps by how tokens are drawn."""
 
     buffers: Buffers
-    steps: dict[SamplingConfig, GraphedSteps]
+    steps: dict[Drawing, GraphedSteps]
 
 
 class StackSampler:
@@ -130,7 +133,9 @@ class StackSampler:
         P, place = self._place(
             max(len(r.prompts) for r in asking), group_size, sampling.max_new_tokens
         )
-        self._ready(place, sampling)
+        exploring = any(request.exploration is not None for request in asking)
+        drawing = Drawing(sampling=sampling, exploring=exploring)
+        self._ready(place, drawing)
         width = aligned(max(len(prompt) for r in asking for prompt in r.prompts))
         prompt_ids, padding = _padded(requests, P, width)
         buffers = place.buffers
@@ -138,7 +143,11 @@ class StackSampler:
         numbers, idle = _numbers(requests, P * group_size, sampling.max_new_tokens)
         buffers.uniforms.copy_(numbers)
         buffers.done.copy_(idle)
-        self._decode(place, width, sampling)
+        if exploring:
+            heat, opening = _temperatures(requests, P * group_size, sampling.max_new_tokens)
+            buffers.heat.copy_(heat)
+            buffers.opening.copy_(opening)
+        self._decode(place, width, drawing)
         return self._batches(requests, buffers, P * group_size, group_size)
 
     def _place(self, P: int, group_size: int, new: int) -> tuple[int, _Place]:
@@ -159,18 +168,18 @@ class StackSampler:
             self._places[key] = _Place(buffers=buffers, steps={})
         return P, self._places[key]
 
-    def _ready(self, place: _Place, sampling: SamplingConfig) -> None:
+    def _ready(self, place: _Place, drawing: Drawing) -> None:
         """Capture the steps of a place and a way of drawing before its buffers are filled."""
-        if self.stack.device.type == "cuda" and sampling not in place.steps:
-            place.steps[sampling] = GraphedSteps(self._decoder, place.buffers, sampling)
+        if self.stack.device.type == "cuda" and drawing not in place.steps:
+            place.steps[drawing] = GraphedSteps(self._decoder, place.buffers, drawing)
 
-    def _decode(self, place: _Place, width: int, sampling: SamplingConfig) -> None:
-        graphed = place.steps.get(sampling)
-        for number in range(sampling.max_new_tokens):
+    def _decode(self, place: _Place, width: int, drawing: Drawing) -> None:
+        graphed = place.steps.get(drawing)
+        for number in range(drawing.sampling.max_new_tokens):
             if number % _LOOK_EVERY == 0 and bool(place.buffers.done.all()):
                 return
             if graphed is None:
-                self._decoder.step(place.buffers, width + number + 1, sampling)
+                self._decoder.step(place.buffers, width + number + 1, drawing)
             else:
                 graphed(width + number + 1)
 
@@ -187,6 +196,7 @@ class StackSampler:
         tokens = buffers.tokens[:drawn].t().cpu().tolist()  # N lists of `drawn` tokens
         logprobs = buffers.logprobs[:drawn].t().cpu().tolist()
         lengths = buffers.lengths.cpu().tolist()
+        explored, changed = buffers.explored.cpu().tolist(), buffers.changed.cpu().tolist()
         ends = self.stack.end_token_ids
         batches: list[RolloutBatch | None] = []
         for s, request in enumerate(requests):
@@ -203,6 +213,8 @@ class StackSampler:
                         token_ids=own,
                         sampled_logprobs=tuple(logprobs[row][:length]),
                         finish_reason=reason,
+                        explored=explored[row],
+                        changed=changed[row],
                     )
                 )
             prompts = [tuple(prompt) for prompt in request.prompts]
@@ -240,3 +252,20 @@ def _numbers(
         index[s, : len(seeds)] = torch.tensor([place[seed] for seed in seeds], dtype=torch.long)
         idle[s, : len(seeds)] = False
     return drawn[index.flatten()].t(), idle.flatten()
+
+
+def _temperatures(
+    requests: Sequence[SampleRequest | None], rows: int, count: int
+) -> tuple[Tensor, Tensor]:
+    """Return what rows' temperatures are multiplied by, (S * rows,) float32, and for how long.
+
+    The second is (S * rows,) int64: of at most `count` tokens the first so many; 0 in rows that do
+    not explore.
+    """
+    heat = torch.ones(len(requests), rows)
+    opening = torch.zeros(len(requests), rows, dtype=torch.long)
+    for s, request in enumerate(requests):
+        if request is not None and request.exploration is not None:
+            heat[s] = request.exploration.temperature
+            opening[s] = request.exploration.tokens_of(count)
+    return heat.flatten(), opening.flatten()

@@ -15,7 +15,7 @@ from repro.rl.stacked.noise import added_noise
 from repro.rl.stacked.sampler import SampleRequest, StackSampler
 from repro.rollout.sampler import RolloutBatch
 from repro.rollout.torch_sampler import TorchSampler
-from repro.spec.config import NoiseConfig, RunConfig, SamplingConfig
+from repro.spec.config import Exploration, NoiseConfig, RunConfig, SamplingConfig
 from tests.repro.rl.stacked import conftest as small
 
 NOISE = NoiseConfig(sigma_start=0.2, sigma_end=0.1, num_stages=3)
@@ -27,10 +27,17 @@ RUNS = [
 ]
 
 
-def request_of(run: RunConfig, problems: list[Problem], step: int) -> SampleRequest:
+WARM = Exploration(temperature=1.7)
+OPENING = Exploration(temperature=3.0, opening_tokens=2)
+COOL = Exploration(temperature=0.5)
+
+
+def request_of(
+    run: RunConfig, problems: list[Problem], step: int, exploration: Exploration | None = None
+) -> SampleRequest:
     source = PromptSource(problems, small.load(run).tokenizer, run)  # type: ignore[arg-type]
     asked = GrowingRollout(run, source, step=step, draws=step).request()
-    return SampleRequest(prompts=asked.prompts, seeds=asked.seeds)
+    return SampleRequest(prompts=asked.prompts, seeds=asked.seeds, exploration=exploration)
 
 
 def require_same(one: RolloutBatch, many: RolloutBatch | None) -> None:
@@ -40,6 +47,7 @@ def require_same(one: RolloutBatch, many: RolloutBatch | None) -> None:
     assert [c.finish_reason for c in many.completions] == [c.finish_reason for c in one.completions]
     for own, alone in zip(many.completions, one.completions, strict=True):
         assert own.sampled_logprobs == pytest.approx(alone.sampled_logprobs, abs=1e-5)
+        assert (own.explored, own.changed) == (alone.explored, alone.changed)
 
 
 @pytest.mark.parametrize(
@@ -69,6 +77,41 @@ def test_tokens_of_every_format_and_noise_are_those_of_the_single_sampler(
         require_same(one, many)
     reasons = {c.finish_reason for many in together if many for c in many.completions}
     assert "stop" in reasons
+
+
+def test_runs_that_explore_draw_what_they_would_alone(problems: list[Problem]) -> None:
+    ways = (None, WARM, OPENING, COOL)
+    requests = [request_of(*one) for one in zip(RUNS, [problems] * 4, [0] * 4, ways, strict=True)]
+    sampler = StackSampler(small.stack_of(RUNS), small.positions(RUNS[0]) + 40)
+    sampling = SamplingConfig(temperature=0.9, max_new_tokens=40)
+    together = sampler.sample(requests, sampling, group_size=4)
+    for run, request, many in zip(RUNS, requests, together, strict=True):
+        one = TorchSampler(small.load(run)).sample(
+            request.prompts, sampling, group_size=4, seeds=request.seeds,
+            exploration=request.exploration,
+        )  # fmt: skip
+        require_same(one, many)
+        for completion in one.completions:
+            asked = 0
+            if request.exploration is not None:
+                asked = request.exploration.tokens_of(len(completion.token_ids))
+            assert completion.explored == asked
+        assert (sum(c.changed for c in one.completions) > 0) == (request.exploration is not None)
+
+
+def test_a_run_keeps_every_bit_beside_runs_that_explore_and_afterwards(
+    problems: list[Problem],
+) -> None:
+    requests = [request_of(run, problems, 0) for run in RUNS[:2]]
+    sampler = StackSampler(small.stack_of(RUNS[:2]), small.positions(RUNS[0]))
+    sampling = SamplingConfig(temperature=0.9, max_new_tokens=12)
+    before = sampler.sample(requests, sampling, group_size=4)
+    warm = dataclasses.replace(requests[1], exploration=WARM)
+    beside = sampler.sample([requests[0], warm], sampling, group_size=4)
+    assert beside[0] == before[0]
+    assert beside[1] != before[1]
+    # Counts of the exploring rollout do not linger in the buffers.
+    assert sampler.sample(requests, sampling, group_size=4) == before
 
 
 def test_noise_goes_away_with_the_next_refresh_and_never_touches_the_gains(
