@@ -296,16 +296,35 @@ def predicting_completion(prompt_tokens: int) -> slice:
     return slice(prompt_tokens - 1, -1)
 
 
+def completion_kl(
+    clean: Sequence[Tensor], changed: Sequence[Tensor], prompt_tokens: Sequence[int]
+) -> float:
+    """Return KL(clean || changed), nats per token, over the tokens of completions.
+
+    Parameters
+    ----------
+    clean, changed
+        Log-probabilities at every position, (S, V) float32 per row, as `token_logprobs` gives them.
+    prompt_tokens
+        How many of each row's tokens are its prompt's.
+    """
+    return _kl_where(clean, changed, [predicting_completion(length) for length in prompt_tokens])
+
+
 def _by_part(
     clean: Sequence[Tensor], changed: Sequence[Tensor], asked: Sequence[Sequence[int]]
 ) -> tuple[float, float]:
     """Return the mean KL over positions that predict prompt tokens, and completion tokens."""
+    lengths = [len(prompt) for prompt in asked]
+    prompt = _kl_where(clean, changed, [slice(0, length - 1) for length in lengths])
+    return prompt, completion_kl(clean, changed, lengths)
 
-    def part(which: Callable[[int], slice]) -> float:
-        cut = [which(len(prompt)) for prompt in asked]
-        return mean_kl(
-            [row[keep] for row, keep in zip(clean, cut, strict=True)],
-            [row[keep] for row, keep in zip(changed, cut, strict=True)],
-        )
 
-    return part(lambda length: slice(0, length - 1)), part(predicting_completion)
+def _kl_where(
+    clean: Sequence[Tensor], changed: Sequence[Tensor], counted: Sequence[slice]
+) -> float:
+    """Return the mean KL over the positions that count, a slice per row."""
+    return mean_kl(
+        [row[part] for row, part in zip(clean, counted, strict=True)],
+        [row[part] for row, part in zip(changed, counted, strict=True)],
+    )

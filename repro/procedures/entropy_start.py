@@ -10,18 +10,33 @@ prompt's completions:
 
 Prompts are the units: each arm sees the same ones, so arms are compared prompt by prompt, and no
 training seed is needed. Arms with added noise carry that of the first noisy stage.
+
+Where the scale asks for the *dose* (`EvaluationConfig.dose`), two more, prompt by prompt:
+
+* `kl_completions`: KL(BF16 policy || arm's policy), nats per token of the common completions, by
+  the definition of `repro.measure.dose`;
+* `accuracy_sampled_start`: percent of the arm's own samples that are right, at the temperature of
+  rollouts.
+
+Where each seed has an order of channels of its own (`TrainScale.permuted`), the BF16 policy of a
+seed has the same order. It is the same function as without, and samples the same tokens where
+sums do not depend on their order; in half precision they do, and with another order the BF16 arm
+would differ from itself.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
 from typing import Any, cast
 
 import torch
+from torch import Tensor
+from transformers import PreTrainedTokenizerBase
 
 from repro.data.load import load_problems
 from repro.data.problem import Problem, digest_of_problems
@@ -29,9 +44,13 @@ from repro.data.prompts import Tokenizer, render, template_named
 from repro.evidence.procedure import Measured, Progress, Stopped
 from repro.evidence.record import Estimate
 from repro.evidence.statistics import mean_interval
+from repro.measure.dose import completion_kl
 from repro.models.policy import Policy, load_policy
+from repro.models.weight_noise import token_logprobs
 from repro.procedures.matched_noise import plant_matched_noise
 from repro.procedures.train import checkpoint_digest
+from repro.reward.grader import GraderPool
+from repro.reward.score import score
 from repro.rl.logprobs import completion_logprobs
 from repro.rl.noise import NoiseReceipt, perturbed
 from repro.rl.rows import Rows, make_rows
@@ -40,7 +59,27 @@ from repro.spec.arm import Training, WeightFormat
 from repro.spec.config import RunConfig, TrainScale, derive_seed
 
 _PROMPTS_AT_ONCE = 256
-_KINDS = ("own", "forced")
+# As many as one pass over full distributions takes (`token_logprobs`).
+_ROWS_AT_ONCE = 16
+_ENTROPIES = ("entropy_own", "entropy_forced")
+_DOSE = ("kl_completions", "accuracy_sampled_start")
+_UNITS = {"accuracy_sampled_start": "percent"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Common:
+    """What every arm of a seed is compared on: the BF16 policy and its completions, part by part.
+
+    Attributes
+    ----------
+    parts
+        The completions of `_PROMPTS_AT_ONCE` prompts each.
+    clean
+        Where the dose is asked for, the policy's log-probabilities along each prompt's completions.
+    """
+
+    parts: tuple[Rows, ...]
+    clean: tuple[list[Tensor], ...] = ()
 
 
 def measure_entropy(
@@ -61,20 +100,28 @@ def measure_entropy(
     if run.arm.weight_noise is not None:
         plant_matched_noise(policy, run, load_problems(scale.data, "train"))
     progress("sampling the common tokens", {})
-    common = _common_rows(run.scale, run.seed, run.tier)
-    found: dict[str, list[float]] = {kind: [] for kind in _KINDS}
-    with _noise(run, policy) as receipt:
-        for part, forced in zip(_parts(problems), common, strict=True):
+    common = _common(run.scale, run.seed, run.tier)
+    names = (*_ENTROPIES, *(_DOSE if scale.evaluation.dose else ()))
+    found: dict[str, list[float]] = {name: [] for name in names}
+    with ExitStack() as stack:
+        receipt = stack.enter_context(_noise(run, policy))
+        pool = stack.enter_context(GraderPool(workers=1)) if scale.evaluation.dose else None
+        for number, part in enumerate(_parts(problems)):
             if should_stop():
                 raise Stopped
-            done = float(len(found["own"]))
+            done = float(len(found["entropy_own"]))
             progress("measuring", {"step": done, "steps": float(len(problems))})
-            own = _sample(scale, run.seed, policy, part)
-            found["own"] += entropies_by_prompt(policy, own)
-            found["forced"] += entropies_by_prompt(policy, forced)
+            own, forced = _sample(scale, run.seed, policy, part), common.parts[number]
+            found["entropy_own"] += entropies_by_prompt(policy, own)
+            found["entropy_forced"] += entropies_by_prompt(policy, forced)
+            if pool is not None:
+                first = len(found["kl_completions"])
+                clean = common.clean[first : first + len(part)]
+                found["kl_completions"] += kls_by_prompt(policy, forced, clean)
+                found["accuracy_sampled_start"] += _accuracies(policy, part, own, pool)
     return Measured(
-        metrics={f"entropy_{kind}": _mean(values) for kind, values in found.items()},
-        series={f"entropy_{kind}_by_prompt": list(values) for kind, values in found.items()},
+        metrics={name: _mean(values, _UNITS.get(name, "nats")) for name, values in found.items()},
+        series={f"{name}_by_prompt": list(values) for name, values in found.items()},
         effects=dict(policy.effects) | {"noise_at_start": _told(receipt)},
         inputs={
             "checkpoint": checkpoint_digest(scale.checkpoint, policy.effects),
@@ -111,8 +158,8 @@ def _parts(problems: Sequence[Problem]) -> list[Sequence[Problem]]:
 
 # Every arm of a seed is asked on the same tokens, which one process samples once.
 @functools.lru_cache(maxsize=1)
-def _common_rows(scale: TrainScale, seed: int, tier: str) -> tuple[Rows, ...]:
-    """Return the BF16 policy's completions of the development problems, part by part."""
+def _common(scale: TrainScale, seed: int, tier: str) -> Common:
+    """Return what the arms of a seed have in common."""
     plain = load_policy(
         scale.checkpoint,
         weight_format="bf16",
@@ -122,9 +169,74 @@ def _common_rows(scale: TrainScale, seed: int, tier: str) -> tuple[Rows, ...]:
         compute_dtype=scale.compute_dtype,
         seed=seed,
         device=_device(tier),
+        order=seed if scale.permuted else None,
     )
     problems = load_problems(scale.data, "development")
-    return tuple(_sample(scale, seed, plain, part) for part in _parts(problems))
+    parts = tuple(_sample(scale, seed, plain, part) for part in _parts(problems))
+    if not scale.evaluation.dose:
+        return Common(parts=parts)
+    clean = tuple(along for rows in parts for _, along in _along_completions(plain, rows))
+    return Common(parts=parts, clean=clean)
+
+
+def _along_completions(policy: Policy, rows: Rows) -> Iterator[tuple[list[int], list[Tensor]]]:
+    """Yield, prompt by prompt, the prompt's tokens per row and the rows' log-probabilities.
+
+    The latter are (S, V) float32 per row, for `completion_kl`. Several prompts go forward together.
+    """
+    lengths = rows.lengths().tolist()
+    whole = [
+        [*rows.prompts[prompt], *rows.token_ids[row, : lengths[row]].tolist()]
+        for row, prompt in enumerate(rows.prompt_of_row.tolist())
+    ]
+    group = len(rows) // len(rows.prompts)
+    at_once = max(1, _ROWS_AT_ONCE // group) * group
+    for begin in range(0, len(whole), at_once):
+        found = token_logprobs(policy, whole[begin : begin + at_once])
+        for row in range(0, len(found), group):
+            prompt = rows.prompts[(begin + row) // group]
+            yield [len(prompt)] * group, found[row : row + group]
+
+
+def kls_by_prompt(
+    policy: Policy, rows: Rows, clean: Sequence[Sequence[Tensor]]
+) -> list[float]:
+    """Return KL(BF16 policy || policy) over each prompt's completions, nats per token.
+
+    Parameters
+    ----------
+    rows
+        The BF16 policy's completions, equally many of each prompt in turn.
+    clean
+        That policy's log-probabilities along them, a list per prompt.
+    """
+    return [
+        completion_kl(before, changed, prompt_tokens)
+        for before, (prompt_tokens, changed) in zip(
+            clean, _along_completions(policy, rows), strict=True
+        )
+    ]
+
+
+def _accuracies(
+    policy: Policy, problems: Sequence[Problem], rows: Rows, pool: GraderPool
+) -> list[float]:
+    """Return the percent of each prompt's completions that are right, by the strict reading."""
+    tokenizer = cast(PreTrainedTokenizerBase, policy.tokenizer)
+    completions = [
+        tokens[mask].tolist() for tokens, mask in zip(rows.token_ids, rows.mask, strict=True)
+    ]
+    texts = tokenizer.batch_decode(completions, skip_special_tokens=True)
+    group = len(rows) // len(problems)
+    golds = [problem.answer for problem in problems for _ in range(group)]
+    right = score(texts, golds, "answer", 0.0, pool).accuracy
+    percents = []
+    for number, problem in enumerate(problems):
+        graded = [one for one in right[number * group : (number + 1) * group] if one is not None]
+        if not graded:
+            raise ValueError(f"problem {problem.id}: none of its {group} completions was graded")
+        percents.append(100 * fmean(graded))
+    return percents
 
 
 def _noise(run: RunConfig, policy: Policy) -> AbstractContextManager[NoiseReceipt]:
@@ -177,11 +289,11 @@ def entropies_by_prompt(policy: Policy, rows: Rows) -> list[float]:
     return [float(value) for value in total / length]
 
 
-def _mean(values: Sequence[float]) -> Estimate:
+def _mean(values: Sequence[float], unit: str) -> Estimate:
     interval = mean_interval(values)
     return Estimate(
         value=fmean(values),
-        unit="nats",
+        unit=unit,
         low=interval.low,
         high=interval.high,
         n=interval.n,

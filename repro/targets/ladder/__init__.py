@@ -9,6 +9,7 @@ until it has happened on it, and then jumps: the shape of the paper's Figures 7 
 ==========================  =======================================================================
 `needle`                    the rungs: formats and QeRL, exploration controls, the sweep of the rate
 `doses`                     multiples of a rounding, stronger noise; noise shared or drawn by weight
+`dose_start`                the same arms before training: KL and entropy over rounding draws
 `rates`                     five absolute rates, who collapses; ranks with alpha fixed and growing
 `skill`                     a policy that still has arithmetic to learn; the earlier task with DAPO;
                             untrained policies over rounding draws
@@ -30,6 +31,7 @@ draws every rounding anew. No other run of the tier has had them.
 from __future__ import annotations
 
 from repro.spec.target import Target
+from repro.targets.ladder.dose_start import DOSE_START
 from repro.targets.ladder.doses import NEEDLE_DOSE
 from repro.targets.ladder.needle import DIFFICULTY, NEEDLE_4, NEEDLE_05, NEEDLE_40, NEEDLE_SWEEP
 from repro.targets.ladder.rates import NEEDLE_RANKS, NEEDLE_RATES
@@ -44,6 +46,7 @@ LADDER: tuple[Target, ...] = (
     NEEDLE_05,
     DIFFICULTY,
     NEEDLE_DOSE,
+    DOSE_START,
     NEEDLE_RATES,
     NEEDLE_RANKS,
     SKILL,

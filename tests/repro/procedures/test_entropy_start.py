@@ -21,17 +21,30 @@ from repro.targets.table1 import SMOKE
 PROMPTS = 5
 
 
-def run_of(arm: str) -> RunConfig:
-    (run,) = plan(find("entropy_start"), Tier.PROXY, None, [arm])
+def run_of(arm: str, target: str = "entropy_start", seed: int | None = None) -> RunConfig:
+    (run,) = plan(find(target), Tier.PROXY, None if seed is None else [seed], [arm])
     data = dataclasses.replace(SMOKE.data, development_problems=PROMPTS)
     rollout = dataclasses.replace(SMOKE.rollout, max_new_tokens=12)
-    scale = dataclasses.replace(SMOKE, data=data, rollout=rollout, group_size=2)
+    scale = dataclasses.replace(
+        SMOKE,
+        data=data,
+        rollout=rollout,
+        group_size=2,
+        evaluation=dataclasses.replace(SMOKE.evaluation, dose=run.scale.evaluation.dose),
+        permuted=run.scale.permuted,
+    )
     return dataclasses.replace(run, tier="smoke", scale=scale)
 
 
-def measured(arm: str, tmp_path: Path) -> Measured:
+def dose(arm: str, tmp_path: Path, seed: int = 200) -> Measured:
+    return measured(arm, tmp_path, "dose_start", seed)
+
+
+def measured(
+    arm: str, tmp_path: Path, target: str = "entropy_start", seed: int | None = None
+) -> Measured:
     return procedure_named("entropy")(
-        run_of(arm),
+        run_of(arm, target, seed),
         folder=tmp_path,
         progress=lambda text, values: None,
         should_stop=lambda: False,
@@ -74,11 +87,98 @@ def test_the_common_tokens_are_sampled_once_and_parts_change_nothing(
 
     monkeypatch.setattr(module, "_sample", counted)
     monkeypatch.setattr(module, "_PROMPTS_AT_ONCE", 3)
-    module._common_rows.cache_clear()
+    module._common.cache_clear()
     for arm, wanted in whole.items():
         found = measured(arm, tmp_path)
         for name, values in wanted.series.items():
             assert found.series[name] == pytest.approx(values, abs=1e-5), (arm, name)
     # The common ones, then each arm's own.
     assert sampled == [3, 2] * 3
-    module._common_rows.cache_clear()
+    module._common.cache_clear()
+
+
+def test_a_target_that_does_not_ask_for_the_dose_keeps_its_form(tmp_path: Path) -> None:
+    found = measured("nvfp4", tmp_path)
+    assert set(found.metrics) == {"entropy_own", "entropy_forced"}
+    assert set(found.series) == {"entropy_own_by_prompt", "entropy_forced_by_prompt"}
+
+
+def test_the_dose_grows_with_the_error_and_is_nothing_for_bf16(tmp_path: Path) -> None:
+    found = {
+        arm: dose(arm, tmp_path)
+        for arm in ("bf16_lora", "nvfp4_lora", "nvfp4_x2", "nvfp4_x4", "nvfp4_lora_aqn", "aqn_03")
+    }
+    kl = {arm: one.metrics["kl_completions"].value or 0.0 for arm, one in found.items()}
+    assert kl["bf16_lora"] == pytest.approx(0.0, abs=1e-9)
+    assert 1e-4 < kl["nvfp4_lora"] < kl["nvfp4_x2"] / 2 < kl["nvfp4_x4"] / 4
+    # A sigma of .01 is small beside the rounding, one of .3 is not.
+    assert kl["nvfp4_lora_aqn"] == pytest.approx(kl["nvfp4_lora"], rel=0.5)
+    assert kl["aqn_03"] > 3 * kl["nvfp4_lora"]
+    assert found["aqn_03"].effects["noise_at_start"]["sigma"] == pytest.approx(0.3)
+    for one in found.values():
+        by_prompt = one.series["kl_completions_by_prompt"]
+        assert len(by_prompt) == PROMPTS
+        assert one.metrics["kl_completions"].value == pytest.approx(sum(by_prompt) / PROMPTS)
+
+
+@torch.no_grad()
+def test_the_kl_is_that_of_the_dose_command_on_the_same_tokens(tmp_path: Path) -> None:
+    run = run_of("nvfp4_x4", "dose_start", 200)
+    found = dose("nvfp4_x4", tmp_path)
+    (rows,) = module._common(run.scale, run.seed, run.tier).parts
+    plain = module._load(dataclasses.replace(run, arm=find("dose_start").arm("bf16_lora")),
+                         "bf16", "none")  # fmt: skip
+    changed = module._load(run, "bf16", "lora")
+    for prompt, expected in enumerate(found.series["kl_completions_by_prompt"]):
+        own = (rows.prompt_of_row == prompt).nonzero().flatten()
+        total, tokens = 0.0, 0
+        for row in own.tolist():
+            ids = [*rows.prompts[prompt], *rows.token_ids[row][rows.mask[row]].tolist()]
+            begin = len(rows.prompts[prompt]) - 1
+            p, q = (
+                of.model(input_ids=torch.tensor([ids])).logits[0, begin:-1].double().log_softmax(-1)
+                for of in (plain, changed)
+            )
+            total += float((p.exp() * (p - q)).sum())
+            tokens += len(p)
+        assert expected == pytest.approx(total / tokens, rel=1e-3)
+
+
+def test_a_seed_is_a_rounding_draw_on_tokens_of_the_same_function(tmp_path: Path) -> None:
+    run = run_of("nvfp4_lora", "dose_start", 200)
+    assert run.scale.permuted
+    fixed = dataclasses.replace(run.scale, permuted=False)
+    ordered, stored = (module._common(scale, 200, "smoke") for scale in (run.scale, fixed))
+    for one, other in zip(ordered.parts, stored.parts, strict=True):
+        assert torch.equal(one.token_ids, other.token_ids)
+    assert not torch.equal(ordered.clean[0][0], stored.clean[0][0])
+    assert torch.allclose(ordered.clean[0][0], stored.clean[0][0], atol=1e-3)
+    draws = {
+        permuted: procedure_named("entropy")(
+            dataclasses.replace(run, scale=dataclasses.replace(run.scale, permuted=permuted)),
+            folder=tmp_path,
+            progress=lambda text, values: None,
+            should_stop=lambda: False,
+            threads=1,
+        )
+        for permuted in (True, False)
+    }
+    one, other = (draws[key].metrics["kl_completions"].value or 0.0 for key in (True, False))
+    assert one != pytest.approx(other, rel=1e-3)
+    assert 1 / 4 < one / other < 4
+
+
+def test_the_arms_own_samples_are_graded_prompt_by_prompt(tmp_path: Path) -> None:
+    run = run_of("bf16_lora", "dose_start", 200)
+    assert "accuracy_sampled_start" in dose("bf16_lora", tmp_path).metrics
+    (rows,) = module._common(run.scale, run.seed, run.tier).parts
+    problems = module.load_problems(run.scale.data, "development")
+    policy = module._load(run, "bf16", "none")
+    answers = iter(f"<answer>{problem.answer}</answer>" for problem in problems for _ in range(2))
+    texts = [next(answers) if row % 3 else "none" for row in range(len(rows))]
+    policy.tokenizer.batch_decode = lambda ids, **_: texts  # type: ignore[union-attr]
+    with module.GraderPool(workers=1) as pool:
+        percents = module._accuracies(policy, problems, rows, pool)
+    right = [sum(1 for row in (2 * n, 2 * n + 1) if row % 3) for n in range(PROMPTS)]
+    assert len(set(right)) > 1
+    assert percents == [50.0 * number for number in right]

@@ -1,0 +1,104 @@
+"""The dose that each arm is before any training, over thirty rounding draws.
+
+`needle_dose` says what a dose does to the take-off; here the dose itself is measured, on the same
+policy and with the same arms, untrained: KL(BF16 policy || arm's policy) per token of the BF16
+policy's own completions, and the entropy, which the paper shows (Fig. 5). Where the paper's dose
+lies among them follows from its entropy.
+
+An adapter that has not been trained adds nothing, so an arm here is the trained one before its
+first step, by the same name; the first twelve seeds are those of `needle_dose`, with the same order
+of channels and so the same rounding. A statement about a format is one about thirty roundings of
+one checkpoint.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+from repro.spec.config import Arm
+from repro.spec.target import Cost, Metric, Target
+from repro.spec.tier import GIB, Tier
+from repro.targets import paper_effects, proxy
+from repro.targets.claims import difference
+from repro.targets.ladder.common import TIERS, WHY_NOT
+from repro.targets.ladder.doses import NEEDLE_DOSE
+from repro.targets.ladder.needle import MXFP4, NEEDLE_4, NF4, QERL
+from repro.targets.ladder.skill import DRAWS
+
+# Of 8 completions each, some 35,000 tokens: thirty draws are what an interval rests on.
+_PROMPTS = 64
+_TRAINED = NEEDLE_4.scales[Tier.PROXY]
+SCALE = dataclasses.replace(
+    _TRAINED,
+    data=dataclasses.replace(_TRAINED.data, development_problems=_PROMPTS),
+    evaluation=dataclasses.replace(
+        _TRAINED.evaluation, threshold=0.0, token_classes=False, kl_to_start=False, dose=True
+    ),
+    seeds=DRAWS,
+)
+
+
+def _untrained(arm: Arm) -> Arm:
+    """Return the arm before its first step, which no learning rate has touched."""
+    return dataclasses.replace(arm, label=f"{arm.label}, before training", learning_rate=None)
+
+
+_BF16, _NVFP4, *_DOSES = map(_untrained, NEEDLE_DOSE.arms)
+_NF4, _MXFP4, _QERL = map(_untrained, (NF4, MXFP4, QERL))
+DOSE_START = Target(
+    name="dose_start",
+    title="The needle at 4 % before training: how large each dose is",
+    statement="rounding to four bits raises the entropy, on the same tokens, whichever the draw",
+    source="Fig. 5, first step; section 3.2",
+    procedure="entropy",
+    arms=(_BF16, _NF4, _MXFP4, _NVFP4, _QERL, *_DOSES),
+    metrics=(
+        Metric(
+            name="kl_completions",
+            unit="nats",
+            title="KL from BF16 on its completions, per token",
+            better="neither",
+        ),
+        Metric(name="entropy_own", unit="nats", title="entropy, own samples", better="neither"),
+        Metric(name="entropy_forced", unit="nats", title="entropy, same tokens", better="neither"),
+        Metric(
+            name="accuracy_sampled_start",
+            unit="percent",
+            title="accuracy at T = 1 before training",
+            better="higher",
+        ),
+    ),
+    claims=tuple(
+        difference(
+            f"{arm.weight_format}_more_entropy",
+            f"{arm.weight_format.upper()} weights have more entropy than BF16, on the same tokens",
+            "Fig. 5",
+            arm,
+            _BF16,
+            "weight_format",
+            effect=paper_effects.ENTROPY[arm.weight_format],
+            metric="entropy_forced",
+            unit="rounding draw",
+            draws=len(DRAWS),
+            tiers=TIERS,
+        )
+        for arm in (_NF4, _MXFP4, _NVFP4)
+    ),
+    headline="kl_completions",
+    scales={Tier.PROXY: SCALE},
+    costs={
+        Tier.PROXY: Cost(
+            train_seconds=3.0,
+            evaluate_seconds=None,
+            # The cache of 512 rows, and the BF16 policy's distributions along its completions.
+            memory_bytes=16 * GIB,
+            disk_bytes=proxy.COST.disk_bytes,
+            policies=(SCALE.checkpoint,),
+            basis="by formula: nine runs of `entropy_start` on 200 prompts took 2 to 5 s on an "
+            "H200, the first of a process longest; here are 64 prompts, a third of the decoding, "
+            "and beside it two passes over full distributions and a grader's start. Nobody has "
+            "timed one",
+        )
+    },
+    why_not=WHY_NOT,
+)
