@@ -22,6 +22,7 @@ from matplotlib.figure import Figure
 from figures import (
     accuracy,
     contrasts,
+    dose,
     entropy,
     floors,
     forest,
@@ -39,6 +40,8 @@ from repro.evidence.expectation import load_bars
 from repro.evidence.paper import PaperCell, paper_cells
 from repro.evidence.record import Record, RecordError
 from repro.evidence.store import Entry, RunsFolder, Source, blessed_sources
+from repro.judge.check import Checked
+from repro.report.dose_response import dose_response
 from repro.report.learning import learning_checks
 from repro.report.twelve import decided
 from repro.spec.tier import Tier
@@ -126,9 +129,8 @@ def draw_found(
         if differences is not None:
             drawn += save(differences, out, f"{tier}_{device}{target}_{paired.NAME}", kinds)
     if args.target is None and any(tier == Tier.PROXY.value for tier, _ in asked):
-        claims = forest_figure(source, expected)
-        if claims is not None:
-            drawn += save(claims, out, f"{Tier.PROXY.value}_{device}{forest.NAME}", kinds)
+        for name, figure in learning_figures(learning_checks(source, expected)):
+            drawn += save(figure, out, f"{Tier.PROXY.value}_{device}{name}", kinds)
     for name, figure in systems_figures(records, expected):
         drawn += save(figure, out, f"{Tier.SYSTEMS.value}_{device}{name}", kinds)
     return drawn
@@ -191,12 +193,16 @@ def paired_figure(
     return paired.draw(cells, paper, records, stated, where)
 
 
-def forest_figure(source: Source, expected: Path) -> Figure | None:
-    """Return the picture of the twelve claims about learning, None where none has records."""
-    twelve = decided(learning_checks(source, expected))
+def learning_figures(checks: Sequence[Checked]) -> Iterator[tuple[str, Figure]]:
+    """Yield name and figure of the pictures of all of learning, those that have records."""
+    twelve = decided(checks)
     rows = forest.rows(twelve)
     absent = [f"{n}. {item.claim.title}" for n, item in enumerate(twelve, 1) if not item.is_run]
-    return forest.draw(rows, "; proxy tier", absent) if rows else None
+    if rows:
+        yield forest.NAME, forest.draw(rows, "; proxy tier", absent)
+    found = dose_response(checks)
+    if found is not None:
+        yield dose.NAME, dose.draw(found, "; proxy tier")
 
 
 def systems_figures(

@@ -198,9 +198,7 @@ def _along_completions(policy: Policy, rows: Rows) -> Iterator[tuple[list[int], 
             yield [len(prompt)] * group, found[row : row + group]
 
 
-def kls_by_prompt(
-    policy: Policy, rows: Rows, clean: Sequence[Sequence[Tensor]]
-) -> list[float]:
+def kls_by_prompt(policy: Policy, rows: Rows, clean: Sequence[Sequence[Tensor]]) -> list[float]:
     """Return KL(BF16 policy || policy) over each prompt's completions, nats per token.
 
     Parameters

@@ -2,8 +2,9 @@
 
 In this order, for that is how it is to be read: three sentences and a picture; what such policies
 can and cannot show; then the twelve in one table, each with the statement that decides it
-(`repro.report.twelve`). Everything else is folded below: every statement (`learning_statements`),
-every seed, learning rates, pictures (`learning_runs`, `pictures`); in an appendix, the protocol.
+(`repro.report.twelve`); and the dose (`dose_response`, `mediation`), where there are records of it.
+Everything else is folded below: every statement (`learning_statements`), every seed, learning
+rates, pictures (`learning_runs`, `pictures`); in an appendix, the protocol.
 Written from blessed records (or a folder of records) and the claims' declarations, nothing else;
 devices stand side by side.
 """
@@ -20,6 +21,7 @@ from repro.evidence.store import Blessed, Source, blessed_sources
 from repro.evidence.verdict import SHOWN, Verdict
 from repro.judge.check import Checked, check_selection
 from repro.judge.study import with_study
+from repro.report import dose_response, mediation
 from repro.report.learning_runs import ends, limits, rates, runs_of_checks, what_was_run
 from repro.report.learning_statements import (
     DIFFER,
@@ -32,7 +34,7 @@ from repro.report.learning_statements import (
     statement_table,
 )
 from repro.report.numbers import device_title
-from repro.report.pictures import FOREST, picture_lines
+from repro.report.pictures import DOSE, FOREST, picture_lines
 from repro.report.tables import Line, by_device, link_to, side_by_side
 from repro.report.twelve import TWELVE, Decided, decided, statements
 from repro.report.verdicts import CLAIM_WORDS, counted, labelled, word
@@ -59,6 +61,10 @@ shown, and the interval ends below the paper's size; *no difference within x*: t
 within the smallest effect that matters, a tenth of the paper's, to both sides; *not testable*: no
 effect could have appeared, or what the claim speaks of was drawn too few times; *post hoc*: the
 rule is younger than the runs."""
+_FOREST_WORDS = "Measured effects with their intervals, the paper's as diamonds, grey: not testable"
+_DOSE_WORDS = (
+    "Tokens to the take-off over BF16's against the KL from BF16, the paper's as a diamond"
+)
 _PROTOCOL = """\
 How the runs are made, and why an earlier protocol was superseded:
 [proxy_tier.md](proxy_tier.md#the-protocol-and-the-one-before-it). Written from blessed records by
@@ -113,9 +119,10 @@ def learning_text(
     twelve = {device: decided(items) for device, items in devices.items()} or {"": decided(checks)}
     rows = statement_rows(checks, expected)
     lines = [_TITLE, "", *_per_device(twelve, lambda device: _short(twelve[device]))]
-    lines += [*_forest(folder, out), _QUESTION, ""]
+    lines += [*_drawn(folder, out, FOREST, _FOREST_WORDS), _QUESTION, ""]
     lines += _limits(devices, twelve, rows)
     lines += ["## The twelve claims", "", _TABLE_READING, "", *_table(twelve)]
+    lines += _dose(devices, folder, out)
     lines += _details(checks, rows, folder, out)
     lines += ["## Appendix: the protocol", "", _PROTOCOL, ""]
     runs = {device: runs_of_checks(items) for device, items in devices.items()}
@@ -176,10 +183,24 @@ def _lower(title: str) -> str:
     return title if title[1:2].isupper() or title[:4] == "QeRL" else title[0].lower() + title[1:]
 
 
-def _forest(folder: Path, out: Path) -> list[str]:
-    pictures = sorted(folder.glob(f"proxy_*{FOREST}.svg")) if folder.is_dir() else []
-    words = "Measured effects with their intervals, the paper's as diamonds, grey: not testable"
+def _drawn(folder: Path, out: Path, name: str, words: str) -> list[str]:
+    """Return links to the pictures of that name, one per device; `words` say what they show."""
+    pictures = sorted(folder.glob(f"proxy_*{name}.svg")) if folder.is_dir() else []
     return [line for path in pictures for line in (f"![{words}]({link_to(path, out)})", "")]
+
+
+def _dose(devices: Mapping[str, Sequence[Checked]], folder: Path, out: Path) -> list[str]:
+    """Return the section on the dose; nothing where no device has records of it."""
+
+    def written(device: str) -> list[str]:
+        found = dose_response.dose_response(devices[device])
+        sentences = [dose_response.in_words(found)] if found is not None else []
+        sentences += filter(None, [mediation.in_words(mediation.mediation(devices[device]))])
+        return [*sentences, ""] if sentences else []
+
+    lines = _per_device(devices, written)
+    pictures = _drawn(folder, out, DOSE, _DOSE_WORDS) if lines else []
+    return ["## How much noise it takes", "", *lines, *pictures] if lines else []
 
 
 def _limits(
@@ -300,9 +321,17 @@ def _details(checks: Sequence[Checked], rows: Sequence[Row], folder: Path, out: 
         "Whether training works at all, and controls that the paper lacks",
         _others(others, devices),
     )
+    lines += folded("What entropy is worth, and what a format brings of it", _mediation(devices))
     lines += folded("Every seed's end", _per_device(devices, lambda device: ends(runs[device])))
     lines += folded("Learning rates", rates(read_choice(PROXY_SWEEP)))
     return lines + folded("Pictures of each target", picture_lines(folder, out.parent))
+
+
+def _mediation(devices: Mapping[str, Sequence[Checked]]) -> list[str]:
+    return _per_device(
+        devices,
+        lambda device: mediation.mediation_table(mediation.mediation(devices[device])),
+    )
 
 
 def _deciding(devices: Mapping[str, Sequence[Checked]]) -> list[str]:

@@ -17,8 +17,8 @@ from repro.targets import TARGETS
 
 _FIRST = ("paired_differences", "heldout_accuracy", "accuracy")
 _SHOWN_WHOLE = ("table1",)
-# What ends the name of the picture that is of no single target; it stands at the top of the page.
-FOREST = "forest"
+# What ends the names of the pictures that are of no single target; they stand in the page's text.
+FOREST, DOSE = "forest", "dose_response"
 
 
 def picture_lines(folder: Path, page: Path) -> list[str]:
@@ -27,7 +27,7 @@ def picture_lines(folder: Path, page: Path) -> list[str]:
         path.stem: path
         for kind in ("svg", "png")
         for path in (sorted(folder.glob(f"proxy_*.{kind}")) if folder.is_dir() else [])
-        if not path.stem.endswith(f"_{FOREST}")
+        if not path.stem.endswith((f"_{FOREST}", f"_{DOSE}"))
     }
     if not pictures:
         return []

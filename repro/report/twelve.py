@@ -74,7 +74,8 @@ TWELVE = (
         title="NVFP4 is better than MXFP4 and NF4",
         decided_by="figure4_dapo.heldout_order",
         others=("figure4.heldout_order", "figure4.reward_order"),
-        remark="the order BF16, NF4, MXFP4, NVFP4",
+        remark="the order BF16, NF4, MXFP4, NVFP4, at the size of NVFP4 over BF16 in Fig. 4: the "
+        "paper prints none for the order",
     ),
     PaperClaim(
         title="QeRL ends above LoRA and QLoRA",

@@ -174,11 +174,11 @@ def test_the_arms_own_samples_are_graded_prompt_by_prompt(tmp_path: Path) -> Non
     (rows,) = module._common(run.scale, run.seed, run.tier).parts
     problems = module.load_problems(run.scale.data, "development")
     policy = module._load(run, "bf16", "none")
-    answers = iter(f"<answer>{problem.answer}</answer>" for problem in problems for _ in range(2))
-    texts = [next(answers) if row % 3 else "none" for row in range(len(rows))]
+    right = [f"<think>so</think><answer>{problems[row // 2].answer}</answer>" for row in range(10)]
+    texts = [answer if row % 3 else "none" for row, answer in enumerate(right)]
     policy.tokenizer.batch_decode = lambda ids, **_: texts  # type: ignore[union-attr]
     with module.GraderPool(workers=1) as pool:
         percents = module._accuracies(policy, problems, rows, pool)
-    right = [sum(1 for row in (2 * n, 2 * n + 1) if row % 3) for n in range(PROMPTS)]
-    assert len(set(right)) > 1
-    assert percents == [50.0 * number for number in right]
+    hits = [sum(1 for row in (2 * n, 2 * n + 1) if row % 3) for n in range(PROMPTS)]
+    assert len(set(hits)) > 1
+    assert percents == [50.0 * number for number in hits]
