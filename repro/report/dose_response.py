@@ -260,9 +260,9 @@ def _named(one: Response) -> str:
 
 
 def arm_name(arm: Arm) -> str:
-    """Return an arm's dose in a few letters: `NVFP4 x3`, `AQN .1`, `INT2`."""
+    """Return an arm's dose in a few letters: `NVFP4 x3`, `AQN 0.1`, `INT2`."""
     if arm.noise is not None:
-        return f"{arm.weight_format.upper()} + AQN {arm.noise.sigma_start:g}"
+        return f"AQN {arm.noise.sigma_start:g}"
     if arm.weight_noise is not None:
         return f"Gaussian as {arm.weight_noise.matched_to.upper()}"
     if arm.rounding is not None:

@@ -63,7 +63,7 @@ effect could have appeared, or what the claim speaks of was drawn too few times;
 rule is younger than the runs."""
 _FOREST_WORDS = "Measured effects with their intervals, the paper's as diamonds, grey: not testable"
 _DOSE_WORDS = (
-    "Tokens to the take-off over BF16's against the KL from BF16, the paper's as a diamond"
+    "Tokens to the take-off over BF16's by the KL from BF16, the paper's as a diamond"
 )
 _PROTOCOL = """\
 How the runs are made, and why an earlier protocol was superseded:

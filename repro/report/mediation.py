@@ -1,4 +1,4 @@
-r"""Mediation: does a format move the take-off by as much as its shift in entropy should?
+r"""Mediation: whether a format moves the take-off by as much as its shift in entropy should.
 
 On a rung of the needle the exploration controls say what the entropy of the deciding token is
 worth, and the formats say how much of it they bring:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import math
 import random
 from collections.abc import Mapping
 from datetime import UTC, datetime
@@ -23,10 +24,16 @@ from repro.evidence.derived import (
     tuning_metrics,
 )
 from repro.evidence.record import Estimate, Record, record_of
+from repro.judge.check import Checked, Evidence
+from repro.report.mediation import drawn
 from repro.run.analysis_plan import plan_inputs
-from repro.spec.config import RunConfig, TrainScale, derive_seed, digest_of
+from repro.run.select import Selection
+from repro.spec.config import Arm, RunConfig, TrainScale, derive_seed, digest_of
 from repro.spec.schedule import learning_rate_of_run, sigma_of_stage, stage_of_step
 from repro.spec.shapes import shape_by_name
+from repro.spec.target import Target, plan
+from repro.spec.tier import Tier
+from repro.targets import find, runs_of
 
 ENDS = {
     "bf16": 45.0,
@@ -333,3 +340,103 @@ def _evaluations(run: RunConfig, accuracy: float) -> dict[str, list[float]]:
         "evaluation_tokens": [1000.0 * step for step in at],
         "evaluation_accuracy": [accuracy] * len(at),
     }
+
+
+def checked_of(target: Target, numbers: Mapping[str, Mapping[int, Mapping[str, float]]]) -> Checked:
+    """Return a target's check on records of {arm: {seed: {metric: value}}}, without verdicts."""
+    evidence = Evidence()
+    with mock.patch("repro.evidence.record.source_states", list):
+        for arm, seeds in numbers.items():
+            runs = plan(target, Tier.PROXY, list(seeds), [arm])
+            evidence.records[arm] = {
+                run.seed: _numbered(run, target, seeds[run.seed]) for run in runs
+            }
+    source = runs_of(target)
+    selection = Selection(target=target, source=source, tier=Tier.PROXY)
+    return Checked(selection=selection, evidence=evidence, verdicts=[])
+
+
+def _numbered(run: RunConfig, target: Target, numbers: Mapping[str, float]) -> Record:
+    metrics = {
+        name: Estimate(value=value, unit=target.metric(name).unit)
+        for name, value in numbers.items()
+    }
+    environment = {"gpu": [{"name": "NVIDIA H200"}]}
+    started = datetime.now(UTC)
+    return record_of(run, metrics=metrics, environment=environment, started=started)
+
+
+# By the tiny policy's table, sigma .01 to .3 on top of NVFP4: (nats, rise of own entropy, ratio).
+DOSES = {
+    "bf16_lora": (0.0, 0.0, 1.0),
+    "nf4_lora": (1.4e-3, 0.015, 0.99),
+    "mxfp4_lora": (2.1e-3, 0.024, 1.01),
+    "nvfp4_lora": (1.5e-3, 0.019, 0.98),
+    "nvfp4_lora_aqn": (1.53e-3, 0.019, 0.97),
+    "nvfp4_x2": (7.9e-3, 0.047, 0.93),
+    "nvfp4_x3": (2.3e-2, 0.112, 0.84),
+    "nvfp4_x4": (5.4e-2, 0.24, 0.7),
+    "int3_lora": (1.1e-2, 0.065, 0.92),
+    "int2_lora": (0.72, 2.65, 1.6),
+    "aqn_01": (5.1e-3, 0.037, 0.96),
+    "aqn_03": (5.3e-2, 0.21, 0.85),
+    "noise_as_nvfp4": (1.5e-3, 0.02, 1.0),
+}
+
+
+def dose_checks(seeds: int = 12) -> list[Checked]:
+    """Return the checks of doses before and after training, as `DOSES` has them."""
+    start, trained = find("dose_start"), find("needle_dose")
+    rung = {"nf4_lora", "mxfp4_lora", "nvfp4_lora_aqn"}
+    draw = random.Random(1)
+
+    def before(arm: str) -> dict[str, float]:
+        kl, rise, _ = DOSES[arm]
+        own = 0.17 * (1 + rise)
+        return {"kl_completions": kl * math.exp(draw.gauss(0, 0.02)), "entropy_own": own}
+
+    def after(arm: str) -> dict[str, float]:
+        tokens = 4e5 * DOSES[arm][2] * math.exp(draw.gauss(0, 0.08))
+        return {"take_off_tokens": tokens, "took_off": 1.0}
+
+    drawn, trained_on = range(200, 230), range(200, 200 + seeds)
+    return [
+        checked_of(start, {arm: {seed: before(arm) for seed in drawn} for arm in DOSES}),
+        checked_of(
+            trained,
+            {arm: {seed: after(arm) for seed in trained_on} for arm in DOSES if arm not in rung},
+        ),
+        checked_of(find("needle_4"), {arm: {s: after(arm) for s in trained_on} for arm in rung}),
+    ]
+
+
+def needle_check(slope: float, shift: float, direct: float = 0.0, seeds: int = 16) -> Checked:
+    """Return a rung's check in which log tokens are `slope` per nat of the drawn entropy.
+
+    Parameters
+    ----------
+    shift
+        What NVFP4 adds to the entropy of the decision, nats.
+    direct
+        What it adds to the logarithm of its tokens beside that.
+    """
+    target, draw = find("needle_4"), random.Random(2)
+    formats = {"nvfp4_lora": (shift, direct), "nf4_lora": (shift / 2, 0.0)}
+
+    def numbers(arm: Arm, base: float, level: float) -> dict[str, float]:
+        more, beside = formats.get(arm.name, (0.0, 0.0))
+        entropy = base + more + draw.gauss(0, 0.001)
+        warm = 1.0 if arm.exploration is None else arm.exploration.temperature
+        logarithm = level + slope * drawn(entropy, warm) + beside + draw.gauss(0, 0.02)
+        return {
+            "entropy_decision_first": entropy,
+            "take_off_tokens": math.exp(logarithm),
+            "took_off": 1.0,
+        }
+
+    values: dict[str, dict[int, dict[str, float]]] = {}
+    for seed in range(200, 200 + seeds):
+        base, level = 0.168 + draw.gauss(0, 0.01), 13 + draw.gauss(0, 0.3)
+        for arm in target.arms:
+            values.setdefault(arm.name, {})[seed] = numbers(arm, base, level)
+    return checked_of(target, values)

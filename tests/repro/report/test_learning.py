@@ -28,6 +28,7 @@ from repro.run.select import select
 from repro.spec.effect import Effect
 from repro.targets.chosen_rates import read_choice
 from repro.targets.proxy import PROXY_SWEEP
+from tests.repro.made_up import dose_checks, needle_check
 
 Maker = Callable[..., Record]
 EXPECTED = expected_folder(None)
@@ -126,6 +127,30 @@ def test_the_page_in_the_repository_is_that_of_the_blessed_records(checks: list[
         pytest.skip("docs/ is not part of an installed package")
     stale = "stale: python -m repro report --learning docs/learning.md renews it"
     assert learning_text(checks, EXPECTED, kept) == kept.read_text(encoding="utf-8"), stale
+
+
+def test_the_dose_stands_below_the_claims_where_there_are_records_of_it(
+    checks: list[Checked], tmp_path: Path
+) -> None:
+    bare = learning_text(checks, EXPECTED, tmp_path / "learning.md")
+    assert "How much noise it takes" not in bare
+    assert "What entropy is worth" not in bare
+    needle = needle_check(slope=-4.0, shift=0.03)
+    made = {one.selection.target.name: one for one in (*dose_checks()[:2], needle)}
+    names = {one.selection.target.name for one in checks}
+    assert set(made) <= names
+    merged = [made.get(one.selection.target.name, one) for one in checks]
+    (tmp_path / "figures").mkdir()
+    (tmp_path / "figures" / "proxy_dose_response.svg").touch()
+    text = learning_text(merged, EXPECTED, tmp_path / "learning.md")
+    top = above_the_fold(text)
+    assert top.index("## The twelve claims") < top.index("## How much noise it takes")
+    assert "](figures/proxy_dose_response.svg)" in top
+    assert "take off after fewer tokens than BF16" in top
+    assert "NVFP4 would take 0.88" in top
+    assert "| `needle_4` | NVFP4 |" in text.split("What entropy is worth", 1)[1]
+    words = [word for word in re.split(r"[\s|]+", top) if re.search(r"\w", word)]
+    assert len(words) <= 1500
 
 
 def above_the_fold(text: str) -> str:

@@ -1,0 +1,113 @@
+"""The dose-response picture: a point per dose, the paper's diamond at its dose."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from itertools import combinations
+
+import pytest
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.patches import Polygon, Rectangle
+from matplotlib.text import Text
+from matplotlib.transforms import Bbox
+
+from figures import dose
+from figures.__main__ import learning_figures
+from repro.report.dose_response import DoseResponse, dose_response
+from tests.repro.made_up import checked_of, dose_checks
+
+Overlap = Callable[[Bbox, Bbox], bool]
+
+
+@pytest.fixture(scope="module")
+def found() -> DoseResponse:
+    made = dose_response(dose_checks())
+    assert made is not None
+    return made
+
+
+def marks(figure: Figure, marker: str) -> list[Line2D]:
+    return [line for line in figure.axes[0].lines if line.get_marker() == marker]
+
+
+def place(line: Line2D) -> tuple[float, float]:
+    return float(line.get_xdata()[0]), float(line.get_ydata()[0])  # type: ignore[index]
+
+
+def bands(figure: Figure) -> list[Polygon | Rectangle]:
+    return [item for item in figure.axes[0].patches if isinstance(item, Polygon | Rectangle)]
+
+
+def test_each_dose_has_a_point_by_its_source_and_an_interval(found: DoseResponse) -> None:
+    figure = dose.draw(found, "")
+    assert (len(marks(figure, "o")), len(marks(figure, "^")), len(marks(figure, "s"))) == (8, 3, 1)
+    points = sorted(place(line) for kind in "o^s" for line in marks(figure, kind))
+    for (x, y), one in zip(points, found.responses, strict=True):
+        assert y == pytest.approx(one.ratio)
+        # Moved apart where doses nearly agree.
+        assert x == pytest.approx(one.dose.kl, rel=0.15)
+    intervals = {
+        tuple(map(float, line.get_ydata()))  # type: ignore[arg-type]
+        for line in figure.axes[0].lines
+        if line.get_linewidth() == 2.0 and len(line.get_xdata()) == 2  # type: ignore[arg-type]
+    }
+    assert intervals == {(one.low, one.high) for one in found.responses}
+
+
+def test_the_papers_diamond_stands_at_its_dose(found: DoseResponse) -> None:
+    figure = dose.draw(found, "")
+    (diamond,) = marks(figure, "D")
+    assert found.place is not None
+    assert place(diamond) == pytest.approx((found.place.kl, 32.5 / 75))
+    assert 2.3e-2 < found.place.kl < 5.5e-2
+    assert not bands(figure)
+
+
+def test_far_neighbours_have_a_band_between_them(found: DoseResponse) -> None:
+    assert found.place is not None
+    above = dataclasses.replace(found.place.above, kl=20 * found.place.below.kl)
+    far = dataclasses.replace(found.place, above=above)
+    figure = dose.draw(dataclasses.replace(found, place=far), "")
+    (band,) = bands(figure)
+    box = band.get_path().transformed(band.get_patch_transform()).get_extents()
+    assert (box.x0, box.x1) == pytest.approx((far.below.kl, far.above.kl))
+
+
+def test_without_a_place_for_the_paper_the_note_says_so(found: DoseResponse) -> None:
+    figure = dose.draw(dataclasses.replace(found, place=None), "")
+    assert not marks(figure, "D")
+    assert figure._supxlabel is not None  # type: ignore[attr-defined]
+    assert "the paper's dose is not drawn" in figure._supxlabel.get_text()  # type: ignore[attr-defined]
+
+
+def test_runs_that_did_not_take_off_are_hollow_and_grey(found: DoseResponse) -> None:
+    last = dataclasses.replace(found.responses[-1], took_off=False, low=None, high=None)
+    figure = dose.draw(dataclasses.replace(found, responses=(*found.responses[:-1], last)), "")
+    hollow = [line for line in marks(figure, "o") if line.get_markerfacecolor() == "white"]
+    assert [place(line)[1] for line in hollow] == pytest.approx([last.ratio])
+    assert hollow[0].get_color() == "#a6a6a6"
+
+
+def test_words_stay_inside_and_apart(found: DoseResponse, overlap: Overlap) -> None:
+    figure = dose.draw(found, "; proxy tier")
+    figure.draw_without_rendering()
+    axes = figure.axes[0]
+    names = [text for text in axes.texts if text.get_rotation() == 90]
+    assert len(names) == len(found.responses)
+    boxes = [Text.get_window_extent(text) for text in (*names, *figure.texts, axes.xaxis.label)]
+    for box in boxes:
+        assert box.x0 >= figure.bbox.x0 - 1
+        assert box.x1 <= figure.bbox.x1 + 1
+    assert not [pair for pair in combinations(boxes, 2) if overlap(*pair)]
+
+
+def test_of_no_records_nothing_is_drawn() -> None:
+    checks = dose_checks()
+    names = [name for name, _ in learning_figures(checks)]
+    assert dose.NAME in names
+    assert list(learning_figures([])) == []
+    empty = [checked_of(checked.selection.target, {}) for checked in checks]
+    assert list(learning_figures(empty)) == []
+    assert dose.NAME not in [name for name, _ in learning_figures(checks[:1])]
