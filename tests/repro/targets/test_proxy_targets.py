@@ -193,6 +193,8 @@ def test_what_came_later_leaves_the_digests_of_earlier_records_alone() -> None:
     assert "weight_noise" not in run.resolved()["arm"]
     assert "learning_rate" not in run.resolved()["arm"]
     assert "exploration" not in run.resolved()["arm"]
+    (noisy,) = plan(TABLE1, Tier.SMOKE, 1, ["nvfp4_lora_aqn"])
+    assert "sharing" not in noisy.resolved()["arm"]["noise"]
     assert "test_sets" not in run.resolved()["scale"]
     changed = dataclasses.replace(run, scale=dataclasses.replace(SMOKE, test_sets=PROXY.test_sets))
     assert changed.digest() != run.digest()

@@ -156,6 +156,20 @@ def test_exploration_moves_what_is_sampled_and_not_what_the_sampler_says_of_it(
 
 
 @pytest.mark.usefixtures("in_float64")
+def test_noise_of_their_own_for_the_projections_behind_a_norm(
+    alone: Callable[..., Any], together: Callable[..., Any]
+) -> None:
+    apart = dataclasses.replace(NOISE, sharing="projection")
+    runs = [
+        make_run(seed=0, noise=apart),
+        make_run(seed=1, weight_format="nvfp4", noise=apart, lora_rank=2),
+        make_run(seed=2, weight_format="nf4"),
+        make_run(seed=0, noise=apart, exploration=Exploration(temperature=1.5, opening_tokens=1)),
+    ]
+    require_equal(runs, alone, together)
+
+
+@pytest.mark.usefixtures("in_float64")
 def test_full_fine_tuning(alone: Callable[..., Any], together: Callable[..., Any]) -> None:
     runs = [
         make_run(seed=seed, training="full", learning_rate_factor=factor)

@@ -49,6 +49,7 @@ def test_what_changes_the_computation_goes_apart() -> None:
         make_run(training="full"),
         make_run(norms_trained=True),
         make_run(loss=DAPO),
+        make_run(noise=NoiseConfig(sharing="projection")),
         make_run(scale=small.with_steps(small.SCALE, steps=4)),
         make_run(scale=small.with_steps(small.SCALE, compute_dtype="bfloat16")),
         dataclasses.replace(make_run(training="none"), procedure="evaluate"),
