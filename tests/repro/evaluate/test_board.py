@@ -16,6 +16,7 @@ from repro.spec.config import (
     OptimizerConfig,
     SamplingConfig,
     TrainScale,
+    derive_seed,
 )
 from tests.repro.evaluate.small import Writer, problem
 from tests.repro.small_runs import small_run
@@ -80,6 +81,31 @@ def test_greedy_and_sampled_questions_have_the_scale_s_limits(
         SamplingConfig(temperature=0.0, max_new_tokens=48),
         SCALE.evaluation.sampling,
     ]
+
+
+def test_completions_for_the_kl_are_whole_draws_of_live_runs_and_grade_nothing(
+    tokenizer: Any, pool: GraderPool
+) -> None:
+    pair = board(tokenizer, pool, "lora", "lora")
+    asked, completions = pair.completed(TEST, [True, False], stream="kl to start")
+    assert [question.problem for question in asked] == TEST
+    assert [len(own) for own in completions] == [2, 0]
+    writer = pair.evaluator.asker
+    assert isinstance(writer, Writer)
+    ((_, (own, idle), sampling),) = writer.requests
+    assert sampling == SamplingConfig(temperature=1.0, max_new_tokens=48)
+    assert idle is None
+    assert own == [derive_seed(0, "kl to start", problem.id, 0) for problem in TEST]
+    assert pair.grades() == {}
+
+
+def test_several_samples_show_how_many_right_completions_differ(
+    tokenizer: Any, pool: GraderPool
+) -> None:
+    metrics = final_metrics(board(tokenizer, pool, "lora").final(TEST, FURTHER))
+    # The writer writes the same twice, and is right on one problem of two.
+    assert metrics["distinct_correct"].value == 0.5
+    assert metrics["distinct_correct_hard"].value == 1.0
 
 
 def test_rewards_are_of_each_run_s_own_arm_and_counted_for_it(
