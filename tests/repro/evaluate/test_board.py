@@ -166,3 +166,17 @@ def test_where_no_test_split_is_asked_estimates_at_k_are_means_over_the_sets_too
 def test_an_evaluation_names_no_k_beyond_its_samples() -> None:
     with pytest.raises(ValueError, match="names k = 4; with 2 samples per problem"):
         EvaluationConfig(samples=2, at=(1, 4))
+
+
+@pytest.mark.parametrize("threshold", [-1.0, 101.0])
+def test_a_threshold_is_a_percentage(threshold: float) -> None:
+    with pytest.raises(ValueError, match=r"evaluation\.threshold is"):
+        EvaluationConfig(threshold=threshold)
+
+
+def test_measurements_that_a_scale_does_not_ask_for_are_not_in_its_configuration() -> None:
+    names = {"threshold", "token_classes", "kl_to_start"}
+    asking = EvaluationConfig(threshold=50.0, token_classes=True, kl_to_start=True)
+    for evaluation, written in ((SCALE.evaluation, set()), (asking, names)):
+        run = small_run(dataclasses.replace(SCALE, evaluation=evaluation))
+        assert run.resolved()["scale"]["evaluation"].keys() & names == written

@@ -186,6 +186,11 @@ def test_training_curves_and_entropies_by_class_of_token(
     assert drawn_again["accuracy_sampled"] != drawn_again["accuracy"]
     trained_on = batched[1].result.effects["sampler_trainer_by_quarter"]["tokens"]
     assert drawn_again["tokens_sampled"][-1] > sum(trained_on)
+    # A run whose scale asks for none of it has the series of before.
+    own = {"accuracy_sampled", "tokens_sampled"}
+    own |= {f"{what}_{name}" for what in ("entropy", "share") for name in names}
+    assert own <= plain.keys()
+    assert plain.keys() - own == alone(make_run(seed=0)).result.series.keys()
 
 
 @pytest.mark.usefixtures("in_float64")
