@@ -35,8 +35,9 @@ def measured(
     p_text = "p < 0.001" if verdict.p is not None and verdict.p < 0.001 else f"p = {verdict.p:.2g}"
     test = _TESTS[compared.test]
     after = f" after Holm over {family}" if family > 1 else ""
+    median = "median " if compared.test == "sign_flip" else ""
     return (
-        f"{_contrast(claim)}{'median ' * (compared.test == 'sign_flip')}{verdict.effect:{sign}.3g} {verdict.unit}, "
+        f"{_contrast(claim)}{median}{verdict.effect:{sign}.3g} {verdict.unit}, "
         f"{100 * confidence:.3g} % interval{together} {verdict.low:{sign}.3g} to "
         f"{verdict.high:{sign}.3g}, n = {verdict.n}{prompts}{margin}; {p_text}{test}{after}"
     )

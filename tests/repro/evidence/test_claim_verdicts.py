@@ -423,8 +423,8 @@ def collapse(test: str, *arms: list[float], effect: Effect = SHARE) -> Verdict:
     names = tuple("abcdef"[: len(arms)])
     kind = "difference" if test == "mcnemar" else "pooled"
     shares = claim(kind, names, metric="collapsed", effect=effect, test=test)
-    found = {"collapsed": {name: dict(enumerate(own)) for name, own in zip(names, arms, strict=True)}}
-    return judge([shares], {"collapsed": COLLAPSED}, found, {}, {})[0]
+    by_arm = {name: dict(enumerate(own)) for name, own in zip(names, arms, strict=True)}
+    return judge([shares], {"collapsed": COLLAPSED}, {"collapsed": by_arm}, {}, {})[0]
 
 
 def test_shares_of_runs_are_compared_by_the_pairs_that_differ() -> None:

@@ -177,7 +177,7 @@ def test_the_interval_of_a_difference_of_shares_is_tangos() -> None:
     z = st.NORMAL.inv_cdf(0.975)
     none = st.paired_share_interval([0.0] * 8)
     assert none.high == pytest.approx(z**2 / (8 + z**2))
-    assert none.low == pytest.approx(-z**2 / (8 + z**2))
+    assert none.low == pytest.approx(-(z**2) / (8 + z**2))
     every = st.paired_share_interval([1.0] * 8)
     assert every.high == 1.0
     assert every.low is not None

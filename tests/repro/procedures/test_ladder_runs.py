@@ -22,6 +22,7 @@ from repro.targets.table1 import BF16_LORA
 
 DATA = DataConfig(source="generated", train_problems=8, test_problems=2, development_problems=2)
 
+
 def small(run: RunConfig) -> RunConfig:
     """Return a run with its own scale's settings but for size, on the tiny policy."""
     scale = run.scale
