@@ -49,8 +49,8 @@ def _contrast(claim: Claim) -> str:
         return "slope per place "
     if claim.kind == "interaction":
         sign = "/" if claim.is_ratio else "-"
-        pairs = (f" {sign} ".join(claim.arms[:2]), f" {sign} ".join(claim.arms[2:]))
-        return f"({pairs[0]}) {sign} ({pairs[1]}): "
+        first, second = (f" {sign} ".join(pair) for pair in (claim.arms[:2], claim.arms[2:]))
+        return f"({first}) {sign} ({second}): "
     if claim.kind == "pooled":
         pairs = zip(claim.arms[::2], claim.arms[1::2], strict=True)
         return f"mean of {', '.join(f'{a} - {b}' for a, b in pairs)}: "

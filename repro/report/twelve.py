@@ -103,12 +103,13 @@ TWELVE = (
         ),
         remark="the order BF16, NF4, MXFP4, NVFP4, sized by the lead over BF16 and NF4 in Fig. 4; "
         "over MXFP4 it shows none",
-        then_remark="over NF4, tokens to the take-off; over MXFP4 the paper shows no lead in Fig. 4",
+        then_remark="over NF4, tokens to the take-off; over MXFP4 Fig. 4 shows no lead",
     ),
     PaperClaim(
         title="QeRL ends above LoRA and QLoRA",
         decided_by="table1.qerl_beats_lora",
         then="skill.qerl_beats_lora",
+        then_remark="where there is skill to gain",
         others=(
             "skill.qerl_beats_qlora",
             "table1.qerl_beats_qlora",
@@ -120,6 +121,7 @@ TWELVE = (
         title="QeRL matches full fine-tuning",
         decided_by="table1.qerl_matches_full",
         then="skill.qerl_matches_full",
+        then_remark="where there is skill to gain",
         others=("table2.qerl_matches_full",),
     ),
     PaperClaim(

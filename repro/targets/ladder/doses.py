@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import dataclasses
 
+from repro.spec.arm import RoundingFormat
 from repro.spec.config import Arm, NoiseConfig, PlantedRounding, WeightNoise
 from repro.spec.target import Claim, Target
 from repro.spec.tier import Tier
@@ -46,6 +47,7 @@ _MULTIPLES = tuple(
     )
     for factor in (2, 3, 4)
 )
+_BITS: tuple[tuple[int, RoundingFormat], ...] = ((3, "int3"), (2, "int2"))
 _COARSE = tuple(
     dataclasses.replace(
         BF16,
@@ -53,7 +55,7 @@ _COARSE = tuple(
         label=f"INT{bits} rounding, LoRA",
         rounding=PlantedRounding(format=kind),
     )
-    for bits, kind in ((3, "int3"), (2, "int2"))
+    for bits, kind in _BITS
 )
 # Falling to a twentieth of the start, as the paper's 1e-2 to 5e-4 (Table 4).
 _STRONG = tuple(
@@ -138,8 +140,8 @@ NEEDLE_SHARING = Target(
     claims=tuple(
         as_soon(
             f"sharing_costs_nothing{dose}",
-            "QeRL takes off after as many tokens with noise shared through the norms as with a draw "
-            f"per projection, from a sigma of {shared.noise.sigma_start:g}",
+            "QeRL takes off after as many tokens with noise shared through the norms as with a "
+            f"draw per projection, from a sigma of {shared.noise.sigma_start:g}",
             "section 3.3; Fig. 6",
             shared,
             _APART[dose],
