@@ -3,16 +3,25 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import math
+import random
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
+from repro.evidence.record import Estimate
+from repro.evidence.verdict import Verdict
+from repro.judge.check import check_selection
 from repro.judge.choose_rates import choose
 from repro.pretrain.recipes import PROXIES
 from repro.run.device_queue import ensemble_tasks
 from repro.run.ensemble_cost import ensemble_seconds, likely_groups
+from repro.run.places import expected_folder
+from repro.run.select import select
 from repro.spec.config import Arm, RunConfig
+from repro.spec.shapes import shape_by_name
 from repro.spec.target import Target, differing_fields, plan
 from repro.spec.tier import Tier
 from repro.targets import TARGETS, find
@@ -30,6 +39,7 @@ from repro.targets.ladder.needle import (
 from repro.targets.ladder.rates import NEEDLE_RATES
 from repro.targets.pretraining import PRETRAIN_PROXY
 from repro.targets.rates import lacking_rates
+from tests.repro.made_up import honest_proxy_record
 
 RUNGS = (NEEDLE_40, NEEDLE_4, NEEDLE_05)
 
@@ -62,6 +72,7 @@ def test_the_two_rungs_that_decide_take_half_an_hour_and_the_ladder_less_than_tw
     policies = {name for target in LADDER for name in target.costs[Tier.PROXY].policies}
     arms = [name.replace("-", "_") for name in sorted(policies)]
     assert policies <= PROXIES.keys()
+    assert all(shape_by_name(name) for name in policies)
     pretraining = sum(cost.seconds_of_arm.get(arm, cost.train_seconds or 0.0) for arm in arms) / 60
     assert gpu_minutes(runs_of(*LADDER), LADDER) + pretraining <= 120
 
@@ -179,3 +190,53 @@ def test_ranks_are_compared_with_alpha_fixed_and_with_alpha_grown() -> None:
         assert (high.lora_rank, low.lora_rank) == (128, 16)
         assert high.learning_rate == low.learning_rate
         assert (alpha(high) == alpha(low)) == ("lora_alpha" in claim.factor)
+
+
+def write_difficulty(folder: Path, quotients: dict[tuple[str, str], float]) -> None:
+    """Write records of the outer rungs: by (rung, arm), BF16's tokens over the arm's."""
+    with mock.patch("os.fsync"):
+        for run in plan(DIFFICULTY, Tier.PROXY):
+            record = honest_proxy_record(run)
+            wobble = 1 + 0.02 * random.Random(run.digest()).random()
+            tokens = 1e5 * wobble / quotients.get((run.target, run.arm.name), 1.0)
+            numbers = {
+                "take_off_tokens": Estimate(value=tokens, unit="tokens"),
+                "took_off": Estimate(value=1.0, unit="share"),
+            }
+            own = hashlib.sha256(run.scale.checkpoint.encode()).hexdigest()
+            dataclasses.replace(
+                record,
+                metrics=record.metrics | numbers,
+                inputs=record.inputs | {"checkpoint": own},
+            ).write(folder)
+
+
+def judged(folder: Path) -> dict[str, Verdict]:
+    (selection,) = select(["difficulty"], tier="proxy")
+    checked = check_selection(selection, folder, expected_folder(None))
+    assert not checked.evidence.refused
+    return {verdict.name: verdict for verdict in checked.verdicts}
+
+
+def test_the_benefit_by_difficulty_is_judged_over_two_checkpoints(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # What is made up here are the two numbers that are compared, not the runs behind them.
+    monkeypatch.setattr("repro.judge.check.refusals", lambda *_: [])
+    helps = {
+        ("needle_05", "opening_warmer"): 2.0,
+        ("needle_40", "opening_warmer"): 1.2,
+        ("needle_05", "nvfp4_lora_aqn"): 1.5,
+        ("needle_40", "nvfp4_lora_aqn"): 1.1,
+    }
+    write_difficulty(tmp_path / "binding", helps)
+    found = judged(tmp_path / "binding")
+    assert found["qerl_helps_more"].status == "reproduced"
+    assert found["qerl_helps_more"].effect == pytest.approx(1.5 / 1.1, rel=0.01)
+    assert found["nvfp4_helps_more"].status == "no difference"
+    # Where a warmer decision does not help more either, no statement is judged.
+    write_difficulty(tmp_path / "free", helps | {("needle_05", "opening_warmer"): 1.2})
+    free = judged(tmp_path / "free")
+    assert {free[name].status for name in ("qerl_helps_more", "nvfp4_helps_more")} == {
+        "not testable"
+    }
