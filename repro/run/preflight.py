@@ -67,10 +67,12 @@ def preflight(run: RunConfig, *, fetch: bool = False) -> Preflight:
     """
     scale = run.scale
     lacking = missing_package(run)
-    if lacking is not None or not isinstance(scale, TrainScale) or not is_published(scale):
+    if lacking is not None or not isinstance(scale, TrainScale):
         return Preflight(refusal=lacking)
+    declared = _first(_data_refusals(dataclasses.replace(scale, seeds=())))
+    if declared is not None or not is_published(scale):
+        return Preflight(refusal=declared)
     whole, refusal = memory_of(run.arm, scale)
-    refusal = refusal or _first(_data_refusals(dataclasses.replace(scale, seeds=())))
     unchecked: tuple[str, ...] = ()
     if refusal is None:
         common = dataclasses.replace(scale, seeds=())

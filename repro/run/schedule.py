@@ -46,7 +46,7 @@ from repro.run.select import (
     require_counts,
     selections_of,
 )
-from repro.run.worker import CarryOut, Event, Task
+from repro.run.worker import STOPPING, CarryOut, Event, Task
 from repro.run.workers import WorkerPool
 from repro.spec.config import RunConfig, require
 from repro.spec.target import TogetherCost, other_tiers
@@ -398,7 +398,7 @@ def _stop_on_signals(pool: WorkerPool, console: Console) -> Callable[[], None]:
             console.print("Stopping: each run writes a checkpoint. Once more to stop at once.")
             pool.stop()
 
-    previous = {name: signal.signal(name, handle) for name in (signal.SIGINT, signal.SIGTERM)}
+    previous = {name: signal.signal(name, handle) for name in STOPPING}
 
     def restore() -> None:
         for name, handler in previous.items():

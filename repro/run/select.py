@@ -176,6 +176,7 @@ def model_source(named: str) -> str:
     ValueError
         If it is neither.
     """
+    require(bool(named), "--model '' names no checkpoint; leave it out for the target's own")
     folder = Path(named).expanduser()
     if folder.is_dir():
         return str(folder.resolve())
@@ -186,6 +187,7 @@ def model_source(named: str) -> str:
 
 def data_source(named: str) -> str:
     """Return `DataConfig.source` for what a user named: a folder that exists, or a data set."""
+    require(bool(named), "--data '' names no problems; leave it out for the target's own")
     if named.startswith("folder:"):
         named = named.removeprefix("folder:")
     if Path(named).is_dir():

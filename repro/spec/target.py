@@ -339,6 +339,7 @@ def plan(
     else:
         chosen = tuple(own if seeds is None else seeds)
     require(bool(chosen), f"{target.name}: no seed to run; give 1 or more")
+    require(min(chosen) >= 0, f"{target.name}: seed {min(chosen)} is negative; needs 0 or more")
     _require_unique(f"{target.name}: seeds", [str(seed) for seed in chosen])
     names = [arm.name for arm in target.arms] if arms is None else list(arms)
     return [_run_of(target, tier, name, seed) for seed in chosen for name in names]
