@@ -18,7 +18,7 @@ from repro.evidence.store import blessed_records
 from repro.measure.rollout_plan import not_fitting
 from repro.run.disk import free_bytes
 from repro.run.ensemble_cost import ensemble_seconds, likely_groups, queue_seconds, unmeasured
-from repro.run.preflight import preflight
+from repro.run.preflight import preflight, startable_arms
 from repro.run.select import Selection
 from repro.spec.config import RunConfig
 from repro.spec.target import Cost
@@ -68,7 +68,7 @@ def plan_text(
     lines += _arm_lines(runs, done, estimates, together=cost.together is not None)
     lines += _totals(left, estimates, cost, workers, _ensemble_time(left, cost, workers))
     lines += _preflight_lines(left)
-    disk = cost.disk_of([run.arm.name for run in left], workers)
+    disk = cost.disk_of(startable_arms(left), workers)
     lines += _disk_lines(disk, free_bytes(folder))
     lines += _prediction_lines(selection, left, expected)
     lines += _not_fitting_lines(left)

@@ -15,7 +15,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import importlib.util
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -79,6 +79,11 @@ def preflight(run: RunConfig, *, fetch: bool = False) -> Preflight:
         refusal, unchecked = _checkpoint_and_prompts(common, fetch)
         refusal = refusal or _format_refusal(common, run.arm.weight_format)
     return Preflight(refusal=refusal, memory_bytes=whole, unchecked=unchecked)
+
+
+def startable_arms(runs: Iterable[RunConfig]) -> list[str]:
+    """Return the arm of each run against which nothing speaks: of the others no disk is taken."""
+    return [run.arm.name for run in runs if preflight(run).refusal is None]
 
 
 def is_published(scale: TrainScale) -> bool:
@@ -151,12 +156,15 @@ def _peak(step: StepShape, device_bytes: int, more: int) -> int:
         step = dataclasses.replace(step, micro_tokens=rows * step.row_tokens)
 
 
-def disk_refusal(cost: Cost, arms: Sequence[str], workers: int, folder: Path) -> str | None:
+def disk_refusal(
+    cost: Cost, arms: Sequence[str], workers: int, folder: Path, *, completions: bool = False
+) -> str | None:
     """Return why downloads, or what runs of these arms write, do not fit the disks, or None."""
     absent = sum(item.nbytes for item in cost.downloads if not item.present())
+    written = cost.disk_of(arms, workers, completions=completions)
     for what, place, needed in (
         ("the downloads", hub_cache(), absent),
-        ("the records and checkpoints", folder, cost.disk_of(arms, workers)),
+        ("the records and checkpoints", folder, written),
     ):
         free = free_bytes(place)
         if free is not None and needed > free:

@@ -35,7 +35,7 @@ from repro.run.device_queue import RETRIES, Grouping, ensemble_tasks, visible_de
 from repro.run.disk import DiskError, require_writable
 from repro.run.places import expected_folder, runs_folder
 from repro.run.plan import plan_text
-from repro.run.preflight import disk_refusal, preflight
+from repro.run.preflight import disk_refusal, preflight, startable_arms
 from repro.run.progress import Display
 from repro.run.proxy_options import sentence_on_lost_policies, with_proxy_options
 from repro.run.repeated import RepeatedFailures
@@ -111,8 +111,9 @@ def main_run(args: argparse.Namespace) -> int:
         devices = devices_of(selection.tier, args.devices)
         workers = args.workers or len(devices) or default_workers(selection.tier)
         require_workers(selection.tier, workers, len(devices))
-        arms = [run.arm.name for run in plan if find_record(run, folder) is None]
-        full = disk_refusal(selection.source.costs[selection.tier], arms, workers, folder)
+        arms = startable_arms(run for run in plan if find_record(run, folder) is None)
+        cost = selection.source.costs[selection.tier]
+        full = disk_refusal(cost, arms, workers, folder, completions=keeping.completions)
         require(full is None, f"{selection.target.name}, {selection.tier.value} tier: {full}")
         console.print(
             plan_text(selection, plan, folder, expected, workers), highlight=False, markup=False
@@ -121,7 +122,7 @@ def main_run(args: argparse.Namespace) -> int:
             console.print(note, highlight=False, markup=False)
         batch = batches.setdefault(selection.tier, _Batch(workers=workers, devices=devices))
         batch.runs.update({run.digest(): run for run in plan})
-        together = selection.source.costs[selection.tier].together
+        together = cost.together
         if together is not None:
             batch.costs.update({run.scale.checkpoint: together for run in plan})
     keeping.pass_on()
