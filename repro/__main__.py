@@ -16,6 +16,7 @@ from functools import partial
 
 from repro import __version__
 from repro.keep.command_line import add_commands, add_device, add_keeping, add_reward
+from repro.spec.command_parser import SentenceParser
 
 FINE, CONTRADICTED, USAGE = 0, 1, 2
 _TIERS = "smoke, proxy, systems, mini or paper"
@@ -49,7 +50,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def build_parser() -> argparse.ArgumentParser:
     """Return the parser of all commands."""
-    parser = argparse.ArgumentParser(
+    parser = SentenceParser(
         prog="repro",
         description="Reproduce QeRL (arXiv 2510.11696): a command and a verdict for each claim.",
     )

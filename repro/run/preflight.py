@@ -24,7 +24,7 @@ from repro.data.folder import Split
 from repro.data.load import is_local, load_problems, require_declared
 from repro.data.problem import Problem
 from repro.models.memory_plan import StepShape, full_training_bytes, peak_within, plan_memory
-from repro.run.disk import free_bytes
+from repro.run.disk import free_bytes, size
 from repro.spec.arm import Arm
 from repro.spec.config import DataConfig, RunConfig, TrainScale
 from repro.spec.hub import hub_cache, is_hub_name, snapshots
@@ -168,7 +168,7 @@ def disk_refusal(
     ):
         free = free_bytes(place)
         if free is not None and needed > free:
-            return f"{what} need {needed / 1e9:.1f} GB in {place}; {free / 1e9:.1f} GB are free"
+            return f"{what} need {size(needed)} in {place}; {size(free)} are free"
     return None
 
 

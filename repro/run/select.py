@@ -234,6 +234,8 @@ def parse_arms(text: str | None) -> list[str] | None:
         return None
     arms = [part.strip() for part in text.split(",") if part.strip()]
     require(bool(arms), f"--arms {text!r} names no arm; leave it out for all arms")
+    twice = sorted({arm for arm in arms if arms.count(arm) > 1})
+    require(not twice, f"--arms {text}: {', '.join(twice)} is named twice")
     return arms
 
 

@@ -1,4 +1,4 @@
-"""The disk that a training run takes, counted from shapes: what it leaves, and what it needs meanwhile.
+"""The disk of a training run, counted from shapes: what it leaves, and what it takes meanwhile.
 
 With P parameters trained and 2 moments of each, a checkpoint holds
 
@@ -15,6 +15,7 @@ Easy to get wrong: counting two checkpoints; forgetting that full training leave
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 from repro.spec.arm import Arm
 from repro.spec.config import TrainScale
@@ -64,6 +65,26 @@ def left_bytes(arm: Arm, scale: TrainScale, shape: DecoderShape) -> int:
     if arm.training == "full":
         return numbers + 2 * shape.parameters() + _TOKENIZER_BYTES_PER_ROW * shape.vocabulary
     return numbers + 4 * trained_parameters(arm, shape)
+
+
+def disk_by_arm(
+    arms: Sequence[Arm], scale: TrainScale, shape: DecoderShape | None, mean_tokens: int
+) -> dict[str, dict[str, int]]:
+    """Return the fields of `repro.spec.target.Cost` that give each arm's disk.
+
+    Parameters
+    ----------
+    shape
+        None where it is not known: then of completions alone.
+    mean_tokens
+        Of a completion.
+    """
+    known = {} if shape is None else {"left_of_arm": left_bytes, "working_of_arm": working_bytes}
+    fields = {
+        name: {arm.name: count(arm, scale, shape) for arm in arms} for name, count in known.items()
+    }
+    kept = {arm.name: completions_bytes(arm, scale, mean_tokens) for arm in arms}
+    return fields | {"completions_of_arm": kept}
 
 
 def completions_bytes(arm: Arm, scale: TrainScale, mean_tokens: int) -> int:

@@ -23,7 +23,7 @@ from repro.spec.shapes import SHAPES, DecoderShape, shape_of_checkpoint
 from repro.spec.step import StepPoint, step_arm
 from repro.spec.target import Cost
 from repro.spec.tier import GIB, Download
-from repro.targets.run_disk import completions_bytes, left_bytes, working_bytes
+from repro.targets.run_disk import disk_by_arm
 from repro.targets.step_costs import H200, Rates, decode_seconds, update_seconds
 
 # Published peaks of a consumer card of 24 GB (1008 GB/s, 165 Tflop/s in bfloat16), the part of them
@@ -80,14 +80,10 @@ def training_cost(
         evaluate_seconds=None,
         memory_bytes=weights + 8 * GIB,
         disk_bytes=10_000_000,
-        left_of_arm={arm.name: left_bytes(arm, scale, shape) for arm in arms} if shape else {},
-        working_of_arm=(
-            {arm.name: working_bytes(arm, scale, shape) for arm in arms} if shape else {}
-        ),
-        completions_of_arm={arm.name: completions_bytes(arm, scale, mean) for arm in arms},
         downloads=_downloads(scale, weights),
         basis=basis,
         seconds_of_arm=seconds,
+        **disk_by_arm(arms, scale, shape, mean),
     )
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -32,8 +31,8 @@ def bytes_in(folder: Path, pattern: str = "**/*") -> int:
 @pytest.fixture(scope="module", params=["bf16_lora", "bf16_full"])
 def left(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[tuple[RunConfig, Path, Path]]:
-    """Yield a run of two steps, its folder as it is before the checkpoints go, and its record."""
+) -> tuple[RunConfig, Path, Path]:
+    """Return a run of three steps, its folder as it is before the checkpoints go, and its record."""
     (run,) = plan(SMALL, Tier.SMOKE, 1, [request.param])
     scale = dataclasses.replace(run.scale, steps=3, checkpoint_every=1)
     run = dataclasses.replace(run, scale=scale)
@@ -42,7 +41,7 @@ def left(
         patch.setenv("REPRO_COMPLETIONS", "1")
         assert Keeping.from_environment().completions
         carry_out([run], folder / "run", folder / "runs", lambda *told: None, bool, 1)
-    yield run, folder / "run", record_path(run, folder / "runs")
+    return run, folder / "run", record_path(run, folder / "runs")
 
 
 def test_what_a_run_leaves_and_takes_meanwhile_follows_from_its_shapes(
