@@ -50,7 +50,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def build_parser() -> argparse.ArgumentParser:
     """Return the parser of all commands."""
-    parser = SentenceParser(
+    parser: argparse.ArgumentParser = SentenceParser(
         prog="repro",
         description="Reproduce QeRL (arXiv 2510.11696): a command and a verdict for each claim.",
     )

@@ -14,12 +14,14 @@ Easy to get wrong: counting two checkpoints; forgetting that full training leave
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Sequence
 
 from repro.spec.arm import Arm
 from repro.spec.config import TrainScale
 from repro.spec.shapes import DecoderShape
+from repro.spec.target import Cost
 
 # Of one AdamW moment per parameter: float32, or a code of 8 bits with its share of a block's scale
 # (one float32 per 256).
@@ -67,24 +69,30 @@ def left_bytes(arm: Arm, scale: TrainScale, shape: DecoderShape) -> int:
     return numbers + 4 * trained_parameters(arm, shape)
 
 
-def disk_by_arm(
-    arms: Sequence[Arm], scale: TrainScale, shape: DecoderShape | None, mean_tokens: int
-) -> dict[str, dict[str, int]]:
-    """Return the fields of `repro.spec.target.Cost` that give each arm's disk.
+def with_disk(
+    cost: Cost,
+    arms: Sequence[Arm],
+    scale: TrainScale,
+    shape: DecoderShape | None,
+    mean_tokens: int,
+) -> Cost:
+    """Return a cost with the disk of each arm's runs.
 
     Parameters
     ----------
     shape
-        None where it is not known: then of completions alone.
+        None where it is not known: then with that of completions alone.
     mean_tokens
         Of a completion.
     """
-    known = {} if shape is None else {"left_of_arm": left_bytes, "working_of_arm": working_bytes}
-    fields = {
-        name: {arm.name: count(arm, scale, shape) for arm in arms} for name, count in known.items()
-    }
-    kept = {arm.name: completions_bytes(arm, scale, mean_tokens) for arm in arms}
-    return fields | {"completions_of_arm": kept}
+    left, working = {}, {}
+    if shape is not None:
+        left = {arm.name: left_bytes(arm, scale, shape) for arm in arms}
+        working = {arm.name: working_bytes(arm, scale, shape) for arm in arms}
+    completions = {arm.name: completions_bytes(arm, scale, mean_tokens) for arm in arms}
+    return dataclasses.replace(
+        cost, left_of_arm=left, working_of_arm=working, completions_of_arm=completions
+    )
 
 
 def completions_bytes(arm: Arm, scale: TrainScale, mean_tokens: int) -> int:

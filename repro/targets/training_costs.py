@@ -23,7 +23,7 @@ from repro.spec.shapes import SHAPES, DecoderShape, shape_of_checkpoint
 from repro.spec.step import StepPoint, step_arm
 from repro.spec.target import Cost
 from repro.spec.tier import GIB, Download
-from repro.targets.run_disk import disk_by_arm
+from repro.targets.run_disk import with_disk
 from repro.targets.step_costs import H200, Rates, decode_seconds, update_seconds
 
 # Published peaks of a consumer card of 24 GB (1008 GB/s, 165 Tflop/s in bfloat16), the part of them
@@ -75,7 +75,7 @@ def training_cost(
     mean = mean_completion(scale)
     assumed = f"completions of {mean} tokens assumed"
     basis = f"at the rates of {rates.name}; {assumed}" if timed else "the model's size is not known"
-    return Cost(
+    cost = Cost(
         train_seconds=None,
         evaluate_seconds=None,
         memory_bytes=weights + 8 * GIB,
@@ -83,8 +83,8 @@ def training_cost(
         downloads=_downloads(scale, weights),
         basis=basis,
         seconds_of_arm=seconds,
-        **disk_by_arm(arms, scale, shape, mean),
     )
+    return with_disk(cost, arms, scale, shape, mean)
 
 
 def run_seconds(arm: Arm, scale: TrainScale, shape: DecoderShape, rates: Rates = H200) -> float:

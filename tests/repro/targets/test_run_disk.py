@@ -32,7 +32,7 @@ def bytes_in(folder: Path, pattern: str = "**/*") -> int:
 def left(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[RunConfig, Path, Path]:
-    """Return a run of three steps, its folder as it is before the checkpoints go, and its record."""
+    """Return a run, its folder as it is before the checkpoints go, and its record."""
     (run,) = plan(SMALL, Tier.SMOKE, 1, [request.param])
     scale = dataclasses.replace(run.scale, steps=3, checkpoint_every=1)
     run = dataclasses.replace(run, scale=scale)
