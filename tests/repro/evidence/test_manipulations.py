@@ -6,6 +6,7 @@ of two seeds, or of two arms, do not agree in every digit.
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import shutil
 from collections.abc import Callable
@@ -15,8 +16,9 @@ from typing import Any
 import pytest
 
 from repro.__main__ import main
-from repro.evidence.record import SEAL, seal_of
+from repro.evidence.record import SEAL, Record, seal_of
 from repro.judge.check import check_selection, gather
+from repro.run.places import expected_folder
 from repro.run.select import Selection
 from repro.spec.config import digest_of
 from repro.spec.tier import Tier
@@ -147,3 +149,19 @@ def _refused_by_both(runs: Path, expected: Path, places: set[tuple[str, int]]) -
     line = ["table1", "--tier", "smoke", "--runs", str(runs), "--expected", str(expected)]
     assert main(["bless", *line]) == 2
     assert not expected.exists()
+
+
+def test_a_verdict_says_that_the_source_was_written_to_while_its_runs_ran(
+    table1_records: Callable[..., None], tmp_path: Path
+) -> None:
+    def written_to(record: Record) -> Record:
+        if record.seed:
+            return record
+        state = record.sources[0] | {"written": ["repro/rl/loss.py"]}
+        return dataclasses.replace(record, sources=[state])
+
+    table1_records(tmp_path / "runs", written_to)
+    checked = check_selection(TABLE1, tmp_path / "runs", expected_folder(None))
+    assert not checked.evidence.refused
+    (gain,) = [item for item in checked.verdicts if item.name == "bf16_lora_gains"]
+    assert "The source was written to while 1 of the runs ran" in gain.sentence
