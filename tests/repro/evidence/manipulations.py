@@ -359,11 +359,6 @@ COUNTS: Mapping[str, Manipulation] = {
 }
 
 
-def as_seed_0(raw: Raw) -> None:
-    """Say of seed 0's numbers that they are seed 1's; `raw` is seed 0's record."""
-    raw["seed"] = raw["config"]["seed"] = 1
-
-
 IDENTITY: Mapping[str, Manipulation] = {
     "another procedure": Manipulation(edit=put("procedure", "operation"), words="procedure is"),
     "another version of the target": Manipulation(
