@@ -15,7 +15,8 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from repro import __version__
-from repro.keep.command_line import add_commands, add_keeping, add_reward
+from repro.keep.command_line import add_commands, add_device, add_keeping, add_reward
+from repro.spec.command_parser import SentenceParser
 
 FINE, CONTRADICTED, USAGE = 0, 1, 2
 _TIERS = "smoke, proxy, systems, mini or paper"
@@ -49,7 +50,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def build_parser() -> argparse.ArgumentParser:
     """Return the parser of all commands."""
-    parser = argparse.ArgumentParser(
+    parser: argparse.ArgumentParser = SentenceParser(
         prog="repro",
         description="Reproduce QeRL (arXiv 2510.11696): a command and a verdict for each claim.",
     )
@@ -137,7 +138,7 @@ def _add_dose(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
         "--prompts", type=int, metavar="N", help="problems for the KL (default: 16 on a GPU, or 0)"
     )
     parser.add_argument("--new-tokens", type=int, default=128, metavar="N", help="per completion")
-    parser.add_argument("--device", help="default: cuda where there is one, else cpu")
+    add_device(parser)
     parser.add_argument("--out", metavar="FILE", help="write JSON there, too")
     parser.set_defaults(command=_dose)
 

@@ -69,6 +69,8 @@ def require_declared(config: DataConfig, split: Split) -> None:
         )
     if config.source in PUBLIC_SETS:
         file_of(config.source, "test" if split == "test" else "train", config.levels)
+    if config.source in _GENERATED:
+        _generated(config, split, min(1, _count(config, split)))  # one shows whether levels exist
 
 
 def is_generated(source: str) -> bool:
@@ -108,13 +110,7 @@ def load_problems(config: DataConfig, split: Split) -> list[Problem]:
         If the source or the split is unknown, or a count that is needed is missing.
     """
     require_choice("split", split, Split)
-    count = {
-        "train": config.train_problems,
-        "development": config.development_problems,
-        "test": config.test_problems,
-    }[split]
-    if count < 0:
-        raise ValueError(f"{split}_problems is {count}; it must not be negative")
+    count = _count(config, split)
     if config.source in _GENERATED:
         return _generated(config, split, count)
     if config.source.startswith(_FOLDER_PREFIX):
@@ -139,6 +135,18 @@ def load_problems(config: DataConfig, split: Split) -> list[Problem]:
     else:
         raise ValueError(unknown("data source", config.source, data_sources()))
     return _first(problems, count, config.seed)
+
+
+def _count(config: DataConfig, split: Split) -> int:
+    """Return how many problems of a split are asked for; 0 is all."""
+    count = {
+        "train": config.train_problems,
+        "development": config.development_problems,
+        "test": config.test_problems,
+    }[split]
+    if count < 0:
+        raise ValueError(f"{split}_problems is {count}; it must not be negative")
+    return count
 
 
 def _generated(config: DataConfig, split: Split, count: int) -> list[Problem]:

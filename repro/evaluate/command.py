@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
-from repro.data.load import data_sources, is_available, load_problems
+from repro.data.load import data_sources, is_available, is_generated, load_problems
 from repro.data.problem import Problem, digest_of_problems
 from repro.data.prompts import template_named
 from repro.evaluate.asking import Alone, Evaluator
@@ -193,6 +193,8 @@ def problems_of(named: str, limit: int | None) -> list[Problem]:
             f"{near}, all are {', '.join(known)}"
         )
     require(is_available(source), f"--data {named}: its folder is not there; set $REPRO_DATA")
+    endless = is_generated(source) and limit is None
+    require(not endless, f"--data {named}: generated problems have no end; give --limit N")
     return load_problems(DataConfig(source=source, test_problems=limit or 0), "test")
 
 

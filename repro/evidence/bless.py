@@ -1,10 +1,10 @@
 """Bless: put this suite's own records into the store, once a person asked for it.
 
-Refused for a dirty tree and for a source that changed under a run (the commit would not say what
-ran), for a commit that this checkout does not have, for records of several commits but for whole
-seeds of learning runs (`repro.evidence.origins` has the rule), for fewer than five seeds an
-arm (or the timed repeats that a target declares), for the paper tier (its expectations are the
-paper's), and while any record is refused or any run has failed.
+Refused for a dirty tree and for a source that changed or was written to under a run (the commit
+would not say what ran), for a commit that this checkout does not have, for records of several
+commits but for whole seeds of learning runs (`repro.evidence.origins` has the rule), for fewer than
+five seeds an arm (or the timed repeats that a target declares), for the paper tier (its
+expectations are the paper's), and while any record is refused or any run has failed.
 
 Blessed records are the store's (`repro.evidence.store`); what they lead to expect of a new run is
 computed from them (`repro.evidence.measured`). Targets that time a deterministic workload
@@ -80,8 +80,8 @@ def _require_fit(
     if dirty:
         raise BlessError(
             f"{where}: made from a source tree with changes, or whose state is not known, or that "
-            f"changed under the run, or of a commit that is not here ({', '.join(dirty)}); commit "
-            "and run again"
+            "changed or was written to under the run, or of a commit that is not here "
+            f"({', '.join(dirty)}); commit and run again"
         )
     together = refusal(every, target=target.name, several=tier is not Tier.SYSTEMS)
     if together:

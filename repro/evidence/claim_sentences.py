@@ -35,8 +35,9 @@ def measured(
     p_text = "p < 0.001" if verdict.p is not None and verdict.p < 0.001 else f"p = {verdict.p:.2g}"
     test = _TESTS[compared.test]
     after = f" after Holm over {family}" if family > 1 else ""
+    median = "median " if compared.test == "sign_flip" else ""
     return (
-        f"{_contrast(claim)}{'median ' * (compared.test == 'sign_flip')}{verdict.effect:{sign}.3g} {verdict.unit}, "
+        f"{_contrast(claim)}{median}{verdict.effect:{sign}.3g} {verdict.unit}, "
         f"{100 * confidence:.3g} % interval{together} {verdict.low:{sign}.3g} to "
         f"{verdict.high:{sign}.3g}, n = {verdict.n}{prompts}{margin}; {p_text}{test}{after}"
     )
@@ -48,8 +49,8 @@ def _contrast(claim: Claim) -> str:
         return "slope per place "
     if claim.kind == "interaction":
         sign = "/" if claim.is_ratio else "-"
-        pairs = (f" {sign} ".join(claim.arms[:2]), f" {sign} ".join(claim.arms[2:]))
-        return f"({pairs[0]}) {sign} ({pairs[1]}): "
+        first, second = (f" {sign} ".join(pair) for pair in (claim.arms[:2], claim.arms[2:]))
+        return f"({first}) {sign} ({second}): "
     if claim.kind == "pooled":
         pairs = zip(claim.arms[::2], claim.arms[1::2], strict=True)
         return f"mean of {', '.join(f'{a} - {b}' for a, b in pairs)}: "

@@ -65,15 +65,21 @@ def is_clean(record: Record) -> bool:
     """Whether the record's commit says what ran, from its first step to its last.
 
     The commit must exist in this checkout and its files have the digest of what ran. A run that saw
-    several states of the source is of none of them. Records of schema 1 name one state, and some of
+    several states of the source is of none of them, nor is one of which a file was written to while
+    it ran, whatever the file held before and after. Records of schema 1 name one state, and some of
     them no digest: then the tree must have been clean when they were written.
     """
-    if len(record.sources) > 1:
+    if len(record.sources) > 1 or was_written_to(record):
         return False
     digest, committed = _digest_of_source(record), _committed(record.commit)
     if committed is None or record.dirty:
         return False
     return digest == committed or (digest is None and record.dirty is False)
+
+
+def was_written_to(record: Record) -> bool:
+    """Whether a source file was written to while the run went on."""
+    return any(state.get("written") for state in record.sources)
 
 
 def _digest_of_source(record: Record) -> str | None:

@@ -9,6 +9,13 @@ written: a process asks when it begins, before it imports a procedure (`source_a
 answer stays. It looks again at every checkpoint and at the end (`source_states`), and a checkpoint
 carries what was seen, so that a run which went on from one knows the sources of all its steps. Two
 states are two digests; a commit that leaves the sources as they were makes no second state.
+
+A file that was edited and put back between two looks has the same digest at both, and a module that
+was imported in between is the edited one. So each look compares the files' stamps (size, time of
+the last write, time of the last change of the entry) with those of the beginning: no program can
+set the last one back. `written` of a state names the files whose stamps moved. That is no proof of
+an edit: `touch`, `chmod` and a checkout of another branch and back leave the same trace, and what
+such a run ran is not shown either. A file that was added and removed again leaves no stamp.
 """
 
 from __future__ import annotations
@@ -76,6 +83,7 @@ def source_at_start() -> dict[str, Any]:
     dict
         `commit`, `dirty` (None where it cannot be told) and `sha256`, of the files.
     """
+    stamps_at_start()  # before any file is read: a later write moves a stamp
     commit, dirty = source_commit()
     return {"commit": commit, "dirty": dirty, "sha256": source_digest()}
 
@@ -87,13 +95,46 @@ def source_states(earlier: Sequence[Mapping[str, Any]] = ()) -> list[dict[str, A
     ----------
     earlier
         Those that its checkpoint carries. This process's first and the present one are added.
+
+    Returns
+    -------
+    list of dict
+        As `source_at_start`; `written` lists the files that were written to after a process had
+        begun with this state, and is left out where there are none.
     """
-    states = {state["sha256"]: dict(state) for state in (*earlier, source_at_start())}
+    start = source_at_start()
+    states: dict[str, dict[str, Any]] = {}
+    for state in (*earlier, start):
+        states.setdefault(state["sha256"], dict(state))
     now = source_digest.__wrapped__()
     if now not in states:
         commit, dirty = source_commit.__wrapped__()
         states[now] = {"commit": commit, "dirty": dirty, "sha256": now}
+    own = states[start["sha256"]]
+    if written := sorted({*own.get("written", ()), *_written_since_start()}):
+        own["written"] = written
     return list(states.values())
+
+
+@functools.cache
+def stamps_at_start() -> dict[str, tuple[int, int, int]]:
+    """Return {file: (bytes, last write, last change of the entry)} when first asked, in ns."""
+    root = PACKAGE.parent
+    stamps = {}
+    for path in _files(root):
+        state = path.stat()
+        stamps[path.relative_to(root).as_posix()] = (
+            state.st_size,
+            state.st_mtime_ns,
+            state.st_ctime_ns,
+        )
+    return stamps
+
+
+def _written_since_start() -> list[str]:
+    """Return the source files that were written to, added or removed since this process began."""
+    first, now = stamps_at_start(), stamps_at_start.__wrapped__()
+    return [name for name in first.keys() | now.keys() if first.get(name) != now.get(name)]
 
 
 def note_source(effects: dict[str, Any]) -> None:
@@ -109,12 +150,13 @@ def source_digest() -> str:
     shows that the copy is the commit that it is said to be.
     """
     root = PACKAGE.parent
-    return _digest(
-        (path.relative_to(root).as_posix(), path.read_bytes())
-        for folder in _FOLDERS
-        for path in (root / folder).rglob("*")
-        if path.is_file()
-    )
+    return _digest((path.relative_to(root).as_posix(), path.read_bytes()) for path in _files(root))
+
+
+def _files(root: Path) -> list[Path]:
+    """Return the files of a source tree that a digest covers."""
+    found = (path for folder in _FOLDERS for path in (root / folder).rglob("*"))
+    return [path for path in found if path.name.endswith(_KINDS) and path.is_file()]
 
 
 def digest_of_commit(commit: str) -> str | None:

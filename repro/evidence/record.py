@@ -103,7 +103,8 @@ class Record:
         `unknown` and None where that cannot be told.
     sources
         Every state that the source was in while the run ran, in all its processes: `commit`,
-        `dirty` and `sha256` of the files. Empty in records of schema 1, which do not say.
+        `dirty` and `sha256` of the files, and `written`, the files written to meanwhile, where
+        there are any. Empty in records of schema 1, which do not say.
     environment
         See `repro.evidence.environment`.
     inputs
@@ -464,7 +465,7 @@ _CONFIG = members(
     [item.name for item in dataclasses.fields(RunConfig)],
 )
 _STATE = members(
-    {"commit": TEXT, "dirty": FLAG_OR_NULL, "sha256": DIGEST},
+    {"commit": TEXT, "dirty": FLAG_OR_NULL, "sha256": DIGEST, "written": listing(TEXT)},
     ("commit", "dirty", "sha256"),
     closed=True,
 )

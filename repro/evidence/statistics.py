@@ -257,7 +257,7 @@ def paired_share_interval(differences: Sequence[float], confidence: float = 0.95
         |b - c - n D| <= z sqrt(n (2 q + D (1 - D))),
 
     q being the likeliest probability of a -1 if the difference is D (Tango 1998, Statistics in
-    Medicine 17:891, Eq. 4 and 5).
+    Medicine 17:891).
 
     Raises
     ------

@@ -28,7 +28,7 @@ from repro.evidence.environment import device_of
 from repro.evidence.expectation import Expectation, load_bars
 from repro.evidence.measured import load_expectations
 from repro.evidence.not_run import explained
-from repro.evidence.origins import mixed_seeds, seeds_text
+from repro.evidence.origins import mixed_seeds, seeds_text, was_written_to
 from repro.evidence.paper import paper_cells
 from repro.evidence.plans import read_plans
 from repro.evidence.receipts import refusals
@@ -425,12 +425,14 @@ def _with_caveat(
         listed = ", ".join(f"{arm} {rate:g}" for arm, rate in rates.items())
         sentences.append(f"The arms' learning rates differ, too: {listed}")
     compared = [evidence.records[arm].values() for arm in claim.arms]
-    changed = [
-        r for arm in claim.arms for r in evidence.records[arm].values() if len(r.sources) > 1
-    ]
+    every = [record for records in compared for record in records]
+    changed = [record for record in every if len(record.sources) > 1]
+    written = [record for record in every if len(record.sources) == 1 and was_written_to(record)]
     if changed:
         sentences.append(f"The source changed while {len(changed)} of the runs ran")
-    mixed = mixed_seeds(record for records in compared for record in records)
+    if written:
+        sentences.append(f"The source was written to while {len(written)} of the runs ran")
+    mixed = mixed_seeds(every)
     if mixed:
         sentences.append(
             f"The arms of {seeds_text(list(mixed))} were run from different source commits, so "

@@ -2,8 +2,8 @@
 
 The rules stand in `repro.targets.chosen_rates`; a run that failed counts as an accuracy of 0. The
 choice is refused while any arm or seed of the sweep is missing, or, where the rule asks for an
-interior optimum, while the best rate is an end of the grid. It is written with all values and errors
-behind it, so that it can be made again from the file alone.
+interior optimum, while the best rate is an end of the grid. It is written with all values and
+errors behind it, so that it can be made again from the file alone.
 """
 
 from __future__ import annotations
@@ -107,9 +107,7 @@ def choose(target: Target, scale: TrainScale, values: Values) -> dict[str, Any]:
         "sweep": sweep_digest(scale),
         "rule": rule.words,
         "metric": rule.metric,
-        "chosen": {
-            key: smallest_tied(found, tied.get(key, 0.0)) for key, found in means.items()
-        },
+        "chosen": {key: smallest_tied(found, tied.get(key, 0.0)) for key, found in means.items()},
         "means": {
             key: {f"{rate:g}": round(mean, 3) for rate, mean in found.items()}
             for key, found in means.items()

@@ -67,7 +67,7 @@ def _add_quantize(commands: _Commands[argparse.ArgumentParser]) -> None:
     parser.add_argument("source", metavar="SOURCE", help="a 16-bit folder, or a hub name")
     parser.add_argument("out", metavar="OUT", help="the new folder; must not exist")
     parser.add_argument("--format", default="nvfp4", choices=_FOUR_BITS, help="default: nvfp4")
-    _add_device(parser)
+    add_device(parser)
     parser.set_defaults(command=_quantize)
 
 
@@ -91,7 +91,7 @@ def _add_export(commands: _Commands[argparse.ArgumentParser]) -> None:
     parser.add_argument(
         "--base", metavar="FOLDER", help="name this folder as the adapter's base instead"
     )
-    _add_device(parser)
+    add_device(parser)
     parser.set_defaults(command=_export)
 
 
@@ -127,11 +127,12 @@ def _add_evaluate(commands: _Commands[argparse.ArgumentParser]) -> None:
         help="of the weights (default: as the adapter was trained, else as they are stored)",
     )
     parser.add_argument("--out", metavar="FILE", help="write the record there as JSON")
-    _add_device(parser)
+    add_device(parser)
     parser.set_defaults(command=_evaluate)
 
 
-def _add_device(parser: argparse.ArgumentParser) -> None:
+def add_device(parser: argparse.ArgumentParser) -> None:
+    """Add the device that a command computes on; see `repro.models.policy.device_named`."""
     parser.add_argument(
         "--device", choices=("cpu", "cuda"), help="default: cuda where there is one"
     )

@@ -5,12 +5,12 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any
 
-import torch
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
@@ -18,6 +18,7 @@ from rich.table import Table
 from repro.measure.dose import READERS, Divergence, NormDose, divergences, norm_doses
 from repro.models import checkpoint as checkpoints
 from repro.models.loading import read_description
+from repro.models.policy import device_named
 from repro.spec.config import require
 
 _SHORT = {"input_layernorm": "q, k, v", "post_attention_layernorm": "gate, up"}
@@ -31,9 +32,10 @@ def main_dose(args: argparse.Namespace) -> int:
     ValueError
         If a flag or the checkpoint cannot be used; nothing is written then.
     """
-    formats = [name for name in args.formats.split(",") if name]
+    formats = [name.strip() for name in args.formats.split(",") if name.strip()]
+    require(bool(formats), f"--formats {args.formats!r} names no format; needs nvfp4 or the like")
     sigmas = _sigmas(args.sigmas)
-    device = args.device or ("cuda" if torch.cuda.is_available() else "cpu")
+    device = device_named(args.device)
     prompts = args.prompts if args.prompts is not None else 16 * (device != "cpu")
     require(prompts >= 0, f"--prompts {prompts}: needs 0 or more")
     require(args.new_tokens >= 1, f"--new-tokens {args.new_tokens}: needs 1 or more")
@@ -70,7 +72,7 @@ def _sigmas(text: str) -> list[float]:
     except ValueError:
         sigmas = []
     require(
-        bool(sigmas) and all(sigma > 0 for sigma in sigmas),
+        bool(sigmas) and all(0 < sigma < math.inf for sigma in sigmas),
         f"--sigmas {text}: needs numbers above 0, such as 0.01,0.0005",
     )
     return sigmas

@@ -23,6 +23,7 @@ from repro.models.memory_plan import (
     known_formats,
     plan_memory,
 )
+from repro.spec.command_parser import SentenceParser
 from repro.spec.shapes import SHAPES, shape_named
 
 _UNITS = {"gb": 10**9, "gib": 2**30, "mb": 10**6, "mib": 2**20, "": 1}
@@ -47,7 +48,7 @@ def parse_bytes(text: str) -> int:
 
 def build_parser() -> argparse.ArgumentParser:
     """Return the parser of `plan memory`'s flags."""
-    parser = argparse.ArgumentParser(
+    parser = SentenceParser(
         prog="repro plan memory",
         description="Device memory of one GRPO step, by part, before anything runs.",
     )

@@ -39,7 +39,7 @@ from repro.rl.step import (
     zero_missing_gradients,
 )
 from repro.rollout.sampler import Completion, Sampler
-from repro.rollout.torch_sampler import exploring_sampler
+from repro.rollout.torch_sampler import sampler_of_rollouts
 from repro.spec.config import RunConfig, TrainScale
 
 Entry = TypeVar("Entry")
@@ -264,7 +264,7 @@ def single_policy(
     return SinglePolicy(
         run=run,
         policy=policy,
-        sampler=exploring_sampler(sampler, run.arm),
+        sampler=sampler_of_rollouts(sampler, run.arm),
         parameters=parameters,
         optimizer=build_optimizer(parameters, run.scale.optimizer),
         reference=reference,

@@ -242,23 +242,31 @@ class ExploringSampler:
         )
 
 
-def exploring_sampler(sampler: Sampler, arm: Arm) -> Sampler:
+def sampler_of_rollouts(sampler: Sampler, arm: Arm) -> Sampler:
     """Return the sampler of an arm's rollouts: `sampler`, or one that explores by its means.
 
     Raises
     ------
     ValueError
-        When the arm explores and the sampler draws at one temperature alone.
+        When the arm explores, or has noise that projections do not share, and the sampler draws at
+        one temperature and reads one gain per norm.
     """
-    if arm.exploration is None:
-        return sampler
     if isinstance(sampler, TorchSampler):
+        if arm.exploration is None:
+            return sampler
         return ExploringSampler(sampler, arm.exploration)
-    raise ValueError(
-        f"arm {arm.name} explores at {arm.exploration.temperature:g} times the temperature, which "
-        f"{type(sampler).__name__} cannot do; it needs TorchSampler (a CPU, or float32), or to be "
-        "trained together with others (the proxy tier)"
-    )
+    lacking = []
+    if arm.exploration is not None:
+        lacking.append(f"explores at {arm.exploration.temperature:g} times the temperature")
+    if arm.noise is not None and arm.noise.sharing != "norm":
+        lacking.append(f"has noise per {arm.noise.sharing}")
+    if lacking:
+        raise ValueError(
+            f"arm {arm.name} {' and '.join(lacking)}, which {type(sampler).__name__} cannot do; it "
+            "needs TorchSampler (a CPU, or float32), or to be trained together with others (the "
+            "proxy tier)"
+        )
+    return sampler
 
 
 def end_token_ids(policy: Policy) -> frozenset[int]:

@@ -89,6 +89,14 @@ def free_bytes(folder: Path) -> int | None:
         return None
 
 
+def size(nbytes: float) -> str:
+    """Return a number of bytes in the largest unit that keeps it above one."""
+    for unit, scale in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if nbytes >= scale:
+            return f"{nbytes / scale:.3g} {unit}"
+    return f"{nbytes:.0f} B"
+
+
 def _file_in_the_way(path: Path) -> Path | None:
     """Return the path, or the parent of it, that is there and is no folder."""
     for part in (path, *path.parents):

@@ -50,6 +50,8 @@ def expected_folder(named: str | None) -> Path:
 def absence_text(runs: Path, folder: Path) -> str:
     """Return why `folder` of the folder of records holds none, and what lies nearest to it."""
     looked = runs if not runs.is_dir() else folder
+    if looked.exists() and not looked.is_dir():
+        return f"{looked} is a file; a folder of records is needed there"
     said = "has no record" if looked.is_dir() else "does not exist"
     present = looked
     while not present.is_dir():

@@ -16,9 +16,9 @@ from statistics import median
 from repro.evidence.record import find_record
 from repro.evidence.store import blessed_records
 from repro.measure.rollout_plan import not_fitting
-from repro.run.disk import free_bytes
+from repro.run.disk import free_bytes, size
 from repro.run.ensemble_cost import ensemble_seconds, likely_groups, queue_seconds, unmeasured
-from repro.run.preflight import preflight
+from repro.run.preflight import preflight, startable_arms
 from repro.run.select import Selection
 from repro.spec.config import RunConfig
 from repro.spec.target import Cost
@@ -68,7 +68,9 @@ def plan_text(
     lines += _arm_lines(runs, done, estimates, together=cost.together is not None)
     lines += _totals(left, estimates, cost, workers, _ensemble_time(left, cost, workers))
     lines += _preflight_lines(left)
-    disk = cost.disk_of([run.arm.name for run in left], workers)
+    # What cannot start here takes no disk, unless nothing can: then the plan is for elsewhere.
+    arms = [run.arm.name for run in left] if missing else startable_arms(left)
+    disk = cost.disk_of(arms, workers)
     lines += _disk_lines(disk, free_bytes(folder))
     lines += _prediction_lines(selection, left, expected)
     lines += _not_fitting_lines(left)
@@ -246,11 +248,3 @@ def duration(seconds: float) -> str:
     if seconds < 5400:
         return f"{seconds / 60:.0f} min"
     return f"{seconds / 3600:.1f} h"
-
-
-def size(nbytes: float) -> str:
-    """Return a number of bytes in the largest unit that keeps it above one."""
-    for unit, scale in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if nbytes >= scale:
-            return f"{nbytes / scale:.3g} {unit}"
-    return f"{nbytes:.0f} B"

@@ -15,7 +15,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import importlib.util
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ from repro.data.folder import Split
 from repro.data.load import is_local, load_problems, require_declared
 from repro.data.problem import Problem
 from repro.models.memory_plan import StepShape, full_training_bytes, peak_within, plan_memory
-from repro.run.disk import free_bytes
+from repro.run.disk import free_bytes, size
 from repro.spec.arm import Arm
 from repro.spec.config import DataConfig, RunConfig, TrainScale
 from repro.spec.hub import hub_cache, is_hub_name, snapshots
@@ -67,16 +67,23 @@ def preflight(run: RunConfig, *, fetch: bool = False) -> Preflight:
     """
     scale = run.scale
     lacking = missing_package(run)
-    if lacking is not None or not isinstance(scale, TrainScale) or not is_published(scale):
+    if lacking is not None or not isinstance(scale, TrainScale):
         return Preflight(refusal=lacking)
+    declared = _first(_data_refusals(dataclasses.replace(scale, seeds=())))
+    if declared is not None or not is_published(scale):
+        return Preflight(refusal=declared)
     whole, refusal = memory_of(run.arm, scale)
-    refusal = refusal or _first(_data_refusals(dataclasses.replace(scale, seeds=())))
     unchecked: tuple[str, ...] = ()
     if refusal is None:
         common = dataclasses.replace(scale, seeds=())
         refusal, unchecked = _checkpoint_and_prompts(common, fetch)
         refusal = refusal or _format_refusal(common, run.arm.weight_format)
     return Preflight(refusal=refusal, memory_bytes=whole, unchecked=unchecked)
+
+
+def startable_arms(runs: Iterable[RunConfig]) -> list[str]:
+    """Return the arm of each run against which nothing speaks: of the others no disk is taken."""
+    return [run.arm.name for run in runs if preflight(run).refusal is None]
 
 
 def is_published(scale: TrainScale) -> bool:
@@ -149,16 +156,19 @@ def _peak(step: StepShape, device_bytes: int, more: int) -> int:
         step = dataclasses.replace(step, micro_tokens=rows * step.row_tokens)
 
 
-def disk_refusal(cost: Cost, arms: Sequence[str], workers: int, folder: Path) -> str | None:
+def disk_refusal(
+    cost: Cost, arms: Sequence[str], workers: int, folder: Path, *, completions: bool = False
+) -> str | None:
     """Return why downloads, or what runs of these arms write, do not fit the disks, or None."""
     absent = sum(item.nbytes for item in cost.downloads if not item.present())
+    written = cost.disk_of(arms, workers, completions=completions)
     for what, place, needed in (
         ("the downloads", hub_cache(), absent),
-        ("the records and checkpoints", folder, cost.disk_of(arms, workers)),
+        ("the records and checkpoints", folder, written),
     ):
         free = free_bytes(place)
         if free is not None and needed > free:
-            return f"{what} need {needed / 1e9:.1f} GB in {place}; {free / 1e9:.1f} GB are free"
+            return f"{what} need {size(needed)} in {place}; {size(free)} are free"
     return None
 
 

@@ -35,7 +35,7 @@ from repro.run.device_queue import RETRIES, Grouping, ensemble_tasks, visible_de
 from repro.run.disk import DiskError, require_writable
 from repro.run.places import expected_folder, runs_folder
 from repro.run.plan import plan_text
-from repro.run.preflight import disk_refusal, preflight
+from repro.run.preflight import disk_refusal, preflight, startable_arms
 from repro.run.progress import Display
 from repro.run.proxy_options import sentence_on_lost_policies, with_proxy_options
 from repro.run.repeated import RepeatedFailures
@@ -46,7 +46,7 @@ from repro.run.select import (
     require_counts,
     selections_of,
 )
-from repro.run.worker import CarryOut, Event, Task
+from repro.run.worker import STOPPING, CarryOut, Event, Task
 from repro.run.workers import WorkerPool
 from repro.spec.config import RunConfig, require
 from repro.spec.target import TogetherCost, other_tiers
@@ -111,8 +111,9 @@ def main_run(args: argparse.Namespace) -> int:
         devices = devices_of(selection.tier, args.devices)
         workers = args.workers or len(devices) or default_workers(selection.tier)
         require_workers(selection.tier, workers, len(devices))
-        arms = [run.arm.name for run in plan if find_record(run, folder) is None]
-        full = disk_refusal(selection.source.costs[selection.tier], arms, workers, folder)
+        arms = startable_arms(run for run in plan if find_record(run, folder) is None)
+        cost = selection.source.costs[selection.tier]
+        full = disk_refusal(cost, arms, workers, folder, completions=keeping.completions)
         require(full is None, f"{selection.target.name}, {selection.tier.value} tier: {full}")
         console.print(
             plan_text(selection, plan, folder, expected, workers), highlight=False, markup=False
@@ -121,7 +122,7 @@ def main_run(args: argparse.Namespace) -> int:
             console.print(note, highlight=False, markup=False)
         batch = batches.setdefault(selection.tier, _Batch(workers=workers, devices=devices))
         batch.runs.update({run.digest(): run for run in plan})
-        together = selection.source.costs[selection.tier].together
+        together = cost.together
         if together is not None:
             batch.costs.update({run.scale.checkpoint: together for run in plan})
     keeping.pass_on()
@@ -398,7 +399,7 @@ def _stop_on_signals(pool: WorkerPool, console: Console) -> Callable[[], None]:
             console.print("Stopping: each run writes a checkpoint. Once more to stop at once.")
             pool.stop()
 
-    previous = {name: signal.signal(name, handle) for name in (signal.SIGINT, signal.SIGTERM)}
+    previous = {name: signal.signal(name, handle) for name in STOPPING}
 
     def restore() -> None:
         for name, handler in previous.items():

@@ -176,6 +176,7 @@ def model_source(named: str) -> str:
     ValueError
         If it is neither.
     """
+    require(bool(named), "--model '' names no checkpoint; leave it out for the target's own")
     folder = Path(named).expanduser()
     if folder.is_dir():
         return str(folder.resolve())
@@ -186,6 +187,7 @@ def model_source(named: str) -> str:
 
 def data_source(named: str) -> str:
     """Return `DataConfig.source` for what a user named: a folder that exists, or a data set."""
+    require(bool(named), "--data '' names no problems; leave it out for the target's own")
     if named.startswith("folder:"):
         named = named.removeprefix("folder:")
     if Path(named).is_dir():
@@ -232,6 +234,8 @@ def parse_arms(text: str | None) -> list[str] | None:
         return None
     arms = [part.strip() for part in text.split(",") if part.strip()]
     require(bool(arms), f"--arms {text!r} names no arm; leave it out for all arms")
+    twice = sorted({arm for arm in arms if arms.count(arm) > 1})
+    require(not twice, f"--arms {text}: {', '.join(twice)} is named twice")
     return arms
 
 

@@ -82,6 +82,10 @@ class Event:
 _SEGMENTED = ("step_time", "checkpoint_path")
 
 
+# What asks a start to stop.
+STOPPING = (signal.SIGINT, signal.SIGTERM)
+
+
 def work(
     pipe: Connection,
     log: Path,
@@ -92,6 +96,11 @@ def work(
     answers: Answers | None,
 ) -> None:
     """Run tasks from `pipe` until None comes; the first one only where tasks run `alone`."""
+    # A group's signal (Ctrl-C, a cluster's cancel, `timeout`) reaches its workers, too. Their
+    # parent says when to stop, so that each writes its checkpoint first; they end with it anyhow.
+    for number in STOPPING:
+        signal.signal(number, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPPING)
     source_at_start()  # before a procedure is imported: its modules are those of this state
     if device is not None:
         # Before torch is imported, which is when the driver is asked. The order is that of the
@@ -101,7 +110,6 @@ def work(
     with log.open("ab", buffering=0) as file:
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
     os.environ["OMP_NUM_THREADS"] = str(threads)
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     inbox = _Inbox(pipe)

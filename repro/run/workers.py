@@ -30,7 +30,7 @@ from typing import Any
 
 from repro.run.claims import Claim
 from repro.run.device_health import DEAD, Answers
-from repro.run.worker import CarryOut, Event, Task, work
+from repro.run.worker import STOPPING, CarryOut, Event, Task, work
 
 
 @dataclass(slots=True)
@@ -169,7 +169,12 @@ class WorkerPool:
             name="repro-worker",
             daemon=False,
         )
-        process.start()
+        # Blocked signals stay so in the new process, until it ignores them.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, STOPPING)
+        try:
+            process.start()
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
         theirs.close()
         return _Worker(process=process, pipe=ours, device=device)
 
@@ -236,7 +241,7 @@ class WorkerPool:
         text = f"the worker process ended by {_how(code)} while it carried out this run"
         if code == DEAD:
             text = f"device {worker.device} does not answer, and gets no more work"
-        if self._stopping or not self._devices:
+        if self._asked_to_stop or not self._devices:
             return Event(task=task, kind="stopped", text=text)
         if code == DEAD:  # the run had not begun
             waiting.appendleft(task)

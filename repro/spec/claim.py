@@ -256,8 +256,8 @@ class Claim:
             self.test == "t"
             or self.kind == "difference"
             or (self.kind == "pooled" and self.test == "sign_flip"),
-            f"{where}: kind {self.kind} has the test {self.test}; only a difference may, and pooled "
-            "ones that of sign_flip",
+            f"{where}: kind {self.kind} has the test {self.test}; only a difference may, and "
+            "pooled pairs sign_flip",
         )
         require(
             self.kind != "pooled" or len(self.arms) % 2 == 0,

@@ -79,6 +79,8 @@ class Cost:
         Peak memory (device memory where the tier has a device), and disk for what one run leaves.
     working_of_arm
         Disk that a run of an arm takes while it is under way, beside that.
+    left_of_arm, completions_of_arm
+        Disk that a run of an arm leaves, in place of `disk_bytes`; and with its completions, more.
     downloads
         What the hub is asked for, once for all runs.
     policies
@@ -101,11 +103,22 @@ class Cost:
     basis: str
     seconds_of_arm: Mapping[str, float] = field(default_factory=dict)
     working_of_arm: Mapping[str, int] = field(default_factory=dict)
+    left_of_arm: Mapping[str, int] = field(default_factory=dict)
+    completions_of_arm: Mapping[str, int] = field(default_factory=dict)
 
-    def disk_of(self, arms: Sequence[str], workers: int) -> int:
-        """Return the disk that runs need, of an arm each, so many at a time."""
+    def disk_of(self, arms: Sequence[str], workers: int, *, completions: bool = False) -> int:
+        """Return the disk that runs need, of an arm each, so many at a time.
+
+        Parameters
+        ----------
+        completions
+            Whether they are kept, too.
+        """
+        left = sum(self.left_of_arm.get(arm, self.disk_bytes) for arm in arms)
+        if completions:
+            left += sum(self.completions_of_arm.get(arm, 0) for arm in arms)
         working = sorted((self.working_of_arm.get(arm, 0) for arm in arms), reverse=True)
-        return self.disk_bytes * len(arms) + sum(working[:workers])
+        return left + sum(working[:workers])
 
     def lacking(self) -> tuple[str, ...]:
         """Return the names of policies that are not there."""
@@ -344,6 +357,7 @@ def plan(
     else:
         chosen = tuple(own if seeds is None else seeds)
     require(bool(chosen), f"{target.name}: no seed to run; give 1 or more")
+    require(min(chosen) >= 0, f"{target.name}: seed {min(chosen)} is negative; needs 0 or more")
     _require_unique(f"{target.name}: seeds", [str(seed) for seed in chosen])
     names = [arm.name for arm in target.arms] if arms is None else list(arms)
     return [_run_of(target, tier, name, seed) for seed in chosen for name in names]

@@ -120,6 +120,8 @@ def with_overrides(
     scale = with_settings(before, own | dict(settings.get("scale", {})))
     arms = tuple(_changed(arm, settings.get("arm", {})) for arm in target.arms)
     words = _differences(before, scale)
+    # None is for scales that only ask; a change to none would train nothing, run by run.
+    require("steps" not in words or scale.steps >= 1, "steps is 0; it must be 1 or more")
     if arms != target.arms:
         words |= _leaves(settings["arm"], "arm.")
     if limit is not None:

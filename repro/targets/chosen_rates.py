@@ -40,8 +40,6 @@ RULE = (
 )
 
 
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rule:
     """How a sweep's records choose, fixed before they are there.

@@ -34,10 +34,12 @@ from repro.spec.config import (
     TrainScale,
 )
 from repro.spec.effect import Assay
+from repro.spec.shapes import OWN_SHAPES
 from repro.spec.target import Claim, Cost, Metric, Target
 from repro.spec.tier import GIB, REAL_CHECKPOINTS, Tier
 from repro.targets import paper, paper_effects, proxy
 from repro.targets.claims import HEADROOM, difference
+from repro.targets.run_disk import with_disk
 from repro.targets.training_costs import training_cost
 
 BF16 = Arm(name="bf16", label="BF16, untrained", training="none")
@@ -267,7 +269,9 @@ TABLE1 = Target(
     # Ten seeds at the proxy tier: Fig. 4 claims an order of its arms.
     scales={Tier.SMOKE: SMOKE, Tier.PROXY: proxy.PROXY_ORDER, Tier.PAPER: paper.GSM8K_7B},
     costs={
-        Tier.SMOKE: SMOKE_COST,
+        Tier.SMOKE: with_disk(
+            SMOKE_COST, _ARMS, SMOKE, OWN_SHAPES["tiny"], SMOKE.rollout.max_new_tokens
+        ),
         Tier.PROXY: proxy.COST,
         Tier.PAPER: training_cost(_ARMS, paper.GSM8K_7B),
     },

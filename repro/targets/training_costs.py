@@ -23,6 +23,7 @@ from repro.spec.shapes import SHAPES, DecoderShape, shape_of_checkpoint
 from repro.spec.step import StepPoint, step_arm
 from repro.spec.target import Cost
 from repro.spec.tier import GIB, Download
+from repro.targets.run_disk import with_disk
 from repro.targets.step_costs import H200, Rates, decode_seconds, update_seconds
 
 # Published peaks of a consumer card of 24 GB (1008 GB/s, 165 Tflop/s in bfloat16), the part of them
@@ -70,21 +71,20 @@ def training_cost(
     shape = shape_of_checkpoint(scale.checkpoint)
     timed = None if shape is None else SHAPES.get(shape.name)
     seconds = {arm.name: run_seconds(arm, scale, timed, rates) for arm in arms} if timed else {}
-    adapted = [arm for arm in arms if arm.training == "lora"]  # whose adapters are kept
     weights = 0 if shape is None else 2 * shape.parameters()
-    assumed = f"completions of {mean_completion(scale)} tokens assumed"
+    mean = mean_completion(scale)
+    assumed = f"completions of {mean} tokens assumed"
     basis = f"at the rates of {rates.name}; {assumed}" if timed else "the model's size is not known"
-    return Cost(
+    cost = Cost(
         train_seconds=None,
         evaluate_seconds=None,
         memory_bytes=weights + 8 * GIB,
-        disk_bytes=10_000_000 + 4 * max((_trained(arm, shape) for arm in adapted), default=0),
-        # Masters and moments; two checkpoints stand side by side while one replaces the other.
-        working_of_arm={arm.name: 2 * 12 * _trained(arm, shape) for arm in arms},
+        disk_bytes=10_000_000,
         downloads=_downloads(scale, weights),
         basis=basis,
         seconds_of_arm=seconds,
     )
+    return with_disk(cost, arms, scale, shape, mean)
 
 
 def run_seconds(arm: Arm, scale: TrainScale, shape: DecoderShape, rates: Rates = H200) -> float:
@@ -133,13 +133,6 @@ def _point(shape: DecoderShape, rows: int, mean: int) -> StepPoint:
         completion_tokens=mean,
         slots=min(rows, _SLOTS),
     )
-
-
-def _trained(arm: Arm, shape: DecoderShape | None) -> int:
-    """Return how many parameters an arm trains; 0 where the shape is not known."""
-    if shape is None or arm.training == "none":
-        return 0
-    return shape.parameters() if arm.training == "full" else shape.adapter_parameters(arm.lora_rank)
 
 
 def _downloads(scale: TrainScale, weights: int) -> tuple[Download, ...]:

@@ -38,7 +38,8 @@ and `projections` (how many carry it); for an arm with `rounding`, its `format` 
 of the policy before training, summed over a completion), `tokens`, one per problem, and the digest
 `completions`.
 
-`noise` holds `modules` (most norms perturbed at once), `channels_changed` (channels whose gain
+`noise` holds `modules` (most norms perturbed at once, or projections behind them where each has
+noise of its own), `channels_changed` (channels whose gain
 really moved, summed over rollouts), `rollouts_asked` and `rollouts_perturbed` (rollouts for which
 sigma was above 0, and those in which something moved; of `finetune`, which has none, optimiser
 steps instead). Beside them stand the series `sigma` and `sigma_realised`, one value a step; of

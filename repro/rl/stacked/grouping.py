@@ -2,8 +2,9 @@
 
 Runs can go together when their scales are the same but for learning rates and seeds, and they train
 the same kind of thing. What may differ inside an ensemble: format, seed, noise, loss, reward, rank
-(padded to the largest), learning rate. Runs that draw again (dynamic sampling) go with their like:
-the others would idle in every further round.
+(padded to the largest), learning rate, exploration. Runs that draw again (dynamic sampling) go with
+their like: the others would idle in every further round. So do runs whose projections have noise of
+their own: the sampler multiplies by them one by one, so other runs' bits would not be the same.
 
 How many go together is decided by memory, from the shape in the checkpoint's `config.json`; the
 estimate errs on the side of fewer. Groups of one kind are of equal size, give or take one.
@@ -18,11 +19,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from repro.rl.stacked.noise import sharing_of
 from repro.spec.config import RunConfig, TrainScale, digest_of
 
 # Bytes a trained number takes: float32 master, gradient and two moments, and copies in the compute
 # dtype for the sampler and for one pass.
 _TRAINED_BYTES = 4 + 4 + 8 + 2 + 2
+# Where the KL to the start is asked for: the start, and the trained values while it stands in.
+_START_BYTES = 4 + 4
 _FROZEN_BYTES = 2
 # Rows that an evaluation samples at once, and prompts' tokens that it reads at once, over all runs.
 EVALUATION_ROWS = 8192
@@ -117,7 +121,9 @@ def kind_of(run: RunConfig) -> str:
     plain["optimizer"].pop("learning_rates")
     plain.pop("seeds")
     draws_again = arm.loss.dynamic_sampling if run.procedure == "train" else 0
-    return digest_of([run.procedure, plain, arm.training, arm.norms_trained, draws_again, run.tier])
+    sharing = sharing_of([run]) if run.procedure == "train" else "norm"
+    alike = [run.procedure, plain, arm.training, arm.norms_trained, draws_again, run.tier, sharing]
+    return digest_of(alike)
 
 
 def footprint(runs: Sequence[RunConfig]) -> Footprint:
@@ -136,12 +142,13 @@ def footprint(runs: Sequence[RunConfig]) -> Footprint:
     block = hidden * (2 * queries + 2 * keys) + 3 * hidden * inner
     inputs_and_outputs = 6 * hidden + 2 * (queries + keys) + 3 * inner + queries
     width = 4 if scale.compute_dtype == "float32" else 2
+    per_trained = _TRAINED_BYTES + (_START_BYTES if scale.evaluation.kl_to_start else 0)
     if arm.training == "full":
-        weights = (layers * block + vocabulary * hidden) * _TRAINED_BYTES
+        weights = (layers * block + vocabulary * hidden) * per_trained
     else:
         weights = layers * block * _FROZEN_BYTES * width // 2
     if arm.training == "lora":
-        weights += layers * arm.lora_rank * inputs_and_outputs * _TRAINED_BYTES
+        weights += layers * arm.lora_rank * inputs_and_outputs * per_trained
     columns = scale.max_prompt_tokens + scale.rollout.max_new_tokens
     cache = layers * 2 * keys * columns * width
     # Logits in float32 and, while a token is drawn, three times in float64.

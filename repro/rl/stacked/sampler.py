@@ -18,7 +18,7 @@ from repro.rl.stacked.forward import ALIGNED, Rotary, aligned
 from repro.rl.stacked.stack import Stack, own_weights
 from repro.rollout.draw import uniforms
 from repro.rollout.sampler import Completion, FinishReason, RolloutBatch, check_request
-from repro.spec.config import Exploration, SamplingConfig
+from repro.spec.config import Exploration, NoiseSharing, SamplingConfig
 
 # Steps between looks at whether every row has ended.
 _LOOK_EVERY = 16
@@ -60,6 +60,9 @@ class StackSampler:
         Its weights are taken now, and again at each `refresh`.
     max_positions
         Longest prompt and completion together.
+    sharing
+        Of added noise; see `repro.rl.stacked.noise.sharing_of`. By `projection`, the projections
+        behind a norm are multiplied one by one.
 
     Attributes
     ----------
@@ -67,12 +70,12 @@ class StackSampler:
         Tables for that many positions.
     """
 
-    def __init__(self, stack: Stack, max_positions: int) -> None:
-        self.stack = stack
+    def __init__(self, stack: Stack, max_positions: int, sharing: NoiseSharing = "norm") -> None:
+        self.stack, self.sharing = stack, sharing
         self.max_positions = max_positions
         self.rotary = Rotary(stack.rotary, max_positions, stack.device)
         self._decoder = Decoder(
-            weights=own_weights(stack),
+            weights=own_weights(stack, sharing),
             shape=stack.shape,
             rotary=self.rotary,
             ends=torch.tensor(sorted(stack.end_token_ids), device=stack.device),
@@ -84,8 +87,8 @@ class StackSampler:
 
     @torch.no_grad()
     def refresh(self, noise: Tensor | None = None) -> None:
-        """Take up the stack's weights as they are now, with added noise (S, 2 L + 1, H) or none."""
-        fresh = self.stack.weights(noise)
+        """Take up the stack's weights as they are now, with added noise as of `Stack.weights`."""
+        fresh = self.stack.weights(noise, self.sharing)
         for own, new in zip(self._decoder.weights.tensors(), fresh.tensors(), strict=True):
             if own.data_ptr() != new.data_ptr():
                 own.copy_(new)

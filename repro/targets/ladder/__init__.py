@@ -32,8 +32,8 @@ from __future__ import annotations
 
 from repro.spec.target import Target
 from repro.targets.ladder.dose_start import DOSE_START
-from repro.targets.ladder.doses import NEEDLE_DOSE
-from repro.targets.ladder.needle import DIFFICULTY, NEEDLE_4, NEEDLE_05, NEEDLE_40, NEEDLE_SWEEP
+from repro.targets.ladder.doses import NEEDLE_DOSE, NEEDLE_SHARING
+from repro.targets.ladder.needle import DIFFICULTY, NEEDLE_05, NEEDLE_4, NEEDLE_40, NEEDLE_SWEEP
 from repro.targets.ladder.rates import NEEDLE_RANKS, NEEDLE_RATES
 from repro.targets.ladder.skill import ANCHOR_DAPO, SKILL, UNTRAINED_DRAWS
 
@@ -46,6 +46,7 @@ LADDER: tuple[Target, ...] = (
     NEEDLE_05,
     DIFFICULTY,
     NEEDLE_DOSE,
+    NEEDLE_SHARING,
     DOSE_START,
     NEEDLE_RATES,
     NEEDLE_RANKS,

@@ -22,8 +22,8 @@ SEEDS = tuple(range(200, 216))
 # the tiny policy, which twelve pairs resolve to 10 % at 80 % power.
 FEWER_SEEDS = SEEDS[:12]
 SWEEP_SEEDS = (300, 301)
-# An early look at half of the seeds costs a fifth of the level and can settle what is large. A third
-# look at 30 seeds would nearly double the two rungs that the tier must run within half an hour.
+# An early look at half of the seeds costs a fifth of the level and can settle what is large. A
+# third one at 30 seeds would nearly double the two rungs that are to run within half an hour.
 LOOKS = (Look(seeds=8, alpha=0.01), Look(seeds=16, alpha=0.04))
 
 # Between 10 % of right answers at the start (45 % on the highest rung) and the plateau above 95 %,

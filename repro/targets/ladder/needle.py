@@ -241,12 +241,10 @@ _RUNGS = {
 
 
 def _grows(name: str, statement: str, source: str, arm: Arm, *factor: str, effect: Effect) -> Claim:
-    arms = [
-        _RUNGS[rung, one.name] for rung in ("rare", "common") for one in (BF16, arm)
-    ]
+    arms = [_RUNGS[rung, one.name] for rung in ("rare", "common") for one in (BF16, arm)]
     return Claim(
         name=name,
-        statement=f"{statement} more where the habit is rare (0.5 %) than where it is common (40 %)",
+        statement=f"{statement} more where the habit is rare (0.5 %) than common (40 %)",
         source=source,
         kind="interaction",
         arms=tuple(one.name for one in arms),
@@ -304,9 +302,7 @@ DIFFICULTY = Target(
         Tier.PROXY: cost_of(NEEDLE_05.scales[Tier.PROXY], NEEDLE_40.scales[Tier.PROXY]),
     },
     headline="take_off_tokens",
-    shared={
-        arm.name: (_OUTER[rung], name) for (rung, name), arm in _RUNGS.items()
-    },
+    shared={arm.name: (_OUTER[rung], name) for (rung, name), arm in _RUNGS.items()},
     across=("checkpoint",),
     why_not=WHY_NOT,
 )

@@ -78,9 +78,7 @@ NEEDLE_RATES = Target(
     headline="collapsed",
     # At the rate of the needle's own arms the runs are theirs.
     shared={
-        arm.name: (NEEDLE_4, name)
-        for (name, _), arm in _ARMS.items()
-        if arm.learning_rate == RATE
+        arm.name: (NEEDLE_4, name) for (name, _), arm in _ARMS.items() if arm.learning_rate == RATE
     },
     why_not=WHY_NOT,
 )

@@ -7,8 +7,7 @@ before training (there is skill that sampling finds and that can be learnt) and 
 accuracy still rises in the second half (what is compared is not one plateau).
 
 `anchor_dapo` is the task of Figure 4's upper row as the tier had it, prior 40 %, at the rates that
-its sweep chose, with the ladder's metrics: what the ladder adds is a change of environment, and this
-is the environment unchanged.
+its sweep chose, with the ladder's metrics: the environment that the ladder changes.
 
 `untrained_draws` asks Table 1's first four rows of thirty roundings of one checkpoint instead of
 one: each seed has its own order of channels, and with it its own blocks.

@@ -158,13 +158,19 @@ def two_sources(record: Record) -> Record:
     return dataclasses.replace(record, sources=[more, *record.sources])
 
 
+def written_to(record: Record) -> Record:
+    state = record.sources[0] | {"written": ["repro/rl/loss.py"]}
+    return dataclasses.replace(record, sources=[state])
+
+
 @pytest.mark.parametrize(
     ("old", "new", "words"),
     [
         (other_commit, None, r"2 commits, and 1 seeds have arms of several: seed 8"),
         (other_device, None, r"the records name the devices"),
         (None, other_sources, r"with changes, or whose state is not known"),
-        (None, two_sources, r"changed under the run"),
+        (None, two_sources, r"changed or was written to under the run"),
+        (None, written_to, r"changed or was written to under the run"),
         (None, other_input("checkpoint"), r"another checkpoint than most seeds of"),
         (None, other_input("plan:table1"), r"another analysis plan"),
     ],

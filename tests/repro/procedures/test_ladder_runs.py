@@ -21,8 +21,6 @@ from repro.targets.ladder import LADDER
 from repro.targets.table1 import BF16_LORA
 
 DATA = DataConfig(source="generated", train_problems=8, test_problems=2, development_problems=2)
-# What is refused of so few completions, none of whose groups has a right and a wrong one.
-TOO_FEW = ("nothing to learn", "no gradient")
 
 
 def small(run: RunConfig) -> RunConfig:
@@ -45,7 +43,8 @@ def small(run: RunConfig) -> RunConfig:
         data=DATA,
         test_sets=(),
         max_prompt_tokens=1280,
-        rollout=SamplingConfig(max_new_tokens=8),
+        # Of completions that are all cut off, DAPO learns nothing.
+        rollout=SamplingConfig(max_new_tokens=48 if run.arm.loss.mask_truncated else 8),
         evaluation=evaluation,
         prompt_template="tiny",
         compute_dtype="float32",
@@ -55,7 +54,7 @@ def small(run: RunConfig) -> RunConfig:
     if arm.exploration is not None:
         # Of so few tokens 1.3 may change none.
         arm = dataclasses.replace(
-            arm, exploration=dataclasses.replace(arm.exploration, temperature=50.0)
+            arm, exploration=dataclasses.replace(arm.exploration, temperature=3.0)
         )
     return dataclasses.replace(run, scale=scale, arm=arm)
 
@@ -93,8 +92,7 @@ def test_an_arm_of_each_kind_runs_to_a_record_that_counts(tmp_path: Path) -> Non
         assert isinstance(outcome, Measured), (run.arm.name, outcome)
         path = keep(run, outcome, started, tmp_path / run.digest(), environment)
         record = read_record(path)
-        reasons = [why for why in refusals(record) if not any(few in why for few in TOO_FEW)]
-        assert reasons == [], run.arm.name
+        assert refusals(record) == [], run.arm.name
         assert record.effects["order"] == seed
         if run.procedure == "train":
             needed = {"take_off_tokens", "took_off", "collapsed", "train_area", "kl_to_start"}

@@ -28,6 +28,27 @@ def selected(*line: str) -> Selection:
         ("--workers 0", "--workers 0: needs 1 or more"),
         ("--threads -2", "--threads -2: needs 1 or more"),
         ("--limit 0", "--limit 0: needs 1 or more"),
+        ("--workers two", "run: argument --workers: invalid int value: 'two'"),
+        ("--tir smoke", "run: there is no argument --tir (did you mean --tier?)"),
+        ("--seeds=-1,3", "seed -1 is negative; needs 0 or more"),
+        ("--seeds 0", "--seeds 0: needs 1 or more"),
+        ("--seeds 3,3", "seeds repeat 3"),
+        ("--seeds all", "needs a number such as 5, or 0,3,4"),
+        ("--arms bf16,bf16", "bf16 is named twice"),
+        ("--model=", "--model '' names no checkpoint"),
+        ("--data=", "--data '' names no problems"),
+        ("--set seeds=[-2]", "seed -2 is negative"),
+        ("--set steps=0", "steps is 0; it must be 1 or more"),
+        ("--set data.source=gsm8", "did you mean gsm8k?"),
+        ("--set data.levels=[99]", "99"),
+        ("--set data.test_problems=-1", "test_problems is -1"),
+        ("--set arm.noise=nonsense", "arm.noise is 'nonsense'; it must be a table of values"),
+        ("--set arm.noise.sigma_start=-1", "needs 0 < sigma_end <= sigma_start"),
+        ("--set arm.noise.form=as_describd", "it must be one of as_described"),
+        ("--set arm.lora_rank=0", "lora_rank is 0; it must be 1 or more"),
+        ("--reward nomodule:f", "reward module nomodule cannot be imported"),
+        ("--reward json:nofunc", "module json has no function nofunc"),
+        ("--log tensorbord", "the nearest is tensorboard"),
         ("--data nosuch", "there is no data source 'nosuch'"),
         ("--data gsm8", "did you mean gsm8k?"),
         ("--devices 8", "runs of the smoke tier do not spread over devices; needs 1"),
@@ -54,12 +75,66 @@ def test_a_bad_command_line_is_a_sentence_and_starts_nothing(
     assert main(["run", "table1", *tier, *line.split(), "--runs", str(runs)]) == 2
     said = capsys.readouterr()
     assert words in said.err
+    assert len(said.err.splitlines()) == 1
     assert not runs.exists()
 
 
 def test_an_unknown_target_gets_the_nearest_name(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["run", "tabel1"]) == 2
     assert "did you mean table1?" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("rnu table1", "COMMAND 'rnu' (did you mean run?): needs one of list, plan, run"),
+        ("run", "run: the following arguments are required: TARGET"),
+        ("list --jsn", "list: there is no argument --jsn (did you mean --json?)"),
+        ("check table1 --runs {file}", "{file} is a file; a folder of records is needed there"),
+        ("compare blessed {file}", "{file} is a file; a folder of records is needed there"),
+        ("choose lerning_rates", "did you mean learning_rates?"),
+        ("bless", "name the targets to bless"),
+        ("plan memory --model 33b", "there is no model size '33b'"),
+        ("plan memory --model 32b --format nvfp", "did you mean nvfp4?"),
+        ("quantize tiny {folder}/out --format nvfp", "did you mean nvfp4?"),
+        ("quantize {folder}/nothing {folder}/out", "is neither a folder nor a hub name"),
+        ("quantize tiny {file}", "exists; a checkpoint is never written over another"),
+        ("export {folder} {folder}/out", "holds no adapter_config.json"),
+        ("export {folder}/nothing {folder}/out", "holds no adapter_config.json"),
+        ("evaluate tiny", "evaluate: the following arguments are required: --data"),
+        ("evaluate tiny --data generatd", "the nearest is generated"),
+        ("evaluate tiny --data generated --samples 0", "--samples 0: needs 1 or more"),
+        ("evaluate {folder} --data generated --limit 2", "holds no config.json"),
+        ("evaluate tiny --data generated", "generated problems have no end; give --limit N"),
+        ("dose --model {folder}/nothing", "is neither a folder nor a hub name"),
+        ("dose --model {folder}", "holds no config.json"),
+        ("dose --model tiny --formats ,", "--formats ',' names no format"),
+        ("dose --model tiny --sigmas inf", "--sigmas inf: needs numbers above 0"),
+        ("dose --model tiny --prompts -3", "--prompts -3: needs 0 or more"),
+        (
+            "dose --model tiny --device gpu",
+            "--device 'gpu' (did you mean cpu?): needs one of cpu, cuda",
+        ),
+        ("dose --model tiny --device cuda", "torch finds no CUDA device"),
+    ],
+)
+def test_other_commands_refuse_in_a_sentence_too(
+    line: str,
+    words: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    file, folder = tmp_path / "a file", tmp_path / "a folder"
+    file.write_text("words")
+    folder.mkdir()
+    places = {"file": str(file), "folder": str(folder)}
+    assert main([word.format(**places) for word in line.split()]) == 2
+    said = capsys.readouterr()
+    assert words.format(**places) in said.err + said.out.replace("\n", " ")
+    assert "Traceback" not in said.err
+    assert sorted(path.name for path in tmp_path.rglob("*")) == ["a file", "a folder"]
 
 
 def test_a_run_of_a_real_checkpoint_takes_a_device_for_itself() -> None:

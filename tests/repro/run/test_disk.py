@@ -7,10 +7,11 @@ import io
 import json
 import os
 import resource
+import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,8 @@ from repro.run import plan as planning
 from repro.run.disk import DiskError, free_bytes, is_disk_fault, require_writable, sentence_of
 from repro.run.schedule import execute
 from repro.spec.config import RunConfig
+from repro.spec.tier import Tier
+from repro.targets import find
 from tests.repro.run.test_claims import ROOT, runs_of
 
 RUN = ("run", "table1", "--tier", "smoke", "--seeds", "1", "--arms", "nvfp4_lora", "--steps", "2")
@@ -168,11 +171,43 @@ def test_the_plan_compares_what_it_needs_with_what_is_free(
     monkeypatch.setattr(planning, "free_bytes", lambda folder: 1_000_000)
     assert main(line) == 0
     printed = capsys.readouterr().out
-    assert "480 MB of 1 MB free" in printed
-    assert "It does not fit: the disk lacks 479 MB." in printed
+    smoke = find("table1")
+    needed = planning.size(smoke.costs[Tier.SMOKE].disk_of([arm.name for arm in smoke.arms] * 5, 1))
+    assert f"{needed} of 1 MB free" in printed
+    assert "It does not fit: the disk lacks " in printed
     monkeypatch.setattr(planning, "free_bytes", lambda folder: None)
     assert main(line) == 0
-    assert "  disk      480 MB\n" in capsys.readouterr().out
+    assert f"  disk      {needed}\n" in capsys.readouterr().out
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """Yield a disk of 10 MB of its own, where this user may mount one."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=10m", "tmpfs", str(folder)]
+    if (
+        shutil.which("mount") is None
+        or subprocess.run(mount, capture_output=True, check=False).returncode
+    ):
+        pytest.skip("needs the right to mount a tmpfs")
+    yield folder
+    subprocess.run(["umount", str(folder)], check=True)
+
+
+def test_a_small_disk_is_refused_by_what_its_arms_need_and_nothing_is_left_on_it(
+    small_disk: Path, capsys: Printed
+) -> None:
+    line = ["table1", "--tier", "smoke", "--seeds", "1", "--runs", str(small_disk / "runs")]
+    assert main(["plan", *line, "--arms", "bf16_full"]) == 0
+    assert "It does not fit" in capsys.readouterr().out
+    assert main(["run", *line, "--arms", "bf16_full"]) == 2
+    said = capsys.readouterr().err
+    assert "the records and checkpoints need 31.7 MB in" in said
+    assert "10.5 MB are free" in said
+    assert list(small_disk.iterdir()) == []
+    assert main(["plan", *line, "--arms", "bf16"]) == 0
+    assert "It does not fit" not in capsys.readouterr().out
 
 
 def test_an_error_is_of_the_disk_by_its_kind_or_by_its_path(tmp_path: Path) -> None:

@@ -149,6 +149,35 @@ def test_ctrl_c_loses_nothing_and_the_second_start_ends_where_one_start_would(tm
     assert interrupted, "the run had ended before it could be interrupted"
 
 
+def test_a_cancelled_group_of_processes_has_no_failed_run(tmp_path):
+    """What a cluster's cancel and `timeout` do: SIGTERM for the parent and for its workers."""
+    start = command(tmp_path / "runs", "--arms", "bf16,nf4,bf16_lora", "--workers", "2")
+    deadline = time.monotonic() + 120
+    while not list((tmp_path / "runs").rglob("seed-0.lock")):
+        assert start.poll() is None, start.stdout.read()
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    os.killpg(start.pid, signal.SIGTERM)
+    printed = start.communicate(timeout=120)[0]
+    assert start.returncode == 130, printed
+    assert "Interrupted: 3 runs are left" in printed
+    assert "failed" not in printed
+    assert not list((tmp_path / "runs").rglob("*.failed-*"))
+    assert not list((tmp_path / "runs").rglob("*.lock"))
+
+
+def test_a_worker_lets_a_signal_to_stop_pass(tmp_path):
+    (run,) = runs_of(["bf16_lora"], steps=3)
+    events = []
+    with WorkerPool(1, tmp_path / "workers.log") as pool:
+        for event in pool.execute([Task(run=run, folder=tmp_path / "one", runs=tmp_path)]):
+            if event.kind == "started" or event.text == "training":
+                (child,) = multiprocessing.active_children()
+                os.kill(child.pid, signal.SIGTERM)
+            events.append(event)
+    assert events[-1].kind == "finished", events[-1].text
+
+
 def test_a_tier_that_cannot_run_here_says_why(tmp_path, monkeypatch):
     from repro.spec import tier
 

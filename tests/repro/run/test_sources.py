@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import py_compile
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -59,7 +61,13 @@ class Checkout:
 
 def forget() -> None:
     """Do as a fresh process would: nothing is known of the source yet."""
-    for asked in (provenance.source_commit, provenance.source_digest, origins._committed):
+    asked_once = (
+        provenance.source_commit,
+        provenance.source_digest,
+        provenance.stamps_at_start,
+        origins._committed,
+    )
+    for asked in asked_once:
         getattr(asked, "cache_clear", lambda: None)()
 
 
@@ -117,6 +125,68 @@ def test_a_wrong_loss_that_was_reverted_while_it_trained_is_not_of_head(
     record = carried(reverting)
     assert [state["dirty"] for state in record.sources] == [True, False]
     assert record.dirty
+    assert not is_clean(record)
+
+
+def test_a_loss_that_was_edited_and_put_back_unseen_is_written_to_and_not_clean(
+    checkout: Checkout, carried: Callable[..., Record]
+) -> None:
+    def edited_and_put_back() -> dict[str, Any]:
+        before = checkout.loss.stat()
+        checkout.loss.write_text(WRONG)
+        checkout.loss.write_text(RIGHT)
+        os.utime(checkout.loss, ns=(before.st_atime_ns, before.st_mtime_ns))
+        return {}
+
+    record = carried(edited_and_put_back)
+    (state,) = record.sources
+    assert (state["dirty"], state["written"]) == (False, ["repro/loss.py"])
+    assert not is_clean(record)
+
+
+def test_a_touch_and_a_checkout_there_and_back_are_writes_too_and_reading_is_none(
+    checkout: Checkout, carried: Callable[..., Record]
+) -> None:
+    checkout.git("branch", "other")
+    checkout.loss.write_text(WRONG)
+    checkout.commit()
+    forget()
+
+    def there_and_back() -> dict[str, Any]:
+        checkout.git("checkout", "-q", "other")
+        checkout.git("checkout", "-q", "-")
+        (checkout.root / "kernels" / "kernel.py").touch()
+        return {}
+
+    record = carried(there_and_back)
+    assert record.sources[0]["written"] == ["kernels/kernel.py", "repro/loss.py"]
+    assert not is_clean(record)
+
+
+def test_files_that_decide_nothing_may_be_written(
+    checkout: Checkout, carried: Callable[..., Record]
+) -> None:
+    def reading_and_compiling() -> dict[str, Any]:
+        checkout.loss.read_text()
+        py_compile.compile(str(checkout.loss))
+        (checkout.root / "repro" / "notes.txt").write_text("words")
+        return {}
+
+    record = carried(reading_and_compiling)
+    assert "written" not in record.sources[0]
+    assert record.dirty is False
+
+
+def test_a_checkpoint_carries_what_was_written_to_before_it(
+    checkout: Checkout, carried: Callable[..., Record]
+) -> None:
+    provenance.source_at_start()
+    checkout.loss.touch()
+    effects: dict[str, Any] = {}
+    provenance.note_source(effects)
+    forget()
+    record = carried(lambda: effects)
+    assert record.sources[0]["written"] == ["repro/loss.py"]
     assert not is_clean(record)
 
 

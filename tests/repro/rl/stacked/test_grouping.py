@@ -17,7 +17,14 @@ from repro.rl.stacked.grouping import (
     kind_of,
     prompts_at_once,
 )
-from repro.spec.config import DAPO, GRPO, Exploration, LearningRates, NoiseConfig
+from repro.spec.config import (
+    DAPO,
+    GRPO,
+    EvaluationConfig,
+    Exploration,
+    LearningRates,
+    NoiseConfig,
+)
 from repro.spec.target import plan
 from repro.spec.tier import Tier
 from repro.targets import find
@@ -49,6 +56,7 @@ def test_what_changes_the_computation_goes_apart() -> None:
         make_run(training="full"),
         make_run(norms_trained=True),
         make_run(loss=DAPO),
+        make_run(noise=NoiseConfig(sharing="projection")),
         make_run(scale=small.with_steps(small.SCALE, steps=4)),
         make_run(scale=small.with_steps(small.SCALE, compute_dtype="bfloat16")),
         dataclasses.replace(make_run(training="none"), procedure="evaluate"),
@@ -76,6 +84,8 @@ def test_larger_runs_are_estimated_larger() -> None:
     assert footprint([make_run(training="full")]).run > plain.run
     wide = small.with_steps(small.SCALE, group_size=8)
     assert footprint([make_run(scale=wide)]).group > plain.group
+    measured = small.with_steps(small.SCALE, evaluation=EvaluationConfig(kl_to_start=True))
+    assert footprint([make_run(scale=measured)]).run > plain.run
     assert plain.groups_at_once(4, 64 * GIB, 6) == 6
     lean = dataclasses.replace(plain, reading=0)
     tight = lean.fixed + 4 * lean.run + 4 * 2 * lean.group

@@ -14,8 +14,8 @@ from repro.models.norms import block_norms
 from repro.models.policy import load_policy
 from repro.rl.logprobs import completion_logprobs
 from repro.rl.rows import make_rows
-from repro.rollout.torch_sampler import TorchSampler, exploring_sampler
-from repro.spec.config import Arm, Exploration, SamplingConfig
+from repro.rollout.torch_sampler import TorchSampler, sampler_of_rollouts
+from repro.spec.config import Arm, Exploration, NoiseConfig, SamplingConfig
 
 GREEDY = SamplingConfig(temperature=0.0, max_new_tokens=72)
 SAMPLED = SamplingConfig(temperature=1.0, max_new_tokens=40)
@@ -241,9 +241,9 @@ def test_the_tiny_policy_in_the_package_answers_as_transformers_has_it():
 def test_only_the_rollouts_of_an_arm_that_explores_do(make_policy, prompts):
     sampler, sampling = TorchSampler(make_policy()), SamplingConfig(max_new_tokens=6)
     plain = Arm(name="plain", label="plain")
-    assert exploring_sampler(sampler, plain) is sampler
+    assert sampler_of_rollouts(sampler, plain) is sampler
     warm = dataclasses.replace(plain, exploration=Exploration(temperature=2.0))
-    explored = exploring_sampler(sampler, warm).sample(
+    explored = sampler_of_rollouts(sampler, warm).sample(
         prompts, sampling, group_size=1, seeds=range(5)
     )
     assert all(c.explored == len(c.token_ids) for c in explored.completions)
@@ -251,5 +251,10 @@ def test_only_the_rollouts_of_an_arm_that_explores_do(make_policy, prompts):
     # Whoever evaluates asks the sampler itself.
     asked = sampler.sample(prompts, sampling, group_size=1, seeds=range(5))
     assert all(c.explored == c.changed == 0 for c in asked.completions)
-    with pytest.raises(ValueError, match=r"arm plain explores at 2 times .* object cannot do"):
-        exploring_sampler(object(), warm)
+    with pytest.raises(
+        ValueError, match=r"arm plain explores at 2 times .*, which object cannot do"
+    ):
+        sampler_of_rollouts(object(), warm)
+    apart = dataclasses.replace(plain, noise=NoiseConfig(sharing="projection"))
+    with pytest.raises(ValueError, match="has noise per projection, which object cannot do"):
+        sampler_of_rollouts(object(), apart)

@@ -1,10 +1,11 @@
-"""Receipts of exploration: a real record stands, and none whose counts contradict it."""
+"""Receipts of what is sampled otherwise: real records stand, and none that contradicts its arm."""
 
 from __future__ import annotations
 
 import copy
 import dataclasses
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,22 +14,33 @@ from repro.evidence.receipts import refusals
 from repro.evidence.receipts.exploration import exploration
 from repro.evidence.record import Record, read_record
 from repro.run.carry_out import carry_out
-from repro.spec.config import Exploration
+from repro.spec.config import Exploration, NoiseConfig
 from repro.spec.target import plan
 from repro.spec.tier import Tier
 from tests.repro.recorded_smoke import SMALL
 
 
-@pytest.fixture(scope="module")
-def record(tmp_path_factory: pytest.TempPathFactory) -> Record:
-    """Return the record of a small smoke run whose opening tokens are drawn warmer."""
-    folder = tmp_path_factory.mktemp("exploring")
-    (run,) = plan(SMALL, Tier.SMOKE, 1, ("bf16_lora",))
-    warm = Exploration(temperature=2.0, opening_tokens=4)
-    run = dataclasses.replace(run, arm=dataclasses.replace(run.arm, exploration=warm))
+def recorded(folder: Path, arm: str, **changes: Any) -> Record:
+    """Return the record of a small smoke run of an arm of Table 1 with fields changed."""
+    (run,) = plan(SMALL, Tier.SMOKE, 1, (arm,))
+    run = dataclasses.replace(run, arm=dataclasses.replace(run.arm, **changes))
     carry_out([run], folder / "working", folder, lambda *told: None, lambda: False, 1)
     (path,) = folder.glob("smoke/*/*/seed-*.json")
     return read_record(path)
+
+
+@pytest.fixture(scope="module")
+def record(tmp_path_factory: pytest.TempPathFactory) -> Record:
+    """Return the record of a run whose opening tokens are drawn warmer."""
+    warm = Exploration(temperature=2.0, opening_tokens=4)
+    return recorded(tmp_path_factory.mktemp("exploring"), "bf16_lora", exploration=warm)
+
+
+@pytest.fixture(scope="module")
+def unshared(tmp_path_factory: pytest.TempPathFactory) -> Record:
+    """Return the record of a run with noise per projection."""
+    noise = NoiseConfig(sharing="projection", num_stages=3)
+    return recorded(tmp_path_factory.mktemp("unshared"), "nvfp4_lora_aqn", noise=noise)
 
 
 def test_a_run_that_explored_is_evidence(record: Record) -> None:
@@ -66,3 +78,13 @@ def test_an_arm_without_exploration_must_not_have_explored(record: Record) -> No
     del config["arm"]["exploration"]
     plain = dataclasses.replace(record, config=config)
     assert any("without exploration" in sentence for sentence in exploration(plain))
+
+
+def test_noise_per_projection_lists_five_vectors_a_block(unshared: Record) -> None:
+    assert not refusals(unshared)
+    done, blocks = unshared.effects["noise"], (unshared.effects["norms_wrapped"] - 1) // 2
+    assert done["modules"] == 5 * blocks
+    shared = copy.deepcopy(unshared.effects)
+    shared["noise"]["modules"] = 2 * blocks
+    changed = dataclasses.replace(unshared, effects=shared)
+    assert any("effects.noise.modules" in sentence for sentence in refusals(changed))

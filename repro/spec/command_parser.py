@@ -1,0 +1,45 @@
+"""A command line that cannot be read, said in a sentence with the nearest name that can.
+
+argparse prints the usage, many lines of it, and ends the process. Here such a line is a
+`ValueError` like any other mistake of a user's, and the program prints its sentence.
+"""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import re
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+_CHOICE = re.compile(r"argument (\S+): invalid choice: '?([^']*)'? \(choose from (.*)\)", re.DOTALL)
+
+
+class SentenceParser(argparse.ArgumentParser):
+    """A parser whose `error` raises `ValueError`; its subcommands' parsers are of the same kind."""
+
+    def error(self, message: str) -> NoReturn:
+        """Raise `ValueError` with the command and what is wrong with its line."""
+        choice = _CHOICE.fullmatch(message)
+        if choice:
+            known = [name.strip(" '") for name in choice[3].split(",")]
+            named = f"{choice[1]} {choice[2]!r}"
+            message = f"{named}{_nearest(choice[2], known)}: needs one of {', '.join(known)}"
+        *_, command = self.prog.split(" ", 1)
+        raise ValueError(message if command == self.prog else f"{command}: {message}")
+
+    def parse_known_args(  # type: ignore[override]
+        self, args: Sequence[str] | None = None, namespace: Any = None
+    ) -> tuple[Any, list[str]]:
+        """Parse; an argument that nobody knows is an error here, where its command is known."""
+        parsed, extra = super().parse_known_args(args, namespace)
+        if extra:
+            flag = extra[0].partition("=")[0]
+            flags = sorted(set(re.findall(r"--[a-z][a-z-]*", self.format_help())))
+            self.error(f"there is no argument {flag}{_nearest(flag, flags)}")
+        return parsed, extra
+
+
+def _nearest(name: str, known: Sequence[str]) -> str:
+    near = difflib.get_close_matches(name, known, n=1)
+    return f" (did you mean {near[0]}?)" if near else ""
