@@ -12,6 +12,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from repro.targets.ladder.needle import RATE, RATES
+
 Line = str | tuple[float, tuple[float, ...]]
 
 _DOTS: Line = ":"
@@ -112,10 +114,70 @@ _SUPERVISED = {
     "nvfp4_sft": Look("NVFP4 SFT", _NVFP4),
     "nvfp4_sft_aqn": Look("NVFP4 SFT + AQN", _AQN, _DASHES),
 }
+# The ladder: at its chosen rate an arm is Table 1's, at another the line says the rate.
+_LONG: Line = (0.0, (9.0, 2.0))
+_SHORT: Line = (0.0, (2.0, 2.0))
+_WIDE_DOTS: Line = (0.0, (1.0, 3.5))
+_OTHER_RATES = dict(
+    zip(
+        [name for name, rate in RATES.items() if rate != RATE],
+        (_DOTS, _DASH_DOT, _DASH_DOTS, _WIDE_DOTS, _SHORT),
+        strict=False,
+    )
+)
+_LADDER_RATES = {
+    f"{name}_{rate}": Look(
+        f"{_TABLE1[name].label}, {RATES[rate]:g}",
+        _TABLE1[name].colour,
+        _OTHER_RATES.get(rate, _TABLE1[name].line),
+    )
+    for name in ("bf16_lora", "nvfp4_lora", "nvfp4_lora_aqn")
+    for rate in RATES
+}
+_EXPLORATION = {
+    "opening_warmer": Look("BF16 LoRA, decision warmer", _TEAL, _DOTS),
+    "rollout_warmer": Look("BF16 LoRA, rollouts warmer", _SIENNA, _DASH_DOT),
+    "rollout_colder": Look("BF16 LoRA, rollouts colder", _PINK, _DASH_DOTS),
+}
+_RARE = {
+    f"{name}_rare": Look(f"{one.label}, rare habit", one.colour, one.line)
+    for name, one in (_TABLE1 | _EXPLORATION).items()
+}
+_COMMON = {
+    f"{name}_common": Look(
+        f"{one.label}, common habit", one.colour, _WIDE_DOTS if name in _EXPLORATION else _SHORT
+    )
+    for name, one in (_TABLE1 | _EXPLORATION).items()
+}
+_LADDER_RANKS = {
+    f"rank_{rank}_{alpha}_{rate}": Look(
+        f"rank {rank}, alpha {'32' if alpha == 'fixed' else rank}, {RATES[rate]:g}", tone, line
+    )
+    for rank, tone in (("16", _TEAL), ("128", _NF4))
+    for (alpha, rate), line in {
+        ("fixed", "7e4"): _DASHES,
+        ("grown", "7e4"): _DOTS,
+        ("fixed", "14e4"): _LONG,
+        ("grown", "14e4"): _DASH_DOT,
+    }.items()
+}
+_DOSES = {
+    "nvfp4_x2": Look("NVFP4 x2 LoRA", _NVFP4, _DOTS),
+    "nvfp4_x3": Look("NVFP4 x3 LoRA", _NVFP4, _DASH_DOT),
+    "nvfp4_x4": Look("NVFP4 x4 LoRA", _NVFP4, _DASH_DOTS),
+    "int3_lora": Look("INT3 LoRA", _TEAL, _LONG),
+    "int2_lora": Look("INT2 LoRA", _TEAL, _SHORT),
+    "aqn_01": Look("NVFP4 LoRA + AQN from 0.1", _AQN, _LONG),
+    "aqn_03": Look("NVFP4 LoRA + AQN from 0.3", _AQN, _SHORT),
+    "noise_as_nvfp4": Look("BF16 LoRA, noise as NVFP4 on completions", _BF16, _DOTS),
+    "nvfp4_lora_aqn_apart": Look("NVFP4 LoRA + AQN, a draw per projection", _PINK, _DASHES),
+    "aqn_01_apart": Look("NVFP4 LoRA + AQN from 0.1, a draw per projection", _PINK, _LONG),
+}
 # In the order of the paper's table, then of its figures, then the controls.
 LOOKS: dict[str, Look] = (
     _UNTRAINED | _TABLE1 | _PRODUCTS | _REWARDS | _SCHEDULES | _RANKS | _RATES | _SWEEP
     | _NORMS | _REACH | _MATCHED | _START | _RELEASED | _SUPERVISED
+    | _LADDER_RATES | _EXPLORATION | _RARE | _COMMON | _DOSES | _LADDER_RANKS
 )  # fmt: skip
 CONTROLS = ("bf16_lora_random_reward", "bf16_lora_format_reward")
 _WORDS = {name: name.upper() for name in ("bf16", "nf4", "mxfp4", "nvfp4", "aqn")} | {

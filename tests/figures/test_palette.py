@@ -101,7 +101,8 @@ def test_two_arms_of_like_colours_are_a_clash_unless_their_lines_differ() -> Non
 
 
 def test_arms_that_are_one_run_look_alike_but_for_their_label() -> None:
-    for target in TARGETS:
+    # Arms of several environments have the same names there, and must differ side by side.
+    for target in (target for target in TARGETS if not target.across):
         for arm, (_, recorded) in target.shared.items():
             assert (colour(arm), dash(arm)) == (colour(recorded), dash(recorded))
 
