@@ -40,10 +40,9 @@ from repro.evidence.expectation import load_bars
 from repro.evidence.paper import PaperCell, paper_cells
 from repro.evidence.record import Record, RecordError
 from repro.evidence.store import Entry, RunsFolder, Source, blessed_sources
-from repro.judge.check import Checked
-from repro.report.dose_response import dose_response
+from repro.report.dose_response import DoseResponse, dose_response
 from repro.report.learning import learning_checks
-from repro.report.twelve import decided
+from repro.report.twelve import Decided, decided
 from repro.spec.tier import Tier
 from repro.targets import TARGETS
 from repro.targets.rates import LEARNING_RATES
@@ -129,7 +128,8 @@ def draw_found(
         if differences is not None:
             drawn += save(differences, out, f"{tier}_{device}{target}_{paired.NAME}", kinds)
     if args.target is None and any(tier == Tier.PROXY.value for tier, _ in asked):
-        for name, figure in learning_figures(learning_checks(source, expected)):
+        checks = learning_checks(source, expected)
+        for name, figure in learning_figures(decided(checks), dose_response(checks)):
             drawn += save(figure, out, f"{Tier.PROXY.value}_{device}{name}", kinds)
     for name, figure in systems_figures(records, expected):
         drawn += save(figure, out, f"{Tier.SYSTEMS.value}_{device}{name}", kinds)
@@ -193,14 +193,14 @@ def paired_figure(
     return paired.draw(cells, paper, records, stated, where)
 
 
-def learning_figures(checks: Sequence[Checked]) -> Iterator[tuple[str, Figure]]:
+def learning_figures(
+    twelve: Sequence[Decided], found: DoseResponse | None
+) -> Iterator[tuple[str, Figure]]:
     """Yield name and figure of the pictures of all of learning, those that have records."""
-    twelve = decided(checks)
     rows = forest.rows(twelve)
     absent = [f"{n}. {item.claim.title}" for n, item in enumerate(twelve, 1) if not item.is_run]
     if rows:
         yield forest.NAME, forest.draw(rows, "; proxy tier", absent)
-    found = dose_response(checks)
     if found is not None:
         yield dose.NAME, dose.draw(found, "; proxy tier")
 

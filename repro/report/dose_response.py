@@ -154,9 +154,9 @@ def dose_response(checks: Sequence[Checked]) -> DoseResponse | None:
 def doses(start: Evidence) -> list[Dose]:
     """Return each recorded arm's dose, by rising KL; none without the BF16 arm."""
     kls, entropies = start.values("kl_completions"), start.values("entropy_own")
-    base = entropies.get(BF16.name)
+    base = entropies.get(BF16.name, {})
     found = []
-    for arm in DOSE_START.arms if base else ():
+    for arm in DOSE_START.arms:
         # Seed by seed: an entropy moves with the problems' samples more than with the rounding.
         shared = sorted(set(kls.get(arm.name, {})) & set(entropies.get(arm.name, {})) & set(base))
         if shared:

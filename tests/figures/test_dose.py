@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import combinations
+from pathlib import Path
 
 import pytest
 from matplotlib.figure import Figure
@@ -14,8 +15,10 @@ from matplotlib.text import Text
 from matplotlib.transforms import Bbox
 
 from figures import dose
-from figures.__main__ import learning_figures
+from figures.__main__ import learning_figures, main
+from repro.judge.check import Checked
 from repro.report.dose_response import DoseResponse, dose_response
+from repro.report.twelve import decided
 from tests.repro.made_up import checked_of, dose_checks
 
 Overlap = Callable[[Bbox, Bbox], bool]
@@ -103,11 +106,23 @@ def test_words_stay_inside_and_apart(found: DoseResponse, overlap: Overlap) -> N
     assert not [pair for pair in combinations(boxes, 2) if overlap(*pair)]
 
 
+def drawn_names(checks: Sequence[Checked]) -> list[str]:
+    return [name for name, _ in learning_figures(decided(checks), dose_response(checks))]
+
+
 def test_of_no_records_nothing_is_drawn() -> None:
     checks = dose_checks()
-    names = [name for name, _ in learning_figures(checks)]
-    assert dose.NAME in names
-    assert list(learning_figures([])) == []
-    empty = [checked_of(checked.selection.target, {}) for checked in checks]
-    assert list(learning_figures(empty)) == []
-    assert dose.NAME not in [name for name, _ in learning_figures(checks[:1])]
+    assert drawn_names(checks) == [dose.NAME]
+    assert drawn_names([]) == []
+    assert drawn_names([checked_of(checked.selection.target, {}) for checked in checks]) == []
+    assert drawn_names(checks[:1]) == []
+
+
+def test_the_command_draws_nothing_of_a_folder_without_records(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "runs").mkdir()
+    line = ["--records", str(tmp_path / "runs"), "--tier", "proxy", "--out", str(tmp_path / "out")]
+    assert main(line) == 1
+    assert "no records to draw" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()

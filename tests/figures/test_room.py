@@ -23,6 +23,8 @@ LEARNING = [
     target.name
     for target in TARGETS
     if target.procedure in ("train", "finetune") and Tier.PROXY in target.scales
+    # Of untrained arms there are no curves.
+    and any(arm.training != "none" for arm in target.arms)
 ]
 STEPS = 20
 Overlap = Callable[[Bbox, Bbox], bool]
