@@ -45,6 +45,7 @@ _WEIGHT_NOISE = members(
 _ROUNDING = members(
     {"format": TEXT, "factor": NUMBER, "projections": COUNT, "relative_change_mean": NUMBER}
 )
+_EXPLORATION = members({"tokens_asked": COUNT, "tokens_explored": COUNT, "tokens_changed": COUNT})
 _BY_QUARTER = members(
     {
         "sums": listing(NUMBER),
@@ -128,6 +129,7 @@ EFFECTS: Kind = members(
         "weight_noise": maybe(_WEIGHT_NOISE),
         "rounding": _ROUNDING,
         "order": COUNT,
+        "exploration": _EXPLORATION,
         "rows": mapping(COUNT),
         "grades": mapping(COUNT),
         "grader_workers_killed": COUNT,

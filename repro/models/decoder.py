@@ -39,6 +39,11 @@ MLP_PROJECTIONS: Final = ("gate_proj", "up_proj", "down_proj")
 PROJECTIONS: Final = (*ATTENTION_PROJECTIONS, *MLP_PROJECTIONS)
 FUSED: Final = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 BLOCK_NORMS: Final = ("input_layernorm", "post_attention_layernorm")
+# Of each of these norms, the projections that read its output.
+READERS: Final = {
+    norm: tuple(f"{parent}.{leaf}" for leaf in leaves)
+    for norm, parent, leaves in zip(BLOCK_NORMS, ("self_attn", "mlp"), FUSED, strict=True)
+}
 
 _PROJECTION = re.compile(
     r"^(?P<parent>model\.layers\.\d+\.(?:self_attn|mlp))\.(?P<leaf>" + "|".join(PROJECTIONS) + r")$"

@@ -40,8 +40,10 @@ class PerturbableRMSNorm(nn.Module):
     ----------
     weight : Parameter, (H,)
         The gain. Never perturbed in place.
-    noise : Tensor or None, (H,), float32
-        Added to the gain in float32 inside the norm; None switches it off.
+    noise : Tensor or None, (H,) or (J, H), float32
+        Added to the gain in float32 inside the norm; None switches it off. (J, H) is noise of their
+        own for the J projections that read the norm, which only a sampler that reads `gain` knows;
+        `forward` has one output and refuses it.
     """
 
     weight: nn.Parameter
@@ -63,14 +65,15 @@ class PerturbableRMSNorm(nn.Module):
         noise = self.noise
         if noise is not None and noise.shape != self.weight.shape:
             raise ValueError(
-                f"noise has shape {tuple(noise.shape)}; the gain has {tuple(self.weight.shape)}"
+                f"noise has shape {tuple(noise.shape)}; the gain has {tuple(self.weight.shape)}, "
+                "and one output for all that read it"
             )
         out = dispatch.rms_norm(hidden, self.weight, self.variance_epsilon, noise)
         # A float32 master gain under 16-bit activations must not turn the stream to float32.
         return out if out.dtype == hidden.dtype else out.to(hidden.dtype)
 
     def gain(self) -> Tensor:
-        """Return the effective gain w + z, (H,), float32, detached."""
+        """Return the effective gain w + z, (H,) or (J, H) as the noise, float32, detached."""
         gain = self.weight.detach().to(torch.float32)
         return gain if self.noise is None else gain + self.noise
 

@@ -50,6 +50,7 @@ from repro.rl.collect import PromptSource
 from repro.rl.loop import Hooks, StepValues
 from repro.rl.runs import RUN_FAILURES, FailedRun, TrainResult
 from repro.rl.stacked.grouping import footprint, group_runs
+from repro.rl.stacked.noise import sharing_of
 from repro.rl.stacked.policies import StackedPolicies
 from repro.rl.stacked.sampler import StackSampler
 from repro.rl.stacked.stack import Stack, stack_policies
@@ -192,7 +193,7 @@ class _Ensemble:
             self.scale.rollout.max_new_tokens, self.scale.evaluation.sampling.max_new_tokens
         )
         positions = self.scale.max_prompt_tokens + OPENING_TOKENS + longest
-        self.sampler = StackSampler(self.stack, positions)
+        self.sampler = StackSampler(self.stack, positions, sharing_of(runs))
         self.board = Board(runs, Stacked(self.sampler), stack.tokenizer, pool)
         self.tallies = [RunTally(self.board, pool, number) for number in range(len(runs))]
         self.groups_at_once = footprint(runs).groups_at_once(

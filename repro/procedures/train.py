@@ -52,6 +52,7 @@ from repro.rl.single import single_policy
 from repro.rl.trainer import train
 from repro.rollout.for_policy import sampler_for
 from repro.rollout.sampler import Sampler
+from repro.rollout.torch_sampler import sampler_of_rollouts
 from repro.spec.config import RunConfig, TrainScale
 from repro.spec.hub import resolved_revision
 from repro.spec.resolve import plain_values
@@ -205,6 +206,7 @@ def _bench(run: RunConfig, pool: GraderPool) -> Bench:
     scale: TrainScale = run.scale
     policy = load_arm(run, "cuda" if run.tier != "smoke" and cuda_devices() else "cpu")
     sampler = _sampler(policy, scale)
+    sampler_of_rollouts(sampler, run.arm)  # refuses, before anything is asked, what it lacks
     wants_development = scale.evaluation.every > 0
     further = further_sets(scale)
     board = Board([run], Alone(sampler), policy.tokenizer, pool)

@@ -77,6 +77,11 @@ class Rollout:
         could be graded.
     classes
         (B, T) bool by class of token, where the scale asks for them.
+    explored, changed
+        Of the tokens sampled, how many were drawn at another temperature than the policy's, and how many
+        of these the policy's own would have chosen otherwise.
+    to_explore
+        How many the arm asks to be drawn so.
     """
 
     rows: Rows
@@ -90,6 +95,9 @@ class Rollout:
     informative: float
     accuracy_sampled: float | None = None
     classes: Mapping[str, Tensor] | None = None
+    explored: int = 0
+    changed: int = 0
+    to_explore: int = 0
 
 
 @dataclass(slots=True, kw_only=True)
@@ -246,6 +254,7 @@ class GrowingRollout:
         self.run, self.source, self.step = run, source, step
         self._draws, self._batches, self._informative, self._tokens = draws, 0, 0, 0
         self._accuracy: list[float | None] = []
+        self._explored, self._changed, self._to_explore = 0, 0, 0
         self._kept = _Drawn(prompts=[], completions=[], reward=[], accuracy=[], format=[])
 
     @property
@@ -295,6 +304,12 @@ class GrowingRollout:
         self._draws, self._batches = self._draws + 1, self._batches + 1
         self._tokens += sum(len(completion.token_ids) for completion in completions)
         self._accuracy += rewards.accuracy
+        self._explored += sum(completion.explored for completion in completions)
+        self._changed += sum(completion.changed for completion in completions)
+        exploration = self.run.arm.exploration
+        if exploration is not None:
+            lengths = [len(completion.token_ids) for completion in completions]
+            self._to_explore += sum(exploration.tokens_of(length) for length in lengths)
         group_ids = _group_ids(len(drawn.prompts), scale.group_size)
         informative = informative_groups(drawn.accuracy, group_ids)
         self._informative += len(informative)
@@ -333,6 +348,9 @@ class GrowingRollout:
             informative=self._informative / drawn,
             accuracy_sampled=mean_of(self._accuracy),
             classes=None if classes is None else classes.masks(rows),
+            explored=self._explored,
+            changed=self._changed,
+            to_explore=self._to_explore,
         )
 
 

@@ -39,6 +39,7 @@ from repro.rl.step import (
     zero_missing_gradients,
 )
 from repro.rollout.sampler import Completion, Sampler
+from repro.rollout.torch_sampler import sampler_of_rollouts
 from repro.spec.config import RunConfig, TrainScale
 
 Entry = TypeVar("Entry")
@@ -251,7 +252,8 @@ def single_policy(
     Raises
     ------
     ValueError
-        When a module of the policy would drop anything out.
+        When a module of the policy would drop anything out, or the arm explores and the sampler
+        cannot.
     """
     require_no_dropout(policy)
     parameters = trainable_parameters(policy)
@@ -262,7 +264,7 @@ def single_policy(
     return SinglePolicy(
         run=run,
         policy=policy,
-        sampler=sampler,
+        sampler=sampler_of_rollouts(sampler, run.arm),
         parameters=parameters,
         optimizer=build_optimizer(parameters, run.scale.optimizer),
         reference=reference,

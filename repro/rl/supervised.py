@@ -82,6 +82,11 @@ def require_supervised(run: RunConfig) -> None:
             f"arm {arm.name}: noise.reach is {arm.noise.reach}, and supervised fine-tuning has no "
             "rollout; it must be shared"
         )
+    if arm.exploration is not None:
+        raise ValueError(
+            f"arm {arm.name} explores, and supervised fine-tuning samples no rollouts; exploration "
+            "must be None"
+        )
     budget, least = scale.evaluation.token_budget, scale.steps * scale.rollout.max_new_tokens
     if budget < least:
         raise ValueError(

@@ -188,10 +188,11 @@ class LeanDecoder:
     ) -> Tensor:
         w, layer = self.weights, self.layers[number]
         source = layer.source
-        B, T, H = hidden.shape
+        B, T, _ = hidden.shape
         eps = source.input_norm.variance_epsilon
         input_gain, post_gain = self.gains[number]
-        qkv = F.linear(F.rms_norm(hidden, (H,), input_gain, eps), layer.qkv, layer.qkv_bias)
+        widths = [source.q.weight.shape[0], source.k.weight.shape[0], source.v.weight.shape[0]]
+        qkv = _read(hidden, input_gain, eps, layer.qkv, layer.qkv_bias, widths)
         qkv = qkv.view(B, T, -1, w.head_dim)
         rotated, values = qkv.split([w.query_heads + w.key_heads, w.key_heads], dim=2)
         if source.q_norm is not None and source.k_norm is not None:
@@ -211,7 +212,8 @@ class LeanDecoder:
         )
         hidden = hidden + F.linear(attended, source.o.weight, source.o.bias)
         eps = source.post_norm.variance_epsilon
-        both = F.linear(F.rms_norm(hidden, (H,), post_gain, eps), layer.gate_up, layer.gate_up_bias)
+        widths = [source.gate.weight.shape[0], source.up.weight.shape[0]]
+        both = _read(hidden, post_gain, eps, layer.gate_up, layer.gate_up_bias, widths)
         gate, up = both.chunk(2, dim=-1)
         product = self.weights.activation(gate) * up
         return hidden + F.linear(product, source.down.weight, source.down.bias)
@@ -254,6 +256,31 @@ class LeanDecoder:
             if not bool(torch.isfinite(hidden).all()):
                 return f"model.layers.{number}"
         return "the final norm or lm_head"
+
+
+def _read(
+    hidden: Tensor,
+    gain: Tensor,
+    eps: float,
+    weight: Tensor,
+    bias: Tensor | None,
+    widths: Sequence[int],
+) -> Tensor:
+    """Return fused products of the normed residual stream, (B, T, N).
+
+    Parameters
+    ----------
+    gain : Tensor, (H,) or (J, H)
+        Of all J matrices, or one for each.
+    weight : Tensor, (N, H)
+        The matrices one under the other, with `widths` rows each.
+    """
+    size = hidden.shape[-1:]
+    if gain.dim() == 1:
+        return F.linear(F.rms_norm(hidden, size, gain, eps), weight, bias)
+    biases = [None] * len(widths) if bias is None else bias.split(widths)
+    parts = zip(gain, weight.split(widths), biases, strict=True)
+    return torch.cat([F.linear(F.rms_norm(hidden, size, g, eps), w, b) for g, w, b in parts], -1)
 
 
 def _fuse(layer: LayerWeights) -> _Fused:

@@ -93,7 +93,62 @@ def draw(logits: Tensor, uniform: Tensor, sampling: SamplingConfig) -> tuple[Ten
         token_ids = logits.argmax(dim=-1)
         return token_ids, torch.zeros(len(token_ids), dtype=torch.float32, device=logits.device)
     logprobs = sampling_logprobs(logits, sampling)
+    token_ids = _inverted(logprobs, uniform)
+    return token_ids.squeeze(-1), logprobs.gather(-1, token_ids).squeeze(-1)
+
+
+def draw_exploring(
+    logits: Tensor, uniform: Tensor, sampling: SamplingConfig, heat: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Choose one token a row at a temperature of its own; report the policy's log-probabilities.
+
+    A row of heat 1 draws what `draw` draws for it, to the bit. Waits for no device and branches on
+    no value, so that it can be captured.
+
+    Parameters
+    ----------
+    logits, uniform
+        As of `draw`.
+    sampling
+        Of the policy: a temperature above 0, and no filters, under which a token drawn elsewhere
+        could have no probability at all.
+    heat : Tensor, (B,), float32
+        What each row's temperature is multiplied by; see `repro.spec.arm.Exploration`.
+
+    Returns
+    -------
+    token_ids : Tensor, (B,), int64
+    logprobs : Tensor, (B,), float32
+        Under the policy, whatever the heat.
+    changed : Tensor, (B,), bool
+        Where the policy itself would have chosen another token by the same number.
+
+    Raises
+    ------
+    ValueError
+        When `sampling` is greedy or has filters.
+    """
+    filtered = sampling.top_p != 1 or sampling.top_k != 0 or sampling.min_p != 0
+    if sampling.temperature == 0 or filtered:
+        raise ValueError(
+            f"exploration draws from the full softmax of the policy; found {sampling}, which needs "
+            "a temperature above 0, top_p 1, top_k 0 and min_p 0"
+        )
+    logprobs = sampling_logprobs(logits, sampling)
+    own = _inverted(logprobs, uniform)
+    # Divided apart from the temperature, so that a heat of 1 leaves every bit as it is.
+    warmed = sampling_logprobs(logits.float() / heat.unsqueeze(-1), sampling)
+    token_ids = _inverted(warmed, uniform)
+    changed = token_ids != own
+    return (
+        token_ids.squeeze(-1),
+        logprobs.gather(-1, token_ids).squeeze(-1),
+        changed.squeeze(-1),
+    )
+
+
+def _inverted(logprobs: Tensor, uniform: Tensor) -> Tensor:
+    """Return the tokens (B, 1) that uniform numbers (B,) pick from distributions (B, V)."""
     cumulated = logprobs.double().exp().cumsum(dim=-1)
     wanted = uniform.unsqueeze(-1) * cumulated[:, -1:]
-    token_ids = torch.searchsorted(cumulated, wanted, right=True).clamp_(max=logits.shape[-1] - 1)
-    return token_ids.squeeze(-1), logprobs.gather(-1, token_ids).squeeze(-1)
+    return torch.searchsorted(cumulated, wanted, right=True).clamp_(max=logprobs.shape[-1] - 1)

@@ -16,6 +16,7 @@ shared generator does as soon as rows finish at different times. Here a row draw
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -24,12 +25,30 @@ from torch import Tensor
 from repro.models.policy import Policy
 from repro.models.policy_weights import policy_weights
 from repro.rollout.decode import Cache, LeanDecoder
-from repro.rollout.draw import draw, uniforms
-from repro.rollout.sampler import Completion, RolloutBatch, check_request
-from repro.spec.config import SamplingConfig
+from repro.rollout.draw import draw, draw_exploring, uniforms
+from repro.rollout.sampler import Completion, RolloutBatch, Sampler, check_request
+from repro.spec.config import Arm, Exploration, SamplingConfig
 
 # Finished rows are dropped once they are this share of the batch: dropping copies the cache.
 _COMPACT_SHARE = 0.25
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Decoded:
+    """What a rollout wrote, B rows of at most T tokens, on the device; undefined past a row's end.
+
+    Attributes
+    ----------
+    tokens, logprobs : Tensor, (B, T), int64 and float32
+    lengths, explored, changed : Tensor, (B,), int64
+        The last two as of `Completion`.
+    """
+
+    tokens: Tensor
+    logprobs: Tensor
+    lengths: Tensor
+    explored: Tensor
+    changed: Tensor
 
 
 class TorchSampler:
@@ -64,8 +83,14 @@ class TorchSampler:
         *,
         group_size: int,
         seeds: Sequence[int],
+        exploration: Exploration | None = None,
     ) -> RolloutBatch:
         """Sample `group_size` completions of each prompt; see `Sampler.sample`.
+
+        Parameters
+        ----------
+        exploration
+            Draws at another temperature than the policy's, of which the log-probabilities stay.
 
         Raises
         ------
@@ -96,12 +121,12 @@ class TorchSampler:
             )
         rows = torch.arange(len(prompts), device=logits.device).repeat_interleave(group_size)
         numbers = uniforms(seeds, sampling.max_new_tokens).to(logits.device)
-        tokens, logprobs, lengths = self._decode(
-            decoder, logits[rows], cache.select(rows), width, numbers, sampling
+        decoded = self._decode(
+            decoder, logits[rows], cache.select(rows), width, numbers, sampling, exploration
         )
         return RolloutBatch(
             prompt_ids=[tuple(prompt) for prompt in prompts],
-            completions=self._completions(tokens, logprobs, lengths),
+            completions=self._completions(decoded),
             group_size=group_size,
         )
 
@@ -123,21 +148,29 @@ class TorchSampler:
         width: int,
         numbers: Tensor,
         sampling: SamplingConfig,
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """Decode until all rows are done; return tokens, log-probabilities and lengths.
-
-        (B, T) int64 and float32, right of a row's end undefined, and (B,) int64.
-        """
+        exploration: Exploration | None,
+    ) -> _Decoded:
+        """Decode until all rows are done."""
         device = logits.device
         B, T = numbers.shape
         tokens = torch.zeros(B, T, dtype=torch.long, device=device)
         logprobs = torch.zeros(B, T, dtype=torch.float32, device=device)
         lengths = torch.full((B,), T, dtype=torch.long, device=device)
+        explored, changed = torch.zeros_like(lengths), torch.zeros_like(lengths)
+        opening = 0 if exploration is None else exploration.tokens_of(T)
         ends = torch.tensor(sorted(self.end_token_ids), dtype=torch.long, device=device)
         rows = torch.arange(B, device=device)
         done = torch.zeros(B, dtype=torch.bool, device=device)
         for position in range(T):
-            chosen, logprob = draw(logits, numbers[rows, position], sampling)
+            if exploration is not None and position < opening:
+                heat = torch.full(rows.shape, exploration.temperature, device=device)
+                chosen, logprob, moved = draw_exploring(
+                    logits, numbers[rows, position], sampling, heat
+                )
+                explored[rows] += ~done
+                changed[rows] += moved & ~done
+            else:
+                chosen, logprob = draw(logits, numbers[rows, position], sampling)
             # Rows that have ended but not yet left write past their end, where nobody reads.
             tokens[rows, position] = chosen
             logprobs[rows, position] = logprob
@@ -158,21 +191,82 @@ class TorchSampler:
                     f"logits after new token {position} are not finite; "
                     f"the first such output is {fault}'s"
                 )
-        return tokens, logprobs, lengths
+        return _Decoded(
+            tokens=tokens, logprobs=logprobs, lengths=lengths, explored=explored, changed=changed
+        )
 
-    def _completions(self, tokens: Tensor, logprobs: Tensor, lengths: Tensor) -> list[Completion]:
+    def _completions(self, decoded: _Decoded) -> list[Completion]:
         completions = []
-        triples = zip(tokens.tolist(), logprobs.tolist(), lengths.tolist(), strict=True)
-        for row_tokens, row_logprobs, length in triples:
+        columns = (
+            decoded.tokens, decoded.logprobs, decoded.lengths, decoded.explored, decoded.changed,
+        )  # fmt: skip
+        rows = zip(*(column.tolist() for column in columns), strict=True)
+        for row_tokens, row_logprobs, length, explored, changed in rows:
             stopped = row_tokens[length - 1] in self.end_token_ids
             completions.append(
                 Completion(
                     token_ids=tuple(row_tokens[:length]),
                     sampled_logprobs=tuple(row_logprobs[:length]),
                     finish_reason="stop" if stopped else "length",
+                    explored=explored,
+                    changed=changed,
                 )
             )
         return completions
+
+
+class ExploringSampler:
+    """A plain sampler whose rollouts explore: `Sampler` with a run's `Exploration` in it.
+
+    The sampler itself stays as it is, so that whoever evaluates with it does not explore.
+    """
+
+    def __init__(self, sampler: TorchSampler, exploration: Exploration) -> None:
+        self.sampler, self.exploration = sampler, exploration
+
+    def refresh(self) -> None:
+        """See `TorchSampler.refresh`."""
+        self.sampler.refresh()
+
+    def sample(
+        self,
+        prompts: Sequence[Sequence[int]],
+        sampling: SamplingConfig,
+        *,
+        group_size: int,
+        seeds: Sequence[int],
+    ) -> RolloutBatch:
+        """Sample as `TorchSampler.sample` does under the exploration."""
+        return self.sampler.sample(
+            prompts, sampling, group_size=group_size, seeds=seeds, exploration=self.exploration
+        )
+
+
+def sampler_of_rollouts(sampler: Sampler, arm: Arm) -> Sampler:
+    """Return the sampler of an arm's rollouts: `sampler`, or one that explores by its means.
+
+    Raises
+    ------
+    ValueError
+        When the arm explores, or has noise that projections do not share, and the sampler draws at
+        one temperature and reads one gain per norm.
+    """
+    if isinstance(sampler, TorchSampler):
+        if arm.exploration is None:
+            return sampler
+        return ExploringSampler(sampler, arm.exploration)
+    lacking = []
+    if arm.exploration is not None:
+        lacking.append(f"explores at {arm.exploration.temperature:g} times the temperature")
+    if arm.noise is not None and arm.noise.sharing != "norm":
+        lacking.append(f"has noise per {arm.noise.sharing}")
+    if lacking:
+        raise ValueError(
+            f"arm {arm.name} {' and '.join(lacking)}, which {type(sampler).__name__} cannot do; it "
+            "needs TorchSampler (a CPU, or float32), or to be trained together with others (the "
+            "proxy tier)"
+        )
+    return sampler
 
 
 def end_token_ids(policy: Policy) -> frozenset[int]:

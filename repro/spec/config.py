@@ -25,12 +25,14 @@ from repro.spec.arm import (
     WEIGHT_FORMATS,
     Aggregation,
     Arm,
+    Exploration,
     KLEstimator,
     LossConfig,
     NoiseConfig,
     NoiseForm,
     NoiseReach,
     NoiseSchedule,
+    NoiseSharing,
     OldPolicy,
     PlantedRounding,
     RatioLevel,
@@ -55,6 +57,7 @@ __all__ = [
     "Arm",
     "DataConfig",
     "EvaluationConfig",
+    "Exploration",
     "KLEstimator",
     "LearningRates",
     "LossConfig",
@@ -62,6 +65,7 @@ __all__ = [
     "NoiseForm",
     "NoiseReach",
     "NoiseSchedule",
+    "NoiseSharing",
     "OldPolicy",
     "OptimizerConfig",
     "PlantedRounding",
@@ -250,7 +254,9 @@ class LearningRates:
         return f"{arm.weight_format}_{arm.training}"
 
     def of(self, arm: Arm) -> float:
-        """Return the peak learning rate of `arm`, its own factor included."""
+        """Return the peak learning rate of `arm`: its own, or its format's times its factor."""
+        if arm.learning_rate is not None:
+            return arm.learning_rate
         chosen = dict(self.chosen).get(self.key(arm))
         if chosen is not None:
             rate = chosen

@@ -45,13 +45,15 @@ LEARNING_RATES = Target(
 def lacking_rates(target: Target, tier: Tier) -> str | None:
     """Return why a target cannot be trained yet, where its rates are still to be chosen; or None.
 
-    The sweep itself trains at the grid's rates, and what only measures needs none.
+    The sweep itself trains at the grid's rates; what only measures needs none, nor do arms that all
+    have a rate of their own.
     """
     scale = target.scales.get(tier)
     if tier is not Tier.PROXY or not isinstance(scale, TrainScale):
         return None
     learns = target.procedure in ("train", "finetune") and target.name != LEARNING_RATES.name
-    if not learns or scale.optimizer.learning_rates.chosen:
+    needs = any(arm.training != "none" and arm.learning_rate is None for arm in target.arms)
+    if not learns or not needs or scale.optimizer.learning_rates.chosen:
         return None
     return (
         "no learning rates have been chosen at this scale; first: python -m repro run "

@@ -38,7 +38,8 @@ and `projections` (how many carry it); for an arm with `rounding`, its `format` 
 of the policy before training, summed over a completion), `tokens`, one per problem, and the digest
 `completions`.
 
-`noise` holds `modules` (most norms perturbed at once), `channels_changed` (channels whose gain
+`noise` holds `modules` (most norms perturbed at once, or projections behind them where each has
+noise of its own), `channels_changed` (channels whose gain
 really moved, summed over rollouts), `rollouts_asked` and `rollouts_perturbed` (rollouts for which
 sigma was above 0, and those in which something moved; of `finetune`, which has none, optimiser
 steps instead). Beside them stand the series `sigma` and `sigma_realised`, one value a step; of
@@ -46,6 +47,11 @@ steps instead). Beside them stand the series `sigma` and `sigma_realised`, one v
 scale asks for them `accuracy_sampled` and `tokens_sampled` (so far), and for each class of tokens
 its entropy and its share of the tokens; of `finetune`, `loss` and `tokens`; and `inputs` with the
 digests `checkpoint`, `test_problems`, `prompt_template` and, when training, `train_problems`.
+
+An arm with `exploration` has `exploration`, of the tokens sampled for training: `tokens_asked` (for
+how many another temperature was asked), `tokens_explored` (how many were drawn at it) and
+`tokens_changed` (how many of these the policy's own temperature would have chosen otherwise by the
+same number); a run that changed none is refused.
 
 For whatever is timed on a device, `effects["timing"]`: `method` (`device_events` or
 `synchronized_clock`), `seconds`, `bytes` and `flops` of the work, and the device's own measured
@@ -67,6 +73,7 @@ from collections.abc import Iterable
 
 from repro.evidence.receipts import (
     device,
+    exploration,
     identity,
     noise,
     numbers,
@@ -107,6 +114,7 @@ CHECKS: tuple[Check, ...] = (
     Check(find=training.lessons, procedures=FINETUNE),
     Check(find=noise.noise, procedures=TRAINED),
     Check(find=noise.noise_counts, procedures=TRAINED),
+    Check(find=exploration.exploration, procedures=POLICY),
     Check(find=noise.at_start, procedures=("entropy",)),
     Check(find=numbers.all_asked, procedures=ASKED),
     Check(find=numbers.derived, procedures=ASKED),

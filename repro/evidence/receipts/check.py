@@ -14,6 +14,7 @@ from typing import Any
 from repro.evidence.record import Record
 from repro.spec.arm import (
     Arm,
+    Exploration,
     LossConfig,
     NoiseConfig,
     PlantedRounding,
@@ -32,6 +33,7 @@ _PARTS_OF_ARM: dict[str, Callable[..., Any]] = {
     "weight_noise": WeightNoise,
     "reward_function": RewardFunction,
     "rounding": PlantedRounding,
+    "exploration": Exploration,
 }
 
 

@@ -10,13 +10,15 @@ that sees nothing gives NaN, so the diagonal is always visible.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from kernels import dispatch
 from repro.rl.stacked.shape import Shape
-from repro.rl.stacked.stack import Layer, Weights
+from repro.rl.stacked.stack import Layer, Linear, Weights
 
 # Fused attention on a GPU wants rows of masks at multiples of 16 bytes.
 ALIGNED = 8
@@ -46,6 +48,24 @@ def norm(x: Tensor, gain: Tensor, epsilon: float) -> Tensor:
     return (normed * gain).to(x.dtype)
 
 
+def read(
+    linear: Linear, hidden: Tensor, gain: Tensor, widths: Sequence[int], epsilon: float
+) -> Tensor:
+    """Return fused projections of the normed residual stream, (S, M, N).
+
+    Parameters
+    ----------
+    gain : Tensor, (S, J, H), float32
+        J = 1: all projections read one normed input. Else each reads its own.
+    widths
+        Rows of each projection.
+    """
+    if gain.shape[1] == 1:
+        return linear(norm(hidden, gain, epsilon))
+    parts = zip(linear.parts(widths), gain.split(1, dim=1), strict=True)
+    return torch.cat([part(norm(hidden, own, epsilon)) for part, own in parts], dim=-1)
+
+
 def project(
     layer: Layer, hidden: Tensor, cos: Tensor, sin: Tensor, shape: Shape
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -55,7 +75,8 @@ def project(
     half.
     """
     S, M, _ = hidden.shape
-    qkv = layer.qkv(norm(hidden, layer.input_gain, shape.epsilon))
+    widths = (shape.queries, shape.keys, shape.keys)
+    qkv = read(layer.qkv, hidden, layer.input_gain, widths, shape.epsilon)
     qkv = qkv.view(S, M, -1, shape.head_dim)  # (S, M, query + 2 key heads, D)
     turning, values = qkv.split([shape.query_heads + shape.key_heads, shape.key_heads], dim=2)
     first, second = turning.chunk(2, dim=-1)
@@ -68,7 +89,8 @@ def project(
 def finish(layer: Layer, hidden: Tensor, attended: Tensor, shape: Shape) -> Tensor:
     """Return the residual stream after a block, given attention's output (S, M, queries)."""
     hidden = hidden + layer.o(attended)
-    both = layer.gate_up(norm(hidden, layer.post_gain, shape.epsilon))
+    widths = (shape.inner, shape.inner)
+    both = read(layer.gate_up, hidden, layer.post_gain, widths, shape.epsilon)
     return hidden + layer.down(dispatch.swiglu(both))
 
 

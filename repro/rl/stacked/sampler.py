@@ -13,12 +13,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from repro.rl.stacked.decoding import Buffers, Decoder, GraphedSteps, make_buffers
+from repro.rl.stacked.decoding import Buffers, Decoder, Drawing, GraphedSteps, make_buffers
 from repro.rl.stacked.forward import ALIGNED, Rotary, aligned
 from repro.rl.stacked.stack import Stack, own_weights
 from repro.rollout.draw import uniforms
 from repro.rollout.sampler import Completion, FinishReason, RolloutBatch, check_request
-from repro.spec.config import SamplingConfig
+from repro.spec.config import Exploration, NoiseSharing, SamplingConfig
 
 # Steps between looks at whether every row has ended.
 _LOOK_EVERY = 16
@@ -34,10 +34,13 @@ class SampleRequest:
         P sequences of token ids.
     seeds
         P * G seeds in [0, 2**63), prompt-major.
+    exploration
+        Draws this run's tokens at another temperature than the policy's.
     """
 
     prompts: Sequence[Sequence[int]]
     seeds: Sequence[int]
+    exploration: Exploration | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -45,7 +48,7 @@ class _Place:
     """Buffers of one size of request, and on a GPU their steps by how tokens are drawn."""
 
     buffers: Buffers
-    steps: dict[SamplingConfig, GraphedSteps]
+    steps: dict[Drawing, GraphedSteps]
 
 
 class StackSampler:
@@ -57,6 +60,9 @@ class StackSampler:
         Its weights are taken now, and again at each `refresh`.
     max_positions
         Longest prompt and completion together.
+    sharing
+        Of added noise; see `repro.rl.stacked.noise.sharing_of`. By `projection`, the projections
+        behind a norm are multiplied one by one.
 
     Attributes
     ----------
@@ -64,12 +70,12 @@ class StackSampler:
         Tables for that many positions.
     """
 
-    def __init__(self, stack: Stack, max_positions: int) -> None:
-        self.stack = stack
+    def __init__(self, stack: Stack, max_positions: int, sharing: NoiseSharing = "norm") -> None:
+        self.stack, self.sharing = stack, sharing
         self.max_positions = max_positions
         self.rotary = Rotary(stack.rotary, max_positions, stack.device)
         self._decoder = Decoder(
-            weights=own_weights(stack),
+            weights=own_weights(stack, sharing),
             shape=stack.shape,
             rotary=self.rotary,
             ends=torch.tensor(sorted(stack.end_token_ids), device=stack.device),
@@ -81,8 +87,8 @@ class StackSampler:
 
     @torch.no_grad()
     def refresh(self, noise: Tensor | None = None) -> None:
-        """Take up the stack's weights as they are now, with added noise (S, 2 L + 1, H) or none."""
-        fresh = self.stack.weights(noise)
+        """Take up the stack's weights as they are now, with added noise as of `Stack.weights`."""
+        fresh = self.stack.weights(noise, self.sharing)
         for own, new in zip(self._decoder.weights.tensors(), fresh.tensors(), strict=True):
             if own.data_ptr() != new.data_ptr():
                 own.copy_(new)
@@ -130,7 +136,9 @@ class StackSampler:
         P, place = self._place(
             max(len(r.prompts) for r in asking), group_size, sampling.max_new_tokens
         )
-        self._ready(place, sampling)
+        exploring = any(request.exploration is not None for request in asking)
+        drawing = Drawing(sampling=sampling, exploring=exploring)
+        self._ready(place, drawing)
         width = aligned(max(len(prompt) for r in asking for prompt in r.prompts))
         prompt_ids, padding = _padded(requests, P, width)
         buffers = place.buffers
@@ -138,7 +146,11 @@ class StackSampler:
         numbers, idle = _numbers(requests, P * group_size, sampling.max_new_tokens)
         buffers.uniforms.copy_(numbers)
         buffers.done.copy_(idle)
-        self._decode(place, width, sampling)
+        if exploring:
+            heat, opening = _temperatures(requests, P * group_size, sampling.max_new_tokens)
+            buffers.heat.copy_(heat)
+            buffers.opening.copy_(opening)
+        self._decode(place, width, drawing)
         return self._batches(requests, buffers, P * group_size, group_size)
 
     def _place(self, P: int, group_size: int, new: int) -> tuple[int, _Place]:
@@ -159,18 +171,18 @@ class StackSampler:
             self._places[key] = _Place(buffers=buffers, steps={})
         return P, self._places[key]
 
-    def _ready(self, place: _Place, sampling: SamplingConfig) -> None:
+    def _ready(self, place: _Place, drawing: Drawing) -> None:
         """Capture the steps of a place and a way of drawing before its buffers are filled."""
-        if self.stack.device.type == "cuda" and sampling not in place.steps:
-            place.steps[sampling] = GraphedSteps(self._decoder, place.buffers, sampling)
+        if self.stack.device.type == "cuda" and drawing not in place.steps:
+            place.steps[drawing] = GraphedSteps(self._decoder, place.buffers, drawing)
 
-    def _decode(self, place: _Place, width: int, sampling: SamplingConfig) -> None:
-        graphed = place.steps.get(sampling)
-        for number in range(sampling.max_new_tokens):
+    def _decode(self, place: _Place, width: int, drawing: Drawing) -> None:
+        graphed = place.steps.get(drawing)
+        for number in range(drawing.sampling.max_new_tokens):
             if number % _LOOK_EVERY == 0 and bool(place.buffers.done.all()):
                 return
             if graphed is None:
-                self._decoder.step(place.buffers, width + number + 1, sampling)
+                self._decoder.step(place.buffers, width + number + 1, drawing)
             else:
                 graphed(width + number + 1)
 
@@ -187,6 +199,7 @@ class StackSampler:
         tokens = buffers.tokens[:drawn].t().cpu().tolist()  # N lists of `drawn` tokens
         logprobs = buffers.logprobs[:drawn].t().cpu().tolist()
         lengths = buffers.lengths.cpu().tolist()
+        explored, changed = buffers.explored.cpu().tolist(), buffers.changed.cpu().tolist()
         ends = self.stack.end_token_ids
         batches: list[RolloutBatch | None] = []
         for s, request in enumerate(requests):
@@ -203,6 +216,8 @@ class StackSampler:
                         token_ids=own,
                         sampled_logprobs=tuple(logprobs[row][:length]),
                         finish_reason=reason,
+                        explored=explored[row],
+                        changed=changed[row],
                     )
                 )
             prompts = [tuple(prompt) for prompt in request.prompts]
@@ -240,3 +255,20 @@ def _numbers(
         index[s, : len(seeds)] = torch.tensor([place[seed] for seed in seeds], dtype=torch.long)
         idle[s, : len(seeds)] = False
     return drawn[index.flatten()].t(), idle.flatten()
+
+
+def _temperatures(
+    requests: Sequence[SampleRequest | None], rows: int, count: int
+) -> tuple[Tensor, Tensor]:
+    """Return what rows' temperatures are multiplied by, (S * rows,) float32, and for how long.
+
+    The second is (S * rows,) int64: of at most `count` tokens the first so many; 0 in rows that do
+    not explore.
+    """
+    heat = torch.ones(len(requests), rows)
+    opening = torch.zeros(len(requests), rows, dtype=torch.long)
+    for s, request in enumerate(requests):
+        if request is not None and request.exploration is not None:
+            heat[s] = request.exploration.temperature
+            opening[s] = request.exploration.tokens_of(count)
+    return heat.flatten(), opening.flatten()

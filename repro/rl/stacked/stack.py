@@ -23,12 +23,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from repro.models.decoder import ATTENTION_PROJECTIONS, FUSED
+from repro.models.decoder import ATTENTION_PROJECTIONS, BLOCK_NORMS, FUSED, READERS
 from repro.models.lora import adapter_layers
 from repro.models.policy import Policy, trainable_parameters
 from repro.models.policy_weights import LayerWeights, Projection, policy_weights
 from repro.rl.stacked.masters import Masters, plain_name
 from repro.rl.stacked.shape import Shape, shape_of
+from repro.spec.config import NoiseSharing
 
 QKV, GATE_UP = FUSED
 LINEARS: dict[str, tuple[str, ...]] = {
@@ -73,10 +74,31 @@ class Linear:
             return torch.baddbmm(y, down, self.B.transpose(1, 2))
         return y.baddbmm_(down, self.B.transpose(1, 2))
 
+    def parts(self, widths: Sequence[int]) -> list[Linear]:
+        """Return the projections that are fused here as views, of so many rows each."""
+        first, rank = 0, 0 if self.A is None else self.A.shape[1] // len(widths)
+        parts = []
+        for number, width in enumerate(widths):
+            rows = slice(first, first + width)
+            own = slice(number * rank, (number + 1) * rank)
+            parts.append(
+                Linear(
+                    weight=self.weight[:, rows],
+                    bias=None if self.bias is None else self.bias[:, :, rows],
+                    A=None if self.A is None else self.A[:, own],
+                    B=None if self.B is None else self.B[:, rows, own],
+                )
+            )
+            first += width
+        return parts
+
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Layer:
-    """One block of S runs; gains are (S, 1, H) float32, added noise included."""
+    """One block of S runs; gains are (S, J, H) float32, added noise included.
+
+    J is 1, or the number of projections that read the norm where each has noise of its own.
+    """
 
     input_gain: Tensor
     post_gain: Tensor
@@ -149,29 +171,44 @@ class Stack:
     end_token_ids: frozenset[int]
     effects: list[dict[str, Any]] = field(default_factory=list)
 
-    def weights(self, noise: Tensor | None = None) -> Weights:
+    def weights(self, noise: Tensor | None = None, sharing: NoiseSharing = "norm") -> Weights:
         """Return the weights as they are now, with gradient to the masters where it is enabled.
 
         Parameters
         ----------
         noise
             (S, 2 L + 1, H) float32, added to the gains: input and post norm of each layer, then the
-            final norm.
+            final norm. Where the projections behind a norm do not share it, (S, 5 L + 1, H): q, k,
+            v, gate and up of each layer, then the final norm.
+        sharing
+            Of the noise, whether there is any or not; it decides the shape of the gains.
+
+        Raises
+        ------
+        ValueError
+            When the noise has another shape.
         """
+        before, behind = (len(READERS[n]) if sharing == "projection" else 1 for n in BLOCK_NORMS)
+        each = before + behind
+        if noise is not None and noise.shape[1] != each * self.shape.layers + 1:
+            raise ValueError(
+                f"noise has shape {tuple(noise.shape)}; shared by {sharing} it needs "
+                f"{each * self.shape.layers + 1} vectors per run"
+            )
         layers = []
         for number in range(self.shape.layers):
-            at = f"model.layers.{number}"
+            at, place = f"model.layers.{number}", each * number
             layers.append(
                 Layer(
-                    input_gain=self._gain(f"{at}.input_layernorm", noise, 2 * number),
-                    post_gain=self._gain(f"{at}.post_attention_layernorm", noise, 2 * number + 1),
+                    input_gain=self._gain(f"{at}.{BLOCK_NORMS[0]}", noise, place, before),
+                    post_gain=self._gain(f"{at}.{BLOCK_NORMS[1]}", noise, place + before, behind),
                     **{name: self._linear(at, name) for name in LINEARS},
                 )
             )
         embedding = self._tensor("model.embed_tokens.weight")
         return Weights(
             layers=tuple(layers),
-            final_gain=self._gain("model.norm", noise, 2 * self.shape.layers),
+            final_gain=self._gain("model.norm", noise, each * self.shape.layers, 1),
             embedding=embedding,
             head=embedding if self.shape.tied else self._tensor("lm_head.weight"),
         )
@@ -187,10 +224,12 @@ class Stack:
             raise KeyError(name)
         return self.masters.leaves[name]
 
-    def _gain(self, name: str, noise: Tensor | None, place: int) -> Tensor:
+    def _gain(self, name: str, noise: Tensor | None, place: int, count: int) -> Tensor:
         gain = self._tensor(f"{name}.weight")
-        gain = gain.to(torch.promote_types(gain.dtype, torch.float32))
-        return (gain if noise is None else gain + noise[:, place]).unsqueeze(1)  # (S, 1, H)
+        gain = gain.to(torch.promote_types(gain.dtype, torch.float32)).unsqueeze(1)  # (S, 1, H)
+        if noise is None:
+            return gain.expand(-1, count, -1)
+        return gain + noise[:, place : place + count]  # (S, count, H)
 
     def _linear(self, at: str, name: str) -> Linear:
         members = [f"{at}.{_parent(leaf)}.{leaf}" for leaf in LINEARS[name]]
@@ -224,7 +263,7 @@ class Stack:
 
 
 @torch.no_grad()
-def own_weights(stack: Stack) -> Weights:
+def own_weights(stack: Stack, sharing: NoiseSharing = "norm") -> Weights:
     """Return the stack's weights in memory of their own, but for what is frozen.
 
     A reader that keeps them (a CUDA graph does) can then write new values, and noisy gains, into
@@ -239,7 +278,7 @@ def own_weights(stack: Stack) -> Weights:
         parts = {"weight": source.weight, "bias": source.bias, "A": source.A, "B": source.B}
         return Linear(**{k: None if v is None else own(v) for k, v in parts.items()})  # type: ignore[arg-type]
 
-    shared = stack.weights()
+    shared = stack.weights(sharing=sharing)
     embedding = own(shared.embedding)
     return Weights(
         layers=tuple(

@@ -278,6 +278,12 @@ COUNTS: Mapping[str, Manipulation] = {
         ),
         words="effects.rounding",
     ),
+    "exploration that the arm has not": Manipulation(
+        edit=put(
+            "effects.exploration", {"tokens_asked": 9, "tokens_explored": 9, "tokens_changed": 1}
+        ),
+        words="without exploration explored",
+    ),
     "another order of channels": Manipulation(edit=put("effects.order", 3), words="effects.order"),
     "one adapter": Manipulation(
         edit=put("effects.adapter_modules", 1), words="effects.adapter_modules"

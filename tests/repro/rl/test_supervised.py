@@ -15,7 +15,14 @@ from repro.models.norms import block_norms
 from repro.models.policy import Policy, trainable_parameters
 from repro.rl import single
 from repro.rl.lessons import Lesson, lessons_of, mean_loss, rows_of
-from repro.spec.config import EvaluationConfig, LossConfig, NoiseConfig, RunConfig, SamplingConfig
+from repro.spec.config import (
+    EvaluationConfig,
+    Exploration,
+    LossConfig,
+    NoiseConfig,
+    RunConfig,
+    SamplingConfig,
+)
 from tests.repro.small_runs import tune_alone
 
 NOISE = NoiseConfig(sigma_start=0.3, sigma_end=0.1, num_stages=3, reach="shared")
@@ -186,6 +193,7 @@ def test_a_resumed_run_equals_an_uninterrupted_one_to_the_bit(tune: Any) -> None
         ({"noise": NoiseConfig()}, "has no rollout; it must be shared"),
         ({"loss": LossConfig(beta=0.1)}, "has neither"),
         ({"reward": "random"}, "has neither"),
+        ({"exploration": Exploration(temperature=2.0)}, "samples no rollouts"),
         ({"evaluation": EvaluationConfig()}, "token_budget is 0"),
         ({"max_prompt_tokens": 4}, "takes at most 4"),
     ],

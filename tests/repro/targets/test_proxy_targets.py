@@ -186,6 +186,10 @@ def test_a_chosen_rate_is_shared_by_arms_of_one_format_and_training() -> None:
 def test_what_came_later_leaves_the_digests_of_earlier_records_alone() -> None:
     run = plan(TABLE1, Tier.SMOKE, 1)[0]
     assert "weight_noise" not in run.resolved()["arm"]
+    assert "learning_rate" not in run.resolved()["arm"]
+    assert "exploration" not in run.resolved()["arm"]
+    (noisy,) = plan(TABLE1, Tier.SMOKE, 1, ["nvfp4_lora_aqn"])
+    assert "sharing" not in noisy.resolved()["arm"]["noise"]
     assert "test_sets" not in run.resolved()["scale"]
     changed = dataclasses.replace(run, scale=dataclasses.replace(SMOKE, test_sets=PROXY.test_sets))
     assert changed.digest() != run.digest()

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from repro.spec.config import GRPO, NoiseConfig, TrainScale
+from repro.spec.config import GRPO, Arm, Exploration, NoiseConfig, TrainScale
 from repro.spec.effect import Assay, Effect, Look
+from repro.spec.schedule import learning_rate_of_run
 from repro.spec.target import (
     Claim,
     Metric,
@@ -22,6 +24,8 @@ from repro.spec.tier import Tier, cuda_devices, parse_tier
 from repro.spec.variants import on_data, with_steps
 from repro.targets import TARGETS, find, runs_of
 from repro.targets.claims import HEADROOM
+from repro.targets.proxy import PROXY
+from repro.targets.rates import lacking_rates
 from repro.targets.table1 import METRICS, SMOKE, TABLE1
 
 EFFECT = Effect(paper=0.2, measure="of gain", place="Table 1")
@@ -61,6 +65,96 @@ def test_the_arms_carry_the_papers_settings() -> None:
     assert arm.noise == NoiseConfig(
         schedule="exponential", sigma_start=1e-2, sigma_end=5e-4, num_stages=10
     )
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"training": "none"}, "has no rollouts"),
+        ({"loss": dataclasses.replace(GRPO, importance_cap=2.0)}, "importance_cap must be None"),
+        ({"loss": dataclasses.replace(GRPO, old_policy="sampler")}, "old_policy trainer"),
+    ],
+)
+def test_exploration_goes_with_what_it_leaves_meaning_to(
+    changes: dict[str, Any], words: str
+) -> None:
+    exploration = Exploration(temperature=1.3, opening_tokens=1)
+    arm = Arm(name="warm", label="warm", exploration=exploration)
+    assert differing_fields(Arm(name="plain", label="plain"), arm) == {"exploration"}
+    with pytest.raises(ValueError, match=words):
+        dataclasses.replace(arm, **changes)
+
+
+@pytest.mark.parametrize(
+    ("temperature", "opening", "words"),
+    [
+        (1.0, 0, "temperature is 1.0"),
+        (0.0, 0, "temperature is 0.0"),
+        (-2.0, 0, "temperature is -2.0"),
+        (float("inf"), 0, "temperature is inf"),
+        (2.0, -1, "opening_tokens is -1"),
+    ],
+)
+def test_exploration_that_explores_nothing_is_refused(
+    temperature: float, opening: int, words: str
+) -> None:
+    with pytest.raises(ValueError, match=words):
+        Exploration(temperature=temperature, opening_tokens=opening)
+
+
+def test_opening_tokens_are_those_of_short_completions_too() -> None:
+    opening, every = Exploration(temperature=2.0, opening_tokens=3), Exploration(temperature=2.0)
+    assert [opening.tokens_of(length) for length in (1, 3, 9)] == [1, 3, 3]
+    assert [every.tokens_of(length) for length in (1, 3, 9)] == [1, 3, 9]
+
+
+def test_an_arms_own_learning_rate_takes_the_place_of_the_scales() -> None:
+    rates = SMOKE.optimizer.learning_rates
+    arms = [TABLE1.arm(name) for name in ("bf16_lora", "nvfp4_lora", "nvfp4_lora_aqn")]
+    assert 7e-4 not in {rates.of(arm) for arm in arms}
+    same = [dataclasses.replace(arm, learning_rate=7e-4) for arm in arms]
+    assert [rates.of(arm) for arm in same] == [7e-4] * 3
+    chosen = dataclasses.replace(rates, chosen=(("nvfp4_lora", 5.0),))
+    assert chosen.of(same[1]) == 7e-4
+    # The rate is a factor like any other: undeclared, arms may not differ in it.
+    assert differing_fields(same[0], same[1]) == {"weight_format"}
+    assert differing_fields(arms[0], same[1]) == {"weight_format", "learning_rate"}
+    run = plan(TABLE1, Tier.SMOKE, 1, ["nvfp4_lora"])[0]
+    own = dataclasses.replace(run, arm=same[1])
+    assert "learning_rate" not in run.resolved()["arm"]
+    assert own.resolved()["arm"]["learning_rate"] == 7e-4
+    last = learning_rate_of_run(own, run.scale.steps - 1)
+    assert last / 7e-4 == pytest.approx(
+        learning_rate_of_run(run, run.scale.steps - 1) / rates.of(run.arm)
+    )
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"learning_rate": 0.0}, "learning_rate is 0.0"),
+        ({"learning_rate": float("nan")}, "learning_rate is nan"),
+        ({"learning_rate": 1e-3, "learning_rate_factor": 3.0}, "learning_rate_factor must be 1"),
+        ({"learning_rate": 1e-3, "training": "none"}, "has no learning rate"),
+    ],
+)
+def test_a_learning_rate_that_cannot_be_taken_is_refused(
+    changes: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(ValueError, match=words):
+        Arm(name="one", label="one", **changes)
+
+
+def test_arms_with_rates_of_their_own_wait_for_no_choice() -> None:
+    unchosen = dataclasses.replace(PROXY.optimizer.learning_rates, chosen=())
+    scale = dataclasses.replace(
+        PROXY, optimizer=dataclasses.replace(PROXY.optimizer, learning_rates=unchosen)
+    )
+    asked = dataclasses.replace(TABLE1, claims=(), scales={**TABLE1.scales, Tier.PROXY: scale})
+    assert lacking_rates(asked, Tier.PROXY) is not None
+    own = [arm for arm in asked.arms if arm.training != "none"]
+    rated = tuple(dataclasses.replace(arm, learning_rate=1e-3) for arm in own)
+    assert lacking_rates(dataclasses.replace(asked, arms=rated), Tier.PROXY) is None
 
 
 def test_a_scale_shares_no_field_with_an_arm() -> None:

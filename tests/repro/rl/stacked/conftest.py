@@ -18,6 +18,7 @@ from repro.reward.score import Rewards
 from repro.rl.collect import PromptSource, Score
 from repro.rl.loop import Hooks
 from repro.rl.stacked.masters import plain_name
+from repro.rl.stacked.noise import sharing_of
 from repro.rl.stacked.policies import StackedPolicies
 from repro.rl.stacked.sampler import StackSampler
 from repro.rl.stacked.stack import Stack, stack_policies
@@ -134,7 +135,7 @@ def together(problems: list[Problem], tmp_path: Path) -> Callable[..., list[Trai
         stack = stack_of(runs)
         if prepare is not None:
             prepare(stack)
-        sampler = StackSampler(stack, positions(runs[0]))
+        sampler = StackSampler(stack, positions(runs[0]), sharing_of(runs))
         results = train(
             StackedPolicies(runs, stack, sampler, groups_at_once),
             [PromptSource(problems, stack.tokenizer, run) for run in runs],

@@ -29,6 +29,7 @@ from repro.spec.config import (
     GSPO,
     RELEASED_BNPO,
     EvaluationConfig,
+    Exploration,
     LossConfig,
     NoiseConfig,
     RunConfig,
@@ -112,6 +113,7 @@ def require_same_effects(one: dict[str, Any], many: dict[str, Any]) -> None:
     assert one.keys() == many.keys()
     assert many["noise"] == one["noise"]
     assert many["rows"] == one["rows"]
+    assert many.get("exploration") == one.get("exploration")
     assert many["seconds"].keys() == one["seconds"].keys()
     quarter = "sampler_trainer_by_quarter"
     assert many[quarter]["tokens"] == one[quarter]["tokens"]
@@ -127,7 +129,52 @@ def test_formats_seeds_noise_rates_and_ranks_side_by_side(
         make_run(seed=1, weight_format="nvfp4", noise=NOISE, learning_rate_factor=2.0),
         make_run(seed=2, weight_format="nf4", noise=SHARED, lora_rank=2),
         make_run(seed=1, weight_format="mxfp4", loss=LossConfig(beta=0.05)),
-        make_run(seed=3, loss=GSPO),
+        make_run(seed=3, loss=GSPO, learning_rate=1.5e-3),
+    ]
+    require_equal(runs, alone, together)
+
+
+@pytest.mark.usefixtures("in_float64")
+def test_exploration_beside_runs_without_it(
+    alone: Callable[..., Any], together: Callable[..., Any]
+) -> None:
+    opening = Exploration(temperature=2.0, opening_tokens=3)
+    cool, warm = Exploration(temperature=0.7), Exploration(temperature=1.4)
+    again = dataclasses.replace(DAPO, mask_truncated=False, dynamic_sampling=0)
+    runs = [
+        make_run(seed=0),
+        make_run(seed=0, exploration=opening),
+        make_run(seed=1, weight_format="nvfp4", noise=NOISE, exploration=cool),
+        make_run(seed=2, exploration=warm, loss=again),
+    ]
+    require_equal(runs, alone, together)
+
+
+def test_exploration_moves_what_is_sampled_and_not_what_the_sampler_says_of_it(
+    together: Callable[..., Any],
+) -> None:
+    warm = Exploration(temperature=1.6)
+    plain, explored = (one.result for one in together([make_run(), make_run(exploration=warm)]))
+    done, sampled = explored.effects["exploration"], explored.effects["rows"]["tokens_sampled"]
+    assert "exploration" not in plain.effects
+    assert done["tokens_asked"] == done["tokens_explored"] == sampled
+    assert 0 < done["tokens_changed"] < sampled
+    assert explored.series["completion_tokens"] != plain.series["completion_tokens"]
+    # The sampler's log-probabilities are those of the policy that the trainer has.
+    assert max(explored.series["sampler_trainer_abs_diff_max"]) < 1e-4
+    assert max(explored.series["sampler_trainer_kl"]) < 1e-6
+
+
+@pytest.mark.usefixtures("in_float64")
+def test_noise_of_their_own_for_the_projections_behind_a_norm(
+    alone: Callable[..., Any], together: Callable[..., Any]
+) -> None:
+    apart = dataclasses.replace(NOISE, sharing="projection")
+    runs = [
+        make_run(seed=0, noise=apart),
+        make_run(seed=1, weight_format="nvfp4", noise=apart, lora_rank=2),
+        make_run(seed=2, weight_format="nf4"),
+        make_run(seed=0, noise=apart, exploration=Exploration(temperature=1.5, opening_tokens=1)),
     ]
     require_equal(runs, alone, together)
 

@@ -20,7 +20,14 @@ from repro.rl.stacked.sampler import SampleRequest, StackSampler
 from repro.rl.stacked.stack import Stack, stack_policies
 from repro.rl.stacked.update import Passes, accumulate_gradients, plan_run
 from repro.rollout.torch_sampler import end_token_ids
-from repro.spec.config import DAPO, EvaluationConfig, NoiseConfig, RunConfig, SamplingConfig
+from repro.spec.config import (
+    DAPO,
+    EvaluationConfig,
+    Exploration,
+    NoiseConfig,
+    RunConfig,
+    SamplingConfig,
+)
 from tests.repro.rl.stacked import conftest as small
 
 pytestmark = [
@@ -234,3 +241,26 @@ def test_runs_are_fine_tuned_together_on_the_device(tmp_path: Path) -> None:
         assert end is not None
         assert end < start
         assert all(value is not None for value in found.series["grad_norm"])
+
+
+def test_graphs_explore_as_the_host_does_and_leave_other_runs_alone(
+    problems: list[Problem],
+) -> None:
+    sampling = SamplingConfig(temperature=0.9, max_new_tokens=40)
+    ways = (None, Exploration(temperature=1.7), Exploration(temperature=3.0, opening_tokens=2))
+    samplers = [StackSampler(stack_on(device, "float32"), 300) for device in ("cpu", "cuda")]
+    source = PromptSource(problems, samplers[0].stack.tokenizer, RUNS[0])
+    prompts = [source.prompt(problem) for problem in problems[:3]]
+    plain = [SampleRequest(prompts=prompts, seeds=[1, 2, 3])] * 3
+    exploring = [dataclasses.replace(plain[0], exploration=way) for way in ways]
+    host, device = (s.sample(exploring, sampling, group_size=1) for s in samplers)
+    for one, many in zip(host, device, strict=True):
+        assert one is not None
+        assert many is not None
+        for wanted, found in zip(one.completions, many.completions, strict=True):
+            assert found.token_ids == wanted.token_ids
+            assert (found.explored, found.changed) == (wanted.explored, wanted.changed)
+    before = samplers[1].sample(plain, sampling, group_size=1)
+    assert before[0] == device[0]
+    assert samplers[1].sample(exploring, sampling, group_size=1) == device
+    assert samplers[1].sample(plain, sampling, group_size=1) == before
