@@ -220,14 +220,7 @@ def _load(asked: Asked, device: str) -> Policy:
             device=device,
         )
     return load_policy(
-        asked.folder,
-        weight_format=asked.weight_format,
-        training="none",
-        lora_rank=1,
-        lora_alpha=1.0,
-        compute_dtype=dtype,
-        seed=0,
-        device=device,
+        asked.folder, weight_format=asked.weight_format, compute_dtype=dtype, device=device
     )
 
 

@@ -118,16 +118,7 @@ def plain_policy(
     folder: Path, weight_format: WeightFormat, device: str, dtype: torch.dtype = DTYPE
 ) -> Policy:
     """Return the policy of a folder without an adapter."""
-    return load_policy(
-        folder,
-        weight_format=weight_format,
-        training="none",
-        lora_rank=1,
-        lora_alpha=1.0,
-        compute_dtype=dtype,
-        seed=0,
-        device=device,
-    )
+    return load_policy(folder, weight_format=weight_format, compute_dtype=dtype, device=device)
 
 
 def _logits(folder: Path, weight_format: WeightFormat, device: str) -> tuple[Tensor, Tensor]:
