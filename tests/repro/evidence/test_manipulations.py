@@ -14,15 +14,11 @@ from repro.evidence.record import SEAL, seal_of
 from repro.judge.check import gather
 from repro.spec.config import digest_of
 from tests.repro.evidence.manipulations import MANIPULATIONS
-from tests.repro.recorded_smoke import SELECTION, SMALL
-
-
-def place(runs: Path, arm: str, seed: int) -> Path:
-    return runs / "smoke" / SMALL.name / arm / f"seed-{seed}.json"
+from tests.repro.recorded_smoke import SELECTION, place
 
 
 def forged(path: Path, edit: Callable[[Any], None]) -> None:
-    """Edit a record, with the digests that a careful hand would make anew."""
+    """Edit a record, with the digests that a careful hand would make again."""
     raw = json.loads(path.read_text())
     edit(raw)
     raw["digest"] = digest_of(raw["config"])
