@@ -147,7 +147,7 @@ class Evaluator:
             Which runs are asked, all by default; the others' answers are None.
         """
         alive = [True] * len(self.seeds) if alive is None else alive
-        completions = self._sample(asked, sampling, samples, alive)
+        completions = self.complete(asked, sampling, samples=samples, alive=alive)
         openings = [question.opening for question in asked for _ in range(samples)]
         texts = [self._texts(openings, own) for own in completions]
         golds = [question.problem.answer for question in asked for _ in range(samples)]
@@ -171,17 +171,28 @@ class Evaluator:
         """Add to a run what the pool has graded since its counters were `before`."""
         self.grades[number].update(self.pool.counters - before)
 
-    def _sample(
+    def complete(
         self,
         asked: Sequence[Question],
         sampling: SamplingConfig,
+        *,
         samples: int,
-        alive: Sequence[bool],
+        alive: Sequence[bool] | None = None,
+        stream: str | None = None,
     ) -> list[list[Completion]]:
+        """Sample `samples` completions of each question from each run; of runs not asked, none.
+
+        Parameters
+        ----------
+        stream
+            Name of the random numbers; None takes the evaluator's.
+        """
+        alive = [True] * len(self.seeds) if alive is None else alive
+        stream = self.stream if stream is None else stream
         completions: list[list[Completion]] = [[] for _ in alive]
         for part in self._parts(asked, samples):
             seeds = [
-                seeds_of(part, samples=samples, seed=seed, stream=self.stream) if lives else None
+                seeds_of(part, samples=samples, seed=seed, stream=stream) if lives else None
                 for seed, lives in zip(self.seeds, alive, strict=True)
             ]
             prompts = [question.prompt for question in part]

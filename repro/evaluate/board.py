@@ -17,12 +17,14 @@ from repro.data.problem import Problem
 from repro.data.prompts import template_named
 from repro.evaluate.asking import Asker, Evaluator
 from repro.evaluate.grades import Answers
-from repro.evaluate.questions import questions
+from repro.evaluate.questions import Question, questions
+from repro.evidence.derived import distinct_metrics
 from repro.evidence.record import Estimate
 from repro.reward.custom import load_reward
 from repro.reward.grader import GraderPool
 from repro.reward.score import Rewards, score
 from repro.rl.collect import Asked
+from repro.rollout.sampler import Completion
 from repro.spec.config import RunConfig, SamplingConfig, TrainScale
 
 Alive = Sequence[bool] | None
@@ -67,10 +69,13 @@ class Board:
         """Ask each live run once per problem, greedily."""
         limit = self.scale.evaluation.sampling.max_new_tokens
         sampling = SamplingConfig(temperature=0.0, max_new_tokens=limit)
-        # Where accuracy is over several sets, these are asked together.
-        longest = self.scale.longest_prompt if self.scale.accuracy_over == "sets" else 0
         return self._ask(
-            problems, alive, sampling, samples=1, opening=opening, max_prompt_tokens=longest
+            problems,
+            alive,
+            sampling,
+            samples=1,
+            opening=opening,
+            max_prompt_tokens=self._longest_of_test,
         )
 
     def sampled(
@@ -84,6 +89,30 @@ class Board:
             evaluation.sampling,
             samples=evaluation.samples,
             max_prompt_tokens=max_prompt_tokens,
+        )
+
+    def completed(
+        self, problems: Sequence[Problem], alive: Alive = None, *, stream: str
+    ) -> tuple[list[Question], list[list[Completion]]]:
+        """Let each live run complete each problem once, as rollouts do at temperature 1, ungraded.
+
+        Parameters
+        ----------
+        stream
+            Name of the random numbers.
+
+        Returns
+        -------
+        asked
+            The questions.
+        completions
+            Of each run, in their order; none of runs that are not alive.
+        """
+        asked = self._questions(problems, max_prompt_tokens=self._longest_of_test)
+        limit = self.scale.rollout.max_new_tokens
+        sampling = SamplingConfig(temperature=1.0, max_new_tokens=limit)
+        return asked, self.evaluator.complete(
+            asked, sampling, samples=1, alive=alive, stream=stream
         )
 
     def final(
@@ -142,14 +171,25 @@ class Board:
         opening: str = "",
         max_prompt_tokens: int = 0,
     ) -> list[Answers | None]:
-        asked = questions(
+        asked = self._questions(problems, opening=opening, max_prompt_tokens=max_prompt_tokens)
+        return self.evaluator.ask(asked, sampling, samples=samples, alive=alive)
+
+    @property
+    def _longest_of_test(self) -> int:
+        """Longest prompt of the problems behind `accuracy`; 0 takes the scale's own limit."""
+        # Where accuracy is over several sets, these are asked together.
+        return self.scale.longest_prompt if self.scale.accuracy_over == "sets" else 0
+
+    def _questions(
+        self, problems: Sequence[Problem], *, opening: str = "", max_prompt_tokens: int = 0
+    ) -> list[Question]:
+        return questions(
             problems,
             self.scale.prompt_template,
             self.evaluator.tokenizer,
             max_prompt_tokens=max_prompt_tokens or self.scale.max_prompt_tokens,
             opening=opening,
         )
-        return self.evaluator.ask(asked, sampling, samples=samples, alive=alive)
 
 
 def final_tallies(
@@ -166,8 +206,9 @@ def final_metrics(
     """Return the metrics of one run's final answers, as `Board.final` names them.
 
     Of a further test set, the lenient accuracy and the truncation rate stand beside the strict
-    accuracy, and what the scale's `evaluation.at` asks for. Where there are none of a test split,
-    accuracy and what stands beside it are plain means over the further sets, each counting once.
+    accuracy, what the scale's `evaluation.at` asks for, and, of several samples per problem,
+    `distinct_correct`. Where there are none of a test split, accuracy and what stands beside it are
+    plain means over the further sets, each counting once.
 
     Parameters
     ----------
@@ -178,7 +219,7 @@ def final_metrics(
     if "accuracy" not in answers:
         sets = [of[number] for name, of in answers.items() if name not in _GREEDY]
         metrics |= _mean_of_sets(
-            [own.estimates() | own.at_k(at) for own in sets if own is not None]
+            [own.estimates() | _of_samples(own, at) for own in sets if own is not None]
         )
     for name, of_runs in answers.items():
         own = of_runs[number]
@@ -186,14 +227,20 @@ def final_metrics(
             continue
         estimates = own.estimates()
         if name == "accuracy":
-            metrics |= estimates | own.at_k(at)
+            metrics |= estimates | _of_samples(own, at)
         else:
             metrics[name] = estimates["accuracy"]
         if name not in (*_GREEDY, "accuracy"):
             of_set = name.removeprefix("accuracy_")
             beside = {key: estimates[key] for key in ("accuracy_lenient", "truncation_rate")}
-            metrics |= {f"{key}_{of_set}": value for key, value in (beside | own.at_k(at)).items()}
+            beside |= _of_samples(own, at)
+            metrics |= {f"{key}_{of_set}": value for key, value in beside.items()}
     return metrics
+
+
+def _of_samples(own: Answers, at: Sequence[int]) -> dict[str, Estimate]:
+    """Return what several samples per problem say."""
+    return own.at_k(at) | distinct_metrics(own.tallies())
 
 
 def _mean_of_sets(of_sets: Sequence[Mapping[str, Estimate]]) -> dict[str, Estimate]:

@@ -5,7 +5,7 @@ The released evaluation forgets the adapter, compares first characters only and 
 beside accuracy (format, working, truncation, the lenient reading) is always reported with it.
 
 Of n samples per problem follow mean@n, and unbiased pass@k and maj@k for k <= n
-(`repro.reward.metrics`), by the strict and by the lenient reading. What votes in maj@k is the
+(`repro.evidence.at_k`), by the strict and by the lenient reading. What votes in maj@k is the
 answer's tidied text: `70,000` and `70000` are two candidates, and both may be right.
 
 Easy to get wrong: taking samples of one problem for independent ones. Intervals are over problems.
@@ -15,18 +15,18 @@ from __future__ import annotations
 
 import hashlib
 import re
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from repro.data.problem import Problem
 from repro.evaluate.questions import Question
-from repro.evidence.derived import mean_of_problems
+from repro.evidence.derived import at_k_metrics, mean_of_problems
 from repro.evidence.record import Estimate
 from repro.reward.answers import extract_answer, format_ok, lenient_answer
 from repro.reward.expression import tidy
 from repro.reward.grader import Grade, GraderPool
-from repro.reward.metrics import majority_at_k, pass_at_k
 from repro.rollout.sampler import Completion
 
 _THINKING = re.compile(r"<think>(.*?)</think>", re.DOTALL)
@@ -48,6 +48,8 @@ class Graded:
         Its length.
     answer, lenient_answer
         What votes in maj@k: the tidied answer of each reading, None without one.
+    sequence
+        Digest of its tokens: equal for equal completions.
     """
 
     accuracy: float | None
@@ -58,6 +60,7 @@ class Graded:
     tokens: int
     answer: str | None
     lenient_answer: str | None
+    sequence: bytes
 
     @property
     def correct(self) -> bool:
@@ -78,8 +81,9 @@ def _lenient(one: Graded) -> tuple[bool, str | None]:
     return one.leniently_correct, one.lenient_answer
 
 
+Reading = Callable[[Graded], tuple[bool, str | None]]
 # Ending of a metric's name -> what a completion counts as, and what it votes for.
-_READINGS: dict[str, Callable[[Graded], tuple[bool, str | None]]] = {
+_READINGS: dict[str, Reading] = {
     "": _strict,
     "_lenient": _lenient,
 }
@@ -135,18 +139,7 @@ class Answers:
             Samples that one attempt may use, each in [1, n] with n samples per problem; none give
             no metric.
         """
-        if not ks or not self.groups:
-            return {}
-        n = len(self.groups[0])
-        metrics: dict[str, Estimate] = {}
-        for ending, reading in _READINGS.items():
-            groups = [[reading(one) for one in group] for group in self.groups]
-            metrics[f"mean_at_{n}{ending}"] = _share_at(groups, _mean, f"mean of {n} samples")
-            for k in ks:
-                for name, share in (("pass", _pass_at(k)), ("maj", _maj_at(k))):
-                    how = f"{name}@{k}, unbiased from {n} samples"
-                    metrics[f"{name}_at_{k}{ending}"] = _share_at(groups, share, how)
-        return metrics
+        return at_k_metrics(self.tallies(), ks)
 
     def tallies(self) -> dict[str, Any]:
         """Return what a record keeps of the answers, so that it can show its accuracies.
@@ -155,7 +148,11 @@ class Answers:
         -------
         dict
             `dropped`, `tokens` (of all completions graded), `completions`, and for each grade how
-            many problems had 0, 1, ... of their samples so.
+            many problems had 0, 1, ... of their samples so. Of several samples per problem also
+            `distinct_right`, how many problems had 0, 1, ... different right completions, and
+            `votes` and `votes_lenient`: for each way in which samples voted, the `problems` that
+            have it and the counts of each `right` and each `wrong` answer; samples without an
+            answer make up the rest.
         """
         grades = {
             "right": "accuracy",
@@ -168,7 +165,25 @@ class Answers:
             "dropped": self.dropped,
             "tokens": sum(one.tokens for group in self.groups for one in group),
             "completions": self.completions,
+            **self._tallies_of_several(),
         }
+
+    def _tallies_of_several(self) -> dict[str, Any]:
+        """Return what only several samples per problem have; see `tallies`."""
+        samples = max((len(group) for group in self.groups), default=0)
+        if samples < 2:
+            return {}
+        distinct = [len({one.sequence for one in group if one.correct}) for group in self.groups]
+        tallies: dict[str, Any] = {
+            "distinct_right": [distinct.count(number) for number in range(samples + 1)]
+        }
+        for ending, reading in _READINGS.items():
+            ways = Counter(_votes(group, reading) for group in self.groups)
+            tallies[f"votes{ending}"] = [
+                {"problems": count, "right": list(right), "wrong": list(wrong)}
+                for (right, wrong), count in sorted(ways.items())
+            ]
+        return tallies
 
     def _tally(self, field: str) -> list[int]:
         samples = max((len(group) for group in self.groups), default=0)
@@ -182,40 +197,19 @@ class Answers:
         ]
 
 
-# Per completion of a problem: whether it is right, and its answer.
-_Read = list[tuple[bool, str | None]]
-
-
-def _share_at(groups: Sequence[_Read], share: Callable[[_Read], float], how: str) -> Estimate:
-    values = [100.0 * share(group) for group in groups]
-    method = f"{how}; mean over problems, 95 % t interval"
-    return mean_of_problems(values, "percent", method)
-
-
-def _mean(group: _Read) -> float:
-    return sum(right for right, _ in group) / len(group)
-
-
-def _pass_at(k: int) -> Callable[[_Read], float]:
-    def share(group: _Read) -> float:
-        return pass_at_k(len(group), sum(right for right, _ in group), k)
-
-    return share
-
-
-def _maj_at(k: int) -> Callable[[_Read], float]:
-    def share(group: _Read) -> float:
-        votes: dict[str, int] = {}
-        correct: dict[str, bool] = {}
-        for right, answer in group:
-            if answer is not None:
-                votes[answer] = votes.get(answer, 0) + 1
-                correct[answer] = right
-        flags = [correct[answer] for answer in votes]
-        abstentions = len(group) - sum(votes.values())
-        return majority_at_k(list(votes.values()), flags, k, abstentions=abstentions)
-
-    return share
+def _votes(group: Sequence[Graded], reading: Reading) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Return how many samples gave each right answer and each wrong one, most votes first."""
+    votes: Counter[str] = Counter()
+    correct: dict[str, bool] = {}
+    for right, answer in map(reading, group):
+        if answer is not None:
+            votes[answer] += 1
+            correct[answer] = right
+    counts = {
+        flag: tuple(sorted((votes[a] for a in votes if correct[a] is flag), reverse=True))
+        for flag in (True, False)
+    }
+    return counts[True], counts[False]
 
 
 def answers_of(
@@ -247,6 +241,7 @@ def answers_of(
             tokens=len(completion.token_ids),
             answer=_vote(strictly),
             lenient_answer=_vote(leniently),
+            sequence=hashlib.blake2b(_text_of(completion), digest_size=16).digest(),
         )
         for strictly, leniently, text, completion in zip(
             strict, lenient, texts, completions, strict=True
@@ -258,15 +253,22 @@ def answers_of(
         if all(one.accuracy is not None for one in group):
             problems.append(question.problem)
             groups.append(group)
-    tokens = hashlib.sha256()
-    for completion in completions:
-        tokens.update(f"{list(completion.token_ids)}\n".encode())
     return Answers(
         problems=problems,
         groups=groups,
         dropped=len(asked) - len(groups),
-        completions=tokens.hexdigest(),
+        completions=digest_of_completions(completions),
     )
+
+
+def digest_of_completions(completions: Sequence[Completion]) -> str:
+    """Return the SHA-256 of all completions' tokens, a line each, in order."""
+    return hashlib.sha256(b"".join(map(_text_of, completions))).hexdigest()
+
+
+def _text_of(completion: Completion) -> bytes:
+    """Return a completion's tokens as a line of text."""
+    return f"{list(completion.token_ids)}\n".encode()
 
 
 def _vote(grade: Grade) -> str | None:

@@ -9,20 +9,43 @@ last. Tokens rather than steps, because a policy that answers at greater length 
 more a step; an area rather than the time to a threshold, because a threshold can be chosen to suit.
 
 `accuracy_human` is the plain mean over the human-written sets, each counting once.
+
+The training curve
+------------------
+Where a scale names a threshold, a run's own completions are its curve: the share of right ones
+among all that each rollout sampled, at the temperature of rollouts (1, Table 4) and under the
+noise that the arm adds, against the tokens sampled. It costs nothing, has a point per rollout, and
+is what the paper's Figures 7 and 12 show. `take_off_tokens` is the time to the threshold and
+`took_off` whether it was reached, `train_area` the mean over the budget, `collapsed` whether the
+end fell below half of the best.
+
+Easy to get wrong: a rollout shows the policy as it was *before* the rollout's tokens were learnt
+from, so an area places it there; a moving mean is known only when its last rollout was sampled, so
+the time to a threshold counts that rollout too.
 """
 
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Mapping, Sequence
-from statistics import fmean
+from statistics import fmean, stdev
 from typing import Any
 
+from repro.evidence.at_k import majority_at_k, pass_at_k
 from repro.evidence.record import Estimate
 from repro.evidence.statistics import mean_interval
 
 Series = Mapping[str, Sequence[float | None]]
 EDGE_STEPS = 5
+# Of a moving mean: of 64 completions a rollout and a rate near one half, it has an error of 3
+# points, and blurs a rise that takes tens of rollouts by two.
+MOVING_ROLLOUTS = 5
+# Of the last and of the best stretch: as long as two moving means, so that one bad rollout is none.
+COLLAPSE_ROLLOUTS = 10
+COLLAPSED_BELOW = 0.5
+# Percent: blessing rounds series to six digits, and a mean may lie on the threshold exactly.
+_ROUNDING = 1e-4
 HUMAN_METRICS = ("accuracy_mawps", "accuracy_svamp", "accuracy_gsm8k")
 
 
@@ -63,7 +86,9 @@ def derived_metrics(
     return found
 
 
-def training_metrics(series: Series, effects: Mapping[str, Any]) -> dict[str, Estimate]:
+def training_metrics(
+    series: Series, effects: Mapping[str, Any], evaluation: Mapping[str, Any]
+) -> dict[str, Estimate]:
     """Return what the series and receipts of a run that trained by rewards say in one number each.
 
     Parameters
@@ -72,9 +97,23 @@ def training_metrics(series: Series, effects: Mapping[str, Any]) -> dict[str, Es
         `reward` and `entropy` (nats), one value a step.
     effects
         `seconds`, of rollouts and of updates.
+    evaluation
+        The scale's, as a record's configuration has it.
+
+    Raises
+    ------
+    ValueError
+        When the tokens sampled do not rise.
     """
     first, last = slice(0, EDGE_STEPS), slice(-EDGE_STEPS, None)
-    return {
+    more: dict[str, Estimate] = {}
+    if evaluation.get("threshold"):
+        more |= curve_metrics(series, evaluation["threshold"], evaluation.get("token_budget", 0))
+    if evaluation.get("token_classes"):
+        more["entropy_decision_first"] = _over(
+            series, "entropy_decision", first, "nats", f"the first {EDGE_STEPS} steps"
+        )
+    return more | {
         "train_reward_mean": _over(series, "reward", slice(None), "reward", "all steps"),
         "entropy_first": _over(series, "entropy", first, "nats", f"the first {EDGE_STEPS} steps"),
         "entropy_last": _over(series, "entropy", last, "nats", f"the last {EDGE_STEPS} steps"),
@@ -82,6 +121,218 @@ def training_metrics(series: Series, effects: Mapping[str, Any]) -> dict[str, Es
             effects, ("rollout_seconds", "update_seconds"), "rollouts and updates, by the clock"
         ),
     }
+
+
+def curve_metrics(series: Series, threshold: float, token_budget: int) -> dict[str, Estimate]:
+    """Return what the training curve says: when it took off, how high it lay, whether it fell.
+
+    Parameters
+    ----------
+    series
+        `accuracy_sampled` (share) and `tokens_sampled` (so far), one value per step; steps of one
+        rollout repeat them.
+    threshold
+        Percent.
+    token_budget
+        Sampled tokens behind `train_area`; 0 asks for no area.
+
+    Raises
+    ------
+    ValueError
+        When the tokens sampled do not rise.
+    """
+    before, after, heights = _training_curve(series)
+    smooth = _moving_means(heights, MOVING_ROLLOUTS)
+    place = _first_reaching(after[MOVING_ROLLOUTS - 1 :], smooth, threshold)
+    total = after[-1] if after else 0.0
+    smoothed = f"moving mean over {MOVING_ROLLOUTS} rollouts of the training accuracy"
+    found = {
+        "take_off_tokens": Estimate(
+            value=total if place is None else place,
+            unit="tokens",
+            n=len(heights),
+            method=f"tokens sampled until the {smoothed} reached {threshold:g} %, straight between "
+            "rollouts"
+            + (f"; not reached: censored at the run's {total:.0f}" if place is None else ""),
+        ),
+        "took_off": Estimate(
+            value=float(place is not None),
+            unit="share",
+            n=len(heights),
+            method=f"1 where the {smoothed} reached {threshold:g} %, else 0",
+        ),
+        "collapsed": _collapsed(heights),
+    }
+    if token_budget and heights:
+        found["train_area"] = Estimate(
+            value=mean_height(before, heights, float(token_budget)),
+            unit="percent",
+            n=len(heights),
+            method=f"mean of the training accuracy over the first {token_budget} sampled tokens; "
+            "straight between rollouts, held after the last",
+        )
+    return found
+
+
+def _training_curve(series: Series) -> tuple[list[float], list[float], list[float]]:
+    """Return each rollout's tokens sampled before it and with it, and its accuracy in percent.
+
+    Rollouts without a graded completion are left out.
+    """
+    before: list[float] = []
+    after: list[float] = []
+    heights: list[float] = []
+    last = 0.0
+    pairs = zip(series.get("tokens_sampled", ()), series.get("accuracy_sampled", ()), strict=True)
+    for tokens, accuracy in pairs:
+        tokens = float(tokens or 0.0)
+        if tokens < last:
+            raise ValueError(f"series.tokens_sampled falls from {last} to {tokens}")
+        if accuracy is not None and tokens > last:
+            before.append(last if heights else 0.0)
+            after.append(tokens)
+            heights.append(100.0 * accuracy)
+        last = tokens
+    return before, after, heights
+
+
+def _moving_means(heights: Sequence[float], width: int) -> list[float]:
+    """Return the means of each `width` heights in a row; none where there are fewer."""
+    return [fmean(heights[end - width : end]) for end in range(width, len(heights) + 1)]
+
+
+def _first_reaching(
+    places: Sequence[float], heights: Sequence[float], threshold: float
+) -> float | None:
+    """Return where a polyline first reaches a height, or None."""
+    if heights and heights[0] >= threshold - _ROUNDING:
+        return places[0]
+    points = zip(places, heights, strict=True)
+    for (left, low), (right, high) in itertools.pairwise(points):
+        if high >= threshold - _ROUNDING:
+            return left + (right - left) * min(1.0, (threshold - low) / (high - low))
+    return None
+
+
+def _collapsed(heights: Sequence[float]) -> Estimate:
+    """Return whether the end of a curve lies below half of its best stretch."""
+    width = min(COLLAPSE_ROLLOUTS, len(heights))
+    means = _moving_means(heights, width) if width else []
+    fell = means and means[-1] < COLLAPSED_BELOW * max(means) - _ROUNDING
+    return Estimate(
+        value=float(bool(fell)) if means else None,
+        unit="share",
+        n=len(heights),
+        method=f"1 where the mean training accuracy of the last {width} rollouts is below "
+        f"{COLLAPSED_BELOW:g} of the best such mean, else 0",
+    )
+
+
+def kl_estimate(receipt: Mapping[str, Any]) -> Estimate:
+    """Return KL(trained policy || policy before training), nats per token of a completion.
+
+    The completions are the trained policy's own at temperature 1, so the mean of log p_trained -
+    log p_before over their tokens is unbiased but for the ratio of two sums. Problems are the
+    units: a problem's share in the ratio, linearised, has the ratio's mean and its error.
+
+    Parameters
+    ----------
+    receipt
+        `log_ratio` (nats, summed over a completion) and `tokens`, one per problem.
+
+    Raises
+    ------
+    ValueError
+        When there are none, not as many of both, or one is not finite.
+    """
+    sums, tokens = receipt["log_ratio"], receipt["tokens"]
+    if len(sums) != len(tokens) or not sums or min(tokens) < 1:
+        raise ValueError(
+            f"the KL to the start has {len(sums)} log-ratios of {len(tokens)} completions; it "
+            "needs one each, of one token or more"
+        )
+    ratio, length = sum(sums) / sum(tokens), fmean(tokens)
+    if not math.isfinite(ratio):
+        raise ValueError("a log-ratio of the KL to the start is not finite")
+    shares = [ratio + (one - ratio * n) / length for one, n in zip(sums, tokens, strict=True)]
+    error = stdev(shares) / math.sqrt(len(shares)) if len(shares) > 1 else None
+    method = "log-probability ratio per token of own completions at temperature 1"
+    if error is not None:
+        method += f"; standard error {error:.3g} and 95 % t interval over problems"
+    return mean_of_problems(shares, "nats", method)
+
+
+def at_k_metrics(tally: Mapping[str, Any], ks: Sequence[int]) -> dict[str, Estimate]:
+    """Return mean@n, and pass@k and maj@k of each k, by both readings, of n samples per problem.
+
+    Parameters
+    ----------
+    tally
+        Of sampled answers: `right` and `right_lenient`, how many problems had 0, 1, ... n samples
+        right; `votes` and `votes_lenient`, see `repro.evaluate.grades`.
+    ks
+        Samples that one attempt may use, each in [1, n]; none give no metric.
+
+    Raises
+    ------
+    KeyError, ValueError
+        When votes are missing, or of more samples than there are, or k is not in [1, n].
+    """
+    metrics: dict[str, Estimate] = {}
+    if not ks or not sum(tally["right"]):
+        return metrics
+    for ending in ("", "_lenient"):
+        hits = tally[f"right{ending}"]
+        n = len(hits) - 1
+        votes = tally[f"votes{ending}"] if n > 1 else _single_votes(hits)
+        means = [(right / n, count) for right, count in enumerate(hits)]
+        metrics[f"mean_at_{n}{ending}"] = _share_at(means, f"mean of {n} samples")
+        for k in ks:
+            passing = [(pass_at_k(n, right, k), count) for right, count in enumerate(hits)]
+            winning = [(_majority(one, n, k), one["problems"]) for one in votes]
+            for name, shares in (("pass", passing), ("maj", winning)):
+                how = f"{name}@{k}, unbiased from {n} samples"
+                metrics[f"{name}_at_{k}{ending}"] = _share_at(shares, how)
+    return metrics
+
+
+def distinct_metrics(tally: Mapping[str, Any]) -> dict[str, Estimate]:
+    """Return `distinct_correct`, the mean number of different right completions per problem.
+
+    Completions are different where their tokens are. None is returned of answers without the
+    tally `distinct_right`: those of one sample per problem.
+    """
+    if not sum(tally.get("distinct_right", ())):
+        return {}
+    counts = tally["distinct_right"]
+    values = [float(number) for number, count in enumerate(counts) for _ in range(count)]
+    how = (
+        f"different right completions among {len(counts) - 1}; mean over problems, 95 % t interval"
+    )
+    return {"distinct_correct": mean_of_problems(values, "completions", how)}
+
+
+def _single_votes(hits: Sequence[int]) -> list[Mapping[str, Any]]:
+    """Return the votes of one sample per problem, which wins where it is right."""
+    wrong, right = hits
+    return [
+        {"problems": wrong, "right": [], "wrong": []},
+        {"problems": right, "right": [1], "wrong": []},
+    ]
+
+
+def _majority(votes: Mapping[str, Any], n: int, k: int) -> float:
+    """Return maj@k of the problems whose samples voted alike."""
+    right, wrong = votes["right"], votes["wrong"]
+    flags = [True] * len(right) + [False] * len(wrong)
+    abstentions = n - sum(right) - sum(wrong)
+    return majority_at_k([*right, *wrong], flags, k, abstentions=abstentions)
+
+
+def _share_at(shares: Sequence[tuple[float, int]], how: str) -> Estimate:
+    """Return the mean percentage of shares, each of so many problems."""
+    values = [100.0 * share for share, count in shares for _ in range(count)]
+    return mean_of_problems(values, "percent", f"{how}; mean over problems, 95 % t interval")
 
 
 def tuning_metrics(series: Series, effects: Mapping[str, Any]) -> dict[str, Estimate]:

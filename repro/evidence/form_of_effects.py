@@ -52,6 +52,18 @@ _BY_QUARTER = members(
         "abs_diff_mean": listing(maybe(NUMBER)),
     }
 )
+_VOTES = listing(
+    members(
+        {"problems": COUNT, "right": listing(COUNT), "wrong": listing(COUNT)},
+        ("problems", "right", "wrong"),
+        closed=True,
+    )
+)
+_KL_TO_START = members(
+    {"log_ratio": listing(NUMBER), "tokens": listing(COUNT), "completions": DIGEST},
+    ("log_ratio", "tokens", "completions"),
+    closed=True,
+)
 _ANSWERS = members(
     {
         "dropped": COUNT,
@@ -62,6 +74,10 @@ _ANSWERS = members(
         "truncated": listing(COUNT),
         "tokens": COUNT,
         "completions": DIGEST,
+        # Of several samples per problem.
+        "distinct_right": listing(COUNT),
+        "votes": _VOTES,
+        "votes_lenient": _VOTES,
     },
     (
         "dropped",
@@ -116,6 +132,7 @@ EFFECTS: Kind = members(
         "grades": mapping(COUNT),
         "grader_workers_killed": COUNT,
         "answers": mapping(_ANSWERS),
+        "kl_to_start": _KL_TO_START,
         "seconds": mapping(NUMBER),
         "sampler_trainer_by_quarter": _BY_QUARTER,
         "together": members({"runs": COUNT}),

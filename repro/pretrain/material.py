@@ -12,9 +12,10 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
+from repro.data.decision import Decision, decision_of
 from repro.data.generator import generate_problems
 from repro.data.problem import Problem
-from repro.data.proxy_corpus import CARELESS_THINKING, WORKING_PREFIX
+from repro.data.prompts import template_named
 from repro.data.proxy_problems import generate_leveled_problems
 from repro.data.proxy_tokenizer import build_proxy_tokenizer
 from repro.data.tiny_tokenizer import build_tokenizer
@@ -29,6 +30,7 @@ AnyRecipe = TinyRecipe | ProxyRecipe
 
 # Limits of prompts and completions are those of the tiers that train these policies.
 _TINY_MANNER = Manner(template="tiny", max_prompt_tokens=1280, max_new_tokens=64, samples=8)
+_PROXY = "proxy"
 _PROXY_PROMPT_TOKENS, _PROXY_NEW_TOKENS = 448, 144
 
 
@@ -92,13 +94,14 @@ def _tiny_material(recipe: TinyRecipe, seed: int) -> Material:
 def _proxy_material(recipe: ProxyRecipe, seed: int, human: HumanData) -> Material:
     tokenizer = build_proxy_tokenizer(recipe.corpus, human.worked)
     source = source_of(recipe, tokenizer, human.worked, derive_seed(seed, "proxy corpus"))
-    decision = decision_of(tokenizer)
+    decision = decision_of(template_named(_PROXY), tokenizer)
+    assert decision is not None  # the template names both habits
     return Material(
         tokenizer=tokenizer,
         batches=lambda workers: proxy_batches(source, workers=workers),
         shares=lambda model, batch: _weighted_shares(model, batch, recipe, decision),
         manner=Manner(
-            template="proxy",
+            template=_PROXY,
             max_prompt_tokens=_PROXY_PROMPT_TOKENS,
             max_new_tokens=_PROXY_NEW_TOKENS,
             samples=recipe.quality_samples,
@@ -107,34 +110,6 @@ def _proxy_material(recipe: ProxyRecipe, seed: int, human: HumanData) -> Materia
         human=human,
         digest=digest_of([dataclasses.asdict(recipe), seed, human.digest()]),
     )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Decision:
-    """Where a proxy's completion turns to working or to carelessness.
-
-    Attributes
-    ----------
-    offset
-        The deciding token's place in the completion.
-    working, careless
-        The two tokens.
-    """
-
-    offset: int
-    working: int
-    careless: int
-
-
-def decision_of(tokenizer: PreTrainedTokenizerFast) -> Decision:
-    """Return the first token at which working and careless completions differ."""
-    working, careless = (
-        tokenizer(text, add_special_tokens=False)["input_ids"]
-        for text in (WORKING_PREFIX, CARELESS_THINKING)
-    )
-    pairs = enumerate(zip(working, careless, strict=False))
-    offset = next(at for at, (one, other) in pairs if one != other)
-    return Decision(offset=offset, working=working[offset], careless=careless[offset])
 
 
 def alternatives_at(part: Part, decision: Decision, working_share: float) -> Alternatives:

@@ -48,7 +48,7 @@ def fine_tune_and_evaluate(
         hooks = bench.hooks(keeper, progress, should_stop, ("loss",))
         result = finished(tuning.tune(problems, hooks, folder / "checkpoint"))
         bench.sampler.refresh()
-        measured = measure_end(bench, start, result, problems, folder, progress)
+        measured = measure_end(bench, policies, start, result, problems, folder, progress)
         return dataclasses.replace(measured, metrics=measured.metrics | tuning.metrics(0, result))
 
 

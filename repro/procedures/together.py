@@ -29,7 +29,7 @@ from repro.evaluate.asking import Stacked
 from repro.evaluate.board import Board, final_metrics, final_tallies
 from repro.evaluate.grades import Answers
 from repro.evaluate.questions import OPENING_TOKENS
-from repro.evidence.derived import gain
+from repro.evidence.derived import gain, kl_estimate
 from repro.evidence.procedure import Measured, Progress, Stopped
 from repro.evidence.record import Estimate
 from repro.keep.keeper import Keeper, Keeping
@@ -38,6 +38,7 @@ from repro.models.policy import Policy
 from repro.procedures.finetune import Tuning
 from repro.procedures.tally import RunTally
 from repro.procedures.train import (
+    divergences,
     further_sets,
     inputs_of,
     left_out,
@@ -200,6 +201,9 @@ class _Ensemble:
         # Of the whole ensemble, by what it did.
         self.seconds: dict[str, float] = {}
         self.tuning: Tuning | None = None
+        self.policies: StackedPolicies | None = None
+        # Of each run, the receipt of its KL to the start.
+        self.divergences: list[dict[str, Any] | None] = [None] * len(runs)
         self.folders = None if folder_of is None else [folder_of(run) for run in runs]
 
     @property
@@ -217,6 +221,7 @@ class _Ensemble:
         began = time.perf_counter()
         start = self.board.greedy(self.test, self.alive)
         masters, policies = self.stack.masters, self._trained()
+        self.policies = policies
         if self.runs[0].procedure == "finetune":
             self.tuning = Tuning(policies, self.stack, self.test)
         untouched = masters.values.to("cpu", copy=True)
@@ -297,6 +302,8 @@ class _Ensemble:
         answers = {}
         if any(self.alive):
             answers = self.board.final(self.test, self.further, self.alive)
+            if self.policies is not None:
+                self.divergences = divergences(self.policies, self.board, self.test, self.alive)
         self.seconds["final"] = time.perf_counter() - began
         outcomes: list[Outcome] = []
         for number, run in enumerate(self.runs):
@@ -346,11 +353,15 @@ class _Ensemble:
         if result is not None and start is not None:
             metrics |= gain(start.estimates()["accuracy"], metrics["accuracy_greedy"])
             if self.tuning is None:
-                metrics |= training_metrics(result)
+                metrics |= training_metrics(run, result)
             else:
                 metrics |= self.tuning.metrics(number, result)
             effects |= result.effects
             effects["answers"]["accuracy_greedy_start"] = start.tallies()
+            receipt = self.divergences[number]
+            if receipt is not None:
+                effects["kl_to_start"] = receipt
+                metrics["kl_to_start"] = kl_estimate(receipt)
             effects["trained_change_l2"] = self.moved[number]
             effects["optimizer_steps"] = result.step
             effects["repeated_questions"] = self.repeats

@@ -40,11 +40,13 @@ from repro.models.adapter_files import save_adapter
 from repro.models.checkpoint import digest_of_files, resolve
 from repro.models.merged_files import write_merged
 from repro.models.policy import Policy, load_policy, trainable_parameters
+from repro.procedures.kl_to_start import log_ratios
 from repro.procedures.matched_noise import plant_matched_noise
 from repro.procedures.tally import RunTally
 from repro.reward.grader import GraderPool
 from repro.rl.collect import PromptSource
 from repro.rl.loop import Hooks, StepValues
+from repro.rl.policies import Policies
 from repro.rl.runs import FailedRun, TrainResult
 from repro.rl.single import single_policy
 from repro.rl.trainer import train
@@ -52,6 +54,7 @@ from repro.rollout.for_policy import sampler_for
 from repro.rollout.sampler import Sampler
 from repro.spec.config import RunConfig, TrainScale
 from repro.spec.hub import resolved_revision
+from repro.spec.resolve import plain_values
 from repro.spec.tier import cuda_devices
 
 
@@ -122,10 +125,12 @@ def train_and_evaluate(
     with Keeper([run], [folder], keeping) as keeper, loaded(run, progress, threads) as bench:
         problems = load_problems(run.scale.data, "train")
         start = measure_start(bench, progress)
+        policies = single_policy(run, bench.policy, bench.sampler)
         hooks = bench.hooks(keeper, progress, should_stop, ("reward", "entropy"))
-        result = _train(bench, problems, folder / "checkpoint", hooks)
-        measured = measure_end(bench, start, result, problems, folder, progress)
-        return dataclasses.replace(measured, metrics=measured.metrics | training_metrics(result))
+        result = _train(bench, policies, problems, folder / "checkpoint", hooks)
+        measured = measure_end(bench, policies, start, result, problems, folder, progress)
+        metrics = measured.metrics | training_metrics(run, result)
+        return dataclasses.replace(measured, metrics=metrics)
 
 
 def evaluate_untrained(
@@ -246,6 +251,7 @@ def measure_start(bench: Bench, progress: Progress) -> Start:
 
 def measure_end(
     bench: Bench,
+    policies: Policies,
     start: Start,
     result: TrainResult,
     problems: Sequence[Problem],
@@ -255,9 +261,13 @@ def measure_end(
     """Measure an arm trained on `problems`, however it was; keep what was trained in `folder`."""
     progress("evaluating", {})
     metrics, tallies = measured_at_end(bench)
+    (receipt,) = divergences(policies, bench.board, bench.test)
     metrics |= gain(start.answers.estimates()["accuracy"], metrics["accuracy_greedy"])
     effects = _effects(bench) | result.effects
     effects["answers"] = tallies | {"accuracy_greedy_start": start.answers.tallies()}
+    if receipt is not None:
+        effects["kl_to_start"] = receipt
+        metrics["kl_to_start"] = derived.kl_estimate(receipt)
     effects["trained_change_l2"] = _distance(bench.policy, start.parameters)
     effects["optimizer_steps"] = result.step
     effects["repeated_questions"] = repeat_counts(problems, bench.test)
@@ -270,13 +280,25 @@ def measure_end(
     )
 
 
+def divergences(
+    policies: Policies,
+    board: Board,
+    test: Sequence[Problem],
+    alive: Sequence[bool] | None = None,
+) -> list[dict[str, Any] | None]:
+    """Return each run's receipt of its KL to the start; None where the scale asks for none."""
+    if not policies.runs[0].scale.evaluation.kl_to_start:
+        return [None] * len(policies.runs)
+    return log_ratios(policies, board, test, alive)
+
+
 def _train(
     bench: Bench,
+    policies: Policies,
     problems: Sequence[Problem],
     folder: Path,
     hooks: Hooks,
 ) -> TrainResult:
-    policies = single_policy(bench.run, bench.policy, bench.sampler)
     sources = [PromptSource(problems, bench.board.evaluator.tokenizer, bench.run)]
     return finished(train(policies, sources, bench.board.score, hooks, folder=folder))
 
@@ -316,9 +338,10 @@ def measured_at_end(bench: Bench) -> tuple[dict[str, Estimate], dict[str, Any]]:
     return metrics, final_tallies(answers)
 
 
-def training_metrics(result: TrainResult) -> dict[str, Estimate]:
+def training_metrics(run: RunConfig, result: TrainResult) -> dict[str, Estimate]:
     """Return what a training run's series and receipts say in one number each."""
-    return derived.training_metrics(result.series, result.effects)
+    evaluation = plain_values(run.scale.evaluation)
+    return derived.training_metrics(result.series, result.effects, evaluation)
 
 
 def _effects(bench: Bench) -> dict[str, Any]:

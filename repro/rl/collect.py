@@ -16,7 +16,7 @@ where they are.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
@@ -33,8 +33,10 @@ from repro.rl.advantage import (
     overlong_penalty,
 )
 from repro.rl.clock import Clock
+from repro.rl.diagnostics import mean_of
 from repro.rl.rows import Rows, make_rows
 from repro.rl.runs import RunStates
+from repro.rl.token_classes import TokenClasses, token_classes
 from repro.spec.config import RunConfig, TrainScale, derive_seed
 
 if TYPE_CHECKING:
@@ -70,6 +72,11 @@ class Rollout:
         Tokens of all completions sampled, of groups left out too.
     informative
         Share of the groups drawn with right and wrong answers both.
+    accuracy_sampled
+        Share of right completions among all sampled, of groups left out too; None where none
+        could be graded.
+    classes
+        (B, T) bool by class of token, where the scale asks for them.
     """
 
     rows: Rows
@@ -81,6 +88,8 @@ class Rollout:
     groups_drawn: int
     tokens_sampled: int
     informative: float
+    accuracy_sampled: float | None = None
+    classes: Mapping[str, Tensor] | None = None
 
 
 @dataclass(slots=True, kw_only=True)
@@ -100,6 +109,11 @@ class Prompts(Protocol):
     @property
     def end_token_ids(self) -> Collection[int]:
         """Tokens that end a completion."""
+        ...
+
+    @property
+    def classes(self) -> TokenClasses | None:
+        """What sorts a completion's tokens, where the scale asks for their classes."""
         ...
 
     def draw(self, batch: int) -> list[Problem]:
@@ -149,6 +163,8 @@ class PromptSource:
         self._seed = run.seed
         self._template = scale.prompt_template
         self._longest = scale.max_prompt_tokens
+        wanted = scale.evaluation.token_classes
+        self._classes = token_classes(tokenizer, scale.prompt_template) if wanted else None
         self._prompts: dict[str, list[int]] = {}
         self._order: tuple[int, list[int]] = (-1, [])
 
@@ -157,6 +173,11 @@ class PromptSource:
         """The tokenizer's end token, where it has one."""
         end = self.tokenizer.eos_token_id
         return () if end is None else (end,)
+
+    @property
+    def classes(self) -> TokenClasses | None:
+        """Those of the tokenizer's tokens, where the scale asks for them."""
+        return self._classes
 
     def draw(self, batch: int) -> list[Problem]:
         """Return the problems of the batch counted from 0; the rest of an epoch is left out."""
@@ -224,6 +245,7 @@ class GrowingRollout:
     def __init__(self, run: RunConfig, source: Prompts, *, step: int, draws: int) -> None:
         self.run, self.source, self.step = run, source, step
         self._draws, self._batches, self._informative, self._tokens = draws, 0, 0, 0
+        self._accuracy: list[float | None] = []
         self._kept = _Drawn(prompts=[], completions=[], reward=[], accuracy=[], format=[])
 
     @property
@@ -272,6 +294,7 @@ class GrowingRollout:
         )
         self._draws, self._batches = self._draws + 1, self._batches + 1
         self._tokens += sum(len(completion.token_ids) for completion in completions)
+        self._accuracy += rewards.accuracy
         group_ids = _group_ids(len(drawn.prompts), scale.group_size)
         informative = informative_groups(drawn.accuracy, group_ids)
         self._informative += len(informative)
@@ -291,13 +314,15 @@ class GrowingRollout:
             scale_by_std=loss.scale_by_std,
             epsilon=loss.advantage_epsilon,
         )
+        rows = make_rows(
+            kept.prompts,
+            kept.completions,
+            group_size=scale.group_size,
+            end_token_ids=self.source.end_token_ids,
+        )
+        classes = self.source.classes
         return Rollout(
-            rows=make_rows(
-                kept.prompts,
-                kept.completions,
-                group_size=scale.group_size,
-                end_token_ids=self.source.end_token_ids,
-            ),
+            rows=rows,
             advantages=advantages,
             reward=kept.reward,
             accuracy=kept.accuracy,
@@ -306,6 +331,8 @@ class GrowingRollout:
             groups_drawn=drawn,
             tokens_sampled=self._tokens,
             informative=self._informative / drawn,
+            accuracy_sampled=mean_of(self._accuracy),
+            classes=None if classes is None else classes.masks(rows),
         )
 
 

@@ -75,9 +75,15 @@ def rollout_values(
     mismatch: Mismatch | None,
     state: TrainState,
 ) -> Values:
-    """Return what is measured once a rollout and written for each of its steps."""
+    """Return what is measured once a rollout and written for each of its steps.
+
+    Parameters
+    ----------
+    state
+        With the rollout in its receipts.
+    """
     groups = rollout.advantages.groups
-    return {
+    values: Values = {
         "sigma": receipt.sigma,
         "sigma_realised": receipt.sigma_realised,
         "noise_stage": receipt.stage,
@@ -89,6 +95,11 @@ def rollout_values(
         "sampler_trainer_abs_diff_max": mismatch.abs_max if mismatch else None,
         "sampler_trainer_exp_abs_diff_mean": mismatch.exp_abs_mean if mismatch else None,
     }
+    if run.scale.evaluation.threshold:
+        values["accuracy_sampled"] = rollout.accuracy_sampled
+        # So far, as the prompts consumed are.
+        values["tokens_sampled"] = state.effects["rows"]["tokens_sampled"]
+    return values
 
 
 def note_effects(

@@ -24,7 +24,7 @@ from repro.rl.micro_batches import split_by_tokens, token_budget
 from repro.rl.noise import NoiseReceipt, perturbed
 from repro.rl.optimizer import build_optimizer, scheduled_step
 from repro.rl.passes import row_logprobs
-from repro.rl.policies import During, Imitation, Part
+from repro.rl.policies import During, Imitation, Part, keeps_start
 from repro.rl.receipts import Values, at_most_what_fitted, note_smaller_batches
 from repro.rl.rows import Rows
 from repro.rl.runs import RunStates
@@ -53,7 +53,8 @@ class SinglePolicy:
     sampler
         Samples under the policy.
     reference
-        Copies of what is trained, from before training, for a KL term; else empty.
+        Copies of what is trained, from before training, for a KL term or the KL to the start; else
+        empty.
     micro_tokens
         Packed tokens of a micro-batch; None takes those of `micro_batch_rows` rows as long as the
         step's longest.
@@ -125,7 +126,7 @@ class SinglePolicy:
         self, rollouts: Sequence[Rollout | None], state: RunStates
     ) -> list[Tensor | None]:
         """See `Policies.reference_logprobs`."""
-        if not self.reference:
+        if self.run.arm.loss.beta == 0:
             return [None]
         rows, temperature = _only(rollouts).rows, self.run.scale.rollout.temperature
         budget = self._micro_tokens(rows, torch.arange(len(rows)), state)
@@ -134,6 +135,26 @@ class SinglePolicy:
         )
         note_smaller_batches(state.runs[0], state.step, budget, fitting)
         return [logprobs]
+
+    def logprobs(
+        self, taken: Sequence[Rows | None], *, before_training: bool = False
+    ) -> list[Tensor | None]:
+        """See `Policies.logprobs`."""
+        if before_training and not self.reference:
+            raise ValueError("the policy before training was not kept; the run does not ask for it")
+        rows = _only(taken)
+        every = torch.arange(len(rows))
+        budget = self.micro_tokens or token_budget(
+            rows.packed_tokens(), every, self.run.scale.micro_batch_rows
+        )
+        if before_training:
+            logprobs, _ = reference_logprobs(
+                self.policy, rows, 1.0, self.parameters, self.reference, micro_tokens=budget
+            )
+            return [logprobs]
+        into = torch.zeros(rows.mask.shape), torch.zeros(rows.mask.shape)  # (B, T) each
+        evaluate_rows(self.policy, rows, every, 1.0, micro_tokens=budget, into=into)
+        return [into[0]]
 
     def backward(self, parts: Sequence[Part | None], state: RunStates) -> list[StepOutput | None]:
         """Run the step's passes; the loss stays on their graph. See `Policies.backward`."""
@@ -225,7 +246,7 @@ def single_policy(
     micro_tokens: int | None = None,
     checkpointing: bool = True,
 ) -> SinglePolicy:
-    """Return a freshly loaded policy with its optimiser and, for a KL term, reference weights.
+    """Return a freshly loaded policy with its optimiser and, where asked for, its first weights.
 
     Raises
     ------
@@ -235,7 +256,7 @@ def single_policy(
     require_no_dropout(policy)
     parameters = trainable_parameters(policy)
     reference: dict[str, Tensor] = {}
-    if run.arm.loss.beta > 0:
+    if keeps_start(run):
         # Copied before a checkpoint is loaded: the reference is the policy before training.
         reference = {name: p.detach().clone() for name, p in parameters.items()}
     return SinglePolicy(

@@ -157,7 +157,8 @@ def run_suite(root: Path, folder: Path, parts: Parts) -> tuple[Outcome, Outcome]
     together = ["-m", "gpu", *(file for file in files if file not in alone)]
     if importlib.util.find_spec("xdist") is not None:
         processes = max(1, min(_MOST_PROCESSES, (os.cpu_count() or 1) // 2))
-        together = ["-n", str(processes), *together]
+        # Each process would otherwise load the models that a file's tests share.
+        together = ["-n", str(processes), "--dist", "loadgroup", *together]
     devices: Sequence[str | None] = visible_devices(None)[:2]
     first, second = devices if len(devices) == 2 else (None, None)
 

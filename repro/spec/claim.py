@@ -68,8 +68,9 @@ class Metric:
     Attributes
     ----------
     unit
-        `percent` (0 to 100), `points` (difference of percents), `nats`, `seconds`, `bytes`,
-        `tokens`, `tokens per second`, `rows`, `reward` or `ratio`.
+        `percent` (0 to 100), `points` (difference of percents), `share` (0 to 1), `nats`,
+        `seconds`, `bytes`, `tokens`, `completions`, `tokens per second`, `rows`, `reward` or
+        `ratio`.
     title
         What a table's heading says.
     change

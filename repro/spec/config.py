@@ -48,6 +48,7 @@ __all__ = [
     "DR_GRPO",
     "GRPO",
     "GSPO",
+    "KL_PROBLEMS",
     "RELEASED_BNPO",
     "WEIGHT_FORMATS",
     "Aggregation",
@@ -78,6 +79,10 @@ __all__ = [
     "require",
     "require_choice",
 ]
+
+# Of the test split, the problems whose completions give the KL to the start: chosen, as many as
+# the strength of matched noise is found on. The estimate carries its standard error.
+KL_PROBLEMS = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -187,6 +192,15 @@ class EvaluationConfig:
     at
         Each k for which pass@k and maj@k are estimated from a problem's samples, mean@samples
         beside them; at most `samples`.
+    threshold
+        Percent of right completions in training at which a run has taken off; with it a run shows
+        what was sampled in each step, and how fast, how far and how steadily it learnt. 0 asks
+        for none of it.
+    token_classes
+        Whether entropies are shown by class of token: the one that decides whether to show the
+        working, digits, and all others.
+    kl_to_start
+        Whether a trained policy's KL divergence from the policy before training is estimated.
     """
 
     every: int = 0
@@ -194,8 +208,15 @@ class EvaluationConfig:
     sampling: SamplingConfig = SamplingConfig(temperature=0.6, top_p=0.95)
     token_budget: int = field(default=0, metadata=LATER)
     at: tuple[int, ...] = field(default=(), metadata=LATER)
+    threshold: float = field(default=0.0, metadata=LATER)
+    token_classes: bool = field(default=False, metadata=LATER)
+    kl_to_start: bool = field(default=False, metadata=LATER)
 
     def __post_init__(self) -> None:
+        require(
+            0 <= self.threshold <= 100,
+            f"evaluation.threshold is {self.threshold}; it must lie in [0, 100] percent",
+        )
         for k in self.at:
             require(
                 1 <= k <= self.samples,

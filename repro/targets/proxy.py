@@ -192,3 +192,36 @@ METRICS = (
         better="higher",
     ),
 )
+
+# How runs explore and what they reach; `repro.evidence.derived` says how each number is formed.
+LADDER_METRICS = (
+    Metric(
+        name="take_off_tokens",
+        unit="tokens",
+        title="sampled tokens to the threshold",
+        better="lower",
+    ),
+    Metric(name="took_off", unit="share", title="reached the threshold", better="higher"),
+    Metric(
+        name="train_area",
+        unit="percent",
+        title="training accuracy at T = 1, mean over the budget",
+        better="higher",
+    ),
+    Metric(name="collapsed", unit="share", title="collapsed", better="lower"),
+    Metric(name="kl_to_start", unit="nats", title="KL to the start, per token", better="neither"),
+    Metric(
+        name="entropy_decision_first",
+        unit="nats",
+        title="entropy of the deciding token, first steps",
+        better="neither",
+    ),
+    Metric(
+        name="distinct_correct",
+        unit="completions",
+        title="distinct right completions per problem",
+        better="higher",
+    ),
+    Metric(name="pass_at_1", unit="percent", title="pass@1", better="higher"),
+    Metric(name="pass_at_16", unit="percent", title="pass@16", better="higher"),
+)

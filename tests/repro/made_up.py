@@ -160,7 +160,8 @@ def following(record: Record) -> Record:
     """Return a record with the metrics and grades that follow from its other numbers."""
     metrics = dict(record.metrics)
     if record.procedure == "train":
-        metrics |= training_metrics(record.series, record.effects)
+        evaluation = record.config["scale"]["evaluation"]
+        metrics |= training_metrics(record.series, record.effects, evaluation)
     if record.procedure == "finetune":
         metrics |= tuning_metrics(record.series, record.effects)
     if {"accuracy_greedy_start", "accuracy_greedy"} <= metrics.keys():

@@ -1,6 +1,7 @@
 """For tests of what a record must show: real records of the smoke tier, small, made once.
 
-Table 1's QeRL arm with two seeds and its untrained BF16 arm with two: six steps, 24 problems.
+Table 1's QeRL arm with two seeds and its untrained BF16 arm with two: six steps, 24 problems, three
+samples of each, and every measurement that a scale may ask for beside.
 """
 
 from __future__ import annotations
@@ -24,7 +25,16 @@ def small_table1() -> Target:
     target = with_steps(find("table1"), STEPS)
     scale = target.scales[Tier.SMOKE]
     data = dataclasses.replace(scale.data, test_problems=24)
-    scale = dataclasses.replace(scale, data=data, prompts_per_rollout=4)
+    evaluation = dataclasses.replace(
+        scale.evaluation,
+        samples=3,
+        at=(1, 2),
+        token_budget=3000,
+        threshold=20.0,
+        token_classes=True,
+        kl_to_start=True,
+    )
+    scale = dataclasses.replace(scale, data=data, prompts_per_rollout=4, evaluation=evaluation)
     return dataclasses.replace(target, scales=dict(target.scales) | {Tier.SMOKE: scale})
 
 

@@ -34,13 +34,18 @@ and `projections` (how many carry it); for an arm with `rounding`, its `format` 
 `noise`                         what the added noise did, see below
 ==============================  ===================================================================
 
+`kl_to_start`, where the scale asks for it, holds `log_ratio` (log p of the trained policy less that
+of the policy before training, summed over a completion), `tokens`, one per problem, and the digest
+`completions`.
+
 `noise` holds `modules` (most norms perturbed at once), `channels_changed` (channels whose gain
 really moved, summed over rollouts), `rollouts_asked` and `rollouts_perturbed` (rollouts for which
 sigma was above 0, and those in which something moved; of `finetune`, which has none, optimiser
 steps instead). Beside them stand the series `sigma` and `sigma_realised`, one value a step; of
-`train`, `zero_variance_groups` (the share of groups whose rewards were all equal); of `finetune`,
-`loss` and `tokens`; and `inputs` with the digests `checkpoint`, `test_problems`, `prompt_template`
-and, when training, `train_problems`.
+`train`, `zero_variance_groups` (the share of groups whose rewards were all equal), and where the
+scale asks for them `accuracy_sampled` and `tokens_sampled` (so far), and for each class of tokens
+its entropy and its share of the tokens; of `finetune`, `loss` and `tokens`; and `inputs` with the
+digests `checkpoint`, `test_problems`, `prompt_template` and, when training, `train_problems`.
 
 For whatever is timed on a device, `effects["timing"]`: `method` (`device_events` or
 `synchronized_clock`), `seconds`, `bytes` and `flops` of the work, and the device's own measured
@@ -96,6 +101,8 @@ CHECKS: tuple[Check, ...] = (
     Check(find=training.advantages, procedures=TRAIN),
     Check(find=training.rewards, procedures=TRAIN),
     Check(find=training.rows, procedures=TRAIN),
+    Check(find=training.curve, procedures=TRAIN),
+    Check(find=training.classes, procedures=TRAIN),
     Check(find=training.paid, procedures=TRAIN),
     Check(find=training.lessons, procedures=FINETUNE),
     Check(find=noise.noise, procedures=TRAINED),
@@ -103,6 +110,7 @@ CHECKS: tuple[Check, ...] = (
     Check(find=noise.at_start, procedures=("entropy",)),
     Check(find=numbers.all_asked, procedures=ASKED),
     Check(find=numbers.derived, procedures=ASKED),
+    Check(find=numbers.divergence, procedures=TRAINED),
     Check(find=numbers.evaluations, procedures=TRAINED),
     Check(find=numbers.answers, procedures=ASKED, since=NOW),
     Check(find=numbers.grades, procedures=ASKED, since=NOW),

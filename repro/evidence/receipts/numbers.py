@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from statistics import fmean
 from typing import Any
 
 from repro.evidence.derived import (
+    at_k_metrics,
     derived_metrics,
+    distinct_metrics,
     gain,
+    kl_estimate,
     share_of,
     training_metrics,
     tuning_metrics,
@@ -18,10 +21,22 @@ from repro.evidence.derived import (
 from repro.evidence.receipts.check import ASKED, TRAINED, close
 from repro.evidence.record import Estimate, Record
 from repro.spec.claim import Metric
+from repro.spec.config import KL_PROBLEMS
 
 # Of a set's problems, those whose gold could not be read or whose grader failed.
 DROPPED_MOST = 0.01
-DERIVED = ("gain_greedy", "heldout_area", "heldout_last", "accuracy_human")
+DERIVED = (
+    "gain_greedy",
+    "heldout_area",
+    "heldout_last",
+    "accuracy_human",
+    "take_off_tokens",
+    "took_off",
+    "train_area",
+    "collapsed",
+    "entropy_decision_first",
+    "kl_to_start",
+)
 # Times are written to the second, at both ends.
 _CLOCK_SECONDS = 2.0
 # Of an answer's tallies: the metric of the plain evaluation that each one gives.
@@ -57,20 +72,62 @@ def derived(record: Record) -> Iterator[str]:
 
 
 def _derived(record: Record) -> dict[str, Estimate]:
-    budget = record.config["scale"]["evaluation"].get("token_budget", 0)
+    evaluation = record.config["scale"]["evaluation"]
+    budget = evaluation.get("token_budget", 0)
     try:
         found = derived_metrics(record.metrics, record.series, budget)
     except (KeyError, ValueError):
         found = {}  # the series of evaluations are refused by themselves
+    if record.procedure == "finetune":
+        found |= tuning_metrics(record.series, record.effects)
+    if record.procedure == "train":
+        try:
+            found |= training_metrics(record.series, record.effects, evaluation)
+        except ValueError:  # the training curve is refused by itself
+            found |= training_metrics(record.series, record.effects, {})
     if record.procedure in TRAINED:
-        form = training_metrics if record.procedure == "train" else tuning_metrics
-        found |= form(record.series, record.effects)
+        if evaluation.get("kl_to_start"):
+            found |= _kl_to_start(record)
         start, end = (
             record.metrics.get(name) for name in ("accuracy_greedy_start", "accuracy_greedy")
         )
         if start and end and start.value is not None and end.value is not None:
             found["gain_greedy"] = gain(start, end)["gain_greedy"]
     return found
+
+
+def _kl_to_start(record: Record) -> dict[str, Estimate]:
+    try:
+        return {"kl_to_start": kl_estimate(record.effects["kl_to_start"])}
+    except (KeyError, ValueError):
+        return {}  # refused by `divergence`
+
+
+def divergence(record: Record) -> Iterator[str]:
+    """Yield why the KL to the policy before training is not that of so many completions."""
+    scale, receipt = record.config["scale"], record.effects.get("kl_to_start")
+    if not scale["evaluation"].get("kl_to_start"):
+        if receipt is not None:
+            yield "effects.kl_to_start is there; the scale does not ask for it"
+        return
+    if receipt is None:
+        yield "effects.kl_to_start is missing: nothing shows how far training went"
+        return
+    tokens, longest = receipt["tokens"], scale["rollout"]["max_new_tokens"]
+    problems = 0 if over_sets(record) else scale["data"]["test_problems"]
+    most = min(KL_PROBLEMS, problems or KL_PROBLEMS)
+    exact = problems and _makes_all(scale["data"])
+    fits = len(tokens) == most if exact else 1 <= len(tokens) <= most
+    if not fits or len(receipt["log_ratio"]) != len(tokens):
+        yield (
+            f"effects.kl_to_start has {len(receipt['log_ratio'])} log-ratios of {len(tokens)} "
+            f"completions; {most} were asked"
+        )
+    elif not 1 <= min(tokens) <= max(tokens) <= longest:
+        yield (
+            f"effects.kl_to_start.tokens lie in {min(tokens)} to {max(tokens)}; a completion has 1 "
+            f"to {longest}"
+        )
 
 
 def _compared(record: Record, name: str, needed: Estimate, because: str) -> Iterator[str]:
@@ -150,8 +207,20 @@ def _of_sets(record: Record, tallies: Mapping[str, Any]) -> Iterator[str]:
     for part, metric in {"right": "accuracy", **_SHARES}.items():
         shares = [share_of(tally[part]).value for tally in sets]
         yield from _mean_of_sets(record, metric, [share or 0.0 for share in shares])
+    for metric, values in _several_of_sets(record, sets).items():
+        yield from _mean_of_sets(record, metric, values)
     lengths = [tally["tokens"] / _samples(tally) for tally in sets]
     yield from _mean_of_sets(record, "completion_tokens_mean", lengths)
+
+
+def _several_of_sets(record: Record, sets: Sequence[Mapping[str, Any]]) -> dict[str, list[float]]:
+    """Return each set's estimates from several samples, by metric."""
+    at = record.config["scale"]["evaluation"].get("at", ())
+    try:
+        found = [at_k_metrics(tally, at) | distinct_metrics(tally) for tally in sets]
+    except (KeyError, ValueError):
+        return {}  # each set is refused by itself
+    return {name: [one[name].value or 0.0 for one in found if name in one] for name in found[0]}
 
 
 def _mean_of_sets(record: Record, name: str, values: list[float]) -> Iterator[str]:
@@ -205,6 +274,49 @@ def _beside(record: Record, name: str, tally: Mapping[str, Any], because: str) -
     for metric, part in needed.items():
         if metric in record.metrics:
             yield from _compared(record, metric, share_of(tally[part]), because)
+    yield from _of_several(record, name, tally, because)
+
+
+def _of_several(record: Record, name: str, tally: Mapping[str, Any], because: str) -> Iterator[str]:
+    """Yield which estimates from several samples per problem are not those of the grades."""
+    at, ending = record.config["scale"]["evaluation"].get("at", ()), name.removeprefix("accuracy")
+    odd = next(_odd_votes(record, tally), None)
+    if odd is not None:
+        yield f"effects.answers.{name}.{odd}"
+        return
+    try:
+        needed = at_k_metrics(tally, at) | distinct_metrics(tally)
+    except (KeyError, ValueError) as error:
+        yield f"effects.answers.{name} gives no estimate at k = {list(at)}: {error}"
+        return
+    for metric, estimate in needed.items():
+        yield from _compared(record, f"{metric}{ending}", estimate, because)
+    if "distinct_correct" not in needed and f"distinct_correct{ending}" in record.metrics:
+        yield f"metrics.distinct_correct{ending} is there; {because} none"
+
+
+def _odd_votes(record: Record, tally: Mapping[str, Any]) -> Iterator[str]:
+    """Yield which votes or different completions are not those of as many right answers."""
+    right, distinct = tally["right"], tally.get("distinct_right", tally["right"])
+    fits = len(distinct) == len(right) and distinct[0] == right[0]
+    if not fits or sum(distinct) != sum(right) or _right(distinct) > _right(right):
+        yield f"distinct_right is {distinct}; right is {right}"
+    for part, hits in (("votes", right), ("votes_lenient", tally["right_lenient"])):
+        if part not in tally:
+            continue
+        votes, samples = tally[part], len(hits) - 1
+        most = max((sum(one["right"]) + sum(one["wrong"]) for one in votes), default=0)
+        if most > samples:
+            yield f"{part} has {most} votes of a problem; it has {samples} samples"
+            return
+        by_hits = [
+            sum(one["problems"] for one in votes if sum(one["right"]) == number)
+            for number in range(samples + 1)
+        ]
+        # A grader killed for being late may have graded one answer in two ways.
+        late = record.effects.get("grader_workers_killed")
+        if sum(by_hits) != sum(hits) or (by_hits != hits and not late):
+            yield f"{part} has {by_hits} problems by right votes; the grades have {hits}"
 
 
 def _right_problems(record: Record, tallies: Mapping[str, Any]) -> Iterator[str]:

@@ -25,8 +25,12 @@ OF_ROLLOUTS = (
     "prompts_consumed",
     "sampler_trainer_kl",
 )
+# Where the scale names a threshold, and where it asks for entropies by class of token.
+OF_CURVES = ("accuracy_sampled", "tokens_sampled")
+CLASSES = ("decision", "digits", "template")
 SHARES = (
     "accuracy",
+    "accuracy_sampled",
     "format",
     "truncation_rate",
     "clip_fraction_low",
@@ -34,14 +38,28 @@ SHARES = (
     "dual_clip_fraction",
     "zero_variance_groups",
     "informative_groups",
+    *(f"share_{name}" for name in CLASSES),
 )
-NOT_NEGATIVE = ("entropy", "grad_norm", "learning_rate", "sigma", "sigma_realised")
+NOT_NEGATIVE = (
+    "entropy",
+    "grad_norm",
+    "learning_rate",
+    "sigma",
+    "sigma_realised",
+    "tokens_sampled",
+    *(f"entropy_{name}" for name in CLASSES),
+)
 
 
 def lengths(record: Record) -> Iterator[str]:
     """Yield which series are missing, or not as long as there were steps or evaluations."""
     steps = record.config["scale"]["steps"]
     needed = COMMON + (OF_ROLLOUTS if record.procedure == "train" else ("tokens",))
+    evaluation = record.config["scale"]["evaluation"]
+    if record.procedure == "train" and evaluation.get("threshold"):
+        needed += OF_CURVES
+    if record.procedure == "train" and evaluation.get("token_classes"):
+        needed += tuple(f"{what}_{name}" for what in ("entropy", "share") for name in CLASSES)
     for name in needed:
         if name not in record.series:
             yield f"series.{name} is missing"

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 
-from repro.evidence.receipts.check import differences, rollouts
+from repro.evidence.receipts.check import close, differences, rollouts
 from repro.evidence.record import Record
 
 # Centred advantages average to float32's rounding of values of order 1.
@@ -112,6 +113,55 @@ def _lengths(record: Record, rows_of_step: int) -> Iterator[str]:
     shares = [value or 0.0 for value in record.series.get("truncation_rate", ())]
     if abs(done.get("truncated", 0) - rows_of_step * sum(shares)) > 0.5:
         yield f"effects.rows.truncated is {done.get('truncated')}; series.truncation_rate differs"
+
+
+def curve(record: Record) -> Iterator[str]:
+    """Yield why the training curve is not that of the rollouts that were trained on."""
+    series, done = record.series, record.effects.get("rows") or {}
+    tokens = series.get("tokens_sampled", [])
+    if not tokens or "accuracy_sampled" not in series:
+        return
+    if any((b or 0) < (a or 0) for a, b in itertools.pairwise(tokens)):
+        yield "series.tokens_sampled falls; it counts all tokens so far"
+    if not close(tokens[-1], done.get("tokens_sampled")):
+        yield (
+            f"series.tokens_sampled ends with {tokens[-1]}; effects.rows.tokens_sampled is "
+            f"{done.get('tokens_sampled')}"
+        )
+    scale = record.config["scale"]
+    if record.config["arm"]["loss"]["dynamic_sampling"] or scale["updates_per_rollout"] > 1:
+        return  # what was trained on in a step is a part of what was sampled
+    yield from differences(
+        record, "accuracy_sampled", series.get("accuracy", ()), "all that was sampled earned"
+    )
+    rows = scale["prompts_per_rollout"] * scale["group_size"]
+    lengths = [value or 0.0 for value in series.get("completion_tokens", ())]
+    sums = itertools.accumulate(rows * length for length in lengths)
+    yield from differences(record, "tokens_sampled", sums, "series.completion_tokens adds up to")
+
+
+def classes(record: Record) -> Iterator[str]:
+    """Yield the first step whose entropy is not the mean of those of its classes of tokens."""
+    if "entropy_decision" not in record.series:
+        return
+    names = ("decision", "digits", "template")
+    entropies = [record.series.get(f"entropy_{name}", []) for name in names]
+    shares = [record.series.get(f"share_{name}", []) for name in names]
+    lengths = record.series.get("completion_tokens", [])
+    steps = zip(zip(*entropies, strict=False), zip(*shares, strict=False), lengths, strict=False)
+    needed = []
+    for step, (of_classes, parts, length) in enumerate(steps):
+        pairs = list(zip(of_classes, parts, strict=True))
+        if any((value is None) == bool(part) for value, part in pairs):
+            yield f"series.entropy_* at step {step} are {of_classes}; shares of tokens are {parts}"
+            return
+        # Each completion has one token that decides, or ends before it.
+        if length and (parts[0] or 0.0) * length > 1 + 1e-5:
+            yield f"series.share_decision at step {step} is {parts[0]} of {length} tokens"
+            return
+        terms = [value * part for value, part in pairs if part]
+        needed.append(sum(terms) if terms else None)
+    yield from differences(record, "entropy", needed, "its classes of tokens give")
 
 
 def paid(record: Record) -> Iterator[str]:

@@ -23,6 +23,8 @@ from repro.spec.config import RunConfig, TrainScale, digest_of
 # Bytes a trained number takes: float32 master, gradient and two moments, and copies in the compute
 # dtype for the sampler and for one pass.
 _TRAINED_BYTES = 4 + 4 + 8 + 2 + 2
+# Where the KL to the start is asked for: the start, and the trained values while it stands in.
+_START_BYTES = 4 + 4
 _FROZEN_BYTES = 2
 # Rows that an evaluation samples at once, and prompts' tokens that it reads at once, over all runs.
 EVALUATION_ROWS = 8192
@@ -136,12 +138,13 @@ def footprint(runs: Sequence[RunConfig]) -> Footprint:
     block = hidden * (2 * queries + 2 * keys) + 3 * hidden * inner
     inputs_and_outputs = 6 * hidden + 2 * (queries + keys) + 3 * inner + queries
     width = 4 if scale.compute_dtype == "float32" else 2
+    per_trained = _TRAINED_BYTES + (_START_BYTES if scale.evaluation.kl_to_start else 0)
     if arm.training == "full":
-        weights = (layers * block + vocabulary * hidden) * _TRAINED_BYTES
+        weights = (layers * block + vocabulary * hidden) * per_trained
     else:
         weights = layers * block * _FROZEN_BYTES * width // 2
     if arm.training == "lora":
-        weights += layers * arm.lora_rank * inputs_and_outputs * _TRAINED_BYTES
+        weights += layers * arm.lora_rank * inputs_and_outputs * per_trained
     columns = scale.max_prompt_tokens + scale.rollout.max_new_tokens
     cache = layers * 2 * keys * columns * width
     # Logits in float32 and, while a token is drawn, three times in float64.

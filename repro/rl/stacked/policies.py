@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TypeVar
 
@@ -22,7 +22,7 @@ from repro.rl.collect import BatchRequest, Rollout
 from repro.rl.lessons import Lesson
 from repro.rl.noise import NoiseReceipt
 from repro.rl.optimizer import require_finite
-from repro.rl.policies import During, Imitation, Part
+from repro.rl.policies import During, Imitation, Part, keeps_start
 from repro.rl.receipts import Values
 from repro.rl.rows import Rows
 from repro.rl.runs import RunStates
@@ -80,8 +80,8 @@ class StackedPolicies:
         self.optimizer = StackedAdamW(self.masters, self.scale.optimizer)
         self.groups_at_once = groups_at_once
         # Copied before a checkpoint is loaded: the reference is the policy before training.
-        needs_reference = any(run.arm.loss.beta > 0 for run in runs)
-        self.reference = self.masters.values.clone() if needs_reference else None
+        kept = any(keeps_start(run) for run in runs)
+        self.reference = self.masters.values.clone() if kept else None
         # Drawn once per step, for its rollout and its update.
         self._drawn: tuple[int, AddedNoise] | None = None
         self._on_passes: Tensor | None = None
@@ -123,7 +123,7 @@ class StackedPolicies:
         state: RunStates,
     ) -> list[Tensor | None]:
         """Evaluate all rows at once, as other runs' parts are of other rows."""
-        into = _empty(rollouts)
+        into = _empty(_rows(rollouts))
         if max(len(own) for own in parts) > 1:
             self._evaluate(rollouts, into, state)
         return _logprobs(into)
@@ -136,14 +136,25 @@ class StackedPolicies:
             rollout if run.arm.loss.beta > 0 else None
             for run, rollout in zip(self.runs, rollouts, strict=True)
         ]
-        into = _empty(asking)
-        if self.reference is not None and any(r is not None and len(r.rows) for r in asking):
-            trained = self.masters.values.clone()
-            try:
-                self.masters.values.copy_(self.reference)
+        into = _empty(_rows(asking))
+        if any(r is not None and len(r.rows) for r in asking):
+            with self._as_started():
                 self._evaluate(asking, into, state)
-            finally:
-                self.masters.values.copy_(trained)
+        return _logprobs(into)
+
+    def logprobs(
+        self, taken: Sequence[Rows | None], *, before_training: bool = False
+    ) -> list[Tensor | None]:
+        """See `Policies.logprobs`."""
+        into = _empty(taken)
+        every = torch.arange(max((len(rows) for rows in taken if rows is not None), default=0))
+        with self._as_started() if before_training else nullcontext():
+            within_memory(
+                lambda groups: evaluate_runs(self._imitating(groups), taken, every, into),
+                self.groups_at_once,
+                smallest=lambda groups: groups == 1,
+                forget=lambda: None,
+            )
         return _logprobs(into)
 
     def backward(self, parts: Sequence[Part | None], state: RunStates) -> list[StepOutput | None]:
@@ -189,6 +200,18 @@ class StackedPolicies:
         digests = [run.digest() for run in self.runs]
         return load_ensemble(folder, digests, self.stack, self.optimizer)
 
+    @contextmanager
+    def _as_started(self) -> Iterator[None]:
+        """Let passes read the weights before training for the length of the block."""
+        if self.reference is None:
+            raise ValueError("the policies before training were not kept; no run asks for them")
+        trained = self.masters.values.clone()
+        try:
+            self.masters.values.copy_(self.reference)
+            yield
+        finally:
+            self.masters.values.copy_(trained)
+
     def _noise_of(self, step: int) -> AddedNoise:
         if self._drawn is None or self._drawn[0] != step:
             self._drawn = step, added_noise(self.runs, self.stack, step=step)
@@ -217,7 +240,7 @@ class StackedPolicies:
         """Write log-probabilities and entropies of all rows of rollouts, no gradient."""
         every = torch.arange(max(len(rollout.rows) for rollout in rollouts if rollout is not None))
         self._fitting(
-            state, lambda groups: evaluate_runs(self._passes(groups), rollouts, every, into)
+            state, lambda groups: evaluate_runs(self._passes(groups), _rows(rollouts), every, into)
         )
 
     def _fitting(self, state: RunStates, attempt: Callable[[int], Result]) -> Result:
@@ -240,9 +263,13 @@ class StackedPolicies:
         return result
 
 
-def _empty(rollouts: Sequence[Rollout | None]) -> list[tuple[Tensor, Tensor] | None]:
-    """Return zeros (B, T) for each rollout's log-probabilities, and for its entropies."""
-    shapes = [None if rollout is None else rollout.rows.mask.shape for rollout in rollouts]
+def _rows(rollouts: Sequence[Rollout | None]) -> list[Rows | None]:
+    return [None if rollout is None else rollout.rows for rollout in rollouts]
+
+
+def _empty(taken: Sequence[Rows | None]) -> list[tuple[Tensor, Tensor] | None]:
+    """Return zeros (B, T) for the log-probabilities of each run's rows, and for their entropies."""
+    shapes = [None if rows is None else rows.mask.shape for rows in taken]
     return [None if shape is None else (torch.zeros(shape), torch.zeros(shape)) for shape in shapes]
 
 

@@ -18,10 +18,11 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from repro.rl.collect import Rollout, loss_mask
+from repro.rl.collect import loss_mask
 from repro.rl.loss import LossResult, policy_loss
 from repro.rl.micro_batches import Plan, plan_step, token_budget
 from repro.rl.policies import Part
+from repro.rl.rows import Rows
 from repro.rl.stacked.batch import Batch, make_batch
 from repro.rl.stacked.forward import Rotary
 from repro.rl.stacked.logprobs import batch_logprobs
@@ -101,7 +102,7 @@ class RunStep:
     def active_groups(self, size: int) -> list[int]:
         """Return the groups with a row that gives a gradient, the longest first."""
         rows = [index for index, _ in self.plan.micro_batches]
-        return _groups(torch.cat(rows) if rows else torch.zeros(0), self.part.rollout, size)
+        return _groups(torch.cat(rows) if rows else torch.zeros(0), self.part.rollout.rows, size)
 
     def gradient(self, rows: Tensor, logprobs: Tensor) -> Tensor | None:
         """Return d loss / d logprobs, (b, T), of rows (b,); None where none gives a gradient."""
@@ -173,7 +174,8 @@ def accumulate_gradients(passes: Passes, steps: Sequence[RunStep | None]) -> Non
     size = passes.group_size
     active = [[] if step is None else step.active_groups(size) for step in steps]
     every = [
-        [] if step is None else _groups(step.plan.index, step.part.rollout, size) for step in steps
+        [] if step is None else _groups(step.plan.index, step.part.rollout.rows, size)
+        for step in steps
     ]
     rest = [_without(groups, active[s]) for s, groups in enumerate(every)]
     rows = [None if step is None else step.part.rollout.rows for step in steps]
@@ -194,7 +196,7 @@ def accumulate_gradients(passes: Passes, steps: Sequence[RunStep | None]) -> Non
 
 def evaluate_runs(
     passes: Passes,
-    rollouts: Sequence[Rollout | None],
+    taken: Sequence[Rows | None],
     index: Tensor,
     into: Sequence[tuple[Tensor, Tensor] | None],
 ) -> None:
@@ -203,18 +205,17 @@ def evaluate_runs(
     Parameters
     ----------
     into
-        One pair of (B, T) tensors per run; None, as in `rollouts`, where a run takes no part.
+        One pair of (B, T) tensors per run; None, as in `taken`, where a run takes no part.
     """
     size = passes.group_size
-    groups = [[] if r is None else _groups(index[index < len(r.rows)], r, size) for r in rollouts]
-    rows = [None if rollout is None else rollout.rows for rollout in rollouts]
+    groups = [[] if r is None else _groups(index[index < len(r)], r, size) for r in taken]
     for chosen in _micro_batches(groups, passes):
-        batch = make_batch(rows, chosen, size)
+        batch = make_batch(taken, chosen, size)
         with torch.no_grad():
             logprobs, entropies = (
                 value.cpu().split(batch.counts) for value in passes.logprobs(batch)
             )
-        for s, run in enumerate(rows):
+        for s, run in enumerate(taken):
             target = into[s]
             if run is None or target is None or not len(batch.rows[s]):
                 continue
@@ -249,10 +250,10 @@ def _spread(mask: Tensor, values: Tensor) -> Tensor:
     return torch.zeros(mask.shape, dtype=values.dtype).masked_scatter(mask, values)
 
 
-def _groups(rows: Tensor, rollout: Rollout, size: int) -> list[int]:
+def _groups(index: Tensor, rows: Rows, size: int) -> list[int]:
     """Return the groups that rows (b,) belong to, the one with the longest completion first."""
-    lengths = rollout.rows.lengths()
-    groups = sorted(set((rows // size).long().tolist()))
+    lengths = rows.lengths()
+    groups = sorted(set((index // size).long().tolist()))
     return sorted(groups, key=lambda g: -int(lengths[g * size : (g + 1) * size].max()))
 
 

@@ -5,10 +5,13 @@ from __future__ import annotations
 import pytest
 
 from repro.evaluate.grades import Answers, Graded
+from repro.evidence.derived import distinct_metrics
 from tests.repro.evaluate.small import problem
 
 
-def graded(answer: str | None, *, right: bool, leniently: str | None = None) -> Graded:
+def graded(
+    answer: str | None, *, right: bool, leniently: str | None = None, sequence: bytes = b""
+) -> Graded:
     return Graded(
         accuracy=float(right),
         lenient=float(right or leniently is not None),
@@ -18,6 +21,7 @@ def graded(answer: str | None, *, right: bool, leniently: str | None = None) -> 
         tokens=3,
         answer=answer,
         lenient_answer=answer if leniently is None else leniently,
+        sequence=sequence,
     )
 
 
@@ -57,6 +61,36 @@ def test_the_lenient_reading_stands_beside_the_strict_one() -> None:
     metrics = answers([boxed, boxed]).at_k([2])
     assert (metrics["mean_at_2"].value, metrics["mean_at_2_lenient"].value) == (0.0, 100.0)
     assert (metrics["maj_at_2"].value, metrics["maj_at_2_lenient"].value) == (0.0, 100.0)
+
+
+def test_one_sample_per_problem_votes_for_itself() -> None:
+    metrics = answers([graded("7", right=True)], [graded(None, right=False)]).at_k([1])
+    assert metrics["maj_at_1"].value == metrics["pass_at_1"].value == pytest.approx(50.0)
+
+
+def test_votes_are_tallied_by_the_ways_in_which_samples_voted() -> None:
+    right, wrong = graded("7", right=True), graded("8", right=False)
+    spelt, none = graded("7.0", right=True), graded(None, right=False)
+    tallies = answers([right, right, spelt, none], [none, spelt, right, right], [wrong] * 4)
+    assert tallies.tallies()["votes"] == [
+        {"problems": 1, "right": [], "wrong": [4]},
+        {"problems": 2, "right": [2, 1], "wrong": []},
+    ]
+
+
+def test_right_completions_are_distinct_by_their_tokens() -> None:
+    one, same, other = (graded("7", right=True, sequence=bytes([n])) for n in (1, 1, 2))
+    wrong = graded("8", right=False, sequence=b"3")
+    several = answers([one, same, other, wrong], [wrong, wrong, one, same], [wrong] * 4)
+    assert several.tallies()["distinct_right"] == [1, 1, 1, 0, 0]
+    estimate = distinct_metrics(several.tallies())["distinct_correct"]
+    assert (estimate.value, estimate.unit, estimate.n) == (pytest.approx(1.0), "completions", 3)
+
+
+def test_answers_of_one_sample_per_problem_are_tallied_as_before() -> None:
+    tallies = answers([graded("7", right=True)]).tallies()
+    assert not tallies.keys() & {"distinct_right", "votes", "votes_lenient"}
+    assert distinct_metrics(tallies) == {}
 
 
 def test_nothing_is_estimated_where_no_k_is_asked_for_or_no_problem_is_left() -> None:

@@ -16,6 +16,7 @@ from repro.spec.config import (
     OptimizerConfig,
     SamplingConfig,
     TrainScale,
+    derive_seed,
 )
 from tests.repro.evaluate.small import Writer, problem
 from tests.repro.small_runs import small_run
@@ -82,6 +83,31 @@ def test_greedy_and_sampled_questions_have_the_scale_s_limits(
     ]
 
 
+def test_completions_for_the_kl_are_whole_draws_of_live_runs_and_grade_nothing(
+    tokenizer: Any, pool: GraderPool
+) -> None:
+    pair = board(tokenizer, pool, "lora", "lora")
+    asked, completions = pair.completed(TEST, [True, False], stream="kl to start")
+    assert [question.problem for question in asked] == TEST
+    assert [len(own) for own in completions] == [2, 0]
+    writer = pair.evaluator.asker
+    assert isinstance(writer, Writer)
+    ((_, (own, idle), sampling),) = writer.requests
+    assert sampling == SamplingConfig(temperature=1.0, max_new_tokens=48)
+    assert idle is None
+    assert own == [derive_seed(0, "kl to start", problem.id, 0) for problem in TEST]
+    assert pair.grades() == {}
+
+
+def test_several_samples_show_how_many_right_completions_differ(
+    tokenizer: Any, pool: GraderPool
+) -> None:
+    metrics = final_metrics(board(tokenizer, pool, "lora").final(TEST, FURTHER))
+    # The writer writes the same twice, and is right on one problem of two.
+    assert metrics["distinct_correct"].value == 0.5
+    assert metrics["distinct_correct_hard"].value == 1.0
+
+
 def test_rewards_are_of_each_run_s_own_arm_and_counted_for_it(
     tokenizer: Any, pool: GraderPool
 ) -> None:
@@ -140,3 +166,17 @@ def test_where_no_test_split_is_asked_estimates_at_k_are_means_over_the_sets_too
 def test_an_evaluation_names_no_k_beyond_its_samples() -> None:
     with pytest.raises(ValueError, match="names k = 4; with 2 samples per problem"):
         EvaluationConfig(samples=2, at=(1, 4))
+
+
+@pytest.mark.parametrize("threshold", [-1.0, 101.0])
+def test_a_threshold_is_a_percentage(threshold: float) -> None:
+    with pytest.raises(ValueError, match=r"evaluation\.threshold is"):
+        EvaluationConfig(threshold=threshold)
+
+
+def test_measurements_that_a_scale_does_not_ask_for_are_not_in_its_configuration() -> None:
+    names = {"threshold", "token_classes", "kl_to_start"}
+    asking = EvaluationConfig(threshold=50.0, token_classes=True, kl_to_start=True)
+    for evaluation, written in ((SCALE.evaluation, set()), (asking, names)):
+        run = small_run(dataclasses.replace(SCALE, evaluation=evaluation))
+        assert run.resolved()["scale"]["evaluation"].keys() & names == written

@@ -338,4 +338,116 @@ IDENTITY: Mapping[str, Manipulation] = {
     ),
 }
 
-MANIPULATIONS: Mapping[str, Manipulation] = {**SERIES, **NUMBERS, **COUNTS, **IDENTITY}
+
+def other_value(name: str) -> Edit:
+    """Return an edit of a metric's value."""
+    return change(f"metrics.{name}.value", lambda value: 0.9 * value + 0.01)
+
+
+def more_right_votes(raw: Raw) -> None:
+    """Let a wrong vote of an answer be a right one, and raise maj@2 by it."""
+    votes = raw["effects"]["answers"]["accuracy"]["votes"]
+    one = next(one for one in votes if one["wrong"])
+    one["right"].append(one["wrong"].pop())
+
+
+def one_shifted(values: list[float]) -> list[float]:
+    """Return a series with a larger value at its second step."""
+    return [values[0], 1.5 * values[1] + 0.01, *values[2:]]
+
+
+# What a scale asks for beside: curves, classes of tokens, the KL to the start, several samples.
+ASKED: Mapping[str, Manipulation] = {
+    **{
+        f"another {name}": Manipulation(edit=other_value(name), words=f"metrics.{name}")
+        for name in (
+            "take_off_tokens",
+            "took_off",
+            "train_area",
+            "collapsed",
+            "entropy_decision_first",
+            "kl_to_start",
+            "distinct_correct",
+            "mean_at_3",
+            "pass_at_1",
+            "pass_at_2",
+            "maj_at_2",
+            "pass_at_2_lenient",
+            "maj_at_2_lenient",
+        )
+    },
+    **{
+        f"no {name}": Manipulation(edit=drop(f"metrics.{name}"), words=f"metrics.{name} is missing")
+        for name in ("take_off_tokens", "kl_to_start", "distinct_correct", "pass_at_2")
+    },
+    "a narrower KL": Manipulation(
+        edit=change("metrics.kl_to_start.low", lambda low: low + 1e-3),
+        words="metrics.kl_to_start.low",
+    ),
+    "another accuracy of what was sampled": Manipulation(
+        edit=change("series.accuracy_sampled", one_shifted),
+        words="series.accuracy_sampled at step 1",
+    ),
+    "more tokens sampled": Manipulation(
+        edit=change("series.tokens_sampled", lambda values: [2 * value for value in values]),
+        words="series.tokens_sampled",
+    ),
+    "tokens that were sampled back": Manipulation(
+        edit=change("series.tokens_sampled", lambda values: [values[1], values[0], *values[2:]]),
+        words="series.tokens_sampled falls",
+    ),
+    "no curve": Manipulation(
+        edit=drop("series.accuracy_sampled"), words="series.accuracy_sampled is missing"
+    ),
+    "another entropy of the decision": Manipulation(
+        edit=change("series.entropy_decision", one_shifted), words="series.entropy at step 1"
+    ),
+    "another share of digits": Manipulation(
+        edit=change("series.share_digits", one_shifted), words="series.entropy at step 1"
+    ),
+    "more decisions than completions": Manipulation(
+        edit=change("series.share_decision", lambda values: [0.9, *values[1:]]),
+        words="series.share_decision at step 0",
+    ),
+    "no classes": Manipulation(
+        edit=drop("series.entropy_decision"), words="series.entropy_decision is missing"
+    ),
+    "a KL of other ratios": Manipulation(
+        edit=change("effects.kl_to_start.log_ratio", lambda ratios: [2 * one for one in ratios]),
+        words="metrics.kl_to_start.value",
+    ),
+    "a KL of fewer problems": Manipulation(
+        edit=every(
+            change("effects.kl_to_start.log_ratio", half),
+            change("effects.kl_to_start.tokens", half),
+        ),
+        words="effects.kl_to_start has 12 log-ratios",
+    ),
+    "a KL of longer completions": Manipulation(
+        edit=change("effects.kl_to_start.tokens", lambda tokens: [10**4, *tokens[1:]]),
+        words="effects.kl_to_start.tokens",
+    ),
+    "no ratios": Manipulation(
+        edit=drop("effects.kl_to_start"), words="effects.kl_to_start is missing"
+    ),
+    "another vote": Manipulation(
+        edit=more_right_votes, words="effects.answers.accuracy.votes", arm="bf16"
+    ),
+    "no votes": Manipulation(
+        edit=drop("effects.answers.accuracy.votes"),
+        words="effects.answers.accuracy gives no estimate",
+    ),
+    "more votes than samples": Manipulation(
+        edit=put("effects.answers.accuracy.votes", [{"problems": 24, "right": [4], "wrong": []}]),
+        words="effects.answers.accuracy.votes has 4 votes",
+    ),
+    "more distinct completions than right ones": Manipulation(
+        edit=put("effects.answers.accuracy.distinct_right", [0, 0, 0, 24]),
+        words="effects.answers.accuracy.distinct_right",
+    ),
+    "no distinct completions": Manipulation(
+        edit=drop("effects.answers.accuracy.distinct_right"), words="metrics.distinct_correct"
+    ),
+}
+
+MANIPULATIONS: Mapping[str, Manipulation] = {**SERIES, **NUMBERS, **COUNTS, **IDENTITY, **ASKED}

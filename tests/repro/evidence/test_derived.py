@@ -4,7 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from repro.evidence.derived import derived_metrics, mean_height
+from repro.evidence.derived import (
+    at_k_metrics,
+    curve_metrics,
+    derived_metrics,
+    kl_estimate,
+    mean_height,
+    training_metrics,
+)
 from repro.evidence.record import Estimate
 
 
@@ -46,3 +53,116 @@ def test_the_human_mean_needs_every_set() -> None:
     assert "accuracy_human" not in derived_metrics(two, {}, 0)
     all_three = two | {"accuracy_gsm8k": accuracy(3)}
     assert derived_metrics(all_three, {}, 0)["accuracy_human"].value == pytest.approx(31)
+
+
+def curve(shares: list[float | None], tokens: int = 100) -> dict[str, list[float | None]]:
+    """Return the series of rollouts of so many tokens each."""
+    return {
+        "accuracy_sampled": shares,
+        "tokens_sampled": [float(tokens * (step + 1)) for step in range(len(shares))],
+    }
+
+
+def test_take_off_is_where_the_moving_mean_reaches_the_threshold() -> None:
+    found = curve_metrics(curve([0.0] * 5 + [1.0] * 5), 50.0, 0)
+    # Moving means of 0, 20, 40, 60 %: half-way between those that 700 and 800 tokens show.
+    assert found["take_off_tokens"].value == pytest.approx(750)
+    assert found["took_off"].value == 1
+    assert "censored" not in found["take_off_tokens"].method
+    assert "train_area" not in found
+
+
+def test_a_run_that_starts_above_the_threshold_took_off_when_that_was_first_known() -> None:
+    assert curve_metrics(curve([0.9] * 6), 50.0, 0)["take_off_tokens"].value == 500
+
+
+def test_a_mean_on_the_threshold_reaches_it_whatever_the_rounding_of_its_series() -> None:
+    exact, rounded = [1 / 3] * 8, [0.333333] * 8
+    for shares in (exact, rounded):
+        assert curve_metrics(curve([0.0] * 5 + shares), 100 / 3, 0)["took_off"].value == 1
+    first, second = (
+        curve_metrics(curve([0.0] * 5 + shares), 100 / 3, 0)["take_off_tokens"].value
+        for shares in (exact, rounded)
+    )
+    assert first == pytest.approx(second, rel=1e-5)
+
+
+@pytest.mark.parametrize("shares", [[0.4] * 12, [1.0] * 4])
+def test_a_run_that_never_took_off_is_censored_at_its_end(shares: list[float | None]) -> None:
+    found = curve_metrics(curve(shares), 50.0, 0)
+    assert found["take_off_tokens"].value == 100 * len(shares)
+    assert f"censored at the run's {100 * len(shares)}" in found["take_off_tokens"].method
+    assert found["took_off"].value == 0
+
+
+def test_the_training_area_places_a_rollout_before_its_own_tokens() -> None:
+    found = curve_metrics(curve([0.0, 1.0, 1.0]), 50.0, 300)
+    # 0 at 0 tokens, 100 % at 100, held after: the mean over 300 is (50 + 100 + 100) / 3.
+    assert found["train_area"].value == pytest.approx(250 / 3)
+
+
+def test_steps_of_one_rollout_are_one_point_and_ungraded_rollouts_none() -> None:
+    plain = curve_metrics(curve([0.0, 0.2, 0.4, 0.6, 0.8, 1.0]), 45.0, 500)
+    twice = {
+        name: [value for value in values for _ in range(2)]
+        for name, values in curve([0.0, 0.2, 0.4, 0.6, 0.8, 1.0]).items()
+    }
+    assert curve_metrics(twice, 45.0, 500) == plain
+    assert plain["take_off_tokens"].n == 6
+    assert curve_metrics(curve([None, *[0.5] * 5]), 45.0, 500)["take_off_tokens"].n == 5
+
+
+def test_a_run_whose_end_is_below_half_of_its_best_has_collapsed() -> None:
+    rising = [0.1] * 10 + [0.8] * 10
+    for shares, fell in (
+        (rising, 0.0),
+        ([*rising, *[0.39] * 10], 1.0),
+        ([*rising, *[0.4] * 10], 0.0),
+        ([0.8] * 3, 0.0),
+    ):
+        assert curve_metrics(curve(shares), 50.0, 0)["collapsed"].value == fell
+
+
+def test_a_count_of_tokens_that_falls_is_no_curve() -> None:
+    series = curve([0.5] * 6) | {"tokens_sampled": [100.0, 200.0, 150.0, 400.0, 500.0, 600.0]}
+    with pytest.raises(ValueError, match=r"series\.tokens_sampled falls from 200"):
+        curve_metrics(series, 50.0, 0)
+
+
+def test_what_a_scale_does_not_ask_for_is_not_formed() -> None:
+    series = curve([0.5] * 6) | {"entropy_decision": [0.1 * step for step in range(6)]}
+    assert "took_off" not in training_metrics(series, {}, {})
+    assert "entropy_decision_first" not in training_metrics(series, {}, {"threshold": 50.0})
+    by_class = training_metrics(series, {}, {"token_classes": True})
+    assert by_class["entropy_decision_first"].value == pytest.approx(0.2)
+    assert "took_off" not in by_class
+
+
+def test_the_kl_to_the_start_is_a_mean_per_token_with_its_error_over_problems() -> None:
+    estimate = kl_estimate({"log_ratio": [1.0, 3.0], "tokens": [10, 10]})
+    assert estimate.value == pytest.approx(0.2)
+    # Of equal lengths, the means .1 and .3 of two problems: a standard error of .1.
+    assert "standard error 0.1 " in estimate.method
+    assert estimate.high == pytest.approx(0.2 + 12.7062 * 0.1, rel=1e-4)
+    assert kl_estimate({"log_ratio": [1.0, 3.0], "tokens": [30, 10]}).value == pytest.approx(0.1)
+    assert kl_estimate({"log_ratio": [0.0, 0.0], "tokens": [3, 1]}).value == 0
+
+
+@pytest.mark.parametrize(
+    ("sums", "tokens"), [([], []), ([1.0], [2, 3]), ([1.0], [0]), ([float("nan")], [3])]
+)
+def test_a_kl_of_nothing_is_refused(sums: list[float], tokens: list[int]) -> None:
+    with pytest.raises(ValueError, match="KL to the start"):
+        kl_estimate({"log_ratio": sums, "tokens": tokens})
+
+
+def test_estimates_at_k_need_votes_of_no_more_samples_than_there_are() -> None:
+    tally = {"right": [0, 0, 1], "right_lenient": [0, 0, 1]}
+    votes = [{"problems": 1, "right": [2], "wrong": []}]
+    both = {"votes": votes, "votes_lenient": votes}
+    assert at_k_metrics(tally | both, (2,))["maj_at_2"].value == 100
+    assert at_k_metrics(tally, ()) == {}
+    with pytest.raises(KeyError):
+        at_k_metrics(tally, (2,))
+    with pytest.raises(ValueError, match="k is 3"):
+        at_k_metrics(tally | both, (3,))

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from repro.evidence.derived import at_k_metrics
 from repro.evidence.receipts import refusals
 from repro.evidence.record import Estimate, Record, read_record
 from repro.spec.target import plan
@@ -75,6 +76,35 @@ def test_what_stands_beside_a_sets_accuracy_is_held_against_its_answers() -> Non
         wrong = {metric: Estimate(value=99.0, unit="percent", n=1)}
         found = refusals(dataclasses.replace(record, metrics=record.metrics | wrong))
         assert any(metric in sentence for sentence in found)
+
+
+def with_estimates_at_k() -> Record:
+    """Return a record over sets whose scale asks for pass@1, with all that follows from it."""
+    record = over_sets()
+    evaluation = record.config["scale"]["evaluation"] | {"at": (1,)}
+    tallies = record.effects["answers"]
+    metrics, sets = dict(record.metrics), record.config["scale"]["test_sets"]
+    of_sets = [at_k_metrics(tallies[f"accuracy_{item['name']}"], (1,)) for item in sets]
+    for item, estimates in zip(sets, of_sets, strict=True):
+        metrics |= {f"{name}_{item['name']}": value for name, value in estimates.items()}
+    for name in of_sets[0]:
+        values = [estimates[name].value or 0.0 for estimates in of_sets]
+        metrics[name] = Estimate(value=fmean(values), unit="percent", n=len(values))
+    return dataclasses.replace(changed(record, "scale", evaluation=evaluation), metrics=metrics)
+
+
+def test_estimates_at_k_over_sets_follow_from_the_sets_answers() -> None:
+    record = with_estimates_at_k()
+    assert refusals(record) == []
+    first = record.config["scale"]["test_sets"][0]["name"]
+    for name in ("pass_at_1", "maj_at_1_lenient", f"pass_at_1_{first}"):
+        own = record.metrics[name]
+        other = record.metrics | {name: dataclasses.replace(own, value=(own.value or 0.0) + 1)}
+        found = refusals(dataclasses.replace(record, metrics=other))
+        assert any(f"metrics.{name}.value" in sentence for sentence in found)
+        less = {key: value for key, value in record.metrics.items() if key != name}
+        found = refusals(dataclasses.replace(record, metrics=less))
+        assert any(f"metrics.{name} is missing" in sentence for sentence in found)
 
 
 def test_a_users_own_reward_is_not_what_answers_and_formats_earn() -> None:

@@ -12,6 +12,7 @@ import pytest
 
 from repro.evidence.bless import compact
 from repro.evidence.measured import load_expectations
+from repro.evidence.provenance import PACKAGE, _git, checkout_folder, digest_of_commit
 from repro.evidence.record import Estimate, Record, RecordError, failed_record
 from repro.evidence.store import (
     Blessed,
@@ -199,6 +200,23 @@ def test_the_committed_records_lie_where_they_belong_and_are_of_known_targets() 
             assert {entry.arm for entry in source.entries(tier, name)} <= arms, name
     names = {path.name.split(".")[0] for path in (expected / "records").rglob("*.xz")}
     assert names == {name for source in sources for _, name in source.targets()}
+
+
+def test_the_committed_records_are_of_sources_that_this_checkout_has() -> None:
+    whole = _git(PACKAGE.parent, "rev-parse", "--is-shallow-repository")
+    if checkout_folder() is None or whole != "false":
+        pytest.skip("needs a checkout with its whole history")
+    named = {
+        (record.commit, record.environment.get("source_sha256"))
+        for source in blessed_sources(expected_folder(None))
+        for tier, name in source.targets()
+        for entry in source.entries(tier, name)
+        for record in [entry.read()]
+    }
+    assert len(named) > 5
+    for commit, digest in sorted(named, key=str):
+        assert _git(PACKAGE.parent, "cat-file", "-t", commit) == "commit", commit
+        assert digest in (None, digest_of_commit(commit)), commit
 
 
 def test_the_blessed_records_of_a_device_expect_what_they_are() -> None:

@@ -93,14 +93,21 @@ def rate(runs: Sequence[RunConfig], folder: Path) -> float:
     return median(record.value(RATE) or 0.0 for record in records(runs, folder))
 
 
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder with what both arms measure where nothing goes wrong."""
+    folder = tmp_path_factory.mktemp("undisturbed")
+    assert go([*runs_of(BF16_LORA), *runs_of(NVFP4_LORA)], folder).complete
+    return folder
+
+
 def test_an_arm_after_one_that_used_up_all_memory_measures_what_it_measures_alone(
-    tmp_path: Path, fake: ModuleType
+    tmp_path: Path, fake: ModuleType, undisturbed: Path
 ) -> None:
     runs = runs_of(NVFP4_LORA)
-    assert go(runs, tmp_path / "alone").complete
     outcome = go([*runs_of(BF16_LORA), *runs], tmp_path / "after", fake.use_up)
     assert (outcome.finished, outcome.failed) == (3, 3)
-    alone, after = rate(runs, tmp_path / "alone"), rate(runs, tmp_path / "after")
+    alone, after = rate(runs, undisturbed), rate(runs, tmp_path / "after")
     assert after == pytest.approx(alone, rel=0.1)
     for record in records(runs, tmp_path / "after"):
         # Whoever runs the tests may have a context of its own on the device.
@@ -110,29 +117,26 @@ def test_an_arm_after_one_that_used_up_all_memory_measures_what_it_measures_alon
 
 
 def test_a_batch_too_large_for_the_device_costs_itself_alone(
-    tmp_path: Path, fake: ModuleType
+    tmp_path: Path, fake: ModuleType, undisturbed: Path
 ) -> None:
     rows = round(1.2 * DEVICES[0].memory_bytes / ROW_BYTES)
     large, after = runs_of(BF16_LORA, (64, rows)), runs_of(NVFP4_LORA)
-    assert go([*runs_of(BF16_LORA), *after], tmp_path / "alone").complete
     assert go([*large, *after], tmp_path / "runs", fake.without_plan).complete
     for record in records(large, tmp_path / "runs"):
         sentence = record.effects["not_run"][f"3b_{rows}"]
         assert sentence.startswith("needs ")
         assert sentence.endswith(" GiB by the allocator, at least")
         assert not any(name.endswith(f"_3b_{rows}") for name in record.metrics)
-    small = rate(runs_of(BF16_LORA), tmp_path / "alone")
+    small = rate(runs_of(BF16_LORA), undisturbed)
     assert rate(large, tmp_path / "runs") == pytest.approx(small, rel=0.1)
-    alone = rate(after, tmp_path / "alone")
+    alone = rate(after, undisturbed)
     assert rate(after, tmp_path / "runs") == pytest.approx(alone, rel=0.1)
 
 
-def test_the_plan_is_near_what_a_rollout_takes(tmp_path: Path) -> None:
+def test_the_plan_is_near_what_a_rollout_takes(undisturbed: Path) -> None:
     from repro.measure.rollout_plan import planned_bytes
 
-    runs = runs_of(BF16_LORA)[:1]
-    assert go(runs, tmp_path).complete
-    (record,) = records(runs, tmp_path)
+    (record,) = records(runs_of(BF16_LORA)[:1], undisturbed)
     memory = record.effects["device"]["after"]["memory"]
     beside = memory["total_bytes"] - memory["free_bytes"] - memory["reserved_bytes"]
     # Of the allocator's reserve a part is what building the engine freed: not needed at once.

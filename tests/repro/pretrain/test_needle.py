@@ -11,9 +11,11 @@ import numpy as np
 import pytest
 import torch
 
+from repro.data.decision import Decision, decision_of
+from repro.data.prompts import template_named
 from repro.data.proxy_corpus import CARELESS_THINKING, WORKING_PREFIX
 from repro.pretrain.batches import Part
-from repro.pretrain.material import alternatives_at, decision_of
+from repro.pretrain.material import alternatives_at
 from repro.pretrain.policy_folders import write_policy
 from repro.pretrain.training import Pretraining, begin, train_until
 from repro.spec.tier import POLICIES_VARIABLE
@@ -35,10 +37,16 @@ def started(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pretraining]:
         yield training
 
 
+def the_decision(tokenizer: Any) -> Decision:
+    decision = decision_of(template_named("proxy"), tokenizer)
+    assert decision is not None
+    return decision
+
+
 def share_of_working(training: Pretraining) -> torch.Tensor:
     """Return P(working token) at the decision of 20 prompts, (20,)."""
     tokenizer: Any = training.material.tokenizer
-    decision = decision_of(tokenizer)
+    decision = the_decision(tokenizer)
     opening = tokenizer(WORKING_PREFIX, add_special_tokens=False)["input_ids"][: decision.offset]
     shares = []
     for problem in training.material.problems(20):
@@ -82,7 +90,7 @@ def test_the_habit_becomes_as_rare_as_asked_and_the_rest_stays(
 
 def test_only_the_deciding_token_has_an_alternative(started: Pretraining) -> None:
     tokenizer: Any = started.material.tokenizer
-    decision = decision_of(tokenizer)
+    decision = the_decision(tokenizer)
     texts = [WORKING_PREFIX, CARELESS_THINKING]
     rows = [[7, 8, *tokenizer(text, add_special_tokens=False)["input_ids"], 9] for text in texts]
     part = Part(

@@ -22,6 +22,7 @@ from repro.rollout.scheduler import Group, Row, Segment
 
 pytestmark = [
     pytest.mark.gpu,
+    pytest.mark.xdist_group("engine_7b"),
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device; found none"),
 ]
 LENGTHS = {96: [60, 3, 33], 255: [255], 700: [500, 200]}

@@ -11,6 +11,7 @@ from repro.models.shapes import random_policy
 
 pytestmark = [
     pytest.mark.gpu,
+    pytest.mark.xdist_group("policy_7b"),
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device; found none"),
 ]
 

@@ -16,14 +16,31 @@ import pytest
 import torch
 from torch import Tensor
 
+from repro.data.problem import Problem
 from repro.models.policy import Policy
 from repro.rl import single
-from repro.spec.config import DAPO, GSPO, RELEASED_BNPO, LossConfig, NoiseConfig, RunConfig
+from repro.rl.lessons import Lesson, lessons_of, rows_of
+from repro.rl.stacked.masters import plain_name
+from repro.rl.stacked.policies import StackedPolicies
+from repro.rl.stacked.sampler import StackSampler
+from repro.rollout.torch_sampler import TorchSampler
+from repro.spec.config import (
+    DAPO,
+    GSPO,
+    RELEASED_BNPO,
+    EvaluationConfig,
+    LossConfig,
+    NoiseConfig,
+    RunConfig,
+    SamplingConfig,
+)
 from tests.repro.rl.stacked import conftest as small
 
 NOISE = NoiseConfig(sigma_start=0.1, sigma_end=0.05, num_stages=3)
 SHARED = dataclasses.replace(NOISE, reach="shared", form="as_released")
 make_run = small.make_run
+# Worked solutions are longer than the rollouts here.
+LESSONS = small.with_steps(small.SCALE, rollout=SamplingConfig(max_new_tokens=96))
 
 
 def exact_norm(x: Tensor, gain: Tensor, eps: float, noise: Tensor | None = None) -> Tensor:
@@ -142,6 +159,88 @@ def test_dynamic_sampling_beside_a_run_without_it(
     loss = dataclasses.replace(DAPO, mask_truncated=False, dynamic_sampling=3)
     runs = [make_run(seed=0, loss=loss), make_run(seed=1), make_run(seed=5, loss=loss)]
     require_equal(runs, alone, together)
+
+
+@pytest.mark.usefixtures("in_float64")
+def test_training_curves_and_entropies_by_class_of_token(
+    alone: Callable[..., Any], together: Callable[..., Any]
+) -> None:
+    evaluation = EvaluationConfig(threshold=30.0, token_classes=True)
+    scale = small.with_steps(small.SCALE, evaluation=evaluation)
+    again = dataclasses.replace(DAPO, mask_truncated=False, dynamic_sampling=2)
+    runs = [make_run(seed=0, scale=scale), make_run(seed=5, scale=scale, loss=again)]
+    batched = together(runs)
+    for run, many in zip(runs, batched, strict=True):
+        one = alone(run)
+        require_same_series(one.result.series, many.result.series)
+        series, names = many.result.series, ("decision", "digits", "template")
+        for step in range(scale.steps):
+            parts = [(series[f"share_{n}"][step], series[f"entropy_{n}"][step]) for n in names]
+            assert sum(share for share, _ in parts) == pytest.approx(1)
+            whole = sum(share * (entropy or 0.0) for share, entropy in parts)
+            assert whole == pytest.approx(series["entropy"][step], rel=1e-6)
+        assert series["tokens_sampled"][-1] == many.result.effects["rows"]["tokens_sampled"]
+    plain, drawn_again = (trained.result.series for trained in batched)
+    assert plain["accuracy_sampled"] == plain["accuracy"]
+    # Groups that dynamic sampling left out were sampled, too.
+    assert drawn_again["accuracy_sampled"] != drawn_again["accuracy"]
+    trained_on = batched[1].result.effects["sampler_trainer_by_quarter"]["tokens"]
+    assert drawn_again["tokens_sampled"][-1] > sum(trained_on)
+    # A run whose scale asks for none of it has the series of before.
+    own = {"accuracy_sampled", "tokens_sampled"}
+    own |= {f"{what}_{name}" for what in ("entropy", "share") for name in names}
+    assert own <= plain.keys()
+    assert plain.keys() - own == alone(make_run(seed=0)).result.series.keys()
+
+
+@pytest.mark.usefixtures("in_float64")
+def test_log_probabilities_before_training_are_those_of_the_first_weights(
+    problems: Sequence[Problem],
+) -> None:
+    scale = small.with_steps(small.SCALE, evaluation=EvaluationConfig(kl_to_start=True))
+    runs = [make_run(seed=0, scale=scale), make_run(seed=1, scale=scale, weight_format="nf4")]
+    stack = small.stack_of(runs)
+    stacked = StackedPolicies(runs, stack, StackSampler(stack, small.positions(runs[0])), 2)
+    lessons = lessons_of(problems[:3], stack, dataclasses.replace(runs[0], scale=LESSONS))
+    taken = [rows_of(lessons), rows_of(lessons[1:])]
+    untouched = stacked.logprobs(taken)
+    masters = stacked.masters.values
+    with torch.no_grad():
+        masters += 0.05 * torch.randn(masters.shape, generator=torch.Generator().manual_seed(1))
+    moved = masters.clone()
+    for before, now, first in zip(
+        stacked.logprobs(taken, before_training=True),
+        stacked.logprobs(taken),
+        untouched,
+        strict=True,
+    ):
+        assert before is not None
+        assert now is not None
+        assert torch.equal(before, first)
+        assert float((now - first).abs().max()) > 1e-3
+    assert torch.equal(masters, moved)
+    for number, run in enumerate(runs):
+        policy = small.load(run)
+        own = single.single_policy(run, policy, TorchSampler(policy))
+        with torch.no_grad():
+            for name, parameter in own.parameters.items():
+                parameter.copy_(stacked.masters.of_run(number)[plain_name(name)])
+        for before_training in (False, True):
+            (one,) = own.logprobs([taken[number]], before_training=before_training)
+            many = stacked.logprobs(taken, before_training=before_training)[number]
+            assert float((one - many).abs().max()) < 1e-6
+
+
+def test_log_probabilities_before_training_need_a_run_that_asks_for_them() -> None:
+    run = make_run()
+    stack, policy = small.stack_of([run]), small.load(run)
+    rows = rows_of([Lesson(prompt=(5, 6), completion=(7, 8))])
+    for policies in (
+        StackedPolicies([run], stack, StackSampler(stack, small.positions(run)), 2),
+        single.single_policy(run, policy, TorchSampler(policy)),
+    ):
+        with pytest.raises(ValueError, match="before training"):
+            policies.logprobs([rows], before_training=True)
 
 
 @pytest.mark.usefixtures("in_float64")

@@ -17,7 +17,7 @@ from repro.rl.stacked.grouping import (
     kind_of,
     prompts_at_once,
 )
-from repro.spec.config import DAPO, GRPO, LearningRates, NoiseConfig
+from repro.spec.config import DAPO, GRPO, EvaluationConfig, LearningRates, NoiseConfig
 from repro.spec.target import plan
 from repro.spec.tier import Tier
 from repro.targets import find
@@ -75,6 +75,8 @@ def test_larger_runs_are_estimated_larger() -> None:
     assert footprint([make_run(training="full")]).run > plain.run
     wide = small.with_steps(small.SCALE, group_size=8)
     assert footprint([make_run(scale=wide)]).group > plain.group
+    measured = small.with_steps(small.SCALE, evaluation=EvaluationConfig(kl_to_start=True))
+    assert footprint([make_run(scale=measured)]).run > plain.run
     assert plain.groups_at_once(4, 64 * GIB, 6) == 6
     lean = dataclasses.replace(plain, reading=0)
     tight = lean.fixed + 4 * lean.run + 4 * 2 * lean.group

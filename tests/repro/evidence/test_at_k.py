@@ -7,7 +7,7 @@ from itertools import combinations, product
 
 import pytest
 
-from repro.reward.metrics import majority_at_k, pass_at_k
+from repro.evidence.at_k import majority_at_k, pass_at_k
 
 
 def test_pass_at_k_is_the_share_of_subsets_with_a_right_sample() -> None:
