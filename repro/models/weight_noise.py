@@ -127,14 +127,7 @@ def matched_sigma(
 
     def load(which: WeightFormat) -> Policy:
         return load_policy(
-            checkpoint,
-            weight_format=which,
-            training="none",
-            lora_rank=1,
-            lora_alpha=1.0,
-            compute_dtype=compute_dtype,
-            seed=seed,
-            device=device,
+            checkpoint, weight_format=which, compute_dtype=compute_dtype, device=device
         )
 
     policy = load("bf16")

@@ -116,11 +116,7 @@ def _common_rows(scale: TrainScale, seed: int, tier: str) -> tuple[Rows, ...]:
     plain = load_policy(
         scale.checkpoint,
         weight_format="bf16",
-        training="none",
-        lora_rank=1,
-        lora_alpha=1.0,
         compute_dtype=scale.compute_dtype,
-        seed=seed,
         device=_device(tier),
     )
     problems = load_problems(scale.data, "development")

@@ -14,7 +14,6 @@ import argparse
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 
-from repro.evidence.record import replace_text
 from repro.evidence.sizes import MINIMUM_DRAWS
 from repro.evidence.store import Blessed, Source, blessed_sources
 from repro.evidence.verdict import SHOWN, Verdict
@@ -41,6 +40,7 @@ from repro.run.places import expected_folder
 from repro.run.select import Selection
 from repro.spec.effect import ALPHA, Effect
 from repro.spec.tier import Tier
+from repro.spec.whole_files import replace_text
 from repro.targets import TARGETS, runs_of
 from repro.targets.chosen_rates import read_choice
 from repro.targets.proxy import PROXY_SWEEP
@@ -70,7 +70,6 @@ def main_learning(args: argparse.Namespace) -> int:
     expected = expected_folder(args.expected)
     out, runs = Path(args.learning), args.runs
     checks = learning_checks(Path(runs), expected) if runs else blessed_learning(expected)
-    out.parent.mkdir(parents=True, exist_ok=True)
     replace_text(out, learning_text(checks, expected, out, args.figures))
     print(f"wrote {out}")  # noqa: T201
     return 0
