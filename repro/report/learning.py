@@ -257,7 +257,7 @@ def _table(twelve: Mapping[str, Sequence[Decided]]) -> list[str]:
 def _papers(row: Decided) -> str:
     """Return the paper's size as it is declared, and where the paper has it."""
     if row.statement is None:
-        return ""
+        return row.claim.place
     source = row.statement.source.split(" (")[0]
     if row.statement.effect is None:
         return f"no difference ({source})"
