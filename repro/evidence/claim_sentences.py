@@ -5,9 +5,14 @@ from __future__ import annotations
 from repro.evidence.comparison import RANKED, Compared
 from repro.evidence.sizes import Sizes
 from repro.evidence.verdict import Verdict
-from repro.spec.claim import Claim
+from repro.spec.claim import Claim, Test
 
 _ONE_ARM = ("gain", "no_gain")
+_TESTS: dict[Test, str] = {
+    "t": "",
+    "sign_flip": ", exact sign-flip test of the claimed direction",
+    "mcnemar": ", McNemar's exact test",
+}
 
 
 def measured(
@@ -23,15 +28,16 @@ def measured(
         Of the interval, for all of the family together; of the few values of an exact test, what
         their range has.
     """
-    sign = "" if claim.kind == "ratio" else "+"
+    sign = "" if claim.is_ratio else "+"
     margin = "" if claim.margin is None else f" (margin {claim.margin:g})"
     prompts = " prompts" if claim.paired_by == "prompt" else ""
     together = f" (simultaneous over {family})" if family > 1 else ""
     p_text = "p < 0.001" if verdict.p is not None and verdict.p < 0.001 else f"p = {verdict.p:.2g}"
-    test = ", exact sign-flip test of the claimed direction" if compared.exact else ""
+    test = _TESTS[compared.test]
     after = f" after Holm over {family}" if family > 1 else ""
+    median = "median " if compared.test == "sign_flip" else ""
     return (
-        f"{_contrast(claim)}{'median ' * compared.exact}{verdict.effect:{sign}.3g} {verdict.unit}, "
+        f"{_contrast(claim)}{median}{verdict.effect:{sign}.3g} {verdict.unit}, "
         f"{100 * confidence:.3g} % interval{together} {verdict.low:{sign}.3g} to "
         f"{verdict.high:{sign}.3g}, n = {verdict.n}{prompts}{margin}; {p_text}{test}{after}"
     )
@@ -42,10 +48,15 @@ def _contrast(claim: Claim) -> str:
     if claim.kind in RANKED:
         return "slope per place "
     if claim.kind == "interaction":
-        return f"({' - '.join(claim.arms[:2])}) - ({' - '.join(claim.arms[2:])}): "
+        sign = "/" if claim.is_ratio else "-"
+        first, second = (f" {sign} ".join(pair) for pair in (claim.arms[:2], claim.arms[2:]))
+        return f"({first}) {sign} ({second}): "
+    if claim.kind == "pooled":
+        pairs = zip(claim.arms[::2], claim.arms[1::2], strict=True)
+        return f"mean of {', '.join(f'{a} - {b}' for a, b in pairs)}: "
     if claim.kind in _ONE_ARM:
         return ""
-    return f"{(' / ' if claim.kind == 'ratio' else ' - ').join(claim.arms)}: "
+    return f"{(' / ' if claim.is_ratio else ' - ').join(claim.arms)}: "
 
 
 def sized(verdict: Verdict, sizes: Sizes | None) -> str:
@@ -62,7 +73,7 @@ def could_show(claim: Claim, verdict: Verdict, compared: Compared) -> str:
     """Return what an inconclusive comparison could have shown, and how many pairs would decide."""
     if compared.deviation == 0:
         return "All seeds agree to the last digit, so no test can decide"
-    what = "a factor" if claim.kind == "ratio" else "an effect"
+    what = "a factor" if claim.is_ratio else "an effect"
     words = (
         f"{verdict.n} {claim.paired_by}s would have shown {what} of {verdict.detectable:.3g} "
         f"{verdict.unit} (80 % power)"

@@ -150,11 +150,11 @@ def _at_most(claim: Claim, verdict: Verdict, values: Sequence[float], blocked: s
 def _mean(claim: Claim, blocks: Sequence[Sequence[float]]) -> float:
     numbers = values_and_bound(claim, blocks)[0]
     mean = st.paired(numbers).mean if len(numbers) > 1 else numbers[0]
-    return math.exp(mean) if claim.kind == "ratio" else mean
+    return math.exp(mean) if claim.is_ratio else mean
 
 
 def _point(claim: Claim, verdict: Verdict, blocks: Sequence[Sequence[float]]) -> str:
-    sign = "" if claim.kind == "ratio" else "+"
+    sign = "" if claim.is_ratio else "+"
     return f"Point estimate {_mean(claim, blocks):{sign}.3g} {verdict.unit}"
 
 
@@ -181,7 +181,9 @@ def _decide(claim: Claim, tested: _Tested, p: float, family: int, alpha: float) 
         low = max(low, compared.bound) if compared.above else low
         high = min(high, compared.bound) if compared.below and not compared.above else high
     detectable = (
-        None if compared.exact else st.minimum_detectable_effect(compared.deviation, compared.n)
+        st.minimum_detectable_effect(compared.deviation, compared.n)
+        if compared.test == "t"
+        else None
     )
     needed = _needed(claim, compared, family)
     verdict = _shown(
@@ -218,18 +220,25 @@ def _status(claim: Claim, tested: _Tested, shown: bool, low: float, high: float)
         supports, opposes = opposes, supports
     if tested.blocked:
         return "contradicted" if claim.mechanism and shown and opposes else "inconclusive"
-    if sizes is None or claim.kind == "ratio":
+    if sizes is None or _is_bound_the_size(claim):
         status = _by_bound(shown and supports and not compared.unresolved, shown and opposes)
     else:
         status = _by_size(compared, sizes, shown and supports, shown and opposes)
     if status == "reproduced" and sizes is not None and sizes.tenth is not None:
         status = "below a tenth" if compared.effect < sizes.tenth else status
-    # Without any spread there is no interval.
-    if status != "inconclusive" or sizes is None or compared.deviation == 0:
+    # Without any spread a t interval is none.
+    spread = compared.deviation > 0 or compared.test == "mcnemar"
+    if status != "inconclusive" or sizes is None or not spread:
         return status
-    if claim.kind != "ratio" and -sizes.matters < low and high < sizes.matters:
+    if not _is_bound_the_size(claim) and -sizes.matters < low and high < sizes.matters:
         return "no difference"
     return "excluded" if sizes.paper is not None and high < sizes.paper else "inconclusive"
+
+
+def _is_bound_the_size(claim: Claim) -> bool:
+    """Whether what matters is the margin itself: of equivalence, of ratios without their own."""
+    own = claim.effect is not None and claim.effect.smallest is not None
+    return claim.is_ratio and (claim.kind == "equivalent" or (claim.kind == "ratio" and not own))
 
 
 def _by_bound(supported: bool, opposed: bool) -> Status:
@@ -267,7 +276,7 @@ def _controlled(claims: Sequence[Claim], verdicts: Sequence[Verdict]) -> list[Ve
 
 def _shown(claim: Claim, verdict: Verdict) -> Verdict:
     """Return the verdict with a ratio's logarithms turned back into ratios."""
-    if claim.kind != "ratio":
+    if not claim.is_ratio:
         return verdict
 
     def ratio(logarithm: float | None) -> float | None:
@@ -287,20 +296,20 @@ def _with_sizes(claim: Claim, verdict: Verdict, sizes: Sizes | None) -> Verdict:
     if sizes is None:
         return verdict
     paper, matters = sizes.paper, sizes.matters
-    if claim.kind == "ratio":
+    if claim.is_ratio:
         paper, matters = None if paper is None else math.exp(paper), math.exp(matters)
     return replace(verdict, paper=paper, matters=matters)
 
 
 def _needed(claim: Claim, compared: Compared, family: int) -> int | None:
     """Return how many pairs would decide at the effect measured, Holm's first step included."""
-    if compared.exact or claim.kind in (*RANKED, "equivalent"):
+    if compared.test != "t" or claim.kind in (*RANKED, "equivalent"):
         return None
     distance = compared.effect - compared.bound
     return st.seeds_needed(distance, compared.deviation, alpha=ALPHA / family)
 
 
 def _effect_unit(unit: str, claim: Claim) -> str:
-    if claim.kind == "ratio":
+    if claim.is_ratio:
         return "x"
     return "points" if unit == "percent" and claim.kind != "at_most" else unit

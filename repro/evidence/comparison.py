@@ -2,7 +2,8 @@
 
 Each kind of claim is one number per pair and a bound that it is tested against: a difference
 against 0 (or minus the margin), the logarithm of a ratio against that of its margin, the slope over
-an order of arms, whose test is by ranks.
+an order of arms, whose test is by ranks. A share of runs (of those that collapse, say) is compared
+by the pairs in which one of two arms has it and the other has not.
 """
 
 from __future__ import annotations
@@ -10,9 +11,10 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import fmean
 
 from repro.evidence import statistics as st
-from repro.spec.claim import Claim
+from repro.spec.claim import Claim, Test
 from repro.spec.effect import ALPHA
 
 # Kinds whose arms are in an order, tested by ranks.
@@ -28,13 +30,15 @@ class Compared:
     values
         One per pair.
     effect
-        Their mean, or their median where the test is exact.
+        Their mean, or their median where the test is by sign flips.
     bound
         What it is tested against.
     p
-        Of the test, uncorrected: two-sided, or one-sided where the test is exact.
+        Of the test, uncorrected: two-sided, or one-sided where the test is by sign flips.
     above, below
-        On which side of the bound it lies. An exact test has one side alone.
+        On which side of the bound it lies. A test by sign flips has one side alone.
+    test
+        As the claim declares it.
     unresolved
         Of an order: the adjacent pairs that are not shown to be in it.
     """
@@ -45,7 +49,7 @@ class Compared:
     p: float
     above: bool
     below: bool
-    exact: bool = False
+    test: Test = "t"
     unresolved: tuple[str, ...] = ()
 
     @property
@@ -60,8 +64,10 @@ class Compared:
 
     def interval(self, confidence: float) -> tuple[float, float, float]:
         """Return low, high and the confidence that they have: of a median it may be less."""
-        if self.exact:
+        if self.test == "sign_flip":
             interval, reached = st.median_interval(self.values, confidence)
+        elif self.test == "mcnemar":
+            interval, reached = st.paired_share_interval(self.values, confidence), confidence
         else:
             interval, reached = st.mean_interval(self.values, confidence), confidence
         assert interval.low is not None
@@ -86,12 +92,15 @@ def compare(claim: Claim, blocks: Sequence[Sequence[float]]) -> Compared:
         return _ranked(claim, blocks)
     values, bound = values_and_bound(claim, blocks)
     if claim.test == "sign_flip":
-        return _exact(values)
+        return _by_sign_flips(values)
+    if claim.test == "mcnemar":
+        return _of_shares(claim, values)
     result = st.paired(values, bound)
     above, below, tested = result.mean > bound, result.mean < bound, result
     if claim.kind == "equivalent":
         # Against the nearer of the two bounds, the harder one to tell from.
         margin = claim.margin or 0.0
+        margin = math.log(margin) if claim.is_ratio else margin
         tested = st.paired(values, math.copysign(margin, result.mean))
         above, below = abs(result.mean) < margin, abs(result.mean) > margin
     return Compared(
@@ -110,17 +119,22 @@ def values_and_bound(claim: Claim, blocks: Sequence[Sequence[float]]) -> tuple[l
         return [st.trend_slope(block) for block in blocks], 0.0
     if claim.kind in ("gain", "no_gain", "at_most"):
         return [block[0] for block in blocks], claim.margin or 0.0
-    if claim.kind == "ratio":
+    if claim.is_ratio:
         if any(value <= 0 for block in blocks for value in block):
             raise ValueError(f"claim {claim.name}: a ratio needs positive values")
-        return [math.log(a / b) for a, b in blocks], math.log(claim.margin or 1.0)
+        if claim.kind == "interaction":
+            return [math.log(a / b) - math.log(c / d) for a, b, c, d in blocks], 0.0
+        bound = 0.0 if claim.kind == "equivalent" else math.log(claim.margin or 1.0)
+        return [math.log(a / b) for a, b in blocks], bound
     if claim.kind == "interaction":
         return [(a - b) - (c - d) for a, b, c, d in blocks], 0.0
+    if claim.kind == "pooled":
+        return [fmean(a - b for a, b in zip(row[::2], row[1::2], strict=True)) for row in blocks], 0
     margin = claim.margin if claim.kind == "non_inferior" else None
     return [a - b for a, b in blocks], 0.0 - (margin or 0.0)
 
 
-def _exact(values: Sequence[float]) -> Compared:
+def _by_sign_flips(values: Sequence[float]) -> Compared:
     interval, _ = st.median_interval(values)
     return Compared(
         values=tuple(values),
@@ -129,7 +143,22 @@ def _exact(values: Sequence[float]) -> Compared:
         p=st.sign_flip(values),
         above=interval.value > 0,
         below=False,
-        exact=True,
+        test="sign_flip",
+    )
+
+
+def _of_shares(claim: Claim, values: Sequence[float]) -> Compared:
+    if any(value not in (-1.0, 0.0, 1.0) for value in values):
+        raise ValueError(f"claim {claim.name}: a share of runs needs values of 0 or 1 per run")
+    mean = fmean(values)
+    return Compared(
+        values=tuple(values),
+        effect=mean,
+        bound=0.0,
+        p=st.mcnemar(values),
+        above=mean > 0,
+        below=mean < 0,
+        test="mcnemar",
     )
 
 

@@ -34,7 +34,7 @@ from typing import Any
 
 from repro.evidence.at_k import majority_at_k, pass_at_k
 from repro.evidence.record import Estimate
-from repro.evidence.statistics import mean_interval
+from repro.evidence.statistics import mean_interval, trend_slope
 
 Series = Mapping[str, Sequence[float | None]]
 EDGE_STEPS = 5
@@ -109,6 +109,7 @@ def training_metrics(
     more: dict[str, Estimate] = {}
     if evaluation.get("threshold"):
         more |= curve_metrics(series, evaluation["threshold"], evaluation.get("token_budget", 0))
+        more |= _heldout_rise(series)
     if evaluation.get("token_classes"):
         more["entropy_decision_first"] = _over(
             series, "entropy_decision", first, "nats", f"the first {EDGE_STEPS} steps"
@@ -120,6 +121,25 @@ def training_metrics(
         "train_seconds": _seconds(
             effects, ("rollout_seconds", "update_seconds"), "rollouts and updates, by the clock"
         ),
+    }
+
+
+def _heldout_rise(series: Series) -> dict[str, Estimate]:
+    """Return by how much the held-out accuracy rose over the second half of the evaluations.
+
+    A straight line by least squares, so that no single evaluation decides; none of fewer than two.
+    """
+    accuracy = [value for value in series.get("evaluation_accuracy", ()) if value is not None]
+    second = accuracy[len(accuracy) // 2 :]
+    if len(second) < 2:
+        return {}
+    return {
+        "heldout_rise": Estimate(
+            value=trend_slope(second) * (len(second) - 1),
+            unit="points",
+            n=len(second),
+            method="rise of a straight line through the last half of the held-out evaluations",
+        )
     }
 
 

@@ -392,7 +392,7 @@ def _mismatch(selection: Selection, claim: Claim, evidence: Evidence) -> str | N
     seeds = set.intersection(*(set(evidence.records[arm]) for arm in claim.arms))
     for seed in sorted(seeds):
         inputs = [evidence.records[arm][seed].inputs for arm in claim.arms]
-        for key in set.intersection(*(set(item) for item in inputs)):
+        for key in set.intersection(*(set(item) for item in inputs)) - set(claim.factor):
             if len({item[key] for item in inputs}) > 1:
                 return (
                     f"claim {claim.name}: in seed {seed} the arms {', '.join(claim.arms)} had "

@@ -1,8 +1,9 @@
 """Choose each arm's learning rate from the records of the sweep, by the rule fixed in advance.
 
-The rule stands in `repro.targets.chosen_rates`; a run that failed counts as an accuracy of 0. The
-choice is refused while any arm or seed of the sweep is missing, and it is written with all values
-and errors behind it, so that it can be made again from the file alone.
+The rules stand in `repro.targets.chosen_rates`; a run that failed counts as an accuracy of 0. The
+choice is refused while any arm or seed of the sweep is missing, or, where the rule asks for an
+interior optimum, while the best rate is an end of the grid. It is written with all values and
+errors behind it, so that it can be made again from the file alone.
 """
 
 from __future__ import annotations
@@ -22,9 +23,8 @@ from repro.spec.config import LearningRates, TrainScale, require
 from repro.spec.target import Target
 from repro.spec.whole_files import replace_text
 from repro.targets import find
-from repro.targets.chosen_rates import RULE, SCHEMA, TIE_ERRORS, choice_file, sweep_digest
+from repro.targets.chosen_rates import EVERY_ARM, SCHEMA, choice_file, rule_of, sweep_digest
 
-METRIC = "heldout_last"
 Values = Mapping[str, Mapping[int, float]]
 
 
@@ -49,7 +49,7 @@ def main_choose(args: argparse.Namespace) -> int:
 
 
 def with_failures(target: Target, scale: TrainScale, evidence: Evidence) -> Values:
-    """Return {arm: {seed: held-out accuracy}}, 0 where the run failed.
+    """Return {arm: {seed: value of the rule's metric}}, 0 where the run failed.
 
     Raises
     ------
@@ -58,7 +58,7 @@ def with_failures(target: Target, scale: TrainScale, evidence: Evidence) -> Valu
     """
     failed = {(path.parent.name, path.name.split(".")[0]) for path, _ in evidence.failed}
     found: dict[str, dict[int, float]] = {}
-    recorded = evidence.values(METRIC)
+    recorded = evidence.values(rule_of(target.name).metric)
     for arm in target.arms:
         for seed in scale.seeds:
             value = recorded.get(arm.name, {}).get(seed)
@@ -75,27 +75,39 @@ def choose(target: Target, scale: TrainScale, values: Values) -> dict[str, Any]:
     Parameters
     ----------
     values
-        {arm: {seed: held-out accuracy at the last step, percent}}.
+        {arm: {seed: value of the rule's metric, percent}}.
+
+    Raises
+    ------
+    ValueError
+        If the rule asks for an interior optimum, and the best rate is an end of the grid.
     """
-    rates = scale.optimizer.learning_rates
+    rates, rule = scale.optimizer.learning_rates, rule_of(target.name)
     pooled: dict[str, dict[float, list[float]]] = {}
     for arm in target.arms:
-        by_rate = pooled.setdefault(LearningRates.key(arm), {})
+        key = EVERY_ARM if rule.one_for_all else LearningRates.key(arm)
+        by_rate = pooled.setdefault(key, {})
         by_rate.setdefault(rates.of(arm), []).extend(values[arm.name].values())
     asked = scale.data.development_problems * scale.evaluation.samples
-    means, errors = {}, {}
+    means, errors, tied = {}, {}, {}
     for key, by_rate in pooled.items():
         means[key] = {rate: fmean(found) for rate, found in sorted(by_rate.items())}
         best = max(means[key], key=means[key].__getitem__)
-        errors[key] = standard_error(means[key][best], asked * len(by_rate[best]))
+        ends = (min(by_rate), max(by_rate))
+        require(
+            not rule.interior or best not in ends,
+            f"nothing is chosen: {rule.metric} is best at {best:g}, an end of the grid from "
+            f"{ends[0]:g} to {ends[1]:g}; the sweep needs rates beyond it",
+        )
+        if rule.tie_errors is not None:
+            errors[key] = standard_error(means[key][best], asked * len(by_rate[best]))
+            tied[key] = rule.tie_errors * errors[key]
     return {
         "schema": SCHEMA,
         "sweep": sweep_digest(scale),
-        "rule": RULE,
-        "metric": METRIC,
-        "chosen": {
-            key: smallest_tied(found, TIE_ERRORS * errors[key]) for key, found in means.items()
-        },
+        "rule": rule.words,
+        "metric": rule.metric,
+        "chosen": {key: smallest_tied(found, tied.get(key, 0.0)) for key, found in means.items()},
         "means": {
             key: {f"{rate:g}": round(mean, 3) for rate, mean in found.items()}
             for key, found in means.items()

@@ -219,7 +219,7 @@ def divergences(
     """
     policy = _load(checkpoint, "bf16", device)
     asked = _rendered(checkpoint, policy, prompts)
-    rows = _completed(policy, asked, new_tokens, seed)
+    rows = own_completions(policy, asked, new_tokens, seed)
     clean = token_logprobs(policy, rows)
     for sigma in sigmas:
         # One draw's distributions at a time: a row holds a vocabulary a token.
@@ -261,9 +261,10 @@ def _rendered(checkpoint: str | Path, policy: Policy, count: int) -> list[list[i
     return [render(problem, template, cast(Tokenizer, tokenizer)) for problem in problems]
 
 
-def _completed(
+def own_completions(
     policy: Policy, asked: Sequence[Sequence[int]], new_tokens: int, seed: int
 ) -> list[list[int]]:
+    """Return prompts with a completion behind each, drawn from the policy at temperature 1."""
     sampler = sampler_for(
         policy,
         rows=len(asked),
@@ -286,6 +287,11 @@ def _noisy(policy: Policy, rows: Sequence[Sequence[int]], sigma: float, draw: in
         return token_logprobs(policy, rows)
 
 
+def predicting_completion(prompt_tokens: int) -> slice:
+    """Return the positions of a row at which a token of its completion is predicted."""
+    return slice(prompt_tokens - 1, -1)
+
+
 def _by_part(
     clean: Sequence[Tensor], changed: Sequence[Tensor], asked: Sequence[Sequence[int]]
 ) -> tuple[float, float]:
@@ -298,4 +304,4 @@ def _by_part(
             [row[keep] for row, keep in zip(changed, cut, strict=True)],
         )
 
-    return part(lambda length: slice(0, length - 1)), part(lambda length: slice(length - 1, -1))
+    return part(lambda length: slice(0, length - 1)), part(predicting_completion)

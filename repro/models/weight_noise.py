@@ -6,7 +6,7 @@ Every projection W becomes
 
 rounded to W's own dtype, once and for good. One sigma serves the whole model; `matched_sigma` finds
 it so that the mean over tokens of KL(policy || W') equals that of KL(policy || quantised policy) on
-the same prompts. Rounding is not independent of W and not Gaussian: what remains different between
+the same tokens. Rounding is not independent of W and not Gaussian: what remains different between
 the two policies at equal KL is what is peculiar to rounding.
 
 The noise of one projection depends on (seed, its name) and nothing else. The matching scales the
@@ -109,15 +109,21 @@ def matched_sigma(
     seed: int,
     compute_dtype: str,
     device: str | torch.device,
+    order: int | None = None,
+    counted: Sequence[slice] = (),
 ) -> MatchedNoise:
     """Return the sigma at which the noise of `seed` has the KL of `weight_format`'s rounding.
 
     Parameters
     ----------
     prompts
-        Token ids of calibration prompts; every position counts.
+        Token ids of calibration prompts, with or without a completion behind each.
     seed
         Of the noise, as `plant_noise` will draw it.
+    order
+        Order of channels in which it will be planted; see `load_policy`.
+    counted
+        Positions that count, a slice per row; none given counts every position.
 
     Raises
     ------
@@ -127,12 +133,20 @@ def matched_sigma(
 
     def load(which: WeightFormat) -> Policy:
         return load_policy(
-            checkpoint, weight_format=which, compute_dtype=compute_dtype, device=device
+            checkpoint,
+            weight_format=which,
+            compute_dtype=compute_dtype,
+            device=device,
+            order=order,
         )
 
+    def logprobs(of: Policy) -> list[Tensor]:
+        rows = token_logprobs(of, prompts)
+        return [row[part] for row, part in zip(rows, counted, strict=True)] if counted else rows
+
     policy = load("bf16")
-    clean = token_logprobs(policy, prompts)
-    wanted = mean_kl(clean, token_logprobs(load(weight_format), prompts))
+    clean = logprobs(policy)
+    wanted = mean_kl(clean, logprobs(load(weight_format)))
     if not wanted > 0:
         raise ValueError(f"{weight_format} left the policy as it was; there is no KL to match")
 
@@ -144,7 +158,7 @@ def matched_sigma(
 
     def kl_at(sigma: float) -> float:
         with _planted(policy, drawn, sigma):
-            return mean_kl(clean, token_logprobs(policy, prompts))
+            return mean_kl(clean, logprobs(policy))
 
     sigma, found = _solve(kl_at, wanted)
     return MatchedNoise(matched_to=weight_format, sigma=sigma, kl_format=wanted, kl_noise=found)

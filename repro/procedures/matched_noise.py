@@ -1,18 +1,22 @@
 """The arms whose 16-bit weights carry noise as strong as a format's rounding, made ready.
 
-The strength is found on calibration prompts of the training split, the same for every seed; the
-noise and so its sigma differ by seed. The receipt with both KLs goes into the record's effects.
+The strength is found on calibration prompts of the training split, or on completions of them that
+the 16-bit policy samples, the same for every seed; the noise and so its sigma differ by seed, and
+so does the format's rounding where each seed has an order of channels of its own. The receipt with
+both KLs goes into the record's effects.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Sequence
 from typing import cast
 
 from repro.data.problem import Problem
 from repro.data.prompts import Tokenizer, render
-from repro.models.policy import Policy
+from repro.measure.dose import own_completions, predicting_completion
+from repro.models.policy import Policy, load_policy
 from repro.models.weight_noise import MatchedNoise, matched_sigma, plant_noise
 from repro.spec.config import RunConfig, TrainScale
 
@@ -38,11 +42,45 @@ def strength(run: RunConfig, policy: Policy, problems: Sequence[Problem]) -> Mat
         render(problem, scale.prompt_template, cast(Tokenizer, policy.tokenizer))
         for problem in problems[:CALIBRATION_PROMPTS]
     ]
+    rows, counted = prompts, []
+    if run.arm.weight_noise.matched_on == "completions":
+        counted = [predicting_completion(len(prompt)) for prompt in prompts]
+        rows = _completed(
+            scale.checkpoint,
+            scale.compute_dtype,
+            str(policy.device),
+            tuple(map(tuple, prompts)),
+            scale.rollout.max_new_tokens,
+        )
     return matched_sigma(
         scale.checkpoint,
         run.arm.weight_noise.matched_to,
-        prompts,
+        rows,
         seed=run.seed,
         compute_dtype=scale.compute_dtype,
         device=policy.device,
+        order=run.seed if scale.permuted else None,
+        counted=counted,
     )
+
+
+@functools.lru_cache(maxsize=1)
+def _completed(
+    checkpoint: str,
+    compute_dtype: str,
+    device: str,
+    prompts: tuple[tuple[int, ...], ...],
+    new_tokens: int,
+) -> list[list[int]]:
+    """Return prompts with the 16-bit policy's own completions; runs of one ensemble share them."""
+    policy = load_policy(
+        checkpoint,
+        weight_format="bf16",
+        training="none",
+        lora_rank=1,
+        lora_alpha=1.0,
+        compute_dtype=compute_dtype,
+        seed=0,
+        device=device,
+    )
+    return own_completions(policy, prompts, new_tokens, seed=0)

@@ -38,7 +38,8 @@ from repro.report.verdicts import CLAIM_WORDS, counted, labelled, word
 from repro.run.analysis_plan import needs_plan
 from repro.run.places import expected_folder
 from repro.run.select import Selection
-from repro.spec.effect import ALPHA, Effect
+from repro.spec.claim import Claim
+from repro.spec.effect import ALPHA
 from repro.spec.tier import Tier
 from repro.spec.whole_files import replace_text
 from repro.targets import TARGETS, runs_of
@@ -264,9 +265,9 @@ def _papers(row: Decided) -> str:
 
 def _cells(row: Decided) -> tuple[str, str, str]:
     if not row.is_run or row.verdict is None:
-        reason = row.verdict.sentence if row.verdict is not None else row.claim.remark
+        reason = row.verdict.sentence if row.verdict is not None else row.remark
         return "", CLAIM_WORDS["not run"], f"not yet: {reason}"
-    by = f"<br>`{row.claim.decided_by}`"
+    by = f"<br>`{row.name}`"
     return f"{_measured(row)}{by}", labelled(row.verdict), _can_show(row, row.verdict)
 
 
@@ -278,7 +279,7 @@ def _can_show(row: Decided, verdict: Verdict) -> str:
         parts.append(f"{verdict.needed} pairs would decide")
     if verdict.status in SHOWN and verdict.q is not None and verdict.q >= ALPHA:
         parts.append(f"q = {verdict.q:.2g} over the study")
-    return ": ".join(filter(None, ["; ".join(parts), row.claim.remark]))
+    return ": ".join(filter(None, ["; ".join(parts), row.remark]))
 
 
 def _measured(row: Decided) -> str:
@@ -307,22 +308,29 @@ def _details(checks: Sequence[Checked], rows: Sequence[Row], folder: Path, out: 
 def _deciding(devices: Mapping[str, Sequence[Checked]]) -> list[str]:
     """Return a row per statement behind the twelve, the deciding one of each first."""
     parts = {}
+    deciding = {row.name for checks in devices.values() for row in decided(checks)}
     for device, checks in devices.items():
         known = statements(checks)
         parts[device] = [
-            Line(common=_named(number, name, known[name][1].effect), own=(word(known[name][2]),))
+            Line(
+                common=(*_named(number, name, name in deciding), _place(known[name][1])),
+                own=(word(known[name][2]),),
+            )
             for number, claim in enumerate(TWELVE, 1)
-            for name in filter(None, (claim.decided_by, *claim.others))
+            for name in claim.statements
             if name in known
         ]
     heads = ["claim", "statement", "the paper's size, and its arithmetic"]
     return side_by_side(heads, ["verdict"], parts)
 
 
-def _named(number: int, name: str, effect: Effect | None) -> tuple[str, str, str]:
-    deciding = name == TWELVE[number - 1].decided_by
-    place = "" if effect is None else effect.place
-    return f"{number}", f"`{name}`" + ", decides" * deciding, place
+def _named(number: int, name: str, deciding: bool) -> tuple[str, str]:
+    later = ", decides from its first records on" * (name == TWELVE[number - 1].then)
+    return f"{number}", f"`{name}`" + (", decides" if deciding else later)
+
+
+def _place(statement: Claim) -> str:
+    return "" if statement.effect is None else statement.effect.place
 
 
 def _statements(paper: Sequence[Row], devices: Mapping[str, Sequence[Checked]]) -> list[str]:

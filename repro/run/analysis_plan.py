@@ -68,7 +68,7 @@ def analysis_plan(target: Target, tier: Tier) -> dict[str, Any]:
         "claims": [_without_wording(plain_values(claim)) for claim in claims],
         "looks": plain_values(target.looks),
         "metrics": {metric.name: metric.unit for metric in target.metrics_at(tier)},
-        "arms": [_arm(source, name.name) for name in target.arms],
+        "arms": [_arm(source, name.name, tier) for name in target.arms],
         "scale": plain_values(source.scales[tier]),
         "statistics": STATISTICS,
     }
@@ -83,12 +83,14 @@ def _without_wording(value: Any) -> Any:
     return [_without_wording(item) for item in value] if isinstance(value, tuple) else value
 
 
-def _arm(source: Target, name: str) -> dict[str, Any]:
+def _arm(source: Target, name: str, tier: Tier) -> dict[str, Any]:
     values = plain_values(source.arm(name))
     home, recorded = source.home(name)
-    return {"recorded as": [home.name, recorded]} | {
-        key: value for key, value in values.items() if key != "label"
-    }
+    found: dict[str, Any] = {"recorded as": [home.name, recorded]}
+    if source.across:
+        scale = home.scales[tier]
+        found["scale"] = {field: plain_values(getattr(scale, field)) for field in source.across}
+    return found | {key: value for key, value in values.items() if key != "label"}
 
 
 @functools.cache

@@ -12,7 +12,7 @@ import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from repro.spec.config import RunConfig, TrainScale
+from repro.spec.config import KL_PROBLEMS, RunConfig, TrainScale
 from repro.spec.target import TogetherCost
 
 # Between 1 (every group informative) and DAPO's 3 batches at most.
@@ -44,6 +44,8 @@ def asked_of(run: RunConfig) -> Asked:
     completions = test * (samples + 1) + sum(further) * samples
     if run.procedure == "evaluate":
         return Asked(passes=passes + 1, completions=completions + test)  # with the working forced
+    if scale.evaluation.kl_to_start:
+        passes, completions = passes + 1, completions + min(test, KL_PROBLEMS)
     during = scale.steps // scale.evaluation.every + 1 if scale.evaluation.every else 0
     return Asked(
         passes=passes + 1 + during,

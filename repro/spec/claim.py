@@ -24,11 +24,12 @@ ClaimKind = Literal[
     "trend",
     "order",
     "interaction",
+    "pooled",
     "ratio",
     "at_most",
 ]
 Pairing = Literal["seed", "prompt", "repeat"]
-Test = Literal["t", "sign_flip"]
+Test = Literal["t", "sign_flip", "mcnemar"]
 Better = Literal["lower", "higher", "neither"]
 
 # How many arms each kind relates; None is two or more.
@@ -41,6 +42,7 @@ _ARMS_OF_KIND: dict[str, int | None] = {
     "trend": None,
     "order": None,
     "interaction": 4,
+    "pooled": None,
     "ratio": 2,
     "at_most": 1,
 }
@@ -52,7 +54,9 @@ BETTER_OF_UNIT: dict[str, Better] = {
 }
 _KINDS_WITH_MARGIN = ("non_inferior", "equivalent", "no_gain", "ratio", "at_most")
 # Kinds whose bound is no difference at all: the smallest that matters must be stated beside it.
-SIZED_KINDS = ("difference", "trend", "order", "interaction")
+SIZED_KINDS = ("difference", "trend", "order", "interaction", "pooled")
+# Kinds whose estimate may be a logarithm, of a quotient or of a quotient of two.
+_KINDS_OF_RATIOS = ("ratio", "interaction", "equivalent")
 # What is drawn again from pair to pair, where a claim does not say otherwise.
 _UNIT_OF_PAIRING: dict[str, Unit] = {
     "seed": "training seed",
@@ -120,17 +124,20 @@ class Claim:
         Where the paper says so.
     kind
         `difference`: A - B > 0, paired by seed. `non_inferior`: A - B > -margin. `equivalent`:
-        A - B lies within the margin to both sides. `gain`: A's own gain > 0. `no_gain`: a control's
+        A - B lies within the margin to both sides, or A / B within it and its inverse where its
+        effect is a ratio. `gain`: A's own gain > 0. `no_gain`: a control's
         gain stays under the margin. `trend`: Page's L over arms listed from the lowest to the
         highest. `order`: the trend as a gate, then each adjacent pair with Holm's correction.
-        `interaction`: (A - B) - (C - D) > 0. `ratio`: A / B > margin. `at_most`: A's metric <=
-        margin.
+        `interaction`: (A - B) - (C - D) > 0, or (A / B) / (C / D) > 1 where its effect is a ratio.
+        `pooled`: the mean over pairs of arms of A - B > 0. `ratio`: A / B > margin. `at_most`: A's
+        metric <= margin.
     arms
-        A, or A and B, or the order from lowest to highest.
+        A, or A and B, or the order from lowest to highest, or the pairs A, B, A, B, and so on.
     metric
         Name of the metric that is compared.
     factor
-        Fields of `Arm` in which the arms may differ, or `learning_rate`, which the scale sets.
+        Fields of `Arm` in which the arms may differ, or `learning_rate`, which the scale sets, or
+        those of a scale in which arms of other targets may (`Target.across`).
     margin, because
         A number stated in advance, in the metric's unit, and its reason.
     paired_by
@@ -148,7 +155,9 @@ class Claim:
         testable, however many seeds sample from it.
     test
         `t`: Student's t on the differences. `sign_flip`: the exact test of the claimed direction
-        alone, with the median, where a run may collapse and one outlier would hide it.
+        alone, with the median, where a run may collapse and one outlier would hide it. `mcnemar`:
+        the exact test of a metric that is 0 or 1 in each run, to both sides, with the difference
+        of the two shares.
     tiers
         Tiers at which the claim is made; none named means every tier.
     mechanism
@@ -179,6 +188,12 @@ class Claim:
     def unit_of_replication(self) -> Unit:
         """What is drawn again from pair to pair."""
         return self.unit or _UNIT_OF_PAIRING[self.paired_by]
+
+    @property
+    def is_ratio(self) -> bool:
+        """Whether its estimate is a quotient, compared as a logarithm."""
+        ratio = self.effect is not None and self.effect.measure == "ratio"
+        return self.kind == "ratio" or ratio
 
     @property
     def baseline(self) -> str:
@@ -219,13 +234,34 @@ class Claim:
         )
         ratio = self.effect is not None and self.effect.measure == "ratio"
         require(
-            self.effect is None or ratio == (self.kind == "ratio"),
-            f"{where}: kind {self.kind} with the effect {self.effect}; ratios alone have a ratio's",
+            self.effect is None
+            or (ratio and self.kind in _KINDS_OF_RATIOS)
+            or (not ratio and self.kind != "ratio"),
+            f"{where}: kind {self.kind} with the effect {self.effect}; a ratio has a ratio's, "
+            f"{' and '.join(_KINDS_OF_RATIOS[1:])} may, other kinds have none",
+        )
+        smallest = None if self.effect is None else self.effect.smallest
+        require(
+            not ratio or self.kind != "equivalent" or self.margin == smallest,
+            f"{where}: its margin of {self.margin} is not the smallest ratio that matters, "
+            f"{smallest}",
+        )
+        require(
+            self.kind != "ratio" or smallest is None or self.margin == 1.0,
+            f"{where}: its margin is {self.margin}; a ratio with a smallest size of its own needs "
+            "the margin 1",
         )
         require_choice(f"{where}: test", self.test, Test)
         require(
-            self.test == "t" or self.kind == "difference",
-            f"{where}: kind {self.kind} has the test {self.test}; only a difference may",
+            self.test == "t"
+            or self.kind == "difference"
+            or (self.kind == "pooled" and self.test == "sign_flip"),
+            f"{where}: kind {self.kind} has the test {self.test}; only a difference may, and "
+            "pooled pairs sign_flip",
+        )
+        require(
+            self.kind != "pooled" or len(self.arms) % 2 == 0,
+            f"{where}: kind pooled relates pairs of arms; found {len(self.arms)}",
         )
         require(
             (self.unit is None) == (self.draws is None),

@@ -14,6 +14,7 @@ rate against BF16 on BigMath at another).
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -160,6 +161,9 @@ class Target:
     shared
         {arm: (target, its arm)} for arms that are run and recorded as another target's: the same
         arm but for name and label, at the same scale but for the seeds.
+    across
+        Fields of the scale in which the homes of shared arms may differ, too: a claim that compares
+        such arms declares them as factors.
     headline
         Metric printed beside the paper's cells.
     why_not
@@ -186,6 +190,7 @@ class Target:
     headline: str | None = None
     records_of: str | None = None
     shared: Mapping[str, tuple[Target, str]] = field(default_factory=dict)
+    across: tuple[str, ...] = ()
     why_not: str = ""
     paper_file: str = ""
     paper_column: str = ""
@@ -219,7 +224,7 @@ class Target:
                 claim.metric in metric_names,
                 f"{where}: claim {claim.name} names no metric of it: {claim.metric}",
             )
-            _require_declared_factor(where, claim, [self.arm(name) for name in claim.arms])
+            _require_declared_factor(self, claim)
             _require_sizes(self, claim)
         _require_same_runs(self)
         _require_planned_looks(self)
@@ -385,15 +390,14 @@ def _require_same_runs(target: Target) -> None:
         )
         require(other not in home.shared, f"{where}, which is itself shared; name its home")
         for tier, scale in target.scales.items():
-            same = tier in home.scales and scale == dataclasses.replace(
-                home.scales[tier], seeds=scale.seeds
-            )
+            others = {"seeds"} | set(target.across)
+            same = tier in home.scales and differing_fields(scale, home.scales[tier]) <= others
             require(same, f"{where} has another scale at the {tier.value} tier")
 
 
-def differing_fields(first: Arm, second: Arm) -> set[str]:
-    """Return the fields in which two arms differ, names and labels aside."""
-    names = {item.name for arm in (first, second) for item in dataclasses.fields(arm)}
+def differing_fields(first: Any, second: Any) -> set[str]:
+    """Return the fields in which two arms, or two scales, differ, names and labels aside."""
+    names = {item.name for value in (first, second) for item in dataclasses.fields(value)}
     return {
         name
         for name in names - {"name", "label"}
@@ -401,15 +405,19 @@ def differing_fields(first: Arm, second: Arm) -> set[str]:
     }
 
 
-def _require_declared_factor(where: str, claim: Claim, arms: Sequence[Arm]) -> None:
-    for first in arms:
-        for second in arms:
-            undeclared = differing_fields(first, second) - set(claim.factor)
-            require(
-                not undeclared,
-                f"{where}: claim {claim.name} compares {first.name} with {second.name}, which also "
-                f"differ in {', '.join(sorted(undeclared))}; declare it as a factor or match them",
-            )
+def _require_declared_factor(target: Target, claim: Claim) -> None:
+    for one, other in itertools.combinations(claim.arms, 2):
+        differing = differing_fields(target.arm(one), target.arm(other))
+        homes = [target.home(name)[0] for name in (one, other)]
+        for tier in target.scales if target.across else ():
+            scales = [home.scales[tier] for home in homes if tier in home.scales]
+            differing |= differing_fields(scales[0], scales[-1]) - {"seeds"}
+        undeclared = differing - set(claim.factor)
+        require(
+            not undeclared,
+            f"target {target.name}: claim {claim.name} compares {one} with {other}, which also "
+            f"differ in {', '.join(sorted(undeclared))}; declare it as a factor or match them",
+        )
 
 
 def _require_sizes(target: Target, claim: Claim) -> None:

@@ -193,6 +193,11 @@ def _variant(
     arms: tuple[Arm, ...] | None = None,
 ) -> Target:
     """Return `target` under another name with other scales, and no number to be held against it."""
+    require(
+        not target.across,
+        f"{target.name} compares arms across {', '.join(target.across)}, as other targets have "
+        "them; it has no variant of one scale",
+    )
     return dataclasses.replace(
         target,
         name=f"{target.name}_{suffix}",
@@ -200,6 +205,7 @@ def _variant(
         arms=target.arms if arms is None else arms,
         scales=scales,
         shared={},
+        across=(),
         costs={tier: cost for tier, cost in target.costs.items() if tier in scales},
         paper_file="",
         paper_column="",

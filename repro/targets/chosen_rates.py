@@ -9,6 +9,11 @@ root of p (1 - p) / n, where n is the development problems times the seeds, and 
 mean. Two, because both means err: of two rates equally good the larger is taken in 8 cases of 100;
 with one error it would be in 24. Tuning seeds are not test seeds.
 
+The ladder of exploration has a sweep and a rule of its own: one absolute rate for all of its arms,
+the one with the largest mean of what its claims compare, and inside the grid. At the first rule's
+ties all arms landed on the grid's smallest rate, a ninth of where training collapses; the paper
+trains at a third.
+
 A choice belongs to the scale of its sweep, whose digest it carries. Where there is none for the
 present scale, arms have the middle of the grid, and nothing but the sweep may be trained
 (`repro.targets.rates.lacking_rates`).
@@ -17,6 +22,7 @@ present scale, arms have the middle of the grid, and nothing but the sweep may b
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +38,49 @@ RULE = (
     "evaluation's standard errors of it, sqrt(p (1 - p) / n) at the best mean p of n questions, "
     "are ties; of ties the smallest rate"
 )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rule:
+    """How a sweep's records choose, fixed before they are there.
+
+    Attributes
+    ----------
+    metric
+        Percent, higher is better; a run that failed counts as 0.
+    one_for_all
+        One rate for all arms, under the key `EVERY_ARM`, instead of one per format and training.
+    interior
+        An optimum at an end of the grid is refused: the best rate may lie beyond.
+    tie_errors
+        Rates within so many binomial standard errors of the best are ties, and the smallest is
+        taken; None where the metric is no share of questions, so that only equals are ties.
+    words
+        The rule as a choice prints it.
+    """
+
+    metric: str
+    one_for_all: bool = False
+    interior: bool = False
+    tie_errors: float | None = None
+    words: str
+
+
+EVERY_ARM = "every_arm"
+BY_ACCURACY = Rule(metric="heldout_last", tie_errors=TIE_ERRORS, words=RULE)
+BY_AREA = Rule(
+    metric="train_area",
+    one_for_all=True,
+    interior=True,
+    words="the one rate for all arms with the largest mean over arms and tuning seeds, which must "
+    "not be the smallest or the largest of the grid; of equals the smallest",
+)
+_RULES = {"learning_rates_needle": BY_AREA}
+
+
+def rule_of(sweep: str) -> Rule:
+    """Return the rule of the sweep of that name."""
+    return _RULES.get(sweep, BY_ACCURACY)
 
 
 def choice_file(sweep: str) -> Path:

@@ -86,6 +86,43 @@ COLLAPSE = Effect(
     paper=58.5, measure="units", place="Fig. 17, step 75 (plot): a reward of .915 against .33"
 )
 
+# Quotients of the tokens to a threshold, the slower arm's above.
+_SMALLEST = "chosen: a tenth of the tokens, which the planned seeds resolve"
+
+
+def _take_off(paper: float | None, place: str = "") -> Effect:
+    return Effect(paper=paper, smallest=1.1, measure="ratio", place=place, because=_SMALLEST)
+
+
+FORMAT_TAKE_OFF = {
+    name: _take_off(
+        75 / 32.5, f"Fig. 4, DAPO (plot): a reward of .9 at step 75 with {label}, 32.5 with NVFP4"
+    )
+    for name, label in (("bf16", "BF16"), ("nf4", "NF4"))
+}
+QERL_TAKE_OFF = _take_off(
+    540 / 250, "Fig. 12 (plot): a reward of about .42 at step 250 with QeRL, at 540 with LoRA"
+)
+OPEN_TAKE_OFF = _take_off(None)
+# What a control must do at least, for an environment to be one in which exploration decides.
+CONTROL_TAKE_OFF = Effect(
+    smallest=1.15,
+    measure="ratio",
+    because="fixed before the runs: where a warmer decision does not move the tokens to the "
+    "threshold by 15 %, entropy from any other source cannot",
+)
+BORNE = Effect(
+    paper=1.0,
+    measure="units",
+    place="Figs. 16 and 17 (plot), 3e-5: LoRA's reward falls from .90 to .33 by step 75, QeRL's is "
+    ".92 at step 200; one run of two against one of one",
+)
+BORNE_RATES = Effect(
+    smallest=0.2,
+    measure="units",
+    because="one of the five rates: collapse at a rate 1.4 times as high",
+)
+
 # Of questions that the paper leaves open: what would matter, as much as a tenth of its own effects.
 _TENTH = "a tenth of the paper's own effect of that kind"
 OPEN_ACCURACY = Effect(smallest=0.023, measure="of gain", because=f"{_TENTH} (Table 1)")

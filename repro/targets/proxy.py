@@ -208,6 +208,12 @@ LADDER_METRICS = (
         title="training accuracy at T = 1, mean over the budget",
         better="higher",
     ),
+    Metric(
+        name="heldout_rise",
+        unit="points",
+        title="rise of the held-out accuracy over the second half",
+        better="neither",
+    ),
     Metric(name="collapsed", unit="share", title="collapsed", better="lower"),
     Metric(name="kl_to_start", unit="nats", title="KL to the start, per token", better="neither"),
     Metric(

@@ -33,6 +33,7 @@ DERIVED = (
     "take_off_tokens",
     "took_off",
     "train_area",
+    "heldout_rise",
     "collapsed",
     "entropy_decision_first",
     "kl_to_start",

@@ -367,3 +367,91 @@ def test_a_seed_without_the_metric_in_one_arm_takes_decisions_away() -> None:
     verdict = judge([difference()], METRICS, found, {}, {})[0]
     assert verdict.status == "inconclusive"
     assert "accuracy is missing in an arm of seed(s) 5" in verdict.sentence
+
+
+TENTH = Effect(smallest=1.1, measure="ratio", because="chosen")
+# Tokens to a threshold, whose deviation from pair to pair is a tenth.
+TOKENS = [100.0, 112.0, 94.0, 105.0, 89.0, 101.0, 97.0, 108.0]
+
+
+def scaled(factor: float, wobble: float = 0.01) -> list[float]:
+    return [factor * t * (1 + wobble * (-1) ** i) for i, t in enumerate(TOKENS)]
+
+
+@pytest.mark.parametrize(
+    ("factor", "status"),
+    [(1.3, "reproduced"), (1.0, "no difference"), (0.8, "contradicted"), (1.09, "inconclusive")],
+)
+def test_a_ratio_with_a_smallest_size_counts_from_it(factor: float, status: str) -> None:
+    ratio = claim("ratio", ("a", "b"), margin=1.0, because="one", effect=TENTH)
+    wobble = 0.05 if status == "inconclusive" else 0.01
+    verdict = verdict_of(ratio, a=scaled(factor, wobble), b=TOKENS)
+    assert verdict.status == status
+    assert verdict.effect == pytest.approx(factor, rel=0.01)
+    assert verdict.matters == pytest.approx(1.1)
+
+
+@pytest.mark.parametrize(
+    ("factor", "status"), [(1.02, "reproduced"), (1.3, "contradicted"), (1.09, "inconclusive")]
+)
+def test_quotients_are_equal_within_the_stated_ratio(factor: float, status: str) -> None:
+    equal = claim("equivalent", ("a", "b"), margin=1.1, because="chosen", effect=TENTH)
+    wobble = 0.05 if status == "inconclusive" else 0.01
+    verdict = verdict_of(equal, a=scaled(factor, wobble), b=TOKENS)
+    assert verdict.status == status
+    assert verdict.unit == "x"
+    # A point of difference is no ratio: as differences these are far outside a margin of 1.1.
+    assert verdict.effect == pytest.approx(factor, rel=0.01)
+
+
+def test_an_interaction_of_quotients_does_not_depend_on_the_scale_of_either_pair() -> None:
+    grows = claim("interaction", ("a", "b", "c", "d"), effect=TENTH)
+    more = [1000.0 * value for value in TOKENS]
+    verdict = verdict_of(grows, a=[1.5 * v for v in more], b=more, c=scaled(1.2), d=TOKENS)
+    assert verdict.status == "reproduced"
+    assert verdict.effect == pytest.approx(1.25, rel=0.01)
+    assert "(a / b) / (c / d)" in verdict.sentence
+    same = verdict_of(grows, a=[1.2 * v for v in more], b=more, c=scaled(1.2), d=TOKENS)
+    assert same.status == "no difference"
+
+
+COLLAPSED = Metric(name="collapsed", unit="share", title="collapsed", better="lower")
+SHARE = Effect(paper=1.0, measure="units", place="Fig. 17")
+
+
+def collapse(test: str, *arms: list[float], effect: Effect = SHARE) -> Verdict:
+    names = tuple("abcdef"[: len(arms)])
+    kind = "difference" if test == "mcnemar" else "pooled"
+    shares = claim(kind, names, metric="collapsed", effect=effect, test=test)
+    by_arm = {name: dict(enumerate(own)) for name, own in zip(names, arms, strict=True)}
+    return judge([shares], {"collapsed": COLLAPSED}, {"collapsed": by_arm}, {}, {})[0]
+
+
+def test_shares_of_runs_are_compared_by_the_pairs_that_differ() -> None:
+    all_of_eight = collapse("mcnemar", [1.0] * 8, [0.0] * 8)
+    assert all_of_eight.status == "reproduced"
+    assert all_of_eight.p == pytest.approx(2 / 2**8)
+    assert all_of_eight.low is not None
+    assert 0 < all_of_eight.low < 0.5
+    assert "McNemar's exact test" in all_of_eight.sentence
+    # Where no run collapses a t test has no interval, and this one has.
+    none = collapse("mcnemar", [0.0] * 8, [0.0] * 8)
+    assert (none.status, none.effect) == ("excluded", 0.0)
+    assert none.high == pytest.approx(0.324, abs=1e-3)
+    few = collapse("mcnemar", [1.0] * 3 + [0.0] * 5, [0.0] * 8)
+    assert few.status == "excluded"
+    with pytest.raises(ValueError, match="values of 0 or 1"):
+        collapse("mcnemar", [0.5] * 8, [0.0] * 8)
+
+
+def test_pairs_of_arms_are_pooled_seed_by_seed() -> None:
+    # Of three rates one is borne by b alone, in every seed.
+    zeros, ones = [0.0] * 8, [1.0] * 8
+    step = Effect(smallest=0.2, measure="units", because="a rate")
+    verdict = collapse("sign_flip", zeros, zeros, ones, zeros, ones, ones, effect=step)
+    assert verdict.status == "reproduced"
+    assert verdict.effect == pytest.approx(1 / 3)
+    assert verdict.p == pytest.approx(1 / 2**8)
+    assert "mean of a - b, c - d, e - f" in verdict.sentence
+    even = collapse("sign_flip", zeros, zeros, ones, ones, effect=step)
+    assert even.status == "inconclusive"

@@ -48,6 +48,22 @@ def test_area_and_last_value_come_from_the_evaluations() -> None:
     assert derived_metrics({}, {}, 100) == {}
 
 
+def test_the_rise_is_that_of_a_line_through_the_second_half() -> None:
+    def rise(*accuracy: float | None) -> float | None:
+        series = {"accuracy_sampled": [0.5], "tokens_sampled": [8.0]}
+        asked = series | {"evaluation_accuracy": list(accuracy)}
+        found = training_metrics(asked, {}, {"threshold": 50.0})
+        return found["heldout_rise"].value if "heldout_rise" in found else None
+
+    assert rise(10.0, 50.0, 60.0, 64.0) == pytest.approx(4)
+    # Steps 3 to 5 of 0 to 5: 60, 66, 63 lie about a line that rises by 3.
+    assert rise(0.0, 0.0, 0.0, 60.0, 66.0, 63.0) == pytest.approx(3)
+    assert rise(60.0, 60.0, 60.0, 60.0) == pytest.approx(0)
+    assert rise(10.0) is None
+    series = {"accuracy_sampled": [0.5], "tokens_sampled": [8.0], "evaluation_accuracy": [1.0] * 4}
+    assert "heldout_rise" not in training_metrics(series, {}, {})
+
+
 def test_the_human_mean_needs_every_set() -> None:
     two = {"accuracy_mawps": accuracy(30), "accuracy_svamp": accuracy(60)}
     assert "accuracy_human" not in derived_metrics(two, {}, 0)

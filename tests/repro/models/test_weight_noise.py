@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -80,3 +82,24 @@ def test_prompts_side_by_side_are_read_as_each_alone() -> None:
         (alone,) = token_logprobs(policy(), [prompt])
         assert found.shape[0] == len(prompt)
         assert torch.allclose(found, alone, atol=1e-5)
+
+
+def test_only_counted_positions_are_matched_and_in_the_order_that_will_be_planted() -> None:
+    settings: dict[str, Any] = {"seed": 3, "compute_dtype": "float32", "device": "cpu"}
+    counted = [slice(2, -1)] * len(PROMPTS)
+    found = matched_sigma("tiny", "nvfp4", PROMPTS, **settings, order=7, counted=counted)
+
+    def part(order: int, which: WeightFormat = "bf16", sigma: float = 0.0) -> list[torch.Tensor]:
+        other = load_policy("tiny", weight_format=which, training="none", lora_rank=4,
+                            lora_alpha=4.0, seed=1, order=order)  # fmt: skip
+        if sigma:
+            plant_noise(other, sigma, seed=3)
+        return [row[2:-1] for row in token_logprobs(other, PROMPTS)]
+
+    clean = part(7)
+    assert mean_kl(clean, part(7, "nvfp4")) == pytest.approx(found.kl_format, rel=1e-4)
+    assert mean_kl(clean, part(7, sigma=found.sigma)) == pytest.approx(found.kl_noise, rel=1e-4)
+    # Another order rounds other blocks and puts the same draw on other channels.
+    assert mean_kl(clean, part(8, "nvfp4")) != pytest.approx(found.kl_format, rel=1e-2)
+    everywhere = matched_sigma("tiny", "nvfp4", PROMPTS, **settings, order=7)
+    assert everywhere.kl_format != pytest.approx(found.kl_format, rel=1e-2)

@@ -64,6 +64,14 @@ def test_sizes_of_curves_are_those_of_the_points_read_off_them() -> None:
     first = fig4["BF16 Full, NVFP4, MXFP4/DAPO step of reward 0.9/step"]
     second = fig4["BF16 LoRA, NF4/DAPO step of reward 0.9/step"]
     assert paper(sizes.FORMAT_SPEED) == pytest.approx(1 - first / second, abs=6e-4)
+    for effect in sizes.FORMAT_TAKE_OFF.values():
+        assert paper(effect) == pytest.approx(second / first)
+    # Both curves lie at the height between these points of theirs, to a hundredth.
+    fig12 = cells("figure12")
+    low, high = (fig12[f"LoRA/step {step}/reward"] for step in (500, 550))
+    at_540 = low + (high - low) * 40 / 50
+    assert at_540 == pytest.approx(fig12["QeRL/step 250/reward"], abs=0.01)
+    assert paper(sizes.QERL_TAKE_OFF) == 540 / 250
     base = fig5["BF16/step 0/entropy"]
     for name in ("NF4", "MXFP4", "NVFP4"):
         more = fig5[f"{name}/step 0/entropy"] / base - 1
@@ -72,6 +80,13 @@ def test_sizes_of_curves_are_those_of_the_points_read_off_them() -> None:
     assert paper(sizes.RANK_SPEED) == pytest.approx((high - low) / (1 - low), abs=6e-4)
     late = fig14["QeRL/step 600/entropy"] / fig14["LoRA/step 600/entropy"] - 1
     assert paper(sizes.ENTROPY_LATE) == pytest.approx(late, abs=6e-4)
+
+
+def test_who_bears_the_higher_rate_is_read_off_two_figures() -> None:
+    lora, qerl = cells("figure17"), cells("figure16")
+    assert lora["lr 3e-5/step 75/reward"] < 0.5 * lora["lr 3e-5/step 40/reward"]
+    assert qerl["lr 3e-5/step 200/reward"] > 0.9
+    assert paper(sizes.BORNE) == 1.0
 
 
 def test_what_added_noise_adds_to_bigmaths_reward_is_the_plots_difference() -> None:

@@ -20,12 +20,15 @@ from repro.spec.config import LearningRates, NoiseConfig, RunConfig, TrainScale,
 from repro.spec.target import differing_fields, plan
 from repro.spec.tier import Tier
 from repro.targets import TARGETS, find, runs_of
+from repro.targets.ladder import LADDER
 from repro.targets.proxy import ORDER_SEEDS, PROXY, PROXY_SWEEP, TEST_SEEDS, TUNING_SEEDS
 from repro.targets.table1 import SMOKE, TABLE1
 
 PROXY_TARGETS = [
     target for target in TARGETS if isinstance(target.scales.get(Tier.PROXY), TrainScale)
 ]
+# Those of the second protocol; the ladder has its own scales and seeds (`test_ladder.py`).
+SECOND_PROTOCOL = [target for target in PROXY_TARGETS if target not in LADDER]
 
 
 def planned(name: str) -> list[RunConfig]:
@@ -40,7 +43,7 @@ def test_every_learning_claim_of_the_paper_has_a_scale_here() -> None:
 
 
 def test_the_targets_have_one_scale_but_for_data_policy_and_seeds() -> None:
-    for target in PROXY_TARGETS:
+    for target in SECOND_PROTOCOL:
         scale = target.scales[Tier.PROXY]
         same = dataclasses.replace(
             PROXY,
@@ -62,7 +65,7 @@ def test_tuning_seeds_are_not_test_seeds() -> None:
 
 def test_no_run_of_the_first_protocol_is_one_of_this() -> None:
     """Its seeds 0 to 4 were looked at before steps and rates were changed."""
-    for target in PROXY_TARGETS:
+    for target in SECOND_PROTOCOL:
         scale = target.scales[Tier.PROXY]
         assert scale.steps == 2 * 60, target.name
         assert scale.evaluation.token_budget == 2 * 150_000, target.name
@@ -73,7 +76,7 @@ def test_no_run_of_the_first_protocol_is_one_of_this() -> None:
 def test_an_order_has_ten_seeds_and_the_rest_at_least_five() -> None:
     for target in TARGETS:
         source = runs_of(target)
-        if source not in PROXY_TARGETS or source.name == "learning_rates":
+        if source not in SECOND_PROTOCOL or source.name == "learning_rates":
             continue
         kinds = {claim.kind for claim in target.claims if claim.applies(Tier.PROXY)}
         if all(claim.paired_by == "prompt" for claim in target.claims):
@@ -128,7 +131,9 @@ def test_no_two_targets_run_the_same_arm_twice() -> None:
         for run in plan(target, Tier.PROXY, 1):
             place = (run.target, run.arm.name)
             arm = dataclasses.replace(run.arm, name="arm", label="")
-            scale = dataclasses.replace(run.scale, seeds=(0,)) if hasattr(run.scale, "steps") else 0
+            # A sweep has its arms at the scale that they are compared at, on tuning seeds.
+            tuning = target.name.startswith("learning_rates")
+            scale = dataclasses.replace(run.scale, seeds=(tuning,))
             key = repr((run.procedure, arm, scale))
             assert seen.setdefault(key, place) == place
 

@@ -29,6 +29,7 @@ from repro.targets.rates import lacking_rates
 from repro.targets.table1 import METRICS, SMOKE, TABLE1
 
 EFFECT = Effect(paper=0.2, measure="of gain", place="Table 1")
+TENTH = Effect(smallest=1.1, measure="ratio", because="chosen")
 
 TEN = {
     "bf16": ("bf16", "none"),
@@ -288,12 +289,21 @@ def test_a_claim_that_does_not_fit_its_target_is_refused(
         ({"kind": "non_inferior", "margin": 1.0}, "has no reason"),
         ({"kind": "vibe"}, "kind is 'vibe'"),
         ({"effect": None}, "needs an `effect`"),
-        ({"effect": Effect(paper=1.5, measure="ratio", place="p")}, "ratios alone have a ratio's"),
+        ({"effect": Effect(paper=1.5, measure="ratio", place="p")}, "other kinds have none"),
         (
             {"kind": "non_inferior", "margin": 1.0, "because": "b", "test": "sign_flip"},
             "only a difference may",
         ),
         ({"unit": "rounding draw"}, "give both, or neither"),
+        ({"kind": "pooled", "arms": ("a", "b", "c")}, "pairs of arms; found 3"),
+        (
+            {"kind": "equivalent", "margin": 1.2, "because": "b", "effect": TENTH},
+            "not the smallest ratio that matters, 1.1",
+        ),
+        (
+            {"kind": "ratio", "margin": 1.5, "because": "b", "effect": TENTH},
+            "needs the margin 1",
+        ),
     ],
 )
 def test_a_claim_that_makes_no_sense_is_refused(values: dict[str, object], words: str) -> None:

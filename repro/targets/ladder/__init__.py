@@ -1,0 +1,53 @@
+"""The ladder of exploration: environments in which entropy can decide, each with its own assay.
+
+The tier's other targets train a policy that shows its working two times in five, at a third of the
+rate that is best for it. There exploration does not bind, and what a format or added noise does to
+it cannot be seen, whatever its size. The rungs here are the same policy with that habit made rare
+(`proxy-30m-needle4`: one completion in 25; `proxy-30m-needle05`: one in 200), so that a run is flat
+until it has happened on it, and then jumps: the shape of the paper's Figures 7 and 12.
+
+==========================  =======================================================================
+`needle`                    the rungs: formats and QeRL, exploration controls, the sweep of the rate
+`doses`                     multiples of a rounding, stronger noise; noise shared or drawn by weight
+`rates`                     five absolute rates, who collapses; ranks with alpha fixed and growing
+`skill`                     a policy that still has arithmetic to learn; the earlier task with DAPO;
+                            untrained policies over rounding draws
+==========================  =======================================================================
+
+What is compared is `take_off_tokens`, the tokens sampled until the training accuracy reaches the
+scale's threshold, as a quotient of two arms. A run that does not get there counts with all tokens
+that it sampled: less than it would have needed, so that a quotient errs towards one. Where more
+than half of an arm's runs do not get there, the statement is not testable (an assay of each).
+
+Each environment has a positive control: the same policy, the same gradient, but the decision alone
+drawn warmer. If that does not bring the take-off forward by 15 %, the environment cannot test the
+mechanism, and no statement about formats or noise is judged there.
+
+Seeds are pairs: the order of the problems, the adapter's start and the order of channels, which
+draws every rounding anew. No other run of the tier has had them.
+"""
+
+from __future__ import annotations
+
+from repro.spec.target import Target
+from repro.targets.ladder.doses import NEEDLE_DOSE, NEEDLE_SHARING
+from repro.targets.ladder.needle import DIFFICULTY, NEEDLE_05, NEEDLE_4, NEEDLE_40, NEEDLE_SWEEP
+from repro.targets.ladder.rates import NEEDLE_RANKS, NEEDLE_RATES
+from repro.targets.ladder.skill import ANCHOR_DAPO, SKILL, UNTRAINED_DRAWS
+
+__all__ = ["LADDER"]
+
+LADDER: tuple[Target, ...] = (
+    NEEDLE_SWEEP,
+    NEEDLE_40,
+    NEEDLE_4,
+    NEEDLE_05,
+    DIFFICULTY,
+    NEEDLE_DOSE,
+    NEEDLE_SHARING,
+    NEEDLE_RATES,
+    NEEDLE_RANKS,
+    SKILL,
+    ANCHOR_DAPO,
+    UNTRAINED_DRAWS,
+)

@@ -1,0 +1,242 @@
+"""The ladder of exploration: seeds of its own, controls that gate, one rate, and what it costs."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import math
+import random
+from pathlib import Path
+from unittest import mock
+
+import pytest
+
+from repro.evidence.record import Estimate
+from repro.evidence.verdict import Verdict
+from repro.judge.check import check_selection
+from repro.judge.choose_rates import choose
+from repro.pretrain.recipes import PROXIES
+from repro.run.device_queue import ensemble_tasks
+from repro.run.ensemble_cost import ensemble_seconds, likely_groups
+from repro.run.places import expected_folder
+from repro.run.select import select
+from repro.spec.config import Arm, RunConfig
+from repro.spec.shapes import shape_by_name
+from repro.spec.target import Target, differing_fields, plan
+from repro.spec.tier import Tier
+from repro.targets import TARGETS, find
+from repro.targets.chosen_rates import EVERY_ARM
+from repro.targets.ladder import LADDER
+from repro.targets.ladder.needle import (
+    DIFFICULTY,
+    NEEDLE_05,
+    NEEDLE_4,
+    NEEDLE_40,
+    NEEDLE_SWEEP,
+    OPENING_WARMER,
+    RATE,
+)
+from repro.targets.ladder.rates import NEEDLE_RATES
+from repro.targets.pretraining import PRETRAIN_PROXY
+from repro.targets.rates import lacking_rates
+from tests.repro.made_up import honest_proxy_record
+
+RUNGS = (NEEDLE_40, NEEDLE_4, NEEDLE_05)
+
+
+def runs_of(*targets: Target) -> list[RunConfig]:
+    """Return the runs that targets need, one of each."""
+    return list({run.digest(): run for t in targets for run in plan(t, Tier.PROXY)}.values())
+
+
+def gpu_minutes(runs: list[RunConfig], targets: tuple[Target, ...]) -> float:
+    """Return the minutes of one GPU by the plan's own model."""
+    costs = {run.scale.checkpoint: targets[0].costs[Tier.PROXY].together for run in runs}
+    (together,) = {cost for cost in costs.values() if cost is not None}
+    tasks = ensemble_tasks(
+        runs,
+        Path(),
+        devices=1,
+        costs=dict.fromkeys(costs, together),
+        grouping=lambda some, _: likely_groups(some, together.runs_together),
+    )
+    seconds = [ensemble_seconds(task.every, together) for task in tasks]
+    return (together.begin_seconds + sum(seconds)) / 60
+
+
+def test_the_two_rungs_that_decide_take_half_an_hour_and_the_ladder_less_than_two() -> None:
+    core = (NEEDLE_4, NEEDLE_05)
+    assert len(runs_of(*core)) == 2 * 8 * 16
+    assert gpu_minutes(runs_of(*core), core) <= 30
+    cost = PRETRAIN_PROXY.costs[Tier.PROXY]
+    policies = {name for target in LADDER for name in target.costs[Tier.PROXY].policies}
+    arms = [name.replace("-", "_") for name in sorted(policies)]
+    assert policies <= PROXIES.keys()
+    assert all(shape_by_name(name) for name in policies)
+    pretraining = sum(cost.seconds_of_arm.get(arm, cost.train_seconds or 0.0) for arm in arms) / 60
+    assert gpu_minutes(runs_of(*LADDER), LADDER) + pretraining <= 120
+
+
+def test_no_other_run_has_had_these_seeds() -> None:
+    others = {
+        run.seed
+        for target in TARGETS
+        if target not in LADDER and Tier.PROXY in target.scales and target.procedure != "pretrain"
+        for run in plan(target, Tier.PROXY)
+    }
+    own = {run.seed for run in runs_of(*LADDER)}
+    assert not own & others
+    tuning = {run.seed for run in plan(NEEDLE_SWEEP, Tier.PROXY)}
+    compared = {run.seed for run in runs_of(*(t for t in LADDER if t is not NEEDLE_SWEEP))}
+    assert not tuning & compared
+
+
+def test_rungs_differ_in_the_checkpoint_alone_and_every_seed_rounds_differently() -> None:
+    scales = [target.scales[Tier.PROXY] for target in RUNGS]
+    for one in scales:
+        assert differing_fields(one, scales[0]) <= {"checkpoint"}
+        assert one.permuted
+        assert len(one.seeds) >= 16
+    shares = [PROXIES[scale.checkpoint].working_share for scale in scales]
+    assert shares == [None, 0.04, 0.005]
+    # Of the logarithm of the prior, the outer two stand for the slope over all three.
+    steps = [math.log(0.4 / 0.04), math.log(0.04 / 0.005)]
+    assert steps[0] == pytest.approx(steps[1], rel=0.15)
+
+
+def test_every_statement_about_a_format_or_noise_waits_for_the_positive_control() -> None:
+    for target in RUNGS:
+        for claim in target.claims:
+            gates = {assay.claim for assay in claim.assays if assay.kind == "control"}
+            is_control = "exploration" in claim.factor
+            assert gates == (set() if is_control else {"opening_warmer_sooner"})
+            watched = {(a.arm, a.metric) for a in claim.assays if a.kind == "range"}
+            assert watched == {(arm, "took_off") for arm in claim.arms}
+    (control,) = [c for c in NEEDLE_4.claims if c.name == "opening_warmer_sooner"]
+    assert control.effect is not None
+    assert control.effect.matters == 1.15
+
+
+def test_the_clean_control_reaches_the_decision_and_no_further() -> None:
+    assert OPENING_WARMER.exploration is not None
+    assert OPENING_WARMER.exploration.opening_tokens == 2
+    assert differing_fields(OPENING_WARMER, NEEDLE_4.arm("bf16_lora")) == {"exploration"}
+
+
+def test_difficulty_has_no_runs_of_its_own_and_names_what_differs() -> None:
+    own = {run.digest() for run in plan(DIFFICULTY, Tier.PROXY)}
+    assert own < {run.digest() for rung in RUNGS for run in plan(rung, Tier.PROXY)}
+    with pytest.raises(ValueError, match="also differ in checkpoint; declare it"):
+        dataclasses.replace(
+            DIFFICULTY,
+            claims=tuple(
+                dataclasses.replace(claim, factor=claim.factor[1:]) for claim in DIFFICULTY.claims
+            ),
+        )
+    with pytest.raises(ValueError, match="another scale at the proxy tier"):
+        dataclasses.replace(DIFFICULTY, across=("steps",), claims=())
+
+
+def area(**best: float) -> dict[str, dict[int, float]]:
+    """Return areas of the sweep: 50, and more at the rates named."""
+    seeds = NEEDLE_SWEEP.scales[Tier.PROXY].seeds
+    return {
+        arm.name: {seed: 50.0 + best.get(arm.name.rsplit("_", 1)[1], 0.0) for seed in seeds}
+        for arm in NEEDLE_SWEEP.arms
+    }
+
+
+def test_one_rate_is_chosen_for_all_arms_and_only_inside_the_grid() -> None:
+    scale = NEEDLE_SWEEP.scales[Tier.PROXY]
+    values = area(**{"1e3": 10.0, "14e4": 20.0, "2e3": 15.0})
+    assert choose(NEEDLE_SWEEP, scale, values)["chosen"] == {EVERY_ARM: 1.4e-3}
+    # What one arm would rather have does not give it a rate of its own.
+    values["nvfp4_lora_2e3"] = dict.fromkeys(scale.seeds, 72.0)
+    assert choose(NEEDLE_SWEEP, scale, values)["chosen"] == {EVERY_ARM: 1.4e-3}
+    for end in ("7e4", "28e4"):
+        with pytest.raises(ValueError, match=r"train_area is best at .*, an end of the grid"):
+            choose(NEEDLE_SWEEP, scale, area(**{end: 1.0}))
+
+
+def test_every_arm_of_the_needle_has_the_one_rate() -> None:
+    rates = {arm.learning_rate for rung in RUNGS for arm in rung.arms}
+    assert rates == {RATE}
+    for target in LADDER:
+        if target.name != "anchor_dapo":
+            unchosen = dataclasses.replace(
+                target, scales={Tier.PROXY: NEEDLE_SWEEP.scales[Tier.PROXY]}, shared={}, looks=()
+            )
+            assert lacking_rates(unchosen, Tier.PROXY) is None
+
+
+def test_the_rates_are_compared_pair_by_pair_at_the_same_rate() -> None:
+    (pooled,) = [c for c in NEEDLE_RATES.claims if c.name == "qerl_bears_more"]
+    pairs = list(zip(pooled.arms[::2], pooled.arms[1::2], strict=True))
+    assert len(pairs) == 5
+    for lora, qerl in pairs:
+        one, other = NEEDLE_RATES.arm(lora), NEEDLE_RATES.arm(qerl)
+        assert one.learning_rate == other.learning_rate
+        assert differing_fields(one, other) == {"weight_format", "noise"}
+    homes = {NEEDLE_RATES.home(arm.name)[0].name for arm in NEEDLE_RATES.arms}
+    assert homes == {"needle_rates", "needle_4"}
+
+
+def test_ranks_are_compared_with_alpha_fixed_and_with_alpha_grown() -> None:
+    def alpha(arm: Arm) -> float:
+        return arm.lora_alpha / arm.lora_rank
+
+    for claim in find("needle_ranks").claims:
+        high, low = (find("needle_ranks").arm(name) for name in claim.arms)
+        assert (high.lora_rank, low.lora_rank) == (128, 16)
+        assert high.learning_rate == low.learning_rate
+        assert (alpha(high) == alpha(low)) == ("lora_alpha" in claim.factor)
+
+
+def write_difficulty(folder: Path, quotients: dict[tuple[str, str], float]) -> None:
+    """Write records of the outer rungs: by (rung, arm), BF16's tokens over the arm's."""
+    with mock.patch("os.fsync"):
+        for run in plan(DIFFICULTY, Tier.PROXY):
+            record = honest_proxy_record(run)
+            wobble = 1 + 0.02 * random.Random(run.digest()).random()
+            tokens = 1e5 * wobble / quotients.get((run.target, run.arm.name), 1.0)
+            numbers = {
+                "take_off_tokens": Estimate(value=tokens, unit="tokens"),
+                "took_off": Estimate(value=1.0, unit="share"),
+            }
+            own = hashlib.sha256(run.scale.checkpoint.encode()).hexdigest()
+            dataclasses.replace(
+                record,
+                metrics=record.metrics | numbers,
+                inputs=record.inputs | {"checkpoint": own},
+            ).write(folder)
+
+
+def judged(folder: Path) -> dict[str, Verdict]:
+    (selection,) = select(["difficulty"], tier="proxy")
+    checked = check_selection(selection, folder, expected_folder(None))
+    assert not checked.evidence.refused
+    return {verdict.name: verdict for verdict in checked.verdicts}
+
+
+def test_the_benefit_by_difficulty_is_judged_over_two_checkpoints(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # What is made up here are the two numbers that are compared, not the runs behind them.
+    monkeypatch.setattr("repro.judge.check.refusals", lambda *_: [])
+    helps = {
+        ("needle_05", "opening_warmer"): 2.0,
+        ("needle_40", "opening_warmer"): 1.2,
+        ("needle_05", "nvfp4_lora_aqn"): 1.5,
+        ("needle_40", "nvfp4_lora_aqn"): 1.1,
+    }
+    write_difficulty(tmp_path / "binding", helps)
+    found = judged(tmp_path / "binding")
+    assert found["qerl_helps_more"].status == "reproduced"
+    assert found["qerl_helps_more"].effect == pytest.approx(1.5 / 1.1, rel=0.01)
+    assert found["nvfp4_helps_more"].status == "no difference"
+    # Where a warmer decision does not help more either, no statement is judged.
+    write_difficulty(tmp_path / "free", helps | {("needle_05", "opening_warmer"): 1.2})
+    free = judged(tmp_path / "free")
+    assert {free[name].status for name in ("qerl_helps_more", "nvfp4_helps_more")} == {
+        "not testable"
+    }
