@@ -13,7 +13,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from figures.captions import caption, rate_of
-from figures.layout import foot, new_figure
+from figures.layout import foot, new_figure, tidy_rows
 from figures.palette import colour, order, short
 from repro.evidence.paper import PaperCell
 from repro.evidence.record import Record
@@ -103,7 +103,7 @@ def draw(rows: Sequence[AccuracyRow], where: str = "") -> Figure:
 
 
 def _measured(axes: Axes, rows: Sequence[AccuracyRow], places: Sequence[int]) -> None:
-    _frame(axes)
+    tidy_rows(axes)
     for row, place in zip(rows, places, strict=True):
         if row.low is not None and row.high is not None:
             ends = [max(0.0, row.low), min(100.0, row.high)]
@@ -137,7 +137,7 @@ def first_percent(rows: Sequence[AccuracyRow]) -> int:
 def _printed(
     axes: Axes, rows: Sequence[AccuracyRow], places: Sequence[int], columns: Sequence[str]
 ) -> None:
-    _frame(axes)
+    tidy_rows(axes)
     for column, mark in zip(columns, _MARKS, strict=False):
         for row, place in zip(rows, places, strict=True):
             if column in row.paper:
@@ -163,10 +163,3 @@ def _printed(
 
 def _name(mark: str) -> str:
     return {"o": "circles", "s": "squares", "D": "diamonds", "^": "triangles"}[mark]
-
-
-def _frame(axes: Axes) -> None:
-    axes.spines[["top", "right", "left"]].set_visible(False)
-    axes.grid(axis="x", color="#e6e6e6", linewidth=0.8)
-    axes.set_axisbelow(True)
-    axes.tick_params(axis="y", length=0)

@@ -15,7 +15,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from figures.layout import frame, new_figure
+from figures.layout import frame, new_figure, tidy_rows
 from repro.report.pictures import FOREST
 from repro.report.twelve import Decided
 from repro.report.verdicts import word
@@ -112,11 +112,8 @@ def _row(axes: Axes, row: ForestRow, place: float) -> None:
 
 
 def _frame(axes: Axes, drawn: Sequence[ForestRow], places: Sequence[float]) -> None:
-    axes.spines[["top", "right", "left"]].set_visible(False)
-    axes.grid(axis="x", color="#e6e6e6", linewidth=0.8)
-    axes.set_axisbelow(True)
+    tidy_rows(axes)
     axes.axvline(0.0, color="#808080", linewidth=1.0, zorder=1)
-    axes.tick_params(axis="y", length=0)
     axes.set_yticks(places, [f"{row.number}. {row.title}\n{row.measure}" for row in drawn])
     axes.set_ylim(min(places, default=0.0) - 0.7, 0.7)
     axes.set_xlabel("effect in the claimed direction, in the measure of each row")

@@ -37,6 +37,14 @@ def tidy(axes: Axes) -> None:
     axes.set_axisbelow(True)
 
 
+def tidy_rows(axes: Axes) -> None:
+    """Do the same where each row is named at its left: grid lines by value, no marks at names."""
+    axes.spines[["top", "right", "left"]].set_visible(False)
+    axes.grid(axis="x", color="#e6e6e6", linewidth=0.8)
+    axes.set_axisbelow(True)
+    axes.tick_params(axis="y", length=0)
+
+
 def frame(figure: Figure, title: str, note: str, keys: Sequence[Artist]) -> None:
     """Write the title, the keys of the legend below it, and the note at the foot.
 

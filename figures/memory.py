@@ -17,7 +17,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
-from figures.layout import frame, new_figure
+from figures.layout import frame, new_figure, tidy_rows
 from figures.palette import colour, order, short
 from figures.rates import Bars
 from repro.evidence.record import Record
@@ -116,12 +116,9 @@ def draw(rows: Sequence[MemoryRow], title: str, note: str) -> Figure:
         point: [place for row, place in zip(rows, places, strict=True) if row.point == point]
         for point in dict.fromkeys(row.point for row in rows)
     }
-    axes.set_yticks([sum(mine) / len(mine) for mine in middles.values()], list(middles))
+    axes.set_yticks([sum(heights) / len(heights) for heights in middles.values()], list(middles))
     axes.invert_yaxis()
-    axes.spines[["top", "right", "left"]].set_visible(False)
-    axes.tick_params(axis="y", length=0)
-    axes.grid(axis="x", color="#e6e6e6", linewidth=0.8)
-    axes.set_axisbelow(True)
+    tidy_rows(axes)
     axes.set_xlim(left=0)
     axes.set_xlabel("GB of device memory at the peak")
     frame(figure, title, note, _keys(rows))

@@ -19,7 +19,7 @@ from matplotlib.ticker import MaxNLocator
 
 from figures.captions import rate_of, rates_text
 from figures.contrasts import Cell, Column
-from figures.layout import frame, new_figure
+from figures.layout import frame, new_figure, tidy_rows
 from figures.palette import colour, order, short
 from repro.evidence.printed import Printed
 from repro.evidence.record import Record
@@ -149,11 +149,8 @@ def _printed(axes: Axes, paper: Differences, places: Mapping[tuple[str, ...], fl
 
 
 def _frame(axes: Axes, reach: tuple[float, float]) -> None:
-    axes.spines[["top", "right", "left"]].set_visible(False)
-    axes.grid(axis="x", color="#e6e6e6", linewidth=0.8)
+    tidy_rows(axes)
     axes.axvline(0.0, color="#808080", linewidth=1.0, zorder=1)
-    axes.set_axisbelow(True)
-    axes.tick_params(axis="y", length=0)
     axes.set_xlim(*reach)
     axes.xaxis.set_major_locator(MaxNLocator(4))
 

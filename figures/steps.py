@@ -15,7 +15,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
-from figures.layout import frame, new_figure
+from figures.layout import frame, new_figure, tidy_rows
 from figures.palette import order, short
 from repro.evidence.paper import PaperCell
 from repro.evidence.record import Record
@@ -116,10 +116,7 @@ def draw(rows: Sequence[StepRow], title: str, note: str) -> Figure:
         _bar(axes, row, place)
     axes.set_yticks(places, [_label(row) for row in rows])
     axes.invert_yaxis()
-    axes.spines[["top", "right", "left"]].set_visible(False)
-    axes.tick_params(axis="y", length=0)
-    axes.grid(axis="x", color="#e6e6e6", linewidth=0.8)
-    axes.set_axisbelow(True)
+    tidy_rows(axes)
     # Room for what is written behind the longest bar.
     axes.set_xlim(0, 1.32 * max(row.seconds for row in rows))
     axes.set_xlabel("seconds of a step")

@@ -343,11 +343,6 @@ def pack_codes(codes: Tensor) -> Tensor:
     return (pairs | (pairs >> 4)).to(torch.uint8)
 
 
-def unpack_codes(packed: Tensor) -> Tensor:
-    """Undo `pack_codes`: (..., K / 2) bytes to (..., K) codes, uint8."""
-    return torch.stack((packed & 0xF, packed >> 4), dim=-1).flatten(-2)
-
-
 def swap_nibbles(packed: Tensor) -> Tensor:
     """Exchange the two codes of every byte: from our order to bitsandbytes' and back."""
     return (packed << 4) | (packed >> 4)

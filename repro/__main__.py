@@ -426,8 +426,9 @@ def _environment(args: argparse.Namespace) -> int:
     if args.out:
         from pathlib import Path
 
-        Path(args.out).parent.mkdir(parents=True, exist_ok=True)
-        Path(args.out).write_text(text, encoding="utf-8")
+        from repro.spec.whole_files import replace_text
+
+        replace_text(Path(args.out), text)
     return FINE
 
 

@@ -157,12 +157,10 @@ def complete(problem: WordProblem, rng: random.Random, config: CorpusConfig) -> 
     return thinking + ending.format(n=answer)
 
 
-def iterate_documents(
-    seed: int, config: CorpusConfig, levels: Sequence[int] = ()
-) -> Iterator[Document]:
+def iterate_documents(seed: int, config: CorpusConfig) -> Iterator[Document]:
     """Yield pre-training documents without end, all from the training split."""
     rng = random.Random(derive_seed(seed, "completions"))
-    for problem in iterate_word_problems("train", levels, seed, config.generator):
+    for problem in iterate_word_problems("train", (), seed, config.generator):
         yield Document(
             prompt=tiny_prompt(problem.question),
             completion=complete(problem, rng, config),

@@ -28,7 +28,7 @@ from repro.evaluate.grades import Answers
 from repro.evaluate.questions import Question, questions
 from repro.evidence.environment import capture_environment
 from repro.evidence.provenance import source_commit
-from repro.evidence.record import Estimate, replace_text
+from repro.evidence.record import Estimate
 from repro.models.adapter_files import (
     TENSORS,
     StoredAdapter,
@@ -42,6 +42,7 @@ from repro.models.policy import Policy, device_named, load_policy, load_tokenize
 from repro.reward.grader import GraderPool
 from repro.rollout.for_policy import sampler_for
 from repro.spec.config import DataConfig, SamplingConfig, WeightFormat, require
+from repro.spec.whole_files import replace_text
 
 _ROWS = 256
 _COLUMNS = ("accuracy", "accuracy_lenient", "truncation_rate")
@@ -221,14 +222,7 @@ def _load(asked: Asked, device: str) -> Policy:
             device=device,
         )
     return load_policy(
-        asked.folder,
-        weight_format=asked.weight_format,
-        training="none",
-        lora_rank=1,
-        lora_alpha=1.0,
-        compute_dtype=dtype,
-        seed=0,
-        device=device,
+        asked.folder, weight_format=asked.weight_format, compute_dtype=dtype, device=device
     )
 
 

@@ -28,7 +28,8 @@ from repro.evidence.bless import BlessError
 from repro.evidence.environment import device_of
 from repro.evidence.gpu_coverage import covered_files, digest_of_content
 from repro.evidence.provenance import PACKAGE, files_of_commit
-from repro.evidence.record import RecordError, replace_text
+from repro.evidence.record import RecordError
+from repro.spec.whole_files import replace_text
 
 SCHEMA = 1
 NAME = "gpu_tests.json"
@@ -133,7 +134,6 @@ class GpuTests:
 
     def write(self, path: Path) -> None:
         """Write the record, replacing what is there: it tells of the latest run."""
-        path.parent.mkdir(parents=True, exist_ok=True)
         raw = dataclasses.asdict(self) | {"source_sha256": self.source_sha256}
         replace_text(path, json.dumps(raw, indent=1, sort_keys=True, allow_nan=False) + "\n")
 

@@ -13,8 +13,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-CONFIDENCE = ("exact", "plot", "secondary", "inferred")
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PaperCell:

@@ -15,8 +15,8 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from repro.evidence.record import replace_text
 from repro.spec.config import digest_of
+from repro.spec.whole_files import replace_text
 
 FILE = "plans.tsv"
 

@@ -25,8 +25,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-import os
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -53,6 +51,7 @@ from repro.evidence.form import (
 from repro.evidence.form_of_effects import EFFECTS, ENVIRONMENT, FLAG_OR_NULL
 from repro.evidence.provenance import source_at_start, source_states
 from repro.spec.config import RunConfig, digest_of
+from repro.spec.whole_files import write_new
 
 # 2: a seal, and the states of the source.
 SCHEMA = 2
@@ -177,7 +176,6 @@ class Record:
             If a record of success is there already: records are never overwritten.
         """
         folder = record_folder(self.tier, self.target, self.arm, runs)
-        folder.mkdir(parents=True, exist_ok=True)
         text = json.dumps(self.to_json(), indent=1, sort_keys=True, allow_nan=False) + "\n"
         if self.ok:
             return write_new(folder / f"seed-{self.seed}.json", text)
@@ -378,66 +376,6 @@ def seal_of(values: Mapping[str, Any]) -> str:
 def iterate_records(runs: Path, tier: str, target: str) -> Iterator[Path]:
     """Yield the paths of all records of a target at a tier, failed ones included, sorted."""
     yield from sorted((runs / tier / target).glob("*/seed-*.json"))
-
-
-def write_new(path: Path, text: str) -> Path:
-    """Write `text` to a new file, whole or not at all.
-
-    Raises
-    ------
-    FileExistsError
-        If the file exists.
-    """
-    temporary = _write_temporary(path, text.encode())
-    try:
-        # A hard link fails if the name is taken, where a rename would replace the file silently.
-        os.link(temporary, path)
-    except FileExistsError:
-        raise FileExistsError(f"{path} exists; records are never overwritten") from None
-    except OSError:
-        if path.exists():
-            raise FileExistsError(f"{path} exists; records are never overwritten") from None
-        os.replace(temporary, path)
-        return path
-    finally:
-        temporary.unlink(missing_ok=True)
-    return path
-
-
-def replace_text(path: Path, text: str) -> None:
-    """Write `text` to `path`, replacing what is there in one step."""
-    replace_files({path: text.encode()})
-
-
-def replace_files(contents: Mapping[Path, bytes]) -> None:
-    """Write several files, replacing what is there, once all of them are on the disk.
-
-    The renames follow one another: a reader may meet the first file without the second.
-    """
-    written: dict[Path, Path] = {}
-    try:
-        for path, content in contents.items():
-            written[path] = _write_temporary(path, content)
-        for path, temporary in written.items():
-            os.replace(temporary, path)
-    finally:
-        for temporary in written.values():
-            temporary.unlink(missing_ok=True)
-
-
-def _write_temporary(path: Path, content: bytes) -> Path:
-    handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".part", dir=path.parent)
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        os.chmod(name, 0o644)
-    except OSError as error:
-        os.unlink(name)
-        # A full disk is told by a write, which knows a descriptor and no name.
-        raise OSError(error.errno, error.strerror, str(path)) from error
-    return Path(name)
 
 
 _ESTIMATE = members(

@@ -42,9 +42,9 @@ from repro.evidence.record import (
     iterate_records,
     parse_record,
     read_record,
-    replace_files,
 )
 from repro.spec.tier import Tier
+from repro.spec.whole_files import replace_files
 
 FOLDER = "records"
 HEAD = ("arm", "seed", "outcome", "commit", "device", "digest", "started")
@@ -289,7 +289,6 @@ def write_stored(path: Path, metrics: Sequence[str], records: Iterable[Record]) 
     writer.writerows(_row(record, columns) for record in ordered)
     lines = "".join(_line(record.to_json()) for record in ordered)
     whole = path.with_suffix(WHOLE)
-    path.parent.mkdir(parents=True, exist_ok=True)
     packed = lzma.compress(lines.encode(), preset=_PRESET)
     replace_files({whole: packed, path: text.getvalue().encode()})
     return [path, whole]

@@ -16,12 +16,12 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from repro.evidence.record import replace_text
 from repro.judge.check import Evidence, gather
 from repro.run.places import runs_folder
 from repro.run.select import select
 from repro.spec.config import LearningRates, TrainScale, require
 from repro.spec.target import Target
+from repro.spec.whole_files import replace_text
 from repro.targets import find
 from repro.targets.chosen_rates import EVERY_ARM, SCHEMA, choice_file, rule_of, sweep_digest
 

@@ -23,7 +23,7 @@ name. A resumed run writes the files of the steps it does again in place of the 
 
 from __future__ import annotations
 
-import os
+import io
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +32,7 @@ from transformers import PreTrainedTokenizerBase
 from repro.keep.trackers import name_of
 from repro.rl.collect import Rollout
 from repro.spec.config import RunConfig
+from repro.spec.whole_files import replace_files
 
 
 def write_completions(
@@ -52,11 +53,10 @@ def write_completions(
     columns = columns_of(run, step + 1, rollout, tokenizer)
     schema = pa.schema([(name, getattr(pa, kind)()) for name, kind in _TYPES.items()])
     table = pa.table(columns, schema=schema.with_metadata({"run_digest": run.digest()}))
-    folder.mkdir(parents=True, exist_ok=True)
+    whole = io.BytesIO()
+    parquet.write_table(table, whole, compression="zstd")
     path = folder / f"step-{step + 1:06d}.parquet"
-    temporary = path.with_name(f".{path.name}.part-{os.getpid()}")
-    parquet.write_table(table, temporary, compression="zstd")
-    os.replace(temporary, path)
+    replace_files({path: whole.getvalue()})
     return path
 
 

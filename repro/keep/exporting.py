@@ -45,7 +45,6 @@ from repro.keep.comparing import (
 from repro.keep.probe import check_probe
 from repro.keep.quantising import (
     DTYPE,
-    appearing,
     check_quantized,
     plain_policy,
     require_reader,
@@ -62,6 +61,7 @@ from repro.models.loading import read_description
 from repro.models.merged_files import write_merged
 from repro.models.policy import Policy, device_named
 from repro.spec.config import WeightFormat, require
+from repro.spec.whole_files import appearing
 
 EXPORT = "qerl_export.json"
 
@@ -95,8 +95,10 @@ def main_export(args: argparse.Namespace) -> int:
     Raises
     ------
     ValueError
-        When the adapter or its base cannot be read, the folder exists, or what was written does not
-        say what was trained.
+        When the adapter or its base cannot be read, or what was written does not say what was
+        trained.
+    FileExistsError
+        When the folder exists.
     """
     adapter, device = adapter_folder(Path(args.adapter)), device_named(args.device)
     require(

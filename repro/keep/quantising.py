@@ -10,11 +10,7 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
-import os
-import shutil
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -32,6 +28,7 @@ from repro.models.checkpoint import resolve, write_quantized
 from repro.models.loading import read_description
 from repro.models.policy import Policy, device_named, load_policy
 from repro.spec.config import WeightFormat, require
+from repro.spec.whole_files import appearing
 
 # Other readers of the layouts unpack to bfloat16, so that is what is compared.
 DTYPE = torch.bfloat16
@@ -49,8 +46,10 @@ def main_quantize(args: argparse.Namespace) -> int:
     Raises
     ------
     ValueError
-        When the source cannot be read or is quantised already, the folder exists, or what was
-        written does not say what the quantised source says.
+        When the source cannot be read or is quantised already, or what was written does not say
+        what the quantised source says.
+    FileExistsError
+        When the folder exists.
     """
     source, device = resolve(args.source), device_named(args.device)
     require_sixteen_bits(source)
@@ -68,27 +67,6 @@ def require_sixteen_bits(source: Path) -> None:
     """Raise unless a folder holds a checkpoint that is not quantised."""
     stored = read_description(source).stored_format
     require(stored is None, f"{source} is quantised already, to {stored}; name the 16-bit folder")
-
-
-@contextmanager
-def appearing(out: Path) -> Iterator[Path]:
-    """Give a temporary name to write a folder under; it becomes `out` when the block ends well.
-
-    Raises
-    ------
-    ValueError
-        When `out` exists, or its place cannot be written.
-    """
-    require(not out.exists(), f"{out} exists; a checkpoint is never written over another")
-    temporary = out.with_name(f".{out.name}.unchecked-{os.getpid()}")
-    try:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        yield temporary
-        os.replace(temporary, out)
-    except OSError as error:
-        raise ValueError(f"{out} was not written: {error}") from error
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
 
 
 def check_quantized(source: Path, folder: Path, weight_format: WeightFormat, device: str) -> str:
@@ -140,16 +118,7 @@ def plain_policy(
     folder: Path, weight_format: WeightFormat, device: str, dtype: torch.dtype = DTYPE
 ) -> Policy:
     """Return the policy of a folder without an adapter."""
-    return load_policy(
-        folder,
-        weight_format=weight_format,
-        training="none",
-        lora_rank=1,
-        lora_alpha=1.0,
-        compute_dtype=dtype,
-        seed=0,
-        device=device,
-    )
+    return load_policy(folder, weight_format=weight_format, compute_dtype=dtype, device=device)
 
 
 def _logits(folder: Path, weight_format: WeightFormat, device: str) -> tuple[Tensor, Tensor]:

@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import json
 import math
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+
+from repro.spec.whole_files import replace_text
 
 
 class StepLines:
@@ -54,10 +55,7 @@ class StepLines:
     def _begin(self, step: int) -> None:
         """Drop what the file holds from `step` on, and half lines."""
         kept = [line for line in read_lines(self.path) if line["step"] < step]
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = self.path.with_name(f".{self.path.name}.part-{os.getpid()}")
-        temporary.write_text("".join(map(_line, kept)), encoding="utf-8")
-        os.replace(temporary, self.path)
+        replace_text(self.path, "".join(map(_line, kept)))
         self._goes_on = True
 
 

@@ -243,11 +243,7 @@ def _load(checkpoint: str | Path, kind: WeightFormat, device: torch.device | str
     return load_policy(
         checkpoint,
         weight_format=kind,
-        training="none",
-        lora_rank=1,
-        lora_alpha=1.0,
         compute_dtype="bfloat16" if cuda else "float32",
-        seed=0,
         device=device,
     )
 

@@ -20,6 +20,7 @@ from repro.models import checkpoint as checkpoints
 from repro.models.loading import read_description
 from repro.models.policy import device_named
 from repro.spec.config import require
+from repro.spec.whole_files import replace_text
 
 _SHORT = {"input_layernorm": "q, k, v", "post_attention_layernorm": "gate, up"}
 
@@ -60,9 +61,7 @@ def main_dose(args: argparse.Namespace) -> int:
     else:
         console.print("No KL: --prompts 16 measures it (minutes on a CPU).", highlight=False)
     if args.out:
-        path = Path(args.out)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(as_json(args.model, doses, kls), indent=1), encoding="utf-8")
+        replace_text(Path(args.out), json.dumps(as_json(args.model, doses, kls), indent=1))
     return 0
 
 

@@ -19,9 +19,10 @@ from pathlib import Path
 from typing import Any
 
 from repro.evidence.provenance import source_digest
-from repro.evidence.record import Estimate, replace_text
+from repro.evidence.record import Estimate
 from repro.measure.device_state import is_out_of_memory, needs_by_allocator
 from repro.measure.fresh_process import FreshProcessNeededError
+from repro.spec.whole_files import replace_text
 
 _FILE = "parts.json"
 
@@ -61,7 +62,6 @@ class Parts:
     def finish(self, name: str) -> None:
         """Note that a part is finished, and write everything so far."""
         self.done.append(name)
-        self.folder.mkdir(parents=True, exist_ok=True)
         kept = {
             "source": source_digest(),
             "repeats": [dataclasses.asdict(repeat) for repeat in self.repeats],

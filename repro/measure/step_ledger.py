@@ -21,9 +21,9 @@ from typing import Any
 import torch
 
 from repro.evidence.provenance import UNKNOWN, source_commit, source_digest
-from repro.evidence.record import replace_text
 from repro.spec.config import digest_of
 from repro.spec.step import StepArm, StepPoint, StepScale
+from repro.spec.whole_files import replace_text
 
 
 def ledger_path(folder: Path, seed: int) -> Path:
@@ -116,7 +116,6 @@ class StepLedger:
 
     def _put(self, arm: StepArm, point: StepPoint, entry: dict[str, Any]) -> None:
         self._entries[self._key(arm, point)] = entry | {"digest": self._digest(arm, point)}
-        self.path.parent.mkdir(parents=True, exist_ok=True)
         raw = {"made_by": self._made_by, "entries": self._entries}
         replace_text(self.path, json.dumps(raw, indent=1, sort_keys=True) + "\n")
 

@@ -29,7 +29,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import shutil
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -58,6 +57,7 @@ from repro.models.proxy_names import is_proxy_name, proxy_folder, size_of
 from repro.models.tensor_files import CheckpointError, TensorFolder, TensorSpec, write_tensors
 from repro.spec.hub import ANSWER_SECONDS, hub_cache, is_hub_name, is_whole, why_unreachable
 from repro.spec.tier import POLICIES_VARIABLE
+from repro.spec.whole_files import appearing, replace_text
 
 MANIFEST: Final = "qerl_manifest.json"
 MANIFEST_SCHEMA: Final = 1
@@ -207,14 +207,13 @@ def write_quantized(
         When `out_folder` exists.
     """
     source_path, out = resolve(source_folder), Path(out_folder)
-    _require_writable(source_path, out, weight_format, max_shard_bytes)
-    model = build_on_meta(read_description(source_path).config)
-    source = TensorFolder(source_path)
-    require_same_names(model, source, None)
-    specs = expected_specs(model, weight_format)
-    temporary = out.with_name(f".{out.name}.partial-{os.getpid()}")
-    temporary.mkdir(parents=True)
-    try:
+    with appearing(out) as temporary:
+        _require_convertible(source_path, weight_format, max_shard_bytes)
+        model = build_on_meta(read_description(source_path).config)
+        source = TensorFolder(source_path)
+        require_same_names(model, source, None)
+        specs = expected_specs(model, weight_format)
+        temporary.mkdir()
         copy_companions(source_path, temporary)
         _write_config(source_path, temporary, weight_format)
         scales = SharedScales(source, recipe or default_recipe(source_path, weight_format))
@@ -223,9 +222,6 @@ def write_quantized(
         source_sha256 = source_digest(source_path)
         linears = stored_layouts.count_projections(specs)
         write_manifest(temporary, shards, linears, source_sha256, weight_format, scales.recipe)
-        os.replace(temporary, out)
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
     return Written(
         folder=out,
         shards=tuple(out / name for name in shards),
@@ -236,14 +232,12 @@ def write_quantized(
     )
 
 
-def _require_writable(source: Path, out: Path, weight_format: str, max_shard_bytes: int) -> None:
+def _require_convertible(source: Path, weight_format: str, max_shard_bytes: int) -> None:
     if weight_format not in stored_layouts.LAYOUTS:
         written = " and ".join(map(repr, stored_layouts.LAYOUTS))
         raise ValueError(f"format is {weight_format!r}; checkpoints are written in {written} only")
     if max_shard_bytes < 1:
         raise ValueError(f"max_shard_bytes is {max_shard_bytes}; it must be positive")
-    if out.exists():
-        raise FileExistsError(f"{out} exists; a checkpoint is never written over another")
     verify(source)
     stored = read_description(source).stored_format
     if stored is not None:
@@ -375,10 +369,8 @@ def write_manifest(
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Write a JSON file under a temporary name, then rename it into place."""
-    temporary = path.with_name(f".{path.name}.partial-{os.getpid()}")
-    temporary.write_text(json.dumps(value, indent=2, sort_keys=True) + "\n", encoding="utf-8")
-    os.replace(temporary, path)
+    """Write a JSON file, whole or not at all."""
+    replace_text(path, json.dumps(value, indent=2, sort_keys=True) + "\n")
 
 
 def verify(folder: Path, *, workers: int = 4) -> str | None:

@@ -16,8 +16,6 @@ Easy mistakes
 from __future__ import annotations
 
 import json
-import os
-import shutil
 from pathlib import Path
 from typing import Any, cast
 
@@ -36,6 +34,7 @@ from repro.models.decoder import is_projection
 from repro.models.loading import build_on_meta, expected_specs, read_description
 from repro.models.lora import base_linear, effective_weight
 from repro.models.policy import Policy
+from repro.spec.whole_files import appearing
 
 
 def write_merged(policy: Policy, out_folder: str | Path) -> Path:
@@ -58,20 +57,14 @@ def write_merged(policy: Policy, out_folder: str | Path) -> Path:
     out = Path(out_folder)
     if policy.folder is None:
         raise ValueError("the policy was not loaded from a folder; its config is not known")
-    if out.exists():
-        raise FileExistsError(f"{out} exists; a checkpoint is never written over another")
-    temporary = out.with_name(f".{out.name}.partial-{os.getpid()}")
-    temporary.mkdir(parents=True)
-    try:
+    with appearing(out) as temporary:
+        temporary.mkdir()
         copy_companions(policy.folder, temporary)
         _write_config(policy.folder, temporary)
         model = build_on_meta(read_description(policy.folder).config)
         specs = expected_specs(model, None)
         shards = write_shards(temporary, specs, lambda name: merged_tensor(policy, name))
         _write_manifest(temporary, policy, shards)
-        os.replace(temporary, out)
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
     return out
 
 

@@ -112,12 +112,12 @@ def load_policy(
     *,
     revision: str = "",
     weight_format: WeightFormat,
-    training: Training,
-    lora_rank: int,
-    lora_alpha: float,
+    training: Training = "none",
+    lora_rank: int = 0,
+    lora_alpha: float = 0.0,
     norms_trained: bool = False,
     compute_dtype: str | torch.dtype = "float32",
-    seed: int,
+    seed: int = 0,
     device: str | torch.device = "cpu",
     rslora: bool = False,
     recipe: str | None = None,
@@ -135,13 +135,14 @@ def load_policy(
     weight_format, training
         See the table above. Stored NVFP4 codes are loaded as they are, never requantised.
     lora_rank, lora_alpha, rslora
-        scaling = alpha / rank, or alpha / sqrt(rank) with `rslora`; unused unless `lora`.
+        scaling = alpha / rank, or alpha / sqrt(rank) with `rslora`; `lora` needs a rank, and other
+        training uses none of them.
     norms_trained
         Also train the gains of both block norms, as the released code does.
     compute_dtype
         `float32`, `bfloat16` or `float16`, or the torch dtype.
     seed
-        Of A; the same A for every weight format.
+        Of A; the same A for every weight format, and unused unless `lora`.
     device
         Where the policy goes; projections are quantised there.
     recipe

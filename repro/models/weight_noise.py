@@ -135,11 +135,7 @@ def matched_sigma(
         return load_policy(
             checkpoint,
             weight_format=which,
-            training="none",
-            lora_rank=1,
-            lora_alpha=1.0,
             compute_dtype=compute_dtype,
-            seed=seed,
             device=device,
             order=order,
         )

@@ -66,11 +66,7 @@ class Examination:
         return load_policy(
             folder,
             weight_format=weight_format,
-            training="none",
-            lora_rank=1,
-            lora_alpha=1.0,
             compute_dtype="float32" if self.device.type == "cpu" else "bfloat16",
-            seed=0,
             device=self.device,
             recipe="float32",
         )

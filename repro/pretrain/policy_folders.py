@@ -8,7 +8,6 @@ from __future__ import annotations
 import copy
 import os
 import shutil
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -20,6 +19,7 @@ from transformers import PreTrainedTokenizerFast, Qwen2ForCausalLM
 from repro.models.checkpoint import write_quantized
 from repro.models.proxy_names import proxy_folder
 from repro.spec.arm import WeightFormat
+from repro.spec.whole_files import appearing
 
 ROUNDED: tuple[WeightFormat, ...] = ("nvfp4", "mxfp4", "nf4")
 
@@ -27,19 +27,12 @@ ROUNDED: tuple[WeightFormat, ...] = ("nvfp4", "mxfp4", "nf4")
 def write_policy(folder: Path, model: Qwen2ForCausalLM, tokenizer: PreTrainedTokenizerFast) -> None:
     """Write the model in bfloat16 with its tokenizer, in place of what is there."""
     shutil.rmtree(folder, ignore_errors=True)
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    partial = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f"{folder.name}.part-"))
-    try:
+    with appearing(folder) as partial:
         rounded: Any = copy.deepcopy(model).eval()
         nn.Module.to(rounded, torch.bfloat16).save_pretrained(partial)
         tokenizer.save_pretrained(partial)
-        partial.chmod(0o755)
         for path in partial.iterdir():
             path.chmod(0o644)
-        os.replace(partial, folder)
-    except BaseException:
-        shutil.rmtree(partial, ignore_errors=True)
-        raise
 
 
 def write_variants(policy: Path, folder: Path) -> dict[str, Path]:

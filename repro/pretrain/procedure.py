@@ -21,7 +21,7 @@ from repro.data.load import DATA_VARIABLE
 from repro.data.problem import digest_of_problems
 from repro.evaluate.quality import Quality
 from repro.evidence.procedure import Measured, Progress, Stopped
-from repro.evidence.record import Estimate, replace_text
+from repro.evidence.record import Estimate
 from repro.measure.memory_use import peak_bytes, reset_peak
 from repro.models.checkpoint import digest_of_files
 from repro.models.proxy_names import SUMMARY_FILE, is_proxy_name, proxy_folder
@@ -39,6 +39,7 @@ from repro.pretrain.training import Pretraining, begin, train_until
 from repro.reward.grader import GraderPool
 from repro.spec.arm import WeightFormat
 from repro.spec.config import PretrainScale, RunConfig, digest_of
+from repro.spec.whole_files import replace_text
 
 # Problems on which the halfway policy, and each 4-bit one, is measured.
 _FEWER = 500

@@ -28,9 +28,7 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
-import os
 import random
-import shutil
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -55,6 +53,7 @@ from repro.models.decoder import projection_names
 from repro.models.loading import build_on_meta, read_description, require_same_names
 from repro.models.stored_layouts import read_packed
 from repro.models.tensor_files import CheckpointError, TensorFolder
+from repro.spec.whole_files import appearing
 
 # arXiv 2510.11696: AWQ on 256 sequences of 2048 tokens of OpenThoughts-114k.
 SAMPLES: Final = 256
@@ -122,14 +121,13 @@ def calibrate(
         When `out` exists.
     """
     folder, target = resolve(source), Path(out)
-    if target.exists():
-        raise FileExistsError(f"{target} exists; a checkpoint is never written over another")
-    verify(folder)
-    if read_description(folder).stored_format is not None:
-        raise CheckpointError(f"{folder} is quantised already; calibration needs the 16-bit folder")
-    token_ids = encoded(folder, data, samples, tokens, seed)
-    temporary = target.with_name(f".{target.name}.partial-{os.getpid()}")
-    try:
+    with appearing(target) as temporary:
+        verify(folder)
+        if read_description(folder).stored_format is not None:
+            raise CheckpointError(
+                f"{folder} is quantised already; calibration needs the 16-bit folder"
+            )
+        token_ids = encoded(folder, data, samples, tokens, seed)
         _compress(folder, temporary, token_ids, seed)
         copy_companions(folder, temporary)
         linears = require_readable(temporary)
@@ -153,9 +151,6 @@ def calibrate(
             "bfloat16",
             calibration=said,
         )
-        os.replace(temporary, target)
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
     return linears
 
 

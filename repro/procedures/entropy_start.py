@@ -163,11 +163,7 @@ def _common(scale: TrainScale, seed: int, tier: str) -> Common:
     plain = load_policy(
         scale.checkpoint,
         weight_format="bf16",
-        training="none",
-        lora_rank=1,
-        lora_alpha=1.0,
         compute_dtype=scale.compute_dtype,
-        seed=seed,
         device=_device(tier),
         order=seed if scale.permuted else None,
     )

@@ -21,6 +21,7 @@ from rich.table import Table
 from repro.evidence.compare import VERDICTS, Comparison, Judgement, Row, Side
 from repro.evidence.origins import commits_of, devices_of
 from repro.report.numbers import quantity
+from repro.report.tables import table as markdown_table
 
 LINES = 10
 _PROBLEMS_SHOWN = 3
@@ -158,19 +159,17 @@ def markdown(judgement: Judgement) -> str:
     lines += [f"{counts_text(judgement)}.", ""]
     lines += [f"* not judged: {_one_line(problem)}" for problem in judgement.every_problem]
     rows = _remarkable(judgement)[:_ROWS_IN_MARKDOWN]
-    if rows:
-        lines += ["", "| target | arm | value | verdict | old | new | change | because |"]
-        lines += ["|---|---|---|---|---|---|---|---|", *map(_markdown_row, rows)]
+    heads = ("target", "arm", "value", "verdict", "old", "new", "change", "because")
+    lines += ["", *markdown_table(heads, map(_markdown_cells, rows))]
     left = len(_remarkable(judgement)) - len(rows)
-    lines += [f"\n{left} more rows are in the JSON."] if left else []
-    return "\n".join([*lines, "", provenance_text(judgement)]).rstrip() + "\n"
+    lines += [f"{left} more rows are in the JSON.", ""] if left else []
+    return "\n".join([*lines, provenance_text(judgement)]).rstrip() + "\n"
 
 
-def _markdown_row(row: Row) -> str:
+def _markdown_cells(row: Row) -> tuple[str, ...]:
     verdict = f"**{row.verdict}**" if row.verdict == "regressed" else row.verdict
-    cells = (row.target, row.arm, row.title, verdict, _mean(row.old, row), _mean(row.new, row))
-    escaped = (cell.replace("|", "\\|") for cell in (*cells, change_text(row), _because(row)))
-    return f"| {' | '.join(escaped)} |"
+    old, new = _mean(row.old, row), _mean(row.new, row)
+    return (row.target, row.arm, row.title, verdict, old, new, change_text(row), _because(row))
 
 
 def json_text(judgement: Judgement) -> str:

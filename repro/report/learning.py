@@ -15,7 +15,6 @@ import argparse
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 
-from repro.evidence.record import replace_text
 from repro.evidence.sizes import MINIMUM_DRAWS
 from repro.evidence.store import Blessed, Source, blessed_sources
 from repro.evidence.verdict import SHOWN, Verdict
@@ -44,6 +43,7 @@ from repro.run.select import Selection
 from repro.spec.claim import Claim
 from repro.spec.effect import ALPHA
 from repro.spec.tier import Tier
+from repro.spec.whole_files import replace_text
 from repro.targets import TARGETS, runs_of
 from repro.targets.chosen_rates import read_choice
 from repro.targets.proxy import PROXY_SWEEP
@@ -75,7 +75,6 @@ def main_learning(args: argparse.Namespace) -> int:
     expected = expected_folder(args.expected)
     out, runs = Path(args.learning), args.runs
     checks = learning_checks(Path(runs), expected) if runs else blessed_learning(expected)
-    out.parent.mkdir(parents=True, exist_ok=True)
     replace_text(out, learning_text(checks, expected, out, args.figures))
     print(f"wrote {out}")  # noqa: T201
     return 0
@@ -276,7 +275,7 @@ def _table(twelve: Mapping[str, Sequence[Decided]]) -> list[str]:
 def _papers(row: Decided) -> str:
     """Return the paper's size as it is declared, and where the paper has it."""
     if row.statement is None:
-        return ""
+        return row.claim.place
     source = row.statement.source.split(" (")[0]
     if row.statement.effect is None:
         return f"no difference ({source})"

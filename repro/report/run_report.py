@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 
 from repro.evidence.origins import commits_of, seeds_text
-from repro.evidence.record import Record, replace_text
+from repro.evidence.record import Record
 from repro.judge.check import Checked, check_selection
 from repro.report.claims import KINDS, counts_of
 from repro.report.tables import arms_table, link_to, paper_columns, table
@@ -22,6 +22,7 @@ from repro.run.places import PACKAGE, expected_folder, runs_folder
 from repro.run.select import Selection, selections_of
 from repro.spec.target import Metric
 from repro.spec.tier import Tier
+from repro.spec.whole_files import replace_text
 from repro.targets import TARGETS, runs_of
 from repro.targets.paper import BENCHMARKS
 
@@ -303,7 +304,6 @@ def main_report(args: argparse.Namespace) -> int:
     out = Path(args.out) if args.out else runs / "report.md"
     figures = Path(args.figures) if args.figures else out.parent / "figures"
     checks = reported(args, runs, expected)
-    out.parent.mkdir(parents=True, exist_ok=True)
     replace_text(out, report_text(checks, expected, out, figures))
     print(f"wrote {out}")  # noqa: T201
     if sentence:

@@ -56,6 +56,8 @@ class PaperClaim:
         What the deciding statement speaks of.
     then_remark
         What the one that takes over speaks of.
+    place
+        Where the paper says so, where the deciding statement has never been run.
     """
 
     title: str
@@ -64,6 +66,7 @@ class PaperClaim:
     others: tuple[str, ...] = ()
     remark: str = ""
     then_remark: str = ""
+    place: str = ""
 
     @property
     def statements(self) -> tuple[str, ...]:
@@ -184,6 +187,7 @@ TWELVE = (
             "figure16.high_rate_faster",
             "figure17.high_rate_collapses",
         ),
+        place="Figs. 16 and 17",
         remark="runs that collapse at the same five absolute rates; the statements of Figs. 16 and "
         "17 speak of one arm each, at multiples of its own rate",
     ),
@@ -195,6 +199,7 @@ TWELVE = (
             "table1_transfer.qerl_beats_lora_hard",
             "figure13.qerl_reward_faster",
         ),
+        place="Fig. 13, 32B on harder problems",
         remark="QeRL's saving of tokens at a prior of 0.5 % over that at 40 %",
     ),
     PaperClaim(
@@ -210,6 +215,7 @@ TWELVE = (
         title="Sharing the noise costs nothing",
         decided_by="needle_sharing.sharing_costs_nothing_strong",
         others=("needle_sharing.sharing_costs_nothing",),
+        place="section 3.3; Fig. 6",
         remark="tokens to the take-off against a draw per projection, at ten times the paper's "
         "sigma: at its own neither way does much",
     ),

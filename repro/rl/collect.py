@@ -78,8 +78,8 @@ class Rollout:
     classes
         (B, T) bool by class of token, where the scale asks for them.
     explored, changed
-        Of those tokens, how many were drawn at another temperature than the policy's, and how many
-        of these the policy's own would have chosen otherwise.
+        Tokens sampled at another temperature than the policy's, and those of them that the policy's
+        own would have chosen otherwise.
     to_explore
         How many the arm asks to be drawn so.
     """

@@ -41,16 +41,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from repro.spec.config import DAPO, DR_GRPO, GRPO, GSPO, RELEASED_BNPO, Aggregation, LossConfig
-
-# The literature's labels; formulas are named by `LossConfig`, never by these.
-ALIASES: dict[str, LossConfig] = {
-    "grpo": GRPO,
-    "dapo": DAPO,
-    "dr_grpo": DR_GRPO,
-    "gspo": GSPO,
-    "bnpo": RELEASED_BNPO,
-}
+from repro.spec.config import Aggregation, LossConfig
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,19 +93,6 @@ class LossResult:
     ratio_sum: float
     kl_sum: float
     weight_sum: float
-
-
-def resolve_loss(name: str) -> LossConfig:
-    """Return the configuration behind a name of the literature.
-
-    Raises
-    ------
-    ValueError
-        When the name is not in `ALIASES`.
-    """
-    if name not in ALIASES:
-        raise ValueError(f"loss {name!r} is not known; it must be one of {', '.join(ALIASES)}")
-    return ALIASES[name]
 
 
 def check_loss(config: LossConfig) -> None:

@@ -23,7 +23,6 @@ is what makes it safe to reuse a slot or a block as soon as the host knows that 
 
 from __future__ import annotations
 
-import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -240,8 +239,6 @@ class Engine:
 
     def _round(self, sampling: SamplingConfig) -> None:
         """Let rows enter, launch some steps, and look at the round before."""
-        began = time.perf_counter()
-        waited = self.statistics.wait_seconds
         scheduler, config = self._scheduler, self.config
         if self._may_enter():
             watermark = len(scheduler.running) * self.pool.blocks_for(config.round_steps)
@@ -255,8 +252,6 @@ class Engine:
         while len(self._looks) > (config.rounds_behind if steps else 0):
             self._read(self._looks.popleft())
         self._compact()
-        spent = time.perf_counter() - began
-        self.statistics.host_seconds += spent - (self.statistics.wait_seconds - waited)
 
     def _may_enter(self) -> bool:
         scheduler, config = self._scheduler, self.config
@@ -311,10 +306,7 @@ class Engine:
         width = width_for(used, self.config.slots)
         for _ in range(steps):
             self._steps(width, sampling)
-        statistics = self.statistics
-        statistics.decode_steps += steps
-        statistics.decode_rows += steps * width
-        statistics.widths[width] = statistics.widths.get(width, 0) + steps
+        self.statistics.decode_steps += steps
         for row in running:
             row.launched = min(row.limit, row.launched + steps)
         self._looks.append(self._look())
@@ -331,9 +323,7 @@ class Engine:
     def _read(self, look: _Look) -> None:
         """Let the rows leave that had ended when `look` was taken."""
         if look.ready is not None:
-            began = time.perf_counter()
             look.ready.synchronize()
-            self.statistics.wait_seconds += time.perf_counter() - began
         status, counts = look.values.tolist()
         ended = [(r, s) for r, s in look.rows if status[s] != RUNNING and r.slot is not None]
         if not ended:

@@ -153,11 +153,6 @@ def parity(batch: RolloutBatch, trainer: list[Tensor]) -> Parity:
     )
 
 
-def sampler_trainer_parity(policy: Policy, batch: RolloutBatch, temperature: float) -> Parity:
-    """Run the trainer's forward pass over a rollout's tokens and compare."""
-    return parity(batch, trainer_logprobs(policy, batch, temperature))
-
-
 def _sequence(batch: RolloutBatch, row: int, device: torch.device) -> tuple[Tensor, int]:
     """Return prompt and completion of a row as one (S,) tensor, and the prompt's length."""
     prompt = batch.prompt_ids[row // batch.group_size]

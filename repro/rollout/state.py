@@ -15,7 +15,7 @@ stream, in order; and the old row's position is -1 from the step at which it end
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -197,19 +197,12 @@ class Statistics:
     padding_tokens
         Tokens by which captured prefills were padded, not among `prefill_tokens`.
     decode_steps
-        Steps launched, and the rows they were wide (`decode_rows` sums the widths).
-    host_seconds, wait_seconds
-        Time that the host spent in its own work while decoding, and waiting for the device.
+        Steps launched.
     """
 
     prefill_tokens: int = 0
     padding_tokens: int = 0
     generated_tokens: int = 0
     decode_steps: int = 0
-    decode_rows: int = 0
     preemptions: int = 0
-    replayed_steps: int = 0
     finished_rows: int = 0
-    host_seconds: float = 0.0
-    wait_seconds: float = 0.0
-    widths: dict[int, int] = field(default_factory=dict)

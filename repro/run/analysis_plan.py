@@ -26,7 +26,7 @@ from typing import Any
 from repro.evidence.origins import PLAN_INPUT
 from repro.evidence.plans import KeptPlan, plan_line
 from repro.evidence.provenance import source_commit
-from repro.evidence.record import Record, write_new
+from repro.evidence.record import Record
 from repro.evidence.sizes import MINIMUM_DRAWS
 from repro.run.select import Selection
 from repro.spec.claim import Claim
@@ -35,6 +35,7 @@ from repro.spec.effect import ALPHA
 from repro.spec.resolve import plain_values
 from repro.spec.target import Target
 from repro.spec.tier import Tier
+from repro.spec.whole_files import write_new
 from repro.targets import TARGETS, runs_of
 
 STATISTICS = {
@@ -228,7 +229,6 @@ def write_plans(runs: Sequence[RunConfig], folder: Path) -> list[Path]:
 
 def _write(name: str, tier: Tier, path: Path) -> Path:
     (target,) = (item for item in TARGETS if item.name == name)
-    path.parent.mkdir(parents=True, exist_ok=True)
     return write_new(path, plan_text_of(target, tier))
 
 

@@ -36,11 +36,11 @@ from repro.evidence.gpu_tests import (
     refusals,
 )
 from repro.evidence.provenance import PACKAGE, source_commit
-from repro.evidence.record import replace_text
 from repro.run.device_queue import visible_devices
 from repro.run.places import expected_folder, runs_folder
 from repro.spec.config import digest_of
 from repro.spec.tier import Tier
+from repro.spec.whole_files import replace_text
 
 _RECORD = "gpu_tests.json"
 _PARTS = "gpu_tests.parts.json"
@@ -139,7 +139,6 @@ class Parts:
         if outcome.green:
             with self._lock:
                 self._green[name] = dataclasses.asdict(outcome)
-                self._path.parent.mkdir(parents=True, exist_ok=True)
                 kept = {"state": self._state, "green": self._green}
                 replace_text(self._path, json.dumps(kept, indent=1) + "\n")
         return outcome

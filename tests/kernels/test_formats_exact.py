@@ -20,7 +20,6 @@ from kernels.formats import (
     e8m0_table,
     pack_codes,
     swap_nibbles,
-    unpack_codes,
 )
 from kernels.reference import decoded_block_scales, dequantize, quantize
 
@@ -28,6 +27,11 @@ CPU = torch.device("cpu")
 SIXTEEN = torch.arange(16, dtype=torch.uint8)
 # Positive, finite, the smallest subnormal (2**-9) to 448.
 E4M3 = torch.arange(1, 127, dtype=torch.uint8).view(torch.float8_e4m3fn)
+
+
+def unpack_codes(packed: Tensor) -> Tensor:
+    """Undo `pack_codes`: (..., K / 2) bytes to (..., K) codes, uint8."""
+    return torch.stack((packed & 0xF, packed >> 4), dim=-1).flatten(-2)
 
 
 def _nvfp4(codes: Tensor, scales: Tensor, encode_scale: float = 1.0) -> QuantizedWeight:

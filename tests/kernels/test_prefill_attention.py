@@ -5,12 +5,11 @@ The interpreter has to be chosen before Triton is imported, so a process of its 
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+from tests.interpreted import require_equal
 
 ROOT = Path(__file__).parents[2]
 START = """
@@ -73,16 +72,4 @@ print("equal")
 
 @pytest.mark.parametrize("program", [ATTENTION, WRITE], ids=["attention", "write"])
 def test_padding_changes_no_bit_of_a_row_and_none_of_the_cache(program: str) -> None:
-    environment = os.environ | {
-        "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)
-    }  # fmt: skip
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", START + program],
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    assert done.stdout.strip().endswith("equal")
+    require_equal(START + program)

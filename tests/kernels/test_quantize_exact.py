@@ -8,9 +8,6 @@ come close, so going through all of them proves a margin for all.
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from fractions import Fraction
 from pathlib import Path
 from types import SimpleNamespace
@@ -22,6 +19,7 @@ import torch
 from kernels import reference
 from kernels.formats import RECIPES
 from kernels.reference_quantize import _e2m1_codes
+from tests.interpreted import require_equal
 
 # Four times the magnitudes between neighbouring E2M1 values.
 BOUNDS = (1, 3, 5, 7, 10, 14, 20)
@@ -164,19 +162,7 @@ print("equal")
 
 
 def test_the_portable_kernel_has_the_references_bits_in_both_recipes() -> None:
-    environment = os.environ | {
-        "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)
-    }  # fmt: skip
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", INTERPRETED],
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    assert done.stdout.strip().endswith("equal")
+    require_equal(INTERPRETED)
 
 
 @pytest.mark.gpu

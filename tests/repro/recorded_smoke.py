@@ -48,3 +48,8 @@ def record_smoke(folder: Path) -> Path:
         working = folder.parent / "working" / run.digest()[:12]
         carry_out([run], working, folder, lambda *told: None, lambda: False, 1)
     return folder
+
+
+def place(runs: Path, arm: str = ARMS[0], seed: int = 1, target: str = SMALL.name) -> Path:
+    """Return where the record of an arm and seed lies."""
+    return runs / "smoke" / target / arm / f"seed-{seed}.json"

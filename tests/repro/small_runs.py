@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
+from torch import Tensor
+
 from repro.data.problem import Problem
-from repro.models.policy import Policy
+from repro.models.policy import Policy, trainable_parameters
 from repro.reward.score import Rewards
 from repro.rl.collect import Asked, PromptSource, Score
 from repro.rl.lessons import Lesson
@@ -38,6 +41,16 @@ def small_run(
         scale=scale,
         seed=seed,
     )
+
+
+def weights(policy: Policy) -> dict[str, Tensor]:
+    """Return copies of a policy's trainable tensors by name."""
+    return {n: p.detach().clone() for n, p in trainable_parameters(policy).items()}
+
+
+def equal(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> bool:
+    """Return whether two sets of tensors are the same to the bit."""
+    return one.keys() == other.keys() and all(torch.equal(one[n], other[n]) for n in one)
 
 
 def rewards_of(texts: Sequence[str], accuracy: list[float | None]) -> Rewards:

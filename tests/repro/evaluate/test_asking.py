@@ -91,9 +91,7 @@ def test_a_prompt_that_is_too_long_is_named(tokenizer: Any) -> None:
 
 @pytest.fixture(scope="module")
 def tiny() -> Policy:
-    return load_policy(
-        "tiny", weight_format="nvfp4", training="none", lora_rank=1, lora_alpha=1.0, seed=0
-    )
+    return load_policy("tiny", weight_format="nvfp4")
 
 
 def test_a_stack_of_one_answers_as_its_policy_does_alone(tiny: Policy, pool: GraderPool) -> None:

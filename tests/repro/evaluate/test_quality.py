@@ -57,9 +57,7 @@ def test_a_template_without_a_way_of_working_cannot_be_forced(
 
 def test_the_packaged_policy_shows_half_of_what_it_knows(pool: GraderPool) -> None:
     assert sum(path.stat().st_size for path in TINY_FOLDER.iterdir()) < 3_000_000
-    policy = load_policy(
-        "tiny", weight_format="bf16", training="none", lora_rank=1, lora_alpha=1.0, seed=0
-    )
+    policy = load_policy("tiny", weight_format="bf16")
     manner = Manner(template="tiny", max_prompt_tokens=1280, max_new_tokens=64, samples=2)
     asker = Alone(TorchSampler(policy))
     evaluator = Evaluator(asker, policy.tokenizer, pool, [0], "quality")  # type: ignore[arg-type]

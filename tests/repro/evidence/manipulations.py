@@ -16,6 +16,9 @@ Raw = dict[str, Any]
 Edit = Callable[[Raw], None]
 
 
+ARM = "nvfp4_lora_aqn"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Manipulation:
     """One edit of a record.
@@ -32,7 +35,7 @@ class Manipulation:
 
     edit: Edit
     words: str
-    arm: str = "nvfp4_lora_aqn"
+    arm: str = ARM
 
 
 def put(path: str, value: Any) -> Edit:
@@ -92,6 +95,21 @@ def all_series(how: Callable[[list[Any]], list[Any]]) -> Edit:
     return edit
 
 
+def stated(path: str, value: Any, *, words: str = "", arm: str = ARM) -> Manipulation:
+    """Return that another value stands at a path; the refusal names it unless `words` say more."""
+    return Manipulation(edit=put(path, value), words=words or path, arm=arm)
+
+
+def changed(path: str, how: Callable[[Any], Any], *, words: str = "") -> Manipulation:
+    """Return that the value at a path is what `how` makes of it; `words` as in `stated`."""
+    return Manipulation(edit=change(path, how), words=words or path)
+
+
+def left_out(path: str, *, words: str = "") -> Manipulation:
+    """Return that a path is not there."""
+    return Manipulation(edit=drop(path), words=words or f"{path} is missing")
+
+
 def better_rewards(raw: Raw) -> None:
     """Raise the rewards, and the mean that follows from them."""
     raw["series"]["reward"] = [value + 0.3 for value in raw["series"]["reward"]]
@@ -121,18 +139,18 @@ def half(values: list[Any]) -> list[Any]:
 
 SERIES: Mapping[str, Manipulation] = {
     "every series cut in half": Manipulation(edit=all_series(half), words="3 values; 6 steps"),
-    "one series longer": Manipulation(
-        edit=change("series.entropy", longer), words="series.entropy has 7 values; 6 steps"
+    "one series longer": changed(
+        "series.entropy", longer, words="series.entropy has 7 values; 6 steps"
     ),
-    "rewards left out": Manipulation(edit=drop("series.reward"), words="series.reward is missing"),
-    "losses left out": Manipulation(edit=drop("series.loss"), words="series.loss is missing"),
-    "all series left out": Manipulation(edit=put("series", {}), words="is missing"),
-    "another learning rate": Manipulation(
-        edit=change("series.learning_rate", later_learning_rate),
-        words="series.learning_rate at step 5",
+    "rewards left out": left_out("series.reward"),
+    "losses left out": left_out("series.loss"),
+    "all series left out": stated("series", {}, words="is missing"),
+    "another learning rate": changed(
+        "series.learning_rate", later_learning_rate, words="series.learning_rate at step 5"
     ),
-    "a constant learning rate": Manipulation(
-        edit=change("series.learning_rate", lambda values: [values[-1]] * len(values)),
+    "a constant learning rate": changed(
+        "series.learning_rate",
+        lambda values: [values[-1]] * len(values),
         words="series.learning_rate at step 0",
     ),
     "another sigma": Manipulation(
@@ -149,16 +167,17 @@ SERIES: Mapping[str, Manipulation] = {
         ),
         words="series.sigma at step 0",
     ),
-    "another stage": Manipulation(
-        edit=change("series.noise_stage", lambda values: [0] * len(values)),
-        words="series.noise_stage at step 1",
+    "another stage": changed(
+        "series.noise_stage", lambda values: [0] * len(values), words="series.noise_stage at step 1"
     ),
-    "a share above one": Manipulation(
-        edit=change("series.accuracy", lambda values: [1.7, *values[1:]]),
+    "a share above one": changed(
+        "series.accuracy",
+        lambda values: [1.7, *values[1:]],
         words="series.accuracy at step 0 is 1.7",
     ),
-    "a negative entropy": Manipulation(
-        edit=change("series.entropy", lambda values: [-value for value in values]),
+    "a negative entropy": changed(
+        "series.entropy",
+        lambda values: [-value for value in values],
         words="series.entropy at step 0",
     ),
     "rewards that answers do not earn": Manipulation(
@@ -174,77 +193,60 @@ SERIES: Mapping[str, Manipulation] = {
         ),
         words="series.reward at step 0 is None",
     ),
-    "a ratio that moved": Manipulation(
-        edit=change("series.ratio", lambda values: [1.1] * len(values)),
-        words="series.ratio at step 0",
+    "a ratio that moved": changed(
+        "series.ratio", lambda values: [1.1] * len(values), words="series.ratio at step 0"
     ),
-    "clipping where none can act": Manipulation(
-        edit=change("series.clip_fraction_low", lambda values: [0.2] * len(values)),
+    "clipping where none can act": changed(
+        "series.clip_fraction_low",
+        lambda values: [0.2] * len(values),
         words="series.clip_fraction_low at step 0",
     ),
-    "fewer prompts": Manipulation(
-        edit=change("series.prompts_consumed", lambda values: [value / 2 for value in values]),
-        words="series.prompts_consumed",
+    "fewer prompts": changed(
+        "series.prompts_consumed", lambda values: [value / 2 for value in values]
     ),
-    "shorter completions": Manipulation(
-        edit=change("series.completion_tokens", lambda values: [value / 2 for value in values]),
-        words="series.completion_tokens",
+    "shorter completions": changed(
+        "series.completion_tokens", lambda values: [value / 2 for value in values]
     ),
-    "no gradient": Manipulation(
-        edit=change("series.grad_norm", lambda values: [0.0] * len(values)),
-        words="series.grad_norm",
-    ),
+    "no gradient": changed("series.grad_norm", lambda values: [0.0] * len(values)),
 }
 
 NUMBERS: Mapping[str, Manipulation] = {
-    "a better mean reward": Manipulation(
-        edit=change("metrics.train_reward_mean.value", lambda value: value + 0.1),
+    "a better mean reward": changed(
+        "metrics.train_reward_mean.value",
+        lambda value: value + 0.1,
         words="metrics.train_reward_mean",
     ),
-    "a mean reward of more steps": Manipulation(
-        edit=put("metrics.train_reward_mean.n", 60), words="metrics.train_reward_mean"
+    "a mean reward of more steps": stated(
+        "metrics.train_reward_mean.n", 60, words="metrics.train_reward_mean"
     ),
-    "another first entropy": Manipulation(
-        edit=put("metrics.entropy_first.value", 2.0), words="metrics.entropy_first"
+    "another first entropy": stated(
+        "metrics.entropy_first.value", 2.0, words="metrics.entropy_first"
     ),
-    "another last entropy": Manipulation(
-        edit=put("metrics.entropy_last.value", 0.001), words="metrics.entropy_last"
+    "another last entropy": stated(
+        "metrics.entropy_last.value", 0.001, words="metrics.entropy_last"
     ),
-    "a better gain": Manipulation(
-        edit=change("metrics.gain_greedy.value", lambda value: value + 10),
-        words="metrics.gain_greedy",
+    "a better gain": changed(
+        "metrics.gain_greedy.value", lambda value: value + 10, words="metrics.gain_greedy"
     ),
-    "a worse start": Manipulation(
-        edit=change("metrics.accuracy_greedy_start.value", lambda value: value - 10),
+    "a worse start": changed(
+        "metrics.accuracy_greedy_start.value",
+        lambda value: value - 10,
         words="metrics.accuracy_greedy_start",
     ),
     "a better end, and the gain with it": Manipulation(
         edit=better_end, words="metrics.accuracy_greedy"
     ),
-    "a better accuracy": Manipulation(
-        edit=put("metrics.accuracy.value", 99.0), words="metrics.accuracy"
+    "a better accuracy": stated("metrics.accuracy.value", 99.0, words="metrics.accuracy"),
+    "a better accuracy of an untrained arm": stated(
+        "metrics.accuracy.value", 99.0, words="metrics.accuracy", arm="bf16"
     ),
-    "a better accuracy of an untrained arm": Manipulation(
-        edit=put("metrics.accuracy.value", 99.0), words="metrics.accuracy", arm="bf16"
-    ),
-    "a narrower interval": Manipulation(
-        edit=change("metrics.accuracy.low", lambda low: low + 1), words="metrics.accuracy.low"
-    ),
-    "an accuracy of more problems": Manipulation(
-        edit=put("metrics.accuracy.n", 4000), words="metrics.accuracy"
-    ),
-    "a better format": Manipulation(
-        edit=put("metrics.format_rate.value", 12.5), words="metrics.format_rate"
-    ),
-    "an accuracy left out": Manipulation(
-        edit=drop("metrics.accuracy_greedy"), words="metrics.accuracy_greedy is missing"
-    ),
-    "a gain left out": Manipulation(
-        edit=drop("metrics.gain_greedy"), words="metrics.gain_greedy is missing"
-    ),
-    "less time": Manipulation(
-        edit=change("metrics.train_seconds.value", lambda value: value / 10),
-        words="metrics.train_seconds",
+    "a narrower interval": changed("metrics.accuracy.low", lambda low: low + 1),
+    "an accuracy of more problems": stated("metrics.accuracy.n", 4000, words="metrics.accuracy"),
+    "a better format": stated("metrics.format_rate.value", 12.5, words="metrics.format_rate"),
+    "an accuracy left out": left_out("metrics.accuracy_greedy"),
+    "a gain left out": left_out("metrics.gain_greedy"),
+    "less time": changed(
+        "metrics.train_seconds.value", lambda value: value / 10, words="metrics.train_seconds"
     ),
     "more time than passed": Manipulation(
         edit=every(
@@ -256,138 +258,81 @@ NUMBERS: Mapping[str, Manipulation] = {
         ),
         words="effects.seconds",
     ),
-    "another unit": Manipulation(
-        edit=put("metrics.gain_greedy.unit", "percent"), words="metrics.gain_greedy.unit"
-    ),
-    "a share in nats": Manipulation(
-        edit=put("metrics.accuracy.unit", "nats"), words="metrics.accuracy.unit"
-    ),
+    "another unit": stated("metrics.gain_greedy.unit", "percent"),
+    "a share in nats": stated("metrics.accuracy.unit", "nats"),
 }
 
 COUNTS: Mapping[str, Manipulation] = {
-    "one linear of 28": Manipulation(
-        edit=put("effects.linears", {"nvfp4": 1}), words="effects.linears"
+    "one linear of 28": stated("effects.linears", {"nvfp4": 1}),
+    "27 linears of 28": stated("effects.linears", {"nvfp4": 27}),
+    "a rounding that the arm has not": stated(
+        "effects.rounding",
+        {"format": "int3", "factor": 1.0, "projections": 28, "relative_change_mean": 0.2},
     ),
-    "27 linears of 28": Manipulation(
-        edit=put("effects.linears", {"nvfp4": 27}), words="effects.linears"
-    ),
-    "a rounding that the arm has not": Manipulation(
-        edit=put(
-            "effects.rounding",
-            {"format": "int3", "factor": 1.0, "projections": 28, "relative_change_mean": 0.2},
-        ),
-        words="effects.rounding",
-    ),
-    "exploration that the arm has not": Manipulation(
-        edit=put(
-            "effects.exploration", {"tokens_asked": 9, "tokens_explored": 9, "tokens_changed": 1}
-        ),
+    "exploration that the arm has not": stated(
+        "effects.exploration",
+        {"tokens_asked": 9, "tokens_explored": 9, "tokens_changed": 1},
         words="without exploration explored",
     ),
-    "another order of channels": Manipulation(edit=put("effects.order", 3), words="effects.order"),
-    "one adapter": Manipulation(
-        edit=put("effects.adapter_modules", 1), words="effects.adapter_modules"
-    ),
-    "ten parameters": Manipulation(
-        edit=put("effects.parameters_trainable", 10), words="effects.parameters_trainable"
-    ),
-    "no weight error": Manipulation(
-        edit=put("effects.relative_weight_error_mean", None),
-        words="effects.relative_weight_error_mean",
-    ),
-    "another precision": Manipulation(
-        edit=put("effects.compute", "float16"), words="effects.compute"
-    ),
-    "one norm wrapped": Manipulation(
-        edit=put("effects.norms_wrapped", 1), words="effects.norms_wrapped"
-    ),
-    "norms trained in an arm that trains none": Manipulation(
-        edit=put("effects.norms_trained", 8), words="effects.norms_trained"
-    ),
-    "one norm perturbed": Manipulation(
-        edit=put("effects.noise.modules", 1), words="effects.noise.modules"
-    ),
-    "five channels perturbed": Manipulation(
-        edit=put("effects.noise.channels_changed", 5), words="effects.noise.channels_changed"
-    ),
+    "another order of channels": stated("effects.order", 3),
+    "one adapter": stated("effects.adapter_modules", 1),
+    "ten parameters": stated("effects.parameters_trainable", 10),
+    "no weight error": stated("effects.relative_weight_error_mean", None),
+    "another precision": stated("effects.compute", "float16"),
+    "one norm wrapped": stated("effects.norms_wrapped", 1),
+    "norms trained in an arm that trains none": stated("effects.norms_trained", 8),
+    "one norm perturbed": stated("effects.noise.modules", 1),
+    "five channels perturbed": stated("effects.noise.channels_changed", 5),
     "one noisy rollout": Manipulation(
         edit=every(
             put("effects.noise.rollouts_asked", 1), put("effects.noise.rollouts_perturbed", 1)
         ),
         words="effects.noise.rollouts_asked",
     ),
-    "a larger greatest sigma": Manipulation(
-        edit=put("effects.noise.sigma_max", 0.5), words="effects.noise.sigma_max"
+    "a larger greatest sigma": stated("effects.noise.sigma_max", 0.5),
+    "noise of another form": stated("effects.noise.form", "as_released"),
+    "every grade dropped": changed(
+        "effects.grades", lambda grades: {"unparsable_gold": sum(grades.values())}
     ),
-    "noise of another form": Manipulation(
-        edit=put("effects.noise.form", "as_released"), words="effects.noise.form"
+    "half of the grades": changed(
+        "effects.grades", lambda grades: {name: count // 2 for name, count in grades.items()}
     ),
-    "every grade dropped": Manipulation(
-        edit=change("effects.grades", lambda grades: {"unparsable_gold": sum(grades.values())}),
-        words="effects.grades",
+    "more right grades than answers": changed(
+        "effects.grades", lambda grades: {"wrong": sum(grades.values())}
     ),
-    "half of the grades": Manipulation(
-        edit=change(
-            "effects.grades",
-            lambda grades: {name: count // 2 for name, count in grades.items()},
-        ),
-        words="effects.grades",
-    ),
-    "more right grades than answers": Manipulation(
-        edit=change("effects.grades", lambda grades: {"wrong": sum(grades.values())}),
-        words="effects.grades",
-    ),
-    "no grades": Manipulation(edit=drop("effects.grades"), words="effects.grades is missing"),
-    "no answers": Manipulation(edit=drop("effects.answers"), words="effects.answers is missing"),
-    "trained on no rows": Manipulation(
-        edit=put("effects.rows.trained_on", 0), words="effects.rows.trained_on"
-    ),
-    "rows without a reward": Manipulation(
-        edit=put("effects.rows.without_reward", 100), words="effects.rows.without_reward"
-    ),
-    "sampled nothing": Manipulation(
-        edit=put("effects.rows.tokens_sampled", 7), words="effects.rows.tokens_sampled"
-    ),
-    "the sampler compared on nothing": Manipulation(
-        edit=put("effects.sampler_trainer_by_quarter.tokens", [0, 0, 0, 0]),
+    "no grades": left_out("effects.grades"),
+    "no answers": left_out("effects.answers"),
+    "trained on no rows": stated("effects.rows.trained_on", 0),
+    "rows without a reward": stated("effects.rows.without_reward", 100),
+    "sampled nothing": stated("effects.rows.tokens_sampled", 7),
+    "the sampler compared on nothing": stated(
+        "effects.sampler_trainer_by_quarter.tokens",
+        [0, 0, 0, 0],
         words="effects.sampler_trainer_by_quarter",
     ),
-    "advantages below zero on average": Manipulation(
-        edit=put("effects.advantage_group_mean_max", -0.4),
-        words="effects.advantage_group_mean_max",
-    ),
+    "advantages below zero on average": stated("effects.advantage_group_mean_max", -0.4),
 }
 
 
 IDENTITY: Mapping[str, Manipulation] = {
-    "another procedure": Manipulation(edit=put("procedure", "operation"), words="procedure is"),
-    "another version of the target": Manipulation(
-        edit=put("target_version", 7), words="target_version is"
+    "another procedure": stated("procedure", "operation", words="procedure is"),
+    "another version of the target": stated("target_version", 7, words="target_version is"),
+    "another tier": stated("tier", "paper", words="tier is"),
+    "no inputs": stated("inputs", {}, words="inputs.checkpoint is missing"),
+    "no test problems": left_out("inputs.test_problems"),
+    "no training problems": left_out("inputs.train_problems"),
+    "another checkpoint": stated("inputs.checkpoint", "0" * 64, words="another checkpoint"),
+    "other problems": stated("inputs.test_problems", "0" * 64, words="another test problems"),
+    "finished before it started": stated(
+        "finished", "2020-01-01T00:00:00+00:00", words="finished is"
     ),
-    "another tier": Manipulation(edit=put("tier", "paper"), words="tier is"),
-    "no inputs": Manipulation(edit=put("inputs", {}), words="inputs.checkpoint is missing"),
-    "no test problems": Manipulation(
-        edit=drop("inputs.test_problems"), words="inputs.test_problems is missing"
+    "another commit": stated("commit", "0" * 40, words="commit is"),
+    "a clean tree": changed("dirty", lambda dirty: not dirty, words="dirty is"),
+    "another source": stated(
+        "environment.source_sha256", "0" * 64, words="environment.source_sha256 is"
     ),
-    "no training problems": Manipulation(
-        edit=drop("inputs.train_problems"), words="inputs.train_problems is missing"
-    ),
-    "another checkpoint": Manipulation(
-        edit=put("inputs.checkpoint", "0" * 64), words="another checkpoint"
-    ),
-    "other problems": Manipulation(
-        edit=put("inputs.test_problems", "0" * 64), words="another test problems"
-    ),
-    "finished before it started": Manipulation(
-        edit=put("finished", "2020-01-01T00:00:00+00:00"), words="finished is"
-    ),
-    "another commit": Manipulation(edit=put("commit", "0" * 40), words="commit is"),
-    "a clean tree": Manipulation(edit=change("dirty", lambda dirty: not dirty), words="dirty is"),
-    "another source": Manipulation(
-        edit=put("environment.source_sha256", "0" * 64), words="environment.source_sha256 is"
-    ),
-    "no source": Manipulation(edit=put("sources", []), words="sources"),
-    "no environment": Manipulation(edit=put("environment", {}), words="environment."),
+    "no source": stated("sources", []),
+    "no environment": stated("environment", {}, words="environment."),
     "a version from before": Manipulation(
         edit=every(put("schema", 1), drop("sources"), drop("seal")), words="schema is 1"
     ),

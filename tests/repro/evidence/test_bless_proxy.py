@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
-import shutil
 import subprocess
 from collections.abc import Callable
 from datetime import UTC, datetime
@@ -30,12 +29,6 @@ from repro.targets import find, runs_of
 from tests.repro.made_up import at_commit, on_device, source_of
 
 Maker = Callable[..., Record]
-
-
-@pytest.fixture
-def expected(tmp_path: Path) -> Path:
-    shutil.copytree(expected_folder(None) / "paper", tmp_path / "expected" / "paper")
-    return tmp_path / "expected"
 
 
 def go(target: str, runs: Path, expected: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import shutil
 import tomllib
 from collections.abc import Callable
 from pathlib import Path
@@ -28,13 +27,6 @@ from tests.repro.made_up import at_commit, with_accuracy
 TABLE1 = find("table1")
 SELECTION = Selection(target=TABLE1, source=TABLE1, tier=Tier.SMOKE)
 Writer = Callable[..., None]
-
-
-@pytest.fixture
-def expected(tmp_path: Path) -> Path:
-    folder = tmp_path / "expected"
-    shutil.copytree(expected_folder(None) / "paper", folder / "paper")
-    return folder
 
 
 def blessed(evidence: Evidence, expected: Path, tier: Tier = Tier.SMOKE) -> list[Path]:

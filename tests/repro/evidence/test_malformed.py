@@ -17,13 +17,9 @@ from repro.evidence.record import SEAL, RecordError, parse_record, seal_of
 from repro.judge.check import gather
 from repro.spec.config import digest_of
 from tests.repro.evidence.manipulations import drop, put
-from tests.repro.recorded_smoke import SELECTION, SMALL
+from tests.repro.recorded_smoke import SELECTION, SMALL, place
 
 ARM = "nvfp4_lora_aqn"
-
-
-def place(runs: Path, arm: str = ARM, seed: int = 1) -> Path:
-    return runs / "smoke" / SMALL.name / arm / f"seed-{seed}.json"
 
 
 def edited(text: str, edit: Callable[[Any], None]) -> str:

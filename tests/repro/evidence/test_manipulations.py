@@ -24,17 +24,13 @@ from repro.spec.config import digest_of
 from repro.spec.tier import Tier
 from repro.targets import find
 from tests.repro.evidence.manipulations import MANIPULATIONS
-from tests.repro.recorded_smoke import SELECTION, SMALL
+from tests.repro.recorded_smoke import SELECTION, SMALL, place
 
 TABLE1 = Selection(target=find("table1"), source=find("table1"), tier=Tier.SMOKE)
 
 
-def place(runs: Path, arm: str, seed: int, target: str = SMALL.name) -> Path:
-    return runs / "smoke" / target / arm / f"seed-{seed}.json"
-
-
 def forged(path: Path, edit: Callable[[Any], None]) -> None:
-    """Edit a record, with the digests that a careful hand would make anew."""
+    """Edit a record, with the digests that a careful hand would make again."""
     raw = json.loads(path.read_text())
     edit(raw)
     raw["digest"] = digest_of(raw["config"])

@@ -21,7 +21,6 @@ from repro.evidence.record import (
     find_record,
     read_record,
     record_path,
-    write_new,
 )
 from repro.spec.config import RunConfig
 from repro.spec.target import plan
@@ -67,19 +66,6 @@ def test_a_write_that_dies_leaves_nothing_behind(
     with pytest.raises(KeyboardInterrupt):
         made_up_record(run).write(tmp_path)
     assert not list(tmp_path.rglob("seed-*"))
-
-
-def test_a_file_system_without_hard_links_still_never_overwrites(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refuse(*arguments: Any) -> None:
-        raise PermissionError("no hard links here")
-
-    monkeypatch.setattr(os, "link", refuse)
-    path = write_new(tmp_path / "a.json", "first")
-    with pytest.raises(FileExistsError):
-        write_new(path, "second")
-    assert path.read_text() == "first"
 
 
 def test_a_failure_stays_counted_and_leaves_room_for_another_try(

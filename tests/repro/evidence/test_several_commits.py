@@ -24,7 +24,6 @@ from repro.judge.blessing import main_bless
 from repro.judge.check import check_selection
 from repro.report.blocks import renewed_readme
 from repro.run import analysis_plan
-from repro.run.places import expected_folder
 from repro.run.select import select
 from repro.spec.effect import Look
 from repro.spec.tier import Tier
@@ -35,12 +34,6 @@ OLD, NEW = "a" * 40, "b" * 40
 FIRST, SECOND = [5, 6, 7, 8, 9], [10, 11, 12, 13, 14]  # of Table 1's seeds
 Change = Callable[[Record], Record]
 Writer = Callable[..., None]
-
-
-@pytest.fixture
-def expected(tmp_path: Path) -> Path:
-    shutil.copytree(expected_folder(None) / "paper", tmp_path / "expected" / "paper")
-    return tmp_path / "expected"
 
 
 def at(record: Record, commit: str) -> Record:

@@ -104,13 +104,6 @@ def test_a_bar_must_hold_in_every_repeat(tmp_path: Path) -> None:
     assert "2 of 3 inside" in bars["nvfp4_lora.speedup_7b_b8"].sentence
 
 
-@pytest.fixture
-def expected(tmp_path: Path) -> Path:
-    folder = tmp_path / "expected"
-    shutil.copytree(expected_folder(None) / "paper", folder / "paper")
-    return folder
-
-
 def blessed(runs: Path, expected: Path) -> Path:
     records = gather(SELECTION, runs).records
     return bless(TABLE3, Tier.SYSTEMS, records, problems=[], expected=expected)[0]

@@ -143,9 +143,7 @@ def test_a_merged_folder_loads_without_peft_and_says_the_same(run_of: Runs, tmp_
     policy = trained_policy("nvfp4")
     rows = probes_of(policy)
     theirs = AutoModelForCausalLM.from_pretrained(tmp_path / "m", dtype=torch.float32).eval()
-    bare = load_policy(
-        "tiny", weight_format="nvfp4", training="none", lora_rank=1, lora_alpha=1.0, seed=0
-    )
+    bare = load_policy("tiny", weight_format="nvfp4")
     logits = logits_of(policy.model, rows)
     rounding = distance(logits, logits_of(theirs, rows)).mean
     assert rounding < 0.02 * distance(logits, logits_of(bare.model, rows)).mean
@@ -171,16 +169,11 @@ def test_added_noise_is_in_no_file(tmp_path: Path) -> None:
 def test_full_training_keeps_a_16_bit_model(tmp_path: Path) -> None:
     from repro.procedures.train import keep_policy
 
-    policy = load_policy(
-        "tiny", weight_format="bf16", training="full", lora_rank=1, lora_alpha=1.0, seed=0
-    )
+    policy = load_policy("tiny", weight_format="bf16", training="full")
     with torch.no_grad():
         policy.decoder.get_parameter("model.norm.weight").mul_(2.0)
     keep_policy(policy, tmp_path)
-    again = load_policy(
-        tmp_path / "model", weight_format="bf16", training="none", lora_rank=1, lora_alpha=1.0,
-        seed=0,
-    )  # fmt: skip
+    again = load_policy(tmp_path / "model", weight_format="bf16")
     name = "model.norm.weight"
     assert torch.equal(again.decoder.get_parameter(name), merged_tensor(policy, name).float())
     assert again.tokenizer is not None

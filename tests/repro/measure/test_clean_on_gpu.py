@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
 import os
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
@@ -21,6 +19,7 @@ from repro.spec.config import RunConfig
 from repro.spec.throughput import ThroughputPoint, ThroughputScale
 from repro.spec.tier import cuda_devices
 from repro.targets.table1 import BF16_LORA, NVFP4_LORA
+from tests.planted import planted
 
 DEVICES = cuda_devices()
 pytestmark = [
@@ -59,12 +58,7 @@ def without_plan(runs, *how):
 
 @pytest.fixture
 def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    folder = tmp_path / "code"
-    folder.mkdir()
-    (folder / "exhausting.py").write_text(FAKE, encoding="utf-8")
-    monkeypatch.syspath_prepend(str(folder))
-    sys.modules.pop("exhausting", None)
-    return importlib.import_module("exhausting")
+    return planted("exhausting", FAKE, tmp_path, monkeypatch)
 
 
 def runs_of(arm: Arm, batches: tuple[int, ...] = (64,)) -> list[RunConfig]:

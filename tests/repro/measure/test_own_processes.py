@@ -22,6 +22,7 @@ from repro.spec.config import RunConfig
 from repro.spec.target import plan
 from repro.spec.tier import Tier
 from repro.targets.rollout import ROLLOUT
+from tests.planted import planted
 
 # Stands for a device whose memory a process keeps: the rate is what the process's leavings let it
 # be, so an arm that follows another in its process measures less than it does alone.
@@ -57,12 +58,7 @@ FIRST, SECOND = (arm.name for arm in ROLLOUT.arms)
 
 @pytest.fixture
 def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    folder = tmp_path / "code"
-    folder.mkdir()
-    (folder / "fake_measurements.py").write_text(FAKE, encoding="utf-8")
-    monkeypatch.syspath_prepend(str(folder))
-    sys.modules.pop("fake_measurements", None)
-    return importlib.import_module("fake_measurements")
+    return planted("fake_measurements", FAKE, tmp_path, monkeypatch)
 
 
 @pytest.fixture

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import time
 from pathlib import Path
 from typing import Any
 
@@ -37,21 +36,6 @@ SHORT = dataclasses.replace(LONG, name="short", new_tokens=4, repeats=0)
 POINTS = (LONG, SHORT, dataclasses.replace(SHORT, name="other", shape="b", batches=(3,)))
 
 
-class HostEvent:
-    """A device event's stand-in that reads the host's clock."""
-
-    def __init__(self, **settings: Any) -> None:
-        self.at = 0.0
-
-    def record(self) -> None:
-        """Take the time."""
-        self.at = time.perf_counter()
-
-    def elapsed_time(self, later: HostEvent) -> float:
-        """Return milliseconds."""
-        return (later.at - self.at) * 1e3
-
-
 def small_policy(weight_format: Any = "nvfp4", rank: int = 32) -> Policy:
     return random_policy(
         SHAPE, weight_format=weight_format, lora_rank=rank, compute_dtype="float32", seed=0,
@@ -68,7 +52,7 @@ def loaded(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         shapes.append(shape)
         return small_policy(run.arm.weight_format, run.arm.lora_rank)
 
-    monkeypatch.setattr(torch.cuda, "Event", HostEvent)
+    monkeypatch.setattr(torch.cuda, "Event", small.HostEvent)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda *a: None)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *a: (9, 0))

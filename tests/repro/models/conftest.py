@@ -9,9 +9,17 @@ from typing import Any
 import pytest
 import torch
 
+from repro.models.policy import Policy
+from repro.models.quantized_linear import QuantizedLinear
 from tests.repro.architectures import CLASSES, LLAMA3_ROPE
 
 ARCHITECTURES = tuple(CLASSES)
+
+
+def quantized_linears(policy: Policy) -> dict[str, QuantizedLinear]:
+    """Return the quantised projections of a policy by name."""
+    modules = policy.decoder.named_modules()
+    return {name: m for name, m in modules if isinstance(m, QuantizedLinear)}
 
 
 def random_model(architecture: str, **changes: Any) -> Any:

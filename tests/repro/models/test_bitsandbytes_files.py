@@ -17,8 +17,8 @@ from transformers import AutoModelForCausalLM, BitsAndBytesConfig
 from kernels import reference
 from repro.models.checkpoint import MANIFEST, write_quantized
 from repro.models.policy import Policy, load_policy
-from repro.models.quantized_linear import QuantizedLinear
 from repro.models.tensor_files import CheckpointError
+from tests.repro.models.conftest import quantized_linears
 
 # A multiple of NF4's block of 64 everywhere.
 SIZES = {"hidden_size": 64, "intermediate_size": 128}
@@ -26,15 +26,7 @@ CODES = "model.layers.0.self_attn.q_proj.weight"
 
 
 def load(folder: Path, weight_format: Any = "nf4", compute_dtype: str = "float32") -> Policy:
-    return load_policy(
-        folder, weight_format=weight_format, training="none", lora_rank=1, lora_alpha=1.0, seed=0,
-        compute_dtype=compute_dtype,
-    )  # fmt: skip
-
-
-def quantized_linears(policy: Policy) -> dict[str, QuantizedLinear]:
-    modules = policy.decoder.named_modules()
-    return {name: m for name, m in modules if isinstance(m, QuantizedLinear)}
+    return load_policy(folder, weight_format=weight_format, compute_dtype=compute_dtype)
 
 
 @pytest.fixture

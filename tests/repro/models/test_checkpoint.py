@@ -18,8 +18,8 @@ from kernels import reference
 from repro.models.checkpoint import MANIFEST, verify, write_quantized
 from repro.models.policy import Policy, load_policy
 from repro.models.proxy_names import SUMMARY_FILE
-from repro.models.quantized_linear import QuantizedLinear
 from repro.models.tensor_files import CheckpointError
+from tests.repro.models.conftest import quantized_linears
 
 # Another project's implementation of the layout, which ours must equal bit for bit.
 pytest.importorskip(
@@ -33,20 +33,7 @@ FUSED = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 
 
 def load(folder: Any, weight_format: Any = "nvfp4", **more: Any) -> Policy:
-    return load_policy(
-        folder,
-        weight_format=weight_format,
-        training="none",
-        lora_rank=1,
-        lora_alpha=1.0,
-        seed=0,
-        **more,
-    )
-
-
-def quantized_linears(policy: Policy) -> dict[str, QuantizedLinear]:
-    modules = policy.decoder.named_modules()
-    return {name: m for name, m in modules if isinstance(m, QuantizedLinear)}
+    return load_policy(folder, weight_format=weight_format, **more)
 
 
 def write_theirs(source: Path, out: Path) -> Any:

@@ -39,10 +39,7 @@ def policy(
     rounding: PlantedRounding | None = None,
     checkpoint: str | Path = "tiny",
 ) -> Policy:
-    return load_policy(
-        checkpoint, weight_format=weight_format, training="none", lora_rank=1, lora_alpha=1.0,
-        seed=0, order=order, rounding=rounding,
-    )  # fmt: skip
+    return load_policy(checkpoint, weight_format=weight_format, order=order, rounding=rounding)
 
 
 def random_checkpoint(folder: Path, kind: str) -> Path:

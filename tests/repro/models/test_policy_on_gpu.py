@@ -11,7 +11,7 @@ from repro.models.checkpoint import write_quantized
 from repro.models.lora import adapter_layers, effective_weight
 from repro.models.norms import block_norms
 from repro.models.policy import Policy, load_policy, trainable_parameters
-from repro.models.quantized_linear import QuantizedLinear
+from tests.repro.models.conftest import quantized_linears
 
 pytestmark = [
     pytest.mark.gpu,
@@ -24,15 +24,10 @@ def load(folder: Any, weight_format: Any, **more: Any) -> Policy:
     return load_policy(folder, weight_format=weight_format, **arguments)
 
 
-def linears(policy: Policy) -> dict[str, QuantizedLinear]:
-    modules = policy.decoder.named_modules()
-    return {name: m for name, m in modules if isinstance(m, QuantizedLinear)}
-
-
 @pytest.mark.parametrize("weight_format", ["nvfp4", "mxfp4", "nf4"])
 def test_codes_and_scales_are_those_of_the_cpu(folder, weight_format):
-    cpu = linears(load(folder, weight_format))
-    for name, linear in linears(load(folder, weight_format, device="cuda")).items():
+    cpu = quantized_linears(load(folder, weight_format))
+    for name, linear in quantized_linears(load(folder, weight_format, device="cuda")).items():
         for part, tensor in cpu[name].weight.tensors().items():
             assert torch.equal(linear.weight.tensors()[part].cpu().float(), tensor.float()), (
                 name,

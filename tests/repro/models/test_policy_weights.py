@@ -111,14 +111,7 @@ def test_sliding_windows_are_refused(make_checkpoint):
         "sliding_window": 8,
         "max_window_layers": 1,
     }
-    policy = load_policy(
-        make_checkpoint("qwen2"),
-        weight_format="bf16",
-        training="none",
-        lora_rank=1,
-        lora_alpha=1.0,
-        seed=0,
-    )
+    policy = load_policy(make_checkpoint("qwen2"), weight_format="bf16")
     # Loading refuses such a checkpoint; a model that came otherwise is refused here.
     policy.model = random_model("qwen2", **changes)
     wrap_norms(policy.model)

@@ -138,9 +138,7 @@ def test_a_run_leaves_policies_in_every_variant_and_measures_them(made):
 
 def test_the_variants_reload_as_what_they_were(made):
     def logits(name, weight_format):
-        policy = load_policy(
-            name, weight_format=weight_format, training="none", lora_rank=1, lora_alpha=1.0, seed=0
-        )
+        policy = load_policy(name, weight_format=weight_format)
         ids = policy.tokenizer("Ada has 3 eggs. Ada finds 12 eggs.\n", return_tensors="pt")
         with torch.no_grad():
             return policy.model(input_ids=ids["input_ids"]).logits

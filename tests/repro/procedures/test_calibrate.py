@@ -69,9 +69,7 @@ def compressor(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def load(folder: Path, weight_format: Any) -> Any:
-    return load_policy(
-        folder, weight_format=weight_format, training="none", lora_rank=1, lora_alpha=1.0, seed=0
-    )
+    return load_policy(folder, weight_format=weight_format)
 
 
 @pytest.mark.usefixtures("compressor")

@@ -13,7 +13,7 @@ import pytest
 from repro.__main__ import main
 from repro.evidence.record import Estimate, Record
 from repro.judge.check import Checked
-from repro.report import learning
+from repro.report import learning, twelve
 from repro.report.learning import (
     blessed_learning,
     learning_checks,
@@ -21,7 +21,7 @@ from repro.report.learning import (
     learning_text,
 )
 from repro.report.learning_runs import ends, limits, rate_text, rates, runs_of_checks
-from repro.report.twelve import TWELVE, decided
+from repro.report.twelve import TWELVE, decided, statements
 from repro.report.verdicts import CLAIM_WORDS, NO_DIFFERENCE
 from repro.run.places import PACKAGE, expected_folder
 from repro.run.select import select
@@ -423,3 +423,17 @@ def test_what_is_not_testable_has_its_reason(checks: list[Checked], tmp_path: Pa
     reasons = ("below 100", "unit of replication", "by its design")
     assert len(rows) > 10
     assert all(any(reason in row for reason in reasons) for row in rows)
+
+
+def test_the_statement_that_takes_over_decides_from_its_first_records_on(
+    checks: list[Checked],
+) -> None:
+    by_name = statements(checks)
+    for claim in TWELVE:
+        if claim.then and claim.decided_by in by_name:
+            checked, statement, verdict = by_name[claim.decided_by]
+            for status, name in (("not run", claim.decided_by), ("excluded", claim.then)):
+                later = dataclasses.replace(verdict, status=status, effect=None)
+                row = twelve._decided(claim, by_name | {claim.then: (checked, statement, later)})
+                assert row.name == name
+                assert row.remark == (claim.remark if name != claim.then else claim.then_remark)

@@ -12,13 +12,11 @@ import torch
 from torch import Tensor
 
 from repro.rl.loss import (
-    ALIASES,
     StepCounts,
     aggregate,
     importance_weights,
     kl_estimate,
     policy_loss,
-    resolve_loss,
 )
 from repro.rl.micro_batches import plan_step
 from repro.spec.config import LossConfig, NoiseConfig
@@ -328,17 +326,6 @@ def test_terms_without_their_log_probabilities_raise() -> None:
         policy_loss(*arguments, LossConfig(importance_cap=2.0), counts_of(mask))
     with pytest.raises(ValueError, match="a loss needs some"):
         policy_loss(*arguments, LossConfig(), counts_of(torch.zeros_like(mask)))
-
-
-def test_names_of_the_literature_resolve_and_others_raise() -> None:
-    assert {ALIASES[name].aggregation for name in ("grpo", "gspo")} == {"sequence_mean"}
-    assert resolve_loss("dapo").aggregation == "token_mean"
-    assert resolve_loss("bnpo").aggregation == "token_mean_local"
-    assert resolve_loss("bnpo").dynamic_sampling == 0
-    assert resolve_loss("dr_grpo").scale_by_std is False
-    assert resolve_loss("gspo").clip_high < 1e-3
-    with pytest.raises(ValueError, match="'ppo' is not known"):
-        resolve_loss("ppo")
 
 
 @pytest.mark.parametrize("field", ["aggregation", "ratio", "kl_estimator", "old_policy"])

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from repro.evidence.provenance import source_states
 from repro.models.policy import trainable_parameters
@@ -22,16 +21,9 @@ from repro.rl.checkpoint import TrainState, load_checkpoint, save_checkpoint
 from repro.rl.optimizer import build_optimizer
 from repro.spec.config import LearningRates, LossConfig, NoiseConfig, OptimizerConfig
 from tests.repro.rl.damage import DAMAGE, drop_a_moment, rewrite_state
+from tests.repro.small_runs import equal, weights
 
 NOISE = NoiseConfig(sigma_start=0.3, sigma_end=0.1, num_stages=3)
-
-
-def weights(policy: Any) -> dict[str, torch.Tensor]:
-    return {n: p.detach().clone() for n, p in trainable_parameters(policy).items()}
-
-
-def equal(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
-    return one.keys() == other.keys() and all(torch.equal(one[n], other[n]) for n in one)
 
 
 @pytest.mark.parametrize("training", ["lora", "full"])
@@ -74,7 +66,7 @@ sys.modules["fixtures"] = fixtures
 spec.loader.exec_module(fixtures)
 from pathlib import Path
 from repro.models.policy import load_policy
-from tests.repro.small_runs import train_alone
+from tests.repro.small_runs import equal, weights, train_alone
 from repro.rollout.torch_sampler import TorchSampler
 
 unwrap = lambda f: f.__wrapped__ if hasattr(f, "__wrapped__") else f.__pytest_wrapped__.obj

@@ -12,7 +12,7 @@ import torch
 
 from repro.data.generator import generate_problems
 from repro.models.norms import block_norms
-from repro.models.policy import Policy, trainable_parameters
+from repro.models.policy import Policy
 from repro.rl import single
 from repro.rl.lessons import Lesson, lessons_of, mean_loss, rows_of
 from repro.spec.config import (
@@ -23,7 +23,7 @@ from repro.spec.config import (
     RunConfig,
     SamplingConfig,
 )
-from tests.repro.small_runs import tune_alone
+from tests.repro.small_runs import equal, tune_alone, weights
 
 NOISE = NoiseConfig(sigma_start=0.3, sigma_end=0.1, num_stages=3, reach="shared")
 BUDGET = 1200
@@ -46,14 +46,6 @@ def tune(make_run: Any, make_policy: Any, tmp_path: Path) -> Callable[..., Any]:
         return result, policy, run, lessons
 
     return start
-
-
-def weights(policy: Policy) -> dict[str, torch.Tensor]:
-    return {n: p.detach().clone() for n, p in trainable_parameters(policy).items()}
-
-
-def equal(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
-    return one.keys() == other.keys() and all(torch.equal(one[n], other[n]) for n in one)
 
 
 def test_rows_count_the_completion_and_nothing_else() -> None:

@@ -10,10 +10,9 @@ import pytest
 import torch
 
 from repro.models.norms import block_norms
-from repro.models.policy import trainable_parameters
 from repro.rl.collect import PromptSource
 from repro.spec.config import DAPO, EvaluationConfig, LossConfig, NoiseConfig
-from tests.repro.small_runs import train_alone
+from tests.repro.small_runs import equal, train_alone, weights
 
 SERIES = [
     "reward",
@@ -35,14 +34,6 @@ SERIES = [
     "loss",
 ]
 NOISE = NoiseConfig(sigma_start=0.3, sigma_end=0.1, num_stages=3)
-
-
-def weights(policy: Any) -> dict[str, torch.Tensor]:
-    return {n: p.detach().clone() for n, p in trainable_parameters(policy).items()}
-
-
-def equal(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
-    return one.keys() == other.keys() and all(torch.equal(one[n], other[n]) for n in one)
 
 
 def test_a_run_logs_every_series_once_a_step_and_changes_the_weights(go: Any) -> None:

@@ -7,12 +7,11 @@ as reach every path. Small prefills are padded, as captured ones are.
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+from tests.interpreted import require_equal
 
 ROOT = Path(__file__).parents[3]
 PROGRAM = """
@@ -94,16 +93,4 @@ print("equal")
 @pytest.mark.parametrize("architecture", ["qwen2", "qwen3", "llama"])
 def test_kernels_draw_the_same_tokens_as_plain_torch(architecture: str) -> None:
     builder = Path(__file__).with_name("conftest.py")
-    environment = os.environ | {
-        "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)
-    }  # fmt: skip
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", PROGRAM, str(builder), architecture],
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    assert done.stdout.strip().endswith("equal")
+    require_equal(PROGRAM, str(builder), architecture)

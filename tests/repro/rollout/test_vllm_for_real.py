@@ -26,9 +26,10 @@ from repro.models.policy import Policy, load_policy
 from repro.rl.noise import NoiseReceipt, perturbed
 from repro.rollout.draw import sampling_logprobs
 from repro.rollout.parity import (
+    Parity,
     exactness,
     float32_logprobs,
-    sampler_trainer_parity,
+    parity,
     trainer_logprobs,
 )
 from repro.rollout.sampler import RolloutBatch
@@ -96,6 +97,11 @@ def noise_on(policy: Policy) -> AbstractContextManager[NoiseReceipt]:
     return perturbed(policy, NOISE, seed=1, step=5, total_steps=10)
 
 
+def against_trainer(policy: Policy, batch: RolloutBatch) -> Parity:
+    """Compare a rollout with the trainer's forward pass over its tokens."""
+    return parity(batch, trainer_logprobs(policy, batch, 1.0))
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return the tiny policy's folder without a tokenizer, naming other end tokens."""
@@ -157,12 +163,12 @@ def test_an_adapter_is_taken_up_at_the_refresh_and_not_before(sampler: VllmSampl
     with_adapter(policy, 0.0)
     try:
         assert sample(sampler, WARM) == before
-        assert sampler_trainer_parity(policy, before, 1.0).mean_exp_abs > MOVED
+        assert against_trainer(policy, before).mean_exp_abs > MOVED
         sampler.refresh()
         after = sample(sampler, WARM)
         assert sampler.version == version + 1
         assert after != before
-        assert sampler_trainer_parity(policy, after, 1.0).mean_exp_abs < ROUNDING
+        assert against_trainer(policy, after).mean_exp_abs < ROUNDING
         greedy = written(sample(sampler, GREEDY, group=1))
         with policy.model.disable_adapter():  # type: ignore[operator]
             assert greedy == written(sample(TorchSampler(policy), GREEDY, group=1))
@@ -173,10 +179,10 @@ def test_an_adapter_is_taken_up_at_the_refresh_and_not_before(sampler: VllmSampl
 
 
 def test_sampled_logprobs_are_the_trainers(sampler: VllmSampler) -> None:
-    found = sampler_trainer_parity(sampler.policy, sample(sampler, WARM), 1.0)
-    assert found.tokens > 200
-    assert found.mean_exp_abs < ROUNDING
-    assert found.max_abs < 1e-3
+    compared = against_trainer(sampler.policy, sample(sampler, WARM))
+    assert compared.tokens > 200
+    assert compared.mean_exp_abs < ROUNDING
+    assert compared.max_abs < 1e-3
 
 
 @pytest.mark.parametrize(
@@ -209,8 +215,8 @@ def test_noise_on_the_norms_is_in_the_logprobs_and_leaves_no_trace(sampler: Vllm
     with noise_on(policy) as receipt:
         noisy = sample(sampler, WARM)
         assert sampler.channels_changed == receipt.channels_changed > 0
-        assert sampler_trainer_parity(policy, noisy, 1.0).mean_exp_abs < ROUNDING
-    assert sampler_trainer_parity(policy, noisy, 1.0).mean_exp_abs > MOVED
+        assert against_trainer(policy, noisy).mean_exp_abs < ROUNDING
+    assert against_trainer(policy, noisy).mean_exp_abs > MOVED
     assert sample(sampler, WARM) == before
     assert sampler.channels_changed == 0
 
@@ -223,7 +229,7 @@ def test_keys_cached_before_a_change_are_wrong_after_it(
         with monkeypatch.context() as patch:
             patch.setattr(sampler._llm, "reset_prefix_cache", lambda: True)
             stale = sample(sampler, WARM, PROMPTS[-1:])
-        assert sampler_trainer_parity(sampler.policy, stale, 1.0).mean_exp_abs > ROUNDING
+        assert against_trainer(sampler.policy, stale).mean_exp_abs > ROUNDING
     assert sample(sampler, WARM, PROMPTS[-1:]) == before
 
 
@@ -238,7 +244,7 @@ def test_gains_that_were_trained_are_vllms_too(sampler: VllmSampler) -> None:
                 norm.weight.mul_(1.1)
         sampler.refresh()
         batch = sample(sampler, WARM)
-        assert sampler_trainer_parity(plain, batch, 1.0).mean_exp_abs < ROUNDING
+        assert against_trainer(plain, batch).mean_exp_abs < ROUNDING
         assert sampler.channels_changed == 0
     finally:
         with torch.no_grad():
@@ -246,7 +252,7 @@ def test_gains_that_were_trained_are_vllms_too(sampler: VllmSampler) -> None:
                 norm.weight.copy_(kept[name])
         sampler.policy = plain
         sampler.refresh()
-    assert sampler_trainer_parity(plain, batch, 1.0).mean_exp_abs > MOVED
+    assert against_trainer(plain, batch).mean_exp_abs > MOVED
     assert sample(sampler, WARM) == before
 
 
@@ -319,4 +325,4 @@ def test_other_architectures_agree_too(tmp_path: Path, architecture: str) -> Non
         assert written(sample(sampler, GREEDY, prompts)) == written(sample(plain, GREEDY, prompts))
         with noise_on(policy):
             noisy = sample(sampler, WARM, prompts)
-            assert sampler_trainer_parity(policy, noisy, 1.0).mean_exp_abs < ROUNDING
+            assert against_trainer(policy, noisy).mean_exp_abs < ROUNDING

@@ -6,7 +6,6 @@ import dataclasses
 import io
 import json
 import os
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TextIO
@@ -22,6 +21,7 @@ from repro.spec.config import RunConfig
 from repro.spec.target import TogetherCost, plan
 from repro.spec.tier import CudaDevice, Tier
 from repro.targets import find
+from tests.planted import planted
 
 # Carries out runs by writing records at once; dies or fails where files in the folder say so. A
 # device dies in its first task where a file says so.
@@ -103,14 +103,7 @@ COST = TogetherCost(
 
 @pytest.fixture
 def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    folder = tmp_path / "code"
-    folder.mkdir()
-    (folder / "fake_ensembles.py").write_text(FAKE, encoding="utf-8")
-    monkeypatch.syspath_prepend(str(folder))
-    sys.modules.pop("fake_ensembles", None)
-    import fake_ensembles
-
-    return fake_ensembles
+    return planted("fake_ensembles", FAKE, tmp_path, monkeypatch)
 
 
 def runs_of(seeds: int = 2) -> list[RunConfig]:

@@ -7,7 +7,6 @@ import io
 import multiprocessing
 import os
 import signal
-import sys
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -24,6 +23,7 @@ from repro.run.worker import Task
 from repro.run.workers import WorkerPool
 from repro.spec.config import RunConfig
 from repro.spec.target import TogetherCost
+from tests.planted import planted
 from tests.repro.rl.stacked.conftest import SCALE, make_run
 
 FOUND = torch.cuda.device_count()
@@ -61,15 +61,7 @@ def carry_out(runs, folder, records, progress, should_stop, threads):
 
 @pytest.fixture
 def spoiling(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    folder = tmp_path / "code"
-    folder.mkdir()
-    (folder / "spoiling.py").write_text(SPOILING, encoding="utf-8")
-    monkeypatch.syspath_prepend(str(folder))
-    sys.modules.pop("spoiling", None)
-    import spoiling as found
-
-    module: ModuleType = found
-    return module
+    return planted("spoiling", SPOILING, tmp_path, monkeypatch)
 
 
 def runs_of(seeds: int, steps: int = 3) -> list[RunConfig]:

@@ -19,7 +19,7 @@ import pytest
 from rich.console import Console
 
 from repro.__main__ import main
-from repro.evidence.record import Record, replace_files
+from repro.evidence.record import Record
 from repro.run import plan as planning
 from repro.run.disk import DiskError, free_bytes, is_disk_fault, require_writable, sentence_of
 from repro.run.schedule import execute
@@ -138,23 +138,6 @@ def test_a_record_that_cannot_be_written_leaves_no_temporary(
         with pytest.raises(OSError, match="No space left"):
             record.write(tmp_path)
     assert not [path for path in tmp_path.rglob("*") if path.is_file()]
-
-
-def test_of_several_files_that_cannot_be_written_none_is_half_there(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    fsync, calls = os.fsync, []
-
-    def second_fails(descriptor: int) -> None:
-        calls.append(descriptor)
-        if len(calls) == 2:
-            failing(errno.ENOSPC)()
-        fsync(descriptor)
-
-    monkeypatch.setattr(os, "fsync", second_fails)
-    with pytest.raises(OSError, match="No space left"):
-        replace_files({tmp_path / "a": b"1", tmp_path / "b": b"2"})
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_the_plan_compares_what_it_needs_with_what_is_free(

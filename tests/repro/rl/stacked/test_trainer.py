@@ -18,6 +18,7 @@ from repro.rl.stacked.stack import Stack
 from repro.spec.config import EvaluationConfig, LossConfig, NoiseConfig
 from tests.repro.rl.damage import rewrite_state
 from tests.repro.rl.stacked import conftest as small
+from tests.repro.small_runs import equal
 
 NOISE = NoiseConfig(sigma_start=0.1, sigma_end=0.05, num_stages=3)
 make_run = small.make_run
@@ -26,10 +27,6 @@ RUNS = [
     make_run(seed=1, weight_format="nvfp4", noise=NOISE),
     make_run(seed=2, weight_format="nf4", loss=LossConfig(beta=0.01)),
 ]
-
-
-def equal(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
-    return one.keys() == other.keys() and all(torch.equal(one[n], other[n]) for n in one)
 
 
 def poison(stack: Stack) -> None:

@@ -227,9 +227,7 @@ def test_a_fault_that_comes_with_a_token_names_its_place(make_policy):
 
 
 def test_the_tiny_policy_in_the_package_answers_as_transformers_has_it():
-    policy = load_policy(
-        "tiny", weight_format="bf16", training="none", lora_rank=1, lora_alpha=1.0, seed=0
-    )
+    policy = load_policy("tiny", weight_format="bf16")
     asked = generate_problems("test", 20)
     prompts = [policy.tokenizer(tiny_prompt(p.question))["input_ids"] for p in asked]
     greedy = SamplingConfig(temperature=0.0, max_new_tokens=64)

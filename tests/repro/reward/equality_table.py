@@ -1,8 +1,8 @@
 r"""What counts as equal, as a table: one row per decision, from which docs/grading.md is written.
 
 A row has a statement and two examples or more, each a gold, an answer and what the strict reading
-pays. The corpus (tests/repro/reward/equality.jsonl) holds more of each row under its name, and the
-tests of the graders are loops over both.
+pays. The corpus (equality.jsonl, beside it) holds more of each row under its name, and the tests of
+the graders are loops over both.
 
 Where a row pays what math-verify alone refuses, it says so (`beyond_math_verify`); a test over the
 corpus finds no other such place.
@@ -10,7 +10,6 @@ corpus finds no other such place.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 
@@ -323,24 +322,3 @@ WORDS = (
     ),
 )
 ROWS: tuple[Row, ...] = (*NUMBERS, *NAMES, *SEVERAL, *FORMULAS, *WORDS)
-
-
-def table_text() -> str:
-    """Return the table in Markdown, as docs/grading.md holds it."""
-    lines = ["| row | rule | gold | paid | refused |", "|---|---|---|---|---|"]
-    for row in ROWS:
-        gold = row.examples[0].gold
-        paid = _listed(example.answer for example in row.examples if example.paid)
-        refused = _listed(example.answer for example in row.examples if not example.paid)
-        mark = " †" if row.beyond_math_verify else ""
-        lines.append(f"| {row.name}{mark} | {row.rule} | {_code(gold)} | {paid} | {refused} |")
-    return "\n".join(lines)
-
-
-def _listed(answers: Iterable[str]) -> str:
-    return ", ".join(_code(answer) for answer in answers)
-
-
-def _code(text: str) -> str:
-    """Return a text as code in a cell, where a bar would end the cell."""
-    return "`" + text.replace("|", "\\|") + "`"
