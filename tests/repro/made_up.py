@@ -361,9 +361,13 @@ def _numbered(run: RunConfig, target: Target, numbers: Mapping[str, float]) -> R
         name: Estimate(value=value, unit=target.metric(name).unit)
         for name, value in numbers.items()
     }
-    environment = {"gpu": [{"name": "NVIDIA H200"}]}
-    started = datetime.now(UTC)
-    return record_of(run, metrics=metrics, environment=environment, started=started)
+    return record_of(
+        run,
+        metrics=metrics,
+        inputs=plan_inputs(run),
+        environment={"gpu": [{"name": "NVIDIA H200"}]},
+        started=datetime.now(UTC),
+    )
 
 
 # By the tiny policy's table, sigma .01 to .3 on top of NVFP4: (nats, rise of own entropy, ratio).
