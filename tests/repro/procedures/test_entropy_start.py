@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from repro.evidence.environment import capture_environment
 from repro.evidence.procedure import Measured
+from repro.evidence.receipts import refusals
+from repro.evidence.record import read_record
 from repro.procedures import entropy_start as module
-from repro.run.carry_out import procedure_named
+from repro.run.carry_out import keep, procedure_named
 from repro.spec.config import RunConfig
 from repro.spec.target import plan
 from repro.spec.tier import Tier
@@ -182,3 +186,12 @@ def test_the_arms_own_samples_are_graded_prompt_by_prompt(tmp_path: Path) -> Non
     hits = [sum(1 for row in (2 * n, 2 * n + 1) if row % 3) for n in range(PROMPTS)]
     assert len(set(hits)) > 1
     assert percents == [50.0 * number for number in hits]
+
+
+@pytest.mark.parametrize("arm", ["mxfp4_lora", "nvfp4_x4", "aqn_03", "noise_as_nvfp4"])
+def test_an_arm_of_each_kind_runs_to_a_record_that_counts(arm: str, tmp_path: Path) -> None:
+    run = run_of(arm, "dose_start", 201)
+    path = keep(run, dose(arm, tmp_path, 201), datetime.now(UTC), tmp_path, capture_environment())
+    record = read_record(path)
+    assert refusals(record, find("dose_start").metrics) == []
+    assert record.effects["order"] == 201
