@@ -22,7 +22,8 @@ from repro.targets import TARGETS, find
 LEARNING = [
     target.name
     for target in TARGETS
-    if target.procedure in ("train", "finetune") and Tier.PROXY in target.scales
+    if target.procedure in ("train", "finetune")
+    and Tier.PROXY in target.scales
     # Of untrained arms there are no curves.
     and any(arm.training != "none" for arm in target.arms)
 ]
