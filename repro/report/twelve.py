@@ -131,7 +131,7 @@ TWELVE = (
         title="Quantisation raises entropy",
         decided_by="entropy_start.nvfp4_more_entropy_forced",
         then="dose_start.nvfp4_more_entropy",
-        then_remark="NVFP4 on the same tokens, over thirty rounding draws",
+        then_remark="NVFP4 on the same tokens, over six rounding draws",
         others=(
             "dose_start.mxfp4_more_entropy",
             "dose_start.nf4_more_entropy",

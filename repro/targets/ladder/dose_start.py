@@ -1,4 +1,4 @@
-"""The dose that each arm is before any training, over thirty rounding draws.
+"""The dose that each arm is before any training, over six rounding draws.
 
 `needle_dose` says what a dose does to the take-off; here the dose itself is measured, on the same
 policy and with the same arms, untrained: KL(BF16 policy || arm's policy) per token of the BF16
@@ -6,8 +6,8 @@ policy's own completions, and the entropy, which the paper shows (Fig. 5). Where
 lies among them follows from its entropy.
 
 An adapter that has not been trained adds nothing, so an arm here is the trained one before its
-first step, by the same name; the first twelve seeds are those of `needle_dose`, with the same order
-of channels and so the same rounding. A statement about a format is one about thirty roundings of
+first step, by the same name; the seeds are the first of `needle_dose`, with the same order
+of channels and so the same rounding. A statement about a format is one about six roundings of
 one checkpoint.
 """
 
@@ -20,13 +20,14 @@ from repro.spec.target import Cost, Metric, Target
 from repro.spec.tier import GIB, Tier
 from repro.targets import paper_effects, proxy
 from repro.targets.claims import difference
-from repro.targets.ladder.common import TIERS, WHY_NOT
+from repro.targets.ladder.common import SEEDS, TIERS, WHY_NOT
 from repro.targets.ladder.doses import NEEDLE_DOSE
 from repro.targets.ladder.needle import MXFP4, NEEDLE_4, NF4, QERL
-from repro.targets.ladder.skill import DRAWS
 
-# Of 8 completions each, some 35,000 tokens: thirty draws are what an interval rests on.
+# Of 8 completions each, some 35,000 tokens: draws differ by their rounding, not by their sample. Six
+# are one more than a statement about draws needs, and what two hours for the whole ladder leave.
 _PROMPTS = 64
+_DRAWS = SEEDS[:6]
 _TRAINED = NEEDLE_4.scales[Tier.PROXY]
 SCALE = dataclasses.replace(
     _TRAINED,
@@ -34,7 +35,7 @@ SCALE = dataclasses.replace(
     evaluation=dataclasses.replace(
         _TRAINED.evaluation, threshold=0.0, token_classes=False, kl_to_start=False, dose=True
     ),
-    seeds=DRAWS,
+    seeds=_DRAWS,
 )
 
 
@@ -79,7 +80,7 @@ DOSE_START = Target(
             effect=paper_effects.ENTROPY[arm.weight_format],
             metric="entropy_forced",
             unit="rounding draw",
-            draws=len(DRAWS),
+            draws=len(_DRAWS),
             tiers=TIERS,
         )
         for arm in (_NF4, _MXFP4, _NVFP4)
