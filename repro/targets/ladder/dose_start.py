@@ -24,8 +24,8 @@ from repro.targets.ladder.common import SEEDS, TIERS, WHY_NOT
 from repro.targets.ladder.doses import NEEDLE_DOSE
 from repro.targets.ladder.needle import MXFP4, NEEDLE_4, NF4, QERL
 
-# Of 8 completions each, some 35,000 tokens: draws differ by their rounding, not by their sample. Six
-# are one more than a statement about draws needs, and what two hours for the whole ladder leave.
+# Of 8 completions each, some 35,000 tokens: draws differ by their rounding, not by their sample.
+# Six are one more than a statement about draws needs, and what two hours for the ladder leave.
 _PROMPTS = 64
 _DRAWS = SEEDS[:6]
 _TRAINED = NEEDLE_4.scales[Tier.PROXY]
