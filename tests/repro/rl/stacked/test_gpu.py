@@ -25,6 +25,7 @@ from repro.spec.config import (
     EvaluationConfig,
     Exploration,
     NoiseConfig,
+    PlantedRounding,
     RunConfig,
     SamplingConfig,
 )
@@ -163,6 +164,9 @@ def test_a_plan_of_several_kinds_is_carried_out(tmp_path: Path) -> None:
             every=2,
             sampling=SamplingConfig(temperature=0.6, top_p=0.95, max_new_tokens=24),
             token_budget=100,
+            threshold=50.0,
+            token_classes=True,
+            kl_to_start=True,
         ),
         checkpoint_every=2,
     )
@@ -178,6 +182,9 @@ def test_a_plan_of_several_kinds_is_carried_out(tmp_path: Path) -> None:
         run(0, training="full"),
         run(1, training="full"),
         run(0, loss=DAPO),
+        run(1, weight_format="nvfp4", noise=dataclasses.replace(NOISE, sharing="projection")),
+        run(1, exploration=Exploration(temperature=1.5)),
+        run(2, rounding=PlantedRounding(format="int3")),
         untrained,
     ]
     found = train_together(
@@ -189,7 +196,14 @@ def test_a_plan_of_several_kinds_is_carried_out(tmp_path: Path) -> None:
         assert one.effects["sampler"] == "StackSampler"
         assert 0 <= (one.metrics["accuracy"].value or 0.0) <= 100
     assert found[1].effects["noise"]["rollouts_perturbed"] == 2  # type: ignore[union-attr]
-    assert [len(one.series.get("reward", [])) for one in found] == [3] * 6 + [0]  # type: ignore[union-attr]
+    assert [len(one.series.get("reward", [])) for one in found] == [3] * 9 + [0]  # type: ignore[union-attr]
+    layers = found[1].effects["noise"]["modules"] // 2  # type: ignore[union-attr]
+    assert found[6].effects["noise"]["modules"] == 5 * layers  # type: ignore[union-attr]
+    assert found[7].effects["exploration"]["tokens_changed"] > 0  # type: ignore[union-attr]
+    assert found[8].effects["rounding"]["format"] == "int3"  # type: ignore[union-attr]
+    for one in found[:9]:
+        assert one.metrics["kl_to_start"].value is not None  # type: ignore[union-attr]
+        assert one.metrics["take_off_tokens"].value  # type: ignore[union-attr]
 
 
 def test_two_trainings_of_the_same_runs_are_equal_to_the_bit(tmp_path: Path) -> None:
