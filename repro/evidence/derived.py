@@ -110,6 +110,7 @@ def training_metrics(
     if evaluation.get("threshold"):
         more |= curve_metrics(series, evaluation["threshold"], evaluation.get("token_budget", 0))
         more |= _heldout_rise(series)
+        more["informative_first"] = _informative(series)
     if evaluation.get("token_classes"):
         more["entropy_decision_first"] = _over(
             series, "entropy_decision", first, "nats", f"the first {EDGE_STEPS} steps"
@@ -122,6 +123,19 @@ def training_metrics(
             effects, ("rollout_seconds", "update_seconds"), "rollouts and updates, by the clock"
         ),
     }
+
+
+def _informative(series: Series) -> Estimate:
+    """Return the share of groups with right and wrong answers both, at the start of training."""
+    values = [value for value in series.get("informative_groups", ()) if value is not None]
+    shares = [100.0 * value for value in values[:EDGE_STEPS]]
+    return Estimate(
+        value=fmean(shares) if shares else None,
+        unit="percent",
+        n=len(shares),
+        method=f"mean over the first {EDGE_STEPS} steps of the share of groups with right and "
+        "wrong answers both",
+    )
 
 
 def _heldout_rise(series: Series) -> dict[str, Estimate]:

@@ -177,4 +177,9 @@ def _outside(assay: Assay, values: Mapping[str, Values]) -> str:
     most = math.inf if assay.at_most is None else assay.at_most
     if least <= mean <= most:
         return ""
-    return f"{assay.metric} of {assay.arm} is {mean:.3g}; needs {least:g} to {most:g}"
+    needs = f"{least:g} to {most:g}"
+    if not math.isfinite(least):
+        needs = f"at most {most:g}"
+    elif not math.isfinite(most):
+        needs = f"at least {least:g}"
+    return f"{assay.metric} of {assay.arm} is {mean:.3g}; needs {needs}"

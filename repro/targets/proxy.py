@@ -214,6 +214,12 @@ LADDER_METRICS = (
         title="rise of the held-out accuracy over the second half",
         better="neither",
     ),
+    Metric(
+        name="informative_first",
+        unit="percent",
+        title="informative groups, first steps",
+        better="neither",
+    ),
     Metric(name="collapsed", unit="share", title="collapsed", better="lower"),
     Metric(name="kl_to_start", unit="nats", title="KL to the start, per token", better="neither"),
     Metric(

@@ -34,6 +34,7 @@ DERIVED = (
     "took_off",
     "train_area",
     "heldout_rise",
+    "informative_first",
     "collapsed",
     "entropy_decision_first",
     "kl_to_start",

@@ -115,6 +115,16 @@ _CONTROL = Assay(
     because="where a warmer decision does not bring the take-off forward by 15 %, exploration does "
     "not bind, and no source of entropy can show",
 )
+# Of the tiny policy's groups of eight, 33 % were so in the first ten steps at a prior of 4 %, and
+# 68 % of `proxy-30m`'s at 40 %.
+_BINDS = Assay(
+    kind="range",
+    arm=BF16.name,
+    metric="informative_first",
+    at_most=50.0,
+    because="where most groups have right and wrong answers from the first steps on, there is "
+    "something to learn from without exploring",
+)
 _POSITIVE = sooner(
     "opening_warmer_sooner",
     "with the decision drawn warmer, BF16 LoRA takes off after fewer tokens",
@@ -223,7 +233,11 @@ def _rung(
 
 
 _ALL = (BF16, NF4, MXFP4, NVFP4, QERL, WARMER, COLDER, OPENING_WARMER)
-_EVERY_CLAIM = (*_KEY, *_FORMATS, _POSITIVE, *_TEMPERATURES)
+_EVERY_CLAIM = (
+    *(dataclasses.replace(claim, assays=(*claim.assays, _BINDS)) for claim in (*_KEY, *_FORMATS)),
+    _POSITIVE,
+    *_TEMPERATURES,
+)
 NEEDLE_40 = _rung(
     "needle_40", "40 %", "proxy-30m", (BF16, NVFP4, QERL, OPENING_WARMER), (*_KEY, _POSITIVE)
 )

@@ -366,6 +366,7 @@ ASKED: Mapping[str, Manipulation] = {
             "train_area",
             "collapsed",
             "entropy_decision_first",
+            "informative_first",
             "kl_to_start",
             "distinct_correct",
             "mean_at_3",

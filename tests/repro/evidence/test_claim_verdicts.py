@@ -308,7 +308,7 @@ def test_an_assay_of_a_range_reads_the_records() -> None:
     prior = Assay(kind="range", arm="b", metric="accuracy", at_most=60.0, because="it must bind")
     verdict = verdict_of(difference(assays=(prior,)), **beside(6.0, 7.0, 6.5, 7.5, 6.0))
     assert verdict.status == "not testable"
-    assert verdict.sentence.startswith("accuracy of b is 71; needs -inf to 60: it must bind")
+    assert verdict.sentence.startswith("accuracy of b is 71; needs at most 60: it must bind")
     met = dataclasses.replace(prior, at_most=80.0)
     shown = verdict_of(difference(assays=(met,)), **beside(6.0, 7.0, 6.5, 7.5, 6.0))
     assert shown.status == "reproduced"

@@ -154,6 +154,12 @@ def test_what_a_scale_does_not_ask_for_is_not_formed() -> None:
     assert "took_off" not in by_class
 
 
+def test_informative_groups_are_those_of_the_first_steps() -> None:
+    series = curve([0.5] * 6) | {"informative_groups": [0.1, 0.2, 0.3, 0.4, 0.5, 1.0]}
+    estimate = training_metrics(series, {}, {"threshold": 50.0})["informative_first"]
+    assert (estimate.value, estimate.n) == (pytest.approx(30.0), 5)
+
+
 def test_the_kl_to_the_start_is_a_mean_per_token_with_its_error_over_problems() -> None:
     estimate = kl_estimate({"log_ratio": [1.0, 3.0], "tokens": [10, 10]})
     assert estimate.value == pytest.approx(0.2)

@@ -12,6 +12,7 @@ from unittest import mock
 import pytest
 
 from repro.evidence.record import Estimate
+from repro.evidence.sizes import not_testable
 from repro.evidence.verdict import Verdict
 from repro.judge.check import check_selection
 from repro.judge.choose_rates import choose
@@ -117,10 +118,26 @@ def test_every_statement_about_a_format_or_noise_waits_for_the_positive_control(
             is_control = "exploration" in claim.factor
             assert gates == (set() if is_control else {"opening_warmer_sooner"})
             watched = {(a.arm, a.metric) for a in claim.assays if a.kind == "range"}
-            assert watched == {(arm, "took_off") for arm in claim.arms}
+            binds = {("bf16_lora", "informative_first")}
+            where_rare = set() if is_control or target is NEEDLE_40 else binds
+            assert watched == {(arm, "took_off") for arm in claim.arms} | where_rare
     (control,) = [c for c in NEEDLE_4.claims if c.name == "opening_warmer_sooner"]
     assert control.effect is not None
     assert control.effect.matters == 1.15
+
+
+def test_where_most_groups_are_informative_from_the_start_no_format_is_judged() -> None:
+    (claim,) = [c for c in NEEDLE_4.claims if c.name == "nvfp4_sooner"]
+    metrics = {metric.name: metric for metric in NEEDLE_4.metrics}
+    tokens = {arm: {200: 1e5} for arm in claim.arms}
+    took_off = {arm: {200: 1.0} for arm in claim.arms}
+
+    def reason(informative: float) -> str:
+        values = {"took_off": took_off, "informative_first": {"bf16_lora": {200: informative}}}
+        return not_testable(claim, metrics, tokens, values, None)
+
+    assert reason(33.0) == ""
+    assert reason(68.0).startswith("informative_first of bf16_lora is 68; needs at most 50: ")
 
 
 def test_the_clean_control_reaches_the_decision_and_no_further() -> None:
