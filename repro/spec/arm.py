@@ -46,9 +46,13 @@ def require_choice(name: str, value: object, choices: object) -> None:
 
 def unknown(what: str, name: str, known: Sequence[str]) -> str:
     """Return a sentence on a name that is not known: the nearest one that is, then all of them."""
+    return f"there is no {what} {name!r}{meant(name, known)}; the {what}s are {', '.join(known)}"
+
+
+def meant(name: str, known: Sequence[str]) -> str:
+    """Return the question whether the nearest known name was meant; empty where none is near."""
     near = difflib.get_close_matches(name, known, n=1)
-    meant = f" (did you mean {near[0]}?)" if near else ""
-    return f"there is no {what} {name!r}{meant}; the {what}s are {', '.join(known)}"
+    return f" (did you mean {near[0]}?)" if near else ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

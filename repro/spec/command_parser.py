@@ -7,10 +7,11 @@ argparse prints the usage, many lines of it, and ends the process. Here such a l
 from __future__ import annotations
 
 import argparse
-import difflib
 import re
 from collections.abc import Sequence
 from typing import Any, NoReturn
+
+from repro.spec.arm import meant
 
 _CHOICE = re.compile(r"argument (\S+): invalid choice: '?([^']*)'? \(choose from (.*)\)", re.DOTALL)
 
@@ -24,7 +25,7 @@ class SentenceParser(argparse.ArgumentParser):
         if choice:
             known = [name.strip(" '") for name in choice[3].split(",")]
             named = f"{choice[1]} {choice[2]!r}"
-            message = f"{named}{_nearest(choice[2], known)}: needs one of {', '.join(known)}"
+            message = f"{named}{meant(choice[2], known)}: needs one of {', '.join(known)}"
         *_, command = self.prog.split(" ", 1)
         raise ValueError(message if command == self.prog else f"{command}: {message}")
 
@@ -36,10 +37,5 @@ class SentenceParser(argparse.ArgumentParser):
         if extra:
             flag = extra[0].partition("=")[0]
             flags = sorted(set(re.findall(r"--[a-z][a-z-]*", self.format_help())))
-            self.error(f"there is no argument {flag}{_nearest(flag, flags)}")
+            self.error(f"there is no argument {flag}{meant(flag, flags)}")
         return parsed, extra
-
-
-def _nearest(name: str, known: Sequence[str]) -> str:
-    near = difflib.get_close_matches(name, known, n=1)
-    return f" (did you mean {near[0]}?)" if near else ""
