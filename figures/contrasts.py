@@ -99,7 +99,12 @@ def cells(records: Sequence[Record], target: Target, tier: Tier) -> list[Cell]:
 
 
 def _parts(claim: Claim) -> list[Claim]:
-    """Return what a claim says of single contrasts: itself, or its neighbours, the higher first."""
+    """Return what a claim says of single contrasts: itself, or its neighbours, the higher first.
+
+    Quotients of arms are no differences: what claims them has no part here.
+    """
+    if claim.effect is not None and claim.effect.measure == "ratio":
+        return []
     if claim.kind in _KINDS:
         return [claim]
     if claim.kind not in _KINDS_OF_MANY:

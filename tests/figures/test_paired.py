@@ -35,7 +35,7 @@ DRAWN = [
     for target in TARGETS
     if target.procedure in contrasts.PROCEDURES
     and Tier.PROXY in target.scales
-    and any(claim.kind in (*KINDS, "order", "trend") for claim in target.claims)
+    and any(contrasts._parts(claim) for claim in target.claims)
 ]
 
 

@@ -44,7 +44,7 @@ class HostEvent:
 @pytest.fixture
 def host_clock(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "Event", HostEvent)
-    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda *a: None)
 
 
 @pytest.fixture

@@ -31,7 +31,6 @@ from repro.targets.speed import at_rank
 from repro.targets.table1 import NVFP4_LORA
 from tests.repro.measure.test_throughput_repeats import (
     HOW,
-    HostEvent,
     loaded,
     runs_of,
     small_policy,
@@ -56,12 +55,6 @@ def engine_for(point: ThroughputPoint = POINT) -> Engine:
             ignore_end=True,
         ),
     )
-
-
-@pytest.fixture
-def host_clock(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "Event", HostEvent)
-    monkeypatch.setattr(torch.cuda, "synchronize", lambda *a: None)
 
 
 def test_windows_stand_for_all_steps_and_lie_in_the_middle_of_their_stretches() -> None:
