@@ -17,7 +17,7 @@ import ast
 import hashlib
 import re
 from collections.abc import Iterator
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 _KINDS = (".py", ".cu", ".cuh", ".json")
 _DIGITS = 12
@@ -31,6 +31,12 @@ def gpu_test_files(root: Path) -> list[str]:
         for path in (root / "tests").rglob("*.py")
         if _marks_gpu(path.read_text(encoding="utf-8"))
     )
+
+
+def is_test_file(name: str) -> bool:
+    """Whether a path is that of a module of tests, which pytest collects and nothing imports."""
+    path = PurePosixPath(name)
+    return path.parts[0] == "tests" and path.name.startswith("test_")
 
 
 def _marks_gpu(text: str) -> bool:

@@ -18,7 +18,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -173,20 +173,50 @@ def read_outcome(junit: Path, status: int, seconds: float) -> Outcome:
     seconds
         Its duration.
     """
+    outcome = _counted(_cases(junit), seconds)
+    unexplained = _unexplained(status, junit.is_file(), bool(outcome.failures))
+    if unexplained is None:
+        return outcome
+    return dataclasses.replace(
+        outcome, errors=outcome.errors + 1, failures=[*outcome.failures, unexplained]
+    )
+
+
+def outcomes_by_file(junit: Path, whole: Outcome) -> dict[str, Outcome]:
+    """Return how the tests of each file ended, of a start whose every test is accounted for.
+
+    Parameters
+    ----------
+    whole
+        How the start ended, by `read_outcome`. Where it has an error without a file (a process that
+        died, an exit status that nothing explains), nothing is returned: tests may be missing.
+    """
+    cases: dict[str, list[ElementTree.Element]] = {}
+    for case in _cases(junit):
+        cases.setdefault(case.get("file", ""), []).append(case)
+    outcomes = {name: _counted(of_file, 0.0) for name, of_file in cases.items() if name}
+    accounted = sum(len(outcome.failures) for outcome in outcomes.values())
+    if accounted != len(whole.failures):
+        return {}
+    spent = {name: sum(float(case.get("time", 0)) for case in cases[name]) for name in outcomes}
+    total = sum(spent.values()) or 1.0
+    return {
+        name: dataclasses.replace(outcome, seconds=round(whole.seconds * spent[name] / total, 1))
+        for name, outcome in outcomes.items()
+    }
+
+
+def _counted(cases: Iterable[ElementTree.Element], seconds: float) -> Outcome:
     counts = dict.fromkeys(("passed", "failed", "errors", "skipped"), 0)
     failures: list[str] = []
     skips: dict[str, list[str]] = {}
-    for case in _cases(junit):
+    for case in cases:
         ending, reason = _ending(case)
         counts[ending] += 1
         if ending == "skipped":
             skips.setdefault(reason, []).append(_name(case))
         elif ending != "passed":
             failures.append(_name(case))
-    unexplained = _unexplained(status, junit.is_file(), bool(failures))
-    if unexplained:
-        counts["errors"] += 1
-        failures.append(unexplained)
     return Outcome(**counts, failures=failures, skips=skips, seconds=round(seconds, 1))
 
 

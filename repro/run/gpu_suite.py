@@ -1,11 +1,12 @@
 """The command `gpu-tests`: run every GPU test and benchmark, and write down how they ended.
 
-Each part is one process of pytest, whose JUnit file is read afterwards; nothing is taken from what
-it prints. A part that was green is kept beside the record, and a start that was interrupted goes on
-after it, as long as sources, device and packages are the same. Of the tests only files with a test
-marked `gpu` are collected: collecting all would need every package of the test group, and another
-machine's Python may have just those that the GPU tests import. A file that cannot be imported is an
-error, and hides no other.
+What pytest's JUnit files say counts; nothing is taken from what it prints. How a test file ended
+that was green is kept beside the record, as for the benchmarks, and a start after an interruption
+or a failure runs the others alone, as long as sources, device and packages are the same: a mended
+test does not start all over. Of the tests only files with a test marked `gpu` are collected:
+collecting all would need every package of the test group, and another machine's Python may have
+just those that the GPU tests import. A file that cannot be imported is an error, and hides no
+other.
 """
 
 from __future__ import annotations
@@ -18,19 +19,20 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from pathlib import Path
 from threading import Lock
-from typing import Any
+from typing import Any, TypeAlias
 
 from repro.evidence.environment import capture_environment
-from repro.evidence.gpu_coverage import covered_files, gpu_test_files
+from repro.evidence.gpu_coverage import covered_files, gpu_test_files, is_test_file
 from repro.evidence.gpu_tests import (
     GpuTests,
     Outcome,
     bless_gpu_tests,
+    outcomes_by_file,
     read_gpu_tests,
     read_outcome,
     refusals,
@@ -44,7 +46,10 @@ from repro.spec.whole_files import replace_text
 
 _RECORD = "gpu_tests.json"
 _PARTS = "gpu_tests.parts.json"
+_BENCHMARKS = "benchmarks"
 _MOST_PROCESSES = 12
+# How a start of pytest ended as a whole, and how each part of it did.
+Ended: TypeAlias = tuple[Outcome, Mapping[str, Outcome]]
 
 
 def main_gpu_tests(args: argparse.Namespace) -> int:
@@ -97,8 +102,8 @@ def run_gpu_tests(root: Path, folder: Path) -> GpuTests:
     import torch  # noqa: F401 - the environment names the version of a torch that is loaded
 
     environment = capture_environment()
-    state = digest_of([files, environment.get("gpu"), environment.get("packages")])
-    tests, benchmarks = run_suite(root, folder, Parts(folder / _PARTS, state))
+    machine = [environment.get("gpu"), environment.get("packages")]
+    tests, benchmarks = run_suite(root, folder, Parts(folder / _PARTS, files, machine))
     return GpuTests(
         commit=commit,
         dirty=dirty,
@@ -111,37 +116,63 @@ def run_gpu_tests(root: Path, folder: Path) -> GpuTests:
 
 
 class Parts:
-    """The parts of a run that were green, kept for a start that goes on.
+    """The parts of a run that were green, kept for a start that goes on: test files, benchmarks.
 
     Parameters
     ----------
     path
         Of the JSON file.
-    state
-        Digest of all that decides how a part ends; parts of another are not taken.
+    files
+        Digest of each covered file, by its path.
+    machine
+        What else decides how a part ends: device and packages.
     """
 
-    def __init__(self, path: Path, state: str) -> None:
-        self._path, self._state = path, state
+    def __init__(self, path: Path, files: Mapping[str, str], machine: object) -> None:
+        self._path, self._machine = path, machine
+        self._tests = {name: digest for name, digest in files.items() if is_test_file(name)}
+        self._sources = {name: files[name] for name in files.keys() - self._tests.keys()}
         self._lock = Lock()
         self._green: dict[str, dict[str, Any]] = {}
         if path.is_file():
-            kept = json.loads(path.read_text(encoding="utf-8"))
-            self._green = kept["green"] if kept["state"] == state else {}
+            self._green = json.loads(path.read_text(encoding="utf-8"))
 
-    def once(self, name: str, start: Callable[[], Outcome]) -> Outcome:
-        """Return how a part ended: as kept where it was green, else by a start of its own."""
-        if name in self._green:
-            outcome = Outcome(**self._green[name])
-            print(f"{name}: {outcome}, by an earlier start", flush=True)  # noqa: T201
-            return outcome
-        outcome = start()
-        if outcome.green:
-            with self._lock:
-                self._green[name] = dataclasses.asdict(outcome)
-                kept = {"state": self._state, "green": self._green}
-                replace_text(self._path, json.dumps(kept, indent=1) + "\n")
-        return outcome
+    def run(self, title: str, names: Sequence[str], start: Callable[..., Ended]) -> Outcome:
+        """Return how parts ended together: some as kept, the others by one start.
+
+        Parameters
+        ----------
+        title
+            Of these parts, for the line that says what is not started again.
+        names
+            Test files, or another word each.
+        start
+            Given the names that are left; returns how the start ended as a whole, and how each
+            part did that it can tell apart.
+        """
+        kept = [Outcome(**self._green[name]["outcome"]) for name in names if self._is_kept(name)]
+        left = [name for name in names if not self._is_kept(name)]
+        if kept:
+            by_earlier = sum(kept[1:], start=kept[0])
+            print(f"{title}: {by_earlier}, by an earlier start", flush=True)  # noqa: T201
+            if not left:
+                return by_earlier
+        whole, each = start(left)
+        with self._lock:
+            self._green |= {
+                name: {"state": self._state(name), "outcome": dataclasses.asdict(outcome)}
+                for name, outcome in each.items()
+                if outcome.green
+            }
+            replace_text(self._path, json.dumps(self._green, indent=1) + "\n")
+        return sum(kept, start=whole)
+
+    def _is_kept(self, name: str) -> bool:
+        return name in self._green and self._green[name]["state"] == self._state(name)
+
+    def _state(self, name: str) -> str:
+        """Digest of all that decides how a part ends: of the test files only its own counts."""
+        return digest_of([self._sources, self._tests.get(name), self._machine])
 
 
 def run_suite(root: Path, folder: Path, parts: Parts) -> tuple[Outcome, Outcome]:
@@ -154,35 +185,37 @@ def run_suite(root: Path, folder: Path, parts: Parts) -> tuple[Outcome, Outcome]
     """
     files = gpu_test_files(root)
     alone = [file for file in files if "mark.alone" in (root / file).read_text(encoding="utf-8")]
-    together = ["-m", "gpu", *(file for file in files if file not in alone)]
+    together = [file for file in files if file not in alone]
+    shared: list[str] = []
     if importlib.util.find_spec("xdist") is not None:
         processes = max(1, min(_MOST_PROCESSES, (os.cpu_count() or 1) // 2))
         # Each process would otherwise load the models that a file's tests share.
-        together = ["-n", str(processes), "--dist", "loadgroup", *together]
+        shared = ["-n", str(processes), "--dist", "loadgroup"]
     devices: Sequence[str | None] = visible_devices(None)[:2]
     first, second = devices if len(devices) == 2 else (None, None)
 
-    def rest() -> tuple[Outcome, Outcome]:
-        timed = ["benchmarks", "--benchmark-only"]
-        return (
-            parts.once(
-                "tests", lambda: run_pytest(root, together, folder / "gpu_tests.xml", second)
-            ),
-            parts.once(
-                "benchmarks", lambda: run_pytest(root, timed, folder / "gpu_benchmarks.xml", second)
-            ),
-        )
+    def tests(
+        title: str, names: list[str], junit: str, options: list[str], device: str | None
+    ) -> Outcome:
+        def start(left: Sequence[str]) -> Ended:
+            path = folder / junit
+            whole = run_pytest(root, [*options, "-m", "gpu", *left], path, device)
+            return whole, outcomes_by_file(path, whole)
+
+        return parts.run(title, names, start)
+
+    def timed(_: Sequence[str]) -> Ended:
+        arguments = [_BENCHMARKS, "--benchmark-only"]
+        whole = run_pytest(root, arguments, folder / "gpu_benchmarks.xml", second)
+        return whole, {_BENCHMARKS: whole}
 
     with ThreadPoolExecutor(max_workers=1) as executor:
-        tests_alone = executor.submit(
-            parts.once,
-            "tests that run alone",
-            lambda: run_pytest(root, ["-m", "gpu", *alone], folder / "alone.xml", first),
-        )
+        apart = executor.submit(tests, "tests that run alone", alone, "alone.xml", [], first)
         if first is None:
-            tests_alone.result()
-        tests, benchmarks = rest()
-        return tests_alone.result() + tests, benchmarks
+            apart.result()
+        rest = tests("tests", together, "gpu_tests.xml", shared, second)
+        benchmarks = parts.run("benchmarks", [_BENCHMARKS], timed)
+        return apart.result() + rest, benchmarks
 
 
 def run_pytest(

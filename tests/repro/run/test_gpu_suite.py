@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from repro.__main__ import main
-from repro.evidence.gpu_tests import Outcome
+from repro.evidence.gpu_tests import Outcome, outcomes_by_file, read_outcome
 from repro.run import gpu_suite
 from repro.run.gpu_suite import Parts, run_pytest
 
@@ -136,39 +136,88 @@ def test_of_two_devices_the_first_is_left_to_the_tests_that_run_alone(
 
     monkeypatch.setattr(gpu_suite, "run_pytest", pretend)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,5,7")
-    gpu_suite.run_suite(gpu_suite.PACKAGE.parent, tmp_path, Parts(tmp_path / "parts.json", ""))
+    gpu_suite.run_suite(
+        gpu_suite.PACKAGE.parent, tmp_path, Parts(tmp_path / "parts.json", {}, None)
+    )
     assert seen == {"alone": "3", "gpu_tests": "5", "gpu_benchmarks": "5"}
 
 
+JUNIT = """<testsuites><testsuite name="pytest">{cases}</testsuite></testsuites>"""
+CASE = '<testcase file="{file}" name="test_it" time="{time}">{ending}</testcase>'
+FAILURE = '<failure message="assert"/>'
+
+
+def results(junit: Path, endings: dict[str, str], status: int) -> Outcome:
+    """Write what pytest would of one test per file, and return how the start ended."""
+    cases = [CASE.format(file=file, time=1, ending=ending) for file, ending in endings.items()]
+    junit.write_text(JUNIT.format(cases="".join(cases)))
+    return read_outcome(junit, status, 10.0)
+
+
 @pytest.mark.usefixtures("device")
-def test_a_start_goes_on_after_the_parts_that_were_green_and_repeats_the_others(
+def test_a_start_goes_on_after_the_files_that_were_green_and_repeats_the_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    started: list[str] = []
-    ends = {"alone": GREEN, "gpu_tests": RED}
+    failing = "tests/kernels/test_ops.py"
+    started: list[list[str]] = []
+    broken = {failing: FAILURE}
 
     def pretend(root: Path, arguments: list[str], junit: Path, device: str | None) -> Outcome:
-        started.append(junit.stem)
-        if junit.stem not in ends:
+        started.append([name for name in arguments if name.endswith(".py")] or ["benchmarks"])
+        if "--benchmark-only" in arguments and broken:
             raise KeyboardInterrupt
-        return ends[junit.stem]
+        endings = {name: broken.get(name, "") for name in started[-1]}
+        return results(junit, endings, status=int(any(endings.values())))
 
     monkeypatch.setattr(gpu_suite, "run_pytest", pretend)
     command = ["gpu-tests", "--out", str(tmp_path / "record.json")]
     with pytest.raises(KeyboardInterrupt):
         main(command)
-    ends |= {"gpu_tests": GREEN, "gpu_benchmarks": GREEN}
+    broken.clear()
     assert main(command) == 0
-    assert started == ["alone", "gpu_tests", "gpu_benchmarks", "gpu_tests", "gpu_benchmarks"]
+    alone, together, _, again, timed = started
+    assert failing in together
+    assert again == [failing]
+    assert timed == ["benchmarks"]
     assert "tests that run alone: 2 passed, 0 failed, 0 skipped, by an earlier start" in (
         capsys.readouterr().out
     )
     record = json.loads((tmp_path / "record.json").read_text())
-    assert record["tests"]["passed"] == 4
+    assert record["tests"]["passed"] == len(alone) + len(together)
+    assert record["tests"]["failed"] == 0
 
 
-def test_parts_of_another_state_are_not_taken(tmp_path: Path) -> None:
-    path = tmp_path / "parts.json"
-    assert Parts(path, "before").once("tests", lambda: GREEN) == GREEN
-    assert Parts(path, "before").once("tests", lambda: RED).green
-    assert Parts(path, "now").once("tests", lambda: RED) == RED
+A, B = "tests/test_a.py", "tests/test_b.py"
+FILES = {A: "1", B: "1", "kernels/linear.py": "1"}
+
+
+@pytest.mark.parametrize(
+    ("files", "machine", "left"),
+    [
+        (FILES, "H100", []),
+        (FILES | {A: "2"}, "H100", [A]),
+        (FILES | {"kernels/linear.py": "2"}, "H100", [A, B]),
+        (FILES | {"tests/conftest.py": "1"}, "H100", [A, B]),
+        (FILES, "H200", [A, B]),
+    ],
+    ids=["nothing", "one test", "a source", "what tests share", "the device"],
+)
+def test_what_changed_says_which_files_run_again(
+    tmp_path: Path, files: dict[str, str], machine: str, left: list[str]
+) -> None:
+    path, started = tmp_path / "parts.json", []
+
+    def green(names: list[str]) -> tuple[Outcome, dict[str, Outcome]]:
+        started.append(names)
+        return GREEN, dict.fromkeys(names, GREEN)
+
+    Parts(path, FILES, "H100").run("tests", [A, B], green)
+    Parts(path, files, machine).run("tests", [A, B], green)
+    assert started == [[A, B], *([left] if left else [])]
+
+
+@pytest.mark.parametrize("status", [-9, 2], ids=["killed", "interrupted"])
+def test_of_a_start_that_did_not_end_no_file_counts_as_green(tmp_path: Path, status: int) -> None:
+    junit = tmp_path / "results.xml"
+    assert set(outcomes_by_file(junit, results(junit, {A: "", B: FAILURE}, 1))) == {A, B}
+    assert outcomes_by_file(junit, results(junit, {A: "", B: ""}, status)) == {}
