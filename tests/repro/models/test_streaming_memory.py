@@ -59,6 +59,11 @@ print(json.dumps({
 """
 
 
+def test_a_model_without_memory_has_none_while_fresh_memory_is_poisoned() -> None:
+    model = build_on_meta(LlamaConfig(num_hidden_layers=2))
+    assert {parameter.device.type for parameter in model.parameters()} == {"meta"}
+
+
 @pytest.fixture(scope="module")
 def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Write a random Llama of about 200 MB in five shards, itself tensor by tensor."""

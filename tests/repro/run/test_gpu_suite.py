@@ -67,6 +67,37 @@ def test_results_of_an_earlier_run_do_not_count(tmp_path: Path) -> None:
     assert (outcome.passed, outcome.errors) == (0, 1)
 
 
+GROUPED = """
+import os
+import pytest
+
+{mark}
+
+@pytest.mark.parametrize("index", range(6))
+def test_it(index):
+    with open({log!r}, "a") as file:
+        file.write(__name__ + " " + os.environ["PYTEST_XDIST_WORKER"] + "\\n")
+"""
+
+
+def test_tests_that_share_a_model_run_in_one_process(tmp_path: Path) -> None:
+    pytest.importorskip("xdist", reason="several processes need pytest-xdist")
+    log = tmp_path / "log"
+    (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers = xdist_group\n")
+    (tmp_path / "conftest.py").write_text(
+        "from tests.conftest import pytest_xdist_make_scheduler\n"
+    )
+    mark = 'pytestmark = pytest.mark.xdist_group("large")'
+    for name, line in (("test_grouped", mark), ("test_free", "")):
+        (tmp_path / f"{name}.py").write_text(GROUPED.format(mark=line, log=str(log)))
+    arguments = ["-n", "2", "--dist", "loadgroup", "-p", "no:cacheprovider"]
+    outcome = run_pytest(tmp_path, arguments, tmp_path / "results.xml")
+    assert outcome.passed == 12
+    ran = [line.split() for line in log.read_text().splitlines()]
+    assert len({worker for name, worker in ran if name == "test_grouped"}) == 1
+    assert len({worker for _, worker in ran}) == 2
+
+
 def test_without_a_device_the_command_says_so_and_writes_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
