@@ -73,7 +73,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
         return None
     from xdist.scheduler import LoadScopeScheduling
 
-    class GroupsOfFiles(LoadScopeScheduling):  # type: ignore[misc]
+    class GroupsOfFiles(LoadScopeScheduling):
         def _split_scope(self, nodeid: str) -> str:
             return _group_of_file(config.rootpath / nodeid.split("::")[0]) or nodeid
 
