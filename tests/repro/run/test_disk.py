@@ -110,7 +110,7 @@ def test_a_checkpoint_that_finds_no_room_leaves_nothing_half_written(tmp_path: P
     def limit() -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (30_000, 30_000))
 
-    line = [sys.executable, "-m", "repro", *RUN, "--runs", str(tmp_path / "runs")]
+    line = [sys.executable, "-m", "repro", *RUN, "--limit", "8", "--runs", str(tmp_path / "runs")]
     done = subprocess.run(line, cwd=ROOT, preexec_fn=limit, capture_output=True, text=True,
                           check=False, timeout=240)  # fmt: skip
     assert done.returncode == 2, done.stdout + done.stderr

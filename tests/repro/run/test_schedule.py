@@ -35,7 +35,7 @@ def runs_of(arms, steps=3, seeds=1):
 
 
 def few(data):
-    return dataclasses.replace(data, test_problems=40)
+    return dataclasses.replace(data, test_problems=8)
 
 
 def quiet():
@@ -54,7 +54,9 @@ def comparable(path):
 
 
 def command(runs, *more):
-    arguments = ["run", "table1", "--tier", "smoke", "--runs", str(runs), "--seeds", "1", *more]
+    """Start a process on runs that ask few questions, as those of `runs_of` do."""
+    line = ["table1", "--tier", "smoke", "--runs", str(runs), "--seeds", "1", "--limit", "8"]
+    arguments = ["run", *line, *more]
     return subprocess.Popen(
         [sys.executable, "-m", "repro", *arguments],
         cwd=ROOT,
@@ -65,6 +67,7 @@ def command(runs, *more):
     )
 
 
+@pytest.mark.usefixtures("warm_workers")
 def test_a_finished_run_is_never_redone_and_workers_do_not_change_it(tmp_path):
     runs = runs_of(["bf16", "nvfp4_lora_aqn"])
     one = execute(runs, tmp_path / "one", workers=1, threads=1, console=quiet())
@@ -80,6 +83,7 @@ def test_a_finished_run_is_never_redone_and_workers_do_not_change_it(tmp_path):
     assert before == {path: path.stat().st_mtime_ns for path in before}
 
 
+@pytest.mark.usefixtures("warm_workers")
 def test_a_run_that_fails_leaves_its_reason_and_the_rest_go_on(tmp_path):
     good, bad = runs_of(["bf16", "nvfp4"])
     data = dataclasses.replace(bad.scale.data, source="folder:/nowhere/at/all")
@@ -127,7 +131,7 @@ def test_a_record_of_another_configuration_is_not_taken_for_this_one(tmp_path, m
 
 
 def test_ctrl_c_loses_nothing_and_the_second_start_ends_where_one_start_would(tmp_path):
-    flags = ("--arms", "nvfp4_lora_aqn", "--steps", "24")
+    flags = ("--arms", "nvfp4_lora_aqn", "--steps", "12", "--set", "checkpoint_every=4")
     whole = command(tmp_path / "whole", *flags)
     assert whole.wait(timeout=240) == 0, whole.stdout.read()
     parts = command(tmp_path / "parts", *flags)
@@ -203,6 +207,7 @@ def real_or_made_up(split):
     return [json.dumps(row) for row in rows]
 
 
+@pytest.mark.usefixtures("warm_workers")
 def test_problems_from_a_folder_go_the_whole_way(tmp_path, capsys):
 
     folder = tmp_path / "own"
