@@ -106,12 +106,14 @@ def source_states(earlier: Sequence[Mapping[str, Any]] = ()) -> list[dict[str, A
     states: dict[str, dict[str, Any]] = {}
     for state in (*earlier, start):
         states.setdefault(state["sha256"], dict(state))
-    now = source_digest.__wrapped__()
+    moved = _written_since_start()
+    # Without a moved stamp the files are those of the start: none of them is read again.
+    now = source_digest.__wrapped__() if moved else start["sha256"]
     if now not in states:
         commit, dirty = source_commit.__wrapped__()
         states[now] = {"commit": commit, "dirty": dirty, "sha256": now}
     own = states[start["sha256"]]
-    if written := sorted({*own.get("written", ()), *_written_since_start()}):
+    if written := sorted({*own.get("written", ()), *moved}):
         own["written"] = written
     return list(states.values())
 
@@ -119,16 +121,10 @@ def source_states(earlier: Sequence[Mapping[str, Any]] = ()) -> list[dict[str, A
 @functools.cache
 def stamps_at_start() -> dict[str, tuple[int, int, int]]:
     """Return {file: (bytes, last write, last change of the entry)} when first asked, in ns."""
-    root = PACKAGE.parent
-    stamps = {}
-    for path in _files(root):
-        state = path.stat()
-        stamps[path.relative_to(root).as_posix()] = (
-            state.st_size,
-            state.st_mtime_ns,
-            state.st_ctime_ns,
-        )
-    return stamps
+    return {
+        name: (state.st_size, state.st_mtime_ns, state.st_ctime_ns)
+        for name, state in _files(PACKAGE.parent).items()
+    }
 
 
 def _written_since_start() -> list[str]:
@@ -150,13 +146,22 @@ def source_digest() -> str:
     shows that the copy is the commit that it is said to be.
     """
     root = PACKAGE.parent
-    return _digest((path.relative_to(root).as_posix(), path.read_bytes()) for path in _files(root))
+    return _digest((name, (root / name).read_bytes()) for name in _files(root))
 
 
-def _files(root: Path) -> list[Path]:
-    """Return the files of a source tree that a digest covers."""
-    found = (path for folder in _FOLDERS for path in (root / folder).rglob("*"))
-    return [path for path in found if path.name.endswith(_KINDS) and path.is_file()]
+def _files(root: Path) -> dict[str, os.stat_result]:
+    """Return {name below the root: its status} of the files of a source tree that a digest covers.
+
+    Every checkpoint and record asks, so names stay strings: paths would take ten times as long.
+    """
+    found = {}
+    for folder in _FOLDERS:
+        for place, _, names in os.walk(f"{root}/{folder}"):
+            for name in names:
+                path = f"{place}/{name}"
+                if name.endswith(_KINDS) and os.path.isfile(path):
+                    found[path.removeprefix(f"{root}/")] = os.stat(path)
+    return found
 
 
 def digest_of_commit(commit: str) -> str | None:

@@ -17,6 +17,7 @@ from torch import nn
 from repro.evidence import origins, provenance
 from repro.evidence.origins import is_clean
 from repro.evidence.procedure import Measured
+from repro.evidence.provenance import source_states
 from repro.evidence.record import Record, read_record
 from repro.rl.checkpoint import TrainState, load_checkpoint, save_checkpoint
 from repro.rl.runs import RunStates
@@ -111,6 +112,24 @@ def test_a_source_that_stays_is_one_state_and_clean(
     assert [state["commit"] for state in record.sources] == [checkout.git("rev-parse", "HEAD")]
     assert (record.commit, record.dirty) == (record.sources[0]["commit"], False)
     assert is_clean(record)
+
+
+def test_files_are_read_again_only_once_one_was_written_to(
+    checkout: Checkout, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    digest, reads = provenance._digest, list[str]()
+
+    def counted(files: Any) -> str:
+        reads.append(digest(files))
+        return reads[-1]
+
+    monkeypatch.setattr(provenance, "_digest", counted)
+    (start,) = source_states()
+    assert source_states() == [start]
+    assert reads == [start["sha256"]]
+    (checkout.root / "kernels" / "other.cu").write_text("")
+    assert [state["sha256"] for state in source_states()] == reads
+    assert len(reads) == 2
 
 
 def test_a_wrong_loss_that_was_reverted_while_it_trained_is_not_of_head(
