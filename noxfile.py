@@ -93,7 +93,9 @@ def reproduce_any(session: nox.Session) -> None:
 def tests(session: nox.Session) -> None:
     """Every test, two files at a time; those that need a GPU skip with a sentence."""
     # Tests are single-threaded: two fill two cores, and more would crowd a GPU's memory.
-    arguments = ["-m", "pytest", "-n", "2", "--dist", "loadfile", *session.posargs]
+    arguments = ["-m", "pytest", "-n", "2", "--dist", "loadfile"]
+    # By default files of few tests come last, which here are the longest: one process would wait.
+    arguments += ["--no-loadscope-reorder", *session.posargs]
     session.run(suite_python(session), *arguments, external=True)
 
 

@@ -58,10 +58,12 @@ for name in ("torch", "kernels"):
         import repro.rollout.engine as engine_module
         engine_module.backend_for = lambda policy, config: made
     engine = Engine(policy, config)
-    # Temperature matters in the draw alone, so greedy rows need no long prompts; and what Llama
-    # has of its own is in the products, so it needs no more than those rows.
-    ways = ((0.0, [prompts[0], prompts[3]]), (0.8, prompts))
-    for temperature, asked in ways[:1] if architecture == "llama" else ways:
+    # Temperature matters in the draw alone, so greedy rows need no long prompts. What Llama has of
+    # its own is in the products, so it needs no more than those rows; and Qwen3's is in rotations
+    # and attention, in prefills of both sizes and in decoding: it needs a long prompt and a short.
+    greedy, drawn = (0.0, [prompts[0], prompts[3]]), (0.8, prompts)
+    ways = {"qwen2": [greedy, drawn], "qwen3": [(0.8, prompts[2:])], "llama": [greedy]}
+    for temperature, asked in ways[architecture]:
         sampling = SamplingConfig(temperature=temperature, max_new_tokens=9)
         count = 2 * len(asked)
         batch = engine.sample(asked, sampling, group_size=2, seeds=range(count),
