@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,7 +12,7 @@ import torch
 from torch import Tensor
 
 from repro.data.problem import Problem
-from repro.models.policy import Policy, trainable_parameters
+from repro.models.policy import Policy, load_policy, trainable_parameters
 from repro.reward.score import Rewards
 from repro.rl.collect import Asked, PromptSource, Score
 from repro.rl.lessons import Lesson
@@ -41,6 +43,16 @@ def small_run(
         scale=scale,
         seed=seed,
     )
+
+
+def fresh_policy(checkpoint: str | Path, **settings: Any) -> Policy:
+    """Return what `load_policy` does, a copy of the first such: a quarter of the time."""
+    return copy.deepcopy(_loaded(checkpoint, **settings))
+
+
+@functools.lru_cache(maxsize=64)
+def _loaded(checkpoint: str | Path, **settings: Any) -> Policy:
+    return load_policy(checkpoint, **settings)
 
 
 def weights(policy: Policy) -> dict[str, Tensor]:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import functools
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,11 +25,12 @@ from repro.judge.blessing import main_bless
 from repro.judge.check import check_selection
 from repro.report.blocks import renewed_readme
 from repro.run import analysis_plan
+from repro.run.analysis_plan import plan_inputs
 from repro.run.select import select
 from repro.spec.effect import Look
 from repro.spec.tier import Tier
 from repro.targets import find
-from tests.repro.made_up import at_commit, on_device, source_of
+from tests.repro.made_up import at_commit, honest_proxy_record, on_device, source_of
 
 OLD, NEW = "a" * 40, "b" * 40
 FIRST, SECOND = [5, 6, 7, 8, 9], [10, 11, 12, 13, 14]  # of Table 1's seeds
@@ -40,18 +42,51 @@ def at(record: Record, commit: str) -> Record:
     return on_device(at_commit(record, commit, dirty=None), "NVIDIA H200")
 
 
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """Return a function from a target, seeds and a commit to a folder of their records."""
+
+    @functools.cache
+    def folder(target: str, seeds: tuple[int, ...], commit: str, planned: str) -> Path:
+        return written(target, tmp_path_factory.mktemp("made"), seeds, commit)
+
+    def made_once(target: str, seeds: Sequence[int], commit: str) -> Path:
+        (selection,) = select([target], tier="proxy")
+        # A record names the plan that it was made under, which some tests change.
+        planned = [plan_inputs(run) for run in selection.plan(seeds)]
+        return folder(target, tuple(seeds), commit, str(planned))
+
+    return made_once
+
+
+def written(
+    target: str, runs: Path, seeds: Sequence[int], commit: str, change: Change | None = None
+) -> Path:
+    """Write the records that `runs` lacks; return it."""
+    (selection,) = select([target], tier="proxy")
+    for run in selection.plan(seeds):
+        record = at(honest_proxy_record(run), commit)
+        record = change(record) if change else record
+        folder = runs / "proxy" / record.target / record.arm
+        if not (folder / f"seed-{record.seed}.json").exists():
+            record.write(runs)
+    return runs
+
+
 @pytest.fixture
-def write(proxy_record: Callable[..., Record]) -> Writer:
+def write(made: Callable[..., Path]) -> Writer:
     def writer(
         target: str, runs: Path, seeds: list[int], commit: str, change: Change | None = None
     ) -> None:
-        (selection,) = select([target], tier="proxy")
-        for run in selection.plan(seeds):
-            record = at(proxy_record(run), commit)
-            record = change(record) if change else record
-            folder = runs / "proxy" / record.target / record.arm
-            if not (folder / f"seed-{record.seed}.json").exists():
-                record.write(runs)
+        if change:
+            written(target, runs, seeds, commit, change)
+            return
+        source = made(target, seeds, commit)
+        for record in source.rglob("*.json"):
+            copy = runs / record.relative_to(source)
+            if not copy.exists():
+                copy.parent.mkdir(parents=True, exist_ok=True)
+                shutil.copy(record, copy)
 
     return writer
 

@@ -18,7 +18,7 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 from repro.data.generator import GeneratorConfig
 from repro.data.problem import Problem
 from repro.data.tiny_tokenizer import build_tokenizer
-from repro.models.policy import Policy, load_policy
+from repro.models.policy import Policy
 from repro.reward.score import Rewards
 from repro.rollout.sampler import Completion, RolloutBatch
 from repro.rollout.torch_sampler import TorchSampler
@@ -32,7 +32,7 @@ from repro.spec.config import (
     TrainScale,
     derive_seed,
 )
-from tests.repro.small_runs import rewards_of, small_run, train_alone
+from tests.repro.small_runs import fresh_policy, rewards_of, small_run, train_alone
 
 VOCABULARY, LONGEST, END = 5, 3, 0
 PROMPT = (3, 1)
@@ -195,7 +195,7 @@ def make_policy(checkpoint_folder: Path) -> Callable[..., Policy]:
             "lora_alpha": 8.0,
             "seed": 0,
         }
-        return load_policy(checkpoint_folder, **(settings | changes))
+        return fresh_policy(checkpoint_folder, **(settings | changes))
 
     return make
 

@@ -13,7 +13,7 @@ import torch
 
 from repro.data.load import load_problems
 from repro.data.problem import Problem
-from repro.models.policy import Policy, load_policy, trainable_parameters
+from repro.models.policy import Policy, trainable_parameters
 from repro.reward.score import Rewards
 from repro.rl.collect import PromptSource, Score
 from repro.rl.loop import Hooks
@@ -33,7 +33,7 @@ from repro.spec.config import (
     TrainScale,
     derive_seed,
 )
-from tests.repro.small_runs import rewards_of, run_by_run, small_run, train_alone
+from tests.repro.small_runs import fresh_policy, rewards_of, run_by_run, small_run, train_alone
 
 DATA = DataConfig(
     source="generated", levels=(1,), train_problems=24, development_problems=6, test_problems=8
@@ -62,7 +62,7 @@ def make_run(*, seed: int = 0, scale: TrainScale = SCALE, **arm: Any) -> RunConf
 def load(run: RunConfig) -> Policy:
     """Return the run's policy, fresh."""
     arm = run.arm
-    return load_policy(
+    return fresh_policy(
         run.scale.checkpoint,
         weight_format=arm.weight_format,
         training=arm.training,
