@@ -123,10 +123,11 @@ def _noise_refusal(run: RunConfig) -> str | None:
     drawn_at = range(0, scale.steps, every)
     if any(sigma_of_stage(noise, stage_of_step(noise, step, scale.steps)) for step in drawn_at):
         return None
+    way = "more steps are needed" + ", or --set updates_per_rollout=1" * (every > 1)
     return (
         f"{run.arm.name} would add no noise: the first of {noise.num_stages} stages has none, and "
-        f"of {scale.steps} steps with {every} updates a rollout all {len(drawn_at)} rollouts lie "
-        "in it; more steps are needed, or --set updates_per_rollout=1"
+        f"all {len(drawn_at)} rollouts of {scale.steps} steps lie in it (updates a rollout: "
+        f"{every}); {way}"
     )
 
 
