@@ -275,7 +275,7 @@ def test_steps_of_which_no_rollout_is_perturbed_are_refused_before_they_are_made
     assert (noisy is None) == perturbed
     if noisy is not None:
         assert "nvfp4_lora_aqn would add no noise" in noisy
-        assert "--set updates_per_rollout=1" in noisy
+        assert ("--set updates_per_rollout=1" in noisy) == (updates > 1)
 
 
 def test_codes_are_refused_to_arms_of_another_format(
