@@ -27,7 +27,6 @@ from tests.planted import planted
 # device dies in its first task where a file says so.
 FAKE = """
 import json, os, time
-import torch
 from datetime import UTC, datetime
 from pathlib import Path
 from repro.evidence.record import failed_record, find_record, record_of
@@ -36,6 +35,7 @@ def lost():
     raise RuntimeError("an illegal memory access was encountered")
 
 def lose():
+    import torch  # 3 s, for the few that lose a device
     torch.cuda.is_initialized = lambda: True
     torch.cuda.synchronize = lost
     lost()
