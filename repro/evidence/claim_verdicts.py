@@ -24,7 +24,8 @@ from repro.evidence.verdict import (
 from repro.spec.claim import Claim, Metric, Pairing
 from repro.spec.effect import ALPHA
 
-_MINIMUM: dict[Pairing, int] = {
+# Fewest pairs of a verdict.
+MINIMUM_PAIRS: dict[Pairing, int] = {
     "seed": MINIMUM_SEEDS,
     "prompt": MINIMUM_SEEDS,
     "repeat": MINIMUM_REPEATS,
@@ -120,7 +121,7 @@ def _test(
         effect = _mean(claim, blocks)
         verdict = _with_sizes(claim, verdict, sizes)
         return replace(verdict, status="not testable", sentence=sentence, effect=effect)
-    if len(blocks) < _MINIMUM[claim.paired_by]:
+    if len(blocks) < MINIMUM_PAIRS[claim.paired_by]:
         return _too_few(claim, verdict, blocks, blocked)
     return _Tested(verdict=verdict, compared=compare(claim, blocks), sizes=sizes, blocked=blocked)
 
@@ -181,7 +182,7 @@ def _too_few(
     claim: Claim, verdict: Verdict, blocks: Sequence[Sequence[float]], blocked: str
 ) -> Verdict:
     sentence = (
-        f"{len(blocks)} paired {claim.paired_by}(s); a verdict needs {_MINIMUM[claim.paired_by]}. "
+        f"{len(blocks)} paired {claim.paired_by}(s); a verdict needs {MINIMUM_PAIRS[claim.paired_by]}. "
         + (f"{blocked}. " if blocked else "")
         + _point(claim, verdict, blocks)
     )
