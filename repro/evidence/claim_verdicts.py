@@ -181,8 +181,9 @@ def _point(claim: Claim, verdict: Verdict, blocks: Sequence[Sequence[float]]) ->
 def _too_few(
     claim: Claim, verdict: Verdict, blocks: Sequence[Sequence[float]], blocked: str
 ) -> Verdict:
+    needed = MINIMUM_PAIRS[claim.paired_by]
     sentence = (
-        f"{len(blocks)} paired {claim.paired_by}(s); a verdict needs {MINIMUM_PAIRS[claim.paired_by]}. "
+        f"{len(blocks)} paired {claim.paired_by}(s); a verdict needs {needed}. "
         + (f"{blocked}. " if blocked else "")
         + _point(claim, verdict, blocks)
     )
