@@ -145,7 +145,8 @@ def _blocked(claim: Claim, by_arm: Values, lost: Mapping[str, str]) -> str:
     if claim.paired_by in ("seed", "pre-training seed"):
         for arms in claim.paired_arms:
             seeds = [set(by_arm.get(arm, {})) for arm in arms]
-            odd = sorted(set.union(*seeds) - set.intersection(*seeds))
+            every: set[int] = set().union(*seeds)
+            odd = sorted(every - set.intersection(*seeds))
             missing = f"{claim.metric} is missing in an arm of seed(s) {_listed(odd)}"
             reasons += [missing] * bool(odd)
     return "; ".join(dict.fromkeys(reasons))

@@ -10,6 +10,7 @@ from unittest import mock
 
 import pytest
 
+from repro.evidence.receipts import refusals
 from repro.evidence.record import Estimate
 from repro.judge.check import Checked, check_selection
 from repro.models.proxy_names import seeded, size_of
@@ -93,6 +94,20 @@ def test_it_costs_a_quarter_of_an_hour_and_its_policies_half_an_hour() -> None:
     arms = [name.replace("-", "_") for name in recipes]
     each = sum(cost.seconds_of_arm.get(arm, cost.train_seconds or 0.0) for arm in arms)
     assert (len(POLICIES) - 1) * each / 60 == pytest.approx(26.9, abs=0.5)
+
+
+def test_a_record_on_a_policy_of_another_seed_shows_its_rounding() -> None:
+    (run,) = [
+        run
+        for run in plan(NEEDLE_POLICIES, Tier.PROXY, [200])
+        if (run.target, run.arm.name) == ("needle_4_seed2", "nvfp4_lora")
+    ]
+    record = honest_proxy_record(run)
+    assert refusals(record) == []
+    effects = dict(record.effects)
+    del effects["relative_weight_error_mean"]
+    (reason,) = refusals(dataclasses.replace(record, effects=effects))
+    assert reason.endswith("nothing shows the rounding")
 
 
 def write_policies(folder: Path, quotients: dict[str, list[float]], *, weights: int = 4) -> None:
