@@ -10,7 +10,7 @@ from unittest import mock
 
 import pytest
 
-from repro.evidence.receipts import refusals
+from repro.evidence.receipts.weights import precision
 from repro.evidence.record import Estimate
 from repro.judge.check import Checked, check_selection
 from repro.models.proxy_names import seeded, size_of
@@ -103,10 +103,10 @@ def test_a_record_on_a_policy_of_another_seed_shows_its_rounding() -> None:
         if (run.target, run.arm.name) == ("needle_4_seed2", "nvfp4_lora")
     ]
     record = honest_proxy_record(run)
-    assert refusals(record) == []
+    assert list(precision(record)) == []
     effects = dict(record.effects)
     del effects["relative_weight_error_mean"]
-    (reason,) = refusals(dataclasses.replace(record, effects=effects))
+    (reason,) = precision(dataclasses.replace(record, effects=effects))
     assert reason.endswith("nothing shows the rounding")
 
 
