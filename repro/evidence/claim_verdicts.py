@@ -146,7 +146,8 @@ def _blocked(claim: Claim, by_arm: Values, lost: Mapping[str, str]) -> str:
         for arms in claim.paired_arms:
             seeds = [set(by_arm.get(arm, {})) for arm in arms]
             every: set[int] = set().union(*seeds)
-            odd = sorted(every - set.intersection(*seeds))
+            common = set.intersection(*seeds)
+            odd = sorted(every - common)
             missing = f"{claim.metric} is missing in an arm of seed(s) {_listed(odd)}"
             reasons += [missing] * bool(odd)
     return "; ".join(dict.fromkeys(reasons))
