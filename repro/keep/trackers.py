@@ -13,7 +13,6 @@ Easy to get wrong: a resumed run does some steps again. They are not sent again
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import importlib.util
 import os
@@ -22,6 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from repro.spec.arm import unknown
 from repro.spec.config import RunConfig, require
 
 PROJECT = "qerl-repro"
@@ -139,11 +139,7 @@ def parse_trackers(text: str | None) -> tuple[str, ...]:
     require(text is None or bool(names), "--log names no tracker; leave it out for none")
     for name in names:
         if name not in ADAPTERS:
-            near = difflib.get_close_matches(name, ADAPTERS, n=1, cutoff=0.0)[0]
-            raise ValueError(
-                f"--log {name}: there is no such tracker; the nearest is {near}, all are "
-                f"{', '.join(ADAPTERS)}"
-            )
+            raise ValueError(f"--log {name}: {unknown('tracker', name, list(ADAPTERS))}")
         package = ADAPTERS[name].package
         require(
             importlib.util.find_spec(package) is not None,
