@@ -16,7 +16,7 @@ status 0.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -152,6 +152,13 @@ class Checked:
     evidence: Evidence
     verdicts: list[Verdict]
     lacking: str | None = None
+
+    def statements(self) -> Iterator[tuple[Claim, Verdict]]:
+        """Yield each claim that is judged, those about mechanisms included, with its verdict."""
+        claims = {claim.name: claim for claim in self.selection.target.claims}
+        for verdict in self.verdicts:
+            if verdict.about in ("claim", "mechanism"):
+                yield claims[verdict.name], verdict
 
     @property
     def faulty(self) -> bool:
