@@ -155,8 +155,8 @@ def source_digest() -> str:
 
 def _files(root: Path) -> list[Path]:
     """Return the files of a source tree that a digest covers."""
-    found = (path for folder in _FOLDERS for path in (root / folder).rglob("*"))
-    return [path for path in found if path.name.endswith(_KINDS) and path.is_file()]
+    paths = (path for folder in _FOLDERS for path in (root / folder).rglob("*"))
+    return [path for path in paths if path.name.endswith(_KINDS) and path.is_file()]
 
 
 def digest_of_commit(commit: str) -> str | None:
