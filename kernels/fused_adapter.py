@@ -31,7 +31,7 @@ from kernels.packing import PackedWeight
 Join = Literal["late", "extra", "staged"]
 
 ROWS = 16
-_FILES = ("fragments.cuh", "adapter.cuh", "adapter_fused.cuh", "linear_narrow.cu")
+FILES = ("fragments.cuh", "adapter.cuh", "adapter_fused.cuh", "linear_narrow.cu")
 _JOINS: dict[Join, int] = {"late": 0, "extra": 1, "staged": 2}
 _MAX_PARTS = 4
 # Three projections of rank 128, in tiles of 16 rows of A.
@@ -112,8 +112,8 @@ def narrow(
     device = x.device.index
     rank = adapter.b.shape[1]
     chosen = macros(weight, choice, M, rank, joining)
-    dynamic = hopper.narrow_shared(weight)
-    kernel = driver.load(_FILES, "linear_narrow", tuple(chosen.items()), device, 3 * dynamic)
+    dynamic = hopper.table_bytes(weight)
+    kernel = driver.load(FILES, "linear_narrow", tuple(chosen.items()), device, 3 * dynamic)
     row_tiles16, packs, _ = weight.packs.shape
     helpers = adapter.a.shape[0] // 16 * chosen["PARTS"]
     end0, end1 = (*adapter.ends, 1 << 30, 1 << 30)[:2]

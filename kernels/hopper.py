@@ -132,6 +132,11 @@ class Adapter:
             raise ValueError(f"projections end at rows {self.ends}; multiples of 16 are needed")
 
 
+# Sources of the two kernels, in the order in which they are joined.
+NARROW_FILES = ("fragments.cuh", "adapter.cuh", "linear_narrow.cu")
+WIDE_FILES = ("fragments.cuh", "wgmma.cuh", "linear_wide.cu")
+
+
 @lru_cache(maxsize=64)
 def _workspace(device: int, stream: int, floats: int) -> Tensor:
     return torch.empty(floats, dtype=torch.float32, device=f"cuda:{device}")
@@ -157,7 +162,7 @@ def table(weight: PackedWeight) -> Tensor | None:
 
 
 def narrow_macros(weight: PackedWeight, choice: Choice, M: int) -> dict[str, int]:
-    """Return the macros of `linear_narrow` that depend on the layer alone."""
+    """Return the macros of `linear_narrow` for a layer without an adapter."""
     return {
         "FORMAT": FORMAT_NUMBERS[weight.format],
         "WARPS": choice.warps,
@@ -167,11 +172,28 @@ def narrow_macros(weight: PackedWeight, choice: Choice, M: int) -> dict[str, int
         "AHEAD": choice.ahead,
         "PREFETCH": int(choice.prefetch),
         "RESIDENT": choice.resident,
+        "LORA": 0,
     }
 
 
-def narrow_shared(weight: PackedWeight) -> int:
-    """Return the bytes of dynamic shared memory that `linear_narrow` takes."""
+def wide_macros(weight: PackedWeight, choice: Choice, lora: bool = False) -> dict[str, int]:
+    """Return the macros of `linear_wide`, with or without an adapter."""
+    stages, pack_stages = _stages(choice, table_bytes(weight))
+    return {
+        "FORMAT": FORMAT_NUMBERS[weight.format],
+        "CONSUMERS": choice.consumers,
+        "ROW_TILES": choice.row_tiles,
+        "TOKENS": choice.tokens,
+        "STAGES": stages,
+        "PACKS": pack_stages,
+        "CLUSTER": min(choice.cluster, weight.packs.shape[1]),
+        "LIGHT": int(choice.light),
+        "LORA": int(lora),
+    }
+
+
+def table_bytes(weight: PackedWeight) -> int:
+    """Return the bytes of dynamic shared memory that a format's table takes in either kernel."""
     return _NF4_TABLE if weight.format == "nf4" else 0
 
 
@@ -192,13 +214,10 @@ def narrow(
     """
     M, (N, K) = x.shape[0], weight.shape
     device = x.device.index
-    macros = narrow_macros(weight, choice, M) | {"LORA": 0}
-    dynamic = narrow_shared(weight)
+    macros = narrow_macros(weight, choice, M)
+    dynamic = table_bytes(weight)
     # The static arrays count towards the limit too, so ask for all that is possible.
-    kernel = driver.load(
-        ("fragments.cuh", "adapter.cuh", "linear_narrow.cu"),
-        "linear_narrow", tuple(macros.items()), device, 3 * dynamic,
-    )  # fmt: skip
+    kernel = driver.load(NARROW_FILES, "linear_narrow", tuple(macros.items()), device, 3 * dynamic)
     row_tiles16, packs, _ = weight.packs.shape
     blocks = -(-row_tiles16 // choice.row_tiles)
     kernel.launch(
@@ -223,26 +242,14 @@ def wide(
     """Write y = x W^T (+ bias, + adapter) with warpgroup products; arguments as `narrow`'s."""
     M, (N, K) = x.shape[0], weight.shape
     device = x.device.index
-    table_bytes = _NF4_TABLE if weight.format == "nf4" else 0
+    macros = wide_macros(weight, choice, adapter is not None)
     row_tiles16, packs, _ = weight.packs.shape
-    cluster = min(choice.cluster, packs)
+    cluster = macros["CLUSTER"]
     block_rows = choice.consumers * choice.row_tiles * 64
-    stages, pack_stages = _stages(choice, table_bytes)
-    packs_bytes = block_rows // PACK_ROWS * PACK_BYTES
-    shared_bytes = 1024 + stages * choice.tokens * 128 + pack_stages * packs_bytes + table_bytes
-    macros = {
-        "FORMAT": FORMAT_NUMBERS[weight.format],
-        "CONSUMERS": choice.consumers,
-        "ROW_TILES": choice.row_tiles,
-        "TOKENS": choice.tokens,
-        "STAGES": stages,
-        "PACKS": pack_stages,
-        "CLUSTER": cluster,
-        "LIGHT": int(choice.light),
-        "LORA": int(adapter is not None),
-    }
-    files = ("fragments.cuh", "wgmma.cuh", "linear_wide.cu")
-    kernel = driver.load(files, "linear_wide", tuple(macros.items()), device, shared_bytes)
+    packs_bytes = macros["PACKS"] * (block_rows // PACK_ROWS) * PACK_BYTES
+    stages_bytes = macros["STAGES"] * choice.tokens * 128
+    shared_bytes = 1024 + stages_bytes + packs_bytes + table_bytes(weight)
+    kernel = driver.load(WIDE_FILES, "linear_wide", tuple(macros.items()), device, shared_bytes)
     token_tiles = -(-M // choice.tokens)
     tiles = token_tiles * -(-row_tiles16 * PACK_ROWS // block_rows)
     # Blocks that share a tile wait for one another: never more than the device holds at once.

@@ -1,27 +1,42 @@
-"""Find the fastest `Choice` for the linear layers of Qwen2.5.
+"""Find the fastest `Choice` for the linear layers of Qwen2.5, alone and with an adapter.
 
     python -m kernels.tune OUT.json [ROWS,ROWS,...]
 
-Times every candidate of both Hopper kernels and the dense path on random codes with cold caches
-(`kernels.timing`), for the fused layers of the 7B and 32B blocks and a set of row counts, and
-writes the winners as a table for `kernels/tuned/`. Needs a Hopper GPU and a few minutes. NVFP4 is
+Times every candidate (`kernels.tune_candidates`) on random codes with cold caches
+(`kernels.timing`; weights and adapters rotate together), for the fused layers of the 7B and 32B
+blocks and a set of row counts, and writes the winners as a table for `kernels/tuned/`: `entries`
+for a layer alone, `adapted` for few rows whose adapter, of rank 32, shares the launch. Needs a
+Hopper GPU and about five minutes; all candidates are compiled first, on all processors. NVFP4 is
 timed; the other formats read the same bytes in the same shapes.
+
+The table is written after each entry, and entries that OUT.json has are not timed again where it
+was made on this device by these versions: what was interrupted goes on. To measure anew, name
+another file.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import json
+import multiprocessing
+import os
 import sys
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from kernels import hopper, linear, timing, tuning
+from kernels import fused_adapter, hopper, linear, timing, tune_candidates, tuning
+from kernels.cuda import compiler, driver
 from kernels.cuda.compiler import CompileError
-from kernels.hopper import Choice
+from kernels.fused_adapter import Joining
+from kernels.hopper import Adapter, Choice
 from kernels.packing import PACK_BYTES, PACK_COLUMNS, PACK_ROWS, PackedWeight
 
 LAYERS = {
@@ -38,6 +53,15 @@ LAYERS = {
         "down": (5120, 27648),
     },
 }
+# Projections that share a weight: columns after which the next begins.
+ENDS = {
+    ("7b", "qkv"): (3584, 4096),
+    ("7b", "gate_up"): (18944,),
+    ("32b", "qkv"): (5120, 6144),
+    ("32b", "gate_up"): (27648,),
+}
+RANK = 32
+ADAPTED_ROWS = (1, 8, 16)
 ROWS = (1, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 
 
@@ -67,127 +91,243 @@ def random_packed(N: int, K: int, format: str, seed: int) -> PackedWeight:
     )
 
 
-def candidates(N: int, K: int, M: int, processors: int) -> Iterator[Choice]:
-    """Yield what is worth trying for a shape."""
-    if M <= 32:
-        for warps in (4, 5, 7, 8, 10, 14):
-            for row_tiles in (1,) if M <= 8 or M > 16 else (1, 2):
-                for ahead in (0, 1, 2, 4) if M <= 16 else (0, 1):
-                    for prefetch in (False, True) if row_tiles == 1 else (False,):
-                        yield Choice(
-                            path="narrow", warps=warps, row_tiles=row_tiles, ahead=ahead,
-                            prefetch=prefetch,
-                        )  # fmt: skip
-        # More warps at once by fewer registers each.
-        for warps in (4, 5, 7, 8, 10, 14) if M <= 16 else ():
-            for wanted in (32, 40, 48):
-                for ahead in (0, 1):
-                    yield Choice(path="narrow", warps=warps, ahead=ahead, resident=wanted // warps)
-        for warps in (4, 5, 7, 8) if 8 < M <= 16 else ():
-            for ahead in (0, 1):
-                yield Choice(
-                    path="narrow", warps=warps, row_tiles=2, ahead=ahead, resident=20 // warps
-                )
-    if M >= 16:
-        yield from _wide_candidates(N, K, M, processors)
-    if M >= 128:
-        yield Choice(path="dense")
+# A candidate: with a `Joining` where an adapter shares the launch.
+Way = tuple[Choice, Joining | None]
+Build = tuple[tuple[str, ...], dict[str, int]]
 
 
-def _wide_candidates(N: int, K: int, M: int, processors: int) -> Iterator[Choice]:
-    packs = -(-K // PACK_COLUMNS)
-    for tokens in (32, 64, 128, 256):
-        if tokens < min(M, 128) or tokens > max(32, 2 * M):
-            continue
-        for consumers, row_tiles in ((2, 1), (2, 2), (3, 1), (3, 2)):
-            registers = tokens * row_tiles
-            if registers > 256 or (consumers == 3 and registers > 128):
-                continue
-            shape = Choice(path="wide", consumers=consumers, row_tiles=row_tiles, tokens=tokens)
-            yield shape
-            if M <= 512:
-                yield dataclasses.replace(shape, whole=False)
-            tiles = -(-N // (consumers * row_tiles * 64)) * -(-M // tokens)
-            for cluster in range(2, min(8, packs) + 1):
-                waves = tiles * cluster / processors
-                if waves <= 1 or (waves <= 3 and waves % 1 >= 0.75):
-                    yield dataclasses.replace(shape, cluster=cluster)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wanted:
+    """One entry of the table: y (M, N) = x (M, K) W^T, `adapted` or alone."""
+
+    adapted: bool
+    M: int
+    N: int
+    K: int
+    ends: tuple[int, ...]
+
+    @property
+    def part(self) -> str:
+        """The table's part that the entry is of."""
+        return "adapted" if self.adapted else "entries"
+
+    def ways(self, processors: int) -> Iterator[Way]:
+        """Yield what is worth trying."""
+        if self.adapted:
+            yield from tune_candidates.with_adapter(self.M)
+        else:
+            for choice in tune_candidates.alone(self.N, self.K, self.M, processors):
+                yield choice, None
 
 
-def _call(x: Tensor, weight: PackedWeight, out: Tensor, choice: Choice) -> Callable[[], None]:
-    """Return a call of one choice."""
+def wanted_entries(rows: Sequence[int] = ROWS) -> list[Wanted]:
+    """Return the entries of a whole table, layer by layer; of `rows` alone where they are given."""
+    return [
+        Wanted(adapted=adapted, M=M, N=N, K=K, ends=ENDS.get((block, name), ()))
+        for block, layers in LAYERS.items()
+        for name, (N, K) in layers.items()
+        for adapted, counts in ((False, ROWS), (True, ADAPTED_ROWS))
+        for M in counts
+        if M in rows
+    ]
+
+
+def builds(wanted: Wanted, processors: int) -> Iterator[Build]:
+    """Yield the sources and macros that an entry's candidates are compiled from."""
+    packs = torch.empty(
+        -(-wanted.N // PACK_ROWS), -(-wanted.K // PACK_COLUMNS), PACK_BYTES, device="meta",
+        dtype=torch.uint8,
+    )  # fmt: skip
+    weight = PackedWeight(
+        format="nvfp4", shape=(wanted.N, wanted.K), packs=packs, gain=torch.ones(()), kept={}
+    )
+    for choice, joining in wanted.ways(processors):
+        if joining is not None:
+            macros = fused_adapter.macros(weight, choice, wanted.M, RANK, joining)
+            yield fused_adapter.FILES, macros
+        elif choice.path == "narrow":
+            yield hopper.NARROW_FILES, hopper.narrow_macros(weight, choice, wanted.M)
+        elif choice.path == "wide":
+            yield hopper.WIDE_FILES, hopper.wide_macros(weight, choice)
+
+
+def compile_ahead(wanted: Sequence[Wanted], processors: int, architecture: str) -> int:
+    """Compile what the entries' candidates need into the cache; return how many builds they are.
+
+    What cannot be compiled is left to the candidate itself, which says so.
+    """
+    unique = {
+        (files, tuple(sorted(macros.items())))
+        for entry in wanted
+        for files, macros in builds(entry, processors)
+    }
+    # The children compile on the host alone: a context of the device is of no use to them.
+    context = multiprocessing.get_context("fork")
+    with ProcessPoolExecutor(os.cpu_count(), mp_context=context) as pool:
+        list(pool.map(partial(_compile, architecture), sorted(unique)))
+    return len(unique)
+
+
+def _compile(architecture: str, build: tuple[tuple[str, ...], tuple[tuple[str, int], ...]]) -> None:
+    files, macros = build
+    try:
+        compiler.build(files, dict(macros), architecture)
+    except CompileError:
+        return
+
+
+def _call(
+    x: Tensor, weight: PackedWeight, adapter: Adapter | None, out: Tensor, way: Way
+) -> Callable[[], object]:
+    """Return a call of one candidate."""
+    choice, joining = way
+    if joining is not None and adapter is not None:
+        return lambda: fused_adapter.narrow(x, weight, None, out, choice, adapter, joining)
     if choice.path == "dense":
         return lambda: linear.dense_linear(x, weight, None, out, None)
     run = hopper.narrow if choice.path == "narrow" else hopper.wide
     return lambda: run(x, weight, None, out, choice)
 
 
-def best(N: int, K: int, M: int, replays: int) -> tuple[Choice, float]:
-    """Return the fastest choice for a shape and its microseconds."""
+class Layers:
+    """Copies of the weights and adapters of one layer at a time, which together outgrow the L2."""
+
+    def __init__(self) -> None:
+        self._of: tuple[int, int] | None = None
+        self.weights: list[PackedWeight] = []
+        self.adapters: list[Adapter] = []
+
+    def take(self, wanted: Wanted) -> None:
+        """Make those of an entry's layer, unless they are at hand."""
+        if self._of == (wanted.N, wanted.K):
+            return
+        self._of, self.weights, self.adapters = (wanted.N, wanted.K), [], []
+        torch.cuda.empty_cache()
+        base = random_packed(wanted.N, wanted.K, "nvfp4", 0)
+        count = timing.copies(base.packs.nbytes)
+        self.weights = [dataclasses.replace(base, packs=base.packs.clone()) for _ in range(count)]
+        rows = RANK * (len(wanted.ends) + 1)
+        self.adapters = [
+            Adapter(
+                a=(torch.randn(rows, wanted.K, device="cuda") * 0.02).bfloat16(),
+                b=(torch.randn(wanted.N, RANK, device="cuda") * 0.02).bfloat16(),
+                ends=wanted.ends,
+            )
+            for _ in range(count)
+        ]
+
+
+def fastest(wanted: Wanted, layers: Layers, replays: int) -> tuple[Way, float]:
+    """Return the fastest candidate for an entry and its microseconds.
+
+    Raises
+    ------
+    RuntimeError
+        When no candidate runs.
+    """
+    layers.take(wanted)
     processors = torch.cuda.get_device_properties(0).multi_processor_count
-    base = random_packed(N, K, "nvfp4", 0)
-    weights = [
-        dataclasses.replace(base, packs=base.packs.clone())
-        for _ in range(timing.copies(base.packs.nbytes))
-    ]
-    x = torch.randn(M, K, device="cuda").bfloat16()
-    out = torch.empty(M, N, dtype=torch.bfloat16, device="cuda")
-    found: tuple[Choice, float] | None = None
-    for choice in candidates(N, K, M, processors):
+    x = torch.randn(wanted.M, wanted.K, device="cuda").bfloat16()
+    out = torch.empty(wanted.M, wanted.N, dtype=torch.bfloat16, device="cuda")
+    times: dict[Way, float] = {}
+    for way in wanted.ways(processors):
+        calls = [
+            _call(x, weight, adapter, out, way)
+            for weight, adapter in zip(layers.weights, layers.adapters, strict=True)
+        ]
         try:
-            taken = timing.time_calls([_call(x, w, out, choice) for w in weights], replays).median
+            times[way] = timing.time_calls(calls, replays).median
         except (CompileError, RuntimeError) as error:
-            sys.stderr.write(f"{choice}: {str(error).splitlines()[0]}\n")
-            continue
-        if found is None or taken < found[1]:
-            found = (choice, taken)
-    if found is None:
-        raise RuntimeError(f"no candidate runs for N {N}, K {K}, M {M}")
-    return found
+            sys.stderr.write(f"{way}: {str(error).splitlines()[0]}\n")
+    if not times:
+        raise RuntimeError(f"no candidate runs for {wanted}")
+    way = min(times, key=lambda one: times[one])
+    return way, times[way]
 
 
-def main(out: Path, rows: tuple[int, ...] = ROWS, replays: int = 5) -> None:
-    """Write the table; rows that are not asked for keep their entries of the table there is."""
+def entry_of(wanted: Wanted, way: Way) -> dict[str, Any]:
+    """Return a table entry: what is not as by default; the join and its parts always."""
+    choice, joining = way
+    defaults = Choice(path="narrow")
+    changed = {
+        key: value
+        for key, value in dataclasses.asdict(choice).items()
+        if key != "path" and value != getattr(defaults, key)
+    }
+    head = {"N": wanted.N, "K": wanted.K, "M": wanted.M}
+    if joining is None:
+        return {**head, "path": choice.path, **changed}
+    return {**head, **changed, **dataclasses.asdict(joining)}
+
+
+class Table:
+    """The table as it grows, on disk after each entry.
+
+    Parameters
+    ----------
+    out
+        An earlier table there is gone on with if its `head` is the same; any other is refused.
+    head
+        Device, versions and command.
+
+    Raises
+    ------
+    ValueError
+        If `out` holds a table of another device or other versions.
+    """
+
+    def __init__(self, out: Path, head: dict[str, Any]) -> None:
+        self._out, self._head = out, head
+        self._parts: dict[str, list[dict[str, Any]]] = {"entries": [], "adapted": []}
+        if out.is_file():
+            present = json.loads(out.read_text(encoding="utf-8"))
+            self._parts = {name: present.pop(name) for name in self._parts}
+            if present != head:
+                raise ValueError(
+                    f"{out} is a table of {present}; this is {head}: name another file"
+                )
+
+    def has(self, wanted: Wanted) -> bool:
+        """Whether an entry is there."""
+        key = (wanted.N, wanted.K, wanted.M)
+        return any((e["N"], e["K"], e["M"]) == key for e in self._parts[wanted.part])
+
+    def add(self, wanted: Wanted, way: Way) -> None:
+        """Add an entry and write the table."""
+        part = self._parts[wanted.part]
+        part.append(entry_of(wanted, way))
+        part.sort(key=lambda entry: (entry["N"] * entry["K"], entry["N"], entry["M"]))
+        tuning.write(self._head, self._parts["entries"], self._parts["adapted"], self._out)
+
+
+def main(out: Path, rows: Sequence[int] = ROWS, replays: int = 7) -> None:
+    """Time what the table lacks."""
     import triton
 
-    entries = [
-        {"N": N, "K": K, "M": M, **dataclasses.asdict(choice)}
-        for (N, K), by_rows in (_present() if rows != ROWS else {}).items()
-        for M, choice in by_rows.items()
-        if M not in rows
-    ]
-    for layers in LAYERS.values():
-        for N, K in layers.values():
-            for M in rows:
-                choice, taken = best(N, K, M, replays)
-                entries.append({"N": N, "K": K, "M": M, **dataclasses.asdict(choice)})
-                sys.stdout.write(f"N {N} K {K} M {M} {taken:.2f} us {choice}\n")
-            torch.cuda.empty_cache()
-    head = {
-        "device": torch.cuda.get_device_name(0),
-        "torch": torch.__version__,
-        "triton": triton.__version__,
-        "command": "python -m kernels.tune",
-    }
-    entries.sort(key=lambda entry: (entry["N"] * entry["K"], entry["N"], entry["M"]))
-    adapted = tuning.held(torch.cuda.current_device())["adapted"]
-    tuning.write(head, [_told(entry) for entry in entries], adapted, out)
-
-
-def _present() -> dict[tuple[int, int], dict[int, Choice]]:
-    return tuning.table(torch.cuda.current_device())
-
-
-def _told(entry: dict[str, Any]) -> dict[str, Any]:
-    """Leave out what is as by default."""
-    defaults = Choice(path="narrow")
-    return {
-        key: value
-        for key, value in entry.items()
-        if key in ("N", "K", "M", "path") or value != getattr(defaults, key)
-    }
+    table = Table(
+        out,
+        {
+            "device": torch.cuda.get_device_name(0),
+            "torch": torch.__version__,
+            "triton": triton.__version__,
+            "command": "python -m kernels.tune",
+        },
+    )
+    left = [wanted for wanted in wanted_entries(rows) if not table.has(wanted)]
+    processors = torch.cuda.get_device_properties(0).multi_processor_count
+    began = time.monotonic()
+    count = compile_ahead(left, processors, driver.architecture(0))
+    sys.stdout.write(f"compiled {count} kernels in {time.monotonic() - began:.0f} s\n")
+    layers = Layers()
+    for number, wanted in enumerate(left, start=1):
+        way, taken = fastest(wanted, layers, replays)
+        table.add(wanted, way)
+        sys.stdout.write(
+            f"{number}/{len(left)}, {time.monotonic() - began:.0f} s: {wanted.part} N {wanted.N} "
+            f"K {wanted.K} M {wanted.M}: {taken:.2f} us {entry_of(wanted, way)}\n"
+        )
 
 
 if __name__ == "__main__":
-    wanted = tuple(int(part) for part in sys.argv[2].split(",")) if len(sys.argv) > 2 else ROWS
-    main(Path(sys.argv[1]), wanted)
+    asked = tuple(int(part) for part in sys.argv[2].split(",")) if len(sys.argv) > 2 else ROWS
+    main(Path(sys.argv[1]), asked)

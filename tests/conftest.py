@@ -6,6 +6,7 @@ A run ends by saying whether the GPU tests on record are older than the files th
 from __future__ import annotations
 
 import functools
+import gc
 import os
 import re
 from collections.abc import Callable, Generator, Iterator
@@ -95,6 +96,15 @@ def poisoned_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     """
     monkeypatch.setattr(torch, "empty", _poisoned(torch.empty))
     monkeypatch.setattr(torch, "empty_like", _poisoned(torch.empty_like))
+
+
+@pytest.fixture(autouse=True)
+def device_memory_given_back(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Give back what a GPU test's allocator keeps: several processes share the device."""
+    yield
+    if request.node.get_closest_marker("gpu") and torch.cuda.is_initialized():
+        gc.collect()
+        torch.cuda.empty_cache()
 
 
 @pytest.fixture(autouse=True, scope="session")

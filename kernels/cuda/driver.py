@@ -192,6 +192,12 @@ def tensor_map(address: int, rows: int, columns: int, stride: int, box: int) -> 
     return made
 
 
+def architecture(device: int) -> str:
+    """Return what to compile for on a CUDA device: "sm_90a" for Hopper."""
+    major, minor = torch.cuda.get_device_capability(device)
+    return f"sm_{major}{minor}" + ("a" if major >= 9 else "")
+
+
 @lru_cache(maxsize=256)
 def load(
     files: tuple[str, ...],
@@ -218,9 +224,7 @@ def load(
     CompileError, RuntimeError
         When it cannot be compiled or loaded.
     """
-    major, minor = torch.cuda.get_device_capability(device)
-    architecture = f"sm_{major}{minor}" + ("a" if major >= 9 else "")
-    code = compiler.build(files, dict(macros), architecture)
+    code = compiler.build(files, dict(macros), architecture(device))
     with torch.cuda.device(device):
         torch.cuda.current_stream().synchronize()  # makes torch's context current
         module, function = ctypes.c_void_p(), ctypes.c_void_p()

@@ -28,6 +28,7 @@ from repro.run.disk import free_bytes, size
 from repro.spec.arm import Arm
 from repro.spec.config import RunConfig, TrainScale
 from repro.spec.hub import hub_cache, is_hub_name, snapshots
+from repro.spec.schedule import sigma_of_stage, stage_of_step
 from repro.spec.shapes import shape_of_checkpoint
 from repro.spec.target import Cost
 from repro.spec.tier import cuda_devices
@@ -69,6 +70,9 @@ def preflight(run: RunConfig, *, fetch: bool = False) -> Preflight:
     lacking = missing_package(run)
     if lacking is not None or not isinstance(scale, TrainScale):
         return Preflight(refusal=lacking)
+    unmoved = _noise_refusal(run)
+    if unmoved is not None:
+        return Preflight(refusal=unmoved)
     declared = _first(_data_refusals(dataclasses.replace(scale, seeds=())))
     if declared is not None or not is_published(scale):
         return Preflight(refusal=declared)
@@ -108,6 +112,23 @@ def missing_package(run: RunConfig) -> str | None:
         if not cuda_devices():
             return "optimizer adamw_8bit needs a CUDA device; there is none (adamw needs none)"
     return None
+
+
+def _noise_refusal(run: RunConfig) -> str | None:
+    """Return why a run with added noise would end without having drawn any, or None."""
+    noise, scale = run.arm.noise, run.scale
+    if noise is None or run.arm.training == "none" or run.procedure not in ("train", "finetune"):
+        return None
+    every = scale.updates_per_rollout if run.procedure == "train" else 1
+    drawn_at = range(0, scale.steps, every)
+    if any(sigma_of_stage(noise, stage_of_step(noise, step, scale.steps)) for step in drawn_at):
+        return None
+    way = "more steps are needed" + ", or --set updates_per_rollout=1" * (every > 1)
+    return (
+        f"{run.arm.name} would add no noise: the first of {noise.num_stages} stages has none, and "
+        f"all {len(drawn_at)} rollouts of {scale.steps} steps lie in it (updates a rollout: "
+        f"{every}); {way}"
+    )
 
 
 def memory_of(arm: Arm, scale: TrainScale) -> tuple[int, str | None]:

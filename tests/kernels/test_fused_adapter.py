@@ -6,16 +6,15 @@ import dataclasses
 import itertools
 import json
 import random
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
 from torch import Tensor
 
-from kernels import linear, reference, tune_adapted, tuning
+from kernels import linear, reference, tune_candidates, tuning
 from kernels.cuda import compiler
-from kernels.fused_adapter import Joining, macros
+from kernels.fused_adapter import FILES, Joining, macros
 from kernels.hopper import Adapter, Choice
 from kernels.packing import PackedWeight, pack
 from kernels.tune import LAYERS
@@ -28,27 +27,6 @@ TABLE = json.loads((tuning.FOLDER / f"{tuning.FALLBACK}.json").read_text(encodin
 def _weight(N: int, K: int) -> PackedWeight:
     packs = torch.zeros(-(-N // 16), -(-K // 256), 1, dtype=torch.uint8)
     return PackedWeight(format="nvfp4", shape=(N, K), packs=packs, gain=torch.ones(()), kept={})
-
-
-def test_the_table_has_an_entry_for_every_layer_and_row_count() -> None:
-    found = {(entry["N"], entry["K"], entry["M"]) for entry in TABLE["adapted"]}
-    shapes = [shape for layers in LAYERS.values() for shape in layers.values()]
-    assert found == {(N, K, M) for N, K in shapes for M in tune_adapted.ROWS}
-    assert len(TABLE["adapted"]) == len(found)
-
-
-def test_an_entry_says_the_choice_it_was_made_from() -> None:
-    for M in tune_adapted.ROWS:
-        for choice, joining in tune_adapted.candidates(M):
-            entry = tune_adapted.told(64, 256, M, choice, joining)
-            assert tuning._made(Choice, {"path": "narrow"} | entry) == choice
-            assert tuning._made(Joining, entry) == joining
-
-
-def test_writing_a_table_keeps_both_parts(tmp_path: Path) -> None:
-    out = tmp_path / "table.json"
-    tuning.write(TABLE, TABLE["entries"], TABLE["adapted"], out)
-    assert json.loads(out.read_text(encoding="utf-8")) == TABLE
 
 
 def test_z_is_staged_only_where_blocks_have_room_for_it() -> None:
@@ -76,10 +54,9 @@ def test_the_source_compiles(M: int) -> None:
         compiler.version()
     except compiler.CompileError as error:
         pytest.skip(f"needs NVRTC: {error}")
-    for choice, joining in random.Random(M).sample(list(tune_adapted.candidates(M)), 4):
+    for choice, joining in random.Random(M).sample(list(tune_candidates.with_adapter(M)), 4):
         chosen = macros(_weight(512, 512), choice, M, 32, joining)
-        files = ("fragments.cuh", "adapter.cuh", "adapter_fused.cuh", "linear_narrow.cu")
-        assert compiler.build(files, chosen, "sm_90a")[:4] == b"\x7fELF"
+        assert compiler.build(FILES, chosen, "sm_90a")[:4] == b"\x7fELF"
 
 
 def _layer(N: int, K: int, format: str = "nvfp4") -> tuple[Tensor, PackedWeight]:

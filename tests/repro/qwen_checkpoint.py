@@ -110,11 +110,15 @@ def write_tokenizer(folder: Path) -> None:
     write_json(folder / "generation_config.json", {"eos_token_id": ends, "do_sample": True})
 
 
-def write_small(folder: Path, architecture: str = "qwen2", *, lessons: int = 0) -> Path:
+def write_small(
+    folder: Path, architecture: str = "qwen2", *, lessons: int = 0, **sizes: int
+) -> Path:
     """Write a small sharded checkpoint of an architecture, by transformers itself.
 
     Parameters
     ----------
+    sizes
+        Of its config, in place of those of `SMALL`.
     lessons
         Steps of being taught to answer 7 or 8, in the paper's format and at random, which is right
         half of the time on `write_hub`'s problems; 0 leaves it random.
@@ -124,7 +128,7 @@ def write_small(folder: Path, architecture: str = "qwen2", *, lessons: int = 0) 
     configs, classes = CLASSES[architecture]
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        model = classes(configs(**SMALL))
+        model = classes(configs(**SMALL | sizes))
         if lessons:
             _teach(model, AutoTokenizer.from_pretrained(folder, local_files_only=True), lessons)
     model.to(torch.bfloat16).save_pretrained(folder, max_shard_size="60KB")

@@ -105,8 +105,8 @@ def test_an_arm_after_one_that_used_up_all_memory_measures_what_it_measures_alon
     tmp_path: Path, fake: ModuleType, undisturbed: Path
 ) -> None:
     runs = runs_of(NVFP4_LORA)
-    outcome = go([*runs_of(BF16_LORA), *runs], tmp_path / "after", fake.use_up)
-    assert (outcome.finished, outcome.failed) == (3, 3)
+    outcome = go([*runs_of(BF16_LORA)[:1], *runs], tmp_path / "after", fake.use_up)
+    assert (outcome.finished, outcome.failed) == (3, 1)
     alone, after = rate(runs, undisturbed), rate(runs, tmp_path / "after")
     assert after == pytest.approx(alone, rel=0.1)
     for record in records(runs, tmp_path / "after"):

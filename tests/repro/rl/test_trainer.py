@@ -314,16 +314,27 @@ def test_configurations_that_would_do_nothing_raise(go: Any, make_run: Any, prob
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device; found none")
 @pytest.mark.parametrize(
-    ("weight_format", "training"), [("nvfp4", "lora"), ("bf16", "lora"), ("bf16", "full")]
+    ("weight_format", "training", "optimizer"),
+    [
+        ("nvfp4", "lora", "adamw"),
+        ("bf16", "lora", "adamw"),
+        ("bf16", "full", "adamw"),
+        ("nvfp4", "lora", "adamw_8bit"),
+        ("bf16", "full", "adamw_8bit"),
+    ],
 )
 def test_a_run_on_a_gpu_resumes_and_its_sampler_agrees(
     make_policy: Any, make_sampler: Any, make_run: Any, problems: Any, score_by_text: Any,
-    tmp_path: Path, weight_format: str, training: str,
+    tmp_path: Path, weight_format: str, training: str, optimizer: str,
 ) -> None:  # fmt: skip
+    if optimizer == "adamw_8bit":
+        pytest.importorskip("bitsandbytes", reason="8-bit moments are bitsandbytes'")
     run = make_run(
         weight_format=weight_format, training=training, compute_dtype="bfloat16",
         updates_per_rollout=2, noise=NOISE, loss=LossConfig(beta=0.01),
     )  # fmt: skip
+    chosen = dataclasses.replace(run.scale.optimizer, name=optimizer)
+    run = dataclasses.replace(run, scale=dataclasses.replace(run.scale, optimizer=chosen))
     answers = iter([False, True, False, False])
     for _ in range(2):
         policy = make_policy(

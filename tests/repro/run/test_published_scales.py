@@ -278,6 +278,29 @@ def test_a_plan_reads_each_split_once_for_golds_and_prompts(
     assert read == {("gsm8k", "train"): 1, ("gsm8k", "test"): 1}
 
 
+@pytest.mark.parametrize(
+    ("steps", "updates", "perturbed"), [(3, 4, False), (3, 1, True), (1, 1, False), (8, 4, True)]
+)
+def test_steps_of_which_no_rollout_is_perturbed_are_refused_before_they_are_made(
+    steps: int,
+    updates: int,
+    perturbed: bool,
+    checkpoint: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(preflights, "cuda_devices", lambda: (H100,))
+    changed = {"steps": steps, "updates_per_rollout": updates}
+    selection = small("table1", Tier.PAPER, checkpoint, **changed)
+    noisy, plain = (
+        preflight(selection.plan(1, [name])[0]).refusal for name in ("nvfp4_lora_aqn", "nvfp4_lora")
+    )
+    assert plain is None
+    assert (noisy is None) == perturbed
+    if noisy is not None:
+        assert "nvfp4_lora_aqn would add no noise" in noisy
+        assert ("--set updates_per_rollout=1" in noisy) == (updates > 1)
+
+
 def test_codes_are_refused_to_arms_of_another_format(
     checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
