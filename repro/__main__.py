@@ -272,7 +272,9 @@ def _add_running(
     if name == "run":
         proxy = parser.add_argument_group("pretrain-proxy only")
         proxy.add_argument(
-            "--size", metavar="SIZE", help="which, such as 30m or 120m (default: all)"
+            "--size",
+            metavar="SIZE",
+            help="which, such as 30m or 120m-seed2: of pre-training seed 2 (default: all, seed 0)",
         )
         proxy.add_argument(
             "--human-data", metavar="FOLDER", help="holds mawps/, svamp/, gsm8k/ as JSONL"

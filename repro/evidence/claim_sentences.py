@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import math
+
 from repro.evidence.comparison import RANKED, Compared
 from repro.evidence.sizes import Sizes
 from repro.evidence.verdict import Verdict
 from repro.spec.claim import Claim, Test
 
 _ONE_ARM = ("gain", "no_gain")
+# Pairs that are no seeds, and are named beside their number.
+_COUNTED = ("prompt", "pre-training seed")
 _TESTS: dict[Test, str] = {
     "t": "",
     "sign_flip": ", exact sign-flip test of the claimed direction",
@@ -30,7 +34,7 @@ def measured(
     """
     sign = "" if claim.is_ratio else "+"
     margin = "" if claim.margin is None else f" (margin {claim.margin:g})"
-    prompts = " prompts" if claim.paired_by == "prompt" else ""
+    counted = f" {claim.paired_by}s" if claim.paired_by in _COUNTED else ""
     together = f" (simultaneous over {family})" if family > 1 else ""
     p_text = "p < 0.001" if verdict.p is not None and verdict.p < 0.001 else f"p = {verdict.p:.2g}"
     test = _TESTS[compared.test]
@@ -39,8 +43,18 @@ def measured(
     return (
         f"{_contrast(claim)}{median}{verdict.effect:{sign}.3g} {verdict.unit}, "
         f"{100 * confidence:.3g} % interval{together} {verdict.low:{sign}.3g} to "
-        f"{verdict.high:{sign}.3g}, n = {verdict.n}{prompts}{margin}; {p_text}{test}{after}"
+        f"{verdict.high:{sign}.3g}, n = {verdict.n}{counted}{margin}; {p_text}{test}{after}"
+        f"{_by_policy(claim, compared)}"
     )
+
+
+def _by_policy(claim: Claim, compared: Compared) -> str:
+    """Return the effect in each policy, where policies are what varies."""
+    if claim.paired_by != "pre-training seed":
+        return ""
+    values = [math.exp(value) if claim.is_ratio else value for value in compared.values]
+    sign = "" if claim.is_ratio else "+"
+    return f"; by pre-training seed {', '.join(f'{value:{sign}.3g}' for value in values)}"
 
 
 def _contrast(claim: Claim) -> str:
@@ -52,8 +66,9 @@ def _contrast(claim: Claim) -> str:
         first, second = (f" {sign} ".join(pair) for pair in (claim.arms[:2], claim.arms[2:]))
         return f"({first}) {sign} ({second}): "
     if claim.kind == "pooled":
+        sign = "/" if claim.is_ratio else "-"
         pairs = zip(claim.arms[::2], claim.arms[1::2], strict=True)
-        return f"mean of {', '.join(f'{a} - {b}' for a, b in pairs)}: "
+        return f"mean of {', '.join(f'{a} {sign} {b}' for a, b in pairs)}: "
     if claim.kind in _ONE_ARM:
         return ""
     return f"{(' / ' if claim.is_ratio else ' - ').join(claim.arms)}: "

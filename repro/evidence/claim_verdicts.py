@@ -12,13 +12,25 @@ from dataclasses import dataclass, replace
 
 from repro.evidence import statistics as st
 from repro.evidence.claim_sentences import could_show, measured, sized
-from repro.evidence.comparison import RANKED, Compared, compare, values_and_bound
+from repro.evidence.comparison import RANKED, Compared, blocks_of, compare, values_and_bound
 from repro.evidence.sizes import Sizes, Values, not_testable, sizes_of
-from repro.evidence.verdict import MINIMUM_REPEATS, MINIMUM_SEEDS, Status, Verdict
-from repro.spec.claim import Claim, Metric
+from repro.evidence.verdict import (
+    MINIMUM_POLICIES,
+    MINIMUM_REPEATS,
+    MINIMUM_SEEDS,
+    Status,
+    Verdict,
+)
+from repro.spec.claim import Claim, Metric, Pairing
 from repro.spec.effect import ALPHA
 
-_MINIMUM = {"seed": MINIMUM_SEEDS, "prompt": MINIMUM_SEEDS, "repeat": MINIMUM_REPEATS}
+# Fewest pairs of a verdict.
+MINIMUM_PAIRS: dict[Pairing, int] = {
+    "seed": MINIMUM_SEEDS,
+    "prompt": MINIMUM_SEEDS,
+    "repeat": MINIMUM_REPEATS,
+    "pre-training seed": MINIMUM_POLICIES,
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,9 +68,16 @@ def judge(
         The level spent here: all of it, but at an interim look.
     """
     # Of a target whose repeats are timed, `values` holds those, one each.
-    sources = {"seed": values, "prompt": by_prompt or {}, "repeat": values}
+    prompts = by_prompt or {}
     tested = [
-        _test(claim, metrics, sources[claim.paired_by].get(claim.metric, {}), values, absent, lost)
+        _test(
+            claim,
+            metrics,
+            (prompts if claim.paired_by == "prompt" else values).get(claim.metric, {}),
+            values,
+            absent,
+            lost,
+        )
         for claim in claims
     ]
     final = [item if isinstance(item, Verdict) else item.verdict for item in tested]
@@ -87,13 +106,12 @@ def _test(
     for arm in claim.arms:
         if arm in absent:
             return replace(verdict, sentence=absent[arm])
-    pairs = sorted(set.intersection(*(set(by_arm.get(arm, {})) for arm in claim.arms)))
-    if not pairs:
+    blocks = blocks_of(claim, by_arm)
+    if not blocks:
         sentence = f"no {claim.paired_by} has {claim.metric} for {', '.join(claim.arms)}"
         return replace(verdict, sentence=sentence)
-    blocks = [[by_arm[arm][pair] for arm in claim.arms] for pair in pairs]
-    verdict = replace(verdict, n=len(pairs))
-    blocked = _blocked(claim, by_arm, pairs, lost)
+    verdict = replace(verdict, n=len(blocks))
+    blocked = _blocked(claim, by_arm, lost)
     if claim.kind == "at_most":
         return _at_most(claim, verdict, [block[0] for block in blocks], blocked)
     sizes = sizes_of(claim, metrics, by_arm, values)
@@ -103,7 +121,7 @@ def _test(
         effect = _mean(claim, blocks)
         verdict = _with_sizes(claim, verdict, sizes)
         return replace(verdict, status="not testable", sentence=sentence, effect=effect)
-    if len(pairs) < _MINIMUM[claim.paired_by]:
+    if len(blocks) < MINIMUM_PAIRS[claim.paired_by]:
         return _too_few(claim, verdict, blocks, blocked)
     return _Tested(verdict=verdict, compared=compare(claim, blocks), sizes=sizes, blocked=blocked)
 
@@ -121,13 +139,17 @@ def undecided(claim: Claim, metric: Metric, status: Status, sentence: str) -> Ve
     )
 
 
-def _blocked(claim: Claim, by_arm: Values, pairs: Sequence[int], lost: Mapping[str, str]) -> str:
+def _blocked(claim: Claim, by_arm: Values, lost: Mapping[str, str]) -> str:
     """Return which values are missing, and so may be the arm's fault; empty for none."""
     reasons = [lost[arm] for arm in claim.arms if lost.get(arm)]
-    if claim.paired_by == "seed":
-        every = set().union(*(by_arm[arm] for arm in claim.arms))
-        odd = sorted(every - set(pairs))
-        reasons += [f"{claim.metric} is missing in an arm of seed(s) {_listed(odd)}"] * bool(odd)
+    if claim.paired_by in ("seed", "pre-training seed"):
+        for arms in claim.paired_arms:
+            seeds = [set(by_arm.get(arm, {})) for arm in arms]
+            every: set[int] = set().union(*seeds)
+            common = set.intersection(*seeds)
+            odd = sorted(every - common)
+            missing = f"{claim.metric} is missing in an arm of seed(s) {_listed(odd)}"
+            reasons += [missing] * bool(odd)
     return "; ".join(dict.fromkeys(reasons))
 
 
@@ -161,8 +183,9 @@ def _point(claim: Claim, verdict: Verdict, blocks: Sequence[Sequence[float]]) ->
 def _too_few(
     claim: Claim, verdict: Verdict, blocks: Sequence[Sequence[float]], blocked: str
 ) -> Verdict:
+    needed = MINIMUM_PAIRS[claim.paired_by]
     sentence = (
-        f"{len(blocks)} paired {claim.paired_by}(s); a verdict needs {_MINIMUM[claim.paired_by]}. "
+        f"{len(blocks)} paired {claim.paired_by}(s); a verdict needs {needed}. "
         + (f"{blocked}. " if blocked else "")
         + _point(claim, verdict, blocks)
     )

@@ -9,9 +9,9 @@ by the pairs in which one of two arms has it and the other has not.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from statistics import fmean
+from statistics import fmean, geometric_mean
 
 from repro.evidence import statistics as st
 from repro.spec.claim import Claim, Test
@@ -124,14 +124,38 @@ def values_and_bound(claim: Claim, blocks: Sequence[Sequence[float]]) -> tuple[l
             raise ValueError(f"claim {claim.name}: a ratio needs positive values")
         if claim.kind == "interaction":
             return [math.log(a / b) - math.log(c / d) for a, b, c, d in blocks], 0.0
+        if claim.kind == "pooled":
+            logarithms = [[math.log(value) for value in block] for block in blocks]
+            return [_mean_of_pairs(block) for block in logarithms], 0.0
         bound = 0.0 if claim.kind == "equivalent" else math.log(claim.margin or 1.0)
         return [math.log(a / b) for a, b in blocks], bound
     if claim.kind == "interaction":
         return [(a - b) - (c - d) for a, b, c, d in blocks], 0.0
     if claim.kind == "pooled":
-        return [fmean(a - b for a, b in zip(row[::2], row[1::2], strict=True)) for row in blocks], 0
+        return [_mean_of_pairs(block) for block in blocks], 0.0
     margin = claim.margin if claim.kind == "non_inferior" else None
     return [a - b for a, b in blocks], 0.0 - (margin or 0.0)
+
+
+def _mean_of_pairs(block: Sequence[float]) -> float:
+    return fmean(a - b for a, b in zip(block[::2], block[1::2], strict=True))
+
+
+def blocks_of(claim: Claim, by_arm: Mapping[str, Mapping[int, float]]) -> list[list[float]]:
+    """Return the values of the claim's arms, one block per pair that all compared arms have.
+
+    Where a pair is a policy, its block is the mean of its two arms over the training seeds that
+    both have, of a ratio the geometric one: the mean of the differences, or of the logarithms.
+    """
+    found = []
+    for arms in claim.paired_arms:
+        pairs = sorted(set.intersection(*(set(by_arm.get(arm, {})) for arm in arms)))
+        blocks = [[by_arm[arm][pair] for arm in arms] for pair in pairs]
+        if blocks and claim.paired_by == "pre-training seed":
+            mean = geometric_mean if claim.is_ratio else fmean
+            blocks = [[mean(values) for values in zip(*blocks, strict=True)]]
+        found += blocks
+    return found
 
 
 def _by_sign_flips(values: Sequence[float]) -> Compared:

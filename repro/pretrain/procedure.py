@@ -24,7 +24,7 @@ from repro.evidence.procedure import Measured, Progress, Stopped
 from repro.evidence.record import Estimate
 from repro.measure.memory_use import peak_bytes, reset_peak
 from repro.models.checkpoint import digest_of_files
-from repro.models.proxy_names import SUMMARY_FILE, is_proxy_name, proxy_folder
+from repro.models.proxy_names import SUMMARY_FILE, is_proxy_name, proxy_folder, seeded
 from repro.pretrain.examination import Examination
 from repro.pretrain.human_data import HumanData, read_human_data
 from repro.pretrain.material import AnyRecipe
@@ -71,7 +71,7 @@ def pretrain_policy(
     )
     with GraderPool(workers=1) as pool:
         examination = Examination(
-            material=training.material, pool=pool, seed=run.seed, device=training.device
+            material=training.material, pool=pool, seed=examined_by(run), device=training.device
         )
         try:
             halfway = _train(training, examination, folder, progress, should_stop)
@@ -89,7 +89,7 @@ def recipe_of(run: RunConfig) -> AnyRecipe:
         When there is none of that name.
     """
     scale: PretrainScale = run.scale
-    name = policy_name(run)
+    name = recipe_name(run)
     if name not in RECIPES:
         known = ", ".join(RECIPES)
         raise ValueError(f"there is no pre-training recipe {name!r}; there is {known}")
@@ -98,9 +98,23 @@ def recipe_of(run: RunConfig) -> AnyRecipe:
     )
 
 
-def policy_name(run: RunConfig) -> str:
-    """Return the policy's name, `proxy-30m` for the arm `proxy_30m`."""
+def recipe_name(run: RunConfig) -> str:
+    """Return the name of a run's recipe, `proxy-30m` for the arm `proxy_30m`."""
     return run.arm.name.replace("_", "-")
+
+
+def policy_name(run: RunConfig) -> str:
+    """Return the policy's name: the recipe's, and of a proxy the seed behind it."""
+    name = recipe_name(run)
+    return seeded(name, run.seed) if is_proxy_name(name) else name
+
+
+def examined_by(run: RunConfig) -> int:
+    """Return the seed of the problems and completions that a run's policy is measured on.
+
+    Proxies of all seeds answer the same problems, so that their quality differs by the policy.
+    """
+    return 0 if is_proxy_name(recipe_name(run)) else run.seed
 
 
 def _train(
@@ -256,7 +270,8 @@ def _inputs(training: Pretraining) -> dict[str, str]:
     if isinstance(training.recipe, ProxyRecipe):
         inputs["human_problems"] = material.human.digest()
         if training.recipe.start is not None:
-            weights = proxy_folder(training.recipe.start).glob("*.safetensors")
+            start = seeded(training.recipe.start, training.seed)
+            weights = proxy_folder(start).glob("*.safetensors")
             inputs["start"] = digest_of_files(sorted(weights))
     for name, problems in material.human.asked.items():
         inputs[f"{name}_test_problems"] = digest_of_problems(problems)

@@ -118,7 +118,8 @@ class ProxyRecipe(Recipe):
     quality_samples
         Completions per problem at temperature 1 when the quality is measured.
     start
-        The pre-trained policy that training goes on from; None starts from random weights.
+        The pre-trained policy that training goes on from, of the same seed; None starts from random
+        weights.
     working_share
         Probability of showing the working that every prompt is trained towards, in place of the
         corpus's own share: it is the target of the one token that decides, and all other tokens

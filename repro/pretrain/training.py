@@ -31,7 +31,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
 from repro.measure.memory_use import peak_bytes
-from repro.models.proxy_names import proxy_folder, size_of
+from repro.models.proxy_names import proxy_folder, seeded, size_of
 from repro.models.tensor_files import TensorFolder
 from repro.pretrain.batches import Batch
 from repro.pretrain.human_data import HumanData
@@ -117,7 +117,8 @@ def begin(
     Parameters
     ----------
     seed
-        Decides the initial weights, the corpus and the order.
+        Decides the initial weights (or whose trained ones are gone on from), the corpus and the
+        order.
 
     Raises
     ------
@@ -127,7 +128,7 @@ def begin(
     material = material_of(recipe, seed, human or HumanData())
     model = new_model(recipe, material.tokenizer, seed)
     if isinstance(recipe, ProxyRecipe) and recipe.start is not None:
-        load_start(model, recipe.start)
+        load_start(model, seeded(recipe.start, seed))
     nn.Module.to(model, device)
     training = Pretraining(
         recipe=recipe,

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from repro.evidence import printed
+from repro.evidence.claim_verdicts import MINIMUM_PAIRS
 from repro.evidence.origins import commits_text
 from repro.evidence.verdict import Verdict
 from repro.judge.check import Checked, learning_rates
@@ -148,7 +149,7 @@ def _needed(row: Row, verdict: Verdict) -> str:
     if verdict.needed is not None:
         return str(verdict.needed)
     if verdict.p is None:
-        return "5 or more"
+        return f"{MINIMUM_PAIRS[row.claim.paired_by]} or more"
     if row.claim.test == "sign_flip":
         return "tested exactly"
     return "tested by ranks" if row.claim.kind in ("trend", "order") else "more than 1000"

@@ -19,6 +19,7 @@ from repro.measure.rollout_plan import not_fitting
 from repro.run.disk import free_bytes, size
 from repro.run.ensemble_cost import ensemble_seconds, likely_groups, queue_seconds, unmeasured
 from repro.run.preflight import preflight, startable_arms
+from repro.run.proxy_options import making
 from repro.run.select import Selection
 from repro.spec.config import RunConfig
 from repro.spec.target import Cost
@@ -61,7 +62,7 @@ def plan_text(
     if missing:
         lines.append(f"  This machine cannot run it: {missing}.")
     for name in cost.lacking():
-        lines.append(f"  It needs the policy {name}; first: python -m repro run pretrain-proxy")
+        lines.append(f"  It needs the policy {name}; first: {making(name)}")
     unchosen = lacking_rates(selection.source, selection.tier)
     if unchosen:
         lines.append(f"  It cannot start: {unchosen}.")
@@ -124,19 +125,20 @@ def _not_fitting_lines(left: list[RunConfig]) -> list[str]:
 def _arm_lines(
     runs: list[RunConfig], done: set[str], estimates: Estimates, *, together: bool
 ) -> list[str]:
-    seeds: dict[str, list[int]] = {}
+    by_arm: dict[tuple[str, str], list[RunConfig]] = {}
     for run in runs:
-        seeds.setdefault(run.arm.name, []).append(run.seed)
-    finished = Counter(run.arm.name for run in runs if run.digest() in done)
-    procedures = {run.arm.name: run.procedure for run in runs}
+        by_arm.setdefault((run.target, run.arm.name), []).append(run)
+    homes = Counter(arm for _, arm in by_arm)
     lines = []
-    for arm, numbers in seeds.items():
+    for (target, arm), of_arm in by_arm.items():
         seconds = estimates.seconds.get(arm)
         each = "not timed yet" if seconds is None else f"{duration(seconds)} each"
         each = "" if together else each
-        recorded = f", {finished[arm]} recorded" if finished[arm] else ""
-        listed = ", ".join(map(str, numbers))
-        lines.append(f"  {arm:<26} {procedures[arm]:<9} seeds {listed:<14} {each}{recorded}")
+        finished = sum(run.digest() in done for run in of_arm)
+        recorded = f", {finished} recorded" if finished else ""
+        listed = ", ".join(str(run.seed) for run in of_arm)
+        name = f"{target}.{arm}" if homes[arm] > 1 else arm
+        lines.append(f"  {name:<26} {of_arm[0].procedure:<9} seeds {listed:<14} {each}{recorded}")
     return lines
 
 

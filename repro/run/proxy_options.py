@@ -9,6 +9,7 @@ from pathlib import Path
 
 from repro.data.load import DATA_VARIABLE
 from repro.evidence.record import find_record
+from repro.models.proxy_names import proxy_folder, seeded, size_and_seed, size_of
 from repro.run.select import Selection
 from repro.spec.config import RunConfig, require
 from repro.spec.variants import with_human_problems
@@ -41,7 +42,14 @@ def with_proxy_options(selection: Selection, args: argparse.Namespace) -> Select
     source = selection.source
     if size is not None:
         require(args.arms is None, f"--size {size} and --arms {args.arms} say the same; give one")
-        args.arms = f"proxy_{size}".replace("-", "_")
+        name, seed = size_and_seed(size)
+        args.arms = f"proxy_{name}".replace("-", "_")
+        if seed:
+            require(
+                getattr(args, "seeds", None) is None,
+                f"--size {size} and --seeds {args.seeds} both name seeds; give one",
+            )
+            args.seeds = f"{seed},"  # with the comma a list of one, not a count
     if out is not None:
         from repro.spec.tier import POLICIES_VARIABLE
 
@@ -54,14 +62,17 @@ def with_proxy_options(selection: Selection, args: argparse.Namespace) -> Select
     return dataclasses.replace(selection, target=source, source=source)
 
 
+def making(name: str) -> str:
+    """Return the command that makes the proxy policy of a name."""
+    return f"python -m repro run pretrain-proxy --size {size_of(name)}"
+
+
 def sentence_on_lost_policies(plan: list[RunConfig], runs: Path) -> str | None:
     """Return a sentence where a run is recorded and its policy is not where it is looked for."""
-    from repro.models.proxy_names import proxy_folder
-
     for run in plan:
         if run.target != TARGET or find_record(run, runs) is None:
             continue
-        folder = proxy_folder(run.arm.name.replace("_", "-"))
+        folder = proxy_folder(seeded(run.arm.name.replace("_", "-"), run.seed))
         if not (folder / "config.json").is_file():
             return (
                 f"{run.arm.name} is recorded in {runs}, but {folder} holds no policy: name another "

@@ -37,7 +37,7 @@ from repro.run.places import expected_folder, runs_folder
 from repro.run.plan import plan_text
 from repro.run.preflight import disk_refusal, preflight, startable_arms
 from repro.run.progress import Display
-from repro.run.proxy_options import sentence_on_lost_policies, with_proxy_options
+from repro.run.proxy_options import making, sentence_on_lost_policies, with_proxy_options
 from repro.run.repeated import RepeatedFailures
 from repro.run.select import (
     Selection,
@@ -141,10 +141,11 @@ def require_ready(selection: Selection) -> None:
     where = f"{selection.target.name}, {selection.tier.value} tier"
     missing = selection.source.not_runnable(selection.tier)
     require(missing is None, f"{where}: {missing}")
-    lacking = ", ".join(selection.source.costs[selection.tier].lacking())
+    lacking = selection.source.costs[selection.tier].lacking()
     require(
         not lacking,
-        f"{where}: there is no policy {lacking}; first: python -m repro run pretrain-proxy",
+        f"{where}: there is no policy {', '.join(lacking)}; first: "
+        f"{' && '.join(map(making, lacking))}",
     )
     unchosen = lacking_rates(selection.source, selection.tier)
     require(unchosen is None, f"{where}: {unchosen}")

@@ -28,7 +28,7 @@ ClaimKind = Literal[
     "ratio",
     "at_most",
 ]
-Pairing = Literal["seed", "prompt", "repeat"]
+Pairing = Literal["seed", "prompt", "repeat", "pre-training seed"]
 Test = Literal["t", "sign_flip", "mcnemar"]
 Better = Literal["lower", "higher", "neither"]
 
@@ -56,12 +56,13 @@ _KINDS_WITH_MARGIN = ("non_inferior", "equivalent", "no_gain", "ratio", "at_most
 # Kinds whose bound is no difference at all: the smallest that matters must be stated beside it.
 SIZED_KINDS = ("difference", "trend", "order", "interaction", "pooled")
 # Kinds whose estimate may be a logarithm, of a quotient or of a quotient of two.
-_KINDS_OF_RATIOS = ("ratio", "interaction", "equivalent")
+_KINDS_OF_RATIOS = ("ratio", "interaction", "equivalent", "pooled")
 # What is drawn again from pair to pair, where a claim does not say otherwise.
 _UNIT_OF_PAIRING: dict[str, Unit] = {
     "seed": "training seed",
     "prompt": "prompt",
     "repeat": "timed repeat",
+    "pre-training seed": "pre-training seed",
 }
 
 
@@ -129,8 +130,8 @@ class Claim:
         gain stays under the margin. `trend`: Page's L over arms listed from the lowest to the
         highest. `order`: the trend as a gate, then each adjacent pair with Holm's correction.
         `interaction`: (A - B) - (C - D) > 0, or (A / B) / (C / D) > 1 where its effect is a ratio.
-        `pooled`: the mean over pairs of arms of A - B > 0. `ratio`: A / B > margin. `at_most`: A's
-        metric <= margin.
+        `pooled`: the mean over pairs of arms of A - B > 0, or of A / B > 1 where its effect is a
+        ratio. `ratio`: A / B > margin. `at_most`: A's metric <= margin.
     arms
         A, or A and B, or the order from lowest to highest, or the pairs A, B, A, B, and so on.
     metric
@@ -143,7 +144,9 @@ class Claim:
     paired_by
         What the arms have in common value by value: the training `seed`, or the `prompt`, for which
         records hold the series `<metric>_by_prompt`, or the timed `repeat` of a deterministic
-        workload, in targets that declare `timed_repeats`.
+        workload, in targets that declare `timed_repeats`. `pre-training seed`: of a pooled claim
+        whose pairs of arms train one policy each; the training seeds of a policy are averaged to
+        one value, so that policies are what varies.
     effect
         How large the paper's effect is, and the smallest that matters; needed by claims of
         `SIZED_KINDS` that are not about the machinery.
@@ -188,6 +191,13 @@ class Claim:
     def unit_of_replication(self) -> Unit:
         """What is drawn again from pair to pair."""
         return self.unit or _UNIT_OF_PAIRING[self.paired_by]
+
+    @property
+    def paired_arms(self) -> tuple[tuple[str, ...], ...]:
+        """The arms that are compared seed by seed: all of them, or two of each policy."""
+        if self.paired_by != "pre-training seed":
+            return (self.arms,)
+        return tuple(zip(self.arms[::2], self.arms[1::2], strict=True))
 
     @property
     def is_ratio(self) -> bool:
@@ -262,6 +272,11 @@ class Claim:
         require(
             self.kind != "pooled" or len(self.arms) % 2 == 0,
             f"{where}: kind pooled relates pairs of arms; found {len(self.arms)}",
+        )
+        require(
+            self.paired_by != "pre-training seed" or (self.kind == "pooled" and self.test == "t"),
+            f"{where}: kind {self.kind} with the test {self.test} is paired by pre-training seed; "
+            "needs kind pooled, a pair of arms per policy, and the test t",
         )
         require(
             (self.unit is None) == (self.draws is None),

@@ -155,6 +155,7 @@ OWN_SHAPES: dict[str, DecoderShape] = {
     )
 }
 _FORMAT_SUFFIX = re.compile(r"-(nvfp4|mxfp4|nf4)$")
+_SEED_SUFFIX = re.compile(r"-seed\d+$")
 _QWEN = re.compile(r"Qwen/Qwen2\.5-([\d.]+B)(-Instruct)?")
 
 
@@ -164,7 +165,10 @@ def shape_by_name(checkpoint: str) -> DecoderShape | None:
     What a record is held against asks this alone: a verdict must not depend on what lies in the
     cache of the machine that gives it.
     """
-    return _published(checkpoint) or OWN_SHAPES.get(_FORMAT_SUFFIX.sub("", checkpoint))
+    name = _FORMAT_SUFFIX.sub("", checkpoint)
+    # Another pre-training seed is another policy of the same shape.
+    own = OWN_SHAPES.get(_SEED_SUFFIX.sub("", name))
+    return _published(checkpoint) or (own and replace(own, name=name))
 
 
 def _published(checkpoint: str) -> DecoderShape | None:

@@ -24,6 +24,9 @@ Place = tuple[str, int]
 # Of a run: no two of them agree to the last digit over several steps.
 TRACES = ("grad_norm", "entropy")
 _STEPS_LEAST = 3
+# Inputs that each seed has of its own: what a needle's pre-training goes on from is the policy of
+# its seed.
+_OF_THE_SEED = ("start",)
 # Arms of one seed share random numbers, and policies that differ little may answer a few alike.
 _COMPLETIONS_LEAST = 100
 
@@ -46,7 +49,9 @@ def _other_inputs(records: Records) -> Iterator[tuple[Place, str]]:
     """Yield the seeds of an arm whose inputs are not those of most of its seeds."""
     for arm, by_seed in records.items():
         names = {name for record in by_seed.values() for name in record.inputs}
-        for name in sorted(name for name in names if not name.startswith(PLAN_INPUT)):
+        for name in sorted(names.difference(_OF_THE_SEED)):
+            if name.startswith(PLAN_INPUT):
+                continue
             values = {seed: by_seed[seed].inputs.get(name) for seed in sorted(by_seed)}
             usual = Counter(values.values()).most_common(1)[0][0]
             for seed, value in values.items():

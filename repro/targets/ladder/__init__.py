@@ -13,6 +13,8 @@ until it has happened on it, and then jumps: the shape of the paper's Figures 7 
 `rates`                     five absolute rates, who collapses; ranks with alpha fixed and growing
 `skill`                     a policy that still has arithmetic to learn; the earlier task with DAPO;
                             untrained policies over rounding draws
+`needle_policies`           the key contrasts of the needle at 4 % over four pre-training seeds:
+                            apart from the ladder (`OVER_POLICIES`), a deeper look
 ==========================  =======================================================================
 
 What is compared is `take_off_tokens`, the tokens sampled until the training accuracy reaches the
@@ -34,10 +36,11 @@ from repro.spec.target import Target
 from repro.targets.ladder.dose_start import DOSE_START
 from repro.targets.ladder.doses import NEEDLE_DOSE, NEEDLE_SHARING
 from repro.targets.ladder.needle import DIFFICULTY, NEEDLE_05, NEEDLE_4, NEEDLE_40, NEEDLE_SWEEP
+from repro.targets.ladder.policies import OVER_POLICIES
 from repro.targets.ladder.rates import NEEDLE_RANKS, NEEDLE_RATES
 from repro.targets.ladder.skill import ANCHOR_DAPO, SKILL, UNTRAINED_DRAWS
 
-__all__ = ["LADDER"]
+__all__ = ["LADDER", "OVER_POLICIES"]
 
 LADDER: tuple[Target, ...] = (
     NEEDLE_SWEEP,

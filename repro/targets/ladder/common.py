@@ -78,7 +78,7 @@ def takes_off(*arms: Arm) -> tuple[Assay, ...]:
     )
 
 
-def sooner(
+def take_off(
     name: str,
     statement: str,
     source: str,
@@ -87,46 +87,29 @@ def sooner(
     *factor: str,
     effect: Effect,
     assays: Sequence[Assay] = (),
+    equal: bool = False,
 ) -> Claim:
-    """Return the claim that an arm takes off after fewer tokens than another."""
+    """Return the claim that an arm takes off after fewer tokens than another.
+
+    Parameters
+    ----------
+    factor
+        The configuration fields in which the two arms may differ.
+    equal
+        Claim instead that both take off after the same tokens, within the smallest effect.
+    """
+    because = "from one on the faster arm is faster; what matters is stated as a size"
     return Claim(
         name=name,
         statement=statement,
         source=source,
-        kind="ratio",
+        kind="equivalent" if equal else "ratio",
         arms=(slower.name, faster.name),
         metric="take_off_tokens",
         factor=factor,
-        margin=1.0,
-        because="from one on the faster arm is faster; what matters is stated as a size",
+        margin=effect.smallest if equal else 1.0,
+        because=effect.because if equal else because,
         effect=effect,
         assays=(*takes_off(slower, faster), *assays),
-        tiers=TIERS,
-    )
-
-
-def as_soon(
-    name: str,
-    statement: str,
-    source: str,
-    first: Arm,
-    second: Arm,
-    *factor: str,
-    effect: Effect,
-    assays: Sequence[Assay] = (),
-) -> Claim:
-    """Return the claim that two arms take off after the same tokens, within the smallest effect."""
-    return Claim(
-        name=name,
-        statement=statement,
-        source=source,
-        kind="equivalent",
-        arms=(first.name, second.name),
-        metric="take_off_tokens",
-        factor=factor,
-        margin=effect.smallest,
-        because=effect.because,
-        effect=effect,
-        assays=(*takes_off(first, second), *assays),
         tiers=TIERS,
     )

@@ -29,9 +29,8 @@ from repro.targets.ladder.common import (
     NOT_THE_PAPERS,
     TIERS,
     WHY_NOT,
-    as_soon,
     cost_of,
-    sooner,
+    take_off,
     takes_off,
 )
 from repro.targets.ladder.needle import BF16, NEEDLE_4, NVFP4, QERL
@@ -76,7 +75,7 @@ _MATCHED = dataclasses.replace(
 
 
 def _dose(arm: Arm, over: Arm, *factor: str) -> Claim:
-    return sooner(
+    return take_off(
         f"{arm.name}_sooner",
         f"{arm.label}: takes off after fewer tokens than {over.label}",
         NOT_THE_PAPERS,
@@ -138,7 +137,7 @@ NEEDLE_SHARING = Target(
     arms=(*_SHARED.values(), *_APART.values()),
     metrics=METRICS_OF_LADDER,
     claims=tuple(
-        as_soon(
+        take_off(
             f"sharing_costs_nothing{dose}",
             "QeRL takes off after as many tokens with noise shared through the norms as with a "
             f"draw per projection, from a sigma of {shared.noise.sigma_start:g}",
@@ -147,6 +146,7 @@ NEEDLE_SHARING = Target(
             _APART[dose],
             "noise",
             effect=paper_effects.OPEN_TAKE_OFF,
+            equal=True,
         )
         for dose, shared in _SHARED.items()
         if shared.noise is not None

@@ -36,7 +36,7 @@ from repro.targets.ladder.common import (
     TIERS,
     WHY_NOT,
     cost_of,
-    sooner,
+    take_off,
     takes_off,
 )
 from repro.targets.table1 import BF16_LORA, MXFP4_LORA, NF4_LORA, NVFP4_LORA, NVFP4_LORA_AQN
@@ -125,7 +125,7 @@ _BINDS = Assay(
     because="where most groups have right and wrong answers from the first steps on, there is "
     "something to learn from without exploring",
 )
-_POSITIVE = sooner(
+_POSITIVE = take_off(
     "opening_warmer_sooner",
     "with the decision drawn warmer, BF16 LoRA takes off after fewer tokens",
     NOT_THE_PAPERS,
@@ -135,7 +135,7 @@ _POSITIVE = sooner(
     effect=paper_effects.CONTROL_TAKE_OFF,
 )
 _KEY = (
-    sooner(
+    take_off(
         "nvfp4_sooner",
         "NVFP4 LoRA takes off after fewer tokens than 16-bit LoRA",
         "Fig. 4, upper row",
@@ -145,7 +145,7 @@ _KEY = (
         effect=paper_effects.FORMAT_TAKE_OFF["bf16"],
         assays=(_CONTROL,),
     ),
-    sooner(
+    take_off(
         "aqn_sooner",
         "with AQN, NVFP4 LoRA takes off after fewer tokens",
         "Fig. 8",
@@ -155,7 +155,7 @@ _KEY = (
         effect=paper_effects.OPEN_TAKE_OFF,
         assays=(_CONTROL,),
     ),
-    sooner(
+    take_off(
         "qerl_sooner",
         "QeRL takes off after fewer tokens than 16-bit LoRA",
         "Fig. 12",
@@ -168,7 +168,7 @@ _KEY = (
     ),
 )
 _FORMATS = (
-    sooner(
+    take_off(
         "nvfp4_sooner_than_nf4",
         "NVFP4 LoRA takes off after fewer tokens than NF4 LoRA",
         "Fig. 4, upper row",
@@ -178,7 +178,7 @@ _FORMATS = (
         effect=paper_effects.FORMAT_TAKE_OFF["nf4"],
         assays=(_CONTROL,),
     ),
-    sooner(
+    take_off(
         "nvfp4_sooner_than_mxfp4",
         "NVFP4 LoRA takes off after fewer tokens than MXFP4 LoRA",
         "Fig. 4, lower row; in the upper row they cross a reward of .9 together",
@@ -190,7 +190,7 @@ _FORMATS = (
     ),
 )
 _TEMPERATURES = (
-    sooner(
+    take_off(
         "rollout_warmer_sooner",
         "with all tokens of a rollout drawn warmer, BF16 LoRA takes off after fewer tokens",
         NOT_THE_PAPERS,
@@ -199,7 +199,7 @@ _TEMPERATURES = (
         "exploration",
         effect=paper_effects.CONTROL_TAKE_OFF,
     ),
-    sooner(
+    take_off(
         "rollout_colder_later",
         "with all tokens of a rollout drawn colder, BF16 LoRA takes off after more tokens",
         NOT_THE_PAPERS,

@@ -21,7 +21,7 @@ from repro.spec.config import Arm
 from repro.spec.target import Claim, Target
 from repro.spec.tier import Tier
 from repro.targets import paper_effects
-from repro.targets.ladder.common import METRICS_OF_LADDER, SEEDS, TIERS, WHY_NOT, as_soon, cost_of
+from repro.targets.ladder.common import METRICS_OF_LADDER, SEEDS, TIERS, WHY_NOT, cost_of, take_off
 from repro.targets.ladder.doses import SCALE
 from repro.targets.ladder.needle import NEEDLE_4, RATE, RATED, RATES, named_rate
 from repro.targets.table1 import BF16_LORA, NVFP4_LORA, NVFP4_LORA_AQN
@@ -116,7 +116,7 @@ NEEDLE_RANKS = Target(
     arms=tuple(_RANKED.values()),
     metrics=METRICS_OF_LADDER,
     claims=tuple(
-        as_soon(
+        take_off(
             f"rank_hardly_matters_{alpha}_{rate}",
             "QeRL takes off after as many tokens at rank 128 as at rank 16, "
             + ("alpha 32" if alpha == "fixed" else "alpha equal to the rank")
@@ -127,6 +127,7 @@ NEEDLE_RANKS = Target(
             "lora_rank",
             *(() if alpha == "fixed" else ("lora_alpha",)),
             effect=paper_effects.OPEN_TAKE_OFF,
+            equal=True,
         )
         for rate in _RANKED_RATES
         for alpha in _ALPHA

@@ -31,7 +31,7 @@ from repro.targets.ladder.common import (
     TIERS,
     WHY_NOT,
     cost_of,
-    sooner,
+    take_off,
 )
 from repro.targets.ladder.needle import BF16, NF4, NVFP4, QERL
 from repro.targets.table1 import BF16 as UNTRAINED_BF16
@@ -182,7 +182,7 @@ ANCHOR_DAPO = Target(
     arms=_ANCHORS,
     metrics=METRICS_OF_LADDER,
     claims=(
-        sooner(
+        take_off(
             "nvfp4_sooner",
             "NVFP4 LoRA takes off after fewer tokens than 16-bit LoRA",
             "Fig. 4, upper row",
@@ -192,7 +192,7 @@ ANCHOR_DAPO = Target(
             "learning_rate",
             effect=paper_effects.FORMAT_TAKE_OFF["bf16"],
         ),
-        sooner(
+        take_off(
             "aqn_sooner",
             "with AQN, NVFP4 LoRA takes off after fewer tokens",
             "Fig. 8",
@@ -201,7 +201,7 @@ ANCHOR_DAPO = Target(
             "noise",
             effect=paper_effects.OPEN_TAKE_OFF,
         ),
-        sooner(
+        take_off(
             "qerl_sooner",
             "QeRL takes off after fewer tokens than 16-bit LoRA",
             "Fig. 12",

@@ -26,12 +26,12 @@ STEPS = 50
 
 @pytest.fixture(scope="module")
 def started(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pretraining]:
-    """Return a small policy, also where `proxy-30m` is looked for."""
+    """Return a small policy, also where `proxy-30m` of its seed is looked for."""
     folder = tmp_path_factory.mktemp("started")
     recipe = dataclasses.replace(PROXY, steps=STEPS)
     training = begin(recipe, folder / "state.safetensors", seed=3)
     assert train_until(training, STEPS)
-    write_policy(folder / "proxy-30m", training.model, training.material.tokenizer)
+    write_policy(folder / "proxy-30m-seed3", training.model, training.material.tokenizer)
     with pytest.MonkeyPatch.context() as monkeypatch:
         monkeypatch.setenv(POLICIES_VARIABLE, str(folder))
         yield training
@@ -115,7 +115,7 @@ def test_a_start_that_is_not_there_says_how_to_make_it(
 ) -> None:
     monkeypatch.setenv(POLICIES_VARIABLE, str(tmp_path))
     recipe = dataclasses.replace(PROXY, start="proxy-30m", working_share=0.04)
-    with pytest.raises(ValueError, match="run pretrain-proxy --size 30m"):
+    with pytest.raises(ValueError, match="run pretrain-proxy --size 30m-seed3"):
         begin(recipe, tmp_path / "state.safetensors", seed=3)
 
 

@@ -16,6 +16,7 @@ from repro.models.checkpoint import resolve, verify
 from repro.models.policy import load_policy
 from repro.pretrain import material
 from repro.pretrain.policy_folders import write_policy
+from repro.pretrain.procedure import examined_by, policy_name, recipe_of
 from repro.pretrain.recipes import RECIPES
 from repro.pretrain.training import new_model
 from repro.run.carry_out import procedure_named
@@ -80,6 +81,17 @@ def test_a_policy_without_a_recipe_is_refused_by_name():
         procedure_named("pretrain")(run, folder=None, progress=None, should_stop=None, threads=1)
 
 
+def test_a_proxy_run_of_another_seed_is_another_policy_of_the_same_recipe():
+    first, second = plan(find("pretrain_proxy"), Tier.PROXY, [0, 2], ["proxy_30m_needle4"])
+    names = [policy_name(run) for run in (first, second)]
+    assert names == ["proxy-30m-needle4", "proxy-30m-needle4-seed2"]
+    assert recipe_of(first) == recipe_of(second)
+    assert [examined_by(run) for run in (first, second)] == [0, 0]
+    tiny = plan(find("pretrain_tiny"), Tier.SMOKE, [2])[0]
+    assert policy_name(tiny) == "tiny"
+    assert examined_by(tiny) == 2
+
+
 def test_a_folder_appears_whole_or_not_at_all(tmp_path, tiny_tokenizer, monkeypatch):
     model = new_model(TINY, tiny_tokenizer, 0)
     monkeypatch.setattr(type(tiny_tokenizer), "save_pretrained", lambda *_: 1 / 0)
@@ -134,6 +146,22 @@ def test_a_run_leaves_policies_in_every_variant_and_measures_them(made):
     assert summary["quality"]["human_problems"] == {"mawps": 3, "svamp": 3}
     assert summary["halfway"]["step"] == 3
     assert verify(resolve("proxy-30m-nvfp4")) is not None
+
+
+def test_a_run_of_another_seed_leaves_policies_of_its_own_names(made, tmp_path, monkeypatch):
+    _, _, policies = made
+    before = (policies / "proxy-30m" / "pretraining.json").read_text()
+    monkeypatch.setitem(RECIPES, "proxy-30m", dataclasses.replace(PROXY, steps=2))
+    run = plan(find("pretrain_proxy"), Tier.PROXY, [1], ["proxy_30m"])[0]
+    run = dataclasses.replace(run, scale=dataclasses.replace(run.scale, quality_problems=2))
+    measured = procedure_named(run.procedure)(
+        run, folder=tmp_path, progress=lambda *at: None, should_stop=lambda: False, threads=1
+    )
+    summary = json.loads((resolve("proxy-30m-seed1") / "pretraining.json").read_text())
+    assert (summary["name"], summary["seed"]) == ("proxy-30m-seed1", 1)
+    assert summary["quality"]["greedy"] == measured.metrics["accuracy_greedy"].value
+    assert verify(resolve("proxy-30m-seed1-nvfp4")) is not None
+    assert (policies / "proxy-30m" / "pretraining.json").read_text() == before
 
 
 def test_the_variants_reload_as_what_they_were(made):

@@ -48,6 +48,29 @@ def test_the_same_seed_gives_the_same_bits_and_another_gives_others(recipe, tmp_
     assert not equal(weights(whole), weights(other))
 
 
+def test_a_seed_decides_the_start_and_the_documents_and_nothing_else(tmp_path):
+    first, second = (fresh(tmp_path / str(seed), PROXY, seed) for seed in (0, 1))
+    assert first.recipe == second.recipe
+    tokenizers = [one.material.tokenizer.backend_tokenizer.to_str() for one in (first, second)]
+    assert tokenizers[0] == tokenizers[1]
+    assert first.material.manner == second.material.manner
+    # Both are examined on the same problems.
+    assert first.material.problems(40) == second.material.problems(40)
+    start, other = weights(first), weights(second)
+    assert {name: value.shape for name, value in start.items()} == {
+        name: value.shape for name, value in other.items()
+    }
+    drawn = [name for name, value in start.items() if value.std() > 0]
+    assert drawn
+    assert not any(torch.equal(start[name], other[name]) for name in drawn)
+    texts = []
+    for one in (first, second):
+        batches = one.material.batches(0)
+        texts.append({row.tobytes() for part in next(batches) for row in part.ids})
+        batches.close()
+    assert not texts[0] & texts[1]
+
+
 @both
 def test_an_interrupted_policy_goes_on_to_the_same_bits(recipe, tmp_path):
     whole = fresh(tmp_path / "a", recipe)

@@ -148,7 +148,19 @@ def test_a_plan_names_gpu_minutes_and_sizes(
     assert main(["plan", "table1", "--tier", "proxy", "--runs", str(tmp_path)]) == 0
     text = capsys.readouterr().out
     assert "GPU minutes; ensembles of 55, 55, 10 runs" in text
-    assert "It needs the policy proxy-30m" in text
+    assert "the policy proxy-30m; first: python -m repro run pretrain-proxy --size 30m\n" in text
+
+
+def test_a_plan_names_arms_of_several_targets_with_their_target(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("REPRO_POLICIES", str(tmp_path))
+    assert main(["plan", "needle_policies", "--tier", "proxy", "--runs", str(tmp_path)]) == 0
+    text = capsys.readouterr().out
+    for policy in ("", "_seed1", "_seed2", "_seed3"):
+        assert text.count(f"needle_4{policy}.bf16_lora ") == 1
+    assert "pretrain-proxy --size 30m-needle4-seed3" in text
+    assert "15 GPU minutes; ensembles of 32, 32, 32, 32 runs" in text
 
 
 def test_a_plan_says_what_is_a_prediction(

@@ -9,8 +9,9 @@ import pytest
 
 from repro.__main__ import build_parser
 from repro.evidence.record import record_path
-from repro.run.proxy_options import sentence_on_lost_policies, with_proxy_options
-from repro.run.select import select
+from repro.pretrain.procedure import policy_name
+from repro.run.proxy_options import making, sentence_on_lost_policies, with_proxy_options
+from repro.run.select import parse_arms, parse_seeds, select
 
 
 @pytest.fixture(autouse=True)
@@ -37,6 +38,27 @@ def test_a_size_is_an_arm():
     assert args.arms in {arm.name for arm in selection.source.arms}
     with pytest.raises(ValueError, match="give one"):
         selected("pretrain-proxy", "--size", "30m", "--arms", "proxy_120m")
+
+
+def test_a_size_may_name_a_pre_training_seed():
+    selection, args = selected("pretrain-proxy", "--size", "30m-needle4-seed2")
+    (run,) = selection.plan(parse_seeds(args.seeds), parse_arms(args.arms))
+    assert (run.arm.name, run.seed) == ("proxy_30m_needle4", 2)
+    selection, args = selected("pretrain-proxy", "--size", "30m", "--seeds", "2")
+    runs = selection.plan(parse_seeds(args.seeds), parse_arms(args.arms))
+    assert [run.seed for run in runs] == [0, 1]
+    with pytest.raises(ValueError, match="--seeds 3 both name seeds"):
+        selected("pretrain-proxy", "--size", "30m-seed1", "--seeds", "3")
+    with pytest.raises(ValueError, match="--size 31m: there is 30m"):
+        selected("pretrain-proxy", "--size", "31m")
+
+
+def test_the_command_that_makes_a_policy_makes_that_policy():
+    for name in ("proxy-120m", "proxy-30m-needle05-seed3-nvfp4"):
+        *_, target, flag, size = making(name).split()
+        selection, args = selected(target, flag, size)
+        (run,) = selection.plan(parse_seeds(args.seeds), parse_arms(args.arms))
+        assert policy_name(run) == name.removesuffix("-nvfp4")
 
 
 def test_folders_travel_by_environment_and_do_not_change_what_a_run_is(tmp_path):
@@ -75,3 +97,8 @@ def test_a_recorded_policy_that_is_gone_is_told(tmp_path, monkeypatch):
     assert sentence_on_lost_policies(plan, tmp_path) is None
     monkeypatch.setattr("repro.run.proxy_options.find_record", record_path)
     assert "proxy_30m is recorded" in str(sentence_on_lost_policies(plan, tmp_path))
+    # A policy of another seed is no stand-in.
+    (tmp_path / "policies" / "proxy-30m-seed1").mkdir(parents=True)
+    (tmp_path / "policies" / "proxy-30m-seed1" / "config.json").touch()
+    assert "proxy_30m is recorded" in str(sentence_on_lost_policies(plan[:1], tmp_path))
+    assert sentence_on_lost_policies(selection.plan([1], ["proxy_30m"]), tmp_path) is None

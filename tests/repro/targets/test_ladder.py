@@ -17,17 +17,15 @@ from repro.evidence.verdict import Verdict
 from repro.judge.check import check_selection
 from repro.judge.choose_rates import choose
 from repro.pretrain.recipes import PROXIES
-from repro.run.device_queue import ensemble_tasks
-from repro.run.ensemble_cost import ensemble_seconds, likely_groups
 from repro.run.places import expected_folder
 from repro.run.select import select
-from repro.spec.config import Arm, RunConfig
+from repro.spec.config import Arm
 from repro.spec.shapes import shape_by_name
-from repro.spec.target import Target, differing_fields, plan
+from repro.spec.target import differing_fields, plan
 from repro.spec.tier import Tier
 from repro.targets import TARGETS, find
 from repro.targets.chosen_rates import EVERY_ARM
-from repro.targets.ladder import LADDER
+from repro.targets.ladder import LADDER, OVER_POLICIES
 from repro.targets.ladder.dose_start import DOSE_START
 from repro.targets.ladder.needle import (
     DIFFICULTY,
@@ -42,28 +40,9 @@ from repro.targets.ladder.rates import NEEDLE_RATES
 from repro.targets.pretraining import PRETRAIN_PROXY
 from repro.targets.rates import lacking_rates
 from tests.repro.made_up import honest_proxy_record
+from tests.repro.targets.ladder_minutes import gpu_minutes, runs_of
 
 RUNGS = (NEEDLE_40, NEEDLE_4, NEEDLE_05)
-
-
-def runs_of(*targets: Target) -> list[RunConfig]:
-    """Return the runs that targets need, one of each."""
-    return list({run.digest(): run for t in targets for run in plan(t, Tier.PROXY)}.values())
-
-
-def gpu_minutes(runs: list[RunConfig], targets: tuple[Target, ...]) -> float:
-    """Return the minutes of one GPU by the plan's own model."""
-    costs = {run.scale.checkpoint: targets[0].costs[Tier.PROXY].together for run in runs}
-    (together,) = {cost for cost in costs.values() if cost is not None}
-    tasks = ensemble_tasks(
-        runs,
-        Path(),
-        devices=1,
-        costs=dict.fromkeys(costs, together),
-        grouping=lambda some, _: likely_groups(some, together.runs_together),
-    )
-    seconds = [ensemble_seconds(task.every, together) for task in tasks]
-    return (together.begin_seconds + sum(seconds)) / 60
 
 
 def test_the_two_rungs_that_decide_take_half_an_hour_and_the_ladder_less_than_two() -> None:
@@ -88,7 +67,9 @@ def test_no_other_run_has_had_these_seeds() -> None:
     others = {
         run.seed
         for target in TARGETS
-        if target not in LADDER and Tier.PROXY in target.scales and target.procedure != "pretrain"
+        if target not in (*LADDER, *OVER_POLICIES)
+        and Tier.PROXY in target.scales
+        and target.procedure != "pretrain"
         for run in plan(target, Tier.PROXY)
     }
     own = {run.seed for run in runs_of(*LADDER)}

@@ -20,7 +20,7 @@ from repro.spec.config import LearningRates, NoiseConfig, RunConfig, TrainScale,
 from repro.spec.target import differing_fields, plan
 from repro.spec.tier import Tier
 from repro.targets import TARGETS, find, runs_of
-from repro.targets.ladder import LADDER
+from repro.targets.ladder import LADDER, OVER_POLICIES
 from repro.targets.proxy import ORDER_SEEDS, PROXY, PROXY_SWEEP, TEST_SEEDS, TUNING_SEEDS
 from repro.targets.table1 import SMOKE, TABLE1
 
@@ -28,7 +28,7 @@ PROXY_TARGETS = [
     target for target in TARGETS if isinstance(target.scales.get(Tier.PROXY), TrainScale)
 ]
 # Those of the second protocol; the ladder has its own scales and seeds (`test_ladder.py`).
-SECOND_PROTOCOL = [target for target in PROXY_TARGETS if target not in LADDER]
+SECOND_PROTOCOL = [target for target in PROXY_TARGETS if target not in (*LADDER, *OVER_POLICIES)]
 
 
 def planned(name: str) -> list[RunConfig]:
