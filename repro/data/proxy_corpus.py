@@ -37,7 +37,7 @@ from itertools import islice
 from repro.data.generator import Step, WordProblem
 from repro.data.human_working import WorkedProblem
 from repro.data.proxy_problems import LEVELS, iterate_leveled_problems
-from repro.data.tiny_corpus import ENDINGS, Document
+from repro.data.tiny_corpus import ENDINGS, Document, require_mixture
 from repro.spec.config import derive_seed, require
 
 # The first characters of every working completion and of no careless one.
@@ -98,16 +98,9 @@ class ProxyCorpusConfig:
             self.slip_share,
             self.human_share,
         )
-        require(
-            all(0 <= share <= 1 for share in shares),
-            f"corpus shares are {shares}; each must lie in [0, 1]",
+        require_mixture(
+            shares, working_endings=self.working_endings, careless_endings=self.careless_endings
         )
-        for name in ("working_endings", "careless_endings"):
-            weights = getattr(self, name)
-            require(
-                len(weights) == len(ENDINGS) and min(weights) >= 0 and sum(weights) > 0,
-                f"{name} is {weights}; it needs {len(ENDINGS)} weights of which one is positive",
-            )
         require(
             self.shard_documents >= 1,
             f"shard_documents is {self.shard_documents}; it must be 1 or more",

@@ -22,16 +22,15 @@ from tokenizers import AddedToken, Tokenizer
 from tokenizers.models import BPE
 from tokenizers.pre_tokenizers import ByteLevel
 from tokenizers.trainers import BpeTrainer
-from transformers import PreTrainedTokenizerFast, Qwen2Tokenizer
+from transformers import PreTrainedTokenizerFast
 
 from repro.data.human_working import WorkedProblem
 from repro.data.proxy_corpus import ProxyCorpusConfig, proxy_prompt, shard_documents
 from repro.data.tiny_corpus import ENDINGS
-from repro.data.tiny_tokenizer import END_TOKEN, PAD_TOKEN, TAGS
+from repro.data.tiny_tokenizer import END_TOKEN, PAD_TOKEN, TAGS, byte_level
 
 VOCABULARY = 3072
 _ROUNDED_TO = 64
-_MAX_LENGTH = 2048
 _TEXT_SEED = 0
 _TEXT_DOCUMENTS = 4096
 # A human-written text counts this often: there are few, and their words matter as much.
@@ -42,20 +41,6 @@ _OPERATORS = (" + ", " - ", " * ", " / ", " = ")
 def _added_pieces() -> list[str]:
     openings = [ending.split("{n}")[0] for ending in ENDINGS.values()]
     return list(dict.fromkeys((*TAGS, *_OPERATORS, *openings)))
-
-
-def _backend(vocab: dict[str, int], merges: list[tuple[str, str]]) -> Qwen2Tokenizer:
-    return Qwen2Tokenizer(
-        vocab=vocab,
-        merges=merges,  # type: ignore[arg-type]
-        # Bytes cover all text; the class would add an unknown token that cannot occur.
-        unk_token=None,  # type: ignore[arg-type]
-        eos_token=END_TOKEN,
-        pad_token=PAD_TOKEN,
-        clean_up_tokenization_spaces=False,
-        model_max_length=_MAX_LENGTH,
-        padding_side="left",
-    )
 
 
 def build_proxy_tokenizer(
@@ -74,7 +59,7 @@ def build_proxy_tokenizer(
     texts = [d.prompt + d.completion for d in shard_documents(_TEXT_SEED, 0, sample)]
     texts += [proxy_prompt(worked.problem.question) for worked in human] * _HUMAN_WEIGHT
     vocab, merges = _train(texts)
-    tokenizer = _backend(vocab, merges)
+    tokenizer = byte_level(vocab, merges)
     tokenizer.add_tokens([AddedToken(piece, normalized=False) for piece in _added_pieces()])
     # Spare tokens round the vocabulary up for the embedding's rows; no text gives them.
     spare = -len(tokenizer) % _ROUNDED_TO
@@ -87,7 +72,7 @@ def build_proxy_tokenizer(
 
 def _train(texts: Sequence[str]) -> tuple[dict[str, int], list[tuple[str, str]]]:
     """Return vocabulary and merges of byte-level BPE, tags and operators cut out of the text."""
-    splitter = _backend({PAD_TOKEN: 0, END_TOKEN: 1}, [])
+    splitter = byte_level({PAD_TOKEN: 0, END_TOKEN: 1}, [])
     trained = Tokenizer(BPE())
     trained.normalizer = splitter.backend_tokenizer.normalizer
     trained.pre_tokenizer = splitter.backend_tokenizer.pre_tokenizer

@@ -15,12 +15,13 @@ The revisions are the newest that could be found cited with each set's files whe
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
 from repro.data.problem import DataError, Problem, read_level
-from repro.spec.hub import ANSWER_SECONDS, hub_cache, why_unreachable
+from repro.spec.hub import ANSWER_SECONDS, HubError, fetch, hub_cache
 
 # "filter len(prompt) <= 1024", in characters: the released code's Big-Math filter.
 BIGMATH_MAX_CHARACTERS = 1024
@@ -281,17 +282,14 @@ def _fetched(name: str, public: PublicSet, filename: str) -> str:
             etag_timeout=ANSWER_SECONDS,
         )
 
-    try:
+    with suppress(LocalEntryNotFoundError):
         return download(local_files_only=True)
-    except LocalEntryNotFoundError:
-        reason = why_unreachable()
-    if reason is None:
-        try:
-            return download(local_files_only=False)
-        except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
-            reason = f"the download failed ({type(error).__name__}: {str(error).splitlines()[0]})"
-    raise DataError(
-        f"{name}: {filename} of {public.repository} is not in the local hub cache, and {reason}; "
-        "connect once, or give a local folder with train.jsonl and test.jsonl (`id`, `question`, "
-        "`answer` on each line) as the data source `folder:PATH`"
-    )
+    failures = (HfHubHTTPError, LocalEntryNotFoundError, OSError)
+    try:
+        return fetch(lambda: download(local_files_only=False), failures)
+    except HubError as error:
+        raise DataError(
+            f"{name}: {filename} of {public.repository} is not in the local hub cache, and {error};"
+            " connect once, or give a local folder with train.jsonl and test.jsonl (`id`, "
+            "`question`, `answer` on each line) as the data source `folder:PATH`"
+        ) from error

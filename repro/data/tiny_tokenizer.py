@@ -78,9 +78,16 @@ def build_tokenizer(config: GeneratorConfig) -> PreTrainedTokenizerFast:
     """
     vocab = {PAD_TOKEN: 0, END_TOKEN: 1}
     vocab |= {letter: 2 + index for index, letter in enumerate(sorted(ByteLevel.alphabet()))}
-    tokenizer = Qwen2Tokenizer(
+    tokenizer = byte_level(vocab, [])
+    tokenizer.add_tokens([AddedToken(piece, normalized=False) for piece in vocabulary(config)])
+    return tokenizer
+
+
+def byte_level(vocab: dict[str, int], merges: list[tuple[str, str]]) -> Qwen2Tokenizer:
+    """Return the byte-level tokenizer of a vocabulary, padded on the left."""
+    return Qwen2Tokenizer(
         vocab=vocab,
-        merges=[],
+        merges=merges,  # type: ignore[arg-type]
         # Bytes cover all text; the class would add an unknown token that cannot occur.
         unk_token=None,  # type: ignore[arg-type]
         eos_token=END_TOKEN,
@@ -89,5 +96,3 @@ def build_tokenizer(config: GeneratorConfig) -> PreTrainedTokenizerFast:
         model_max_length=_MAX_LENGTH,
         padding_side="left",
     )
-    tokenizer.add_tokens([AddedToken(piece, normalized=False) for piece in vocabulary(config)])
-    return tokenizer

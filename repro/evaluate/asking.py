@@ -2,6 +2,10 @@
 
 The samplers read the very tensors that were trained. What asks several policies at once (`Asker`)
 returns one batch per run, None for runs that idle; a single run is a list of one.
+
+Training's `repro.rl.policies.Policies` do not serve here: they carry an optimiser, which policies
+that are only asked have not, and sample as their scale's rollouts say. `Alone` and `Stacked` differ
+in what bounds a batch: rows of one sampler, or rows and prompts' tokens over all runs of a stack.
 """
 
 from __future__ import annotations

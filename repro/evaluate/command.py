@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import difflib
 import json
 import sys
 from collections.abc import Mapping, Sequence
@@ -41,6 +40,7 @@ from repro.models.loading import read_description
 from repro.models.policy import Policy, device_named, load_policy, load_tokenizer
 from repro.reward.grader import GraderPool
 from repro.rollout.for_policy import sampler_for
+from repro.spec.arm import unknown
 from repro.spec.config import DataConfig, SamplingConfig, WeightFormat, require
 from repro.spec.whole_files import replace_text
 
@@ -181,18 +181,15 @@ def problems_of(named: str, limit: int | None) -> list[Problem]:
     Raises
     ------
     ValueError
-        When there is no such data set (the message has the nearest), or its data are broken.
+        When there is no such data set, or its data are broken.
     """
     require(limit is None or limit >= 1, f"--limit {limit}: needs 1 or more")
     is_path = Path(named).expanduser().exists()
     source = f"folder:{Path(named).expanduser().resolve()}" if is_path else named
     known = [name for name in data_sources() if name.islower()]
     if not is_path and ":" not in named and named not in known:
-        near = difflib.get_close_matches(named, known, n=1, cutoff=0.0)[0]
-        raise ValueError(
-            f"--data {named}: there is no such folder and no data set of this name; the nearest is "
-            f"{near}, all are {', '.join(known)}"
-        )
+        sentence = unknown("data set", named, known)
+        raise ValueError(f"--data {named}: there is no such folder, and {sentence}")
     require(is_available(source), f"--data {named}: its folder is not there; set $REPRO_DATA")
     endless = is_generated(source) and limit is None
     require(not endless, f"--data {named}: generated problems have no end; give --limit N")

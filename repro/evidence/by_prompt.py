@@ -13,9 +13,9 @@ def means_by_prompt(records: Sequence[Record], metric: str) -> dict[int, float]:
     A prompt counts where every record has a value of it.
     """
     columns = [record.series.get(f"{metric}_by_prompt", []) for record in records]
-    found = {}
+    means = {}
     for prompt, values in enumerate(zip(*columns, strict=False)):
         present = [value for value in values if value is not None]
         if present and len(present) == len(columns):
-            found[prompt] = sum(present) / len(present)
-    return found
+            means[prompt] = sum(present) / len(present)
+    return means

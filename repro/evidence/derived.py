@@ -63,27 +63,27 @@ def derived_metrics(
     token_budget
         0 asks for no area.
     """
-    found = {}
+    derived = {}
     if token_budget and series.get("evaluation_accuracy"):
         tokens = [float(value or 0.0) for value in series["evaluation_tokens"]]
         accuracy = [float(value or 0.0) for value in series["evaluation_accuracy"]]
-        found["heldout_area"] = Estimate(
+        derived["heldout_area"] = Estimate(
             value=mean_height(tokens, accuracy, float(token_budget)),
             unit="percent",
             n=len(tokens),
             method=f"mean of the held-out accuracy over the first {token_budget} sampled tokens; "
             "straight between evaluations, held after the last",
         )
-        found["heldout_last"] = Estimate(
+        derived["heldout_last"] = Estimate(
             value=accuracy[-1], unit="percent", method="held-out accuracy at the last evaluation"
         )
     human = [metrics[name].value for name in HUMAN_METRICS if name in metrics]
     present = [value for value in human if value is not None]
     if len(present) == len(HUMAN_METRICS):
-        found["accuracy_human"] = Estimate(
+        derived["accuracy_human"] = Estimate(
             value=fmean(present), unit="percent", n=len(present), method="mean of the sets"
         )
-    return found
+    return derived
 
 
 def training_metrics(
@@ -180,7 +180,7 @@ def curve_metrics(series: Series, threshold: float, token_budget: int) -> dict[s
     place = _first_reaching(after[MOVING_ROLLOUTS - 1 :], smooth, threshold)
     total = after[-1] if after else 0.0
     smoothed = f"moving mean over {MOVING_ROLLOUTS} rollouts of the training accuracy"
-    found = {
+    derived = {
         "take_off_tokens": Estimate(
             value=total if place is None else place,
             unit="tokens",
@@ -198,14 +198,14 @@ def curve_metrics(series: Series, threshold: float, token_budget: int) -> dict[s
         "collapsed": _collapsed(heights),
     }
     if token_budget and heights:
-        found["train_area"] = Estimate(
+        derived["train_area"] = Estimate(
             value=mean_height(before, heights, float(token_budget)),
             unit="percent",
             n=len(heights),
             method=f"mean of the training accuracy over the first {token_budget} sampled tokens; "
             "straight between rollouts, held after the last",
         )
-    return found
+    return derived
 
 
 def _training_curve(series: Series) -> tuple[list[float], list[float], list[float]]:

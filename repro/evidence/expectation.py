@@ -147,11 +147,11 @@ def _bar(bar: Mapping[str, Any], group: Mapping[str, Any], where: str) -> Expect
 
 
 def _require_fields(
-    found: Mapping[str, Any], known: set[str], needed: set[str], where: str
+    table: Mapping[str, Any], known: set[str], needed: set[str], where: str
 ) -> None:
-    missing, unknown = sorted(needed - found.keys()), sorted(found.keys() - known)
+    missing, unknown = sorted(needed - table.keys()), sorted(table.keys() - known)
     if missing or unknown:
         raise ExpectationError(
-            f"{where}: the fields are {sorted(found)}; needs {missing or 'none more'}, and does "
+            f"{where}: the fields are {sorted(table)}; needs {missing or 'none more'}, and does "
             f"not know {unknown or 'none'}"
         )

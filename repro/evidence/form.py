@@ -131,10 +131,10 @@ def members(
 
 def fault(value: Any, kind: Kind) -> str | None:
     """Return a sentence on the first member that is not of its kind, or None."""
-    found = _fault(value, kind)
-    if found is None:
+    flaw = _fault(value, kind)
+    if flaw is None:
         return None
-    path, sentence = found
+    path, sentence = flaw
     return sentence.format(path.lstrip(".") or "(the whole)")
 
 
@@ -148,9 +148,9 @@ def _fault(value: Any, kind: Kind) -> tuple[str, str] | None:
         return _fault_of_members(value, kind)
     if isinstance(value, list) and kind.each is not None:
         for place, item in enumerate(value):
-            found = _fault(item, kind.each)
-            if found is not None:
-                return f"[{place}]{found[0]}", found[1]
+            flaw = _fault(item, kind.each)
+            if flaw is not None:
+                return f"[{place}]{flaw[0]}", flaw[1]
     return None
 
 
@@ -162,9 +162,9 @@ def _fault_of_members(value: Mapping[str, Any], kind: Kind) -> tuple[str, str] |
         own = kind.known.get(name, kind.each)
         if own is None and kind.closed:
             return f".{ascii(name)[1:-1]}", "unknown field {}"
-        found = _fault(item, own) if own is not None else None
-        if found is not None:
-            return f".{ascii(name)[1:-1]}{found[0]}", found[1]
+        flaw = _fault(item, own) if own is not None else None
+        if flaw is not None:
+            return f".{ascii(name)[1:-1]}{flaw[0]}", flaw[1]
     return None
 
 

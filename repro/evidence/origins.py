@@ -26,20 +26,20 @@ _SHORT = 12
 
 def commits_of(records: Iterable[Record]) -> dict[str, list[int]]:
     """Return {commit: its seeds, sorted}, in the order of their first seeds."""
-    found: dict[str, set[int]] = {}
+    seeds_by_commit: dict[str, set[int]] = {}
     for record in records:
-        found.setdefault(record.commit, set()).add(record.seed)
-    ordered = sorted(found.items(), key=lambda item: (min(item[1]), item[0]))
+        seeds_by_commit.setdefault(record.commit, set()).add(record.seed)
+    ordered = sorted(seeds_by_commit.items(), key=lambda item: (min(item[1]), item[0]))
     return {commit: sorted(seeds) for commit, seeds in ordered}
 
 
 def commits_text(records: Iterable[Record]) -> str:
     """Return the commits in short, each with its seeds where there are several."""
-    found = commits_of(records)
-    if len(found) == 1:
-        return f"`{next(iter(found))[:_SHORT]}`"
+    by_commit = commits_of(records)
+    if len(by_commit) == 1:
+        return f"`{next(iter(by_commit))[:_SHORT]}`"
     return ", ".join(
-        f"`{commit[:_SHORT]}` ({seeds_text(seeds)})" for commit, seeds in found.items()
+        f"`{commit[:_SHORT]}` ({seeds_text(seeds)})" for commit, seeds in by_commit.items()
     )
 
 
@@ -55,10 +55,10 @@ def seeds_text(seeds: Sequence[int]) -> str:
 
 def mixed_seeds(records: Iterable[Record]) -> dict[int, list[str]]:
     """Return {seed: commits} of the seeds whose records are of more than one commit."""
-    found: dict[int, set[str]] = {}
+    by_seed: dict[int, set[str]] = {}
     for record in records:
-        found.setdefault(record.seed, set()).add(record.commit)
-    return {seed: sorted(commits) for seed, commits in sorted(found.items()) if len(commits) > 1}
+        by_seed.setdefault(record.seed, set()).add(record.commit)
+    return {seed: sorted(commits) for seed, commits in sorted(by_seed.items()) if len(commits) > 1}
 
 
 def is_clean(record: Record) -> bool:
@@ -85,8 +85,8 @@ def was_written_to(record: Record) -> bool:
 def _digest_of_source(record: Record) -> str | None:
     if record.sources:
         return str(record.sources[0]["sha256"])
-    found = record.environment.get("source_sha256")
-    return found if isinstance(found, str) else None
+    digest = record.environment.get("source_sha256")
+    return digest if isinstance(digest, str) else None
 
 
 def refusal(records: Sequence[Record], *, target: str, several: bool) -> str | None:
@@ -109,8 +109,8 @@ def refusal(records: Sequence[Record], *, target: str, several: bool) -> str | N
         return f"{where}: {', '.join(sorted(commits))}; needs one, for timings are of the code"
     mixed = mixed_seeds(records)
     if mixed:
-        seed, found = next(iter(mixed.items()))
-        return f"{where}, and {len(mixed)} seeds have arms of several: seed {seed} of {found}"
+        seed, differing = next(iter(mixed.items()))
+        return f"{where}, and {len(mixed)} seeds have arms of several: seed {seed} of {differing}"
     for record in records:
         digest = _digest_of_source(record)
         if digest is None or digest != _committed(record.commit):

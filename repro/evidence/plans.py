@@ -89,11 +89,11 @@ def _parse(row: str, where: str) -> KeptPlan:
         raise PlanError(f"{where}: has {len(cells)} cells; needs {len(COLUMNS)}")
     kept = KeptPlan(**dict(zip(COLUMNS, cells, strict=True)))
     try:
-        found = digest_of(json.loads(kept.plan))
+        digest = digest_of(json.loads(kept.plan))
     except json.JSONDecodeError as error:
         raise PlanError(f"{where}: plan is not JSON: {error}") from error
-    if found != kept.digest:
-        raise PlanError(f"{where}: digest is {kept.digest[:12]}; the plan's own is {found[:12]}")
+    if digest != kept.digest:
+        raise PlanError(f"{where}: digest is {kept.digest[:12]}; the plan's own is {digest[:12]}")
     return kept
 
 

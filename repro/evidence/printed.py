@@ -65,7 +65,7 @@ def differences(
     expected: Path, target: str, contrasts: Sequence[tuple[str, ...]]
 ) -> dict[Printed, dict[tuple[str, ...], float]]:
     """Return the paper's differences for the contrasts of two arms, by where it prints them."""
-    found = {}
+    cells = {}
     for place in _PRINTED.get(target, ()):
         values = _values(expected, place)
         known: dict[tuple[str, ...], float] = {
@@ -74,8 +74,8 @@ def differences(
             if len(arms) == 2 and set(arms) <= set(values)
         }
         if known:
-            found[place] = known
-    return found
+            cells[place] = known
+    return cells
 
 
 def _values(expected: Path, place: Printed) -> dict[str, float]:

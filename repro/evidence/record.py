@@ -285,11 +285,11 @@ def config_difference(record: Record, run: RunConfig) -> str | None:
     if record.digest == run.digest():
         return None
     wanted = _flatten(_plain(run.resolved()))
-    found = _flatten(record.config)
+    recorded = _flatten(record.config)
     changes = [
-        f"{key} is {found.get(key, 'absent')}, needed {wanted.get(key, 'absent')}"
-        for key in sorted(wanted.keys() | found.keys())
-        if found.get(key, "absent") != wanted.get(key, "absent")
+        f"{key} is {recorded.get(key, 'absent')}, needed {wanted.get(key, 'absent')}"
+        for key in sorted(wanted.keys() | recorded.keys())
+        if recorded.get(key, "absent") != wanted.get(key, "absent")
     ]
     shown = "; ".join(changes[:3]) + (f"; and {len(changes) - 3} more" if len(changes) > 3 else "")
     return f"the record is of another configuration ({shown})"

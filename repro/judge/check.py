@@ -16,7 +16,7 @@ status 0.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -113,7 +113,7 @@ class Evidence:
             arm: {seed: record for seed, record in by_seed.items() if seed in seeds}
             for arm, by_seed in self.records.items()
         }
-        failed = {arm: found & set(seeds) for arm, found in self.failed_seeds.items()}
+        failed = {arm: seeds_lost & set(seeds) for arm, seeds_lost in self.failed_seeds.items()}
         return dataclasses.replace(self, records=records, failed_seeds=failed, planned=tuple(seeds))
 
     def values(self, metric: str) -> dict[str, dict[int, float]]:
@@ -126,11 +126,11 @@ class Evidence:
 
     def values_by_prompt(self, metric: str) -> dict[str, dict[int, float]]:
         """Return {arm: {prompt: mean over seeds}} of the series `<metric>_by_prompt`."""
-        found = {
+        by_arm = {
             arm: means_by_prompt(list(records.values()), metric)
             for arm, records in self.records.items()
         }
-        return {arm: values for arm, values in found.items() if values}
+        return {arm: values for arm, values in by_arm.items() if values}
 
     @property
     def count(self) -> int:
@@ -152,6 +152,13 @@ class Checked:
     evidence: Evidence
     verdicts: list[Verdict]
     lacking: str | None = None
+
+    def statements(self) -> Iterator[tuple[Claim, Verdict]]:
+        """Yield each claim that is judged, those about mechanisms included, with its verdict."""
+        claims = {claim.name: claim for claim in self.selection.target.claims}
+        for verdict in self.verdicts:
+            if verdict.about in ("claim", "mechanism"):
+                yield claims[verdict.name], verdict
 
     @property
     def faulty(self) -> bool:
@@ -475,20 +482,20 @@ def _expectations(
     """Return what is expected of a selection; `alone` says that there is no record to judge."""
     target, tier = selection.target, selection.tier
     # Intervals of blessed values need scipy, for which a check of nothing should not wait.
-    found = (
+    expectations = (
         load_bars(expected, tier.value, target.name)
         if alone
         else load_expectations(expected, tier, target, device_name(evidence))
     )
     known = {metric.name for metric in target.metrics_at(selection.tier)}
     if selection.tier is Tier.PAPER and target.headline:
-        found += [
+        expectations += [
             _paper_expectation(cell.arm, metric, cell.value, cell.items, cell.place)
             for cell in paper_cells(expected, target.paper_file)
             if cell.column == target.paper_column and cell.arm and cell.items
             if (metric := _metric_of_quantity(cell.quantity, target.headline)) in known
         ]
-    return [item for item in found if item.arm in {arm.name for arm in target.arms}]
+    return [item for item in expectations if item.arm in {arm.name for arm in target.arms}]
 
 
 def _metric_of_quantity(quantity: str, headline: str) -> str:

@@ -57,7 +57,7 @@ def with_failures(target: Target, scale: TrainScale, evidence: Evidence) -> Valu
         If a run of the sweep has neither finished nor failed.
     """
     failed = {(path.parent.name, path.name.split(".")[0]) for path, _ in evidence.failed}
-    found: dict[str, dict[int, float]] = {}
+    by_arm: dict[str, dict[int, float]] = {}
     recorded = evidence.values(rule_of(target.name).metric)
     for arm in target.arms:
         for seed in scale.seeds:
@@ -65,8 +65,8 @@ def with_failures(target: Target, scale: TrainScale, evidence: Evidence) -> Valu
             if value is None and (arm.name, f"seed-{seed}") in failed:
                 value = 0.0
             require(value is not None, f"nothing is chosen: {arm.name} seed {seed} has no record")
-            found.setdefault(arm.name, {})[seed] = float(value or 0.0)
-    return found
+            by_arm.setdefault(arm.name, {})[seed] = float(value or 0.0)
+    return by_arm
 
 
 def choose(target: Target, scale: TrainScale, values: Values) -> dict[str, Any]:
@@ -91,7 +91,7 @@ def choose(target: Target, scale: TrainScale, values: Values) -> dict[str, Any]:
     asked = scale.data.development_problems * scale.evaluation.samples
     means, errors, tied = {}, {}, {}
     for key, by_rate in pooled.items():
-        means[key] = {rate: fmean(found) for rate, found in sorted(by_rate.items())}
+        means[key] = {rate: fmean(measured) for rate, measured in sorted(by_rate.items())}
         best = max(means[key], key=means[key].__getitem__)
         ends = (min(by_rate), max(by_rate))
         require(
@@ -107,14 +107,16 @@ def choose(target: Target, scale: TrainScale, values: Values) -> dict[str, Any]:
         "sweep": sweep_digest(scale),
         "rule": rule.words,
         "metric": rule.metric,
-        "chosen": {key: smallest_tied(found, tied.get(key, 0.0)) for key, found in means.items()},
+        "chosen": {
+            key: smallest_tied(measured, tied.get(key, 0.0)) for key, measured in means.items()
+        },
         "means": {
-            key: {f"{rate:g}": round(mean, 3) for rate, mean in found.items()}
-            for key, found in means.items()
+            key: {f"{rate:g}": round(mean, 3) for rate, mean in measured.items()}
+            for key, measured in means.items()
         },
         "errors": {key: round(error, 3) for key, error in errors.items()},
         "values": {
-            arm: {str(seed): v for seed, v in found.items()} for arm, found in values.items()
+            arm: {str(seed): v for seed, v in measured.items()} for arm, measured in values.items()
         },
     }
 

@@ -13,15 +13,15 @@ Easy to get wrong: a resumed run does some steps again. They are not sent again
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import importlib.util
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
+from repro.spec.arm import unknown
 from repro.spec.config import RunConfig, require
 
 PROJECT = "qerl-repro"
@@ -73,7 +73,19 @@ class _TensorBoard:
         self._writer.close()
 
 
-class _WandB:
+class _OfRun:
+    """A tracker whose module has one object per run."""
+
+    _run: Any
+
+    def log(self, step: int, values: Mapping[str, float]) -> None:
+        self._run.log(dict(values), step=step)
+
+    def close(self) -> None:
+        self._run.finish()
+
+
+class _WandB(_OfRun):
     def __init__(self, run: RunConfig, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self._run = importlib.import_module("wandb").init(
@@ -87,14 +99,8 @@ class _WandB:
             config=run.resolved(),
         )
 
-    def log(self, step: int, values: Mapping[str, float]) -> None:
-        self._run.log(dict(values), step=step)
 
-    def close(self) -> None:
-        self._run.finish()
-
-
-class _Trackio:
+class _Trackio(_OfRun):
     def __init__(self, run: RunConfig, folder: Path) -> None:
         del folder
         self._run = importlib.import_module("trackio").init(
@@ -105,12 +111,6 @@ class _Trackio:
             embed=False,
             config=run.resolved(),
         )
-
-    def log(self, step: int, values: Mapping[str, float]) -> None:
-        self._run.log(dict(values), step=step)
-
-    def close(self) -> None:
-        self._run.finish()
 
 
 ADAPTERS: dict[str, Adapter] = {
@@ -139,11 +139,7 @@ def parse_trackers(text: str | None) -> tuple[str, ...]:
     require(text is None or bool(names), "--log names no tracker; leave it out for none")
     for name in names:
         if name not in ADAPTERS:
-            near = difflib.get_close_matches(name, ADAPTERS, n=1, cutoff=0.0)[0]
-            raise ValueError(
-                f"--log {name}: there is no such tracker; the nearest is {near}, all are "
-                f"{', '.join(ADAPTERS)}"
-            )
+            raise ValueError(f"--log {name}: {unknown('tracker', name, list(ADAPTERS))}")
         package = ADAPTERS[name].package
         require(
             importlib.util.find_spec(package) is not None,

@@ -11,7 +11,7 @@ import json
 import re
 import sys
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, get_args
 
 from repro.models.memory_plan import (
     MemoryPlan,
@@ -23,6 +23,7 @@ from repro.models.memory_plan import (
     known_formats,
     plan_memory,
 )
+from repro.spec.arm import CacheName, OptimizerName
 from repro.spec.command_parser import SentenceParser
 from repro.spec.shapes import SHAPES, shape_named
 
@@ -62,8 +63,8 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--budget", default="80GB", metavar="SIZE", help="such as 80GB or 40GiB")
     parser.add_argument("--slots", type=int, help="rows sampled at once (default: as many as fit)")
     parser.add_argument("--micro-tokens", type=int, help="tokens of a micro-batch (default: fits)")
-    parser.add_argument("--optimizer", default="adamw", choices=("adamw", "adamw_8bit"))
-    parser.add_argument("--cache", default="compute", choices=("compute", "float8"))
+    parser.add_argument("--optimizer", default="adamw", choices=get_args(OptimizerName))
+    parser.add_argument("--cache", default="compute", choices=get_args(CacheName))
     parser.add_argument("--no-checkpointing", action="store_true", help="keep all activations")
     parser.add_argument("--json", action="store_true", help="print JSON")
     return parser

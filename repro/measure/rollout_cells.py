@@ -7,7 +7,7 @@ that waits for the device, and the time would be one of a device short of memory
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from repro.evidence.procedure import Stopped
@@ -37,9 +37,24 @@ def time_host_share(point: ThroughputPoint, engine: Engine, wanted: Sequence[Rep
         repeat.metrics[f"host_share_{point.name}"] = estimate(share, "percent")
 
 
-def _prompts(point: ThroughputPoint, batch: int, engine: Engine, seed: int) -> list[list[int]]:
+def _repeats(
+    point: ThroughputPoint,
+    batch: int,
+    engine: Engine,
+    wanted: Sequence[Repeat],
+    should_stop: Callable[[], bool],
+) -> Iterator[tuple[bool, Repeat, list[list[int]]]]:
+    """Yield each repeat with its prompts and whether it is the first; raise `Stopped` if asked."""
     decoder: Any = engine.policy.decoder
-    return random_prompts(batch, point.prompt_tokens, decoder.config.vocab_size, seed)
+    vocabulary = decoder.config.vocab_size
+    for number, repeat in enumerate(wanted):
+        if should_stop():
+            raise Stopped
+        yield (
+            number == 0,
+            repeat,
+            random_prompts(batch, point.prompt_tokens, vocabulary, repeat.seed),
+        )
 
 
 def time_by_windows(
@@ -64,11 +79,8 @@ def time_by_windows(
         When asked to stop between two seeds.
     """
     before = 0
-    for number, repeat in enumerate(wanted):
-        if should_stop():
-            raise Stopped
-        prompts = _prompts(point, batch, engine, repeat.seed)
-        if number == 0:
+    for is_first, repeat, prompts in _repeats(point, batch, engine, wanted, should_stop):
+        if is_first:
             warm_up(point, batch, engine, prompts)
             before = retries()
         estimated = time_cell(point, batch, engine, repeat, prompts)
@@ -98,12 +110,9 @@ def time_whole(
     """
     new, name = point.new_tokens, cell_of(point, batch)
     prefill, before = 0.0, 0
-    for number, repeat in enumerate(wanted):
-        if should_stop():
-            raise Stopped
-        prompts = _prompts(point, batch, engine, repeat.seed)
+    for is_first, repeat, prompts in _repeats(point, batch, engine, wanted, should_stop):
         seeds_from = derive_seed(repeat.seed, "rows") >> 1
-        if number == 0:
+        if is_first:
             # Short prompts are enough to capture the step; the prefill is warmed by a first one.
             timed(engine, [prompt[:16] for prompt in prompts], min(4, new))
             timed(engine, prompts, 1)

@@ -28,9 +28,10 @@ from repro.measure.rollout_timing import estimate, random_prompts, timed
 from repro.models.lora import adapter_layers
 from repro.models.policy import Policy, load_policy
 from repro.rollout.engine import Engine
-from repro.rollout.engine_config import CacheFormat, EngineConfig
+from repro.rollout.engine_config import EngineConfig
 from repro.rollout.parity import exactness, float32_logprobs, parity, trainer_logprobs
 from repro.rollout.sampler import RolloutBatch
+from repro.spec.arm import CacheName
 from repro.spec.config import DataConfig, SamplingConfig, derive_seed
 
 Check = Callable[[Policy, Sequence[int]], list[dict[str, Estimate]]]
@@ -131,7 +132,7 @@ def _sample(
     prompts: Sequence[Sequence[int]],
     tokens: int,
     seed: int,
-    cache: CacheFormat = "compute",
+    cache: CacheName = "compute",
     *,
     ignore_end: bool = True,
 ) -> RolloutBatch:

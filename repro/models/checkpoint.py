@@ -55,7 +55,14 @@ from repro.models.loading import (
 )
 from repro.models.proxy_names import is_proxy_name, proxy_folder, size_of
 from repro.models.tensor_files import CheckpointError, TensorFolder, TensorSpec, write_tensors
-from repro.spec.hub import ANSWER_SECONDS, hub_cache, is_hub_name, is_whole, why_unreachable
+from repro.spec.hub import (
+    ANSWER_SECONDS,
+    HubError,
+    fetch,
+    hub_cache,
+    is_hub_name,
+    is_whole,
+)
 from repro.spec.tier import POLICIES_VARIABLE
 from repro.spec.whole_files import appearing, replace_text
 
@@ -150,16 +157,14 @@ def _from_hub(name: str, revision: str, *, weights: bool) -> Path:
         # The client also returns a folder whose download was cut short.
         if is_whole(folder) or (not weights and (folder / "config.json").is_file()):
             return folder
-    reason = why_unreachable()
-    if reason is None:
-        try:
-            return snapshot(local=False)
-        except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
-            reason = f"the download failed ({type(error).__name__}: {str(error).splitlines()[0]})"
-    raise CheckpointError(
-        f"{name} at revision {revision} is not whole in the local hub cache, and {reason}; connect "
-        "once, or name a local folder with config.json and safetensors (--model FOLDER)"
-    )
+    failures = (HfHubHTTPError, LocalEntryNotFoundError, OSError)
+    try:
+        return fetch(lambda: snapshot(local=False), failures)
+    except HubError as error:
+        raise CheckpointError(
+            f"{name} at revision {revision} is not whole in the local hub cache, and {error}; "
+            "connect once, or name a local folder with config.json and safetensors (--model FOLDER)"
+        ) from error
 
 
 def _made_here(name: str) -> Path:

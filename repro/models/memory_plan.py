@@ -31,13 +31,16 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
-from typing import Literal
 
-from repro.spec.arm import WEIGHT_FORMATS, WeightFormat, require, require_choice
+from repro.spec.arm import (
+    WEIGHT_FORMATS,
+    CacheName,
+    OptimizerName,
+    WeightFormat,
+    require,
+    require_choice,
+)
 from repro.spec.shapes import DecoderShape
-
-OptimizerName = Literal["adamw", "adamw_8bit"]
-CacheName = Literal["compute", "float8"]
 
 # Bits a weight in a checkpoint, scales included.
 _BITS = {"bf16": 16.0, "nvfp4": 4.5, "mxfp4": 4.25, "nf4": 4.5}
@@ -61,7 +64,8 @@ _WORKSPACE_BYTES = 64 << 20
 _GRAPH_BYTES_A_BLOCK = 160 << 10
 # Projections that share an input are one product in the engine.
 _FUSED = (("q_proj", "k_proj", "v_proj"), ("o_proj",), ("gate_proj", "up_proj"), ("down_proj",))
-_GRAPH_WIDTHS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 80, 96, 112, 128, 160, 192, 224, 256)
+# Rows at which the engine captures a step.
+GRAPH_WIDTHS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 80, 96, 112, 128, 160, 192, 224, 256)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -262,7 +266,7 @@ def _graph_bytes(step: StepShape) -> int:
     A training step's engine captures no prefills (`EngineConfig.prefill_graph_tokens`).
     """
     shape = step.shape
-    widths = sum(width <= max(step.slots, 1) for width in _GRAPH_WIDTHS)
+    widths = sum(width <= max(step.slots, 1) for width in GRAPH_WIDTHS)
     a_row = 2 * (4 * shape.hidden + shape.query_size + 2 * shape.key_size + 3 * shape.intermediate)
     tables = step.slots * step.completion_tokens * (8 + 4 + 4)  # numbers, tokens, logprobs
     return widths * shape.layers * _GRAPH_BYTES_A_BLOCK + step.slots * a_row + tables

@@ -20,20 +20,19 @@ embedding, so that it follows by itself.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from repro.models.tensor_files import CheckpointError, TensorSpec, WeightSource
+from repro.models.tensor_files import CheckpointError, SourceAround, WeightSource
 from repro.spec.config import derive_seed
 
 _STREAM = re.compile(r"model\.embed_tokens|lm_head|model\.norm|.*_layernorm")
 _IN_BLOCK = re.compile(r"model\.layers\.(?P<layer>\d+)\.(?:self_attn|mlp)\.(?P<leaf>\w+)")
 
 
-class PermutedSource:
+class PermutedSource(SourceAround):
     """A checkpoint's tensors with its channels permuted.
 
     Parameters
@@ -47,23 +46,12 @@ class PermutedSource:
     """
 
     def __init__(self, source: WeightSource, config: Any, draw: int) -> None:
-        self._source, self._draw = source, draw
+        super().__init__(source)
+        self._draw = draw
         self._hidden, self._inner = config.hidden_size, config.intermediate_size
         self._heads, self._values = config.num_attention_heads, config.num_key_value_heads
         width = getattr(config, "head_dim", None) or config.hidden_size // self._heads
         self._width = int(width)
-
-    def names(self) -> Iterable[str]:
-        """Return the names of all tensors."""
-        return self._source.names()
-
-    def spec(self, name: str) -> TensorSpec:
-        """Return a tensor's dtype and shape without reading its values."""
-        return self._source.spec(name)
-
-    def where(self, name: str) -> str:
-        """Return `file: tensor`, for error messages."""
-        return self._source.where(name)
 
     def read(self, name: str) -> Tensor:
         """Return a tensor on the CPU, its channels in the draw's order."""

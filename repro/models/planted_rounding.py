@@ -14,7 +14,6 @@ as every other does.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -23,14 +22,14 @@ from torch import Tensor
 from kernels import dispatch
 from repro.models.decoder import is_projection
 from repro.models.loading import SharedScales, quantize_projection, read_rounded
-from repro.models.tensor_files import TensorSpec, WeightSource
+from repro.models.tensor_files import SourceAround, WeightSource
 from repro.spec.config import PlantedRounding
 
 _LEVELS = {"int3": 3, "int2": 1}
 _BLOCK = 32
 
 
-class RoundedSource:
+class RoundedSource(SourceAround):
     """A checkpoint's tensors, its projections with a multiple of a format's rounding error.
 
     Parameters
@@ -52,21 +51,10 @@ class RoundedSource:
         device: torch.device | str = "cpu",
         recipe: str = "float32",
     ) -> None:
-        self._source, self._rounding, self._device = source, rounding, device
+        super().__init__(source)
+        self._rounding, self._device = rounding, device
         self._scales = SharedScales(source, recipe)
         self._changes: dict[str, float] = {}
-
-    def names(self) -> Iterable[str]:
-        """Return the names of all tensors."""
-        return self._source.names()
-
-    def spec(self, name: str) -> TensorSpec:
-        """Return a tensor's dtype and shape without reading its values."""
-        return self._source.spec(name)
-
-    def where(self, name: str) -> str:
-        """Return `file: tensor`, for error messages."""
-        return self._source.where(name)
 
     def read(self, name: str) -> Tensor:
         """Return a tensor on the CPU; a projection's (N, K) weight in bfloat16, with its error.

@@ -103,6 +103,31 @@ class WeightSource(Protocol):
         """Return `file: tensor`, for error messages."""
 
 
+class SourceAround(WeightSource):
+    """Another source's tensors, of the same names, dtypes and shapes; `read` changes their values.
+
+    Parameters
+    ----------
+    source
+        The tensors as they are stored.
+    """
+
+    def __init__(self, source: WeightSource) -> None:
+        self._source = source
+
+    def names(self) -> Iterable[str]:
+        """Return the names of all tensors."""
+        return self._source.names()
+
+    def spec(self, name: str) -> TensorSpec:
+        """Return a tensor's dtype and shape without reading its values."""
+        return self._source.spec(name)
+
+    def where(self, name: str) -> str:
+        """Return `file: tensor`, for error messages."""
+        return self._source.where(name)
+
+
 class TensorFile:
     """The tensors of one safetensors file.
 

@@ -20,7 +20,7 @@ from torch import nn
 
 from repro.evidence.provenance import source_states
 from repro.rl.checkpoint import restore_trained, write_trained
-from repro.rl.snapshots import Snapshot, SnapshotError, read_newest
+from repro.rl.snapshots import Snapshot, SnapshotError, restore_newest
 
 
 @dataclass(slots=True)
@@ -48,6 +48,10 @@ class Progress:
     peak_bytes: int = 0
     refused: list[str] = field(default_factory=list)
     sources: list[dict[str, Any]] = field(default_factory=list)
+
+    def note_refused(self, sentences: list[str]) -> None:
+        """Keep a sentence per checkpoint that could not be gone on from."""
+        self.refused += sentences
 
 
 def save_state(
@@ -82,12 +86,7 @@ def load_state(
         restore_trained(snapshot, dict(model.named_parameters()), optimizer)
         return progress
 
-    found = read_newest(folder, restore)
-    if found is None:
-        return None
-    progress, refused = found
-    progress.refused += refused
-    return progress
+    return restore_newest(folder, restore)
 
 
 def _parse(values: dict[str, Any], step: int) -> Progress:

@@ -119,6 +119,5 @@ def _claim_lines(checked: Checked) -> list[Line]:
             own=(labelled(item), item.sentence),
             name=item.name,
         )
-        for item in checked.verdicts
-        if item.about in ("claim", "mechanism")
+        for _, item in checked.statements()
     ]

@@ -141,13 +141,15 @@ def dose_response(checks: Sequence[Checked]) -> DoseResponse | None:
     """Return the dose-response from the checks of one device; None without records of either."""
     by_name = {checked.selection.target.name: checked.evidence for checked in checks}
     start = by_name.get(DOSE_START.name)
-    found = doses(start) if start is not None else []
+    planted = doses(start) if start is not None else []
     trained = [by_name[name] for name in (NEEDLE_DOSE.name, NEEDLE_4.name) if name in by_name]
-    responses = _responses(found, _merged(trained, "take_off_tokens"), _merged(trained, "took_off"))
+    responses = _responses(
+        planted, _merged(trained, "take_off_tokens"), _merged(trained, "took_off")
+    )
     if not responses:
         return None
     return DoseResponse(
-        responses=tuple(responses), place=place_of(found, PAPER_RISE), paper_ratio=PAPER_RATIO
+        responses=tuple(responses), place=place_of(planted, PAPER_RISE), paper_ratio=PAPER_RATIO
     )
 
 
@@ -155,23 +157,23 @@ def doses(start: Evidence) -> list[Dose]:
     """Return each recorded arm's dose, by rising KL; none without the BF16 arm."""
     kls, entropies = start.values("kl_completions"), start.values("entropy_own")
     base = entropies.get(BF16.name, {})
-    found = []
+    planted = []
     for arm in DOSE_START.arms:
         # Seed by seed: an entropy moves with the problems' samples more than with the rounding.
         shared = sorted(set(kls.get(arm.name, {})) & set(entropies.get(arm.name, {})) & set(base))
         if shared:
             own, plain = (fmean(of[seed] for seed in shared) for of in (entropies[arm.name], base))
             kl = fmean(kls[arm.name][seed] for seed in shared)
-            found.append(Dose(arm=arm, kl=kl, rise=own / plain - 1, draws=len(shared)))
-    return sorted(found, key=lambda dose: dose.kl)
+            planted.append(Dose(arm=arm, kl=kl, rise=own / plain - 1, draws=len(shared)))
+    return sorted(planted, key=lambda dose: dose.kl)
 
 
-def place_of(found: Sequence[Dose], rise: float) -> Place | None:
+def place_of(planted: Sequence[Dose], rise: float) -> Place | None:
     """Return where the entropy of rounded arms rises by a share, or None outside of what there is.
 
     Straight on log KL between the first neighbours, by rising KL, that have the rise between them.
     """
-    rounded = [dose for dose in found if dose.kind == "rounding" and dose.kl > 0]
+    rounded = [dose for dose in planted if dose.kind == "rounding" and dose.kl > 0]
     for below, above in itertools.pairwise(rounded):
         if below.rise <= rise <= above.rise and below.rise < above.rise:
             share = (rise - below.rise) / (above.rise - below.rise)
@@ -189,20 +191,20 @@ def _merged(trained: Sequence[Evidence], metric: str) -> dict[str, Mapping[int, 
 
 
 def _responses(
-    found: Sequence[Dose],
+    planted: Sequence[Dose],
     tokens: Mapping[str, Mapping[int, float]],
     took_off: Mapping[str, Mapping[int, float]],
 ) -> list[Response]:
     base = tokens.get(BF16.name, {})
     compared = {
         dose.arm.name: [math.log(own[seed] / base[seed]) for seed in sorted(set(own) & set(base))]
-        for dose in found
+        for dose in planted
         if dose.arm.name != BF16.name and dose.kl > 0 and (own := tokens.get(dose.arm.name))
     }
     compared = {arm: values for arm, values in compared.items() if values}
     return [
         _response(dose, compared[dose.arm.name], took_off, len(compared))
-        for dose in found
+        for dose in planted
         if dose.arm.name in compared
     ]
 
@@ -230,9 +232,9 @@ def _response(
     )
 
 
-def in_words(found: DoseResponse) -> str:
+def in_words(response: DoseResponse) -> str:
     """Return what the picture shows in two sentences, for a page."""
-    sooner = [one for one in found.responses if one.high is not None and one.high < 1]
+    sooner = [one for one in response.responses if one.high is not None and one.high < 1]
     words = "none of them takes off after fewer tokens than BF16"
     if sooner:
         first = sooner[0]
@@ -241,17 +243,17 @@ def in_words(found: DoseResponse) -> str:
             f"{first.dose.kl:.2g} nats ({_named(first)})"
         )
     where = "No two recorded arms have the paper's rise of entropy between them"
-    if found.place is not None:
+    if response.place is not None:
         neighbours = " and ".join(
-            arm_name(dose.arm) for dose in (found.place.below, found.place.above)
+            arm_name(dose.arm) for dose in (response.place.below, response.place.above)
         )
         where = (
             f"The paper's dose, own entropy {100 * PAPER_RISE:+.0f} %, lies at a KL of "
-            f"{found.place.kl:.2g} nats (between {neighbours})"
+            f"{response.place.kl:.2g} nats (between {neighbours})"
         )
     return (
-        f"Of {len(found.responses)} doses on the rung of 4 %, {words}. {where}; the paper has "
-        f"{found.paper_ratio:.2g} of the tokens."
+        f"Of {len(response.responses)} doses on the rung of 4 %, {words}. {where}; the paper has "
+        f"{response.paper_ratio:.2g} of the tokens."
     )
 
 

@@ -191,8 +191,8 @@ def _dose(devices: Mapping[str, Sequence[Checked]], folder: Path, out: Path) -> 
     """Return the section on the dose; nothing where no device has records of it."""
 
     def written(device: str) -> list[str]:
-        found = dose_response.dose_response(devices[device])
-        sentences = [dose_response.in_words(found)] if found is not None else []
+        response = dose_response.dose_response(devices[device])
+        sentences = [dose_response.in_words(response)] if response is not None else []
         sentences += filter(None, [mediation.in_words(mediation.mediation(devices[device]))])
         return [*sentences, ""] if sentences else []
 

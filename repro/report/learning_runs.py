@@ -31,12 +31,12 @@ Runs = dict[tuple[str, str], dict[int, Record]]
 
 def runs_of_checks(checks: Sequence[Checked]) -> Runs:
     """Return the usable records by (target that recorded them, arm), then seed; each once."""
-    found: Runs = {}
+    by_arm: Runs = {}
     for checked in checks:
         for records in checked.evidence.records.values():
             for record in records.values():
-                found.setdefault((record.target, record.arm), {})[record.seed] = record
-    return found
+                by_arm.setdefault((record.target, record.arm), {})[record.seed] = record
+    return by_arm
 
 
 def what_was_run(runs: Runs) -> list[str]:
@@ -87,8 +87,8 @@ class Setting:
 
     def mean(self, metric: str) -> float | None:
         """Return the mean of a metric over the records that have it."""
-        found = [v for record in self.every if (v := record.value(metric)) is not None]
-        return fmean(found) if found else None
+        values = [v for record in self.every if (v := record.value(metric)) is not None]
+        return fmean(values) if values else None
 
     @property
     def ceiling(self) -> float | None:
@@ -98,14 +98,14 @@ class Setting:
 
 def settings_of(runs: Runs) -> list[Setting]:
     """Return the settings in which runs were trained, the one with the most runs first."""
-    found: dict[str, list[Record]] = {}
+    by_rung: dict[str, list[Record]] = {}
     for records in runs.values():
         for record in records.values():
             scale = record.config["scale"]
-            found.setdefault(f"`{scale['checkpoint']}` on {_levels(scale)}", []).append(record)
+            by_rung.setdefault(f"`{scale['checkpoint']}` on {_levels(scale)}", []).append(record)
     settings = [
         Setting(name=name, every=every, trained=[r for r in every if _is_compared(r)])
-        for name, every in sorted(found.items(), key=lambda item: (-len(item[1]), item[0]))
+        for name, every in sorted(by_rung.items(), key=lambda item: (-len(item[1]), item[0]))
     ]
     return [setting for setting in settings if setting.trained]
 
@@ -225,12 +225,12 @@ def _place(item: tuple[tuple[str, str], object]) -> tuple[bool, str, int]:
 
 def rate_text(records: Any) -> str:
     """Return the learning rate that the runs of an arm had, as their own series have it."""
-    found = {
+    names = {
         f"{max(present):.2g}"
         for record in records
         if (present := [v for v in record.series.get("learning_rate", []) if v is not None])
     }
-    return ", ".join(sorted(found))
+    return ", ".join(sorted(names))
 
 
 def rates(choice: Mapping[str, Any] | None) -> list[str]:
@@ -292,5 +292,5 @@ def _last_rise(record: Record) -> float:
 
 
 def _lengths(records: Sequence[Record]) -> str:
-    found = [v for record in records if (v := record.value("completion_tokens_mean")) is not None]
-    return f"{fmean(found):.0f}" if found else "?"
+    lengths = [v for record in records if (v := record.value("completion_tokens_mean")) is not None]
+    return f"{fmean(lengths):.0f}" if lengths else "?"

@@ -69,15 +69,14 @@ def statement_rows(checks: Sequence[Checked], expected: Path) -> list[Row]:
     """Return the statements; of targets that ask the same of the same runs, the first's."""
     rows: dict[tuple[object, ...], Row] = {}
     for checked in checks:
-        claims = {claim.name: claim for claim in checked.selection.target.claims}
-        for verdict in checked.verdicts:
-            if verdict.about in ("claim", "mechanism"):
-                claim, source = claims[verdict.name], checked.selection.source
-                homes = [(home.name, arm) for home, arm in map(source.home, claim.arms)]
-                key = (claim.kind, claim.metric, claim.paired_by, *homes)
-                row = rows.setdefault(key, _row(checked, claim, expected))
-                if row.target.name == checked.selection.target.name:
-                    row.verdicts[device_of(checked)] = verdict
+        for claim, verdict in checked.statements():
+            homes = [
+                (home.name, arm) for home, arm in map(checked.selection.source.home, claim.arms)
+            ]
+            key = (claim.kind, claim.metric, claim.paired_by, *homes)
+            row = rows.setdefault(key, _row(checked, claim, expected))
+            if row.target.name == checked.selection.target.name:
+                row.verdicts[device_of(checked)] = verdict
     return list(rows.values())
 
 

@@ -282,14 +282,11 @@ def decided(checks: Sequence[Checked]) -> list[Decided]:
 
 def statements(checks: Sequence[Checked]) -> dict[str, tuple[Checked, Claim, Verdict]]:
     """Return every statement with its verdict, by `target.claim`."""
-    found = {}
-    for checked in checks:
-        claims = {claim.name: claim for claim in checked.selection.target.claims}
-        for verdict in checked.verdicts:
-            if verdict.about in ("claim", "mechanism"):
-                name = f"{checked.selection.target.name}.{verdict.name}"
-                found[name] = (checked, claims[verdict.name], verdict)
-    return found
+    return {
+        f"{checked.selection.target.name}.{verdict.name}": (checked, claim, verdict)
+        for checked in checks
+        for claim, verdict in checked.statements()
+    }
 
 
 def _decided(claim: PaperClaim, by_name: Mapping[str, tuple[Checked, Claim, Verdict]]) -> Decided:

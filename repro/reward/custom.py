@@ -20,7 +20,6 @@ exception here fails the run, with its words in the record.
 
 from __future__ import annotations
 
-import difflib
 import hashlib
 import importlib
 import inspect
@@ -33,7 +32,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, cast
 
-from repro.spec.arm import RewardFunction
+from repro.spec.arm import RewardFunction, meant
 from repro.spec.config import require
 
 CustomReward = Callable[[list[str], list[str]], Sequence[float | None]]
@@ -131,10 +130,9 @@ def _imported(name: str) -> ModuleType:
 
 def _function_of(module: ModuleType, name: str) -> CustomReward:
     known = sorted(key for key, value in vars(module).items() if inspect.isfunction(value))
-    near = difflib.get_close_matches(name, known, n=1, cutoff=0.0)
-    meant = f"; the nearest is {near[0]}" if near else ""
     function: Any = getattr(module, name, None)
-    require(callable(function), f"module {module.__name__} has no function {name}{meant}")
+    sentence = f"module {module.__name__} has no function {name}{meant(name, known)}"
+    require(callable(function), sentence)
     signature = inspect.signature(function)
     try:
         signature.bind([], [])

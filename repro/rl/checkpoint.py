@@ -26,8 +26,8 @@ from repro.rl.optimizer import optimizer_tensors, require_moments, restore_optim
 from repro.rl.snapshots import (
     Snapshot,
     SnapshotError,
-    read_newest,
     require_same_tensors,
+    restore_newest,
     write_snapshot,
 )
 
@@ -109,12 +109,7 @@ def load_checkpoint(
         restore_trained(snapshot, parameters, optimizer)
         return state
 
-    found = read_newest(folder, restore)
-    if found is None:
-        return None
-    state, refused = found
-    state.note_refused(refused)
-    return state
+    return restore_newest(folder, restore)
 
 
 def write_trained(

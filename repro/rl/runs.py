@@ -86,6 +86,11 @@ class RunStates:
         """Which runs have not failed."""
         return [failure is None for failure in self.failures]
 
+    def note_refused(self, sentences: list[str]) -> None:
+        """Write into every run's record which checkpoints could not be gone on from, and why."""
+        for run in self.runs:
+            run.note_refused(sentences)
+
     def fail(self, run: int, error: Exception) -> None:
         """Freeze a run, or raise its error."""
         if not self.freeze:

@@ -28,7 +28,7 @@ import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from safetensors import SafetensorError
 from safetensors.torch import load_file
@@ -43,7 +43,16 @@ SCHEMA = 2
 _NAME = re.compile(r"step-(\d{8,})")
 _TENSORS = ".safetensors"
 
+
+class NotesRefused(Protocol):
+    """State of training that keeps a sentence per checkpoint that it could not go on from."""
+
+    def note_refused(self, sentences: list[str]) -> None:
+        """Keep the sentences for the record."""
+
+
 Used = TypeVar("Used")
+Noting = TypeVar("Noting", bound=NotesRefused)
 Value = TypeVar("Value")
 
 
@@ -171,6 +180,19 @@ def read_newest(folder: Path, use: Callable[[Snapshot], Used]) -> tuple[Used, li
         each = "; ".join(f"checkpoint {path}: {why}" for path, why in refused.items())
         raise SnapshotError(f"{each}; remove {folder} to start again")
     return None
+
+
+def restore_newest(folder: Path, restore: Callable[[Snapshot], Noting]) -> Noting | None:
+    """Return the state that the newest good snapshot restores, None where there is no snapshot.
+
+    Newer ones that were refused are noted in it; else as `read_newest`.
+    """
+    newest = read_newest(folder, restore)
+    if newest is None:
+        return None
+    state, refused = newest
+    state.note_refused(refused)
+    return state
 
 
 def snapshots_in(folder: Path) -> list[Path]:

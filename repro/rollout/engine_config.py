@@ -7,15 +7,15 @@ from typing import Any, Literal
 
 import torch
 
+from repro.models.memory_plan import GRAPH_WIDTHS
 from repro.models.policy import Policy
+from repro.spec.arm import CacheName
 from repro.spec.config import require, require_choice
 
-CacheFormat = Literal["compute", "float8"]
 Products = Literal["own", "bitsandbytes"]
 
 # Without a stated size the cache takes at most this share of the memory that is free.
 _CACHE_SHARE = 0.85
-_WIDTHS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 80, 96, 112, 128, 160, 192, 224, 256)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,7 +65,7 @@ class EngineConfig:
     max_new_tokens: int = 2048
     cache_blocks: int = 0
     block_size: int = 32
-    cache_format: CacheFormat = "compute"
+    cache_format: CacheName = "compute"
     prefill_tokens: int = 16384
     round_steps: int = 16
     share_prompts: bool = True
@@ -79,7 +79,7 @@ class EngineConfig:
     ignore_end: bool = False
 
     def __post_init__(self) -> None:
-        require_choice("cache_format", self.cache_format, CacheFormat)
+        require_choice("cache_format", self.cache_format, CacheName)
         require_choice("products", self.products, Products)
         for name in ("slots", "max_positions", "max_new_tokens", "block_size", "round_steps"):
             value = getattr(self, name)
@@ -105,7 +105,7 @@ class EngineConfig:
 
 def width_for(rows: int, slots: int) -> int:
     """Return the narrowest width of a step that holds `rows` slots."""
-    for width in _WIDTHS:
+    for width in GRAPH_WIDTHS:
         if width >= rows:
             return min(width, slots)
     return min(-(-rows // 64) * 64, slots)

@@ -61,7 +61,7 @@ def analysis_plan(target: Target, tier: Tier) -> dict[str, Any]:
     """Return the plan of a target at a tier as JSON values."""
     source = runs_of(target)
     claims = [claim for claim in target.claims if claim.applies(tier)]
-    found: dict[str, Any] = {
+    content: dict[str, Any] = {
         "target": target.name,
         "version": target.version,
         "tier": tier.value,
@@ -72,7 +72,7 @@ def analysis_plan(target: Target, tier: Tier) -> dict[str, Any]:
         "scale": plain_values(source.scales[tier]),
         "statistics": STATISTICS,
     }
-    plain: dict[str, Any] = json.loads(json.dumps(found))
+    plain: dict[str, Any] = json.loads(json.dumps(content))
     return plain
 
 
@@ -86,11 +86,11 @@ def _without_wording(value: Any) -> Any:
 def _arm(source: Target, name: str, tier: Tier) -> dict[str, Any]:
     values = plain_values(source.arm(name))
     home, recorded = source.home(name)
-    found: dict[str, Any] = {"recorded as": [home.name, recorded]}
+    content: dict[str, Any] = {"recorded as": [home.name, recorded]}
     if source.across:
         scale = home.scales[tier]
-        found["scale"] = {field: plain_values(getattr(scale, field)) for field in source.across}
-    return found | {key: value for key, value in values.items() if key != "label"}
+        content["scale"] = {field: plain_values(getattr(scale, field)) for field in source.across}
+    return content | {key: value for key, value in values.items() if key != "label"}
 
 
 @functools.cache
@@ -114,14 +114,14 @@ def needs_plan(target: Target, tier: Tier) -> bool:
 @functools.cache
 def _readers(home: str, arm: str) -> tuple[str, ...]:
     """Return the names of the targets that read a run."""
-    found = []
+    names = []
     for target in TARGETS:
         source = runs_of(target)
         if needs_plan(target, Tier.PROXY) and Tier.PROXY in source.scales:
             homes = [source.home(item.name) for item in target.arms]
             if any((owner.name, name) == (home, arm) for owner, name in homes):
-                found.append(target.name)
-    return tuple(found)
+                names.append(target.name)
+    return tuple(names)
 
 
 def plan_inputs(run: RunConfig) -> dict[str, str]:
@@ -180,8 +180,8 @@ class Plans:
 
     def carried(self, records: Iterable[Record]) -> list[str]:
         """Return the digests that records carry, the present plan's where there are none."""
-        found = {digest for record in records if (digest := record.inputs.get(self.key))}
-        return sorted(found, key=lambda digest: digest == self.present) or [self.present]
+        digests = {digest for record in records if (digest := record.inputs.get(self.key))}
+        return sorted(digests, key=lambda digest: digest == self.present) or [self.present]
 
     def post_hoc(self, claim: Claim, records: Iterable[Record]) -> str:
         """Return why a claim is not judged by rules fixed before the runs; empty where it is."""

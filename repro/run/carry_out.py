@@ -65,8 +65,8 @@ def procedure_named(name: str) -> Procedure:
         known = ", ".join(sorted(_PROCEDURES))
         raise ValueError(f"there is no procedure {name!r}; the procedures are {known}")
     module, function = _PROCEDURES[name].split(":")
-    found: Procedure = getattr(importlib.import_module(module), function)
-    return found
+    procedure: Procedure = getattr(importlib.import_module(module), function)
+    return procedure
 
 
 def carry_out(
@@ -88,13 +88,13 @@ def carry_out(
     )
     environment = capture_environment()
     paths = []
-    for run, found in zip(runs, measured, strict=True):
-        left_out = found.effects.get("not_run")
-        if left_out and not found.metrics:
+    for run, measurement in zip(runs, measured, strict=True):
+        left_out = measurement.effects.get("not_run")
+        if left_out and not measurement.metrics:
             reason = "; ".join(f"{part} {sentence}" for part, sentence in left_out.items())
             paths.append(failed_record(run, reason, environment, started).write(records))
         else:
-            paths.append(keep(run, found, started, records, environment))
+            paths.append(keep(run, measurement, started, records, environment))
     return paths
 
 
@@ -130,12 +130,12 @@ def _carry_out_ensemble(
     started, environment = datetime.now(UTC), capture_environment()
     paths = []
 
-    def done(run: RunConfig, found: Measured | FailedRun) -> None:
-        if isinstance(found, FailedRun):
-            reason = f"{found.reason} (after {found.step} steps)"
+    def done(run: RunConfig, outcome: Measured | FailedRun) -> None:
+        if isinstance(outcome, FailedRun):
+            reason = f"{outcome.reason} (after {outcome.step} steps)"
             paths.append(failed_record(run, reason, environment, started).write(records))
         else:
-            paths.append(keep(run, found, started, records, environment))
+            paths.append(keep(run, outcome, started, records, environment))
 
     left = [run for run in runs if find_record(run, records) is None]
     train_together(
@@ -182,7 +182,9 @@ def _measure(runs: Sequence[RunConfig], **how: Any) -> list[Measured]:
     name = runs[0].procedure
     if name in _TOGETHER:
         module, function = _TOGETHER[name].split(":")
-        found: list[Measured] = getattr(importlib.import_module(module), function)(runs, **how)
-        return found
+        measurements: list[Measured] = getattr(importlib.import_module(module), function)(
+            runs, **how
+        )
+        return measurements
     (run,) = runs
     return [procedure_named(name)(run, **how)]

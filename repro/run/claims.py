@@ -46,7 +46,7 @@ class Claim:
 
     Attributes
     ----------
-    mine
+    claimed
         What this start may carry out now, or None.
     busy
         What another start carries out, or None.
@@ -54,7 +54,7 @@ class Claim:
         What another start has recorded, as done or as failed, or None.
     """
 
-    mine: Task | None = None
+    claimed: Task | None = None
     busy: Task | None = None
     elsewhere: Task | None = None
 
@@ -103,19 +103,19 @@ class Claims:
             self._unlock(path)
 
     def _sorted(self, task: Task) -> Claim:
-        mine, busy, elsewhere = [], [], []
+        claimed, busy, elsewhere = [], [], []
         for run in task.every:
             if not self._lock(self._path(run)):
                 busy.append(run)
             elif self._recorded_since(run):
                 elsewhere.append(run)
             else:
-                mine.append(run)
-        needed = {self._path(run) for run in mine}
+                claimed.append(run)
+        needed = {self._path(run) for run in claimed}
         for path in {self._path(run) for run in elsewhere} - needed:
             self._unlock(path)
         return Claim(
-            mine=_part(task, mine), busy=_part(task, busy), elsewhere=_part(task, elsewhere)
+            claimed=_part(task, claimed), busy=_part(task, busy), elsewhere=_part(task, elsewhere)
         )
 
     def _recorded_since(self, run: RunConfig) -> bool:

@@ -5,12 +5,18 @@ unpayable is an error; copies of a question that are paid, and questions that oc
 training and test, are counted. Problems of the package's own generators need none of this and are
 not opened. Public sets are opened where a user named them: those of a target's own scale may have
 to be fetched first.
+
+What a scale reads (`reads_of`) and the reading itself (`problems_of`) stand here alone: prompts'
+lengths (`repro.run.preflight`) are looked at in the same lists.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
+from repro.data.folder import Split
 from repro.data.load import is_available, is_generated, load_problems
 from repro.data.problem import DataError, Problem
 from repro.data.repeats import repeat_counts
@@ -21,6 +27,53 @@ from repro.spec.config import DataConfig, RunConfig, TrainScale
 
 # Where so many are named, the rest is counted.
 _NAMED = 5
+_GRADED: tuple[Split, ...] = ("train", "test")
+# Splits in memory: those of one scale of training, development, test and five test sets.
+_IN_MEMORY = 8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Read:
+    """Problems that a scale reads.
+
+    Attributes
+    ----------
+    name
+        What they are to the run, for messages.
+    data, split
+        Where they come from.
+    max_prompt_tokens
+        Longest prompt, in tokens, that the scale takes of them.
+    """
+
+    name: str
+    data: DataConfig
+    split: Split
+    max_prompt_tokens: int
+
+
+def reads_of(scale: TrainScale) -> Iterator[Read]:
+    """Yield the problems that a scale reads."""
+
+    def own(name: str, split: Split) -> Read:
+        longest = scale.max_prompt_tokens
+        return Read(name=name, data=scale.data, split=split, max_prompt_tokens=longest)
+
+    yield own("training", "train")
+    if scale.evaluation.every:
+        yield own("development", "development")
+    if scale.accuracy_over == "split":
+        yield own("test", "test")
+    for item in scale.test_sets:
+        limit = item.max_prompt_tokens or scale.max_prompt_tokens
+        name = f"test set {item.name}"
+        yield Read(name=name, data=item.data, split="test", max_prompt_tokens=limit)
+
+
+@functools.lru_cache(maxsize=_IN_MEMORY)
+def problems_of(data: DataConfig, split: Split) -> tuple[Problem, ...]:
+    """Return the problems of a split, read once however many checks look at them."""
+    return tuple(load_problems(data, split))
 
 
 def data_lines(plan: Sequence[RunConfig], named: bool) -> list[str]:
@@ -37,23 +90,16 @@ def data_lines(plan: Sequence[RunConfig], named: bool) -> list[str]:
         If they are missing or broken, or no gold of a split can be paid; it names file and line.
     """
     scales = [run.scale for run in plan if isinstance(run.scale, TrainScale)]
-    # Without a test split of its own, what is trained on is asked nothing.
-    trained = {scale.data: scale.accuracy_over == "split" for scale in scales}
-    asked = {item.data for scale in scales for item in scale.test_sets} - set(trained)
+    every = {(read.data, read.split) for scale in scales for read in reads_of(scale)}
+    trained = {data for data, split in every if split == "train"}
     lines: list[str] = []
     with GraderPool(workers=1) as pool:
-        for data in sorted(trained, key=repr):
+        # Data that are trained on come first.
+        for data in sorted({data for data, _ in every}, key=lambda d: (d not in trained, repr(d))):
             if _is_opened(data, named):
-                train = load_problems(data, "train")
-                test = load_problems(data, "test") if trained[data] else []
-                splits = {"train": train} | ({"test": test} if test else {})
+                splits = {s: problems_of(data, s) for s in _GRADED if (data, s) in every}
                 lines += _lines(data.source, splits, pool)
-                lines += _repeat_lines(data.source, train, test)
-        for data in sorted(asked, key=repr):
-            if _is_opened(data, named):
-                test = load_problems(data, "test")
-                lines += _lines(data.source, {"test": test}, pool)
-                lines += _repeat_lines(data.source, [], test)
+                lines += _repeat_lines(data.source, splits)
     return lines
 
 
@@ -64,7 +110,7 @@ def _is_opened(data: DataConfig, named: bool) -> bool:
     return named or ":" in data.source
 
 
-def _lines(source: str, splits: dict[str, list[Problem]], pool: GraderPool) -> list[str]:
+def _lines(source: str, splits: Mapping[Split, Sequence[Problem]], pool: GraderPool) -> list[str]:
     """Return a line per gold that can never be paid.
 
     Raises
@@ -94,7 +140,7 @@ def _lines(source: str, splits: dict[str, list[Problem]], pool: GraderPool) -> l
     return lines
 
 
-def _copy_lines(where: str, problems: list[Problem], pool: GraderPool) -> list[str]:
+def _copy_lines(where: str, problems: Sequence[Problem], pool: GraderPool) -> list[str]:
     """Return a line if a copy of some question is paid."""
     questions = [problem.question for problem in problems]
     paid = paid_copies(questions, [problem.answer for problem in problems], pool)
@@ -107,9 +153,9 @@ def _copy_lines(where: str, problems: list[Problem], pool: GraderPool) -> list[s
     ]
 
 
-def _repeat_lines(source: str, train: list[Problem], test: list[Problem]) -> list[str]:
+def _repeat_lines(source: str, splits: Mapping[Split, Sequence[Problem]]) -> list[str]:
     """Return a line if questions occur twice, in a split or in both."""
-    counts = repeat_counts(train, test)
+    counts = repeat_counts(splits.get("train", ()), splits.get("test", ()))
     if not any(counts.values()):
         return []
     return [

@@ -82,10 +82,10 @@ def _wider(trained: Sequence[RunConfig]) -> float:
 
 def unmeasured(runs: Sequence[RunConfig]) -> list[str]:
     """Return what a prediction for these runs takes for granted, and no recorded ensemble shows."""
-    found = []
+    sentences = []
     if any(run.procedure == "train" and run.arm.loss.dynamic_sampling for run in runs):
-        found.append(f"a step with dynamic sampling counts as {DYNAMIC_STEPS:g}")
-    return found
+        sentences.append(f"a step with dynamic sampling counts as {DYNAMIC_STEPS:g}")
+    return sentences
 
 
 def queue_seconds(seconds: Sequence[float], devices: int) -> float:

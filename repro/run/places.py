@@ -7,14 +7,14 @@ checkout that holds the package, else from the copy inside the installed package
 
 from __future__ import annotations
 
-import difflib
 import os
 from pathlib import Path
 
 from repro.evidence.provenance import PACKAGE
+from repro.spec.arm import meant
 
 # Folders named to someone who named one that is not there.
-_NEAR = 4
+_NAMED = 4
 
 
 def runs_folder(named: str | None) -> tuple[Path, str | None]:
@@ -48,7 +48,7 @@ def expected_folder(named: str | None) -> Path:
 
 
 def absence_text(runs: Path, folder: Path) -> str:
-    """Return why `folder` of the folder of records holds none, and what lies nearest to it."""
+    """Return why `folder` of the folder of records holds none, and what lies beside it."""
     looked = runs if not runs.is_dir() else folder
     if looked.exists() and not looked.is_dir():
         return f"{looked} is a file; a folder of records is needed there"
@@ -60,8 +60,9 @@ def absence_text(runs: Path, folder: Path) -> str:
         return f"{looked} {said}"
     name = looked.relative_to(present).parts[0]
     beside = sorted(path.name for path in present.glob("[!.]*") if path.is_dir())
-    near = difflib.get_close_matches(name, beside, n=_NEAR, cutoff=0.0) or ["no folder"]
-    return f"{looked} {said}; {present} holds {', '.join(near)}"
+    folders = ", ".join(beside[:_NAMED]) or "no folder"
+    more = f" and {len(beside) - _NAMED} more" if len(beside) > _NAMED else ""
+    return f"{looked} {said}{meant(name, beside)}; {present} holds {folders}{more}"
 
 
 def _writable(folder: Path) -> bool:

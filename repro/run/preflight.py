@@ -20,13 +20,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from repro.data.folder import Split
-from repro.data.load import is_local, load_problems, require_declared
+from repro.data.load import is_local, require_declared
 from repro.data.problem import Problem
 from repro.models.memory_plan import StepShape, full_training_bytes, peak_within, plan_memory
+from repro.run.data_check import problems_of, reads_of
 from repro.run.disk import free_bytes, size
 from repro.spec.arm import Arm
-from repro.spec.config import DataConfig, RunConfig, TrainScale
+from repro.spec.config import RunConfig, TrainScale
 from repro.spec.hub import hub_cache, is_hub_name, snapshots
 from repro.spec.schedule import sigma_of_stage, stage_of_step
 from repro.spec.shapes import shape_of_checkpoint
@@ -193,29 +193,17 @@ def disk_refusal(
     return None
 
 
-def _parts(scale: TrainScale) -> Iterator[tuple[str, DataConfig, Split, int]]:
-    """Yield the problems that a scale reads: what they are, from where, split, longest prompt."""
-    yield "training", scale.data, "train", scale.max_prompt_tokens
-    if scale.evaluation.every:
-        yield "development", scale.data, "development", scale.max_prompt_tokens
-    if scale.accuracy_over == "split":
-        yield "test", scale.data, "test", scale.max_prompt_tokens
-    for item in scale.test_sets:
-        limit = item.max_prompt_tokens or scale.max_prompt_tokens
-        yield f"test set {item.name}", item.data, "test", limit
-
-
 def _first(sentences: Iterator[str]) -> str | None:
     return next(sentences, None)
 
 
 def _data_refusals(scale: TrainScale) -> Iterator[str]:
     """Yield what is wrong with a scale's data by their description alone."""
-    for what, data, split, _ in _parts(scale):
+    for read in reads_of(scale):
         try:
-            require_declared(data, split)
+            require_declared(read.data, read.split)
         except ValueError as error:
-            yield f"{what} problems: {error}"
+            yield f"{read.name} problems: {error}"
 
 
 @functools.lru_cache(maxsize=64)
@@ -269,26 +257,27 @@ def _check_prompts(scale: TrainScale, folder: Path, fetch: bool) -> tuple[str, .
         Naming the set, the longest prompt and the setting that would hold it.
     """
     unchecked = []
-    for what, data, split, limit in _parts(scale):
-        if not fetch and not is_local(data, split):
-            unchecked.append(f"{what} problems of {data.source}")
+    for read in reads_of(scale):
+        where = f"{read.name} problems of {read.data.source}"
+        if not fetch and not is_local(read.data, read.split):
+            unchecked.append(where)
             continue
-        problems = load_problems(data, split)
-        if split == "train" and len(problems) < scale.prompts_per_rollout:
+        problems = problems_of(read.data, read.split)
+        if read.split == "train" and len(problems) < scale.prompts_per_rollout:
             raise ValueError(
                 f"there are {len(problems)} training problems; a rollout takes "
                 f"{scale.prompts_per_rollout} (prompts_per_rollout)"
             )
         longest = _longest(problems, scale.prompt_template, folder)
-        if longest > limit:
+        if longest > read.max_prompt_tokens:
             raise ValueError(
-                f"{what} problems of {data.source}: the longest prompt has {longest} tokens with "
-                f"the tokenizer of {folder}; max_prompt_tokens there is {limit}"
+                f"{where}: the longest prompt has {longest} tokens with the tokenizer of {folder}; "
+                f"max_prompt_tokens there is {read.max_prompt_tokens}"
             )
     return tuple(unchecked)
 
 
-def _longest(problems: list[Problem], template: str, folder: Path) -> int:
+def _longest(problems: Sequence[Problem], template: str, folder: Path) -> int:
     """Return the tokens of the longest prompt."""
     from repro.data.prompts import render
 

@@ -94,7 +94,7 @@ class WorkerPool:
         self._each = -(-count // len(self._devices))
         self._retries = retries
         self._alone = alone
-        self._claim = claim or (lambda task: Claim(mine=task))
+        self._claim = claim or (lambda task: Claim(claimed=task))
         self._work = alone, carry_out, answers
         self._workers: list[_Worker] = []
         self._waiting: deque[Task] = deque()
@@ -190,7 +190,7 @@ class WorkerPool:
                 yield Event(task=claim.elsewhere, kind="elsewhere")
             if claim.busy is not None:
                 busy.append(claim.busy)
-            worker.task = claim.mine
+            worker.task = claim.claimed
         waiting.extendleft(reversed(busy))
         if worker.task is not None:
             _send(worker, worker.task)

@@ -26,6 +26,8 @@ Aggregation = Literal["sequence_mean", "token_mean", "token_mean_local", "consta
 RatioLevel = Literal["token", "sequence"]
 KLEstimator = Literal["k1", "k2", "k3"]
 OldPolicy = Literal["trainer", "sampler"]
+OptimizerName = Literal["adamw", "adamw_8bit"]
+CacheName = Literal["compute", "float8"]
 
 WEIGHT_FORMATS: tuple[WeightFormat, ...] = get_args(WeightFormat)
 

@@ -34,6 +34,7 @@ from repro.spec.arm import (
     NoiseSchedule,
     NoiseSharing,
     OldPolicy,
+    OptimizerName,
     PlantedRounding,
     RatioLevel,
     RewardKind,
@@ -278,7 +279,7 @@ class OptimizerConfig:
     `schedule` after the warm-up is `constant` or `cosine` to zero at the last step.
     """
 
-    name: Literal["adamw", "adamw_8bit"] = "adamw"
+    name: OptimizerName = "adamw"
     learning_rates: LearningRates
     beta1: float = 0.9
     beta2: float = 0.99

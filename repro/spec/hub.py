@@ -13,10 +13,18 @@ import os
 import threading
 import urllib.error
 import urllib.request
+from collections.abc import Callable
 from pathlib import Path
+from typing import TypeVar
 
 ANSWER_SECONDS = 4.0
 _INDEX = "model.safetensors.index.json"
+
+Result = TypeVar("Result")
+
+
+class HubError(Exception):
+    """Nothing came from the hub; the message says why, in words that end a sentence."""
 
 
 def hub_cache() -> Path:
@@ -70,6 +78,24 @@ def why_unreachable() -> str | None:
     attempt.join(ANSWER_SECONDS + 1)
     problem = answers[0] if answers else f"no answer within {ANSWER_SECONDS + 1:.0f} seconds"
     return None if problem is None else f"{endpoint} cannot be reached ({problem})"
+
+
+def fetch(download: Callable[[], Result], failures: tuple[type[Exception], ...]) -> Result:
+    """Return what `download` fetches from the hub.
+
+    Raises
+    ------
+    HubError
+        Saying why the hub cannot be asked, or which of its client's `failures` came instead.
+    """
+    reason = why_unreachable()
+    if reason is not None:
+        raise HubError(reason)
+    try:
+        return download()
+    except failures as error:
+        first = str(error).splitlines()[0]
+        raise HubError(f"the download failed ({type(error).__name__}: {first})") from error
 
 
 def _ask(endpoint: str, answers: list[str | None]) -> None:

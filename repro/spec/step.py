@@ -13,7 +13,14 @@ import re
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from repro.spec.arm import Arm, WeightFormat, require, require_choice
+from repro.spec.arm import (
+    Arm,
+    CacheName,
+    OptimizerName,
+    WeightFormat,
+    require,
+    require_choice,
+)
 from repro.spec.shapes import shape_named
 
 Linears = Literal["kernels", "dequantised", "bitsandbytes"]
@@ -101,7 +108,7 @@ class StepPoint:
     budget_bytes: int = 0
     lora_rank: int = 0
     slots: int = 0
-    cache: Literal["compute", "float8"] = "compute"
+    cache: CacheName = "compute"
     memory_only: bool = False
 
     def __post_init__(self) -> None:
@@ -157,7 +164,7 @@ class StepScale:
     warm_up_tokens: int = 48
     steps: int = 1
     updates: int = 1
-    optimizer: Literal["adamw", "adamw_8bit"] = "adamw"
+    optimizer: OptimizerName = "adamw"
     seeds: tuple[int, ...] = (0,)
 
     def __post_init__(self) -> None:

@@ -139,8 +139,8 @@ def refusals(record: Record, metrics: Iterable[Metric] = ()) -> list[str]:
     """
     if not record.ok:
         return [f"the run failed: {record.outcome['reason'].splitlines()[0]}"]
-    found = list(numbers.units(record, {metric.name: metric for metric in metrics}))
+    faults = list(numbers.units(record, {metric.name: metric for metric in metrics}))
     for check in CHECKS:
         if check.applies(record):
-            found += check.find(record)
-    return found
+            faults += check.find(record)
+    return faults

@@ -57,8 +57,8 @@ class Check:
 
     def applies(self, record: Record) -> bool:
         """Whether the record must show it."""
-        mine = not self.procedures or record.procedure in self.procedures
-        return mine and record.schema >= self.since
+        applies = not self.procedures or record.procedure in self.procedures
+        return applies and record.schema >= self.since
 
 
 def close(first: float | None, second: float | None) -> bool:

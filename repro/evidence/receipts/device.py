@@ -20,11 +20,11 @@ TIMING_METHODS = ("device_events", "synchronized_clock")
 
 def timed(record: Record) -> list[str]:
     """Return why what was timed cannot be true."""
-    found = _timing(record.effects["timing"]) if "timing" in record.effects else []
+    faults = _timing(record.effects["timing"]) if "timing" in record.effects else []
     retried = {name: n for name, n in record.effects.get("timed_retries", {}).items() if n}
     if retried:
-        found.append(f"the allocator had to retry under the clock: {retried}; needs none")
-    return found
+        faults.append(f"the allocator had to retry under the clock: {retried}; needs none")
+    return faults
 
 
 def own_device(record: Record) -> list[str]:
@@ -39,17 +39,17 @@ def _timing(timing: Mapping[str, Any]) -> list[str]:
     seconds = timing.get("seconds")
     if not seconds or seconds <= 0:
         return [f"timing.seconds is {seconds}"]
-    found = []
+    faults = []
     for amount, limit in (("bytes", "bytes_per_second"), ("flops", "flops_per_second")):
         if timing.get(amount) and not timing.get(limit):
-            found.append(f"timing.{limit} is missing: the device's own rate is not shown")
+            faults.append(f"timing.{limit} is missing: the device's own rate is not shown")
         elif timing.get(amount) and timing[amount] / seconds > RATE_MOST * timing[limit]:
             rate = timing[amount] / seconds
-            found.append(
+            faults.append(
                 f"{rate:.3g} {amount} a second is more than the device can do "
                 f"({timing[limit]:.3g}); the timer did not wait for the work"
             )
-    return found
+    return faults
 
 
 def _device(device: Mapping[str, Any]) -> list[str]:
@@ -58,36 +58,36 @@ def _device(device: Mapping[str, Any]) -> list[str]:
     memory = before["memory"]
     if "failed" in memory:
         return [f"effects.device: the free memory before is not known ({memory['failed']})"]
-    found = []
+    faults = []
     busy = memory["total_bytes"] - memory["free_bytes"]
     if busy > BUSY_BYTES_MOST:
-        found.append(
+        faults.append(
             f"{busy / GIB:.1f} of {memory['total_bytes'] / GIB:.1f} GiB of the device were in use "
             f"before the measurement; at most {BUSY_BYTES_MOST / GIB:.0f} may be"
         )
     for when, state in (("before", before), ("after", after)):
         others = state["processes"].get("others")
         if others:
-            found.append(f"{when} the measurement other processes were on the device: {others}")
+            faults.append(f"{when} the measurement other processes were on the device: {others}")
         # The driver also reports a slowdown by hardware while an idle card raises its clocks: what
         # is seen before counts by its cause alone.
         names = SPOILING if state is before else ("hw_slowdown", *SPOILING)
         active = [name for name in names if state["card"].get(name) == "Active"]
         if active:
-            found.append(f"{when} the measurement the clocks were lowered: {', '.join(active)}")
-    return found + _slowed(before, after)
+            faults.append(f"{when} the measurement the clocks were lowered: {', '.join(active)}")
+    return faults + _slowed(before, after)
 
 
 def _slowed(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
     """Return for how long heat or a power brake lowered the clocks, where the driver counts it."""
     elapsed = 1e6 * (after["at"] - before["at"])
-    found = []
+    faults = []
     for name in SPOILING:
         if name in before["slowed_us"] and name in after["slowed_us"]:
             spent = after["slowed_us"][name] - before["slowed_us"][name]
             if spent > SLOWED_MOST * elapsed:
-                found.append(
+                faults.append(
                     f"{name} lowered the clocks for {spent / elapsed:.1%} of the measurement; at "
                     f"most {SLOWED_MOST:.0%} may be"
                 )
-    return found
+    return faults

@@ -39,10 +39,10 @@ def noise(record: Record) -> list[str]:
             "really perturbed"
         ]
     low, high = SIGMA_RATIO
-    for step, (wanted, found) in enumerate(zip(asked, realised, strict=True)):
-        if wanted and not low <= found / wanted <= high:
+    for step, (wanted, drawn) in enumerate(zip(asked, realised, strict=True)):
+        if wanted and not low <= drawn / wanted <= high:
             return [
-                f"step {step}: added noise had a deviation of {found:.3g}; asked for {wanted:.3g}"
+                f"step {step}: added noise had a deviation of {drawn:.3g}; asked for {wanted:.3g}"
             ]
     return []
 

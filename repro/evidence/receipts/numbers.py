@@ -65,11 +65,11 @@ def units(record: Record, metrics: Mapping[str, Metric]) -> Iterator[str]:
 
 def derived(record: Record) -> Iterator[str]:
     """Yield which metrics are not what the record's series and other metrics give."""
-    found = _derived(record)
-    for name, needed in found.items():
+    implied = _derived(record)
+    for name, needed in implied.items():
         yield from _compared(record, name, needed, "its series give")
     for name in DERIVED:
-        if name in record.metrics and name not in found:
+        if name in record.metrics and name not in implied:
             yield f"metrics.{name} is there without the numbers that it follows from"
 
 
@@ -77,25 +77,25 @@ def _derived(record: Record) -> dict[str, Estimate]:
     evaluation = record.config["scale"]["evaluation"]
     budget = evaluation.get("token_budget", 0)
     try:
-        found = derived_metrics(record.metrics, record.series, budget)
+        implied = derived_metrics(record.metrics, record.series, budget)
     except (KeyError, ValueError):
-        found = {}  # the series of evaluations are refused by themselves
+        implied = {}  # the series of evaluations are refused by themselves
     if record.procedure == "finetune":
-        found |= tuning_metrics(record.series, record.effects)
+        implied |= tuning_metrics(record.series, record.effects)
     if record.procedure == "train":
         try:
-            found |= training_metrics(record.series, record.effects, evaluation)
+            implied |= training_metrics(record.series, record.effects, evaluation)
         except ValueError:  # the training curve is refused by itself
-            found |= training_metrics(record.series, record.effects, {})
+            implied |= training_metrics(record.series, record.effects, {})
     if record.procedure in TRAINED:
         if evaluation.get("kl_to_start"):
-            found |= _kl_to_start(record)
+            implied |= _kl_to_start(record)
         start, end = (
             record.metrics.get(name) for name in ("accuracy_greedy_start", "accuracy_greedy")
         )
         if start and end and start.value is not None and end.value is not None:
-            found["gain_greedy"] = gain(start, end)["gain_greedy"]
-    return found
+            implied["gain_greedy"] = gain(start, end)["gain_greedy"]
+    return implied
 
 
 def _kl_to_start(record: Record) -> dict[str, Estimate]:
@@ -219,10 +219,10 @@ def _several_of_sets(record: Record, sets: Sequence[Mapping[str, Any]]) -> dict[
     """Return each set's estimates from several samples, by metric."""
     at = record.config["scale"]["evaluation"].get("at", ())
     try:
-        found = [at_k_metrics(tally, at) | distinct_metrics(tally) for tally in sets]
+        by_set = [at_k_metrics(tally, at) | distinct_metrics(tally) for tally in sets]
     except (KeyError, ValueError):
         return {}  # each set is refused by itself
-    return {name: [one[name].value or 0.0 for one in found if name in one] for name in found[0]}
+    return {name: [one[name].value or 0.0 for one in by_set if name in one] for name in by_set[0]}
 
 
 def _mean_of_sets(record: Record, name: str, values: list[float]) -> Iterator[str]:

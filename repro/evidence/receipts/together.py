@@ -39,10 +39,10 @@ def refusals_together(records: Records) -> dict[Place, str]:
     records
         Those that stand by themselves, by arm and seed.
     """
-    found: dict[Place, str] = {}
+    sentences: dict[Place, str] = {}
     for place, sentence in (*_other_inputs(records), *_copies(records)):
-        found.setdefault(place, sentence)
-    return found
+        sentences.setdefault(place, sentence)
+    return sentences
 
 
 def _other_inputs(records: Records) -> Iterator[tuple[Place, str]]:

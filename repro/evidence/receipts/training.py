@@ -17,20 +17,20 @@ WITHOUT_REWARD_MOST = 0.01
 def training(record: Record) -> list[str]:
     """Return why nothing could be trained, nothing was, or not for as long as the scale says."""
     arm, scale = record.config["arm"], record.config["scale"]
-    found = []
+    faults = []
     adapters = record.effects.get("adapter_modules")
     if arm["training"] == "lora" and not adapters:
-        found.append(f"no adapter was attached (effects.adapter_modules is {adapters})")
+        faults.append(f"no adapter was attached (effects.adapter_modules is {adapters})")
     if arm["training"] == "full" and adapters:
-        found.append(f"a fully trained arm carries {adapters} adapter modules")
+        faults.append(f"a fully trained arm carries {adapters} adapter modules")
     if not record.effects.get("parameters_trainable"):
-        found.append("effects.parameters_trainable is 0 or missing: nothing could be trained")
+        faults.append("effects.parameters_trainable is 0 or missing: nothing could be trained")
     if not record.effects.get("trained_change_l2"):
-        found.append("effects.trained_change_l2 is 0 or missing: training changed no parameter")
+        faults.append("effects.trained_change_l2 is 0 or missing: training changed no parameter")
     steps = record.effects.get("optimizer_steps")
     if steps != scale["steps"]:
-        found.append(f"{steps} optimiser steps were made; the scale has {scale['steps']}")
-    return found
+        faults.append(f"{steps} optimiser steps were made; the scale has {scale['steps']}")
+    return faults
 
 
 def advantages(record: Record) -> list[str]:

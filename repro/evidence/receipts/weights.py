@@ -23,19 +23,19 @@ def weights(record: Record) -> list[str]:
     if not isinstance(linears, Mapping) or not linears:
         return ["effects.linears is missing: nothing shows which format the projections had"]
     others = {name: count for name, count in linears.items() if name != wanted and count}
-    found = []
+    faults = []
     if not linears.get(wanted):
-        found.append(f"no projection was {wanted}; found {dict(linears)}")
+        faults.append(f"no projection was {wanted}; found {dict(linears)}")
     elif others:
-        found.append(f"some projections were not {wanted}: {others}")
+        faults.append(f"some projections were not {wanted}: {others}")
     error = record.effects.get("relative_weight_error_mean")
     low, high = WEIGHT_ERROR
     if wanted != "bf16" and error is not None and not low <= error <= high:
-        found.append(
+        faults.append(
             f"weights called {wanted} differ from the originals by {error:.3g} of their size; "
             f"a 4-bit format gives {low} to {high}"
         )
-    return found
+    return faults
 
 
 def weight_noise(record: Record) -> list[str]:

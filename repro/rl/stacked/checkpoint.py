@@ -20,8 +20,8 @@ from repro.rl.runs import RunStates
 from repro.rl.snapshots import (
     Snapshot,
     SnapshotError,
-    read_newest,
     require_same_tensors,
+    restore_newest,
     write_snapshot,
 )
 from repro.rl.stacked.masters import Masters
@@ -71,13 +71,7 @@ def load_ensemble(
         optimizer.steps = state.step
         return state
 
-    found = read_newest(folder, restore)
-    if found is None:
-        return None
-    state, refused = found
-    for run in state.runs:
-        run.note_refused(refused)
-    return state
+    return restore_newest(folder, restore)
 
 
 def _parse(snapshot: Snapshot, digests: Sequence[str]) -> RunStates:

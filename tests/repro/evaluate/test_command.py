@@ -81,7 +81,7 @@ def test_the_same_line_gives_the_same_record(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("flags", "sentence"),
     [
-        (["--data", "gsm9k"], "the nearest is gsm8k"),
+        (["--data", "gsm9k"], "did you mean gsm8k?"),
         (["--data", ","], "--data names no data set"),
         ([*GENERATED, "--samples", "0"], "--samples 0: needs 1 or more"),
         ([*GENERATED, "--samples", "2", "--at", "1,4"], "--at 4: with 2 samples k must lie in"),

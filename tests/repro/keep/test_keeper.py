@@ -262,7 +262,7 @@ def test_a_tracker_that_does_not_open_closes_those_before_it(
 @pytest.mark.parametrize(
     ("flags", "sentence"),
     [
-        (["--log", "wanbd"], "the nearest is wandb"),
+        (["--log", "wanbd"], "did you mean wandb?"),
         (["--log", "lacking"], "not installed; pip install no_such_package"),
         (["--log", ","], "--log names no tracker"),
     ],

@@ -89,6 +89,7 @@ def test_a_folder_that_does_not_exist_is_named_with_the_nearest_ones(
     assert main(["compare", "blessed", str(tmp_path / "rnus")]) == 2
     said = capsys.readouterr().err
     assert f"{tmp_path / 'rnus'} does not exist" in said
+    assert "(did you mean runs?)" in said
     assert "holds runs" in said
 
 

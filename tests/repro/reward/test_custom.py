@@ -85,7 +85,7 @@ def test_a_reward_that_changed_since_the_run_was_planned_is_refused(write: Write
         ("nothing", "needs module:function"),
         (":f", "needs module:function"),
         ("no_such_module_here:f", "cannot be imported: ModuleNotFoundError"),
-        ("{}:shortest", "has no function shortest; the nearest is shorter"),
+        ("{}:shortest", "has no function shortest \\(did you mean shorter\\?\\)"),
         ("{}:NUMBER", "has no function NUMBER"),
         ("{}:lonely", "cannot be called with completions and answers"),
         ("{}:few", r"returned \[0.0\] for 2 completions"),

@@ -45,15 +45,15 @@ def test_what_one_start_has_claimed_another_leaves_and_gets_afterwards(tmp_path:
     runs, said = runs_of(), list[str]()
     task = task_of(runs, tmp_path)
     with start(tmp_path, runs) as one, start(tmp_path, runs, said) as two:
-        assert one.take(task).mine == task
-        assert one.take(task).mine == task  # it was given back to the queue, say
+        assert one.take(task).claimed == task
+        assert one.take(task).claimed == task  # it was given back to the queue, say
         claim = two.take(task)
-        assert (claim.mine, claim.busy, claim.elsewhere) == (None, task, None)
+        assert (claim.claimed, claim.busy, claim.elsewhere) == (None, task, None)
         assert two.take(task).busy == task
         (sentence,) = said
         assert f"process {os.getpid()} on" in sentence
         one.release(task)
-        assert two.take(task).mine == task
+        assert two.take(task).claimed == task
     assert not list(tmp_path.rglob("*.lock"))
 
 
@@ -62,13 +62,13 @@ def test_of_an_ensemble_a_start_takes_what_is_free(
 ) -> None:
     runs = runs_of()
     with start(tmp_path, runs) as one, start(tmp_path, runs) as two:
-        assert one.take(task_of(runs[:1], tmp_path)).mine is not None
+        assert one.take(task_of(runs[:1], tmp_path)).claimed is not None
         made_up_record(runs[3]).write(tmp_path)
         claim = two.take(task_of(runs, tmp_path))
         assert claim.busy is not None
         assert claim.busy.every == tuple(runs[:1])
-        assert claim.mine is not None
-        assert claim.mine.every == tuple(runs[1:3])
+        assert claim.claimed is not None
+        assert claim.claimed.every == tuple(runs[1:3])
         assert claim.elsewhere is not None
         assert claim.elsewhere.every == tuple(runs[3:])
 
@@ -80,18 +80,18 @@ def test_a_run_that_another_start_tried_in_vain_is_not_tried_again_by_this_one(
     failed_record(runs[0], "before any of the two", {}).write(tmp_path)
     task = task_of(runs, tmp_path)
     with start(tmp_path, runs) as one:
-        assert one.take(task).mine == task
+        assert one.take(task).claimed == task
         failed_record(runs[0], "by the other", {}).write(tmp_path)
         one.release(task)
         assert one.take(task).elsewhere == task
     with start(tmp_path, runs) as next_start:
-        assert next_start.take(task).mine == task
+        assert next_start.take(task).claimed == task
 
 
 def test_measurements_are_claimed_one_at_a_time(tmp_path: Path) -> None:
     small, large = (dataclasses.replace(run, tier="systems") for run in runs_of()[:2])
     with start(tmp_path, [small, large]) as one, start(tmp_path, [small, large]) as two:
-        assert one.take(task_of([small], tmp_path)).mine is not None
+        assert one.take(task_of([small], tmp_path)).claimed is not None
         assert two.take(task_of([large], tmp_path)).busy is not None
 
 
@@ -105,7 +105,7 @@ def test_without_locks_a_sentence_says_so_once_and_the_runs_go_on(
     runs, said = runs_of(), list[str]()
     with start(tmp_path, runs, said) as one:
         for run in runs:
-            assert one.take(task_of([run], tmp_path)).mine is not None
+            assert one.take(task_of([run], tmp_path)).claimed is not None
     (sentence,) = said
     assert "has no locks" in sentence
 
@@ -119,7 +119,7 @@ folder = Path({folder!r})
 runs = runs_of()[:1]
 claims, task, taken = start(folder, runs), task_of(runs, folder), 0
 while taken < 100:
-    if claims.take(task).mine is None:
+    if claims.take(task).claimed is None:
         continue
     os.mkdir(folder / "inside")  # raises where another is inside
     os.rmdir(folder / "inside")
@@ -151,7 +151,7 @@ from pathlib import Path
 from tests.repro.run.test_claims import runs_of, start, task_of
 folder = Path({folder!r})
 claims = start(folder, runs_of())
-assert claims.take(task_of(runs_of(), folder)).mine is not None
+assert claims.take(task_of(runs_of(), folder)).claimed is not None
 print("taken", flush=True)
 time.sleep(600)
 """
@@ -168,7 +168,7 @@ def test_the_lock_of_a_killed_process_is_taken_over(tmp_path: Path) -> None:
         os.kill(holder.pid, signal.SIGKILL)
         holder.communicate()
         assert len(list(tmp_path.rglob("seed-*.lock"))) == len(runs)
-        assert other.take(task).mine == task
+        assert other.take(task).claimed == task
 
 
 # Carries out runs by waiting a little and writing their records; a call to a line.

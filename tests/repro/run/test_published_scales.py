@@ -13,6 +13,7 @@ import os
 import shutil
 import socket
 import time
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -21,18 +22,22 @@ import pytest
 
 import repro.run.schedule  # noqa: F401 - binds the real devices before a test pretends others
 from repro.__main__ import main
+from repro.data.folder import Split
+from repro.data.load import load_problems
+from repro.data.problem import Problem
 from repro.data.public import PUBLIC_SETS
 from repro.evidence.record import find_record, read_record
 from repro.judge.check import check_selection
 from repro.models.checkpoint import resolve
 from repro.models.tensor_files import CheckpointError
+from repro.run import data_check
 from repro.run import preflight as preflights
 from repro.run.carry_out import carry_out
 from repro.run.places import expected_folder
 from repro.run.preflight import memory_of, preflight
 from repro.run.select import Changes, Selection, select
 from repro.spec import tier as tiers
-from repro.spec.config import RunConfig, TrainScale
+from repro.spec.config import DataConfig, RunConfig, TrainScale
 from repro.spec.tier import REAL_CHECKPOINTS, CudaDevice, Tier
 from repro.targets import TARGETS, find
 from repro.targets.training_costs import DATA_DOWNLOADS
@@ -253,6 +258,24 @@ def test_a_prompt_longer_than_the_scale_allows_is_found_before_anything_is_loade
     assert said is not None
     assert "the longest prompt has" in said
     assert "max_prompt_tokens there is 100" in said
+
+
+def test_a_plan_reads_each_split_once_for_golds_and_prompts(
+    checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(preflights, "cuda_devices", lambda: (H100,))
+    plan = small("table1", Tier.PAPER, checkpoint, max_prompt_tokens=1000).plan(1)
+    read = Counter[tuple[str, str]]()
+
+    def counted(data: DataConfig, split: Split) -> list[Problem]:
+        read[data.source, split] += 1
+        return load_problems(data, split)
+
+    monkeypatch.setattr(data_check, "load_problems", counted)
+    data_check.problems_of.cache_clear()
+    data_check.data_lines(plan, named=True)
+    assert [preflight(run).refusal for run in plan] == [None] * len(plan)
+    assert read == {("gsm8k", "train"): 1, ("gsm8k", "test"): 1}
 
 
 @pytest.mark.parametrize(
