@@ -149,6 +149,18 @@ _COMMON = {
     )
     for name, one in (_TABLE1 | _EXPLORATION).items()
 }
+# One policy a kind of line: the arm has the colour. Lines with noise are broken, as everywhere.
+_OF_POLICIES = {
+    "bf16_lora": ("-", _DASHES, _DOTS, _DASH_DOT),
+    "nvfp4_lora": ("-", _DASHES, _DOTS, _DASH_DOT),
+    "nvfp4_lora_aqn": (_LONG, _SHORT, _WIDE_DOTS, _DASH_DOTS),
+    "opening_warmer": (_WIDE_DOTS, _LONG, _SHORT, _DASH_DOTS),
+}
+_PRETRAINED = {
+    f"{name}_seed{seed}": Look(f"{one.label}, policy {seed}", one.colour, line)
+    for name, one in (_TABLE1 | _EXPLORATION).items()
+    for seed, line in enumerate(_OF_POLICIES.get(name, ()))
+}
 _LADDER_RANKS = {
     f"rank_{rank}_{alpha}_{rate}": Look(
         f"rank {rank}, alpha {'32' if alpha == 'fixed' else rank}, {RATES[rate]:g}", tone, line
@@ -177,7 +189,8 @@ _DOSES = {
 LOOKS: dict[str, Look] = (
     _UNTRAINED | _TABLE1 | _PRODUCTS | _REWARDS | _SCHEDULES | _RANKS | _RATES | _SWEEP
     | _NORMS | _REACH | _MATCHED | _START | _RELEASED | _SUPERVISED
-    | _LADDER_RATES | _EXPLORATION | _RARE | _COMMON | _DOSES | _LADDER_RANKS
+    | _LADDER_RATES | _EXPLORATION | _RARE | _COMMON | _PRETRAINED | _DOSES
+    | _LADDER_RANKS
 )  # fmt: skip
 CONTROLS = ("bf16_lora_random_reward", "bf16_lora_format_reward")
 _WORDS = {name: name.upper() for name in ("bf16", "nf4", "mxfp4", "nvfp4", "aqn")} | {
