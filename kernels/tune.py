@@ -6,7 +6,7 @@ Times every candidate (`kernels.tune_candidates`) on random codes with cold cach
 (`kernels.timing`; weights and adapters rotate together), for the fused layers of the 7B and 32B
 blocks and a set of row counts, and writes the winners as a table for `kernels/tuned/`: `entries`
 for a layer alone, `adapted` for few rows whose adapter, of rank 32, shares the launch. Needs a
-Hopper GPU and about five minutes; all candidates are compiled first, on all processors. NVFP4 is
+Hopper GPU and a few minutes; all candidates are compiled first, on all processors. NVFP4 is
 timed; the other formats read the same bytes in the same shapes.
 
 The table is written after each entry, and entries that OUT.json has are not timed again where it

@@ -147,15 +147,15 @@ def blocks_of(claim: Claim, by_arm: Mapping[str, Mapping[int, float]]) -> list[l
     Where a pair is a policy, its block is the mean of its two arms over the training seeds that
     both have, of a ratio the geometric one: the mean of the differences, or of the logarithms.
     """
-    found = []
+    compared = []
     for arms in claim.paired_arms:
         pairs = sorted(set.intersection(*(set(by_arm.get(arm, {})) for arm in arms)))
         blocks = [[by_arm[arm][pair] for arm in arms] for pair in pairs]
         if blocks and claim.paired_by == "pre-training seed":
             mean = geometric_mean if claim.is_ratio else fmean
             blocks = [[mean(values) for values in zip(*blocks, strict=True)]]
-        found += blocks
-    return found
+        compared += blocks
+    return compared
 
 
 def _by_sign_flips(values: Sequence[float]) -> Compared:

@@ -154,14 +154,14 @@ def _files(root: Path) -> dict[str, os.stat_result]:
 
     Every checkpoint and record asks, so names stay strings: paths would take ten times as long.
     """
-    found = {}
+    files = {}
     for folder in _FOLDERS:
         for place, _, names in os.walk(f"{root}/{folder}"):
             for name in names:
                 path = f"{place}/{name}"
                 if name.endswith(_KINDS) and os.path.isfile(path):
-                    found[path.removeprefix(f"{root}/")] = os.stat(path)
-    return found
+                    files[path.removeprefix(f"{root}/")] = os.stat(path)
+    return files
 
 
 def digest_of_commit(commit: str) -> str | None:

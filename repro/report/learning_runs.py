@@ -98,14 +98,14 @@ class Setting:
 
 def settings_of(runs: Runs) -> list[Setting]:
     """Return the settings in which runs were trained, the one with the most runs first."""
-    by_rung: dict[str, list[Record]] = {}
+    by_name: dict[str, list[Record]] = {}
     for records in runs.values():
         for record in records.values():
             scale = record.config["scale"]
-            by_rung.setdefault(f"`{scale['checkpoint']}` on {_levels(scale)}", []).append(record)
+            by_name.setdefault(f"`{scale['checkpoint']}` on {_levels(scale)}", []).append(record)
     settings = [
         Setting(name=name, every=every, trained=[r for r in every if _is_compared(r)])
-        for name, every in sorted(by_rung.items(), key=lambda item: (-len(item[1]), item[0]))
+        for name, every in sorted(by_name.items(), key=lambda item: (-len(item[1]), item[0]))
     ]
     return [setting for setting in settings if setting.trained]
 
@@ -225,12 +225,12 @@ def _place(item: tuple[tuple[str, str], object]) -> tuple[bool, str, int]:
 
 def rate_text(records: Any) -> str:
     """Return the learning rate that the runs of an arm had, as their own series have it."""
-    names = {
+    rates_shown = {
         f"{max(present):.2g}"
         for record in records
         if (present := [v for v in record.series.get("learning_rate", []) if v is not None])
     }
-    return ", ".join(sorted(names))
+    return ", ".join(sorted(rates_shown))
 
 
 def rates(choice: Mapping[str, Any] | None) -> list[str]:

@@ -94,7 +94,7 @@ def fetch(download: Callable[[], Result], failures: tuple[type[Exception], ...])
     try:
         return download()
     except failures as error:
-        first = str(error).splitlines()[0]
+        first = next(iter(str(error).splitlines()), "no message")
         raise HubError(f"the download failed ({type(error).__name__}: {first})") from error
 
 
