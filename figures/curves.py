@@ -14,7 +14,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from figures.captions import caption, rate_of
-from figures.layout import foot, name_line, new_figure, spread, tidy
+from figures.layout import foot, height_of_curves, name_line, new_figure, spread_names, tidy
 from figures.palette import CONTROLS, colour, dash, order
 from repro.evidence.record import Record
 from repro.evidence.statistics import mean_interval
@@ -84,7 +84,8 @@ def draw_curves(rows: Sequence[CurveRow], *, title: str, ylabel: str, note: str 
     """
     controls = [row for row in rows if row.arm in CONTROLS]
     paper = [row for row in rows if row.arm not in CONTROLS]
-    figure = new_figure(10.5 if controls else 7.5, 4.6)
+    names = max(len({row.arm for row in part}) for part in (paper, controls))
+    figure = new_figure(10.5 if controls else 7.5, height_of_curves(names))
     if controls:
         left, right = figure.subplots(1, 2, sharey=True, width_ratios=[1.6, 1])
         panels = [(left, paper, "arms of the paper"), (right, controls, "controls")]
@@ -93,7 +94,7 @@ def draw_curves(rows: Sequence[CurveRow], *, title: str, ylabel: str, note: str 
     low, high = _limits(rows)
     for axes, part, heading in panels:
         axes.set_ylim(low, high)
-        _panel(axes, part, gap=(high - low) * 0.052)
+        _panel(axes, part)
         axes.set_title(heading, fontsize=10, loc="left", color="#444444")
         axes.set_xlabel("training step")
     panels[0][0].set_ylabel(ylabel)
@@ -112,7 +113,7 @@ def _limits(rows: Sequence[CurveRow]) -> tuple[float, float]:
     return low - margin, high + margin
 
 
-def _panel(axes: Axes, rows: Sequence[CurveRow], *, gap: float) -> None:
+def _panel(axes: Axes, rows: Sequence[CurveRow]) -> None:
     tidy(axes)
     arms = order(list({row.arm for row in rows}))
     ends = []
@@ -135,6 +136,7 @@ def _panel(axes: Axes, rows: Sequence[CurveRow], *, gap: float) -> None:
     if not ends:
         return
     last = max(row.step for row in ends)
-    for row, height in zip(ends, spread([row.mean for row in ends], gap), strict=True):
+    heights = spread_names([row.mean for row in ends], axes.get_ylim())
+    for row, height in zip(ends, heights, strict=True):
         name_line(axes, row.arm, end=(row.step, row.mean), at=(last + 0.06 * last, height))
     axes.set_xlim(1, last + 0.02 * last)

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from matplotlib.figure import Figure
 
 from figures.captions import caption, rate_of
-from figures.layout import foot, name_line, new_figure, spread, tidy
+from figures.layout import foot, height_of_curves, name_line, new_figure, spread_names, tidy
 from figures.palette import colour, dash, order
 from repro.evidence.record import Record
 from repro.evidence.statistics import mean_interval
@@ -88,11 +88,12 @@ def draw(rows: Sequence[HeldoutRow], where: str = "", *, supervised: bool = Fals
         Whether the tokens are those of worked solutions, and not sampled ones.
     """
     tokens = "training tokens" if supervised else "sampled tokens"
-    figure = new_figure(8.0, 4.6)
+    arms = order(list({row.arm for row in rows}))
+    figure = new_figure(8.0, height_of_curves(len(arms)))
     axes = figure.subplots()
     tidy(axes)
     ends = []
-    for arm in order(list({row.arm for row in rows})):
+    for arm in arms:
         part = [row for row in rows if row.arm == arm]
         places = [row.tokens / 1000 for row in part]
         axes.plot(
@@ -109,10 +110,8 @@ def draw(rows: Sequence[HeldoutRow], where: str = "", *, supervised: bool = Fals
             axes.fill_between(places, low, high, color=colour(arm), alpha=0.10, linewidth=0)
         ends.append(part[-1])
     axes.set_xlim(0, max(row.tokens for row in ends) / 1000 * 1.01)
-    bottom, top = axes.get_ylim()
-    for row, place in zip(
-        ends, spread([row.mean for row in ends], (top - bottom) * 0.05), strict=True
-    ):
+    heights = spread_names([row.mean for row in ends], axes.get_ylim())
+    for row, place in zip(ends, heights, strict=True):
         name_line(
             axes, row.arm, end=(row.tokens / 1000, row.mean), at=(1.06 * row.tokens / 1000, place)
         )

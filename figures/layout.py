@@ -23,6 +23,9 @@ _LETTERS = 14
 _KEY_LETTERS = 16.5
 _KEY_MARK = 0.6
 _KEY_LINE = 0.18
+# Inches of a picture of curves, which has room for so many names at the ends of its lines.
+_CURVES_HEIGHT = 4.6
+_NAMES = 12
 
 
 def new_figure(width: float, height: float) -> Figure:
@@ -99,6 +102,23 @@ def name_line(axes: Axes, arm: str, *, end: tuple[float, float], at: tuple[float
             "shrinkB": 0,
         },
     )
+
+
+def height_of_curves(names: int) -> float:
+    """Return the height, in inches, of a picture whose lines have so many names at their ends."""
+    return _CURVES_HEIGHT * max(1.0, names / _NAMES)
+
+
+def spread_names(heights: Sequence[float], limits: tuple[float, float]) -> list[float]:
+    """Return heights for the names of lines that end at `heights`, a line of text apart.
+
+    Parameters
+    ----------
+    limits
+        Of the axis, in a picture of `height_of_curves`.
+    """
+    share = 0.052 / max(1.0, len(heights) / _NAMES)
+    return spread(heights, share * (limits[1] - limits[0]))
 
 
 def spread(positions: Sequence[float], gap: float) -> list[float]:
