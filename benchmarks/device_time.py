@@ -67,9 +67,9 @@ class Limits:
 @lru_cache(maxsize=1)
 def measured_limits() -> Limits:
     """Measure the device's rates, once per session."""
-    found = Limits(copy_rate=timing.copy_rate(), matmul_rate=timing.matmul_rate())
+    limits = Limits(copy_rate=timing.copy_rate(), matmul_rate=timing.matmul_rate())
     torch.cuda.empty_cache()
-    return found
+    return limits
 
 
 def device_type() -> str:

@@ -76,7 +76,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     elif args.blessed:
         drawn = draw_blessed(args, kinds)
     else:
-        drawn = draw_found(RunsFolder(Path(args.records)), args, kinds)
+        drawn = draw_recorded(RunsFolder(Path(args.records)), args, kinds)
     for path in drawn:
         print(f"wrote {path}")  # noqa: T201
     if not drawn:
@@ -97,11 +97,11 @@ def draw_blessed(args: argparse.Namespace, kinds: Sequence[str]) -> list[Path]:
     drawn = []
     for source in sources:
         device = f"{source.device}_" if source.device and devices[source.tier] > 1 else ""
-        drawn += draw_found(source, args, kinds, device)
+        drawn += draw_recorded(source, args, kinds, device)
     return drawn
 
 
-def draw_found(
+def draw_recorded(
     source: Source, args: argparse.Namespace, kinds: Sequence[str], device: str = ""
 ) -> list[Path]:
     """Draw every figure of the targets that were asked for; return the files' paths.
@@ -119,12 +119,14 @@ def draw_found(
     ]
     records = {(tier, target): load(source, tier, target) for tier, target in asked}
     drawn = []
-    for (tier, target), mine in records.items():
-        for name, figure in target_figures(mine, expected, tier, target).items():
+    for (tier, target), own_records in records.items():
+        for name, figure in target_figures(own_records, expected, tier, target).items():
             drawn += save(figure, out, f"{tier}_{device}{target}_{name}", kinds)
     for tier, home, target in readers(source, args):
-        mine = load(source, tier, home)
-        differences = paired_figure(mine, expected, tier, target, _behind_title(tier, target))
+        own_records = load(source, tier, home)
+        differences = paired_figure(
+            own_records, expected, tier, target, _behind_title(tier, target)
+        )
         if differences is not None:
             drawn += save(differences, out, f"{tier}_{device}{target}_{paired.NAME}", kinds)
     if args.target is None and any(tier == Tier.PROXY.value for tier, _ in asked):
@@ -194,15 +196,15 @@ def paired_figure(
 
 
 def learning_figures(
-    twelve: Sequence[Decided], found: DoseResponse | None
+    twelve: Sequence[Decided], response: DoseResponse | None
 ) -> Iterator[tuple[str, Figure]]:
     """Yield name and figure of the pictures of all of learning, those that have records."""
     rows = forest.rows(twelve)
     absent = [f"{n}. {item.claim.title}" for n, item in enumerate(twelve, 1) if not item.is_run]
     if rows:
         yield forest.NAME, forest.draw(rows, "; proxy tier", absent)
-    if found is not None:
-        yield dose.NAME, dose.draw(found, "; proxy tier")
+    if response is not None:
+        yield dose.NAME, dose.draw(response, "; proxy tier")
 
 
 def systems_figures(
@@ -211,12 +213,12 @@ def systems_figures(
     """Yield name and figure of each picture of the systems tier that the records allow."""
     tier = Tier.SYSTEMS.value
     for picture in systems.PICTURES:
-        found = [name for name in picture.targets if (tier, name) in records]
-        stated = [item for name in found for item in load_bars(expected, tier, name)]
+        names = [name for name in picture.targets if (tier, name) in records]
+        stated = [item for name in names for item in load_bars(expected, tier, name)]
         figure = picture.draw(
-            systems.Found(
-                records=[record for name in found for record in records[tier, name]],
-                cells=[cell for name in found for cell in paper_cells(expected, paper_file(name))],
+            systems.Inputs(
+                records=[record for name in names for record in records[tier, name]],
+                cells=[cell for name in names for cell in paper_cells(expected, paper_file(name))],
                 bars={(item.arm, item.metric): item for item in stated},
             ),
             f"{picture.title}; {tier} tier",

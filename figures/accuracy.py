@@ -61,11 +61,11 @@ def rows(
     for cell in cells:
         if cell.arm and cell.quantity == "accuracy":
             printed.setdefault(cell.arm, {})[cell.column] = cell.value
-    found = []
+    table = []
     for arm in order(list(values)):
         interval = mean_interval(values[arm])
         ceiling_values = ceilings.get(arm)
-        found.append(
+        table.append(
             AccuracyRow(
                 arm=arm,
                 mean=interval.value,
@@ -77,7 +77,7 @@ def rows(
                 paper=printed.get(arm, {}),
             )
         )
-    return found
+    return table
 
 
 def draw(rows: Sequence[AccuracyRow], where: str = "") -> Figure:

@@ -32,14 +32,14 @@ class Counted(Protocol):
 
 def rate_of(records: Sequence[Record], arm: str) -> float | None:
     """Return the largest learning rate that the arm's runs had, None where none was recorded."""
-    found = [
+    rates = [
         value
         for record in records
         if record.arm == arm
         for value in record.series.get("learning_rate", [])
         if value is not None
     ]
-    return max(found, default=None)
+    return max(rates, default=None)
 
 
 def seeds_text(rows: Sequence[Counted]) -> str:
@@ -47,7 +47,7 @@ def seeds_text(rows: Sequence[Counted]) -> str:
     counts: dict[str, set[int]] = {}
     for row in rows:
         counts.setdefault(row.arm, set()).add(row.n)
-    texts = {arm: _range(found) for arm, found in counts.items()}
+    texts = {arm: _range(seed_counts) for arm, seed_counts in counts.items()}
     usual = Counter(texts.values()).most_common(1)[0][0]
     others = [f"{short(arm)} {text}" for arm, text in texts.items() if text != usual]
     seeds = "1 seed" if usual == "1" else f"{usual} seeds"
@@ -61,7 +61,7 @@ def rates_text(rows: Sequence[Counted]) -> str:
         return ""
     parts = []
     for rate, count in Counter(rates.values()).most_common():
-        arms = ", ".join(short(arm) for arm, found in rates.items() if found == rate)
+        arms = ", ".join(short(arm) for arm, arm_rate in rates.items() if arm_rate == rate)
         parts.append(f"{rate} for {'most arms' if count > max(2, len(rates) / 2) else arms}")
     return f"learning rates differ: {'; '.join(parts)}"
 
@@ -72,5 +72,5 @@ def caption(rows: Sequence[Counted], what: str) -> str:
     return "\n".join(line for line in lines if line)
 
 
-def _range(found: set[int]) -> str:
-    return str(min(found)) if len(found) == 1 else f"{min(found)} to {max(found)}"
+def _range(counts: set[int]) -> str:
+    return str(min(counts)) if len(counts) == 1 else f"{min(counts)} to {max(counts)}"

@@ -85,15 +85,15 @@ def cells(records: Sequence[Record], target: Target, tier: Tier) -> list[Cell]:
         for part in _parts(claim)
     ]
     contrasts = _contrasts(claims, target)
-    found = []
+    table = []
     for metric, paired_by in dict.fromkeys((claim.metric, claim.paired_by) for claim in claims):
         values = _values(records, metric, paired_by)
         known = [arms for arms in contrasts if set(arms) <= set(values)]
         if known:
             column = _column(target, metric, paired_by, known, values)
-            found += [_cell(arms, column, values, claims) for arms in known]
+            table += [_cell(arms, column, values, claims) for arms in known]
     return sorted(
-        (cell for cell in found if len(cell.pairs) > 1),
+        (cell for cell in table if len(cell.pairs) > 1),
         key=lambda cell: contrasts.index(cell.arms),
     )
 
@@ -124,13 +124,13 @@ def _contrasts(claims: Sequence[Claim], target: Target) -> list[tuple[str, ...]]
     """
     places = [arm.name for arm in target.arms]
     known = {claim.arms for claim in claims}
-    found: dict[tuple[str, ...], None] = {}
+    contrasts: dict[tuple[str, ...], None] = {}
     for claim in claims:
         arms = claim.arms
         if arms[::-1] in known and places.index(arms[0]) < places.index(arms[1]):
             arms = arms[::-1]
-        found.setdefault(arms)
-    return list(found)
+        contrasts.setdefault(arms)
+    return list(contrasts)
 
 
 def _values(records: Sequence[Record], metric: str, paired_by: str) -> dict[str, dict[int, float]]:
@@ -138,14 +138,14 @@ def _values(records: Sequence[Record], metric: str, paired_by: str) -> dict[str,
     by_arm: dict[str, list[Record]] = {}
     for record in sorted(records, key=lambda item: item.seed):
         by_arm.setdefault(record.arm, []).append(record)
-    found = {}
-    for arm, mine in by_arm.items():
+    by_seed = {}
+    for arm, arm_records in by_arm.items():
         if paired_by == "prompt":
-            found[arm] = means_by_prompt(mine, metric)
+            by_seed[arm] = means_by_prompt(arm_records, metric)
         else:
-            seeds = {record.seed: record.value(metric) for record in mine}
-            found[arm] = {seed: value for seed, value in seeds.items() if value is not None}
-    return {arm: values for arm, values in found.items() if values}
+            seeds = {record.seed: record.value(metric) for record in arm_records}
+            by_seed[arm] = {seed: value for seed, value in seeds.items() if value is not None}
+    return {arm: values for arm, values in by_seed.items() if values}
 
 
 def _column(

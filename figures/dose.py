@@ -34,7 +34,7 @@ _TICKS = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.1, 1.2, 1.5, 2.0, 
 _POINTS_APART, _NAMES_APART = 0.012, 0.034
 
 
-def draw(found: DoseResponse, where: str) -> Figure:
+def draw(result: DoseResponse, where: str) -> Figure:
     """Return the figure.
 
     Parameters
@@ -44,8 +44,8 @@ def draw(found: DoseResponse, where: str) -> Figure:
     """
     figure = new_figure(10.4, 5.6)
     axes = figure.subplots()
-    responses = found.responses
-    low, high = _doses_drawn(found)
+    responses = result.responses
+    low, high = _doses_drawn(result)
     width = math.log10(high / low)
     logarithms = [math.log10(one.dose.kl) for one in responses]
     places = spread(logarithms, _POINTS_APART * width)
@@ -53,25 +53,25 @@ def draw(found: DoseResponse, where: str) -> Figure:
     axes.set_xscale("log")
     axes.set_yscale("log")
     axes.set_xlim(low, high)
-    axes.set_ylim(*_heights(found))
-    _paper(axes, found)
+    axes.set_ylim(*_heights(result))
+    _paper(axes, result)
     for one, place, name in zip(responses, places, names, strict=True):
         _point(axes, one, 10**place, 10**name)
     _frame(axes)
-    frame(figure, f"Dose and response on the needle at 4 %{where}", _note(found), _keys(found))
+    frame(figure, f"Dose and response on the needle at 4 %{where}", _note(result), _keys(result))
     return figure
 
 
-def _doses_drawn(found: DoseResponse) -> tuple[float, float]:
-    doses = [one.dose.kl for one in found.responses]
-    if found.place is not None:
-        doses += [found.place.below.kl, found.place.above.kl]
+def _doses_drawn(result: DoseResponse) -> tuple[float, float]:
+    doses = [one.dose.kl for one in result.responses]
+    if result.place is not None:
+        doses += [result.place.below.kl, result.place.above.kl]
     return min(doses) / 1.8, max(doses) * 1.8
 
 
-def _heights(found: DoseResponse) -> tuple[float, float]:
-    ends = [end for one in found.responses for end in (one.ratio, one.low, one.high) if end]
-    return 0.86 * min(*ends, found.paper_ratio), 1.16 * max(*ends, 1.0)
+def _heights(result: DoseResponse) -> tuple[float, float]:
+    ends = [end for one in result.responses for end in (one.ratio, one.low, one.high) if end]
+    return 0.86 * min(*ends, result.paper_ratio), 1.16 * max(*ends, 1.0)
 
 
 def _point(axes: Axes, one: Response, place: float, name: float) -> None:
@@ -97,21 +97,21 @@ def _point(axes: Axes, one: Response, place: float, name: float) -> None:
     )
 
 
-def _paper(axes: Axes, found: DoseResponse) -> None:
+def _paper(axes: Axes, result: DoseResponse) -> None:
     axes.axhline(1.0, color="#808080", linewidth=1.0, zorder=1)
     axes.annotate(
         "no effect", xy=(1, 1), xycoords=axes.get_yaxis_transform(), xytext=(-4, 3),
         textcoords="offset points", ha="right", fontsize=8.5, color="#606060",
     )  # fmt: skip
-    if found.place is None:
+    if result.place is None:
         return
-    place = found.place
+    place = result.place
     if place.is_wide:
         axes.axvspan(place.below.kl, place.above.kl, color=_PAPER, alpha=0.08, linewidth=0)
     axes.axvline(place.kl, color=_PAPER, linewidth=1.0, linestyle=":", zorder=1)
-    axes.plot(place.kl, found.paper_ratio, "D", color=_PAPER, markersize=9, zorder=5)
+    axes.plot(place.kl, result.paper_ratio, "D", color=_PAPER, markersize=9, zorder=5)
     axes.annotate(
-        f"the paper: {found.paper_ratio:.2g}", xy=(place.kl, found.paper_ratio), xytext=(-9, 0),
+        f"the paper: {result.paper_ratio:.2g}", xy=(place.kl, result.paper_ratio), xytext=(-9, 0),
         textcoords="offset points", ha="right", va="center", fontsize=9, color=_PAPER,
     )  # fmt: skip
 
@@ -132,17 +132,17 @@ def _frame(axes: Axes) -> None:
 
 def _apart(ticks: Sequence[float]) -> list[float]:
     """Return the ticks without those too near their neighbour; one is always said."""
-    kept = [1.0]
+    readable = [1.0]
     span = math.log(max(ticks) / min(ticks)) if len(ticks) > 1 else 1.0
     for tick in ticks:
-        if min(abs(np.log(np.array(kept) / tick))) > 0.06 * span:
-            kept.append(tick)
-    return sorted(kept)
+        if min(abs(np.log(np.array(readable) / tick))) > 0.06 * span:
+            readable.append(tick)
+    return sorted(readable)
 
 
-def _note(found: DoseResponse) -> str:
-    most = max(one.dose.draws for one in found.responses)
-    pairs = sorted({one.pairs for one in found.responses})
+def _note(result: DoseResponse) -> str:
+    most = max(one.dose.draws for one in result.responses)
+    pairs = sorted({one.pairs for one in result.responses})
     counts = f"{pairs[0]}" if len(pairs) == 1 else f"{pairs[0]} to {pairs[-1]}"
     words = (
         f"points: mean of {counts} pairs of runs, with intervals that hold for all points together "
@@ -150,12 +150,12 @@ def _note(found: DoseResponse) -> str:
         "apart"
     )
     rise = f"{100 * PAPER_RISE:+.0f} % (Fig. 5, step 0)"
-    if found.place is None:
+    if result.place is None:
         return (
             f"{words}\nthe paper's dose is not drawn: no two recorded arms have its entropy, "
             f"{rise}, between them"
         )
-    place = found.place
+    place = result.place
     neighbours = f"{arm_name(place.below.arm)} and {arm_name(place.above.arm)}"
     return (
         f"{words}\nthe paper's dose: where own entropy is {rise}, interpolated on log KL between "
@@ -163,17 +163,17 @@ def _note(found: DoseResponse) -> str:
     )
 
 
-def _keys(found: DoseResponse) -> list[Line2D]:
-    present = {one.dose.kind for one in found.responses}
+def _keys(result: DoseResponse) -> list[Line2D]:
+    present = {one.dose.kind for one in result.responses}
     keys = [
         Line2D([], [], color=tone, marker=marker, linewidth=2.0, label=words)
         for kind, (marker, tone, words) in _KINDS.items()
         if kind in present
     ]
-    if found.place is not None:
+    if result.place is not None:
         words = "the paper's effect at its dose"
         keys.append(Line2D([], [], color=_PAPER, marker="D", linestyle="", label=words))
-    if not all(one.took_off for one in found.responses):
+    if not all(one.took_off for one in result.responses):
         words = "more than half of the runs did not take off"
         keys.append(Line2D([], [], color=_GREY, marker="o", markerfacecolor="white",
                            linestyle="", label=words))  # fmt: skip

@@ -51,19 +51,19 @@ def floors(rooms: Rooms) -> dict[str, int]:
     ValueError
         When rooms import one another in a circle.
     """
-    found: dict[str, int] = {}
+    levels: dict[str, int] = {}
 
     def floor(room: str, above: tuple[str, ...]) -> int:
         if room in above:
             raise ValueError(f"rooms import in a circle: {' -> '.join((*above, room))}")
-        if room not in found:
+        if room not in levels:
             below = [floor(other, (*above, room)) for other in sorted(rooms[room])]
-            found[room] = 1 + max(below, default=-1)
-        return found[room]
+            levels[room] = 1 + max(below, default=-1)
+        return levels[room]
 
     for room in rooms:
         floor(room, ())
-    return found
+    return levels
 
 
 def arrows(rooms: Rooms) -> list[tuple[str, str]]:

@@ -43,17 +43,17 @@ def rows(records: Sequence[Record]) -> list[HeldoutRow]:
     for record in records:
         tokens = [float(value or 0.0) for value in record.series.get("evaluation_tokens", [])]
         values = [float(v or 0.0) for v in record.series.get("evaluation_accuracy", [])]
-        wanted = record.config["scale"].get("evaluation", {}).get("token_budget", 0)
-        if record.ok and wanted and len(tokens) == len(values) > 1:
+        token_budget = record.config["scale"].get("evaluation", {}).get("token_budget", 0)
+        if record.ok and token_budget and len(tokens) == len(values) > 1:
             curves.setdefault(record.arm, []).append((tokens, values))
-            budget = max(budget, float(wanted))
-    found = []
+            budget = max(budget, float(token_budget))
+    table = []
     for arm in order(list(curves)):
         rate = rate_of(records, arm)
         for point in range(_POINTS + 1):
             tokens_here = budget * point / _POINTS
             interval = mean_interval([height(*curve, tokens_here) for curve in curves[arm]])
-            found.append(
+            table.append(
                 HeldoutRow(
                     arm=arm,
                     tokens=tokens_here,
@@ -64,7 +64,7 @@ def rows(records: Sequence[Record]) -> list[HeldoutRow]:
                     rate=rate,
                 )
             )
-    return found
+    return table
 
 
 def height(places: Sequence[float], heights: Sequence[float], place: float) -> float:

@@ -61,19 +61,19 @@ def rows(records: Sequence[Record], bars: Bars | None = None) -> list[MemoryRow]
     bars
         (arm, metric) to what is expected of it.
     """
-    found: dict[tuple[str, str], MemoryRow] = {}
+    largest: dict[tuple[str, str], MemoryRow] = {}
     for record in records:
         for point in record.config["scale"]["points"]:
             row = _row(record, point, bars or {})
             if row is not None:
-                earlier = found.get((row.point, row.arm), row)
-                found[row.point, row.arm] = max(earlier, row, key=lambda item: item.measured)
-    arms = order(list({row.arm for row in found.values()}))
+                earlier = largest.get((row.point, row.arm), row)
+                largest[row.point, row.arm] = max(earlier, row, key=lambda item: item.measured)
+    arms = order(list({row.arm for row in largest.values()}))
     most: dict[str, float] = {}
-    for row in found.values():
+    for row in largest.values():
         most[row.point] = max(most.get(row.point, 0.0), row.measured)
     return sorted(
-        found.values(),
+        largest.values(),
         key=lambda row: (-row.size, -most[row.point], row.point, arms.index(row.arm)),
     )
 

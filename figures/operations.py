@@ -80,12 +80,12 @@ def rows(records: Sequence[Record], bounds: Bounds) -> list[OperationRow]:
             value = record.value(metric)
             if value is not None and _panel(metric):
                 values.setdefault((record.arm, metric), []).append(value)
-    found = []
+    table = []
     for (arm, metric), seeds in values.items():
         if (arm, metric) not in bounds:
             continue
         least, most = bounds[arm, metric]
-        found.append(
+        table.append(
             OperationRow(
                 panel=_panel(metric),
                 label=_label(arm, metric),
@@ -96,7 +96,7 @@ def rows(records: Sequence[Record], bounds: Bounds) -> list[OperationRow]:
                 most=most,
             )
         )
-    return sorted(found, key=lambda row: (row.panel, _natural(row.label)))
+    return sorted(table, key=lambda row: (row.panel, _natural(row.label)))
 
 
 def _panel(metric: str) -> str:

@@ -66,8 +66,8 @@ def draw(
     places = _places(lines)
     grid = figure.subplots(1, count, sharey=True, squeeze=False)[0]
     for axes, column in zip(grid, columns, strict=False):
-        mine = [cell for cell in cells if cell.column == column]
-        _measured(axes, mine, {arms: places[contrasts.index(arms)] for arms in contrasts})
+        column_cells = [cell for cell in cells if cell.column == column]
+        _measured(axes, column_cells, {arms: places[contrasts.index(arms)] for arms in contrasts})
     if paper:
         _printed(grid[-1], paper, dict(zip(contrasts, places, strict=True)))
     grid[0].set_yticks(places, [_label(arms) for arms in contrasts], fontsize=9)
@@ -134,11 +134,11 @@ def _base(column: Column) -> str:
 
 
 def _printed(axes: Axes, paper: Differences, places: Mapping[tuple[str, ...], float]) -> None:
-    values = [0.0, *(value for mine in paper.values() for value in mine.values())]
+    values = [0.0, *(value for by_arms in paper.values() for value in by_arms.values())]
     margin = 0.1 * (max(values) - min(values) or 1.0)
     _frame(axes, (min(values) - margin, max(values) + margin))
-    for mark, mine in zip(_MARKS, paper.values(), strict=False):
-        for arms, value in mine.items():
+    for mark, by_arms in zip(_MARKS, paper.values(), strict=False):
+        for arms, value in by_arms.items():
             tone = colour(arms[0])
             axes.plot(value, places[arms], mark, color=tone, markerfacecolor="white")
     named = [f"{_MARKS[mark]}: {place.words}" for mark, place in zip(_MARKS, paper, strict=False)]

@@ -37,8 +37,8 @@ def steps(records: Sequence[Record]) -> str:
     points = _points(records)
     prompts = sorted({point["prompt_tokens"] for point in points})
     tokens = sorted({point["completion_tokens"] for point in points})
-    told = f"{_listed(tokens)} new tokens a row after {_listed(prompts)} of the prompt"
-    return f"{told}; random weights"
+    lengths = f"{_listed(tokens)} new tokens a row after {_listed(prompts)} of the prompt"
+    return f"{lengths}; random weights"
 
 
 def adapter(records: Sequence[Record]) -> str:

@@ -102,7 +102,7 @@ def _rows(
     records: Sequence[Record], cells: Sequence[PaperCell], bars: Bars, *, by_rank: bool
 ) -> list[RateRow]:
     seeds: dict[Place, list[float]] = {}
-    wanted: dict[Place, Expectation] = {}
+    bar_at: dict[Place, Expectation] = {}
     for record in records:
         for metric in record.metrics:
             match, value = _RATE.fullmatch(metric), record.value(metric)
@@ -112,10 +112,10 @@ def _rows(
             key = (match[1], plain(record.arm), place)
             seeds.setdefault(key, []).append(value)
             if (record.arm, metric) in bars:
-                wanted[key] = bars[record.arm, metric]
+                bar_at[key] = bars[record.arm, metric]
     printed = paper_places(cells, "rank" if by_rank else "batch")
     rows = [
-        _row(key, mean_interval(values), wanted.get(key), printed.get(key))
+        _row(key, mean_interval(values), bar_at.get(key), printed.get(key))
         for key, values in seeds.items()
     ]
     arms = order(list({row.arm for row in rows}))
@@ -139,12 +139,12 @@ def _row(key: Place, interval: Interval, bar: Expectation | None, paper: float |
 
 def paper_places(cells: Sequence[PaperCell], axis: str) -> dict[Place, float]:
     """Return {(model, arm, place): tokens a second} of the paper's rollout cells."""
-    found = {}
+    places = {}
     for cell in cells:
         match = _CELL.fullmatch(cell.column)
         if match and match[2] == axis and cell.quantity == "rollout" and cell.arm:
-            found[match[1].lower(), cell.arm, int(match[3])] = cell.value
-    return found
+            places[match[1].lower(), cell.arm, int(match[3])] = cell.value
+    return places
 
 
 def plain(arm: str) -> str:
@@ -190,18 +190,18 @@ def draw_bound(axes: Axes, row: Marked, bound: float | None, style: str) -> None
 
 def keys(rows: Sequence[Marked], *, goal: bool = False, must: bool = False) -> list[Line2D]:
     """Return the legend: a line an arm, and the marks that occur."""
-    found = [
+    handles = [
         Line2D([], [], color=colour(arm), marker="o", markersize=4, label=short(arm))
         for arm in arms(rows)
     ]
     if any(row.paper is not None for row in rows):
-        found.append(Line2D([], [], color=_GREY, marker="o", markerfacecolor="none", markersize=7,
+        handles.append(Line2D([], [], color=_GREY, marker="o", markerfacecolor="none", markersize=7,
                             linestyle="", label="the paper, on one H100-80GB"))  # fmt: skip
     if must:
-        found.append(Line2D([], [], color=_GREY, linewidth=1.5, label="bar"))
+        handles.append(Line2D([], [], color=_GREY, linewidth=1.5, label="bar"))
     if goal:
-        found.append(Line2D([], [], color=_GREY, linewidth=1.5, linestyle=":", label="goal"))
-    return found
+        handles.append(Line2D([], [], color=_GREY, linewidth=1.5, linestyle=":", label="goal"))
+    return handles
 
 
 def _size(model: str) -> int:

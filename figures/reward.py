@@ -18,8 +18,8 @@ def rows(records: Sequence[Record]) -> list[CurveRow]:
     The total reward of the controls is another thing (a coin, the format), so what is drawn for
     every arm is the share of right answers among the sampled completions.
     """
-    found = curve_rows(records, "accuracy")
-    return found or curve_rows(records, "reward")
+    accuracies = curve_rows(records, "accuracy")
+    return accuracies or curve_rows(records, "reward")
 
 
 def draw(rows: Sequence[CurveRow], where: str = "") -> Figure:

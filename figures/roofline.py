@@ -53,7 +53,7 @@ def rows(records: Sequence[Record]) -> list[RooflineRow]:
     for record in records:
         if any(_OURS.fullmatch(name) for name in record.metrics):
             by_arm.setdefault(record.arm, []).append(record)
-    found = []
+    table = []
     arms = order(list(by_arm))
     for arm in arms:
         timed = by_arm[arm]
@@ -62,7 +62,7 @@ def rows(records: Sequence[Record]) -> list[RooflineRow]:
             if match is None:
                 continue
             block, count = match[1], int(match[2])
-            found.append(
+            table.append(
                 RooflineRow(
                     arm=arm,
                     block=block,
@@ -73,7 +73,7 @@ def rows(records: Sequence[Record]) -> list[RooflineRow]:
                 )
             )
     # Metrics of a record come in the order of their names, where 1024 stands before 8.
-    return sorted(found, key=lambda row: (arms.index(row.arm), row.block, row.rows))
+    return sorted(table, key=lambda row: (arms.index(row.arm), row.block, row.rows))
 
 
 def _median(records: Sequence[Record], metric: str) -> float:
@@ -95,10 +95,10 @@ def draw(rows: Sequence[RooflineRow], where: str = "", note: str = "") -> Figure
     figure = new_figure(5.0 * len(blocks), 7.0)
     axes = figure.subplots(2, len(blocks), sharex=True, squeeze=False)
     for column, block in enumerate(blocks):
-        mine = [row for row in rows if row.block == block]
+        block_rows = [row for row in rows if row.block == block]
         for part, draw_part in zip(axes[:, column], (_draw_times, _draw_gains), strict=True):
             tidy(part)
-            draw_part(part, mine)
+            draw_part(part, block_rows)
         axes[0][column].set_title(f"Qwen2.5-{block.upper()}, four linear layers", loc="left",
                                   fontsize=10)  # fmt: skip
     axes[0][0].set_ylabel("microseconds")

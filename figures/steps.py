@@ -140,11 +140,11 @@ def _bar(axes: Axes, row: StepRow, place: float) -> None:
         seconds = row.phases.get(phase, 0.0)
         axes.barh(place, seconds, left=start, height=0.8, color=tone)
         start += seconds
-    axes.annotate(_told(row), (max(start, row.seconds), place), xytext=(5, 0), va="center",
+    axes.annotate(_seconds_text(row), (max(start, row.seconds), place), xytext=(5, 0), va="center",
                   textcoords="offset points", fontsize=9)  # fmt: skip
 
 
-def _told(row: StepRow) -> str:
+def _seconds_text(row: StepRow) -> str:
     words = f"{row.seconds:.2f} s"
     if row.speedup is not None:
         words += f", {row.speedup:.2f} x"

@@ -19,7 +19,7 @@ from repro.targets import TARGETS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Found:
+class Inputs:
     """Everything that a picture may be drawn from.
 
     Attributes
@@ -40,40 +40,40 @@ class Picture:
     name: str
     targets: tuple[str, ...]
     title: str
-    draw: Callable[[Found, str], Figure | None]
+    draw: Callable[[Inputs, str], Figure | None]
 
 
-def _throughput(found: Found, title: str) -> Figure | None:
-    rates = throughput.rows(found.records, found.cells, found.bars)
+def _throughput(inputs: Inputs, title: str) -> Figure | None:
+    rates = throughput.rows(inputs.records, inputs.cells, inputs.bars)
     if not rates:
         return None
-    gains = throughput.gains(found.records, rates, _margins(found.records))
-    note = f"{_rollout_note(found.records)}; {protocol.adapter(found.records)}"
+    gains = throughput.gains(inputs.records, rates, _margins(inputs.records))
+    note = f"{_rollout_note(inputs.records)}; {protocol.adapter(inputs.records)}"
     return throughput.draw(rates, gains, title, note)
 
 
-def _ranks(found: Found, title: str) -> Figure | None:
-    rows = ranks.rows(found.records, found.cells)
-    return ranks.draw(rows, title, _rollout_note(found.records)) if rows else None
+def _ranks(inputs: Inputs, title: str) -> Figure | None:
+    rows = ranks.rows(inputs.records, inputs.cells)
+    return ranks.draw(rows, title, _rollout_note(inputs.records)) if rows else None
 
 
-def _steps(found: Found, title: str) -> Figure | None:
-    rows = steps.rows(found.records, found.cells)
+def _steps(inputs: Inputs, title: str) -> Figure | None:
+    rows = steps.rows(inputs.records, inputs.cells)
     if not rows:
         return None
     timed = f"{min(row.n for row in rows)} timed steps after a warm-up"
     if all(row.n == 1 for row in rows):
         timed = "1 step timed after a warm-up"
-    first = f"{protocol.origin(found.records)}; {timed}; x: 16-bit LoRA's time over the arm's"
-    note = f"{first}\n{protocol.steps(found.records)}; {protocol.adapter(found.records)}"
+    first = f"{protocol.origin(inputs.records)}; {timed}; x: 16-bit LoRA's time over the arm's"
+    note = f"{first}\n{protocol.steps(inputs.records)}; {protocol.adapter(inputs.records)}"
     return steps.draw(rows, title, note)
 
 
-def _memory(found: Found, title: str) -> Figure | None:
-    rows = memory.rows(found.records, found.bars)
+def _memory(inputs: Inputs, title: str) -> Figure | None:
+    rows = memory.rows(inputs.records, inputs.bars)
     if not rows:
         return None
-    first = f"{protocol.origin(found.records)}; most reserved by the allocator, and its context"
+    first = f"{protocol.origin(inputs.records)}; most reserved by the allocator, and its context"
     return memory.draw(rows, title, f"{first}\ncompletions x new tokens each; random weights")
 
 

@@ -82,16 +82,18 @@ def gains(records: Sequence[Record], rates: Sequence[RateRow], margins: Margins)
             if value is not None:
                 by_key.setdefault((record.arm, metric), {})[record.seed] = value
     printed = {(row.model, row.arm, row.place): row.paper for row in rates}
-    found = []
+    table = []
     for row in rates:
         metric = f"tokens_per_second_{row.model}_{row.place}"
-        base, mine = by_key.get((BASE, metric), {}), by_key[row.arm, metric]
-        logs = [math.log(mine[seed] / base[seed]) for seed in sorted(mine) if seed in base]
+        base, arm_rates = by_key.get((BASE, metric), {}), by_key[row.arm, metric]
+        logs = [
+            math.log(arm_rates[seed] / base[seed]) for seed in sorted(arm_rates) if seed in base
+        ]
         if row.arm == BASE or not logs:
             continue
         interval = mean_interval(logs)
-        theirs = printed.get((row.model, BASE, row.place))
-        found.append(
+        printed_base = printed.get((row.model, BASE, row.place))
+        table.append(
             GainRow(
                 model=row.model,
                 arm=row.arm,
@@ -100,10 +102,10 @@ def gains(records: Sequence[Record], rates: Sequence[RateRow], margins: Margins)
                 low=None if interval.low is None else math.exp(interval.low),
                 high=None if interval.high is None else math.exp(interval.high),
                 must=margins.get((row.arm, metric)),
-                paper=row.paper / theirs if row.paper and theirs else None,
+                paper=row.paper / printed_base if row.paper and printed_base else None,
             )
         )
-    return found
+    return table
 
 
 def draw(rates: Sequence[RateRow], gains: Sequence[GainRow], title: str, note: str) -> Figure:
