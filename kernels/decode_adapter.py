@@ -54,8 +54,8 @@ def _project_kernel(
     acc = tl.zeros((16, ROWS), tl.float32)
     for step in tl.static_range(STEPS):
         at = k + step * COLUMNS
-        held = (at[:, None] < K) & (m[None, :] < M)
-        tokens = tl.load(x + m[None, :] * x_stride + at[:, None], mask=held, other=0.0)
+        valid = (at[:, None] < K) & (m[None, :] < M)
+        tokens = tl.load(x + m[None, :] * x_stride + at[:, None], mask=valid, other=0.0)
         if WIDEN:
             acc += tl.dot(weights.to(tl.float32), tokens.to(tl.float32))
         else:
@@ -67,8 +67,8 @@ def _project_kernel(
     i = tl.arange(0, 16)
     TILE: tl.constexpr = 16 * ROWS
     n = tl.arange(0, ROWS)
-    mine = partial + (tile * PARTS + part) * TILE + i[:, None] * ROWS + n[None, :]
-    tl.store(mine, acc)
+    slot = partial + (tile * PARTS + part) * TILE + i[:, None] * ROWS + n[None, :]
+    tl.store(slot, acc)
     tl.debug_barrier()
     before = tl.atomic_add(arrived + tile, 1, sem="acq_rel")
     if before == PARTS - 1:
@@ -168,9 +168,9 @@ def _add_kernel(
     own = tl.load(z + at, mask=(m < M)[:, None], other=0.0)
     update = tl.dot(own.to(tl.float32), factors.to(tl.float32)) if WIDEN else tl.dot(own, factors)
     target = y + m[:, None] * y_stride + n[None, :]
-    held = (m < M)[:, None]
-    value = tl.load(target, mask=held, other=0.0).to(tl.float32) + update * scaling
-    tl.store(target, value.to(y.dtype.element_ty), mask=held)
+    valid = (m < M)[:, None]
+    value = tl.load(target, mask=valid, other=0.0).to(tl.float32) + update * scaling
+    tl.store(target, value.to(y.dtype.element_ty), mask=valid)
 
 
 def add_adapter(
@@ -237,10 +237,10 @@ def _swiglu_kernel(
     if OVERLAP:
         tl.extra.cuda.gdc_launch_dependents()
         tl.extra.cuda.gdc_wait()
-    held = (m < M)[:, None] & inside[None, :]
+    valid = (m < M)[:, None] & inside[None, :]
     source = gate_up + m[:, None] * stride + n[None, :]
-    gate = tl.load(source, mask=held, other=0.0).to(tl.float32)
-    up = tl.load(source + I, mask=held, other=0.0).to(tl.float32)
+    gate = tl.load(source, mask=valid, other=0.0).to(tl.float32)
+    up = tl.load(source + I, mask=valid, other=0.0).to(tl.float32)
     at = m[:, None] * z_stride + r[None, :]
     gate_z = tl.load(z + at, mask=(m < M)[:, None], other=0.0)
     up_z = tl.load(z + at + RANK, mask=(m < M)[:, None], other=0.0)
@@ -253,7 +253,7 @@ def _swiglu_kernel(
     gate = gate.to(TYPE).to(tl.float32)
     up = up.to(TYPE).to(tl.float32)
     active = (gate * tl.sigmoid(gate)).to(TYPE).to(tl.float32)
-    tl.store(y + m[:, None] * I + n[None, :], (active * up).to(TYPE), mask=held)
+    tl.store(y + m[:, None] * I + n[None, :], (active * up).to(TYPE), mask=valid)
 
 
 def adapted_swiglu(

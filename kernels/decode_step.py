@@ -29,7 +29,7 @@ import triton.language as tl
 from torch import Tensor
 
 # Programs that keep a large GPU busy with one decode attention.
-_WANTED_PROGRAMS = 264
+_ENOUGH_PROGRAMS = 264
 _MAX_SPLITS = 8
 
 
@@ -47,20 +47,20 @@ def _add_norm_kernel(
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     at = tl.arange(0, BLOCK)
-    held = at < H
-    factor = tl.load(gain + at, mask=held, other=0.0).to(tl.float32)
+    valid = at < H
+    factor = tl.load(gain + at, mask=valid, other=0.0).to(tl.float32)
     if HAS_NOISE:
-        factor += tl.load(noise + at, mask=held, other=0.0)
+        factor += tl.load(noise + at, mask=valid, other=0.0)
     _wait(OVERLAP)
-    value = tl.load(residual + row * H + at, mask=held, other=0.0).to(tl.float32)
+    value = tl.load(residual + row * H + at, mask=valid, other=0.0).to(tl.float32)
     if HAS_UPDATE:
-        value += tl.load(update + row * update_stride + at, mask=held, other=0.0).to(tl.float32)
+        value += tl.load(update + row * update_stride + at, mask=valid, other=0.0).to(tl.float32)
         value = value.to(stream.dtype.element_ty)
-        tl.store(stream + row * H + at, value, mask=held)
+        tl.store(stream + row * H + at, value, mask=valid)
         value = value.to(tl.float32)
     scale = tl.rsqrt(tl.sum(value * value) / H + eps)
     rounded = (value * scale).to(normed.dtype.element_ty).to(tl.float32)
-    tl.store(normed + row * H + at, (factor * rounded).to(normed.dtype.element_ty), mask=held)
+    tl.store(normed + row * H + at, (factor * rounded).to(normed.dtype.element_ty), mask=valid)
 
 
 def add_norm(
@@ -145,7 +145,7 @@ def _attend_kernel(
     SHARE: tl.constexpr = HQ // HKV
     TYPE: tl.constexpr = out.dtype.element_ty
     i = tl.arange(0, ROWS)
-    held_row = i < SHARE
+    valid_row = i < SHARE
     half = tl.arange(0, D // 2)
     d = tl.arange(0, D)
     _wait(OVERLAP)
@@ -156,8 +156,8 @@ def _attend_kernel(
     # Queries, rotated: the query heads of this key head are the rows of a small product.
     source = qkv + row * qkv_stride
     q_at = source + (head * SHARE + i[:, None]) * D + half[None, :]
-    low = tl.load(q_at, mask=held_row[:, None], other=0.0).to(tl.float32)
-    high = tl.load(q_at + D // 2, mask=held_row[:, None], other=0.0).to(tl.float32)
+    low = tl.load(q_at, mask=valid_row[:, None], other=0.0).to(tl.float32)
+    high = tl.load(q_at + D // 2, mask=valid_row[:, None], other=0.0).to(tl.float32)
     low, high = _turned(low, high, cos, sin, at, half, D, q_gain, eps, HAS_GAIN, TYPE)
     q_low = low.to(TYPE)
     q_high = high.to(TYPE)
@@ -193,13 +193,13 @@ def _attend_kernel(
     n = tl.arange(0, TILE)
     for begin in range(first, last, TILE):
         where = begin + n
-        held = where < last
-        block = tl.load(table + row * table_stride + where // block_size, mask=held, other=0)
+        valid = where < last
+        block = tl.load(table + row * table_stride + where // block_size, mask=valid, other=0)
         base = ((block.to(tl.int64) * block_size + where % block_size) * HKV + head) * D
         key_at = key_cache + base[:, None] + half[None, :]
-        k_low = tl.load(key_at, mask=held[:, None], other=0.0).to(TYPE)
-        k_high = tl.load(key_at + D // 2, mask=held[:, None], other=0.0).to(TYPE)
-        values = tl.load(value_cache + base[:, None] + d[None, :], mask=held[:, None], other=0.0)
+        k_low = tl.load(key_at, mask=valid[:, None], other=0.0).to(TYPE)
+        k_high = tl.load(key_at + D // 2, mask=valid[:, None], other=0.0).to(TYPE)
+        values = tl.load(value_cache + base[:, None] + d[None, :], mask=valid[:, None], other=0.0)
         values = values.to(TYPE)
         if WIDEN:
             scores = tl.dot(q_low.to(tl.float32), tl.trans(k_low.to(tl.float32)))
@@ -207,7 +207,7 @@ def _attend_kernel(
         else:
             scores = tl.dot(q_low, tl.trans(k_low))
             scores = tl.dot(q_high, tl.trans(k_high), scores)
-        scores = tl.where(held[None, :], scores * factor, float("-inf"))
+        scores = tl.where(valid[None, :], scores * factor, float("-inf"))
         new_maximum = tl.maximum(maximum, tl.max(scores, 1))
         rescale = tl.exp2(maximum - new_maximum)
         p = tl.exp2(scores - new_maximum[:, None])
@@ -222,15 +222,15 @@ def _attend_kernel(
     target = out + (row * HQ + head * SHARE + i[:, None]) * D + d[None, :]
     if SPLITS == 1:
         result = acc / tl.where(total == 0.0, 1.0, total)[:, None]
-        tl.store(target, result.to(TYPE), mask=held_row[:, None])
+        tl.store(target, result.to(TYPE), mask=valid_row[:, None])
     else:
         # A split leaves its sum, total and maximum; the last to arrive joins them.
         PART: tl.constexpr = ROWS * (D + 2)
         pair = row * HKV + head
-        mine = partial + (pair * SPLITS + split) * PART
-        tl.store(mine + i[:, None] * D + d[None, :], acc)
-        tl.store(mine + ROWS * D + i, total)
-        tl.store(mine + ROWS * D + ROWS + i, maximum)
+        part_at = partial + (pair * SPLITS + split) * PART
+        tl.store(part_at + i[:, None] * D + d[None, :], acc)
+        tl.store(part_at + ROWS * D + i, total)
+        tl.store(part_at + ROWS * D + ROWS + i, maximum)
         tl.debug_barrier()
         before = tl.atomic_add(arrived + pair, 1, sem="acq_rel")
         if before == SPLITS - 1:
@@ -250,10 +250,10 @@ def _attend_kernel(
                 left = others + other * PART
                 weight = tl.exp2(tl.load(left + ROWS * D + ROWS + i, cache_modifier=".cg") - top)
                 sums_at = left + i[:, None] * D + d[None, :]
-                sums = tl.load(sums_at, mask=held_row[:, None], other=0.0, cache_modifier=".cg")
+                sums = tl.load(sums_at, mask=valid_row[:, None], other=0.0, cache_modifier=".cg")
                 acc += sums * weight[:, None]
             result = acc / tl.where(total == 0.0, 1.0, total)[:, None]
-            tl.store(target, result.to(TYPE), mask=held_row[:, None])
+            tl.store(target, result.to(TYPE), mask=valid_row[:, None])
 
 
 class StepWorkspace:
@@ -274,8 +274,8 @@ class StepWorkspace:
 
 
 def _splits(rows: int, key_heads: int) -> int:
-    wanted = _WANTED_PROGRAMS / (rows * key_heads)
-    return max(1, min(_MAX_SPLITS, triton.next_power_of_2(math.ceil(wanted))))
+    splits = _ENOUGH_PROGRAMS / (rows * key_heads)
+    return max(1, min(_MAX_SPLITS, triton.next_power_of_2(math.ceil(splits))))
 
 
 def attend_step(
@@ -347,12 +347,12 @@ def attend_step(
 def _swiglu_kernel(gate_up, y, stride, I: tl.constexpr, BLOCK: tl.constexpr, OVERLAP: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    held = at < I
+    valid = at < I
     _wait(OVERLAP)
-    gate = tl.load(gate_up + row * stride + at, mask=held, other=0.0).to(tl.float32)
-    up = tl.load(gate_up + row * stride + I + at, mask=held, other=0.0).to(tl.float32)
+    gate = tl.load(gate_up + row * stride + at, mask=valid, other=0.0).to(tl.float32)
+    up = tl.load(gate_up + row * stride + I + at, mask=valid, other=0.0).to(tl.float32)
     active = (gate * tl.sigmoid(gate)).to(y.dtype.element_ty).to(tl.float32)
-    tl.store(y + row * I + at, (active * up).to(y.dtype.element_ty), mask=held)
+    tl.store(y + row * I + at, (active * up).to(y.dtype.element_ty), mask=valid)
 
 
 def swiglu(gate_up: Tensor, *, overlap: bool) -> Tensor:

@@ -29,9 +29,9 @@ def _dequantize_kernel(
     KIND: tl.constexpr, BYTES: tl.constexpr,
 ):  # fmt: skip
     at = tl.program_id(0).to(tl.int64) * BYTES + tl.arange(0, BYTES)
-    held = at < total
-    pair = tl.load(codes + at, mask=held, other=0).to(tl.int32)
-    raw = tl.load(scales + at // BLOCK_BYTES, mask=held, other=0)
+    valid = at < total
+    pair = tl.load(codes + at, mask=valid, other=0).to(tl.int32)
+    raw = tl.load(scales + at // BLOCK_BYTES, mask=valid, other=0)
     if KIND == 0:
         # E4M3 by its bits: the interpreter has no such type.
         byte = raw.to(tl.int32)
@@ -50,7 +50,7 @@ def _dequantize_kernel(
     high = tl.load(codebook + (pair >> 4)) * scale
     both = tl.join(low, high)
     target = out + at[:, None] * 2 + tl.arange(0, 2)[None, :]
-    tl.store(target, both.to(out.dtype.element_ty), mask=held[:, None])
+    tl.store(target, both.to(out.dtype.element_ty), mask=valid[:, None])
 
 
 _codebooks: dict[tuple[str, torch.device], Tensor] = {}

@@ -185,7 +185,7 @@ def dequantize(
 ) -> Tensor:
     """Return the dense matrix (N, K), computed in float32 and rounded once."""
     if isinstance(weight, PackedWeight):
-        lossless = weight.format != "mxfp4" or "lost_blocks" not in weight.kept
+        lossless = weight.format != "mxfp4" or "lost_blocks" not in weight.extras
         if weight.packs.is_cuda and dtype in _SIXTEEN_BITS and lossless:
             from kernels import hopper
 

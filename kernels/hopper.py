@@ -360,7 +360,7 @@ def dequantize_packs(
     if out is None:
         out = torch.empty(N, K, dtype=dtype, device=weight.device)
     tiles, packs, _ = weight.packs.shape
-    scale = weight.kept["encode_scale"] if weight.format == "nvfp4" else weight.gain
+    scale = weight.extras["encode_scale"] if weight.format == "nvfp4" else weight.gain
     kernel.launch(
         (-(-tiles * packs // 8), 1),
         256,

@@ -31,14 +31,14 @@ def _gradients(
     a: Tensor | None,
     b: Tensor | None,
     scaling: float,
-    wanted: tuple[bool, bool, bool, bool],
+    needed: tuple[bool, bool, bool, bool],
     weight: PackedWeight,
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None]:
     """Return the gradients of x, bias, A and B, None where none is wanted."""
     grad = grad.contiguous()
     rows = grad.view(-1, grad.shape[-1])
-    grad_x = grad_input(grad, weight) if wanted[0] else None
-    grad_bias = rows.sum(0) if wanted[1] else None
+    grad_x = grad_input(grad, weight) if needed[0] else None
+    grad_bias = rows.sum(0) if needed[1] else None
     grad_a = grad_b = None
     if x is not None and a is not None and b is not None:
         x_rows = x.reshape(-1, x.shape[-1])
@@ -46,9 +46,9 @@ def _gradients(
         if grad_x is not None:
             flat = grad_x.view(-1, grad_x.shape[-1])
             grad_x = torch.addmm(flat, through, a, alpha=scaling).view(grad_x.shape)
-        if wanted[2]:
+        if needed[2]:
             grad_a = (through.t() @ x_rows) * scaling
-        if wanted[3]:
+        if needed[3]:
             grad_b = (rows.t() @ functional.linear(x_rows, a)) * scaling
     return grad_x, grad_bias, grad_a, grad_b
 

@@ -44,10 +44,10 @@ def _forward_kernel(
     weighted = tl.zeros((BLOCK,), tl.float32)
     # A running triple in every lane, joined once at the end.
     for first in range(0, V, BLOCK):
-        held = first + at < V
-        z = tl.load(logits + row * V + first + at, mask=held, other=float("-inf"))
+        valid = first + at < V
+        z = tl.load(logits + row * V + first + at, mask=valid, other=float("-inf"))
         if HAS_BIAS:
-            z += tl.load(bias + first + at, mask=held, other=0.0).to(tl.float32)
+            z += tl.load(bias + first + at, mask=valid, other=0.0).to(tl.float32)
         z *= inverse_temperature
         new_top = tl.maximum(top, z)
         safe = tl.where(new_top == float("-inf"), 0.0, new_top)
@@ -82,10 +82,10 @@ def _backward_kernel(
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    held = at < V
-    z = tl.load(logits + row * V + at, mask=held, other=float("-inf"))
+    valid = at < V
+    z = tl.load(logits + row * V + at, mask=valid, other=float("-inf"))
     if HAS_BIAS:
-        z += tl.load(bias + at, mask=held, other=0.0).to(tl.float32)
+        z += tl.load(bias + at, mask=valid, other=0.0).to(tl.float32)
     logp = z * inverse_temperature - tl.load(normaliser + row)
     p = tl.exp(logp)
     g = tl.load(grad_logprobs + row)
@@ -94,7 +94,7 @@ def _backward_kernel(
     value = -(g + h * inner) * p
     value += tl.where(at == tl.load(token_ids + row), g, 0.0)
     value *= inverse_temperature
-    tl.store(grad + row * V + at, value.to(grad.dtype.element_ty), mask=held)
+    tl.store(grad + row * V + at, value.to(grad.dtype.element_ty), mask=valid)
 
 
 class _TokenLogprobs(torch.autograd.Function):

@@ -61,7 +61,7 @@ class PackedWeight:
     packs : Tensor, (ceil(N / 16), ceil(K / 256), 2304), uint8
     gain : Tensor, (), float32
         Multiplies the accumulated sum.
-    kept : dict of Tensor
+    extras : dict of Tensor
         What the way back needs and the packs do not hold.
     """
 
@@ -69,7 +69,7 @@ class PackedWeight:
     shape: tuple[int, int]
     packs: Tensor
     gain: Tensor
-    kept: dict[str, Tensor] = field(default_factory=dict)
+    extras: dict[str, Tensor] = field(default_factory=dict)
 
     @property
     def device(self) -> torch.device:
@@ -79,7 +79,7 @@ class PackedWeight:
     @property
     def nbytes(self) -> int:
         """Bytes of all tensors together."""
-        tensors = [self.packs, self.gain, *self.kept.values()]
+        tensors = [self.packs, self.gain, *self.extras.values()]
         return sum(tensor.nbytes for tensor in tensors)
 
     def to(self, device: torch.device | str) -> PackedWeight:
@@ -89,7 +89,7 @@ class PackedWeight:
             shape=self.shape,
             packs=self.packs.to(device),
             gain=self.gain.to(device),
-            kept={name: tensor.to(device) for name, tensor in self.kept.items()},
+            extras={name: tensor.to(device) for name, tensor in self.extras.items()},
         )
 
 
@@ -163,34 +163,37 @@ def pack(weight: QuantizedWeight) -> PackedWeight:
     N, K = weight.shape
     tiles, columns = -(-N // PACK_ROWS), -(-K // PACK_COLUMNS)
     codes = weight.codes
-    kept: dict[str, Tensor] = {}
+    extras: dict[str, Tensor] = {}
     if weight.format == "nf4":
         scales = decoded_block_scales(weight).view(N, -1)
         gain = torch.ones((), device=codes.device)
         if weight.double_quant:
-            kept |= {f"nested_{k}": v for k, v in weight.tensors().items() if k != "codes"}
+            extras |= {f"nested_{k}": v for k, v in weight.tensors().items() if k != "codes"}
     else:
         scales, gain, lost = _scale_bytes(weight)
         if bool(lost.any()):
             index = lost.view(-1).nonzero().squeeze(1)
             block_bytes = weight.block // 2
-            kept["lost_blocks"] = index
-            kept["lost_codes"] = codes.view(-1, block_bytes)[index]
-            kept["lost_scales"] = weight.block_scales.view(torch.uint8).view(-1)[index]
+            extras["lost_blocks"] = index
+            extras["lost_codes"] = codes.view(-1, block_bytes)[index]
+            extras["lost_scales"] = weight.block_scales.view(torch.uint8).view(-1)[index]
             codes = codes.clone()
             codes.view(-1, block_bytes)[index] = 0
         scales = scales.repeat_interleave(weight.block // 16, dim=1)
         if weight.format == "nvfp4":
             assert weight.encode_scale is not None
             assert weight.global_scale is not None
-            kept["encode_scale"], kept["global_scale"] = weight.encode_scale, weight.global_scale
+            extras["encode_scale"], extras["global_scale"] = (
+                weight.encode_scale,
+                weight.global_scale,
+            )
     packs = torch.empty(tiles, columns, PACK_BYTES, dtype=torch.uint8, device=codes.device)
     for at in range(0, tiles, _TILES_AT_ONCE):
         rows = slice(at * PACK_ROWS, min(N, (at + _TILES_AT_ONCE) * PACK_ROWS))
         part = packs[at : at + _TILES_AT_ONCE]
         part[:, :, :2048] = _pack_codes(codes[rows], part.shape[0], columns, weight.format)
         part[:, :, 2048:] = _pack_scales(scales[rows], part.shape[0], columns, weight.format)
-    return PackedWeight(format=weight.format, shape=(N, K), packs=packs, gain=gain, kept=kept)
+    return PackedWeight(format=weight.format, shape=(N, K), packs=packs, gain=gain, extras=extras)
 
 
 def unpack(packed: PackedWeight) -> QuantizedWeight:
@@ -214,24 +217,24 @@ def unpack(packed: PackedWeight) -> QuantizedWeight:
     stored = packed.packs[:, :, 2048:].reshape(tiles, columns, 8, 4, 4, 2)  # g, t, chunk, half
     stored = stored.permute(0, 5, 2, 1, 4, 3).reshape(tiles * PACK_ROWS, columns * 16)
     stored = stored[:N, : K // 16].contiguous()
-    kept = packed.kept
+    extras = packed.extras
     if packed.format == "nvfp4":
         raw = _e4m3_of_e5m3(stored)
     else:
         largest = torch.log2(packed.gain.double()).round().to(torch.int16) + 127
         raw = (stored[:, ::2].to(torch.int16) - _LARGEST_E8M0 + largest).to(torch.uint8)
-    if "lost_blocks" in kept:
-        raw.view(-1)[kept["lost_blocks"]] = kept["lost_scales"]
-        width = kept["lost_codes"].shape[1]
-        codes.view(-1, width)[kept["lost_blocks"]] = kept["lost_codes"]
+    if "lost_blocks" in extras:
+        raw.view(-1)[extras["lost_blocks"]] = extras["lost_scales"]
+        width = extras["lost_codes"].shape[1]
+        codes.view(-1, width)[extras["lost_blocks"]] = extras["lost_codes"]
     if packed.format == "mxfp4":
         return QuantizedWeight(format="mxfp4", codes=codes, block_scales=raw)
     return QuantizedWeight(
         format="nvfp4",
         codes=codes,
         block_scales=raw.view(torch.float8_e4m3fn),
-        global_scale=kept["global_scale"],
-        encode_scale=kept["encode_scale"],
+        global_scale=extras["global_scale"],
+        encode_scale=extras["encode_scale"],
     )
 
 
@@ -310,7 +313,7 @@ def _e4m3_of_e5m3(stored: Tensor) -> Tensor:
 def _unpack_nf4(packed: PackedWeight, codes: Tensor) -> QuantizedWeight:
     N, K = packed.shape
     tiles, columns, _ = packed.packs.shape
-    nested = {k.removeprefix("nested_"): v for k, v in packed.kept.items()}
+    nested = {k.removeprefix("nested_"): v for k, v in packed.extras.items()}
     if nested:
         return QuantizedWeight(format="nf4", codes=codes, **nested)
     absmax = packed.packs[:, :, 2048:].contiguous().view(torch.float32)

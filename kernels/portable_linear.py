@@ -95,24 +95,24 @@ def _finish(
     y, n, m, target, out, bias, arrived, M, N, SPLITS: tl.constexpr, HAS_BIAS: tl.constexpr
 ):  # fmt: skip
     """Store y, (rows of W, rows of x); the last of several splits adds their parts up in order."""
-    held = (n < N)[:, None] & (m < M)[None, :]
+    valid = (n < N)[:, None] & (m < M)[None, :]
     at = m[None, :].to(tl.int64) * N + n[:, None]
     bias_n = tl.zeros((n.shape[0], 1), tl.float32)
     if HAS_BIAS:
         bias_n = tl.load(bias + n, mask=n < N, other=0).to(tl.float32)[:, None]
     if SPLITS == 1:
-        tl.store(out + at, y + bias_n, mask=held)
+        tl.store(out + at, y + bias_n, mask=valid)
     else:
         size = tl.full((), 1, tl.int64) * M * N
-        tl.store(target + tl.program_id(1) * size + at, y, mask=held)
+        tl.store(target + tl.program_id(1) * size + at, y, mask=valid)
         # Parts of the whole program must be written before it says so.
         tl.debug_barrier()
         before = tl.atomic_add(arrived + tl.program_id(0), 1, sem="acq_rel")
         if before == SPLITS - 1:
             total = bias_n + tl.zeros_like(y)
             for i in tl.static_range(SPLITS):
-                total += tl.load(target + i * size + at, mask=held, other=0, cache_modifier=".cg")
-            tl.store(out + at, total, mask=held)
+                total += tl.load(target + i * size + at, mask=valid, other=0, cache_modifier=".cg")
+            tl.store(out + at, total, mask=valid)
             tl.store(arrived + tl.program_id(0), 0)
 
 
@@ -124,22 +124,22 @@ def _one_kernel(
 ):  # fmt: skip
     """One row of x, without the matrix unit."""
     n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
-    held_n = (n < N)[:, None]
+    valid_n = (n < N)[:, None]
     row = n.to(tl.int64)[:, None]
     steps: tl.constexpr = (GROUPS + BLOCKS - 1) // BLOCKS
     per_split: tl.constexpr = (steps + SPLITS - 1) // SPLITS
     acc = tl.zeros((BLOCK_N, BLOCKS), tl.float32)
     at = tl.program_id(1) * (per_split * BLOCKS) + tl.arange(0, BLOCKS)
-    mask = held_n & (at < GROUPS)[None, :]
+    mask = valid_n & (at < GROUPS)[None, :]
     ahead = tl.load(codes + row * GROUPS + at[None, :], mask=mask, other=0)
     for i in range(per_split):
         words = ahead
-        held = at < GROUPS
-        mask = held_n & held[None, :]
+        valid = at < GROUPS
+        mask = valid_n & valid[None, :]
         scale = _scale(scales, row * (GROUPS // SHARE) + (at // SHARE)[None, :], mask, KIND)
         # The next codes are on their way while these are worked on.
         later = at + BLOCKS
-        mask = held_n & ((later < GROUPS) & (i + 1 < per_split))[None, :]
+        mask = valid_n & ((later < GROUPS) & (i + 1 < per_split))[None, :]
         ahead = tl.load(codes + row * GROUPS + later[None, :], mask=mask, other=0)
         part = tl.zeros((BLOCK_N, BLOCKS), tl.float32)
         for half in tl.static_range(2):
@@ -147,9 +147,9 @@ def _one_kernel(
             for place in tl.static_range(4):
                 low, high = _two(word, codebook, place, KIND)
                 column = (half * 8 + place) * GROUPS + at
-                part += low * tl.load(x + column, mask=held, other=0).to(tl.float32)[None, :]
+                part += low * tl.load(x + column, mask=valid, other=0).to(tl.float32)[None, :]
                 column += 4 * GROUPS
-                part += high * tl.load(x + column, mask=held, other=0).to(tl.float32)[None, :]
+                part += high * tl.load(x + column, mask=valid, other=0).to(tl.float32)[None, :]
         lift: tl.constexpr = 1.0 if KIND == 2 else 16384.0
         acc += part * lift * scale
         at = later
@@ -184,25 +184,25 @@ def _tile_kernel(
     WIDEN: tl.constexpr,
 ):  # fmt: skip
     n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
-    held_n = n < N
+    valid_n = n < N
     row = n.to(tl.int64)[:, None]
     split = tl.program_id(1)
     m = tl.arange(0, ROWS)
-    held_m = m < M
+    valid_m = m < M
     steps: tl.constexpr = (GROUPS + BLOCKS - 1) // BLOCKS
     per_split: tl.constexpr = (steps + SPLITS - 1) // SPLITS
     acc = tl.zeros((BLOCK_N, ROWS), tl.float32)
     for i in range(per_split):
         first = (split * per_split + i) * BLOCKS
         at = first + tl.arange(0, BLOCKS)
-        mask = held_n[:, None] & (at < GROUPS)[None, :]
+        mask = valid_n[:, None] & (at < GROUPS)[None, :]
         words = tl.load(codes + row * GROUPS + at[None, :], mask=mask, other=0)
         scale = _scale(scales, row * (GROUPS // SHARE) + (at // SHARE)[None, :], mask, KIND)
         if KIND == 0:
             # Takes back the values' 2^-14; E8M0 scales have no room for it above.
             scale *= 16384.0
         k = first * 16 + tl.arange(0, BLOCKS * 16)
-        x_mask = held_m[None, :] & (k < GROUPS * 16)[:, None]
+        x_mask = valid_m[None, :] & (k < GROUPS * 16)[:, None]
         columns = tl.load(x + m.to(tl.int64)[None, :] * x_stride + k[:, None], x_mask, other=0)
         low = _eight(words.to(tl.int32), codebook, KIND)
         high = _eight((words >> 32).to(tl.int32), codebook, KIND)

@@ -35,9 +35,9 @@ def _prefill_kernel(
     position = tl.load(tiles + tile * 4 + 3)
     i = tl.arange(0, TILE)
     d = tl.arange(0, D)
-    held_row = i < count
+    valid_row = i < count
     at = ((first + i).to(tl.int64) * HQ + head) * D
-    queries = tl.load(q + at[:, None] + d[None, :], mask=held_row[:, None], other=0.0)
+    queries = tl.load(q + at[:, None] + d[None, :], mask=valid_row[:, None], other=0.0)
     TYPE: tl.constexpr = queries.dtype
     maximum = tl.full((TILE,), float("-inf"), tl.float32)
     total = tl.zeros((TILE,), tl.float32)
@@ -48,11 +48,11 @@ def _prefill_kernel(
     end = tl.where(row < 0, 0, position + count)
     for begin in range(0, end, KEYS):
         where = begin + n
-        held = where < end
-        block = tl.load(blocks + where // block_size, mask=held, other=0).to(tl.int64)
+        valid = where < end
+        block = tl.load(blocks + where // block_size, mask=valid, other=0).to(tl.int64)
         base = ((block * block_size + where % block_size) * HKV + key_head) * D
-        keys = tl.load(key_cache + base[:, None] + d[None, :], mask=held[:, None], other=0.0)
-        values = tl.load(value_cache + base[:, None] + d[None, :], mask=held[:, None], other=0.0)
+        keys = tl.load(key_cache + base[:, None] + d[None, :], mask=valid[:, None], other=0.0)
+        values = tl.load(value_cache + base[:, None] + d[None, :], mask=valid[:, None], other=0.0)
         keys = keys.to(TYPE)
         values = values.to(TYPE)
         if WIDEN:
@@ -60,7 +60,7 @@ def _prefill_kernel(
         else:
             scores = tl.dot(queries, tl.trans(keys))
         seen = where[None, :] <= position + i[:, None]
-        scores = tl.where(seen & held[None, :], scores * factor, float("-inf"))
+        scores = tl.where(seen & valid[None, :], scores * factor, float("-inf"))
         new_maximum = tl.maximum(maximum, tl.max(scores, 1))
         rescale = tl.exp2(maximum - new_maximum)
         p = tl.exp2(scores - new_maximum[:, None])
@@ -72,7 +72,7 @@ def _prefill_kernel(
             acc = tl.dot(p.to(TYPE), values, acc)
         maximum = new_maximum
     result = acc / tl.where(total == 0.0, 1.0, total)[:, None]
-    tl.store(out + at[:, None] + d[None, :], result.to(TYPE), mask=held_row[:, None])
+    tl.store(out + at[:, None] + d[None, :], result.to(TYPE), mask=valid_row[:, None])
 
 
 def prefill_attention(

@@ -72,7 +72,7 @@ def _e2m1_code(scaled, negative):
 
 
 @triton.jit
-def _step(amax, scales, row, held, encode, KIND: tl.constexpr, BF16: tl.constexpr):
+def _step(amax, scales, row, valid, encode, KIND: tl.constexpr, BF16: tl.constexpr):
     """Store the block scales; return what weights are divided by (NVFP4), multiplied by (MXFP4)."""
     if KIND == 0:
         g = tl.load(encode) + tl.zeros_like(amax)
@@ -81,13 +81,13 @@ def _step(amax, scales, row, held, encode, KIND: tl.constexpr, BF16: tl.constexp
             sixth = _bfloat16(sixth)
         byte = _e4m3(tl.minimum(g * sixth, 448.0))
         byte = tl.where(byte == 0, 32, byte)
-        tl.store(scales + row, byte.to(tl.uint8), mask=held)
+        tl.store(scales + row, byte.to(tl.uint8), mask=valid)
         bits = (((byte >> 3) + 120) << 23) | ((byte & 7) << 20)
         subnormal = (byte & 7).to(tl.float32) * 0.001953125
         decoded = tl.where(byte < 8, subnormal, bits.to(tl.float32, bitcast=True))
         return tl.div_rn(decoded, g)
     exponent = tl.maximum((amax.to(tl.int32, bitcast=True) >> 23) - 2, 0)
-    tl.store(scales + row, exponent.to(tl.uint8), mask=held)
+    tl.store(scales + row, exponent.to(tl.uint8), mask=valid)
     # The reciprocal of a power of two is exact: 2^(127 - exponent), subnormal never.
     return ((254 - exponent) << 23).to(tl.float32, bitcast=True)
 
@@ -138,7 +138,7 @@ def _fast_kernel(
     ahead = tl.load(weight + row[:, None] * 8 + pairs, mask=(row < blocks)[:, None], other=0)
     for i in range(TILES):
         pair = ahead
-        held = row < blocks
+        valid = row < blocks
         at = row[:, None] * 8 + pairs
         # The next tile is on its way while this one is worked on.
         more = (row + ROWS < blocks) & (i + 1 < TILES)
@@ -149,7 +149,7 @@ def _fast_kernel(
             high = (both & 0x7FFF0000).to(tl.float32, bitcast=True)
             amax = tl.max(tl.maximum(low, high), 1)
             byte, d = _fast_scale(amax, g, inverse, BF16)
-            tl.store(scales + row, byte.to(tl.uint8), mask=held)
+            tl.store(scales + row, byte.to(tl.uint8), mask=valid)
             y = tl.inline_asm_elementwise(
                 "rcp.approx.ftz.f32 $0, $1;", "=f,f", [d], dtype=tl.float32, is_pure=True, pack=1
             )
@@ -165,11 +165,11 @@ def _fast_kernel(
             low = (pair << 16).to(tl.float32, bitcast=True)
             high = ((pair >> 16) << 16).to(tl.float32, bitcast=True)
             amax = tl.max(tl.maximum(tl.abs(low), tl.abs(high)), 1)
-            step = _step(amax, scales, row, held, encode, 0, BF16)[:, None] + tl.zeros_like(low)
+            step = _step(amax, scales, row, valid, encode, 0, BF16)[:, None] + tl.zeros_like(low)
             low = tl.div_rn(low, step)
             high = tl.div_rn(high, step)
             byte_pair = _e2m1_code(low, low < 0) | (_e2m1_code(high, high < 0) << 4)
-        tl.store(codes + at, byte_pair.to(tl.uint8), mask=held[:, None])
+        tl.store(codes + at, byte_pair.to(tl.uint8), mask=valid[:, None])
         row += ROWS
 
 
@@ -204,26 +204,26 @@ def _quantize_kernel(
     ROWS: tl.constexpr, PAIRS: tl.constexpr, LEAST: tl.constexpr, BF16: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
-    held = row < blocks
+    valid = row < blocks
     # Even and odd elements apart, so that their codes meet in one byte without any exchange.
     at = row[:, None] * (BLOCK // 2) + tl.arange(0, BLOCK // 2)[None, :]
     if PAIRS:
-        pair = tl.load(weight + at, mask=held[:, None], other=0)
+        pair = tl.load(weight + at, mask=valid[:, None], other=0)
         low = (pair << 16).to(tl.float32, bitcast=True)
         high = ((pair >> 16) << 16).to(tl.float32, bitcast=True)
     else:
-        low = tl.load(weight + 2 * at, mask=held[:, None], other=0.0).to(tl.float32)
-        high = tl.load(weight + 2 * at + 1, mask=held[:, None], other=0.0).to(tl.float32)
+        low = tl.load(weight + 2 * at, mask=valid[:, None], other=0.0).to(tl.float32)
+        high = tl.load(weight + 2 * at + 1, mask=valid[:, None], other=0.0).to(tl.float32)
     amax = tl.max(tl.maximum(tl.abs(low), tl.abs(high)), 1)
     if KIND == 2:
-        tl.store(scales + row, amax, mask=held)
+        tl.store(scales + row, amax, mask=valid)
         # 1e-38 is subnormal in float32, so as a literal it would be float64: its bits are given.
         least = (tl.zeros_like(amax).to(tl.int32) + LEAST).to(tl.float32, bitcast=True)
         inverse = tl.div_rn(tl.zeros_like(amax) + 1.0, tl.maximum(amax, least))[:, None]
         low_code = _nf4_code(low * inverse, bounds)
         high_code = _nf4_code(high * inverse, bounds)
     else:
-        step = _step(amax, scales, row, held, encode, KIND, BF16)[:, None] + tl.zeros_like(low)
+        step = _step(amax, scales, row, valid, encode, KIND, BF16)[:, None] + tl.zeros_like(low)
         if KIND == 0:
             low_scaled = tl.div_rn(low, step)
             high_scaled = tl.div_rn(high, step)
@@ -234,7 +234,7 @@ def _quantize_kernel(
             high_scaled = high * step
             low_code = _e2m1_code(low_scaled, low.to(tl.int32, bitcast=True) < 0)
             high_code = _e2m1_code(high_scaled, high.to(tl.int32, bitcast=True) < 0)
-    tl.store(codes + at, (low_code | (high_code << 4)).to(tl.uint8), mask=held[:, None])
+    tl.store(codes + at, (low_code | (high_code << 4)).to(tl.uint8), mask=valid[:, None])
 
 
 def quantize_blocks(
@@ -281,14 +281,14 @@ def quantize_blocks(
     return codes, scales
 
 
-_kept_bounds: dict[torch.device, Tensor] = {}
+_bounds_by_device: dict[torch.device, Tensor] = {}
 
 
 def _bounds(device: torch.device) -> Tensor:
-    if device not in _kept_bounds:
+    if device not in _bounds_by_device:
         values = torch.tensor(NORMAL_FLOAT, device=device)
-        _kept_bounds[device] = (values[:-1] + values[1:]) / 2
-    return _kept_bounds[device]
+        _bounds_by_device[device] = (values[:-1] + values[1:]) / 2
+    return _bounds_by_device[device]
 
 
 def quantize(

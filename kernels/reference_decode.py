@@ -68,12 +68,12 @@ def decode_attention(
         raise ValueError(f"a length is {int(lengths.max())}; the block table holds {positions}")
     scale = 1.0 / math.sqrt(D) if scale is None else scale
     blocks = block_table.long().clamp(0, num_blocks - 1)
-    held = torch.arange(positions, device=q.device) < lengths.unsqueeze(1)  # (B, S)
-    missing = ~held.view(B, 1, 1, positions)
+    cached = torch.arange(positions, device=q.device) < lengths.unsqueeze(1)  # (B, S)
+    missing = ~cached.view(B, 1, 1, positions)
     keys = key_cache[blocks].view(B, positions, Hkv, D).float()
     values = value_cache[blocks].view(B, positions, Hkv, D).float()
     # Memory past a row's end may hold NaN, and NaN times a weight of zero is NaN.
-    values = values.masked_fill(~held.view(B, positions, 1, 1), 0.0)
+    values = values.masked_fill(~cached.view(B, positions, 1, 1), 0.0)
     heads = q.float().view(B, Hkv, Hq // Hkv, D) * scale
     scores = torch.einsum("bgrd,bsgd->bgrs", heads, keys).masked_fill(missing, -math.inf)
     weights = torch.softmax(scores, dim=-1).masked_fill(missing, 0.0)

@@ -116,10 +116,10 @@ def rotary_write(
     q, k, v = heads.split([query_heads, keys, keys], dim=1)
     at = positions.long()
     q, k = reference.rotary(q, k, cos[at], sin[at])
-    kept = slots >= 0
-    where = slots[kept].long()
-    key_cache.view(-1, keys, D)[where] = k[kept].to(key_cache.dtype)
-    value_cache.view(-1, keys, D)[where] = v[kept].to(value_cache.dtype)
+    written = slots >= 0
+    where = slots[written].long()
+    key_cache.view(-1, keys, D)[where] = k[written].to(key_cache.dtype)
+    value_cache.view(-1, keys, D)[where] = v[written].to(value_cache.dtype)
     return q
 
 

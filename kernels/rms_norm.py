@@ -33,15 +33,15 @@ def _forward_kernel(
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     at = tl.arange(0, BLOCK)
-    held = at < H
-    value = tl.load(x + row * x_stride + at, mask=held, other=0.0).to(tl.float32)
+    valid = at < H
+    value = tl.load(x + row * x_stride + at, mask=valid, other=0.0).to(tl.float32)
     scale = tl.rsqrt(tl.sum(value * value) / H + eps)
     tl.store(rstd + row, scale)
     normed = (value * scale).to(x.dtype.element_ty).to(tl.float32)
-    factor = tl.load(gain + at, mask=held, other=0.0).to(tl.float32)
+    factor = tl.load(gain + at, mask=valid, other=0.0).to(tl.float32)
     if HAS_NOISE:
-        factor += tl.load(noise + at, mask=held, other=0.0)
-    tl.store(y + row * H + at, (factor * normed).to(y.dtype.element_ty), mask=held)
+        factor += tl.load(noise + at, mask=valid, other=0.0)
+    tl.store(y + row * H + at, (factor * normed).to(y.dtype.element_ty), mask=valid)
 
 
 @triton.jit
@@ -51,23 +51,23 @@ def _backward_kernel(
 ):  # fmt: skip
     program = tl.program_id(0)
     at = tl.arange(0, BLOCK)
-    held = at < H
-    factor = tl.load(gain + at, mask=held, other=0.0).to(tl.float32)
+    valid = at < H
+    factor = tl.load(gain + at, mask=valid, other=0.0).to(tl.float32)
     if HAS_NOISE:
-        factor += tl.load(noise + at, mask=held, other=0.0)
+        factor += tl.load(noise + at, mask=valid, other=0.0)
     partial = tl.zeros((BLOCK,), tl.float32)
     for row in range(program, rows, tl.num_programs(0)):
         base = tl.cast(row, tl.int64) * H
         scale = tl.load(rstd + row)
-        normed = tl.load(x + base + at, mask=held, other=0.0).to(tl.float32) * scale
-        dy = tl.load(grad_y + base + at, mask=held, other=0.0).to(tl.float32)
+        normed = tl.load(x + base + at, mask=valid, other=0.0).to(tl.float32) * scale
+        dy = tl.load(grad_y + base + at, mask=valid, other=0.0).to(tl.float32)
         if WANTS_GAIN:
             partial += dy * normed
         g = factor * dy
         dx = scale * (g - normed * (tl.sum(g * normed) / H))
-        tl.store(grad_x + base + at, dx.to(grad_x.dtype.element_ty), mask=held)
+        tl.store(grad_x + base + at, dx.to(grad_x.dtype.element_ty), mask=valid)
     if WANTS_GAIN:
-        tl.store(grad_gain + program.to(tl.int64) * H + at, partial, mask=held)
+        tl.store(grad_gain + program.to(tl.int64) * H + at, partial, mask=valid)
 
 
 def _warps(block: int) -> int:
@@ -147,5 +147,5 @@ def rms_norm(x: Tensor, gain: Tensor, eps: float, noise: Tensor | None = None) -
     Tensor, (..., H), the wider type of x and gain
     """
     _check(x, gain, noise)
-    found: Tensor = _RMSNorm.apply(x, gain, eps, noise)
-    return found
+    normed: Tensor = _RMSNorm.apply(x, gain, eps, noise)
+    return normed

@@ -22,26 +22,26 @@ from torch import Tensor
 def _forward_kernel(gate_up, y, I: tl.constexpr, BLOCK: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    held = at < I
-    gate = tl.load(gate_up + row * 2 * I + at, mask=held, other=0.0).to(tl.float32)
-    up = tl.load(gate_up + row * 2 * I + I + at, mask=held, other=0.0).to(tl.float32)
+    valid = at < I
+    gate = tl.load(gate_up + row * 2 * I + at, mask=valid, other=0.0).to(tl.float32)
+    up = tl.load(gate_up + row * 2 * I + I + at, mask=valid, other=0.0).to(tl.float32)
     active = (gate * tl.sigmoid(gate)).to(y.dtype.element_ty).to(tl.float32)
-    tl.store(y + row * I + at, (active * up).to(y.dtype.element_ty), mask=held)
+    tl.store(y + row * I + at, (active * up).to(y.dtype.element_ty), mask=valid)
 
 
 @triton.jit
 def _backward_kernel(gate_up, grad_y, grad, I: tl.constexpr, BLOCK: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    held = at < I
-    gate = tl.load(gate_up + row * 2 * I + at, mask=held, other=0.0).to(tl.float32)
-    up = tl.load(gate_up + row * 2 * I + I + at, mask=held, other=0.0).to(tl.float32)
-    dy = tl.load(grad_y + row * I + at, mask=held, other=0.0).to(tl.float32)
+    valid = at < I
+    gate = tl.load(gate_up + row * 2 * I + at, mask=valid, other=0.0).to(tl.float32)
+    up = tl.load(gate_up + row * 2 * I + I + at, mask=valid, other=0.0).to(tl.float32)
+    dy = tl.load(grad_y + row * I + at, mask=valid, other=0.0).to(tl.float32)
     sigmoid = tl.sigmoid(gate)
     grad_gate = dy * up * sigmoid * (1.0 + gate * (1.0 - sigmoid))
-    tl.store(grad + row * 2 * I + at, grad_gate.to(grad.dtype.element_ty), mask=held)
+    tl.store(grad + row * 2 * I + at, grad_gate.to(grad.dtype.element_ty), mask=valid)
     grad_up = dy * gate * sigmoid
-    tl.store(grad + row * 2 * I + I + at, grad_up.to(grad.dtype.element_ty), mask=held)
+    tl.store(grad + row * 2 * I + I + at, grad_up.to(grad.dtype.element_ty), mask=valid)
 
 
 def _grid(rows: int, I: int) -> tuple[tuple[int, int], int]:

@@ -87,7 +87,7 @@ def random_packed(N: int, K: int, format: str, seed: int) -> PackedWeight:
         shape=(N, K),
         packs=data,
         gain=torch.tensor(gain, device="cuda"),
-        kept={"encode_scale": torch.tensor(40000.0, device="cuda")},
+        extras={"encode_scale": torch.tensor(40000.0, device="cuda")},
     )
 
 
@@ -97,7 +97,7 @@ Build = tuple[tuple[str, ...], dict[str, int]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wanted:
+class Entry:
     """One entry of the table: y (M, N) = x (M, K) W^T, `adapted` or alone."""
 
     adapted: bool
@@ -120,10 +120,10 @@ class Wanted:
                 yield choice, None
 
 
-def wanted_entries(rows: Sequence[int] = ROWS) -> list[Wanted]:
+def all_entries(rows: Sequence[int] = ROWS) -> list[Entry]:
     """Return the entries of a whole table, layer by layer; of `rows` alone where they are given."""
     return [
-        Wanted(adapted=adapted, M=M, N=N, K=K, ends=ENDS.get((block, name), ()))
+        Entry(adapted=adapted, M=M, N=N, K=K, ends=ENDS.get((block, name), ()))
         for block, layers in LAYERS.items()
         for name, (N, K) in layers.items()
         for adapted, counts in ((False, ROWS), (True, ADAPTED_ROWS))
@@ -132,33 +132,33 @@ def wanted_entries(rows: Sequence[int] = ROWS) -> list[Wanted]:
     ]
 
 
-def builds(wanted: Wanted, processors: int) -> Iterator[Build]:
+def builds(entry: Entry, processors: int) -> Iterator[Build]:
     """Yield the sources and macros that an entry's candidates are compiled from."""
     packs = torch.empty(
-        -(-wanted.N // PACK_ROWS), -(-wanted.K // PACK_COLUMNS), PACK_BYTES, device="meta",
+        -(-entry.N // PACK_ROWS), -(-entry.K // PACK_COLUMNS), PACK_BYTES, device="meta",
         dtype=torch.uint8,
     )  # fmt: skip
     weight = PackedWeight(
-        format="nvfp4", shape=(wanted.N, wanted.K), packs=packs, gain=torch.ones(()), kept={}
+        format="nvfp4", shape=(entry.N, entry.K), packs=packs, gain=torch.ones(()), extras={}
     )
-    for choice, joining in wanted.ways(processors):
+    for choice, joining in entry.ways(processors):
         if joining is not None:
-            macros = fused_adapter.macros(weight, choice, wanted.M, RANK, joining)
+            macros = fused_adapter.macros(weight, choice, entry.M, RANK, joining)
             yield fused_adapter.FILES, macros
         elif choice.path == "narrow":
-            yield hopper.NARROW_FILES, hopper.narrow_macros(weight, choice, wanted.M)
+            yield hopper.NARROW_FILES, hopper.narrow_macros(weight, choice, entry.M)
         elif choice.path == "wide":
             yield hopper.WIDE_FILES, hopper.wide_macros(weight, choice)
 
 
-def compile_ahead(wanted: Sequence[Wanted], processors: int, architecture: str) -> int:
+def compile_ahead(entries: Sequence[Entry], processors: int, architecture: str) -> int:
     """Compile what the entries' candidates need into the cache; return how many builds they are.
 
     What cannot be compiled is left to the candidate itself, which says so.
     """
     unique = {
         (files, tuple(sorted(macros.items())))
-        for entry in wanted
+        for entry in entries
         for files, macros in builds(entry, processors)
     }
     # The children compile on the host alone: a context of the device is of no use to them.
@@ -197,27 +197,27 @@ class Layers:
         self.weights: list[PackedWeight] = []
         self.adapters: list[Adapter] = []
 
-    def take(self, wanted: Wanted) -> None:
+    def take(self, entry: Entry) -> None:
         """Make those of an entry's layer, unless they are at hand."""
-        if self._of == (wanted.N, wanted.K):
+        if self._of == (entry.N, entry.K):
             return
-        self._of, self.weights, self.adapters = (wanted.N, wanted.K), [], []
+        self._of, self.weights, self.adapters = (entry.N, entry.K), [], []
         torch.cuda.empty_cache()
-        base = random_packed(wanted.N, wanted.K, "nvfp4", 0)
+        base = random_packed(entry.N, entry.K, "nvfp4", 0)
         count = timing.copies(base.packs.nbytes)
         self.weights = [dataclasses.replace(base, packs=base.packs.clone()) for _ in range(count)]
-        rows = RANK * (len(wanted.ends) + 1)
+        rows = RANK * (len(entry.ends) + 1)
         self.adapters = [
             Adapter(
-                a=(torch.randn(rows, wanted.K, device="cuda") * 0.02).bfloat16(),
-                b=(torch.randn(wanted.N, RANK, device="cuda") * 0.02).bfloat16(),
-                ends=wanted.ends,
+                a=(torch.randn(rows, entry.K, device="cuda") * 0.02).bfloat16(),
+                b=(torch.randn(entry.N, RANK, device="cuda") * 0.02).bfloat16(),
+                ends=entry.ends,
             )
             for _ in range(count)
         ]
 
 
-def fastest(wanted: Wanted, layers: Layers, replays: int) -> tuple[Way, float]:
+def fastest(entry: Entry, layers: Layers, replays: int) -> tuple[Way, float]:
     """Return the fastest candidate for an entry and its microseconds.
 
     Raises
@@ -225,12 +225,12 @@ def fastest(wanted: Wanted, layers: Layers, replays: int) -> tuple[Way, float]:
     RuntimeError
         When no candidate runs.
     """
-    layers.take(wanted)
+    layers.take(entry)
     processors = torch.cuda.get_device_properties(0).multi_processor_count
-    x = torch.randn(wanted.M, wanted.K, device="cuda").bfloat16()
-    out = torch.empty(wanted.M, wanted.N, dtype=torch.bfloat16, device="cuda")
+    x = torch.randn(entry.M, entry.K, device="cuda").bfloat16()
+    out = torch.empty(entry.M, entry.N, dtype=torch.bfloat16, device="cuda")
     times: dict[Way, float] = {}
-    for way in wanted.ways(processors):
+    for way in entry.ways(processors):
         calls = [
             _call(x, weight, adapter, out, way)
             for weight, adapter in zip(layers.weights, layers.adapters, strict=True)
@@ -240,12 +240,12 @@ def fastest(wanted: Wanted, layers: Layers, replays: int) -> tuple[Way, float]:
         except (CompileError, RuntimeError) as error:
             sys.stderr.write(f"{way}: {str(error).splitlines()[0]}\n")
     if not times:
-        raise RuntimeError(f"no candidate runs for {wanted}")
+        raise RuntimeError(f"no candidate runs for {entry}")
     way = min(times, key=lambda one: times[one])
     return way, times[way]
 
 
-def entry_of(wanted: Wanted, way: Way) -> dict[str, Any]:
+def entry_of(entry: Entry, way: Way) -> dict[str, Any]:
     """Return a table entry: what is not as by default; the join and its parts always."""
     choice, joining = way
     defaults = Choice(path="narrow")
@@ -254,7 +254,7 @@ def entry_of(wanted: Wanted, way: Way) -> dict[str, Any]:
         for key, value in dataclasses.asdict(choice).items()
         if key != "path" and value != getattr(defaults, key)
     }
-    head = {"N": wanted.N, "K": wanted.K, "M": wanted.M}
+    head = {"N": entry.N, "K": entry.K, "M": entry.M}
     if joining is None:
         return {**head, "path": choice.path, **changed}
     return {**head, **changed, **dataclasses.asdict(joining)}
@@ -287,15 +287,15 @@ class Table:
                     f"{out} is a table of {present}; this is {head}: name another file"
                 )
 
-    def has(self, wanted: Wanted) -> bool:
+    def has(self, entry: Entry) -> bool:
         """Whether an entry is there."""
-        key = (wanted.N, wanted.K, wanted.M)
-        return any((e["N"], e["K"], e["M"]) == key for e in self._parts[wanted.part])
+        key = (entry.N, entry.K, entry.M)
+        return any((e["N"], e["K"], e["M"]) == key for e in self._parts[entry.part])
 
-    def add(self, wanted: Wanted, way: Way) -> None:
+    def add(self, measured: Entry, way: Way) -> None:
         """Add an entry and write the table."""
-        part = self._parts[wanted.part]
-        part.append(entry_of(wanted, way))
+        part = self._parts[measured.part]
+        part.append(entry_of(measured, way))
         part.sort(key=lambda entry: (entry["N"] * entry["K"], entry["N"], entry["M"]))
         tuning.write(self._head, self._parts["entries"], self._parts["adapted"], self._out)
 
@@ -313,18 +313,18 @@ def main(out: Path, rows: Sequence[int] = ROWS, replays: int = 7) -> None:
             "command": "python -m kernels.tune",
         },
     )
-    left = [wanted for wanted in wanted_entries(rows) if not table.has(wanted)]
+    left = [entry for entry in all_entries(rows) if not table.has(entry)]
     processors = torch.cuda.get_device_properties(0).multi_processor_count
     began = time.monotonic()
     count = compile_ahead(left, processors, driver.architecture(0))
     sys.stdout.write(f"compiled {count} kernels in {time.monotonic() - began:.0f} s\n")
     layers = Layers()
-    for number, wanted in enumerate(left, start=1):
-        way, taken = fastest(wanted, layers, replays)
-        table.add(wanted, way)
+    for number, entry in enumerate(left, start=1):
+        way, taken = fastest(entry, layers, replays)
+        table.add(entry, way)
         sys.stdout.write(
-            f"{number}/{len(left)}, {time.monotonic() - began:.0f} s: {wanted.part} N {wanted.N} "
-            f"K {wanted.K} M {wanted.M}: {taken:.2f} us {entry_of(wanted, way)}\n"
+            f"{number}/{len(left)}, {time.monotonic() - began:.0f} s: {entry.part} N {entry.N} "
+            f"K {entry.K} M {entry.M}: {taken:.2f} us {entry_of(entry, way)}\n"
         )
 
 

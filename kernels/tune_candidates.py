@@ -39,9 +39,11 @@ def alone(N: int, K: int, M: int, processors: int) -> Iterator[Choice]:
                         )  # fmt: skip
         # More warps at once by fewer registers each.
         for warps in (4, 5, 7, 8, 10, 14) if M <= 16 else ():
-            for wanted in (32, 40, 48):
+            for resident_warps in (32, 40, 48):
                 for ahead in (0, 1):
-                    yield Choice(path="narrow", warps=warps, ahead=ahead, resident=wanted // warps)
+                    yield Choice(
+                        path="narrow", warps=warps, ahead=ahead, resident=resident_warps // warps
+                    )
         for warps in (4, 5, 7, 8) if 8 < M <= 16 else ():
             for ahead in (0, 1):
                 yield Choice(

@@ -35,7 +35,7 @@ def device_slug(name: str) -> str:
 
 
 @lru_cache(maxsize=8)
-def held(device: int) -> dict[str, Any]:
+def stored_table(device: int) -> dict[str, Any]:
     """Return the table of a CUDA device as it is on disk."""
     slug = device_slug(torch.cuda.get_device_name(device))
     path = FOLDER / f"{slug}.json"
@@ -71,26 +71,26 @@ def _made(kind: type[Any], entry: dict[str, Any]) -> Any:
 @lru_cache(maxsize=8)
 def table(device: int) -> dict[tuple[int, int], dict[int, Choice]]:
     """Return {(N, K): {M: choice}} for a CUDA device."""
-    found: dict[tuple[int, int], dict[int, Choice]] = {}
-    for entry in held(device)["entries"]:
-        found.setdefault((entry["N"], entry["K"]), {})[entry["M"]] = _made(Choice, entry)
-    return found
+    choices: dict[tuple[int, int], dict[int, Choice]] = {}
+    for entry in stored_table(device)["entries"]:
+        choices.setdefault((entry["N"], entry["K"]), {})[entry["M"]] = _made(Choice, entry)
+    return choices
 
 
 @lru_cache(maxsize=8)
 def adapted_table(device: int) -> dict[tuple[int, int], dict[int, tuple[Choice, Joining]]]:
     """Return {(N, K): {M: (choice, joining)}}: few rows with an adapter in the same launch."""
-    found: dict[tuple[int, int], dict[int, tuple[Choice, Joining]]] = {}
-    for entry in held(device)["adapted"]:
+    choices: dict[tuple[int, int], dict[int, tuple[Choice, Joining]]] = {}
+    for entry in stored_table(device)["adapted"]:
         pair = (_made(Choice, {"path": "narrow"} | entry), _made(Joining, entry))
-        found.setdefault((entry["N"], entry["K"]), {})[entry["M"]] = pair
-    return found
+        choices.setdefault((entry["N"], entry["K"]), {})[entry["M"]] = pair
+    return choices
 
 
-_Found = TypeVar("_Found")
+_Value = TypeVar("_Value")
 
 
-def _nearest(known: dict[tuple[int, int], dict[int, _Found]], N: int, K: int, M: int) -> _Found:
+def _nearest(known: dict[tuple[int, int], dict[int, _Value]], N: int, K: int, M: int) -> _Value:
     def distance(shape: tuple[int, int]) -> float:
         return abs(math.log(shape[0] / N)) + abs(math.log(shape[1] / K))
 

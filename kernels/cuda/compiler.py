@@ -90,15 +90,15 @@ def build(files: tuple[str, ...], macros: Mapping[str, int], architecture: str) 
     options += [f"-D{name}={value}" for name, value in sorted(macros.items())]
     key = "\n".join([text, *options, repr(version())])
     digest = hashlib.sha256(key.encode()).hexdigest()[:32]
-    kept = cache_folder() / f"{Path(files[-1]).stem}-{digest}.cubin"
-    if kept.is_file():
-        return kept.read_bytes()
+    cubin = cache_folder() / f"{Path(files[-1]).stem}-{digest}.cubin"
+    if cubin.is_file():
+        return cubin.read_bytes()
     code = _compile(text, files[-1], options)
     try:
-        kept.parent.mkdir(parents=True, exist_ok=True)
-        fresh = kept.with_suffix(f".{os.getpid()}.tmp")
+        cubin.parent.mkdir(parents=True, exist_ok=True)
+        fresh = cubin.with_suffix(f".{os.getpid()}.tmp")
         fresh.write_bytes(code)
-        os.replace(fresh, kept)
+        os.replace(fresh, cubin)
     except OSError:
         # A home that cannot be written to costs a second a process, nothing else.
         return code

@@ -79,13 +79,13 @@ def around_the_layers(
     for format in FORMATS:
         _conversions(format, timed)
     torch.cuda.empty_cache()
-    found = timed.found
+    estimates = timed.estimates
     for format in FORMATS:
         progress(f"portable linear layer, {format}", {})
         counts = PORTABLE_ROWS if format == "nvfp4" else (16,)
-        found |= _portable(format, counts, scale.replays, totals)
+        estimates |= _portable(format, counts, scale.replays, totals)
     progress("logprobs", {})
-    return found | _logprobs(scale.replays)
+    return estimates | _logprobs(scale.replays)
 
 
 @dataclasses.dataclass(slots=True)
@@ -95,13 +95,13 @@ class _Shares:
     rate: float
     replays: int
     totals: Totals
-    found: dict[str, Estimate]
+    estimates: dict[str, Estimate]
 
     def share(self, name: str, nbytes: float, calls: Sequence[Callable[[], object]]) -> None:
         taken = timing.time_calls(calls, self.replays).median
         self.totals.add(taken, nbytes, 0.0)
         share = nbytes / (taken * 1e-6) / self.rate
-        self.found[name] = ratio(share, "ratio", self.replays)
+        self.estimates[name] = ratio(share, "ratio", self.replays)
 
 
 def _conversions(format: str, timed: _Shares) -> None:
@@ -115,7 +115,7 @@ def _conversions(format: str, timed: _Shares) -> None:
         [partial(hopper.dequantize_packs, base, out) for out in scratch],
     )
     weight = torch.randn(N, K, device="cuda").mul_(0.02).bfloat16()
-    encode = base.kept["encode_scale"] if format == "nvfp4" else None
+    encode = base.extras["encode_scale"] if format == "nvfp4" else None
     codes, scales = quantize.quantize_blocks(weight, format, encode)
     timed.share(
         f"quantize_share_{format}",
@@ -142,7 +142,7 @@ def _prefill_attention(timed: _Shares) -> None:
     ours = timing.time_calls([partial(op.load(), *arguments)] * 2, timed.replays).median
     plain = timing.time_calls([partial(function, *dense)] * 2, timed.replays).median
     timed.totals.add(ours, op.nbytes(op.large), op.flops(op.large))
-    timed.found["prefill_attention_ratio"] = ratio(plain / ours, "ratio", timed.replays)
+    timed.estimates["prefill_attention_ratio"] = ratio(plain / ours, "ratio", timed.replays)
 
 
 def _portable(

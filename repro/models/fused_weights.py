@@ -95,20 +95,20 @@ def share(layers: Sequence[QuantizedLinear], fused: PackedWeight) -> None:
     blocks_per_row = K // 32 if fused.format == "mxfp4" else K // 16
     for layer in layers:
         rows = layer.out_features
-        kept = dict(fused.kept)
-        if "lost_blocks" in kept:
+        extras = dict(fused.extras)
+        if "lost_blocks" in extras:
             low, high = at * blocks_per_row, (at + rows) * blocks_per_row
-            inside = (kept["lost_blocks"] >= low) & (kept["lost_blocks"] < high)
-            kept["lost_blocks"] = kept["lost_blocks"][inside] - low
-            kept["lost_codes"] = kept["lost_codes"][inside]
-            kept["lost_scales"] = kept["lost_scales"][inside]
+            inside = (extras["lost_blocks"] >= low) & (extras["lost_blocks"] < high)
+            extras["lost_blocks"] = extras["lost_blocks"][inside] - low
+            extras["lost_codes"] = extras["lost_codes"][inside]
+            extras["lost_scales"] = extras["lost_scales"][inside]
         layer.take_packed(
             PackedWeight(
                 format=fused.format,
                 shape=(rows, K),
                 packs=fused.packs[at // PACK_ROWS : (at + rows) // PACK_ROWS],
                 gain=fused.gain,
-                kept=kept,
+                extras=extras,
             )
         )
         at += rows
@@ -127,8 +127,8 @@ def fused_weight(layers: Sequence[QuantizedLinear]) -> PackedWeight | None:
         end += weight.packs.nbytes
     tiles, K = sum(len(weight.packs) for weight in weights), first.shape[1]
     packs = first.packs.as_strided((tiles, *first.packs.shape[1:]), first.packs.stride())
-    kept = {name: value for name, value in first.kept.items() if not name.startswith("lost_")}
+    extras = {name: value for name, value in first.extras.items() if not name.startswith("lost_")}
     rows = sum(weight.shape[0] for weight in weights)
     return PackedWeight(
-        format=first.format, shape=(rows, K), packs=packs, gain=first.gain, kept=kept
+        format=first.format, shape=(rows, K), packs=packs, gain=first.gain, extras=extras
     )

@@ -26,7 +26,7 @@ TABLE = json.loads((tuning.FOLDER / f"{tuning.FALLBACK}.json").read_text(encodin
 
 def _weight(N: int, K: int) -> PackedWeight:
     packs = torch.zeros(-(-N // 16), -(-K // 256), 1, dtype=torch.uint8)
-    return PackedWeight(format="nvfp4", shape=(N, K), packs=packs, gain=torch.ones(()), kept={})
+    return PackedWeight(format="nvfp4", shape=(N, K), packs=packs, gain=torch.ones(()), extras={})
 
 
 def test_z_is_staged_only_where_blocks_have_room_for_it() -> None:

@@ -35,7 +35,7 @@ def plain(monkeypatch: pytest.MonkeyPatch, packed: PackedWeight, dense: Tensor) 
         assert (weight.format, weight.shape) == (packed.format, packed.shape)
         assert torch.equal(weight.packs, packed.packs)
         assert torch.equal(weight.gain, packed.gain)
-        assert torch.equal(weight.kept["encode_scale"], packed.kept["encode_scale"])
+        assert torch.equal(weight.extras["encode_scale"], packed.extras["encode_scale"])
         return dense.to(dtype)
 
     def product(

@@ -23,7 +23,7 @@ TABLES = sorted(tuning.FOLDER.glob("*.json"))
 def test_a_table_has_one_entry_for_every_layer_and_row_count(path: Path) -> None:
     content = json.loads(path.read_text(encoding="utf-8"))
     assert tuning.device_slug(content["device"]) == path.stem
-    wanted = [(entry.part, entry.N, entry.K, entry.M) for entry in tune.wanted_entries()]
+    wanted = [(entry.part, entry.N, entry.K, entry.M) for entry in tune.all_entries()]
     listed = [
         (part, entry["N"], entry["K"], entry["M"])
         for part in ("entries", "adapted")
@@ -33,7 +33,7 @@ def test_a_table_has_one_entry_for_every_layer_and_row_count(path: Path) -> None
 
 
 def test_an_entry_says_the_way_it_was_made_from() -> None:
-    for wanted in tune.wanted_entries((1, 16, 512)):
+    for wanted in tune.all_entries((1, 16, 512)):
         for choice, joining in wanted.ways(H100):
             entry = tune.entry_of(wanted, (choice, joining))
             assert tuning._made(Choice, {"path": "narrow"} | entry) == choice
@@ -43,7 +43,7 @@ def test_an_entry_says_the_way_it_was_made_from() -> None:
 
 def test_a_table_goes_on_with_what_it_has_and_refuses_another_devices(tmp_path: Path) -> None:
     out = tmp_path / "table.json"
-    first, second = tune.wanted_entries((1, 512))[:2]
+    first, second = tune.all_entries((1, 512))[:2]
     way = next(first.ways(H100))
     table = tune.Table(out, HEAD)
     table.add(first, way)
@@ -69,9 +69,9 @@ def test_what_is_compiled_ahead_is_what_the_kernels_load(monkeypatch: pytest.Mon
 
     monkeypatch.setattr(hopper.driver, "load", load)
     monkeypatch.setattr(fused_adapter.driver, "load", load)
-    for wanted in tune.wanted_entries((1, 16, 512))[:6]:
+    for wanted in tune.all_entries((1, 16, 512))[:6]:
         weight = tune.PackedWeight(
-            format="nvfp4", shape=(wanted.N, wanted.K), gain=torch.ones(()), kept={},
+            format="nvfp4", shape=(wanted.N, wanted.K), gain=torch.ones(()), extras={},
             packs=torch.empty(wanted.N // 16, wanted.K // 256, 1, dtype=torch.uint8),
         )  # fmt: skip
         adapter = tune.Adapter(
