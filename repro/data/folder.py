@@ -63,19 +63,19 @@ def cut_development(
         If the development split is asked for and nothing is held out.
     """
     questions = {hash_of("development", problem.question) for problem in train}
-    held_count = min(development_problems, len(questions) // _MOST_DEVELOPMENT)
-    held = set(sorted(questions)[:held_count])
-    if split == "development" and not held:
+    development_count = min(development_problems, len(questions) // _MOST_DEVELOPMENT)
+    development = set(sorted(questions)[:development_count])
+    if split == "development" and not development:
         raise DataError(
             f"{name}: no development split, since development_problems is {development_problems} "
             f"and there are {len(questions)} training questions; it needs 1 or more and at least "
             f"{_MOST_DEVELOPMENT} training questions"
         )
-    wants_held = split == "development"
+    wants_development = split == "development"
     return [
         problem
         for problem in train
-        if (hash_of("development", problem.question) in held) == wants_held
+        if (hash_of("development", problem.question) in development) == wants_development
     ]
 
 

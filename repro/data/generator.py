@@ -280,13 +280,13 @@ def draw_word_problem(
 
 def _templates(operator: Operator, config: GeneratorConfig, comparing: bool) -> tuple[str, ...]:
     """Return the sentences that tell an operation, in a comparison or in the story."""
-    told = {
+    templates = {
         "+": (config.additions, config.compare_additions),
         "-": (config.subtractions, config.compare_subtractions),
         "*": (config.multiplications, config.compare_multiplications),
         "/": (config.divisions, ()),
     }
-    return told[operator][comparing]
+    return templates[operator][comparing]
 
 
 def iterate_word_problems(
@@ -303,14 +303,14 @@ def iterate_word_problems(
         When a split or level is unknown, or when the configuration has no further questions.
     """
     require_choice("split", split, Split)
-    wanted = tuple(levels) or config.levels
-    unknown = sorted(set(wanted) - set(config.levels))
+    chosen_levels = tuple(levels) or config.levels
+    unknown = sorted(set(chosen_levels) - set(config.levels))
     require(not unknown, f"level {unknown} is asked for; the generator has {config.levels}")
-    rng = random.Random(derive_seed(seed, "problems", split, *wanted))
+    rng = random.Random(derive_seed(seed, "problems", split, *chosen_levels))
     seen: set[bytes] = set()
     index = 0
     while True:
-        level = wanted[index % len(wanted)]
+        level = chosen_levels[index % len(chosen_levels)]
         for _ in range(_DRAWS_PER_PROBLEM):
             problem = draw_word_problem(level, rng, config)
             key = hashlib.blake2b(problem.question.encode(), digest_size=8).digest()

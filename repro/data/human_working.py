@@ -37,8 +37,8 @@ class WorkedProblem:
 
 def worked_problems(problems: Sequence[Problem]) -> list[WorkedProblem]:
     """Return the problems whose equation gives steps and the stated answer, in order."""
-    found = (work_out(problem) for problem in problems)
-    return [worked for worked in found if worked is not None]
+    workings = (work_out(problem) for problem in problems)
+    return [worked for worked in workings if worked is not None]
 
 
 def work_out(problem: Problem) -> WorkedProblem | None:

@@ -169,14 +169,14 @@ def _of_levels(problems: list[Problem], config: DataConfig) -> list[Problem]:
     """Return the problems of the levels asked for, or all if none is."""
     if not config.levels:
         return problems
-    kept = [problem for problem in problems if problem.level in config.levels]
-    if not kept:
-        found = sorted({problem.level for problem in problems if problem.level is not None})
+    selected = [problem for problem in problems if problem.level in config.levels]
+    if not selected:
+        present = sorted({problem.level for problem in problems if problem.level is not None})
         raise DataError(
             f"{config.source}: no problem has a level of {config.levels}; levels found: "
-            f"{', '.join(map(str, found)) or 'none'}"
+            f"{', '.join(map(str, present)) or 'none'}"
         )
-    return kept
+    return selected
 
 
 def _first(problems: list[Problem], count: int, seed: int) -> list[Problem]:

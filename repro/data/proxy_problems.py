@@ -189,13 +189,13 @@ def iterate_leveled_problems(
         When the split or a level is unknown.
     """
     require_choice("split", split, Split)
-    wanted = tuple(levels) or tuple(LEVELS)
+    chosen_levels = tuple(levels) or tuple(LEVELS)
     known = LEVELS | UNSEEN_LEVELS
-    unknown = sorted(set(wanted) - set(known))
+    unknown = sorted(set(chosen_levels) - set(known))
     require(not unknown, f"level {unknown} is asked for; {SOURCE} has {tuple(known)}")
-    rng = random.Random(derive_seed(seed, "leveled problems", split, *wanted))
+    rng = random.Random(derive_seed(seed, "leveled problems", split, *chosen_levels))
     seen: set[bytes] = set()
-    for level in itertools.cycle(wanted):
+    for level in itertools.cycle(chosen_levels):
         config = known[level]
         steps = rng.choice(config.levels)
         while True:

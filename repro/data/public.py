@@ -218,8 +218,8 @@ def _problem(
     name: str, public: PublicSet, split: str, index: int, row: Mapping[str, Any], level: int | None
 ) -> Problem:
     """Return the problem of one row."""
-    wanted = (public.question, public.answer, public.solution, public.row_id, public.level)
-    for key in filter(None, wanted):
+    columns = (public.question, public.answer, public.solution, public.row_id, public.level)
+    for key in filter(None, columns):
         if key not in row:
             raise DataError(
                 f"{name}, {split} row {index}: field {key!r} is missing (found "

@@ -27,8 +27,8 @@ def repeated_questions(problems: Sequence[Problem]) -> list[Pair]:
 def shared_questions(train: Sequence[Problem], test: Sequence[Problem]) -> list[Pair]:
     """Return each test problem whose question is trained on, with the training problem."""
     trained = {hash_of("question", problem.question): problem for problem in reversed(train)}
-    found = ((problem, trained.get(hash_of("question", problem.question))) for problem in test)
-    return [(problem, twin) for problem, twin in found if twin is not None]
+    pairs = ((problem, trained.get(hash_of("question", problem.question))) for problem in test)
+    return [(problem, twin) for problem, twin in pairs if twin is not None]
 
 
 def repeat_counts(train: Sequence[Problem], test: Sequence[Problem]) -> dict[str, int]:

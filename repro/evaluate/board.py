@@ -197,7 +197,9 @@ def final_tallies(
 ) -> dict[str, dict[str, Any]]:
     """Return the tallies behind the metrics of one run's final answers; see `Answers.tallies`."""
     own = {name: of_runs[number] for name, of_runs in answers.items()}
-    return {name: found.tallies() for name, found in own.items() if found is not None}
+    return {
+        name: own_answers.tallies() for name, own_answers in own.items() if own_answers is not None
+    }
 
 
 def final_metrics(

@@ -87,14 +87,16 @@ def _parse(row: str, where: str) -> KeptPlan:
     cells = row.split("\t")
     if len(cells) != len(COLUMNS):
         raise PlanError(f"{where}: has {len(cells)} cells; needs {len(COLUMNS)}")
-    kept = KeptPlan(**dict(zip(COLUMNS, cells, strict=True)))
+    recorded = KeptPlan(**dict(zip(COLUMNS, cells, strict=True)))
     try:
-        digest = digest_of(json.loads(kept.plan))
+        digest = digest_of(json.loads(recorded.plan))
     except json.JSONDecodeError as error:
         raise PlanError(f"{where}: plan is not JSON: {error}") from error
-    if digest != kept.digest:
-        raise PlanError(f"{where}: digest is {kept.digest[:12]}; the plan's own is {digest[:12]}")
-    return kept
+    if digest != recorded.digest:
+        raise PlanError(
+            f"{where}: digest is {recorded.digest[:12]}; the plan's own is {digest[:12]}"
+        )
+    return recorded
 
 
 def keep_plans(items: Iterable[KeptPlan], expected: Path, replaced: str = "") -> Path:

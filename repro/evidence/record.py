@@ -284,12 +284,12 @@ def config_difference(record: Record, run: RunConfig) -> str | None:
     """Return a sentence saying how the record's configuration differs from `run`'s, or None."""
     if record.digest == run.digest():
         return None
-    wanted = _flatten(_plain(run.resolved()))
+    needed = _flatten(_plain(run.resolved()))
     recorded = _flatten(record.config)
     changes = [
-        f"{key} is {recorded.get(key, 'absent')}, needed {wanted.get(key, 'absent')}"
-        for key in sorted(wanted.keys() | recorded.keys())
-        if recorded.get(key, "absent") != wanted.get(key, "absent")
+        f"{key} is {recorded.get(key, 'absent')}, needed {needed.get(key, 'absent')}"
+        for key in sorted(needed.keys() | recorded.keys())
+        if recorded.get(key, "absent") != needed.get(key, "absent")
     ]
     shown = "; ".join(changes[:3]) + (f"; and {len(changes) - 3} more" if len(changes) > 3 else "")
     return f"the record is of another configuration ({shown})"

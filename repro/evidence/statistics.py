@@ -369,33 +369,37 @@ def power(effect: float, n: int, alpha: float = 0.05) -> float:
     return float(1 - nctdtr(n - 1, effect * math.sqrt(n), critical))
 
 
-def minimum_detectable_effect(deviation: float, n: int, wanted: float = 0.8) -> float:
-    """Return the smallest true mean difference found with probability `wanted` by n pairs."""
+def minimum_detectable_effect(deviation: float, n: int, target_power: float = 0.8) -> float:
+    """Return the smallest true mean difference found with probability `target_power` by n pairs."""
     if n < 2:
         return math.inf
-    return deviation * _detectable(n, wanted)
+    return deviation * _detectable(n, target_power)
 
 
 @functools.cache
-def _detectable(n: int, wanted: float) -> float:
-    """Return the effect, in standard deviations, that n pairs find with probability `wanted`."""
+def _detectable(n: int, target_power: float) -> float:
+    """Return the effect, in standard deviations, that n pairs find at `target_power`."""
     from scipy.optimize import brentq
     from scipy.special import nctdtrinc
 
     # Good to six digits, which leaves a narrow interval for the root.
-    near = nctdtrinc(n - 1, 1 - wanted, t_quantile(0.975, n - 1)) / math.sqrt(n)
-    return float(brentq(lambda effect: power(effect, n) - wanted, 0.9 * near, 1.1 * near))
+    near = nctdtrinc(n - 1, 1 - target_power, t_quantile(0.975, n - 1)) / math.sqrt(n)
+    return float(brentq(lambda effect: power(effect, n) - target_power, 0.9 * near, 1.1 * near))
 
 
 def seeds_needed(
-    effect: float, deviation: float, wanted: float = 0.8, most: int = 1000, alpha: float = 0.05
+    effect: float,
+    deviation: float,
+    target_power: float = 0.8,
+    most: int = 1000,
+    alpha: float = 0.05,
 ) -> int | None:
     """Return how many pairs would show a true difference of `effect`; None above `most`.
 
     Parameters
     ----------
-    wanted
-        Power.
+    target_power
+        Probability of showing it.
     alpha
         Level at which it is tested.
     """
@@ -405,11 +409,13 @@ def seeds_needed(
         return 2
     size = abs(effect) / deviation
     low, high = 2, 2
-    while power(size, high, alpha) < wanted:
+    while power(size, high, alpha) < target_power:
         low, high = high + 1, high * 2
         if low > most:
             return None
     while low < high:
         middle = (low + high) // 2
-        low, high = (low, middle) if power(size, middle, alpha) >= wanted else (middle + 1, high)
+        low, high = (
+            (low, middle) if power(size, middle, alpha) >= target_power else (middle + 1, high)
+        )
     return low if low <= most else None

@@ -44,13 +44,13 @@ def blessed_of(expected: Path, names: Sequence[str], tier: str | None) -> list[C
     ValueError
         When a name is no target's, or nothing of it is blessed, at `tier` if that is given.
     """
-    wanted = [find(name).name for name in names]
+    target_names = [find(name).name for name in names]
     checks = [
         item
-        for item in blessed_checks(expected, *wanted)
+        for item in blessed_checks(expected, *target_names)
         if tier in (None, item.selection.tier.value)
     ]
-    missing = sorted(set(wanted) - {item.selection.target.name for item in checks})
+    missing = sorted(set(target_names) - {item.selection.target.name for item in checks})
     where = "" if tier is None else f" at the {tier} tier"
     require(not missing, f"no records are blessed of {', '.join(missing)}{where}")
     return checks

@@ -87,8 +87,8 @@ def _bless(selection: Selection, evidence: Evidence, runs: Path, expected: Path)
     )
     if needs_plan(selection.source, selection.tier):
         target, records = selection.source, [*evidence.every_record(), *evidence.failed_records]
-        kept = read_plans(expected)
-        plans = carried_plans(target, records, runs, kept, device_name(evidence))
+        earlier_plans = read_plans(expected)
+        plans = carried_plans(target, records, runs, earlier_plans, device_name(evidence))
         paths.append(keep_plans(plans, expected, replaced=target.name))
     return paths
 

@@ -121,12 +121,16 @@ def distance(reference: Tensor, other: Tensor) -> Distance:
             f"logits have shapes {tuple(reference.shape)} and {tuple(other.shape)}"
         )
     divergences, agreeing = [], []
-    for own, theirs in zip(reference, other, strict=True):  # a row at a time: V is large
-        if not (bool(torch.isfinite(own).all()) and bool(torch.isfinite(theirs).all())):
+    for reference_row, other_row in zip(
+        reference, other, strict=True
+    ):  # a row at a time: V is large
+        if not (
+            bool(torch.isfinite(reference_row).all()) and bool(torch.isfinite(other_row).all())
+        ):
             raise DifferentError("a logit is not finite")
-        p, q = own.double().log_softmax(-1), theirs.double().log_softmax(-1)
+        p, q = reference_row.double().log_softmax(-1), other_row.double().log_softmax(-1)
         divergences.append((p.exp() * (p - q)).sum(-1).clamp(min=0.0))  # (T,)
-        agreeing.append(own.argmax(-1) == theirs.argmax(-1))
+        agreeing.append(reference_row.argmax(-1) == other_row.argmax(-1))
     nats = torch.cat(divergences)
     return Distance(
         mean=float(nats.mean()),
@@ -136,7 +140,7 @@ def distance(reference: Tensor, other: Tensor) -> Distance:
     )
 
 
-def require_same(what: str, found: Distance, dtype: torch.dtype, effect: float = 0.0) -> None:
+def require_same(what: str, observed: Distance, dtype: torch.dtype, effect: float = 0.0) -> None:
     """Raise unless a model is its reference, up to the order of sums or a small share of `effect`.
 
     Parameters
@@ -152,8 +156,8 @@ def require_same(what: str, found: Distance, dtype: torch.dtype, effect: float =
         With both numbers.
     """
     bound = max(SAME_NATS[dtype], MERGED_SHARE * effect)
-    if not found.mean <= bound:
-        raise DifferentError(f"{what}: {found}; the mean may be at most {bound:.2e}")
+    if not observed.mean <= bound:
+        raise DifferentError(f"{what}: {observed}; the mean may be at most {bound:.2e}")
 
 
 def stock_logits(

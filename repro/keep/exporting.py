@@ -162,11 +162,11 @@ def _adapter(
         del ours
     unpack = served in compressed_tensors.LAYOUTS
     read = partial(_from_peft, unpack=unpack)
-    theirs = stock_logits(folder, trained.rows, dtype, device, read)
-    found = distance(logits, theirs)
-    require_same(f"{folder} as peft reads it", found, dtype)
+    peft_logits = stock_logits(folder, trained.rows, dtype, device, read)
+    difference = distance(logits, peft_logits)
+    require_same(f"{folder} as peft reads it", difference, dtype)
     named = f"base {base}" + (f", revision {revision}" if revision else "")
-    said = [named, f"as peft reads it: {found}"]
+    said = [named, f"as peft reads it: {difference}"]
     if unpack:
         said.append(
             "peft takes it with quantization_config=CompressedTensorsConfig(dequantize=True)"
@@ -175,7 +175,7 @@ def _adapter(
         own = distance(trained.logits, logits)
         require_same(f"{folder} on {base}, from what was trained", own, dtype)
         return [*said, f"from what was trained: {own}"]
-    return [*said, _of_another_format(trained, distance(trained.logits, theirs), served)]
+    return [*said, _of_another_format(trained, distance(trained.logits, peft_logits), served)]
 
 
 def _from_peft(folder: str, *, unpack: bool, **how: Any) -> Any:
@@ -189,11 +189,11 @@ def _from_peft(folder: str, *, unpack: bool, **how: Any) -> Any:
     return AutoPeftModelForCausalLM.from_pretrained(folder, **how)
 
 
-def _of_another_format(trained: Trained, found: Distance, served: str) -> str:
+def _of_another_format(trained: Trained, difference: Distance, served: str) -> str:
     return (
-        f"it was trained on {trained.weight_format} codes and this base is {served}: {found} from "
-        f"what was trained, where training moved {trained.effect:.2e}; for the policy that was "
-        f"trained, name a folder that `quantize` wrote in {trained.weight_format} (--base)"
+        f"it was trained on {trained.weight_format} codes and this base is {served}: {difference} "
+        f"from what was trained, where training moved {trained.effect:.2e}; for the policy that "
+        f"was trained, name a folder that `quantize` wrote in {trained.weight_format} (--base)"
     )
 
 
@@ -211,21 +211,23 @@ def _merged(
         said.append(check_quantized(merged, folder, args.kind, device))
     with released():
         rounded = plain_policy(folder, args.kind, device, trained.dtype)
-        found = distance(trained.logits, logits_of(rounded.model, trained.rows))
+        difference = distance(trained.logits, logits_of(rounded.model, trained.rows))
         del rounded
-    return [*said, _rounded_again(trained, found, args.kind)]
+    return [*said, _rounded_again(trained, difference, args.kind)]
 
 
 def _check_merged(trained: Trained, folder: Path, device: str) -> str:
     """Compare a merged folder, as transformers reads it, with what was trained."""
-    found = distance(trained.logits, stock_logits(folder, trained.rows, trained.dtype, device))
-    require_same(f"{folder} merged, from what was trained", found, trained.dtype, trained.effect)
-    return f"merged in 16 bits, from what was trained: {found}"
+    difference = distance(trained.logits, stock_logits(folder, trained.rows, trained.dtype, device))
+    require_same(
+        f"{folder} merged, from what was trained", difference, trained.dtype, trained.effect
+    )
+    return f"merged in 16 bits, from what was trained: {difference}"
 
 
-def _rounded_again(trained: Trained, found: Distance, weight_format: str) -> str:
-    share = f"{found.mean / trained.effect:.2f}" if trained.effect else "infinitely many"
+def _rounded_again(trained: Trained, difference: Distance, weight_format: str) -> str:
+    share = f"{difference.mean / trained.effect:.2f}" if trained.effect else "infinitely many"
     return (
-        f"rounded to {weight_format} again, from what was trained: {found}; that is {share} times "
-        f"as far as training moved it ({trained.effect:.2e})"
+        f"rounded to {weight_format} again, from what was trained: {difference}; that is {share} "
+        f"times as far as training moved it ({trained.effect:.2e})"
     )

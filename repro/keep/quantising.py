@@ -80,11 +80,13 @@ def check_quantized(source: Path, folder: Path, weight_format: WeightFormat, dev
     plain, rows = _logits(source, "bf16", device)
     quantised, _ = _logits(source, weight_format, device)
     read_back, reader = read_logits(folder, weight_format, rows, device)
-    found = distance(quantised, read_back)
-    require_same(f"{folder} as {reader} reads it, from the source quantised here", found, DTYPE)
+    difference = distance(quantised, read_back)
+    require_same(
+        f"{folder} as {reader} reads it, from the source quantised here", difference, DTYPE
+    )
     return "\n".join(
         (
-            f"read back by {reader}, from the source quantised in memory: {found}",
+            f"read back by {reader}, from the source quantised in memory: {difference}",
             f"from the 16-bit source: {distance(plain, quantised)}",
         )
     )

@@ -33,8 +33,8 @@ class StepLines:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        kept = read_lines(path)
-        self.last_before = int(kept[-1]["step"]) if kept else -1
+        earlier = read_lines(path)
+        self.last_before = int(earlier[-1]["step"]) if earlier else -1
         self._goes_on = False
 
     def write(self, step: int, values: Mapping[str, Any]) -> None:
@@ -54,8 +54,8 @@ class StepLines:
 
     def _begin(self, step: int) -> None:
         """Drop what the file holds from `step` on, and half lines."""
-        kept = [line for line in read_lines(self.path) if line["step"] < step]
-        replace_text(self.path, "".join(map(_line, kept)))
+        earlier = [line for line in read_lines(self.path) if line["step"] < step]
+        replace_text(self.path, "".join(map(_line, earlier)))
         self._goes_on = True
 
 

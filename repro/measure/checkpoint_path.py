@@ -144,15 +144,18 @@ def run_stage(name: str, settings: dict[str, Any]) -> dict[str, Any]:
     RuntimeError
         When it fails, with the end of what it said.
     """
-    held = 0
+    driver_before = 0
     if torch.cuda.is_available():
         release()
-        held = driver_bytes()
+        driver_before = driver_bytes()
     command = [sys.executable, "-m", "repro.measure.checkpoint_stage", name]
     done = subprocess.run(
-        [*command, json.dumps(settings), str(held)], capture_output=True, text=True, check=False
+        [*command, json.dumps(settings), str(driver_before)],
+        capture_output=True,
+        text=True,
+        check=False,
     )
     if done.returncode:
         raise RuntimeError(f"stage {name} failed ({done.returncode}): {done.stderr[-1500:]}")
-    found: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
-    return found
+    report: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
+    return report

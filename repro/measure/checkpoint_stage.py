@@ -40,10 +40,10 @@ from repro.spec.step import StepPoint, StepScale
 # As the published 7B checkpoint is cut; transformers' own default would write a single file.
 _SHARD = "4GB"
 
-Found = dict[str, Any]
+Report = dict[str, Any]
 
 
-def build(*, source: str, shape: dict[str, Any], seed: int, device: str) -> Found:
+def build(*, source: str, shape: dict[str, Any], seed: int, device: str) -> Report:
     """Write a 16-bit checkpoint of a shape with random weights into the folder `source`."""
     began = time.perf_counter()
     torch.manual_seed(derive_seed(seed, "checkpoint"))
@@ -60,7 +60,7 @@ def build(*, source: str, shape: dict[str, Any], seed: int, device: str) -> Foun
     }
 
 
-def quantise(*, source: str, quantised: str, device: str) -> Found:
+def quantise(*, source: str, quantised: str, device: str) -> Report:
     """Quantise the folder `source` into `quantised`, as a user would."""
     reset_peak()
     began = time.perf_counter()
@@ -83,7 +83,7 @@ def load(
     prompt_tokens: int,
     completion_tokens: int,
     step: bool,
-) -> Found:
+) -> Report:
     """Load a quantised folder, sample a token, and with `step` make one whole RL step."""
     reset_peak()
     began = time.perf_counter()
@@ -109,7 +109,7 @@ def load(
     first = engine.sample(prompt, SamplingConfig(max_new_tokens=1), group_size=1, seeds=[seed])
     if len(first.completions[0].token_ids) != 1:
         raise RuntimeError(f"{len(first.completions[0].token_ids)} tokens came; 1 was asked for")
-    found: Found = {
+    report: Report = {
         "seconds": time.perf_counter() - began,
         "policy_seconds": loaded - began,
         "host_bytes": host_peak_bytes(),
@@ -121,13 +121,13 @@ def load(
             name="step", model="7b", group=group, prompt_tokens=prompt_tokens,
             completion_tokens=completion_tokens,
         )  # fmt: skip
-        found["step"] = _step(policy, engine, point, seed)
-    found["device_bytes"] = _device_bytes()
+        report["step"] = _step(policy, engine, point, seed)
+    report["device_bytes"] = _device_bytes()
     engine.close()
-    return found
+    return report
 
 
-def _step(policy: Any, engine: Engine, point: StepPoint, seed: int) -> Found:
+def _step(policy: Any, engine: Engine, point: StepPoint, seed: int) -> Report:
     """Warm up, make one step, and say whether it moved the adapter."""
     scale = StepScale(points=(point,))
     arm = Arm(name="step", label="a loaded checkpoint", weight_format="nvfp4")
@@ -149,16 +149,16 @@ def _device_bytes() -> int:
     return int(torch.cuda.max_memory_reserved()) + context_bytes()
 
 
-STAGES: dict[str, Callable[..., Found]] = {"build": build, "quantise": quantise, "load": load}
+STAGES: dict[str, Callable[..., Report]] = {"build": build, "quantise": quantise, "load": load}
 
 
 def main(arguments: list[str]) -> int:
     """Run the stage that is named with the JSON that is given; print what it found."""
-    stage, settings, held = arguments
-    found = STAGES[stage](**json.loads(settings))
-    if found.get("device_bytes"):
-        found["device_bytes"] -= int(held)
-    sys.stdout.write(json.dumps(found) + "\n")
+    stage, settings, driver_before = arguments
+    report = STAGES[stage](**json.loads(settings))
+    if report.get("device_bytes"):
+        report["device_bytes"] -= int(driver_before)
+    sys.stdout.write(json.dumps(report) + "\n")
     return 0
 
 

@@ -91,12 +91,12 @@ def device_state() -> dict[str, Any]:
 
 def between(before: dict[str, Any], after: dict[str, Any]) -> dict[str, Any]:
     """Return what a record says of its device: both states, and the allocator between them."""
-    found: dict[str, Any] = {"before": before, "after": after}
+    span: dict[str, Any] = {"before": before, "after": after}
     counts = [state["allocator"].get("retries") for state in (before, after)]
     if None not in counts:
-        found["retries"] = counts[1] - counts[0]
-    found["peak_bytes"] = after["memory"].get("peak_bytes")
-    return found
+        span["retries"] = counts[1] - counts[0]
+    span["peak_bytes"] = after["memory"].get("peak_bytes")
+    return span
 
 
 def require_clean(finished: int = 0) -> None:
@@ -208,12 +208,12 @@ def _card() -> dict[str, str]:
     Drivers before 535 call the reasons by another name.
     """
     device = _device()
-    (found,) = ask_driver_tool(_CARD, device=device)
+    (card,) = ask_driver_tool(_CARD, device=device)
     for prefix in ("clocks_event_reasons", "clocks_throttle_reasons"):
         reasons = probe(lambda prefix=prefix: _reasons(prefix, device))  # type: ignore[misc]
         if "failed" not in reasons:
             break
-    return found | reasons
+    return card | reasons
 
 
 def _reasons(prefix: str, device: str) -> dict[str, str]:

@@ -41,10 +41,10 @@ def parse_bytes(text: str) -> int:
     match = re.fullmatch(r"\s*([0-9.]+)\s*([a-z]*)\s*", text.lower())
     if match is None or match[2] not in _UNITS or match[1].count(".") > 1 or match[1] == ".":
         raise ValueError(f"--budget {text}: needs a size such as 80GB or 40GiB")
-    found = int(float(match[1]) * _UNITS[match[2]])
-    if found <= 0:
+    nbytes = int(float(match[1]) * _UNITS[match[2]])
+    if nbytes <= 0:
         raise ValueError(f"--budget {text}: needs more than nothing")
-    return found
+    return nbytes
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -75,7 +75,7 @@ def main_memory(arguments: Sequence[str]) -> int:
     args = build_parser().parse_args(arguments)
     budget = parse_bytes(args.budget)
     shape = shape_named(args.model)
-    wanted = StepShape(
+    asked_step = StepShape(
         shape=shape,
         weight_format=args.format,
         rank=args.rank,
@@ -89,7 +89,7 @@ def main_memory(arguments: Sequence[str]) -> int:
         cache=args.cache,
         checkpointing=not args.no_checkpointing,
     )
-    step = wanted
+    step = asked_step
     if not args.slots:
         step = fit_slots(step, budget)
     if args.micro_tokens:

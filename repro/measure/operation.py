@@ -112,25 +112,29 @@ def _block(
         for M in scale.adapter_rows:
             ours["adapter", M] = ours.get(("adapter", M), 0.0) + layer.with_adapter(M)
         for M in scale.backward_rows:
-            mine, theirs = layer.backward(M)
-            ours["backward", M] = ours.get(("backward", M), 0.0) + mine
-            plain["backward", M] = plain.get(("backward", M), 0.0) + theirs
+            packed_time, dense_time = layer.backward(M)
+            ours["backward", M] = ours.get(("backward", M), 0.0) + packed_time
+            plain["backward", M] = plain.get(("backward", M), 0.0) + dense_time
         del layer, packed, copies, dense
         torch.cuda.empty_cache()
     n = scale.replays
-    found = {}
+    estimates = {}
     for M in scale.rows:
-        found[ratio_name(block, M)] = ratio(plain["forward", M] / ours["forward", M], "ratio", n)
+        estimates[ratio_name(block, M)] = ratio(
+            plain["forward", M] / ours["forward", M], "ratio", n
+        )
         for who, taken in (("ours", ours), ("bf16", plain)):
-            found[f"seconds_{who}_{block}_{M}"] = ratio(taken["forward", M] * 1e-6, "seconds", n)
+            estimates[f"seconds_{who}_{block}_{M}"] = ratio(
+                taken["forward", M] * 1e-6, "seconds", n
+            )
     for M in scale.backward_rows:
-        found[backward_name(block, M)] = ratio(
+        estimates[backward_name(block, M)] = ratio(
             plain["backward", M] / ours["backward", M], "ratio", n
         )
     for M in scale.adapter_rows:
         slower = ours["adapter", M] / ours["forward", M]
-        found[adapter_name(block, M)] = ratio(slower, "ratio", n)
-    return found
+        estimates[adapter_name(block, M)] = ratio(slower, "ratio", n)
+    return estimates
 
 
 def _adapter(N: int, K: int, rank: int, ends: tuple[int, ...]) -> Adapter:

@@ -25,13 +25,13 @@ from repro.spec.throughput import ThroughputPoint
 _BARE_STEPS = 64
 
 
-def time_host_share(point: ThroughputPoint, engine: Engine, wanted: Sequence[Repeat]) -> None:
+def time_host_share(point: ThroughputPoint, engine: Engine, repeats: Sequence[Repeat]) -> None:
     """Compare steps at the smallest batch, which is timed already, with bare ones."""
     batch = min(point.batches)
     position = point.prompt_tokens + point.new_tokens // 2
     count = max(2, min(_BARE_STEPS, point.new_tokens // 2 - 1))
     bare = time_steps(engine, batch, position, count)
-    for repeat in wanted:
+    for repeat in repeats:
         step = repeat.metrics[f"step_seconds_{point.name}_{batch}"].value or 0.0
         share = 100 * max(0.0, 1 - bare / step)
         repeat.metrics[f"host_share_{point.name}"] = estimate(share, "percent")
@@ -41,13 +41,13 @@ def _repeats(
     point: ThroughputPoint,
     batch: int,
     engine: Engine,
-    wanted: Sequence[Repeat],
+    repeats: Sequence[Repeat],
     should_stop: Callable[[], bool],
 ) -> Iterator[tuple[bool, Repeat, list[list[int]]]]:
     """Yield each repeat with its prompts and whether it is the first; raise `Stopped` if asked."""
     decoder: Any = engine.policy.decoder
     vocabulary = decoder.config.vocab_size
-    for number, repeat in enumerate(wanted):
+    for number, repeat in enumerate(repeats):
         if should_stop():
             raise Stopped
         yield (
@@ -61,7 +61,7 @@ def time_by_windows(
     point: ThroughputPoint,
     batch: int,
     engine: Engine,
-    wanted: Sequence[Repeat],
+    repeats: Sequence[Repeat],
     should_stop: Callable[[], bool],
     *,
     also_whole: bool,
@@ -79,7 +79,7 @@ def time_by_windows(
         When asked to stop between two seeds.
     """
     before = 0
-    for is_first, repeat, prompts in _repeats(point, batch, engine, wanted, should_stop):
+    for is_first, repeat, prompts in _repeats(point, batch, engine, repeats, should_stop):
         if is_first:
             warm_up(point, batch, engine, prompts)
             before = retries()
@@ -93,7 +93,7 @@ def time_whole(
     point: ThroughputPoint,
     batch: int,
     engine: Engine,
-    wanted: Sequence[Repeat],
+    repeats: Sequence[Repeat],
     should_stop: Callable[[], bool],
 ) -> int:
     """Time a batch whole once per seed, and its prefill once for all seeds.
@@ -110,7 +110,7 @@ def time_whole(
     """
     new, name = point.new_tokens, cell_of(point, batch)
     prefill, before = 0.0, 0
-    for is_first, repeat, prompts in _repeats(point, batch, engine, wanted, should_stop):
+    for is_first, repeat, prompts in _repeats(point, batch, engine, repeats, should_stop):
         seeds_from = derive_seed(repeat.seed, "rows") >> 1
         if is_first:
             # Short prompts are enough to capture the step; the prefill is warmed by a first one.

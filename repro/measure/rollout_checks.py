@@ -171,13 +171,13 @@ def _compare(
         "drift": (against.second_half / max(against.first_half, 1e-12), "ratio"),
     }
     if exact:
-        found = exactness(batch, trainer, float32_logprobs(policy, batch, 1.0))
+        errors = exactness(batch, trainer, float32_logprobs(policy, batch, 1.0))
         values |= {
-            "engine_error": (found.engine, "nats"),
-            "trainer_error": (found.trainer, "nats"),
-            "engine_error_exp": (found.engine_exp, "ratio"),
-            "trainer_error_exp": (found.trainer_exp, "ratio"),
-            "error_ratio": (found.engine / found.trainer, "ratio"),
+            "engine_error": (errors.engine, "nats"),
+            "trainer_error": (errors.trainer, "nats"),
+            "engine_error_exp": (errors.engine_exp, "ratio"),
+            "trainer_error_exp": (errors.trainer_exp, "ratio"),
+            "error_ratio": (errors.engine / errors.trainer, "ratio"),
         }
     method = f"{tokens} tokens, bfloat16; errors against a float32 pass"
     return {
@@ -189,26 +189,26 @@ def _compare(
 def check_parity(policy: Policy, seeds: Sequence[int]) -> list[dict[str, Estimate]]:
     """Compare log-probabilities on four completions of 2,048 tokens."""
     decoder: Any = policy.decoder
-    found = []
+    by_seed = []
     for seed in seeds:
         prompts = random_prompts(_PARITY_ROWS, 64, decoder.config.vocab_size, seed)
         batch = _sample(policy, prompts, _PARITY_TOKENS, seed)
-        found.append(_compare(policy, batch, "parity", exact=True))
-    return found
+        by_seed.append(_compare(policy, batch, "parity", exact=True))
+    return by_seed
 
 
 def check_float8(policy: Policy, seeds: Sequence[int]) -> list[dict[str, Estimate]]:
     """Compare log-probabilities with a cache of 8 bits, and with the usual one as long."""
     decoder: Any = policy.decoder
-    found = []
+    by_seed = []
     for seed in seeds:
         prompts = random_prompts(_PARITY_ROWS, 64, decoder.config.vocab_size, seed)
         metrics: dict[str, Estimate] = {}
         for cache, prefix in (("float8", "float8"), ("compute", "float8_without")):
             batch = _sample(policy, prompts, _FLOAT8_TOKENS, seed, cache)  # type: ignore[arg-type]
             metrics |= _compare(policy, batch, prefix, exact=False)
-        found.append(metrics)
-    return found
+        by_seed.append(metrics)
+    return by_seed
 
 
 def check_trained_parity(policy: Policy, seeds: Sequence[int]) -> list[dict[str, Estimate]]:
@@ -230,12 +230,12 @@ def check_trained_parity(policy: Policy, seeds: Sequence[int]) -> list[dict[str,
     problems = load_problems(DataConfig(test_problems=_TRAINED_PROMPTS), "test")
     tokenizer: Any = trained.tokenizer
     prompts = [render(problem, "tiny", tokenizer) for problem in problems]
-    found = []
+    by_seed = []
     for seed in seeds:
         # Beyond its end token a trained policy's logits mean as little as a random one's.
         batch = _sample(trained, prompts, _TRAINED_TOKENS, seed, ignore_end=False)
-        found.append(_compare(trained, batch, "trained_parity", exact=True))
-    return found
+        by_seed.append(_compare(trained, batch, "trained_parity", exact=True))
+    return by_seed
 
 
 CHECKS: dict[str, Check] = {

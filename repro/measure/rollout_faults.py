@@ -70,7 +70,7 @@ def _changed(first: RolloutBatch, second: RolloutBatch) -> int:
 def check_noise(policy: Policy, seeds: Sequence[int]) -> list[dict[str, Estimate]]:
     """Sample before, under and after noise on the norms."""
     engine = Engine(policy, _config())
-    found = []
+    by_seed = []
     for seed in seeds:
         before, again = _rollout(engine, seed), _rollout(engine, seed)
         with perturbed(policy, _NOISE, seed=seed, step=_STEP, total_steps=_STEPS) as receipt:
@@ -85,9 +85,9 @@ def check_noise(policy: Policy, seeds: Sequence[int]) -> list[dict[str, Estimate
             "noise_channels_changed": (moved, "percent"),
             "noise_sigma_ratio": (receipt.sigma_realised / receipt.sigma, "ratio"),
         }
-        found.append(_estimates(values, "rollouts before, under and after noise"))
+        by_seed.append(_estimates(values, "rollouts before, under and after noise"))
     engine.close()
-    return found
+    return by_seed
 
 
 def _norms_changed(engine: Engine) -> int:
@@ -108,23 +108,23 @@ def _estimates(values: dict[str, tuple[float, str]], method: str) -> dict[str, E
 
 def check_faults(policy: Policy, seeds: Sequence[int]) -> list[dict[str, Estimate]]:
     """Put an engine through every fault and count the bytes that it leaves behind."""
-    found = []
+    by_seed = []
     for seed in seeds:
         # The first leaves the workspaces that every engine of the process then shares.
         _through_faults(policy, seed)
-        held = _allocated(policy.device)
+        allocated_before = _allocated(policy.device)
         right, changed = _through_faults(policy, seed)
         values: dict[str, tuple[float, str]] = {
             "faults_as_they_should": (100 * sum(right.values()) / len(right), "percent"),
             "faults_rows_changed": (changed, "rows"),
-            "faults_bytes_kept": (_allocated(policy.device) - held, "bytes"),
+            "faults_bytes_kept": (_allocated(policy.device) - allocated_before, "bytes"),
         }
         wrong = [name for name, fine in right.items() if not fine]
         method = f"{len(right)} faults" + (
             f"; not as they should: {', '.join(wrong)}" * bool(wrong)
         )
-        found.append(_estimates(values, method))
-    return found
+        by_seed.append(_estimates(values, method))
+    return by_seed
 
 
 def _allocated(device: torch.device) -> int:
@@ -179,7 +179,7 @@ def _spoil(engine: Engine) -> None:
     norms = block_norms(engine.policy.decoder)
     name = f"model.layers.{len(norms) // 4}.post_attention_layernorm"
     weight = norms[name].weight
-    kept = weight.detach().clone()
+    original = weight.detach().clone()
     with torch.no_grad():
         weight[0] = torch.nan
     try:
@@ -190,7 +190,7 @@ def _spoil(engine: Engine) -> None:
         raise
     finally:
         with torch.no_grad():
-            weight.copy_(kept)
+            weight.copy_(original)
 
 
 _FAULTS: dict[str, tuple[type[BaseException], Callable[[Engine], object]]] = {

@@ -62,13 +62,13 @@ class Parts:
     def finish(self, name: str) -> None:
         """Note that a part is finished, and write everything so far."""
         self.done.append(name)
-        kept = {
+        content = {
             "source": source_digest(),
             "repeats": [dataclasses.asdict(repeat) for repeat in self.repeats],
             "effects": self.effects,
             "done": self.done,
         }
-        replace_text(self.folder / _FILE, json.dumps(kept))
+        replace_text(self.folder / _FILE, json.dumps(content))
 
     def leave_out(self, names: Sequence[str], sentence: str) -> None:
         """Note why parts were not run, and forget what metrics they had so far."""
@@ -105,11 +105,11 @@ def open_parts(folder: Path, seeds: list[int], effects: dict[str, Any]) -> Parts
     path = folder / _FILE
     if not path.is_file():
         return fresh
-    kept = json.loads(path.read_text(encoding="utf-8"))
-    if kept.get("source") != source_digest() or [r["seed"] for r in kept["repeats"]] != seeds:
+    stored = json.loads(path.read_text(encoding="utf-8"))
+    if stored.get("source") != source_digest() or [r["seed"] for r in stored["repeats"]] != seeds:
         return fresh
     repeats = []
-    for raw in kept["repeats"]:
+    for raw in stored["repeats"]:
         metrics = {name: Estimate(**value) for name, value in raw.pop("metrics").items()}
         repeats.append(Repeat(metrics=metrics, **raw))
-    return Parts(folder=folder, repeats=repeats, effects=kept["effects"], done=kept["done"])
+    return Parts(folder=folder, repeats=repeats, effects=stored["effects"], done=stored["done"])

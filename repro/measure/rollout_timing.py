@@ -54,10 +54,10 @@ def timed(
     )
     after.record()
     torch.cuda.synchronize()
-    wanted = sum(limits) if limits is not None else rows * new_tokens
+    expected = sum(limits) if limits is not None else rows * new_tokens
     drawn = sum(len(completion.token_ids) for completion in batch.completions)
-    if drawn != wanted:
-        raise RuntimeError(f"{drawn} tokens were drawn; the protocol has {wanted}")
+    if drawn != expected:
+        raise RuntimeError(f"{drawn} tokens were drawn; the protocol has {expected}")
     return float(before.elapsed_time(after)) * 1e-3
 
 

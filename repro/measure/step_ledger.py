@@ -83,10 +83,10 @@ class StepLedger:
 
     def entry(self, arm: StepArm, point: StepPoint) -> dict[str, Any]:
         """Return a copy of an entry: `repeats` (a list), `facts`, `out_of_memory`."""
-        found = self._entries.get(self._key(arm, point))
-        if found is None or found["digest"] != self._digest(arm, point):
+        stored = self._entries.get(self._key(arm, point))
+        if stored is None or stored["digest"] != self._digest(arm, point):
             return {"repeats": [], "facts": {}, "out_of_memory": None}
-        return {name: value for name, value in found.items() if name != "digest"}
+        return {name: value for name, value in stored.items() if name != "digest"}
 
     def missing(self, arm: StepArm, point: StepPoint) -> int:
         """Return how many repeats are to be measured still."""

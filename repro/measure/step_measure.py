@@ -294,9 +294,9 @@ def _facts(
 ) -> dict[str, Any]:
     """Return what was really done and what it took, as JSON values."""
     fallbacks = state.effects.get("micro_batch_fallbacks", [])
-    found = {
+    facts = {
         "micro_tokens": state.effects.get("micro_tokens", planned.micro_tokens),
-        "fallbacks": [wanted for _, wanted, _ in fallbacks],
+        "fallbacks": [asked for _, asked, _ in fallbacks],
         "slots": planned.slots,
         "decode_steps": statistics.decode_steps,
         "generated_tokens": statistics.generated_tokens,
@@ -308,9 +308,9 @@ def _facts(
     }
     if policy.training != "full":
         plan = plan_memory(planned)
-        found["plan"] = dataclasses.asdict(plan) | {"step": point.name}
-        found["predicted_bytes"] = plan.peak
-    return found | _memory()
+        facts["plan"] = dataclasses.asdict(plan) | {"step": point.name}
+        facts["predicted_bytes"] = plan.peak
+    return facts | _memory()
 
 
 def _begin_peak() -> None:
@@ -348,10 +348,10 @@ def engine_config(point: StepPoint, planned: StepShape) -> EngineConfig:
 
 def linears_of(policy: Policy) -> dict[str, int]:
     """Return how many projections there really are of each format."""
-    found: dict[str, int] = {}
+    counts: dict[str, int] = {}
     for name, layer in policy.decoder.named_modules():
         if is_projection(name):
             base = base_linear(layer)
             kind = base.weight_format if isinstance(base, QuantizedLinear) else "bf16"
-            found[kind] = found.get(kind, 0) + 1
-    return found
+            counts[kind] = counts.get(kind, 0) + 1
+    return counts

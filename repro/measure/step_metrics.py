@@ -31,31 +31,31 @@ _OF_THE_ROLLOUT = ("step_seconds", "rollout_seconds", "tokens_per_second", "spee
                    "rollout_ratio")  # fmt: skip
 
 
-def series_of(point: StepPoint, mine: Entry, base: Entry | None) -> dict[str, list[float | None]]:
+def series_of(point: StepPoint, entry: Entry, base: Entry | None) -> dict[str, list[float | None]]:
     """Return one value a repeat of every metric that is timed, by its name."""
     if point.memory_only:
         return {}
-    repeats = mine["repeats"]
-    tokens = mine["facts"]["generated_tokens"]
-    found = {"step_seconds": [repeat["total"] for repeat in repeats]}
+    repeats = entry["repeats"]
+    tokens = entry["facts"]["generated_tokens"]
+    series = {"step_seconds": [repeat["total"] for repeat in repeats]}
     for part in PHASES:
-        found[f"{part}_seconds"] = [repeat[part] for repeat in repeats]
-    found["tokens_per_second"] = [tokens / repeat["rollout"] for repeat in repeats]
+        series[f"{part}_seconds"] = [repeat[part] for repeat in repeats]
+    series["tokens_per_second"] = [tokens / repeat["rollout"] for repeat in repeats]
     if base is not None:
         for name, phase in _RATIOS.items():
-            found[name] = [
+            series[name] = [
                 slow[phase] / fast[phase]
                 for slow, fast in zip(base["repeats"], repeats, strict=False)
             ]
     if not point.whole:
-        found = {name: values for name, values in found.items() if name not in _OF_THE_ROLLOUT}
-    return {f"{name}_{point.name}": list(values) for name, values in found.items()}
+        series = {name: values for name, values in series.items() if name not in _OF_THE_ROLLOUT}
+    return {f"{name}_{point.name}": list(values) for name, values in series.items()}
 
 
-def metrics_of(point: StepPoint, mine: Entry, base: Entry | None) -> dict[str, Estimate]:
+def metrics_of(point: StepPoint, entry: Entry, base: Entry | None) -> dict[str, Estimate]:
     """Return the metrics of one point."""
     metrics = {}
-    for name, values in series_of(point, mine, base).items():
+    for name, values in series_of(point, entry, base).items():
         known = [value for value in values if value is not None]
         metrics[name] = Estimate(
             value=median(known),
@@ -65,9 +65,9 @@ def metrics_of(point: StepPoint, mine: Entry, base: Entry | None) -> dict[str, E
             n=len(known),
             method="median of timed steps after a warm-up, device events; from least to most",
         )
-    facts = mine["facts"]
+    facts = entry["facts"]
     peak, predicted = facts["peak_bytes"], facts.get("predicted_bytes")
-    n = len(mine["repeats"])
+    n = len(entry["repeats"])
     metrics[f"peak_bytes_{point.name}"] = Estimate(
         value=peak, unit="bytes", n=n, method="most reserved by the allocator, and context"
     )
@@ -95,8 +95,8 @@ def summary(
 ) -> dict[str, Any]:
     """Return the receipts of the whole run: formats, adapters, and a rate that must be possible."""
     name = way_of(own)
-    mine = [found[name] for found in points.values() if name in found]
-    if not mine:
+    own_facts = [facts_by_way[name] for facts_by_way in points.values() if name in facts_by_way]
+    if not own_facts:
         return {}
     seconds = 0.0
     nbytes = 0
@@ -107,9 +107,9 @@ def summary(
             # Every decode step reads every projection once.
             nbytes += entry["facts"]["decode_steps"] * entry["facts"]["weight_bytes"]
     return {
-        "linears": mine[0]["linears"],
-        "adapter_modules": mine[0]["adapter_modules"],
-        "parameters_trainable": mine[0]["parameters_trainable"],
+        "linears": own_facts[0]["linears"],
+        "adapter_modules": own_facts[0]["adapter_modules"],
+        "parameters_trainable": own_facts[0]["parameters_trainable"],
         "timing": {
             "method": "device_events",
             "seconds": seconds,

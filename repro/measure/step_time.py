@@ -65,11 +65,11 @@ def measure_steps(
                 progress(f"{points[0].model} {way_of(way)}", {})
                 if not measure_points(bench, way, points):
                     raise Stopped
-    found = measured_steps(own, ways, scale, ledger)
-    if bench.failures and not found.metrics:
+    measured = measured_steps(own, ways, scale, ledger)
+    if bench.failures and not measured.metrics:
         raise RuntimeError("; ".join(bench.failures))
-    found.effects.update(failed=bench.failures, timed_retries=bench.timed_retries)
-    return found
+    measured.effects.update(failed=bench.failures, timed_retries=bench.timed_retries)
+    return measured
 
 
 def ways_of(own: StepArm, scale: StepScale) -> list[StepArm]:
@@ -91,14 +91,16 @@ def measured_steps(
     for point in scale.points:
         entries = {way_of(way): ledger.entry(way, point) for way in ways}
         _note_memory(effects, point, entries)
-        found = {name: entry for name, entry in entries.items() if entry["repeats"]}
-        effects["points"][point.name] = {name: entry["facts"] for name, entry in found.items()}
-        mine = found.get(way_of(own))
-        if mine is None:
+        timed_entries = {name: entry for name, entry in entries.items() if entry["repeats"]}
+        effects["points"][point.name] = {
+            name: entry["facts"] for name, entry in timed_entries.items()
+        }
+        own_entry = timed_entries.get(way_of(own))
+        if own_entry is None:
             continue
-        base = found.get(way_of(ways[0])) if len(ways) > 1 else None
-        metrics |= metrics_of(point, mine, base)
-        series |= series_of(point, mine, base)
+        base = timed_entries.get(way_of(ways[0])) if len(ways) > 1 else None
+        metrics |= metrics_of(point, own_entry, base)
+        series |= series_of(point, own_entry, base)
     effects |= summary(effects["points"], ledger, own, scale)
     return Measured(metrics=metrics, series=series, effects=effects)
 

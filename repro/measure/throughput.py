@@ -106,14 +106,14 @@ def measure_repeats(
     for arm in arms:
         arm.name_points_left_out()
     rates = {"bytes_per_second": copy_rate(), "flops_per_second": matmul_rate()}
-    found = {
+    measured = {
         (arm.run.arm.name, repeat.seed): Measured(
             metrics=repeat.metrics, effects=arm.parts.effects | _receipt(repeat, rates)
         )
         for arm in arms
         for repeat in arm.parts.repeats
     }
-    return [found[run.arm.name, run.seed] for run in runs]
+    return [measured[run.arm.name, run.seed] for run in runs]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -248,15 +248,15 @@ def _check(
 ) -> None:
     """Make the checks that are due on `policy`, each with the seeds that it asks for."""
     for what, count in due:
-        wanted = [repeat for repeat in parts.repeats if repeat.seed < count]
-        if not wanted:
+        repeats = [repeat for repeat in parts.repeats if repeat.seed < count]
+        if not repeats:
             continue
         if should_stop():
             raise Stopped
         progress(what, {})
         with parts.fit_or_left_out(what):
-            found = CHECKS[what](policy, [repeat.seed for repeat in wanted])
-        for repeat, metrics in zip(wanted, found, strict=True):
+            by_seed = CHECKS[what](policy, [repeat.seed for repeat in repeats])
+        for repeat, metrics in zip(repeats, by_seed, strict=True):
             repeat.metrics |= metrics
         parts.finish(what)
         release()
@@ -280,13 +280,13 @@ def _point(
     should_stop: Callable[[], bool],
 ) -> None:
     parts, batches = arm.parts, arm.fitting(point)
-    wanted = [repeat for repeat in parts.repeats if point.timed_by(repeat.seed)]
-    if not wanted:
+    repeats = [repeat for repeat in parts.repeats if point.timed_by(repeat.seed)]
+    if not repeats:
         return
     with parts.fit_or_left_out(cell_of(point, max(batches))):
         engine = _engine(point, max(batches), policy, arm.products)
         if point.windows:
-            fill_cache(engine, wanted[0].seed)
+            fill_cache(engine, repeats[0].seed)
     whole = arm.run.scale.whole_batches(arm.run.arm.name, point.name) if point.windows else ()
     for batch in batches:
         cell = cell_of(point, batch)
@@ -295,16 +295,16 @@ def _point(
         with parts.fit_or_left_out(cell):
             if point.windows:
                 also = batch in whole
-                count = time_by_windows(point, batch, engine, wanted, should_stop, also_whole=also)
+                count = time_by_windows(point, batch, engine, repeats, should_stop, also_whole=also)
             else:
-                count = time_whole(point, batch, engine, wanted, should_stop)
+                count = time_whole(point, batch, engine, repeats, should_stop)
         parts.effects["timed_retries"][cell] = count
         parts.finish(f"batch {cell}")
     share = f"host_share_{point.name}"
     smallest_timed = min(point.batches) in batches and not point.windows and point.new_tokens > 1
     if smallest_timed and share not in parts.effects["not_run"]:
         with parts.fit_or_left_out(share):
-            time_host_share(point, engine, wanted)
+            time_host_share(point, engine, repeats)
     engine.close()
     release()
 

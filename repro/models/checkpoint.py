@@ -391,21 +391,23 @@ def verify(folder: Path, *, workers: int = 4) -> str | None:
         return None
     try:
         sums = json.loads(path.read_text(encoding="utf-8"))["sha256"]
-        wanted = {str(name): str(value) for name, value in sums.items()}
+        expected = {str(name): str(value) for name, value in sums.items()}
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise CheckpointError(f"{path} is not a manifest: {error!r}") from error
-    for name in wanted:
+    for name in expected:
         if not (folder / name).is_file():
             raise CheckpointError(f"{folder / name} is missing; {MANIFEST} lists it")
     with ThreadPoolExecutor(max_workers=workers) as pool:
-        found = dict(zip(wanted, pool.map(sha256_of, (folder / n for n in wanted)), strict=True))
-    for name, value in wanted.items():
-        if found[name] != value:
+        computed = dict(
+            zip(expected, pool.map(sha256_of, (folder / n for n in expected)), strict=True)
+        )
+    for name, value in expected.items():
+        if computed[name] != value:
             raise CheckpointError(
-                f"{folder / name} has SHA-256 {found[name]}; {MANIFEST} says {value}: its bytes "
+                f"{folder / name} has SHA-256 {computed[name]}; {MANIFEST} says {value}: its bytes "
                 "changed since it was written"
             )
-    return hashlib.sha256(json.dumps(wanted, sort_keys=True).encode()).hexdigest()
+    return hashlib.sha256(json.dumps(expected, sort_keys=True).encode()).hexdigest()
 
 
 def sha256_of(path: Path) -> str:

@@ -299,15 +299,15 @@ def read_packed(
     """
     tensors: dict[str, Tensor] = {}
     for name, spec in packed_specs(projection, shape, weight_format).items():
-        found = source.spec(name)
-        if found.dtype != spec.dtype:
+        stored = source.spec(name)
+        if stored.dtype != spec.dtype:
             raise CheckpointError(
-                f"{source.where(name)} has dtype {found.dtype}; needed is {spec.dtype}"
+                f"{source.where(name)} has dtype {stored.dtype}; needed is {spec.dtype}"
             )
-        scalar = name.endswith(GLOBAL_SCALE) and found.shape == ()
-        if found.shape != spec.shape and not scalar:
+        scalar = name.endswith(GLOBAL_SCALE) and stored.shape == ()
+        if stored.shape != spec.shape and not scalar:
             raise CheckpointError(
-                f"{source.where(name)} has shape {found.shape}; the model needs {spec.shape}"
+                f"{source.where(name)} has shape {stored.shape}; the model needs {spec.shape}"
             )
         tensors[name] = source.read(name)
     scale_name = f"{projection}.{SCALE}"
@@ -345,7 +345,7 @@ def packed_tensors(projection: str, weight: QuantizedWeight) -> dict[str, Tensor
         raise ValueError(
             f"{projection} is {weight.format}; there are layouts for {' and '.join(LAYOUTS)} only"
         )
-    found = {f"{projection}.{PACKED}": weight.codes, f"{projection}.{SCALE}": weight.block_scales}
+    tensors = {f"{projection}.{PACKED}": weight.codes, f"{projection}.{SCALE}": weight.block_scales}
     if weight.encode_scale is not None:
-        found[f"{projection}.{GLOBAL_SCALE}"] = weight.encode_scale.reshape(1)
-    return found
+        tensors[f"{projection}.{GLOBAL_SCALE}"] = weight.encode_scale.reshape(1)
+    return tensors

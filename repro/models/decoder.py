@@ -126,10 +126,10 @@ def causal_lm(model: nn.Module) -> nn.Module:
 
 def submodules_at(model: nn.Module, names: Iterable[str]) -> dict[str, nn.Module]:
     """Return `{name: module}`; raises `ValueError` with the first name that is not there."""
-    found = {}
+    modules = {}
     for name in names:
         try:
-            found[name] = model.get_submodule(name)
+            modules[name] = model.get_submodule(name)
         except AttributeError as error:
             raise ValueError(f"{type(model).__name__} has no module named {name}") from error
-    return found
+    return modules

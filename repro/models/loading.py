@@ -193,12 +193,12 @@ def fill(
 
 def _projections_by_format(model: nn.Module) -> dict[str, list[str]]:
     """Return what stands in the model now, whatever was asked for."""
-    found: dict[str, list[str]] = {}
+    by_format: dict[str, list[str]] = {}
     for name, module in model.named_modules():
         if is_projection(name):
             kind = module.weight_format if isinstance(module, QuantizedLinear) else "bf16"
-            found.setdefault(kind, []).append(name)
-    return found
+            by_format.setdefault(kind, []).append(name)
+    return by_format
 
 
 class _Quantizer:

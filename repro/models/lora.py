@@ -155,9 +155,9 @@ def initialise(layer: AdapterLinear, seed: int) -> None:
     bound = 1.0 / math.sqrt(A.shape[1])
     values = torch.empty(A.shape, dtype=torch.float32).uniform_(-bound, bound, generator=generator)
     zeros = torch.zeros(B.shape, dtype=torch.float32, device=device)
-    for factor, held, value in ((layer.lora_A, A, values.to(device)), (layer.lora_B, B, zeros)):
+    for factor, master, value in ((layer.lora_A, A, values.to(device)), (layer.lora_B, B, zeros)):
         cast(Any, factor[ADAPTER_NAME]).weight = nn.Parameter(
-            value, requires_grad=held.requires_grad
+            value, requires_grad=master.requires_grad
         )
 
 

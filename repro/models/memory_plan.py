@@ -195,7 +195,7 @@ def plan_memory(step: StepShape) -> MemoryPlan:
         "adapter": 4 * adapter + _adapter_image_bytes(step),
         "optimiser": int(adapter * _MOMENT_BYTES[step.optimizer]),
     }
-    kept = 1 if step.keep_cache else 0
+    during_update = 1 if step.keep_cache else 0
     rest = {"workspace": _WORKSPACE_BYTES, "context": CONTEXT_BYTES}
     rollout = {
         **resident,
@@ -210,8 +210,8 @@ def plan_memory(step: StepShape) -> MemoryPlan:
     update = {
         **resident,
         "gradients": 4 * adapter,
-        "cache": kept * cache,
-        "graphs": kept * graphs,
+        "cache": during_update * cache,
+        "graphs": during_update * graphs,
         "activations": activations,
         "logits": logits,
         **rest,
@@ -292,17 +292,17 @@ def _update_bytes(step: StepShape) -> tuple[int, int]:
     hidden = 2 * M * H
     worst_block = 2 * M * (4 * H + 6 * Q + 5 * Kv + 6 * middle)
     if step.checkpointing:
-        kept = shape.layers * hidden
+        saved = shape.layers * hidden
     else:
-        kept = shape.layers * 2 * M * (4 * H + 3 * Q + 4 * Kv + 4 * middle)
+        saved = shape.layers * 2 * M * (4 * H + 3 * Q + 4 * Kv + 4 * middle)
         worst_block -= 2 * M * (4 * H + 3 * Q + 4 * Kv + 4 * middle)
     if step.weight_format != "bf16":
         worst_block += 2 * max(N * K for N, K in shape.projections().values())
     logits = min(M * shape.vocabulary * 4, _LOGIT_BYTES) * 3 // 2
     at_logits = 4 * hidden + logits
     if at_logits > worst_block:
-        return kept + 4 * hidden, logits
-    return kept + worst_block, 0
+        return saved + 4 * hidden, logits
+    return saved + worst_block, 0
 
 
 def fit_micro_tokens(step: StepShape, budget: int, *, most: int = MOST_MICRO_TOKENS) -> StepShape:
@@ -315,9 +315,9 @@ def fit_micro_tokens(step: StepShape, budget: int, *, most: int = MOST_MICRO_TOK
     while rows > 1:
         batches = -(-step.rows // rows)
         rows = -(-step.rows // batches)
-        found = dataclasses.replace(step, micro_tokens=rows * row)
-        if sum(plan_memory(found).update.values()) <= budget:
-            return found
+        fitting = dataclasses.replace(step, micro_tokens=rows * row)
+        if sum(plan_memory(fitting).update.values()) <= budget:
+            return fitting
         rows -= 1
     return dataclasses.replace(step, micro_tokens=row)
 
@@ -327,8 +327,8 @@ def fit_slots(step: StepShape, budget: int) -> StepShape:
     low, high = 1, step.rows
 
     def fits(slots: int) -> bool:
-        found = dataclasses.replace(step, slots=slots, micro_tokens=step.row_tokens)
-        return plan_memory(found).peak <= budget
+        candidate = dataclasses.replace(step, slots=slots, micro_tokens=step.row_tokens)
+        return plan_memory(candidate).peak <= budget
 
     while low < high:
         middle = (low + high + 1) // 2
@@ -338,12 +338,12 @@ def fit_slots(step: StepShape, budget: int) -> StepShape:
 
 def alternatives(step: StepShape) -> list[tuple[str, StepShape]]:
     """Return changes that need less memory, with what each is called, the mildest first."""
-    found: list[tuple[str, StepShape]] = []
+    offers: list[tuple[str, StepShape]] = []
 
     def offer(words: str, **changes: object) -> None:
         changed = dataclasses.replace(step, **changes)  # type: ignore[arg-type]
         if changed != step:
-            found.append((words, changed))
+            offers.append((words, changed))
 
     offer(f"micro-batches of one row ({step.row_tokens} tokens)", micro_tokens=step.row_tokens)
     offer("AdamW's moments in 8 bits", optimizer="adamw_8bit")
@@ -363,7 +363,7 @@ def alternatives(step: StepShape) -> list[tuple[str, StepShape]]:
         micro_tokens=step.row_tokens,
         checkpointing=True,
     )
-    return found
+    return offers
 
 
 def known_formats() -> tuple[str, ...]:

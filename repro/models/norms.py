@@ -121,11 +121,11 @@ def _norm_names(decoder: nn.Module) -> list[str]:
 
 
 def _perturbable(model: nn.Module, names: list[str]) -> dict[str, PerturbableRMSNorm]:
-    found = {}
+    perturbable = {}
     for name, norm in submodules_at(causal_lm(model), names).items():
         if not isinstance(norm, PerturbableRMSNorm):
             raise TypeError(
                 f"{name} is a {type(norm).__name__}; call wrap_norms first to make it perturbable"
             )
-        found[name] = norm
-    return found
+        perturbable[name] = norm
+    return perturbable

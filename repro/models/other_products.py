@@ -67,10 +67,10 @@ class BitsAndBytesProduct:
     def __call__(self, x: Tensor, bias: Tensor | None) -> Tensor:
         """Return x W^T + b, (..., N), in x's dtype."""
         bias = None if bias is None else bias.to(x.dtype)
-        found: Tensor = self._library.matmul_4bit(
+        product: Tensor = self._library.matmul_4bit(
             x, self._packed.t(), quant_state=self._state, bias=bias
         )
-        return found
+        return product
 
 
 def missing_library(linears: str) -> str | None:

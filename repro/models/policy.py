@@ -225,7 +225,7 @@ def _load_base(
     )
     _require_all_projections(model, filled, weight_format)
     effects = {
-        "linears": {name: len(found) for name, found in filled.linears.items()},
+        "linears": {name: len(projections) for name, projections in filled.linears.items()},
         "recipe": recipe if filled.relative_errors else None,
         "relative_weight_error_mean": _mean(filled),
         "norms_wrapped": len(wrap_norms(model)),
@@ -243,13 +243,13 @@ def trainable_parameters(policy: Policy) -> dict[str, nn.Parameter]:
     ValueError
         When a policy that should train has none, or one is not float32.
     """
-    found = {name: p for name, p in policy.model.named_parameters() if p.requires_grad}
-    if not found and policy.training != "none":
+    trainable = {name: p for name, p in policy.model.named_parameters() if p.requires_grad}
+    if not trainable and policy.training != "none":
         raise ValueError(f"training is {policy.training!r} and no parameter is trainable")
-    for name, parameter in found.items():
+    for name, parameter in trainable.items():
         if parameter.dtype != torch.float32:
             raise ValueError(f"{name} is {parameter.dtype}; a master must be float32")
-    return found
+    return trainable
 
 
 def resolve_dtype(compute_dtype: str | torch.dtype) -> torch.dtype:
@@ -308,11 +308,11 @@ def _require_arguments(weight_format: str, training: str, norms_trained: bool) -
 
 def _require_all_projections(model: nn.Module, filled: Filled, weight_format: str) -> None:
     expected = set(projection_names(len(cast(nn.ModuleList, model.get_submodule("model.layers")))))
-    found = set(filled.linears.get(weight_format, []))
-    if found != expected:
-        odd = sorted(expected ^ found)
+    filled_names = set(filled.linears.get(weight_format, []))
+    if filled_names != expected:
+        odd = sorted(expected ^ filled_names)
         raise ValueError(
-            f"{len(found)} projections are {weight_format}; the config has {len(expected)} "
+            f"{len(filled_names)} projections are {weight_format}; the config has {len(expected)} "
             f"(first that differs: {odd[0]})"
         )
 

@@ -107,7 +107,7 @@ def random_policy(
     )
     values = shape_named(shape) if isinstance(shape, str) else dict(shape)
     dtype, target = resolve_dtype(compute_dtype), torch.device(device)
-    kept = torch.float32 if full else dtype
+    stored_dtype = torch.float32 if full else dtype
     model: Any = build_on_meta(AutoConfig.for_model(**values))
     generator = torch.Generator(target).manual_seed(derive_seed(seed, "random weights"))
     linears = 0
@@ -124,7 +124,7 @@ def random_policy(
             continue
         linears += is_projection(name)
         for leaf, parameter in list(module.named_parameters(recurse=False)):
-            value = _normal(parameter.shape, generator, kept)
+            value = _normal(parameter.shape, generator, stored_dtype)
             # Gains scatter about one; everything else about zero.
             module.register_parameter(leaf, _parameter(value + 1 if "norm" in name else value))
     if model.config.tie_word_embeddings:

@@ -363,9 +363,9 @@ def write_tensors(
                 digest.update(chunk)
             for name in order:
                 tensor = make(name).detach().to("cpu").contiguous()
-                found = TensorSpec(dtype=tensor.dtype, shape=tuple(tensor.shape))
-                if found != specs[name]:
-                    raise ValueError(f"{path}: {name} is {found}; the header says {specs[name]}")
+                own_spec = TensorSpec(dtype=tensor.dtype, shape=tuple(tensor.shape))
+                if own_spec != specs[name]:
+                    raise ValueError(f"{path}: {name} is {own_spec}; the header says {specs[name]}")
                 data = tensor.reshape(-1).view(torch.uint8).numpy().data
                 file.write(data)
                 digest.update(data)

@@ -53,16 +53,16 @@ def base_projections(policy: Policy) -> dict[str, nn.Linear]:
     TypeError
         If one is quantised: noise stands in for rounding and does not go on top of it.
     """
-    found = {}
+    projections = {}
     for name, module in policy.decoder.named_modules():
         if is_projection(name) and isinstance(module, nn.Linear | AdapterLinear):
             base = base_linear(module)
             if not isinstance(base, nn.Linear):
                 raise TypeError(f"{name} is quantised; weight noise needs 16-bit weights")
-            found[name] = base
-    if not found:
+            projections[name] = base
+    if not projections:
         raise ValueError(f"{type(policy.model).__name__} has no dense projection to put noise on")
-    return found
+    return projections
 
 
 def noise_of(weight: Tensor, sigma: float, *, seed: int, name: str) -> Tensor:
@@ -146,8 +146,8 @@ def matched_sigma(
 
     policy = load("bf16")
     clean = logprobs(policy)
-    wanted = mean_kl(clean, logprobs(load(weight_format)))
-    if not wanted > 0:
+    target_kl = mean_kl(clean, logprobs(load(weight_format)))
+    if not target_kl > 0:
         raise ValueError(f"{weight_format} left the policy as it was; there is no KL to match")
 
     # Drawn once: only the strength changes from one try to the next.
@@ -160,24 +160,26 @@ def matched_sigma(
         with _planted(policy, drawn, sigma):
             return mean_kl(clean, logprobs(policy))
 
-    sigma, found = _solve(kl_at, wanted)
-    return MatchedNoise(matched_to=weight_format, sigma=sigma, kl_format=wanted, kl_noise=found)
+    sigma, noise_kl = _solve(kl_at, target_kl)
+    return MatchedNoise(
+        matched_to=weight_format, sigma=sigma, kl_format=target_kl, kl_noise=noise_kl
+    )
 
 
-def _solve(kl_at: Callable[[float], float], wanted: float) -> tuple[float, float]:
+def _solve(kl_at: Callable[[float], float], target_kl: float) -> tuple[float, float]:
     """Return (sigma, its KL) by bisection over log sigma."""
     low, high = 1e-4, 1e-2
-    while (found := kl_at(high)) < wanted:
+    while (kl := kl_at(high)) < target_kl:
         low, high = high, 2 * high
         if high > 10:
-            raise ValueError(f"sigma {low} gives a KL of {found}; {wanted} is out of reach")
+            raise ValueError(f"sigma {low} gives a KL of {kl}; {target_kl} is out of reach")
     for _ in range(_BISECTIONS):
         middle = math.sqrt(low * high)
-        found = kl_at(middle)
-        if abs(found / wanted - 1) <= _TOLERANCE:
-            return middle, found
-        low, high = (middle, high) if found < wanted else (low, middle)
-    raise ValueError(f"no sigma near {middle} gives a KL of {wanted}; found {found}")
+        kl = kl_at(middle)
+        if abs(kl / target_kl - 1) <= _TOLERANCE:
+            return middle, kl
+        low, high = (middle, high) if kl < target_kl else (low, middle)
+    raise ValueError(f"no sigma near {middle} gives a KL of {target_kl}; found {kl}")
 
 
 @contextmanager
@@ -204,17 +206,17 @@ def token_logprobs(policy: Policy, prompts: Sequence[Sequence[int]]) -> list[Ten
     On the policy's device. Prompts go forward together, padded on the right, where causal attention
     never looks.
     """
-    found = []
+    by_row = []
     for begin in range(0, len(prompts), _PROMPTS_AT_ONCE):
         part = prompts[begin : begin + _PROMPTS_AT_ONCE]
         ids = torch.zeros(len(part), max(map(len, part)), dtype=torch.long)
         for row, prompt in enumerate(part):
             ids[row, : len(prompt)] = torch.tensor(list(prompt))
         logits = policy.model(input_ids=ids.to(policy.device)).logits
-        found += [
+        by_row += [
             logits[row, : len(prompt)].float().log_softmax(-1) for row, prompt in enumerate(part)
         ]
-    return found
+    return by_row
 
 
 def mean_kl(first: Sequence[Tensor], second: Sequence[Tensor]) -> float:

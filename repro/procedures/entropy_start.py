@@ -102,27 +102,29 @@ def measure_entropy(
     progress("sampling the common tokens", {})
     common = _common(run.scale, run.seed, run.tier)
     names = (*_ENTROPIES, *(_DOSE if scale.evaluation.dose else ()))
-    found: dict[str, list[float]] = {name: [] for name in names}
+    by_metric: dict[str, list[float]] = {name: [] for name in names}
     with ExitStack() as stack:
         receipt = stack.enter_context(_noise(run, policy))
         pool = stack.enter_context(GraderPool(workers=1)) if scale.evaluation.dose else None
         for number, part in enumerate(_parts(problems)):
             if should_stop():
                 raise Stopped
-            done = float(len(found["entropy_own"]))
+            done = float(len(by_metric["entropy_own"]))
             progress("measuring", {"step": done, "steps": float(len(problems))})
             own, forced = _sample(scale, run.seed, policy, part), common.parts[number]
-            found["entropy_own"] += entropies_by_prompt(policy, own)
-            found["entropy_forced"] += entropies_by_prompt(policy, forced)
+            by_metric["entropy_own"] += entropies_by_prompt(policy, own)
+            by_metric["entropy_forced"] += entropies_by_prompt(policy, forced)
             if pool is not None:
-                first = len(found["kl_completions"])
+                first = len(by_metric["kl_completions"])
                 clean = common.clean[first : first + len(part)]
-                found["kl_completions"] += kls_by_prompt(policy, forced, clean)
-                found["accuracy_sampled_start"] += _accuracies(policy, part, own, pool)
+                by_metric["kl_completions"] += kls_by_prompt(policy, forced, clean)
+                by_metric["accuracy_sampled_start"] += _accuracies(policy, part, own, pool)
     return Measured(
-        metrics={name: _mean(values, _UNITS.get(name, "nats")) for name, values in found.items()},
-        series={f"{name}_by_prompt": list(values) for name, values in found.items()},
-        effects=dict(policy.effects) | {"noise_at_start": _told(receipt)},
+        metrics={
+            name: _mean(values, _UNITS.get(name, "nats")) for name, values in by_metric.items()
+        },
+        series={f"{name}_by_prompt": list(values) for name, values in by_metric.items()},
+        effects=dict(policy.effects) | {"noise_at_start": _noise_effects(receipt)},
         inputs={
             "checkpoint": checkpoint_digest(scale.checkpoint, policy.effects),
             "development_problems": digest_of_problems(problems),
@@ -188,10 +190,10 @@ def _along_completions(policy: Policy, rows: Rows) -> Iterator[tuple[list[int], 
     group = len(rows) // len(rows.prompts)
     at_once = max(1, _ROWS_AT_ONCE // group) * group
     for begin in range(0, len(whole), at_once):
-        found = token_logprobs(policy, whole[begin : begin + at_once])
-        for row in range(0, len(found), group):
+        logprobs = token_logprobs(policy, whole[begin : begin + at_once])
+        for row in range(0, len(logprobs), group):
             prompt = rows.prompts[(begin + row) // group]
-            yield [len(prompt)] * group, found[row : row + group]
+            yield [len(prompt)] * group, logprobs[row : row + group]
 
 
 def kls_by_prompt(policy: Policy, rows: Rows, clean: Sequence[Sequence[Tensor]]) -> list[float]:
@@ -240,7 +242,7 @@ def _noise(run: RunConfig, policy: Policy) -> AbstractContextManager[NoiseReceip
     return perturbed(policy, noise, seed=run.seed, step=first, total_steps=steps)
 
 
-def _told(receipt: NoiseReceipt) -> dict[str, Any]:
+def _noise_effects(receipt: NoiseReceipt) -> dict[str, Any]:
     return {
         "sigma": receipt.sigma,
         "sigma_realised": receipt.sigma_realised,

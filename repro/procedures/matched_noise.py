@@ -25,12 +25,12 @@ CALIBRATION_PROMPTS = 64
 
 def plant_matched_noise(policy: Policy, run: RunConfig, problems: Sequence[Problem]) -> None:
     """Put the arm's weight noise on a freshly loaded policy, and its receipt into the effects."""
-    wanted = run.arm.weight_noise
-    if wanted is None:
+    asked = run.arm.weight_noise
+    if asked is None:
         raise ValueError(f"arm {run.arm.name} has no weight noise to plant")
-    found = strength(run, policy, problems)
-    changed = plant_noise(policy, found.sigma, seed=run.seed)
-    policy.effects["weight_noise"] = dataclasses.asdict(found) | {"projections": len(changed)}
+    matched = strength(run, policy, problems)
+    changed = plant_noise(policy, matched.sigma, seed=run.seed)
+    policy.effects["weight_noise"] = dataclasses.asdict(matched) | {"projections": len(changed)}
 
 
 def strength(run: RunConfig, policy: Policy, problems: Sequence[Problem]) -> MatchedNoise:

@@ -271,10 +271,10 @@ class _Ensemble:
             should_stop=should_stop,
             tallies=self.tallies,
         )
-        with ExitStack() as kept_open:
+        with ExitStack() as contexts:
             if self.folders is not None:
                 keeper = Keeper(self.runs, self.folders, Keeping.from_environment())
-                hooks = kept_open.enter_context(keeper).around(hooks, self.stack.tokenizer)
+                hooks = contexts.enter_context(keeper).around(hooks, self.stack.tokenizer)
             if self.tuning is not None:
                 results = self.tuning.tune(problems, hooks, folder)
             else:

@@ -75,10 +75,10 @@ def load_reward(stated: RewardFunction) -> CustomReward:
         When it is not there, or its module has changed since the configuration was made.
     """
     module = _imported(stated.module)
-    found = source_digest(module)
+    digest = source_digest(module)
     require(
-        found == stated.source_sha256,
-        f"{module.__file__} has SHA-256 {found[:12]}; the run was planned with "
+        digest == stated.source_sha256,
+        f"{module.__file__} has SHA-256 {digest[:12]}; the run was planned with "
         f"{stated.source_sha256[:12]}: the reward has changed since",
     )
     return _function_of(module, stated.function)

@@ -27,8 +27,8 @@ def copies(question: str) -> list[str]:
     sides = [side.strip() for formula in formulas for side in re.split("[=,]", formula)]
     arithmetic = [match.group().strip() for match in _ARITHMETIC.finditer(question)]
     sentences = [question.strip(), _SENTENCE_END.split(question.strip())[-1]]
-    found = [text for text in (*sentences, *formulas, *sides, *arithmetic) if text]
-    return list(dict.fromkeys(found))
+    texts = [text for text in (*sentences, *formulas, *sides, *arithmetic) if text]
+    return list(dict.fromkeys(texts))
 
 
 def paid_copies(

@@ -66,7 +66,7 @@ class Rewards:
 
     def summary(self) -> dict[str, float]:
         """Return means over the items that are not dropped, as fractions, and how many are."""
-        kept = [i for i, value in enumerate(self.accuracy) if value is not None]
+        graded = [i for i, value in enumerate(self.accuracy) if value is not None]
         columns: dict[str, Sequence[float | None]] = {
             "accuracy": self.accuracy,
             "lenient_accuracy": self.lenient_accuracy,
@@ -74,8 +74,8 @@ class Rewards:
             "soft_format": self.soft_format,
             "reward": self.total,
         }
-        means = {name: _mean([column[i] for i in kept]) for name, column in columns.items()}
-        return means | {"dropped": float(len(self.accuracy) - len(kept))}
+        means = {name: _mean([column[i] for i in graded]) for name, column in columns.items()}
+        return means | {"dropped": float(len(self.accuracy) - len(graded))}
 
 
 def score(
@@ -115,8 +115,8 @@ def score(
     if len(golds) != len(texts):
         raise ValueError(f"there are {len(texts)} texts and {len(golds)} golds; one each is needed")
     if kind == "random" and (seeds is None or len(seeds) != len(texts)):
-        found = "none" if seeds is None else str(len(seeds))
-        raise ValueError(f"random reward needs {len(texts)} seeds, one a completion; found {found}")
+        count = "none" if seeds is None else str(len(seeds))
+        raise ValueError(f"random reward needs {len(texts)} seeds, one a completion; found {count}")
     strict = [(gold, extract_answer(text)) for gold, text in zip(golds, texts, strict=True)]
     lenient = [(gold, lenient_answer(text)) for gold, text in zip(golds, texts, strict=True)]
     # In one call: both readings mostly give one answer, and a late one is not remembered.

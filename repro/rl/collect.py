@@ -171,8 +171,8 @@ class PromptSource:
         self._seed = run.seed
         self._template = scale.prompt_template
         self._longest = scale.max_prompt_tokens
-        wanted = scale.evaluation.token_classes
-        self._classes = token_classes(tokenizer, scale.prompt_template) if wanted else None
+        is_by_class = scale.evaluation.token_classes
+        self._classes = token_classes(tokenizer, scale.prompt_template) if is_by_class else None
         self._prompts: dict[str, list[int]] = {}
         self._order: tuple[int, list[int]] = (-1, [])
 
@@ -255,13 +255,13 @@ class GrowingRollout:
         self._draws, self._batches, self._informative, self._tokens = draws, 0, 0, 0
         self._accuracy: list[float | None] = []
         self._explored, self._changed, self._to_explore = 0, 0, 0
-        self._kept = _Drawn(prompts=[], completions=[], reward=[], accuracy=[], format=[])
+        self._collected = _Drawn(prompts=[], completions=[], reward=[], accuracy=[], format=[])
 
     @property
     def complete(self) -> bool:
         """Whether no further batch is to be drawn."""
         scale: TrainScale = self.run.scale
-        full = len(self._kept.prompts) == scale.prompts_per_rollout
+        full = len(self._collected.prompts) == scale.prompts_per_rollout
         return full or self._batches >= max(self.run.arm.loss.dynamic_sampling, 1)
 
     def request(self) -> BatchRequest:
@@ -314,24 +314,24 @@ class GrowingRollout:
         informative = informative_groups(drawn.accuracy, group_ids)
         self._informative += len(informative)
         every = list(range(len(drawn.prompts)))
-        room = scale.prompts_per_rollout - len(self._kept.prompts)
+        room = scale.prompts_per_rollout - len(self._collected.prompts)
         groups = (informative if loss.dynamic_sampling else every)[:room]
-        _append(self._kept, drawn, groups, scale.group_size)
+        _append(self._collected, drawn, groups, scale.group_size)
 
     def rollout(self) -> Rollout:
         """Return the whole, with advantages."""
         scale: TrainScale = self.run.scale
-        loss, kept = self.run.arm.loss, self._kept
+        loss, collected = self.run.arm.loss, self._collected
         drawn = self._batches * scale.prompts_per_rollout
         advantages = group_advantages(
-            kept.reward,
-            _group_ids(len(kept.prompts), scale.group_size),
+            collected.reward,
+            _group_ids(len(collected.prompts), scale.group_size),
             scale_by_std=loss.scale_by_std,
             epsilon=loss.advantage_epsilon,
         )
         rows = make_rows(
-            kept.prompts,
-            kept.completions,
+            collected.prompts,
+            collected.completions,
             group_size=scale.group_size,
             end_token_ids=self.source.end_token_ids,
         )
@@ -339,9 +339,9 @@ class GrowingRollout:
         return Rollout(
             rows=rows,
             advantages=advantages,
-            reward=kept.reward,
-            accuracy=kept.accuracy,
-            format=kept.format,
+            reward=collected.reward,
+            accuracy=collected.accuracy,
+            format=collected.format,
             batches=self._batches,
             groups_drawn=drawn,
             tokens_sampled=self._tokens,
@@ -417,15 +417,15 @@ def _take(
         growing.add(request, completions, rewards)
 
 
-def _append(kept: _Drawn, drawn: _Drawn, groups: Sequence[int], group_size: int) -> None:
-    """Add the named groups of `drawn` to `kept`."""
+def _append(collected: _Drawn, drawn: _Drawn, groups: Sequence[int], group_size: int) -> None:
+    """Add the named groups of `drawn` to `collected`."""
     for group in groups:
         rows = slice(group * group_size, (group + 1) * group_size)
-        kept.prompts.append(drawn.prompts[group])
-        kept.completions += drawn.completions[rows]
-        kept.reward += drawn.reward[rows]
-        kept.accuracy += drawn.accuracy[rows]
-        kept.format += drawn.format[rows]
+        collected.prompts.append(drawn.prompts[group])
+        collected.completions += drawn.completions[rows]
+        collected.reward += drawn.reward[rows]
+        collected.accuracy += drawn.accuracy[rows]
+        collected.format += drawn.format[rows]
 
 
 def _group_ids(groups: int, group_size: int) -> list[int]:

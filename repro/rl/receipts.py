@@ -122,16 +122,16 @@ def note_effects(
     rows["without_reward"] += int((~rollout.advantages.scored).sum())
     rows["groups_drawn"] += rollout.groups_drawn
     rows["tokens_sampled"] += rollout.tokens_sampled
-    found = effects.setdefault(
+    quarters = effects.setdefault(
         "sampler_trainer_by_quarter", {"sums": [0.0] * QUARTERS, "tokens": [0] * QUARTERS}
     )
     if mismatch is not None:
         for quarter in range(QUARTERS):
-            found["sums"][quarter] += mismatch.quarter_sums[quarter]
-            found["tokens"][quarter] += mismatch.quarter_tokens[quarter]
-        found["abs_diff_mean"] = [
+            quarters["sums"][quarter] += mismatch.quarter_sums[quarter]
+            quarters["tokens"][quarter] += mismatch.quarter_tokens[quarter]
+        quarters["abs_diff_mean"] = [
             total / tokens if tokens else None
-            for total, tokens in zip(found["sums"], found["tokens"], strict=True)
+            for total, tokens in zip(quarters["sums"], quarters["tokens"], strict=True)
         ]
 
 
@@ -170,14 +170,14 @@ def at_most_what_fitted(state: TrainState, micro_tokens: int) -> int:
     return min(micro_tokens, state.effects.get("micro_tokens", micro_tokens))
 
 
-def note_smaller_batches(state: TrainState, step: int, wanted: int, fitting: int) -> None:
-    """Take down where memory ran out with `wanted` tokens in a micro-batch, not with `fitting`.
+def note_smaller_batches(state: TrainState, step: int, asked: int, fitting: int) -> None:
+    """Take down where memory ran out with `asked` tokens in a micro-batch, not with `fitting`.
 
     Later steps begin with `fitting`; the gradient is the same, the time is not.
     """
-    if fitting < wanted:
+    if fitting < asked:
         state.effects["micro_tokens"] = fitting
-        state.effects.setdefault("micro_batch_fallbacks", []).append([step, wanted, fitting])
+        state.effects.setdefault("micro_batch_fallbacks", []).append([step, asked, fitting])
 
 
 def _largest_group_mean(rollout: Rollout) -> float:

@@ -80,12 +80,12 @@ class Snapshot:
 
     def value(self, name: str, kind: type[Value]) -> Value:
         """Return a JSON value of a kind; raise `SnapshotError` where there is none."""
-        found = self.content.get(name)
-        if not isinstance(found, kind):
+        stored = self.content.get(name)
+        if not isinstance(stored, kind):
             raise SnapshotError(
-                f"{name} in {STATE} is {_shown(found)}; it must be of kind {kind.__name__}"
+                f"{name} in {STATE} is {_shown(stored)}; it must be of kind {kind.__name__}"
             )
-        return found
+        return stored
 
     def file(self, name: str) -> dict[str, Tensor]:
         """Return the tensors of a file; raise `SnapshotError` where there is none."""
@@ -211,10 +211,10 @@ def require_same_tensors(
         where = "the checkpoint" if odd[0] in stored else "this run"
         raise SnapshotError(f"{what} {odd[0]} is in {where} alone")
     for name, tensor in needed.items():
-        kept = stored[name]
-        if kept.shape != tensor.shape or kept.dtype != tensor.dtype:
+        saved = stored[name]
+        if saved.shape != tensor.shape or saved.dtype != tensor.dtype:
             raise SnapshotError(
-                f"{what} {name} has shape {tuple(kept.shape)} and dtype {kept.dtype}; this run "
+                f"{what} {name} has shape {tuple(saved.shape)} and dtype {saved.dtype}; this run "
                 f"needs {tuple(tensor.shape)} and {tensor.dtype}"
             )
 

@@ -56,9 +56,9 @@ def sampling_logprobs(logits: Tensor, sampling: SamplingConfig) -> Tensor:
         filtered = filtered.masked_fill(filtered < bound, -torch.inf)
     if 0 < sampling.top_k < logits.shape[-1]:
         # Ranks rather than a threshold, so that ties at the bound do not let more than k pass.
-        kept = torch.zeros_like(filtered, dtype=torch.bool)
-        kept.scatter_(-1, filtered.topk(sampling.top_k, dim=-1).indices, value=True)
-        filtered = filtered.masked_fill(~kept, -torch.inf)
+        among_top = torch.zeros_like(filtered, dtype=torch.bool)
+        among_top.scatter_(-1, filtered.topk(sampling.top_k, dim=-1).indices, value=True)
+        filtered = filtered.masked_fill(~among_top, -torch.inf)
     if sampling.top_p < 1:
         ordered, order = torch.log_softmax(filtered, dim=-1).sort(
             dim=-1, descending=True, stable=True
@@ -150,5 +150,5 @@ def draw_exploring(
 def _inverted(logprobs: Tensor, uniform: Tensor) -> Tensor:
     """Return the tokens (B, 1) that uniform numbers (B,) pick from distributions (B, V)."""
     cumulated = logprobs.double().exp().cumsum(dim=-1)
-    wanted = uniform.unsqueeze(-1) * cumulated[:, -1:]
-    return torch.searchsorted(cumulated, wanted, right=True).clamp_(max=logprobs.shape[-1] - 1)
+    threshold = uniform.unsqueeze(-1) * cumulated[:, -1:]
+    return torch.searchsorted(cumulated, threshold, right=True).clamp_(max=logprobs.shape[-1] - 1)

@@ -259,8 +259,8 @@ class Engine:
             return bool(scheduler.waiting)
         if config.static_batches:
             return False
-        wanted = max(1, int(config.slots * config.entering_share))
-        return scheduler.free_slots >= min(wanted, len(scheduler.waiting))
+        enough = max(1, int(config.slots * config.entering_share))
+        return scheduler.free_slots >= min(enough, len(scheduler.waiting))
 
     def _enter(self, admission: Admission) -> None:
         """Prefill the rows that enter and put them into their slots."""

@@ -120,12 +120,12 @@ def cache_blocks(policy: Policy, config: EngineConfig) -> int:
     """Return the blocks of the cache, the scrap block included."""
     if config.cache_blocks:
         return config.cache_blocks
-    wanted = config.slots * -(-config.max_positions // config.block_size) + 1
+    needed = config.slots * -(-config.max_positions // config.block_size) + 1
     if policy.device.type != "cuda":
-        return wanted
+        return needed
     decoder: Any = policy.decoder
     heads = decoder.config.num_key_value_heads * decoder.model.layers[0].self_attn.head_dim
     block_bytes = 2 * len(decoder.model.layers) * config.block_size * heads
     block_bytes *= cache_dtype(policy, config).itemsize
     free, _ = torch.cuda.mem_get_info(policy.device)
-    return min(wanted, int(free * _CACHE_SHARE) // block_bytes)
+    return min(needed, int(free * _CACHE_SHARE) // block_bytes)

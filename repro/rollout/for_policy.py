@@ -135,9 +135,9 @@ class CopySampler:
         seeds: Sequence[int],
     ) -> RolloutBatch:
         """Sample under the copy with the policy's added noise; see `Sampler.sample`."""
-        trained, mine = self.policy.decoder, self._copy.decoder
+        trained, copied = self.policy.decoder, self._copy.decoder
         norms = block_norms(trained) | {"": final_norm(trained)}
-        copies = block_norms(mine) | {"": final_norm(mine)}
+        copies = block_norms(copied) | {"": final_norm(copied)}
         for name, norm in norms.items():
             copies[name].noise = norm.noise
         return self.engine.sample(prompts, sampling, group_size=group_size, seeds=seeds)

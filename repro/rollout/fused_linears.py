@@ -166,7 +166,7 @@ class Factors:
         self.b: Tensor | None = None
         self.arrived: Tensor | None = None
         self.ends: tuple[int, ...] = ()
-        present = [found for found in self.masters if found is not None]
+        present = [pair for pair in self.masters if pair is not None]
         if not present:
             return
         if len(present) != len(modules) or len({scaling for _, _, scaling in present}) != 1:
@@ -196,9 +196,9 @@ class Factors:
         if self.a is None:
             return
         rank = self.a.shape[0] // len(self.masters)
-        for i, found in enumerate(self.masters):
-            assert found is not None
-            A, B, _ = found
+        for i, pair in enumerate(self.masters):
+            assert pair is not None
+            A, B, _ = pair
             start, end = self._ends[i], self._ends[i + 1]
             self.a[i * rank : (i + 1) * rank].copy_(A)
             if self.b is not None:

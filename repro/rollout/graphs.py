@@ -170,8 +170,8 @@ class CapturedPrefills:
         if shape is None:
             return self._eagerly(segments)
         if shape not in self._inputs:
-            held = torch.zeros(shape.numbers, dtype=torch.int32, device=self._state.device)
-            self._inputs[shape] = (held, *shape.parts(held))
+            buffer = torch.zeros(shape.numbers, dtype=torch.int32, device=self._state.device)
+            self._inputs[shape] = (buffer, *shape.parts(buffer))
         numbers, tokens, new = self._inputs[shape]
         host = numbers_of(segments, shape, self._forward.block_size)
         numbers.copy_(self._state.push(host), non_blocking=True)

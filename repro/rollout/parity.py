@@ -88,15 +88,15 @@ def trainer_logprobs(policy: Policy, batch: RolloutBatch, temperature: float) ->
         Of the sampling, without filters; positive.
     """
     decoder: Any = policy.decoder
-    found = []
+    by_row = []
     for row in range(len(batch.completions)):
         tokens, prompt = _sequence(batch, row, policy.device)
         hidden = decoder.model(input_ids=tokens[:-1].unsqueeze(0), use_cache=False)[0][0]
         logprobs, _ = dispatch.token_logprobs(
             hidden[prompt - 1 :], decoder.lm_head.weight, tokens[prompt:], temperature
         )
-        found.append(logprobs)
-    return found
+        by_row.append(logprobs)
+    return by_row
 
 
 @torch.no_grad()
@@ -104,12 +104,12 @@ def float32_logprobs(policy: Policy, batch: RolloutBatch, temperature: float) ->
     """Return the same in float32 throughout: 4 bytes a parameter and more while it runs."""
     longest = max(map(len, batch.prompt_ids)) + max(len(c.token_ids) for c in batch.completions)
     exact = LeanDecoder(policy_weights(policy), longest)
-    found = []
+    by_row = []
     for row in range(len(batch.completions)):
         tokens, prompt = _sequence(batch, row, policy.device)
         hidden = exact.hidden(tokens[:-1].tolist())[prompt - 1 :]
         parts = zip(hidden.split(_CHUNK), tokens[prompt:].split(_CHUNK), strict=True)
-        found.append(
+        by_row.append(
             torch.cat(
                 [
                     (part @ exact.weights.lm_head.t() / temperature)
@@ -120,7 +120,7 @@ def float32_logprobs(policy: Policy, batch: RolloutBatch, temperature: float) ->
                 ]
             )
         )
-    return found
+    return by_row
 
 
 def exactness(batch: RolloutBatch, trainer: list[Tensor], exact: list[Tensor]) -> Exactness:

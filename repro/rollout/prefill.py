@@ -55,11 +55,11 @@ class ChunkShape:
 
     def parts(self, numbers: Tensor) -> tuple[Tensor, NewTokens]:
         """Return a chunk's tokens, (M,) int32, and where they stand, as views of its numbers."""
-        found, at = [], 0
+        pieces, at = [], 0
         for count in self._counts():
-            found.append(numbers[at : at + count])
+            pieces.append(numbers[at : at + count])
             at += -(-count // _ALIGNED) * _ALIGNED
-        tokens, positions, slots, tiles, table = found
+        tokens, positions, slots, tiles, table = pieces
         new = NewTokens(
             positions=positions,
             slots=slots,

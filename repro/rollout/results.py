@@ -58,7 +58,7 @@ class Results:
 
     def completions(self) -> list[Completion]:
         """Return all completions in the order of their index; the device must be done."""
-        found: dict[int, Completion] = {}
+        by_index: dict[int, Completion] = {}
         for ended in self._ended:
             zipped = zip(
                 ended.rows,
@@ -71,9 +71,9 @@ class Results:
             for row, count, stopped, tokens, logprobs in zipped:
                 # What a preempted row had before stands on the host alone.
                 before = len(row.tokens)
-                found[row.index] = Completion(
+                by_index[row.index] = Completion(
                     token_ids=(*row.tokens, *tokens[before:count]),
                     sampled_logprobs=(*row.logprobs, *logprobs[before:count]),
                     finish_reason="stop" if stopped else "length",
                 )
-        return [found[index] for index in sorted(found)]
+        return [by_index[index] for index in sorted(by_index)]

@@ -221,18 +221,18 @@ class Scheduler:
 
     def _drop_prompts(self, keep_of: Group) -> bool:
         """Release prompts that waiting groups hold, except one's; return whether any was."""
-        held = {
+        groups = {
             id(row.group): row.group
             for row in self.waiting
             if row.group.blocks and row.group is not keep_of
         }
-        if not held and keep_of.blocks:
+        if not groups and keep_of.blocks:
             # The last resort: the row computes its own prompt again.
-            held = {id(keep_of): keep_of}
-        for group in held.values():
+            groups = {id(keep_of): keep_of}
+        for group in groups.values():
             self.pool.release(group.blocks)
             group.blocks = []
-        return bool(held)
+        return bool(groups)
 
     def reserve(self, steps: int) -> list[Row]:
         """Give every running row blocks for its next `steps`; return rows that must leave for it.

@@ -181,8 +181,8 @@ class TorchSampler:
             if finished == len(rows) or position + 1 == T:
                 break
             if finished >= _COMPACT_SHARE * len(rows):
-                kept = (~done).nonzero().squeeze(1)
-                rows, chosen, cache = rows[kept], chosen[kept], cache.select(kept)
+                unfinished = (~done).nonzero().squeeze(1)
+                rows, chosen, cache = rows[unfinished], chosen[unfinished], cache.select(unfinished)
                 done = torch.zeros(len(rows), dtype=torch.bool, device=device)
             logits = decoder.step(chosen, width + position, cache)
             if not bool(torch.isfinite(logits).all()):
@@ -272,7 +272,7 @@ def sampler_of_rollouts(sampler: Sampler, arm: Arm) -> Sampler:
 def end_token_ids(policy: Policy) -> frozenset[int]:
     """Return the tokens that end a completion: of the config, generation config and tokenizer."""
     decoder: Any = policy.decoder
-    found: set[int] = set()
+    end_ids: set[int] = set()
     sources = (
         decoder.config,
         getattr(decoder, "generation_config", None),
@@ -281,5 +281,5 @@ def end_token_ids(policy: Policy) -> frozenset[int]:
     for source in sources:
         ids = getattr(source, "eos_token_id", None)
         if ids is not None:
-            found.update([ids] if isinstance(ids, int) else ids)
-    return frozenset(found)
+            end_ids.update([ids] if isinstance(ids, int) else ids)
+    return frozenset(end_ids)

@@ -291,8 +291,8 @@ def set_gains(model: torch.nn.Module, gains: dict[str, Tensor], bare: dict[str, 
     for name, gain in gains.items():
         weight = parameters.get(f"{name}.weight")
         if weight is None or weight.shape != gain.shape:
-            found = "nothing" if weight is None else f"shape {tuple(weight.shape)}"
-            raise ValueError(f"{name}.weight: the sampler's model has {found}; a gain is needed")
+            present = "nothing" if weight is None else f"shape {tuple(weight.shape)}"
+            raise ValueError(f"{name}.weight: the sampler's model has {present}; a gain is needed")
         with torch.no_grad():
             weight.copy_(gain.to(weight.device, weight.dtype))
         changed += int((weight.detach() != bare[name].to(weight.device, weight.dtype)).sum())

@@ -78,8 +78,8 @@ def analysis_plan(target: Target, tier: Tier) -> dict[str, Any]:
 
 def _without_wording(value: Any) -> Any:
     if isinstance(value, dict):
-        kept = {key: item for key, item in value.items() if key not in _WORDING}
-        return {key: _without_wording(item) for key, item in kept.items()}
+        items = {key: item for key, item in value.items() if key not in _WORDING}
+        return {key: _without_wording(item) for key, item in items.items()}
     return [_without_wording(item) for item in value] if isinstance(value, tuple) else value
 
 
@@ -143,7 +143,7 @@ class Plans:
         Those among the expectations.
     """
 
-    def __init__(self, selection: Selection, kept: Iterable[KeptPlan]) -> None:
+    def __init__(self, selection: Selection, plans: Iterable[KeptPlan]) -> None:
         self.selection = selection
         target, tier = selection.target, selection.tier
         self.needed = needs_plan(target, tier)
@@ -151,7 +151,7 @@ class Plans:
         self.present = plan_digest(target.name, tier) if self.needed else ""
         place = (target.name, tier.value)
         self.earlier = (
-            {item.digest: item for item in kept if (item.target, item.tier) == place}
+            {item.digest: item for item in plans if (item.target, item.tier) == place}
             if self.needed
             else {}
         )
@@ -201,12 +201,12 @@ class Plans:
         return tuple(json.loads(self.earlier[digest].plan)["scale"]["seeds"])
 
 
-def _is_stated(claim: Claim, kept: KeptPlan) -> bool:
+def _is_stated(claim: Claim, recorded: KeptPlan) -> bool:
     """Whether an earlier plan states a claim as it is judged today.
 
     What is said of the machinery needs no size, and Holm's correction decides it as before.
     """
-    plan = json.loads(kept.plan)
+    plan = json.loads(recorded.plan)
     today = json.loads(json.dumps(_without_wording(plain_values(claim))))
     (stated,) = [item for item in plan["claims"] if item["name"] == claim.name] or [{}]
     if claim.mechanism:
@@ -256,7 +256,7 @@ def carried_plans(
     target: Target,
     records: Iterable[Record],
     runs: Path,
-    kept: Sequence[KeptPlan],
+    earlier: Sequence[KeptPlan],
     device: str | None,
 ) -> list[KeptPlan]:
     """Return the plans that a target's records carry, each as it was first written down.
@@ -267,7 +267,7 @@ def carried_plans(
     ----------
     runs
         The folder of records; `run` wrote the plans beside them before the first of them began.
-    kept
+    earlier
         The plans among the expectations.
     device
         The kind of device that made the records.
@@ -290,11 +290,11 @@ def carried_plans(
         place = (name, Tier.PROXY.value, device or "")
         known = [
             item
-            for item in [*kept, *_written(name, digest, runs, place)]
+            for item in [*earlier, *_written(name, digest, runs, place)]
             if (item.target, item.tier, item.device) == place and item.digest == digest
         ]
         if not known and name == target.name and digest == plan_digest(name, Tier.PROXY):
-            known = [_kept(json.loads(plan_text_of(readers[name], Tier.PROXY)), place)]
+            known = [_plan_of(json.loads(plan_text_of(readers[name], Tier.PROXY)), place)]
         plans += [min(known, key=lambda item: item.time)] if known else []
     return plans
 
@@ -304,10 +304,10 @@ def _written(name: str, digest: str, runs: Path, place: tuple[str, str, str]) ->
     path = _plan_path(name, Tier.PROXY, digest, runs)
     if not path.is_file():
         return []
-    return [_kept(json.loads(path.read_text(encoding="utf-8")), place)]
+    return [_plan_of(json.loads(path.read_text(encoding="utf-8")), place)]
 
 
-def _kept(written: dict[str, Any], place: tuple[str, str, str]) -> KeptPlan:
+def _plan_of(written: dict[str, Any], place: tuple[str, str, str]) -> KeptPlan:
     target, tier, device = place
     return KeptPlan(
         target=target,

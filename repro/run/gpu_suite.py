@@ -150,10 +150,10 @@ class Parts:
             Given the names that are left; returns how the start ended as a whole, and how each
             part did that it can tell apart.
         """
-        kept = [Outcome(**self._green[name]["outcome"]) for name in names if self._is_kept(name)]
-        left = [name for name in names if not self._is_kept(name)]
-        if kept:
-            by_earlier = sum(kept[1:], start=kept[0])
+        reused = [Outcome(**self._green[name]["outcome"]) for name in names if self._is_green(name)]
+        left = [name for name in names if not self._is_green(name)]
+        if reused:
+            by_earlier = sum(reused[1:], start=reused[0])
             print(f"{title}: {by_earlier}, by an earlier start", flush=True)  # noqa: T201
             if not left:
                 return by_earlier
@@ -165,9 +165,9 @@ class Parts:
                 if outcome.green
             }
             replace_text(self._path, json.dumps(self._green, indent=1) + "\n")
-        return sum(kept, start=whole)
+        return sum(reused, start=whole)
 
-    def _is_kept(self, name: str) -> bool:
+    def _is_green(self, name: str) -> bool:
         return name in self._green and self._green[name]["state"] == self._state(name)
 
     def _state(self, name: str) -> str:

@@ -162,10 +162,10 @@ class WorkerPool:
             worker.process.kill()
 
     def _start(self, device: str | None) -> _Worker:
-        ours, theirs = self._context.Pipe()
+        pool_end, worker_end = self._context.Pipe()
         process = self._context.Process(
             target=work,
-            args=(theirs, self._log, self._threads, device, *self._work),
+            args=(worker_end, self._log, self._threads, device, *self._work),
             name="repro-worker",
             daemon=False,
         )
@@ -175,8 +175,8 @@ class WorkerPool:
             process.start()
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
-        theirs.close()
-        return _Worker(process=process, pipe=ours, device=device)
+        worker_end.close()
+        return _Worker(process=process, pipe=pool_end, device=device)
 
     def _feed(self, worker: _Worker, waiting: deque[Task]) -> Iterator[Event]:
         """Give a worker the first task that no other start is at; let it end where none is left.

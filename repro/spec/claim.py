@@ -218,12 +218,12 @@ class Claim:
         require_choice(f"{where}: kind", self.kind, ClaimKind)
         require_choice(f"{where}: paired_by", self.paired_by, Pairing)
         count = _ARMS_OF_KIND[self.kind]
-        found = len(self.arms)
+        arm_count = len(self.arms)
         require(
-            found == count if count is not None else found >= 2,
-            f"{where}: kind {self.kind} relates {count or 'two or more'} arms; found {found}",
+            arm_count == count if count is not None else arm_count >= 2,
+            f"{where}: kind {self.kind} relates {count or 'two or more'} arms; found {arm_count}",
         )
-        require(len(set(self.arms)) == found, f"{where}: an arm is named twice in {self.arms}")
+        require(len(set(self.arms)) == arm_count, f"{where}: an arm is named twice in {self.arms}")
         needs_margin = self.kind in _KINDS_WITH_MARGIN
         require(
             (self.margin is not None) == needs_margin,

@@ -444,8 +444,8 @@ class RunConfig:
 
     def resolved(self) -> dict[str, Any]:
         """Return the whole configuration as plain JSON values, sorted by the writer."""
-        found: dict[str, Any] = plain_values(self)
-        return found
+        values: dict[str, Any] = plain_values(self)
+        return values
 
     def digest(self) -> str:
         """Return the SHA-256 hex digest of the resolved configuration, the seed included."""

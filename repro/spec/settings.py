@@ -55,11 +55,13 @@ def read_settings(path: Path) -> dict[str, Any]:
     require(path.suffix in (".toml", ".json"), f"--config {path}: needs a .toml or .json file")
     try:
         text = path.read_text(encoding="utf-8")
-        found = tomllib.loads(text) if path.suffix == ".toml" else json.loads(text)
+        content = tomllib.loads(text) if path.suffix == ".toml" else json.loads(text)
     except (OSError, ValueError) as error:
         raise ValueError(f"--config {path}: {error}") from error
-    require(isinstance(found, dict), f"--config {path}: needs keys and values; found {found!r:.40}")
-    return dict(found)
+    require(
+        isinstance(content, dict), f"--config {path}: needs keys and values; found {content!r:.40}"
+    )
+    return dict(content)
 
 
 def settings_text(scale: Any) -> str:
@@ -69,11 +71,11 @@ def settings_text(scale: Any) -> str:
 
 def merged(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, Any]:
     """Return nested values of both; where both have one, the second's."""
-    found = dict(first)
+    result = dict(first)
     for key, value in second.items():
-        both = isinstance(value, Mapping) and isinstance(found.get(key), Mapping)
-        found[key] = merged(found[key], value) if both else value
-    return found
+        both = isinstance(value, Mapping) and isinstance(result.get(key), Mapping)
+        result[key] = merged(result[key], value) if both else value
+    return result
 
 
 def with_settings(value: T, settings: Mapping[str, Any], where: str = "") -> T:

@@ -124,14 +124,14 @@ def parse_tier(name: str) -> Tier:
 
 
 def _missing_device(capability: tuple[int, int], memory_bytes: int) -> str | None:
-    wanted = f"needs a CUDA device of compute capability {capability[0]}.{capability[1]} or newer"
+    need = f"needs a CUDA device of compute capability {capability[0]}.{capability[1]} or newer"
     devices = cuda_devices()
     if not devices:
-        return f"{wanted}; found none"
+        return f"{need}; found none"
     newest = max(devices, key=lambda device: (device.capability, device.memory_bytes))
     if newest.capability < capability:
         major, minor = newest.capability
-        return f"{wanted}; found {newest.name} with {major}.{minor}"
+        return f"{need}; found {newest.name} with {major}.{minor}"
     if newest.memory_bytes < memory_bytes:
         return (
             f"needs {memory_bytes / GIB:.0f} GiB of device memory; {newest.name} has "

@@ -172,13 +172,13 @@ def _differences(before: Any, after: Any) -> dict[str, Any]:
 
 def _leaves(values: Mapping[str, Any], where: str = "") -> dict[str, Any]:
     """Return nested values by dotted key, as JSON keeps them."""
-    found: dict[str, Any] = {}
+    leaves: dict[str, Any] = {}
     for key, value in values.items():
         if isinstance(value, Mapping):
-            found |= _leaves(value, f"{where}{key}.")
+            leaves |= _leaves(value, f"{where}{key}.")
         else:
-            found[f"{where}{key}"] = json.loads(json.dumps(value))
-    return found
+            leaves[f"{where}{key}"] = json.loads(json.dumps(value))
+    return leaves
 
 
 def _slug(text: str) -> str:

@@ -29,10 +29,10 @@ _WHOLE = ("step", "rollout", "speedup", "rollout_ratio")
 
 def step_metrics(points: Iterable[StepPoint], *, ratios: bool) -> tuple[Metric, ...]:
     """Return the metrics of some points; with `ratios`, also those against the baseline."""
-    found = []
+    metrics = []
     for point in points:
         where = point.name
-        found += [
+        metrics += [
             Metric(
                 name=f"{name}_seconds_{where}",
                 unit="seconds",
@@ -43,14 +43,14 @@ def step_metrics(points: Iterable[StepPoint], *, ratios: bool) -> tuple[Metric, 
             if _is_measured(name, point)
         ]
         if point.whole:
-            found.append(
+            metrics.append(
                 Metric(
                     name=f"tokens_per_second_{where}",
                     unit="tokens per second",
                     title=f"rollout throughput, {where}",
                 )
             )
-        found += [
+        metrics += [
             Metric(name=f"peak_bytes_{where}", unit="bytes", title=f"peak memory, {where}"),
             Metric(
                 name=f"predicted_bytes_{where}",
@@ -65,12 +65,12 @@ def step_metrics(points: Iterable[StepPoint], *, ratios: bool) -> tuple[Metric, 
                 better="lower",
             ),
         ]
-        found += [
+        metrics += [
             Metric(name=f"{name}_{where}", unit="ratio", title=f"{title}, {where}", better="higher")
             for name, title in _RATIOS.items()
             if ratios and _is_measured(name, point)
         ]
-    return tuple(found)
+    return tuple(metrics)
 
 
 def _is_measured(name: str, point: StepPoint) -> bool:

@@ -11,8 +11,8 @@ from repro.evidence.record import Record
 def exploration(record: Record) -> Iterator[str]:
     """Yield why rollouts did not explore as the arm asks, or did where it asks for nothing."""
     # Not every arm of a record is an `Arm`; those that are not have none.
-    wanted, done = record.config["arm"].get("exploration"), record.effects.get("exploration")
-    if not wanted:
+    planned, done = record.config["arm"].get("exploration"), record.effects.get("exploration")
+    if not planned:
         if done:
             yield f"an arm without exploration explored: {done}"
         return

@@ -39,10 +39,10 @@ def noise(record: Record) -> list[str]:
             "really perturbed"
         ]
     low, high = SIGMA_RATIO
-    for step, (wanted, drawn) in enumerate(zip(asked, realised, strict=True)):
-        if wanted and not low <= drawn / wanted <= high:
+    for step, (planned, drawn) in enumerate(zip(asked, realised, strict=True)):
+        if planned and not low <= drawn / planned <= high:
             return [
-                f"step {step}: added noise had a deviation of {drawn:.3g}; asked for {wanted:.3g}"
+                f"step {step}: added noise had a deviation of {drawn:.3g}; asked for {planned:.3g}"
             ]
     return []
 

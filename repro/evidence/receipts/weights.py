@@ -18,40 +18,42 @@ PROJECTIONS = 7
 
 def weights(record: Record) -> list[str]:
     """Return why the projections were not of the arm's format."""
-    wanted = record.config["arm"]["weight_format"]
+    weight_format = record.config["arm"]["weight_format"]
     linears = record.effects.get("linears")
     if not isinstance(linears, Mapping) or not linears:
         return ["effects.linears is missing: nothing shows which format the projections had"]
-    others = {name: count for name, count in linears.items() if name != wanted and count}
+    others = {name: count for name, count in linears.items() if name != weight_format and count}
     faults = []
-    if not linears.get(wanted):
-        faults.append(f"no projection was {wanted}; found {dict(linears)}")
+    if not linears.get(weight_format):
+        faults.append(f"no projection was {weight_format}; found {dict(linears)}")
     elif others:
-        faults.append(f"some projections were not {wanted}: {others}")
+        faults.append(f"some projections were not {weight_format}: {others}")
     error = record.effects.get("relative_weight_error_mean")
     low, high = WEIGHT_ERROR
-    if wanted != "bf16" and error is not None and not low <= error <= high:
+    if weight_format != "bf16" and error is not None and not low <= error <= high:
         faults.append(
-            f"weights called {wanted} differ from the originals by {error:.3g} of their size; "
-            f"a 4-bit format gives {low} to {high}"
+            f"weights called {weight_format} differ from the originals by {error:.3g} of their "
+            f"size; a 4-bit format gives {low} to {high}"
         )
     return faults
 
 
 def weight_noise(record: Record) -> list[str]:
     """Return why the weights did not carry the noise that stands for a format's rounding."""
-    wanted = record.config["arm"].get("weight_noise")
+    planned = record.config["arm"].get("weight_noise")
     done = record.effects.get("weight_noise")
-    if not wanted:
+    if not planned:
         return [f"an arm without weight noise carries it: {done}"] if done else []
     if not isinstance(done, Mapping) or not done.get("projections"):
         return ["effects.weight_noise is missing: nothing shows that the weights carried noise"]
-    if done.get("matched_to") != wanted["matched_to"]:
-        return [f"weight noise was matched to {done.get('matched_to')}, not {wanted['matched_to']}"]
+    if done.get("matched_to") != planned["matched_to"]:
+        return [
+            f"weight noise was matched to {done.get('matched_to')}, not {planned['matched_to']}"
+        ]
     there, here = done.get("kl_format") or 0.0, done.get("kl_noise") or 0.0
     if not there or abs(here / there - 1) > KL_RATIO_MOST:
         return [
-            f"weight noise of KL {here:.3g} stands for {wanted['matched_to']}, whose rounding has "
+            f"weight noise of KL {here:.3g} stands for {planned['matched_to']}, whose rounding has "
             f"{there:.3g}"
         ]
     return []
@@ -59,11 +61,11 @@ def weight_noise(record: Record) -> list[str]:
 
 def rounding(record: Record) -> Iterator[str]:
     """Yield where the weights lack the arm's rounding, or the channels the run's order."""
-    wanted, done = record.config["arm"].get("rounding"), record.effects.get("rounding")
-    asked = {key: (wanted or {}).get(key) for key in ("format", "factor")}
+    planned, done = record.config["arm"].get("rounding"), record.effects.get("rounding")
+    asked = {key: (planned or {}).get(key) for key in ("format", "factor")}
     shown = {key: (done or {}).get(key) for key in asked}
     if asked != shown:
-        yield f"effects.rounding is {done}; the arm has {wanted}"
+        yield f"effects.rounding is {done}; the arm has {planned}"
     elif done and done["projections"] != record.effects["linears"].get("bf16"):
         yield f"effects.rounding has {done['projections']} projections; bf16 ones are more"
     elif done and not 0 < done["relative_change_mean"] <= max(1, done["factor"]):

@@ -80,8 +80,8 @@ class StackedPolicies:
         self.optimizer = StackedAdamW(self.masters, self.scale.optimizer)
         self.groups_at_once = groups_at_once
         # Copied before a checkpoint is loaded: the reference is the policy before training.
-        kept = any(keeps_start(run) for run in runs)
-        self.reference = self.masters.values.clone() if kept else None
+        needs_start = any(keeps_start(run) for run in runs)
+        self.reference = self.masters.values.clone() if needs_start else None
         # Drawn once per step, for its rollout and its update.
         self._drawn: tuple[int, AddedNoise] | None = None
         self._on_passes: Tensor | None = None
