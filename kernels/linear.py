@@ -51,7 +51,7 @@ def packed_linear(
     """
     N, K = weight.shape
     _check(x, weight, bias)
-    flat = _aligned(x.reshape(-1, K))
+    flat = _aligned(x.reshape(-1, K))  # (M, K)
     M = flat.shape[0]
     if out is None:
         out = torch.empty(M, N, dtype=x.dtype, device=x.device)
@@ -156,7 +156,7 @@ def add_adapter(x: Tensor, adapter: Adapter | None, out: Tensor) -> None:
     if adapter is None:
         return
     rank = adapter.b.shape[1]
-    z = functional.linear(x, adapter.a)
+    z = functional.linear(x, adapter.a)  # (M, projections * rank)
     starts = (0, *adapter.ends)
     ends = (*adapter.ends, out.shape[1])
     for i, (start, end) in enumerate(zip(starts, ends, strict=True)):

@@ -36,13 +36,13 @@ def _gradients(
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None]:
     """Return the gradients of x, bias, A and B, None where none is wanted."""
     grad = grad.contiguous()
-    rows = grad.view(-1, grad.shape[-1])
+    rows = grad.view(-1, grad.shape[-1])  # (M, N)
     grad_x = grad_input(grad, weight) if needed[0] else None
     grad_bias = rows.sum(0) if needed[1] else None
     grad_a = grad_b = None
     if x is not None and a is not None and b is not None:
-        x_rows = x.reshape(-1, x.shape[-1])
-        through = rows @ b
+        x_rows = x.reshape(-1, x.shape[-1])  # (M, K)
+        through = rows @ b  # (M, R)
         if grad_x is not None:
             flat = grad_x.view(-1, grad_x.shape[-1])
             grad_x = torch.addmm(flat, through, a, alpha=scaling).view(grad_x.shape)

@@ -94,6 +94,7 @@ def _dense_step(arguments: Arguments) -> Dense:
 
 def _side_by_side(caches: tuple[Tensor, ...], table: Tensor) -> list[Tensor]:
     """Return caches as (rows, heads, positions, D)."""
+    # (rows, positions, heads, D) each
     taken = [cache[table.long()].flatten(1, 2) for cache in caches]
     return [part.transpose(1, 2).contiguous() for part in taken]
 

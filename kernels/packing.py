@@ -108,7 +108,7 @@ def _scatter_tables(device: torch.device) -> Tensor:
     for source, target in ((15, 3), (8, 1), (7, 0), (6, 4)):
         for at in (0, 16):
             gathered |= ((pair >> (source + at)) & 1) << (target + at)
-    tables = torch.stack((pair, rotate_left(pair, 3), rotate_left(pair, 6), gathered))
+    tables = torch.stack((pair, rotate_left(pair, 3), rotate_left(pair, 6), gathered))  # (4, 256)
     return torch.where(tables >= 1 << 31, tables - (1 << 32), tables).to(torch.int32).to(device)
 
 
@@ -172,9 +172,10 @@ def pack(weight: QuantizedWeight) -> PackedWeight:
     else:
         scales, gain, lost = _scale_bytes(weight)
         if bool(lost.any()):
-            index = lost.view(-1).nonzero().squeeze(1)
+            index = lost.view(-1).nonzero().squeeze(1)  # (lost blocks,)
             block_bytes = weight.block // 2
             extras["lost_blocks"] = index
+            # (lost blocks, bytes of a block)
             extras["lost_codes"] = codes.view(-1, block_bytes)[index]
             extras["lost_scales"] = weight.block_scales.view(torch.uint8).view(-1)[index]
             codes = codes.clone()
@@ -209,12 +210,13 @@ def unpack(packed: PackedWeight) -> QuantizedWeight:
         bytes_ = [_gather_byte(words, i) for i in range(4)]
     # (half, tile, column, chunk, g, t, low or high eight, j), then as the matrix has it
     pairs = torch.stack((torch.stack(bytes_[0::2], -2), torch.stack(bytes_[1::2], -2)), 0)
-    pairs = pairs.permute(1, 0, 4, 2, 3, 5, 6, 7)
+    pairs = pairs.permute(1, 0, 4, 2, 3, 5, 6, 7)  # tile, half, g, column, chunk, t, eight, j
     codes = pairs.reshape(tiles * PACK_ROWS, columns * PACK_COLUMNS // 2)[:N, : K // 2]
     codes = codes.contiguous()
     if packed.format == "nf4":
         return _unpack_nf4(packed, codes)
     stored = packed.packs[:, :, 2048:].reshape(tiles, columns, 8, 4, 4, 2)  # g, t, chunk, half
+    # (tile, half, g) are rows, (column, chunk, t) blocks of 16
     stored = stored.permute(0, 5, 2, 1, 4, 3).reshape(tiles * PACK_ROWS, columns * 16)
     stored = stored[:N, : K // 16].contiguous()
     extras = packed.extras
@@ -263,8 +265,10 @@ def _pack_scales(scales: Tensor, tiles: int, columns: int, format: str) -> Tenso
     )
     padded[: scales.shape[0], : scales.shape[1]] = scales
     if format == "nf4":
+        # (tile, column, row, block of 64)
         by_row = padded.view(tiles, PACK_ROWS, columns, 4).permute(0, 2, 1, 3).contiguous()
         return by_row.view(tiles, columns, -1).view(torch.uint8)
+    # tile, half, g, column, chunk, t to tile, column, g, t, chunk, half
     by_lane = padded.view(tiles, 2, 8, columns, 4, 4).permute(0, 3, 2, 5, 4, 1)
     return by_lane.reshape(tiles, columns, 256)
 
@@ -317,6 +321,7 @@ def _unpack_nf4(packed: PackedWeight, codes: Tensor) -> QuantizedWeight:
     if nested:
         return QuantizedWeight(format="nf4", codes=codes, **nested)
     absmax = packed.packs[:, :, 2048:].contiguous().view(torch.float32)
+    # (tile, row, column, block of 64)
     absmax = absmax.view(tiles, columns, PACK_ROWS, 4).permute(0, 2, 1, 3)
     absmax = absmax.reshape(tiles * PACK_ROWS, columns * 4)[:N, : K // 64].contiguous()
     return QuantizedWeight(format="nf4", codes=codes, block_scales=absmax)

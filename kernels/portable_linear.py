@@ -290,7 +290,7 @@ def _launch(
     cut = (weight.block // 16, kind, splits)
     options = {"num_warps": shape.warps, "num_stages": shape.stages}
     if M == 1:
-        turned = x.reshape(groups, 16).t().contiguous()
+        turned = x.reshape(groups, 16).t().contiguous()  # (16, groups): place within a block first
         _one_kernel[(row_blocks, splits)](
             turned, *arguments, groups, *cut, shape.block_n, shape.blocks, bias is not None,
             **options,

@@ -210,7 +210,7 @@ def rotary(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tens
         Rotated q and k, in their own types.
     """
     _check_columns("cos", cos, q.shape[-1])
-    cos, sin = cos.unsqueeze(-2), sin.unsqueeze(-2)
+    cos, sin = cos.unsqueeze(-2), sin.unsqueeze(-2)  # (..., 1, D) each
     return _rotate(q, cos, sin), _rotate(k, cos, sin)
 
 

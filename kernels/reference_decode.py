@@ -70,11 +70,12 @@ def decode_attention(
     blocks = block_table.long().clamp(0, num_blocks - 1)
     cached = torch.arange(positions, device=q.device) < lengths.unsqueeze(1)  # (B, S)
     missing = ~cached.view(B, 1, 1, positions)
+    # (B, blocks, block_size, Hkv, D) -> (B, S, Hkv, D)
     keys = key_cache[blocks].view(B, positions, Hkv, D).float()
     values = value_cache[blocks].view(B, positions, Hkv, D).float()
     # Memory past a row's end may hold NaN, and NaN times a weight of zero is NaN.
     values = values.masked_fill(~cached.view(B, positions, 1, 1), 0.0)
-    heads = q.float().view(B, Hkv, Hq // Hkv, D) * scale
+    heads = q.float().view(B, Hkv, Hq // Hkv, D) * scale  # g: key heads, r: query heads of each
     scores = torch.einsum("bgrd,bsgd->bgrs", heads, keys).masked_fill(missing, -math.inf)
     weights = torch.softmax(scores, dim=-1).masked_fill(missing, 0.0)
     return torch.einsum("bgrs,bsgd->bgrd", weights, values).reshape(B, Hq, D).to(q.dtype)
@@ -134,7 +135,7 @@ def sample_tokens(
     logprobs = torch.log_softmax(z, dim=-1)
     # float64: a float32 running sum over 150 000 tokens is off by more than rare tokens weigh.
     cumulative = logprobs.double().exp().cumsum(dim=-1)
-    threshold = uniforms.double().unsqueeze(1) * cumulative[:, -1:]
+    threshold = uniforms.double().unsqueeze(1) * cumulative[:, -1:]  # (B, 1)
     ids = torch.searchsorted(cumulative, threshold, right=True)
     # Only a uniform of 1 passes the end; it gets the last token that has any probability.
     last = torch.searchsorted(cumulative, cumulative[:, -1:].contiguous(), right=False)

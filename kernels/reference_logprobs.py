@@ -120,7 +120,7 @@ class _TokenLogprobs(torch.autograd.Function):
             part = slice(at, at + rows)
             z = _logits(hidden[part], weight, bias, temperature)
             peak[part] = z.amax(-1)
-            weights = z.sub_(peak[part].unsqueeze(1)).exp()
+            weights = z.sub_(peak[part].unsqueeze(1)).exp()  # (rows, V)
             total = weights.sum(-1)
             log_total[part] = total.log()
             logp = z.sub_(log_total[part].unsqueeze(1))

@@ -190,7 +190,7 @@ def decoded_block_scales(weight: QuantizedWeight) -> Tensor:
     if weight.nested_absmax is None:
         return scales
     assert weight.nested_offset is not None
-    values = dynamic_codebook(weight.device)[scales.flatten().int()]
+    values = dynamic_codebook(weight.device)[scales.flatten().int()]  # (N K / block,)
     level = weight.nested_absmax.repeat_interleave(NESTED_BLOCK)[: len(values)]
     return (values * level + weight.nested_offset).view(scales.shape)
 
@@ -223,7 +223,7 @@ def _block_amax(weight: Tensor, spec: Format) -> Tensor:
     N, K = weight.shape
     amax = torch.empty(N, K // spec.block, dtype=torch.float32, device=weight.device)
     for rows, chunk in _chunks(weight.detach()):
-        amax[rows] = chunk.view(len(chunk), -1, spec.block).abs().amax(-1)
+        amax[rows] = chunk.view(len(chunk), -1, spec.block).abs().amax(-1)  # (rows, K / block)
     finite = torch.isfinite(amax)
     if not bool(finite.all()):
         row, block = (int(i) for i in (~finite).nonzero()[0])
@@ -266,6 +266,7 @@ def _quantize_nvfp4(
     steps = decoded / g
     codes = torch.empty(weight.shape[0], weight.shape[1] // 2, dtype=torch.uint8, device=g.device)
     for rows, chunk in _chunks(weight):
+        # By block: (rows, K / block, block)
         scaled = chunk.view(len(chunk), -1, spec.block) / steps[rows].unsqueeze(-1)
         # compressed-tensors gives -0.0 the code 0, but a negative that rounds to zero the code 8.
         codes[rows] = pack_codes(_e2m1_codes(scaled, scaled < 0).view(chunk.shape))
@@ -287,6 +288,7 @@ def _quantize_mxfp4(weight: Tensor, spec: Format, block_amax: Tensor) -> Quantiz
         weight.shape[0], weight.shape[1] // 2, dtype=torch.uint8, device=weight.device
     )
     for rows, chunk in _chunks(weight):
+        # By block: (rows, K / block, block)
         scaled = chunk.view(len(chunk), -1, spec.block) / steps[rows].unsqueeze(-1)
         codes[rows] = pack_codes(_e2m1_codes(scaled, torch.signbit(chunk)).view(chunk.shape))
     return QuantizedWeight(format="mxfp4", codes=codes, block_scales=exponents)
@@ -332,6 +334,7 @@ def _quantize_nf4(
         weight.shape[0], weight.shape[1] // 2, dtype=torch.uint8, device=weight.device
     )
     for rows, chunk in _chunks(weight):
+        # By block: (rows, K / block, block)
         scaled = chunk.view(len(chunk), -1, spec.block) * inverse[rows].unsqueeze(-1)
         nearest = torch.bucketize(scaled, bounds, out_int32=True).to(torch.uint8)
         codes[rows] = pack_codes(nearest.view(chunk.shape))
@@ -350,8 +353,9 @@ def _quantize_nf4(
 def _nest(absmax: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Quantise block scales to 8 bits: (codes, scales of the second level, offset)."""
     offset = absmax.flatten().mean()
-    flat = (absmax - offset).flatten()
+    flat = (absmax - offset).flatten()  # (N K / block,)
     padding = -len(flat) % NESTED_BLOCK
+    # (second-level scales, NESTED_BLOCK)
     blocks = torch.nn.functional.pad(flat, (0, padding)).view(-1, NESTED_BLOCK)
     scale = blocks.abs().amax(-1)
     scaled = (blocks * (1.0 / scale.clamp(min=1e-38)).unsqueeze(-1)).clamp(-1.0, 1.0)
@@ -366,6 +370,6 @@ def _dequantize_rows(weight: QuantizedWeight, codes: Tensor, scales: Tensor) -> 
     """Look each byte up as a pair of values and scale in place; (rows, K) float32."""
     # A pair of float32 as one int64: a single gather of 8-byte elements.
     pairs = byte_table(weight.format, weight.device).view(torch.int64).flatten()
-    values = pairs.index_select(0, codes.reshape(-1).int()).view(torch.float32)
+    values = pairs.index_select(0, codes.reshape(-1).int()).view(torch.float32)  # (rows K,)
     values.view(*scales.shape, weight.block).mul_(scales.unsqueeze(-1))
     return values.view(codes.shape[0], -1)

@@ -80,7 +80,7 @@ def norm_heads(
     q, k, v = heads.split([query_heads, keys, keys], dim=1)
     q = reference.rms_norm(q, q_gain, eps).to(qkv.dtype)
     k = reference.rms_norm(k, k_gain, eps).to(qkv.dtype)
-    return torch.cat((q, k, v), dim=1).flatten(1)
+    return torch.cat((q, k, v), dim=1).flatten(1)  # (M, (Hq + 2 Hkv) D)
 
 
 def rotary_write(
@@ -118,6 +118,7 @@ def rotary_write(
     q, k = reference.rotary(q, k, cos[at], sin[at])
     written = slots >= 0
     where = slots[written].long()
+    # By slot: (blocks * block_size, Hkv, D)
     key_cache.view(-1, keys, D)[where] = k[written].to(key_cache.dtype)
     value_cache.view(-1, keys, D)[where] = v[written].to(value_cache.dtype)
     return q
@@ -162,7 +163,7 @@ def attend_step(
     """
     block_size = key_cache.shape[1]
     at = positions.clamp(min=0).long()
-    blocks = table.gather(1, (at // block_size).unsqueeze(1)).squeeze(1).long()
+    blocks = table.gather(1, (at // block_size).unsqueeze(1)).squeeze(1).long()  # (M,)
     slots = torch.where(positions >= 0, blocks * block_size + at % block_size, -1)
     qkv = norm_heads(qkv, query_heads, q_gain, k_gain, eps)
     queries = rotary_write(
@@ -211,9 +212,9 @@ def prefill_attention(
             cache[blocks].view(-1, keys, D)[:end].to(q.dtype).repeat_interleave(repeats, dim=1)
             for cache in (key_cache, value_cache)
         )  # (end, Hq, D)
-        mask = torch.arange(end) <= torch.arange(position, end).unsqueeze(1)
+        mask = torch.arange(end) <= torch.arange(position, end).unsqueeze(1)  # (count, end)
         attended = functional.scaled_dot_product_attention(
-            q[first : first + count].transpose(0, 1),
+            q[first : first + count].transpose(0, 1),  # (Hq, count, D)
             k.transpose(0, 1),
             v.transpose(0, 1),
             attn_mask=mask.to(q.device),

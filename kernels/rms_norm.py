@@ -90,7 +90,7 @@ def _forward(x: Tensor, gain: Tensor, eps: float, noise: Tensor | None) -> tuple
 class _RMSNorm(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, gain: Tensor, eps: float, noise: Tensor | None) -> Tensor:
-        flat = x.reshape(-1, x.shape[-1])
+        flat = x.reshape(-1, x.shape[-1])  # (rows, H)
         y, rstd = _forward(flat, gain, eps, noise)
         ctx.save_for_backward(flat, gain, noise, rstd)
         return y.view(x.shape)

@@ -52,7 +52,7 @@ def _grid(rows: int, I: int) -> tuple[tuple[int, int], int]:
 class _SwiGLU(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, gate_up: Tensor) -> Tensor:
-        flat = gate_up.reshape(-1, gate_up.shape[-1]).contiguous()
+        flat = gate_up.reshape(-1, gate_up.shape[-1]).contiguous()  # (rows, 2 I)
         rows, I = flat.shape[0], flat.shape[1] // 2
         y = torch.empty(rows, I, dtype=flat.dtype, device=flat.device)
         grid, block = _grid(rows, I)

@@ -96,10 +96,11 @@ class PermutedSource(SourceAround):
         )
 
     def _value_rows(self, layer: str) -> Tensor:
-        starts = self._width * torch.arange(self._values)[:, None]
-        return (starts + self._within_heads(layer)).flatten()
+        starts = self._width * torch.arange(self._values)[:, None]  # (key-value heads, 1)
+        return (starts + self._within_heads(layer)).flatten()  # (key-value heads * width,)
 
     def _value_columns(self, layer: str) -> Tensor:
         group = self._heads // self._values
-        starts = self._width * torch.arange(self._heads)[:, None]
+        starts = self._width * torch.arange(self._heads)[:, None]  # (query heads, 1)
+        # (query heads * width,)
         return (starts + self._within_heads(layer).repeat_interleave(group, dim=0)).flatten()

@@ -107,4 +107,4 @@ def round_to_integers(weight: Tensor, levels: int) -> Tensor:
     blocks = weight.unflatten(-1, (-1, _BLOCK))  # (N, K / 32, 32)
     scale = blocks.abs().amax(dim=-1, keepdim=True) / levels
     integers = (blocks / scale.clamp_min(torch.finfo(torch.float32).tiny)).round()
-    return (integers * scale).flatten(-2)
+    return (integers * scale).flatten(-2)  # (N, K / 32, 32) -> (N, K)

@@ -73,7 +73,8 @@ class Part:
 
     def weights(self, prompt_weight: float) -> npt.NDArray[np.float32]:
         """Return the loss weight of predicting token t + 1 from token t, (B, T - 1), float32."""
-        target = np.arange(1, self.ids.shape[1])[None, :]
+        target = np.arange(1, self.ids.shape[1])[None, :]  # (1, T - 1)
+        # By predicted token: (B, T - 1)
         weights = np.where(target < self.prompts[:, None], np.float32(prompt_weight), 1.0)
         return np.where(target < self.lengths[:, None], weights, 0.0).astype(np.float32)
 

@@ -38,8 +38,8 @@ def mean_loss(model: Any, part: Part) -> Tensor:
     """Return the mean next-token loss of documents, (), float32, nats, by transformers' pass."""
     ids = torch.from_numpy(part.ids).long().to(model.device)
     lengths = torch.from_numpy(part.lengths).to(model.device)
-    logits = model(input_ids=ids, use_cache=False).logits[:, :-1]
-    padding = torch.arange(1, ids.shape[1], device=ids.device) >= lengths[:, None]
+    logits = model(input_ids=ids, use_cache=False).logits[:, :-1]  # (B, T - 1, V)
+    padding = torch.arange(1, ids.shape[1], device=ids.device) >= lengths[:, None]  # (B, T - 1)
     targets = ids[:, 1:].masked_fill(padding, _IGNORED)
     return functional.cross_entropy(
         logits.flatten(0, 1).float(), targets.flatten(), ignore_index=_IGNORED
@@ -49,8 +49,9 @@ def mean_loss(model: Any, part: Part) -> Tensor:
 def logits_of(model: Any, ids: Tensor, dtype: torch.dtype) -> Tensor:
     """Return next-token logits, (B, T, V), `dtype`, of right-padded ids, (B, T), int64."""
     inner, config = model.model, model.config
-    positions = torch.arange(ids.shape[1], device=ids.device)[None]
+    positions = torch.arange(ids.shape[1], device=ids.device)[None]  # (1, T)
     hidden = functional.embedding(ids, inner.embed_tokens.weight).to(dtype)
+    # (1, 1, T, D) each
     cos, sin = (part.to(dtype)[:, None] for part in inner.rotary_emb(hidden, positions))
     for layer in inner.layers:
         normed = _norm(hidden, layer.input_layernorm, config)
@@ -99,7 +100,8 @@ def weighted_loss(
     alternatives
         None where every position's target is the token that stands there.
     """
-    logits = logits_of(model, ids, dtype)[:, :-1].flatten(0, 1).float()
+    logits = logits_of(model, ids, dtype)[:, :-1].flatten(0, 1).float()  # (B (T - 1), V)
+    # By predicted token: (B (T - 1),)
     losses = functional.cross_entropy(logits, ids[:, 1:].flatten(), reduction="none")
     if alternatives is not None:
         other = functional.cross_entropy(logits, alternatives.ids.flatten(), reduction="none")
@@ -114,7 +116,7 @@ def _norm(hidden: Tensor, norm: Any, config: Any) -> Tensor:
 
 def _joined(hidden: Tensor, *linears: Any) -> Tensor:
     """Return the outputs of several linear layers on one input, side by side."""
-    weight = torch.cat([linear.weight for linear in linears]).to(hidden.dtype)
+    weight = torch.cat([linear.weight for linear in linears]).to(hidden.dtype)  # (N1 + N2 + ..., H)
     biases = [linear.bias for linear in linears if linear.bias is not None]
     bias = torch.cat(biases).to(hidden.dtype) if biases else None
     return functional.linear(hidden, weight, bias)
@@ -124,12 +126,13 @@ def _attention(attention: Any, normed: Tensor, cos: Tensor, sin: Tensor, config:
     B, T, _ = normed.shape
     heads, shared = config.num_attention_heads, config.num_key_value_heads
     joined = _joined(normed, attention.q_proj, attention.k_proj, attention.v_proj)
+    # (B, heads + 2 shared, T, D)
     joined = joined.view(B, T, heads + 2 * shared, -1).transpose(1, 2)
     queries, keys, values = joined.split((heads, shared, shared), dim=1)
     queries, keys = _rotated(queries, cos, sin), _rotated(keys, cos, sin)
-    keys, values = (repeat_kv(part, heads // shared) for part in (keys, values))
+    keys, values = (repeat_kv(part, heads // shared) for part in (keys, values))  # (B, heads, T, D)
     mixed = functional.scaled_dot_product_attention(queries, keys, values, is_causal=True)
-    mixed = mixed.transpose(1, 2).reshape(B, T, -1)
+    mixed = mixed.transpose(1, 2).reshape(B, T, -1)  # (B, T, heads D)
     return functional.linear(mixed, attention.o_proj.weight.to(normed.dtype))
 
 
@@ -140,5 +143,5 @@ def _rotated(heads: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 def _feed_forward(mlp: Any, normed: Tensor) -> Tensor:
-    gate, up = _joined(normed, mlp.gate_proj, mlp.up_proj).chunk(2, dim=-1)
+    gate, up = _joined(normed, mlp.gate_proj, mlp.up_proj).chunk(2, dim=-1)  # (B, T, inner) each
     return functional.linear(functional.silu(gate) * up, mlp.down_proj.weight.to(normed.dtype))

@@ -64,7 +64,7 @@ def sum_gradients(parameters: dict[str, nn.Parameter]) -> None:
             parameter.grad = torch.zeros_like(parameter)
         by_dtype.setdefault(parameter.grad.dtype, []).append(parameter)
     for members in by_dtype.values():
-        flat = torch.cat([_gradient(member).flatten() for member in members])
+        flat = torch.cat([_gradient(member).flatten() for member in members])  # (numbers,)
         dist.all_reduce(flat)
         start = 0
         for member in members:

@@ -167,12 +167,12 @@ def _shared_hidden(policy: Policy, rows: Rows) -> Tensor:
         if part.mask.shape[1] > 1:
             rest = _continue(policy, part, cache, prefix, prompt_mask)
             first = torch.cat([first, rest], dim=1)  # (b, t, H)
-        pieces.append(first[part.mask.to(device)])
+        pieces.append(first[part.mask.to(device)])  # (the part's tokens, H)
         row, column = part.mask.nonzero(as_tuple=True)
         positions.append((index[row], column))
-    where = tuple(torch.cat(p).to(device) for p in zip(*positions, strict=True))
+    where = tuple(torch.cat(p).to(device) for p in zip(*positions, strict=True))  # (tokens,) each
     hidden = hidden.index_put(where, torch.cat(pieces))
-    return hidden[rows.mask.to(device)]
+    return hidden[rows.mask.to(device)]  # (tokens, H)
 
 
 def _prefill(policy: Policy, prompts: list[tuple[int, ...]]) -> tuple[Any, Tensor, Tensor]:
@@ -211,8 +211,8 @@ def _continue(
     token_ids = part.token_ids[:, :-1].to(device)
     own = DynamicCache()
     for layer, entry in enumerate(cache.layers):
-        own.update(entry.keys[prefix], entry.values[prefix], layer)
-    visible = prompt_mask[prefix]
+        own.update(entry.keys[prefix], entry.values[prefix], layer)  # (b, heads, S, D) each
+    visible = prompt_mask[prefix]  # (b, S)
     start = visible.sum(1, keepdim=True)  # (b, 1)
     decoder: Any = policy.decoder
     return decoder.model(

@@ -205,7 +205,7 @@ def importance_weights(
         raise ValueError("loss.importance_cap is None; importance weights need a positive cap")
     difference = torch.where(mask, old_logprobs - sampled_logprobs, 0).detach()
     if config.ratio == "sequence":
-        difference = difference.sum(1, keepdim=True).expand_as(mask)
+        difference = difference.sum(1, keepdim=True).expand_as(mask)  # (B, 1) -> (B, T)
     return difference.exp().clamp(max=config.importance_cap)
 
 
@@ -250,7 +250,7 @@ def aggregate(
         raise ValueError(
             f"the step counts {counts.rows} rows and {counts.tokens} tokens; a loss needs some"
         )
-    values = torch.where(mask, per_token.expand_as(mask), 0)
+    values = torch.where(mask, per_token.expand_as(mask), 0)  # (B, T)
     if aggregation == "sequence_mean":
         lengths = mask.sum(1).clamp(min=1)
         return (values.sum(1) / lengths).sum() / counts.rows

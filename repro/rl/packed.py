@@ -89,7 +89,7 @@ def _hidden(decoder: Any, rows: Rows, device: torch.device, again: bool) -> Tens
     ids = tokens.to(device, non_blocking=True).unsqueeze(0)  # (1, S)
     hidden = decoder.model.embed_tokens(ids)  # (1, S, H)
     places = positions.to(device, non_blocking=True).unsqueeze(0)  # (1, S)
-    rotation = decoder.model.rotary_emb(hidden, places)
+    rotation = decoder.model.rotary_emb(hidden, places)  # cos and sin, (1, S, D)
     for block in decoder.model.layers:
         if again:
             hidden = checkpoint(_run_block, block, hidden, rotation, lengths, use_reentrant=False)
@@ -171,7 +171,7 @@ def _attend_rows(
         ).transpose(1, 2)
         for q, k, v in zip(*split, strict=True)
     ]
-    return (parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)), None
+    return (parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)), None  # (1, S, heads, D)
 
 
 AttentionInterface.register(_ATTENTION, _attend_rows)

@@ -28,10 +28,10 @@ def choose(logits: Tensor, state: RowState, sampling: SamplingConfig) -> None:
         Filters, and whether the temperature is 0.
     """
     M = logits.shape[0]
-    faulty = ~torch.isfinite(logits).all(dim=-1)
+    faulty = ~torch.isfinite(logits).all(dim=-1)  # (M,)
     sound = logits.masked_fill(faulty.unsqueeze(1), 0.0)
-    column = state.counts[:M].clamp(max=state.uniforms.shape[1] - 1).long().unsqueeze(1)
-    numbers = state.uniforms[:M].gather(1, column).squeeze(1)
+    column = state.counts[:M].clamp(max=state.uniforms.shape[1] - 1).long().unsqueeze(1)  # (M, 1)
+    numbers = state.uniforms[:M].gather(1, column).squeeze(1)  # (M,)
     if sampling.temperature > 0:
         sound = sound / state.temperature
         sampling = dataclasses.replace(sampling, temperature=1.0)

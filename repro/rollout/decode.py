@@ -84,7 +84,8 @@ class LeanDecoder:
         self.weights = weights
         self.device = weights.embedding.device
         self.layers = [_fuse(layer) for layer in weights.layers]
-        positions = torch.arange(max_positions, device=self.device).unsqueeze(0)
+        positions = torch.arange(max_positions, device=self.device).unsqueeze(0)  # (1, positions)
+        # (1, positions, D) each
         cos, sin = weights.rotary(weights.embedding[:1].unsqueeze(0), positions)
         half = weights.head_dim // 2
         self.cos = cos[0].float()
@@ -133,7 +134,7 @@ class LeanDecoder:
         columns = torch.arange(width + capacity, device=self.device)
         hidden_columns = columns < padding.unsqueeze(1)  # (P, C)
         mask = torch.zeros(P, 1, 1, len(columns), device=self.device)
-        mask = mask.masked_fill(hidden_columns[:, None, None], -torch.inf)
+        mask = mask.masked_fill(hidden_columns[:, None, None], -torch.inf)  # (P, 1, 1, C)
         w = self.weights
         shape = (len(self.layers), P, w.key_heads, len(columns), w.head_dim)
         cache = Cache(
@@ -145,7 +146,7 @@ class LeanDecoder:
         causal = columns[:width] <= columns[:width].unsqueeze(1)  # (S, S)
         visible = causal & ~hidden_columns[:, None, :width]  # (P, S, S)
         visible |= torch.eye(width, dtype=torch.bool, device=self.device)
-        positions = (columns[:width] - padding.unsqueeze(1)).clamp_(min=0)
+        positions = (columns[:width] - padding.unsqueeze(1)).clamp_(min=0)  # (P, S)
         hidden = self._blocks(token_ids.to(self.device), positions, cache, 0, visible.unsqueeze(1))
         return hidden, cache
 
@@ -154,7 +155,7 @@ class LeanDecoder:
 
         The token's key and value are written into the cache; running a step again is harmless.
         """
-        positions = (column - cache.padding).unsqueeze(1)
+        positions = (column - cache.padding).unsqueeze(1)  # (B, 1)
         mask = None if cache.mask is None else cache.mask[..., : column + 1]
         hidden = self._blocks(token_ids.unsqueeze(1), positions, cache, column, mask)
         return self._logits(hidden[:, 0])
@@ -170,7 +171,8 @@ class LeanDecoder:
         self, token_ids: Tensor, positions: Tensor, cache: Cache, column: int, mask: Tensor | None
     ) -> Tensor:
         """Return the residual stream after the last block, (B, T, H)."""
-        hidden = F.embedding(token_ids, self.weights.embedding)
+        hidden = F.embedding(token_ids, self.weights.embedding)  # (B, T, H)
+        # (B, T, 1, D) each: over heads
         cos, sin = self.cos[positions].unsqueeze(2), self.sin[positions].unsqueeze(2)
         for number in range(len(self.layers)):
             hidden = self._block(number, hidden, cos, sin, cache, column, mask)
@@ -193,7 +195,7 @@ class LeanDecoder:
         input_gain, post_gain = self.gains[number]
         widths = [source.q.weight.shape[0], source.k.weight.shape[0], source.v.weight.shape[0]]
         qkv = _read(hidden, input_gain, eps, layer.qkv, layer.qkv_bias, widths)
-        qkv = qkv.view(B, T, -1, w.head_dim)
+        qkv = qkv.view(B, T, -1, w.head_dim)  # (B, T, query + 2 key heads, D)
         rotated, values = qkv.split([w.query_heads + w.key_heads, w.key_heads], dim=2)
         if source.q_norm is not None and source.k_norm is not None:
             queries, keys = rotated.split([w.query_heads, w.key_heads], dim=2)
@@ -205,7 +207,7 @@ class LeanDecoder:
         rotated = rotated * cos + torch.cat([second, first], dim=-1) * sin
         queries, keys = rotated.split([w.query_heads, w.key_heads], dim=2)
         stop = column + T
-        cache.keys[number, :, :, column:stop] = keys.transpose(1, 2)
+        cache.keys[number, :, :, column:stop] = keys.transpose(1, 2)  # (B, key heads, T, D)
         cache.values[number, :, :, column:stop] = values.transpose(1, 2)
         attended = self._attend(
             queries, cache.keys[number, :, :, :stop], cache.values[number, :, :, :stop], mask
@@ -228,14 +230,14 @@ class LeanDecoder:
         B, T = queries.shape[:2]
         if T == 1:
             # The queries of one key head become rows of one product: nothing is repeated.
-            grouped = queries.view(B, w.key_heads, -1, w.head_dim)
+            grouped = queries.view(B, w.key_heads, -1, w.head_dim)  # (B, key heads, group, D)
             out = F.scaled_dot_product_attention(
                 grouped, keys, values, attn_mask=mask, scale=w.scaling
             )
             return out.reshape(B, 1, -1)
         repeats = w.query_heads // w.key_heads
         out = F.scaled_dot_product_attention(
-            queries.transpose(1, 2),
+            queries.transpose(1, 2),  # (B, query heads, T, D)
             keys.repeat_interleave(repeats, dim=1),
             values.repeat_interleave(repeats, dim=1),
             attn_mask=mask,

@@ -93,7 +93,7 @@ def draw(logits: Tensor, uniform: Tensor, sampling: SamplingConfig) -> tuple[Ten
         token_ids = logits.argmax(dim=-1)
         return token_ids, torch.zeros(len(token_ids), dtype=torch.float32, device=logits.device)
     logprobs = sampling_logprobs(logits, sampling)
-    token_ids = _inverted(logprobs, uniform)
+    token_ids = _inverted(logprobs, uniform)  # (B, 1)
     return token_ids.squeeze(-1), logprobs.gather(-1, token_ids).squeeze(-1)
 
 
@@ -135,7 +135,7 @@ def draw_exploring(
             "a temperature above 0, top_p 1, top_k 0 and min_p 0"
         )
     logprobs = sampling_logprobs(logits, sampling)
-    own = _inverted(logprobs, uniform)
+    own = _inverted(logprobs, uniform)  # (B, 1)
     # Divided apart from the temperature, so that a heat of 1 leaves every bit as it is.
     warmed = sampling_logprobs(logits.float() / heat.unsqueeze(-1), sampling)
     token_ids = _inverted(warmed, uniform)
@@ -150,5 +150,5 @@ def draw_exploring(
 def _inverted(logprobs: Tensor, uniform: Tensor) -> Tensor:
     """Return the tokens (B, 1) that uniform numbers (B,) pick from distributions (B, V)."""
     cumulated = logprobs.double().exp().cumsum(dim=-1)
-    threshold = uniform.unsqueeze(-1) * cumulated[:, -1:]
+    threshold = uniform.unsqueeze(-1) * cumulated[:, -1:]  # (B, 1)
     return torch.searchsorted(cumulated, threshold, right=True).clamp_(max=logprobs.shape[-1] - 1)

@@ -237,9 +237,9 @@ def _heads(config: Any, attention: Any) -> Heads:
 
 
 def _rotation(decoder: Any, embedding: Tensor, positions: int, dtype: torch.dtype) -> Rotation:
-    at = torch.arange(positions, device=embedding.device).unsqueeze(0)
+    at = torch.arange(positions, device=embedding.device).unsqueeze(0)  # (1, positions)
     sample = torch.empty(1, 1, 1, dtype=dtype, device=embedding.device)
-    cos, sin = decoder.model.rotary_emb(sample, at)
+    cos, sin = decoder.model.rotary_emb(sample, at)  # (1, positions, D) each
     return Rotation(cos=cos[0].contiguous(), sin=sin[0].contiguous())
 
 

@@ -41,7 +41,7 @@ def test_z_is_staged_only_where_blocks_have_room_for_it() -> None:
 def test_the_tables_layers_take_an_adapter_up_to_a_row_count(
     monkeypatch: pytest.MonkeyPatch, format: str, most: int
 ) -> None:
-    monkeypatch.setattr(tuning, "held", lambda device: TABLE)
+    monkeypatch.setattr(tuning, "stored_table", lambda device: TABLE)
     for N, K in (shape for layers in LAYERS.values() for shape in layers.values()):
         weight = dataclasses.replace(_weight(N, K), format=format)
         found = [M for M in range(1, 129) if linear.fuses_adapter(weight, M)]

@@ -195,9 +195,9 @@ class Decoder:
             tokens, logprobs = self._explore(b, uniform, drawing.sampling)
         else:
             tokens, logprobs = draw(b.logits, uniform, drawing.sampling)
-        b.tokens.index_copy_(0, b.number, tokens.unsqueeze(0))
+        b.tokens.index_copy_(0, b.number, tokens.unsqueeze(0))  # (N,) -> (1, N), a row of (T, N)
         b.logprobs.index_copy_(0, b.number, logprobs.unsqueeze(0))
-        ending = (tokens.unsqueeze(1) == self.ends).any(1) & ~b.done
+        ending = (tokens.unsqueeze(1) == self.ends).any(1) & ~b.done  # (N, e) -> (N,)
         b.lengths.copy_(torch.where(ending, b.number + 1, b.lengths))
         b.done.logical_or_(ending)
         b.logits.copy_(self._forward(b, tokens, columns))
@@ -244,6 +244,7 @@ class Decoder:
         queries, keys, values = (
             x.reshape(N, *x.shape[2:]) for x in project(layer, hidden, cos, sin, self.shape)
         )
+        # (N, key heads, 1, D): one column of the cache
         b.keys[number].index_copy_(2, b.column, keys.unsqueeze(2))
         b.values[number].index_copy_(2, b.column, values.unsqueeze(2))
         attended = attend(  # (N, 1, queries)

@@ -105,6 +105,7 @@ def attend(queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor, shape: S
         Added to the scores; rows as the module docstring says. T * group may be 1, for all rows.
     """
     N, T = queries.shape[:2]
+    # (N, T, key heads, group, D)
     rows = queries.view(N, T, shape.key_heads, shape.group, shape.head_dim)
     # (N, key heads, T * group, D), token by token
     rows = rows.transpose(1, 2).reshape(N, shape.key_heads, T * shape.group, shape.head_dim)
@@ -128,6 +129,7 @@ class Rotary:
 
     def __init__(self, rotary: object, positions: int, device: torch.device) -> None:
         places = torch.arange(positions, device=device).unsqueeze(0)  # (1, positions)
+        # (1, positions, D) each
         cos, sin = rotary(torch.zeros(1, 1, 1, device=device), places)  # type: ignore[operator]
         half = cos.shape[-1] // 2
         self.cos = cos[0].float()

@@ -82,7 +82,7 @@ def _hidden(
     """Return what predicts each completion's tokens, (S, U * G * (1 + Tc), H), normed."""
     S, U, G, Tc = batch.token_ids.shape
     Tp = batch.prompt_ids.shape[2]
-    padding = batch.padding.flatten()
+    padding = batch.padding.flatten()  # (S U,)
     positions, prompt_mask = prompt_masks(padding, Tp, shape.group, dtype)
     own = (Tp - padding).unsqueeze(1) + torch.arange(Tc, device=padding.device)  # (S U, Tc)
     own = own.unsqueeze(1).expand(-1, G, -1)  # (S U, G, Tc)
@@ -134,6 +134,7 @@ def _block(
 
     def behind_prompt(prompt: Tensor, own: Tensor) -> Tensor:
         """Return (S U G, heads, Tp + Tc, D): the prompt's, then the completion's."""
+        # (S U, heads, Tp, D) -> (S U G, heads, Tp, D)
         shared = sequences(prompt, Tp).unsqueeze(1).expand(-1, G, -1, -1, -1).flatten(0, 1)
         return torch.cat([shared, sequences(own, Tc)], dim=2)
 
@@ -147,5 +148,6 @@ def _block(
         masks[1],
         shape,
     )
+    # Prompts, then completions: (S, M, queries)
     attended = torch.cat([prompts.view(S, U * Tp, -1), completions.view(S, U * G * Tc, -1)], dim=1)
     return finish(layer, hidden, attended, shape)

@@ -90,6 +90,7 @@ class Masters:
         begin = 0
         for name, leaf in self.leaves.items():
             count = leaf[0].numel()
+            # (count,) -> the padded shape
             whole = source[run, begin : begin + count].view(leaf.shape[1:])
             parameters[name] = _corner(whole, self.shapes[run][name])
             begin += count

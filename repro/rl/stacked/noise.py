@@ -51,7 +51,7 @@ def added_noise(runs: Sequence[RunConfig], stack: Stack, *, step: int) -> AddedN
     names = norm_names(stack.shape.layers)
     draws = [name for norm in names for name in names_of_draws(norm, sharing)]
     places = {name: place for place, name in enumerate(draws)}
-    values = torch.zeros(len(runs), len(places), stack.shape.hidden)
+    values = torch.zeros(len(runs), len(places), stack.shape.hidden)  # (S, draws, H)
     gains: dict[str, Tensor] = {}
     receipts = []
     for number, run in enumerate(runs):

@@ -228,7 +228,7 @@ class Stack:
         gain = self._tensor(f"{name}.weight")
         gain = gain.to(torch.promote_types(gain.dtype, torch.float32)).unsqueeze(1)  # (S, 1, H)
         if noise is None:
-            return gain.expand(-1, count, -1)
+            return gain.expand(-1, count, -1)  # (S, count, H)
         return gain + noise[:, place : place + count]  # (S, count, H)
 
     def _linear(self, at: str, name: str) -> Linear:
@@ -238,6 +238,7 @@ class Stack:
         if f"{fused}.weight" in self.frozen:
             weight, bias = self.frozen[f"{fused}.weight"], self.frozen.get(f"{fused}.bias")
         else:
+            # The members side by side: (S, N, K)
             weight = torch.cat([leaves[f"{m}.weight"].to(self.dtype) for m in members], dim=1)
             biases = [leaves[f"{m}.bias"] for m in members if f"{m}.bias" in leaves]
             # A bias is added to every token: (S, 1, N)
@@ -251,6 +252,7 @@ class Stack:
 
     def _diagonal(self, blocks: Sequence[Tensor]) -> Tensor:
         """Return the (S, N_i, R) matrices as one block-diagonal one, scaled, in the dtype."""
+        # (S, N_i, R) each
         scaled = [(block * self.scalings[:, None, None]).to(self.dtype) for block in blocks]
         if len(scaled) == 1:
             return scaled[0]
@@ -369,7 +371,7 @@ def _frozen(
     for number, layer in enumerate(layers):
         at = f"model.layers.{number}"
         for name, members in _fused(layer).items():
-            frozen[f"{at}.{name}.weight"] = torch.cat([m.weight for m in members])
+            frozen[f"{at}.{name}.weight"] = torch.cat([m.weight for m in members])  # (N, K)
             biases = [m.bias for m in members if m.bias is not None]
             if biases:
                 frozen[f"{at}.{name}.bias"] = torch.cat(biases).unsqueeze(0)  # (1, N)

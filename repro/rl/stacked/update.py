@@ -110,7 +110,7 @@ class RunStep:
         leaf = logprobs.detach().requires_grad_()
         total: Tensor | None = None
         for index, counts in self.plan.micro_batches:
-            own = torch.isin(rows, index).nonzero().squeeze(1)
+            own = torch.isin(rows, index).nonzero().squeeze(1)  # places in `rows`, (c,)
             if not len(own):
                 continue
             here = rows[own]

@@ -106,7 +106,7 @@ def launches(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         seen.append("scratch")
         return out.copy_(reference.dequantize(unpack(weight), dtype))
 
-    monkeypatch.setattr(tuning, "held", lambda device: table)
+    monkeypatch.setattr(tuning, "stored_table", lambda device: table)
     monkeypatch.setattr(linear, "packed_linear", packed_linear)
     monkeypatch.setattr(linear, "_check", lambda x, weight, bias: None)
     monkeypatch.setattr(hopper, "dequantize_packs", dequantize_packs)
