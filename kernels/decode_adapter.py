@@ -47,11 +47,13 @@ def _project_kernel(
     r = tl.program_id(0) * 16 + tl.arange(0, 16)
     m = tl.program_id(2) * ROWS + tl.arange(0, ROWS)
     k = part * STEPS * COLUMNS + tl.arange(0, COLUMNS)
+    # Load the first columns of A, (16, COLUMNS): the launch before does not write them.
     weights = tl.load(a + r[:, None] * K + k[None, :], mask=k[None, :] < K, other=0.0)
     if OVERLAP:
         tl.extra.cuda.gdc_launch_dependents()
         tl.extra.cuda.gdc_wait()
     acc = tl.zeros((16, ROWS), tl.float32)
+    # Multiply: (16, COLUMNS) of A by (COLUMNS, ROWS) of x^T, the next columns of A loading behind.
     for step in tl.static_range(STEPS):
         at = k + step * COLUMNS
         valid = (at[:, None] < K) & (m[None, :] < M)
@@ -77,6 +79,7 @@ def _project_kernel(
         if ROWS == 16:
             # Sixteen at once: one by one, each load would wait for the L2 in turn.
             p = tl.arange(0, 16)
+            # (1, 16, ROWS) places in a part; `other` adds the parts' axis in front, summed away
             own = partial + tile * PARTS * TILE + i[None, :, None] * ROWS + n[None, None, :]
             for begin in tl.static_range(0, PARTS, 16):
                 other = begin + p[:, None, None]
@@ -87,6 +90,7 @@ def _project_kernel(
             each = partial + tile * PARTS * TILE + i[:, None] * ROWS + n[None, :]
             for other in tl.static_range(PARTS):
                 total += tl.load(each + other * TILE, cache_modifier=".cg")
+        # Store z^T, (16, ROWS), rounded once.
         target = z + m[None, :] * total_rank + r[:, None]
         tl.store(target, total.to(z.dtype.element_ty), mask=m[None, :] < M)
 
@@ -160,13 +164,16 @@ def _add_kernel(
     r = tl.arange(0, RANK)
     start = tl.program_id(0) * COLUMNS
     adapter = (start >= end0).to(tl.int32) + (start >= end1).to(tl.int32)
+    # Load B^T, (RANK, COLUMNS): the launch before does not write it.
     factors = tl.load(b + n[None, :] * RANK + r[:, None])
     if OVERLAP:
         tl.extra.cuda.gdc_launch_dependents()
         tl.extra.cuda.gdc_wait()
+    # Multiply z, (ROWS, RANK), of the projection whose columns these are.
     at = m[:, None] * z_stride + adapter * RANK + r[None, :]
     own = tl.load(z + at, mask=(m < M)[:, None], other=0.0)
     update = tl.dot(own.to(tl.float32), factors.to(tl.float32)) if WIDEN else tl.dot(own, factors)
+    # Add to y, (ROWS, COLUMNS), in float32 and round once.
     target = y + m[:, None] * y_stride + n[None, :]
     valid = (m < M)[:, None]
     value = tl.load(target, mask=valid, other=0.0).to(tl.float32) + update * scaling
@@ -231,16 +238,19 @@ def _swiglu_kernel(
     m = tl.program_id(1).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     r = tl.arange(0, RANK)
     inside = n < I
+    # Load both B^T, (RANK, COLUMNS) each: the launch before does not write them.
     gate_b = tl.load(b + n[None, :] * RANK + r[:, None], mask=inside[None, :], other=0.0)
     up_b = tl.load(b + (I + n[None, :]) * RANK + r[:, None], mask=inside[None, :], other=0.0)
     TYPE: tl.constexpr = y.dtype.element_ty
     if OVERLAP:
         tl.extra.cuda.gdc_launch_dependents()
         tl.extra.cuda.gdc_wait()
+    # Load the base layer's outputs, (ROWS, COLUMNS) each.
     valid = (m < M)[:, None] & inside[None, :]
     source = gate_up + m[:, None] * stride + n[None, :]
     gate = tl.load(source, mask=valid, other=0.0).to(tl.float32)
     up = tl.load(source + I, mask=valid, other=0.0).to(tl.float32)
+    # Add the adapters: z, (ROWS, RANK) each, times B^T.
     at = m[:, None] * z_stride + r[None, :]
     gate_z = tl.load(z + at, mask=(m < M)[:, None], other=0.0)
     up_z = tl.load(z + at + RANK, mask=(m < M)[:, None], other=0.0)
@@ -250,6 +260,7 @@ def _swiglu_kernel(
     else:
         gate += tl.dot(gate_z, gate_b) * scaling
         up += tl.dot(up_z, up_b) * scaling
+    # Activate and store, rounding where separate launches would.
     gate = gate.to(TYPE).to(tl.float32)
     up = up.to(TYPE).to(tl.float32)
     active = (gate * tl.sigmoid(gate)).to(TYPE).to(tl.float32)

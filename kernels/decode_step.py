@@ -48,16 +48,19 @@ def _add_norm_kernel(
     row = tl.program_id(0).to(tl.int64)
     at = tl.arange(0, BLOCK)
     valid = at < H
+    # Load the gain: the launch before does not write it.
     factor = tl.load(gain + at, mask=valid, other=0.0).to(tl.float32)
     if HAS_NOISE:
         factor += tl.load(noise + at, mask=valid, other=0.0)
     _wait(OVERLAP)
+    # Add the update and store the stream; the norm is that of the rounded sum.
     value = tl.load(residual + row * H + at, mask=valid, other=0.0).to(tl.float32)
     if HAS_UPDATE:
         value += tl.load(update + row * update_stride + at, mask=valid, other=0.0).to(tl.float32)
         value = value.to(stream.dtype.element_ty)
         tl.store(stream + row * H + at, value, mask=valid)
         value = value.to(tl.float32)
+    # Normalise, round, apply the gain and store.
     scale = tl.rsqrt(tl.sum(value * value) / H + eps)
     rounded = (value * scale).to(normed.dtype.element_ty).to(tl.float32)
     tl.store(normed + row * H + at, (factor * rounded).to(normed.dtype.element_ty), mask=valid)
@@ -116,6 +119,7 @@ def _turned(
     HAS_GAIN: tl.constexpr, TYPE: tl.constexpr,
 ):  # fmt: skip
     """Apply the head norm and rotate: low and high are the halves, (rows, D / 2), float32."""
+    # The head norm, rounded before the gain and after it, as the reference rounds.
     if HAS_GAIN:
         scale = tl.rsqrt((tl.sum(low * low, 1) + tl.sum(high * high, 1)) / D + eps)
         gain_low = tl.load(gain + half).to(tl.float32)
@@ -124,6 +128,7 @@ def _turned(
         high = (high * scale[:, None]).to(TYPE).to(tl.float32) * gain_high[None, :]
         low = low.to(TYPE).to(tl.float32)
         high = high.to(TYPE).to(tl.float32)
+    # The rotation, (1, D / 2) of angles over all rows.
     cos_low = tl.load(cos + at * D + half).to(tl.float32)[None, :]
     cos_high = tl.load(cos + at * D + D // 2 + half).to(tl.float32)[None, :]
     sin_low = tl.load(sin + at * D + half).to(tl.float32)[None, :]
@@ -194,6 +199,7 @@ def _attend_kernel(
     for begin in range(first, last, TILE):
         where = begin + n
         valid = where < last
+        # Load keys in halves, (TILE, D / 2) each, and values, (TILE, D).
         block = tl.load(table + row * table_stride + where // block_size, mask=valid, other=0)
         base = ((block.to(tl.int64) * block_size + where % block_size) * HKV + head) * D
         key_at = key_cache + base[:, None] + half[None, :]
@@ -201,6 +207,7 @@ def _attend_kernel(
         k_high = tl.load(key_at + D // 2, mask=valid[:, None], other=0.0).to(TYPE)
         values = tl.load(value_cache + base[:, None] + d[None, :], mask=valid[:, None], other=0.0)
         values = values.to(TYPE)
+        # Scores, (ROWS, TILE): the products of both halves.
         if WIDEN:
             scores = tl.dot(q_low.to(tl.float32), tl.trans(k_low.to(tl.float32)))
             scores += tl.dot(q_high.to(tl.float32), tl.trans(k_high.to(tl.float32)))
@@ -208,6 +215,7 @@ def _attend_kernel(
             scores = tl.dot(q_low, tl.trans(k_low))
             scores = tl.dot(q_high, tl.trans(k_high), scores)
         scores = tl.where(valid[None, :], scores * factor, float("-inf"))
+        # Softmax so far: what was summed moves to the new maximum, (ROWS,).
         new_maximum = tl.maximum(maximum, tl.max(scores, 1))
         rescale = tl.exp2(maximum - new_maximum)
         p = tl.exp2(scores - new_maximum[:, None])
@@ -219,6 +227,7 @@ def _attend_kernel(
             acc = tl.dot(p.to(TYPE), values, acc)
         maximum = new_maximum
 
+    # Store, (ROWS, D); only the first SHARE rows are heads.
     target = out + (row * HQ + head * SHARE + i[:, None]) * D + d[None, :]
     if SPLITS == 1:
         result = acc / tl.where(total == 0.0, 1.0, total)[:, None]
@@ -239,6 +248,7 @@ def _attend_kernel(
             # would wait for the L2 in turn.
             others = partial + pair * SPLITS * PART
             s = tl.arange(0, SPLITS)
+            # (ROWS, SPLITS): totals, and maxima ROWS behind them
             ends_at = others + s[None, :] * PART + ROWS * D + i[:, None]
             totals = tl.load(ends_at, cache_modifier=".cg")
             maxima = tl.load(ends_at + ROWS, cache_modifier=".cg")

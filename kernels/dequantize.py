@@ -30,8 +30,10 @@ def _dequantize_kernel(
 ):  # fmt: skip
     at = tl.program_id(0).to(tl.int64) * BYTES + tl.arange(0, BYTES)
     valid = at < total
+    # Load bytes of two codes and the scale of each byte's block, (BYTES,) each.
     pair = tl.load(codes + at, mask=valid, other=0).to(tl.int32)
     raw = tl.load(scales + at // BLOCK_BYTES, mask=valid, other=0)
+    # Decode the scales.
     if KIND == 0:
         # E4M3 by its bits: the interpreter has no such type.
         byte = raw.to(tl.int32)
@@ -46,8 +48,10 @@ def _dequantize_kernel(
         scale = bits.to(tl.float32, bitcast=True)
     else:
         scale = raw.to(tl.float32)
+    # Decode the codes; the low half of a byte is the even element.
     low = tl.load(codebook + (pair & 15)) * scale
     high = tl.load(codebook + (pair >> 4)) * scale
+    # Store pairs side by side, (BYTES, 2).
     both = tl.join(low, high)
     target = out + at[:, None] * 2 + tl.arange(0, 2)[None, :]
     tl.store(target, both.to(out.dtype.element_ty), mask=valid[:, None])

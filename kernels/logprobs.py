@@ -60,12 +60,14 @@ def _forward_kernel(
         weighted += e * tl.where(z == float("-inf"), 0.0, z - safe)
         total = total * rescale + e
         top = new_top
+    # Join the lanes: (BLOCK,) -> ().
     whole_top = tl.max(top, 0)
     shift = tl.where(top == float("-inf"), 0.0, top - whole_top)
     rescale = tl.where(top == float("-inf"), 0.0, tl.exp(shift))
     whole = tl.sum(total * rescale, 0)
     mean = tl.sum(rescale * (weighted + shift * total), 0) / whole
     lse = tl.log(whole)
+    # The token's own logit, read again.
     token = tl.load(token_ids + row).to(tl.int64)
     chosen = tl.load(logits + row * V + token)
     if HAS_BIAS:
@@ -86,8 +88,10 @@ def _backward_kernel(
     z = tl.load(logits + row * V + at, mask=valid, other=float("-inf"))
     if HAS_BIAS:
         z += tl.load(bias + at, mask=valid, other=0.0).to(tl.float32)
+    # Probabilities from the normaliser that forward stored.
     logp = z * inverse_temperature - tl.load(normaliser + row)
     p = tl.exp(logp)
+    # d / dz: see `kernels.reference_logprobs._grad_logits`.
     g = tl.load(grad_logprobs + row)
     h = tl.load(grad_entropy + row)
     inner = tl.where(p == 0.0, 0.0, logp + tl.load(entropy + row))

@@ -95,6 +95,7 @@ def _finish(
     y, n, m, target, out, bias, arrived, M, N, SPLITS: tl.constexpr, HAS_BIAS: tl.constexpr
 ):  # fmt: skip
     """Store y, (rows of W, rows of x); the last of several splits adds their parts up in order."""
+    # Places in y (M, N) of this tile of y^T, (rows of W, rows of x).
     valid = (n < N)[:, None] & (m < M)[None, :]
     at = m[None, :].to(tl.int64) * N + n[:, None]
     bias_n = tl.zeros((n.shape[0], 1), tl.float32)
@@ -130,6 +131,7 @@ def _one_kernel(
     per_split: tl.constexpr = (steps + SPLITS - 1) // SPLITS
     acc = tl.zeros((BLOCK_N, BLOCKS), tl.float32)
     at = tl.program_id(1) * (per_split * BLOCKS) + tl.arange(0, BLOCKS)
+    # Load the first codes, (BLOCK_N, BLOCKS): a word of int64 is a group of 16.
     mask = valid_n & (at < GROUPS)[None, :]
     ahead = tl.load(codes + row * GROUPS + at[None, :], mask=mask, other=0)
     for i in range(per_split):
@@ -141,6 +143,7 @@ def _one_kernel(
         later = at + BLOCKS
         mask = valid_n & ((later < GROUPS) & (i + 1 < per_split))[None, :]
         ahead = tl.load(codes + row * GROUPS + later[None, :], mask=mask, other=0)
+        # Decode two codes at a time and multiply; x lies by place in a group, (16, GROUPS).
         part = tl.zeros((BLOCK_N, BLOCKS), tl.float32)
         for half in tl.static_range(2):
             word = (words >> (32 * half)).to(tl.int32)
@@ -150,9 +153,11 @@ def _one_kernel(
                 part += low * tl.load(x + column, mask=valid, other=0).to(tl.float32)[None, :]
                 column += 4 * GROUPS
                 part += high * tl.load(x + column, mask=valid, other=0).to(tl.float32)[None, :]
+        # Scale each group's sum once.
         lift: tl.constexpr = 1.0 if KIND == 2 else 16384.0
         acc += part * lift * scale
         at = later
+    # Reduce over the groups, (BLOCK_N, BLOCKS) -> (BLOCK_N, 1).
     factor = 1.0
     if KIND == 0:
         factor = 1.0 / tl.load(encode)
@@ -196,20 +201,24 @@ def _tile_kernel(
         first = (split * per_split + i) * BLOCKS
         at = first + tl.arange(0, BLOCKS)
         mask = valid_n[:, None] & (at < GROUPS)[None, :]
+        # Load codes, a group of 16 per word, and scales, (BLOCK_N, BLOCKS) each.
         words = tl.load(codes + row * GROUPS + at[None, :], mask=mask, other=0)
         scale = _scale(scales, row * (GROUPS // SHARE) + (at // SHARE)[None, :], mask, KIND)
         if KIND == 0:
             # Takes back the values' 2^-14; E8M0 scales have no room for it above.
             scale *= 16384.0
+        # Load x^T, (BLOCKS * 16, ROWS).
         k = first * 16 + tl.arange(0, BLOCKS * 16)
         x_mask = valid_m[None, :] & (k < GROUPS * 16)[:, None]
         columns = tl.load(x + m.to(tl.int64)[None, :] * x_stride + k[:, None], x_mask, other=0)
+        # Decode eight values per half word, (BLOCK_N, BLOCKS, 2, 2, 2) each.
         low = _eight(words.to(tl.int32), codebook, KIND)
         high = _eight((words >> 32).to(tl.int32), codebook, KIND)
         # (BLOCK_N, BLOCKS, place 4, 2, 1, 8) to (BLOCK_N, BLOCKS, place 8, 4, 2, 1)
         tile = tl.permute(tl.join(low, high), (0, 1, 5, 2, 3, 4))
         tile = tl.reshape(tile, (BLOCK_N, BLOCKS, 16)) * scale[:, :, None]
         tile = tl.reshape(tile, (BLOCK_N, BLOCKS * 16))
+        # Multiply (BLOCK_N, BLOCKS * 16) by (BLOCKS * 16, ROWS).
         if WIDEN:
             acc += tl.dot(tile, columns.to(tl.float32), input_precision="ieee")
         else:
@@ -290,7 +299,7 @@ def _launch(
     cut = (weight.block // 16, kind, splits)
     options = {"num_warps": shape.warps, "num_stages": shape.stages}
     if M == 1:
-        turned = x.reshape(groups, 16).t().contiguous()  # (16, groups): place within a block first
+        turned = x.reshape(groups, 16).t().contiguous()  # (16, groups): by place in a group
         _one_kernel[(row_blocks, splits)](
             turned, *arguments, groups, *cut, shape.block_n, shape.blocks, bias is not None,
             **options,

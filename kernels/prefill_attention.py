@@ -29,6 +29,7 @@ def _prefill_kernel(
     tile = tl.program_id(0)
     head = tl.program_id(1)
     key_head = head // (HQ // HKV)
+    # What the tile is: its sequence, its first token, how many, and where they stand.
     row = tl.load(tiles + tile * 4)
     first = tl.load(tiles + tile * 4 + 1)
     count = tl.load(tiles + tile * 4 + 2)
@@ -36,6 +37,7 @@ def _prefill_kernel(
     i = tl.arange(0, TILE)
     d = tl.arange(0, D)
     valid_row = i < count
+    # Load queries, (TILE, D).
     at = ((first + i).to(tl.int64) * HQ + head) * D
     queries = tl.load(q + at[:, None] + d[None, :], mask=valid_row[:, None], other=0.0)
     TYPE: tl.constexpr = queries.dtype
@@ -49,18 +51,21 @@ def _prefill_kernel(
     for begin in range(0, end, KEYS):
         where = begin + n
         valid = where < end
+        # Load keys and values, (KEYS, D) each, through the table.
         block = tl.load(blocks + where // block_size, mask=valid, other=0).to(tl.int64)
         base = ((block * block_size + where % block_size) * HKV + key_head) * D
         keys = tl.load(key_cache + base[:, None] + d[None, :], mask=valid[:, None], other=0.0)
         values = tl.load(value_cache + base[:, None] + d[None, :], mask=valid[:, None], other=0.0)
         keys = keys.to(TYPE)
         values = values.to(TYPE)
+        # Scores, (TILE, KEYS), -inf where a key is later than the query.
         if WIDEN:
             scores = tl.dot(queries.to(tl.float32), tl.trans(keys.to(tl.float32)))
         else:
             scores = tl.dot(queries, tl.trans(keys))
         seen = where[None, :] <= position + i[:, None]
         scores = tl.where(seen & valid[None, :], scores * factor, float("-inf"))
+        # Softmax so far: what was summed moves to the new maximum, (TILE,).
         new_maximum = tl.maximum(maximum, tl.max(scores, 1))
         rescale = tl.exp2(maximum - new_maximum)
         p = tl.exp2(scores - new_maximum[:, None])
@@ -71,6 +76,7 @@ def _prefill_kernel(
         else:
             acc = tl.dot(p.to(TYPE), values, acc)
         maximum = new_maximum
+    # Divide and store, (TILE, D).
     result = acc / tl.where(total == 0.0, 1.0, total)[:, None]
     tl.store(out + at[:, None] + d[None, :], result.to(TYPE), mask=valid_row[:, None])
 

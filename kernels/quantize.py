@@ -135,6 +135,7 @@ def _fast_kernel(
     fast = (g >= 0.0078125) & (g <= 1073741824.0)
     ones = tl.zeros((ROWS,), tl.float32) + 1.0
     inverse = tl.div_rn(ones, ones * g)
+    # Load the first blocks: a word of int32 is a pair of bfloat16, (ROWS, 8).
     ahead = tl.load(weight + row[:, None] * 8 + pairs, mask=(row < blocks)[:, None], other=0)
     for i in range(TILES):
         pair = ahead
@@ -144,18 +145,21 @@ def _fast_kernel(
         more = (row + ROWS < blocks) & (i + 1 < TILES)
         ahead = tl.load(weight + at + ROWS * 8, mask=more[:, None], other=0)
         if fast:
+            # Magnitudes of even and odd elements, (ROWS, 8) each; the largest of each block.
             both = pair & 0x7FFF7FFF
             low = (both << 16).to(tl.float32, bitcast=True)
             high = (both & 0x7FFF0000).to(tl.float32, bitcast=True)
             amax = tl.max(tl.maximum(low, high), 1)
             byte, d = _fast_scale(amax, g, inverse, BF16)
             tl.store(scales + row, byte.to(tl.uint8), mask=valid)
+            # The reciprocal of d in two parts, (ROWS, 1) each; see the module's docstring.
             y = tl.inline_asm_elementwise(
                 "rcp.approx.ftz.f32 $0, $1;", "=f,f", [d], dtype=tl.float32, is_pure=True, pack=1
             )
             h = (y.to(tl.int32, bitcast=True) & -256).to(tl.float32, bitcast=True)
             rest = tl.fma(tl.fma(-d, h, 1.0), y, y * 5.820766091346741e-11)[:, None]
             h = h[:, None]
+            # Divide, round to codes, and join two to a byte.
             low_code = _fast_code(tl.fma(low, rest, low * h))
             high_code = _fast_code(tl.fma(high, rest, high * h))
             # Bit 15 of each half: negative and not minus zero.
@@ -214,7 +218,9 @@ def _quantize_kernel(
     else:
         low = tl.load(weight + 2 * at, mask=valid[:, None], other=0.0).to(tl.float32)
         high = tl.load(weight + 2 * at + 1, mask=valid[:, None], other=0.0).to(tl.float32)
+    # Reduce: each block's largest magnitude, (ROWS,).
     amax = tl.max(tl.maximum(tl.abs(low), tl.abs(high)), 1)
+    # Scale, round to codes, and store a byte for each pair.
     if KIND == 2:
         tl.store(scales + row, amax, mask=valid)
         # 1e-38 is subnormal in float32, so as a literal it would be float64: its bits are given.

@@ -35,8 +35,10 @@ def _forward_kernel(
     at = tl.arange(0, BLOCK)
     valid = at < H
     value = tl.load(x + row * x_stride + at, mask=valid, other=0.0).to(tl.float32)
+    # Reduce the row, (BLOCK,) -> (); backward reads the factor again.
     scale = tl.rsqrt(tl.sum(value * value) / H + eps)
     tl.store(rstd + row, scale)
+    # Normalise, rounded before the gain, and store.
     normed = (value * scale).to(x.dtype.element_ty).to(tl.float32)
     factor = tl.load(gain + at, mask=valid, other=0.0).to(tl.float32)
     if HAS_NOISE:
@@ -63,10 +65,12 @@ def _backward_kernel(
         dy = tl.load(grad_y + base + at, mask=valid, other=0.0).to(tl.float32)
         if WANTS_GAIN:
             partial += dy * normed
+        # dx = scale (g - n mean(g n)), n the normed row.
         g = factor * dy
         dx = scale * (g - normed * (tl.sum(g * normed) / H))
         tl.store(grad_x + base + at, dx.to(grad_x.dtype.element_ty), mask=valid)
     if WANTS_GAIN:
+        # A partial sum per program, (programs, H).
         tl.store(grad_gain + program.to(tl.int64) * H + at, partial, mask=valid)
 
 

@@ -25,6 +25,7 @@ def _forward_kernel(gate_up, y, I: tl.constexpr, BLOCK: tl.constexpr):
     valid = at < I
     gate = tl.load(gate_up + row * 2 * I + at, mask=valid, other=0.0).to(tl.float32)
     up = tl.load(gate_up + row * 2 * I + I + at, mask=valid, other=0.0).to(tl.float32)
+    # Activate, rounded before the product, and store.
     active = (gate * tl.sigmoid(gate)).to(y.dtype.element_ty).to(tl.float32)
     tl.store(y + row * I + at, (active * up).to(y.dtype.element_ty), mask=valid)
 
@@ -38,6 +39,7 @@ def _backward_kernel(gate_up, grad_y, grad, I: tl.constexpr, BLOCK: tl.constexpr
     up = tl.load(gate_up + row * 2 * I + I + at, mask=valid, other=0.0).to(tl.float32)
     dy = tl.load(grad_y + row * I + at, mask=valid, other=0.0).to(tl.float32)
     sigmoid = tl.sigmoid(gate)
+    # d silu(g) / dg = s (1 + g (1 - s)), s the sigmoid.
     grad_gate = dy * up * sigmoid * (1.0 + gate * (1.0 - sigmoid))
     tl.store(grad + row * 2 * I + at, grad_gate.to(grad.dtype.element_ty), mask=valid)
     grad_up = dy * gate * sigmoid

@@ -38,6 +38,7 @@ __device__ __forceinline__ void adapter_tile(float (*sum)[4], const u16* a, int 
   for (int p = begin; p < end; p += step) {
 #pragma unroll
     for (int c = 0; c < 4; c += 2) {
+      // Load rows g and g + 8 of A, and x, 16 columns of each chunk.
       uint4 w[2][4] = {};
       Tokens x[2];
 #pragma unroll
@@ -51,6 +52,7 @@ __device__ __forceinline__ void adapter_tile(float (*sum)[4], const u16* a, int 
         }
         x[i] = load_tokens(rows, column, columns);
       }
+      // Multiply.
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
 #pragma unroll

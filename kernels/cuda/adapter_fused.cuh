@@ -79,6 +79,7 @@ __device__ __forceinline__ void make_z(float* partial, int stride, const u16* x,
   const int chunks = (K + 63) / 64, step = ALL_WARPS * PARTS;
   const u16* upper = a + (u64)(tile * 16 + g) * K + t * 16;
   const u16* lower = upper + (u64)8 * K;
+  // Load the first chunk of A and prefetch the others, ahead of the wait for x.
   int chunk = warp * PARTS + part;
   Rows64 w = {};
   if (chunk < chunks) w = load_rows(upper, lower, chunk, t, K);
@@ -89,6 +90,7 @@ __device__ __forceinline__ void make_z(float* partial, int stride, const u16* x,
   const u16* rows[TOKEN_TILES];
 #pragma unroll
   for (int n = 0; n < TOKEN_TILES; ++n) rows[n] = x + (u64)min(n * 8 + g, M - 1) * x_stride;
+  // Multiply A by x, a chunk of 64 columns per turn.
   float sum[TOKEN_TILES][4] = {};
   for (bool first = true; chunk < chunks; chunk += step, first = false) {
     if (!first) w = load_rows(upper, lower, chunk, t, K);
@@ -105,6 +107,7 @@ __device__ __forceinline__ void make_z(float* partial, int stride, const u16* x,
         mma_bf16(sum[n], f, xs.pair[n][j], xs.pair[n][j + 4]);
     }
   }
+  // Reduce over the warps in shared memory, then store z with the launch's number.
 #pragma unroll
   for (int n = 0; n < TOKEN_TILES; ++n)
 #pragma unroll
@@ -199,6 +202,7 @@ __device__ __forceinline__ void add_update(float (*sum)[TOKEN_TILES][4], const u
       };
       if (JOIN == EXTRA) load_b();  // it has time; the others, no registers to spare
       ulonglong2 v[GROUP][TOKEN_TILES][PARTS][2];
+      // Load the parts of z, again until every word carries the launch's number.
       for (;;) {
         bool there = true;
 #pragma unroll
@@ -235,6 +239,7 @@ __device__ __forceinline__ void add_update(float (*sum)[TOKEN_TILES][4], const u
 #endif
         __nanosleep(20);
       }
+      // Reduce the parts in order, scale, round to bf16, and multiply B by them.
       if (JOIN != EXTRA) load_b();
 #pragma unroll
       for (int i = 0; i < GROUP; ++i)

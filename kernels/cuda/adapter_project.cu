@@ -23,8 +23,10 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32) adapter_project(
 #pragma unroll
   for (int n = 0; n < TOKEN_TILES; ++n)
     rows[n] = x + (u64)min(token0 + n * 8 + g, M - 1) * x_stride;
+  // Multiply this warp's packs of columns.
   float sum[TOKEN_TILES][4] = {};
   adapter_tile(sum, lora_a, row0, rows, K, warp * CLUSTER + rank, packs, WARPS * CLUSTER, g, t);
+  // Reduce over the warps: [warp][token][row of A] to [token][row of A].
 #pragma unroll
   for (int n = 0; n < TOKEN_TILES; ++n)
 #pragma unroll
@@ -39,6 +41,7 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32) adapter_project(
   }
   asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
   asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
+  // Reduce over the cluster's blocks in order, scale, round once, and store z.
   const float gain = scaling / *global_scale;
   const u32 base = (u32)__cvta_generic_to_shared(own);
   for (int i = threadIdx.x * CLUSTER + rank; i < TOKENS * 16; i += WARPS * 32 * CLUSTER) {

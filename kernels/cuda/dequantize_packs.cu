@@ -33,6 +33,7 @@ extern "C" __global__ void __launch_bounds__(256) dequantize_packs(
   if (index >= (long long)tiles * packs) return;
   const int tile = (int)(index / packs), pack = (int)(index % packs);
   const u8* source = packed + index * PACK_BYTES;
+  // Load: block t of rows g and g + 8 in all four chunks of a pack, and their scales.
   uint4 codes[4];
 #pragma unroll
   for (int c = 0; c < 4; ++c) codes[c] = load_weights16(source + (c * 32 + entry_of(g, t)) * 16);
@@ -49,6 +50,7 @@ extern "C" __global__ void __launch_bounds__(256) dequantize_packs(
   const int gain_power = gain_bits < 0x00800000u ? -127 : (int)(gain_bits >> 23) - 127;
 #endif
   wait_for_prerequisites();
+  // For each chunk and each of the two rows: decode the scale, decode the codes, multiply, store.
 #pragma unroll
   for (int c = 0; c < 4; ++c) {
 #pragma unroll

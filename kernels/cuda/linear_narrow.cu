@@ -64,6 +64,7 @@ extern "C" __global__ void __launch_bounds__(BOUNDS) linear_narrow(
     uint2 scales[ROW_TILES];
 #endif
   };
+  // Load: block t of rows g and g + 8 in all four chunks of a pack, and their scales.
   auto load_pack = [&](int p) {
     Pack w;
 #pragma unroll
@@ -98,6 +99,7 @@ extern "C" __global__ void __launch_bounds__(BOUNDS) linear_narrow(
   const int begin = warp;
 #endif
   Pack w;
+  // The first weights are requested ahead of the wait: nothing in front writes them.
   if (begin < packs) w = load_pack(begin);
 #if FORMAT == NF4
   fill_table(table, table_pairs, threadIdx.x, ALL_WARPS * 32);
@@ -119,6 +121,7 @@ extern "C" __global__ void __launch_bounds__(BOUNDS) linear_narrow(
   for (int n = 0; n < TOKEN_TILES; ++n) rows[n] = x + (u64)min(n * 8 + g, M - 1) * x_stride;
 
 
+  // A pack per turn, chunk by chunk: load x, decode, multiply.
   for (int p = begin; p < packs; p += WARPS) {
 #if !PREFETCH
     if (p != begin) w = load_pack(p);
@@ -163,6 +166,7 @@ extern "C" __global__ void __launch_bounds__(BOUNDS) linear_narrow(
           sum[r][n][3] = fmaf(chunk[n][3], lower, sum[r][n][3]);
         }
 #else
+        // Decode the scales of two rows' blocks, then four codes of each row at a time; multiply.
         const u32 upper = expand_scale(w.scales[r], c, 0), lower = expand_scale(w.scales[r], c, 1);
 #pragma unroll
         for (int j = 0; j < 4; ++j) {
@@ -180,6 +184,7 @@ extern "C" __global__ void __launch_bounds__(BOUNDS) linear_narrow(
 #endif
   }
 #if LORA
+  // Add the LoRA update to this warp's sums.
   if (warp == JOINER) {
 #if JOIN == STAGED
     wait_for_copies();
@@ -191,6 +196,7 @@ extern "C" __global__ void __launch_bounds__(BOUNDS) linear_narrow(
   }
 #endif
 
+  // Reduce over the warps: their sums meet in shared memory, [warp][token][row].
 #pragma unroll
   for (int r = 0; r < ROW_TILES; ++r)
 #pragma unroll
@@ -202,6 +208,7 @@ extern "C" __global__ void __launch_bounds__(BOUNDS) linear_narrow(
       }
   __syncthreads();
 
+  // Add up in order, apply gain and bias, round once, store.
   const float gain = *global_scale;
   for (int i = threadIdx.x; i < M * ROWS; i += ALL_WARPS * 32) {
     const int token = i / ROWS, row = i % ROWS;

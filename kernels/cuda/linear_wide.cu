@@ -91,6 +91,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) linear_wide(
 
   const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, group = threadIdx.x >> 7;
   allow_dependents();
+  // One arrival fills a stage of a ring; one from each consumer warp frees it.
   if (threadIdx.x == 0) {
     for (int s = 0; s < STAGES; ++s) {
       barrier_init(full0 + 8 * s, 1);
@@ -120,6 +121,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) linear_wide(
   auto adapter_of = [&](int row) { return (row >= adapter_end0) + (row >= adapter_end1); };
 #endif
 
+  // Producer: keeps both rings full.
   if (group == CONSUMERS) {
 #if !LIGHT
     asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" :: "n"(PRODUCER_REGISTERS));
@@ -142,6 +144,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) linear_wide(
         const int token0 = (s.tile % token_tiles) * TOKENS;
         for (int chunk = s.begin * 4; chunk < s.end * 4; ++chunk) copy(x_map, chunk * 64, token0);
 #if LORA
+        // z of each projection that the tile's rows meet, as further columns of x.
         if (s.end == packs) {
           const int row0 = (s.tile / token_tiles) * BLOCK_ROWS;
           const int last = adapter_of(min(row0 + BLOCK_ROWS, N) - 1);
@@ -178,6 +181,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) linear_wide(
 #if !LIGHT
   asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" :: "n"(CONSUMER_REGISTERS));
 #endif
+  // Consumers, from here on.
   const int g = lane >> 2, t = lane & 3;
   const int row_in_block = group * ROW_TILES * 64 + (warp & 3) * 16;
 #if FORMAT == NF4
@@ -250,6 +254,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) linear_wide(
   int index = 0, shared_tiles = 0;
   int shared_tile[2];
   Segment s = plan.segment(block, 0);
+  // Segment by segment: load codes, decode, multiply; then reduce and store.
   while (s.end > s.begin) {
 #pragma unroll
     for (int r = 0; r < ROW_TILES; ++r)
@@ -259,6 +264,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) linear_wide(
     for (int pack = s.begin; pack < s.end; ++pack) {
       barrier_wait(packs_full0 + 8 * pack_stage, pack_phase);
       const u32 own = packs0 + pack_stage * PACKS_BYTES + (row_in_block / 16) * PACK_BYTES;
+      // Load the scales of rows g and g + 8, all blocks of the pack.
       uint4 scales[ROW_TILES][2];
 #pragma unroll
       for (int r = 0; r < ROW_TILES; ++r) {
@@ -279,6 +285,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) linear_wide(
           words[j] = load_shared4(own + entry[j] + part % ROW_TILES * 4 * PACK_BYTES
                                   + part / ROW_TILES * 512);
       };
+      // Decode the next fragments while the products of those before run.
       load_words(0);
 #pragma unroll
       for (int c = 0; c < 4; ++c) {
@@ -311,6 +318,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) linear_wide(
             __syncwarp();
             if (lane == 0) barrier_arrive(packs_empty0 + 8 * pack_stage);
           }
+          // Multiply: (64, 64) of W by (64, TOKENS) of x^T.
           if (r == 0) barrier_wait(full0 + 8 * stage, phase);
           products(sum[r], fragment);
           if (r == 0) release();
@@ -323,6 +331,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) linear_wide(
     const int row_start = (s.tile / token_tiles) * BLOCK_ROWS + row_in_block;
     const int token_start = (s.tile % token_tiles) * TOKENS;
 #if LORA
+    // Add the LoRA update: B, read from global memory, by z from the ring.
     if (s.end == packs) {
       const int row0 = (s.tile / token_tiles) * BLOCK_ROWS;
       const int first = adapter_of(row0), last = adapter_of(min(row0 + BLOCK_ROWS, N) - 1);
@@ -369,6 +378,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) linear_wide(
                         "f"(sum[r][i * 4]), "f"(sum[r][i * 4 + 1]), "f"(sum[r][i * 4 + 2]),
                         "f"(sum[r][i * 4 + 3]) : "memory");
     meet_cluster();
+    // Reduce: each block adds up a slice of all blocks' sums, in order, and stores it.
     for (int slot = block % CLUSTER; slot < SLOTS; slot += CLUSTER) {
       const int token = token_start + (slot % (TOKENS / 8)) * 8;
       if (token >= M) continue;
@@ -393,6 +403,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) linear_wide(
     meet_cluster();  // nobody leaves while its sums are read
     return;
 #endif
+    // A tile of this block alone is stored; a part of a shared one goes to the workspace.
     if (s.begin == 0 && s.end == packs) {
 #pragma unroll
       for (int r = 0; r < ROW_TILES; ++r)
@@ -421,6 +432,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) linear_wide(
     s = plan.segment(block, ++index);
   }
 
+  // Reduce the shared tiles: wait for all parts, add up a slice in order, store it.
   for (int k = 0; k < shared_tiles; ++k) {
     const int tile = k == 0 ? shared_tile[0] : shared_tile[1];
     const int first = plan.owner(tile * packs), last = plan.owner(tile * packs + packs - 1);
@@ -448,6 +460,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) linear_wide(
       emit(row_start + slot / (TOKENS / 8) * 64, token, v);
     }
     meet();
+    // The last to finish clears the counters for the next launch.
     if (thread == 0 && atomicAdd(counters + 2 * tile + 1, 1u) == (u32)sharers - 1) {
       counters[2 * tile] = 0;
       counters[2 * tile + 1] = 0;
