@@ -1,7 +1,7 @@
 """The suite's commands: `nox -l` lists them; each session is one command of `python -m repro`.
 
 All sessions share one environment (`<envdir>/suite`): a second start installs nothing, works
-without a network, and torch lies on the disk once. The environment is made anew when
+without a network, and torch lies on the disk once. The environment is made again when
 `pyproject.toml` or the constraints change. In a folder that cannot be written, it is made in the
 user's cache instead. Calibration alone has another (`<envdir>/calibration`), because llm-compressor
 needs other versions of transformers and compressed-tensors.

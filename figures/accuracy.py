@@ -28,7 +28,7 @@ _MARKS = ("o", "s", "D", "^")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AccuracyRow:
-    """One arm: measured percent with interval, one value a seed, the paper's values by column."""
+    """One arm: measured percent with interval, one value per seed, the paper's values by column."""
 
     arm: str
     mean: float
@@ -48,7 +48,7 @@ class AccuracyRow:
 def rows(
     records: Sequence[Record], cells: Sequence[PaperCell] = (), metric: str = "accuracy"
 ) -> list[AccuracyRow]:
-    """Return one row an arm, in the order of the paper's table."""
+    """Return one row per arm, in the order of the paper's table."""
     values: dict[str, list[float]] = {}
     ceilings: dict[str, list[float]] = {}
     for record in sorted(records, key=lambda item: item.seed):

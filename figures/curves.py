@@ -1,6 +1,6 @@
 """Curves over training steps: reward (Fig. 4, 7, 8, 12, 13) and entropy (Fig. 5, 14).
 
-One line an arm: the mean over seeds of a centred moving average, with the 95 % t interval of that
+One line per arm: the mean over seeds of a centred moving average, with the 95 % t interval of that
 mean. Averaging comes first within a seed, then between seeds, so the interval is over seeds. The
 controls have a panel of their own, because they are not in the paper and must not rise.
 """
@@ -36,7 +36,7 @@ class CurveRow:
 
 
 def curve_rows(records: Sequence[Record], series: str, window: int = WINDOW) -> list[CurveRow]:
-    """Return one row an arm and step, for the arms whose records have the series."""
+    """Return one row per arm and step, for the arms whose records have the series."""
     by_arm: dict[str, list[list[float | None]]] = {}
     for record in records:
         values = record.series.get(series)

@@ -1,6 +1,6 @@
 """Held-out accuracy over sampled tokens (after Fig. 4, 7, 8, 12, 13): what "grows faster" is about.
 
-One line an arm: the mean over seeds of the held-out accuracy, each seed's curve drawn straight
+One line per arm: the mean over seeds of the held-out accuracy, each seed's curve drawn straight
 between its evaluations and held after the last, with the 95 % t interval of that mean. The axis is
 tokens, as in the area that is tested, so an arm that answers at length is not ahead for it.
 """

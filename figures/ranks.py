@@ -1,4 +1,4 @@
-"""Rollout throughput by LoRA rank at batch 1 (Table 9, Fig. 11), a panel a model, a line a format.
+"""Rollout throughput by LoRA rank at batch 1 (Table 9, Fig. 11): panels are models, lines formats.
 
 Axes begin at zero, so that heights compare as the speeds do.
 """

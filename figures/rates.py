@@ -1,4 +1,4 @@
-"""Rows of tokens a second, shared by the pictures over batch and over LoRA rank.
+"""Rows of tokens per second, shared by the pictures over batch and over LoRA rank.
 
 A row is one model, one arm, one place (a batch or a rank): the mean over seeds with its 95 % t
 interval, the paper's cell where it printed one, and what this suite demands of it where it does.
@@ -138,7 +138,7 @@ def _row(key: Place, interval: Interval, bar: Expectation | None, paper: float |
 
 
 def paper_places(cells: Sequence[PaperCell], axis: str) -> dict[Place, float]:
-    """Return {(model, arm, place): tokens a second} of the paper's rollout cells."""
+    """Return {(model, arm, place): tokens per second} of the paper's rollout cells."""
     places = {}
     for cell in cells:
         match = _CELL.fullmatch(cell.column)
@@ -189,7 +189,7 @@ def draw_bound(axes: Axes, row: Marked, bound: float | None, style: str) -> None
 
 
 def keys(rows: Sequence[Marked], *, goal: bool = False, must: bool = False) -> list[Line2D]:
-    """Return the legend: a line an arm, and the marks that occur."""
+    """Return the legend: a line per arm, and the marks that occur."""
     handles = [
         Line2D([], [], color=colour(arm), marker="o", markersize=4, label=short(arm))
         for arm in arms(rows)

@@ -90,7 +90,7 @@ def _floor(records: Sequence[Record], block: str, count: int) -> float:
 
 
 def draw(rows: Sequence[RooflineRow], where: str = "", note: str = "") -> Figure:
-    """Return the figure: a column a block; above the time, below the gain over bfloat16."""
+    """Return the figure: a column per block; above the time, below the gain over bfloat16."""
     blocks = sorted({row.block for row in rows}, key=lambda name: int(name.rstrip("b")))
     figure = new_figure(5.0 * len(blocks), 7.0)
     axes = figure.subplots(2, len(blocks), sharex=True, squeeze=False)

@@ -1,6 +1,6 @@
 """Rollout throughput by batch (Tables 5 to 8, and this suite's larger batches), a column a model.
 
-Above, tokens a second on two logarithmic axes; below, how many times 16-bit LoRA's they are, seed
+Above, tokens per second on two logarithmic axes; below, how many times 16-bit LoRA's they are, seed
 by seed, which is what the paper claims and what the upper panels are too steep to show.
 """
 
@@ -40,7 +40,7 @@ Margins = Mapping[tuple[str, str], float]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GainRow:
-    """How many times the tokens a second of 16-bit LoRA: geometric mean and 95 % interval.
+    """How many times the tokens per second of 16-bit LoRA: geometric mean and 95 % interval.
 
     Attributes
     ----------

@@ -1,4 +1,4 @@
-"""The end of a decode step, in Triton: draw a token a row and move the row on, without the host.
+"""The end of a decode step, in Triton: draw a token per row and move the row on, without the host.
 
 With temperature alone, three reads of the logits suffice, spread over many programs:
 

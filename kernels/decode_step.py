@@ -305,7 +305,7 @@ def attend_step(
     eps: float = 0.0,
     overlap: bool,
 ) -> Tensor:
-    """Write one new token a row into the cache and attend from it to all of its row.
+    """Write one new token per row into the cache and attend from it to all of its row.
 
     Parameters
     ----------

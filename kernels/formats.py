@@ -22,7 +22,7 @@ they divide by g.
 
 NF4 double quantisation stores the block scales themselves in 8 bits: their mean
 (`nested_offset`) is subtracted and the rest quantised in blocks of 256 with a "dynamic" 8-bit
-codebook and one float32 scale a block (`nested_absmax`); the blocks run over the flattened
+codebook and one float32 scale per block (`nested_absmax`); the blocks run over the flattened
 (N, K/64) scales.
 
 Sources: OCP Microscaling Formats (MX) v1.0, section 5; arXiv 2510.11696 section 2 (NVFP4);
@@ -137,7 +137,7 @@ class QuantizedWeight:
     format
         "nvfp4", "mxfp4" or "nf4".
     codes : Tensor, (N, K / 2), uint8
-        Two codes a byte, the even element in the low nibble.
+        Two codes per byte, the even element in the low nibble.
     block_scales : Tensor, (N, K / block)
         Decode direction. float8_e4m3fn (NVFP4), uint8 biased exponent (MXFP4), float32 (NF4), or
         uint8 code of the nested quantisation (NF4, double quantised).
@@ -322,7 +322,7 @@ def _check_scale_values(weight: QuantizedWeight) -> None:
 
 
 def pack_codes(codes: Tensor) -> Tensor:
-    """Pack codes two a byte, the even element in the low nibble.
+    """Pack codes two per byte, the even element in the low nibble.
 
     Parameters
     ----------

@@ -56,7 +56,7 @@ class Choice:
     warps
         Narrow: warps a block, which split K.
     row_tiles
-        Narrow: tiles of 16 rows a block. Wide: tiles of 64 rows a consumer warpgroup.
+        Narrow: tiles of 16 rows per block. Wide: tiles of 64 rows per consumer warpgroup.
     consumers
         Wide: consumer warpgroups a block, 2 or 3.
     tokens
@@ -157,7 +157,7 @@ def _tail(K: int) -> int:
 
 
 def table(weight: PackedWeight) -> Tensor | None:
-    """Return NF4's pairs of values a byte, None for the other formats."""
+    """Return NF4's pairs of values per byte, None for the other formats."""
     return nf4_pairs(weight.device) if weight.format == "nf4" else None
 
 

@@ -14,9 +14,9 @@ Scales are kept in one byte so that the kernel needs two operations for a bfloat
     NVFP4   E4M3 re-encoded as unsigned E5M3 with bias 10, subnormals made normal; the pair is
             s * 2**118, the product v * s * 2**-8, exact in bfloat16
     MXFP4   the exponent moved so that the largest is 253; the pair is 2**(E - 127)
-    NF4     float32, one a row and 64 columns
+    NF4     float32, one per row and 64 columns
 
-What is left of the scale is the `gain`, one float32 on the accumulated sum: 2**8 * global scale,
+The rest of the scale is the `gain`, one float32 on the accumulated sum: 2**8 * global scale,
 2**(largest exponent - 127), or 1.
 
 Easy to get wrong: a block scale of zero has no E5M3 byte, so such blocks get zero codes, and

@@ -46,7 +46,7 @@ class Shape:
     block_n
         Rows of W a program.
     blocks
-        Groups of 16 columns a step.
+        Groups of 16 columns per step.
     programs
         How many programs are wanted at least; columns are split to get them.
     """

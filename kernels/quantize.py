@@ -32,7 +32,7 @@ from kernels.formats import NORMAL_FLOAT, QuantizedWeight, format_named, require
 from kernels.reference_quantize import _encode_scale, _nest
 
 _ELEMENTS = 4096
-# The way without divisions: blocks a tile, and tiles a program.
+# The way without divisions: blocks per tile, and tiles per program.
 _FAST_ROWS = 128
 _FAST_TILES = 8
 

@@ -89,7 +89,7 @@ def sample_tokens(
     top_p: float = 1.0,
     min_p: float = 0.0,
 ) -> tuple[Tensor, Tensor]:
-    """Draw one token a row by inverting the cumulative distribution at a given uniform number.
+    """Draw one token per row by inverting the cumulative distribution at a given uniform number.
 
     Parameters
     ----------

@@ -141,7 +141,7 @@ def attend_step(
     eps: float = 0.0,
     overlap: bool = False,
 ) -> Tensor:
-    """Write one new token a row into the cache and attend from it to all of its row.
+    """Write one new token per row into the cache and attend from it to all of its row.
 
     Parameters
     ----------
@@ -325,7 +325,7 @@ def advance(
     out_logprobs: Tensor,
     ends: Tensor,
 ) -> None:
-    """Take one token a row for the first M of R rows, in place; the plain form of a step's end.
+    """Take one token per row for the first M of R rows, in place; the plain form of a step's end.
 
     Neither waits for the device nor branches on values, so it can be captured.
 

@@ -8,8 +8,8 @@ a bfloat16 gain cannot swallow the noise. Backward, with n = x * r and g = (gain
 
     dx    = r * (g - n * mean(g * n))           dgain = sum over rows of dy * n
 
-Easy to get wrong: the sum of dgain over rows runs in a fixed order (one partial row a program), so
-that the bits do not depend on scheduling. One program handles one row in forward and several in
+Easy to get wrong: the sum of dgain over rows runs in a fixed order (one partial row per program),
+so that the bits do not depend on scheduling. One program handles one row in forward and several in
 backward; a row of H elements sits in registers.
 """
 

@@ -1,6 +1,6 @@
 """Rotary embedding and the write into the paged key-value cache, in one launch, in Triton.
 
-A decode step has the fused projection's output, one row a sequence: Hq query heads, then Hkv key
+A decode step has the fused projection's output, one row per sequence: Hq query heads, then Hkv key
 heads, then Hkv value heads, D elements each. Queries and keys are rotated by their position in
 transformers' half-split layout, for d < D / 2
 

@@ -10,7 +10,7 @@ Hopper GPU and a few minutes; all candidates are compiled first, on all processo
 timed; the other formats read the same bytes in the same shapes.
 
 The table is written after each entry, and entries that OUT.json has are not timed again where it
-was made on this device by these versions: what was interrupted goes on. To measure anew, name
+was made on this device by these versions: what was interrupted goes on. To measure again, name
 another file.
 """
 

@@ -1,5 +1,5 @@
 // Packs back to a dense row-major matrix in bf16 or fp16, equal to the reference: every value is
-// code * scale in float32, rounded once. One warp a pack; writes are whole 32-byte sectors.
+// code * scale in float32, rounded once. One warp per pack; writes are whole 32-byte sectors.
 //
 // Macros: FORMAT, HALF (fp16 instead of bf16).
 

@@ -214,7 +214,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) linear_wide(
     if (++stage == STAGES) { stage = 0; phase ^= 1; }
   };
 
-  // Four sums of 8 tokens: rows g and g + 8, tokens 2t and 2t + 1, out as 8 rows a store.
+  // Four sums of 8 tokens: rows g and g + 8, tokens 2t and 2t + 1, out as 8 rows per store.
   auto emit = [&](int row0, int token0, const float* v) {
     const int upper = row0 + g, lower = row0 + g + 8;
     const float bias_upper = bias && upper < N ? widen_bf16(bias[upper]) : 0.0f;

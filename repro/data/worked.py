@@ -1,7 +1,7 @@
 """A problem's own solution as a completion in the careful format of the policy's templates.
 
-The solutions of the generators are equations, one a line, and `#### ANSWER` at the end. Training on
-them is supervised fine-tuning towards the habit that reinforcement learning has to find.
+The solutions of the generators are equations, one per line, and `#### ANSWER` at the end. Training
+on them is supervised fine-tuning towards the habit that reinforcement learning has to find.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 Refused for a dirty tree and for a source that changed or was written to under a run (the commit
 would not say what ran), for a commit that this checkout does not have, for records of several
 commits but for whole seeds of learning runs (`repro.evidence.origins` has the rule), for fewer than
-five seeds an arm (or the timed repeats that a target declares), for the paper tier (its
+five seeds per arm (or the timed repeats that a target declares), for the paper tier (its
 expectations are the paper's), and while any record is refused or any run has failed.
 
 Blessed records are the store's (`repro.evidence.store`); what they lead to expect of a new run is

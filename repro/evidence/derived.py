@@ -38,7 +38,7 @@ from repro.evidence.statistics import mean_interval, trend_slope
 
 Series = Mapping[str, Sequence[float | None]]
 EDGE_STEPS = 5
-# Of a moving mean: of 64 completions a rollout and a rate near one half, it has an error of 3
+# Of a moving mean: of 64 completions per rollout and a rate near one half, it has an error of 3
 # points, and blurs a rise that takes tens of rollouts by two.
 MOVING_ROLLOUTS = 5
 # Of the last and of the best stretch: as long as two moving means, so that one bad rollout is none.
@@ -94,7 +94,7 @@ def training_metrics(
     Parameters
     ----------
     series
-        `reward` and `entropy` (nats), one value a step.
+        `reward` and `entropy` (nats), one value per step.
     effects
         `seconds`, of rollouts and of updates.
     evaluation
@@ -375,7 +375,7 @@ def tuning_metrics(series: Series, effects: Mapping[str, Any]) -> dict[str, Esti
     Parameters
     ----------
     series
-        `loss`, nats a token, one value a step.
+        `loss`, nats per token, one value per step.
     effects
         `seconds` of updates.
     """
@@ -439,7 +439,7 @@ def share_of(tally: Sequence[int]) -> Estimate:
 def mean_of_problems(
     values: Sequence[float], unit: str, method: str = "mean over problems, 95 % t interval"
 ) -> Estimate:
-    """Return the mean of one value a problem with its 95 % t interval."""
+    """Return the mean of one value per problem with its 95 % t interval."""
     interval = mean_interval(values)
     return Estimate(
         value=interval.value,

@@ -124,7 +124,7 @@ def refusal(records: Sequence[Record], *, target: str, several: bool) -> str | N
 def _difference(records: Sequence[Record], where: str, target: str) -> str | None:
     """Return in what an arm's seeds differ besides the seed, or None.
 
-    Of analysis plans that of `target` counts: another that reads an arm may have been planned anew
+    Of analysis plans that of `target` counts: another that reads an arm may have been planned again
     since, for other seeds of it.
     """
     plans = {f"{PLAN_INPUT}{target}"}

@@ -24,14 +24,14 @@ class Stopped(Exception):  # noqa: N818 - not an error: the run was asked to sto
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
-    """What one run came to.
+    """Results of one run.
 
     Attributes
     ----------
     metrics
         By metric name, each with unit, interval, n and method.
     series
-        One value a step, None where a step has none.
+        One value per step, None where a step has none.
     effects
         What was really done: the guard against runs in which nothing happened.
     inputs

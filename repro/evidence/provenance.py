@@ -39,7 +39,7 @@ _KINDS = (".py", ".cu", ".cuh", ".json")
 
 @functools.cache
 def source_commit() -> tuple[str, bool | None]:
-    """Return (commit, dirty); dirty is None where it cannot be told."""
+    """Return (commit, dirty); dirty is None where it is not known."""
     named = os.environ.get("REPRO_COMMIT")
     if named:
         return named, None
@@ -81,7 +81,7 @@ def source_at_start() -> dict[str, Any]:
     Returns
     -------
     dict
-        `commit`, `dirty` (None where it cannot be told) and `sha256`, of the files.
+        `commit`, `dirty` (None where it is not known) and `sha256`, of the files.
     """
     stamps_at_start()  # before any file is read: a later write moves a stamp
     commit, dirty = source_commit()

@@ -99,7 +99,7 @@ class Record:
         The resolved `RunConfig` as JSON values, and its SHA-256.
     commit, dirty
         Source commit of the process that wrote the record, and whether files differed from it;
-        `unknown` and None where that cannot be told.
+        `unknown` and None where that is not known.
     sources
         Every state that the source was in while the run ran, in all its processes: `commit`,
         `dirty` and `sha256` of the files, and `written`, the files written to meanwhile, where
@@ -109,7 +109,7 @@ class Record:
     inputs
         SHA-256 digests of what went in (checkpoint, problems, prompt template).
     metrics, series
-        Numbers by name, and lists with one value a step (None where not finite).
+        Numbers by name, and lists with one value per step (None where not finite).
     effects
         What was really done; `repro.evidence.receipts` says what must be there.
     outcome

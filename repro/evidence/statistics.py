@@ -314,7 +314,7 @@ def page_trend(blocks: Sequence[Sequence[float]]) -> tuple[float, float]:
     Parameters
     ----------
     blocks : sequence of (k,) sequences
-        One block a seed, the k arms from the claimed lowest to the claimed highest; k up to 7.
+        One block per seed, the k arms from the claimed lowest to the claimed highest; k up to 7.
     """
     from scipy.stats import rankdata
 

@@ -1,6 +1,6 @@
 """What a run's policy wrote, one Parquet file a rollout: `completions/step-000012.parquet`.
 
-One row a completion that was trained on, in the order of the rollout:
+One row per completion that was trained on, in the order of the rollout:
 
 ==================  =========  ==================================================================
 column              type       meaning
@@ -16,7 +16,7 @@ finish_reason       string     `stop`, or `length` (truncated)
 tokens              int32      length of the completion
 ==================  =========  ==================================================================
 
-A Parquet file can be read only when it is whole; hence one a rollout, written under a temporary
+A Parquet file can be read only when it is whole; hence one per rollout, written under a temporary
 name. A resumed run writes the files of the steps it does again in place of the old ones.
 `datasets.load_dataset("parquet", data_files="<folder>/*.parquet")` reads them together.
 """

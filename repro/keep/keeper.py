@@ -2,7 +2,7 @@
 
 In each run's folder, which lies beside its record and is named by its digest:
 
-    metrics.jsonl        one line a step: what the record's series will hold
+    metrics.jsonl        one line per step: what the record's series will hold
     evaluations.jsonl    one line an evaluation on the development split
     completions/         one Parquet file a rollout, where asked for (`--completions`)
     tensorboard/, wandb/ where asked for (`--log`)

@@ -149,7 +149,7 @@ def parse_trackers(text: str | None) -> tuple[str, ...]:
 
 
 def require_side_by_side(names: Sequence[str]) -> None:
-    """Raise `ValueError` where a tracker follows one run a process and several go together."""
+    """Raise `ValueError` where a tracker follows one run per process and several go together."""
     alone = [name for name in names if not ADAPTERS[name].together]
     require(
         not alone,

@@ -21,7 +21,7 @@ Easy to get wrong
 -----------------
 * Power caps and idling lower the clocks, too: both are normal, and neither is a fault.
 * The driver's tool lists processes by the numbers of its own namespace. In a container these are
-  foreign or hidden: where this process is not among those listed, the others cannot be told.
+  foreign or hidden: where this process is not among those listed, nothing says which are others.
 * Free memory includes no context before the first call of CUDA, and one after it.
 * An allocator that retried while an engine was built did what it should; one that retried while the
   clock ran spoilt the time. Only the second is counted by `timed_retries`.
@@ -228,7 +228,7 @@ def _slowed() -> dict[str, int]:
 
 
 def _processes() -> dict[str, Any]:
-    """Return the others that compute on the device, or why they cannot be told from this one."""
+    """Return the others that compute on the device, or why they cannot be distinguished."""
     listed = ask_driver_tool(("pid", "used_memory"), device=_device(), about="compute-apps")
     own = str(os.getpid())
     if own not in {row["pid"] for row in listed}:

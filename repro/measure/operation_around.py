@@ -90,7 +90,7 @@ def around_the_layers(
 
 @dataclasses.dataclass(slots=True)
 class _Shares:
-    """Times calls and keeps their share of the copy rate (bytes a second)."""
+    """Times calls and keeps their share of the copy rate (bytes per second)."""
 
     rate: float
     replays: int

@@ -7,7 +7,7 @@
     float8          the same as `parity` with keys and values in 8 bits
     noise, faults   see `rollout_faults`
 
-Easy to get wrong: lengths drawn anew for every seed would make the gain of continuous batching a
+Easy to get wrong: lengths drawn again for every seed would make the gain of continuous batching a
 matter of the draw. They are the distribution's own quantiles, in one shuffled order.
 """
 

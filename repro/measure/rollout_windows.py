@@ -5,7 +5,7 @@ attention's grows smoothly with it. So a long rollout need not be decoded whole:
 are cut into equal stretches, the steps in the middle of each are timed, and each stretch is taken
 to run as its middle does,
 
-    seconds = prefill + sum over stretches of steps * (seconds a step in the middle).
+    seconds = prefill + sum over stretches of steps * (seconds per step in the middle).
 
 What is linear in the position comes out exactly. Left out is the host's own work between rounds
 of steps, which the windows do not have; so some cells are also rolled out whole, and

@@ -32,7 +32,7 @@ _OF_THE_ROLLOUT = ("step_seconds", "rollout_seconds", "tokens_per_second", "spee
 
 
 def series_of(point: StepPoint, entry: Entry, base: Entry | None) -> dict[str, list[float | None]]:
-    """Return one value a repeat of every metric that is timed, by its name."""
+    """Return one value per repeat of every metric that is timed, by its name."""
     if point.memory_only:
         return {}
     repeats = entry["repeats"]

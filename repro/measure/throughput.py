@@ -78,7 +78,7 @@ def measure_repeats(
 
     Returns
     -------
-    list of Measured, one a run
+    list of Measured, one per run
 
     Raises
     ------
@@ -144,7 +144,7 @@ class _ArmAtHand:
 def _measure_arms(
     arms: Sequence[_ArmAtHand], progress: Progress, should_stop: Callable[[], bool]
 ) -> None:
-    """Measure what is left of every shape's points, each shape loaded once, and of the checks."""
+    """Measure the remaining points and checks, each shape loaded once."""
     scale: ThroughputScale = arms[0].run.scale
     checks = scale.checks
     for shape, group in groupby(scale.points, key=lambda point: point.shape):
@@ -312,7 +312,7 @@ def _point(
 def _engine(point: ThroughputPoint, slots: int, policy: Policy, products: Products) -> Engine:
     """Return an engine with room for all rows at full length: rows that wait would be timed, too.
 
-    It laid dense weights anew, A's rows below; what that freed, captures may need.
+    Its layout of dense weights, A's rows below, frees memory that captures may need.
     """
     config = EngineConfig(
         slots=slots,

@@ -5,7 +5,7 @@ A projection `P` of shape (N, K) is four tensors:
 ========================================  ====================  =================================
 tensor                                    dtype, shape          meaning
 ========================================  ====================  =================================
-`P.weight`                                uint8, (N * K/2, 1)   two codes a byte, even element
+`P.weight`                                uint8, (N * K/2, 1)   two codes per byte, even element
                                                                 *high*, rows one after another
 `P.weight.absmax`                         float32, (N * K/64,)  block scales
 `P.weight.quant_map`                      float32, (16,)        the values of the codes

@@ -66,7 +66,7 @@ class GraderError(RuntimeError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Grade:
-    """What one pair came to.
+    """Result of grading one pair.
 
     Attributes
     ----------

@@ -50,7 +50,7 @@ class TrainState:
     draws
         Batches of prompts drawn; more than rollouts where dynamic sampling refills.
     series
-        `{name: [one value a step]}`.
+        `{name: [one value per step]}`.
     effects
         What was really done, JSON values.
     counts

@@ -149,7 +149,7 @@ def note_exploration(run: RunConfig, state: TrainState, rollout: Rollout) -> Non
 
 
 def note_noise(state: TrainState, receipt: NoiseReceipt) -> None:
-    """Add one perturbation to the run's receipts; one a rollout, or one a step where none is."""
+    """Add one perturbation to the run's receipts: one per rollout, or per step where none is."""
     noise = state.effects.setdefault(
         "noise",
         {"form": receipt.form, "rollouts_asked": 0, "rollouts_perturbed": 0, "modules": 0,

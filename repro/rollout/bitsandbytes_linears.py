@@ -1,6 +1,6 @@
 """NF4 projections multiplied by bitsandbytes' own kernel: what QLoRA's users have.
 
-Only the product by the 4-bit weight is bitsandbytes': one call a projection, as its `Linear4bit`
+Only the product by the 4-bit weight is bitsandbytes': one call per projection, as its `Linear4bit`
 makes it. The adapter, attention, captured steps and the draw are the engine's, so that an arm on
 these products differs from one on this project's by the kernel alone (and is faster than
 transformers with bitsandbytes, whose steps are not captured).

@@ -151,9 +151,10 @@ class LeanDecoder:
         return hidden, cache
 
     def step(self, token_ids: Tensor, column: int, cache: Cache) -> Tensor:
-        """Run one token a row forward, (B,) int64, at a column of the cache; return (B, V) logits.
+        """Run one token per row forward at a column of the cache; return (B, V) logits.
 
-        The token's key and value are written into the cache; running a step again is harmless.
+        `token_ids` is (B,) int64. The token's key and value are written into the cache; running a
+        step again is harmless.
         """
         positions = (column - cache.padding).unsqueeze(1)  # (B, 1)
         mask = None if cache.mask is None else cache.mask[..., : column + 1]

@@ -6,9 +6,9 @@ probability, of these the `top_k` most probable, of these the smallest set that 
 their mass (the token that crosses the bound included). A token is the first whose cumulated
 probability, in the order of token ids, exceeds a uniform number.
 
-Drawing by inversion from one uniform number a token makes arms comparable: two policies that differ
-a little choose the same token for most uniforms. `torch.multinomial` has no such property, and its
-draw for one row depends on the others.
+Drawing by inversion from one uniform number per token makes arms comparable: two policies that
+differ a little choose the same token for most uniforms. `torch.multinomial` has no such property,
+and its draw for one row depends on the others.
 
 Easy to get wrong: cumulating 150 000 probabilities in float32 (the sum misses 1 by up to 1e-3, and
 the last tokens are never or wrongly drawn; float64 here), and reporting log-probabilities from
@@ -75,7 +75,7 @@ def sampling_logprobs(logits: Tensor, sampling: SamplingConfig) -> Tensor:
 
 
 def draw(logits: Tensor, uniform: Tensor, sampling: SamplingConfig) -> tuple[Tensor, Tensor]:
-    """Choose one token a row.
+    """Choose one token per row.
 
     Parameters
     ----------
@@ -100,7 +100,7 @@ def draw(logits: Tensor, uniform: Tensor, sampling: SamplingConfig) -> tuple[Ten
 def draw_exploring(
     logits: Tensor, uniform: Tensor, sampling: SamplingConfig, heat: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Choose one token a row at a temperature of its own; report the policy's log-probabilities.
+    """Choose one token per row at a temperature of its own; report the policy's log-probabilities.
 
     A row of heat 1 draws what `draw` draws for it, to the bit. Waits for no device and branches on
     no value, so that it can be captured.

@@ -1,4 +1,4 @@
-"""The policy's forward pass over a paged cache: one token a row, or a chunk of prompts.
+"""The policy's forward pass over a paged cache: one token per row, or a chunk of prompts.
 
     r = embedding(tokens);  n = norm(r)
     each block:  r, n = norm(r + o(attend(qkv(n))));  r, n = norm(r + down(swiglu(gate_up(n))))
@@ -128,14 +128,14 @@ class Forward:
                 silent.append(norm.noise)
             else:
                 noisy.append((norm.noise, norm.module.noise))
-        # One call for all that are alike: one call a norm takes the host a millisecond.
+        # One call for all that are alike: one call per norm takes the host a millisecond.
         if silent:
             torch._foreach_zero_(silent)
         if noisy:
             torch._foreach_copy_([own for own, _ in noisy], [given for _, given in noisy])
 
     def decode(self, tokens: Tensor, positions: Tensor, table: Tensor) -> Tensor:
-        """Run one token a row forward; return (M, V) float32 logits.
+        """Run one token per row forward; return (M, V) float32 logits.
 
         Parameters
         ----------

@@ -4,7 +4,7 @@
 methods on a GPU. The forward pass is written once over either.
 
     norm         residual stream and its norm:  r <- r + x,   n = (gain + noise) * r / rms(r)
-    attend_step  one new token a row: head norms, rotation, key and value into the cache, attention
+    attend_step  a new token per row: head norms, rotation, key and value into the cache, attention
     place        the same for many new tokens, without the attention: returns the queries
     attend_new   attention of many new tokens (prefill), each to what precedes it
     whole        a product with its adapter's share
@@ -128,7 +128,7 @@ class TorchOps:
         heads: Heads,
         rotation: Rotation,
     ) -> Tensor:
-        """Write one new token a row into the cache and attend from it.
+        """Write one new token per row into the cache and attend from it.
 
         Parameters
         ----------

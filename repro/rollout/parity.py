@@ -101,7 +101,7 @@ def trainer_logprobs(policy: Policy, batch: RolloutBatch, temperature: float) ->
 
 @torch.no_grad()
 def float32_logprobs(policy: Policy, batch: RolloutBatch, temperature: float) -> list[Tensor]:
-    """Return the same in float32 throughout: 4 bytes a parameter and more while it runs."""
+    """Return the same in float32 throughout: 4 bytes per parameter and more while it runs."""
     longest = max(map(len, batch.prompt_ids)) + max(len(c.token_ids) for c in batch.completions)
     exact = LeanDecoder(policy_weights(policy), longest)
     by_row = []

@@ -3,7 +3,7 @@
 A *row* is one completion in the making. Waiting rows enter as slots and cache blocks allow
 (continuous batching); a row that ends leaves its slot to the next. When blocks run out, the row
 that entered last is put back to the head of the queue with the tokens it has (*preempted*); when it
-enters again its whole sequence is computed anew, and it goes on with the next random number of its
+enters again its whole sequence is computed again, and it goes on with the next random number of its
 own seed. Nothing is lost but time.
 
 A row's sequence is its prompt and its tokens so far. All but the last token are *prefilled*; the

@@ -45,7 +45,7 @@ class Entry:
     limit
         Tokens at which the row ends.
     uniforms
-        (limit,) float64: one number a token.
+        (limit,) float64: one number per token.
     """
 
     slot: int

@@ -7,9 +7,9 @@ loaded before would be served from vLLM's cache). It moves as a safetensors file
 synchronisation: its keys belong to the adapter and the gains before.
 
 Added noise must reach vLLM's own norm modules, whose class is not transformers': they are found by
-name, in the engine, and the receipt counts the channels whose gain there is another than without
-noise. The published code looked for a class that vLLM does not build, touched nothing and said
-nothing. Trained gains go the same way: vLLM refuses an adapter that brings any.
+name, in the engine, and the receipt counts the channels whose gain there differs from the one
+without noise. The published code looked for a class that vLLM does not build, touched nothing and
+said nothing. Trained gains go the same way: vLLM refuses an adapter that brings any.
 
 Not yet wired to a command: runs sample with this project's own engine.
 
@@ -81,7 +81,7 @@ class VllmSampler:
     version : int
         Id of the adapter that vLLM has, 0 before the first; each one handed over gets the next.
     channels_changed : int
-        Channels of vLLM's norms whose gain is another than without noise: the receipt.
+        Channels of vLLM's norms whose gain differs from the one without noise: the receipt.
 
     Raises
     ------
@@ -279,7 +279,7 @@ def set_gains(model: torch.nn.Module, gains: dict[str, Tensor], bare: dict[str, 
     Returns
     -------
     int
-        Channels whose gain, in the model's own dtype, is another than the bare one.
+        Channels whose gain, in the model's own dtype, differs from the bare one.
 
     Raises
     ------

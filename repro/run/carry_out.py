@@ -158,7 +158,7 @@ def keep(
     runs: Path,
     environment: Mapping[str, Any],
 ) -> Path:
-    """Write the record of what `run` came to into `runs`; return its path.
+    """Write the record of `run`'s results into `runs`; return its path.
 
     Numbers that follow from others (the area under a curve, the mean of several sets) are added,
     and to the states of the source that its checkpoints carried, those of this process.

@@ -42,7 +42,7 @@ _WITHOUT_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Claim:
-    """What asking for a task came to; each of its runs is in one of the three.
+    """Result of asking for a task; each of its runs is in one of the three.
 
     Attributes
     ----------

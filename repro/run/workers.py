@@ -237,7 +237,7 @@ class WorkerPool:
         self._replace(worker, waiting)
 
     def _dead(self, worker: _Worker, task: Task, code: int | None, waiting: deque[Task]) -> Event:
-        """Return what became of a task whose worker died; it may go back into the queue."""
+        """Return the fate of a task whose worker died; it may go back into the queue."""
         text = f"the worker process ended by {_how(code)} while it carried out this run"
         if code == DEAD:
             text = f"device {worker.device} does not answer, and gets no more work"

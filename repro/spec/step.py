@@ -41,7 +41,7 @@ class StepArm(Arm):
     linears: Linears = "kernels"
 
     def __post_init__(self) -> None:
-        # Spelled out: a dataclass with slots is a class anew, which `super()` would not find.
+        # Spelled out: a dataclass with slots is a new class, which `super()` would not find.
         Arm.__post_init__(self)
         require_choice(f"arm {self.name}: linears", self.linears, Linears)
         require(

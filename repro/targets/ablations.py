@@ -1,7 +1,7 @@
 """Figures 9, 10, 15, 16 and 17: noise schedule, LoRA rank and learning rate.
 
 Fig. 15 defines the schedules that Fig. 9 trains with. It is drawn from 5e-2, where Table 4 begins
-at 1e-2, and its exponential curve is at its end by the sixth stage, where Eq. 8 comes to 6.97e-4
+at 1e-2, and its exponential curve is at its end by the sixth stage, where Eq. 8 gives 6.97e-4
 at the tenth; the arms take Table 4's range and Eq. 8. Of learning it says nothing that Fig. 9 does
 not: `figure15` has no runs or claims of its own, and is Fig. 9's arms, read from its records.
 

@@ -255,7 +255,7 @@ ANSWER_REWARD = _target(
 )
 
 # "--ln True", rank and alpha 16, loss type bnpo, sigma 1e-2 to 1e-4 (the released scripts). Their
-# group of 2 and one prompt a step are sizes, which stay the tier's.
+# group of 2 and one prompt per step are sizes, which stay the tier's.
 _PUBLISHED = dataclasses.replace(
     NVFP4_LORA,
     name="as_published",

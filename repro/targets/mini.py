@@ -131,7 +131,7 @@ SWEEP_1_5B = TrainScale(
         every=50,
         samples=2,
         sampling=SamplingConfig(temperature=0.6, top_p=0.95, max_new_tokens=_NEW_TOKENS),
-        # Two thirds of what 300 steps sample at 250 tokens a completion.
+        # Two thirds of what 300 steps sample at 250 tokens per completion.
         token_budget=6_400_000,
     ),
     compute_dtype="bfloat16",

@@ -57,7 +57,7 @@ _NEW_TOKENS = 128
 # The grid's middle; full training takes a tenth of LoRA's rate, as is usual.
 _BASE_RATES = LearningRates(lora_16bit=1e-3, lora_4bit=1e-3, full=1e-4)
 # Where runs take off lies inside: by 60 steps those of the first protocol had sampled 147 000 to
-# 249 000 tokens, and who has risen samples 4600 more a step (72 tokens a completion). Arms that
+# 249 000 tokens, and who has risen samples 4600 more per step (72 tokens per completion). Arms that
 # learn to work thus come to 420 000 and more by step 120 and reach the budget between steps 70 and
 # 95. A larger one would add what all have in common, the plateau; arms that never work sample
 # 180 000 to 250 000 and hold their last value.
@@ -125,8 +125,8 @@ PROXY_LARGE_HARD = dataclasses.replace(PROXY_HARD, checkpoint="proxy-120m")
 
 # Fitted by least squares of relative errors to 13 ensembles, of 5 to 32 runs and 120 steps, of the
 # sweep, Table 1 and its controls, each on one H200 (0ff0fd7, d36c27d); each is met within 13 %.
-# All had nearly as many questions a run, so a question's seconds cannot be told from a step's and
-# are given, not fitted. A command's start is that of two earlier ones (2d2f26c, c97a028).
+# All had nearly as many questions per run, so the fit cannot separate a question's seconds from
+# a step's: the former are given. A command's start is that of two earlier ones (2d2f26c, c97a028).
 _TOGETHER = TogetherCost(
     begin_seconds=27.0,
     start_seconds=5.3,

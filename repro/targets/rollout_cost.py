@@ -46,7 +46,7 @@ _CHECKS = {
 def step_seconds(
     shape: str, arm: Arm, batch: int, *, positions: int = 0, bitsandbytes: bool = False
 ) -> float:
-    """Return the estimated seconds of one decode step after `positions` tokens a row."""
+    """Return the estimated seconds of one decode step after `positions` tokens per row."""
     decoder = _decoder(shape)
     packed = arm.weight_format != "bf16"
     projections = decoder.projection_parameters()

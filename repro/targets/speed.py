@@ -34,7 +34,7 @@ SHAPES = {size: f"qwen2.5-{size}" for size in ("3b", "7b", "14b", "32b")}
 
 
 def rate(point: str, batch: int) -> Metric:
-    """Return the metric of one cell: new tokens a second at a batch."""
+    """Return the metric of one cell: new tokens per second at a batch."""
     return Metric(
         name=f"tokens_per_second_{point}_{batch}",
         unit="tokens per second",

@@ -9,9 +9,9 @@ reinforcement learning is read from `aqn_factorial` (noise in the rollout) and `
 shared).
 
 The problems are of level 6, not of the levels 4 and 5 that reinforcement learning has. On those the
-policy was pre-trained: solutions of its own generator cost it 0.03 nats a token untrained (a probe
-of 60 problems), all that is left to learn is the habit of working, and noise could harm nothing.
-Every second problem of level 6 comes to numbers above 999, which it has never seen: 1.7 nats a
+policy was pre-trained: solutions of its own generator cost it 0.03 nats per token untrained (a
+probe of 60 problems), only the habit of working remains to learn, and noise could harm nothing.
+Every second problem of level 6 reaches numbers above 999, which it has never seen: 1.7 nats per
 token in the same probe. The choice was made before any run of this target. It makes this a control
 of its own: beside reinforcement learning it stands with other problems.
 

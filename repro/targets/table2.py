@@ -1,10 +1,10 @@
 """Table 2: BigMath with DAPO, mean pass@1 on MATH-500, AIME 24, AIME 25 and AMC 23.
 
-122 000 problems of levels 3 to 5 (levels 4 and 5 for 32B), 16 completions a prompt, one update a
-rollout, up to 8192 tokens (section 4.1; Table 4). With 30 to 40 items a benchmark, one point of the
-average is well inside the sampling error; the paper gives neither deviations nor the number of
-runs. What the released scripts call DAPO is a local token mean without dynamic sampling; the arms
-here take DAPO as the paper describes it.
+122 000 problems of levels 3 to 5 (levels 4 and 5 for 32B), 16 completions per prompt, one update
+per rollout, up to 8192 tokens (section 4.1; Table 4). With 30 to 40 items per benchmark, one
+point of the average is well inside the sampling error; the paper gives neither deviations nor the
+number of runs. What the released scripts call DAPO is a local token mean without dynamic sampling;
+the arms here take DAPO as the paper describes it.
 """
 
 from __future__ import annotations

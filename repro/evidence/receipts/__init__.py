@@ -42,7 +42,7 @@ of the policy before training, summed over a completion), `tokens`, one per prob
 noise of its own), `channels_changed` (channels whose gain
 really moved, summed over rollouts), `rollouts_asked` and `rollouts_perturbed` (rollouts for which
 sigma was above 0, and those in which something moved; of `finetune`, which has none, optimiser
-steps instead). Beside them stand the series `sigma` and `sigma_realised`, one value a step; of
+steps instead). Beside them stand the series `sigma` and `sigma_realised`, one value per step; of
 `train`, `zero_variance_groups` (the share of groups whose rewards were all equal), and where the
 scale asks for them `accuracy_sampled` and `tokens_sampled` (so far), and for each class of tokens
 its entropy and its share of the tokens; of `finetune`, `loss` and `tokens`; and `inputs` with the

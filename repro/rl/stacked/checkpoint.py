@@ -1,6 +1,6 @@
 """Checkpoints of a whole ensemble: masters and moments of all runs, and what each run knows.
 
-As `repro.rl.checkpoint`, with a row a run: a snapshot (`repro.rl.snapshots`) whose tensors are in
+As `repro.rl.checkpoint`, with a row per run: a snapshot (`repro.rl.snapshots`) whose tensors are in
 `ensemble.safetensors`. No random state exists.
 """
 

@@ -188,7 +188,7 @@ class Decoder:
 
     @torch.no_grad()
     def step(self, buffers: Buffers, columns: int, drawing: Drawing) -> None:
-        """Draw one token a row and run it forward, attention reading the first `columns`."""
+        """Draw one token per row and run it forward, attention reading the first `columns`."""
         b = buffers
         uniform = b.uniforms.index_select(0, b.number).squeeze(0)  # (N,)
         if drawing.exploring:
@@ -217,7 +217,7 @@ class Decoder:
         return tokens, logprobs
 
     def _forward(self, b: Buffers, tokens: Tensor, columns: int) -> Tensor:
-        """Return logits (N, V) after one token a row, (N,) int64."""
+        """Return logits (N, V) after one token per row, (N,) int64."""
         S = self.weights.final_gain.shape[0]
         cos, sin = self.rotary.at((b.column - b.padding).view(S, -1))  # (S, N / S, 1, D)
         seen = torch.arange(columns, device=tokens.device) <= b.column  # (columns,)

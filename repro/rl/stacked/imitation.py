@@ -1,6 +1,6 @@
 """Worked solutions of S runs: gradients of each run's mean loss, and losses without gradient.
 
-Lessons lie where the trainer's groups lie, one completion a prompt, so batches and passes are the
+Lessons lie where the trainer's groups lie, one completion per prompt, so batches and passes are the
 trainer's. The loss of a run is the mean over its own tokens of -log p.
 """
 
@@ -24,7 +24,7 @@ def accumulate_losses(passes: Passes, taken: Sequence[Rows | None]) -> list[Imit
     Parameters
     ----------
     passes
-        At temperature 1, a completion a group.
+        At temperature 1, a completion per group.
     taken
         One per run: its lessons of the step; None where it takes no part.
     """

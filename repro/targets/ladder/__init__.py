@@ -27,7 +27,7 @@ drawn warmer. If that does not bring the take-off forward by 15 %, the environme
 mechanism, and no statement about formats or noise is judged there.
 
 Seeds are pairs: the order of the problems, the adapter's start and the order of channels, which
-draws every rounding anew. No other run of the tier has had them.
+draws every rounding again. No other run of the tier has had them.
 """
 
 from __future__ import annotations

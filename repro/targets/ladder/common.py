@@ -27,7 +27,7 @@ SWEEP_SEEDS = (300, 301)
 LOOKS = (Look(seeds=8, alpha=0.01), Look(seeds=16, alpha=0.04))
 
 # Between 10 % of right answers at the start (45 % on the highest rung) and the plateau above 95 %,
-# where the curve is steep: a crossing there depends least on the noise of 64 completions a step.
+# where the curve is steep: a crossing there depends least on the noise of 64 completions per step.
 THRESHOLD = 75.0
 # Flat stretches of 30 to 40 steps at 4 % were seen on the tiny policy; at an eighth of that prior
 # they are longer. A quarter more than the tier's 120 is what half an hour for two rungs leaves.

@@ -154,7 +154,7 @@ def test_runs_fine_tuned_side_by_side_have_the_results_of_each_alone(tmp_path: P
 
 
 def recorded(run: RunConfig, measured: Measured, folder: Path) -> Record:
-    """Return the record that is written of what a run came to."""
+    """Return the record that is written of a run's results."""
     now, environment = datetime.now(UTC), capture_environment()
     return read_record(recording.keep(run, measured, now, folder / run.digest(), environment))
 
