@@ -23,7 +23,7 @@ def supervised(records: Sequence[Record]) -> bool:
 
 
 def rows(records: Sequence[Record]) -> list[CurveRow]:
-    """Return the mean loss a token of the solutions, in nats, an arm and step.
+    """Return the mean loss per token of the solutions, in nats, per arm and step.
 
     The loss of reinforcement learning has no meaning as a number, so there is no row of it.
     """

@@ -32,7 +32,7 @@ _STROKE = 1.35
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RateRow:
-    """Tokens a second of one model and arm at one batch or rank.
+    """Tokens per second of one model and arm at one batch or rank.
 
     Attributes
     ----------

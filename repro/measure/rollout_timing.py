@@ -80,7 +80,7 @@ def add_work(
 ) -> None:
     """Add a prefill and `steps` decode steps of `rows` rows to the work behind a seed's receipt.
 
-    The weights are read once by the prefill and once a step; every token but the last is
+    The weights are read once by the prefill and once per step; every token but the last is
     multiplied by all projections.
     """
     decoder: Any = policy.decoder

@@ -68,7 +68,7 @@ def measure_repeats(
     should_stop: Callable[[], bool],
     threads: int,
 ) -> list[Measured]:
-    """Sample every point and batch of the scale with each arm's policy, once a seed.
+    """Sample every point and batch of the scale with each arm's policy, once per seed.
 
     Parameters
     ----------

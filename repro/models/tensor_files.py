@@ -333,7 +333,7 @@ def write_tensors(
     specs
         Dtype and shape of every tensor.
     make
-        Called once a name, in the order of the file; what it returns must fit the spec.
+        Called once per name, in the order of the file; what it returns must fit the spec.
 
     Raises
     ------

@@ -37,7 +37,7 @@ _PROMPTS_AT_ONCE = 16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MatchedNoise:
-    """A strength of noise and the receipt of its matching; KL in nats a token."""
+    """A strength of noise and the receipt of its matching; KL in nats per token."""
 
     matched_to: WeightFormat
     sigma: float
@@ -201,7 +201,7 @@ def _planted(policy: Policy, drawn: Mapping[str, Tensor], sigma: float) -> Itera
 
 @torch.no_grad()
 def token_logprobs(policy: Policy, prompts: Sequence[Sequence[int]]) -> list[Tensor]:
-    """Return log-probabilities over the vocabulary at every position, (S, V) float32 a prompt.
+    """Return log-probabilities over the vocabulary at every position, (S, V) float32 per prompt.
 
     On the policy's device. Prompts go forward together, padded on the right, where causal attention
     never looks.

@@ -32,7 +32,7 @@ class Progress:
     step, tokens, seconds
         Done so far, in all starts together.
     losses
-        Of each step, nats a token.
+        Of each step, nats per token.
     peak_bytes
         Most memory that an earlier start had used when it wrote the state.
     refused

@@ -1,7 +1,7 @@
 """Entropy before any training, prompt by prompt: what four-bit rounding does to it by itself.
 
-Two readings of "quantisation raises entropy", both in nats a token, averaged over the tokens of one
-prompt's completions:
+Two readings of "quantisation raises entropy", both in nats per token, averaged over the tokens of
+one prompt's completions:
 
 * `own`: under the completions that the policy itself samples. This is what Fig. 5 plots at step 0;
   it moves also because other completions are sampled.

@@ -116,7 +116,9 @@ def score(
         raise ValueError(f"there are {len(texts)} texts and {len(golds)} golds; one each is needed")
     if kind == "random" and (seeds is None or len(seeds) != len(texts)):
         count = "none" if seeds is None else str(len(seeds))
-        raise ValueError(f"random reward needs {len(texts)} seeds, one a completion; found {count}")
+        raise ValueError(
+            f"random reward needs {len(texts)} seeds, one per completion; found {count}"
+        )
     strict = [(gold, extract_answer(text)) for gold, text in zip(golds, texts, strict=True)]
     lenient = [(gold, lenient_answer(text)) for gold, text in zip(golds, texts, strict=True)]
     # In one call: both readings mostly give one answer, and a late one is not remembered.

@@ -76,7 +76,7 @@ def rollout_values(
     mismatch: Mismatch | None,
     state: TrainState,
 ) -> Values:
-    """Return what is measured once a rollout and written for each of its steps.
+    """Return what is measured once per rollout and written for each of its steps.
 
     Parameters
     ----------

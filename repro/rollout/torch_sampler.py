@@ -1,6 +1,6 @@
 """The sampler on the policy's own tensors, in plain torch: the one for CPUs and small policies.
 
-It reads the policy that is being trained, adapters merged into dense float32 matrices once a step
+It reads the policy that is being trained, adapters merged into dense float32 matrices once per step
 (`refresh`), so there is no second copy of a checkpoint to fall out of step. Each prompt is run
 forward once and its cache copied for the G completions of its group; all rows decode together;
 finished rows leave the batch, and the rollout ends with the last one.

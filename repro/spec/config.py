@@ -187,7 +187,7 @@ class EvaluationConfig:
     every
         Steps between evaluations on the development split during training; 0 switches off.
     samples
-        Completions a problem under `sampling` (mean pass@1 is reported over them).
+        Completions per problem under `sampling` (mean pass@1 is reported over them).
     sampling
         "temperature 0.6, top_p 0.95, 4096 tokens, evaluated multiple times" (section 4.1);
         the number of times is not stated.

@@ -4,8 +4,8 @@ Details of the original that matter, and what is done about each here:
 
 * LoRA of rank 32 on the seven projections of each layer (section 4.1). Alpha is not stated; the
   released code has alpha = rank. Both stand in `Arm`.
-* GRPO without KL and entropy terms (App. E), clip 0.2 / 0.28, four updates a rollout of 128 prompts
-  with 8 completions each (Table 4).
+* GRPO without KL and entropy terms (App. E), clip 0.2 / 0.28, four updates per rollout of 128
+  prompts with 8 completions each (Table 4).
 * Learning rate 1e-5 for four-bit weights and 5e-6 for BF16 LoRA (Table 4): the arms differ in more
   than the format at the paper's own settings, so claims declare `learning_rate` as a factor. At the
   smoke tier all LoRA arms have one rate.
