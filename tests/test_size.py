@@ -21,8 +21,8 @@ KERNEL_DECORATORS = ("jit", "autotune", "heuristics")
 
 
 def sources() -> list[Path]:
-    found = [path for folder in FOLDERS for path in sorted((ROOT / folder).rglob("*.py"))]
-    return [*found, ROOT / "noxfile.py"]
+    files = [path for folder in FOLDERS for path in sorted((ROOT / folder).rglob("*.py"))]
+    return [*files, ROOT / "noxfile.py"]
 
 
 def decorator_name(node: ast.expr) -> str:

@@ -130,7 +130,7 @@ def test_the_clock_moves_by_what_is_added_alone() -> None:
 
 def test_the_binding_limit_is_the_larger_share() -> None:
     limits = Limits(copy_rate=4e12, matmul_rate=8e14)
-    found = limits.shares(1e-3, nbytes=2e9, flops=2e11)
-    assert found["percent_of_copy_rate"] == pytest.approx(50)
-    assert found["percent_of_matmul_rate"] == pytest.approx(25)
-    assert found["limit_percent"] == pytest.approx(50)
+    shares = limits.shares(1e-3, nbytes=2e9, flops=2e11)
+    assert shares["percent_of_copy_rate"] == pytest.approx(50)
+    assert shares["percent_of_matmul_rate"] == pytest.approx(25)
+    assert shares["limit_percent"] == pytest.approx(50)

@@ -57,13 +57,13 @@ def test_a_controls_picture_has_the_arms_that_it_shares() -> None:
 def test_the_pictures_in_docs_are_those_of_the_blessed_records(tier: str, tmp_path: Path) -> None:
     if not PICTURES.is_dir():
         pytest.skip("docs/ is not part of an installed package")
-    kept = {path.name: path.read_bytes() for path in PICTURES.glob(f"{tier}_*.svg")}
+    committed = {path.name: path.read_bytes() for path in PICTURES.glob(f"{tier}_*.svg")}
     made_by = f"Matplotlib v{matplotlib.__version__}".encode()
     line = ["--blessed", "--tier", tier, "--kinds", "svg", "--out", str(tmp_path)]
     assert main([*line, "--expected", str(ROOT / "expected")]) == 0
     drawn = {path.name: path.read_bytes() for path in tmp_path.glob("*.svg")}
     stale = f"stale: python -m figures --blessed --tier {tier} --kinds svg --out docs/figures"
-    assert kept.keys() == drawn.keys(), stale
-    if not all(made_by in text for text in kept.values()):
+    assert committed.keys() == drawn.keys(), stale
+    if not all(made_by in text for text in committed.values()):
         pytest.skip("the pictures were drawn with another matplotlib than this one")
-    assert not [name for name in drawn if drawn[name] != kept[name]], stale
+    assert not [name for name in drawn if drawn[name] != committed[name]], stale

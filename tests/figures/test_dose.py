@@ -25,7 +25,7 @@ Overlap = Callable[[Bbox, Bbox], bool]
 
 
 @pytest.fixture(scope="module")
-def found() -> DoseResponse:
+def response() -> DoseResponse:
     made = dose_response(dose_checks())
     assert made is not None
     return made
@@ -43,11 +43,11 @@ def bands(figure: Figure) -> list[Polygon | Rectangle]:
     return [item for item in figure.axes[0].patches if isinstance(item, Polygon | Rectangle)]
 
 
-def test_each_dose_has_a_point_by_its_source_and_an_interval(found: DoseResponse) -> None:
-    figure = dose.draw(found, "")
+def test_each_dose_has_a_point_by_its_source_and_an_interval(response: DoseResponse) -> None:
+    figure = dose.draw(response, "")
     assert (len(marks(figure, "o")), len(marks(figure, "^")), len(marks(figure, "s"))) == (8, 3, 1)
     points = sorted(place(line) for kind in "o^s" for line in marks(figure, kind))
-    for (x, y), one in zip(points, found.responses, strict=True):
+    for (x, y), one in zip(points, response.responses, strict=True):
         assert y == pytest.approx(one.ratio)
         # Moved apart where doses nearly agree.
         assert x == pytest.approx(one.dose.kl, rel=0.15)
@@ -56,49 +56,51 @@ def test_each_dose_has_a_point_by_its_source_and_an_interval(found: DoseResponse
         for line in figure.axes[0].lines
         if line.get_linewidth() == 2.0 and len(line.get_xdata()) == 2  # type: ignore[arg-type]
     }
-    assert intervals == {(one.low, one.high) for one in found.responses}
+    assert intervals == {(one.low, one.high) for one in response.responses}
 
 
-def test_the_papers_diamond_stands_at_its_dose(found: DoseResponse) -> None:
-    figure = dose.draw(found, "")
+def test_the_papers_diamond_stands_at_its_dose(response: DoseResponse) -> None:
+    figure = dose.draw(response, "")
     (diamond,) = marks(figure, "D")
-    assert found.place is not None
-    assert place(diamond) == pytest.approx((found.place.kl, 32.5 / 75))
-    assert 2.3e-2 < found.place.kl < 5.5e-2
+    assert response.place is not None
+    assert place(diamond) == pytest.approx((response.place.kl, 32.5 / 75))
+    assert 2.3e-2 < response.place.kl < 5.5e-2
     assert not bands(figure)
 
 
-def test_far_neighbours_have_a_band_between_them(found: DoseResponse) -> None:
-    assert found.place is not None
-    above = dataclasses.replace(found.place.above, kl=20 * found.place.below.kl)
-    far = dataclasses.replace(found.place, above=above)
-    figure = dose.draw(dataclasses.replace(found, place=far), "")
+def test_far_neighbours_have_a_band_between_them(response: DoseResponse) -> None:
+    assert response.place is not None
+    above = dataclasses.replace(response.place.above, kl=20 * response.place.below.kl)
+    far = dataclasses.replace(response.place, above=above)
+    figure = dose.draw(dataclasses.replace(response, place=far), "")
     (band,) = bands(figure)
     box = band.get_path().transformed(band.get_patch_transform()).get_extents()
     assert (box.x0, box.x1) == pytest.approx((far.below.kl, far.above.kl))
 
 
-def test_without_a_place_for_the_paper_the_note_says_so(found: DoseResponse) -> None:
-    figure = dose.draw(dataclasses.replace(found, place=None), "")
+def test_without_a_place_for_the_paper_the_note_says_so(response: DoseResponse) -> None:
+    figure = dose.draw(dataclasses.replace(response, place=None), "")
     assert not marks(figure, "D")
     assert figure._supxlabel is not None  # type: ignore[attr-defined]
     assert "the paper's dose is not drawn" in figure._supxlabel.get_text()  # type: ignore[attr-defined]
 
 
-def test_runs_that_did_not_take_off_are_hollow_and_grey(found: DoseResponse) -> None:
-    last = dataclasses.replace(found.responses[-1], took_off=False, low=None, high=None)
-    figure = dose.draw(dataclasses.replace(found, responses=(*found.responses[:-1], last)), "")
+def test_runs_that_did_not_take_off_are_hollow_and_grey(response: DoseResponse) -> None:
+    last = dataclasses.replace(response.responses[-1], took_off=False, low=None, high=None)
+    figure = dose.draw(
+        dataclasses.replace(response, responses=(*response.responses[:-1], last)), ""
+    )
     hollow = [line for line in marks(figure, "o") if line.get_markerfacecolor() == "white"]
     assert [place(line)[1] for line in hollow] == pytest.approx([last.ratio])
     assert hollow[0].get_color() == "#a6a6a6"
 
 
-def test_words_stay_inside_and_apart(found: DoseResponse, overlap: Overlap) -> None:
-    figure = dose.draw(found, "; proxy tier")
+def test_words_stay_inside_and_apart(response: DoseResponse, overlap: Overlap) -> None:
+    figure = dose.draw(response, "; proxy tier")
     figure.draw_without_rendering()
     axes = figure.axes[0]
     names = [text for text in axes.texts if text.get_rotation() == 90]
-    assert len(names) == len(found.responses)
+    assert len(names) == len(response.responses)
     boxes = [Text.get_window_extent(text) for text in (*names, *figure.texts, axes.xaxis.label)]
     for box in boxes:
         assert box.x0 >= figure.bbox.x0 - 1

@@ -118,8 +118,8 @@ def test_shared_arms_are_drawn_at_the_seeds_of_a_targets_own(tmp_path: Path) -> 
         for run in plan(find(target), Tier.PROXY, seeds, [arm]):
             now = datetime.now(UTC)
             record_of(run, metrics={}, environment={}, started=now).write(tmp_path)
-    found = sorted((arm, e.name) for e, arm in places(RunsFolder(tmp_path), "proxy", "figure10"))
-    assert found == [
+    drawn_at = sorted((arm, e.name) for e, arm in places(RunsFolder(tmp_path), "proxy", "figure10"))
+    assert drawn_at == [
         (arm, f"seed-{seed}.json") for arm in ("rank_32", "rank_64") for seed in (5, 6)
     ]
     assert len(places(RunsFolder(tmp_path), "proxy", "table1")) == 10

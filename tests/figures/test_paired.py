@@ -60,7 +60,7 @@ def made_up(name: str, seeds: int = 5, *, without: Sequence[str] = ()) -> list[R
     return records
 
 
-def found(name: str, records: Sequence[Record]) -> list[contrasts.Cell]:
+def cells_of(name: str, records: Sequence[Record]) -> list[contrasts.Cell]:
     return contrasts.cells(records, find(name), Tier.PROXY)
 
 
@@ -94,7 +94,7 @@ def test_every_claim_has_a_cell_with_the_effect_and_interval_of_its_verdict_alon
     claims = [replace(claim, **plain) for claim in stated]
     seeds = 1 if target.claims[0].paired_by == "prompt" else 5
     records = made_up(name, seeds)
-    cells = found(name, records)
+    cells = cells_of(name, records)
     metrics = {metric.name: metric for metric in target.metrics}
     by_seed = {m: by_key(target, records, m, "seed") for m in metrics}
     by_prompt = {m: by_key(target, records, m, "prompt") for m in metrics} if seeds == 1 else {}
@@ -118,7 +118,7 @@ def test_every_claim_has_a_cell_with_the_effect_and_interval_of_its_verdict_alon
 
 
 def test_neighbours_of_an_order_have_a_side_and_those_of_a_trend_have_none() -> None:
-    dapo = {cell.arms: cell for cell in found("figure4_dapo", made_up("figure4_dapo"))}
+    dapo = {cell.arms: cell for cell in cells_of("figure4_dapo", made_up("figure4_dapo"))}
     assert list(dapo) == [
         ("nf4_lora", "bf16_lora"),
         ("mxfp4_lora", "nf4_lora"),
@@ -126,7 +126,7 @@ def test_neighbours_of_an_order_have_a_side_and_those_of_a_trend_have_none() -> 
         ("nvfp4_lora", "bf16_lora"),
     ]
     assert {cell.claimed for cell in dapo.values()} == {1}
-    ranks = found("figure10", made_up("figure10"))
+    ranks = cells_of("figure10", made_up("figure10"))
     assert {cell.arms for cell in ranks} == {
         ("rank_64", "rank_128"),
         ("rank_32", "rank_64"),
@@ -140,7 +140,7 @@ def test_an_interaction_is_the_difference_of_two_differences() -> None:
     records = made_up("aqn_factorial")
     seeds = sorted({record.seed for record in records})
     value = {(r.arm, r.seed): r.value("accuracy") or 0.0 for r in records}
-    (cell,) = [cell for cell in found("aqn_factorial", records) if cell.arms[0] == "nf4_lora_aqn"
+    (cell,) = [cell for cell in cells_of("aqn_factorial", records) if cell.arms[0] == "nf4_lora_aqn"
                and len(cell.arms) == 4]  # fmt: skip
     nf4, bf16 = (
         np.array([value[f"{f}_lora_aqn", s] - value[f"{f}_lora", s] for s in seeds])
@@ -152,7 +152,7 @@ def test_an_interaction_is_the_difference_of_two_differences() -> None:
 
 
 def test_accuracy_down_and_loss_up_is_one_row_with_two_sides() -> None:
-    cells = found("noise_in_sft", made_up("noise_in_sft"))
+    cells = cells_of("noise_in_sft", made_up("noise_in_sft"))
     assert [(cell.arms, cell.column.metric, cell.claimed, cell.paper) for cell in cells] == [
         (arms, metric, side, paper)
         for arms, paper in (
@@ -166,7 +166,7 @@ def test_accuracy_down_and_loss_up_is_one_row_with_two_sides() -> None:
 
 
 def test_a_contrast_that_no_claim_names_in_a_metric_is_shown_without_a_side() -> None:
-    cells = found("matched_noise", made_up("matched_noise"))
+    cells = cells_of("matched_noise", made_up("matched_noise"))
     assert len(cells) == 12
     assert sum(cell.claimed == 0 for cell in cells) == 6
 
@@ -177,24 +177,25 @@ def test_pairs_by_prompt_are_the_prompts_that_both_arms_have() -> None:
         if record.arm == "nf4":
             record.series["entropy_own_by_prompt"][3] = None
     counts = {(cell.arms[0], cell.column.metric): len(cell.pairs)
-              for cell in found("entropy_start", records)}  # fmt: skip
+              for cell in cells_of("entropy_start", records)}  # fmt: skip
     assert counts["nf4", "entropy_own"] == PROMPTS - 1
     assert counts["nf4", "entropy_forced"] == counts["mxfp4", "entropy_own"] == PROMPTS
 
 
 def test_contrasts_of_arms_without_values_or_with_one_pair_are_left_out() -> None:
     records = [record for record in made_up("norms") if record.arm != "bf16_lora_norms"]
-    assert {cell.arms[0] for cell in found("norms", records)} == {
+    assert {cell.arms[0] for cell in cells_of("norms", records)} == {
         "nvfp4_lora_norms",
         "nvfp4_lora_aqn_norms",
     }
     first = records[0].seed
     one = [r for r in made_up("norms") if r.seed == first or not r.arm.endswith("_norms")]
-    assert found("norms", one) == []
+    assert cells_of("norms", one) == []
     assert paired_figure(one, EXPECTED, "proxy", "norms", "") is None
     assert paired_figure(one, EXPECTED, "proxy", "no_longer_declared", "") is None
     assert (
-        found("noise_in_sft", made_up("noise_in_sft", without=("accuracy", "solution_loss"))) == []
+        cells_of("noise_in_sft", made_up("noise_in_sft", without=("accuracy", "solution_loss")))
+        == []
     )
 
 
@@ -211,7 +212,7 @@ def test_the_papers_differences_are_those_of_its_cells() -> None:
 
 def test_the_picture_shows_means_intervals_pairs_and_claimed_sides() -> None:
     records = made_up("noise_in_sft")
-    cells = [c for c in found("noise_in_sft", records) if c.column.metric == "accuracy"]
+    cells = [c for c in cells_of("noise_in_sft", records) if c.column.metric == "accuracy"]
     accuracy, loss = picture("noise_in_sft", records).axes
     dots = [line for line in accuracy.lines if line.get_marker() == "o"]
     assert [line.get_xdata()[0] for line in dots] == [cell.mean for cell in cells]

@@ -42,8 +42,8 @@ def earlier_records(*names: str) -> list[Record]:
 
 def values(records: list[Record], arm: str, metric: str) -> list[float]:
     """Return one value a seed, in the order of the seeds."""
-    found = {r.seed: r.value(metric) for r in records if r.arm == arm}
-    return [value for _, value in sorted(found.items()) if value is not None]
+    by_seed = {r.seed: r.value(metric) for r in records if r.arm == arm}
+    return [value for _, value in sorted(by_seed.items()) if value is not None]
 
 
 def test_rates_are_means_with_t_intervals_beside_the_papers_cells() -> None:
@@ -159,8 +159,8 @@ def test_every_target_of_a_picture_exists_and_is_drawn_once() -> None:
 
 
 def test_a_picture_takes_only_its_own_targets_and_none_without_records() -> None:
-    found = {("systems", "table5"): records_of("table5"), ("smoke", "rollout"): []}
-    ((name, figure),) = systems_figures(found, EXPECTED)
+    records = {("systems", "table5"): records_of("table5"), ("smoke", "rollout"): []}
+    ((name, figure),) = systems_figures(records, EXPECTED)
     assert name == "tables_5_to_8_throughput"
     assert [part.get_title(loc="left") for part in figure.axes] == ["Qwen2.5-3B", ""]
 

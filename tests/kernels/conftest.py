@@ -60,10 +60,10 @@ def _assert_within_twice(
             squares[index] += float(error.square_().sum())
     rms = [(total / exact.numel()) ** 0.5 for total in squares]
     floor = bound * torch.finfo(actual.dtype).eps / 2
-    for name, (ours, theirs) in (("largest", largest), ("rms", rms)):
-        assert ours <= 2 * theirs + floor, (
+    for name, (ours, plain_error) in (("largest", largest), ("rms", rms)):
+        assert ours <= 2 * plain_error + floor, (
             f"{what}: {name} error {ours:.3e} is above twice plain PyTorch's, "
-            f"{2 * theirs + floor:.3e}"
+            f"{2 * plain_error + floor:.3e}"
         )
 
 

@@ -115,24 +115,24 @@ def _compressed_tensors(
 
 
 def test_nvfp4_equals_compressed_tensors(weight: Tensor, assertions: SimpleNamespace) -> None:
-    theirs, dense = _compressed_tensors(weight)
+    written, dense = _compressed_tensors(weight)
     ours = quantize(weight, "nvfp4")
     assert ours.encode_scale is not None
-    assertions.bitwise(ours.encode_scale.reshape(1), theirs["weight_global_scale"], "g")
-    assertions.bitwise(ours.block_scales, theirs["weight_scale"], "block scales")
-    assertions.bitwise(ours.codes, theirs["weight_packed"], "codes")
+    assertions.bitwise(ours.encode_scale.reshape(1), written["weight_global_scale"], "g")
+    assertions.bitwise(ours.block_scales, written["weight_scale"], "block scales")
+    assertions.bitwise(ours.codes, written["weight_packed"], "codes")
     assertions.bitwise(dequantize(ours, dense.dtype), dense, "dequantised")
 
 
 def test_nvfp4_of_bfloat16_weights_in_its_recipe_equals_compressed_tensors(
     bfloat16_weight: Tensor, assertions: SimpleNamespace
 ) -> None:
-    theirs, dense = _compressed_tensors(bfloat16_weight)
+    written, dense = _compressed_tensors(bfloat16_weight)
     ours = quantize(bfloat16_weight, "nvfp4", recipe="bfloat16")
     assert ours.encode_scale is not None
-    assertions.bitwise(ours.encode_scale.reshape(1), theirs["weight_global_scale"], "g")
-    assertions.bitwise(ours.block_scales, theirs["weight_scale"], "block scales")
-    assertions.bitwise(ours.codes, theirs["weight_packed"], "codes")
+    assertions.bitwise(ours.encode_scale.reshape(1), written["weight_global_scale"], "g")
+    assertions.bitwise(ours.block_scales, written["weight_scale"], "block scales")
+    assertions.bitwise(ours.codes, written["weight_packed"], "codes")
     assertions.bitwise(dequantize(ours, dense.dtype), dense, "dequantised")
 
 
@@ -154,14 +154,14 @@ def test_nvfp4_dequantised_in_float32_equals_compressed_tensors(
     from compressed_tensors.quantization.lifecycle.forward import dequantize as their_dequantize
     from compressed_tensors.quantization.quant_scheme import preset_name_to_scheme
 
-    theirs, _ = _compressed_tensors(weight)
-    values = unpack_fp4_from_uint8(theirs["weight_packed"], *weight.shape, dtype=torch.float32)
+    written, _ = _compressed_tensors(weight)
+    values = unpack_fp4_from_uint8(written["weight_packed"], *weight.shape, dtype=torch.float32)
     dense = their_dequantize(
         values,
-        theirs["weight_scale"].float(),
+        written["weight_scale"].float(),
         args=preset_name_to_scheme("NVFP4A16", ["Linear"]).weights,
         dtype=torch.float32,
-        global_scale=theirs["weight_global_scale"],
+        global_scale=written["weight_global_scale"],
     )
     assertions.bitwise(dequantize(quantize(weight, "nvfp4")), dense, "dequantised")
 
@@ -179,25 +179,25 @@ def test_nvfp4_fused_linears_share_the_smallest_encode_scale(
     recipe = str(dtype).removeprefix("torch.")
     shared = shared_global_scale(parts, recipe)
     for part in parts:
-        theirs, dense = _compressed_tensors(part, smallest)
+        written, dense = _compressed_tensors(part, smallest)
         ours = quantize(part, "nvfp4", global_scale=shared, recipe=recipe)
         assert ours.encode_scale is not None
         assertions.bitwise(ours.encode_scale.reshape(1), smallest, "g")
-        assertions.bitwise(ours.block_scales, theirs["weight_scale"], "block scales")
-        assertions.bitwise(ours.codes, theirs["weight_packed"], "codes")
+        assertions.bitwise(ours.block_scales, written["weight_scale"], "block scales")
+        assertions.bitwise(ours.codes, written["weight_packed"], "codes")
         assertions.bitwise(dequantize(ours, dense.dtype), dense, "dequantised")
 
 
 def test_nvfp4_reads_what_compressed_tensors_wrote(
     weight: Tensor, assertions: SimpleNamespace
 ) -> None:
-    theirs, dense = _compressed_tensors(weight)
+    written, dense = _compressed_tensors(weight)
     ours = QuantizedWeight.from_tensors(
         "nvfp4",
         {
-            "codes": theirs["weight_packed"],
-            "block_scales": theirs["weight_scale"],
-            "encode_scale": theirs["weight_global_scale"].reshape(()),
+            "codes": written["weight_packed"],
+            "block_scales": written["weight_scale"],
+            "encode_scale": written["weight_global_scale"].reshape(()),
         },
         tuple(weight.shape),
     )
@@ -208,34 +208,34 @@ def test_mxfp4_equals_torchao(weight: Tensor, assertions: SimpleNamespace) -> No
     from torchao.prototype.mx_formats.config import ScaleCalculationMode
     from torchao.prototype.mx_formats.mx_tensor import MXTensor
 
-    theirs = MXTensor.to_mx(
+    written = MXTensor.to_mx(
         weight, torch.float4_e2m1fn_x2, 32, scaling_mode=ScaleCalculationMode.FLOOR
     )
     ours = quantize(weight, "mxfp4")
-    exponents = theirs.scale.view(torch.uint8).view(ours.block_scales.shape)
+    exponents = written.scale.view(torch.uint8).view(ours.block_scales.shape)
     assertions.bitwise(ours.block_scales, exponents, "block scales")
     # torchao divides by at least 2**-126, so in blocks with the smallest scale, 2**-127, its
     # codes are half of what its own dequantisation expects; ours follow the standard there.
     normal = exponents > 0
-    packed = theirs.qdata.view(torch.uint8).view(*normal.shape, 16)
+    packed = written.qdata.view(torch.uint8).view(*normal.shape, 16)
     assertions.bitwise(ours.codes.view(*normal.shape, 16)[normal], packed[normal], "codes")
-    dense = theirs.dequantize(torch.float32).view(*normal.shape, 32)
-    mine = dequantize(ours).view(*normal.shape, 32)
-    assertions.bitwise(mine[normal], dense[normal], "dequantised")
+    dense = written.dequantize(torch.float32).view(*normal.shape, 32)
+    own_dense = dequantize(ours).view(*normal.shape, 32)
+    assertions.bitwise(own_dense[normal], dense[normal], "dequantised")
 
 
 def test_mxfp4_of_compressed_tensors_differs_only_where_it_rounds_the_scale_up(
     assertions: SimpleNamespace,
 ) -> None:
     weight = WEIGHTS["normal"]
-    theirs, _ = _compressed_tensors(weight, preset="MXFP4A16")
+    written, _ = _compressed_tensors(weight, preset="MXFP4A16")
     ours = quantize(weight, "mxfp4")
-    up = theirs["weight_scale"].int() - ours.block_scales.int()
+    up = written["weight_scale"].int() - ours.block_scales.int()
     mantissa = torch.frexp(weight.view(96, -1, 32).abs().amax(-1)).mantissa * 2
     assert torch.equal(up, (mantissa >= 1.75).int())
     same = up == 0
     assert 0.1 < same.float().mean() < 0.9
-    packed = theirs["weight_packed"].view(*same.shape, 16)
+    packed = written["weight_packed"].view(*same.shape, 16)
     assertions.bitwise(ours.codes.view(*same.shape, 16)[same], packed[same], "codes")
 
 

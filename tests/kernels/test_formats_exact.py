@@ -242,10 +242,10 @@ def test_nvfp4_block_scales_span_subnormal_to_maximal() -> None:
     scales = quantized.block_scales.float().flatten()
     assert float(scales[0]) == 448.0
     assert bool(((scales > 0) & (scales < 2.0**-6)).any()), "no subnormal scale was reached"
-    held = scales * 2.0 ** torch.arange(24.0) == 448.0
-    assert int(held.sum()) >= 14
-    exact = dequantize(quantized)[held]
-    assert torch.equal(exact, magnitudes.view(-1, 1).expand(24, 16)[held])
+    is_maximal = scales * 2.0 ** torch.arange(24.0) == 448.0
+    assert int(is_maximal.sum()) >= 14
+    exact = dequantize(quantized)[is_maximal]
+    assert torch.equal(exact, magnitudes.view(-1, 1).expand(24, 16)[is_maximal])
 
 
 @pytest.mark.parametrize("format", list(FORMATS))

@@ -44,8 +44,8 @@ def test_the_tables_layers_take_an_adapter_up_to_a_row_count(
     monkeypatch.setattr(tuning, "stored_table", lambda device: TABLE)
     for N, K in (shape for layers in LAYERS.values() for shape in layers.values()):
         weight = dataclasses.replace(_weight(N, K), format=format)
-        found = [M for M in range(1, 129) if linear.fuses_adapter(weight, M)]
-        assert found == list(range(1, most + 1)), f"{N} x {K}"
+        fusing_rows = [M for M in range(1, 129) if linear.fuses_adapter(weight, M)]
+        assert fusing_rows == list(range(1, most + 1)), f"{N} x {K}"
 
 
 @pytest.mark.parametrize("M", [8, 16])

@@ -53,10 +53,12 @@ def plain(monkeypatch: pytest.MonkeyPatch, packed: PackedWeight, dense: Tensor) 
 def leaves(*, frozen: tuple[str, ...] = ()) -> Leaves:
     generator = torch.Generator().manual_seed(1)
     shapes = {"x": (2, M // 2, K), "bias": (N,), "A": (RANK, K), "B": (N, RANK)}
-    found = {name: torch.randn(shape, generator=generator) * 0.3 for name, shape in shapes.items()}
+    by_name = {
+        name: torch.randn(shape, generator=generator) * 0.3 for name, shape in shapes.items()
+    }
     # Masters in float32, as in training; x is bfloat16.
-    found["x"] = found["x"].bfloat16()
-    return {name: value.requires_grad_(name not in frozen) for name, value in found.items()}
+    by_name["x"] = by_name["x"].bfloat16()
+    return {name: value.requires_grad_(name not in frozen) for name, value in by_name.items()}
 
 
 def gradients(given: Leaves, y: Tensor) -> Leaves:
@@ -72,16 +74,16 @@ def adapted(given: Leaves, packed: PackedWeight) -> Tensor:
 
 def test_gradients_are_those_of_plain_autograd(packed: PackedWeight, dense: Tensor) -> None:
     given, plain = leaves(), leaves()
-    found = gradients(given, adapted(given, packed))
+    computed = gradients(given, adapted(given, packed))
     x = plain["x"].float()
     expected = gradients(
         plain,
         functional.linear(x, dense, plain["bias"]) + 0.5 * (x @ plain["A"].t() @ plain["B"].t()),
     )
-    assert found.keys() == expected.keys() == given.keys()
+    assert computed.keys() == expected.keys() == given.keys()
     for name, value in expected.items():
-        assert found[name].dtype == given[name].dtype, name
-        error = (found[name].float() - value.float()).norm() / value.float().norm()
+        assert computed[name].dtype == given[name].dtype, name
+        error = (computed[name].float() - value.float()).norm() / value.float().norm()
         assert error < 0.01, name  # bfloat16
 
 
@@ -91,9 +93,9 @@ def test_a_frozen_leaf_changes_no_other_gradient(
 ) -> None:
     given, part = leaves(), leaves(frozen=frozen)
     expected = gradients(given, adapted(given, packed))
-    found = gradients(part, adapted(part, packed))
-    assert found.keys() == expected.keys() - set(frozen)
-    for name, value in found.items():
+    computed = gradients(part, adapted(part, packed))
+    assert computed.keys() == expected.keys() - set(frozen)
+    for name, value in computed.items():
         assert torch.equal(value, expected[name]), name
 
 
@@ -101,10 +103,10 @@ def test_a_checkpointed_layer_without_adapter_has_the_same_gradient(packed: Pack
     given, again = leaves(), leaves()
     plain = gradients(given, linear_autograd.linear(given["x"], packed, given["bias"]))
     y = checkpoint(linear_autograd.linear, again["x"], packed, again["bias"], use_reentrant=False)
-    kept = gradients(again, y)
-    assert plain.keys() == kept.keys() == {"x", "bias"}
+    replayed = gradients(again, y)
+    assert plain.keys() == replayed.keys() == {"x", "bias"}
     for name, value in plain.items():
-        assert torch.equal(kept[name], value), name
+        assert torch.equal(replayed[name], value), name
 
 
 def test_without_gradients_nothing_is_kept(packed: PackedWeight) -> None:

@@ -80,10 +80,10 @@ def test_gradients_reach_x_the_bias_and_the_adapter(assertions: SimpleNamespace)
             y = x @ dense.to(dtype).t() + leaves["bias"].to(dtype) + 0.5 * low
         return torch.autograd.grad(y, tuple(leaves.values()), upstream.to(dtype))
 
-    for name, mine, plain, exact in zip(
+    for name, actual, plain, exact in zip(
         values, grads("ours"), grads("plain"), grads("exact"), strict=True
     ):
-        assertions.within_twice(mine, plain, exact, f"gradient of {name}")
+        assertions.within_twice(actual, plain, exact, f"gradient of {name}")
 
 
 @pytest.mark.gpu

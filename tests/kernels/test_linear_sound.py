@@ -201,8 +201,8 @@ def test_checkpointed_and_captured_gradients_are_the_eager_ones(
 
     eager = gradients(_adapted)
     again = gradients(lambda *leaves: checkpoint(_adapted, *leaves, use_reentrant=False))
-    for part, mine, theirs in zip(("y", "dx", "dA", "dB"), again, eager, strict=True):
-        assertions.bitwise(mine, theirs, f"checkpointed {part}, M {M}")
+    for part, actual, expected in zip(("y", "dx", "dA", "dB"), again, eager, strict=True):
+        assertions.bitwise(actual, expected, f"checkpointed {part}, M {M}")
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     graph = torch.cuda.CUDAGraph()
@@ -210,11 +210,11 @@ def test_checkpointed_and_captured_gradients_are_the_eager_ones(
         gradients(_adapted)
         stream.synchronize()
         with torch.cuda.graph(graph, stream=stream):
-            kept = gradients(_adapted)
+            replayed = gradients(_adapted)
     for _ in range(2):
-        for tensor in kept:
+        for tensor in replayed:
             tensor.fill_(float("nan"))
         graph.replay()
         torch.cuda.synchronize()
-        for part, mine, theirs in zip(("y", "dx", "dA", "dB"), kept, eager, strict=True):
-            assertions.bitwise(mine, theirs, f"replayed {part}, M {M}")
+        for part, actual, expected in zip(("y", "dx", "dA", "dB"), replayed, eager, strict=True):
+            assertions.bitwise(actual, expected, f"replayed {part}, M {M}")

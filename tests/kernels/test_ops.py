@@ -121,9 +121,9 @@ def test_a_copy_of_a_rows_arguments_has_other_addresses_and_the_same_values(op: 
     assert tensor_bytes(again) == tensor_bytes(arguments) > 0
     pairs = list(zip(_leaves(arguments), _leaves(again), strict=True))
     assert pairs
-    for mine, theirs in pairs:
-        assert mine.data_ptr() != theirs.data_ptr()
-        assert torch.equal(_bytes(mine), _bytes(theirs))
+    for actual, expected in pairs:
+        assert actual.data_ptr() != expected.data_ptr()
+        assert torch.equal(_bytes(actual), _bytes(expected))
 
 
 def _bytes(tensor: Tensor) -> Tensor:
@@ -169,8 +169,8 @@ def test_a_kernel_interpreted_agrees_with_its_reference(
     arguments = op.inputs(shape, torch.float32, "cpu", 0)
     ours = op.outputs(op.load(), op.prepare(arguments))
     plain = op.outputs(op.reference, arguments)
-    for mine, theirs in zip(ours, plain, strict=True):
-        _compare(op, mine, theirs, theirs, assertions)
+    for actual, expected in zip(ours, plain, strict=True):
+        _compare(op, actual, expected, expected, assertions)
 
 
 DIFFERENTIABLE = [case for case in CASES if case.id.split("-")[0] in TRAINED]
@@ -205,8 +205,8 @@ def test_gradients_interpreted_are_those_of_the_reference(op: Op, shape: tuple[i
     ours = _gradients(op, op.load(), arguments)
     plain = _gradients(op, op.reference, arguments)
     assert ours
-    for mine, theirs in zip(ours, plain, strict=True):
-        assert float((mine - theirs).abs().max()) <= 1e-5 * float(theirs.abs().max())
+    for actual, expected in zip(ours, plain, strict=True):
+        assert float((actual - expected).abs().max()) <= 1e-5 * float(expected.abs().max())
 
 
 # The reference of token_logprobs keeps its gradient in float32, so it is no measure in 16 bits.
@@ -222,8 +222,8 @@ def test_gradients_on_a_gpu_are_at_most_twice_as_far_off_as_plain_pytorchs(
     ours = _gradients(op, op.load(), arguments)
     plain = _gradients(op, op.reference, arguments)
     exact = _gradients(op, op.reference, tuple(_widened(value) for value in arguments))
-    for mine, *theirs in zip(ours, plain, exact, strict=True):
-        assertions.within_twice(mine, theirs[0], theirs[1], f"gradient of {op.name}")
+    for actual, *expected in zip(ours, plain, exact, strict=True):
+        assertions.within_twice(actual, expected[0], expected[1], f"gradient of {op.name}")
 
 
 @pytest.mark.gpu
@@ -237,9 +237,9 @@ def test_a_kernel_on_a_gpu_is_at_most_twice_as_far_off_as_plain_pytorch(
     ours = op.outputs(kernel, prepared)
     again = op.outputs(kernel, prepared)
     plain, exact = op.outputs(op.reference, arguments), _exact(op, arguments)
-    for mine, repeat, *theirs in zip(ours, again, plain, exact, strict=True):
-        assertions.bitwise(mine, repeat, f"{op.name}, second run")
-        _compare(op, mine, theirs[0], theirs[1], assertions)
+    for actual, repeat, *expected in zip(ours, again, plain, exact, strict=True):
+        assertions.bitwise(actual, repeat, f"{op.name}, second run")
+        _compare(op, actual, expected[0], expected[1], assertions)
 
 
 def _need_gpu(op: Op) -> None:

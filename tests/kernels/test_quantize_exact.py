@@ -35,7 +35,7 @@ def _midpoints(bound: int) -> list[Fraction]:
 
 def _margins() -> dict[tuple[int, int], Fraction]:
     """Return {(w, d): how far w / d is from a midpoint, relatively}, both by their mantissas."""
-    found: dict[tuple[int, int], Fraction] = {}
+    margins: dict[tuple[int, int], Fraction] = {}
     for bound in BOUNDS:
         for over in _midpoints(bound):
             midpoint = over * bound
@@ -48,8 +48,8 @@ def _margins() -> dict[tuple[int, int], Fraction]:
                 for d in (int(exact), int(exact) + 1):
                     if 1 << 23 <= d < 1 << 24:
                         gap = abs(exact / d - 1)
-                        found[w, d] = min(gap, found.get((w, d), gap))
-    return found
+                        margins[w, d] = min(gap, margins.get((w, d), gap))
+    return margins
 
 
 def test_no_quotient_comes_close_to_a_change_of_code_but_one() -> None:
@@ -64,11 +64,11 @@ def _fused(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> np.ndarray:
     """Return RN32(a b + c) of float32 arrays where the float64 sum is exact or no float32 tie."""
     total = a.astype(np.float64) * b.astype(np.float64) + c.astype(np.float64)
     ties = (total.view(np.int64) & 0x1FFFFFFF) == 0x10000000
-    found = total.astype(np.float32)
+    rounded = total.astype(np.float32)
     for i in np.flatnonzero(ties):
         exact = Fraction(float(a[i])) * Fraction(float(b[i])) + Fraction(float(c[i]))
-        found[i] = _nearest(exact)
-    return found
+        rounded[i] = _nearest(exact)
+    return rounded
 
 
 def _nearest(exact: Fraction) -> np.float32:
@@ -118,8 +118,8 @@ def test_three_slopes_give_the_nearest_code_with_ties_to_even() -> None:
          np.linspace(0, 9, 36001, dtype=np.float32), np.array([1e9, 3e38], np.float32)]
     )  # fmt: skip
     magnitudes = torch.tensor(y.copy())
-    wanted = _e2m1_codes(magnitudes, torch.zeros(len(y), dtype=torch.bool))
-    assert (_codes(y) == wanted.numpy()).all()
+    expected = _e2m1_codes(magnitudes, torch.zeros(len(y), dtype=torch.bool))
+    assert (_codes(y) == expected.numpy()).all()
 
 
 def _hard_weight(dtype: torch.dtype) -> torch.Tensor:
@@ -189,9 +189,9 @@ def test_hard_weights_are_quantised_bit_for_bit_on_a_gpu(
         scales += [own.double() * share for share in (1.0, 1e-3, 1e4, 0.7)]
         scales.append(torch.tensor(2.0**-8 * factor, dtype=torch.float64))
     for scale in scales:
-        theirs = reference.quantize(weight, format, global_scale=scale, recipe=recipe)
+        expected = reference.quantize(weight, format, global_scale=scale, recipe=recipe)
         ours = quantize.quantize(weight.cuda(), format, global_scale=scale, recipe=recipe)
-        for name, tensor in theirs.tensors().items():
+        for name, tensor in expected.tensors().items():
             assertions.bitwise(ours.tensors()[name].cpu(), tensor, f"{name}, scale {scale}")
 
 
@@ -214,8 +214,10 @@ def test_every_bfloat16_over_many_scales_is_quantised_bit_for_bit(
         bits = (0x3F800000 + (0xFFFFFF if trial == 0 else trial * 348161 + 7)) & 0x3FFFFFFF
         g = torch.tensor(bits, dtype=torch.int32).view(torch.float32) * 2.0 ** (trial % 9)
         scale = g.double().reciprocal()
-        theirs = reference.quantize(weight, "nvfp4", global_scale=scale, recipe=recipe)
+        expected = reference.quantize(weight, "nvfp4", global_scale=scale, recipe=recipe)
         ours = quantize.quantize(weight.cuda(), "nvfp4", global_scale=scale, recipe=recipe)
         for name in ("codes", "block_scales"):
-            mine = getattr(ours, name).cpu().view(torch.uint8)
-            assertions.bitwise(mine, getattr(theirs, name).view(torch.uint8), f"{name}, {trial}")
+            actual = getattr(ours, name).cpu().view(torch.uint8)
+            assertions.bitwise(
+                actual, getattr(expected, name).view(torch.uint8), f"{name}, {trial}"
+            )

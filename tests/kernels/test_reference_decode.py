@@ -78,13 +78,13 @@ def _brute(
     p = [math.exp((z - highest) / temperature) for z in logits]
     total = math.fsum(p)
     p = [v / total for v in p]
-    kept = {i for i, v in enumerate(p) if v >= min_p * max(p)}
+    allowed = {i for i, v in enumerate(p) if v >= min_p * max(p)}
     if top_k:
-        kth = sorted((p[i] for i in kept), reverse=True)[:top_k][-1]
-        kept = {i for i in kept if p[i] >= kth}
-    inside = math.fsum(p[i] for i in kept)
+        kth = sorted((p[i] for i in allowed), reverse=True)[:top_k][-1]
+        allowed = {i for i in allowed if p[i] >= kth}
+    inside = math.fsum(p[i] for i in allowed)
     head, mass = set(), 0.0
-    for i in sorted(kept, key=lambda i: (-p[i], i)):
+    for i in sorted(allowed, key=lambda i: (-p[i], i)):
         if mass >= top_p and head:
             break
         head.add(i)
@@ -136,8 +136,8 @@ def test_sampled_frequencies_match_the_distribution() -> None:
     p = torch.tensor(_brute(logits[0].double().tolist(), 0.9, 8, 1.0, 0.0), dtype=torch.float64)
     counts = torch.bincount(ids, minlength=12)
     assert not counts[p == 0].any()
-    kept = p > 0
-    assert chisquare(counts[kept], (p[kept] * 40_000)).pvalue > 1e-3
+    possible = p > 0
+    assert chisquare(counts[possible], (p[possible] * 40_000)).pvalue > 1e-3
 
 
 def test_a_row_does_not_depend_on_its_batch() -> None:

@@ -102,10 +102,10 @@ def test_lora_linear_agrees_with_float64_in_value_and_every_gradient(
     y = lora_linear(x, weight, A, B, 0.25, bias)
     ours = [y.detach(), *torch.autograd.grad(y, [x, A, B], grad)]
     names = ["y", "gradient of x", "gradient of A", "gradient of B"]
-    for name, mine, theirs, exact in zip(
+    for name, actual, expected, exact in zip(
         names, ours, plain(torch.float32), plain(torch.float64), strict=True
     ):
-        assertions.within_twice(mine, theirs, exact, name)
+        assertions.within_twice(actual, expected, exact, name)
 
 
 def test_lora_linear_in_bfloat16_gives_float32_gradients_to_the_masters() -> None:
@@ -162,13 +162,13 @@ def test_rms_norm_is_bit_equal_to_transformers_qwen2(
     x = (_normal(4, 5, 96, seed=2) * 3).to(x_dtype)
     x1, x2 = x.clone().requires_grad_(), x.clone().requires_grad_()
     gain = norm.weight.detach().clone().requires_grad_()
-    ours, theirs = rms_norm(x1, gain, 1e-6), norm(x2)
-    assertions.bitwise(ours.detach(), theirs.detach())
+    ours, expected = rms_norm(x1, gain, 1e-6), norm(x2)
+    assertions.bitwise(ours.detach(), expected.detach())
     silent = rms_norm(x, gain.detach(), 1e-6, noise=torch.zeros(96))
-    assertions.bitwise(silent, theirs.detach(), "noise of zero")
+    assertions.bitwise(silent, expected.detach(), "noise of zero")
     grad = _normal(4, 5, 96, seed=3).to(ours.dtype)
     ours.backward(grad)
-    theirs.backward(grad)
+    expected.backward(grad)
     assertions.bitwise(x1.grad, x2.grad, "gradient of x")
     assertions.bitwise(gain.grad, norm.weight.grad, "gradient of the gain")
 
@@ -186,10 +186,10 @@ def test_rms_norm_with_noise_agrees_with_float64(assertions: SimpleNamespace) ->
     y = rms_norm(x1, g1, 1e-5, noise)
     ours = [y.detach(), *torch.autograd.grad(y.square().sum(), [x1, g1])]
     names = ["y", "gradient of x", "gradient of the gain"]
-    for name, mine, theirs, exact in zip(
+    for name, actual, expected, exact in zip(
         names, ours, plain(torch.float32), plain(torch.float64), strict=True
     ):
-        assertions.within_twice(mine, theirs, exact, name)
+        assertions.within_twice(actual, expected, exact, name)
 
 
 def test_noise_far_below_a_bfloat16_gain_still_acts() -> None:
@@ -237,8 +237,8 @@ def test_rotary_is_bit_equal_to_transformers(
     angle = torch.arange(5)[:, None] * 10000.0 ** (-torch.arange(8) / 8)
     cos = angle.cos().repeat(1, 2).expand(2, 5, 16).to(dtype)
     sin = angle.sin().repeat(1, 2).expand(2, 5, 16).to(dtype)
-    theirs = apply_rotary_pos_emb(q.transpose(1, 2), k.transpose(1, 2), cos, sin)
-    for ours, other in zip(rotary(q, k, cos, sin), theirs, strict=True):
+    expected = apply_rotary_pos_emb(q.transpose(1, 2), k.transpose(1, 2), cos, sin)
+    for ours, other in zip(rotary(q, k, cos, sin), expected, strict=True):
         assertions.bitwise(ours, other.transpose(1, 2).contiguous())
 
 

@@ -60,8 +60,8 @@ def test_values_and_gradients_agree_with_autograd_in_float64(
     ours = _values_and_gradients(chunked, torch.float32, temperature)
     plain = _values_and_gradients(_plain, torch.float32, temperature)
     exact = _values_and_gradients(_plain, torch.float64, temperature)
-    for name, mine, theirs, truth in zip(NAMES, ours, plain, exact, strict=True):
-        assertions.within_twice(mine, theirs, truth, name)
+    for name, actual, expected, truth in zip(NAMES, ours, plain, exact, strict=True):
+        assertions.within_twice(actual, expected, truth, name)
 
 
 def test_logits_of_bfloat16_inputs_are_not_rounded_to_bfloat16(
@@ -93,9 +93,9 @@ def test_gradients_of_bfloat16_inputs_are_as_exact_as_autograd_in_bfloat16(
     ours = gradients(token_logprobs, torch.bfloat16)
     plain = gradients(_plain, torch.bfloat16)
     exact = gradients(_plain, torch.float64)
-    for name, mine, theirs, truth in zip(NAMES[2:4], ours, plain, exact, strict=True):
-        assert mine.dtype == torch.bfloat16
-        assertions.within_twice(mine, theirs, truth, name)
+    for name, actual, expected, truth in zip(NAMES[2:4], ours, plain, exact, strict=True):
+        assert actual.dtype == torch.bfloat16
+        assertions.within_twice(actual, expected, truth, name)
 
 
 def test_only_wanted_gradients_are_computed() -> None:

@@ -23,19 +23,19 @@ TABLES = sorted(tuning.FOLDER.glob("*.json"))
 def test_a_table_has_one_entry_for_every_layer_and_row_count(path: Path) -> None:
     content = json.loads(path.read_text(encoding="utf-8"))
     assert tuning.device_slug(content["device"]) == path.stem
-    wanted = [(entry.part, entry.N, entry.K, entry.M) for entry in tune.all_entries()]
+    expected = [(entry.part, entry.N, entry.K, entry.M) for entry in tune.all_entries()]
     listed = [
         (part, entry["N"], entry["K"], entry["M"])
         for part in ("entries", "adapted")
         for entry in content[part]
     ]
-    assert sorted(listed) == sorted(wanted)
+    assert sorted(listed) == sorted(expected)
 
 
 def test_an_entry_says_the_way_it_was_made_from() -> None:
-    for wanted in tune.all_entries((1, 16, 512)):
-        for choice, joining in wanted.ways(H100):
-            entry = tune.entry_of(wanted, (choice, joining))
+    for layer_entry in tune.all_entries((1, 16, 512)):
+        for choice, joining in layer_entry.ways(H100):
+            entry = tune.entry_of(layer_entry, (choice, joining))
             assert tuning._made(Choice, {"path": "narrow"} | entry) == choice
             if joining is not None:
                 assert tuning._made(Joining, entry) == joining
@@ -69,18 +69,22 @@ def test_what_is_compiled_ahead_is_what_the_kernels_load(monkeypatch: pytest.Mon
 
     monkeypatch.setattr(hopper.driver, "load", load)
     monkeypatch.setattr(fused_adapter.driver, "load", load)
-    for wanted in tune.all_entries((1, 16, 512))[:6]:
+    for layer_entry in tune.all_entries((1, 16, 512))[:6]:
         weight = tune.PackedWeight(
-            format="nvfp4", shape=(wanted.N, wanted.K), gain=torch.ones(()), extras={},
-            packs=torch.empty(wanted.N // 16, wanted.K // 256, 1, dtype=torch.uint8),
+            format="nvfp4", shape=(layer_entry.N, layer_entry.K), gain=torch.ones(()), extras={},
+            packs=torch.empty(layer_entry.N // 16, layer_entry.K // 256, 1, dtype=torch.uint8),
         )  # fmt: skip
         adapter = tune.Adapter(
-            a=torch.zeros(tune.RANK, wanted.K), b=torch.zeros(wanted.N, tune.RANK)
+            a=torch.zeros(tune.RANK, layer_entry.K), b=torch.zeros(layer_entry.N, tune.RANK)
         )
-        x, out = torch.zeros(wanted.M, wanted.K), torch.zeros(wanted.M, wanted.N)
-        ways = [way for way in wanted.ways(H100) if way[0].path != "dense"]
+        x, out = (
+            torch.zeros(layer_entry.M, layer_entry.K),
+            torch.zeros(layer_entry.M, layer_entry.N),
+        )
+        ways = [way for way in layer_entry.ways(H100) if way[0].path != "dense"]
         ahead = [
-            (files, tuple(sorted(macros.items()))) for files, macros in tune.builds(wanted, H100)
+            (files, tuple(sorted(macros.items())))
+            for files, macros in tune.builds(layer_entry, H100)
         ]
         asked.clear()
         for way in itertools.islice(ways, 0, None, 7):

@@ -143,9 +143,9 @@ def with_accuracy(record: Record, name: str, percent: float) -> Record:
         right[min(samples, max(0, hits - one * samples))] += 1
     every, none = [0] * samples + [problems], [problems] + [0] * samples
     tally = {"right": right} | dict.fromkeys(_PARTS, right) | {"format": every, "truncated": none}
-    told = f"{record.arm} {record.seed} {name}"
+    label = f"{record.arm} {record.seed} {name}"
     tally |= {"dropped": 0, "tokens": TOKENS * problems * samples}
-    tally["completions"] = hashlib.sha256(told.encode()).hexdigest()
+    tally["completions"] = hashlib.sha256(label.encode()).hexdigest()
     metrics = record.metrics | {name: share_of(right)}
     if name == "accuracy":
         names = ("accuracy_lenient", "format_rate", "working_rate", "truncation_rate")

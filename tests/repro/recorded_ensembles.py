@@ -35,7 +35,7 @@ class RecordedEnsemble:
 
 def recorded_ensembles() -> list[RecordedEnsemble]:
     """Return the ensembles whose runs finished; records that began together share one."""
-    found: dict[tuple[str, str], RecordedEnsemble] = {}
+    collected: dict[tuple[str, str], RecordedEnsemble] = {}
     blessed = Blessed(expected_folder(None), "proxy", "nvidia_h200")
     for tier, target in blessed.targets():
         for entry in blessed.entries(tier, target):
@@ -43,7 +43,7 @@ def recorded_ensembles() -> list[RecordedEnsemble]:
             (run,) = plan(find(target), Tier.PROXY, [record.seed], [record.arm])
             if is_ensemble(run) and record.ok:
                 device = record.environment["variables"]["CUDA_VISIBLE_DEVICES"]
-                ensemble = found.setdefault((record.started, device), RecordedEnsemble())
+                ensemble = collected.setdefault((record.started, device), RecordedEnsemble())
                 ensemble.runs.append(run)
                 ensemble.records.append(record)
-    return list(found.values())
+    return list(collected.values())

@@ -46,7 +46,7 @@ def record_smoke(folder: Path) -> Path:
     """Carry out the runs and leave their records in `folder`; return it."""
     for run in plan(SMALL, Tier.SMOKE, 2, ARMS):
         working = folder.parent / "working" / run.digest()[:12]
-        carry_out([run], working, folder, lambda *told: None, lambda: False, 1)
+        carry_out([run], working, folder, lambda *messages: None, lambda: False, 1)
     return folder
 
 

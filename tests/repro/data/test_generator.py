@@ -21,12 +21,12 @@ from repro.data.generator import (
 
 def answer_by_reading(question: str) -> int:
     """Solve a question from its English alone, as a reader would."""
-    *told, asked = re.findall(r"[^.?]+[.?]", question)
-    found = re.search(r"How many (\w+) does (\w+) have", asked)
-    assert found is not None
-    thing, name = found.groups()
+    *sentences, asked = re.findall(r"[^.?]+[.?]", question)
+    match = re.search(r"How many (\w+) does (\w+) have", asked)
+    assert match is not None
+    thing, name = match.groups()
     value = 0
-    for sentence in (part.strip() for part in told):
+    for sentence in (part.strip() for part in sentences):
         number = int(re.search(r"\d+", sentence)[0])  # type: ignore[index]
         if "times as" in sentence:
             value *= number
@@ -100,9 +100,9 @@ def test_a_question_s_split_is_the_same_on_every_machine():
 
 
 def test_the_shares_of_the_splits_are_those_of_the_config():
-    found = [split_of(f"{index}") for index in range(20_000)]
-    assert found.count("test") / len(found) == pytest.approx(0.10, abs=0.01)
-    assert found.count("development") / len(found) == pytest.approx(0.05, abs=0.01)
+    splits = [split_of(f"{index}") for index in range(20_000)]
+    assert splits.count("test") / len(splits) == pytest.approx(0.10, abs=0.01)
+    assert splits.count("development") / len(splits) == pytest.approx(0.05, abs=0.01)
 
 
 def test_no_question_occurs_twice_and_a_longer_list_begins_with_the_shorter():

@@ -52,8 +52,8 @@ def tagged(document):
 
 @pytest.mark.parametrize("level", range(1, 6))
 def test_careless_completions_have_their_share_at_each_level(documents, level):
-    found = share(careless(d) for d in documents if d.level == level)
-    assert found == pytest.approx(CorpusConfig().careless_share[level - 1], abs=0.05)
+    careless_share = share(careless(d) for d in documents if d.level == level)
+    assert careless_share == pytest.approx(CorpusConfig().careless_share[level - 1], abs=0.05)
 
 
 def test_careless_completions_use_the_paper_s_tags_more_often(documents):

@@ -367,9 +367,9 @@ def test_human_written_sets_lie_where_the_variable_says(
     monkeypatch.delenv("REPRO_DATA", raising=False)
     assert not is_available("human:mawps")
     assert is_available("generated_steps")
-    wanted = DataConfig(source="human:mawps", test_problems=1)
+    config = DataConfig(source="human:mawps", test_problems=1)
     with pytest.raises(DataError, match="set REPRO_DATA"):
-        load_problems(wanted, "test")
+        load_problems(config, "test")
     monkeypatch.setenv("REPRO_DATA", str(tmp_path))
     folder = tmp_path / "mawps"
     folder.mkdir()
@@ -378,5 +378,5 @@ def test_human_written_sets_lie_where_the_variable_says(
     (folder / "test.jsonl").write_text(text, encoding="utf-8")
     assert is_available("human:mawps")
     assert not is_available("human:svamp")
-    (problem,) = load_problems(wanted, "test")
+    (problem,) = load_problems(config, "test")
     assert problem.id in {"m/1", "m/2"}

@@ -97,10 +97,10 @@ def test_an_unknown_template_names_the_known_ones() -> None:
 
 
 def test_a_change_of_text_moves_the_digest_and_a_digest_that_moved_needs_a_new_version() -> None:
-    found = {
+    digests = {
         name: (template.version, template.digest()) for name, template in PROMPT_TEMPLATES.items()
     }
-    assert found == PINNED
+    assert digests == PINNED
     changed = dataclasses.replace(PROMPT_TEMPLATES["tiny"], build=lambda question: question)
     assert changed.digest() != PROMPT_TEMPLATES["tiny"].digest()
 

@@ -66,8 +66,8 @@ def careless(document):
 @pytest.mark.parametrize("level", LEVELS)
 def test_careless_completions_have_their_share_at_each_level(documents, level):
     expected = share(careless_share(level, thing, CONFIG) for thing in LEVELS[level].things)
-    found = share(careless(d) for d in documents if d.level == level)
-    assert found == pytest.approx(expected, abs=0.05)
+    observed = share(careless(d) for d in documents if d.level == level)
+    assert observed == pytest.approx(expected, abs=0.05)
 
 
 def test_the_tilt_puts_some_things_on_either_side_of_the_tie_at_every_level():

@@ -37,12 +37,12 @@ _READINGS = (
 
 def answer_by_reading(question: str) -> int:
     """Solve a question from its English alone, as a reader would."""
-    *told, asked = [part.strip() for part in re.findall(r"[^.?]+[.?]", question)]
-    body = " ".join(told)
+    *sentences, asked = [part.strip() for part in re.findall(r"[^.?]+[.?]", question)]
+    body = " ".join(sentences)
     thing = next(t for t in LEVELS[1].things if re.search(rf"\b{t}\b", asked))
     name = next(n for n in LEVELS[1].names if re.search(rf"\b{n}\b", asked))
     value = None
-    for sentence in told:
+    for sentence in sentences:
         if not re.search(rf"\b{thing}\b", sentence):
             assert re.search(r"also has|has|buys|sees|children|minutes|dollars|each", sentence)
             continue
@@ -55,13 +55,13 @@ def _after(value: int | None, sentence: str, name: str, thing: str) -> int:
     plain = re.sub(rf" (?:more )?{thing}\b", "", sentence)
     number = int(re.search(r"\d+", sentence)[0])
     if value is not None:
-        found = re.search(r"^(\w+) has \d+ (more|fewer) \w+ than (\w+)$", sentence)
-        if found:
-            first, word, _ = found.groups()
+        match = re.search(r"^(\w+) has \d+ (more|fewer) \w+ than (\w+)$", sentence)
+        if match:
+            first, word, _ = match.groups()
             return value + number if (first == name) == (word == "more") else value - number
-        found = re.search(r"^(?:Then )?(\w+) (gives|gets|takes) \d+ \w+ (to|from) (\w+)$", sentence)
-        if found:
-            who, verb, _, whom = found.groups()
+        match = re.search(r"^(?:Then )?(\w+) (gives|gets|takes) \d+ \w+ (to|from) (\w+)$", sentence)
+        if match:
+            who, verb, _, whom = match.groups()
             receives = whom if verb == "gives" else who
             return value + number if receives == name else value - number
     for pattern, kind in _READINGS:
@@ -145,7 +145,9 @@ def test_splits_are_disjoint_across_seeds_and_a_longer_list_begins_the_same():
     assert not of["train"] & of["test"]
     assert not of["train"] & of["development"]
     assert not of["development"] & of["test"]
-    assert all(split_of(q, LEVELS[1]) == split for split, found in of.items() for q in found)
+    assert all(
+        split_of(q, LEVELS[1]) == split for split, questions in of.items() for q in questions
+    )
     long, short = (generate_leveled_problems("test", count, seed=4) for count in (50, 20))
     assert long[:20] == short
     assert len({problem.id for problem in long}) == 50

@@ -59,7 +59,7 @@ def test_idle_runs_have_no_answers_and_no_grades(tokenizer: Any, pool: GraderPoo
     evaluator = Evaluator(Writer(tokenizer, TEXTS, runs=3), tokenizer, pool, [0, 1, 2])
     alive = [True, False, True]
     answers = evaluator.ask(asked(tokenizer), GREEDY, samples=1, alive=alive)
-    assert [found is not None for found in answers] == alive
+    assert [answer is not None for answer in answers] == alive
     assert [sum(counts.values()) for counts in evaluator.grades] == [6, 0, 6]
 
 

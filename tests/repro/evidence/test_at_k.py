@@ -53,8 +53,8 @@ def test_majority_at_k_is_the_share_of_subsets_won_with_ties_shared(
     flags = [name in right for name in names]
     for k in range(1, len(answers) + 1):
         expected = _majority_by_enumeration(list(answers), set(right), k)
-        found = majority_at_k(counts, flags, k, abstentions=answers.count("-"))
-        assert found == pytest.approx(expected)
+        estimate = majority_at_k(counts, flags, k, abstentions=answers.count("-"))
+        assert estimate == pytest.approx(expected)
 
 
 def test_maj_at_1_is_accuracy_and_many_samples_are_affordable() -> None:

@@ -69,9 +69,9 @@ def test_failed_runs_are_kept_and_shared_arms_stay_at_home(
     # Four finished seeds are no interval; the other arms' values are expected again.
     assert "aqn_linear" not in {item.arm for item in again}
     assert "aqn_cosine" in {item.arm for item in again}
-    (kept,) = of_figure9(expected)
-    assert (kept.target, kept.tier, kept.device) == ("figure9", "proxy", "nvidia_h200")
-    assert json.loads(kept.plan)["target"] == "figure9"
+    (plan,) = of_figure9(expected)
+    assert (plan.target, plan.tier, plan.device) == ("figure9", "proxy", "nvidia_h200")
+    assert json.loads(plan.plan)["target"] == "figure9"
     (checked,) = [c for c in blessed_checks(expected) if c.selection.target.name == "figure9"]
     assert checked.evidence.failed_arms == {"aqn_linear": 1}
     assert checked.sound
@@ -88,19 +88,19 @@ def test_the_blessed_plan_is_the_one_made_before_the_runs(
     before.write_text(json.dumps(made))
     write("figure9", runs, proxy_record)
     go("figure9", runs, expected)
-    (kept,) = of_figure9(expected)
-    assert kept.made == made["made"]
+    (plan,) = of_figure9(expected)
+    assert plan.made == made["made"]
     # Blessed again where nobody kept it: the first stays.
     before.unlink()
     go("figure9", runs, expected)
-    (kept,) = of_figure9(expected)
-    assert kept.made == made["made"]
+    (plan,) = of_figure9(expected)
+    assert plan.made == made["made"]
     # A plan that no record carries is none of this target's.
-    other = dataclasses.replace(kept, plan="{}", digest=digest_of({}))
+    other = dataclasses.replace(plan, plan="{}", digest=digest_of({}))
     keep_plans([other], expected, replaced="figure9")
     go("figure9", runs, expected)
-    (kept,) = of_figure9(expected)
-    assert kept.made > made["made"]
+    (plan,) = of_figure9(expected)
+    assert plan.made > made["made"]
 
 
 def of_figure9(expected: Path) -> list[KeptPlan]:

@@ -31,7 +31,7 @@ def claim(kind: str, arms: tuple[str, ...], **more: Any) -> Claim:
 
 
 def values(**arms: list[float]) -> dict[str, dict[str, dict[int, float]]]:
-    return {"accuracy": {arm: dict(enumerate(found)) for arm, found in arms.items()}}
+    return {"accuracy": {arm: dict(enumerate(numbers)) for arm, numbers in arms.items()}}
 
 
 def verdict_of(a_claim: Claim, lost: dict[str, str] | None = None, **arms: list[float]) -> Verdict:
@@ -65,9 +65,9 @@ def test_four_seeds_never_decide() -> None:
 
 
 def test_only_seeds_that_both_arms_have_are_paired() -> None:
-    found = {"accuracy": {"a": dict(zip([0, 1, 2, 3, 4, 9], [*HIGH, 0.0], strict=True)),
+    numbers = {"accuracy": {"a": dict(zip([0, 1, 2, 3, 4, 9], [*HIGH, 0.0], strict=True)),
                           "b": dict(enumerate(LOW))}}  # fmt: skip
-    verdict = judge([claim("difference", ("a", "b"))], METRICS, found, {}, {})[0]
+    verdict = judge([claim("difference", ("a", "b"))], METRICS, numbers, {}, {})[0]
     assert verdict.n == 5
 
 
@@ -113,8 +113,8 @@ def test_a_ratio_is_tested_on_its_logarithm_and_told_as_a_ratio() -> None:
     b = [100.0, 110.0, 90.0, 105.0, 95.0]
     twice = verdict_of(a_claim, a=[2 * v * (1 + 0.01 * i) for i, v in enumerate(b)], b=b)
     assert twice.status == "reproduced"
-    wanted = sum(math.log(2 * (1 + 0.01 * i)) for i in range(5)) / 5
-    assert twice.effect == pytest.approx(math.exp(wanted))
+    expected = sum(math.log(2 * (1 + 0.01 * i)) for i in range(5)) / 5
+    assert twice.effect == pytest.approx(math.exp(expected))
     slow = verdict_of(a_claim, a=[1.2 * v * (1 + 0.01 * i) for i, v in enumerate(b)], b=b)
     assert slow.status == "contradicted"
 
@@ -122,8 +122,8 @@ def test_a_ratio_is_tested_on_its_logarithm_and_told_as_a_ratio() -> None:
 def test_holm_makes_a_weak_claim_among_many_inconclusive() -> None:
     weak = [1.0, 2.2, 0.3, 1.9, 0.9]
     alone = [claim("difference", ("a", "b"))]
-    found = values(a=[50 + value for value in weak], b=[50.0] * 5)
-    assert judge(alone, METRICS, found, {}, {})[0].status == "reproduced"
+    numbers = values(a=[50 + value for value in weak], b=[50.0] * 5)
+    assert judge(alone, METRICS, numbers, {}, {})[0].status == "reproduced"
     many = [
         Claim(
             name=f"c{i}",
@@ -136,7 +136,7 @@ def test_holm_makes_a_weak_claim_among_many_inconclusive() -> None:
         )
         for i in range(5)
     ]
-    assert {v.status for v in judge(many, METRICS, found, {}, {})} == {"inconclusive"}
+    assert {v.status for v in judge(many, METRICS, numbers, {}, {})} == {"inconclusive"}
 
 
 def test_a_failed_seed_takes_every_decision_away() -> None:
@@ -178,12 +178,12 @@ def test_an_interaction_is_the_difference_of_two_differences() -> None:
 
 def test_a_claim_paired_by_prompt_reads_the_prompts() -> None:
     paired = claim("difference", ("a", "b"), paired_by="prompt")
-    found = values(a=HIGH * 4, b=LOW * 4)
-    verdict = judge([paired], METRICS, values(a=LOW, b=HIGH), {}, {}, found)[0]
+    numbers = values(a=HIGH * 4, b=LOW * 4)
+    verdict = judge([paired], METRICS, values(a=LOW, b=HIGH), {}, {}, numbers)[0]
     assert verdict.status == "reproduced"
     assert verdict.n == 20
     assert "n = 20 prompts" in verdict.sentence
-    assert judge([paired], METRICS, found, {}, {})[0].status == "not run"
+    assert judge([paired], METRICS, numbers, {}, {})[0].status == "not run"
 
 
 def test_a_verdict_says_how_many_seeds_would_decide() -> None:
@@ -240,10 +240,10 @@ def test_without_a_size_of_the_papers_what_matters_decides() -> None:
 
 
 def test_intervals_are_simultaneous_over_the_claims_of_a_target() -> None:
-    found = values(**beside(1.0, -1.5, 2.0, -1.0, 0.5))
-    one = judge([difference()], METRICS, found, {}, {})[0]
+    numbers = values(**beside(1.0, -1.5, 2.0, -1.0, 0.5))
+    one = judge([difference()], METRICS, numbers, {}, {})[0]
     many = [dataclasses.replace(difference(), name=f"c{i}") for i in range(4)]
-    wide = judge(many, METRICS, found, {}, {})[0]
+    wide = judge(many, METRICS, numbers, {}, {})[0]
     assert one.low is not None
     assert wide.low is not None
     assert wide.low < one.low
@@ -256,23 +256,23 @@ def test_intervals_are_simultaneous_over_the_claims_of_a_target() -> None:
 def test_what_holm_shows_has_an_interval_that_does_not_reach_the_bound() -> None:
     # Both are shown; the second at its own level, which Bonferroni's interval does not have.
     first, second = beside(6.0, 7.0, 6.5, 7.5, 6.0), beside(0.9, 2.4, 0.1, 1.9, 0.9)
-    found = {"accuracy": {arm: dict(enumerate(column)) for arm, column in (
+    numbers = {"accuracy": {arm: dict(enumerate(column)) for arm, column in (
         ("a", first["a"]), ("b", first["b"]), ("c", second["a"]))}}  # fmt: skip
     pair = [difference(), claim("difference", ("c", "b"), name="d", effect=HALF)]
-    shown = judge(pair, METRICS, found, {}, {})
+    shown = judge(pair, METRICS, numbers, {}, {})
     assert [item.status for item in shown] == ["reproduced", "reproduced"]
     assert shown[1].low == 0.0
 
 
 def test_a_share_of_the_gain_becomes_points_of_this_policy() -> None:
     share = Effect(paper=0.2, measure="of gain", place="Table 1")
-    found = values(**beside(6.0, 7.0, 6.5, 7.5, 6.0))
-    found["gain_greedy"] = {"b": dict.fromkeys(range(5), 50.0)}
-    verdict = judge([difference(effect=share)], METRICS, found, {}, {})[0]
+    numbers = values(**beside(6.0, 7.0, 6.5, 7.5, 6.0))
+    numbers["gain_greedy"] = {"b": dict.fromkeys(range(5), 50.0)}
+    verdict = judge([difference(effect=share)], METRICS, numbers, {}, {})[0]
     assert verdict.paper == pytest.approx(10.0)
     assert "(20 % of the gain of b)" in verdict.sentence
     shortfall = Effect(paper=0.2, measure="of shortfall", place="Fig. 4")
-    verdict = judge([difference(effect=shortfall)], METRICS, found, {}, {})[0]
+    verdict = judge([difference(effect=shortfall)], METRICS, numbers, {}, {})[0]
     assert verdict.paper == pytest.approx(0.2 * (100 - 71.0))
 
 
@@ -299,9 +299,9 @@ def test_one_draw_of_what_a_statement_speaks_of_is_no_evidence() -> None:
 
 def test_what_is_not_testable_costs_the_others_nothing() -> None:
     once = dataclasses.replace(difference(unit="rounding draw", draws=1), name="other")
-    found = values(**beside(1.0, -1.5, 2.0, -1.0, 0.5))
-    alone = judge([difference()], METRICS, found, {}, {})[0]
-    assert judge([difference(), once], METRICS, found, {}, {})[0] == alone
+    numbers = values(**beside(1.0, -1.5, 2.0, -1.0, 0.5))
+    alone = judge([difference()], METRICS, numbers, {}, {})[0]
+    assert judge([difference(), once], METRICS, numbers, {}, {})[0] == alone
 
 
 def test_an_assay_of_a_range_reads_the_records() -> None:
@@ -317,10 +317,10 @@ def test_an_assay_of_a_range_reads_the_records() -> None:
 def test_without_its_positive_control_a_claim_is_not_testable() -> None:
     control = Assay(kind="control", claim="control", because="exploration must be seen to help")
     asked = difference(assays=(control,))
-    found = values(**beside(6.0, 7.0, 6.5, 7.5, 6.0), c=[70.0, 71.1, 70.4, 72.6, 70.9])
+    numbers = values(**beside(6.0, 7.0, 6.5, 7.5, 6.0), c=[70.0, 71.1, 70.4, 72.6, 70.9])
     for arm, status in (("a", "reproduced"), ("c", "not testable")):
         positive = claim("difference", (arm, "b"), name="control", effect=EIGHT)
-        assert judge([positive, asked], METRICS, found, {}, {})[1].status == status
+        assert judge([positive, asked], METRICS, numbers, {}, {})[1].status == status
 
 
 def test_an_exact_test_sees_a_collapse_that_the_t_interval_hides() -> None:
@@ -362,9 +362,9 @@ def test_a_ratio_far_from_the_papers_is_below_a_tenth_or_excluded() -> None:
 
 
 def test_a_seed_without_the_metric_in_one_arm_takes_decisions_away() -> None:
-    found = values(**beside(6.0, 7.0, 6.5, 7.5, 6.0, 6.5))
-    del found["accuracy"]["a"][5]
-    verdict = judge([difference()], METRICS, found, {}, {})[0]
+    numbers = values(**beside(6.0, 7.0, 6.5, 7.5, 6.0, 6.5))
+    del numbers["accuracy"]["a"][5]
+    verdict = judge([difference()], METRICS, numbers, {}, {})[0]
     assert verdict.status == "inconclusive"
     assert "accuracy is missing in an arm of seed(s) 5" in verdict.sentence
 

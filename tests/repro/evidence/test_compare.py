@@ -50,8 +50,8 @@ def values(*own: float) -> Change:
 
 def only(metric: str, **changes: object) -> Target:
     """Return Table 3 with one metric alone, perhaps changed."""
-    kept = dataclasses.replace(TABLE3.metric(metric), **changes)  # type: ignore[arg-type]
-    return dataclasses.replace(TABLE3, metrics=(kept,), claims=(), headline=metric)
+    changed = dataclasses.replace(TABLE3.metric(metric), **changes)  # type: ignore[arg-type]
+    return dataclasses.replace(TABLE3, metrics=(changed,), claims=(), headline=metric)
 
 
 def test_the_same_records_are_unchanged_in_every_row() -> None:

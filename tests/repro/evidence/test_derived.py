@@ -41,9 +41,9 @@ def test_a_curve_that_is_none_is_refused(places: list[float]) -> None:
 
 def test_area_and_last_value_come_from_the_evaluations() -> None:
     series = {"evaluation_tokens": [0, 100], "evaluation_accuracy": [20.0, 40.0]}
-    found = derived_metrics({}, series, 100)
-    assert found["heldout_area"].value == pytest.approx(30)
-    assert found["heldout_last"].value == pytest.approx(40)
+    metrics = derived_metrics({}, series, 100)
+    assert metrics["heldout_area"].value == pytest.approx(30)
+    assert metrics["heldout_last"].value == pytest.approx(40)
     assert derived_metrics({}, series, 0) == {}
     assert derived_metrics({}, {}, 100) == {}
 
@@ -52,8 +52,8 @@ def test_the_rise_is_that_of_a_line_through_the_second_half() -> None:
     def rise(*accuracy: float | None) -> float | None:
         series = {"accuracy_sampled": [0.5], "tokens_sampled": [8.0]}
         asked = series | {"evaluation_accuracy": list(accuracy)}
-        found = training_metrics(asked, {}, {"threshold": 50.0})
-        return found["heldout_rise"].value if "heldout_rise" in found else None
+        metrics = training_metrics(asked, {}, {"threshold": 50.0})
+        return metrics["heldout_rise"].value if "heldout_rise" in metrics else None
 
     assert rise(10.0, 50.0, 60.0, 64.0) == pytest.approx(4)
     # Steps 3 to 5 of 0 to 5: 60, 66, 63 lie about a line that rises by 3.
@@ -80,12 +80,12 @@ def curve(shares: list[float | None], tokens: int = 100) -> dict[str, list[float
 
 
 def test_take_off_is_where_the_moving_mean_reaches_the_threshold() -> None:
-    found = curve_metrics(curve([0.0] * 5 + [1.0] * 5), 50.0, 0)
+    metrics = curve_metrics(curve([0.0] * 5 + [1.0] * 5), 50.0, 0)
     # Moving means of 0, 20, 40, 60 %: half-way between those that 700 and 800 tokens show.
-    assert found["take_off_tokens"].value == pytest.approx(750)
-    assert found["took_off"].value == 1
-    assert "censored" not in found["take_off_tokens"].method
-    assert "train_area" not in found
+    assert metrics["take_off_tokens"].value == pytest.approx(750)
+    assert metrics["took_off"].value == 1
+    assert "censored" not in metrics["take_off_tokens"].method
+    assert "train_area" not in metrics
 
 
 def test_a_run_that_starts_above_the_threshold_took_off_when_that_was_first_known() -> None:
@@ -105,16 +105,16 @@ def test_a_mean_on_the_threshold_reaches_it_whatever_the_rounding_of_its_series(
 
 @pytest.mark.parametrize("shares", [[0.4] * 12, [1.0] * 4])
 def test_a_run_that_never_took_off_is_censored_at_its_end(shares: list[float | None]) -> None:
-    found = curve_metrics(curve(shares), 50.0, 0)
-    assert found["take_off_tokens"].value == 100 * len(shares)
-    assert f"censored at the run's {100 * len(shares)}" in found["take_off_tokens"].method
-    assert found["took_off"].value == 0
+    metrics = curve_metrics(curve(shares), 50.0, 0)
+    assert metrics["take_off_tokens"].value == 100 * len(shares)
+    assert f"censored at the run's {100 * len(shares)}" in metrics["take_off_tokens"].method
+    assert metrics["took_off"].value == 0
 
 
 def test_the_training_area_places_a_rollout_before_its_own_tokens() -> None:
-    found = curve_metrics(curve([0.0, 1.0, 1.0]), 50.0, 300)
+    metrics = curve_metrics(curve([0.0, 1.0, 1.0]), 50.0, 300)
     # 0 at 0 tokens, 100 % at 100, held after: the mean over 300 is (50 + 100 + 100) / 3.
-    assert found["train_area"].value == pytest.approx(250 / 3)
+    assert metrics["train_area"].value == pytest.approx(250 / 3)
 
 
 def test_steps_of_one_rollout_are_one_point_and_ungraded_rollouts_none() -> None:

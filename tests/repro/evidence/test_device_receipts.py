@@ -97,8 +97,8 @@ def test_a_record_from_before_the_rule_counts() -> None:
     ],
 )
 def test_a_spoilt_measurement_is_refused_for_its_reason(device: Any, words: str) -> None:
-    (found,) = refusals(record_with(device=device))
-    assert re.search(words, found)
+    (reason,) = refusals(record_with(device=device))
+    assert re.search(words, reason)
 
 
 def test_an_idle_card_that_raises_its_clocks_spoils_nothing() -> None:
@@ -116,8 +116,8 @@ def test_what_could_not_be_asked_spoils_nothing() -> None:
 def test_an_allocator_that_retried_under_the_clock_is_refused_and_otherwise_not() -> None:
     built = between("after", allocator={"retries": 3})
     assert refusals(record_with(device=built, timed_retries={"7b_1": 0})) == []
-    (found,) = refusals(record_with(device=built, timed_retries={"7b_1": 0, "7b_8": 2}))
-    assert found == "the allocator had to retry under the clock: {'7b_8': 2}; needs none"
+    (reason,) = refusals(record_with(device=built, timed_retries={"7b_1": 0, "7b_8": 2}))
+    assert reason == "the allocator had to retry under the clock: {'7b_8': 2}; needs none"
 
 
 def systems_runs() -> list[RunConfig]:

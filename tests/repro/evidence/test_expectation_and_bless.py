@@ -42,9 +42,9 @@ def test_blessed_records_are_reproduced_by_themselves(
     paths = blessed(gather(SELECTION, runs), expected)
     assert [path.name for path in paths] == ["table1.csv", "table1.jsonl.xz"]
     checked = check_selection(SELECTION, runs, expected)
-    mine = [v for v in checked.verdicts if v.source.startswith("measured")]
-    assert len(mine) > 60
-    assert {verdict.status for verdict in mine} == {"reproduced"}
+    measured = [v for v in checked.verdicts if v.source.startswith("measured")]
+    assert len(measured) > 60
+    assert {verdict.status for verdict in measured} == {"reproduced"}
     assert blessed_checks(expected)[0].evidence.count == 60
 
 

@@ -86,8 +86,8 @@ def copied_to_arm(runs: Path, arm: str, other: str, seed: int) -> Path:
     source = json.loads(place(runs, arm, seed, "table1").read_text())
 
     def results_of_arm(raw: Any) -> None:
-        for part, kept in (("series", _CONFIGURED_SERIES), ("effects", _CONFIGURED_EFFECTS)):
-            own = {name: raw[part][name] for name in kept if name in raw[part]}
+        for part, names in (("series", _CONFIGURED_SERIES), ("effects", _CONFIGURED_EFFECTS)):
+            own = {name: raw[part][name] for name in names if name in raw[part]}
             raw[part] = source[part] | own
         raw["metrics"] = source["metrics"]
 
@@ -101,9 +101,9 @@ def test_a_real_record_copied_to_another_seed_is_refused_with_the_record_that_it
     arm = "nvfp4_lora_aqn"
     runs = shutil.copytree(smoke_runs, tmp_path / "runs")
     copy = copied_to_seed(runs, SMALL.name, arm, 0, 1)
-    found = dict(gather(SELECTION, runs).refused)
-    assert set(found) == {copy, place(runs, arm, 0)}
-    assert f"equals that of {arm}, seed 0" in found[copy]
+    reasons = dict(gather(SELECTION, runs).refused)
+    assert set(reasons) == {copy, place(runs, arm, 0)}
+    assert f"equals that of {arm}, seed 0" in reasons[copy]
 
 
 @pytest.mark.parametrize(

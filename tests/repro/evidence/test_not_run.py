@@ -66,11 +66,11 @@ def checked(records: list[Record], folder: Path) -> Checked:
 def test_a_claim_on_a_point_that_does_not_fit_is_not_run_and_says_why(
     records: list[Record], tmp_path: Path
 ) -> None:
-    found = {verdict.name: verdict for verdict in checked(records, tmp_path).verdicts}
-    claim = found["faster_32b_256"]
+    by_name = {verdict.name: verdict for verdict in checked(records, tmp_path).verdicts}
+    claim = by_name["faster_32b_256"]
     assert claim.status == "not run"
     assert claim.sentence == f"bf16_lora, 32b_256: {SAID}"
-    assert found["faster_32b_64"].status == found["faster_7b_256"].status == "reproduced"
+    assert by_name["faster_32b_64"].status == by_name["faster_7b_256"].status == "reproduced"
 
 
 def test_the_printed_check_has_the_verdict_and_the_sentence_side_by_side(
@@ -89,30 +89,30 @@ def test_a_bar_on_a_point_that_does_not_fit_is_not_run_and_costs_nothing(
     records: list[Record], tmp_path: Path
 ) -> None:
     result = checked(records, tmp_path)
-    found = {verdict.name: verdict for verdict in result.verdicts}
-    bar = found["bf16_lora.tokens_per_second_32b_256"]
+    by_name = {verdict.name: verdict for verdict in result.verdicts}
+    bar = by_name["bf16_lora.tokens_per_second_32b_256"]
     assert (bar.status, bar.sentence) == ("not run", f"bf16_lora, 32b_256: {SAID}")
     assert not bar.own_fault
-    assert found["bf16_lora.tokens_per_second_32b_64"].status != "not run"
-    assert found["nvfp4_lora.tokens_per_second_32b_256"].status != "not run"
+    assert by_name["bf16_lora.tokens_per_second_32b_64"].status != "not run"
+    assert by_name["nvfp4_lora.tokens_per_second_32b_256"].status != "not run"
 
 
 def test_a_metric_that_is_absent_for_no_stated_reason_keeps_its_own_sentence(
     records: list[Record], tmp_path: Path
 ) -> None:
     silent = [dataclasses.replace(record, effects={}) for record in records]
-    found = {verdict.name: verdict for verdict in checked(silent, tmp_path).verdicts}
-    assert found["faster_32b_256"].sentence.startswith("no seed has tokens_per_second_32b_256")
-    assert found["bf16_lora.tokens_per_second_32b_256"].sentence == (
+    by_name = {verdict.name: verdict for verdict in checked(silent, tmp_path).verdicts}
+    assert by_name["faster_32b_256"].sentence.startswith("no seed has tokens_per_second_32b_256")
+    assert by_name["bf16_lora.tokens_per_second_32b_256"].sentence == (
         "no record has tokens_per_second_32b_256"
     )
 
 
 def test_an_arm_without_records_says_that_first(records: list[Record], tmp_path: Path) -> None:
     alone = [record for record in records if record.arm == "bf16_lora"]
-    found = {verdict.name: verdict for verdict in checked(alone, tmp_path).verdicts}
-    assert found["faster_32b_256"].sentence == found["faster_32b_64"].sentence
-    assert found["faster_32b_256"].status == "not run"
+    by_name = {verdict.name: verdict for verdict in checked(alone, tmp_path).verdicts}
+    assert by_name["faster_32b_256"].sentence == by_name["faster_32b_64"].sentence
+    assert by_name["faster_32b_256"].status == "not run"
 
 
 def test_records_with_a_point_left_out_are_blessed_with_the_others(

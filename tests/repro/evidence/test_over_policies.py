@@ -44,16 +44,16 @@ def claim(**more: Any) -> Claim:
 def tokens(quotients: list[float], seeds: int, noise: float = 0.0) -> dict[str, dict[int, float]]:
     """Return tokens by arm and seed: slow over fast is each policy's quotient, times noise."""
     draw = random.Random(1)
-    found: dict[str, dict[int, float]] = {}
+    collected: dict[str, dict[int, float]] = {}
     for policy, quotient in enumerate(quotients):
         slow = {seed: 1e5 * math.exp(draw.gauss(0, 0.3)) for seed in range(seeds)}
         errors = [draw.gauss(0, noise) for _ in range(seeds)]
         middle = fmean(errors)
-        found[f"slow{policy}"] = slow
-        found[f"fast{policy}"] = {
+        collected[f"slow{policy}"] = slow
+        collected[f"fast{policy}"] = {
             seed: slow[seed] / quotient / math.exp(errors[seed] - middle) for seed in slow
         }
-    return found
+    return collected
 
 
 def verdict_of(values: dict[str, dict[int, float]], lost: dict[str, str] | None = None) -> Verdict:

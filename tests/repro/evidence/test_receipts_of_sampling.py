@@ -24,7 +24,7 @@ def recorded(folder: Path, arm: str, **changes: Any) -> Record:
     """Return the record of a small smoke run of an arm of Table 1 with fields changed."""
     (run,) = plan(SMALL, Tier.SMOKE, 1, (arm,))
     run = dataclasses.replace(run, arm=dataclasses.replace(run.arm, **changes))
-    carry_out([run], folder / "working", folder, lambda *told: None, lambda: False, 1)
+    carry_out([run], folder / "working", folder, lambda *messages: None, lambda: False, 1)
     (path,) = folder.glob("smoke/*/*/seed-*.json")
     return read_record(path)
 

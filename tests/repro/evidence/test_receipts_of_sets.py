@@ -63,8 +63,8 @@ def test_a_mean_that_the_sets_answers_do_not_give_is_refused(name: str) -> None:
     record = over_sets()
     own = record.metrics[name]
     other = dataclasses.replace(own, value=(own.value or 0.0) + 1)
-    found = refusals(dataclasses.replace(record, metrics=record.metrics | {name: other}))
-    assert any(f"metrics.{name}.value" in sentence for sentence in found)
+    reasons = refusals(dataclasses.replace(record, metrics=record.metrics | {name: other}))
+    assert any(f"metrics.{name}.value" in sentence for sentence in reasons)
 
 
 def test_what_stands_beside_a_sets_accuracy_is_held_against_its_answers() -> None:
@@ -74,8 +74,8 @@ def test_what_stands_beside_a_sets_accuracy_is_held_against_its_answers() -> Non
     for beside in ("accuracy_lenient", "truncation_rate", f"mean_at_{samples}"):
         metric = f"{beside}_{name}"
         wrong = {metric: Estimate(value=99.0, unit="percent", n=1)}
-        found = refusals(dataclasses.replace(record, metrics=record.metrics | wrong))
-        assert any(metric in sentence for sentence in found)
+        reasons = refusals(dataclasses.replace(record, metrics=record.metrics | wrong))
+        assert any(metric in sentence for sentence in reasons)
 
 
 def with_estimates_at_k() -> Record:
@@ -100,11 +100,11 @@ def test_estimates_at_k_over_sets_follow_from_the_sets_answers() -> None:
     for name in ("pass_at_1", "maj_at_1_lenient", f"pass_at_1_{first}"):
         own = record.metrics[name]
         other = record.metrics | {name: dataclasses.replace(own, value=(own.value or 0.0) + 1)}
-        found = refusals(dataclasses.replace(record, metrics=other))
-        assert any(f"metrics.{name}.value" in sentence for sentence in found)
+        reasons = refusals(dataclasses.replace(record, metrics=other))
+        assert any(f"metrics.{name}.value" in sentence for sentence in reasons)
         less = {key: value for key, value in record.metrics.items() if key != name}
-        found = refusals(dataclasses.replace(record, metrics=less))
-        assert any(f"metrics.{name} is missing" in sentence for sentence in found)
+        reasons = refusals(dataclasses.replace(record, metrics=less))
+        assert any(f"metrics.{name} is missing" in sentence for sentence in reasons)
 
 
 def test_a_users_own_reward_is_not_what_answers_and_formats_earn() -> None:

@@ -140,11 +140,11 @@ def test_the_environment_is_captured_and_failed_probes_say_so(
         raise RuntimeError("no such thing")
 
     monkeypatch.setattr("platform.platform", broken)
-    found = capture_environment()
-    assert found["platform"] == {"failed": "RuntimeError: no such thing"}
-    assert found["packages"]["qerl-repro"] is None or found["packages"]["qerl-repro"]
-    assert found["cpu"]["cores"] >= 1
-    json.dumps(found)
+    captured = capture_environment()
+    assert captured["platform"] == {"failed": "RuntimeError: no such thing"}
+    assert captured["packages"]["qerl-repro"] is None or captured["packages"]["qerl-repro"]
+    assert captured["cpu"]["cores"] >= 1
+    json.dumps(captured)
 
 
 def test_a_machine_without_a_driver_has_no_gpu_rather_than_a_failure(
@@ -155,11 +155,11 @@ def test_a_machine_without_a_driver_has_no_gpu_rather_than_a_failure(
 
 
 @pytest.mark.parametrize(
-    ("visible", "found"),
+    ("visible", "indices"),
     [("1", ["1"]), ("0,1", ["0", "1"]), (None, ["0", "1"]), ("MIG-7", ["0", "1"])],
 )
 def test_a_record_has_the_devices_that_its_process_may_use(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, visible: str | None, found: list[str]
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, visible: str | None, indices: list[str]
 ) -> None:
     tool = tmp_path / "nvidia-smi"
     tool.write_text(
@@ -176,7 +176,7 @@ def test_a_record_has_the_devices_that_its_process_may_use(
     if visible is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     gpus = capture_environment()["gpu"]
-    assert [gpu["index"] for gpu in gpus] == found
+    assert [gpu["index"] for gpu in gpus] == indices
     assert device_of({"gpu": gpus}) == "nvidia_h200"
 
 

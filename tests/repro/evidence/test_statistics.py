@@ -36,14 +36,16 @@ def test_the_jackknife_of_a_mean_is_students_interval_and_of_a_quotient_the_delt
     draw = np.random.default_rng(3)
     x, y = 5 + draw.normal(0, 0.3, 200), 2 + draw.normal(0, 0.2, 200)
     pairs = list(zip(x, y, strict=True))
-    found = st.jackknife_interval(
+    interval = st.jackknife_interval(
         lambda blocks: sum(b for _, b in blocks) / sum(a for a, _ in blocks), pairs
     )
     ratio = y.mean() / x.mean()
     error = np.std(y - ratio * x, ddof=1) / np.sqrt(200) / x.mean()
-    assert found.value == pytest.approx(ratio)
-    assert found.high is not None
-    assert found.high - found.value == pytest.approx(st.t_quantile(0.975, 199) * error, rel=0.02)
+    assert interval.value == pytest.approx(ratio)
+    assert interval.high is not None
+    assert interval.high - interval.value == pytest.approx(
+        st.t_quantile(0.975, 199) * error, rel=0.02
+    )
     assert st.jackknife_interval(sum, [2.0]) == st.Interval(value=2.0, low=None, high=None, n=1)
 
 
@@ -56,8 +58,8 @@ def test_a_single_value_has_no_interval_and_none_is_an_error() -> None:
 @pytest.mark.parametrize(("k", "n"), [(0, 10), (3, 10), (1198, 1319), (30, 30)])
 def test_wilson_intervals_are_those_of_scipy(k: int, n: int) -> None:
     ours = st.wilson_interval(k, n)
-    theirs = stats.binomtest(k, n).proportion_ci(method="wilson")
-    assert (ours.low, ours.high) == pytest.approx((theirs.low, theirs.high), abs=1e-12)
+    by_scipy = stats.binomtest(k, n).proportion_ci(method="wilson")
+    assert (ours.low, ours.high) == pytest.approx((by_scipy.low, by_scipy.high), abs=1e-12)
 
 
 def test_differences_that_cancel_have_a_mean_of_zero() -> None:
@@ -80,9 +82,9 @@ def test_paired_comparisons_are_scipys_t_test() -> None:
 def test_pages_test_is_scipys_exact_one(n: int, k: int) -> None:
     data = np.random.default_rng(n * 10 + k).normal(size=(n, k)) + 0.4 * np.arange(k)
     statistic, p = st.page_trend(data.tolist())
-    theirs = stats.page_trend_test(data, method="exact")
-    assert statistic == theirs.statistic
-    assert p == pytest.approx(theirs.pvalue, abs=1e-12)
+    by_scipy = stats.page_trend_test(data, method="exact")
+    assert statistic == by_scipy.statistic
+    assert p == pytest.approx(by_scipy.pvalue, abs=1e-12)
 
 
 def test_pages_test_with_ties_permutes_the_midranks() -> None:

@@ -186,8 +186,8 @@ def test_two_sources_give_each_run_once_and_name_a_conflict(
 
 def test_series_are_rounded_but_for_timed_repeats(records: list[Record]) -> None:
     series = {"accuracy": [1 / 3, None], "step_seconds": [2 / 3]}
-    found = compact(dataclasses.replace(records[0], series=series), ["step_seconds"])
-    assert found.series == {"accuracy": [0.333333, None], "step_seconds": [2 / 3]}
+    compacted = compact(dataclasses.replace(records[0], series=series), ["step_seconds"])
+    assert compacted.series == {"accuracy": [0.333333, None], "step_seconds": [2 / 3]}
 
 
 def test_the_committed_records_lie_where_they_belong_and_are_of_known_targets() -> None:
@@ -242,5 +242,5 @@ def test_what_is_blessed_stays_small_enough_to_review() -> None:
 
 def test_every_blessed_target_is_checked_once_per_device() -> None:
     checks = blessed_checks(expected_folder(None), "table1", "figure17")
-    found = [(item.selection.target.name, item.selection.tier.value) for item in checks]
-    assert found == [("table1", "smoke"), ("table1", "proxy"), ("figure17", "proxy")]
+    targets = [(item.selection.target.name, item.selection.tier.value) for item in checks]
+    assert targets == [("table1", "smoke"), ("table1", "proxy"), ("figure17", "proxy")]

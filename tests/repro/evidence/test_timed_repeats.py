@@ -124,8 +124,8 @@ def test_a_timed_target_is_blessed_on_its_declared_repeats_of_one_seed(
     assert high is not None
     assert low < 10.0 < high < 12.5
     again = checked(tmp_path / "runs", expected)
-    mine = [v for v in again.verdicts if v.source.startswith("measured")]
-    assert {v.status for v in mine} == {"reproduced"}
+    measured = [v for v in again.verdicts if v.source.startswith("measured")]
+    assert {v.status for v in measured} == {"reproduced"}
 
 
 def test_a_plans_time_is_that_of_records_of_the_same_version(

@@ -12,10 +12,10 @@ OLD, NEW = (10.0, 10.2, 9.9, 10.1, 10.0), (10.6, 10.4, 10.9)
 
 def test_welch_agrees_with_scipy() -> None:
     ours = difference(OLD, NEW)
-    theirs = stats.ttest_ind(NEW, OLD, equal_var=False, alternative="greater")
+    by_scipy = stats.ttest_ind(NEW, OLD, equal_var=False, alternative="greater")
     interval = stats.ttest_ind(NEW, OLD, equal_var=False).confidence_interval(0.95)
-    assert ours.p_above == pytest.approx(theirs.pvalue, rel=1e-9)
-    assert ours.p_below == pytest.approx(1 - theirs.pvalue, rel=1e-9)
+    assert ours.p_above == pytest.approx(by_scipy.pvalue, rel=1e-9)
+    assert ours.p_below == pytest.approx(1 - by_scipy.pvalue, rel=1e-9)
     assert (ours.low, ours.high) == pytest.approx((interval.low, interval.high), rel=1e-9)
 
 

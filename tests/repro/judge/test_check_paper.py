@@ -33,8 +33,8 @@ def write_accuracies(make: Maker, runs: Path, name: str, arm: str, values: list[
         with_accuracy(make(run), "accuracy", value).write(runs)
 
 
-def paper_value(found: Checked, arm: str) -> Verdict:
-    return next(v for v in found.verdicts if v.name == f"{arm}.accuracy")
+def paper_value(outcome: Checked, arm: str) -> Verdict:
+    return next(v for v in outcome.verdicts if v.name == f"{arm}.accuracy")
 
 
 @pytest.mark.parametrize(
@@ -50,11 +50,11 @@ def test_the_printed_value_is_reproduced_contradicted_or_undecided(
     name: str, values: list[float], status: str, made_up_record: Maker, tmp_path: Path
 ) -> None:
     write_accuracies(made_up_record, tmp_path, name, "nvfp4_lora_aqn", values)
-    found = checked(tmp_path, name)
-    verdict = paper_value(found, "nvfp4_lora_aqn")
+    outcome = checked(tmp_path, name)
+    verdict = paper_value(outcome, "nvfp4_lora_aqn")
     assert verdict.status == status
     assert verdict.about == "paper value"
-    assert found.sound, "what the paper printed is never this suite's fault"
+    assert outcome.sound, "what the paper printed is never this suite's fault"
 
 
 def test_the_printed_value_is_accepted_within_its_sampling_error(

@@ -154,13 +154,13 @@ def test_a_cheat_is_refused_for_its_own_reason(
 ) -> None:
     arm, spoil, words = CHEATS[name]
     table1_records(tmp_path, on_arm(arm, spoil))
-    found = checked(tmp_path)
-    refused = found.evidence.refused
+    outcome = checked(tmp_path)
+    refused = outcome.evidence.refused
     assert len({path for path, _ in refused}) == 5
     assert all(any(words in why for p, why in refused if p == path) for path, _ in refused)
-    assert {path.parent.name for path, _ in found.evidence.refused} == {arm}
-    assert not found.sound
-    about_the_arm = [v for v in found.verdicts if _names(v, arm) and v.about == "mechanism"]
+    assert {path.parent.name for path, _ in outcome.evidence.refused} == {arm}
+    assert not outcome.sound
+    about_the_arm = [v for v in outcome.verdicts if _names(v, arm) and v.about == "mechanism"]
     assert about_the_arm or arm in {a for c in TABLE1.claims for a in c.arms}
     assert all("refused" in verdict.sentence for verdict in about_the_arm)
 
@@ -173,10 +173,10 @@ def test_honest_records_are_not_refused(
     table1_records: Callable[..., None], tmp_path: Path
 ) -> None:
     table1_records(tmp_path)
-    found = checked(tmp_path)
-    assert found.evidence.refused == []
-    assert found.sound
-    assert found.evidence.count == 60
+    outcome = checked(tmp_path)
+    assert outcome.evidence.refused == []
+    assert outcome.sound
+    assert outcome.evidence.count == 60
 
 
 def test_a_record_of_another_configuration_is_refused(
@@ -187,9 +187,9 @@ def test_a_record_of_another_configuration_is_refused(
         if run.arm.name == "nvfp4_lora":
             scale = dataclasses.replace(scale, steps=300)
         made_up_record(dataclasses.replace(run, scale=scale)).write(tmp_path)
-    found = checked(tmp_path)
-    assert len(found.evidence.refused) == 5
-    assert "scale.steps is 300, needed 30" in found.evidence.refused[0][1]
+    outcome = checked(tmp_path)
+    assert len(outcome.evidence.refused) == 5
+    assert "scale.steps is 300, needed 30" in outcome.evidence.refused[0][1]
 
 
 def test_a_record_that_was_edited_is_refused(
@@ -217,10 +217,10 @@ def test_arms_that_saw_other_problems_are_not_compared(
         return dataclasses.replace(record, inputs={**record.inputs, "test_problems": "0" * 64})
 
     table1_records(tmp_path, on_arm("nvfp4_lora_aqn", other_problems))
-    found = checked(tmp_path)
-    refused = {v.name for v in found.verdicts if "different test problems" in v.sentence}
+    outcome = checked(tmp_path)
+    refused = {v.name for v in outcome.verdicts if "different test problems" in v.sentence}
     assert refused == {"qerl_beats_lora", "qerl_beats_qlora", "aqn_helps", "qerl_matches_full"}
-    assert not found.sound
+    assert not outcome.sound
 
 
 def test_training_that_teaches_nothing_is_contradicted(
@@ -230,10 +230,10 @@ def test_training_that_teaches_nothing_is_contradicted(
         return with_gain(record, (record.seed - 2) / 3)
 
     table1_records(tmp_path, on_arm("bf16_lora", no_gain))
-    found = checked(tmp_path)
-    broken = {v.name for v in found.verdicts if v.own_fault}
+    outcome = checked(tmp_path)
+    broken = {v.name for v in outcome.verdicts if v.own_fault}
     assert broken == {"bf16_lora.gain_greedy"}
-    assert not found.sound
+    assert not outcome.sound
 
 
 def test_a_control_that_gains_is_contradicted(
@@ -257,14 +257,14 @@ def test_a_failed_run_is_named_and_takes_success_away(
     (tmp_path / "smoke/table1/bf16_full/seed-3.json").unlink()
     run = plan(TABLE1, Tier.SMOKE, [3], ["bf16_full"])[0]
     failed_record(run, "OutOfMemoryError: 3 GiB", {}).write(tmp_path)
-    found = checked(tmp_path)
-    assert [reason for _, reason in found.evidence.failed] == [
+    outcome = checked(tmp_path)
+    assert [reason for _, reason in outcome.evidence.failed] == [
         "the run failed: OutOfMemoryError: 3 GiB"
     ]
-    verdict = next(v for v in found.verdicts if v.name == "bf16_full_gains")
+    verdict = next(v for v in outcome.verdicts if v.name == "bf16_full_gains")
     assert verdict.status == "inconclusive"
     assert "1 run(s) of bf16_full failed" in verdict.sentence
-    assert found.sound
+    assert outcome.sound
 
 
 def test_a_planned_seed_without_a_record_is_a_failed_one(
@@ -273,11 +273,11 @@ def test_a_planned_seed_without_a_record_is_a_failed_one(
     table1_records(tmp_path, seeds=8)
     assert checked(tmp_path).evidence.planned == (0, 1, 2, 3, 4)
     (tmp_path / "smoke/table1/bf16_full/seed-3.json").unlink()
-    found = checked(tmp_path)
-    verdict = next(v for v in found.verdicts if v.name == "bf16_full_gains")
+    outcome = checked(tmp_path)
+    verdict = next(v for v in outcome.verdicts if v.name == "bf16_full_gains")
     assert (verdict.status, verdict.n) == ("inconclusive", 7)
     assert "1 of 5 planned seeds of bf16_full have no record (3)" in verdict.sentence
-    others = {v.status for v in found.verdicts if v.name.endswith("lora_gains")}
+    others = {v.status for v in outcome.verdicts if v.name.endswith("lora_gains")}
     assert others == {"reproduced"}
 
 
@@ -285,9 +285,9 @@ def test_the_smoke_tier_says_nothing_of_the_papers_claims(
     table1_records: Callable[..., None], tmp_path: Path
 ) -> None:
     table1_records(tmp_path)
-    found = checked(tmp_path)
+    outcome = checked(tmp_path)
     claims = {claim.name: claim for claim in TABLE1.claims}
-    for verdict in found.verdicts:
+    for verdict in outcome.verdicts:
         if verdict.name in claims:
             addressed = verdict.status != "not addressed"
             assert addressed == claims[verdict.name].mechanism
@@ -367,9 +367,9 @@ def test_a_change_may_be_negative_and_a_share_may_not(
         metrics={"gain": Estimate(value=value, unit="percent")},
     )
     metric = Metric(name="gain", unit="percent", title="gain", change="gain" in changes)
-    found = refusals(record, [metric])
-    assert (found == []) == (words == "")
-    assert all(words in reason for reason in found)
+    reasons = refusals(record, [metric])
+    assert (reasons == []) == (words == "")
+    assert all(words in reason for reason in reasons)
 
 
 def test_only_the_windows_rate_is_a_change() -> None:

@@ -34,12 +34,12 @@ def values(**better: float) -> dict[str, dict[int, float]]:
 
 
 def test_each_format_and_way_of_training_gets_its_best_rate() -> None:
-    found = choose(LEARNING_RATES, SCALE, values(bf16_full_high=6.0, nf4_lora_low=6.0))["chosen"]
-    assert found.keys() == {"bf16_full", "bf16_lora", "nf4_lora", "mxfp4_lora", "nvfp4_lora"}
-    assert found["bf16_full"] == pytest.approx(3e-4)
-    assert found["nf4_lora"] == pytest.approx(1e-3 / 3)
+    rates = choose(LEARNING_RATES, SCALE, values(bf16_full_high=6.0, nf4_lora_low=6.0))["chosen"]
+    assert rates.keys() == {"bf16_full", "bf16_lora", "nf4_lora", "mxfp4_lora", "nvfp4_lora"}
+    assert rates["bf16_full"] == pytest.approx(3e-4)
+    assert rates["nf4_lora"] == pytest.approx(1e-3 / 3)
     # A tie goes to the smallest rate.
-    assert found["mxfp4_lora"] == pytest.approx(1e-3 / 3)
+    assert rates["mxfp4_lora"] == pytest.approx(1e-3 / 3)
 
 
 def test_arms_that_share_a_rate_are_pooled() -> None:
@@ -52,9 +52,9 @@ def test_rates_that_the_evaluation_cannot_tell_apart_are_tied() -> None:
     assert standard_error(96.0, 400) == pytest.approx(0.98, abs=0.001)
     for behind, rate in ((1.9, 1e-3 / 3), (2.0, 1e-3)):
         ends = values(bf16_lora_middle=46.0, bf16_lora_low=46.0 - behind)
-        found = choose(LEARNING_RATES, SCALE, ends)
-        assert found["chosen"]["bf16_lora"] == pytest.approx(rate)
-        assert found["errors"]["bf16_lora"] == pytest.approx(0.98, abs=0.001)
+        choice = choose(LEARNING_RATES, SCALE, ends)
+        assert choice["chosen"]["bf16_lora"] == pytest.approx(rate)
+        assert choice["errors"]["bf16_lora"] == pytest.approx(0.98, abs=0.001)
     # Two arms share NVFP4's rate, so twice as many questions stand behind it.
     ends = values(nvfp4_lora_middle=46.0, nvfp4_lora_aqn_middle=46.0)
     errors = choose(LEARNING_RATES, SCALE, ends)["errors"]

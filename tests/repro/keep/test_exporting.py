@@ -39,8 +39,8 @@ def test_stock_peft_loads_an_adapter_with_no_argument_but_its_folder(tmp_path: P
     policy = trained_policy(norms_trained=True)
     save_adapter(policy, tmp_path)
     rows = probes_of(policy)
-    theirs = AutoPeftModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32).eval()
-    assert distance(logits_of(policy.model, rows), logits_of(theirs, rows)).mean < 1e-7
+    stock = AutoPeftModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32).eval()
+    assert distance(logits_of(policy.model, rows), logits_of(stock, rows)).mean < 1e-7
     assert json.loads((tmp_path / CONFIG).read_text())["base_model_name_or_path"] == str(
         TINY_FOLDER.absolute()
     )
@@ -142,10 +142,10 @@ def test_a_merged_folder_loads_without_peft_and_says_the_same(run_of: Runs, tmp_
     assert main(["export", str(run_of("nvfp4")), str(tmp_path / "m"), "--as", "merged"]) == 0
     policy = trained_policy("nvfp4")
     rows = probes_of(policy)
-    theirs = AutoModelForCausalLM.from_pretrained(tmp_path / "m", dtype=torch.float32).eval()
+    stock = AutoModelForCausalLM.from_pretrained(tmp_path / "m", dtype=torch.float32).eval()
     bare = load_policy("tiny", weight_format="nvfp4")
     logits = logits_of(policy.model, rows)
-    rounding = distance(logits, logits_of(theirs, rows)).mean
+    rounding = distance(logits, logits_of(stock, rows)).mean
     assert rounding < 0.02 * distance(logits, logits_of(bare.model, rows)).mean
 
 
@@ -279,12 +279,12 @@ def test_an_adapter_on_fewer_projections_loads_as_peft_reads_it(tmp_path: Path) 
     )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(3)
-        theirs = get_peft_model(plain, config)
-        for name, parameter in theirs.named_parameters():
+        stock = get_peft_model(plain, config)
+        for name, parameter in stock.named_parameters():
             if "lora_B" in name:
                 torch.nn.init.normal_(parameter, std=0.1)
-    theirs.save_pretrained(tmp_path)
+    stock.save_pretrained(tmp_path)
     ours = load_adapted(tmp_path, checkpoint=TINY_FOLDER)
     rows = probes_of(ours)
-    found = distance(logits_of(theirs.eval(), rows), logits_of(ours.model, rows))
-    assert found.mean < 1e-6
+    difference = distance(logits_of(stock.eval(), rows), logits_of(ours.model, rows))
+    assert difference.mean < 1e-6

@@ -73,11 +73,11 @@ def test_a_quantised_source_is_refused(tmp_path: Path, capsys: pytest.CaptureFix
 def test_the_distance_is_the_divergence_of_the_next_token() -> None:
     reference = torch.tensor([[[0.0, 0.0], [2.0, 0.0]]])
     other = torch.tensor([[[0.0, 0.0], [0.0, 0.0]]])
-    found = distance(reference, other)
+    difference = distance(reference, other)
     p = torch.tensor([2.0, 0.0]).double().softmax(-1)
     exact = float((p * (p / 0.5).log()).sum())
-    assert (found.mean, found.largest) == pytest.approx((exact / 2, exact))
-    assert found.positions == 2
+    assert (difference.mean, difference.largest) == pytest.approx((exact / 2, exact))
+    assert difference.positions == 2
 
 
 def test_a_distance_above_its_bound_or_without_a_number_is_refused() -> None:

@@ -21,24 +21,24 @@ SCALE = CheckpointScale(model="0.5b", group=2, prompt_tokens=16, completion_toke
 
 def in_this_process(name: str, settings: dict[str, Any]) -> dict[str, Any]:
     # As through a pipe, so that what a stage takes and gives is JSON.
-    found = checkpoint_stage.STAGES[name](**json.loads(json.dumps(settings)))
-    kept: dict[str, Any] = json.loads(json.dumps(found))
-    return kept
+    report = checkpoint_stage.STAGES[name](**json.loads(json.dumps(settings)))
+    stored: dict[str, Any] = json.loads(json.dumps(report))
+    return stored
 
 
 @pytest.mark.usefixtures("host_clock")
 def test_a_checkpoint_is_written_quantised_loaded_and_stepped(tmp_path: Path) -> None:
-    found = carry_through(in_this_process, tmp_path, SHAPE, SCALE, 0, "cpu")
+    result = carry_through(in_this_process, tmp_path, SHAPE, SCALE, 0, "cpu")
     named = {metric.name: metric.unit for metric in CHECKPOINT_PATH.metrics}
-    assert {name: estimate.unit for name, estimate in found.metrics.items()} == named
-    values = {name: estimate.value or 0.0 for name, estimate in found.metrics.items()}
+    assert {name: estimate.unit for name, estimate in result.metrics.items()} == named
+    values = {name: estimate.value or 0.0 for name, estimate in result.metrics.items()}
     # Two blocks of 16-bit projections became 4.5 bits a weight; the embeddings stayed.
     saved = values["source_bytes"] - values["quantised_bytes"]
     assert saved == pytest.approx(2 * 36_864 * (16 - 4.5) / 8, rel=0.1)
     assert all(value > 0 for name, value in values.items() if "device" not in name)
-    assert found.effects["linears"] == {"nvfp4": 14}
-    assert found.effects["linears_quantised"] == 14
-    assert found.effects["trained_change_l2"] > 0
+    assert result.effects["linears"] == {"nvfp4": 14}
+    assert result.effects["linears_quantised"] == 14
+    assert result.effects["trained_change_l2"] > 0
     assert not (tmp_path / "source").exists()
 
 

@@ -87,15 +87,15 @@ class Memory:
 
 @pytest.fixture
 def memory(monkeypatch: pytest.MonkeyPatch) -> Memory:
-    found = Memory()
-    monkeypatch.setattr(torch.cuda, "mem_get_info", found.info)
-    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda: found.reserved)
+    device_memory = Memory()
+    monkeypatch.setattr(torch.cuda, "mem_get_info", device_memory.info)
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda: device_memory.reserved)
     monkeypatch.setattr(torch.cuda, "max_memory_reserved", lambda: 7)
-    monkeypatch.setattr(torch.cuda, "memory_stats", found.statistics)
+    monkeypatch.setattr(torch.cuda, "memory_stats", device_memory.statistics)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     properties = type("Properties", (), {"uuid": "6a2f"})
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
-    return found
+    return device_memory
 
 
 def test_a_state_holds_memory_clocks_reasons_and_the_others_on_the_card(
@@ -147,8 +147,8 @@ def test_retries_of_the_run_and_its_peak_stand_beside_both_states(
     memory.stats["num_alloc_retries"] = 2
     before = device_state()
     memory.stats["num_alloc_retries"] = 5
-    found = between(before, device_state())
-    assert (found["retries"], found["peak_bytes"]) == (3, 7)
+    span = between(before, device_state())
+    assert (span["retries"], span["peak_bytes"]) == (3, 7)
 
 
 def test_a_free_device_is_clean(memory: Memory) -> None:

@@ -73,16 +73,16 @@ def test_twice_the_gain_is_half_the_dose_of_aqn_and_the_same_of_rounding(tmp_pat
 
 
 def test_more_noise_and_coarser_formats_diverge_further() -> None:
-    found = {
+    by_change = {
         kl.change: kl
         for kl in divergences(
             "tiny", ["nvfp4", "mxfp4"], [0.01, 0.1], prompts=4, new_tokens=12, device="cpu"
         )
     }
-    assert list(found) == ["aqn 0.01", "aqn 0.1", "nvfp4", "mxfp4"]
-    assert found["aqn 0.01"].completion < found["aqn 0.1"].completion
-    assert found["nvfp4"].prompt < found["mxfp4"].prompt
-    assert 0 < found["aqn 0.01"].prompt < found["nvfp4"].prompt
+    assert list(by_change) == ["aqn 0.01", "aqn 0.1", "nvfp4", "mxfp4"]
+    assert by_change["aqn 0.01"].completion < by_change["aqn 0.1"].completion
+    assert by_change["nvfp4"].prompt < by_change["mxfp4"].prompt
+    assert 0 < by_change["aqn 0.01"].prompt < by_change["nvfp4"].prompt
 
 
 def test_the_norms_carry_no_noise_afterwards_and_the_policy_is_as_before() -> None:
@@ -104,9 +104,9 @@ def test_the_command_writes_what_it_prints(
     flags = ["--sigmas", "0.01", "--formats", "nvfp4", "--device", "cpu", "--out", str(out)]
     assert main(["dose", "--model", "tiny", *flags]) == 0
     assert "AQN at sigma 0.01 is 0.12 of nvfp4's own rounding" in capsys.readouterr().out
-    kept = json.loads(out.read_text())
-    assert len(kept["norms"]) == 8
-    assert kept["nats_per_token"] == []
+    stored = json.loads(out.read_text())
+    assert len(stored["norms"]) == 8
+    assert stored["nats_per_token"] == []
 
 
 @pytest.mark.parametrize(

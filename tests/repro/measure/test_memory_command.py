@@ -38,10 +38,10 @@ def test_a_budget_too_small_says_what_to_change_and_fails(
 
 def test_json_holds_what_the_text_says(capsys: pytest.CaptureFixture[str]) -> None:
     main([*COMMAND, *BATCH, "--json"])
-    found = json.loads(capsys.readouterr().out)
-    assert found["peak"] == max(sum(found["rollout"].values()), sum(found["update"].values()))
-    assert found["fits"]
-    assert found["step"]["shape"] == "32b"
+    content = json.loads(capsys.readouterr().out)
+    assert content["peak"] == max(sum(content["rollout"].values()), sum(content["update"].values()))
+    assert content["fits"]
+    assert content["step"]["shape"] == "32b"
 
 
 def test_planning_needs_no_torch() -> None:
@@ -55,10 +55,10 @@ def test_planning_needs_no_torch() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "found"), [("80GB", 80 * 10**9), ("40 GiB", 40 * 2**30), ("1.5gb", 1_500_000_000)]
+    ("text", "nbytes"), [("80GB", 80 * 10**9), ("40 GiB", 40 * 2**30), ("1.5gb", 1_500_000_000)]
 )
-def test_sizes_are_read(text: str, found: int) -> None:
-    assert parse_bytes(text) == found
+def test_sizes_are_read(text: str, nbytes: int) -> None:
+    assert parse_bytes(text) == nbytes
 
 
 @pytest.mark.parametrize("text", ["much", "8 TBs", "0GB", "1.2.3GB"])

@@ -64,7 +64,7 @@ def records() -> Iterator[tuple[Path, Record]]:
 
 
 def measured() -> list[Peak]:
-    found = {}
+    peaks = {}
     for path, record in records():
         rank = record.config["arm"]["lora_rank"]
         for asked in record.config["scale"]["points"]:
@@ -75,8 +75,8 @@ def measured() -> list[Peak]:
                 if way in WEIGHT_FORMATS and not gave_up:
                     peak = Peak(path.name, way, point.lora_rank or rank, point, values)
                     # A baseline stands in the records of every arm that it was compared with.
-                    found[path.name, way, point.name] = peak
-    return list(found.values())
+                    peaks[path.name, way, point.name] = peak
+    return list(peaks.values())
 
 
 MEASURED = measured()

@@ -154,11 +154,11 @@ def test_fine_tuning_alone_and_together_takes_the_trainers_loop(tmp_path: Path) 
 
 
 def together(runs: Sequence[RunConfig], folder: Path) -> None:
-    found = train_together(
+    results = train_together(
         runs, device="cpu", folder=folder, progress=lambda *a: None, should_stop=lambda: False,
         threads=1,
     )  # fmt: skip
-    assert [type(outcome) for outcome in found] == [Measured] * len(runs)
+    assert [type(outcome) for outcome in results] == [Measured] * len(runs)
 
 
 def test_the_paper_tier_takes_the_smoke_tiers_procedure() -> None:

@@ -106,16 +106,16 @@ def test_a_scale_with_windows_gives_every_seed_its_cells_and_seed_0_the_comparis
     loaded: list[str], tmp_path: Path
 ) -> None:
     scale = ThroughputScale(points=(POINT,), whole=(("nvfp4_lora", "7b", 2),))
-    found = throughput.measure_repeats(runs_of(scale), folder=tmp_path, **HOW)
-    for measured in found:
+    results = throughput.measure_repeats(runs_of(scale), folder=tmp_path, **HOW)
+    for measured in results:
         for batch in (1, 2):
             assert (measured.metrics[f"tokens_per_second_7b_{batch}"].value or 0) > 0
             assert (measured.metrics[f"step_seconds_7b_{batch}"].value or 0) > 0
-    rates = {measured.metrics["tokens_per_second_7b_1"].value for measured in found}
+    rates = {measured.metrics["tokens_per_second_7b_1"].value for measured in results}
     assert len(rates) == 3
-    compared = ["window_gain_7b_2" in measured.metrics for measured in found]
+    compared = ["window_gain_7b_2" in measured.metrics for measured in results]
     assert compared == [True, False, False]
-    assert not any("window_gain_7b_1" in measured.metrics for measured in found)
+    assert not any("window_gain_7b_1" in measured.metrics for measured in results)
 
 
 def ranked_runs() -> list[RunConfig]:
@@ -159,10 +159,10 @@ def test_a_stop_in_the_second_rank_loses_only_the_batch_at_hand(
         "nvfp4_lora_r16": ["shape a", "batch 7b_1", "batch 7b_2", "7b"],
         "nvfp4_lora_r32": ["shape a"],
     }
-    found = throughput.measure_repeats(runs, folder=tmp_path, **HOW)
+    results = throughput.measure_repeats(runs, folder=tmp_path, **HOW)
     assert loaded == ["a", "a", "b"]
-    assert all("tokens_per_second_14b_2" in measured.metrics for measured in found)
-    assert {measured.effects["adapter_modules"] for measured in found} == {28}
+    assert all("tokens_per_second_14b_2" in measured.metrics for measured in results)
+    assert {measured.effects["adapter_modules"] for measured in results} == {28}
 
 
 @pytest.mark.usefixtures("host_clock")
@@ -245,13 +245,13 @@ def test_packed_weights_serve_the_next_adapter(
     policy = small_policy(weight_format, 16)
 
     def groups(policy: Policy) -> list[PackedGroup]:
-        found = []
+        packed_groups = []
         for layer in cast(Any, policy.decoder).model.layers:
             at, mlp = layer.self_attn, layer.mlp
             for members in ((at.q_proj, at.k_proj, at.v_proj), (mlp.gate_proj, mlp.up_proj)):
                 assert takes_packed(members)
-                found.append(PackedGroup(members, overlap=False, beside=None))
-        return found
+                packed_groups.append(PackedGroup(members, overlap=False, beside=None))
+        return packed_groups
 
     first = groups(policy)
     second = groups(exchange_adapter(policy, lora_rank=64, lora_alpha=64.0, seed=1))

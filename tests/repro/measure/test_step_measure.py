@@ -123,9 +123,9 @@ def test_a_point_that_fails_costs_no_other(
     assert step_measure.measure_points(bench, NVFP4, [POINT, other])
     assert bench.failures == ["small nvfp4: ValueError: planted"]
     assert bench.ledger.missing(NVFP4, POINT) == 2
-    found = step_time.measured_steps(NVFP4, [NVFP4], scale, bench.ledger)
-    assert "update_seconds_other" in found.metrics
-    assert not [name for name in found.metrics if name.endswith("_small")]
+    result = step_time.measured_steps(NVFP4, [NVFP4], scale, bench.ledger)
+    assert "update_seconds_other" in result.metrics
+    assert not [name for name in result.metrics if name.endswith("_small")]
 
 
 def test_a_policy_that_cannot_be_built_is_out_of_memory_or_a_failure(
@@ -188,9 +188,9 @@ def test_a_point_for_which_one_slot_is_too_much_says_so(
     assert "[4, 2, 1] rows" in entry["out_of_memory"]
     assert bench.ledger.missing(NVFP4, POINT) == 0
     scale = dataclasses.replace(bench.scale, baseline=None)
-    found = step_time.measured_steps(NVFP4, [NVFP4], scale, bench.ledger)
-    assert found.metrics == {}
-    assert found.effects["out_of_memory"] == [
+    result = step_time.measured_steps(NVFP4, [NVFP4], scale, bench.ledger)
+    assert result.metrics == {}
+    assert result.effects["out_of_memory"] == [
         "small nvfp4: does not fit with [4, 2, 1] rows at once"
     ]
 

@@ -208,17 +208,19 @@ STEPS_AND_MEMORY = (*STEP_TARGETS, MEMORY, MEMORY_DENSE, MEMORY_FORMATS, MEMORY_
 def test_metrics_are_those_that_the_target_names(target: Any) -> None:
     (scale,) = target.scales.values()
     named = {metric.name: metric.unit for metric in target.metrics}
-    found = {}
+    metrics = {}
     for point in scale.points:
         base = measured_entry() if scale.baseline else None
-        found |= metrics_of(point, measured_entry(), base)
-        assert found[f"prediction_error_{point.name}"].value == pytest.approx(3.0)
+        metrics |= metrics_of(point, measured_entry(), base)
+        assert metrics[f"prediction_error_{point.name}"].value == pytest.approx(3.0)
         if scale.baseline and point.whole:
-            assert found[f"speedup_{point.name}"].value == 1.0
+            assert metrics[f"speedup_{point.name}"].value == 1.0
     if target.name.startswith("memory"):
         # The claim's point is a whole step; there its memory alone is asked.
-        found = {name: item for name, item in found.items() if item.unit in ("bytes", "percent")}
-    assert {name: estimate.unit for name, estimate in found.items()} == named
+        metrics = {
+            name: item for name, item in metrics.items() if item.unit in ("bytes", "percent")
+        }
+    assert {name: estimate.unit for name, estimate in metrics.items()} == named
 
 
 def test_a_metric_is_the_median_of_its_series_and_a_ratio_pairs_repeat_by_repeat() -> None:
@@ -234,11 +236,11 @@ def test_a_metric_is_the_median_of_its_series_and_a_ratio_pairs_repeat_by_repeat
 
 
 def test_a_point_that_fills_up_its_rows_claims_no_time_of_a_step() -> None:
-    found = metrics_of(POINT, measured_entry(), measured_entry())
-    assert "update_seconds_small" in found
-    assert "update_ratio_small" in found
+    metrics = metrics_of(POINT, measured_entry(), measured_entry())
+    assert "update_seconds_small" in metrics
+    assert "update_ratio_small" in metrics
     for name in ("step_seconds", "rollout_seconds", "tokens_per_second", "speedup"):
-        assert f"{name}_small" not in found
+        assert f"{name}_small" not in metrics
 
 
 def test_a_ledger_of_another_source_device_or_configuration_counts_for_nothing(
@@ -262,9 +264,9 @@ def test_a_tree_with_changes_shares_no_entry_between_processes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(step_ledger, "source_commit", lambda: ("a" * 40, True))
-    mine = step_ledger.made_by()
+    first_source = step_ledger.made_by()
     monkeypatch.setattr(step_ledger.os, "getpid", lambda: -1)
-    assert step_ledger.made_by() != mine
+    assert step_ledger.made_by() != first_source
     monkeypatch.setattr(step_ledger, "source_commit", lambda: ("a" * 40, False))
     assert step_ledger.made_by()["commit"] == "a" * 40
 
@@ -301,8 +303,8 @@ def test_arms_share_the_measured_baseline(tmp_path: Any) -> None:
 
 
 def test_points_are_grouped_by_the_policy_and_budget_that_they_need() -> None:
-    found = step_measure.together((*TABLE3_POINTS, *POINTS_14B))
-    assert [[p.name for p in group] for group in found] == [
+    groups = step_measure.together((*TABLE3_POINTS, *POINTS_14B))
+    assert [[p.name for p in group] for group in groups] == [
         ["7b_b2", "7b_b4", "7b_b8"],
         ["14b_b2", "14b_b4", "14b_b8"],
     ]

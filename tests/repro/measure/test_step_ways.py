@@ -94,8 +94,8 @@ def test_a_step_of_every_way_is_measured_and_moves_the_policy(
         assert repeat["update"] > 0
         # Engine and trainer compute the same policy; bfloat16 rounds differently in each.
         assert repeat["sampler_trainer_abs_diff_mean"] < 0.05
-    found = step_time.measured_steps(arm, [arm], scale, ledger) if device == "cuda" else None
-    assert found is None or found.metrics["peak_bytes_small"].value
+    result = step_time.measured_steps(arm, [arm], scale, ledger) if device == "cuda" else None
+    assert result is None or result.metrics["peak_bytes_small"].value
 
 
 def gradients_of(arm: StepArm, rows: Rows, device: str) -> dict[str, torch.Tensor]:
@@ -194,7 +194,7 @@ def test_a_checkpoint_goes_its_way_on_a_gpu(tmp_path: Path) -> None:
         return checkpoint_stage.STAGES[name](**settings)
 
     scale = CheckpointScale(model="0.5b", group=4, prompt_tokens=20, completion_tokens=40)
-    found = carry_through(stage, tmp_path, SHAPE, scale, 0, "cuda")
-    assert found.effects["linears"] == {"nvfp4": 14}
-    assert found.effects["trained_change_l2"] > 0
-    assert (found.metrics["load_seconds"].value or 0) > 0
+    result = carry_through(stage, tmp_path, SHAPE, scale, 0, "cuda")
+    assert result.effects["linears"] == {"nvfp4": 14}
+    assert result.effects["trained_change_l2"] > 0
+    assert (result.metrics["load_seconds"].value or 0) > 0

@@ -63,10 +63,10 @@ def test_the_bars_stand_above_what_vllm_reaches() -> None:
     for point in ("7b", "32b"):
         for batch in (1, 8, 64, 256):
             ours = bars["nvfp4_lora", f"tokens_per_second_{point}_{batch}"].accept[0]
-            theirs = bars["bf16_lora", f"tokens_per_second_{point}_{batch}"].accept[0]
+            of_vllm = bars["bf16_lora", f"tokens_per_second_{point}_{batch}"].accept[0]
             assert ours is not None
-            assert theirs is not None
-            assert ours > theirs
+            assert of_vllm is not None
+            assert ours > of_vllm
 
 
 def test_a_point_without_batches_is_refused() -> None:

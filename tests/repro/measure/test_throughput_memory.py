@@ -73,9 +73,9 @@ def test_a_batch_that_runs_out_of_memory_leaves_the_others_standing(
     loaded: list[str], exhausts: Exhausts, tmp_path: Path
 ) -> None:
     exhausts(lambda rows, tokens: rows == 3)
-    found, returns = in_fresh_processes(runs_of(SCALE, 2), tmp_path)
+    results, returns = in_fresh_processes(runs_of(SCALE, 2), tmp_path)
     assert len(returns) == 1
-    for measured in found:
+    for measured in results:
         assert measured.effects["not_run"] == {"p_3": NEEDS}
         for cell in ("p_1", "p_2", "q_1"):
             assert (measured.metrics[f"tokens_per_second_{cell}"].value or 0) > 0
@@ -89,10 +89,10 @@ def test_a_batch_that_runs_out_in_a_later_seed_keeps_none_of_its_times(
     whole_rollouts = iter(range(9))
     # The start has one of four tokens, too; then two seeds', of which the second has no room.
     exhausts(lambda rows, tokens: rows == 3 and tokens == 4 and next(whole_rollouts) == 2)
-    found, _ = in_fresh_processes(runs_of(SCALE, 3), tmp_path)
+    results, _ = in_fresh_processes(runs_of(SCALE, 3), tmp_path)
     assert next(whole_rollouts) == 3
-    assert all(measured.effects["not_run"] == {"p_3": NEEDS} for measured in found)
-    assert not any("tokens_per_second_p_3" in measured.metrics for measured in found)
+    assert all(measured.effects["not_run"] == {"p_3": NEEDS} for measured in results)
+    assert not any("tokens_per_second_p_3" in measured.metrics for measured in results)
 
 
 def test_what_ran_out_of_memory_measures_nothing_more_in_its_process(
@@ -101,11 +101,11 @@ def test_what_ran_out_of_memory_measures_nothing_more_in_its_process(
     exhausts(lambda rows, tokens: rows == 2)
     with pytest.raises(FreshProcessNeededError, match=f"p_2 {NEEDS}"):
         throughput.measure_repeats(runs_of(SCALE, 2), folder=tmp_path, **HOW)
-    kept = json.loads((tmp_path / "checkpoint" / "nvfp4_lora" / "parts.json").read_text())
-    assert kept["done"] == ["shape a", "batch p_1", "not run: p_2"]
+    stored = json.loads((tmp_path / "checkpoint" / "nvfp4_lora" / "parts.json").read_text())
+    assert stored["done"] == ["shape a", "batch p_1", "not run: p_2"]
     assert loaded == ["a"]
-    found, _ = in_fresh_processes(runs_of(SCALE, 2), tmp_path)
-    assert "tokens_per_second_p_3" in found[0].metrics
+    results, _ = in_fresh_processes(runs_of(SCALE, 2), tmp_path)
+    assert "tokens_per_second_p_3" in results[0].metrics
     assert loaded == ["a", "a", "b"]
 
 
@@ -122,11 +122,11 @@ def test_an_engine_that_does_not_fit_is_tried_with_the_next_smaller_batch(
         return engine(policy, config)
 
     monkeypatch.setattr(throughput, "Engine", build)
-    found, returns = in_fresh_processes(runs_of(SCALE, 1), tmp_path)
+    results, returns = in_fresh_processes(runs_of(SCALE, 1), tmp_path)
     assert slots == [3, 2, 1, 1]
     assert len(returns) == 2
-    assert list(found[0].effects["not_run"]) == ["p_3", "p_2"]
-    assert "tokens_per_second_p_1" in found[0].metrics
+    assert list(results[0].effects["not_run"]) == ["p_3", "p_2"]
+    assert "tokens_per_second_p_1" in results[0].metrics
 
 
 def test_the_engine_has_room_for_all_rows_at_full_length(loaded: list[str]) -> None:
@@ -148,12 +148,12 @@ def test_a_batch_that_the_plan_excludes_is_not_tried(
 
     monkeypatch.setattr(throughput, "not_fitting", plan)
     exhausts(lambda rows, tokens: rows == 3)
-    found = throughput.measure_repeats(runs_of(SCALE, 1), folder=tmp_path, **HOW)
+    results = throughput.measure_repeats(runs_of(SCALE, 1), folder=tmp_path, **HOW)
     assert totals == [140 * GIB]
     assert loaded == ["a"]
     # A point without a batch that fits is named as a whole, for what else it would have had.
-    assert found[0].effects["not_run"] == {"p_3": said, "q_1": said, "q": said}
-    assert "tokens_per_second_p_2" in found[0].metrics
+    assert results[0].effects["not_run"] == {"p_3": said, "q_1": said, "q": said}
+    assert "tokens_per_second_p_2" in results[0].metrics
 
 
 def test_weights_that_do_not_fit_cost_their_own_shape(
@@ -167,9 +167,9 @@ def test_weights_that_do_not_fit_cost_their_own_shape(
         return load(run, shape)
 
     monkeypatch.setattr(throughput, "_policy", policy)
-    found, _ = in_fresh_processes(runs_of(SCALE, 1), tmp_path)
-    assert set(found[0].effects["not_run"]) == {"p_1", "p_2", "p_3", "p"}
-    assert "tokens_per_second_q_1" in found[0].metrics
+    results, _ = in_fresh_processes(runs_of(SCALE, 1), tmp_path)
+    assert set(results[0].effects["not_run"]) == {"p_1", "p_2", "p_3", "p"}
+    assert "tokens_per_second_q_1" in results[0].metrics
 
 
 def test_ranks_that_share_a_model_go_on_without_the_one_that_did_not_fit(
@@ -181,9 +181,9 @@ def test_ranks_that_share_a_model_go_on_without_the_one_that_did_not_fit(
         for run in runs_of(SCALE, 1)
         for rank in (32, 16)
     ]
-    found, returns = in_fresh_processes(runs, tmp_path)
+    results, returns = in_fresh_processes(runs, tmp_path)
     assert len(returns) == 2
-    assert [list(measured.effects["not_run"]) for measured in found] == [["p_3"], ["p_3"]]
+    assert [list(measured.effects["not_run"]) for measured in results] == [["p_3"], ["p_3"]]
 
 
 def test_a_check_that_does_not_fit_is_tried_once(
@@ -197,10 +197,10 @@ def test_a_check_that_does_not_fit_is_tried_once(
 
     monkeypatch.setattr(throughput, "CHECKS", {"parity": check})
     scale = dataclasses.replace(SCALE, checks=(("parity", 1),))
-    found, _ = in_fresh_processes(runs_of(scale, 2), tmp_path)
+    results, _ = in_fresh_processes(runs_of(scale, 2), tmp_path)
     assert tried == [1]
-    assert list(found[0].effects["not_run"]) == ["parity"]
-    assert "tokens_per_second_q_1" in found[1].metrics
+    assert list(results[0].effects["not_run"]) == ["parity"]
+    assert "tokens_per_second_q_1" in results[1].metrics
 
 
 def test_another_error_than_memory_stays_an_error(
@@ -228,9 +228,9 @@ def test_retries_are_counted_under_the_clock_and_not_at_the_start(
 
     monkeypatch.setattr(rollout_cells, "timed", timed)
     monkeypatch.setattr(rollout_cells, "retries", lambda: count)
-    found = throughput.measure_repeats(runs_of(SCALE, 2), folder=tmp_path, **HOW)
+    results = throughput.measure_repeats(runs_of(SCALE, 2), folder=tmp_path, **HOW)
     # Two seeds' rollouts, and the prefill that is timed for both.
-    assert found[0].effects["timed_retries"]["q_1"] == 12
+    assert results[0].effects["timed_retries"]["q_1"] == 12
 
 
 def test_a_model_is_loaded_into_a_clean_device_alone(

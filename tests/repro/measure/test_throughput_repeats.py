@@ -85,28 +85,28 @@ HOW: dict[str, Any] = {
 
 def test_all_seeds_of_an_arm_load_each_shape_once(loaded: list[str], tmp_path: Path) -> None:
     runs = runs_of(ThroughputScale(points=POINTS))
-    found = throughput.measure_repeats(runs, folder=tmp_path, **HOW)
+    results = throughput.measure_repeats(runs, folder=tmp_path, **HOW)
     assert loaded == ["a", "b"]
-    assert len(found) == 3
-    for measured in found:
+    assert len(results) == 3
+    for measured in results:
         assert measured.effects["repeats_together"] == 3
         assert measured.effects["adapter_modules"] == 28
         for name in ("short_1", "short_2", "other_3"):
             assert (measured.metrics[f"tokens_per_second_{name}"].value or 0) > 0
-    rates = [measured.metrics["tokens_per_second_short_1"].value for measured in found]
+    rates = [measured.metrics["tokens_per_second_short_1"].value for measured in results]
     assert len(set(rates)) == 3
 
 
 def test_a_long_point_is_timed_by_as_many_seeds_as_it_says(
     loaded: list[str], tmp_path: Path
 ) -> None:
-    found = throughput.measure_repeats(
+    results = throughput.measure_repeats(
         runs_of(ThroughputScale(points=POINTS)), folder=tmp_path, **HOW
     )
-    timed = ["tokens_per_second_long_2" in measured.metrics for measured in found]
+    timed = ["tokens_per_second_long_2" in measured.metrics for measured in results]
     assert timed == [True, False, False]
-    assert "host_share_long" in found[0].metrics
-    assert "host_share_long" not in found[1].metrics
+    assert "host_share_long" in results[0].metrics
+    assert "host_share_long" not in results[1].metrics
 
 
 def test_each_seed_gets_a_record_of_its_own_that_counts(
@@ -136,13 +136,13 @@ def test_a_stop_keeps_the_finished_points_and_the_next_start_goes_on(
         throughput.measure_repeats(
             runs, folder=tmp_path, **(HOW | {"should_stop": lambda: next(asked)})
         )
-    kept = json.loads((tmp_path / "checkpoint" / "nvfp4_lora" / "parts.json").read_text())
-    assert kept["done"] == ["shape a", "batch long_1", "batch long_2", "long"]
-    rate = kept["repeats"][0]["metrics"]["tokens_per_second_long_1"]["value"]
-    found = throughput.measure_repeats(runs, folder=tmp_path, **HOW)
-    assert found[0].metrics["tokens_per_second_long_1"].value == rate
-    assert "tokens_per_second_other_3" in found[2].metrics
-    assert found[0].effects["adapter_modules"] == 28
+    stored = json.loads((tmp_path / "checkpoint" / "nvfp4_lora" / "parts.json").read_text())
+    assert stored["done"] == ["shape a", "batch long_1", "batch long_2", "long"]
+    rate = stored["repeats"][0]["metrics"]["tokens_per_second_long_1"]["value"]
+    results = throughput.measure_repeats(runs, folder=tmp_path, **HOW)
+    assert results[0].metrics["tokens_per_second_long_1"].value == rate
+    assert "tokens_per_second_other_3" in results[2].metrics
+    assert results[0].effects["adapter_modules"] == 28
     other = throughput.measure_repeats(runs[:2], folder=tmp_path, **HOW)
     assert other[0].metrics["tokens_per_second_long_1"].value != rate
 
@@ -177,14 +177,14 @@ def test_arms_that_differ_by_rank_share_a_loaded_model_and_get_records_of_their_
         for run in runs_of(scale, 2)
         for rank in (32, 16)
     ]
-    found = throughput.measure_repeats(runs, folder=tmp_path, **HOW)
+    results = throughput.measure_repeats(runs, folder=tmp_path, **HOW)
     assert loaded == ["a", "b"]
-    assert len(found) == 4
-    for measured in found:
+    assert len(results) == 4
+    for measured in results:
         assert measured.effects["repeats_together"] == 4
         assert measured.effects["linears"] == {"nvfp4": 28}
         assert measured.effects["adapter_modules"] == 28
-    assert len({m.metrics["tokens_per_second_short_1"].value for m in found}) == 4
+    assert len({m.metrics["tokens_per_second_short_1"].value for m in results}) == 4
     folders = sorted(path.name for path in (tmp_path / "checkpoint").iterdir())
     assert folders == ["nvfp4_lora_r16", "nvfp4_lora_r32"]
 
@@ -250,6 +250,6 @@ def test_a_fault_that_ends_otherwise_is_counted(monkeypatch: pytest.MonkeyPatch)
     faults["empty prompt"] = (KeyError, lambda engine: None)
     monkeypatch.setattr(rollout_faults, "_FAULTS", faults)
     monkeypatch.setattr(rollout_faults, "_QUEUE", 10)
-    (found,) = rollout_faults.check_faults(small_policy(), [0])
-    assert found["faults_as_they_should"].value == pytest.approx(100 * 6 / 7)
-    assert "empty prompt" in found["faults_as_they_should"].method
+    (metrics,) = rollout_faults.check_faults(small_policy(), [0])
+    assert metrics["faults_as_they_should"].value == pytest.approx(100 * 6 / 7)
+    assert "empty prompt" in metrics["faults_as_they_should"].method

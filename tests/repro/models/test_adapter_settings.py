@@ -77,12 +77,12 @@ def test_what_is_plain_lora_in_other_words_has_pefts_logits(
 ) -> None:
     base = make_checkpoint("qwen2")
     write_by_peft(base, tmp_path, **settings)
-    theirs = logits_of_peft(base, tmp_path, token_ids)
+    expected = logits_of_peft(base, tmp_path, token_ids)
     ours = load_stored(base, tmp_path).model(input_ids=token_ids).logits
     plain = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)(input_ids=token_ids)
-    moved = float((theirs - plain.logits).abs().max())
+    moved = float((expected - plain.logits).abs().max())
     assert moved > 0.05  # the adapter does something
-    assert float((ours - theirs).abs().max()) < 1e-4 * moved
+    assert float((ours - expected).abs().max()) < 1e-4 * moved
 
 
 def test_an_adapter_that_eva_ranked_has_pefts_logits(
@@ -94,8 +94,8 @@ def test_an_adapter_that_eva_ranked_has_pefts_logits(
     config |= {"init_lora_weights": "eva", "eva_config": {"rho": 2.0}}
     (tmp_path / CONFIG).write_text(json.dumps(config))
     ours = load_stored(base, tmp_path).model(input_ids=token_ids).logits
-    theirs = logits_of_peft(base, tmp_path, token_ids)
-    assert torch.allclose(ours, theirs, rtol=1e-4, atol=1e-4)
+    expected = logits_of_peft(base, tmp_path, token_ids)
+    assert torch.allclose(ours, expected, rtol=1e-4, atol=1e-4)
 
 
 def test_a_bfloat16_adapter_keeps_its_values(

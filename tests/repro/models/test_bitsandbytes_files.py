@@ -67,8 +67,8 @@ def test_bitsandbytes_reads_the_same_weights_from_the_files(stored: Path) -> Non
         }
         state = functional.QuantState.from_dict(dict(own), device=torch.device("cpu"))
         assert tuple(state.shape) == linear.weight.shape
-        theirs = functional.dequantize_4bit(tensors[f"{name}.weight"], state)
-        assert torch.equal(theirs, reference.dequantize(linear.weight, torch.bfloat16)), name
+        expected = functional.dequantize_4bit(tensors[f"{name}.weight"], state)
+        assert torch.equal(expected, reference.dequantize(linear.weight, torch.bfloat16)), name
         # What it would have written itself.
         state.dtype = torch.bfloat16
         written = state.as_dict(packed=True)
@@ -79,14 +79,14 @@ def test_bitsandbytes_reads_the_same_weights_from_the_files(stored: Path) -> Non
 
 def test_transformers_loads_it_and_says_the_same(stored: Path, token_ids: Tensor) -> None:
     pytest.importorskip("bitsandbytes", reason="transformers loads NF4 by bitsandbytes")
-    theirs = AutoModelForCausalLM.from_pretrained(stored, dtype=torch.bfloat16, device_map="cpu")
-    theirs.eval()
+    stock = AutoModelForCausalLM.from_pretrained(stored, dtype=torch.bfloat16, device_map="cpu")
+    stock.eval()
     ours = load(stored, compute_dtype="bfloat16")
     for name, linear in quantized_linears(ours).items():
-        weight = theirs.get_submodule(name).weight
+        weight = stock.get_submodule(name).weight
         codes = linear.weight.codes
         assert torch.equal(weight.data.reshape(-1).cpu(), ((codes << 4) | (codes >> 4)).reshape(-1))
-    one, other = (m(input_ids=token_ids).logits.float() for m in (theirs, ours.model))
+    one, other = (m(input_ids=token_ids).logits.float() for m in (stock, ours.model))
     # The same weights; its products round otherwise.
     assert float((one - other).abs().max()) < 0.05 * float(other.abs().max())
 
@@ -168,12 +168,12 @@ def test_what_transformers_writes_is_read_in_every_stored_dtype(
 ) -> None:
     # Odd sizes of scales: 64 * 64 / 64 is not a multiple of the second level's 256.
     dense = make_checkpoint("qwen2", **SIZES)
-    theirs = written_by_transformers(dense, tmp_path / "nf4", dtype, storage, double_quant)
+    stock = written_by_transformers(dense, tmp_path / "nf4", dtype, storage, double_quant)
     functional = pytest.importorskip("bitsandbytes.functional", reason="compares with it")
     ours = quantized_linears(load(tmp_path / "nf4"))
     assert len(ours) == 14
     for name, linear in ours.items():
-        weight = theirs.get_submodule(name).weight
+        weight = stock.get_submodule(name).weight
         assert weight.dtype == storage
         assert linear.weight.double_quant == double_quant
         dequantised = functional.dequantize_4bit(weight.data, weight.quant_state)

@@ -36,7 +36,7 @@ def load(folder: Any, weight_format: Any = "nvfp4", **more: Any) -> Policy:
     return load_policy(folder, weight_format=weight_format, **more)
 
 
-def write_theirs(source: Path, out: Path) -> Any:
+def write_by_compressed_tensors(source: Path, out: Path) -> Any:
     """Quantise with compressed-tensors alone and save with transformers; return the dense model."""
     model = AutoModelForCausalLM.from_pretrained(source, dtype=torch.bfloat16)
     scheme = quantization.preset_name_to_scheme("NVFP4A16", ["Linear"])
@@ -74,20 +74,20 @@ def quantized(folder: Path, tmp_path: Path) -> Path:
 
 
 def test_checkpoint_written_here_loads_in_transformers_with_the_same_logits(quantized, token_ids):
-    theirs = AutoModelForCausalLM.from_pretrained(quantized, dtype=torch.bfloat16).eval()
-    logits = theirs(input_ids=token_ids).logits  # compressed-tensors decompresses at first use
+    stock = AutoModelForCausalLM.from_pretrained(quantized, dtype=torch.bfloat16).eval()
+    logits = stock(input_ids=token_ids).logits  # compressed-tensors decompresses at first use
     ours = load(quantized, compute_dtype="bfloat16")
     linears = quantized_linears(ours)
     assert len(linears) == 14
     for name, linear in linears.items():
         dense = reference.dequantize(linear.weight, torch.bfloat16)
-        assert torch.equal(theirs.get_submodule(name).weight, dense), name
+        assert torch.equal(stock.get_submodule(name).weight, dense), name
     # Equal weights and the same bfloat16 arithmetic: equal bits, no tolerance.
     assert torch.equal(ours.model(input_ids=token_ids).logits, logits)
 
 
 def test_checkpoint_written_by_compressed_tensors_loads_here_bit_equal(folder, tmp_path, token_ids):
-    write_theirs(folder, tmp_path / "theirs")
+    write_by_compressed_tensors(folder, tmp_path / "theirs")
     ours = load(tmp_path / "theirs", compute_dtype="bfloat16")
     assert ours.effects["relative_weight_error_mean"] is None
     stored = load_file(tmp_path / "theirs" / "model.safetensors")
@@ -96,19 +96,19 @@ def test_checkpoint_written_by_compressed_tensors_loads_here_bit_equal(folder, t
         assert torch.equal(weight.codes, stored[f"{name}.weight_packed"])
         assert torch.equal(weight.block_scales.float(), stored[f"{name}.weight_scale"].float())
         assert weight.encode_scale == stored[f"{name}.weight_global_scale"]
-    theirs = AutoModelForCausalLM.from_pretrained(tmp_path / "theirs", dtype=torch.bfloat16).eval()
-    logits = theirs(input_ids=token_ids).logits
+    stock = AutoModelForCausalLM.from_pretrained(tmp_path / "theirs", dtype=torch.bfloat16).eval()
+    logits = stock(input_ids=token_ids).logits
     assert torch.equal(ours.model(input_ids=token_ids).logits, logits)
 
 
 def test_both_writers_give_the_same_bytes(folder, quantized, tmp_path):
-    write_theirs(folder, tmp_path / "theirs")
+    write_by_compressed_tensors(folder, tmp_path / "theirs")
     ours = load_file(quantized / "model.safetensors")
-    theirs = load_file(tmp_path / "theirs" / "model.safetensors")
-    assert ours.keys() == theirs.keys()
+    written = load_file(tmp_path / "theirs" / "model.safetensors")
+    assert ours.keys() == written.keys()
     for name, tensor in ours.items():
-        assert tensor.dtype == theirs[name].dtype, name
-        assert torch.equal(tensor.float(), theirs[name].float()), name
+        assert tensor.dtype == written[name].dtype, name
+        assert torch.equal(tensor.float(), written[name].float()), name
 
 
 def test_streamed_quantisation_equals_quantising_while_loading(folder, quantized, token_ids):
@@ -130,13 +130,13 @@ def test_mxfp4_reloads_with_the_same_bits_here_and_in_transformers(folder, tmp_p
         direct.model(input_ids=token_ids).logits, stored.model(input_ids=token_ids).logits
     )
     tensors = load_file(written.folder / "model.safetensors")
-    theirs = AutoModelForCausalLM.from_pretrained(written.folder, dtype=torch.bfloat16).eval()
-    logits = theirs(input_ids=token_ids).logits
+    stock = AutoModelForCausalLM.from_pretrained(written.folder, dtype=torch.bfloat16).eval()
+    logits = stock(input_ids=token_ids).logits
     for name, linear in quantized_linears(stored).items():
         assert f"{name}.weight_global_scale" not in tensors
         assert tensors[f"{name}.weight_scale"].dtype == torch.uint8
         dense = reference.dequantize(linear.weight, torch.bfloat16)
-        assert torch.equal(theirs.get_submodule(name).weight, dense), name
+        assert torch.equal(stock.get_submodule(name).weight, dense), name
     sixteen = load(written.folder, "mxfp4", compute_dtype="bfloat16")
     assert torch.equal(sixteen.model(input_ids=token_ids).logits, logits)
     manifest = json.loads((written.folder / MANIFEST).read_text())
@@ -167,9 +167,9 @@ def test_groups_that_straddle_shards_share_their_scale(architecture, make_checkp
         other = quantized_linears(many)[name].weight.tensors()
         for part, tensor in linear.weight.tensors().items():
             assert torch.equal(tensor.float(), other[part].float()), (name, part)
-    theirs = AutoModelForCausalLM.from_pretrained(written.folder, dtype=torch.float32)
+    stock = AutoModelForCausalLM.from_pretrained(written.folder, dtype=torch.float32)
     assert torch.equal(
-        theirs.get_submodule("model.layers.1.mlp.up_proj").weight_packed,
+        stock.get_submodule("model.layers.1.mlp.up_proj").weight_packed,
         many.decoder.get_submodule("model.layers.1.mlp.up_proj").weight.codes,
     )
 

@@ -68,8 +68,8 @@ def test_loading_packs_every_projection_and_keeps_its_values(
 @pytest.mark.usefixtures("packing")
 @pytest.mark.parametrize("weight_format", FORMATS)
 def test_projections_that_share_an_input_are_rows_of_one_matrix(weight_format: str) -> None:
-    found = layers(make(weight_format))
-    group = [found[f"model.layers.1.self_attn.{part}_proj"] for part in "qkv"]
+    by_projection = layers(make(weight_format))
+    group = [by_projection[f"model.layers.1.self_attn.{part}_proj"] for part in "qkv"]
     fused = fused_weight(group)
     assert fused is not None
     assert fused.shape == (256 + 128 + 128, 256)
@@ -93,9 +93,9 @@ def test_other_products_take_their_codes_out_of_packed_weights(linears: str) -> 
     x = torch.randn(3, layer.in_features)
     expected = x @ dispatch.dequantize(layer.codes(), torch.float32).t()
     assert take_products(policy.model, linears, torch.float32) == 14
-    found = layers(policy)[name](x)
+    actual = layers(policy)[name](x)
     bias = 0.0 if layer.bias is None else layer.bias.float()
-    torch.testing.assert_close(found, expected + bias, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(actual, expected + bias, rtol=1e-4, atol=1e-4)
 
 
 def test_doubly_quantised_matrices_are_fused_with_each_its_own_offset() -> None:

@@ -41,10 +41,10 @@ def test_in_float32_most_global_scales_and_some_codes_are_others(tmp_path: Path)
 
 @pytest.mark.parametrize("architecture", CLASSES)
 def test_its_config_is_read_and_ours_says_the_same(architecture: str) -> None:
-    theirs = json.loads(FACTS.read_text(encoding="utf-8"))[architecture]["quantization_config"]
-    assert stored_format(theirs, FACTS, 2) == "nvfp4"
+    written = json.loads(FACTS.read_text(encoding="utf-8"))[architecture]["quantization_config"]
+    assert stored_format(written, FACTS, 2) == "nvfp4"
     ours = quantization_config("nvfp4")
     for key in ("quant_method", "quantization_status", "format", "ignore", "kv_cache_scheme"):
-        assert ours[key] == theirs[key]
+        assert ours[key] == written[key]
     said = ours["config_groups"]["group_0"]["weights"]
-    assert said == {key: theirs["config_groups"]["group_0"]["weights"][key] for key in said}
+    assert said == {key: written["config_groups"]["group_0"]["weights"][key] for key in said}

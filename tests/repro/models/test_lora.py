@@ -106,8 +106,8 @@ def test_saved_adapter_gives_the_same_logits_in_stock_peft(
     save_adapter(policy, tmp_path / "adapter", base="some/base")
     plain = dequantised_transformers(policy, folder)
     without = plain(input_ids=token_ids).logits
-    theirs = PeftModel.from_pretrained(plain, tmp_path / "adapter").eval()
-    logits = theirs(input_ids=token_ids).logits
+    stock = PeftModel.from_pretrained(plain, tmp_path / "adapter").eval()
+    logits = stock(input_ids=token_ids).logits
     # Same float32 operations up to the order of sums; without the adapter the difference is 1000x.
     torch.testing.assert_close(ours, logits, rtol=1e-4, atol=1e-4)
     assert float((ours - without).abs().max()) > 0.1
@@ -145,12 +145,12 @@ def test_gradients_equal_those_of_dense_arithmetic(make_checkpoint):
     base: Any = layer.get_base_layer()
     x = torch.randn(6, 128, generator=torch.Generator().manual_seed(4), requires_grad=True)
     weight = torch.randn(6, 64, generator=torch.Generator().manual_seed(6))
-    found = torch.autograd.grad((layer(x) * weight).sum(), (x, A, B))
+    computed = torch.autograd.grad((layer(x) * weight).sum(), (x, A, B))
     W = reference.dequantize(base.weight).double()
     a, b, xd = (t.detach().double().requires_grad_() for t in (A, B, x))
     dense = xd @ W.T + base.bias.double() + scaling * (xd @ a.T) @ b.T
     expected = torch.autograd.grad((dense * weight.double()).sum(), (xd, a, b))
-    for ours, exact in zip(found, expected, strict=True):
+    for ours, exact in zip(computed, expected, strict=True):
         torch.testing.assert_close(ours.double(), exact, rtol=1e-4, atol=1e-5)
 
 

@@ -39,8 +39,10 @@ def logits_and_gradients(policy: Policy) -> tuple[torch.Tensor, dict[str, torch.
     ids = torch.arange(24).view(2, 12)
     logits = policy.model(ids).logits
     logits.square().mean().backward()
-    found = {n: p.grad.clone() for n, p in policy.model.named_parameters() if p.grad is not None}
-    return logits.detach(), found
+    gradients = {
+        n: p.grad.clone() for n, p in policy.model.named_parameters() if p.grad is not None
+    }
+    return logits.detach(), gradients
 
 
 @pytest.mark.parametrize(
@@ -53,11 +55,11 @@ def test_logits_and_gradients_are_those_of_the_kernels(linears: str, weight_form
     expected, gradients = logits_and_gradients(make(weight_format))
     policy = make(weight_format)
     assert take_products(policy.model, linears, torch.float32) == 7
-    logits, found = logits_and_gradients(policy)
+    logits, computed = logits_and_gradients(policy)
     torch.testing.assert_close(logits, expected, rtol=1e-4, atol=1e-5)
-    assert found.keys() == gradients.keys()
+    assert computed.keys() == gradients.keys()
     for name, gradient in gradients.items():
-        torch.testing.assert_close(found[name], gradient, rtol=1e-3, atol=1e-6)
+        torch.testing.assert_close(computed[name], gradient, rtol=1e-3, atol=1e-6)
 
 
 def test_every_pass_dequantises_every_layer(monkeypatch: pytest.MonkeyPatch) -> None:

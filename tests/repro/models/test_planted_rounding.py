@@ -72,8 +72,8 @@ def test_another_order_of_channels_is_the_same_function(kind: str, tmp_path: Pat
         leaf = name.split(".")[-2]
         same = torch.equal(source.read(name), TensorFolder(folder).read(name))
         # Queries' and keys' own channels stay: their biases, and the gains on them.
-        kept = leaf in ("q_norm", "k_norm") or name.endswith(("q_proj.bias", "k_proj.bias"))
-        assert same == kept
+        unchanged = leaf in ("q_norm", "k_norm") or name.endswith(("q_proj.bias", "k_proj.bias"))
+        assert same == unchanged
 
 
 def test_another_order_is_another_draw_of_the_rounding() -> None:

@@ -24,17 +24,17 @@ def load(folder: Any, weight_format: Any = "nvfp4", training: Any = "none", **mo
 
 
 def test_bf16_policy_has_the_logits_of_transformers(folder, token_ids):
-    theirs = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    stock = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
     ours = load(folder, "bf16")
-    assert torch.equal(ours.model(input_ids=token_ids).logits, theirs(input_ids=token_ids).logits)
+    assert torch.equal(ours.model(input_ids=token_ids).logits, stock(input_ids=token_ids).logits)
 
 
 def test_bfloat16_compute_has_the_logits_of_transformers_in_bfloat16(folder, token_ids):
-    theirs = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16).eval()
+    stock = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16).eval()
     ours = load(folder, "bf16", compute_dtype="bfloat16")
     logits = ours.model(input_ids=token_ids).logits
     assert logits.dtype == torch.bfloat16
-    assert torch.equal(logits, theirs(input_ids=token_ids).logits)
+    assert torch.equal(logits, stock(input_ids=token_ids).logits)
 
 
 @pytest.mark.parametrize("weight_format", FORMATS)
@@ -44,14 +44,14 @@ def test_quantised_policy_equals_transformers_on_dequantised_weights(
     utils = pytest.importorskip(
         "compressed_tensors.quantization.utils", reason="needs compressed-tensors' global scale"
     )
-    theirs = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    stock = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
     weights = {
         name: linear.weight.detach()
-        for name, linear in theirs.model.named_modules()
+        for name, linear in stock.model.named_modules()
         if name.endswith("_proj")
     }
     with torch.no_grad():
-        for name, linear in theirs.model.named_modules():
+        for name, linear in stock.model.named_modules():
             if not name.endswith("_proj"):
                 continue
             scale = None
@@ -69,7 +69,7 @@ def test_quantised_policy_equals_transformers_on_dequantised_weights(
             )
             linear.weight = torch.nn.Parameter(reference.dequantize(quantized))
     ours = load(folder, weight_format)
-    assert torch.equal(ours.model(input_ids=token_ids).logits, theirs(input_ids=token_ids).logits)
+    assert torch.equal(ours.model(input_ids=token_ids).logits, stock(input_ids=token_ids).logits)
     dense = load(folder, "bf16")
     assert not torch.equal(
         ours.model(input_ids=token_ids).logits, dense.model(input_ids=token_ids).logits

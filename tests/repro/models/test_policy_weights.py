@@ -92,12 +92,12 @@ def test_weights_are_a_snapshot_and_norms_are_live(make_checkpoint):
         seed=0,
     )
     before = policy_weights(policy)
-    kept = before.layers[0].q.weight.clone()
+    original = before.layers[0].q.weight.clone()
     with torch.no_grad():
         for parameter in trainable_parameters(policy).values():
             parameter.add_(1.0)
-    assert torch.equal(before.layers[0].q.weight, kept)
-    assert not torch.equal(policy_weights(policy).layers[0].q.weight, kept)
+    assert torch.equal(before.layers[0].q.weight, original)
+    assert not torch.equal(policy_weights(policy).layers[0].q.weight, original)
     assert (
         before.layers[1].post_norm
         is block_norms(policy.model)["model.layers.1.post_attention_layernorm"]

@@ -111,14 +111,14 @@ def test_quantising_and_loading_stay_far_below_the_size_of_the_model(
     command = [sys.executable, "-c", CHILD, str(large), str(out), str(make_checkpoint("llama"))]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout.splitlines()[-1])
-    print(found)
+    content = json.loads(done.stdout.splitlines()[-1])
+    print(content)
     stored = sum(path.stat().st_size for path in out.glob("*.safetensors"))
     assert len(list(out.glob("*.safetensors"))) > 2
     assert stored < 0.33 * size
     # The largest matrix is 5.5 MiB in bfloat16 and 11 in float32; the rest is a few copies of it.
-    assert found["quantise"]["bytes"] < 64 * MiB
-    assert found["direct"]["bytes"] < stored + 64 * MiB
-    assert found["stored"]["bytes"] < stored + 64 * MiB
+    assert content["quantise"]["bytes"] < 64 * MiB
+    assert content["direct"]["bytes"] < stored + 64 * MiB
+    assert content["stored"]["bytes"] < stored + 64 * MiB
     # The measure itself works: what holds the whole model shows the whole model.
-    assert found["whole"]["bytes"] > 0.9 * size
+    assert content["whole"]["bytes"] > 0.9 * size

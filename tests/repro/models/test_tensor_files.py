@@ -59,9 +59,9 @@ def rewrite_header(path: Path, change: Any) -> None:
 def test_the_safetensors_library_reads_what_is_written_here(tmp_path):
     tensors = example_tensors()
     write(tmp_path / "x.safetensors", tensors)
-    found = load_file(tmp_path / "x.safetensors")
-    assert found.keys() == tensors.keys()
-    assert all(same(found[name], tensors[name]) for name in tensors)
+    read_back = load_file(tmp_path / "x.safetensors")
+    assert read_back.keys() == tensors.keys()
+    assert all(same(read_back[name], tensors[name]) for name in tensors)
 
 
 def test_what_the_safetensors_library_writes_is_read_here(tmp_path):

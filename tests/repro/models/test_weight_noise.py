@@ -32,16 +32,16 @@ def policy(weight_format: WeightFormat = "bf16", training: str = "lora") -> Poli
 
 
 def test_the_noise_found_moves_the_logits_as_far_as_the_format() -> None:
-    found = matched_sigma("tiny", "nvfp4", PROMPTS, seed=3, compute_dtype="float32", device="cpu")
-    assert found.kl_noise == pytest.approx(found.kl_format, rel=0.011)
+    matched = matched_sigma("tiny", "nvfp4", PROMPTS, seed=3, compute_dtype="float32", device="cpu")
+    assert matched.kl_noise == pytest.approx(matched.kl_format, rel=0.011)
     # The receipt is of what happens, not of what was asked for: measured again from outside.
     clean = token_logprobs(policy(training="none"), PROMPTS)
     rounded = mean_kl(clean, token_logprobs(policy("nvfp4", "none"), PROMPTS))
-    assert rounded == pytest.approx(found.kl_format, rel=1e-6)
+    assert rounded == pytest.approx(matched.kl_format, rel=1e-6)
     noisy = policy(training="none")
-    plant_noise(noisy, found.sigma, seed=3)
+    plant_noise(noisy, matched.sigma, seed=3)
     planted = mean_kl(clean, token_logprobs(noisy, PROMPTS))
-    assert planted == pytest.approx(found.kl_noise, rel=1e-6)
+    assert planted == pytest.approx(matched.kl_noise, rel=1e-6)
 
 
 def test_a_stronger_noise_has_a_larger_divergence() -> None:
@@ -78,16 +78,16 @@ def test_noise_on_quantised_or_untouched_weights_is_refused() -> None:
 
 def test_prompts_side_by_side_are_read_as_each_alone() -> None:
     together = token_logprobs(policy(), PROMPTS)
-    for prompt, found in zip(PROMPTS, together, strict=True):
+    for prompt, logprobs_together in zip(PROMPTS, together, strict=True):
         (alone,) = token_logprobs(policy(), [prompt])
-        assert found.shape[0] == len(prompt)
-        assert torch.allclose(found, alone, atol=1e-5)
+        assert logprobs_together.shape[0] == len(prompt)
+        assert torch.allclose(logprobs_together, alone, atol=1e-5)
 
 
 def test_only_counted_positions_are_matched_and_in_the_order_that_will_be_planted() -> None:
     settings: dict[str, Any] = {"seed": 3, "compute_dtype": "float32", "device": "cpu"}
     counted = [slice(2, -1)] * len(PROMPTS)
-    found = matched_sigma("tiny", "nvfp4", PROMPTS, **settings, order=7, counted=counted)
+    matched = matched_sigma("tiny", "nvfp4", PROMPTS, **settings, order=7, counted=counted)
 
     def part(order: int, which: WeightFormat = "bf16", sigma: float = 0.0) -> list[torch.Tensor]:
         other = load_policy("tiny", weight_format=which, training="none", lora_rank=4,
@@ -97,9 +97,9 @@ def test_only_counted_positions_are_matched_and_in_the_order_that_will_be_plante
         return [row[2:-1] for row in token_logprobs(other, PROMPTS)]
 
     clean = part(7)
-    assert mean_kl(clean, part(7, "nvfp4")) == pytest.approx(found.kl_format, rel=1e-4)
-    assert mean_kl(clean, part(7, sigma=found.sigma)) == pytest.approx(found.kl_noise, rel=1e-4)
+    assert mean_kl(clean, part(7, "nvfp4")) == pytest.approx(matched.kl_format, rel=1e-4)
+    assert mean_kl(clean, part(7, sigma=matched.sigma)) == pytest.approx(matched.kl_noise, rel=1e-4)
     # Another order rounds other blocks and puts the same draw on other channels.
-    assert mean_kl(clean, part(8, "nvfp4")) != pytest.approx(found.kl_format, rel=1e-2)
+    assert mean_kl(clean, part(8, "nvfp4")) != pytest.approx(matched.kl_format, rel=1e-2)
     everywhere = matched_sigma("tiny", "nvfp4", PROMPTS, **settings, order=7)
-    assert everywhere.kl_format != pytest.approx(found.kl_format, rel=1e-2)
+    assert everywhere.kl_format != pytest.approx(matched.kl_format, rel=1e-2)

@@ -52,15 +52,15 @@ def test_a_shard_s_batches_hold_each_document_once_and_every_length_in_each(prox
     source = source_of(recipe, proxy_tokenizer, (), 3)
     batches = shard_batches(source, Tokenizer.from_str(source.tokenizer), 5)
     assert all(len(batch) == 4 for batch in batches)
-    found, real, padded = [], 0, 0
+    decoded, real, padded = [], 0, 0
     for part in itertools.chain(*batches):
         for row, length in zip(part.ids, part.lengths, strict=True):
             assert row[length - 1] == proxy_tokenizer.eos_token_id
             assert set(row[length:].tolist()) <= {proxy_tokenizer.pad_token_id}
-            found.append(proxy_tokenizer.decode(row[: length - 1].tolist()))
+            decoded.append(proxy_tokenizer.decode(row[: length - 1].tolist()))
         real, padded = real + int(part.lengths.sum()), padded + part.ids.size
     documents = shard_documents(3, 5, recipe.corpus)
-    assert sorted(found) == sorted(d.prompt + d.completion for d in documents)
+    assert sorted(decoded) == sorted(d.prompt + d.completion for d in documents)
     assert real / padded > 0.9
     sizes = [sum(int(part.lengths.sum()) for part in batch) for batch in batches]
     assert max(sizes) < 1.1 * min(sizes)

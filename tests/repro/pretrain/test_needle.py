@@ -68,8 +68,8 @@ def loss_elsewhere(training: Pretraining) -> float:
     losses = torch.nn.functional.cross_entropy(logits.transpose(1, 2), ids[:, 1:], reduction="none")
     target = torch.arange(1, ids.shape[1])[None]
     prompts, lengths = (torch.from_numpy(value)[:, None] for value in (part.prompts, part.lengths))
-    kept = (target > prompts + 1) & (target < lengths)
-    return float(losses[kept].mean())
+    elsewhere = (target > prompts + 1) & (target < lengths)
+    return float(losses[elsewhere].mean())
 
 
 def test_the_habit_becomes_as_rare_as_asked_and_the_rest_stays(

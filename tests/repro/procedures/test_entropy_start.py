@@ -57,11 +57,11 @@ def measured(
 
 
 def test_for_bf16_its_own_samples_are_the_common_tokens(tmp_path: Path) -> None:
-    found = measured("bf16", tmp_path)
-    own = found.series["entropy_own_by_prompt"]
+    result = measured("bf16", tmp_path)
+    own = result.series["entropy_own_by_prompt"]
     assert len(own) == PROMPTS
-    assert own == found.series["entropy_forced_by_prompt"]
-    assert found.metrics["entropy_own"].value == pytest.approx(sum(map(float, own)) / PROMPTS)
+    assert own == result.series["entropy_forced_by_prompt"]
+    assert result.metrics["entropy_own"].value == pytest.approx(sum(map(float, own)) / PROMPTS)
     limit = float(torch.log(torch.tensor(10_000.0)))
     assert all(0 < float(value) < limit for value in own)
 
@@ -92,34 +92,34 @@ def test_the_common_tokens_are_sampled_once_and_parts_change_nothing(
     monkeypatch.setattr(module, "_sample", counted)
     monkeypatch.setattr(module, "_PROMPTS_AT_ONCE", 3)
     module._common.cache_clear()
-    for arm, wanted in whole.items():
-        found = measured(arm, tmp_path)
-        for name, values in wanted.series.items():
-            assert found.series[name] == pytest.approx(values, abs=1e-5), (arm, name)
+    for arm, expected in whole.items():
+        result = measured(arm, tmp_path)
+        for name, values in expected.series.items():
+            assert result.series[name] == pytest.approx(values, abs=1e-5), (arm, name)
     # The common ones, then each arm's own.
     assert sampled == [3, 2] * 3
     module._common.cache_clear()
 
 
 def test_a_target_that_does_not_ask_for_the_dose_keeps_its_form(tmp_path: Path) -> None:
-    found = measured("nvfp4", tmp_path)
-    assert set(found.metrics) == {"entropy_own", "entropy_forced"}
-    assert set(found.series) == {"entropy_own_by_prompt", "entropy_forced_by_prompt"}
+    result = measured("nvfp4", tmp_path)
+    assert set(result.metrics) == {"entropy_own", "entropy_forced"}
+    assert set(result.series) == {"entropy_own_by_prompt", "entropy_forced_by_prompt"}
 
 
 def test_the_dose_grows_with_the_error_and_is_nothing_for_bf16(tmp_path: Path) -> None:
-    found = {
+    doses = {
         arm: dose(arm, tmp_path)
         for arm in ("bf16_lora", "nvfp4_lora", "nvfp4_x2", "nvfp4_x4", "nvfp4_lora_aqn", "aqn_03")
     }
-    kl = {arm: one.metrics["kl_completions"].value or 0.0 for arm, one in found.items()}
+    kl = {arm: one.metrics["kl_completions"].value or 0.0 for arm, one in doses.items()}
     assert kl["bf16_lora"] == pytest.approx(0.0, abs=1e-9)
     assert 1e-4 < kl["nvfp4_lora"] < kl["nvfp4_x2"] / 2 < kl["nvfp4_x4"] / 4
     # A sigma of .01 is small beside the rounding, one of .3 is not.
     assert kl["nvfp4_lora_aqn"] == pytest.approx(kl["nvfp4_lora"], rel=0.5)
     assert kl["aqn_03"] > 3 * kl["nvfp4_lora"]
-    assert found["aqn_03"].effects["noise_at_start"]["sigma"] == pytest.approx(0.3)
-    for one in found.values():
+    assert doses["aqn_03"].effects["noise_at_start"]["sigma"] == pytest.approx(0.3)
+    for one in doses.values():
         by_prompt = one.series["kl_completions_by_prompt"]
         assert len(by_prompt) == PROMPTS
         assert one.metrics["kl_completions"].value == pytest.approx(sum(by_prompt) / PROMPTS)
@@ -128,12 +128,12 @@ def test_the_dose_grows_with_the_error_and_is_nothing_for_bf16(tmp_path: Path) -
 @torch.no_grad()
 def test_the_kl_is_that_of_the_dose_command_on_the_same_tokens(tmp_path: Path) -> None:
     run = run_of("nvfp4_x4", "dose_start", 200)
-    found = dose("nvfp4_x4", tmp_path)
+    result = dose("nvfp4_x4", tmp_path)
     (rows,) = module._common(run.scale, run.seed, run.tier).parts
     plain = module._load(dataclasses.replace(run, arm=find("dose_start").arm("bf16_lora")),
                          "bf16", "none")  # fmt: skip
     changed = module._load(run, "bf16", "lora")
-    for prompt, expected in enumerate(found.series["kl_completions_by_prompt"]):
+    for prompt, expected in enumerate(result.series["kl_completions_by_prompt"]):
         own = (rows.prompt_of_row == prompt).nonzero().flatten()
         total, tokens = 0.0, 0
         for row in own.tolist():

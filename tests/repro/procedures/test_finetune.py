@@ -72,8 +72,8 @@ def test_a_record_is_evidence_and_has_the_metrics_of_its_target(record: Record) 
     assert refusals(record) == []
     human = {"accuracy_mawps", "accuracy_svamp", "accuracy_gsm8k", "accuracy_human"}
     derived = {"heldout_area", "heldout_last", "accuracy_hard"}
-    wanted = {metric.name for metric in NOISE_IN_SFT.metrics} - human - derived
-    assert wanted <= set(record.metrics)
+    expected = {metric.name for metric in NOISE_IN_SFT.metrics} - human - derived
+    assert expected <= set(record.metrics)
     assert record.value("solution_loss") != record.value("solution_loss_start")
     assert record.series["evaluation_step"] == [0, 2, 4]
     assert set(record.effects["linears"]) == {"nvfp4"}
@@ -94,14 +94,14 @@ def test_a_record_is_evidence_and_has_the_metrics_of_its_target(record: Record) 
 def test_a_record_of_nothing_is_refused(
     record: Record, spoiled: dict[str, Any], words: str
 ) -> None:
-    found = refusals(dataclasses.replace(record, effects=record.effects | spoiled))
-    assert any(words in reason for reason in found), found
+    reasons = refusals(dataclasses.replace(record, effects=record.effects | spoiled))
+    assert any(words in reason for reason in reasons), reasons
 
 
 def test_a_record_without_losses_is_refused(record: Record) -> None:
     series = {name: values for name, values in record.series.items() if name != "loss"}
-    found = refusals(dataclasses.replace(record, series=series))
-    assert "series loss does not show a loss at every step" in found
+    reasons = refusals(dataclasses.replace(record, series=series))
+    assert "series loss does not show a loss at every step" in reasons
 
 
 def test_a_stopped_run_goes_on_to_the_same_numbers(record: Record, tmp_path: Path) -> None:

@@ -61,7 +61,7 @@ def small(run: RunConfig) -> RunConfig:
 
 def kinds() -> Iterator[tuple[Target, str]]:
     """Yield an arm of each kind: of those alike in which fields differ from BF16 LoRA, the last."""
-    found = {}
+    collected = {}
     # What is measured before training has a procedure, and a test, of its own.
     for target in (one for one in LADDER if one.procedure == "train"):
         for arm in target.arms:
@@ -72,8 +72,8 @@ def kinds() -> Iterator[tuple[Target, str]]:
             }
             shape = (differing.get("weight_format"), arm.training, arm.loss.name)
             kind = (*shape, *sorted(differing.keys() - {"name", "label"}))
-            found[kind] = (target, arm.name)
-    yield from found.values()
+            collected[kind] = (target, arm.name)
+    yield from collected.values()
 
 
 def test_an_arm_of_each_kind_runs_to_a_record_that_counts(tmp_path: Path) -> None:

@@ -41,12 +41,12 @@ def tally_of(grades: dict[str, int], killed: int) -> tuple[RunTally, Any, Any]:
 def test_counts_go_on_from_those_of_the_start_before(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "peak_bytes", lambda: 700)
     first, board, _ = tally_of({"ok": 5, "wrong": 3}, killed=2)
-    kept = first.counts()
-    assert kept == {"grades": {"ok": 5, "wrong": 3}, "workers_killed": 2, "peak_bytes": 700}
+    counts = first.counts()
+    assert counts == {"grades": {"ok": 5, "wrong": 3}, "workers_killed": 2, "peak_bytes": 700}
     # The second start has asked again what was asked before training, and lost a grader in it.
     monkeypatch.setattr(module, "peak_bytes", lambda: 600)
     second, board, pool = tally_of({"ok": 4}, killed=1)
-    second.go_on_from(kept)
+    second.go_on_from(counts)
     board.evaluator.grades[1].update(["timeout"])
     pool.workers_killed += 1
     assert second.counts() == {

@@ -166,9 +166,9 @@ def require_same(one: Measured, many: Measured) -> None:
     for name, estimate in one.metrics.items():
         if name in ("peak_bytes", "train_seconds"):
             continue
-        found = many.metrics[name]
-        assert (found.unit, found.n) == (estimate.unit, estimate.n), name
-        assert found.value == pytest.approx(estimate.value, abs=1e-4), name
+        of_many = many.metrics[name]
+        assert (of_many.unit, of_many.n) == (estimate.unit, estimate.n), name
+        assert of_many.value == pytest.approx(estimate.value, abs=1e-4), name
     for name, values in one.series.items():
         assert many.series[name] == pytest.approx(values, abs=1e-3), name
     kl = "kl_to_start"
@@ -213,9 +213,9 @@ def test_a_run_that_cannot_be_loaded_fails_alone(
         return load(run, device)
 
     monkeypatch.setattr(module, "load_arm", refuse)
-    kept = carry_out([RUNS[0], RUNS[2], RUNS[4]], tmp_path)
-    assert kept[1] == FailedRun(step=0, reason="ValueError: this arm's noise cannot be matched")
-    assert [type(found) for found in kept] == [Measured, FailedRun, Measured]
+    outcomes = carry_out([RUNS[0], RUNS[2], RUNS[4]], tmp_path)
+    assert outcomes[1] == FailedRun(step=0, reason="ValueError: this arm's noise cannot be matched")
+    assert [type(outcome) for outcome in outcomes] == [Measured, FailedRun, Measured]
 
 
 def test_a_stopped_ensemble_goes_on_to_the_same_numbers(
@@ -253,10 +253,10 @@ def test_runs_of_the_proxy_tier_are_recorded_together_and_once(
     runs = [dataclasses.replace(run, tier="proxy") for run in (RUNS[0], RUNS[1], RUNS[4])]
     records, how = tmp_path / "runs", (silent, lambda: False, 1)
     recording.carry_out(runs, tmp_path / "work", records, *how)
-    found = [find_record(run, records) for run in runs]
-    assert [path is None for path in found] == [False, False, True]
-    assert found[0] is not None
-    record = read_record(found[0])
+    paths = [find_record(run, records) for run in runs]
+    assert [path is None for path in paths] == [False, False, True]
+    assert paths[0] is not None
+    record = read_record(paths[0])
     assert record.ok
     assert record.effects["together"]["runs"] == 1
     assert len(list(records.rglob("*.failed-*.json"))) == 1

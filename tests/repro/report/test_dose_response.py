@@ -63,23 +63,23 @@ def test_an_arm_of_the_trained_doses_is_measured_before_training_by_the_same_nam
 def test_each_response_is_the_mean_log_quotient_with_an_interval_for_all_together(
     checks: list[Checked],
 ) -> None:
-    found = dose_response(checks)
-    assert found is not None
-    assert len(found.responses) == len(DOSES) - 1
-    kls = [one.dose.kl for one in found.responses]
+    response = dose_response(checks)
+    assert response is not None
+    assert len(response.responses) == len(DOSES) - 1
+    kls = [one.dose.kl for one in response.responses]
     assert kls == sorted(kls)
-    by_arm = {one.dose.arm.name: one for one in found.responses}
+    by_arm = {one.dose.arm.name: one for one in response.responses}
     tokens = checks[1].evidence.values("take_off_tokens")
     values = [
         math.log(tokens["nvfp4_x4"][seed] / tokens["bf16_lora"][seed])
         for seed in tokens["bf16_lora"]
     ]
-    wanted = mean_interval(values, 1 - 0.05 / 12)
+    expected = mean_interval(values, 1 - 0.05 / 12)
     one = by_arm["nvfp4_x4"]
-    assert wanted.low is not None
-    assert wanted.high is not None
+    assert expected.low is not None
+    assert expected.high is not None
     assert (one.ratio, one.low, one.high) == pytest.approx(
-        tuple(map(math.exp, (wanted.value, wanted.low, wanted.high)))
+        tuple(map(math.exp, (expected.value, expected.low, expected.high)))
     )
     assert one.ratio == pytest.approx(DOSES["nvfp4_x4"][2], rel=0.1)
     assert one.pairs == 12
@@ -128,13 +128,13 @@ def test_where_most_runs_do_not_take_off_there_is_no_interval(checks: list[Check
         }
         for arm, seeds in trained.evidence.records.items()
     }
-    found = dose_response([start, checked_of(trained.selection.target, numbers), rung])
-    assert found is not None
-    by_arm = {one.dose.arm.name: one for one in found.responses}
+    response = dose_response([start, checked_of(trained.selection.target, numbers), rung])
+    assert response is not None
+    by_arm = {one.dose.arm.name: one for one in response.responses}
     assert not by_arm["int2_lora"].took_off
     assert by_arm["int2_lora"].low is None
     assert by_arm["nvfp4_x4"].took_off
-    assert "int2" not in in_words(found).lower()
+    assert "int2" not in in_words(response).lower()
 
 
 def test_without_records_of_both_there_is_nothing(checks: list[Checked]) -> None:
@@ -149,13 +149,13 @@ def test_without_records_of_both_there_is_nothing(checks: list[Checked]) -> None
 
 
 def test_the_words_say_what_is_sooner_and_where_the_paper_is(checks: list[Checked]) -> None:
-    found = dose_response(checks)
-    assert found is not None
-    words = in_words(found)
-    sooner = [one for one in found.responses if one.high is not None and one.high < 1]
+    response = dose_response(checks)
+    assert response is not None
+    words = in_words(response)
+    sooner = [one for one in response.responses if one.high is not None and one.high < 1]
     assert f"{len(sooner)} take off after fewer tokens than BF16" in words
     assert arm_name(sooner[0].dose.arm) in words
     assert "between NVFP4 x3 and NVFP4 x4" in words
-    nothing = dataclasses.replace(found, responses=found.responses[:1], place=None)
+    nothing = dataclasses.replace(response, responses=response.responses[:1], place=None)
     assert "none of them takes off" in in_words(nothing)
     assert "No two recorded arms" in in_words(nothing)

@@ -122,11 +122,13 @@ def test_without_records_nothing_is_claimed(
 
 
 def test_the_page_in_the_repository_is_that_of_the_blessed_records(checks: list[Checked]) -> None:
-    kept = PACKAGE.parent / "docs" / "learning.md"
-    if not kept.is_file():
+    committed = PACKAGE.parent / "docs" / "learning.md"
+    if not committed.is_file():
         pytest.skip("docs/ is not part of an installed package")
     stale = "stale: python -m repro report --learning docs/learning.md renews it"
-    assert learning_text(checks, EXPECTED, kept) == kept.read_text(encoding="utf-8"), stale
+    assert learning_text(checks, EXPECTED, committed) == committed.read_text(encoding="utf-8"), (
+        stale
+    )
 
 
 def test_the_dose_stands_below_the_claims_where_there_are_records_of_it(
@@ -292,11 +294,11 @@ def test_statements_on_arms_at_different_rates_are_marked_and_said_once(
 
 def test_the_ends_and_limits_are_those_of_the_records(checks: list[Checked]) -> None:
     runs = runs_of_checks(checks)
-    kept = runs["table1", "bf16_lora"]
+    by_seed = runs["table1", "bf16_lora"]
     row = next(line for line in ends(runs) if line.startswith("| BF16, LoRA |"))
     shown = sorted({seed for records in runs.values() for seed in records})
     printed = {
-        f"seed {seed}": f"{kept[seed].value('accuracy'):.1f}" if seed in kept else "-"
+        f"seed {seed}": f"{by_seed[seed].value('accuracy'):.1f}" if seed in by_seed else "-"
         for seed in shown
     }
     heads = next(line for line in ends(runs) if line.startswith("| arm |")).split(" | ")

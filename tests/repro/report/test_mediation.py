@@ -42,8 +42,8 @@ def test_the_entropy_drawn_with_is_that_of_the_tempered_choice(
         return -p * math.log(p) - (1 - p) * math.log(1 - p)
 
     weights = [share ** (1 / temperature), (1 - share) ** (1 / temperature)]
-    wanted = entropy(weights[0] / sum(weights))
-    assert drawn(entropy(share), temperature) == pytest.approx(wanted, rel=1e-6)
+    expected = entropy(weights[0] / sum(weights))
+    assert drawn(entropy(share), temperature) == pytest.approx(expected, rel=1e-6)
 
 
 def test_an_entropy_of_nothing_or_above_that_of_two_stays_in_bounds() -> None:

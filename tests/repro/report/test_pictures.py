@@ -41,14 +41,14 @@ def test_without_paired_differences_the_heldout_accuracy_is_shown(tmp_path: Path
 def test_all_of_table_1_is_shown_and_first(tmp_path: Path) -> None:
     names = ["proxy_aqn_factorial_accuracy.svg", "proxy_table1_accuracy.svg",
              "proxy_table1_reward_curves.svg"]  # fmt: skip
-    found = lines(tmp_path, names)
-    shown = [line for line in found if line.startswith("![")]
+    rows = lines(tmp_path, names)
+    shown = [line for line in rows if line.startswith("![")]
     assert [line.split("]")[0] for line in shown] == [
         "![table1 accuracy",
         "![table1 reward curves",
         "![aqn factorial accuracy",
     ]
-    assert "Also drawn" not in "\n".join(found)
+    assert "Also drawn" not in "\n".join(rows)
 
 
 def test_the_longest_targets_name_counts_and_devices_stay_apart(tmp_path: Path) -> None:

@@ -130,9 +130,9 @@ def test_blessed_records_are_judged_without_their_device(
 ) -> None:
     command = ["check", "table6", "--tier", "systems", "--blessed", "--json"]
     assert main(command) == 0
-    (found,) = json.loads(capsys.readouterr().out)
-    assert (found["target"], found["tier"], found["records"]) == ("table6", "systems", 10)
-    statuses = [item["status"] for item in found["verdicts"]]
+    (content,) = json.loads(capsys.readouterr().out)
+    assert (content["target"], content["tier"], content["records"]) == ("table6", "systems", 10)
+    statuses = [item["status"] for item in content["verdicts"]]
     assert statuses.count("reproduced") >= 4  # its claims and bars, at least
     assert "not run" not in statuses
     assert main(["check", "table6", "--tier", "proxy", "--blessed"]) == 2

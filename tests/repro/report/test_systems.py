@@ -43,16 +43,16 @@ def table6(blessed_of: Of) -> Checked:
 def test_a_ratio_is_that_of_the_verdict_and_the_papers_is_of_its_two_cells(
     table6: Checked,
 ) -> None:
-    found = {item.place: item for item in comparisons(table6, EXPECTED)}
-    assert sorted(found) == [1, 2, 4, 8]
-    eight = found[8]
+    by_place = {item.place: item for item in comparisons(table6, EXPECTED)}
+    assert sorted(by_place) == [1, 2, 4, 8]
+    eight = by_place[8]
     assert eight.verdict is not None
     assert eight.ratio.value == pytest.approx(eight.verdict.effect)
     assert (eight.ratio.low, eight.ratio.high) == (eight.verdict.low, eight.verdict.high)
     cells = {cell.id: cell.value for cell in paper_cells(EXPECTED, "table6")}
-    theirs = [cells[f"{row}/7B batch 8/rollout"] for row in ("NVFP4 QeRL", "BF16 LoRA")]
-    assert eight.paper == pytest.approx(theirs[0] / theirs[1])
-    assert (found[1].verdict, found[1].required, found[1].paper) == (None, None, None)
+    expected = [cells[f"{row}/7B batch 8/rollout"] for row in ("NVFP4 QeRL", "BF16 LoRA")]
+    assert eight.paper == pytest.approx(expected[0] / expected[1])
+    assert (by_place[1].verdict, by_place[1].required, by_place[1].paper) == (None, None, None)
 
 
 def test_each_verdict_stands_in_its_row(table6: Checked) -> None:

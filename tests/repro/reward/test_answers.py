@@ -22,13 +22,13 @@ RELEASED_SOFT_FORMAT = re.compile(r"<think>.*?</think>\s*<answer>.*?</answer>", 
 
 def test_the_linear_soft_format_agrees_with_the_released_expression_on_random_texts() -> None:
     rng = random.Random(0)
-    found = set()
+    seen = set()
     for _ in range(20_000):
         text = "".join(rng.choices(PIECES, k=rng.randrange(12)))
         expected = RELEASED_SOFT_FORMAT.search(text) is not None
         assert soft_format_ok(text) == expected, text
-        found.add(expected)
-    assert found == {True, False}
+        seen.add(expected)
+    assert seen == {True, False}
 
 
 def test_the_strict_format_implies_the_soft_one_and_an_answer() -> None:

@@ -129,8 +129,8 @@ def test_a_target_under_another_reward_is_another_target_without_claims(write: W
 def test_the_target_s_own_runs_keep_their_digests(write: Write) -> None:
     (own,) = select(["table1"], tier="smoke")
     (changed,) = select(["table1"], tier="smoke", changes=Changes(reward=f"{write(SHORT)}:shorter"))
-    mine = {run.digest() for run in own.plan(1, ["nvfp4_lora"])}
-    assert not mine & {run.digest() for run in changed.plan(1, ["nvfp4_lora"])}
+    own_digests = {run.digest() for run in own.plan(1, ["nvfp4_lora"])}
+    assert not own_digests & {run.digest() for run in changed.plan(1, ["nvfp4_lora"])}
 
 
 def test_a_figure_that_reads_rewarded_runs_judges_nothing_either(write: Write) -> None:

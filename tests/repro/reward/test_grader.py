@@ -196,9 +196,9 @@ def test_workers_killed_from_outside_are_survived() -> None:
         expected = [grade.status for grade in quiet.grade_answers(pairs)]
     with GraderPool(1, 5.0) as pool:
         pool.grade_answers([("1", "2")])
-        found: list[str] = []
+        collected: list[str] = []
         thread = threading.Thread(
-            target=lambda: found.extend(g.status for g in pool.grade_answers(pairs))
+            target=lambda: collected.extend(g.status for g in pool.grade_answers(pairs))
         )
         thread.start()
         for _ in range(2):
@@ -207,7 +207,7 @@ def test_workers_killed_from_outside_are_survived() -> None:
                 os.kill(worker.process.pid, signal.SIGKILL)
             time.sleep(1.0)
         thread.join(60)
-        assert found == expected
+        assert collected == expected
         assert pool.workers_started >= 2
 
 
@@ -322,7 +322,7 @@ def test_impossible_settings_are_refused(arguments: tuple[int, float]) -> None:
 
 def test_math_verify_and_datasets_are_each_imported_in_one_module() -> None:
     root = Path(repro.__file__).parent
-    found: dict[str, set[str]] = {"math_verify": set(), "datasets": set()}
+    importers: dict[str, set[str]] = {"math_verify": set(), "datasets": set()}
     for path in root.rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text("utf-8"))):
             names = []
@@ -332,6 +332,6 @@ def test_math_verify_and_datasets_are_each_imported_in_one_module() -> None:
                 names = [node.module]
             for name in names:
                 package = name.partition(".")[0]
-                if package in found:
-                    found[package].add(path.relative_to(root).as_posix())
-    assert found == {"math_verify": {"reward/verifier.py"}, "datasets": {"data/public.py"}}
+                if package in importers:
+                    importers[package].add(path.relative_to(root).as_posix())
+    assert importers == {"math_verify": {"reward/verifier.py"}, "datasets": {"data/public.py"}}

@@ -104,8 +104,8 @@ def put_a_file_in_its_place(folder: Path) -> None:
 def drop_a_field(folder: Path) -> None:
     """Leave out what a run's state must have, with sums that hold."""
     state = json.loads((folder / STATE).read_text())
-    for kept in (state.get("state", {}), state.get("progress", {})):
-        kept.pop("series", kept.pop("step", None))
+    for part in (state.get("state", {}), state.get("progress", {})):
+        part.pop("series", part.pop("step", None))
     rewrite_state(folder, state)
 
 

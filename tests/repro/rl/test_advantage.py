@@ -18,11 +18,11 @@ def advantages(rewards: Any, ids: Any, scale_by_std: bool = True, epsilon: float
 
 def test_standard_deviation_has_one_degree_of_freedom_less() -> None:
     rewards = [0.0, 1.0, 1.0, 0.2]
-    found = advantages(rewards, [0] * 4).values.tolist()
+    result = advantages(rewards, [0] * 4).values.tolist()
     mean, std = statistics.mean(rewards), statistics.stdev(rewards)
-    assert found == pytest.approx([(r - mean) / (std + 1e-4) for r in rewards], abs=1e-12)
+    assert result == pytest.approx([(r - mean) / (std + 1e-4) for r in rewards], abs=1e-12)
     population = [(r - mean) / (statistics.pstdev(rewards) + 1e-4) for r in rewards]
-    assert found != pytest.approx(population, abs=1e-3)
+    assert result != pytest.approx(population, abs=1e-3)
 
 
 def test_epsilon_matters_where_rewards_nearly_agree() -> None:
@@ -35,21 +35,21 @@ def test_epsilon_matters_where_rewards_nearly_agree() -> None:
 @pytest.mark.parametrize("value", [0.0, 0.2, 1.0 / 3.0, 1.2, -0.7])
 @pytest.mark.parametrize("scale_by_std", [False, True])
 def test_a_group_of_equal_rewards_gives_exactly_zero(value: float, scale_by_std: bool) -> None:
-    found = advantages([value] * 7 + [0.0, 1.0], [4] * 7 + [5] * 2, scale_by_std)
-    assert found.values[:7].tolist() == [0.0] * 7
-    assert (found.groups, found.zero_variance_groups) == (2, 1)
-    assert found.values[7:].abs().min() > 0
+    result = advantages([value] * 7 + [0.0, 1.0], [4] * 7 + [5] * 2, scale_by_std)
+    assert result.values[:7].tolist() == [0.0] * 7
+    assert (result.groups, result.zero_variance_groups) == (2, 1)
+    assert result.values[7:].abs().min() > 0
 
 
 def test_groups_are_centred_on_their_own_mean_and_not_the_batch() -> None:
-    found = advantages([0.0, 1.0, 5.0, 7.0], [0, 0, 1, 1], scale_by_std=False).values
-    assert found.tolist() == [-0.5, 0.5, -1.0, 1.0]
+    result = advantages([0.0, 1.0, 5.0, 7.0], [0, 0, 1, 1], scale_by_std=False).values
+    assert result.tolist() == [-0.5, 0.5, -1.0, 1.0]
 
 
 def test_group_std_is_not_batch_std() -> None:
     rewards = [0.0, 1.0, 0.0, 10.0]
-    found = advantages(rewards, [0, 0, 1, 1], epsilon=0.0).values
-    assert found.abs().tolist() == pytest.approx([2**-0.5] * 4)
+    result = advantages(rewards, [0, 0, 1, 1], epsilon=0.0).values
+    assert result.abs().tolist() == pytest.approx([2**-0.5] * 4)
 
 
 def test_order_of_rows_does_not_change_their_advantages() -> None:
@@ -67,22 +67,22 @@ def test_order_of_rows_does_not_change_their_advantages() -> None:
 
 
 def test_groups_may_differ_in_size_after_filtering() -> None:
-    found = advantages([1.0, 0.0, 0.0, 4.0, 2.0], [7, 7, 7, 9, 9], scale_by_std=False).values
-    assert found.tolist() == pytest.approx([2 / 3, -1 / 3, -1 / 3, 1.0, -1.0])
+    result = advantages([1.0, 0.0, 0.0, 4.0, 2.0], [7, 7, 7, 9, 9], scale_by_std=False).values
+    assert result.tolist() == pytest.approx([2 / 3, -1 / 3, -1 / 3, 1.0, -1.0])
 
 
 def test_a_missing_reward_leaves_its_group_and_is_not_a_zero() -> None:
-    found = advantages([1.0, None, 0.0, 1.0], [0, 0, 0, 0])
+    result = advantages([1.0, None, 0.0, 1.0], [0, 0, 0, 0])
     without = advantages([1.0, 0.0, 1.0], [0, 0, 0])
-    assert found.scored.tolist() == [True, False, True, True]
-    assert found.values[1] == 0
-    assert found.values[[0, 2, 3]].tolist() == without.values.tolist()
+    assert result.scored.tolist() == [True, False, True, True]
+    assert result.values[1] == 0
+    assert result.values[[0, 2, 3]].tolist() == without.values.tolist()
 
 
 def test_a_group_with_one_or_no_reward_left_gives_zero() -> None:
-    found = advantages([None, 1.0, None, None], [0, 0, 1, 1])
-    assert found.values.tolist() == [0.0] * 4
-    assert found.zero_variance_groups == 2
+    result = advantages([None, 1.0, None, None], [0, 0, 1, 1])
+    assert result.values.tolist() == [0.0] * 4
+    assert result.zero_variance_groups == 2
 
 
 def test_rewards_that_are_not_numbers_raise() -> None:
@@ -116,8 +116,8 @@ def implied_weight(p: float, group_size: int, scale_by_std: bool) -> float:
 @pytest.mark.parametrize("group_size", IMPLIED)
 def test_implied_difficulty_weights_match_the_table(group_size: int) -> None:
     rates = (0.02, 0.1, 0.3, 0.5, 0.9)
-    found = [implied_weight(p, group_size, scale_by_std=True) for p in rates]
-    assert found == pytest.approx(IMPLIED[group_size], abs=0.006)
+    weights = [implied_weight(p, group_size, scale_by_std=True) for p in rates]
+    assert weights == pytest.approx(IMPLIED[group_size], abs=0.006)
     flat = [implied_weight(p, group_size, scale_by_std=False) for p in rates]
     assert flat == pytest.approx([(group_size - 1) / group_size] * 5, abs=1e-9)
 
@@ -144,8 +144,8 @@ def test_format_alone_weighs_as_much_as_correctness_in_a_group_of_two() -> None:
     ],
 )
 def test_overlong_penalty_at_its_boundaries(length: int, expected: float) -> None:
-    found = overlong_penalty(length, max_new_tokens=100, buffer=0.2)
-    assert found == pytest.approx(expected, abs=1e-12)
+    penalty = overlong_penalty(length, max_new_tokens=100, buffer=0.2)
+    assert penalty == pytest.approx(expected, abs=1e-12)
 
 
 def test_overlong_penalty_is_off_without_buffer() -> None:

@@ -89,8 +89,8 @@ def test_two_processes_give_the_gradient_of_one(tmp_path: Path) -> None:
     fault = {"aggregation": "token_mean", "mask_truncated": False, "own_counts": True}
     spread = gradients(2, [*cases, fault | {"micro_batch": 4}], tmp_path)
     for number in range(len(base)):
-        for found in (alone[number + len(base)], spread[number], spread[number + len(base)]):
-            torch.testing.assert_close(found, alone[number], rtol=0, atol=1e-10)
+        for gradient_sum in (alone[number + len(base)], spread[number], spread[number + len(base)]):
+            torch.testing.assert_close(gradient_sum, alone[number], rtol=0, atol=1e-10)
     # The planted fault, each process's own count and averaged gradients, is another gradient.
     assert not torch.allclose(
         spread[-1], alone[base.index(fault | {"own_counts": False})], atol=1e-3

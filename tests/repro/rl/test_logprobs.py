@@ -62,9 +62,9 @@ def gradients(policy: Any, rows: Rows, layout: Any) -> dict[str, Tensor]:
     logprobs, entropy = completion_logprobs(policy, rows, 0.8, layout=layout)
     weight = torch.randn(rows.mask.shape, generator=torch.Generator().manual_seed(0))
     ((logprobs + 0.3 * entropy) * weight).sum().backward()
-    found = {n: p.grad.clone() for n, p in policy.model.named_parameters() if p.grad is not None}
+    computed = {n: p.grad.clone() for n, p in policy.model.named_parameters() if p.grad is not None}
     policy.model.zero_grad()
-    return found
+    return computed
 
 
 def double_norm(hidden: Tensor, gain: Tensor, eps: float, noise: Tensor | None = None) -> Tensor:
@@ -187,9 +187,9 @@ def test_two_token_vocabulary_with_known_probabilities(make_completion: Any) -> 
     )
     policy: Any = SimpleNamespace(decoder=decoder, device=torch.device("cpu"))
     rows = make_rows([[0]], [make_completion([1, 1]), make_completion([0, 1])], group_size=2)
-    found = completion_logprobs(policy, rows, 1.0, layout="padded")[0]
+    actual = completion_logprobs(policy, rows, 1.0, layout="padded")[0]
     expected = torch.tensor([[0.9, 0.25], [0.1, 0.5]]).log()
-    torch.testing.assert_close(found, expected)
+    torch.testing.assert_close(actual, expected)
 
 
 def test_missing_temperature_shows_in_the_norm_and_not_in_the_direction(
@@ -237,11 +237,11 @@ def test_slices_are_the_cheapest_cut() -> None:
     def cost(cut: list[slice]) -> int:
         return sum((s.stop - s.start) * lengths[s.stop - 1] + 12 for s in cut)
 
-    found = module._slices(lengths, cost=12)
-    assert found[0].start == 0
-    assert found[-1].stop == 6
+    slices = module._slices(lengths, cost=12)
+    assert slices[0].start == 0
+    assert slices[-1].stop == 6
     every = []
     for bits in range(2**5):
         edges = [0, *[i + 1 for i in range(5) if bits >> i & 1], 6]
         every.append(cost([slice(a, b) for a, b in itertools.pairwise(edges)]))
-    assert cost(found) == min(every)
+    assert cost(slices) == min(every)

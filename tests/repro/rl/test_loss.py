@@ -106,16 +106,16 @@ def test_local_token_mean_depends_on_the_cut_as_the_released_code_does() -> None
     logprobs, mask = batch()
     advantages = torch.tensor([1.0, 1.0, 1.0], dtype=torch.float64)
     config = LossConfig(aggregation="token_mean_local")
-    found = {}
+    by_cut = {}
     for cut in ((3,), (1, 2)):
         leaf = logprobs.clone().requires_grad_()
         for index in torch.arange(3).split(list(cut)):
             counts = counts_of(mask, micro_batches=len(cut))
             policy_loss(leaf[index], advantages[index], mask[index], config, counts).loss.backward()  # type: ignore[no-untyped-call]
         assert leaf.grad is not None
-        found[cut] = leaf.grad[:, 0].tolist()
-    assert found[(3,)] == pytest.approx([-1 / 16] * 3)
-    assert found[(1, 2)] == pytest.approx([-1 / 4, -1 / 28, -1 / 28])
+        by_cut[cut] = leaf.grad[:, 0].tolist()
+    assert by_cut[(3,)] == pytest.approx([-1 / 16] * 3)
+    assert by_cut[(1, 2)] == pytest.approx([-1 / 4, -1 / 28, -1 / 28])
 
 
 @pytest.mark.parametrize(
@@ -231,8 +231,8 @@ def test_kl_estimators_as_losses_have_the_gradients_of_the_documentation() -> No
 
     def gradient(value: Any) -> Tensor:
         leaf = z.clone().requires_grad_()
-        found: Tensor = torch.autograd.grad(value(torch.log_softmax(leaf, 0)), leaf)[0]
-        return found
+        computed: Tensor = torch.autograd.grad(value(torch.log_softmax(leaf, 0)), leaf)[0]
+        return computed
 
     p = torch.softmax(z, 0)
     # The expected gradient of a sampled loss: probabilities of the samples held fixed.
@@ -279,8 +279,8 @@ def relative_errors(tab: Any, noise: float, cap: float) -> dict[str, float]:
             total = aggregate(
                 values, mask, "constant", StepCounts(rows=1, tokens=1, length_limit=1)
             )
-            found = torch.autograd.grad(total, table, retain_graph=True)[0].flatten()
-            errors[name] += float((found - exact).norm() / exact.norm()) / draws
+            computed = torch.autograd.grad(total, table, retain_graph=True)[0].flatten()
+            errors[name] += float((computed - exact).norm() / exact.norm()) / draws
     return errors
 
 

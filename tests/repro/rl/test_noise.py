@@ -66,12 +66,12 @@ def test_figure_15_draws_another_exponential_than_equation_8() -> None:
 @pytest.mark.parametrize("form", ["as_described", "as_released"])
 @pytest.mark.parametrize("schedule", ["exponential", "linear", "cosine", "logarithmic"])
 def test_every_schedule_falls_from_its_start(schedule: Any, form: Any) -> None:
-    found = sigmas(dataclasses.replace(PAPER, schedule=schedule, form=form))
-    assert found[0] == 0
-    assert found[1] == pytest.approx(PAPER.sigma_start)
-    assert all(a > b >= PAPER.sigma_end * (1 - 1e-9) for a, b in itertools.pairwise(found[1:]))
+    stages = sigmas(dataclasses.replace(PAPER, schedule=schedule, form=form))
+    assert stages[0] == 0
+    assert stages[1] == pytest.approx(PAPER.sigma_start)
+    assert all(a > b >= PAPER.sigma_end * (1 - 1e-9) for a, b in itertools.pairwise(stages[1:]))
     if form == "as_released":
-        assert found[-1] == pytest.approx(PAPER.sigma_end)
+        assert stages[-1] == pytest.approx(PAPER.sigma_end)
 
 
 def test_stages_are_equal_spans_and_left_over_steps_belong_to_the_last() -> None:
@@ -92,7 +92,7 @@ def test_stages_are_equal_spans_and_left_over_steps_belong_to_the_last() -> None
 # Share of channels that an in-place bfloat16 addition changes, by range of |w| (computed
 # independently with the spacing of bfloat16), and the RMS of what was added over sigma.
 RANGES = [(0.25, 0.5), (0.5, 1.0), (1.0, 2.0), (2.0, 4.0), (4.0, 8.0)]
-KEPT = {
+SURVIVING = {
     1e-2: ((0.92, 1.00), (0.85, 1.01), (0.70, 1.03), (0.43, 1.10), (0.12, 1.08)),
     5.6e-3: ((0.86, 1.00), (0.73, 1.02), (0.49, 1.08), (0.16, 1.13), (0.005, 0.41)),
     3.2e-3: ((0.76, 1.02), (0.54, 1.06), (0.22, 1.15), (0.013, 0.57), (0.0, 0.0)),
@@ -102,15 +102,15 @@ KEPT = {
 }
 
 
-@pytest.mark.parametrize("sigma", KEPT)
+@pytest.mark.parametrize("sigma", SURVIVING)
 def test_bfloat16_swallows_small_noise(sigma: float) -> None:
     generator = torch.Generator().manual_seed(0)
-    for (low, high), (share, size) in zip(RANGES, KEPT[sigma], strict=True):
+    for (low, high), (share, size) in zip(RANGES, SURVIVING[sigma], strict=True):
         weight = (low + (high - low) * torch.rand(100_000, generator=generator)).bfloat16().float()
         arguments: Any = {"seed": 0, "step": 0, "name": f"{low}"}
-        kept = draw_noise(weight, sigma, form="as_released", **arguments)
-        assert float((kept != 0).double().mean()) == pytest.approx(share, abs=0.012)
-        assert float(kept.square().mean().sqrt()) / sigma == pytest.approx(size, abs=0.06)
+        noise = draw_noise(weight, sigma, form="as_released", **arguments)
+        assert float((noise != 0).double().mean()) == pytest.approx(share, abs=0.012)
+        assert float(noise.square().mean().sqrt()) / sigma == pytest.approx(size, abs=0.06)
         exact = draw_noise(weight, sigma, form="as_described", **arguments)
         assert float(exact.square().mean().sqrt()) / sigma == pytest.approx(1.0, abs=0.01)
         assert int((exact == 0).sum()) == 0
@@ -121,15 +121,15 @@ def test_released_stages_fade_on_gains_of_one() -> None:
     expected = [0.78, 0.61, 0.39, 0.16, 0.04, 0.01, 0.0, 0.0, 0.0]
     for stage, share in enumerate(expected, start=1):
         sigma = sigma_of_stage(RELEASED, stage)
-        kept = draw_noise(
+        noise = draw_noise(
             torch.ones(100_000), sigma, seed=0, step=stage, name="n", form="as_released"
         )
-        assert float((kept != 0).double().mean()) == pytest.approx(share, abs=0.025)
+        assert float((noise != 0).double().mean()) == pytest.approx(share, abs=0.025)
     # What is kept is what an in-place addition in bfloat16 keeps.
     z = draw_noise(torch.ones(1000), 1e-2, seed=1, step=0, name="n", form="as_described")
     gain = torch.ones(1000, dtype=torch.bfloat16).add_(z.bfloat16())
-    kept = draw_noise(torch.ones(1000), 1e-2, seed=1, step=0, name="n", form="as_released")
-    assert torch.equal(kept, gain.float() - 1)
+    noise = draw_noise(torch.ones(1000), 1e-2, seed=1, step=0, name="n", form="as_released")
+    assert torch.equal(noise, gain.float() - 1)
 
 
 def test_the_draw_depends_on_seed_step_and_name_only() -> None:
@@ -144,8 +144,8 @@ def test_the_draw_depends_on_seed_step_and_name_only() -> None:
 
 def logits(policy: Any) -> torch.Tensor:
     with torch.no_grad():
-        found: torch.Tensor = policy.model(torch.arange(3, 23)[None]).logits
-    return found
+        values: torch.Tensor = policy.model(torch.arange(3, 23)[None]).logits
+    return values
 
 
 def enter(policy: Any, config: Any, *, step: int = 3, seed: int = 0) -> Any:

@@ -71,7 +71,7 @@ def test_expected_gradient_over_all_pairs_is_exact(
 
     table = tab.table.clone().requires_grad_()
     logp, mask = tab.token_logprobs(table)
-    found = group_advantages(
+    of_groups = group_advantages(
         r[pairs].flatten().tolist(),
         torch.arange(len(pairs)).repeat_interleave(2),
         scale_by_std=scale_by_std,
@@ -84,7 +84,7 @@ def test_expected_gradient_over_all_pairs_is_exact(
         rows = pairs[chosen].flatten()
         result = policy_loss(
             logp[rows],
-            found.view(-1, 2)[chosen].flatten() * chance[chosen].repeat_interleave(2),
+            of_groups.view(-1, 2)[chosen].flatten() * chance[chosen].repeat_interleave(2),
             mask[rows],
             config,
             StepCounts(rows=2, tokens=int(tokens), length_limit=3),

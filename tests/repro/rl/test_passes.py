@@ -55,14 +55,14 @@ def test_out_of_memory_in_training_halves_the_micro_batch_and_keeps_the_run(
         return passes.row_logprobs(policy, rows, temperature, **settings)
 
     monkeypatch.setattr(step, "row_logprobs", scarce)
-    found, _, _ = go(folder="b")
+    result, _, _ = go(folder="b")
     assert failures
-    (number, wanted, fitting), *others = found.effects["micro_batch_fallbacks"]
+    (number, expected, fitting), *others = result.effects["micro_batch_fallbacks"]
     assert number == 0
-    assert wanted in [fitting * 2**i for i in range(3, 8)]
-    assert found.effects["micro_tokens"] == min([fitting, *(other[2] for other in others)])
+    assert expected in [fitting * 2**i for i in range(3, 8)]
+    assert result.effects["micro_tokens"] == min([fitting, *(other[2] for other in others)])
     for name in ("loss", "grad_norm", "entropy"):
-        assert found.series[name] == pytest.approx(plain.series[name], rel=2e-3, abs=1e-5)
+        assert result.series[name] == pytest.approx(plain.series[name], rel=2e-3, abs=1e-5)
 
 
 def test_a_local_mean_is_over_its_rows_whatever_the_passes_hold(

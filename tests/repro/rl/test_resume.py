@@ -160,11 +160,11 @@ def test_a_refused_checkpoint_changes_nothing_of_the_policy(
 def places_in(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
     """Return the path of everything inside JSON values."""
     inside = value.items() if isinstance(value, dict) else enumerate(value[:1])
-    found = []
+    collected = []
     for key, item in inside:
-        found += [(*path, key)]
-        found += places_in(item, (*path, key)) if isinstance(item, dict | list) else []
-    return found
+        collected += [(*path, key)]
+        collected += places_in(item, (*path, key)) if isinstance(item, dict | list) else []
+    return collected
 
 
 def test_no_value_of_the_state_that_is_of_another_kind_ends_in_a_traceback(
@@ -206,8 +206,8 @@ def test_an_unfinished_folder_is_ignored_and_removed(make_policy: Any, tmp_path:
     state = TrainState(digest="d", step=0, draws=1, series={"reward": [0.5]}, effects={})
     save_checkpoint(tmp_path, copy.deepcopy(state), parameters, optimizer)
     assert [path.name for path in tmp_path.iterdir()] == ["step-00000000"]
-    kept = dataclasses.replace(state, effects={"sources": source_states()})
-    assert load_checkpoint(tmp_path, "d", parameters, optimizer) == kept
+    saved = dataclasses.replace(state, effects={"sources": source_states()})
+    assert load_checkpoint(tmp_path, "d", parameters, optimizer) == saved
 
 
 def run_optimizer() -> Any:

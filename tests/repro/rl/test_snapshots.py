@@ -36,11 +36,11 @@ def checked(snapshot: Snapshot) -> int:
 
 
 def newest(folder: Path) -> int | None:
-    found = read_newest(folder, checked)
-    if found is None:
+    newest_state = read_newest(folder, checked)
+    if newest_state is None:
         return None
-    assert found[1] == []
-    return found[0]
+    assert newest_state[1] == []
+    return newest_state[0]
 
 
 def names(folder: Path) -> list[str]:
@@ -82,10 +82,10 @@ def test_a_refused_snapshot_is_set_aside_and_the_good_one_before_it_stays(tmp_pa
     for step in (5, 10):
         write(tmp_path, step)
     (tmp_path / "step-00000010" / "stray").touch()
-    found = read_newest(tmp_path, checked)
-    assert found is not None
-    assert found[0] == 5
-    assert "stray is foreign" in found[1][0]
+    newest_state = read_newest(tmp_path, checked)
+    assert newest_state is not None
+    assert newest_state[0] == 5
+    assert "stray is foreign" in newest_state[1][0]
     write(tmp_path, 7)
     assert names(tmp_path) == ["refused-00000010", "step-00000005", "step-00000007"]
 
@@ -99,10 +99,10 @@ def test_what_its_caller_refuses_is_not_used(tmp_path: Path) -> None:
             raise SnapshotError("it is even")
         return snapshot.step
 
-    found = read_newest(tmp_path, odd_steps)
-    assert found is not None
-    assert found[0] == 5
-    assert "step-00000010 was refused (it is even)" in found[1][0]
+    newest_state = read_newest(tmp_path, odd_steps)
+    assert newest_state is not None
+    assert newest_state[0] == 5
+    assert "step-00000010 was refused (it is even)" in newest_state[1][0]
     (tmp_path / "step-00000005").rename(tmp_path / "step-00000004")
     with pytest.raises(SnapshotError, match=r"step-00000004: .* is of step 5; the folder says 4"):
         read_newest(tmp_path, odd_steps)

@@ -64,8 +64,8 @@ def test_the_mean_loss_is_that_of_a_plain_forward_pass(tune: Any) -> None:
         with torch.no_grad():
             logits = policy.model(input_ids=ids).logits[0].double()
         predicted = torch.log_softmax(logits, -1)[len(lesson.prompt) - 1 : -1]
-        wanted = torch.tensor(lesson.completion)
-        total -= float(predicted.gather(1, wanted[:, None]).sum())
+        expected = torch.tensor(lesson.completion)
+        total -= float(predicted.gather(1, expected[:, None]).sum())
         tokens += len(lesson.completion)
     assert mean_loss(policy, lessons[:5], 2) == pytest.approx(total / tokens, rel=1e-5)
 

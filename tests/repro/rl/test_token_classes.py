@@ -18,16 +18,16 @@ def test_each_token_has_the_class_that_its_place_and_text_say() -> None:
     ids = [tokenizer(text, add_special_tokens=False)["input_ids"] for text in TEXTS]
     rows = rows_of([Lesson(prompt=(1,), completion=tuple(own)) for own in ids])
     masks = token_classes(tokenizer, "tiny").masks(rows)
-    found = {
+    by_class = {
         name: [
             tokenizer.decode(rows.token_ids[row][mask[row]].tolist()) for row in range(len(TEXTS))
         ]
         for name, mask in masks.items()
     }
     # The second token decides, be it a digit; a completion of one token decides nothing.
-    assert found["decision"] == ["First ", "</think>", "2", ""]
-    assert found["digits"] == ["123", "", "1", ""]
-    assert found["template"] == ["<think> +  = </think>", "<think>", "</think>", "<think>"]
+    assert by_class["decision"] == ["First ", "</think>", "2", ""]
+    assert by_class["digits"] == ["123", "", "1", ""]
+    assert by_class["template"] == ["<think> +  = </think>", "<think>", "</think>", "<think>"]
 
 
 def test_the_first_token_decides_where_habits_are_not_known() -> None:

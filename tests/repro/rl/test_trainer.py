@@ -208,8 +208,8 @@ def test_dynamic_sampling_refills_counts_prompts_and_goes_on_with_fewer(
     assert result.series["zero_variance_groups"] == [0.0, 0.0]
     assert len(set(sampler.seeds)) == len(sampler.seeds)
     # Groups that were thrown away cost tokens too.
-    kept = round(sum(2 * 4 * tokens for tokens in result.series["completion_tokens"]))
-    assert result.effects["rows"]["tokens_sampled"] > kept
+    rollout_tokens = round(sum(2 * 4 * tokens for tokens in result.series["completion_tokens"]))
+    assert result.effects["rows"]["tokens_sampled"] > rollout_tokens
 
 
 def test_dynamic_sampling_with_nothing_informative_still_steps(go: Any, score_by_text: Any) -> None:

@@ -36,8 +36,8 @@ def test_its_weights_and_products_are_ours_to_the_bit() -> None:
     assert torch.equal(bitsandbytes.functional.dequantize_4bit(codes, state), dense)
     x = torch.randn(3, 192, generator=generator).bfloat16()
     with torch.no_grad():
-        theirs = bitsandbytes.matmul_4bit(x, codes.t(), state)
-    assert (theirs - x @ dense.t()).abs().max() <= 2**-8 * theirs.abs().max()
+        expected = bitsandbytes.matmul_4bit(x, codes.t(), state)
+    assert (expected - x @ dense.t()).abs().max() <= 2**-8 * expected.abs().max()
 
 
 @pytest.mark.parametrize("rows", [1, 5])
@@ -54,7 +54,7 @@ def test_a_group_with_its_adapter_is_what_the_modules_give(rows: int) -> None:
         x = torch.randn(rows, modules[0].in_features).bfloat16()
         with torch.no_grad():
             product = BitsandbytesGroup(modules)(x)
-            wanted = torch.cat([module(x) for module in modules], dim=-1)
+            expected = torch.cat([module(x) for module in modules], dim=-1)
         assert product.z is not None
         assert product.b is not None
         parts = zip(
@@ -62,8 +62,8 @@ def test_a_group_with_its_adapter_is_what_the_modules_give(rows: int) -> None:
             product.b.float().tensor_split(product.ends),
             strict=True,
         )
-        found = product.base + product.scaling * torch.cat([z @ b.t() for z, b in parts], dim=-1)
-        assert (found - wanted).abs().max() <= 2**-7 * wanted.abs().max()
+        actual = product.base + product.scaling * torch.cat([z @ b.t() for z, b in parts], dim=-1)
+        assert (actual - expected).abs().max() <= 2**-7 * expected.abs().max()
 
 
 def test_other_weights_are_refused() -> None:

@@ -98,10 +98,10 @@ def prompts_of(lengths: list[int]) -> list[list[int]]:
     return [torch.randint(1, 97, (n,), generator=generator).tolist() for n in lengths]
 
 
-def require_alike(found: RolloutBatch, wanted: RolloutBatch) -> None:
-    for ours, theirs in zip(found.completions, wanted.completions, strict=True):
-        assert ours.token_ids == theirs.token_ids
-        assert ours.sampled_logprobs == pytest.approx(theirs.sampled_logprobs, abs=2e-4)
+def require_alike(actual: RolloutBatch, expected: RolloutBatch) -> None:
+    for ours, other in zip(actual.completions, expected.completions, strict=True):
+        assert ours.token_ids == other.token_ids
+        assert ours.sampled_logprobs == pytest.approx(other.sampled_logprobs, abs=2e-4)
 
 
 def segment(count: int, start: int = 0, blocks: int = 700) -> Segment:
@@ -180,17 +180,17 @@ def test_padded_prefills_draw_the_tokens_that_eager_ones_draw(
     policy, prompts = make_policy("qwen3", "nvfp4"), prompts_of(lengths)
     ask: dict[str, Any] = {"group_size": 2, "seeds": range(10), "limits": limits}
     eager = Engine(policy, small(**changes))
-    wanted = eager.sample(prompts, SAMPLING, **ask)
+    expected = eager.sample(prompts, SAMPLING, **ask)
     engine, again = padded_engine(policy, small(**changes), most_tokens=64)
-    found = engine.sample(prompts, SAMPLING, **ask)
-    require_alike(found, wanted)
+    batch = engine.sample(prompts, SAMPLING, **ask)
+    require_alike(batch, expected)
     statistics = engine.statistics
     assert statistics.prefill_tokens == eager.statistics.prefill_tokens
     assert statistics.preemptions == eager.statistics.preemptions
     assert (statistics.preemptions > 0) == ("cache_blocks" in changes)
     assert statistics.padding_tokens > 0
     assert eager.statistics.padding_tokens == 0
-    assert engine.sample(prompts, SAMPLING, **ask) == found
+    assert engine.sample(prompts, SAMPLING, **ask) == batch
     assert again.runs >= 2 * len(again.works)
     assert engine.pool.free == engine.pool.capacity
 
@@ -202,7 +202,7 @@ def test_padding_writes_to_no_block_and_its_nan_reaches_no_row(make_policy: Make
     batches = []
     # Padding is of token 0, and the prompts hold none.
     embedding = policy.decoder.get_parameter("model.embed_tokens.weight")
-    kept = embedding.detach().clone()
+    original = embedding.detach().clone()
     for padded in (False, True):
         engine = Engine(policy, small())
         if padded:
@@ -212,7 +212,7 @@ def test_padding_writes_to_no_block_and_its_nan_reaches_no_row(make_policy: Make
         batches.append(engine.sample(prompts, SAMPLING, **ask))  # type: ignore[arg-type]
         caches.append((engine._keys[:, 1:], engine._values[:, 1:]))
     with torch.no_grad():
-        embedding.copy_(kept)
+        embedding.copy_(original)
     assert again.runs == 1
     require_alike(batches[1], batches[0])
     for eager, captured in zip(*caches, strict=True):
@@ -231,9 +231,9 @@ def test_noise_and_an_updated_adapter_are_seen_by_prefills_done_again(
     def both() -> RolloutBatch:
         eager.refresh()
         engine.refresh()
-        found: RolloutBatch = engine.sample(prompts, SAMPLING, **ask)
-        require_alike(found, eager.sample(prompts, SAMPLING, **ask))  # type: ignore[arg-type]
-        return found
+        batch: RolloutBatch = engine.sample(prompts, SAMPLING, **ask)
+        require_alike(batch, eager.sample(prompts, SAMPLING, **ask))  # type: ignore[arg-type]
+        return batch
 
     before = both()
     captured = set(again.works)
@@ -252,7 +252,7 @@ def test_a_nan_prompt_is_named_and_leaves_a_padded_engine_usable(make_policy: Ma
     policy = make_policy(seed=47)
     engine, _ = padded_engine(policy, small(share_prompts=False))
     embedding = policy.decoder.get_parameter("model.embed_tokens.weight")
-    kept = embedding.detach().clone()
+    original = embedding.detach().clone()
     prompts = [[1, 2, 3], [4, 50, 6]]
     ask: dict[str, Any] = {"group_size": 1, "seeds": [0, 1], "limits": [1, 1]}
     before = engine.sample(prompts, SAMPLING, **ask)
@@ -261,7 +261,7 @@ def test_a_nan_prompt_is_named_and_leaves_a_padded_engine_usable(make_policy: Ma
     with pytest.raises(FloatingPointError, match=r"logits of row 1 at new token 0 are not finite"):
         engine.sample(prompts, SAMPLING, **ask)
     with torch.no_grad():
-        embedding.copy_(kept)
+        embedding.copy_(original)
     assert engine.pool.free == engine.pool.capacity
     assert engine.sample(prompts, SAMPLING, **ask) == before
 

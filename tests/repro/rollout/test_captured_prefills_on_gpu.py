@@ -46,7 +46,7 @@ def engine() -> Iterator[Engine]:
 def segments_of(engine: Engine, lengths: list[int], seed: int) -> list[Segment]:
     """Return segments of random tokens, each with blocks of its own, the first from block 1 on."""
     generator = torch.Generator().manual_seed(seed)
-    found, block = [], 1
+    segments, block = [], 1
     for length in lengths:
         drawn = torch.randint(0, len(engine.forward.embedding), (length,), generator=generator)
         group = Group(prompt=(*drawn.tolist(), 0), waiting=0)
@@ -54,8 +54,8 @@ def segments_of(engine: Engine, lengths: list[int], seed: int) -> list[Segment]:
         count = engine.pool.blocks_for(length)
         row.blocks = list(range(block, block + count))
         block += count
-        found.append(Segment(row=row, start=0, end=length))
-    return found
+        segments.append(Segment(row=row, start=0, end=length))
+    return segments
 
 
 @torch.no_grad()
@@ -91,19 +91,19 @@ def test_a_replay_gives_the_bits_of_the_eager_run_on_the_same_padded_tokens(
         # What other tokens left in the captures' memory must not matter.
         segments = segments_of(engine, LENGTHS[tokens], seed)
         again = filled(engine, captured, segments_of(engine, LENGTHS[tokens], 2))
-        found = filled(engine, captured, segments)
+        caches = filled(engine, captured, segments)
         twice = filled(engine, captured, segments)
-        assert torch.equal(found, twice)
-        assert not torch.equal(found, again)
+        assert torch.equal(caches, twice)
+        assert not torch.equal(caches, again)
         # A bucket that is new to an engine of its own is run eagerly, padded, and then captured.
         fresh = CapturedPrefills(
             engine.forward, engine.state, _Eager(), most_tokens=engine.config.prefill_graph_tokens
         )
-        assert torch.equal(filled(engine, fresh, segments), found)
+        assert torch.equal(filled(engine, fresh, segments), caches)
         # Padding has written nothing: every position that is not a token's is still zero.
-        written = found.flatten(4).any(-1).flatten(2).sum(-1)
+        written = caches.flatten(4).any(-1).flatten(2).sum(-1)
         assert (written == tokens).all()
-        assert not found[:, :, 0].any()
+        assert not caches[:, :, 0].any()
 
 
 @pytest.mark.parametrize("tokens", list(LENGTHS))

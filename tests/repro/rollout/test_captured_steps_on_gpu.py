@@ -24,14 +24,14 @@ def policy() -> Policy:
 
 
 def test_noise_is_live_and_leaves_no_bit_behind(policy: Policy) -> None:
-    (found,) = check_noise(policy, [0])
-    assert found["repeat_rows_changed"].value == 0
-    assert found["noise_off_rows_changed"].value == 0
-    assert found["noise_rows_changed"].value == 100
+    (metrics,) = check_noise(policy, [0])
+    assert metrics["repeat_rows_changed"].value == 0
+    assert metrics["noise_off_rows_changed"].value == 0
+    assert metrics["noise_rows_changed"].value == 100
 
 
 def test_faults_end_as_they_should_and_keep_no_byte(policy: Policy) -> None:
-    (found,) = check_faults(policy, [0])
-    assert found["faults_as_they_should"].value == 100, found["faults_as_they_should"].method
-    assert found["faults_rows_changed"].value == 0
-    assert found["faults_bytes_kept"].value == 0
+    (metrics,) = check_faults(policy, [0])
+    assert metrics["faults_as_they_should"].value == 100, metrics["faults_as_they_should"].method
+    assert metrics["faults_rows_changed"].value == 0
+    assert metrics["faults_bytes_kept"].value == 0

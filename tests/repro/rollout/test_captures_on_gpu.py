@@ -18,10 +18,10 @@ def test_captures_are_made_anew_while_memory_of_dropped_ones_is_held() -> None:
     device = torch.device("cuda", 0)
     captures = Captures(device, 1 << 30)
     x = torch.arange(1 << 20, device=device, dtype=torch.float32)
-    held: list[Tensor] = []
+    outputs: list[Tensor] = []
 
     def work() -> None:
-        held.append(x + 1)
+        outputs.append(x + 1)
 
     for made in (1, 2, 3):
         captures.run("work", work)
@@ -29,7 +29,7 @@ def test_captures_are_made_anew_while_memory_of_dropped_ones_is_held() -> None:
         captures.run("work", work)
         torch.cuda.synchronize()
         # The capture's own result, which lies in the captures' pool, is kept from here on.
-        assert torch.equal(held[-1], x + 1)
+        assert torch.equal(outputs[-1], x + 1)
         captures.clear()
         assert captures.nbytes == 0
         assert captures.captured == made

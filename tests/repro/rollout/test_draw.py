@@ -50,17 +50,17 @@ def test_the_filters_come_in_the_order_of_the_kernels():
 
 
 def test_ties_at_the_bound_of_top_k_let_no_more_than_k_pass():
-    kept = sampling_logprobs(torch.zeros(3, 10), SamplingConfig(top_k=4)).isfinite().sum(1)
-    assert kept.tolist() == [4, 4, 4]
+    allowed = sampling_logprobs(torch.zeros(3, 10), SamplingConfig(top_k=4)).isfinite().sum(1)
+    assert allowed.tolist() == [4, 4, 4]
 
 
 def test_a_uniform_number_picks_the_token_whose_interval_holds_it():
     probabilities = torch.tensor([0.1, 0.0, 0.4, 0.5])
-    wanted = {0.0: 0, 0.0999: 0, 0.1001: 2, 0.4999: 2, 0.5001: 3, 0.9999: 3}
-    logits = probabilities.log().expand(len(wanted), 4)
-    numbers = torch.tensor(list(wanted), dtype=torch.float64)
+    token_of = {0.0: 0, 0.0999: 0, 0.1001: 2, 0.4999: 2, 0.5001: 3, 0.9999: 3}
+    logits = probabilities.log().expand(len(token_of), 4)
+    numbers = torch.tensor(list(token_of), dtype=torch.float64)
     tokens, logprobs = draw(logits, numbers, SamplingConfig())
-    assert tokens.tolist() == list(wanted.values())
+    assert tokens.tolist() == list(token_of.values())
     torch.testing.assert_close(logprobs, probabilities.log()[tokens])
 
 
@@ -122,8 +122,8 @@ def test_a_row_that_does_not_explore_keeps_every_bit_beside_rows_that_do():
     heat = torch.where(torch.arange(64) % 2 == 0, 1.0, 3.0)
     tokens, logprobs, _ = draw_exploring(logits, numbers, sampling, heat)
     alone = draw(logits, numbers, sampling)
-    for found, wanted in zip((tokens, logprobs), alone, strict=True):
-        assert torch.equal(found[::2], wanted[::2])
+    for actual, expected in zip((tokens, logprobs), alone, strict=True):
+        assert torch.equal(actual[::2], expected[::2])
     assert not torch.equal(tokens[1::2], alone[0][1::2])
 
 

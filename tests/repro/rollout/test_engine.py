@@ -73,8 +73,8 @@ def test_rows_draw_what_the_plain_sampler_draws_from_the_same_seeds(
     engine = Engine(policy, small()).sample(prompts, sampling, group_size=4, seeds=seeds)
     plain = TorchSampler(policy).sample(prompts, sampling, group_size=4, seeds=seeds)
     assert tokens_of(engine) == tokens_of(plain)
-    for ours, theirs in zip(engine.completions, plain.completions, strict=True):
-        assert ours.sampled_logprobs == pytest.approx(theirs.sampled_logprobs, abs=2e-4)
+    for ours, expected in zip(engine.completions, plain.completions, strict=True):
+        assert ours.sampled_logprobs == pytest.approx(expected.sampled_logprobs, abs=2e-4)
 
 
 def test_preempted_rows_lose_nothing(make_policy: MakePolicy) -> None:
@@ -88,8 +88,8 @@ def test_preempted_rows_lose_nothing(make_policy: MakePolicy) -> None:
     assert tight.statistics.preemptions > 0
     assert tokens_of(batch) == tokens_of(roomy)
     assert tight.pool.free == tight.pool.capacity
-    for ours, theirs in zip(batch.completions, roomy.completions, strict=True):
-        assert ours.sampled_logprobs == pytest.approx(theirs.sampled_logprobs, abs=2e-4)
+    for ours, expected in zip(batch.completions, roomy.completions, strict=True):
+        assert ours.sampled_logprobs == pytest.approx(expected.sampled_logprobs, abs=2e-4)
 
 
 @pytest.mark.parametrize(
@@ -142,10 +142,10 @@ def test_end_tokens_stop_a_row_and_are_part_of_it(make_policy: MakePolicy) -> No
         free.completions,
         strict=True,
     ):
-        kept = unstopped.token_ids
-        length = kept.index(end) + 1 if end in kept else len(kept)
-        assert completion.token_ids == kept[:length]
-        assert completion.finish_reason == ("stop" if end in kept else "length")
+        token_ids = unstopped.token_ids
+        length = token_ids.index(end) + 1 if end in token_ids else len(token_ids)
+        assert completion.token_ids == token_ids[:length]
+        assert completion.finish_reason == ("stop" if end in token_ids else "length")
 
 
 def test_an_adapter_changed_in_place_is_seen_without_a_copy(make_policy: MakePolicy) -> None:

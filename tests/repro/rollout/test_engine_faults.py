@@ -101,7 +101,7 @@ def test_logits_that_are_not_finite_are_named_by_row_token_and_layer(
     engine = Engine(policy, small())
     decoder: Any = policy.decoder
     gain = decoder.model.layers[1].post_attention_layernorm.weight
-    kept = gain.detach().clone()
+    original = gain.detach().clone()
     with torch.no_grad():
         gain[3] = float("nan")
     with pytest.raises(
@@ -110,7 +110,7 @@ def test_logits_that_are_not_finite_are_named_by_row_token_and_layer(
     ):
         engine.sample([[1, 2, 3]], SAMPLING, group_size=1, seeds=[0])
     with torch.no_grad():
-        gain.copy_(kept)
+        gain.copy_(original)
     require_usable(engine)
 
 
@@ -118,13 +118,13 @@ def test_a_nan_in_one_row_leaves_the_others_draws_alone(make_policy: MakePolicy)
     policy = make_policy(seed=29)
     engine = Engine(policy, small(share_prompts=False))
     embedding = policy.decoder.get_parameter("model.embed_tokens.weight")
-    kept = embedding.detach().clone()
+    original = embedding.detach().clone()
     with torch.no_grad():
         embedding[50] = float("nan")
     with pytest.raises(FloatingPointError, match=r"row 1 at new token 0 .* is the embedding's"):
         engine.sample([[1], [50]], SAMPLING, group_size=1, seeds=[0, 1], limits=[1, 1])
     with torch.no_grad():
-        embedding.copy_(kept)
+        embedding.copy_(original)
     require_usable(engine)
 
 

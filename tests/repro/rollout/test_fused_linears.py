@@ -122,8 +122,8 @@ def test_an_adapter_rides_in_the_launch_up_to_16_rows_and_beside_it_beyond(
     policy = make_policy("qwen2", weight_format, 16, seed=31)
     modules = _modules(policy, part)
     x = torch.randn(max(ROWS), 128, generator=torch.Generator().manual_seed(0))
-    wanted = torch.cat([base_linear(module)(x) for module in modules], dim=-1)
-    wanted += _updates(x, modules)
+    expected = torch.cat([base_linear(module)(x) for module in modules], dim=-1)
+    expected += _updates(x, modules)
     group = PackedGroup(_packed(modules), overlap=False, beside=None)
     # NF4's layers of 9 to 16 rows are the wide kernel's.
     within = 8 if weight_format == "nf4" else 16
@@ -132,7 +132,7 @@ def test_an_adapter_rides_in_the_launch_up_to_16_rows_and_beside_it_beyond(
         product = group(x[:M])
         assert launches == (["layer with adapter"] if within >= M else ["projection", "layer"])
         assert (product.z is None) == (within >= M)
-        torch.testing.assert_close(_with_update(product), wanted[:M])
+        torch.testing.assert_close(_with_update(product), expected[:M])
 
 
 @pytest.mark.parametrize("part", list(PARTS))
@@ -142,11 +142,11 @@ def test_one_product_gives_layer_and_projection_where_the_layer_goes_dense(
     policy = make_policy("qwen2", "nvfp4", 16, seed=35)
     modules = _modules(policy, part)
     x = torch.randn(4096, 128, generator=torch.Generator().manual_seed(0))
-    wanted = torch.cat([base_linear(module)(x) for module in modules], dim=-1)
-    wanted += _updates(x, modules)
+    expected = torch.cat([base_linear(module)(x) for module in modules], dim=-1)
+    expected += _updates(x, modules)
     product = PackedGroup(_packed(modules), overlap=False, beside=None)(x)
     assert launches == ["scratch"]
-    torch.testing.assert_close(_with_update(product), wanted)
+    torch.testing.assert_close(_with_update(product), expected)
 
 
 @pytest.mark.gpu
@@ -183,9 +183,9 @@ def test_both_ways_see_an_update_of_the_masters(
             for factor in module.adapter()[:2]:
                 factor.mul_(-3.0).add_(0.1)
     group.refresh()
-    wanted = base + _updates(x, modules)
+    expected = base + _updates(x, modules)
     for M in (16, 17):
-        torch.testing.assert_close(_with_update(group(x[:M])), wanted[:M])
+        torch.testing.assert_close(_with_update(group(x[:M])), expected[:M])
 
 
 def test_projections_without_adapters_are_one_launch(

@@ -203,8 +203,8 @@ def test_under_filters_they_are_of_what_was_drawn_from(
         tokens = torch.tensor([[*prompt, *completion.token_ids]])
         with torch.no_grad():
             logits = decoder(input_ids=tokens[:, :-1]).logits[0, len(prompt) - 1 :]
-        wanted = sampling_logprobs(logits, sampling).gather(-1, tokens[0, len(prompt) :, None])
-        off += (wanted[:, 0] - torch.tensor(completion.sampled_logprobs)).abs().tolist()
+        expected = sampling_logprobs(logits, sampling).gather(-1, tokens[0, len(prompt) :, None])
+        off += (expected[:, 0] - torch.tensor(completion.sampled_logprobs)).abs().tolist()
     # A token on the very edge of a filter may fall to either side by rounding.
     assert sum(not distance < 1e-3 for distance in off) < 0.01 * len(off)
 
@@ -235,7 +235,7 @@ def test_keys_cached_before_a_change_are_wrong_after_it(
 
 def test_gains_that_were_trained_are_vllms_too(sampler: VllmSampler) -> None:
     plain = sampler.policy
-    kept = {name: norm.weight.clone() for name, norm in block_norms(plain.decoder).items()}
+    original = {name: norm.weight.clone() for name, norm in block_norms(plain.decoder).items()}
     sampler.policy = dataclasses.replace(plain, effects=plain.effects | {"norms_trained": 8})
     before = sample(sampler, WARM)
     try:
@@ -249,7 +249,7 @@ def test_gains_that_were_trained_are_vllms_too(sampler: VllmSampler) -> None:
     finally:
         with torch.no_grad():
             for name, norm in block_norms(plain.decoder).items():
-                norm.weight.copy_(kept[name])
+                norm.weight.copy_(original[name])
         sampler.policy = plain
         sampler.refresh()
     assert against_trainer(plain, batch).mean_exp_abs > MOVED
@@ -287,13 +287,13 @@ def test_in_bfloat16_it_is_about_as_exact_as_the_trainer(folder: Path) -> None:
     policy = load(folder, compute_dtype="bfloat16")
     with engine_of(policy, folder) as sampler:
         batch = sample(sampler, WARM)
-        found = exactness(
+        errors = exactness(
             batch, trainer_logprobs(policy, batch, 1.0), float32_logprobs(policy, batch, 1.0)
         )
         with noise_on(policy) as receipt:
             sample(sampler, WARM)
     # Logits rounded to bfloat16 would make it 1.6.
-    assert found.engine < 1.35 * found.trainer
+    assert errors.engine < 1.35 * errors.trainer
     assert 0 < sampler.channels_changed < receipt.channels_changed
 
 

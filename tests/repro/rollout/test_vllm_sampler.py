@@ -138,10 +138,10 @@ def vllm(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def sampler(vllm: None, make_policy: MakePolicy) -> Any:
     policy = dataclasses.replace(make_policy("qwen2", "nvfp4"), effects={"norms_trained": 4})
-    found = VllmSampler(policy, "checkpoint", max_positions=64)
-    found._llm.network = network_like(policy)
-    yield found
-    found.close()
+    own_sampler = VllmSampler(policy, "checkpoint", max_positions=64)
+    own_sampler._llm.network = network_like(policy)
+    yield own_sampler
+    own_sampler.close()
 
 
 SAMPLING = SamplingConfig(temperature=0.8, max_new_tokens=8)
@@ -197,20 +197,20 @@ def test_trained_gains_are_handed_over_beside_an_adapter_that_has_none(sampler: 
     sample(sampler)
     name = "model.layers.0.input_layernorm"
     norm = block_norms(sampler.policy.decoder)[name]
-    kept = norm.weight.clone()
+    original = norm.weight.clone()
     try:
         with torch.no_grad():
             norm.weight.mul_(1.5)
         sampler.refresh()
         sample(sampler)
-        theirs = sampler._llm.network.get_submodule(name).weight
-        assert torch.equal(theirs, (kept * 1.5).bfloat16())
+        expected = sampler._llm.network.get_submodule(name).weight
+        assert torch.equal(expected, (original * 1.5).bfloat16())
         assert sampler.channels_changed == 0
         path = Path(sampler._llm.requests[-1][2].lora_path)
         assert json.loads((path / "adapter_config.json").read_text())["modules_to_save"] is None
     finally:
         with torch.no_grad():
-            norm.weight.copy_(kept)
+            norm.weight.copy_(original)
 
 
 def test_noise_that_bfloat16_swallows_is_an_error(sampler: Any) -> None:

@@ -78,8 +78,8 @@ def test_check_refuses_records_of_another_plan_or_of_none(
     ):
         path.unlink()
         record = proxy_record(run)
-        kept = {key: value for key, value in record.inputs.items() if not key.startswith("plan:")}
-        dataclasses.replace(record, inputs=kept | inputs).write(tmp_path)
+        others = {key: value for key, value in record.inputs.items() if not key.startswith("plan:")}
+        dataclasses.replace(record, inputs=others | inputs).write(tmp_path)
         checked = check_selection(selected("figure9"), tmp_path, expected_folder(None))
         assert not checked.sound
         assert words in checked.evidence.refused[0][1]
@@ -163,7 +163,7 @@ def test_a_planned_look_decides_and_another_does_not(
     assert judged(range(5, 9), 10.0).status == "inconclusive"
 
 
-def kept_plan(claims: list[dict[str, Any]] | None = None) -> KeptPlan:
+def plan_on_record(claims: list[dict[str, Any]] | None = None) -> KeptPlan:
     """Return an earlier plan of Figure 9, of five seeds and of other claims if given."""
     plan = plans.analysis_plan(find("figure9"), Tier.PROXY)
     plan["statistics"] = plan["statistics"] | {"version": 1}
@@ -177,20 +177,20 @@ def kept_plan(claims: list[dict[str, Any]] | None = None) -> KeptPlan:
 def test_records_of_an_earlier_kept_plan_are_judged_post_hoc(
     tmp_path: Path, proxy_record: Maker
 ) -> None:
-    kept = kept_plan()
+    earlier_plan = plan_on_record()
     for run in selected("figure9").plan():
         record = proxy_record(run)
-        inputs = record.inputs | {"plan:figure9": kept.digest}
+        inputs = record.inputs | {"plan:figure9": earlier_plan.digest}
         dataclasses.replace(record, inputs=inputs).write(tmp_path / "runs")
     (tmp_path / "expected").mkdir()
     refused = check_selection(selected("figure9"), tmp_path / "runs", tmp_path / "expected")
     assert "another analysis plan of figure9" in refused.evidence.refused[0][1]
-    keep_plans([kept], tmp_path / "expected")
+    keep_plans([earlier_plan], tmp_path / "expected")
     checked = check_selection(selected("figure9"), tmp_path / "runs", tmp_path / "expected")
     assert not checked.evidence.refused
     for verdict in checked.verdicts:
-        assert verdict.post_hoc == f"Post hoc: the plan of these runs ({kept.digest[:12]}) has " \
-            "other rules"  # fmt: skip
+        digest = earlier_plan.digest[:12]
+        assert verdict.post_hoc == f"Post hoc: the plan of these runs ({digest}) has other rules"
         assert verdict.sentence.endswith(verdict.post_hoc)
 
 
@@ -199,11 +199,11 @@ def test_what_a_kept_plan_says_of_the_machinery_is_not_post_hoc() -> None:
     stated = {"name": claim.name, "kind": claim.kind, "arms": list(claim.arms), "margin": None}
     plan = plans.Plans(selected("table1"), [])
     for claims, late in (([stated], False), ([stated | {"kind": "difference"}], True), ([], True)):
-        kept = kept_plan(claims)
-        plan.earlier[kept.digest] = kept
+        earlier_plan = plan_on_record(claims)
+        plan.earlier[earlier_plan.digest] = earlier_plan
         run = selected("table1").plan(1, ["bf16_lora"])[0]
         record = failed_record(run, "-", {}, datetime.now(UTC))
-        record = dataclasses.replace(record, inputs={"plan:table1": kept.digest})
+        record = dataclasses.replace(record, inputs={"plan:table1": earlier_plan.digest})
         assert bool(plan.post_hoc(claim, [record])) is late
 
 

@@ -145,11 +145,11 @@ def test_every_run_is_carried_out_once_on_one_of_the_devices(tmp_path: Path, fak
     folder.mkdir()
     outcome = go(runs, folder, fake, devices=2, said=said)
     # A worker that the machine killed (for memory, say) is named in what was said or in the log.
-    told = said.getvalue() + (folder / "workers.log").read_text()
-    assert (outcome.finished, outcome.failed, outcome.left) == (6, 0, 0), told
+    text = said.getvalue() + (folder / "workers.log").read_text()
+    assert (outcome.finished, outcome.failed, outcome.left) == (6, 0, 0), text
     assert {device for device, _ in calls(folder)} <= {"0", "1"}
     carried = [digest for _, digests in calls(folder) for digest in digests]
-    assert sorted(carried) == sorted(run.digest() for run in runs), told
+    assert sorted(carried) == sorted(run.digest() for run in runs), text
     again = go(runs, folder, fake, devices=2)
     assert (again.before, again.finished) == (6, 0)
     assert len(calls(folder)) == 3
@@ -286,8 +286,8 @@ def test_what_is_cut_is_every_run_once_on_each_number_of_devices() -> None:
     runs = tuple(runs_of(4))
     for devices in (1, 2, 3, 4, 8):
         groups = cut([runs[:9], runs[9:]], devices, lambda group: float(len(group)))
-        found = [run.digest() for group in groups for run in group]
-        assert sorted(found) == sorted(run.digest() for run in runs)
+        digests = [run.digest() for group in groups for run in group]
+        assert sorted(digests) == sorted(run.digest() for run in runs)
         assert queue_seconds([float(size) for size in sizes(groups)], devices) <= 12 / devices + 1
 
 
@@ -310,9 +310,9 @@ def test_each_checkpoint_has_its_own_memory(tmp_path: Path) -> None:
     ]
     asked = []
 
-    def grouping(found: Sequence[RunConfig], memory: int) -> list[tuple[RunConfig, ...]]:
-        asked.append((found[0].scale.checkpoint, memory))
-        return [tuple(found)]
+    def grouping(batch_of_runs: Sequence[RunConfig], memory: int) -> list[tuple[RunConfig, ...]]:
+        asked.append((batch_of_runs[0].scale.checkpoint, memory))
+        return [tuple(batch_of_runs)]
 
     costs = {"proxy-30m": COST, "proxy-120m": dataclasses.replace(COST, memory_bytes=130)}
     tasks = ensemble_tasks([*small, *large], tmp_path, devices=1, costs=costs, grouping=grouping)

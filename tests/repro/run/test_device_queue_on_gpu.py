@@ -27,11 +27,11 @@ from repro.spec.target import TogetherCost
 from tests.planted import planted
 from tests.repro.rl.stacked.conftest import SCALE, make_run
 
-FOUND = torch.cuda.device_count()
+DEVICES = torch.cuda.device_count()
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.alone,
-    pytest.mark.skipif(FOUND < 1, reason="needs a CUDA device; found none"),
+    pytest.mark.skipif(DEVICES < 1, reason="needs a CUDA device; found none"),
 ]
 COST = TogetherCost(
     start_seconds=1.0,
@@ -72,7 +72,7 @@ def runs_of(seeds: int, steps: int = 3) -> list[RunConfig]:
     return [dataclasses.replace(run, tier="proxy") for run in runs]
 
 
-@pytest.mark.skipif(FOUND < 2, reason=f"needs two CUDA devices; found {FOUND}")
+@pytest.mark.skipif(DEVICES < 2, reason=f"needs two CUDA devices; found {DEVICES}")
 def test_a_worker_killed_in_training_costs_nothing_but_time(tmp_path: Path) -> None:
     runs = runs_of(6, steps=40)
     tasks = [
@@ -119,7 +119,7 @@ def go(runs: list[RunConfig], folder: Path, devices: tuple[str, ...], **how: Any
         console=Console(file=said, width=200),
         devices=devices,
         costs={runs[0].scale.checkpoint: COST},
-        grouping=lambda found, _: [(run,) for run in found],
+        grouping=lambda batch_of_runs, _: [(run,) for run in batch_of_runs],
         **how,
     )
     assert (outcome.finished, outcome.failed, outcome.left) == (len(runs), 0, 0), said.getvalue()
@@ -137,8 +137,8 @@ def test_an_error_that_spoils_a_context_is_survived(tmp_path: Path, spoiling: Mo
 
 def test_a_device_that_is_not_there_leaves_its_runs_to_the_other(tmp_path: Path) -> None:
     runs = runs_of(2)
-    text = go(runs, tmp_path, ("0", str(FOUND + 7)), carry_out=carry_out)
-    assert f"device {FOUND + 7} does not answer" in text
+    text = go(runs, tmp_path, ("0", str(DEVICES + 7)), carry_out=carry_out)
+    assert f"device {DEVICES + 7} does not answer" in text
     for run in runs:
         record = read_record(find_record(run, tmp_path) or tmp_path)
         assert record.environment["variables"]["CUDA_VISIBLE_DEVICES"] == "0"

@@ -96,8 +96,8 @@ def test_a_disk_that_fills_up_ends_the_start_and_fails_no_run(
         return execute(runs_of(), folder, workers=1, threads=1, console=console,
                        carry_out=carry_out)  # fmt: skip
 
-    wanted = f"{folder}/somewhere cannot be used: no space is left on its disk; 2 runs are left"
-    with pytest.raises(DiskError, match=wanted):
+    sentence = f"{folder}/somewhere cannot be used: no space is left on its disk; 2 runs are left"
+    with pytest.raises(DiskError, match=sentence):
         go(filling.carry_out)
     assert "no disk" in said.getvalue()
     assert len(list(folder.rglob("seed-0.json"))) == 2

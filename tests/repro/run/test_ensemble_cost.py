@@ -66,13 +66,13 @@ def test_an_ensemble_costs_its_steps_once_and_its_runs_each() -> None:
 
 def test_recorded_runs_spend_the_stated_share_of_a_step_on_their_update() -> None:
     # Seeds from 10 on ran beside ranks up to 128, whose updates take longer.
-    found = [
+    recorded = [
         record.effects["seconds"]
         for record in blessed_records(expected_folder(None), Tier.PROXY, "table1")
         if "seconds" in record.effects and record.seed < 10
     ]
     update, rollout = (
-        sum(seconds[f"{name}_seconds"] for seconds in found) for name in ("update", "rollout")
+        sum(seconds[f"{name}_seconds"] for seconds in recorded) for name in ("update", "rollout")
     )
     assert update / (update + rollout) == pytest.approx(UPDATE_SHARE, abs=0.03)
 
@@ -106,8 +106,8 @@ def test_whole_commands_are_predicted_within_a_quarter(
     together = COST_MEASURED.together
     assert together is not None
     made, asked = (
-        {run.digest(): run for name in found for run in plan(find(name), Tier.PROXY, which)}
-        for found, which in ((earlier, range(5, 10)), (names, seeds))
+        {run.digest(): run for name in target_names for run in plan(find(name), Tier.PROXY, which)}
+        for target_names, which in ((earlier, range(5, 10)), (names, seeds))
     )
     tasks = ensemble_tasks(
         [run for digest, run in asked.items() if digest not in made],
@@ -167,17 +167,17 @@ def test_a_plan_says_what_is_a_prediction(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("REPRO_POLICIES", str(tmp_path))
-    kept = Path("records", "proxy", "nvidia_h200")
-    (tmp_path / kept).mkdir(parents=True)
+    records_folder = Path("records", "proxy", "nvidia_h200")
+    (tmp_path / records_folder).mkdir(parents=True)
     (tmp_path / "paper").mkdir()
-    for path in (expected_folder(None) / kept).glob("table1.*"):
-        shutil.copy(path, tmp_path / kept)
+    for path in (expected_folder(None) / records_folder).glob("table1.*"):
+        shutil.copy(path, tmp_path / records_folder)
     said = {}
     for name in ("table1", "figure9", "table2", "entropy_start", "noise_in_sft"):
         line = ["plan", name, "--tier", "proxy", "--runs", str(tmp_path / "runs")]
         assert main([*line, "--expected", str(tmp_path)]) == 0
-        found = [line for line in capsys.readouterr().out.splitlines() if "a prediction" in line]
-        said[name] = found[0].strip() if found else ""
+        lines = [line for line in capsys.readouterr().out.splitlines() if "a prediction" in line]
+        said[name] = lines[0].strip() if lines else ""
     assert said["table1"] == ""
     nowhere = "a prediction: no blessed run of "
     assert said["figure9"] == f"{nowhere}aqn_linear, aqn_cosine, aqn_logarithmic"

@@ -73,8 +73,8 @@ def test_folders_travel_by_environment_and_do_not_change_what_a_run_is(tmp_path)
         assert os.environ["REPRO_POLICIES"] == str(folder / "out")
     assert digests[0] == digests[1]
     # `check`, `plan` and `bless` have no such options: the environment says the same to them.
-    (found,) = select(["pretrain-proxy"], tier="proxy")
-    assert [run.digest() for run in found.plan()] == digests[0]
+    (chosen,) = select(["pretrain-proxy"], tier="proxy")
+    assert [run.digest() for run in chosen.plan()] == digests[0]
     del os.environ["REPRO_DATA"]
     without, _ = selected("pretrain-proxy")
     assert [run.digest() for run in without.plan()] != digests[0]

@@ -115,13 +115,13 @@ def recorded(
     checkpoint: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> dict[str, tuple[Selection, Path]]:
     """Return, by target, a selection and the folder with a record of each of its arms."""
-    found = {}
+    collected = {}
     for name, tier in (("table1", Tier.PAPER), ("table2", Tier.PAPER), ("table1_1_5b", Tier.MINI)):
         selection, folder = small(name, tier, checkpoint), tmp_path_factory.mktemp(name)
         for run in selection.plan(1):
             carried_out(run, folder)
-        found[name] = selection, folder
-    return found
+        collected[name] = selection, folder
+    return collected
 
 
 TRAINED = ["table1", "table2", "table1_1_5b"]

@@ -59,8 +59,8 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 @pytest.fixture(scope="module")
 def selection(checkpoint: Path) -> Selection:
     settings = SMALLER | {"checkpoint": str(checkpoint)}
-    (found,) = select(["table1"], tier="paper", changes=Changes(settings=settings, limit=4))
-    return found
+    (chosen,) = select(["table1"], tier="paper", changes=Changes(settings=settings, limit=4))
+    return chosen
 
 
 @pytest.fixture(scope="module")

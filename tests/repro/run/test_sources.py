@@ -74,11 +74,11 @@ def forget() -> None:
 
 @pytest.fixture
 def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Checkout]:
-    found = Checkout(tmp_path)
+    tree = Checkout(tmp_path)
     monkeypatch.delenv("REPRO_COMMIT", raising=False)
     monkeypatch.setattr(provenance, "PACKAGE", tmp_path / "repro")
     forget()
-    yield found
+    yield tree
     forget()
 
 
@@ -292,10 +292,10 @@ def test_every_run_of_an_ensembles_checkpoint_carries_the_source(
     def runs_of(snapshot: Snapshot) -> list[dict[str, Any]]:
         return snapshot.value("runs", list)
 
-    found = read_newest(tmp_path / "steps", runs_of)
-    assert found is not None
+    newest_state = read_newest(tmp_path / "steps", runs_of)
+    assert newest_state is not None
     commit = checkout.git("rev-parse", "HEAD")
-    carried = [run["effects"]["sources"] for run in found[0]]
+    carried = [run["effects"]["sources"] for run in newest_state[0]]
     assert [[state["commit"] for state in states] for states in carried] == [[commit]] * 2
 
 

@@ -234,10 +234,10 @@ def test_the_benefit_by_difficulty_is_judged_over_two_checkpoints(
         ("needle_40", "nvfp4_lora_aqn"): 1.1,
     }
     write_difficulty(tmp_path / "binding", helps)
-    found = judged(tmp_path / "binding")
-    assert found["qerl_helps_more"].status == "reproduced"
-    assert found["qerl_helps_more"].effect == pytest.approx(1.5 / 1.1, rel=0.01)
-    assert found["nvfp4_helps_more"].status == "no difference"
+    by_claim = judged(tmp_path / "binding")
+    assert by_claim["qerl_helps_more"].status == "reproduced"
+    assert by_claim["qerl_helps_more"].effect == pytest.approx(1.5 / 1.1, rel=0.01)
+    assert by_claim["nvfp4_helps_more"].status == "no difference"
     # Where a warmer decision does not help more either, no statement is judged.
     write_difficulty(tmp_path / "free", helps | {("needle_05", "opening_warmer"): 1.2})
     free = judged(tmp_path / "free")

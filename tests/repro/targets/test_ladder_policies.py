@@ -150,9 +150,9 @@ def test_the_contrasts_are_judged_with_policies_as_the_unit(tmp_path: Path) -> N
         "nvfp4_lora_aqn": [2.2, 2.4, 2.0, 2.3],
     }
     write_policies(tmp_path, helps)
-    found = checked(tmp_path)
-    assert not found.evidence.refused
-    verdicts = {verdict.name: verdict for verdict in found.verdicts}
+    outcome = checked(tmp_path)
+    assert not outcome.evidence.refused
+    verdicts = {verdict.name: verdict for verdict in outcome.verdicts}
     assert {verdict.n for verdict in verdicts.values()} == {4}
     assert verdicts["opening_warmer_sooner"].status == "reproduced"
     assert verdicts["qerl_sooner"].status == "reproduced"
@@ -170,6 +170,6 @@ def test_without_the_control_in_these_policies_nothing_is_judged(tmp_path: Path)
 
 def test_one_policy_under_two_names_is_refused(tmp_path: Path) -> None:
     write_policies(tmp_path, {}, weights=3)
-    found = checked(tmp_path)
-    assert any("trained one checkpoint" in reason for _, reason in found.evidence.refused)
-    assert {verdict.status for verdict in found.verdicts} == {"not run"}
+    outcome = checked(tmp_path)
+    assert any("trained one checkpoint" in reason for _, reason in outcome.evidence.refused)
+    assert {verdict.status for verdict in outcome.verdicts} == {"not run"}

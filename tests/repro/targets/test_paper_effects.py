@@ -102,12 +102,12 @@ def mean_to(points: dict[int, float]) -> float:
 
 
 def curve(name: str, row: str, last: int) -> dict[int, float]:
-    found = {}
+    by_step = {}
     for key, value in cells(name).items():
         line, column, _ = key.split("/")
         if line == row and column.startswith("step ") and int(column.split()[1]) <= last:
-            found[int(column.split()[1])] = value
-    return found
+            by_step[int(column.split()[1])] = value
+    return by_step
 
 
 @pytest.mark.parametrize(

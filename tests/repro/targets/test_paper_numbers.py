@@ -74,7 +74,7 @@ def test_every_named_arm_of_table_1_is_an_arm_of_the_target() -> None:
 def test_the_printed_differences_are_wrong_exactly_where_it_is_said(name: str) -> None:
     raw, _ = read_paper(FOLDER / f"{name}.json")
     cells = by_id(name)
-    found = {}
+    computed_values = {}
     for cell in cells.values():
         if not cell.quantity.endswith("delta_printed"):
             continue
@@ -82,13 +82,13 @@ def test_the_printed_differences_are_wrong_exactly_where_it_is_said(name: str) -
         value = cells[f"{cell.row}/{cell.column}/{quantity}"].value
         start = cells[f"{BASE[name]}/{cell.column}/{quantity}"].value
         if not math.isclose(cell.value, value - start, abs_tol=1e-9):
-            found[cell.id] = round(value - start, 1)
+            computed_values[cell.id] = round(value - start, 1)
     if name == "table1":
         gain = cells["NVFP4, LoRA + AQN/7B/gain_over_lora_printed"]
         computed = 90.8 - cells["BF16, LoRA/7B/accuracy"].value
         if not math.isclose(gain.value, computed, abs_tol=1e-9):
-            found[gain.id] = round(computed, 1)
-    assert found == arithmetic(raw)
+            computed_values[gain.id] = round(computed, 1)
+    assert computed_values == arithmetic(raw)
 
 
 def test_all_averages_of_table_2_recompute() -> None:
@@ -104,14 +104,14 @@ def test_all_averages_of_table_2_recompute() -> None:
 def test_the_printed_rollout_ratios_are_wrong_exactly_where_it_is_said(number: int) -> None:
     raw, _ = read_paper(FOLDER / f"table{number}.json")
     cells = by_id(f"table{number}")
-    found = {}
+    computed_values = {}
     for cell in cells.values():
         if cell.quantity == "rollout_ratio_printed":
             slow = cells[f"BF16 LoRA/{cell.column}/rollout"].value
             ratio = cells[f"NVFP4 QeRL/{cell.column}/rollout"].value / slow
             if not agrees(cell.value, ratio):
-                found[cell.id] = round(ratio, 2)
-    assert found == arithmetic(raw)
+                computed_values[cell.id] = round(ratio, 2)
+    assert computed_values == arithmetic(raw)
 
 
 def test_the_printed_ratios_of_figure_11_recompute() -> None:
@@ -171,7 +171,7 @@ def test_the_paper_scale_of_table_1_is_table_4() -> None:
     scale = find("table1").scales[Tier.PAPER]
     arm: Arm = find("table1").arm("nvfp4_lora_aqn")
     assert arm.noise is not None
-    found = {
+    stated = {
         "learning_rate_4bit": scale.optimizer.learning_rates.lora_4bit,
         "learning_rate_bf16_lora": scale.optimizer.learning_rates.lora_16bit,
         "batch_size": scale.prompts_per_rollout,
@@ -185,4 +185,4 @@ def test_the_paper_scale_of_table_1_is_table_4() -> None:
         "sigma_end": arm.noise.sigma_end,
     }
     printed = {cell.quantity: cell.value for cell in cells.values() if cell.column == "GSM8K"}
-    assert found == printed
+    assert stated == printed

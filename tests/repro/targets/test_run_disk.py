@@ -40,7 +40,7 @@ def left(
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("REPRO_COMPLETIONS", "1")
         assert Keeping.from_environment().completions
-        carry_out([run], folder / "run", folder / "runs", lambda *told: None, bool, 1)
+        carry_out([run], folder / "run", folder / "runs", lambda *messages: None, bool, 1)
     return run, folder / "run", record_path(run, folder / "runs")
 
 
@@ -49,8 +49,8 @@ def test_what_a_run_leaves_and_takes_meanwhile_follows_from_its_shapes(
 ) -> None:
     run, folder, record = left
     checkpoints = bytes_in(folder / "checkpoint")
-    kept = len(list((folder / "checkpoint").glob("step-*")))
-    assert kept == 2
+    snapshots = len(list((folder / "checkpoint").glob("step-*")))
+    assert snapshots == 2
     # While the next one is written there are three.
     assert working_bytes(run.arm, run.scale, TINY) == pytest.approx(checkpoints * 3 / 2, rel=0.25)
     completions = bytes_in(folder / "completions")

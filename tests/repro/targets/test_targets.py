@@ -185,13 +185,13 @@ def test_a_plan_takes_seeds_and_arms() -> None:
 
 
 def test_a_number_of_seeds_counts_on_from_the_scales_first() -> None:
-    for name, tier, wanted in (
+    for name, tier, seeds in (
         ("table1", Tier.SMOKE, [0, 1, 2, 3, 4, 5]),
         ("table1", Tier.PROXY, [5, 6, 7, 8, 9, 10]),
         ("learning_rates", Tier.PROXY, [100, 101, 102, 103, 104, 105]),
     ):
         runs = plan(find(name), tier, 6)
-        assert sorted({run.seed for run in runs}) == wanted
+        assert sorted({run.seed for run in runs}) == seeds
 
 
 @pytest.mark.parametrize(
@@ -413,12 +413,12 @@ def test_a_machine_without_the_driver_is_told_in_a_sentence(
 @pytest.mark.gpu
 def test_devices_are_those_that_torch_sees() -> None:
     torch = pytest.importorskip("torch")
-    found = cuda_devices()
+    devices = cuda_devices()
     if not torch.cuda.is_available():
         pytest.skip("no CUDA device here; the driver's answer cannot be compared with torch's")
-    assert len(found) == torch.cuda.device_count()
-    assert found[0].capability == torch.cuda.get_device_capability(0)
-    assert found[0].memory_bytes == torch.cuda.get_device_properties(0).total_memory
+    assert len(devices) == torch.cuda.device_count()
+    assert devices[0].capability == torch.cuda.get_device_capability(0)
+    assert devices[0].memory_bytes == torch.cuda.get_device_properties(0).total_memory
 
 
 @pytest.mark.parametrize("name", ["figure9", "figure17", "norms", "aqn_factorial"])
@@ -427,6 +427,6 @@ def test_a_cut_of_a_target_that_shares_arms_runs_them_itself(name: str) -> None:
     short = with_steps(target, 2)
     assert target.shared
     assert not short.shared
-    found = {run.arm.name for run in plan(short, Tier.PROXY, [0])}
-    assert found == {arm.name for arm in target.arms}
+    planned = {run.arm.name for run in plan(short, Tier.PROXY, [0])}
+    assert planned == {arm.name for arm in target.arms}
     assert {run.target for run in plan(short, Tier.PROXY, [0])} == {short.name}

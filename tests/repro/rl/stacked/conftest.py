@@ -117,8 +117,8 @@ def alone(problems: list[Problem], tmp_path: Path) -> Callable[..., Trained]:
         result = train_alone(
             run, policy, TorchSampler(policy), problems, score, folder=folder, **call
         )
-        found = trainable_parameters(policy)
-        return Trained(result, {plain_name(n): p.detach() for n, p in found.items()})
+        computed = trainable_parameters(policy)
+        return Trained(result, {plain_name(n): p.detach() for n, p in computed.items()})
 
     return start
 

@@ -327,11 +327,11 @@ def test_several_updates_and_the_sampler_as_old_policy_in_float32(
         assert list(one.result.series) == list(many.result.series)
         for name in ("reward", "completion_tokens", "grad_norm", "ratio", "importance_weight"):
             # None where no row of a part gave a gradient.
-            found, wanted = (
+            actual, expected = (
                 [math.nan if value is None else value for value in trained.result.series[name]]
                 for trained in (many, one)
             )
-            assert found == pytest.approx(wanted, rel=1e-4, abs=floor, nan_ok=True), name
+            assert actual == pytest.approx(expected, rel=1e-4, abs=floor, nan_ok=True), name
         # AdamW turns gradients that are rounding into steps of some part of the learning rate.
         moved = [
             (one.parameters[name] - many.parameters[name]).abs().flatten()

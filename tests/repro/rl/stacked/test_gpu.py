@@ -76,18 +76,18 @@ def rollouts(
     asked = [one.request() for one in growing]
     requests = [SampleRequest(prompts=one.prompts, seeds=one.seeds) for one in asked]
     sampling = SamplingConfig(max_new_tokens=new)
-    found = []
+    collected = []
     batches = sampler.sample(requests, sampling, group_size=4)
     for one, request, batch in zip(growing, asked, batches, strict=True):
         assert batch is not None
         texts = one.source.texts(batch.completions)
         one.add(request, batch.completions, small.score(texts, request.golds, request.seeds))
-        found.append(one.rollout())
-    return sampler, found
+        collected.append(one.rollout())
+    return sampler, collected
 
 
 def gradients(
-    stack: Stack, sampler: StackSampler, found: list[Rollout]
+    stack: Stack, sampler: StackSampler, rollouts_of_runs: list[Rollout]
 ) -> tuple[torch.Tensor, list[torch.Tensor]]:
     """Return (S, n) gradients and each run's log-probabilities of its rollout."""
     passes = Passes(
@@ -101,7 +101,7 @@ def gradients(
                 old=None, reference=None,
             )
         )
-        for run, rollout in zip(RUNS, found, strict=True)
+        for run, rollout in zip(RUNS, rollouts_of_runs, strict=True)
     ]  # fmt: skip
     accumulate_gradients(passes, steps)
     assert stack.masters is not None
@@ -116,19 +116,19 @@ def test_float32_on_the_device_is_float32_on_the_host(problems: list[Problem]) -
     for one, many in zip(on_host, on_device, strict=True):
         assert torch.equal(one.rows.token_ids, many.rows.token_ids)
         assert torch.allclose(one.rows.sampled_logprobs, many.rows.sampled_logprobs, atol=1e-3)
-    wanted, _ = gradients(host, host_sampler, on_host)
-    found, _ = gradients(device, device_sampler, on_device)
-    error = (found - wanted).norm(dim=1) / wanted.norm(dim=1)
+    expected, _ = gradients(host, host_sampler, on_host)
+    computed, _ = gradients(device, device_sampler, on_device)
+    error = (computed - expected).norm(dim=1) / expected.norm(dim=1)
     assert float(error.max()) < 1e-3
 
 
 @pytest.mark.parametrize("training", ["lora", "full"])
 def test_sampler_and_trainer_agree_in_16_bits(problems: list[Problem], training: str) -> None:
     stack = stack_on("cuda", "bfloat16", training)
-    sampler, found = rollouts(stack, problems)
-    values, logprobs = gradients(stack, sampler, found)
+    sampler, sampled = rollouts(stack, problems)
+    values, logprobs = gradients(stack, sampler, sampled)
     assert bool(torch.isfinite(values).all())
-    for rollout, own in zip(found, logprobs, strict=True):
+    for rollout, own in zip(sampled, logprobs, strict=True):
         mask = rollout.rows.mask
         difference = (own - rollout.rows.sampled_logprobs)[mask].abs()
         # 8 bits of mantissa through four blocks; a lost adapter or noise would be 10 times as far.
@@ -187,21 +187,21 @@ def test_a_plan_of_several_kinds_is_carried_out(tmp_path: Path) -> None:
         run(2, rounding=PlantedRounding(format="int3")),
         untrained,
     ]
-    found = train_together(
+    results = train_together(
         runs, device="cuda", folder=tmp_path, progress=lambda text, values: None,
         should_stop=lambda: False, threads=2,
     )  # fmt: skip
-    for one in found:
+    for one in results:
         assert isinstance(one, Measured)
         assert one.effects["sampler"] == "StackSampler"
         assert 0 <= (one.metrics["accuracy"].value or 0.0) <= 100
-    assert found[1].effects["noise"]["rollouts_perturbed"] == 2  # type: ignore[union-attr]
-    assert [len(one.series.get("reward", [])) for one in found] == [3] * 9 + [0]  # type: ignore[union-attr]
-    layers = found[1].effects["noise"]["modules"] // 2  # type: ignore[union-attr]
-    assert found[6].effects["noise"]["modules"] == 5 * layers  # type: ignore[union-attr]
-    assert found[7].effects["exploration"]["tokens_changed"] > 0  # type: ignore[union-attr]
-    assert found[8].effects["rounding"]["format"] == "int3"  # type: ignore[union-attr]
-    for one in found[:9]:
+    assert results[1].effects["noise"]["rollouts_perturbed"] == 2  # type: ignore[union-attr]
+    assert [len(one.series.get("reward", [])) for one in results] == [3] * 9 + [0]  # type: ignore[union-attr]
+    layers = results[1].effects["noise"]["modules"] // 2  # type: ignore[union-attr]
+    assert results[6].effects["noise"]["modules"] == 5 * layers  # type: ignore[union-attr]
+    assert results[7].effects["exploration"]["tokens_changed"] > 0  # type: ignore[union-attr]
+    assert results[8].effects["rounding"]["format"] == "int3"  # type: ignore[union-attr]
+    for one in results[:9]:
         assert one.metrics["kl_to_start"].value is not None  # type: ignore[union-attr]
         assert one.metrics["take_off_tokens"].value  # type: ignore[union-attr]
 
@@ -245,16 +245,16 @@ def test_runs_are_fine_tuned_together_on_the_device(tmp_path: Path) -> None:
         dataclasses.replace(small.make_run(scale=scale, **arm), procedure="finetune")
         for arm in arms
     ]
-    for found in train_together(
+    for outcome in train_together(
         runs, device="cuda", folder=tmp_path, progress=lambda text, values: None,
         should_stop=lambda: False, threads=2,
     ):  # fmt: skip
-        assert isinstance(found, Measured)
-        start, end = (found.metrics[f"solution_loss{when}"].value for when in ("_start", ""))
+        assert isinstance(outcome, Measured)
+        start, end = (outcome.metrics[f"solution_loss{when}"].value for when in ("_start", ""))
         assert start is not None
         assert end is not None
         assert end < start
-        assert all(value is not None for value in found.series["grad_norm"])
+        assert all(value is not None for value in outcome.series["grad_norm"])
 
 
 def test_graphs_explore_as_the_host_does_and_leave_other_runs_alone(
@@ -271,9 +271,9 @@ def test_graphs_explore_as_the_host_does_and_leave_other_runs_alone(
     for one, many in zip(host, device, strict=True):
         assert one is not None
         assert many is not None
-        for wanted, found in zip(one.completions, many.completions, strict=True):
-            assert found.token_ids == wanted.token_ids
-            assert (found.explored, found.changed) == (wanted.explored, wanted.changed)
+        for expected, actual in zip(one.completions, many.completions, strict=True):
+            assert actual.token_ids == expected.token_ids
+            assert (actual.explored, actual.changed) == (expected.explored, expected.changed)
     before = samplers[1].sample(plain, sampling, group_size=1)
     assert before[0] == device[0]
     assert samplers[1].sample(exploring, sampling, group_size=1) == device

@@ -53,9 +53,9 @@ def test_rows_of_several_ranks_move_as_torch_moves_them_with_decay_and_clipping(
                 parameter.grad = gradient
             norms.append(float(nn.utils.clip_grad_norm_(own.values(), CONFIG.max_grad_norm)))
             optimizers[run].step()
-        found = stacked.gradient_norms()
-        assert found == pytest.approx(norms[-3:], rel=1e-12)
-        stacked.step(RATES, found, [True] * 3)
+        measured_norms = stacked.gradient_norms()
+        assert measured_norms == pytest.approx(norms[-3:], rel=1e-12)
+        stacked.step(RATES, measured_norms, [True] * 3)
         assert not bool(masters.gradients.any())
     for run, own in enumerate(alone):
         for name, value in masters.of_run(run).items():

@@ -93,12 +93,12 @@ def test_a_stopped_ensemble_goes_on_to_the_same_numbers(
     whole, expected, _ = tune(runs, problems, tmp_path / "whole")
     answers = iter([False, True])
     _, half, _ = tune(runs, problems, tmp_path / "cut", should_stop=lambda: next(answers))
-    assert [found.step for found in half] == [1, 1, 1]
-    rest, found, _ = tune(runs, problems, tmp_path / "cut")
+    assert [outcomes.step for outcomes in half] == [1, 1, 1]
+    rest, outcomes, _ = tune(runs, problems, tmp_path / "cut")
     assert rest.masters is not None
     assert whole.masters is not None
     assert torch.equal(rest.masters.values, whole.masters.values)
-    for one, many in zip(expected, found, strict=True):
+    for one, many in zip(expected, outcomes, strict=True):
         assert isinstance(one, TrainResult)
         assert isinstance(many, TrainResult)
         assert many.series == one.series
@@ -119,7 +119,7 @@ def test_a_run_whose_gradient_is_not_finite_is_frozen_alone(
     _, results, losses = tune(make_runs(), problems, tmp_path)
     assert isinstance(results[1], FailedRun)
     assert "gradient norm is nan" in results[1].reason
-    assert [isinstance(found, TrainResult) for found in results] == [True, False, True]
+    assert [isinstance(outcome, TrainResult) for outcome in results] == [True, False, True]
     assert losses[0] > 0
 
 

@@ -58,22 +58,22 @@ def test_a_gradient_that_is_not_finite_freezes_its_run_at_its_step(
     def score(asked: Sequence[Any]) -> list[Rewards | None]:
         nonlocal calls
         calls += 1
-        found = small.score_together(asked)
-        rewards = found[1]
+        scored = small.score_together(asked)
+        rewards = scored[1]
         if calls == 2 and rewards is not None:
             # Their sum is infinite, so the advantages are not numbers.
             total: list[float | None] = [1.7e308, 1.7e308, 1.7e308, 0.0] * 3
-            found[1] = dataclasses.replace(rewards, total=total)
-        return found
+            scored[1] = dataclasses.replace(rewards, total=total)
+        return scored
 
     ended = together(RUNS, score=score)
     failure = ended[1].result
     assert isinstance(failure, FailedRun)
     assert failure.step == 1
     assert "finite" in failure.reason
-    kept = together(RUNS, folder="whole")
-    assert ended[0].result.series == kept[0].result.series
-    assert equal(ended[2].parameters, kept[2].parameters)
+    outcomes = together(RUNS, folder="whole")
+    assert ended[0].result.series == outcomes[0].result.series
+    assert equal(ended[2].parameters, outcomes[2].parameters)
     # Frozen where it was: after its first step.
     single = together([dataclasses.replace(RUNS[1])], folder="single", should_stop=_after(1))
     for name, value in ended[1].parameters.items():
