@@ -192,8 +192,8 @@ def test_the_variants_reload_as_what_they_were(made):
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device; found none")
-def test_on_a_gpu_the_policies_are_made_and_measured_there(made):
-    measured, _, _ = made
+@pytest.mark.usefixtures("made")
+def test_on_a_gpu_the_policies_are_made_and_measured_there():
     summary = json.loads((resolve("proxy-30m") / "pretraining.json").read_text())
     assert summary["device"] == torch.cuda.get_device_name()
     assert summary["quality"]["problems"] == 5
