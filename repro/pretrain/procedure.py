@@ -43,6 +43,9 @@ from repro.spec.whole_files import replace_text
 
 # Problems on which the halfway policy, and each 4-bit one, is measured.
 _FEWER = 500
+# Of the summary: what a record has in its series, inputs and environment. Effects of this name
+# hold a measuring device's state.
+_BESIDE_EFFECTS = ("loss", "recipe", "device")
 
 
 def pretrain_policy(
@@ -217,7 +220,7 @@ def _four_bit(policy: Path, variants: dict[str, Path]) -> list[tuple[str, Path, 
 
 
 def _measured(training: Pretraining, quality: Quality, summary: dict[str, Any]) -> Measured:
-    effects = {name: value for name, value in summary.items() if name not in ("loss", "recipe")}
+    effects = {name: value for name, value in summary.items() if name not in _BESIDE_EFFECTS}
     effects["sources"] = training.progress.sources
     if training.progress.refused:
         effects["checkpoints_refused"] = training.progress.refused

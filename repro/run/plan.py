@@ -13,18 +13,18 @@ from datetime import datetime
 from pathlib import Path
 from statistics import median
 
-from repro.evidence.record import find_record
+from repro.evidence.record import Record, find_record, read_record
 from repro.evidence.store import blessed_records
 from repro.measure.rollout_plan import not_fitting
 from repro.run.disk import free_bytes, size
 from repro.run.ensemble_cost import ensemble_seconds, likely_groups, queue_seconds, unmeasured
-from repro.run.preflight import preflight, startable_arms
+from repro.run.preflight import memory_of, preflight, startable_arms
 from repro.run.proxy_options import making
 from repro.run.select import Selection
 from repro.spec.config import RunConfig
 from repro.spec.target import Cost
 from repro.spec.throughput import ThroughputScale
-from repro.spec.tier import cuda_devices
+from repro.spec.tier import REAL_CHECKPOINTS, cuda_devices
 from repro.targets.rates import lacking_rates
 
 
@@ -75,6 +75,7 @@ def plan_text(
     lines += _disk_lines(disk, free_bytes(folder))
     lines += _prediction_lines(selection, left, expected)
     lines += _not_fitting_lines(left)
+    lines += _measured_lines(selection, runs, folder, cost)
     lines.append(f"  records   {folder}")
     return "\n".join(lines)
 
@@ -93,6 +94,42 @@ def _prediction_lines(selection: Selection, left: list[RunConfig], expected: Pat
     listed = "all arms" if len(never) == len({run.arm.name for run in left}) else ", ".join(never)
     granted = "".join(f"; {item}" for item in unmeasured(left))
     return [f"  a prediction: no blessed run of {listed}{granted}"]
+
+
+def _measured_lines(
+    selection: Selection, runs: list[RunConfig], folder: Path, cost: Cost
+) -> list[str]:
+    """Return a line per recorded run on a published checkpoint: time and peak against the plan.
+
+    The time is of the whole run, loading and evaluation included, in the process that ended it: of
+    a run that went on from a checkpoint it is less. The planned peak depends on the device, so that
+    without one it is not compared.
+    """
+    if selection.tier not in REAL_CHECKPOINTS:
+        return []
+    lines = []
+    for run in runs:
+        path = find_record(run, folder)
+        if path is None:
+            continue
+        record = read_record(path)
+        seconds = _seconds_of(record)
+        planned = cost.seconds_of_arm.get(run.arm.name)
+        peak, room = record.value("peak_bytes"), memory_of(run.arm, run.scale)[0]
+        said = f"{seconds:.0f} s{_against(seconds, planned)}"
+        if peak and cuda_devices():
+            said += f"; peak {size(int(peak))}{_against(peak, room)}"
+        lines.append(f"  measured  {run.arm.name} seed {run.seed}: {said}")
+    return lines
+
+
+def _against(measured: float, planned: float | None) -> str:
+    return f" ({100 * (measured / planned - 1):+.1f} % against the plan)" if planned else ""
+
+
+def _seconds_of(record: Record) -> float:
+    begun, ended = map(datetime.fromisoformat, (record.started, record.finished))
+    return (ended - begun).total_seconds()
 
 
 def _preflight_lines(left: list[RunConfig]) -> list[str]:
@@ -231,10 +268,8 @@ def estimate(selection: Selection, cost: Cost, expected: Path) -> Estimates:
     ]
     times: dict[str, list[float]] = {}
     for record in blessed:
-        begun = datetime.fromisoformat(record.started)
-        ended = datetime.fromisoformat(record.finished)
         together = record.effects.get("repeats_together", 1)
-        times.setdefault(record.arm, []).append((ended - begun).total_seconds() / together)
+        times.setdefault(record.arm, []).append(_seconds_of(record) / together)
         peak = record.value("peak_bytes")
         memory = max(memory, int(peak)) if peak else memory
     if times:

@@ -6,12 +6,15 @@ import dataclasses
 import itertools
 import json
 import os
+from datetime import UTC, datetime
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
+from repro.evidence.environment import capture_environment
 from repro.evidence.procedure import Stopped
+from repro.evidence.record import read_record
 from repro.models.checkpoint import resolve, verify
 from repro.models.policy import load_policy
 from repro.pretrain import material
@@ -19,7 +22,7 @@ from repro.pretrain.policy_folders import write_policy
 from repro.pretrain.procedure import examined_by, policy_name, recipe_of
 from repro.pretrain.recipes import RECIPES
 from repro.pretrain.training import new_model
-from repro.run.carry_out import procedure_named
+from repro.run.carry_out import keep, procedure_named
 from repro.spec.target import plan
 from repro.spec.tier import Tier
 from repro.targets import find
@@ -148,6 +151,15 @@ def test_a_run_leaves_policies_in_every_variant_and_measures_them(made):
     assert verify(resolve("proxy-30m-nvfp4")) is not None
 
 
+def test_a_run_s_record_reads_back(made, tmp_path):
+    measured, _, _ = made
+    run = plan(find("pretrain_proxy"), Tier.PROXY)[0]
+    path = keep(run, measured, datetime.now(UTC), tmp_path, capture_environment())
+    record = read_record(path)
+    assert record.effects["weights_sha256"] == measured.effects["checkpoint_sha256"]
+    assert record.inputs["recipe"] == measured.inputs["recipe"]
+
+
 def test_a_run_of_another_seed_leaves_policies_of_its_own_names(made, tmp_path, monkeypatch):
     _, _, policies = made
     before = (policies / "proxy-30m" / "pretraining.json").read_text()
@@ -180,9 +192,9 @@ def test_the_variants_reload_as_what_they_were(made):
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device; found none")
-def test_on_a_gpu_the_policies_are_made_and_measured_there(made):
-    measured, _, _ = made
-    assert measured.effects["device"] == torch.cuda.get_device_name()
+@pytest.mark.usefixtures("made")
+def test_on_a_gpu_the_policies_are_made_and_measured_there():
     summary = json.loads((resolve("proxy-30m") / "pretraining.json").read_text())
+    assert summary["device"] == torch.cuda.get_device_name()
     assert summary["quality"]["problems"] == 5
     assert all(0 <= habits["greedy"] <= 100 for habits in summary["four_bit"].values())
