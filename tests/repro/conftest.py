@@ -12,6 +12,8 @@ import pytest
 
 from repro.evidence import origins
 from repro.evidence.record import Record
+from repro.reward.grader import GraderPool
+from repro.reward.worker import Worker
 from repro.run import workers
 from repro.spec.config import RunConfig
 from repro.spec.target import plan
@@ -44,6 +46,44 @@ def warm_workers(monkeypatch: pytest.MonkeyPatch) -> None:
     server.set_forkserver_preload(["transformers.models.qwen2.modeling_qwen2", "peft"])
     by_fork = SimpleNamespace(get_context=lambda method: server)
     monkeypatch.setattr(workers, "multiprocessing", by_fork)
+
+
+@pytest.fixture(scope="session")
+def idle_graders() -> list[Worker]:
+    """Return a list for workers that no pool has now."""
+    return []
+
+
+@pytest.fixture(autouse=True)
+def kept_graders(idle_graders: list[Worker], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a pool leave its idle workers to the next one: a second of SymPy's imports less for each.
+
+    Workers know nothing of the pairs of before but how to read them; pools remember on their own.
+    """
+    start, close = GraderPool._start, GraderPool.close
+
+    def started(pool: GraderPool) -> Worker:
+        for worker in list(idle_graders):
+            same = worker.process.args[-1] == str(pool.seconds_per_item)  # type: ignore[index]
+            if same and worker.process.poll() is None:
+                idle_graders.remove(worker)
+                with pool._lock:
+                    pool.workers_started += 1
+                    pool._alive.add(worker)
+                return worker
+        return start(pool)
+
+    def closed(pool: GraderPool) -> None:
+        for _ in range(pool._places.qsize()):
+            worker = pool._places.get_nowait()
+            if worker is not None:
+                idle_graders.append(worker)
+                pool._alive.discard(worker)
+            pool._places.put(None)
+        close(pool)
+
+    monkeypatch.setattr(GraderPool, "_start", started)
+    monkeypatch.setattr(GraderPool, "close", closed)
 
 
 @pytest.fixture

@@ -154,7 +154,8 @@ def test_what_shows_commits_shows_several(
     readme = tmp_path / "README.md"
     readme.write_text("<!-- accuracies:begin -->\n<!-- accuracies:end -->\n")
     assert "(n = 10)" in renewed_readme(readme, expected)
-    pictures = ["--blessed", "--tier", "proxy", "--kinds", "svg", "--out", str(tmp_path / "drawn")]
+    pictures = ["--blessed", "--target", "table1", "--kinds", "svg"]
+    pictures += ["--out", str(tmp_path / "drawn")]
     assert draw([*pictures, "--expected", str(expected)]) == 0
     assert "10 seeds per arm" in (tmp_path / "drawn" / "proxy_table1_accuracy.svg").read_text()
     capsys.readouterr()
