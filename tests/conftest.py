@@ -65,6 +65,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: item.get_closest_marker("alone") is None)
 
 
+def pytest_collection_finish() -> None:
+    """Keep what was imported out of every later search for garbage: a million objects of torch's.
+
+    Some tests, and what they test, collect garbage themselves.
+    """
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.fixture(autouse=True)
 def poisoned_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     """Make every element that a kernel forgets to write fail its test instead of passing by luck.
