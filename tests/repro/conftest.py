@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import multiprocessing
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,7 +13,7 @@ from unittest import mock
 import pytest
 
 from repro.evidence import origins
-from repro.evidence.record import Record
+from repro.evidence.record import Record, record_path
 from repro.reward.grader import GraderPool
 from repro.reward.worker import Worker
 from repro.run import workers
@@ -95,11 +97,27 @@ def proxy_record() -> Callable[..., Record]:
 def write_table1(
     runs: Path, spoil: Callable[[Record], Record] = lambda record: record, seeds: int = 5
 ) -> None:
-    """Write Table 1's smoke records to `runs`, each passed through `spoil`."""
+    """Write Table 1's smoke records to `runs`, each passed through `spoil`, which edits a copy."""
     # Sixty waits for the disk a test would be most of the time of these tests.
     with mock.patch("os.fsync"):
         for run in plan(find("table1"), Tier.SMOKE, seeds):
-            spoil(honest_record(run)).write(runs)
+            honest, text = _honest(run)
+            record = spoil(honest)
+            if record is not honest:
+                record.write(runs)
+                continue
+            path = record_path(run, runs)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with path.open("x", encoding="utf-8") as file:
+                file.write(text)
+
+
+@functools.cache
+def _honest(run: RunConfig) -> tuple[Record, str]:
+    """Return an honest record, made once, and the text of its file."""
+    record = honest_record(run)
+    with tempfile.TemporaryDirectory() as folder:
+        return record, record.write(Path(folder)).read_text(encoding="utf-8")
 
 
 @pytest.fixture
