@@ -8,9 +8,7 @@ from __future__ import annotations
 import functools
 import gc
 import os
-import re
 from collections.abc import Callable, Generator, Iterator
-from pathlib import Path
 from typing import Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -20,6 +18,9 @@ import torch
 
 from repro.evidence.gpu_tests import stale_sentence
 from repro.run.places import expected_folder
+from tests.groups import pytest_xdist_make_scheduler
+
+__all__ = ["pytest_xdist_make_scheduler"]  # a hook: pytest finds it by its name
 
 
 def _poison(tensor: torch.Tensor) -> torch.Tensor:
@@ -64,28 +65,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: item.get_closest_marker("alone") is None)
 
 
-@pytest.hookimpl(optionalhook=True)
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Let the tests of an `xdist_group` run in one process each, all others as processes get free.
+def pytest_collection_finish() -> None:
+    """Keep what was imported out of every later search for garbage: a million objects of torch's.
 
-    pytest-xdist (3.8) does that itself by a suffix of the tests' names, which pytest 9.2 drops.
+    Some tests, and what they test, collect garbage themselves.
     """
-    if config.getoption("dist") != "loadgroup":
-        return None
-    from xdist.scheduler import LoadScopeScheduling
-
-    class GroupsOfFiles(LoadScopeScheduling):
-        def _split_scope(self, nodeid: str) -> str:
-            return _group_of_file(config.rootpath / nodeid.split("::")[0]) or nodeid
-
-    return GroupsOfFiles(config, log)
-
-
-@functools.cache
-def _group_of_file(path: Path) -> str | None:
-    """Return the `xdist_group` that a whole file is of, or None."""
-    match = re.search(r'mark\.xdist_group\("([^"]+)"\)', path.read_text(encoding="utf-8"))
-    return match[1] if match else None
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)

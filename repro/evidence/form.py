@@ -56,6 +56,11 @@ class Kind:
     closed: bool = False
     each: Kind | None = None
 
+    @property
+    def bare(self) -> bool:
+        """Whether nothing is asked of members."""
+        return self.each is None and not (self.known or self.required or self.closed)
+
 
 def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
@@ -147,6 +152,8 @@ def _fault(value: Any, kind: Kind) -> tuple[str, str] | None:
     if isinstance(value, dict):
         return _fault_of_members(value, kind)
     if isinstance(value, list) and kind.each is not None:
+        if kind.each.bare and all(map(kind.each.fits, value)):
+            return None  # a long series: without a call of this function for each number
         for place, item in enumerate(value):
             flaw = _fault(item, kind.each)
             if flaw is not None:
@@ -206,11 +213,17 @@ def _is_plain(top: Any) -> bool:
     """Whether every later walk can bear a value; see the module. Itself without recursion."""
     level = [top]
     for _ in range(DEEPEST):
-        if any(not _fits_plain(value) for value in level):
-            return False
-        level = [inner for value in level for inner in _inside(value)]
-        if not level:
+        inner: list[Any] = []
+        for value in level:
+            # Nearly all values are finite floats: a call for each would be most of the time.
+            if type(value) is float and math.isfinite(value):
+                continue
+            if not _fits_plain(value):
+                return False
+            inner.extend(_inside(value))
+        if not inner:
             return True
+        level = inner
     return False
 
 

@@ -162,7 +162,8 @@ class Record:
 
     def to_json(self) -> dict[str, Any]:
         """Return the record as JSON values, with its seal."""
-        values: dict[str, Any] = _finite(dataclasses.asdict(self))
+        # Not of `asdict`, which copies every number first: `_finite` makes new lists and objects.
+        values = {item.name: _finite(getattr(self, item.name)) for item in dataclasses.fields(self)}
         if self.schema < SCHEMA:
             del values["sources"]
         return values | {SEAL: seal_of(values)}
@@ -451,7 +452,7 @@ def _finite(value: Any) -> Any:
         return {str(key): _finite(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [_finite(item) for item in value]
-    return value
+    return _finite(dataclasses.asdict(value)) if isinstance(value, Estimate) else value
 
 
 def _flatten(value: Any, prefix: str = "") -> dict[str, Any]:

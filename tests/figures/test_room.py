@@ -66,11 +66,11 @@ def drawn(name: str) -> list[Figure]:
         for row in curves
         if row.step == 1
     ]  # fmt: skip
+    supervised = target.procedure == loss.PROCEDURE
     return [
-        reward.draw(curves, where),
-        entropy.draw(curves, where),
-        loss.draw(curves, where),
-        heldout.draw(heights, where),
+        loss.draw(curves, where) if supervised else reward.draw(curves, where),
+        entropy.draw(curves, where, supervised=supervised),
+        heldout.draw(heights, where, supervised=supervised),
         accuracy.draw(shares, where),
     ]
 

@@ -7,6 +7,7 @@ but the procedure that times kernels and calls them for that.
 from __future__ import annotations
 
 import ast
+import functools
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -74,6 +75,7 @@ def calls(node: ast.AST, names: dict[str, str]) -> Iterator[str]:
         yield from calls(part, names)
 
 
+@functools.cache
 def called() -> dict[str, str]:
     """Return every kernel called and the file that calls it."""
     return {

@@ -88,9 +88,7 @@ def honest_record(run: RunConfig) -> Record:
     # `at_commit` says what ran; asking the disk for each record would be most of a test's time.
     with mock.patch("repro.evidence.record.source_states", list):
         record = _unmeasured(run, start, end, draw)
-    for name, percent in percents.items():
-        record = with_accuracy(record, name, percent)
-    return at_commit(record)
+    return at_commit(with_accuracies(record, percents))
 
 
 def _unmeasured(run: RunConfig, start: float, end: float, draw: random.Random) -> Record:
@@ -123,13 +121,23 @@ def honest_proxy_record(run: RunConfig, shift: float = 0.0) -> Record:
         series=record.series | ({"evaluation_accuracy": [end] * len(curve)} if curve else {}),
         inputs=record.inputs | plan_inputs(run),
     )
-    for name in ("accuracy", *(f"accuracy_{item.name}" for item in run.scale.test_sets)):
-        record = with_accuracy(record, name, end)
-    return on_device(record, "NVIDIA H200")
+    names = ("accuracy", *(f"accuracy_{item.name}" for item in run.scale.test_sets))
+    return on_device(with_accuracies(record, dict.fromkeys(names, end)), "NVIDIA H200")
 
 
 def with_accuracy(record: Record, name: str, percent: float) -> Record:
     """Return a record with another accuracy, its answers and grades, and what follows from it."""
+    return with_accuracies(record, {name: percent})
+
+
+def with_accuracies(record: Record, percents: Mapping[str, float]) -> Record:
+    """Return a record with other accuracies, and what follows from all of them."""
+    for name, percent in percents.items():
+        record = _answered(record, name, percent)
+    return following(record)
+
+
+def _answered(record: Record, name: str, percent: float) -> Record:
     sizes = {
         f"accuracy_{s['name']}": s["data"] for s in record.config["scale"].get("test_sets", ())
     }
@@ -152,8 +160,8 @@ def with_accuracy(record: Record, name: str, percent: float) -> Record:
         metrics |= {key: share_of(tally[part]) for key, part in zip(names, _PARTS, strict=True)}
         metrics["completion_tokens_mean"] = Estimate(value=float(TOKENS), unit="tokens")
     answers = record.effects.get("answers", {}) | {name: tally}
-    return following(
-        dataclasses.replace(record, metrics=metrics, effects=record.effects | {"answers": answers})
+    return dataclasses.replace(
+        record, metrics=metrics, effects=record.effects | {"answers": answers}
     )
 
 

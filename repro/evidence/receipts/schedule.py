@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 from collections.abc import Iterator
 
 from repro.evidence.receipts.check import arm_of, differences, optimizer_of, rollouts
@@ -94,7 +95,7 @@ def sigmas(record: Record) -> Iterator[str]:
     """Yield the first step with another stage or deviation of the added noise."""
     noise, steps = arm_of(record).noise, record.config["scale"]["steps"]
     starts = rollouts(record)
-    of_step = [max(start for start in starts if start <= step) for step in range(steps)]
+    of_step = [starts[bisect.bisect_right(starts, step) - 1] for step in range(steps)]
     stages = [0 if noise is None else stage_of_step(noise, step, steps) for step in of_step]
     deviations = [0.0 if noise is None else sigma_of_stage(noise, stage) for stage in stages]
     yield from differences(record, "noise_stage", stages, "the schedule has")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
@@ -35,6 +36,7 @@ from repro.spec.config import (
 )
 from tests.repro.small_runs import small_run
 
+Alone = Callable[[RunConfig], Measured]
 DATA = DataConfig(source="generated", train_problems=40, test_problems=12, development_problems=6)
 SCALE = TrainScale(
     checkpoint="tiny",
@@ -104,7 +106,14 @@ def carry_out(runs: list[RunConfig], folder: Path, **changes: Any) -> list[Measu
     return train_together(runs, **(settings | changes))
 
 
-def alone(run: RunConfig, folder: Path) -> Measured:
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> Callable[[RunConfig], Measured]:
+    """Return what carries out one run by its own procedure, each run once."""
+    folder = tmp_path_factory.mktemp("alone")
+    return functools.cache(lambda run: _alone(run, folder))
+
+
+def _alone(run: RunConfig, folder: Path) -> Measured:
     procedures = {
         "train": train_and_evaluate,
         "finetune": fine_tune_and_evaluate,
@@ -127,7 +136,7 @@ def stop_after() -> Callable[[int], Callable[[], bool]]:
 
 
 def test_each_run_has_the_result_that_it_has_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, alone: Alone, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("REPRO_DATA", raising=False)
     order: list[str] = []
@@ -135,17 +144,19 @@ def test_each_run_has_the_result_that_it_has_alone(
     assert sorted(order) == sorted(run.digest() for run in RUNS)
     for run, many in zip(RUNS, together, strict=True):
         assert isinstance(many, Measured)
-        require_same(alone(run, tmp_path), many)
+        require_same(alone(run), many)
         assert refusals(recorded(run, many, tmp_path)) == []
     sizes = [many.effects["together"]["runs"] for many in together if isinstance(many, Measured)]
     assert sizes == [3, 1, 3, 1, 3]
     assert not list(tmp_path.glob("ensemble-*"))
 
 
-def test_runs_fine_tuned_side_by_side_have_the_results_of_each_alone(tmp_path: Path) -> None:
+def test_runs_fine_tuned_side_by_side_have_the_results_of_each_alone(
+    tmp_path: Path, alone: Alone
+) -> None:
     for run, many in zip(TUNED, carry_out(TUNED, tmp_path), strict=True):
         assert isinstance(many, Measured)
-        one = alone(run, tmp_path)
+        one = alone(run)
         require_same(one, many)
         assert many.effects["together"]["runs"] == 2
         assert set(many.effects["together"]["seconds"]) == {"loading", "start", "training", "final"}
@@ -186,7 +197,7 @@ def require_same(one: Measured, many: Measured) -> None:
 
 
 def test_a_failed_run_leaves_the_others_their_results(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, alone: Alone, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def poisoned(policies: Any, **how: Any) -> Any:
         stack = stack_policies(policies, **how)
@@ -199,7 +210,7 @@ def test_a_failed_run_leaves_the_others_their_results(
     assert isinstance(first, Measured)
     assert isinstance(second, FailedRun)
     assert "not finite" in second.reason
-    require_same(alone(RUNS[0], tmp_path), first)
+    require_same(alone(RUNS[0]), first)
 
 
 def test_a_run_that_cannot_be_loaded_fails_alone(

@@ -14,3 +14,8 @@ def pool() -> Iterator[GraderPool]:
     """Return a pool of one worker with a short limit."""
     with GraderPool(workers=1, seconds_per_item=0.6) as pool:
         yield pool
+
+
+@pytest.fixture
+def kept_graders() -> None:
+    """Leave pools as they are: how their workers start and end is what these tests are of."""

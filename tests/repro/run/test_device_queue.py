@@ -26,18 +26,19 @@ from tests.planted import planted
 # Carries out runs by writing records at once; dies or fails where files in the folder say so. A
 # device dies in its first task where a file says so.
 FAKE = """
-import json, os, time
+import json, os, sys, time
 from datetime import UTC, datetime
 from pathlib import Path
+from types import SimpleNamespace
 from repro.evidence.record import failed_record, find_record, record_of
 
 def lost():
     raise RuntimeError("an illegal memory access was encountered")
 
 def lose():
-    import torch  # 3 s, for the few that lose a device
-    torch.cuda.is_initialized = lambda: True
-    torch.cuda.synchronize = lost
+    # What a worker asks of torch, without its import.
+    cuda = SimpleNamespace(is_initialized=lambda: True, synchronize=lost)
+    sys.modules["torch"] = SimpleNamespace(cuda=cuda)
     lost()
 
 HEALTH = Path(__file__).parent

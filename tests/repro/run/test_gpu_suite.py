@@ -84,9 +84,7 @@ def test_tests_that_share_a_model_run_in_one_process(tmp_path: Path) -> None:
     pytest.importorskip("xdist", reason="several processes need pytest-xdist")
     log = tmp_path / "log"
     (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers = xdist_group\n")
-    (tmp_path / "conftest.py").write_text(
-        "from tests.conftest import pytest_xdist_make_scheduler\n"
-    )
+    (tmp_path / "conftest.py").write_text("from tests.groups import pytest_xdist_make_scheduler\n")
     mark = 'pytestmark = pytest.mark.xdist_group("large")'
     for name, line in (("test_grouped", mark), ("test_free", "")):
         (tmp_path / f"{name}.py").write_text(GROUPED.format(mark=line, log=str(log)))
