@@ -2,11 +2,13 @@
 
 One line per arm: the mean over seeds of a centred moving average, with the 95 % t interval of that
 mean. Averaging comes first within a seed, then between seeds, so the interval is over seeds. The
-controls have a panel of their own, because they are not in the paper and must not rise.
+controls have a panel of their own, because they are not in the paper and must not rise. Curves over
+sampled tokens (`figures.heldout`) have the same rows and lines.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -24,10 +26,16 @@ WINDOW = 5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CurveRow:
-    """One arm at one step: mean over seeds, its interval (None with one seed), learning rate."""
+    """One arm at one place: mean over seeds, its interval (None with one seed), learning rate.
+
+    Attributes
+    ----------
+    place
+        Training step, from 1, or training tokens.
+    """
 
     arm: str
-    step: int
+    place: float
     mean: float
     low: float | None
     high: float | None
@@ -52,19 +60,22 @@ def curve_rows(records: Sequence[Record], series: str, window: int = WINDOW) -> 
                 if step < len(values) and (value := values[step]) is not None
             ]
             if present:
-                interval = mean_interval(present)
-                rows.append(
-                    CurveRow(
-                        arm=arm,
-                        step=step + 1,
-                        mean=interval.value,
-                        low=interval.low,
-                        high=interval.high,
-                        n=interval.n,
-                        rate=rate,
-                    )
-                )
+                rows.append(mean_row(arm, step + 1, present, rate))
     return rows
+
+
+def mean_row(arm: str, place: float, values: Sequence[float], rate: float | None) -> CurveRow:
+    """Return the row of an arm whose seeds have these values at a place."""
+    interval = mean_interval(values)
+    return CurveRow(
+        arm=arm,
+        place=place,
+        mean=interval.value,
+        low=interval.low,
+        high=interval.high,
+        n=interval.n,
+        rate=rate,
+    )
 
 
 def smooth(values: Sequence[float | None], window: int) -> list[float | None]:
@@ -115,28 +126,46 @@ def _limits(rows: Sequence[CurveRow]) -> tuple[float, float]:
 
 def _panel(axes: Axes, rows: Sequence[CurveRow]) -> None:
     tidy(axes)
-    arms = order(list({row.arm for row in rows}))
-    ends = []
-    for arm in arms:
-        part = [row for row in rows if row.arm == arm]
-        steps = [row.step for row in part]
-        axes.plot(
-            steps, [row.mean for row in part], color=colour(arm), linestyle=dash(arm), linewidth=1.8
-        )
-        if all(row.low is not None for row in part):
-            axes.fill_between(
-                steps,
-                [row.low or 0.0 for row in part],
-                [row.high or 0.0 for row in part],
-                color=colour(arm),
-                alpha=0.10,
-                linewidth=0,
-            )
-        ends.append(part[-1])
+    ends = draw_lines(axes, rows)
     if not ends:
         return
-    last = max(row.step for row in ends)
+    last = max(row.place for row in ends)
+    name_lines(axes, ends, at=last + 0.06 * last)
+    axes.set_xlim(1, last + 0.02 * last)
+
+
+def draw_lines(
+    axes: Axes,
+    rows: Sequence[CurveRow],
+    *,
+    unit: float = 1.0,
+    limits: tuple[float, float] = (-math.inf, math.inf),
+) -> list[CurveRow]:
+    """Draw a line with its interval for each arm; return the last row of each.
+
+    Parameters
+    ----------
+    unit
+        Places in one unit of the axis.
+    limits
+        Where intervals are cut.
+    """
+    ends = []
+    for arm in order(list({row.arm for row in rows})):
+        part = [row for row in rows if row.arm == arm]
+        places = [row.place / unit for row in part]
+        means = [row.mean for row in part]
+        axes.plot(places, means, color=colour(arm), linestyle=dash(arm), linewidth=1.8)
+        if all(row.low is not None for row in part):
+            low = [max(limits[0], row.low or 0.0) for row in part]
+            high = [min(limits[1], row.high or 0.0) for row in part]
+            axes.fill_between(places, low, high, color=colour(arm), alpha=0.10, linewidth=0)
+        ends.append(part[-1])
+    return ends
+
+
+def name_lines(axes: Axes, ends: Sequence[CurveRow], *, at: float, unit: float = 1.0) -> None:
+    """Write each arm's name beside the end of its line, at one place of the axis."""
     heights = spread_names([row.mean for row in ends], axes.get_ylim())
     for row, height in zip(ends, heights, strict=True):
-        name_line(axes, row.arm, end=(row.step, row.mean), at=(last + 0.06 * last, height))
-    axes.set_xlim(1, last + 0.02 * last)
+        name_line(axes, row.arm, end=(row.place / unit, row.mean), at=(at, height))

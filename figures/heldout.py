@@ -9,34 +9,22 @@ from __future__ import annotations
 
 import bisect
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from matplotlib.figure import Figure
 
 from figures.captions import caption, rate_of
-from figures.layout import foot, height_of_curves, name_line, new_figure, spread_names, tidy
-from figures.palette import colour, dash, order
+from figures.curves import CurveRow, draw_lines, mean_row, name_lines
+from figures.layout import foot, height_of_curves, new_figure, tidy
+from figures.palette import order
 from repro.evidence.record import Record
-from repro.evidence.statistics import mean_interval
 
 NAME = "heldout_accuracy"
 _POINTS = 40
+# In one unit of the axis, which is labelled in thousands.
+_TOKENS = 1000
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HeldoutRow:
-    """One arm after so many sampled tokens: percent, mean over seeds and its interval."""
-
-    arm: str
-    tokens: float
-    mean: float
-    low: float | None
-    high: float | None
-    n: int
-    rate: float | None = None
-
-
-def rows(records: Sequence[Record]) -> list[HeldoutRow]:
+def rows(records: Sequence[Record]) -> list[CurveRow]:
     """Return rows at evenly spaced tokens up to the budget, for arms with evaluations."""
     curves: dict[str, list[tuple[list[float], list[float]]]] = {}
     budget = 0.0
@@ -52,18 +40,8 @@ def rows(records: Sequence[Record]) -> list[HeldoutRow]:
         rate = rate_of(records, arm)
         for point in range(_POINTS + 1):
             tokens_here = budget * point / _POINTS
-            interval = mean_interval([height(*curve, tokens_here) for curve in curves[arm]])
-            table.append(
-                HeldoutRow(
-                    arm=arm,
-                    tokens=tokens_here,
-                    mean=interval.value,
-                    low=interval.low,
-                    high=interval.high,
-                    n=interval.n,
-                    rate=rate,
-                )
-            )
+            values = [height(*curve, tokens_here) for curve in curves[arm]]
+            table.append(mean_row(arm, tokens_here, values, rate))
     return table
 
 
@@ -79,7 +57,7 @@ def height(places: Sequence[float], heights: Sequence[float], place: float) -> f
     return heights[left] + share * (heights[right] - heights[left])
 
 
-def draw(rows: Sequence[HeldoutRow], where: str = "", *, supervised: bool = False) -> Figure:
+def draw(rows: Sequence[CurveRow], where: str = "", *, supervised: bool = False) -> Figure:
     """Return the figure; `where` is said behind its title.
 
     Parameters
@@ -88,33 +66,14 @@ def draw(rows: Sequence[HeldoutRow], where: str = "", *, supervised: bool = Fals
         Whether the tokens are those of worked solutions, and not sampled ones.
     """
     tokens = "training tokens" if supervised else "sampled tokens"
-    arms = order(list({row.arm for row in rows}))
-    figure = new_figure(8.0, height_of_curves(len(arms)))
+    figure = new_figure(8.0, height_of_curves(len({row.arm for row in rows})))
     axes = figure.subplots()
     tidy(axes)
-    ends = []
-    for arm in arms:
-        part = [row for row in rows if row.arm == arm]
-        places = [row.tokens / 1000 for row in part]
-        axes.plot(
-            places,
-            [row.mean for row in part],
-            color=colour(arm),
-            linestyle=dash(arm),
-            linewidth=1.8,
-        )
-        if all(row.low is not None for row in part):
-            # A t interval knows nothing of the ends of a share.
-            low = [max(0.0, row.low or 0.0) for row in part]
-            high = [min(100.0, row.high or 0.0) for row in part]
-            axes.fill_between(places, low, high, color=colour(arm), alpha=0.10, linewidth=0)
-        ends.append(part[-1])
-    axes.set_xlim(0, max(row.tokens for row in ends) / 1000 * 1.01)
-    heights = spread_names([row.mean for row in ends], axes.get_ylim())
-    for row, place in zip(ends, heights, strict=True):
-        name_line(
-            axes, row.arm, end=(row.tokens / 1000, row.mean), at=(1.06 * row.tokens / 1000, place)
-        )
+    # A t interval knows nothing of the ends of a share.
+    ends = draw_lines(axes, rows, unit=_TOKENS, limits=(0.0, 100.0))
+    last = max(row.place for row in ends) / _TOKENS
+    axes.set_xlim(0, last * 1.01)
+    name_lines(axes, ends, at=1.06 * last, unit=_TOKENS)
     axes.set_xlabel(f"{'' if supervised else 'sampled '}training tokens, thousands")
     axes.set_ylabel("held-out accuracy, percent")
     figure.suptitle(f"Held-out accuracy over {tokens}{where}", fontsize=12, x=0.01, ha="left")

@@ -30,5 +30,5 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 @functools.cache
 def _group_of_file(path: Path) -> str | None:
     """Return the `xdist_group` that a whole file is of, or None."""
-    found = re.search(r'mark\.xdist_group\("([^"]+)"\)', path.read_text(encoding="utf-8"))
-    return found[1] if found else None
+    match = re.search(r'mark\.xdist_group\("([^"]+)"\)', path.read_text(encoding="utf-8"))
+    return match[1] if match else None

@@ -65,7 +65,7 @@ def test_a_curve_is_the_mean_over_seeds_of_smoothed_series() -> None:
     records = made_up(["nvfp4_lora"], 4)
     rows = curve_rows(records, "accuracy", window=1)
     data = np.array([record.series["accuracy"] for record in records], dtype=float)
-    assert [row.step for row in rows] == list(range(1, STEPS + 1))
+    assert [row.place for row in rows] == list(range(1, STEPS + 1))
     np.testing.assert_allclose([row.mean for row in rows], data.mean(0))
     low, high = stats.t.interval(0.95, 3, data.mean(0), stats.sem(data))
     np.testing.assert_allclose([row.low for row in rows], low)
@@ -99,7 +99,7 @@ def test_only_the_loss_of_fine_tuning_is_drawn_and_says_under_which_noise() -> N
     tuned = [dataclasses.replace(record, procedure="finetune") for record in trained]
     assert loss.supervised(tuned)
     rows = loss.rows(tuned)
-    assert [(row.step, row.n) for row in rows] == [(1, 2), (2, 2)]
+    assert [(row.place, row.n) for row in rows] == [(1, 2), (2, 2)]
     caption = " ".join(loss.draw(rows).get_supxlabel().split())
     assert caption.endswith("under each step's own noise")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from itertools import combinations
 
@@ -14,7 +15,6 @@ from matplotlib.transforms import Bbox
 from figures import accuracy, entropy, heldout, loss, reward
 from figures.accuracy import AccuracyRow
 from figures.curves import CurveRow
-from figures.heldout import HeldoutRow
 from figures.layout import frame, new_figure
 from repro.spec.tier import Tier
 from repro.targets import TARGETS, find
@@ -50,21 +50,20 @@ def drawn(name: str) -> list[Figure]:
     arms = [arm.name for arm in target.arms if arm.training != "none"]
     where = f"; {name.replace('_', ' ')}, proxy tier"
     curves = [
-        CurveRow(arm=arm, step=step, mean=0.4 + 0.001 * place, low=0.3, high=0.5, n=3 + place % 8,
+        CurveRow(arm=arm, place=step, mean=0.4 + 0.001 * place, low=0.3, high=0.5, n=3 + place % 8,
                  rate=1e-4 * (1 + place % 3))
         for place, arm in enumerate(arms)
         for step in range(1, STEPS)
     ]  # fmt: skip
     heights = [
-        HeldoutRow(arm=row.arm, tokens=1000.0 * row.step, mean=100 * row.mean, low=None, high=None,
-                   n=row.n, rate=row.rate)
+        dataclasses.replace(row, place=1000.0 * row.place, mean=100 * row.mean, low=None, high=None)
         for row in curves
     ]  # fmt: skip
     shares = [
         AccuracyRow(arm=row.arm, mean=50.0, low=40.0, high=60.0, seeds=(40.0,) * row.n,
                     ceiling=None, rate=row.rate, paper={})
         for row in curves
-        if row.step == 1
+        if row.place == 1
     ]  # fmt: skip
     supervised = target.procedure == loss.PROCEDURE
     return [
