@@ -99,7 +99,11 @@ def _read_folder(path: Path) -> tuple[list[Problem], list[Problem]]:
     if "train.jsonl" in names and "test.jsonl" in names:
         train = read_problems(path / "train.jsonl")
         test = read_problems(path / "test.jsonl")
-        _refuse_shared_questions(train, test, path)
+        for problem, twin in shared_questions(train, test):
+            raise DataError(
+                f"{path / 'test.jsonl'}: the question of {problem.id!r} is also that of {twin.id!r}"
+                " in train.jsonl; a test question must not be trained on, so remove one of them"
+            )
         return train, test
     if len(files) != 1:
         raise DataError(
@@ -120,15 +124,6 @@ def _divide(file: Path) -> tuple[list[Problem], list[Problem]]:
         in_test = int(hash_of("test", problem.question)[:8], 16) % _TEST_SHARE == 0
         (test if in_test else train).append(problem)
     return train, test
-
-
-def _refuse_shared_questions(train: Sequence[Problem], test: Sequence[Problem], path: Path) -> None:
-    """Raise if a test question is also trained on."""
-    for problem, twin in shared_questions(train, test):
-        raise DataError(
-            f"{path / 'test.jsonl'}: the question of {problem.id!r} is also that of {twin.id!r} "
-            "in train.jsonl; a test question must not be trained on, so remove one of them"
-        )
 
 
 def _present(problems: list[Problem], split: str, path: str | Path) -> list[Problem]:

@@ -25,6 +25,7 @@ Easy to get wrong:
 from __future__ import annotations
 
 import hashlib
+import itertools
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -307,23 +308,35 @@ def iterate_word_problems(
     unknown = sorted(set(chosen_levels) - set(config.levels))
     require(not unknown, f"level {unknown} is asked for; the generator has {config.levels}")
     rng = random.Random(derive_seed(seed, "problems", split, *chosen_levels))
-    seen: set[bytes] = set()
-    index = 0
-    while True:
-        level = chosen_levels[index % len(chosen_levels)]
-        for _ in range(_DRAWS_PER_PROBLEM):
-            problem = draw_word_problem(level, rng, config)
-            key = hashlib.blake2b(problem.question.encode(), digest_size=8).digest()
-            if key not in seen and split_of(problem.question, config) == split:
-                break
-        else:
-            raise ValueError(
-                f"no new {split} question of level {level} in {_DRAWS_PER_PROBLEM} draws after "
-                f"{index} problems; widen the GeneratorConfig or ask for fewer"
-            )
-        seen.add(key)
-        index += 1
-        yield problem
+    seen: set[str] = set()
+    for level in itertools.cycle(chosen_levels):
+        yield draw_new_problem(level, rng, config, split, seen)
+
+
+def draw_new_problem(
+    level: int, rng: random.Random, config: GeneratorConfig, split: Split, seen: set[str]
+) -> WordProblem:
+    """Return a problem of a split and of `level` operations whose question is not in `seen`.
+
+    Raises
+    ------
+    ValueError
+        When many draws give none.
+    """
+    for _ in range(_DRAWS_PER_PROBLEM):
+        problem = draw_word_problem(level, rng, config)
+        key = _digest(problem)
+        if key not in seen and split_of(problem.question, config) == split:
+            seen.add(key)
+            return problem
+    raise ValueError(
+        f"no new {split} question of level {level} in {_DRAWS_PER_PROBLEM} draws after "
+        f"{len(seen)} problems; widen the GeneratorConfig or ask for fewer"
+    )
+
+
+def _digest(problem: WordProblem) -> str:
+    return hashlib.blake2b(problem.question.encode(), digest_size=8).hexdigest()
 
 
 def generate_problems(
@@ -354,16 +367,19 @@ def generate_problems(
     require(count >= 1, f"count is {count}; it must be 1 or more")
     require(split in get_args(Split), f"split is {split!r}; it must be one of {get_args(Split)}")
     drawn = iterate_word_problems(split, levels, seed, config)
-    return [_as_problem(problem) for problem, _ in zip(drawn, range(count), strict=False)]
+    return [
+        as_problem(problem, "generated", problem.level, problem.solution)
+        for problem in itertools.islice(drawn, count)
+    ]
 
 
-def _as_problem(problem: WordProblem) -> Problem:
-    digest = hashlib.blake2b(problem.question.encode(), digest_size=8).hexdigest()
+def as_problem(word: WordProblem, source: str, level: int, solution: str) -> Problem:
+    """Return a generated problem under the name of its source and level."""
     return Problem(
-        id=f"generated-{digest}",
-        question=problem.question,
-        answer=str(problem.answer),
-        solution=problem.solution,
-        source="generated",
-        level=problem.level,
+        id=f"{source}-{_digest(word)}",
+        question=word.question,
+        answer=str(word.answer),
+        solution=solution,
+        source=source,
+        level=level,
     )

@@ -37,7 +37,7 @@ from itertools import islice
 from repro.data.generator import Step, WordProblem
 from repro.data.human_working import WorkedProblem
 from repro.data.proxy_problems import LEVELS, iterate_leveled_problems
-from repro.data.tiny_corpus import ENDINGS, Document, require_mixture
+from repro.data.tiny_corpus import ENDINGS, Document, require_mixture, worked_with_mistakes
 from repro.spec.config import derive_seed, require
 
 # The first characters of every working completion and of no careless one.
@@ -153,7 +153,7 @@ def complete(
     if rng.random() < config.terse_share:
         equations, answer = _terse(problem.steps, rng), problem.answer
     else:
-        steps, answer = _careful(level, problem, rng, config)
+        steps, answer = worked_with_mistakes(problem, rng, config, LEVELS[level].max_value)
         equations = [str(step) for step in steps]
     return _ended(_thinking(equations), str(answer), rng, config.working_endings)
 
@@ -193,35 +193,3 @@ def _terse(steps: Sequence[Step], rng: random.Random) -> list[str]:
         equations.append(f"{expression} = {part[-1].after}")
         begin += len(part)
     return equations
-
-
-def _careful(
-    level: int, problem: WordProblem, rng: random.Random, config: ProxyCorpusConfig
-) -> tuple[Sequence[Step], int]:
-    """Return a careful completion's steps, with its skips and slips, and their result."""
-    steps = list(problem.steps)
-    if rng.random() < config.dropped_share:
-        del steps[rng.randrange(len(steps))]
-    slip_at = rng.randrange(len(steps)) if rng.random() < config.slip_share else None
-    slip = rng.choice(config.slips)
-    value, worked = problem.start, []
-    for index, step in enumerate(steps):
-        after = _apply(step, value)
-        if after is None:
-            return problem.steps, problem.answer
-        after += slip if index == slip_at else 0
-        worked.append(Step(operator=step.operator, before=value, operand=step.operand, after=after))
-        value = after
-    # A mistake that leaves the range of the story would be told apart by its size; take it back.
-    if any(not 1 <= step.after <= LEVELS[level].max_value for step in worked):
-        return problem.steps, problem.answer
-    return worked, value
-
-
-def _apply(step: Step, value: int) -> int | None:
-    """Return the result of a step's operation on another value, None where it is not whole."""
-    if step.operator == "/":
-        return value // step.operand if value % step.operand == 0 else None
-    if step.operator == "*":
-        return value * step.operand
-    return value + step.operand if step.operator == "+" else value - step.operand

@@ -24,13 +24,18 @@ is unclear to a reader, and a distractor about the very thing that is asked for.
 
 from __future__ import annotations
 
-import hashlib
 import itertools
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from repro.data.generator import GeneratorConfig, Split, WordProblem, draw_word_problem, split_of
+from repro.data.generator import (
+    GeneratorConfig,
+    Split,
+    WordProblem,
+    as_problem,
+    draw_new_problem,
+)
 from repro.data.problem import Problem
 from repro.spec.config import derive_seed, require, require_choice
 
@@ -194,18 +199,11 @@ def iterate_leveled_problems(
     unknown = sorted(set(chosen_levels) - set(known))
     require(not unknown, f"level {unknown} is asked for; {SOURCE} has {tuple(known)}")
     rng = random.Random(derive_seed(seed, "leveled problems", split, *chosen_levels))
-    seen: set[bytes] = set()
+    seen: set[str] = set()
     for level in itertools.cycle(chosen_levels):
         config = known[level]
         steps = rng.choice(config.levels)
-        while True:
-            # The space is so large that a new question of any split is a few draws away.
-            problem = draw_word_problem(steps, rng, config)
-            key = hashlib.blake2b(problem.question.encode(), digest_size=8).digest()
-            if key not in seen and split_of(problem.question, config) == split:
-                break
-        seen.add(key)
-        yield level, problem
+        yield level, draw_new_problem(steps, rng, config, split, seen)
 
 
 def generate_leveled_problems(
@@ -227,17 +225,7 @@ def generate_leveled_problems(
     """
     require(count >= 1, f"count is {count}; it must be 1 or more")
     drawn = itertools.islice(iterate_leveled_problems(split, levels, seed), count)
-    return [_as_problem(level, problem) for level, problem in drawn]
-
-
-def _as_problem(level: int, problem: WordProblem) -> Problem:
-    digest = hashlib.blake2b(problem.question.encode(), digest_size=8).hexdigest()
-    lines = [*(f"{step}." for step in problem.steps), f"#### {problem.answer}"]
-    return Problem(
-        id=f"{SOURCE}-{digest}",
-        question=problem.question,
-        answer=str(problem.answer),
-        solution="\n".join(lines),
-        source=SOURCE,
-        level=level,
-    )
+    return [
+        as_problem(problem, SOURCE, level, problem.solution.replace("\n", ".\n"))
+        for level, problem in drawn
+    ]

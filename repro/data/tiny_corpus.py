@@ -30,6 +30,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from repro.data.generator import (
     DEFAULT_GENERATOR,
@@ -39,6 +40,9 @@ from repro.data.generator import (
     iterate_word_problems,
 )
 from repro.spec.config import derive_seed, require
+
+if TYPE_CHECKING:
+    from repro.data.proxy_corpus import ProxyCorpusConfig
 
 # The first characters of every careful completion and of no careless one.
 WORKING_PREFIX = "<think>First "
@@ -115,17 +119,13 @@ def tiny_prompt(question: str) -> str:
     return question + "\n"
 
 
-def _apply(step: Step, value: int) -> int:
-    """Return the result of a step's operation on another value."""
-    if step.operator == "*":
-        return value * step.operand
-    return value + step.operand if step.operator == "+" else value - step.operand
-
-
-def _worked(
-    problem: WordProblem, rng: random.Random, config: CorpusConfig
-) -> tuple[tuple[Step, ...], int]:
-    """Return a careful completion's steps, with its drops and slips, and their result."""
+def worked_with_mistakes(
+    problem: WordProblem,
+    rng: random.Random,
+    config: CorpusConfig | ProxyCorpusConfig,
+    max_value: int,
+) -> tuple[Sequence[Step], int]:
+    """Return a careful completion's steps, none beyond `max_value`, and their result."""
     steps = list(problem.steps)
     if len(steps) > 1 and rng.random() < config.dropped_share:
         del steps[rng.randrange(len(steps))]
@@ -133,13 +133,25 @@ def _worked(
     slip = rng.choice(config.slips)
     value, worked = problem.start, []
     for index, step in enumerate(steps):
-        after = _apply(step, value) + (slip if index == slip_at else 0)
+        after = _apply(step, value)
+        if after is None:
+            return problem.steps, problem.answer
+        after += slip if index == slip_at else 0
         worked.append(Step(operator=step.operator, before=value, operand=step.operand, after=after))
         value = after
     # A mistake that leaves the range of the story would be told apart by its size; take it back.
-    if any(not 1 <= step.after <= config.generator.max_value for step in worked):
+    if any(not 1 <= step.after <= max_value for step in worked):
         return problem.steps, problem.answer
-    return tuple(worked), value
+    return worked, value
+
+
+def _apply(step: Step, value: int) -> int | None:
+    """Return the result of a step's operation on another value, None where it is not whole."""
+    if step.operator == "/":
+        return value // step.operand if value % step.operand == 0 else None
+    if step.operator == "*":
+        return value * step.operand
+    return value + step.operand if step.operator == "+" else value - step.operand
 
 
 def tiny_working(equations: Sequence[str], answer: str) -> str:
@@ -157,7 +169,7 @@ def complete(problem: WordProblem, rng: random.Random, config: CorpusConfig) -> 
     if rng.random() < config.careless_share[min(problem.level - 1, last)]:
         thinking, answer, weights = EMPTY_THINKING, problem.answer, config.careless_endings
     else:
-        steps, answer = _worked(problem, rng, config)
+        steps, answer = worked_with_mistakes(problem, rng, config, config.generator.max_value)
         thinking = _thinking([str(step) for step in steps])
         weights = config.careful_endings
     ending = rng.choices(tuple(ENDINGS.values()), weights)[0]

@@ -36,12 +36,10 @@ def made_by() -> dict[str, str]:
     commit, dirty = source_commit()
     if dirty or commit == UNKNOWN:
         commit = f"{commit} with changes, process {os.getpid()}"
-    cuda = torch.cuda.is_available()
-    device = torch.cuda.get_device_name(0) if cuda else "cpu"
     return {
         "commit": commit,
         "source": source_digest(),
-        "device": device,
+        "device": torch.cuda.get_device_name(0) if torch.cuda.is_available() else "cpu",
         "torch": torch.__version__,
     }
 

@@ -47,15 +47,13 @@ from repro.evidence.statistics import mean_interval
 from repro.measure.dose import completion_kl
 from repro.models.policy import Policy, load_policy
 from repro.models.weight_noise import token_logprobs
-from repro.procedures.matched_noise import plant_matched_noise
-from repro.procedures.train import checkpoint_digest
+from repro.procedures.train import checkpoint_digest, load_arm
 from repro.reward.grader import GraderPool
 from repro.reward.score import score
 from repro.rl.logprobs import completion_logprobs
 from repro.rl.noise import NoiseReceipt, perturbed
 from repro.rl.rows import Rows, make_rows
 from repro.rollout.torch_sampler import TorchSampler, end_token_ids
-from repro.spec.arm import Training, WeightFormat
 from repro.spec.config import RunConfig, TrainScale, derive_seed
 
 _PROMPTS_AT_ONCE = 256
@@ -96,9 +94,7 @@ def measure_entropy(
     scale: TrainScale = run.scale
     problems = load_problems(scale.data, "development")
     progress("loading", {})
-    policy = _load(run, run.arm.weight_format, run.arm.training)
-    if run.arm.weight_noise is not None:
-        plant_matched_noise(policy, run, load_problems(scale.data, "train"))
+    policy = load_arm(run, _device(run.tier))
     progress("sampling the common tokens", {})
     common = _common(run.scale, run.seed, run.tier)
     names = (*_ENTROPIES, *(_DOSE if scale.evaluation.dose else ()))
@@ -130,21 +126,6 @@ def measure_entropy(
             "development_problems": digest_of_problems(problems),
             "prompt_template": template_named(scale.prompt_template).digest(),
         },
-    )
-
-
-def _load(run: RunConfig, weight_format: WeightFormat, training: Training) -> Policy:
-    return load_policy(
-        run.scale.checkpoint,
-        weight_format=weight_format,
-        training=training,
-        lora_rank=run.arm.lora_rank,
-        lora_alpha=run.arm.lora_alpha,
-        compute_dtype=run.scale.compute_dtype,
-        seed=run.seed,
-        device=_device(run.tier),
-        order=run.seed if run.scale.permuted else None,
-        rounding=run.arm.rounding,
     )
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from repro.data.load import load_problems
 from repro.data.problem import Problem
-from repro.evidence import derived
+from repro.evidence.derived import tuning_metrics
 from repro.evidence.procedure import Measured, Progress
 from repro.evidence.record import Estimate
 from repro.keep.keeper import Keeper, Keeping
@@ -83,22 +83,14 @@ class Tuning:
     def metrics(self, number: int, result: TrainResult) -> dict[str, Estimate]:
         """Return what fine-tuning says of one finished run, losses on unseen solutions included."""
         start, end = (
-            solution_loss(self._losses[when][number], len(self._unseen), when)
+            Estimate(
+                value=self._losses[when][number],
+                unit="nats",
+                n=len(self._unseen),
+                method="mean over the tokens of the test split's worked solutions, "
+                f"{when}, without noise",
+            )
             for when in (_BEFORE, _AFTER)
         )
-        return tuning_metrics(result) | {"solution_loss_start": start, "solution_loss": end}
-
-
-def solution_loss(value: float, lessons: int, when: str) -> Estimate:
-    """Return a mean loss on the test split's solutions, so many of them, as it is recorded."""
-    return Estimate(
-        value=value,
-        unit="nats",
-        n=lessons,
-        method=f"mean over the tokens of the test split's worked solutions, {when}, without noise",
-    )
-
-
-def tuning_metrics(result: TrainResult) -> dict[str, Estimate]:
-    """Return what the run's series and receipts say in one number each."""
-    return derived.tuning_metrics(result.series, result.effects)
+        metrics = tuning_metrics(result.series, result.effects)
+        return metrics | {"solution_loss_start": start, "solution_loss": end}

@@ -25,9 +25,6 @@ CALIBRATION_PROMPTS = 64
 
 def plant_matched_noise(policy: Policy, run: RunConfig, problems: Sequence[Problem]) -> None:
     """Put the arm's weight noise on a freshly loaded policy, and its receipt into the effects."""
-    asked = run.arm.weight_noise
-    if asked is None:
-        raise ValueError(f"arm {run.arm.name} has no weight noise to plant")
     matched = strength(run, policy, problems)
     changed = plant_noise(policy, matched.sigma, seed=run.seed)
     policy.effects["weight_noise"] = dataclasses.asdict(matched) | {"projections": len(changed)}
@@ -76,11 +73,7 @@ def _completed(
     policy = load_policy(
         checkpoint,
         weight_format="bf16",
-        training="none",
-        lora_rank=1,
-        lora_alpha=1.0,
         compute_dtype=compute_dtype,
-        seed=0,
         device=device,
     )
     return own_completions(policy, prompts, new_tokens, seed=0)

@@ -128,7 +128,9 @@ def train_and_evaluate(
         start = measure_start(bench, progress)
         policies = single_policy(run, bench.policy, bench.sampler)
         hooks = bench.hooks(keeper, progress, should_stop, ("reward", "entropy"))
-        result = _train(bench, policies, problems, folder / "checkpoint", hooks)
+        sources = [PromptSource(problems, bench.board.evaluator.tokenizer, run)]
+        trained = train(policies, sources, bench.board.score, hooks, folder=folder / "checkpoint")
+        result = finished(trained)
         measured = measure_end(bench, policies, start, result, problems, folder, progress)
         metrics = measured.metrics | training_metrics(run, result)
         return dataclasses.replace(measured, metrics=metrics)
@@ -292,17 +294,6 @@ def divergences(
     if not policies.runs[0].scale.evaluation.kl_to_start:
         return [None] * len(policies.runs)
     return log_ratios(policies, board, test, alive)
-
-
-def _train(
-    bench: Bench,
-    policies: Policies,
-    problems: Sequence[Problem],
-    folder: Path,
-    hooks: Hooks,
-) -> TrainResult:
-    sources = [PromptSource(problems, bench.board.evaluator.tokenizer, bench.run)]
-    return finished(train(policies, sources, bench.board.score, hooks, folder=folder))
 
 
 def finished(results: Sequence[TrainResult | FailedRun]) -> TrainResult:

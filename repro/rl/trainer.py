@@ -200,15 +200,7 @@ def _update_all(
     state: RunStates,
     updates: int,
 ) -> tuple[list[StepValues], Logprobs]:
-    """Make the optimiser steps of rollouts, from `state.step` on.
-
-    Returns
-    -------
-    steps
-        The values of each.
-    before
-        The trainer's log-probabilities before the first of them.
-    """
+    """Make rollouts' optimiser steps; return their values and the log-probabilities before them."""
     before = t.policies.old_logprobs(rollouts, parts, state)
     reference = t.policies.reference_logprobs(rollouts, state)
     steps: list[StepValues] = []

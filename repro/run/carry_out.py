@@ -64,9 +64,13 @@ def procedure_named(name: str) -> Procedure:
     if name not in _PROCEDURES:
         known = ", ".join(sorted(_PROCEDURES))
         raise ValueError(f"there is no procedure {name!r}; the procedures are {known}")
-    module, function = _PROCEDURES[name].split(":")
-    procedure: Procedure = getattr(importlib.import_module(module), function)
+    procedure: Procedure = _imported(_PROCEDURES[name])
     return procedure
+
+
+def _imported(place: str) -> Any:
+    module, function = place.split(":")
+    return getattr(importlib.import_module(module), function)
 
 
 def carry_out(
@@ -181,10 +185,7 @@ def keep(
 def _measure(runs: Sequence[RunConfig], **how: Any) -> list[Measured]:
     name = runs[0].procedure
     if name in _TOGETHER:
-        module, function = _TOGETHER[name].split(":")
-        measurements: list[Measured] = getattr(importlib.import_module(module), function)(
-            runs, **how
-        )
+        measurements: list[Measured] = _imported(_TOGETHER[name])(runs, **how)
         return measurements
     (run,) = runs
     return [procedure_named(name)(run, **how)]

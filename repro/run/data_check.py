@@ -111,13 +111,7 @@ def _is_opened(data: DataConfig, named: bool) -> bool:
 
 
 def _lines(source: str, splits: Mapping[Split, Sequence[Problem]], pool: GraderPool) -> list[str]:
-    """Return a line per gold that can never be paid.
-
-    Raises
-    ------
-    DataError
-        If none of a split can be.
-    """
+    """Return a line per gold that can never be paid; raise `DataError` if none of a split can."""
     lines = []
     for split, problems in splits.items():
         places = unpayable([problem.answer for problem in problems], pool)

@@ -73,7 +73,7 @@ def preflight(run: RunConfig, *, fetch: bool = False) -> Preflight:
     unmoved = _noise_refusal(run)
     if unmoved is not None:
         return Preflight(refusal=unmoved)
-    declared = _first(_data_refusals(dataclasses.replace(scale, seeds=())))
+    declared = next(_data_refusals(dataclasses.replace(scale, seeds=())), None)
     if declared is not None or not is_published(scale):
         return Preflight(refusal=declared)
     whole, refusal = memory_of(run.arm, scale)
@@ -193,10 +193,6 @@ def disk_refusal(
     return None
 
 
-def _first(sentences: Iterator[str]) -> str | None:
-    return next(sentences, None)
-
-
 def _data_refusals(scale: TrainScale) -> Iterator[str]:
     """Yield what is wrong with a scale's data by their description alone."""
     for read in reads_of(scale):
@@ -249,13 +245,7 @@ def _format_refusal(scale: TrainScale, weight_format: str) -> str | None:
 
 
 def _check_prompts(scale: TrainScale, folder: Path, fetch: bool) -> tuple[str, ...]:
-    """Raise `ValueError` where a prompt is too long or problems too few; return what is not here.
-
-    Raises
-    ------
-    ValueError
-        Naming the set, the longest prompt and the setting that would hold it.
-    """
+    """Return what is not here; raise `ValueError` for prompts too long and problems too few."""
     unchecked = []
     for read in reads_of(scale):
         where = f"{read.name} problems of {read.data.source}"

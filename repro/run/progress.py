@@ -63,25 +63,19 @@ class Display:
             self._heartbeat()
             return
         self._active.pop(name, None)
-        if event.kind == "finished":
+        if event.kind in ("finished", "failed", "elsewhere"):
             self._done += len(event.task.every)
             self._progress.update(self._bar, completed=self._done)
-            numbers = "  ".join(f"{key} {value:.1f}" for key, value in (metrics or {}).items())
-            self._console.print(f"[green]done[/]    {name:<34} {numbers}", highlight=False)
-        elif event.kind == "returned":
-            self._console.print(f"[yellow]again[/]   {name:<34} {_reason(event)}", highlight=False)
-        elif event.kind == "failed":
-            self._done += len(event.task.every)
-            self._progress.update(self._bar, completed=self._done)
-            self._console.print(f"[red]failed[/]  {name:<34} {_reason(event)}", highlight=False)
-        elif event.kind == "elsewhere":
-            self._done += len(event.task.every)
-            self._progress.update(self._bar, completed=self._done)
-            self._console.print(f"[green]there[/]   {name:<34} recorded meanwhile")
-        elif event.kind == "disk":
-            self._console.print(f"[red]no disk[/] {name:<34} {_reason(event)}", highlight=False)
-        else:
-            self._console.print(f"[yellow]stopped[/] {name:<34} it resumes from its checkpoint")
+        numbers = "  ".join(f"{key} {value:.1f}" for key, value in (metrics or {}).items())
+        label, rest = {
+            "finished": ("[green]done[/]   ", numbers),
+            "returned": ("[yellow]again[/]  ", _reason(event)),
+            "failed": ("[red]failed[/] ", _reason(event)),
+            "elsewhere": ("[green]there[/]  ", "recorded meanwhile"),
+            "disk": ("[red]no disk[/]", _reason(event)),
+            "stopped": ("[yellow]stopped[/]", "it resumes from its checkpoint"),
+        }[event.kind]
+        self._console.print(f"{label} {name:<34} {rest}", highlight=False)
 
     def _heartbeat(self) -> None:
         if self._live or time.monotonic() - self._last_line < 30:

@@ -306,15 +306,7 @@ def _follow(
     display: Display,
     console: Console,
 ) -> tuple[list[str], int]:
-    """Count, release and show what comes of tasks until they have ended.
-
-    Returns
-    -------
-    faults
-        What was said of disks.
-    dropped
-        Runs that were not started, since two others had failed alike.
-    """
+    """Follow tasks to their end; return faults of disks, and how many runs were not started."""
     failures, faults, dropped = RepeatedFailures(), [], 0
     for event in pool.execute(tasks):
         _conclude(event, counts)
@@ -388,17 +380,17 @@ def _shown(event: Event) -> dict[str, float]:
 
 def _stop_on_signals(pool: WorkerPool, console: Console) -> Callable[[], None]:
     """Let Ctrl-C and SIGTERM stop the workers at their next step, and a second one at once."""
-    asked = time.monotonic() + 1e9
+    asked: float | None = None
 
     def handle(number: int, frame: FrameType | None) -> None:
         nonlocal asked
-        if time.monotonic() - asked > 0.5:
-            pool.close()
-            raise KeyboardInterrupt
-        if asked > time.monotonic():
+        if asked is None:
             asked = time.monotonic()
             console.print("Stopping: each run writes a checkpoint. Once more to stop at once.")
             pool.stop()
+        elif time.monotonic() - asked > 0.5:
+            pool.close()
+            raise KeyboardInterrupt
 
     previous = {name: signal.signal(name, handle) for name in STOPPING}
 

@@ -130,9 +130,9 @@ def test_the_kl_is_that_of_the_dose_command_on_the_same_tokens(tmp_path: Path) -
     run = run_of("nvfp4_x4", "dose_start", 200)
     result = dose("nvfp4_x4", tmp_path)
     (rows,) = module._common(run.scale, run.seed, run.tier).parts
-    plain = module._load(dataclasses.replace(run, arm=find("dose_start").arm("bf16_lora")),
-                         "bf16", "none")  # fmt: skip
-    changed = module._load(run, "bf16", "lora")
+    plain_arm = find("dose_start").arm("bf16_lora")
+    plain = module.load_arm(dataclasses.replace(run, arm=plain_arm), "cpu")
+    changed = module.load_arm(run, "cpu")
     for prompt, expected in enumerate(result.series["kl_completions_by_prompt"]):
         own = (rows.prompt_of_row == prompt).nonzero().flatten()
         total, tokens = 0.0, 0
@@ -177,7 +177,7 @@ def test_the_arms_own_samples_are_graded_prompt_by_prompt(tmp_path: Path) -> Non
     assert "accuracy_sampled_start" in dose("bf16_lora", tmp_path).metrics
     (rows,) = module._common(run.scale, run.seed, run.tier).parts
     problems = module.load_problems(run.scale.data, "development")
-    policy = module._load(run, "bf16", "none")
+    policy = module.load_arm(run, "cpu")
     right = [f"<think>so</think><answer>{problems[row // 2].answer}</answer>" for row in range(10)]
     texts = [answer if row % 3 else "none" for row, answer in enumerate(right)]
     policy.tokenizer.batch_decode = lambda ids, **_: texts  # type: ignore[union-attr]
