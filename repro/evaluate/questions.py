@@ -17,9 +17,6 @@ from repro.data.problem import Problem
 from repro.data.prompts import Tokenizer, render
 from repro.spec.config import derive_seed
 
-# A forced opening makes a prompt longer than its own limit by no more than this.
-OPENING_TOKENS = 32
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Question:

@@ -50,6 +50,9 @@ _MOMENT_BYTES = {"adamw": 8.0, "adamw_8bit": 2.0 + 2 * 4 / 256}
 # A training run's cache takes at most this share of the memory that is free when it begins; the
 # update's activations need the rest (`repro.rollout.for_policy`).
 CACHE_SHARE = 0.4
+# Of the device's memory, what a training run's micro-batches are fitted into: the plan is good to a
+# twentieth.
+_TRAINING_SHARE = 0.95
 _BLOCK = 32  # positions of a block of the cache
 # Float32 logits held at once (kernels/logprobs.py); backward holds half as much again.
 _LOGIT_BYTES = 640 << 20
@@ -94,6 +97,9 @@ class StepShape:
         Whether cache and graphs stay during the update.
     packed
         Whether 4-bit weights lie as Hopper's kernels read them.
+    shares_prompts
+        Whether the cache is sized for groups that share their prompt's blocks; else each slot has
+        room for a prompt of its own, as where single questions are asked, too.
     """
 
     shape: DecoderShape
@@ -110,6 +116,7 @@ class StepShape:
     checkpointing: bool = True
     keep_cache: bool = True
     packed: bool = True
+    shares_prompts: bool = True
 
     def __post_init__(self) -> None:
         require_choice("weight format", self.weight_format, WeightFormat)
@@ -136,11 +143,17 @@ class StepShape:
     @property
     def cache_blocks(self) -> int:
         """Blocks of 32 positions for `slots` rows, the scrap block included."""
-        prompts = -(-self.slots // self.group)
+        if not self.shares_prompts:
+            return self.slots * -(-self.row_tokens // _BLOCK) + 1
         prompt = -(-self.prompt_tokens // _BLOCK)
         # Each row feeds the last prompt token again, so only the blocks before it are shared.
         own = -(-self.row_tokens // _BLOCK) - (self.prompt_tokens - 1) // _BLOCK
-        return prompts * prompt + self.slots * own + 1
+        return self.prompts_at_once * prompt + self.slots * own + 1
+
+    @property
+    def prompts_at_once(self) -> int:
+        """Prompts behind `slots` rows."""
+        return -(-self.slots // self.group) if self.shares_prompts else self.slots
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -227,11 +240,27 @@ def peak_within(step: StepShape, device_bytes: int, more: int = 0) -> int:
     more
         Bytes that training holds beyond the step's own plan.
     """
+    return plan_memory(step).peak - _beyond_cap(step, device_bytes, more) + more
+
+
+def fit_training(step: StepShape, device_bytes: int, more: int = 0) -> StepShape:
+    """Return the step of a training run with the micro-batches that its device holds.
+
+    Parameters
+    ----------
+    device_bytes, more
+        See `peak_within`.
+    """
+    room = int(device_bytes * _TRAINING_SHARE) - more
+    return fit_micro_tokens(step, room + _beyond_cap(step, device_bytes, more))
+
+
+def _beyond_cap(step: StepShape, device_bytes: int, more: int) -> int:
+    """Return the bytes of a full cache that a training run's sampler does not take."""
     plan = plan_memory(step)
     resident = ("weights", "embeddings", "adapter", "context")
     free = device_bytes - more - sum(plan.rollout[part] for part in resident)
-    beyond = max(0, plan.rollout["cache"] - max(0, int(free * CACHE_SHARE)))
-    return plan.peak - beyond + more
+    return max(0, plan.rollout["cache"] - max(0, int(free * CACHE_SHARE)))
 
 
 def full_training_bytes(shape: DecoderShape, optimizer: OptimizerName) -> int:
@@ -275,8 +304,7 @@ def _graph_bytes(step: StepShape) -> int:
 def _prefill_bytes(step: StepShape) -> int:
     """Return the activations of the largest chunk of prompts that goes forward at once."""
     shape = step.shape
-    prompts = -(-step.slots // step.group)
-    tokens = min(_PREFILL_TOKENS, prompts * step.prompt_tokens)
+    tokens = min(_PREFILL_TOKENS, step.prompts_at_once * step.prompt_tokens)
     a_token = 2 * (4 * shape.hidden + 2 * shape.query_size + 4 * shape.key_size)
     return tokens * (a_token + 2 * 3 * shape.intermediate)
 

@@ -12,7 +12,6 @@ import torch
 
 from repro.evaluate.asking import Alone, Asker, Evaluator, Stacked
 from repro.evaluate.quality import Manner, Quality, measure_habits, measure_quality
-from repro.evaluate.questions import OPENING_TOKENS
 from repro.models.policy import Policy, load_policy
 from repro.pretrain.material import Material
 from repro.reward.grader import GraderPool
@@ -20,6 +19,7 @@ from repro.rl.stacked.sampler import StackSampler
 from repro.rl.stacked.stack import stack_policies
 from repro.rollout.torch_sampler import TorchSampler, end_token_ids
 from repro.spec.arm import WeightFormat
+from repro.spec.config import OPENING_TOKENS
 
 # On a GPU: completions sampled at once.
 _ROWS_AT_ONCE = 1000

@@ -22,7 +22,6 @@ from repro.rl.lessons import Reader, lessons_of
 from repro.rl.loop import Hooks
 from repro.rl.policies import Policies
 from repro.rl.runs import FailedRun, TrainResult
-from repro.rl.single import single_policy
 from repro.rl.supervised import fine_tune, require_supervised
 from repro.spec.config import RunConfig
 
@@ -43,7 +42,7 @@ def fine_tune_and_evaluate(
     with Keeper([run], [folder], keeping) as keeper, loaded(run, progress, threads) as bench:
         problems = load_problems(run.scale.data, "train")
         start = measure_start(bench, progress)
-        policies = single_policy(run, bench.policy, bench.sampler)
+        policies = bench.alone()
         tuning = Tuning(policies, bench.policy, bench.test)
         hooks = bench.hooks(keeper, progress, should_stop, ("loss",))
         result = finished(tuning.tune(problems, hooks, folder / "checkpoint"))

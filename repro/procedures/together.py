@@ -28,7 +28,6 @@ from repro.data.repeats import repeat_counts
 from repro.evaluate.asking import Stacked
 from repro.evaluate.board import Board, final_metrics, final_tallies
 from repro.evaluate.grades import Answers
-from repro.evaluate.questions import OPENING_TOKENS
 from repro.evidence.derived import gain, kl_estimate
 from repro.evidence.procedure import Measured, Progress, Stopped
 from repro.evidence.record import Estimate
@@ -56,7 +55,7 @@ from repro.rl.stacked.sampler import StackSampler
 from repro.rl.stacked.stack import Stack, stack_policies
 from repro.rl.trainer import train
 from repro.rollout.torch_sampler import end_token_ids
-from repro.spec.config import RunConfig, TrainScale, digest_of
+from repro.spec.config import OPENING_TOKENS, RunConfig, TrainScale, digest_of
 
 # Without a CUDA device, runs are few and small, for tests: no estimate divides them.
 _HOST_BYTES = 64 * 2**30
@@ -189,10 +188,7 @@ class _Ensemble:
         self.test = load_problems(self.scale.data, "test")
         self.repeats: dict[str, int] = {}
         self.further = further_sets(self.scale)
-        longest = max(
-            self.scale.rollout.max_new_tokens, self.scale.evaluation.sampling.max_new_tokens
-        )
-        positions = self.scale.max_prompt_tokens + OPENING_TOKENS + longest
+        positions = self.scale.max_prompt_tokens + OPENING_TOKENS + self.scale.longest_completion
         self.sampler = StackSampler(self.stack, positions, sharing_of(runs))
         self.board = Board(runs, Stacked(self.sampler), stack.tokenizer, pool)
         self.tallies = [RunTally(self.board, pool, number) for number in range(len(runs))]

@@ -28,18 +28,19 @@ from repro.data.repeats import repeat_counts
 from repro.evaluate.asking import Alone
 from repro.evaluate.board import Board, final_metrics, final_tallies
 from repro.evaluate.grades import Answers
-from repro.evaluate.questions import OPENING_TOKENS
 from repro.evidence import derived
 from repro.evidence.derived import gain
 from repro.evidence.procedure import Measured, Progress, Stopped
 from repro.evidence.record import Estimate
 from repro.keep.keeper import Keeper, Keeping
 from repro.keep.probe import write_probe
+from repro.measure.device_state import release
 from repro.measure.memory_use import reset_peak
 from repro.models.adapter_files import save_adapter
 from repro.models.checkpoint import digest_of_files, resolve
 from repro.models.merged_files import write_merged
 from repro.models.policy import Policy, load_policy, trainable_parameters
+from repro.models.training_memory import training_memory
 from repro.procedures.kl_to_start import log_ratios
 from repro.procedures.matched_noise import plant_matched_noise
 from repro.procedures.tally import RunTally
@@ -48,15 +49,15 @@ from repro.rl.collect import PromptSource
 from repro.rl.loop import Hooks, StepValues
 from repro.rl.policies import Policies
 from repro.rl.runs import FailedRun, TrainResult
-from repro.rl.single import single_policy
+from repro.rl.single import SinglePolicy, single_policy
 from repro.rl.trainer import train
 from repro.rollout.for_policy import sampler_for
 from repro.rollout.sampler import Sampler
 from repro.rollout.torch_sampler import sampler_of_rollouts
-from repro.spec.config import RunConfig, TrainScale
+from repro.spec.config import OPENING_TOKENS, RunConfig, TrainScale
 from repro.spec.hub import resolved_revision
 from repro.spec.resolve import plain_values
-from repro.spec.tier import cuda_devices
+from repro.spec.tier import REAL_CHECKPOINTS, Tier, cuda_devices
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -71,6 +72,19 @@ class Bench:
     test: list[Problem]
     further: dict[str, list[Problem]]
     development: list[Problem]
+
+    @property
+    def micro_tokens(self) -> int | None:
+        """Packed tokens of a micro-batch that the device has room for; None: the scale's rows."""
+        if Tier(self.run.tier) not in REAL_CHECKPOINTS or self.policy.device.type != "cuda":
+            return None
+        memory = training_memory(self.run.arm, self.run.scale)
+        device = torch.cuda.get_device_properties(self.policy.device)
+        return None if memory is None else memory.micro_tokens(device.total_memory)
+
+    def alone(self) -> SinglePolicy:
+        """Return the policy as one that trains by itself."""
+        return single_policy(self.run, self.policy, self.sampler, micro_tokens=self.micro_tokens)
 
     def greedy(self, problems: Sequence[Problem]) -> Answers:
         """Ask once each, greedily."""
@@ -126,7 +140,7 @@ def train_and_evaluate(
     with Keeper([run], [folder], keeping) as keeper, loaded(run, progress, threads) as bench:
         problems = load_problems(run.scale.data, "train")
         start = measure_start(bench, progress)
-        policies = single_policy(run, bench.policy, bench.sampler)
+        policies = bench.alone()
         hooks = bench.hooks(keeper, progress, should_stop, ("reward", "entropy"))
         sources = [PromptSource(problems, bench.board.evaluator.tokenizer, run)]
         trained = train(policies, sources, bench.board.score, hooks, folder=folder / "checkpoint")
@@ -198,6 +212,7 @@ def test_problems(scale: TrainScale, further: Mapping[str, Sequence[Problem]]) -
 def loaded(run: RunConfig, progress: Progress, threads: int) -> Iterator[Bench]:
     """Load a run's policy and all that asking it needs; the graders end with the context."""
     torch.set_num_threads(threads)
+    release()  # what the process's last run leaves reserved is not this one's
     reset_peak()
     with GraderPool(workers=1) as pool:
         progress("loading", {})
@@ -226,11 +241,10 @@ def _bench(run: RunConfig, pool: GraderPool) -> Bench:
 
 def _sampler(policy: Policy, scale: TrainScale) -> Sampler:
     """Return the sampler of rollouts and questions alike."""
-    longest = max(scale.rollout.max_new_tokens, scale.evaluation.sampling.max_new_tokens)
-    rows = scale.prompts_per_rollout * scale.group_size
+    longest = scale.longest_completion
     return sampler_for(
         policy,
-        rows=rows,
+        rows=scale.prompts_per_rollout * scale.group_size,
         max_new_tokens=longest,
         max_positions=scale.longest_prompt + OPENING_TOKENS + longest,
     )
@@ -342,6 +356,8 @@ def _effects(bench: Bench) -> dict[str, Any]:
     effects = dict(bench.policy.effects)
     if bench.policy.device.type != "cpu":
         effects["sampler"] = type(bench.sampler).__name__
+    if bench.micro_tokens is not None:
+        effects["micro_tokens"] = bench.micro_tokens
     return effects | {
         "test_sets_left_out": left_out(bench.run, bench.further),
         "grades": bench.tally.grades,

@@ -23,14 +23,13 @@ from torch import nn
 from repro.models.memory_plan import CACHE_SHARE
 from repro.models.norms import block_norms, final_norm
 from repro.models.policy import Policy
+from repro.models.training_memory import MOST_SLOTS
 from repro.rollout.engine import Engine
 from repro.rollout.engine_config import EngineConfig
 from repro.rollout.sampler import RolloutBatch, Sampler
 from repro.rollout.state import Statistics
 from repro.rollout.torch_sampler import TorchSampler
 from repro.spec.config import SamplingConfig
-
-_MOST_SLOTS = 256
 
 
 def sampler_for(policy: Policy, *, rows: int, max_new_tokens: int, max_positions: int) -> Sampler:
@@ -47,7 +46,7 @@ def sampler_for(policy: Policy, *, rows: int, max_new_tokens: int, max_positions
         return TorchSampler(policy)
     decoder: Any = policy.decoder
     positions = min(max_positions, decoder.config.max_position_embeddings)
-    slots = max(1, min(rows, _MOST_SLOTS))
+    slots = max(1, min(rows, MOST_SLOTS))
     # Before the cache is sized: under full training the copy is as large as the weights.
     sampled = _sixteen_bit(policy) if policy.training == "full" else policy
     config = EngineConfig(

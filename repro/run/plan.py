@@ -16,6 +16,7 @@ from statistics import median
 from repro.evidence.record import Record, find_record, read_record
 from repro.evidence.store import blessed_records
 from repro.measure.rollout_plan import not_fitting
+from repro.models.memory_plan import CONTEXT_BYTES
 from repro.run.disk import free_bytes, size
 from repro.run.ensemble_cost import ensemble_seconds, likely_groups, queue_seconds, unmeasured
 from repro.run.preflight import memory_of, preflight, startable_arms
@@ -103,7 +104,7 @@ def _measured_lines(
 
     The time is of the whole run, loading and evaluation included, in the process that ended it: of
     a run that went on from a checkpoint it is less. The planned peak depends on the device, so that
-    without one it is not compared.
+    without one it is not compared; a record's is the allocator's, without the driver's context.
     """
     if selection.tier not in REAL_CHECKPOINTS:
         return []
@@ -115,7 +116,8 @@ def _measured_lines(
         record = read_record(path)
         seconds = _seconds_of(record)
         planned = cost.seconds_of_arm.get(run.arm.name)
-        peak, room = record.value("peak_bytes"), memory_of(run.arm, run.scale)[0]
+        peak = record.value("peak_bytes")
+        room = memory_of(run.arm, run.scale)[0] - CONTEXT_BYTES
         said = f"{seconds:.0f} s{_against(seconds, planned)}"
         if peak and cuda_devices():
             said += f"; peak {size(int(peak))}{_against(peak, room)}"

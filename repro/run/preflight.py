@@ -22,20 +22,15 @@ from typing import Any
 
 from repro.data.load import is_local, require_declared
 from repro.data.problem import Problem
-from repro.models.memory_plan import StepShape, full_training_bytes, peak_within, plan_memory
+from repro.models.training_memory import training_memory
 from repro.run.data_check import problems_of, reads_of
 from repro.run.disk import free_bytes, size
 from repro.spec.arm import Arm
 from repro.spec.config import RunConfig, TrainScale
 from repro.spec.hub import hub_cache, is_hub_name, snapshots
 from repro.spec.schedule import sigma_of_stage, stage_of_step
-from repro.spec.shapes import shape_of_checkpoint
 from repro.spec.target import Cost
 from repro.spec.tier import cuda_devices
-
-# A forced opening, and what the engine feeds again of a prompt.
-_BEYOND_PROMPT = 32
-_MOST_SLOTS = 256
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,47 +129,22 @@ def _noise_refusal(run: RunConfig) -> str | None:
 def memory_of(arm: Arm, scale: TrainScale) -> tuple[int, str | None]:
     """Return the planned peak of a run, and why it does not fit this machine's device, or None.
 
-    What must fit is one row: more wait for a place, and micro-batches are halved as needed.
+    What must fit is one row: more wait for a place, and micro-batches are cut to what there is.
     """
-    shape = shape_of_checkpoint(scale.checkpoint)
-    if shape is None:
+    memory = training_memory(arm, scale)
+    if memory is None:
         return 0, None
-    prompt = scale.longest_prompt + _BEYOND_PROMPT
-    completion = max(scale.rollout.max_new_tokens, scale.evaluation.sampling.max_new_tokens)
-    row = prompt + completion
-    step = StepShape(
-        shape=shape,
-        weight_format=arm.weight_format,
-        rank=arm.lora_rank if arm.training == "lora" else 1,
-        prompts=scale.prompts_per_rollout,
-        group=scale.group_size,
-        prompt_tokens=prompt,
-        completion_tokens=completion,
-        slots=min(scale.prompts_per_rollout * scale.group_size, _MOST_SLOTS),
-        micro_tokens=row * scale.micro_batch_rows,
-        optimizer=scale.optimizer.name,
-    )
-    least = dataclasses.replace(step, slots=1, micro_tokens=row)
-    more = full_training_bytes(shape, scale.optimizer.name) if arm.training == "full" else 0
-    needed, devices = plan_memory(least).peak + more, cuda_devices()
+    devices = cuda_devices()
     if not devices:
-        return plan_memory(step).peak + more, None
-    if needed <= devices[0].memory_bytes:
-        return _peak(step, devices[0].memory_bytes, more), None
-    return needed, (
-        f"{arm.label} of {shape.name} needs {needed / 1e9:.1f} GB of device memory for one row of "
-        f"{row} tokens; {devices[0].name} has {devices[0].memory_bytes / 1e9:.1f} GB"
+        return memory.peak(None), None
+    device = devices[0]
+    if memory.least <= device.memory_bytes:
+        return memory.peak(device.memory_bytes), None
+    return memory.least, (
+        f"{arm.label} of {memory.step.shape.name} needs {memory.least / 1e9:.1f} GB of device "
+        f"memory for one row of {memory.step.row_tokens} tokens; {device.name} has "
+        f"{device.memory_bytes / 1e9:.1f} GB"
     )
-
-
-def _peak(step: StepShape, device_bytes: int, more: int) -> int:
-    """Return the planned peak, micro-batches halved as the trainer halves them."""
-    while True:
-        peak = peak_within(step, device_bytes, more)
-        rows = step.micro_tokens // step.row_tokens // 2
-        if peak <= device_bytes or rows < 1:
-            return peak
-        step = dataclasses.replace(step, micro_tokens=rows * step.row_tokens)
 
 
 def disk_refusal(

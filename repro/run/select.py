@@ -17,7 +17,7 @@ from repro.spec.config import RunConfig, TrainScale, require
 from repro.spec.hub import is_hub_name
 from repro.spec.settings import merged, parse_settings, read_settings
 from repro.spec.target import Target, default_tier, plan
-from repro.spec.tier import REAL_CHECKPOINTS, Tier, parse_tier
+from repro.spec.tier import REAL_CHECKPOINTS, Tier, cuda_devices, parse_tier
 from repro.spec.variants import (
     asking,
     on_data,
@@ -28,6 +28,7 @@ from repro.spec.variants import (
     with_steps,
 )
 from repro.targets import find, runs_of
+from repro.targets.step_costs import Rates, rates_of
 from repro.targets.training_costs import training_cost
 
 
@@ -149,7 +150,9 @@ def _selected(name: str, tier: Tier | None, changes: Changes) -> Selection:
     taken = tier or (default_tier(changed) if changed.scales else Tier.SMOKE)
     if changes.settings or changes.limit is not None:
         changed = with_overrides(changed, taken, changes.settings, changes.limit)
-    changed = with_costs(changed, taken) if changed.name != source.name else changed
+    rates = next((rates_of(device.name) for device in cuda_devices()), None)
+    if changed.name != source.name or rates is not None:
+        changed = with_costs(changed, taken, rates)
     if target is source:
         target = changed
     elif changed.name != source.name:
@@ -159,12 +162,12 @@ def _selected(name: str, tier: Tier | None, changes: Changes) -> Selection:
     return Selection(target=target, source=changed, tier=taken)
 
 
-def with_costs(target: Target, tier: Tier) -> Target:
-    """Return a variant that trains published checkpoints with what its own scale will cost."""
+def with_costs(target: Target, tier: Tier, rates: Rates | None) -> Target:
+    """Return a target that trains published checkpoints with what its own scale will cost here."""
     scale = target.scales.get(tier)
     if tier not in REAL_CHECKPOINTS or not isinstance(scale, TrainScale):
         return target
-    cost = training_cost(target.arms, scale, target.costs[tier])
+    cost = training_cost(target.arms, scale, target.costs[tier], rates)
     return dataclasses.replace(target, costs={**target.costs, tier: cost})
 
 

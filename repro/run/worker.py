@@ -29,6 +29,7 @@ from repro.run import carry_out as recording
 from repro.run.device_health import DEAD, Answers
 from repro.run.disk import is_disk_fault, sentence_of
 from repro.spec.config import RunConfig
+from repro.spec.tier import REAL_CHECKPOINTS, Tier
 
 EventKind = Literal[
     "started", "progress", "finished", "stopped", "failed", "returned", "disk", "elsewhere"
@@ -77,9 +78,15 @@ class Event:
     last: bool = False
 
 
-# Steps are measured by the memory that they need, not by what a fragmented reserve holds beside it.
+# Steps are measured by the memory that they need, not by what a fragmented reserve holds beside it,
+# and a published model trains as it is measured.
 # The allocator reads its settings when torch is imported, which a task's procedure does first.
 _SEGMENTED = ("step_time", "checkpoint_path")
+
+
+def is_segmented(run: RunConfig) -> bool:
+    """Whether a run's allocator gives segments that grow, in place of blocks of fixed sizes."""
+    return run.procedure in _SEGMENTED or Tier(run.tier) in REAL_CHECKPOINTS
 
 
 # What asks a start to stop.
@@ -115,7 +122,7 @@ def work(
     inbox = _Inbox(pipe)
     fresh = True
     while (task := inbox.next_task()) is not None:
-        if task.run.procedure in _SEGMENTED:
+        if is_segmented(task.run):
             os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
         if fresh and answers is not None and not answers():
             os._exit(DEAD)

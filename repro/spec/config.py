@@ -289,6 +289,10 @@ class OptimizerConfig:
     max_grad_norm: float = 1.0
 
 
+# A forced opening makes a prompt longer than its own limit by no more than this.
+OPENING_TOKENS = 32
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainScale:
     """How large a training run is on one tier of hardware.
@@ -376,6 +380,11 @@ class TrainScale:
     def longest_prompt(self) -> int:
         """Tokens of the longest prompt, in training and in every test set."""
         return max(self.max_prompt_tokens, *(item.max_prompt_tokens for item in self.test_sets), 0)
+
+    @property
+    def longest_completion(self) -> int:
+        """Tokens of the longest completion, in training and in evaluation."""
+        return max(self.rollout.max_new_tokens, self.evaluation.sampling.max_new_tokens)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,7 +7,8 @@ forward again, gradient of the input), and twice where activations are kept:
     decode step   bytes / rate + blocks * fixed + rows * 2 * weights / flops
     update        tokens * 6 * weights / flops
 
-The rates are those of one NVIDIA H200, rounded; the figures serve planning and nothing else.
+The rates are those of one NVIDIA H200 unless another is named, rounded; the figures serve planning
+and nothing else.
 """
 
 from __future__ import annotations
@@ -44,6 +45,14 @@ H200 = Rates(
     flops_per_second=450e12,
     seconds_a_block=42e-6,
 )
+H100 = Rates(
+    name="one NVIDIA H100",
+    bytes_per_second=3.0e12,
+    flops_per_second=380e12,
+    seconds_a_block=42e-6,
+)
+# By what a device's name holds.
+_KNOWN = {"H100": H100, "H200": H200}
 # Building a model and letting it go; an engine with its captured steps; a warm-up on top of that.
 _SECONDS_A_MODEL, _SECONDS_AN_ENGINE, _SECONDS_A_WARM_UP = 5.0, 2.0, 1.5
 # About what the memory plan chooses where it is free to.
@@ -52,6 +61,11 @@ _BYTES_A_WEIGHT = {"bf16": 2.0, "nvfp4": 0.5625, "mxfp4": 0.5625, "nf4": 0.5625}
 # How much longer a pass takes than by the kernels, as first estimates.
 _SLOWER_UPDATE = {"kernels": 1.0, "dequantised": 2.0, "bitsandbytes": 1.5}
 _SLOWER_DECODE = {"kernels": 1.0, "dequantised": 1.0, "bitsandbytes": 3.0}
+
+
+def rates_of(device: str) -> Rates | None:
+    """Return the rates of a device by its name, as the driver has it; None where none are known."""
+    return next((rates for part, rates in _KNOWN.items() if part in device), None)
 
 
 def decode_seconds(arm: StepArm, point: StepPoint, rates: Rates = H200) -> float:

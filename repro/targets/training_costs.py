@@ -6,8 +6,9 @@ A rollout of R rows on S slots lasts as long as its longest rows, so that its de
     mean completion * R / S                  where rows wait for slots (R well above S)
     twice the mean, about the longest row    where all run at once
 
-and evaluation is rollouts alone. Completions' mean length is assumed, and the plan says so; dynamic
-sampling is taken to draw every batch twice.
+and evaluation is rollouts alone. A start of a run reads its weights, builds an engine and captures
+its steps; the end takes the digest of the files. Completions' mean length is assumed, and the plan
+says so; dynamic sampling is taken to draw every batch twice.
 """
 
 from __future__ import annotations
@@ -35,6 +36,10 @@ CARD_24GB = Rates(
     seconds_a_block=60e-6,
 )
 _SLOTS = 256
+# Beside training and asking (7B of 16 bits on one H100: 45 to 49 s): imports, an engine and its
+# captures; each byte of the checkpoint read, and read again for its digest.
+_SECONDS_A_START = 18.0
+_BYTES_PER_SECOND_READ = 1e9
 # Test problems of sets that are asked whole.
 TEST_PROBLEMS = {"gsm8k": 1319, "math500": 500, "aime24": 30, "aime25": 30, "amc23": 40}
 DATA_DOWNLOADS = {
@@ -92,8 +97,9 @@ def run_seconds(arm: Arm, scale: TrainScale, shape: DecoderShape, rates: Rates =
     way, mean = step_arm(arm), mean_completion(scale)
     asked = _questions(scale)
     evaluations = scale.evaluation.samples + 1
+    begin = _SECONDS_A_START + 2 * (2 * shape.parameters()) / _BYTES_PER_SECOND_READ
     if arm.training == "none":
-        return _rollout(way, shape, asked * evaluations, mean, rates)
+        return begin + _rollout(way, shape, asked * evaluations, mean, rates)
     rows = scale.prompts_per_rollout * scale.group_size
     rollouts = math.ceil(scale.steps / scale.updates_per_rollout)
     draws = _DRAWS if arm.loss.dynamic_sampling else 1
@@ -106,7 +112,8 @@ def run_seconds(arm: Arm, scale: TrainScale, shape: DecoderShape, rates: Rates =
         training += rollouts * update_seconds(way, point, rates) / 3
     every = scale.evaluation.every
     held_out = scale.data.development_problems * (scale.steps // every if every else 0)
-    return training + _rollout(way, shape, asked * (evaluations + 1) + held_out, mean, rates)
+    asking = _rollout(way, shape, asked * (evaluations + 1) + held_out, mean, rates)
+    return begin + training + asking
 
 
 def _questions(scale: TrainScale) -> int:

@@ -157,14 +157,18 @@ def test_measurements_do_not_go_side_by_side(
 
 
 @pytest.mark.parametrize(
-    ("procedure", "given", "seen"),
+    ("tier", "procedure", "given", "seen"),
     [
-        ("step_time", None, "expandable_segments:True"),
-        ("step_time", "max_split_size_mb:64", "max_split_size_mb:64"),
-        ("throughput", None, None),
+        ("systems", "step_time", None, "expandable_segments:True"),
+        ("systems", "step_time", "max_split_size_mb:64", "max_split_size_mb:64"),
+        ("systems", "throughput", None, None),
+        ("paper", "train", None, "expandable_segments:True"),
+        ("mini", "finetune", None, "expandable_segments:True"),
+        ("proxy", "train", None, None),
     ],
 )
-def test_the_allocator_of_measured_steps_is_set_before_torch_is_there(
+def test_the_allocator_of_measured_and_published_steps_is_set_before_torch_is_there(
+    tier: str,
     procedure: str,
     given: str | None,
     seen: str | None,
@@ -185,7 +189,7 @@ def test_the_allocator_of_measured_steps_is_set_before_torch_is_there(
     monkeypatch.delenv("PYTORCH_CUDA_ALLOC_CONF", raising=False)
     if given is not None:
         monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", given)
-    run = dataclasses.replace(planned([FIRST])[0], procedure=procedure)
+    run = dataclasses.replace(planned([FIRST])[0], procedure=procedure, tier=tier)
     task = Task(run=run, folder=tmp_path / "work", runs=tmp_path)
     carry_out = importlib.import_module("allocator_state").carry_out
     with WorkerPool(1, tmp_path / "workers.log", alone=True, carry_out=carry_out) as pool:

@@ -1,0 +1,83 @@
+"""What a training run takes of its device: asked by the plan of a run and by the run itself.
+
+A published model's micro-batches hold as many tokens as its device has room for: few long products
+are faster than many short ones, and the gradient is the same. So the step that trains is cut as the
+step that is timed is. A policy whose shape is not known by its checkpoint keeps the scale's rows.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+from repro.models.memory_plan import (
+    MOST_MICRO_TOKENS,
+    StepShape,
+    fit_training,
+    full_training_bytes,
+    peak_within,
+    plan_memory,
+)
+from repro.spec.arm import Arm
+from repro.spec.config import OPENING_TOKENS, TrainScale
+from repro.spec.shapes import shape_of_checkpoint
+
+# Rows that a training run's engine samples at once.
+MOST_SLOTS = 256
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingMemory:
+    """What a run of an arm at a scale takes of a device.
+
+    Attributes
+    ----------
+    step
+        With micro-batches of one row.
+    more
+        Bytes beyond the step's own plan.
+    """
+
+    step: StepShape
+    more: int
+
+    @property
+    def least(self) -> int:
+        """Bytes with one row at once, in the rollout and in the update."""
+        return plan_memory(dataclasses.replace(self.step, slots=1)).peak + self.more
+
+    def micro_tokens(self, device_bytes: int) -> int:
+        """Return the packed tokens of a micro-batch on a device of so many bytes."""
+        return fit_training(self.step, device_bytes, self.more).micro_tokens
+
+    def peak(self, device_bytes: int | None) -> int:
+        """Return the planned peak; without a device, of all rows at once."""
+        if device_bytes is None:
+            rows = max(1, min(self.step.rows, MOST_MICRO_TOKENS // self.step.row_tokens))
+            whole = dataclasses.replace(self.step, micro_tokens=rows * self.step.row_tokens)
+            return plan_memory(whole).peak + self.more
+        fitting = fit_training(self.step, device_bytes, self.more)
+        return peak_within(fitting, device_bytes, self.more)
+
+
+def training_memory(arm: Arm, scale: TrainScale) -> TrainingMemory | None:
+    """Return what a run takes of a device; None where the checkpoint's shape is not known."""
+    shape = shape_of_checkpoint(scale.checkpoint)
+    if shape is None:
+        return None
+    prompt = scale.longest_prompt + OPENING_TOKENS
+    rows = scale.prompts_per_rollout * scale.group_size
+    step = StepShape(
+        shape=shape,
+        weight_format=arm.weight_format,
+        rank=arm.lora_rank if arm.training == "lora" else 1,
+        prompts=scale.prompts_per_rollout,
+        group=scale.group_size,
+        prompt_tokens=prompt,
+        completion_tokens=scale.longest_completion,
+        slots=min(rows, MOST_SLOTS),
+        micro_tokens=prompt + scale.longest_completion,
+        optimizer=scale.optimizer.name,
+        shares_prompts=False,
+    )
+    more = full_training_bytes(shape, scale.optimizer.name) if arm.training == "full" else 0
+    return TrainingMemory(step=step, more=more)

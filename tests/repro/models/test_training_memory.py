@@ -1,0 +1,77 @@
+"""What a training run takes of its device: micro-batches that fill it, and a peak within it."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from repro.models.memory_plan import CACHE_SHARE, MOST_MICRO_TOKENS, plan_memory
+from repro.models.training_memory import TrainingMemory, training_memory
+from repro.spec.config import TrainScale
+from repro.spec.tier import Tier
+from repro.targets import find
+
+H100, CARD = 85_000_000_000, 24 * 2**30
+
+
+def of(target: str, tier: Tier, arm: str = "nvfp4_lora") -> TrainingMemory:
+    memory = training_memory(find(target).arm(arm), find(target).scales[tier])
+    assert memory is not None
+    return memory
+
+
+def test_a_published_model_trains_in_micro_batches_as_long_as_its_device_holds() -> None:
+    memory = of("table1", Tier.PAPER)
+    row = memory.step.row_tokens
+    fitting = memory.micro_tokens(H100)
+    # As many rows of the longest kind as are of use.
+    assert fitting == MOST_MICRO_TOKENS // row * row
+    assert row <= memory.micro_tokens(16 * 2**30) < fitting
+    assert memory.micro_tokens(10**9) == row
+
+
+@pytest.mark.parametrize("arm", ["bf16_lora", "nvfp4_lora"])
+@pytest.mark.parametrize(
+    ("target", "tier", "device"),
+    [
+        ("table1", Tier.PAPER, H100),
+        ("table2_14b", Tier.PAPER, H100),
+        ("table1_1_5b", Tier.MINI, CARD),
+    ],
+)
+def test_the_planned_peak_lies_within_the_device(
+    target: str, tier: Tier, device: int, arm: str
+) -> None:
+    memory = of(target, tier, arm)
+    assert memory.least < memory.peak(device) <= 0.95 * device
+    assert memory.peak(device) <= memory.peak(None)
+
+
+def test_full_training_leaves_less_for_micro_batches() -> None:
+    lora, full = (of("table1", Tier.PAPER, arm) for arm in ("bf16_lora", "bf16_full"))
+    assert full.more > 0 == lora.more
+    device = int(1.05 * full.least / 0.95)
+    assert full.micro_tokens(device) < lora.micro_tokens(device)
+
+
+def test_every_slot_of_a_training_run_has_room_for_a_prompt_of_its_own() -> None:
+    step = of("table1", Tier.PAPER).step
+    assert step.slots == 256
+    assert step.cache_blocks == 256 * -(-step.row_tokens // 32) + 1
+    assert step.prompts_at_once == 256
+    shared = dataclasses.replace(step, shares_prompts=True)
+    assert shared.prompts_at_once == 256 // step.group
+    assert shared.cache_blocks < step.cache_blocks
+
+
+def test_the_cache_takes_no_more_than_its_share_of_what_is_free() -> None:
+    memory = of("table1", Tier.PAPER)
+    whole = plan_memory(memory.step).rollout["cache"]
+    assert whole > CACHE_SHARE * H100
+    assert memory.peak(H100) < whole
+
+
+def test_a_policy_of_unknown_shape_has_no_plan() -> None:
+    scale: TrainScale = find("table1").scales[Tier.SMOKE]
+    assert training_memory(find("table1").arm("nvfp4_lora"), scale) is None

@@ -1,0 +1,60 @@
+"""How a run's policy is made ready to train: its micro-batches by the device's memory."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from repro.models.training_memory import training_memory
+from repro.procedures import train
+from repro.procedures.train import Bench
+from repro.spec.target import plan
+from repro.spec.tier import Tier
+from repro.targets import find
+
+H100_BYTES = 85_000_000_000
+
+
+def bench_of(tier: Tier, device: str) -> Bench:
+    (run,) = plan(find("table1"), tier, 1, ["nvfp4_lora"])
+    policy: Any = SimpleNamespace(device=torch.device(device))
+    unused: Any = None
+    return Bench(
+        run=run,
+        policy=policy,
+        sampler=unused,
+        board=unused,
+        tally=unused,
+        test=[],
+        further={},
+        development=[],
+    )
+
+
+@pytest.fixture
+def h100(monkeypatch: pytest.MonkeyPatch) -> None:
+    properties = SimpleNamespace(total_memory=H100_BYTES)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
+
+
+@pytest.mark.usefixtures("h100")
+def test_a_published_model_trains_in_the_micro_batches_that_its_plan_chose(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    bench = bench_of(Tier.PAPER, "cuda")
+    memory = training_memory(bench.run.arm, bench.run.scale)
+    assert memory is not None
+    taken: dict[str, Any] = {}
+    monkeypatch.setattr(train, "single_policy", lambda *given, **named: taken.update(named))
+    bench.alone()
+    assert taken == {"micro_tokens": memory.micro_tokens(H100_BYTES)}
+    assert memory.micro_tokens(H100_BYTES) > bench.run.scale.micro_batch_rows
+
+
+@pytest.mark.usefixtures("h100")
+@pytest.mark.parametrize(("tier", "device"), [(Tier.PAPER, "cpu"), (Tier.PROXY, "cuda")])
+def test_other_policies_keep_the_rows_of_their_scale(tier: Tier, device: str) -> None:
+    assert bench_of(tier, device).micro_tokens is None
