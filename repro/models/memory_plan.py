@@ -65,6 +65,10 @@ CONTEXT_BYTES = 854 << 20
 _WORKSPACE_BYTES = 64 << 20
 # A captured step: nodes and their arguments, by block and width; and its share of activations.
 _GRAPH_BYTES_A_BLOCK = 160 << 10
+# A draw through a filter sorts the vocabulary for so many rows at once, and a capture keeps what
+# that takes: a logit in float32 several times, its place, and its mass in float64 several times.
+FILTERED_ROWS = 32
+_FILTER_BYTES = 60
 # Projections that share an input are one product in the engine.
 _FUSED = (("q_proj", "k_proj", "v_proj"), ("o_proj",), ("gate_proj", "up_proj"), ("down_proj",))
 # Rows at which the engine captures a step.
@@ -100,6 +104,8 @@ class StepShape:
     shares_prompts
         Whether the cache is sized for groups that share their prompt's blocks; else each slot has
         room for a prompt of its own, as where single questions are asked, too.
+    filtered
+        Whether some completions are drawn through a filter, which sorts the vocabulary.
     """
 
     shape: DecoderShape
@@ -117,6 +123,7 @@ class StepShape:
     keep_cache: bool = True
     packed: bool = True
     shares_prompts: bool = True
+    filtered: bool = False
 
     def __post_init__(self) -> None:
         require_choice("weight format", self.weight_format, WeightFormat)
@@ -298,7 +305,8 @@ def _graph_bytes(step: StepShape) -> int:
     widths = sum(width <= max(step.slots, 1) for width in GRAPH_WIDTHS)
     a_row = 2 * (4 * shape.hidden + shape.query_size + 2 * shape.key_size + 3 * shape.intermediate)
     tables = step.slots * step.completion_tokens * (8 + 4 + 4)  # numbers, tokens, logprobs
-    return widths * shape.layers * _GRAPH_BYTES_A_BLOCK + step.slots * a_row + tables
+    drawn = min(step.slots, FILTERED_ROWS) * shape.vocabulary * _FILTER_BYTES * step.filtered
+    return widths * shape.layers * _GRAPH_BYTES_A_BLOCK + step.slots * a_row + tables + drawn
 
 
 def _prefill_bytes(step: StepShape) -> int:

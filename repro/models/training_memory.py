@@ -78,6 +78,7 @@ def training_memory(arm: Arm, scale: TrainScale) -> TrainingMemory | None:
         micro_tokens=prompt + scale.longest_completion,
         optimizer=scale.optimizer.name,
         shares_prompts=False,
+        filtered=scale.rollout.filtered or scale.evaluation.sampling.filtered,
     )
     more = full_training_bytes(shape, scale.optimizer.name) if arm.training == "full" else 0
     return TrainingMemory(step=step, more=more)

@@ -291,7 +291,7 @@ def require_trainable(run: RunConfig) -> None:
         raise ValueError(
             f"rollout temperature is {sampling.temperature}; training samples, so it must be > 0"
         )
-    if sampling.top_p != 1 or sampling.top_k != 0 or sampling.min_p != 0:
+    if sampling.filtered:
         raise ValueError(
             f"rollouts use top_p {sampling.top_p}, top_k {sampling.top_k}, min_p {sampling.min_p}; "
             "the trainer's log-probabilities are of the full softmax, so they must be 1, 0 and 0"

@@ -1,7 +1,8 @@
 """The end of a decode step: a token from each row's logits, and the row's state moved on by it.
 
 `choose` is the plain form, for any device and any filter; it neither waits for the device nor
-branches on values, so it can be captured. Rows whose logits are not finite draw nothing.
+branches on values, so it can be captured. Rows whose logits are not finite draw nothing. A filter
+takes few rows at a time, since a capture keeps the memory that one draw needs.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import dataclasses
 import torch
 from torch import Tensor
 
+from repro.models.memory_plan import FILTERED_ROWS
 from repro.rollout.draw import draw
 from repro.rollout.state import RowState
 from repro.spec.config import SamplingConfig
@@ -28,12 +30,26 @@ def choose(logits: Tensor, state: RowState, sampling: SamplingConfig) -> None:
         Filters, and whether the temperature is 0.
     """
     M = logits.shape[0]
-    faulty = ~torch.isfinite(logits).all(dim=-1)  # (M,)
-    sound = logits.masked_fill(faulty.unsqueeze(1), 0.0)
     column = state.counts[:M].clamp(max=state.uniforms.shape[1] - 1).long().unsqueeze(1)  # (M, 1)
     numbers = state.uniforms[:M].gather(1, column).squeeze(1)  # (M,)
+    temperature = None
     if sampling.temperature > 0:
-        sound = sound / state.temperature
+        temperature = state.temperature
         sampling = dataclasses.replace(sampling, temperature=1.0)
-    ids, logprobs = draw(sound, numbers, sampling)
-    state.advance(ids, logprobs, faulty)
+    rows = FILTERED_ROWS if sampling.filtered else M
+    parts = [
+        _drawn(some, uniform, temperature, sampling)
+        for some, uniform in zip(logits.split(rows), numbers.split(rows), strict=True)
+    ]
+    state.advance(*(torch.cat(values) for values in zip(*parts, strict=True)))  # (M,) each
+
+
+def _drawn(
+    logits: Tensor, uniform: Tensor, temperature: Tensor | None, sampling: SamplingConfig
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return tokens, log-probabilities and which rows are faulty, of some rows."""
+    faulty = ~torch.isfinite(logits).all(dim=-1)  # (m,)
+    sound = logits.masked_fill(faulty.unsqueeze(1), 0.0)
+    if temperature is not None:
+        sound = sound / temperature
+    return (*draw(sound, uniform, sampling), faulty)

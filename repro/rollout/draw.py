@@ -128,8 +128,7 @@ def draw_exploring(
     ValueError
         When `sampling` is greedy or has filters.
     """
-    filtered = sampling.top_p != 1 or sampling.top_k != 0 or sampling.min_p != 0
-    if sampling.temperature == 0 or filtered:
+    if sampling.temperature == 0 or sampling.filtered:
         raise ValueError(
             f"exploration draws from the full softmax of the policy; found {sampling}, which needs "
             "a temperature above 0, top_p 1, top_k 0 and min_p 0"

@@ -132,7 +132,7 @@ class KernelOps:
 
     def choose(self, logits: Tensor, state: RowState, sampling: SamplingConfig) -> None:
         """See `TorchOps.choose`."""
-        if sampling.top_k or sampling.top_p < 1 or sampling.min_p:
+        if sampling.filtered:
             choose(logits, state, sampling)
             return
         decode_choice.choose(

@@ -177,6 +177,11 @@ class SamplingConfig:
             f"max_new_tokens is {self.max_new_tokens}; it must be 1 or more",
         )
 
+    @property
+    def filtered(self) -> bool:
+        """Whether a filter removes tokens before one is drawn."""
+        return self.top_p < 1 or self.top_k > 0 or self.min_p > 0
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvaluationConfig:
@@ -312,6 +317,7 @@ class TrainScale:
     micro_batch_rows
         A micro-batch has at most the tokens of so many rows as long as the step's longest; changes
         memory, never the gradient, except that `token_mean_local` takes a mean over so many rows.
+        A published model on a GPU takes as many tokens as its device holds instead.
     compute_dtype
         Dtype of activations; master weights of what is trained are float32 at every tier.
     checkpoint_every

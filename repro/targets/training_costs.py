@@ -16,6 +16,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Sequence
+from pathlib import Path
 
 from repro.spec.arm import Arm
 from repro.spec.config import TrainScale
@@ -97,7 +98,8 @@ def run_seconds(arm: Arm, scale: TrainScale, shape: DecoderShape, rates: Rates =
     way, mean = step_arm(arm), mean_completion(scale)
     asked = _questions(scale)
     evaluations = scale.evaluation.samples + 1
-    begin = _SECONDS_A_START + 2 * (2 * shape.parameters()) / _BYTES_PER_SECOND_READ
+    stored = _stored_bytes(scale.checkpoint, shape)
+    begin = _SECONDS_A_START + 2 * stored / _BYTES_PER_SECOND_READ
     if arm.training == "none":
         return begin + _rollout(way, shape, asked * evaluations, mean, rates)
     rows = scale.prompts_per_rollout * scale.group_size
@@ -114,6 +116,12 @@ def run_seconds(arm: Arm, scale: TrainScale, shape: DecoderShape, rates: Rates =
     held_out = scale.data.development_problems * (scale.steps // every if every else 0)
     asking = _rollout(way, shape, asked * (evaluations + 1) + held_out, mean, rates)
     return begin + training + asking
+
+
+def _stored_bytes(checkpoint: str, shape: DecoderShape) -> int:
+    """Return the bytes of a checkpoint's weights: of the files in a folder, else 16 bits each."""
+    files = Path(checkpoint).expanduser().glob("*.safetensors")
+    return sum(file.stat().st_size for file in files) or 2 * shape.parameters()
 
 
 def _questions(scale: TrainScale) -> int:

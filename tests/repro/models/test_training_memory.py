@@ -6,7 +6,7 @@ import dataclasses
 
 import pytest
 
-from repro.models.memory_plan import CACHE_SHARE, MOST_MICRO_TOKENS, plan_memory
+from repro.models.memory_plan import CACHE_SHARE, FILTERED_ROWS, MOST_MICRO_TOKENS, plan_memory
 from repro.models.training_memory import TrainingMemory, training_memory
 from repro.spec.config import TrainScale
 from repro.spec.tier import Tier
@@ -63,6 +63,16 @@ def test_every_slot_of_a_training_run_has_room_for_a_prompt_of_its_own() -> None
     shared = dataclasses.replace(step, shares_prompts=True)
     assert shared.prompts_at_once == 256 // step.group
     assert shared.cache_blocks < step.cache_blocks
+
+
+def test_questions_that_are_asked_through_a_filter_need_room_for_its_draw() -> None:
+    step = of("table1", Tier.PAPER).step
+    assert step.filtered  # evaluation's top_p is 0.95 (section 4.1)
+    graphs = [
+        plan_memory(dataclasses.replace(step, filtered=of_a_filter)).rollout["graphs"]
+        for of_a_filter in (True, False)
+    ]
+    assert graphs[0] - graphs[1] == FILTERED_ROWS * step.shape.vocabulary * 60
 
 
 def test_the_cache_takes_no_more_than_its_share_of_what_is_free() -> None:
