@@ -362,6 +362,5 @@ def gpu_tests_rows(expected: Path, root: Path = PACKAGE.parent) -> list[str]:
         ),
         "- The source is that of the latest run."
         if current
-        else "- **Older than the source**: files that the latest run covers have changed since; "
-        "`nox -s tests` ends by naming them.",
+        else "- **Older than the source**: covered files changed since.",
     ]

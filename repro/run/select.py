@@ -28,6 +28,7 @@ from repro.spec.variants import (
     with_steps,
 )
 from repro.targets import find, runs_of
+from repro.targets.paper import REVISIONS
 from repro.targets.step_costs import Rates, rates_of
 from repro.targets.training_costs import training_cost
 
@@ -97,7 +98,7 @@ def changes_of(args: argparse.Namespace) -> Changes:
     named: dict[str, Any] = {}
     if model is not None:
         named["checkpoint"] = model_source(model)
-        named["revision"] = "main" if is_hub_name(named["checkpoint"]) else ""
+        named["revision"] = revision_of(named["checkpoint"])
     if revision is not None:
         named["revision"] = revision
     settings = merged(merged(settings, named), parse_settings(given.get("set") or []))
@@ -169,6 +170,11 @@ def with_costs(target: Target, tier: Tier, rates: Rates | None) -> Target:
         return target
     cost = training_cost(target.arms, scale, target.costs[tier], rates)
     return dataclasses.replace(target, costs={**target.costs, tier: cost})
+
+
+def revision_of(checkpoint: str) -> str:
+    """Return the commit of a hub name that a target pins, else `main`; empty for a folder."""
+    return REVISIONS.get(checkpoint, "main") if is_hub_name(checkpoint) else ""
 
 
 def model_source(named: str) -> str:

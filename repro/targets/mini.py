@@ -30,7 +30,7 @@ from repro.spec.tier import Tier
 from repro.targets import paper_effects
 from repro.targets.chosen_rates import choice_file, chosen_rates
 from repro.targets.claims import difference
-from repro.targets.paper import GSM8K_PROMPT
+from repro.targets.paper import GSM8K_PROMPT, pinned
 from repro.targets.rates import FACTORS, at_rate
 from repro.targets.table1 import (
     BF16,
@@ -109,8 +109,7 @@ _CLAIMS = (
 )
 
 SWEEP_1_5B = TrainScale(
-    checkpoint="Qwen/Qwen2.5-1.5B-Instruct",
-    revision="main",
+    **pinned("Qwen/Qwen2.5-1.5B-Instruct"),
     # The sweep chooses on the development split; its few test problems are read by no rule.
     data=DataConfig(source="gsm8k", development_problems=200, test_problems=100),
     steps=300,
@@ -138,7 +137,7 @@ SWEEP_1_5B = TrainScale(
     checkpoint_every=25,
     seeds=TUNING_SEEDS,
 )
-SWEEP_0_5B = dataclasses.replace(SWEEP_1_5B, checkpoint="Qwen/Qwen2.5-0.5B-Instruct")
+SWEEP_0_5B = dataclasses.replace(SWEEP_1_5B, **pinned("Qwen/Qwen2.5-0.5B-Instruct"))
 
 
 def tested(sweep: TrainScale, name: str) -> TrainScale:

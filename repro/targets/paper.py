@@ -9,8 +9,9 @@ longest prompt with Qwen2.5's tokenizer, its chat template and the paper's suffi
 Nothing is held out of the training splits, as in the paper, so no accuracy is measured during
 training; `--set data.development_problems=200 --set evaluation.every=50` does both.
 
-The hub's commits of the checkpoints are not in the paper: `revision` says `main`, and every record
-names the commit that was loaded.
+The hub's commits of the checkpoints are not in the paper. Pinned are those that public repositories
+name for these checkpoints (ten or more each, looked up on 2026-11-23); every record names the
+commit that was loaded.
 """
 
 from __future__ import annotations
@@ -36,9 +37,23 @@ BENCHMARKS = (
     ProblemSet(name="amc23", data=DataConfig(source="amc23"), max_prompt_tokens=320),
 )
 
+REVISIONS = {
+    "Qwen/Qwen2.5-0.5B-Instruct": "7ae557604adf67be50417f59c2c2f167def9a775",
+    "Qwen/Qwen2.5-1.5B-Instruct": "989aa7980e4cf806f80c7fef2b1adb7bc71aa306",
+    "Qwen/Qwen2.5-3B-Instruct": "aa8e72537993ba99e69dfaafa59ed015b17504d1",
+    "Qwen/Qwen2.5-7B-Instruct": "a09a35458c702b33eeacc393d103063234e8bc28",
+    "Qwen/Qwen2.5-14B-Instruct": "cf98f3b3bbb457ad9e2bb7baf9a0125b6b88caa8",
+    "Qwen/Qwen2.5-32B-Instruct": "5ede1c97bbab6ce5cda5812749b4c0bdf79b18dd",
+}
+
+
+def pinned(checkpoint: str) -> dict[str, str]:
+    """Return a published checkpoint with its commit, as fields of a scale."""
+    return {"checkpoint": checkpoint, "revision": REVISIONS[checkpoint]}
+
+
 GSM8K_7B = TrainScale(
-    checkpoint="Qwen/Qwen2.5-7B-Instruct",
-    revision="main",
+    **pinned("Qwen/Qwen2.5-7B-Instruct"),
     # "7,500 samples" (section 4.1): the training split as it is.
     data=DataConfig(source="gsm8k"),
     steps=600,
@@ -70,7 +85,7 @@ GSM8K_7B = TrainScale(
     ),
     compute_dtype="bfloat16",
 )
-GSM8K_3B = dataclasses.replace(GSM8K_7B, checkpoint="Qwen/Qwen2.5-3B-Instruct")
+GSM8K_3B = dataclasses.replace(GSM8K_7B, **pinned("Qwen/Qwen2.5-3B-Instruct"))
 
 BIGMATH_7B = dataclasses.replace(
     GSM8K_7B,
@@ -91,10 +106,10 @@ BIGMATH_7B = dataclasses.replace(
     accuracy_over="sets",
 )
 BIGMATH_14B = dataclasses.replace(
-    BIGMATH_7B, checkpoint="Qwen/Qwen2.5-14B-Instruct", micro_batch_rows=1
+    BIGMATH_7B, **pinned("Qwen/Qwen2.5-14B-Instruct"), micro_batch_rows=1
 )
 BIGMATH_32B = dataclasses.replace(
     BIGMATH_14B,
-    checkpoint="Qwen/Qwen2.5-32B-Instruct",
+    **pinned("Qwen/Qwen2.5-32B-Instruct"),
     data=DataConfig(source="bigmath", levels=(4, 5)),
 )

@@ -211,6 +211,10 @@ def test_a_hub_name_brings_its_revision_and_a_folder_none(tmp_path: Path) -> Non
         "revision": "v1",
     }
     assert settings("--model", str(tmp_path)) == {"checkpoint": str(tmp_path), "revision": ""}
+    # The commit that the targets pin, not whatever the branch holds by then.
+    named = "Qwen/Qwen2.5-7B-Instruct"
+    pinned = find("table1").scales[Tier.PAPER].revision
+    assert settings("--model", named) == {"checkpoint": named, "revision": pinned}
 
 
 def test_values_are_read_by_the_type_of_their_field() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 
 from repro.spec.config import GRPO, Arm, Exploration, NoiseConfig, TrainScale
 from repro.spec.effect import Assay, Effect, Look
+from repro.spec.hub import is_hub_name
 from repro.spec.schedule import learning_rate_of_run
 from repro.spec.target import (
     Claim,
@@ -20,7 +22,7 @@ from repro.spec.target import (
     other_tiers,
     plan,
 )
-from repro.spec.tier import Tier, cuda_devices, parse_tier
+from repro.spec.tier import REAL_CHECKPOINTS, Tier, cuda_devices, parse_tier
 from repro.spec.variants import on_data, with_steps
 from repro.targets import TARGETS, find, runs_of
 from repro.targets.claims import HEADROOM
@@ -430,3 +432,18 @@ def test_a_cut_of_a_target_that_shares_arms_runs_them_itself(name: str) -> None:
     planned = {run.arm.name for run in plan(short, Tier.PROXY, [0])}
     assert planned == {arm.name for arm in target.arms}
     assert {run.target for run in plan(short, Tier.PROXY, [0])} == {short.name}
+
+
+def test_every_published_checkpoint_is_pinned_to_a_commit() -> None:
+    scales = [
+        scale
+        for target in TARGETS
+        for tier in REAL_CHECKPOINTS
+        if isinstance(scale := target.scales.get(tier), TrainScale)
+    ]
+    assert len({scale.checkpoint for scale in scales}) == 6
+    for scale in scales:
+        assert is_hub_name(scale.checkpoint)
+        assert re.fullmatch("[0-9a-f]{40}", scale.revision), scale.checkpoint
+    # No two checkpoints share a commit.
+    assert len({scale.revision for scale in scales}) == 6
