@@ -68,12 +68,12 @@ def idle_graders() -> list[Worker]:
     return []
 
 
-@pytest.fixture(scope="session", autouse=True)
+@pytest.fixture(scope="module", autouse=True)
 def kept_graders(idle_graders: list[Worker]) -> Iterator[None]:
     """Let a pool leave its idle workers to the next one: a second of SymPy's imports less for each.
 
     Workers know nothing of the pairs of before but how to read them; pools remember on their own.
-    For the session: records that a module's tests share are made before any fixture of a test.
+    For a module: records that its tests share are made before any fixture of a test.
     """
     start, close = GraderPool._start, GraderPool.close
 
