@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import fcntl
 import functools
 import multiprocessing
+import os
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 from unittest import mock
 
 import pytest
@@ -21,6 +25,7 @@ from repro.spec.config import RunConfig
 from repro.spec.target import plan
 from repro.spec.tier import Tier
 from repro.targets import find
+from tests.repro.environment import with_environment
 from tests.repro.made_up import honest_proxy_record, honest_record, source_of
 from tests.repro.recorded_smoke import record_smoke
 
@@ -40,13 +45,20 @@ def made_up_commits(monkeypatch: pytest.MonkeyPatch) -> None:
 def warm_workers(monkeypatch: pytest.MonkeyPatch) -> None:
     """Fork workers off a process that has imported what training needs: 8 s less for each.
 
-    For tests of what runs leave. Tests of how workers live and die start them as a command does,
-    as do those that change variables of the environment: a forked worker has those of its server.
+    For tests of what runs leave, and of workers that die or get signals once they are at work. How
+    they start, with the limits and blocked signals of their parent, needs a command's own workers.
     """
     server = multiprocessing.get_context("forkserver")
     # Nothing of this project: a worker's modules are those of its own start.
     server.set_forkserver_preload(["transformers.models.qwen2.modeling_qwen2", "peft"])
-    by_fork = SimpleNamespace(get_context=lambda method: server)
+
+    def process(target: Callable[..., None], args: tuple[Any, ...], **more: Any) -> BaseProcess:
+        # A forked process has its server's environment; a fresh one would have this one's.
+        in_place = os.environ.copy(), target, *args
+        return server.Process(target=with_environment, args=in_place, **more)
+
+    forking = SimpleNamespace(Pipe=server.Pipe, Process=process)
+    by_fork = SimpleNamespace(get_context=lambda method: forking)
     monkeypatch.setattr(workers, "multiprocessing", by_fork)
 
 
@@ -56,11 +68,12 @@ def idle_graders() -> list[Worker]:
     return []
 
 
-@pytest.fixture(autouse=True)
-def kept_graders(idle_graders: list[Worker], monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture(scope="module", autouse=True)
+def kept_graders(idle_graders: list[Worker]) -> Iterator[None]:
     """Let a pool leave its idle workers to the next one: a second of SymPy's imports less for each.
 
     Workers know nothing of the pairs of before but how to read them; pools remember on their own.
+    For a module: records that its tests share are made before any fixture of a test.
     """
     start, close = GraderPool._start, GraderPool.close
 
@@ -84,8 +97,10 @@ def kept_graders(idle_graders: list[Worker], monkeypatch: pytest.MonkeyPatch) ->
             pool._places.put(None)
         close(pool)
 
-    monkeypatch.setattr(GraderPool, "_start", started)
-    monkeypatch.setattr(GraderPool, "close", closed)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(GraderPool, "_start", started)
+        patch.setattr(GraderPool, "close", closed)
+        yield
 
 
 @pytest.fixture
@@ -134,5 +149,17 @@ def made_up_record() -> Callable[[RunConfig], Record]:
 
 @pytest.fixture(scope="session")
 def smoke_runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a folder of real records of the smoke tier; see `recorded_smoke`. Copy it to edit."""
-    return record_smoke(tmp_path_factory.mktemp("recorded_smoke") / "runs")
+    """Return a folder of real records of the smoke tier; see `recorded_smoke`. Copy it to edit.
+
+    Where several processes run the tests, the first that asks makes it for all; the others wait.
+    """
+    base = tmp_path_factory.getbasetemp()
+    shared = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
+    folder, done = shared / "recorded_smoke" / "runs", shared / "recorded_smoke" / "done"
+    folder.mkdir(parents=True, exist_ok=True)
+    with (shared / "recorded_smoke.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not done.exists():
+            record_smoke(folder)
+            done.touch()
+    return folder

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import errno
+import multiprocessing
 import os
 import random
+import resource
 import signal
 import subprocess
 import sys
 import time
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -173,35 +176,40 @@ def test_a_kill_at_any_file_operation_leaves_a_good_snapshot(tmp_path: Path) -> 
     assert not list(folder.glob("unfinished-*"))
 
 
-WRITING = """
-import sys
-sys.path[:0] = {paths!r}
-from pathlib import Path
-from tests.repro.rl.test_snapshots import newest, write
-folder = Path({folder!r})
-step = (newest(folder) or 0) + 1
-while True:
-    write(folder, step)
-    step += 1
-"""
+# Forked, so that they need not import torch again.
+FORKED = multiprocessing.get_context("fork")
+
+
+def write_on(folder: Path) -> None:
+    """Write snapshots until the process is killed."""
+    step = newest(folder) or 0
+    while True:
+        step += 1
+        write(folder, step)
+
+
+def latest(folder: Path) -> int:
+    """Return the last step whose folder has its final name, read or not."""
+    return max((int(path.name[5:]) for path in folder.glob("step-*")), default=0)
 
 
 def test_a_kill_at_any_time_leaves_a_good_snapshot(tmp_path: Path) -> None:
     folder, draw, last = tmp_path / "kept", random.Random(5), 0
-    script = WRITING.format(paths=[str(ROOT)], folder=str(folder))
     for _ in range(3):
-        writer = subprocess.Popen([sys.executable, "-c", script], cwd=ROOT)
+        writer = FORKED.Process(target=write_on, args=(folder,))
+        writer.start()
         deadline = time.monotonic() + 120
-        while not list(folder.glob(f"step-{last + 5:08d}")):
-            assert writer.poll() is None
+        while (seen := latest(folder)) < last + 5:
+            assert writer.is_alive()
             assert time.monotonic() < deadline
-            last = max([last, *(int(path.name[5:]) - 4 for path in folder.glob("step-*"))])
+            time.sleep(0.005)
         time.sleep(draw.uniform(0, 0.05))
-        os.kill(writer.pid, signal.SIGKILL)
-        writer.wait()
+        writer.kill()
+        writer.join()
+        assert writer.exitcode == -signal.SIGKILL
         reached = newest(folder)
         assert reached is not None
-        assert reached >= last
+        assert reached >= seen
         last = reached
 
 
@@ -224,27 +232,26 @@ def test_a_disk_that_fails_leaves_the_snapshot_of_before_and_no_other_file(
     assert newest(tmp_path) == 1
 
 
-LIMITED = """
-import resource, sys
-sys.path[:0] = {paths!r}
-from pathlib import Path
-import torch
-from repro.rl.snapshots import write_snapshot
-resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
-try:
-    write_snapshot(Path({folder!r}), 2, {{"a.safetensors": {{"w": torch.zeros(9999)}}}}, {{}})
-except OSError as error:
-    print(error)
-"""
+def write_within_a_limit(folder: Path, pipe: Connection) -> None:
+    """Write a snapshot that is larger than the process may write; send the error's words."""
+    resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
+    try:
+        write_snapshot(folder, 2, {"a.safetensors": {"w": torch.zeros(9999)}}, {})
+    except OSError as error:
+        pipe.send(str(error))
 
 
 def test_a_file_that_grows_beyond_its_limit_leaves_nothing_half_written(tmp_path: Path) -> None:
     write(tmp_path, 1)
-    script = LIMITED.format(paths=[str(ROOT)], folder=str(tmp_path))
-    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, check=False,
-                          capture_output=True, text=True, timeout=120)  # fmt: skip
-    assert "File too large" in done.stdout, done.stderr
-    assert str(tmp_path / "step-00000002") in done.stdout
+    ours, theirs = FORKED.Pipe()
+    writer = FORKED.Process(target=write_within_a_limit, args=(tmp_path, theirs))
+    writer.start()
+    writer.join(timeout=120)
+    assert writer.exitcode == 0
+    assert ours.poll()
+    sentence = ours.recv()
+    assert "File too large" in sentence
+    assert str(tmp_path / "step-00000002") in sentence
     assert names(tmp_path) == ["step-00000001"]
 
 

@@ -204,6 +204,7 @@ def test_the_commit_of_a_hub_name_is_recorded(
     assert record.config["scale"]["revision"] == "main"
 
 
+@pytest.mark.usefixtures("warm_workers")
 def test_one_command_plans_runs_checks_and_reports(
     checkpoint: Path,
     tmp_path: Path,
