@@ -17,6 +17,7 @@ commit that was loaded.
 from __future__ import annotations
 
 import dataclasses
+from typing import TypedDict
 
 from repro.spec.config import (
     DataConfig,
@@ -47,7 +48,14 @@ REVISIONS = {
 }
 
 
-def pinned(checkpoint: str) -> dict[str, str]:
+class Pinned(TypedDict):
+    """The fields of a scale that name a checkpoint."""
+
+    checkpoint: str
+    revision: str
+
+
+def pinned(checkpoint: str) -> Pinned:
     """Return a published checkpoint with its commit, as fields of a scale."""
     return {"checkpoint": checkpoint, "revision": REVISIONS[checkpoint]}
 
