@@ -198,7 +198,7 @@ def propose(session: nox.Session) -> None:
     commit = str(session.run("git", "rev-parse", "--short", "HEAD", silent=True, external=True))
     branch, title = f"baselines-{commit.strip()}", f"Bless the GPU records of {commit.strip()}"
     session.run("git", "switch", "--create", branch, external=True)
-    session.run("git", "add", "expected", "docs", *PAGES, external=True)
+    session.run("git", "add", "benchmarks", "expected", "docs", *PAGES, external=True)
     session.run("git", "commit", "--message", title, external=True)
     session.run("git", "push", "--set-upstream", "origin", branch, external=True)
     body = "Written by `nox -s bless-device` from records of one machine; docs/ci.md says how."

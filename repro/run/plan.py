@@ -19,10 +19,10 @@ from repro.measure.rollout_plan import not_fitting
 from repro.models.memory_plan import CONTEXT_BYTES
 from repro.run.disk import free_bytes, size
 from repro.run.ensemble_cost import ensemble_seconds, likely_groups, queue_seconds, unmeasured
-from repro.run.preflight import memory_of, preflight, startable_arms
+from repro.run.preflight import is_published, memory_of, preflight, startable_arms
 from repro.run.proxy_options import making
 from repro.run.select import Selection
-from repro.spec.config import RunConfig
+from repro.spec.config import RunConfig, TrainScale
 from repro.spec.target import Cost
 from repro.spec.throughput import ThroughputScale
 from repro.spec.tier import REAL_CHECKPOINTS, cuda_devices
@@ -68,7 +68,8 @@ def plan_text(
     if unchosen:
         lines.append(f"  It cannot start: {unchosen}.")
     lines += _arm_lines(runs, done, estimates, together=cost.together is not None)
-    lines += _totals(left, estimates, cost, workers, _ensemble_time(left, cost, workers))
+    ensembles = _ensemble_time(left, cost, workers)
+    lines += _totals(runs, left, estimates, cost, workers, ensembles)
     lines += _preflight_lines(left)
     # What cannot start here takes no disk, unless nothing can: then the plan is for elsewhere.
     arms = [run.arm.name for run in left] if missing else startable_arms(left)
@@ -208,7 +209,12 @@ def _ensemble_time(left: list[RunConfig], cost: Cost, devices: int) -> str | Non
 
 
 def _totals(
-    left: list[RunConfig], estimates: Estimates, cost: Cost, workers: int, ensembles: str | None
+    runs: list[RunConfig],
+    left: list[RunConfig],
+    estimates: Estimates,
+    cost: Cost,
+    workers: int,
+    ensembles: str | None,
 ) -> list[str]:
     times = [estimates.seconds.get(run.arm.name) for run in left]
     known = [seconds for seconds in times if seconds is not None]
@@ -224,7 +230,11 @@ def _totals(
     absent = [item for item in cost.downloads if not item.present()]
     fetched = "; ".join(f"{item.name} ({size(item.nbytes)})" for item in absent) or "none"
     memory = estimates.memory_bytes * max(1, min(workers, len(left) or 1))
-    planned = [preflight(run).memory_bytes for run in {r.arm: r for r in left}.values()]
+    planned = [
+        memory_of(run.arm, run.scale)[0]
+        for run in {run.arm: run for run in left or runs}.values()
+        if isinstance(run.scale, TrainScale) and is_published(run.scale)
+    ]
     if any(planned):
         memory = max(planned)  # of each device
     if ensembles is not None:

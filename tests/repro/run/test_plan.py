@@ -13,6 +13,7 @@ from repro.models.memory_plan import CONTEXT_BYTES
 from repro.run import plan as plans
 from repro.run import preflight as preflights
 from repro.run import select as selecting
+from repro.run.disk import size
 from repro.run.places import expected_folder
 from repro.run.plan import plan_text
 from repro.run.preflight import memory_of
@@ -33,6 +34,12 @@ def having_taken(record: Record, seconds: float, peak_bytes: float) -> Record:
     )
 
 
+def planned_memory(selection: Selection, runs: Path) -> str:
+    text = plan_text(selection, selection.plan(1, ["nvfp4_lora"]), runs, expected_folder(None))
+    (line,) = [line for line in text.splitlines() if line.startswith("  memory ")]
+    return line
+
+
 def measured_lines(selection: Selection, runs: Path) -> list[str]:
     text = plan_text(selection, selection.plan(1, ["nvfp4_lora"]), runs, expected_folder(None))
     return [line for line in text.splitlines() if line.startswith("  measured")]
@@ -49,10 +56,13 @@ def test_a_recorded_run_on_a_published_checkpoint_stands_beside_its_plan(
     (selection,) = select(["table1"], tier="paper")
     seconds = selection.source.costs[Tier.PAPER].seconds_of_arm["nvfp4_lora"]
     room = memory_of(run.arm, run.scale)[0] - CONTEXT_BYTES
+    to_do = planned_memory(selection, tmp_path)
+    assert to_do.endswith(size(memory_of(run.arm, run.scale)[0]))
     having_taken(honest_record(run), 1.1 * seconds, 1.02 * room).write(tmp_path)
     (line,) = measured_lines(selection, tmp_path)
     assert line.startswith(f"  measured  nvfp4_lora seed 0: {1.1 * seconds:.0f} s (+10.0 % ")
     assert line.endswith("GB (+2.0 % against the plan)")
+    assert planned_memory(selection, tmp_path) == to_do
     # Without a device the planned peak would be another one.
     for module in (plans, preflights, selecting):
         monkeypatch.setattr(module, "cuda_devices", tuple)
