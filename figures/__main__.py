@@ -303,8 +303,11 @@ def save(figure: Figure, out: Path, name: str, kinds: Sequence[str] = ("png", "s
     out.mkdir(parents=True, exist_ok=True)
     paths = []
     # Laid out once: each kind would move things a little, and by which were drawn before.
-    figure.draw_without_rendering()
-    figure.set_layout_engine("none")
+    engine = figure.get_layout_engine()
+    assert engine is not None
+    engine.execute(figure)
+    # With "none" an empty engine stays, for which saving draws everything once more before.
+    figure.set_layout_engine(None)
     # The layout's solver differs in the last digits from run to run, and names are made of them.
     for axes in figure.axes:
         box = axes.get_position().bounds
