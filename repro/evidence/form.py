@@ -47,6 +47,8 @@ class Kind:
         Whether there may be no other members.
     each
         Kind of every element of a list, and of every member of an object that is not named.
+    exact
+        Types of which every value fits, subclasses aside: `fits` is not called for those.
     """
 
     needs: str
@@ -55,6 +57,7 @@ class Kind:
     required: Collection[str] = ()
     closed: bool = False
     each: Kind | None = None
+    exact: frozenset[type] = frozenset()
 
     @property
     def bare(self) -> bool:
@@ -81,11 +84,15 @@ def _is_digest(value: Any) -> bool:
     return isinstance(value, str) and len(value) == 64 and set(value) <= set("0123456789abcdef")
 
 
-NUMBER = Kind(needs="a number", fits=_is_number)
-INTEGER = Kind(needs="an integer", fits=_is_integer)
+NUMBER = Kind(needs="a number", fits=_is_number, exact=frozenset({int, float}))
+INTEGER = Kind(needs="an integer", fits=_is_integer, exact=frozenset({int}))
 COUNT = Kind(needs="an integer, 0 or more", fits=lambda value: _is_integer(value) and value >= 0)
-FLAG = Kind(needs="true or false", fits=lambda value: isinstance(value, bool))
-TEXT = Kind(needs="a string", fits=lambda value: isinstance(value, str))
+FLAG = Kind(
+    needs="true or false",
+    fits=lambda value: isinstance(value, bool),
+    exact=frozenset({bool}),
+)
+TEXT = Kind(needs="a string", fits=lambda value: isinstance(value, str), exact=frozenset({str}))
 WORDS = Kind(
     needs="a string with words in it",
     fits=lambda value: isinstance(value, str) and bool(value.strip()),
@@ -103,6 +110,7 @@ def maybe(kind: Kind) -> Kind:
         required=kind.required,
         closed=kind.closed,
         each=kind.each,
+        exact=kind.exact | {type(None)},
     )
 
 
@@ -146,14 +154,17 @@ def fault(value: Any, kind: Kind) -> str | None:
 # A path grows from the inside out, so that it costs nothing where all is well.
 def _fault(value: Any, kind: Kind) -> tuple[str, str] | None:
     """Return the path of the first fault and a sentence with a gap for it, or None."""
-    if not kind.fits(value):
+    if type(value) not in kind.exact and not kind.fits(value):
         what = f"is {shown(value)}, of kind {type(value).__name__}; it must be {kind.needs}"
         return "", "field {} " + what.replace("{", "{{").replace("}", "}}")
     if isinstance(value, dict):
         return _fault_of_members(value, kind)
     if isinstance(value, list) and kind.each is not None:
-        if kind.each.bare and all(map(kind.each.fits, value)):
-            return None  # a long series: without a call of this function for each number
+        # A long series: without a call of this function, or of any, for each number.
+        if kind.each.bare and (
+            kind.each.exact.issuperset(map(type, value)) or all(map(kind.each.fits, value))
+        ):
+            return None
         for place, item in enumerate(value):
             flaw = _fault(item, kind.each)
             if flaw is not None:
@@ -215,8 +226,11 @@ def _is_plain(top: Any) -> bool:
     for _ in range(DEEPEST):
         inner: list[Any] = []
         for value in level:
-            # Nearly all values are finite floats: a call for each would be most of the time.
+            # Nearly all values are numbers: a call for each would be most of the time.
             if type(value) is float and math.isfinite(value):
+                continue
+            if type(value) is list and _is_plain_series(value):
+                inner.append(value[0])  # one is as deep as all
                 continue
             if not _fits_plain(value):
                 return False
@@ -225,6 +239,14 @@ def _is_plain(top: Any) -> bool:
             return True
         level = inner
     return False
+
+
+def _is_plain_series(values: list[Any]) -> bool:
+    """Whether a list is of numbers of one type, all plain; of others each is to be looked at."""
+    types = set(map(type, values))
+    if types == {float}:
+        return all(map(math.isfinite, values))
+    return types == {int} and max(map(abs, values)) <= _LARGEST
 
 
 def _inside(value: Any) -> Iterable[Any]:
@@ -239,7 +261,7 @@ def _fits_plain(value: Any) -> bool:
     if isinstance(value, int):
         return abs(value) <= _LARGEST
     if isinstance(value, dict):
-        return all(map(_encodes, value))
+        return _encodes("".join(value))
     return not isinstance(value, str) or _encodes(value)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import json
 import shutil
 from collections.abc import Callable, Iterator
@@ -185,16 +184,17 @@ def nodes(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
 def test_no_wrong_value_anywhere_ends_in_a_traceback(junk: Any, smoke_runs: Path) -> None:
     raw = json.loads(place(smoke_runs).read_text())
     for path in list(nodes(raw))[1:]:
-        spoilt = copy.deepcopy(raw)
-        holder = spoilt
-        for name in path[:-1]:
-            holder = holder[name]
-        holder[path[-1]] = junk
         if path[0] == "config":
             continue  # a configuration has a digest, and is held against the target's
-        spoilt[SEAL] = seal_of({key: value for key, value in spoilt.items() if key != SEAL})
+        holder = raw
+        for name in path[:-1]:
+            holder = holder[name]
+        whole, holder[path[-1]] = holder[path[-1]], junk
+        raw[SEAL] = seal_of({key: value for key, value in raw.items() if key != SEAL})
+        text = json.dumps(raw)
+        holder[path[-1]] = whole
         try:
-            record = parse_record(read_json(json.dumps(spoilt)), "here")
+            record = parse_record(read_json(text), "here")
         except RecordError:
             continue  # any other error fails the test
         assert all(isinstance(sentence, str) for sentence in refusals(record, SMALL.metrics)), path
