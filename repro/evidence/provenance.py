@@ -24,6 +24,7 @@ import functools
 import hashlib
 import io
 import os
+import stat
 import subprocess
 import tarfile
 from collections.abc import Iterable, Mapping, Sequence
@@ -158,9 +159,15 @@ def _files(root: Path) -> dict[str, os.stat_result]:
     for folder in _FOLDERS:
         for place, _, names in os.walk(f"{root}/{folder}"):
             for name in names:
+                if not name.endswith(_KINDS):
+                    continue
                 path = f"{place}/{name}"
-                if name.endswith(_KINDS) and os.path.isfile(path):
-                    files[path.removeprefix(f"{root}/")] = os.stat(path)
+                try:
+                    status = os.stat(path)
+                except OSError:  # a link to nothing, or gone since it was listed
+                    continue
+                if stat.S_ISREG(status.st_mode):
+                    files[path.removeprefix(f"{root}/")] = status
     return files
 
 
