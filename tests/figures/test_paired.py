@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -39,8 +41,12 @@ DRAWN = [
 ]
 
 
-def made_up(name: str, seeds: int = 5, *, without: Sequence[str] = ()) -> list[Record]:
-    """Return records of a target's arms, shared ones included; nothing here was measured."""
+@functools.cache
+def made_up(name: str, seeds: int = 5, *, without: tuple[str, ...] = ()) -> Sequence[Record]:
+    """Return records of a target's arms, shared ones included; nothing here was measured.
+
+    Made once: copy them to change their series.
+    """
     rng = np.random.default_rng(11)
     target = find(name)
     records = []
@@ -57,7 +63,7 @@ def made_up(name: str, seeds: int = 5, *, without: Sequence[str] = ()) -> list[R
                 run, metrics=metrics, series=series, environment={}, started=datetime.now(UTC)
             )
             records.append(replace(record, arm=arm.name))
-    return records
+    return tuple(records)
 
 
 def cells_of(name: str, records: Sequence[Record]) -> list[contrasts.Cell]:
@@ -172,7 +178,7 @@ def test_a_contrast_that_no_claim_names_in_a_metric_is_shown_without_a_side() ->
 
 
 def test_pairs_by_prompt_are_the_prompts_that_both_arms_have() -> None:
-    records = made_up("entropy_start", 1)
+    records = copy.deepcopy(made_up("entropy_start", 1))
     for record in records:
         if record.arm == "nf4":
             record.series["entropy_own_by_prompt"][3] = None
