@@ -81,6 +81,17 @@ RUNS = [
     make_run(0, training="full"),
     make_run(2, weight_noise=WeightNoise(matched_to="nvfp4")),
 ]
+# For tests of which runs have results, whatever these are: one step, and one more run beside the
+# first.
+BRIEF = dataclasses.replace(
+    SCALE,
+    steps=1,
+    evaluation=dataclasses.replace(
+        SCALE.evaluation, every=1, samples=1, at=(), token_classes=False, kl_to_start=False
+    ),
+    test_sets=(),
+)
+ANOTHER = make_run(2)
 # Worked solutions of these problems take up to 60 tokens, and room for one in each step.
 LESSONS = dataclasses.replace(SCALE, rollout=SamplingConfig(max_new_tokens=96))
 TUNED = [
@@ -219,12 +230,13 @@ def test_a_run_that_cannot_be_loaded_fails_alone(
     load = module.load_arm
 
     def refuse(run: RunConfig, device: str) -> Any:
-        if run is RUNS[2]:
+        if run is runs[1]:
             raise ValueError("this arm's noise cannot be matched")
         return load(run, device)
 
     monkeypatch.setattr(module, "load_arm", refuse)
-    outcomes = carry_out([RUNS[0], RUNS[2], RUNS[4]], tmp_path)
+    runs = [dataclasses.replace(run, scale=BRIEF) for run in (RUNS[0], RUNS[2], ANOTHER)]
+    outcomes = carry_out(runs, tmp_path)
     assert outcomes[1] == FailedRun(step=0, reason="ValueError: this arm's noise cannot be matched")
     assert [type(outcome) for outcome in outcomes] == [Measured, FailedRun, Measured]
 
@@ -261,7 +273,8 @@ def test_runs_of_the_proxy_tier_are_recorded_together_and_once(
         return load(run, device)
 
     monkeypatch.setattr(module, "load_arm", refuse)
-    runs = [dataclasses.replace(run, tier="proxy") for run in (RUNS[0], RUNS[1], RUNS[4])]
+    three = (RUNS[0], RUNS[1], ANOTHER)
+    runs = [dataclasses.replace(run, tier="proxy", scale=BRIEF) for run in three]
     records, how = tmp_path / "runs", (silent, lambda: False, 1)
     recording.carry_out(runs, tmp_path / "work", records, *how)
     paths = [find_record(run, records) for run in runs]
