@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from repro.evidence.form import read_json
+from repro.evidence.form import DEEPEST, FormError, read_json
 from repro.evidence.receipts import refusals
 from repro.evidence.record import SEAL, RecordError, parse_record, seal_of
 from repro.judge.check import gather
@@ -166,6 +166,16 @@ def test_any_edit_by_hand_breaks_the_seal(smoke_runs: Path) -> None:
     raw["effects"]["base_bytes"] += 1
     with pytest.raises(RecordError, match=r"here: seal is not that of the record's contents"):
         parse_record(raw, "here")
+
+
+@pytest.mark.parametrize("inmost", [7, 0.5, "x", None])
+def test_lists_of_numbers_may_nest_as_deep_as_others(inmost: Any) -> None:
+    deepest = json.dumps([inmost, inmost])
+    for _ in range(DEEPEST - 2):
+        deepest = f"[{deepest}]"
+    assert json.dumps(read_json(deepest)) == deepest
+    with pytest.raises(FormError, match="nests too deep"):
+        read_json(f"[{deepest}]")
 
 
 def nodes(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
