@@ -100,7 +100,8 @@ def read_quantity(text: str, *, words: bool = False) -> Quantity | None:
 def with_unit_marked(text: str) -> str:
     r"""Return `18\text{ cm}` for `18 cm`, and `18` where the words after it are no known unit."""
     read = read_quantity(text, words=True)
-    split = _PLAIN_UNIT.fullmatch(text)
+    # Only a text that was read is short enough to be split in all ways.
+    split = None if read is None else _PLAIN_UNIT.fullmatch(text)
     if read is None or split is None or read_quantity(text) is not None:
         return text
     return f"{split.group(1)}\\text{{ {split.group(2)}}}" if is_known(read.unit) else split.group(1)

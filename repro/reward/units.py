@@ -58,7 +58,7 @@ NOT_UNITS = frozenset(
 _SPACES = re.compile(r"\\[ ,;:!]|~|\\quad\b")
 _TEXT = re.compile(r"\\(?:text|mathrm|textrm|textup|mbox|operatorname)\s?\{([^{}]*)\}")
 _TOKEN = re.compile(r"[a-z]+|\^[23]|/")
-_READABLE = re.compile(r"(?:[a-z]+|\^[23]|/|\s)+")
+_READABLE = re.compile(r"(?:[a-z]|\^[23]|/|\s)+")
 
 
 def read_unit(rest: str, *, words: bool) -> str | None:
