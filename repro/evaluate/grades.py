@@ -14,7 +14,6 @@ Easy to get wrong: taking samples of one problem for independent ones. Intervals
 from __future__ import annotations
 
 import hashlib
-import re
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -24,12 +23,10 @@ from repro.data.problem import Problem
 from repro.evaluate.questions import Question
 from repro.evidence.derived import at_k_metrics, mean_of_problems
 from repro.evidence.record import Estimate
-from repro.reward.answers import extract_answer, format_ok, lenient_answer
+from repro.reward.answers import THINK_CLOSE, THINK_OPEN, extract_answer, format_ok, lenient_answer
 from repro.reward.expression import tidy
 from repro.reward.grader import Grade, GraderPool
 from repro.rollout.sampler import Completion
-
-_THINKING = re.compile(r"<think>(.*?)</think>", re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -278,5 +275,7 @@ def _vote(grade: Grade) -> str | None:
 
 def shows_working(text: str) -> bool:
     """Return whether there is anything between the thinking tags."""
-    match = _THINKING.search(text)
-    return match is not None and bool(match.group(1).strip())
+    # An expression would search the rest of the text once for every opening tag.
+    _, opened, rest = text.partition(THINK_OPEN)
+    thinking, closed, _ = rest.partition(THINK_CLOSE)
+    return bool(opened and closed and thinking.strip())

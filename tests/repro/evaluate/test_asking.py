@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import random
+import re
+import time
 from typing import Any
 
 import pytest
 
 from repro.evaluate.asking import Alone, Evaluator, Stacked
+from repro.evaluate.grades import shows_working
 from repro.evaluate.questions import questions, seeds_of
 from repro.models.policy import Policy, load_policy
 from repro.reward.grader import GraderPool
@@ -107,3 +111,19 @@ def test_a_stack_of_one_answers_as_its_policy_does_alone(tiny: Policy, pool: Gra
         answers += evaluator.ask(given, drawn, samples=2)
     assert answers[0] == answers[1]
     assert sum(answers[0].accuracy) > 0
+
+
+def test_working_is_what_stands_between_the_first_tags_however_many_there_are() -> None:
+    expression = re.compile(r"<think>(.*?)</think>", re.DOTALL)
+    rng = random.Random(0)
+    seen = set()
+    for _ in range(5_000):
+        text = "".join(rng.choices(["<think>", "</think>", " ", "\n", "so"], k=rng.randrange(8)))
+        match = expression.search(text)
+        expected = match is not None and bool(match.group(1).strip())
+        assert shows_working(text) == expected, text
+        seen.add(expected)
+    assert seen == {True, False}
+    start = time.process_time()
+    assert not shows_working("<think>" * 30_000)
+    assert time.process_time() - start < 0.5
