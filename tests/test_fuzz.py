@@ -12,6 +12,7 @@ import json
 import math
 import os
 import shutil
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,7 @@ from statsmodels.stats.multitest import multipletests
 
 from repro.data.generator import GeneratorConfig
 from repro.data.problem import DataError, digest_of_problems, read_problems
+from repro.evaluate.grades import shows_working
 from repro.evidence.record import RecordError, read_record
 from repro.evidence.statistics import (
     false_discovery,
@@ -48,7 +50,7 @@ from repro.spec.config import SamplingConfig
 
 NIGHTLY = os.environ.get("REPRO_FUZZ") == "nightly"
 CASES = 20_000 if NIGHTLY else 2_000
-_TESTS = 10
+_TESTS = 11
 fuzzed = settings(
     max_examples=CASES // _TESTS,
     deadline=None,
@@ -144,6 +146,25 @@ def test_any_completion_can_be_read(gold: str, text: str) -> None:
     for answer in (text, strict or ""):
         if comparable(tidy(gold), tidy(answer)) is not None:
             assert comparable(tidy(gold), tidy(gold)) is not None
+
+
+@fuzzed
+@given(
+    st.sampled_from(("", "18", "18 ", "x = ", "\\frac12")),
+    st.lists(st.sampled_from((*PIECES, " shells", "so ", "1", " ")), min_size=1, max_size=3),
+    st.sampled_from(("", "?", "{", "}", "_", "=")),
+    st.sampled_from((40, 300, 3_000)),
+)
+def test_no_completion_takes_long_to_read(
+    before: str, pieces: list[str], after: str, characters: int
+) -> None:
+    unit = "".join(pieces)
+    answer = before + unit * (characters // len(unit) + 1) + after
+    start = time.process_time()
+    lenient_answer(answer)
+    lenient_answer(f"<answer>{answer}</answer>")
+    shows_working(answer)
+    assert time.process_time() - start < 1.0
 
 
 def test_any_completion_gets_a_status_and_no_answer_drops_its_item() -> None:
