@@ -1,11 +1,13 @@
 """Origins: the commit and device of each seed's records, and which records may stand together.
 
-Records of several commits may stand together where no comparison crosses a commit: every seed, all
-its arms and those shared with other targets included, is of one commit; every record's sources have
-the digest of the commit that it names; and an arm's seeds differ in nothing but the seed: the same
-configuration, and the same inputs, the target's analysis plan among them. Arms are compared seed by
-seed, so what another commit may have changed moves both arms of a pair. Timings are of the code
-itself: at the systems tier one commit stays the rule.
+Records of several commits may stand together where no comparison crosses a state of the source:
+every seed, all its arms and those shared with other targets included, is of one state; every
+record's sources have the digest of the commit that it names; and an arm's seeds differ in nothing
+but the seed: the same configuration, and the same inputs, the target's analysis plan among them.
+Arms are compared seed by seed, so what another state may have changed moves both arms of a pair.
+Timings are of the code itself: at the systems tier one state stays the rule. Commits whose sources
+have one digest are one state: blessed records and pages may be committed between two targets that
+share arms.
 """
 
 from __future__ import annotations
@@ -54,11 +56,20 @@ def seeds_text(seeds: Sequence[int]) -> str:
 
 
 def mixed_seeds(records: Iterable[Record]) -> dict[int, list[str]]:
-    """Return {seed: commits} of the seeds whose records are of more than one commit."""
-    by_seed: dict[int, set[str]] = {}
+    """Return {seed: commits} of the seeds whose records are of several states of the source."""
+    by_seed: dict[int, list[Record]] = {}
     for record in records:
-        by_seed.setdefault(record.seed, set()).add(record.commit)
-    return {seed: sorted(commits) for seed, commits in sorted(by_seed.items()) if len(commits) > 1}
+        by_seed.setdefault(record.seed, []).append(record)
+    return {
+        seed: sorted({record.commit for record in of_seed})
+        for seed, of_seed in sorted(by_seed.items())
+        if len(_states_of(of_seed)) > 1
+    }
+
+
+def _states_of(records: Iterable[Record]) -> set[str]:
+    """Return what ran: digests of sources, or the commit of a record that has none."""
+    return {_digest_of_source(record) or record.commit for record in records}
 
 
 def is_clean(record: Record) -> bool:
@@ -99,13 +110,13 @@ def refusal(records: Sequence[Record], *, target: str, several: bool) -> str | N
     target
         Its name.
     several
-        Whether seeds may be of different commits at all.
+        Whether seeds may be of different states of the source at all.
     """
     commits = commits_of(records)
     if len(commits) < 2:
         return None
     where = f"the records are of {len(commits)} commits"
-    if not several:
+    if not several and len(_states_of(records)) > 1:
         return f"{where}: {', '.join(sorted(commits))}; needs one, for timings are of the code"
     mixed = mixed_seeds(records)
     if mixed:

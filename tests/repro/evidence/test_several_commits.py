@@ -295,6 +295,32 @@ def test_timings_stay_with_one_commit(made_up_record: Callable[..., Record]) -> 
     )
 
 
+@pytest.mark.parametrize("several", [True, False])
+def test_commits_of_the_same_sources_are_one_state(
+    made_up_record: Callable[..., Record], monkeypatch: pytest.MonkeyPatch, several: bool
+) -> None:
+    (selection,) = select(["table1"], tier="smoke")
+
+    def of(arm: str) -> str:
+        return OLD if arm < "nf4" else NEW
+
+    records = [at(made_up_record(run), of(run.arm.name)) for run in selection.plan(5)]
+    told_apart = origins.refusal(records, target="table1", several=several)
+    assert told_apart is not None
+    state = {"dirty": None, "sha256": source_of(OLD)}
+    alike = [
+        dataclasses.replace(record, sources=[{"commit": record.commit, **state}])
+        for record in records
+    ]
+    # A commit whose files are others than what ran is another matter.
+    assert "not shown to be those of" in str(
+        origins.refusal(alike, target="table1", several=several)
+    )
+    monkeypatch.setattr(origins, "_committed", lambda _: source_of(OLD))
+    assert origins.refusal(alike, target="table1", several=several) is None
+    assert origins.mixed_seeds(alike) == {}
+
+
 def test_commits_are_named_with_their_seeds(made_up_record: Callable[..., Record]) -> None:
     (selection,) = select(["table1"], tier="smoke")
     records = [at(made_up_record(run), NEW if run.seed < 3 else OLD) for run in selection.plan(4)]
