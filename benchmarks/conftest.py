@@ -15,10 +15,11 @@ from typing import Any
 
 import pytest
 import torch
-from pytest_benchmark.utils import get_tag
+from pytest_benchmark.utils import get_current_time
 
 from benchmarks.device_time import Limits, device_slug, device_type, measured_limits
 from benchmarks.regression import LossBeyondNoise
+from repro.evidence.provenance import source_commit
 
 HERE = Path(__file__).resolve().parent
 _PLUGINS_STORAGE = "file://./.benchmarks"
@@ -31,7 +32,13 @@ def pytest_configure(config: pytest.Config) -> None:
     if getattr(option, "benchmark_storage", None) == _PLUGINS_STORAGE:
         option.benchmark_storage = f"file://{HERE / device_slug()}"
     if getattr(option, "benchmark_only", False) and not option.benchmark_compare and _whole(config):
-        option.benchmark_autosave = option.benchmark_autosave or get_tag()
+        option.benchmark_autosave = option.benchmark_autosave or _tag()
+
+
+def _tag() -> str:
+    """Return the name of a stored run: commit, time, and whether the tree was clean."""
+    commit, dirty = source_commit()
+    return "_".join([commit, get_current_time(), *(["uncommitted-changes"] if dirty else [])])
 
 
 def _whole(config: pytest.Config) -> bool:
@@ -46,6 +53,15 @@ def pytest_benchmark_update_machine_info(machine_info: dict[str, Any]) -> None:
     """Say what the device and its software are; a host's name says nothing to a reader."""
     machine_info["node"] = machine_info["device"] = device_slug()
     machine_info["packages"] = {name: version(name) for name in ("torch", "triton")}
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_benchmark_update_commit_info(commit_info: dict[str, Any]) -> None:
+    """Name the commit as records do: a copy of the tree may lack git."""
+    commit, dirty = source_commit()
+    if commit != commit_info["id"]:
+        commit_info |= {"time": None, "author_time": None, "branch": None}
+    commit_info |= {"id": commit, "dirty": dirty}
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:

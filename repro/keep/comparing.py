@@ -2,10 +2,14 @@
 
     KL(p || q) = sum_v p(v) ln(p(v) / q(v)),    nats, per position, float64
 
-Two bounds decide. Readers of the same weights differ by the order of sums alone, so the mean KL
-must stay below a floor of the compute dtype. A checkpoint whose weights were rounded differs by
-more, and what is asked then is relative: rounding may take away no more than a small share of what
-training changed, which is the distance from the trained policy to the one without its adapter.
+Two bounds decide. Readers of the same weights differ by the order of sums alone. How far that moves
+a model's logits depends on its depth, its width and its weights, so it is measured on the model:
+each layer's output is moved by at most half a unit in its last place, at random, which costs what a
+reader's own roundings cost (0.4 to 1.3 times the distance from float32, on random decoders of 4 to
+48 layers). The mean KL must stay below a few times that, or below a floor of the compute dtype. A
+checkpoint whose weights were rounded differs by more, and what is asked then is relative: rounding
+may take away no more than a small share of what training changed, which is the distance from the
+trained policy to the one without its adapter.
 
 Easy mistakes
 -------------
@@ -31,10 +35,12 @@ from repro.data.generator import generate_problems
 from repro.models.policy import Policy
 from repro.spec.config import derive_seed
 
-# Mean KL, nats, of two readers of the same weights: sums in another order, in this dtype.
+# Mean KL, nats, that two readers of the same weights may always have.
 SAME_NATS = {torch.float32: 1e-6, torch.bfloat16: 2e-3, torch.float16: 1e-3}
 # Share of the adapter's own distance that a rounding of the merged weights may cost.
 MERGED_SHARE = 0.05
+# Mean KL of two readers, as a multiple of what rounding every layer's output once more costs.
+ROUNDINGS = 4.0
 _PROBES, _PROBE_TOKENS = 8, 48
 
 
@@ -107,6 +113,33 @@ def logits_of(model: nn.Module, rows: Tensor) -> Tensor:
     return torch.cat([model(input_ids=row[None].to(device)).logits.float().cpu() for row in rows])
 
 
+def rounding_of(policy: Policy, rows: Tensor, logits: Tensor) -> float:
+    """Return the mean KL, nats, that rounding each layer's output once more costs a policy.
+
+    h <- round(h (1 + u eps)), u uniform in [-1/2, 1/2), eps the spacing of the dtype at 1.
+
+    Parameters
+    ----------
+    rows, logits
+        Probe rows (B, T) and what the policy says on them, (B, T, V).
+    """
+    generator = torch.Generator(policy.device).manual_seed(derive_seed("rounding"))
+
+    def round_again(_layer: nn.Module, _inputs: Any, output: Any) -> Any:
+        hidden = output[0] if isinstance(output, tuple) else output
+        u = torch.rand(hidden.shape, generator=generator, device=hidden.device) - 0.5
+        moved = (hidden.float() * (1 + u * torch.finfo(hidden.dtype).eps)).to(hidden.dtype)
+        return (moved, *output[1:]) if isinstance(output, tuple) else moved
+
+    decoder: Any = policy.decoder
+    hooks = [layer.register_forward_hook(round_again) for layer in decoder.model.layers]
+    try:
+        return distance(logits, logits_of(policy.model, rows)).mean
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
 @torch.no_grad()
 def distance(reference: Tensor, other: Tensor) -> Distance:
     """Return how far logits are from those of the reference, both (B, T, V).
@@ -140,13 +173,22 @@ def distance(reference: Tensor, other: Tensor) -> Distance:
     )
 
 
-def require_same(what: str, observed: Distance, dtype: torch.dtype, effect: float = 0.0) -> None:
+def require_same(
+    what: str,
+    observed: Distance,
+    dtype: torch.dtype,
+    *,
+    rounding: float = 0.0,
+    effect: float = 0.0,
+) -> None:
     """Raise unless a model is its reference, up to the order of sums or a small share of `effect`.
 
     Parameters
     ----------
     what
         Of the sentence: what was compared with what.
+    rounding
+        Mean KL that one more rounding of each layer's output costs, nats (`rounding_of`).
     effect
         Mean KL of what training changed, nats, where the weights were rounded.
 
@@ -155,7 +197,7 @@ def require_same(what: str, observed: Distance, dtype: torch.dtype, effect: floa
     DifferentError
         With both numbers.
     """
-    bound = max(SAME_NATS[dtype], MERGED_SHARE * effect)
+    bound = max(SAME_NATS[dtype], ROUNDINGS * rounding, MERGED_SHARE * effect)
     if not observed.mean <= bound:
         raise DifferentError(f"{what}: {observed}; the mean may be at most {bound:.2e}")
 

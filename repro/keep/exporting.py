@@ -40,6 +40,7 @@ from repro.keep.comparing import (
     probes_of,
     released,
     require_same,
+    rounding_of,
     stock_logits,
 )
 from repro.keep.probe import check_probe
@@ -76,6 +77,8 @@ class Trained:
     logits : Tensor, (B, T, V), float32
     effect
         Mean KL from it to the same policy without its adapter, nats: what training changed.
+    rounding
+        Mean KL that one more rounding of each layer's output costs it, nats.
     dtype
         Of the activations.
     weight_format
@@ -85,6 +88,7 @@ class Trained:
     rows: Tensor
     logits: Tensor
     effect: float
+    rounding: float
     dtype: torch.dtype
     weight_format: WeightFormat
 
@@ -109,7 +113,11 @@ def main_export(args: argparse.Namespace) -> int:
         with released():
             policy = load_adapted(adapter, compute_dtype=_dtype(device), device=device)
             trained = measure(policy)
-            said = [check_probe(adapter, trained.logits, trained.rows, trained.dtype)]
+            said = [
+                check_probe(adapter, trained.logits, trained.rows, trained.dtype),
+                f"training moved the policy by {trained.effect:.2e} nats; one more rounding of "
+                f"each layer's output, by {trained.rounding:.2e}",
+            ]
             write = _adapter if args.kind == "adapter" else _merged
             said += write(policy, trained, folder, args, device)
             del policy
@@ -128,6 +136,7 @@ def measure(policy: Policy) -> Trained:
         rows=rows,
         logits=logits,
         effect=distance(logits, bare).mean,
+        rounding=rounding_of(policy, rows, logits),
         dtype=policy.compute_dtype,
         weight_format=policy.weight_format,
     )
@@ -164,7 +173,7 @@ def _adapter(
     read = partial(_from_peft, unpack=unpack)
     peft_logits = stock_logits(folder, trained.rows, dtype, device, read)
     difference = distance(logits, peft_logits)
-    require_same(f"{folder} as peft reads it", difference, dtype)
+    require_same(f"{folder} as peft reads it", difference, dtype, rounding=trained.rounding)
     named = f"base {base}" + (f", revision {revision}" if revision else "")
     said = [named, f"as peft reads it: {difference}"]
     if unpack:
@@ -173,7 +182,8 @@ def _adapter(
         )
     if served == trained.weight_format:
         own = distance(trained.logits, logits)
-        require_same(f"{folder} on {base}, from what was trained", own, dtype)
+        what = f"{folder} on {base}, from what was trained"
+        require_same(what, own, dtype, rounding=trained.rounding)
         return [*said, f"from what was trained: {own}"]
     return [*said, _of_another_format(trained, distance(trained.logits, peft_logits), served)]
 
@@ -220,7 +230,11 @@ def _check_merged(trained: Trained, folder: Path, device: str) -> str:
     """Compare a merged folder, as transformers reads it, with what was trained."""
     difference = distance(trained.logits, stock_logits(folder, trained.rows, trained.dtype, device))
     require_same(
-        f"{folder} merged, from what was trained", difference, trained.dtype, trained.effect
+        f"{folder} merged, from what was trained",
+        difference,
+        trained.dtype,
+        rounding=trained.rounding,
+        effect=trained.effect,
     )
     return f"merged in 16 bits, from what was trained: {difference}"
 

@@ -22,6 +22,7 @@ from repro.keep.comparing import (
     probes_of,
     released,
     require_same,
+    rounding_of,
     stock_logits,
 )
 from repro.models.checkpoint import resolve, write_quantized
@@ -78,16 +79,24 @@ def check_quantized(source: Path, folder: Path, weight_format: WeightFormat, dev
         When the folder does not say what the source quantised in memory says.
     """
     plain, rows = _logits(source, "bf16", device)
-    quantised, _ = _logits(source, weight_format, device)
+    with released():
+        policy = plain_policy(source, weight_format, device)
+        quantised = logits_of(policy.model, rows)
+        rounding = rounding_of(policy, rows, quantised)
+        del policy
     read_back, reader = read_logits(folder, weight_format, rows, device)
     difference = distance(quantised, read_back)
     require_same(
-        f"{folder} as {reader} reads it, from the source quantised here", difference, DTYPE
+        f"{folder} as {reader} reads it, from the source quantised here",
+        difference,
+        DTYPE,
+        rounding=rounding,
     )
     return "\n".join(
         (
             f"read back by {reader}, from the source quantised in memory: {difference}",
             f"from the 16-bit source: {distance(plain, quantised)}",
+            f"one more rounding of each layer's output costs {rounding:.2e} nats",
         )
     )
 

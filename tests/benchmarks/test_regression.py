@@ -44,7 +44,8 @@ from benchmarks import conftest as shared
 shared.HERE = __import__("pathlib").Path(__file__).parent
 shared.device_slug = lambda: "made_up"
 from benchmarks.conftest import (
-    pytest_benchmark_update_machine_info, pytest_configure, pytest_sessionstart,
+    pytest_benchmark_update_commit_info, pytest_benchmark_update_machine_info, pytest_configure,
+    pytest_sessionstart,
 )
 """
 ROWS = """
@@ -59,6 +60,8 @@ def test_operation(benchmark):
     rounds = iter([SECONDS[0], *SECONDS])
     record_rounds(benchmark, lambda: next(rounds), rounds=len(SECONDS), device="cpu")
 """
+# What a copy of the tree without git is told.
+COMMIT = "c0ffee" + 34 * "0"
 
 
 def run(folder: Path, seconds: list[float], *options: str) -> subprocess.CompletedProcess[str]:
@@ -66,6 +69,7 @@ def run(folder: Path, seconds: list[float], *options: str) -> subprocess.Complet
     command += ["--rootdir", str(folder), "-p", "no:cacheprovider", "--benchmark-only", *options]
     environment = {
         "PYTHONPATH": str(ROOT), "SECONDS": " ".join(map(str, seconds)), "PATH": "/usr/bin:/bin",
+        "REPRO_COMMIT": COMMIT,
     }  # fmt: skip
     return subprocess.run(
         command, cwd=folder, env=environment, capture_output=True, text=True, check=False
@@ -91,6 +95,7 @@ def test_a_run_is_stored_by_device_with_the_medians_of_the_clock(stored: Path) -
     assert row["stats"]["median"] == pytest.approx(1.0e-3)
     assert row["stats"]["rounds"] == 5
     assert text["machine_info"]["node"] == "made_up"
+    assert (text["commit_info"]["id"], path.name.split("_")[1]) == (COMMIT, COMMIT)
 
 
 @pytest.mark.parametrize(

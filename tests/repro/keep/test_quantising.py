@@ -10,8 +10,16 @@ import torch
 
 from repro.__main__ import main
 from repro.keep import quantising
-from repro.keep.comparing import DifferentError, distance, require_same
+from repro.keep.comparing import (
+    DifferentError,
+    distance,
+    logits_of,
+    probes_of,
+    require_same,
+    rounding_of,
+)
 from repro.models.loading import read_description
+from repro.models.policy import load_policy
 
 
 @pytest.mark.parametrize("weight_format", ["nvfp4", "mxfp4", "nf4"])
@@ -85,7 +93,21 @@ def test_a_distance_above_its_bound_or_without_a_number_is_refused() -> None:
     with pytest.raises(DifferentError, match=r"a folder: mean KL .* at most 1\.00e-06"):
         require_same("a folder", distance(one, other), torch.float32)
     require_same("a folder", distance(one, other), torch.float32, effect=100.0)
+    require_same("a folder", distance(one, other), torch.float32, rounding=1.0)
     with pytest.raises(DifferentError, match="not finite"):
         distance(one, one / 0)
     with pytest.raises(DifferentError, match="shapes"):
         distance(one, one[:, :1])
+
+
+def test_the_cost_of_roundings_is_measured_on_the_model_and_leaves_it_as_it_was() -> None:
+    exact, rounded = (
+        load_policy("tiny", weight_format="nvfp4", compute_dtype=dtype)
+        for dtype in (torch.float32, torch.bfloat16)
+    )
+    rows = probes_of(exact)
+    ours, reference = (logits_of(policy.model, rows) for policy in (rounded, exact))
+    own = distance(reference, ours).mean  # what bfloat16's roundings cost: one reader's share
+    assert own / 4 < rounding_of(rounded, rows, ours) < 4 * own
+    assert rounding_of(exact, rows, reference) < 1e-9
+    assert torch.equal(logits_of(rounded.model, rows), ours)
