@@ -1,4 +1,4 @@
-"""The dose-response: tokens to the take-off against the KL that an arm starts with.
+"""The dose-response: steps to the take-off against the KL that an arm starts with.
 
 A point per dose, both on logarithmic axes, with the interval that holds for all points together;
 below one is sooner than BF16. Markers say where the noise comes from. The diamond is the paper's
@@ -127,7 +127,7 @@ def _frame(axes: Axes) -> None:
     axes.xaxis.set_major_locator(LogLocator())
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     axes.set_xlabel("KL from BF16 before training, nats per token of completions")
-    axes.set_ylabel("tokens to the take-off, over BF16's")
+    axes.set_ylabel("steps to the take-off, over BF16's")
 
 
 def _apart(ticks: Sequence[float]) -> list[float]:

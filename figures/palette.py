@@ -136,7 +136,7 @@ _LADDER_RATES = {
 }
 _EXPLORATION = {
     "opening_warmer": Look("BF16 LoRA, decision warmer", _TEAL, _DOTS),
-    "rollout_warmer": Look("BF16 LoRA, rollouts warmer", _SIENNA, _DASH_DOT),
+    "opening_colder": Look("BF16 LoRA, decision colder", _SIENNA, _DASH_DOT),
     "rollout_colder": Look("BF16 LoRA, rollouts colder", _PINK, _DASH_DOTS),
 }
 _RARE = {
@@ -154,7 +154,7 @@ _OF_POLICIES = {
     "bf16_lora": ("-", _DASHES, _DOTS, _DASH_DOT),
     "nvfp4_lora": ("-", _DASHES, _DOTS, _DASH_DOT),
     "nvfp4_lora_aqn": (_LONG, _SHORT, _WIDE_DOTS, _DASH_DOTS),
-    "opening_warmer": (_WIDE_DOTS, _LONG, _SHORT, _DASH_DOTS),
+    "opening_colder": (_WIDE_DOTS, _LONG, _SHORT, _DASH_DOTS),
 }
 _PRETRAINED = {
     f"{name}_seed{seed}": Look(f"{one.label}, policy {seed}", one.colour, line)
@@ -167,8 +167,8 @@ _LADDER_RANKS = {
     )
     for rank, tone in (("16", _TEAL), ("128", _NF4))
     for (alpha, rate), line in {
-        ("fixed", "7e4"): _DASHES,
-        ("grown", "7e4"): _DOTS,
+        ("fixed", "1e3"): _DASHES,
+        ("grown", "1e3"): _DOTS,
         ("fixed", "14e4"): _LONG,
         ("grown", "14e4"): _DASH_DOT,
     }.items()

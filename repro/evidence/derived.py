@@ -15,9 +15,10 @@ The training curve
 Where a scale names a threshold, a run's own completions are its curve: the share of right ones
 among all that each rollout sampled, at the temperature of rollouts (1, Table 4) and under the
 noise that the arm adds, against the tokens sampled. It costs nothing, has a point per rollout, and
-is what the paper's Figures 7 and 12 show. `take_off_tokens` is the time to the threshold and
-`took_off` whether it was reached, `train_area` the mean over the budget, `collapsed` whether the
-end fell below half of the best.
+is what the paper's Figures 7 and 12 show. `take_off_steps` is the time to the threshold on the
+axis of those figures, `take_off_tokens` the same in tokens sampled, `took_off` whether it was
+reached, `train_area` the mean over the budget of tokens, `collapsed` whether the end fell below
+half of the best.
 
 Easy to get wrong: a rollout shows the policy as it was *before* the rollout's tokens were learnt
 from, so an area places it there; a moving mean is known only when its last rollout was sampled, so
@@ -176,20 +177,23 @@ def curve_metrics(series: Series, threshold: float, token_budget: int) -> dict[s
     ValueError
         When the tokens sampled do not rise.
     """
-    before, after, heights = _training_curve(series)
+    steps, before, after, heights = _training_curve(series)
     smooth = _moving_means(heights, MOVING_ROLLOUTS)
-    place = _first_reaching(after[MOVING_ROLLOUTS - 1 :], smooth, threshold)
-    total = after[-1] if after else 0.0
     smoothed = f"moving mean over {MOVING_ROLLOUTS} rollouts of the training accuracy"
+    reached = f"until the {smoothed} reached {threshold:g} %, straight between rollouts"
+
+    def time_to(places: Sequence[float], unit: str, what: str) -> Estimate:
+        place = _first_reaching(places[MOVING_ROLLOUTS - 1 :], smooth, threshold)
+        total = places[-1] if places else 0.0
+        censored = f"; not reached: censored at the run's {total:.0f}" if place is None else ""
+        value = total if place is None else place
+        how = f"{what} {reached}{censored}"
+        return Estimate(value=value, unit=unit, n=len(heights), method=how)
+
+    place = _first_reaching(steps[MOVING_ROLLOUTS - 1 :], smooth, threshold)
     derived = {
-        "take_off_tokens": Estimate(
-            value=total if place is None else place,
-            unit="tokens",
-            n=len(heights),
-            method=f"tokens sampled until the {smoothed} reached {threshold:g} %, straight between "
-            "rollouts"
-            + (f"; not reached: censored at the run's {total:.0f}" if place is None else ""),
-        ),
+        "take_off_steps": time_to(steps, "steps", "steps of training"),
+        "take_off_tokens": time_to(after, "tokens", "tokens sampled"),
         "took_off": Estimate(
             value=float(place is not None),
             unit="share",
@@ -209,26 +213,30 @@ def curve_metrics(series: Series, threshold: float, token_budget: int) -> dict[s
     return derived
 
 
-def _training_curve(series: Series) -> tuple[list[float], list[float], list[float]]:
-    """Return each rollout's tokens sampled before it and with it, and its accuracy in percent.
+def _training_curve(
+    series: Series,
+) -> tuple[list[float], list[float], list[float], list[float]]:
+    """Return each rollout's first step, tokens before and with it, and its accuracy in percent.
 
     Rollouts without a graded completion are left out.
     """
+    steps: list[float] = []
     before: list[float] = []
     after: list[float] = []
     heights: list[float] = []
     last = 0.0
     pairs = zip(series.get("tokens_sampled", ()), series.get("accuracy_sampled", ()), strict=True)
-    for tokens, accuracy in pairs:
+    for step, (tokens, accuracy) in enumerate(pairs, start=1):
         tokens = float(tokens or 0.0)
         if tokens < last:
             raise ValueError(f"series.tokens_sampled falls from {last} to {tokens}")
         if accuracy is not None and tokens > last:
+            steps.append(float(step))
             before.append(last if heights else 0.0)
             after.append(tokens)
             heights.append(100.0 * accuracy)
         last = tokens
-    return before, after, heights
+    return steps, before, after, heights
 
 
 def _moving_means(heights: Sequence[float], width: int) -> list[float]:

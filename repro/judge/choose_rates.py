@@ -75,7 +75,7 @@ def choose(target: Target, scale: TrainScale, values: Values) -> dict[str, Any]:
     Parameters
     ----------
     values
-        {arm: {seed: value of the rule's metric, percent}}.
+        {arm: {seed: value of the rule's metric}}.
 
     Raises
     ------

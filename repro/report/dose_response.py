@@ -6,7 +6,7 @@ Two sets of records meet by the arms' names: `dose_start` measures each arm befo
 dose
     KL(BF16 policy || arm's policy), nats per token of completions; mean over rounding draws.
 response
-    Tokens to the take-off over those of the BF16 arm, seed by seed: the mean of the logarithm, with
+    Steps to the take-off over those of the BF16 arm, seed by seed: the mean of the logarithm, with
     an interval that holds for all arms drawn together (Bonferroni's). Below one is sooner.
 
 The paper shows no KL. It shows that rounding to NVFP4 raises the entropy by 23 % (Fig. 5, step 0),
@@ -38,7 +38,7 @@ from repro.targets.ladder.needle import BF16, NEEDLE_4
 Kind = Literal["rounding", "added noise", "Gaussian noise"]
 # Chosen: neighbours further apart than half a decade leave the place between them open.
 _WIDE = math.sqrt(10)
-# Of runs that do not take off the tokens are not known: of more than half, no quotient is left.
+# Of runs that do not take off the steps are not known: of more than half, no quotient is left.
 _TOOK_OFF = 0.5
 
 
@@ -76,7 +76,7 @@ class Response:
     Attributes
     ----------
     ratio, low, high
-        Tokens to the take-off over the BF16 arm's, with the simultaneous interval; the latter is
+        Steps to the take-off over the BF16 arm's, with the simultaneous interval; the latter is
         None of fewer than two pairs, and where too few runs took off.
     pairs
         Seeds that both arms have.
@@ -125,7 +125,7 @@ class DoseResponse:
     place
         The paper's dose; None where no two neighbours have its entropy between them.
     paper_ratio
-        The paper's own quotient of tokens.
+        The paper's own quotient of steps.
     """
 
     responses: tuple[Response, ...]
@@ -143,9 +143,8 @@ def dose_response(checks: Sequence[Checked]) -> DoseResponse | None:
     start = by_name.get(DOSE_START.name)
     planted = doses(start) if start is not None else []
     trained = [by_name[name] for name in (NEEDLE_DOSE.name, NEEDLE_4.name) if name in by_name]
-    responses = _responses(
-        planted, _merged(trained, "take_off_tokens"), _merged(trained, "took_off")
-    )
+    steps, took_off = (_merged(trained, name) for name in ("take_off_steps", "took_off"))
+    responses = _responses(planted, steps, took_off)
     if not responses:
         return None
     return DoseResponse(
@@ -192,14 +191,14 @@ def _merged(trained: Sequence[Evidence], metric: str) -> dict[str, Mapping[int, 
 
 def _responses(
     planted: Sequence[Dose],
-    tokens: Mapping[str, Mapping[int, float]],
+    steps: Mapping[str, Mapping[int, float]],
     took_off: Mapping[str, Mapping[int, float]],
 ) -> list[Response]:
-    base = tokens.get(BF16.name, {})
+    base = steps.get(BF16.name, {})
     compared = {
         dose.arm.name: [math.log(own[seed] / base[seed]) for seed in sorted(set(own) & set(base))]
         for dose in planted
-        if dose.arm.name != BF16.name and dose.kl > 0 and (own := tokens.get(dose.arm.name))
+        if dose.arm.name != BF16.name and dose.kl > 0 and (own := steps.get(dose.arm.name))
     }
     compared = {arm: values for arm, values in compared.items() if values}
     return [
@@ -235,11 +234,11 @@ def _response(
 def in_words(response: DoseResponse) -> str:
     """Return what the picture shows in two sentences, for a page."""
     sooner = [one for one in response.responses if one.high is not None and one.high < 1]
-    words = "none of them takes off after fewer tokens than BF16"
+    words = "none of them takes off after fewer steps than BF16"
     if sooner:
         first = sooner[0]
         words = (
-            f"{len(sooner)} take off after fewer tokens than BF16, the smallest at a KL of "
+            f"{len(sooner)} take off after fewer steps than BF16, the smallest at a KL of "
             f"{first.dose.kl:.2g} nats ({_named(first)})"
         )
     where = "No two recorded arms have the paper's rise of entropy between them"
@@ -253,7 +252,7 @@ def in_words(response: DoseResponse) -> str:
         )
     return (
         f"Of {len(response.responses)} doses on the rung of 4 %, {words}. {where}; the paper has "
-        f"{response.paper_ratio:.2g} of the tokens."
+        f"{response.paper_ratio:.2g} of the steps."
     )
 
 

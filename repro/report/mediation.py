@@ -3,10 +3,10 @@ r"""Mediation: whether a format moves the take-off by as much as its shift in en
 On a rung of the needle the exploration controls say what the entropy of the deciding token is
 worth, and the formats say how much of it they bring:
 
-    slope      of log(tokens to the take-off) on that entropy (nats), over BF16 and the controls,
+    slope      of log(steps to the take-off) on that entropy (nats), over BF16 and the controls,
                both centred within each seed
     mediated   slope * mean over seeds of (format's entropy - BF16's)
-    observed   mean over seeds of log(format's tokens / BF16's)
+    observed   mean over seeds of log(format's steps / BF16's)
 
 If the paper's mechanism is all that a format does, the two agree; a mediated effect near nothing
 says that the format's shift is too small to matter here, whatever the observed one is.
@@ -40,12 +40,12 @@ from repro.spec.config import Arm
 from repro.spec.target import Target
 from repro.targets.ladder.needle import BF16, NEEDLE_05, NEEDLE_4, NEEDLE_40
 
-ENTROPY, TOKENS, TOOK_OFF = "entropy_decision_first", "take_off_tokens", "took_off"
+ENTROPY, STEPS, TOOK_OFF = "entropy_decision_first", "take_off_steps", "took_off"
 RUNGS = (NEEDLE_40, NEEDLE_4, NEEDLE_05)
-# {arm: (entropy that it draws with, log tokens)} of one seed.
+# {arm: (entropy that it draws with, log steps)} of one seed.
 Block = Mapping[str, tuple[float, float]]
-HEADS = ["rung", "format", "entropy of the decision, nats", "tokens over BF16's, by the entropy"]
-HEADS += ["tokens over BF16's, observed", "seeds"]
+HEADS = ["rung", "format", "entropy of the decision, nats", "steps over BF16's, by the entropy"]
+HEADS += ["steps over BF16's, observed", "seeds"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,11 +55,11 @@ class Mediated:
     Attributes
     ----------
     slope
-        Logarithm of tokens per nat, negative where entropy helps.
+        Logarithm of steps per nat, negative where entropy helps.
     shift
         Of the decision's entropy, nats.
     mediated, observed
-        Logarithms of the quotient of tokens, the format's over BF16's.
+        Logarithms of the quotient of steps, the format's over BF16's.
     """
 
     rung: Target
@@ -97,7 +97,7 @@ def mediation(checks: Sequence[Checked]) -> list[Mediated]:
 def of_rung(rung: Target, evidence: Evidence) -> list[Mediated]:
     """Return the formats of a rung; none without five seeds of BF16, a control and a format.
 
-    Arms of which less than half of the runs took off are left out: their tokens are not known.
+    Arms of which less than half of the runs took off are left out: their steps are not known.
     """
     took_off = evidence.values(TOOK_OFF)
     arms = {
@@ -123,11 +123,11 @@ def of_rung(rung: Target, evidence: Evidence) -> list[Mediated]:
 
 def _blocks(evidence: Evidence, arms: Sequence[Arm]) -> list[Block]:
     """Return the seeds that all of the arms have."""
-    entropies, tokens = evidence.values(ENTROPY), evidence.values(TOKENS)
+    entropies, steps = evidence.values(ENTROPY), evidence.values(STEPS)
     per_arm = [
         {
-            seed: (_explored(arm, entropies[arm.name][seed]), math.log(tokens[arm.name][seed]))
-            for seed in set(entropies.get(arm.name, {})) & set(tokens.get(arm.name, {}))
+            seed: (_explored(arm, entropies[arm.name][seed]), math.log(steps[arm.name][seed]))
+            for seed in set(entropies.get(arm.name, {})) & set(steps.get(arm.name, {}))
         }
         for arm in arms
     ]
@@ -172,7 +172,7 @@ def mediated(rung: Target, arm: Arm, blocks: Sequence[Block], controls: Sequence
 
 
 def _centred(blocks: Sequence[Block], controls: Sequence[str]) -> list[tuple[float, float]]:
-    """Return (entropy, log tokens) of BF16 and the controls, each less its seed's mean."""
+    """Return (entropy, log steps) of BF16 and the controls, each less its seed's mean."""
     pairs = []
     for block in blocks:
         points = [block[name] for name in (BF16.name, *controls)]
@@ -201,7 +201,7 @@ def in_words(rows: Sequence[Mediated]) -> str:
     return (
         f"By its shift in the decision's entropy ({_nats(row.shift)}) and what the exploration "
         f"controls say that entropy is worth, NVFP4 would take {_quotient(row.mediated)} of BF16's "
-        f"tokens; it took {_quotient(row.observed)}."
+        f"steps; it took {_quotient(row.observed)}."
     )
 
 
@@ -216,7 +216,7 @@ def mediation_table(rows: Sequence[Mediated]) -> list[str]:
     )
     lines = [
         f"""\
-What a nat of the deciding token's entropy is worth, in the logarithm of the tokens to the take-off,
+What a nat of the deciding token's entropy is worth, in the logarithm of the steps to the take-off,
 over BF16 and the exploration controls of each rung, within seeds: {worth}. Times a format's shift
 in that entropy, beside what was observed. Controls count with the entropy that they draw with.
 Intervals: 95 %, Student's t over jackknife pseudo-values of seeds, not adjusted for several rows;

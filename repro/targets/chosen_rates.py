@@ -10,7 +10,7 @@ mean. Two, because both means err: of two rates equally good the larger is taken
 with one error it would be in 24. Tuning seeds are not test seeds.
 
 The ladder of exploration has a sweep and a rule of its own: one absolute rate for all of its arms,
-the one with the largest mean of what its claims compare, and inside the grid. At the first rule's
+the one with the highest training reward over the steps, and inside the grid. At the first rule's
 ties all arms landed on the grid's smallest rate, a ninth of where training collapses; the paper
 trains at a third.
 
@@ -47,7 +47,7 @@ class Rule:
     Attributes
     ----------
     metric
-        Percent, higher is better; a run that failed counts as 0.
+        Higher is better; a run that failed counts as 0.
     one_for_all
         One rate for all arms, under the key `EVERY_ARM`, instead of one per format and training.
     interior
@@ -68,14 +68,14 @@ class Rule:
 
 EVERY_ARM = "every_arm"
 BY_ACCURACY = Rule(metric="heldout_last", tie_errors=TIE_ERRORS, words=RULE)
-BY_AREA = Rule(
-    metric="train_area",
+BY_REWARD = Rule(
+    metric="train_reward_mean",
     one_for_all=True,
     interior=True,
     words="the one rate for all arms with the largest mean over arms and tuning seeds, which must "
     "not be the smallest or the largest of the grid; of equals the smallest",
 )
-_RULES = {"learning_rates_needle": BY_AREA}
+_RULES = {"learning_rates_needle": BY_REWARD}
 
 
 def rule_of(sweep: str) -> Rule:

@@ -86,8 +86,8 @@ COLLAPSE = Effect(
     paper=58.5, measure="units", place="Fig. 17, step 75 (plot): a reward of .915 against .33"
 )
 
-# Quotients of the tokens to a threshold, the slower arm's above.
-_SMALLEST = "chosen: a tenth of the tokens, which the planned seeds resolve"
+# Quotients of the steps to a threshold, the slower arm's above.
+_SMALLEST = "chosen: a tenth of the steps, which the planned seeds resolve"
 
 
 def _take_off(paper: float | None, place: str = "") -> Effect:
@@ -108,7 +108,7 @@ OPEN_TAKE_OFF = _take_off(None)
 CONTROL_TAKE_OFF = Effect(
     smallest=1.15,
     measure="ratio",
-    because="fixed before the runs: where a warmer decision does not move the tokens to the "
+    because="fixed before the runs: where a colder decision does not move the steps to the "
     "threshold by 15 %, entropy from any other source cannot",
 )
 BORNE = Effect(

@@ -195,6 +195,7 @@ METRICS = (
 
 # How runs explore and what they reach; `repro.evidence.derived` says how each number is formed.
 LADDER_METRICS = (
+    Metric(name="take_off_steps", unit="steps", title="steps to the threshold", better="lower"),
     Metric(
         name="take_off_tokens",
         unit="tokens",

@@ -408,10 +408,10 @@ def dose_checks(seeds: int = 12) -> list[Checked]:
         return {"kl_completions": kl * math.exp(draw.gauss(0, 0.02)), "entropy_own": own}
 
     def after(arm: str) -> dict[str, float]:
-        tokens = 4e5 * DOSES[arm][2] * math.exp(draw.gauss(0, 0.08))
-        return {"take_off_tokens": tokens, "took_off": 1.0}
+        steps = 90 * DOSES[arm][2] * math.exp(draw.gauss(0, 0.08))
+        return {"take_off_steps": steps, "took_off": 1.0}
 
-    drawn, trained_on = range(200, 230), range(200, 200 + seeds)
+    drawn, trained_on = range(216, 246), range(216, 216 + seeds)
     return [
         checked_of(start, {arm: {seed: before(arm) for seed in drawn} for arm in DOSES}),
         checked_of(
@@ -423,14 +423,14 @@ def dose_checks(seeds: int = 12) -> list[Checked]:
 
 
 def needle_check(slope: float, shift: float, direct: float = 0.0, seeds: int = 16) -> Checked:
-    """Return a rung's check in which log tokens are `slope` per nat of the drawn entropy.
+    """Return a rung's check in which log steps are `slope` per nat of the drawn entropy.
 
     Parameters
     ----------
     shift
         What NVFP4 adds to the entropy of the decision, nats.
     direct
-        What it adds to the logarithm of its tokens beside that.
+        What it adds to the logarithm of its steps beside that.
     """
     target, draw = find("needle_4"), random.Random(2)
     formats = {"nvfp4_lora": (shift, direct), "nf4_lora": (shift / 2, 0.0)}
@@ -442,13 +442,13 @@ def needle_check(slope: float, shift: float, direct: float = 0.0, seeds: int = 1
         logarithm = level + slope * drawn(entropy, warm) + beside + draw.gauss(0, 0.02)
         return {
             "entropy_decision_first": entropy,
-            "take_off_tokens": math.exp(logarithm),
+            "take_off_steps": math.exp(logarithm),
             "took_off": 1.0,
         }
 
     values: dict[str, dict[int, dict[str, float]]] = {}
-    for seed in range(200, 200 + seeds):
-        base, level = 0.168 + draw.gauss(0, 0.01), 13 + draw.gauss(0, 0.3)
+    for seed in range(216, 216 + seeds):
+        base, level = 0.168 + draw.gauss(0, 0.01), 4.5 + draw.gauss(0, 0.3)
         for arm in target.arms:
             values.setdefault(arm.name, {})[seed] = numbers(arm, base, level)
     return checked_of(target, values)

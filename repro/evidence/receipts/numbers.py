@@ -30,6 +30,7 @@ DERIVED = (
     "heldout_area",
     "heldout_last",
     "accuracy_human",
+    "take_off_steps",
     "take_off_tokens",
     "took_off",
     "train_area",

@@ -16,22 +16,25 @@ TIERS = (Tier.PROXY,)
 WHY_NOT = "a question for the proxy tier alone"
 NOT_THE_PAPERS = "not in the paper; a control"
 
-# Runs before these had seeds 0 to 14, and 100 and 101 for tuning.
-SEEDS = tuple(range(200, 216))
-# Where a tenth in tokens needs no more: the paired deviation of log take-off was .11 in a probe on
-# the tiny policy, which twelve pairs resolve to 10 % at 80 % power.
+# Runs before these had seeds 0 to 14, 100 and 101 for tuning, and 200 to 207 in the pilot.
+SEEDS = tuple(range(216, 232))
+# Where a tenth needs no more: the paired deviation of log take-off was .08 to .12 between formats
+# in the pilot, which twelve pairs resolve to 10 % at 80 % power.
 FEWER_SEEDS = SEEDS[:12]
 SWEEP_SEEDS = (300, 301)
 # An early look at half of the seeds costs a fifth of the level and can settle what is large. A
 # third one at 30 seeds would nearly double the two rungs that are to run within half an hour.
 LOOKS = (Look(seeds=8, alpha=0.01), Look(seeds=16, alpha=0.04))
 
-# Between 10 % of right answers at the start (45 % on the highest rung) and the plateau above 95 %,
-# where the curve is steep: a crossing there depends least on the noise of 64 completions per step.
-THRESHOLD = 75.0
-# Flat stretches of 30 to 40 steps at 4 % were seen on the tiny policy; at an eighth of that prior
-# they are longer. A quarter more than the tier's 120 is what half an hour for two rungs leaves.
-STEPS = 150
+# Half-way between the start, 10 % of right answers, and the plateau above 95 %, where the curve is
+# steep: a crossing there depends least on the noise of 64 completions per step. At 75 %, the
+# pilot's threshold, a run is past the jump and sharpens what it does already.
+THRESHOLD = 50.0
+# Half-way from where two completions in five show their working: 45 % of right answers.
+THRESHOLD_WHERE_COMMON = 75.0
+# The pilot was flat for 60 to 70 steps at 4 % and crossed after 92 at a rate of 1e-3.
+STEPS = 130
+LOOK_EVERY = STEPS // 2
 
 METRICS_OF_LADDER: tuple[Metric, ...] = (*METRICS, *proxy.LADDER_METRICS)
 
@@ -42,12 +45,12 @@ NEEDLE = dataclasses.replace(
     steps=STEPS,
     evaluation=dataclasses.replace(
         proxy.PROXY_SWEEP.evaluation,
-        every=75,
+        every=LOOK_EVERY,
         threshold=THRESHOLD,
         token_classes=True,
         kl_to_start=True,
     ),
-    checkpoint_every=75,
+    checkpoint_every=LOOK_EVERY,
     permuted=True,
     seeds=SEEDS,
 )
@@ -59,7 +62,7 @@ def cost_of(*scales: TrainScale) -> Cost:
         proxy.COST,
         policies=tuple(dict.fromkeys(scale.checkpoint for scale in scales)),
         basis="scaled by steps and questions from the fit to 13 ensembles of 5 to 32 runs, each on "
-        "one H200; none of these has run",
+        "one H200; two of the ladder's, of 30 and 64 runs at 150 steps, took 286 and 460 s",
     )
 
 
@@ -71,8 +74,8 @@ def takes_off(*arms: Arm) -> tuple[Assay, ...]:
             arm=arm.name,
             metric="took_off",
             at_least=0.5,
-            because="a run that does not reach the threshold counts with the tokens that it "
-            "sampled; of more than half such runs no quotient is left",
+            because="a run that does not reach the threshold counts with all of its steps; of more "
+            "than half such runs no quotient is left",
         )
         for arm in arms
     )
@@ -89,14 +92,19 @@ def take_off(
     assays: Sequence[Assay] = (),
     equal: bool = False,
 ) -> Claim:
-    """Return the claim that an arm takes off after fewer tokens than another.
+    """Return the claim that an arm takes off after fewer steps than another.
 
     Parameters
     ----------
     factor
         The configuration fields in which the two arms may differ.
     equal
-        Claim instead that both take off after the same tokens, within the smallest effect.
+        Claim instead that both take off after as many steps, within the smallest effect.
+
+    Notes
+    -----
+    Of a control only the faster arm has to take off: its slower one is slowed on purpose, and a run
+    that never takes off counts with fewer steps than it needs, so the quotient errs towards one.
     """
     because = "from one on the faster arm is faster; what matters is stated as a size"
     return Claim(
@@ -105,11 +113,11 @@ def take_off(
         source=source,
         kind="equivalent" if equal else "ratio",
         arms=(slower.name, faster.name),
-        metric="take_off_tokens",
+        metric="take_off_steps",
         factor=factor,
         margin=effect.smallest if equal else 1.0,
         because=effect.because if equal else because,
         effect=effect,
-        assays=(*takes_off(slower, faster), *assays),
+        assays=(*takes_off(*(() if "exploration" in factor else (slower,)), faster), *assays),
         tiers=TIERS,
     )

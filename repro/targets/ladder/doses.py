@@ -77,7 +77,7 @@ _MATCHED = dataclasses.replace(
 def _dose(arm: Arm, over: Arm, *factor: str) -> Claim:
     return take_off(
         f"{arm.name}_sooner",
-        f"{arm.label}: takes off after fewer tokens than {over.label}",
+        f"{arm.label}: takes off after fewer steps than {over.label}",
         NOT_THE_PAPERS,
         over,
         arm,
@@ -96,13 +96,13 @@ NEEDLE_DOSE = Target(
     metrics=METRICS_OF_LADDER,
     claims=(
         Claim(
-            name="area_rises_with_dose",
-            statement="the area under the training curve rises in the order BF16, NVFP4, and 2, 3 "
-            "and 4 times its rounding",
+            name="reward_rises_with_dose",
+            statement="the training reward, mean over the steps, rises in the order BF16, NVFP4, "
+            "and 2, 3 and 4 times its rounding",
             source=NOT_THE_PAPERS,
             kind="trend",
             arms=tuple(arm.name for arm in _SERIES),
-            metric="train_area",
+            metric="train_reward_mean",
             factor=("weight_format", "rounding"),
             effect=paper_effects.OPEN_SPEED,
             assays=takes_off(BF16),
@@ -114,7 +114,7 @@ NEEDLE_DOSE = Target(
     ),
     scales={Tier.PROXY: SCALE},
     costs={Tier.PROXY: cost_of(SCALE)},
-    headline="take_off_tokens",
+    headline="take_off_steps",
     shared={arm.name: (NEEDLE_4, arm.name) for arm in (BF16, NVFP4)},
     why_not=WHY_NOT,
 )
@@ -139,7 +139,7 @@ NEEDLE_SHARING = Target(
     claims=tuple(
         take_off(
             f"sharing_costs_nothing{dose}",
-            "QeRL takes off after as many tokens with noise shared through the norms as with a "
+            "QeRL takes off after as many steps with noise shared through the norms as with a "
             f"draw per projection, from a sigma of {shared.noise.sigma_start:g}",
             "section 3.3; Fig. 6",
             shared,
@@ -153,7 +153,7 @@ NEEDLE_SHARING = Target(
     ),
     scales={Tier.PROXY: SCALE},
     costs={Tier.PROXY: cost_of(SCALE)},
-    headline="take_off_tokens",
+    headline="take_off_steps",
     shared={QERL.name: (NEEDLE_4, QERL.name), _STRONG[0].name: (NEEDLE_DOSE, _STRONG[0].name)},
     why_not=WHY_NOT,
 )

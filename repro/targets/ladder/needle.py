@@ -2,24 +2,29 @@
 
 Arms A are the paper's: BF16, NF4, MXFP4, NVFP4 and QeRL, all with LoRA, at one absolute learning
 rate. Arms C are BF16 with rollouts drawn warmer or colder, the gradient that of the policy itself:
-all tokens at 1.3 or 0.7 of the scale's temperature, or the decision alone at 1.3. The last is clean
-(answers are not garbled by it) and is each rung's positive control.
+the decision alone at 1.3 or 0.6 of the scale's temperature, or all tokens at 0.7. The first two are
+clean (answers are not garbled by them). The colder one is each rung's positive control: where the
+policy explores less, it takes off later, or exploration decides nothing there. The warmer one says
+what more of it is worth; no statement waits for it, and the pilot, in which it was the control,
+found little to gain (`docs/proxy_tier.md`).
 
 `difficulty` asks whether the benefit grows as the prior falls. A claim compares arms of one target,
 and a rung is a checkpoint, which belongs to a target's scale; so `difficulty` has no runs of its
-own but *shares* arms of the two outer rungs, and declares that their scales differ in the
-checkpoint (`Target.across`), which its claims name as a factor. The alternative, problem levels of
-different difficulty within one environment, was not taken: levels share one policy that learns them
-together, so that a benefit at one shows at all. A rung's seeds are the other rungs' seeds, with the
-same problems in the same order and the same order of channels, so the quotient of quotients is
-paired. Over three rungs that are evenly spaced in the logarithm of the prior (40, 4 and 0.5 %), the
-slope's least-squares estimate is half the difference of the outer two: the middle rung would add
-nothing to the test.
+own but *shares* arms of the two outer rungs, and declares in what their scales differ
+(`Target.across`): the checkpoint, and with it the steps that a run may take and the threshold,
+which lies half-way from where its curve starts. Its claims name them as factors. The alternative,
+problem levels of different difficulty within one environment, was not taken: levels share one
+policy that learns them together, so that a benefit at one shows at all. A rung's seeds are the
+other rungs' seeds, with the same problems in the same order and the same order of channels, so the
+quotient of quotients is paired. Over three rungs that are evenly spaced in the logarithm of the
+prior (40, 4 and 0.5 %), the slope's least-squares estimate is half the difference of the outer two:
+the middle rung would add nothing to the test.
 """
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 
 from repro.spec.config import Arm, Exploration, TrainScale
 from repro.spec.effect import Assay, Effect
@@ -32,7 +37,10 @@ from repro.targets.ladder.common import (
     METRICS_OF_LADDER,
     NEEDLE,
     NOT_THE_PAPERS,
+    STEPS,
     SWEEP_SEEDS,
+    THRESHOLD,
+    THRESHOLD_WHERE_COMMON,
     TIERS,
     WHY_NOT,
     cost_of,
@@ -65,26 +73,23 @@ SWEEP = dataclasses.replace(NEEDLE, checkpoint="proxy-30m-needle4", seeds=SWEEP_
 
 
 def _rate() -> float:
-    """Return the one rate of all arms: as the sweep chose it.
-
-    Until it has chosen, 1e-3: of the tier's first sweep the best by area for four formats of five.
-    """
+    """Return the one rate of all arms: as the sweep chose it, before that the grid's middle."""
     chosen = dict(chosen_rates(SWEEP, choice_file(_SWEEP_NAME)))
-    return chosen.get(EVERY_ARM, 1e-3)
+    return chosen.get(EVERY_ARM, RATES["14e4"])
 
 
 RATE = _rate()
 NEEDLE_SWEEP = Target(
     name=_SWEEP_NAME,
     title="The learning rate at which the ladder's arms are compared",
-    statement="of five absolute rates, all arms get the one with the largest area under the "
-    "training curve, inside the grid",
+    statement="of five absolute rates, all arms get the one with the highest training reward, mean "
+    "over the steps, inside the grid",
     source="not in the paper",
     arms=tuple(named_rate(arm, name) for arm in RATED for name in RATES),
     metrics=METRICS_OF_LADDER,
     scales={Tier.PROXY: SWEEP},
     costs={Tier.PROXY: cost_of(SWEEP)},
-    headline="train_area",
+    headline="train_reward_mean",
     why_not="a sweep at the proxy tier alone",
 )
 
@@ -93,27 +98,29 @@ BF16, NF4, MXFP4, NVFP4, QERL = (
 )
 # A completion opens with `<think>`; whether the working follows is decided by the token after it.
 _OPENING_TOKENS = 2
-OPENING_WARMER = dataclasses.replace(
-    BF16,
-    name="opening_warmer",
-    label="BF16, LoRA, the decision drawn at T = 1.3",
-    exploration=Exploration(temperature=1.3, opening_tokens=_OPENING_TOKENS),
-)
-WARMER, COLDER = (
+# Colder: 0.7 for all tokens took 24 % more steps in the pilot, which a sixth more would not show
+# with certainty; at 0.6 one decision in 25 becomes one in 200.
+OPENING_WARMER, OPENING_COLDER = (
     dataclasses.replace(
         BF16,
-        name=f"rollout_{word}",
-        label=f"BF16, LoRA, rollouts drawn at T = {temperature:g}",
-        exploration=Exploration(temperature=temperature),
+        name=f"opening_{word}",
+        label=f"BF16, LoRA, the decision drawn at T = {temperature:g}",
+        exploration=Exploration(temperature=temperature, opening_tokens=_OPENING_TOKENS),
     )
-    for word, temperature in (("warmer", 1.3), ("colder", 0.7))
+    for word, temperature in (("warmer", 1.3), ("colder", 0.6))
+)
+COLDER = dataclasses.replace(
+    BF16,
+    name="rollout_colder",
+    label="BF16, LoRA, rollouts drawn at T = 0.7",
+    exploration=Exploration(temperature=0.7),
 )
 
 _CONTROL = Assay(
     kind="control",
-    claim="opening_warmer_sooner",
-    because="where a warmer decision does not bring the take-off forward by 15 %, exploration does "
-    "not bind, and no source of entropy can show",
+    claim="opening_colder_later",
+    because="where a colder decision does not put the take-off off by 15 %, exploration does not "
+    "bind, and no source of entropy can show",
 )
 # Of the tiny policy's groups of eight, 33 % were so in the first ten steps at a prior of 4 %, and
 # 68 % of `proxy-30m`'s at 40 %.
@@ -125,19 +132,30 @@ _BINDS = Assay(
     because="where most groups have right and wrong answers from the first steps on, there is "
     "something to learn from without exploring",
 )
-_POSITIVE = take_off(
-    "opening_warmer_sooner",
-    "with the decision drawn warmer, BF16 LoRA takes off after fewer tokens",
-    NOT_THE_PAPERS,
-    BF16,
-    OPENING_WARMER,
-    "exploration",
-    effect=paper_effects.CONTROL_TAKE_OFF,
+_EXPLORATION = (
+    take_off(
+        "opening_colder_later",
+        "with the decision drawn colder, BF16 LoRA takes off after more steps",
+        NOT_THE_PAPERS,
+        OPENING_COLDER,
+        BF16,
+        "exploration",
+        effect=paper_effects.CONTROL_TAKE_OFF,
+    ),
+    take_off(
+        "opening_warmer_sooner",
+        "with the decision drawn warmer, BF16 LoRA takes off after fewer steps",
+        NOT_THE_PAPERS,
+        BF16,
+        OPENING_WARMER,
+        "exploration",
+        effect=paper_effects.OPEN_TAKE_OFF,
+    ),
 )
 _KEY = (
     take_off(
         "nvfp4_sooner",
-        "NVFP4 LoRA takes off after fewer tokens than 16-bit LoRA",
+        "NVFP4 LoRA takes off after fewer steps than 16-bit LoRA",
         "Fig. 4, upper row",
         BF16,
         NVFP4,
@@ -147,7 +165,7 @@ _KEY = (
     ),
     take_off(
         "aqn_sooner",
-        "with AQN, NVFP4 LoRA takes off after fewer tokens",
+        "with AQN, NVFP4 LoRA takes off after fewer steps",
         "Fig. 8",
         NVFP4,
         QERL,
@@ -157,7 +175,7 @@ _KEY = (
     ),
     take_off(
         "qerl_sooner",
-        "QeRL takes off after fewer tokens than 16-bit LoRA",
+        "QeRL takes off after fewer steps than 16-bit LoRA",
         "Fig. 12",
         BF16,
         QERL,
@@ -170,7 +188,7 @@ _KEY = (
 _FORMATS = (
     take_off(
         "nvfp4_sooner_than_nf4",
-        "NVFP4 LoRA takes off after fewer tokens than NF4 LoRA",
+        "NVFP4 LoRA takes off after fewer steps than NF4 LoRA",
         "Fig. 4, upper row",
         NF4,
         NVFP4,
@@ -180,7 +198,7 @@ _FORMATS = (
     ),
     take_off(
         "nvfp4_sooner_than_mxfp4",
-        "NVFP4 LoRA takes off after fewer tokens than MXFP4 LoRA",
+        "NVFP4 LoRA takes off after fewer steps than MXFP4 LoRA",
         "Fig. 4, lower row; in the upper row they cross a reward of .9 together",
         MXFP4,
         NVFP4,
@@ -189,32 +207,32 @@ _FORMATS = (
         assays=(_CONTROL,),
     ),
 )
-_TEMPERATURES = (
-    take_off(
-        "rollout_warmer_sooner",
-        "with all tokens of a rollout drawn warmer, BF16 LoRA takes off after fewer tokens",
-        NOT_THE_PAPERS,
-        BF16,
-        WARMER,
-        "exploration",
-        effect=paper_effects.CONTROL_TAKE_OFF,
-    ),
-    take_off(
-        "rollout_colder_later",
-        "with all tokens of a rollout drawn colder, BF16 LoRA takes off after more tokens",
-        NOT_THE_PAPERS,
-        COLDER,
-        BF16,
-        "exploration",
-        effect=paper_effects.CONTROL_TAKE_OFF,
-    ),
+_ROLLOUT_COLDER = take_off(
+    "rollout_colder_later",
+    "with all tokens of a rollout drawn colder, BF16 LoRA takes off after more steps",
+    NOT_THE_PAPERS,
+    COLDER,
+    BF16,
+    "exploration",
+    effect=paper_effects.OPEN_TAKE_OFF,
 )
 
 
 def _rung(
-    name: str, prior: str, checkpoint: str, arms: tuple[Arm, ...], claims: tuple[Claim, ...]
+    name: str,
+    prior: str,
+    checkpoint: str,
+    arms: tuple[Arm, ...],
+    claims: tuple[Claim, ...],
+    steps: int = STEPS,
+    threshold: float = THRESHOLD,
 ) -> Target:
-    scale: TrainScale = dataclasses.replace(NEEDLE, checkpoint=checkpoint)
+    scale: TrainScale = dataclasses.replace(
+        NEEDLE,
+        checkpoint=checkpoint,
+        steps=steps,
+        evaluation=dataclasses.replace(NEEDLE.evaluation, threshold=threshold),
+    )
     return Target(
         name=name,
         title=f"The needle at {prior}: who takes off first",
@@ -227,59 +245,91 @@ def _rung(
         claims=claims,
         scales={Tier.PROXY: scale},
         costs={Tier.PROXY: cost_of(scale)},
-        headline="take_off_tokens",
+        headline="take_off_steps",
         why_not=WHY_NOT,
     )
 
 
-_ALL = (BF16, NF4, MXFP4, NVFP4, QERL, WARMER, COLDER, OPENING_WARMER)
-_EVERY_CLAIM = (
-    *(dataclasses.replace(claim, assays=(*claim.assays, _BINDS)) for claim in (*_KEY, *_FORMATS)),
-    _POSITIVE,
-    *_TEMPERATURES,
-)
-NEEDLE_40 = _rung(
-    "needle_40", "40 %", "proxy-30m", (BF16, NVFP4, QERL, OPENING_WARMER), (*_KEY, _POSITIVE)
-)
-NEEDLE_4 = _rung("needle_4", "4 %", "proxy-30m-needle4", _ALL, _EVERY_CLAIM)
-NEEDLE_05 = _rung("needle_05", "0.5 %", "proxy-30m-needle05", _ALL, _EVERY_CLAIM)
+def _where_rare(*claims: Claim) -> tuple[Claim, ...]:
+    return tuple(dataclasses.replace(claim, assays=(*claim.assays, _BINDS)) for claim in claims)
 
+
+_CORE = (BF16, NVFP4, QERL, OPENING_COLDER, OPENING_WARMER)
+NEEDLE_40 = _rung(
+    "needle_40",
+    "40 %",
+    "proxy-30m",
+    _CORE,
+    (*_KEY, *_EXPLORATION),
+    threshold=THRESHOLD_WHERE_COMMON,
+)
+NEEDLE_4 = _rung(
+    "needle_4",
+    "4 %",
+    "proxy-30m-needle4",
+    (*_CORE, NF4, MXFP4, COLDER),
+    (*_where_rare(*_KEY, *_FORMATS), *_EXPLORATION, _ROLLOUT_COLDER),
+)
+# Flat for longer, the rarer the habit: nearly twice as long, which with its arms fewer leaves half
+# an hour for the two rungs that decide.
+_STEPS_WHERE_RAREST = 240
+NEEDLE_05 = _rung(
+    "needle_05",
+    "0.5 %",
+    "proxy-30m-needle05",
+    _CORE,
+    (*_where_rare(*_KEY), *_EXPLORATION),
+    steps=_STEPS_WHERE_RAREST,
+)
+
+# Of the evaluation the threshold.
+_ACROSS = ("checkpoint", "steps", "evaluation")
 _OUTER = {"rare": NEEDLE_05, "common": NEEDLE_40}
 _RUNGS = {
     (rung, arm.name): dataclasses.replace(
         arm, name=f"{arm.name}_{rung}", label=f"{arm.label}, {rung} habit"
     )
     for rung in _OUTER
-    for arm in (BF16, NVFP4, QERL, OPENING_WARMER)
+    for arm in (BF16, NVFP4, QERL, OPENING_COLDER)
 }
 
 
-def _grows(name: str, statement: str, source: str, arm: Arm, *factor: str, effect: Effect) -> Claim:
-    arms = [_RUNGS[rung, one.name] for rung in ("rare", "common") for one in (BF16, arm)]
+def _grows(
+    name: str,
+    statement: str,
+    source: str,
+    slower: Arm,
+    faster: Arm,
+    *factor: str,
+    effect: Effect,
+    assays: Sequence[Assay] = (),
+) -> Claim:
+    pairs = [[_RUNGS[rung, one.name] for one in (slower, faster)] for rung in _OUTER]
+    watched = [one for pair in pairs for one in pair[slower is OPENING_COLDER :]]
     return Claim(
         name=name,
         statement=f"{statement} more where the habit is rare (0.5 %) than common (40 %)",
         source=source,
         kind="interaction",
-        arms=tuple(one.name for one in arms),
-        metric="take_off_tokens",
-        factor=("checkpoint", *factor),
+        arms=tuple(one.name for pair in pairs for one in pair),
+        metric="take_off_steps",
+        factor=(*_ACROSS, *factor),
         effect=effect,
-        assays=(*takes_off(*arms), *(() if arm is OPENING_WARMER else (_GROWING,))),
+        assays=(*takes_off(*watched), *assays),
         tiers=TIERS,
     )
 
 
 _GROWING = Assay(
     kind="control",
-    claim="exploration_helps_more",
-    because="where a warmer decision itself does not help more as the habit gets rarer, no source "
-    "of entropy can",
+    claim="exploration_matters_more",
+    because="where a colder decision itself does not cost more as the habit gets rarer, no source "
+    "of entropy can save more",
 )
 DIFFICULTY = Target(
     name="difficulty",
     title="Whether the benefit grows with the difficulty: two rungs of the needle compared",
-    statement="what a format or QeRL saves of the tokens to the take-off grows as the prior falls",
+    statement="what a format or QeRL saves of the steps to the take-off grows as the prior falls",
     source="Fig. 13, 32B on harder problems",
     arms=tuple(_RUNGS.values()),
     looks=LOOKS,
@@ -289,24 +339,29 @@ DIFFICULTY = Target(
             "nvfp4_helps_more",
             "NVFP4 brings the take-off forward",
             "Fig. 13",
+            BF16,
             NVFP4,
             "weight_format",
             effect=paper_effects.OPEN_TAKE_OFF,
+            assays=(_GROWING,),
         ),
         _grows(
             "qerl_helps_more",
             "QeRL brings the take-off forward",
             "Fig. 13",
+            BF16,
             QERL,
             "weight_format",
             "noise",
             effect=paper_effects.OPEN_TAKE_OFF,
+            assays=(_GROWING,),
         ),
         _grows(
-            "exploration_helps_more",
-            "a warmer decision brings the take-off forward",
+            "exploration_matters_more",
+            "a colder decision puts the take-off off",
             NOT_THE_PAPERS,
-            OPENING_WARMER,
+            OPENING_COLDER,
+            BF16,
             "exploration",
             effect=paper_effects.CONTROL_TAKE_OFF,
         ),
@@ -315,8 +370,8 @@ DIFFICULTY = Target(
     costs={
         Tier.PROXY: cost_of(NEEDLE_05.scales[Tier.PROXY], NEEDLE_40.scales[Tier.PROXY]),
     },
-    headline="take_off_tokens",
+    headline="take_off_steps",
     shared={arm.name: (_OUTER[rung], name) for (rung, name), arm in _RUNGS.items()},
-    across=("checkpoint",),
+    across=_ACROSS,
     why_not=WHY_NOT,
 )

@@ -9,7 +9,7 @@ is the shift of the rate at which half of the runs collapse (Spearman and Kaerbe
 `needle_ranks` (Fig. 10): ranks 16 and 128 with alpha fixed at 32, and with alpha equal to the rank
 as the released code has it, at two rates. Where alpha grows with the rank the step grows too, and a
 difference is the rank's or the rate's; with alpha fixed it is the rank's. The paper says that the
-rank hardly matters, so equality within a tenth of the tokens comes first. Ranks 32 and 64 lie
+rank hardly matters, so equality within a tenth of the steps comes first. Ranks 32 and 64 lie
 between; 32 is `needle_rates`' own QeRL.
 """
 
@@ -85,8 +85,8 @@ NEEDLE_RATES = Target(
     why_not=WHY_NOT,
 )
 
-# On either side of 1e-3, a factor of two apart.
-_RANKED_RATES = ("7e4", "14e4")
+# The grid's middle and the rate below it.
+_RANKED_RATES = ("1e3", "14e4")
 _RANKS = (16, 128)
 _ALPHA = {"fixed": lambda rank: 32.0, "grown": float}
 
@@ -118,7 +118,7 @@ NEEDLE_RANKS = Target(
     claims=tuple(
         take_off(
             f"rank_hardly_matters_{alpha}_{rate}",
-            "QeRL takes off after as many tokens at rank 128 as at rank 16, "
+            "QeRL takes off after as many steps at rank 128 as at rank 16, "
             + ("alpha 32" if alpha == "fixed" else "alpha equal to the rank")
             + f", at a rate of {RATES[rate]:g}",
             "Fig. 10 and its text",
@@ -134,6 +134,6 @@ NEEDLE_RANKS = Target(
     ),
     scales={Tier.PROXY: SCALE},
     costs={Tier.PROXY: cost_of(SCALE)},
-    headline="take_off_tokens",
+    headline="take_off_steps",
     why_not=WHY_NOT,
 )

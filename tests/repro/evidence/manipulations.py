@@ -361,6 +361,7 @@ ASKED: Mapping[str, Manipulation] = {
     **{
         f"another {name}": Manipulation(edit=other_value(name), words=f"metrics.{name}")
         for name in (
+            "take_off_steps",
             "take_off_tokens",
             "took_off",
             "train_area",
@@ -379,7 +380,7 @@ ASKED: Mapping[str, Manipulation] = {
     },
     **{
         f"no {name}": Manipulation(edit=drop(f"metrics.{name}"), words=f"metrics.{name} is missing")
-        for name in ("take_off_tokens", "kl_to_start", "distinct_correct", "pass_at_2")
+        for name in ("take_off_steps", "kl_to_start", "distinct_correct", "pass_at_2")
     },
     "a narrower KL": Manipulation(
         edit=change("metrics.kl_to_start.low", lambda low: low + 1e-3),

@@ -83,13 +83,16 @@ def test_take_off_is_where_the_moving_mean_reaches_the_threshold() -> None:
     metrics = curve_metrics(curve([0.0] * 5 + [1.0] * 5), 50.0, 0)
     # Moving means of 0, 20, 40, 60 %: half-way between those that 700 and 800 tokens show.
     assert metrics["take_off_tokens"].value == pytest.approx(750)
+    assert metrics["take_off_steps"].value == pytest.approx(7.5)
     assert metrics["took_off"].value == 1
     assert "censored" not in metrics["take_off_tokens"].method
     assert "train_area" not in metrics
 
 
 def test_a_run_that_starts_above_the_threshold_took_off_when_that_was_first_known() -> None:
-    assert curve_metrics(curve([0.9] * 6), 50.0, 0)["take_off_tokens"].value == 500
+    metrics = curve_metrics(curve([0.9] * 6), 50.0, 0)
+    assert metrics["take_off_tokens"].value == 500
+    assert metrics["take_off_steps"].value == 5
 
 
 def test_a_mean_on_the_threshold_reaches_it_whatever_the_rounding_of_its_series() -> None:
@@ -108,6 +111,8 @@ def test_a_run_that_never_took_off_is_censored_at_its_end(shares: list[float | N
     metrics = curve_metrics(curve(shares), 50.0, 0)
     assert metrics["take_off_tokens"].value == 100 * len(shares)
     assert f"censored at the run's {100 * len(shares)}" in metrics["take_off_tokens"].method
+    assert metrics["take_off_steps"].value == len(shares)
+    assert f"censored at the run's {len(shares)}" in metrics["take_off_steps"].method
     assert metrics["took_off"].value == 0
 
 
@@ -123,7 +128,11 @@ def test_steps_of_one_rollout_are_one_point_and_ungraded_rollouts_none() -> None
         name: [value for value in values for _ in range(2)]
         for name, values in curve([0.0, 0.2, 0.4, 0.6, 0.8, 1.0]).items()
     }
-    assert curve_metrics(twice, 45.0, 500) == plain
+    doubled = curve_metrics(twice, 45.0, 500)
+    steps = [of.pop("take_off_steps").value or 0.0 for of in (plain, doubled)]
+    assert doubled == plain
+    # A rollout is known when its first step begins: step k of one update each is step 2 k - 1.
+    assert steps[1] == pytest.approx(2 * steps[0] - 1)
     assert plain["take_off_tokens"].n == 6
     assert curve_metrics(curve([None, *[0.5] * 5]), 45.0, 500)["take_off_tokens"].n == 5
 

@@ -96,5 +96,5 @@ def test_an_arm_of_each_kind_runs_to_a_record_that_counts(tmp_path: Path) -> Non
         assert refusals(record) == [], run.arm.name
         assert record.effects["order"] == seed
         if run.procedure == "train":
-            needed = {"take_off_tokens", "took_off", "collapsed", "train_area", "kl_to_start"}
+            needed = {"take_off_steps", "took_off", "collapsed", "train_area", "kl_to_start"}
             assert needed <= record.metrics.keys(), run.arm.name

@@ -40,7 +40,7 @@ def without(checks: Sequence[Checked], name: str) -> list[Checked]:
     return [checked for checked in checks if checked.selection.target.name != name]
 
 
-def test_the_paper_has_23_percent_more_entropy_and_takes_off_in_43_percent_of_the_tokens() -> None:
+def test_the_paper_has_23_percent_more_entropy_and_takes_off_in_43_percent_of_the_steps() -> None:
     assert pytest.approx(0.297 / 0.242 - 1, abs=5e-4) == PAPER_RISE
     assert pytest.approx(32.5 / 75) == PAPER_RATIO
 
@@ -69,10 +69,9 @@ def test_each_response_is_the_mean_log_quotient_with_an_interval_for_all_togethe
     kls = [one.dose.kl for one in response.responses]
     assert kls == sorted(kls)
     by_arm = {one.dose.arm.name: one for one in response.responses}
-    tokens = checks[1].evidence.values("take_off_tokens")
+    steps = checks[1].evidence.values("take_off_steps")
     values = [
-        math.log(tokens["nvfp4_x4"][seed] / tokens["bf16_lora"][seed])
-        for seed in tokens["bf16_lora"]
+        math.log(steps["nvfp4_x4"][seed] / steps["bf16_lora"][seed]) for seed in steps["bf16_lora"]
     ]
     expected = mean_interval(values, 1 - 0.05 / 12)
     one = by_arm["nvfp4_x4"]
@@ -123,7 +122,7 @@ def test_where_most_runs_do_not_take_off_there_is_no_interval(checks: list[Check
     numbers = {
         arm: {
             seed: {name: estimate.value or 0.0 for name, estimate in record.metrics.items()}
-            | ({"took_off": 0.0} if arm == "int2_lora" and seed < 207 else {})
+            | ({"took_off": 0.0} if arm == "int2_lora" and seed < 223 else {})
             for seed, record in seeds.items()
         }
         for arm, seeds in trained.evidence.records.items()
@@ -153,7 +152,7 @@ def test_the_words_say_what_is_sooner_and_where_the_paper_is(checks: list[Checke
     assert response is not None
     words = in_words(response)
     sooner = [one for one in response.responses if one.high is not None and one.high < 1]
-    assert f"{len(sooner)} take off after fewer tokens than BF16" in words
+    assert f"{len(sooner)} take off after fewer steps than BF16" in words
     assert arm_name(sooner[0].dose.arm) in words
     assert "between NVFP4 x3 and NVFP4 x4" in words
     nothing = dataclasses.replace(response, responses=response.responses[:1], place=None)

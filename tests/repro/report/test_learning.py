@@ -148,7 +148,7 @@ def test_the_dose_stands_below_the_claims_where_there_are_records_of_it(
     top = above_the_fold(text)
     assert top.index("## The twelve claims") < top.index("## How much noise it takes")
     assert "](figures/proxy_dose_response.svg)" in top
-    assert "take off after fewer tokens than BF16" in top
+    assert "take off after fewer steps than BF16" in top
     assert "NVFP4 would take 0.88" in top
     assert "| `needle_4` | NVFP4 |" in text.split("What entropy is worth", 1)[1]
     words = [word for word in re.split(r"[\s|]+", top) if re.search(r"\w", word)]

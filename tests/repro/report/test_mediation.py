@@ -101,7 +101,7 @@ def test_too_few_seeds_no_controls_and_no_records_give_nothing() -> None:
     assert mediation([checked_of(find("needle_4"), {})]) == []
     assert mediation([needle_check(slope=-4.0, shift=0.03, seeds=4)]) == []
     full = needle_check(slope=-4.0, shift=0.03)
-    for name in ("opening_warmer", "rollout_warmer", "rollout_colder"):
+    for name in ("opening_warmer", "opening_colder", "rollout_colder"):
         del full.evidence.records[name]
     assert mediation([full]) == []
     assert mediation_table([]) == []
@@ -110,10 +110,10 @@ def test_too_few_seeds_no_controls_and_no_records_give_nothing() -> None:
 
 def test_a_control_that_does_not_take_off_is_left_out() -> None:
     checked = needle_check(slope=-4.0, shift=0.03)
-    # Its tokens are those at which the runs ended, the same for all.
-    lost = changed(checked, "rollout_colder", took_off=0.0, take_off_tokens=5e5)
+    # Its steps are those at which the runs ended, the same for all.
+    lost = changed(checked, "rollout_colder", took_off=0.0, take_off_steps=130.0)
     assert mediation([lost])[0].slope.value == pytest.approx(-4.0, abs=0.3)
-    counted = changed(checked, "rollout_colder", took_off=1.0, take_off_tokens=5e5)
+    counted = changed(checked, "rollout_colder", took_off=1.0, take_off_steps=130.0)
     assert abs(mediation([counted])[0].slope.value + 4.0) > 0.3
 
 

@@ -33,6 +33,7 @@ from repro.targets.ladder.needle import (
     NEEDLE_4,
     NEEDLE_40,
     NEEDLE_SWEEP,
+    OPENING_COLDER,
     OPENING_WARMER,
     RATE,
 )
@@ -47,7 +48,7 @@ RUNGS = (NEEDLE_40, NEEDLE_4, NEEDLE_05)
 
 def test_the_two_rungs_that_decide_take_half_an_hour_and_the_ladder_less_than_two() -> None:
     core = (NEEDLE_4, NEEDLE_05)
-    assert len(runs_of(*core)) == 2 * 8 * 16
+    assert len(runs_of(*core)) == (8 + 5) * 16
     assert gpu_minutes(runs_of(*core), core) <= 30
     cost = PRETRAIN_PROXY.costs[Tier.PROXY]
     policies = {name for target in LADDER for name in target.costs[Tier.PROXY].policies}
@@ -82,7 +83,8 @@ def test_no_other_run_has_had_these_seeds() -> None:
 def test_rungs_differ_in_the_checkpoint_alone_and_every_seed_rounds_differently() -> None:
     scales = [target.scales[Tier.PROXY] for target in RUNGS]
     for one in scales:
-        assert differing_fields(one, scales[0]) <= {"checkpoint"}
+        assert differing_fields(one, scales[0]) <= {"checkpoint", "steps", "evaluation"}
+        assert differing_fields(one.evaluation, scales[0].evaluation) <= {"threshold"}
         assert one.permuted
         assert len(one.seeds) >= 16
     shares = [PROXIES[scale.checkpoint].working_share for scale in scales]
@@ -97,12 +99,14 @@ def test_every_statement_about_a_format_or_noise_waits_for_the_positive_control(
         for claim in target.claims:
             gates = {assay.claim for assay in claim.assays if assay.kind == "control"}
             is_control = "exploration" in claim.factor
-            assert gates == (set() if is_control else {"opening_warmer_sooner"})
+            assert gates == (set() if is_control else {"opening_colder_later"})
             watched = {(a.arm, a.metric) for a in claim.assays if a.kind == "range"}
             binds = {("bf16_lora", "informative_first")}
             where_rare = set() if is_control or target is NEEDLE_40 else binds
-            assert watched == {(arm, "took_off") for arm in claim.arms} | where_rare
-    (control,) = [c for c in NEEDLE_4.claims if c.name == "opening_warmer_sooner"]
+            # A control's slower arm may be too slow for its runs; its quotient errs towards one.
+            reach = claim.arms[1:] if is_control else claim.arms
+            assert watched == {(arm, "took_off") for arm in reach} | where_rare
+    (control,) = [c for c in NEEDLE_4.claims if c.name == "opening_colder_later"]
     assert control.effect is not None
     assert control.effect.matters == 1.15
 
@@ -110,56 +114,61 @@ def test_every_statement_about_a_format_or_noise_waits_for_the_positive_control(
 def test_where_most_groups_are_informative_from_the_start_no_format_is_judged() -> None:
     (claim,) = [c for c in NEEDLE_4.claims if c.name == "nvfp4_sooner"]
     metrics = {metric.name: metric for metric in NEEDLE_4.metrics}
-    tokens = {arm: {200: 1e5} for arm in claim.arms}
-    took_off = {arm: {200: 1.0} for arm in claim.arms}
+    steps = {arm: {216: 90.0} for arm in claim.arms}
+    took_off = {arm: {216: 1.0} for arm in claim.arms}
 
     def reason(informative: float) -> str:
-        values = {"took_off": took_off, "informative_first": {"bf16_lora": {200: informative}}}
-        return not_testable(claim, metrics, tokens, values, None)
+        values = {"took_off": took_off, "informative_first": {"bf16_lora": {216: informative}}}
+        return not_testable(claim, metrics, steps, values, None)
 
     assert reason(33.0) == ""
     assert reason(68.0).startswith("informative_first of bf16_lora is 68; needs at most 50: ")
 
 
-def test_the_clean_control_reaches_the_decision_and_no_further() -> None:
-    assert OPENING_WARMER.exploration is not None
-    assert OPENING_WARMER.exploration.opening_tokens == 2
-    assert differing_fields(OPENING_WARMER, NEEDLE_4.arm("bf16_lora")) == {"exploration"}
+def test_the_clean_controls_reach_the_decision_and_no_further() -> None:
+    for control in (OPENING_WARMER, OPENING_COLDER):
+        assert control.exploration is not None
+        assert control.exploration.opening_tokens == 2
+        assert differing_fields(control, NEEDLE_4.arm("bf16_lora")) == {"exploration"}
 
 
 def test_difficulty_has_no_runs_of_its_own_and_names_what_differs() -> None:
     own = {run.digest() for run in plan(DIFFICULTY, Tier.PROXY)}
     assert own < {run.digest() for rung in RUNGS for run in plan(rung, Tier.PROXY)}
-    with pytest.raises(ValueError, match="also differ in checkpoint; declare it"):
+    with pytest.raises(
+        ValueError, match="also differ in checkpoint, evaluation, steps; declare it"
+    ):
         dataclasses.replace(
             DIFFICULTY,
             claims=tuple(
-                dataclasses.replace(claim, factor=claim.factor[1:]) for claim in DIFFICULTY.claims
+                dataclasses.replace(claim, factor=claim.factor[3:]) for claim in DIFFICULTY.claims
             ),
         )
     with pytest.raises(ValueError, match="another scale at the proxy tier"):
         dataclasses.replace(DIFFICULTY, across=("steps",), claims=())
 
 
-def area(**best: float) -> dict[str, dict[int, float]]:
-    """Return areas of the sweep: 50, and more at the rates named."""
+def rewards(**best: float) -> dict[str, dict[int, float]]:
+    """Return mean rewards of the sweep: .5, and more at the rates named."""
     seeds = NEEDLE_SWEEP.scales[Tier.PROXY].seeds
     return {
-        arm.name: {seed: 50.0 + best.get(arm.name.rsplit("_", 1)[1], 0.0) for seed in seeds}
+        arm.name: {seed: 0.5 + best.get(arm.name.rsplit("_", 1)[1], 0.0) for seed in seeds}
         for arm in NEEDLE_SWEEP.arms
     }
 
 
 def test_one_rate_is_chosen_for_all_arms_and_only_inside_the_grid() -> None:
     scale = NEEDLE_SWEEP.scales[Tier.PROXY]
-    values = area(**{"1e3": 10.0, "14e4": 20.0, "2e3": 15.0})
+    values = rewards(**{"1e3": 0.1, "14e4": 0.2, "2e3": 0.15})
     assert choose(NEEDLE_SWEEP, scale, values)["chosen"] == {EVERY_ARM: 1.4e-3}
     # What one arm would rather have does not give it a rate of its own.
-    values["nvfp4_lora_2e3"] = dict.fromkeys(scale.seeds, 72.0)
+    values["nvfp4_lora_2e3"] = dict.fromkeys(scale.seeds, 0.72)
     assert choose(NEEDLE_SWEEP, scale, values)["chosen"] == {EVERY_ARM: 1.4e-3}
     for end in ("7e4", "28e4"):
-        with pytest.raises(ValueError, match=r"train_area is best at .*, an end of the grid"):
-            choose(NEEDLE_SWEEP, scale, area(**{end: 1.0}))
+        with pytest.raises(
+            ValueError, match=r"train_reward_mean is best at .*, an end of the grid"
+        ):
+            choose(NEEDLE_SWEEP, scale, rewards(**{end: 0.1}))
 
 
 def test_every_arm_of_the_needle_has_the_one_rate() -> None:
@@ -197,14 +206,14 @@ def test_ranks_are_compared_with_alpha_fixed_and_with_alpha_grown() -> None:
 
 
 def write_difficulty(folder: Path, quotients: dict[tuple[str, str], float]) -> None:
-    """Write records of the outer rungs: by (rung, arm), BF16's tokens over the arm's."""
+    """Write records of the outer rungs: by (rung, arm), BF16's steps over the arm's."""
     with mock.patch("os.fsync"):
         for run in plan(DIFFICULTY, Tier.PROXY):
             record = honest_proxy_record(run)
             wobble = 1 + 0.02 * random.Random(run.digest()).random()
-            tokens = 1e5 * wobble / quotients.get((run.target, run.arm.name), 1.0)
+            steps = 60 * wobble / quotients.get((run.target, run.arm.name), 1.0)
             numbers = {
-                "take_off_tokens": Estimate(value=tokens, unit="tokens"),
+                "take_off_steps": Estimate(value=steps, unit="steps"),
                 "took_off": Estimate(value=1.0, unit="share"),
             }
             own = hashlib.sha256(run.scale.checkpoint.encode()).hexdigest()
@@ -228,8 +237,8 @@ def test_the_benefit_by_difficulty_is_judged_over_two_checkpoints(
     # What is made up here are the two numbers that are compared, not the runs behind them.
     monkeypatch.setattr("repro.judge.check.refusals", lambda *_: [])
     helps = {
-        ("needle_05", "opening_warmer"): 2.0,
-        ("needle_40", "opening_warmer"): 1.2,
+        ("needle_05", "opening_colder"): 1 / 2.0,
+        ("needle_40", "opening_colder"): 1 / 1.2,
         ("needle_05", "nvfp4_lora_aqn"): 1.5,
         ("needle_40", "nvfp4_lora_aqn"): 1.1,
     }
@@ -238,8 +247,8 @@ def test_the_benefit_by_difficulty_is_judged_over_two_checkpoints(
     assert by_claim["qerl_helps_more"].status == "reproduced"
     assert by_claim["qerl_helps_more"].effect == pytest.approx(1.5 / 1.1, rel=0.01)
     assert by_claim["nvfp4_helps_more"].status == "no difference"
-    # Where a warmer decision does not help more either, no statement is judged.
-    write_difficulty(tmp_path / "free", helps | {("needle_05", "opening_warmer"): 1.2})
+    # Where a colder decision does not cost more either, no statement is judged.
+    write_difficulty(tmp_path / "free", helps | {("needle_05", "opening_colder"): 1 / 1.2})
     free = judged(tmp_path / "free")
     assert {free[name].status for name in ("qerl_helps_more", "nvfp4_helps_more")} == {
         "not testable"
