@@ -7,7 +7,7 @@ The statuses and what leads to each stand in `repro.evidence.verdict`, sizes and
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from repro.evidence import statistics as st
@@ -51,6 +51,7 @@ def judge(
     lost: Mapping[str, str],
     by_prompt: Mapping[str, Values] | None = None,
     alpha: float = ALPHA,
+    shown: Collection[str] = (),
 ) -> list[Verdict]:
     """Return one verdict per claim.
 
@@ -66,6 +67,8 @@ def judge(
         {metric: {arm: {prompt: value}}}, for claims that are paired by prompt.
     alpha
         The level spent here: all of it, but at an interim look.
+    shown
+        Claims that an earlier look has reproduced: as positive controls they hold.
     """
     # Of a target whose repeats are timed, `values` holds those, one each.
     prompts = by_prompt or {}
@@ -90,7 +93,7 @@ def judge(
         adjusted = st.holm([item.compared.p for item in family.values()])
         for (index, item), p in zip(family.items(), adjusted, strict=True):
             final[index] = _decide(claims[index], item, p, len(family), alpha)
-    return _controlled(claims, final)
+    return _controlled(claims, final, shown)
 
 
 def _test(
@@ -279,9 +282,11 @@ def _by_size(compared: Compared, sizes: Sizes, supported: bool, opposed: bool) -
     return "inconclusive"
 
 
-def _controlled(claims: Sequence[Claim], verdicts: Sequence[Verdict]) -> list[Verdict]:
+def _controlled(
+    claims: Sequence[Claim], verdicts: Sequence[Verdict], earlier: Collection[str]
+) -> list[Verdict]:
     """Return the verdicts, those whose positive control is not reproduced as not testable."""
-    shown = {verdict.name for verdict in verdicts if verdict.status == "reproduced"}
+    shown = {verdict.name for verdict in verdicts if verdict.status == "reproduced"} | {*earlier}
     final = []
     for claim, verdict in zip(claims, verdicts, strict=True):
         failed = [

@@ -16,7 +16,7 @@ status 0.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -224,7 +224,10 @@ def _judged(
     evidence: Evidence,
     absent: Mapping[str, str],
 ) -> list[Verdict]:
-    """Return a verdict per claim: of the first planned look that decides it, else of the last."""
+    """Return a verdict per claim: of the first planned look that decides it, else of the last.
+
+    A positive control that an earlier look has shown is shown to the later ones.
+    """
     target = selection.target
     if selection.tier is Tier.SMOKE:
         paper = [claim for claim in claims if not claim.mechanism]
@@ -238,7 +241,8 @@ def _judged(
     final: dict[str, Verdict] = {}
     for look in target.looks:
         part = evidence.at(evidence.planned[: look.seeds])
-        for verdict in _judged_once(selection, claims, part, absent, look.alpha):
+        shown = {name for name, verdict in final.items() if verdict.status == "reproduced"}
+        for verdict in _judged_once(selection, claims, part, absent, look.alpha, shown):
             earlier = final.get(verdict.name)
             if earlier is None or earlier.status not in DECIDED:
                 final[verdict.name] = verdict
@@ -251,6 +255,7 @@ def _judged_once(
     evidence: Evidence,
     absent: Mapping[str, str],
     alpha: float = ALPHA,
+    shown: Collection[str] = (),
 ) -> list[Verdict]:
     target = selection.target
     metrics = {metric.name: metric for metric in target.metrics_at(selection.tier)}
@@ -263,6 +268,7 @@ def _judged_once(
         evidence.lost(arm.name for arm in target.arms),
         {name: evidence.values_by_prompt(name) for name in names},
         alpha,
+        shown,
     )
 
 

@@ -6,6 +6,7 @@ import dataclasses
 import hashlib
 import math
 import random
+from collections.abc import Sequence
 from pathlib import Path
 from unittest import mock
 
@@ -21,7 +22,7 @@ from repro.run.places import expected_folder
 from repro.run.select import select
 from repro.spec.config import Arm
 from repro.spec.shapes import shape_by_name
-from repro.spec.target import differing_fields, plan
+from repro.spec.target import Target, differing_fields, plan
 from repro.spec.tier import Tier
 from repro.targets import TARGETS, find
 from repro.targets.chosen_rates import EVERY_ARM
@@ -205,16 +206,22 @@ def test_ranks_are_compared_with_alpha_fixed_and_with_alpha_grown() -> None:
         assert (alpha(high) == alpha(low)) == ("lora_alpha" in claim.factor)
 
 
-def write_difficulty(folder: Path, quotients: dict[tuple[str, str], float]) -> None:
-    """Write records of the outer rungs: by (rung, arm), BF16's steps over the arm's."""
+def write(
+    folder: Path, target: Target, seeds: Sequence[int], quotients: dict[tuple[str, str], float]
+) -> None:
+    """Write records of a target: by (rung, arm), BF16's steps over the arm's."""
+    # Arms with noise differ more, so that nothing is decided about them.
+    spread = {"nvfp4_lora_aqn": 0.6} if target is NEEDLE_4 else {}
     with mock.patch("os.fsync"):
-        for run in plan(DIFFICULTY, Tier.PROXY):
+        for run in plan(target, Tier.PROXY, seeds):
             record = honest_proxy_record(run)
-            wobble = 1 + 0.02 * random.Random(run.digest()).random()
+            width = spread.get(run.arm.name, 0.02)
+            wobble = 1 + width * random.Random(run.digest()).random()
             steps = 60 * wobble / quotients.get((run.target, run.arm.name), 1.0)
             numbers = {
                 "take_off_steps": Estimate(value=steps, unit="steps"),
                 "took_off": Estimate(value=1.0, unit="share"),
+                "informative_first": Estimate(value=20.0, unit="percent"),
             }
             own = hashlib.sha256(run.scale.checkpoint.encode()).hexdigest()
             dataclasses.replace(
@@ -224,8 +231,8 @@ def write_difficulty(folder: Path, quotients: dict[tuple[str, str], float]) -> N
             ).write(folder)
 
 
-def judged(folder: Path) -> dict[str, Verdict]:
-    (selection,) = select(["difficulty"], tier="proxy")
+def judged(folder: Path, target: str = "difficulty") -> dict[str, Verdict]:
+    (selection,) = select([target], tier="proxy")
     checked = check_selection(selection, folder, expected_folder(None))
     assert not checked.evidence.refused
     return {verdict.name: verdict for verdict in checked.verdicts}
@@ -236,20 +243,38 @@ def test_the_benefit_by_difficulty_is_judged_over_two_checkpoints(
 ) -> None:
     # What is made up here are the two numbers that are compared, not the runs behind them.
     monkeypatch.setattr("repro.judge.check.refusals", lambda *_: [])
+    seeds = DIFFICULTY.scales[Tier.PROXY].seeds
     helps = {
         ("needle_05", "opening_colder"): 1 / 2.0,
         ("needle_40", "opening_colder"): 1 / 1.2,
         ("needle_05", "nvfp4_lora_aqn"): 1.5,
         ("needle_40", "nvfp4_lora_aqn"): 1.1,
     }
-    write_difficulty(tmp_path / "binding", helps)
+    write(tmp_path / "binding", DIFFICULTY, seeds, helps)
     by_claim = judged(tmp_path / "binding")
     assert by_claim["qerl_helps_more"].status == "reproduced"
     assert by_claim["qerl_helps_more"].effect == pytest.approx(1.5 / 1.1, rel=0.01)
     assert by_claim["nvfp4_helps_more"].status == "no difference"
     # Where a colder decision does not cost more either, no statement is judged.
-    write_difficulty(tmp_path / "free", helps | {("needle_05", "opening_colder"): 1 / 1.2})
+    harder = {("needle_05", "opening_colder"): 1 / 1.2}
+    write(tmp_path / "free", DIFFICULTY, seeds, helps | harder)
     free = judged(tmp_path / "free")
     assert {free[name].status for name in ("qerl_helps_more", "nvfp4_helps_more")} == {
         "not testable"
     }
+
+
+def test_a_control_that_the_first_look_has_shown_holds_at_the_second(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("repro.judge.check.refusals", lambda *_: [])
+    first, *_ = NEEDLE_4.looks
+    seeds = NEEDLE_4.scales[Tier.PROXY].seeds
+    # Between two looks: what the first has not decided is judged on what is there, and is open.
+    write(tmp_path, NEEDLE_4, seeds[: first.seeds + 4], {("needle_4", "opening_colder"): 1 / 1.5})
+    verdicts = judged(tmp_path, "needle_4")
+    assert verdicts["opening_colder_later"].status == "reproduced"
+    assert verdicts["opening_colder_later"].n == first.seeds
+    assert verdicts["aqn_sooner"].status == "inconclusive"
+    assert "planned seeds" in verdicts["aqn_sooner"].sentence
+    assert "control" not in verdicts["aqn_sooner"].sentence
