@@ -21,7 +21,14 @@ from repro.evidence.verdict import SHOWN, Verdict
 from repro.judge.check import Checked, check_selection
 from repro.judge.study import with_study
 from repro.report import dose_response, mediation
-from repro.report.learning_runs import ends, limits, rates, runs_of_checks, what_was_run
+from repro.report.learning_runs import (
+    ends,
+    limits,
+    rate_of_the_ladder,
+    rates,
+    runs_of_checks,
+    what_was_run,
+)
 from repro.report.learning_statements import (
     DIFFER,
     HEADINGS,
@@ -45,7 +52,9 @@ from repro.spec.effect import ALPHA
 from repro.spec.tier import Tier
 from repro.spec.whole_files import replace_text
 from repro.targets import TARGETS, runs_of
-from repro.targets.chosen_rates import read_choice
+from repro.targets.chosen_rates import choice_file, read_choice
+from repro.targets.ladder.needle import NEEDLE_05, NEEDLE_4, NEEDLE_40, NEEDLE_SWEEP
+from repro.targets.ladder.needle import SWEEP as NEEDLE_SWEPT
 from repro.targets.proxy import PROXY_SWEEP
 
 _TITLE = "# Learning: the paper's twelve claims at the proxy tier"
@@ -55,15 +64,15 @@ and QeRL (NVFP4 weights, LoRA, added noise) ends above 16-bit LoRA. Here small p
 in this repository on generated problems, are put to the same comparisons."""
 _TABLE_READING = """\
 Effects are shares that another model can have: of the *gain* by training, of the *shortfall* (what
-the other arm's curve leaves below its ceiling: the time that is saved), or of the other arm's
-*mean*; in brackets the interval that holds for all statements of a target together (95 %). The
-verdict is that of the statement named, after Holm's correction over its target. *Excluded*: not
-shown, and the interval ends below the paper's size; *no difference within x*: the interval lies
-within the smallest effect that matters, a tenth of the paper's, to both sides; *not testable*: no
-effect could have appeared, or what the claim speaks of was drawn too few times; *post hoc*: the
-rule is younger than the runs."""
+the other arm's curve leaves below its ceiling: the time that is saved), of the other arm's *mean*,
+or of a *ratio* of steps (+100 %: twice as fast); in brackets the interval that holds for all
+statements of a target together (95 %). The verdict is that of the statement named, after Holm's
+correction over its target. *Excluded*: not shown, and the interval ends below the paper's size;
+*no difference within x*: the interval lies within the smallest effect that matters, a tenth of the
+paper's, to both sides; *not testable*: no effect could have appeared, or what the claim speaks of
+was drawn too few times; *post hoc*: the rule is younger than the runs."""
 _FOREST_WORDS = "Measured effects with their intervals, the paper's as diamonds, grey: not testable"
-_DOSE_WORDS = "Tokens to the take-off over BF16's by the KL from BF16, the paper's as a diamond"
+_DOSE_WORDS = "Steps to the take-off over BF16's by the KL from BF16, the paper's as a diamond"
 _PROTOCOL = """\
 How the runs are made, and why an earlier protocol was superseded:
 [proxy_tier.md](proxy_tier.md#the-protocol-and-the-one-before-it). Written from blessed records by
@@ -209,7 +218,7 @@ def _limits(
     """Return what the policies can and cannot show, which is read before the verdicts."""
 
     def written(device: str) -> list[str]:
-        lines = _can(twelve[device]) + _cannot(rows, device)
+        lines = _can(twelve[device]) + _explored(devices[device]) + _cannot(rows, device)
         return [*lines, *limits(runs_of_checks(devices[device])), ""]
 
     lines = _per_device(devices, written)
@@ -230,6 +239,34 @@ def _can(rows: Sequence[Decided]) -> list[str]:
     if not resolved:
         return []
     return [f"- **They can show** effects beyond {'; '.join(resolved)}."]
+
+
+def _explored(checks: Sequence[Checked]) -> list[str]:
+    """Return what the exploration controls say: whether it binds, and what more of it is worth."""
+    known = statements(checks)
+    rungs = []
+    for rung in (NEEDLE_40, NEEDLE_4, NEEDLE_05):
+        colder, warmer = (
+            known.get(f"{rung.name}.{name}", (None, None, None))[2]
+            for name in ("opening_colder_later", "opening_warmer_sooner")
+        )
+        if colder is None or warmer is None or None in (colder.low, warmer.low):
+            continue
+        rungs.append(
+            f"on `{rung.name}`, the deciding token drawn colder takes {_times(colder)} the steps"
+            f"{'' if colder.status == 'reproduced' else ', so nothing could be seen there'}; drawn "
+            f"warmer it is {_times(warmer)} as fast"
+        )
+    if not rungs:
+        return []
+    return [
+        f"- **Where exploration decides**: {'; '.join(rungs)}. More entropy at that token can gain "
+        "about as much as the warmer draw, whatever its source."
+    ]
+
+
+def _times(verdict: Verdict) -> str:
+    return f"{verdict.effect:.3g} ({verdict.low:.3g} to {verdict.high:.3g}) times"
 
 
 def _range(values: Iterable[float]) -> str:
@@ -321,7 +358,8 @@ def _details(checks: Sequence[Checked], rows: Sequence[Row], folder: Path, out: 
     )
     lines += folded("What entropy is worth, and what a format brings of it", _mediation(devices))
     lines += folded("Every seed's end", _per_device(devices, lambda device: ends(runs[device])))
-    lines += folded("Learning rates", rates(read_choice(PROXY_SWEEP)))
+    ladder = rate_of_the_ladder(read_choice(NEEDLE_SWEPT, choice_file(NEEDLE_SWEEP.name)))
+    lines += folded("Learning rates", rates(read_choice(PROXY_SWEEP)) + ladder)
     return lines + folded("Pictures of each target", picture_lines(folder, out.parent))
 
 

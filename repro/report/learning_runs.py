@@ -18,7 +18,7 @@ from repro.judge.check import Checked
 from repro.report.numbers import cell_text, device_title
 from repro.report.tables import table
 from repro.targets import find
-from repro.targets.chosen_rates import TIE_ERRORS
+from repro.targets.chosen_rates import EVERY_ARM, TIE_ERRORS
 from repro.targets.proxy import PROXY_SWEEP
 
 # A run that rose by more than this between its last two evaluations had not finished.
@@ -176,8 +176,12 @@ def _unfinished(settings: Sequence[Setting], known: Sequence[Setting]) -> list[s
 
 def _few(settings: Sequence[Setting]) -> list[str]:
     swept = PROXY_SWEEP.checkpoint
-    policies = list(
-        dict.fromkeys(r.config["scale"]["checkpoint"] for s in settings for r in s.trained)
+    # An arm with a rate of its own has it from a sweep of its own.
+    policies = dict.fromkeys(
+        record.config["scale"]["checkpoint"]
+        for setting in settings
+        for record in setting.trained
+        if record.config["arm"].get("learning_rate") is None
     )
     lines = [
         "- **Small policies, few seeds.** All seeds of a comparison share one pre-trained policy "
@@ -269,6 +273,21 @@ def rates(choice: Mapping[str, Any] | None) -> list[str]:
             "",
         ]
     return lines
+
+
+def rate_of_the_ladder(choice: Mapping[str, Any] | None) -> list[str]:
+    """Return at which rate the ladder's arms train and why; nothing before it was chosen."""
+    if choice is None:
+        return []
+    rate, means = choice["chosen"][EVERY_ARM], choice["means"][EVERY_ARM]
+    listed = ", ".join(f"{float(name):.2g}: {mean:.3g}" for name, mean in means.items())
+    return [
+        f"The ladder's arms all have {rate:.2g}, by a sweep of their own on the rung of 4 % "
+        f"({choice['records']} runs, source commit "
+        f"{', '.join(f'`{commit[:12]}`' for commit in choice['commits'])}); rule: "
+        f"{choice['rule']}. Training reward, mean over the steps, by rate: {listed}.",
+        "",
+    ]
 
 
 def _levels(scale: Mapping[str, Any]) -> str:
