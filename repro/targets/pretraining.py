@@ -90,15 +90,15 @@ PRETRAIN_PROXY = Target(
             disk_bytes=3_000_000_000,
             # The larger: 132 s of steps, 85 s of measuring and of 4-bit variants, 28 s of start
             # (d36c27d). The shorter: by steps at the smaller's rate, and what that took beside its
-            # steps (82 s).
+            # steps (82 s); the needle at 4 % took 52 and 91 s on two machines.
             seconds_of_arm={
                 "proxy_30m_early": 220.0,
                 "proxy_30m_needle4": 87.0,
                 "proxy_30m_needle05": 87.0,
                 "proxy_120m": 245.0,
             },
-            basis="proxy_30m and proxy_120m: one timed run each on an H200; the others: "
-            "estimates by steps at the same rate, never run",
+            basis="proxy_30m, proxy_30m_needle4 and proxy_120m: one to three timed runs each on an "
+            "H200; the others: estimates by steps at the same rate, never run",
         )
     },
     metrics=(
