@@ -96,7 +96,10 @@ def tests(session: nox.Session) -> None:
     arguments = ["-m", "pytest", "-n", "2", "--dist", "loadfile"]
     # By default files of few tests come last, which here are the longest: one process would wait.
     arguments += ["--no-loadscope-reorder", *session.posargs]
-    session.run(suite_python(session), *arguments, external=True)
+    # Two hundred processes that tests start import what was compiled once, also where the shell
+    # forbids compiled files.
+    compiled = {"PYTHONDONTWRITEBYTECODE": ""}
+    session.run(suite_python(session), *arguments, external=True, env=compiled)
 
 
 @nox.session(venv_backend="none", default=False)

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 import re
+import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from repro.pretrain import material
 from repro.pretrain.training import Pretraining, begin, train_until
 from tests.repro.pretrain.small import PROXY, TINY
 from tests.repro.rl.damage import DAMAGE
@@ -32,14 +36,39 @@ def equal(first: dict[str, torch.Tensor], second: dict[str, torch.Tensor]) -> bo
     )
 
 
+@pytest.fixture
+def one_tokenizer(monkeypatch: pytest.MonkeyPatch, proxy_tokenizer: Any) -> None:
+    """Give every proxy the session's tokenizer, which is the same each time: a second each."""
+
+    def built(corpus: Any, worked: Any = ()) -> Any:
+        assert (corpus, list(worked)) == (PROXY.corpus, [])
+        return proxy_tokenizer
+
+    monkeypatch.setattr(material, "build_proxy_tokenizer", built)
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Any], Pretraining]:
+    """Return what trains a recipe to its end, each recipe once."""
+
+    @functools.cache
+    def trained(recipe: Any) -> Pretraining:
+        whole = fresh(tmp_path_factory.mktemp("whole"), recipe)
+        assert train_until(whole, 6)
+        assert train_until(whole, 12)
+        assert whole.finished
+        return whole
+
+    return trained
+
+
+@pytest.mark.usefixtures("one_tokenizer")
 @both
-def test_the_same_seed_gives_the_same_bits_and_another_gives_others(recipe, tmp_path):
-    whole, again, other = (
-        fresh(tmp_path / name, recipe, seed) for name, seed in (("a", 3), ("b", 3), ("c", 4))
-    )
-    assert train_until(whole, 6)
-    assert train_until(whole, 12)
-    assert whole.finished
+def test_the_same_seed_gives_the_same_bits_and_another_gives_others(
+    recipe, tmp_path, uninterrupted
+):
+    whole = uninterrupted(recipe)
+    again, other = (fresh(tmp_path / name, recipe, seed) for name, seed in (("b", 3), ("c", 4)))
     torch.manual_seed(99)
     assert train_until(again, 12)
     assert train_until(other, 12)
@@ -71,10 +100,10 @@ def test_a_seed_decides_the_start_and_the_documents_and_nothing_else(tmp_path):
     assert not texts[0] & texts[1]
 
 
+@pytest.mark.usefixtures("one_tokenizer")
 @both
-def test_an_interrupted_policy_goes_on_to_the_same_bits(recipe, tmp_path):
-    whole = fresh(tmp_path / "a", recipe)
-    assert train_until(whole, 12)
+def test_an_interrupted_policy_goes_on_to_the_same_bits(recipe, tmp_path, uninterrupted):
+    whole = uninterrupted(recipe)
     calls = iter([False] * 4 + [True])
     stopped = fresh(tmp_path / "b", recipe)
     assert not train_until(stopped, 12, should_stop=lambda: next(calls))
@@ -89,11 +118,22 @@ def test_an_interrupted_policy_goes_on_to_the_same_bits(recipe, tmp_path):
         fresh(tmp_path / "b", recipe, seed=4)
 
 
-@pytest.mark.parametrize("damage", DAMAGE, ids=lambda damage: damage.__name__)
-def test_pre_training_goes_on_from_the_state_before_a_damaged_one(tmp_path, damage):
-    recipe = dataclasses.replace(TINY, checkpoint_every=1)
-    whole = fresh(tmp_path, recipe)
+EVERY_STEP = dataclasses.replace(TINY, checkpoint_every=1)
+
+
+@pytest.fixture(scope="module")
+def three_steps(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Pretraining]:
+    """Return a folder with the states of three steps, to be copied, and what wrote it."""
+    folder = tmp_path_factory.mktemp("three-steps")
+    whole = fresh(folder, EVERY_STEP)
     assert train_until(whole, 3)
+    return folder, whole
+
+
+@pytest.mark.parametrize("damage", DAMAGE, ids=lambda damage: damage.__name__)
+def test_pre_training_goes_on_from_the_state_before_a_damaged_one(tmp_path, damage, three_steps):
+    recipe, (states, whole) = EVERY_STEP, three_steps
+    shutil.copytree(states, tmp_path, dirs_exist_ok=True)
     damage(tmp_path / "step-00000003")
     resumed = fresh(tmp_path, recipe)
     (sentence,) = resumed.progress.refused
@@ -111,6 +151,7 @@ def test_a_resumed_policy_remembers_the_most_memory_of_all_its_starts(tmp_path):
     assert fresh(tmp_path, TINY).progress.peak_bytes == 2**50
 
 
+@pytest.mark.usefixtures("one_tokenizer")
 @both
 def test_the_loss_falls_from_the_vocabulary_s_and_each_step_is_shown(recipe, tmp_path):
     shown: list[Any] = []
@@ -123,6 +164,7 @@ def test_the_loss_falls_from_the_vocabulary_s_and_each_step_is_shown(recipe, tmp
     assert training.stretches[-1] < 0.8 * shown[0][2]
 
 
+@pytest.mark.usefixtures("one_tokenizer")
 @both
 def test_a_loss_that_is_not_finite_ends_the_run_and_leaves_no_state(recipe, tmp_path):
     training = fresh(tmp_path, dataclasses.replace(recipe, checkpoint_every=1))
@@ -133,6 +175,7 @@ def test_a_loss_that_is_not_finite_ends_the_run_and_leaves_no_state(recipe, tmp_
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.usefixtures("one_tokenizer")
 def test_processes_that_make_batches_change_nothing(tmp_path):
     alone, shared = (fresh(tmp_path / name, PROXY) for name in ("a", "b"))
     assert train_until(alone, 3)

@@ -244,24 +244,27 @@ def _plant(path: Path, fault: str) -> None:
     )
 
 
+# The batches that show a fault: what chance explains falls with them, and two faults are small.
 @pytest.mark.parametrize(
-    "fault",
+    ("fault", "batches"),
     [
-        "tokens shifted by one",
-        "end token masked",
-        "token after the end counted",
-        "advantages not centred",
-        "one baseline for the batch",
-        "divided by the standard deviation",
-        "sign",
-        "aggregation",
-        "temperature left out",
+        ("tokens shifted by one", 16),
+        ("end token masked", 16),
+        ("token after the end counted", 64),
+        ("advantages not centred", 16),
+        ("one baseline for the batch", 16),
+        ("divided by the standard deviation", 16),
+        ("sign", 16),
+        ("aggregation", 64),
+        ("temperature left out", 16),
     ],
 )
-def test_oracle_rejects(tabular: Any, make_run: Any, make_completion: Any, fault: str) -> None:
+def test_oracle_rejects(
+    tabular: Any, make_run: Any, make_completion: Any, fault: str, batches: int
+) -> None:
     tab = tabular(TEMPERATURE)
     config, oracle = CORRECT["constant"]
     path = Path(tab, make_run, make_completion, config)
     _plant(path, fault)
-    gradients = torch.stack([path.gradient(groups=48, group_size=4) for _ in range(64)])
+    gradients = torch.stack([path.gradient(groups=48, group_size=4) for _ in range(batches)])
     assert excess(gradients, oracle(tab, 4)) > 4

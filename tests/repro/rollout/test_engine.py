@@ -46,16 +46,22 @@ def test_greedy_tokens_equal_those_of_transformers_generate(
     batch = Engine(policy, small()).sample(prompts, GREEDY, group_size=1, seeds=[0, 0, 0])
     model: Any = policy.model
     for prompt, completion in zip(prompts, batch.completions, strict=True):
-        expected = model.generate(
-            input_ids=torch.tensor([prompt]),
-            attention_mask=torch.ones(1, len(prompt), dtype=torch.long),
-            do_sample=False,
-            max_new_tokens=64,
-            pad_token_id=0,
-        )[0, len(prompt) :].tolist()
-        assert len(expected) == 64
-        assert list(completion.token_ids) == expected
+        # One pass says of every token whether it is the likeliest after those before it.
+        row = list(completion.token_ids)
+        with torch.no_grad():
+            logits = model(torch.tensor([prompt + row[:-1]])).logits[0, len(prompt) - 1 :]
+        assert row == logits.argmax(-1).tolist()
+        assert len(row) == 64
         assert completion.finish_reason == "length"
+    # A step of `generate` takes as long as such a pass, so it is asked for one prompt.
+    expected = model.generate(
+        input_ids=torch.tensor([prompts[0]]),
+        attention_mask=torch.ones(1, len(prompts[0]), dtype=torch.long),
+        do_sample=False,
+        max_new_tokens=64,
+        pad_token_id=0,
+    )[0, len(prompts[0]) :].tolist()
+    assert list(batch.completions[0].token_ids) == expected
 
 
 @pytest.mark.parametrize(
