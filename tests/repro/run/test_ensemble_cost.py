@@ -160,7 +160,7 @@ def test_a_plan_names_arms_of_several_targets_with_their_target(
     for policy in ("", "_seed1", "_seed2", "_seed3"):
         assert text.count(f"needle_4{policy}.bf16_lora ") == 1
     assert "pretrain-proxy --size 30m-needle4-seed3" in text
-    assert "15 GPU minutes; ensembles of 32, 32, 32, 32 runs" in text
+    assert "13 GPU minutes; ensembles of 32, 32, 32, 32 runs" in text
 
 
 def test_a_plan_says_what_is_a_prediction(
