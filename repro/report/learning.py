@@ -253,15 +253,16 @@ def _explored(checks: Sequence[Checked]) -> list[str]:
         if colder is None or warmer is None or None in (colder.low, warmer.low):
             continue
         rungs.append(
-            f"on `{rung.name}`, the deciding token drawn colder takes {_times(colder)} the steps"
+            f"on `{rung.name}`, the deciding token drawn colder takes {_times(colder)} the steps, "
+            "runs that never take off counted with those they had"
             f"{'' if colder.status == 'reproduced' else ', so nothing could be seen there'}; drawn "
             f"warmer it is {_times(warmer)} as fast"
         )
     if not rungs:
         return []
     return [
-        f"- **Where exploration decides**: {'; '.join(rungs)}. More entropy at that token can gain "
-        "about as much as the warmer draw, whatever its source."
+        f"- **Where exploration decides**: {'; '.join(rungs)}. The warmer draw shows what "
+        "more entropy at that token is worth."
     ]
 
 
