@@ -32,7 +32,7 @@ from repro.evidence.derived import gain, kl_estimate
 from repro.evidence.procedure import Measured, Progress, Stopped
 from repro.evidence.record import Estimate
 from repro.keep.keeper import Keeper, Keeping
-from repro.measure.memory_use import reset_peak
+from repro.measure.memory_use import allocated_peak_bytes, reset_peak
 from repro.models.policy import Policy
 from repro.procedures.finetune import Tuning
 from repro.procedures.tally import RunTally
@@ -341,6 +341,7 @@ class _Ensemble:
             "together": {
                 "runs": len(self.runs),
                 "groups_at_once": self.groups_at_once,
+                "allocated_bytes": allocated_peak_bytes(),
                 "seconds": {name: round(value, 3) for name, value in self.seconds.items()},
             },
         }

@@ -33,7 +33,7 @@ from repro.targets.curves import (
 from repro.targets.described import FIGURE1, FIGURE2, FIGURE3, FIGURE6, TABLE4
 from repro.targets.entropy_start import ENTROPY_START
 from repro.targets.kernels import KERNELS
-from repro.targets.ladder import LADDER, OVER_POLICIES
+from repro.targets.ladder import AGAIN, LADDER, OVER_POLICIES
 from repro.targets.memory import (
     CHECKPOINT_PATH,
     MEMORY,
@@ -90,6 +90,7 @@ TARGETS: tuple[Target, ...] = (
     *CONTROL_TARGETS,
     NOISE_IN_SFT,
     *LADDER,
+    *AGAIN,
     *OVER_POLICIES,
     PRETRAIN_TINY,
     PRETRAIN_PROXY,

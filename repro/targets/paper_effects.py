@@ -120,7 +120,7 @@ BORNE = Effect(
 BORNE_RATES = Effect(
     smallest=0.2,
     measure="units",
-    because="one of the five rates: collapse at a rate 1.4 times as high",
+    because="one of the five rates: collapse at a rate 1.2 times as high",
 )
 
 # Of questions that the paper leaves open: what would matter, as much as a tenth of its own effects.

@@ -3,16 +3,19 @@
 All S * B rows write the same column of a static cache; a row's position is its column less its
 padding. A step draws from the logits at hand, records, and runs the drawn tokens forward to the
 next logits. On a GPU the step is a graph, one for each length of cache that attention may read, so
-that the first steps do not read the last columns.
+that the first steps do not read the last columns. Rows that have ended need no further step: when
+half of every run's have, the others move up to the front of their buffers, and steps of half the
+rows go on from there.
 
 Easy to get wrong: nothing in a captured step may ask the host, so the column and the number of the
 step are tensors; and a graph reads the very buffers that it was captured with, so weights are
-copied into them, never replaced.
+copied into them, never replaced, and fewer rows are views of the same memory.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -77,6 +80,40 @@ class Buffers:
     done: Tensor
     column: Tensor
     number: Tensor
+
+    def first(self, rows: int) -> Buffers:
+        """Return the first so many rows, as views of the same memory."""
+        return Buffers(
+            **{name: value.narrow(_ROWS.get(name, 0), 0, rows) for name, value in self.by_row()},
+            column=self.column,
+            number=self.number,
+        )
+
+    def by_row(self) -> list[tuple[str, Tensor]]:
+        """Return what has an axis of rows, by name."""
+        names = [each.name for each in fields(self) if each.name not in _OF_ALL_ROWS]
+        return [(name, getattr(self, name)) for name in names]
+
+
+# Where the axis of rows is not the first; and what has none.
+_ROWS = {"keys": 1, "values": 1, "uniforms": 1, "tokens": 1, "logprobs": 1}
+_OF_ALL_ROWS = ("column", "number")
+
+
+def move_rows(source: Buffers, target: Buffers, rows: Tensor, columns: int) -> None:
+    """Copy rows (N',) int64 of one set of buffers to another of N' rows, in that order.
+
+    The target may be views of the source's memory. Of the cache, the first `columns` are copied.
+    """
+    for name, into in target.by_row():
+        values = getattr(source, name)
+        if name in ("keys", "values"):
+            # Layer by layer: what is taken out of the cache stands twice for as long
+            for layer in range(len(values)):
+                chosen = values[layer, :, :, :columns].index_select(0, rows)
+                into[layer, :, :, :columns].copy_(chosen)
+        else:
+            into.copy_(values.index_select(_ROWS.get(name, 0), rows))
 
 
 def make_buffers(
@@ -275,12 +312,19 @@ class Decoder:
 
 
 class GraphedSteps:
-    """The steps of one decoder on one set of buffers, as CUDA graphs captured when first needed."""
+    """The steps of one decoder on one set of buffers, as CUDA graphs captured when first needed.
 
-    def __init__(self, decoder: Decoder, buffers: Buffers, drawing: Drawing) -> None:
+    Parameters
+    ----------
+    pool
+        Of `torch.cuda.graph_pool_handle`. Graphs that are replayed one after another, and leave
+        their results in buffers, can have the same.
+    """
+
+    def __init__(self, decoder: Decoder, buffers: Buffers, drawing: Drawing, pool: Any) -> None:
         self._decoder, self._buffers, self._drawing = decoder, buffers, drawing
         self._graphs: dict[int, torch.cuda.CUDAGraph] = {}
-        self._pool = torch.cuda.graph_pool_handle()
+        self._pool = pool
         # Kernels are compiled and libraries initialised outside of any capture. What this step
         # writes is written again by the prefill that comes before every rollout.
         stream = torch.cuda.Stream()

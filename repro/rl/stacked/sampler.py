@@ -9,19 +9,29 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from repro.rl.stacked.decoding import Buffers, Decoder, Drawing, GraphedSteps, make_buffers
+from repro.rl.stacked.decoding import (
+    Buffers,
+    Decoder,
+    Drawing,
+    GraphedSteps,
+    make_buffers,
+    move_rows,
+)
 from repro.rl.stacked.forward import ALIGNED, Rotary, aligned
 from repro.rl.stacked.stack import Stack, own_weights
 from repro.rollout.draw import uniforms
 from repro.rollout.sampler import Completion, FinishReason, RolloutBatch, check_request
 from repro.spec.config import Exploration, NoiseSharing, SamplingConfig
 
-# Steps between looks at whether every row has ended.
-_LOOK_EVERY = 16
+# Steps between looks at which rows have ended.
+_LOOK_EVERY = 8
+# Rows of a run below which a step of half of them is no sooner done.
+_FEWEST = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,10 +55,45 @@ class SampleRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _Place:
-    """Buffers of one size of request, and on a GPU their steps by how tokens are drawn."""
+    """Buffers of one size of request, and on a GPU their steps.
 
-    buffers: Buffers
-    steps: dict[Drawing, GraphedSteps]
+    Attributes
+    ----------
+    sizes
+        By rows of a run, from all down to a few: the buffers of so many, which are views of those
+        of all.
+    steps
+        By how tokens are drawn, and by rows of a run.
+    pool
+        Of memory for the steps' graphs; None on a CPU.
+    """
+
+    sizes: dict[int, Buffers]
+    steps: dict[tuple[Drawing, int], GraphedSteps]
+    pool: Any
+
+    @property
+    def buffers(self) -> Buffers:
+        """The buffers of all rows."""
+        return self.sizes[max(self.sizes)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Drawn:
+    """What the rows of a request have drawn, wherever they stand in the buffers by now; (., N)."""
+
+    tokens: Tensor
+    logprobs: Tensor
+    lengths: Tensor
+    explored: Tensor
+    changed: Tensor
+
+    def take(self, buffers: Buffers, rows: Tensor) -> None:
+        """Note what buffers say of the rows (N',) int64 that stand in them."""
+        for name in ("tokens", "logprobs"):
+            getattr(self, name).index_copy_(1, rows, getattr(buffers, name))
+        for name in ("lengths", "explored", "changed"):
+            getattr(self, name).index_copy_(0, rows, getattr(buffers, name))
 
 
 class StackSampler:
@@ -150,8 +195,8 @@ class StackSampler:
             heat, opening = _temperatures(requests, P * group_size, sampling.max_new_tokens)
             buffers.heat.copy_(heat)
             buffers.opening.copy_(opening)
-        self._decode(place, width, drawing)
-        return self._batches(requests, buffers, P * group_size, group_size)
+        drawn = self._decode(place, width, drawing)
+        return self._batches(requests, drawn, int(buffers.number), P * group_size, group_size)
 
     def _place(self, P: int, group_size: int, new: int) -> tuple[int, _Place]:
         """Return the smallest buffers that hold P prompts, made if there are none, and their P."""
@@ -160,46 +205,74 @@ class StackSampler:
         key = (group_size, P, new)
         if key not in self._places:
             stack = self.stack
+            rows = P * group_size
             buffers = make_buffers(
                 stack.shape,
-                rows=stack.runs * P * group_size,
+                rows=stack.runs * rows,
                 columns=aligned(self.max_positions) + ALIGNED,
                 new=new,
                 dtype=stack.dtype,
                 device=stack.device,
             )
-            self._places[key] = _Place(buffers=buffers, steps={})
+            sizes = {rows: buffers}
+            while rows % 2 == 0 and rows // 2 >= _FEWEST:
+                rows //= 2
+                sizes[rows] = buffers.first(stack.runs * rows)
+            pool = torch.cuda.graph_pool_handle() if stack.device.type == "cuda" else None
+            self._places[key] = _Place(sizes=sizes, steps={}, pool=pool)
         return P, self._places[key]
 
     def _ready(self, place: _Place, drawing: Drawing) -> None:
-        """Capture the steps of a place and a way of drawing before its buffers are filled."""
-        if self.stack.device.type == "cuda" and drawing not in place.steps:
-            place.steps[drawing] = GraphedSteps(self._decoder, place.buffers, drawing)
+        """Ready the steps of a place and a way of drawing before its buffers are filled."""
+        if place.pool is not None and (drawing, max(place.sizes)) not in place.steps:
+            for rows, buffers in place.sizes.items():
+                steps = GraphedSteps(self._decoder, buffers, drawing, place.pool)
+                place.steps[drawing, rows] = steps
 
-    def _decode(self, place: _Place, width: int, drawing: Drawing) -> None:
-        graphed = place.steps.get(drawing)
+    def _decode(self, place: _Place, width: int, drawing: Drawing) -> _Drawn:
+        """Draw until every row has ended, in steps of as many rows as still have not."""
+        size, buffers = max(place.sizes), place.buffers
+        rows = torch.arange(len(buffers.done), device=buffers.done.device)  # (N,)
+        drawn = _Drawn(
+            tokens=torch.empty_like(buffers.tokens),
+            logprobs=torch.empty_like(buffers.logprobs),
+            lengths=torch.empty_like(buffers.lengths),
+            explored=torch.empty_like(buffers.explored),
+            changed=torch.empty_like(buffers.changed),
+        )
         for number in range(drawing.sampling.max_new_tokens):
-            if number % _LOOK_EVERY == 0 and bool(place.buffers.done.all()):
-                return
-            if graphed is None:
-                self._decoder.step(place.buffers, width + number + 1, drawing)
+            if number % _LOOK_EVERY == 0:
+                going = ~buffers.done.view(self.stack.runs, size)  # (S, R)
+                most = int(going.sum(1).max())
+                if not most:
+                    break
+                fitting = min(fits for fits in place.sizes if fits >= most)
+                if fitting < size:
+                    drawn.take(buffers, rows)
+                    chosen = _going_first(going, fitting)  # (S * R',)
+                    move_rows(buffers, place.sizes[fitting], chosen, width + number)
+                    size, buffers, rows = fitting, place.sizes[fitting], rows[chosen]
+            if place.pool is None:
+                self._decoder.step(buffers, width + number + 1, drawing)
             else:
-                graphed(width + number + 1)
+                place.steps[drawing, size](width + number + 1)
+        drawn.take(buffers, rows)
+        return drawn
 
     def _batches(
         self,
         requests: Sequence[SampleRequest | None],
-        buffers: Buffers,
+        drawn: _Drawn,
+        steps: int,
         rows: int,
         group_size: int,
     ) -> list[RolloutBatch | None]:
-        """Return what was drawn, run by run."""
-        drawn = int(buffers.number)
+        """Return what was drawn in so many steps, run by run."""
         # A row that never ended has the limit as its length, and was drawn to the limit.
-        tokens = buffers.tokens[:drawn].t().cpu().tolist()  # N lists of `drawn` tokens
-        logprobs = buffers.logprobs[:drawn].t().cpu().tolist()
-        lengths = buffers.lengths.cpu().tolist()
-        explored, changed = buffers.explored.cpu().tolist(), buffers.changed.cpu().tolist()
+        tokens = drawn.tokens[:steps].t().cpu().tolist()  # N lists of `steps` tokens
+        logprobs = drawn.logprobs[:steps].t().cpu().tolist()
+        lengths = drawn.lengths.cpu().tolist()
+        explored, changed = drawn.explored.cpu().tolist(), drawn.changed.cpu().tolist()
         ends = self.stack.end_token_ids
         batches: list[RolloutBatch | None] = []
         for s, request in enumerate(requests):
@@ -225,6 +298,17 @@ class StackSampler:
                 RolloutBatch(prompt_ids=prompts, completions=completions, group_size=group_size)
             )
         return batches
+
+
+def _going_first(going: Tensor, size: int) -> Tensor:
+    """Return so many rows of each run, those that are going before the others, (S * size,) int64.
+
+    `going` is (S, R) bool, of at most `size` true in a run.
+    """
+    order = going.int().argsort(dim=1, descending=True, stable=True)[:, :size]  # (S, size)
+    runs, rows = going.shape
+    first = torch.arange(runs, device=going.device).unsqueeze(1) * rows  # (S, 1)
+    return (first + order).flatten()
 
 
 def _padded(requests: Sequence[SampleRequest | None], P: int, width: int) -> tuple[Tensor, Tensor]:

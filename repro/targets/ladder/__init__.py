@@ -7,7 +7,8 @@ it cannot be seen, whatever its size. The rungs here are the same policy with th
 until it has happened on it, and then jumps: the shape of the paper's Figures 7 and 12.
 
 ==========================  =======================================================================
-`needle`                    the rungs: formats and QeRL, exploration controls, the sweep of the rate
+`needle`                    the rungs: formats and QeRL, exploration controls, the sweep; what the
+                            first left open, asked again of fresh seeds (`AGAIN`)
 `doses`                     multiples of a rounding, stronger noise; noise shared or drawn by weight
 `dose_start`                the same arms before training: KL and entropy over rounding draws
 `rates`                     five absolute rates, who collapses; ranks with alpha fixed and growing
@@ -37,13 +38,20 @@ from __future__ import annotations
 
 from repro.spec.target import Target
 from repro.targets.ladder.dose_start import DOSE_START
-from repro.targets.ladder.doses import NEEDLE_DOSE, NEEDLE_SHARING
-from repro.targets.ladder.needle import DIFFICULTY, NEEDLE_05, NEEDLE_4, NEEDLE_40, NEEDLE_SWEEP
+from repro.targets.ladder.doses import NEEDLE_DOSE, NEEDLE_SHARING, NEEDLE_SHARING_FRESH
+from repro.targets.ladder.needle import (
+    DIFFICULTY,
+    NEEDLE_05,
+    NEEDLE_4,
+    NEEDLE_4_FRESH,
+    NEEDLE_40,
+    NEEDLE_SWEEP,
+)
 from repro.targets.ladder.policies import OVER_POLICIES
 from repro.targets.ladder.rates import NEEDLE_RANKS, NEEDLE_RATES
 from repro.targets.ladder.skill import ANCHOR_DAPO, SKILL, UNTRAINED_DRAWS
 
-__all__ = ["LADDER", "OVER_POLICIES"]
+__all__ = ["AGAIN", "LADDER", "OVER_POLICIES"]
 
 LADDER: tuple[Target, ...] = (
     NEEDLE_SWEEP,
@@ -60,3 +68,5 @@ LADDER: tuple[Target, ...] = (
     ANCHOR_DAPO,
     UNTRAINED_DRAWS,
 )
+# Apart from the ladder and its two hours: twenty minutes for what its first rung left open.
+AGAIN: tuple[Target, ...] = (NEEDLE_4_FRESH, NEEDLE_SHARING_FRESH)

@@ -171,7 +171,8 @@ ANCHOR_SCALE = dataclasses.replace(
         kl_to_start=True,
     ),
     permuted=True,
-    seeds=SEEDS,
+    # Its paired deviation between formats was .06 in the tier's earlier runs: eight resolve a tenth.
+    seeds=SEEDS[:8],
 )
 _ANCHORS = _BF16, _NVFP4, _QERL = tuple(
     dataclasses.replace(arm, loss=DAPO) for arm in (BF16_LORA, NVFP4_LORA, NVFP4_LORA_AQN)

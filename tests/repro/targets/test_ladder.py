@@ -26,7 +26,7 @@ from repro.spec.target import Target, differing_fields, plan
 from repro.spec.tier import Tier
 from repro.targets import TARGETS, find
 from repro.targets.chosen_rates import EVERY_ARM
-from repro.targets.ladder import LADDER, OVER_POLICIES
+from repro.targets.ladder import AGAIN, LADDER, OVER_POLICIES
 from repro.targets.ladder.dose_start import DOSE_START
 from repro.targets.ladder.needle import (
     DIFFICULTY,
@@ -69,13 +69,16 @@ def test_no_other_run_has_had_these_seeds() -> None:
     others = {
         run.seed
         for target in TARGETS
-        if target not in (*LADDER, *OVER_POLICIES)
+        if target not in (*LADDER, *AGAIN, *OVER_POLICIES)
         and Tier.PROXY in target.scales
         and target.procedure != "pretrain"
         for run in plan(target, Tier.PROXY)
     }
     own = {run.seed for run in runs_of(*LADDER)}
     assert not own & others
+    # What was asked first and left open is asked again of other seeds.
+    first = {run.seed for target in (NEEDLE_4, find("needle_sharing")) for run in runs_of(target)}
+    assert not first & {run.seed for run in runs_of(*AGAIN)}
     tuning = {run.seed for run in plan(NEEDLE_SWEEP, Tier.PROXY)}
     compared = {run.seed for run in runs_of(*(t for t in LADDER if t is not NEEDLE_SWEEP))}
     assert not tuning & compared
@@ -192,7 +195,7 @@ def test_the_rates_are_compared_pair_by_pair_at_the_same_rate() -> None:
         assert one.learning_rate == other.learning_rate
         assert differing_fields(one, other) == {"weight_format", "noise"}
     homes = {NEEDLE_RATES.home(arm.name)[0].name for arm in NEEDLE_RATES.arms}
-    assert homes == {"needle_rates", "needle_4"}
+    assert homes == {"needle_rates", "needle_4_fresh"}
 
 
 def test_ranks_are_compared_with_alpha_fixed_and_with_alpha_grown() -> None:

@@ -20,7 +20,8 @@ from repro.spec.config import LearningRates, NoiseConfig, RunConfig, TrainScale,
 from repro.spec.target import differing_fields, plan
 from repro.spec.tier import Tier
 from repro.targets import TARGETS, find, runs_of
-from repro.targets.ladder import LADDER, OVER_POLICIES
+from repro.targets.ladder import AGAIN, LADDER, OVER_POLICIES
+from repro.targets.ladder.common import FRESH_SEEDS
 from repro.targets.proxy import ORDER_SEEDS, PROXY, PROXY_SWEEP, TEST_SEEDS, TUNING_SEEDS
 from repro.targets.table1 import SMOKE, TABLE1
 
@@ -28,7 +29,8 @@ PROXY_TARGETS = [
     target for target in TARGETS if isinstance(target.scales.get(Tier.PROXY), TrainScale)
 ]
 # Those of the second protocol; the ladder has its own scales and seeds (`test_ladder.py`).
-SECOND_PROTOCOL = [target for target in PROXY_TARGETS if target not in (*LADDER, *OVER_POLICIES)]
+LATER = (*LADDER, *AGAIN, *OVER_POLICIES)
+SECOND_PROTOCOL = [target for target in PROXY_TARGETS if target not in LATER]
 
 
 def planned(name: str) -> list[RunConfig]:
@@ -131,10 +133,12 @@ def test_no_two_targets_run_the_same_arm_twice() -> None:
         for run in plan(target, Tier.PROXY, 1):
             place = (run.target, run.arm.name)
             arm = dataclasses.replace(run.arm, name="arm", label="")
-            # A sweep has its arms at the scale that they are compared at, on tuning seeds.
+            # A sweep has its arms at the scale that they are compared at, on tuning seeds; and
+            # what is asked again, or shares such runs, is asked of seeds of its own.
             tuning = target.name.startswith("learning_rates")
-            scale = dataclasses.replace(run.scale, seeds=(tuning,))
-            key = repr((run.procedure, arm, scale))
+            fresh = run.seed in FRESH_SEEDS
+            scale = dataclasses.replace(run.scale, seeds=())
+            key = repr((run.procedure, arm, scale, tuning, fresh))
             assert seen.setdefault(key, place) == place
 
 

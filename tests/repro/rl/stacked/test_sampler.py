@@ -12,6 +12,7 @@ from repro.data.problem import Problem
 from repro.models.policy import trainable_parameters
 from repro.rl.collect import GrowingRollout, PromptSource
 from repro.rl.noise import perturbed
+from repro.rl.stacked.decoding import Buffers, Decoder, Drawing
 from repro.rl.stacked.masters import plain_name
 from repro.rl.stacked.noise import added_noise, sharing_of
 from repro.rl.stacked.sampler import SampleRequest, StackSampler
@@ -245,3 +246,44 @@ def test_requests_that_cannot_be_served_say_why(problems: list[Problem]) -> None
     long = SampleRequest(prompts=[[5] * 9], seeds=[1])
     with pytest.raises(ValueError, match="exceeds the policy's 20 positions"):
         sampler.sample([good, long], sampling, group_size=1)
+
+
+def test_rows_that_have_ended_are_left_out_of_further_steps_and_change_nothing(
+    problems: list[Problem], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runs, ways = RUNS[:3], (None, WARM, OPENING)
+    requests: list[Any] = []
+    for run, way in zip(runs, ways, strict=True):
+        asked = request_of(run, problems, 0, way)
+        # Eight rows of each of four prompts, whatever the runs' own groups are.
+        prompts = (list(asked.prompts) * 4)[:4]
+        seeds = list(range(100 * run.seed, 100 * run.seed + 32))
+        requests.append(dataclasses.replace(asked, prompts=prompts, seeds=seeds))
+    # The last run asks for less than the others, so that its other rows idle from the start.
+    requests[2] = dataclasses.replace(
+        requests[2], prompts=requests[2].prompts[:1], seeds=requests[2].seeds[:8]
+    )
+    sampling = SamplingConfig(temperature=0.9, max_new_tokens=60)
+    stack = small.stack_of(runs)
+    sampler = StackSampler(stack, small.positions(runs[0]) + 60)
+    rows: list[int] = []
+    step = Decoder.step
+
+    def counted(self: Decoder, buffers: Buffers, columns: int, drawing: Drawing) -> None:
+        rows.append(len(buffers.done))
+        step(self, buffers, columns, drawing)
+
+    monkeypatch.setattr(Decoder, "step", counted)
+    together = sampler.sample(requests, sampling, group_size=8)
+    assert rows[0] == 3 * 32
+    assert rows == sorted(rows, reverse=True)
+    assert rows[-1] < rows[0]
+    for run, request, many in zip(runs, requests, together, strict=True):
+        one = TorchSampler(small.load(run)).sample(
+            request.prompts, sampling, group_size=8, seeds=request.seeds,
+            exploration=request.exploration,
+        )  # fmt: skip
+        require_same(one, many)
+    lengths = {len(c.token_ids) for many in together if many for c in many.completions}
+    assert len(lengths) > 3
+    assert sampler.sample(requests, sampling, group_size=8) == together
