@@ -171,7 +171,7 @@ ANCHOR_SCALE = dataclasses.replace(
         kl_to_start=True,
     ),
     permuted=True,
-    # Its paired deviation between formats was .06 in the tier's earlier runs: eight resolve a tenth.
+    # Its paired deviation between formats was .06 in earlier runs: eight resolve a tenth.
     seeds=SEEDS[:8],
 )
 _ANCHORS = _BF16, _NVFP4, _QERL = tuple(
