@@ -12,7 +12,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from repro.targets.ladder.needle import RATE, RATES
+from repro.targets.ladder.needle import RATES
+from repro.targets.ladder.rates import GRID
 
 Line = str | tuple[float, tuple[float, ...]]
 
@@ -113,26 +114,30 @@ _SUPERVISED = {
     "bf16_sft_aqn": Look("BF16 SFT + AQN", _BF16, _DASHES),
     "nvfp4_sft": Look("NVFP4 SFT", _NVFP4),
     "nvfp4_sft_aqn": Look("NVFP4 SFT + AQN", _AQN, _DASHES),
+    "nvfp4_x4_sft": Look("NVFP4 x4 SFT", _NVFP4, _DASH_DOTS),
+    "int2_sft": Look("INT2 SFT", _TEAL, _DOTS),
 }
 # The ladder: at its chosen rate an arm is Table 1's, at another the line says the rate.
 _LONG: Line = (0.0, (9.0, 2.0))
 _SHORT: Line = (0.0, (2.0, 2.0))
 _WIDE_DOTS: Line = (0.0, (1.0, 3.5))
-_OTHER_RATES = dict(
-    zip(
-        [name for name, rate in RATES.items() if rate != RATE],
-        (_DOTS, _DASH_DOT, _DASH_DOTS, _WIDE_DOTS, _SHORT),
-        strict=False,
-    )
-)
+# Of the sweep and of the grid on which runs collapse, which share its upper rates.
+_OTHER_RATES = {
+    "7e4": _DOTS,
+    "1e3": _DASH_DOT,
+    "17e4": _DOTS,
+    "2e3": _DASH_DOTS,
+    "24e4": _DASH_DOT,
+    "28e4": _WIDE_DOTS,
+}
 _LADDER_RATES = {
     f"{name}_{rate}": Look(
-        f"{_TABLE1[name].label}, {RATES[rate]:g}",
+        f"{_TABLE1[name].label}, {value:g}",
         _TABLE1[name].colour,
         _OTHER_RATES.get(rate, _TABLE1[name].line),
     )
     for name in ("bf16_lora", "nvfp4_lora", "nvfp4_lora_aqn")
-    for rate in RATES
+    for rate, value in (RATES | GRID).items()
 }
 _EXPLORATION = {
     "opening_warmer": Look("BF16 LoRA, decision warmer", _TEAL, _DOTS),
@@ -162,16 +167,11 @@ _PRETRAINED = {
     for seed, line in enumerate(_OF_POLICIES.get(name, ()))
 }
 _LADDER_RANKS = {
-    f"rank_{rank}_{alpha}_{rate}": Look(
-        f"rank {rank}, alpha {'32' if alpha == 'fixed' else rank}, {RATES[rate]:g}", tone, line
+    f"rank_{rank}_{alpha}": Look(
+        f"rank {rank}, alpha {'32' if alpha == 'fixed' else rank}", tone, line
     )
     for rank, tone in (("16", _TEAL), ("128", _NF4))
-    for (alpha, rate), line in {
-        ("fixed", "1e3"): _DASHES,
-        ("grown", "1e3"): _DOTS,
-        ("fixed", "14e4"): _LONG,
-        ("grown", "14e4"): _DASH_DOT,
-    }.items()
+    for alpha, line in (("fixed", _DASHES), ("grown", _DASH_DOT))
 }
 _DOSES = {
     "nvfp4_x2": Look("NVFP4 x2 LoRA", _NVFP4, _DOTS),

@@ -30,6 +30,23 @@ class BlessError(ValueError):
     """Records that must not become expectations; the message says why."""
 
 
+_DIGITS = 6
+# Of which is asked that they are there, finite and not zero throughout.
+_COARSE = {"grad_norm": 3, "sampler_trainer_kl": 3}
+# Diagnostics of a run under way: no verdict, receipt, page or picture reads them once it is done,
+# and they would be a fifth of what is stored. Raw runs have them.
+_LEFT_OUT = frozenset(
+    {
+        "entropy_finished",
+        "entropy_truncated",
+        "importance_weight",
+        "sampler_trainer_abs_diff_max",
+        "sampler_trainer_abs_diff_mean",
+        "sampler_trainer_exp_abs_diff_mean",
+    }
+)
+
+
 def bless(
     target: Target,
     tier: Tier,
@@ -114,7 +131,7 @@ def _require_enough(target: Target, tier: Tier, where: str, every: Sequence[Reco
 
 
 def compact(record: Record, exact: Sequence[str]) -> Record:
-    """Return a record with its series rounded to six digits.
+    """Return a record as it is stored: its series rounded, those that nothing reads left out.
 
     Parameters
     ----------
@@ -124,11 +141,12 @@ def compact(record: Record, exact: Sequence[str]) -> Record:
     return replace(
         record,
         series={
-            name: list(values) if name in exact else [_six_digits(value) for value in values]
+            name: list(values) if name in exact else _rounded(values, _COARSE.get(name, _DIGITS))
             for name, values in record.series.items()
+            if name in exact or name not in _LEFT_OUT
         },
     )
 
 
-def _six_digits(value: float | None) -> float | None:
-    return None if value is None else float(f"{value:.6g}")
+def _rounded(values: Sequence[float | None], digits: int) -> list[float | None]:
+    return [None if value is None else float(f"{value:.{digits}g}") for value in values]

@@ -204,7 +204,10 @@ TWELVE = (
     PaperClaim(
         title="Noise harms supervised fine-tuning",
         decided_by="noise_in_sft.rounding_raises_loss",
+        then="noise_in_sft_draws.rounding_raises_loss",
+        then_remark="NVFP4's rounding and the held-out loss, over twelve rounding draws",
         others=(
+            "noise_in_sft_draws.rounding_lowers_accuracy",
             "noise_in_sft.rounding_lowers_accuracy",
             "noise_in_sft.aqn_on_bf16_raises_loss",
             "noise_in_sft.aqn_on_nvfp4_raises_loss",

@@ -47,7 +47,7 @@ from repro.targets.rates import LEARNING_RATES
 from repro.targets.rollout import RANKED, ROLLOUT, SCHEDULING
 from repro.targets.speed import FIGURE11, TABLE9, TABLES_5_TO_8
 from repro.targets.steps import STEP_TARGETS
-from repro.targets.supervised import NOISE_IN_SFT
+from repro.targets.supervised import NOISE_IN_SFT, NOISE_IN_SFT_DRAWS
 from repro.targets.table1 import TABLE1, TABLE1_3B, TRANSFER
 from repro.targets.table2 import TABLE2, TABLE2_14B
 
@@ -89,6 +89,7 @@ TARGETS: tuple[Target, ...] = (
     LEARNING_RATES,
     *CONTROL_TARGETS,
     NOISE_IN_SFT,
+    NOISE_IN_SFT_DRAWS,
     *LADDER,
     *AGAIN,
     *OVER_POLICIES,

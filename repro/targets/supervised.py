@@ -16,14 +16,20 @@ token in the same probe. The choice was made before any run of this target. It m
 of its own: beside reinforcement learning it stands with other problems.
 
 The learning rates are those chosen for reinforcement learning, the same with and without noise.
+
+One checkpoint has one rounding, and before any training its loss lies above or below BF16's by that
+rounding's luck; so of rounding `noise_in_sft` can say nothing. `noise_in_sft_draws` asks of twelve:
+each seed has its own order of channels, the same function under another draw of every rounding.
+Four times NVFP4's error and rounding to two bits stand beside it, which must be seen to harm where
+harm can be seen at all.
 """
 
 from __future__ import annotations
 
 import dataclasses
 
-from repro.spec.config import Arm, NoiseConfig
-from repro.spec.effect import Unit
+from repro.spec.config import Arm, NoiseConfig, PlantedRounding
+from repro.spec.effect import Assay, Unit
 from repro.spec.target import Claim, Metric, Target
 from repro.spec.tier import Tier
 from repro.targets import paper_effects, proxy
@@ -51,6 +57,7 @@ def _harm(
     *factor: str,
     unit: Unit | None = None,
     draws: int | None = None,
+    assays: tuple[Assay, ...] = (),
 ) -> list[Claim]:
     """Return the claims that `harmed` ends less accurate, and with a higher loss, than `other`."""
     return [
@@ -65,6 +72,7 @@ def _harm(
             effect=paper_effects.OPEN_SHARE,
             unit=unit,
             draws=draws,
+            assays=assays,
         ),
         Claim(
             name=f"{name}_raises_loss",
@@ -77,9 +85,41 @@ def _harm(
             effect=paper_effects.OPEN_SHARE,
             unit=unit,
             draws=draws,
+            assays=assays,
         ),
     ]
 
+
+_METRICS = (
+    Metric(name="accuracy", unit="percent", title="accuracy, sampled", better="higher"),
+    Metric(name="accuracy_greedy", unit="percent", title="accuracy, greedy", better="higher"),
+    Metric(
+        name="accuracy_greedy_start", unit="percent",
+        title="greedy before training", better="neither",
+    ),
+    Metric(name="gain_greedy", unit="points", title="gain, greedy", better="higher"),
+    Metric(name="format_rate", unit="percent", title="format kept", better="higher"),
+    Metric(name="working_rate", unit="percent", title="working shown", better="higher"),
+    Metric(
+        name="completion_tokens_mean", unit="tokens",
+        title="completion length", better="neither",
+    ),
+    Metric(
+        name="solution_loss_start", unit="nats",
+        title="held-out loss before training", better="neither",
+    ),
+    Metric(name="solution_loss", unit="nats", title="held-out loss", better="lower"),
+    Metric(
+        name="train_loss_first", unit="nats",
+        title="training loss, first steps", better="neither",
+    ),
+    Metric(
+        name="train_loss_last", unit="nats", title="training loss, last steps", better="lower"
+    ),
+    Metric(name="train_seconds", unit="seconds", title="training time"),
+    Metric(name="peak_bytes", unit="bytes", title="peak memory"),
+    *proxy.METRICS,
+)  # fmt: skip
 
 NOISE_IN_SFT = Target(
     name="noise_in_sft",
@@ -88,36 +128,7 @@ NOISE_IN_SFT = Target(
     source=_CONTRAST,
     procedure="finetune",
     arms=(_BF16, _noisy(_BF16), _NVFP4, _noisy(_NVFP4)),
-    metrics=(
-        Metric(name="accuracy", unit="percent", title="accuracy, sampled", better="higher"),
-        Metric(name="accuracy_greedy", unit="percent", title="accuracy, greedy", better="higher"),
-        Metric(
-            name="accuracy_greedy_start", unit="percent",
-            title="greedy before training", better="neither",
-        ),
-        Metric(name="gain_greedy", unit="points", title="gain, greedy", better="higher"),
-        Metric(name="format_rate", unit="percent", title="format kept", better="higher"),
-        Metric(name="working_rate", unit="percent", title="working shown", better="higher"),
-        Metric(
-            name="completion_tokens_mean", unit="tokens",
-            title="completion length", better="neither",
-        ),
-        Metric(
-            name="solution_loss_start", unit="nats",
-            title="held-out loss before training", better="neither",
-        ),
-        Metric(name="solution_loss", unit="nats", title="held-out loss", better="lower"),
-        Metric(
-            name="train_loss_first", unit="nats",
-            title="training loss, first steps", better="neither",
-        ),
-        Metric(
-            name="train_loss_last", unit="nats", title="training loss, last steps", better="lower"
-        ),
-        Metric(name="train_seconds", unit="seconds", title="training time"),
-        Metric(name="peak_bytes", unit="bytes", title="peak memory"),
-        *proxy.METRICS,
-    ),
+    metrics=_METRICS,
     claims=(
         *_harm(
             "rounding", "NVFP4's rounding", _NVFP4, _BF16, _CONTRAST,
@@ -150,4 +161,54 @@ NOISE_IN_SFT = Target(
     costs={Tier.PROXY: proxy.COST},
     headline="accuracy",
     why_not="a control at the proxy tier alone",
+)  # fmt: skip
+
+
+_DRAWS = 12
+# No other run has had these seeds.
+_SCALE = dataclasses.replace(
+    proxy.PROXY_UNSEEN, test_sets=(), permuted=True, seeds=tuple(range(280, 280 + _DRAWS))
+)
+
+
+def _planted(name: str, label: str, rounding: PlantedRounding) -> Arm:
+    return dataclasses.replace(
+        _BF16, name=f"{name}_sft", label=f"{label}, LoRA, supervised", rounding=rounding
+    )
+
+
+_X4 = _planted("nvfp4_x4", "4 times NVFP4's rounding", PlantedRounding(format="nvfp4", factor=4.0))
+_INT2 = _planted("int2", "INT2 rounding", PlantedRounding(format="int2"))
+_HARM_SHOWS = Assay(
+    kind="control",
+    claim="two_bits_raises_loss",
+    because="where rounding to two bits does not raise the loss, no rounding can be seen to",
+)
+NOISE_IN_SFT_DRAWS = Target(
+    name="noise_in_sft_draws",
+    title="Rounding under supervised fine-tuning, twelve draws of it",
+    statement=NOISE_IN_SFT.statement,
+    source=_CONTRAST,
+    procedure="finetune",
+    arms=(_BF16, _NVFP4, _X4, _INT2),
+    metrics=_METRICS,
+    claims=(
+        *_harm(
+            "rounding", "NVFP4's rounding", _NVFP4, _BF16, _CONTRAST,
+            "weight_format", "learning_rate",
+            unit="rounding draw", draws=_DRAWS, assays=(_HARM_SHOWS,),
+        ),
+        *_harm(
+            "four_times", "four times NVFP4's rounding", _X4, _BF16, _CONTROL, "rounding",
+            unit="rounding draw", draws=_DRAWS, assays=(_HARM_SHOWS,),
+        ),
+        *_harm(
+            "two_bits", "rounding to two bits", _INT2, _BF16, _CONTROL, "rounding",
+            unit="rounding draw", draws=_DRAWS,
+        ),
+    ),
+    scales={Tier.PROXY: _SCALE},
+    costs={Tier.PROXY: proxy.COST},
+    headline="solution_loss",
+    why_not=NOISE_IN_SFT.why_not,
 )  # fmt: skip

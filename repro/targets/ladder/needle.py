@@ -24,7 +24,7 @@ the middle rung would add nothing to the test.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from repro.spec.config import Arm, Exploration, TrainScale
 from repro.spec.effect import Assay, Effect
@@ -61,9 +61,9 @@ def at_rate(arm: Arm, rate: float) -> Arm:
     return dataclasses.replace(arm, learning_rate=rate)
 
 
-def named_rate(arm: Arm, name: str) -> Arm:
-    """Return an arm at one of `RATES`, with the rate in its name."""
-    rate = RATES[name]
+def named_rate(arm: Arm, name: str, grid: Mapping[str, float] = RATES) -> Arm:
+    """Return an arm at one of a grid's rates, with the rate in its name."""
+    rate = grid[name]
     return at_rate(
         dataclasses.replace(arm, name=f"{arm.name}_{name}", label=f"{arm.label}, lr {rate:g}"), rate
     )

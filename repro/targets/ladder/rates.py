@@ -32,27 +32,17 @@ from repro.targets.ladder.common import (
     take_off,
 )
 from repro.targets.ladder.doses import SCALE
-from repro.targets.ladder.needle import NEEDLE_4_FRESH, QERL, RATE, RATED, at_rate
+from repro.targets.ladder.needle import NEEDLE_4_FRESH, QERL, RATE, RATED, named_rate
 from repro.targets.table1 import BF16_LORA, NVFP4_LORA, NVFP4_LORA_AQN
 
 _SCALE = dataclasses.replace(SCALE, seeds=FRESH_SEEDS[:14])
 # A factor of about 1.19 from each to the next.
-_RATES = {"14e4": 1.4e-3, "17e4": 1.7e-3, "2e3": 2e-3, "24e4": 2.4e-3, "28e4": 2.8e-3}
-
-
-def _named(arm: Arm, name: str) -> Arm:
-    """Return an arm at one of `_RATES`, with the rate in its name."""
-    rate = _RATES[name]
-    return at_rate(
-        dataclasses.replace(arm, name=f"{arm.name}_{name}", label=f"{arm.label}, lr {rate:g}"), rate
-    )
-
-
-_ARMS = {(arm.name, rate): _named(arm, rate) for arm in RATED for rate in _RATES}
+GRID = {"14e4": 1.4e-3, "17e4": 1.7e-3, "2e3": 2e-3, "24e4": 2.4e-3, "28e4": 2.8e-3}
+_ARMS = {(arm.name, rate): named_rate(arm, rate, GRID) for arm in RATED for rate in GRID}
 
 
 def _bears(name: str, label: str, arm: Arm, *factor: str) -> Claim:
-    pairs = [(_ARMS[BF16_LORA.name, rate], _ARMS[arm.name, rate]) for rate in _RATES]
+    pairs = [(_ARMS[BF16_LORA.name, rate], _ARMS[arm.name, rate]) for rate in GRID]
     return Claim(
         name=name,
         statement=f"over five absolute rates, fewer runs of {label} collapse than of 16-bit LoRA",
@@ -71,7 +61,7 @@ def _bears(name: str, label: str, arm: Arm, *factor: str) -> Claim:
 def _bears_at(rate: str) -> Claim:
     return Claim(
         name=f"qerl_bears_{rate}",
-        statement=f"at a rate of {_RATES[rate]:g}, fewer runs of QeRL collapse than of 16-bit LoRA",
+        statement=f"at a rate of {GRID[rate]:g}, fewer runs of QeRL collapse than of 16-bit LoRA",
         source="Figs. 16 and 17",
         kind="difference",
         arms=(_ARMS[BF16_LORA.name, rate].name, _ARMS[NVFP4_LORA_AQN.name, rate].name),

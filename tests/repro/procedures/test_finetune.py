@@ -21,13 +21,14 @@ from repro.spec.config import (
     LearningRates,
     NoiseConfig,
     OptimizerConfig,
+    PlantedRounding,
     RunConfig,
     SamplingConfig,
     TrainScale,
 )
 from repro.spec.target import plan
 from repro.spec.tier import Tier
-from repro.targets.supervised import NOISE_IN_SFT
+from repro.targets.supervised import NOISE_IN_SFT, NOISE_IN_SFT_DRAWS
 from tests.repro.small_runs import small_run
 
 SCALE = TrainScale(
@@ -124,3 +125,30 @@ def test_the_target_varies_noise_and_format_alone_and_is_run_many_at_once() -> N
     assert NOISE_IN_SFT.tiers() == (Tier.PROXY,)
     assert all(is_ensemble(run) for run in plan(NOISE_IN_SFT, Tier.PROXY))
     assert NOISE_IN_SFT.costs[Tier.PROXY].together is not None
+
+
+def test_a_seed_is_a_rounding_draw_of_one_function(tmp_path: Path) -> None:
+    once = dataclasses.replace(SCALE, steps=1, permuted=True)
+    permuted = dataclasses.replace(make_run(), scale=once)
+    coarse = dataclasses.replace(
+        permuted, arm=dataclasses.replace(permuted.arm, rounding=PlantedRounding(format="int2"))
+    )
+    starts: dict[tuple[str, int], float] = {}
+    for name, run in (("bf16", permuted), ("int2", coarse)):
+        for seed in (0, 1):
+            record = carry_out(dataclasses.replace(run, seed=seed), tmp_path / f"{name}-{seed}")
+            assert refusals(record) == []
+            starts[name, seed] = record.value("solution_loss_start")
+    # The order of channels is no change of the function, and another rounding in each order.
+    assert starts["bf16", 1] == pytest.approx(starts["bf16", 0], abs=1e-4)
+    assert starts["int2", 0] > starts["bf16", 0] + 0.1
+    assert abs(starts["int2", 1] - starts["int2", 0]) > 1e-3
+
+
+def test_rounding_is_judged_over_draws_and_where_a_coarse_one_is_seen_to_harm() -> None:
+    seeds = NOISE_IN_SFT_DRAWS.scales[Tier.PROXY].seeds
+    assert NOISE_IN_SFT_DRAWS.scales[Tier.PROXY].permuted
+    for claim in NOISE_IN_SFT_DRAWS.claims:
+        assert (claim.unit, claim.draws) == ("rounding draw", len(seeds))
+        gates = [assay.claim for assay in claim.assays]
+        assert gates == ([] if "int2_sft" in claim.arms else ["two_bits_raises_loss"])

@@ -23,13 +23,14 @@ from repro.targets import TARGETS, find, runs_of
 from repro.targets.ladder import AGAIN, LADDER, OVER_POLICIES
 from repro.targets.ladder.common import FRESH_SEEDS
 from repro.targets.proxy import ORDER_SEEDS, PROXY, PROXY_SWEEP, TEST_SEEDS, TUNING_SEEDS
+from repro.targets.supervised import NOISE_IN_SFT_DRAWS
 from repro.targets.table1 import SMOKE, TABLE1
 
 PROXY_TARGETS = [
     target for target in TARGETS if isinstance(target.scales.get(Tier.PROXY), TrainScale)
 ]
 # Those of the second protocol; the ladder has its own scales and seeds (`test_ladder.py`).
-LATER = (*LADDER, *AGAIN, *OVER_POLICIES)
+LATER = (*LADDER, *AGAIN, *OVER_POLICIES, NOISE_IN_SFT_DRAWS)
 SECOND_PROTOCOL = [target for target in PROXY_TARGETS if target not in LATER]
 
 
