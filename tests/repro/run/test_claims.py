@@ -220,6 +220,7 @@ def test_two_starts_share_the_work_and_both_know_how_it_ended(tmp_path: Path) ->
 
 # A start on a run of Table 1 that asks few questions.
 TRAINING = """
+import dataclasses
 import sys
 sys.path[:0] = [{root!r}]
 from pathlib import Path
@@ -228,7 +229,8 @@ from repro.run.schedule import execute
 from tests.repro.run.test_schedule import runs_of
 
 if __name__ == "__main__":
-    runs = runs_of(["nvfp4_lora"], steps=24)
+    (run,) = runs_of(["nvfp4_lora"], steps=14)
+    runs = [dataclasses.replace(run, scale=dataclasses.replace(run.scale, checkpoint_every=4))]
     outcome = execute(runs, Path({folder!r}), workers=1, threads=1, console=Console(width=200))
     sys.exit(0 if outcome.complete else 1)
 """
@@ -243,15 +245,19 @@ def test_a_start_takes_over_the_run_of_one_that_was_killed(tmp_path: Path) -> No
         return subprocess.Popen([sys.executable, str(script)], cwd=ROOT, text=True,
                                 stdout=subprocess.PIPE, stderr=subprocess.STDOUT)  # fmt: skip
 
+    def wait_for(pattern: str) -> None:
+        while not list(folder.rglob(pattern)):
+            assert first.poll() is None, first.communicate()[0]
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+
     first, deadline = begin(), time.monotonic() + 240
-    while not list(folder.rglob("checkpoint/step-*")):
-        assert first.poll() is None, first.communicate()[0]
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    wait_for("*.lock")
     second = begin()
     assert second.stdout is not None
     said = second.stdout.readline()
     assert f"Another start (process {first.pid} on" in said
+    wait_for("checkpoint/step-*")
     assert first.poll() is None, "the run had ended before its start could be killed"
     os.kill(first.pid, signal.SIGKILL)
     first.communicate()
