@@ -20,6 +20,7 @@ from pathlib import Path
 from repro.evidence.environment import device_of
 from repro.evidence.measured import MINIMUM_SEEDS
 from repro.evidence.origins import devices_of, is_clean, refusal
+from repro.evidence.receipts.schedule import MAY_BE_LEFT_OUT
 from repro.evidence.record import Record
 from repro.evidence.store import stored_path, write_stored
 from repro.spec.target import Target
@@ -32,10 +33,9 @@ class BlessError(ValueError):
 
 _DIGITS = 6
 # Of which is asked that they are there, finite and not zero throughout.
-_COARSE = {"grad_norm": 3, "sampler_trainer_kl": 3}
-# Diagnostics of a run under way: no verdict, receipt, page or picture reads them once it is done,
-# and they would be a fifth of what is stored. Raw runs have them.
-_LEFT_OUT = frozenset(
+_COARSE = {"grad_norm": 3}
+# Diagnostics of a run under way, which no receipt asks for.
+_DIAGNOSTICS = frozenset(
     {
         "entropy_finished",
         "entropy_truncated",
@@ -131,21 +131,32 @@ def _require_enough(target: Target, tier: Tier, where: str, every: Sequence[Reco
 
 
 def compact(record: Record, exact: Sequence[str]) -> Record:
-    """Return a record as it is stored: its series rounded, those that nothing reads left out.
+    """Return a record as it is stored: series rounded, and of training runs the fewer.
+
+    A record is checked whole before it is blessed. No verdict, page or picture reads certain series
+    of it afterwards, and they would be half of what is stored; they are left out, by name.
 
     Parameters
     ----------
     exact
         Series that verdicts read, the timed repeats of metrics: left as they are.
     """
-    return replace(
-        record,
-        series={
-            name: list(values) if name in exact else _rounded(values, _COARSE.get(name, _DIGITS))
-            for name, values in record.series.items()
-            if name in exact or name not in _LEFT_OUT
-        },
-    )
+    fewer: frozenset[str] = frozenset()
+    if record.procedure == "train":
+        fewer = (_DIAGNOSTICS | MAY_BE_LEFT_OUT).difference(exact)
+    series = {
+        name: list(values) if name in exact else _rounded(values, _COARSE.get(name, _DIGITS))
+        for name, values in record.series.items()
+        if name not in fewer
+    }
+    effects = dict(record.effects)
+    before = effects.pop("series_left_out", [])
+    if left_out := sorted({*before, *fewer.intersection(record.series)}):
+        effects["series_left_out"] = left_out
+    if divergence := effects.get("kl_to_start"):
+        rounded = _rounded(divergence["log_ratio"], _DIGITS)
+        effects["kl_to_start"] = divergence | {"log_ratio": rounded}
+    return replace(record, series=series, effects=effects)
 
 
 def _rounded(values: Sequence[float | None], digits: int) -> list[float | None]:

@@ -136,6 +136,7 @@ EFFECTS: Kind = members(
         "answers": mapping(_ANSWERS),
         "kl_to_start": _KL_TO_START,
         "seconds": mapping(NUMBER),
+        "series_left_out": listing(TEXT),
         "sampler_trainer_by_quarter": _BY_QUARTER,
         "together": members({"runs": COUNT}),
         "test_sets_left_out": listing(TEXT),

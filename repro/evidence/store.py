@@ -12,8 +12,9 @@ in the same order:
 Easy to get wrong: trusting one of the two alone. When the files are
 read, every line is formed again from its record, and a cell that differs is an error which names
 file, line and column; so neither an edited number nor half a blessing passes. Blessing rounds
-series, so a line is sealed again as it is written (`repro.evidence.record`); lines that were
-blessed before records had seals are read without, and get one when their file is next written.
+series and leaves some out, so a line is sealed again as it is written (`repro.evidence.record`);
+lines that were blessed before records had seals are read without, and get one when their file is
+next written.
 
 `Source` is what `check` and the figures ask for records: `RunsFolder` reads raw runs (one JSON file
 per run, see `repro.evidence.record`), `Blessed` reads the store, `Joined` reads both. An entry of

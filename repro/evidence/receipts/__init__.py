@@ -48,6 +48,9 @@ scale asks for them `accuracy_sampled` and `tokens_sampled` (so far), and for ea
 its entropy and its share of the tokens; of `finetune`, `loss` and `tokens`; and `inputs` with the
 digests `checkpoint`, `test_problems`, `prompt_template` and, when training, `train_problems`.
 
+Of a stored record `series_left_out` names the series that it had when it was checked and blessed,
+and has no more; a raw run has none.
+
 An arm with `exploration` has `exploration`, of the tokens sampled for training: `tokens_asked` (for
 how many another temperature was asked), `tokens_explored` (how many were drawn at it) and
 `tokens_changed` (how many of these the policy's own temperature would have chosen otherwise by the

@@ -29,6 +29,17 @@ OF_ROLLOUTS = (
 # Where the scale names a threshold, and where it asks for entropies by class of token.
 OF_CURVES = ("accuracy_sampled", "tokens_sampled")
 CLASSES = ("decision", "digits", "template")
+# Of a training run whose record was checked whole when it was blessed, these may be left out of
+# what is stored, by name in `effects.series_left_out`: nothing that is stored follows from them.
+MAY_BE_LEFT_OUT = frozenset(
+    {
+        "entropy_digits",
+        "entropy_template",
+        "loss",
+        "sampler_trainer_kl",
+        *(f"share_{name}" for name in CLASSES),
+    }
+)
 SHARES = (
     "accuracy",
     "accuracy_sampled",
@@ -61,8 +72,9 @@ def lengths(record: Record) -> Iterator[str]:
         needed += OF_CURVES
     if record.procedure == "train" and evaluation.get("token_classes"):
         needed += tuple(f"{what}_{name}" for what in ("entropy", "share") for name in CLASSES)
+    left_out = set(record.effects.get("series_left_out", ())) & MAY_BE_LEFT_OUT
     for name in needed:
-        if name not in record.series:
+        if name not in record.series and not (record.procedure == "train" and name in left_out):
             yield f"series.{name} is missing"
     asked = _evaluations(record)
     for name, values in record.series.items():

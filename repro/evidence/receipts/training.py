@@ -142,9 +142,10 @@ def curve(record: Record) -> Iterator[str]:
 
 def classes(record: Record) -> Iterator[str]:
     """Yield the first step whose entropy is not the mean of those of its classes of tokens."""
-    if "entropy_decision" not in record.series:
-        return
     names = ("decision", "digits", "template")
+    asked = (f"{what}_{name}" for what in ("entropy", "share") for name in names)
+    if any(name not in record.series for name in asked):
+        return  # not asked for, or left out of what is stored; what is missing is refused elsewhere
     entropies = [record.series.get(f"entropy_{name}", []) for name in names]
     shares = [record.series.get(f"share_{name}", []) for name in names]
     lengths = record.series.get("completion_tokens", [])

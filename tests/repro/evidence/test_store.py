@@ -13,6 +13,7 @@ import pytest
 from repro.evidence.bless import compact
 from repro.evidence.measured import load_expectations
 from repro.evidence.provenance import PACKAGE, _git, checkout_folder, digest_of_commit
+from repro.evidence.receipts import refusals
 from repro.evidence.record import Estimate, Record, RecordError, failed_record
 from repro.evidence.store import (
     Blessed,
@@ -188,6 +189,27 @@ def test_series_are_rounded_but_for_timed_repeats(records: list[Record]) -> None
     series = {"accuracy": [1 / 3, None], "step_seconds": [2 / 3]}
     compacted = compact(dataclasses.replace(records[0], series=series), ["step_seconds"])
     assert compacted.series == {"accuracy": [0.333333, None], "step_seconds": [2 / 3]}
+
+
+def test_what_is_left_out_is_named_and_refused_where_it_is_not(
+    records: list[Record],
+) -> None:
+    (whole,) = [r for r in records if (r.arm, r.seed) == ("nvfp4_lora", 0)]
+    stored = compact(whole, [])
+    left_out = stored.effects["series_left_out"]
+    assert "loss" in left_out
+    assert not set(left_out) & set(stored.series)
+    assert set(left_out) | set(stored.series) == set(whole.series)
+    assert refusals(whole) == refusals(stored) == []
+    # Once more, as when later seeds join: what was left out before is still named.
+    assert compact(stored, []).effects["series_left_out"] == left_out
+    silent = dataclasses.replace(stored, effects=whole.effects)
+    assert any("series.loss is missing" in reason for reason in refusals(silent))
+    # Nothing that a metric follows from can be left out by saying so.
+    bent = {name: values for name, values in stored.series.items() if name != "accuracy"}
+    effects = stored.effects | {"series_left_out": [*left_out, "accuracy"]}
+    said = refusals(dataclasses.replace(stored, series=bent, effects=effects))
+    assert any("series.accuracy is missing" in reason for reason in said)
 
 
 def test_the_committed_records_lie_where_they_belong_and_are_of_known_targets() -> None:
