@@ -274,7 +274,9 @@ class _Ensemble:
             if self.tuning is not None:
                 results = self.tuning.tune(problems, hooks, folder)
             else:
-                sources = [PromptSource(problems, self.stack.tokenizer, run) for run in self.runs]
+                tokenizer = self.stack.tokenizer
+                shared: dict[str, list[int]] = {}
+                sources = [PromptSource(problems, tokenizer, run, shared) for run in self.runs]
                 results = train(policies, sources, self.board.score, hooks, folder=folder)
         trained: list[TrainResult | None] = []
         for number, result in enumerate(results):

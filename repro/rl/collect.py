@@ -148,6 +148,8 @@ class PromptSource:
         Renders prompts and reads completions.
     run
         Gives the seed, the template, P and the longest prompt allowed.
+    prompts
+        Prompts by problem's id, which runs of one scale that train side by side fill together.
 
     Raises
     ------
@@ -156,7 +158,11 @@ class PromptSource:
     """
 
     def __init__(
-        self, problems: Sequence[Problem], tokenizer: PreTrainedTokenizerBase, run: RunConfig
+        self,
+        problems: Sequence[Problem],
+        tokenizer: PreTrainedTokenizerBase,
+        run: RunConfig,
+        prompts: dict[str, list[int]] | None = None,
     ) -> None:
         scale: TrainScale = run.scale
         self.size = scale.prompts_per_rollout
@@ -173,7 +179,7 @@ class PromptSource:
         self._longest = scale.max_prompt_tokens
         is_by_class = scale.evaluation.token_classes
         self._classes = token_classes(tokenizer, scale.prompt_template) if is_by_class else None
-        self._prompts: dict[str, list[int]] = {}
+        self._prompts: dict[str, list[int]] = {} if prompts is None else prompts
         self._order: tuple[int, list[int]] = (-1, [])
 
     @property

@@ -109,15 +109,16 @@ def make_rows(
     for index, prompt in enumerate(prompts):
         if not prompt:
             raise ValueError(f"prompt {index} is empty; it needs at least one token")
-    width = max((len(c.token_ids) for c in completions), default=0)
-    token_ids = torch.zeros(len(completions), width, dtype=torch.long)
-    mask = torch.zeros(len(completions), width, dtype=torch.bool)
-    sampled = torch.zeros(len(completions), width, dtype=torch.float32)
-    for row, completion in enumerate(completions):
-        length = _checked_length(row, completion, end_token_ids)
-        token_ids[row, :length] = torch.as_tensor(completion.token_ids, dtype=torch.long)
-        sampled[row, :length] = torch.as_tensor(completion.sampled_logprobs, dtype=torch.float32)
-        mask[row, :length] = True
+    lengths = [_checked_length(row, completion) for row, completion in enumerate(completions)]
+    places = torch.arange(max(lengths, default=0))  # (T,)
+    mask = places < torch.tensor(lengths, dtype=torch.long).unsqueeze(1)  # (B, T)
+    # All rows' tokens, one row after another: so they stand in `mask`, too.
+    tokens = torch.tensor([token for c in completions for token in c.token_ids], dtype=torch.long)
+    sampled = torch.tensor(
+        [value for c in completions for value in c.sampled_logprobs], dtype=torch.float32
+    )
+    token_ids = torch.zeros(mask.shape, dtype=torch.long).masked_scatter(mask, tokens)
+    _require_end_last(token_ids, mask, end_token_ids)
     if not bool(torch.isfinite(sampled).all()):
         raise ValueError("a sampled log-probability is not finite; every sampled token needs one")
     return Rows(
@@ -125,14 +126,14 @@ def make_rows(
         prompt_of_row=torch.arange(len(prompts)).repeat_interleave(group_size),
         token_ids=token_ids,
         mask=mask,
-        sampled_logprobs=sampled,
+        sampled_logprobs=torch.zeros(mask.shape).masked_scatter(mask, sampled),
         truncated=torch.tensor(
             [c.finish_reason == "length" for c in completions], dtype=torch.bool
         ),
     )
 
 
-def _checked_length(row: int, completion: Completion, end_token_ids: Collection[int]) -> int:
+def _checked_length(row: int, completion: Completion) -> int:
     """Return the completion's length after checking that it is one."""
     length = len(completion.token_ids)
     if length == 0:
@@ -142,10 +143,16 @@ def _checked_length(row: int, completion: Completion, end_token_ids: Collection[
             f"completion {row} has {length} tokens and {len(completion.sampled_logprobs)} "
             "log-probabilities; each token needs one"
         )
-    for position, token in enumerate(completion.token_ids[:-1]):
-        if token in end_token_ids:
-            raise ValueError(
-                f"completion {row}: {length - 1 - position} tokens follow end token {token}; "
-                "a completion stops there"
-            )
     return length
+
+
+def _require_end_last(token_ids: Tensor, mask: Tensor, ends: Collection[int]) -> None:
+    """Raise `ValueError` for the first row of (B, T) whose end token is not its last."""
+    ending = torch.isin(token_ids, torch.tensor(sorted(ends), dtype=torch.long)) & mask
+    early = (ending[:, :-1] & mask[:, 1:]).nonzero()  # rows and columns, in order
+    if len(early):
+        row, column = early[0].tolist()
+        raise ValueError(
+            f"completion {row}: {int(mask[row].sum()) - 1 - column} tokens follow end token "
+            f"{int(token_ids[row, column])}; a completion stops there"
+        )

@@ -11,6 +11,7 @@ said.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 from dataclasses import dataclass, field
@@ -473,6 +474,8 @@ def digest_of(value: Any) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
+# Runs side by side that share a seed ask for the same streams; 1, 1.0 and True are three names.
+@functools.lru_cache(maxsize=65_536, typed=True)
 def derive_seed(*parts: object) -> int:
     """Return a 63-bit seed that depends on every part, by name: `derive_seed(seed, "noise", step)`.
 

@@ -269,9 +269,11 @@ class StackSampler:
     ) -> list[RolloutBatch | None]:
         """Return what was drawn in so many steps, run by run."""
         # A row that never ended has the limit as its length, and was drawn to the limit.
-        tokens = drawn.tokens[:steps].t().cpu().tolist()  # N lists of `steps` tokens
-        logprobs = drawn.logprobs[:steps].t().cpu().tolist()
-        lengths = drawn.lengths.cpu().tolist()
+        counting = torch.arange(steps, device=drawn.lengths.device) < drawn.lengths.unsqueeze(1)
+        # Counting tokens alone, all rows' one after another, and where each row's end
+        tokens = drawn.tokens[:steps].t()[counting].tolist()
+        logprobs = drawn.logprobs[:steps].t()[counting].tolist()
+        stops = counting.sum(1).cumsum(0).tolist()
         explored, changed = drawn.explored.cpu().tolist(), drawn.changed.cpu().tolist()
         ends = self.stack.end_token_ids
         batches: list[RolloutBatch | None] = []
@@ -281,13 +283,13 @@ class StackSampler:
                 continue
             completions = []
             for row in range(s * rows, s * rows + len(request.seeds)):
-                length = lengths[row]
-                own = tuple(tokens[row][:length])
+                here = slice(stops[row - 1] if row else 0, stops[row])
+                own = tuple(tokens[here])
                 reason: FinishReason = "stop" if own[-1] in ends else "length"
                 completions.append(
                     Completion(
                         token_ids=own,
-                        sampled_logprobs=tuple(logprobs[row][:length]),
+                        sampled_logprobs=tuple(logprobs[here]),
                         finish_reason=reason,
                         explored=explored[row],
                         changed=changed[row],
