@@ -23,7 +23,8 @@ from typing import Any
 import torch
 
 from repro.data.load import load_problems
-from repro.data.problem import Problem, digest_of_problems
+from repro.data.problem import digest_of_problems
+from repro.data.prompts import render
 from repro.data.repeats import repeat_counts
 from repro.evaluate.asking import Stacked
 from repro.evaluate.board import Board, final_metrics, final_tallies
@@ -186,15 +187,19 @@ class _Ensemble:
         self.failures: list[FailedRun | None] = [None] * len(runs)
         self._say = progress
         self.test = load_problems(self.scale.data, "test")
+        trains, develops = stack.masters is not None, self.scale.evaluation.every > 0
+        self.problems = load_problems(self.scale.data, "train") if trains else []
+        self.development = (
+            load_problems(self.scale.data, "development") if trains and develops else []
+        )
         self.repeats: dict[str, int] = {}
         self.further = further_sets(self.scale)
-        positions = self.scale.max_prompt_tokens + OPENING_TOKENS + self.scale.longest_completion
+        longest = self._longest_prompt()
+        positions = longest + OPENING_TOKENS + self.scale.longest_completion
         self.sampler = StackSampler(self.stack, positions, sharing_of(runs))
         self.board = Board(runs, Stacked(self.sampler), stack.tokenizer, pool)
         self.tallies = [RunTally(self.board, pool, number) for number in range(len(runs))]
-        self.groups_at_once = footprint(runs).groups_at_once(
-            len(runs), memory, self.scale.prompts_per_rollout
-        )
+        self.tokens_at_once = footprint(runs, longest).tokens_at_once(len(runs), memory)
         # Of the whole ensemble, by what it did.
         self.seconds: dict[str, float] = {}
         self.tuning: Tuning | None = None
@@ -213,21 +218,21 @@ class _Ensemble:
             if should_stop():
                 raise Stopped
             return self._measured(None, None, {})
-        problems = load_problems(self.scale.data, "train")
         self._tell("evaluating the start")
         began = time.perf_counter()
         start = self.board.greedy(self.test, self.alive)
-        masters, policies = self.stack.masters, self._trained()
+        masters = self.stack.masters
+        policies = StackedPolicies(self.runs, self.stack, self.sampler, self.tokens_at_once)
         self.policies = policies
         if self.runs[0].procedure == "finetune":
             self.tuning = Tuning(policies, self.stack, self.test)
         untouched = masters.values.to("cpu", copy=True)
         self.seconds["start"] = time.perf_counter() - began
         began = time.perf_counter()
-        results = self._train(policies, problems, folder, should_stop)
+        results = self._train(policies, folder, should_stop)
         self.seconds["training"] = time.perf_counter() - began
-        inputs = {"train_problems": digest_of_problems(problems)}
-        self.repeats = repeat_counts(problems, self.test)
+        inputs = {"train_problems": digest_of_problems(self.problems)}
+        self.repeats = repeat_counts(self.problems, self.test)
         self.moved = [
             float(torch.linalg.vector_norm((now.cpu() - before).double()))
             for now, before in zip(masters.values, untouched, strict=True)
@@ -235,34 +240,28 @@ class _Ensemble:
         self.sampler.refresh()
         return self._measured(start, results, inputs)
 
-    def _trained(self) -> StackedPolicies:
-        """Return what trains, with as many groups or solutions at once as memory allows."""
-        at_once = self.groups_at_once
-        if self.runs[0].procedure == "finetune":
-            prompt, new = self.scale.max_prompt_tokens, self.scale.rollout.max_new_tokens
-            room = at_once * (prompt + self.scale.group_size * new)
-            at_once = max(1, room // (prompt + new))
-        return StackedPolicies(self.runs, self.stack, self.sampler, at_once)
+    def _longest_prompt(self) -> int:
+        """Return the tokens of the longest prompt of all; what exceeds the scale's limit raises."""
+        template, tokenizer = self.scale.prompt_template, self.stack.tokenizer
+        every = [self.problems, self.development, self.test, *self.further.values()]
+        lengths = [len(render(p, template, tokenizer)) for problems in every for p in problems]
+        return min(max(lengths), self.scale.longest_prompt)
 
     def _train(
         self,
         policies: StackedPolicies,
-        problems: Sequence[Problem],
         folder: Path,
         should_stop: Callable[[], bool],
     ) -> list[TrainResult | None]:
         """Return each run's result, None for failed ones; raise `Stopped` when not finished."""
-        development = []
-        if self.scale.evaluation.every > 0:
-            development = load_problems(self.scale.data, "development")
 
         def on_development(step: int, alive: Sequence[bool]) -> list[float | None]:
             del step
-            answers = self.board.greedy(development, alive)
+            answers = self.board.greedy(self.development, alive)
             return [None if own is None else fmean(own.accuracy) for own in answers]
 
         hooks = Hooks(
-            evaluate=on_development if development else None,
+            evaluate=on_development if self.development else None,
             on_step=self._on_step,
             should_stop=should_stop,
             tallies=self.tallies,
@@ -272,11 +271,11 @@ class _Ensemble:
                 keeper = Keeper(self.runs, self.folders, Keeping.from_environment())
                 hooks = contexts.enter_context(keeper).around(hooks, self.stack.tokenizer)
             if self.tuning is not None:
-                results = self.tuning.tune(problems, hooks, folder)
+                results = self.tuning.tune(self.problems, hooks, folder)
             else:
                 tokenizer = self.stack.tokenizer
                 shared: dict[str, list[int]] = {}
-                sources = [PromptSource(problems, tokenizer, run, shared) for run in self.runs]
+                sources = [PromptSource(self.problems, tokenizer, run, shared) for run in self.runs]
                 results = train(policies, sources, self.board.score, hooks, folder=folder)
         trained: list[TrainResult | None] = []
         for number, result in enumerate(results):
@@ -342,7 +341,7 @@ class _Ensemble:
             "grader_workers_killed": self.tallies[number].workers_killed,
             "together": {
                 "runs": len(self.runs),
-                "groups_at_once": self.groups_at_once,
+                "tokens_at_once": self.tokens_at_once,
                 "allocated_bytes": allocated_peak_bytes(),
                 "seconds": {name: round(value, 3) for name, value in self.seconds.items()},
             },

@@ -9,6 +9,7 @@ Digits are ASCII digits: `\d` would match 18 in any script, and `int` would read
 
 from __future__ import annotations
 
+import functools
 import re
 from dataclasses import dataclass
 from fractions import Fraction
@@ -62,6 +63,8 @@ class Quantity:
     reduced: bool
 
 
+# Answers to a problem are few, and each is read with every gold that it is compared with.
+@functools.lru_cache(maxsize=16_384)
 def read_quantity(text: str, *, words: bool = False) -> Quantity | None:
     """Return the number that a tidied text is, or None if it is anything else.
 

@@ -44,8 +44,10 @@ class Footprint:
     ----------
     run
         Of each run: weights, what training keeps, the cache of its rollout.
-    group
-        Of each run and group of completions in one backward pass.
+    token
+        Of each run and padded token in one backward pass.
+    longest
+        Tokens of a group whose prompt and completions are as long as they may be.
     reading
         Of an evaluation's prompts while they are read; no backward pass is under way then.
     fixed
@@ -53,25 +55,25 @@ class Footprint:
     """
 
     run: int
-    group: int
+    token: int
+    longest: int
     reading: int
     fixed: int
 
-    def peak(self, runs: int, groups: int) -> int:
-        """Return the estimate for `runs` runs and so many groups of each in a backward pass."""
-        return self.fixed + runs * self.run + max(self.reading, runs * groups * self.group)
+    def peak(self, runs: int, tokens: int) -> int:
+        """Return the estimate for `runs` runs and so many tokens of each in a backward pass."""
+        return self.fixed + runs * self.run + max(self.reading, runs * tokens * self.token)
 
     def runs_in(self, memory_bytes: int) -> int:
         """Return how many runs fit, one group of each at a time."""
         room = int(memory_bytes * _USED_SHARE) - self.fixed
         beside_reading = (room - self.reading) // self.run
-        return max(1, min(room // (self.run + self.group), beside_reading))
+        return max(1, min(room // (self.run + self.longest * self.token), beside_reading))
 
-    def groups_at_once(self, runs: int, memory_bytes: int, most: int) -> int:
-        """Return how many groups of each run a backward pass can take, a divisor of `most`."""
-        room = int(memory_bytes * _USED_SHARE)
-        fitting = [u for u in range(1, most + 1) if most % u == 0 and self.peak(runs, u) <= room]
-        return max(fitting, default=1)
+    def tokens_at_once(self, runs: int, memory_bytes: int) -> int:
+        """Return how many tokens of each run a backward pass can take, a whole group at least."""
+        room = int(memory_bytes * _USED_SHARE) - self.fixed - runs * self.run
+        return max(self.longest, room // (runs * max(1, self.token)))
 
 
 def prompts_at_once(runs: int, samples: int, longest: int) -> int:
@@ -126,8 +128,14 @@ def kind_of(run: RunConfig) -> str:
     return digest_of(alike)
 
 
-def footprint(runs: Sequence[RunConfig]) -> Footprint:
-    """Return the estimate for runs of one kind, of the largest rank among them."""
+def footprint(runs: Sequence[RunConfig], longest_prompt: int | None = None) -> Footprint:
+    """Return the estimate for runs of one kind, of the largest rank among them.
+
+    Parameters
+    ----------
+    longest_prompt
+        Tokens of the longest prompt, where it is known; None takes the scale's limit.
+    """
     scale: TrainScale = runs[0].scale
     config = _config(scale.checkpoint)
     arm = max((run.arm for run in runs), key=lambda arm: arm.lora_rank)
@@ -149,13 +157,14 @@ def footprint(runs: Sequence[RunConfig]) -> Footprint:
         weights = layers * block * _FROZEN_BYTES * width // 2
     if arm.training == "lora":
         weights += layers * arm.lora_rank * inputs_and_outputs * per_trained
-    columns = scale.max_prompt_tokens + scale.rollout.max_new_tokens
+    prompt = scale.max_prompt_tokens if longest_prompt is None else longest_prompt
+    columns = prompt + scale.rollout.max_new_tokens
     cache = layers * 2 * keys * columns * width
     # Logits in float32 and, while a token is drawn, three times in float64.
     row = cache + vocabulary * (4 + 3 * 8)
     trained = arm.training != "none"
     rollout = scale.prompts_per_rollout * scale.group_size * row if trained else 0
-    tokens = scale.group_size * scale.rollout.max_new_tokens + scale.max_prompt_tokens
+    tokens = scale.group_size * scale.rollout.max_new_tokens + prompt
     # What a block keeps for backward a token: norms' and products' inputs, queries, keys and values
     # behind the prompt's, gate and up; measured to lie within this.
     for_backward = 8 * hidden + 4 * queries + 8 * keys + 4 * inner
@@ -163,11 +172,12 @@ def footprint(runs: Sequence[RunConfig]) -> Footprint:
     # output; gate and up, and their product. A mask over a prompt holds, for each of its tokens and
     # columns, a number per query head of a group, another before it is repeated, and two booleans.
     read = 4 * 3 * hidden + width * (hidden + queries + 3 * inner)
-    mask = scale.max_prompt_tokens * (width * (queries // keys + 1) + 2)
+    mask = prompt * (width * (queries // keys + 1) + 2)
     return Footprint(
         reading=EVALUATION_TOKENS * (read + mask),
         run=weights + rollout,
-        group=int(tokens * layers * for_backward * width) if trained else 0,
+        token=layers * for_backward * width if trained else 0,
+        longest=tokens,
         fixed=_FIXED_BYTES + EVALUATION_ROWS * row,
     )
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from repro.rl.lessons import Lesson, rows_of
 from repro.rl.policies import Imitation
 from repro.rl.rows import Rows
-from repro.rl.stacked.batch import Batch, make_batch
+from repro.rl.stacked.batch import Batch, cut, make_batch
 from repro.rl.stacked.update import Passes
 
 
@@ -30,7 +30,7 @@ def accumulate_losses(passes: Passes, taken: Sequence[Rows | None]) -> list[Imit
     """
     tokens = [0 if rows is None else int(rows.mask.sum()) for rows in taken]
     losses, entropies = [0.0] * len(taken), [0.0] * len(taken)
-    for batch in _batches(taken, passes.groups_at_once):
+    for batch in _batches(taken, passes.tokens_at_once):
         logprobs, entropy = passes.logprobs(batch)  # (n,) each, run by run
         weight = [
             torch.full((count,), -1 / max(tokens[s], 1), dtype=logprobs.dtype)
@@ -53,7 +53,7 @@ def mean_losses(passes: Passes, lessons: Sequence[Lesson]) -> list[float]:
     """Return each run's mean next-token loss over all completions' tokens, nats."""
     rows, runs = rows_of(lessons), passes.stack.runs
     totals = [0.0] * runs
-    for batch in _batches([rows] * runs, passes.groups_at_once):
+    for batch in _batches([rows] * runs, passes.tokens_at_once):
         logprobs, entropy = passes.logprobs(batch)
         for s, own in enumerate(_by_run(batch, logprobs, entropy)[0]):
             totals[s] -= float(own.sum())
@@ -61,19 +61,9 @@ def mean_losses(passes: Passes, lessons: Sequence[Lesson]) -> list[float]:
 
 
 def _batches(taken: Sequence[Rows | None], at_once: int) -> list[Batch]:
-    """Return all rows in batches of at most `at_once` of each run."""
-    most = max((len(rows) for rows in taken if rows is not None), default=0)
-    return [
-        make_batch(
-            taken,
-            [
-                [] if rows is None else list(range(begin, min(begin + at_once, len(rows))))
-                for rows in taken
-            ],
-            1,
-        )
-        for begin in range(0, most, at_once)
-    ]
+    """Return all rows in batches of at most so many padded tokens of each run."""
+    every = [[] if rows is None else list(range(len(rows))) for rows in taken]
+    return [make_batch(taken, chosen, 1) for chosen in cut(taken, every, 1, at_once)]
 
 
 def _by_run(

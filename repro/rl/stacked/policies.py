@@ -4,7 +4,7 @@ What a run *is* (problems, seeds, noise, loss, rewards, metrics) is `repro.rl`'s
 here only the device's work is batched. A run that fails is frozen and its rows idle.
 
 Where memory runs out, what the passes had added up is forgotten and they start over with half as
-many groups of each run at a time.
+many tokens of each run at a time.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from repro.rl.policies import During, Imitation, Part, keeps_start
 from repro.rl.receipts import Values
 from repro.rl.rows import Rows
 from repro.rl.runs import RunStates
+from repro.rl.stacked.batch import largest_group
 from repro.rl.stacked.checkpoint import load_ensemble, save_ensemble
 from repro.rl.stacked.imitation import accumulate_losses, mean_losses
 from repro.rl.stacked.noise import AddedNoise, added_noise
@@ -58,8 +59,8 @@ class StackedPolicies:
         Freshly stacked; trained in place.
     sampler
         Of the stack.
-    groups_at_once
-        Groups of each run in one backward pass, or worked solutions.
+    tokens_at_once
+        Padded tokens of each run in one backward pass.
 
     Raises
     ------
@@ -70,7 +71,7 @@ class StackedPolicies:
     freeze = True
 
     def __init__(
-        self, runs: Sequence[RunConfig], stack: Stack, sampler: StackSampler, groups_at_once: int
+        self, runs: Sequence[RunConfig], stack: Stack, sampler: StackSampler, tokens_at_once: int
     ) -> None:
         if stack.masters is None:
             raise ValueError("the stack's runs train nothing; training needs LoRA or full ones")
@@ -78,7 +79,7 @@ class StackedPolicies:
         self.scale: TrainScale = runs[0].scale
         self.masters = stack.masters
         self.optimizer = StackedAdamW(self.masters, self.scale.optimizer)
-        self.groups_at_once = groups_at_once
+        self.tokens_at_once = tokens_at_once
         # Copied before a checkpoint is loaded: the reference is the policy before training.
         needs_start = any(keeps_start(run) for run in runs)
         self.reference = self.masters.values.clone() if needs_start else None
@@ -153,23 +154,21 @@ class StackedPolicies:
         into = _empty(taken)
         every = torch.arange(max((len(rows) for rows in taken if rows is not None), default=0))
         with self._as_started() if before_training else nullcontext():
-            within_memory(
-                lambda groups: evaluate_runs(self._imitating(groups), taken, every, into),
-                self.groups_at_once,
-                smallest=lambda groups: groups == 1,
-                forget=lambda: None,
+            self._fitting(
+                taken, 1, lambda tokens: evaluate_runs(self._imitating(tokens), taken, every, into)
             )
         return _logprobs(into)
 
     def backward(self, parts: Sequence[Part | None], state: RunStates) -> list[StepOutput | None]:
         """Run all runs' passes together, the losses run by run; see `Policies.backward`."""
 
-        def attempt(groups: int) -> list[RunStep | None]:
+        def attempt(tokens: int) -> list[RunStep | None]:
             planned = state.each(lambda s: plan_run(parts[s]))
-            accumulate_gradients(self._passes(groups), planned)
+            accumulate_gradients(self._passes(tokens), planned)
             return planned
 
-        planned = self._fitting(state, attempt)
+        rows = _rows([None if part is None else part.rollout for part in parts])
+        planned = self._fitting(rows, self.scale.group_size, attempt, state)
         for s, step in enumerate(planned):
             if step is not None and step.failure is not None:
                 state.fail(s, step.failure)
@@ -180,12 +179,12 @@ class StackedPolicies:
     def imitate(self, taken: Sequence[Rows | None], state: RunStates) -> list[Imitation | None]:
         """See `Policies.imitate`."""
         return self._fitting(
-            state, lambda lessons: accumulate_losses(self._imitating(lessons), taken)
+            taken, 1, lambda tokens: accumulate_losses(self._imitating(tokens), taken), state
         )
 
     def mean_losses(self, lessons: Sequence[Lesson]) -> list[float]:
         """See `Policies.mean_losses`."""
-        return mean_losses(self._imitating(self.groups_at_once), lessons)
+        return mean_losses(self._imitating(self.tokens_at_once), lessons)
 
     def step(self, state: RunStates, step: int) -> list[Values | None]:
         """Clip and step every live run by its own norm; see `Policies.step`."""
@@ -221,19 +220,19 @@ class StackedPolicies:
             self._drawn = step, added_noise(self.runs, self.stack, step=step)
         return self._drawn[1]
 
-    def _passes(self, groups: int) -> Passes:
+    def _passes(self, tokens: int) -> Passes:
         return Passes(
             stack=self.stack,
             rotary=self.sampler.rotary,
             temperature=self.scale.rollout.temperature,
             group_size=self.scale.group_size,
-            groups_at_once=groups,
+            tokens_at_once=tokens,
             noise=self._on_passes,
         )
 
-    def _imitating(self, lessons: int) -> Passes:
-        """Return passes over so many worked solutions, each a group of one completion."""
-        return dataclasses.replace(self._passes(lessons), temperature=1.0, group_size=1)
+    def _imitating(self, tokens: int) -> Passes:
+        """Return passes over worked solutions, each a group of one completion."""
+        return dataclasses.replace(self._passes(tokens), temperature=1.0, group_size=1)
 
     def _evaluate(
         self,
@@ -242,29 +241,52 @@ class StackedPolicies:
         state: RunStates,
     ) -> None:
         """Write log-probabilities and entropies of all rows of rollouts, no gradient."""
-        every = torch.arange(max(len(rollout.rows) for rollout in rollouts if rollout is not None))
+        rows = _rows(rollouts)
+        every = torch.arange(max(len(own) for own in rows if own is not None))
         self._fitting(
-            state, lambda groups: evaluate_runs(self._passes(groups), _rows(rollouts), every, into)
+            rows,
+            self.scale.group_size,
+            lambda tokens: evaluate_runs(self._passes(tokens), rows, every, into),
+            state,
         )
 
-    def _fitting(self, state: RunStates, attempt: Callable[[int], Result]) -> Result:
-        """Attempt passes with as many groups at once as memory allows, and note where with fewer.
+    def _fitting(
+        self,
+        rows: Sequence[Rows | None],
+        size: int,
+        attempt: Callable[[int], Result],
+        state: RunStates | None = None,
+    ) -> Result:
+        """Attempt passes with as many tokens at once as memory allows, and note where with fewer.
 
         Later passes begin with those that fitted.
+
+        Parameters
+        ----------
+        rows
+            What the passes are over, in groups of `size`.
         """
-        first = self.groups_at_once
-        result, self.groups_at_once = within_memory(
+        largest = largest_group(rows, size)
+        whole = largest * max((len(own) for own in rows if own is not None), default=1) // size
+        first = min(self.tokens_at_once, whole)
+        result, fitting = within_memory(
             attempt,
             first,
-            smallest=lambda groups: groups == 1,
+            smallest=lambda tokens: tokens <= largest,
             forget=self.masters.gradients.zero_,
         )
-        if self.groups_at_once < first:
-            for run, lives in zip(state.runs, state.alive, strict=True):
-                if lives:
-                    noted = run.effects.setdefault("groups_at_once_fallbacks", [])
-                    noted.append([state.step, first, self.groups_at_once])
+        if fitting < first:
+            self.tokens_at_once = fitting
+            if state is not None:
+                _note_fallback(state, first, fitting)
         return result
+
+
+def _note_fallback(state: RunStates, first: int, fitting: int) -> None:
+    for run, lives in zip(state.runs, state.alive, strict=True):
+        if lives:
+            noted = run.effects.setdefault("tokens_at_once_fallbacks", [])
+            noted.append([state.step, first, fitting])
 
 
 def _rows(rollouts: Sequence[Rollout | None]) -> list[Rows | None]:

@@ -23,7 +23,7 @@ from repro.rl.loss import LossResult, policy_loss
 from repro.rl.micro_batches import Plan, plan_step, token_budget
 from repro.rl.policies import Part
 from repro.rl.rows import Rows
-from repro.rl.stacked.batch import Batch, make_batch
+from repro.rl.stacked.batch import Batch, cut, group_lengths, make_batch
 from repro.rl.stacked.forward import Rotary
 from repro.rl.stacked.logprobs import batch_logprobs
 from repro.rl.stacked.stack import Stack
@@ -37,8 +37,8 @@ class Passes:
 
     Attributes
     ----------
-    groups_at_once
-        U: groups of each run in a micro-batch.
+    tokens_at_once
+        Padded tokens of each run in a micro-batch at most; see `repro.rl.stacked.batch.cut`.
     noise
         (S, 2 L + 1, H) that the trainer adds, or None.
     """
@@ -47,7 +47,7 @@ class Passes:
     rotary: Rotary
     temperature: float
     group_size: int
-    groups_at_once: int
+    tokens_at_once: int
     noise: Tensor | None = None
 
     def logprobs(self, batch: Batch) -> tuple[Tensor, Tensor]:
@@ -72,6 +72,9 @@ class RunStep:
     ----------
     plan
         Of its rows.
+    number : Tensor, (B,), int64
+        Which of the plan's micro-batches a row is in; -1 of the plan's idle rows, -2 of rows that
+        are not in the plan.
     counting : Tensor, (B, T), bool
         Tokens that the loss counts.
     logprobs, entropy : Tensor, (B, T), float32
@@ -82,6 +85,7 @@ class RunStep:
 
     part: Part
     plan: Plan
+    number: Tensor
     counting: Tensor
     logprobs: Tensor
     entropy: Tensor
@@ -109,10 +113,10 @@ class RunStep:
         part, whole = self.part, self.part.rollout
         leaf = logprobs.detach().requires_grad_()
         total: Tensor | None = None
-        for index, counts in self.plan.micro_batches:
-            own = torch.isin(rows, index).nonzero().squeeze(1)  # places in `rows`, (c,)
-            if not len(own):
-                continue
+        numbers = self.number[rows]  # (b,)
+        for number in sorted(set(numbers.tolist()) - {-1, -2}):
+            _, counts = self.plan.micro_batches[number]
+            own = (numbers == number).nonzero().squeeze(1)  # places in `rows`, (c,)
             here = rows[own]
             width = int(whole.rows.mask[here].sum(1).max())
             result = policy_loss(
@@ -152,9 +156,14 @@ def plan_run(part: Part | None) -> RunStep | None:
         micro_batch_rows=scale.micro_batch_rows,
         length_limit=scale.rollout.max_new_tokens,
     )
+    number = torch.full((len(rows),), -2)
+    number[plan.index] = -1
+    for place, (index, _) in enumerate(plan.micro_batches):
+        number[index] = place
     return RunStep(
         part=part,
         plan=plan,
+        number=number,
         counting=counting,
         logprobs=torch.zeros(rows.mask.shape),
         entropy=torch.zeros(rows.mask.shape),
@@ -179,7 +188,8 @@ def accumulate_gradients(passes: Passes, steps: Sequence[RunStep | None]) -> Non
     ]
     rest = [_without(groups, active[s]) for s, groups in enumerate(every)]
     rows = [None if step is None else step.part.rollout.rows for step in steps]
-    for groups in _micro_batches([a + r for a, r in zip(active, rest, strict=True)], passes):
+    order = [a + r for a, r in zip(active, rest, strict=True)]
+    for groups in cut(rows, order, size, passes.tokens_at_once):
         batch = make_batch(rows, groups, size)
         learning = any(set(groups[s]) & set(active[s]) for s in range(len(steps)))
         with torch.set_grad_enabled(learning):
@@ -209,7 +219,7 @@ def evaluate_runs(
     """
     size = passes.group_size
     groups = [[] if r is None else _groups(index[index < len(r)], r, size) for r in taken]
-    for chosen in _micro_batches(groups, passes):
+    for chosen in cut(taken, groups, size, passes.tokens_at_once):
         batch = make_batch(taken, chosen, size)
         with torch.no_grad():
             logprobs, entropies = (
@@ -231,7 +241,7 @@ def _take_in(step: RunStep | None, rows: Tensor, logprobs: Tensor, entropy: Tens
     if step is None or not len(rows):
         return zero
     mask = step.part.rollout.rows.mask[rows]
-    own = torch.isin(rows, step.plan.index)
+    own = step.number[rows] > -2
     wide = _spread(mask, logprobs)
     step.logprobs[rows[own]] = wide[own].to(step.logprobs.dtype)
     step.entropy[rows[own]] = _spread(mask, entropy)[own].to(step.entropy.dtype)
@@ -252,17 +262,10 @@ def _spread(mask: Tensor, values: Tensor) -> Tensor:
 
 def _groups(index: Tensor, rows: Rows, size: int) -> list[int]:
     """Return the groups that rows (b,) belong to, the one with the longest completion first."""
-    lengths = rows.lengths()
-    groups = sorted(set((index // size).long().tolist()))
-    return sorted(groups, key=lambda g: -int(lengths[g * size : (g + 1) * size].max()))
+    longest = group_lengths(rows, size)
+    return sorted(set((index // size).long().tolist()), key=lambda g: (-longest[g], g))
 
 
 def _without(groups: Sequence[int], others: Sequence[int]) -> list[int]:
     left_out = set(others)
     return [group for group in groups if group not in left_out]
-
-
-def _micro_batches(groups: Sequence[Sequence[int]], passes: Passes) -> list[list[list[int]]]:
-    """Cut each run's groups into pieces of at most U, the n-th pieces going together."""
-    U, most = passes.groups_at_once, max((len(own) for own in groups), default=0)
-    return [[list(own[begin : begin + U]) for own in groups] for begin in range(0, most, U)]

@@ -53,6 +53,10 @@ SCALE = TrainScale(
     checkpoint_every=100,
 )
 
+# Padded tokens of one group at most, and of two: of prompts of 22 to 31 tokens and four completions
+# of up to 12 a group takes 56 to 96.
+ONE_GROUP, TWO_GROUPS = 111, 192
+
 
 def make_run(*, seed: int = 0, scale: TrainScale = SCALE, **arm: Any) -> RunConfig:
     """Return a run of an arm given by its fields."""
@@ -128,7 +132,7 @@ def together(problems: list[Problem], tmp_path: Path) -> Callable[..., list[Trai
     """Return a function that trains runs as one ensemble."""
 
     def start(
-        runs: Sequence[RunConfig], *, folder: str = "together", groups_at_once: int = 2,
+        runs: Sequence[RunConfig], *, folder: str = "together", tokens_at_once: int = TWO_GROUPS,
         prepare: Callable[[Stack], None] | None = None, score: Score = score_together,
         **hooks: Any,
     ) -> list[Trained]:  # fmt: skip
@@ -137,7 +141,7 @@ def together(problems: list[Problem], tmp_path: Path) -> Callable[..., list[Trai
             prepare(stack)
         sampler = StackSampler(stack, positions(runs[0]), sharing_of(runs))
         results = train(
-            StackedPolicies(runs, stack, sampler, groups_at_once),
+            StackedPolicies(runs, stack, sampler, tokens_at_once),
             [PromptSource(problems, stack.tokenizer, run) for run in runs],
             score,
             Hooks(**hooks),

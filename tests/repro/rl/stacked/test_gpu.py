@@ -91,8 +91,8 @@ def gradients(
 ) -> tuple[torch.Tensor, list[torch.Tensor]]:
     """Return (S, n) gradients and each run's log-probabilities of its rollout."""
     passes = Passes(
-        stack=stack, rotary=sampler.rotary, temperature=1.0, group_size=4, groups_at_once=2,
-        noise=added_noise(RUNS, stack, step=STEP).rollout,
+        stack=stack, rotary=sampler.rotary, temperature=1.0, group_size=4,
+        tokens_at_once=small.TWO_GROUPS, noise=added_noise(RUNS, stack, step=STEP).rollout,
     )  # fmt: skip
     steps = [
         plan_run(

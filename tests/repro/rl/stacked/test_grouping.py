@@ -61,7 +61,9 @@ def test_what_changes_the_computation_goes_apart() -> None:
 def test_memory_decides_how_many_and_arms_are_spread_evenly() -> None:
     arms = [make_run(seed=seed, weight_format=f) for seed in range(5) for f in ("bf16", "nvfp4")]
     per_run = footprint(arms)
-    room = per_run.fixed + 4 * per_run.run + max(per_run.reading, 4 * per_run.group)
+    room = (
+        per_run.fixed + 4 * per_run.run + max(per_run.reading, 4 * per_run.longest * per_run.token)
+    )
     groups = group_runs(arms, int(room / 0.8) + 1)
     assert sorted(len(group) for group in groups) == [3, 3, 4]
     assert sorted(run.digest() for group in groups for run in group) == sorted(
@@ -76,14 +78,15 @@ def test_larger_runs_are_estimated_larger() -> None:
     assert footprint([make_run(lora_rank=64)]).run > plain.run
     assert footprint([make_run(training="full")]).run > plain.run
     wide = small.with_steps(small.SCALE, group_size=8)
-    assert footprint([make_run(scale=wide)]).group > plain.group
+    assert footprint([make_run(scale=wide)]).longest > plain.longest
     measured = small.with_steps(small.SCALE, evaluation=EvaluationConfig(kl_to_start=True))
     assert footprint([make_run(scale=measured)]).run > plain.run
-    assert plain.groups_at_once(4, 64 * GIB, 6) == 6
-    lean = dataclasses.replace(plain, reading=0)
-    tight = lean.fixed + 4 * lean.run + 4 * 2 * lean.group
-    assert lean.groups_at_once(4, int(tight / 0.8) + 1, 6) == 2
-    assert plain.groups_at_once(4, 1, 6) == 1
+    short = footprint([make_run()], 20)
+    assert short.longest < plain.longest
+    assert short.run < plain.run
+    tight = plain.fixed + 4 * plain.run + 4 * 2000 * plain.token
+    assert 2000 <= plain.tokens_at_once(4, int(tight / 0.8) + 1) <= 2001
+    assert plain.tokens_at_once(4, 1) == plain.longest
 
 
 def test_an_evaluation_reads_no_more_prompts_than_fit() -> None:
@@ -115,10 +118,13 @@ def test_recorded_peaks_lie_near_the_estimate_or_below() -> None:
     assert len(ensembles) >= 3
     for ensemble in ensembles:
         runs, first = ensemble.runs, ensemble.records[0]
-        groups = first.effects["together"]["groups_at_once"]
-        held, used = first.value("peak_bytes"), first.effects["together"].get("allocated_bytes")
+        together = first.effects["together"]
+        held, used = first.value("peak_bytes"), together.get("allocated_bytes")
         assert held is not None
-        estimate = footprint(runs).peak(len(runs), groups)
+        whole = footprint(runs)
+        # Ensembles before 2026-11-24 took a number of groups at once, however long these were.
+        tokens = together.get("tokens_at_once") or together["groups_at_once"] * whole.longest
+        estimate = whole.peak(len(runs), tokens)
         # What the allocator held says little on a card with room to spare, of which it gives back
         # nothing before it must: 130 GB of 141 for an estimate of 81, and 137 for one of 90.
         assert 0.5 < held / estimate < 1.7
@@ -132,8 +138,7 @@ def test_fifty_runs_fit_a_card_of_80_gigabytes() -> None:
     card = 80 * 10**9
     estimate = footprint(runs)
     assert estimate.runs_in(card) >= 50
-    groups = estimate.groups_at_once(50, card, 8)
-    assert estimate.peak(50, groups) * 1.13 < card
+    assert estimate.peak(50, estimate.tokens_at_once(50, card)) * 1.13 < card
 
 
 def test_a_run_without_a_training_scale_is_refused() -> None:

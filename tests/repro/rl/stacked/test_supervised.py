@@ -34,6 +34,8 @@ SCALE = small.with_steps(
     rollout=SamplingConfig(max_new_tokens=48),
     evaluation=EvaluationConfig(every=2, token_budget=600),
 )
+# Padded tokens of a pass: four lessons or so.
+TOKENS = 320
 
 
 def make_runs() -> list[RunConfig]:
@@ -54,9 +56,9 @@ def tune(
     sampler = StackSampler(stack, small.positions(runs[0]))
     lessons = lessons_of(problems, stack, runs[0])
     called = {"evaluate": lambda step, alive: [float(step) if a else None for a in alive]}
-    policies = StackedPolicies(runs, stack, sampler, 4)
+    policies = StackedPolicies(runs, stack, sampler, TOKENS)
     results = fine_tune(policies, lessons, Hooks(**(called | hooks)), folder=folder)
-    policies.groups_at_once = 5
+    policies.tokens_at_once = 10**6
     return stack, results, policies.mean_losses(lessons)
 
 
@@ -131,19 +133,19 @@ def test_when_memory_runs_out_the_step_is_made_again_on_fewer_lessons(
 
     def short(passes: Any, taken: Any) -> Any:
         imitations = accumulate(passes, taken)
-        sizes.append(passes.groups_at_once)
-        if passes.groups_at_once > 2:
+        sizes.append(passes.tokens_at_once)
+        if passes.tokens_at_once > TOKENS // 2:
             raise torch.OutOfMemoryError("no memory is left after the gradients were added up")
         return imitations
 
     _, whole, _ = tune(make_runs(), problems, tmp_path / "whole")
     monkeypatch.setattr(stacked_policies, "accumulate_losses", short)
     _, fewer, _ = tune(make_runs(), problems, tmp_path / "fewer")
-    assert sizes == [4, 2, 2, 2]
+    assert sizes == [TOKENS, TOKENS // 2, TOKENS // 2, TOKENS // 2]
     for one, many in zip(whole, fewer, strict=True):
         assert isinstance(one, TrainResult)
         assert isinstance(many, TrainResult)
-        assert many.effects["groups_at_once_fallbacks"] == [[0, 4, 2]]
+        assert many.effects["tokens_at_once_fallbacks"] == [[0, TOKENS, TOKENS // 2]]
         assert many.series["grad_norm"] == pytest.approx(one.series["grad_norm"], rel=1e-3)
 
 

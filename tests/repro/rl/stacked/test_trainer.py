@@ -198,32 +198,40 @@ def test_held_out_accuracy_is_noted_with_steps_and_sampled_tokens(
 def test_the_size_of_a_micro_batch_changes_nothing_but_rounding(
     together: Callable[..., Any],
 ) -> None:
-    one, three = together(RUNS, groups_at_once=1), together(RUNS, folder="b", groups_at_once=3)
-    for a, b in zip(one, three, strict=True):
+    one, all_ = (
+        together(RUNS, tokens_at_once=small.ONE_GROUP),
+        together(RUNS, folder="b", tokens_at_once=10**6),
+    )
+    for a, b in zip(one, all_, strict=True):
         assert a.result.series["grad_norm"] == pytest.approx(b.result.series["grad_norm"], rel=1e-4)
         assert a.result.series["entropy"] == pytest.approx(b.result.series["entropy"], rel=1e-4)
 
 
-def test_when_memory_runs_out_the_step_is_made_again_with_fewer_groups(
+def test_when_memory_runs_out_the_step_is_made_again_with_fewer_tokens(
     together: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # Without a reference policy, whose pass would still be rounded as two groups round it.
+    # Without a reference policy, whose pass would still be rounded as larger batches round it.
     runs = RUNS[:2]
-    whole = together(runs, groups_at_once=1)
+    whole = together(runs, tokens_at_once=small.ONE_GROUP)
     accumulate = stacked_policies.accumulate_gradients
     sizes: list[int] = []
 
     def short(passes: Any, steps: Any) -> None:
         accumulate(passes, steps)
-        sizes.append(passes.groups_at_once)
-        if passes.groups_at_once > 1:
+        sizes.append(passes.tokens_at_once)
+        if passes.tokens_at_once > small.ONE_GROUP:
             raise torch.OutOfMemoryError("no memory is left after the gradients were added up")
 
     monkeypatch.setattr(stacked_policies, "accumulate_gradients", short)
-    fewer = together(runs, folder="fewer", groups_at_once=2)
-    assert sizes == [2, 1, 1, 1]
+    fewer = together(runs, folder="fewer", tokens_at_once=10**6)
+    # From what all groups of the first step take, halved until it is what one takes.
+    first, last = sizes[0], sizes[-1]
+    tries = sizes.index(last)
+    assert tries > 0
+    assert sizes == [first >> half for half in range(tries)] + [last] * small.SCALE.steps
+    assert last == first >> tries
     for one, many in zip(whole, fewer, strict=True):
-        assert many.result.effects["groups_at_once_fallbacks"] == [[0, 2, 1]]
+        assert many.result.effects["tokens_at_once_fallbacks"] == [[0, first, last]]
         assert many.result.series == one.result.series
         assert equal(one.parameters, many.parameters)
 
@@ -232,7 +240,7 @@ def test_when_memory_runs_out_the_step_is_made_again_with_fewer_groups(
 
     monkeypatch.setattr(stacked_policies, "accumulate_gradients", never)
     with pytest.raises(torch.OutOfMemoryError):
-        together(RUNS, folder="none", groups_at_once=2)
+        together(RUNS, folder="none")
 
 
 def test_when_memory_runs_out_in_a_pass_without_gradient_it_is_made_again_too(
@@ -240,17 +248,18 @@ def test_when_memory_runs_out_in_a_pass_without_gradient_it_is_made_again_too(
 ) -> None:
     scale = small.with_steps(small.SCALE, updates_per_rollout=3)
     runs = [make_run(seed=seed, scale=scale) for seed in range(2)]
-    whole = together(runs, groups_at_once=1)
+    whole = together(runs, tokens_at_once=small.ONE_GROUP)
     evaluate = stacked_policies.evaluate_runs
 
     def short(passes: Any, *arguments: Any) -> None:
-        if passes.groups_at_once > 1:
+        if passes.tokens_at_once > small.ONE_GROUP:
             raise torch.OutOfMemoryError("no memory is left")
         evaluate(passes, *arguments)
 
     monkeypatch.setattr(stacked_policies, "evaluate_runs", short)
-    for one, many in zip(whole, together(runs, folder="fewer", groups_at_once=3), strict=True):
-        assert many.result.effects["groups_at_once_fallbacks"] == [[0, 3, 1]]
+    for one, many in zip(whole, together(runs, folder="fewer"), strict=True):
+        ((step, first, fitting),) = many.result.effects["tokens_at_once_fallbacks"]
+        assert (step, fitting) == (0, first // 2)
         assert many.result.series == one.result.series
 
 
