@@ -48,7 +48,12 @@ FORBIDDEN: dict[str, tuple[str, ...]] = {
     "figures": ("torch", "transformers"),
 }
 # Heavy packages, and the folders in which one file each may import them at module level or inside.
-ONE_FILE = {"math_verify": "repro/reward", "datasets": "repro/data", "vllm": "repro/rollout"}
+ONE_FILE = {
+    "math_verify": "repro/reward",
+    "datasets": "repro/data",
+    "vllm": "repro/rollout",
+    "peft": "repro/models",
+}
 
 
 def python_files(folder: str) -> list[Path]:

@@ -29,7 +29,6 @@ from pathlib import Path
 from typing import Any, cast
 
 import torch
-from peft import AutoPeftModelForCausalLM, PeftModel
 from torch import Tensor
 from transformers import CompressedTensorsConfig
 
@@ -60,6 +59,7 @@ from repro.models.adapter_files import (
 from repro.models.checkpoint import resolve, write_json, write_quantized
 from repro.models.loading import read_description
 from repro.models.merged_files import write_merged
+from repro.models.peft_parts import AutoPeftModelForCausalLM, PeftModel
 from repro.models.policy import Policy, device_named
 from repro.spec.config import WeightFormat, require
 from repro.spec.whole_files import appearing

@@ -27,7 +27,6 @@ from pathlib import Path
 from typing import cast, get_args
 
 import torch
-from peft import PeftModel
 from torch import nn
 
 from repro.models.adapter_settings import (
@@ -43,6 +42,7 @@ from repro.models.checkpoint import write_json
 from repro.models.decoder import BLOCK_NORMS
 from repro.models.lora import ADAPTER_NAME, adapter_layers
 from repro.models.norms import block_norms
+from repro.models.peft_parts import PeftModel
 from repro.models.policy import Policy, load_policy
 from repro.models.tensor_files import CheckpointError, TensorFile, TensorSpec, write_tensors
 from repro.spec.config import WeightFormat

@@ -41,12 +41,10 @@ from types import MappingProxyType
 from typing import Any, Final
 
 import torch
-from peft import LoraConfig
-from peft.tuners.tuners_utils import check_target_module_exists
-from peft.utils.other import get_pattern_key
 from torch import Tensor
 
 from repro.models.decoder import BLOCK_NORMS, PROJECTIONS
+from repro.models.peft_parts import LoraConfig, check_target_module_exists, get_pattern_key
 from repro.models.tensor_files import CheckpointError, WeightSource
 
 PREFIX: Final = "base_model.model."

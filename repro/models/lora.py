@@ -25,13 +25,12 @@ from collections.abc import Iterator
 from typing import Any, cast
 
 import torch
-from peft import LoraConfig, PeftModel, get_peft_model
-from peft.tuners.lora.layer import Linear as PeftLinear
 from torch import Tensor, nn
 from torch.nn import functional
 
 from kernels import dispatch
 from repro.models.decoder import PROJECTIONS, causal_lm, is_projection
+from repro.models.peft_parts import LoraConfig, PeftLinear, PeftModel, get_peft_model
 from repro.models.quantized_linear import QuantizedLinear
 from repro.spec.config import derive_seed
 
