@@ -33,6 +33,7 @@ from repro.evidence.derived import gain, kl_estimate
 from repro.evidence.procedure import Measured, Progress, Stopped
 from repro.evidence.record import Estimate
 from repro.keep.keeper import Keeper, Keeping
+from repro.measure.device_state import retries
 from repro.measure.memory_use import allocated_peak_bytes, reset_peak
 from repro.models.policy import Policy
 from repro.procedures.finetune import Tuning
@@ -200,6 +201,7 @@ class _Ensemble:
         self.board = Board(runs, Stacked(self.sampler), stack.tokenizer, pool)
         self.tallies = [RunTally(self.board, pool, number) for number in range(len(runs))]
         self.tokens_at_once = footprint(runs, longest).tokens_at_once(len(runs), memory)
+        self._retries = retries()
         # Of the whole ensemble, by what it did.
         self.seconds: dict[str, float] = {}
         self.tuning: Tuning | None = None
@@ -343,6 +345,7 @@ class _Ensemble:
                 "runs": len(self.runs),
                 "tokens_at_once": self.tokens_at_once,
                 "allocated_bytes": allocated_peak_bytes(),
+                "allocator_retries": retries() - self._retries,
                 "seconds": {name: round(value, 3) for name, value in self.seconds.items()},
             },
         }

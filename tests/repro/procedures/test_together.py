@@ -170,6 +170,7 @@ def test_runs_fine_tuned_side_by_side_have_the_results_of_each_alone(
         one = alone(run)
         require_same(one, many)
         assert many.effects["together"]["runs"] == 2
+        assert many.effects["together"]["allocator_retries"] == 0
         assert set(many.effects["together"]["seconds"]) == {"loading", "start", "training", "final"}
         assert many.metrics["solution_loss"].value != many.metrics["solution_loss_start"].value
         assert refusals(recorded(run, many, tmp_path)) == []
