@@ -25,6 +25,8 @@ from repro.rl.stacked.forward import aligned
 # the host, run by run, in 2 ms, and of 60 runs of `proxy-30m` a token of each took 2.3 microseconds
 # of an H200, there and back.
 _BESIDE_TOKENS = 800
+# Of a token's time, there and back, the way there.
+_FORWARD_SHARE = 1 / 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -98,7 +100,12 @@ def largest_group(rows: Sequence[Rows | None], size: int) -> int:
 
 
 def cut(
-    rows: Sequence[Rows | None], groups: Sequence[Sequence[int]], size: int, most: int
+    rows: Sequence[Rows | None],
+    groups: Sequence[Sequence[int]],
+    size: int,
+    most: int,
+    *,
+    learning: int = 0,
 ) -> list[list[list[int]]]:
     """Cut each run's groups, in their order, into micro-batches at the least cost.
 
@@ -110,6 +117,9 @@ def cut(
         One list per run.
     most
         Padded tokens of each run that a micro-batch may take; a group of more stands alone.
+    learning
+        How many of the first groups give some run a gradient; a micro-batch with one of them goes
+        backward, too, as a whole.
 
     Returns
     -------
@@ -134,7 +144,8 @@ def cut(
             tokens = (end - begin) * padded_tokens(prompt, completion, size)
             if tokens > most and begin < end - 1:
                 break
-            ways.append((best[begin][0] + tokens + _BESIDE_TOKENS, begin))
+            cost = tokens if begin < learning else tokens * _FORWARD_SHARE
+            ways.append((best[begin][0] + cost + _BESIDE_TOKENS, begin))
         best.append(min(ways))
     edges = [places]
     while edges[-1]:

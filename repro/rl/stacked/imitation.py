@@ -63,7 +63,8 @@ def mean_losses(passes: Passes, lessons: Sequence[Lesson]) -> list[float]:
 def _batches(taken: Sequence[Rows | None], at_once: int) -> list[Batch]:
     """Return all rows in batches of at most so many padded tokens of each run."""
     every = [[] if rows is None else list(range(len(rows))) for rows in taken]
-    return [make_batch(taken, chosen, 1) for chosen in cut(taken, every, 1, at_once)]
+    pieces = cut(taken, every, 1, at_once, learning=max(map(len, every)))
+    return [make_batch(taken, chosen, 1) for chosen in pieces]
 
 
 def _by_run(

@@ -189,7 +189,8 @@ def accumulate_gradients(passes: Passes, steps: Sequence[RunStep | None]) -> Non
     rest = [_without(groups, active[s]) for s, groups in enumerate(every)]
     rows = [None if step is None else step.part.rollout.rows for step in steps]
     order = [a + r for a, r in zip(active, rest, strict=True)]
-    for groups in cut(rows, order, size, passes.tokens_at_once):
+    most = max((len(groups) for groups in active), default=0)
+    for groups in cut(rows, order, size, passes.tokens_at_once, learning=most):
         batch = make_batch(rows, groups, size)
         learning = any(set(groups[s]) & set(active[s]) for s in range(len(steps)))
         with torch.set_grad_enabled(learning):

@@ -33,13 +33,21 @@ def in_order(pieces: Sequence[Sequence[Sequence[int]]], run: int) -> list[int]:
 
 def test_a_few_long_completions_go_apart_from_the_short() -> None:
     rows = [rows_of([9] * 7 + [1]), rows_of([9] * 8)]
-    assert cut(rows, [list(range(8))] * 2, SIZE, 10**6) == [[list(range(8))] * 2]
+    every = [list(range(8))] * 2
+    assert cut(rows, every, SIZE, 10**6, learning=8) == [every]
     # One run's are enough: what it pads, all of them pad.
     rows[0] = rows_of([200, 200, *[9] * 6])
-    assert [piece[1] for piece in cut(rows, [list(range(8))] * 2, SIZE, 10**6)] == [
-        [0, 1],
-        [2, 3, 4, 5, 6, 7],
-    ]
+    pieces = cut(rows, every, SIZE, 10**6, learning=8)
+    assert [piece[1] for piece in pieces] == [[0, 1], [2, 3, 4, 5, 6, 7]]
+
+
+def test_groups_without_gradient_go_apart_from_long_ones_with_one() -> None:
+    rows, every = [rows_of([90] * 8)], [list(range(8))]
+    assert cut(rows, every, SIZE, 10**6, learning=8) == [every]
+    assert cut(rows, every, SIZE, 10**6, learning=3) == [[[0, 1, 2]], [[3, 4, 5, 6, 7]]]
+    # Of few tokens another pass would cost more.
+    short = [rows_of([3] * 8)]
+    assert cut(short, every, SIZE, 10**6, learning=3) == [every]
 
 
 @pytest.mark.parametrize("most", [1, 200, 700, 10**6])
