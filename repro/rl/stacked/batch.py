@@ -22,7 +22,7 @@ from repro.rl.rows import Rows
 from repro.rl.stacked.forward import aligned
 
 # What a micro-batch costs beside its tokens, in padded tokens of each run. From the profile of a
-# step of 60 runs of `proxy-30m` on an H200: the host computes losses run by run, in about 2 ms each,
+# step of 60 runs of `proxy-30m` on an H200: the host computes losses run by run, about 2 ms each,
 # and a token of each run took the device about 2.3 microseconds, there and back.
 _BESIDE_TOKENS = 800
 # Of a token's time, there and back, the way there.
