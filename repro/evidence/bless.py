@@ -131,10 +131,10 @@ def _require_enough(target: Target, tier: Tier, where: str, every: Sequence[Reco
 
 
 def compact(record: Record, exact: Sequence[str]) -> Record:
-    """Return a record as it is stored: series rounded, and of training runs the fewer.
+    """Return a record as it is stored: its series rounded, and those of training runs fewer.
 
-    A record is checked whole before it is blessed. No verdict, page or picture reads certain series
-    of it afterwards, and they would be half of what is stored; they are left out, by name.
+    A record is checked whole before it is blessed. Some of its series no verdict, page or picture
+    reads afterwards, and they would be half of what is stored; they are left out, by name.
 
     Parameters
     ----------

@@ -4,9 +4,11 @@
 `repro.procedures.train` does, and asks the same questions by the same evaluator. A run that fails
 comes back as `FailedRun`; the others of its ensemble go on.
 
-What is shared is said in each record: `effects["together"]` holds how many runs there were and the
-seconds that the ensemble took before, during and after training; those in `seconds` are the run's
-share, and `peak_bytes` is of the process that held them all.
+What is shared is said in each record: `effects["together"]` holds how many runs there were, the
+seconds that the ensemble took before, during and after training, and of its memory the tokens that
+a pass might take, the most that was in tensors, and how often the allocator had to give blocks back
+and ask again; those in `seconds` are the run's share, and `peak_bytes` is of the process that held
+them all.
 """
 
 from __future__ import annotations

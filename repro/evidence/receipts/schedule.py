@@ -72,9 +72,11 @@ def lengths(record: Record) -> Iterator[str]:
         needed += OF_CURVES
     if record.procedure == "train" and evaluation.get("token_classes"):
         needed += tuple(f"{what}_{name}" for what in ("entropy", "share") for name in CLASSES)
-    left_out = set(record.effects.get("series_left_out", ())) & MAY_BE_LEFT_OUT
+    left_out: frozenset[str] = frozenset()
+    if record.procedure == "train":
+        left_out = MAY_BE_LEFT_OUT.intersection(record.effects.get("series_left_out", ()))
     for name in needed:
-        if name not in record.series and not (record.procedure == "train" and name in left_out):
+        if name not in record.series and name not in left_out:
             yield f"series.{name} is missing"
     asked = _evaluations(record)
     for name, values in record.series.items():

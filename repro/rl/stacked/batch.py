@@ -84,13 +84,13 @@ def _columns(completion: int) -> int:
 
 def group_lengths(rows: Rows, size: int) -> list[int]:
     """Return the longest completion of each group."""
-    lengths = rows.lengths().view(-1, size)  # (P, G)
-    return [] if not len(lengths) else lengths.amax(1).tolist()
+    longest: list[int] = rows.lengths().view(-1, size).amax(1).tolist()  # (P, G) -> (P,)
+    return longest
 
 
 def largest_group(rows: Sequence[Rows | None], size: int) -> int:
     """Return the padded tokens of the largest group, which no cut makes smaller."""
-    present = [run for run in rows if run is not None and len(run)]
+    present = [run for run in rows if run is not None]
     sizes = [
         padded_tokens(len(prompt), longest, size)
         for run in present
