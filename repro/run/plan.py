@@ -13,6 +13,7 @@ from datetime import datetime
 from pathlib import Path
 from statistics import median
 
+from repro.evidence.environment import capture_environment, device_of
 from repro.evidence.record import Record, find_record, read_record
 from repro.evidence.store import blessed_records
 from repro.measure.rollout_plan import not_fitting
@@ -259,7 +260,8 @@ def _disk_lines(needed: int, free: int | None) -> list[str]:
 def estimate(selection: Selection, cost: Cost, expected: Path) -> Estimates:
     """Return the estimates for a selection: from blessed records if there are any.
 
-    Those of an earlier version of the target did something else and say nothing of its cost.
+    Those of this machine's kind of device count alone where there are some. Those of an earlier
+    version of the target did something else and say nothing of its cost.
     """
     seconds: dict[str, float | None] = {
         arm.name: (
@@ -278,6 +280,8 @@ def estimate(selection: Selection, cost: Cost, expected: Path) -> Estimates:
         for record in blessed_records(expected, selection.tier, selection.source.name)
         if record.target_version == selection.source.version
     ]
+    here = device_of(capture_environment())
+    blessed = [record for record in blessed if device_of(record.environment) == here] or blessed
     times: dict[str, list[float]] = {}
     for record in blessed:
         together = record.effects.get("repeats_together", 1)
@@ -286,7 +290,8 @@ def estimate(selection: Selection, cost: Cost, expected: Path) -> Estimates:
         memory = max(memory, int(peak)) if peak else memory
     if times:
         seconds |= {arm: median(values) for arm, values in times.items()}
-        basis = f"median of {len(blessed)} blessed records"
+        devices = sorted({device_of(record.environment) or "a CPU" for record in blessed})
+        basis = f"median of {len(blessed)} blessed records of {', '.join(devices)}"
     return Estimates(seconds=seconds, memory_bytes=memory, basis=basis)
 
 

@@ -6,7 +6,7 @@ import dataclasses
 import re
 import shutil
 from collections.abc import Mapping
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -30,8 +30,17 @@ SELECTION = Selection(target=TABLE3, source=TABLE3, tier=Tier.SYSTEMS)
 SLOW, FAST = (17.9, 18.0, 18.1), (10.1, 10.0, 10.0)
 
 
-def write(runs: Path, times: Mapping[str, tuple[float, ...]] | None = None) -> None:
-    """Write made-up records of Table 3: step times by arm, the same at every point."""
+def write(
+    runs: Path,
+    times: Mapping[str, tuple[float, ...]] | None = None,
+    *,
+    device: str = "NVIDIA H200",
+    seconds: float = 0.0,
+) -> None:
+    """Write made-up records of Table 3: step times by arm, the same at every point.
+
+    `seconds` is how long each run is said to have taken.
+    """
     for run in plan(TABLE3, Tier.SYSTEMS):
         own = (times or {"nvfp4_lora": FAST, "bf16_lora": SLOW})[run.arm.name]
         series: dict[str, list[float | None]] = {}
@@ -52,8 +61,8 @@ def write(runs: Path, times: Mapping[str, tuple[float, ...]] | None = None) -> N
             run,
             metrics=metrics,
             series=series,
-            environment={"gpu": [{"name": "NVIDIA H200"}]},
-            started=datetime.now(UTC),
+            environment={"gpu": [{"name": device}]},
+            started=datetime.now(UTC) - timedelta(seconds=seconds),
         )
         at_commit(record).write(runs)
 
@@ -134,11 +143,30 @@ def test_a_plans_time_is_that_of_records_of_the_same_version(
     write(tmp_path / "runs")
     blessed(tmp_path / "runs", expected)
     cost = TABLE3.costs[Tier.SYSTEMS]
-    assert estimate(SELECTION, cost, expected).basis == "median of 2 blessed records"
+    assert estimate(SELECTION, cost, expected).basis.startswith("median of 2 blessed records")
     later = dataclasses.replace(TABLE3, version=TABLE3.version + 1)
     selection = Selection(target=later, source=later, tier=Tier.SYSTEMS)
     assert estimate(selection, cost, expected).basis == cost.basis
     assert estimate(selection, cost, expected).seconds == dict(cost.seconds_of_arm)
+
+
+def test_a_plans_time_is_that_of_this_kind_of_device_where_it_has_records(
+    tmp_path: Path, expected: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seconds = {"NVIDIA H200": 100.0, "NVIDIA H100": 160.0}
+    for device, taken in seconds.items():
+        write(tmp_path / device, device=device, seconds=taken)
+        blessed(tmp_path / device, expected)
+    cost = TABLE3.costs[Tier.SYSTEMS]
+    for device, taken in seconds.items():
+        gpu = {"gpu": [{"name": device}]}
+        monkeypatch.setattr("repro.run.plan.capture_environment", lambda gpu=gpu: gpu)
+        estimates = estimate(SELECTION, cost, expected)
+        assert estimates.seconds["nvfp4_lora"] == pytest.approx(taken, abs=2)
+    monkeypatch.setattr("repro.run.plan.capture_environment", dict)
+    estimates = estimate(SELECTION, cost, expected)
+    assert estimates.seconds["nvfp4_lora"] == pytest.approx(130.0, abs=2)
+    assert estimates.basis.endswith("nvidia_h100, nvidia_h200")
 
 
 def test_a_regression_is_what_left_the_values_blessed_on_the_same_device(
