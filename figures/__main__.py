@@ -89,29 +89,38 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def draw_blessed(args: argparse.Namespace, kinds: Sequence[str]) -> list[Path]:
     """Draw the records behind the expectations, those of each device apart.
 
-    Where a tier has records of several devices, the device stands in the names of their files.
+    The device is part of the files' names where a tier has records of several, and at the systems
+    tier always: its numbers are one device's.
     """
     tier = None if args.tier is None else Tier(args.tier)
     sources = blessed_sources(Path(args.expected), tier)
     devices = Counter(source.tier for source in sources)
     drawn = []
     for source in sources:
-        device = f"{source.device}_" if source.device and devices[source.tier] > 1 else ""
-        drawn += draw_recorded(source, args, kinds, device)
+        apart = source.tier == Tier.SYSTEMS.value or devices[source.tier] > 1
+        drawn += draw_recorded(source, args, kinds, source.device or "", apart=apart)
     return drawn
 
 
 def draw_recorded(
-    source: Source, args: argparse.Namespace, kinds: Sequence[str], device: str = ""
+    source: Source,
+    args: argparse.Namespace,
+    kinds: Sequence[str],
+    device: str = "",
+    *,
+    apart: bool = False,
 ) -> list[Path]:
     """Draw every figure of the targets that were asked for; return the files' paths.
 
     Parameters
     ----------
     device
-        Stands behind the tier in the names of the files.
+        Whose bars are drawn, as folders spell it; empty where records may be of any.
+    apart
+        Whether the device is part of the files' names, behind the tier.
     """
     expected, out = Path(args.expected), Path(args.out)
+    behind = f"{device}_" if apart and device else ""
     asked = [
         (tier, target)
         for tier, target in source.targets()
@@ -120,21 +129,21 @@ def draw_recorded(
     records = {(tier, target): load(source, tier, target) for tier, target in asked}
     drawn = []
     for (tier, target), own_records in records.items():
-        for name, figure in target_figures(own_records, expected, tier, target).items():
-            drawn += save(figure, out, f"{tier}_{device}{target}_{name}", kinds)
+        for name, figure in target_figures(own_records, expected, tier, target, device).items():
+            drawn += save(figure, out, f"{tier}_{behind}{target}_{name}", kinds)
     for tier, home, target in readers(source, args):
         own_records = load(source, tier, home)
         differences = paired_figure(
             own_records, expected, tier, target, _behind_title(tier, target)
         )
         if differences is not None:
-            drawn += save(differences, out, f"{tier}_{device}{target}_{paired.NAME}", kinds)
+            drawn += save(differences, out, f"{tier}_{behind}{target}_{paired.NAME}", kinds)
     if args.target is None and any(tier == Tier.PROXY.value for tier, _ in asked):
         checks = learning_checks(source, expected)
         for name, figure in learning_figures(decided(checks), dose_response(checks)):
-            drawn += save(figure, out, f"{Tier.PROXY.value}_{device}{name}", kinds)
-    for name, figure in systems_figures(records, expected):
-        drawn += save(figure, out, f"{Tier.SYSTEMS.value}_{device}{name}", kinds)
+            drawn += save(figure, out, f"{Tier.PROXY.value}_{behind}{name}", kinds)
+    for name, figure in systems_figures(records, expected, device):
+        drawn += save(figure, out, f"{Tier.SYSTEMS.value}_{behind}{name}", kinds)
     return drawn
 
 
@@ -161,12 +170,12 @@ def readers(source: Source, args: argparse.Namespace) -> Iterator[tuple[str, str
 
 
 def target_figures(
-    records: Sequence[Record], expected: Path, tier: str, target: str
+    records: Sequence[Record], expected: Path, tier: str, target: str, device: str = ""
 ) -> dict[str, Figure]:
     """Return each figure of one target, by its name."""
     where = _behind_title(tier, target)
     figures = figures_of(records, paper_cells(expected, target.split("_")[0]), where)
-    around = operations.rows(records, bounds(expected, tier, target))
+    around = operations.rows(records, bounds(expected, tier, target, device))
     if around:
         figures[operations.NAME] = operations.draw(around, where, origin(records))
     differences = paired_figure(records, expected, tier, target, where)
@@ -175,9 +184,10 @@ def target_figures(
     return figures
 
 
-def bounds(expected: Path, tier: str, target: str) -> operations.Bounds:
+def bounds(expected: Path, tier: str, target: str, device: str = "") -> operations.Bounds:
     """Return what is accepted of each arm and metric of a target, as stated before measuring."""
-    return {(item.arm, item.metric): item.accept for item in load_bars(expected, tier, target)}
+    bars = load_bars(expected, tier, target, device or None)
+    return {(item.arm, item.metric): item.accept for item in bars}
 
 
 def paired_figure(
@@ -208,13 +218,15 @@ def learning_figures(
 
 
 def systems_figures(
-    records: Mapping[tuple[str, str], Sequence[Record]], expected: Path
+    records: Mapping[tuple[str, str], Sequence[Record]], expected: Path, device: str = ""
 ) -> Iterator[tuple[str, Figure]]:
     """Yield name and figure of each picture of the systems tier that the records allow."""
     tier = Tier.SYSTEMS.value
     for picture in systems.PICTURES:
         names = [name for name in picture.targets if (tier, name) in records]
-        stated = [item for name in names for item in load_bars(expected, tier, name)]
+        stated = [
+            item for name in names for item in load_bars(expected, tier, name, device or None)
+        ]
         figure = picture.draw(
             systems.Inputs(
                 records=[record for name in names for record in records[tier, name]],

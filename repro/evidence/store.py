@@ -233,11 +233,20 @@ def blessed_sources(expected: Path, tier: Tier | None = None) -> list[Blessed]:
     return sources
 
 
-def blessed_records(expected: Path, tier: Tier, target: str) -> list[Record]:
-    """Return a target's blessed records at a tier, on every device, failed ones included."""
+def blessed_records(
+    expected: Path, tier: Tier, target: str, device: str | None = None
+) -> list[Record]:
+    """Return a target's blessed records at a tier, failed ones included.
+
+    Parameters
+    ----------
+    device
+        As folders spell it; None takes those of every device.
+    """
     return [
         entry.read()
         for source in blessed_sources(expected, tier)
+        if device in (None, source.device)
         for entry in source.entries(tier.value, target)
     ]
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from repro.judge.check import Checked
-from repro.report.numbers import bar_text, cell_text, device_title
+from repro.report.numbers import bar_text, cell_text, device_heads, device_title
 from repro.report.tables import (
     NOTHING,
     Group,
@@ -84,10 +84,10 @@ def _portable_lines(known: set[str]) -> list[GridLine]:
 
 def _grid(group: Group, bars: Bars, heads: Sequence[int], grid: Sequence[GridLine]) -> list[str]:
     """Return a table over rows of x; below each line that has bars, `bar (goal)`."""
-    rows = []
+    rows, devices = [], device_heads(group)
     for label, arm, names in grid:
         for device, checked in group.items():
-            title = f"{label}, {device_title(device)}" if len(group) > 1 else label
+            title = f"{label}, {devices[device]}" if len(group) > 1 else label
             rows.append([title, *(_mean(checked, arm, name) for name in names)])
         stated = [bars.get((arm, name)) for name in names]
         # The bars of MXFP4 are those of NVFP4 less 5 %.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 
 from repro.evidence.expectation import Expectation
@@ -90,3 +91,20 @@ def bar_text(bar: Expectation, unit: str) -> str:
 def device_title(device: str) -> str:
     """Return a device's name as people write it: `NVIDIA H200` for `nvidia_h200`, else `CPU`."""
     return device.replace("_", " ").upper() or "CPU"
+
+
+# Of a device's name, what its model does not need: vendor, memory, form.
+_BESIDE_MODEL = re.compile(r"nvidia|\d+gb|hbm\d?e?|sxm\d?|pcie|nvl")
+
+
+def device_heads(devices: Iterable[str]) -> dict[str, str]:
+    """Return devices' names for heads of columns: the models alone where these differ (`H200`)."""
+    every = list(devices)
+    models = {
+        device: " ".join(
+            part for part in device.split("_") if not _BESIDE_MODEL.fullmatch(part)
+        ).upper()
+        for device in every
+    }
+    differ = len(set(models.values())) == len(every) and all(models.values())
+    return models if differ else {device: device_title(device) for device in every}

@@ -1,6 +1,6 @@
 """README's face: six questions, each with the paper's value, ours, and the verdict.
 
-Every device has all six: a number that nobody has measured is an answer, too.
+All six are always there: a number that nobody has measured is an answer, too.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from repro.evidence.paper import paper_cells
 from repro.evidence.verdict import Verdict
 from repro.judge.check import Checked
 from repro.report.learning_statements import papers_differences
-from repro.report.numbers import bar_text, cell_text, quantity, span
+from repro.report.numbers import bar_text, cell_text, device_heads, quantity, span
 from repro.report.systems import BLOCKS, step_spans
 from repro.report.systems_rates import comparisons, printed_rates
-from repro.report.tables import NOTHING, Line, device_of, side_by_side
+from repro.report.tables import NOTHING, device_of, table
 from repro.report.verdicts import CLAIMS, counted, of_kind, stated_bars, word
 from repro.spec.tier import Tier
 from repro.targets import find
@@ -28,23 +28,31 @@ _QERL, _MODEL = "nvfp4_lora_aqn", "7B"
 
 
 def answer_rows(checks: Sequence[Checked], expected: Path) -> list[str]:
-    """Return the six rows, the columns of each device side by side."""
+    """Return the six rows; a cell has a line for each device that has measured it."""
     devices: dict[str, dict[Tier, dict[str, Checked]]] = {}
     for checked in checks:
         tier = checked.selection.tier
         if checked.evidence.count and tier is not Tier.SMOKE:
             tiers = devices.setdefault(device_of(checked), {})
             tiers.setdefault(tier, {})[checked.selection.target.name] = checked
-    parts = {
-        device: [
-            Line(common=(question, paper, tier.value), own=(measured, verdict))
-            for tier, question, row in _ROWS
-            for paper, measured, verdict in [row(tiers.get(tier, {}), expected)]
-        ]
-        for device, tiers in devices.items()
-    }
-    heads = ["question", "paper", "tier"]
-    return side_by_side(heads, ["measured", "verdict"], parts, named=True)[:-1] or NOTHING
+    if not devices:
+        return NOTHING
+    names = device_heads(devices)
+    rows = []
+    for tier, question, row in _ROWS:
+        paper, _, absent = row({}, expected)
+        said = {name: row(devices[device].get(tier, {}), expected)
+                for device, name in names.items()}  # fmt: skip
+        measured = {name: cells[1] for name, cells in said.items() if cells[1]}
+        verdicts = {name: said[name][2] for name in measured} or {"": absent}
+        one = verdicts.values() if len(set(verdicts.values())) == 1 else ()
+        verdict = next(iter(one), _per_device(verdicts))
+        rows.append([question, paper, tier.value, _per_device(measured), verdict])
+    return table(["question", "paper", "tier", "measured", "verdict"], rows)[:-1]
+
+
+def _per_device(said: Mapping[str, str]) -> str:
+    return "<br>".join(f"{name}: {text}" for name, text in said.items())
 
 
 # What a row says: the paper's value, what was measured, and the verdict.
@@ -87,7 +95,7 @@ def _large_batches(checks: Checks, expected: Path) -> Cells:
         verdicts += of_kind(checked, *CLAIMS)
         verdicts += [bar.verdict for bar in stated_bars(checked, expected) if bar.key[1] == whole]
         step = step_spans([checked], expected)[1]
-    measured = f"rollout {rollout or _NOT_RUN}, step {step or _NOT_RUN}"
+    measured = f"rollout {rollout or _NOT_RUN}, step {step or _NOT_RUN}" if rollout or step else ""
     return "batches end at 8", measured, counted(verdicts) or _NOT_RUN
 
 

@@ -73,6 +73,7 @@ BLOCKS = {
     "checkpoint": Block(asks="a checkpoint written, quantised, loaded and stepped",
                         targets=("checkpoint_path",), written=bars_table),
 }  # fmt: skip
+_KERNELS = ("kernels_roofline", "kernels_operations")
 _AGAINST = {
     "bf16_lora": "QeRL over 16-bit LoRA",
     "nf4_lora": "QeRL over QLoRA by this project's kernels",
@@ -103,6 +104,7 @@ def systems_writers(
 
     return {
         **{f"systems_{name}": writer(name) for name in BLOCKS},
+        "systems_kernels": lambda: _kernels(judged(), page),
         "systems_short": lambda: _short({name: checks(name) for name in BLOCKS}, expected),
         "systems_answer": lambda: _answer([c for name in BLOCKS for c in checks(name)], expected),
     }
@@ -123,13 +125,20 @@ def _block(block: Block, groups: Sequence[Group], expected: Path, page: Path) ->
     return lines[:-1] if lines[-1] == "" else lines
 
 
+def _kernels(checks: Sequence[Checked], page: Path) -> list[str]:
+    """Return the pictures of the kernels, whose tables have a page of their own."""
+    devices = by_device(item for item in checks if item.selection.target.name == "kernels")
+    lines = [line for name in _KERNELS for line in _pictures(page, name, devices)]
+    return lines[:-1] or NOTHING
+
+
 def _pictures(page: Path, name: str, devices: Iterable[str]) -> list[str]:
-    """Return links to what was drawn; of several devices each has pictures of its own."""
+    """Return links to what was drawn, a picture per device."""
     tier, lines = Tier.SYSTEMS.value, []
-    for middle in ("", *(f"{device}_" for device in sorted(devices))):
-        link = f"figures/{tier}_{middle}{name}.svg"
+    for device in sorted(devices):
+        link = f"figures/{tier}_{device}_{name}.svg"
         if name and (page.parent / link).is_file():
-            lines.append(f"![{f'{middle}{name}'.replace('_', ' ')}]({link})")
+            lines += [f"![{name.replace('_', ' ')}, {device_title(device)}]({link})", ""]
     return lines
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from repro.evidence.paper import paper_cells
 from repro.judge.check import Checked, device_name
-from repro.report.numbers import bar_text, cell_text, device_title, quantity
+from repro.report.numbers import bar_text, cell_text, device_heads, device_title, quantity
 from repro.report.verdicts import Bar, counted, stated_bars, word
 from repro.spec.target import Metric, Target
 
@@ -53,17 +53,13 @@ def side_by_side(
     heads: Sequence[str],
     own_heads: Sequence[str],
     parts: Mapping[str, Sequence[Line]],
-    *,
-    named: bool = False,
 ) -> list[str]:
     """Return one table of the lines of each device, joined where name and shared cells agree.
 
     Parameters
     ----------
     own_heads
-        Heads of a device's own columns, which are repeated for each device.
-    named
-        Whether heads name the device even where there is one alone.
+        Heads of a device's own columns, which are repeated for each device where there are several.
 
     Raises
     ------
@@ -77,7 +73,8 @@ def side_by_side(
             if device in cells:
                 raise ValueError(f"two rows of {device_title(device)} are both {line.common}")
             cells[device] = line.own
-    behind = {d: f", {device_title(d)}" if named or len(parts) > 1 else "" for d in parts}
+    names = device_heads(parts)
+    behind = {device: f", {name}" if len(parts) > 1 else "" for device, name in names.items()}
     empty = ("",) * len(own_heads)
     return table(
         [*heads, *(head + behind[device] for device in parts for head in own_heads)],

@@ -24,7 +24,7 @@ from pathlib import Path
 
 from repro.evidence.expectation import Expectation, load_bars
 from repro.evidence.verdict import Status, Verdict
-from repro.judge.check import Checked
+from repro.judge.check import Checked, device_name
 from repro.spec.tier import Tier
 
 # The source of claims that are bars of this suite rather than the paper's.
@@ -160,7 +160,7 @@ def stated_bars(checked: Checked, expected: Path) -> list[Bar]:
     # A verdict's source tells a stated bar from a blessed value of the same name.
     verdicts = {(item.name, item.source): item for item in checked.verdicts}
     bars = []
-    for item in load_bars(expected, tier.value, target.name):
+    for item in load_bars(expected, tier.value, target.name, device_name(checked.evidence)):
         verdict = verdicts.get((f"{item.arm}.{item.metric}", f"{item.source}: {item.because}"))
         if verdict is not None and verdict.effect is not None:
             metric, label = target.metric(item.metric), target.arm(item.arm).label

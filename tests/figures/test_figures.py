@@ -22,7 +22,7 @@ from figures.layout import spread
 from figures.palette import LOOKS, colour, order, short
 from repro.evidence.paper import PaperCell
 from repro.evidence.record import Estimate, Record, record_of
-from repro.evidence.store import RunsFolder, blessed_records
+from repro.evidence.store import RunsFolder, blessed_records, blessed_sources
 from repro.spec.target import plan
 from repro.spec.tier import Tier
 from repro.targets import find
@@ -250,7 +250,7 @@ def test_an_unreadable_record_is_named_and_left_out(
 
 
 def test_the_roofline_goes_from_few_rows_to_many_and_lies_above_the_floor() -> None:
-    rows = roofline.rows(blessed_records(EXPECTED, Tier.SYSTEMS, "kernels"))
+    rows = roofline.rows(blessed_records(EXPECTED, Tier.SYSTEMS, "kernels", "nvidia_h200"))
     lines: dict[tuple[str, str], list[int]] = {}
     for row in rows:
         lines.setdefault((row.arm, row.block), []).append(row.rows)
@@ -268,7 +268,9 @@ def test_the_roofline_goes_from_few_rows_to_many_and_lies_above_the_floor() -> N
 def test_operations_stand_against_their_bars_in_the_order_of_their_sizes() -> None:
     names = ("quantize_share_nf4", "portable_ratio_nvfp4_64", "portable_ratio_nvfp4_1024")
     bounds: operations.Bounds = {("operations", name): (0.8, None) for name in names}
-    rows = operations.rows(blessed_records(EXPECTED, Tier.SYSTEMS, "kernels"), bounds)
+    rows = operations.rows(
+        blessed_records(EXPECTED, Tier.SYSTEMS, "kernels", "nvidia_h200"), bounds
+    )
     assert len(rows) == 3
     labels = [row.label for row in rows]
     few, many = (labels.index(f"portable layer over BF16's, NVFP4 M = {m}") for m in (64, 1024))
@@ -285,8 +287,13 @@ def test_blessed_records_of_the_kernels_are_drawn_as_roofline_and_operations(
     blessed = ["--blessed", "--expected", str(EXPECTED), "--tier", "systems"]
     assert main([*blessed, "--target", "kernels", "--out", str(tmp_path / "out")]) == 0
     drawn = {path.name for path in (tmp_path / "out").iterdir()}
-    names = ("systems_kernels_roofline", "systems_kernels_operations")
-    assert drawn == {f"{name}.{kind}" for name in names for kind in ("png", "svg")}
+    names = ("kernels_roofline", "kernels_operations")
+    assert drawn == {
+        f"systems_{source.device}_{name}.{kind}"
+        for source in blessed_sources(EXPECTED, Tier.SYSTEMS)
+        for name in names
+        for kind in ("png", "svg")
+    }
 
 
 def test_drawing_needs_no_torch() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
 from pathlib import Path
 from statistics import fmean
@@ -17,26 +16,19 @@ from figures.rates import plain
 from figures.systems import PICTURES
 from repro.evidence.expectation import load_bars
 from repro.evidence.paper import paper_cells
-from repro.evidence.record import Record, parse_record
+from repro.evidence.record import Record
 from repro.evidence.store import blessed_records, stored_path, write_stored
 from repro.spec.tier import Tier
 from repro.targets import find
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 EXPECTED = ROOT / "expected"
-MEASURED = ROOT / "benchmarks" / "nvidia_h200"
+DEVICE = "nvidia_h200"
 
 
 def records_of(*names: str) -> list[Record]:
-    return [record for name in names for record in blessed_records(EXPECTED, Tier.SYSTEMS, name)]
-
-
-def earlier_records(*names: str) -> list[Record]:
-    paths = [MEASURED / f"{name}.json" for name in names]
     return [
-        parse_record(item, str(path))
-        for path in paths
-        for item in json.loads(path.read_text(encoding="utf-8"))["records"]
+        record for name in names for record in blessed_records(EXPECTED, Tier.SYSTEMS, name, DEVICE)
     ]
 
 
@@ -79,7 +71,7 @@ def test_gains_are_paired_by_seed_and_carry_what_is_claimed() -> None:
 
 
 def test_must_and_goal_are_those_stated() -> None:
-    stated = load_bars(EXPECTED, "systems", "rollout")
+    stated = load_bars(EXPECTED, "systems", "rollout", DEVICE)
     bars = {(item.arm, item.metric): item for item in stated}
     rows = throughput.rows(records_of("rollout"), (), bars)
     for row in rows:
@@ -123,7 +115,7 @@ def test_a_steps_phases_fill_its_time_and_the_papers_ratio_stands_beside() -> No
 
 def test_memory_shows_measured_peak_plan_and_limits() -> None:
     names = ("memory", "memory_budgets")
-    records = earlier_records(*names)
+    records = records_of(*names)
     stated = [item for name in names for item in load_bars(EXPECTED, "systems", name)]
     rows = memory.rows(records, {(item.arm, item.metric): item for item in stated})
     (small,) = [row for row in rows if row.point.endswith("4 rows at once") and row.size == 32]
@@ -160,7 +152,7 @@ def test_every_target_of_a_picture_exists_and_is_drawn_once() -> None:
 
 def test_a_picture_takes_only_its_own_targets_and_none_without_records() -> None:
     records = {("systems", "table5"): records_of("table5"), ("smoke", "rollout"): []}
-    ((name, figure),) = systems_figures(records, EXPECTED)
+    ((name, figure),) = systems_figures(records, EXPECTED, DEVICE)
     assert name == "tables_5_to_8_throughput"
     assert [part.get_title(loc="left") for part in figure.axes] == ["Qwen2.5-3B", ""]
 
@@ -170,7 +162,9 @@ def test_operations_are_those_of_the_kernels_alone(tmp_path: Path) -> None:
     assert operations.rows(records_of("rollout"), bars) == []
     blessed = ["--blessed", "--expected", str(EXPECTED), "--tier", "systems", "--kinds", "svg"]
     assert main([*blessed, "--target", "rollout", "--out", str(tmp_path)]) == 0
-    assert [path.name for path in tmp_path.glob("*.svg")] == ["systems_rollout_throughput.svg"]
+    drawn = {path.name for path in tmp_path.glob("*.svg")}
+    assert f"systems_{DEVICE}_rollout_throughput.svg" in drawn
+    assert all(name.endswith("_rollout_throughput.svg") for name in drawn)
 
 
 def test_two_devices_are_drawn_apart_and_named(tmp_path: Path) -> None:

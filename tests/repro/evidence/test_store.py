@@ -243,7 +243,7 @@ def test_the_committed_records_are_of_sources_that_this_checkout_has() -> None:
 
 def test_the_blessed_records_of_a_device_expect_what_they_are() -> None:
     expected = expected_folder(None)
-    records = blessed_records(expected, Tier.SYSTEMS, "table3")
+    records = blessed_records(expected, Tier.SYSTEMS, "table3", "nvidia_h200")
     (record,) = [record for record in records if record.arm == "nvfp4_lora"]
     items = load_expectations(expected, Tier.SYSTEMS, find("table3"), "nvidia_h200")
     measured = {

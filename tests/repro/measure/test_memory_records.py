@@ -1,7 +1,4 @@
-"""The memory plan against what one NVIDIA H200 was measured to take.
-
-Blessed records of every target whose steps were measured, and earlier ones that lie in
-`benchmarks/`, not among the expectations: they do not say which sources made them.
+"""The memory plan against what steps were measured to take, by the blessed records.
 
 The plan is of LoRA by this project's kernels; other products and full training have none. A step
 that fell back for want of memory has met its budget, not its plan, and is left out. So is one whose
@@ -11,7 +8,6 @@ allocator could fragment: its reserve exceeds what is needed by up to a third.
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,18 +15,15 @@ from typing import Any
 import pytest
 
 from repro.evidence.receipts import refusals
-from repro.evidence.record import Record, parse_record
-from repro.evidence.store import Blessed
+from repro.evidence.record import Record
+from repro.evidence.store import blessed_sources
 from repro.measure.step_measure import step_shape
 from repro.models.memory_plan import plan_memory
 from repro.spec.arm import WEIGHT_FORMATS
 from repro.spec.step import StepPoint, StepScale
+from repro.spec.tier import Tier
 
-ROOT = Path(__file__).resolve().parents[3]
-FOLDER = ROOT / "benchmarks" / "nvidia_h200"
-BLESSED = Blessed(ROOT / "expected", "systems", "nvidia_h200")
-EARLIER = (FOLDER / "memory.json", FOLDER / "memory_budgets.json")
-DEVICE_BYTES = 143_771 << 20
+EXPECTED = Path(__file__).resolve().parents[3] / "expected"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,34 +31,28 @@ class Peak:
     """What one step took, and where that is written."""
 
     source: str
+    device_bytes: int
     weight_format: Any
     rank: int
     point: StepPoint
     values: dict[str, Any]
 
-    @property
-    def blessed(self) -> bool:
-        """Whether the record behind it is one of the expectations'."""
-        return self.source.endswith(".csv")
 
-
-def records() -> Iterator[tuple[Path, Record]]:
-    for tier, target in BLESSED.targets():
-        for entry in BLESSED.entries(tier, target):
-            record = entry.read()
-            settings = record.environment["variables"].get("PYTORCH_CUDA_ALLOC_CONF", "")
-            if record.procedure == "step_time" and "expandable_segments:True" in settings:
-                yield BLESSED.place(tier, target), record
-    for path in EARLIER:
-        raw = json.loads(path.read_text(encoding="utf-8"))
-        for item in raw["records"]:
-            if item["procedure"] == "step_time":
-                yield path, parse_record(item, path.name)
+def records() -> Iterator[tuple[str, Record]]:
+    """Yield device and target of each record of measured steps, and the record."""
+    for source in blessed_sources(EXPECTED, Tier.SYSTEMS):
+        for tier, target in source.targets():
+            for entry in source.entries(tier, target):
+                record = entry.read()
+                settings = record.environment["variables"].get("PYTORCH_CUDA_ALLOC_CONF", "")
+                if record.procedure == "step_time" and "expandable_segments:True" in settings:
+                    yield f"{source.device}/{target}", record
 
 
 def measured() -> list[Peak]:
     peaks = {}
-    for path, record in records():
+    for source, record in records():
+        device_bytes = int(record.environment["gpu"][0]["memory.total"].split()[0]) << 20
         rank = record.config["arm"]["lora_rank"]
         for asked in record.config["scale"]["points"]:
             # As they were when the record was made.
@@ -73,30 +60,21 @@ def measured() -> list[Peak]:
             for way, values in record.effects["points"].get(point.name, {}).items():
                 gave_up = values["fallbacks"] or values.get("slot_fallbacks")
                 if way in WEIGHT_FORMATS and not gave_up:
-                    peak = Peak(path.name, way, point.lora_rank or rank, point, values)
+                    peak = Peak(source, device_bytes, way, point.lora_rank or rank, point, values)
                     # A baseline stands in the records of every arm that it was compared with.
-                    peaks[path.name, way, point.name] = peak
+                    peaks[source, way, point.name] = peak
     return list(peaks.values())
 
 
 MEASURED = measured()
 
 
-def require_variety(peaks: list[Peak]) -> None:
-    assert len(peaks) >= 12
-    assert len({peak.point.model for peak in peaks}) >= 4
-    assert {peak.weight_format for peak in peaks} >= {"bf16", "nvfp4"}
-    assert len({peak.rank for peak in peaks}) >= 3
-    assert len({peak.point.completion_tokens for peak in peaks}) >= 3
-
-
 def test_there_are_sizes_formats_lengths_and_ranks_enough() -> None:
-    require_variety(MEASURED)
-
-
-@pytest.mark.skipif(not BLESSED.has("memory"), reason="no records of `memory` are blessed yet")
-def test_blessed_records_alone_are_enough() -> None:
-    require_variety([peak for peak in MEASURED if peak.blessed])
+    assert len(MEASURED) >= 12
+    assert len({peak.point.model for peak in MEASURED}) >= 4
+    assert {peak.weight_format for peak in MEASURED} >= {"bf16", "nvfp4"}
+    assert len({peak.rank for peak in MEASURED}) >= 3
+    assert len({peak.point.completion_tokens for peak in MEASURED}) >= 3
 
 
 @pytest.mark.parametrize(
@@ -104,7 +82,7 @@ def test_blessed_records_alone_are_enough() -> None:
 )
 def test_the_plan_is_within_a_twentieth_of_the_measured_peak(peak: Peak) -> None:
     scale = StepScale(points=(peak.point,))
-    budget = peak.point.budget_bytes or DEVICE_BYTES
+    budget = peak.point.budget_bytes or peak.device_bytes
     planned = step_shape(peak.point, peak.weight_format, peak.rank, scale, budget)
     assert planned.micro_tokens == peak.values["micro_tokens"]
     assert plan_memory(planned).peak == pytest.approx(peak.values["peak_bytes"], rel=0.05)
@@ -115,8 +93,7 @@ def test_a_32b_step_takes_less_than_40_gib_and_fits_a_32_gb_card() -> None:
     for peak in MEASURED:
         if peak.weight_format == "nvfp4":
             peaks.setdefault(peak.point.name, []).append(peak.values["peak_bytes"])
-    whole = [*peaks["32b"], *peaks.get("32b_b8", [])]
-    assert max(whole) < 40 * 2**30
+    assert max(peaks["32b_b8"]) < 40 * 2**30
     assert max(peaks["32b_32gb"]) < 32e9
     assert max(peaks["72b"]) < 80e9
 

@@ -5,7 +5,15 @@ from __future__ import annotations
 import pytest
 
 from repro.evidence.expectation import Expectation
-from repro.report.numbers import bar_text, cell_text, device_title, quantity, span, unit_words
+from repro.report.numbers import (
+    bar_text,
+    cell_text,
+    device_heads,
+    device_title,
+    quantity,
+    span,
+    unit_words,
+)
 
 
 @pytest.mark.parametrize(
@@ -62,3 +70,11 @@ def test_a_bar_is_said_by_its_bounds(accept: tuple[float | None, float | None], 
 def test_a_device_is_named_as_people_write_it() -> None:
     assert device_title("nvidia_h100_80gb_hbm3") == "NVIDIA H100 80GB HBM3"
     assert device_title("") == "CPU"
+
+
+def test_heads_name_devices_by_their_models_where_these_differ() -> None:
+    h100, h200 = "nvidia_h100_80gb_hbm3", "nvidia_h200"
+    assert device_heads([h100, h200]) == {h100: "H100", h200: "H200"}
+    pcie = "nvidia_h100_pcie"
+    assert device_heads([h100, pcie]) == {h100: "NVIDIA H100 80GB HBM3", pcie: "NVIDIA H100 PCIE"}
+    assert device_heads([""]) == {"": "CPU"}
