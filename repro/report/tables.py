@@ -21,6 +21,8 @@ from repro.spec.target import Metric, Target
 # Checks of one target at one tier, by device.
 Group = Mapping[str, Checked]
 NOTHING = ["No records are blessed yet."]
+# Columns that a table of several devices may have.
+_WIDEST = 12
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,10 +58,13 @@ def side_by_side(
 ) -> list[str]:
     """Return one table of the lines of each device, joined where name and shared cells agree.
 
+    Of several devices each has columns of its own; where that would be too wide to read, rows of
+    its own, one below the other.
+
     Parameters
     ----------
     own_heads
-        Heads of a device's own columns, which are repeated for each device where there are several.
+        Heads of a device's own columns.
 
     Raises
     ------
@@ -74,6 +79,15 @@ def side_by_side(
                 raise ValueError(f"two rows of {device_title(device)} are both {line.common}")
             cells[device] = line.own
     names = device_heads(parts)
+    if len(parts) > 1 and len(heads) + len(parts) * len(own_heads) > _WIDEST:
+        return table(
+            [*heads, "device", *own_heads],
+            [
+                [*common, names[device], *cells]
+                for (_, common), own in rows.items()
+                for device, cells in own.items()
+            ],
+        )
     behind = {device: f", {name}" if len(parts) > 1 else "" for device, name in names.items()}
     empty = ("",) * len(own_heads)
     return table(

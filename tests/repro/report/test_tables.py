@@ -54,6 +54,20 @@ def test_devices_stand_side_by_side_where_their_rows_agree() -> None:
     ]
 
 
+def test_devices_stand_one_below_the_other_where_columns_would_be_too_many() -> None:
+    own = ("1", "2", "3", "4", "5")
+    parts = {
+        "nvidia_h100": [Line(common=("x", "y", "z"), own=own)],
+        "nvidia_h200": [Line(common=("x", "y", "z"), own=own[::-1])],
+    }
+    lines = side_by_side(["a", "b", "c"], ["d", "e", "f", "g", "h"], parts)
+    assert cells(lines[0]) == ["a", "b", "c", "device", "d", "e", "f", "g", "h"]
+    assert [cells(line) for line in lines[2:-1]] == [
+        ["x", "y", "z", "H100", *own],
+        ["x", "y", "z", "H200", *own[::-1]],
+    ]
+
+
 def test_one_device_is_not_named() -> None:
     parts = {"nvidia_h200": [Line(common=("x",), own=("1",))]}
     assert cells(side_by_side(["what"], ["measured"], parts)[0]) == ["what", "measured"]
