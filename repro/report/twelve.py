@@ -172,7 +172,7 @@ TWELVE = (
         then="needle_ranks.rank_hardly_matters_fixed",
         then_remark="rank 128 against 16, alpha fixed: steps to the take-off at a prior of 4 %",
         others=(
-            "needle_ranks.rank_hardly_matters_grown",
+            "needle_ranks_grown.rank_hardly_matters_grown",
             "figure10.small_rank_faster",
             "figure10.small_rank_grows_faster",
         ),
@@ -182,7 +182,6 @@ TWELVE = (
         decided_by="needle_rates.qerl_bears_more",
         others=(
             "needle_rates.nvfp4_bears_more",
-            "needle_rates.qerl_bears_2e3",
             "figure16.high_rate_faster",
             "figure17.high_rate_collapses",
         ),

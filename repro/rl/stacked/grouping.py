@@ -13,6 +13,7 @@ estimate errs on the side of fewer. Groups of one kind are of equal size, give o
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -103,8 +104,11 @@ def group_runs(
     for members in kinds.values():
         fitting = footprint(members).runs_in(memory_bytes)
         parts = max(-(-len(members) // fitting), min(devices, len(members)))
-        # Dealt out in turn, so that the arms of a part are the arms of all.
-        groups += [tuple(members[part::parts]) for part in range(parts)]
+        # By seed, so that the arms of a seed stay together, which is what is compared: an ensemble
+        # that ends leaves whole seeds, but for one at each of its ends.
+        members.sort(key=lambda run: run.seed)
+        edges = [len(members) * part // parts for part in range(parts + 1)]
+        groups += [tuple(members[a:b]) for a, b in itertools.pairwise(edges)]
     return groups
 
 

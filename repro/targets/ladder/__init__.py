@@ -48,7 +48,7 @@ from repro.targets.ladder.needle import (
     NEEDLE_SWEEP,
 )
 from repro.targets.ladder.policies import OVER_POLICIES
-from repro.targets.ladder.rates import NEEDLE_RANKS, NEEDLE_RATES
+from repro.targets.ladder.rates import NEEDLE_RANKS, NEEDLE_RANKS_GROWN, NEEDLE_RATES
 from repro.targets.ladder.skill import ANCHOR_DAPO, SKILL, UNTRAINED_DRAWS
 
 __all__ = ["AGAIN", "LADDER", "OVER_POLICIES"]
@@ -64,6 +64,7 @@ LADDER: tuple[Target, ...] = (
     DOSE_START,
     NEEDLE_RATES,
     NEEDLE_RANKS,
+    NEEDLE_RANKS_GROWN,
     SKILL,
     ANCHOR_DAPO,
     UNTRAINED_DRAWS,

@@ -163,7 +163,7 @@ NEEDLE_SHARING = Target(
     shared={QERL.name: (NEEDLE_4, QERL.name), _STRONG[0].name: (NEEDLE_DOSE, _STRONG[0].name)},
     why_not=WHY_NOT,
 )
-_SCALE_FRESH = dataclasses.replace(SCALE, seeds=FRESH_SEEDS[:32])
+_SCALE_FRESH = dataclasses.replace(SCALE, seeds=FRESH_SEEDS)
 NEEDLE_SHARING_FRESH = Target(
     name="needle_sharing_fresh",
     title="Strong noise shared through the norms, or drawn for each projection: fresh seeds",

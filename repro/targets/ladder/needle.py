@@ -4,9 +4,9 @@ Arms A are the paper's: BF16, NF4, MXFP4, NVFP4 and QeRL, all with LoRA, at one 
 rate. Arms C are BF16 with rollouts drawn warmer or colder, the gradient that of the policy itself:
 the decision alone at 1.3 or 0.6 of the scale's temperature, or all tokens at 0.7. The first two are
 clean (answers are not garbled by them). The colder one is each rung's positive control: where the
-policy explores less, it takes off later, or exploration decides nothing there. The warmer one says
-what more of it is worth; no statement waits for it, and the pilot, in which it was the control,
-found little to gain (`docs/proxy_tier.md`).
+policy explores less, it takes off later, or exploration decides nothing there. The warmer one,
+on the middle rung alone, says what more of it is worth; no statement waits for it, and the pilot,
+in which it was the control, found little to gain (`docs/protocol_history.md`).
 
 `difficulty` asks whether the benefit grows as the prior falls. A claim compares arms of one target,
 and a rung is a checkpoint, which belongs to a target's scale; so `difficulty` has no runs of its
@@ -27,7 +27,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 
 from repro.spec.config import Arm, Exploration, TrainScale
-from repro.spec.effect import Assay, Effect
+from repro.spec.effect import Assay, Effect, Look
 from repro.spec.target import Claim, Target
 from repro.spec.tier import Tier
 from repro.targets import paper_effects
@@ -38,6 +38,8 @@ from repro.targets.ladder.common import (
     METRICS_OF_LADDER,
     NEEDLE,
     NOT_THE_PAPERS,
+    OUTER_SEEDS,
+    SEEDS,
     STEPS,
     SWEEP_SEEDS,
     THRESHOLD,
@@ -133,25 +135,23 @@ _BINDS = Assay(
     because="where most groups have right and wrong answers from the first steps on, there is "
     "something to learn from without exploring",
 )
-_EXPLORATION = (
-    take_off(
-        "opening_colder_later",
-        "with the decision drawn colder, BF16 LoRA takes off after more steps",
-        NOT_THE_PAPERS,
-        OPENING_COLDER,
-        BF16,
-        "exploration",
-        effect=paper_effects.CONTROL_TAKE_OFF,
-    ),
-    take_off(
-        "opening_warmer_sooner",
-        "with the decision drawn warmer, BF16 LoRA takes off after fewer steps",
-        NOT_THE_PAPERS,
-        BF16,
-        OPENING_WARMER,
-        "exploration",
-        effect=paper_effects.OPEN_TAKE_OFF,
-    ),
+_BINDING = take_off(
+    "opening_colder_later",
+    "with the decision drawn colder, BF16 LoRA takes off after more steps",
+    NOT_THE_PAPERS,
+    OPENING_COLDER,
+    BF16,
+    "exploration",
+    effect=paper_effects.CONTROL_TAKE_OFF,
+)
+_WARMER = take_off(
+    "opening_warmer_sooner",
+    "with the decision drawn warmer, BF16 LoRA takes off after fewer steps",
+    NOT_THE_PAPERS,
+    BF16,
+    OPENING_WARMER,
+    "exploration",
+    effect=paper_effects.OPEN_TAKE_OFF,
 )
 
 
@@ -233,12 +233,15 @@ def _rung(
     claims: tuple[Claim, ...],
     steps: int = STEPS,
     threshold: float = THRESHOLD,
+    seeds: Sequence[int] = OUTER_SEEDS,
+    looks: Sequence[Look] = (),
 ) -> Target:
     scale: TrainScale = dataclasses.replace(
         NEEDLE,
         checkpoint=checkpoint,
         steps=steps,
         evaluation=dataclasses.replace(NEEDLE.evaluation, threshold=threshold),
+        seeds=tuple(seeds),
     )
     return Target(
         name=name,
@@ -247,7 +250,7 @@ def _rung(
         "entropy from rounding or noise brings the take-off forward",
         source="Figs. 4, 7 and 12; section 3.2",
         arms=arms,
-        looks=LOOKS,
+        looks=tuple(looks),
         metrics=METRICS_OF_LADDER,
         claims=claims,
         scales={Tier.PROXY: scale},
@@ -261,21 +264,23 @@ def _where_rare(*claims: Claim) -> tuple[Claim, ...]:
     return tuple(dataclasses.replace(claim, assays=(*claim.assays, _BINDS)) for claim in claims)
 
 
-_CORE = (BF16, NVFP4, QERL, OPENING_COLDER, OPENING_WARMER)
+_CORE = (BF16, NVFP4, QERL, OPENING_COLDER)
 NEEDLE_40 = _rung(
     "needle_40",
     "40 %",
     "proxy-30m",
     _CORE,
-    (*_KEY, *_EXPLORATION),
+    (*_KEY, _BINDING),
     threshold=THRESHOLD_WHERE_COMMON,
 )
 NEEDLE_4 = _rung(
     "needle_4",
     "4 %",
     "proxy-30m-needle4",
-    (*_CORE, NF4, MXFP4, COLDER),
-    (*_where_rare(*_KEY, *_FORMATS), *_EXPLORATION, _ROLLOUT_COLDER),
+    (*_CORE, OPENING_WARMER, NF4, MXFP4, COLDER),
+    (*_where_rare(*_KEY, *_FORMATS), _BINDING, _WARMER, _ROLLOUT_COLDER),
+    seeds=SEEDS,
+    looks=LOOKS,
 )
 # Both looks at the rung have spent their level, so what they left open is asked again, of seeds
 # that no run has had. The control needs no second proof: it is the rung's, of the same policy.
@@ -302,7 +307,7 @@ NEEDLE_05 = _rung(
     "0.5 %",
     "proxy-30m-needle05",
     _CORE,
-    (*_where_rare(*_KEY), *_EXPLORATION),
+    (*_where_rare(*_KEY), _BINDING),
     steps=_STEPS_WHERE_RAREST,
 )
 
@@ -356,7 +361,6 @@ DIFFICULTY = Target(
     statement="what a format or QeRL saves of the steps to the take-off grows as the prior falls",
     source="Fig. 13, 32B on harder problems",
     arms=tuple(_RUNGS.values()),
-    looks=LOOKS,
     metrics=METRICS_OF_LADDER,
     claims=(
         _grows(
@@ -366,7 +370,7 @@ DIFFICULTY = Target(
             BF16,
             NVFP4,
             "weight_format",
-            effect=paper_effects.OPEN_TAKE_OFF,
+            effect=paper_effects.GROWING_TAKE_OFF,
             assays=(_GROWING,),
         ),
         _grows(
@@ -377,7 +381,7 @@ DIFFICULTY = Target(
             QERL,
             "weight_format",
             "noise",
-            effect=paper_effects.OPEN_TAKE_OFF,
+            effect=paper_effects.GROWING_TAKE_OFF,
             assays=(_GROWING,),
         ),
         _grows(

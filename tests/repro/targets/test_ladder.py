@@ -49,7 +49,7 @@ RUNGS = (NEEDLE_40, NEEDLE_4, NEEDLE_05)
 
 def test_the_two_rungs_that_decide_take_half_an_hour_and_the_ladder_less_than_two() -> None:
     core = (NEEDLE_4, NEEDLE_05)
-    assert len(runs_of(*core)) == (8 + 5) * 16
+    assert len(runs_of(*core)) == 8 * 16 + 4 * 20
     assert gpu_minutes(runs_of(*core), core) <= 30
     cost = PRETRAIN_PROXY.costs[Tier.PROXY]
     policies = {name for target in LADDER for name in target.costs[Tier.PROXY].policies}
@@ -87,7 +87,12 @@ def test_no_other_run_has_had_these_seeds() -> None:
 def test_rungs_differ_in_the_checkpoint_alone_and_every_seed_rounds_differently() -> None:
     scales = [target.scales[Tier.PROXY] for target in RUNGS]
     for one in scales:
-        assert differing_fields(one, scales[0]) <= {"checkpoint", "steps", "evaluation"}
+        assert differing_fields(one, scales[0]) <= {
+            "checkpoint",
+            "steps",
+            "evaluation",
+            "seeds",
+        }
         assert differing_fields(one.evaluation, scales[0].evaluation) <= {"threshold"}
         assert one.permuted
         assert len(one.seeds) >= 16

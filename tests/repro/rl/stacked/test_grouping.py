@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 
 import pytest
 
@@ -40,7 +41,7 @@ def test_formats_seeds_noise_ranks_losses_exploration_and_rates_go_together() ->
         make_run(scale=small.with_steps(small.SCALE, optimizer=other, seeds=(9,))),
     ]
     assert len({kind_of(run) for run in runs}) == 1
-    assert group_runs(runs, 64 * GIB) == [tuple(runs)]
+    assert group_runs(runs, 64 * GIB) == [tuple(sorted(runs, key=lambda run: run.seed))]
 
 
 def test_what_changes_the_computation_goes_apart() -> None:
@@ -69,6 +70,9 @@ def test_memory_decides_how_many_and_arms_are_spread_evenly() -> None:
     assert sorted(run.digest() for group in groups for run in group) == sorted(
         run.digest() for run in arms
     )
+    # Seeds stay whole but for one at a cut.
+    for group, after in itertools.pairwise(groups):
+        assert group[-1].seed <= after[0].seed
     assert [len(group) for group in group_runs(arms, 1)] == [1] * 10
     assert [len(group) for group in group_runs(arms, 64 * GIB, devices=2)] == [5, 5]
 
