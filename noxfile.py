@@ -219,9 +219,8 @@ def bench(session: nox.Session) -> None:
 def regress(session: nox.Session) -> None:
     """On a GPU: measure again, compare with what is blessed on it; exit status 0, 1 or 2.
 
-    Without arguments: `kernels` (3 seeds; 2.7 minutes on an H200), `table6` (0.8), `table3` (3.4)
-    and `memory` (1.7): 9 minutes, by durations of records and, of table3, by a prediction from
-    them; about a quarter more is predicted for an H100, whose memory is slower.
+    Without arguments: `table6`, `table3`, `memory_budgets` and one seed of `kernels`: 11 minutes
+    are predicted for an H100, from durations on an H200.
     Other targets: `nox -s regress -- rollout`; after an interrupt `-- --runs FOLDER`.
     """
     # nox itself ends in 1 whatever failed; here 1 says that something regressed, and nothing else.

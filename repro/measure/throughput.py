@@ -292,16 +292,27 @@ def _point(
         cell = cell_of(point, batch)
         if f"batch {cell}" in parts.done:
             continue
-        with parts.fit_or_left_out(cell):
+
+        def time_batch(batch: int = batch) -> int:
             if point.windows:
                 also = batch in whole
-                count = time_by_windows(point, batch, engine, repeats, should_stop, also_whole=also)
-            else:
-                count = time_whole(point, batch, engine, repeats, should_stop)
+                return time_by_windows(point, batch, engine, repeats, should_stop, also_whole=also)
+            return time_whole(point, batch, engine, repeats, should_stop)
+
+        with parts.fit_or_left_out(cell):
+            # What the allocator learnt under one timing may spare it the next; a batch that does
+            # not get by without a retry is as one that does not fit, and costs no other.
+            count = time_batch() and time_batch()
+        if count:
+            sentence = f"the allocator retried {count} times under the clock, as it did before"
+            parts.leave_out([cell], sentence)
+            continue
         parts.effects["timed_retries"][cell] = count
         parts.finish(f"batch {cell}")
     share = f"host_share_{point.name}"
-    smallest_timed = min(point.batches) in batches and not point.windows and point.new_tokens > 1
+    smallest = min(point.batches)
+    timed = smallest in batches and cell_of(point, smallest) not in parts.effects["not_run"]
+    smallest_timed = timed and not point.windows and point.new_tokens > 1
     if smallest_timed and share not in parts.effects["not_run"]:
         with parts.fit_or_left_out(share):
             time_host_share(point, engine, repeats)

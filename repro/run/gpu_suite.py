@@ -16,6 +16,7 @@ import dataclasses
 import importlib.util
 import json
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -64,7 +65,8 @@ def main_gpu_tests(args: argparse.Namespace) -> int:
     """
     if args.bless:
         path = bless_gpu_tests(read_gpu_tests(Path(args.bless)), expected_folder(args.expected))
-        print(f"wrote {path}")  # noqa: T201
+        kept = keep_timings(Path(args.bless).parent / _BENCHMARKS, PACKAGE.parent, path.parent.name)
+        print("\n".join(f"wrote {one}" for one in (path, *kept)))  # noqa: T201
         return 0
     root = PACKAGE.parent
     _require_fit(root)
@@ -205,7 +207,9 @@ def run_suite(root: Path, folder: Path, parts: Parts) -> tuple[Outcome, Outcome]
         return parts.run(title, names, start)
 
     def timed(_: Sequence[str]) -> Ended:
-        arguments = [_BENCHMARKS, "--benchmark-only"]
+        # Not into the checkout: what is measured next would find it changed.
+        stored = (folder / _BENCHMARKS).resolve()
+        arguments = [_BENCHMARKS, "--benchmark-only", f"--benchmark-storage=file://{stored}"]
         whole = run_pytest(root, arguments, folder / "gpu_benchmarks.xml", second)
         return whole, {_BENCHMARKS: whole}
 
@@ -216,6 +220,25 @@ def run_suite(root: Path, folder: Path, parts: Parts) -> tuple[Outcome, Outcome]
         rest = tests("tests", together, "gpu_tests.xml", shared, second)
         benchmarks = parts.run("benchmarks", [_BENCHMARKS], timed)
         return apart.result() + rest, benchmarks
+
+
+def keep_timings(stored: Path, root: Path, device: str) -> list[Path]:
+    """Make a run's benchmarks those that a device's next ones are compared with; return the files.
+
+    Parameters
+    ----------
+    stored
+        Where `run_suite` left them, by pytest-benchmark's name of the machine; may be missing.
+    device
+        As folders spell it.
+    """
+    kept = []
+    for folder in sorted(path.parent for path in stored.glob("*/*.json")):
+        place = root / _BENCHMARKS / device / folder.name
+        shutil.rmtree(place, ignore_errors=True)
+        shutil.copytree(folder, place)
+        kept += sorted(place.iterdir())
+    return kept
 
 
 def run_pytest(

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import bitsandbytes  # noqa: F401 - peft imports it late: under a pretended device that fails
 import pytest
 import torch
 
@@ -230,7 +231,33 @@ def test_retries_are_counted_under_the_clock_and_not_at_the_start(
     monkeypatch.setattr(rollout_cells, "retries", lambda: count)
     results = throughput.measure_repeats(runs_of(SCALE, 2), folder=tmp_path, **HOW)
     # Two seeds' rollouts, and the prefill that is timed for both.
-    assert results[0].effects["timed_retries"]["q_1"] == 12
+    assert "retried 12 times under the clock" in results[0].effects["not_run"]["q_1"]
+    assert "tokens_per_second_q_1" not in results[0].metrics
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_a_batch_that_retried_is_timed_again_and_costs_no_other(
+    loaded: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, again: bool
+) -> None:
+    timings: list[str] = []
+    whole = throughput.time_whole
+
+    def timed(point: Any, batch: int, *rest: Any) -> int:
+        whole(point, batch, *rest)
+        timings.append(f"{point.name}_{batch}")
+        return 3 * (timings[-1] == "p_1" and (again or timings.count("p_1") == 1))
+
+    monkeypatch.setattr(throughput, "time_whole", timed)
+    results = throughput.measure_repeats(runs_of(SCALE, 2), folder=tmp_path, **HOW)
+    assert timings == ["p_1", "p_1", "p_2", "p_3", "q_1"]
+    for result in results:
+        left_out = {"p_1"} if again else set()
+        assert set(result.effects["not_run"]) == left_out
+        rates = {name for name in result.metrics if name.startswith("tokens_per_second_")}
+        kept = {"p_1", "p_2", "p_3", "q_1"} - left_out
+        assert rates == {f"tokens_per_second_{cell}" for cell in kept}
+        assert ("host_share_p" in result.metrics) == (not again)
+        assert result.effects["timed_retries"] == dict.fromkeys(sorted(kept), 0)
 
 
 def test_a_model_is_loaded_into_a_clean_device_alone(

@@ -17,10 +17,15 @@ DEVICE, OTHER = "nvidia_h200", "NVIDIA H100"
 
 
 @pytest.fixture(scope="session")
-def blessed() -> list[Checked]:
+def every_blessed() -> list[Checked]:
+    """Return the checks of all blessed records."""
+    return blessed_checks(expected_folder(None))
+
+
+@pytest.fixture(scope="session")
+def blessed(every_blessed: list[Checked]) -> list[Checked]:
     """Return the checks of the blessed records of one device, and of those that name none."""
-    checks = blessed_checks(expected_folder(None))
-    return [item for item in checks if device_name(item.evidence) in (None, DEVICE)]
+    return [item for item in every_blessed if device_name(item.evidence) in (None, DEVICE)]
 
 
 @pytest.fixture(scope="session")

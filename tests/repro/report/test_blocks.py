@@ -36,12 +36,12 @@ def test_a_block_is_replaced_and_nothing_else() -> None:
 
 @pytest.mark.parametrize("name", PAGES)
 def test_measured_tables_are_those_of_the_blessed_records(
-    name: str, blessed: list[Checked], monkeypatch: pytest.MonkeyPatch
+    name: str, every_blessed: list[Checked], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     page = ROOT / name
     if not page.is_file():
         pytest.skip(f"{name} is not part of an installed package")
-    monkeypatch.setattr(blocks, "blessed_checks", lambda expected, *names: blessed)
+    monkeypatch.setattr(blocks, "blessed_checks", lambda expected, *names: every_blessed)
     assert renewed_readme(page, expected_folder(None)) == page.read_text(encoding="utf-8"), (
         f"stale: python -m repro report --readme {name} renews it"
     )

@@ -145,12 +145,27 @@ def test_the_record_is_written_green_or_not_and_only_a_green_one_is_blessed(
     assert "tests/repro/measure/test_clean_on_gpu.py" in alone
     assert "tests/kernels/test_ops.py" in together
     assert not set(alone) & set(together) - {"-m", "gpu"}
-    assert timed == ["benchmarks", "--benchmark-only"]
+    stored = (out.parent / "benchmarks").resolve()
+    assert timed == ["benchmarks", "--benchmark-only", f"--benchmark-storage=file://{stored}"]
     assert json.loads(out.read_text())["benchmarks"]["failed"] == benchmarks.failed
     blessing = ["gpu-tests", "--bless", str(out), "--expected", str(expected)]
     assert main(blessing) == (0 if status == 0 else 2)
     blessed = expected / "systems" / "nvidia_h200" / "gpu_tests.json"
     assert blessed.is_file() == (status == 0)
+
+
+def test_blessed_timings_take_the_place_of_a_devices_earlier_ones(tmp_path: Path) -> None:
+    stored, machine = tmp_path / "runs" / "benchmarks", "Linux-CPython-3.12-64bit"
+    assert gpu_suite.keep_timings(stored, tmp_path, "nvidia_h200") == []
+    other = tmp_path / "benchmarks" / "nvidia_h200" / "Linux-CPython-3.11-64bit" / "0001_old.json"
+    earlier = tmp_path / "benchmarks" / "nvidia_h200" / machine / "0001_old.json"
+    for path in (other, earlier, stored / machine / "0001_new.json"):
+        path.parent.mkdir(parents=True)
+        path.write_text("{}")
+    kept = gpu_suite.keep_timings(stored, tmp_path, "nvidia_h200")
+    assert kept == [earlier.parent / "0001_new.json"]
+    assert not earlier.exists()
+    assert other.exists()
 
 
 @pytest.mark.usefixtures("device")
