@@ -211,7 +211,7 @@ def _decide(claim: Claim, tested: _Tested, p: float, family: int, alpha: float) 
         if compared.test == "t"
         else None
     )
-    needed = _needed(claim, compared, family)
+    needed = _needed(claim, compared, sizes, family)
     verdict = _shown(
         claim,
         replace(
@@ -329,12 +329,27 @@ def _with_sizes(claim: Claim, verdict: Verdict, sizes: Sizes | None) -> Verdict:
     return replace(verdict, paper=paper, matters=matters)
 
 
-def _needed(claim: Claim, compared: Compared, family: int) -> int | None:
-    """Return how many pairs would decide at the effect measured, Holm's first step included."""
-    if compared.test != "t" or claim.kind in (*RANKED, "equivalent"):
+def _needed(claim: Claim, compared: Compared, sizes: Sizes | None, family: int) -> int | None:
+    """Return how many pairs would decide at the effect measured, Holm's first step included.
+
+    The fewest of those that would show the direction, and those that would show that the effect is
+    smaller than what matters.
+    """
+    if compared.test != "t" or claim.kind in RANKED:
         return None
-    distance = compared.effect - compared.bound
-    return st.seeds_needed(distance, compared.deviation, alpha=ALPHA / family)
+    distances = [] if claim.kind == "equivalent" else [abs(compared.effect - compared.bound)]
+    if claim.kind == "equivalent":
+        margin = claim.margin or 0.0
+        distances.append(
+            abs((math.log(margin) if claim.is_ratio else margin) - abs(compared.effect))
+        )
+    elif sizes is not None and not _is_bound_the_size(claim):
+        distances.append(max(0.0, sizes.matters - abs(compared.effect)))
+    counts = [
+        st.seeds_needed(distance, compared.deviation, alpha=ALPHA / family)
+        for distance in distances
+    ]
+    return min((count for count in counts if count is not None), default=None)
 
 
 def _effect_unit(unit: str, claim: Claim) -> str:
