@@ -195,6 +195,23 @@ def test_a_verdict_says_how_many_seeds_would_decide() -> None:
     assert decided.needed <= decided.n
 
 
+def test_pairs_that_would_show_that_nothing_matters_decide_too() -> None:
+    noisy = [81.0, 80.2, 81.9, 80.4, 81.6]
+    same = claim("equivalent", ("a", "b"), margin=0.9, because="stated in advance")
+    verdict = verdict_of(same, a=noisy, b=NEAR)
+    assert verdict.status == "inconclusive"
+    assert verdict.needed is not None
+    assert verdict.needed > verdict.n
+    # Far more pairs than that would show a direction of this size.
+    wide = Effect(paper=9.0, measure="units", place="Table 1")
+    difference = verdict_of(claim("difference", ("a", "b"), effect=wide), a=noisy, b=NEAR)
+    narrow = Effect(paper=0.01, measure="units", place="Table 1")
+    direction = verdict_of(claim("difference", ("a", "b"), effect=narrow), a=noisy, b=NEAR)
+    assert difference.needed is not None
+    assert difference.needed == verdict.needed
+    assert direction.needed is None or direction.needed > difference.needed
+
+
 def difference(paper: float | None = 8.0, **more: Any) -> Claim:
     """Return a claim that a lies above b; the paper's effect is 8 points."""
     effect = Effect(paper=paper, measure="units", place="Table 1")
