@@ -108,10 +108,33 @@ def _change_unit(row: Row) -> str:
 
 
 def provenance_text(judgement: Judgement) -> str:
-    """Return where both sides are from, their devices and commits; empty without records."""
-    old = _origin([comparison.old for comparison in judgement.comparisons])
-    new = _origin([comparison.new for comparison in judgement.comparisons])
-    return f"{old} -> {new}" if old and new else ""
+    """Return where both sides are from, and what software differs; empty without records."""
+    olds = [comparison.old for comparison in judgement.comparisons]
+    news = [comparison.new for comparison in judgement.comparisons]
+    old, new = _origin(olds), _origin(news)
+    if not (old and new):
+        return ""
+    before, now = _software(olds), _software(news)
+    moved = [
+        f"{name} {before[name]} -> {now[name]}"
+        for name in before
+        if before[name] and now[name] and before[name] != now[name]
+    ]
+    return f"{old} -> {new}" + "".join(f"; {change}" for change in moved)
+
+
+def _software(sides: Sequence[Side]) -> dict[str, str]:
+    """Return the versions of what timings depend on beside the source, by name."""
+    versions: dict[str, set[str]] = {name: set() for name in ("torch", "triton", "driver")}
+    for record in (record for side in sides for record in side.every()):
+        packages = record.environment.get("packages", {})
+        gpus = record.environment.get("gpu")
+        stated = {name: packages.get(name) for name in ("torch", "triton")}
+        if isinstance(gpus, list) and gpus:
+            stated["driver"] = gpus[0].get("driver_version")
+        for name, value in stated.items():
+            versions[name] |= {value} if value else set()
+    return {name: ", ".join(sorted(values)) for name, values in versions.items()}
 
 
 def _origin(sides: Sequence[Side]) -> str:

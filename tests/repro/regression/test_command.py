@@ -82,6 +82,23 @@ def test_two_folders_compare_as_fine_regressed_or_not_to_be_judged(
     assert "there is no record" in capsys.readouterr().out
 
 
+def test_software_that_differs_is_named_beside_the_devices(tmp_path: Path, capsys: Printed) -> None:
+    def of(version: str) -> Callable[[Record], Record]:
+        def change(record: Record) -> Record:
+            environment = dict(record.environment) | {"packages": {"torch": version}}
+            return dataclasses.replace(record, environment=environment)
+
+        return change
+
+    write_steps(tmp_path / "old", spoil=of("2.11.0"))
+    write_steps(tmp_path / "new", spoil=of("2.13.0"))
+    assert compare(tmp_path) == 0
+    assert "; torch 2.11.0 -> 2.13.0" in capsys.readouterr().out
+    write_steps(tmp_path / "same", spoil=of("2.11.0"))
+    assert main(["compare", str(tmp_path / "old"), str(tmp_path / "same")]) == 0
+    assert "torch" not in capsys.readouterr().out
+
+
 def test_a_folder_that_does_not_exist_is_named_with_the_nearest_ones(
     tmp_path: Path, capsys: Printed
 ) -> None:
