@@ -12,7 +12,8 @@ from rich.table import Table
 
 from repro.evidence.verdict import Status
 from repro.judge.blessed import blessed_of
-from repro.judge.check import Checked, check_selection, checked_json
+from repro.judge.check import Checked, check_selection, checked_json, device_name
+from repro.report.numbers import device_title
 from repro.report.verdicts import Kind, about, counted, labelled, of_kind, to_show
 from repro.run.places import expected_folder, runs_folder
 from repro.run.select import selections_of
@@ -38,8 +39,10 @@ def print_check(checked: Checked, console: Console | None = None) -> None:
         console.print(f"[red]{escape(checked.lacking)}[/]", highlight=False, soft_wrap=True)
         return
     target, tier = checked.selection.target, checked.selection.tier
+    device = device_name(checked.evidence)
+    where = f", {device_title(device)}" if device else ""
     table = Table(
-        title=f"{target.name}, {tier.value} tier: {checked.evidence.count} records",
+        title=f"{target.name}, {tier.value} tier{where}: {checked.evidence.count} records",
         title_justify="left",
     )
     table.add_column("claim, bar or blessed value", overflow="fold")

@@ -57,7 +57,7 @@ def _tables(group: Group, expected: Path) -> list[str]:
         ("The portable linear layer, time of `F.linear` in bfloat16 over its own:",
          kernels.PORTABLE_ROWS, _portable_lines(known)),
     )  # fmt: skip
-    lines = [*(origin_text(checked) for checked in group.values()), ""]
+    lines = [line for checked in group.values() for line in (origin_text(checked), "")]
     for title, rows, grid in grids:
         lines += [title, "", *_grid(group, bars, rows, grid)]
     return lines + _other_operations(group, bars) + _bars_not_met(group, expected)
@@ -130,10 +130,9 @@ def _bars_not_met(group: Group, expected: Path) -> list[str]:
     for device, checked in group.items():
         counts = counted(bar.verdict for bar in stated_bars(checked, expected))
         where = f" on {device_title(device)}" if len(group) > 1 else ""
-        lines.append(
-            f"Stated bars{where}: {counts}. Those not met (`missed`: the 95 % interval lies wholly "
-            "beyond the bar; `undecided`: the bar lies inside it):"
-        )
+        lines += [f"Stated bars{where}: {counts}.", ""]
+    lines.append("Those not met (`missed`: the 95 % interval lies wholly beyond the bar; "
+                 "`undecided`: the bar lies inside it):")  # fmt: skip
     return [*lines, "", *bars_table(group, expected, "contradicted", "inconclusive", "not run")][
         :-1
     ]

@@ -15,7 +15,7 @@ from repro.judge.check import Checked
 from repro.report.learning_statements import papers_differences
 from repro.report.numbers import bar_text, cell_text, device_heads, quantity, span
 from repro.report.systems import BLOCKS, step_spans
-from repro.report.systems_rates import comparisons, printed_rates
+from repro.report.systems_rates import comparisons, printed_rates, ratio_span
 from repro.report.tables import NOTHING, device_of, table
 from repro.report.verdicts import CLAIMS, counted, of_kind, stated_bars, word
 from repro.spec.tier import Tier
@@ -68,7 +68,7 @@ def _small_batches(checks: Checks, expected: Path) -> Cells:
         for item in comparisons(checks[name], expected)
     ]
     verdicts = [item.verdict for item in pairs if item.verdict is not None]
-    measured = span(item.ratio.value for item in pairs)
+    measured = ratio_span(pairs)
     return _papers_ratios(expected), measured, counted(verdicts) or _NOT_RUN
 
 
@@ -88,7 +88,7 @@ def _large_batches(checks: Checks, expected: Path) -> Cells:
     pairs = comparisons(checks["rollout"], expected) if "rollout" in checks else []
     pairs = [item for item in pairs if 128 <= item.place <= 256]
     verdicts = [item.verdict for item in pairs if item.verdict is not None]
-    rollout, step = span(item.ratio.value for item in pairs), ""
+    rollout, step = ratio_span(pairs), ""
     if "table3_rl" in checks:
         checked = checks["table3_rl"]
         whole = checked.selection.target.headline

@@ -13,7 +13,7 @@ from statistics import median
 
 from repro.judge.check import Checked
 from repro.report.numbers import device_title, quantity, span
-from repro.report.systems_rates import against, comparisons
+from repro.report.systems_rates import against, comparisons, ratio_span
 from repro.report.systems_tables import printed_speedups, rate_table, step_table, update_table
 from repro.report.tables import (
     NOTHING,
@@ -148,9 +148,9 @@ def _answer(checks: Sequence[Checked], expected: Path) -> list[str]:
     for device, items in by_device(checks).items():
         claims = counted(verdict for item in items for verdict in of_kind(item, Kind.PAPER))
         bars = counted(verdict for item in items for verdict in all_bars(item, expected))
-        lines.append(f"**On one {device_title(device)}: claims of the paper {claims}; bars of this "
-                     f"suite {bars}.**")  # fmt: skip
-    return lines or NOTHING
+        lines += [f"**On one {device_title(device)}: claims of the paper {claims}; bars of this "
+                  f"suite {bars}.**", ""]  # fmt: skip
+    return lines[:-1] or NOTHING
 
 
 def _short(blocks: Mapping[str, Sequence[Checked]], expected: Path) -> list[str]:
@@ -177,7 +177,7 @@ def _short_lines(asks: str, checks: Sequence[Checked], expected: Path) -> list[L
         claims = [verdict for verdict in verdicts if kind_of(verdict) is not Kind.BAR]
         bars = [verdict for verdict in verdicts if kind_of(verdict) is Kind.BAR]
         common = (f"{asks}: {_AGAINST.get(slow, slow)}", span(item.paper for item in items))
-        measured = span(item.ratio.value for item in items)
+        measured = ratio_span(items)
         own = (measured, counted(claims), counted([*bars, *stated]))
         lines.append(Line(common=common, own=own))
         # Stated bars are of the arms, not of a pair: they are counted once.

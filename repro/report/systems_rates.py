@@ -8,10 +8,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from repro.evidence.not_run import reason
 from repro.evidence.paper import paper_cells
 from repro.evidence.statistics import Interval, mean_interval
 from repro.evidence.verdict import Verdict
 from repro.judge.check import Checked
+from repro.report.numbers import span
 from repro.report.verdicts import Bar, stated_bars
 from repro.spec.target import Target
 from repro.targets.table1 import BF16_LORA, NVFP4_LORA
@@ -25,12 +27,16 @@ _OTHER_PRODUCTS = "_bitsandbytes"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rate:
-    """Tokens per second of one arm: measured, the paper's cell, and the bar with its verdict."""
+    """Tokens per second of one arm: measured, the paper's cell, and the bar with its verdict.
+
+    Where it was not run, `measured` is None and `absent` the record's reason.
+    """
 
     arm: str
-    measured: Interval
+    measured: Interval | None
     paper: float | None
     bar: Bar | None
+    absent: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,7 +49,7 @@ class Comparison:
         `7b`, and a batch or a LoRA rank.
     ratio
         Geometric mean of fast over slow, with its 95 % interval; of a claim the verdict's, which
-        holds together with those of the target's other claims.
+        holds together with those of the target's other claims. None where either was not run.
     required, verdict
         The least ratio that the claim or bar asks for, and its verdict; None where there is none.
     """
@@ -52,7 +58,7 @@ class Comparison:
     place: int
     fast: Rate
     slow: Rate
-    ratio: Interval
+    ratio: Interval | None
     required: float | None
     verdict: Verdict | None
 
@@ -98,17 +104,20 @@ def _pair(
     verdict: Verdict | None = None,
 ) -> Comparison | None:
     match, values = _RATE.fullmatch(metric), checked.evidence.values(metric)
-    if match is None or not all(values.get(arm) for arm in arms):
+    absent = {arm: _absent(checked, arm, metric) for arm in arms if not values.get(arm)}
+    if match is None or len(absent) == len(arms) or not all(absent.values()):
         return None
-    fast, slow = (values[arm] for arm in arms)
+    fast, slow = (values.get(arm, {}) for arm in arms)
     logs = [math.log(fast[seed] / slow[seed]) for seed in sorted(fast) if seed in slow]
-    if not logs:
+    if not (logs or absent):
         return None
     place = rank_of(arms[0]) or int(match[2])
 
     def rate(arm: str) -> Rate:
         plain = _RANK.sub("", arm).removesuffix(_OTHER_PRODUCTS)
         paper = printed.get((match[1], plain, place))
+        if arm in absent:
+            return Rate(arm=arm, measured=None, paper=paper, bar=None, absent=absent[arm])
         interval = mean_interval(list(values[arm].values()))
         return Rate(arm=arm, measured=interval, paper=paper, bar=bars.get((arm, metric)))
 
@@ -117,10 +126,18 @@ def _pair(
         place=place,
         fast=rate(arms[0]),
         slow=rate(arms[1]),
-        ratio=_with_others(_exp(mean_interval(logs)), verdict),
+        ratio=_with_others(_exp(mean_interval(logs)), verdict) if logs else None,
         required=required,
         verdict=verdict,
     )
+
+
+def _absent(checked: Checked, arm: str, metric: str) -> str:
+    """Return why the records of an arm have no such rate, empty where they do not say."""
+    records = checked.evidence.records.get(arm, {}).values()
+    reasons = (reason(record, metric) for record in records)
+    said = next((words for words in reasons if words), "")
+    return said.partition(": ")[2]
 
 
 def _with_others(ratio: Interval, verdict: Verdict | None) -> Interval:
@@ -151,6 +168,11 @@ def printed_rates(target: Target, expected: Path) -> dict[tuple[str, str, int], 
         for cell in paper_cells(expected, target.paper_file)
         if cell.quantity == "rollout" and cell.arm and (match := _CELL.fullmatch(cell.column))
     }
+
+
+def ratio_span(pairs: Sequence[Comparison]) -> str:
+    """Return the span of the measured ratios, as `span` does."""
+    return span(item.ratio.value for item in pairs if item.ratio is not None)
 
 
 def against(pairs: Sequence[Comparison]) -> dict[str, list[Comparison]]:

@@ -75,6 +75,8 @@ def _rate_line(checked: Checked, item: Comparison, by_rank: bool, several: bool)
 
 def _rate_cells(rate: Rate) -> tuple[str, str, str]:
     """Return tokens per second, the bar and its verdict."""
+    if rate.measured is None:
+        return f"not run: {rate.absent}", "", ""
     mean, low, high = rate.measured.value, rate.measured.low, rate.measured.high
     half = "" if low is None or high is None else f" ± {(high - low) / 2:.2g}"
     measured = (f"{mean:,.1f}" if mean < _WHOLE_FROM else f"{mean:,.0f}") + half
@@ -85,7 +87,9 @@ def _rate_cells(rate: Rate) -> tuple[str, str, str]:
     return measured, bar, word(rate.bar.verdict)
 
 
-def _interval(interval: Interval) -> str:
+def _interval(interval: Interval | None) -> str:
+    if interval is None:
+        return ""
     if interval.low is None or interval.high is None:
         return f"{interval.value:.2f} x"
     return f"{interval.value:.2f} x ({interval.low:.2f} to {interval.high:.2f})"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -11,9 +12,9 @@ import pytest
 
 from repro.evidence.paper import paper_cells
 from repro.judge.check import Checked, check_selection
-from repro.report.numbers import quantity
+from repro.report.numbers import quantity, span
 from repro.report.systems import BLOCKS, systems_writers
-from repro.report.systems_rates import against, comparisons
+from repro.report.systems_rates import against, comparisons, ratio_span
 from repro.report.systems_tables import rate_table, step_table, update_table
 from repro.report.tables import Group
 from repro.run.places import PACKAGE, expected_folder
@@ -47,12 +48,42 @@ def test_a_ratio_is_that_of_the_verdict_and_the_papers_is_of_its_two_cells(
     assert sorted(by_place) == [1, 2, 4, 8]
     eight = by_place[8]
     assert eight.verdict is not None
+    assert eight.ratio is not None
     assert eight.ratio.value == pytest.approx(eight.verdict.effect)
     assert (eight.ratio.low, eight.ratio.high) == (eight.verdict.low, eight.verdict.high)
     cells = {cell.id: cell.value for cell in paper_cells(EXPECTED, "table6")}
     expected = [cells[f"{row}/7B batch 8/rollout"] for row in ("NVFP4 QeRL", "BF16 LoRA")]
     assert eight.paper == pytest.approx(expected[0] / expected[1])
     assert (by_place[1].verdict, by_place[1].required, by_place[1].paper) == (None, None, None)
+
+
+def test_a_pair_of_which_one_was_not_run_has_a_row_with_the_reason(blessed_of: Of) -> None:
+    checked = blessed_of("rollout")
+    metric, said = "tokens_per_second_32b_256", "needs 95.8 of 79.2 GiB by the plan"
+    records = dict(checked.evidence.records)
+    records["bf16_lora"] = {
+        seed: dataclasses.replace(
+            record,
+            metrics={name: one for name, one in record.metrics.items() if name != metric},
+            effects=record.effects | {"not_run": {"32b_256": said}},
+        )
+        for seed, record in records["bf16_lora"].items()
+    }
+    changed = dataclasses.replace(
+        checked, evidence=dataclasses.replace(checked.evidence, records=records)
+    )
+    lines = rate_table(alone(changed), EXPECTED)
+    (row,) = [line for line in lines if line.startswith("| 32B | 256 |")]
+    assert f"| not run: {said} |" in row
+    before = {(item.model, item.place): item for item in comparisons(checked, EXPECTED)}
+    after = {(item.model, item.place): item for item in comparisons(changed, EXPECTED)}
+    assert before.keys() == after.keys()
+    gone = after["32b", 256]
+    assert gone.ratio is None
+    assert gone.fast == before["32b", 256].fast
+    assert span([item.ratio.value for item in after.values() if item.ratio]) == ratio_span(
+        list(after.values())
+    )
 
 
 def test_each_verdict_stands_in_its_row(table6: Checked) -> None:
@@ -175,7 +206,7 @@ def test_each_block_has_both_devices_side_by_side(
         ]
         assert rows[0] + long["H100"] == rows[1] > 0, name
     sentences = two["systems_answer"]()
-    devices = [line.split(":")[0].removeprefix("**On one ") for line in sentences]
+    devices = [line.split(":")[0].removeprefix("**On one ") for line in sentences if line]
     assert devices == ["NVIDIA H200", "NVIDIA H100"]
 
 
