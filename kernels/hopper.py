@@ -54,24 +54,18 @@ class Choice:
     path
         "narrow", "wide" or "dense".
     warps
-        Narrow: warps a block, which split K.
+        Narrow: warps per block; they split K.
     row_tiles
         Narrow: tiles of 16 rows per block. Wide: tiles of 64 rows per consumer warpgroup.
     consumers
-        Wide: consumer warpgroups a block, 2 or 3.
+        Wide: consumer warpgroups per block, 2 or 3.
     tokens
-        Wide: rows of x a tile, 32, 64, 128 or 256.
+        Wide: rows of x per tile, 32, 64, 128 or 256.
     whole
         Wide: deal all whole waves of tiles first, and only the rest in ranges of packs.
-    split
-        Wide: use all multiprocessors where there are fewer tiles, by cutting tiles.
     cluster
-        Wide: blocks that share a tile through their shared memory, up to 8; `whole` and `split`
-        then say nothing.
-    light
-        Wide: blocks of half a multiprocessor's registers and shared memory.
-    per_processor
-        Wide: blocks a multiprocessor, 1, or 2 where they are light.
+        Wide: blocks that share a tile through their shared memory, up to 8; `whole` then says
+        nothing.
     ahead
         Narrow: chunks of 64 columns of x requested at once, 1, 2 or 4; 0 leaves it to the
         compiler.
@@ -88,10 +82,7 @@ class Choice:
     consumers: int = 2
     tokens: int = 64
     whole: bool = True
-    split: bool = True
     cluster: int = 1
-    light: bool = False
-    per_processor: int = 1
     ahead: int = 4
     prefetch: bool = False
     resident: int = 0
@@ -187,7 +178,6 @@ def wide_macros(weight: PackedWeight, choice: Choice, lora: bool = False) -> dic
         "STAGES": stages,
         "PACKS": pack_stages,
         "CLUSTER": min(choice.cluster, weight.packs.shape[1]),
-        "LIGHT": int(choice.light),
         "LORA": int(lora),
     }
 
@@ -253,8 +243,7 @@ def wide(
     token_tiles = -(-M // choice.tokens)
     tiles = token_tiles * -(-row_tiles16 * PACK_ROWS // block_rows)
     # Blocks that share a tile wait for one another: never more than the device holds at once.
-    room = _processors(device) * (choice.per_processor if choice.light else 1)
-    blocks = min(room, tiles * packs if choice.split else tiles)
+    blocks = min(_processors(device), tiles * packs)
     whole = tiles // blocks if choice.whole else 0
     if cluster > 1:
         blocks, whole = tiles * cluster, 0
@@ -270,7 +259,7 @@ def wide(
         z_map = driver.tensor_map(z.data_ptr(), M, z.shape[1], z.shape[1], choice.tokens)
     kernel.launch(
         (blocks, 1),
-        choice.consumers * 128 + (32 if choice.light else 128),
+        (choice.consumers + 1) * 128,
         [
             x_map, z_map, weight.packs, bias, weight.gain, out, table(weight),
             _workspace(device, stream, _rounded(floats)), _counters(device, stream),
@@ -285,8 +274,7 @@ def _stages(choice: Choice, table_bytes: int) -> tuple[int, int]:
     """Return how many stages of x and of W fit: W first, as device memory is further away."""
     stage_bytes = choice.tokens * 128
     packs_bytes = choice.consumers * choice.row_tiles * 4 * PACK_BYTES
-    limit = 113 * 1024 - 1024 if choice.light else _SHARED_LIMIT
-    room = limit - 1024 - table_bytes
+    room = _SHARED_LIMIT - 1024 - table_bytes
     for packs in (4, 3, 2):
         stages = (room - packs * packs_bytes) // stage_bytes
         if stages >= 4:

@@ -16,8 +16,8 @@
 // its packs, and the sums meet in the blocks' shared memory: no trip through the L2, which is what
 // a small layer's time goes into otherwise.
 //
-// Macros: CLUSTER, FORMAT, CONSUMERS, ROW_TILES, TOKENS, STAGES (of x), PACKS (stages of W), LIGHT,
-// LORA (add a LoRA update, whose z comes from adapter_project, launched ahead of this).
+// Macros: CLUSTER, FORMAT, CONSUMERS, ROW_TILES, TOKENS, STAGES (of x), PACKS (stages of W), LORA
+// (add a LoRA update, whose z comes from adapter_project, launched ahead of this).
 
 #define BLOCK_ROWS (CONSUMERS * ROW_TILES * 64)
 #define TILES16 (BLOCK_ROWS / 16)
@@ -59,14 +59,7 @@ struct Plan {
   }
 };
 
-// LIGHT blocks take half of a multiprocessor, so two of them, or of two layers, run side by side.
-#if LIGHT
-#define THREADS (CONSUMERS * 128 + 32)
-#define RESIDENT 2
-#else
 #define THREADS ((CONSUMERS + 1) * 128)
-#define RESIDENT 1
-#endif
 #if CONSUMERS == 2
 #define PRODUCER_REGISTERS 40
 #define CONSUMER_REGISTERS 232
@@ -75,7 +68,7 @@ struct Plan {
 #define CONSUMER_REGISTERS 160
 #endif
 
-extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) linear_wide(
+extern "C" __global__ void __launch_bounds__(THREADS, 1) linear_wide(
     const __grid_constant__ TensorMap x_map, const __grid_constant__ TensorMap z_map,
     const u8* __restrict__ packed, const u16* __restrict__ bias,
     const float* __restrict__ global_scale, u16* y, const u32* __restrict__ table_pairs,
@@ -123,9 +116,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) linear_wide(
 
   // Producer: keeps both rings full.
   if (group == CONSUMERS) {
-#if !LIGHT
     asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" :: "n"(PRODUCER_REGISTERS));
-#endif
     if ((warp & 3) == 0 && lane == 0) {  // x
 #if !LORA  // with it, this layer starts when x is there; z is waited for below
       wait_for_prerequisites();
@@ -155,7 +146,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) linear_wide(
         }
 #endif
       }
-    } else if (LIGHT ? lane == 1 : (warp & 3) == 1 && lane == 0) {  // W: no kernel in front writes it
+    } else if ((warp & 3) == 1 && lane == 0) {  // W: no kernel in front writes it
       int stage = 0;
       u32 phase = 1;
       for (int index = 0;; ++index) {
@@ -178,9 +169,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) linear_wide(
     return;
   }
 
-#if !LIGHT
   asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" :: "n"(CONSUMER_REGISTERS));
-#endif
   // Consumers, from here on.
   const int g = lane >> 2, t = lane & 3;
   const int row_in_block = group * ROW_TILES * 64 + (warp & 3) * 16;
