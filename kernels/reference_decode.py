@@ -4,20 +4,10 @@ Attention. The cache is an array of blocks of `block_size` positions; row b's po
 block `block_table[b, t // block_size]` at offset `t % block_size`. Scores, softmax and the
 weighted sum are float32. Query head h reads key head h // (Hq / Hkv).
 
-Sampling. The distribution that a token is drawn from is built in this order (vLLM's):
-
-    1. p = softmax(logits / temperature)
-    2. min_p: drop tokens with p < min_p * max(p)
-    3. top_k: keep the k most likely (ties with the k-th stay)
-    4. top_p: of those, renormalised and sorted by falling p, keep the shortest head whose sum
-       reaches top_p; at least one token stays
-    5. renormalise
-
-and the token is the first one, in vocabulary order, at which the cumulative sum exceeds the
-row's uniform number. So the token is a function of one number and of that row's logits, and does
-not depend on the batch. The logprob returned is that of the distribution drawn from, after step
-5; policy gradients need it, and it differs from the policy's own logprob whenever steps 2 to 4
-drop anything.
+Sampling. The distribution is p = softmax(logits / temperature), and the token is the first one, in
+vocabulary order, at which the cumulative sum exceeds the row's uniform number. So the token is a
+function of one number and of that row's logits, and does not depend on the batch. Filters (min_p,
+top_k, top_p) come before the inversion and are `repro.rollout.draw`'s.
 """
 
 from __future__ import annotations
@@ -81,14 +71,7 @@ def decode_attention(
     return torch.einsum("bgrs,bsgd->bgrd", weights, values).reshape(B, Hq, D).to(q.dtype)
 
 
-def sample_tokens(
-    logits: Tensor,
-    uniforms: Tensor,
-    temperature: float,
-    top_k: int = 0,
-    top_p: float = 1.0,
-    min_p: float = 0.0,
-) -> tuple[Tensor, Tensor]:
+def sample_tokens(logits: Tensor, uniforms: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
     """Draw one token per row by inverting the cumulative distribution at a given uniform number.
 
     Parameters
@@ -99,8 +82,6 @@ def sample_tokens(
         In [0, 1).
     temperature
         0 takes the most likely token (the first of equals), with logprob 0.
-    top_k, top_p, min_p
-        0, 1.0 and 0.0 switch each off.
 
     Returns
     -------
@@ -111,7 +92,7 @@ def sample_tokens(
     Raises
     ------
     ValueError
-        When a setting is out of its range, the shapes differ, or a row has NaN, +inf or no
+        When the temperature is negative, the shapes differ, or a row has NaN, +inf or no
         allowed token.
     """
     if logits.dim() != 2 or uniforms.shape != logits.shape[:1]:
@@ -119,11 +100,8 @@ def sample_tokens(
             f"logits have shape {tuple(logits.shape)}, uniforms {tuple(uniforms.shape)}; "
             "they must be (B, V) and (B,)"
         )
-    if temperature < 0 or top_k < 0 or not 0 < top_p <= 1 or not 0 <= min_p <= 1:
-        raise ValueError(
-            f"temperature {temperature}, top_k {top_k}, top_p {top_p}, min_p {min_p}; needed are "
-            "temperature >= 0, top_k >= 0, 0 < top_p <= 1 and 0 <= min_p <= 1"
-        )
+    if temperature < 0:
+        raise ValueError(f"temperature is {temperature}; it must be at least 0")
     if temperature == 0:
         ids = logits.argmax(dim=-1)
         return ids, torch.zeros(len(ids), dtype=torch.float32, device=logits.device)
@@ -131,31 +109,28 @@ def sample_tokens(
     if not bool(torch.isfinite(best).all()):
         row = int((~torch.isfinite(best)).nonzero()[0])
         raise ValueError(f"logits row {row} has maximum {float(best[row])}; it must be finite")
-    z = _filtered(logits.float() / temperature, top_k, top_p, min_p)
-    logprobs = torch.log_softmax(z, dim=-1)
+    logprobs = torch.log_softmax(logits.float() / temperature, dim=-1)
+    ids = invert(logprobs, uniforms)  # (B, 1)
+    return ids.squeeze(1), logprobs.gather(1, ids).squeeze(1)  # (B,) each
+
+
+def invert(logprobs: Tensor, uniforms: Tensor) -> Tensor:
+    """Return the first token of each row at which the cumulative probability exceeds its number.
+
+    Neither waits for the device nor branches on values, so it can be captured.
+
+    Parameters
+    ----------
+    logprobs : Tensor, (B, V), float32
+        -inf where a token has no probability.
+    uniforms : Tensor, (B,), floating
+        In [0, 1).
+
+    Returns
+    -------
+    Tensor, (B, 1), int64
+    """
     # float64: a float32 running sum over 150 000 tokens is off by more than rare tokens weigh.
     cumulative = logprobs.double().exp().cumsum(dim=-1)
     threshold = uniforms.double().unsqueeze(1) * cumulative[:, -1:]  # (B, 1)
-    ids = torch.searchsorted(cumulative, threshold, right=True)
-    # Only a uniform of 1 passes the end; it gets the last token that has any probability.
-    last = torch.searchsorted(cumulative, cumulative[:, -1:].contiguous(), right=False)
-    ids = torch.minimum(ids, last)
-    return ids.squeeze(1), logprobs.gather(1, ids).squeeze(1)
-
-
-def _filtered(z: Tensor, top_k: int, top_p: float, min_p: float) -> Tensor:
-    """Set the dropped tokens' scaled logits to -inf."""
-    if min_p > 0:
-        z = z.masked_fill(z < z.amax(-1, keepdim=True) + math.log(min_p), -math.inf)
-    if 0 < top_k < z.shape[-1]:
-        kth = z.topk(top_k, dim=-1).values[:, -1:]
-        z = z.masked_fill(z < kth, -math.inf)
-    if top_p < 1:
-        order = z.sort(dim=-1, descending=True, stable=True)
-        before = torch.softmax(order.values, dim=-1).double().cumsum(dim=-1)
-        before = before.roll(1, dims=-1)
-        before[:, 0] = 0.0
-        # A token stays while the sum of the more likely ones has not reached top_p.
-        dropped = torch.zeros_like(z, dtype=torch.bool).scatter_(1, order.indices, before >= top_p)
-        z = z.masked_fill(dropped, -math.inf)
-    return z
+    return torch.searchsorted(cumulative, threshold, right=True).clamp_(max=logprobs.shape[-1] - 1)

@@ -300,8 +300,7 @@ def choose(
     M = len(logits)
     faulty = ~torch.isfinite(logits.amax(dim=-1))
     sound = logits.masked_fill(faulty.unsqueeze(1), 0.0)
-    column = counts[:M].clamp(max=uniforms.shape[1] - 1).long().unsqueeze(1)
-    numbers = uniforms[:M].gather(1, column).squeeze(1)
+    numbers = uniforms_at(uniforms[:M], counts[:M])
     if not greedy:
         sound = sound / temperature
     ids, logprobs = sample_tokens(sound, numbers, 0.0 if greedy else 1.0)
@@ -309,6 +308,15 @@ def choose(
         ids, logprobs, faulty, tokens=tokens, positions=positions, counts=counts, limits=limits,
         status=status, out_tokens=out_tokens, out_logprobs=out_logprobs, ends=ends,
     )  # fmt: skip
+
+
+def uniforms_at(uniforms: Tensor, counts: Tensor) -> Tensor:
+    """Return the uniform number that belongs to each row's count, (M,), of (M, T).
+
+    A row that has used all its numbers gets its last one; it draws no more.
+    """
+    column = counts.clamp(max=uniforms.shape[1] - 1).long().unsqueeze(1)  # (M, 1)
+    return uniforms.gather(1, column).squeeze(1)  # (M,)
 
 
 def advance(

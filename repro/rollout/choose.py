@@ -1,8 +1,10 @@
 """The end of a decode step: a token from each row's logits, and the row's state moved on by it.
 
 `choose` is the plain form, for any device and any filter; it neither waits for the device nor
-branches on values, so it can be captured. Rows whose logits are not finite draw nothing. A filter
-takes few rows at a time, since a capture keeps the memory that one draw needs.
+branches on values, so it can be captured; `kernels.reference_step.choose`, which specifies the
+kernel, has no filters and waits for the device to refuse bad logits. A row with any logit that is
+not finite draws nothing here; the kernel looks at the row's largest alone. A filter takes few rows
+at a time, since a capture keeps the memory that one draw needs.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ import dataclasses
 import torch
 from torch import Tensor
 
+from kernels.reference_step import uniforms_at
 from repro.models.memory_plan import FILTERED_ROWS
 from repro.rollout.draw import draw
 from repro.rollout.state import RowState
@@ -30,8 +33,7 @@ def choose(logits: Tensor, state: RowState, sampling: SamplingConfig) -> None:
         Filters, and whether the temperature is 0.
     """
     M = logits.shape[0]
-    column = state.counts[:M].clamp(max=state.uniforms.shape[1] - 1).long().unsqueeze(1)  # (M, 1)
-    numbers = state.uniforms[:M].gather(1, column).squeeze(1)  # (M,)
+    numbers = uniforms_at(state.uniforms[:M], state.counts[:M])  # (M,)
     temperature = None
     if sampling.temperature > 0:
         temperature = state.temperature

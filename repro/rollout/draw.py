@@ -1,7 +1,7 @@
 """The choice of a token: temperature, filters, and a draw by the inverse of the distribution.
 
 For logits z the distribution is softmax(z / T), cut and renormalised by the filters in the order
-that every sampler here has (the kernels and vLLM too): tokens of at least `min_p` times the largest
+that every sampler here has (vLLM too): tokens of at least `min_p` times the largest
 probability, of these the `top_k` most probable, of these the smallest set that holds `top_p` of
 their mass (the token that crosses the bound included). A token is the first whose cumulated
 probability, in the order of token ids, exceeds a uniform number.
@@ -11,8 +11,8 @@ differ a little choose the same token for most uniforms. `torch.multinomial` has
 and its draw for one row depends on the others.
 
 Easy to get wrong: cumulating 150 000 probabilities in float32 (the sum misses 1 by up to 1e-3, and
-the last tokens are never or wrongly drawn; float64 here), and reporting log-probabilities from
-before the filters.
+the last tokens are never or wrongly drawn; `kernels.reference_decode.invert` uses float64), and
+reporting log-probabilities from before the filters.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from kernels.reference_decode import invert
 from repro.spec.config import SamplingConfig
 
 
@@ -93,7 +94,7 @@ def draw(logits: Tensor, uniform: Tensor, sampling: SamplingConfig) -> tuple[Ten
         token_ids = logits.argmax(dim=-1)
         return token_ids, torch.zeros(len(token_ids), dtype=torch.float32, device=logits.device)
     logprobs = sampling_logprobs(logits, sampling)
-    token_ids = _inverted(logprobs, uniform)  # (B, 1)
+    token_ids = invert(logprobs, uniform)  # (B, 1)
     return token_ids.squeeze(-1), logprobs.gather(-1, token_ids).squeeze(-1)
 
 
@@ -134,20 +135,13 @@ def draw_exploring(
             "a temperature above 0, top_p 1, top_k 0 and min_p 0"
         )
     logprobs = sampling_logprobs(logits, sampling)
-    own = _inverted(logprobs, uniform)  # (B, 1)
+    own = invert(logprobs, uniform)  # (B, 1)
     # Divided apart from the temperature, so that a heat of 1 leaves every bit as it is.
     warmed = sampling_logprobs(logits.float() / heat.unsqueeze(-1), sampling)
-    token_ids = _inverted(warmed, uniform)
+    token_ids = invert(warmed, uniform)
     changed = token_ids != own
     return (
         token_ids.squeeze(-1),
         logprobs.gather(-1, token_ids).squeeze(-1),
         changed.squeeze(-1),
     )
-
-
-def _inverted(logprobs: Tensor, uniform: Tensor) -> Tensor:
-    """Return the tokens (B, 1) that uniform numbers (B,) pick from distributions (B, V)."""
-    cumulated = logprobs.double().exp().cumsum(dim=-1)
-    threshold = uniform.unsqueeze(-1) * cumulated[:, -1:]  # (B, 1)
-    return torch.searchsorted(cumulated, threshold, right=True).clamp_(max=logprobs.shape[-1] - 1)

@@ -70,51 +70,22 @@ def test_a_row_of_length_zero_is_zero_and_a_length_beyond_the_table_is_refused()
         decode_attention(torch.randn(2, 3, 8), cache.expand(2, 4, 2, 8), cache, table, table[:, 0])
 
 
-def _brute(
-    logits: list[float], temperature: float, top_k: int, top_p: float, min_p: float
-) -> list[float]:
-    """Filter and renormalise one row in plain Python floats, following the definition."""
+def _softmax(logits: list[float], temperature: float) -> list[float]:
+    """Return one row's distribution in plain Python floats."""
     highest = max(logits)
     p = [math.exp((z - highest) / temperature) for z in logits]
     total = math.fsum(p)
-    p = [v / total for v in p]
-    allowed = {i for i, v in enumerate(p) if v >= min_p * max(p)}
-    if top_k:
-        kth = sorted((p[i] for i in allowed), reverse=True)[:top_k][-1]
-        allowed = {i for i in allowed if p[i] >= kth}
-    inside = math.fsum(p[i] for i in allowed)
-    head, mass = set(), 0.0
-    for i in sorted(allowed, key=lambda i: (-p[i], i)):
-        if mass >= top_p and head:
-            break
-        head.add(i)
-        mass += p[i] / inside
-    inside = math.fsum(p[i] for i in head)
-    return [v / inside if i in head else 0.0 for i, v in enumerate(p)]
+    return [v / total for v in p]
 
 
-SETTINGS = [
-    (1.0, 0, 1.0, 0.0),
-    (0.6, 0, 0.95, 0.0),
-    (1.0, 5, 1.0, 0.0),
-    (1.3, 7, 0.8, 0.0),
-    (1.0, 0, 1.0, 0.1),
-    (0.8, 9, 0.7, 0.02),
-    (1.0, 1, 1.0, 0.0),
-    (1.0, 0, 1e-9, 0.0),
-]
-
-
-@pytest.mark.parametrize("setting", SETTINGS)
-def test_the_draw_inverts_the_distribution_of_the_definition(
-    setting: tuple[float, int, float, float],
-) -> None:
+@pytest.mark.parametrize("temperature", [0.6, 1.0, 1.3])
+def test_the_draw_inverts_the_distribution_of_the_definition(temperature: float) -> None:
     generator = torch.Generator().manual_seed(21)
     logits = 3 * torch.randn(6, 40, generator=generator)
     for row in logits:
-        p = _brute(row.double().tolist(), *setting)
+        p = _softmax(row.double().tolist(), temperature)
         points = torch.linspace(0, 1, 400, dtype=torch.float64)[:-1] + 1e-4
-        ids, logprobs = sample_tokens(row.expand(399, 40), points, *setting)
+        ids, logprobs = sample_tokens(row.expand(399, 40), points, temperature)
         edges, at, expected = torch.tensor(p, dtype=torch.float64).cumsum(0), 0, []
         for point in points.tolist():
             while edges[at] <= point:
@@ -132,31 +103,28 @@ def test_sampled_frequencies_match_the_distribution() -> None:
 
     logits = torch.randn(1, 12, generator=torch.Generator().manual_seed(3))
     uniforms = torch.rand(40_000, generator=torch.Generator().manual_seed(4))
-    ids, _ = sample_tokens(logits.expand(40_000, 12), uniforms, 0.9, 8)
-    p = torch.tensor(_brute(logits[0].double().tolist(), 0.9, 8, 1.0, 0.0), dtype=torch.float64)
+    ids, _ = sample_tokens(logits.expand(40_000, 12), uniforms, 0.9)
+    p = torch.tensor(_softmax(logits[0].double().tolist(), 0.9), dtype=torch.float64)
     counts = torch.bincount(ids, minlength=12)
-    assert not counts[p == 0].any()
-    possible = p > 0
-    assert chisquare(counts[possible], (p[possible] * 40_000)).pvalue > 1e-3
+    assert chisquare(counts, p * 40_000).pvalue > 1e-3
 
 
 def test_a_row_does_not_depend_on_its_batch() -> None:
     generator = torch.Generator().manual_seed(5)
     logits, uniforms = torch.randn(9, 50, generator=generator), torch.rand(9, generator=generator)
-    ids, logprobs = sample_tokens(logits, uniforms, 0.7, 20, 0.9, 0.01)
+    ids, logprobs = sample_tokens(logits, uniforms, 0.7)
     for row in range(9):
         part = slice(row, row + 1)
-        alone = sample_tokens(logits[part], uniforms[part], 0.7, 20, 0.9, 0.01)
+        alone = sample_tokens(logits[part], uniforms[part], 0.7)
         assert torch.equal(alone[0], ids[part])
         assert torch.equal(alone[1], logprobs[part])
 
 
-def test_the_ends_of_the_unit_interval_take_the_first_and_last_kept_token() -> None:
+def test_the_ends_of_the_unit_interval_take_the_first_and_last_possible_token() -> None:
     logits = torch.tensor([[-torch.inf, 0.0, 1.0, 0.5, -torch.inf]])
     assert int(sample_tokens(logits, torch.tensor([0.0]), 1.0)[0]) == 1
-    below_one = torch.nextafter(torch.tensor([1.0]), torch.tensor(0.0))
+    below_one = torch.tensor([1 - 2.0**-53], dtype=torch.float64)
     assert int(sample_tokens(logits, below_one, 1.0)[0]) == 3
-    assert int(sample_tokens(logits, torch.tensor([1.0]), 1.0)[0]) == 3
 
 
 def test_temperature_zero_is_greedy_with_logprob_zero() -> None:
@@ -168,9 +136,8 @@ def test_temperature_zero_is_greedy_with_logprob_zero() -> None:
 
 def test_bad_settings_and_rows_without_a_token_are_refused() -> None:
     logits, uniforms = torch.zeros(2, 4), torch.zeros(2)
-    for setting in ((-1.0,), (1.0, -1), (1.0, 0, 0.0), (1.0, 0, 1.1), (1.0, 0, 1.0, 1.5)):
-        with pytest.raises(ValueError, match="needed are"):
-            sample_tokens(logits, uniforms, *setting)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"temperature is -1.0; it must be at least 0"):
+        sample_tokens(logits, uniforms, -1.0)
     with pytest.raises(ValueError, match=r"must be \(B, V\) and \(B,\)"):
         sample_tokens(logits, uniforms[:1], 1.0)
     for bad in (math.nan, math.inf):

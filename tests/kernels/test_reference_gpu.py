@@ -119,9 +119,9 @@ def test_draws_on_the_gpu_are_those_of_the_cpu() -> None:
     generator = torch.Generator().manual_seed(33)
     logits = 3 * torch.randn(64, 1000, generator=generator)
     uniforms = torch.rand(64, generator=generator)
-    for setting in ((1.0,), (0.6, 0, 0.95), (1.0, 20, 0.9, 0.01)):
-        host = sample_tokens(logits, uniforms, *setting)
-        device = sample_tokens(logits.cuda(), uniforms.cuda(), *setting)
+    for temperature in (1.0, 0.6):
+        host = sample_tokens(logits, uniforms, temperature)
+        device = sample_tokens(logits.cuda(), uniforms.cuda(), temperature)
         # A uniform within rounding of an edge may fall to either side.
         same = host[0] == device[0].cpu()
         assert int((~same).sum()) <= 1

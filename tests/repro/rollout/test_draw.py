@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 from transformers import (
@@ -12,7 +14,6 @@ from transformers import (
     TopPLogitsWarper,
 )
 
-from kernels.reference_decode import sample_tokens
 from repro.rollout.draw import draw, draw_exploring, sampling_logprobs, uniforms
 from repro.spec.config import SamplingConfig
 
@@ -39,14 +40,67 @@ def test_filters_keep_what_transformers_keeps(temperature, top_k, top_p, min_p):
     torch.testing.assert_close(sampling_logprobs(logits, sampling), expected)
 
 
-def test_the_filters_come_in_the_order_of_the_kernels():
+def test_min_p_comes_before_top_p():
     # After min_p the two first hold 0.8 of what is left, and before it only 0.72 of all.
     logits = torch.tensor([[0.4, 0.32, 0.18, 0.06, 0.04]]).log()
     logprobs = sampling_logprobs(logits, SamplingConfig(top_p=0.79, min_p=0.2))
     assert logprobs.isfinite().tolist() == [[True, True, False, False, False]]
-    for number in torch.linspace(0, 0.999, 50, dtype=torch.float64):
-        token, logprob = sample_tokens(logits, number.float().reshape(1), 1.0, 0, 0.79, 0.2)
-        torch.testing.assert_close(logprob, logprobs[0, token])
+
+
+def filtered_distribution(logits, sampling):
+    """Filter and renormalise one row in plain Python floats, following the definition."""
+    highest = max(logits)
+    p = [math.exp((z - highest) / sampling.temperature) for z in logits]
+    total = math.fsum(p)
+    p = [v / total for v in p]
+    allowed = [i for i, v in enumerate(p) if v >= sampling.min_p * max(p)]
+    allowed = sorted(allowed, key=lambda i: (-p[i], i))[: sampling.top_k or None]
+    inside = math.fsum(p[i] for i in allowed)
+    head, mass = set(), 0.0
+    for i in allowed:
+        if mass >= sampling.top_p and head:
+            break
+        head.add(i)
+        mass += p[i] / inside
+    inside = math.fsum(p[i] for i in head)
+    return [v / inside if i in head else 0.0 for i, v in enumerate(p)]
+
+
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        SamplingConfig(),
+        SamplingConfig(temperature=0.6, top_p=0.95),
+        SamplingConfig(top_k=5),
+        SamplingConfig(temperature=1.3, top_k=7, top_p=0.8),
+        SamplingConfig(min_p=0.1),
+        SamplingConfig(temperature=0.8, top_k=9, top_p=0.7, min_p=0.02),
+        SamplingConfig(top_k=1),
+        SamplingConfig(top_p=1e-9),
+    ],
+)
+def test_the_draw_inverts_the_distribution_of_the_definition(sampling):
+    for row in logits_of(rows=6, seed=21):
+        p = torch.tensor(filtered_distribution(row.double().tolist(), sampling)).double()
+        edges = p.cumsum(0)
+        points = torch.linspace(0, 1, 400, dtype=torch.float64)[:-1] + 1e-4
+        tokens, logprobs = draw(row.expand(399, -1), points, sampling)
+        clear = (points.unsqueeze(1) - edges).abs().amin(1) > 1e-6
+        assert float(clear.double().mean()) > 0.95
+        expected = torch.searchsorted(edges, points, right=True)
+        assert torch.equal(tokens[clear], expected[clear])
+        torch.testing.assert_close(logprobs.double(), p[tokens].log(), rtol=0, atol=2e-6)
+
+
+def test_a_row_does_not_depend_on_its_batch():
+    logits, numbers = logits_of(rows=9, seed=5), uniforms([5], 9)[0]
+    sampling = SamplingConfig(temperature=0.7, top_k=20, top_p=0.9, min_p=0.01)
+    tokens, logprobs = draw(logits, numbers, sampling)
+    for row in range(9):
+        part = slice(row, row + 1)
+        alone = draw(logits[part], numbers[part], sampling)
+        assert torch.equal(alone[0], tokens[part])
+        assert torch.equal(alone[1], logprobs[part])
 
 
 def test_ties_at_the_bound_of_top_k_let_no_more_than_k_pass():
