@@ -26,7 +26,7 @@ from torch.nn import functional
 from kernels import reference
 from kernels.formats import QuantizedWeight
 from kernels.packing import PackedWeight, unpack
-from kernels.reference import rotary, shared_global_scale
+from kernels.reference import shared_global_scale
 
 __all__ = [
     "PackedWeight",
@@ -37,7 +37,6 @@ __all__ = [
     "quantize",
     "reads_packed",
     "rms_norm",
-    "rotary",
     "shared_global_scale",
     "swiglu",
     "token_logprobs",

@@ -243,5 +243,6 @@ def test_rotary_is_bit_equal_to_transformers(
 
 
 def test_dispatch_has_every_operation_of_the_reference() -> None:
-    for name in set(reference.__all__) - {"decoded_block_scales"}:
+    # The rotation has no kernel of its own: decoding's (`rotary_write`) writes the cache with it.
+    for name in set(reference.__all__) - {"decoded_block_scales", "rotary"}:
         assert hasattr(dispatch, name), name
