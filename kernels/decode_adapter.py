@@ -25,7 +25,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.decode_step import launch
+from kernels.decode_step import launch, wait
 
 # Beyond this many rows cuBLAS makes z at once.
 FEW_ROWS = 256
@@ -49,9 +49,7 @@ def _project_kernel(
     k = part * STEPS * COLUMNS + tl.arange(0, COLUMNS)
     # Load the first columns of A, (16, COLUMNS): the launch before does not write them.
     weights = tl.load(a + r[:, None] * K + k[None, :], mask=k[None, :] < K, other=0.0)
-    if OVERLAP:
-        tl.extra.cuda.gdc_launch_dependents()
-        tl.extra.cuda.gdc_wait()
+    wait(OVERLAP)
     acc = tl.zeros((16, ROWS), tl.float32)
     # Multiply: (16, COLUMNS) of A by (COLUMNS, ROWS) of x^T, the next columns of A loading behind.
     for step in tl.static_range(STEPS):
@@ -166,9 +164,7 @@ def _add_kernel(
     adapter = (start >= end0).to(tl.int32) + (start >= end1).to(tl.int32)
     # Load B^T, (RANK, COLUMNS): the launch before does not write it.
     factors = tl.load(b + n[None, :] * RANK + r[:, None])
-    if OVERLAP:
-        tl.extra.cuda.gdc_launch_dependents()
-        tl.extra.cuda.gdc_wait()
+    wait(OVERLAP)
     # Multiply z, (ROWS, RANK), of the projection whose columns these are.
     at = m[:, None] * z_stride + adapter * RANK + r[None, :]
     own = tl.load(z + at, mask=(m < M)[:, None], other=0.0)
@@ -242,9 +238,7 @@ def _swiglu_kernel(
     gate_b = tl.load(b + n[None, :] * RANK + r[:, None], mask=inside[None, :], other=0.0)
     up_b = tl.load(b + (I + n[None, :]) * RANK + r[:, None], mask=inside[None, :], other=0.0)
     TYPE: tl.constexpr = y.dtype.element_ty
-    if OVERLAP:
-        tl.extra.cuda.gdc_launch_dependents()
-        tl.extra.cuda.gdc_wait()
+    wait(OVERLAP)
     # Load the base layer's outputs, (ROWS, COLUMNS) each.
     valid = (m < M)[:, None] & inside[None, :]
     source = gate_up + m[:, None] * stride + n[None, :]

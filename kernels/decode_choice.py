@@ -27,7 +27,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.decode_step import launch
+from kernels.decode_step import launch, wait
 
 _PART = 2048
 
@@ -40,9 +40,7 @@ def _parts_kernel(
     row = tl.program_id(0).to(tl.int64)
     part = tl.program_id(1)
     at = part * PART + tl.arange(0, PART)
-    if OVERLAP:
-        tl.extra.cuda.gdc_launch_dependents()
-        tl.extra.cuda.gdc_wait()
+    wait(OVERLAP)
     z = tl.load(logits + row * V + at, mask=at < V, other=float("-inf"))
     if not GREEDY:
         z = z / tl.load(temperature)
@@ -63,9 +61,7 @@ def _choose_kernel(
     row = tl.program_id(0).to(tl.int64)
     p = tl.arange(0, PARTS)
     n = tl.arange(0, PART)
-    if OVERLAP:
-        tl.extra.cuda.gdc_launch_dependents()
-        tl.extra.cuda.gdc_wait()
+    wait(OVERLAP)
     position = tl.load(positions + row)
     count = tl.load(counts + row)
     m = tl.load(maxima + row * parts + p, mask=p < parts, other=float("-inf"))

@@ -34,7 +34,8 @@ _MAX_SPLITS = 8
 
 
 @triton.jit
-def _wait(OVERLAP: tl.constexpr):
+def wait(OVERLAP: tl.constexpr):
+    """Let the next kernel start, then wait for what the kernel ahead writes."""
     if OVERLAP:
         tl.extra.cuda.gdc_launch_dependents()
         tl.extra.cuda.gdc_wait()
@@ -52,7 +53,7 @@ def _add_norm_kernel(
     factor = tl.load(gain + at, mask=valid, other=0.0).to(tl.float32)
     if HAS_NOISE:
         factor += tl.load(noise + at, mask=valid, other=0.0)
-    _wait(OVERLAP)
+    wait(OVERLAP)
     # Add the update and store the stream; the norm is that of the rounded sum.
     value = tl.load(residual + row * H + at, mask=valid, other=0.0).to(tl.float32)
     if HAS_UPDATE:
@@ -153,7 +154,7 @@ def _attend_kernel(
     valid_row = i < SHARE
     half = tl.arange(0, D // 2)
     d = tl.arange(0, D)
-    _wait(OVERLAP)
+    wait(OVERLAP)
     position = tl.load(positions + row)
     runs = position >= 0
     at = tl.maximum(position, 0).to(tl.int64)
@@ -358,7 +359,7 @@ def _swiglu_kernel(gate_up, y, stride, I: tl.constexpr, BLOCK: tl.constexpr, OVE
     row = tl.program_id(0).to(tl.int64)
     at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     valid = at < I
-    _wait(OVERLAP)
+    wait(OVERLAP)
     gate = tl.load(gate_up + row * stride + at, mask=valid, other=0.0).to(tl.float32)
     up = tl.load(gate_up + row * stride + I + at, mask=valid, other=0.0).to(tl.float32)
     active = (gate * tl.sigmoid(gate)).to(y.dtype.element_ty).to(tl.float32)
