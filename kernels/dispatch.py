@@ -9,15 +9,14 @@ Models and trainers import operations from here only. Names, signatures and mean
 
 `reads_packed` says which form of a 4-bit weight the device's linear kernels read; whoever loads a
 model packs it once (`kernels.packing.pack`). `linear`, `lora_linear` and `dequantize` take either
-form. Where the Hopper kernels cannot be compiled, one
-warning says why and the portable path serves.
+form. Where the Hopper kernels cannot be compiled, one warning says why and the portable path
+serves.
 """
 
 from __future__ import annotations
 
 import warnings
 from functools import lru_cache
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -60,13 +59,13 @@ def _capability(index: int) -> tuple[int, int]:
 
 
 def _portable(tensor: Tensor) -> bool:
-    """Tell whether Triton kernels serve this tensor's device."""
+    """Return whether Triton kernels serve this tensor's device."""
     return tensor.is_cuda and _has_triton() and _capability(tensor.device.index) >= (8, 0)
 
 
 @lru_cache(maxsize=16)
 def _hopper(index: int) -> bool:
-    """Tell whether the Hopper kernels compile and load on this device; if not, say why once."""
+    """Return whether the Hopper kernels compile and load on this device; if not, say why once."""
     if _capability(index)[0] != 9:
         return False
     from kernels.cuda import compiler, driver
@@ -102,7 +101,7 @@ def quantize(
 
 
 def reads_packed(device: torch.device, dtype: torch.dtype) -> bool:
-    """Tell whether the device's linear kernels read packed weights (`kernels.packing`).
+    """Return whether the device's linear kernels read packed weights (`kernels.packing`).
 
     Hopper's do, for 16-bit activations; elsewhere codes are read as a checkpoint has them.
     """
@@ -114,7 +113,7 @@ def reads_packed(device: torch.device, dtype: torch.dtype) -> bool:
 def _portable_product(x: Tensor, weight: QuantizedWeight, bias: Tensor | None) -> Tensor:
     """Multiply from the codes where rows are few, else by way of a dense W.
 
-    NF4 always goes the latter way: a look-up an element costs more in tiles than writing W.
+    NF4 always goes the latter way: a look-up per element costs more in tiles than writing W.
     """
     from kernels import portable_linear
 
@@ -122,26 +121,6 @@ def _portable_product(x: Tensor, weight: QuantizedWeight, bias: Tensor | None) -
     if few and weight.format != "nf4" and x.dtype in _SIXTEEN_BITS:
         return portable_linear.linear(x, weight, bias)
     return functional.linear(x, dequantize(weight, x.dtype), bias)
-
-
-class _PortableLinear(torch.autograd.Function):
-    """As the reference's, with W rebuilt by a kernel."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: QuantizedWeight, bias: Tensor | None) -> Tensor:
-        ctx.weight = weight
-        ctx.has_bias = bias is not None
-        return _portable_product(x, weight, bias)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        (grad,) = grads
-        grad_x = grad_bias = None
-        if ctx.needs_input_grad[0]:
-            grad_x = grad @ dequantize(ctx.weight, grad.dtype)
-        if ctx.has_bias and ctx.needs_input_grad[2]:
-            grad_bias = grad.reshape(-1, grad.shape[-1]).sum(0)
-        return grad_x, None, grad_bias
 
 
 def linear(x: Tensor, weight: QuantizedWeight | PackedWeight, bias: Tensor | None = None) -> Tensor:
@@ -152,9 +131,8 @@ def linear(x: Tensor, weight: QuantizedWeight | PackedWeight, bias: Tensor | Non
 
             return linear_autograd.linear(x, weight, bias)
         return reference.linear(x, unpack(weight), bias)
-    if _portable(x) and x.shape[-1] == weight.shape[1]:
-        bias = None if bias is None else bias.to(x.dtype)
-        return _PortableLinear.apply(x, weight, bias)
+    if _portable(x):
+        return reference.linear_by(_portable_product, dequantize, x, weight, bias)
     return reference.linear(x, weight, bias)
 
 

@@ -1,6 +1,6 @@
 """The operations in plain PyTorch: the specification that every kernel is compared with.
 
-One name and one signature an operation, here and in `kernels.dispatch`. Nothing here needs
+One name and signature per operation, here and in `kernels.dispatch`. Nothing here needs
 Triton or a GPU; everything runs on either device. Quantisation is in `reference_quantize`,
 logprobs in `reference_logprobs`; all these names are importable from here. The steps of decoding,
 which the engine calls past `dispatch`, are in `reference_step` and `reference_decode`.
@@ -49,25 +49,36 @@ __all__ = [
 ]
 
 
+Product = Callable[[Tensor, QuantizedWeight, Tensor | None], Tensor]
+Dequantize = Callable[[QuantizedWeight, torch.dtype], Tensor]
+
+
 class _QuantizedLinear(torch.autograd.Function):
-    """y = x W^T + b, with W rebuilt in forward and in backward and dropped in between."""
+    """y = x W^T + b by a product that keeps no dense W; backward rebuilds W once more."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: QuantizedWeight, bias: Tensor | None) -> Tensor:
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        weight: QuantizedWeight,
+        bias: Tensor | None,
+        product: Product,
+        dequantize: Dequantize,
+    ) -> Tensor:
         # Only 4-bit tensors are kept for backward; x is not needed, as W is frozen.
-        ctx.weight = weight
+        ctx.weight, ctx.dequantize = weight, dequantize
         ctx.has_bias = bias is not None
-        return functional.linear(x, dequantize(weight, x.dtype), bias)
+        return product(x, weight, bias)
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, None, Tensor | None]:
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         (grad,) = grads
         grad_x = grad_bias = None
         if ctx.needs_input_grad[0]:
-            grad_x = grad @ dequantize(ctx.weight, grad.dtype)
+            grad_x = grad @ ctx.dequantize(ctx.weight, grad.dtype)
         if ctx.has_bias and ctx.needs_input_grad[2]:
-            grad_bias = grad.reshape(-1, grad.shape[-1]).sum(0)
-        return grad_x, None, grad_bias
+            grad_bias = grad.reshape(-1, grad.shape[-1]).sum(0)  # (N,)
+        return grad_x, None, grad_bias, None, None
 
 
 _apply_linear: Callable[..., Tensor] = _QuantizedLinear.apply
@@ -93,9 +104,34 @@ def linear(x: Tensor, weight: QuantizedWeight, bias: Tensor | None = None) -> Te
     ValueError
         When x's last dimension is not K.
     """
+    return linear_by(_dense_product, dequantize, x, weight, bias)
+
+
+def linear_by(
+    product: Product,
+    dequantize: Dequantize,
+    x: Tensor,
+    weight: QuantizedWeight,
+    bias: Tensor | None,
+) -> Tensor:
+    """Do `linear` by a product and a way to dequantise of the caller's; gradients are the same.
+
+    Parameters
+    ----------
+    product
+        Returns x W^T + b from x, the weight and the bias in x's type.
+    dequantize
+        Returns the dense W in a type; backward multiplies by it.
+    x, weight, bias
+        As of `linear`.
+    """
     _check_columns("x", x, weight.shape[1])
     bias = None if bias is None else bias.to(x.dtype)
-    return _apply_linear(x, weight, bias)
+    return _apply_linear(x, weight, bias, product, dequantize)
+
+
+def _dense_product(x: Tensor, weight: QuantizedWeight, bias: Tensor | None) -> Tensor:
+    return functional.linear(x, dequantize(weight, x.dtype), bias)
 
 
 def lora_linear(
