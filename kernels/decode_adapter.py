@@ -99,7 +99,7 @@ def _counters(device: int, stream: int) -> Tensor:
 
 
 def counters(ranks: int) -> int:
-    """Return how many counters `project` needs for an A of so many rows."""
+    """Return how many counters `project` needs for an A with `ranks` rows."""
     return ranks // 16 * triton.cdiv(FEW_ROWS, _TILE_ROWS)
 
 

@@ -3,7 +3,7 @@
 With temperature alone, three reads of the logits suffice, spread over many programs:
 
     1. each part of the vocabulary leaves its maximum and its sum of exp(z - maximum)
-    2. one program a row joins the parts, scales the row's uniform number by the total, and finds
+    2. one program per row joins the parts, scales the row's uniform number by the total, and finds
        the part in which the cumulative sum passes it
     3. the same program walks that part and takes the first token at which the sum passes
 
@@ -41,11 +41,14 @@ def _parts_kernel(
     part = tl.program_id(1)
     at = part * PART + tl.arange(0, PART)
     wait(OVERLAP)
+    # Load one part of the row's logits, (PART,); past the end of the vocabulary they weigh nothing.
     z = tl.load(logits + row * V + at, mask=at < V, other=float("-inf"))
     if not GREEDY:
         z = z / tl.load(temperature)
+    # Mark a row to be refused by an infinite maximum: NaN is counted, since a maximum skips it.
     strange = tl.sum(((z != z) | (z == float("inf"))).to(tl.int32), 0)
     top = tl.max(z, 0)
+    # A part without any allowed token has the sum 0, where -inf minus -inf would give NaN.
     safe = tl.where(top == float("-inf"), 0.0, top)
     top = tl.where(strange > 0, float("inf"), top)
     tl.store(maxima + row * parts + part, top)
@@ -64,11 +67,14 @@ def _choose_kernel(
     wait(OVERLAP)
     position = tl.load(positions + row)
     count = tl.load(counts + row)
+    # Join the parts' maxima, (PARTS,) -> (); an infinite one marks a faulty row.
     m = tl.load(maxima + row * parts + p, mask=p < parts, other=float("-inf"))
     top = tl.max(m, 0)
     faulty = (top == float("inf")) | (top == float("-inf"))
     top = tl.where(faulty, 0.0, top)
     scale = 1.0
+    # Find the part: the first with the maximum, or the first whose cumulative sum passes the
+    # scaled uniform number; the last with any probability where, by rounding, none does.
     if GREEDY:
         part = tl.min(tl.where(m == top, p, PARTS - 1), 0)
     else:
@@ -82,7 +88,9 @@ def _choose_kernel(
         final = tl.max(tl.where(weight > 0.0, p, 0), 0)
         part = tl.minimum(tl.min(tl.where(passing, p, PARTS), 0), final)
         before = tl.sum(tl.where(p < part, weight, 0.0), 0)
+    # A faulty row may have found no part; the load below must stay within the row all the same.
     part = tl.minimum(part, parts - 1)
+    # Walk that part, (PART,), for the token, by the same rule.
     at = part * PART + n
     z = tl.load(logits + row * V + at, mask=at < V, other=float("-inf"))
     if GREEDY:
@@ -97,6 +105,7 @@ def _choose_kernel(
         chosen = tl.minimum(tl.min(tl.where(passing, n, PART), 0), final)
         logprob = tl.max(tl.where(n == chosen, z, float("-inf")), 0) - top - tl.log(total)
     token = (part * PART + chosen).to(tl.int64)
+    # Move the row on; one that does not run stays as it is, and a faulty one takes no token.
     if position >= 0:
         if faulty:
             tl.store(status + row, 3)

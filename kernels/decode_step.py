@@ -157,6 +157,7 @@ def _attend_kernel(
     wait(OVERLAP)
     position = tl.load(positions + row)
     runs = position >= 0
+    # A row that does not run must read in range too.
     at = tl.maximum(position, 0).to(tl.int64)
 
     # Queries, rotated: the query heads of this key head are the rows of a small product.
@@ -172,7 +173,8 @@ def _attend_kernel(
     total = tl.zeros((ROWS,), tl.float32)
     acc = tl.zeros((ROWS, D), tl.float32)
     if (split == SPLITS - 1) & runs:
-        # The new token: into the cache for later steps, from registers for this one.
+        # The new token, in the last split: into the cache for later steps, and from registers for
+        # this one. It begins the softmax: its own score is the maximum so far, its weight 1.
         k_at = source + (HQ + head) * D + half[None, :]
         k_low = tl.load(k_at).to(tl.float32)
         k_high = tl.load(k_at + D // 2).to(tl.float32)
@@ -191,7 +193,7 @@ def _attend_kernel(
         total = tl.full((ROWS,), 1.0, tl.float32)
         acc += value.to(tl.float32)[None, :]
 
-    # The cached tokens before it, in whole tiles a split.
+    # The walk of a split over the cached tokens before the new one, in whole tiles per split.
     length = tl.maximum(position, 0)
     tiles = tl.cdiv(length, TILE)
     first = tiles * split // SPLITS * TILE
@@ -234,7 +236,7 @@ def _attend_kernel(
         result = acc / tl.where(total == 0.0, 1.0, total)[:, None]
         tl.store(target, result.to(TYPE), mask=valid_row[:, None])
     else:
-        # A split leaves its sum, total and maximum; the last to arrive joins them.
+        # The join: a split leaves its sum, total and maximum; the last to arrive joins them.
         PART: tl.constexpr = ROWS * (D + 2)
         pair = row * HKV + head
         part_at = partial + (pair * SPLITS + split) * PART
@@ -359,9 +361,11 @@ def _swiglu_kernel(gate_up, y, stride, I: tl.constexpr, BLOCK: tl.constexpr, OVE
     row = tl.program_id(0).to(tl.int64)
     at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     valid = at < I
+    # Load gate and up, (BLOCK,) each: the launch before writes both.
     wait(OVERLAP)
     gate = tl.load(gate_up + row * stride + at, mask=valid, other=0.0).to(tl.float32)
     up = tl.load(gate_up + row * stride + I + at, mask=valid, other=0.0).to(tl.float32)
+    # Activate, rounded before the product, and store.
     active = (gate * tl.sigmoid(gate)).to(y.dtype.element_ty).to(tl.float32)
     tl.store(y + row * I + at, (active * up).to(y.dtype.element_ty), mask=valid)
 

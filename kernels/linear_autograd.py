@@ -38,14 +38,14 @@ def _gradients(
     grad = grad.contiguous()
     rows = grad.view(-1, grad.shape[-1])  # (M, N)
     grad_x = grad_input(grad, weight) if needed[0] else None
-    grad_bias = rows.sum(0) if needed[1] else None
+    grad_bias = rows.sum(0) if needed[1] else None  # (N,)
     grad_a = grad_b = None
     if x is not None and a is not None and b is not None:
         x_rows = x.reshape(-1, x.shape[-1])  # (M, K)
         through = rows @ b  # (M, R)
         if grad_x is not None:
-            flat = grad_x.view(-1, grad_x.shape[-1])
-            grad_x = torch.addmm(flat, through, a, alpha=scaling).view(grad_x.shape)
+            flat = grad_x.view(-1, grad_x.shape[-1])  # (M, K)
+            grad_x = torch.addmm(flat, through, a, alpha=scaling).view(grad_x.shape)  # (..., K)
         if needed[2]:
             grad_a = (through.t() @ x_rows) * scaling
         if needed[3]:

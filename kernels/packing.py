@@ -177,9 +177,10 @@ def pack(weight: QuantizedWeight) -> PackedWeight:
             extras["lost_blocks"] = index
             # (lost blocks, bytes of a block)
             extras["lost_codes"] = codes.view(-1, block_bytes)[index]
+            # (lost blocks,)
             extras["lost_scales"] = weight.block_scales.view(torch.uint8).view(-1)[index]
             codes = codes.clone()
-            codes.view(-1, block_bytes)[index] = 0
+            codes.view(-1, block_bytes)[index] = 0  # (lost blocks, bytes of a block)
         scales = scales.repeat_interleave(weight.block // 16, dim=1)
         if weight.format == "nvfp4":
             assert weight.encode_scale is not None
@@ -202,6 +203,7 @@ def unpack(packed: PackedWeight) -> QuantizedWeight:
     N, K = packed.shape
     tiles, columns, _ = packed.packs.shape
     words = packed.packs[:, :, :2048].contiguous().view(torch.int32)
+    # (tile, column, chunk, lane, j), from the places of a chunk back to lanes
     words = words.view(tiles, columns, 4, 32, 4)[:, :, :, _entries(words.device).argsort()]
     words = words.view(tiles, columns, 4, 8, 4, 4)  # chunk, g, t, j
     if packed.format == "nf4":
@@ -212,13 +214,13 @@ def unpack(packed: PackedWeight) -> QuantizedWeight:
     pairs = torch.stack((torch.stack(bytes_[0::2], -2), torch.stack(bytes_[1::2], -2)), 0)
     pairs = pairs.permute(1, 0, 4, 2, 3, 5, 6, 7)  # tile, half, g, column, chunk, t, eight, j
     codes = pairs.reshape(tiles * PACK_ROWS, columns * PACK_COLUMNS // 2)[:N, : K // 2]
-    codes = codes.contiguous()
+    codes = codes.contiguous()  # (N, K / 2)
     if packed.format == "nf4":
         return _unpack_nf4(packed, codes)
     stored = packed.packs[:, :, 2048:].reshape(tiles, columns, 8, 4, 4, 2)  # g, t, chunk, half
     # (tile, half, g) are rows, (column, chunk, t) blocks of 16
     stored = stored.permute(0, 5, 2, 1, 4, 3).reshape(tiles * PACK_ROWS, columns * 16)
-    stored = stored[:N, : K // 16].contiguous()
+    stored = stored[:N, : K // 16].contiguous()  # (N, K / 16)
     extras = packed.extras
     if packed.format == "nvfp4":
         raw = _e4m3_of_e5m3(stored)
@@ -226,6 +228,7 @@ def unpack(packed: PackedWeight) -> QuantizedWeight:
         largest = torch.log2(packed.gain.double()).round().to(torch.int16) + 127
         raw = (stored[:, ::2].to(torch.int16) - _LARGEST_E8M0 + largest).to(torch.uint8)
     if "lost_blocks" in extras:
+        # (lost blocks,) scales, and (lost blocks, bytes of a block) codes
         raw.view(-1)[extras["lost_blocks"]] = extras["lost_scales"]
         width = extras["lost_codes"].shape[1]
         codes.view(-1, width)[extras["lost_blocks"]] = extras["lost_codes"]
@@ -248,6 +251,7 @@ def _pack_codes(codes: Tensor, tiles: int, columns: int, format: str) -> Tensor:
     # (tile, half, g, column, chunk, t, low or high eight of the block, j)
     pairs = padded.view(tiles, 2, 8, columns, 4, 4, 2, 4)
     pairs = pairs.permute(0, 3, 4, 2, 5, 7, 6, 1)  # word (chunk, g, t, j), then eight, half
+    # From lanes to places: (tile, column, chunk, place, j, eight, half)
     pairs = pairs.flatten(3, 4)[:, :, :, _entries(codes.device)]
     if format == "nf4":
         return pairs.reshape(tiles, columns, 2048)
@@ -255,7 +259,7 @@ def _pack_codes(codes: Tensor, tiles: int, columns: int, format: str) -> Tensor:
     words = torch.zeros(pairs.shape[:-2], dtype=torch.int32, device=codes.device)
     for i in range(4):
         words |= tables[i][pairs[..., i // 2, i % 2].int()]
-    return words.view(tiles, columns, -1).view(torch.uint8)
+    return words.view(tiles, columns, -1).view(torch.uint8)  # (tiles, columns, 2048)
 
 
 def _pack_scales(scales: Tensor, tiles: int, columns: int, format: str) -> Tensor:
@@ -267,7 +271,7 @@ def _pack_scales(scales: Tensor, tiles: int, columns: int, format: str) -> Tenso
     if format == "nf4":
         # (tile, column, row, block of 64)
         by_row = padded.view(tiles, PACK_ROWS, columns, 4).permute(0, 2, 1, 3).contiguous()
-        return by_row.view(tiles, columns, -1).view(torch.uint8)
+        return by_row.view(tiles, columns, -1).view(torch.uint8)  # (tiles, columns, 256)
     # tile, half, g, column, chunk, t to tile, column, g, t, chunk, half
     by_lane = padded.view(tiles, 2, 8, columns, 4, 4).permute(0, 3, 2, 5, 4, 1)
     return by_lane.reshape(tiles, columns, 256)
@@ -320,8 +324,9 @@ def _unpack_nf4(packed: PackedWeight, codes: Tensor) -> QuantizedWeight:
     nested = {k.removeprefix("nested_"): v for k, v in packed.extras.items()}
     if nested:
         return QuantizedWeight(format="nf4", codes=codes, **nested)
-    absmax = packed.packs[:, :, 2048:].contiguous().view(torch.float32)
+    absmax = packed.packs[:, :, 2048:].contiguous().view(torch.float32)  # (tiles, columns, 64)
     # (tile, row, column, block of 64)
     absmax = absmax.view(tiles, columns, PACK_ROWS, 4).permute(0, 2, 1, 3)
-    absmax = absmax.reshape(tiles * PACK_ROWS, columns * 4)[:N, : K // 64].contiguous()
+    absmax = absmax.reshape(tiles * PACK_ROWS, columns * 4)[:N, : K // 64]
+    absmax = absmax.contiguous()  # (N, K / 64)
     return QuantizedWeight(format="nf4", codes=codes, block_scales=absmax)

@@ -44,7 +44,7 @@ class Shape:
     Attributes
     ----------
     block_n
-        Rows of W a program.
+        Rows of W per program.
     blocks
         Groups of 16 columns per step.
     programs
@@ -73,8 +73,10 @@ def _scale(scales, at, mask, KIND: tl.constexpr):
         # E4M3's bits as float32's are the scale times 2^-120.
         return (raw.to(tl.int32) << 20).to(tl.float32, bitcast=True) * 1.329227995784916e36
     if KIND == 1:
+        # E8M0's byte is float32's exponent; the 2^-127 of byte 0 is subnormal there.
         byte = raw.to(tl.int32)
         return tl.where(byte == 0, 1 << 22, byte << 23).to(tl.float32, bitcast=True)
+    # The absmax of NF4 is float32 already.
     return raw.to(tl.float32)
 
 
@@ -169,13 +171,16 @@ def _one_kernel(
 @triton.jit
 def _eight(word, codebook, KIND: tl.constexpr):
     """Return the eight values of a word, in three new dimensions: places 4, 2, 1 of the index."""
+    # Decode: a pair has places four apart.
     a0, a4 = _two(word, codebook, 0, KIND)
     a1, a5 = _two(word, codebook, 1, KIND)
     a2, a6 = _two(word, codebook, 2, KIND)
     a3, a7 = _two(word, codebook, 3, KIND)
+    # Join: the bits of the place come out in the order 4, 2, 1.
     values = tl.join(
         tl.join(tl.join(a0, a4), tl.join(a2, a6)), tl.join(tl.join(a1, a5), tl.join(a3, a7))
     )
+    # Takes back the values' 2^-14; MXFP4's scales have no room for it.
     if KIND == 1:
         values *= 16384.0
     return values
@@ -217,7 +222,7 @@ def _tile_kernel(
         # (BLOCK_N, BLOCKS, place 4, 2, 1, 8) to (BLOCK_N, BLOCKS, place 8, 4, 2, 1)
         tile = tl.permute(tl.join(low, high), (0, 1, 5, 2, 3, 4))
         tile = tl.reshape(tile, (BLOCK_N, BLOCKS, 16)) * scale[:, :, None]
-        tile = tl.reshape(tile, (BLOCK_N, BLOCKS * 16))
+        tile = tl.reshape(tile, (BLOCK_N, BLOCKS * 16))  # (rows of W, columns)
         # Multiply (BLOCK_N, BLOCKS * 16) by (BLOCKS * 16, ROWS).
         if WIDEN:
             acc += tl.dot(tile, columns.to(tl.float32), input_precision="ieee")

@@ -7,13 +7,14 @@ The scale chain is that of `kernels.reference_quantize`, in the same order of fl
     NF4     s = amax;                                             code = nearest to w * (1 / s)
 
 R rounds to bfloat16 in the recipe of that name (`BF16` below), else not at all. NVFP4 of bfloat16
-weights takes a way without a division an element, with the same bits. With d = s / g and 1 / d kept
-as a sum h + l, h of 16 bits, the product w h is exact and one multiply-add gives RN(w (h + l)),
-which lies on the same side of every bound of E2M1 as RN(w / d): over all bfloat16 w and float32 d,
-the quotients come no closer to a change of code than 2**-33, but for d one unit below a power of
-two, which is why 2**-34 is added to l. Codes then are three saturating multiply-adds, one for each
-slope of the map from magnitudes to codes. `tests/kernels/test_quantize_exact.py` proves the bound
-by going through all cases. This holds for g from 2**-7 to 2**30; other g take the divisions.
+weights takes a way without a division per element, with the same bits. With d = s / g and 1 / d
+kept as a sum h + l, h of 16 bits, the product w h is exact and one multiply-add gives RN(w (h +
+l)), which lies on the same side of every bound of E2M1 as RN(w / d): over all bfloat16 w and
+float32 d, the quotients come no closer to a change of code than 2**-33, but for d one unit below a
+power of two, which is why 2**-34 is added to l. Codes then are three saturating multiply-adds, one
+for each slope of the map from magnitudes to codes. `tests/kernels/test_quantize_exact.py` proves
+the bound by going through all cases. This holds for g from 2**-7 to 2**30; other g take the
+divisions.
 
 Easy to get wrong: on a GPU a plain `/` is not correctly rounded, so divisions are `div_rn`;
 rounding to E4M3 is done on the bits, which also holds in Triton's interpreter, whose own
@@ -75,6 +76,7 @@ def _e2m1_code(scaled, negative):
 def _step(amax, scales, row, valid, encode, KIND: tl.constexpr, BF16: tl.constexpr):
     """Store the block scales; return what weights are divided by (NVFP4), multiplied by (MXFP4)."""
     if KIND == 0:
+        # Round the block scale to E4M3, where zero becomes 0.125, and store its bits.
         g = tl.load(encode) + tl.zeros_like(amax)
         sixth = tl.div_rn(amax, tl.zeros_like(amax) + 6.0)
         if BF16:
@@ -82,10 +84,12 @@ def _step(amax, scales, row, valid, encode, KIND: tl.constexpr, BF16: tl.constex
         byte = _e4m3(tl.minimum(g * sixth, 448.0))
         byte = tl.where(byte == 0, 32, byte)
         tl.store(scales + row, byte.to(tl.uint8), mask=valid)
+        # Decode it again: weights are divided by the rounded scale.
         bits = (((byte >> 3) + 120) << 23) | ((byte & 7) << 20)
         subnormal = (byte & 7).to(tl.float32) * 0.001953125
         decoded = tl.where(byte < 8, subnormal, bits.to(tl.float32, bitcast=True))
         return tl.div_rn(decoded, g)
+    # MXFP4: floor(log2 amax) stands, with its bias, in the exponent of float32.
     exponent = tl.maximum((amax.to(tl.int32, bitcast=True) >> 23) - 2, 0)
     tl.store(scales + row, exponent.to(tl.uint8), mask=valid)
     # The reciprocal of a power of two is exact: 2^(127 - exponent), subnormal never.
@@ -106,10 +110,12 @@ def _fast_scale(amax, g, inverse, BF16: tl.constexpr):
 
     RN(amax / 6) and RN(s / g) come from products with rounded reciprocals and one residual each.
     """
+    # RN(amax / 6).
     sixth = amax * 0.16666667163372040
     sixth = tl.fma(tl.fma(sixth, -6.0, amax), 0.16666667163372040, sixth)
     if BF16:
         sixth = _bfloat16(sixth)
+    # Round to E4M3 on the bits; subnormals by adding 2^23, whose bits are taken off again.
     scaled = tl.minimum(g * sixth, 448.0)
     bits = scaled.to(tl.int32, bitcast=True)
     normal = ((bits + 0x7FFFF + ((bits >> 20) & 1)) >> 20) - 960
@@ -118,6 +124,7 @@ def _fast_scale(amax, g, inverse, BF16: tl.constexpr):
     byte = tl.where(byte == 0, 32, byte)
     # E4M3's bits as float32's are the scale times 2^-120; the other 2^40 are d's.
     s = (byte << 20).to(tl.float32, bitcast=True) * 1.329227995784916e36
+    # RN(s / g), times 2^40.
     q = s * inverse
     d = tl.fma(tl.fma(-q, g, s), inverse, q)
     return byte, d * 1099511627776.0

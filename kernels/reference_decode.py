@@ -26,7 +26,7 @@ def decode_attention(
     lengths: Tensor,
     scale: float | None = None,
 ) -> Tensor:
-    """Attend from one new position a row to everything cached for that row.
+    """Attend from one new position per row to everything cached for that row.
 
     Parameters
     ----------
@@ -59,15 +59,17 @@ def decode_attention(
     scale = 1.0 / math.sqrt(D) if scale is None else scale
     blocks = block_table.long().clamp(0, num_blocks - 1)
     cached = torch.arange(positions, device=q.device) < lengths.unsqueeze(1)  # (B, S)
-    missing = ~cached.view(B, 1, 1, positions)
+    missing = ~cached.view(B, 1, 1, positions)  # (B, 1, 1, S)
     # (B, blocks, block_size, Hkv, D) -> (B, S, Hkv, D)
     keys = key_cache[blocks].view(B, positions, Hkv, D).float()
     values = value_cache[blocks].view(B, positions, Hkv, D).float()
     # Memory past a row's end may hold NaN, and NaN times a weight of zero is NaN.
     values = values.masked_fill(~cached.view(B, positions, 1, 1), 0.0)
-    heads = q.float().view(B, Hkv, Hq // Hkv, D) * scale  # g: key heads, r: query heads of each
+    # g: key heads, r: query heads of each
+    heads = q.float().view(B, Hkv, Hq // Hkv, D) * scale  # (B, Hkv, Hq / Hkv, D)
     scores = torch.einsum("bgrd,bsgd->bgrs", heads, keys).masked_fill(missing, -math.inf)
     weights = torch.softmax(scores, dim=-1).masked_fill(missing, 0.0)
+    # (B, Hkv, Hq / Hkv, D) -> (B, Hq, D)
     return torch.einsum("bgrs,bsgd->bgrd", weights, values).reshape(B, Hq, D).to(q.dtype)
 
 
@@ -103,9 +105,9 @@ def sample_tokens(logits: Tensor, uniforms: Tensor, temperature: float) -> tuple
     if temperature < 0:
         raise ValueError(f"temperature is {temperature}; it must be at least 0")
     if temperature == 0:
-        ids = logits.argmax(dim=-1)
+        ids = logits.argmax(dim=-1)  # (B,)
         return ids, torch.zeros(len(ids), dtype=torch.float32, device=logits.device)
-    best = logits.amax(dim=-1)
+    best = logits.amax(dim=-1)  # (B,)
     if not bool(torch.isfinite(best).all()):
         row = int((~torch.isfinite(best)).nonzero()[0])
         raise ValueError(f"logits row {row} has maximum {float(best[row])}; it must be finite")

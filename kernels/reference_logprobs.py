@@ -118,12 +118,13 @@ class _TokenLogprobs(torch.autograd.Function):
         entropy, peak, log_total = (torch.empty_like(logprobs) for _ in range(3))
         for at in range(0, T, rows):
             part = slice(at, at + rows)
-            z = _logits(hidden[part], weight, bias, temperature)
-            peak[part] = z.amax(-1)
+            z = _logits(hidden[part], weight, bias, temperature)  # (rows, V)
+            peak[part] = z.amax(-1)  # (rows,)
             weights = z.sub_(peak[part].unsqueeze(1)).exp()  # (rows, V)
-            total = weights.sum(-1)
+            total = weights.sum(-1)  # (rows,)
             log_total[part] = total.log()
-            logp = z.sub_(log_total[part].unsqueeze(1))
+            logp = z.sub_(log_total[part].unsqueeze(1))  # (rows, V)
+            # Gathered per row: (rows, 1) -> (rows,)
             logprobs[part] = logp.gather(1, token_ids[part].unsqueeze(1).long()).squeeze(1)
             _silence_forbidden(logp, bias)
             entropy[part] = weights.mul_(logp).sum(-1).div_(total).neg_()
@@ -145,7 +146,7 @@ class _TokenLogprobs(torch.autograd.Function):
         grad_bias = torch.zeros_like(bias, dtype=torch.float32) if wants_bias else None
         for at in range(0, hidden.shape[0], ctx.rows):
             part = slice(at, at + ctx.rows)
-            z = _logits(hidden[part], weight, bias, ctx.temperature)
+            z = _logits(hidden[part], weight, bias, ctx.temperature)  # (rows, V)
             logp = z.sub_(peak[part].unsqueeze(1)).sub_(log_total[part].unsqueeze(1))
             _silence_forbidden(logp, bias)
             rate = None if grad_entropy is None else grad_entropy[part]
@@ -187,12 +188,13 @@ def _grad_logits(
 
     It is -(g_logprob + g_entropy * (logp + entropy)) * p, plus g_logprob at the token itself.
     """
-    p = logp.exp()
+    p = logp.exp()  # (rows, V)
     if grad_entropy is None:
         grad = p.mul_(-grad_logprobs.unsqueeze(1))
     else:
         slope = logp.add_(entropy.unsqueeze(1)).mul_(grad_entropy.unsqueeze(1))
         grad = slope.add_(grad_logprobs.unsqueeze(1)).mul_(p).neg_()
+    # (rows, 1) indices and values into (rows, V)
     return grad.scatter_add_(1, token_ids.unsqueeze(1).long(), grad_logprobs.unsqueeze(1))
 
 

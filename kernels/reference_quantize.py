@@ -352,24 +352,26 @@ def _quantize_nf4(
 
 def _nest(absmax: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Quantise block scales to 8 bits: (codes, scales of the second level, offset)."""
-    offset = absmax.flatten().mean()
+    offset = absmax.flatten().mean()  # ()
     flat = (absmax - offset).flatten()  # (N K / block,)
     padding = -len(flat) % NESTED_BLOCK
     # (second-level scales, NESTED_BLOCK)
     blocks = torch.nn.functional.pad(flat, (0, padding)).view(-1, NESTED_BLOCK)
-    scale = blocks.abs().amax(-1)
+    scale = blocks.abs().amax(-1)  # (second-level scales,)
     scaled = (blocks * (1.0 / scale.clamp(min=1e-38)).unsqueeze(-1)).clamp(-1.0, 1.0)
     # Ties to the lower code, as bitsandbytes on GPUs. Its CPU library (0.50) first rounds the
     # scaled value to one of 65536, so codes there differ where that crosses a midpoint.
     bounds = _midpoints(dynamic_codebook(absmax.device))
     nested = torch.bucketize(scaled, bounds, out_int32=True).to(torch.uint8)
+    # Without the padding, (N, K / block) again.
     return nested.flatten()[: len(flat)].view(absmax.shape), scale, offset
 
 
 def _dequantize_rows(weight: QuantizedWeight, codes: Tensor, scales: Tensor) -> Tensor:
     """Look each byte up as a pair of values and scale in place; (rows, K) float32."""
     # A pair of float32 as one int64: a single gather of 8-byte elements.
-    pairs = byte_table(weight.format, weight.device).view(torch.int64).flatten()
+    pairs = byte_table(weight.format, weight.device).view(torch.int64).flatten()  # (256,)
     values = pairs.index_select(0, codes.reshape(-1).int()).view(torch.float32)  # (rows K,)
+    # By block: (rows, K / block, block)
     values.view(*scales.shape, weight.block).mul_(scales.unsqueeze(-1))
-    return values.view(codes.shape[0], -1)
+    return values.view(codes.shape[0], -1)  # (rows, K)

@@ -170,6 +170,7 @@ def attend_step(
         qkv, cos, sin, at, slots, key_cache, value_cache, query_heads=query_heads
     )
     lengths = positions + 1
+    # (M, Hq, D) -> (M, Hq D)
     return decode_attention(queries, key_cache, value_cache, table, lengths, scale).flatten(1)
 
 
@@ -208,10 +209,11 @@ def prefill_attention(
             continue
         end = position + count
         blocks = table[row, : -(-end // block_size)].long()
+        # (blocks, block_size, Hkv, D) -> (positions, Hkv, D) -> (end, Hq, D)
         k, v = (
             cache[blocks].view(-1, keys, D)[:end].to(q.dtype).repeat_interleave(repeats, dim=1)
             for cache in (key_cache, value_cache)
-        )  # (end, Hq, D)
+        )
         mask = torch.arange(end) <= torch.arange(position, end).unsqueeze(1)  # (count, end)
         attended = functional.scaled_dot_product_attention(
             q[first : first + count].transpose(0, 1),  # (Hq, count, D)
@@ -221,7 +223,7 @@ def prefill_attention(
             scale=scale,
         )
         out[first : first + count] = attended.transpose(0, 1)
-    return out.flatten(1)
+    return out.flatten(1)  # (M, Hq D)
 
 
 def project(
@@ -298,7 +300,7 @@ def choose(
         See `advance`.
     """
     M = len(logits)
-    faulty = ~torch.isfinite(logits.amax(dim=-1))
+    faulty = ~torch.isfinite(logits.amax(dim=-1))  # (M,)
     sound = logits.masked_fill(faulty.unsqueeze(1), 0.0)
     numbers = uniforms_at(uniforms[:M], counts[:M])
     if not greedy:
@@ -356,9 +358,9 @@ def advance(
     tokens, positions, counts, status = tokens[:M], positions[:M], counts[:M], status[:M]
     live = positions >= 0
     taken = live & ~faulty
-    column = counts.clamp(max=out_tokens.shape[1] - 1).long().unsqueeze(1)
+    column = counts.clamp(max=out_tokens.shape[1] - 1).long().unsqueeze(1)  # (M, 1)
     for out, value in ((out_tokens[:M], ids), (out_logprobs[:M], logprobs)):
-        old = out.gather(1, column).squeeze(1)
+        old = out.gather(1, column).squeeze(1)  # (M,)
         out.scatter_(1, column, torch.where(taken, value.to(out.dtype), old).unsqueeze(1))
     counts += taken.int()
     stopped = taken & torch.isin(ids, ends)

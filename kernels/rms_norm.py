@@ -103,7 +103,7 @@ class _RMSNorm(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         x, gain, noise, rstd = ctx.saved_tensors
         (rows, H), shape = x.shape, grads[0].shape
-        flat = grads[0].reshape(-1, H).contiguous()
+        flat = grads[0].reshape(-1, H).contiguous()  # (rows, H)
         x = x.contiguous()
         grad_x = torch.empty_like(x)
         programs = max(1, min(rows, _PARTIALS))

@@ -27,16 +27,19 @@ def _rotary_kernel(
     row = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1)
     half = tl.arange(0, D // 2)
+    # Load one head of one row, in halves, (D / 2,) each.
     source = qkv + row * qkv_stride + head * D
     low = tl.load(source + half).to(tl.float32)
     high = tl.load(source + D // 2 + half).to(tl.float32)
     slot = tl.load(slots + row).to(tl.int64)
     if head >= HQ + HKV:
+        # A value goes into the cache as it is.
         if slot >= 0:
             target = value_cache + (slot * HKV + head - HQ - HKV) * D
             tl.store(target + half, low.to(value_cache.dtype.element_ty))
             tl.store(target + D // 2 + half, high.to(value_cache.dtype.element_ty))
     else:
+        # Rotate a query or a key in float32, by the angles of the row's position.
         at = tl.load(positions + row).to(tl.int64) * D
         cos_low = tl.load(cos + at + half).to(tl.float32)
         cos_high = tl.load(cos + at + D // 2 + half).to(tl.float32)
@@ -44,6 +47,7 @@ def _rotary_kernel(
         sin_high = tl.load(sin + at + D // 2 + half).to(tl.float32)
         new_low = low * cos_low - high * sin_low
         new_high = high * cos_high + low * sin_high
+        # Store, rounded once: a query to the output, a key into the cache.
         if head < HQ:
             target = q_out + (row * HQ + head) * D
             tl.store(target + half, new_low.to(q_out.dtype.element_ty))

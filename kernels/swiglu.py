@@ -71,9 +71,9 @@ class _SwiGLU(torch.autograd.Function):
         grad = torch.empty_like(flat)
         grid, block = _grid(rows, I)
         if rows:
-            dy = grads[0].reshape(rows, I).contiguous()
+            dy = grads[0].reshape(rows, I).contiguous()  # (rows, I), from (..., I)
             _backward_kernel[grid](flat, dy, grad, I, block, num_warps=4)
-        return grad.view(ctx.shape)
+        return grad.view(ctx.shape)  # (..., 2 I)
 
 
 def swiglu(gate_up: Tensor) -> Tensor:

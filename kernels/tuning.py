@@ -52,7 +52,7 @@ def stored_table(device: int) -> dict[str, Any]:
 def write(
     head: dict[str, Any], entries: list[dict[str, Any]], adapted: list[dict[str, Any]], out: Path
 ) -> None:
-    """Write a table: `head`'s other keys, then its two parts, a line an entry."""
+    """Write a table: `head`'s other keys, then its two parts, one line per entry."""
     other = {key: value for key, value in head.items() if key not in ("entries", "adapted")}
     parts = []
     for name, rows in (("entries", entries), ("adapted", adapted)):

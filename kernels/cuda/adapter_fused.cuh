@@ -180,6 +180,7 @@ __device__ __forceinline__ void add_update(float (*sum)[TOKEN_TILES][4], const u
   for (int r = 0; r < ROW_TILES; ++r) {
     const int row = row0 + r * 16;
     const int first = ends.of(row) * STEPS;
+    // Find B's rows g and g + 8, and whether the staged z is that of their projection.
 #if JOIN == STAGED
     const u16* upper = staged.b + (r * 16 + g) * RANK + 2 * t;  // past N: never stored
     const u16* lower = upper + 8 * RANK;
@@ -188,6 +189,7 @@ __device__ __forceinline__ void add_update(float (*sum)[TOKEN_TILES][4], const u
     const u16* upper = b + (u64)min(row + g, N - 1) * RANK + 2 * t;
     const u16* lower = b + (u64)min(row + g + 8, N - 1) * RANK + 2 * t;
 #endif
+    // Go through the ranks, 16 per step, GROUP steps at once.
 #pragma unroll(STEPS <= 2 ? STEPS : 1)
     for (int s = 0; s < STEPS; s += GROUP) {
       Fragment f[GROUP];
@@ -234,6 +236,7 @@ __device__ __forceinline__ void add_update(float (*sum)[TOKEN_TILES][4], const u
                 there = there && (u32)(v[i][n][p][h].x >> 32) == number
                               && (u32)(v[i][n][p][h].y >> 32) == number;
         if (__all_sync(0xFFFFFFFFu, there)) break;
+        // What was staged too early is read again, from where it is written.
 #if JOIN == STAGED
         if (near) { near = false; continue; }
 #endif

@@ -100,7 +100,7 @@ def build(files: tuple[str, ...], macros: Mapping[str, int], architecture: str) 
         fresh.write_bytes(code)
         os.replace(fresh, cubin)
     except OSError:
-        # A home that cannot be written to costs a second a process, nothing else.
+        # A home that cannot be written to costs a second per process, nothing else.
         return code
     return code
 

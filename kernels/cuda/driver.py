@@ -108,7 +108,7 @@ class Kernel:
         grid
             Blocks in x and y.
         threads
-            Threads a block.
+            Threads per block.
         arguments
             In the kernel's order: a tensor passes its address, None a null pointer, an int 32
             bits, a float float32, a tensor map itself.
@@ -163,7 +163,7 @@ def tensor_map(address: int, rows: int, columns: int, stride: int, box: int) -> 
     stride
         Elements from row to row, a multiple of 8.
     box
-        Rows a copy, at most 256.
+        Rows per copy, at most 256.
 
     Raises
     ------

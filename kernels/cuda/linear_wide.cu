@@ -187,6 +187,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) linear_wide(
 
   int stage = 0, previous = -1, pack_stage = 0;
   u32 phase = 0, pack_phase = 0;
+  // Start a fragment's products by the present stage of x; on return those of the fragment before
+  // are done, so that its registers can be filled again.
   auto products = [&](float* d, const Fragment* a) {
     wgmma_fence();
     const u64 tile = describe(stage0 + stage * STAGE_BYTES);
@@ -198,6 +200,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) linear_wide(
   auto release = [&]() {  // the chunk before: its products are done
     if (previous >= 0 && lane == 0) barrier_arrive(empty0 + 8 * previous);
   };
+  // Go to the next stage of x; the one left is released once the products that read it are done.
   auto advance = [&]() {
     previous = stage;
     if (++stage == STAGES) { stage = 0; phase ^= 1; }
@@ -227,10 +230,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) linear_wide(
   };
   const int thread = threadIdx.x;               // 0 .. CONSUMERS * 128 - 1
   constexpr int SLOTS = ROW_TILES * TOKENS / 8; // float4 a thread
+  // Where block `owner` leaves a sum of its first shared tile or its second; lanes lie side by side.
   auto slot_of = [&](int owner, int second, int slot) {
     return (float4*)workspace + ((long long)(owner * 2 + second) * SLOTS + slot)
         * (CONSUMERS * 128) + thread;
   };
+  // The consumers alone: the producer has no part in sums.
   auto meet = [&]() { asm volatile("bar.sync 1, %0;" :: "n"(CONSUMERS * 128) : "memory"); };
 
 #if CLUSTER > 1
