@@ -25,7 +25,7 @@
 #define PACKS_BYTES (TILES16 * PACK_BYTES)
 #define PACKS_OFFSET (STAGES * STAGE_BYTES)
 #define TABLE_OFFSET (PACKS_OFFSET + PACKS * PACKS_BYTES)
-#define ACCUMULATORS (TOKENS / 2)            // a thread and row tile
+#define ACCUMULATORS (TOKENS / 2)            // per thread and row tile
 
 struct Segment { int tile, begin, end; };    // packs [begin, end) of a tile; empty: none left
 
@@ -229,7 +229,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) linear_wide(
     }
   };
   const int thread = threadIdx.x;               // 0 .. CONSUMERS * 128 - 1
-  constexpr int SLOTS = ROW_TILES * TOKENS / 8; // float4 a thread
+  constexpr int SLOTS = ROW_TILES * TOKENS / 8; // float4 per thread
   // Where block `owner` leaves a sum of its first shared tile or its second; lanes lie side by side.
   auto slot_of = [&](int owner, int second, int slot) {
     return (float4*)workspace + ((long long)(owner * 2 + second) * SLOTS + slot)
