@@ -32,7 +32,7 @@ _CONTROL = "not in the paper"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Column:
-    """A metric, how its differences are paired and told: `points` of accuracy in percent.
+    """A metric, and the pairing and unit of its differences: `points` of accuracy in percent.
 
     Attributes
     ----------

@@ -13,7 +13,7 @@ NAME = "entropy_curves"
 
 
 def rows(records: Sequence[Record]) -> list[CurveRow]:
-    """Return the mean token entropy, in nats, an arm and step."""
+    """Return the mean token entropy, in nats, per arm and step."""
     return curve_rows(records, "entropy")
 
 

@@ -1,4 +1,4 @@
-"""The forest plot of the twelve claims: a row each, measured effect and the paper's on one scale.
+"""The forest plot of the twelve claims: one row each, measured effect and the paper's on one scale.
 
 A circle with its interval is the effect measured here, a diamond the paper's; grey is what could
 not have shown an effect. Effects are shares in percent, of what stands below each title. A claim

@@ -23,7 +23,7 @@ _LETTERS = 14
 _KEY_LETTERS = 16.5
 _KEY_MARK = 0.6
 _KEY_LINE = 0.18
-# Inches of a picture of curves, which has room for so many names at the ends of its lines.
+# Inches of a picture of curves, which has room for `_NAMES` names at the ends of its lines.
 _CURVES_HEIGHT = 4.6
 _NAMES = 12
 
@@ -105,7 +105,7 @@ def name_line(axes: Axes, arm: str, *, end: tuple[float, float], at: tuple[float
 
 
 def height_of_curves(names: int) -> float:
-    """Return the height, in inches, of a picture whose lines have so many names at their ends."""
+    """Return the height, in inches, of a picture whose lines have `names` names at their ends."""
     return _CURVES_HEIGHT * max(1.0, names / _NAMES)
 
 

@@ -35,6 +35,6 @@ def draw(rows: Sequence[CurveRow], where: str = "") -> Figure:
     return draw_curves(
         rows,
         title=f"Training loss under supervised fine-tuning{where}",
-        ylabel="mean loss a token of the solutions, nats",
+        ylabel="mean loss per token of the solutions, nats",
         note="arms with AQN: under each step's own noise",
     )

@@ -1,7 +1,7 @@
 """Device memory of a GRPO step: the measured peak, the peak that was planned, and the limits.
 
-A bar an arm and point is the measured peak; the diamond on it is what the plan said before the
-run. A black stroke is what this suite accepts at most, a broken grey one what the allocator was
+The bar of each arm and point is the measured peak; the diamond on it is what the plan said before
+the run. A black stroke is what this suite accepts at most, a broken grey one what the allocator was
 allowed.
 """
 
@@ -126,7 +126,7 @@ def draw(rows: Sequence[MemoryRow], title: str, note: str) -> Figure:
 
 
 def _places(rows: Sequence[MemoryRow]) -> list[float]:
-    """Return a height a row, with a gap where another point begins."""
+    """Return a height per row, with a gap where another point begins."""
     places = [0.0]
     for last, row in pairwise(rows):
         places.append(places[-1] + (1.0 if row.point == last.point else 1.7))

@@ -1,4 +1,4 @@
-"""The picture of paired differences: a row a contrast, a panel a metric, the paper's in a last one.
+"""The picture of paired differences: a row per contrast, a panel per metric, the paper's last.
 
 A tinted half of a row is the side that is claimed there; zero is no difference. Panels share rows
 and nothing else.
@@ -85,7 +85,7 @@ def _label(arms: tuple[str, ...]) -> str:
 
 
 def _places(lines: Sequence[int]) -> list[float]:
-    """Return a height a row, the first on top."""
+    """Return a height per row, the first on top."""
     heights = [0.0]
     for above, below in pairwise(lines):
         heights.append(heights[-1] - (above + below) / 2)
@@ -159,7 +159,7 @@ def _note(cells: Sequence[Cell]) -> str:
     kinds = {cell.column.paired_by for cell in cells}
     counts = sorted({len(cell.pairs) for cell in cells})
     pairs = f"{counts[0]}" if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
-    first = f"{pairs} pairs a row, paired by {' or '.join(sorted(kinds))}"
+    first = f"{pairs} pairs per row, paired by {' or '.join(sorted(kinds))}"
     return f"{first}; 95 % t intervals of the mean, not corrected for the number of rows"
 
 

@@ -1,4 +1,4 @@
-"""One look, one label and one place in the order an arm, the same in every figure.
+"""One look, one label and one place in the order per arm, the same in every figure.
 
 A look is a colour and a kind of line. Arms that are a variant of one in Table 1 keep its colour
 and have another line; broken lines have added noise, but for the sweep of learning rates, where
@@ -154,7 +154,7 @@ _COMMON = {
     )
     for name, one in (_TABLE1 | _EXPLORATION).items()
 }
-# One policy a kind of line: the arm has the colour. Lines with noise are broken, as everywhere.
+# One policy per kind of line: the arm has the colour. Lines with noise are broken, as everywhere.
 _OF_POLICIES = {
     "bf16_lora": ("-", _DASHES, _DOTS, _DASH_DOT),
     "nvfp4_lora": ("-", _DASHES, _DOTS, _DASH_DOT),

@@ -29,7 +29,7 @@ def rollouts(records: Sequence[Record]) -> str:
     timed = "timed whole"
     if any(point.get("windows", 0) for point in points):
         timed = "estimated from the prefill and windows of decode steps"
-    return f"{tokens} new tokens a row after {prompts} of the prompt, {timed}; random weights"
+    return f"{tokens} new tokens per row after {prompts} of the prompt, {timed}; random weights"
 
 
 def steps(records: Sequence[Record]) -> str:
@@ -37,7 +37,7 @@ def steps(records: Sequence[Record]) -> str:
     points = _points(records)
     prompts = sorted({point["prompt_tokens"] for point in points})
     tokens = sorted({point["completion_tokens"] for point in points})
-    lengths = f"{_listed(tokens)} new tokens a row after {_listed(prompts)} of the prompt"
+    lengths = f"{_listed(tokens)} new tokens per row after {_listed(prompts)} of the prompt"
     return f"{lengths}; random weights"
 
 

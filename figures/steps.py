@@ -1,4 +1,4 @@
-"""What a GRPO step's time is made of (Table 3): a bar an arm, its phases one behind the other.
+"""What a GRPO step's time is made of (Table 3): a bar per arm, its phases one behind the other.
 
 A bar ends with the step's seconds and how many times as fast as 16-bit LoRA's it is, with the
 paper's ratio beside it. Points whose rollout was not sampled whole have no step time and no bar.
@@ -125,7 +125,7 @@ def draw(rows: Sequence[StepRow], title: str, note: str) -> Figure:
 
 
 def _places(rows: Sequence[StepRow]) -> list[float]:
-    """Return a height a row, with a gap where another point begins."""
+    """Return a height per row, with a gap where another point begins."""
     places: list[float] = []
     for index, row in enumerate(rows):
         last = rows[index - 1]

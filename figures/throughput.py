@@ -1,4 +1,4 @@
-"""Rollout throughput by batch (Tables 5 to 8, and this suite's larger batches), a column a model.
+"""Rollout throughput by batch (Tables 5 to 8, and this suite's larger batches), a column per model.
 
 Above, tokens per second on two logarithmic axes; below, how many times 16-bit LoRA's they are, seed
 by seed, which is what the paper claims and what the upper panels are too steep to show.

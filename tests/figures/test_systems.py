@@ -137,7 +137,7 @@ def test_a_note_names_seeds_device_commit_and_protocol() -> None:
     assert protocol.origin(records) == f"5 seeds per arm on one NVIDIA H200, commit {commit}"
     assert protocol.origin(records[:9]).startswith("4 to 5 seeds per arm (fewest: NVFP4 LoRA)")
     assert protocol.rollouts(records) == (
-        "256 (192 at 14B, 32B) new tokens a row after 256 of the prompt, timed whole; "
+        "256 (192 at 14B, 32B) new tokens per row after 256 of the prompt, timed whole; "
         "random weights"
     )
     assert "windows of decode steps" in protocol.rollouts(records_of("table5"))
