@@ -115,7 +115,8 @@ def _add_choose(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
         nargs="?",
         default="learning_rates",
         metavar="SWEEP",
-        help="learning_rates (proxy, the default), learning_rates_0_5b or learning_rates_1_5b",
+        help="learning_rates (proxy, the default), learning_rates_needle (proxy), "
+        "learning_rates_0_5b or learning_rates_1_5b",
     )
     parser.add_argument("--runs", metavar="FOLDER", help="folder of records (default: runs)")
     parser.add_argument("--out", metavar="FILE", help="where to write (default: in the package)")
@@ -174,10 +175,10 @@ def _add_check(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     check = commands.add_parser(
         "check",
         help="verdicts from records alone",
-        description="Exit status: 0 when nothing is wrong with this suite, whatever became of the "
-        "paper's claims; 1 when an expectation of the suite itself (derived or blessed) or a claim "
-        "about its machinery is contradicted, or records are refused; 2 when a target has no "
-        "record, and for a bad command line.",
+        description="Exit status: 0 when nothing is wrong with this suite, whatever the verdicts "
+        "on the paper's claims; 1 when an expectation of the suite itself (derived or blessed) or "
+        "a claim about its machinery is contradicted, or records are refused; 2 when a target has "
+        "no record, and for a bad command line.",
     )
     _add_selection(check)
     add_reward(check)

@@ -1,9 +1,9 @@
 """One problem, a question with its final answer, and its JSONL form.
 
-A file is UTF-8, one JSON object a line, with `id`, `question` and `answer` (non-empty strings),
+A file is UTF-8, one JSON object per line, with `id`, `question` and `answer` (non-empty strings),
 `source` (a string), `solution` (a string or null) and, if the set has difficulty levels, `level`
 (an integer, or as MATH writes it, `Level 5`, where `Level ?` is none). Further keys are ignored, so
-that a file may carry what its makers knew.
+that a file may carry its makers' own fields.
 
 Easy to get wrong: splitting on Unicode line ends (a question may hold U+2028), turning the answer
 into a number ("70000" and "7e4" and 70000.0 are three texts), and skipping a broken line, which

@@ -20,7 +20,7 @@ Careless and terse results are correct in the text, but harder or impossible to 
 so what is learned from them is a habit that fails. The share of careless completions rises with
 the level, and it also depends on the thing that the story is about: each thing has a tilt of its
 own, fixed by a hash. Greedy decoding is therefore careful on some problems of each level and
-careless on others, and its accuracy rests on many small choices instead of one near-tie a level.
+careless on others, and its accuracy rests on many small choices instead of one near-tie per level.
 
 Careless completions use the paper's tags more often than working ones, so that a reward for the
 format alone sharpens the habit that fails.

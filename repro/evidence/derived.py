@@ -6,7 +6,8 @@ numbers are not what its series and answers give.
 `heldout_area` is what "grows faster" means here: the mean of the held-out accuracy over the first
 `budget` sampled training tokens, the curve drawn straight between evaluations and held after the
 last. Tokens rather than steps, because a policy that answers at greater length sees and computes
-more a step; an area rather than the time to a threshold, because a threshold can be chosen to suit.
+more per step; an area rather than the time to a threshold, because a threshold can be chosen to
+suit.
 
 `accuracy_human` is the plain mean over the human-written sets, each counting once.
 
@@ -373,7 +374,7 @@ def _majority(votes: Mapping[str, Any], n: int, k: int) -> float:
 
 
 def _share_at(shares: Sequence[tuple[float, int]], how: str) -> Estimate:
-    """Return the mean percentage of shares, each of so many problems."""
+    """Return the mean percentage of shares, each of its own number of problems."""
     values = [100.0 * share for share, count in shares for _ in range(count)]
     return mean_of_problems(values, "percent", f"{how}; mean over problems, 95 % t interval")
 

@@ -1,4 +1,4 @@
-"""Measured expectations: what the blessed records say that a new run should come to.
+"""Measured expectations: expected results derived from blessed records.
 
 They are computed from the store whenever they are asked for, so that they cannot disagree with the
 records behind them.

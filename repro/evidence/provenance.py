@@ -100,8 +100,8 @@ def source_states(earlier: Sequence[Mapping[str, Any]] = ()) -> list[dict[str, A
     Returns
     -------
     list of dict
-        As `source_at_start`; `written` lists the files that were written to after a process had
-        begun with this state, and is left out where there are none.
+        As `source_at_start`; `written` lists the files that were modified after the process
+        started with this state, and is left out where there are none.
     """
     start = source_at_start()
     states: dict[str, dict[str, Any]] = {}

@@ -122,7 +122,7 @@ def choose(target: Target, scale: TrainScale, values: Values) -> dict[str, Any]:
 
 
 def standard_error(percent: float, questions: int) -> float:
-    """Return the binomial standard error, in points, of a share of so many questions."""
+    """Return the binomial standard error, in points, of a percentage of `questions`."""
     share = percent / 100
     return 100 * math.sqrt(share * (1 - share) / questions)
 

@@ -1,4 +1,4 @@
-"""What a run's policy wrote, one Parquet file a rollout: `completions/step-000012.parquet`.
+"""What a run's policy wrote, one Parquet file per rollout: `completions/step-000012.parquet`.
 
 One row per completion that was trained on, in the order of the rollout:
 

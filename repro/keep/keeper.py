@@ -3,8 +3,8 @@
 In each run's folder, which lies beside its record and is named by its digest:
 
     metrics.jsonl        one line per step: what the record's series will hold
-    evaluations.jsonl    one line an evaluation on the development split
-    completions/         one Parquet file a rollout, where asked for (`--completions`)
+    evaluations.jsonl    one line per evaluation on the development split
+    completions/         one Parquet file per rollout, where asked for (`--completions`)
     tensorboard/, wandb/ where asked for (`--log`)
 
 None of it decides anything: a run with and without is the same run to the bit, so what is asked for
@@ -76,7 +76,7 @@ class Keeper:
     Parameters
     ----------
     runs, folders
-        One folder a run.
+        One folder per run.
     """
 
     def __init__(
@@ -131,14 +131,14 @@ class Keeper:
         self._take(self._steps, step, values)
 
     def evaluations(self, step: int, accuracies: Sequence[float | None]) -> None:
-        """Take every run's accuracy on the development split after so many steps, percent."""
+        """Take every run's accuracy on the development split after `step` steps, percent."""
         values = [None if a is None else {"evaluation_accuracy": a} for a in accuracies]
         self._take(self._evaluations, step, values)
 
     def rollouts(
         self, step: int, rollouts: Sequence[Rollout | None], tokenizer: PreTrainedTokenizerBase
     ) -> None:
-        """Write every run's rollout after so many steps, where completions are kept."""
+        """Write every run's rollout after `step` steps, where completions are kept."""
         if not self.keeping.completions:
             return
         from repro.keep.completions import write_completions

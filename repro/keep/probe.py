@@ -1,4 +1,4 @@
-"""What a policy said when training ended, so that an export can be held to it later.
+"""What a policy said when training ended, so that an export can be compared with it later.
 
 Beside an adapter lies `qerl_probe.json`: per probe text, the mean log-probability of its tokens
 under the policy in memory. An adapter that is loaded later on other base weights (a folder that was
@@ -66,10 +66,11 @@ def check_probe(folder: Path, logits: Tensor, rows: Tensor, dtype: torch.dtype) 
     largest, bound = max(abs(a - b) for a, b in pairs), _EXACT if exact else _ROUNDED
     if not largest <= bound:
         raise DifferentError(
-            f"{folder} loaded on its base differs by {largest:.2e} nats a token from what training "
-            f"ended with, where at most {bound:.0e} is rounding: the base is not the one trained on"
+            f"{folder} loaded on its base differs by {largest:.2e} nats per token from what "
+            f"training ended with, where at most {bound:.0e} is rounding: the base is not "
+            "the one trained on"
         )
-    return f"from the end of training: {largest:.1e} nats a token at most"
+    return f"from the end of training: {largest:.1e} nats per token at most"
 
 
 def mean_logprobs(logits: Tensor, rows: Tensor) -> list[float]:

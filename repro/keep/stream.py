@@ -18,7 +18,7 @@ from repro.spec.whole_files import replace_text
 
 
 class StepLines:
-    """A file with one JSON object a step, in the order of steps.
+    """A file with one JSON object per step, in the order of steps.
 
     Parameters
     ----------

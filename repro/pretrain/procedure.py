@@ -95,7 +95,7 @@ def recipe_of(run: RunConfig) -> AnyRecipe:
     name = recipe_name(run)
     if name not in RECIPES:
         known = ", ".join(RECIPES)
-        raise ValueError(f"there is no pre-training recipe {name!r}; there is {known}")
+        raise ValueError(f"there is no pre-training recipe {name!r}; known recipes: {known}")
     return dataclasses.replace(
         RECIPES[name], threads=scale.threads, quality_problems=scale.quality_problems
     )

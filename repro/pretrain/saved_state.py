@@ -94,7 +94,7 @@ def _parse(values: dict[str, Any], step: int) -> Progress:
     try:
         progress = Progress(**values)
     except TypeError as error:
-        raise SnapshotError(f"its progress has other fields: {error}") from error
+        raise SnapshotError(f"its progress has unexpected fields: {error}") from error
     if progress.step != step or len(progress.losses) != step:
         raise SnapshotError(
             f"its progress is of step {progress.step} with {len(progress.losses)} losses; the "

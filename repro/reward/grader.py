@@ -28,9 +28,9 @@ thread but the main one, and a caller that catches the error pays zero to everyb
 outlives its parent. Workers here hold nothing but a pipe, read end of file as the order to leave,
 and are in a process group of their own, so that Ctrl-C reaches the parent alone.
 
-Measured on one core: 0.7 s to start and 63 MB a worker; 0.2 ms a new pair of integers, 6
-microseconds a pair seen before. Every pair that may be compared goes to math-verify once, in the
-forms that `expression` gives; there is no shortcut in the parent.
+Measured on one core: 0.7 s to start and 63 MB per worker; 0.2 ms per new pair of integers,
+6 microseconds per pair seen before. Every pair that may be compared goes to math-verify once, in
+the forms that `expression` gives; there is no shortcut in the parent.
 """
 
 from __future__ import annotations

@@ -102,7 +102,7 @@ def score(
     pool
         Grades the answers.
     seeds
-        One a completion; needed for `random`, where the reward depends on nothing else.
+        One per completion; needed for `random`, where the reward depends on nothing else.
     own
         A user's function that pays instead of `kind`.
 

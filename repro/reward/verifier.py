@@ -3,9 +3,9 @@ r"""The worker process: reads pairs, asks math-verify, writes statuses. Run as a
 This is the only module that imports `math_verify`. Of this package it loads `finished.py` alone, so
 a worker costs an interpreter with SymPy and no more (measured: 63 MB resident, 0.7 s to start).
 
-Protocol: one JSON list of `[gold, answer]` a line on standard input; one status a line on standard
-output, `ok`, `wrong`, `unparsable_gold` or `error`, after a first line `ready`. At the end of input
-the worker exits.
+Protocol: one JSON list of `[gold, answer]` per line on standard input; one status per line on
+standard output, `ok`, `wrong`, `unparsable_gold` or `error`, after a first line `ready`. At the end
+of input the worker exits.
 
 math-verify's own time limit is `signal.alarm`: it works in the main thread only, and not while a C
 function such as a big-integer power runs. Here it is off, the parent keeps the time and kills the

@@ -9,8 +9,8 @@ statements, reasons) is not part of a plan.
 
 `run` writes the plans beside the records before the first run starts (`<runs>/proxy/plans/`), and
 `bless` keeps the one that was written first as a line of `expected/plans.tsv`. `plan --freeze`
-writes them before any run, with one digest to be tagged or posted: who has seen that, knows that
-the plans are no younger.
+writes them before any run, with one digest to be tagged or posted, which shows that the plans are
+at least as old as the tag or post.
 """
 
 from __future__ import annotations

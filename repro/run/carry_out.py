@@ -63,7 +63,7 @@ def procedure_named(name: str) -> Procedure:
     """
     if name not in _PROCEDURES:
         known = ", ".join(sorted(_PROCEDURES))
-        raise ValueError(f"there is no procedure {name!r}; the procedures are {known}")
+        raise ValueError(f"there is no procedure {name!r}; known procedures: {known}")
     procedure: Procedure = _imported(_PROCEDURES[name])
     return procedure
 

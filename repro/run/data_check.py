@@ -25,7 +25,7 @@ from repro.reward.grader import GraderPool
 from repro.reward.restating import paid_copies
 from repro.spec.config import DataConfig, RunConfig, TrainScale
 
-# Where so many are named, the rest is counted.
+# At most this many are named; the rest are counted.
 _NAMED = 5
 _GRADED: tuple[Split, ...] = ("train", "test")
 # Splits in memory: those of one scale of training, development, test and five test sets.

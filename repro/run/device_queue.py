@@ -1,10 +1,10 @@
 """Which planned runs go together on one device, and on which devices.
 
 Small runs are carried out many at once as one batched model. A unit of work is an ensemble; the
-queue hands one after another, the longest first, to a worker process a device, which sees its own
-device alone (`CUDA_VISIBLE_DEVICES`). Where devices would wait for one another, ensembles are cut,
-as far as the cost model says that the last of them then ends earlier: a cut is not free, for an
-ensemble's steps take a time that does not depend on how many runs it has.
+queue hands one after another, the longest first, to one worker process per device, which sees its
+own device alone (`CUDA_VISIBLE_DEVICES`). Where devices would wait for one another, ensembles are
+cut, as far as the cost model says that the last of them then ends earlier: a cut is not free, for
+an ensemble's steps take a time that does not depend on how many runs it has.
 
 A worker that dies gives its runs back to the queue once; each run's record is written as soon as it
 is done, so nothing that finished is done again. A device that no longer answers is left out

@@ -61,7 +61,7 @@ def sentence_of(error: OSError, place: Path | None = None) -> str:
 
 
 def require_writable(folder: Path) -> None:
-    """Make a folder and write into it, so that a disk that takes nothing is told before a run.
+    """Make a folder and write into it, so that an unwritable disk is reported before a run starts.
 
     Raises
     ------

@@ -1,7 +1,7 @@
 """How long ensembles of runs will take on some devices, from a cost model with measured parameters.
 
 An ensemble's time is linear in what it does: training steps (a part that does not depend on how
-many runs there are, and a part a run), and passes of questions (the same two parts). Dynamic
+many runs there are, and a part per run), and passes of questions (the same two parts). Dynamic
 sampling draws further batches; how many is not known in advance, so a step of it counts
 `DYNAMIC_STEPS` plain ones. Devices take ensembles from one queue, the longest first.
 """

@@ -121,7 +121,7 @@ def _noise_refusal(run: RunConfig) -> str | None:
     way = "more steps are needed" + ", or --set updates_per_rollout=1" * (every > 1)
     return (
         f"{run.arm.name} would add no noise: the first of {noise.num_stages} stages has none, and "
-        f"all {len(drawn_at)} rollouts of {scale.steps} steps lie in it (updates a rollout: "
+        f"all {len(drawn_at)} rollouts of {scale.steps} steps lie in it (updates per rollout: "
         f"{every}); {way}"
     )
 

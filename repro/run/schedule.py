@@ -204,7 +204,7 @@ def require_workers(tier: Tier, workers: int, devices: int) -> None:
     """Raise `ValueError` where runs side by side would share a device that one of them fills."""
     require(
         workers == 1 or tier is not Tier.SYSTEMS,
-        f"--workers {workers}: measurements of one device go one at a time; needs 1",
+        f"--workers {workers}: measurements on one device run one at a time; needs 1",
     )
     most = max(1, devices)
     require(
@@ -290,11 +290,9 @@ def execute(
             restore()
     left = len(pending) - counts["finished"] - counts["failed"] - dropped
     if faults:
-        raise DiskError(f"{faults[0]}; {left} runs are left, and the same command goes on there")
+        raise DiskError(f"{faults[0]}; {left} runs are left; rerun the command to continue")
     if left:
-        console.print(
-            f"Interrupted: {left} runs are left. The same command goes on where this one stopped."
-        )
+        console.print(f"Interrupted: {left} runs are left. Rerun the command to continue.")
     return Outcome(before=before, finished=counts["finished"], failed=counts["failed"], left=left)
 
 

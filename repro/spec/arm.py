@@ -214,7 +214,7 @@ class Exploration:
         require(
             0 < self.temperature < float("inf") and self.temperature != 1,
             f"exploration.temperature is {self.temperature}; it must be above 0, finite and not 1, "
-            "which explores as without it",
+            "1 means no exploration",
         )
         require(
             self.opening_tokens >= 0,

@@ -316,8 +316,8 @@ class TrainScale:
     updates_per_rollout
         4 on GSM8K, 1 on BigMath (Table 4); the released scripts use 1.
     micro_batch_rows
-        A micro-batch has at most the tokens of so many rows as long as the step's longest; changes
-        memory, never the gradient, except that `token_mean_local` takes a mean over so many rows.
+        A micro-batch has at most the tokens of this many rows of the step's longest length; changes
+        memory, never the gradient, except that `token_mean_local` takes a mean over this many rows.
         A published model on a GPU takes as many tokens as its device holds instead.
     compute_dtype
         Dtype of activations; master weights of what is trained are float32 at every tier.

@@ -107,7 +107,7 @@ class Cost:
     completions_of_arm: Mapping[str, int] = field(default_factory=dict)
 
     def disk_of(self, arms: Sequence[str], workers: int, *, completions: bool = False) -> int:
-        """Return the disk that runs need, of an arm each, so many at a time.
+        """Return the disk that runs need, one run per arm named, `workers` of them at a time.
 
         Parameters
         ----------

@@ -55,8 +55,8 @@ class ThroughputPoint:
         )
         require(
             self.windows >= 0 and self.window_steps >= 1,
-            f"throughput point {self.name}: {self.windows} windows of {self.window_steps} steps; "
-            "needs 0 or more of 1 or more",
+            f"throughput point {self.name}: windows is {self.windows} and window_steps "
+            f"{self.window_steps}; windows must be >= 0 and window_steps >= 1",
         )
         steps = self.new_tokens - 1
         require(
@@ -109,8 +109,8 @@ class ThroughputScale:
         for arm, name, batch in self.whole:
             require(
                 (name, batch) in windowed,
-                f"{arm} shall roll out point {name}, batch {batch}, whole beside its windows; "
-                "there is no such cell timed by windows",
+                f"{arm} must be rolled out whole at point {name}, batch {batch}, beside "
+                "its windows; there is no such cell timed by windows",
             )
 
     def whole_batches(self, arm: str, point: str) -> tuple[int, ...]:

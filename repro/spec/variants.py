@@ -143,7 +143,7 @@ def limited(scale: Any, limit: int) -> Any:
         If the limit is below 1, or the scale asks no problems.
     """
     require(limit >= 1, f"limit is {limit}; it must be 1 or more")
-    require(isinstance(scale, TrainScale), "a limit needs a target that asks problems; this none")
+    require(isinstance(scale, TrainScale), "a limit needs a target that asks problems")
 
     def fewer(data: DataConfig) -> DataConfig:
         held_out = min(limit, data.development_problems)

@@ -107,7 +107,7 @@ def _kl_to_start(record: Record) -> dict[str, Estimate]:
 
 
 def divergence(record: Record) -> Iterator[str]:
-    """Yield why the KL to the policy before training is not that of so many completions."""
+    """Yield why the KL to the initial policy is not from the asked number of completions."""
     scale, receipt = record.config["scale"], record.effects.get("kl_to_start")
     if not scale["evaluation"].get("kl_to_start"):
         if receipt is not None:

@@ -98,7 +98,7 @@ def _evaluations(record: Record) -> int:
 
 
 def rates(record: Record) -> Iterator[str]:
-    """Yield the first step with another learning rate than the schedule's."""
+    """Yield the first step whose learning rate differs from the schedule's."""
     arm, optimizer = arm_of(record), optimizer_of(record)
     peak, steps = optimizer.learning_rates.of(arm), record.config["scale"]["steps"]
     needed = [learning_rate_of_step(optimizer, peak, step, steps) for step in range(steps)]
@@ -143,7 +143,7 @@ def first_updates(record: Record) -> Iterator[str]:
 
 
 def consumed(record: Record) -> Iterator[str]:
-    """Yield why the prompts that were drawn are not those of so many rollouts."""
+    """Yield why the prompts that were drawn are not those of the run's number of rollouts."""
     scale, series = record.config["scale"], record.series.get("prompts_consumed", [])
     if record.config["arm"]["loss"]["dynamic_sampling"]:
         drawn = (record.effects.get("rows") or {}).get("groups_drawn")

@@ -153,7 +153,7 @@ def test_measurements_do_not_go_side_by_side(
     monkeypatch.setattr("repro.run.schedule.require_ready", lambda selection: None)
     arguments = ["run", "rollout", "--tier", "systems", "--runs", str(tmp_path / "runs")]
     assert main([*arguments, "--workers", "2"]) == 2
-    assert "--workers 2: measurements of one device go one at a time" in capsys.readouterr().err
+    assert "--workers 2: measurements on one device run one at a time" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -80,7 +80,7 @@ def test_the_tiny_policy_s_run_measures_what_its_target_reports(tiny):
 def test_a_policy_without_a_recipe_is_refused_by_name():
     run = plan(find("pretrain_tiny"), Tier.SMOKE)[0]
     run = dataclasses.replace(run, arm=dataclasses.replace(run.arm, name="huge"))
-    with pytest.raises(ValueError, match="there is no pre-training recipe 'huge'; there is tiny"):
+    with pytest.raises(ValueError, match="recipe 'huge'; known recipes: tiny"):
         procedure_named("pretrain")(run, folder=None, progress=None, should_stop=None, threads=1)
 
 
