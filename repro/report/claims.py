@@ -1,19 +1,23 @@
 """The page of claims: how many of each kind have which verdict, accuracies, then every claim.
 
 Claims of the paper, questions that it leaves open, claims about the machinery and bars are counted
-apart. A tier speaks for itself alone; its devices stand side by side.
+apart. A tier speaks for itself alone; its devices stand side by side. The tables of claims are
+folded, a summary per target and tier.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from html import escape
 from pathlib import Path
 
 from repro.evidence.verdict import Verdict
 from repro.judge.check import Checked
+from repro.report.learning import folded
 from repro.report.numbers import device_title, unit_words
 from repro.report.tables import (
     NOTHING,
+    Group,
     Line,
     arms_table,
     device_of,
@@ -101,15 +105,25 @@ def target_rows(checks: Sequence[Checked], expected: Path) -> list[str]:
 
 
 def claims_rows(checks: Sequence[Checked]) -> list[str]:
-    """Return every claim with its verdict and the sentence that gives the reason."""
+    """Return every claim with its verdict and reason, a table per target, folded below its counts.
+
+    A target's summary has its title and, per device, how many of its claims have which verdict.
+    """
     lines: list[str] = []
     for group in grouped(checks):
         parts = {device: _claim_lines(checked) for device, checked in group.items()}
-        tier = next(iter(group.values())).selection.tier
-        places = " and ".join(place_text(tier, device) for device in group)
         rows = side_by_side(["claim", "source"], ["verdict", "because"], parts)
-        lines += [f"**{target_of(group).title}** ({places}):", "", *rows] if rows else []
+        lines += folded(_summary(group), rows)
     return lines[:-1] or NOTHING
+
+
+def _summary(group: Group) -> str:
+    counts = "; ".join(
+        f"({place_text(checked.selection.tier, device)}): "
+        + counted(verdict for _, verdict in checked.statements())
+        for device, checked in group.items()
+    )
+    return f"<b>{escape(target_of(group).title, quote=False)}</b> {counts}"
 
 
 def _claim_lines(checked: Checked) -> list[Line]:

@@ -53,6 +53,22 @@ def test_kinds_are_counted_apart_and_every_claim_once(blessed: list[Checked]) ->
     assert {word: listed[word] for word in words} == words
 
 
+def test_each_targets_claims_are_folded_below_its_counts(blessed_of: Of) -> None:
+    checks = [blessed_of("table1", tier) for tier in (Tier.SMOKE, Tier.PROXY)]
+    lines = claims_rows(checks)
+    assert [lines.count(tag) for tag in ("<details>", "</details>")] == [2, 2]
+    summaries = [line for line in lines if line.startswith("<summary>")]
+    for summary, checked in zip(summaries, checks, strict=True):
+        assert checked.selection.target.title in summary
+        assert counted(verdict for _, verdict in checked.statements()) in summary
+    assert "(smoke, CPU): " in summaries[0]
+    assert "(proxy, NVIDIA H200): " in summaries[1]
+    # A table in HTML is read as Markdown only after an empty line.
+    heads = [number for number, line in enumerate(lines) if line.startswith("| claim |")]
+    assert len(heads) == 2
+    assert all(lines[number - 1] == "" for number in heads)
+
+
 def test_a_bar_stated_as_a_claim_is_counted_among_the_bars(blessed_of: Of) -> None:
     checked = blessed_of("rollout_ranks")
     (row,) = [line for line in target_rows([checked], EXPECTED) if "LoRA ranks 16 to 128" in line]
@@ -68,6 +84,10 @@ def test_two_devices_stand_side_by_side(blessed_of: Of, on_other_device: Of) -> 
         (heads,) = [line for line in lines if ", H100 |" in line]
         assert heads.count("H100") == heads.count("H200") > 0
     assert len(claims_rows(checks)) == len(claims_rows([checked]))
+    (summary,) = [line for line in claims_rows(checks) if line.startswith("<summary>")]
+    assert counted(verdict for _, verdict in checked.statements()) in summary
+    assert "(systems, NVIDIA H200): " in summary
+    assert "; (systems, NVIDIA H100): " in summary
 
 
 def test_accuracies_of_two_devices_are_columns(blessed_of: Of, on_other_device: Of) -> None:
