@@ -1,10 +1,11 @@
 """Points of one model measured with one way of training: the policy is built once for all of them.
 
-A point that runs out of memory goes on with smaller micro-batches (`repro.rl.step`), and
-where that does not help, with half as many sequences sampled at once, until one at a time fails
-too, or where the plan says that even one is far too much. Rows that wait for a slot cost time, not
-correctness: their tokens and gradients are the same.
-What was given up stands in the facts of the point.
+A point for which the plan says that even one sequence at a time is far too much is not tried. One
+that runs out of memory goes on with smaller micro-batches (`repro.rl.step`), and where that does
+not help, with half as many sequences sampled at once, until one at a time fails, too. Rows that
+wait for a slot cost time, not correctness: their tokens and gradients are the same.
+What was given up stands in the facts of the point; what does not fit, with the bytes that it needs,
+in the ledger.
 """
 
 from __future__ import annotations
@@ -17,7 +18,14 @@ from typing import Any
 
 import torch
 
-from repro.measure.device_state import is_out_of_memory, release, require_clean, retries
+from repro.evidence.not_run import needs
+from repro.measure.device_state import (
+    is_out_of_memory,
+    needs_by_allocator,
+    release,
+    require_clean,
+    retries,
+)
 from repro.measure.memory_use import context_bytes
 from repro.measure.step_ledger import StepLedger, way_of
 from repro.measure.step_training import (
@@ -131,12 +139,16 @@ def measure_points(bench: Bench, arm: StepArm, points: list[StepPoint]) -> bool:
         return True
     require_clean(finished=bench.ledger.finished)
     with _budget(missing[0]) as budget:
+        missing = [point for point in missing if not _is_hopeless(bench, arm, point, budget)]
+        if not missing:
+            return True
         try:
             policy = build_policy(arm, missing[0], bench.seed)
         except Exception as error:  # noqa: BLE001
             for point in missing:
                 if is_out_of_memory(error):
-                    bench.ledger.out_of_memory(arm, point, "the weights alone do not fit")
+                    said = f"{needs_by_allocator(error)}, for the weights alone"
+                    bench.ledger.out_of_memory(arm, point, said)
                 else:
                     _note_failure(bench, arm, point, error)
             return True
@@ -215,26 +227,28 @@ def _measure(bench: Bench, arm: StepArm, point: StepPoint, policy: Policy, budge
         except Exception as error:
             if not is_out_of_memory(error):
                 raise
+            needed = needs_by_allocator(error)
             bench.ledger.begin_again(arm, point)
         # Outside the handler: its exception holds the frames, and so the tensors, that failed.
         release()
-        least = _least_bytes(arm, planned)
-        if planned.slots == 1 or least > _HOPELESS * budget:
-            said = f"does not fit with {[*given_up, planned.slots]} rows at once"
-            if planned.slots > 1:
-                said += f"; with one it needs {least / 1e9:.1f} GB by the plan"
-            bench.ledger.out_of_memory(arm, point, said)
+        if planned.slots == 1:
+            tried = f"with {[*given_up, planned.slots]} rows at once"
+            bench.ledger.out_of_memory(arm, point, f"{needed}, {tried}")
             return True
         given_up.append(planned.slots)
         planned = dataclasses.replace(planned, slots=planned.slots // 2)
 
 
-def _least_bytes(arm: StepArm, planned: StepShape) -> int:
-    """Return the planned peak with one row at once, by single rows; 0 where there is no plan."""
+def _is_hopeless(bench: Bench, arm: StepArm, point: StepPoint, budget: int) -> bool:
+    """Whether a point needs far too much by the plan, one row at once; if so, note how much."""
     if arm.training == "full" or arm.linears != "kernels":
-        return 0
-    least = dataclasses.replace(planned, slots=1, micro_tokens=planned.row_tokens)
-    return plan_memory(least).peak
+        return False  # neither has a plan
+    smallest = dataclasses.replace(point, slots=1, micro_tokens=point.row_tokens)
+    shape = step_shape(smallest, arm.weight_format, rank_of(arm, point), bench.scale, budget)
+    least = plan_memory(shape).peak
+    if least > _HOPELESS * budget:
+        bench.ledger.out_of_memory(arm, point, needs(least, budget, "by the plan"))
+    return least > _HOPELESS * budget
 
 
 def measure_repeats(

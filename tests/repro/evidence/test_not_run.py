@@ -6,6 +6,7 @@ import dataclasses
 import io
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import pytest
 from rich.console import Console
@@ -57,6 +58,12 @@ def made_up(run: RunConfig) -> Record:
     return at_commit(record)
 
 
+def on_h200(records: list[Record], **changes: Any) -> list[Record]:
+    """Return records of the device whose bars name every cell."""
+    gpu = {"gpu": [{"name": "NVIDIA H200"}]}
+    return [dataclasses.replace(record, environment=gpu, **changes) for record in records]
+
+
 def checked(records: list[Record], folder: Path) -> Checked:
     for record in records:
         record.write(folder)
@@ -88,7 +95,7 @@ def test_the_printed_check_has_the_verdict_and_the_sentence_side_by_side(
 def test_a_bar_on_a_point_that_does_not_fit_is_not_run_and_costs_nothing(
     records: list[Record], tmp_path: Path
 ) -> None:
-    result = checked(records, tmp_path)
+    result = checked(on_h200(records), tmp_path)
     by_name = {verdict.name: verdict for verdict in result.verdicts}
     bar = by_name["bf16_lora.tokens_per_second_32b_256"]
     assert (bar.status, bar.sentence) == ("not run", f"bf16_lora, 32b_256: {SAID}")
@@ -100,7 +107,7 @@ def test_a_bar_on_a_point_that_does_not_fit_is_not_run_and_costs_nothing(
 def test_a_metric_that_is_absent_for_no_stated_reason_keeps_its_own_sentence(
     records: list[Record], tmp_path: Path
 ) -> None:
-    silent = [dataclasses.replace(record, effects={}) for record in records]
+    silent = on_h200(records, effects={})
     by_name = {verdict.name: verdict for verdict in checked(silent, tmp_path).verdicts}
     assert by_name["faster_32b_256"].sentence.startswith("no seed has tokens_per_second_32b_256")
     assert by_name["bf16_lora.tokens_per_second_32b_256"].sentence == (

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 
+from repro.evidence.not_run import needs
 from repro.measure import step_ledger, step_measure, step_metrics, step_time
 from repro.measure.step_ledger import StepLedger
 from repro.measure.step_measure import Bench
@@ -27,6 +28,7 @@ POINT = StepPoint(
     name="small", model="0.5b", prompts=2, group=2, prompt_tokens=20, completion_tokens=24,
     sampled_tokens=10,
 )  # fmt: skip
+NEEDS = "needs 85.5 of 80.0 GiB by the allocator, at least"
 
 
 @pytest.fixture
@@ -148,9 +150,10 @@ def test_a_policy_that_cannot_be_built_is_out_of_memory_or_a_failure(
     monkeypatch.setattr(step_measure, "require_clean", lambda finished: None)
     monkeypatch.setattr(step_measure, "_budget", budget)
     monkeypatch.setattr(step_measure, "build_policy", build)
+    monkeypatch.setattr(step_measure, "needs_by_allocator", lambda error: NEEDS)
     for arm in (NVFP4, BF16):
         assert step_measure.measure_points(bench, arm, [POINT])
-        assert bench.ledger.entry(arm, POINT)["out_of_memory"] == "the weights alone do not fit"
+        assert bench.ledger.entry(arm, POINT)["out_of_memory"] == f"{NEEDS}, for the weights alone"
     assert bench.failures == []
     monkeypatch.setattr(step_measure, "build_policy", fails)
     assert step_measure.measure_points(bench, NF4, [POINT])
@@ -167,6 +170,7 @@ def test_out_of_memory_falls_back_to_fewer_slots_with_the_same_step(
     plenty = repeats(bench, fresh_policy())
     assert plenty["facts"]["slot_fallbacks"] == []
     monkeypatch.setattr(step_measure, "Engine", ScarceEngine)
+    monkeypatch.setattr(step_measure, "needs_by_allocator", lambda error: NEEDS)
     ledger = StepLedger(tmp_path / "scarce.json", bench.scale)
     scarce = repeats(dataclasses.replace(bench, ledger=ledger), fresh_policy())
     assert scarce["facts"]["slot_fallbacks"] == [4]
@@ -183,6 +187,7 @@ def test_a_point_for_which_one_slot_is_too_much_says_so(
 ) -> None:
     monkeypatch.setattr(ScarceEngine, "most", 0)
     monkeypatch.setattr(step_measure, "Engine", ScarceEngine)
+    monkeypatch.setattr(step_measure, "needs_by_allocator", lambda error: NEEDS)
     entry = repeats(bench, policy)
     assert entry["repeats"] == []
     assert "[4, 2, 1] rows" in entry["out_of_memory"]
@@ -190,28 +195,36 @@ def test_a_point_for_which_one_slot_is_too_much_says_so(
     scale = dataclasses.replace(bench.scale, baseline=None)
     result = step_time.measured_steps(NVFP4, [NVFP4], scale, bench.ledger)
     assert result.metrics == {}
-    assert result.effects["out_of_memory"] == [
-        "small nvfp4: does not fit with [4, 2, 1] rows at once"
-    ]
+    assert result.effects["out_of_memory"] == [f"small nvfp4: {NEEDS}, with [4, 2, 1] rows at once"]
 
 
-@pytest.mark.usefixtures("host_clock")
-def test_fewer_slots_are_not_tried_where_the_plan_leaves_no_hope(
-    policy: Policy, bench: Bench, monkeypatch: pytest.MonkeyPatch
+def test_a_point_that_the_plan_leaves_no_hope_is_not_tried(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ScarceEngine, "most", 0)
-    monkeypatch.setattr(step_measure, "Engine", ScarceEngine)
     planned = step_measure.step_shape(POINT, "nvfp4", 32, bench.scale, 10**10)
     least = plan_memory(dataclasses.replace(planned, slots=1, micro_tokens=44)).peak
-    for way, budget in ((NVFP4, least), (RELEASED, least // 2), (NVFP4, least // 2)):
-        bench.ledger.begin_again(way, POINT)
-        assert step_measure._measure(bench, way, POINT, policy, budget)
-        said = bench.ledger.entry(way, POINT)["out_of_memory"]
-        if way is NVFP4 and budget < least:
-            needs = f"with one it needs {least / 1e9:.1f} GB by the plan"
-            assert said == f"does not fit with [4] rows at once; {needs}"
-        else:
-            assert said == "does not fit with [4, 2, 1] rows at once"
+    tried: list[str] = []
+    available = least
+
+    @contextlib.contextmanager
+    def budget(point: StepPoint) -> Iterator[int]:
+        yield available
+
+    def build(arm: StepArm, *rest: Any) -> Policy:
+        tried.append(arm.name)
+        raise ValueError("planted")
+
+    monkeypatch.setattr(step_measure, "require_clean", lambda finished: None)
+    monkeypatch.setattr(step_measure, "_budget", budget)
+    monkeypatch.setattr(step_measure, "build_policy", build)
+    assert step_measure.measure_points(bench, NVFP4, [POINT])
+    available = least // 2
+    assert step_measure.measure_points(bench, RELEASED, [POINT])
+    assert tried == [NVFP4.name, RELEASED.name]  # of products without a plan nothing is known
+    assert step_measure.measure_points(bench, NVFP4, [POINT])
+    assert len(tried) == 2
+    said = bench.ledger.entry(NVFP4, POINT)["out_of_memory"]
+    assert said == needs(least, available, "by the plan")
 
 
 @pytest.mark.parametrize(("in_use", "left"), [(100 << 20, 854 << 20), (900 << 20, 900 << 20)])
