@@ -1,8 +1,7 @@
 """What the machine decides for the engine: which operations, projections, steps and prefills.
 
-The one place of the engine that asks about hardware. On a CPU, or where kernels are switched off:
-plain torch and the policy's own modules. On a GPU: this project's kernels, fused projections, and
-captured steps.
+The one place of the engine that asks about hardware. On a CPU: plain torch and the policy's
+own modules. On a GPU: this project's kernels, fused projections, and captured steps.
 """
 
 from __future__ import annotations
@@ -120,7 +119,7 @@ class TorchBackend:
 
 def backend_for(policy: Policy, config: EngineConfig) -> Backend:
     """Return the backend for the policy's device."""
-    if policy.device.type == "cuda" and config.kernels:
+    if policy.device.type == "cuda":
         from repro.rollout.gpu_backend import GpuBackend
 
         return GpuBackend(policy, config)

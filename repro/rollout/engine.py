@@ -44,6 +44,9 @@ from repro.rollout.state import FAULTY, RUNNING, RowState, Statistics
 from repro.rollout.torch_sampler import end_token_ids
 from repro.spec.config import SamplingConfig, require
 
+# Share of the slots that must be free before running rows are held up by a prefill.
+_ENTERING_SHARE = 1 / 16
+
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _Look:
@@ -259,7 +262,7 @@ class Engine:
             return bool(scheduler.waiting)
         if config.static_batches:
             return False
-        enough = max(1, int(config.slots * config.entering_share))
+        enough = max(1, int(config.slots * _ENTERING_SHARE))
         return scheduler.free_slots >= min(enough, len(scheduler.waiting))
 
     def _enter(self, admission: Admission) -> None:

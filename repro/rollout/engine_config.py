@@ -43,17 +43,12 @@ class EngineConfig:
         Whether the members of a group share their prompt's blocks.
     static_batches
         Let rows enter only when none runs: what continuous batching is compared with.
-    entering_share
-        Share of the slots that must be free before running rows are held up by a prefill.
-    graphs, graph_bytes
-        Whether steps and small prefills are captured on a GPU, and the memory that captures may
-        take.
+    graphs
+        Whether steps and small prefills are captured on a GPU.
     prefill_graph_tokens
         Tokens up to which a prefill's chunk is captured, padded to one of a few sizes
         (`prefill.BUCKETS`); a larger one, whose products outlast the host's work, goes as it is.
         0 captures none.
-    kernels
-        Whether a GPU runs this project's kernels; plain torch otherwise.
     products
         Whose kernels multiply by 4-bit weights on a GPU; `bitsandbytes`: its own, NF4 alone.
     ignore_end
@@ -70,11 +65,8 @@ class EngineConfig:
     round_steps: int = 16
     share_prompts: bool = True
     static_batches: bool = False
-    entering_share: float = 1 / 16
     graphs: bool = True
-    graph_bytes: int = 8 << 30
     prefill_graph_tokens: int = 1024
-    kernels: bool = True
     products: Products = "own"
     ignore_end: bool = False
 
@@ -91,10 +83,6 @@ class EngineConfig:
         require(
             self.prefill_graph_tokens >= 0,
             f"engine prefill_graph_tokens is {self.prefill_graph_tokens}; it must be 0 or more",
-        )
-        require(
-            0 <= self.entering_share <= 1,
-            f"engine entering_share is {self.entering_share}; it must lie in [0, 1]",
         )
 
     @property

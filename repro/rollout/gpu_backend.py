@@ -22,6 +22,9 @@ from repro.rollout.linears import ModuleGroup, ProjectionGroup
 from repro.rollout.state import RowState
 from repro.spec.config import require
 
+# Memory that captures of steps and prefills may take.
+_GRAPH_BYTES = 8 << 30
+
 
 class GpuBackend:
     """Kernels, fused projections, captured steps and prefills.
@@ -51,7 +54,7 @@ class GpuBackend:
         overlap = torch.cuda.get_device_capability(device)[0] >= 9
         self.beside = _stream_beside(device)
         self.operations = KernelOps(config.slots, heads, device, overlap=overlap)
-        self._captures = Captures(device, config.graph_bytes) if config.graphs else None
+        self._captures = Captures(device, _GRAPH_BYTES) if config.graphs else None
 
     def group(self, modules: Sequence[nn.Module]) -> ProjectionGroup:
         """Return one product for projections that share an input, where kernels serve."""

@@ -75,7 +75,7 @@ class PaddedBackend(TorchBackend):
 def small(**changes: Any) -> EngineConfig:
     values: dict[str, Any] = {
         "slots": 4, "max_positions": 256, "max_new_tokens": 24, "block_size": 4,
-        "prefill_tokens": 80, "round_steps": 4, "entering_share": 0.0,
+        "prefill_tokens": 80, "round_steps": 4,
     }  # fmt: skip
     return EngineConfig(**(values | changes))
 

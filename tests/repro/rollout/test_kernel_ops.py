@@ -43,7 +43,7 @@ class Padded(backend.TorchBackend):
         return CapturedPrefills(forward, state, again, most_tokens=32)
 
 config = EngineConfig(slots=4, max_positions=96, max_new_tokens=9, block_size=8,
-                      prefill_tokens=66, round_steps=4, graphs=False, entering_share=0.0)
+                      prefill_tokens=66, round_steps=4, graphs=False)
 # The third fills more than a tile of 64 tokens, new and cached, and more than one chunk.
 prompts = [[(7 * i + j) % 97 for j in range(n)] for i, n in enumerate((3, 1, 70, 9))]
 # Temperature matters in the draw alone, so greedy rows need no long prompts. What Llama has of its
