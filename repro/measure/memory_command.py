@@ -20,10 +20,9 @@ from repro.models.memory_plan import (
     checkpoint_bytes,
     fit_micro_tokens,
     fit_slots,
-    known_formats,
     plan_memory,
 )
-from repro.spec.arm import CacheName, OptimizerName
+from repro.spec.arm import WEIGHT_FORMATS, CacheName, OptimizerName
 from repro.spec.command_parser import SentenceParser
 from repro.spec.shapes import SHAPES, shape_named
 
@@ -54,7 +53,7 @@ def build_parser() -> argparse.ArgumentParser:
         description="Device memory of one GRPO step, by part, before anything runs.",
     )
     parser.add_argument("--model", required=True, metavar="SIZE", help=", ".join(SHAPES))
-    parser.add_argument("--format", default="nvfp4", choices=known_formats())
+    parser.add_argument("--format", default="nvfp4", choices=WEIGHT_FORMATS)
     parser.add_argument("--rank", type=int, default=32, help="LoRA rank (default: 32)")
     parser.add_argument("--prompts", type=int, default=1, help="prompts of a step")
     parser.add_argument("--group", type=int, default=8, help="completions of each")

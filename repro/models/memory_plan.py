@@ -33,7 +33,6 @@ import dataclasses
 from dataclasses import dataclass
 
 from repro.spec.arm import (
-    WEIGHT_FORMATS,
     CacheName,
     OptimizerName,
     WeightFormat,
@@ -99,8 +98,6 @@ class StepShape:
         Whether blocks are computed again in backward.
     keep_cache
         Whether cache and graphs stay during the update.
-    packed
-        Whether 4-bit weights lie as Hopper's kernels read them.
     shares_prompts
         Whether the cache is sized for groups that share their prompt's blocks; else each slot has
         room for a prompt of its own, as where single questions are asked, too.
@@ -121,7 +118,6 @@ class StepShape:
     cache: CacheName = "compute"
     checkpointing: bool = True
     keep_cache: bool = True
-    packed: bool = True
     shares_prompts: bool = True
     filtered: bool = False
 
@@ -186,10 +182,10 @@ class MemoryPlan:
 
 
 def weight_bytes(step: StepShape) -> int:
-    """Return the bytes of all projections' base weights."""
+    """Return the bytes of all base weights, those of 4 bits as Hopper's kernels read them."""
     shape = step.shape
-    if step.weight_format == "bf16" or not step.packed:
-        return int(shape.projection_parameters() * _BITS[step.weight_format] / 8)
+    if step.weight_format == "bf16":
+        return 2 * shape.projection_parameters()
     packs = sum(
         -(-N // _PACK_ROWS) * -(-K // _PACK_COLUMNS) for N, K in shape.projections().values()
     )
@@ -341,13 +337,13 @@ def _update_bytes(step: StepShape) -> tuple[int, int]:
     return saved + worst_block, 0
 
 
-def fit_micro_tokens(step: StepShape, budget: int, *, most: int = MOST_MICRO_TOKENS) -> StepShape:
+def fit_micro_tokens(step: StepShape, budget: int) -> StepShape:
     """Return the step with the fewest micro-batches, of equal numbers of rows, that fit the budget.
 
     One row each where even that is too much: the plan's peak then says so.
     """
     row = step.row_tokens
-    rows = max(1, min(step.rows, most // row))
+    rows = max(1, min(step.rows, MOST_MICRO_TOKENS // row))
     while rows > 1:
         batches = -(-step.rows // rows)
         rows = -(-step.rows // batches)
@@ -400,8 +396,3 @@ def alternatives(step: StepShape) -> list[tuple[str, StepShape]]:
         checkpointing=True,
     )
     return offers
-
-
-def known_formats() -> tuple[str, ...]:
-    """Return the weight formats that can be planned."""
-    return WEIGHT_FORMATS

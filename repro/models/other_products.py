@@ -59,11 +59,6 @@ class BitsAndBytesProduct:
             dense, blocksize=_NF4_BLOCK, quant_type="nf4"
         )
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes of codes and scales."""
-        return int(self._packed.nbytes + self._state.absmax.nbytes)
-
     def __call__(self, x: Tensor, bias: Tensor | None) -> Tensor:
         """Return x W^T + b, (..., N), in x's dtype."""
         bias = None if bias is None else bias.to(x.dtype)

@@ -28,8 +28,6 @@ from repro.rl.rows import Rows
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-CLASSES = ("decision", "digits", "template")
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenClasses:
@@ -47,7 +45,7 @@ class TokenClasses:
     digits: frozenset[int]
 
     def masks(self, rows: Rows) -> Mapping[str, Tensor]:
-        """Return (B, T) bool for each of `CLASSES`; together they are the rows' mask."""
+        """Return (B, T) bool for each class; together they are the rows' mask."""
         decision = torch.zeros_like(rows.mask)
         decision[:, self.decision : self.decision + 1] = True
         decision &= rows.mask

@@ -77,25 +77,6 @@ class Masters:
             leaf.grad = self.gradients[:, columns].view(len(starts), *widest[name])
             self.leaves[name] = leaf
 
-    def of_run(self, run: int, values: Tensor | None = None) -> dict[str, Tensor]:
-        """Return one run's parameters by plain name, without padding, as views.
-
-        Parameters
-        ----------
-        values
-            (S, n) to look into in place of the parameters themselves.
-        """
-        source = self.values if values is None else values
-        parameters: dict[str, Tensor] = {}
-        begin = 0
-        for name, leaf in self.leaves.items():
-            count = leaf[0].numel()
-            # (count,) -> the padded shape
-            whole = source[run, begin : begin + count].view(leaf.shape[1:])
-            parameters[name] = _corner(whole, self.shapes[run][name])
-            begin += count
-        return parameters
-
 
 def _corner(tensor: Tensor, shape: tuple[int, ...]) -> Tensor:
     """Return the leading part of a tensor, as a view."""

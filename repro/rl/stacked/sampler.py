@@ -138,14 +138,6 @@ class StackSampler:
             if own.data_ptr() != new.data_ptr():
                 own.copy_(new)
 
-    def forget(self, group_size: int | None = None) -> None:
-        """Let go of the buffers of requests of one group size, or of all."""
-        self._places = {
-            key: place
-            for key, place in self._places.items()
-            if group_size is not None and key[0] != group_size
-        }
-
     @torch.no_grad()
     def sample(
         self,

@@ -6,8 +6,9 @@ import torch
 
 from repro.data.generator import GeneratorConfig
 from repro.data.tiny_tokenizer import build_tokenizer
+from repro.evidence.receipts.schedule import CLASSES
 from repro.rl.lessons import Lesson, rows_of
-from repro.rl.token_classes import CLASSES, TokenClasses, token_classes
+from repro.rl.token_classes import TokenClasses, token_classes
 from tests.repro.rl.uneven_rows import uneven_rows
 
 TEXTS = ("<think>First 1 + 2 = 3</think>", "<think></think>", "12</think>", "<think>")

@@ -17,7 +17,7 @@ from repro.models.policy import Policy, trainable_parameters
 from repro.reward.score import Rewards
 from repro.rl.collect import PromptSource, Score
 from repro.rl.loop import Hooks
-from repro.rl.stacked.masters import plain_name
+from repro.rl.stacked.masters import Masters, plain_name
 from repro.rl.stacked.noise import sharing_of
 from repro.rl.stacked.policies import StackedPolicies
 from repro.rl.stacked.sampler import StackSampler
@@ -95,6 +95,28 @@ def score(texts: Sequence[str], golds: Sequence[str], seeds: Sequence[int]) -> R
     return rewards_of(texts, accuracy)
 
 
+def parameters_of_run(
+    masters: Masters, run: int, values: torch.Tensor | None = None
+) -> dict[str, torch.Tensor]:
+    """Return one run's parameters by plain name, without padding, as views.
+
+    Parameters
+    ----------
+    values
+        (S, n) to look into in place of the parameters themselves.
+    """
+    source = masters.values if values is None else values
+    parameters: dict[str, torch.Tensor] = {}
+    begin = 0
+    for name, leaf in masters.leaves.items():
+        count = leaf[0].numel()
+        # (count,) -> the padded shape
+        whole = source[run, begin : begin + count].view(leaf.shape[1:])
+        parameters[name] = whole[tuple(slice(size) for size in masters.shapes[run][name])]
+        begin += count
+    return parameters
+
+
 score_together = run_by_run(score)
 
 
@@ -149,7 +171,7 @@ def together(problems: list[Problem], tmp_path: Path) -> Callable[..., list[Trai
         )
         assert stack.masters is not None
         masters = stack.masters
-        return [Trained(r, masters.of_run(s)) for s, r in enumerate(results)]
+        return [Trained(r, parameters_of_run(masters, s)) for s, r in enumerate(results)]
 
     return start
 

@@ -271,7 +271,8 @@ def test_log_probabilities_before_training_are_those_of_the_first_weights(
         own = single.single_policy(run, policy, TorchSampler(policy))
         with torch.no_grad():
             for name, parameter in own.parameters.items():
-                parameter.copy_(stacked.masters.of_run(number)[plain_name(name)])
+                trained = small.parameters_of_run(stacked.masters, number)
+                parameter.copy_(trained[plain_name(name)])
         for before_training in (False, True):
             (one,) = own.logprobs([taken[number]], before_training=before_training)
             many = stacked.logprobs(taken, before_training=before_training)[number]

@@ -45,7 +45,7 @@ def test_rows_of_several_ranks_move_as_torch_moves_them_with_decay_and_clipping(
     norms = []
     for step in range(4):
         for run, own in enumerate(alone):
-            gradients = masters.of_run(run, masters.gradients)
+            gradients = small.parameters_of_run(masters, run, masters.gradients)
             for name, parameter in own.items():
                 size = 10.0 ** (run - 1 - step)
                 gradient = torch.randn(parameter.shape, generator=generator).double() * size
@@ -58,7 +58,7 @@ def test_rows_of_several_ranks_move_as_torch_moves_them_with_decay_and_clipping(
         stacked.step(RATES, measured_norms, [True] * 3)
         assert not bool(masters.gradients.any())
     for run, own in enumerate(alone):
-        for name, value in masters.of_run(run).items():
+        for name, value in small.parameters_of_run(masters, run).items():
             assert torch.allclose(value, own[name].detach(), rtol=0, atol=1e-14)
     assert float(masters.leaves["A"][2, 2:].detach().abs().max()) == 0
 

@@ -131,7 +131,7 @@ def test_noise_per_projection_samples_as_the_single_sampler_does(problems: list[
     policies = [small.load(run) for run in runs]
     stack.masters.values += 0.05 * drawn
     for s, policy in enumerate(policies):
-        own = stack.masters.of_run(s)
+        own = small.parameters_of_run(stack.masters, s)
         for name, parameter in trainable_parameters(policy).items():
             parameter.data.copy_(own[plain_name(name)])
     sampler = StackSampler(stack, small.positions(runs[0]) + 40, sharing_of(runs))
