@@ -36,6 +36,8 @@ _BETWEEN_THE_PRODUCTS: dict[str, tuple[str, Shape]] = {
     "adapted_swiglu_share": ("adapted_swiglu", (4096, 18944)),
     "swiglu_share": ("swiglu", (4096, 18944)),
 }
+# Tokens, channels and vocabulary of a policy of 7B.
+_LOGPROBS_SHAPE = (8192, 3584, 152064)
 
 
 @dataclasses.dataclass(slots=True)
@@ -187,8 +189,9 @@ def _checkpoint(N: int, K: int, format: str) -> QuantizedWeight:
     )
 
 
-def _logprobs(n: int, T: int = 8192, H: int = 3584, V: int = 152064) -> dict[str, Estimate]:
+def _logprobs(n: int) -> dict[str, Estimate]:
     """Time logprobs and entropy against the full product and its softmax, and their memory."""
+    T, H, V = _LOGPROBS_SHAPE
     hidden = torch.randn(T, H, device="cuda").bfloat16()
     head = (torch.randn(V, H, device="cuda") * 0.02).bfloat16()
     ids = torch.randint(0, V, (T,), device="cuda")

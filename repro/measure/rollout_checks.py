@@ -104,7 +104,7 @@ def check_long_tail(policy: Policy, seeds: Sequence[int]) -> list[dict[str, Esti
                 ignore_end=True,
             ),
         )
-        _capture_widths(engine, _TAIL_SLOTS)
+        _capture_widths(engine)
         for seed in seeds:
             prompts = random_prompts(_TAIL_ROWS, 256, decoder.config.vocab_size, seed)
             taken = timed(engine, prompts, TAIL_MOST, limits=limits)
@@ -119,9 +119,9 @@ def check_long_tail(policy: Policy, seeds: Sequence[int]) -> list[dict[str, Esti
     ]
 
 
-def _capture_widths(engine: Engine, slots: int) -> None:
+def _capture_widths(engine: Engine) -> None:
     """Capture the step at every width that a shrinking batch goes through, before the clock."""
-    rows = slots
+    rows = _TAIL_SLOTS
     while rows >= 1:
         timed(engine, [[1] * 256 for _ in range(rows)], 2)
         rows = rows - 8 if rows > 16 else rows // 2

@@ -24,7 +24,6 @@ for padding (the vocabulary is by far the widest layer: here only counting token
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, Literal
 
 import torch
@@ -35,7 +34,6 @@ from kernels import dispatch
 from repro.models.policy import Policy
 from repro.rl.rows import Rows
 
-Head = Callable[..., tuple[Tensor, Tensor]]
 Layout = Literal["auto", "padded", "shared"]
 # What one more pass costs, in padded tokens. Measured with 0.8 M parameters on one CPU core:
 # 64 rows of 8 to 64 tokens take 0.72 s padded, 0.41 s shared in one slice, 0.27 s cut by this rule
@@ -75,7 +73,7 @@ def completion_logprobs(
         shares = len(rows) > len(torch.unique(rows.prompt_of_row))
         layout = "shared" if shares and _caches_with_gradient(decoder) else "padded"
     hidden = _shared_hidden(policy, rows) if layout == "shared" else _padded_hidden(policy, rows)
-    return through_head(decoder, hidden, rows, temperature, dispatch.token_logprobs)
+    return through_head(decoder, hidden, rows, temperature)
 
 
 def require_rows(rows: Rows, temperature: float) -> None:
@@ -89,11 +87,7 @@ def require_rows(rows: Rows, temperature: float) -> None:
 
 
 def through_head(
-    decoder: Any,
-    hidden: Tensor,
-    rows: Rows,
-    temperature: float,
-    head: Head,
+    decoder: Any, hidden: Tensor, rows: Rows, temperature: float
 ) -> tuple[Tensor, Tensor]:
     """Return log-probabilities and entropies, (B, T) both, of hidden states.
 
@@ -101,12 +95,10 @@ def through_head(
     ----------
     hidden : Tensor, (tokens, H)
         Those that predict each counting token, row by row.
-    head
-        `token_logprobs` of `kernels.dispatch`, or one of another precision.
     """
     mask = rows.mask.to(hidden.device)
     output = decoder.get_output_embeddings()
-    logprobs, entropy = head(
+    logprobs, entropy = dispatch.token_logprobs(
         hidden,
         output.weight,
         rows.token_ids.to(hidden.device)[mask],
@@ -224,16 +216,17 @@ def _continue(
     ).last_hidden_state
 
 
-def _slices(lengths: list[int], cost: int = SLICE_COST_TOKENS) -> list[slice]:
-    """Cut ascending lengths into the slices that minimise padded tokens plus `cost` a slice.
+def _slices(lengths: list[int]) -> list[slice]:
+    """Cut ascending lengths into the slices that minimise padded tokens plus a cost per slice.
 
-    A slice of n rows whose longest is L costs n * L + cost; the best cut of the first i rows is the
-    cheapest over where its last slice begins.
+    A slice of n rows whose longest is L costs n * L + `SLICE_COST_TOKENS`; the best cut of the
+    first i rows is the cheapest over where its last slice begins.
     """
     best = [0.0]
     begin = [0]
     for stop, longest in enumerate(lengths, start=1):
-        costs = [best[start] + (stop - start) * longest + cost for start in range(stop)]
+        padded = [best[start] + (stop - start) * longest for start in range(stop)]
+        costs = [tokens + SLICE_COST_TOKENS for tokens in padded]
         cheapest = min(range(stop), key=costs.__getitem__)
         best.append(costs[cheapest])
         begin.append(cheapest)

@@ -24,10 +24,9 @@ from torch.nn.functional import scaled_dot_product_attention
 from torch.utils.checkpoint import checkpoint
 from transformers import AttentionInterface
 
-from kernels import dispatch
 from repro.models.norms import final_norm
 from repro.models.policy import Policy
-from repro.rl.logprobs import Head, require_rows, through_head
+from repro.rl.logprobs import require_rows, through_head
 from repro.rl.rows import Rows
 
 _ATTENTION = "qerl_packed_rows"
@@ -39,7 +38,6 @@ def packed_logprobs(
     temperature: float,
     *,
     checkpointing: bool = True,
-    head: Head = dispatch.token_logprobs,
 ) -> tuple[Tensor, Tensor]:
     """Return log-probabilities and entropies of the completions' tokens.
 
@@ -53,8 +51,6 @@ def packed_logprobs(
         That of the sampling; positive.
     checkpointing
         Whether blocks are computed again in backward.
-    head
-        `token_logprobs` of `kernels.dispatch`, or one of another precision.
 
     Returns
     -------
@@ -70,7 +66,7 @@ def packed_logprobs(
     decoder: Any = policy.decoder
     with _arithmetic(policy):
         chosen = _hidden(decoder, rows, device, checkpointing and torch.is_grad_enabled())
-    return through_head(decoder, chosen, rows, temperature, head)
+    return through_head(decoder, chosen, rows, temperature)
 
 
 def _arithmetic(policy: Policy) -> AbstractContextManager[Any]:

@@ -232,12 +232,12 @@ def test_entropy_is_the_same_however_rows_are_cut(make_policy: Any, rows: Rows) 
 
 
 def test_slices_are_the_cheapest_cut() -> None:
-    lengths = [1, 1, 2, 9, 10, 40]
+    lengths = [12, 13, 25, 112, 125, 500]
 
     def cost(cut: list[slice]) -> int:
-        return sum((s.stop - s.start) * lengths[s.stop - 1] + 12 for s in cut)
+        return sum((s.stop - s.start) * lengths[s.stop - 1] + module.SLICE_COST_TOKENS for s in cut)
 
-    slices = module._slices(lengths, cost=12)
+    slices = module._slices(lengths)
     assert slices[0].start == 0
     assert slices[-1].stop == 6
     every = []

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import torch
 
-from kernels import dispatch
 from repro.models.policy import Policy
 from repro.rl.logprobs import completion_logprobs
 from repro.rl.packed import packed_logprobs
@@ -62,7 +61,3 @@ def test_attention_is_as_it_was_after_a_packed_pass(rows: Rows, policy: Policy) 
     before = config._attn_implementation
     packed_logprobs(policy, rows, 1.0)[0].sum().backward()
     assert config._attn_implementation == before
-
-
-def test_the_dispatched_head_is_the_default() -> None:
-    assert packed_logprobs.__kwdefaults__["head"] is dispatch.token_logprobs

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -11,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from kernels import dispatch
 from repro.models.policy import Policy, trainable_parameters
 from repro.rl import step
 from repro.rl.logprobs import completion_logprobs
@@ -65,7 +65,8 @@ def in_double(policy: Policy, monkeypatch: pytest.MonkeyPatch) -> Policy:
 
 def use_head(monkeypatch: pytest.MonkeyPatch, head: Callable[..., Any]) -> None:
     """Let steps go over packed rows, as on a GPU, with a head of the caller's."""
-    monkeypatch.setattr(step, "row_logprobs", functools.partial(packed_logprobs, head=head))
+    monkeypatch.setattr(step, "row_logprobs", packed_logprobs)
+    monkeypatch.setattr(dispatch, "token_logprobs", head)
 
 
 def go(
