@@ -45,6 +45,7 @@ from repro.data.generator import generate_problems
 from repro.data.prompts import Tokenizer, render
 from repro.data.proxy_problems import generate_leveled_problems
 from repro.models import checkpoint as checkpoints
+from repro.models.decoder import READERS
 from repro.models.loading import (
     SharedScales,
     default_recipe,
@@ -60,11 +61,6 @@ from repro.rl.noise import perturbed
 from repro.rollout.for_policy import sampler_for
 from repro.spec.config import NoiseConfig, SamplingConfig, WeightFormat, derive_seed, require
 
-# The norms that AQN perturbs, and who reads them (Fig. 6).
-READERS = {
-    "input_layernorm": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
-    "post_attention_layernorm": ("mlp.gate_proj", "mlp.up_proj"),
-}
 _DRAWS = 8
 
 
@@ -143,6 +139,7 @@ def norm_doses(
     scales = {kind: SharedScales(source, default_recipe(folder, kind)) for kind in formats}
     config: Any = description.config
     for layer in range(config.num_hidden_layers):
+        # The norms that AQN perturbs, and who reads them (Fig. 6)
         for norm, readers in READERS.items():
             parent = f"model.layers.{layer}"
             gain = read_rounded(source, f"{parent}.{norm}.weight").to(device, torch.float32)

@@ -15,8 +15,9 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from repro.measure.dose import READERS, Divergence, NormDose, divergences, norm_doses
+from repro.measure.dose import Divergence, NormDose, divergences, norm_doses
 from repro.models import checkpoint as checkpoints
+from repro.models.decoder import READERS
 from repro.models.loading import read_description
 from repro.models.policy import device_named
 from repro.spec.config import require

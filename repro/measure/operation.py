@@ -23,17 +23,12 @@ from torch.nn import functional
 from kernels import hopper, linear, timing, tuning
 from kernels.hopper import Adapter
 from kernels.packing import PackedWeight
-from kernels.tune import LAYERS, random_packed
+from kernels.tune import ENDS, LAYERS, random_packed
 from repro.evidence.procedure import Measured, Progress, Stopped
 from repro.evidence.record import Estimate
 from repro.measure.operation_around import Totals, around_the_layers, ratio
 from repro.spec.config import OperationScale, RunConfig, derive_seed
 from repro.targets.kernels import adapter_name, backward_name, ratio_name
-
-_ENDS = {
-    "7b": {"qkv": (3584, 4096), "gate_up": (18944,)},
-    "32b": {"qkv": (5120, 6144), "gate_up": (27648,)},
-}
 
 
 def measure_operations(
@@ -103,7 +98,7 @@ def _block(
         ]
         dense = hopper.dequantize_packs(base)
         copies = [dense.clone() for _ in range(timing.copies(dense.nbytes))]
-        ends = _ENDS[block].get(name, ())
+        ends = ENDS.get((block, name), ())
         adapter = _adapter(N, K, scale.adapter_rank, ends)
         layer = _Layer(base, packed, dense, copies, adapter, scale.replays, totals)
         for M in scale.rows:

@@ -12,6 +12,7 @@ head norms (Qwen3)      self_attn.{q,k}_norm                       16 bits, neve
 ======================  =========================================  =======================
 
 and outside the layers `model.embed_tokens`, `model.norm` (the final norm) and `lm_head`, 16 bits.
+Needs no torch.
 
 Easy mistakes
 -------------
@@ -27,17 +28,25 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
-from torch import nn
+if TYPE_CHECKING:
+    from torch import nn
 
 SUPPORTED_MODEL_TYPES: Final = ("qwen2", "qwen3", "llama")
 # Whose angles are a function of the position alone.
 ROPE_TYPES: Final = ("default", "linear", "llama3", "yarn")
-ATTENTION_PROJECTIONS: Final = ("q_proj", "k_proj", "v_proj", "o_proj")
-MLP_PROJECTIONS: Final = ("gate_proj", "up_proj", "down_proj")
+# The products of a block, and the projections in each: those that share an input are one product.
+LINEARS: Final = {
+    "qkv": ("q_proj", "k_proj", "v_proj"),
+    "o": ("o_proj",),
+    "gate_up": ("gate_proj", "up_proj"),
+    "down": ("down_proj",),
+}
+ATTENTION_PROJECTIONS: Final = (*LINEARS["qkv"], *LINEARS["o"])
+MLP_PROJECTIONS: Final = (*LINEARS["gate_up"], *LINEARS["down"])
 PROJECTIONS: Final = (*ATTENTION_PROJECTIONS, *MLP_PROJECTIONS)
-FUSED: Final = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
+FUSED: Final = (LINEARS["qkv"], LINEARS["gate_up"])
 BLOCK_NORMS: Final = ("input_layernorm", "post_attention_layernorm")
 # Of each of these norms, the projections that read its output.
 READERS: Final = {

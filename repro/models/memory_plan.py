@@ -32,6 +32,7 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 
+from repro.models.decoder import LINEARS
 from repro.spec.arm import (
     CacheName,
     OptimizerName,
@@ -68,8 +69,6 @@ _GRAPH_BYTES_A_BLOCK = 160 << 10
 # that takes: a logit in float32 several times, its place, and its mass in float64 several times.
 FILTERED_ROWS = 32
 _FILTER_BYTES = 60
-# Projections that share an input are one product in the engine.
-_FUSED = (("q_proj", "k_proj", "v_proj"), ("o_proj",), ("gate_proj", "up_proj"), ("down_proj",))
 # Rows at which the engine captures a step.
 GRAPH_WIDTHS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 80, 96, 112, 128, 160, 192, 224, 256)
 
@@ -285,7 +284,7 @@ def _adapter_image_bytes(step: StepShape) -> int:
         return 2 * shape.adapter_parameters(rank)
     sizes = shape.projections()
     total = 0
-    for group in _FUSED:
+    for group in LINEARS.values():
         members = len(group)
         rows = sum(sizes[name][0] for name in group)
         total += members * rank * (sizes[group[0]][1] + rows)

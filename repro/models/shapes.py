@@ -26,43 +26,60 @@ from repro.models.norms import wrap_norms
 from repro.models.policy import Policy, base_bytes, resolve_dtype, set_trainable
 from repro.models.quantized_linear import QuantizedLinear
 from repro.spec.config import WeightFormat, derive_seed, require
+from repro.spec.shapes import SHAPES as QWEN_SHAPES
+from repro.spec.shapes import DecoderShape
 
 # Spread of a trained projection's weights; also what transformers initialises with.
 _SPREAD = 0.02
 
 
-def _qwen2(
-    layers: int, hidden: int, inner: int, heads: int, keys: int, tied: bool
-) -> dict[str, Any]:
+def _qwen2(shape: DecoderShape) -> dict[str, Any]:
     return {
         "model_type": "qwen2",
-        "vocab_size": 151936 if hidden < 3584 else 152064,
-        "hidden_size": hidden,
-        "intermediate_size": inner,
-        "num_hidden_layers": layers,
-        "num_attention_heads": heads,
-        "num_key_value_heads": keys,
+        "vocab_size": shape.vocabulary,
+        "hidden_size": shape.hidden,
+        "intermediate_size": shape.intermediate,
+        "num_hidden_layers": shape.layers,
+        "num_attention_heads": shape.query_heads,
+        "num_key_value_heads": shape.key_heads,
         "max_position_embeddings": 32768,
         "rms_norm_eps": 1e-6,
         "rope_theta": 1e6,
-        "tie_word_embeddings": tied,
+        "tie_word_embeddings": shape.tied,
     }
 
 
 # From the config.json of the published checkpoints (Qwen/Qwen2.5-*-Instruct, Qwen/Qwen3-8B,
 # meta-llama/Llama-3.1-8B).
 SHAPES: dict[str, dict[str, Any]] = {
-    "qwen2.5-0.5b": _qwen2(24, 896, 4864, 14, 2, True),
-    "qwen2.5-1.5b": _qwen2(28, 1536, 8960, 12, 2, True),
-    "qwen2.5-3b": _qwen2(36, 2048, 11008, 16, 2, True),
-    "qwen2.5-7b": _qwen2(28, 3584, 18944, 28, 4, False),
-    "qwen2.5-14b": _qwen2(48, 5120, 13824, 40, 8, False),
-    "qwen2.5-32b": _qwen2(64, 5120, 27648, 40, 8, False),
-    "qwen2.5-72b": _qwen2(80, 8192, 29568, 64, 8, False),
-    "qwen3-8b": _qwen2(36, 4096, 12288, 32, 8, False)
-    | {"model_type": "qwen3", "vocab_size": 151936, "head_dim": 128},
-    "llama-3.1-8b": _qwen2(32, 4096, 14336, 32, 8, False)
-    | {"model_type": "llama", "vocab_size": 128256, "rope_theta": 5e5, "rms_norm_eps": 1e-5},
+    **{f"qwen2.5-{name}": _qwen2(shape) for name, shape in QWEN_SHAPES.items()},
+    "qwen3-8b": {
+        "model_type": "qwen3",
+        "vocab_size": 151936,
+        "hidden_size": 4096,
+        "intermediate_size": 12288,
+        "num_hidden_layers": 36,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "max_position_embeddings": 32768,
+        "rms_norm_eps": 1e-6,
+        "rope_theta": 1e6,
+        "tie_word_embeddings": False,
+    },
+    "llama-3.1-8b": {
+        "model_type": "llama",
+        "vocab_size": 128256,
+        "hidden_size": 4096,
+        "intermediate_size": 14336,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "max_position_embeddings": 32768,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 5e5,
+        "tie_word_embeddings": False,
+    },
 }
 
 

@@ -22,6 +22,7 @@ from typing import Any
 
 from repro.rl.stacked.noise import sharing_of
 from repro.spec.config import RunConfig, TrainScale, digest_of
+from repro.spec.shapes import shape_of_config
 
 # Bytes a trained number takes: float32 master, gradient and two moments, and copies in the compute
 # dtype for the sampler and for one pass.
@@ -141,16 +142,10 @@ def footprint(runs: Sequence[RunConfig], longest_prompt: int | None = None) -> F
         Tokens of the longest prompt, where it is known; None takes the scale's limit.
     """
     scale: TrainScale = runs[0].scale
-    config = _config(scale.checkpoint)
+    shape = shape_of_config(_config(scale.checkpoint), scale.checkpoint)
     arm = max((run.arm for run in runs), key=lambda arm: arm.lora_rank)
-    hidden, inner, layers = (
-        int(config[name]) for name in ("hidden_size", "intermediate_size", "num_hidden_layers")
-    )
-    heads = int(config["num_attention_heads"])
-    head = int(config.get("head_dim") or hidden // heads)
-    keys = int(config["num_key_value_heads"]) * head
-    queries = heads * head
-    vocabulary = int(config["vocab_size"])
+    hidden, inner, layers = shape.hidden, shape.intermediate, shape.layers
+    keys, queries, vocabulary = shape.key_size, shape.query_size, shape.vocabulary
     block = hidden * (2 * queries + 2 * keys) + 3 * hidden * inner
     inputs_and_outputs = 6 * hidden + 2 * (queries + keys) + 3 * inner + queries
     width = 4 if scale.compute_dtype == "float32" else 2

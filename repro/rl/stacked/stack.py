@@ -23,21 +23,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from repro.models.decoder import ATTENTION_PROJECTIONS, BLOCK_NORMS, FUSED, READERS
+from repro.models.decoder import ATTENTION_PROJECTIONS, BLOCK_NORMS, LINEARS, READERS
 from repro.models.lora import adapter_layers
 from repro.models.policy import Policy, trainable_parameters
 from repro.models.policy_weights import LayerWeights, Projection, policy_weights
 from repro.rl.stacked.masters import Masters, plain_name
 from repro.rl.stacked.shape import Shape, shape_of
 from repro.spec.config import NoiseSharing
-
-QKV, GATE_UP = FUSED
-LINEARS: dict[str, tuple[str, ...]] = {
-    "qkv": QKV,
-    "o": ("o_proj",),
-    "gate_up": GATE_UP,
-    "down": ("down_proj",),
-}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -383,10 +375,8 @@ _OUTSIDE = ("model.embed_tokens.weight", "lm_head.weight")
 
 def _fused(layer: LayerWeights) -> dict[str, tuple[Projection, ...]]:
     return {
-        "qkv": (layer.q, layer.k, layer.v),
-        "o": (layer.o,),
-        "gate_up": (layer.gate, layer.up),
-        "down": (layer.down,),
+        name: tuple(getattr(layer, member.removesuffix("_proj")) for member in members)
+        for name, members in LINEARS.items()
     }
 
 
