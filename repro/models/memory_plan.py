@@ -53,10 +53,11 @@ CACHE_SHARE = 0.4
 # Of the device's memory, what a training run's micro-batches are fitted into: the plan is good to a
 # twentieth.
 _TRAINING_SHARE = 0.95
-_BLOCK = 32  # positions of a block of the cache
+# Positions per block of the cache, and tokens of one chunk of a prefill: the engine's defaults.
+BLOCK_POSITIONS = 32
+PREFILL_TOKENS = 16384
 # Float32 logits held at once (kernels/logprobs.py); backward holds half as much again.
 _LOGIT_BYTES = 640 << 20
-_PREFILL_TOKENS = 16384
 # More tokens in a micro-batch make no product faster.
 MOST_MICRO_TOKENS = 16384
 # Driver, libraries' own memory and loaded kernels, as the driver reports it (one NVIDIA H200).
@@ -146,10 +147,10 @@ class StepShape:
     def cache_blocks(self) -> int:
         """Blocks of 32 positions for `slots` rows, the scrap block included."""
         if not self.shares_prompts:
-            return self.slots * -(-self.row_tokens // _BLOCK) + 1
-        prompt = -(-self.prompt_tokens // _BLOCK)
+            return self.slots * -(-self.row_tokens // BLOCK_POSITIONS) + 1
+        prompt = -(-self.prompt_tokens // BLOCK_POSITIONS)
         # Each row feeds the last prompt token again, so only the blocks before it are shared.
-        own = -(-self.row_tokens // _BLOCK) - (self.prompt_tokens - 1) // _BLOCK
+        own = -(-self.row_tokens // BLOCK_POSITIONS) - (self.prompt_tokens - 1) // BLOCK_POSITIONS
         return self.prompts_at_once * prompt + self.slots * own + 1
 
     @property
@@ -202,7 +203,7 @@ def plan_memory(step: StepShape) -> MemoryPlan:
     shape = step.shape
     adapter = shape.adapter_parameters(step.rank)
     element = 1 if step.cache == "float8" else 2
-    cache = 2 * shape.layers * shape.key_size * _BLOCK * step.cache_blocks * element
+    cache = 2 * shape.layers * shape.key_size * BLOCK_POSITIONS * step.cache_blocks * element
     graphs = _graph_bytes(step)
     resident = {
         "weights": weight_bytes(step),
@@ -307,7 +308,7 @@ def _graph_bytes(step: StepShape) -> int:
 def _prefill_bytes(step: StepShape) -> int:
     """Return the activations of the largest chunk of prompts that goes forward at once."""
     shape = step.shape
-    tokens = min(_PREFILL_TOKENS, step.prompts_at_once * step.prompt_tokens)
+    tokens = min(PREFILL_TOKENS, step.prompts_at_once * step.prompt_tokens)
     a_token = 2 * (4 * shape.hidden + 2 * shape.query_size + 4 * shape.key_size)
     return tokens * (a_token + 2 * 3 * shape.intermediate)
 

@@ -7,14 +7,14 @@ from typing import Any, Literal
 
 import torch
 
-from repro.models.memory_plan import GRAPH_WIDTHS
+from repro.models.memory_plan import BLOCK_POSITIONS, GRAPH_WIDTHS, PREFILL_TOKENS
 from repro.models.policy import Policy
 from repro.spec.arm import CacheName
 from repro.spec.config import require, require_choice
 
 Products = Literal["own", "bitsandbytes"]
 
-# Without a stated size the cache takes at most this share of the memory that is free.
+# Of the memory that is free, what a cache without a stated size takes at most.
 _CACHE_SHARE = 0.85
 
 
@@ -59,9 +59,9 @@ class EngineConfig:
     max_positions: int = 4096
     max_new_tokens: int = 2048
     cache_blocks: int = 0
-    block_size: int = 32
+    block_size: int = BLOCK_POSITIONS
     cache_format: CacheName = "compute"
-    prefill_tokens: int = 16384
+    prefill_tokens: int = PREFILL_TOKENS
     round_steps: int = 16
     share_prompts: bool = True
     static_batches: bool = False
@@ -104,11 +104,25 @@ def cache_dtype(policy: Policy, config: EngineConfig) -> torch.dtype:
     return torch.float8_e4m3fn if config.cache_format == "float8" else policy.compute_dtype
 
 
-def cache_blocks(policy: Policy, config: EngineConfig) -> int:
-    """Return the blocks of the cache, the scrap block included."""
+def blocks_for(rows: int, config: EngineConfig) -> int:
+    """Return the blocks that hold `rows` rows of `max_positions`, the scrap block included."""
+    return rows * -(-config.max_positions // config.block_size) + 1
+
+
+def cache_blocks(
+    policy: Policy, config: EngineConfig, *, share: float = _CACHE_SHARE, reserved: int = 0
+) -> int:
+    """Return the blocks of the cache, the scrap block included.
+
+    Parameters
+    ----------
+    share, reserved
+        Without a stated size the cache takes at most `share` of the free memory's bytes that are
+        not `reserved`.
+    """
     if config.cache_blocks:
         return config.cache_blocks
-    needed = config.slots * -(-config.max_positions // config.block_size) + 1
+    needed = blocks_for(config.slots, config)
     if policy.device.type != "cuda":
         return needed
     decoder: Any = policy.decoder
@@ -116,4 +130,4 @@ def cache_blocks(policy: Policy, config: EngineConfig) -> int:
     block_bytes = 2 * len(decoder.model.layers) * config.block_size * heads
     block_bytes *= cache_dtype(policy, config).itemsize
     free, _ = torch.cuda.mem_get_info(policy.device)
-    return min(needed, int(free * _CACHE_SHARE) // block_bytes)
+    return min(needed, int((free - reserved) * share) // block_bytes)

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -25,7 +26,7 @@ from repro.models.norms import block_norms, final_norm
 from repro.models.policy import Policy
 from repro.models.training_memory import MOST_SLOTS
 from repro.rollout.engine import Engine
-from repro.rollout.engine_config import EngineConfig
+from repro.rollout.engine_config import EngineConfig, blocks_for, cache_blocks
 from repro.rollout.sampler import RolloutBatch, Sampler
 from repro.rollout.state import Statistics
 from repro.rollout.torch_sampler import TorchSampler
@@ -53,10 +54,12 @@ def sampler_for(policy: Policy, *, rows: int, max_new_tokens: int, max_positions
         slots=slots,
         max_positions=positions,
         max_new_tokens=min(max_new_tokens, positions - 1),
-        cache_blocks=_blocks(policy, slots, positions, _training_bytes(policy)),
         # A step has few prefills: captures would save milliseconds and keep memory from training.
         prefill_graph_tokens=0,
     )
+    blocks = cache_blocks(policy, config, share=CACHE_SHARE, reserved=_training_bytes(policy))
+    # One row must fit, or nothing can be sampled.
+    config = replace(config, cache_blocks=max(blocks, blocks_for(1, config)))
     return Engine(policy, config) if sampled is policy else CopySampler(policy, config, sampled)
 
 
@@ -68,24 +71,6 @@ def _training_bytes(policy: Policy) -> int:
     if policy.training != "full":
         return 0
     return sum((4 + 2 * 4) * p.numel() for p in policy.model.parameters() if p.requires_grad)
-
-
-def _blocks(policy: Policy, slots: int, positions: int, reserved: int = 0) -> int:
-    """Return the cache's blocks: room for all slots, or what its share of free memory holds.
-
-    Parameters
-    ----------
-    reserved
-        Bytes of the free memory that training will take.
-    """
-    size = EngineConfig().block_size
-    a_row = -(-positions // size)
-    decoder: Any = policy.decoder
-    channels = decoder.config.num_key_value_heads * decoder.model.layers[0].self_attn.head_dim
-    block = 2 * len(decoder.model.layers) * size * channels * policy.compute_dtype.itemsize
-    free, _ = torch.cuda.mem_get_info(policy.device)
-    # One row must fit, or nothing can be sampled.
-    return min(slots * a_row + 1, max(a_row + 1, int((free - reserved) * CACHE_SHARE) // block))
 
 
 class CopySampler:
