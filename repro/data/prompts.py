@@ -203,6 +203,19 @@ def render(problem: Problem, template: str | PromptTemplate, tokenizer: Tokenize
     return token_ids
 
 
+def render_within(
+    problem: Problem, template: str | PromptTemplate, tokenizer: Tokenizer, longest: int
+) -> list[int]:
+    """Return `render`'s token ids; raises `ValueError` for more than `longest` of them, too."""
+    prompt = render(problem, template, tokenizer)
+    if len(prompt) > longest:
+        raise ValueError(
+            f"problem {problem.id}: its prompt has {len(prompt)} tokens; this scale takes at most "
+            f"{longest}"
+        )
+    return prompt
+
+
 def _chat_token_ids(prompt: Any, template: PromptTemplate, tokenizer: Any) -> list[int]:
     """Return the token ids of chat messages, the assistant's opening line included."""
     if getattr(tokenizer, "chat_template", None) is None:

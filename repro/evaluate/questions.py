@@ -14,7 +14,7 @@ from typing import cast
 from transformers import PreTrainedTokenizerBase
 
 from repro.data.problem import Problem
-from repro.data.prompts import Tokenizer, render
+from repro.data.prompts import Tokenizer, render_within
 from repro.spec.config import derive_seed
 
 
@@ -53,12 +53,7 @@ def questions(
     begun = tokenizer(opening, add_special_tokens=False)["input_ids"] if opening else []
     asked = []
     for problem in problems:
-        prompt = render(problem, template, cast(Tokenizer, tokenizer))
-        if len(prompt) > max_prompt_tokens:
-            raise ValueError(
-                f"problem {problem.id}: its prompt has {len(prompt)} tokens; "
-                f"this scale takes at most {max_prompt_tokens}"
-            )
+        prompt = render_within(problem, template, cast(Tokenizer, tokenizer), max_prompt_tokens)
         asked.append(Question(problem=problem, prompt=(*prompt, *begun), opening=opening))
     return asked
 

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from repro.data.problem import Problem
-from repro.data.prompts import Tokenizer, render
+from repro.data.prompts import Tokenizer, render_within
 from repro.reward.score import Rewards
 from repro.rl.advantage import (
     Advantages,
@@ -198,9 +198,7 @@ class PromptSource:
         per_epoch = len(self.problems) // self.size
         epoch, place = divmod(batch, per_epoch)
         if self._order[0] != epoch:
-            generator = torch.Generator().manual_seed(derive_seed(self._seed, "problems", epoch))
-            order = torch.randperm(len(self.problems), generator=generator).tolist()
-            self._order = (epoch, order)
+            self._order = (epoch, order_of_epoch(self._seed, epoch, len(self.problems)))
         indices = self._order[1][place * self.size : (place + 1) * self.size]
         return [self.problems[index] for index in indices]
 
@@ -209,12 +207,7 @@ class PromptSource:
         if problem.id not in self._prompts:
             # transformers' tokenizers are wider than the protocol that rendering asks for.
             tokenizer: Tokenizer = self.tokenizer  # type: ignore[assignment]
-            prompt = render(problem, self._template, tokenizer)
-            if len(prompt) > self._longest:
-                raise ValueError(
-                    f"problem {problem.id}: its prompt has {len(prompt)} tokens; this scale takes "
-                    f"at most {self._longest}"
-                )
+            prompt = render_within(problem, self._template, tokenizer, self._longest)
             self._prompts[problem.id] = prompt
         return self._prompts[problem.id]
 
@@ -222,6 +215,13 @@ class PromptSource:
         """Return completions' texts without control tokens."""
         ids = [list(completion.token_ids) for completion in completions]
         return list(self.tokenizer.batch_decode(ids, skip_special_tokens=True))
+
+
+def order_of_epoch(seed: int, epoch: int, count: int) -> list[int]:
+    """Return the order in which a run of this seed goes through `count` problems in an epoch."""
+    generator = torch.Generator().manual_seed(derive_seed(seed, "problems", epoch))
+    order: list[int] = torch.randperm(count, generator=generator).tolist()
+    return order
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

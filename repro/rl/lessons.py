@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import torch
 
 from repro.data.problem import Problem
-from repro.data.prompts import Tokenizer, render
+from repro.data.prompts import Tokenizer, render_within
 from repro.data.worked import worked_completion
 from repro.models.policy import Policy
 from repro.rl.passes import row_logprobs
@@ -59,16 +59,15 @@ def lessons_of(problems: Sequence[Problem], policy: Reader, run: RunConfig) -> l
     end = int(policy.tokenizer.eos_token_id)
     lessons = []
     for problem in problems:
-        prompt = tuple(render(problem, scale.prompt_template, tokenizer))
+        prompt = render_within(problem, scale.prompt_template, tokenizer, scale.max_prompt_tokens)
         text = worked_completion(problem, scale.prompt_template)
         completion = (*tokenizer(text, add_special_tokens=False)["input_ids"], end)
-        limits = (scale.max_prompt_tokens, scale.rollout.max_new_tokens)
-        if len(prompt) > limits[0] or len(completion) > limits[1]:
+        if len(completion) > scale.rollout.max_new_tokens:
             raise ValueError(
-                f"problem {problem.id}: its prompt has {len(prompt)} tokens and its solution "
-                f"{len(completion)}; this scale takes at most {limits[0]} and {limits[1]}"
+                f"problem {problem.id}: its solution has {len(completion)} tokens; this scale "
+                f"takes at most {scale.rollout.max_new_tokens}"
             )
-        lessons.append(Lesson(prompt=prompt, completion=completion))
+        lessons.append(Lesson(prompt=tuple(prompt), completion=completion))
     return lessons
 
 

@@ -32,7 +32,7 @@ from transformers import DynamicCache
 
 from kernels import dispatch
 from repro.models.policy import Policy
-from repro.rl.rows import Rows
+from repro.rl.rows import Rows, spread
 
 Layout = Literal["auto", "padded", "shared"]
 # What one more pass costs, in padded tokens. Measured with 0.8 M parameters on one CPU core:
@@ -105,14 +105,7 @@ def through_head(
         temperature,
         getattr(output, "bias", None),
     )
-    return _spread(logprobs, mask), _spread(entropy, mask)
-
-
-def _spread(values: Tensor, mask: Tensor) -> Tensor:
-    """Return (B, T) with `values`, one a counting token in row-major order, and 0 elsewhere."""
-    return torch.zeros(mask.shape, dtype=values.dtype, device=values.device).masked_scatter(
-        mask, values
-    )
+    return spread(logprobs, mask), spread(entropy, mask)
 
 
 def _caches_with_gradient(decoder: Any) -> bool:

@@ -133,6 +133,13 @@ def make_rows(
     )
 
 
+def spread(values: Tensor, mask: Tensor) -> Tensor:
+    """Return (B, T) with `values`, one per counting token in row-major order, and 0 elsewhere."""
+    return torch.zeros(mask.shape, dtype=values.dtype, device=values.device).masked_scatter(
+        mask, values
+    )
+
+
 def _checked_length(row: int, completion: Completion) -> int:
     """Return the completion's length after checking that it is one."""
     length = len(completion.token_ids)

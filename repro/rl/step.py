@@ -27,11 +27,11 @@ from torch import Tensor, nn
 from repro.models.policy import Policy
 from repro.rl.collect import Rollout, loss_mask
 from repro.rl.diagnostics import entropies, mean_of, token_mean
-from repro.rl.loss import LossResult, policy_loss
+from repro.rl.loss import LossResult, StepCounts, policy_loss
 from repro.rl.micro_batches import Plan, plan_step, split_by_tokens
 from repro.rl.passes import row_logprobs
 from repro.rl.rows import Rows
-from repro.spec.config import RunConfig, TrainScale
+from repro.spec.config import LossConfig, RunConfig, TrainScale
 
 Result = TypeVar("Result")
 
@@ -211,22 +211,10 @@ def carry_out(
         part = rows.select(index)
         width = part.mask.shape[1]
         new, new_entropy = row_logprobs(policy, part, temperature, checkpointing=checkpointing)
-
-        def beside(
-            values: Tensor | None, index: Tensor = index, width: int = width, like: Tensor = new
-        ) -> Tensor | None:
-            return None if values is None else values[index, :width].to(like.device)
-
-        result = policy_loss(
-            new,
-            rollout.advantages.values[index].to(new.device),
-            counting[index, :width].to(new.device),
-            run.arm.loss,
-            counts,
-            old_logprobs=beside(old_logprobs),
-            sampled_logprobs=beside(rows.sampled_logprobs),
-            ref_logprobs=beside(ref_logprobs),
-        )
+        result = loss_of_rows(
+            new, rollout, index, counting, run.arm.loss, counts,
+            old_logprobs=old_logprobs, ref_logprobs=ref_logprobs,
+        )  # fmt: skip
         result.loss.backward()
         loss += float(result.loss.detach())
         results.append(result)
@@ -234,6 +222,44 @@ def carry_out(
         entropy[index, :width] = new_entropy.detach().to(entropy)
     _evaluate(policy, rows, plan.idle, temperature, (logprobs, entropy))
     return StepOutput(plan=plan, logprobs=logprobs, entropy=entropy, loss=loss, results=results)
+
+
+def loss_of_rows(
+    logprobs: Tensor,
+    rollout: Rollout,
+    index: Tensor,
+    counting: Tensor,
+    config: LossConfig,
+    counts: StepCounts,
+    *,
+    old_logprobs: Tensor | None,
+    ref_logprobs: Tensor | None,
+) -> LossResult:
+    """Return the loss of some of a rollout's rows; see `policy_loss`.
+
+    Parameters
+    ----------
+    logprobs
+        (b, T') float, with gradient, on any device; of rows `index`, (b,), and as many columns as
+        the longest of them has.
+    counting, old_logprobs, ref_logprobs
+        (B, T), of the whole rollout.
+    """
+    width = logprobs.shape[1]
+
+    def beside(values: Tensor) -> Tensor:
+        return values[index, :width].to(logprobs.device)
+
+    return policy_loss(
+        logprobs,
+        rollout.advantages.values[index].to(logprobs.device),
+        beside(counting),
+        config,
+        counts,
+        old_logprobs=None if old_logprobs is None else beside(old_logprobs),
+        sampled_logprobs=beside(rollout.rows.sampled_logprobs),
+        ref_logprobs=None if ref_logprobs is None else beside(ref_logprobs),
+    )
 
 
 def evaluate_rows(

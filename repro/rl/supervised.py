@@ -20,9 +20,8 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-import torch
-
 from repro.rl.checkpoint import TrainState
+from repro.rl.collect import order_of_epoch
 from repro.rl.lessons import Lesson, rows_of
 from repro.rl.loop import Hooks, StepValues, run_steps
 from repro.rl.noise import NoiseReceipt
@@ -30,7 +29,7 @@ from repro.rl.policies import Imitation, Policies
 from repro.rl.receipts import Values, note_noise, note_step
 from repro.rl.rows import Rows
 from repro.rl.runs import FailedRun, RunStates, TrainResult
-from repro.spec.config import GRPO, RunConfig, TrainScale, derive_seed
+from repro.spec.config import GRPO, RunConfig, TrainScale
 
 
 def fine_tune(
@@ -147,25 +146,22 @@ def note_lessons(
 
 
 def lessons_of_step(run: RunConfig, lessons: Sequence[Lesson], state: TrainState) -> list[Lesson]:
-    """Return the lessons of a run's next step, at least one, and move its `draws` past them."""
+    """Return the lessons of a run's next step, at least one, and move its `draws` past them.
+
+    Each epoch is shuffled again, in the order in which a run of the same seed would draw the
+    problems for rollouts.
+    """
     scale: TrainScale = run.scale
     counts = state.effects.setdefault("rows", {"trained_on": 0, "tokens_trained": 0})
     tokens = counts["tokens_trained"]
     due = scale.evaluation.token_budget * (state.step + 1) / scale.steps
     taken: list[Lesson] = []
+    drawn, order = -1, list[int]()
     while not taken or tokens < due:
-        taken.append(_lesson_at(run, lessons, state.draws))
+        epoch, place = divmod(state.draws, len(lessons))
+        if epoch != drawn:
+            drawn, order = epoch, order_of_epoch(run.seed, epoch, len(lessons))
+        taken.append(lessons[order[place]])
         tokens += len(taken[-1].completion)
         state.draws += 1
     return taken
-
-
-def _lesson_at(run: RunConfig, lessons: Sequence[Lesson], place: int) -> Lesson:
-    """Return the lesson at a place of the run's endless order: each epoch is shuffled again.
-
-    The order is that in which a run of the same seed would draw the problems for rollouts.
-    """
-    epoch, index = divmod(place, len(lessons))
-    generator = torch.Generator().manual_seed(derive_seed(run.seed, "problems", epoch))
-    order = torch.randperm(len(lessons), generator=generator)
-    return lessons[int(order[index])]

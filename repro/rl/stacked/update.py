@@ -19,15 +19,15 @@ import torch
 from torch import Tensor
 
 from repro.rl.collect import loss_mask
-from repro.rl.loss import LossResult, policy_loss
+from repro.rl.loss import LossResult
 from repro.rl.micro_batches import Plan, plan_step, token_budget
 from repro.rl.policies import Part
-from repro.rl.rows import Rows
+from repro.rl.rows import Rows, spread
 from repro.rl.stacked.batch import Batch, cut, group_lengths, make_batch
 from repro.rl.stacked.forward import Rotary
 from repro.rl.stacked.logprobs import batch_logprobs
 from repro.rl.stacked.stack import Stack
-from repro.rl.step import StepOutput
+from repro.rl.step import StepOutput, loss_of_rows
 from repro.spec.config import TrainScale
 
 
@@ -119,16 +119,10 @@ class RunStep:
             own = (numbers == number).nonzero().squeeze(1)  # places in `rows`, (c,)
             here = rows[own]
             width = int(whole.rows.mask[here].sum(1).max())
-            result = policy_loss(
-                leaf[own, :width],
-                whole.advantages.values[here],
-                self.counting[here, :width],
-                part.run.arm.loss,
-                counts,
-                old_logprobs=None if part.old is None else part.old[here, :width],
-                sampled_logprobs=whole.rows.sampled_logprobs[here, :width],
-                ref_logprobs=None if part.reference is None else part.reference[here, :width],
-            )
+            result = loss_of_rows(
+                leaf[own, :width], whole, here, self.counting, part.run.arm.loss, counts,
+                old_logprobs=part.old, ref_logprobs=part.reference,
+            )  # fmt: skip
             self.results.append(result)
             self.loss += float(result.loss.detach())
             total = result.loss if total is None else total + result.loss
@@ -233,7 +227,7 @@ def evaluate_runs(
             here = batch.rows[s]
             asked = torch.isin(here, index)
             for tensor, values in zip(target, (logprobs[s], entropies[s]), strict=True):
-                tensor[here[asked]] = _spread(run.mask[here], values)[asked].to(tensor.dtype)
+                tensor[here[asked]] = spread(values, run.mask[here])[asked].to(tensor.dtype)
 
 
 def _take_in(step: RunStep | None, rows: Tensor, logprobs: Tensor, entropy: Tensor) -> Tensor:
@@ -243,9 +237,9 @@ def _take_in(step: RunStep | None, rows: Tensor, logprobs: Tensor, entropy: Tens
         return zero
     mask = step.part.rollout.rows.mask[rows]
     own = step.number[rows] > -2
-    wide = _spread(mask, logprobs)
+    wide = spread(logprobs, mask)
     step.logprobs[rows[own]] = wide[own].to(step.logprobs.dtype)
-    step.entropy[rows[own]] = _spread(mask, entropy)[own].to(step.entropy.dtype)
+    step.entropy[rows[own]] = spread(entropy, mask)[own].to(step.entropy.dtype)
     if step.failure is not None:
         return zero
     try:
@@ -254,11 +248,6 @@ def _take_in(step: RunStep | None, rows: Tensor, logprobs: Tensor, entropy: Tens
         step.failure = error
         return zero
     return zero if gradient is None else gradient[mask]
-
-
-def _spread(mask: Tensor, values: Tensor) -> Tensor:
-    """Return (b, T) with `values`, one per counting token in row-major order, and 0 elsewhere."""
-    return torch.zeros(mask.shape, dtype=values.dtype).masked_scatter(mask, values)
 
 
 def _groups(index: Tensor, rows: Rows, size: int) -> list[int]:
