@@ -43,10 +43,9 @@ from repro.measure.rollout_cells import time_by_windows, time_host_share, time_w
 from repro.measure.rollout_checks import CHECKS
 from repro.measure.rollout_parts import Parts, Repeat, open_parts
 from repro.measure.rollout_plan import cell_of, not_fitting
-from repro.models.decoder import is_projection
-from repro.models.lora import adapter_layers, base_linear
+from repro.measure.step_measure import linears_of
+from repro.models.lora import adapter_layers
 from repro.models.policy import Policy
-from repro.models.quantized_linear import QuantizedLinear
 from repro.models.shapes import exchange_adapter, random_policy
 from repro.rollout.engine import Engine
 from repro.rollout.engine_config import EngineConfig, Products
@@ -341,11 +340,8 @@ def _engine(point: ThroughputPoint, slots: int, policy: Policy, products: Produc
 
 def _count(policy: Policy, run: RunConfig, effects: dict[str, Any]) -> None:
     """Count what stands in the model, and require the arm's adapter, and that it does something."""
-    for name, module in policy.decoder.named_modules():
-        if is_projection(name):
-            base = base_linear(module)
-            kind = base.weight_format if isinstance(base, QuantizedLinear) else "bf16"
-            effects["linears"][kind] = effects["linears"].get(kind, 0) + 1
+    for kind, count in linears_of(policy).items():
+        effects["linears"][kind] = effects["linears"].get(kind, 0) + count
     for name, layer in adapter_layers(policy.model):
         A, B, _ = layer.adapter()
         require(
