@@ -199,7 +199,7 @@ def load_public(name: str, split: str, levels: Sequence[int] = ()) -> list[Probl
     """
     public = PUBLIC_SETS[name]
     filename, level = file_of(name, split, levels)
-    rows = _read_rows(_fetched(name, public, filename))
+    rows = [dict(row) for row in rows_of(_fetched(name, public, filename))]
     expected = public.rows.get(split)
     if expected is not None and len(rows) != expected:
         raise DataError(
@@ -259,11 +259,6 @@ def rows_of(data: str) -> Sequence[Any]:
     if not Path(data).is_file():
         raise DataError(f"{data} is not a file")
     return cast(Sequence[Any], datasets.load_dataset(kind, data_files=data, split="train"))
-
-
-def _read_rows(path: str) -> list[dict[str, Any]]:
-    """Return the rows of a local parquet or JSONL file."""
-    return [dict(row) for row in rows_of(path)]
 
 
 def _fetched(name: str, public: PublicSet, filename: str) -> str:

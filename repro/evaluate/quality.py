@@ -117,7 +117,7 @@ def measure_quality(
         samples=manner.samples,
         greedy=_percent(_correct, greedy),
         greedy_by_level=_by_level(_correct, greedy),
-        greedy_lenient=_percent(_leniently_correct, greedy),
+        greedy_lenient=_percent(lambda one: one.leniently_correct, greedy),
         working_greedy_by_level=_by_level(_works, greedy),
         forced_working=_percent(_correct, forced),
         forced_working_by_level=_by_level(_correct, forced),
@@ -185,10 +185,6 @@ def _ask(
 
 def _correct(one: Graded) -> bool:
     return one.correct
-
-
-def _leniently_correct(one: Graded) -> bool:
-    return one.leniently_correct
 
 
 def _works(one: Graded) -> bool:

@@ -38,6 +38,8 @@ Block = TypeVar("Block")
 NORMAL = NormalDist()
 # Of the largest summand: a mean below it is the rounding of floats.
 _ROUNDING = 1e-12
+# Of a true difference: how likely planned pairs should show it, and how many may be planned.
+TARGET_POWER, MOST_PAIRS = 0.8, 1000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,9 +111,8 @@ def mean_interval(values: Sequence[float], confidence: float = 0.95) -> Interval
 def jackknife_interval(
     statistic: Callable[[Sequence[Block]], float],
     blocks: Sequence[Block],
-    confidence: float = 0.95,
 ) -> Interval:
-    """Return a statistic of independent blocks with the t interval of the jackknife.
+    """Return a statistic of independent blocks with the 95 % t interval of the jackknife.
 
     Of the pseudo-values n s(all) - (n - 1) s(all but one), as if their mean were the statistic; of
     a mean over blocks it is `mean_interval`'s own (Tukey 1958).
@@ -127,25 +128,25 @@ def jackknife_interval(
     if n < 2:
         return Interval(value=value, low=None, high=None, n=n)
     without = [statistic([*blocks[:place], *blocks[place + 1 :]]) for place in range(n)]
-    pseudo = mean_interval([n * value - (n - 1) * one for one in without], confidence)
+    pseudo = mean_interval([n * value - (n - 1) * one for one in without])
     assert pseudo.high is not None
     half = pseudo.high - pseudo.value
     return Interval(value=value, low=value - half, high=value + half, n=n)
 
 
-def wilson_interval(successes: float, n: int, confidence: float = 0.95) -> Interval:
-    """Return a share with Wilson's interval, as fractions of 1."""
+def wilson_interval(successes: float, n: int) -> Interval:
+    """Return a share with Wilson's 95 % interval, as fractions of 1."""
     if n < 1 or not 0 <= successes <= n:
         raise ValueError(f"{successes} successes of {n} is no share")
-    z = NORMAL.inv_cdf(0.5 + confidence / 2)
+    z = NORMAL.inv_cdf(0.975)
     share = successes / n
     centre = (share + z * z / (2 * n)) / (1 + z * z / n)
     half = z / (1 + z * z / n) * math.sqrt(share * (1 - share) / n + z * z / (4 * n * n))
     return Interval(value=share, low=max(0.0, centre - half), high=min(1.0, centre + half), n=n)
 
 
-def paired(differences: Sequence[float], bound: float = 0.0, confidence: float = 0.95) -> Paired:
-    """Compare paired differences with `bound`.
+def paired(differences: Sequence[float], bound: float = 0.0) -> Paired:
+    """Compare paired differences with `bound`; the interval is of 95 %.
 
     Differences that cancel but for the rounding of floats have a mean of 0.
 
@@ -157,7 +158,7 @@ def paired(differences: Sequence[float], bound: float = 0.0, confidence: float =
     n = len(differences)
     if n < 2:
         raise ValueError(f"a paired comparison needs 2 or more pairs; found {n}")
-    interval = mean_interval(differences, confidence)
+    interval = mean_interval(differences)
     assert interval.low is not None
     assert interval.high is not None
     deviation = stdev(differences)
@@ -369,37 +370,31 @@ def power(effect: float, n: int, alpha: float = 0.05) -> float:
     return float(1 - nctdtr(n - 1, effect * math.sqrt(n), critical))
 
 
-def minimum_detectable_effect(deviation: float, n: int, target_power: float = 0.8) -> float:
-    """Return the smallest true mean difference found with probability `target_power` by n pairs."""
+def minimum_detectable_effect(deviation: float, n: int) -> float:
+    """Return the smallest true mean difference found with probability `TARGET_POWER` by n pairs."""
     if n < 2:
         return math.inf
-    return deviation * _detectable(n, target_power)
+    return deviation * _detectable(n)
 
 
 @functools.cache
-def _detectable(n: int, target_power: float) -> float:
-    """Return the effect, in standard deviations, that n pairs find at `target_power`."""
+def _detectable(n: int) -> float:
+    """Return the effect, in standard deviations, that n pairs find at `TARGET_POWER`."""
     from scipy.optimize import brentq
     from scipy.special import nctdtrinc
 
     # Good to six digits, which leaves a narrow interval for the root.
-    near = nctdtrinc(n - 1, 1 - target_power, t_quantile(0.975, n - 1)) / math.sqrt(n)
-    return float(brentq(lambda effect: power(effect, n) - target_power, 0.9 * near, 1.1 * near))
+    near = nctdtrinc(n - 1, 1 - TARGET_POWER, t_quantile(0.975, n - 1)) / math.sqrt(n)
+    return float(brentq(lambda effect: power(effect, n) - TARGET_POWER, 0.9 * near, 1.1 * near))
 
 
-def seeds_needed(
-    effect: float,
-    deviation: float,
-    target_power: float = 0.8,
-    most: int = 1000,
-    alpha: float = 0.05,
-) -> int | None:
-    """Return how many pairs would show a true difference of `effect`; None above `most`.
+def seeds_needed(effect: float, deviation: float, alpha: float = 0.05) -> int | None:
+    """Return how many pairs would show a true difference of `effect`; None above `MOST_PAIRS`.
+
+    They show it with probability `TARGET_POWER`.
 
     Parameters
     ----------
-    target_power
-        Probability of showing it.
     alpha
         Level at which it is tested.
     """
@@ -409,13 +404,13 @@ def seeds_needed(
         return 2
     size = abs(effect) / deviation
     low, high = 2, 2
-    while power(size, high, alpha) < target_power:
+    while power(size, high, alpha) < TARGET_POWER:
         low, high = high + 1, high * 2
-        if low > most:
+        if low > MOST_PAIRS:
             return None
     while low < high:
         middle = (low + high) // 2
         low, high = (
-            (low, middle) if power(size, middle, alpha) >= target_power else (middle + 1, high)
+            (low, middle) if power(size, middle, alpha) >= TARGET_POWER else (middle + 1, high)
         )
-    return low if low <= most else None
+    return low if low <= MOST_PAIRS else None

@@ -111,7 +111,9 @@ def main_export(args: argparse.Namespace) -> int:
     )
     with appearing(Path(args.out)) as folder:
         with released():
-            policy = load_adapted(adapter, compute_dtype=_dtype(device), device=device)
+            # float32 costs little on a CPU; a GPU has the 16 bits of training.
+            dtype = torch.float32 if device == "cpu" else torch.bfloat16
+            policy = load_adapted(adapter, compute_dtype=dtype, device=device)
             trained = measure(policy)
             said = [
                 check_probe(adapter, trained.logits, trained.rows, trained.dtype),
@@ -140,11 +142,6 @@ def measure(policy: Policy) -> Trained:
         dtype=policy.compute_dtype,
         weight_format=policy.weight_format,
     )
-
-
-def _dtype(device: str) -> torch.dtype:
-    """Return float32 on a CPU, where it costs little, and 16 bits on a GPU, as trained there."""
-    return torch.float32 if device == "cpu" else torch.bfloat16
 
 
 def _adapter(

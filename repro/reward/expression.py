@@ -121,11 +121,6 @@ def comparable(gold: str, answer: str) -> Forms | None:
     return _as_formula(gold, answer)
 
 
-def is_number(text: str) -> bool:
-    """Say whether a tidied text is a written number."""
-    return read_quantity(text) is not None
-
-
 def is_readable(text: str) -> bool:
     """Say whether a tidied text could be an answer of numbers or a formula, rather than prose."""
     _, text = _without_name(_SIZES.sub("", text))

@@ -313,9 +313,6 @@ DAPO = LossConfig(
 )
 # The released scripts call this "equals to DAPO": a local token mean and overlong filtering only.
 RELEASED_BNPO = LossConfig(name="bnpo", aggregation="token_mean_local", mask_truncated=True)
-DR_GRPO = LossConfig(name="dr_grpo", scale_by_std=False, aggregation="constant")
-# Clip range of order 3e-4 / 4e-4 as GSPO's authors give it: a sequence ratio moves far less.
-GSPO = LossConfig(name="gspo", ratio="sequence", clip_low=3e-4, clip_high=4e-4)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -19,9 +19,7 @@ from typing import Any, Literal
 
 from repro.spec.arm import (
     DAPO,
-    DR_GRPO,
     GRPO,
-    GSPO,
     RELEASED_BNPO,
     WEIGHT_FORMATS,
     Aggregation,
@@ -49,9 +47,7 @@ from repro.spec.resolve import LATER, plain_values
 
 __all__ = [
     "DAPO",
-    "DR_GRPO",
     "GRPO",
-    "GSPO",
     "KL_PROBLEMS",
     "RELEASED_BNPO",
     "WEIGHT_FORMATS",

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from repro.reward.expression import braces_balance, comparable, is_number, pieces, tidy
+from repro.reward.expression import braces_balance, comparable, pieces, tidy
+from repro.reward.quantities import read_quantity
 
 
 @pytest.mark.parametrize(
@@ -43,7 +44,7 @@ def test_only_wrappers_around_the_whole_are_taken_off(text: str, tidied: str) ->
     ],
 )
 def test_a_written_number_is_a_number(text: str) -> None:
-    assert is_number(text)
+    assert read_quantity(text) is not None
 
 
 @pytest.mark.parametrize(
@@ -64,7 +65,7 @@ def test_a_written_number_is_a_number(text: str) -> None:
     ],
 )
 def test_arithmetic_words_and_other_scripts_are_not_numbers(text: str) -> None:
-    assert not is_number(text)
+    assert read_quantity(text) is None
 
 
 def test_a_number_is_compared_in_one_spelling_and_only_with_a_written_number() -> None:

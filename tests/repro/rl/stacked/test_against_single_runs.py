@@ -26,7 +26,6 @@ from repro.rl.stacked.sampler import StackSampler
 from repro.rollout.torch_sampler import TorchSampler
 from repro.spec.config import (
     DAPO,
-    GSPO,
     RELEASED_BNPO,
     EvaluationConfig,
     Exploration,
@@ -40,6 +39,8 @@ from tests.repro.rl.stacked import conftest as small
 NOISE = NoiseConfig(sigma_start=0.1, sigma_end=0.05, num_stages=3)
 SHARED = dataclasses.replace(NOISE, reach="shared", form="as_released")
 make_run = small.make_run
+# Clip range of order 3e-4 / 4e-4 as GSPO's authors give it: a sequence ratio moves far less.
+GSPO = LossConfig(name="gspo", ratio="sequence", clip_low=3e-4, clip_high=4e-4)
 # Worked solutions are longer than the rollouts here.
 LESSONS = small.with_steps(small.SCALE, rollout=SamplingConfig(max_new_tokens=96))
 
