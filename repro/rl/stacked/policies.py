@@ -46,6 +46,8 @@ from repro.spec.config import RunConfig, TrainScale
 from repro.spec.schedule import learning_rate_of_run
 
 Result = TypeVar("Result")
+# Of a run's effects: where passes had to be made again with fewer tokens at once.
+_FALLBACKS = "tokens_at_once_fallbacks"
 
 
 class StackedPolicies:
@@ -199,9 +201,13 @@ class StackedPolicies:
         save_ensemble(folder, state, self.stack, self.optimizer)
 
     def load(self, folder: Path) -> RunStates | None:
-        """See `Policies.load`."""
+        """See `Policies.load`; passes go on with as many tokens at once as fitted last."""
         digests = [run.digest() for run in self.runs]
-        return load_ensemble(folder, digests, self.stack, self.optimizer)
+        state = load_ensemble(folder, digests, self.stack, self.optimizer)
+        for run in () if state is None else state.runs:
+            for _, _, fitting in run.effects.get(_FALLBACKS, []):
+                self.tokens_at_once = min(self.tokens_at_once, fitting)
+        return state
 
     @contextmanager
     def _as_started(self) -> Iterator[None]:
@@ -285,7 +291,7 @@ class StackedPolicies:
 def _note_fallback(state: RunStates, first: int, fitting: int) -> None:
     for run, lives in zip(state.runs, state.alive, strict=True):
         if lives:
-            noted = run.effects.setdefault("tokens_at_once_fallbacks", [])
+            noted = run.effects.setdefault(_FALLBACKS, [])
             noted.append([state.step, first, fitting])
 
 
