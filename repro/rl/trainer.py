@@ -207,8 +207,8 @@ def _update_all(
     for number in range(updates):
         step = state.step + number
         old = [None] * len(rollouts) if number == 0 else before
-        asked = state.each(partial(_part, t, rollouts, parts, number, step, old, reference))
-        outputs = t.policies.backward(asked, state)
+        run_parts = state.each(partial(_part, t, rollouts, parts, number, step, old, reference))
+        outputs = t.policies.backward(run_parts, state)
         t.clock.mark("update")
         moved = t.policies.step(state, step)
         t.clock.mark("optimizer")

@@ -233,7 +233,7 @@ class Decoder:
         else:
             tokens, logprobs = draw(b.logits, uniform, drawing.sampling)
         b.tokens.index_copy_(0, b.number, tokens.unsqueeze(0))  # (N,) -> (1, N), a row of (T, N)
-        b.logprobs.index_copy_(0, b.number, logprobs.unsqueeze(0))
+        b.logprobs.index_copy_(0, b.number, logprobs.unsqueeze(0))  # (1, N)
         ending = (tokens.unsqueeze(1) == self.ends).any(1) & ~b.done  # (N, e) -> (N,)
         b.lengths.copy_(torch.where(ending, b.number + 1, b.lengths))
         b.done.logical_or_(ending)
@@ -263,7 +263,7 @@ class Decoder:
         hidden = embed(self.weights, tokens.view(S, -1), self.stream)  # (S, N / S, H)
         for number, layer in enumerate(self.weights.layers):
             hidden = self._block(number, layer, hidden, cos, sin, b, mask)
-        return self._logits(hidden).flatten(0, 1)
+        return self._logits(hidden).flatten(0, 1)  # (N, V)
 
     def _block(
         self,
@@ -285,7 +285,7 @@ class Decoder:
         b.keys[number].index_copy_(2, b.column, keys.unsqueeze(2))
         b.values[number].index_copy_(2, b.column, values.unsqueeze(2))
         attended = attend(  # (N, 1, queries)
-            queries.unsqueeze(1),
+            queries.unsqueeze(1),  # (N, 1, heads, D)
             b.keys[number, :, :, :columns],
             b.values[number, :, :, :columns],
             mask.expand(-1, -1, self.shape.group, -1),
@@ -303,8 +303,8 @@ class Decoder:
         if head.shape[0] == 1:
             flat, table = hidden.view(S * M, H), head[0].t()  # (S M, H), (H, V)
             if wide:
-                return (flat.float() @ table.float()).view(S, M, -1)
-            return torch.mm(flat, table, out_dtype=torch.float32).view(S, M, -1)
+                return (flat.float() @ table.float()).view(S, M, -1)  # (S, M, V)
+            return torch.mm(flat, table, out_dtype=torch.float32).view(S, M, -1)  # (S, M, V)
         table = head.transpose(1, 2)  # (S, H, V)
         if wide:
             return torch.bmm(hidden.float(), table.float())

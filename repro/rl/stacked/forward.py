@@ -121,7 +121,7 @@ def additive(visible: Tensor, group: int, dtype: torch.dtype) -> Tensor:
     """Return (N, 1, T * group, C): 0 where `visible` (N, T, C) is True, -inf elsewhere."""
     mask = torch.zeros(visible.shape, dtype=dtype, device=visible.device)
     mask.masked_fill_(~visible, -torch.inf)
-    return mask.repeat_interleave(group, dim=1).unsqueeze(1)
+    return mask.repeat_interleave(group, dim=1).unsqueeze(1)  # (N, 1, T * group, C)
 
 
 class Rotary:
@@ -137,7 +137,7 @@ class Rotary:
 
     def at(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         """Return cos and sin, (..., 1, head_dim), of positions (...)."""
-        return self.cos[positions].unsqueeze(-2), self.sin[positions].unsqueeze(-2)
+        return self.cos[positions].unsqueeze(-2), self.sin[positions].unsqueeze(-2)  # (..., 1, D)
 
 
 def prompt_masks(
@@ -160,5 +160,5 @@ def prompt_masks(
     causal = columns <= columns.unsqueeze(1)  # (width, width)
     visible = causal & filled.unsqueeze(1)  # (N, width, width)
     visible |= torch.eye(width, dtype=torch.bool, device=padding.device)
-    positions = (columns - padding.unsqueeze(1)).clamp_(min=0)
+    positions = (columns - padding.unsqueeze(1)).clamp_(min=0)  # (N, width)
     return positions, additive(visible, group, dtype)

@@ -29,19 +29,20 @@ def accumulate_losses(passes: Passes, taken: Sequence[Rows | None]) -> list[Imit
         One per run: its lessons of the step; None where it takes no part.
     """
     tokens = [0 if rows is None else int(rows.mask.sum()) for rows in taken]
-    losses, entropies = [0.0] * len(taken), [0.0] * len(taken)
+    loss_sums, entropy_sums = [0.0] * len(taken), [0.0] * len(taken)
     for batch in _batches(taken, passes.tokens_at_once):
-        logprobs, entropy = passes.logprobs(batch)  # (n,) each, run by run
+        logprobs, entropies = passes.logprobs(batch)  # (n,) each, run by run
         weight = [
             torch.full((count,), -1 / max(tokens[s], 1), dtype=logprobs.dtype)
             for s, count in enumerate(batch.counts)
         ]
         logprobs.backward(torch.cat(weight).to(logprobs.device))
-        for s, (own, spread) in enumerate(zip(*_by_run(batch, logprobs, entropy), strict=True)):
-            losses[s] -= float(own.sum())
-            entropies[s] += float(spread.sum())
+        for s, of_run in enumerate(_by_run(batch, logprobs)):
+            loss_sums[s] -= float(of_run.sum())
+        for s, of_run in enumerate(_by_run(batch, entropies)):
+            entropy_sums[s] += float(of_run.sum())
     return [
-        Imitation(loss=losses[s] / tokens[s], entropy=entropies[s] / tokens[s])
+        Imitation(loss=loss_sums[s] / tokens[s], entropy=entropy_sums[s] / tokens[s])
         if tokens[s]
         else None
         for s in range(len(taken))
@@ -54,9 +55,9 @@ def mean_losses(passes: Passes, lessons: Sequence[Lesson]) -> list[float]:
     rows, runs = rows_of(lessons), passes.stack.runs
     totals = [0.0] * runs
     for batch in _batches([rows] * runs, passes.tokens_at_once):
-        logprobs, entropy = passes.logprobs(batch)
-        for s, own in enumerate(_by_run(batch, logprobs, entropy)[0]):
-            totals[s] -= float(own.sum())
+        logprobs, _ = passes.logprobs(batch)
+        for s, of_run in enumerate(_by_run(batch, logprobs)):
+            totals[s] -= float(of_run.sum())
     return [total / int(rows.mask.sum()) for total in totals]
 
 
@@ -67,11 +68,6 @@ def _batches(taken: Sequence[Rows | None], at_once: int) -> list[Batch]:
     return [make_batch(taken, chosen, 1) for chosen in pieces]
 
 
-def _by_run(
-    batch: Batch, logprobs: Tensor, entropy: Tensor
-) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
-    """Return the batch's values run by run, on the host in float64."""
-    own, spread = (
-        value.detach().cpu().double().split(batch.counts) for value in (logprobs, entropy)
-    )
-    return own, spread
+def _by_run(batch: Batch, values: Tensor) -> tuple[Tensor, ...]:
+    """Return the batch's values (n,) run by run, on the host in float64."""
+    return values.detach().cpu().double().split(batch.counts)

@@ -74,7 +74,7 @@ class Masters:
             for run, start in enumerate(starts):
                 _corner(view[run], self.shapes[run][name]).copy_(start[name].detach())
             leaf = view.detach().requires_grad_()
-            leaf.grad = self.gradients[:, columns].view(len(starts), *widest[name])
+            leaf.grad = self.gradients[:, columns].view(len(starts), *widest[name])  # (S, ...)
             self.leaves[name] = leaf
 
 

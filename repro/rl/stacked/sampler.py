@@ -60,10 +60,10 @@ class _Place:
     Attributes
     ----------
     sizes
-        By rows of a run, from all down to a few: the buffers of so many, which are views of those
+        By rows per run, from all down to a few: the buffers of that number of rows, views of those
         of all.
     steps
-        By how tokens are drawn, and by rows of a run.
+        By how tokens are drawn, and by rows per run.
     pool
         Of memory for the steps' graphs; None on a CPU.
     """
@@ -261,7 +261,8 @@ class StackSampler:
     ) -> list[RolloutBatch | None]:
         """Return what was drawn in so many steps, run by run."""
         # A row that never ended has the limit as its length, and was drawn to the limit.
-        counting = torch.arange(steps, device=drawn.lengths.device) < drawn.lengths.unsqueeze(1)
+        columns = torch.arange(steps, device=drawn.lengths.device)  # (steps,)
+        counting = columns < drawn.lengths.unsqueeze(1)  # (N, steps)
         # Counting tokens alone, all rows' one after another, and where each row's end
         tokens = drawn.tokens[:steps].t()[counting].tolist()
         logprobs = drawn.logprobs[:steps].t()[counting].tolist()
@@ -295,14 +296,14 @@ class StackSampler:
 
 
 def _going_first(going: Tensor, size: int) -> Tensor:
-    """Return so many rows of each run, those that are going before the others, (S * size,) int64.
+    """Return `size` rows per run, those still going first, (S * size,) int64.
 
-    `going` is (S, R) bool, of at most `size` true in a run.
+    `going` is (S, R) bool, True at most `size` times per run.
     """
     order = going.int().argsort(dim=1, descending=True, stable=True)[:, :size]  # (S, size)
     runs, rows = going.shape
     first = torch.arange(runs, device=going.device).unsqueeze(1) * rows  # (S, 1)
-    return (first + order).flatten()
+    return (first + order).flatten()  # (S * size,)
 
 
 def _padded(requests: Sequence[SampleRequest | None], P: int, width: int) -> tuple[Tensor, Tensor]:
@@ -332,7 +333,7 @@ def _numbers(
     for s, seeds in enumerate(asked):
         index[s, : len(seeds)] = torch.tensor([place[seed] for seed in seeds], dtype=torch.long)
         idle[s, : len(seeds)] = False
-    return drawn[index.flatten()].t(), idle.flatten()
+    return drawn[index.flatten()].t(), idle.flatten()  # (count, S * rows), (S * rows,)
 
 
 def _temperatures(
@@ -349,4 +350,4 @@ def _temperatures(
         if request is not None and request.exploration is not None:
             heat[s] = request.exploration.temperature
             opening[s] = request.exploration.tokens_of(count)
-    return heat.flatten(), opening.flatten()
+    return heat.flatten(), opening.flatten()  # (S * rows,) each
