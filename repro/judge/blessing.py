@@ -9,7 +9,8 @@ from repro.evidence.bless import BlessError, bless
 from repro.evidence.environment import capture_environment, device_of
 from repro.evidence.plans import keep_plans, read_plans
 from repro.evidence.store import Blessed, Entry, Joined, RunsFolder
-from repro.judge.check import Evidence, device_name, gather
+from repro.judge.check import device_name
+from repro.judge.gathering import Evidence, gather
 from repro.run.analysis_plan import carried_plans, needs_plan
 from repro.run.places import expected_folder, runs_folder
 from repro.run.select import Selection, changes_of, select, selections_of

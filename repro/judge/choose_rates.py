@@ -16,7 +16,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from repro.judge.check import Evidence, gather
+from repro.judge.gathering import Evidence, gather
 from repro.run.places import runs_folder
 from repro.run.select import select
 from repro.spec.config import LearningRates, TrainScale, require

@@ -13,7 +13,8 @@ from pathlib import Path
 from repro.evidence.compare import Comparison, Judgement, Side, compare
 from repro.evidence.record import iterate_records
 from repro.judge.blessed import blessed_checks
-from repro.judge.check import Evidence, device_name, gather
+from repro.judge.check import device_name
+from repro.judge.gathering import Evidence, gather
 from repro.run.places import absence_text
 from repro.run.select import Selection, select
 from repro.spec.config import require

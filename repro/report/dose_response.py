@@ -27,7 +27,8 @@ from statistics import fmean
 from typing import Literal
 
 from repro.evidence.statistics import mean_interval
-from repro.judge.check import Checked, Evidence
+from repro.judge.check import Checked
+from repro.judge.gathering import Evidence
 from repro.spec.config import Arm
 from repro.spec.effect import ALPHA
 from repro.targets import paper_effects

@@ -33,7 +33,8 @@ from statistics import fmean
 
 from repro.evidence.statistics import Interval, jackknife_interval
 from repro.evidence.verdict import MINIMUM_SEEDS
-from repro.judge.check import Checked, Evidence
+from repro.judge.check import Checked
+from repro.judge.gathering import Evidence
 from repro.report.dose_response import arm_name
 from repro.report.tables import table
 from repro.spec.config import Arm

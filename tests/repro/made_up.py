@@ -24,7 +24,8 @@ from repro.evidence.derived import (
     tuning_metrics,
 )
 from repro.evidence.record import Estimate, Record, record_of
-from repro.judge.check import Checked, Evidence
+from repro.judge.check import Checked
+from repro.judge.gathering import Evidence
 from repro.report.mediation import drawn
 from repro.run.analysis_plan import plan_inputs
 from repro.run.select import Selection

@@ -17,7 +17,8 @@ from repro.evidence.origins import commits_of
 from repro.evidence.record import Record
 from repro.evidence.store import blessed_records
 from repro.judge.blessed import blessed_checks
-from repro.judge.check import Evidence, check_selection, gather
+from repro.judge.check import check_selection
+from repro.judge.gathering import Evidence, gather
 from repro.run.places import expected_folder
 from repro.run.select import Selection
 from repro.spec.tier import Tier

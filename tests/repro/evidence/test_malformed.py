@@ -13,7 +13,7 @@ import pytest
 from repro.evidence.form import DEEPEST, FormError, read_json
 from repro.evidence.receipts import refusals
 from repro.evidence.record import SEAL, RecordError, parse_record, seal_of
-from repro.judge.check import gather
+from repro.judge.gathering import gather
 from repro.spec.config import digest_of
 from tests.repro.evidence.manipulations import drop, put
 from tests.repro.recorded_smoke import SELECTION, SMALL, place

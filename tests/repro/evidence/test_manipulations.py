@@ -17,7 +17,8 @@ import pytest
 
 from repro.__main__ import main
 from repro.evidence.record import SEAL, Record, seal_of
-from repro.judge.check import check_selection, gather
+from repro.judge.check import check_selection
+from repro.judge.gathering import gather
 from repro.run.places import expected_folder
 from repro.run.select import Selection
 from repro.spec.config import digest_of

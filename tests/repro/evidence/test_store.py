@@ -26,7 +26,8 @@ from repro.evidence.store import (
     write_stored,
 )
 from repro.judge.blessed import blessed_checks
-from repro.judge.check import check_selection, checked_json, gather
+from repro.judge.check import check_selection, checked_json
+from repro.judge.gathering import gather
 from repro.run.places import expected_folder
 from repro.run.select import Selection, select
 from repro.spec.tier import Tier

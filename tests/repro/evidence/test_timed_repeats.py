@@ -16,7 +16,8 @@ from repro.evidence.bless import BlessError, bless
 from repro.evidence.measured import load_expectations
 from repro.evidence.record import Estimate, record_of
 from repro.evidence.verdict import Verdict
-from repro.judge.check import Checked, check_selection, gather
+from repro.judge.check import Checked, check_selection
+from repro.judge.gathering import gather
 from repro.report.tables import bar_rows
 from repro.run.places import expected_folder
 from repro.run.plan import estimate

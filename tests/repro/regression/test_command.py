@@ -15,7 +15,7 @@ import pytest
 from repro.__main__ import main
 from repro.evidence.bless import bless
 from repro.evidence.record import Record
-from repro.judge.check import gather
+from repro.judge.gathering import gather
 from repro.regression import command
 from repro.regression.render import LINES
 from repro.run.places import expected_folder

@@ -16,7 +16,8 @@ from repro.__main__ import main
 from repro.evidence.plans import KeptPlan, keep_plans, plan_line
 from repro.evidence.record import Record, failed_record
 from repro.evidence.verdict import Verdict
-from repro.judge.check import check_selection, gather
+from repro.judge.check import check_selection
+from repro.judge.gathering import gather
 from repro.run import analysis_plan as plans
 from repro.run.places import expected_folder
 from repro.run.select import Selection, select

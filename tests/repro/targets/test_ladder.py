@@ -250,7 +250,7 @@ def test_the_benefit_by_difficulty_is_judged_over_two_checkpoints(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # What is made up here are the two numbers that are compared, not the runs behind them.
-    monkeypatch.setattr("repro.judge.check.refusals", lambda *_: [])
+    monkeypatch.setattr("repro.judge.gathering.refusals", lambda *_: [])
     seeds = DIFFICULTY.scales[Tier.PROXY].seeds
     helps = {
         ("needle_05", "opening_colder"): 1 / 2.0,
@@ -275,7 +275,7 @@ def test_the_benefit_by_difficulty_is_judged_over_two_checkpoints(
 def test_a_control_that_the_first_look_has_shown_holds_at_the_second(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("repro.judge.check.refusals", lambda *_: [])
+    monkeypatch.setattr("repro.judge.gathering.refusals", lambda *_: [])
     first, *_ = NEEDLE_4.looks
     seeds = NEEDLE_4.scales[Tier.PROXY].seeds
     # Between two looks: what the first has not decided is judged on what is there, and is open.

@@ -140,7 +140,7 @@ def checked(folder: Path) -> Checked:
 @pytest.fixture(autouse=True)
 def _made_up_numbers_count(monkeypatch: pytest.MonkeyPatch) -> None:
     # What is made up here are the numbers that are compared, not the runs behind them.
-    monkeypatch.setattr("repro.judge.check.refusals", lambda *_: [])
+    monkeypatch.setattr("repro.judge.gathering.refusals", lambda *_: [])
 
 
 def test_the_contrasts_are_judged_with_policies_as_the_unit(tmp_path: Path) -> None:

@@ -1,0 +1,208 @@
+"""Gather the records of a selection, and refuse those that are not evidence.
+
+Records are looked at in this order: can the file be read; does it lie where it says; is it of the
+configuration that the target has today; do its receipts show that what it claims was done; do the
+target's records stand beside each other, none twice and all with the same inputs. What fails is
+refused, with a sentence, and counts for nothing.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from repro.evidence.by_prompt import means_by_prompt
+from repro.evidence.compare import values_of
+from repro.evidence.plans import read_plans
+from repro.evidence.receipts import refusals
+from repro.evidence.receipts.together import refusals_together
+from repro.evidence.record import (
+    Record,
+    RecordError,
+    config_difference,
+)
+from repro.evidence.store import Entry, Source, source_of
+from repro.run.analysis_plan import Plans, needs_plan
+from repro.run.places import expected_folder
+from repro.run.select import Selection
+from repro.spec.target import plan
+
+
+@dataclass(slots=True, kw_only=True)
+class Evidence:
+    """The records of a selection, sorted into what counts and what does not.
+
+    Attributes
+    ----------
+    records
+        Usable ones by arm and seed.
+    refused
+        (path, sentence) of those that are not evidence.
+    failed
+        (path, sentence) of runs that failed and were not made good since.
+    failed_seeds
+        The seeds of those, by arm.
+    planned
+        The seeds that the plan of these records names.
+    timed
+        Whether timed repeats stand in for seeds (`Target.timed_repeats`).
+    """
+
+    records: dict[str, dict[int, Record]] = field(default_factory=dict)
+    refused: list[tuple[Path, str]] = field(default_factory=list)
+    failed: list[tuple[Path, str]] = field(default_factory=list)
+    failed_records: list[Record] = field(default_factory=list)
+    failed_seeds: dict[str, set[int]] = field(default_factory=dict)
+    refused_arms: dict[str, str] = field(default_factory=dict)
+    planned: tuple[int, ...] = ()
+    timed: bool = False
+
+    @property
+    def failed_arms(self) -> dict[str, int]:
+        """{arm: number of runs that failed}."""
+        return {arm: len(seeds) for arm, seeds in self.failed_seeds.items()}
+
+    def every_record(self) -> list[Record]:
+        """Return the usable records of all arms."""
+        return [record for by_seed in self.records.values() for record in by_seed.values()]
+
+    def without_record(self, arm: str) -> list[int]:
+        """Return the planned seeds of an arm that have neither finished nor failed."""
+        known = self.records.get(arm, {}).keys() | self.failed_seeds.get(arm, set())
+        return [seed for seed in self.planned if seed not in known]
+
+    def lost(self, arms: Iterable[str]) -> dict[str, str]:
+        """Return {arm: sentence} for the arms of which planned seeds failed or have no record."""
+        sentences = {}
+        for arm in arms:
+            failed, missing = len(self.failed_seeds.get(arm, ())), self.without_record(arm)
+            parts = [f"{failed} run(s) of {arm} failed"] * bool(failed)
+            if missing:
+                listed = ", ".join(map(str, missing))
+                what = f"{len(missing)} of {len(self.planned)} planned seeds"
+                parts.append(f"{what} of {arm} have no record ({listed})")
+            if parts:
+                sentences[arm] = "; ".join(parts)
+        return sentences
+
+    def at(self, seeds: Sequence[int]) -> Evidence:
+        """Return the evidence of some of the planned seeds alone."""
+        records = {
+            arm: {seed: record for seed, record in by_seed.items() if seed in seeds}
+            for arm, by_seed in self.records.items()
+        }
+        failed = {arm: seeds_lost & set(seeds) for arm, seeds_lost in self.failed_seeds.items()}
+        return dataclasses.replace(self, records=records, failed_seeds=failed, planned=tuple(seeds))
+
+    def values(self, metric: str) -> dict[str, dict[int, float]]:
+        """Return {arm: {seed: value}} of a metric, or {arm: {repeat: value}} where it is timed."""
+        by_arm = {
+            arm: values_of(records, metric, timed=self.timed)
+            for arm, records in self.records.items()
+        }
+        return {arm: values for arm, values in by_arm.items() if values}
+
+    def values_by_prompt(self, metric: str) -> dict[str, dict[int, float]]:
+        """Return {arm: {prompt: mean over seeds}} of the series `<metric>_by_prompt`."""
+        by_arm = {
+            arm: means_by_prompt(list(records.values()), metric)
+            for arm, records in self.records.items()
+        }
+        return {arm: values for arm, values in by_arm.items() if values}
+
+    @property
+    def count(self) -> int:
+        """Usable records."""
+        return sum(len(records) for records in self.records.values())
+
+
+def gather(selection: Selection, runs: Path | Source, expected: Path | None = None) -> Evidence:
+    """Read the records of a selection and refuse those that are not evidence.
+
+    Parameters
+    ----------
+    expected
+        Where earlier analysis plans are kept; the checkout's by default.
+    """
+    evidence = Evidence(timed=selection.source.timed_repeats > 0)
+    plans = Plans(selection, read_plans(expected or expected_folder(None)))
+    failures: dict[tuple[str, str], tuple[Path, str, int]] = {}
+    paths: dict[tuple[str, int], Path] = {}
+    places = _places(selection, source_of(runs))
+    for entry, arm in places:
+        try:
+            record = entry.read()
+            misplaced = _misplaced(record, entry)
+            reasons = misplaced or _reasons(selection, record, arm, plans)
+        except RecordError as error:
+            _refuse(evidence, entry.path, arm, str(error))
+            continue
+        if not record.ok and not misplaced:
+            evidence.failed_records.append(record)
+            failures[arm, entry.stem] = (entry.path, reasons[0], record.seed)
+        elif reasons:
+            for reason in reasons:
+                _refuse(evidence, entry.path, arm, reason)
+        else:
+            evidence.records.setdefault(arm, {})[record.seed] = record
+            paths[arm, record.seed] = entry.path
+    for (arm, seed), reason in refusals_together(evidence.records).items():
+        del evidence.records[arm][seed]
+        _refuse(evidence, paths[arm, seed], arm, reason)
+    made_good = {(arm, entry.stem) for entry, arm in places if entry.finished}
+    for (arm, stem), (path, reason, seed) in failures.items():
+        if (arm, stem) not in made_good:
+            evidence.failed.append((path, reason))
+            evidence.failed_seeds.setdefault(arm, set()).add(seed)
+    evidence.planned = plans.planned_seeds(evidence.every_record())
+    return evidence
+
+
+def _places(selection: Selection, records: Source) -> list[tuple[Entry, str]]:
+    """Return the records' entries, each with the selection's own name of its arm.
+
+    A figure that reads a table's runs asks only those of its own arms. Of arms that it shares, a
+    target with an analysis plan asks the seeds of its plan: their home may have planned more.
+    """
+    source, tier = selection.source, selection.tier.value
+    others = {arm.name for arm in source.arms} - {arm.name for arm in selection.target.arms}
+    places = [
+        (entry, entry.arm)
+        for entry in records.entries(tier, source.name)
+        if entry.arm not in others
+    ]
+    for arm, (home, name) in source.shared.items():
+        entries = [entry for entry in records.entries(tier, home.name) if entry.arm == name]
+        if needs_plan(source, selection.tier):
+            planned = {f"seed-{seed}" for seed in source.scales[selection.tier].seeds}
+            entries = [entry for entry in entries if entry.stem in planned]
+        places += [(entry, arm) for entry in entries]
+    return places
+
+
+def _refuse(evidence: Evidence, path: Path, arm: str, reason: str) -> None:
+    evidence.refused.append((path, reason))
+    evidence.refused_arms.setdefault(arm, f"{path.name} refused: {reason}")
+
+
+def _misplaced(record: Record, entry: Entry) -> list[str]:
+    """Return why a record is not what its place says, a failed run among them."""
+    name = f"seed-{record.seed}.json" if record.ok else f"seed-{record.seed}.failed-<n>.json"
+    place = (record.tier, record.target, record.arm, f"seed-{record.seed}")
+    if place != (entry.tier, entry.target, entry.arm, entry.stem) or record.ok != entry.finished:
+        return [f"the record says it is {'/'.join([*place[:3], name])}, and lies elsewhere"]
+    return []
+
+
+def _reasons(selection: Selection, record: Record, arm: str, plans: Plans) -> list[str]:
+    """Return why a record does not count, most basic reason first; one for a failed run."""
+    if not record.ok:
+        return refusals(record)
+    try:
+        run = plan(selection.source, selection.tier, [record.seed], [arm])[0]
+    except ValueError as error:
+        return [str(error)]
+    difference = config_difference(record, run) or plans.refusal(record)
+    return [difference] if difference else refusals(record, selection.source.metrics)
