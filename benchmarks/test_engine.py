@@ -27,7 +27,8 @@ from repro.rl.trainer import Training, iterate, prepare
 from repro.rollout.engine import Engine
 from repro.rollout.engine_config import EngineConfig
 from repro.rollout.step_timing import fill_cache, fill_rows, time_steps
-from repro.spec.config import RunConfig, SamplingConfig, WeightFormat
+from repro.spec.arm import WeightFormat
+from repro.spec.config import RunConfig, SamplingConfig
 from repro.spec.step import StepPoint, StepScale
 from repro.targets.table1 import NVFP4_LORA
 

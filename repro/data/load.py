@@ -24,8 +24,8 @@ from pathlib import Path
 from repro.data.folder import Split, cut_development, is_test_folder, load_folder
 from repro.data.problem import DataError, Problem, hash_of
 from repro.data.public import PUBLIC_SETS, file_of, load_public, local_file
-from repro.spec.arm import unknown
-from repro.spec.config import DataConfig, require_choice
+from repro.spec.arm import require_choice, unknown
+from repro.spec.config import DataConfig
 
 _FOLDER_PREFIX = "folder:"
 _HUMAN_PREFIX = "human:"

@@ -38,7 +38,8 @@ from repro.data.generator import Step, WordProblem
 from repro.data.human_working import WorkedProblem
 from repro.data.proxy_problems import LEVELS, iterate_leveled_problems
 from repro.data.tiny_corpus import ENDINGS, Document, require_mixture, worked_with_mistakes
-from repro.spec.config import derive_seed, require
+from repro.spec.arm import require
+from repro.spec.config import derive_seed
 
 # The first characters of every working completion and of no careless one.
 WORKING_PREFIX = "<think>\n"

@@ -37,7 +37,8 @@ from repro.data.generator import (
     draw_new_problem,
 )
 from repro.data.problem import Problem
-from repro.spec.config import derive_seed, require, require_choice
+from repro.spec.arm import require, require_choice
+from repro.spec.config import derive_seed
 
 SOURCE = "generated_steps"
 

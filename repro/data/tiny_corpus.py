@@ -39,7 +39,8 @@ from repro.data.generator import (
     WordProblem,
     iterate_word_problems,
 )
-from repro.spec.config import derive_seed, require
+from repro.spec.arm import require
+from repro.spec.config import derive_seed
 
 if TYPE_CHECKING:
     from repro.data.proxy_corpus import ProxyCorpusConfig

@@ -40,8 +40,8 @@ from repro.models.loading import read_description
 from repro.models.policy import Policy, device_named, load_policy, load_tokenizer
 from repro.reward.grader import GraderPool
 from repro.rollout.for_policy import sampler_for
-from repro.spec.arm import unknown
-from repro.spec.config import DataConfig, SamplingConfig, WeightFormat, require
+from repro.spec.arm import WeightFormat, require, unknown
+from repro.spec.config import DataConfig, SamplingConfig
 from repro.spec.whole_files import replace_text
 
 _ROWS = 256

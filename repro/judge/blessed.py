@@ -9,7 +9,7 @@ from repro.evidence.store import blessed_sources
 from repro.judge.check import Checked, check_selection
 from repro.judge.study import with_study
 from repro.run.select import Selection
-from repro.spec.config import require
+from repro.spec.arm import require
 from repro.spec.tier import Tier
 from repro.targets import TARGETS, find, runs_of
 

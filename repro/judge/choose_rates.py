@@ -19,7 +19,8 @@ from typing import Any
 from repro.judge.gathering import Evidence, gather
 from repro.run.places import runs_folder
 from repro.run.select import select
-from repro.spec.config import LearningRates, TrainScale, require
+from repro.spec.arm import require
+from repro.spec.config import LearningRates, TrainScale
 from repro.spec.target import Target
 from repro.spec.whole_files import replace_text
 from repro.targets import find

@@ -61,7 +61,7 @@ from repro.models.loading import read_description
 from repro.models.merged_files import write_merged
 from repro.models.peft_parts import AutoPeftModelForCausalLM, PeftModel
 from repro.models.policy import Policy, device_named
-from repro.spec.config import WeightFormat, require
+from repro.spec.arm import WeightFormat, require
 from repro.spec.whole_files import appearing
 
 EXPORT = "qerl_export.json"

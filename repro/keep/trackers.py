@@ -21,8 +21,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from repro.spec.arm import unknown
-from repro.spec.config import RunConfig, require
+from repro.spec.arm import require, unknown
+from repro.spec.config import RunConfig
 
 PROJECT = "qerl-repro"
 

@@ -34,7 +34,8 @@ from repro.models.policy import load_policy, trainable_parameters
 from repro.reward.grader import GraderPool
 from repro.rollout.engine import Engine
 from repro.rollout.engine_config import EngineConfig
-from repro.spec.config import Arm, SamplingConfig, derive_seed
+from repro.spec.arm import Arm
+from repro.spec.config import SamplingConfig, derive_seed
 from repro.spec.step import StepPoint, StepScale
 
 # As the published 7B checkpoint is cut; transformers' own default would write a single file.

@@ -59,7 +59,8 @@ from repro.models.tensor_files import CheckpointError, TensorFolder
 from repro.models.weight_noise import mean_kl, token_logprobs
 from repro.rl.noise import perturbed
 from repro.rollout.for_policy import sampler_for
-from repro.spec.config import NoiseConfig, SamplingConfig, WeightFormat, derive_seed, require
+from repro.spec.arm import NoiseConfig, WeightFormat, require
+from repro.spec.config import SamplingConfig, derive_seed
 
 _DRAWS = 8
 

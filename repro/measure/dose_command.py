@@ -20,7 +20,7 @@ from repro.models import checkpoint as checkpoints
 from repro.models.decoder import READERS
 from repro.models.loading import read_description
 from repro.models.policy import device_named
-from repro.spec.config import require
+from repro.spec.arm import require
 from repro.spec.whole_files import replace_text
 
 _SHORT = {"input_layernorm": "q, k, v", "post_attention_layernorm": "gate, up"}

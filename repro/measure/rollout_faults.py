@@ -30,7 +30,8 @@ from repro.rollout.engine import Engine
 from repro.rollout.engine_config import EngineConfig
 from repro.rollout.sampler import RolloutBatch
 from repro.rollout.state import Statistics
-from repro.spec.config import NoiseConfig, SamplingConfig, derive_seed
+from repro.spec.arm import NoiseConfig
+from repro.spec.config import SamplingConfig, derive_seed
 
 _ROWS, _PROMPT, _NEW = 8, 64, 64
 _QUEUE = 10_000

@@ -39,8 +39,8 @@ from repro.rl.single import SinglePolicy, single_policy
 from repro.rl.token_classes import TokenClasses
 from repro.rl.trainer import Training, everything, iterate, prepare
 from repro.rollout.sampler import Completion, RolloutBatch, Sampler
+from repro.spec.arm import Arm
 from repro.spec.config import (
-    Arm,
     DataConfig,
     LearningRates,
     OptimizerConfig,

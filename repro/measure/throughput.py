@@ -50,7 +50,8 @@ from repro.models.shapes import exchange_adapter, random_policy
 from repro.rollout.engine import Engine
 from repro.rollout.engine_config import EngineConfig, Products
 from repro.rollout.step_timing import fill_cache
-from repro.spec.config import RunConfig, derive_seed, require
+from repro.spec.arm import require
+from repro.spec.config import RunConfig, derive_seed
 from repro.spec.throughput import Check, ThroughputPoint, ThroughputScale
 
 

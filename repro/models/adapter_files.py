@@ -45,7 +45,7 @@ from repro.models.norms import block_norms
 from repro.models.peft_parts import PeftModel
 from repro.models.policy import Policy, load_policy
 from repro.models.tensor_files import CheckpointError, TensorFile, TensorSpec, write_tensors
-from repro.spec.config import WeightFormat
+from repro.spec.arm import WeightFormat
 
 TENSORS, CONFIG, ORIGIN = "adapter_model.safetensors", "adapter_config.json", "qerl_adapter.json"
 

@@ -23,7 +23,7 @@ from kernels import dispatch
 from repro.models.decoder import is_projection
 from repro.models.loading import SharedScales, quantize_projection, read_rounded
 from repro.models.tensor_files import SourceAround, WeightSource
-from repro.spec.config import PlantedRounding
+from repro.spec.arm import PlantedRounding
 
 _LEVELS = {"int3": 3, "int2": 1}
 _BLOCK = 32

@@ -53,7 +53,7 @@ from repro.models.permuted_source import PermutedSource
 from repro.models.planted_rounding import RoundedSource
 from repro.models.quantized_linear import QuantizedLinear
 from repro.models.tensor_files import TensorFolder, WeightSource
-from repro.spec.config import PlantedRounding, Training, WeightFormat, require
+from repro.spec.arm import PlantedRounding, Training, WeightFormat, require
 
 COMPUTE_DTYPES = {
     "float32": torch.float32,

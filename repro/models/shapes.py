@@ -25,7 +25,8 @@ from repro.models.lora import adapter_layers, attach_adapter, base_linear
 from repro.models.norms import wrap_norms
 from repro.models.policy import Policy, base_bytes, resolve_dtype, set_trainable
 from repro.models.quantized_linear import QuantizedLinear
-from repro.spec.config import WeightFormat, derive_seed, require
+from repro.spec.arm import WeightFormat, require
+from repro.spec.config import derive_seed
 from repro.spec.shapes import SHAPES as QWEN_SHAPES
 from repro.spec.shapes import DecoderShape
 

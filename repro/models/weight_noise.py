@@ -28,7 +28,8 @@ from torch import Tensor, nn
 from repro.models.decoder import is_projection
 from repro.models.lora import AdapterLinear, base_linear
 from repro.models.policy import Policy, load_policy
-from repro.spec.config import WeightFormat, derive_seed
+from repro.spec.arm import WeightFormat
+from repro.spec.config import derive_seed
 
 _TOLERANCE = 0.01
 _BISECTIONS = 40

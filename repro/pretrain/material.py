@@ -24,7 +24,8 @@ from repro.pretrain.batches import Batch, Part, proxy_batches, source_of, tiny_b
 from repro.pretrain.human_data import HumanData
 from repro.pretrain.next_token import Alternatives, mean_loss, weighted_loss
 from repro.pretrain.recipes import ProxyRecipe, TinyRecipe
-from repro.spec.config import derive_seed, digest_of, require
+from repro.spec.arm import require
+from repro.spec.config import derive_seed, digest_of
 
 AnyRecipe = TinyRecipe | ProxyRecipe
 

@@ -27,7 +27,7 @@ from dataclasses import dataclass, field, replace
 
 from repro.data.proxy_corpus import ProxyCorpusConfig
 from repro.data.tiny_corpus import CorpusConfig
-from repro.spec.config import require
+from repro.spec.arm import require
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

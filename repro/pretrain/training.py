@@ -38,7 +38,8 @@ from repro.pretrain.human_data import HumanData
 from repro.pretrain.material import AnyRecipe, Material, material_of
 from repro.pretrain.recipes import ProxyRecipe, Recipe
 from repro.pretrain.saved_state import Progress, load_state, save_state
-from repro.spec.config import derive_seed, require
+from repro.spec.arm import require
+from repro.spec.config import derive_seed
 
 # Steps between looks at the losses on a GPU.
 _READ_EVERY = 20

@@ -23,7 +23,7 @@ from repro.regression.sides import BLESSED, blessed_on, judge, key_of
 from repro.run.places import expected_folder, runs_folder
 from repro.run.schedule import INTERRUPTED
 from repro.run.select import select
-from repro.spec.config import require
+from repro.spec.arm import require
 from repro.spec.tier import Tier
 
 COULD_NOT_JUDGE = EXIT_STATUS["could not judge"]

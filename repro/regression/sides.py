@@ -17,7 +17,7 @@ from repro.judge.check import device_name
 from repro.judge.gathering import Evidence, gather
 from repro.run.places import absence_text
 from repro.run.select import Selection, select
-from repro.spec.config import require
+from repro.spec.arm import require
 from repro.spec.tier import Tier, parse_tier
 from repro.targets import TARGETS, find, runs_of
 

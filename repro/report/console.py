@@ -17,7 +17,7 @@ from repro.report.numbers import device_title
 from repro.report.verdicts import Kind, about, counted, labelled, of_kind, to_show
 from repro.run.places import expected_folder, runs_folder
 from repro.run.select import selections_of
-from repro.spec.config import require
+from repro.spec.arm import require
 
 _COLOURS: Mapping[Status, str] = {
     "reproduced": "green",

@@ -29,7 +29,7 @@ from typing import Literal
 from repro.evidence.statistics import mean_interval
 from repro.judge.check import Checked
 from repro.judge.gathering import Evidence
-from repro.spec.config import Arm
+from repro.spec.arm import Arm
 from repro.spec.effect import ALPHA
 from repro.targets import paper_effects
 from repro.targets.ladder.dose_start import DOSE_START

@@ -37,7 +37,7 @@ from repro.judge.check import Checked
 from repro.judge.gathering import Evidence
 from repro.report.dose_response import arm_name
 from repro.report.tables import table
-from repro.spec.config import Arm
+from repro.spec.arm import Arm
 from repro.spec.target import Target
 from repro.targets.ladder.needle import BF16, NEEDLE_05, NEEDLE_4, NEEDLE_40
 

@@ -32,8 +32,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, cast
 
-from repro.spec.arm import RewardFunction, meant
-from repro.spec.config import require
+from repro.spec.arm import RewardFunction, meant, require
 
 CustomReward = Callable[[list[str], list[str]], Sequence[float | None]]
 _TRIAL = (["<think>3 + 4 = 7</think><answer>7</answer>", "I do not know."], ["7", "7"])

@@ -41,7 +41,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from repro.spec.config import Aggregation, LossConfig
+from repro.spec.arm import Aggregation, LossConfig
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from repro.rl.loss import StepCounts
-from repro.spec.config import LossConfig
+from repro.spec.arm import LossConfig
 
 
 def split_by_tokens(sizes: Tensor, index: Tensor, micro_tokens: int) -> list[Tensor]:

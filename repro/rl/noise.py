@@ -34,7 +34,8 @@ from torch import Tensor, nn
 from repro.models.decoder import READERS
 from repro.models.norms import PerturbableRMSNorm, block_norms, final_norm
 from repro.models.policy import Policy
-from repro.spec.config import NoiseConfig, NoiseSharing, derive_seed
+from repro.spec.arm import NoiseConfig, NoiseSharing
+from repro.spec.config import derive_seed
 from repro.spec.schedule import sigma_of_stage, stage_of_step
 
 

@@ -29,7 +29,8 @@ from repro.rl.policies import Imitation, Policies
 from repro.rl.receipts import Values, note_noise, note_step
 from repro.rl.rows import Rows
 from repro.rl.runs import FailedRun, RunStates, TrainResult
-from repro.spec.config import GRPO, RunConfig, TrainScale
+from repro.spec.arm import GRPO
+from repro.spec.config import RunConfig, TrainScale
 
 
 def fine_tune(

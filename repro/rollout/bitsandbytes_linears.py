@@ -25,7 +25,7 @@ from repro.models.lora import base_linear
 from repro.models.quantized_linear import QuantizedLinear
 from repro.rollout.fused_linears import Factors
 from repro.rollout.linears import Product
-from repro.spec.config import require
+from repro.spec.arm import require
 
 
 class BitsandbytesGroup:

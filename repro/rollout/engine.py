@@ -42,7 +42,8 @@ from repro.rollout.sampler import RolloutBatch, check_request
 from repro.rollout.scheduler import Admission, Group, Row, Scheduler
 from repro.rollout.state import FAULTY, RUNNING, RowState, Statistics
 from repro.rollout.torch_sampler import end_token_ids
-from repro.spec.config import SamplingConfig, require
+from repro.spec.arm import require
+from repro.spec.config import SamplingConfig
 
 # Share of the slots that must be free before running rows are held up by a prefill.
 _ENTERING_SHARE = 1 / 16

@@ -9,8 +9,7 @@ import torch
 
 from repro.models.memory_plan import BLOCK_POSITIONS, GRAPH_WIDTHS, PREFILL_TOKENS
 from repro.models.policy import Policy
-from repro.spec.arm import CacheName
-from repro.spec.config import require, require_choice
+from repro.spec.arm import CacheName, require, require_choice
 
 Products = Literal["own", "bitsandbytes"]
 

@@ -20,7 +20,7 @@ from repro.rollout.graphs import CapturedPrefills, CapturedSteps, Captures
 from repro.rollout.kernel_ops import KernelOps
 from repro.rollout.linears import ModuleGroup, ProjectionGroup
 from repro.rollout.state import RowState
-from repro.spec.config import require
+from repro.spec.arm import require
 
 # Memory that captures of steps and prefills may take.
 _GRAPH_BYTES = 8 << 30

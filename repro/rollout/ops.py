@@ -26,7 +26,8 @@ from kernels import reference_step
 from repro.rollout.choose import choose
 from repro.rollout.linears import Product
 from repro.rollout.state import RowState
-from repro.spec.config import SamplingConfig, require
+from repro.spec.arm import require
+from repro.spec.config import SamplingConfig
 
 # Tokens of one row that a program of the prefill's attention takes.
 TILE = 64

@@ -11,7 +11,8 @@ import torch
 
 from kernels import timing
 from repro.rollout.engine import Engine
-from repro.spec.config import SamplingConfig, derive_seed, require
+from repro.spec.arm import require
+from repro.spec.config import SamplingConfig, derive_seed
 
 
 @torch.no_grad()

@@ -27,7 +27,8 @@ from repro.models.policy_weights import policy_weights
 from repro.rollout.decode import Cache, LeanDecoder
 from repro.rollout.draw import draw, draw_exploring, uniforms
 from repro.rollout.sampler import Completion, RolloutBatch, Sampler, check_request
-from repro.spec.config import Arm, Exploration, SamplingConfig
+from repro.spec.arm import Arm, Exploration
+from repro.spec.config import SamplingConfig
 
 # Finished rows are dropped once they are this share of the batch: dropping copies the cache.
 _COMPACT_SHARE = 0.25

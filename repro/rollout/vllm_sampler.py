@@ -52,7 +52,8 @@ from repro.models.norms import block_norms, final_norm
 from repro.models.policy import Policy
 from repro.rollout.sampler import Completion, FinishReason, RolloutBatch, check_request
 from repro.rollout.torch_sampler import end_token_ids
-from repro.spec.config import SamplingConfig, require
+from repro.spec.arm import require
+from repro.spec.config import SamplingConfig
 
 # vLLM takes positive temperatures below for this one.
 _LEAST_TEMPERATURE = 0.01

@@ -22,7 +22,8 @@ from repro.evidence.record import run_folder
 from repro.run.carry_out import is_ensemble
 from repro.run.ensemble_cost import ends_of, ensemble_seconds
 from repro.run.worker import Task
-from repro.spec.config import RunConfig, digest_of, require
+from repro.spec.arm import require
+from repro.spec.config import RunConfig, digest_of
 from repro.spec.target import TogetherCost
 from repro.spec.tier import Tier, cuda_devices
 

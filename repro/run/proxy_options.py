@@ -11,7 +11,8 @@ from repro.data.load import DATA_VARIABLE
 from repro.evidence.record import find_record
 from repro.models.proxy_names import proxy_folder, seeded, size_and_seed, size_of
 from repro.run.select import Selection
-from repro.spec.config import RunConfig, require
+from repro.spec.arm import require
+from repro.spec.config import RunConfig
 from repro.spec.variants import with_human_problems
 
 TARGET = "pretrain_proxy"

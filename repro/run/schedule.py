@@ -48,7 +48,8 @@ from repro.run.select import (
 )
 from repro.run.worker import STOPPING, CarryOut, Event, Task
 from repro.run.workers import WorkerPool
-from repro.spec.config import RunConfig, require
+from repro.spec.arm import require
+from repro.spec.config import RunConfig
 from repro.spec.target import TogetherCost, other_tiers
 from repro.spec.tier import REAL_CHECKPOINTS, Tier
 from repro.targets.rates import lacking_rates

@@ -12,8 +12,8 @@ from typing import Any
 
 from repro.data.load import DATA_VARIABLE, data_sources, is_test_only
 from repro.reward.custom import reward_named
-from repro.spec.arm import unknown
-from repro.spec.config import RunConfig, TrainScale, require
+from repro.spec.arm import require, unknown
+from repro.spec.config import RunConfig, TrainScale
 from repro.spec.hub import is_hub_name
 from repro.spec.settings import merged, parse_settings, read_settings
 from repro.spec.target import Target, default_tier, plan

@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from repro.spec.config import require, require_choice
+from repro.spec.arm import require, require_choice
 from repro.spec.effect import Assay, Effect, Unit
 from repro.spec.tier import Tier
 

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from repro.spec.config import require, require_choice
+from repro.spec.arm import require, require_choice
 
 Measure = Literal["units", "of baseline", "of gain", "of shortfall", "ratio"]
 AssayKind = Literal["headroom", "range", "control", "design"]

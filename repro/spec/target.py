@@ -19,9 +19,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from repro.spec.arm import unknown
+from repro.spec.arm import Arm, require, unknown
 from repro.spec.claim import Claim, ClaimKind, Metric
-from repro.spec.config import Arm, RunConfig, require
+from repro.spec.config import RunConfig
 from repro.spec.effect import GAIN, Look, require_looks
 from repro.spec.tier import Download, Tier, policies_folder
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from repro.spec.arm import Arm
-from repro.spec.config import require, require_choice
+from repro.spec.arm import Arm, require, require_choice
 from repro.spec.resolve import LATER
 
 Check = Literal["sharing", "long_tail", "parity", "trained_parity", "float8", "noise", "faults"]

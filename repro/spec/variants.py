@@ -13,16 +13,8 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from repro.spec.arm import RewardFunction
-from repro.spec.config import (
-    Arm,
-    DataConfig,
-    PretrainScale,
-    ProblemSet,
-    TrainScale,
-    digest_of,
-    require,
-)
+from repro.spec.arm import Arm, RewardFunction, require
+from repro.spec.config import DataConfig, PretrainScale, ProblemSet, TrainScale, digest_of
 from repro.spec.settings import with_settings
 from repro.spec.target import Target
 from repro.spec.tier import Tier

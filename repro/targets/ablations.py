@@ -18,7 +18,7 @@ from __future__ import annotations
 import dataclasses
 from typing import get_args
 
-from repro.spec.config import Arm, NoiseConfig, NoiseSchedule
+from repro.spec.arm import Arm, NoiseConfig, NoiseSchedule
 from repro.spec.effect import Assay
 from repro.spec.target import Claim, Target
 from repro.spec.tier import Tier

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from repro.spec.config import Arm
+from repro.spec.arm import Arm
 from repro.spec.effect import Assay, Effect, Unit
 from repro.spec.target import Claim
 from repro.spec.tier import Tier

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from repro.spec.config import RELEASED_BNPO, Arm, NoiseConfig, WeightNoise
+from repro.spec.arm import RELEASED_BNPO, Arm, NoiseConfig, WeightNoise
 from repro.spec.target import Claim, Target
 from repro.spec.tier import Tier
 from repro.targets import paper_effects, proxy

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from repro.spec.config import DAPO, Arm
+from repro.spec.arm import DAPO, Arm
 from repro.spec.effect import Effect
 from repro.spec.target import Claim, Target
 from repro.spec.tier import Tier

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from repro.spec.config import Arm, NoiseConfig, WeightNoise
+from repro.spec.arm import Arm, NoiseConfig, WeightNoise
 from repro.spec.effect import Effect
 from repro.spec.target import Claim, Metric, Target
 from repro.spec.tier import GIB, Tier

@@ -13,7 +13,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from repro.spec.config import Arm, OperationScale, WeightFormat
+from repro.spec.arm import Arm, WeightFormat
+from repro.spec.config import OperationScale
 from repro.spec.target import Claim, Cost, Metric, Target
 from repro.spec.tier import GIB, Tier
 

@@ -7,7 +7,8 @@ some problems, and able to solve most of them when made to write their working.
 
 from __future__ import annotations
 
-from repro.spec.config import Arm, PretrainScale
+from repro.spec.arm import Arm
+from repro.spec.config import PretrainScale
 from repro.spec.target import Cost, Metric, Target
 from repro.spec.tier import GIB, Tier
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import dataclasses
 
-from repro.spec.config import Arm, TrainScale
+from repro.spec.arm import Arm
+from repro.spec.config import TrainScale
 from repro.spec.target import Target
 from repro.spec.tier import Tier
 from repro.targets import proxy

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import groupby
 
-from repro.spec.config import Arm
+from repro.spec.arm import Arm
 from repro.spec.shapes import DecoderShape, shape_named
 from repro.spec.target import Cost
 from repro.spec.throughput import ThroughputPoint, ThroughputScale, loaded_base

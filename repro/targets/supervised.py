@@ -28,7 +28,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from repro.spec.config import Arm, NoiseConfig, PlantedRounding
+from repro.spec.arm import Arm, NoiseConfig, PlantedRounding
 from repro.spec.effect import Assay, Unit
 from repro.spec.target import Claim, Metric, Target
 from repro.spec.tier import Tier

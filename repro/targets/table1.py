@@ -23,12 +23,11 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
+from repro.spec.arm import Arm, NoiseConfig
 from repro.spec.config import (
-    Arm,
     DataConfig,
     EvaluationConfig,
     LearningRates,
-    NoiseConfig,
     OptimizerConfig,
     SamplingConfig,
     TrainScale,

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from repro.spec.config import DAPO
+from repro.spec.arm import DAPO
 from repro.spec.target import Claim, Metric, Target
 from repro.spec.tier import Tier
 from repro.targets import paper, paper_effects, proxy

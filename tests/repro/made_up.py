@@ -29,7 +29,8 @@ from repro.judge.gathering import Evidence
 from repro.report.mediation import drawn
 from repro.run.analysis_plan import plan_inputs
 from repro.run.select import Selection
-from repro.spec.config import Arm, RunConfig, TrainScale, derive_seed, digest_of
+from repro.spec.arm import Arm
+from repro.spec.config import RunConfig, TrainScale, derive_seed, digest_of
 from repro.spec.schedule import learning_rate_of_run, sigma_of_stage, stage_of_step
 from repro.spec.shapes import shape_by_name
 from repro.spec.target import Target, plan

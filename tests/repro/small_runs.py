@@ -23,7 +23,8 @@ from repro.rl.supervised import fine_tune
 from repro.rl.trainer import train
 from repro.rollout.sampler import Sampler
 from repro.rollout.torch_sampler import TorchSampler
-from repro.spec.config import Arm, RunConfig, TrainScale, derive_seed
+from repro.spec.arm import Arm
+from repro.spec.config import RunConfig, TrainScale, derive_seed
 
 # Of the texts, golds and seeds of one run's completions.
 ScoreOfRun = Callable[[Sequence[str], Sequence[str], Sequence[int]], Rewards]

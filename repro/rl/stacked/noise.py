@@ -15,7 +15,8 @@ from torch import Tensor
 from repro.models.decoder import BLOCK_NORMS
 from repro.rl.noise import NoiseReceipt, draw_noise, names_of_draws, receipt_of
 from repro.rl.stacked.stack import Stack
-from repro.spec.config import NoiseConfig, NoiseSharing, RunConfig
+from repro.spec.arm import NoiseConfig, NoiseSharing
+from repro.spec.config import RunConfig
 from repro.spec.schedule import sigma_of_stage, stage_of_step
 
 

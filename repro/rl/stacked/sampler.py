@@ -26,7 +26,8 @@ from repro.rl.stacked.forward import ALIGNED, Rotary, aligned
 from repro.rl.stacked.stack import Stack, own_weights
 from repro.rollout.draw import uniforms
 from repro.rollout.sampler import Completion, FinishReason, RolloutBatch, check_request
-from repro.spec.config import Exploration, NoiseSharing, SamplingConfig
+from repro.spec.arm import Exploration, NoiseSharing
+from repro.spec.config import SamplingConfig
 
 # Steps between looks at which rows have ended.
 _LOOK_EVERY = 8

@@ -29,7 +29,7 @@ from repro.models.policy import Policy, trainable_parameters
 from repro.models.policy_weights import LayerWeights, Projection, policy_weights
 from repro.rl.stacked.masters import Masters, plain_name
 from repro.rl.stacked.shape import Shape, shape_of
-from repro.spec.config import NoiseSharing
+from repro.spec.arm import NoiseSharing
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
-from repro.spec.config import Arm, TrainScale
+from repro.spec.arm import Arm
+from repro.spec.config import TrainScale
 from repro.spec.effect import Assay, Effect, Look
 from repro.spec.target import Claim, Cost, Metric
 from repro.spec.tier import Tier

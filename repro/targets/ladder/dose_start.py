@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from repro.spec.config import Arm
+from repro.spec.arm import Arm
 from repro.spec.target import Cost, Metric, Target
 from repro.spec.tier import GIB, Tier
 from repro.targets import paper_effects, proxy

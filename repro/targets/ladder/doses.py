@@ -20,8 +20,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from repro.spec.arm import RoundingFormat
-from repro.spec.config import Arm, NoiseConfig, PlantedRounding, WeightNoise
+from repro.spec.arm import Arm, NoiseConfig, PlantedRounding, RoundingFormat, WeightNoise
 from repro.spec.target import Claim, Target
 from repro.spec.tier import Tier
 from repro.targets import paper_effects

@@ -26,7 +26,8 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 
-from repro.spec.config import Arm, Exploration, TrainScale
+from repro.spec.arm import Arm, Exploration
+from repro.spec.config import TrainScale
 from repro.spec.effect import Assay, Effect, Look
 from repro.spec.target import Claim, Target
 from repro.spec.tier import Tier

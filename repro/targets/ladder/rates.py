@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from repro.spec.config import Arm
+from repro.spec.arm import Arm
 from repro.spec.effect import Assay
 from repro.spec.target import Claim, Target
 from repro.spec.tier import Tier

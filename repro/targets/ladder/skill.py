@@ -17,7 +17,8 @@ from __future__ import annotations
 
 import dataclasses
 
-from repro.spec.config import DAPO, SamplingConfig
+from repro.spec.arm import DAPO
+from repro.spec.config import SamplingConfig
 from repro.spec.effect import Assay
 from repro.spec.target import Claim, Target
 from repro.spec.tier import Tier

@@ -14,7 +14,7 @@ from repro.evidence.receipts import refusals
 from repro.evidence.receipts.exploration import exploration
 from repro.evidence.record import Record, read_record
 from repro.run.carry_out import carry_out
-from repro.spec.config import Exploration, NoiseConfig
+from repro.spec.arm import Exploration, NoiseConfig
 from repro.spec.target import plan
 from repro.spec.tier import Tier
 from tests.repro.recorded_smoke import SMALL

@@ -10,7 +10,7 @@ import torch
 
 from repro.models.policy import Policy, load_policy, trainable_parameters
 from repro.procedures.train import keep_policy
-from repro.spec.config import WeightFormat
+from repro.spec.arm import WeightFormat
 
 
 def trained_policy(weight_format: WeightFormat = "bf16", *, norms_trained: bool = False) -> Policy:

@@ -14,7 +14,7 @@ from repro.models.planted_rounding import round_to_integers
 from repro.models.policy import Policy, load_policy
 from repro.models.tensor_files import TensorFolder
 from repro.models.weight_noise import mean_kl, token_logprobs
-from repro.spec.config import PlantedRounding, WeightFormat
+from repro.spec.arm import PlantedRounding, WeightFormat
 
 PROMPTS = [[5, 9, 40, 7, 21, 3], [8, 8, 30, 2], [11, 50, 60, 17, 4, 33, 12]]
 SMALL = {

@@ -15,7 +15,7 @@ from repro.models.weight_noise import (
     plant_noise,
     token_logprobs,
 )
-from repro.spec.config import WeightFormat
+from repro.spec.arm import WeightFormat
 
 PROMPTS = [[5, 9, 40, 7, 21, 3], [8, 8, 30, 2], [11, 50, 60, 17, 4, 33, 12]]
 

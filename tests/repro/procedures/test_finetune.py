@@ -15,13 +15,12 @@ from repro.evidence.procedure import Stopped
 from repro.evidence.receipts import refusals
 from repro.evidence.record import Record, read_record
 from repro.run.carry_out import is_ensemble, keep, procedure_named
+from repro.spec.arm import NoiseConfig, PlantedRounding
 from repro.spec.config import (
     DataConfig,
     EvaluationConfig,
     LearningRates,
-    NoiseConfig,
     OptimizerConfig,
-    PlantedRounding,
     RunConfig,
     SamplingConfig,
     TrainScale,

@@ -22,17 +22,16 @@ from repro.procedures.train import evaluate_untrained, train_and_evaluate
 from repro.rl.runs import FailedRun
 from repro.rl.stacked.stack import stack_policies
 from repro.run import carry_out as recording
+from repro.spec.arm import NoiseConfig, WeightNoise
 from repro.spec.config import (
     DataConfig,
     EvaluationConfig,
     LearningRates,
-    NoiseConfig,
     OptimizerConfig,
     ProblemSet,
     RunConfig,
     SamplingConfig,
     TrainScale,
-    WeightNoise,
 )
 from tests.repro.small_runs import small_run
 

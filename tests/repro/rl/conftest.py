@@ -22,8 +22,8 @@ from repro.models.policy import Policy
 from repro.reward.score import Rewards
 from repro.rollout.sampler import Completion, RolloutBatch
 from repro.rollout.torch_sampler import TorchSampler
+from repro.spec.arm import Arm
 from repro.spec.config import (
-    Arm,
     DataConfig,
     LearningRates,
     OptimizerConfig,

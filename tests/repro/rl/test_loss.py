@@ -19,7 +19,7 @@ from repro.rl.loss import (
     policy_loss,
 )
 from repro.rl.micro_batches import plan_step
-from repro.spec.config import LossConfig, NoiseConfig
+from repro.spec.arm import LossConfig, NoiseConfig
 
 LENGTHS = (2, 5, 9)
 

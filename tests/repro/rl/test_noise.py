@@ -13,7 +13,7 @@ import torch
 from repro.models.norms import block_norms, final_norm
 from repro.rl import noise as module
 from repro.rl.noise import draw_noise, perturbed
-from repro.spec.config import NoiseConfig
+from repro.spec.arm import NoiseConfig
 from repro.spec.schedule import sigma_of_stage, stage_of_step
 
 PAPER = NoiseConfig(sigma_start=1e-2, sigma_end=5e-4, num_stages=10)

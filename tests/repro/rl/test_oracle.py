@@ -21,7 +21,7 @@ from repro.rl.collect import Rollout
 from repro.rl.loss import StepCounts, policy_loss
 from repro.rl.rows import Rows, make_rows
 from repro.rl.step import accumulate_step
-from repro.spec.config import LossConfig
+from repro.spec.arm import LossConfig
 
 NO_STD = LossConfig(scale_by_std=False)
 TEMPERATURE = 0.6

@@ -17,7 +17,8 @@ from repro.rollout.engine import Engine
 from repro.rollout.engine_config import EngineConfig
 from repro.rollout.for_policy import CopySampler, sampler_for
 from repro.rollout.torch_sampler import TorchSampler
-from repro.spec.config import RELEASED_BNPO, SamplingConfig
+from repro.spec.arm import RELEASED_BNPO
+from repro.spec.config import SamplingConfig
 from tests.repro.small_runs import train_alone
 
 needs_gpu = pytest.mark.skipif(

@@ -19,7 +19,8 @@ from repro.rl.micro_batches import split_by_tokens, token_budget
 from repro.rl.packed import packed_logprobs
 from repro.rl.rows import Rows
 from repro.rl.step import StepOutput, accumulate_step, evaluate_rows
-from repro.spec.config import DAPO, GRPO, RELEASED_BNPO, LossConfig, RunConfig
+from repro.spec.arm import DAPO, GRPO, RELEASED_BNPO, LossConfig
+from repro.spec.config import RunConfig
 from tests.repro.rl.uneven_rows import (
     ADVANTAGES,
     LENGTHS,

@@ -15,14 +15,8 @@ from repro.models.norms import block_norms
 from repro.models.policy import Policy
 from repro.rl import single
 from repro.rl.lessons import Lesson, lessons_of, mean_loss, rows_of
-from repro.spec.config import (
-    EvaluationConfig,
-    Exploration,
-    LossConfig,
-    NoiseConfig,
-    RunConfig,
-    SamplingConfig,
-)
+from repro.spec.arm import Exploration, LossConfig, NoiseConfig
+from repro.spec.config import EvaluationConfig, RunConfig, SamplingConfig
 from tests.repro.small_runs import equal, tune_alone, weights
 
 NOISE = NoiseConfig(sigma_start=0.3, sigma_end=0.1, num_stages=3, reach="shared")

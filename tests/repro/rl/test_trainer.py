@@ -11,7 +11,8 @@ import torch
 
 from repro.models.norms import block_norms
 from repro.rl.collect import PromptSource
-from repro.spec.config import DAPO, EvaluationConfig, LossConfig, NoiseConfig
+from repro.spec.arm import DAPO, LossConfig, NoiseConfig
+from repro.spec.config import EvaluationConfig
 from tests.repro.small_runs import equal, train_alone, weights
 
 SERIES = [

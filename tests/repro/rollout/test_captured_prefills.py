@@ -32,7 +32,8 @@ from repro.rollout.prefill import BUCKETS, exact_shape, numbers_of, padded_shape
 from repro.rollout.sampler import RolloutBatch
 from repro.rollout.scheduler import Group, Row, Segment
 from repro.rollout.state import RowState
-from repro.spec.config import NoiseConfig, SamplingConfig
+from repro.spec.arm import NoiseConfig
+from repro.spec.config import SamplingConfig
 
 MakePolicy = Callable[..., Policy]
 SAMPLING = SamplingConfig(max_new_tokens=24)

@@ -13,7 +13,8 @@ from repro.rl.noise import perturbed
 from repro.rollout.engine import Engine
 from repro.rollout.engine_config import EngineConfig
 from repro.rollout.torch_sampler import TorchSampler
-from repro.spec.config import NoiseConfig, SamplingConfig
+from repro.spec.arm import NoiseConfig
+from repro.spec.config import SamplingConfig
 
 GREEDY = SamplingConfig(temperature=0.0, max_new_tokens=64)
 MakePolicy = Callable[..., Policy]

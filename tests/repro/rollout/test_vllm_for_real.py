@@ -35,7 +35,8 @@ from repro.rollout.parity import (
 from repro.rollout.sampler import RolloutBatch
 from repro.rollout.torch_sampler import TorchSampler
 from repro.rollout.vllm_sampler import VllmSampler
-from repro.spec.config import NoiseConfig, SamplingConfig
+from repro.spec.arm import NoiseConfig
+from repro.spec.config import SamplingConfig
 from tests.repro.architectures import CLASSES
 
 pytestmark = [

@@ -19,7 +19,8 @@ from repro.models.norms import block_norms, final_norm
 from repro.models.policy import Policy
 from repro.rl.noise import perturbed
 from repro.rollout.vllm_sampler import VllmSampler, set_gains
-from repro.spec.config import NoiseConfig, SamplingConfig
+from repro.spec.arm import NoiseConfig
+from repro.spec.config import SamplingConfig
 
 MakePolicy = Callable[..., Policy]
 

@@ -20,7 +20,7 @@ from repro.judge.choose_rates import choose
 from repro.pretrain.recipes import PROXIES
 from repro.run.places import expected_folder
 from repro.run.select import select
-from repro.spec.config import Arm
+from repro.spec.arm import Arm
 from repro.spec.shapes import shape_by_name
 from repro.spec.target import Target, differing_fields, plan
 from repro.spec.tier import Tier

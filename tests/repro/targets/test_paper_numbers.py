@@ -163,7 +163,7 @@ def test_the_tables_that_share_rows_differ_exactly_where_it_is_said() -> None:
 
 
 def test_the_paper_scale_of_table_1_is_table_4() -> None:
-    from repro.spec.config import Arm
+    from repro.spec.arm import Arm
     from repro.spec.tier import Tier
     from repro.targets import find
 

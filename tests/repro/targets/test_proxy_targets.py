@@ -16,7 +16,8 @@ from repro.data.worked import worked_completion
 from repro.evidence.record import Record
 from repro.models.proxy_names import proxy_folder
 from repro.run.select import select
-from repro.spec.config import LearningRates, NoiseConfig, RunConfig, TrainScale, WeightNoise
+from repro.spec.arm import NoiseConfig, WeightNoise
+from repro.spec.config import LearningRates, RunConfig, TrainScale
 from repro.spec.target import differing_fields, plan
 from repro.spec.tier import Tier
 from repro.targets import TARGETS, find, runs_of

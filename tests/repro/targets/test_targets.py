@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from repro.spec.config import GRPO, Arm, Exploration, NoiseConfig, TrainScale
+from repro.spec.arm import GRPO, Arm, Exploration, NoiseConfig
+from repro.spec.config import TrainScale
 from repro.spec.effect import Assay, Effect, Look
 from repro.spec.hub import is_hub_name
 from repro.spec.schedule import learning_rate_of_run

@@ -24,16 +24,8 @@ from repro.rl.stacked.masters import plain_name
 from repro.rl.stacked.policies import StackedPolicies
 from repro.rl.stacked.sampler import StackSampler
 from repro.rollout.torch_sampler import TorchSampler
-from repro.spec.config import (
-    DAPO,
-    RELEASED_BNPO,
-    EvaluationConfig,
-    Exploration,
-    LossConfig,
-    NoiseConfig,
-    RunConfig,
-    SamplingConfig,
-)
+from repro.spec.arm import DAPO, RELEASED_BNPO, Exploration, LossConfig, NoiseConfig
+from repro.spec.config import EvaluationConfig, RunConfig, SamplingConfig
 from tests.repro.rl.stacked import conftest as small
 
 NOISE = NoiseConfig(sigma_start=0.1, sigma_end=0.05, num_stages=3)

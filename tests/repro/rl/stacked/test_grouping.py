@@ -18,7 +18,8 @@ from repro.rl.stacked.grouping import (
     kind_of,
     prompts_at_once,
 )
-from repro.spec.config import DAPO, GRPO, EvaluationConfig, Exploration, LearningRates, NoiseConfig
+from repro.spec.arm import DAPO, GRPO, Exploration, NoiseConfig
+from repro.spec.config import EvaluationConfig, LearningRates
 from repro.spec.target import plan
 from repro.spec.tier import Tier
 from repro.targets import find

@@ -12,7 +12,7 @@ from repro.rl.stacked.noise import added_noise
 from repro.rl.stacked.policies import StackedPolicies
 from repro.rl.stacked.sampler import StackSampler
 from repro.rl.stacked.stack import Stack
-from repro.spec.config import NoiseConfig
+from repro.spec.arm import NoiseConfig
 from tests.repro.rl.stacked import conftest as small
 
 NOISE = NoiseConfig(sigma_start=0.1, sigma_end=0.05, num_stages=3)

@@ -18,7 +18,8 @@ from repro.rl.stacked.noise import added_noise, sharing_of
 from repro.rl.stacked.sampler import SampleRequest, StackSampler
 from repro.rollout.sampler import RolloutBatch
 from repro.rollout.torch_sampler import TorchSampler
-from repro.spec.config import Exploration, NoiseConfig, RunConfig, SamplingConfig
+from repro.spec.arm import Exploration, NoiseConfig
+from repro.spec.config import RunConfig, SamplingConfig
 from tests.repro.rl.stacked import conftest as small
 
 NOISE = NoiseConfig(sigma_start=0.2, sigma_end=0.1, num_stages=3)

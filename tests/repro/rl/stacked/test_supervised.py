@@ -19,7 +19,8 @@ from repro.rl.stacked.policies import StackedPolicies
 from repro.rl.stacked.sampler import StackSampler
 from repro.rl.stacked.stack import Stack
 from repro.rl.supervised import fine_tune
-from repro.spec.config import EvaluationConfig, NoiseConfig, RunConfig, SamplingConfig
+from repro.spec.arm import NoiseConfig
+from repro.spec.config import EvaluationConfig, RunConfig, SamplingConfig
 from tests.repro.rl.stacked import conftest as small
 from tests.repro.rl.stacked.test_against_single_runs import (
     in_float64,  # noqa: F401 (a fixture)

@@ -15,7 +15,8 @@ from repro.reward.score import Rewards
 from repro.rl.runs import FailedRun
 from repro.rl.stacked import policies as stacked_policies
 from repro.rl.stacked.stack import Stack
-from repro.spec.config import EvaluationConfig, LossConfig, NoiseConfig
+from repro.spec.arm import LossConfig, NoiseConfig
+from repro.spec.config import EvaluationConfig
 from tests.repro.rl.damage import rewrite_state
 from tests.repro.rl.stacked import conftest as small
 from tests.repro.small_runs import equal

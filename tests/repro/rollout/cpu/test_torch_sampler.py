@@ -15,7 +15,8 @@ from repro.models.policy import load_policy
 from repro.rl.logprobs import completion_logprobs
 from repro.rl.rows import make_rows
 from repro.rollout.torch_sampler import TorchSampler, sampler_of_rollouts
-from repro.spec.config import Arm, Exploration, NoiseConfig, SamplingConfig
+from repro.spec.arm import Arm, Exploration, NoiseConfig
+from repro.spec.config import SamplingConfig
 
 GREEDY = SamplingConfig(temperature=0.0, max_new_tokens=72)
 SAMPLED = SamplingConfig(temperature=1.0, max_new_tokens=40)
