@@ -31,7 +31,8 @@ from repro.rl.loss import LossResult, StepCounts, policy_loss
 from repro.rl.micro_batches import Plan, plan_step, split_by_tokens
 from repro.rl.passes import row_logprobs
 from repro.rl.rows import Rows
-from repro.spec.config import LossConfig, RunConfig, TrainScale
+from repro.spec.arm import LossConfig
+from repro.spec.config import RunConfig, TrainScale
 
 Result = TypeVar("Result")
 
