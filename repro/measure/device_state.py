@@ -144,7 +144,7 @@ def retries() -> int:
 
 
 def is_out_of_memory(error: BaseException | None) -> bool:
-    """Return whether memory ran out, be it under what was raised while that was handled.
+    """Return whether memory ran out, in `error` or in one that it was raised while handling.
 
     A step that is being captured ends its capture on the way out, which then may fail, too. What
     the driver or cuBLAS allocate for themselves has errors of its own.

@@ -220,7 +220,7 @@ def divergences(
     rows = own_completions(policy, asked, new_tokens, seed)
     clean = token_logprobs(policy, rows)
     for sigma in sigmas:
-        # One draw's distributions at a time: a row holds a vocabulary a token.
+        # One draw's distributions at a time: a row holds a vocabulary per token.
         kls = [_by_part(clean, _noisy(policy, rows, sigma, draw), asked) for draw in range(_DRAWS)]
         yield _divergence(
             f"aqn {sigma:g}", *(sum(part) / _DRAWS for part in zip(*kls, strict=True))

@@ -1,4 +1,4 @@
-"""One batch of a throughput point, timed on an engine that stands: whole, or by windows of steps.
+"""One batch of a throughput point, timed on an existing engine: whole, or by windows of steps.
 
 A first rollout captures steps and compiles kernels: it is not timed, and what the allocator does
 under it is not counted. Afterwards it must not have to give blocks back and ask again (a retry):

@@ -47,7 +47,7 @@ class Parts:
     folder
         The checkpoint folder, which is removed once all records are written.
     repeats
-        One a seed.
+        One per seed.
     effects
         What stands in the models that were loaded; `not_run` says of parts why they were not.
     done

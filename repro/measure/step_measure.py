@@ -165,7 +165,7 @@ def measure_points(bench: Bench, arm: StepArm, points: list[StepPoint]) -> bool:
 
 
 def _note_failure(bench: Bench, arm: StepArm, point: StepPoint, error: Exception) -> None:
-    """Take down what went wrong with a point, so that the others can go on.
+    """Record what went wrong with a point, so that the others can go on.
 
     Raises
     ------

@@ -128,7 +128,7 @@ def require_plain(config: Any, where: object) -> None:
 
 
 def causal_lm(model: nn.Module) -> nn.Module:
-    """Return the transformers `*ForCausalLM` in `model`, be it bare or inside a `PeftModel`."""
+    """Return the transformers `*ForCausalLM` in `model`, which is bare or inside a `PeftModel`."""
     get_base_model = getattr(model, "get_base_model", None)
     return get_base_model() if callable(get_base_model) else model
 

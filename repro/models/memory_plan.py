@@ -7,7 +7,7 @@ over micro-batches of packed tokens, each block's activations being computed aga
     update  = the same up to cache and graphs + gradients + activations + logits + scratch
     peak    = max(rollout, update) + workspace + context
 
-With M tokens in a micro-batch, L blocks and 2 bytes an activation:
+With M tokens in a micro-batch, L blocks and 2 bytes per activation:
 
     checkpoints   L M H 2                              the input of every block
     one block     M 2 (4 H + 6 Q + 5 Kv + 6 I)         what backward of a block holds at its worst
@@ -42,10 +42,10 @@ from repro.spec.arm import (
 )
 from repro.spec.shapes import DecoderShape
 
-# Bits a weight in a checkpoint, scales included.
+# Bits per weight in a checkpoint, scales included.
 _BITS = {"bf16": 16.0, "nvfp4": 4.5, "mxfp4": 4.25, "nf4": 4.5}
 _PACK_ROWS, _PACK_COLUMNS, _PACK_BYTES = 16, 256, 2304
-# Bytes of AdamW's two moments a parameter; 8 bits with a float32 scale each 256.
+# Bytes of AdamW's two moments per parameter; 8 bits with a float32 scale per 256.
 _MOMENT_BYTES = {"adamw": 8.0, "adamw_8bit": 2.0 + 2 * 4 / 256}
 # A training run's cache takes at most this share of the memory that is free when it begins; the
 # update's activations need the rest (`repro.rollout.for_policy`).

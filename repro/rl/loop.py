@@ -42,7 +42,7 @@ class Hooks:
     should_stop
         Asked before each iteration; True writes a checkpoint and returns.
     tallies
-        One a run, or none: what the process counts for it beside its steps; read into each
+        One per run, or none: what the process counts for it beside its steps; read into each
         checkpoint, and gone on from there.
     """
 

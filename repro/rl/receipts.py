@@ -171,7 +171,7 @@ def at_most_what_fitted(state: TrainState, micro_tokens: int) -> int:
 
 
 def note_smaller_batches(state: TrainState, step: int, asked: int, fitting: int) -> None:
-    """Take down where memory ran out with `asked` tokens in a micro-batch, not with `fitting`.
+    """Record where memory ran out with `asked` tokens in a micro-batch, not with `fitting`.
 
     Later steps begin with `fitting`; the gradient is the same, the time is not.
     """

@@ -5,7 +5,7 @@ A snapshot is a folder `step-00000010/` with files of tensors (safetensors), `st
 runs (`repro.rl.checkpoint`), ensembles and pre-training keep theirs by these functions.
 
 Atomic: everything is written into a folder of another name, flushed to disk, and renamed; only then
-is the third last removed. A process killed at any instant leaves the snapshots of before, or the
+is the third newest removed. A process killed at any instant leaves the snapshots of before, or the
 new one too, and perhaps an unfinished folder that the next write removes. Where a write fails (a
 full disk), nothing of it stays.
 
@@ -135,7 +135,7 @@ def write_snapshot(
     except OSError as error:
         if error.filename is not None:
             raise
-        # A full disk is told by a write, which knows a descriptor and no name.
+        # A write to a full disk raises with a file descriptor and no name.
         raise OSError(error.errno, error.strerror, str(final)) from error
     finally:
         shutil.rmtree(partial, ignore_errors=True)

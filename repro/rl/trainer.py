@@ -17,7 +17,7 @@ The details that decide whether a run means what it says, with where they come f
 4.  Advantages by group, ddof 1 (Eq. 3; released code), zero for groups of equal rewards.
 5.  The ratio divides by the trainer's own log-probabilities (released code) or the sampler's
     (Algorithm 1 as written). With one update per rollout the former is exactly 1: no second pass is
-    made and clipping cannot act. The first update of every rollout is such a one.
+    made and clipping cannot act. The first update of every rollout always takes this path.
 6.  `updates_per_rollout` equal parts of a rollout, one optimiser step each (4 on GSM8K, Table 4);
     the released scripts use 1.
 7.  Rows with zero advantage skip the backward pass and stay in all normalisers. (exact)

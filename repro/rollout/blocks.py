@@ -28,7 +28,7 @@ class BlockPool:
     count
         Blocks of the cache, the scrap block included.
     block_size
-        Positions a block.
+        Positions per block.
     """
 
     def __init__(self, count: int, block_size: int) -> None:

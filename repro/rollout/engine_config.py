@@ -30,7 +30,7 @@ class EngineConfig:
     max_new_tokens
         Longest completion.
     cache_blocks, block_size
-        Blocks of the cache, the scrap block included, and positions a block; 0 blocks gives every
+        Blocks of the cache, the scrap block included, and positions per block; 0 blocks gives every
         slot room for `max_positions`, as far as free memory goes.
     cache_format
         `compute`: keys and values in the compute dtype. `float8`: E4M3, half the bytes.

@@ -88,7 +88,7 @@ class CopySampler:
 
     def __init__(self, policy: Policy, config: EngineConfig, sampled: Policy | None = None) -> None:
         if policy.training != "full":
-            raise ValueError(f"training is {policy.training!r}; only a fully trained policy is")
+            raise ValueError(f"training is {policy.training!r}; CopySampler needs training 'full'")
         self.policy = policy
         self._copy = _sixteen_bit(policy) if sampled is None else sampled
         self.engine = Engine(self._copy, config)

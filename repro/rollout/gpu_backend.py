@@ -82,7 +82,7 @@ class GpuBackend:
 
 @functools.cache
 def _stream_beside(device: torch.device) -> torch.cuda.Stream:
-    """Return the one stream of captured branches: workspaces are kept a stream.
+    """Return the one stream of captured branches: each stream has its own workspace.
 
     Of high priority, so that its few blocks are not left to the end of a large product's.
     """

@@ -1,7 +1,7 @@
 """Decode steps and small prefills captured once and replayed: the host's part becomes one call.
 
-    step      everything from the embedding to the rows' next tokens; a capture a width
-    prefill   a chunk of prompts, padded to one of a few sizes; a capture a size
+    step      everything from the embedding to the rows' next tokens; one capture per width
+    prefill   a chunk of prompts, padded to one of a few sizes; one capture per size
 
 Captured work is done on tensors that stay where they are. A prefill's own numbers (tokens,
 positions, slots, tiles, table) are copied into such a place before each replay. What padding there
@@ -16,8 +16,8 @@ A captured prefill gives what an eager one gives on the same padded tokens, to t
 eager one without padding it may differ by the rounding of 16-bit products, for which another number
 of tokens may take another kernel.
 
-Easy to get wrong: workspaces are kept a stream, so the first run and the capture use the same one;
-and captures that share a pool overwrite one another's intermediate results, so they must be
+Easy to get wrong: each stream has its own workspace, so the first run and the capture use the same
+stream; and captures that share a pool overwrite one another's intermediate results, so they must be
 replayed one after another, on one stream, and leave nothing behind but what they write in place.
 """
 
@@ -129,7 +129,7 @@ class Captures:
 
 
 class CapturedSteps:
-    """Runs decode steps from captures, one a width and way of drawing."""
+    """Runs decode steps from captures, one per width and way of drawing."""
 
     def __init__(self, forward: Forward, state: RowState, captures: Replays) -> None:
         self._run = EagerSteps(forward, state)
@@ -145,7 +145,7 @@ class CapturedSteps:
 
 
 class CapturedPrefills:
-    """Runs chunks of a prefill from captures, one a bucket; large ones as they come.
+    """Runs chunks of a prefill from captures, one per bucket; large ones as they come.
 
     Parameters
     ----------
@@ -183,8 +183,8 @@ class CapturedPrefills:
 def _capture_stream(device: torch.device) -> torch.cuda.Stream:
     """Return the one stream on which work is captured.
 
-    Kernels and cuBLAS keep a workspace a stream: with a stream of its own, each engine would leave
-    one behind.
+    Kernels and cuBLAS keep one workspace per stream: with a stream of its own, each engine would
+    leave one behind.
     """
     return torch.cuda.Stream(device)
 

@@ -29,7 +29,7 @@ class Completion:
     token_ids
         The tokens, the end token included where the completion reached it.
     sampled_logprobs
-        One a token, nats, computed in float32. Under greedy sampling the distribution is a single
+        One per token, nats, computed in float32. Under greedy sampling the distribution is a single
         point and each is 0.
     finish_reason
         `stop` at an end token, `length` at the limit (truncated).

@@ -63,7 +63,7 @@ class Footprint:
     fixed: int
 
     def peak(self, runs: int, tokens: int) -> int:
-        """Return the estimate for `runs` runs and so many tokens of each in a backward pass."""
+        """Return the estimate for `runs` runs with `tokens` tokens each in a backward pass."""
         return self.fixed + runs * self.run + max(self.reading, runs * tokens * self.token)
 
     def runs_in(self, memory_bytes: int) -> int:

@@ -67,7 +67,7 @@ class Linear:
         return y.baddbmm_(down, self.B.transpose(1, 2))
 
     def parts(self, widths: Sequence[int]) -> list[Linear]:
-        """Return the projections that are fused here as views, of so many rows each."""
+        """Return the projections that are fused here as views, of `widths` rows."""
         first, rank = 0, 0 if self.A is None else self.A.shape[1] // len(widths)
         parts = []
         for number, width in enumerate(widths):

@@ -115,7 +115,7 @@ def test_a_copy_for_the_engine_follows_masters_biases_and_noise(make_policy: Any
 
 def test_only_full_training_is_sampled_from_a_copy(make_policy: Any) -> None:
     config = EngineConfig(slots=2, max_positions=64, max_new_tokens=8)
-    with pytest.raises(ValueError, match="only a fully trained policy"):
+    with pytest.raises(ValueError, match="CopySampler needs training 'full'"):
         CopySampler(make_policy(), config)
 
 
