@@ -78,8 +78,8 @@ def test_a_point_without_batches_is_refused() -> None:
 @pytest.mark.parametrize(
     ("values", "words"),
     [
-        ({"windows": -1}, "-1 windows of 16 steps"),
-        ({"windows": 2, "window_steps": 0}, "2 windows of 0 steps"),
+        ({"windows": -1}, "windows is -1 and window_steps 16"),
+        ({"windows": 2, "window_steps": 0}, "windows is 2 and window_steps 0"),
         ({"windows": 4, "new_tokens": 64}, "do not fit 63 steps"),
     ],
 )

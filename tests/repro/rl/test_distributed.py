@@ -21,7 +21,7 @@ import torch, torch.distributed as dist
 from torch import nn
 from repro.rl.distributed import share_counts, sum_gradients
 from repro.rl.loss import StepCounts, policy_loss
-from repro.spec.config import LossConfig
+from repro.spec.arm import LossConfig
 
 rank, world, rendezvous, cases = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], sys.argv[4]
 torch.set_num_threads(1)
