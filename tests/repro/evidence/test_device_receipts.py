@@ -113,6 +113,25 @@ def test_what_could_not_be_asked_spoils_nothing() -> None:
     assert refusals(record_with(device=device)) == []
 
 
+@pytest.mark.parametrize(
+    ("amount", "share", "refused"),
+    [("bytes", 1.04, False), ("bytes", 1.06, True), ("flops", 1.2, False), ("flops", 1.3, True)],
+)
+def test_a_time_that_the_devices_own_rate_rules_out_is_refused(
+    amount: str, share: float, refused: bool
+) -> None:
+    # A card at its power limit multiplies at another rate in every reading; it copies at one.
+    timing = {
+        "method": "device_events",
+        "seconds": 1.0,
+        amount: share * 1e12,
+        f"{amount}_per_second": 1e12,
+    }
+    said = refusals(record_with(timing=timing))
+    assert bool(said) == refused
+    assert all("the timer did not wait" in reason for reason in said)
+
+
 def test_an_allocator_that_retried_under_the_clock_is_refused_and_otherwise_not() -> None:
     built = between("after", allocator={"retries": 3})
     assert refusals(record_with(device=built, timed_retries={"7b_1": 0})) == []
