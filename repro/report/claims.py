@@ -14,7 +14,7 @@ from pathlib import Path
 from repro.evidence.verdict import Verdict
 from repro.judge.check import Checked
 from repro.report.learning import folded
-from repro.report.numbers import device_title, unit_words
+from repro.report.numbers import device_heads, device_title, unit_words
 from repro.report.tables import (
     NOTHING,
     Group,
@@ -49,11 +49,12 @@ def counts_of(checked: Checked, expected: Path) -> tuple[str, ...]:
 
 def count_rows(checks: Sequence[Checked], expected: Path) -> list[str]:
     """Return how many verdicts of each kind there are, a column per tier and device."""
+    recorded = [checked for checked in checks if checked.evidence.count]
+    names = device_heads(dict.fromkeys(device_of(checked) for checked in recorded))
     places: dict[str, list[Checked]] = {}
-    for checked in checks:
-        if checked.evidence.count:
-            place = place_text(checked.selection.tier, device_of(checked))
-            places.setdefault(place, []).append(checked)
+    for checked in recorded:
+        place = f"{checked.selection.tier.value}, {names[device_of(checked)]}"
+        places.setdefault(place, []).append(checked)
     rows = [
         [kind.value, *(
             counted(item for checked in group for item in _verdicts(checked, kind, expected))

@@ -104,7 +104,8 @@ def device_heads(devices: Iterable[str]) -> dict[str, str]:
         device: " ".join(
             part for part in device.split("_") if not _BESIDE_MODEL.fullmatch(part)
         ).upper()
+        or device_title(device)
         for device in every
     }
-    differ = len(set(models.values())) == len(every) and all(models.values())
+    differ = len(set(models.values())) == len(every)
     return models if differ else {device: device_title(device) for device in every}

@@ -94,7 +94,7 @@ def test_accuracies_of_two_devices_are_columns(blessed_of: Of, on_other_device: 
     checked = blessed_of("table1", Tier.PROXY)
     rows = accuracy_rows([checked, on_other_device(checked, lambda v: v / 2)], EXPECTED)
     heads = next(line for line in rows if line.startswith("| arm"))
-    assert heads.endswith("| proxy, NVIDIA H200 | proxy, NVIDIA H100 |")
+    assert heads.endswith("| proxy, H200 | proxy, H100 |")
     first, second = (float(cell.split()[0]) for cell in row_of(rows, "BF16, LoRA")[-2:])
     assert abs(first - 2 * second) < 0.2
 
