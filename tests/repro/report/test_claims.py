@@ -79,7 +79,7 @@ def test_a_bar_stated_as_a_claim_is_counted_among_the_bars(blessed_of: Of) -> No
 def test_two_devices_stand_side_by_side(blessed_of: Of, on_other_device: Of) -> None:
     checked = blessed_of("table6")
     checks = [checked, on_other_device(checked, lambda value: 2 * value)]
-    assert count_rows(checks, EXPECTED)[0].count("systems, NVIDIA") == 2
+    assert count_rows(checks, EXPECTED)[0].count("systems, H") == 2
     for lines in (claims_rows(checks), target_rows(checks, EXPECTED)):
         (heads,) = [line for line in lines if ", H100 |" in line]
         assert heads.count("H100") == heads.count("H200") > 0
@@ -94,7 +94,7 @@ def test_accuracies_of_two_devices_are_columns(blessed_of: Of, on_other_device: 
     checked = blessed_of("table1", Tier.PROXY)
     rows = accuracy_rows([checked, on_other_device(checked, lambda v: v / 2)], EXPECTED)
     heads = next(line for line in rows if line.startswith("| arm"))
-    assert heads.endswith("| proxy, H200 | proxy, H100 |")
+    assert heads.endswith("| proxy, NVIDIA H200 | proxy, NVIDIA H100 |")
     first, second = (float(cell.split()[0]) for cell in row_of(rows, "BF16, LoRA")[-2:])
     assert abs(first - 2 * second) < 0.2
 

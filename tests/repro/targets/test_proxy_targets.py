@@ -126,7 +126,7 @@ def test_figure_15_is_served_by_figure_9s_runs(
     assert "20 runs (20 recorded, 0 to do)" in text
     assert "its runs serve both figures" in text
     assert main(["check", *line]) == 0
-    assert "figure15, proxy tier: 20 records" in capsys.readouterr().out
+    assert "figure15, proxy tier, NVIDIA H200: 20 records" in capsys.readouterr().out
 
 
 def test_no_two_targets_run_the_same_arm_twice() -> None:
