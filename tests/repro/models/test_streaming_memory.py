@@ -118,7 +118,9 @@ def test_quantising_and_loading_stay_far_below_the_size_of_the_model(
     assert stored < 0.33 * size
     # The largest matrix is 5.5 MiB in bfloat16 and 11 in float32; the rest is a few copies of it.
     assert content["quantise"]["bytes"] < 64 * MiB
-    assert content["direct"]["bytes"] < stored + 64 * MiB
+    # 114 to 143 MB where 62 are stored: what the C library keeps of freed matrices varies with its
+    # threads. Holding the 16-bit model beside them would take 200 more.
+    assert content["direct"]["bytes"] < stored + 96 * MiB
     assert content["stored"]["bytes"] < stored + 64 * MiB
     # The measure itself works: what holds the whole model shows the whole model.
     assert content["whole"]["bytes"] > 0.9 * size
