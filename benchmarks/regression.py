@@ -1,9 +1,7 @@
-"""When a benchmark has lost: by more than 10 %, and by more than the two runs scatter.
+"""The rule of `repro.evidence.benchmarks` in the form that pytest-benchmark takes.
 
-A row fails if its median is more than 10 % above the stored run's, and above it by more than the
-larger of both runs' interquartile ranges: of rounds that scatter by 15 %, a loss of 12 % says
-nothing. pytest-benchmark's own rule (`--benchmark-compare-fail=median:10%`) knows no scatter; given
-by hand it is used instead of this one.
+pytest-benchmark's own (`--benchmark-compare-fail=median:10%`) knows no scatter; given by hand it is
+used instead of this one.
 """
 
 from __future__ import annotations
@@ -13,19 +11,20 @@ from typing import Any
 
 from pytest_benchmark.utils import RegressionCheck
 
-LOSS_PERCENT = 10.0
+from repro.evidence.benchmarks import LOSS_PERCENT, loss_percent
 
 
 class LossBeyondNoise(RegressionCheck):  # type: ignore[misc]
-    """The rule, in the form that pytest-benchmark takes."""
+    """Fails for a row that has lost."""
 
     def __init__(self, percent: float = LOSS_PERCENT) -> None:
         super().__init__("median", percent)
 
     def compute(self, current: Mapping[str, Any], compared: Mapping[str, Any]) -> float:
-        """Return the loss in percent of the stored median; 0 for one within the noise."""
-        before, now = float(compared["median"]), float(current["median"])
-        noise = max(float(current["iqr"]), float(compared["iqr"]))
-        if now - before <= noise:
+        """Return the loss in percent of the stored median; 0 for one within the noise.
+
+        And 0 for a row that waits for the host, as far as `current` says.
+        """
+        if getattr(current, "extra_info", {}).get("waits_for_host"):
             return 0.0
-        return 100 * (now / before - 1) if before > 0 else float("inf")
+        return loss_percent(current, compared)

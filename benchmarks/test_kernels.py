@@ -75,5 +75,6 @@ def test_operation(op: Op, device: str, limits: Limits | None, benchmark: Any) -
     seconds = _seconds(op, _kernel(op), op.prepare(arguments))
     median = record_rounds(benchmark, seconds, rounds=_ROUNDS, device=device)
     benchmark.extra_info |= limits.shares(median, op.nbytes(op.large), op.flops(op.large))
+    benchmark.extra_info["waits_for_host"] = not op.captured
     if plain is not None:
         benchmark.extra_info["ratio_to_bf16"] = plain / median

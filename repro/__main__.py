@@ -327,6 +327,7 @@ def _list(args: argparse.Namespace) -> int:
 
 def _plan(args: argparse.Namespace) -> int:
     from repro.run.data_check import data_lines
+    from repro.run.device_queue import planned_workers
     from repro.run.places import expected_folder, runs_folder
     from repro.run.plan import plan_text
     from repro.run.select import parse_arms, parse_seeds, require_counts, selections_of
@@ -350,7 +351,8 @@ def _plan(args: argparse.Namespace) -> int:
             continue
         others = None if args.tier else other_tiers(selection.source, selection.tier)
         texts += [others] if others else []
-        text = plan_text(selection, runs, folder, expected, args.workers or 1)
+        workers = args.workers or planned_workers(selection.tier, args.devices)
+        text = plan_text(selection, runs, folder, expected, workers)
         texts.append("\n".join([text, *data_lines(runs, args.data is not None)]))
     print("\n\n".join(texts))
     if sentence:

@@ -323,7 +323,7 @@ def stale_sentence(expected: Path, root: Path = PACKAGE.parent) -> str | None:
         return None
     records = blessed_gpu_tests(expected)
     if not records:
-        return f"No run of the GPU tests is on record: {_HOW} writes one."
+        return f"No run of the GPU tests is on record: {HOW} writes one."
     changes = [changed_files(record, root) for record in records]
     if not all(changes):
         return None
@@ -333,7 +333,7 @@ def stale_sentence(expected: Path, root: Path = PACKAGE.parent) -> str | None:
     return f"GPU tests last passed {_origin(records[0])}; {files} changed since: {names}{more}"
 
 
-_HOW = "`nox -s gpu` on a machine with a CUDA GPU"
+HOW = "`nox -s gpu` on a machine with a CUDA GPU"
 
 
 def _origin(record: GpuTests) -> str:
@@ -341,26 +341,3 @@ def _origin(record: GpuTests) -> str:
         f"at {record.commit[:_SHORT]} on {record.device} ({record.date[:10]}: "
         f"{record.tests.passed} passed, {record.tests.failed} failed)"
     )
-
-
-def gpu_tests_rows(expected: Path, root: Path = PACKAGE.parent) -> list[str]:
-    """Return the block of `docs/ci.md` about the GPU tests, as lines of Markdown.
-
-    Whether the record is older than the files it covers is said here by yes or no alone: the block
-    changes with the first change after a blessing and with the next blessing, and no edit between
-    them asks for a new page. Which files changed, the end of `nox -s tests` says.
-    """
-    records = blessed_gpu_tests(expected)
-    if not records:
-        return [f"No run is on record yet: {_HOW} writes one."]
-    current = stale_sentence(expected, root) is None
-    return [
-        *(
-            f"- `{record.commit[:_SHORT]}` on {record.device}, {record.date[:10]}: GPU tests "
-            f"{record.tests}; benchmarks {record.benchmarks}."
-            for record in records
-        ),
-        "- The source is that of the latest run."
-        if current
-        else "- **Older than the source**: covered files changed since.",
-    ]

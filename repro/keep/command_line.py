@@ -27,7 +27,7 @@ def add_reward(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--reward",
         metavar="MODULE:FUNCTION",
-        help="pay by this function instead (docs/commands.md); its runs lie apart, unjudged",
+        help="pay by this function instead (docs/your_own.md); its runs lie apart, unjudged",
     )
 
 

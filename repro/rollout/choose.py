@@ -2,9 +2,9 @@
 
 `choose` is the plain form, for any device and any filter; it neither waits for the device nor
 branches on values, so it can be captured; `kernels.reference_step.choose`, which specifies the
-kernel, has no filters and waits for the device to refuse bad logits. A row with any logit that is
-not finite draws nothing here; the kernel looks at the row's largest alone. A filter takes few rows
-at a time, since a capture keeps the memory that one draw needs.
+kernel, has no filters and waits for the device to refuse bad logits. A row whose largest logit is
+not finite draws nothing, in all three: NaN and infinity are such, a token ruled out by -inf is not.
+A filter takes few rows at a time, since a capture keeps the memory that one draw needs.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def _drawn(
     logits: Tensor, uniform: Tensor, temperature: Tensor | None, sampling: SamplingConfig
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return tokens, log-probabilities and which rows are faulty, of some rows."""
-    faulty = ~torch.isfinite(logits).all(dim=-1)  # (m,)
+    faulty = ~torch.isfinite(logits.amax(dim=-1))  # (m,)
     sound = logits.masked_fill(faulty.unsqueeze(1), 0.0)
     if temperature is not None:
         sound = sound / temperature

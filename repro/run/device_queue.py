@@ -25,9 +25,11 @@ from repro.run.worker import Task
 from repro.spec.arm import require
 from repro.spec.config import RunConfig, digest_of
 from repro.spec.target import TogetherCost
-from repro.spec.tier import Tier, cuda_devices
+from repro.spec.tier import REAL_CHECKPOINTS, Tier, cuda_devices
 
 RETRIES = 1
+# Whose runs, or ensembles, take a device each.
+SPREAD_TIERS = (Tier.PROXY, *REAL_CHECKPOINTS)
 Group = tuple[RunConfig, ...]
 Grouping = Callable[[Sequence[RunConfig], int], Sequence[Group]]
 # Ends within this factor are alike: predictions are no better than that.
@@ -66,6 +68,48 @@ def visible_devices(named: str | None) -> tuple[str, ...]:
         1 <= int(named) <= len(every), f"--devices {named}: this machine shows {len(every)} devices"
     )
     return every[: int(named)]
+
+
+def planned_workers(tier: Tier, named: str | None) -> int:
+    """Return the runs or ensembles side by side that a plan is of, on any machine.
+
+    Parameters
+    ----------
+    named
+        Devices by number or name, which need not be here; None takes those that are, at least one.
+
+    Raises
+    ------
+    ValueError
+        If it names none, or several for a tier whose runs share one.
+    """
+    if named is None:
+        return len(visible_devices(None)) or 1 if tier in SPREAD_TIERS else 1
+    count = int(named) if named.isdigit() else len([part for part in named.split(",") if part])
+    require(count > 0, f"--devices {named}: needs a number such as 2, or 0,1")
+    _require_spread(tier, named, count)
+    return count
+
+
+def devices_of(tier: Tier, named: str | None) -> tuple[str, ...]:
+    """Return the devices that a tier's runs fill; none named for tiers that share one device.
+
+    Raises
+    ------
+    ValueError
+        If devices are named that are not there, or for a tier that does not fill several.
+    """
+    if tier in SPREAD_TIERS:
+        return visible_devices(named)
+    _require_spread(tier, named, 1 if named in (None, "1") else 2)
+    return ()
+
+
+def _require_spread(tier: Tier, named: str | None, count: int) -> None:
+    require(
+        count == 1 or tier in SPREAD_TIERS,
+        f"--devices {named}: runs of the {tier.value} tier do not spread over devices; needs 1",
+    )
 
 
 def fitting_memory(memory_bytes: int) -> int:

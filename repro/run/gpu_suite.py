@@ -27,7 +27,8 @@ from pathlib import Path
 from threading import Lock
 from typing import Any, TypeAlias
 
-from repro.evidence.environment import capture_environment
+from repro.evidence.benchmarks import compared_timings, latest_run
+from repro.evidence.environment import capture_environment, device_of
 from repro.evidence.gpu_coverage import covered_files, gpu_test_files, is_test_file
 from repro.evidence.gpu_tests import (
     GpuTests,
@@ -54,7 +55,10 @@ Ended: TypeAlias = tuple[Outcome, Mapping[str, Outcome]]
 
 
 def main_gpu_tests(args: argparse.Namespace) -> int:
-    """Carry out `repro gpu-tests`; return 0 where the run is green or was blessed, else 1.
+    """Carry out `repro gpu-tests`; return the exit status.
+
+    0 where the run is green and no benchmark has lost against the device's stored ones, or where a
+    record was blessed; else 1. A loss keeps nobody from blessing: it may be meant.
 
     Raises
     ------
@@ -73,8 +77,9 @@ def main_gpu_tests(args: argparse.Namespace) -> int:
     out = Path(args.out) if args.out else runs_folder(None)[0] / _RECORD
     record = run_gpu_tests(root, out.parent)
     record.write(out)
+    losses = _tell_losses(out.parent / _BENCHMARKS, root / _BENCHMARKS, record)
     _tell(record, out)
-    return 0 if record.green else 1
+    return 0 if record.green and not losses else 1
 
 
 def _require_fit(root: Path) -> None:
@@ -262,6 +267,18 @@ def run_pytest(
     environment = os.environ | ({} if device is None else {"CUDA_VISIBLE_DEVICES": device})
     done = subprocess.run([*command, *arguments], cwd=root, check=False, env=environment)
     return read_outcome(junit, done.returncode, time.monotonic() - begun)
+
+
+def _tell_losses(stored: Path, blessed: Path, record: GpuTests) -> list[str]:
+    """Print how a run's benchmarks compare with the device's stored ones; return the losses."""
+    now = latest_run(stored)
+    before = latest_run(blessed / str(device_of(dict(record.environment))))
+    if now is None or before is None:
+        return []
+    rows, losses = compared_timings(now, before)
+    lines = [f"{len(losses)} of {rows} benchmarks slower than {before.name}", *losses]
+    print("\n  ".join(lines))  # noqa: T201
+    return losses
 
 
 def _tell(record: GpuTests, out: Path) -> None:

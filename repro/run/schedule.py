@@ -31,7 +31,7 @@ from repro.run.carry_out import carried_together, is_ensemble
 from repro.run.claims import Claims
 from repro.run.data_check import data_lines
 from repro.run.device_health import Answers, device_answers
-from repro.run.device_queue import RETRIES, Grouping, ensemble_tasks, visible_devices
+from repro.run.device_queue import RETRIES, Grouping, devices_of, ensemble_tasks
 from repro.run.disk import DiskError, require_writable
 from repro.run.places import expected_folder, runs_folder
 from repro.run.plan import plan_text
@@ -182,23 +182,6 @@ def _carry_out(
         if outcome.left:
             break
     return worst
-
-
-def devices_of(tier: Tier, named: str | None) -> tuple[str, ...]:
-    """Return the devices that a tier's runs fill; none named for tiers that share one device.
-
-    Raises
-    ------
-    ValueError
-        If devices are named that are not there, or for a tier that does not fill several.
-    """
-    if tier in (Tier.PROXY, *REAL_CHECKPOINTS):
-        return visible_devices(named)
-    require(
-        named in (None, "1"),
-        f"--devices {named}: runs of the {tier.value} tier do not spread over devices; needs 1",
-    )
-    return ()
 
 
 def require_workers(tier: Tier, workers: int, devices: int) -> None:

@@ -17,13 +17,13 @@ from repro.evidence.gpu_tests import (
     Outcome,
     bless_gpu_tests,
     changed_files,
-    gpu_tests_rows,
     read_gpu_tests,
     read_outcome,
     stale_sentence,
 )
 from repro.evidence.provenance import PACKAGE
 from repro.evidence.record import RecordError
+from repro.report.gpu_block import gpu_tests_rows
 
 GREEN = Outcome(passed=214, failed=0, errors=0, skipped=2, seconds=60.0)
 MARKED = "import pytest\nfrom repro.alone import x\n@pytest.mark.gpu\ndef test_it():\n    pass\n"

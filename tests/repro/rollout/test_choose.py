@@ -59,3 +59,17 @@ def test_a_row_whose_logits_are_not_finite_draws_nothing_and_leaves_the_others_a
     assert broken.status[FILTERED_ROWS] == FAULTY
     assert torch.equal(broken.out_tokens[others], sound.out_tokens[others])
     assert torch.equal(broken.status[others], sound.status[others])
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.6])
+def test_a_token_that_is_ruled_out_is_no_fault(temperature: float) -> None:
+    torch.manual_seed(0)
+    logits = torch.randn(3, VOCABULARY)
+    logits[:, 10:] = -torch.inf
+    logits[1, 3] = torch.inf
+    logits[2] = -torch.inf
+    state = running(3)
+    choose(logits, state, SamplingConfig(temperature=temperature))
+    assert (state.status == FAULTY).tolist() == [False, True, True]
+    assert state.out_tokens[0, 0] < 10
+    assert torch.isfinite(state.out_logprobs[0, 0])

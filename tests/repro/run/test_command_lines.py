@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from repro.__main__ import build_parser, main
-from repro.run.schedule import devices_of, require_workers
+from repro.run.device_queue import devices_of, planned_workers
+from repro.run.schedule import require_workers
 from repro.run.select import Selection, changes_of, select, selections_of
 from repro.spec.settings import parse_settings, settings_text, with_settings
 from repro.spec.tier import Tier
@@ -143,6 +144,25 @@ def test_a_run_of_a_real_checkpoint_takes_a_device_for_itself() -> None:
         require_workers(Tier.PAPER, 8, 1)
     with pytest.raises(ValueError, match="this machine shows 0 devices"):
         devices_of(Tier.MINI, "8")
+
+
+def test_a_plan_is_of_as_many_devices_as_are_named_here_or_elsewhere(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert [planned_workers(Tier.PROXY, named) for named in ("2", "0,1,2", None)] == [2, 3, 1]
+    assert planned_workers(Tier.SYSTEMS, None) == planned_workers(Tier.SMOKE, "1") == 1
+    for named in ("0", ","):
+        with pytest.raises(ValueError, match="needs a number such as 2, or 0,1"):
+            planned_workers(Tier.PROXY, named)
+    with pytest.raises(ValueError, match="do not spread over devices"):
+        planned_workers(Tier.SYSTEMS, "2")
+    totals = []
+    for devices in ("1", "2"):
+        assert main(["plan", "needle_4", "--tier", "proxy", "--devices", devices]) == 0
+        said = capsys.readouterr().out
+        assert f" on {devices} GPU(s), " in said
+        totals.append(said)
+    assert totals[0] != totals[1]
 
 
 def test_settings_change_scale_and_arms_under_another_name() -> None:

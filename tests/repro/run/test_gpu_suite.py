@@ -154,6 +154,50 @@ def test_the_record_is_written_green_or_not_and_only_a_green_one_is_blessed(
     assert blessed.is_file() == (status == 0)
 
 
+def timings(path: Path, medians: dict[str, float]) -> None:
+    path.parent.mkdir(parents=True)
+    rows = [
+        {
+            "fullname": name,
+            "stats": {"median": median, "iqr": 1e-6},
+            "extra_info": {"waits_for_host": name == "quantize"},
+        }
+        for name, median in medians.items()
+    ]
+    path.write_text(json.dumps({"benchmarks": rows}))
+
+
+@pytest.mark.parametrize(("median", "status"), [(1.2e-3, 1), (1.05e-3, 0)])
+@pytest.mark.usefixtures("device")
+def test_a_benchmark_that_lost_fails_the_command_and_not_the_record(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    median: float,
+    status: int,
+) -> None:
+    root, out = tmp_path / "checkout", tmp_path / "runs" / "record.json"
+    (root / "tests").mkdir(parents=True)
+    monkeypatch.setattr(gpu_suite, "PACKAGE", root / "repro")
+    monkeypatch.setattr(gpu_suite, "covered_files", lambda root: {A: "1"})
+    earlier = root / "benchmarks" / "nvidia_h200" / "machine" / "0001_old.json"
+    timings(earlier, {"linear": 1e-3, "gone": 1e-3, "quantize": 1e-3})
+
+    def pretend(root: Path, folder: Path, parts: Parts) -> tuple[Outcome, Outcome]:
+        stored = folder / "benchmarks" / "machine" / "0001_new.json"
+        timings(stored, {"linear": median, "added": 1.0, "quantize": 2e-3})
+        return GREEN, GREEN
+
+    monkeypatch.setattr(gpu_suite, "run_suite", pretend)
+    assert main(["gpu-tests", "--out", str(out)]) == status
+    said = capsys.readouterr().out
+    assert f"{status} of 1 benchmarks slower than 0001_old.json" in said
+    assert ("linear: 1000.0 to 1200.0 us (+20 %)" in said) == bool(status)
+    expected = tmp_path / "expected"
+    (expected / "paper").mkdir(parents=True)
+    assert main(["gpu-tests", "--bless", str(out), "--expected", str(expected)]) == 0
+
+
 def test_blessed_timings_take_the_place_of_a_devices_earlier_ones(tmp_path: Path) -> None:
     stored, machine = tmp_path / "runs" / "benchmarks", "Linux-CPython-3.12-64bit"
     assert gpu_suite.keep_timings(stored, tmp_path, "nvidia_h200") == []

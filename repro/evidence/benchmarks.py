@@ -1,0 +1,70 @@
+"""Stored runs of `benchmarks/`, and which rows of one have lost against another.
+
+A row has lost if its median is more than 10 % above the earlier run's, and above it by more than
+the larger of both runs' interquartile ranges: of rounds that scatter by 15 %, a loss of 12 % says
+nothing. Rows that wait for the host (their `extra_info` says so) are not compared: between two
+machines with one H100 each they differed by up to half, by the host alone.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+LOSS_PERCENT = 10.0
+
+
+def loss_percent(now: Mapping[str, Any], before: Mapping[str, Any]) -> float:
+    """Return the loss in percent of the earlier median; 0 for one within the noise.
+
+    Parameters
+    ----------
+    now, before
+        pytest-benchmark's statistics of a row: `median` and `iqr`, seconds.
+    """
+    earlier, later = float(before["median"]), float(now["median"])
+    noise = max(float(now["iqr"]), float(before["iqr"]))
+    if later - earlier <= noise:
+        return 0.0
+    return 100 * (later / earlier - 1) if earlier > 0 else float("inf")
+
+
+def latest_run(folder: Path) -> Path | None:
+    """Return the file of the last stored run below a folder of pytest-benchmark's, or None."""
+    return max(folder.glob("*/*.json"), key=lambda path: path.name, default=None)
+
+
+def compared_timings(now: Path, before: Path) -> tuple[int, list[str]]:
+    """Compare the rows that two stored runs share.
+
+    Parameters
+    ----------
+    now, before
+        pytest-benchmark's JSON files.
+
+    Returns
+    -------
+    rows
+        How many they share.
+    losses
+        A sentence for each that has lost.
+    """
+    earlier, later = _device_rows(before), _device_rows(now)
+    shared = [name for name in later if name in earlier]
+    losses = []
+    for name in shared:
+        loss = loss_percent(later[name], earlier[name])
+        if loss > LOSS_PERCENT:
+            medians = (1e6 * earlier[name]["median"], 1e6 * later[name]["median"])
+            losses.append(f"{name}: {medians[0]:.1f} to {medians[1]:.1f} us (+{loss:.0f} %)")
+    return len(shared), losses
+
+
+def _device_rows(path: Path) -> dict[str, Any]:
+    """Return the statistics of the rows that are the device's time alone, by name."""
+    rows = json.loads(path.read_text(encoding="utf-8"))["benchmarks"]
+    return {
+        row["fullname"]: row["stats"] for row in rows if not row["extra_info"].get("waits_for_host")
+    }
