@@ -2,7 +2,7 @@
 
 The specification of `kernels.decode_step`, `decode_adapter`, `decode_choice`, `rotary` and
 `prefill_attention`: the same names and signatures, on any device and in any floating type. The
-engine without kernels (`repro.rollout.ops.TorchOps`) computes with these very functions.
+engine without kernels (`repro.rollout.ops.PLAIN`) computes with these very functions.
 
     add_norm           r <- r + update;   n = (gain + noise) * r / rms(r)
     attend_step        head norms, rotation, the write into the cache, attention from one new token

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 from torch import nn
@@ -17,7 +17,7 @@ from repro.models.policy import Policy
 from repro.rollout.engine_config import EngineConfig, cache_dtype
 from repro.rollout.forward import Forward
 from repro.rollout.linears import ModuleGroup, ProjectionGroup
-from repro.rollout.ops import TorchOps
+from repro.rollout.ops import Operations
 from repro.rollout.prefill import new_tokens
 from repro.rollout.scheduler import Segment
 from repro.rollout.state import RowState
@@ -47,7 +47,7 @@ class Prefills(Protocol):
 class Backend(Protocol):
     """Everything that differs between machines."""
 
-    operations: Any
+    operations: Operations
     live_noise: bool
     cache_dtype: torch.dtype
 
@@ -101,7 +101,7 @@ class TorchBackend:
     """Plain torch, the policy's own modules, steps as they come."""
 
     cache_dtype: torch.dtype
-    operations: Any
+    operations: Operations
     live_noise: bool = False
 
     def group(self, modules: Sequence[nn.Module]) -> ProjectionGroup:
@@ -123,4 +123,4 @@ def backend_for(policy: Policy, config: EngineConfig) -> Backend:
         from repro.rollout.gpu_backend import GpuBackend
 
         return GpuBackend(policy, config)
-    return TorchBackend(cache_dtype=cache_dtype(policy, config), operations=TorchOps())
+    return TorchBackend(cache_dtype=cache_dtype(policy, config), operations=Operations())

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from repro.models.norms import PerturbableRMSNorm, block_norms, final_norm
 from repro.models.policy import Policy
 from repro.rollout.linears import ModuleGroup, ProjectionGroup
-from repro.rollout.ops import Heads, LayerCache, NewTokens, Rotation, TorchOps
+from repro.rollout.ops import Heads, LayerCache, NewTokens, Operations, Rotation
 
 GroupMaker = Callable[[Sequence[nn.Module]], ProjectionGroup]
 
@@ -66,7 +66,7 @@ class Forward:
     group
         Makes a projection group of modules that share an input.
     operations
-        `TorchOps`, or something with its methods.
+        Plain ones by default.
     live_noise
         Keep noise in buffers that are always added, for captured steps.
     """
@@ -79,11 +79,11 @@ class Forward:
         *,
         max_positions: int,
         group: GroupMaker = ModuleGroup,
-        operations: Any = None,
+        operations: Operations | None = None,
         live_noise: bool = False,
     ) -> None:
         decoder: Any = policy.decoder
-        self.ops = TorchOps() if operations is None else operations
+        self.ops = operations or Operations()
         self.dtype = policy.compute_dtype
         self.block_size = keys.shape[2]
         self.embedding: Tensor = decoder.model.embed_tokens.weight

@@ -17,7 +17,7 @@ from repro.rollout.engine_config import EngineConfig, cache_dtype
 from repro.rollout.forward import Forward
 from repro.rollout.fused_linears import DenseGroup, PackedGroup, takes_packed
 from repro.rollout.graphs import CapturedPrefills, CapturedSteps, Captures
-from repro.rollout.kernel_ops import KernelOps
+from repro.rollout.kernel_ops import kernel_operations
 from repro.rollout.linears import ModuleGroup, ProjectionGroup
 from repro.rollout.state import RowState
 from repro.spec.arm import require
@@ -53,7 +53,7 @@ class GpuBackend:
         )
         overlap = torch.cuda.get_device_capability(device)[0] >= 9
         self.beside = _stream_beside(device)
-        self.operations = KernelOps(config.slots, heads, device, overlap=overlap)
+        self.operations = kernel_operations(config.slots, heads, device, overlap=overlap)
         self._captures = Captures(device, _GRAPH_BYTES) if config.graphs else None
 
     def group(self, modules: Sequence[nn.Module]) -> ProjectionGroup:

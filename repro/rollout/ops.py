@@ -1,7 +1,7 @@
-"""The operations of a decode step and of a prefill, in plain torch: the engine's specification.
+"""The operations of a decode step and of a prefill, written once over plain torch and kernels.
 
-`TorchOps` runs anywhere, in the policy's compute dtype; `KernelOps` (kernel_ops.py) has the same
-methods on a GPU. The forward pass is written once over either.
+`PLAIN` computes with `kernels.reference_step`, which specifies the kernels: anywhere, in the
+policy's compute dtype. `kernel_ops.py` puts this project's kernels in its place on a GPU.
 
     norm         residual stream and its norm:  r <- r + x,   n = (gain + noise) * r / rms(r)
     attend_step  a new token per row: head norms, rotation, key and value into the cache, attention
@@ -17,8 +17,11 @@ Positions of -1 mark rows that do not run: they write nothing, and attend to not
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
+import torch
 from torch import Tensor
 from torch.nn import functional
 
@@ -26,7 +29,6 @@ from kernels import reference_step
 from repro.rollout.choose import choose
 from repro.rollout.linears import Product
 from repro.rollout.state import RowState
-from repro.spec.arm import require
 from repro.spec.config import SamplingConfig
 
 # Tokens of one row that a program of the prefill's attention takes.
@@ -94,13 +96,57 @@ class LayerCache:
     values: Tensor
 
 
-def norm_heads(qkv: Tensor, heads: Heads) -> Tensor:
-    """Return `qkv`, (M, (query + 2 key) * dim), with Qwen3's head norms applied, if it has them."""
-    return reference_step.norm_heads(qkv, heads.query, heads.q_gain, heads.k_gain, heads.eps)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Primitives:
+    """The functions that operations compute by, with the arguments of `kernels.reference_step`'s.
+
+    Attributes
+    ----------
+    choose
+        None draws by `repro.rollout.choose`, as sampling with a filter always does.
+    """
+
+    add_norm: Callable[..., tuple[Tensor, Tensor]]
+    attend_step: Callable[..., Tensor]
+    rotary_write: Callable[..., Tensor]
+    prefill_attention: Callable[..., Tensor]
+    add_adapter: Callable[..., Tensor]
+    swiglu: Callable[..., Tensor]
+    adapted_swiglu: Callable[..., Tensor]
+    choose: Callable[..., None] | None
 
 
-class TorchOps:
-    """The operations in plain torch: `kernels.reference_step`, with the engine's arguments."""
+PLAIN = Primitives(
+    add_norm=reference_step.add_norm,
+    attend_step=reference_step.attend_step,
+    rotary_write=reference_step.rotary_write,
+    prefill_attention=reference_step.prefill_attention,
+    add_adapter=reference_step.add_adapter,
+    swiglu=reference_step.swiglu,
+    adapted_swiglu=reference_step.adapted_swiglu,
+    choose=None,
+)
+
+
+class Operations:
+    """The operations, by some primitives.
+
+    Parameters
+    ----------
+    primitives
+        What computes.
+    overlap
+        Use programmatic dependent launch (kernels on Hopper and newer).
+    workspace
+        That of `kernels.decode_step.attend_step`; plain torch needs none.
+    """
+
+    def __init__(
+        self, primitives: Primitives = PLAIN, *, overlap: bool = False, workspace: Any = None
+    ) -> None:
+        self.primitives = primitives
+        self.overlap = overlap
+        self.workspace = workspace
 
     def norm(
         self,
@@ -118,7 +164,7 @@ class TorchOps:
         gain : Tensor, (H,)
         noise : Tensor or None, (H,), float32
         """
-        return reference_step.add_norm(residual, update, gain, noise, eps)
+        return self.primitives.add_norm(residual, update, gain, noise, eps, overlap=self.overlap)
 
     def attend_step(
         self,
@@ -143,7 +189,7 @@ class TorchOps:
         Tensor, (M, query * dim)
             Zeros where no row runs.
         """
-        return reference_step.attend_step(
+        return self.primitives.attend_step(
             qkv,
             rotation.cos,
             rotation.sin,
@@ -151,11 +197,13 @@ class TorchOps:
             table,
             cache.keys,
             cache.values,
+            self.workspace,
             query_heads=heads.query,
             scale=heads.scaling,
             q_gain=heads.q_gain,
             k_gain=heads.k_gain,
             eps=heads.eps,
+            overlap=self.overlap,
         )
 
     def place(
@@ -179,8 +227,8 @@ class TorchOps:
         -------
         Tensor, (M, query, dim)
         """
-        return reference_step.rotary_write(
-            norm_heads(qkv, heads),
+        return self.primitives.rotary_write(
+            reference_step.norm_heads(qkv, heads.query, heads.q_gain, heads.k_gain, heads.eps),
             rotation.cos,
             rotation.sin,
             positions,
@@ -197,23 +245,58 @@ class TorchOps:
 
         Zeros where there is padding.
         """
-        return reference_step.prefill_attention(
+        return self.primitives.prefill_attention(
             queries, cache.keys, cache.values, new.table, new.tiles, heads.scaling, tile=TILE
         )
 
     def whole(self, product: Product) -> Tensor:
         """Return a product with its adapter's share added, (M, N)."""
-        require(product.z is None, "plain torch operations take products that are whole already")
-        return product.base
+        if product.z is None or product.b is None:
+            return product.base
+        return self.primitives.add_adapter(
+            product.base,
+            product.z,
+            product.b,
+            product.ends,
+            product.scaling,
+            overlap=self.overlap and not product.joined,
+        )
 
     def swiglu(self, gate_up: Product) -> Tensor:
         """Return silu(gate) * up, (M, I), of (M, 2 I)."""
-        return reference_step.swiglu(self.whole(gate_up))
+        if gate_up.z is None or gate_up.b is None:
+            return self.primitives.swiglu(gate_up.base, overlap=self.overlap)
+        return self.primitives.adapted_swiglu(
+            gate_up.base,
+            gate_up.z,
+            gate_up.b,
+            gate_up.scaling,
+            overlap=self.overlap and not gate_up.joined,
+        )
 
     def logits(self, hidden: Tensor, lm_head: Tensor) -> Tensor:
-        """Return (M, V) float32 logits."""
-        return functional.linear(hidden, lm_head).float()
+        """Return (M, V) float32 logits; on a GPU accumulated and kept in float32."""
+        if hidden.dtype == torch.float32 or hidden.device.type != "cuda":
+            return functional.linear(hidden, lm_head).float()
+        return torch.mm(hidden, lm_head.t(), out_dtype=torch.float32)
 
     def choose(self, logits: Tensor, state: RowState, sampling: SamplingConfig) -> None:
         """Draw a token for each of the first M slots and move their state on."""
-        choose(logits, state, sampling)
+        if sampling.filtered or self.primitives.choose is None:
+            choose(logits, state, sampling)
+            return
+        self.primitives.choose(
+            logits,
+            temperature=state.temperature,
+            greedy=sampling.temperature == 0,
+            tokens=state.tokens,
+            positions=state.positions,
+            counts=state.counts,
+            limits=state.limits,
+            status=state.status,
+            uniforms=state.uniforms,
+            out_tokens=state.out_tokens,
+            out_logprobs=state.out_logprobs,
+            ends=state.ends,
+            overlap=self.overlap,
+        )

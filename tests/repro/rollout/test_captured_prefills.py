@@ -27,7 +27,7 @@ from repro.rollout.engine import Engine
 from repro.rollout.engine_config import EngineConfig
 from repro.rollout.forward import Forward
 from repro.rollout.graphs import CapturedPrefills, CapturedSteps, Captures
-from repro.rollout.ops import TILE, TorchOps
+from repro.rollout.ops import TILE, Operations
 from repro.rollout.prefill import BUCKETS, exact_shape, numbers_of, padded_shape, tokens_of
 from repro.rollout.sampler import RolloutBatch
 from repro.rollout.scheduler import Group, Row, Segment
@@ -85,7 +85,7 @@ def padded_engine(policy: Policy, config: EngineConfig, most_tokens: int = 1024)
     """Return an engine with padded prefills, and what does those again."""
     backend = PaddedBackend(
         cache_dtype=policy.compute_dtype,
-        operations=TorchOps(),
+        operations=Operations(),
         live_noise=True,
         most_tokens=most_tokens,
     )

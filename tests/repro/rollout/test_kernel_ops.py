@@ -24,7 +24,7 @@ from repro.rollout import backend
 from repro.rollout.engine import Engine
 from repro.rollout.engine_config import EngineConfig
 from repro.rollout.graphs import CapturedPrefills
-from repro.rollout.kernel_ops import KernelOps
+from repro.rollout.kernel_ops import kernel_operations
 from repro.spec.config import SamplingConfig
 
 class Again:
@@ -66,7 +66,7 @@ def check(architecture):
     policy = builder.random_policy(architecture, "nvfp4")
     by_torch = answers_of(Engine(policy, config), architecture)
     layer = policy.decoder.model.layers[0].self_attn
-    operations = KernelOps(4, (4, 2, layer.head_dim), policy.device, overlap=False)
+    operations = kernel_operations(4, (4, 2, layer.head_dim), policy.device, overlap=False)
     operations.workspace.splits = {m: 1 + 3 * (m % 2) for m in range(1, 5)}
     made = Padded(cache_dtype=torch.float32, operations=operations, live_noise=True)
     with mock.patch("repro.rollout.engine.backend_for", lambda policy, config: made):
