@@ -7,18 +7,15 @@ test split's worked solutions, before training and after it, without added noise
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
-from repro.data.load import load_problems
-from repro.data.problem import Problem
 from repro.evidence.derived import tuning_metrics
 from repro.evidence.procedure import Measured, Progress
 from repro.evidence.record import Estimate
-from repro.keep.keeper import Keeper, Keeping
-from repro.procedures.train import finished, loaded, measure_end, measure_start
-from repro.rl.lessons import Reader, lessons_of
+from repro.procedures.bench import Bench
+from repro.procedures.train import carry_out_course
+from repro.rl.lessons import lessons_of
 from repro.rl.loop import Hooks
 from repro.rl.policies import Policies
 from repro.rl.runs import FailedRun, TrainResult
@@ -38,42 +35,31 @@ def fine_tune_and_evaluate(
 ) -> Measured:
     """Fine-tune `run`'s arm and measure it; see `repro.procedures.Procedure`."""
     require_supervised(run)
-    keeping = Keeping.from_environment()
-    with Keeper([run], [folder], keeping) as keeper, loaded(run, progress, threads) as bench:
-        problems = load_problems(run.scale.data, "train")
-        start = measure_start(bench, progress)
-        policies = bench.alone()
-        tuning = Tuning(policies, bench.policy, bench.test)
-        hooks = bench.hooks(keeper, progress, should_stop, ("loss",))
-        result = finished(tuning.tune(problems, hooks, folder / "checkpoint"))
-        bench.sampler.refresh()
-        measured = measure_end(bench, policies, start, result, problems, folder, progress)
-        return dataclasses.replace(measured, metrics=measured.metrics | tuning.metrics(0, result))
+    return carry_out_course(run, Tuning, folder, progress, should_stop, threads)
 
 
 class Tuning:
     """Fine-tunes policies, and keeps their losses on the test split's solutions.
 
+    A course (`repro.procedures.bench.Course`); no run is trained on the test split's solutions.
+
     Parameters
     ----------
     policies
-        As they start.
-    reader
-        Reads and writes their tokens.
-    test
-        The test split, whose worked solutions no run is trained on.
+        Of the bench's runs, as they start.
     """
 
-    def __init__(self, policies: Policies, reader: Reader, test: Sequence[Problem]) -> None:
-        self._policies, self._reader = policies, reader
-        self._unseen = lessons_of(test, reader, policies.runs[0])
+    shown = ("loss",)
+
+    def __init__(self, bench: Bench, policies: Policies) -> None:
+        self._bench, self._policies = bench, policies
+        self._unseen = lessons_of(bench.problems.test, bench.loaded, bench.runs[0])
         self._losses = {_BEFORE: policies.mean_losses(self._unseen)}
 
-    def tune(
-        self, problems: Sequence[Problem], hooks: Hooks, folder: Path
-    ) -> list[TrainResult | FailedRun]:
-        """Train every run on the problems' worked solutions, or go on from a checkpoint."""
-        lessons = lessons_of(problems, self._reader, self._policies.runs[0])
+    def train(self, hooks: Hooks, folder: Path) -> list[TrainResult | FailedRun]:
+        """Train every run on worked solutions, or go on from a checkpoint in `folder`."""
+        bench = self._bench
+        lessons = lessons_of(bench.problems.train, bench.loaded, bench.runs[0])
         results = fine_tune(self._policies, lessons, hooks, folder=folder)
         if all(isinstance(result, FailedRun) or result.finished for result in results):
             self._losses[_AFTER] = self._policies.mean_losses(self._unseen)

@@ -13,51 +13,37 @@ them all.
 
 from __future__ import annotations
 
+import dataclasses
 import gc
 import shutil
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from statistics import fmean
-from typing import Any
+from typing import Any, cast
 
 import torch
 
-from repro.data.load import load_problems
-from repro.data.problem import digest_of_problems
 from repro.data.prompts import render
-from repro.data.repeats import repeat_counts
 from repro.evaluate.asking import Stacked
-from repro.evaluate.board import Board, final_metrics, final_tallies
+from repro.evaluate.board import Board
 from repro.evaluate.grades import Answers
-from repro.evidence.derived import gain, kl_estimate
 from repro.evidence.procedure import Measured, Progress, Stopped
-from repro.evidence.record import Estimate
 from repro.keep.keeper import Keeper, Keeping
 from repro.measure.device_state import retries
 from repro.measure.memory_use import allocated_peak_bytes, reset_peak
 from repro.models.policy import Policy
+from repro.procedures.bench import Bench, Course, ProblemSets, Trained
 from repro.procedures.finetune import Tuning
 from repro.procedures.tally import RunTally
-from repro.procedures.train import (
-    divergences,
-    further_sets,
-    inputs_of,
-    left_out,
-    load_arm,
-    training_metrics,
-)
+from repro.procedures.train import Rewarded, load_arm
 from repro.reward.grader import GraderPool
-from repro.rl.collect import PromptSource
-from repro.rl.loop import Hooks, StepValues
-from repro.rl.runs import RUN_FAILURES, FailedRun, TrainResult
+from repro.rl.runs import RUN_FAILURES, FailedRun, TrainResult, reason_of
 from repro.rl.stacked.grouping import footprint, group_runs
 from repro.rl.stacked.noise import sharing_of
 from repro.rl.stacked.policies import StackedPolicies
 from repro.rl.stacked.sampler import StackSampler
 from repro.rl.stacked.stack import Stack, stack_policies
-from repro.rl.trainer import train
 from repro.rollout.torch_sampler import end_token_ids
 from repro.spec.config import OPENING_TOKENS, RunConfig, TrainScale, digest_of
 
@@ -186,30 +172,28 @@ class _Ensemble:
         folder_of: FolderOf | None,
     ) -> None:
         self.runs, self.stack = runs, stack
-        self.scale: TrainScale = runs[0].scale
         self.failures: list[FailedRun | None] = [None] * len(runs)
         self._say = progress
-        self.test = load_problems(self.scale.data, "test")
-        trains, develops = stack.masters is not None, self.scale.evaluation.every > 0
-        self.problems = load_problems(self.scale.data, "train") if trains else []
-        self.development = (
-            load_problems(self.scale.data, "development") if trains and develops else []
-        )
-        self.repeats: dict[str, int] = {}
-        self.further = further_sets(self.scale)
-        longest = self._longest_prompt()
-        positions = longest + OPENING_TOKENS + self.scale.longest_completion
-        self.sampler = StackSampler(self.stack, positions, sharing_of(runs))
-        self.board = Board(runs, Stacked(self.sampler), stack.tokenizer, pool)
-        self.tallies = [RunTally(self.board, pool, number) for number in range(len(runs))]
+        scale: TrainScale = runs[0].scale
+        problems = ProblemSets.of(scale, trains=stack.masters is not None)
+        longest = _longest_prompt(problems, scale, stack)
+        positions = longest + OPENING_TOKENS + scale.longest_completion
+        self.sampler = StackSampler(stack, positions, sharing_of(runs))
         self.tokens_at_once = footprint(runs, longest).tokens_at_once(len(runs), memory)
         self._retries = retries()
         # Of the whole ensemble, by what it did.
         self.seconds: dict[str, float] = {}
-        self.tuning: Tuning | None = None
-        self.policies: StackedPolicies | None = None
-        # Of each run, the receipt of its KL to the start.
-        self.divergences: list[dict[str, Any] | None] = [None] * len(runs)
+        board = Board(runs, Stacked(self.sampler), stack.tokenizer, pool)
+        self.bench = Bench(
+            runs=runs,
+            loaded=stack,
+            sampler=self.sampler,
+            problems=problems,
+            board=board,
+            tallies=[RunTally(board, pool, number) for number in range(len(runs))],
+            effects=stack.effects,
+            during=f"{len(runs)} runs at once",
+        )
         self.folders = None if folder_of is None else [folder_of(run) for run in runs]
 
     @property
@@ -218,175 +202,96 @@ class _Ensemble:
 
     def carry_out(self, folder: Path, should_stop: Callable[[], bool]) -> list[Outcome]:
         """Train where there is something to train, and measure."""
-        if self.stack.masters is None:
+        masters, bench = self.stack.masters, self.bench
+        if masters is None:
             if should_stop():
                 raise Stopped
-            return self._measured(None, None, {})
-        self._tell("evaluating the start")
+            return self._outcomes(None, lambda number: None)
+        self._tell("evaluating the start", {})
         began = time.perf_counter()
-        start = self.board.greedy(self.test, self.alive)
-        masters = self.stack.masters
+        start = bench.board.greedy(bench.problems.test, self.alive)
         policies = StackedPolicies(self.runs, self.stack, self.sampler, self.tokens_at_once)
-        self.policies = policies
-        if self.runs[0].procedure == "finetune":
-            self.tuning = Tuning(policies, self.stack, self.test)
+        is_tuned = self.runs[0].procedure == "finetune"
+        course: Course = (Tuning if is_tuned else Rewarded)(bench, policies)
         untouched = masters.values.to("cpu", copy=True)
         self.seconds["start"] = time.perf_counter() - began
         began = time.perf_counter()
-        results = self._train(policies, folder, should_stop)
+        results = self._train(course, folder, should_stop)
         self.seconds["training"] = time.perf_counter() - began
-        inputs = {"train_problems": digest_of_problems(self.problems)}
-        self.repeats = repeat_counts(self.problems, self.test)
-        self.moved = [
+        moved = [
             float(torch.linalg.vector_norm((now.cpu() - before).double()))
             for now, before in zip(masters.values, untouched, strict=True)
         ]
-        self.sampler.refresh()
-        return self._measured(start, results, inputs)
+        policies.refresh()
 
-    def _longest_prompt(self) -> int:
-        """Return the tokens of the longest prompt of all; what exceeds the scale's limit raises."""
-        template, tokenizer = self.scale.prompt_template, self.stack.tokenizer
-        every = [self.problems, self.development, self.test, *self.further.values()]
-        lengths = [len(render(p, template, tokenizer)) for problems in every for p in problems]
-        return min(max(lengths), self.scale.longest_prompt)
+        def trained(number: int) -> Trained:
+            result = cast(TrainResult, results[number])  # asked of runs that are alive
+            return Trained(
+                start=cast(Answers, start[number]),
+                result=result,
+                metrics=course.metrics(number, result),
+                change_l2=moved[number],
+            )
+
+        return self._outcomes(policies, trained)
 
     def _train(
-        self,
-        policies: StackedPolicies,
-        folder: Path,
-        should_stop: Callable[[], bool],
-    ) -> list[TrainResult | None]:
-        """Return each run's result, None for failed ones; raise `Stopped` when not finished."""
-
-        def on_development(step: int, alive: Sequence[bool]) -> list[float | None]:
-            del step
-            answers = self.board.greedy(self.development, alive)
-            return [None if own is None else fmean(own.accuracy) for own in answers]
-
-        hooks = Hooks(
-            evaluate=on_development if self.development else None,
-            on_step=self._on_step,
-            should_stop=should_stop,
-            tallies=self.tallies,
-        )
+        self, course: Course, folder: Path, should_stop: Callable[[], bool]
+    ) -> list[TrainResult | FailedRun]:
+        """Train by a course and note who failed; raise `Stopped` when not finished."""
+        hooks = self.bench.hooks(course, self._tell, should_stop)
         with ExitStack() as contexts:
             if self.folders is not None:
                 keeper = Keeper(self.runs, self.folders, Keeping.from_environment())
                 hooks = contexts.enter_context(keeper).around(hooks, self.stack.tokenizer)
-            if self.tuning is not None:
-                results = self.tuning.tune(self.problems, hooks, folder)
-            else:
-                tokenizer = self.stack.tokenizer
-                shared: dict[str, list[int]] = {}
-                sources = [PromptSource(self.problems, tokenizer, run, shared) for run in self.runs]
-                results = train(policies, sources, self.board.score, hooks, folder=folder)
-        trained: list[TrainResult | None] = []
-        for number, result in enumerate(results):
-            if isinstance(result, FailedRun):
-                self.failures[number] = result
-                trained.append(None)
-                continue
-            if not result.finished:
-                raise Stopped
-            trained.append(result)
-        return trained
+            results = course.train(hooks, folder)
+        self.failures = [one if isinstance(one, FailedRun) else None for one in results]
+        if not all(isinstance(one, FailedRun) or one.finished for one in results):
+            raise Stopped
+        return results
 
-    def _measured(
-        self,
-        start: Sequence[Answers | None] | None,
-        results: Sequence[TrainResult | None] | None,
-        inputs: dict[str, str],
+    def _outcomes(
+        self, policies: StackedPolicies | None, trained: Callable[[int], Trained | None]
     ) -> list[Outcome]:
         """Ask the final policies, and put together the outcome of each run."""
-        self._tell("evaluating")
+        self._tell("evaluating", {})
         began = time.perf_counter()
-        answers = {}
-        if any(self.alive):
-            answers = self.board.final(self.test, self.further, self.alive)
-            if self.policies is not None:
-                self.divergences = divergences(self.policies, self.board, self.test, self.alive)
+        if not any(self.alive):
+            return [failure for failure in self.failures if failure is not None]
+        final = self.bench.final(policies, self.alive)
         self.seconds["final"] = time.perf_counter() - began
+        bench = dataclasses.replace(self.bench, receipts={"together": self._receipt()})
         outcomes: list[Outcome] = []
-        for number, run in enumerate(self.runs):
-            failure = self.failures[number]
-            if failure is None:
-                try:
-                    result = None if results is None else results[number]
-                    begun = None if start is None else start[number]
-                    outcomes.append(self._one(number, run, begun, result, answers, inputs))
-                    continue
-                except RUN_FAILURES as error:
-                    failure = FailedRun(
-                        step=run.scale.steps, reason=f"{type(error).__name__}: {error}"
-                    )
-            outcomes.append(failure)
+        for number, failure in enumerate(self.failures):
+            if failure is not None:
+                outcomes.append(failure)
+                continue
+            try:
+                outcomes.append(bench.outcome(number, final, trained(number)))
+            except RUN_FAILURES as error:
+                steps = self.runs[number].scale.steps
+                outcomes.append(FailedRun(step=steps, reason=reason_of(error)))
         return outcomes
 
-    def _one(
-        self,
-        number: int,
-        run: RunConfig,
-        start: Answers | None,
-        result: TrainResult | None,
-        answers: dict[str, list[Answers | None]],
-        inputs: dict[str, str],
-    ) -> Measured:
-        metrics = final_metrics(answers, number, self.scale.evaluation.at)
-        metrics["peak_bytes"] = Estimate(
-            value=float(self.tallies[number].peak_bytes),
-            unit="bytes",
-            method=f"peak of the process during {len(self.runs)} runs at once",
-        )
-        effects: dict[str, Any] = self.stack.effects[number] | {
-            "test_sets_left_out": left_out(run, self.further),
-            "grades": self.tallies[number].grades,
-            "answers": final_tallies(answers, number),
-            "grader_workers_killed": self.tallies[number].workers_killed,
-            "together": {
-                "runs": len(self.runs),
-                "tokens_at_once": self.tokens_at_once,
-                "allocated_bytes": allocated_peak_bytes(),
-                "allocator_retries": retries() - self._retries,
-                "seconds": {name: round(value, 3) for name, value in self.seconds.items()},
-            },
+    def _receipt(self) -> dict[str, Any]:
+        return {
+            "runs": len(self.runs),
+            "tokens_at_once": self.tokens_at_once,
+            "allocated_bytes": allocated_peak_bytes(),
+            "allocator_retries": retries() - self._retries,
+            "seconds": {name: round(value, 3) for name, value in self.seconds.items()},
         }
-        if self.stack.device.type != "cpu":
-            effects["sampler"] = type(self.sampler).__name__
-        series: dict[str, list[float | None]] = {}
-        if result is not None and start is not None:
-            metrics |= gain(start.estimates()["accuracy"], metrics["accuracy_greedy"])
-            if self.tuning is None:
-                metrics |= training_metrics(run, result)
-            else:
-                metrics |= self.tuning.metrics(number, result)
-            effects |= result.effects
-            effects["answers"]["accuracy_greedy_start"] = start.tallies()
-            receipt = self.divergences[number]
-            if receipt is not None:
-                effects["kl_to_start"] = receipt
-                metrics["kl_to_start"] = kl_estimate(receipt)
-            effects["trained_change_l2"] = self.moved[number]
-            effects["optimizer_steps"] = result.step
-            effects["repeated_questions"] = self.repeats
-            series = {name: list(values) for name, values in result.series.items()}
-        return Measured(
-            metrics=metrics,
-            series=series,
-            effects=effects,
-            inputs=inputs_of(run, self.stack.effects[number], self.test, self.further) | inputs,
-        )
 
-    def _on_step(self, step: int, values: StepValues) -> None:
-        own = [v.get("reward") for v in values if v is not None]
-        rewards = [reward for reward in own if reward is not None]
-        shown = {"step": float(step), "steps": float(self.scale.steps)}
-        if rewards:
-            shown["reward"] = fmean(rewards)
-        self._tell("training", shown)
+    def _tell(self, text: str, values: dict[str, float]) -> None:
+        self._say(text, {"runs": float(len(self.runs))} | values)
 
-    def _tell(self, text: str, values: dict[str, float] | None = None) -> None:
-        self._say(text, {"runs": float(len(self.runs))} | (values or {}))
+
+def _longest_prompt(problems: ProblemSets, scale: TrainScale, stack: Stack) -> int:
+    """Return the tokens of the longest prompt of all; what exceeds the scale's limit raises."""
+    every = [problems.train, problems.development, problems.test, *problems.further.values()]
+    template, tokenizer = scale.prompt_template, stack.tokenizer
+    lengths = [len(render(p, template, tokenizer)) for problems in every for p in problems]
+    return min(max(lengths), scale.longest_prompt)
 
 
 def _policies(runs: Sequence[RunConfig], device: str) -> list[Policy | FailedRun]:
@@ -403,6 +308,6 @@ def _policies(runs: Sequence[RunConfig], device: str) -> list[Policy | FailedRun
             try:
                 loaded[key] = load_arm(run, device)
             except RUN_FAILURES as error:
-                loaded[key] = FailedRun(step=0, reason=f"{type(error).__name__}: {error}")
+                loaded[key] = FailedRun(step=0, reason=reason_of(error))
         policies.append(loaded[key])
     return policies

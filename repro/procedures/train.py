@@ -9,27 +9,20 @@ to the same numbers.
 
 from __future__ import annotations
 
-import dataclasses
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
-from statistics import fmean
-from typing import Any, cast
+from typing import cast
 
 import torch
 from torch import Tensor
 
-from repro.data.load import is_available, load_problems
-from repro.data.problem import Problem, digest_of_problems
-from repro.data.prompts import template_named
-from repro.data.repeats import repeat_counts
+from repro.data.load import load_problems
 from repro.evaluate.asking import Alone
-from repro.evaluate.board import Board, final_metrics, final_tallies
+from repro.evaluate.board import Board
 from repro.evaluate.grades import Answers
-from repro.evidence import derived
-from repro.evidence.derived import gain
+from repro.evidence.derived import training_metrics
 from repro.evidence.procedure import Measured, Progress, Stopped
 from repro.evidence.record import Estimate
 from repro.keep.keeper import Keeper, Keeping
@@ -37,16 +30,15 @@ from repro.keep.probe import write_probe
 from repro.measure.device_state import release
 from repro.measure.memory_use import reset_peak
 from repro.models.adapter_files import save_adapter
-from repro.models.checkpoint import digest_of_files, resolve
 from repro.models.merged_files import write_merged
 from repro.models.policy import Policy, load_policy, trainable_parameters
 from repro.models.training_memory import training_memory
-from repro.procedures.kl_to_start import log_ratios
+from repro.procedures.bench import Bench, Course, ProblemSets, Trained
 from repro.procedures.matched_noise import plant_matched_noise
 from repro.procedures.tally import RunTally
 from repro.reward.grader import GraderPool
 from repro.rl.collect import PromptSource
-from repro.rl.loop import Hooks, StepValues
+from repro.rl.loop import Hooks
 from repro.rl.policies import Policies
 from repro.rl.runs import FailedRun, TrainResult
 from repro.rl.single import SinglePolicy, single_policy
@@ -55,76 +47,29 @@ from repro.rollout.for_policy import sampler_for
 from repro.rollout.sampler import Sampler
 from repro.rollout.torch_sampler import sampler_of_rollouts
 from repro.spec.config import OPENING_TOKENS, RunConfig, TrainScale
-from repro.spec.hub import resolved_revision
 from repro.spec.resolve import plain_values
 from repro.spec.tier import REAL_CHECKPOINTS, Tier, cuda_devices
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Bench:
-    """A loaded policy with all that asking it needs; `board` and `tally` have this one run."""
+class Rewarded:
+    """Trains policies by rewards; see `repro.procedures.bench.Course`."""
 
-    run: RunConfig
-    policy: Policy
-    sampler: Sampler
-    board: Board
-    tally: RunTally
-    test: list[Problem]
-    further: dict[str, list[Problem]]
-    development: list[Problem]
+    shown = ("reward", "entropy")
 
-    @property
-    def micro_tokens(self) -> int | None:
-        """Packed tokens of a micro-batch that the device has room for; None: the scale's rows."""
-        if Tier(self.run.tier) not in REAL_CHECKPOINTS or self.policy.device.type != "cuda":
-            return None
-        memory = training_memory(self.run.arm, self.run.scale)
-        device = torch.cuda.get_device_properties(self.policy.device)
-        return None if memory is None else memory.micro_tokens(device.total_memory)
+    def __init__(self, bench: Bench, policies: Policies) -> None:
+        self._bench, self._policies = bench, policies
 
-    def alone(self) -> SinglePolicy:
-        """Return the policy as one that trains by itself."""
-        return single_policy(self.run, self.policy, self.sampler, micro_tokens=self.micro_tokens)
+    def train(self, hooks: Hooks, folder: Path) -> list[TrainResult | FailedRun]:
+        """Train every run, or go on from a checkpoint in `folder`."""
+        bench, shared = self._bench, dict[str, list[int]]()
+        problems, tokenizer = bench.problems.train, bench.board.evaluator.tokenizer
+        sources = [PromptSource(problems, tokenizer, run, shared) for run in bench.runs]
+        return train(self._policies, sources, bench.board.score, hooks, folder=folder)
 
-    def greedy(self, problems: Sequence[Problem]) -> Answers:
-        """Ask once each, greedily."""
-        (answers,) = self.board.greedy(problems)
-        return cast(Answers, answers)  # the one run is alive
-
-    def hooks(
-        self,
-        keeper: Keeper,
-        progress: Progress,
-        should_stop: Callable[[], bool],
-        shown: Sequence[str],
-    ) -> Hooks:
-        """Return what training asks of its caller: held-out questions, progress, when to stop.
-
-        Parameters
-        ----------
-        keeper
-            Keeps steps, evaluations and completions.
-        shown
-            Names of the values that progress shows.
-        """
-
-        def on_step(step: int, values: StepValues) -> None:
-            (own,) = values
-            numbers = {"step": float(step), "steps": float(self.run.scale.steps)}
-            numbers |= {name: float(own[name] or 0) for name in shown if own and own.get(name)}
-            progress("training", numbers)
-
-        def on_development(step: int, alive: Sequence[bool]) -> list[float | None]:
-            del step, alive
-            return [fmean(self.greedy(self.development).accuracy)]
-
-        hooks = Hooks(
-            evaluate=on_development if self.development else None,
-            on_step=on_step,
-            should_stop=should_stop,
-            tallies=(self.tally,),
-        )
-        return keeper.around(hooks, self.board.evaluator.tokenizer)
+    def metrics(self, number: int, result: TrainResult) -> dict[str, Estimate]:
+        """Return what a run's series and receipts say in one number each."""
+        evaluation = plain_values(self._bench.runs[number].scale.evaluation)
+        return training_metrics(result.series, result.effects, evaluation)
 
 
 def train_and_evaluate(
@@ -136,18 +81,44 @@ def train_and_evaluate(
     threads: int,
 ) -> Measured:
     """Train `run`'s arm and measure it; see `repro.procedures.Procedure`."""
+    return carry_out_course(run, Rewarded, folder, progress, should_stop, threads)
+
+
+def carry_out_course(
+    run: RunConfig,
+    course_of: Callable[[Bench, Policies], Course],
+    folder: Path,
+    progress: Progress,
+    should_stop: Callable[[], bool],
+    threads: int,
+) -> Measured:
+    """Train `run`'s arm by a course and measure it; keep what was trained in `folder`."""
     keeping = Keeping.from_environment()
     with Keeper([run], [folder], keeping) as keeper, loaded(run, progress, threads) as bench:
-        problems = load_problems(run.scale.data, "train")
-        start = measure_start(bench, progress)
-        policies = bench.alone()
-        hooks = bench.hooks(keeper, progress, should_stop, ("reward", "entropy"))
-        sources = [PromptSource(problems, bench.board.evaluator.tokenizer, run)]
-        trained = train(policies, sources, bench.board.score, hooks, folder=folder / "checkpoint")
-        result = finished(trained)
-        measured = measure_end(bench, policies, start, result, problems, folder, progress)
-        metrics = measured.metrics | training_metrics(run, result)
-        return dataclasses.replace(measured, metrics=metrics)
+        policy = cast(Policy, bench.loaded)
+        parameters = trainable_parameters(policy)
+        # Off the device: under full training they would take as much of it as the masters.
+        copies = {name: p.detach().to("cpu", copy=True) for name, p in parameters.items()}
+        progress("evaluating the start", {})
+        (start,) = bench.board.greedy(bench.problems.test)
+        policies = policies_of(bench)
+        course = course_of(bench, policies)
+        hooks = keeper.around(
+            bench.hooks(course, progress, should_stop), bench.board.evaluator.tokenizer
+        )
+        result = finished(course.train(hooks, folder / "checkpoint"))
+        policies.refresh()
+        progress("evaluating", {})
+        final = bench.final(policies)
+        trained = Trained(
+            start=cast(Answers, start),  # the one run is alive
+            result=result,
+            metrics=course.metrics(0, result),
+            change_l2=_distance(policy, copies),
+        )
+        measured = bench.outcome(0, final, trained)
+        keep_policy(policy, folder)
+        return measured
 
 
 def evaluate_untrained(
@@ -164,9 +135,7 @@ def evaluate_untrained(
         if should_stop():
             raise Stopped
         progress("evaluating", {})
-        metrics, tallies = measured_at_end(bench)
-        effects = _effects(bench) | {"answers": tallies}
-        return Measured(metrics=metrics, effects=effects, inputs=_inputs(bench))
+        return bench.outcome(0, bench.final(None))
 
 
 def load_arm(run: RunConfig, device: str) -> Policy:
@@ -192,22 +161,6 @@ def load_arm(run: RunConfig, device: str) -> Policy:
     return policy
 
 
-def further_sets(scale: TrainScale) -> dict[str, list[Problem]]:
-    """Return the scale's further test sets by name, those that can be read here."""
-    return {
-        item.name: load_problems(item.data, "test")
-        for item in scale.test_sets
-        if is_available(item.data.source)
-    }
-
-
-def test_problems(scale: TrainScale, further: Mapping[str, Sequence[Problem]]) -> list[Problem]:
-    """Return the problems behind `accuracy`: the test split's, or those of all further sets."""
-    if scale.accuracy_over == "split":
-        return load_problems(scale.data, "test")
-    return [problem for problems in further.values() for problem in problems]
-
-
 @contextmanager
 def loaded(run: RunConfig, progress: Progress, threads: int) -> Iterator[Bench]:
     """Load a run's policy and all that asking it needs; the graders end with the context."""
@@ -224,19 +177,34 @@ def _bench(run: RunConfig, pool: GraderPool) -> Bench:
     policy = load_arm(run, "cuda" if run.tier != "smoke" and cuda_devices() else "cpu")
     sampler = _sampler(policy, scale)
     sampler_of_rollouts(sampler, run.arm)  # refuses, before anything is asked, what it lacks
-    wants_development = scale.evaluation.every > 0
-    further = further_sets(scale)
     board = Board([run], Alone(sampler), policy.tokenizer, pool)
+    budget = micro_tokens(run, policy.device)
     return Bench(
-        run=run,
-        policy=policy,
+        runs=[run],
+        loaded=policy,
         sampler=sampler,
+        problems=ProblemSets.of(scale, trains=run.arm.training != "none"),
         board=board,
-        tally=RunTally(board, pool),
-        test=test_problems(scale, further),
-        further=further,
-        development=load_problems(scale.data, "development") if wants_development else [],
+        tallies=[RunTally(board, pool)],
+        effects=[policy.effects],
+        receipts={} if budget is None else {"micro_tokens": budget},
     )
+
+
+def policies_of(bench: Bench) -> SinglePolicy:
+    """Return a bench's one policy as it trains by itself."""
+    (run,), policy, sampler = bench.runs, cast(Policy, bench.loaded), cast(Sampler, bench.sampler)
+    budget = micro_tokens(run, policy.device)
+    return single_policy(run, policy, sampler, micro_tokens=budget)
+
+
+def micro_tokens(run: RunConfig, device: torch.device) -> int | None:
+    """Return the packed tokens of a micro-batch that a device has room for; None: scale's rows."""
+    if Tier(run.tier) not in REAL_CHECKPOINTS or device.type != "cuda":
+        return None
+    memory = training_memory(run.arm, run.scale)
+    total = torch.cuda.get_device_properties(device).total_memory
+    return None if memory is None else memory.micro_tokens(total)
 
 
 def _sampler(policy: Policy, scale: TrainScale) -> Sampler:
@@ -248,66 +216,6 @@ def _sampler(policy: Policy, scale: TrainScale) -> Sampler:
         max_new_tokens=longest,
         max_positions=scale.longest_prompt + OPENING_TOKENS + longest,
     )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Start:
-    """What an arm is before training: its greedy answers, and what will be trained, by name."""
-
-    answers: Answers
-    parameters: dict[str, Tensor]
-
-
-def measure_start(bench: Bench, progress: Progress) -> Start:
-    """Ask an arm greedily before training, and keep a copy of what will be trained."""
-    parameters = trainable_parameters(bench.policy)
-    # Off the device: under full training they would take as much of it as the masters.
-    copies = {name: p.detach().to("cpu", copy=True) for name, p in parameters.items()}
-    progress("evaluating the start", {})
-    return Start(answers=bench.greedy(bench.test), parameters=copies)
-
-
-def measure_end(
-    bench: Bench,
-    policies: Policies,
-    start: Start,
-    result: TrainResult,
-    problems: Sequence[Problem],
-    folder: Path,
-    progress: Progress,
-) -> Measured:
-    """Measure an arm trained on `problems`, however it was; keep what was trained in `folder`."""
-    progress("evaluating", {})
-    metrics, tallies = measured_at_end(bench)
-    (receipt,) = divergences(policies, bench.board, bench.test)
-    metrics |= gain(start.answers.estimates()["accuracy"], metrics["accuracy_greedy"])
-    effects = _effects(bench) | result.effects
-    effects["answers"] = tallies | {"accuracy_greedy_start": start.answers.tallies()}
-    if receipt is not None:
-        effects["kl_to_start"] = receipt
-        metrics["kl_to_start"] = derived.kl_estimate(receipt)
-    effects["trained_change_l2"] = _distance(bench.policy, start.parameters)
-    effects["optimizer_steps"] = result.step
-    effects["repeated_questions"] = repeat_counts(problems, bench.test)
-    keep_policy(bench.policy, folder)
-    return Measured(
-        metrics=metrics,
-        series={name: list(values) for name, values in result.series.items()},
-        effects=effects,
-        inputs=_inputs(bench) | {"train_problems": digest_of_problems(problems)},
-    )
-
-
-def divergences(
-    policies: Policies,
-    board: Board,
-    test: Sequence[Problem],
-    alive: Sequence[bool] | None = None,
-) -> list[dict[str, Any] | None]:
-    """Return each run's receipt of its KL to the start; None where the scale asks for none."""
-    if not policies.runs[0].scale.evaluation.kl_to_start:
-        return [None] * len(policies.runs)
-    return log_ratios(policies, board, test, alive)
 
 
 def finished(results: Sequence[TrainResult | FailedRun]) -> TrainResult:
@@ -323,85 +231,6 @@ def finished(results: Sequence[TrainResult | FailedRun]) -> TrainResult:
     if not result.finished:
         raise Stopped
     return result
-
-
-def measured_at_end(bench: Bench) -> tuple[dict[str, Estimate], dict[str, Any]]:
-    """Ask the policy as it is at the end of a run.
-
-    Returns
-    -------
-    metrics
-        Of the answers, and the peak memory.
-    tallies
-        Of the grades behind them.
-    """
-    answers = bench.board.final(bench.test, bench.further)
-    metrics = final_metrics(answers, at=bench.run.scale.evaluation.at)
-    metrics["peak_bytes"] = Estimate(
-        value=float(bench.tally.peak_bytes),
-        unit="bytes",
-        method="peak of the process during the run",
-    )
-    return metrics, final_tallies(answers)
-
-
-def training_metrics(run: RunConfig, result: TrainResult) -> dict[str, Estimate]:
-    """Return what a training run's series and receipts say in one number each."""
-    evaluation = plain_values(run.scale.evaluation)
-    return derived.training_metrics(result.series, result.effects, evaluation)
-
-
-def _effects(bench: Bench) -> dict[str, Any]:
-    """Return the receipts of the policy, its sampler and the graders."""
-    effects = dict(bench.policy.effects)
-    if bench.policy.device.type != "cpu":
-        effects["sampler"] = type(bench.sampler).__name__
-    if bench.micro_tokens is not None:
-        effects["micro_tokens"] = bench.micro_tokens
-    return effects | {
-        "test_sets_left_out": left_out(bench.run, bench.further),
-        "grades": bench.tally.grades,
-        "grader_workers_killed": bench.tally.workers_killed,
-    }
-
-
-def left_out(run: RunConfig, further: Mapping[str, Sequence[Problem]]) -> list[str]:
-    """Return the names of the scale's further test sets that could not be read here."""
-    return [item.name for item in run.scale.test_sets if item.name not in further]
-
-
-def inputs_of(
-    run: RunConfig,
-    effects: Mapping[str, Any],
-    test: Sequence[Problem],
-    further: Mapping[str, Sequence[Problem]],
-) -> dict[str, str]:
-    """Return the digests of what went into a run: checkpoint, problems, prompt template."""
-    commit = resolved_revision(resolve(run.scale.checkpoint, run.scale.revision))
-    template = template_named(run.scale.prompt_template)
-    return {
-        "checkpoint": checkpoint_digest(run.scale.checkpoint, effects, run.scale.revision),
-        "test_problems": digest_of_problems(test),
-        **{
-            f"test_problems_{name}": digest_of_problems(problems)
-            for name, problems in further.items()
-        },
-        "prompt_template": template.digest(),
-        **({"checkpoint_revision": commit} if commit else {}),
-    }
-
-
-def checkpoint_digest(checkpoint: str, effects: Mapping[str, Any], revision: str = "") -> str:
-    """Return the digest of a checkpoint's weights: as its loading found it, else of its files."""
-    loaded_digest = effects.get("checkpoint_sha256")
-    if loaded_digest:
-        return str(loaded_digest)
-    return digest_of_files(sorted(resolve(checkpoint, revision).glob("*.safetensors")))
-
-
-def _inputs(bench: Bench) -> dict[str, str]:
-    """Return the digests of what went into a run; see `inputs_of`."""
-    return inputs_of(bench.run, bench.policy.effects, bench.test, bench.further)
 
 
 def _distance(policy: Policy, start: dict[str, Tensor]) -> float:

@@ -60,6 +60,11 @@ class FailedRun:
     reason: str
 
 
+def reason_of(error: Exception) -> str:
+    """Return why a run ended early: the error's kind and message."""
+    return f"{type(error).__name__}: {error}"
+
+
 @dataclass(slots=True, kw_only=True)
 class RunStates:
     """What runs know beside tensors; grows with every step.
@@ -95,7 +100,7 @@ class RunStates:
         """Freeze a run, or raise its error."""
         if not self.freeze:
             raise error
-        self.failures[run] = f"{type(error).__name__}: {error}"
+        self.failures[run] = reason_of(error)
 
     def each(self, work: Callable[[int], Result]) -> list[Result | None]:
         """Return `work(s)` of every live run, None for the others and for those that fail in it."""

@@ -10,7 +10,7 @@ import torch
 
 from repro.models.training_memory import training_memory
 from repro.procedures import train
-from repro.procedures.train import Bench
+from repro.procedures.bench import Bench
 from repro.spec.target import plan
 from repro.spec.tier import Tier
 from repro.targets import find
@@ -23,14 +23,13 @@ def bench_of(tier: Tier, device: str) -> Bench:
     policy: Any = SimpleNamespace(device=torch.device(device))
     unused: Any = None
     return Bench(
-        run=run,
-        policy=policy,
+        runs=[run],
+        loaded=policy,
         sampler=unused,
+        problems=unused,
         board=unused,
-        tally=unused,
-        test=[],
-        further={},
-        development=[],
+        tallies=unused,
+        effects=[{}],
     )
 
 
@@ -45,16 +44,18 @@ def test_a_published_model_trains_in_the_micro_batches_that_its_plan_chose(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     bench = bench_of(Tier.PAPER, "cuda")
-    memory = training_memory(bench.run.arm, bench.run.scale)
+    (run,) = bench.runs
+    memory = training_memory(run.arm, run.scale)
     assert memory is not None
     taken: dict[str, Any] = {}
     monkeypatch.setattr(train, "single_policy", lambda *given, **named: taken.update(named))
-    bench.alone()
+    train.policies_of(bench)
     assert taken == {"micro_tokens": memory.micro_tokens(H100_BYTES)}
-    assert memory.micro_tokens(H100_BYTES) > bench.run.scale.micro_batch_rows
+    assert memory.micro_tokens(H100_BYTES) > run.scale.micro_batch_rows
 
 
 @pytest.mark.usefixtures("h100")
 @pytest.mark.parametrize(("tier", "device"), [(Tier.PAPER, "cpu"), (Tier.PROXY, "cuda")])
 def test_other_policies_keep_the_rows_of_their_scale(tier: Tier, device: str) -> None:
-    assert bench_of(tier, device).micro_tokens is None
+    bench = bench_of(tier, device)
+    assert train.micro_tokens(bench.runs[0], bench.loaded.device) is None

@@ -1,0 +1,252 @@
+"""What one run and many have in common: what they are asked, what training is told, the outcome.
+
+One run by its own policy (`repro.procedures.train`) is a list of one; the runs of a batched model
+(`repro.procedures.together`) are many. Their problems, the hooks of their training and the
+assembly of what was measured stand here once, so that both leave the same record.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import fmean
+from typing import Any, Protocol
+
+from repro.data.load import is_available, load_problems
+from repro.data.problem import Problem, digest_of_problems
+from repro.data.prompts import template_named
+from repro.data.repeats import repeat_counts
+from repro.evaluate.board import Board, final_metrics, final_tallies
+from repro.evaluate.grades import Answers
+from repro.evidence.derived import gain, kl_estimate
+from repro.evidence.procedure import Measured, Progress
+from repro.evidence.record import Estimate
+from repro.models.checkpoint import digest_of_files, resolve
+from repro.models.policy import Policy
+from repro.procedures.kl_to_start import log_ratios
+from repro.procedures.tally import RunTally
+from repro.rl.loop import Hooks, StepValues
+from repro.rl.policies import Policies
+from repro.rl.runs import FailedRun, TrainResult
+from repro.rl.stacked.sampler import StackSampler
+from repro.rl.stacked.stack import Stack
+from repro.rollout.sampler import Sampler
+from repro.spec.config import RunConfig, TrainScale
+from repro.spec.hub import resolved_revision
+
+Alive = Sequence[bool] | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProblemSets:
+    """The problems of a scale.
+
+    Attributes
+    ----------
+    train, development
+        Empty where nothing is trained; `development` also where training is not evaluated.
+    test
+        Those behind `accuracy`: the test split's, or those of all further sets.
+    further
+        The further test sets that can be read here, by name.
+    """
+
+    train: list[Problem]
+    development: list[Problem]
+    test: list[Problem]
+    further: dict[str, list[Problem]]
+
+    @classmethod
+    def of(cls, scale: TrainScale, *, trains: bool) -> ProblemSets:
+        """Load a scale's problems, those of training where something is trained."""
+        further = {
+            item.name: load_problems(item.data, "test")
+            for item in scale.test_sets
+            if is_available(item.data.source)
+        }
+        develops = trains and scale.evaluation.every > 0
+        return cls(
+            train=load_problems(scale.data, "train") if trains else [],
+            development=load_problems(scale.data, "development") if develops else [],
+            test=load_problems(scale.data, "test")
+            if scale.accuracy_over == "split"
+            else [problem for problems in further.values() for problem in problems],
+            further=further,
+        )
+
+
+class Course(Protocol):
+    """How policies are trained: by rewards, or on worked solutions."""
+
+    @property
+    def shown(self) -> Sequence[str]:
+        """Names of the values that progress shows."""
+        ...
+
+    def train(self, hooks: Hooks, folder: Path) -> list[TrainResult | FailedRun]:
+        """Train every run, or go on from a checkpoint in `folder`."""
+        ...
+
+    def metrics(self, number: int, result: TrainResult) -> dict[str, Estimate]:
+        """Return what training says of one finished run in one number each."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Final:
+    """What runs answer at the end.
+
+    Attributes
+    ----------
+    answers
+        By metric, each run's; see `Board.final`.
+    divergences
+        Of each run, the receipt of its KL to the start, or None.
+    """
+
+    answers: Mapping[str, Sequence[Answers | None]]
+    divergences: Sequence[dict[str, Any] | None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Trained:
+    """What training made of one run.
+
+    Attributes
+    ----------
+    start
+        Its greedy answers before.
+    metrics
+        See `Course.metrics`.
+    change_l2
+        L2 norm of what was trained less what it was.
+    """
+
+    start: Answers
+    result: TrainResult
+    metrics: Mapping[str, Estimate]
+    change_l2: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Bench:
+    """Loaded runs of one scale with all that asking and training them needs.
+
+    Attributes
+    ----------
+    loaded
+        The one run's policy, or the stack of several.
+    board, tallies
+        Of the runs, in their order.
+    effects
+        Per run, what loading did: `Policy.effects`.
+    receipts
+        Further effects of every run, by how they are carried out.
+    during
+        What the peak of memory is over, in words.
+    """
+
+    runs: Sequence[RunConfig]
+    loaded: Policy | Stack
+    sampler: Sampler | StackSampler
+    problems: ProblemSets
+    board: Board
+    tallies: Sequence[RunTally]
+    effects: Sequence[Mapping[str, Any]]
+    receipts: Mapping[str, Any] = field(default_factory=dict)
+    during: str = "the run"
+
+    def hooks(
+        self, course: Course, progress: Progress, should_stop: Callable[[], bool] | None
+    ) -> Hooks:
+        """Return what training asks of its caller: held-out questions, progress, when to stop."""
+
+        def on_step(step: int, values: StepValues) -> None:
+            numbers = {"step": float(step), "steps": float(self.board.scale.steps)}
+            for name in course.shown:
+                of_runs = [own.get(name) for own in values if own is not None]
+                known = [value for value in of_runs if value is not None]
+                if known:
+                    numbers[name] = fmean(known)
+            progress("training", numbers)
+
+        def on_development(step: int, alive: Sequence[bool]) -> list[float | None]:
+            del step
+            answers = self.board.greedy(self.problems.development, alive)
+            return [None if own is None else fmean(own.accuracy) for own in answers]
+
+        return Hooks(
+            evaluate=on_development if self.problems.development else None,
+            on_step=on_step,
+            should_stop=should_stop,
+            tallies=self.tallies,
+        )
+
+    def final(self, policies: Policies | None, alive: Alive = None) -> Final:
+        """Ask the runs that are alive as they are at the end, of trained ones their KL too."""
+        problems = self.problems
+        answers = self.board.final(problems.test, problems.further, alive)
+        divergences: list[dict[str, Any] | None] = [None] * len(self.runs)
+        if policies is not None and self.board.scale.evaluation.kl_to_start:
+            divergences = log_ratios(policies, self.board, problems.test, alive)
+        return Final(answers=answers, divergences=divergences)
+
+    def outcome(self, number: int, final: Final, trained: Trained | None = None) -> Measured:
+        """Put together what was measured of one run; `trained` is None where nothing was."""
+        run, problems, tally = self.runs[number], self.problems, self.tallies[number]
+        metrics = final_metrics(final.answers, number, run.scale.evaluation.at)
+        metrics["peak_bytes"] = Estimate(
+            value=float(tally.peak_bytes),
+            unit="bytes",
+            method=f"peak of the process during {self.during}",
+        )
+        effects = {**self.effects[number], **self.receipts}
+        if self.loaded.device.type != "cpu":
+            effects["sampler"] = type(self.sampler).__name__
+        effects |= {
+            "test_sets_left_out": [
+                item.name for item in run.scale.test_sets if item.name not in problems.further
+            ],
+            "grades": tally.grades,
+            "grader_workers_killed": tally.workers_killed,
+        }
+        answers = final_tallies(final.answers, number)
+        inputs = self._inputs(number)
+        if trained is None:
+            return Measured(metrics=metrics, effects=effects | {"answers": answers}, inputs=inputs)
+        metrics |= gain(trained.start.estimates()["accuracy"], metrics["accuracy_greedy"])
+        metrics |= trained.metrics
+        effects |= trained.result.effects
+        effects["answers"] = answers | {"accuracy_greedy_start": trained.start.tallies()}
+        receipt = final.divergences[number]
+        if receipt is not None:
+            effects["kl_to_start"] = receipt
+            metrics["kl_to_start"] = kl_estimate(receipt)
+        effects["trained_change_l2"] = trained.change_l2
+        effects["optimizer_steps"] = trained.result.step
+        effects["repeated_questions"] = repeat_counts(problems.train, problems.test)
+        inputs["train_problems"] = digest_of_problems(problems.train)
+        series = {name: list(values) for name, values in trained.result.series.items()}
+        return Measured(metrics=metrics, series=series, effects=effects, inputs=inputs)
+
+    def _inputs(self, number: int) -> dict[str, str]:
+        """Return the digests of what went into a run: checkpoint, problems, prompt template."""
+        scale: TrainScale = self.board.scale
+        commit = resolved_revision(resolve(scale.checkpoint, scale.revision))
+        inputs = {
+            "checkpoint": checkpoint_digest(scale.checkpoint, self.effects[number], scale.revision),
+            "test_problems": digest_of_problems(self.problems.test),
+        }
+        for name, problems in self.problems.further.items():
+            inputs[f"test_problems_{name}"] = digest_of_problems(problems)
+        inputs["prompt_template"] = template_named(scale.prompt_template).digest()
+        return inputs | ({"checkpoint_revision": commit} if commit else {})
+
+
+def checkpoint_digest(checkpoint: str, effects: Mapping[str, Any], revision: str = "") -> str:
+    """Return the digest of a checkpoint's weights: as its loading found it, else of its files."""
+    loaded_digest = effects.get("checkpoint_sha256")
+    if loaded_digest:
+        return str(loaded_digest)
+    return digest_of_files(sorted(resolve(checkpoint, revision).glob("*.safetensors")))
