@@ -13,13 +13,12 @@ from repro.spec.checkpoint_path import CheckpointScale
 from repro.spec.step import StepPoint, StepScale, step_arm
 from repro.spec.target import Cost, Metric, Target
 from repro.spec.tier import GIB, Tier
-from repro.targets.step_costs import run_seconds
+from repro.targets.step_costs import cost_of, run_seconds
 from repro.targets.step_metrics import step_metrics
 from repro.targets.steps import POINTS_32B
 from repro.targets.table1 import BF16_LORA, MXFP4_LORA, NF4_LORA, NVFP4_LORA
 
 _CAP = 80 * 10**9
-_NOT_MEASURED = "predicted from the rates of one NVIDIA H200"
 
 
 def _point(name: str, model: str, **changes: Any) -> StepPoint:
@@ -84,16 +83,7 @@ def _target(
         timed_repeats=1,
         arms=arms,
         scales={Tier.SYSTEMS: scale},
-        costs={
-            Tier.SYSTEMS: Cost(
-                train_seconds=max(seconds.values()),
-                evaluate_seconds=None,
-                memory_bytes=card,
-                disk_bytes=10_000_000,
-                basis=_NOT_MEASURED,
-                seconds_of_arm=seconds,
-            )
-        },
+        costs={Tier.SYSTEMS: cost_of(seconds, card)},
         # What such a point is measured for; the time of its whole step is Table 8's.
         metrics=tuple(item for item in step_metrics(points, ratios=False) if item.unit in _UNITS),
         headline=headline,

@@ -11,6 +11,7 @@ from repro.spec.arm import Arm
 from repro.spec.config import PretrainScale
 from repro.spec.target import Cost, Metric, Target
 from repro.spec.tier import GIB, Tier
+from repro.targets.table1 import metrics_named
 
 PRETRAIN_TINY = Target(
     name="pretrain_tiny",
@@ -31,13 +32,7 @@ PRETRAIN_TINY = Target(
         )
     },
     metrics=(
-        Metric(name="accuracy_greedy", unit="percent", title="accuracy, greedy", better="higher"),
-        Metric(
-            name="accuracy_forced_working",
-            unit="percent",
-            title="greedy, working forced",
-            better="higher",
-        ),
+        *metrics_named("accuracy_greedy", "accuracy_forced_working"),
         Metric(
             name="accuracy_sampled",
             unit="percent",
@@ -47,9 +42,7 @@ PRETRAIN_TINY = Target(
         Metric(
             name="pass_at_8", unit="percent", title="best of 8 at temperature 1", better="higher"
         ),
-        Metric(name="working_rate", unit="percent", title="working shown", better="higher"),
-        Metric(name="train_seconds", unit="seconds", title="training time"),
-        Metric(name="peak_bytes", unit="bytes", title="peak memory"),
+        *metrics_named("working_rate", "train_seconds", "peak_bytes"),
     ),
     headline="accuracy_greedy",
 )

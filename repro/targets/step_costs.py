@@ -13,10 +13,12 @@ and nothing else.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from repro.spec.shapes import shape_named
 from repro.spec.step import StepArm, StepPoint, StepScale
+from repro.spec.target import Cost
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,3 +110,15 @@ def run_seconds(ways: list[StepArm], scale: StepScale) -> float:
     models = len({(point.model, point.lora_rank, point.budget_bytes) for point in scale.points})
     each = [point_seconds(way, point, scale) for way in ways for point in scale.points]
     return models * len(ways) * _SECONDS_A_MODEL + sum(each)
+
+
+def cost_of(seconds: Mapping[str, float], memory_bytes: int) -> Cost:
+    """Return the cost of a target of steps, from the predicted seconds of each arm's run."""
+    return Cost(
+        train_seconds=max(seconds.values()),
+        evaluate_seconds=None,
+        memory_bytes=memory_bytes,
+        disk_bytes=10_000_000,
+        basis="predicted from the rates of one NVIDIA H200",
+        seconds_of_arm=dict(seconds),
+    )

@@ -19,15 +19,14 @@ from __future__ import annotations
 import dataclasses
 
 from repro.spec.step import StepArm, StepPoint, StepScale, step_arm
-from repro.spec.target import Claim, Cost, Target
+from repro.spec.target import Claim, Target
 from repro.spec.tier import GIB, Tier
 from repro.targets import paper_effects
-from repro.targets.step_costs import run_seconds
+from repro.targets.step_costs import cost_of, run_seconds
 from repro.targets.step_metrics import longer, step_metrics
 from repro.targets.table1 import BF16_FULL, BF16_LORA, MXFP4_LORA, NF4_LORA, NVFP4_LORA
 
 _CARD = 80 * 10**9
-_BASIS = "predicted from the rates of one NVIDIA H200"
 _REPEATS = 3
 
 NVFP4 = step_arm(NVFP4_LORA)
@@ -104,16 +103,7 @@ def _target(
         timed_repeats=scale.steps,
         arms=arms,
         scales={Tier.SYSTEMS: scale},
-        costs={
-            Tier.SYSTEMS: Cost(
-                train_seconds=max(seconds.values()),
-                evaluate_seconds=None,
-                memory_bytes=80 * GIB,
-                disk_bytes=10_000_000,
-                basis=_BASIS,
-                seconds_of_arm=seconds,
-            )
-        },
+        costs={Tier.SYSTEMS: cost_of(seconds, 80 * GIB)},
         metrics=step_metrics(scale.points, ratios=True),
         claims=claims,
         headline=headline,

@@ -33,6 +33,7 @@ from repro.spec.effect import Assay, Unit
 from repro.spec.target import Claim, Metric, Target
 from repro.spec.tier import Tier
 from repro.targets import paper_effects, proxy
+from repro.targets.table1 import metrics_named
 
 _CONTROL = "not in the paper; a control"
 _CONTRAST = "section 1 (of quantisation noise, citing results of others)"
@@ -91,18 +92,9 @@ def _harm(
 
 
 _METRICS = (
-    Metric(name="accuracy", unit="percent", title="accuracy, sampled", better="higher"),
-    Metric(name="accuracy_greedy", unit="percent", title="accuracy, greedy", better="higher"),
-    Metric(
-        name="accuracy_greedy_start", unit="percent",
-        title="greedy before training", better="neither",
-    ),
-    Metric(name="gain_greedy", unit="points", title="gain, greedy", better="higher"),
-    Metric(name="format_rate", unit="percent", title="format kept", better="higher"),
-    Metric(name="working_rate", unit="percent", title="working shown", better="higher"),
-    Metric(
-        name="completion_tokens_mean", unit="tokens",
-        title="completion length", better="neither",
+    *metrics_named(
+        "accuracy", "accuracy_greedy", "accuracy_greedy_start", "gain_greedy", "format_rate",
+        "working_rate", "completion_tokens_mean",
     ),
     Metric(
         name="solution_loss_start", unit="nats",
@@ -116,8 +108,7 @@ _METRICS = (
     Metric(
         name="train_loss_last", unit="nats", title="training loss, last steps", better="lower"
     ),
-    Metric(name="train_seconds", unit="seconds", title="training time"),
-    Metric(name="peak_bytes", unit="bytes", title="peak memory"),
+    *metrics_named("train_seconds", "peak_bytes"),
     *proxy.METRICS,
 )  # fmt: skip
 

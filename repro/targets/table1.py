@@ -117,6 +117,13 @@ METRICS = (
     *proxy.METRICS,
 )
 
+
+def metrics_named(*names: str) -> tuple[Metric, ...]:
+    """Return those of `METRICS` with these names, in their order here; `KeyError` for others."""
+    named = {metric.name: metric for metric in METRICS}
+    return tuple(named[name] for name in names)
+
+
 SMOKE = TrainScale(
     checkpoint="tiny",
     data=DataConfig(source="generated", train_problems=2000, test_problems=300),

@@ -20,6 +20,7 @@ from repro.spec.target import Cost, Metric, Target
 from repro.spec.tier import GIB, Tier
 from repro.targets import paper_effects, proxy
 from repro.targets.claims import difference
+from repro.targets.entropy_start import ENTROPY_START
 from repro.targets.ladder.common import SEEDS, TIERS, WHY_NOT
 from repro.targets.ladder.doses import NEEDLE_DOSE
 from repro.targets.ladder.needle import MXFP4, NEEDLE_4, NF4, QERL
@@ -60,8 +61,7 @@ DOSE_START = Target(
             title="KL from BF16 on its completions, per token",
             better="neither",
         ),
-        Metric(name="entropy_own", unit="nats", title="entropy, own samples", better="neither"),
-        Metric(name="entropy_forced", unit="nats", title="entropy, same tokens", better="neither"),
+        *ENTROPY_START.metrics,
         Metric(
             name="accuracy_sampled_start",
             unit="percent",
