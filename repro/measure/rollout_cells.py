@@ -14,11 +14,10 @@ from repro.evidence.procedure import Stopped
 from repro.measure.device_state import retries
 from repro.measure.rollout_parts import Repeat
 from repro.measure.rollout_plan import cell_of
-from repro.measure.rollout_timing import add_work, estimate, random_prompts, timed
-from repro.measure.rollout_windows import compare_with_whole, time_cell, warm_up
+from repro.measure.rollout_timing import estimate, random_prompts, timed
+from repro.measure.rollout_windows import compare_with_whole, roll_out_whole, time_cell, warm_up
 from repro.rollout.engine import Engine
 from repro.rollout.step_timing import time_steps
-from repro.spec.config import derive_seed
 from repro.spec.throughput import ThroughputPoint
 
 # Steps between two readings of a bare step's time.
@@ -32,7 +31,7 @@ def time_host_share(point: ThroughputPoint, engine: Engine, repeats: Sequence[Re
     count = max(2, min(_BARE_STEPS, point.new_tokens // 2 - 1))
     bare = time_steps(engine, batch, position, count)
     for repeat in repeats:
-        step = repeat.metrics[f"step_seconds_{point.name}_{batch}"].value or 0.0
+        step = repeat.metrics[f"step_seconds_{cell_of(point, batch)}"].value or 0.0
         share = 100 * max(0.0, 1 - bare / step)
         repeat.metrics[f"host_share_{point.name}"] = estimate(share, "percent")
 
@@ -111,26 +110,17 @@ def time_whole(
     new, name = point.new_tokens, cell_of(point, batch)
     prefill, before = 0.0, 0
     for is_first, repeat, prompts in _repeats(point, batch, engine, repeats, should_stop):
-        seeds_from = derive_seed(repeat.seed, "rows") >> 1
         if is_first:
             # Short prompts are enough to capture the step; the prefill is warmed by a first one.
             timed(engine, [prompt[:16] for prompt in prompts], min(4, new))
             timed(engine, prompts, 1)
             before = retries()
             prefill = timed(engine, prompts, 1)
-        whole = timed(engine, prompts, new, first_seed=seeds_from)
+        whole = roll_out_whole(point, batch, engine, repeat, prompts)
         metrics = repeat.metrics
         metrics[f"tokens_per_second_{name}"] = estimate(batch * new / whole, "tokens per second")
         metrics[f"prefill_seconds_{name}"] = estimate(prefill, "seconds")
         if new > 1:
             step = (whole - prefill) / (new - 1)
             metrics[f"step_seconds_{name}"] = estimate(step, "seconds")
-        add_work(
-            repeat,
-            engine.policy,
-            seconds=whole,
-            rows=batch,
-            prompt_tokens=point.prompt_tokens,
-            steps=new,
-        )
     return retries() - before

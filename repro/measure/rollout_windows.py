@@ -24,6 +24,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from repro.measure.rollout_parts import Repeat
+from repro.measure.rollout_plan import cell_of
 from repro.measure.rollout_timing import add_work, estimate, timed
 from repro.rollout.engine import Engine
 from repro.rollout.step_timing import fill_rows, time_steps
@@ -85,7 +86,7 @@ def time_cell(
     decode = sum(w.stands_for * step for w, step in zip(windows, steps, strict=True))
     taken = point.windows * point.window_steps
     seconds, new = prefill + decode, point.new_tokens
-    name, metrics = f"{point.name}_{batch}", repeat.metrics
+    name, metrics = cell_of(point, batch), repeat.metrics
     how = (
         f"estimated: the prefill, and {new - 1} decode steps, of which {taken} were timed without "
         f"the host's work between them, {point.window_steps} in the middle of each of "
@@ -115,9 +116,8 @@ def compare_with_whole(
     estimated: float,
 ) -> None:
     """Roll the cell out whole, and note by how much the windows' rate exceeds the whole's."""
-    first_seed = derive_seed(repeat.seed, "rows") >> 1
-    whole = timed(engine, prompts, point.new_tokens, first_seed=first_seed)
-    name, metrics = f"{point.name}_{batch}", repeat.metrics
+    whole = roll_out_whole(point, batch, engine, repeat, prompts)
+    name, metrics = cell_of(point, batch), repeat.metrics
     rate = batch * point.new_tokens / whole
     metrics[f"tokens_per_second_whole_{name}"] = estimate(rate, "tokens per second")
     metrics[f"window_gain_{name}"] = estimate(
@@ -125,11 +125,24 @@ def compare_with_whole(
         "percent",
         "rate from windows over that of one whole rollout with the same prompts, less 1",
     )
+
+
+def roll_out_whole(
+    point: ThroughputPoint,
+    batch: int,
+    engine: Engine,
+    repeat: Repeat,
+    prompts: list[list[int]],
+) -> float:
+    """Roll the cell out whole, with the seeds of a repeat; return the seconds."""
+    new, first_seed = point.new_tokens, derive_seed(repeat.seed, "rows") >> 1
+    seconds = timed(engine, prompts, new, first_seed=first_seed)
     add_work(
         repeat,
         engine.policy,
-        seconds=whole,
+        seconds=seconds,
         rows=batch,
         prompt_tokens=point.prompt_tokens,
-        steps=point.new_tokens,
+        steps=new,
     )
+    return seconds

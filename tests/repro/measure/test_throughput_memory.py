@@ -14,7 +14,7 @@ import torch
 
 from repro.evidence.procedure import Measured
 from repro.evidence.record import read_record
-from repro.measure import device_state, rollout_cells, throughput
+from repro.measure import device_state, rollout_cells, rollout_windows, throughput
 from repro.measure.fresh_process import FreshProcessNeededError
 from repro.measure.rollout_parts import open_parts
 from repro.run.carry_out import carry_out
@@ -54,7 +54,8 @@ def exhausts(monkeypatch: pytest.MonkeyPatch) -> Exhausts:
             return whole(engine, prompts, new_tokens, **how)
 
         monkeypatch.setattr(torch.cuda, "mem_get_info", info)
-        monkeypatch.setattr(rollout_cells, "timed", timed)
+        for module in (rollout_cells, rollout_windows):
+            monkeypatch.setattr(module, "timed", timed)
 
     return install
 
@@ -227,7 +228,8 @@ def test_retries_are_counted_under_the_clock_and_not_at_the_start(
         count += 10 if len(prompts[0]) < 8 or "first_seed" not in how else 1
         return whole(engine, prompts, new_tokens, **how)
 
-    monkeypatch.setattr(rollout_cells, "timed", timed)
+    for module in (rollout_cells, rollout_windows):
+        monkeypatch.setattr(module, "timed", timed)
     monkeypatch.setattr(rollout_cells, "retries", lambda: count)
     results = throughput.measure_repeats(runs_of(SCALE, 2), folder=tmp_path, **HOW)
     # Two seeds' rollouts, and the prefill that is timed for both.
