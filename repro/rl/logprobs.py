@@ -28,6 +28,7 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 from transformers import DynamicCache
 
 from kernels import dispatch
@@ -86,6 +87,25 @@ def require_rows(rows: Rows, temperature: float) -> None:
         raise ValueError("there are no rows; log-probabilities need at least one")
 
 
+def laid_out(rows: Rows) -> tuple[list[Tensor], list[Tensor]]:
+    """Return each row as a pass reads it, its prompt followed by its completion.
+
+    Returns
+    -------
+    tokens : list of Tensor, (S_b,), int64
+        A completion's last token predicts nothing and is left out.
+    predicts : list of Tensor, (S_b,), bool
+        Positions whose hidden state predicts a counting token.
+    """
+    tokens, predicts = [], []
+    counts = rows.lengths().tolist()
+    for row, (index, count) in enumerate(zip(rows.prompt_of_row.tolist(), counts, strict=True)):
+        prompt = torch.tensor(rows.prompts[index])
+        tokens.append(torch.cat([prompt, rows.token_ids[row, : count - 1]]))
+        predicts.append(torch.arange(len(tokens[-1])) >= len(prompt) - 1)
+    return tokens, predicts
+
+
 def through_head(
     decoder: Any, hidden: Tensor, rows: Rows, temperature: float
 ) -> tuple[Tensor, Tensor]:
@@ -118,16 +138,7 @@ def _caches_with_gradient(decoder: Any) -> bool:
 
 def _padded_hidden(policy: Policy, rows: Rows) -> Tensor:
     """Return the hidden states that predict each counting token, (tokens, H), row-major."""
-    lengths = rows.lengths().tolist()
-    prompts = [rows.prompts[index] for index in rows.prompt_of_row.tolist()]
-    width = max(len(p) + n for p, n in zip(prompts, lengths, strict=True)) - 1
-    token_ids = torch.zeros(len(rows), width, dtype=torch.long)
-    predicts = torch.zeros(len(rows), width, dtype=torch.bool)
-    for row, (prompt, length) in enumerate(zip(prompts, lengths, strict=True)):
-        start = len(prompt)
-        token_ids[row, :start] = torch.tensor(prompt)
-        token_ids[row, start : start + length - 1] = rows.token_ids[row, : length - 1]
-        predicts[row, start - 1 : start + length - 1] = True
+    token_ids, predicts = (pad_sequence(of, batch_first=True) for of in laid_out(rows))  # (B, S)
     device = policy.device
     decoder: Any = policy.decoder
     hidden = decoder.model(input_ids=token_ids.to(device), use_cache=False).last_hidden_state

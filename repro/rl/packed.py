@@ -26,7 +26,7 @@ from transformers import AttentionInterface
 
 from repro.models.norms import final_norm
 from repro.models.policy import Policy
-from repro.rl.logprobs import require_rows, through_head
+from repro.rl.logprobs import laid_out, require_rows, through_head
 from repro.rl.rows import Rows
 
 _ATTENTION = "qerl_packed_rows"
@@ -81,9 +81,11 @@ def _hidden(decoder: Any, rows: Rows, device: torch.device, again: bool) -> Tens
 
     `again` computes the blocks again in backward.
     """
-    tokens, positions, predicts, lengths = _pack(rows)
-    ids = tokens.to(device, non_blocking=True).unsqueeze(0)  # (1, S)
+    tokens, predicts = laid_out(rows)
+    lengths = tuple(len(own) for own in tokens)
+    ids = torch.cat(tokens).to(device, non_blocking=True).unsqueeze(0)  # (1, S)
     hidden = decoder.model.embed_tokens(ids)  # (1, S, H)
+    positions = torch.cat([torch.arange(length) for length in lengths])  # (S,)
     places = positions.to(device, non_blocking=True).unsqueeze(0)  # (1, S)
     rotation = decoder.model.rotary_emb(hidden, places)  # cos and sin, (1, S, D)
     for block in decoder.model.layers:
@@ -91,34 +93,8 @@ def _hidden(decoder: Any, rows: Rows, device: torch.device, again: bool) -> Tens
             hidden = checkpoint(_run_block, block, hidden, rotation, lengths, use_reentrant=False)
         else:
             hidden = _run_block(block, hidden, rotation, lengths)
-    chosen: Tensor = final_norm(decoder)(hidden[0, predicts.to(device)])  # (tokens, H)
+    chosen: Tensor = final_norm(decoder)(hidden[0, torch.cat(predicts).to(device)])  # (tokens, H)
     return chosen
-
-
-def _pack(rows: Rows) -> tuple[Tensor, Tensor, Tensor, tuple[int, ...]]:
-    """Lay rows end to end.
-
-    Returns
-    -------
-    tokens, positions : Tensor, (S,), int64
-        A completion's last token predicts nothing and is left out.
-    predicts : Tensor, (S,), bool
-        Positions whose hidden state predicts a counting token, row by row.
-    lengths
-        Tokens of each row.
-    """
-    tokens, positions, predicts, lengths = [], [], [], []
-    counts = rows.lengths().tolist()
-    for row, (prompt_index, count) in enumerate(
-        zip(rows.prompt_of_row.tolist(), counts, strict=True)
-    ):
-        prompt = torch.tensor(rows.prompts[prompt_index])
-        length = len(prompt) + count - 1
-        tokens.append(torch.cat([prompt, rows.token_ids[row, : count - 1]]))
-        positions.append(torch.arange(length))
-        predicts.append(torch.arange(length) >= len(prompt) - 1)
-        lengths.append(length)
-    return torch.cat(tokens), torch.cat(positions), torch.cat(predicts), tuple(lengths)
 
 
 def _run_block(
