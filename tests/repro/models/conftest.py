@@ -12,6 +12,7 @@ import torch
 from repro.models.policy import Policy
 from repro.models.quantized_linear import QuantizedLinear
 from tests.repro.architectures import CLASSES, LLAMA3_ROPE
+from tests.repro.models.odd_checkpoints import SIZES
 
 ARCHITECTURES = tuple(CLASSES)
 
@@ -25,16 +26,7 @@ def quantized_linears(policy: Policy) -> dict[str, QuantizedLinear]:
 def random_model(architecture: str, **changes: Any) -> Any:
     """Return a random bfloat16 model: norms and biases off their trivial values, 2 layers."""
     config_class, model_class = CLASSES[architecture]
-    values: dict[str, Any] = {
-        "vocab_size": 97,
-        "hidden_size": 128,
-        "intermediate_size": 192,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "max_position_embeddings": 256,
-        "tie_word_embeddings": architecture != "llama",
-    }
+    values: dict[str, Any] = SIZES | {"tie_word_embeddings": architecture != "llama"}
     if architecture == "qwen3":
         # Heads of 48, not 128 / 4: the size must come from the config, not from a division.
         values["head_dim"] = 48

@@ -20,6 +20,7 @@ from repro.data.problem import Problem
 from repro.data.tiny_tokenizer import build_tokenizer
 from repro.models.policy import Policy
 from repro.reward.score import Rewards
+from repro.rl.rows import Rows
 from repro.rollout.sampler import Completion, RolloutBatch
 from repro.rollout.torch_sampler import TorchSampler
 from repro.spec.arm import Arm
@@ -32,6 +33,7 @@ from repro.spec.config import (
     TrainScale,
     derive_seed,
 )
+from tests.repro.rl.uneven_rows import uneven_rows
 from tests.repro.small_runs import fresh_policy, rewards_of, small_run, train_alone
 
 VOCABULARY, LONGEST, END = 5, 3, 0
@@ -286,6 +288,20 @@ class WatchedSampler:
             prompts, sampling, group_size=group_size, seeds=seeds
         )
         return batch
+
+
+@pytest.fixture
+def rows() -> Rows:
+    """Return six rows of three prompts, of unequal lengths."""
+    return uneven_rows()
+
+
+@pytest.fixture
+def policy(make_policy: Callable[..., Policy], nudge: Callable[[Policy, float], None]) -> Policy:
+    """Return the tiny policy with its adapter off zero."""
+    policy = make_policy()
+    nudge(policy, 0.1)
+    return policy
 
 
 @pytest.fixture(scope="session")

@@ -12,19 +12,7 @@ from repro.models.policy import Policy
 from repro.rl.logprobs import completion_logprobs
 from repro.rl.packed import packed_logprobs
 from repro.rl.rows import Rows
-from tests.repro.rl.uneven_rows import LENGTHS, largest_gap, take_gradients, uneven_rows
-
-
-@pytest.fixture
-def rows() -> Rows:
-    return uneven_rows()
-
-
-@pytest.fixture
-def policy(make_policy: Callable[..., Policy], nudge: Callable[[Policy, float], None]) -> Policy:
-    policy = make_policy()
-    nudge(policy, 0.1)
-    return policy
+from tests.repro.rl.uneven_rows import LENGTHS, largest_gap, take_gradients
 
 
 @pytest.mark.parametrize("weight_format", ["bf16", "nvfp4"])

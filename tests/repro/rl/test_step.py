@@ -30,22 +30,9 @@ from tests.repro.rl.uneven_rows import (
     rollout_of,
     take_gradients,
     trained_of_any_type,
-    uneven_rows,
 )
 
 EVERY_ROW = torch.arange(6)
-
-
-@pytest.fixture
-def rows() -> Rows:
-    return uneven_rows()
-
-
-@pytest.fixture
-def policy(make_policy: Callable[..., Policy], nudge: Callable[[Policy, float], None]) -> Policy:
-    policy = make_policy()
-    nudge(policy, 0.1)
-    return policy
 
 
 @pytest.fixture
