@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from statistics import fmean
 from typing import Any, Protocol
@@ -38,7 +39,7 @@ from repro.spec.hub import resolved_revision
 Alive = Sequence[bool] | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class ProblemSets:
     """The problems of a scale.
 
@@ -74,6 +75,23 @@ class ProblemSets:
             else [problem for problems in further.values() for problem in problems],
             further=further,
         )
+
+    @cached_property
+    def repeats(self) -> dict[str, int]:
+        """How often problems repeat; see `repeat_counts`. Once for all runs, as the digests are."""
+        return repeat_counts(self.train, self.test)
+
+    @cached_property
+    def digests(self) -> dict[str, str]:
+        """Digests of the sets that are asked, by the record's names."""
+        further = {f"test_problems_{name}": problems for name, problems in self.further.items()}
+        every = {"test_problems": self.test, **further}
+        return {name: digest_of_problems(problems) for name, problems in every.items()}
+
+    @cached_property
+    def train_digest(self) -> str:
+        """Digest of the problems of training."""
+        return digest_of_problems(self.train)
 
 
 class Course(Protocol):
@@ -225,8 +243,8 @@ class Bench:
             metrics["kl_to_start"] = kl_estimate(receipt)
         effects["trained_change_l2"] = trained.change_l2
         effects["optimizer_steps"] = trained.result.step
-        effects["repeated_questions"] = repeat_counts(problems.train, problems.test)
-        inputs["train_problems"] = digest_of_problems(problems.train)
+        effects["repeated_questions"] = problems.repeats
+        inputs["train_problems"] = problems.train_digest
         series = {name: list(values) for name, values in trained.result.series.items()}
         return Measured(metrics=metrics, series=series, effects=effects, inputs=inputs)
 
@@ -236,11 +254,9 @@ class Bench:
         commit = resolved_revision(resolve(scale.checkpoint, scale.revision))
         inputs = {
             "checkpoint": checkpoint_digest(scale.checkpoint, self.effects[number], scale.revision),
-            "test_problems": digest_of_problems(self.problems.test),
+            **self.problems.digests,
+            "prompt_template": template_named(scale.prompt_template).digest(),
         }
-        for name, problems in self.problems.further.items():
-            inputs[f"test_problems_{name}"] = digest_of_problems(problems)
-        inputs["prompt_template"] = template_named(scale.prompt_template).digest()
         return inputs | ({"checkpoint_revision": commit} if commit else {})
 
 
