@@ -1,9 +1,9 @@
 """Figures 5 and 14 at step 0: the entropy of rounded weights before anything is learned.
 
-Paired by prompt, so no training and no seeds are needed: the strongest and cheapest test of the
-mechanism that the paper names. Its statements are about one rounding of one checkpoint, as the
-paper's figure is; they hold over prompts, and say nothing of another rounding. Along training the
-question is Fig. 5's and Fig. 14's own.
+Paired by prompt, so no training and no seeds are needed. But a rounding or a noise is drawn once
+here, and prompts do not repeat it: they say how well *this* rounding is measured, not what rounding
+does. So no statement is judged; the effects are shown, and `dose_start` asks again over rounding
+draws. Along training the question is Fig. 5's and Fig. 14's own.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 
 from repro.spec.arm import Arm, NoiseConfig, WeightNoise
-from repro.spec.effect import Effect
+from repro.spec.effect import Assay, Effect
 from repro.spec.target import Claim, Metric, Target
 from repro.spec.tier import GIB, Tier
 from repro.targets import paper_effects, proxy
@@ -39,11 +39,16 @@ _MATCHED = tuple(
     for arm in _FORMATS
 )
 _WORDS = {"own": "on its own samples", "forced": "on the same tokens"}
+_NOISE_DRAWN_ONCE = Assay(
+    kind="design",
+    because="the noise is drawn once, and prompts under one draw of it say nothing of another",
+)
 
 
 def _more(
     name: str, statement: str, source: str, first: Arm, second: Arm, how: str, effect: Effect
 ) -> Claim:
+    rounds = first.weight_format != second.weight_format
     return Claim(
         name=f"{name}_{how}",
         statement=f"{statement}, {_WORDS[how]}",
@@ -54,6 +59,9 @@ def _more(
         factor=("weight_format", "weight_noise", "noise", "training"),
         effect=effect,
         paired_by="prompt",
+        assays=() if rounds else (_NOISE_DRAWN_ONCE,),
+        unit="rounding draw" if rounds else None,
+        draws=1 if rounds else None,
     )
 
 

@@ -273,6 +273,20 @@ def test_a_share_of_a_ratio_is_what_it_differs_from_one_by(checks: list[Checked]
     assert row.half == pytest.approx(10.0)
 
 
+def test_one_draw_of_a_rounding_or_a_noise_decides_nothing_about_entropy(
+    checks: list[Checked],
+) -> None:
+    (start,) = [one for one in checks if one.selection.target.name == "entropy_start"]
+    judged = [verdict for _, verdict in start.statements()]
+    assert len(judged) == 16
+    assert {verdict.status for verdict in judged} == {"not testable"}
+    # The effects stay on the page.
+    assert all(verdict.effect is not None for verdict in judged)
+    reasons = {claim.name: verdict.sentence for claim, verdict in start.statements()}
+    assert "of which there is 1" in reasons["nvfp4_more_entropy_forced"]
+    assert "drawn once" in reasons["aqn_more_entropy_forced"]
+
+
 def test_a_claim_without_records_is_not_run_whatever_its_statement(tmp_path: Path) -> None:
     (tmp_path / "runs").mkdir()
     rows = decided(learning_checks(tmp_path / "runs", EXPECTED))
