@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from repro.targets.ladder.needle import RATES
 from repro.targets.ladder.rates import GRID
+from repro.targets.ladder.skill import FULL_RATES
 
 Line = str | tuple[float, tuple[float, ...]]
 
@@ -139,6 +140,15 @@ _LADDER_RATES = {
     for name in ("bf16_lora", "nvfp4_lora", "nvfp4_lora_aqn")
     for rate, value in (RATES | GRID).items()
 }
+_FULL_RATES = {
+    f"bf16_full_{name}": Look(f"{_TABLE1['bf16_full'].label}, {rate:g}", tone, line)
+    for (name, rate), tone, line in zip(
+        FULL_RATES.items(),
+        (_TEAL, _SIENNA, _PINK, _BF16),
+        (_DOTS, _DASH_DOT, "-", _WIDE_DOTS),
+        strict=True,
+    )
+}
 _EXPLORATION = {
     "opening_warmer": Look("BF16 LoRA, decision warmer", _TEAL, _DOTS),
     "opening_colder": Look("BF16 LoRA, decision colder", _SIENNA, _DASH_DOT),
@@ -189,7 +199,7 @@ _DOSES = {
 LOOKS: dict[str, Look] = (
     _UNTRAINED | _TABLE1 | _PRODUCTS | _REWARDS | _SCHEDULES | _RANKS | _RATES | _SWEEP
     | _NORMS | _REACH | _MATCHED | _START | _RELEASED | _SUPERVISED
-    | _LADDER_RATES | _EXPLORATION | _RARE | _COMMON | _PRETRAINED | _DOSES
+    | _LADDER_RATES | _FULL_RATES | _EXPLORATION | _RARE | _COMMON | _PRETRAINED | _DOSES
     | _LADDER_RANKS
 )  # fmt: skip
 CONTROLS = ("bf16_lora_random_reward", "bf16_lora_format_reward")

@@ -12,8 +12,9 @@ until it has happened on it, and then jumps: the shape of the paper's Figures 7 
 `doses`                     multiples of a rounding, stronger noise; noise shared or drawn by weight
 `dose_start`                the same arms before training: KL and entropy over rounding draws
 `rates`                     five absolute rates, who collapses; ranks with alpha fixed and growing
-`skill`                     a policy that still has arithmetic to learn; the earlier task with DAPO;
-                            untrained policies over rounding draws
+`skill`                     a policy that still has arithmetic to learn, and a sweep of full
+                            fine-tuning's rate on it; the earlier task with DAPO; untrained policies
+                            over rounding draws
 `needle_policies`           the key contrasts of the needle at 4 % over four pre-training seeds:
                             apart from the ladder (`OVER_POLICIES`), a deeper look
 ==========================  =======================================================================
@@ -49,7 +50,7 @@ from repro.targets.ladder.needle import (
 )
 from repro.targets.ladder.policies import OVER_POLICIES
 from repro.targets.ladder.rates import NEEDLE_RANKS, NEEDLE_RANKS_GROWN, NEEDLE_RATES
-from repro.targets.ladder.skill import ANCHOR_DAPO, SKILL, UNTRAINED_DRAWS
+from repro.targets.ladder.skill import ANCHOR_DAPO, SKILL, SKILL_SWEEP, UNTRAINED_DRAWS
 
 __all__ = ["AGAIN", "LADDER", "OVER_POLICIES"]
 
@@ -65,6 +66,7 @@ LADDER: tuple[Target, ...] = (
     NEEDLE_RATES,
     NEEDLE_RANKS,
     NEEDLE_RANKS_GROWN,
+    SKILL_SWEEP,
     SKILL,
     ANCHOR_DAPO,
     UNTRAINED_DRAWS,

@@ -25,7 +25,7 @@ from repro.spec.shapes import shape_by_name
 from repro.spec.target import Target, differing_fields, plan
 from repro.spec.tier import Tier
 from repro.targets import TARGETS, find
-from repro.targets.chosen_rates import EVERY_ARM
+from repro.targets.chosen_rates import EVERY_ARM, rule_of
 from repro.targets.ladder import AGAIN, LADDER, OVER_POLICIES
 from repro.targets.ladder.dose_start import DOSE_START
 from repro.targets.ladder.needle import (
@@ -39,6 +39,7 @@ from repro.targets.ladder.needle import (
     RATE,
 )
 from repro.targets.ladder.rates import NEEDLE_RATES
+from repro.targets.ladder.skill import FULL_RATES, SKILL, SKILL_SWEEP
 from repro.targets.pretraining import PRETRAIN_PROXY
 from repro.targets.rates import lacking_rates
 from tests.repro.made_up import honest_proxy_record
@@ -79,8 +80,9 @@ def test_no_other_run_has_had_these_seeds() -> None:
     # What was asked first and left open is asked again of other seeds.
     first = {run.seed for target in (NEEDLE_4, find("needle_sharing")) for run in runs_of(target)}
     assert not first & {run.seed for run in runs_of(*AGAIN)}
-    tuning = {run.seed for run in plan(NEEDLE_SWEEP, Tier.PROXY)}
-    compared = {run.seed for run in runs_of(*(t for t in LADDER if t is not NEEDLE_SWEEP))}
+    sweeps = (NEEDLE_SWEEP, SKILL_SWEEP)
+    tuning = {run.seed for run in runs_of(*sweeps)}
+    compared = {run.seed for run in runs_of(*(t for t in LADDER if t not in sweeps))}
     assert not tuning & compared
 
 
@@ -178,6 +180,37 @@ def test_one_rate_is_chosen_for_all_arms_and_only_inside_the_grid() -> None:
             ValueError, match=r"train_reward_mean is best at .*, an end of the grid"
         ):
             choose(NEEDLE_SWEEP, scale, rewards(**{end: 0.1}))
+
+
+def test_full_training_is_swept_at_the_scale_and_by_the_quantity_of_its_claim() -> None:
+    scale, swept = SKILL.scales[Tier.PROXY], SKILL_SWEEP.scales[Tier.PROXY]
+    assert differing_fields(scale, swept) == {"data", "evaluation", "seeds"}
+    assert differing_fields(scale.evaluation, swept.evaluation) <= {"every", "samples", "at"}
+    assert differing_fields(scale.data, swept.data) <= {"development_problems", "test_problems"}
+    # As the claim's: answers sampled at temperature 1 after the last step, of other problems.
+    (claim,) = [claim for claim in SKILL.claims if claim.name == "qerl_matches_full"]
+    assert (claim.metric, rule_of(SKILL_SWEEP.name).metric) == ("accuracy", "heldout_last")
+    full = SKILL.arm("bf16_full")
+    assert {arm.name.removesuffix(f"_{name}") for arm, name in
+            zip(SKILL_SWEEP.arms, FULL_RATES, strict=True)} == {full.name}  # fmt: skip
+    assert all(differing_fields(arm, full) <= {"learning_rate"} for arm in SKILL_SWEEP.arms)
+    assert full.learning_rate in sorted(FULL_RATES.values())[1:-1]
+
+
+def test_the_rate_of_full_training_is_the_most_accurate_inside_the_grid() -> None:
+    scale = SKILL_SWEEP.scales[Tier.PROXY]
+
+    def ends(**best: float) -> dict[str, dict[int, float]]:
+        return {
+            arm.name: dict.fromkeys(scale.seeds, 50.0 + best.get(arm.name.rsplit("_", 1)[1], 0.0))
+            for arm in SKILL_SWEEP.arms
+        }
+
+    choice = choose(SKILL_SWEEP, scale, ends(**{"5e5": 6.0, "1e4": 5.9}))
+    assert choice["chosen"] == {"bf16_full": 5e-5}
+    for end in ("25e6", "2e4"):
+        with pytest.raises(ValueError, match=r"heldout_last is best at .*, an end of the grid"):
+            choose(SKILL_SWEEP, scale, ends(**{end: 6.0}))
 
 
 def test_every_arm_of_the_needle_has_the_one_rate() -> None:
