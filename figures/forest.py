@@ -1,8 +1,9 @@
 """The forest plot of the twelve claims: one row each, measured effect and the paper's on one scale.
 
-A circle with its interval is the effect measured here, a diamond the paper's; grey is what could
-not have shown an effect. Effects are shares in percent, of what stands below each title. A claim
-without records has no row and is named in the note.
+A circle with its interval is the effect measured here, on all seeds, a diamond the paper's; grey is
+what could not have shown an effect. Where an early look decided, its own interval is the thin line:
+the verdict beside the row is that look's. Effects are shares in percent, of what stands below each
+title. A claim without records has no row and is named in the note.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from matplotlib.lines import Line2D
 
 from figures.layout import frame, new_figure, tidy_rows
 from repro.report.pictures import FOREST
-from repro.report.twelve import Decided
+from repro.report.twelve import Decided, Share
 from repro.report.verdicts import word
 
 NAME = FOREST
@@ -26,6 +27,10 @@ _NOTE = (
     "circles: measured here, with the interval that holds for all statements of a target; "
     "diamonds: the paper's own share, hollow where it claims that nothing differs; shortfall: what "
     "the other arm's curve leaves below its ceiling"
+)
+_LOOKED = (
+    "\nthin lines: the interval at the early look that decided, from part of the seeds; circles "
+    "and thick lines: all seeds"
 )
 # Letters of a verdict in a line beside the panel.
 _VERDICT_LETTERS = 34
@@ -40,7 +45,10 @@ class ForestRow:
     number, title
         Its place among the twelve, and the claim in a few words.
     share, low, high
-        Measured effect and interval, in `measure`; no interval where it is not testable.
+        Measured effect and interval of all seeds, in `measure`; no interval where it is not
+        testable.
+    at_look
+        The interval at the look that decided, where that was an earlier one; else None.
     paper
         The paper's, in `measure`; None where it has no size.
     is_equality
@@ -57,6 +65,7 @@ class ForestRow:
     verdict: str
     is_testable: bool
     is_equality: bool
+    at_look: tuple[float, float] | None = None
 
 
 def rows(twelve: Sequence[Decided]) -> list[ForestRow]:
@@ -65,9 +74,10 @@ def rows(twelve: Sequence[Decided]) -> list[ForestRow]:
         ForestRow(
             number=number,
             title=item.claim.title,
-            share=item.share,
-            low=item.low,
-            high=item.high,
+            share=item.measured.value,
+            low=item.measured.low,
+            high=item.measured.high,
+            at_look=_look(item.at_look),
             paper=item.paper,
             measure=item.measure,
             verdict=word(item.verdict),
@@ -75,8 +85,14 @@ def rows(twelve: Sequence[Decided]) -> list[ForestRow]:
             is_equality=item.is_equality,
         )
         for number, item in enumerate(twelve, 1)
-        if item.is_run and item.verdict is not None and item.share is not None
+        if item.is_run and item.verdict is not None and item.measured is not None
     ]
+
+
+def _look(share: Share | None) -> tuple[float, float] | None:
+    return None if share is None or share.low is None or share.high is None else (
+        share.low, share.high,
+    )  # fmt: skip
 
 
 def draw(drawn: Sequence[ForestRow], where: str, absent: Sequence[str] = ()) -> Figure:
@@ -95,13 +111,16 @@ def draw(drawn: Sequence[ForestRow], where: str, absent: Sequence[str] = ()) -> 
     for row, place in zip(drawn, places, strict=True):
         _row(axes, row, place)
     _frame(axes, drawn, places)
-    note = _NOTE + (f"\nnot run: {'; '.join(absent)}" if absent else "")
+    looked = _LOOKED if any(row.at_look for row in drawn) else ""
+    note = _NOTE + looked + (f"\nnot run: {'; '.join(absent)}" if absent else "")
     frame(figure, f"The paper's claims about learning{where}", note, _keys(drawn))
     return figure
 
 
 def _row(axes: Axes, row: ForestRow, place: float) -> None:
     tone = _INK if row.is_testable else _GREY
+    if row.at_look is not None:
+        axes.plot(row.at_look, [place, place], color=tone, linewidth=1.0, alpha=0.6, zorder=2)
     if row.low is not None and row.high is not None:
         axes.plot([row.low, row.high], [place, place], color=tone, linewidth=2.4, zorder=3)
     axes.plot(row.share, place, "o", color=tone, markersize=6.5, zorder=4)

@@ -59,6 +59,28 @@ MINIMUM_REPEATS = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class AllSeeds:
+    """The estimate of a claim over every seed recorded, where an earlier look decided it.
+
+    The verdict belongs to the look that was planned, the estimate to all of the data: how many
+    seeds there are was planned too, so leaving some out would only widen the interval.
+
+    Attributes
+    ----------
+    effect, low, high
+        As in `Verdict`, the interval at the level of the last look and simultaneous over its
+        family; the ends None where the claim is not testable on all seeds.
+    n
+        Pairs behind it.
+    """
+
+    effect: float
+    low: float | None
+    high: float | None
+    n: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
     """The judgement of one claim or expectation.
 
@@ -86,6 +108,8 @@ class Verdict:
         The paper's effect in these units, and the smallest that matters; None where not declared.
     post_hoc
         Why it was not judged by rules that were fixed before the runs; empty where it was.
+    all_seeds
+        The estimate over all seeds, where this is the verdict of an earlier look; else None.
     """
 
     name: str
@@ -107,6 +131,7 @@ class Verdict:
     paper: float | None = None
     matters: float | None = None
     post_hoc: str = ""
+    all_seeds: AllSeeds | None = None
 
     @property
     def own_fault(self) -> bool:

@@ -24,6 +24,7 @@ from repro.report import dose_response, mediation
 from repro.report.learning_runs import (
     ends,
     limits,
+    rate_of_full_training,
     rate_of_the_ladder,
     rates,
     runs_of_checks,
@@ -42,7 +43,7 @@ from repro.report.learning_statements import (
 from repro.report.numbers import device_title
 from repro.report.pictures import DOSE, FOREST, picture_lines
 from repro.report.tables import Line, by_device, link_to, side_by_side
-from repro.report.twelve import TWELVE, Decided, decided, statements
+from repro.report.twelve import TWELVE, Decided, Share, decided, statements
 from repro.report.verdicts import CLAIM_WORDS, counted, labelled, word
 from repro.run.analysis_plan import needs_plan
 from repro.run.places import expected_folder
@@ -55,24 +56,29 @@ from repro.targets import TARGETS, runs_of
 from repro.targets.chosen_rates import choice_file, read_choice
 from repro.targets.ladder.needle import NEEDLE_05, NEEDLE_4, NEEDLE_40, NEEDLE_SWEEP
 from repro.targets.ladder.needle import SWEEP as NEEDLE_SWEPT
+from repro.targets.ladder.skill import FULL_SWEEP_SCALE, SKILL_SWEEP
 from repro.targets.proxy import PROXY_SWEEP
 
 _TITLE = "# Learning: the paper's twelve claims at the proxy tier"
 _QUESTION = """\
 The paper says that the noise of 4-bit weights helps reinforcement learning: rewards grow faster,
-and QeRL (NVFP4 weights, LoRA, added noise) ends above 16-bit LoRA. Here small policies, pre-trained
-in this repository on generated problems, are put to the same comparisons."""
+and QeRL (NVFP4 weights, LoRA, added noise) ends above 16-bit LoRA. Here the same comparisons are
+made on small policies, pre-trained in this repository on generated problems. Most are decided on
+`needle_4`, where a policy shows the working that earns the reward in 4 % of its completions (the
+*prior*). Training is flat until a run comes across that habit, then it *takes off*. One token, the
+*deciding token*, settles whether a completion shows its working."""
 _TABLE_READING = """\
-Effects are shares that another model can have: of the *gain* by training, of the *shortfall* (what
-the other arm's curve leaves below its ceiling: the time that is saved), of the other arm's *mean*,
-or of a *ratio* of steps (+100 %: twice as fast); in brackets the interval that holds for all
-statements of a target together (95 %). The verdict is that of the statement named, after Holm's
-correction over its target. *Excluded*: not shown, and the interval ends below the paper's size;
-*no difference within x*: the interval lies within the smallest effect that matters, a tenth of the
-paper's, to both sides; *not testable*: no effect could have appeared, or what the claim speaks of
-was drawn too few times; *post hoc*: the rule is younger than the runs."""
+Effects are relative, so that they can be compared with the paper's: in percent of the *gain* by
+training, of the *shortfall* (what the other arm's curve leaves below its ceiling), of the other
+arm's *mean*, or *in speed* (+100 %: half the steps to the take-off). In brackets: the interval that
+holds for all statements of a target together (95 %). Each verdict is that of the statement named,
+with Holm's correction over its target. *Excluded at the paper's size*: not shown, and the interval
+ends below the paper's effect. *No difference within x*: the interval lies within x to both sides.
+*Not testable here*: no effect could have appeared, or what the claim speaks of was drawn too few
+times. *Post hoc*: the rule is younger than the runs. Where a planned early look at part of the
+seeds decided, the verdict is that look's, and the effect is that of all seeds."""
 _FOREST_WORDS = "Measured effects with their intervals, the paper's as diamonds, grey: not testable"
-_DOSE_WORDS = "Steps to the take-off over BF16's by the KL from BF16, the paper's as a diamond"
+_DOSE_WORDS = "Steps to the take-off over BF16's by dose, the paper's as a diamond"
 _PROTOCOL = """\
 How the runs are made, and why an earlier protocol was superseded:
 [proxy_tier.md](proxy_tier.md#the-protocol-and-the-one-before-it). Written from blessed records by
@@ -167,18 +173,22 @@ def _short(rows: Sequence[Decided]) -> list[str]:
     if first is not None:
         number, row = first
         sentences.append(
-            f"Of claim {number}, that {_lower(row.claim.title)}, the effect is {_measured(row)}, "
-            f"where the paper has {row.paper:+.3g}."
+            f"For claim {number}, that {_lower(row.claim.title)}, the effect is {_measured(row)}; "
+            f"the paper's is {row.paper:+.3g}."
         )
-    parts = [_numbered("cannot be tested with these policies", untestable)]
-    parts.append(_numbered("have no run that compares what they speak of", absent))
+    parts = [_numbered("cannot be tested with these runs", untestable)]
+    parts.append(_numbered("still need their runs", absent))
     opened = "; ".join(filter(None, parts))
     return [" ".join([*sentences, f"{opened}.".capitalize()] if opened else sentences), ""]
 
 
 def _numbered(what: str, numbers: Sequence[int]) -> str:
-    listed = ", ".join(map(str, numbers))
-    return f"claim{'s' * (len(numbers) > 1)} {listed} {what}" if numbers else ""
+    return f"{_claims(numbers)} {what}" if numbers else ""
+
+
+def _claims(numbers: Sequence[int]) -> str:
+    *first, last = map(str, numbers)
+    return f"claims {', '.join(first)} and {last}" if first else f"claim {last}"
 
 
 def _is_decided(row: Decided) -> bool:
@@ -201,9 +211,9 @@ def _dose(devices: Mapping[str, Sequence[Checked]], folder: Path, out: Path) -> 
 
     def written(device: str) -> list[str]:
         response = dose_response.dose_response(devices[device])
-        sentences = [dose_response.in_words(response)] if response is not None else []
-        sentences += filter(None, [mediation.in_words(mediation.mediation(devices[device]))])
-        return [*sentences, ""] if sentences else []
+        parts = [dose_response.in_words(response)] if response is not None else []
+        parts += filter(None, [mediation.in_words(mediation.mediation(devices[device]))])
+        return [line for part in parts for line in (part, "")]
 
     lines = _per_device(devices, written)
     pictures = _drawn(folder, out, DOSE, _DOSE_WORDS) if lines else []
@@ -232,13 +242,15 @@ def _can(rows: Sequence[Decided]) -> list[str]:
         if row.is_testable and row.half is not None:
             by_measure.setdefault(row.measure, {})[number] = row.half
     resolved = [
-        f"± {_range(halves.values())} {measure} (claim{'s' * (len(halves) > 1)} "
-        f"{', '.join(map(str, halves))})"
+        f"± {_range(halves.values())} {measure} ({_claims(list(halves))})"
         for measure, halves in by_measure.items()
     ]
     if not resolved:
         return []
-    return [f"- **They can show** effects beyond {'; '.join(resolved)}."]
+    return [
+        f"- **They can show** effects beyond {' and '.join(resolved)}: half the width of the "
+        "intervals."
+    ]
 
 
 def _explored(checks: Sequence[Checked]) -> list[str]:
@@ -253,21 +265,23 @@ def _explored(checks: Sequence[Checked]) -> list[str]:
         if colder is None or warmer is None or None in (colder.low, warmer.low):
             continue
         rungs.append(
-            f"on `{rung.name}`, the deciding token drawn colder takes {_times(colder)} the steps, "
-            "runs that never take off counted with those they had"
+            f"on `{rung.name}`, with the deciding token drawn colder a run takes {_times(colder)} "
+            "the steps (at least: one that never takes off counts with those it had)"
             f"{'' if colder.status == 'reproduced' else ', so nothing could be seen there'}; drawn "
-            f"warmer it is {_times(warmer)} as fast"
+            f"warmer, it is {_times(warmer)} as fast"
         )
     if not rungs:
         return []
     return [
-        f"- **Where exploration decides**: {'; '.join(rungs)}. The warmer draw shows what "
-        "more entropy at that token is worth."
+        f"- **Where exploration decides**: {'; '.join(rungs)}. So exploration matters, and the "
+        "warmer draw shows how much more of it could gain."
     ]
 
 
 def _times(verdict: Verdict) -> str:
-    return f"{verdict.effect:.3g} ({verdict.low:.3g} to {verdict.high:.3g}) times"
+    """Return a ratio with its interval, of all seeds."""
+    of = verdict.all_seeds or verdict
+    return f"{of.effect:.3g} ({of.low:.3g} to {of.high:.3g}) times"
 
 
 def _range(values: Iterable[float]) -> str:
@@ -277,7 +291,13 @@ def _range(values: Iterable[float]) -> str:
 
 def _cannot(rows: Sequence[Row], device: str) -> list[str]:
     """Return how many of the paper's statements no effect could have appeared in, and why."""
-    known = [row for row in rows if row.kind == "paper" and device in row.verdicts]
+    known = [
+        row
+        for row in rows
+        if row.kind == "paper"
+        and device in row.verdicts
+        and row.verdicts[device].status != "not run"
+    ]
     failed = [row for row in known if row.verdicts[device].status == "not testable"]
     if not failed:
         return []
@@ -288,13 +308,14 @@ def _cannot(rows: Sequence[Row], device: str) -> list[str]:
         if row not in few and any(assay.kind == "design" for assay in row.claim.assays)
     ]
     counts = {
-        "end under a ceiling that all arms share": len(failed) - len(few) - len(design),
-        "speak of what was drawn too few times": len(few),
-        "cannot by their design": len(design),
+        "end under a ceiling shared by all arms": len(failed) - len(few) - len(design),
+        "are about rounding and have one draw of it": len(few),
+        "cannot by the design of their runs": len(design),
     }
     reasons = ", ".join(f"{count} {reason}" for reason, count in counts.items() if count)
     return [
-        f"- **They cannot show** {len(failed)} of the paper's {len(known)} statements: {reasons}."
+        f"- **They cannot show** {len(failed)} of the paper's {len(known)} statements that have "
+        f"runs: {reasons}."
     ]
 
 
@@ -315,7 +336,7 @@ def _papers(row: Decided) -> str:
     if row.statement is None:
         return row.claim.place
     source = row.statement.source.split(" (")[0]
-    if row.statement.effect is None:
+    if row.is_equality:
         return f"no difference ({source})"
     return source if row.paper is None else f"{row.paper:+.3g} {row.measure} ({source})"
 
@@ -325,7 +346,11 @@ def _cells(row: Decided) -> tuple[str, str, str]:
         reason = row.verdict.sentence if row.verdict is not None else row.remark
         return "", CLAIM_WORDS["not run"], f"not yet: {reason}"
     by = f"<br>`{row.name}`"
-    return f"{_measured(row)}{by}", labelled(row.verdict), _can_show(row, row.verdict)
+    return (
+        f"{_measured(row)}{_at_look(row)}{by}",
+        labelled(row.verdict),
+        _can_show(row, row.verdict),
+    )
 
 
 def _can_show(row: Decided, verdict: Verdict) -> str:
@@ -340,10 +365,23 @@ def _can_show(row: Decided, verdict: Verdict) -> str:
 
 
 def _measured(row: Decided) -> str:
-    share = f"{row.share:+.2g}"
-    if row.low is not None and row.high is not None:
-        share += f" ({row.low:+.2g} to {row.high:+.2g})"
-    return f"{share} {row.measure}"
+    return "" if row.measured is None else f"{_share(row.measured)} {row.measure}"
+
+
+def _share(share: Share) -> str:
+    ends = (share.low, share.high)
+    interval = "" if None in ends else f" ({share.low:+.2g} to {share.high:+.2g})"
+    return f"{share.value:+.2g}{interval}"
+
+
+def _at_look(row: Decided) -> str:
+    """Return how many seeds the effect is of, and what the look that decided had; or nothing."""
+    if row.measured is None or row.at_look is None:
+        return ""
+    return (
+        f", all {row.measured.pairs} seeds; {_share(row.at_look)} at the look that decided, "
+        f"{row.at_look.pairs} seeds"
+    )
 
 
 def _details(checks: Sequence[Checked], rows: Sequence[Row], folder: Path, out: Path) -> list[str]:
@@ -360,7 +398,8 @@ def _details(checks: Sequence[Checked], rows: Sequence[Row], folder: Path, out: 
     lines += folded("What entropy is worth, and what a format brings of it", _mediation(devices))
     lines += folded("Every seed's end", _per_device(devices, lambda device: ends(runs[device])))
     ladder = rate_of_the_ladder(read_choice(NEEDLE_SWEPT, choice_file(NEEDLE_SWEEP.name)))
-    lines += folded("Learning rates", rates(read_choice(PROXY_SWEEP)) + ladder)
+    full = rate_of_full_training(read_choice(FULL_SWEEP_SCALE, choice_file(SKILL_SWEEP.name)))
+    lines += folded("Learning rates", rates(read_choice(PROXY_SWEEP)) + ladder + full)
     return lines + folded("Pictures of each target", picture_lines(folder, out.parent))
 
 

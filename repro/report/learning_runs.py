@@ -18,7 +18,7 @@ from repro.judge.check import Checked
 from repro.report.numbers import cell_text, device_title
 from repro.report.tables import table
 from repro.targets import find
-from repro.targets.chosen_rates import EVERY_ARM, TIE_ERRORS
+from repro.targets.chosen_rates import TIE_ERRORS
 from repro.targets.proxy import PROXY_SWEEP
 
 # A run that rose by more than this between its last two evaluations had not finished.
@@ -124,7 +124,8 @@ def limits(runs: Runs) -> list[str]:
 
 def _habit(known: Sequence[Setting]) -> list[str]:
     said = [
-        f"{start:.0f} and {setting.ceiling:.0f} % ({setting.name})"
+        f"{start:.0f} % as it is and {setting.ceiling:.0f} % if made to begin with its working "
+        f"({setting.name})"
         for setting in known
         if (start := setting.mean("accuracy_greedy_start")) is not None
     ]
@@ -135,16 +136,16 @@ def _habit(known: Sequence[Setting]) -> list[str]:
     )
     after = _lengths([record for setting in known for record in setting.trained])
     return [
-        "- **What is learnt is mostly a habit.** Greedy accuracy before training, as the policies "
-        f"are and made to begin with their working: {', '.join(said)}. What training teaches is "
-        f"mostly to write the working out (completions grow from {before} to {after} tokens), so "
-        "all arms have one ceiling, and differ in how soon they come near it."
+        "- **What is learnt is mostly a habit.** Before training, a policy's greedy accuracy is "
+        f"{', '.join(said)}. Training mostly teaches it to write the working out (completions grow "
+        f"from {before} to {after} tokens), so all arms have the same ceiling and differ in how "
+        "soon they come near it."
     ]
 
 
 def _no_ceiling(settings: Sequence[Setting]) -> list[str]:
     said = [
-        f"{setting.name}, greedy from {start:.0f} to {end:.0f} %"
+        f"{start:.0f} to {end:.0f} % ({setting.name})"
         for setting in settings
         if (start := setting.mean("accuracy_greedy_start")) is not None
         and (end := setting.mean("accuracy_greedy")) is not None
@@ -152,8 +153,8 @@ def _no_ceiling(settings: Sequence[Setting]) -> list[str]:
     if not said:
         return []
     return [
-        "- **Where the ceiling was not measured.** No untrained arm was made to show its working "
-        f"there: {'; '.join(said)}."
+        "- **Where the ceiling is not known.** Greedy accuracy rose from "
+        f"{', from '.join(said)}; no untrained policy was made to begin with its working there."
     ]
 
 
@@ -169,8 +170,8 @@ def _unfinished(settings: Sequence[Setting], known: Sequence[Setting]) -> list[s
         f"- **Who had not finished.** {rising} of {len(trained)} trained runs rose by more than "
         f"{RISING_POINTS:.0f} points between their last two held-out evaluations, and {short} of "
         f"{len(measured)} ended more than {SHORT_POINTS:.0f} points below a known ceiling. Where "
-        "some runs of an arm have taken off and others have not, its final accuracies lie far "
-        "apart, and the intervals are wide."
+        "only some runs of an arm have taken off, its final accuracies lie far apart and the "
+        "intervals are wide."
     ]
 
 
@@ -184,10 +185,10 @@ def _few(settings: Sequence[Setting]) -> list[str]:
         if record.config["arm"].get("learning_rate") is None
     )
     lines = [
-        "- **Small policies, few seeds.** All seeds of a comparison share one pre-trained policy "
-        "and one set of test problems: intervals are over the chance of training and sampling, not "
-        "over policies or problems; of an untrained arm over sampling alone. Nothing here is about "
-        "the paper's models or its percentages; with more seeds or steps a verdict can change."
+        "- **Small policies, few seeds.** All seeds of a comparison share one pre-trained policy, "
+        f"one set of test problems and {_roundings(settings)}: intervals are over the chance of "
+        "training and sampling, of an untrained policy over sampling alone. Nothing here is about "
+        "the paper's models or its percentages; more seeds or steps can change a verdict."
     ]
     others = [f"`{name}`" for name in policies if name != swept]
     if others:
@@ -196,6 +197,14 @@ def _few(settings: Sequence[Setting]) -> list[str]:
             f"sweep chose for `{swept}` (below)."
         )
     return lines
+
+
+def _roundings(settings: Sequence[Setting]) -> str:
+    """Return how often the runs have drawn each format's rounding, in words."""
+    scales = [record.config["scale"] for setting in settings for record in setting.trained]
+    drawn = dict.fromkeys(f"`{s['checkpoint']}`" for s in scales if s.get("permuted"))
+    where = f" (on {', '.join(drawn)} one per seed)" if drawn else ""
+    return f"one rounding per format{where}"
 
 
 def ends(runs: Runs) -> list[str]:
@@ -277,15 +286,38 @@ def rates(choice: Mapping[str, Any] | None) -> list[str]:
 
 def rate_of_the_ladder(choice: Mapping[str, Any] | None) -> list[str]:
     """Return at which rate the ladder's arms train and why; nothing before it was chosen."""
+    return _rate_of_sweep(
+        choice,
+        "The ladder's arms all have",
+        "by a sweep of their own on the rung of 4 %",
+        "Training reward, mean over the steps",
+    )
+
+
+def rate_of_full_training(choice: Mapping[str, Any] | None) -> list[str]:
+    """Return full fine-tuning's rate in `skill` and why; nothing before it was chosen."""
+    return _rate_of_sweep(
+        choice,
+        "Full fine-tuning in `skill` has",
+        "by a sweep of its own at that scale",
+        "Held-out accuracy at the end",
+    )
+
+
+def _rate_of_sweep(
+    choice: Mapping[str, Any] | None, whose: str, by: str, measured: str
+) -> list[str]:
+    """Return the one rate that a sweep chose; nothing before it did."""
     if choice is None:
         return []
-    rate, means = choice["chosen"][EVERY_ARM], choice["means"][EVERY_ARM]
-    listed = ", ".join(f"{float(name):.2g}: {mean:.3g}" for name, mean in means.items())
+    ((key, rate),) = choice["chosen"].items()
+    listed = ", ".join(
+        f"{float(name):.2g}: {mean:.3g}" for name, mean in choice["means"][key].items()
+    )
     return [
-        f"The ladder's arms all have {rate:.2g}, by a sweep of their own on the rung of 4 % "
-        f"({choice['records']} runs, source commit "
+        f"{whose} {rate:.2g}, {by} ({choice['records']} runs, source commit "
         f"{', '.join(f'`{commit[:12]}`' for commit in choice['commits'])}); rule: "
-        f"{choice['rule']}. Training reward, mean over the steps, by rate: {listed}.",
+        f"{choice['rule']}. {measured}, by rate: {listed}.",
         "",
     ]
 

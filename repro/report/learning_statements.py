@@ -30,7 +30,8 @@ READING = """\
 Effects are differences paired by seed, the claimed direction positive, with intervals that hold
 for all statements of a target together (95 %); *pairs that would decide* is for 80 % power at the
 effect measured. An order of arms is tested by ranks within each seed (Page's test), so its slope's
-interval may exclude zero while the order is still inconclusive. *q* is the false-discovery rate
+interval may exclude zero while the order is still inconclusive. Where an early look decided, its
+numbers stand first, those of all seeds below. *q* is the false-discovery rate
 over all statements of this tier on the device (Benjamini and Hochberg). † : the arms had different
 learning rates, too (below)."""
 # From so many statements of one target without runs on, they are counted rather than named.
@@ -125,7 +126,14 @@ def _line(row: Row, device: str, verdicts: bool) -> Line:
     sizes = ", ".join(f"{size:+g} ({name})" for name, size in row.sizes.items())
     paper = "" if verdict.paper is None else f"{verdict.paper:+.3g} {verdict.unit}"
     q = "" if verdict.q is None else f"{verdict.q:.2g}"
-    numbers = [*_numbers(verdict), paper, q, str(verdict.n or "")]
+    effect, interval = _numbers(verdict)
+    pairs = str(verdict.n or "")
+    if (every := verdict.all_seeds) is not None:
+        effect += f"<br>all {every.n} seeds: {every.effect:+.3g} {verdict.unit}"
+        if every.low is not None and every.high is not None:
+            interval += f"<br>{every.low:+.3g} to {every.high:+.3g}"
+        pairs += f"<br>{every.n}"
+    numbers = [effect, interval, paper, q, pairs]
     return Line(
         common=(verdict.statement + " †" * row.other_rates, f"{place}`{row.target.name}`", sizes),
         own=(*numbers, *([labelled(verdict)] * verdicts), _needed(row, verdict)),

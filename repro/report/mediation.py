@@ -200,9 +200,9 @@ def in_words(rows: Sequence[Mediated]) -> str:
     if row is None:
         return ""
     return (
-        f"By its shift in the decision's entropy ({_nats(row.shift)}) and what the exploration "
-        f"controls say that entropy is worth, NVFP4 would take {_quotient(row.mediated)} of BF16's "
-        f"steps; it took {_quotient(row.observed)}."
+        f"NVFP4 shifts the deciding token's entropy by {_nats(row.shift)}. By what the exploration "
+        "controls show such a shift to be worth, NVFP4 would take "
+        f"{_quotient(row.mediated)} times BF16's steps; it took {_quotient(row.observed)}."
     )
 
 

@@ -13,6 +13,9 @@ Until then the first one does; then it stands among the others.
 Effects are shown as shares, in percent of what the statement's effect is a share of
 (`repro.spec.effect`), which is the one scale on which a small policy and the paper's can stand side
 by side: the effect in the metric's unit over what the whole share would be in these records.
+
+Where an early look decided, the effect is that of all seeds, with the look's own beside it; the
+verdict is the look's (`repro.evidence.verdict.AllSeeds`).
 """
 
 from __future__ import annotations
@@ -22,7 +25,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
-from repro.evidence.verdict import Verdict
+from repro.evidence.verdict import AllSeeds, Verdict
 from repro.judge.check import Checked
 from repro.spec.effect import GAIN
 from repro.spec.target import Claim
@@ -32,7 +35,7 @@ _MEASURES = {
     "of gain": "% of the gain",
     "of shortfall": "% of the shortfall",
     "of baseline": "% of the mean",
-    "ratio": "% of the ratio",
+    "ratio": "% in speed",
 }
 # Kinds that claim that two arms do not differ.
 _EQUALITIES = ("non_inferior", "equivalent")
@@ -217,13 +220,31 @@ TWELVE = (
         decided_by="needle_sharing.sharing_costs_nothing_strong",
         then="needle_sharing_fresh.sharing_costs_nothing_strong",
         then_remark="steps to the take-off against a draw per projection, at ten times the paper's "
-        "sigma, thirty-two fresh seeds",
+        "sigma, forty fresh seeds",
         others=("needle_sharing.sharing_costs_nothing",),
         place="section 3.3; Fig. 6",
         remark="steps to the take-off against a draw per projection, at ten times the paper's "
         "sigma: at its own neither way does much",
     ),
 )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Share:
+    """An effect as a share with its simultaneous interval.
+
+    Attributes
+    ----------
+    value, low, high
+        In the measure of the claim; the ends None where the statement is not testable.
+    pairs
+        Behind it.
+    """
+
+    value: float
+    low: float | None
+    high: float | None
+    pairs: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -236,14 +257,15 @@ class Decided:
         The deciding statement and its verdict; None where it is not among what was checked.
     name, remark
         The deciding statement's name, `target.claim`, and what it speaks of.
-    share, low, high
-        Measured relative effect and its simultaneous interval, in `measure`; None without records,
-        the interval where the statement is not testable.
+    measured
+        Relative effect, of all seeds, in `measure`; None without records.
+    at_look
+        The same at the look that decided, where that was an earlier one; else None.
     paper
         The paper's, in `measure`; 0 where it claims that there is no difference; None where it has
         no size.
     measure
-        `% of the gain`, `% of the shortfall`, `% of the mean`, `% of the ratio` or `points`.
+        `% of the gain`, `% of the shortfall`, `% of the mean`, `% in speed` or `points`.
     """
 
     claim: PaperClaim
@@ -251,9 +273,8 @@ class Decided:
     remark: str
     statement: Claim | None = None
     verdict: Verdict | None = None
-    share: float | None = None
-    low: float | None = None
-    high: float | None = None
+    measured: Share | None = None
+    at_look: Share | None = None
     paper: float | None = None
     measure: str = ""
 
@@ -275,7 +296,10 @@ class Decided:
     @property
     def half(self) -> float | None:
         """Half of the interval's width; None without one."""
-        return None if self.low is None or self.high is None else (self.high - self.low) / 2
+        share = self.measured
+        if share is None or share.low is None or share.high is None:
+            return None
+        return (share.high - share.low) / 2
 
 
 def decided(checks: Sequence[Checked]) -> list[Decided]:
@@ -310,12 +334,17 @@ def _with_shares(row: Decided, checked: Checked, statement: Claim, verdict: Verd
     def share(value: float | None) -> float | None:
         return None if value is None else (value - offset) * scale
 
+    def shares(of: Verdict | AllSeeds) -> Share:
+        value = share(of.effect)
+        assert value is not None
+        return Share(value=value, low=share(of.low), high=share(of.high), pairs=of.n)
+
+    every = verdict.all_seeds
     equality = 0.0 if row.is_equality else None
     return dataclasses.replace(
         row,
-        share=share(verdict.effect),
-        low=share(verdict.low),
-        high=share(verdict.high),
+        measured=shares(every or verdict),
+        at_look=None if every is None else shares(verdict),
         paper=equality if verdict.paper is None else share(verdict.paper),
         measure=_measure(statement, verdict),
     )

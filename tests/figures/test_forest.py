@@ -65,7 +65,7 @@ def test_a_row_is_drawn_per_claim_with_records_with_the_papers_diamond(
     for place, diamond in diamonds.items():
         assert diamond.get_xdata()[0] == values[place]  # type: ignore[index]
     for claim in (item for item in run if item.is_testable):
-        assert claim.low is not None
+        assert claim.half is not None
 
 
 def test_what_is_not_testable_is_grey_and_has_no_interval(twelve: list[Decided]) -> None:
@@ -90,6 +90,24 @@ def test_a_diamond_is_hollow_where_the_paper_claims_that_nothing_differs() -> No
     diamonds = marks(forest.draw([made_up(1), equal], ""), "D")
     assert diamonds[-1.0].get_markerfacecolor() == "white"
     assert diamonds[0.0].get_markerfacecolor() != "white"
+
+
+def test_of_an_early_look_the_interval_is_thin_below_that_of_all_seeds(
+    twelve: list[Decided],
+) -> None:
+    looked = dataclasses.replace(made_up(1), at_look=(-20.0, 25.0))
+    figure = forest.draw([looked, made_up(2)], "")
+    lines = [line for line in figure.axes[0].lines if len(line.get_xdata()) == 2]  # type: ignore[arg-type]
+    by_ends = {tuple(map(float, line.get_xdata())): line.get_linewidth() for line in lines}  # type: ignore[arg-type]
+    assert by_ends[-20.0, 25.0] < by_ends[-4.0, 5.0]
+    assert "early look" in " ".join(text.get_text() for text in figure.findobj(Text))
+    plain = forest.draw([made_up(1)], "")
+    assert "early look" not in " ".join(text.get_text() for text in plain.findobj(Text))
+    rows = {row.number: row for row in forest.rows(twelve)}
+    assert rows[1].at_look is not None
+    assert rows[1].low is not None
+    assert rows[1].at_look[0] < rows[1].low
+    assert rows[6].at_look is None
 
 
 def test_claims_without_records_are_named_below() -> None:

@@ -20,7 +20,14 @@ from repro.report.learning import (
     learning_selections,
     learning_text,
 )
-from repro.report.learning_runs import ends, limits, rate_text, rates, runs_of_checks
+from repro.report.learning_runs import (
+    ends,
+    limits,
+    rate_of_full_training,
+    rate_text,
+    rates,
+    runs_of_checks,
+)
 from repro.report.twelve import TWELVE, decided, statements
 from repro.report.verdicts import CLAIM_WORDS, NO_DIFFERENCE
 from repro.run.places import PACKAGE, expected_folder
@@ -218,7 +225,9 @@ def test_the_table_follows_the_verdicts(checks: list[Checked], tmp_path: Path) -
         dataclasses.replace(
             item,
             verdicts=[
-                dataclasses.replace(v, status="reproduced", effect=v.paper, low=1.0, high=30.0, q=0)
+                dataclasses.replace(
+                    v, status="reproduced", effect=v.paper, low=1.0, high=30.0, q=0, all_seeds=None
+                )
                 if (item.selection.target.name, v.name) == ("needle_4", name)
                 else v
                 for v in item.verdicts
@@ -237,7 +246,7 @@ def test_the_table_follows_the_verdicts(checks: list[Checked], tmp_path: Path) -
 
 def test_a_share_is_the_effect_in_units_of_what_the_paper_has(checks: list[Checked]) -> None:
     for row in decided(checks):
-        if row.verdict is None or row.verdict.paper is None or row.share is None:
+        if row.verdict is None or row.verdict.paper is None or row.measured is None:
             continue
         assert row.statement is not None
         assert row.statement.effect is not None
@@ -247,7 +256,8 @@ def test_a_share_is_the_effect_in_units_of_what_the_paper_has(checks: list[Check
         paper = 100 * row.statement.effect.paper
         assert row.paper == pytest.approx(paper)
         assert row.verdict.effect is not None
-        assert row.share == pytest.approx(paper * row.verdict.effect / row.verdict.paper)
+        share = row.at_look or row.measured
+        assert share.value == pytest.approx(paper * row.verdict.effect / row.verdict.paper)
 
 
 def test_a_share_of_a_ratio_is_what_it_differs_from_one_by(checks: list[Checked]) -> None:
@@ -268,9 +278,42 @@ def test_a_share_of_a_ratio_is_what_it_differs_from_one_by(checks: list[Checked]
     selection = dataclasses.replace(checked.selection, target=target)
     made = dataclasses.replace(checked, selection=selection, verdicts=[verdict])
     row = decided([made])[0]
-    assert (row.share, row.low, row.high) == pytest.approx((20.0, 10.0, 30.0))
+    assert row.measured is not None
+    ends = (row.measured.value, row.measured.low, row.measured.high)
+    assert ends == pytest.approx((20.0, 10.0, 30.0))
+    assert row.at_look is None
     assert row.paper == pytest.approx(50.0)
     assert row.half == pytest.approx(10.0)
+
+
+def test_of_an_early_look_the_page_has_the_estimate_of_all_seeds_and_the_looks_verdict(
+    checks: list[Checked], tmp_path: Path
+) -> None:
+    row = decided(checks)[0]
+    assert row.verdict is not None
+    every = row.verdict.all_seeds
+    assert every is not None
+    assert every.low is not None
+    assert every.high is not None
+    assert row.measured is not None
+    assert row.at_look is not None
+    assert row.measured.value == pytest.approx(100 * (every.effect - 1))
+    assert row.at_look.value == pytest.approx(100 * ((row.verdict.effect or 0.0) - 1))
+    assert (row.measured.pairs, row.at_look.pairs) == (every.n, row.verdict.n)
+    assert row.half == pytest.approx(50 * (every.high - every.low))
+    text = learning_text(checks, EXPECTED, tmp_path / "learning.md")
+    first = claim_rows(text)[0]
+    assert first["verdict"] == "excluded at the paper's size"
+    assert f"all {every.n} seeds" in first["here"]
+    assert f"({row.at_look.low:+.2g} to {row.at_look.high:+.2g})" in first["here"]
+    statement = next(
+        line
+        for line in section(text, "Excluded at the paper's size").splitlines()
+        if line.startswith(f"| {row.verdict.statement} |") and "`needle_4`" in line
+    )
+    assert f"all {every.n} seeds: {every.effect:+.3g} x" in statement
+    assert f"{row.verdict.low:+.3g} to {row.verdict.high:+.3g}" in statement
+    assert f"{every.low:+.3g} to {every.high:+.3g}" in statement
 
 
 def test_one_draw_of_a_rounding_or_a_noise_decides_nothing_about_entropy(
@@ -365,14 +408,41 @@ def test_a_ceiling_holds_for_its_own_policy_and_problems_alone(
     other = dataclasses.replace(end, config=end.config | {"scale": scale})
     runs = {("table1", "bf16"): {5: start}, ("table1", "bf16_lora"): {5: end}}
     text = "\n".join(limits(runs))
-    assert "60 and 90 % (`proxy-30m` on levels 4 and 5)" in text
+    habit = next(line for line in text.splitlines() if "habit" in line)
+    assert all(part in habit for part in ("60 %", "90 %", "`proxy-30m` on levels 4 and 5"))
     assert "1 of 1 ended more than 10 points below" in text
-    assert "not measured" not in text
+    assert "ceiling is not known" not in text
     assert "another policy" not in text
     text = "\n".join(limits(runs | {("figure13", "bf16_lora"): {5: other}}))
     assert "1 of 1 ended more than 10 points below" in text
-    assert "`proxy-120m` on levels 4 and 5, greedy from 60 to 70 %" in text
+    unknown = next(line for line in text.splitlines() if "ceiling is not known" in line)
+    assert "60 to 70 % (`proxy-120m` on levels 4 and 5)" in unknown
     assert "`proxy-120m` trained at the rates that the sweep chose for `proxy-30m`" in text
+
+
+def test_runs_that_round_once_per_seed_are_named(proxy_record: Maker) -> None:
+    (selection,) = select(["table1"], tier="proxy")
+    run = selection.plan([5], ["bf16_lora"])[0]
+    once = with_metrics(proxy_record(run), {"accuracy_greedy": 70.0, "gain_greedy": 10.0})
+    scale = once.config["scale"] | {"checkpoint": "proxy-30m-needle4", "permuted": True}
+    often = dataclasses.replace(once, config=once.config | {"scale": scale})
+    for records, named in (({5: once}, False), ({5: often}, True)):
+        text = "\n".join(limits({("table1", "bf16_lora"): records}))
+        assert ("`proxy-30m-needle4` one per seed" in text) == named
+
+
+def test_a_sweep_of_one_rate_is_said_once_it_was_made() -> None:
+    choice = {
+        "records": 8,
+        "commits": ["0" * 40],
+        "rule": "the best",
+        "chosen": {"bf16_full": 5e-5},
+        "means": {"bf16_full": {"2.5e-05": 60.0, "5e-05": 64.0, "0.0001": 61.0, "0.0002": 3.0}},
+    }
+    text = "\n".join(rate_of_full_training(choice))
+    assert "5e-05" in text
+    assert "0.0001: 61" in text
+    assert rate_of_full_training(None) == []
 
 
 def test_tied_rates_are_said_to_be_ties() -> None:
