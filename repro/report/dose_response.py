@@ -1,18 +1,19 @@
-r"""The dose-response: what each arm's dose is before training, and what it does to the take-off.
-
-Two sets of records meet by the arms' names: `dose_start` measures each arm before its first step,
-`needle_dose` and the rung that it shares arms with train it.
+r"""The dose-response: how large each arm's dose is, and what it does to the take-off.
 
 dose
-    KL(BF16 policy || arm's policy), nats per token of completions; mean over rounding draws.
+    Where `dose_start` has records: KL(BF16 policy || arm's policy), nats per token of completions,
+    before training; mean over rounding draws. Otherwise the entropy of the deciding token over the
+    BF16 arm's, in the first ten steps of the trained runs, seed by seed. An arm with added noise
+    has none of the latter: a record's entropy is the policy's own, without its noise.
 response
     Steps to the take-off over those of the BF16 arm, seed by seed: the mean of the logarithm, with
     an interval that holds for all arms drawn together (Bonferroni's). Below one is sooner.
 
-The paper shows no KL. It shows that rounding to NVFP4 raises the entropy by 23 % (Fig. 5, step 0),
-so its dose is looked for where the rounded arms' own entropy rises by as much: straight between
-neighbours on the logarithm of the KL. Noise on the norms is left out of it: the paper's figure is
-of rounding alone.
+The paper shows no KL. It shows that rounding to NVFP4 raises the entropy by 23 % (Fig. 5, step 0).
+Its dose stands where the entropy of the *deciding token* rises by as much; on the axis of KL, that
+is straight between neighbouring rounded arms, on the logarithm of the KL. The entropy of all tokens
+that a policy samples would be the paper's own measure, but here it falls with the largest dose (two
+bits: -9 %), because answers change their length with it.
 
 Easy to get wrong: comparing a noisy arm with the format below it. Both doses here are from BF16.
 """
@@ -26,7 +27,7 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Literal
 
-from repro.evidence.statistics import mean_interval
+from repro.evidence.statistics import Interval, mean_interval
 from repro.judge.check import Checked
 from repro.judge.gathering import Evidence
 from repro.spec.arm import Arm
@@ -37,6 +38,7 @@ from repro.targets.ladder.doses import NEEDLE_DOSE
 from repro.targets.ladder.needle import BF16, NEEDLE_4
 
 Kind = Literal["rounding", "added noise", "Gaussian noise"]
+Axis = Literal["kl", "decision"]
 # Chosen: neighbours further apart than half a decade leave the place between them open.
 _WIDE = math.sqrt(10)
 # Of runs that do not take off the steps are not known: of more than half, no quotient is left.
@@ -45,21 +47,22 @@ _TOOK_OFF = 0.5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dose:
-    """An arm before training.
+    """An arm's dose, from BF16.
 
     Attributes
     ----------
     kl
-        Nats per token of completions; positive but for the BF16 arm.
+        Nats per token of completions, positive but for the BF16 arm; None without records.
     rise
-        By what share its own entropy lies above the BF16 arm's.
+        By what share the deciding token's entropy lies above the BF16 arm's, with its interval over
+        seeds (95 %), each of which rounds differently; None of an arm with added noise.
     draws
-        Rounding draws behind both.
+        Rounding draws behind the KL, or behind the rise where there is no KL.
     """
 
     arm: Arm
-    kl: float
-    rise: float
+    kl: float | None
+    rise: Interval | None
     draws: int
 
     @property
@@ -68,6 +71,13 @@ class Dose:
         if self.arm.noise is not None:
             return "added noise"
         return "rounding" if self.arm.weight_noise is None else "Gaussian noise"
+
+    def on(self, axis: Axis) -> float:
+        """Return its place on an axis that it has one on."""
+        place = self.kl if axis == "kl" else None if self.rise is None else self.rise.value
+        if place is None:
+            raise ValueError(f"dose of {self.arm.name}: it has no place on the axis {axis}")
+        return place
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,20 +109,18 @@ class Place:
 
     Attributes
     ----------
-    kl
-        Interpolated, nats per token.
+    at
+        On the axis: a share of entropy, or an interpolated KL in nats per token.
     below, above
         The neighbouring arms.
+    is_wide
+        Whether it was interpolated between arms too far apart for a single place.
     """
 
-    kl: float
+    at: float
     below: Dose
     above: Dose
-
-    @property
-    def is_wide(self) -> bool:
-        """Whether the neighbours are too far apart for a single place."""
-        return self.above.kl > _WIDE * self.below.kl
+    is_wide: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,6 +129,8 @@ class DoseResponse:
 
     Attributes
     ----------
+    axis
+        What doses are measured by.
     responses
         By rising dose.
     place
@@ -129,6 +139,7 @@ class DoseResponse:
         The paper's own quotient of steps.
     """
 
+    axis: Axis
     responses: tuple[Response, ...]
     place: Place | None
     paper_ratio: float
@@ -139,46 +150,63 @@ PAPER_RATIO = 1 / (paper_effects.FORMAT_TAKE_OFF["bf16"].paper or 1.0)
 
 
 def dose_response(checks: Sequence[Checked]) -> DoseResponse | None:
-    """Return the dose-response from the checks of one device; None without records of either."""
+    """Return the dose-response from the checks of one device; None without records of it."""
     by_name = {checked.selection.target.name: checked.evidence for checked in checks}
-    start = by_name.get(DOSE_START.name)
-    planted = doses(start) if start is not None else []
     trained = [by_name[name] for name in (NEEDLE_DOSE.name, NEEDLE_4.name) if name in by_name]
+    planted = doses(by_name.get(DOSE_START.name, Evidence()), trained)
+    axis: Axis = "kl" if any(dose.kl is not None for dose in planted) else "decision"
+    planted = _on(axis, planted)
     steps, took_off = (_merged(trained, name) for name in ("take_off_steps", "took_off"))
     responses = _responses(planted, steps, took_off)
     if not responses:
         return None
-    return DoseResponse(
-        responses=tuple(responses), place=place_of(planted, PAPER_RISE), paper_ratio=PAPER_RATIO
-    )
+    place = place_of(planted, PAPER_RISE, axis)
+    return DoseResponse(axis=axis, responses=tuple(responses), place=place, paper_ratio=PAPER_RATIO)
 
 
-def doses(start: Evidence) -> list[Dose]:
-    """Return each recorded arm's dose, by rising KL; none without the BF16 arm."""
-    kls, entropies = start.values("kl_completions"), start.values("entropy_own")
+def doses(start: Evidence, trained: Sequence[Evidence]) -> list[Dose]:
+    """Return each arm's dose, as far as the records before training and of it have one."""
+    kls = start.values("kl_completions")
+    entropies = _merged(trained, "entropy_decision_first")
     base = entropies.get(BF16.name, {})
     planted = []
     for arm in DOSE_START.arms:
-        # Seed by seed: an entropy moves with the problems' samples more than with the rounding.
-        shared = sorted(set(kls.get(arm.name, {})) & set(entropies.get(arm.name, {})) & set(base))
-        if shared:
-            own, plain = (fmean(of[seed] for seed in shared) for of in (entropies[arm.name], base))
-            kl = fmean(kls[arm.name][seed] for seed in shared)
-            planted.append(Dose(arm=arm, kl=kl, rise=own / plain - 1, draws=len(shared)))
-    return sorted(planted, key=lambda dose: dose.kl)
+        own = {} if arm.noise is not None else entropies.get(arm.name, {})
+        # Seed by seed: an entropy moves with the problems more than with the rounding.
+        rises = [own[seed] / base[seed] - 1 for seed in sorted(set(own) & set(base))]
+        kl = fmean(of.values()) if (of := kls.get(arm.name)) else None
+        rise = mean_interval(rises) if rises else None
+        draws = len(kls.get(arm.name, rises))
+        planted.append(Dose(arm=arm, kl=kl, rise=rise, draws=draws))
+    return planted
 
 
-def place_of(planted: Sequence[Dose], rise: float) -> Place | None:
-    """Return where the entropy of rounded arms rises by a share, or None outside of what there is.
+def _on(axis: Axis, planted: Sequence[Dose]) -> list[Dose]:
+    """Return the doses that have a place on an axis, by it."""
+    known = [dose for dose in planted if (dose.kl if axis == "kl" else dose.rise) is not None]
+    return sorted(known, key=lambda dose: dose.on(axis))
 
-    Straight on log KL between the first neighbours, by rising KL, that have the rise between them.
+
+def place_of(planted: Sequence[Dose], rise: float, axis: Axis) -> Place | None:
+    """Return where the deciding token's entropy rises by a share, or None outside of what there is.
+
+    Between the first neighbours, by rising dose, that have the rise between them; on the axis of KL
+    straight on its logarithm.
     """
-    rounded = [dose for dose in planted if dose.kind == "rounding" and dose.kl > 0]
+    rounded = [
+        dose
+        for dose in _on(axis, planted)
+        if dose.kind == "rounding" and dose.rise is not None and (axis != "kl" or dose.on(axis) > 0)
+    ]
     for below, above in itertools.pairwise(rounded):
-        if below.rise <= rise <= above.rise and below.rise < above.rise:
-            share = (rise - below.rise) / (above.rise - below.rise)
-            kl = below.kl * (above.kl / below.kl) ** share
-            return Place(kl=kl, below=below, above=above)
+        low, high = below.on("decision"), above.on("decision")
+        if not (low <= rise <= high and low < high):
+            continue
+        if axis == "decision":
+            return Place(at=rise, below=below, above=above, is_wide=False)
+        quotient = above.on("kl") / below.on("kl")
+        at = below.on("kl") * quotient ** ((rise - low) / (high - low))
+        return Place(at=at, below=below, above=above, is_wide=quotient > _WIDE)
     return None
 
 
@@ -199,7 +227,7 @@ def _responses(
     compared = {
         dose.arm.name: [math.log(own[seed] / base[seed]) for seed in sorted(set(own) & set(base))]
         for dose in planted
-        if dose.arm.name != BF16.name and dose.kl > 0 and (own := steps.get(dose.arm.name))
+        if dose.arm.name != BF16.name and (own := steps.get(dose.arm.name))
     }
     compared = {arm: values for arm, values in compared.items() if values}
     return [
@@ -233,28 +261,58 @@ def _response(
 
 
 def in_words(response: DoseResponse) -> str:
-    """Return what the picture shows in two sentences, for a page."""
-    sooner = [one for one in response.responses if one.high is not None and one.high < 1]
-    words = "none of them takes off after fewer steps than BF16"
-    if sooner:
-        first = sooner[0]
-        words = (
-            f"{len(sooner)} take off after fewer steps than BF16, the smallest at a KL of "
-            f"{first.dose.kl:.2g} nats ({_named(first)})"
+    """Return what the picture shows, for a page: the axis, what is sooner, the paper's place."""
+    return f"{_axis_words(response)} {_sooner_words(response)} {_place_words(response)}"
+
+
+def _axis_words(response: DoseResponse) -> str:
+    if response.axis == "kl":
+        return (
+            "A dose is the KL from BF16 before training, per token of completions; the paper's is "
+            "placed by the entropy of the deciding token."
         )
-    where = "No two recorded arms have the paper's rise of entropy between them"
-    if response.place is not None:
-        neighbours = " and ".join(
-            arm_name(dose.arm) for dose in (response.place.below, response.place.above)
-        )
-        where = (
-            f"The paper's dose, own entropy {100 * PAPER_RISE:+.0f} %, lies at a KL of "
-            f"{response.place.kl:.2g} nats (between {neighbours})"
-        )
+    lowered = [
+        arm_name(one.dose.arm)
+        for one in response.responses
+        if one.dose.rise is not None and (one.dose.rise.high or 0.0) < 0
+    ]
+    but = f" ({', '.join(lowered)} lowers it)" if lowered else ""
     return (
-        f"Of {len(response.responses)} doses on the rung of 4 %, {words}. {where}; the paper has "
-        f"{response.paper_ratio:.2g} of the steps."
+        "A dose here is how much an arm adds to the entropy of the deciding token, in the first "
+        f"ten steps{but}. It grows with multiples of NVFP4's rounding and with two bits; the "
+        "entropy of all tokens does not, for it changes with the length of answers. The KL before "
+        "training is not recorded yet, and added noise is in no recorded entropy."
     )
+
+
+def _sooner_words(response: DoseResponse) -> str:
+    sooner = [one for one in response.responses if one.high is not None and one.high < 1]
+    words = "none takes off after fewer steps than BF16"
+    if sooner:
+        words = (
+            f"{len(sooner)} take off after fewer steps than BF16, the smallest dose of them "
+            f"{_dose_words(response.axis, sooner[0].dose.on(response.axis))} ({_named(sooner[0])})"
+        )
+    return f"Of {len(response.responses)} doses on `{NEEDLE_4.name}`, {words}."
+
+
+def _place_words(response: DoseResponse) -> str:
+    rise = f"{100 * PAPER_RISE:+.0f} %"
+    paper = f"the paper's runs take {response.paper_ratio:.2g} of the steps"
+    if response.place is None:
+        return f"No two recorded arms have the paper's rise of {rise} between them; {paper}."
+    place = response.place
+    between = " and ".join(_raised(dose) for dose in (place.below, place.above))
+    at = "" if response.axis == "decision" else f", {_dose_words('kl', place.at)}"
+    return f"The paper's dose, {rise}{at}, lies between {between}; there {paper}."
+
+
+def _dose_words(axis: Axis, dose: float) -> str:
+    return f"{100 * dose:+.2g} %" if axis == "decision" else f"a KL of {dose:.2g} nats"
+
+
+def _raised(dose: Dose) -> str:
+    return f"{arm_name(dose.arm)} ({100 * dose.on('decision'):+.2g} %)"
 
 
 def _named(one: Response) -> str:

@@ -17,16 +17,27 @@ from matplotlib.transforms import Bbox
 from figures import dose
 from figures.__main__ import learning_figures, main
 from repro.judge.check import Checked
-from repro.report.dose_response import DoseResponse, dose_response
+from repro.report.dose_response import PAPER_RISE, DoseResponse, dose_response
 from repro.report.twelve import decided
 from tests.repro.made_up import checked_of, dose_checks
 
 Overlap = Callable[[Bbox, Bbox], bool]
 
 
+def response_with_kl() -> DoseResponse:
+    made = dose_response(dose_checks())
+    assert made is not None
+    return made
+
+
 @pytest.fixture(scope="module")
 def response() -> DoseResponse:
-    made = dose_response(dose_checks())
+    return response_with_kl()
+
+
+@pytest.fixture(scope="module")
+def by_decision() -> DoseResponse:
+    made = dose_response(dose_checks()[1:])
     assert made is not None
     return made
 
@@ -50,7 +61,7 @@ def test_each_dose_has_a_point_by_its_source_and_an_interval(response: DoseRespo
     for (x, y), one in zip(points, response.responses, strict=True):
         assert y == pytest.approx(one.ratio)
         # Moved apart where doses nearly agree.
-        assert x == pytest.approx(one.dose.kl, rel=0.15)
+        assert x == pytest.approx(one.dose.on("kl"), rel=0.15)
     intervals = {
         tuple(map(float, line.get_ydata()))  # type: ignore[arg-type]
         for line in figure.axes[0].lines
@@ -63,19 +74,19 @@ def test_the_papers_diamond_stands_at_its_dose(response: DoseResponse) -> None:
     figure = dose.draw(response, "")
     (diamond,) = marks(figure, "D")
     assert response.place is not None
-    assert place(diamond) == pytest.approx((response.place.kl, 32.5 / 75))
-    assert 2.3e-2 < response.place.kl < 5.5e-2
+    assert place(diamond) == pytest.approx((response.place.at, 32.5 / 75))
+    assert 2.3e-2 < response.place.at < 5.5e-2
     assert not bands(figure)
 
 
 def test_far_neighbours_have_a_band_between_them(response: DoseResponse) -> None:
     assert response.place is not None
-    above = dataclasses.replace(response.place.above, kl=20 * response.place.below.kl)
-    far = dataclasses.replace(response.place, above=above)
+    above = dataclasses.replace(response.place.above, kl=20 * response.place.below.on("kl"))
+    far = dataclasses.replace(response.place, above=above, is_wide=True)
     figure = dose.draw(dataclasses.replace(response, place=far), "")
     (band,) = bands(figure)
     box = band.get_path().transformed(band.get_patch_transform()).get_extents()
-    assert (box.x0, box.x1) == pytest.approx((far.below.kl, far.above.kl))
+    assert (box.x0, box.x1) == pytest.approx((far.below.on("kl"), far.above.on("kl")))
 
 
 def test_without_a_place_for_the_paper_the_note_says_so(response: DoseResponse) -> None:
@@ -95,7 +106,26 @@ def test_runs_that_did_not_take_off_are_hollow_and_grey(response: DoseResponse) 
     assert hollow[0].get_color() == "#a6a6a6"
 
 
-def test_words_stay_inside_and_apart(response: DoseResponse, overlap: Overlap) -> None:
+def test_by_the_deciding_token_points_stand_at_what_they_add_and_the_paper_at_its_rise(
+    by_decision: DoseResponse,
+) -> None:
+    figure = dose.draw(by_decision, "")
+    points = sorted(place(line) for kind in "os" for line in marks(figure, kind))
+    for (x, y), one in zip(points, by_decision.responses, strict=True):
+        assert y == pytest.approx(one.ratio)
+        assert x == pytest.approx(one.dose.on("decision"), rel=0.15, abs=0.004)
+    assert not marks(figure, "^")
+    (diamond,) = marks(figure, "D")
+    assert place(diamond) == pytest.approx((PAPER_RISE, 32.5 / 75))
+    assert "deciding token" in figure.axes[0].get_xlabel()
+    assert "KL" in dose.draw(response_with_kl(), "").axes[0].get_xlabel()
+
+
+@pytest.mark.parametrize("axis", ["kl", "decision"])
+def test_words_stay_inside_and_apart(
+    axis: str, response: DoseResponse, by_decision: DoseResponse, overlap: Overlap
+) -> None:
+    response = response if axis == "kl" else by_decision
     figure = dose.draw(response, "; proxy tier")
     figure.draw_without_rendering()
     axes = figure.axes[0]

@@ -405,13 +405,15 @@ def dose_checks(seeds: int = 12) -> list[Checked]:
     draw = random.Random(1)
 
     def before(arm: str) -> dict[str, float]:
+        # The policy's own entropy falls where answers change their length, as at the largest dose.
         kl, rise, _ = DOSES[arm]
-        own = 0.17 * (1 + rise)
+        own = 0.17 * (1 - 0.1 * rise)
         return {"kl_completions": kl * math.exp(draw.gauss(0, 0.02)), "entropy_own": own}
 
     def after(arm: str) -> dict[str, float]:
         steps = 90 * DOSES[arm][2] * math.exp(draw.gauss(0, 0.08))
-        return {"take_off_steps": steps, "took_off": 1.0}
+        decision = 0.12 * (1 + DOSES[arm][1])
+        return {"take_off_steps": steps, "took_off": 1.0, "entropy_decision_first": decision}
 
     drawn, trained_on = range(216, 246), range(216, 216 + seeds)
     return [
