@@ -115,8 +115,8 @@ def _add_choose(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
         nargs="?",
         default="learning_rates",
         metavar="SWEEP",
-        help="learning_rates (proxy, the default), learning_rates_needle (proxy), "
-        "learning_rates_0_5b or learning_rates_1_5b",
+        help="learning_rates (proxy, the default), learning_rates_needle, learning_rates_skill "
+        "(proxy), learning_rates_0_5b or learning_rates_1_5b",
     )
     parser.add_argument("--runs", metavar="FOLDER", help="folder of records (default: runs)")
     parser.add_argument("--out", metavar="FILE", help="where to write (default: in the package)")
