@@ -69,16 +69,16 @@ def write_merged(policy: Policy, out_folder: str | Path) -> Path:
 
 
 @torch.no_grad()
-def merged_tensor(policy: Policy, name: str) -> Tensor:
-    """Return a tensor of the merged checkpoint by its name there, bfloat16."""
+def merged_tensor(policy: Policy, name: str, dtype: torch.dtype = torch.bfloat16) -> Tensor:
+    """Return a tensor of the merged checkpoint by its name there."""
     owner, _, leaf = name.rpartition(".")
     module = policy.decoder.get_submodule(owner)
     if not is_projection(owner):
-        return module.get_parameter(leaf).detach().to(torch.bfloat16)
+        return module.get_parameter(leaf).detach().to(dtype)
     if leaf == "weight":
-        return effective_weight(module, torch.bfloat16)
+        return effective_weight(module, dtype)
     bias = cast(nn.Parameter, base_linear(module).bias)
-    return bias.detach().to(torch.bfloat16)
+    return bias.detach().to(dtype)
 
 
 def _write_config(source: Path, target: Path) -> None:

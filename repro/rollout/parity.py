@@ -16,15 +16,16 @@ does, whatever their distance from one another.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from kernels import dispatch
+from repro.models.loading import build_on_meta
+from repro.models.merged_files import merged_tensor
+from repro.models.norms import block_norms, final_norm
 from repro.models.policy import Policy
-from repro.models.policy_weights import policy_weights
-from repro.rollout.decode import LeanDecoder
 from repro.rollout.sampler import RolloutBatch
 
 # Positions whose logits are held at once by the float32 pass.
@@ -102,17 +103,17 @@ def trainer_logprobs(policy: Policy, batch: RolloutBatch, temperature: float) ->
 @torch.no_grad()
 def float32_logprobs(policy: Policy, batch: RolloutBatch, temperature: float) -> list[Tensor]:
     """Return the same in float32 throughout: 4 bytes per parameter and more while it runs."""
-    longest = max(map(len, batch.prompt_ids)) + max(len(c.token_ids) for c in batch.completions)
-    exact = LeanDecoder(policy_weights(policy), longest)
+    exact: Any = _merged(policy)
     by_row = []
     for row in range(len(batch.completions)):
         tokens, prompt = _sequence(batch, row, policy.device)
-        hidden = exact.hidden(tokens[:-1].tolist())[prompt - 1 :]
+        hidden = exact.model(input_ids=tokens[:-1].unsqueeze(0), use_cache=False)[0][0]
+        hidden = hidden[prompt - 1 :]
         parts = zip(hidden.split(_CHUNK), tokens[prompt:].split(_CHUNK), strict=True)
         by_row.append(
             torch.cat(
                 [
-                    (part @ exact.weights.lm_head.t() / temperature)
+                    (part @ exact.lm_head.weight.t() / temperature)
                     .log_softmax(-1)
                     .gather(-1, chosen.unsqueeze(-1))
                     .squeeze(-1)
@@ -121,6 +122,23 @@ def float32_logprobs(policy: Policy, batch: RolloutBatch, temperature: float) ->
             )
         )
     return by_row
+
+
+def _merged(policy: Policy) -> nn.Module:
+    """Return transformers' own model of a policy's merged weights and norms, float32."""
+    decoder: Any = policy.decoder
+    norms = block_norms(decoder) | {"model.norm": final_norm(decoder)}
+    exact: Any = build_on_meta(decoder.config)
+    # A tied head is no parameter of its own here.
+    for name, _ in list(exact.named_parameters()):
+        owner, _, leaf = name.rpartition(".")
+        value = (
+            norms[owner].gain() if owner in norms else merged_tensor(policy, name, torch.float32)
+        )
+        exact.get_submodule(owner).register_parameter(leaf, nn.Parameter(value, False))
+    exact.tie_weights()
+    exact.model.rotary_emb.to(policy.device)
+    return cast(nn.Module, exact)
 
 
 def exactness(batch: RolloutBatch, trainer: list[Tensor], exact: list[Tensor]) -> Exactness:
