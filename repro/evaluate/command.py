@@ -39,7 +39,7 @@ from repro.models.checkpoint import digest_of_files, resolve
 from repro.models.loading import read_description
 from repro.models.policy import Policy, device_named, load_policy, load_tokenizer
 from repro.reward.grader import GraderPool
-from repro.rollout.for_policy import sampler_for
+from repro.rl.for_policy import sampler_for
 from repro.spec.arm import WeightFormat, require, unknown
 from repro.spec.config import DataConfig, SamplingConfig
 from repro.spec.whole_files import replace_text

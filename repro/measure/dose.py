@@ -57,8 +57,8 @@ from repro.models.policy import Policy, load_policy
 from repro.models.proxy_names import is_proxy_name
 from repro.models.tensor_files import CheckpointError, TensorFolder
 from repro.models.weight_noise import mean_kl, token_logprobs
+from repro.rl.for_policy import sampler_for
 from repro.rl.noise import perturbed
-from repro.rollout.for_policy import sampler_for
 from repro.spec.arm import NoiseConfig, WeightFormat, require
 from repro.spec.config import SamplingConfig, derive_seed
 

@@ -51,9 +51,9 @@ from repro.models.quantized_linear import QuantizedLinear
 from repro.models.shapes import random_policy
 from repro.reward.grader import GraderPool
 from repro.rl.checkpoint import TrainState
+from repro.rl.for_policy import CopySampler
 from repro.rollout.engine import Engine
 from repro.rollout.engine_config import EngineConfig
-from repro.rollout.for_policy import CopySampler
 from repro.rollout.state import Statistics
 from repro.spec.arm import WeightFormat
 from repro.spec.config import derive_seed
@@ -347,7 +347,7 @@ def _memory() -> dict[str, int]:
 def engine_config(point: StepPoint, planned: StepShape) -> EngineConfig:
     """Return an engine of the planned size whose rows end at their limit alone.
 
-    It captures no prefills, as a trainer's does (`repro.rollout.for_policy`): none are planned.
+    It captures no prefills, as a trainer's does (`repro.rl.for_policy`): none are planned.
     """
     return EngineConfig(
         slots=planned.slots,

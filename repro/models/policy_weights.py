@@ -1,6 +1,6 @@
 """The policy as plain tensors, for a decoder that needs no autograd and no module tree.
 
-A lean decoder (the CPU sampler) reads everything from `DecoderWeights`: dense float32 matrices with
+The stacked pass (`repro.rl.stacked`) reads everything from `DecoderWeights`: dense matrices with
 the adapter merged into them, biases, head norms, and the live norm modules, whose noise it must
 take as it finds it. One structure serves Qwen2 (biases on q, k, v), Qwen3 (norms on the heads of q
 and k, an explicit head size) and Llama (neither): what a model lacks is None.
@@ -123,7 +123,7 @@ def policy_weights(policy: Policy, dtype: torch.dtype = torch.float32) -> Decode
     Raises
     ------
     ValueError
-        When a layer attends through a sliding window, which a lean decoder would get wrong.
+        When a layer attends through a sliding window, which such a pass would get wrong.
     """
     decoder: Any = policy.decoder
     config = decoder.config

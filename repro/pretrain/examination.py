@@ -17,7 +17,8 @@ from repro.pretrain.material import Material
 from repro.reward.grader import GraderPool
 from repro.rl.stacked.sampler import StackSampler
 from repro.rl.stacked.stack import stack_policies
-from repro.rollout.torch_sampler import TorchSampler, end_token_ids
+from repro.rl.torch_sampler import TorchSampler
+from repro.rollout.sampler import end_token_ids
 from repro.spec.arm import WeightFormat
 from repro.spec.config import OPENING_TOKENS
 

@@ -54,7 +54,8 @@ from repro.reward.score import score
 from repro.rl.logprobs import completion_logprobs
 from repro.rl.noise import NoiseReceipt, perturbed
 from repro.rl.rows import Rows, make_rows
-from repro.rollout.torch_sampler import TorchSampler, end_token_ids
+from repro.rl.torch_sampler import TorchSampler
+from repro.rollout.sampler import end_token_ids
 from repro.spec.config import RunConfig, TrainScale, derive_seed
 
 _PROMPTS_AT_ONCE = 256

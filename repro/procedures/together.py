@@ -44,7 +44,7 @@ from repro.rl.stacked.noise import sharing_of
 from repro.rl.stacked.policies import StackedPolicies
 from repro.rl.stacked.sampler import StackSampler
 from repro.rl.stacked.stack import Stack, stack_policies
-from repro.rollout.torch_sampler import end_token_ids
+from repro.rollout.sampler import end_token_ids
 from repro.spec.config import OPENING_TOKENS, RunConfig, TrainScale, digest_of
 
 # Without a CUDA device, runs are few and small, for tests: no estimate divides them.

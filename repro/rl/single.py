@@ -38,8 +38,8 @@ from repro.rl.step import (
     within_memory,
     zero_missing_gradients,
 )
+from repro.rl.torch_sampler import sampler_of_rollouts
 from repro.rollout.sampler import Completion, Sampler
-from repro.rollout.torch_sampler import sampler_of_rollouts
 from repro.spec.config import RunConfig, TrainScale
 
 Entry = TypeVar("Entry")

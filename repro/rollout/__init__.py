@@ -1,5 +1,5 @@
 """Rollouts: prompts go in, completions with the log-probabilities they were drawn with come out.
 
-`sampler` holds the protocol and its values, `torch_sampler` the plain-torch sampler on the policy's
-own tensors, `decode` its forward pass over a static cache, and `draw` the choice of a token.
+`sampler` holds the protocol and its values, `engine` the sampler of large policies, `draw` the
+choice of a token. The sampler of CPUs is `repro.rl.torch_sampler`, on the pass of many small runs.
 """

@@ -20,9 +20,9 @@ from repro.rl.loop import Hooks
 from repro.rl.runs import FailedRun, TrainResult
 from repro.rl.single import single_policy
 from repro.rl.supervised import fine_tune
+from repro.rl.torch_sampler import TorchSampler
 from repro.rl.trainer import train
 from repro.rollout.sampler import Sampler
-from repro.rollout.torch_sampler import TorchSampler
 from repro.spec.arm import Arm
 from repro.spec.config import RunConfig, TrainScale, derive_seed
 

@@ -14,6 +14,7 @@ copied into them, never replaced, and fewer rows are views of the same memory.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -121,13 +122,15 @@ def make_buffers(
 ) -> Buffers:
     """Return buffers for `rows` rows of `columns` columns and `new` new tokens."""
     cache = (shape.layers, rows, shape.key_heads, columns, shape.head_dim)
+    # A captured step reads columns that nothing was written into, where zeros are masked.
+    make = torch.zeros if device.type == "cuda" else torch.empty
 
     def zeros(*size: int, kind: torch.dtype) -> Tensor:
         return torch.zeros(size, dtype=kind, device=device)
 
     return Buffers(
-        keys=zeros(*cache, kind=dtype),
-        values=zeros(*cache, kind=dtype),
+        keys=make(cache, dtype=dtype, device=device),
+        values=make(cache, dtype=dtype, device=device),
         hide=zeros(rows, columns, kind=dtype),
         padding=zeros(rows, kind=torch.long),
         logits=zeros(rows, shape.vocabulary, kind=torch.float32),
@@ -226,6 +229,11 @@ class Decoder:
     @torch.no_grad()
     def step(self, buffers: Buffers, columns: int, drawing: Drawing) -> None:
         """Draw one token per row and run it forward, attention reading the first `columns`."""
+        self.forward(buffers, self.draw(buffers, drawing), columns)
+
+    @torch.no_grad()
+    def draw(self, buffers: Buffers, drawing: Drawing) -> Tensor:
+        """Draw and record one token per row; return them, (N,) int64."""
         b = buffers
         uniform = b.uniforms.index_select(0, b.number).squeeze(0)  # (N,)
         if drawing.exploring:
@@ -237,9 +245,16 @@ class Decoder:
         ending = (tokens.unsqueeze(1) == self.ends).any(1) & ~b.done  # (N, e) -> (N,)
         b.lengths.copy_(torch.where(ending, b.number + 1, b.lengths))
         b.done.logical_or_(ending)
-        b.logits.copy_(self._forward(b, tokens, columns))
-        b.column.add_(1)
         b.number.add_(1)
+        return tokens
+
+    @torch.no_grad()
+    def forward(self, buffers: Buffers, tokens: Tensor, columns: int) -> None:
+        """Run one token per row, (N,) int64, forward to the next logits."""
+        for _, hidden in self._passing(buffers, tokens, columns):
+            last = hidden
+        buffers.logits.copy_(self._logits(last).flatten(0, 1))  # (N, V)
+        buffers.column.add_(1)
 
     def _explore(
         self, b: Buffers, uniform: Tensor, sampling: SamplingConfig
@@ -253,17 +268,29 @@ class Decoder:
         b.changed.add_(changed & counting)
         return tokens, logprobs
 
-    def _forward(self, b: Buffers, tokens: Tensor, columns: int) -> Tensor:
-        """Return logits (N, V) after one token per row, (N,) int64."""
+    @torch.no_grad()
+    def fault(self, buffers: Buffers, tokens: Tensor) -> str:
+        """Run tokens (N,) int64 of the last column again; name the first output not finite."""
+        buffers.column.sub_(1)
+        for name, hidden in self._passing(buffers, tokens, int(buffers.column) + 1):
+            if not bool(torch.isfinite(hidden).all()):
+                return name
+        return "the final norm or lm_head"
+
+    def _passing(self, b: Buffers, tokens: Tensor, columns: int) -> Iterator[tuple[str, Tensor]]:
+        """Yield the residual stream (S, N / S, H) after each part, by the part's name."""
         S = self.weights.final_gain.shape[0]
         cos, sin = self.rotary.at((b.column - b.padding).view(S, -1))  # (S, N / S, 1, D)
         seen = torch.arange(columns, device=tokens.device) <= b.column  # (columns,)
         # Added to every query: (N, 1, 1, columns)
         mask = torch.where(seen, b.hide[:, :columns], -torch.inf)[:, None, None]
+        if mask.is_cuda:
+            mask = mask.expand(-1, -1, self.shape.group, -1)
         hidden = embed(self.weights, tokens.view(S, -1), self.stream)  # (S, N / S, H)
+        yield "the embedding", hidden
         for number, layer in enumerate(self.weights.layers):
             hidden = self._block(number, layer, hidden, cos, sin, b, mask)
-        return self._logits(hidden).flatten(0, 1)  # (N, V)
+            yield f"model.layers.{number}", hidden
 
     def _block(
         self,
@@ -281,14 +308,18 @@ class Decoder:
         queries, keys, values = (
             x.reshape(N, *x.shape[2:]) for x in project(layer, hidden, cos, sin, self.shape)
         )
-        # (N, key heads, 1, D): one column of the cache
-        b.keys[number].index_copy_(2, b.column, keys.unsqueeze(2))
-        b.values[number].index_copy_(2, b.column, values.unsqueeze(2))
+        # (N, key heads, D): one column of the cache
+        for cache, computed in ((b.keys, keys), (b.values, values)):
+            if cache.is_cuda:
+                cache[number].index_copy_(2, b.column, computed.unsqueeze(2))
+            else:
+                # What is not captured reads no column behind the one that it writes.
+                cache[number, :, :, columns - 1] = computed
         attended = attend(  # (N, 1, queries)
             queries.unsqueeze(1),  # (N, 1, heads, D)
             b.keys[number, :, :, :columns],
             b.values[number, :, :, :columns],
-            mask.expand(-1, -1, self.shape.group, -1),
+            mask,
             self.shape,
         )
         return finish(layer, hidden, attended.view(S, rows, -1), self.shape)

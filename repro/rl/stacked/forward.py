@@ -40,11 +40,15 @@ def embed(weights: Weights, token_ids: Tensor, stream: torch.dtype) -> Tensor:
 
 
 def norm(x: Tensor, gain: Tensor, epsilon: float) -> Tensor:
-    """Return RMSNorm of x (S, M, H) with gains (S, 1, H) float32, in x's dtype.
+    """Return RMSNorm of x (S, M, H) with gains (S, 1, H) float32, in x's dtype; over heads, too.
 
     As `kernels.reference.rms_norm` with noise: rounded to x's dtype before the gain.
     """
-    normed = functional.rms_norm(x, (x.shape[-1],), eps=epsilon)
+    size = (x.shape[-1],)
+    if gain.numel() == x.shape[-1] and gain.dtype == x.dtype and not x.is_cuda:
+        # The same to the bit, sooner on a CPU.
+        return functional.rms_norm(x, size, gain.flatten(), epsilon)
+    normed = functional.rms_norm(x, size, eps=epsilon)
     return (normed * gain).to(x.dtype)
 
 
@@ -79,6 +83,8 @@ def project(
     qkv = read(layer.qkv, hidden, layer.input_gain, widths, shape.epsilon)
     qkv = qkv.view(S, M, -1, shape.head_dim)  # (S, M, query + 2 key heads, D)
     turning, values = qkv.split([shape.query_heads + shape.key_heads, shape.key_heads], dim=2)
+    if layer.head_gain is not None:
+        turning = norm(turning, layer.head_gain, shape.epsilon)
     first, second = turning.chunk(2, dim=-1)
     swapped = torch.cat([second, first], dim=-1)
     turned = torch.addcmul(turning * cos, swapped, sin).to(qkv.dtype)

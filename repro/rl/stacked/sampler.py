@@ -29,10 +29,12 @@ from repro.rollout.sampler import Completion, FinishReason, RolloutBatch, check_
 from repro.spec.arm import Exploration, NoiseSharing
 from repro.spec.config import SamplingConfig
 
-# Steps between looks at which rows have ended.
+# Captured steps between looks at which rows have ended, as a look waits for the device.
 _LOOK_EVERY = 8
-# Rows of a run below which a step of half of them is no sooner done.
+# Rows of a run below which a captured step of half of them is no sooner done.
 _FEWEST = 8
+# Steps that are not captured go on with the rows still going when those are so much of all.
+_SHARE = 0.75
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,27 +58,33 @@ class SampleRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _Place:
-    """Buffers of one size of request, and on a GPU their steps.
+    """Buffers of one size of request, and their steps where they are captured.
 
     Attributes
     ----------
-    sizes
-        By rows per run, from all down to a few: the buffers of that number of rows, views of those
-        of all.
+    rows
+        Rows per run.
+    buffers
+        Of all rows.
+    smaller
+        Where steps are captured, by fewer rows per run: buffers that are views of those of all.
     steps
         By how tokens are drawn, and by rows per run.
     pool
-        Of memory for the steps' graphs; None on a CPU.
+        Of memory for the steps' graphs; None where steps are not captured.
     """
 
-    sizes: dict[int, Buffers]
+    rows: int
+    buffers: Buffers
+    smaller: dict[int, Buffers]
     steps: dict[tuple[Drawing, int], GraphedSteps]
     pool: Any
 
-    @property
-    def buffers(self) -> Buffers:
-        """The buffers of all rows."""
-        return self.sizes[max(self.sizes)]
+    def fitting(self, most: int, size: int) -> int:
+        """Return the rows per run to go on with from `size`, of which at most `most` are going."""
+        if self.pool is None:
+            return most if most <= _SHARE * size else size
+        return min(fits for fits in (self.rows, *self.smaller) if fits >= most)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -109,6 +117,9 @@ class StackSampler:
     sharing
         Of added noise; see `repro.rl.stacked.noise.sharing_of`. By `projection`, the projections
         behind a norm are multiplied one by one.
+    watched
+        Of a stack of one: whether logits that are not finite end a rollout. That waits for the
+        device at each token, so steps are not captured.
 
     Attributes
     ----------
@@ -116,8 +127,16 @@ class StackSampler:
         Tables for that many positions.
     """
 
-    def __init__(self, stack: Stack, max_positions: int, sharing: NoiseSharing = "norm") -> None:
-        self.stack, self.sharing = stack, sharing
+    def __init__(
+        self,
+        stack: Stack,
+        max_positions: int,
+        sharing: NoiseSharing = "norm",
+        *,
+        watched: bool = False,
+    ) -> None:
+        self.stack, self.sharing, self.watched = stack, sharing, watched
+        self._captured = stack.device.type == "cuda" and not watched
         self.max_positions = max_positions
         self.rotary = Rotary(stack.rotary, max_positions, stack.device)
         self._decoder = Decoder(
@@ -153,6 +172,8 @@ class StackSampler:
         ------
         ValueError
             As `Sampler.sample`; and when no run asks for anything.
+        FloatingPointError
+            Of a watched sampler, when logits are not finite, naming the token and the layer.
         """
         shape, device = self.stack.shape, self.stack.device
         for request in requests:
@@ -171,16 +192,20 @@ class StackSampler:
                 f"{len(requests)} requests, {len(asking)} of them not None, for {self.stack.runs} "
                 "runs; one each is needed, and one that asks"
             )
+        width = max(len(prompt) for r in asking for prompt in r.prompts)
+        if device.type == "cuda":
+            width = aligned(width)
         P, place = self._place(
-            max(len(r.prompts) for r in asking), group_size, sampling.max_new_tokens
+            max(len(r.prompts) for r in asking), group_size, sampling.max_new_tokens, width
         )
         exploring = any(request.exploration is not None for request in asking)
         drawing = Drawing(sampling=sampling, exploring=exploring)
         self._ready(place, drawing)
-        width = aligned(max(len(prompt) for r in asking for prompt in r.prompts))
         prompt_ids, padding = _padded(requests, P, width)
         buffers = place.buffers
         self._decoder.prefill(buffers, prompt_ids.to(device), padding.to(device), group_size)
+        if self.watched:
+            self._require_finite(buffers, prompt_ids[..., -1].flatten().to(device))
         numbers, idle = _numbers(requests, P * group_size, sampling.max_new_tokens)
         buffers.uniforms.copy_(numbers)
         buffers.done.copy_(idle)
@@ -191,40 +216,50 @@ class StackSampler:
         drawn = self._decode(place, width, drawing)
         return self._batches(requests, drawn, int(buffers.number), P * group_size, group_size)
 
-    def _place(self, P: int, group_size: int, new: int) -> tuple[int, _Place]:
-        """Return the smallest buffers that hold P prompts, made if there are none, and their P."""
+    def _place(self, P: int, group_size: int, new: int, width: int) -> tuple[int, _Place]:
+        """Return the smallest buffers that hold P prompts, made if there are none, and their P.
+
+        Without graphs, which are captured with their buffers, none are kept: they are made for
+        prompts of this width.
+        """
+        if not self._captured:
+            return P, self._made(P * group_size, new, width + new)
         large = [p for g, p, n in self._places if (g, n) == (group_size, new) and p >= P]
         P = min(large, default=P)
         key = (group_size, P, new)
         if key not in self._places:
-            stack = self.stack
-            rows = P * group_size
-            buffers = make_buffers(
-                stack.shape,
-                rows=stack.runs * rows,
-                columns=aligned(self.max_positions) + ALIGNED,
-                new=new,
-                dtype=stack.dtype,
-                device=stack.device,
-            )
-            sizes = {rows: buffers}
-            while rows % 2 == 0 and rows // 2 >= _FEWEST:
-                rows //= 2
-                sizes[rows] = buffers.first(stack.runs * rows)
-            pool = torch.cuda.graph_pool_handle() if stack.device.type == "cuda" else None
-            self._places[key] = _Place(sizes=sizes, steps={}, pool=pool)
+            columns = aligned(self.max_positions) + ALIGNED
+            self._places[key] = self._made(P * group_size, new, columns)
         return P, self._places[key]
+
+    def _made(self, rows: int, new: int, columns: int) -> _Place:
+        """Return buffers for so many rows per run, and for fewer."""
+        stack = self.stack
+        buffers = make_buffers(
+            stack.shape,
+            rows=stack.runs * rows,
+            columns=columns,
+            new=new,
+            dtype=stack.dtype,
+            device=stack.device,
+        )
+        smaller, fewer = {}, rows
+        while self._captured and fewer % 2 == 0 and fewer // 2 >= _FEWEST:
+            fewer //= 2
+            smaller[fewer] = buffers.first(stack.runs * fewer)
+        pool = torch.cuda.graph_pool_handle() if self._captured else None
+        return _Place(rows=rows, buffers=buffers, smaller=smaller, steps={}, pool=pool)
 
     def _ready(self, place: _Place, drawing: Drawing) -> None:
         """Ready the steps of a place and a way of drawing before its buffers are filled."""
-        if place.pool is not None and (drawing, max(place.sizes)) not in place.steps:
-            for rows, buffers in place.sizes.items():
+        if self._captured and (drawing, place.rows) not in place.steps:
+            for rows, buffers in {place.rows: place.buffers, **place.smaller}.items():
                 steps = GraphedSteps(self._decoder, buffers, drawing, place.pool)
                 place.steps[drawing, rows] = steps
 
     def _decode(self, place: _Place, width: int, drawing: Drawing) -> _Drawn:
         """Draw until every row has ended, in steps of as many rows as still have not."""
-        size, buffers = max(place.sizes), place.buffers
+        size, buffers = place.rows, place.buffers
         rows = torch.arange(len(buffers.done), device=buffers.done.device)  # (N,)
         drawn = _Drawn(
             tokens=torch.empty_like(buffers.tokens),
@@ -234,23 +269,44 @@ class StackSampler:
             changed=torch.empty_like(buffers.changed),
         )
         for number in range(drawing.sampling.max_new_tokens):
-            if number % _LOOK_EVERY == 0:
+            if number % _LOOK_EVERY == 0 or not self._captured:
                 going = ~buffers.done.view(self.stack.runs, size)  # (S, R)
                 most = int(going.sum(1).max())
                 if not most:
                     break
-                fitting = min(fits for fits in place.sizes if fits >= most)
+                fitting = place.fitting(most, size)
                 if fitting < size:
                     drawn.take(buffers, rows)
                     chosen = _going_first(going, fitting)  # (S * R',)
-                    move_rows(buffers, place.sizes[fitting], chosen, width + number)
-                    size, buffers, rows = fitting, place.sizes[fitting], rows[chosen]
-            if place.pool is None:
-                self._decoder.step(buffers, width + number + 1, drawing)
-            else:
+                    fewer = place.buffers.first(self.stack.runs * fitting)
+                    move_rows(buffers, fewer, chosen, width + number)
+                    size, buffers, rows = fitting, fewer, rows[chosen]
+            if self._captured:
                 place.steps[drawing, size](width + number + 1)
+                continue
+            # The last tokens are run forward now, when rows that ended with them have gone.
+            if number:
+                self._decoder.forward(buffers, buffers.tokens[number - 1], width + number)
+                if self.watched:
+                    self._require_finite(buffers, buffers.tokens[number - 1])
+            self._decoder.draw(buffers, drawing)
         drawn.take(buffers, rows)
         return drawn
+
+    def _require_finite(self, buffers: Buffers, tokens: Tensor) -> None:
+        """Raise `FloatingPointError` unless logits after the last tokens, (P,) or (N,), are finite.
+
+        (P,) are the prompts'.
+        """
+        if bool(torch.isfinite(buffers.logits).all()):
+            return
+        number, group = int(buffers.number), len(buffers.done) // len(tokens)
+        row = int((~torch.isfinite(buffers.logits)).any(dim=1).nonzero()[0])
+        place = f"new token {number - 1}" if number else f"prompt {row // group}"
+        fault = self._decoder.fault(buffers, tokens.repeat_interleave(group))
+        raise FloatingPointError(
+            f"logits after {place} are not finite; the first such output is {fault}'s"
+        )
 
     def _batches(
         self,

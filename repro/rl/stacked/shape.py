@@ -9,7 +9,7 @@ from repro.models.policy_weights import DecoderWeights, LayerWeights
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
-    """Sizes of a Qwen2 or Llama decoder.
+    """Sizes of a Qwen2, Qwen3 or Llama decoder.
 
     Attributes
     ----------
@@ -23,6 +23,8 @@ class Shape:
         Whether q, k and v have a bias.
     tied
         Whether `lm_head` is the embedding.
+    head_norms
+        Whether the heads of q and k are normed.
     """
 
     layers: int
@@ -36,6 +38,7 @@ class Shape:
     epsilon: float
     biased: bool
     tied: bool
+    head_norms: bool
 
     @property
     def queries(self) -> int:
@@ -59,12 +62,10 @@ def shape_of(weights: DecoderWeights) -> Shape:
     Raises
     ------
     ValueError
-        When the decoder has parts that an ensemble does not batch: head norms, biases beside those
-        of q, k and v, another activation than SiLU.
+        When the decoder has parts that an ensemble does not batch: biases beside those of q, k and
+        v, another activation than SiLU.
     """
     first = weights.layers[0]
-    if first.q_norm is not None:
-        raise ValueError("the decoder norms its heads; an ensemble takes Qwen2's or Llama's block")
     if any(p.bias is not None for p in (first.o, first.gate, first.up, first.down)):
         raise ValueError("o, gate, up or down has a bias; an ensemble takes them on q, k and v")
     name = getattr(weights.activation, "__class__", type(None)).__name__
@@ -82,6 +83,7 @@ def shape_of(weights: DecoderWeights) -> Shape:
         epsilon=_epsilon(first, weights),
         biased=first.q.bias is not None,
         tied=weights.lm_head is weights.embedding,
+        head_norms=first.q_norm is not None,
     )
 
 
@@ -91,6 +93,8 @@ def _epsilon(first: LayerWeights, weights: DecoderWeights) -> float:
         first.post_norm.variance_epsilon,
         weights.final_norm.variance_epsilon,
     }
+    if first.q_norm is not None:
+        epsilons.add(weights.head_norm_eps)
     if len(epsilons) > 1:
         raise ValueError(f"the norms have different epsilons ({sorted(epsilons)}); they must agree")
     return epsilons.pop()

@@ -22,6 +22,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from repro.models.decoder import ATTENTION_PROJECTIONS, BLOCK_NORMS, LINEARS, READERS
 from repro.models.lora import adapter_layers
@@ -54,6 +55,10 @@ class Linear:
     def __call__(self, x: Tensor) -> Tensor:
         """Return (S, M, N) of x (S, M, K), in the weight's dtype."""
         x = x.to(self.weight.dtype)
+        if len(x) == 1 and self.A is None and not x.is_cuda:
+            # What a batched product of one comes to, sooner on a CPU.
+            bias = None if self.bias is None else self.bias[0, 0]
+            return functional.linear(x, self.weight[0], bias)
         transposed = self.weight.transpose(1, 2)  # (S, K, N)
         if self.bias is None:
             y = torch.bmm(x, transposed)
@@ -90,6 +95,7 @@ class Layer:
     """One block of S runs; gains are (S, J, H) float32, added noise included.
 
     J is 1, or the number of projections that read the norm where each has noise of its own.
+    `head_gain` is that of Qwen3's norms on the heads of q and k, (S, 1, heads, head_dim).
     """
 
     input_gain: Tensor
@@ -98,6 +104,7 @@ class Layer:
     o: Linear
     gate_up: Linear
     down: Linear
+    head_gain: Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -122,6 +129,8 @@ class Weights:
             tensors.append(self.head)
         for layer in self.layers:
             tensors += [layer.input_gain, layer.post_gain]
+            if layer.head_gain is not None:
+                tensors.append(layer.head_gain)
             for linear in (layer.qkv, layer.o, layer.gate_up, layer.down):
                 parts = (linear.weight, linear.bias, linear.A, linear.B)
                 tensors += [part for part in parts if part is not None]
@@ -195,6 +204,7 @@ class Stack:
                     input_gain=self._gain(f"{at}.{BLOCK_NORMS[0]}", noise, place, before),
                     post_gain=self._gain(f"{at}.{BLOCK_NORMS[1]}", noise, place + before, behind),
                     **{name: self._linear(at, name) for name in LINEARS},
+                    head_gain=self._head_gain(at) if self.shape.head_norms else None,
                 )
             )
         embedding = self._tensor("model.embed_tokens.weight")
@@ -223,6 +233,15 @@ class Stack:
             return gain.expand(-1, count, -1)  # (S, count, H)
         return gain + noise[:, place : place + count]  # (S, count, H)
 
+    def _head_gain(self, at: str) -> Tensor:
+        heads = {"q": self.shape.query_heads, "k": self.shape.key_heads}
+        # (S, D) -> (S, heads, D) each
+        gains = [
+            self._gain(f"{at}.self_attn.{name}_norm", None, 0, count)
+            for name, count in heads.items()
+        ]
+        return torch.cat(gains, dim=1).unsqueeze(1)  # (S, 1, heads, D)
+
     def _linear(self, at: str, name: str) -> Linear:
         members = [f"{at}.{_parent(leaf)}.{leaf}" for leaf in LINEARS[name]]
         fused = f"{at}.{name}"
@@ -250,7 +269,7 @@ class Stack:
             return scaled[0]
         rank = scaled[0].shape[2]
         padded = [
-            torch.nn.functional.pad(block, (rank * i, rank * (len(scaled) - 1 - i)))
+            functional.pad(block, (rank * i, rank * (len(scaled) - 1 - i)))
             for i, block in enumerate(scaled)
         ]
         return torch.cat(padded, dim=1)  # (S, N, r)
@@ -280,6 +299,7 @@ def own_weights(stack: Stack, sharing: NoiseSharing = "norm") -> Weights:
                 input_gain=layer.input_gain.clone(),
                 post_gain=layer.post_gain.clone(),
                 **{name: linear(getattr(layer, name)) for name in LINEARS},
+                head_gain=None if layer.head_gain is None else layer.head_gain.clone(),
             )
             for layer in shared.layers
         ),
@@ -346,6 +366,26 @@ def stack_policies(
         tokenizer=first.tokenizer,
         end_token_ids=end_token_ids,
         effects=[dict(policy.effects) for policy in policies],
+    )
+
+
+@torch.no_grad()
+def merged_stack(policy: Policy, *, end_token_ids: frozenset[int]) -> Stack:
+    """Return one policy as it is now as a stack that trains nothing: float32, adapter merged."""
+    dense = policy_weights(policy)
+    frozen = _frozen(dense.layers, policy, {})
+    return Stack(
+        shape=shape_of(dense),
+        runs=1,
+        dtype=torch.float32,
+        stream=torch.float32,
+        device=policy.device,
+        frozen={name: part.to(torch.float32).unsqueeze(0) for name, part in frozen.items()},
+        masters=None,
+        scalings=torch.ones(1),
+        rotary=dense.rotary,
+        tokenizer=policy.tokenizer,
+        end_token_ids=end_token_ids,
     )
 
 

@@ -16,7 +16,8 @@ from repro.models.policy import Policy, load_policy
 from repro.reward.grader import GraderPool
 from repro.rl.stacked.sampler import StackSampler
 from repro.rl.stacked.stack import stack_policies
-from repro.rollout.torch_sampler import TorchSampler, end_token_ids
+from repro.rl.torch_sampler import TorchSampler
+from repro.rollout.sampler import end_token_ids
 from repro.spec.config import SamplingConfig
 from tests.repro.evaluate.small import Writer, problem
 

@@ -21,9 +21,10 @@ from repro.data.tiny_tokenizer import build_tokenizer
 from repro.models.policy import Policy
 from repro.reward.score import Rewards
 from repro.rl.rows import Rows
+from repro.rl.torch_sampler import TorchSampler
+from repro.rollout.draw import draw, draw_exploring, uniforms
 from repro.rollout.sampler import Completion, RolloutBatch
-from repro.rollout.torch_sampler import TorchSampler
-from repro.spec.arm import Arm
+from repro.spec.arm import Arm, Exploration
 from repro.spec.config import (
     DataConfig,
     LearningRates,
@@ -217,7 +218,7 @@ def nudge() -> Callable[[Policy, float], None]:
 
 
 class PlainSampler:
-    """Samples token by token through the whole model: slow, and independent of any cache."""
+    """Samples through transformers' whole model, token by token: slow, and without any cache."""
 
     def __init__(self, policy: Policy) -> None:
         assert policy.tokenizer is not None
@@ -233,36 +234,60 @@ class PlainSampler:
         *,
         group_size: int,
         seeds: Sequence[int],
+        exploration: Exploration | None = None,
     ) -> RolloutBatch:
-        """Sample each row by itself."""
-        rows = [list(prompt) for prompt in prompts for _ in range(group_size)]
+        """Sample each prompt's completions by themselves."""
+        groups = uniforms(seeds, sampling.max_new_tokens).split(group_size)
         return RolloutBatch(
             prompt_ids=[tuple(prompt) for prompt in prompts],
             completions=[
-                self._row(prompt, sampling, torch.Generator().manual_seed(seed))
-                for prompt, seed in zip(rows, seeds, strict=True)
+                completion
+                for prompt, numbers in zip(prompts, groups, strict=True)
+                for completion in self._group(list(prompt), numbers, sampling, exploration)
             ],
             group_size=group_size,
         )
 
     @torch.no_grad()
-    def _row(
-        self, prompt: list[int], sampling: SamplingConfig, generator: torch.Generator
-    ) -> Completion:
-        tokens: list[int] = []
-        logprobs: list[float] = []
-        while len(tokens) < sampling.max_new_tokens:
-            logits = self.policy.model(torch.tensor([prompt + tokens])).logits[0, -1]
-            logp = torch.log_softmax(logits.float() / sampling.temperature, dim=-1)
-            tokens.append(int(torch.multinomial(logp.exp(), 1, generator=generator)))
-            logprobs.append(float(logp[tokens[-1]]))
-            if tokens[-1] == self.end:
+    def _group(
+        self,
+        prompt: list[int],
+        numbers: torch.Tensor,
+        sampling: SamplingConfig,
+        exploration: Exploration | None,
+    ) -> list[Completion]:
+        G, T = numbers.shape
+        opening = 0 if exploration is None else exploration.tokens_of(T)
+        rows = torch.tensor([prompt] * G)
+        steps = []
+        for t in range(T):
+            logits, uniform = self.policy.model(rows).logits[:, -1], numbers[:, t]
+            if exploration is not None and t < opening:
+                heat = torch.full((G,), exploration.temperature)
+                drawn = draw_exploring(logits, uniform, sampling, heat)
+            else:
+                drawn = (*draw(logits, uniform, sampling), torch.zeros(G, dtype=torch.bool))
+            steps.append(drawn)
+            rows = torch.cat([rows, drawn[0].unsqueeze(1)], dim=1)
+            if bool((rows[:, len(prompt) :] == self.end).any(dim=1).all()):
                 break
-        return Completion(
-            token_ids=tuple(tokens),
-            sampled_logprobs=tuple(logprobs),
-            finish_reason="stop" if tokens[-1] == self.end else "length",
-        )
+        completions = []
+        kinds = zip(*steps, strict=True)
+        by_row = (torch.stack(kind).t().tolist() for kind in kinds)  # (G, steps) each
+        for columns in zip(*by_row, strict=True):
+            tokens = columns[0]
+            length = tokens.index(self.end) + 1 if self.end in tokens else len(tokens)
+            tokens, logprobs, moved = (column[:length] for column in columns)
+            completions.append(
+                Completion(
+                    token_ids=tuple(tokens),
+                    sampled_logprobs=tuple(logprobs),
+                    finish_reason="stop" if tokens[-1] == self.end else "length",
+                    explored=min(opening, length),
+                    changed=sum(moved),
+                )
+            )
+        return completions
 
 
 @dataclass

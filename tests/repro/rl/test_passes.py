@@ -12,11 +12,11 @@ import torch
 from repro.models.norms import block_norms
 from repro.models.policy import load_policy
 from repro.rl import passes, step
+from repro.rl.for_policy import CopySampler, sampler_for
 from repro.rl.packed import packed_logprobs
+from repro.rl.torch_sampler import TorchSampler
 from repro.rollout.engine import Engine
 from repro.rollout.engine_config import EngineConfig
-from repro.rollout.for_policy import CopySampler, sampler_for
-from repro.rollout.torch_sampler import TorchSampler
 from repro.spec.arm import RELEASED_BNPO
 from repro.spec.config import SamplingConfig
 from tests.repro.small_runs import train_alone

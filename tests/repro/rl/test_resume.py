@@ -68,7 +68,7 @@ spec.loader.exec_module(fixtures)
 from pathlib import Path
 from repro.models.policy import load_policy
 from tests.repro.small_runs import equal, weights, train_alone
-from repro.rollout.torch_sampler import TorchSampler
+from repro.rl.torch_sampler import TorchSampler
 
 unwrap = lambda f: f.__wrapped__ if hasattr(f, "__wrapped__") else f.__pytest_wrapped__.obj
 run = unwrap(fixtures.make_run)()(checkpoint_every=2)

@@ -10,9 +10,9 @@ import torch
 
 from repro.models.policy import Policy
 from repro.rl.noise import perturbed
+from repro.rl.torch_sampler import TorchSampler
 from repro.rollout.engine import Engine
 from repro.rollout.engine_config import EngineConfig
-from repro.rollout.torch_sampler import TorchSampler
 from repro.spec.arm import NoiseConfig
 from repro.spec.config import SamplingConfig
 

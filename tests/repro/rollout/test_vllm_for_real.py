@@ -24,6 +24,7 @@ from repro.models.lora import adapter_layers
 from repro.models.norms import block_norms
 from repro.models.policy import Policy, load_policy
 from repro.rl.noise import NoiseReceipt, perturbed
+from repro.rl.torch_sampler import TorchSampler
 from repro.rollout.draw import sampling_logprobs
 from repro.rollout.parity import (
     Parity,
@@ -33,7 +34,6 @@ from repro.rollout.parity import (
     trainer_logprobs,
 )
 from repro.rollout.sampler import RolloutBatch
-from repro.rollout.torch_sampler import TorchSampler
 from repro.rollout.vllm_sampler import VllmSampler
 from repro.spec.arm import NoiseConfig
 from repro.spec.config import SamplingConfig

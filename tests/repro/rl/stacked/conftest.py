@@ -22,8 +22,9 @@ from repro.rl.stacked.noise import sharing_of
 from repro.rl.stacked.policies import StackedPolicies
 from repro.rl.stacked.sampler import StackSampler
 from repro.rl.stacked.stack import Stack, stack_policies
+from repro.rl.torch_sampler import TorchSampler
 from repro.rl.trainer import train
-from repro.rollout.torch_sampler import TorchSampler, end_token_ids
+from repro.rollout.sampler import end_token_ids
 from repro.spec.config import (
     DataConfig,
     LearningRates,

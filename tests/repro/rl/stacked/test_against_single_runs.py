@@ -23,7 +23,7 @@ from repro.rl.lessons import Lesson, lessons_of, rows_of
 from repro.rl.stacked.masters import plain_name
 from repro.rl.stacked.policies import StackedPolicies
 from repro.rl.stacked.sampler import StackSampler
-from repro.rollout.torch_sampler import TorchSampler
+from repro.rl.torch_sampler import TorchSampler
 from repro.spec.arm import DAPO, RELEASED_BNPO, Exploration, LossConfig, NoiseConfig
 from repro.spec.config import EvaluationConfig, RunConfig, SamplingConfig
 from tests.repro.rl.stacked import conftest as small

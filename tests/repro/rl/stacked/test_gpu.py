@@ -19,7 +19,7 @@ from repro.rl.stacked.noise import added_noise
 from repro.rl.stacked.sampler import SampleRequest, StackSampler
 from repro.rl.stacked.stack import Stack, stack_policies
 from repro.rl.stacked.update import Passes, accumulate_gradients, plan_run
-from repro.rollout.torch_sampler import end_token_ids
+from repro.rollout.sampler import end_token_ids
 from repro.spec.arm import DAPO, Exploration, NoiseConfig, PlantedRounding
 from repro.spec.config import EvaluationConfig, RunConfig, SamplingConfig
 from tests.repro.rl.stacked import conftest as small

@@ -14,7 +14,7 @@ from repro.models.norms import block_norms
 from repro.models.policy import load_policy
 from repro.rl.logprobs import completion_logprobs
 from repro.rl.rows import make_rows
-from repro.rollout.torch_sampler import TorchSampler, sampler_of_rollouts
+from repro.rl.torch_sampler import TorchSampler, sampler_of_rollouts
 from repro.spec.arm import Arm, Exploration, NoiseConfig
 from repro.spec.config import SamplingConfig
 
