@@ -364,7 +364,7 @@ def _run(args: argparse.Namespace) -> int:
     from repro.evidence.provenance import source_at_start
 
     source_at_start()  # what the records of this start, and its plans, are of
-    from repro.run.schedule import main_run
+    from repro.run.execute import main_run
 
     status: int = main_run(args)
     return status

@@ -43,8 +43,8 @@ from repro.models.tensor_files import CheckpointError, read_header
 from repro.reward.answers import extract_answer, format_ok, lenient_answer, soft_format_ok
 from repro.reward.expression import comparable, tidy
 from repro.reward.grader import GraderPool
-from repro.rl.checkpoint import TrainState, load_checkpoint, save_checkpoint
 from repro.rl.snapshots import SUMS
+from repro.rl.training_checkpoint import TrainState, load_checkpoint, save_checkpoint
 from repro.run.select import Changes, parse_arms, parse_seeds, select
 from repro.spec.config import SamplingConfig
 

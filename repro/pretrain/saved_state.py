@@ -19,8 +19,8 @@ import torch
 from torch import nn
 
 from repro.evidence.provenance import source_states
-from repro.rl.checkpoint import restore_trained, write_trained
 from repro.rl.snapshots import Snapshot, SnapshotError, restore_newest
+from repro.rl.training_checkpoint import restore_trained, write_trained
 
 
 @dataclass(slots=True)

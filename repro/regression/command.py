@@ -20,8 +20,8 @@ from repro.evidence.environment import capture_environment, device_of
 from repro.evidence.provenance import source_commit
 from repro.regression.render import json_text, junit_text, markdown, print_judgement
 from repro.regression.sides import BLESSED, blessed_on, judge, key_of
+from repro.run.execute import INTERRUPTED
 from repro.run.places import expected_folder, runs_folder
-from repro.run.schedule import INTERRUPTED
 from repro.run.select import select
 from repro.spec.arm import require
 from repro.spec.tier import Tier

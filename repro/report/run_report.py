@@ -24,7 +24,7 @@ from repro.spec.target import Metric
 from repro.spec.tier import Tier
 from repro.spec.whole_files import replace_text
 from repro.targets import TARGETS, runs_of
-from repro.targets.paper import BENCHMARKS
+from repro.targets.paper_tier import BENCHMARKS
 
 _HEADLINE = {
     Tier.SMOKE: """\
@@ -297,7 +297,7 @@ def main_report(args: argparse.Namespace) -> int:
     runs, sentence = runs_folder(args.runs)
     expected = expected_folder(args.expected)
     if args.readme:
-        from repro.report.blocks import renew_readme
+        from repro.report.page_blocks import renew_readme
 
         renew_readme(Path(args.readme), expected)
         return 0

@@ -46,7 +46,7 @@ from types import TracebackType
 from typing import Literal, Self, cast, get_args
 
 from repro.reward.expression import comparable, tidy
-from repro.reward.worker import Worker, WorkerGoneError, WorkerLateError
+from repro.reward.grader_worker import Worker, WorkerGoneError, WorkerLateError
 
 Status = Literal["ok", "wrong", "unparsable_gold", "timeout", "error"]
 Pair = tuple[str, str]

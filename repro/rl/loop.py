@@ -11,11 +11,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from repro.rl.checkpoint import TrainState
 from repro.rl.collect import Rollout
 from repro.rl.policies import Policies
 from repro.rl.receipts import Tally, Values, note_accuracy
 from repro.rl.runs import FailedRun, RunStates, TrainResult, fresh_states
+from repro.rl.training_checkpoint import TrainState
 from repro.spec.config import RunConfig, TrainScale
 
 # Of one step: the values of each run, None for frozen ones.

@@ -16,10 +16,10 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from repro.rl.checkpoint import TrainState
 from repro.rl.collect import Rollout
 from repro.rl.diagnostics import QUARTERS, Mismatch, sampler_mismatch
 from repro.rl.noise import NoiseReceipt
+from repro.rl.training_checkpoint import TrainState
 from repro.spec.config import RunConfig
 
 Values = dict[str, float | int | None]

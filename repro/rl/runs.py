@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from repro.rl.checkpoint import TrainState
+from repro.rl.training_checkpoint import TrainState
 from repro.spec.config import RunConfig
 
 # What a run may raise by itself; anything else is a fault of the program and ends all.

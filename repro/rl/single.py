@@ -16,7 +16,6 @@ import torch
 from torch import Tensor, nn
 
 from repro.models.policy import Policy, trainable_parameters
-from repro.rl.checkpoint import load_checkpoint, save_checkpoint
 from repro.rl.collect import BatchRequest, Rollout
 from repro.rl.diagnostics import token_mean
 from repro.rl.lessons import Lesson, mean_loss
@@ -39,6 +38,7 @@ from repro.rl.step import (
     zero_missing_gradients,
 )
 from repro.rl.torch_sampler import sampler_of_rollouts
+from repro.rl.training_checkpoint import load_checkpoint, save_checkpoint
 from repro.rollout.sampler import Completion, Sampler
 from repro.spec.config import RunConfig, TrainScale
 

@@ -20,7 +20,6 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from repro.rl.checkpoint import TrainState
 from repro.rl.collect import order_of_epoch
 from repro.rl.lessons import Lesson, rows_of
 from repro.rl.loop import Hooks, StepValues, run_steps
@@ -29,6 +28,7 @@ from repro.rl.policies import Imitation, Policies
 from repro.rl.receipts import Values, note_noise, note_step
 from repro.rl.rows import Rows
 from repro.rl.runs import FailedRun, RunStates, TrainResult
+from repro.rl.training_checkpoint import TrainState
 from repro.spec.arm import GRPO
 from repro.spec.config import RunConfig, TrainScale
 

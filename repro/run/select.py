@@ -28,7 +28,7 @@ from repro.spec.variants import (
     with_steps,
 )
 from repro.targets import find, runs_of
-from repro.targets.paper import REVISIONS
+from repro.targets.paper_tier import REVISIONS
 from repro.targets.step_costs import Rates, rates_of
 from repro.targets.training_costs import training_cost
 

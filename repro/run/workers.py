@@ -28,8 +28,8 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
-from repro.run.claims import Claim
 from repro.run.device_health import DEAD, Answers
+from repro.run.shared_work import Claim
 from repro.run.worker import STOPPING, CarryOut, Event, Task, work
 
 
@@ -66,7 +66,7 @@ class WorkerPool:
     alone : bool
         Whether a worker ends after its task, so that the next one finds nothing left of it.
     claim : callable
-        What of a task may be begun now (`repro.run.claims`); None takes all of it.
+        What of a task may be begun now (`repro.run.shared_work`); None takes all of it.
     """
 
     def __init__(

@@ -22,7 +22,7 @@ from repro.spec.arm import Arm, NoiseConfig, NoiseSchedule
 from repro.spec.effect import Assay
 from repro.spec.target import Claim, Target
 from repro.spec.tier import Tier
-from repro.targets import paper, paper_effects, proxy
+from repro.targets import paper_effects, paper_tier, proxy
 from repro.targets.claims import difference
 from repro.targets.table1 import BF16_LORA, METRICS, NVFP4_LORA_AQN, TABLE1, TABLE1_3B
 from repro.targets.training_costs import training_cost
@@ -96,8 +96,8 @@ def _at_3b(target: Target, as_qerl: str) -> Target:
         target,
         name=f"{target.name}_3b",
         title=f"{target.title}, at the paper's scale",
-        scales={Tier.PAPER: paper.GSM8K_3B},
-        costs={Tier.PAPER: training_cost(target.arms, paper.GSM8K_3B)},
+        scales={Tier.PAPER: paper_tier.GSM8K_3B},
+        costs={Tier.PAPER: training_cost(target.arms, paper_tier.GSM8K_3B)},
         headline="train_reward_mean",
         shared={as_qerl: (TABLE1_3B, "nvfp4_lora_aqn")},
         why_not="",
@@ -215,10 +215,10 @@ FIGURE16 = Target(
             tiers=(Tier.PROXY,),
         ),
     ),
-    scales={Tier.PROXY: proxy.PROXY, Tier.PAPER: paper.GSM8K_7B},
+    scales={Tier.PROXY: proxy.PROXY, Tier.PAPER: paper_tier.GSM8K_7B},
     costs={
         Tier.PROXY: proxy.COST,
-        Tier.PAPER: training_cost((QERL_LOW, QERL_HIGH), paper.GSM8K_7B),
+        Tier.PAPER: training_cost((QERL_LOW, QERL_HIGH), paper_tier.GSM8K_7B),
     },
     headline="heldout_area",
     paper_file="figure16",
@@ -244,10 +244,10 @@ FIGURE17 = Target(
             test="sign_flip",
         ),
     ),
-    scales={Tier.PROXY: proxy.PROXY, Tier.PAPER: paper.GSM8K_7B},
+    scales={Tier.PROXY: proxy.PROXY, Tier.PAPER: paper_tier.GSM8K_7B},
     costs={
         Tier.PROXY: proxy.COST,
-        Tier.PAPER: training_cost((LORA_LOW, LORA_HIGH), paper.GSM8K_7B),
+        Tier.PAPER: training_cost((LORA_LOW, LORA_HIGH), paper_tier.GSM8K_7B),
     },
     headline="accuracy",
     shared={"lora_5e6": (TABLE1, "bf16_lora")},

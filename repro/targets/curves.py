@@ -16,7 +16,7 @@ from repro.spec.arm import DAPO, Arm
 from repro.spec.effect import Effect
 from repro.spec.target import Claim, Target
 from repro.spec.tier import Tier
-from repro.targets import paper, paper_effects, proxy
+from repro.targets import paper_effects, paper_tier, proxy
 from repro.targets.claims import difference
 from repro.targets.table1 import (
     BF16_FULL,
@@ -131,8 +131,8 @@ FIGURE4_BIGMATH = Target(
     arms=_DAPO_ARMS,
     metrics=TABLE2.metrics,
     claims=_reward_by_format("Fig. 4, upper row"),
-    scales={Tier.PAPER: paper.BIGMATH_7B},
-    costs={Tier.PAPER: training_cost(_DAPO_ARMS, paper.BIGMATH_7B)},
+    scales={Tier.PAPER: paper_tier.BIGMATH_7B},
+    costs={Tier.PAPER: training_cost(_DAPO_ARMS, paper_tier.BIGMATH_7B)},
     headline="train_reward_mean",
     shared={name: (TABLE2, name) for name in ("bf16_lora", "nvfp4_lora")},
 )
@@ -261,10 +261,10 @@ FIGURE13 = dataclasses.replace(
         paper_effects.QERL_SPEED_32B,
     ),
     records_of=None,
-    scales={Tier.PROXY: proxy.PROXY_LARGE_HARD, Tier.PAPER: paper.BIGMATH_32B},
+    scales={Tier.PROXY: proxy.PROXY_LARGE_HARD, Tier.PAPER: paper_tier.BIGMATH_32B},
     costs={
         Tier.PROXY: proxy.COST_LARGE,
-        Tier.PAPER: training_cost(_BIGMATH_ARMS[1:], paper.BIGMATH_32B),
+        Tier.PAPER: training_cost(_BIGMATH_ARMS[1:], paper_tier.BIGMATH_32B),
     },
     metrics=(*METRICS, *BENCHMARK_METRICS),
     headline="heldout_area",
@@ -274,8 +274,8 @@ TABLE2_32B = dataclasses.replace(
     TABLE2,
     name="table2_32b",
     title="Table 2: BigMath with DAPO on four benchmarks, 32B",
-    scales={Tier.PAPER: paper.BIGMATH_32B},
-    costs={Tier.PAPER: training_cost(TABLE2.arms, paper.BIGMATH_32B)},
+    scales={Tier.PAPER: paper_tier.BIGMATH_32B},
+    costs={Tier.PAPER: training_cost(TABLE2.arms, paper_tier.BIGMATH_32B)},
     paper_column="32B",
     shared={arm.name: (FIGURE13, arm.name) for arm in FIGURE13.arms},
 )

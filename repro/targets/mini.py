@@ -30,7 +30,7 @@ from repro.spec.tier import Tier
 from repro.targets import paper_effects
 from repro.targets.chosen_rates import choice_file, chosen_rates
 from repro.targets.claims import difference
-from repro.targets.paper import GSM8K_PROMPT, pinned
+from repro.targets.paper_tier import GSM8K_PROMPT, pinned
 from repro.targets.rates import FACTORS, at_rate
 from repro.targets.table1 import (
     BF16,

@@ -15,7 +15,7 @@ Details of the original that matter, and what is done about each here:
   strict accuracy.
 * Evaluation at temperature 0.6 and top-p 0.95, "multiple times" (section 4.1), number not stated.
   Untrained and trained arms use one prompt and one evaluator here; the released code does not.
-* The paper's scales are in `repro.targets.paper`.
+* The paper's scales are in `repro.targets.paper_tier`.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from repro.spec.effect import Assay
 from repro.spec.shapes import OWN_SHAPES
 from repro.spec.target import Claim, Cost, Metric, Target
 from repro.spec.tier import GIB, REAL_CHECKPOINTS, Tier
-from repro.targets import paper, paper_effects, proxy
+from repro.targets import paper_effects, paper_tier, proxy
 from repro.targets.claims import HEADROOM, difference
 from repro.targets.run_disk import with_disk
 from repro.targets.training_costs import training_cost
@@ -273,13 +273,13 @@ TABLE1 = Target(
     arms=_ARMS,
     controls=tuple(arm.name for arm in CONTROLS),
     # Ten seeds at the proxy tier: Fig. 4 claims an order of its arms.
-    scales={Tier.SMOKE: SMOKE, Tier.PROXY: proxy.PROXY_ORDER, Tier.PAPER: paper.GSM8K_7B},
+    scales={Tier.SMOKE: SMOKE, Tier.PROXY: proxy.PROXY_ORDER, Tier.PAPER: paper_tier.GSM8K_7B},
     costs={
         Tier.SMOKE: with_disk(
             SMOKE_COST, _ARMS, SMOKE, OWN_SHAPES["tiny"], SMOKE.rollout.max_new_tokens
         ),
         Tier.PROXY: proxy.COST,
-        Tier.PAPER: training_cost(_ARMS, paper.GSM8K_7B),
+        Tier.PAPER: training_cost(_ARMS, paper_tier.GSM8K_7B),
     },
     metrics=METRICS,
     claims=CLAIMS,
@@ -343,7 +343,7 @@ TABLE1_3B = dataclasses.replace(
     TABLE1,
     name="table1_3b",
     title="Table 1: GSM8K accuracy by weight format and training (3B)",
-    scales={Tier.PAPER: paper.GSM8K_3B},
-    costs={Tier.PAPER: training_cost(_ARMS, paper.GSM8K_3B)},
+    scales={Tier.PAPER: paper_tier.GSM8K_3B},
+    costs={Tier.PAPER: training_cost(_ARMS, paper_tier.GSM8K_3B)},
     paper_column="3B",
 )

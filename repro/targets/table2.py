@@ -14,7 +14,7 @@ import dataclasses
 from repro.spec.arm import DAPO
 from repro.spec.target import Claim, Metric, Target
 from repro.spec.tier import Tier
-from repro.targets import paper, paper_effects, proxy
+from repro.targets import paper_effects, paper_tier, proxy
 from repro.targets.claims import HEADROOM, difference
 from repro.targets.table1 import (
     BF16,
@@ -44,7 +44,7 @@ BENCHMARK_METRICS = tuple(
         better="higher",
         tiers=(Tier.PAPER,),
     )
-    for item in paper.BENCHMARKS
+    for item in paper_tier.BENCHMARKS
 )
 
 TABLE2 = Target(
@@ -59,8 +59,8 @@ TABLE2 = Target(
         *BENCHMARK_METRICS,
     ),
     # The harder levels of the generator stand in for BigMath's.
-    scales={Tier.PROXY: proxy.PROXY_HARD, Tier.PAPER: paper.BIGMATH_7B},
-    costs={Tier.PROXY: proxy.COST, Tier.PAPER: training_cost(ARMS, paper.BIGMATH_7B)},
+    scales={Tier.PROXY: proxy.PROXY_HARD, Tier.PAPER: paper_tier.BIGMATH_7B},
+    costs={Tier.PROXY: proxy.COST, Tier.PAPER: training_cost(ARMS, paper_tier.BIGMATH_7B)},
     headline="accuracy",
     claims=(
         Claim(
@@ -117,7 +117,7 @@ TABLE2_14B = dataclasses.replace(
     TABLE2,
     name="table2_14b",
     title="Table 2: BigMath with DAPO on four benchmarks, 14B",
-    scales={Tier.PAPER: paper.BIGMATH_14B},
-    costs={Tier.PAPER: training_cost(ARMS, paper.BIGMATH_14B)},
+    scales={Tier.PAPER: paper_tier.BIGMATH_14B},
+    costs={Tier.PAPER: training_cost(ARMS, paper_tier.BIGMATH_14B)},
     paper_column="14B",
 )

@@ -19,7 +19,7 @@ import pytest
 from repro.evidence import origins
 from repro.evidence.record import Record, record_path
 from repro.reward.grader import GraderPool
-from repro.reward.worker import Worker
+from repro.reward.grader_worker import Worker
 from repro.run import workers
 from repro.spec.config import RunConfig
 from repro.spec.target import plan

@@ -27,7 +27,7 @@ from repro.rl.receipts import Values
 from repro.rl.rows import Rows
 from repro.rl.runs import RunStates
 from repro.rl.stacked.batch import largest_group
-from repro.rl.stacked.checkpoint import load_ensemble, save_ensemble
+from repro.rl.stacked.ensemble_checkpoint import load_ensemble, save_ensemble
 from repro.rl.stacked.imitation import accumulate_losses, mean_losses
 from repro.rl.stacked.noise import AddedNoise, added_noise
 from repro.rl.stacked.optimizer import StackedAdamW

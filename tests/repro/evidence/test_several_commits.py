@@ -23,7 +23,7 @@ from repro.evidence.store import Blessed, blessed_records
 from repro.judge.blessed import blessed_checks
 from repro.judge.blessing import main_bless
 from repro.judge.check import check_selection
-from repro.report.blocks import renewed_readme
+from repro.report.page_blocks import renewed_readme
 from repro.run import analysis_plan
 from repro.run.analysis_plan import plan_inputs
 from repro.run.select import select

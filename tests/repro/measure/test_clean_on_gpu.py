@@ -13,7 +13,7 @@ from rich.console import Console
 
 from repro.evidence.receipts import refusals
 from repro.evidence.record import Record, find_record, read_record
-from repro.run.schedule import Outcome, execute
+from repro.run.execute import Outcome, execute
 from repro.spec.arm import Arm
 from repro.spec.config import RunConfig
 from repro.spec.throughput import ThroughputPoint, ThroughputScale

@@ -15,7 +15,7 @@ from rich.console import Console
 
 from repro.__main__ import main
 from repro.evidence.record import find_record, iterate_records, read_record
-from repro.run.schedule import Outcome, execute
+from repro.run.execute import Outcome, execute
 from repro.run.worker import Task
 from repro.run.workers import WorkerPool
 from repro.spec.config import RunConfig
@@ -150,7 +150,7 @@ def test_a_task_that_gets_no_further_in_a_fresh_process_has_failed(
 def test_measurements_do_not_go_side_by_side(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("repro.run.schedule.require_ready", lambda selection: None)
+    monkeypatch.setattr("repro.run.execute.require_ready", lambda selection: None)
     arguments = ["run", "rollout", "--tier", "systems", "--runs", str(tmp_path / "runs")]
     assert main([*arguments, "--workers", "2"]) == 2
     assert "--workers 2: measurements on one device run one at a time" in capsys.readouterr().err

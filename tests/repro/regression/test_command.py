@@ -18,8 +18,8 @@ from repro.evidence.record import Record
 from repro.judge.gathering import gather
 from repro.regression import command
 from repro.regression.render import LINES
+from repro.run.execute import INTERRUPTED
 from repro.run.places import expected_folder
-from repro.run.schedule import INTERRUPTED
 from repro.run.select import Selection
 from repro.spec.claim import Metric
 from repro.spec.config import digest_of
@@ -307,7 +307,7 @@ def measured(
             write_steps(Path(args.runs), change)
         return status
 
-    monkeypatch.setattr("repro.run.schedule.main_run", run)
+    monkeypatch.setattr("repro.run.execute.main_run", run)
 
 
 def only_folder(tmp_path: Path) -> Path:
@@ -420,6 +420,6 @@ def test_regress_that_breaks_is_not_taken_for_a_regression(
     def broken(args: argparse.Namespace) -> int:
         raise OSError("the disk is full")
 
-    monkeypatch.setattr("repro.run.schedule.main_run", broken)
+    monkeypatch.setattr("repro.run.execute.main_run", broken)
     assert main(["regress", "table3", "--expected", str(expected)]) == 2
     assert "the disk is full" in capsys.readouterr().err

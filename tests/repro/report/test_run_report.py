@@ -112,7 +112,7 @@ def test_reproduce_goes_through_to_report_and_verdicts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     drawn: list[str] = []
-    monkeypatch.setattr("repro.run.schedule.main_run", lambda args: 0)
+    monkeypatch.setattr("repro.run.execute.main_run", lambda args: 0)
     monkeypatch.setattr(
         "repro.report.run_report.draw_figures", lambda args: drawn.extend(args.targets)
     )

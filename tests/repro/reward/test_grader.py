@@ -18,7 +18,7 @@ import pytest
 
 import repro
 from repro.reward.grader import GraderError, GraderPool
-from repro.reward.worker import processor_seconds
+from repro.reward.grader_worker import processor_seconds
 
 TOWER = ("x+2", "10^{10^{10}}")
 

@@ -17,8 +17,8 @@ import pytest
 
 from repro.evidence.provenance import source_states
 from repro.models.policy import trainable_parameters
-from repro.rl.checkpoint import TrainState, load_checkpoint, save_checkpoint
 from repro.rl.optimizer import build_optimizer
+from repro.rl.training_checkpoint import TrainState, load_checkpoint, save_checkpoint
 from repro.spec.arm import LossConfig, NoiseConfig
 from repro.spec.config import LearningRates, OptimizerConfig
 from tests.repro.rl.damage import DAMAGE, drop_a_moment, rewrite_state

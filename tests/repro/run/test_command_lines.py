@@ -9,7 +9,7 @@ import pytest
 
 from repro.__main__ import build_parser, main
 from repro.run.device_queue import devices_of, planned_workers
-from repro.run.schedule import require_workers
+from repro.run.execute import require_workers
 from repro.run.select import Selection, changes_of, select, selections_of
 from repro.spec.settings import parse_settings, settings_text, with_settings
 from repro.spec.tier import Tier

@@ -16,7 +16,7 @@ from rich.console import Console
 from repro.evidence.record import find_record, iterate_records, read_record
 from repro.run.device_queue import cut, ensemble_tasks, fitting_memory, visible_devices
 from repro.run.ensemble_cost import queue_seconds
-from repro.run.schedule import Outcome, execute
+from repro.run.execute import Outcome, execute
 from repro.spec.config import RunConfig
 from repro.spec.target import TogetherCost, plan
 from repro.spec.tier import CudaDevice, Tier

@@ -19,7 +19,7 @@ from repro.evidence.receipts import refusals
 from repro.evidence.record import find_record, read_record
 from repro.run.carry_out import carry_out
 from repro.run.device_health import device_answers
-from repro.run.schedule import execute
+from repro.run.execute import execute
 from repro.run.worker import Task
 from repro.run.workers import WorkerPool
 from repro.spec.config import RunConfig

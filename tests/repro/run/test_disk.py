@@ -22,11 +22,11 @@ from repro.__main__ import main
 from repro.evidence.record import Record
 from repro.run import plan as planning
 from repro.run.disk import DiskError, free_bytes, is_disk_fault, require_writable, sentence_of
-from repro.run.schedule import execute
+from repro.run.execute import execute
 from repro.spec.config import RunConfig
 from repro.spec.tier import Tier
 from repro.targets import find
-from tests.repro.run.test_claims import ROOT, runs_of
+from tests.repro.run.test_shared_work import ROOT, runs_of
 
 RUN = ("run", "table1", "--tier", "smoke", "--seeds", "1", "--arms", "nvfp4_lora", "--steps", "2")
 Printed = pytest.CaptureFixture[str]

@@ -9,7 +9,7 @@ import pytest
 
 from repro.__main__ import build_parser
 from repro.evidence.record import record_path
-from repro.pretrain.procedure import policy_name
+from repro.pretrain.recorded_run import policy_name
 from repro.run.proxy_options import making, sentence_on_lost_policies, with_proxy_options
 from repro.run.select import parse_arms, parse_seeds, select
 

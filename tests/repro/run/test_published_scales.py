@@ -20,7 +20,7 @@ from typing import Any
 
 import pytest
 
-import repro.run.schedule  # noqa: F401 - binds the real devices before a test pretends others
+import repro.run.execute  # noqa: F401 - binds the real devices before a test pretends others
 from repro.__main__ import main
 from repro.data.folder import Split
 from repro.data.load import load_problems

@@ -8,8 +8,8 @@ from typing import Any
 from rich.console import Console
 
 from repro.evidence.record import iterate_records
+from repro.run.execute import execute
 from repro.run.repeated import Alike, RepeatedFailures
-from repro.run.schedule import execute
 from repro.run.worker import Event, Task
 from repro.spec.config import RunConfig
 from repro.spec.target import plan

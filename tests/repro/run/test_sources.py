@@ -19,10 +19,10 @@ from repro.evidence.origins import is_clean
 from repro.evidence.procedure import Measured
 from repro.evidence.provenance import source_states
 from repro.evidence.record import Record, read_record
-from repro.rl.checkpoint import TrainState, load_checkpoint, save_checkpoint
 from repro.rl.runs import RunStates
 from repro.rl.snapshots import Snapshot, read_newest
-from repro.rl.stacked.checkpoint import save_ensemble
+from repro.rl.stacked.ensemble_checkpoint import save_ensemble
+from repro.rl.training_checkpoint import TrainState, load_checkpoint, save_checkpoint
 from repro.run import carry_out as recording
 from repro.spec.config import RunConfig
 from repro.spec.target import plan

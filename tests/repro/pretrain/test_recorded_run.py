@@ -19,8 +19,8 @@ from repro.models.checkpoint import resolve, verify
 from repro.models.policy import load_policy
 from repro.pretrain import material
 from repro.pretrain.policy_folders import write_policy
-from repro.pretrain.procedure import examined_by, policy_name, recipe_of
 from repro.pretrain.recipes import RECIPES
+from repro.pretrain.recorded_run import examined_by, policy_name, recipe_of
 from repro.pretrain.training import new_model
 from repro.run.carry_out import keep, procedure_named
 from repro.spec.target import plan

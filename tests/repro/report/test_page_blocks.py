@@ -7,8 +7,8 @@ import re
 import pytest
 
 from repro.judge.check import Checked
-from repro.report import blocks
-from repro.report.blocks import renew_blocks, renewed_readme
+from repro.report import page_blocks
+from repro.report.page_blocks import renew_blocks, renewed_readme
 from repro.run.places import PACKAGE, expected_folder
 
 ROOT = PACKAGE.parent
@@ -41,7 +41,7 @@ def test_measured_tables_are_those_of_the_blessed_records(
     page = ROOT / name
     if not page.is_file():
         pytest.skip(f"{name} is not part of an installed package")
-    monkeypatch.setattr(blocks, "blessed_checks", lambda expected, *names: every_blessed)
+    monkeypatch.setattr(page_blocks, "blessed_checks", lambda expected, *names: every_blessed)
     assert renewed_readme(page, expected_folder(None)) == page.read_text(encoding="utf-8"), (
         f"stale: python -m repro report --readme {name} renews it"
     )

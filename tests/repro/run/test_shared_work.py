@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from repro.evidence.record import Record, failed_record, read_record
-from repro.run.claims import Claims
+from repro.run.shared_work import Claims
 from repro.run.worker import Task
 from repro.spec.config import RunConfig
 from repro.spec.target import plan
@@ -114,7 +114,7 @@ TAKING = """
 import os, sys, time
 sys.path[:0] = [{root!r}]
 from pathlib import Path
-from tests.repro.run.test_claims import ROOT, runs_of, start, task_of
+from tests.repro.run.test_shared_work import ROOT, runs_of, start, task_of
 folder = Path({folder!r})
 runs = runs_of()[:1]
 claims, task, taken = start(folder, runs), task_of(runs, folder), 0
@@ -148,7 +148,7 @@ HOLDING = """
 import sys, time
 sys.path[:0] = [{root!r}]
 from pathlib import Path
-from tests.repro.run.test_claims import runs_of, start, task_of
+from tests.repro.run.test_shared_work import runs_of, start, task_of
 folder = Path({folder!r})
 claims = start(folder, runs_of())
 assert claims.take(task_of(runs_of(), folder)).claimed is not None
@@ -179,8 +179,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from rich.console import Console
 from repro.evidence.record import failed_record, record_of
-from repro.run.schedule import execute
-from tests.repro.run.test_claims import runs_of
+from repro.run.execute import execute
+from tests.repro.run.test_shared_work import runs_of
 
 def carry_out(runs, folder, records, progress, should_stop, threads):
     with (records / "calls.jsonl").open("a") as file:
@@ -225,8 +225,8 @@ import sys
 sys.path[:0] = [{root!r}]
 from pathlib import Path
 from rich.console import Console
-from repro.run.schedule import execute
-from tests.repro.run.test_schedule import runs_of
+from repro.run.execute import execute
+from tests.repro.run.test_execute import runs_of
 
 if __name__ == "__main__":
     (run,) = runs_of(["nvfp4_lora"], steps=14)

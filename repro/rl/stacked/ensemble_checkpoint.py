@@ -1,7 +1,7 @@
 """Checkpoints of a whole ensemble: masters and moments of all runs, and what each run knows.
 
-As `repro.rl.checkpoint`, with a row per run: a snapshot (`repro.rl.snapshots`) whose tensors are in
-`ensemble.safetensors`. No random state exists.
+As `repro.rl.training_checkpoint`, with a row per run: a snapshot (`repro.rl.snapshots`) whose
+tensors are in `ensemble.safetensors`. No random state exists.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 
 from repro.evidence.provenance import note_source
-from repro.rl.checkpoint import parse_state
 from repro.rl.runs import RunStates
 from repro.rl.snapshots import (
     Snapshot,
@@ -27,6 +26,7 @@ from repro.rl.snapshots import (
 from repro.rl.stacked.masters import Masters
 from repro.rl.stacked.optimizer import StackedAdamW
 from repro.rl.stacked.stack import Stack
+from repro.rl.training_checkpoint import parse_state
 
 TENSORS = "ensemble.safetensors"
 

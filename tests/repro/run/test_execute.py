@@ -15,7 +15,7 @@ from rich.console import Console
 
 from repro.__main__ import main
 from repro.evidence.record import RecordError, find_record, read_record, record_path
-from repro.run.schedule import execute
+from repro.run.execute import execute
 from repro.run.worker import Task
 from repro.run.workers import WorkerPool
 from repro.spec.target import plan

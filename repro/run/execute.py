@@ -1,9 +1,9 @@
 """Carry out a plan: skip what is recorded, run the rest on worker processes, record each outcome.
 
 A run is done when its record says so; nothing done is ever done again. Several starts on one folder
-of records share the work (`repro.run.claims`): each run is carried out by one of them. A run that
-failed leaves a record that says why beside the place of the record it did not write, and is tried
-again by the next start; one that was interrupted goes on from its own checkpoint. A disk that
+of records share the work (`repro.run.shared_work`): each run is carried out by one of them. A run
+that failed leaves a record that says why beside the place of the record it did not write, and is
+tried again by the next start; one that was interrupted goes on from its own checkpoint. A disk that
 cannot be written fails no run: it ends the start (`repro.run.disk`). Results do not depend on how
 many workers there are, nor on which of them took a run.
 """
@@ -28,7 +28,6 @@ from repro.keep.command_line import keeping_of
 from repro.keep.trackers import require_side_by_side
 from repro.run.analysis_plan import write_plans
 from repro.run.carry_out import carried_together, is_ensemble
-from repro.run.claims import Claims
 from repro.run.data_check import data_lines
 from repro.run.device_health import Answers, device_answers
 from repro.run.device_queue import RETRIES, Grouping, devices_of, ensemble_tasks
@@ -46,6 +45,7 @@ from repro.run.select import (
     require_counts,
     selections_of,
 )
+from repro.run.shared_work import Claims
 from repro.run.worker import STOPPING, CarryOut, Event, Task
 from repro.run.workers import WorkerPool
 from repro.spec.arm import require
