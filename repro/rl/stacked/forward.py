@@ -111,6 +111,13 @@ def attend(queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor, shape: S
         Added to the scores; rows as the module docstring says. T * group may be 1, for all rows.
     """
     N, T = queries.shape[:2]
+    if T == 1:
+        # (N, key heads, group, D): views alone
+        rows = queries.view(N, shape.key_heads, shape.group, shape.head_dim)
+        out = functional.scaled_dot_product_attention(
+            rows, keys, values, attn_mask=mask, scale=shape.scaling
+        )
+        return out.reshape(N, 1, shape.queries)
     # (N, T, key heads, group, D)
     rows = queries.view(N, T, shape.key_heads, shape.group, shape.head_dim)
     # (N, key heads, T * group, D), token by token

@@ -51,14 +51,20 @@ class Linear:
     bias: Tensor | None = None
     A: Tensor | None = None
     B: Tensor | None = None
+    # Weight and bias of one run without an adapter on a CPU, where a plain product is sooner done
+    # than a batched one.
+    _plain: tuple[Tensor, Tensor | None] | None = field(init=False, default=None)
+
+    def __post_init__(self) -> None:
+        if len(self.weight) == 1 and self.A is None and not self.weight.is_cuda:
+            bias = None if self.bias is None else self.bias[0, 0]
+            object.__setattr__(self, "_plain", (self.weight[0], bias))
 
     def __call__(self, x: Tensor) -> Tensor:
         """Return (S, M, N) of x (S, M, K), in the weight's dtype."""
         x = x.to(self.weight.dtype)
-        if len(x) == 1 and self.A is None and not x.is_cuda:
-            # What a batched product of one comes to, sooner on a CPU.
-            bias = None if self.bias is None else self.bias[0, 0]
-            return functional.linear(x, self.weight[0], bias)
+        if self._plain is not None:
+            return functional.linear(x, *self._plain)
         transposed = self.weight.transpose(1, 2)  # (S, K, N)
         if self.bias is None:
             y = torch.bmm(x, transposed)
