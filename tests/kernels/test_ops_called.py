@@ -60,11 +60,14 @@ def imported(node: ast.AST) -> dict[str, str]:
 
 
 def calls(node: ast.AST, names: dict[str, str]) -> Iterator[str]:
-    """Yield "module:function" of each call into `kernels`, each scope by its own imports."""
+    """Yield "module:function" of each call into `kernels`, each scope by its own imports.
+
+    A function that is handed on by keyword counts: whoever takes it calls it.
+    """
     names = names | imported(node)
     for part in ast.iter_child_nodes(node):
-        if isinstance(part, ast.Call):
-            function = part.func
+        handed = [keyword.value for keyword in getattr(part, "keywords", ())]
+        for function in [part.func, *handed] if isinstance(part, ast.Call) else []:
             if isinstance(function, ast.Name) and ":" in names.get(function.id, ""):
                 yield names[function.id]
             elif isinstance(function, ast.Attribute) and isinstance(function.value, ast.Name):
@@ -111,6 +114,7 @@ def test_every_exception_is_needed() -> None:
             "def b():\n    from kernels import linear as k\n    return k.two(k.three(x))",
             ["one", "two", "three"],
         ),
+        ("from kernels import linear\nTable(one=linear.one, two=2)", ["one"]),
         ("import torch\ntorch.mm(x)\nlinear.one(x)", []),
     ],
 )

@@ -143,7 +143,7 @@ def test_what_is_trained_at_chosen_rates_waits_for_the_choice() -> None:
 def test_the_commands_say_what_comes_first(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for module in ("plan", "schedule"):
+    for module in ("plan", "execute"):
         monkeypatch.setattr(f"repro.run.{module}.lacking_rates", lambda *_: "first: the sweep")
     monkeypatch.setattr(Target, "not_runnable", lambda *_: None)
     monkeypatch.setattr(Cost, "lacking", lambda _: ())
