@@ -36,7 +36,7 @@ def latest_run(folder: Path) -> Path | None:
     return max(folder.glob("*/*.json"), key=lambda path: path.name, default=None)
 
 
-def compared_timings(now: Path, before: Path) -> tuple[int, list[str]]:
+def compared_timings(now: Path, before: Path) -> tuple[int, dict[str, str]]:
     """Compare the rows that two stored runs share.
 
     Parameters
@@ -49,16 +49,16 @@ def compared_timings(now: Path, before: Path) -> tuple[int, list[str]]:
     rows
         How many they share.
     losses
-        A sentence for each that has lost.
+        A sentence for each that has lost, by its name.
     """
     earlier, later = _device_rows(before), _device_rows(now)
     shared = [name for name in later if name in earlier]
-    losses = []
+    losses = {}
     for name in shared:
         loss = loss_percent(later[name], earlier[name])
         if loss > LOSS_PERCENT:
             medians = (1e6 * earlier[name]["median"], 1e6 * later[name]["median"])
-            losses.append(f"{name}: {medians[0]:.1f} to {medians[1]:.1f} us (+{loss:.0f} %)")
+            losses[name] = f"{name}: {medians[0]:.1f} to {medians[1]:.1f} us (+{loss:.0f} %)"
     return len(shared), losses
 
 

@@ -77,7 +77,7 @@ def main_gpu_tests(args: argparse.Namespace) -> int:
     out = Path(args.out) if args.out else runs_folder(None)[0] / _RECORD
     record = run_gpu_tests(root, out.parent)
     record.write(out)
-    losses = _tell_losses(out.parent / _BENCHMARKS, root / _BENCHMARKS, record)
+    losses = _tell_losses(root, out.parent, record)
     _tell(record, out)
     return 0 if record.green and not losses else 1
 
@@ -269,16 +269,30 @@ def run_pytest(
     return read_outcome(junit, done.returncode, time.monotonic() - begun)
 
 
-def _tell_losses(stored: Path, blessed: Path, record: GpuTests) -> list[str]:
-    """Print how a run's benchmarks compare with the device's stored ones; return the losses."""
-    now = latest_run(stored)
-    before = latest_run(blessed / str(device_of(dict(record.environment))))
+def _tell_losses(root: Path, folder: Path, record: GpuTests) -> list[str]:
+    """Print how a run's benchmarks compare with the device's stored ones; return the losses.
+
+    A row that has lost is timed once more, by a process of its own: where memory happens to lie can
+    cost a kernel a sixth, and another process has it elsewhere.
+    """
+    now = latest_run(folder / _BENCHMARKS)
+    before = latest_run(root / _BENCHMARKS / str(device_of(dict(record.environment))))
     if now is None or before is None:
         return []
     rows, losses = compared_timings(now, before)
-    lines = [f"{len(losses)} of {rows} benchmarks slower than {before.name}", *losses]
+    if losses:
+        stored = folder / f"{_BENCHMARKS}_again"
+        shutil.rmtree(stored, ignore_errors=True)
+        options = ["--benchmark-only", f"--benchmark-storage=file://{stored.resolve()}"]
+        options.append("--benchmark-save=again")
+        run_pytest(root, [*losses, *options], folder / "gpu_benchmarks_again.xml")
+        again = latest_run(stored)
+        if again is not None:
+            lost = compared_timings(again, before)[1]
+            losses = {name: text for name, text in losses.items() if name in lost}
+    lines = [f"{len(losses)} of {rows} benchmarks slower than {before.name}", *losses.values()]
     print("\n  ".join(lines))  # noqa: T201
-    return losses
+    return list(losses)
 
 
 def _tell(record: GpuTests, out: Path) -> None:

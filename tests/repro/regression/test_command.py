@@ -403,6 +403,31 @@ def test_regress_measures_its_own_choice_and_all_seeds_for_a_baseline(
     assert "table6 at the systems tier" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(("later", "status"), [(unchanged, 0), (SLOWER, 1)])
+def test_what_is_worse_by_some_of_its_seeds_is_measured_by_all(
+    expected: Path,
+    gpu: list[list[str]],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: Printed,
+    later: Change,
+    status: int,
+) -> None:
+    monkeypatch.setattr(command, "TARGETS_BY_DEFAULT", {"table3": 1})
+    changes = iter([SLOWER, later])
+
+    def run(args: argparse.Namespace) -> int:
+        gpu.append([*args.targets, *([args.seeds] if args.seeds else [])])
+        # Table 3 has one seed: its records stand in for those of all.
+        shutil.rmtree(Path(args.runs) / "systems", ignore_errors=True)
+        write_steps(Path(args.runs), next(changes))
+        return 0
+
+    monkeypatch.setattr("repro.run.execute.main_run", run)
+    assert main(["regress", "--expected", str(expected)]) == status
+    assert gpu == [["table3", "1"], ["table3"]]
+    assert "table3: worse by the seeds measured" in capsys.readouterr().out
+
+
 def test_regress_without_a_gpu_is_2_and_says_so(
     monkeypatch: pytest.MonkeyPatch, capsys: Printed
 ) -> None:

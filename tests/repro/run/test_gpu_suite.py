@@ -167,13 +167,16 @@ def timings(path: Path, medians: dict[str, float]) -> None:
     path.write_text(json.dumps({"benchmarks": rows}))
 
 
-@pytest.mark.parametrize(("median", "status"), [(1.2e-3, 1), (1.05e-3, 0)])
+@pytest.mark.parametrize(
+    ("median", "again", "status"), [(1.2e-3, 1.15e-3, 1), (1.2e-3, 1e-3, 0), (1.05e-3, None, 0)]
+)
 @pytest.mark.usefixtures("device")
 def test_a_benchmark_that_lost_fails_the_command_and_not_the_record(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
     median: float,
+    again: float | None,
     status: int,
 ) -> None:
     root, out = tmp_path / "checkout", tmp_path / "runs" / "record.json"
@@ -188,7 +191,14 @@ def test_a_benchmark_that_lost_fails_the_command_and_not_the_record(
         timings(stored, {"linear": median, "added": 1.0, "quantize": 2e-3})
         return GREEN, GREEN
 
+    def pretend_again(root: Path, arguments: list[str], junit: Path) -> Outcome:
+        assert again is not None, "timed once more without a loss"
+        assert arguments[0] == "linear"
+        timings(out.parent / "benchmarks_again" / "machine" / "0001_again.json", {"linear": again})
+        return GREEN
+
     monkeypatch.setattr(gpu_suite, "run_suite", pretend)
+    monkeypatch.setattr(gpu_suite, "run_pytest", pretend_again)
     assert main(["gpu-tests", "--out", str(out)]) == status
     said = capsys.readouterr().out
     assert f"{status} of 1 benchmarks slower than 0001_old.json" in said
