@@ -137,7 +137,7 @@ def test_a_record_of_another_configuration_is_not_taken_for_this_one(tmp_path, m
 
 @pytest.mark.usefixtures("warm_workers")
 def test_ctrl_c_loses_nothing_and_the_second_start_ends_where_one_start_would(tmp_path):
-    flags = ("--arms", "nvfp4_lora_aqn", "--steps", "8", "--set", "checkpoint_every=2")
+    flags = ("--arms", "nvfp4_lora_aqn", "--steps", "6", "--set", "checkpoint_every=2")
     flags += ("--threads", "1")  # the order of sums depends on them
     assert main(arguments(tmp_path / "whole", *flags)) == 0
     parts = command(tmp_path / "parts", *flags)

@@ -229,8 +229,8 @@ from repro.run.execute import execute
 from tests.repro.run.test_execute import runs_of
 
 if __name__ == "__main__":
-    (run,) = runs_of(["nvfp4_lora"], steps=14)
-    runs = [dataclasses.replace(run, scale=dataclasses.replace(run.scale, checkpoint_every=4))]
+    (run,) = runs_of(["nvfp4_lora"], steps=8)
+    runs = [dataclasses.replace(run, scale=dataclasses.replace(run.scale, checkpoint_every=2))]
     outcome = execute(runs, Path({folder!r}), workers=1, threads=1, console=Console(width=200))
     sys.exit(0 if outcome.complete else 1)
 """
