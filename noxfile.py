@@ -14,6 +14,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import nox
@@ -130,7 +131,9 @@ def types(session: nox.Session) -> None:
 def smoke(session: nox.Session) -> None:
     """Two arms of Table 1, four steps each, from question to report; its records are not kept."""
     arguments = ["--arms", "bf16,nvfp4_lora_aqn", "--seeds", "1", "--steps", "4"]
-    repro(session, "reproduce", "table1", *arguments, "--runs", session.create_tmp())
+    # A session's own folder outlives it, and what is recorded is not run again.
+    with tempfile.TemporaryDirectory() as folder:
+        repro(session, "reproduce", "table1", *arguments, "--runs", folder)
 
 
 @nox.session(venv_backend="none", default=False)
