@@ -3,7 +3,7 @@
 A row has lost if its median is more than 10 % above the earlier run's, and above it by more than
 the larger of both runs' interquartile ranges: of rounds that scatter by 15 %, a loss of 12 % says
 nothing. Rows that wait for the host (their `extra_info` says so) are not compared: between two
-machines with one H100 each they differed by up to half, by the host alone.
+machines with H100s two of the three that quantise differed by 18 and 53 %, unchanged.
 """
 
 from __future__ import annotations
