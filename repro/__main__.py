@@ -16,6 +16,7 @@ from functools import partial
 
 from repro import __version__
 from repro.keep.command_line import add_commands, add_device, add_keeping, add_reward
+from repro.measure.memory_command import add_memory, asks_for_bytes, main_memory
 from repro.spec.command_parser import SentenceParser
 
 FINE, CONTRADICTED, USAGE = 0, 1, 2
@@ -24,14 +25,8 @@ _TIERS = "smoke, proxy, systems, mini or paper"
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; return the process's exit status."""
-    given = list(sys.argv[1:] if arguments is None else arguments)
     try:
-        if given[:2] == ["plan", "memory"] and any(flag.startswith("--model") for flag in given):
-            from repro.measure.memory_command import main_memory
-
-            # `memory` is a target, too; a model's size asks for bytes rather than for its runs.
-            return main_memory(given[2:])
-        args = build_parser().parse_args(given)
+        args = build_parser().parse_args(arguments)
         status: int = args.command(args)
     except BrokenPipeError:
         # The reader (head, less) left early; let the interpreter flush into nothing.
@@ -225,7 +220,7 @@ def _add_regress(commands: argparse._SubParsersAction[argparse.ArgumentParser]) 
         description=_EXITS,
     )
     parser.add_argument(
-        "targets", nargs="*", metavar="TARGET", help="default: kernels table6 table3 memory"
+        "targets", nargs="*", metavar="TARGET", help="default: table6 table3 memory_budgets kernels"
     )
     parser.add_argument(
         "--runs",
@@ -268,6 +263,7 @@ def _add_running(
             action="store_true",
             help="write the analysis plans and print their digests, to be tagged or posted",
         )
+        add_memory(parser)
     if name == "reproduce":
         _add_report(parser)
     if name == "run":
@@ -334,6 +330,8 @@ def _plan(args: argparse.Namespace) -> int:
     from repro.spec.settings import settings_text
     from repro.spec.target import other_tiers
 
+    if asks_for_bytes(args):
+        return main_memory(args)
     require_counts(args)
     folder, sentence = runs_folder(args.runs)
     expected = expected_folder(args.expected)

@@ -10,7 +10,6 @@ import dataclasses
 import json
 import re
 import sys
-from collections.abc import Sequence
 from typing import Any, get_args
 
 from repro.models.memory_plan import (
@@ -22,11 +21,28 @@ from repro.models.memory_plan import (
     fit_slots,
     plan_memory,
 )
-from repro.spec.arm import WEIGHT_FORMATS, CacheName, OptimizerName
-from repro.spec.command_parser import SentenceParser
+from repro.spec.arm import WEIGHT_FORMATS, CacheName, OptimizerName, require
 from repro.spec.shapes import SHAPES, shape_named
 
 _UNITS = {"gb": 10**9, "gib": 2**30, "mb": 10**6, "mib": 2**20, "": 1}
+# The flags of a step, with what stands for those that are not given.
+_STEP: dict[str, Any] = {
+    "format": "nvfp4",
+    "rank": 32,
+    "prompts": 1,
+    "group": 8,
+    "prompt_tokens": 256,
+    "completion_tokens": 2048,
+    "budget": "80GB",
+    "slots": None,
+    "micro_tokens": None,
+    "optimizer": "adamw",
+    "cache": "compute",
+    "no_checkpointing": False,
+    "json": False,
+}
+# What a parsed line holds beside its flags.
+_NO_FLAGS = ("targets", "command")
 
 
 def parse_bytes(text: str) -> int:
@@ -46,57 +62,87 @@ def parse_bytes(text: str) -> int:
     return nbytes
 
 
-def build_parser() -> argparse.ArgumentParser:
-    """Return the parser of `plan memory`'s flags."""
-    parser = SentenceParser(
-        prog="repro plan memory",
-        description="Device memory of one GRPO step, by part, before anything runs.",
+def add_memory(parser: argparse.ArgumentParser) -> None:
+    """Add the flags that describe a step; those that are not given are not in the namespace."""
+    group = parser.add_argument_group(
+        "memory --model SIZE",
+        "Device memory of one GRPO step, by part, before anything runs; SIZE is one of "
+        f"{', '.join(SHAPES)}. Exit status: 0 when the step fits, 1 when it does not.",
+        argument_default=argparse.SUPPRESS,
     )
-    parser.add_argument("--model", required=True, metavar="SIZE", help=", ".join(SHAPES))
-    parser.add_argument("--format", default="nvfp4", choices=WEIGHT_FORMATS)
-    parser.add_argument("--rank", type=int, default=32, help="LoRA rank (default: 32)")
-    parser.add_argument("--prompts", type=int, default=1, help="prompts of a step")
-    parser.add_argument("--group", type=int, default=8, help="completions of each")
-    parser.add_argument("--prompt-tokens", type=int, default=256)
-    parser.add_argument("--completion-tokens", type=int, default=2048)
-    parser.add_argument("--budget", default="80GB", metavar="SIZE", help="such as 80GB or 40GiB")
-    parser.add_argument("--slots", type=int, help="rows sampled at once (default: as many as fit)")
-    parser.add_argument("--micro-tokens", type=int, help="tokens of a micro-batch (default: fits)")
-    parser.add_argument("--optimizer", default="adamw", choices=get_args(OptimizerName))
-    parser.add_argument("--cache", default="compute", choices=get_args(CacheName))
-    parser.add_argument("--no-checkpointing", action="store_true", help="keep all activations")
-    parser.add_argument("--json", action="store_true", help="print JSON")
-    return parser
+    group.add_argument("--format", choices=WEIGHT_FORMATS, help="of the weights (default: nvfp4)")
+    group.add_argument("--rank", type=int, metavar="N", help="LoRA rank (default: 32)")
+    group.add_argument("--prompts", type=int, metavar="N", help="of a step (default: 1)")
+    group.add_argument("--group", type=int, metavar="N", help="completions of each (default: 8)")
+    group.add_argument("--prompt-tokens", type=int, metavar="N", help="default: 256")
+    group.add_argument("--completion-tokens", type=int, metavar="N", help="default: 2048")
+    group.add_argument("--budget", metavar="SIZE", help="80GB (the default), 40GiB and the like")
+    group.add_argument(
+        "--slots", type=int, metavar="N", help="rows sampled at once (default: as many as fit)"
+    )
+    group.add_argument(
+        "--micro-tokens", type=int, metavar="N", help="tokens of a micro-batch (default: fits)"
+    )
+    group.add_argument("--optimizer", choices=get_args(OptimizerName), help="default: adamw")
+    group.add_argument("--cache", choices=get_args(CacheName), help="default: compute")
+    group.add_argument("--no-checkpointing", action="store_true", help="keep all activations")
+    group.add_argument("--json", action="store_true", help="print JSON")
 
 
-def main_memory(arguments: Sequence[str]) -> int:
+def asks_for_bytes(args: argparse.Namespace) -> bool:
+    """Whether `plan` is asked for the bytes of a step rather than for a target's runs.
+
+    `memory` is a target, too; with `--model` its plan is that of a model's size.
+
+    Raises
+    ------
+    ValueError
+        If flags of the one stand beside the other.
+    """
+    asks = args.targets == ["memory"] and args.model is not None
+    given = [name for name, value in vars(args).items() if value is not None and value is not False]
+    flags = {name: f"--{name.replace('_', '-')}" for name in given if name not in _NO_FLAGS}
+    if asks:
+        others = [flag for name, flag in flags.items() if name not in _STEP and name != "model"]
+        require(not others, f"plan memory --model takes no {', '.join(others)}")
+    else:
+        own = [flag for name, flag in flags.items() if name in _STEP]
+        require(not own, f"{', '.join(own)}: only with plan memory --model SIZE")
+    return asks
+
+
+def main_memory(args: argparse.Namespace) -> int:
     """Print the plan; return 0 when the step fits its budget, 1 when it does not."""
-    args = build_parser().parse_args(arguments)
-    budget = parse_bytes(args.budget)
+    asked: dict[str, Any] = _STEP | {
+        name: value for name, value in vars(args).items() if name in _STEP
+    }
+    budget = parse_bytes(asked["budget"])
     shape = shape_named(args.model)
-    asked_step = StepShape(
+    rows = asked["prompts"] * asked["group"]
+    row_tokens = asked["prompt_tokens"] + asked["completion_tokens"]
+    slots, micro_tokens = asked["slots"], asked["micro_tokens"]
+    step = StepShape(
         shape=shape,
-        weight_format=args.format,
-        rank=args.rank,
-        prompts=args.prompts,
-        group=args.group,
-        prompt_tokens=args.prompt_tokens,
-        completion_tokens=args.completion_tokens,
-        slots=args.slots or args.prompts * args.group,
-        micro_tokens=args.micro_tokens or args.prompt_tokens + args.completion_tokens,
-        optimizer=args.optimizer,
-        cache=args.cache,
-        checkpointing=not args.no_checkpointing,
+        weight_format=asked["format"],
+        rank=asked["rank"],
+        prompts=asked["prompts"],
+        group=asked["group"],
+        prompt_tokens=asked["prompt_tokens"],
+        completion_tokens=asked["completion_tokens"],
+        slots=rows if slots is None else slots,
+        micro_tokens=row_tokens if micro_tokens is None else micro_tokens,
+        optimizer=asked["optimizer"],
+        cache=asked["cache"],
+        checkpointing=not asked["no_checkpointing"],
     )
-    step = asked_step
-    if not args.slots:
+    if slots is None:
         step = fit_slots(step, budget)
-    if args.micro_tokens:
-        step = dataclasses.replace(step, micro_tokens=args.micro_tokens)
-    elif args.slots:
+    if micro_tokens is not None:
+        step = dataclasses.replace(step, micro_tokens=micro_tokens)
+    elif slots is not None:
         step = fit_micro_tokens(step, budget)
     plan = plan_memory(step)
-    text = json.dumps(plan_json(plan, budget), indent=1) if args.json else _text(plan, budget)
+    text = json.dumps(plan_json(plan, budget), indent=1) if asked["json"] else _text(plan, budget)
     sys.stdout.write(text + "\n")
     return 0 if plan.peak <= budget else 1
 
