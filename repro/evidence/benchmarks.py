@@ -36,8 +36,8 @@ def latest_run(folder: Path) -> Path | None:
     return max(folder.glob("*/*.json"), key=lambda path: path.name, default=None)
 
 
-def compared_timings(now: Path, before: Path) -> tuple[int, dict[str, str]]:
-    """Compare the rows that two stored runs share.
+def compared_timings(now: Path, before: Path) -> tuple[dict[str, str], list[str]]:
+    """Compare two stored runs, row by row.
 
     Parameters
     ----------
@@ -47,19 +47,18 @@ def compared_timings(now: Path, before: Path) -> tuple[int, dict[str, str]]:
     Returns
     -------
     rows
-        How many they share.
-    losses
-        A sentence for each that has lost, by its name.
+        Of each row that both have, the sentence that says what it has lost; empty for no loss.
+    missing
+        The rows that only the earlier run has.
     """
     earlier, later = _device_rows(before), _device_rows(now)
-    shared = [name for name in later if name in earlier]
-    losses = {}
-    for name in shared:
+    rows = {}
+    for name in [name for name in later if name in earlier]:
         loss = loss_percent(later[name], earlier[name])
-        if loss > LOSS_PERCENT:
-            medians = (1e6 * earlier[name]["median"], 1e6 * later[name]["median"])
-            losses[name] = f"{name}: {medians[0]:.1f} to {medians[1]:.1f} us (+{loss:.0f} %)"
-    return len(shared), losses
+        medians = (1e6 * earlier[name]["median"], 1e6 * later[name]["median"])
+        sentence = f"{name}: {medians[0]:.1f} to {medians[1]:.1f} us (+{loss:.0f} %)"
+        rows[name] = sentence if loss > LOSS_PERCENT else ""
+    return rows, [name for name in earlier if name not in later]
 
 
 def _device_rows(path: Path) -> dict[str, Any]:

@@ -278,8 +278,11 @@ def _tell_losses(root: Path, folder: Path, record: GpuTests) -> list[str]:
     now = latest_run(folder / _BENCHMARKS)
     before = latest_run(root / _BENCHMARKS / str(device_of(dict(record.environment))))
     if now is None or before is None:
+        lacking = "timed now" if now is None else f"stored for {record.device}"
+        print(f"benchmarks are compared with nothing: none is {lacking}")  # noqa: T201
         return []
-    rows, losses = compared_timings(now, before)
+    rows, missing = compared_timings(now, before)
+    losses = {name: sentence for name, sentence in rows.items() if sentence}
     if losses:
         stored = folder / f"{_BENCHMARKS}_again"
         shutil.rmtree(stored, ignore_errors=True)
@@ -287,10 +290,11 @@ def _tell_losses(root: Path, folder: Path, record: GpuTests) -> list[str]:
         options.append("--benchmark-save=again")
         run_pytest(root, [*losses, *options], folder / "gpu_benchmarks_again.xml")
         again = latest_run(stored)
-        if again is not None:
-            lost = compared_timings(again, before)[1]
-            losses = {name: text for name, text in losses.items() if name in lost}
-    lines = [f"{len(losses)} of {rows} benchmarks slower than {before.name}", *losses.values()]
+        # What the second process has not timed keeps its loss.
+        second = {} if again is None else compared_timings(again, before)[0]
+        losses = {name: text for name, text in losses.items() if second.get(name, text)}
+    lines = [f"{len(losses)} of {len(rows)} benchmarks slower than {before.name}"]
+    lines += [*losses.values(), *(f"{name}: stored, and not timed now" for name in missing)]
     print("\n  ".join(lines))  # noqa: T201
     return list(losses)
 

@@ -203,6 +203,7 @@ def test_a_benchmark_that_lost_fails_the_command_and_not_the_record(
     said = capsys.readouterr().out
     assert f"{status} of 1 benchmarks slower than 0001_old.json" in said
     assert ("linear: 1000.0 to 1200.0 us (+20 %)" in said) == bool(status)
+    assert "gone: stored, and not timed now" in said
     expected = tmp_path / "expected"
     (expected / "paper").mkdir(parents=True)
     assert main(["gpu-tests", "--bless", str(out), "--expected", str(expected)]) == 0
