@@ -22,7 +22,7 @@ from repro.regression.render import json_text, junit_text, markdown, print_judge
 from repro.regression.sides import BLESSED, blessed_on, judge, key_of
 from repro.run.execute import INTERRUPTED
 from repro.run.places import expected_folder, runs_folder
-from repro.run.select import select
+from repro.run.select import CHANGING, select
 from repro.spec.arm import require
 from repro.spec.tier import Tier
 
@@ -66,7 +66,7 @@ def main_compare(args: argparse.Namespace) -> int:
 
 def main_check_regression(args: argparse.Namespace) -> int:
     """Carry out `repro check --regression`: blessed records against those of `--runs`."""
-    refused = [name for name in ("blessed", "data", "steps") if getattr(args, name)]
+    refused = [name for name in ("blessed", *CHANGING) if vars(args).get(name)]
     require(
         not refused,
         "--regression compares blessed records with those of --runs; leave out --"
@@ -101,9 +101,9 @@ def main_regress(args: argparse.Namespace, run: Callable[[Sequence[str]], int]) 
     seeds = {name: None if name in whole else count for name, count in seeds.items()}
     folder = Path(args.runs) if args.runs else _new_folder()
     folder.mkdir(parents=True, exist_ok=True)
+    flags = ["--baseline"] if args.baseline else []
+    again = " ".join(["python -m repro regress", *args.targets, *flags, "--runs", str(folder)])
     if _measure(run, seeds, folder, expected) == INTERRUPTED:
-        flags = ["--baseline"] if args.baseline else []
-        again = " ".join(["python -m repro regress", *args.targets, *flags, "--runs", str(folder)])
         sys.stdout.write(f"interrupted; go on with: {again}\n")
         return COULD_NOT_JUDGE
     judgement = judge(BLESSED, folder, list(seeds), Tier.SYSTEMS.value, expected)
@@ -113,6 +113,7 @@ def main_regress(args: argparse.Namespace, run: Callable[[Sequence[str]], int]) 
         # Unchanged kernels have been a sixth slower in one process than in five others.
         sys.stdout.write(f"{', '.join(cut)}: worse by the seeds measured; measuring the others\n")
         if _measure(run, cut, folder, expected) == INTERRUPTED:
+            sys.stdout.write(f"interrupted; go on with: {again}\n")
             return COULD_NOT_JUDGE
         judgement = judge(BLESSED, folder, list(seeds), Tier.SYSTEMS.value, expected)
     return _conclude(judgement, folder)

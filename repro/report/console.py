@@ -16,7 +16,7 @@ from repro.judge.check import Checked, check_selection, checked_json, device_nam
 from repro.report.numbers import device_title
 from repro.report.verdicts import Kind, about, counted, labelled, of_kind, to_show
 from repro.run.places import expected_folder, runs_folder
-from repro.run.select import selections_of
+from repro.run.select import CHANGING, selections_of
 from repro.spec.arm import require
 
 _COLOURS: Mapping[Status, str] = {
@@ -68,8 +68,7 @@ def main_check(args: argparse.Namespace) -> int:
     """Carry out `repro check`; return the exit status."""
     expected, sentence = expected_folder(args.expected), None
     if args.blessed:
-        changing = ("data", "steps", "model", "revision", "config", "set", "limit", "reward")
-        given = [name for name in ("runs", *changing) if vars(args).get(name)]
+        given = [name for name in ("runs", *CHANGING) if vars(args).get(name)]
         require(not given, f"--blessed reads stored records; leave out --{', --'.join(given)}")
         checks = blessed_of(expected, args.targets, args.tier)
     else:

@@ -32,6 +32,9 @@ from repro.targets.paper_tier import REVISIONS
 from repro.targets.step_costs import Rates, rates_of
 from repro.targets.training_costs import training_cost
 
+# Flags that change what is selected: where stored records are read, none of them has a place.
+CHANGING = ("data", "steps", "model", "revision", "config", "set", "limit", "reward")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Selection:

@@ -208,6 +208,8 @@ def test_check_regression_judges_as_compare_does(
     assert main([*line, "--runs", str(tmp_path / "empty")]) == 2
     assert main([*line, "--blessed"]) == 2
     assert "leave out --blessed" in capsys.readouterr().err
+    assert main([*line, "--set", "steps=3", "--limit", "4"]) == 2
+    assert "leave out --set, --limit" in capsys.readouterr().err
 
 
 def test_check_of_an_empty_folder_is_unsound_and_could_not_judge(
