@@ -12,7 +12,7 @@ from repro.evidence.store import Blessed, Entry, Joined, RunsFolder
 from repro.judge.check import device_name
 from repro.judge.gathering import Evidence, gather
 from repro.run.analysis_plan import carried_plans, needs_plan
-from repro.run.places import expected_folder, runs_folder
+from repro.run.places import absence_text, expected_folder, runs_folder
 from repro.run.select import Selection, changes_of, select, selections_of
 from repro.spec.arm import require
 from repro.spec.tier import Tier, parse_tier
@@ -33,6 +33,7 @@ def main_bless(args: argparse.Namespace) -> int:
     for selection in selections_of(args):
         evidence = gather(selection, folder, expected)
         if args.add:
+            _require_new(selection, evidence, folder)
             both = with_blessed(folder, expected, selection.tier, evidence)
             evidence = gather(selection, both, expected)
         paths = _bless(selection, evidence, folder, expected)
@@ -72,6 +73,14 @@ def main_bless_device(args: argparse.Namespace) -> int:
         sentences.append(f"blessed: {name} ({paths[0].parent})")
     print("\n".join([*sentences, f"{blessed} of {len(sentences)} targets blessed"]))  # noqa: T201
     return 0 if blessed else 2
+
+
+def _require_new(selection: Selection, evidence: Evidence, runs: Path) -> None:
+    """Raise `BlessError` where there is nothing to add: what is blessed would be written again."""
+    if not (evidence.records or evidence.failed_records or evidence.refused):
+        name, tier = selection.source.name, selection.tier.value
+        where = absence_text(runs, runs / tier / name)
+        raise BlessError(f"{name} at the {tier} tier has nothing to add: {where}")
 
 
 def _bless(selection: Selection, evidence: Evidence, runs: Path, expected: Path) -> list[Path]:

@@ -46,7 +46,7 @@ from repro.report.tables import Line, by_device, link_to, side_by_side
 from repro.report.twelve import TWELVE, Decided, Share, decided, statements
 from repro.report.verdicts import CLAIM_WORDS, counted, labelled, word
 from repro.run.analysis_plan import needs_plan
-from repro.run.places import expected_folder
+from repro.run.places import absence_text, expected_folder
 from repro.run.select import Selection
 from repro.spec.claim import Claim
 from repro.spec.effect import ALPHA
@@ -89,6 +89,8 @@ def main_learning(args: argparse.Namespace) -> int:
     """Carry out `repro report --learning FILE`; return the exit status."""
     expected = expected_folder(args.expected)
     out, runs = Path(args.learning), args.runs
+    if runs and not Path(runs).is_dir():
+        raise ValueError(absence_text(Path(runs), Path(runs)))
     checks = learning_checks(Path(runs), expected) if runs else blessed_learning(expected)
     replace_text(out, learning_text(checks, expected, out, args.figures))
     print(f"wrote {out}")  # noqa: T201

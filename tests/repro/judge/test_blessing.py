@@ -61,3 +61,12 @@ def test_bless_needs_targets_or_a_device(capsys: Printed) -> None:
     assert "name the targets to bless" in capsys.readouterr().err
     assert main(["bless", "--device", "--add"]) == 2
     assert "leave out --add" in capsys.readouterr().err
+
+
+def test_adding_nothing_writes_nothing(tmp_path: Path, capsys: Printed) -> None:
+    expected = tmp_path / "expected"
+    (expected / "paper").mkdir(parents=True)
+    line = ["bless", "table1", "--tier", "smoke", "--add", "--runs", str(tmp_path / "nothing")]
+    assert main([*line, "--expected", str(expected)]) == 2
+    assert "table1 at the smoke tier has nothing to add" in capsys.readouterr().err
+    assert not (expected / "records").exists()

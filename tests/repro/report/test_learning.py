@@ -529,3 +529,12 @@ def test_the_statement_that_takes_over_decides_from_its_first_records_on(
                 row = twelve._decided(claim, by_name | {claim.then: (checked, statement, later)})
                 assert row.name == name
                 assert row.remark == (claim.remark if name != claim.then else claim.then_remark)
+
+
+def test_a_folder_that_does_not_exist_is_refused_and_no_page_written(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    page = tmp_path / "page.md"
+    assert main(["report", "--learning", str(page), "--runs", str(tmp_path / "rnus")]) == 2
+    assert "rnus does not exist" in capsys.readouterr().err
+    assert not page.exists()
