@@ -12,6 +12,8 @@ specification, bit for bit.
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 import torch
 import triton
 import triton.language as tl
@@ -57,18 +59,14 @@ def _dequantize_kernel(
     tl.store(target, both.to(out.dtype.element_ty), mask=valid[:, None])
 
 
-_codebooks: dict[tuple[str, torch.device], Tensor] = {}
-
-
-def _codebook(format: str, device: torch.device) -> Tensor:
-    key = (format, device)
-    if key not in _codebooks:
-        values = torch.tensor(FORMATS[format].values, dtype=torch.float32)
-        if format != "nf4":
-            # Negative zero is a code of its own.
-            values[8] = -0.0
-        _codebooks[key] = values.to(device)
-    return _codebooks[key]
+@lru_cache(maxsize=16)
+def codebook_of(format: str, device: torch.device) -> Tensor:
+    """Return the values of a format's sixteen codes, (16,), float32."""
+    values = torch.tensor(FORMATS[format].values, dtype=torch.float32)
+    if format != "nf4":
+        # Negative zero is a code of its own.
+        values[8] = -0.0
+    return values.to(device)
 
 
 def dequantize(weight: QuantizedWeight, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -95,7 +93,7 @@ def dequantize(weight: QuantizedWeight, dtype: torch.dtype = torch.float32) -> T
     total = N * K // 2
     _dequantize_kernel[(triton.cdiv(total, _BYTES),)](
         weight.codes.contiguous(), scales, weight.encode_scale,
-        _codebook(weight.format, weight.device), out, total, weight.block // 2, kind, _BYTES,
+        codebook_of(weight.format, weight.device), out, total, weight.block // 2, kind, _BYTES,
         num_warps=4,
     )  # fmt: skip
     return out

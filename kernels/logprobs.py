@@ -26,7 +26,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.reference_logprobs import _checked_vocabulary, _product
+from kernels.reference_logprobs import checked_vocabulary, float32_product
 
 # Logits held at once, bytes. Backward holds half as much again.
 _CHUNK_BYTES = 640 << 20
@@ -117,7 +117,7 @@ class _TokenLogprobs(torch.autograd.Function):
         entropy, normaliser = torch.empty_like(logprobs), torch.empty_like(logprobs)
         for at in range(0, T, rows):
             part = slice(at, at + rows)
-            logits = _product(hidden[part], weight.t())
+            logits = float32_product(hidden[part], weight.t())
             _forward_kernel[(logits.shape[0],)](
                 logits, bias, token_ids[part], logprobs[part], entropy[part], normaliser[part],
                 1.0 / temperature, V, bias is not None, 4096, num_warps=8,
@@ -138,7 +138,7 @@ class _TokenLogprobs(torch.autograd.Function):
         grad_bias = torch.zeros_like(bias, dtype=torch.float32) if wants_bias else None
         for at in range(0, hidden.shape[0], ctx.rows):
             part = slice(at, at + ctx.rows)
-            logits = _product(hidden[part], weight.t())
+            logits = float32_product(hidden[part], weight.t())
             grad = torch.empty(logits.shape, dtype=hidden.dtype, device=hidden.device)
             _backward_kernel[(logits.shape[0], triton.cdiv(V, 4096))](
                 logits, bias, token_ids[part], normaliser[part], entropy[part],
@@ -149,7 +149,7 @@ class _TokenLogprobs(torch.autograd.Function):
             if grad_hidden is not None:
                 torch.mm(grad, weight, out=grad_hidden[part])
             if grad_weight is not None:
-                grad_weight += _product(grad.t(), hidden[part])
+                grad_weight += float32_product(grad.t(), hidden[part])
             if grad_bias is not None:
                 grad_bias += grad.sum(0, dtype=torch.float32)
             # Before the next chunk's logits are allocated, or both are held.
@@ -195,7 +195,7 @@ def token_logprobs(
     ValueError
         When a shape does not fit or the temperature is not positive.
     """
-    V = _checked_vocabulary(hidden, lm_head_weight, token_ids, temperature, bias)
+    V = checked_vocabulary(hidden, lm_head_weight, token_ids, temperature, bias)
     if lm_head_weight.dtype != hidden.dtype:
         raise ValueError(
             f"hidden is {hidden.dtype} and lm_head_weight {lm_head_weight.dtype}; they must agree"

@@ -27,7 +27,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.dequantize import _codebook
+from kernels.dequantize import codebook_of
 from kernels.formats import QuantizedWeight
 from kernels.reference_quantize import decoded_block_scales
 
@@ -299,7 +299,7 @@ def _launch(
             arrived = torch.zeros(row_blocks, dtype=torch.int32)
     arguments = (
         weight.codes.contiguous().view(torch.int64), scales.contiguous(), weight.encode_scale,
-        _codebook(weight.format, x.device), bias, target, out, arrived, M, N,
+        codebook_of(weight.format, x.device), bias, target, out, arrived, M, N,
     )  # fmt: skip
     cut = (weight.block // 16, kind, splits)
     options = {"num_warps": shape.warps, "num_stages": shape.stages}

@@ -30,7 +30,7 @@ import triton.language as tl
 from torch import Tensor
 
 from kernels.formats import NORMAL_FLOAT, QuantizedWeight, format_named, require_options
-from kernels.reference_quantize import _encode_scale, _nest
+from kernels.reference_quantize import encode_scale_of, nest
 
 _ELEMENTS = 4096
 # The way without divisions: blocks per tile, and tiles per program.
@@ -367,7 +367,7 @@ def quantize(
         )
     if not double_quant:
         return QuantizedWeight(format=format, codes=codes, block_scales=scales)
-    nested, nested_absmax, offset = _nest(scales)
+    nested, nested_absmax, offset = nest(scales)
     return QuantizedWeight(
         format=format,
         codes=codes,
@@ -379,7 +379,7 @@ def quantize(
 
 def _encode(amax: Tensor, global_scale: Tensor | None, recipe: str) -> Tensor:
     if global_scale is None:
-        return _encode_scale(amax, recipe)
+        return encode_scale_of(amax, recipe)
     encode = global_scale.to(amax.device).double().reciprocal().float().reshape(())
     if not (bool(torch.isfinite(encode)) and float(encode) > 0):
         raise ValueError(f"global_scale is {float(global_scale)}; it must be positive, finite")

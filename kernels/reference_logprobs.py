@@ -74,12 +74,12 @@ def token_logprobs(
     ValueError
         When a shape does not fit or the temperature is not positive.
     """
-    V = _checked_vocabulary(hidden, lm_head_weight, token_ids, temperature, bias)
+    V = checked_vocabulary(hidden, lm_head_weight, token_ids, temperature, bias)
     rows = max(1, chunk_bytes // (4 * V))
     return _apply_logprobs(hidden, lm_head_weight, bias, token_ids, float(temperature), rows)
 
 
-def _checked_vocabulary(
+def checked_vocabulary(
     hidden: Tensor,
     lm_head_weight: Tensor,
     token_ids: Tensor,
@@ -153,7 +153,7 @@ class _TokenLogprobs(torch.autograd.Function):
             grad_z = _grad_logits(logp, token_ids[part], entropy[part], grad_logprobs[part], rate)
             grad_z.mul_(1.0 / ctx.temperature)
             if grad_hidden is not None:
-                grad_hidden[part] = _product(grad_z.to(hidden.dtype), weight)
+                grad_hidden[part] = float32_product(grad_z.to(hidden.dtype), weight)
             if grad_weight is not None:
                 grad_weight.addmm_(grad_z.t(), hidden[part].float())
             if grad_bias is not None:
@@ -199,13 +199,13 @@ def _grad_logits(
 
 
 def _logits(hidden: Tensor, weight: Tensor, bias: Tensor | None, temperature: float) -> Tensor:
-    z = _product(hidden, weight.t())
+    z = float32_product(hidden, weight.t())
     if bias is not None:
         z += bias.float()
     return z if temperature == 1.0 else z.div_(temperature)
 
 
-def _product(a: Tensor, b: Tensor) -> Tensor:
+def float32_product(a: Tensor, b: Tensor) -> Tensor:
     """Return a @ b as float32, accumulated in float32, whatever the inputs' types."""
     if a.dtype == b.dtype == torch.float32:
         return a @ b

@@ -149,7 +149,7 @@ def shared_global_scale(weights: Sequence[Tensor], recipe: str = "float32") -> T
     for weight in weights:
         _check_weight(weight, spec)
         amaxes.append(_block_amax(weight, spec).amax())
-    return _encode_scale(torch.stack(amaxes).amax(), recipe).double().reciprocal()
+    return encode_scale_of(torch.stack(amaxes).amax(), recipe).double().reciprocal()
 
 
 def dequantize(weight: QuantizedWeight, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -239,7 +239,7 @@ def _rounded(values: Tensor, recipe: str) -> Tensor:
     return values.bfloat16().float() if recipe == "bfloat16" else values
 
 
-def _encode_scale(amax: Tensor, recipe: str) -> Tensor:
+def encode_scale_of(amax: Tensor, recipe: str) -> Tensor:
     """Return g = 2688 / amax, float32; 1 where that overflows, as compressed-tensors does.
 
     By way of the reciprocal, because PyTorch divides a number by a tensor so: two roundings.
@@ -253,7 +253,7 @@ def _quantize_nvfp4(
     weight: Tensor, spec: Format, block_amax: Tensor, global_scale: Tensor | None, recipe: str
 ) -> QuantizedWeight:
     if global_scale is None:
-        g = _encode_scale(block_amax.amax(), recipe)
+        g = encode_scale_of(block_amax.amax(), recipe)
     else:
         g = global_scale.to(weight.device).double().reciprocal().float().reshape(())
         if not (bool(torch.isfinite(g)) and float(g) > 0):
@@ -269,7 +269,7 @@ def _quantize_nvfp4(
         # By block: (rows, K / block, block)
         scaled = chunk.view(len(chunk), -1, spec.block) / steps[rows].unsqueeze(-1)
         # compressed-tensors gives -0.0 the code 0, but a negative that rounds to zero the code 8.
-        codes[rows] = pack_codes(_e2m1_codes(scaled, scaled < 0).view(chunk.shape))
+        codes[rows] = pack_codes(e2m1_codes(scaled, scaled < 0).view(chunk.shape))
     return QuantizedWeight(
         format="nvfp4",
         codes=codes,
@@ -290,11 +290,11 @@ def _quantize_mxfp4(weight: Tensor, spec: Format, block_amax: Tensor) -> Quantiz
     for rows, chunk in _chunks(weight):
         # By block: (rows, K / block, block)
         scaled = chunk.view(len(chunk), -1, spec.block) / steps[rows].unsqueeze(-1)
-        codes[rows] = pack_codes(_e2m1_codes(scaled, torch.signbit(chunk)).view(chunk.shape))
+        codes[rows] = pack_codes(e2m1_codes(scaled, torch.signbit(chunk)).view(chunk.shape))
     return QuantizedWeight(format="mxfp4", codes=codes, block_scales=exponents)
 
 
-def _e2m1_codes(scaled: Tensor, negative: Tensor) -> Tensor:
+def e2m1_codes(scaled: Tensor, negative: Tensor) -> Tensor:
     """Round to E2M1, ties to the even code, saturating at 6.
 
     The magnitudes of the codes have steps of 1/2 up to 2, of 1 up to 4 and of 2 up to 6, so the
@@ -340,7 +340,7 @@ def _quantize_nf4(
         codes[rows] = pack_codes(nearest.view(chunk.shape))
     if not double_quant:
         return QuantizedWeight(format="nf4", codes=codes, block_scales=absmax)
-    nested_codes, nested_absmax, offset = _nest(absmax)
+    nested_codes, nested_absmax, offset = nest(absmax)
     return QuantizedWeight(
         format="nf4",
         codes=codes,
@@ -350,7 +350,7 @@ def _quantize_nf4(
     )
 
 
-def _nest(absmax: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def nest(absmax: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Quantise block scales to 8 bits: (codes, scales of the second level, offset)."""
     offset = absmax.flatten().mean()  # ()
     flat = (absmax - offset).flatten()  # (N K / block,)

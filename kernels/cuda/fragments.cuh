@@ -9,10 +9,10 @@
 //           (g, j) of a m16n8k16 product over that block holds (lane = 4g + j). The rotation by
 //           g / 2 keeps both ways of reading below free of conflicts.
 //   scales: NVFP4, MXFP4: uint2[8 g][4 t], byte 2c + r is the scale of chunk c, row g + 8r, block t.
-//           NF4: float[16 rows][4 chunks], one absmax a row and chunk.
+//           NF4: float[16 rows][4 chunks], one absmax per row and chunk.
 //
 // The layout can be read in two ways. A lane (g, t) that takes block t's entry whole has one block of
-// 16 a row, so two scale expansions serve 32 weights; its product j then runs over columns
+// 16 per row, so two scale expansions serve 32 weights; its product j then runs over columns
 // 2j, 2j+1, 2j+8, 2j+9 of four blocks at once, for W and for x alike, and a sum does not mind its
 // order (linear_narrow). A lane (g, t) that takes word t of each of row g's four entries has the
 // blocks one after another, in x's natural order, as wgmma wants it (linear_wide).
