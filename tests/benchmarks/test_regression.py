@@ -44,8 +44,8 @@ from benchmarks import conftest as shared
 shared.HERE = __import__("pathlib").Path(__file__).parent
 shared.device_slug = lambda: "made_up"
 from benchmarks.conftest import (
-    pytest_benchmark_update_commit_info, pytest_benchmark_update_machine_info, pytest_configure,
-    pytest_sessionstart,
+    pytest_benchmark_update_commit_info, pytest_benchmark_update_json,
+    pytest_benchmark_update_machine_info, pytest_configure, pytest_sessionstart,
 )
 """
 ROWS = """
@@ -56,7 +56,8 @@ from benchmarks.device_time import CLOCK, record_rounds
 SECONDS = [float(value) for value in os.environ["SECONDS"].split()]
 
 @pytest.mark.benchmark(timer=CLOCK)
-def test_operation(benchmark):
+@pytest.mark.parametrize("op", [pytest.param(object(), id="row")])
+def test_operation(op, benchmark):
     rounds = iter([SECONDS[0], *SECONDS])
     record_rounds(benchmark, lambda: next(rounds), rounds=len(SECONDS), device="cpu")
 """
@@ -91,7 +92,8 @@ def test_a_run_is_stored_by_device_with_the_medians_of_the_clock(stored: Path) -
     (path,) = stored.rglob("made_up/*/0001_*.json")
     text = json.loads(path.read_text(encoding="utf-8"))
     (row,) = text["benchmarks"]
-    assert row["name"] == "test_operation"
+    assert row["name"] == "test_operation[row]"
+    assert row["params"] == {"op": "row"}  # an object's own text has its address
     assert row["stats"]["median"] == pytest.approx(1.0e-3)
     assert row["stats"]["rounds"] == 5
     assert text["machine_info"]["node"] == "made_up"
