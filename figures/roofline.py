@@ -26,7 +26,7 @@ _WEIGHTS = {
     "7b": (4608 + 3584 + 37888) * 3584 + 3584 * 18944,
     "32b": (7168 + 5120 + 55296) * 5120 + 5120 * 27648,
 }
-_BYTES_A_WEIGHT = 9 / 16
+_BYTES_PER_WEIGHT = 9 / 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,7 +86,7 @@ def _floor(records: Sequence[Record], block: str, count: int) -> float:
     copy = median(float(item["bytes_per_second"]) for item in timing)
     matmul = median(float(item["flops_per_second"]) for item in timing)
     weights = _WEIGHTS[block]
-    return max(weights * _BYTES_A_WEIGHT / copy, 2 * count * weights / matmul)
+    return max(weights * _BYTES_PER_WEIGHT / copy, 2 * count * weights / matmul)
 
 
 def draw(rows: Sequence[RooflineRow], where: str = "", note: str = "") -> Figure:

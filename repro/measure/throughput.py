@@ -1,4 +1,4 @@
-"""Tokens a second of a rollout on real shapes with random weights: Tables 5 to 9, Fig. 11.
+"""Tokens per second of a rollout on real shapes with random weights: Tables 5 to 9, Fig. 11.
 
 The runs of one loaded model are carried out together: the seeds of an arm, which are repeats, and
 the arms that differ by their adapter's rank alone. Each shape is loaded once, the adapters are

@@ -65,7 +65,7 @@ CONTEXT_BYTES = 854 << 20
 # Workspaces of cuBLAS and of this project's kernels.
 _WORKSPACE_BYTES = 64 << 20
 # A captured step: nodes and their arguments, by block and width; and its share of activations.
-_GRAPH_BYTES_A_BLOCK = 160 << 10
+_GRAPH_BYTES_PER_BLOCK = 160 << 10
 # A draw through a filter sorts the vocabulary for so many rows at once, and a capture keeps what
 # that takes: a logit in float32 several times, its place, and its mass in float64 several times.
 FILTERED_ROWS = 32
@@ -302,7 +302,7 @@ def _graph_bytes(step: StepShape) -> int:
     a_row = 2 * (4 * shape.hidden + shape.query_size + 2 * shape.key_size + 3 * shape.intermediate)
     tables = step.slots * step.completion_tokens * (8 + 4 + 4)  # numbers, tokens, logprobs
     drawn = min(step.slots, FILTERED_ROWS) * shape.vocabulary * _FILTER_BYTES * step.filtered
-    return widths * shape.layers * _GRAPH_BYTES_A_BLOCK + step.slots * a_row + tables + drawn
+    return widths * shape.layers * _GRAPH_BYTES_PER_BLOCK + step.slots * a_row + tables + drawn
 
 
 def _prefill_bytes(step: StepShape) -> int:

@@ -30,7 +30,7 @@ from repro.rollout.state import Entry
 # Tokens of captured prefills.
 BUCKETS = (32, 64, 128, 192, 256, 384, 512, 640, 768, 896, 1024, 1280, 1536, 1792, 2048)
 # Rows a bucket has room for: one in so many tokens, and some even in the smallest.
-_TOKENS_A_ROW, _LEAST_ROWS = 8, 8
+_TOKENS_PER_ROW, _LEAST_ROWS = 8, 8
 # int32 numbers in 16 bytes.
 _ALIGNED = 4
 
@@ -114,7 +114,7 @@ def padded_shape(
     tokens = tokens_of(segments)
     for bucket in BUCKETS:
         if tokens <= bucket <= most_tokens:
-            rows = min(slots, max(_LEAST_ROWS, bucket // _TOKENS_A_ROW))
+            rows = min(slots, max(_LEAST_ROWS, bucket // _TOKENS_PER_ROW))
             if len(segments) > rows:
                 return None
             # Each row, and the padding after them, may end in a tile that is not full.

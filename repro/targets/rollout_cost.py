@@ -21,14 +21,14 @@ from repro.spec.target import Cost
 from repro.spec.throughput import ThroughputPoint, ThroughputScale, loaded_base
 
 _BYTES_PER_SECOND = 4.0e12
-_SECONDS_A_LAYER = {True: 25e-6, False: 34e-6}
-_SECONDS_A_PARAMETER_AND_ROW = {True: 4e-15, False: 1.5e-15}
+_SECONDS_PER_LAYER = {True: 25e-6, False: 34e-6}
+_SECONDS_PER_PARAMETER_AND_ROW = {True: 4e-15, False: 1.5e-15}
 _BITS = {"bf16": 16.0, "nvfp4": 4.5, "mxfp4": 4.25, "nf4": 4.5}
 # bitsandbytes' product of one row reads about half as fast, and it repeats it row by row.
 _BITSANDBYTES = 2.0
 _PREFILL_OPERATIONS_PER_SECOND = 3e14
 _SECONDS_TO_LOAD = 4.0
-_SECONDS_A_PARAMETER_TO_LOAD = 0.4e-9
+_SECONDS_PER_PARAMETER_TO_LOAD = 0.4e-9
 _SECONDS_TO_EXCHANGE = 2.0
 _SECONDS_TO_CAPTURE = 1.5
 # Of one check, all its parts, on the 7B shape.
@@ -54,8 +54,8 @@ def step_seconds(
     weights = projections * _BITS[arm.weight_format] / 8 + 2 * head
     cache = batch * positions * 4 * decoder.layers * decoder.key_size
     nbytes = weights * (_BITSANDBYTES if bitsandbytes else 1.0) + cache
-    rows = batch * (projections + head) * _SECONDS_A_PARAMETER_AND_ROW[packed]
-    return nbytes / _BYTES_PER_SECOND + decoder.layers * _SECONDS_A_LAYER[packed] + rows
+    rows = batch * (projections + head) * _SECONDS_PER_PARAMETER_AND_ROW[packed]
+    return nbytes / _BYTES_PER_SECOND + decoder.layers * _SECONDS_PER_LAYER[packed] + rows
 
 
 def scale_seconds(scale: ThroughputScale, arms: Sequence[Arm], seeds: Sequence[int]) -> float:
@@ -96,7 +96,7 @@ def _prefill_seconds(point: ThroughputPoint, batch: int) -> float:
 
 def _load_seconds(shape: str) -> float:
     parameters = _decoder(shape).projection_parameters()
-    return _SECONDS_TO_LOAD + parameters * _SECONDS_A_PARAMETER_TO_LOAD
+    return _SECONDS_TO_LOAD + parameters * _SECONDS_PER_PARAMETER_TO_LOAD
 
 
 def _decoder(shape: str) -> DecoderShape:

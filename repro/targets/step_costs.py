@@ -56,10 +56,10 @@ H100 = Rates(
 # By what a device's name holds.
 _KNOWN = {"H100": H100, "H200": H200}
 # Building a model and letting it go; an engine with its captured steps; a warm-up on top of that.
-_SECONDS_A_MODEL, _SECONDS_AN_ENGINE, _SECONDS_A_WARM_UP = 5.0, 2.0, 1.5
+_SECONDS_PER_MODEL, _SECONDS_PER_ENGINE, _SECONDS_PER_WARM_UP = 5.0, 2.0, 1.5
 # About what the memory plan chooses where it is free to.
 _MICRO_TOKENS = 9216
-_BYTES_A_WEIGHT = {"bf16": 2.0, "nvfp4": 0.5625, "mxfp4": 0.5625, "nf4": 0.5625}
+_BYTES_PER_WEIGHT = {"bf16": 2.0, "nvfp4": 0.5625, "mxfp4": 0.5625, "nf4": 0.5625}
 # How much longer a pass takes than by the kernels, as first estimates.
 _SLOWER_UPDATE = {"kernels": 1.0, "dequantised": 2.0, "bitsandbytes": 1.5}
 _SLOWER_DECODE = {"kernels": 1.0, "dequantised": 1.0, "bitsandbytes": 3.0}
@@ -75,7 +75,7 @@ def decode_seconds(arm: StepArm, point: StepPoint, rates: Rates = H200) -> float
     shape = shape_named(point.model)
     head = shape.vocabulary * shape.hidden
     weights = shape.projection_parameters() + head
-    read = shape.projection_parameters() * _BYTES_A_WEIGHT[arm.weight_format] + 2 * head
+    read = shape.projection_parameters() * _BYTES_PER_WEIGHT[arm.weight_format] + 2 * head
     slots = min(point.slots or point.rows, 256)
     step = read / rates.bytes_per_second + shape.layers * rates.seconds_a_block
     step += slots * 2 * weights / rates.flops_per_second
@@ -101,15 +101,15 @@ def point_seconds(arm: StepArm, point: StepPoint, scale: StepScale) -> float:
     """Return the seconds of all that is done at one point."""
     update = update_seconds(arm, point)
     step = decode_seconds(arm, point) + update
-    warm_up = 0.0 if point.memory_only else scale.warm_up * (_SECONDS_A_WARM_UP + update / 4)
-    return _SECONDS_AN_ENGINE + warm_up + scale.steps * step
+    warm_up = 0.0 if point.memory_only else scale.warm_up * (_SECONDS_PER_WARM_UP + update / 4)
+    return _SECONDS_PER_ENGINE + warm_up + scale.steps * step
 
 
 def run_seconds(ways: list[StepArm], scale: StepScale) -> float:
     """Return the seconds of a run that measures `ways` at every point of a scale."""
     models = len({(point.model, point.lora_rank, point.budget_bytes) for point in scale.points})
     each = [point_seconds(way, point, scale) for way in ways for point in scale.points]
-    return models * len(ways) * _SECONDS_A_MODEL + sum(each)
+    return models * len(ways) * _SECONDS_PER_MODEL + sum(each)
 
 
 def cost_of(seconds: Mapping[str, float], memory_bytes: int) -> Cost:

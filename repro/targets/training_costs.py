@@ -40,7 +40,7 @@ _SLOTS = 256
 # Beside training and asking: imports, an engine and its captures; each byte of the checkpoint read,
 # and read again for its digest. Fitted to six runs of three steps on one H100 (docs/paper_tier.md):
 # a first run, whose kernels are compiled, takes about 30 s longer, of which half is counted.
-_SECONDS_A_START = 32.0
+_SECONDS_PER_START = 32.0
 _BYTES_PER_SECOND_READ = 2e9
 # Test problems of sets that are asked whole.
 TEST_PROBLEMS = {"gsm8k": 1319, "math500": 500, "aime24": 30, "aime25": 30, "amc23": 40}
@@ -100,7 +100,7 @@ def run_seconds(arm: Arm, scale: TrainScale, shape: DecoderShape, rates: Rates =
     asked = _questions(scale)
     evaluations = scale.evaluation.samples + 1
     stored = _stored_bytes(scale.checkpoint, shape)
-    begin = _SECONDS_A_START + 2 * stored / _BYTES_PER_SECOND_READ
+    begin = _SECONDS_PER_START + 2 * stored / _BYTES_PER_SECOND_READ
     if arm.training == "none":
         return begin + _rollout(way, shape, asked * evaluations, mean, rates)
     rows = scale.prompts_per_rollout * scale.group_size
