@@ -43,7 +43,9 @@ from repro.evidence.store import Entry, RunsFolder, Source, blessed_sources
 from repro.report.dose_response import DoseResponse, dose_response
 from repro.report.learning import learning_checks
 from repro.report.twelve import Decided, decided
-from repro.spec.tier import Tier
+from repro.spec.arm import require
+from repro.spec.command_parser import SentenceParser
+from repro.spec.tier import Tier, parse_tier
 from repro.targets import TARGETS
 from repro.targets.rates import LEARNING_RATES
 
@@ -52,8 +54,38 @@ Row = TypeVar("Row")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Draw the figures; return the exit status (1 when there was nothing to draw)."""
-    parser = argparse.ArgumentParser(prog="figures", description=__doc__.splitlines()[0])
+    """Draw the figures; return the exit status.
+
+    0 when something was drawn, 1 when there was nothing to draw, 2 for a bad command line.
+    """
+    try:
+        args = build_parser().parse_args(arguments)
+        kinds = tuple(args.kinds.split(","))
+        require(set(kinds) <= {"png", "svg"}, f"--kinds {args.kinds}: needs png, svg or png,svg")
+        args.tier = args.tier and parse_tier(args.tier).value
+    except ValueError as error:
+        print(f"figures: {error}", file=sys.stderr)  # noqa: T201
+        return 2
+    if args.floors:
+        figure = floors.draw(floors.rows(Path(__file__).resolve().parent.parent))
+        drawn = save(figure, Path(args.out), "floors", kinds)
+    elif args.blessed:
+        drawn = draw_blessed(args, kinds)
+    else:
+        drawn = draw_recorded(RunsFolder(Path(args.records)), args, kinds)
+    for path in drawn:
+        print(f"wrote {path}")  # noqa: T201
+    if not drawn:
+        where = f"{args.expected} has no blessed" if args.blessed else f"{args.records} has no"
+        of = f" of {args.target}" if args.target else ""
+        tier = f" of the {args.tier} tier" if args.tier else ""
+        print(f"figures: {where} records{of} to draw{tier}", file=sys.stderr)  # noqa: T201
+    return 0 if drawn else 1
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """Return the parser of the command line."""
+    parser = SentenceParser(prog="figures", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--records", default="runs", help="folder of records")
     parser.add_argument(
         "--blessed", action="store_true", help="the records behind the expectations, of one tier"
@@ -66,24 +98,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--target", help="only this target's records")
     parser.add_argument("--tier", help="only this tier's records")
     parser.add_argument("--expected", default="expected", help="folder of the paper's numbers")
-    args = parser.parse_args(arguments)
-    kinds = tuple(args.kinds.split(","))
-    if not set(kinds) <= {"png", "svg"}:
-        parser.error(f"--kinds {args.kinds}: needs png, svg or png,svg")
-    if args.floors:
-        figure = floors.draw(floors.rows(Path(__file__).resolve().parent.parent))
-        drawn = save(figure, Path(args.out), "floors", kinds)
-    elif args.blessed:
-        drawn = draw_blessed(args, kinds)
-    else:
-        drawn = draw_recorded(RunsFolder(Path(args.records)), args, kinds)
-    for path in drawn:
-        print(f"wrote {path}")  # noqa: T201
-    if not drawn:
-        where = f"{args.expected} has no blessed" if args.blessed else f"{args.records} has no"
-        tier = f" of the {args.tier} tier" if args.tier else ""
-        print(f"figures: {where} records to draw{tier}", file=sys.stderr)  # noqa: T201
-    return 0 if drawn else 1
+    return parser
 
 
 def draw_blessed(args: argparse.Namespace, kinds: Sequence[str]) -> list[Path]:

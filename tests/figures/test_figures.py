@@ -239,6 +239,21 @@ def test_nothing_to_draw_is_said_and_is_no_success(
     assert "no records to draw" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("--blessed --tier sytems", "there is no tier 'sytems' (did you mean systems?)"),
+        ("--kinds gif", "--kinds gif: needs png, svg or png,svg"),
+        ("--teir smoke", "there is no argument --teir (did you mean --tier?)"),
+    ],
+)
+def test_a_bad_command_line_is_a_sentence(
+    line: str, words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(line.split()) == 2
+    assert words in capsys.readouterr().err
+
+
 def test_an_unreadable_record_is_named_and_left_out(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
