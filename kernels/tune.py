@@ -16,6 +16,7 @@ another file.
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
 import json
 import multiprocessing
@@ -329,5 +330,8 @@ def main(out: Path, rows: Sequence[int] = ROWS, replays: int = 7) -> None:
 
 
 if __name__ == "__main__":
-    asked = tuple(int(part) for part in sys.argv[2].split(",")) if len(sys.argv) > 2 else ROWS
-    main(Path(sys.argv[1]), asked)
+    parser = argparse.ArgumentParser(prog="python -m kernels.tune")
+    parser.add_argument("out", metavar="OUT.json", type=Path, help="the table; gone on with")
+    parser.add_argument("rows", metavar="ROWS,ROWS,...", nargs="?")
+    args = parser.parse_args()
+    main(args.out, [int(part) for part in args.rows.split(",")] if args.rows else ROWS)

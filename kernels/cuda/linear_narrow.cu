@@ -120,7 +120,6 @@ extern "C" __global__ void __launch_bounds__(BOUNDS) linear_narrow(
 #pragma unroll
   for (int n = 0; n < TOKEN_TILES; ++n) rows[n] = x + (u64)min(n * 8 + g, M - 1) * x_stride;
 
-
   // A pack per turn, chunk by chunk: load x, decode, multiply.
   for (int p = begin; p < packs; p += WARPS) {
 #if !PREFETCH
