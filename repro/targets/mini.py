@@ -1,7 +1,7 @@
 """The mini tier: the paper's contrast on Qwen2.5-0.5B and 1.5B-Instruct, on one card of 24 GB.
 
 GSM8K as in Table 1, 300 steps of 16 prompts with 8 completions of up to 768 tokens, one update a
-rollout: about an hour a run at the rates of such a card (`repro.targets.training_costs`). What is
+rollout: about an hour per run at the rates of such a card (`repro.targets.training_costs`). What is
 held out of the training split serves the curve during training and the sweep of rates; the test
 split is looked at once, at the end. Five paired seeds, of which the sweep has none.
 

@@ -3,7 +3,7 @@
 Table 3 was measured in the paper on one H100-80GB: 256 prompt tokens, up to 2048 new ones, the
 first 30 steps averaged (App. J), batch 2, 4 and 8. Here weights are random, completions have their
 full length, and the allocator is capped at that card's 80 GB. The bars on the speed-ups are this
-suite's own and stand in `expected/systems/`; a speed-up is the step of 16-bit LoRA over the arm's,
+suite's own (`expected/bars/systems.toml`); a speed-up is the step of 16-bit LoRA over the arm's,
 both taken in one run on one device.
 
 The step that is timed is the step that trains: the trainer's own iteration with one update on its

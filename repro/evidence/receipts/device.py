@@ -49,7 +49,7 @@ def _timing(timing: Mapping[str, Any]) -> list[str]:
         elif timing.get(amount) and timing[amount] / seconds > most * timing[limit]:
             rate = timing[amount] / seconds
             faults.append(
-                f"{rate:.3g} {amount} a second is more than the device can do "
+                f"{rate:.3g} {amount} per second is more than the device can do "
                 f"({timing[limit]:.3g}); the timer did not wait for the work"
             )
     return faults
