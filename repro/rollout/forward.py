@@ -15,7 +15,7 @@ for a prefill, which needs none.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -144,18 +144,8 @@ class Forward:
             -1 where no row runs; the logits there mean nothing.
         table : Tensor, (M, max_blocks), int32
         """
-        residual = torch.nn.functional.embedding(tokens, self.embedding)
-        update: Tensor | None = None
-        for block in self.blocks:
-            residual, normed = self._norm(residual, update, block.input_norm)
-            qkv = self.ops.whole(block.qkv(normed))
-            attended = self.ops.attend_step(
-                qkv, positions, table, block.cache, block.heads, self.rotation
-            )
-            residual, normed = self._norm(
-                residual, self.ops.whole(block.o(attended)), block.post_norm
-            )
-            update = self.ops.whole(block.down(self.ops.swiglu(block.gate_up(normed))))
+        for residual, update in self._stream(tokens, positions, table):  # noqa: B007
+            pass  # the last block's count
         _, normed = self._norm(residual, update, self.final_norm)
         logits: Tensor = self.ops.logits(normed, self.lm_head)
         return logits
@@ -185,11 +175,19 @@ class Forward:
 
     def name_fault(self, tokens: Tensor, positions: Tensor, table: Tensor, row: int) -> str:
         """Run a step again and return the first part whose output is not finite for `row`."""
+        for number, (residual, update) in enumerate(self._stream(tokens, positions, table)):
+            if not _finite((residual if update is None else residual + update)[row]):
+                return f"model.layers.{number - 1}" if number else "the embedding"
+        return "the final norm or lm_head"
+
+    def _stream(
+        self, tokens: Tensor, positions: Tensor, table: Tensor
+    ) -> Iterator[tuple[Tensor, Tensor | None]]:
+        """Yield the residual stream, (M, H), and its update: once embedded, then by block."""
         residual = torch.nn.functional.embedding(tokens, self.embedding)
-        if not _finite(residual[row]):
-            return "the embedding"
         update: Tensor | None = None
-        for number, block in enumerate(self.blocks):
+        yield residual, update
+        for block in self.blocks:
             residual, normed = self._norm(residual, update, block.input_norm)
             qkv = self.ops.whole(block.qkv(normed))
             attended = self.ops.attend_step(
@@ -199,9 +197,7 @@ class Forward:
                 residual, self.ops.whole(block.o(attended)), block.post_norm
             )
             update = self.ops.whole(block.down(self.ops.swiglu(block.gate_up(normed))))
-            if not _finite((residual + update)[row]):
-                return f"model.layers.{number}"
-        return "the final norm or lm_head"
+            yield residual, update
 
     def _norm(self, residual: Tensor, update: Tensor | None, norm: Norm) -> tuple[Tensor, Tensor]:
         module = norm.module
