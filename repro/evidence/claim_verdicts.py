@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from repro.evidence import statistics as st
 from repro.evidence.claim_sentences import could_show, measured, sized
 from repro.evidence.comparison import RANKED, Compared, blocks_of, compare, values_and_bound
-from repro.evidence.sizes import Sizes, Values, not_testable, sizes_of
+from repro.evidence.sizes import Pair, Sizes, Values, not_testable, sizes_of
 from repro.evidence.verdict import (
     MINIMUM_POLICIES,
     MINIMUM_REPEATS,
@@ -58,7 +58,7 @@ def judge(
     Parameters
     ----------
     values
-        {metric: {arm: {seed: value}}}.
+        {metric: {arm: {pair: value}}}; of a target whose repeats are timed, one each.
     absent
         {arm: sentence} for arms without usable records.
     lost
@@ -70,7 +70,6 @@ def judge(
     shown
         Claims that an earlier look has reproduced: as positive controls they hold.
     """
-    # Of a target whose repeats are timed, `values` holds those, one each.
     prompts = by_prompt or {}
     tested = [
         _test(
@@ -148,7 +147,7 @@ def _blocked(claim: Claim, by_arm: Values, lost: Mapping[str, str]) -> str:
     if claim.paired_by in ("seed", "pre-training seed"):
         for arms in claim.paired_arms:
             seeds = [set(by_arm.get(arm, {})) for arm in arms]
-            every: set[int] = set().union(*seeds)
+            every: set[Pair] = set().union(*seeds)
             common = set.intersection(*seeds)
             odd = sorted(every - common)
             missing = f"{claim.metric} is missing in an arm of seed(s) {_listed(odd)}"
@@ -156,8 +155,11 @@ def _blocked(claim: Claim, by_arm: Values, lost: Mapping[str, str]) -> str:
     return "; ".join(dict.fromkeys(reasons))
 
 
-def _listed(numbers: Iterable[int]) -> str:
-    return ", ".join(map(str, numbers))
+def _listed(pairs: Iterable[Pair]) -> str:
+    """Return seeds, or timed repeats, for a message."""
+    return ", ".join(
+        f"{pair[0]} (repeat {pair[1]})" if isinstance(pair, tuple) else str(pair) for pair in pairs
+    )
 
 
 def _at_most(claim: Claim, verdict: Verdict, values: Sequence[float], blocked: str) -> Verdict:

@@ -29,6 +29,7 @@ from typing import Literal
 
 from repro.evidence.origins import devices_of, refusal, without_seed
 from repro.evidence.record import Record
+from repro.evidence.sizes import Pair
 from repro.evidence.statistics import holm
 from repro.evidence.two_samples import difference
 from repro.spec.claim import BETTER_OF_UNIT, Better, Metric
@@ -49,16 +50,13 @@ RELATIVE_THRESHOLDS = {"bytes": 0.01}
 OTHER_THRESHOLD = 0.05
 
 
-def values_of(records: Mapping[int, Record], metric: str, *, timed: bool) -> dict[int, float]:
-    """Return {seed: value} of a metric, or {repeat: value} where repeats are timed.
-
-    The repeats of a seed are numbered from a thousand times the seed on.
-    """
-    values: dict[int, float] = {}
+def values_of(records: Mapping[int, Record], metric: str, *, timed: bool) -> dict[Pair, float]:
+    """Return {seed: value} of a metric, or {(seed, repeat): value} where repeats are timed."""
+    values: dict[Pair, float] = {}
     for seed, record in sorted(records.items()):
         value = record.value(metric)
         if timed:
-            values |= {1000 * seed + i: v for i, v in enumerate(record.repeats(metric))}
+            values |= {(seed, i): v for i, v in enumerate(record.repeats(metric))}
         elif value is not None:
             values[seed] = value
     return values

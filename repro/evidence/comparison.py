@@ -9,11 +9,12 @@ by the pairs in which one of two arms has it and the other has not.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean, geometric_mean
 
 from repro.evidence import statistics as st
+from repro.evidence.sizes import Values
 from repro.spec.claim import Claim, Test
 from repro.spec.effect import ALPHA
 
@@ -141,7 +142,7 @@ def _mean_of_pairs(block: Sequence[float]) -> float:
     return fmean(a - b for a, b in zip(block[::2], block[1::2], strict=True))
 
 
-def blocks_of(claim: Claim, by_arm: Mapping[str, Mapping[int, float]]) -> list[list[float]]:
+def blocks_of(claim: Claim, by_arm: Values) -> list[list[float]]:
     """Return the values of the claim's arms, one block per pair that all compared arms have.
 
     Where a pair is a policy, its block is the mean of its two arms over the training seeds that

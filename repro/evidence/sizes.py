@@ -11,11 +11,15 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from statistics import fmean
+from typing import Any, TypeAlias
 
 from repro.spec.claim import Claim, Metric
 from repro.spec.effect import GAIN, Assay, Effect
 
-Values = Mapping[str, Mapping[int, float]]
+# What values of arms are paired by: a seed, a timed repeat as (seed, repeat), or a prompt. Those of
+# one metric are all of one kind, so that they sort.
+Pair: TypeAlias = Any
+Values = Mapping[str, Mapping[Pair, float]]
 
 # Fewest draws of what a statement speaks of.
 MINIMUM_DRAWS = 5
@@ -53,7 +57,7 @@ def sizes_of(
     compared
         {arm: {pair: value}} of the claim's metric.
     values
-        {metric: {arm: {seed: value}}}.
+        {metric: {arm: {pair: value}}}.
     """
     effect = claim.effect
     if effect is None:

@@ -30,7 +30,7 @@ from typing import Literal
 
 from repro.evidence import statistics as st
 from repro.evidence.expectation import Expectation
-from repro.evidence.sizes import MINIMUM_DRAWS
+from repro.evidence.sizes import MINIMUM_DRAWS, Pair
 from repro.spec.claim import Metric
 from repro.spec.effect import ALPHA
 
@@ -163,12 +163,12 @@ def _with_rate(verdict: Verdict, q: float | None, study: int) -> Verdict:
 def judge_expectation(
     expectation: Expectation,
     metric: Metric,
-    values: Mapping[int, float],
+    values: Mapping[Pair, float],
     absent: str | None,
     about: str = "expectation",
     lost: str = "",
 ) -> Verdict:
-    """Return the verdict of one expectation on the values of its arm, one per seed.
+    """Return the verdict of one expectation on the values of its arm, one per seed or repeat.
 
     Parameters
     ----------
@@ -194,7 +194,7 @@ def judge_expectation(
     return final
 
 
-def _expected(expectation: Expectation, verdict: Verdict, values: Mapping[int, float]) -> Verdict:
+def _expected(expectation: Expectation, verdict: Verdict, values: Mapping[Pair, float]) -> Verdict:
     interval = st.mean_interval(list(values.values()))
     goal = "" if expectation.goal is None else f"; goal {expectation.goal:g}"
     if expectation.statistic == "every_seed" or interval.low is None or interval.high is None:

@@ -23,6 +23,7 @@ from repro.evidence.record import (
     RecordError,
     config_difference,
 )
+from repro.evidence.sizes import Pair
 from repro.evidence.store import Entry, Source, source_of
 from repro.run.analysis_plan import Plans, needs_plan
 from repro.run.places import expected_folder
@@ -96,8 +97,8 @@ class Evidence:
         failed = {arm: seeds_lost & set(seeds) for arm, seeds_lost in self.failed_seeds.items()}
         return dataclasses.replace(self, records=records, failed_seeds=failed, planned=tuple(seeds))
 
-    def values(self, metric: str) -> dict[str, dict[int, float]]:
-        """Return {arm: {seed: value}} of a metric, or {arm: {repeat: value}} where it is timed."""
+    def values(self, metric: str) -> dict[str, dict[Pair, float]]:
+        """Return {arm: {seed: value}} of a metric; a timed one has (seed, repeat) for the seed."""
         by_arm = {
             arm: values_of(records, metric, timed=self.timed)
             for arm, records in self.records.items()
