@@ -4,8 +4,8 @@ A run goes through its points model by model. Each model is built once with the 
 and once with the arm's; every point gets an engine on those same weights and an optimiser, warms
 up, and is timed as often as the scale says. Each timed step is written down at once
 (`repro.measure.step_ledger`): a run that was stopped goes on where it was, and an arm whose
-baseline another arm has measured takes it over. What the metrics are: `repro.procedures.
-step_metrics`.
+baseline another arm has measured takes it over. What the metrics are:
+`repro.measure.step_metrics`.
 
 A point that does not fit has no metrics; `effects["out_of_memory"]` says so. One that fails in
 another way costs its own metrics alone: `effects["failed"]` says how, and the log has a traceback.

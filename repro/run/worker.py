@@ -41,7 +41,7 @@ CarryOut = Callable[..., Any]
 class Task:
     """One run, its own folder for checkpoints, and the folder of all records.
 
-    `also` holds further runs that are carried out with it (`repro.procedures.carried_together`,
+    `also` holds further runs that are carried out with it (`repro.run.carry_out.carried_together`,
     `repro.run.device_queue`): they stop as one. `attempt` counts the workers that died of it;
     `finished` the parts that were saved when it last asked for a fresh process.
     """

@@ -60,7 +60,7 @@ class WorkerPool:
     retries : int
         How often a task goes back into the queue after its worker died.
     carry_out : callable
-        What a worker does with a task's runs; None takes `repro.procedures.carry_out`.
+        What a worker does with a task's runs; None takes `repro.run.carry_out.carry_out`.
     answers : callable
         Whether its device computes, asked in a fresh worker before its first task; None asks not.
     alone : bool
