@@ -121,10 +121,11 @@ def lint(session: nox.Session) -> None:
 
 @nox.session(venv_backend="none")
 def types(session: nox.Session) -> None:
-    """Mypy over the packages, the figures and this file."""
+    """Mypy over the packages, the figures, the benchmarks and this file."""
     python = suite_python(session)
     session.run(python, "-m", "mypy", "-p", "repro", "-p", "kernels", external=True)
-    session.run(python, "-m", "mypy", "-p", "figures", external=True)
+    session.run(python, "-m", "mypy", "-p", "figures", "-p", "benchmarks", external=True)
+    session.run(python, "-m", "mypy", str(ROOT / "noxfile.py"), external=True)
 
 
 @nox.session(venv_backend="none", default=False)

@@ -14,7 +14,7 @@ from pytest_benchmark.utils import RegressionCheck
 from repro.evidence.benchmarks import LOSS_PERCENT, loss_percent
 
 
-class LossBeyondNoise(RegressionCheck):  # type: ignore[misc]
+class LossBeyondNoise(RegressionCheck):
     """Fails for a row that has lost."""
 
     def __init__(self, percent: float = LOSS_PERCENT) -> None:
