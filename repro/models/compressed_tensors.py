@@ -5,7 +5,7 @@ A projection `P` of a checkpoint in the format `nvfp4-pack-quantized` is three t
 ==========================  =====================  ==============================================
 tensor                      dtype, shape           meaning
 ==========================  =====================  ==============================================
-`P.weight_packed`           uint8, (N, K/2)        two E2M1 codes a byte, even element low, sign
+`P.weight_packed`           uint8, (N, K/2)        two E2M1 codes per byte, even one low, sign
                                                    in bit 3 of the nibble
 `P.weight_scale`            float8_e4m3fn,         block scale s, block of 16 along K
                             (N, K/16)
