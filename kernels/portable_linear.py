@@ -1,6 +1,6 @@
 """Weight-only linear layer from the checkpoint's layout, in Triton: portable, for up to 128 rows.
 
-Sixteen codes are one 64-bit load and have one block scale, so a scale is fetched once a block and
+Sixteen codes are one 64-bit load and have one block scale, so a scale is fetched once per block and
 never gathered. Two E2M1 codes four places apart land on the sign and the low exponent bits of two
 float16 halves by two shifts and masks; that is their value times 2**-14, subnormals included.
 

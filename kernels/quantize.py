@@ -216,7 +216,8 @@ def _quantize_kernel(
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     valid = row < blocks
-    # Even and odd elements apart, so that their codes meet in one byte without any exchange.
+    # Load even and odd elements apart, (ROWS, BLOCK / 2) each, so that their codes meet in one byte
+    # without any exchange.
     at = row[:, None] * (BLOCK // 2) + tl.arange(0, BLOCK // 2)[None, :]
     if PAIRS:
         pair = tl.load(weight + at, mask=valid[:, None], other=0)

@@ -60,6 +60,7 @@ def _backward_kernel(
     partial = tl.zeros((BLOCK,), tl.float32)
     for row in range(program, rows, tl.num_programs(0)):
         base = tl.cast(row, tl.int64) * H
+        # Load a row of x, normalised by the factor of forward, and of dy, (BLOCK,) each.
         scale = tl.load(rstd + row)
         normed = tl.load(x + base + at, mask=valid, other=0.0).to(tl.float32) * scale
         dy = tl.load(grad_y + base + at, mask=valid, other=0.0).to(tl.float32)
