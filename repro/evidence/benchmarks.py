@@ -32,8 +32,17 @@ def loss_percent(now: Mapping[str, Any], before: Mapping[str, Any]) -> float:
 
 
 def latest_run(folder: Path) -> Path | None:
-    """Return the file of the last stored run below a folder of pytest-benchmark's, or None."""
-    return max(folder.glob("*/*.json"), key=lambda path: path.name, default=None)
+    """Return the file of the last stored run below a folder of pytest-benchmark's, or None.
+
+    Runs of several versions of Python lie in folders of their own, each numbered from 1: the time
+    of the run says which is the last.
+    """
+    return max(folder.glob("**/*.json"), key=_age, default=None)
+
+
+def _age(path: Path) -> tuple[str, str]:
+    """Return when a run was stored, and its name, in which runs of one folder are numbered."""
+    return json.loads(path.read_text(encoding="utf-8")).get("datetime", ""), path.name
 
 
 def compared_timings(now: Path, before: Path) -> tuple[dict[str, str], list[str]]:

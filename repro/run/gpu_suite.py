@@ -228,7 +228,7 @@ def run_suite(root: Path, folder: Path, parts: Parts) -> tuple[Outcome, Outcome]
 
 
 def keep_timings(stored: Path, root: Path, device: str) -> list[Path]:
-    """Make a run's benchmarks those that a device's next ones are compared with; return the files.
+    """Make a run's last benchmarks those that a device's next are compared with; return the files.
 
     Parameters
     ----------
@@ -238,11 +238,13 @@ def keep_timings(stored: Path, root: Path, device: str) -> list[Path]:
         As folders spell it.
     """
     kept = []
-    for folder in sorted(path.parent for path in stored.glob("*/*.json")):
-        place = root / _BENCHMARKS / device / folder.name
-        shutil.rmtree(place, ignore_errors=True)
-        shutil.copytree(folder, place)
-        kept += sorted(place.iterdir())
+    for folder in sorted(path for path in stored.glob("*") if path.is_dir()):
+        last = latest_run(folder)
+        if last is not None:
+            place = root / _BENCHMARKS / device / folder.name
+            shutil.rmtree(place, ignore_errors=True)
+            place.mkdir(parents=True)
+            kept.append(Path(shutil.copy(last, place)))
     return kept
 
 

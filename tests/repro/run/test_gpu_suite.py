@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from repro.__main__ import main
+from repro.evidence.benchmarks import latest_run
 from repro.evidence.gpu_tests import Outcome, outcomes_by_file, read_outcome
 from repro.run import gpu_suite
 from repro.run.gpu_suite import Parts, run_pytest
@@ -217,10 +218,20 @@ def test_blessed_timings_take_the_place_of_a_devices_earlier_ones(tmp_path: Path
     for path in (other, earlier, stored / machine / "0001_new.json"):
         path.parent.mkdir(parents=True)
         path.write_text("{}")
+    (stored / machine / "0002_newer.json").write_text("{}")
     kept = gpu_suite.keep_timings(stored, tmp_path, "nvidia_h200")
-    assert kept == [earlier.parent / "0001_new.json"]
-    assert not earlier.exists()
+    assert kept == [earlier.parent / "0002_newer.json"]
+    assert sorted(earlier.parent.iterdir()) == kept
     assert other.exists()
+
+
+def test_the_last_of_the_stored_runs_is_the_one_of_the_latest_time(tmp_path: Path) -> None:
+    for folder, name, when in (("3.11", "0002_f", "2026-11-24"), ("3.12", "0001_a", "2026-11-25")):
+        path = tmp_path / folder / f"{name}.json"
+        path.parent.mkdir()
+        path.write_text(json.dumps({"datetime": when}))
+    assert latest_run(tmp_path) == tmp_path / "3.12" / "0001_a.json"
+    assert latest_run(tmp_path / "nothing") is None
 
 
 @pytest.mark.usefixtures("device")
