@@ -101,20 +101,22 @@ _ROWS = {"keys": 1, "values": 1, "uniforms": 1, "tokens": 1, "logprobs": 1}
 _OF_ALL_ROWS = ("column", "number")
 
 
-def move_rows(source: Buffers, target: Buffers, rows: Tensor, columns: int) -> None:
-    """Copy rows (N',) int64 of one set of buffers to another of N' rows, in that order.
+def move_rows(buffers: Buffers, rows: Tensor, columns: int) -> None:
+    """Move rows (N',) int64 to the front of their buffers, in that order.
 
-    The target may be views of the source's memory. Of the cache, the first `columns` are copied.
+    Of the cache, the first `columns` are copied; a row that stands in its place already is not.
     """
-    for name, into in target.by_row():
-        values = getattr(source, name)
+    places = torch.arange(len(rows), device=rows.device)  # (N',)
+    moving = (rows != places).nonzero().squeeze(1)
+    places, rows = places[moving], rows[moving]
+    for name, values in buffers.by_row():
         if name in ("keys", "values"):
             # Layer by layer: what is taken out of the cache stands twice for as long
-            for layer in range(len(values)):
-                chosen = values[layer, :, :, :columns].index_select(0, rows)
-                into[layer, :, :, :columns].copy_(chosen)
+            for layer in values[..., :columns, :]:
+                layer.index_copy_(0, places, layer.index_select(0, rows))
         else:
-            into.copy_(values.index_select(_ROWS.get(name, 0), rows))
+            axis = _ROWS.get(name, 0)
+            values.index_copy_(axis, places, values.index_select(axis, rows))
 
 
 def make_buffers(

@@ -278,9 +278,9 @@ class StackSampler:
                 if fitting < size:
                     drawn.take(buffers, rows)
                     chosen = _going_first(going, fitting)  # (S * R',)
-                    fewer = place.buffers.first(self.stack.runs * fitting)
-                    move_rows(buffers, fewer, chosen, width + number)
-                    size, buffers, rows = fitting, fewer, rows[chosen]
+                    move_rows(buffers, chosen, width + number)
+                    size, rows = fitting, rows[chosen]
+                    buffers = place.buffers.first(self.stack.runs * size)
             if self._captured:
                 place.steps[drawing, size](width + number + 1)
                 continue
@@ -353,12 +353,21 @@ class StackSampler:
 
 
 def _going_first(going: Tensor, size: int) -> Tensor:
-    """Return `size` rows per run, those still going first, (S * size,) int64.
+    """Return `size` rows per run, those still going among them, (S * size,) int64.
+
+    Of the first `size` places of a run, those whose row still goes keep it; of the others, the
+    first ones take the rows still going behind.
 
     `going` is (S, R) bool, True at most `size` times per run.
     """
-    order = going.int().argsort(dim=1, descending=True, stable=True)[:, :size]  # (S, size)
     runs, rows = going.shape
+    front, behind = going[:, :size], going[:, size:]  # (S, size), (S, R - size)
+    late = size + behind.int().argsort(dim=1, descending=True, stable=True)  # (S, R - size)
+    rank = (~front).cumsum(1) - 1  # (S, size): a free place's number among the free
+    taken = ~front & (rank < behind.sum(1, keepdim=True))
+    moved = late.gather(1, rank.clamp(0, rows - size - 1))  # (S, size)
+    places = torch.arange(rows, device=going.device)
+    order = torch.where(taken, moved, places[:size])  # (S, size)
     first = torch.arange(runs, device=going.device).unsqueeze(1) * rows  # (S, 1)
     return (first + order).flatten()  # (S * size,)
 
