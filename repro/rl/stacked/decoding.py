@@ -47,7 +47,8 @@ class Buffers:
     ----------
     keys, values : Tensor, (L, N, key_heads, columns, head_dim)
     hide : Tensor, (N, columns)
-        -inf on the prompts' padding, 0 elsewhere, in the compute dtype.
+        Added to the scores, in the compute dtype: 0 where a column may be seen, -inf on the
+        prompts' padding and where nothing was written yet.
     padding : Tensor, (N,), int64
     logits : Tensor, (N, V), float32
     uniforms : Tensor, (T, N), float64
@@ -60,6 +61,7 @@ class Buffers:
     explored, changed : Tensor, (N,), int64
         As of `Completion`.
     lengths : Tensor, (N,), int64
+        Tokens drawn until the row had ended, its end included.
     done : Tensor, (N,), bool
     column, number : Tensor, (1,), int64
         Where the next token is written, and how many were drawn.
@@ -186,7 +188,6 @@ class Decoder:
     stream: torch.dtype
     dtype: torch.dtype
 
-    @torch.no_grad()
     def prefill(self, buffers: Buffers, prompt_ids: Tensor, padding: Tensor, group: int) -> None:
         """Run prompts forward into the cache and the first logits.
 
@@ -220,20 +221,18 @@ class Decoder:
         columns = torch.arange(buffers.hide.shape[1], device=padding.device)
         per_row = padding.flatten().repeat_interleave(group)  # (N,)
         buffers.padding.copy_(per_row)
-        hidden_columns = columns < per_row.unsqueeze(1)  # (N, columns)
-        buffers.hide.zero_().masked_fill_(hidden_columns, -torch.inf)
+        prompt = (columns >= per_row.unsqueeze(1)) & (columns < Tp)  # (N, columns)
+        buffers.hide.fill_(-torch.inf).masked_fill_(prompt, 0.0)
         buffers.column.fill_(Tp)
         buffers.number.zero_()
-        buffers.lengths.fill_(len(buffers.tokens))
+        buffers.lengths.zero_()
         buffers.explored.zero_()
         buffers.changed.zero_()
 
-    @torch.no_grad()
     def step(self, buffers: Buffers, columns: int, drawing: Drawing) -> None:
         """Draw one token per row and run it forward, attention reading the first `columns`."""
         self.forward(buffers, self.draw(buffers, drawing), columns)
 
-    @torch.no_grad()
     def draw(self, buffers: Buffers, drawing: Drawing) -> Tensor:
         """Draw and record one token per row; return them, (N,) int64."""
         b = buffers
@@ -244,13 +243,11 @@ class Decoder:
             tokens, logprobs = draw(b.logits, uniform, drawing.sampling)
         b.tokens.index_copy_(0, b.number, tokens.unsqueeze(0))  # (N,) -> (1, N), a row of (T, N)
         b.logprobs.index_copy_(0, b.number, logprobs.unsqueeze(0))  # (1, N)
-        ending = (tokens.unsqueeze(1) == self.ends).any(1) & ~b.done  # (N, e) -> (N,)
-        b.lengths.copy_(torch.where(ending, b.number + 1, b.lengths))
-        b.done.logical_or_(ending)
+        b.lengths.add_(~b.done)
+        b.done.logical_or_((tokens.unsqueeze(1) == self.ends).any(1))  # (N, e) -> (N,)
         b.number.add_(1)
         return tokens
 
-    @torch.no_grad()
     def forward(self, buffers: Buffers, tokens: Tensor, columns: int) -> None:
         """Run one token per row, (N,) int64, forward to the next logits."""
         for _, hidden in self._passing(buffers, tokens, columns):
@@ -270,7 +267,6 @@ class Decoder:
         b.changed.add_(changed & counting)
         return tokens, logprobs
 
-    @torch.no_grad()
     def fault(self, buffers: Buffers, tokens: Tensor) -> str:
         """Run tokens (N,) int64 of the last column again; name the first output not finite."""
         buffers.column.sub_(1)
@@ -283,9 +279,8 @@ class Decoder:
         """Yield the residual stream (S, N / S, H) after each part, by the part's name."""
         S = self.weights.final_gain.shape[0]
         cos, sin = self.rotary.at((b.column - b.padding).view(S, -1))  # (S, N / S, 1, D)
-        seen = torch.arange(columns, device=tokens.device) <= b.column  # (columns,)
-        # Added to every query: (N, 1, 1, columns)
-        mask = torch.where(seen, b.hide[:, :columns], -torch.inf)[:, None, None]
+        b.hide.index_fill_(1, b.column, 0.0)  # from now on the column of these tokens is seen
+        mask = b.hide[:, None, None, :columns]  # (N, 1, 1, columns)
         if mask.is_cuda:
             mask = mask.expand(-1, -1, self.shape.group, -1)
         hidden = embed(self.weights, tokens.view(S, -1), self.stream)  # (S, N / S, H)

@@ -158,7 +158,7 @@ class StackSampler:
             if own.data_ptr() != new.data_ptr():
                 own.copy_(new)
 
-    @torch.no_grad()
+    @torch.inference_mode()
     def sample(
         self,
         requests: Sequence[SampleRequest | None],
@@ -298,7 +298,8 @@ class StackSampler:
 
         (P,) are the prompts'.
         """
-        if bool(torch.isfinite(buffers.logits).all()):
+        # NaN goes through the maximum, and is not below infinity.
+        if bool(buffers.logits.abs().amax() < torch.inf):
             return
         number, group = int(buffers.number), len(buffers.done) // len(tokens)
         row = int((~torch.isfinite(buffers.logits)).any(dim=1).nonzero()[0])
@@ -317,13 +318,12 @@ class StackSampler:
         group_size: int,
     ) -> list[RolloutBatch | None]:
         """Return what was drawn in so many steps, run by run."""
-        # A row that never ended has the limit as its length, and was drawn to the limit.
         columns = torch.arange(steps, device=drawn.lengths.device)  # (steps,)
         counting = columns < drawn.lengths.unsqueeze(1)  # (N, steps)
         # Counting tokens alone, all rows' one after another, and where each row's end
         tokens = drawn.tokens[:steps].t()[counting].tolist()
         logprobs = drawn.logprobs[:steps].t()[counting].tolist()
-        stops = counting.sum(1).cumsum(0).tolist()
+        stops = drawn.lengths.cumsum(0).tolist()
         explored, changed = drawn.explored.cpu().tolist(), drawn.changed.cpu().tolist()
         ends = self.stack.end_token_ids
         batches: list[RolloutBatch | None] = []
