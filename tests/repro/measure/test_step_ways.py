@@ -38,8 +38,10 @@ from tests.repro.rl.uneven_rows import rollout_of
 
 SHAPE = small.SHAPE | {"hidden_size": 256, "intermediate_size": 512}
 POINT = StepPoint(
-    name="small", model="0.5b", prompts=2, group=4, prompt_tokens=20, completion_tokens=40,
+    name="small", model="0.5b", prompts=2, group=4, prompt_tokens=20, completion_tokens=16,
 )  # fmt: skip
+# Rows of 36 tokens at most: two or more to a pass, and several passes.
+MICRO_TOKENS = 90
 needs_gpu = pytest.mark.skipif(
     not torch.cuda.is_available(), reason="needs a CUDA device; found none"
 )
@@ -75,7 +77,7 @@ def build(arm: StepArm, device: str) -> Policy:
 def test_a_step_of_every_way_is_measured_and_moves_the_policy(
     arm: StepArm, checkpointing: bool, device: str, tmp_path: Path
 ) -> None:
-    point = dataclasses.replace(POINT, checkpointing=checkpointing, micro_tokens=150)
+    point = dataclasses.replace(POINT, checkpointing=checkpointing, micro_tokens=MICRO_TOKENS)
     scale = StepScale(points=(point,), warm_up_tokens=4, steps=2)
     with GraderPool(workers=1) as pool:
         ledger = StepLedger(tmp_path / "steps.json", scale)
@@ -86,7 +88,7 @@ def test_a_step_of_every_way_is_measured_and_moves_the_policy(
     assert len(entry["repeats"]) == 2
     assert facts["linears"] == {arm.weight_format: 14}
     assert facts["moved"] > 0
-    assert facts["generated_tokens"] == 8 * 40
+    assert facts["generated_tokens"] == 8 * POINT.completion_tokens
     assert facts["adapter_modules"] == (0 if arm.training == "full" else 14)
     for repeat in entry["repeats"]:
         assert repeat["grad_norm"] > 0
@@ -107,12 +109,12 @@ def gradients_of(arm: StepArm, rows: Rows, device: str) -> dict[str, torch.Tenso
     engine = Engine(policy, step_measure.engine_config(POINT, planned))
     with GraderPool(workers=1) as pool:
         t = training_of(
-            policy, engine, pool, arm, POINT, StepScale(points=(POINT,)), seed=0, micro_tokens=150
+            policy, engine, pool, arm, POINT, StepScale(points=(POINT,)), seed=0, micro_tokens=MICRO_TOKENS
         )
     accumulate_step(
         policy, rollout_of(rows, (1.0, -0.5, 0.25, -1.0, 2.0, -1.5, 0.5, -0.75)),
         torch.arange(len(rows)), t.policies.run, old_logprobs=None, ref_logprobs=None,
-        parameters=t.policies.parameters, micro_tokens=150,
+        parameters=t.policies.parameters, micro_tokens=MICRO_TOKENS,
     )  # fmt: skip
     engine.close()
     return {
@@ -129,10 +131,10 @@ def test_ways_of_one_format_give_the_same_gradient_of_the_same_tokens(
 ) -> None:
     generator = torch.Generator().manual_seed(0)
     prompts, tokens = (
-        torch.randint(0, 2048, shape, generator=generator).tolist() for shape in ((2, 20), (8, 40))
+        torch.randint(0, 2048, shape, generator=generator).tolist() for shape in ((2, 20), (8, 16))
     )
     completions = [
-        Completion(token_ids=tuple(row), sampled_logprobs=(-7.0,) * 40, finish_reason="length")
+        Completion(token_ids=tuple(row), sampled_logprobs=(-7.0,) * 16, finish_reason="length")
         for row in tokens
     ]
     rows = make_rows(prompts, completions, group_size=4)
@@ -154,14 +156,14 @@ def _own(arm: StepArm) -> StepArm:
     importlib.util.find_spec("bitsandbytes") is None, reason="bitsandbytes is not installed here"
 )
 def test_moments_in_eight_bits_train_float32_factors_of_a_4_bit_policy(tmp_path: Path) -> None:
-    point = dataclasses.replace(POINT, micro_tokens=150)
+    point = dataclasses.replace(POINT, micro_tokens=MICRO_TOKENS)
     scale = StepScale(points=(point,), warm_up_tokens=4, optimizer="adamw_8bit")
     policy = build(NVFP4, "cuda")
     planned = step_measure.step_shape(point, "nvfp4", 16, scale, 10**11)
     with GraderPool(workers=1) as pool:
         engine = Engine(policy, step_measure.engine_config(point, planned))
         t, fresh = (
-            training_of(policy, engine, pool, NVFP4, point, scale, seed=0, micro_tokens=150)
+            training_of(policy, engine, pool, NVFP4, point, scale, seed=0, micro_tokens=MICRO_TOKENS)
             for _ in range(2)
         )
         state = begin(t)
