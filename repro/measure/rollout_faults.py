@@ -160,8 +160,8 @@ def _ends_in(error: type[BaseException], provoke: Callable[[Engine], object], en
     return False
 
 
-def _ask(engine: Engine, prompts: Sequence[Sequence[int]], new_tokens: int = _NEW) -> None:
-    sampling = SamplingConfig(max_new_tokens=new_tokens)
+def _ask(engine: Engine, prompts: Sequence[Sequence[int]], new_tokens: int | None = None) -> None:
+    sampling = SamplingConfig(max_new_tokens=_NEW if new_tokens is None else new_tokens)
     engine.sample(prompts, sampling, group_size=1, seeds=range(len(prompts)))
 
 

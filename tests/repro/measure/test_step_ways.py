@@ -109,7 +109,14 @@ def gradients_of(arm: StepArm, rows: Rows, device: str) -> dict[str, torch.Tenso
     engine = Engine(policy, step_measure.engine_config(POINT, planned))
     with GraderPool(workers=1) as pool:
         t = training_of(
-            policy, engine, pool, arm, POINT, StepScale(points=(POINT,)), seed=0, micro_tokens=MICRO_TOKENS
+            policy,
+            engine,
+            pool,
+            arm,
+            POINT,
+            StepScale(points=(POINT,)),
+            seed=0,
+            micro_tokens=MICRO_TOKENS,
         )
     accumulate_step(
         policy, rollout_of(rows, (1.0, -0.5, 0.25, -1.0, 2.0, -1.5, 0.5, -0.75)),
@@ -163,7 +170,9 @@ def test_moments_in_eight_bits_train_float32_factors_of_a_4_bit_policy(tmp_path:
     with GraderPool(workers=1) as pool:
         engine = Engine(policy, step_measure.engine_config(point, planned))
         t, fresh = (
-            training_of(policy, engine, pool, NVFP4, point, scale, seed=0, micro_tokens=MICRO_TOKENS)
+            training_of(
+                policy, engine, pool, NVFP4, point, scale, seed=0, micro_tokens=MICRO_TOKENS
+            )
             for _ in range(2)
         )
         state = begin(t)

@@ -211,6 +211,12 @@ def test_an_arm_without_its_package_is_not_run_and_says_so(
     assert "it is not installed" in (lacking["nf4_lora_r16_bitsandbytes"] or "")
 
 
+def short_faults(monkeypatch: pytest.MonkeyPatch, queue: int) -> None:
+    """Let rows of faults be short: they still outgrow a block, where the cache runs full."""
+    for name, value in {"_PROMPT": 24, "_NEW": 24, "_QUEUE": queue}.items():
+        monkeypatch.setattr(rollout_faults, name, value)
+
+
 @pytest.mark.parametrize("checks", [SCHEDULING.scales[Tier.SYSTEMS].checks])
 def test_every_check_of_the_target_gives_the_metrics_it_names(
     loaded: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, checks: Any
@@ -220,7 +226,7 @@ def test_every_check_of_the_target_gives_the_metrics_it_names(
     for name, value in small.items():
         monkeypatch.setattr(rollout_checks, name, value)
     monkeypatch.setattr(rollout_checks, "tail_lengths", lambda: [1, 9, 2, 3, 1, 12, 2, 4])
-    monkeypatch.setattr(rollout_faults, "_QUEUE", 300)
+    short_faults(monkeypatch, queue=300)
     point = dataclasses.replace(POINTS[1], name="7b")
     scale = ThroughputScale(points=(point,), checks=tuple((what, 1) for what, _ in checks))
     first, second = throughput.measure_repeats(runs_of(scale, 2), folder=tmp_path, **HOW)
@@ -249,7 +255,7 @@ def test_a_fault_that_ends_otherwise_is_counted(monkeypatch: pytest.MonkeyPatch)
     faults = dict(rollout_faults._FAULTS)
     faults["empty prompt"] = (KeyError, lambda engine: None)
     monkeypatch.setattr(rollout_faults, "_FAULTS", faults)
-    monkeypatch.setattr(rollout_faults, "_QUEUE", 10)
+    short_faults(monkeypatch, queue=10)
     (metrics,) = rollout_faults.check_faults(small_policy(), [0])
     assert metrics["faults_as_they_should"].value == pytest.approx(100 * 6 / 7)
     assert "empty prompt" in metrics["faults_as_they_should"].method
