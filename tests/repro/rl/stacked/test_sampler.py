@@ -37,6 +37,7 @@ RUNS = [
 WARM = Exploration(temperature=1.7)
 OPENING = Exploration(temperature=3.0, opening_tokens=2)
 COOL = Exploration(temperature=0.5)
+LONG = SamplingConfig(temperature=0.9, max_new_tokens=60)
 
 
 def request_of(
@@ -277,13 +278,11 @@ class StepsOfNoGraph(GraphedSteps):
         decoder.step(buffers, columns, drawing)
 
 
-@pytest.mark.parametrize("captured", [False, True])
-def test_rows_that_have_ended_are_left_out_of_further_steps_and_change_nothing(
-    problems: list[Problem], monkeypatch: pytest.MonkeyPatch, captured: bool
-) -> None:
-    runs, ways = RUNS[:3], (None, WARM, OPENING)
+@pytest.fixture(scope="module")
+def many_rows(problems: list[Problem]) -> tuple[list[Any], list[RolloutBatch]]:
+    """Return requests of three runs for many rows, and what the plain sampler draws for each."""
     requests: list[Any] = []
-    for run, way in zip(runs, ways, strict=True):
+    for run, way in zip(RUNS[:3], (None, WARM, OPENING), strict=True):
         asked = request_of(run, problems, 0, way)
         # Eight rows of each of four prompts, whatever the runs' own groups are.
         prompts = (list(asked.prompts) * 4)[:4]
@@ -293,7 +292,24 @@ def test_rows_that_have_ended_are_left_out_of_further_steps_and_change_nothing(
     requests[2] = dataclasses.replace(
         requests[2], prompts=requests[2].prompts[:1], seeds=requests[2].seeds[:8]
     )
-    sampling = SamplingConfig(temperature=0.9, max_new_tokens=60)
+    apart = [
+        PlainSampler(small.load(run)).sample(
+            request.prompts, LONG, group_size=8, seeds=request.seeds,
+            exploration=request.exploration,
+        )
+        for run, request in zip(RUNS[:3], requests, strict=True)
+    ]  # fmt: skip
+    return requests, apart
+
+
+@pytest.mark.parametrize("captured", [False, True])
+def test_rows_that_have_ended_are_left_out_of_further_steps_and_change_nothing(
+    many_rows: tuple[list[Any], list[RolloutBatch]],
+    monkeypatch: pytest.MonkeyPatch,
+    captured: bool,
+) -> None:
+    runs = RUNS[:3]
+    requests, apart = many_rows
     stack = small.stack_of(runs)
     sampler = StackSampler(stack, small.positions(runs[0]) + 60)
     if captured:
@@ -308,16 +324,12 @@ def test_rows_that_have_ended_are_left_out_of_further_steps_and_change_nothing(
         return draw(self, buffers, drawing)
 
     monkeypatch.setattr(Decoder, "draw", counted)
-    together = sampler.sample(requests, sampling, group_size=8)
+    together = sampler.sample(requests, LONG, group_size=8)
     assert rows[0] == 3 * 32
     assert rows == sorted(rows, reverse=True)
     assert rows[-1] < rows[0]
-    for run, request, many in zip(runs, requests, together, strict=True):
-        one = PlainSampler(small.load(run)).sample(
-            request.prompts, sampling, group_size=8, seeds=request.seeds,
-            exploration=request.exploration,
-        )  # fmt: skip
+    for one, many in zip(apart, together, strict=True):
         require_same(one, many)
     lengths = {len(c.token_ids) for many in together if many for c in many.completions}
     assert len(lengths) > 3
-    assert sampler.sample(requests, sampling, group_size=8) == together
+    assert sampler.sample(requests, LONG, group_size=8) == together
