@@ -36,7 +36,7 @@ from repro.spec.config import (
 from tests.repro.small_runs import small_run
 
 Alone = Callable[[RunConfig], Measured]
-DATA = DataConfig(source="generated", train_problems=40, test_problems=12, development_problems=6)
+DATA = DataConfig(source="generated", train_problems=40, test_problems=8, development_problems=4)
 SCALE = TrainScale(
     checkpoint="tiny",
     data=DATA,
@@ -44,15 +44,15 @@ SCALE = TrainScale(
     prompts_per_rollout=4,
     group_size=4,
     max_prompt_tokens=1280,
-    rollout=SamplingConfig(max_new_tokens=32),
+    rollout=SamplingConfig(max_new_tokens=20),
     optimizer=OptimizerConfig(
         learning_rates=LearningRates(lora_16bit=1e-3, lora_4bit=1e-3, full=3e-4)
     ),
     evaluation=EvaluationConfig(
         every=2,
         samples=2,
-        sampling=SamplingConfig(temperature=0.6, top_p=0.95, max_new_tokens=32),
-        token_budget=1000,
+        sampling=SamplingConfig(temperature=0.6, top_p=0.95, max_new_tokens=20),
+        token_budget=600,
         # Every measurement that a scale may ask for beside.
         at=(1, 2),
         threshold=20.0,
@@ -62,8 +62,8 @@ SCALE = TrainScale(
     prompt_template="tiny",
     checkpoint_every=2,
     test_sets=(
-        ProblemSet(name="small", data=dataclasses.replace(DATA, levels=(1,), test_problems=6)),
-        ProblemSet(name="absent", data=DataConfig(source="human:absent", test_problems=6)),
+        ProblemSet(name="small", data=dataclasses.replace(DATA, levels=(1,), test_problems=4)),
+        ProblemSet(name="absent", data=DataConfig(source="human:absent", test_problems=4)),
     ),
 )
 NOISE = NoiseConfig(sigma_start=0.1, sigma_end=0.05, num_stages=3)
