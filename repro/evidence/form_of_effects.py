@@ -145,6 +145,8 @@ EFFECTS: Kind = members(
             {"before": _STATE_OF_DEVICE, "after": _STATE_OF_DEVICE}, ("before", "after")
         ),
         "timed_retries": mapping(COUNT),
+        "timed_slowed": mapping(NUMBER),
+        "timed_again": mapping(COUNT),
         "not_run": mapping(TEXT),
         "out_of_memory": listing(TEXT),
     }

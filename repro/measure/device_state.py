@@ -84,7 +84,7 @@ def device_state() -> dict[str, Any]:
         "memory": memory,
         "allocator": probe(_allocator),
         "card": probe(_card),
-        "slowed_us": probe(_slowed),
+        "slowed_us": probe(slowed_us),
         "processes": probe(_processes),
     }
 
@@ -221,7 +221,19 @@ def _reasons(prefix: str, device: str) -> dict[str, str]:
     return {name: row[f"{prefix}.{name}"] for name in _REASONS}
 
 
-def _slowed() -> dict[str, int]:
+def slowed_us() -> dict[str, int]:
+    """Return how long each reason has lowered the clocks since the driver was loaded.
+
+    Returns
+    -------
+    dict
+        Microseconds by reason.
+
+    Raises
+    ------
+    Exception
+        Where no driver counts it; `repro.evidence.environment.probe` turns that into a value.
+    """
     prefix = "clocks_event_reasons_counters"
     (row,) = ask_driver_tool([f"{prefix}.{name}" for name in _SLOWED], device=_device())
     return {name: int(row[f"{prefix}.{name}"].split()[0]) for name in _SLOWED}

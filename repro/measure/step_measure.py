@@ -11,6 +11,7 @@ in the ledger.
 from __future__ import annotations
 
 import dataclasses
+import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -18,13 +19,16 @@ from typing import Any
 
 import torch
 
+from repro.evidence.environment import probe
 from repro.evidence.not_run import needs
+from repro.evidence.receipts.device import SLOWED_MOST, slowed_shares
 from repro.measure.device_state import (
     is_out_of_memory,
     needs_by_allocator,
     release,
     require_clean,
     retries,
+    slowed_us,
 )
 from repro.measure.memory_use import context_bytes
 from repro.measure.step_ledger import StepLedger, way_of
@@ -62,6 +66,9 @@ from repro.spec.step import StepArm, StepPoint, StepScale
 
 Stop = Callable[[], bool]
 
+# Repeats of a point that are timed again because heat or a power brake lowered the clocks. A card
+# that is too hot for more than these gets no clean record, and the receipts say why.
+_TIMED_AGAIN_MOST = 3
 # The plan is within a twentieth of what a step takes: beyond this share of the budget nothing fits.
 _HOPELESS = 1.1
 
@@ -77,6 +84,8 @@ class Bench:
     timed_retries
         By point and way: how often the allocator retried under the clock, where it was free to take
         the whole device. Within a budget retries are how a step is made to fit.
+    timed_again
+        By point and way: repeats left out because the clocks were lowered, each timed again.
     """
 
     scale: StepScale
@@ -86,12 +95,23 @@ class Bench:
     should_stop: Stop
     failures: list[str] = dataclasses.field(default_factory=list)
     timed_retries: dict[str, int] = dataclasses.field(default_factory=dict)
+    timed_again: dict[str, int] = dataclasses.field(default_factory=dict)
 
     def count_retries(self, arm: StepArm, point: StepPoint, count: int) -> None:
         """Add retries of one timed step."""
         if not point.budget_bytes and not point.memory_only:
             name = f"{point.name} {way_of(arm)}"
             self.timed_retries[name] = self.timed_retries.get(name, 0) + count
+
+    def times_again(self, arm: StepArm, point: StepPoint, slowed: dict[str, float]) -> bool:
+        """Return whether a repeat is left out for its clocks, and count it if so."""
+        name = f"{point.name} {way_of(arm)}"
+        again = self.timed_again.get(name, 0)
+        hot = max(slowed.values(), default=0.0) > SLOWED_MOST
+        if point.memory_only or not hot or again >= _TIMED_AGAIN_MOST:
+            return False
+        self.timed_again[name] = again + 1
+        return True
 
 
 def step_shape(
@@ -267,7 +287,6 @@ def measure_repeats(
         When a step does not fit with as many slots, even by single rows.
     """
     scale = bench.scale
-    done = scale.steps - bench.ledger.missing(arm, point)
     config = engine_config(point, planned)
     full = policy.training == "full"
     for parameter in policy.model.parameters():
@@ -285,19 +304,23 @@ def measure_repeats(
         state = begin(t)
         for _ in range(0 if point.memory_only else scale.warm_up):
             warm_up(t, state, scale.warm_up_tokens)
-        go_to(state, t, scale.warm_up + done)  # a second start goes on where the first one was
-        for _ in range(done, scale.steps):
+        while missing := bench.ledger.missing(arm, point):
             if bench.should_stop():
                 return False
-            retried = retries()
+            # A second start goes on where the first one was, and a repeat is timed again as it was.
+            go_to(state, t, scale.warm_up + scale.steps - missing)
+            retried, counted, begun = retries(), probe(slowed_us), time.monotonic()
             seconds = timed_step(t, state)
+            slowed = slowed_shares(counted, probe(slowed_us), time.monotonic() - begun)
+            if bench.times_again(arm, point, slowed):
+                continue
             bench.count_retries(arm, point, retries() - retried)
             moved = float((parameter_image(policy) - before).norm())
             facts = _facts(policy, sampler.statistics, state.runs[0], planned, point) | {
                 "slot_fallbacks": list(given_up),
                 "moved": moved,
             }
-            bench.ledger.add(arm, point, seconds, facts)
+            bench.ledger.add(arm, point, seconds | {"slowed": slowed}, facts)
     finally:
         sampler.close()
     return True

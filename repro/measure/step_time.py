@@ -68,7 +68,8 @@ def measure_steps(
     measured = measured_steps(own, ways, scale, ledger)
     if bench.failures and not measured.metrics:
         raise RuntimeError("; ".join(bench.failures))
-    measured.effects.update(failed=bench.failures, timed_retries=bench.timed_retries)
+    measured.effects.update(failed=bench.failures, timed_retries=bench.timed_retries,
+                            timed_again=bench.timed_again)  # fmt: skip
     return measured
 
 
@@ -102,6 +103,18 @@ def measured_steps(
         metrics |= metrics_of(point, own_entry, base)
         series |= series_of(point, own_entry, base)
     effects |= summary(effects["points"], ledger, own, scale)
+    slowed = [
+        repeat["slowed"]
+        for way in ways
+        for point in scale.points
+        if not point.memory_only
+        for repeat in ledger.entry(way, point)["repeats"]
+    ]
+    # Where the driver counted around every repeat, its own and the baseline's.
+    if slowed and all(slowed):
+        effects["timed_slowed"] = {
+            name: max(shares[name] for shares in slowed) for name in slowed[0]
+        }
     return Measured(metrics=metrics, series=series, effects=effects)
 
 

@@ -31,7 +31,34 @@ def timed(record: Record) -> list[str]:
 
 def own_device(record: Record) -> list[str]:
     """Return why a measurement had not the device to itself, as far as the record says."""
-    return _device(record.effects["device"]) if "device" in record.effects else []
+    if "device" not in record.effects:
+        return []
+    device = record.effects["device"]
+    return _device(device) + _slowed(device, record.effects.get("timed_slowed"))
+
+
+def slowed_shares(
+    before_us: Mapping[str, Any], after_us: Mapping[str, Any], seconds: float
+) -> dict[str, float]:
+    """Return in which share of a time heat or a power brake lowered the clocks.
+
+    Parameters
+    ----------
+    before_us, after_us
+        The driver's counts by reason, in microseconds; a reason that it does not count is absent.
+    seconds
+        Between the two.
+
+    Returns
+    -------
+    dict
+        By reason that was counted.
+    """
+    return {
+        name: (after_us[name] - before_us[name]) / (1e6 * seconds)
+        for name in SPOILING
+        if name in before_us and name in after_us
+    }
 
 
 def _timing(timing: Mapping[str, Any]) -> list[str]:
@@ -78,19 +105,23 @@ def _device(device: Mapping[str, Any]) -> list[str]:
         active = [name for name in names if state["card"].get(name) == "Active"]
         if active:
             faults.append(f"{when} the measurement the clocks were lowered: {', '.join(active)}")
-    return faults + _slowed(before, after)
-
-
-def _slowed(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
-    """Return for how long heat or a power brake lowered the clocks, where the driver counts it."""
-    elapsed = 1e6 * (after["at"] - before["at"])
-    faults = []
-    for name in SPOILING:
-        if name in before["slowed_us"] and name in after["slowed_us"]:
-            spent = after["slowed_us"][name] - before["slowed_us"][name]
-            if spent > SLOWED_MOST * elapsed:
-                faults.append(
-                    f"{name} lowered the clocks for {spent / elapsed:.1%} of the measurement; at "
-                    f"most {SLOWED_MOST:.0%} may be"
-                )
     return faults
+
+
+def _slowed(device: Mapping[str, Any], timed: Mapping[str, float] | None) -> list[str]:
+    """Return for how long heat or a power brake lowered the clocks, where the driver counts it.
+
+    A procedure that reads the counts around each thing that it times is held to the worst of them:
+    heat while weights are made spoils nothing, and what an earlier process timed lies outside this
+    one's span.
+    """
+    what = "measurement" if timed is None else "worst timed repeat"
+    if timed is None:
+        before, after = device["before"], device["after"]
+        seconds = after["at"] - before["at"]
+        timed = slowed_shares(before["slowed_us"], after["slowed_us"], seconds)
+    return [
+        f"{name} lowered the clocks for {share:.1%} of the {what}; at most {SLOWED_MOST:.0%} may be"
+        for name, share in timed.items()
+        if share > SLOWED_MOST
+    ]

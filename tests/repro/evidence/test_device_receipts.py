@@ -101,6 +101,15 @@ def test_a_spoilt_measurement_is_refused_for_its_reason(device: Any, words: str)
     assert re.search(words, reason)
 
 
+def test_timed_repeats_that_counted_for_themselves_are_held_to_their_own_clocks() -> None:
+    # Heat while weights were made; and repeats of an earlier process, outside this one's span.
+    hot = between("after", slowed_us={"sw_thermal_slowdown": 3_007_000})
+    assert refusals(record_with(device=hot, timed_slowed={"sw_thermal_slowdown": 0.009})) == []
+    shares = {"hw_thermal_slowdown": 0.0, "sw_thermal_slowdown": 0.034}
+    (reason,) = refusals(record_with(device=between(), timed_slowed=shares))
+    assert "sw_thermal_slowdown lowered the clocks for 3.4% of the worst timed repeat" in reason
+
+
 def test_an_idle_card_that_raises_its_clocks_spoils_nothing() -> None:
     assert refusals(record_with(device=between(card={"hw_slowdown": "Active"}))) == []
 

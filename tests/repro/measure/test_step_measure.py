@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from repro.evidence.not_run import needs
+from repro.evidence.receipts.device import SLOWED_MOST, SPOILING
 from repro.measure import step_ledger, step_measure, step_metrics, step_time
 from repro.measure.step_ledger import StepLedger
 from repro.measure.step_measure import Bench
@@ -62,6 +63,52 @@ def test_each_repeat_is_on_disk_when_it_is_done_and_a_second_start_goes_on(
     assert len(entry["repeats"]) == 2
     assert StepLedger(path, scale).missing(NVFP4, POINT) == 0
     assert entry["facts"]["generated_tokens"] == 4 * 10
+
+
+def planted_clocks(monkeypatch: pytest.MonkeyPatch, hot: list[bool]) -> None:
+    """Let heat lower the clocks all through the timed steps that `hot` names, in order."""
+    spent = iter([us for one in hot for us in (0, int(1e9) * one)])
+    counts = dict.fromkeys(SPOILING, 0)
+
+    def count() -> dict[str, int]:
+        counts["sw_thermal_slowdown"] += next(spent)
+        return dict(counts)
+
+    monkeypatch.setattr(step_measure, "slowed_us", count)
+
+
+@pytest.mark.usefixtures("host_clock")
+def test_a_repeat_under_lowered_clocks_is_timed_again_with_the_same_rows(
+    policy: Policy, bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    planted_clocks(monkeypatch, [False, True, True, False])
+    steps = []
+
+    def noted(t: Any, state: Any) -> Any:
+        steps.append(state.step)
+        return timed_step(t, state)
+
+    timed_step = step_measure.timed_step
+    monkeypatch.setattr(step_measure, "timed_step", noted)
+    monkeypatch.setattr(step_metrics, "copy_rate", lambda: 1e12)
+    entry = repeats(bench, policy)
+    assert steps == [1, 2, 2, 2]
+    assert len(entry["repeats"]) == 2
+    assert bench.timed_again == {"small nvfp4": 2}
+    measured = step_time.measured_steps(NVFP4, [NVFP4], bench.scale, bench.ledger)
+    assert measured.effects["timed_slowed"] == dict.fromkeys(SPOILING, 0)
+
+
+@pytest.mark.usefixtures("host_clock")
+def test_a_card_that_stays_hot_says_so_and_so_does_an_arm_that_takes_its_repeats_over(
+    policy: Policy, bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    planted_clocks(monkeypatch, [True] * 5)
+    monkeypatch.setattr(step_metrics, "copy_rate", lambda: 1e12)
+    assert len(repeats(bench, policy)["repeats"]) == 2
+    assert bench.timed_again == {"small nvfp4": 3}
+    measured = step_time.measured_steps(NF4, [NVFP4, NF4], bench.scale, bench.ledger)
+    assert measured.effects["timed_slowed"]["sw_thermal_slowdown"] > SLOWED_MOST
 
 
 class ScarceEngine(Engine):
