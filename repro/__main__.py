@@ -336,6 +336,8 @@ def _plan(args: argparse.Namespace) -> int:
     folder, sentence = runs_folder(args.runs)
     expected = expected_folder(args.expected)
     selections = selections_of(args)
+    workers = {item.tier: planned_workers(item.tier, args.devices, args.workers)
+               for item in selections}  # fmt: skip
     if args.freeze:
         from repro.run.analysis_plan import freeze
 
@@ -349,8 +351,7 @@ def _plan(args: argparse.Namespace) -> int:
             continue
         others = None if args.tier else other_tiers(selection.source, selection.tier)
         texts += [others] if others else []
-        workers = args.workers or planned_workers(selection.tier, args.devices)
-        text = plan_text(selection, runs, folder, expected, workers)
+        text = plan_text(selection, runs, folder, expected, workers[selection.tier])
         texts.append("\n".join([text, *data_lines(runs, args.data is not None)]))
     print("\n\n".join(texts))
     if sentence:

@@ -70,25 +70,31 @@ def visible_devices(named: str | None) -> tuple[str, ...]:
     return every[: int(named)]
 
 
-def planned_workers(tier: Tier, named: str | None) -> int:
+def planned_workers(tier: Tier, named: str | None, workers: int | None = None) -> int:
     """Return the runs or ensembles side by side that a plan is of, on any machine.
 
     Parameters
     ----------
     named
         Devices by number or name, which need not be here; None takes those that are, at least one.
+    workers
+        How many are asked for; None takes one per device.
 
     Raises
     ------
     ValueError
-        If it names none, or several for a tier whose runs share one.
+        If it names none, or several for a tier whose runs share one; as `require_workers`.
     """
     if named is None:
-        return len(visible_devices(None)) or 1 if tier in SPREAD_TIERS else 1
-    count = int(named) if named.isdigit() else len([part for part in named.split(",") if part])
-    require(count > 0, f"--devices {named}: needs a number such as 2, or 0,1")
-    _require_spread(tier, named, count)
-    return count
+        devices = len(visible_devices(None)) if tier in SPREAD_TIERS else 0
+    else:
+        parts = [part for part in named.split(",") if part]
+        devices = int(named) if named.isdigit() else len(parts)
+        require(devices > 0, f"--devices {named}: needs a number such as 2, or 0,1")
+        _require_spread(tier, named, devices)
+    planned = workers or devices or 1
+    require_workers(tier, planned, devices)
+    return planned
 
 
 def devices_of(tier: Tier, named: str | None) -> tuple[str, ...]:
@@ -109,6 +115,20 @@ def _require_spread(tier: Tier, named: str | None, count: int) -> None:
     require(
         count == 1 or tier in SPREAD_TIERS,
         f"--devices {named}: runs of the {tier.value} tier do not spread over devices; needs 1",
+    )
+
+
+def require_workers(tier: Tier, workers: int, devices: int) -> None:
+    """Raise `ValueError` where runs side by side would share a device that one of them fills."""
+    require(
+        workers == 1 or tier is not Tier.SYSTEMS,
+        f"--workers {workers}: measurements on one device run one at a time; needs 1",
+    )
+    most = max(1, devices)
+    require(
+        workers <= most or tier not in REAL_CHECKPOINTS,
+        f"--workers {workers}: a run of the {tier.value} tier takes a device for itself, out of "
+        f"{devices}; needs at most {most}",
     )
 
 

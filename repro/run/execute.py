@@ -30,7 +30,13 @@ from repro.run.analysis_plan import write_plans
 from repro.run.carry_out import carried_together, is_ensemble
 from repro.run.data_check import data_lines
 from repro.run.device_health import Answers, device_answers
-from repro.run.device_queue import RETRIES, Grouping, devices_of, ensemble_tasks
+from repro.run.device_queue import (
+    RETRIES,
+    Grouping,
+    devices_of,
+    ensemble_tasks,
+    require_workers,
+)
 from repro.run.disk import DiskError, require_writable
 from repro.run.places import expected_folder, runs_folder
 from repro.run.plan import plan_text
@@ -51,7 +57,7 @@ from repro.run.workers import WorkerPool
 from repro.spec.arm import require
 from repro.spec.config import RunConfig
 from repro.spec.target import TogetherCost, other_tiers
-from repro.spec.tier import REAL_CHECKPOINTS, Tier
+from repro.spec.tier import Tier
 from repro.targets.rates import lacking_rates
 
 FINE, FAILED, INTERRUPTED = 0, 1, 130
@@ -182,20 +188,6 @@ def _carry_out(
         if outcome.left:
             break
     return worst
-
-
-def require_workers(tier: Tier, workers: int, devices: int) -> None:
-    """Raise `ValueError` where runs side by side would share a device that one of them fills."""
-    require(
-        workers == 1 or tier is not Tier.SYSTEMS,
-        f"--workers {workers}: measurements on one device run one at a time; needs 1",
-    )
-    most = max(1, devices)
-    require(
-        workers <= most or tier not in REAL_CHECKPOINTS,
-        f"--workers {workers}: a run of the {tier.value} tier takes a device for itself, and "
-        f"{devices} can be seen; needs at most {most}",
-    )
 
 
 def default_threads(tier: Tier, workers: int = 1) -> int:

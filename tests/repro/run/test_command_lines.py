@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from repro.__main__ import build_parser, main
-from repro.run.device_queue import devices_of, planned_workers
-from repro.run.execute import require_workers
+from repro.run.device_queue import devices_of, planned_workers, require_workers
 from repro.run.select import Selection, changes_of, select, selections_of
 from repro.spec.settings import parse_settings, settings_text, with_settings
 from repro.spec.tier import Tier
@@ -140,7 +139,7 @@ def test_other_commands_refuse_in_a_sentence_too(
 
 def test_a_run_of_a_real_checkpoint_takes_a_device_for_itself() -> None:
     require_workers(Tier.PAPER, 2, 2)
-    with pytest.raises(ValueError, match="takes a device for itself, and 1 can be seen"):
+    with pytest.raises(ValueError, match="takes a device for itself, out of 1; needs at most 1"):
         require_workers(Tier.PAPER, 8, 1)
     with pytest.raises(ValueError, match="this machine shows 0 devices"):
         devices_of(Tier.MINI, "8")
@@ -163,6 +162,26 @@ def test_a_plan_is_of_as_many_devices_as_are_named_here_or_elsewhere(
         assert f" on {devices} GPU(s), " in said
         totals.append(said)
     assert totals[0] != totals[1]
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("table6 --tier systems --workers 2", "--workers 2: measurements on one device run one at"),
+        ("table6 --tier systems --workers 1 --devices 2", "do not spread over devices; needs 1"),
+        ("table1 --tier paper --devices 2 --workers 3", "takes a device for itself, out of 2;"),
+    ],
+)
+@pytest.mark.parametrize("flags", [[], ["--show-config"], ["--freeze"]])
+def test_a_plan_refuses_the_workers_that_its_runs_would(
+    line: str, words: str, flags: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["plan", *line.split(), *flags, "--runs", str(tmp_path / "runs")]) == 2
+    said = capsys.readouterr()
+    assert words in said.err
+    assert said.out == ""
+    assert not (tmp_path / "runs").exists()
+    assert planned_workers(Tier.PAPER, "2", 2) == planned_workers(Tier.SMOKE, None, 2) == 2
 
 
 def test_settings_change_scale_and_arms_under_another_name() -> None:
