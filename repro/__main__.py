@@ -395,12 +395,13 @@ def _regress(args: argparse.Namespace) -> int:
 
 
 def _report(args: argparse.Namespace) -> int:
+    from repro.report.run_report import main_report, require_read
+
+    require_read(args)
     if args.learning:
         from repro.report.learning import main_learning
 
         return main_learning(args)
-    from repro.report.run_report import main_report
-
     return main_report(args)
 
 

@@ -19,13 +19,19 @@ from repro.report.claims import KINDS, counts_of
 from repro.report.tables import arms_table, link_to, paper_columns, table
 from repro.report.verdicts import Kind, about, counted, labelled, of_kind, to_show
 from repro.run.places import PACKAGE, expected_folder, runs_folder
-from repro.run.select import Selection, selections_of
+from repro.run.select import CHANGING, Selection, selections_of
+from repro.spec.arm import require
 from repro.spec.target import Metric
 from repro.spec.tier import Tier
 from repro.spec.whole_files import replace_text
 from repro.targets import TARGETS, runs_of
 from repro.targets.paper_tier import BENCHMARKS
 
+# The flags that write one page, what they write, and the flags that they read.
+_PAGES = {
+    "readme": ("the blocks of one file from blessed records", ("expected",)),
+    "learning": ("one page about the proxy tier", ("expected", "runs", "figures")),
+}
 _HEADLINE = {
     Tier.SMOKE: """\
 **What this tier can say.** It runs the paper's whole mechanism (four-bit weights, LoRA, GRPO, added
@@ -290,6 +296,23 @@ def with_figures(chosen: list[Selection], names: list[str]) -> list[Selection]:
             if fits and (target.name, item.tier) not in known:
                 added.append(Selection(target=target, source=item.source, tier=item.tier))
     return chosen + added
+
+
+def require_read(args: argparse.Namespace) -> None:
+    """Raise `ValueError` where `report` would not read something that its line names."""
+    given = [
+        name
+        for name, value in vars(args).items()
+        if name != "command" and value is not None and value != []
+    ]
+    for page, (written, read) in _PAGES.items():
+        others = [name for name in given if name not in (page, *read)] if page in given else []
+        named = [*args.targets, *(f"--{name}" for name in others if name != "targets")]
+        require(not others, f"--{page} writes {written}; leave out {', '.join(named)}")
+    changing = [f"--{name}" for name in CHANGING if name in given]
+    require(
+        bool(args.targets) or not changing, f"{', '.join(changing)}: name the targets that change"
+    )
 
 
 def main_report(args: argparse.Namespace) -> int:
