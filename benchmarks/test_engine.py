@@ -29,7 +29,7 @@ from repro.rollout.engine_config import EngineConfig
 from repro.rollout.step_timing import fill_cache, fill_rows, time_steps
 from repro.spec.arm import WeightFormat
 from repro.spec.config import RunConfig, SamplingConfig
-from repro.spec.step import StepPoint, StepScale
+from repro.spec.step_scale import StepPoint, StepScale
 from repro.targets.table1 import NVFP4_LORA
 
 _ROUNDS = 7

@@ -36,7 +36,7 @@ from repro.rollout.engine import Engine
 from repro.rollout.engine_config import EngineConfig
 from repro.spec.arm import Arm
 from repro.spec.config import SamplingConfig, derive_seed
-from repro.spec.step import StepPoint, StepScale
+from repro.spec.step_scale import StepPoint, StepScale
 
 # As the published 7B checkpoint is cut; transformers' own default would write a single file.
 _SHARD = "4GB"

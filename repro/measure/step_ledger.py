@@ -22,7 +22,7 @@ import torch
 
 from repro.evidence.provenance import UNKNOWN, source_commit, source_digest
 from repro.spec.config import digest_of
-from repro.spec.step import StepArm, StepPoint, StepScale
+from repro.spec.step_scale import StepArm, StepPoint, StepScale
 from repro.spec.whole_files import replace_text
 
 

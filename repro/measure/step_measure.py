@@ -62,7 +62,7 @@ from repro.rollout.state import Statistics
 from repro.spec.arm import WeightFormat
 from repro.spec.config import derive_seed
 from repro.spec.shapes import shape_named
-from repro.spec.step import StepArm, StepPoint, StepScale
+from repro.spec.step_scale import StepArm, StepPoint, StepScale
 
 Stop = Callable[[], bool]
 

@@ -22,7 +22,7 @@ from kernels.timing import copy_rate
 from repro.evidence.record import Estimate
 from repro.measure.step_ledger import StepLedger, way_of
 from repro.rl.clock import PHASES
-from repro.spec.step import StepArm, StepPoint, StepScale
+from repro.spec.step_scale import StepArm, StepPoint, StepScale
 
 Entry = dict[str, Any]
 _RATIOS = {"speedup": "total", "update_ratio": "update", "rollout_ratio": "rollout"}

@@ -27,7 +27,7 @@ from repro.measure.step_metrics import metrics_of, series_of, summary
 from repro.models.other_products import missing_library
 from repro.reward.grader import GraderPool
 from repro.spec.config import RunConfig
-from repro.spec.step import StepArm, StepPoint, StepScale, step_arm
+from repro.spec.step_scale import StepArm, StepPoint, StepScale, step_arm
 
 
 def measure_steps(

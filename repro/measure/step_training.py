@@ -49,7 +49,7 @@ from repro.spec.config import (
     TrainScale,
     derive_seed,
 )
-from repro.spec.step import StepPoint, StepScale
+from repro.spec.step_scale import StepPoint, StepScale
 
 _LEARNING_RATE = 1e-5  # Table 4, LoRA on 4-bit weights
 # Special tokens lie at the end of the vocabulary.

@@ -10,7 +10,7 @@ from typing import Any
 
 from repro.spec.arm import Arm
 from repro.spec.checkpoint_path import CheckpointScale
-from repro.spec.step import StepPoint, StepScale, step_arm
+from repro.spec.step_scale import StepPoint, StepScale, step_arm
 from repro.spec.target import Cost, Metric, Target
 from repro.spec.tier import GIB, Tier
 from repro.targets.step_costs import cost_of, run_seconds

@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from repro.spec.shapes import shape_named
-from repro.spec.step import StepArm, StepPoint, StepScale
+from repro.spec.step_scale import StepArm, StepPoint, StepScale
 from repro.spec.target import Cost
 
 

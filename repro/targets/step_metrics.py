@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from repro.spec.effect import Effect
-from repro.spec.step import StepArm, StepPoint
+from repro.spec.step_scale import StepArm, StepPoint
 from repro.spec.target import Claim, Metric
 
 _SECONDS = {

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from repro.spec.step import StepArm, StepPoint, StepScale, step_arm
+from repro.spec.step_scale import StepArm, StepPoint, StepScale, step_arm
 from repro.spec.target import Claim, Target
 from repro.spec.tier import GIB, Tier
 from repro.targets import paper_effects

@@ -22,7 +22,7 @@ from repro.spec.arm import Arm
 from repro.spec.config import TrainScale
 from repro.spec.hub import is_hub_name
 from repro.spec.shapes import SHAPES, DecoderShape, shape_of_checkpoint
-from repro.spec.step import StepPoint, step_arm
+from repro.spec.step_scale import StepPoint, step_arm
 from repro.spec.target import Cost
 from repro.spec.tier import GIB, Download
 from repro.targets.run_disk import with_disk

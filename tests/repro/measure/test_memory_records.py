@@ -20,7 +20,7 @@ from repro.evidence.store import blessed_sources
 from repro.measure.step_measure import step_shape
 from repro.models.memory_plan import plan_memory
 from repro.spec.arm import WEIGHT_FORMATS
-from repro.spec.step import StepPoint, StepScale
+from repro.spec.step_scale import StepPoint, StepScale
 from repro.spec.tier import Tier
 
 EXPECTED = Path(__file__).resolve().parents[3] / "expected"

@@ -39,7 +39,7 @@ from repro.rl.stacked import policies as stacked
 from repro.rl.stacked import update
 from repro.run.carry_out import is_ensemble, procedure_named
 from repro.spec.config import EvaluationConfig, RunConfig, SamplingConfig
-from repro.spec.step import StepPoint, StepScale
+from repro.spec.step_scale import StepPoint, StepScale
 from repro.spec.tier import Tier
 from repro.targets.steps import NVFP4
 from repro.targets.table1 import BF16_LORA, SMOKE, TABLE1

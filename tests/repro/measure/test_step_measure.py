@@ -22,7 +22,7 @@ from repro.models.policy import Policy
 from repro.reward.grader import GraderPool
 from repro.rl import single
 from repro.rollout.engine import Engine
-from repro.spec.step import StepArm, StepPoint, StepScale
+from repro.spec.step_scale import StepArm, StepPoint, StepScale
 from repro.targets.steps import BF16, NF4, NVFP4, RELEASED
 
 POINT = StepPoint(

@@ -32,7 +32,7 @@ from repro.rl.trainer import Training
 from repro.rollout.engine import Engine
 from repro.run.carry_out import procedure_named
 from repro.spec.config import RunConfig
-from repro.spec.step import StepArm, StepPoint, StepScale, step_arm
+from repro.spec.step_scale import StepArm, StepPoint, StepScale, step_arm
 from repro.targets.memory import (
     CLAIM,
     MEMORY,

@@ -31,7 +31,7 @@ from repro.rl.step import accumulate_step
 from repro.rollout.engine import Engine
 from repro.rollout.sampler import Completion
 from repro.spec.checkpoint_path import CheckpointScale
-from repro.spec.step import StepArm, StepPoint, StepScale
+from repro.spec.step_scale import StepArm, StepPoint, StepScale
 from repro.targets.steps import BF16, BITSANDBYTES, FULL, MXFP4, NF4, NVFP4, RELEASED
 from tests.repro.measure import conftest as small
 from tests.repro.rl.uneven_rows import rollout_of
