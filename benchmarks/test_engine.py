@@ -18,7 +18,7 @@ import torch
 from benchmarks.device_time import CLOCK, Limits, device_type, record_rounds
 from kernels import timing
 from repro.measure.step_training import RandomPrompts, begin, train_scale
-from repro.models.shapes import random_policy, shape_named
+from repro.models.shapes import random_policy, shape_config
 from repro.reward.score import Rewards
 from repro.rl.collect import Asked
 from repro.rl.runs import RunStates
@@ -55,7 +55,7 @@ class Size:
 
 LARGE = Size(
     name="7b-4-layers-nvfp4-kernel-cuda",
-    shape=shape_named("qwen2.5-7b") | {"num_hidden_layers": 4},
+    shape=shape_config("qwen2.5-7b") | {"num_hidden_layers": 4},
     dtype="bfloat16",
     rank=32,
     width=64,
@@ -67,7 +67,7 @@ LARGE = Size(
 )
 TINY = Size(
     name="tiny-2-layers-nvfp4-reference-cpu",
-    shape=shape_named("qwen2.5-0.5b")
+    shape=shape_config("qwen2.5-0.5b")
     | {
         "vocab_size": 2048,
         "hidden_size": 64,

@@ -31,7 +31,7 @@ from repro.evidence.procedure import Measured, Progress, Stopped
 from repro.evidence.record import Estimate
 from repro.measure.device_state import release
 from repro.measure.memory_use import driver_bytes
-from repro.models.shapes import shape_named
+from repro.models.shapes import shape_config
 from repro.spec.checkpoint_path import CheckpointScale
 from repro.spec.config import RunConfig
 
@@ -60,7 +60,7 @@ def measure_checkpoint(
     if not torch.cuda.is_available():
         raise RuntimeError("checkpoint_path measures a GPU; this process has no CUDA device")
     scale: CheckpointScale = run.scale
-    shape = shape_named(f"qwen2.5-{scale.model}")
+    shape = shape_config(f"qwen2.5-{scale.model}")
     if scale.layers:
         shape["num_hidden_layers"] = scale.layers
     place = folder / "checkpoint"

@@ -84,7 +84,7 @@ SHAPES: dict[str, dict[str, Any]] = {
 }
 
 
-def shape_named(name: str) -> dict[str, Any]:
+def shape_config(name: str) -> dict[str, Any]:
     """Return the config values of a shape; `ValueError` lists the shapes otherwise."""
     require(name in SHAPES, f"there is no shape {name!r}; the shapes are {', '.join(SHAPES)}")
     return dict(SHAPES[name])
@@ -123,7 +123,7 @@ def random_policy(
         not full or (weight_format == "bf16" and lora_rank == 0),
         f"full training of {weight_format} weights with LoRA rank {lora_rank}; it needs bf16 and 0",
     )
-    values = shape_named(shape) if isinstance(shape, str) else dict(shape)
+    values = shape_config(shape) if isinstance(shape, str) else dict(shape)
     dtype, target = resolve_dtype(compute_dtype), torch.device(device)
     stored_dtype = torch.float32 if full else dtype
     model: Any = build_on_meta(AutoConfig.for_model(**values))

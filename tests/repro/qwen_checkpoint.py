@@ -35,7 +35,7 @@ from repro.models import stored_layouts
 from repro.models.checkpoint import write_json, write_shards
 from repro.models.decoder import is_projection
 from repro.models.loading import build_on_meta, expected_specs
-from repro.models.shapes import random_weight, shape_named
+from repro.models.shapes import random_weight, shape_config
 from tests.repro.architectures import CLASSES
 
 # Qwen2's rules: how text is cut before byte-level merges, and its control tokens.
@@ -172,7 +172,7 @@ def write_full(
     device
         Where values are drawn.
     """
-    values = shape_named(shape) if isinstance(shape, str) else dict(shape)
+    values = shape_config(shape) if isinstance(shape, str) else dict(shape)
     folder.mkdir(parents=True)
     write_tokenizer(folder)
     config = values | {"dtype": "bfloat16"}
