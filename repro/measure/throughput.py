@@ -56,11 +56,11 @@ from repro.spec.throughput import Check, ThroughputPoint, ThroughputScale
 
 
 def measure_throughput(run: RunConfig, **how: Any) -> Measured:
-    """Carry out one run by itself; see `measure_repeats`."""
-    return measure_repeats([run], **how)[0]
+    """Carry out one run by itself; see `measure_seeds`."""
+    return measure_seeds([run], **how)[0]
 
 
-def measure_repeats(
+def measure_seeds(
     runs: Sequence[RunConfig],
     *,
     folder: Path,

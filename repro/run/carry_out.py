@@ -39,7 +39,7 @@ _PROCEDURES = {
 
 # Procedures whose runs of one loaded model are carried out together, for loading is what takes
 # long. Each takes several runs that differ by seed, and by arm as far as `loaded_base` lets them.
-_TOGETHER = {"throughput": "repro.measure.throughput:measure_repeats"}
+_TOGETHER = {"throughput": "repro.measure.throughput:measure_seeds"}
 
 
 def carried_together(runs: Sequence[RunConfig]) -> list[tuple[RunConfig, ...]]:

@@ -106,7 +106,7 @@ def test_a_scale_with_windows_gives_every_seed_its_cells_and_seed_0_the_comparis
     loaded: list[str], tmp_path: Path
 ) -> None:
     scale = ThroughputScale(points=(POINT,), whole=(("nvfp4_lora", "7b", 2),))
-    results = throughput.measure_repeats(runs_of(scale), folder=tmp_path, **HOW)
+    results = throughput.measure_seeds(runs_of(scale), folder=tmp_path, **HOW)
     for measured in results:
         for batch in (1, 2):
             assert (measured.metrics[f"tokens_per_second_7b_{batch}"].value or 0) > 0
@@ -148,7 +148,7 @@ def test_a_stop_in_the_second_rank_loses_only_the_batch_at_hand(
     # Two batches of two seeds of the first rank, then the first of the second.
     asked = iter([False] * 4 + [True])
     with pytest.raises(Stopped):
-        throughput.measure_repeats(
+        throughput.measure_seeds(
             runs, folder=tmp_path, **(HOW | {"should_stop": lambda: next(asked)})
         )
     done = {
@@ -159,7 +159,7 @@ def test_a_stop_in_the_second_rank_loses_only_the_batch_at_hand(
         "nvfp4_lora_r16": ["shape a", "batch 7b_1", "batch 7b_2", "7b"],
         "nvfp4_lora_r32": ["shape a"],
     }
-    results = throughput.measure_repeats(runs, folder=tmp_path, **HOW)
+    results = throughput.measure_seeds(runs, folder=tmp_path, **HOW)
     assert loaded == ["a", "a", "b"]
     assert all("tokens_per_second_14b_2" in measured.metrics for measured in results)
     assert {measured.effects["adapter_modules"] for measured in results} == {28}

@@ -65,7 +65,7 @@ def in_fresh_processes(runs: list[RunConfig], folder: Path) -> tuple[list[Measur
     finished: list[int] = []
     while finished == sorted(set(finished)):
         try:
-            return throughput.measure_repeats(runs, folder=folder, **HOW), finished
+            return throughput.measure_seeds(runs, folder=folder, **HOW), finished
         except FreshProcessNeededError as needed:
             finished.append(needed.finished)
     raise AssertionError(f"the parts finished at each return do not grow: {finished}")
@@ -102,7 +102,7 @@ def test_what_ran_out_of_memory_measures_nothing_more_in_its_process(
 ) -> None:
     exhausts(lambda rows, tokens: rows == 2)
     with pytest.raises(FreshProcessNeededError, match=f"p_2 {NEEDS}"):
-        throughput.measure_repeats(runs_of(SCALE, 2), folder=tmp_path, **HOW)
+        throughput.measure_seeds(runs_of(SCALE, 2), folder=tmp_path, **HOW)
     stored = json.loads((tmp_path / "checkpoint" / "nvfp4_lora" / "parts.json").read_text())
     assert stored["done"] == ["shape a", "batch p_1", "not run: p_2"]
     assert loaded == ["a"]
@@ -150,7 +150,7 @@ def test_a_batch_that_the_plan_excludes_is_not_tried(
 
     monkeypatch.setattr(throughput, "not_fitting", plan)
     exhausts(lambda rows, tokens: rows == 3)
-    results = throughput.measure_repeats(runs_of(SCALE, 1), folder=tmp_path, **HOW)
+    results = throughput.measure_seeds(runs_of(SCALE, 1), folder=tmp_path, **HOW)
     assert totals == [140 * GIB]
     assert loaded == ["a"]
     # A point without a batch that fits is named as a whole, for what else it would have had.
@@ -213,7 +213,7 @@ def test_another_error_than_memory_stays_an_error(
 
     monkeypatch.setattr(rollout_cells, "timed", fails)
     with pytest.raises(RuntimeError, match="illegal memory access"):
-        throughput.measure_repeats(runs_of(SCALE, 1), folder=tmp_path, **HOW)
+        throughput.measure_seeds(runs_of(SCALE, 1), folder=tmp_path, **HOW)
 
 
 def test_retries_are_counted_under_the_clock_and_not_at_the_start(
@@ -231,7 +231,7 @@ def test_retries_are_counted_under_the_clock_and_not_at_the_start(
     for module in (rollout_cells, rollout_windows):
         monkeypatch.setattr(module, "timed", timed)
     monkeypatch.setattr(rollout_cells, "retries", lambda: count)
-    results = throughput.measure_repeats(runs_of(SCALE, 2), folder=tmp_path, **HOW)
+    results = throughput.measure_seeds(runs_of(SCALE, 2), folder=tmp_path, **HOW)
     # Two seeds' rollouts, and the prefill that is timed for both.
     assert "retried 12 times under the clock" in results[0].effects["not_run"]["q_1"]
     assert "tokens_per_second_q_1" not in results[0].metrics
@@ -250,7 +250,7 @@ def test_a_batch_that_retried_is_timed_again_and_costs_no_other(
         return 3 * (timings[-1] == "p_1" and (again or timings.count("p_1") == 1))
 
     monkeypatch.setattr(throughput, "time_whole", timed)
-    results = throughput.measure_repeats(runs_of(SCALE, 2), folder=tmp_path, **HOW)
+    results = throughput.measure_seeds(runs_of(SCALE, 2), folder=tmp_path, **HOW)
     assert timings == ["p_1", "p_1", "p_2", "p_3", "q_1"]
     for result in results:
         left_out = {"p_1"} if again else set()
@@ -274,7 +274,7 @@ def test_a_model_is_loaded_into_a_clean_device_alone(
 
     monkeypatch.setattr(throughput, "require_clean", dirty)
     with pytest.raises(FreshProcessNeededError) as raised:
-        throughput.measure_repeats(runs_of(SCALE, 1), folder=tmp_path, **HOW)
+        throughput.measure_seeds(runs_of(SCALE, 1), folder=tmp_path, **HOW)
     assert asked == [0, 1]
     # Shape, three batches and the point: what a fresh process need not do again.
     assert raised.value.finished == 5

@@ -85,7 +85,7 @@ HOW: dict[str, Any] = {
 
 def test_all_seeds_of_an_arm_load_each_shape_once(loaded: list[str], tmp_path: Path) -> None:
     runs = runs_of(ThroughputScale(points=POINTS))
-    results = throughput.measure_repeats(runs, folder=tmp_path, **HOW)
+    results = throughput.measure_seeds(runs, folder=tmp_path, **HOW)
     assert loaded == ["a", "b"]
     assert len(results) == 3
     for measured in results:
@@ -100,7 +100,7 @@ def test_all_seeds_of_an_arm_load_each_shape_once(loaded: list[str], tmp_path: P
 def test_a_long_point_is_timed_by_as_many_seeds_as_it_says(
     loaded: list[str], tmp_path: Path
 ) -> None:
-    results = throughput.measure_repeats(
+    results = throughput.measure_seeds(
         runs_of(ThroughputScale(points=POINTS)), folder=tmp_path, **HOW
     )
     timed = ["tokens_per_second_long_2" in measured.metrics for measured in results]
@@ -133,17 +133,17 @@ def test_a_stop_keeps_the_finished_points_and_the_next_start_goes_on(
     # One answer a rollout: two of the long point, then the first of the short one.
     asked = iter([False, False, False, True])
     with pytest.raises(Stopped):
-        throughput.measure_repeats(
+        throughput.measure_seeds(
             runs, folder=tmp_path, **(HOW | {"should_stop": lambda: next(asked)})
         )
     stored = json.loads((tmp_path / "checkpoint" / "nvfp4_lora" / "parts.json").read_text())
     assert stored["done"] == ["shape a", "batch long_1", "batch long_2", "long"]
     rate = stored["repeats"][0]["metrics"]["tokens_per_second_long_1"]["value"]
-    results = throughput.measure_repeats(runs, folder=tmp_path, **HOW)
+    results = throughput.measure_seeds(runs, folder=tmp_path, **HOW)
     assert results[0].metrics["tokens_per_second_long_1"].value == rate
     assert "tokens_per_second_other_3" in results[2].metrics
     assert results[0].effects["adapter_modules"] == 28
-    other = throughput.measure_repeats(runs[:2], folder=tmp_path, **HOW)
+    other = throughput.measure_seeds(runs[:2], folder=tmp_path, **HOW)
     assert other[0].metrics["tokens_per_second_long_1"].value != rate
 
 
@@ -177,7 +177,7 @@ def test_arms_that_differ_by_rank_share_a_loaded_model_and_get_records_of_their_
         for run in runs_of(scale, 2)
         for rank in (32, 16)
     ]
-    results = throughput.measure_repeats(runs, folder=tmp_path, **HOW)
+    results = throughput.measure_seeds(runs, folder=tmp_path, **HOW)
     assert loaded == ["a", "b"]
     assert len(results) == 4
     for measured in results:
@@ -198,7 +198,7 @@ def test_an_adapter_of_another_rank_than_the_arms_is_refused(
         for arm in (at_rank(NVFP4_LORA, 32), at_rank(NVFP4_LORA, 16))
     ]
     with pytest.raises(ValueError, match="has rank 32; arm nvfp4_lora_r16 has 16"):
-        throughput.measure_repeats(runs, folder=tmp_path, **HOW)
+        throughput.measure_seeds(runs, folder=tmp_path, **HOW)
 
 
 def test_an_arm_without_its_package_is_not_run_and_says_so(
@@ -229,7 +229,7 @@ def test_every_check_of_the_target_gives_the_metrics_it_names(
     short_faults(monkeypatch, queue=300)
     point = dataclasses.replace(POINTS[1], name="7b")
     scale = ThroughputScale(points=(point,), checks=tuple((what, 1) for what, _ in checks))
-    first, second = throughput.measure_repeats(runs_of(scale, 2), folder=tmp_path, **HOW)
+    first, second = throughput.measure_seeds(runs_of(scale, 2), folder=tmp_path, **HOW)
     assert {metric.name: metric.unit for metric in SCHEDULING.metrics}.items() <= {
         name: estimate.unit for name, estimate in first.metrics.items()
     }.items()
