@@ -87,7 +87,7 @@ from repro.evidence.receipts import (
     training,
     weights,
 )
-from repro.evidence.receipts.check import ASKED, POLICY, TRAINED, Check
+from repro.evidence.receipts.required import ASKED, POLICY, TRAINED, Check
 from repro.evidence.record import Record
 from repro.spec.claim import Metric
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from repro.evidence.receipts.check import arm_of
+from repro.evidence.receipts.required import arm_of
 from repro.evidence.record import Record
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from repro.evidence.receipts.check import close, rollouts
+from repro.evidence.receipts.required import close, rollouts
 from repro.evidence.record import Record
 from repro.spec.shapes import shape_by_name
 

@@ -18,7 +18,7 @@ from repro.evidence.derived import (
     training_metrics,
     tuning_metrics,
 )
-from repro.evidence.receipts.check import ASKED, TRAINED, close
+from repro.evidence.receipts.required import ASKED, TRAINED, close
 from repro.evidence.record import Estimate, Record
 from repro.spec.claim import Metric
 from repro.spec.config import KL_PROBLEMS

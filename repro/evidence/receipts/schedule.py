@@ -5,7 +5,7 @@ from __future__ import annotations
 import bisect
 from collections.abc import Iterator
 
-from repro.evidence.receipts.check import arm_of, differences, optimizer_of, rollouts
+from repro.evidence.receipts.required import arm_of, differences, optimizer_of, rollouts
 from repro.evidence.record import Record
 from repro.spec.schedule import learning_rate_of_step, sigma_of_stage, stage_of_step
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator
 
-from repro.evidence.receipts.check import close, differences, rollouts
+from repro.evidence.receipts.required import close, differences, rollouts
 from repro.evidence.record import Record
 
 # Centred advantages average to float32's rounding of values of order 1.
