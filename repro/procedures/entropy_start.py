@@ -47,7 +47,7 @@ from repro.evidence.statistics import mean_interval
 from repro.measure.dose import completion_kl
 from repro.models.policy import Policy, load_policy
 from repro.models.weight_noise import token_logprobs
-from repro.procedures.bench import checkpoint_digest
+from repro.procedures.loaded_runs import checkpoint_digest
 from repro.procedures.train import load_arm
 from repro.reward.grader import GraderPool
 from repro.reward.score import score

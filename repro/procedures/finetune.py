@@ -13,7 +13,7 @@ from pathlib import Path
 from repro.evidence.derived import tuning_metrics
 from repro.evidence.procedure import Measured, Progress
 from repro.evidence.record import Estimate
-from repro.procedures.bench import Bench
+from repro.procedures.loaded_runs import LoadedRuns
 from repro.procedures.train import carry_out_course
 from repro.rl.lessons import lessons_of
 from repro.rl.loop import Hooks
@@ -41,25 +41,28 @@ def fine_tune_and_evaluate(
 class Tuning:
     """Fine-tunes policies, and keeps their losses on the test split's solutions.
 
-    A course (`repro.procedures.bench.Course`); no run is trained on the test split's solutions.
+    A course (`repro.procedures.loaded_runs.Course`); no run is trained on the solutions of the test
+    split.
 
     Parameters
     ----------
     policies
-        Of the bench's runs, as they start.
+        Of the loaded runs, as they start.
     """
 
     shown = ("loss",)
 
-    def __init__(self, bench: Bench, policies: Policies) -> None:
-        self._bench, self._policies = bench, policies
-        self._unseen = lessons_of(bench.problems.test, bench.loaded, bench.runs[0])
+    def __init__(self, loaded_runs: LoadedRuns, policies: Policies) -> None:
+        self._loaded_runs, self._policies = loaded_runs, policies
+        self._unseen = lessons_of(
+            loaded_runs.problems.test, loaded_runs.loaded, loaded_runs.runs[0]
+        )
         self._losses = {_BEFORE: policies.mean_losses(self._unseen)}
 
     def train(self, hooks: Hooks, folder: Path) -> list[TrainResult | FailedRun]:
         """Train every run on worked solutions, or go on from a checkpoint in `folder`."""
-        bench = self._bench
-        lessons = lessons_of(bench.problems.train, bench.loaded, bench.runs[0])
+        loaded_runs = self._loaded_runs
+        lessons = lessons_of(loaded_runs.problems.train, loaded_runs.loaded, loaded_runs.runs[0])
         results = fine_tune(self._policies, lessons, hooks, folder=folder)
         if all(isinstance(result, FailedRun) or result.finished for result in results):
             self._losses[_AFTER] = self._policies.mean_losses(self._unseen)

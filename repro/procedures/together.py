@@ -33,8 +33,8 @@ from repro.keep.keeper import Keeper, Keeping
 from repro.measure.device_state import retries
 from repro.measure.memory_use import allocated_peak_bytes, reset_peak
 from repro.models.policy import Policy
-from repro.procedures.bench import Bench, Course, ProblemSets, Trained
 from repro.procedures.finetune import Tuning
+from repro.procedures.loaded_runs import Course, LoadedRuns, ProblemSets, Trained
 from repro.procedures.tally import RunTally
 from repro.procedures.train import Rewarded, load_arm
 from repro.reward.grader import GraderPool
@@ -184,7 +184,7 @@ class _Ensemble:
         # Of the whole ensemble, by what it did.
         self.seconds: dict[str, float] = {}
         board = Board(runs, Stacked(self.sampler), stack.tokenizer, pool)
-        self.bench = Bench(
+        self.loaded_runs = LoadedRuns(
             runs=runs,
             loaded=stack,
             sampler=self.sampler,
@@ -202,17 +202,17 @@ class _Ensemble:
 
     def carry_out(self, folder: Path, should_stop: Callable[[], bool]) -> list[Outcome]:
         """Train where there is something to train, and measure."""
-        masters, bench = self.stack.masters, self.bench
+        masters, loaded_runs = self.stack.masters, self.loaded_runs
         if masters is None:
             if should_stop():
                 raise Stopped
             return self._outcomes(None, lambda number: None)
         self._tell("evaluating the start", {})
         began = time.perf_counter()
-        start = bench.board.greedy(bench.problems.test, self.alive)
+        start = loaded_runs.board.greedy(loaded_runs.problems.test, self.alive)
         policies = StackedPolicies(self.runs, self.stack, self.sampler, self.tokens_at_once)
         is_tuned = self.runs[0].procedure == "finetune"
-        course: Course = (Tuning if is_tuned else Rewarded)(bench, policies)
+        course: Course = (Tuning if is_tuned else Rewarded)(loaded_runs, policies)
         untouched = masters.values.to("cpu", copy=True)
         self.seconds["start"] = time.perf_counter() - began
         began = time.perf_counter()
@@ -239,7 +239,7 @@ class _Ensemble:
         self, course: Course, folder: Path, should_stop: Callable[[], bool]
     ) -> list[TrainResult | FailedRun]:
         """Train by a course and note who failed; raise `Stopped` when not finished."""
-        hooks = self.bench.hooks(course, self._tell, should_stop)
+        hooks = self.loaded_runs.hooks(course, self._tell, should_stop)
         with ExitStack() as contexts:
             if self.folders is not None:
                 keeper = Keeper(self.runs, self.folders, Keeping.from_environment())
@@ -258,16 +258,16 @@ class _Ensemble:
         began = time.perf_counter()
         if not any(self.alive):
             return [failure for failure in self.failures if failure is not None]
-        final = self.bench.final(policies, self.alive)
+        final = self.loaded_runs.final(policies, self.alive)
         self.seconds["final"] = time.perf_counter() - began
-        bench = dataclasses.replace(self.bench, receipts={"together": self._receipt()})
+        loaded_runs = dataclasses.replace(self.loaded_runs, receipts={"together": self._receipt()})
         outcomes: list[Outcome] = []
         for number, failure in enumerate(self.failures):
             if failure is not None:
                 outcomes.append(failure)
                 continue
             try:
-                outcomes.append(bench.outcome(number, final, trained(number)))
+                outcomes.append(loaded_runs.outcome(number, final, trained(number)))
             except RUN_FAILURES as error:
                 steps = self.runs[number].scale.steps
                 outcomes.append(FailedRun(step=steps, reason=reason_of(error)))

@@ -33,7 +33,7 @@ from repro.models.adapter_files import save_adapter
 from repro.models.merged_files import write_merged
 from repro.models.policy import Policy, load_policy, trainable_parameters
 from repro.models.training_memory import training_memory
-from repro.procedures.bench import Bench, Course, ProblemSets, Trained
+from repro.procedures.loaded_runs import Course, LoadedRuns, ProblemSets, Trained
 from repro.procedures.matched_noise import plant_matched_noise
 from repro.procedures.tally import RunTally
 from repro.reward.grader import GraderPool
@@ -52,23 +52,23 @@ from repro.spec.tier import REAL_CHECKPOINTS, Tier, cuda_devices
 
 
 class Rewarded:
-    """Trains policies by rewards; see `repro.procedures.bench.Course`."""
+    """Trains policies by rewards; see `repro.procedures.loaded_runs.Course`."""
 
     shown = ("reward", "entropy")
 
-    def __init__(self, bench: Bench, policies: Policies) -> None:
-        self._bench, self._policies = bench, policies
+    def __init__(self, loaded_runs: LoadedRuns, policies: Policies) -> None:
+        self._loaded_runs, self._policies = loaded_runs, policies
 
     def train(self, hooks: Hooks, folder: Path) -> list[TrainResult | FailedRun]:
         """Train every run, or go on from a checkpoint in `folder`."""
-        bench, shared = self._bench, dict[str, list[int]]()
-        problems, tokenizer = bench.problems.train, bench.board.evaluator.tokenizer
-        sources = [PromptSource(problems, tokenizer, run, shared) for run in bench.runs]
-        return train(self._policies, sources, bench.board.score, hooks, folder=folder)
+        loaded_runs, shared = self._loaded_runs, dict[str, list[int]]()
+        problems, tokenizer = loaded_runs.problems.train, loaded_runs.board.evaluator.tokenizer
+        sources = [PromptSource(problems, tokenizer, run, shared) for run in loaded_runs.runs]
+        return train(self._policies, sources, loaded_runs.board.score, hooks, folder=folder)
 
     def metrics(self, number: int, result: TrainResult) -> dict[str, Estimate]:
         """Return what a run's series and receipts say in one number each."""
-        evaluation = plain_values(self._bench.runs[number].scale.evaluation)
+        evaluation = plain_values(self._loaded_runs.runs[number].scale.evaluation)
         return training_metrics(result.series, result.effects, evaluation)
 
 
@@ -86,7 +86,7 @@ def train_and_evaluate(
 
 def carry_out_course(
     run: RunConfig,
-    course_of: Callable[[Bench, Policies], Course],
+    course_of: Callable[[LoadedRuns, Policies], Course],
     folder: Path,
     progress: Progress,
     should_stop: Callable[[], bool],
@@ -94,29 +94,29 @@ def carry_out_course(
 ) -> Measured:
     """Train `run`'s arm by a course and measure it; keep what was trained in `folder`."""
     keeping = Keeping.from_environment()
-    with Keeper([run], [folder], keeping) as keeper, loaded(run, progress, threads) as bench:
-        policy = cast(Policy, bench.loaded)
+    with Keeper([run], [folder], keeping) as keeper, loaded(run, progress, threads) as loaded_runs:
+        policy = cast(Policy, loaded_runs.loaded)
         parameters = trainable_parameters(policy)
         # Off the device: under full training they would take as much of it as the masters.
         copies = {name: p.detach().to("cpu", copy=True) for name, p in parameters.items()}
         progress("evaluating the start", {})
-        (start,) = bench.board.greedy(bench.problems.test)
-        policies = policies_of(bench)
-        course = course_of(bench, policies)
+        (start,) = loaded_runs.board.greedy(loaded_runs.problems.test)
+        policies = policies_of(loaded_runs)
+        course = course_of(loaded_runs, policies)
         hooks = keeper.around(
-            bench.hooks(course, progress, should_stop), bench.board.evaluator.tokenizer
+            loaded_runs.hooks(course, progress, should_stop), loaded_runs.board.evaluator.tokenizer
         )
         result = finished(course.train(hooks, folder / "checkpoint"))
         policies.refresh()
         progress("evaluating", {})
-        final = bench.final(policies)
+        final = loaded_runs.final(policies)
         trained = Trained(
             start=cast(Answers, start),  # the one run is alive
             result=result,
             metrics=course.metrics(0, result),
             change_l2=_distance(policy, copies),
         )
-        measured = bench.outcome(0, final, trained)
+        measured = loaded_runs.outcome(0, final, trained)
         keep_policy(policy, folder)
         return measured
 
@@ -131,11 +131,11 @@ def evaluate_untrained(
 ) -> Measured:
     """Measure an untrained arm; see `repro.procedures.Procedure`."""
     del folder
-    with loaded(run, progress, threads) as bench:
+    with loaded(run, progress, threads) as loaded_runs:
         if should_stop():
             raise Stopped
         progress("evaluating", {})
-        return bench.outcome(0, bench.final(None))
+        return loaded_runs.outcome(0, loaded_runs.final(None))
 
 
 def load_arm(run: RunConfig, device: str) -> Policy:
@@ -162,24 +162,24 @@ def load_arm(run: RunConfig, device: str) -> Policy:
 
 
 @contextmanager
-def loaded(run: RunConfig, progress: Progress, threads: int) -> Iterator[Bench]:
+def loaded(run: RunConfig, progress: Progress, threads: int) -> Iterator[LoadedRuns]:
     """Load a run's policy and all that asking it needs; the graders end with the context."""
     torch.set_num_threads(threads)
     release()  # what the process's last run leaves reserved is not this one's
     reset_peak()
     with GraderPool(workers=1) as pool:
         progress("loading", {})
-        yield _bench(run, pool)
+        yield _loaded_runs(run, pool)
 
 
-def _bench(run: RunConfig, pool: GraderPool) -> Bench:
+def _loaded_runs(run: RunConfig, pool: GraderPool) -> LoadedRuns:
     scale: TrainScale = run.scale
     policy = load_arm(run, "cuda" if run.tier != "smoke" and cuda_devices() else "cpu")
     sampler = _sampler(policy, scale)
     sampler_of_rollouts(sampler, run.arm)  # refuses, before anything is asked, what it lacks
     board = Board([run], Alone(sampler), policy.tokenizer, pool)
     budget = micro_tokens(run, policy.device)
-    return Bench(
+    return LoadedRuns(
         runs=[run],
         loaded=policy,
         sampler=sampler,
@@ -191,9 +191,13 @@ def _bench(run: RunConfig, pool: GraderPool) -> Bench:
     )
 
 
-def policies_of(bench: Bench) -> SinglePolicy:
-    """Return a bench's one policy as it trains by itself."""
-    (run,), policy, sampler = bench.runs, cast(Policy, bench.loaded), cast(Sampler, bench.sampler)
+def policies_of(loaded_runs: LoadedRuns) -> SinglePolicy:
+    """Return the one loaded run's policy as it trains by itself."""
+    (run,), policy, sampler = (
+        loaded_runs.runs,
+        cast(Policy, loaded_runs.loaded),
+        cast(Sampler, loaded_runs.sampler),
+    )
     budget = micro_tokens(run, policy.device)
     return single_policy(run, policy, sampler, micro_tokens=budget)
 

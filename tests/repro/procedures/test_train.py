@@ -10,7 +10,7 @@ import torch
 
 from repro.models.training_memory import training_memory
 from repro.procedures import train
-from repro.procedures.bench import Bench
+from repro.procedures.loaded_runs import LoadedRuns
 from repro.spec.target import plan
 from repro.spec.tier import Tier
 from repro.targets import find
@@ -18,11 +18,11 @@ from repro.targets import find
 H100_BYTES = 85_000_000_000
 
 
-def bench_of(tier: Tier, device: str) -> Bench:
+def loaded_runs_of(tier: Tier, device: str) -> LoadedRuns:
     (run,) = plan(find("table1"), tier, 1, ["nvfp4_lora"])
     policy: Any = SimpleNamespace(device=torch.device(device))
     unused: Any = None
-    return Bench(
+    return LoadedRuns(
         runs=[run],
         loaded=policy,
         sampler=unused,
@@ -43,13 +43,13 @@ def h100(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_published_model_trains_in_the_micro_batches_that_its_plan_chose(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    bench = bench_of(Tier.PAPER, "cuda")
-    (run,) = bench.runs
+    loaded_runs = loaded_runs_of(Tier.PAPER, "cuda")
+    (run,) = loaded_runs.runs
     memory = training_memory(run.arm, run.scale)
     assert memory is not None
     taken: dict[str, Any] = {}
     monkeypatch.setattr(train, "single_policy", lambda *given, **named: taken.update(named))
-    train.policies_of(bench)
+    train.policies_of(loaded_runs)
     assert taken == {"micro_tokens": memory.micro_tokens(H100_BYTES)}
     assert memory.micro_tokens(H100_BYTES) > run.scale.micro_batch_rows
 
@@ -57,5 +57,5 @@ def test_a_published_model_trains_in_the_micro_batches_that_its_plan_chose(
 @pytest.mark.usefixtures("h100")
 @pytest.mark.parametrize(("tier", "device"), [(Tier.PAPER, "cpu"), (Tier.PROXY, "cuda")])
 def test_other_policies_keep_the_rows_of_their_scale(tier: Tier, device: str) -> None:
-    bench = bench_of(tier, device)
-    assert train.micro_tokens(bench.runs[0], bench.loaded.device) is None
+    loaded_runs = loaded_runs_of(tier, device)
+    assert train.micro_tokens(loaded_runs.runs[0], loaded_runs.loaded.device) is None

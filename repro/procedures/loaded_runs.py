@@ -148,7 +148,7 @@ class Trained:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Bench:
+class LoadedRuns:
     """Loaded runs of one scale with all that asking and training them needs.
 
     Attributes

@@ -6,7 +6,7 @@ import dataclasses
 from types import SimpleNamespace
 from typing import Any
 
-from repro.procedures.bench import Bench, ProblemSets
+from repro.procedures.loaded_runs import LoadedRuns, ProblemSets
 from repro.spec.config import (
     DataConfig,
     EvaluationConfig,
@@ -58,13 +58,13 @@ def test_progress_shows_the_mean_over_the_runs_that_have_a_value() -> None:
     board: Any = SimpleNamespace(scale=SCALE)
     problems = ProblemSets(train=[], development=[], test=[], further={})
     unused: Any = None
-    bench = Bench(
+    loaded_runs = LoadedRuns(
         runs=[], loaded=unused, sampler=unused, problems=problems, board=board, tallies=[],
         effects=[],
     )  # fmt: skip
     course: Any = SimpleNamespace(shown=("reward", "entropy"))
     told: list[dict[str, float]] = []
-    hooks = bench.hooks(course, lambda text, values: told.append(values), None)
+    hooks = loaded_runs.hooks(course, lambda text, values: told.append(values), None)
     assert hooks.evaluate is None
     assert hooks.on_step is not None
     hooks.on_step(1, [{"reward": 0.0, "entropy": None}, None, {"reward": 1.0, "entropy": None}])
