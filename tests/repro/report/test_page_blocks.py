@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 
 import pytest
@@ -70,6 +71,21 @@ def test_every_page_is_in_the_index_and_links_lead_somewhere() -> None:
             assert place.exists(), f"{page.name} links {link}"
             if heading:
                 assert heading in _headings(place.read_text(encoding="utf-8")), link
+
+
+def test_the_tour_of_the_source_names_functions_that_are_there() -> None:
+    page = ROOT / "docs" / "architecture.md"
+    if not page.is_file():
+        pytest.skip("docs/ is not part of an installed package")
+    tour = page.read_text(encoding="utf-8").split("\n## ")[0]
+    stops = re.findall(r"^\d+\. \*\*.*?\]\(\.\./(\S+?\.py)\)(?:, `(\w+)`)?", tour, re.MULTILINE)
+    assert len(stops) == 10
+    assert sum(bool(name) for _, name in stops) >= 7
+    for file, name in stops:
+        source = ast.parse((ROOT / file).read_text(encoding="utf-8"))
+        assert not name or name in {
+            node.name for node in ast.walk(source) if isinstance(node, ast.FunctionDef)
+        }, f"{page.name}: {file} has no {name}"
 
 
 def _local_links(text: str) -> list[str]:
