@@ -52,6 +52,8 @@ def loaded(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         shapes.append(shape)
         return small_policy(run.arm.weight_format, run.arm.lora_rank)
 
+    # With its first adapter peft imports bitsandbytes, which must see the devices that are there.
+    small_policy()
     monkeypatch.setattr(torch.cuda, "Event", small.HostEvent)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda *a: None)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
