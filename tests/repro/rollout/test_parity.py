@@ -29,7 +29,8 @@ def test_logprobs_in_float32_are_the_policys_own_with_noise_and_adapter(
     monkeypatch.setattr(parity, "_CHUNK", 3)
     for seed, norm in enumerate(block_norms(policy.decoder).values()):
         generator = torch.Generator().manual_seed(seed)
-        norm.noise = 0.2 * torch.randn(norm.weight.shape, generator=generator)
+        noise = 0.2 * torch.randn(norm.weight.shape, generator=generator)
+        monkeypatch.setattr(norm, "noise", noise)  # other tests have the same policy
     completions = [
         Completion(token_ids=tokens, sampled_logprobs=(0.0,) * len(tokens), finish_reason="length")
         for tokens in COMPLETIONS
