@@ -71,6 +71,27 @@ def in_float64(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("kernels.dispatch.token_logprobs", exact_logprobs)
 
 
+@pytest.fixture(scope="module")
+def trained_alone() -> dict[str, small.Trained]:
+    """Return a place for the runs in float64 that several tests compare with, by digest."""
+    return {}
+
+
+@pytest.fixture
+def alone_once(
+    in_float64: None, alone: Callable[..., Any], trained_alone: dict[str, small.Trained]
+) -> Callable[[RunConfig], small.Trained]:
+    """Return what trains a run by itself in float64, each run once."""
+
+    def start(run: RunConfig) -> small.Trained:
+        digest = run.digest()
+        if digest not in trained_alone:
+            trained_alone[digest] = alone(run)
+        return trained_alone[digest]
+
+    return start
+
+
 def largest_difference(one: small.Trained, other: small.Trained) -> float:
     assert one.parameters.keys() == other.parameters.keys()
     return max(
@@ -113,9 +134,8 @@ def require_same_effects(one: dict[str, Any], many: dict[str, Any]) -> None:
     assert many["advantage_group_mean_max"] == one["advantage_group_mean_max"]
 
 
-@pytest.mark.usefixtures("in_float64")
 def test_formats_seeds_noise_rates_and_ranks_side_by_side(
-    alone: Callable[..., Any], together: Callable[..., Any]
+    alone_once: Callable[..., Any], together: Callable[..., Any]
 ) -> None:
     runs = [
         make_run(seed=0),
@@ -124,12 +144,11 @@ def test_formats_seeds_noise_rates_and_ranks_side_by_side(
         make_run(seed=1, weight_format="mxfp4", loss=LossConfig(beta=0.05)),
         make_run(seed=3, loss=GSPO, learning_rate=1.5e-3),
     ]
-    require_equal(runs, alone, together)
+    require_equal(runs, alone_once, together)
 
 
-@pytest.mark.usefixtures("in_float64")
 def test_exploration_beside_runs_without_it(
-    alone: Callable[..., Any], together: Callable[..., Any]
+    alone_once: Callable[..., Any], together: Callable[..., Any]
 ) -> None:
     opening = Exploration(temperature=2.0, opening_tokens=3)
     cool, warm = Exploration(temperature=0.7), Exploration(temperature=1.4)
@@ -140,7 +159,7 @@ def test_exploration_beside_runs_without_it(
         make_run(seed=1, weight_format="nvfp4", noise=NOISE, exploration=cool),
         make_run(seed=2, exploration=warm, loss=again),
     ]
-    require_equal(runs, alone, together)
+    require_equal(runs, alone_once, together)
 
 
 def test_exploration_moves_what_is_sampled_and_not_what_the_sampler_says_of_it(
@@ -158,9 +177,8 @@ def test_exploration_moves_what_is_sampled_and_not_what_the_sampler_says_of_it(
     assert max(explored.series["sampler_trainer_kl"]) < 1e-6
 
 
-@pytest.mark.usefixtures("in_float64")
 def test_noise_of_their_own_for_the_projections_behind_a_norm(
-    alone: Callable[..., Any], together: Callable[..., Any]
+    alone_once: Callable[..., Any], together: Callable[..., Any]
 ) -> None:
     apart = dataclasses.replace(NOISE, sharing="projection")
     runs = [
@@ -169,41 +187,37 @@ def test_noise_of_their_own_for_the_projections_behind_a_norm(
         make_run(seed=2, weight_format="nf4"),
         make_run(seed=0, noise=apart, exploration=Exploration(temperature=1.5, opening_tokens=1)),
     ]
-    require_equal(runs, alone, together)
+    require_equal(runs, alone_once, together)
 
 
-@pytest.mark.usefixtures("in_float64")
-def test_full_fine_tuning(alone: Callable[..., Any], together: Callable[..., Any]) -> None:
+def test_full_fine_tuning(alone_once: Callable[..., Any], together: Callable[..., Any]) -> None:
     runs = [
         make_run(seed=seed, training="full", learning_rate_factor=factor)
         for seed, factor in ((0, 1.0), (1, 3.0))
     ]
-    require_equal(runs, alone, together)
+    require_equal(runs, alone_once, together)
 
 
-@pytest.mark.usefixtures("in_float64")
 def test_trained_norms_with_noise_on_them(
-    alone: Callable[..., Any], together: Callable[..., Any]
+    alone_once: Callable[..., Any], together: Callable[..., Any]
 ) -> None:
     runs = [
         make_run(seed=0, norms_trained=True, noise=SHARED),
         make_run(seed=1, norms_trained=True, weight_format="nvfp4"),
     ]
-    require_equal(runs, alone, together)
+    require_equal(runs, alone_once, together)
 
 
-@pytest.mark.usefixtures("in_float64")
 def test_dynamic_sampling_beside_a_run_without_it(
-    alone: Callable[..., Any], together: Callable[..., Any]
+    alone_once: Callable[..., Any], together: Callable[..., Any]
 ) -> None:
     loss = dataclasses.replace(DAPO, mask_truncated=False, dynamic_sampling=3)
     runs = [make_run(seed=0, loss=loss), make_run(seed=1), make_run(seed=5, loss=loss)]
-    require_equal(runs, alone, together)
+    require_equal(runs, alone_once, together)
 
 
-@pytest.mark.usefixtures("in_float64")
 def test_training_curves_and_entropies_by_class_of_token(
-    alone: Callable[..., Any], together: Callable[..., Any]
+    alone_once: Callable[..., Any], together: Callable[..., Any]
 ) -> None:
     evaluation = EvaluationConfig(threshold=30.0, token_classes=True)
     scale = small.with_steps(small.SCALE, evaluation=evaluation)
@@ -211,7 +225,7 @@ def test_training_curves_and_entropies_by_class_of_token(
     runs = [make_run(seed=0, scale=scale), make_run(seed=5, scale=scale, loss=again)]
     batched = together(runs)
     for run, many in zip(runs, batched, strict=True):
-        one = alone(run)
+        one = alone_once(run)
         require_same_series(one.result.series, many.result.series)
         series, names = many.result.series, ("decision", "digits", "template")
         for step in range(scale.steps):
@@ -230,7 +244,7 @@ def test_training_curves_and_entropies_by_class_of_token(
     own = {"accuracy_sampled", "tokens_sampled"}
     own |= {f"{what}_{name}" for what in ("entropy", "share") for name in names}
     assert own <= plain.keys()
-    assert plain.keys() - own == alone(make_run(seed=0)).result.series.keys()
+    assert plain.keys() - own == alone_once(make_run(seed=0)).result.series.keys()
 
 
 @pytest.mark.usefixtures("in_float64")
@@ -284,16 +298,15 @@ def test_log_probabilities_before_training_need_a_run_that_asks_for_them() -> No
             policies.logprobs([rows], before_training=True)
 
 
-@pytest.mark.usefixtures("in_float64")
 def test_micro_batches_of_the_loss_that_are_not_those_of_the_passes(
-    alone: Callable[..., Any], together: Callable[..., Any]
+    alone_once: Callable[..., Any], together: Callable[..., Any]
 ) -> None:
     scale = small.with_steps(small.SCALE, micro_batch_rows=5)
     runs = [
         make_run(seed=0, loss=RELEASED_BNPO, scale=scale),
         make_run(seed=1, scale=scale, weight_format="nvfp4"),
     ]
-    require_equal(runs, alone, together)
+    require_equal(runs, alone_once, together)
 
 
 def test_several_updates_and_the_sampler_as_old_policy_in_float32(
