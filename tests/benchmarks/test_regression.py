@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -65,26 +67,70 @@ def test_operation(op, benchmark):
 COMMIT = "c0ffee" + 34 * "0"
 
 
-def run(folder: Path, seconds: list[float], *options: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "pytest", str(folder), "-c", "/dev/null"]
-    command += ["--rootdir", str(folder), "-p", "no:cacheprovider", "--benchmark-only", *options]
-    environment = {
-        "PYTHONPATH": str(ROOT), "SECONDS": " ".join(map(str, seconds)), "PATH": "/usr/bin:/bin",
-        "REPRO_COMMIT": COMMIT,
-    }  # fmt: skip
-    return subprocess.run(
-        command, cwd=folder, env=environment, capture_output=True, text=True, check=False
-    )
+# Forks a process for each run that it is asked for, so that torch is imported once for all. It says
+# how each ended.
+SERVER = """
+import json, os, sys
+import pytest
+import benchmarks.conftest
+
+for line in sys.stdin:
+    folder, seconds, arguments = json.loads(line)
+    child = os.fork()
+    if not child:
+        os.environ["SECONDS"] = seconds
+        os.chdir(folder)
+        output = os.open("output", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+        os.dup2(output, 1), os.dup2(output, 2)
+        ended = pytest.main(arguments)
+        sys.stdout.flush(), sys.stderr.flush()
+        os._exit(ended)
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+"""
+
+
+@dataclass
+class Ended:
+    """The exit status of a run, and what it printed."""
+
+    returncode: int
+    output: str
+
+
+Run = Callable[..., Ended]
 
 
 @pytest.fixture(scope="module")
-def stored(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def run() -> Iterator[Run]:
+    """Return what runs a folder of benchmarks in a process of its own, with these seconds."""
+    environment = {"PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin", "REPRO_COMMIT": COMMIT}
+    with subprocess.Popen(
+        [sys.executable, "-c", SERVER],
+        env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+    ) as server:  # fmt: skip
+
+        def start(folder: Path, seconds: list[float], *options: str) -> Ended:
+            arguments = [str(folder), "-c", "/dev/null", "--rootdir", str(folder)]
+            arguments += ["-p", "no:cacheprovider", "--benchmark-only", *options]
+            asked = [str(folder), " ".join(map(str, seconds)), arguments]
+            assert server.stdin is not None
+            assert server.stdout is not None
+            server.stdin.write(json.dumps(asked) + "\n")
+            server.stdin.flush()
+            ended = int(server.stdout.readline())
+            return Ended(ended, (folder / "output").read_text(encoding="utf-8"))
+
+        yield start
+
+
+@pytest.fixture(scope="module")
+def stored(tmp_path_factory: pytest.TempPathFactory, run: Run) -> Path:
     """Return a folder of benchmarks with one stored run, of 1 ms."""
     folder = tmp_path_factory.mktemp("rows")
     (folder / "conftest.py").write_text(CONFTEST, encoding="utf-8")
     (folder / "test_rows.py").write_text(ROWS, encoding="utf-8")
     done = run(folder, [1.0e-3, 1.01e-3, 0.99e-3, 1.0e-3, 1.0e-3])
-    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.returncode == 0, done.output
     return folder
 
 
@@ -110,22 +156,21 @@ def test_a_run_is_stored_by_device_with_the_medians_of_the_clock(stored: Path) -
     ids=["loss", "less than a tenth", "noise"],
 )
 def test_a_comparison_fails_on_a_loss_and_passes_for_noise(
-    stored: Path, seconds: list[float], fails: bool
+    stored: Path, seconds: list[float], fails: bool, run: Run
 ) -> None:
     done = run(stored, seconds, "--benchmark-compare")
-    output = done.stdout + done.stderr
-    assert "Comparing against benchmarks from" in output
-    assert ("Performance has regressed" in output) is fails, output
+    assert "Comparing against benchmarks from" in done.output
+    assert ("Performance has regressed" in done.output) is fails, done.output
     assert (done.returncode != 0) is fails
     assert len(list(stored.rglob("*.json"))) == 1, "a comparison stores nothing"
 
 
-def test_a_comparison_without_a_stored_run_says_so_and_passes(tmp_path: Path) -> None:
+def test_a_comparison_without_a_stored_run_says_so_and_passes(tmp_path: Path, run: Run) -> None:
     (tmp_path / "conftest.py").write_text(CONFTEST, encoding="utf-8")
     (tmp_path / "test_rows.py").write_text(ROWS, encoding="utf-8")
     done = run(tmp_path, [1e-3] * 5, "--benchmark-compare")
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "Can't compare" in done.stdout + done.stderr
+    assert done.returncode == 0, done.output
+    assert "Can't compare" in done.output
 
 
 def test_the_clock_moves_by_what_is_added_alone() -> None:
