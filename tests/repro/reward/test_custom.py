@@ -142,6 +142,7 @@ def test_a_figure_that_reads_rewarded_runs_judges_nothing_either(write: Write) -
     assert changed.target.claims == ()
 
 
+@pytest.mark.usefixtures("warm_workers")
 def test_a_run_under_a_user_s_reward_goes_the_whole_way(
     write: Write, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -46,20 +46,22 @@ config = EngineConfig(slots=4, max_positions=96, max_new_tokens=9, block_size=8,
                       prefill_tokens=66, round_steps=4, graphs=False)
 # The third fills more than a tile of 64 tokens, new and cached, and more than one chunk.
 prompts = [[(7 * i + j) % 97 for j in range(n)] for i, n in enumerate((3, 1, 70, 9))]
-# Temperature matters in the draw alone, so greedy rows need no long prompts. What Llama has of its
-# own is in the products, so it needs no more than those rows; and Qwen3's is in rotations and
-# attention, in prefills of both sizes and in decoding: it needs a long prompt and a short.
-greedy, drawn = (0.0, [prompts[0], prompts[3]]), (0.8, prompts)
-WAYS = {"qwen2": [greedy, drawn], "qwen3": [(0.8, prompts[2:])], "llama": [greedy]}
+# Temperature matters in the draw alone, so greedy rows need no long prompts and few tokens. What
+# Llama has of its own is in the products, so it needs no more than those rows; and Qwen3's is in
+# rotations and attention, in prefills of both sizes and in decoding: it needs a long prompt and a
+# short, and the third token after 70 begins a block. Of the drawn rows one decodes for two rounds;
+# the others end sooner, so that rows that wait begin beside it, and it ends alone.
+greedy = (0.0, [prompts[0], prompts[3]], [3, 1, 2, 3])
+drawn = (0.8, prompts, [1, 3, 5, 2, 1, 6, 3, 2])
+WAYS = {"qwen2": [greedy, drawn], "qwen3": [(0.8, prompts[2:], [4, 1, 3, 5])], "llama": [greedy]}
 
 def answers_of(engine, architecture):
     "Return batches by temperature."
     answers = {}
-    for temperature, asked in WAYS[architecture]:
+    for temperature, asked, limits in WAYS[architecture]:
         sampling = SamplingConfig(temperature=temperature, max_new_tokens=9)
-        count = 2 * len(asked)
-        answers[temperature] = engine.sample(asked, sampling, group_size=2, seeds=range(count),
-                                             limits=[9, 3, 5, 9, 1, 6, 9, 7][:count])
+        answers[temperature] = engine.sample(asked, sampling, group_size=2, limits=limits,
+                                             seeds=range(2 * len(asked)))
     return answers
 
 def check(architecture):
@@ -72,7 +74,7 @@ def check(architecture):
     with mock.patch("repro.rollout.engine.backend_for", lambda policy, config: made):
         engine = Engine(policy, config)
         by_kernels = answers_of(engine, architecture)
-    for (temperature, asked) in WAYS[architecture]:
+    for temperature, asked, _ in WAYS[architecture]:
         plain, kernels = by_torch[temperature], by_kernels[temperature]
         assert len(plain.completions) == len(kernels.completions) == 2 * len(asked)
         for a, b in zip(plain.completions, kernels.completions, strict=True):
