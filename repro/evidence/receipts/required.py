@@ -73,7 +73,7 @@ def differences(
 ) -> Iterator[str]:
     """Yield a sentence on the first step at which a series is not what it must be."""
     for step, (value, right) in enumerate(zip(record.series.get(name, ()), needed, strict=False)):
-        if not close(value, right):
+        if value != right and not close(value, right):
             yield f"series.{name} at step {step} is {value}; {because} {right}"
             return
 
