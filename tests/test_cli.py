@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from repro.__main__ import main
+
 ROOT = Path(__file__).resolve().parent.parent
 # The machine that runs the tests may be busy; the bars are 0.5 s and 0.1 s.
 SLACK = 3.0
@@ -106,12 +108,18 @@ def test_a_data_folder_that_is_not_there_is_named() -> None:
     assert "./nowhere" in done.stderr
 
 
-def test_plan_says_runs_time_memory_disk_and_downloads(tmp_path: Path) -> None:
-    text = repro("plan", "table1", "--tier", "smoke", REPRO_RUNS=str(tmp_path)).stdout
+def test_plan_says_runs_time_memory_disk_and_downloads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("REPRO_RUNS", str(tmp_path))
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
+    main(["plan", "table1", "--tier", "smoke"])
+    text = capsys.readouterr().out
     assert "60 runs (0 recorded, 60 to do)" in text
     for word in ("time", "memory", "disk", "downloads none"):
         assert word in text
-    paper = repro("plan", "table1", "--tier", "paper", HF_HUB_CACHE=str(tmp_path)).stdout
+    main(["plan", "table1", "--tier", "paper"])
+    paper = capsys.readouterr().out
     assert "Qwen/Qwen2.5-7B-Instruct (15.2 GB)" in paper
     assert "at the rates of one NVIDIA H200; completions of 300 tokens assumed" in paper
     assert "later     Qwen/Qwen2.5-7B-Instruct: config, tokenizer and prompt lengths" in paper
