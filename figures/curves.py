@@ -11,7 +11,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from statistics import fmean
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -20,7 +19,7 @@ from figures.captions import caption, rate_of
 from figures.layout import foot, height_of_curves, name_line, new_figure, spread_names, tidy
 from figures.palette import CONTROLS, colour, dash, order
 from repro.evidence.record import Record
-from repro.evidence.statistics import t_quantile
+from repro.evidence.statistics import mean_interval
 
 WINDOW = 5
 
@@ -66,18 +65,17 @@ def curve_rows(records: Sequence[Record], series: str, window: int = WINDOW) -> 
 
 
 def mean_row(arm: str, place: float, values: Sequence[float], rate: float | None) -> CurveRow:
-    """Return the row of an arm whose seeds have these values at a place.
-
-    The interval is `mean_interval`'s, from plain sums: pictures have tens of thousands of places,
-    and need not the exact fractions of what is judged.
-    """
-    n, mean = len(values), fmean(values)
-    low, high = None, None
-    if n > 1:
-        squares = math.fsum((value - mean) ** 2 for value in values)
-        half = t_quantile(0.975, n - 1) * math.sqrt(squares / (n - 1) / n)
-        low, high = mean - half, mean + half
-    return CurveRow(arm=arm, place=place, mean=mean, low=low, high=high, n=n, rate=rate)
+    """Return the row of an arm whose seeds have these values at a place."""
+    interval = mean_interval(values)
+    return CurveRow(
+        arm=arm,
+        place=place,
+        mean=interval.value,
+        low=interval.low,
+        high=interval.high,
+        n=interval.n,
+        rate=rate,
+    )
 
 
 def smooth(values: Sequence[float | None], window: int) -> list[float | None]:
