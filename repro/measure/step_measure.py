@@ -85,7 +85,8 @@ class Bench:
         By point and way: how often the allocator retried under the clock, where it was free to take
         the whole device. Within a budget retries are how a step is made to fit.
     timed_again
-        By point and way: repeats left out because the clocks were lowered, each timed again.
+        By point and way: repeats that this process left out because the clocks were lowered, each
+        timed again.
     """
 
     scale: StepScale

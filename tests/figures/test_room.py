@@ -29,9 +29,9 @@ def trained(target: Target) -> list[str]:
 
 
 def apart() -> list[str]:
-    """Return the targets of learning; of those with the same arms, which differ in title, a widest.
+    """Return the targets of learning; of those with the same arms, the one of the longest name.
 
-    The others' pictures have the same words but for a title that is shorter.
+    The others' pictures have the same words but for the name, which stands in the title.
     """
     widest: dict[tuple[str, ...], str] = {}
     for target in TARGETS:
@@ -79,22 +79,12 @@ def drawn(name: str) -> list[Figure]:
         if row.place == 1
     ]  # fmt: skip
     supervised = target.procedure == loss.PROCEDURE
-    # Curves of one kind, alike but for title and labels: where the longer words have room, the
-    # shorter ones have.
-    alike = [
+    return [
         loss.draw(curves, where) if supervised else reward.draw(curves, where),
         entropy.draw(curves, where, supervised=supervised),
-    ]
-    return [
-        max(alike, key=letters),
         heldout.draw(heights, where, supervised=supervised),
         accuracy.draw(shares, where),
     ]
-
-
-def letters(figure: Figure) -> int:
-    """Return how many letters are written in a picture."""
-    return sum(len(text.get_text()) for text in figure.findobj(Text) if isinstance(text, Text))
 
 
 @pytest.mark.parametrize("name", apart())
