@@ -29,7 +29,7 @@ def trained(target: Target) -> list[str]:
 
 
 def apart() -> list[str]:
-    """Return the targets of learning; of those with the same arms, the one of the longest name.
+    """Return the targets of learning; of those with the same arms, the longest name.
 
     The others' pictures have the same words but for the name, which stands in the title.
     """
