@@ -24,9 +24,9 @@ from repro.rl.stacked.stack import Layer, Linear, Weights
 ALIGNED = 8
 
 
-def aligned(size: int) -> int:
-    """Return `size` rounded up to what attention masks are aligned to."""
-    return -(-size // ALIGNED) * ALIGNED
+def aligned(size: int, multiple: int = ALIGNED) -> int:
+    """Return `size` rounded up to a multiple: of what attention masks are aligned to, or more."""
+    return -(-size // multiple) * multiple
 
 
 def embed(weights: Weights, token_ids: Tensor, stream: torch.dtype) -> Tensor:

@@ -14,7 +14,7 @@ from torch import Tensor
 from repro.rl.lessons import Lesson, rows_of
 from repro.rl.policies import Imitation
 from repro.rl.rows import Rows
-from repro.rl.stacked.batch import Batch, cut, make_batch
+from repro.rl.stacked.batch import Batch
 from repro.rl.stacked.update import Passes
 
 
@@ -30,7 +30,7 @@ def accumulate_losses(passes: Passes, taken: Sequence[Rows | None]) -> list[Imit
     """
     tokens = [0 if rows is None else int(rows.mask.sum()) for rows in taken]
     loss_sums, entropy_sums = [0.0] * len(taken), [0.0] * len(taken)
-    for batch in _batches(taken, passes.tokens_at_once):
+    for batch in _batches(passes, taken):
         logprobs, entropies = passes.logprobs(batch)  # (n,) each, run by run
         weight = [
             torch.full((count,), -1 / max(tokens[s], 1), dtype=logprobs.dtype)
@@ -54,18 +54,17 @@ def mean_losses(passes: Passes, lessons: Sequence[Lesson]) -> list[float]:
     """Return each run's mean next-token loss over all completions' tokens, nats."""
     rows, runs = rows_of(lessons), passes.stack.runs
     totals = [0.0] * runs
-    for batch in _batches([rows] * runs, passes.tokens_at_once):
+    for batch in _batches(passes, [rows] * runs):
         logprobs, _ = passes.logprobs(batch)
         for s, of_run in enumerate(_by_run(batch, logprobs)):
             totals[s] -= float(of_run.sum())
     return [total / int(rows.mask.sum()) for total in totals]
 
 
-def _batches(taken: Sequence[Rows | None], at_once: int) -> list[Batch]:
-    """Return all rows in batches of at most so many padded tokens of each run."""
+def _batches(passes: Passes, taken: Sequence[Rows | None]) -> list[Batch]:
+    """Return all rows, each a group, in the passes' micro-batches."""
     every = [[] if rows is None else list(range(len(rows))) for rows in taken]
-    pieces = cut(taken, every, 1, at_once, learning=max(map(len, every)))
-    return [make_batch(taken, chosen, 1) for chosen in pieces]
+    return [batch for _, batch in passes.batches(taken, every, learning=max(map(len, every)))]
 
 
 def _by_run(batch: Batch, values: Tensor) -> tuple[Tensor, ...]:

@@ -26,7 +26,7 @@ from repro.rl.policies import During, Imitation, Part, keeps_start
 from repro.rl.receipts import Values
 from repro.rl.rows import Rows
 from repro.rl.runs import RunStates
-from repro.rl.stacked.batch import largest_group
+from repro.rl.stacked.batch import largest_group, width_multiple
 from repro.rl.stacked.ensemble_checkpoint import load_ensemble, save_ensemble
 from repro.rl.stacked.imitation import accumulate_losses, mean_losses
 from repro.rl.stacked.noise import AddedNoise, added_noise
@@ -272,7 +272,7 @@ class StackedPolicies:
         rows
             What the passes are over, in groups of `size`.
         """
-        largest = largest_group(rows, size)
+        largest = largest_group(rows, size, width_multiple(self.stack.device))
         whole = largest * max((len(own) for own in rows if own is not None), default=1) // size
         first = min(self.tokens_at_once, whole)
         result, fitting = within_memory(

@@ -12,7 +12,7 @@ gradient: rows are divided by the counts of the step that `plan_step` made.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -23,7 +23,7 @@ from repro.rl.loss import LossResult
 from repro.rl.micro_batches import Plan, plan_step, token_budget
 from repro.rl.policies import Part
 from repro.rl.rows import Rows, spread
-from repro.rl.stacked.batch import Batch, cut, group_lengths, make_batch
+from repro.rl.stacked.batch import Batch, cut, group_lengths, make_batch, width_multiple
 from repro.rl.stacked.forward import Rotary
 from repro.rl.stacked.logprobs import batch_logprobs
 from repro.rl.stacked.stack import Stack
@@ -49,6 +49,19 @@ class Passes:
     group_size: int
     tokens_at_once: int
     noise: Tensor | None = None
+
+    def batches(
+        self,
+        rows: Sequence[Rows | None],
+        groups: Sequence[Sequence[int]],
+        *,
+        learning: int = 0,
+    ) -> Iterator[tuple[list[list[int]], Batch]]:
+        """Yield micro-batches of each run's groups, and which; see `repro.rl.stacked.batch.cut`."""
+        size, multiple = self.group_size, width_multiple(self.stack.device)
+        pieces = cut(rows, groups, size, self.tokens_at_once, learning=learning, multiple=multiple)
+        for chosen in pieces:
+            yield chosen, make_batch(rows, chosen, size, multiple)
 
     def logprobs(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """Return log-probabilities and entropies of a batch's counting tokens, on the device."""
@@ -184,8 +197,7 @@ def accumulate_gradients(passes: Passes, steps: Sequence[RunStep | None]) -> Non
     rows = [None if step is None else step.part.rollout.rows for step in steps]
     order = [a + r for a, r in zip(active, rest, strict=True)]
     most = max((len(groups) for groups in active), default=0)
-    for groups in cut(rows, order, size, passes.tokens_at_once, learning=most):
-        batch = make_batch(rows, groups, size)
+    for groups, batch in passes.batches(rows, order, learning=most):
         learning = any(set(groups[s]) & set(active[s]) for s in range(len(steps)))
         with torch.set_grad_enabled(learning):
             logprobs, entropy = passes.logprobs(batch)
@@ -214,8 +226,7 @@ def evaluate_runs(
     """
     size = passes.group_size
     groups = [[] if r is None else _groups(index[index < len(r)], r, size) for r in taken]
-    for chosen in cut(taken, groups, size, passes.tokens_at_once):
-        batch = make_batch(taken, chosen, size)
+    for _, batch in passes.batches(taken, groups):
         with torch.no_grad():
             logprobs, entropies = (
                 value.cpu().split(batch.counts) for value in passes.logprobs(batch)

@@ -6,9 +6,10 @@ import itertools
 from collections.abc import Sequence
 
 import pytest
+import torch
 
 from repro.rl.rows import Rows, make_rows
-from repro.rl.stacked.batch import cut, largest_group, make_batch, padded_tokens
+from repro.rl.stacked.batch import cut, largest_group, make_batch, padded_tokens, width_multiple
 from repro.rollout.sampler import Completion
 
 SIZE = 4
@@ -50,20 +51,30 @@ def test_groups_without_gradient_go_apart_from_long_ones_with_one() -> None:
     assert cut(short, every, SIZE, 10**6, learning=3) == [every]
 
 
+@pytest.mark.parametrize("multiple", [8, 32])
 @pytest.mark.parametrize("most", [1, 200, 700, 10**6])
-def test_every_group_goes_once_in_its_order_and_within_the_limit(most: int) -> None:
+def test_every_group_goes_once_in_its_order_and_within_the_limit(most: int, multiple: int) -> None:
     rows = [rows_of([90, 60, 30, 9, 5]), None, rows_of([128, 7, 7, 7, 7, 7])]
     groups = [[0, 1, 2, 3, 4], [], [5, 0, 3, 2]]
-    pieces = cut(rows, groups, SIZE, most)
+    pieces = cut(rows, groups, SIZE, most, multiple=multiple)
     assert [in_order(pieces, run) for run in range(3)] == groups
     for piece in pieces:
-        batch = make_batch(rows, piece, SIZE)
+        batch = make_batch(rows, piece, SIZE, multiple)
+        assert batch.prompt_ids.shape[2] % multiple == batch.token_ids.shape[3] % multiple == 0
         taken = batch.prompt_ids[0].numel() + batch.token_ids[0].numel()
         assert taken <= most or max(map(len, piece)) == 1
-        assert taken <= padded_tokens(PROMPT, 128, SIZE) * batch.prompt_ids.shape[1]
-    assert largest_group(rows, SIZE) == padded_tokens(PROMPT, 128, SIZE)
+        assert taken <= padded_tokens(PROMPT, 128, SIZE, multiple) * batch.prompt_ids.shape[1]
+    assert largest_group(rows, SIZE, multiple) == padded_tokens(PROMPT, 128, SIZE, multiple)
 
 
 def test_runs_without_groups_take_no_part() -> None:
     assert cut([None, None], [[], []], SIZE, 100) == []
     assert largest_group([None], SIZE) == 1
+
+
+def test_a_gpu_meets_few_widths() -> None:
+    """Attention is planned there for each shape; 128 lengths of completions are 4 widths."""
+    multiple = width_multiple(torch.device("cuda"))
+    widths = {padded_tokens(PROMPT, 1 + length, 1, multiple) for length in range(1, 129)}
+    assert len(widths) == 4
+    assert multiple % width_multiple(torch.device("cpu")) == 0
