@@ -27,10 +27,10 @@ from repro.rl.stacked.forward import ALIGNED, aligned
 _BESIDE_TOKENS = 800
 # Of a token's time, there and back, the way there.
 _FORWARD_SHARE = 1 / 3
-# On a GPU, widths are rounded up to multiples of this. Masked attention is planned there for each
-# new shape (cuDNN's kernels), which takes longer than what is padded: 12 steps of 32 runs of
-# `proxy-30m` on an H100 spent 10.1 s in updates at multiples of 8, 6.8 s at these, and 5.8 s with
-# cuDNN's kernels switched off (the others are as fast, but add up in any order).
+# On a GPU, widths are rounded up to multiples of this: few shapes. cuDNN's masked attention takes
+# long at the first meeting of each: in steps 2 to 12 of 32 runs of `proxy-30m` on an H100, updates
+# took 10.1 s at multiples of 8, 6.8 s at these, 5.8 s with cuDNN's attention switched off. (PyTorch
+# then takes its memory-efficient one, which it says is not deterministic unless asked to be.)
 _GPU_MULTIPLE = 32
 
 
