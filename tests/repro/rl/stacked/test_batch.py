@@ -73,7 +73,7 @@ def test_runs_without_groups_take_no_part() -> None:
 
 
 def test_a_gpu_meets_few_widths() -> None:
-    """Attention is planned there for each shape; 128 lengths of completions are 4 widths."""
+    """The first meeting of a shape is slow there; 128 lengths of completions are 4 widths."""
     multiple = width_multiple(torch.device("cuda"))
     widths = {padded_tokens(PROMPT, 1 + length, 1, multiple) for length in range(1, 129)}
     assert len(widths) == 4
