@@ -1,9 +1,10 @@
 """Which kernel in which shape serves a linear layer: a checked-in table by device.
 
 `kernels/tuned/<device>.json` holds, for a set of (N, K) and M, the fastest `Choice` that
-`python -m kernels.tune` found on that device, with the versions it was found under. Nothing
-searches at import or at a first call: a shape that is not in the table takes the entry of the
-nearest size, and a device without a table takes the H200's and says so once.
+`python -m kernels.tune` found on that device, with the versions it was found under; with an
+adapter, `python -m repro tune-steps` may have chosen again by what a whole decode step takes.
+Nothing searches at import or at a first call: a shape that is not in the table takes the entry of
+the nearest size, and a device without a table takes the H200's and says so once.
 
 Easy to get wrong: an entry for M serves all M down to the next smaller entry, not the nearest M,
 because a narrow kernel covers at most 32 rows.
@@ -16,6 +17,8 @@ import json
 import math
 import os
 import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, TypeVar
@@ -99,10 +102,25 @@ def _nearest(known: dict[tuple[int, int], dict[int, _Value]], N: int, K: int, M:
     return by_rows[min(at_least)] if at_least else by_rows[max(by_rows)]
 
 
+_tried: dict[tuple[int, int, int], tuple[Choice, Joining]] = {}
+
+
+@contextmanager
+def trying(ways: Mapping[tuple[int, int, int], tuple[Choice, Joining]]) -> Iterator[None]:
+    """Let `choose_adapted` answer with `ways`, {(N, K, M): (choice, joining)}, before the table."""
+    _tried.update(ways)
+    choose_adapted.cache_clear()
+    try:
+        yield
+    finally:
+        _tried.clear()
+        choose_adapted.cache_clear()
+
+
 @lru_cache(maxsize=4096)
 def choose_adapted(device: int, N: int, K: int, M: int) -> tuple[Choice, Joining]:
     """Return how y (M, N) = x (M, K) W^T and its adapter share a launch, for M up to 16."""
-    return _nearest(adapted_table(device), N, K, M)
+    return _tried.get((N, K, M)) or _nearest(adapted_table(device), N, K, M)
 
 
 @lru_cache(maxsize=4096)

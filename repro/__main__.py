@@ -96,6 +96,7 @@ def build_parser() -> argparse.ArgumentParser:
 
     add_commands(commands)
     _add_gpu_tests(commands)
+    _add_tune_steps(commands)
     _add_environment(commands)
     _add_dose(commands)
     return parser
@@ -153,6 +154,21 @@ def _add_gpu_tests(commands: argparse._SubParsersAction[argparse.ArgumentParser]
     )
     parser.add_argument("--expected", metavar="FOLDER", help="folder of expectations")
     parser.set_defaults(command=_gpu_tests)
+
+
+def _add_tune_steps(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    parser = commands.add_parser(
+        "tune-steps",
+        help="on a Hopper GPU: choose a tuned table's launches with an adapter by whole steps",
+        description="The table is that of `python -m kernels.tune` on this device. Entries that "
+        "were chosen so before stay, so a start after an interruption goes on.",
+    )
+    parser.add_argument("table", metavar="TABLE.json", help="the table, rewritten in place")
+    parser.add_argument("--models", default="7b,32b", metavar="NAMES", help="7b, 32b or both")
+    parser.add_argument(
+        "--rows", default="1,8,16", metavar="ROWS", help="rows of a step, of 1, 8 and 16"
+    )
+    parser.set_defaults(command=_tune_steps)
 
 
 def _add_environment(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -421,6 +437,12 @@ def _gpu_tests(args: argparse.Namespace) -> int:
     from repro.run.gpu_suite import main_gpu_tests
 
     return main_gpu_tests(args)
+
+
+def _tune_steps(args: argparse.Namespace) -> int:
+    from repro.measure.tune_steps import main_tune_steps
+
+    return main_tune_steps(args)
 
 
 def _environment(args: argparse.Namespace) -> int:

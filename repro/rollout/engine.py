@@ -187,6 +187,10 @@ class Engine:
         """Run one bare decode step over the slots as `state` has them; for measurement."""
         self._steps(width, sampling)
 
+    def forget_steps(self) -> None:
+        """Drop captured work; the next step is captured anew, by what then serves its products."""
+        self._steps.close()
+
     def abandon(self) -> None:
         """Return every slot and block, whatever happened."""
         self._synchronize()

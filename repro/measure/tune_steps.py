@@ -1,0 +1,199 @@
+"""`python -m repro tune-steps`: layers with an adapter, chosen by what a whole decode step takes.
+
+`kernels.tune` times a layer by itself. In a step the launch behind it begins before it has ended
+(programmatic dependent launch), in the registers and shared memory that it leaves free, so what is
+fastest alone need not be fastest in its place. Here every candidate of `kernels.tune_candidates`
+stands in the engine's own captured step, of a model with a few layers of the real shape and a small
+vocabulary, so that little else is timed. The products are gone through one after another, each with
+the others as chosen so far; those that come out best are timed again in turn with what stands in
+the table, which stays unless one of them is faster. A second round tries each product's best again,
+for the others have changed since.
+
+Easy to get wrong: a step that is captured once goes on with the launches it was captured with.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+
+from kernels import tune, tuning
+from kernels.cuda import driver
+from kernels.fused_adapter import Joining
+from kernels.hopper import Choice
+from repro.models.shapes import random_policy, shape_config
+from repro.rollout.engine import Engine
+from repro.rollout.engine_config import EngineConfig
+from repro.rollout.step_timing import fill_cache, fill_rows, time_steps
+from repro.spec.arm import require
+
+Way = tuple[Choice, Joining]
+Key = tuple[int, int, int]
+Clock = Callable[[Mapping[Key, Way]], float]
+
+COMMAND = "python -m kernels.tune; python -m repro tune-steps"
+# Rows attend to about as many positions as in the middle of the `rollout` target's completions.
+_POSITION, _POSITIONS = 384, 512
+_LAYERS, _VOCABULARY = 6, 2048
+_STEPS = 48
+# Candidates that are timed again, and how often; those that the second round tries.
+_FINALISTS, _READINGS, _TRIED_AGAIN = 3, 5, 6
+
+
+def main_tune_steps(args: argparse.Namespace) -> int:
+    """Choose what the table's models and rows lack; return 0.
+
+    Raises
+    ------
+    ValueError
+        Without a Hopper GPU, or when the table is not this device's, or names are unknown.
+    """
+    path = Path(args.table)
+    require(path.is_file(), f"{path} is no file; python -m kernels.tune makes the table")
+    models = _listed(args.models, "--models", tune.LAYERS)
+    rows = [int(part) for part in _listed(args.rows, "--rows", map(str, tune.ADAPTED_ROWS))]
+    require(
+        torch.cuda.is_available() and torch.cuda.get_device_capability()[0] == 9,
+        "tune-steps needs a CUDA device of compute capability 9.0 (Hopper); found none",
+    )
+    table = json.loads(path.read_text(encoding="utf-8"))
+    check_head(path, table)
+    for model in models:
+        for count in rows:
+            began = time.monotonic()
+            entries = left_to_choose(table, model, count)
+            if not entries:
+                sys.stdout.write(f"{model}, {count} rows: chosen before\n")
+                continue
+            processors = torch.cuda.get_device_properties(0).multi_processor_count
+            tune.compile_ahead(entries, processors, driver.architecture(0))
+            before, after = _choose_on_device(table, model, count, entries)
+            tuning.write(table, table["entries"], table["adapted"], path)
+            sys.stdout.write(
+                f"{model}, {count} rows: {before:.1f} us before, {after:.1f} after, a step of "
+                f"{_LAYERS} layers; {time.monotonic() - began:.0f} s\n"
+            )
+    return 0
+
+
+def _listed(text: str, flag: str, known: Iterable[str]) -> list[str]:
+    known = list(known)
+    names = [part.strip() for part in text.split(",") if part.strip()]
+    unknown = [name for name in names if name not in known]
+    require(
+        bool(names) and not unknown,
+        f"{flag} {text!r} names {', '.join(unknown) or 'nothing'}; it takes {', '.join(known)}",
+    )
+    return names
+
+
+def check_head(path: Path, table: Mapping[str, Any]) -> None:
+    """Raise `ValueError` unless a table was made on this device by these versions."""
+    import triton
+
+    here = {
+        "device": torch.cuda.get_device_name(0),
+        "torch": torch.__version__,
+        "triton": triton.__version__,
+    }
+    made = {name: table.get(name) for name in here}
+    require(made == here, f"{path} is a table of {made}; this is {here}: make one here first")
+
+
+def left_to_choose(table: Mapping[str, Any], model: str, rows: int) -> list[tune.Entry]:
+    """Return the entries with an adapter of a model and row count that no step has chosen."""
+    chosen = {_key(entry) for entry in table["adapted"] if "step_us" in entry}
+    entries = [entry for entry in tune.all_entries((rows,)) if entry.adapted]
+    shapes = set(tune.LAYERS[model].values())
+    return [e for e in entries if (e.N, e.K) in shapes and (e.N, e.K, e.M) not in chosen]
+
+
+def _key(entry: Mapping[str, Any]) -> Key:
+    return entry["N"], entry["K"], entry["M"]
+
+
+def _choose_on_device(
+    table: dict[str, Any], model: str, rows: int, entries: Sequence[tune.Entry]
+) -> tuple[float, float]:
+    """Put the choices into the table; return the step's microseconds before and after."""
+    shape = shape_config(f"qwen2.5-{model}")
+    shape |= {"num_hidden_layers": _LAYERS, "vocab_size": _VOCABULARY}
+    policy = random_policy(shape, weight_format="nvfp4", lora_rank=tune.RANK, seed=0, device="cuda")
+    config = EngineConfig(
+        slots=rows, max_positions=_POSITIONS, max_new_tokens=_STEPS,
+        share_prompts=False, ignore_end=True,
+    )  # fmt: skip
+    engine = Engine(policy, config)
+    fill_cache(engine, 0)
+
+    def clock(ways: Mapping[Key, Way]) -> float:
+        with tuning.trying(ways):
+            engine.forget_steps()
+            fill_rows(engine, rows, 0)
+            return 1e6 * min(time_steps(engine, rows, _POSITION, _STEPS) for _ in range(2))
+
+    present: dict[Key, Way] = {
+        (e.N, e.K, e.M): tuning.choose_adapted(0, e.N, e.K, e.M) for e in entries
+    }
+    candidates = {
+        (entry.N, entry.K, entry.M): [
+            (choice, joining) for choice, joining in entry.ways(0) if joining is not None
+        ]
+        for entry in entries
+    }
+    chosen = choose_by_steps(present, candidates, clock)
+    before, after = (median(clock(ways) for _ in range(_READINGS)) for ways in (present, chosen))
+    engine.close()
+    for entry in entries:
+        key = (entry.N, entry.K, entry.M)
+        (at,) = (i for i, e in enumerate(table["adapted"]) if _key(e) == key)
+        table["adapted"][at] = tune.entry_of(entry, chosen[key]) | {"step_us": round(after, 1)}
+    table["command"] = COMMAND
+    return before, after
+
+
+def choose_by_steps(
+    present: Mapping[Key, Way], candidates: Mapping[Key, Sequence[Way]], clock: Clock
+) -> dict[Key, Way]:
+    """Return the ways with which a step takes least time, product by product.
+
+    Parameters
+    ----------
+    present
+        What the table has; it stays where nothing is faster.
+    candidates
+        What is worth trying of each product.
+    clock
+        Microseconds of a step by the ways given. One that cannot be launched raises RuntimeError.
+    """
+    chosen = dict(present)
+    worth_trying = {key: list(ways) for key, ways in candidates.items()}
+    for _ in range(2):
+        for key, ways in worth_trying.items():
+            times = {way: _timed(clock, chosen | {key: way}) for way in ways}
+            ways.sort(key=lambda way, times=times: times[way])  # type: ignore[misc]
+            del ways[_TRIED_AGAIN:]
+            finalists = list(dict.fromkeys([chosen[key], *ways[:_FINALISTS]]))
+            readings: dict[Way, list[float]] = {way: [] for way in finalists}
+            for _ in range(_READINGS):
+                for way in finalists:
+                    readings[way].append(_timed(clock, chosen | {key: way}))
+            # The first of equals is what was chosen before.
+            chosen[key] = min(finalists, key=lambda way: median(readings[way]))
+    return chosen
+
+
+def _timed(clock: Clock, ways: Mapping[Key, Way]) -> float:
+    try:
+        return clock(ways)
+    except RuntimeError as error:
+        sys.stderr.write(f"{str(error).splitlines()[0]}\n")
+        return float("inf")
