@@ -88,13 +88,12 @@ def _large_batches(checks: Checks, expected: Path) -> Cells:
     pairs = comparisons(checks["rollout"], expected) if "rollout" in checks else []
     pairs = [item for item in pairs if 128 <= item.place <= 256]
     verdicts = [item.verdict for item in pairs if item.verdict is not None]
-    rollout, step = ratio_span(pairs), ""
-    if "table3_rl" in checks:
-        checked = checks["table3_rl"]
+    steps = [checks[name] for name in BLOCKS["steps_rl"].targets if name in checks]
+    for checked in steps:
         whole = checked.selection.target.headline
         verdicts += of_kind(checked, *CLAIMS)
         verdicts += [bar.verdict for bar in stated_bars(checked, expected) if bar.key[1] == whole]
-        step = step_spans([checked], expected)[1]
+    rollout, step = ratio_span(pairs), step_spans(steps, expected)[1] if steps else ""
     measured = f"rollout {rollout or _NOT_RUN}, step {step or _NOT_RUN}" if rollout or step else ""
     return "batches end at 8", measured, counted(verdicts) or _NOT_RUN
 
