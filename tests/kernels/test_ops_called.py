@@ -25,6 +25,8 @@ PLAIN = {
     "reference_decode": "the specification",
     "reference_step": "the specification",
     "timing": "runs a clock around the calls of others",
+    "tune": "times candidates for the linear layers, which have rows",
+    "tuning": "tables of what was chosen",
 }
 # Functions beside kernels that launch nothing.
 NO_KERNELS = {
@@ -33,6 +35,7 @@ NO_KERNELS = {
     "kernels.decode_adapter:counters": "counts counters",
     "kernels.decode_step:StepWorkspace": "memory",
     "kernels.hopper:Adapter": "holds LoRA factors",
+    "kernels.cuda.driver:architecture": "names what to compile for",
     "kernels.cuda.driver:load": "tries whether kernels compile; dequantize_packs has a row",
 }
 
