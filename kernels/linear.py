@@ -80,7 +80,8 @@ def _dispatch(
         hopper.narrow(x, weight, bias, out, choice)
         add_adapter(x, adapter, out)
     else:
-        choice, joining = tuning.choose_adapted(x.device.index, N, K, M)
+        rank = adapter.b.shape[1]
+        choice, joining = tuning.choose_adapted(x.device.index, N, K, M, rank)
         fused_adapter.narrow(x, weight, bias, out, choice, adapter, joining)
 
 

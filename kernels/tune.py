@@ -279,10 +279,10 @@ class Table:
 
     def __init__(self, out: Path, head: dict[str, Any]) -> None:
         self._out, self._head = out, head
-        self._parts: dict[str, list[dict[str, Any]]] = {"entries": [], "adapted": []}
+        self._parts: dict[str, list[dict[str, Any]]] = {name: [] for name in tuning.PARTS}
         if out.is_file():
             present = json.loads(out.read_text(encoding="utf-8"))
-            self._parts = {name: present.pop(name) for name in self._parts}
+            self._parts = {name: present.pop(name, []) for name in self._parts}
             if present != head:
                 raise ValueError(
                     f"{out} is a table of {present}; this is {head}: name another file"
@@ -298,7 +298,7 @@ class Table:
         part = self._parts[measured.part]
         part.append(entry_of(measured, way))
         part.sort(key=lambda entry: (entry["N"] * entry["K"], entry["N"], entry["M"]))
-        tuning.write(self._head, self._parts["entries"], self._parts["adapted"], self._out)
+        tuning.write(self._head | self._parts, self._out)
 
 
 def main(out: Path, rows: Sequence[int] = ROWS, replays: int = 7) -> None:

@@ -1,10 +1,11 @@
 """Which kernel in which shape serves a linear layer: a checked-in table by device.
 
 `kernels/tuned/<device>.json` holds, for a set of (N, K) and M, the fastest `Choice` that
-`python -m kernels.tune` found on that device, with the versions it was found under; with an
-adapter, `python -m repro tune-steps` may have chosen again by what a whole decode step takes.
-Nothing searches at import or at a first call: a shape that is not in the table takes the entry of
-the nearest size, and a device without a table takes the H200's and says so once.
+`python -m kernels.tune` found on that device, with the versions it was found under; `adapted`
+layers have their adapter in the launch. `in_steps` are adapted layers that `python -m repro
+tune-steps` has chosen again by what a whole decode step takes: for these sizes alone, and ranks up
+to the entry's. Nothing searches at import or at a first call: another shape takes the entry of the
+nearest size, and a device without a table takes the H200's and says so once.
 
 Easy to get wrong: an entry for M serves all M down to the next smaller entry, not the nearest M,
 because a narrow kernel covers at most 32 rows.
@@ -30,6 +31,7 @@ from kernels.hopper import Choice
 
 FOLDER = Path(__file__).parent / "tuned"
 FALLBACK = "nvidia-h200"
+PARTS = ("entries", "adapted", "in_steps")
 
 
 def device_slug(name: str) -> str:
@@ -52,17 +54,15 @@ def stored_table(device: int) -> dict[str, Any]:
     return content
 
 
-def write(
-    head: dict[str, Any], entries: list[dict[str, Any]], adapted: list[dict[str, Any]], out: Path
-) -> None:
-    """Write a table: `head`'s other keys, then its two parts, one line per entry."""
-    other = {key: value for key, value in head.items() if key not in ("entries", "adapted")}
+def write(table: Mapping[str, Any], out: Path) -> None:
+    """Write a table: what says how it was made, then its parts, one line per entry."""
+    head = {key: value for key, value in table.items() if key not in PARTS}
     parts = []
-    for name, rows in (("entries", entries), ("adapted", adapted)):
-        lines = ",\n".join("  " + json.dumps(row) for row in rows)
+    for name in (name for name in PARTS if name in table):
+        lines = ",\n".join("  " + json.dumps(row) for row in table[name])
         parts.append(f'"{name}": [\n{lines}\n]')
     fresh = out.with_suffix(".tmp")
-    fresh.write_text(json.dumps(other)[:-1] + ", " + ", ".join(parts) + "}\n", encoding="utf-8")
+    fresh.write_text(json.dumps(head)[:-1] + ", " + ", ".join(parts) + "}\n", encoding="utf-8")
     os.replace(fresh, out)
 
 
@@ -80,13 +80,29 @@ def table(device: int) -> dict[tuple[int, int], dict[int, Choice]]:
     return choices
 
 
+Way = tuple[Choice, Joining]
+
+
+def _way(entry: dict[str, Any]) -> Way:
+    return _made(Choice, {"path": "narrow"} | entry), _made(Joining, entry)
+
+
 @lru_cache(maxsize=8)
-def adapted_table(device: int) -> dict[tuple[int, int], dict[int, tuple[Choice, Joining]]]:
+def adapted_table(device: int) -> dict[tuple[int, int], dict[int, Way]]:
     """Return {(N, K): {M: (choice, joining)}}: few rows with an adapter in the same launch."""
-    choices: dict[tuple[int, int], dict[int, tuple[Choice, Joining]]] = {}
+    choices: dict[tuple[int, int], dict[int, Way]] = {}
     for entry in stored_table(device)["adapted"]:
-        pair = (_made(Choice, {"path": "narrow"} | entry), _made(Joining, entry))
-        choices.setdefault((entry["N"], entry["K"]), {})[entry["M"]] = pair
+        choices.setdefault((entry["N"], entry["K"]), {})[entry["M"]] = _way(entry)
+    return choices
+
+
+@lru_cache(maxsize=8)
+def step_table(device: int) -> dict[tuple[int, int], dict[int, tuple[int, Way]]]:
+    """Return {(N, K): {M: (largest rank, way)}}: what was chosen by whole decode steps."""
+    choices: dict[tuple[int, int], dict[int, tuple[int, Way]]] = {}
+    for entry in stored_table(device).get("in_steps", ()):
+        by_rows = choices.setdefault((entry["N"], entry["K"]), {})
+        by_rows[entry["M"]] = entry["rank"], _way(entry)
     return choices
 
 
@@ -102,11 +118,17 @@ def _nearest(known: dict[tuple[int, int], dict[int, _Value]], N: int, K: int, M:
     return by_rows[min(at_least)] if at_least else by_rows[max(by_rows)]
 
 
-_tried: dict[tuple[int, int, int], tuple[Choice, Joining]] = {}
+def forget() -> None:
+    """Read the table anew at the next choice: it has been rewritten."""
+    for cache in (stored_table, table, adapted_table, step_table, choose_adapted, choose):
+        cache.cache_clear()
+
+
+_tried: dict[tuple[int, int, int], Way] = {}
 
 
 @contextmanager
-def trying(ways: Mapping[tuple[int, int, int], tuple[Choice, Joining]]) -> Iterator[None]:
+def trying(ways: Mapping[tuple[int, int, int], Way]) -> Iterator[None]:
     """Let `choose_adapted` answer with `ways`, {(N, K, M): (choice, joining)}, before the table."""
     _tried.update(ways)
     choose_adapted.cache_clear()
@@ -118,9 +140,17 @@ def trying(ways: Mapping[tuple[int, int, int], tuple[Choice, Joining]]) -> Itera
 
 
 @lru_cache(maxsize=4096)
-def choose_adapted(device: int, N: int, K: int, M: int) -> tuple[Choice, Joining]:
+def choose_adapted(device: int, N: int, K: int, M: int, rank: int) -> Way:
     """Return how y (M, N) = x (M, K) W^T and its adapter share a launch, for M up to 16."""
-    return _tried.get((N, K, M)) or _nearest(adapted_table(device), N, K, M)
+    if (N, K, M) in _tried:
+        return _tried[N, K, M]
+    in_steps = step_table(device).get((N, K), {})
+    at_least = [rows for rows in in_steps if rows >= M]
+    if at_least:
+        largest, way = in_steps[min(at_least)]
+        if rank <= largest:
+            return way
+    return _nearest(adapted_table(device), N, K, M)
 
 
 @lru_cache(maxsize=4096)

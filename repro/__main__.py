@@ -159,12 +159,13 @@ def _add_gpu_tests(commands: argparse._SubParsersAction[argparse.ArgumentParser]
 def _add_tune_steps(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     parser = commands.add_parser(
         "tune-steps",
-        help="on a Hopper GPU: choose a tuned table's launches with an adapter by whole steps",
-        description="The table is that of `python -m kernels.tune` on this device. Entries that "
-        "were chosen so before stay, so a start after an interruption goes on.",
+        help="on a Hopper GPU: choose its tuned table's launches with an adapter by whole steps",
+        description="Rewrites kernels/tuned/<device>.json, which `python -m kernels.tune` makes. "
+        "What was chosen so before stays, so a start after an interruption goes on.",
     )
-    parser.add_argument("table", metavar="TABLE.json", help="the table, rewritten in place")
-    parser.add_argument("--models", default="7b,32b", metavar="NAMES", help="7b, 32b or both")
+    parser.add_argument(
+        "--models", default="3b,7b,14b,32b", metavar="NAMES", help="of 3b, 7b, 14b and 32b"
+    )
     parser.add_argument(
         "--rows", default="1,8,16", metavar="ROWS", help="rows of a step, of 1, 8 and 16"
     )

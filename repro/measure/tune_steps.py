@@ -5,9 +5,10 @@
 fastest alone need not be fastest in its place. Here every candidate of `kernels.tune_candidates`
 stands in the engine's own captured step, of a model with a few layers of the real shape and a small
 vocabulary, so that little else is timed. The products are gone through one after another, each with
-the others as chosen so far; those that come out best are timed again in turn with what stands in
-the table, which stays unless one of them is faster. A second round tries each product's best again,
-for the others have changed since.
+the others as chosen so far; those that come out best are timed again in turn with what the table
+gives, which stays unless one of them is faster. A second round tries each product's best again, for
+the others have changed since. What comes out is for these sizes alone, and for ranks up to that of
+the adapter here: sizes beside and larger ranks have lost by it.
 
 Easy to get wrong: a step that is captured once goes on with the launches it was captured with.
 """
@@ -34,12 +35,13 @@ from repro.rollout.engine import Engine
 from repro.rollout.engine_config import EngineConfig
 from repro.rollout.step_timing import fill_cache, fill_rows, time_steps
 from repro.spec.arm import require
+from repro.spec.shapes import shape_named
 
 Way = tuple[Choice, Joining]
 Key = tuple[int, int, int]
 Clock = Callable[[Mapping[Key, Way]], float]
 
-COMMAND = "python -m kernels.tune; python -m repro tune-steps"
+MODELS = ("3b", "7b", "14b", "32b")
 # Rows attend to about as many positions as in the middle of the `rollout` target's completions.
 _POSITION, _POSITIONS = 384, 512
 _LAYERS, _VOCABULARY = 6, 2048
@@ -49,21 +51,21 @@ _FINALISTS, _READINGS, _TRIED_AGAIN = 3, 5, 6
 
 
 def main_tune_steps(args: argparse.Namespace) -> int:
-    """Choose what the table's models and rows lack; return 0.
+    """Choose what this device's table lacks of the models and rows; return 0.
 
     Raises
     ------
     ValueError
-        Without a Hopper GPU, or when the table is not this device's, or names are unknown.
+        Without a Hopper GPU or a table of it by these versions, or when names are unknown.
     """
-    path = Path(args.table)
-    require(path.is_file(), f"{path} is no file; python -m kernels.tune makes the table")
-    models = _listed(args.models, "--models", tune.LAYERS)
+    models = _listed(args.models, "--models", MODELS)
     rows = [int(part) for part in _listed(args.rows, "--rows", map(str, tune.ADAPTED_ROWS))]
     require(
         torch.cuda.is_available() and torch.cuda.get_device_capability()[0] == 9,
         "tune-steps needs a CUDA device of compute capability 9.0 (Hopper); found none",
     )
+    path = tuning.FOLDER / f"{tuning.device_slug(torch.cuda.get_device_name(0))}.json"
+    require(path.is_file(), f"{path} is missing; python -m kernels.tune {path} makes it")
     table = json.loads(path.read_text(encoding="utf-8"))
     check_head(path, table)
     for model in models:
@@ -76,7 +78,8 @@ def main_tune_steps(args: argparse.Namespace) -> int:
             processors = torch.cuda.get_device_properties(0).multi_processor_count
             tune.compile_ahead(entries, processors, driver.architecture(0))
             before, after = _choose_on_device(table, model, count, entries)
-            tuning.write(table, table["entries"], table["adapted"], path)
+            tuning.write(table, path)
+            tuning.forget()
             sys.stdout.write(
                 f"{model}, {count} rows: {before:.1f} us before, {after:.1f} after, a step of "
                 f"{_LAYERS} layers; {time.monotonic() - began:.0f} s\n"
@@ -109,11 +112,18 @@ def check_head(path: Path, table: Mapping[str, Any]) -> None:
 
 
 def left_to_choose(table: Mapping[str, Any], model: str, rows: int) -> list[tune.Entry]:
-    """Return the entries with an adapter of a model and row count that no step has chosen."""
-    chosen = {_key(entry) for entry in table["adapted"] if "step_us" in entry}
-    entries = [entry for entry in tune.all_entries((rows,)) if entry.adapted]
-    shapes = set(tune.LAYERS[model].values())
-    return [e for e in entries if (e.N, e.K) in shapes and (e.N, e.K, e.M) not in chosen]
+    """Return the products of a model's block, with an adapter, that no step has chosen."""
+    chosen = {_key(entry) for entry in table.get("in_steps", ())}
+    shape = shape_named(model)
+    width, inner, queries = shape.hidden, shape.intermediate, shape.query_size
+    products = (
+        (queries + 2 * shape.key_size, width, (queries, queries + shape.key_size)),
+        (width, queries, ()),
+        (2 * inner, width, (inner,)),
+        (width, inner, ()),
+    )
+    entries = [tune.Entry(adapted=True, M=rows, N=N, K=K, ends=ends) for N, K, ends in products]
+    return [entry for entry in entries if (entry.N, entry.K, entry.M) not in chosen]
 
 
 def _key(entry: Mapping[str, Any]) -> Key:
@@ -141,7 +151,7 @@ def _choose_on_device(
             return 1e6 * min(time_steps(engine, rows, _POSITION, _STEPS) for _ in range(2))
 
     present: dict[Key, Way] = {
-        (e.N, e.K, e.M): tuning.choose_adapted(0, e.N, e.K, e.M) for e in entries
+        (e.N, e.K, e.M): tuning.choose_adapted(0, e.N, e.K, e.M, tune.RANK) for e in entries
     }
     candidates = {
         (entry.N, entry.K, entry.M): [
@@ -152,11 +162,11 @@ def _choose_on_device(
     chosen = choose_by_steps(present, candidates, clock)
     before, after = (median(clock(ways) for _ in range(_READINGS)) for ways in (present, chosen))
     engine.close()
+    known = table.setdefault("in_steps", [])
     for entry in entries:
-        key = (entry.N, entry.K, entry.M)
-        (at,) = (i for i, e in enumerate(table["adapted"]) if _key(e) == key)
-        table["adapted"][at] = tune.entry_of(entry, chosen[key]) | {"step_us": round(after, 1)}
-    table["command"] = COMMAND
+        way = tune.entry_of(entry, chosen[entry.N, entry.K, entry.M])
+        known.append(way | {"rank": tune.RANK, "step_us": round(after, 1)})
+    known.sort(key=lambda entry: (entry["N"] * entry["K"], entry["N"], entry["M"]))
     return before, after
 
 

@@ -16,13 +16,19 @@ from kernels import tune, tune_candidates, tuning
 from kernels.fused_adapter import Joining
 from kernels.hopper import Choice
 from repro.__main__ import main
-from repro.measure.tune_steps import Key, Way, choose_by_steps, left_to_choose, main_tune_steps
+from repro.measure.tune_steps import (
+    MODELS,
+    Key,
+    Way,
+    choose_by_steps,
+    left_to_choose,
+    main_tune_steps,
+)
 
 FIRST, SECOND = (4608, 3584, 1), (3584, 3584, 1)
 SMALL, LARGE, BROKEN = (
     (Choice(path="narrow", warps=warps), Joining(join="extra", parts=4)) for warps in (5, 14, 7)
 )
-TABLE = tuning.FOLDER / "nvidia-h100-80gb-hbm3.json"
 
 
 def clock(ways: Mapping[Key, Way]) -> float:
@@ -48,40 +54,64 @@ def test_what_the_table_has_stays_where_nothing_is_faster() -> None:
     assert candidates[FIRST] == [BROKEN, LARGE, SMALL]
 
 
-def test_entries_that_a_step_has_chosen_are_not_chosen_again() -> None:
-    table = {
-        "adapted": [{"N": 4608, "K": 3584, "M": 1, "step_us": 415.0}, {"N": 1, "K": 1, "M": 1}]
-    }
-    left = left_to_choose(table, "7b", 1)
-    assert {(e.N, e.K) for e in left} == set(tune.LAYERS["7b"].values()) - {(4608, 3584)}
-    assert all(e.adapted and e.M == 1 for e in left)
-    assert len(left_to_choose(table, "7b", 8)) == 4
+@pytest.mark.parametrize("model", MODELS)
+def test_entries_that_a_step_has_chosen_are_not_chosen_again(model: str) -> None:
+    entries = left_to_choose({}, model, 1)
+    assert len(entries) == 4
+    assert all(entry.adapted and entry.M == 1 for entry in entries)
+    if model in tune.LAYERS:
+        assert {(e.N, e.K) for e in entries} == set(tune.LAYERS[model].values())
+        assert set(entries) <= set(tune.all_entries((1,)))
+    first, *rest = entries
+    table = {"in_steps": [{"N": first.N, "K": first.K, "M": 1}, {"N": 1, "K": 1, "M": 1}]}
+    assert left_to_choose(table, model, 1) == rest
+    assert len(left_to_choose(table, model, 8)) == 4
 
 
-def test_a_way_that_is_tried_comes_before_the_tables(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "NVIDIA H200")
-    caches = (tuning.stored_table, tuning.adapted_table, tuning.choose_adapted)
+@pytest.fixture
+def stored(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, Any]]:
+    """Give the H200's table some entries chosen in steps, and let every device read it."""
+    table = json.loads((tuning.FOLDER / "nvidia-h200.json").read_text(encoding="utf-8"))
+    table["in_steps"] = [
+        {"N": 4608, "K": 3584, "M": rows, "warps": warps, "join": "extra", "parts": 4, "rank": 32}
+        for rows, warps in ((1, 5), (8, 14))
+    ]
+    monkeypatch.setattr(tuning, "stored_table", lambda device: table)
+    caches = (tuning.adapted_table, tuning.step_table, tuning.choose_adapted)
     for cache in caches:
         cache.cache_clear()
-    try:
-        stored = tuning.choose_adapted(0, *FIRST)
-        assert stored not in (SMALL, LARGE)
-        with tuning.trying({FIRST: SMALL}):
-            assert tuning.choose_adapted(0, *FIRST) == SMALL
-            assert tuning.choose_adapted(0, *SECOND) != SMALL
-        assert tuning.choose_adapted(0, *FIRST) == stored
-    finally:
-        for cache in caches:
-            cache.cache_clear()
+    yield table
+    for cache in caches:
+        cache.cache_clear()
+
+
+def test_choices_by_steps_are_for_their_own_sizes_and_ranks(stored: dict[str, Any]) -> None:
+    by_step = {rows: tuning.choose_adapted(0, 4608, 3584, rows, 32) for rows in (1, 4, 8, 16)}
+    assert by_step == {
+        1: SMALL, 4: LARGE, 8: LARGE, 16: tuning.adapted_table(0)[4608, 3584][16]
+    }  # fmt: skip
+    assert tuning.choose_adapted(0, 4608, 3584, 1, 16) == SMALL
+    alone = tuning.adapted_table(0)[4608, 3584][1]
+    assert alone not in (SMALL, LARGE)
+    assert tuning.choose_adapted(0, 4608, 3584, 1, 64) == alone
+    assert tuning.choose_adapted(0, 4600, 3584, 1, 32) == alone
+
+
+def test_a_way_that_is_tried_comes_before_the_tables(stored: dict[str, Any]) -> None:
+    before = tuning.choose_adapted(0, *SECOND, 32)
+    assert before not in (SMALL, LARGE)
+    with tuning.trying({SECOND: LARGE}):
+        assert tuning.choose_adapted(0, *SECOND, 32) == LARGE
+        assert tuning.choose_adapted(0, *FIRST, 32) == SMALL
+    assert tuning.choose_adapted(0, *SECOND, 32) == before
 
 
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (["missing.json"], "missing.json is no file"),
-        ([str(TABLE), "--models", "7b,9b"], "names 9b; it takes 7b, 32b"),
-        ([str(TABLE), "--rows", "2"], "names 2; it takes 1, 8, 16"),
-        ([str(TABLE), "--rows", ","], "names nothing"),
+        (["--models", "7b,9b"], "names 9b; it takes 3b, 7b, 14b, 32b"),
+        (["--rows", "2"], "names 2; it takes 1, 8, 16"),
+        (["--rows", ","], "names nothing"),
     ],
 )
 def test_what_cannot_be_tuned_is_refused(
@@ -95,7 +125,7 @@ def test_without_a_hopper_gpu_there_is_nothing_to_tune(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert main(["tune-steps", str(TABLE)]) == 2
+    assert main(["tune-steps"]) == 2
     assert "needs a CUDA device of compute capability 9.0" in capsys.readouterr().err
 
 
@@ -106,7 +136,10 @@ def _hopper() -> bool:
 @pytest.mark.gpu
 @pytest.mark.skipif(not _hopper(), reason="needs a Hopper GPU, whose launches the table holds")
 def test_a_real_table_is_chosen_once_and_refused_elsewhere(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    request: pytest.FixtureRequest,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     every = list(tune_candidates.with_adapter(1))
 
@@ -114,16 +147,18 @@ def test_a_real_table_is_chosen_once_and_refused_elsewhere(
         yield from every[:: len(every) // 3]
 
     monkeypatch.setattr(tune_candidates, "with_adapter", few)
-    path = tmp_path / "table.json"
-    stored = tuning.FOLDER / f"{tuning.device_slug(torch.cuda.get_device_name())}.json"
-    if not stored.is_file():
+    name = f"{tuning.device_slug(torch.cuda.get_device_name())}.json"
+    if not (tuning.FOLDER / name).is_file():
         pytest.skip(f"there is no tuned table of {torch.cuda.get_device_name()} to start from")
-    shutil.copy(stored, path)
+    path = tmp_path / name
+    shutil.copy(tuning.FOLDER / name, path)
+    monkeypatch.setattr(tuning, "FOLDER", tmp_path)
+    tuning.forget()
+    request.addfinalizer(tuning.forget)
     table: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    for entry in table["adapted"]:
-        entry.pop("step_us", None)
+    table.pop("in_steps", None)
     path.write_text(json.dumps(table), encoding="utf-8")
-    asked = argparse.Namespace(table=str(path), models="7b", rows="1")
+    asked = argparse.Namespace(models="7b", rows="1")
     import triton
 
     if (table["torch"], table["triton"]) != (torch.__version__, triton.__version__):
@@ -132,8 +167,8 @@ def test_a_real_table_is_chosen_once_and_refused_elsewhere(
         return
     assert main_tune_steps(asked) == 0
     after = json.loads(path.read_text(encoding="utf-8"))
-    assert after["entries"] == table["entries"]
-    chosen = [entry for entry in after["adapted"] if "step_us" in entry]
+    assert (after["entries"], after["adapted"]) == (table["entries"], table["adapted"])
+    chosen = after["in_steps"]
     assert {(e["N"], e["K"], e["M"]) for e in chosen} == {
         (N, K, 1) for N, K in tune.LAYERS["7b"].values()
     }
@@ -141,6 +176,6 @@ def test_a_real_table_is_chosen_once_and_refused_elsewhere(
     assert main_tune_steps(asked) == 0
     assert "chosen before" in capsys.readouterr().out
     assert json.loads(path.read_text(encoding="utf-8")) == after
-    path.write_text(json.dumps(after | {"device": "NVIDIA A100"}), encoding="utf-8")
+    path.write_text(json.dumps(after | {"torch": "2.0.0"}), encoding="utf-8")
     with pytest.raises(ValueError, match="make one here first"):
         main_tune_steps(asked)
