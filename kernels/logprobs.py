@@ -8,8 +8,9 @@ softmax itself never exists); plain PyTorch reads and writes the same logits hal
 Backward multiplies a chunk again and turns it, in one more pass, into the gradient of the logits
 in the hidden states' type, which two products carry on. Nothing of size T * V is kept.
 
-Chunks are as large as the memory bound allows, since the product of few rows is limited by
-reading W: 1024 rows of 152 064 logits are 594 MiB, and as much again by half in backward.
+Chunks are as large as the memory bound allows, in whole 1024s of rows, since the product of few
+rows is limited by reading W, and of a small vocabulary by its launches: 1024 rows of 152 064
+logits are 594 MiB, and as much again by half in backward; of 896 logits all rows of a step fit.
 
 Easy to get wrong: the weighted sum is taken of z - maximum, or entropy cancels where logits are
 large; float32 inputs multiply in float32, not TF32; p * z is 0 * -inf where a logit is -inf.
@@ -30,6 +31,16 @@ from kernels.reference_logprobs import checked_vocabulary, float32_product
 
 # Logits held at once, bytes. Backward holds half as much again.
 _CHUNK_BYTES = 640 << 20
+
+
+# Logits of a row that a program reads at once, at most.
+_BLOCK = 4096
+
+
+def chunk_rows(V: int, chunk_bytes: int = _CHUNK_BYTES) -> int:
+    """Return how many rows of V float32 logits go at once: in whole 1024s, or all that fit."""
+    rows = max(1, chunk_bytes // (4 * V))
+    return rows - rows % 1024 if rows > 1024 else rows
 
 
 @triton.jit
@@ -113,6 +124,7 @@ class _TokenLogprobs(torch.autograd.Function):
         rows: int,
     ) -> tuple[Tensor, Tensor]:
         T, V = hidden.shape[0], weight.shape[0]
+        block = min(_BLOCK, triton.next_power_of_2(V))
         logprobs = torch.empty(T, dtype=torch.float32, device=hidden.device)
         entropy, normaliser = torch.empty_like(logprobs), torch.empty_like(logprobs)
         for at in range(0, T, rows):
@@ -120,7 +132,7 @@ class _TokenLogprobs(torch.autograd.Function):
             logits = float32_product(hidden[part], weight.t())
             _forward_kernel[(logits.shape[0],)](
                 logits, bias, token_ids[part], logprobs[part], entropy[part], normaliser[part],
-                1.0 / temperature, V, bias is not None, 4096, num_warps=8,
+                1.0 / temperature, V, bias is not None, block, num_warps=8,
             )  # fmt: skip
             del logits
         ctx.save_for_backward(hidden, weight, bias, token_ids, normaliser, entropy)
@@ -133,6 +145,7 @@ class _TokenLogprobs(torch.autograd.Function):
         hidden, weight, bias, token_ids, normaliser, entropy = ctx.saved_tensors
         wants_hidden, wants_weight, wants_bias = ctx.needs_input_grad[:3]
         V = weight.shape[0]
+        block = min(_BLOCK, triton.next_power_of_2(V))
         grad_hidden = torch.empty_like(hidden) if wants_hidden else None
         grad_weight = torch.zeros_like(weight, dtype=torch.float32) if wants_weight else None
         grad_bias = torch.zeros_like(bias, dtype=torch.float32) if wants_bias else None
@@ -140,10 +153,10 @@ class _TokenLogprobs(torch.autograd.Function):
             part = slice(at, at + ctx.rows)
             logits = float32_product(hidden[part], weight.t())
             grad = torch.empty(logits.shape, dtype=hidden.dtype, device=hidden.device)
-            _backward_kernel[(logits.shape[0], triton.cdiv(V, 4096))](
+            _backward_kernel[(logits.shape[0], triton.cdiv(V, block))](
                 logits, bias, token_ids[part], normaliser[part], entropy[part],
                 grad_logprobs[part], grad_entropy[part], grad, 1.0 / ctx.temperature, V,
-                bias is not None, 4096, num_warps=8,
+                bias is not None, block, num_warps=8,
             )  # fmt: skip
             del logits
             if grad_hidden is not None:
@@ -200,5 +213,5 @@ def token_logprobs(
         raise ValueError(
             f"hidden is {hidden.dtype} and lm_head_weight {lm_head_weight.dtype}; they must agree"
         )
-    rows = max(1, min(1024, chunk_bytes // (4 * V)))
+    rows = chunk_rows(V, chunk_bytes)
     return _TokenLogprobs.apply(hidden, lm_head_weight, bias, token_ids, float(temperature), rows)

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from kernels import reference_logprobs
+from kernels.logprobs import chunk_rows
 from kernels.reference import token_logprobs
 
 T, H, V = 23, 32, 211
@@ -184,3 +185,16 @@ def test_bad_arguments_are_refused() -> None:
         token_logprobs(hidden[None], weight, ids, 1.0)
     with pytest.raises(ValueError, match="bias has shape"):
         token_logprobs(hidden, weight, ids, 1.0, bias[:-1])
+
+
+@pytest.mark.parametrize(
+    ("vocabulary", "rows"), [(152_064, 1024), (896, 186_368), (32_000, 5120), (200_000, 838)]
+)
+def test_chunks_of_a_small_vocabulary_are_long(vocabulary: int, rows: int) -> None:
+    chosen = chunk_rows(vocabulary)
+    assert chosen == rows
+    assert chosen * vocabulary * 4 <= 640 << 20
+
+
+def test_a_chunk_holds_a_row_at_least() -> None:
+    assert chunk_rows(1000, chunk_bytes=10) == 1
