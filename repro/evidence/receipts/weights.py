@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator, Mapping
 
 from repro.evidence.record import Record
@@ -14,6 +15,9 @@ WEIGHT_ERROR = (0.02, 0.4)
 KL_RATIO_MOST = 0.02
 # Of a decoder block.
 PROJECTIONS = 7
+# Tokens of the policies pre-trained here where no human-written problems were named: generated ones
+# alone have no more words to merge (`repro.data.proxy_tokenizer`). Their names do not tell.
+_WITHOUT_HUMAN_PROBLEMS = 896
 
 
 def weights(record: Record) -> list[str]:
@@ -81,8 +85,11 @@ def counts(record: Record) -> Iterator[str]:
     linears = sum((record.effects.get("linears") or {}).values())
     shape = shape_by_name(record.config["scale"]["checkpoint"])
     layers = shape.layers if shape is not None else linears // PROJECTIONS
-    needed = {"norms_wrapped": 2 * layers + 1, "norms_trained": 2 * layers * arm["norms_trained"]}
-    needed["adapter_modules"] = PROJECTIONS * layers if arm["training"] == "lora" else 0
+    needed: dict[str, tuple[int, ...]] = {
+        "norms_wrapped": (2 * layers + 1,),
+        "norms_trained": (2 * layers * arm["norms_trained"],),
+        "adapter_modules": (PROJECTIONS * layers if arm["training"] == "lora" else 0,),
+    }
     if shape is not None:
         needed["parameters_trainable"] = _trainable(record, shape)
     if linears != PROJECTIONS * layers or not layers:
@@ -90,22 +97,26 @@ def counts(record: Record) -> Iterator[str]:
             f"effects.linears counts {linears} projections; {layers} blocks have "
             f"{PROJECTIONS * layers}"
         )
-    for name, count in needed.items():
+    for name, possible in needed.items():
         # Before training an adapter is nothing; some measurements leave it out.
         if name in ("adapter_modules", "parameters_trainable") and record.procedure == "entropy":
             continue
-        if record.effects.get(name) != count:
-            yield f"effects.{name} is {record.effects.get(name)}; the model has {count}"
+        if record.effects.get(name) not in possible:
+            counts_there = " or ".join(map(str, possible))
+            yield f"effects.{name} is {record.effects.get(name)}; the model has {counts_there}"
 
 
-def _trainable(record: Record, shape: DecoderShape) -> int:
+def _trainable(record: Record, shape: DecoderShape) -> tuple[int, ...]:
+    """Return how many parameters a run of this arm may train, by the vocabularies there are."""
     arm = record.config["arm"]
     if arm["training"] == "none":
-        return 0
+        return (0,)
     if arm["training"] == "full":
-        return shape.parameters()
+        smaller = dataclasses.replace(shape, vocabulary=_WITHOUT_HUMAN_PROBLEMS)
+        shapes = [shape, smaller] if shape.name.startswith("proxy-") else [shape]
+        return tuple(one.parameters() for one in shapes)
     norms = 2 * shape.layers * shape.hidden if arm["norms_trained"] else 0
-    return shape.adapter_parameters(arm["lora_rank"]) + norms
+    return (shape.adapter_parameters(arm["lora_rank"]) + norms,)
 
 
 def precision(record: Record) -> Iterator[str]:
