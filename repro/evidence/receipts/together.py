@@ -5,7 +5,10 @@ equal, digit for digit, are one run under two names. Runs that only ask have the
 tokens instead. Within a seed two arms may be equal where their difference does nothing: noise as
 the published code adds it is none.
 
-Easy to get wrong: an arm that two names share is one record, met twice, and no copy.
+Easy to get wrong: an arm that two names share is one record, met twice, and no copy; and a policy
+that has collapsed answers every problem in the same words, whatever numbers are drawn, so that two
+such runs may well agree. That its sampled completions are its greedy ones shows it; its entropies
+and gradient norms on the way there are still its own.
 """
 
 from __future__ import annotations
@@ -81,7 +84,7 @@ def traces(record: Record) -> Iterator[tuple[str, str]]:
     tallies = record.effects.get("answers", {})
     names = ["accuracy"] if "accuracy" in tallies else sorted(set_sizes(record).keys() & tallies)
     asked = sum(_asked(tallies[name]) for name in names)
-    if asked >= _COMPLETIONS_LEAST and _sampled(record):
+    if asked >= _COMPLETIONS_LEAST and _sampled(record) and not _left_nothing_to_chance(tallies):
         tokens = [str(tallies[name]["completions"]) for name in names]
         yield f"effects.answers.{names[0]}.completions", digest_of(tokens)
 
@@ -90,6 +93,12 @@ def _asked(tally: Mapping[str, Any]) -> int:
     """Return the completions behind a tally: problems times samples of each."""
     problems_by_hits: list[int] = tally["right"]
     return sum(problems_by_hits) * (len(problems_by_hits) - 1)
+
+
+def _left_nothing_to_chance(tallies: Mapping[str, Any]) -> bool:
+    """Whether a policy's completions, one of each problem, are those that it gives greedily."""
+    sampled, greedy = (tallies.get(name) for name in ("accuracy", "accuracy_greedy"))
+    return bool(sampled and greedy) and sampled["completions"] == greedy["completions"]
 
 
 def _sampled(record: Record) -> bool:
