@@ -98,7 +98,9 @@ def _asked(tally: Mapping[str, Any]) -> int:
 def _left_nothing_to_chance(tallies: Mapping[str, Any]) -> bool:
     """Whether a policy's completions, one of each problem, are those that it gives greedily."""
     sampled, greedy = (tallies.get(name) for name in ("accuracy", "accuracy_greedy"))
-    return bool(sampled and greedy) and sampled["completions"] == greedy["completions"]
+    if not sampled or not greedy:
+        return False
+    return bool(sampled["completions"] == greedy["completions"])
 
 
 def _sampled(record: Record) -> bool:
