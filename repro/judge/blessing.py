@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from pathlib import Path
 
 from repro.evidence.bless import BlessError, bless
@@ -106,10 +107,13 @@ def _bless(selection: Selection, evidence: Evidence, runs: Path, expected: Path)
 def incomplete(selection: Selection, evidence: Evidence) -> list[str]:
     """Return which planned seeds have neither finished nor failed, a sentence per arm.
 
-    A target with looks may end at one of them. At the systems tier an arm may be missing as a
-    whole, where this machine lacks its library; half an arm may not.
+    A target with looks may end at one of them, and one whose every arm another target shares, at
+    that one's seeds: they are complete for the other, while its own statements stay undecided until
+    the rest is there. At the systems tier an arm may be missing as a whole, where this machine
+    lacks its library; half an arm may not.
     """
     looks = [look.seeds for look in selection.target.looks] or [len(evidence.planned)]
+    looks += _shared_seeds(selection, evidence.planned)
     optional = selection.tier is Tier.SYSTEMS
     arms = [
         arm.name
@@ -128,6 +132,19 @@ def incomplete(selection: Selection, evidence: Evidence) -> list[str]:
         if not sentences:
             return []
     return sentences
+
+
+def _shared_seeds(selection: Selection, planned: Sequence[int]) -> list[int]:
+    """Return how many of the planned seeds, from the first, targets have that share every arm."""
+    own = {(selection.source.name, arm.name) for arm in selection.source.arms}
+    scales = [
+        target.scales[selection.tier]
+        for target in TARGETS
+        if selection.tier in target.scales
+        and own <= {(home.name, arm) for home, arm in target.shared.values()}
+    ]
+    seeds = {tuple(scale.seeds) for scale in scales}
+    return sorted(len(some) for some in seeds if some == tuple(planned[: len(some)]))
 
 
 def with_blessed(runs: Path, expected: Path, tier: Tier, evidence: Evidence) -> Joined:

@@ -10,8 +10,14 @@ import pytest
 from repro.__main__ import main
 from repro.evidence.record import Record
 from repro.judge import blessing as bless_command
+from repro.judge.blessing import incomplete
+from repro.judge.gathering import Evidence
 from repro.run.places import expected_folder
-from tests.repro.made_up import on_device
+from repro.run.select import Selection
+from repro.spec.target import plan
+from repro.spec.tier import Tier
+from repro.targets import find
+from tests.repro.made_up import honest_proxy_record, on_device
 from tests.repro.recorded_steps import write_steps
 
 CARD = "NVIDIA H100 80GB HBM3"
@@ -70,3 +76,17 @@ def test_adding_nothing_writes_nothing(tmp_path: Path, capsys: Printed) -> None:
     assert main([*line, "--expected", str(expected)]) == 2
     assert "table1 at the smoke tier has nothing to add" in capsys.readouterr().err
     assert not (expected / "records").exists()
+
+
+@pytest.mark.parametrize(("recorded", "complete"), [(40, True), (13, True), (12, False)])
+def test_seeds_that_another_target_shares_whole_may_be_kept(recorded: int, complete: bool) -> None:
+    fresh = find("needle_4_fresh")
+    selection = Selection(target=fresh, source=fresh, tier=Tier.PROXY)
+    planned = fresh.scales[Tier.PROXY].seeds
+    assert find("needle_rates").scales[Tier.PROXY].seeds == planned[:13]
+    runs = plan(fresh, Tier.PROXY, seeds=planned[:recorded])
+    records: dict[str, dict[int, Record]] = {}
+    for run in runs:
+        records.setdefault(run.arm.name, {})[run.seed] = honest_proxy_record(run)
+    evidence = Evidence(records=records, planned=tuple(planned))
+    assert (not incomplete(selection, evidence)) == complete
