@@ -75,10 +75,10 @@ SKILL_SCALE = dataclasses.replace(
 _FULL_SWEEP = "learning_rates_skill"
 # A factor of two from each to the next. In the tier's first sweep, of 120 steps, 3.3e-5 and 1e-4
 # ended within 3 points of each other and 3e-4 collapsed. Here 2.5e-5 to 2e-4 were tried first
-# (85ab40e): over 400 steps the smallest ended best and the upper two collapsed, so the grid was
-# moved down by two rates.
-FULL_RATES = {"62e7": 6.25e-6, "125e7": 1.25e-5, "25e6": 2.5e-5, "5e5": 5e-5}
-_BEFORE = FULL_RATES["25e6"]
+# (85ab40e), then 6.25e-6 to 5e-5 (08fcdb7): over 400 steps the smallest ended best both times, so
+# the grid was moved down twice.
+FULL_RATES = {"16e7": 1.5625e-6, "31e7": 3.125e-6, "62e7": 6.25e-6, "125e7": 1.25e-5}
+_BEFORE = FULL_RATES["62e7"]
 # The claim's quantity, one answer per problem at temperature 1, on the development split: of two
 # seeds with a thousand problems each the error is a point.
 FULL_SWEEP_SCALE = dataclasses.replace(

@@ -206,9 +206,9 @@ def test_the_rate_of_full_training_is_the_most_accurate_inside_the_grid() -> Non
             for arm in SKILL_SWEEP.arms
         }
 
-    choice = choose(SKILL_SWEEP, scale, ends(**{"25e6": 6.0, "125e7": 5.9}))
-    assert choice["chosen"] == {"bf16_full": 2.5e-5}
-    for end in ("62e7", "5e5"):
+    choice = choose(SKILL_SWEEP, scale, ends(**{"31e7": 6.0, "62e7": 5.9}))
+    assert choice["chosen"] == {"bf16_full": 3.125e-6}
+    for end in ("16e7", "125e7"):
         with pytest.raises(ValueError, match=r"heldout_last is best at .*, an end of the grid"):
             choose(SKILL_SWEEP, scale, ends(**{end: 6.0}))
 
