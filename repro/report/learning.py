@@ -179,7 +179,8 @@ def _short(rows: Sequence[Decided]) -> list[str]:
             f"the paper's is {row.paper:+.3g}."
         )
     parts = [_numbered("cannot be tested with these runs", untestable)]
-    parts.append(_numbered("still need their runs", absent))
+    needs = "still need their runs" if len(absent) > 1 else "still needs its runs"
+    parts.append(_numbered(needs, absent))
     opened = "; ".join(filter(None, parts))
     return [" ".join([*sentences, f"{opened}.".capitalize()] if opened else sentences), ""]
 
@@ -250,7 +251,7 @@ def _can(rows: Sequence[Decided]) -> list[str]:
     if not resolved:
         return []
     return [
-        f"- **They can show** effects beyond {' and '.join(resolved)}: half the width of the "
+        f"- **They can show** effects beyond {'; '.join(resolved)}: half the width of the "
         "intervals."
     ]
 
@@ -345,8 +346,7 @@ def _papers(row: Decided) -> str:
 
 def _cells(row: Decided) -> tuple[str, str, str]:
     if not row.is_run or row.verdict is None:
-        reason = row.verdict.sentence if row.verdict is not None else row.remark
-        return "", CLAIM_WORDS["not run"], f"not yet: {reason}"
+        return "", CLAIM_WORDS["not run"], f"not yet: {row.remark}"
     by = f"<br>`{row.name}`"
     return (
         f"{_measured(row)}{_at_look(row)}{by}",

@@ -7,8 +7,8 @@ statement's; where that has no records, the claim is *not run*, and says why.
 
 Some claims can be put to a better test than the one that was run first: the ladder of exploration
 (`repro.targets.ladder`) has environments in which the claimed effect could show. The statement that
-takes over is named here before it is run, and decides from its first records on, whatever they say.
-Until then the first one does; then it stands among the others.
+takes over is named here before it is run, and decides once every seed of a planned look is there,
+whatever they say. Until then the first one does; then it stands among the others.
 
 Effects are shown as shares, in percent of what the statement's effect is a share of
 (`repro.spec.effect`), which is the one scale on which a small policy and the paper's can stand side
@@ -52,7 +52,8 @@ class PaperClaim:
     decided_by
         The deciding statement, `target.claim`.
     then
-        The statement that takes over once it has records; empty where the first one stays.
+        The statement that takes over once its planned runs are there; empty where the first one
+        stays.
     others
         Further statements on it, in the same form.
     remark
@@ -319,13 +320,23 @@ def statements(checks: Sequence[Checked]) -> dict[str, tuple[Checked, Claim, Ver
 
 def _decided(claim: PaperClaim, by_name: Mapping[str, tuple[Checked, Claim, Verdict]]) -> Decided:
     name, remark = claim.decided_by, claim.remark
-    if claim.then in by_name and by_name[claim.then][2].status != "not run":
+    if claim.then in by_name and _has_run(*by_name[claim.then]):
         name, remark = claim.then, claim.then_remark
     if name not in by_name:
         return Decided(claim=claim, name=name, remark=remark)
     checked, statement, verdict = by_name[name]
     row = Decided(claim=claim, name=name, remark=remark, statement=statement, verdict=verdict)
     return row if verdict.effect is None else _with_shares(row, checked, statement, verdict)
+
+
+def _has_run(checked: Checked, statement: Claim, verdict: Verdict) -> bool:
+    """Whether the statement has all seeds of a planned look; a part of them decides nothing."""
+    if verdict.status == "not run":
+        return False
+    evidence, target = checked.evidence, checked.selection.target
+    looks = [look.seeds for look in target.looks] or [len(evidence.planned)]
+    parts = [evidence.at(evidence.planned[:seeds]) for seeds in looks]
+    return any(not any(part.without_record(arm) for arm in statement.arms) for part in parts)
 
 
 def _with_shares(row: Decided, checked: Checked, statement: Claim, verdict: Verdict) -> Decided:

@@ -512,12 +512,12 @@ def test_a_row_has_the_papers_size_here_beside_the_interval(
 def test_what_is_not_testable_has_its_reason(checks: list[Checked], tmp_path: Path) -> None:
     text = learning_text(checks, EXPECTED, tmp_path / "learning.md")
     rows = [row for row in section(text, "Not testable here").splitlines() if "`" in row]
-    reasons = ("below 100", "unit of replication", "by its design")
+    reasons = ("below 100", "unit of replication", "by its design", "its positive control")
     assert len(rows) > 10
     assert all(any(reason in row for reason in reasons) for row in rows)
 
 
-def test_the_statement_that_takes_over_decides_from_its_first_records_on(
+def test_the_statement_that_takes_over_decides_once_its_planned_runs_are_there(
     checks: list[Checked],
 ) -> None:
     by_name = statements(checks)
@@ -529,6 +529,13 @@ def test_the_statement_that_takes_over_decides_from_its_first_records_on(
                 row = twelve._decided(claim, by_name | {claim.then: (checked, statement, later)})
                 assert row.name == name
                 assert row.remark == (claim.remark if name != claim.then else claim.then_remark)
+            # A seed more was planned than there is: what is there decides nothing yet.
+            planned = (*checked.evidence.planned, 10**6)
+            evidence = dataclasses.replace(checked.evidence, planned=planned)
+            later = dataclasses.replace(verdict, status="excluded", effect=None)
+            partial = dataclasses.replace(checked, evidence=evidence), statement, later
+            row = twelve._decided(claim, by_name | {claim.then: partial})
+            assert row.name == (claim.then if checked.selection.target.looks else claim.decided_by)
 
 
 def test_a_folder_that_does_not_exist_is_refused_and_no_page_written(
