@@ -37,6 +37,8 @@ _MEASURES = {
     "of baseline": "% of the mean",
     "ratio": "% in speed",
 }
+# Unit of a metric that each run has as 0 or 1, such as whether it collapsed.
+_SHARE = "share"
 # Kinds that claim that two arms do not differ.
 _EQUALITIES = ("non_inferior", "equivalent")
 
@@ -266,7 +268,8 @@ class Decided:
         The paper's, in `measure`; 0 where it claims that there is no difference; None where it has
         no size.
     measure
-        `% of the gain`, `% of the shortfall`, `% of the mean`, `% in speed` or `points`.
+        `% of the gain`, `% of the shortfall`, `% of the mean`, `% in speed`, `% of the runs` or
+        `points`.
     """
 
     claim: PaperClaim
@@ -368,7 +371,7 @@ def _scale(checked: Checked, statement: Claim, verdict: Verdict) -> tuple[float,
         gains = checked.evidence.values(GAIN).get(statement.baseline, {})
         return (100 / fmean(gains.values()) if gains else 1.0), 0.0
     if effect.measure == "units":
-        return 1.0, 0.0
+        return (100.0 if verdict.unit == _SHARE else 1.0), 0.0
     if effect.measure == "ratio":
         return 100.0, 1.0
     if verdict.matters is None:
@@ -379,4 +382,5 @@ def _scale(checked: Checked, statement: Claim, verdict: Verdict) -> tuple[float,
 def _measure(statement: Claim, verdict: Verdict) -> str:
     if statement.effect is None:
         return _MEASURES["of gain"]
-    return _MEASURES.get(statement.effect.measure, verdict.unit)
+    unit = "% of the runs" if verdict.unit == _SHARE else verdict.unit
+    return _MEASURES.get(statement.effect.measure, unit)
