@@ -433,7 +433,7 @@ def _deciding(devices: Mapping[str, Sequence[Checked]]) -> list[str]:
 
 
 def _named(number: int, name: str, deciding: bool) -> tuple[str, str]:
-    later = ", decides from its first records on" * (name == TWELVE[number - 1].then)
+    later = ", decides once its planned runs are there" * (name == TWELVE[number - 1].then)
     return f"{number}", f"`{name}`" + (", decides" if deciding else later)
 
 
