@@ -14,6 +14,9 @@ from repro.spec.target import plan
 from repro.spec.tier import Tier
 from repro.targets import find
 
+# Of these, two or three starts shared one card (docs/proxy_tier.md): their seconds are longer.
+SHARED = ("85ab40e", "08fcdb7")
+
 
 @dataclass
 class RecordedEnsemble:
@@ -21,6 +24,11 @@ class RecordedEnsemble:
 
     runs: list[RunConfig] = field(default_factory=list)
     records: list[Record] = field(default_factory=list)
+
+    @property
+    def alone(self) -> bool:
+        """Whether the ensemble had its card for itself."""
+        return not self.records[0].commit.startswith(SHARED)
 
     @property
     def seconds(self) -> float:
