@@ -14,8 +14,9 @@ from repro.spec.target import plan
 from repro.spec.tier import Tier
 from repro.targets import find
 
-# Of these, two or three starts shared one card (docs/proxy_tier.md): their seconds are longer.
-SHARED = ("85ab40e", "08fcdb7")
+# Of these, two or three starts shared one card (docs/proxy_tier.md): they took longer, were cut
+# smaller than the card would have held, and two that began in one second look like one.
+_SHARED = ("85ab40e", "08fcdb7")
 
 
 @dataclass
@@ -24,11 +25,6 @@ class RecordedEnsemble:
 
     runs: list[RunConfig] = field(default_factory=list)
     records: list[Record] = field(default_factory=list)
-
-    @property
-    def alone(self) -> bool:
-        """Whether the ensemble had its card for itself."""
-        return not self.records[0].commit.startswith(SHARED)
 
     @property
     def seconds(self) -> float:
@@ -42,14 +38,17 @@ class RecordedEnsemble:
 
 
 def recorded_ensembles() -> list[RecordedEnsemble]:
-    """Return the ensembles whose runs finished; records that began together share one."""
+    """Return the ensembles that had a card for themselves and whose runs finished.
+
+    Records that began together share one.
+    """
     collected: dict[tuple[str, str], RecordedEnsemble] = {}
     blessed = Blessed(expected_folder(None), "proxy", "nvidia_h200")
     for tier, target in blessed.targets():
         for entry in blessed.entries(tier, target):
             record = entry.read()
             (run,) = plan(find(target), Tier.PROXY, [record.seed], [record.arm])
-            if is_ensemble(run) and record.ok:
+            if is_ensemble(run) and record.ok and not record.commit.startswith(_SHARED):
                 device = record.environment["variables"]["CUDA_VISIBLE_DEVICES"]
                 ensemble = collected.setdefault((record.started, device), RecordedEnsemble())
                 ensemble.runs.append(run)

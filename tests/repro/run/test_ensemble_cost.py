@@ -78,7 +78,7 @@ def test_recorded_runs_spend_the_stated_share_of_a_step_on_their_update() -> Non
 
 
 def test_recorded_ensembles_are_predicted_within_a_quarter() -> None:
-    ensembles = [ensemble for ensemble in recorded_ensembles() if ensemble.alone]
+    ensembles = recorded_ensembles()
     assert sum(len(ensemble.runs) for ensemble in ensembles) >= 75
     for ensemble in ensembles:
         together = find(ensemble.runs[0].target).costs[Tier.PROXY].together
