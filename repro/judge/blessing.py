@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
+from datetime import datetime
 from pathlib import Path
 
 from repro.evidence.bless import BlessError, bless
@@ -101,6 +102,13 @@ def _bless(selection: Selection, evidence: Evidence, runs: Path, expected: Path)
         earlier_plans = read_plans(expected)
         plans = carried_plans(target, records, runs, earlier_plans, device_name(evidence))
         paths.append(keep_plans(plans, expected, replaced=target.name))
+        began = min(datetime.fromisoformat(record.started) for record in records)
+        for late in (plan.target for plan in plans if plan.time > began):
+            print(  # noqa: T201
+                f"{late}: its plan is dated now, after its runs began: {runs / 'proxy' / 'plans'}, "
+                "where `run` had written it, is not among these records; copy it there, take the "
+                "line out of plans.tsv, and bless again"
+            )
     return paths
 
 

@@ -203,3 +203,18 @@ def test_the_digest_of_a_commit_is_that_of_its_files(
     (package / "a.py").write_text("A = 2\n")
     assert digest() != provenance.digest_of_commit("HEAD")
     assert provenance.digest_of_commit("0" * 40) is None
+
+
+def test_a_plan_that_its_runs_did_not_leave_is_said_to_be_younger_than_they(
+    tmp_path: Path, expected: Path, proxy_record: Maker, capsys: pytest.CaptureFixture[str]
+) -> None:
+    runs = tmp_path / "runs"
+    write("figure9", runs, proxy_record)
+    go("figure9", runs, expected)
+    assert "figure9: its plan is dated now, after its runs began" in capsys.readouterr().out
+    (selection,) = select(["figure9"], tier="proxy")
+    (expected / "plans.tsv").unlink()
+    write_plans(selection.plan(), tmp_path / "planned")
+    write("figure9", tmp_path / "planned", proxy_record)
+    go("figure9", tmp_path / "planned", expected)
+    assert "its plan is dated now" not in capsys.readouterr().out
