@@ -103,9 +103,10 @@ def _bless(selection: Selection, evidence: Evidence, runs: Path, expected: Path)
         plans = carried_plans(target, records, runs, earlier_plans, device_name(evidence))
         paths.append(keep_plans(plans, expected, replaced=target.name))
         began = min(datetime.fromisoformat(record.started) for record in records)
+        kept = runs / selection.tier.value / "plans"
         for late in (plan.target for plan in plans if plan.time > began):
             print(  # noqa: T201
-                f"{late}: its plan is dated now, after its runs began: {runs / 'proxy' / 'plans'}, "
+                f"{late}: its plan is dated now, after its runs began: {kept}, "
                 "where `run` had written it, is not among these records; copy it there, take the "
                 "line out of plans.tsv, and bless again"
             )
@@ -120,8 +121,8 @@ def incomplete(selection: Selection, evidence: Evidence) -> list[str]:
     the rest is there. At the systems tier an arm may be missing as a whole, where this machine
     lacks its library; half an arm may not.
     """
-    looks = [look.seeds for look in selection.target.looks] or [len(evidence.planned)]
-    looks += _shared_seeds(selection, evidence.planned)
+    parts = evidence.at_looks(selection.target.looks)
+    parts += [evidence.at(seeds) for seeds in _shared_seeds(selection, evidence.planned)]
     optional = selection.tier is Tier.SYSTEMS
     arms = [
         arm.name
@@ -129,10 +130,9 @@ def incomplete(selection: Selection, evidence: Evidence) -> list[str]:
         if not optional or arm.name in {*evidence.records, *evidence.failed_seeds}
     ]
     sentences: list[str] = []
-    for seeds in looks:
-        part = evidence.at(evidence.planned[:seeds])
+    for part in parts:
         sentences = [
-            f"{len(missing)} of {seeds} planned seeds of {arm} have no record "
+            f"{len(missing)} of {len(part.planned)} planned seeds of {arm} have no record "
             f"({', '.join(map(str, missing))})"
             for arm in arms
             if (missing := part.without_record(arm))
@@ -142,8 +142,8 @@ def incomplete(selection: Selection, evidence: Evidence) -> list[str]:
     return sentences
 
 
-def _shared_seeds(selection: Selection, planned: Sequence[int]) -> list[int]:
-    """Return how many of the planned seeds, from the first, targets have that share every arm."""
+def _shared_seeds(selection: Selection, planned: Sequence[int]) -> list[tuple[int, ...]]:
+    """Return the planned seeds, from the first on, of the targets that share every arm."""
     own = {(selection.source.name, arm.name) for arm in selection.source.arms}
     scales = [
         target.scales[selection.tier]
@@ -152,7 +152,7 @@ def _shared_seeds(selection: Selection, planned: Sequence[int]) -> list[int]:
         and own <= {(home.name, arm) for home, arm in target.shared.values()}
     ]
     seeds = {tuple(scale.seeds) for scale in scales}
-    return sorted(len(some) for some in seeds if some == tuple(planned[: len(some)]))
+    return sorted(some for some in seeds if some == tuple(planned[: len(some)]))
 
 
 def with_blessed(runs: Path, expected: Path, tier: Tier, evidence: Evidence) -> Joined:

@@ -336,9 +336,7 @@ def _has_run(checked: Checked, statement: Claim, verdict: Verdict) -> bool:
     """Whether the statement has all seeds of a planned look; a part of them decides nothing."""
     if verdict.status == "not run":
         return False
-    evidence, target = checked.evidence, checked.selection.target
-    looks = [look.seeds for look in target.looks] or [len(evidence.planned)]
-    parts = [evidence.at(evidence.planned[:seeds]) for seeds in looks]
+    parts = checked.evidence.at_looks(checked.selection.target.looks)
     return any(not any(part.without_record(arm) for arm in statement.arms) for part in parts)
 
 

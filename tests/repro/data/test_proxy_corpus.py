@@ -203,6 +203,8 @@ def test_the_tokenizer_is_the_same_each_time(tokenizer, human):
     assert again.get_vocab() == tokenizer.get_vocab()
     assert again.backend_tokenizer.to_str() == tokenizer.backend_tokenizer.to_str()
     without = build_proxy_tokenizer(ProxyCorpusConfig())
+    # What `repro.evidence.receipts.weights` counts the parameters of such a policy by
+    assert len(without) == 896
     assert " saplings" not in {without.decode([i]) for i in range(len(without))}
     assert " saplings" in {tokenizer.decode([i]) for i in range(len(tokenizer))}
 
