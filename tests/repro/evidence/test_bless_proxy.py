@@ -221,7 +221,7 @@ def test_a_plan_that_its_runs_did_not_leave_is_said_to_be_younger_than_they(
     tmp_path: Path, expected: Path, proxy_record: Maker, capsys: pytest.CaptureFixture[str]
 ) -> None:
     runs = tmp_path / "runs"
-    write("figure9", runs, proxy_record)
+    write("figure9", runs, proxy_record, started="2026-01-02T03:04:05+00:00")
     go("figure9", runs, expected)
     assert "figure9: its plan is dated now, after its runs began" in capsys.readouterr().out
     (selection,) = select(["figure9"], tier="proxy")
