@@ -17,9 +17,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from repro.evidence.derived import EDGE_STEPS, implied_series, rows_of_step
 from repro.evidence.environment import device_of
 from repro.evidence.measured import MINIMUM_SEEDS
 from repro.evidence.origins import devices_of, is_clean, refusal
+from repro.evidence.receipts.required import close
 from repro.evidence.receipts.schedule import MAY_BE_LEFT_OUT
 from repro.evidence.record import Record
 from repro.evidence.store import stored_path, write_stored
@@ -32,8 +34,17 @@ class BlessError(ValueError):
 
 
 _DIGITS = 6
-# Of which is asked that they are there, finite and not zero throughout.
-_COARSE = {"grad_norm": 3}
+# Fewer, where no number is formed of a value: it is drawn, or must lie within wide bounds, or shows
+# how a run went. Metrics are means over the first and last steps, and receipts ask for the largest
+# value: those keep six.
+_COARSE = {
+    "completion_tokens": 3,
+    "entropy": 3,
+    "entropy_decision": 1,
+    "grad_norm": 1,
+    "sigma_realised": 3,
+}
+_DIGITS_OF_QUARTERS = 3
 # Diagnostics of a run under way, which no receipt asks for.
 _DIAGNOSTICS = frozenset(
     {
@@ -134,7 +145,8 @@ def compact(record: Record, exact: Sequence[str]) -> Record:
     """Return a record as it is stored: its series rounded, and those of training runs fewer.
 
     A record is checked whole before it is blessed. Some of its series no verdict, page or picture
-    reads afterwards, and they would be half of what is stored; they are left out, by name.
+    reads afterwards, and they would be half of what is stored; they are left out, by name. So are
+    those that follow from others (`repro.evidence.derived.whole_series` has them again).
 
     Parameters
     ----------
@@ -142,14 +154,22 @@ def compact(record: Record, exact: Sequence[str]) -> Record:
         Series that verdicts read, the timed repeats of metrics: left as they are.
     """
     fewer: frozenset[str] = frozenset()
-    if record.procedure == "train":
-        fewer = (_DIAGNOSTICS | MAY_BE_LEFT_OUT).difference(exact)
     series = {
-        name: list(values) if name in exact else _rounded(values, _COARSE.get(name, _DIGITS))
+        name: list(values) if name in exact else _fewer_digits(name, values)
         for name, values in record.series.items()
-        if name not in fewer
     }
     effects = dict(record.effects)
+    if record.procedure == "train":
+        series |= _lengths(record)
+        implied = implied_series(replace(record, series=series))
+        follow = {name for name in implied if _same(implied[name], record.series.get(name, ()))}
+        fewer = (_DIAGNOSTICS | MAY_BE_LEFT_OUT | follow).difference(exact)
+        series = {name: values for name, values in series.items() if name not in fewer}
+    if quarters := effects.get("sampler_trainer_by_quarter"):
+        effects["sampler_trainer_by_quarter"] = {
+            part: values if part == "tokens" else _rounded(values, _DIGITS_OF_QUARTERS)
+            for part, values in quarters.items()
+        }
     before = effects.pop("series_left_out", [])
     if left_out := sorted({*before, *fewer.intersection(record.series)}):
         effects["series_left_out"] = left_out
@@ -157,6 +177,34 @@ def compact(record: Record, exact: Sequence[str]) -> Record:
         rounded = _rounded(divergence["log_ratio"], _DIGITS)
         effects["kl_to_start"] = divergence | {"log_ratio": rounded}
     return replace(record, series=series, effects=effects)
+
+
+def _fewer_digits(name: str, values: Sequence[float | None]) -> list[float | None]:
+    whole = _rounded(values, _DIGITS)
+    if name not in _COARSE:
+        return whole
+    largest = max((value for value in whole if value is not None), default=0.0)
+    inner = range(EDGE_STEPS, len(values) - EDGE_STEPS)
+    coarse = _rounded(values, _COARSE[name])
+    return [
+        value if few is None or value == largest or step not in inner else min(few, largest)
+        for step, (value, few) in enumerate(zip(whole, coarse, strict=True))
+    ]
+
+
+def _lengths(record: Record) -> dict[str, list[float | None]]:
+    """Return the mean lengths with as many decimals as whole tokens need to follow from them."""
+    if record.config["arm"]["loss"]["dynamic_sampling"] or "completion_tokens" not in record.series:
+        return {}
+    decimals = len(str(rows_of_step(record)))
+    values = record.series["completion_tokens"]
+    return {
+        "completion_tokens": [None if value is None else round(value, decimals) for value in values]
+    }
+
+
+def _same(first: Sequence[float | None], second: Sequence[float | None]) -> bool:
+    return len(first) == len(second) and all(map(close, first, second))
 
 
 def _rounded(values: Sequence[float | None], digits: int) -> list[float | None]:

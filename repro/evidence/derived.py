@@ -36,7 +36,7 @@ from statistics import fmean, stdev
 from typing import Any
 
 from repro.evidence.at_k import majority_at_k, pass_at_k
-from repro.evidence.record import Estimate
+from repro.evidence.record import Estimate, Record
 from repro.evidence.statistics import mean_interval, trend_slope
 
 Series = Mapping[str, Sequence[float | None]]
@@ -50,6 +50,48 @@ COLLAPSED_BELOW = 0.5
 # Percent: blessing rounds series to six digits, and a mean may lie on the threshold exactly.
 _ROUNDING = 1e-4
 HUMAN_METRICS = ("accuracy_mawps", "accuracy_svamp", "accuracy_gsm8k")
+
+
+def whole_series(record: Record) -> dict[str, list[float | None]]:
+    """Return a record's series, with those that it names as left out and that follow from them."""
+    left_out = record.effects.get("series_left_out", ())
+    implied = implied_series(record) if left_out and record.procedure == "train" else {}
+    return {name: implied[name] for name in implied if name in left_out} | record.series
+
+
+def implied_series(record: Record) -> dict[str, list[float | None]]:
+    """Return the series of a run that trained by rewards which follow from its others.
+
+    `reward` follows from answers and formats where they alone are paid, `tokens_sampled` (so far)
+    from the lengths of completions where each step is on all that was sampled for it.
+    """
+    arm, scale, series = record.config["arm"], record.config["scale"], record.series
+    implied: dict[str, list[float | None]] = {}
+    other = arm["reward"] == "random" or arm.get("reward_function")  # pays by what no series has
+    dropped = (record.effects.get("rows") or {}).get("without_reward")
+    if not (other or arm["loss"]["overlong_buffer"] or dropped):
+        bonus = {"task": scale["format_reward"], "answer": 0.0, "format": 1.0}[arm["reward"]]
+        right = 0.0 if arm["reward"] == "format" else 1.0
+        pairs = zip(series.get("accuracy", ()), series.get("format", ()), strict=False)
+        implied["reward"] = [
+            None if accuracy is None or form is None else right * accuracy + bonus * form
+            for accuracy, form in pairs
+        ]
+    if not arm["loss"]["dynamic_sampling"] and scale["updates_per_rollout"] == 1:
+        implied["tokens_sampled"] = list(itertools.accumulate(tokens_of_steps(record)))
+    return implied
+
+
+def rows_of_step(record: Record) -> int:
+    """Return on how many completions each step of a run is that leaves none of them out."""
+    scale = record.config["scale"]
+    return int(scale["prompts_per_rollout"] * scale["group_size"] // scale["updates_per_rollout"])
+
+
+def tokens_of_steps(record: Record) -> list[float]:
+    """Return how many tokens the completions of each such step have: whole ones, of their mean."""
+    rows, lengths = rows_of_step(record), record.series.get("completion_tokens", ())
+    return [round(rows * (length or 0.0), 0) for length in lengths]
 
 
 def derived_metrics(

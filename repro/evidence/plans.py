@@ -1,8 +1,9 @@
 """Analysis plans as they were first written down: the lines of `expected/plans.tsv`.
 
-One line per target, tier, device and plan that blessed records carry, with the plan as JSON on the
-line. A plan's digest is in each record that was made under it (`repro.run.analysis_plan`), so a
-line whose plan does not have the digest beside it was edited, and is refused.
+One line per target, tier, device and plan that blessed records carry. The plans themselves, which
+repeat each other, lie beside it (`plans.jsonl.xz`), one JSON object per line, and are found by
+their digests. A plan's digest is in each record that was made under it (`repro.run.analysis_plan`),
+so a plan that was edited is nobody's, and the line that names the one of before is refused.
 """
 
 from __future__ import annotations
@@ -10,20 +11,23 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
-from collections.abc import Iterable
+import lzma
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from repro.evidence.store import PRESET
 from repro.spec.config import digest_of
-from repro.spec.whole_files import replace_text
+from repro.spec.whole_files import replace_files
 
 FILE = "plans.tsv"
+WHOLE = "plans.jsonl.xz"
 
 
 class PlanError(ValueError):
-    """A line of the plans that cannot be used; the message names file, line and column."""
+    """Plans that cannot be used; the message names file, line and column."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,7 +63,7 @@ class KeptPlan:
         return datetime.fromisoformat(self.made)
 
 
-COLUMNS = tuple(item.name for item in dataclasses.fields(KeptPlan))
+COLUMNS = tuple(item.name for item in dataclasses.fields(KeptPlan) if item.name != "plan")
 
 
 def plan_line(value: Any) -> str:
@@ -73,42 +77,45 @@ def read_plans(expected: Path) -> list[KeptPlan]:
     Raises
     ------
     PlanError
-        If a line has other columns, or its plan not its digest.
+        If a line has other columns, or no plan has its digest.
     """
     path = expected / FILE
     if not path.is_file():
         return []
-    state = path.stat()
-    return list(_read(path, (state.st_ino, state.st_mtime_ns, state.st_size)))
+    try:
+        states = [item.stat() for item in (path, expected / WHOLE)]
+    except OSError as error:
+        raise PlanError(f"{path}: half of it is missing: {error}") from error
+    return list(_read(path, str([(s.st_ino, s.st_mtime_ns, s.st_size) for s in states])))
 
 
 # Every check asks for the same plans; the stamp tells when they were changed.
 @functools.lru_cache(maxsize=8)
-def _read(path: Path, stamp: tuple[int, ...]) -> tuple[KeptPlan, ...]:
+def _read(path: Path, stamps: str) -> tuple[KeptPlan, ...]:
+    whole = path.with_name(WHOLE)
+    try:
+        lines = lzma.decompress(whole.read_bytes()).decode().splitlines()
+        plans = {digest_of(json.loads(line)): line for line in lines}
+    except (OSError, ValueError, lzma.LZMAError) as error:
+        raise PlanError(f"{whole}: not readable: {error}") from error
     head, *rows = path.read_text(encoding="utf-8").splitlines()
     if tuple(head.split("\t")) != COLUMNS:
         raise PlanError(f"{path}:1: the columns are {head.split(chr(9))}; needs {list(COLUMNS)}")
-    return tuple(_parse(row, f"{path}:{number}") for number, row in enumerate(rows, 2))
+    return tuple(_parse(row, plans, f"{path}:{number}") for number, row in enumerate(rows, 2))
 
 
-def _parse(row: str, where: str) -> KeptPlan:
+def _parse(row: str, plans: Mapping[str, str], where: str) -> KeptPlan:
     cells = row.split("\t")
     if len(cells) != len(COLUMNS):
         raise PlanError(f"{where}: has {len(cells)} cells; needs {len(COLUMNS)}")
-    recorded = KeptPlan(**dict(zip(COLUMNS, cells, strict=True)))
-    try:
-        digest = digest_of(json.loads(recorded.plan))
-    except json.JSONDecodeError as error:
-        raise PlanError(f"{where}: plan is not JSON: {error}") from error
-    if digest != recorded.digest:
-        raise PlanError(
-            f"{where}: digest is {recorded.digest[:12]}; the plan's own is {digest[:12]}"
-        )
-    return recorded
+    values = dict(zip(COLUMNS, cells, strict=True))
+    if values["digest"] not in plans:
+        raise PlanError(f"{where}: digest is {values['digest'][:12]}; {WHOLE} has no such plan")
+    return KeptPlan(**values, plan=plans[values["digest"]])
 
 
-def keep_plans(items: Iterable[KeptPlan], expected: Path, replaced: str = "") -> Path:
-    """Write plans to their lines.
+def keep_plans(items: Iterable[KeptPlan], expected: Path, replaced: str = "") -> list[Path]:
+    """Write plans to their lines, and whole beside them; return both paths.
 
     Parameters
     ----------
@@ -122,10 +129,13 @@ def keep_plans(items: Iterable[KeptPlan], expected: Path, replaced: str = "") ->
         for item in read_plans(expected)
         if item.target != replaced or (item.tier, item.device) not in places
     }
-    rows = [dataclasses.astuple(item) for _, item in sorted((others | new).items())]
+    kept = [item for _, item in sorted((others | new).items())]
+    rows = [[getattr(item, name) for name in COLUMNS] for item in kept]
     text = "".join("\t".join(row) + "\n" for row in [COLUMNS, *rows])
-    replace_text(expected / FILE, text)
-    return expected / FILE
+    plans = "".join(plan + "\n" for plan in dict.fromkeys(item.plan for item in kept))
+    path, whole = expected / FILE, expected / WHOLE
+    replace_files({whole: lzma.compress(plans.encode(), preset=PRESET), path: text.encode()})
+    return [path, whole]
 
 
 def _key(item: KeptPlan) -> tuple[str, str, str, str]:

@@ -52,7 +52,7 @@ HEAD = ("arm", "seed", "outcome", "commit", "device", "digest", "started")
 WHOLE = ".jsonl.xz"
 _SHORT = 12
 # Its dictionary of 8 MiB holds any target's records; higher presets only need more memory.
-_PRESET = 6 | lzma.PRESET_EXTREME
+PRESET = 6 | lzma.PRESET_EXTREME
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -299,7 +299,7 @@ def write_stored(path: Path, metrics: Sequence[str], records: Iterable[Record]) 
     writer.writerows(_row(record, columns) for record in ordered)
     lines = "".join(_line(record.to_json()) for record in ordered)
     whole = path.with_suffix(WHOLE)
-    packed = lzma.compress(lines.encode(), preset=_PRESET)
+    packed = lzma.compress(lines.encode(), preset=PRESET)
     replace_files({whole: packed, path: text.getvalue().encode()})
     return [path, whole]
 

@@ -101,7 +101,7 @@ def _bless(selection: Selection, evidence: Evidence, runs: Path, expected: Path)
         target, records = selection.source, [*evidence.every_record(), *evidence.failed_records]
         earlier_plans = read_plans(expected)
         plans = carried_plans(target, records, runs, earlier_plans, device_name(evidence))
-        paths.append(keep_plans(plans, expected, replaced=target.name))
+        paths += keep_plans(plans, expected, replaced=target.name)
         began = min(datetime.fromisoformat(record.started) for record in records)
         kept = runs / selection.tier.value / "plans"
         for late in (plan.target for plan in plans if plan.time > began):

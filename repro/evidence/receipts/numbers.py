@@ -17,6 +17,7 @@ from repro.evidence.derived import (
     share_of,
     training_metrics,
     tuning_metrics,
+    whole_series,
 )
 from repro.evidence.receipts.required import ASKED, TRAINED, close
 from repro.evidence.record import Estimate, Record
@@ -76,18 +77,18 @@ def derived(record: Record) -> Iterator[str]:
 
 def _derived(record: Record) -> dict[str, Estimate]:
     evaluation = record.config["scale"]["evaluation"]
-    budget = evaluation.get("token_budget", 0)
+    budget, series = evaluation.get("token_budget", 0), whole_series(record)
     try:
-        implied = derived_metrics(record.metrics, record.series, budget)
+        implied = derived_metrics(record.metrics, series, budget)
     except (KeyError, ValueError):
         implied = {}  # the series of evaluations are refused by themselves
     if record.procedure == "finetune":
-        implied |= tuning_metrics(record.series, record.effects)
+        implied |= tuning_metrics(series, record.effects)
     if record.procedure == "train":
         try:
-            implied |= training_metrics(record.series, record.effects, evaluation)
+            implied |= training_metrics(series, record.effects, evaluation)
         except ValueError:  # the training curve is refused by itself
-            implied |= training_metrics(record.series, record.effects, {})
+            implied |= training_metrics(series, record.effects, {})
     if record.procedure in TRAINED:
         if evaluation.get("kl_to_start"):
             implied |= _kl_to_start(record)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import bisect
 from collections.abc import Iterator
 
+from repro.evidence.derived import whole_series
 from repro.evidence.receipts.required import arm_of, differences, optimizer_of, rollouts
 from repro.evidence.record import Record
 from repro.spec.schedule import learning_rate_of_step, sigma_of_stage, stage_of_step
@@ -30,7 +31,8 @@ OF_ROLLOUTS = (
 OF_CURVES = ("accuracy_sampled", "tokens_sampled")
 CLASSES = ("decision", "digits", "template")
 # Of a training run whose record was checked whole when it was blessed, these may be left out of
-# what is stored, by name in `effects.series_left_out`: nothing that is stored follows from them.
+# what is stored, by name in `effects.series_left_out`: nothing that is stored follows from them. So
+# may series that follow from what is stored (`repro.evidence.derived.implied_series`).
 MAY_BE_LEFT_OUT = frozenset(
     {
         "entropy_digits",
@@ -75,8 +77,9 @@ def lengths(record: Record) -> Iterator[str]:
     left_out: frozenset[str] = frozenset()
     if record.procedure == "train":
         left_out = MAY_BE_LEFT_OUT.intersection(record.effects.get("series_left_out", ()))
+    present = whole_series(record)
     for name in needed:
-        if name not in record.series and name not in left_out:
+        if name not in present and name not in left_out:
             yield f"series.{name} is missing"
     asked = _evaluations(record)
     for name, values in record.series.items():

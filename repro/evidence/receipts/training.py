@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator
 
+from repro.evidence.derived import implied_series, rows_of_step, tokens_of_steps, whole_series
 from repro.evidence.receipts.required import close, differences, rollouts
 from repro.evidence.record import Record
 
@@ -87,18 +88,18 @@ def rows(record: Record) -> Iterator[str]:
     if without > WITHOUT_REWARD_MOST * max(trained, 1):
         yield f"effects.rows.without_reward is {without} of {trained} rows; at most 1 % may be"
     if not refill:
-        yield from _lengths(record, per_rollout // scale["updates_per_rollout"])
+        yield from _lengths(record)
 
 
-def _lengths(record: Record, rows_of_step: int) -> Iterator[str]:
+def _lengths(record: Record) -> Iterator[str]:
     """Yield why tokens and truncated rows are not the sums of what the steps say."""
     done, scale = record.effects.get("rows") or {}, record.config["scale"]
-    lengths = [value or 0.0 for value in record.series.get("completion_tokens", ())]
+    lengths = tokens_of_steps(record)
     if len(lengths) != scale["steps"] or scale["steps"] % scale["updates_per_rollout"]:
         return
-    tokens = rows_of_step * sum(lengths)
+    tokens = sum(lengths)
     compared = (record.effects.get("sampler_trainer_by_quarter") or {}).get("tokens", ())
-    # Lengths that were blessed have six digits.
+    # Lengths that were blessed are rounded.
     slack = 1 + 1e-5 * tokens
     if "tokens_sampled" in done and abs(done["tokens_sampled"] - tokens) > slack:
         yield (
@@ -111,13 +112,13 @@ def _lengths(record: Record, rows_of_step: int) -> Iterator[str]:
             f"series.completion_tokens adds up to {tokens:.0f}"
         )
     shares = [value or 0.0 for value in record.series.get("truncation_rate", ())]
-    if abs(done.get("truncated", 0) - rows_of_step * sum(shares)) > 0.5:
+    if abs(done.get("truncated", 0) - rows_of_step(record) * sum(shares)) > 0.5:
         yield f"effects.rows.truncated is {done.get('truncated')}; series.truncation_rate differs"
 
 
 def curve(record: Record) -> Iterator[str]:
     """Yield why the training curve is not that of the rollouts that were trained on."""
-    series, done = record.series, record.effects.get("rows") or {}
+    series, done = whole_series(record), record.effects.get("rows") or {}
     tokens = series.get("tokens_sampled", [])
     if not tokens or "accuracy_sampled" not in series:
         return
@@ -134,9 +135,7 @@ def curve(record: Record) -> Iterator[str]:
     yield from differences(
         record, "accuracy_sampled", series.get("accuracy", ()), "all that was sampled earned"
     )
-    rows = scale["prompts_per_rollout"] * scale["group_size"]
-    lengths = [value or 0.0 for value in series.get("completion_tokens", ())]
-    sums = itertools.accumulate(rows * length for length in lengths)
+    sums = implied_series(record)["tokens_sampled"]
     yield from differences(record, "tokens_sampled", sums, "series.completion_tokens adds up to")
 
 
@@ -167,20 +166,5 @@ def classes(record: Record) -> Iterator[str]:
 
 def paid(record: Record) -> Iterator[str]:
     """Yield why a step's mean reward is not what its answers and formats earn."""
-    arm, scale, series = record.config["arm"], record.config["scale"], record.series
-    other = arm["reward"] == "random" or arm.get("reward_function")  # pays by what no series has
-    if other or arm["loss"]["overlong_buffer"] or _dropped(record):
-        return
-    bonus = {"task": scale["format_reward"], "answer": 0.0, "format": 1.0}[arm["reward"]]
-    right = 0.0 if arm["reward"] == "format" else 1.0
-    needed = [
-        None if accuracy is None or form is None else right * accuracy + bonus * form
-        for accuracy, form in zip(
-            series.get("accuracy", ()), series.get("format", ()), strict=False
-        )
-    ]
+    needed = implied_series(record).get("reward", ())
     yield from differences(record, "reward", needed, "its answers and formats earn")
-
-
-def _dropped(record: Record) -> bool:
-    return bool((record.effects.get("rows") or {}).get("without_reward"))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+import lzma
 import subprocess
 from collections.abc import Callable
 from datetime import UTC, datetime
@@ -149,12 +150,23 @@ def test_every_blessed_plan_was_made_before_its_runs() -> None:
         assert plan.time < min(started), plan.target
 
 
-def test_a_plan_whose_line_was_edited_is_refused(tmp_path: Path) -> None:
-    lines = (expected_folder(None) / "plans.tsv").read_text().splitlines(keepends=True)
-    lines[1] = lines[1].replace('"alpha":0.05', '"alpha":0.5')
-    (tmp_path / "plans.tsv").write_text("".join(lines))
-    with pytest.raises(PlanError, match=r"plans.tsv:2: digest is \w+; the plan's own is"):
+def test_a_plan_that_was_edited_is_refused(tmp_path: Path) -> None:
+    plans = read_plans(expected_folder(None))
+    lines, whole = keep_plans(plans, tmp_path)
+    assert read_plans(tmp_path) == plans
+    # A line may be taken out by hand; its plan is then nobody's.
+    first, second, *others = lines.read_text().splitlines(keepends=True)
+    lines.write_text("".join([first, *others]))
+    assert read_plans(tmp_path) == plans[1:]
+    lines.write_text("".join([first, second, *others]))
+    text = lzma.decompress(whole.read_bytes()).decode()
+    whole.write_bytes(lzma.compress(text.replace('"alpha":0.05', '"alpha":0.5', 1).encode()))
+    with pytest.raises(PlanError, match=r"plans.tsv:2: digest is \w+; plans.jsonl.xz has no such"):
         read_plans(tmp_path)
+    for content, words in ((b"no archive", "not readable"), (None, "half of it is missing")):
+        whole.write_bytes(content) if content else whole.unlink()
+        with pytest.raises(PlanError, match=words):
+            read_plans(tmp_path)
 
 
 def test_a_sweep_is_kept_without_expectations(
@@ -209,7 +221,7 @@ def test_a_plan_that_its_runs_did_not_leave_is_said_to_be_younger_than_they(
     tmp_path: Path, expected: Path, proxy_record: Maker, capsys: pytest.CaptureFixture[str]
 ) -> None:
     runs = tmp_path / "runs"
-    write("figure9", runs, proxy_record)
+    write("figure9", runs, proxy_record, started="2026-01-02T03:04:05+00:00")
     go("figure9", runs, expected)
     assert "figure9: its plan is dated now, after its runs began" in capsys.readouterr().out
     (selection,) = select(["figure9"], tier="proxy")

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from repro.evidence.bless import compact
+from repro.evidence.derived import EDGE_STEPS, whole_series
 from repro.evidence.measured import load_expectations
 from repro.evidence.provenance import PACKAGE, _git, checkout_folder, digest_of_commit
 from repro.evidence.receipts import refusals
@@ -190,6 +191,68 @@ def test_series_are_rounded_but_for_timed_repeats(records: list[Record]) -> None
     series = {"accuracy": [1 / 3, None], "step_seconds": [2 / 3]}
     compacted = compact(dataclasses.replace(records[0], series=series), ["step_seconds"])
     assert compacted.series == {"accuracy": [0.333333, None], "step_seconds": [2 / 3]}
+
+
+def test_values_of_which_no_number_is_formed_have_fewer_digits(records: list[Record]) -> None:
+    values = [0.123456 + 0.001 * step for step in range(4 * EDGE_STEPS)]
+    values[EDGE_STEPS + 1] = 0.987654
+    whole = dataclasses.replace(records[0], series={"entropy": [*values], "kl": [*values]})
+    kept = compact(whole, []).series
+    assert kept["kl"] == pytest.approx(values, abs=5e-7)
+    assert kept["entropy"] == pytest.approx(values, abs=5e-4)
+    fewer = [step for step in range(len(values)) if kept["entropy"][step] != kept["kl"][step]]
+    inner = range(EDGE_STEPS, len(values) - EDGE_STEPS)
+    assert fewer == [step for step in inner if values[step] != max(values)]
+
+
+@pytest.fixture(scope="module")
+def of_a_needle() -> Record:
+    """Return the stored record of a run whose take-off is measured."""
+    records = blessed_records(expected_folder(None), Tier.PROXY, "needle_4_fresh")
+    return next(r for r in records if r.ok and r.value("took_off"))
+
+
+def test_series_that_follow_from_others_are_left_out_and_formed_again(of_a_needle: Record) -> None:
+    effects, series = of_a_needle.effects, whole_series(of_a_needle)
+    follow = {"reward", "tokens_sampled"}
+    assert follow <= set(effects["series_left_out"])
+    assert set(series) - set(of_a_needle.series) == follow
+    assert series["tokens_sampled"][-1] == effects["rows"]["tokens_sampled"]
+    others = sorted(set(effects["series_left_out"]) - follow)
+    whole = dataclasses.replace(
+        of_a_needle, series=series, effects=effects | {"series_left_out": others}
+    )
+    assert refusals(whole) == refusals(of_a_needle) == []
+    assert compact(whole, []) == compact(of_a_needle, []) == of_a_needle
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("completion_tokens", "series.completion_tokens adds up to"),
+        ("format", "metrics.train_reward_mean.value"),
+        ("accuracy", "series.accuracy_sampled at step 3"),
+    ],
+)
+def test_a_series_from_which_others_follow_is_refused_where_it_was_bent(
+    of_a_needle: Record, name: str, words: str
+) -> None:
+    values = list(of_a_needle.series[name])
+    values[3] = (values[3] or 0.0) + 0.5
+    bent = dataclasses.replace(of_a_needle, series=of_a_needle.series | {name: values})
+    assert any(words in reason for reason in refusals(bent))
+
+
+def test_series_that_do_not_follow_are_kept_and_missed_where_they_are_not() -> None:
+    # Rewards are shaped by length, and rollouts filtered: neither follows.
+    records = blessed_records(expected_folder(None), Tier.PROXY, "anchor_dapo")
+    kept = next(record for record in records if record.ok)
+    assert not refusals(kept)
+    for name in ("reward", "tokens_sampled"):
+        series = {other: values for other, values in kept.series.items() if other != name}
+        effects = kept.effects | {"series_left_out": [*kept.effects["series_left_out"], name]}
+        silent = dataclasses.replace(kept, series=series, effects=effects)
+        assert f"series.{name} is missing" in refusals(silent)
 
 
 def test_what_is_left_out_is_named_and_refused_where_it_is_not(
