@@ -4,7 +4,8 @@ Refused for a dirty tree and for a source that changed or was written to under a
 would not say what ran), for a commit that this checkout does not have, for records of several
 commits but for whole seeds of learning runs (`repro.evidence.origins` has the rule), for fewer than
 five seeds per arm (or the timed repeats that a target declares), for the paper tier (its
-expectations are the paper's), and while any record is refused or any run has failed.
+expectations are the paper's), while any record is refused or any run has failed, and where a
+record would be refused as it is stored, with fewer digits and series.
 
 Blessed records are the store's (`repro.evidence.store`); what they lead to expect of a new run is
 computed from them (`repro.evidence.measured`). Targets that time a deterministic workload
@@ -13,6 +14,7 @@ computed from them (`repro.evidence.measured`). Targets that time a deterministi
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -21,7 +23,8 @@ from repro.evidence.derived import EDGE_STEPS, implied_series, rows_of_step
 from repro.evidence.environment import device_of
 from repro.evidence.measured import MINIMUM_SEEDS
 from repro.evidence.origins import devices_of, is_clean, refusal
-from repro.evidence.receipts.required import close
+from repro.evidence.receipts import refusals
+from repro.evidence.receipts.required import RELATIVE, close
 from repro.evidence.receipts.schedule import MAY_BE_LEFT_OUT
 from repro.evidence.record import Record
 from repro.evidence.store import stored_path, write_stored
@@ -89,7 +92,14 @@ def bless(
     path = stored_path(expected, tier.value, target.name, device)
     names = [metric.name for metric in target.metrics_at(tier)]
     timed = names if target.timed_repeats else []
-    return write_stored(path, names, [compact(record, timed) for record in (*every, *failed)])
+    stored = [compact(record, timed) for record in (*every, *failed)]
+    for record in stored:
+        if record.ok and (faults := refusals(record, target.metrics)):
+            raise BlessError(
+                f"{target.name} at the {tier.value} tier is not blessed: as it would be stored, "
+                f"{record.arm}, seed {record.seed}, is refused: {faults[0]}"
+            )
+    return write_stored(path, names, stored)
 
 
 def _require_fit(
@@ -174,7 +184,7 @@ def compact(record: Record, exact: Sequence[str]) -> Record:
     if left_out := sorted({*before, *fewer.intersection(record.series)}):
         effects["series_left_out"] = left_out
     if divergence := effects.get("kl_to_start"):
-        rounded = _rounded(divergence["log_ratio"], _DIGITS)
+        rounded = _summands(divergence["log_ratio"])
         effects["kl_to_start"] = divergence | {"log_ratio": rounded}
     return replace(record, series=series, effects=effects)
 
@@ -205,6 +215,18 @@ def _lengths(record: Record) -> dict[str, list[float | None]]:
 
 def _same(first: Sequence[float | None], second: Sequence[float | None]) -> bool:
     return len(first) == len(second) and all(map(close, first, second))
+
+
+def _summands(values: Sequence[float]) -> list[float]:
+    """Return values with as many decimals as their sum needs to stay within a half of `close`.
+
+    Where they nearly cancel, as before a policy has moved, digits of each would not hold it.
+    """
+    total = abs(sum(values))
+    if not total or not math.isfinite(total):
+        return list(values)
+    decimals = max(0, math.ceil(math.log10(len(values) / (RELATIVE * total))))
+    return [round(value, decimals) for value in values]
 
 
 def _rounded(values: Sequence[float | None], digits: int) -> list[float | None]:

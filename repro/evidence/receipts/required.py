@@ -26,7 +26,7 @@ from repro.spec.config import LearningRates, OptimizerConfig
 POLICY = ("train", "finetune", "evaluate", "entropy")
 ASKED = ("train", "finetune", "evaluate")
 TRAINED = ("train", "finetune")
-_DIGITS = 1e-5
+RELATIVE = 1e-5
 _PARTS_OF_ARM: dict[str, Callable[..., Any]] = {
     "noise": NoiseConfig,
     "loss": LossConfig,
@@ -65,7 +65,7 @@ def close(first: float | None, second: float | None) -> bool:
     """Whether two numbers are the same but for the rounding of what is blessed."""
     if first is None or second is None:
         return first is second
-    return math.isclose(first, second, rel_tol=_DIGITS, abs_tol=1e-9)
+    return math.isclose(first, second, rel_tol=RELATIVE, abs_tol=1e-9)
 
 
 def differences(
