@@ -86,7 +86,8 @@ def choose(target: Target, scale: TrainScale, values: Values) -> dict[str, Any]:
     rates, rule = scale.optimizer.learning_rates, rule_of(target.name)
     pooled: dict[str, dict[float, list[float]]] = {}
     for arm in target.arms:
-        key = EVERY_ARM if rule.one_for_all else LearningRates.key(arm)
+        one = rule.one_for_all and arm.training == "lora"
+        key = EVERY_ARM if one else LearningRates.key(arm)
         by_rate = pooled.setdefault(key, {})
         by_rate.setdefault(rates.of(arm), []).extend(values[arm.name].values())
     asked = scale.data.development_problems * scale.evaluation.samples

@@ -24,9 +24,9 @@ from repro.report import dose_response, mediation
 from repro.report.learning_runs import (
     ends,
     limits,
-    rate_of_full_training,
     rate_of_the_ladder,
     rates,
+    rates_of_skill,
     runs_of_checks,
     what_was_run,
 )
@@ -56,7 +56,7 @@ from repro.targets import TARGETS, runs_of
 from repro.targets.chosen_rates import choice_file, read_choice
 from repro.targets.ladder.needle import NEEDLE_05, NEEDLE_4, NEEDLE_40, NEEDLE_SWEEP
 from repro.targets.ladder.needle import SWEEP as NEEDLE_SWEPT
-from repro.targets.ladder.skill import FULL_SWEEP_SCALE, SKILL_SWEEP
+from repro.targets.ladder.skill import SKILL_SWEEP, SWEEP_SCALE
 from repro.targets.proxy import PROXY_SWEEP
 
 _TITLE = "# Learning: the paper's twelve claims at the proxy tier"
@@ -311,8 +311,17 @@ def _cannot(rows: Sequence[Row], device: str) -> list[str]:
         for row in failed
         if row not in few and any(assay.kind == "design" for assay in row.claim.assays)
     ]
+    own = [
+        row
+        for row in failed
+        if row not in [*few, *design]
+        and any(assay.kind in ("range", "control") for assay in row.claim.assays)
+    ]
+    ceiling = len(failed) - len(few) - len(design) - len(own)
     counts = {
-        "end under a ceiling shared by all arms": len(failed) - len(few) - len(design),
+        "end under a ceiling shared by all arms": ceiling,
+        "are of runs that fail an assay of their own (too few take off, accuracy falls, or "
+        "exploration does not bind)": len(own),
         "are about rounding and have one draw of it": len(few),
         "cannot by the design of their runs": len(design),
     }
@@ -401,8 +410,8 @@ def _details(checks: Sequence[Checked], rows: Sequence[Row], folder: Path, out: 
     lines += folded("What entropy is worth, and what a format brings of it", _mediation(devices))
     lines += folded("Every seed's end", _per_device(devices, lambda device: ends(runs[device])))
     ladder = rate_of_the_ladder(read_choice(NEEDLE_SWEPT, choice_file(NEEDLE_SWEEP.name)))
-    full = rate_of_full_training(read_choice(FULL_SWEEP_SCALE, choice_file(SKILL_SWEEP.name)))
-    lines += folded("Learning rates", rates(read_choice(PROXY_SWEEP)) + ladder + full)
+    skill = rates_of_skill(read_choice(SWEEP_SCALE, choice_file(SKILL_SWEEP.name)))
+    lines += folded("Learning rates", rates(read_choice(PROXY_SWEEP)) + ladder + skill)
     return lines + folded("Pictures of each target", picture_lines(folder, out.parent))
 
 

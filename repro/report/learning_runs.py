@@ -17,9 +17,11 @@ from repro.evidence.record import Record
 from repro.judge.check import Checked
 from repro.report.numbers import cell_text, device_title
 from repro.report.tables import table
+from repro.spec.config import LearningRates
 from repro.targets import find
-from repro.targets.chosen_rates import TIE_ERRORS
+from repro.targets.chosen_rates import EVERY_ARM, TIE_ERRORS
 from repro.targets.proxy import PROXY_SWEEP
+from repro.targets.table1 import BF16_FULL
 
 # A run that rose by more than this between its last two evaluations had not finished.
 RISING_POINTS = 5.0
@@ -286,40 +288,38 @@ def rates(choice: Mapping[str, Any] | None) -> list[str]:
 
 def rate_of_the_ladder(choice: Mapping[str, Any] | None) -> list[str]:
     """Return at which rate the ladder's arms train and why; nothing before it was chosen."""
-    return _rate_of_sweep(
-        choice,
-        "The ladder's arms all have",
-        "by a sweep of their own on the rung of 4 %",
-        "Training reward, mean over the steps",
+    whose = {EVERY_ARM: "The ladder's arms all have"}
+    where = "by a sweep of their own on the rung of 4 %"
+    return _rates_of_sweep(choice, whose, where, "Training reward, mean over the steps")
+
+
+def rates_of_skill(choice: Mapping[str, Any] | None) -> list[str]:
+    """Return the rates of `skill` and why; nothing before they were chosen."""
+    whose = {
+        LearningRates.key(BF16_FULL): "Full fine-tuning in `skill` has",
+        EVERY_ARM: "The arms with LoRA in `skill` all have",
+    }
+    return _rates_of_sweep(
+        choice, whose, "by a sweep at that scale", "Held-out accuracy at the end"
     )
 
 
-def rate_of_full_training(choice: Mapping[str, Any] | None) -> list[str]:
-    """Return full fine-tuning's rate in `skill` and why; nothing before it was chosen."""
-    return _rate_of_sweep(
-        choice,
-        "Full fine-tuning in `skill` has",
-        "by a sweep of its own at that scale",
-        "Held-out accuracy at the end",
-    )
-
-
-def _rate_of_sweep(
-    choice: Mapping[str, Any] | None, whose: str, by: str, measured: str
+def _rates_of_sweep(
+    choice: Mapping[str, Any] | None, whose: Mapping[str, str], by: str, measured: str
 ) -> list[str]:
-    """Return the one rate that a sweep chose; nothing before it did."""
+    """Return the rates that a sweep chose, of each key in `whose`; nothing before it did."""
     if choice is None:
         return []
-    ((key, rate),) = choice["chosen"].items()
-    listed = ", ".join(
-        f"{float(name):.2g}: {mean:.3g}" for name, mean in choice["means"][key].items()
-    )
-    return [
-        f"{whose} {rate:.2g}, {by} ({choice['records']} runs, source commit "
-        f"{', '.join(f'`{commit[:12]}`' for commit in choice['commits'])}); rule: "
-        f"{choice['rule']}. {measured}, by rate: {listed}.",
-        "",
+    commits = ", ".join(f"`{commit[:12]}`" for commit in choice["commits"])
+    lines = [
+        f"{words} {choice['chosen'][key]:.2g}, {by}; {measured[0].lower()}{measured[1:]}, by rate: "
+        + ", ".join(f"{float(rate):.2g}: {mean:.3g}" for rate, mean in choice["means"][key].items())
+        + "."
+        for key, words in whose.items()
+        if key in choice["chosen"]
     ]
+    made = f"Of {choice['records']} runs, source commit {commits}; rule: {choice['rule']}."
+    return [*(item for line in lines for item in (line, "")), made, ""]
 
 
 def _levels(scale: Mapping[str, Any]) -> str:

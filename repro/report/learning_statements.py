@@ -124,14 +124,14 @@ def _line(row: Row, device: str, verdicts: bool) -> Line:
     verdict = row.verdicts[device]
     place = "" if row.kind == "control" else f"{verdict.source}, "
     sizes = ", ".join(f"{size:+g} ({name})" for name, size in row.sizes.items())
-    paper = "" if verdict.paper is None else f"{verdict.paper:+.3g} {verdict.unit}"
+    paper = "" if verdict.paper is None else f"{_signed(verdict, verdict.paper)} {verdict.unit}"
     q = "" if verdict.q is None else f"{verdict.q:.2g}"
     effect, interval = _numbers(verdict)
     pairs = str(verdict.n or "")
     if (every := verdict.all_seeds) is not None:
-        effect += f"<br>all {every.n} seeds: {every.effect:+.3g} {verdict.unit}"
+        effect += f"<br>all {every.n} seeds: {_signed(verdict, every.effect)} {verdict.unit}"
         if every.low is not None and every.high is not None:
-            interval += f"<br>{every.low:+.3g} to {every.high:+.3g}"
+            interval += f"<br>{_signed(verdict, every.low)} to {_signed(verdict, every.high)}"
         pairs += f"<br>{every.n}"
     numbers = [effect, interval, paper, q, pairs]
     return Line(
@@ -143,12 +143,17 @@ def _line(row: Row, device: str, verdicts: bool) -> Line:
 def _numbers(verdict: Verdict) -> tuple[str, str]:
     if verdict.effect is None:
         return "", verdict.sentence
-    effect = f"{verdict.effect:+.3g} {verdict.unit}"
+    effect = f"{_signed(verdict, verdict.effect)} {verdict.unit}"
     if verdict.status == "not testable":
         return effect, verdict.sentence.partition(". Point estimate")[0]
     if verdict.low is None or verdict.high is None:
         return effect, ""
-    return effect, f"{verdict.low:+.3g} to {verdict.high:+.3g}"
+    return effect, f"{_signed(verdict, verdict.low)} to {_signed(verdict, verdict.high)}"
+
+
+def _signed(verdict: Verdict, value: float) -> str:
+    """Return a difference with its sign; a quotient has none."""
+    return f"{value:.3g}" if verdict.unit == "x" else f"{value:+.3g}"
 
 
 def _needed(row: Row, verdict: Verdict) -> str:

@@ -12,9 +12,9 @@ with one error it would be in 24. Tuning seeds are not test seeds.
 The ladder of exploration has a sweep and a rule of its own: one absolute rate for all of its arms,
 the one with the highest training reward over the steps, and inside the grid. At the first rule's
 ties all arms landed on the grid's smallest rate, a ninth of where training collapses; the paper
-trains at a third. Full fine-tuning, which the ladder's `skill` compares with QeRL, has a third
-sweep, at that target's own scale: of four rates the one that ends most accurate, which is what the
-statement is about, on the development split, and inside the grid.
+trains at a third. The ladder's `skill` has a third sweep, at that target's own scale: full
+fine-tuning, and all arms with LoRA together, get the rate that ends most accurate, which is what
+the statement is about, on the development split, and inside the grid.
 
 A choice belongs to the scale of its sweep, whose digest it carries. Where there is none for the
 present scale, arms have the middle of the grid, and nothing but the sweep may be trained
@@ -51,7 +51,7 @@ class Rule:
     metric
         Higher is better; a run that failed counts as 0.
     one_for_all
-        One rate for all arms, under the key `EVERY_ARM`, instead of one per format and training.
+        One rate for all arms with LoRA, under the key `EVERY_ARM`, instead of one per format.
     interior
         An optimum at an end of the grid is refused: the best rate may lie beyond.
     tie_errors
@@ -79,9 +79,11 @@ BY_REWARD = Rule(
 )
 BY_END = Rule(
     metric="heldout_last",
+    one_for_all=True,
     interior=True,
-    words="the rate with the largest held-out accuracy at the last step, mean over tuning seeds, "
-    "which must not be the smallest or the largest of the grid; of equals the smallest",
+    words="the rate with the largest held-out accuracy at the last step, mean over tuning seeds "
+    "and, with LoRA, over arms, which all get it; it must not be the smallest or the largest of "
+    "the grid; of equals the smallest",
 )
 _RULES = {"learning_rates_needle": BY_REWARD, "learning_rates_skill": BY_END}
 

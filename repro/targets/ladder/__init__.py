@@ -12,9 +12,9 @@ until it has happened on it, and then jumps: the shape of the paper's Figures 7 
 `doses`                     multiples of a rounding, stronger noise; noise shared or drawn by weight
 `dose_start`                the same arms before training: KL and entropy over rounding draws
 `rates`                     five absolute rates, who collapses; ranks with alpha fixed and growing
-`skill`                     a policy that still has arithmetic to learn, and a sweep of full
-                            fine-tuning's rate on it; the earlier task with DAPO; untrained policies
-                            over rounding draws
+`skill`                     a policy that still has arithmetic to learn, and a sweep of the rates
+                            on it; the earlier task with DAPO; untrained policies over rounding
+                            draws
 `needle_policies`           the key contrasts of the needle at 4 % over four pre-training seeds:
                             apart from the ladder (`OVER_POLICIES`), a deeper look
 ==========================  =======================================================================
@@ -43,6 +43,7 @@ from repro.targets.ladder.doses import NEEDLE_DOSE, NEEDLE_SHARING, NEEDLE_SHARI
 from repro.targets.ladder.needle import (
     DIFFICULTY,
     NEEDLE_05,
+    NEEDLE_05_FRESH,
     NEEDLE_4,
     NEEDLE_4_FRESH,
     NEEDLE_40,
@@ -71,5 +72,5 @@ LADDER: tuple[Target, ...] = (
     ANCHOR_DAPO,
     UNTRAINED_DRAWS,
 )
-# Apart from the ladder and its two hours: twenty minutes for what its first rung left open.
-AGAIN: tuple[Target, ...] = (NEEDLE_4_FRESH, NEEDLE_SHARING_FRESH)
+# Apart from the ladder and its two hours: fifty minutes for what its rungs left open.
+AGAIN: tuple[Target, ...] = (NEEDLE_4_FRESH, NEEDLE_SHARING_FRESH, NEEDLE_05_FRESH)

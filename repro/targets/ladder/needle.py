@@ -312,6 +312,106 @@ NEEDLE_05 = _rung(
     steps=_STEPS_WHERE_RAREST,
 )
 
+# Of twenty seeds at 0.5 % four take off with BF16, ten with NVFP4, six with QeRL and none with the
+# decision colder (0236d39), so quotients of steps say nothing there, but which runs come across the
+# habit at all may: what that first look at the counts suggests is asked of seeds that no run of the
+# rung has had. The control is the warmer decision, which leaves room where few take off.
+_FOUND_SEEDS = tuple(range(236, 284))
+
+
+def _finds_more(
+    name: str,
+    statement: str,
+    source: str,
+    more: Arm,
+    fewer: Arm,
+    *factor: str,
+    assays: Sequence[Assay] = (),
+) -> Claim:
+    """Return the claim that more runs of an arm come across the habit than of another."""
+    return Claim(
+        name=name,
+        statement=statement,
+        source=source,
+        kind="difference",
+        arms=(more.name, fewer.name),
+        metric="took_off",
+        factor=factor,
+        effect=paper_effects.FOUND,
+        test="mcnemar",
+        assays=tuple(assays),
+        tiers=TIERS,
+    )
+
+
+_ROOM = Assay(
+    kind="range",
+    arm=BF16.name,
+    metric="took_off",
+    at_most=0.8,
+    because="where nearly every run takes off, no arm can do so in a fifth more of them",
+)
+_FINDS = Assay(
+    kind="control",
+    claim="opening_warmer_finds_more",
+    because="where a warmer decision does not bring more runs across the habit, exploration does "
+    "not bind, and no source of entropy can show",
+)
+NEEDLE_05_FRESH = Target(
+    name="needle_05_fresh",
+    title="The needle at 0.5 % again: which runs come across the habit, forty-eight fresh seeds",
+    statement="where the habit that earns the reward is shown in 0.5 % of completions, more runs "
+    "with entropy from rounding or noise come across it",
+    source="Figs. 7, 12 and 13; section 3.2",
+    arms=(BF16, NVFP4, QERL, OPENING_WARMER),
+    metrics=METRICS_OF_LADDER,
+    claims=(
+        _finds_more(
+            "nvfp4_finds_more",
+            "more runs of NVFP4 LoRA take off than of 16-bit LoRA",
+            "Fig. 4",
+            NVFP4,
+            BF16,
+            "weight_format",
+            assays=(_ROOM, _FINDS),
+        ),
+        _finds_more(
+            "aqn_finds_more",
+            "with AQN, more runs of NVFP4 LoRA take off",
+            "Fig. 8",
+            QERL,
+            NVFP4,
+            "noise",
+            assays=(_FINDS,),
+        ),
+        _finds_more(
+            "qerl_finds_more",
+            "more runs of QeRL take off than of 16-bit LoRA",
+            "Figs. 7, 12 and 13",
+            QERL,
+            BF16,
+            "weight_format",
+            "noise",
+            assays=(_ROOM, _FINDS),
+        ),
+        _finds_more(
+            "opening_warmer_finds_more",
+            "with the decision drawn warmer, more runs of BF16 LoRA take off",
+            NOT_THE_PAPERS,
+            OPENING_WARMER,
+            BF16,
+            "exploration",
+            assays=(_ROOM,),
+        ),
+    ),
+    scales={
+        Tier.PROXY: dataclasses.replace(NEEDLE_05.scales[Tier.PROXY], seeds=_FOUND_SEEDS),
+    },
+    costs=NEEDLE_05.costs,
+    headline="took_off",
+    why_not=WHY_NOT,
+)
+
 # Of the evaluation the threshold.
 _ACROSS = ("checkpoint", "steps", "evaluation")
 _OUTER = {"rare": NEEDLE_05, "common": NEEDLE_40}

@@ -23,9 +23,9 @@ from repro.report.learning import (
 from repro.report.learning_runs import (
     ends,
     limits,
-    rate_of_full_training,
     rate_text,
     rates,
+    rates_of_skill,
     runs_of_checks,
 )
 from repro.report.twelve import TWELVE, decided, statements
@@ -241,7 +241,8 @@ def test_the_table_follows_the_verdicts(checks: list[Checked], tmp_path: Path) -
     measured = float(first["here"].split()[0])
     assert measured == pytest.approx(float(paper), rel=0.02)
     assert first["verdict"] == "reproduced"
-    assert "1 reproduced, " in text.splitlines()[2]
+    count = sum(row["verdict"] == "reproduced" for row in claim_rows(text))
+    assert f"{count} reproduced, " in text.splitlines()[2]
 
 
 def test_a_share_is_the_effect_in_units_of_what_the_paper_has(checks: list[Checked]) -> None:
@@ -311,9 +312,10 @@ def test_of_an_early_look_the_page_has_the_estimate_of_all_seeds_and_the_looks_v
         for line in section(text, "Excluded at the paper's size").splitlines()
         if line.startswith(f"| {row.verdict.statement} |") and "`needle_4`" in line
     )
-    assert f"all {every.n} seeds: {every.effect:+.3g} x" in statement
-    assert f"{row.verdict.low:+.3g} to {row.verdict.high:+.3g}" in statement
-    assert f"{every.low:+.3g} to {every.high:+.3g}" in statement
+    # A quotient has no sign.
+    assert f"all {every.n} seeds: {every.effect:.3g} x" in statement
+    assert f"{row.verdict.low:.3g} to {row.verdict.high:.3g}" in statement
+    assert f"{every.low:.3g} to {every.high:.3g}" in statement
 
 
 def test_one_draw_of_a_rounding_or_a_noise_decides_nothing_about_entropy(
@@ -352,7 +354,8 @@ def test_statements_on_arms_at_different_rates_are_marked_and_said_once(
     rows = [line for line in text.splitlines() if "AQN" in line and "final accuracy" in line]
     # Table 1's own statement; the factorial asks the same of the same runs.
     assert sum("on NVFP4 weights" in line for line in rows) == 0
-    assert sum("adding AQN to NVFP4 LoRA raises the final accuracy |" in line for line in rows) == 1
+    own = "adding AQN to NVFP4 LoRA raises the final accuracy | Table 1, `table1` |"
+    assert sum(own in line for line in rows) == 1
 
 
 def test_the_ends_and_limits_are_those_of_the_records(checks: list[Checked]) -> None:
@@ -431,7 +434,7 @@ def test_runs_that_round_once_per_seed_are_named(proxy_record: Maker) -> None:
         assert ("`proxy-30m-needle4` one per seed" in text) == named
 
 
-def test_a_sweep_of_one_rate_is_said_once_it_was_made() -> None:
+def test_the_rates_of_a_sweep_are_said_once_it_was_made() -> None:
     choice = {
         "records": 8,
         "commits": ["0" * 40],
@@ -439,10 +442,18 @@ def test_a_sweep_of_one_rate_is_said_once_it_was_made() -> None:
         "chosen": {"bf16_full": 5e-5},
         "means": {"bf16_full": {"2.5e-05": 60.0, "5e-05": 64.0, "0.0001": 61.0, "0.0002": 3.0}},
     }
-    text = "\n".join(rate_of_full_training(choice))
+    text = "\n".join(rates_of_skill(choice))
     assert "5e-05" in text
     assert "0.0001: 61" in text
-    assert rate_of_full_training(None) == []
+    assert "LoRA" not in text
+    both = choice | {
+        "chosen": {"bf16_full": 5e-5, "every_arm": 3e-4},
+        "means": choice["means"] | {"every_arm": {"0.0003": 71.0}},
+    }
+    lines = rates_of_skill(both)
+    assert lines[0] == rates_of_skill(choice)[0]
+    assert any("LoRA" in line and "0.0003: 71" in line for line in lines)
+    assert rates_of_skill(None) == []
 
 
 def test_tied_rates_are_said_to_be_ties() -> None:
@@ -512,7 +523,10 @@ def test_a_row_has_the_papers_size_here_beside_the_interval(
 def test_what_is_not_testable_has_its_reason(checks: list[Checked], tmp_path: Path) -> None:
     text = learning_text(checks, EXPECTED, tmp_path / "learning.md")
     rows = [row for row in section(text, "Not testable here").splitlines() if "`" in row]
-    reasons = ("below 100", "unit of replication", "by its design", "its positive control")
+    reasons = (
+        *("below 100", "unit of replication", "by its design", "its positive control"),
+        *("no quotient is left", "accuracy no longer rises"),
+    )
     assert len(rows) > 10
     assert all(any(reason in row for reason in reasons) for row in rows)
 

@@ -39,16 +39,16 @@ from repro.targets.ladder.needle import (
     RATE,
 )
 from repro.targets.ladder.rates import NEEDLE_RATES
-from repro.targets.ladder.skill import FULL_RATES, SKILL, SKILL_SWEEP
+from repro.targets.ladder.skill import FULL_RATES, LORA_RATES, SKILL, SKILL_SWEEP
 from repro.targets.pretraining import PRETRAIN_PROXY
 from repro.targets.rates import lacking_rates
 from tests.repro.made_up import honest_proxy_record
-from tests.repro.targets.ladder_minutes import gpu_minutes, runs_of
+from tests.repro.targets.ladder_minutes import SIDE_BY_SIDE, gpu_minutes, runs_of
 
 RUNGS = (NEEDLE_40, NEEDLE_4, NEEDLE_05)
 
 
-def test_the_two_rungs_that_decide_take_half_an_hour_and_the_ladder_less_than_two() -> None:
+def test_the_two_rungs_that_decide_take_half_an_hour_and_the_ladder_two_hours() -> None:
     core = (NEEDLE_4, NEEDLE_05)
     assert len(runs_of(*core)) == 8 * 16 + 4 * 20
     assert gpu_minutes(runs_of(*core), core) <= 30
@@ -63,7 +63,9 @@ def test_the_two_rungs_that_decide_take_half_an_hour_and_the_ladder_less_than_tw
     one_by_one = DOSE_START.costs[Tier.PROXY].train_seconds or 0.0
     doses = len(runs_of(DOSE_START)) * one_by_one / 60
     assert doses > 0
-    assert gpu_minutes(runs_of(*together), together) + doses + pretraining <= 120
+    one_after_another = gpu_minutes(runs_of(*together), together) + doses + pretraining
+    assert one_after_another / SIDE_BY_SIDE <= 120
+    assert one_after_another <= 130
 
 
 def test_no_other_run_has_had_these_seeds() -> None:
@@ -182,7 +184,7 @@ def test_one_rate_is_chosen_for_all_arms_and_only_inside_the_grid() -> None:
             choose(NEEDLE_SWEEP, scale, rewards(**{end: 0.1}))
 
 
-def test_full_training_is_swept_at_the_scale_and_by_the_quantity_of_its_claim() -> None:
+def test_skill_is_swept_at_the_scale_and_by_the_quantity_of_its_claim() -> None:
     scale, swept = SKILL.scales[Tier.PROXY], SKILL_SWEEP.scales[Tier.PROXY]
     assert differing_fields(scale, swept) == {"data", "evaluation", "seeds"}
     assert differing_fields(scale.evaluation, swept.evaluation) <= {"every", "samples", "at"}
@@ -190,27 +192,46 @@ def test_full_training_is_swept_at_the_scale_and_by_the_quantity_of_its_claim() 
     # As the claim's: answers sampled at temperature 1 after the last step, of other problems.
     (claim,) = [claim for claim in SKILL.claims if claim.name == "qerl_matches_full"]
     assert (claim.metric, rule_of(SKILL_SWEEP.name).metric) == ("accuracy", "heldout_last")
-    full = SKILL.arm("bf16_full")
-    assert {arm.name.removesuffix(f"_{name}") for arm, name in
-            zip(SKILL_SWEEP.arms, FULL_RATES, strict=True)} == {full.name}  # fmt: skip
-    assert all(differing_fields(arm, full) <= {"learning_rate"} for arm in SKILL_SWEEP.arms)
-    assert full.learning_rate in sorted(FULL_RATES.values())[1:-1]
+    for name, grid in (
+        ("bf16_full", FULL_RATES),
+        ("bf16_lora", LORA_RATES),
+        ("nvfp4_lora_aqn", LORA_RATES),
+    ):
+        arm = SKILL.arm(name)
+        swept_arms = [SKILL_SWEEP.arm(f"{name}_{rate}") for rate in grid]
+        assert [one.learning_rate for one in swept_arms] == list(grid.values())
+        assert all(differing_fields(one, arm) <= {"learning_rate"} for one in swept_arms)
+    assert SKILL.arm("bf16_full").learning_rate in sorted(FULL_RATES.values())[1:-1]
+    assert len({arm.learning_rate for arm in SKILL.arms if arm.training == "lora"}) == 1
 
 
-def test_the_rate_of_full_training_is_the_most_accurate_inside_the_grid() -> None:
+def test_the_rates_of_skill_are_the_most_accurate_inside_the_grids() -> None:
     scale = SKILL_SWEEP.scales[Tier.PROXY]
 
-    def ends(**best: float) -> dict[str, dict[int, float]]:
+    def ends(full: dict[str, float], lora: dict[str, float]) -> dict[str, dict[int, float]]:
         return {
-            arm.name: dict.fromkeys(scale.seeds, 50.0 + best.get(arm.name.rsplit("_", 1)[1], 0.0))
+            arm.name: dict.fromkeys(
+                scale.seeds,
+                50.0
+                + (full if arm.training == "full" else lora).get(arm.name.rsplit("_", 1)[1], 0.0),
+            )
             for arm in SKILL_SWEEP.arms
         }
 
-    choice = choose(SKILL_SWEEP, scale, ends(**{"31e7": 6.0, "62e7": 5.9}))
-    assert choice["chosen"] == {"bf16_full": 3.125e-6}
-    for end in ("16e7", "125e7"):
+    best = {"31e7": 6.0, "62e7": 5.9}
+    choice = choose(SKILL_SWEEP, scale, ends(best, {"175e6": 3.0}))
+    assert choice["chosen"] == {"bf16_full": 3.125e-6, EVERY_ARM: 1.75e-4}
+    # One rate for both arms with LoRA: what one loses the other must gain.
+    values = ends(best, {"175e6": 3.0}) | {
+        f"nvfp4_lora_aqn_{rate}": dict.fromkeys(scale.seeds, value)
+        for rate, value in (("175e6", 50.0), ("35e5", 54.0))
+    }
+    assert choose(SKILL_SWEEP, scale, values)["chosen"][EVERY_ARM] == 3.5e-4
+    ends_of_grids = [({rate: 6.0}, {"175e6": 3.0}) for rate in ("16e7", "125e7")]
+    ends_of_grids += [(best, {rate: 6.0}) for rate in ("44e6", "7e4")]
+    for full, lora in ends_of_grids:
         with pytest.raises(ValueError, match=r"heldout_last is best at .*, an end of the grid"):
-            choose(SKILL_SWEEP, scale, ends(**{end: 6.0}))
+            choose(SKILL_SWEEP, scale, ends(full, lora))
 
 
 def test_every_arm_of_the_needle_has_the_one_rate() -> None:
