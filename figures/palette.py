@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from repro.targets.ladder.needle import RATES
 from repro.targets.ladder.rates import GRID
-from repro.targets.ladder.skill import FULL_RATES
+from repro.targets.ladder.skill import FULL_RATES, LORA_RATES
 
 Line = str | tuple[float, tuple[float, ...]]
 
@@ -122,8 +122,11 @@ _SUPERVISED = {
 _LONG: Line = (0.0, (9.0, 2.0))
 _SHORT: Line = (0.0, (2.0, 2.0))
 _WIDE_DOTS: Line = (0.0, (1.0, 3.5))
-# Of the sweep and of the grid on which runs collapse, which share its upper rates.
+# Of the sweeps and of the grid on which runs collapse, which share rates.
 _OTHER_RATES = {
+    "44e6": _DASH_DOT,
+    "88e6": _DASH_DOTS,
+    "35e5": _SHORT,
     "7e4": _DOTS,
     "1e3": _DASH_DOT,
     "17e4": _DOTS,
@@ -138,14 +141,14 @@ _LADDER_RATES = {
         _OTHER_RATES.get(rate, _TABLE1[name].line),
     )
     for name in ("bf16_lora", "nvfp4_lora", "nvfp4_lora_aqn")
-    for rate, value in (RATES | GRID).items()
+    for rate, value in (LORA_RATES | RATES | GRID).items()
 }
 _FULL_RATES = {
     f"bf16_full_{name}": Look(f"{_TABLE1['bf16_full'].label}, {rate:g}", tone, line)
     for (name, rate), tone, line in zip(
         FULL_RATES.items(),
         (_TEAL, _SIENNA, _PINK, _BF16),
-        (_DOTS, _DASH_DOT, "-", _WIDE_DOTS),
+        (_LONG, _DASH_DOT, "-", _WIDE_DOTS),
         strict=True,
     )
 }
