@@ -13,6 +13,7 @@ share arms.
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Iterable, Mapping, Sequence
 
 from repro.evidence.environment import device_of
@@ -45,14 +46,16 @@ def commits_text(records: Iterable[Record]) -> str:
     )
 
 
-def seeds_text(seeds: Sequence[int]) -> str:
-    """Return `seed 3`, `seeds 0 to 4` where none is left out, or `seeds 0, 2`."""
-    ordered = sorted(seeds)
-    if len(ordered) == 1:
-        return f"seed {ordered[0]}"
-    if len(ordered) > 2 and ordered == list(range(ordered[0], ordered[-1] + 1)):
-        return f"seeds {ordered[0]} to {ordered[-1]}"
-    return f"seeds {', '.join(map(str, ordered))}"
+def seeds_text(seeds: Iterable[int]) -> str:
+    """Return `seed 3`, or `seeds 0, 2, 4 to 9`: three or more in a row are a range."""
+    ordered = sorted(set(seeds))
+    # A seed less its place is the same for all of a row.
+    rows = itertools.groupby(enumerate(ordered), key=lambda pair: pair[1] - pair[0])
+    parts: list[str] = []
+    for _, pairs in rows:
+        row = [seed for _, seed in pairs]
+        parts += [f"{row[0]} to {row[-1]}"] if len(row) > 2 else map(str, row)
+    return f"seed{'s' * (len(ordered) != 1)} {', '.join(parts)}"
 
 
 def mixed_seeds(records: Iterable[Record]) -> dict[int, list[str]]:

@@ -12,7 +12,7 @@ from statistics import fmean
 from typing import Any
 
 from repro.evidence.environment import device_of
-from repro.evidence.origins import commits_of
+from repro.evidence.origins import commits_of, seeds_text
 from repro.evidence.record import Record
 from repro.judge.check import Checked
 from repro.report.numbers import cell_text, device_title
@@ -54,10 +54,10 @@ def what_was_run(runs: Runs) -> list[str]:
 
     commits = listed([f"`{commit[:12]}`" for commit in commits_of(every)])
     plural, several = ("s", " (which seeds from which: below)") if "," in commits else ("", "")
-    seeds = listed(sorted({record.seed for record in every}))
+    seeds = seeds_text(record.seed for record in every)
     policies = [scale["checkpoint"] for scale in scales]
     return [
-        f"{len(every)} runs ({len(trained)} trained), seeds {seeds}, on "
+        f"{len(every)} runs ({len(trained)} trained), {seeds}, on "
         f"{listed([device_title(device_of(r.environment) or '') for r in every])}, source "
         f"commit{plural} {commits}{several}: "
         f"{listed([f'`{name}`' for name in policies])}, "
@@ -323,9 +323,9 @@ def _rates_of_sweep(
 
 
 def _levels(scale: Mapping[str, Any]) -> str:
-    """Return the levels of a scale's problems in words, such as `levels 4 and 5`."""
-    levels = scale["data"]["levels"]
-    return f"level{'s' * (len(levels) != 1)} {' and '.join(map(str, levels))}"
+    """Return the levels of a scale's problems in words, such as `levels 3, 4 and 5`."""
+    *first, last = map(str, scale["data"]["levels"])
+    return f"levels {', '.join(first)} and {last}" if first else f"level {last}"
 
 
 def _is_compared(record: Record) -> bool:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from repro.evidence import printed
 from repro.evidence.claim_verdicts import MINIMUM_PAIRS
-from repro.evidence.origins import commits_text
+from repro.evidence.origins import commits_text, seeds_text
 from repro.evidence.verdict import Verdict
 from repro.judge.check import Checked, learning_rates
 from repro.report.numbers import device_title
@@ -201,7 +201,7 @@ def plans(checks: Sequence[Checked]) -> list[str]:
                 name,
                 ", ".join(f"`{digest}`" for digest in sorted(carried)),
                 "the same" if carried == {present} else f"`{present}`",
-                ", ".join(map(str, evidence.planned)),
+                seeds_text(evidence.planned).partition(" ")[2],
                 device_title(device_of(checked)),
                 f"{evidence.count}",
                 f"{sum(evidence.failed_arms.values())}",

@@ -328,6 +328,7 @@ def test_commits_are_named_with_their_seeds(made_up_record: Callable[..., Record
     assert commits_text(records) == f"`{NEW[:12]}` (seeds 0 to 2), `{OLD[:12]}` (seed 3)"
     assert commits_text(records[:5]) == f"`{NEW[:12]}`"
     assert seeds_text([4, 0, 2]) == "seeds 0, 2, 4"
+    assert seeds_text([9, 0, 1, 5, 6, 7]) == "seeds 0, 1, 5 to 7, 9"
 
 
 def test_a_target_finds_the_blessed_records_of_the_arms_that_it_shares(
