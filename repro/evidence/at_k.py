@@ -67,6 +67,10 @@ def majority_at_k(
         raise ValueError(f"counts are {list(counts)} and {abstentions}; none may be negative")
     n = sum(counts) + abstentions
     _require_k(k, n)
+    if k == n:  # all of them vote, in one way
+        most = max(counts, default=0)
+        winners = [right for count, right in zip(counts, correct, strict=True) if count == most]
+        return sum(1 / len(winners) for right in winners if right and most)
     favourable = 0.0
     for answer, count in enumerate(counts):
         if correct[answer]:
