@@ -16,7 +16,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from repro.evidence.sizes import MINIMUM_DRAWS
-from repro.evidence.store import Blessed, Source, blessed_sources
+from repro.evidence.store import Blessed, Source, blessed_records, blessed_sources
 from repro.evidence.verdict import SHOWN, Verdict
 from repro.judge.check import Checked, check_selection
 from repro.judge.study import with_study
@@ -24,6 +24,7 @@ from repro.report import dose_response, mediation
 from repro.report.learning_runs import (
     ends,
     limits,
+    policies,
     rate_of_the_ladder,
     rates,
     rates_of_skill,
@@ -57,6 +58,7 @@ from repro.targets.chosen_rates import choice_file, read_choice
 from repro.targets.ladder.needle import NEEDLE_05, NEEDLE_4, NEEDLE_40, NEEDLE_SWEEP
 from repro.targets.ladder.needle import SWEEP as NEEDLE_SWEPT
 from repro.targets.ladder.skill import SKILL_SWEEP, SWEEP_SCALE
+from repro.targets.pretraining import PRETRAIN_PROXY
 from repro.targets.proxy import PROXY_SWEEP
 
 _TITLE = "# Learning: the paper's twelve claims at the proxy tier"
@@ -139,6 +141,8 @@ def learning_text(
     lines += _limits(devices, twelve, rows)
     lines += ["## The twelve claims", "", _TABLE_READING, "", *_table(twelve)]
     lines += _dose(devices, folder, out)
+    examined = blessed_records(expected, Tier.PROXY, PRETRAIN_PROXY.name)
+    lines += folded("What the policies show and know before training", policies(examined))
     lines += _details(checks, rows, folder, out)
     lines += ["## Appendix: the protocol", "", _PROTOCOL, ""]
     runs = {device: runs_of_checks(items) for device, items in devices.items()}

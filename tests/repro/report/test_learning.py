@@ -12,6 +12,7 @@ import pytest
 
 from repro.__main__ import main
 from repro.evidence.record import Estimate, Record
+from repro.evidence.store import blessed_records
 from repro.judge.check import Checked
 from repro.report import learning, twelve
 from repro.report.learning import (
@@ -23,6 +24,7 @@ from repro.report.learning import (
 from repro.report.learning_runs import (
     ends,
     limits,
+    policies,
     rate_text,
     rates,
     rates_of_skill,
@@ -33,6 +35,7 @@ from repro.report.verdicts import CLAIM_WORDS, NO_DIFFERENCE
 from repro.run.places import PACKAGE, expected_folder
 from repro.run.select import select
 from repro.spec.effect import Effect
+from repro.spec.tier import Tier
 from repro.targets.chosen_rates import read_choice
 from repro.targets.proxy import PROXY_SWEEP
 from tests.repro.made_up import dose_checks, needle_check
@@ -432,6 +435,18 @@ def test_runs_that_round_once_per_seed_are_named(proxy_record: Maker) -> None:
     for records, named in (({5: once}, False), ({5: often}, True)):
         text = "\n".join(limits({("table1", "bf16_lora"): records}))
         assert ("`proxy-30m-needle4` one per seed" in text) == named
+
+
+def test_the_policies_have_a_row_each_of_what_they_show_and_know() -> None:
+    records = blessed_records(EXPECTED, Tier.PROXY, "pretrain_proxy")
+    lines = policies(records)
+    for record in records:
+        (row,) = [line for line in lines if line.startswith(f"| `{record.effects['name']}` |")]
+        cells = [cell.strip() for cell in row.strip("|").split("|")]
+        quality = record.effects["quality"]
+        shown = [quality[name] for name in ("greedy", "forced_working", "sampled_pass")]
+        assert [float(cells[at]) for at in (1, 3, 5)] == pytest.approx(shown, rel=5e-3)
+    assert policies([]) == []
 
 
 def test_the_rates_of_a_sweep_are_said_once_it_was_made() -> None:
