@@ -42,7 +42,7 @@ _DIGITS = 6
 # value: those keep six.
 _COARSE = {
     "completion_tokens": 3,
-    "entropy": 3,
+    "entropy": 2,
     "entropy_decision": 1,
     "grad_norm": 1,
     "sigma_realised": 3,

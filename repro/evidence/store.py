@@ -4,8 +4,8 @@ Blessed records lie at `expected/records/<tier>/[<device>/]<target>`, as two fil
 in the same order:
 
 * `.csv`: a line per run, a column per metric that the target lists. This is what a person reviews
-  in a diff. Numbers are written so that they read back to the bit; a number that was not finite is
-  `nan`, one that the run does not have is empty.
+  in a diff. Numbers have six digits; one that was not finite is `nan`, one that the run does not
+  have is empty.
 * `.jsonl.xz`: the whole record of each run, one JSON object per line, for receipts, timed repeats
   and pictures. The same records give the same bytes.
 
@@ -51,6 +51,7 @@ FOLDER = "records"
 HEAD = ("arm", "seed", "outcome", "commit", "device", "digest", "started")
 WHOLE = ".jsonl.xz"
 _SHORT = 12
+_DIGITS = 6
 # Its dictionary of 8 MiB holds any target's records; higher presets only need more memory.
 PRESET = 6 | lzma.PRESET_EXTREME
 
@@ -371,7 +372,7 @@ def _cell(record: Record, name: str) -> str:
     if name not in record.metrics:
         return ""
     value = record.value(name)
-    return "nan" if value is None else repr(value)
+    return "nan" if value is None else f"{value:.{_DIGITS}g}"
 
 
 def _line(raw: dict[str, Any]) -> str:
