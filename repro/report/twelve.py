@@ -200,7 +200,7 @@ TWELVE = (
         decided_by="difficulty.qerl_helps_more",
         then="needle_05_fresh.qerl_finds_more",
         then_remark="runs that come across the habit at a prior of 0.5 %, forty-eight fresh seeds; "
-        "at 4 % QeRL has no lead (claim 6)",
+        "at 4 % QeRL has no lead (`needle_4_fresh`)",
         others=(
             "needle_05_fresh.nvfp4_finds_more",
             "difficulty.nvfp4_helps_more",
