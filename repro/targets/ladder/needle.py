@@ -25,6 +25,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from repro.spec.arm import Arm, Exploration
 from repro.spec.config import TrainScale
@@ -33,6 +34,7 @@ from repro.spec.target import Claim, Target
 from repro.spec.tier import Tier
 from repro.targets import paper_effects
 from repro.targets.chosen_rates import EVERY_ARM, choice_file, chosen_rates
+from repro.targets.claims import difference
 from repro.targets.ladder.common import (
     FRESH_SEEDS,
     LOOKS,
@@ -319,29 +321,11 @@ NEEDLE_05 = _rung(
 _FOUND_SEEDS = tuple(range(236, 284))
 
 
-def _finds_more(
-    name: str,
-    statement: str,
-    source: str,
-    more: Arm,
-    fewer: Arm,
-    *factor: str,
-    assays: Sequence[Assay] = (),
-) -> Claim:
-    """Return the claim that more runs of an arm come across the habit than of another."""
-    return Claim(
-        name=name,
-        statement=statement,
-        source=source,
-        kind="difference",
-        arms=(more.name, fewer.name),
-        metric="took_off",
-        factor=factor,
-        effect=paper_effects.FOUND,
-        test="mcnemar",
-        assays=tuple(assays),
-        tiers=TIERS,
-    )
+def _finds_more(*of: Any, assays: Sequence[Assay] = ()) -> Claim:
+    """Return the claim that more runs of an arm take off; arguments as `difference` has them."""
+    effect = paper_effects.FOUND
+    claim = difference(*of, effect=effect, metric="took_off", assays=tuple(assays), tiers=TIERS)
+    return dataclasses.replace(claim, test="mcnemar")
 
 
 _ROOM = Assay(
