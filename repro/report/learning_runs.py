@@ -15,7 +15,7 @@ from repro.evidence.environment import device_of
 from repro.evidence.origins import commits_of, seeds_text
 from repro.evidence.record import Record
 from repro.judge.check import Checked
-from repro.report.numbers import cell_text, device_title
+from repro.report.numbers import cell_text, device_title, number
 from repro.report.tables import table
 from repro.spec.config import LearningRates
 from repro.targets import find
@@ -25,6 +25,15 @@ from repro.targets.table1 import BF16_FULL
 
 # A run that rose by more than this between its last two evaluations had not finished.
 RISING_POINTS = 5.0
+# Of a policy's quality (`repro.evaluate.quality`), in the order of the table's heads.
+_SHOWN_AND_KNOWN = (
+    "forced_working",
+    "sampled_mean",
+    "sampled_pass",
+    "working",
+    "given_working",
+    "given_careless",
+)
 # A run that ended further than this below the ceiling had not learnt all that there was.
 SHORT_POINTS = 10.0
 
@@ -288,22 +297,18 @@ def rates(choice: Mapping[str, Any] | None) -> list[str]:
 
 def policies(records: Sequence[Record]) -> list[str]:
     """Return the table of what pre-trained policies show and know; nothing without records."""
-    rows = [
-        [
-            f"`{record.effects['name']}`",
-            percent(quality["greedy"]),
-            percent(quality["greedy_by_level"].get("5")),
-            percent(quality["forced_working"]),
-            percent(quality["sampled_mean"]),
-            percent(quality["sampled_pass"]),
-            percent(quality["working"]),
-            percent(quality["given_working"]),
-            percent(quality["given_careless"]),
-            f"`{record.commit[:12]}`",
+    rows = []
+    for record in records:
+        if not record.ok:
+            continue
+        quality = record.effects["quality"]
+        values = [
+            quality["greedy"],
+            quality["greedy_by_level"].get("5"),
+            *(quality[name] for name in _SHOWN_AND_KNOWN),
         ]
-        for record in records
-        if record.ok and (quality := record.effects["quality"])
-    ]
+        cells = ["" if value is None else number(value) for value in values]
+        rows.append([f"`{record.effects['name']}`", *cells, f"`{record.commit[:12]}`"])
     if not rows:
         return []
     heads = ["policy", "greedy", "greedy, level 5", "working forced"]
@@ -319,16 +324,11 @@ def policies(records: Sequence[Record]) -> list[str]:
     ]
 
 
-def percent(value: float | None) -> str:
-    """Return a percentage in three digits; nothing for None."""
-    return "" if value is None else f"{value:.3g}"
-
-
 def rate_of_the_ladder(choice: Mapping[str, Any] | None) -> list[str]:
     """Return at which rate the ladder's arms train and why; nothing before it was chosen."""
     whose = {EVERY_ARM: "The ladder's arms all have"}
     where = "by a sweep of their own on the rung of 4 %"
-    return _rates_of_sweep(choice, whose, where, "Training reward, mean over the steps")
+    return _rates_of_sweep(choice, whose, where, "training reward, mean over the steps")
 
 
 def rates_of_skill(choice: Mapping[str, Any] | None) -> list[str]:
@@ -338,7 +338,7 @@ def rates_of_skill(choice: Mapping[str, Any] | None) -> list[str]:
         EVERY_ARM: "The arms with LoRA in `skill` all have",
     }
     return _rates_of_sweep(
-        choice, whose, "by a sweep at that scale", "Held-out accuracy at the end"
+        choice, whose, "by a sweep at that scale", "held-out accuracy at the end"
     )
 
 
@@ -350,7 +350,7 @@ def _rates_of_sweep(
         return []
     commits = ", ".join(f"`{commit[:12]}`" for commit in choice["commits"])
     lines = [
-        f"{words} {choice['chosen'][key]:.2g}, {by}; {measured[0].lower()}{measured[1:]}, by rate: "
+        f"{words} {choice['chosen'][key]:.2g}, {by}; {measured}, by rate: "
         + ", ".join(f"{float(rate):.2g}: {mean:.3g}" for rate, mean in choice["means"][key].items())
         + "."
         for key, words in whose.items()

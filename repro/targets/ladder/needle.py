@@ -317,7 +317,8 @@ NEEDLE_05 = _rung(
 # Of twenty seeds at 0.5 % four take off with BF16, ten with NVFP4, six with QeRL and none with the
 # decision colder (0236d39), so quotients of steps say nothing there, but which runs come across the
 # habit at all may: what that first look at the counts suggests is asked of seeds that no run of the
-# rung has had. The control is the warmer decision, which leaves room where few take off.
+# rung has had. The control draws the decision warmer: where few take off, a colder one has no room
+# to show.
 _FOUND_SEEDS = tuple(range(236, 284))
 
 
