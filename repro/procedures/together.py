@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import dataclasses
 import gc
+import os
 import shutil
 import time
 from collections.abc import Callable, Sequence
@@ -46,6 +47,7 @@ from repro.rl.stacked.sampler import StackSampler
 from repro.rl.stacked.stack import Stack, stack_policies
 from repro.rollout.sampler import end_token_ids
 from repro.spec.config import OPENING_TOKENS, RunConfig, TrainScale, digest_of
+from repro.spec.tier import SHARING_VARIABLE
 
 # Without a CUDA device, runs are few and small, for tests: no estimate divides them.
 _HOST_BYTES = 64 * 2**30
@@ -98,6 +100,9 @@ def train_together(
     if target.type == "cuda":
         torch.cuda.set_device(target.index or 0)  # graphs are captured on the current device
     memory = memory_of(device)
+    if target.type == "cuda":
+        # Of workers that share a device none may take what another counts on.
+        torch.cuda.set_per_process_memory_fraction(1 / _shared_by(), target)
     outcome_of: dict[str, Outcome] = {}
     with GraderPool(workers=threads) as pool:
         for group in group_runs(runs, memory):
@@ -149,10 +154,15 @@ def _carry_out(
 
 
 def memory_of(device: str) -> int:
-    """Return the bytes of a device's memory; of the host, a number that holds every test."""
+    """Return this process's bytes of a device; of the host, a number that holds every test."""
     if torch.device(device).type == "cpu":
         return _HOST_BYTES
-    return int(torch.cuda.get_device_properties(device).total_memory)
+    return int(torch.cuda.get_device_properties(device).total_memory) // _shared_by()
+
+
+def _shared_by() -> int:
+    """Return how many worker processes share the device, this one included."""
+    return int(os.environ.get(SHARING_VARIABLE, "1"))
 
 
 def _folder_of(group: Sequence[RunConfig], folder: Path) -> Path:

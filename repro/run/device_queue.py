@@ -4,7 +4,8 @@ Small runs are carried out many at once as one batched model. A unit of work is 
 queue hands one after another, the longest first, to one worker process per device, which sees its
 own device alone (`CUDA_VISIBLE_DEVICES`). Where devices would wait for one another, ensembles are
 cut, as far as the cost model says that the last of them then ends earlier: a cut is not free, for
-an ensemble's steps take a time that does not depend on how many runs it has.
+an ensemble's steps take a time that does not depend on how many runs it has. Several workers to a
+device share its memory equally, and it gets as many ensembles.
 
 A worker that dies gives its runs back to the queue once; each run's record is written as soon as it
 is done, so nothing that finished is done again. A device that no longer answers is left out
@@ -70,8 +71,8 @@ def visible_devices(named: str | None) -> tuple[str, ...]:
     return every[: int(named)]
 
 
-def planned_workers(tier: Tier, named: str | None, workers: int | None = None) -> int:
-    """Return the runs or ensembles side by side that a plan is of, on any machine.
+def planned_workers(tier: Tier, named: str | None, workers: int | None = None) -> tuple[int, int]:
+    """Return the runs or ensembles side by side that a plan is of, and devices, on any machine.
 
     Parameters
     ----------
@@ -94,7 +95,7 @@ def planned_workers(tier: Tier, named: str | None, workers: int | None = None) -
         _require_spread(tier, named, devices)
     planned = workers or devices or 1
     require_workers(tier, planned, devices)
-    return planned
+    return planned, max(1, devices)
 
 
 def devices_of(tier: Tier, named: str | None) -> tuple[str, ...]:
@@ -132,9 +133,18 @@ def require_workers(tier: Tier, workers: int, devices: int) -> None:
     )
 
 
-def fitting_memory(memory_bytes: int) -> int:
-    """Return the memory that an ensemble may fill: what is planned, or all that devices have."""
-    return min([memory_bytes, *(device.memory_bytes for device in cuda_devices())])
+def sharing(workers: int, devices: int) -> int:
+    """Return how many of the workers share a device, at most."""
+    return -(-workers // max(1, devices))
+
+
+def fitting_memory(memory_bytes: int, shared_by: int = 1) -> int:
+    """Return the memory that an ensemble may fill: what is planned, or a worker's of a device.
+
+    Where there is no device, what is planned stands for one's memory.
+    """
+    devices = [device.memory_bytes for device in cuda_devices()] or [memory_bytes]
+    return min(memory_bytes, min(devices) // shared_by)
 
 
 def ensemble_tasks(
@@ -144,6 +154,7 @@ def ensemble_tasks(
     devices: int,
     costs: Mapping[str, TogetherCost],
     grouping: Grouping | None = None,
+    shared_by: int = 1,
 ) -> list[Task]:
     """Return the tasks of runs that go many at once, longest first; other runs get a task each.
 
@@ -159,6 +170,8 @@ def ensemble_tasks(
         By checkpoint: what ensembles of its runs need.
     grouping
         What makes ensembles of runs and of the memory of one; None takes the suite's own.
+    shared_by
+        How many workers share each device.
     """
     together = [run for run in pending if is_ensemble(run)]
     alone = [run for run in pending if not is_ensemble(run)]
@@ -168,14 +181,14 @@ def ensemble_tasks(
         grouping = group_runs
     groups: list[Group] = []
     for checkpoint in dict.fromkeys(run.scale.checkpoint for run in together):
-        memory = fitting_memory(costs[checkpoint].memory_bytes)
+        memory = fitting_memory(costs[checkpoint].memory_bytes, shared_by)
         alike = [run for run in together if run.scale.checkpoint == checkpoint]
         groups += [tuple(group) for group in (grouping(alike, memory) if grouping else ())]
 
     def seconds(group: Group) -> float:
         return ensemble_seconds(group, costs[group[0].scale.checkpoint])
 
-    return [_task(group, runs) for group in cut(groups, devices, seconds)] + [
+    return [_task(group, runs) for group in cut(groups, devices * shared_by, seconds)] + [
         Task(run=run, folder=run_folder(run, runs), runs=runs) for run in alone
     ]
 

@@ -36,6 +36,7 @@ from repro.run.device_queue import (
     devices_of,
     ensemble_tasks,
     require_workers,
+    sharing,
 )
 from repro.run.disk import DiskError, require_writable
 from repro.run.places import expected_folder, runs_folder
@@ -123,7 +124,9 @@ def main_run(args: argparse.Namespace) -> int:
         full = disk_refusal(cost, arms, workers, folder, completions=keeping.completions)
         require(full is None, f"{selection.target.name}, {selection.tier.value} tier: {full}")
         console.print(
-            plan_text(selection, plan, folder, expected, workers), highlight=False, markup=False
+            plan_text(selection, plan, folder, expected, workers, len(devices) or 1),
+            highlight=False,
+            markup=False,
         )
         for note in notes:
             console.print(note, highlight=False, markup=False)
@@ -242,7 +245,8 @@ def execute(
     require_writable(runs)
     if before:
         console.print(f"{before} of {len(plan)} runs are recorded already; {len(pending)} to do.")
-    tasks = _tasks(pending, runs, len(devices) or 1, costs, grouping)
+    shared_by = sharing(workers, len(devices)) if devices else 1
+    tasks = _tasks(pending, runs, len(devices) or 1, shared_by, costs, grouping)
     counts = {"finished": 0, "failed": 0}
     claims = Claims(runs, pending, lambda text: console.print(text, highlight=False, markup=False))
     log = runs / "workers.log"
@@ -312,11 +316,14 @@ def _tasks(
     pending: Sequence[RunConfig],
     runs: Path,
     devices: int,
+    shared_by: int,
     costs: Mapping[str, TogetherCost],
     grouping: Grouping | None,
 ) -> list[Task]:
     if any(is_ensemble(run) for run in pending):
-        return ensemble_tasks(pending, runs, devices=devices, costs=costs, grouping=grouping)
+        return ensemble_tasks(
+            pending, runs, devices=devices, costs=costs, grouping=grouping, shared_by=shared_by
+        )
     return [
         Task(run=group[0], folder=run_folder(group[0], runs), runs=runs, also=group[1:])
         for group in carried_together(pending)

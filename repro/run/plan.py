@@ -40,7 +40,12 @@ class Estimates:
 
 
 def plan_text(
-    selection: Selection, runs: list[RunConfig], folder: Path, expected: Path, workers: int = 1
+    selection: Selection,
+    runs: list[RunConfig],
+    folder: Path,
+    expected: Path,
+    workers: int = 1,
+    devices: int = 1,
 ) -> str:
     """Return the plan of `runs` as lines of text.
 
@@ -48,8 +53,8 @@ def plan_text(
     ----------
     folder
         Where the records are and will be.
-    workers
-        Runs side by side, for the total time.
+    workers, devices
+        Runs side by side, and the devices that they fill, for the total time.
     """
     cost = selection.source.costs[selection.tier]
     done = {run.digest() for run in runs if find_record(run, folder) is not None}
@@ -69,7 +74,7 @@ def plan_text(
     if unchosen:
         lines.append(f"  It cannot start: {unchosen}.")
     lines += _arm_lines(runs, done, estimates, together=cost.together is not None)
-    ensembles = _ensemble_time(left, cost, workers)
+    ensembles = _ensemble_time(left, cost, workers, devices)
     lines += _totals(runs, left, estimates, cost, workers, ensembles)
     lines += _preflight_lines(left)
     # What cannot start here takes no disk, unless nothing can: then the plan is for elsewhere.
@@ -183,14 +188,15 @@ def _arm_lines(
     return lines
 
 
-def _ensemble_time(left: list[RunConfig], cost: Cost, devices: int) -> str | None:
+def _ensemble_time(left: list[RunConfig], cost: Cost, workers: int, devices: int) -> str | None:
     """Return the predicted time of runs that go many at once, or None where they do not."""
     together = cost.together
     if together is None or not left:
         return None
-    from repro.run.device_queue import ensemble_tasks
+    from repro.run.device_queue import ensemble_tasks, sharing
 
-    most = together.runs_together
+    shared_by = sharing(workers, devices)
+    most = together.runs_together // shared_by
     tasks = ensemble_tasks(
         left,
         Path(),
@@ -198,13 +204,17 @@ def _ensemble_time(left: list[RunConfig], cost: Cost, devices: int) -> str | Non
         costs={run.scale.checkpoint: together for run in left},
         # Without the policy its shape is not known; the plan is then of likely sizes.
         grouping=(lambda runs, _: likely_groups(runs, most)) if cost.lacking() else None,
+        shared_by=shared_by,
     )
-    seconds = [ensemble_seconds(task.every, together) for task in tasks]
+    # Where workers share a device each takes longer, and all are done sooner.
+    longer = 1.0 if shared_by == 1 else shared_by / together.side_by_side
+    seconds = [longer * ensemble_seconds(task.every, together) for task in tasks]
     sizes = ", ".join(str(len(task.every)) for task in tasks)
-    wall = together.begin_seconds + queue_seconds(seconds, devices)
-    busy = together.begin_seconds * min(devices, len(tasks)) + sum(seconds)
+    wall = together.begin_seconds + queue_seconds(seconds, devices * shared_by)
+    busy = together.begin_seconds * min(devices, len(tasks)) + sum(seconds) / shared_by
+    side = f", {shared_by} workers on each" * (shared_by > 1)
     return (
-        f"{duration(wall)} on {devices} GPU(s), {busy / 60:.0f} "
+        f"{duration(wall)} on {devices} GPU(s){side}, {busy / 60:.0f} "
         f"GPU minutes; ensembles of {sizes} runs"
     )
 

@@ -29,7 +29,7 @@ from repro.run import carry_out as recording
 from repro.run.device_health import DEAD, Answers
 from repro.run.disk import is_disk_fault, sentence_of
 from repro.spec.config import RunConfig
-from repro.spec.tier import REAL_CHECKPOINTS, Tier
+from repro.spec.tier import REAL_CHECKPOINTS, SHARING_VARIABLE, Tier
 
 EventKind = Literal[
     "started", "progress", "finished", "stopped", "failed", "returned", "disk", "elsewhere"
@@ -98,6 +98,7 @@ def work(
     log: Path,
     threads: int,
     device: str | None,
+    shared_by: int,
     alone: bool,
     carry_out: CarryOut | None,
     answers: Answers | None,
@@ -114,6 +115,7 @@ def work(
         # driver's own tool, whose numbers a record has.
         os.environ["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
         os.environ["CUDA_VISIBLE_DEVICES"] = device
+        os.environ[SHARING_VARIABLE] = str(shared_by)
     with log.open("ab", buffering=0) as file:
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)

@@ -56,7 +56,8 @@ class WorkerPool:
     grace : float
         Seconds that a worker gets to write its checkpoint after `stop`.
     devices : sequence of str
-        As `CUDA_VISIBLE_DEVICES` names them: worker i sees the i-th alone. Empty hides none.
+        As `CUDA_VISIBLE_DEVICES` names them: worker i sees the i-th alone, and where there are more
+        workers than devices, takes its share of the memory. Empty hides none.
     retries : int
         How often a task goes back into the queue after its worker died.
     carry_out : callable
@@ -165,7 +166,7 @@ class WorkerPool:
         pool_end, worker_end = self._context.Pipe()
         process = self._context.Process(
             target=work,
-            args=(worker_end, self._log, self._threads, device, *self._work),
+            args=(worker_end, self._log, self._threads, device, self._each, *self._work),
             name="repro-worker",
             daemon=False,
         )

@@ -54,6 +54,9 @@ class TogetherCost:
         Device memory that an ensemble may fill; it decides how many runs go together.
     runs_together
         How many are taken to go together where the policy is not there to be measured.
+    side_by_side
+        How much more a device does in the same time where two workers or more share it: one's
+        kernels run while another's host grades and plans.
     """
 
     begin_seconds: float = 0.0
@@ -64,6 +67,7 @@ class TogetherCost:
     question_seconds: float
     memory_bytes: int
     runs_together: int = 60
+    side_by_side: float = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

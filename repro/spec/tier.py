@@ -96,6 +96,8 @@ _MEANING = {
 
 # Names the folder of the policies pre-trained here.
 POLICIES_VARIABLE = "REPRO_POLICIES"
+# Set for worker processes that share a device: how many do.
+SHARING_VARIABLE = "REPRO_DEVICE_SHARED_BY"
 
 # What a run of a real checkpoint needs depends on its size and format: the memory plan says so per
 # run (`repro.run.preflight`). Cards sold as 24 GB report 22.0 to 23.7 GiB.

@@ -127,6 +127,9 @@ PROXY_LARGE_HARD = dataclasses.replace(PROXY_HARD, checkpoint="proxy-120m")
 # sweep, Table 1 and its controls, each on one H200 (0ff0fd7, d36c27d); each is met within 13 %.
 # All had nearly as many questions per run, so the fit cannot separate a question's seconds from
 # a step's: the former are given. A command's start is that of two earlier ones (2d2f26c, c97a028).
+# 27 minutes of ensembles by the plan (`needle_rates`, `dose_start`, smaller ones) took 18.6 on
+# one H200 in two starts at once, a third beside them half of the time (85ab40e).
+_SIDE_BY_SIDE = 1.47
 _TOGETHER = TogetherCost(
     begin_seconds=27.0,
     start_seconds=5.3,
@@ -135,6 +138,7 @@ _TOGETHER = TogetherCost(
     pass_seconds=1.67,
     question_seconds=0.0001,
     memory_bytes=100 * GIB,
+    side_by_side=_SIDE_BY_SIDE,
 )
 COST = Cost(
     train_seconds=None,

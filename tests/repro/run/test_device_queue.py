@@ -72,6 +72,8 @@ def carry_out(runs, folder, records, progress, should_stop, threads):
         file.write("\\n")
     with (records / "workers").open("a") as file:
         file.write(f"{os.getpid()}\\n")
+    with (records / "sharing").open("a") as file:
+        file.write(os.environ["REPRO_DEVICE_SHARED_BY"] + "\\n")
     if (HEALTH / "both-work").exists():
         # Nothing is done before the dying device's next process was asked and did not answer.
         wait_for(HEALTH / "refused")
@@ -340,5 +342,38 @@ def test_an_ensemble_fills_no_more_than_the_smallest_device_has(
     monkeypatch.setattr("repro.run.device_queue.cuda_devices", lambda: tuple(devices))
     assert fitting_memory(100) == 24
     assert fitting_memory(10) == 10
+    assert [fitting_memory(some, shared_by=2) for some in (100, 10)] == [12, 10]
     monkeypatch.setattr("repro.run.device_queue.cuda_devices", lambda: ())
-    assert fitting_memory(100) == 100
+    assert [fitting_memory(100, shared_by) for shared_by in (1, 2)] == [100, 50]
+
+
+def test_workers_that_share_a_device_share_its_memory_and_are_told_so(
+    tmp_path: Path, fake: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("repro.run.device_queue.cuda_devices", lambda: ())
+    told = {}
+    for workers in (1, 2):
+        folder, filled = tmp_path / f"runs-{workers}", []
+
+        def grouping(
+            runs: Sequence[RunConfig], memory: int, filled: list[int] = filled
+        ) -> list[tuple[RunConfig, ...]]:
+            filled.append(memory)
+            return [tuple(runs)]
+
+        folder.mkdir()
+        outcome = execute(
+            runs_of(4),
+            folder,
+            workers=workers,
+            threads=1,
+            console=Console(file=io.StringIO(), width=200),
+            devices=("0",),
+            costs={runs_of()[0].scale.checkpoint: COST},
+            grouping=grouping,
+            carry_out=fake.carry_out,
+            answers=fake.answers,
+        )
+        assert (outcome.finished, outcome.left) == (12, 0)
+        told[workers] = filled, set((folder / "sharing").read_text().split()), len(calls(folder))
+    assert told == {1: ([100], {"1"}, 1), 2: ([50], {"2"}, 2)}
