@@ -81,16 +81,20 @@ class Stacked:
     ----------
     rows_at_once
         Most rows of all runs together; idle runs have rows as well.
+    share
+        Of a whole evaluation's rows and tokens, that memory has room for at once.
     """
 
-    def __init__(self, sampler: StackSampler, rows_at_once: int = EVALUATION_ROWS) -> None:
-        self.sampler, self.rows_at_once = sampler, rows_at_once
+    def __init__(
+        self, sampler: StackSampler, rows_at_once: int = EVALUATION_ROWS, share: float = 1.0
+    ) -> None:
+        self.sampler, self.rows_at_once, self.share = sampler, rows_at_once, share
 
     def prompts_at_once(self, samples: int, longest: int) -> int:
         """Return how many prompts each run is asked at once, by rows and by prompts' tokens."""
         runs = self.sampler.stack.runs
         most = max(1, self.rows_at_once // (samples * runs))
-        return min(most, prompts_at_once(runs, samples, longest))
+        return min(most, prompts_at_once(runs, samples, longest, self.share))
 
     def sample(
         self,

@@ -40,7 +40,7 @@ from repro.procedures.tally import RunTally
 from repro.procedures.train import Rewarded, load_arm
 from repro.reward.grader import GraderPool
 from repro.rl.runs import RUN_FAILURES, FailedRun, TrainResult, reason_of
-from repro.rl.stacked.grouping import footprint, group_runs
+from repro.rl.stacked.grouping import evaluation_share, footprint, group_runs
 from repro.rl.stacked.noise import sharing_of
 from repro.rl.stacked.policies import StackedPolicies
 from repro.rl.stacked.sampler import StackSampler
@@ -189,11 +189,12 @@ class _Ensemble:
         longest = _longest_prompt(problems, scale, stack)
         positions = longest + OPENING_TOKENS + scale.longest_completion
         self.sampler = StackSampler(stack, positions, sharing_of(runs))
-        self.tokens_at_once = footprint(runs, longest).tokens_at_once(len(runs), memory)
+        share = evaluation_share(memory)
+        self.tokens_at_once = footprint(runs, longest, share).tokens_at_once(len(runs), memory)
         self._retries = retries()
         # Of the whole ensemble, by what it did.
         self.seconds: dict[str, float] = {}
-        board = Board(runs, Stacked(self.sampler), stack.tokenizer, pool)
+        board = Board(runs, Stacked(self.sampler, share=share), stack.tokenizer, pool)
         self.loaded_runs = LoadedRuns(
             runs=runs,
             loaded=stack,

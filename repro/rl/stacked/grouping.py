@@ -30,9 +30,11 @@ _TRAINED_BYTES = 4 + 4 + 8 + 2 + 2
 # Where the KL to the start is asked for: the start, and the trained values while it stands in.
 _START_BYTES = 4 + 4
 _FROZEN_BYTES = 2
-# Rows that an evaluation samples at once, and prompts' tokens that it reads at once, over all runs.
+# Rows that an evaluation samples at once, and prompts' tokens that it reads at once, over all runs,
+# from that much memory on; of less there are fewer in proportion.
 EVALUATION_ROWS = 8192
 EVALUATION_TOKENS = 2**20
+WHOLE_EVALUATION_BYTES = 74 * 2**30
 # Of a card's memory: what the estimate may fill; the rest is for fragments, graphs and libraries.
 _USED_SHARE = 0.8
 _FIXED_BYTES = 3 * 2**30
@@ -78,10 +80,21 @@ class Footprint:
         return max(self.longest, room // (runs * max(1, self.token)))
 
 
-def prompts_at_once(runs: int, samples: int, longest: int) -> int:
-    """Return how many prompts of `longest` tokens each of `runs` runs is asked at once."""
-    by_rows = EVALUATION_ROWS // (samples * runs)
-    return max(1, min(by_rows, EVALUATION_TOKENS // (longest * runs)))
+def evaluation_share(memory_bytes: int) -> float:
+    """Return the part of an evaluation's rows and tokens that there is memory for at once."""
+    return min(1.0, memory_bytes / WHOLE_EVALUATION_BYTES)
+
+
+def prompts_at_once(runs: int, samples: int, longest: int, share: float = 1.0) -> int:
+    """Return how many prompts of `longest` tokens each of `runs` runs is asked at once.
+
+    Parameters
+    ----------
+    share
+        Of the rows and tokens that a whole evaluation has at once; see `evaluation_share`.
+    """
+    by_rows = share * EVALUATION_ROWS // (samples * runs)
+    return int(max(1, min(by_rows, share * EVALUATION_TOKENS // (longest * runs))))
 
 
 def group_runs(
@@ -103,7 +116,7 @@ def group_runs(
         kinds.setdefault(kind_of(run), []).append(run)
     groups: list[tuple[RunConfig, ...]] = []
     for members in kinds.values():
-        fitting = footprint(members).runs_in(memory_bytes)
+        fitting = footprint(members, share=evaluation_share(memory_bytes)).runs_in(memory_bytes)
         parts = max(-(-len(members) // fitting), min(devices, len(members)))
         # By seed, so that the arms of a seed stay together, which is what is compared: an ensemble
         # that ends leaves whole seeds, but for one at each of its ends.
@@ -133,13 +146,17 @@ def kind_of(run: RunConfig) -> str:
     return digest_of(alike)
 
 
-def footprint(runs: Sequence[RunConfig], longest_prompt: int | None = None) -> Footprint:
+def footprint(
+    runs: Sequence[RunConfig], longest_prompt: int | None = None, share: float = 1.0
+) -> Footprint:
     """Return the estimate for runs of one kind, of the largest rank among them.
 
     Parameters
     ----------
     longest_prompt
         Tokens of the longest prompt, where it is known; None takes the scale's limit.
+    share
+        Of a whole evaluation, that is made at once; see `evaluation_share`.
     """
     scale: TrainScale = runs[0].scale
     shape = shape_of_config(_config(scale.checkpoint), scale.checkpoint)
@@ -173,11 +190,11 @@ def footprint(runs: Sequence[RunConfig], longest_prompt: int | None = None) -> F
     read = 4 * 3 * hidden + width * (hidden + queries + 3 * inner)
     mask = prompt * (width * (queries // keys + 1) + 2)
     return Footprint(
-        reading=EVALUATION_TOKENS * (read + mask),
+        reading=int(share * EVALUATION_TOKENS) * (read + mask),
         run=weights + rollout,
         token=layers * for_backward * width if trained else 0,
         longest=tokens,
-        fixed=_FIXED_BYTES + EVALUATION_ROWS * row,
+        fixed=_FIXED_BYTES + int(share * EVALUATION_ROWS) * row,
     )
 
 

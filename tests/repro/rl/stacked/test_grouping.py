@@ -13,6 +13,7 @@ from repro.rl.stacked import grouping
 from repro.rl.stacked.grouping import (
     EVALUATION_ROWS,
     EVALUATION_TOKENS,
+    evaluation_share,
     footprint,
     group_runs,
     kind_of,
@@ -60,7 +61,10 @@ def test_what_changes_the_computation_goes_apart() -> None:
     assert group_runs(runs, 64 * GIB) == [(run,) for run in runs]
 
 
-def test_memory_decides_how_many_and_arms_are_spread_evenly() -> None:
+def test_memory_decides_how_many_and_arms_are_spread_evenly(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(grouping, "WHOLE_EVALUATION_BYTES", 1)
     arms = [make_run(seed=seed, weight_format=f) for seed in range(5) for f in ("bf16", "nvfp4")]
     per_run = footprint(arms)
     room = (
@@ -135,6 +139,21 @@ def test_recorded_peaks_lie_near_the_estimate_or_below() -> None:
         assert 0.5 < held / estimate < 1.7
         if used is not None:
             assert 0.5 < used / estimate < 1.1
+
+
+@pytest.mark.usefixtures("proxy_shape")
+def test_a_worker_of_two_on_a_card_of_80_gigabytes_has_a_third_of_the_runs() -> None:
+    runs = plan(find("table1"), Tier.PROXY, 5, ["bf16_lora", "nvfp4_lora"]) * 5
+    card = 80 * 10**9
+    share = evaluation_share(card // 2)
+    assert 0.5 < share < 1
+    assert evaluation_share(card) == 1
+    assert footprint(runs).runs_in(card // 2) < 10
+    estimate = footprint(runs, share=share)
+    assert estimate.runs_in(card // 2) >= 18
+    tokens = estimate.tokens_at_once(18, card // 2)
+    assert estimate.peak(18, tokens) < card // 2
+    assert prompts_at_once(18, 1, 200, share) < prompts_at_once(18, 1, 200)
 
 
 @pytest.mark.usefixtures("proxy_shape")
