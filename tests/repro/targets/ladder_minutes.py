@@ -10,9 +10,6 @@ from repro.spec.config import RunConfig
 from repro.spec.target import Target, plan
 from repro.spec.tier import Tier
 
-# How much sooner two or three starts at once on one H200 are done than one (docs/proxy_tier.md).
-SIDE_BY_SIDE = 1.47
-
 
 def runs_of(*targets: Target) -> list[RunConfig]:
     """Return the runs that targets need, one of each."""
