@@ -96,13 +96,7 @@ def train_together(
         When asked to stop; the ensemble at hand leaves a checkpoint.
     """
     torch.set_num_threads(threads)
-    target = torch.device(device)
-    if target.type == "cuda":
-        torch.cuda.set_device(target.index or 0)  # graphs are captured on the current device
-    memory = memory_of(device)
-    if target.type == "cuda":
-        # Of workers that share a device none may take what another counts on.
-        torch.cuda.set_per_process_memory_fraction(1 / _shared_by(), target)
+    memory = take_device(device)
     outcome_of: dict[str, Outcome] = {}
     with GraderPool(workers=threads) as pool:
         for group in group_runs(runs, memory):
@@ -116,7 +110,7 @@ def train_together(
             shutil.rmtree(_folder_of(group, folder), ignore_errors=True)
             # Captured graphs keep their memory until the last reference, cycles included, is gone.
             gc.collect()
-            if target.type == "cuda":
+            if torch.device(device).type == "cuda":
                 torch.cuda.empty_cache()
     return [outcome_of[run.digest()] for run in runs]
 
@@ -158,6 +152,18 @@ def memory_of(device: str) -> int:
     if torch.device(device).type == "cpu":
         return _HOST_BYTES
     return int(torch.cuda.get_device_properties(device).total_memory) // _shared_by()
+
+
+def take_device(device: str) -> int:
+    """Make a device the current one, on which graphs are captured, and return `memory_of` it.
+
+    Of workers that share a device, none can take what another counts on.
+    """
+    target = torch.device(device)
+    if target.type == "cuda":
+        torch.cuda.set_device(target.index or 0)
+        torch.cuda.set_per_process_memory_fraction(1 / _shared_by())
+    return memory_of(device)
 
 
 def _shared_by() -> int:

@@ -115,7 +115,8 @@ def work(
         # driver's own tool, whose numbers a record has.
         os.environ["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
         os.environ["CUDA_VISIBLE_DEVICES"] = device
-        os.environ[SHARING_VARIABLE] = str(shared_by)
+        if shared_by > 1:
+            os.environ[SHARING_VARIABLE] = str(shared_by)
     with log.open("ab", buffering=0) as file:
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)

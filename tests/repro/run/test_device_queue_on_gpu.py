@@ -17,6 +17,7 @@ from rich.console import Console
 
 from repro.evidence.receipts import refusals
 from repro.evidence.record import find_record, read_record
+from repro.procedures.together import memory_of, take_device
 from repro.run.carry_out import carry_out
 from repro.run.device_health import device_answers
 from repro.run.execute import execute
@@ -24,6 +25,7 @@ from repro.run.worker import Task
 from repro.run.workers import WorkerPool
 from repro.spec.config import RunConfig
 from repro.spec.target import TogetherCost
+from repro.spec.tier import SHARING_VARIABLE
 from tests.planted import planted
 from tests.repro.rl.stacked.conftest import SCALE, make_run
 
@@ -114,13 +116,12 @@ def go(runs: list[RunConfig], folder: Path, devices: tuple[str, ...], **how: Any
     outcome = execute(
         runs,
         folder,
-        workers=len(devices),
         threads=1,
         console=Console(file=said, width=200),
         devices=devices,
         costs={runs[0].scale.checkpoint: COST},
         grouping=lambda batch_of_runs, _: [(run,) for run in batch_of_runs],
-        **how,
+        **({"workers": len(devices)} | how),
     )
     assert (outcome.finished, outcome.failed, outcome.left) == (len(runs), 0, 0), said.getvalue()
     return said.getvalue()
@@ -143,3 +144,23 @@ def test_a_device_that_is_not_there_leaves_its_runs_to_the_other(tmp_path: Path)
         record = read_record(find_record(run, tmp_path) or tmp_path)
         assert record.environment["variables"]["CUDA_VISIBLE_DEVICES"] == "0"
         assert refusals(record) == []
+
+
+def test_two_workers_share_a_device_and_its_memory(tmp_path: Path) -> None:
+    runs = runs_of(4)
+    go(runs, tmp_path, ("0",), workers=2, carry_out=carry_out)
+    records = [read_record(find_record(run, tmp_path) or tmp_path) for run in runs]
+    assert all(record.ok for record in records)
+    assert {record.environment["variables"][SHARING_VARIABLE] for record in records} == {"2"}
+
+
+def test_a_worker_of_two_gets_half_of_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = memory_of("cuda")
+    assert take_device("cuda") == whole
+    monkeypatch.setenv(SHARING_VARIABLE, "2")
+    try:
+        assert take_device("cuda") == whole // 2
+        with pytest.raises(torch.cuda.OutOfMemoryError):
+            torch.empty(whole // 2 + 2**30, dtype=torch.uint8, device="cuda")
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0)
