@@ -73,7 +73,7 @@ def carry_out(runs, folder, records, progress, should_stop, threads):
     with (records / "workers").open("a") as file:
         file.write(f"{os.getpid()}\\n")
     with (records / "sharing").open("a") as file:
-        file.write(os.environ["REPRO_DEVICE_SHARED_BY"] + "\\n")
+        file.write(os.environ.get("REPRO_DEVICE_SHARED_BY", "1") + "\\n")
     if (HEALTH / "both-work").exists():
         # Nothing is done before the dying device's next process was asked and did not answer.
         wait_for(HEALTH / "refused")
