@@ -156,6 +156,8 @@ def training_metrics(
         more |= curve_metrics(series, evaluation["threshold"], evaluation.get("token_budget", 0))
         more |= _heldout_rise(series)
         more["informative_first"] = _informative(series)
+        if evaluation.get("at"):
+            more |= _train_rise(series)
     if evaluation.get("token_classes"):
         more["entropy_decision_first"] = _over(
             series, "entropy_decision", first, "nats", f"the first {EDGE_STEPS} steps"
@@ -189,15 +191,25 @@ def _heldout_rise(series: Series) -> dict[str, Estimate]:
     A straight line by least squares, so that no single evaluation decides; none of fewer than two.
     """
     accuracy = [value for value in series.get("evaluation_accuracy", ()) if value is not None]
-    second = accuracy[len(accuracy) // 2 :]
+    return _rise("heldout_rise", accuracy, "held-out evaluations")
+
+
+def _train_rise(series: Series) -> dict[str, Estimate]:
+    """Return by how much completions in training became more accurate over its second half."""
+    *_, heights = _training_curve(series)
+    return _rise("train_rise", heights, "rollouts' accuracies")
+
+
+def _rise(name: str, heights: Sequence[float], what: str) -> dict[str, Estimate]:
+    second = heights[len(heights) // 2 :]
     if len(second) < 2:
         return {}
     return {
-        "heldout_rise": Estimate(
+        name: Estimate(
             value=trend_slope(second) * (len(second) - 1),
             unit="points",
             n=len(second),
-            method="rise of a straight line through the last half of the held-out evaluations",
+            method=f"rise of a straight line through the last half of the {what}",
         )
     }
 

@@ -13,8 +13,8 @@ The ladder of exploration has a sweep and a rule of its own: one absolute rate f
 the one with the highest training reward over the steps, and inside the grid. At the first rule's
 ties all arms landed on the grid's smallest rate, a ninth of where training collapses; the paper
 trains at a third. The ladder's `skill` has a third sweep, at that target's own scale: full
-fine-tuning, and all arms with LoRA together, get the rate that ends most accurate, which is what
-the statement is about, on the development split, and inside the grid.
+fine-tuning, and all arms with LoRA together, get the rate that ends most accurate, in the quantity
+that the statement is about and on problems of the sweep's own, and inside the grid.
 
 A choice belongs to the scale of its sweep, whose digest it carries. Where there is none for the
 present scale, arms have the middle of the grid, and nothing but the sweep may be trained
@@ -78,12 +78,12 @@ BY_REWARD = Rule(
     "not be the smallest or the largest of the grid; of equals the smallest",
 )
 BY_END = Rule(
-    metric="heldout_last",
+    metric="accuracy",
     one_for_all=True,
     interior=True,
-    words="the rate with the largest held-out accuracy at the last step, mean over tuning seeds "
-    "and, with LoRA, over arms, which all get it; it must not be the smallest or the largest of "
-    "the grid; of equals the smallest",
+    words="the rate with the largest accuracy of sampled answers after the last step, mean over "
+    "tuning seeds and, with LoRA, over arms, which all get it; it must not be the smallest or the "
+    "largest of the grid; of equals the smallest",
 )
 _RULES = {"learning_rates_needle": BY_REWARD, "learning_rates_skill": BY_END}
 

@@ -36,6 +36,7 @@ DERIVED = (
     "took_off",
     "train_area",
     "heldout_rise",
+    "train_rise",
     "informative_first",
     "collapsed",
     "entropy_decision_first",

@@ -366,6 +366,7 @@ ASKED: Mapping[str, Manipulation] = {
             "took_off",
             "train_area",
             "collapsed",
+            "train_rise",
             "entropy_decision_first",
             "informative_first",
             "kl_to_start",

@@ -64,6 +64,16 @@ def test_the_rise_is_that_of_a_line_through_the_second_half() -> None:
     assert "heldout_rise" not in training_metrics(series, {}, {})
 
 
+def test_the_training_accuracy_rises_over_its_second_half_where_pass_at_k_is_asked() -> None:
+    series = curve([0.0, 0.5, 0.1, 0.3, 0.4, 0.3, 0.5])
+    asked = {"threshold": 50.0, "at": [1, 4]}
+    # Of seven rollouts the last four: 30, 40, 30, 50 % lie about a line that rises by 15 points.
+    rise = training_metrics(series, {}, asked)["train_rise"]
+    assert (rise.value, rise.n) == (pytest.approx(15.0), 4)
+    assert "train_rise" not in training_metrics(series, {}, {"threshold": 50.0})
+    assert "train_rise" not in training_metrics(curve([0.5]), {}, asked)
+
+
 def test_the_human_mean_needs_every_set() -> None:
     two = {"accuracy_mawps": accuracy(30), "accuracy_svamp": accuracy(60)}
     assert "accuracy_human" not in derived_metrics(two, {}, 0)
