@@ -1,9 +1,10 @@
 """Curves over training steps: reward (Fig. 4, 7, 8, 12, 13) and entropy (Fig. 5, 14).
 
 One line per arm: the mean over seeds of a centred moving average, with the 95 % t interval of that
-mean. Averaging comes first within a seed, then between seeds, so the interval is over seeds. The
-controls have a panel of their own, because they are not in the paper and must not rise. Curves over
-sampled tokens (`figures.heldout`) have the same rows and lines.
+mean where it has three seeds or more. Averaging comes first within a seed, then between seeds, so
+the interval is over seeds. The controls have a panel of their own, because they are not in the
+paper and must not rise. Curves over sampled tokens (`figures.heldout`) have the same rows and
+lines.
 """
 
 from __future__ import annotations
@@ -22,11 +23,13 @@ from repro.evidence.record import Record
 from repro.evidence.statistics import mean_interval
 
 WINDOW = 5
+# An interval of two seeds is thirteen standard errors wide on either side: it hides the lines.
+_BAND_SEEDS = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CurveRow:
-    """One arm at one place: mean over seeds, its interval (None with one seed), learning rate.
+    """One arm at one place: mean over seeds, its interval (None of one or two), learning rate.
 
     Attributes
     ----------
@@ -67,15 +70,21 @@ def curve_rows(records: Sequence[Record], series: str, window: int = WINDOW) -> 
 def mean_row(arm: str, place: float, values: Sequence[float], rate: float | None) -> CurveRow:
     """Return the row of an arm whose seeds have these values at a place."""
     interval = mean_interval(values)
+    banded = interval.n >= _BAND_SEEDS
     return CurveRow(
         arm=arm,
         place=place,
         mean=interval.value,
-        low=interval.low,
-        high=interval.high,
+        low=interval.low if banded else None,
+        high=interval.high if banded else None,
         n=interval.n,
         rate=rate,
     )
+
+
+def mean_words(rows: Sequence[CurveRow]) -> str:
+    """Return what lines and bands show."""
+    return "mean and its 95 % t interval" if any(row.low is not None for row in rows) else "mean"
 
 
 def smooth(values: Sequence[float | None], window: int) -> list[float | None]:
@@ -110,7 +119,7 @@ def draw_curves(rows: Sequence[CurveRow], *, title: str, ylabel: str, note: str 
         axes.set_xlabel("training step")
     panels[0][0].set_ylabel(ylabel)
     figure.suptitle(title, fontsize=12, x=0.01, ha="left")
-    what = f"mean and its 95 % t interval, moving average over {WINDOW} steps"
+    what = f"{mean_words(rows)}, moving average over {WINDOW} steps"
     what = "; ".join(filter(None, [what, note]))
     foot(figure, caption(rows, what))
     return figure

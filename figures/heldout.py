@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from matplotlib.figure import Figure
 
 from figures.captions import caption, rate_of
-from figures.curves import CurveRow, draw_lines, mean_row, name_lines
+from figures.curves import CurveRow, draw_lines, mean_row, mean_words, name_lines
 from figures.layout import foot, height_of_curves, new_figure, tidy
 from figures.palette import order
 from repro.evidence.record import Record
@@ -77,6 +77,7 @@ def draw(rows: Sequence[CurveRow], where: str = "", *, supervised: bool = False)
     axes.set_xlabel(f"{'' if supervised else 'sampled '}training tokens, thousands")
     axes.set_ylabel("held-out accuracy, percent")
     figure.suptitle(f"Held-out accuracy over {tokens}{where}", fontsize=12, x=0.01, ha="left")
-    note = caption(rows, "mean and its 95 % t interval, cut at 0 and 100")
+    words = mean_words(rows)
+    note = caption(rows, words if words == "mean" else f"{words}, cut at 0 and 100")
     foot(figure, note)
     return figure

@@ -144,12 +144,9 @@ _LADDER_RATES = {
     for rate, value in (LORA_RATES | RATES | GRID).items()
 }
 _FULL_RATES = {
-    f"bf16_full_{name}": Look(f"{_TABLE1['bf16_full'].label}, {rate:g}", tone, line)
-    for (name, rate), tone, line in zip(
-        FULL_RATES.items(),
-        (_TEAL, _SIENNA, _PINK, _BF16),
-        (_LONG, _DASH_DOT, "-", _WIDE_DOTS),
-        strict=True,
+    f"bf16_full_{name}": Look(f"{_TABLE1['bf16_full'].label}, {rate:g}", _FULL, line)
+    for (name, rate), line in zip(
+        FULL_RATES.items(), (_LONG, _DASH_DOT, "-", _WIDE_DOTS), strict=True
     )
 }
 _EXPLORATION = {

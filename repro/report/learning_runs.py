@@ -338,7 +338,7 @@ def rates_of_skill(choice: Mapping[str, Any] | None) -> list[str]:
         EVERY_ARM: "The arms with LoRA in `skill` all have",
     }
     return _rates_of_sweep(
-        choice, whose, "by a sweep at that scale", "held-out accuracy at the end"
+        choice, whose, "by a sweep at that scale", "accuracy of sampled answers at the end"
     )
 
 

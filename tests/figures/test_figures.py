@@ -82,12 +82,13 @@ def test_arms_without_the_series_and_failed_runs_are_left_out() -> None:
     assert {row.arm for row in rows} == set(ARMS) - {"bf16"}
 
 
-def test_a_single_seed_has_a_line_and_no_band() -> None:
-    rows = entropy.rows(made_up(["bf16_lora"], 1))
-    assert all(row.low is None and row.n == 1 for row in rows)
+@pytest.mark.parametrize("seeds", [1, 2, 3])
+def test_one_seed_or_two_have_a_line_and_no_band(seeds: int) -> None:
+    rows = entropy.rows(made_up(["bf16_lora"], seeds))
+    assert {row.n for row in rows} == {seeds}
     figure = entropy.draw(rows)
     assert len(figure.axes) == 1
-    assert not figure.axes[0].collections
+    assert bool(figure.axes[0].collections) == (seeds == 3)
 
 
 def test_only_the_loss_of_fine_tuning_is_drawn_and_says_under_which_noise() -> None:

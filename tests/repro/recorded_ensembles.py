@@ -11,11 +11,12 @@ from repro.run.carry_out import is_ensemble
 from repro.run.places import expected_folder
 from repro.spec.config import RunConfig
 from repro.spec.target import plan
-from repro.spec.tier import Tier
+from repro.spec.tier import SHARING_VARIABLE, Tier
 from repro.targets import find
 
 # Of these, two or three starts shared one card (docs/proxy_tier.md): they took longer, were cut
-# smaller than the card would have held, and two that began in one second look like one.
+# smaller than the card would have held, and two that began in one second look like one. Where
+# workers of one start share a card, records say so.
 _SHARED = ("85ab40e", "08fcdb7", "0236d39", "aba11ad")
 
 
@@ -48,9 +49,11 @@ def recorded_ensembles() -> list[RecordedEnsemble]:
         for entry in blessed.entries(tier, target):
             record = entry.read()
             (run,) = plan(find(target), Tier.PROXY, [record.seed], [record.arm])
-            if is_ensemble(run) and record.ok and not record.commit.startswith(_SHARED):
-                device = record.environment["variables"]["CUDA_VISIBLE_DEVICES"]
-                ensemble = collected.setdefault((record.started, device), RecordedEnsemble())
+            variables = record.environment["variables"]
+            shared = record.commit.startswith(_SHARED) or SHARING_VARIABLE in variables
+            if is_ensemble(run) and record.ok and not shared:
+                began = (record.started, variables["CUDA_VISIBLE_DEVICES"])
+                ensemble = collected.setdefault(began, RecordedEnsemble())
                 ensemble.runs.append(run)
                 ensemble.records.append(record)
     return list(collected.values())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import shutil
 from pathlib import Path
 
@@ -29,6 +30,7 @@ from repro.targets.proxy import COST as COST_MEASURED
 from repro.targets.proxy import COST_LARGE, PROXY
 from tests.repro.recorded_ensembles import recorded_ensembles
 
+_H200_BYTES = 143_771 * 2**20  # as its driver says
 COST = TogetherCost(
     start_seconds=10.0,
     step_seconds=0.5,
@@ -198,22 +200,59 @@ def test_every_target_of_the_tier_has_an_estimate(
             assert "time      0 s" not in text, target.name
 
 
-def test_the_larger_policys_runs_fit_together_where_they_are_planned_to(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    recipe = PROXIES["proxy-120m"]
-    shape = {
+def config_of(policy: str, vocabulary: int = 3072) -> dict[str, int]:
+    """Return of a policy's configuration what memory depends on."""
+    recipe = PROXIES[policy]
+    return {
         "hidden_size": recipe.hidden_size,
         "intermediate_size": recipe.intermediate_size,
         "num_hidden_layers": recipe.layers,
         "num_attention_heads": recipe.heads,
         "num_key_value_heads": recipe.key_value_heads,
-        "vocab_size": 3072,
+        "vocab_size": vocabulary,
     }
-    monkeypatch.setattr(grouping, "_config", lambda checkpoint: shape)
+
+
+# Wall seconds of commands with three workers on one H200 (5b2729b, a9b0dfe).
+@pytest.mark.parametrize(
+    ("name", "seeds", "sizes", "seconds"),
+    [
+        ("learning_rates_skill", range(300, 302), [10, 10, 8], 187),
+        ("skill", range(216, 224), [16, 16, 8, 8], 236),
+    ],
+)
+def test_commands_whose_workers_share_a_card_are_predicted_within_a_quarter(
+    name: str, seeds: range, sizes: list[int], seconds: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The policy had been pre-trained without human-written problems, whose words take most tokens.
+    monkeypatch.setattr(grouping, "_config", functools.partial(config_of, vocabulary=896))
+    target, workers = find(name), 3
+    together = target.costs[Tier.PROXY].together
+    assert together is not None
+    runs = plan(target, Tier.PROXY, seeds)
+    tasks = ensemble_tasks(
+        runs,
+        Path(),
+        devices=1,
+        costs={run.scale.checkpoint: together for run in runs},
+        grouping=lambda some, _: grouping.group_runs(some, _H200_BYTES // workers),
+        shared_by=workers,
+    )
+    assert [len(task.every) for task in tasks] == sizes
+    slower = workers / together.side_by_side
+    times = [slower * ensemble_seconds(task.every, together) for task in tasks]
+    assert together.begin_seconds + queue_seconds(times, workers) == pytest.approx(
+        seconds, rel=0.25
+    )
+
+
+def test_the_larger_policys_runs_fit_together_where_they_are_planned_to(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(grouping, "_config", config_of)
     runs = plan(find("figure13"), Tier.PROXY)
     together = COST_LARGE.together
     assert together is not None
-    assert together.memory_bytes < 143_771 * 2**20  # of an H200, as its driver says
+    assert together.memory_bytes < _H200_BYTES
     assert grouping.footprint(runs).runs_in(together.memory_bytes) >= len(runs)
     assert together.runs_together == len(runs)

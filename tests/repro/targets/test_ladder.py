@@ -25,7 +25,7 @@ from repro.spec.arm import Arm
 from repro.spec.shapes import shape_by_name
 from repro.spec.target import Target, differing_fields, plan
 from repro.spec.tier import Tier
-from repro.targets import TARGETS, find, proxy
+from repro.targets import TARGETS, find
 from repro.targets.chosen_rates import EVERY_ARM, rule_of
 from repro.targets.ladder import AGAIN, LADDER, OVER_POLICIES
 from repro.targets.ladder.dose_start import DOSE_START
@@ -64,13 +64,7 @@ def test_the_two_rungs_that_decide_take_half_an_hour_and_the_ladder_two_hours() 
     one_by_one = DOSE_START.costs[Tier.PROXY].train_seconds or 0.0
     doses = len(runs_of(DOSE_START)) * one_by_one / 60
     assert doses > 0
-    together_cost = proxy.COST.together
-    assert together_cost is not None
-    one_after_another = gpu_minutes(runs_of(*together), together) + doses + pretraining
-    # As `--workers 2` has them, on one card.
-    assert together_cost.side_by_side > 1
-    assert one_after_another / together_cost.side_by_side <= 120
-    assert one_after_another <= 130
+    assert gpu_minutes(runs_of(*together), together) + doses + pretraining <= 120
 
 
 def test_no_other_run_has_had_these_seeds() -> None:
