@@ -124,8 +124,8 @@ _SHORT: Line = (0.0, (2.0, 2.0))
 _WIDE_DOTS: Line = (0.0, (1.0, 3.5))
 # Of the sweeps and of the grid on which runs collapse, which share rates.
 _OTHER_RATES = {
-    "44e6": _DASH_DOT,
     "88e6": _DASH_DOTS,
+    "175e6": _DASH_DOT,
     "35e5": _SHORT,
     "7e4": _DOTS,
     "1e3": _DASH_DOT,

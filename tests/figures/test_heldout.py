@@ -25,13 +25,13 @@ def record(arm: str, seed: int, last: float) -> Record:
 
 
 def test_rows_are_means_over_seeds_held_after_the_last_evaluation() -> None:
-    rows = heldout.rows([record("bf16_lora", 0, 40.0), record("bf16_lora", 1, 60.0)])
+    rows = heldout.rows([record("bf16_lora", seed, last) for seed, last in enumerate((40, 50, 60))])
     assert rows[0].mean == pytest.approx(20)
     quarter = rows[len(rows) // 4]
     assert quarter.mean == pytest.approx(35, abs=1)
     assert rows[-1].mean == pytest.approx(50)
     assert rows[-1].low is not None
-    assert rows[-1].n == 2
+    assert rows[-1].n == 3
 
 
 def test_each_arm_has_a_line_and_a_name() -> None:
