@@ -14,6 +14,7 @@ outside?
 
 from __future__ import annotations
 
+import functools
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -109,7 +110,8 @@ def load_bars(
     if not path.is_file():
         return []
     try:
-        raw = tomllib.loads(path.read_text(encoding="utf-8"))
+        state = path.stat()
+        raw = _read_bars(path, (state.st_ino, state.st_mtime_ns, state.st_size))
     except (OSError, ValueError) as error:
         raise ExpectationError(f"{path}: not readable: {error}") from error
     groups = raw.get(target, [])
@@ -121,6 +123,13 @@ def load_bars(
         if group.get("device") in (None, device)
         for bar in _group(group, f"{path}: {target}, group {number}")
     ]
+
+
+# A page asks for the bars of every target in turn; the stamp tells when a file was changed.
+@functools.lru_cache(maxsize=8)
+def _read_bars(path: Path, stamp: tuple[int, ...]) -> Mapping[str, Any]:
+    del stamp
+    return tomllib.loads(path.read_text(encoding="utf-8"))
 
 
 def _group(group: Mapping[str, Any], where: str) -> list[Expectation]:

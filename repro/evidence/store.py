@@ -320,8 +320,9 @@ def read_stored(path: Path) -> tuple[Record, ...]:
     return _read(path, str(stamps))
 
 
-# Tables and pages ask for the same records again and again; a stamp tells when they were changed.
-@functools.lru_cache(maxsize=64)
+# Tables and pages ask for the same records again and again, all of them in turn; a stamp tells when
+# they were changed.
+@functools.lru_cache(maxsize=256)
 def _read(path: Path, stamps: str) -> tuple[Record, ...]:
     whole = path.with_suffix(WHOLE)
     try:
