@@ -21,6 +21,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, get_args
 
+from repro.spec.whole_files import stamp_of
+
 Source = Literal["paper", "measured", "derived"]
 Statistic = Literal["mean", "every_seed"]
 
@@ -110,8 +112,7 @@ def load_bars(
     if not path.is_file():
         return []
     try:
-        state = path.stat()
-        raw = _read_bars(path, (state.st_ino, state.st_mtime_ns, state.st_size))
+        raw = _read_bars(path, stamp_of(path))
     except (OSError, ValueError) as error:
         raise ExpectationError(f"{path}: not readable: {error}") from error
     groups = raw.get(target, [])
@@ -127,8 +128,7 @@ def load_bars(
 
 # A page asks for the bars of every target in turn; the stamp tells when a file was changed.
 @functools.lru_cache(maxsize=8)
-def _read_bars(path: Path, stamp: tuple[int, ...]) -> Mapping[str, Any]:
-    del stamp
+def _read_bars(path: Path, stamp: str) -> Mapping[str, Any]:
     return tomllib.loads(path.read_text(encoding="utf-8"))
 
 

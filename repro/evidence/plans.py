@@ -20,7 +20,7 @@ from typing import Any
 
 from repro.evidence.store import PRESET
 from repro.spec.config import digest_of
-from repro.spec.whole_files import replace_files
+from repro.spec.whole_files import replace_files, stamp_of
 
 FILE = "plans.tsv"
 WHOLE = "plans.jsonl.xz"
@@ -83,10 +83,10 @@ def read_plans(expected: Path) -> list[KeptPlan]:
     if not path.is_file():
         return []
     try:
-        states = [item.stat() for item in (path, expected / WHOLE)]
+        stamps = stamp_of(path, expected / WHOLE)
     except OSError as error:
         raise PlanError(f"{path}: half of it is missing: {error}") from error
-    return list(_read(path, str([(s.st_ino, s.st_mtime_ns, s.st_size) for s in states])))
+    return list(_read(path, stamps))
 
 
 # Every check asks for the same plans; the stamp tells when they were changed.

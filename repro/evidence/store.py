@@ -45,7 +45,7 @@ from repro.evidence.record import (
     read_record,
 )
 from repro.spec.tier import Tier
-from repro.spec.whole_files import replace_files
+from repro.spec.whole_files import replace_files, stamp_of
 
 FOLDER = "records"
 HEAD = ("arm", "seed", "outcome", "commit", "device", "digest", "started")
@@ -314,10 +314,10 @@ def read_stored(path: Path) -> tuple[Record, ...]:
         If a file cannot be read, or the two do not agree; the message names file, line and column.
     """
     try:
-        stamps = [(item.stat().st_mtime_ns, item.stat().st_size) for item in _pair(path)]
+        stamps = stamp_of(*_pair(path))
     except OSError as error:
         raise RecordError(f"{path}: half of it is missing: {error}") from error
-    return _read(path, str(stamps))
+    return _read(path, stamps)
 
 
 # Tables and pages ask for the same records again and again, all of them in turn; a stamp tells when

@@ -34,6 +34,18 @@ def appearing(out: Path) -> Iterator[Path]:
         shutil.rmtree(temporary, ignore_errors=True)
 
 
+def stamp_of(*paths: Path) -> str:
+    """Return what changes when a file is replaced or written to, of files read once and kept.
+
+    Raises
+    ------
+    OSError
+        If a file is missing.
+    """
+    states = [path.stat() for path in paths]
+    return str([(state.st_ino, state.st_mtime_ns, state.st_size) for state in states])
+
+
 def write_new(path: Path, text: str) -> Path:
     """Write `text` to a new file, whole or not at all.
 
