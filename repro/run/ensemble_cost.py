@@ -53,8 +53,16 @@ def asked_of(run: RunConfig) -> Asked:
     )
 
 
-def ensemble_seconds(runs: Sequence[RunConfig], cost: TogetherCost) -> float:
-    """Return the predicted wall time of one ensemble on one device."""
+def ensemble_seconds(runs: Sequence[RunConfig], cost: TogetherCost, shared_by: int = 1) -> float:
+    """Return the predicted wall time of one ensemble on one device.
+
+    Parameters
+    ----------
+    shared_by
+        Ensembles at once on the device: each takes longer, and all are done sooner.
+    """
+    if shared_by > 1:
+        return ensemble_seconds(runs, cost) * shared_by / cost.side_by_side
     trained = [run for run in runs if run.procedure != "evaluate"]
     seconds = cost.start_seconds
     if trained:

@@ -206,9 +206,7 @@ def _ensemble_time(left: list[RunConfig], cost: Cost, workers: int, devices: int
         grouping=(lambda runs, _: likely_groups(runs, most)) if cost.lacking() else None,
         shared_by=shared_by,
     )
-    # Where workers share a device each takes longer, and all are done sooner.
-    longer = 1.0 if shared_by == 1 else shared_by / together.side_by_side
-    seconds = [longer * ensemble_seconds(task.every, together) for task in tasks]
+    seconds = [ensemble_seconds(task.every, together, shared_by) for task in tasks]
     sizes = ", ".join(str(len(task.every)) for task in tasks)
     wall = together.begin_seconds + queue_seconds(seconds, devices * shared_by)
     busy = together.begin_seconds * min(devices, len(tasks)) + sum(seconds) / shared_by

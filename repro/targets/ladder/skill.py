@@ -72,8 +72,9 @@ SKILL_SCALE = dataclasses.replace(
     seeds=SEEDS,
 )
 _SWEEP = "learning_rates_skill"
-# By factors of two. Of runs of 400 steps at these rates, after 130 of them, training's completions
-# were most accurate at 2.5e-5 and 5e-5 with full fine-tuning, and at 3.5e-4 and 7e-4 with LoRA.
+# By factors of two. After 130 of the 400 steps that runs had before (85ab40e, 08fcdb7, 310dc66),
+# training's completions were most accurate at 2.5e-5 and 5e-5 with full fine-tuning, and at 3.5e-4
+# and 7e-4 with LoRA.
 FULL_RATES = {"125e7": 1.25e-5, "25e6": 2.5e-5, "5e5": 5e-5, "1e4": 1e-4}
 _BEFORE = FULL_RATES["25e6"]
 LORA_RATES = {"88e6": 8.75e-5, "175e6": 1.75e-4, "35e5": 3.5e-4, "7e4": 7e-4, "14e4": 1.4e-3}

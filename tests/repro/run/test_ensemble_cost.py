@@ -239,8 +239,7 @@ def test_commands_whose_workers_share_a_card_are_predicted_within_a_quarter(
         shared_by=workers,
     )
     assert [len(task.every) for task in tasks] == sizes
-    slower = workers / together.side_by_side
-    times = [slower * ensemble_seconds(task.every, together) for task in tasks]
+    times = [ensemble_seconds(task.every, together, workers) for task in tasks]
     assert together.begin_seconds + queue_seconds(times, workers) == pytest.approx(
         seconds, rel=0.25
     )
