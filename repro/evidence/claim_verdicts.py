@@ -334,24 +334,33 @@ def _with_sizes(claim: Claim, verdict: Verdict, sizes: Sizes | None) -> Verdict:
 def _needed(claim: Claim, compared: Compared, sizes: Sizes | None, family: int) -> int | None:
     """Return how many pairs would decide at the effect measured, Holm's first step included.
 
-    The fewest of those that would show the direction, and those that would show that the effect is
-    smaller than what matters.
+    The fewest that lead to any of the words that an effect of this size can have. Shares of runs,
+    which an exact test compares, are taken by the t test's power, which needs slightly fewer.
     """
-    if compared.test != "t" or claim.kind in RANKED:
+    if compared.test == "sign_flip" or claim.kind in RANKED:
         return None
-    distances = [] if claim.kind == "equivalent" else [abs(compared.effect - compared.bound)]
-    if claim.kind == "equivalent":
-        margin = claim.margin or 0.0
-        distances.append(
-            abs((math.log(margin) if claim.is_ratio else margin) - abs(compared.effect))
-        )
-    elif sizes is not None and not _is_bound_the_size(claim):
-        distances.append(max(0.0, sizes.matters - abs(compared.effect)))
     counts = [
         st.seeds_needed(distance, compared.deviation, alpha=ALPHA / family)
-        for distance in distances
+        for distance in _distances(claim, compared, sizes)
     ]
     return min((count for count in counts if count is not None), default=None)
+
+
+def _distances(claim: Claim, compared: Compared, sizes: Sizes | None) -> list[float]:
+    """Return how far the effect lies from each bound that decides once it is told from it."""
+    effect, to_bound = compared.effect, abs(compared.effect - compared.bound)
+    if claim.kind == "equivalent":
+        margin = claim.margin or 0.0
+        return [abs((math.log(margin) if claim.is_ratio else margin) - abs(effect))]
+    if sizes is None:
+        return [to_bound]
+    below_the_papers = [] if sizes.paper is None else [max(0.0, sizes.paper - effect)]
+    if _is_bound_the_size(claim):
+        return [to_bound, *below_the_papers]
+    is_small = sizes.tenth is not None and 0 < effect < sizes.tenth
+    # A direction counts from the smallest effect that matters, or below a tenth of the paper's.
+    direction = [to_bound] if abs(effect) >= sizes.matters or is_small else []
+    return [*direction, max(0.0, sizes.matters - abs(effect)), *below_the_papers]
 
 
 def _effect_unit(unit: str, claim: Claim) -> str:

@@ -37,6 +37,7 @@ from repro.report.learning_statements import (
     READING,
     Row,
     not_run,
+    pairs_needed,
     plans,
     statement_rows,
     statement_table,
@@ -80,7 +81,7 @@ the interval lies within x to both sides. *Not testable here*: no effect could h
 what the claim speaks of was drawn too few times. *Post hoc*: the rule is younger than the runs.
 Where a planned early look at part of the seeds decided, the verdict is that look's, and the effect
 is that of all seeds."""
-_FOREST_WORDS = "Measured effects with their intervals, the paper's as diamonds, grey: not testable"
+_FOREST_WORDS = "Measured effects with their intervals, the paper's as diamonds"
 _DOSE_WORDS = "Steps to the take-off over BF16's by dose, the paper's as a diamond"
 _PROTOCOL = """\
 How the runs are made, and why an earlier protocol was superseded:
@@ -373,8 +374,8 @@ def _can_show(row: Decided, verdict: Verdict) -> str:
     if not row.is_testable:
         return f"no: {verdict.sentence.partition('. Point estimate')[0]}"
     parts = ["yes"]
-    if verdict.status == "inconclusive" and verdict.needed is not None:
-        parts.append(f"{verdict.needed} pairs would decide")
+    if row.statement is not None and (needed := pairs_needed(row.statement, verdict)):
+        parts.append(f"{needed} pairs would decide, were the effect as measured")
     if verdict.status in SHOWN and verdict.q is not None and verdict.q >= ALPHA:
         parts.append(f"q = {verdict.q:.2g} over the study")
     return ": ".join(filter(None, ["; ".join(parts), row.remark]))

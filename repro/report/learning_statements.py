@@ -13,7 +13,9 @@ from pathlib import Path
 
 from repro.evidence import printed
 from repro.evidence.claim_verdicts import MINIMUM_PAIRS
+from repro.evidence.comparison import RANKED
 from repro.evidence.origins import commits_text, seeds_text
+from repro.evidence.statistics import MOST_PAIRS
 from repro.evidence.verdict import Verdict
 from repro.judge.check import Checked, learning_rates
 from repro.report.numbers import device_title
@@ -136,7 +138,7 @@ def _line(row: Row, device: str, verdicts: bool) -> Line:
     numbers = [effect, interval, paper, q, pairs]
     return Line(
         common=(verdict.statement + " †" * row.other_rates, f"{place}`{row.target.name}`", sizes),
-        own=(*numbers, *([labelled(verdict)] * verdicts), _needed(row, verdict)),
+        own=(*numbers, *([labelled(verdict)] * verdicts), pairs_needed(row.claim, verdict)),
     )
 
 
@@ -156,16 +158,17 @@ def _signed(verdict: Verdict, value: float) -> str:
     return f"{value:.3g}" if verdict.unit == "x" else f"{value:+.3g}"
 
 
-def _needed(row: Row, verdict: Verdict) -> str:
+def pairs_needed(claim: Claim, verdict: Verdict) -> str:
+    """Return how many pairs would decide a statement that is inconclusive; of others, nothing."""
     if verdict.status != "inconclusive":
         return ""
     if verdict.needed is not None:
         return str(verdict.needed)
     if verdict.p is None:
-        return f"{MINIMUM_PAIRS[row.claim.paired_by]} or more"
-    if row.claim.test == "sign_flip":
+        return f"{MINIMUM_PAIRS[claim.paired_by]} or more"
+    if claim.test == "sign_flip":
         return "tested exactly"
-    return "tested by ranks" if row.claim.kind in ("trend", "order") else "more than 1000"
+    return "tested by ranks" if claim.kind in RANKED else f"more than {MOST_PAIRS}"
 
 
 def not_run(rows: Sequence[Row]) -> list[str]:

@@ -129,7 +129,7 @@ TWELVE = (
         title="QeRL matches full fine-tuning",
         decided_by="table1.qerl_matches_full",
         then="skill.qerl_matches_full",
-        then_remark="where there is skill to gain",
+        then_remark="where there is skill to gain; it may end above, or 1.5 points below",
         others=("table2.qerl_matches_full",),
     ),
     PaperClaim(

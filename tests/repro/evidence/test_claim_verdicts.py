@@ -203,13 +203,51 @@ def test_pairs_that_would_show_that_nothing_matters_decide_too() -> None:
     assert verdict.needed is not None
     assert verdict.needed > verdict.n
     # Far more pairs than that would show a direction of this size.
-    wide = Effect(paper=9.0, measure="units", place="Table 1")
+    wide = Effect(smallest=0.9, measure="units", because="stated in advance")
     difference = verdict_of(claim("difference", ("a", "b"), effect=wide), a=noisy, b=NEAR)
     narrow = Effect(paper=0.01, measure="units", place="Table 1")
     direction = verdict_of(claim("difference", ("a", "b"), effect=narrow), a=noisy, b=NEAR)
     assert difference.needed is not None
     assert difference.needed == verdict.needed
     assert direction.needed is None or direction.needed > difference.needed
+
+
+def test_a_direction_too_small_to_matter_needs_pairs_for_no_difference_instead() -> None:
+    matters = Effect(smallest=1.5, measure="units", because="stated in advance")
+    near = [78.8, 78.7, 78.9, 78.8, 78.75]
+    statement = claim("difference", ("a", "b"), effect=matters)
+    small = verdict_of(statement, a=[70.0, 88.0, 71.0, 86.0, 79.0], b=[80.0] * 5)
+    assert small.status == "inconclusive"
+    assert small.effect is not None
+    assert abs(small.effect) < 1.5
+    large = verdict_of(statement, a=[60.0, 78.0, 61.0, 76.0, 69.0], b=[80.0] * 5)
+    assert large.needed is not None
+    # -1.2 is 1.2 from 0 and .3 from what matters: only the latter decides, and needs more pairs.
+    assert small.needed is None or small.needed > 16 * large.needed
+    assert verdict_of(statement, a=near, b=[80.0] * 5).status == "no difference"
+
+
+def test_a_papers_size_that_an_effect_lies_below_takes_few_pairs_to_exclude() -> None:
+    wide = Effect(paper=40.0, measure="units", place="Table 1")
+    noisy = {"a": [60.0, 98.0, 61.0, 96.0, 69.0], "b": [80.0] * 5}
+    unsized = Effect(smallest=4.0, measure="units", because="stated in advance")
+    without = verdict_of(claim("difference", ("a", "b"), effect=unsized), **noisy)
+    sized = verdict_of(claim("difference", ("a", "b"), effect=wide), **noisy)
+    assert without.needed is None or without.needed > 50
+    assert sized.needed is not None
+    assert sized.needed < 10
+
+
+def test_shares_of_runs_have_a_number_of_pairs_that_would_decide() -> None:
+    matters = Effect(smallest=0.2, measure="units", because="stated in advance")
+    a_claim = claim("difference", ("a", "b"), effect=matters, test="mcnemar")
+    a, b = [1.0, 0.0, 1.0, 1.0, 1.0, 0.0], [0.0, 1.0, 0.0, 1.0, 0.0, 0.0]
+    few = verdict_of(a_claim, a=a, b=b)
+    assert few.status == "inconclusive"
+    assert few.needed is not None
+    assert few.needed > few.n
+    times = -(-few.needed // len(a))
+    assert verdict_of(a_claim, a=a * times, b=b * times).status == "reproduced"
 
 
 def difference(paper: float | None = 8.0, **more: Any) -> Claim:
