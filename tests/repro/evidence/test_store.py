@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import csv
 import dataclasses
+import json
+import lzma
 import random
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -120,6 +123,44 @@ def test_an_edited_number_is_refused_by_its_column(records: list[Record], tmp_pa
     lines[3] = ",".join(cells)
     path.write_text("\n".join(lines) + "\n")
     with pytest.raises(RecordError, match=r"table1.csv:4: accuracy is '99.0'; the whole record"):
+        read_stored(path)
+
+
+def test_series_stand_behind_the_runs_and_come_back(records: list[Record], tmp_path: Path) -> None:
+    first = dataclasses.replace(records[0], series=records[0].series | {"only_here": [1.0, None]})
+    path = stored([first, *records[1:]], tmp_path)
+    lines = lzma.decompress(path.with_suffix(".jsonl.xz").read_bytes()).decode().splitlines()
+    runs = lines[: len(records)]
+    assert not any("series" in json.loads(line) for line in runs)
+    names = [json.loads(line)["series"] for line in lines[len(records) :]]
+    assert names == sorted({name for record in (first, *records) for name in record.series})
+    read = {(record.arm, record.seed): record.series for record in read_stored(path)}
+    for record in (first, *records[1:]):
+        assert read[record.arm, record.seed] == record.series
+
+
+@pytest.mark.parametrize(
+    ("edit", "words"),
+    [
+        (lambda line: {**line, "values": line["values"][1:]}, "is not of the 4 runs before it"),
+        (lambda line: {**line, "values": [*line["values"][1:], line["values"][0]]}, "seal"),
+    ],
+)
+def test_series_of_other_runs_are_refused(
+    records: list[Record], tmp_path: Path, edit: Callable[[dict[str, Any]], Any], words: str
+) -> None:
+    path = stored(records, tmp_path)
+    whole = path.with_suffix(".jsonl.xz")
+    lines = lzma.decompress(whole.read_bytes()).decode().splitlines()
+    at = next(
+        at
+        for at, line in enumerate(lines)
+        if json.loads(line).get("series") is not None
+        and len({str(of_run) for of_run in json.loads(line)["values"]}) == len(records)
+    )
+    lines[at] = json.dumps(edit(json.loads(lines[at])))
+    whole.write_bytes(lzma.compress("\n".join(lines).encode()))
+    with pytest.raises(RecordError, match=words):
         read_stored(path)
 
 
