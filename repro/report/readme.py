@@ -20,6 +20,7 @@ from repro.report.tables import NOTHING, device_of, table
 from repro.report.verdicts import CLAIMS, counted, of_kind, stated_bars, word
 from repro.spec.tier import Tier
 from repro.targets import find
+from repro.targets.ladder.skill import SKILL
 from repro.targets.table1 import BF16_LORA, NVFP4_LORA, TABLE1
 
 # The checks of one device at one tier, by target.
@@ -117,11 +118,11 @@ def _entropy(checks: Checks, expected: Path) -> Cells:
 
 
 def _accuracy(checks: Checks, expected: Path) -> Cells:
-    judged = checks[TABLE1.name].verdicts if TABLE1.name in checks else []
+    judged = checks[SKILL.name].verdicts if SKILL.name in checks else []
     by_name = {item.name: item for item in judged}
-    claims = {claim.name: claim for claim in TABLE1.claims}
+    claims = {claim.name: claim for claim in SKILL.claims}
     paper, measured, verdicts = [], [], []
-    for factor, name in (("AQN", "aqn_helps"), ("NVFP4", "nvfp4_beats_lora")):
+    for factor, name in (("QeRL", "qerl_beats_lora"), ("AQN", "aqn_helps")):
         size = papers_differences(TABLE1.name, claims[name], expected)[_MODEL]
         paper.append(f"{factor} {size:+g}")
         if name in by_name:
@@ -179,7 +180,7 @@ _ROWS: tuple[tuple[Tier, str, Callable[[Checks, Path], Cells]], ...] = (
     ),
     (
         Tier.PROXY,
-        "[Accuracy](docs/learning.md), gain by AQN and by the NVFP4 format",
+        "[Accuracy](docs/learning.md), gain of QeRL over LoRA, and by AQN",
         _accuracy,
     ),
     (Tier.PAPER, "[90.8 %](docs/claims.md) of QeRL on GSM8K, 7B", _papers_number),

@@ -58,8 +58,8 @@ def test_the_rollouts_span_and_verdicts_are_those_of_the_tables(
 
 
 def test_accuracies_have_the_words_of_their_claims(blessed_of: Of) -> None:
-    checked = blessed_of("table1", Tier.PROXY)
-    names = ("aqn_helps", "nvfp4_beats_lora")
+    checked = blessed_of("skill", Tier.PROXY)
+    names = ("aqn_helps", "qerl_beats_lora")
     row = next(row for row in rows([checked]) if "AQN" in row[0])
     assert row[-1] == counted(item for item in checked.verdicts if item.name in names)
     other = [
