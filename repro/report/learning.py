@@ -74,13 +74,13 @@ _TABLE_READING = """\
 Effects are relative, so that they can be compared with the paper's: in percent of the *gain* by
 training, of the *shortfall* (what the other arm's curve leaves below its ceiling), of the other
 arm's *mean*, of the *runs* (those that collapse, or take off), or *in speed* (+100 %: half the
-steps to the take-off). In brackets: the interval that holds for all statements of a target together (95 %). Each
-verdict is that of the statement named, with Holm's correction over its target. *Excluded at the
-paper's size*: not shown, and the interval ends below the paper's effect. *No difference within x*:
-the interval lies within x to both sides. *Not testable here*: no effect could have appeared, or
-what the claim speaks of was drawn too few times. *Post hoc*: the rule is younger than the runs.
-Where a planned early look at part of the seeds decided, the verdict is that look's, and the effect
-is that of all seeds."""
+steps to the take-off). In brackets: the interval that holds for all statements of a target together
+(95 %). Each verdict is that of the statement named, with Holm's correction over its target.
+*Excluded at the paper's size*: not shown, and the interval ends below the paper's effect. *No
+difference within x*: the interval lies within x to both sides. *Not testable here*: no effect could
+have appeared, or what the claim speaks of was drawn too few times. *Post hoc*: the rule is younger
+than the runs. Where a planned early look at part of the seeds decided, the verdict is that look's,
+and the effect is that of all seeds."""
 _FOREST_WORDS = "Measured effects with their intervals, the paper's as diamonds"
 _DOSE_WORDS = "Steps to the take-off over BF16's by dose, the paper's as a diamond"
 _PROTOCOL = """\
