@@ -3,7 +3,8 @@
 Records of several commits may stand together where no comparison crosses a state of the source:
 every seed, all its arms and those shared with other targets included, is of one state; every
 record's sources have the digest of the commit that it names; and an arm's seeds differ in nothing
-but the seed: the same configuration, and the same inputs, the target's analysis plan among them.
+but the seed: the same configuration, and the same inputs, the target's analysis plan among them,
+but for the policy that a pre-training goes on from, which is its seed's own.
 Arms are compared seed by seed, so what another state may have changed moves both arms of a pair.
 Timings are of the code itself: at the systems tier one state stays the rule. Commits whose sources
 have one digest are one state: blessed records and pages may be committed between two targets that
@@ -23,6 +24,10 @@ from repro.spec.config import digest_of
 
 # Before a target's name: a record's input that is the digest of that target's analysis plan.
 PLAN_INPUT = "plan:"
+# Inputs that each seed has of its own: what a needle's pre-training goes on from is the policy of
+# its seed.
+START = "start"
+OF_THE_SEED = (START,)
 
 _SHORT = 12
 
@@ -149,7 +154,9 @@ def _difference(records: Sequence[Record], where: str, target: str) -> str | Non
         if without_seed(record) != without_seed(other):
             return f"{where}, and {pair} are of different configurations"
         shared = record.inputs.keys() & other.inputs.keys()
-        for key in sorted(key for key in shared if key in plans or not key.startswith(PLAN_INPUT)):
+        for key in sorted(shared.difference(OF_THE_SEED)):
+            if key.startswith(PLAN_INPUT) and key not in plans:
+                continue
             if record.inputs[key] != other.inputs[key]:
                 return f"{where}, and {pair} had different {key.replace('_', ' ')}"
     return None
