@@ -36,6 +36,7 @@ from repro.report.learning_statements import (
     HEADINGS,
     READING,
     Row,
+    are_pairs_counted,
     not_run,
     pairs_needed,
     plans,
@@ -374,8 +375,9 @@ def _can_show(row: Decided, verdict: Verdict) -> str:
     if not row.is_testable:
         return f"no: {verdict.sentence.partition('. Point estimate')[0]}"
     parts = ["yes"]
-    if row.statement is not None and (needed := pairs_needed(row.statement, verdict)):
-        parts.append(f"{needed} pairs would decide, were the effect as measured")
+    if row.statement is not None and are_pairs_counted(row.statement):
+        needed = pairs_needed(row.statement, verdict)
+        parts += [f"{needed} pairs would decide, were the effect as measured"] if needed else []
     if verdict.status in SHOWN and verdict.q is not None and verdict.q >= ALPHA:
         parts.append(f"q = {verdict.q:.2g} over the study")
     return ": ".join(filter(None, ["; ".join(parts), row.remark]))

@@ -166,9 +166,14 @@ def pairs_needed(claim: Claim, verdict: Verdict) -> str:
         return str(verdict.needed)
     if verdict.p is None:
         return f"{MINIMUM_PAIRS[claim.paired_by]} or more"
-    if claim.test == "sign_flip":
-        return "tested exactly"
-    return "tested by ranks" if claim.kind in RANKED else f"more than {MOST_PAIRS}"
+    if are_pairs_counted(claim):
+        return f"more than {MOST_PAIRS}"
+    return "tested by ranks" if claim.kind in RANKED else "tested exactly"
+
+
+def are_pairs_counted(claim: Claim) -> bool:
+    """Whether it can be said how many pairs would decide a statement."""
+    return claim.test != "sign_flip" and claim.kind not in RANKED
 
 
 def not_run(rows: Sequence[Row]) -> list[str]:
