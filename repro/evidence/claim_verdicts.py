@@ -252,8 +252,8 @@ def _status(claim: Claim, tested: _Tested, shown: bool, low: float, high: float)
         status = _by_bound(shown and supports and not compared.unresolved, shown and opposes)
     else:
         status = _by_size(compared, sizes, shown and supports, shown and opposes)
-    if status == "reproduced" and sizes is not None and sizes.tenth is not None:
-        status = "below a tenth" if compared.effect < sizes.tenth else status
+    if status == "reproduced" and sizes is not None:
+        status = "below a tenth" if _is_below_a_tenth(compared, sizes) else status
     # Without any spread a t interval is none.
     spread = compared.deviation > 0 or compared.test == "mcnemar"
     if status != "inconclusive" or sizes is None or not spread:
@@ -276,12 +276,17 @@ def _by_bound(supported: bool, opposed: bool) -> Status:
 
 def _by_size(compared: Compared, sizes: Sizes, supported: bool, opposed: bool) -> Status:
     """Return the status of a direction that counts from the smallest effect that matters."""
-    small = sizes.tenth is not None and compared.effect < sizes.tenth
-    if supported and not compared.unresolved and (small or compared.effect >= sizes.matters):
+    counts = _is_below_a_tenth(compared, sizes) or compared.effect >= sizes.matters
+    if supported and not compared.unresolved and counts:
         return "reproduced"
     if opposed and compared.effect <= -sizes.matters:
         return "contradicted"
     return "inconclusive"
+
+
+def _is_below_a_tenth(compared: Compared, sizes: Sizes) -> bool:
+    """Whether an effect, if it is shown, has the claimed direction and not a tenth of the size."""
+    return sizes.tenth is not None and compared.effect < sizes.tenth
 
 
 def _controlled(
@@ -357,9 +362,9 @@ def _distances(claim: Claim, compared: Compared, sizes: Sizes | None) -> list[fl
     below_the_papers = [] if sizes.paper is None else [max(0.0, sizes.paper - effect)]
     if _is_bound_the_size(claim):
         return [to_bound, *below_the_papers]
-    is_small = sizes.tenth is not None and 0 < effect < sizes.tenth
     # A direction counts from the smallest effect that matters, or below a tenth of the paper's.
-    direction = [to_bound] if abs(effect) >= sizes.matters or is_small else []
+    counts = abs(effect) >= sizes.matters or (effect > 0 and _is_below_a_tenth(compared, sizes))
+    direction = [to_bound] if counts else []
     return [*direction, max(0.0, sizes.matters - abs(effect)), *below_the_papers]
 
 
