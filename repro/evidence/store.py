@@ -8,8 +8,8 @@ in the same order:
   have is empty.
 * `.jsonl.xz`: the whole record of each run, one JSON object per line, for receipts, timed repeats
   and pictures; behind them their series, a line per name with the values of every run (null where a
-  run has none), because what is alike lies together and the file is an eighth smaller. The same
-  records give the same bytes.
+  run has none): what is alike lies together, which makes the files smaller. The same records give
+  the same bytes.
 
 Easy to get wrong: trusting one of the two alone. When the files are
 read, every line is formed again from its record, and a cell that differs is an error which names
@@ -393,16 +393,15 @@ def _raw_records(lines: Iterable[str]) -> list[dict[str, Any]]:
     Raises
     ------
     ValueError
-        If a series has not one entry per record.
+        If a run's line is no object or has series of its own, or a series has not one entry per
+        run.
     """
     items = [read_json(line) for line in lines]
     curves = [item for item in items if isinstance(item, dict) and set(item) == {SERIES, VALUES}]
     records = items[: len(items) - len(curves)]
     for record in records:
         if not isinstance(record, dict) or SERIES in record:
-            raise ValueError(
-                "a run's line is no object without series, which stand behind the runs"
-            )
+            raise ValueError(f"a run's line is {record!r:.40}; needs an object without series")
         record[SERIES] = {}
     for curve in curves:
         name, values = curve[SERIES], curve[VALUES]

@@ -140,6 +140,21 @@ def test_series_stand_behind_the_runs_and_come_back(records: list[Record], tmp_p
 
 
 @pytest.mark.parametrize(
+    ("line", "words"),
+    [({"series": {}}, "needs an object without series"), (7, "line is 7; needs an object")],
+)
+def test_a_line_that_is_no_run_is_refused(
+    records: list[Record], tmp_path: Path, line: Any, words: str
+) -> None:
+    path = stored(records, tmp_path)
+    whole = path.with_suffix(".jsonl.xz")
+    lines = lzma.decompress(whole.read_bytes()).decode().splitlines()
+    whole.write_bytes(lzma.compress("\n".join([json.dumps(line), *lines[1:]]).encode()))
+    with pytest.raises(RecordError, match=words):
+        read_stored(path)
+
+
+@pytest.mark.parametrize(
     ("edit", "words"),
     [
         (lambda line: {**line, "values": line["values"][1:]}, "is not of the 4 runs before it"),
