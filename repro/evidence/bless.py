@@ -109,6 +109,9 @@ def _require_fit(
     problems: Sequence[str],
 ) -> None:
     where = f"{target.name} at the {tier.value} tier is not blessed"
+    if all(arm.name in target.shared for arm in target.arms):
+        homes = sorted({home.name for home, _ in target.shared.values()})
+        raise BlessError(f"{where}: it has no runs of its own; bless {', '.join(homes)}")
     if tier is Tier.PAPER:
         raise BlessError(f"{where}: the paper's own numbers are that tier's expectations")
     if problems:

@@ -1,10 +1,11 @@
 """Origins: the commit and device of each seed's records, and which records may stand together.
 
 Records of several commits may stand together where no comparison crosses a state of the source:
-every seed, all its arms and those shared with other targets included, is of one state; every
-record's sources have the digest of the commit that it names; and an arm's seeds differ in nothing
-but the seed: the same configuration, and the same inputs, the target's analysis plan among them,
-but for the policy that a pre-training goes on from, which is its seed's own.
+every seed, all its arms and those shared with other targets included, is of one state (on each
+policy by itself, where a target compares effects on several); every record's sources have the
+digest of the commit that it names; and an arm's seeds differ in nothing but the seed: the same
+configuration, and the same inputs, the target's analysis plan among them, but for the policy that a
+pre-training goes on from, which is its seed's own.
 Arms are compared seed by seed, so what another state may have changed moves both arms of a pair.
 Timings are of the code itself: at the systems tier one state stays the rule. Commits whose sources
 have one digest are one state: blessed records and pages may be committed between two targets that
@@ -64,15 +65,20 @@ def seeds_text(seeds: Iterable[int]) -> str:
 
 
 def mixed_seeds(records: Iterable[Record]) -> dict[int, list[str]]:
-    """Return {seed: commits} of the seeds whose records are of several states of the source."""
-    by_seed: dict[int, list[Record]] = {}
+    """Return {seed: commits} of the seeds whose records are of several states of the source.
+
+    Arms are paired within a seed and within the policy that they start from: a target that compares
+    effects on several policies (`Target.across`) may have each policy's runs of another commit.
+    """
+    together: dict[tuple[int, str], list[Record]] = {}
     for record in records:
-        by_seed.setdefault(record.seed, []).append(record)
-    return {
-        seed: sorted({record.commit for record in of_seed})
-        for seed, of_seed in sorted(by_seed.items())
-        if len(_states_of(of_seed)) > 1
-    }
+        policy = str(record.config["scale"].get("checkpoint", ""))
+        together.setdefault((record.seed, policy), []).append(record)
+    commits: dict[int, set[str]] = {}
+    for (seed, _), paired in sorted(together.items()):
+        if len(_states_of(paired)) > 1:
+            commits.setdefault(seed, set()).update(record.commit for record in paired)
+    return {seed: sorted(several) for seed, several in commits.items()}
 
 
 def _states_of(records: Iterable[Record]) -> set[str]:

@@ -10,6 +10,7 @@ from repro.judge.check import Checked, check_selection
 from repro.judge.study import with_study
 from repro.run.select import Selection
 from repro.spec.arm import require
+from repro.spec.target import Target
 from repro.spec.tier import Tier
 from repro.targets import TARGETS, find, runs_of
 
@@ -30,10 +31,16 @@ def blessed_checks(expected: Path, *names: str) -> list[Checked]:
         runs = runs_of(target)
         for source in sources:
             tier = Tier(source.tier)
-            if target.speaks_at(tier) and source.has(runs.name):
+            if target.speaks_at(tier) and all(map(source.has, _homes(runs))):
                 selection = Selection(target=target, source=runs, tier=tier)
                 checks.append(check_selection(selection, source, expected))
     return checks if names else with_study(checks)
+
+
+def _homes(target: Target) -> list[str]:
+    """Return whose records must be blessed: the target's own or, if it shares every arm, theirs."""
+    homes = {target.home(arm.name)[0].name for arm in target.arms}
+    return sorted(homes) if homes and target.name not in homes else [target.name]
 
 
 def blessed_of(expected: Path, names: Sequence[str], tier: str | None) -> list[Checked]:

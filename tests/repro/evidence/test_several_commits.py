@@ -344,3 +344,44 @@ def test_a_target_finds_the_blessed_records_of_the_arms_that_it_shares(
     checked = check_selection(selection, Blessed(expected, "proxy", "nvidia_h200"), expected)
     assert checked.sound
     assert checked.evidence.count == 40
+
+
+def of_policies(made_up_record: Callable[..., Record], commits: dict[str, str]) -> list[Record]:
+    """Return a record per arm of the needle's four policies, each home's of its own commit."""
+    (selection,) = select(["needle_policies"], tier="proxy")
+    return [
+        at(made_up_record(run), commits.get(run.target, NEW))
+        for run in selection.plan([selection.source.scales[Tier.PROXY].seeds[0]])
+    ]
+
+
+def test_each_policy_may_have_its_runs_of_another_commit(
+    made_up_record: Callable[..., Record],
+) -> None:
+    records = of_policies(made_up_record, {"needle_4": OLD})
+    assert commits_of(records).keys() == {OLD, NEW}
+    assert origins.mixed_seeds(records) == {}
+    # One arm of the first policy of the other commit: that pair is of two.
+    torn = [
+        at(record, NEW) if (record.target, record.arm) == ("needle_4", "bf16_lora") else record
+        for record in records
+    ]
+    assert origins.mixed_seeds(torn) == {records[0].seed: sorted([OLD, NEW])}
+    assert "have arms of several" in str(
+        origins.refusal(torn, target="needle_policies", several=True)
+    )
+
+
+def test_a_policy_made_anew_under_its_name_is_no_other_policy(
+    made_up_record: Callable[..., Record],
+) -> None:
+    records = [
+        dataclasses.replace(record, inputs=record.inputs | {"checkpoint": digest})
+        for record, digest in zip(
+            [r for r in of_policies(made_up_record, {}) if r.target == "needle_4"][:2],
+            "12",
+            strict=True,
+        )
+    ]
+    torn = [records[0], at(records[1], OLD)]
+    assert origins.mixed_seeds(torn) == {torn[0].seed: sorted([OLD, NEW])}

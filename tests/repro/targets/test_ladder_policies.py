@@ -10,8 +10,11 @@ from unittest import mock
 
 import pytest
 
+from repro.evidence.bless import BlessError, bless
 from repro.evidence.receipts.weights import precision
 from repro.evidence.record import Estimate
+from repro.evidence.store import Blessed
+from repro.judge.blessed import blessed_checks
 from repro.judge.check import Checked, check_selection
 from repro.models.proxy_names import seeded, size_of
 from repro.pretrain.recipes import PROXIES
@@ -173,3 +176,21 @@ def test_one_policy_under_two_names_is_refused(tmp_path: Path) -> None:
     outcome = checked(tmp_path)
     assert any("trained one checkpoint" in reason for _, reason in outcome.evidence.refused)
     assert {verdict.status for verdict in outcome.verdicts} == {"not run"}
+
+
+def test_it_is_judged_once_the_runs_of_all_its_policies_are_blessed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    blessed = {"needle_4", "needle_4_seed1", "needle_4_seed2"}
+    monkeypatch.setattr(Blessed, "has", lambda _, target: target in blessed)
+    source = Blessed(tmp_path, "proxy", "nvidia_h200")
+    monkeypatch.setattr("repro.judge.blessed.blessed_sources", lambda _: [source])
+    assert blessed_checks(tmp_path, "needle_policies") == []
+    blessed.add("needle_4_seed3")
+    (outcome,) = blessed_checks(tmp_path, "needle_policies")
+    assert outcome.selection.target.name == "needle_policies"
+
+
+def test_it_has_no_runs_of_its_own_to_bless(tmp_path: Path) -> None:
+    with pytest.raises(BlessError, match="no runs of its own; bless needle_4, needle_4_seed1"):
+        bless(NEEDLE_POLICIES, Tier.PROXY, {}, problems=[], expected=tmp_path)
