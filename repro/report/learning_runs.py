@@ -18,7 +18,7 @@ from repro.judge.check import Checked
 from repro.report.numbers import cell_text, device_title, number
 from repro.report.tables import table
 from repro.spec.config import LearningRates
-from repro.targets import find
+from repro.targets import TARGETS, find
 from repro.targets.chosen_rates import EVERY_ARM, TIE_ERRORS
 from repro.targets.proxy import PROXY_SWEEP
 from repro.targets.table1 import BF16_FULL
@@ -196,8 +196,9 @@ def _few(settings: Sequence[Setting]) -> list[str]:
         if record.config["arm"].get("learning_rate") is None
     )
     lines = [
-        "- **Small policies, few seeds.** All seeds of a comparison share one pre-trained policy, "
-        f"one set of test problems and {_roundings(settings)}: intervals are over the chance of "
+        "- **Small policies, few seeds.** All seeds of a comparison share one pre-trained policy"
+        f"{_several(settings)}, one set of test problems and {_roundings(settings)}: intervals are "
+        "over the chance of "
         "training and sampling, of an untrained policy over sampling alone. Nothing here is about "
         "the paper's models or its percentages; more seeds or steps can change a verdict."
     ]
@@ -208,6 +209,18 @@ def _few(settings: Sequence[Setting]) -> list[str]:
             f"sweep chose for `{swept}` (below)."
         )
     return lines
+
+
+def _several(settings: Sequence[Setting]) -> str:
+    """Return which comparisons were made on policies of several pre-training seeds, in brackets."""
+    recorded = {record.target for setting in settings for record in setting.trained}
+    exceptions = []
+    for target in TARGETS:
+        homes = {target.home(arm.name)[0].name for arm in target.arms}
+        over_policies = any(claim.paired_by == "pre-training seed" for claim in target.claims)
+        if over_policies and homes <= recorded:
+            exceptions.append(f"`{target.name}`, which has {len(homes)}")
+    return f" (but for {', '.join(exceptions)})" if exceptions else ""
 
 
 def _roundings(settings: Sequence[Setting]) -> str:

@@ -87,6 +87,7 @@ TWELVE = (
         then="needle_4.nvfp4_sooner",
         others=(
             "needle_4_fresh.nvfp4_sooner",
+            "needle_policies.nvfp4_sooner",
             "needle_05.nvfp4_sooner",
             "needle_40.nvfp4_sooner",
             "anchor_dapo.nvfp4_sooner",
@@ -155,6 +156,7 @@ TWELVE = (
         then="needle_4_fresh.aqn_sooner",
         then_remark="steps to the take-off at a prior of 4 %, forty fresh seeds",
         others=(
+            "needle_policies.aqn_sooner",
             "figure8.aqn_raises_reward",
             "needle_05.aqn_sooner",
             "needle_40.aqn_sooner",
