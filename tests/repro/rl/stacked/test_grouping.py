@@ -131,14 +131,17 @@ def test_recorded_peaks_lie_near_the_estimate_or_below() -> None:
         held, used = first.value("peak_bytes"), together.get("allocated_bytes")
         assert held is not None
         whole = footprint(runs)
+        # A step takes no more than it samples, for which a card has room where runs are few.
+        sampled = runs[0].scale.prompts_per_rollout * whole.longest
         # Ensembles before 2026-11-24 took a number of groups at once, however long these were.
         tokens = together.get("tokens_at_once") or together["groups_at_once"] * whole.longest
-        estimate = whole.peak(len(runs), tokens)
+        least = 0.0 if together.get("tokens_at_once", 0) > sampled else 0.5
+        estimate = whole.peak(len(runs), tokens if least else sampled)
         # What the allocator held says little on a card with room to spare, of which it gives back
         # nothing before it must: 130 GB of 141 for an estimate of 81, and 137 for one of 90.
-        assert 0.5 < held / estimate < 1.7
+        assert least < held / estimate < 1.7
         if used is not None:
-            assert 0.5 < used / estimate < 1.1
+            assert least < used / estimate < 1.1
 
 
 @pytest.mark.usefixtures("proxy_shape")
