@@ -41,9 +41,9 @@ from repro.evidence.expectation import load_bars
 from repro.evidence.paper import PaperCell, paper_cells
 from repro.evidence.record import Record, RecordError
 from repro.evidence.store import Entry, RunsFolder, Source, blessed_sources
-from repro.judge.check import Checked
 from repro.report.dose_response import DoseResponse, dose_response
 from repro.report.learning import learning_checks
+from repro.report.over_policies import over_policies
 from repro.report.twelve import Decided, decided
 from repro.spec.arm import require
 from repro.spec.command_parser import SentenceParser
@@ -157,10 +157,11 @@ def draw_recorded(
             drawn += save(differences, out, f"{tier}_{behind}{target}_{paired.NAME}", kinds)
     if args.target is None and any(tier == Tier.PROXY.value for tier, _ in asked):
         checks = learning_checks(source, expected)
-        for target, figure in policy_figures(checks):
-            drawn += save(
-                figure, out, f"{Tier.PROXY.value}_{behind}{target}_{policies.NAME}", kinds
-            )
+        # Such a target may have no records of its own.
+        for target, rows in over_policies(checks).items():
+            figure = policies.draw(rows, _behind_title(Tier.PROXY.value, target))
+            stem = f"{Tier.PROXY.value}_{behind}{target}_{policies.NAME}"
+            drawn += save(figure, out, stem, kinds)
         for name, figure in learning_figures(decided(checks), dose_response(checks)):
             drawn += save(figure, out, f"{Tier.PROXY.value}_{behind}{name}", kinds)
     for name, figure in systems_figures(records, expected, device):
@@ -236,17 +237,6 @@ def learning_figures(
         yield forest.NAME, forest.draw(rows, "; proxy tier", absent)
     if response is not None:
         yield dose.NAME, dose.draw(response, "; proxy tier")
-
-
-def policy_figures(checks: Sequence[Checked]) -> Iterator[tuple[str, Figure]]:
-    """Yield target and picture where statements are about policies of several pre-training seeds.
-
-    Such a target may have no records of its own.
-    """
-    for checked in checks:
-        rows, name = policies.rows(checked), checked.selection.target.name
-        if rows:
-            yield name, policies.draw(rows, _behind_title(Tier.PROXY.value, name))
 
 
 def systems_figures(

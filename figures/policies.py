@@ -7,9 +7,7 @@ quotients, so the axis is logarithmic and equal factors are equally far apart.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from textwrap import wrap
 
 from matplotlib.axes import Axes
@@ -18,63 +16,12 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator, NullFormatter, NullLocator, ScalarFormatter
 
 from figures.layout import frame, new_figure, tidy_rows
-from repro.evidence.comparison import blocks_of, values_and_bound
-from repro.judge.check import Checked
-from repro.report.verdicts import word
+from repro.report.over_policies import PolicyRow
 
 NAME = "by_policy"
 _INK, _PAPER, _GREY = "#20588a", "#c0392b", "#808080"
-_PAIRED_BY = "pre-training seed"
 _STATEMENT_LETTERS, _VERDICT_LETTERS = 46, 28
 _TICKS = (0.5, 0.6, 0.8, 1.0, 1.25, 1.5, 2.0, 2.5, 3.0, 4.0)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PolicyRow:
-    """A statement as it is drawn.
-
-    Attributes
-    ----------
-    each
-        The quotient in each policy, in the order of pre-training seeds.
-    mean, low, high
-        Over policies; the interval holds for all statements of the target.
-    paper
-        The paper's quotient; None where it has no size.
-    """
-
-    statement: str
-    each: tuple[float, ...]
-    mean: float
-    low: float
-    high: float
-    paper: float | None
-    verdict: str
-
-
-def rows(checked: Checked) -> list[PolicyRow]:
-    """Return a row per statement about quotients that is paired by policy and was measured."""
-    verdicts = {verdict.name: verdict for verdict in checked.verdicts}
-    drawn = []
-    for claim in checked.selection.target.claims:
-        verdict = verdicts.get(claim.name)
-        if verdict is None or claim.paired_by != _PAIRED_BY or not claim.is_ratio:
-            continue
-        if verdict.effect is None or verdict.low is None or verdict.high is None:
-            continue
-        values, _ = values_and_bound(claim, blocks_of(claim, checked.evidence.values(claim.metric)))
-        drawn.append(
-            PolicyRow(
-                statement=claim.statement.rpartition(": ")[2],
-                each=tuple(math.exp(value) for value in values),
-                mean=verdict.effect,
-                low=verdict.low,
-                high=verdict.high,
-                paper=verdict.paper,
-                verdict=word(verdict),
-            )
-        )
-    return drawn
 
 
 def draw(drawn: Sequence[PolicyRow], where: str) -> Figure:

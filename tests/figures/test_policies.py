@@ -7,6 +7,7 @@ import pytest
 from figures import policies
 from repro.evidence.store import Blessed
 from repro.judge.check import Checked, check_selection
+from repro.report.over_policies import over_policies
 from repro.run.places import expected_folder
 from repro.run.select import select
 
@@ -18,22 +19,12 @@ def checked(name: str) -> Checked:
 
 
 @pytest.fixture(scope="module")
-def over_policies() -> Checked:
+def judged() -> Checked:
     return checked("needle_policies")
 
 
-def test_a_row_has_every_policy_and_the_verdicts_own_numbers(over_policies: Checked) -> None:
-    rows = policies.rows(over_policies)
-    assert len(rows) == len(over_policies.verdicts) == 4
-    for row, verdict in zip(rows, over_policies.verdicts, strict=True):
-        assert (row.mean, row.low, row.high) == (verdict.effect, verdict.low, verdict.high)
-        assert len(row.each) == verdict.n == 4
-        assert f"by pre-training seed {row.each[0]:.3g}, {row.each[1]:.3g}" in verdict.sentence
-        assert min(row.each) < row.mean < max(row.each)
-
-
-def test_marks_intervals_and_the_papers_size_are_drawn(over_policies: Checked) -> None:
-    rows = policies.rows(over_policies)
+def test_marks_intervals_and_the_papers_size_are_drawn(judged: Checked) -> None:
+    rows = over_policies([judged])["needle_policies"]
     figure = policies.draw(rows, "; of a test")
     (axes,) = figure.axes
     drawn = [list(line.get_xdata()) for line in axes.get_lines()]
@@ -49,7 +40,3 @@ def test_marks_intervals_and_the_papers_size_are_drawn(over_policies: Checked) -
     said = " ".join(text.get_text() for text in figure.texts)
     assert "of a test" in said
     assert "4 policies" in " ".join(said.split())
-
-
-def test_statements_about_training_seeds_have_no_row() -> None:
-    assert policies.rows(checked("needle_ranks_grown")) == []
