@@ -13,7 +13,7 @@ from textwrap import wrap
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.ticker import FixedLocator, NullFormatter, NullLocator, ScalarFormatter
+from matplotlib.ticker import FixedLocator, NullLocator, ScalarFormatter
 
 from figures.layout import frame, new_figure, tidy_rows
 from repro.report.over_policies import PolicyRow
@@ -37,12 +37,10 @@ def draw(drawn: Sequence[PolicyRow], where: str) -> Figure:
     for index, row in enumerate(drawn):
         _row(axes, row, -float(index))
     _frame(axes, drawn)
-    counts = sorted({len(row.each) for row in drawn})
-    policies = " or ".join(map(str, counts))
     note = (
-        f"{policies} policies, each pre-trained from a seed of its own; a mark is the mean over a "
-        "policy's training seeds; above 1: in the direction that is stated; the interval is over "
-        "policies, 95 % for all statements together"
+        f"{len(drawn[0].each)} policies, each pre-trained from a seed of its own; a mark is the "
+        "mean over a policy's training seeds; above 1: in the direction that is stated; the "
+        "interval is over policies, 95 % for all statements together"
     )
     frame(figure, f"Effects in policies of other pre-training seeds{where}", note, _keys(drawn))
     return figure
@@ -67,7 +65,6 @@ def _frame(axes: Axes, drawn: Sequence[PolicyRow]) -> None:
     axes.xaxis.set_major_locator(FixedLocator(_TICKS))
     axes.xaxis.set_major_formatter(ScalarFormatter())
     axes.xaxis.set_minor_locator(NullLocator())
-    axes.xaxis.set_minor_formatter(NullFormatter())
     axes.axvline(1.0, color=_GREY, linewidth=1.0, zorder=1)
     places = [-float(index) for index in range(len(drawn))]
     labels = ["\n".join(wrap(row.statement, _STATEMENT_LETTERS)) for row in drawn]
