@@ -22,10 +22,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from kernels import reference
+from kernels import reference, reference_train
 from kernels.formats import QuantizedWeight
 from kernels.packing import PackedWeight, unpack
 from kernels.reference import shared_global_scale
+from kernels.reference_train import Projections
+from kernels.segments import Segments
 
 __all__ = [
     "PackedWeight",
@@ -33,11 +35,15 @@ __all__ = [
     "dequantize",
     "linear",
     "lora_linear",
+    "norm_projected",
+    "packed_attention",
+    "projected",
     "quantize",
     "reads_packed",
     "rms_norm",
     "shared_global_scale",
     "swiglu",
+    "swiglu_projected",
     "token_logprobs",
 ]
 
@@ -191,6 +197,64 @@ def swiglu(gate_up: Tensor) -> Tensor:
 
         return kernel.swiglu(gate_up)
     return reference.swiglu(gate_up)
+
+
+def projected(x: Tensor, projections: Projections, a: Tensor | None, b: Tensor | None) -> Tensor:
+    """Multiply by the projections that share x, with their adapters."""
+    if _portable(x):
+        from kernels import projections as kernel
+
+        return kernel.projected(x, projections, a, b)
+    return reference_train.projected(x, projections, a, b)
+
+
+def norm_projected(
+    x: Tensor,
+    gain: Tensor,
+    eps: float,
+    noise: Tensor | None,
+    projections: Projections,
+    a: Tensor | None,
+    b: Tensor | None,
+) -> tuple[Tensor, Tensor]:
+    """Normalise x and multiply by the projections that share it; x comes back beside them."""
+    if _portable(x):
+        from kernels import projections as kernel
+
+        return kernel.norm_projected(x, gain, eps, noise, projections, a, b)
+    return reference_train.norm_projected(x, gain, eps, noise, projections, a, b)
+
+
+def swiglu_projected(
+    gate_up: Tensor, projections: Projections, a: Tensor | None, b: Tensor | None
+) -> Tensor:
+    """Multiply silu(gate) * up by the projections that share it."""
+    if _portable(gate_up):
+        from kernels import projections as kernel
+
+        return kernel.swiglu_projected(gate_up, projections, a, b)
+    return reference_train.swiglu_projected(gate_up, projections, a, b)
+
+
+def packed_attention(
+    qkv: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    segments: Segments,
+    *,
+    query_heads: int,
+    scale: float,
+) -> Tensor:
+    """Rotate and attend inside each row of a packed pass, whatever the rows: one call a block."""
+    if _portable(qkv) and qkv.dtype in _SIXTEEN_BITS:
+        from kernels import packed_attention as kernel
+
+        return kernel.packed_attention(
+            qkv, cos, sin, segments, query_heads=query_heads, scale=scale
+        )
+    return reference_train.packed_attention(
+        qkv, cos, sin, segments, query_heads=query_heads, scale=scale
+    )
 
 
 def token_logprobs(

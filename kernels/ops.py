@@ -18,6 +18,7 @@ from kernels import reference
 from kernels.op import Arguments, Dense, Op, Shape, normal
 from kernels.ops_linear import LINEAR_OPS
 from kernels.ops_step import STEP_OPS
+from kernels.ops_train import TRAIN_OPS
 
 
 def _norm_inputs(shape: Shape, dtype: torch.dtype, device: str, seed: int) -> Arguments:
@@ -98,4 +99,5 @@ OPS: tuple[Op, ...] = (
         dense=_dense_logprobs,
     ),
     *STEP_OPS,
+    *TRAIN_OPS,
 )

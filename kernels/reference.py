@@ -183,7 +183,7 @@ def rms_norm(x: Tensor, gain: Tensor, eps: float, noise: Tensor | None = None) -
     x : Tensor, (..., H), floating
     gain : Tensor, (H,), floating
     eps
-        Added to the mean square, in float32.
+        Added to the mean square, in float32 (float64 for that).
     noise : Tensor or None, (H,), float32
         Added to the gain in float32, so that a bfloat16 gain cannot swallow it.
 
@@ -198,7 +198,7 @@ def rms_norm(x: Tensor, gain: Tensor, eps: float, noise: Tensor | None = None) -
         When a shape does not fit, or noise is not float32.
     """
     _check_columns("x", x, gain.shape[0])
-    wide = x.float()
+    wide = x.to(torch.promote_types(x.dtype, torch.float32))
     normed = (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)).to(x.dtype)
     if noise is None:
         return gain * normed

@@ -48,8 +48,9 @@ def _forward_kernel(
 
 @triton.jit
 def _backward_kernel(
-    grad_y, x, gain, noise, rstd, grad_x, grad_gain, rows,
-    H: tl.constexpr, BLOCK: tl.constexpr, HAS_NOISE: tl.constexpr, WANTS_GAIN: tl.constexpr,
+    grad_y, x, gain, noise, rstd, beside, grad_x, grad_gain, rows, H: tl.constexpr,
+    BLOCK: tl.constexpr, HAS_NOISE: tl.constexpr, HAS_BESIDE: tl.constexpr,
+    WANTS_GAIN: tl.constexpr,
 ):  # fmt: skip
     program = tl.program_id(0)
     at = tl.arange(0, BLOCK)
@@ -69,6 +70,8 @@ def _backward_kernel(
         # dx = scale (g - n mean(g n)), n the normed row.
         g = factor * dy
         dx = scale * (g - normed * (tl.sum(g * normed) / H))
+        if HAS_BESIDE:
+            dx += tl.load(beside + base + at, mask=valid, other=0.0).to(tl.float32)
         tl.store(grad_x + base + at, dx.to(grad_x.dtype.element_ty), mask=valid)
     if WANTS_GAIN:
         # A partial sum per program, (programs, H).
@@ -79,10 +82,13 @@ def _warps(block: int) -> int:
     return 4 if block <= 2048 else 8 if block <= 4096 else 16
 
 
-def _forward(x: Tensor, gain: Tensor, eps: float, noise: Tensor | None) -> tuple[Tensor, Tensor]:
+def norm_rows(
+    x: Tensor, gain: Tensor, eps: float, noise: Tensor | None, dtype: torch.dtype
+) -> tuple[Tensor, Tensor]:
+    """Return the normed rows in `dtype`, (rows, H), and the factor of each, (rows,), float32."""
     rows, H = x.shape
     block = triton.next_power_of_2(H)
-    y = torch.empty(rows, H, dtype=torch.promote_types(x.dtype, gain.dtype), device=x.device)
+    y = torch.empty(rows, H, dtype=dtype, device=x.device)
     rstd = torch.empty(rows, dtype=torch.float32, device=x.device)
     if rows:
         _forward_kernel[(rows,)](
@@ -92,34 +98,54 @@ def _forward(x: Tensor, gain: Tensor, eps: float, noise: Tensor | None) -> tuple
     return y, rstd
 
 
+def norm_backward(
+    grad: Tensor,
+    x: Tensor,
+    gain: Tensor,
+    noise: Tensor | None,
+    rstd: Tensor,
+    beside: Tensor | None,
+    wants_gain: bool,
+) -> tuple[Tensor, Tensor | None]:
+    """Return the gradient of x, with what reaches x beside the norm added, and that of the gain.
+
+    Parameters
+    ----------
+    grad, x : Tensor, (rows, H), contiguous
+    rstd : Tensor, (rows,), float32
+        Of the forward pass.
+    beside : Tensor or None, (rows, H), contiguous
+        Added in float32: the residual stream's own gradient.
+    """
+    rows, H = x.shape
+    grad_x = torch.empty_like(x)
+    programs = max(1, min(rows, _PARTIALS))
+    partials = torch.zeros(programs if wants_gain else 1, H, dtype=torch.float32, device=x.device)
+    block = triton.next_power_of_2(H)
+    if rows:
+        _backward_kernel[(programs,)](
+            grad, x, gain, noise, rstd, beside, grad_x, partials, rows, H, block,
+            noise is not None, beside is not None, wants_gain, num_warps=_warps(block),
+        )  # fmt: skip
+    return grad_x, partials.sum(0).to(gain.dtype) if wants_gain else None
+
+
 class _RMSNorm(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, gain: Tensor, eps: float, noise: Tensor | None) -> Tensor:
         flat = x.reshape(-1, x.shape[-1])  # (rows, H)
-        y, rstd = _forward(flat, gain, eps, noise)
+        y, rstd = norm_rows(flat, gain, eps, noise, torch.promote_types(x.dtype, gain.dtype))
         ctx.save_for_backward(flat, gain, noise, rstd)
         return y.view(x.shape)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         x, gain, noise, rstd = ctx.saved_tensors
-        (rows, H), shape = x.shape, grads[0].shape
-        flat = grads[0].reshape(-1, H).contiguous()  # (rows, H)
-        x = x.contiguous()
-        grad_x = torch.empty_like(x)
-        programs = max(1, min(rows, _PARTIALS))
-        wants_gain = ctx.needs_input_grad[1]
-        partials = torch.zeros(
-            programs if wants_gain else 1, H, dtype=torch.float32, device=x.device
+        flat = grads[0].reshape(-1, x.shape[1]).contiguous()  # (rows, H)
+        grad_x, grad_gain = norm_backward(
+            flat, x.contiguous(), gain, noise, rstd, None, ctx.needs_input_grad[1]
         )
-        block = triton.next_power_of_2(H)
-        if rows:
-            _backward_kernel[(programs,)](
-                flat, x, gain, noise, rstd, grad_x, partials, rows, H, block, noise is not None,
-                wants_gain, num_warps=_warps(block),
-            )  # fmt: skip
-        grad_gain = partials.sum(0).to(gain.dtype) if wants_gain else None
-        return grad_x.view(shape), grad_gain, None, None
+        return grad_x.view(grads[0].shape), grad_gain, None, None
 
 
 def _check(x: Tensor, gain: Tensor, noise: Tensor | None) -> None:

@@ -31,7 +31,9 @@ def _forward_kernel(gate_up, y, I: tl.constexpr, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def _backward_kernel(gate_up, grad_y, grad, I: tl.constexpr, BLOCK: tl.constexpr):
+def _backward_kernel(
+    gate_up, grad_y, grad, active, I: tl.constexpr, BLOCK: tl.constexpr, AGAIN: tl.constexpr
+):
     row = tl.program_id(0).to(tl.int64)
     at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     valid = at < I
@@ -42,8 +44,12 @@ def _backward_kernel(gate_up, grad_y, grad, I: tl.constexpr, BLOCK: tl.constexpr
     # d silu(g) / dg = s (1 + g (1 - s)), s the sigmoid.
     grad_gate = dy * up * sigmoid * (1.0 + gate * (1.0 - sigmoid))
     tl.store(grad + row * 2 * I + at, grad_gate.to(grad.dtype.element_ty), mask=valid)
-    grad_up = dy * gate * sigmoid
-    tl.store(grad + row * 2 * I + I + at, grad_up.to(grad.dtype.element_ty), mask=valid)
+    silu = gate * sigmoid
+    tl.store(grad + row * 2 * I + I + at, (dy * silu).to(grad.dtype.element_ty), mask=valid)
+    if AGAIN:
+        # What forward returned, rounded as there.
+        y = silu.to(active.dtype.element_ty).to(tl.float32) * up
+        tl.store(active + row * I + at, y.to(active.dtype.element_ty), mask=valid)
 
 
 def _grid(rows: int, I: int) -> tuple[tuple[int, int], int]:
@@ -51,29 +57,50 @@ def _grid(rows: int, I: int) -> tuple[tuple[int, int], int]:
     return (rows, triton.cdiv(I, block)), block
 
 
+def swiglu_rows(gate_up: Tensor) -> Tensor:
+    """Return (rows, I) of (rows, 2 I), contiguous."""
+    rows, I = gate_up.shape[0], gate_up.shape[1] // 2
+    y = torch.empty(rows, I, dtype=gate_up.dtype, device=gate_up.device)
+    grid, block = _grid(rows, I)
+    if rows:
+        _forward_kernel[grid](gate_up, y, I, block, num_warps=4)
+    return y
+
+
+def swiglu_backward(gate_up: Tensor, grad: Tensor, again: bool) -> tuple[Tensor, Tensor | None]:
+    """Return the gradient of gate and up, and with `again` what the forward pass returned.
+
+    Parameters
+    ----------
+    gate_up : Tensor, (rows, 2 I), contiguous
+    grad : Tensor, (rows, I), contiguous
+
+    Returns
+    -------
+    grad_gate_up : Tensor, (rows, 2 I), y : Tensor or None, (rows, I)
+    """
+    rows, I = grad.shape
+    grad_gate_up = torch.empty_like(gate_up)
+    y = torch.empty_like(grad) if again else None
+    grid, block = _grid(rows, I)
+    if rows:
+        _backward_kernel[grid](gate_up, grad, grad_gate_up, y, I, block, again, num_warps=4)
+    return grad_gate_up, y
+
+
 class _SwiGLU(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, gate_up: Tensor) -> Tensor:
         flat = gate_up.reshape(-1, gate_up.shape[-1]).contiguous()  # (rows, 2 I)
-        rows, I = flat.shape[0], flat.shape[1] // 2
-        y = torch.empty(rows, I, dtype=flat.dtype, device=flat.device)
-        grid, block = _grid(rows, I)
-        if rows:
-            _forward_kernel[grid](flat, y, I, block, num_warps=4)
         ctx.save_for_backward(flat)
         ctx.shape = gate_up.shape
-        return y.view(*gate_up.shape[:-1], I)
+        return swiglu_rows(flat).view(*gate_up.shape[:-1], -1)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Tensor:
         (flat,) = ctx.saved_tensors
-        rows, I = flat.shape[0], flat.shape[1] // 2
-        grad = torch.empty_like(flat)
-        grid, block = _grid(rows, I)
-        if rows:
-            dy = grads[0].reshape(rows, I).contiguous()  # (rows, I), from (..., I)
-            _backward_kernel[grid](flat, dy, grad, I, block, num_warps=4)
-        return grad.view(ctx.shape)  # (..., 2 I)
+        grad = grads[0].reshape(len(flat), -1).contiguous()  # (rows, I), from (..., I)
+        return swiglu_backward(flat, grad, again=False)[0].view(ctx.shape)  # (..., 2 I)
 
 
 def swiglu(gate_up: Tensor) -> Tensor:

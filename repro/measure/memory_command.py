@@ -17,7 +17,7 @@ from repro.models.memory_plan import (
     StepShape,
     alternatives,
     checkpoint_bytes,
-    fit_micro_tokens,
+    fit_update,
     fit_slots,
     plan_memory,
 )
@@ -85,7 +85,9 @@ def add_memory(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument("--optimizer", choices=get_args(OptimizerName), help="default: adamw")
     group.add_argument("--cache", choices=get_args(CacheName), help="default: compute")
-    group.add_argument("--no-checkpointing", action="store_true", help="keep all activations")
+    group.add_argument(
+        "--no-checkpointing", action="store_true", help="keep all activations, whatever fits"
+    )
     group.add_argument("--json", action="store_true", help="print JSON")
 
 
@@ -133,14 +135,14 @@ def main_memory(args: argparse.Namespace) -> int:
         micro_tokens=row_tokens if micro_tokens is None else micro_tokens,
         optimizer=asked["optimizer"],
         cache=asked["cache"],
-        checkpointing=not asked["no_checkpointing"],
+        kept_blocks=shape.layers if asked["no_checkpointing"] else 0,
     )
     if slots is None:
         step = fit_slots(step, budget)
     if micro_tokens is not None:
         step = dataclasses.replace(step, micro_tokens=micro_tokens)
-    elif slots is not None:
-        step = fit_micro_tokens(step, budget)
+    elif slots is not None and not asked["no_checkpointing"]:
+        step = fit_update(step, int(budget * FILLED_SHARE))
     plan = plan_memory(step)
     text = json.dumps(plan_json(plan, budget), indent=1) if asked["json"] else _text(plan, budget)
     sys.stdout.write(text + "\n")
@@ -192,7 +194,7 @@ def _text(plan: MemoryPlan, budget: int) -> str:
         f"{step.slots} of {step.rows} rows sampled at once"
         + ("" if step.slots >= step.rows else "; the others wait for a place"),
         f"micro-batches of {step.micro_tokens} tokens ({step.micro_tokens // step.row_tokens} "
-        f"full rows)",
+        f"full rows); the activations of {step.kept_blocks} of {step.shape.layers} blocks are kept",
     ]
     lines += _changes(plan, budget)
     return "\n".join(lines)

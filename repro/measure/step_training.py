@@ -85,8 +85,9 @@ def training_of(
         limit = point.sampled_tokens or point.completion_tokens
         sampler = FillingSampler(sampler, limit)
     policies = single_policy(
-        run, policy, sampler, micro_tokens=micro_tokens, checkpointing=point.checkpointing
-    )
+        run, policy, sampler, micro_tokens=micro_tokens,
+        kept_blocks=0 if point.checkpointing else None,
+    )  # fmt: skip
     t = prepare(policies, [RandomPrompts(policy, point, seed)], paid_evenly(run, pool))
     return dataclasses.replace(
         t,
@@ -161,9 +162,7 @@ def first_micro_batches(count: int, micro_tokens: int) -> Callable[[Rows], Tenso
     """Return a choice of the rows of the first micro-batches."""
 
     def choose(rows: Rows) -> Tensor:
-        return torch.cat(
-            split_by_tokens(rows.packed_tokens(), everything(rows), micro_tokens)[:count]
-        )
+        return torch.cat(split_by_tokens(rows, everything(rows), micro_tokens)[:count])
 
     return choose
 

@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from typing import Any, cast
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from kernels import dispatch, reference
 from kernels.formats import QuantizedWeight
@@ -132,3 +132,27 @@ def fused_weight(layers: Sequence[QuantizedLinear]) -> PackedWeight | None:
     return PackedWeight(
         format=first.format, shape=(rows, K), packs=packs, gain=first.gain, extras=extras
     )
+
+
+def side_by_side(weights: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    """Return dense weights (Ni, K) as one matrix if they lie one after another, else as they are."""
+    first = weights[0]
+    at, storage = first.data_ptr(), first.untyped_storage().data_ptr()
+    for weight in weights:
+        shared = weight.untyped_storage().data_ptr() == storage
+        if not shared or weight.data_ptr() != at or weight.stride() != first.stride():
+            return tuple(weights)
+        at += len(weight) * weight.stride(0) * weight.element_size()
+    size = (sum(map(len, weights)), first.shape[1])
+    return (first.as_strided(size, first.stride()),)
+
+
+def fused_bias(biases: Sequence[nn.Parameter | None], below: int = 0) -> Tensor | None:
+    """Return the biases one after another, and `below` zeros; None where there is none."""
+    if all(bias is None for bias in biases):
+        return None
+    present = [bias for bias in biases if bias is not None]
+    if len(present) != len(biases):
+        raise ValueError("some of the fused projections have a bias and some have none")
+    zeros = present[0].new_zeros(below)
+    return torch.cat([*(bias.detach() for bias in present), zeros])

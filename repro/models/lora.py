@@ -77,6 +77,11 @@ class AdapterLinear(PeftLinear):
         A, B = self.lora_A[name].weight, self.lora_B[name].weight
         return cast(nn.Parameter, A), cast(nn.Parameter, B), self.scaling[name]
 
+    def factors(self) -> tuple[nn.Parameter, nn.Parameter, float] | None:
+        """Return the adapter that `forward` adds to the base, or None."""
+        name = self.active_name()
+        return None if name is None or self.disable_adapters else self.adapter(name)
+
     def active_name(self) -> str | None:
         """Return the one active adapter's name, or None; two at once are not supported."""
         names = [name for name in self.active_adapters if name in self.lora_A]

@@ -1,7 +1,8 @@
 """Device memory of one RL step, by part, before anything runs. Needs no torch.
 
 A step samples completions with an engine whose cache stays where it is, then updates the adapter
-over micro-batches of packed tokens, each block's activations being computed again in backward:
+over micro-batches of packed tokens. The last blocks' activations are kept as far as there is room;
+the others keep their input and are computed again in backward:
 
     rollout = weights + embeddings + adapter + optimiser + cache + graphs + prefill or logits
     update  = the same up to cache and graphs + gradients + activations + logits + scratch
@@ -9,13 +10,14 @@ over micro-batches of packed tokens, each block's activations being computed aga
 
 With M tokens in a micro-batch, L blocks and 2 bytes per activation:
 
-    checkpoints   L M H 2                              the input of every block
+    inputs        L M H 2                              of every block
+    kept          M 2 (H + 2 Q + 2 Kv + 2 I + 7 R)     beyond its input, a block that is kept
     one block     M 2 (4 H + 6 Q + 5 Kv + 6 I)         what backward of a block holds at its worst
     logits        1.5 * min(M, chunk) V 4              float32 logits, and their 16-bit gradient
     scratch       2 max(N K)                           one layer's weight, dense, 4-bit bases only
 
-(Q and Kv: channels of all query and of all key heads.) Without checkpointing every block keeps
-M 2 (4 H + 3 Q + 4 Kv + 4 I).
+(Q and Kv: channels of all query and of all key heads.) Norms' and SwiGLU's outputs are never kept:
+backward makes them again in one pass over memory (`kernels.projections`).
 
 Easy mistakes
 -------------
@@ -50,16 +52,18 @@ _MOMENT_BYTES = {"adamw": 8.0, "adamw_8bit": 2.0 + 2 * 4 / 256}
 # A training run's cache takes at most this share of the memory that is free when it begins; the
 # update's activations need the rest (`repro.rl.for_policy`).
 CACHE_SHARE = 0.4
-# Of the device's memory, what a training run's micro-batches are fitted into: the plan is good to a
-# twentieth.
-_TRAINING_SHARE = 0.95
+# Of a budget, what micro-batches and kept blocks are fitted into: the plan is good to a twentieth,
+# and rows of other lengths in every pass leave gaps in the allocator's memory.
+FILLED_SHARE = 0.92
 # Positions per block of the cache, and tokens of one chunk of a prefill: the engine's defaults.
 BLOCK_POSITIONS = 32
 PREFILL_TOKENS = 16384
 # Float32 logits held at once (kernels/logprobs.py); backward holds half as much again.
 _LOGIT_BYTES = 640 << 20
-# More tokens in a micro-batch make no product faster.
-MOST_MICRO_TOKENS = 16384
+# More tokens in a micro-batch gain nothing, however small the model.
+MOST_MICRO_TOKENS = 65536
+# What a pass costs beyond its tokens, in tokens: 4-bit weights are rebuilt, long products are faster.
+_PASS_TOKENS = 300
 # Driver, libraries' own memory and loaded kernels, as the driver reports it (one NVIDIA H200).
 CONTEXT_BYTES = 854 << 20
 # Workspaces of cuBLAS and of this project's kernels.
@@ -94,8 +98,8 @@ class StepShape:
         Tokens of a micro-batch, prompts included; one row at least.
     optimizer, cache
         `adamw` or `adamw_8bit`; `compute` (16 bits) or `float8`.
-    checkpointing
-        Whether blocks are computed again in backward.
+    kept_blocks
+        The last blocks, so many, whose activations are kept for backward; 0 to all.
     keep_cache
         Whether cache and graphs stay during the update.
     shares_prompts
@@ -116,7 +120,7 @@ class StepShape:
     micro_tokens: int = 2304
     optimizer: OptimizerName = "adamw"
     cache: CacheName = "compute"
-    checkpointing: bool = True
+    kept_blocks: int = 0
     keep_cache: bool = True
     shares_prompts: bool = True
     filtered: bool = False
@@ -131,6 +135,10 @@ class StepShape:
         require(
             self.micro_tokens >= self.row_tokens,
             f"micro_tokens is {self.micro_tokens}; one row has {self.row_tokens}",
+        )
+        require(
+            0 <= self.kept_blocks <= self.shape.layers,
+            f"kept_blocks is {self.kept_blocks}; the model has {self.shape.layers}",
         )
 
     @property
@@ -247,15 +255,16 @@ def peak_within(step: StepShape, device_bytes: int, more: int = 0) -> int:
 
 
 def fit_training(step: StepShape, device_bytes: int, more: int = 0) -> StepShape:
-    """Return the step of a training run with the micro-batches that its device holds.
+    """Return the step of a training run with what of its update its device holds.
 
     Parameters
     ----------
     device_bytes, more
         See `peak_within`.
     """
-    room = int(device_bytes * _TRAINING_SHARE) - more
-    return fit_micro_tokens(step, room + _beyond_cap(step, device_bytes, more))
+    beyond = _beyond_cap(step, device_bytes, more)
+    room = int(device_bytes * FILLED_SHARE) - more + beyond
+    return fit_update(step, room, keeps=not more)
 
 
 def _beyond_cap(step: StepShape, device_bytes: int, more: int) -> int:
@@ -322,14 +331,16 @@ def _update_bytes(step: StepShape) -> tuple[int, int]:
     shape, M = step.shape, step.micro_tokens
     H, Q, Kv, middle = shape.hidden, shape.query_size, shape.key_size, shape.intermediate
     hidden = 2 * M * H
+    # Beyond its input, and beyond all that is kept of it.
+    kept = 2 * M * (H + 2 * Q + 2 * Kv + 2 * middle + 7 * step.rank)
+    saved = shape.layers * hidden + step.kept_blocks * kept
     worst_block = 2 * M * (4 * H + 6 * Q + 5 * Kv + 6 * middle)
-    if step.checkpointing:
-        saved = shape.layers * hidden
-    else:
-        saved = shape.layers * 2 * M * (4 * H + 3 * Q + 4 * Kv + 4 * middle)
-        worst_block -= 2 * M * (4 * H + 3 * Q + 4 * Kv + 4 * middle)
+    if step.kept_blocks:
+        worst_block -= kept
     if step.weight_format != "bf16":
         worst_block += 2 * max(N * K for N, K in shape.projections().values())
+    # The adapters' images and their gradients, both in 16 bits.
+    saved += 2 * 2 * shape.adapter_parameters(step.rank)
     logits = min(M * shape.vocabulary * 4, _LOGIT_BYTES) * 3 // 2
     at_logits = 4 * hidden + logits
     if at_logits > worst_block:
@@ -337,21 +348,47 @@ def _update_bytes(step: StepShape) -> tuple[int, int]:
     return saved + worst_block, 0
 
 
-def fit_micro_tokens(step: StepShape, budget: int) -> StepShape:
-    """Return the step with the fewest micro-batches, of equal numbers of rows, that fit the budget.
+def fit_update(step: StepShape, room: int, *, keeps: bool = True) -> StepShape:
+    """Return the step with the micro-batches and kept blocks that take the least time in `room`.
 
-    One row each where even that is too much: the plan's peak then says so.
+    Micro-batches are of equal numbers of rows; one row each where even that is too much: the plan's
+    peak then says so. Computing all blocks again takes a third of an update's products.
+
+    Parameters
+    ----------
+    room
+        Bytes for all that the update holds.
+    keeps
+        Whether blocks may be kept at all: a pass through a policy's own modules keeps more of them
+        than is planned here.
     """
-    row = step.row_tokens
+    row, layers = step.row_tokens, step.shape.layers
+    best, least = dataclasses.replace(step, micro_tokens=row, kept_blocks=0), float("inf")
     rows = max(1, min(step.rows, MOST_MICRO_TOKENS // row))
-    while rows > 1:
+    while rows >= 1:
         batches = -(-step.rows // rows)
         rows = -(-step.rows // batches)
-        fitting = dataclasses.replace(step, micro_tokens=rows * row)
-        if sum(plan_memory(fitting).update.values()) <= budget:
-            return fitting
+        fitting = dataclasses.replace(step, micro_tokens=rows * row, kept_blocks=0)
+        fits = sum(plan_memory(fitting).update.values()) <= room
+        if fits and keeps:
+            fitting = _with_most_kept(fitting, room)
+        again = (layers - fitting.kept_blocks) / layers
+        cost = (1 + again / 2) * (1 + _PASS_TOKENS / fitting.micro_tokens)
+        if fits and cost < least:
+            best, least = fitting, cost
         rows -= 1
-    return dataclasses.replace(step, micro_tokens=row)
+    return best
+
+
+def _with_most_kept(step: StepShape, room: int) -> StepShape:
+    """Return a step that fits with as many blocks kept as fit."""
+    low, high = 0, step.shape.layers
+    while low < high:
+        middle = (low + high + 1) // 2
+        candidate = dataclasses.replace(step, kept_blocks=middle)
+        fits = sum(plan_memory(candidate).update.values()) <= room
+        low, high = (middle, high) if fits else (low, middle - 1)
+    return dataclasses.replace(step, kept_blocks=low)
 
 
 def fit_slots(step: StepShape, budget: int) -> StepShape:
@@ -365,7 +402,7 @@ def fit_slots(step: StepShape, budget: int) -> StepShape:
     while low < high:
         middle = (low + high + 1) // 2
         low, high = (middle, high) if fits(middle) else (low, middle - 1)
-    return fit_micro_tokens(dataclasses.replace(step, slots=low), budget)
+    return fit_update(dataclasses.replace(step, slots=low), int(budget * FILLED_SHARE))
 
 
 def alternatives(step: StepShape) -> list[tuple[str, StepShape]]:
@@ -381,7 +418,7 @@ def alternatives(step: StepShape) -> list[tuple[str, StepShape]]:
     offer("AdamW's moments in 8 bits", optimizer="adamw_8bit")
     offer("keys and values in float8", cache="float8")
     offer("the cache given back during the update", keep_cache=False)
-    offer("blocks computed again in backward", checkpointing=True)
+    offer("blocks computed again in backward", kept_blocks=0)
     offer(f"{max(1, step.slots // 2)} rows at once", slots=max(1, step.slots // 2))
     if step.rank > 16:
         offer("rank 16", rank=16)
@@ -393,6 +430,6 @@ def alternatives(step: StepShape) -> list[tuple[str, StepShape]]:
         optimizer="adamw_8bit",
         cache="float8",
         micro_tokens=step.row_tokens,
-        checkpointing=True,
+        kept_blocks=0,
     )
     return offers

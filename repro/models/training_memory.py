@@ -45,9 +45,9 @@ class TrainingMemory:
         """Bytes with one row at once, in the rollout and in the update."""
         return plan_memory(dataclasses.replace(self.step, slots=1)).peak + self.more
 
-    def micro_tokens(self, device_bytes: int) -> int:
-        """Return the packed tokens of a micro-batch on a device of so many bytes."""
-        return fit_training(self.step, device_bytes, self.more).micro_tokens
+    def fitting(self, device_bytes: int) -> StepShape:
+        """Return the step with micro-batches and kept blocks for a device of so many bytes."""
+        return fit_training(self.step, device_bytes, self.more)
 
     def peak(self, device_bytes: int | None) -> int:
         """Return the planned peak; without a device, of all rows at once."""
@@ -55,8 +55,7 @@ class TrainingMemory:
             rows = max(1, min(self.step.rows, MOST_MICRO_TOKENS // self.step.row_tokens))
             whole = dataclasses.replace(self.step, micro_tokens=rows * self.step.row_tokens)
             return plan_memory(whole).peak + self.more
-        fitting = fit_training(self.step, device_bytes, self.more)
-        return peak_within(fitting, device_bytes, self.more)
+        return peak_within(self.fitting(device_bytes), device_bytes, self.more)
 
 
 def training_memory(arm: Arm, scale: TrainScale) -> TrainingMemory | None:

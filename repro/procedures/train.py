@@ -178,7 +178,7 @@ def _loaded_runs(run: RunConfig, pool: GraderPool) -> LoadedRuns:
     sampler = _sampler(policy, scale)
     sampler_of_rollouts(sampler, run.arm)  # refuses, before anything is asked, what it lacks
     board = Board([run], Alone(sampler), policy.tokenizer, pool)
-    budget = micro_tokens(run, policy.device)
+    fitting = fitting_update(run, policy.device)
     return LoadedRuns(
         runs=[run],
         loaded=policy,
@@ -187,7 +187,7 @@ def _loaded_runs(run: RunConfig, pool: GraderPool) -> LoadedRuns:
         board=board,
         tallies=[RunTally(board, pool)],
         effects=[policy.effects],
-        receipts={} if budget is None else {"micro_tokens": budget},
+        receipts={} if fitting is None else dict(zip(_FITTED, fitting, strict=True)),
     )
 
 
@@ -198,17 +198,26 @@ def policies_of(loaded_runs: LoadedRuns) -> SinglePolicy:
         cast(Policy, loaded_runs.loaded),
         cast(Sampler, loaded_runs.sampler),
     )
-    budget = micro_tokens(run, policy.device)
-    return single_policy(run, policy, sampler, micro_tokens=budget)
+    micro_tokens, kept = fitting_update(run, policy.device) or (None, 0)
+    return single_policy(run, policy, sampler, micro_tokens=micro_tokens, kept_blocks=kept)
 
 
-def micro_tokens(run: RunConfig, device: torch.device) -> int | None:
-    """Return the packed tokens of a micro-batch that a device has room for; None: scale's rows."""
+# Names of what `fitting_update` returns, in a record.
+_FITTED = ("micro_tokens", "kept_blocks")
+
+
+def fitting_update(run: RunConfig, device: torch.device) -> tuple[int, int] | None:
+    """Return the packed tokens of a micro-batch and the kept blocks that a device has room for.
+
+    None takes the scale's rows and keeps none.
+    """
     if Tier(run.tier) not in REAL_CHECKPOINTS or device.type != "cuda":
         return None
     memory = training_memory(run.arm, run.scale)
-    total = torch.cuda.get_device_properties(device).total_memory
-    return None if memory is None else memory.micro_tokens(total)
+    if memory is None:
+        return None
+    step = memory.fitting(torch.cuda.get_device_properties(device).total_memory)
+    return step.micro_tokens, step.kept_blocks
 
 
 def _sampler(policy: Policy, scale: TrainScale) -> Sampler:

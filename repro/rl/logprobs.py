@@ -33,7 +33,7 @@ from transformers import DynamicCache
 
 from kernels import dispatch
 from repro.models.policy import Policy
-from repro.rl.rows import Rows, spread
+from repro.rl.rows import Rows, sent, spread
 
 Layout = Literal["auto", "padded", "shared"]
 # What one more pass costs, in padded tokens. Measured with 0.8 M parameters on one CPU core:
@@ -87,25 +87,6 @@ def require_rows(rows: Rows, temperature: float) -> None:
         raise ValueError("there are no rows; log-probabilities need at least one")
 
 
-def laid_out(rows: Rows) -> tuple[list[Tensor], list[Tensor]]:
-    """Return each row as a pass reads it, its prompt followed by its completion.
-
-    Returns
-    -------
-    tokens : list of Tensor, (S_b,), int64
-        A completion's last token predicts nothing and is left out.
-    predicts : list of Tensor, (S_b,), bool
-        Positions whose hidden state predicts a counting token.
-    """
-    tokens, predicts = [], []
-    counts = rows.lengths().tolist()
-    for row, (index, count) in enumerate(zip(rows.prompt_of_row.tolist(), counts, strict=True)):
-        prompt = torch.tensor(rows.prompts[index])
-        tokens.append(torch.cat([prompt, rows.token_ids[row, : count - 1]]))
-        predicts.append(torch.arange(len(tokens[-1])) >= len(prompt) - 1)
-    return tokens, predicts
-
-
 def through_head(
     decoder: Any, hidden: Tensor, rows: Rows, temperature: float
 ) -> tuple[Tensor, Tensor]:
@@ -116,15 +97,15 @@ def through_head(
     hidden : Tensor, (tokens, H)
         Those that predict each counting token, row by row.
     """
-    mask = rows.mask.to(hidden.device)
     output = decoder.get_output_embeddings()
     logprobs, entropy = dispatch.token_logprobs(
         hidden,
         output.weight,
-        rows.token_ids.to(hidden.device)[mask],
+        sent(rows.token_ids[rows.mask], hidden.device),
         temperature,
         getattr(output, "bias", None),
     )
+    mask = sent(rows.mask, hidden.device)
     return spread(logprobs, mask), spread(entropy, mask)
 
 
@@ -138,7 +119,16 @@ def _caches_with_gradient(decoder: Any) -> bool:
 
 def _padded_hidden(policy: Policy, rows: Rows) -> Tensor:
     """Return the hidden states that predict each counting token, (tokens, H), row-major."""
-    token_ids, predicts = (pad_sequence(of, batch_first=True) for of in laid_out(rows))  # (B, S)
+    tokens, predicting = [], []
+    counts = rows.lengths().tolist()
+    for row, (index, count) in enumerate(zip(rows.prompt_of_row.tolist(), counts, strict=True)):
+        prompt = torch.tensor(rows.prompts[index])
+        # A completion's last token predicts nothing and is left out.
+        tokens.append(torch.cat([prompt, rows.token_ids[row, : count - 1]]))
+        predicting.append(torch.arange(len(tokens[-1])) >= len(prompt) - 1)
+    token_ids, predicts = (
+        pad_sequence(of, batch_first=True) for of in (tokens, predicting)
+    )  # (B, S)
     device = policy.device
     decoder: Any = policy.decoder
     hidden = decoder.model(input_ids=token_ids.to(device), use_cache=False).last_hidden_state

@@ -68,6 +68,10 @@ class StepCounts:
     local_tokens: int | None = None
 
 
+# Of `LossResult.sums`, in this order.
+SUMS = ("tokens", "clipped_low", "clipped_high", "dual_clipped", "ratio", "kl", "weight")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class LossResult:
     """A micro-batch's share of the step's loss and its sums for the step's metrics.
@@ -76,23 +80,15 @@ class LossResult:
     ----------
     loss
         () with gradient; shares of all micro-batches add up to the step's loss.
-    tokens
-        Counting tokens of this micro-batch.
-    clipped_low, clipped_high, dual_clipped
-        Tokens whose gradient a bound removed: ratio below 1 - low with A < 0, above 1 + high with
-        A > 0, and beyond the dual clip.
-    ratio_sum, kl_sum, weight_sum
-        Sums over counting tokens of the ratio, the KL estimate and the importance weight.
+    sums
+        (7,) float64, by `SUMS`, on the loss's device, so that the host waits for none of them.
+        Counting tokens of this micro-batch; tokens whose gradient a bound removed (ratio below
+        1 - low with A < 0, above 1 + high with A > 0, and beyond the dual clip); and sums over
+        counting tokens of the ratio, the KL estimate and the importance weight.
     """
 
     loss: Tensor
-    tokens: int
-    clipped_low: int
-    clipped_high: int
-    dual_clipped: int
-    ratio_sum: float
-    kl_sum: float
-    weight_sum: float
+    sums: Tensor
 
 
 def check_loss(config: LossConfig) -> None:
@@ -167,21 +163,14 @@ def policy_loss(
 
     low = (ratio < 1 - config.clip_low) & negative & mask
     high = (ratio > 1 + config.clip_high) & (advantage > 0) & mask
+    counted = (ratio.expand_as(mask), kl, weight)
+    # What lies under False may be anything, NaN too.
+    sums = [torch.where(mask, values.detach(), 0).sum(dtype=torch.float64) for values in counted]
+    counts_of = [part.sum(dtype=torch.float64) for part in (mask, low, high, dual)]
     return LossResult(
         loss=aggregate(per_token, mask, config.aggregation, counts),
-        tokens=int(mask.sum()),
-        clipped_low=int(low.sum()),
-        clipped_high=int(high.sum()),
-        dual_clipped=int(dual.sum()),
-        ratio_sum=_masked_sum(ratio.expand_as(mask), mask),
-        kl_sum=_masked_sum(kl, mask),
-        weight_sum=_masked_sum(weight, mask),
+        sums=torch.stack([*counts_of, *sums]),
     )
-
-
-def _masked_sum(values: Tensor, mask: Tensor) -> float:
-    """Return the sum over True, without gradient and without touching what lies under False."""
-    return float(torch.where(mask, values.detach(), 0).sum())
 
 
 def _ratio(logprobs: Tensor, old: Tensor, mask: Tensor, level: str) -> Tensor:

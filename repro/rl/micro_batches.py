@@ -1,7 +1,7 @@
 """Micro-batches of one optimiser step: rows cut by tokens, and what the step's loss is divided by.
 
-Rows are cut, in their order, into micro-batches of a number of *packed tokens* at most (prompt and
-completion end to end, no padding): memory is spent on tokens. The counts that the loss is divided
+Rows are cut, in their order, into micro-batches of a number of *packed tokens* at most (prompts and
+completions end to end, no padding, a prompt once): memory is spent on tokens. The counts that the loss is divided
 by are those of the whole step, so the cut changes memory and nothing else.
 
 Rows whose advantage is exactly zero give no gradient. Without a KL term they are left out of the
@@ -22,29 +22,34 @@ import torch
 from torch import Tensor
 
 from repro.rl.loss import StepCounts
+from repro.rl.rows import Rows
 from repro.spec.arm import LossConfig
 
 
-def split_by_tokens(sizes: Tensor, index: Tensor, micro_tokens: int) -> list[Tensor]:
+def split_by_tokens(rows: Rows, index: Tensor, micro_tokens: int) -> list[Tensor]:
     """Cut rows, in their order, into pieces of at most `micro_tokens` tokens.
 
-    A row longer than that stands alone.
+    A prompt counts once in each piece, as it goes forward once there; a row longer than
+    `micro_tokens` stands alone.
 
     Parameters
     ----------
-    sizes
-        (B,) int64 packed tokens of every row (`Rows.packed_tokens`).
     index
         (b,) int64 rows to cut.
     """
     pieces: list[list[int]] = []
+    seen: set[int] = set()
     room = 0
-    for row, size in zip(index.tolist(), sizes[index].tolist(), strict=True):
-        if not pieces or size > room:
+    prompts = rows.prompt_of_row[index].tolist()
+    own = (rows.lengths()[index] - 1).tolist()
+    for row, prompt, size in zip(index.tolist(), prompts, own, strict=True):
+        needed = size + (0 if prompt in seen else len(rows.prompts[prompt]))
+        if not pieces or needed > room:
             pieces.append([])
-            room = micro_tokens
+            needed, room, seen = size + len(rows.prompts[prompt]), micro_tokens, set()
         pieces[-1].append(row)
-        room -= size
+        seen.add(prompt)
+        room -= needed
     return [torch.tensor(piece) for piece in pieces]
 
 
@@ -78,7 +83,7 @@ class Plan:
 
 
 def plan_step(
-    sizes: Tensor,
+    rows: Rows,
     index: Tensor,
     advantages: Tensor,
     mask: Tensor,
@@ -92,8 +97,8 @@ def plan_step(
 
     Parameters
     ----------
-    sizes
-        (B,) int64 packed tokens of every row of the rollout.
+    rows
+        Of the rollout.
     index
         (b,) int64 rows of the step.
     advantages, mask
@@ -124,7 +129,7 @@ def plan_step(
     for chunk in chunks:
         if local:
             counts = dataclasses.replace(counts, local_tokens=int(tokens_of_row[chunk].sum()))
-        pieces = split_by_tokens(sizes, chunk[gives[chunk]], micro_tokens)
+        pieces = split_by_tokens(rows, chunk[gives[chunk]], micro_tokens)
         micro_batches += [(piece, counts) for piece in pieces]
-    idle = split_by_tokens(sizes, index[~gives[index]], micro_tokens)
+    idle = split_by_tokens(rows, index[~gives[index]], micro_tokens)
     return Plan(index=index, micro_batches=micro_batches, idle=idle)

@@ -1,35 +1,38 @@
-r"""Log-probabilities over packed rows: no padding, blocks computed again in backward.
+r"""Log-probabilities over packed rows: no padding, prompts once, some blocks computed again.
 
-Rows of any length lie end to end in one sequence of S tokens; products, norms and the vocabulary
-see S tokens and nothing else, and attention looks inside each row alone. Each block keeps its input
-only and is computed again in backward, from the same 4-bit weights. This is how a large policy is
-trained on a GPU; `repro.rl.logprobs` holds the layouts for small ones, and
-`repro.rl.step` cuts a whole step into such passes.
+The prompts of a pass lie end to end, each once, and behind them all completions, those of one
+prompt side by side: S tokens in one sequence. Products, norms and the vocabulary see S tokens and
+nothing else; attention is one call a block whatever the rows (`kernels.packed_attention`), in which
+a completion sees its prompt and itself. The G completions of a prompt share its work, in backward
+too. This is how a policy is trained on a GPU; `repro.rl.logprobs` holds the layouts for small ones
+on a CPU, and `repro.rl.step` cuts a whole step into such passes.
+
+Blocks whose activations fit stay (`kept_blocks`); the first ones of the others keep their input
+alone and are computed again in backward, from the same weights.
 
 Easy mistakes
 -------------
-* Attention's implementation is looked up in the config when a block runs, which includes the second
-  time, in backward, long after the forward pass: it is set around each block's own call.
 * Only positions that predict a counting token may reach the vocabulary, the widest layer by far.
+  The last position of a prompt predicts the first token of each of its completions.
+* Indexing by a mask on the device makes the host wait for it: masks are applied on the host.
 """
 
 from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
-from torch.nn.functional import scaled_dot_product_attention
+from torch import Tensor
 from torch.utils.checkpoint import checkpoint
-from transformers import AttentionInterface
 
+from kernels.segments import Segments, segments
 from repro.models.norms import final_norm
 from repro.models.policy import Policy
-from repro.rl.logprobs import laid_out, require_rows, through_head
-from repro.rl.rows import Rows
-
-_ATTENTION = "qerl_packed_rows"
+from repro.rl.logprobs import require_rows, through_head
+from repro.rl.packed_blocks import groups_of, images_of, run_block
+from repro.rl.rows import Rows, sent
 
 
 def packed_logprobs(
@@ -37,7 +40,7 @@ def packed_logprobs(
     rows: Rows,
     temperature: float,
     *,
-    checkpointing: bool = True,
+    kept_blocks: int | None = 0,
 ) -> tuple[Tensor, Tensor]:
     """Return log-probabilities and entropies of the completions' tokens.
 
@@ -49,8 +52,8 @@ def packed_logprobs(
         B rows, T columns.
     temperature
         That of the sampling; positive.
-    checkpointing
-        Whether blocks are computed again in backward.
+    kept_blocks
+        Of how many blocks, the last ones, activations are kept for backward; None keeps all.
 
     Returns
     -------
@@ -62,10 +65,9 @@ def packed_logprobs(
         When the temperature is not positive, or there are no rows.
     """
     require_rows(rows, temperature)
-    device = policy.device
     decoder: Any = policy.decoder
     with _arithmetic(policy):
-        chosen = _hidden(decoder, rows, device, checkpointing and torch.is_grad_enabled())
+        chosen = _hidden(policy, rows, kept_blocks)
     return through_head(decoder, chosen, rows, temperature)
 
 
@@ -76,74 +78,78 @@ def _arithmetic(policy: Policy) -> AbstractContextManager[Any]:
     return torch.autocast(policy.device.type, dtype=policy.compute_dtype)
 
 
-def _hidden(decoder: Any, rows: Rows, device: torch.device, again: bool) -> Tensor:
-    """Return the hidden states that predict each counting token, (tokens, H), row by row.
-
-    `again` computes the blocks again in backward.
-    """
-    tokens, predicts = laid_out(rows)
-    lengths = tuple(len(own) for own in tokens)
-    ids = torch.cat(tokens).to(device, non_blocking=True).unsqueeze(0)  # (1, S)
-    hidden = decoder.model.embed_tokens(ids)  # (1, S, H)
-    positions = torch.cat([torch.arange(length) for length in lengths])  # (S,)
-    places = positions.to(device, non_blocking=True).unsqueeze(0)  # (1, S)
-    rotation = decoder.model.rotary_emb(hidden, places)  # cos and sin, (1, S, D)
-    for block in decoder.model.layers:
-        if again:
-            hidden = checkpoint(_run_block, block, hidden, rotation, lengths, use_reentrant=False)
+def _hidden(policy: Policy, rows: Rows, kept_blocks: int | None) -> Tensor:
+    """Return the hidden states that predict each counting token, (tokens, H), row by row."""
+    decoder: Any = policy.decoder
+    layout = lay_out(rows, policy.device)
+    hidden = decoder.model.embed_tokens(layout.ids)  # (S, H)
+    # cos and sin, (S, D)
+    cos, sin = (of[0] for of in decoder.model.rotary_emb(hidden[None], layout.positions[None]))
+    blocks = decoder.model.layers
+    groups = [groups_of(block, hidden.dtype) for block in blocks]
+    images = images_of(groups, hidden.dtype)
+    again = 0
+    if torch.is_grad_enabled() and kept_blocks is not None:
+        again = max(0, len(blocks) - kept_blocks)
+    for number, parts in enumerate(zip(blocks, groups, images, strict=True)):
+        given = *parts, hidden, (cos, sin), layout.segments
+        if number < again:
+            hidden = checkpoint(run_block, *given, use_reentrant=False, preserve_rng_state=False)
         else:
-            hidden = _run_block(block, hidden, rotation, lengths)
-    chosen: Tensor = final_norm(decoder)(hidden[0, torch.cat(predicts).to(device)])  # (tokens, H)
+            hidden = run_block(*given)
+    chosen: Tensor = final_norm(decoder)(hidden[layout.predicts])  # (tokens, H)
     return chosen
 
 
-def _run_block(
-    block: Any, hidden: Tensor, rotation: tuple[Tensor, Tensor], lengths: tuple[int, ...]
-) -> Tensor:
-    """Return the block's output, attention staying inside each row."""
-    config = block.self_attn.config
-    before = config._attn_implementation
-    config._attn_implementation = _ATTENTION
-    try:
-        out = block(
-            hidden,
-            attention_mask=None,
-            position_ids=None,
-            past_key_values=None,
-            use_cache=False,
-            position_embeddings=rotation,
-            row_lengths=lengths,
-        )
-    finally:
-        config._attn_implementation = before
-    return out[0] if isinstance(out, tuple) else out
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Layout:
+    """A pass's tokens on one axis.
+
+    Attributes
+    ----------
+    ids, positions : Tensor, (S,), int64
+        Of prompts and of completions without their last tokens, which predict nothing.
+    predicts : Tensor, (tokens,), int64
+        Of each counting token, row by row, the place that predicts it.
+    """
+
+    ids: Tensor
+    positions: Tensor
+    predicts: Tensor
+    segments: Segments
 
 
-def _attend_rows(
-    module: nn.Module,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attention_mask: Tensor | None,
-    *,
-    scaling: float,
-    row_lengths: tuple[int, ...],
-    sliding_window: int | None = None,
-    **unused: Any,
-) -> tuple[Tensor, None]:
-    """Attend causally inside each row of a packed sequence, (1, heads, S, D) in."""
-    del module, unused
-    if attention_mask is not None or sliding_window is not None:
-        raise ValueError("packed rows take full causal attention: no mask and no sliding window")
-    # Per row: (1, heads, its tokens, D) in, (1, its tokens, heads, D) out
-    split = [tensor.split(row_lengths, dim=2) for tensor in (query, key, value)]
-    parts = [
-        scaled_dot_product_attention(
-            q, k, v, is_causal=True, scale=scaling, enable_gqa=q.shape[1] != k.shape[1]
-        ).transpose(1, 2)
-        for q, k, v in zip(*split, strict=True)
-    ]
-    return (parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)), None  # (1, S, heads, D)
+def lay_out(rows: Rows, device: torch.device) -> Layout:
+    """Return rows as one sequence on a device; the host waits for nothing."""
+    used, slot = torch.unique(rows.prompt_of_row, return_inverse=True)  # (U,), (B,)
+    own = rows.lengths() - 1  # (B,) what is read of each completion
+    read = torch.zeros(len(used), dtype=torch.int64).index_add_(0, slot, own)
+    # Prompts behind which nothing is read come last; rows of a prompt stand side by side.
+    prompt_order = torch.argsort((read == 0).to(torch.int8), stable=True)
+    slot = torch.argsort(prompt_order)[slot]
+    order = torch.argsort(slot, stable=True)
+    prompts = [rows.prompts[index] for index in used[prompt_order].tolist()]
+    sizes = torch.tensor([len(prompt) for prompt in prompts])  # (U,)
+    inside = torch.arange(rows.mask.shape[1]) < own[order, None]  # (B, T)
+    ids = torch.cat(
+        [torch.tensor([t for prompt in prompts for t in prompt]), rows.token_ids[order][inside]]
+    )
+    follows = sizes[slot[order]].repeat_interleave(own[order])
+    positions = torch.cat([_counted(sizes), follows + _counted(own[order])])
+    begin = torch.empty_like(own)
+    begin[order] = sizes.sum() + own[order].cumsum(0) - own[order]
+    columns = torch.arange(rows.mask.shape[1])
+    last = (sizes.cumsum(0) - 1)[slot, None]  # (B, 1)
+    predicts = torch.where(columns == 0, last, begin[:, None] + columns - 1)[rows.mask]
+    return Layout(
+        ids=sent(ids, device),
+        positions=sent(positions, device),
+        predicts=sent(predicts, device),
+        segments=segments(sizes, own[order], slot[order], device),
+    )
 
 
-AttentionInterface.register(_ATTENTION, _attend_rows)
+def _counted(lengths: Tensor) -> Tensor:
+    """Return 0 to n - 1 for each length n, one after another."""
+    starts = (lengths.cumsum(0) - lengths).repeat_interleave(lengths)
+    return torch.arange(len(starts)) - starts

@@ -1,8 +1,8 @@
 """Which pass gives a policy's log-probabilities: packed rows on a CUDA device, else the layouts.
 
 Both give the same numbers up to rounding (`tests/repro/rl/test_packed.py`). Packed rows waste
-nothing on padding and keep one tensor per block, which decides what a GPU can train; on a CPU the
-shared-prefix layout is faster, and what was recorded there was recorded with it.
+nothing on padding and keep of a block what its device has room for; on a CPU the shared-prefix
+layout is faster, and what was recorded there was recorded with it.
 """
 
 from __future__ import annotations
@@ -16,14 +16,15 @@ from repro.rl.rows import Rows
 
 
 def row_logprobs(
-    policy: Policy, rows: Rows, temperature: float, *, checkpointing: bool = True
+    policy: Policy, rows: Rows, temperature: float, *, kept_blocks: int | None = 0
 ) -> tuple[Tensor, Tensor]:
     """Return log-probabilities and entropies, (B, T) float32, by the pass for the policy's device.
 
     Parameters
     ----------
-    checkpointing
-        Whether packed rows compute blocks again in backward; the layouts keep all activations.
+    kept_blocks
+        Of how many blocks packed rows keep the activations for backward, None being all; the
+        layouts keep all.
 
     Raises
     ------
@@ -31,5 +32,5 @@ def row_logprobs(
         When the temperature is not positive, or there are no rows.
     """
     if policy.device.type == "cuda":
-        return packed_logprobs(policy, rows, temperature, checkpointing=checkpointing)
+        return packed_logprobs(policy, rows, temperature, kept_blocks=kept_blocks)
     return completion_logprobs(policy, rows, temperature)

@@ -59,8 +59,8 @@ class SinglePolicy:
     micro_tokens
         Packed tokens of a micro-batch; None takes those of `micro_batch_rows` rows as long as the
         step's longest.
-    checkpointing
-        Whether packed passes compute blocks again in backward.
+    kept_blocks
+        Of how many blocks packed passes keep the activations for backward; None keeps all.
     """
 
     run: RunConfig
@@ -70,7 +70,7 @@ class SinglePolicy:
     optimizer: torch.optim.Optimizer
     reference: dict[str, Tensor]
     micro_tokens: int | None = None
-    checkpointing: bool = True
+    kept_blocks: int | None = 0
 
     @property
     def runs(self) -> tuple[RunConfig]:
@@ -170,7 +170,7 @@ class SinglePolicy:
             ref_logprobs=part.reference,
             parameters=self.parameters,
             micro_tokens=budget,
-            checkpointing=self.checkpointing,
+            kept_blocks=self.kept_blocks,
         )
         note_smaller_batches(state.runs[0], part.step, budget, fitting)
         return [output]
@@ -178,10 +178,10 @@ class SinglePolicy:
     def imitate(self, taken: Sequence[Rows | None], state: RunStates) -> list[Imitation | None]:
         """Add up the gradient of the mean -log p; see `Policies.imitate`."""
         rows = _only(taken)
-        sizes, every = rows.packed_tokens(), torch.arange(len(rows))
+        every = torch.arange(len(rows))
 
         def pieces(micro_tokens: int) -> list[Tensor]:
-            return split_by_tokens(sizes, every, micro_tokens)
+            return split_by_tokens(rows, every, micro_tokens)
 
         budget = self._micro_tokens(rows, every, state)
         imitation, fitting = within_memory(
@@ -231,7 +231,9 @@ class SinglePolicy:
         entropy = torch.zeros(rows.mask.shape)  # (B, T)
         for index in pieces:
             part = rows.select(index)
-            logprobs, part_entropy = row_logprobs(self.policy, part, 1.0)
+            logprobs, part_entropy = row_logprobs(
+                self.policy, part, 1.0, kept_blocks=self.kept_blocks
+            )
             loss = -logprobs.sum() / tokens
             loss.backward()
             total += float(loss.detach())
@@ -245,7 +247,7 @@ def single_policy(
     sampler: Sampler,
     *,
     micro_tokens: int | None = None,
-    checkpointing: bool = True,
+    kept_blocks: int | None = 0,
 ) -> SinglePolicy:
     """Return a freshly loaded policy with its optimiser and, where asked for, its first weights.
 
@@ -269,7 +271,7 @@ def single_policy(
         optimizer=build_optimizer(parameters, run.scale.optimizer),
         reference=reference,
         micro_tokens=micro_tokens,
-        checkpointing=checkpointing,
+        kept_blocks=kept_blocks,
     )
 
 

@@ -27,10 +27,10 @@ from torch import Tensor, nn
 from repro.models.policy import Policy
 from repro.rl.collect import Rollout, loss_mask
 from repro.rl.diagnostics import entropies, mean_of, token_mean
-from repro.rl.loss import LossResult, StepCounts, policy_loss
+from repro.rl.loss import SUMS, LossResult, StepCounts, policy_loss
 from repro.rl.micro_batches import Plan, plan_step, split_by_tokens
 from repro.rl.passes import row_logprobs
-from repro.rl.rows import Rows
+from repro.rl.rows import Rows, sent
 from repro.spec.arm import LossConfig
 from repro.spec.config import RunConfig, TrainScale
 
@@ -126,7 +126,7 @@ def accumulate_step(
     ref_logprobs: Tensor | None,
     parameters: dict[str, nn.Parameter],
     micro_tokens: int,
-    checkpointing: bool = True,
+    kept_blocks: int | None = 0,
 ) -> tuple[StepOutput, int]:
     """Run the passes of a step on rows `index`; its gradient is left in the parameters.
 
@@ -138,8 +138,8 @@ def accumulate_step(
         (B, T) of the reference policy, or None.
     micro_tokens
         Packed tokens of a micro-batch to begin with; halved whenever memory runs out.
-    checkpointing
-        Whether packed passes compute blocks again in backward.
+    kept_blocks
+        Of how many blocks packed passes keep the activations for backward; None keeps all.
 
     Returns
     -------
@@ -159,11 +159,10 @@ def accumulate_step(
         raise ValueError("a parameter has a gradient already; a step starts from none")
     scale: TrainScale = run.scale
     counting = loss_mask(rollout, mask_truncated=run.arm.loss.mask_truncated)
-    sizes = rollout.rows.packed_tokens()
 
     def planned(micro_tokens: int) -> Plan:
         return plan_step(
-            sizes,
+            rollout.rows,
             index,
             rollout.advantages.values,
             counting,
@@ -176,7 +175,7 @@ def accumulate_step(
     def attempt(micro_tokens: int) -> StepOutput:
         return carry_out(
             policy, rollout, planned(micro_tokens), run, counting,
-            old_logprobs=old_logprobs, ref_logprobs=ref_logprobs, checkpointing=checkpointing,
+            old_logprobs=old_logprobs, ref_logprobs=ref_logprobs, kept_blocks=kept_blocks,
         )  # fmt: skip
 
     return within_memory(
@@ -196,7 +195,7 @@ def carry_out(
     *,
     old_logprobs: Tensor | None,
     ref_logprobs: Tensor | None,
-    checkpointing: bool,
+    kept_blocks: int | None,
 ) -> StepOutput:
     """Run a plan's forward and backward passes; see `accumulate_step`.
 
@@ -206,23 +205,24 @@ def carry_out(
         (B, T) bool; tokens that the loss counts.
     """
     rows, temperature = rollout.rows, run.scale.rollout.temperature
-    logprobs, entropy = torch.zeros(rows.mask.shape), torch.zeros(rows.mask.shape)
-    loss, results = 0.0, []
+    losses, results, passed = [], [], []
     for index, counts in plan.micro_batches:
         part = rows.select(index)
-        width = part.mask.shape[1]
-        new, new_entropy = row_logprobs(policy, part, temperature, checkpointing=checkpointing)
+        new, entropy = row_logprobs(policy, part, temperature, kept_blocks=kept_blocks)
         result = loss_of_rows(
             new, rollout, index, counting, run.arm.loss, counts,
             old_logprobs=old_logprobs, ref_logprobs=ref_logprobs,
         )  # fmt: skip
         result.loss.backward()
-        loss += float(result.loss.detach())
+        losses.append(result.loss.detach())
         results.append(result)
-        logprobs[index, :width] = new.detach().to(logprobs)
-        entropy[index, :width] = new_entropy.detach().to(entropy)
-    _evaluate(policy, rows, plan.idle, temperature, (logprobs, entropy))
-    return StepOutput(plan=plan, logprobs=logprobs, entropy=entropy, loss=loss, results=results)
+        passed.append((index, (new.detach(), entropy.detach())))
+    passed += _evaluated(policy, rows, plan.idle, temperature)
+    # Read only now: until here the host is ahead of the device and waits for nothing.
+    into = torch.zeros(rows.mask.shape), torch.zeros(rows.mask.shape)
+    _write(passed, into)
+    loss = sum(float(value) for value in losses)
+    return StepOutput(plan=plan, logprobs=into[0], entropy=into[1], loss=loss, results=results)
 
 
 def loss_of_rows(
@@ -249,11 +249,11 @@ def loss_of_rows(
     width = logprobs.shape[1]
 
     def beside(values: Tensor) -> Tensor:
-        return values[index, :width].to(logprobs.device)
+        return sent(values[index, :width], logprobs.device)
 
     return policy_loss(
         logprobs,
-        rollout.advantages.values[index].to(logprobs.device),
+        sent(rollout.advantages.values[index], logprobs.device),
         beside(counting),
         config,
         counts,
@@ -284,13 +284,12 @@ def evaluate_rows(
     torch.OutOfMemoryError
         When a single row does not fit.
     """
-    sizes = rows.packed_tokens()
 
     def pieces(micro_tokens: int) -> list[Tensor]:
-        return split_by_tokens(sizes, index, micro_tokens)
+        return split_by_tokens(rows, index, micro_tokens)
 
     def attempt(micro_tokens: int) -> None:
-        _evaluate(policy, rows, pieces(micro_tokens), temperature, into)
+        _write(_evaluated(policy, rows, pieces(micro_tokens), temperature), into)
 
     _, fitting = within_memory(
         attempt, micro_tokens, smallest=in_single_rows(pieces), forget=lambda: None
@@ -298,18 +297,23 @@ def evaluate_rows(
     return fitting
 
 
-def _evaluate(
-    policy: Policy,
-    rows: Rows,
-    pieces: Sequence[Tensor],
-    temperature: float,
-    into: tuple[Tensor, Tensor],
-) -> None:
-    for piece in pieces:
-        with torch.no_grad():
-            values = row_logprobs(policy, rows.select(piece), temperature)
+# Rows of a pass, and their log-probabilities and entropies, (b, T') both, where they were made.
+Passed = tuple[Tensor, tuple[Tensor, Tensor]]
+
+
+def _evaluated(
+    policy: Policy, rows: Rows, pieces: Sequence[Tensor], temperature: float
+) -> list[Passed]:
+    """Run pieces forward without gradient."""
+    with torch.no_grad():
+        return [(piece, row_logprobs(policy, rows.select(piece), temperature)) for piece in pieces]
+
+
+def _write(passed: Sequence[Passed], into: tuple[Tensor, Tensor]) -> None:
+    """Copy what passes gave into (B, T) tensors on the CPU."""
+    for index, values in passed:
         for target, value in zip(into, values, strict=True):
-            target[piece, : value.shape[1]] = value.to(target)
+            target[index, : value.shape[1]] = value.to(target)
 
 
 def zero_missing_gradients(parameters: dict[str, nn.Parameter]) -> None:
@@ -324,10 +328,12 @@ def step_metrics(rollout: Rollout, output: StepOutput) -> dict[str, float | int 
     index = output.plan.index
     mask, truncated = rollout.rows.mask[index], rollout.rows.truncated[index]
     members = index.tolist()
-    tokens = sum(result.tokens for result in output.results)
+    totals = [sum(column) for column in zip(*(r.sums.tolist() for r in output.results), strict=True)]
+    sums = dict(zip(SUMS, totals or [0.0] * len(SUMS), strict=True))
+    tokens = sums["tokens"]
 
-    def share(total: float) -> float:
-        return total / tokens if tokens else 0.0
+    def share(name: str) -> float:
+        return sums[name] / tokens if tokens else 0.0
 
     metrics: dict[str, float | int | None] = {
         "reward": mean_of([rollout.reward[row] for row in members]),
@@ -336,12 +342,12 @@ def step_metrics(rollout: Rollout, output: StepOutput) -> dict[str, float | int 
         "completion_tokens": float(mask.sum(1).double().mean()) if members else None,
         "truncation_rate": float(truncated.double().mean()) if members else None,
         "loss": output.loss,
-        "clip_fraction_low": share(sum(result.clipped_low for result in output.results)),
-        "clip_fraction_high": share(sum(result.clipped_high for result in output.results)),
-        "dual_clip_fraction": share(sum(result.dual_clipped for result in output.results)),
-        "ratio": share(sum(result.ratio_sum for result in output.results)) if tokens else None,
-        "kl": share(sum(result.kl_sum for result in output.results)),
-        "importance_weight": share(sum(r.weight_sum for r in output.results)) if tokens else None,
+        "clip_fraction_low": share("clipped_low"),
+        "clip_fraction_high": share("clipped_high"),
+        "dual_clip_fraction": share("dual_clipped"),
+        "ratio": share("ratio") if tokens else None,
+        "kl": share("kl"),
+        "importance_weight": share("weight") if tokens else None,
     }
     entropy = output.entropy[index]
     metrics |= entropies(entropy, mask, truncated)

@@ -22,7 +22,7 @@ from torch.nn import functional
 from kernels import decode_adapter
 from kernels import linear as packed
 from kernels.hopper import Adapter
-from repro.models.fused_weights import fused_weight
+from repro.models.fused_weights import fused_bias, fused_weight
 from repro.models.lora import AdapterLinear, base_linear
 from repro.models.quantized_linear import QuantizedLinear
 from repro.rollout.linears import Product
@@ -225,18 +225,4 @@ def takes_packed(modules: Sequence[nn.Module]) -> bool:
 
 
 def _adapter(module: nn.Module) -> tuple[Tensor, Tensor, float] | None:
-    if not isinstance(module, AdapterLinear):
-        return None
-    name = module.active_name()
-    return None if name is None or module.disable_adapters else module.adapter(name)
-
-
-def fused_bias(biases: Sequence[nn.Parameter | None], below: int = 0) -> Tensor | None:
-    """Return the biases one after another, and `below` zeros; None where there is none."""
-    if all(bias is None for bias in biases):
-        return None
-    present = [bias for bias in biases if bias is not None]
-    if len(present) != len(biases):
-        raise ValueError("some of the fused projections have a bias and some have none")
-    zeros = present[0].new_zeros(below)
-    return torch.cat([*(bias.detach() for bias in present), zeros])
+    return module.factors() if isinstance(module, AdapterLinear) else None

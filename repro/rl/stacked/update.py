@@ -154,7 +154,7 @@ def plan_run(part: Part | None) -> RunStep | None:
     counting = loss_mask(part.rollout, mask_truncated=loss.mask_truncated)
     sizes = rows.packed_tokens()
     plan = plan_step(
-        sizes,
+        rows,
         part.index,
         part.rollout.advantages.values,
         counting,

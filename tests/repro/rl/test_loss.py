@@ -12,6 +12,8 @@ import torch
 from torch import Tensor
 
 from repro.rl.loss import (
+    SUMS,
+    LossResult,
     StepCounts,
     aggregate,
     importance_weights,
@@ -19,6 +21,8 @@ from repro.rl.loss import (
     policy_loss,
 )
 from repro.rl.micro_batches import plan_step
+from repro.rl.rows import Rows, make_rows
+from repro.rollout.sampler import Completion
 from repro.spec.arm import LossConfig, NoiseConfig
 
 LENGTHS = (2, 5, 9)
@@ -30,6 +34,19 @@ def batch(seed: int = 0, lengths: tuple[int, ...] = LENGTHS) -> tuple[Tensor, Te
     logprobs = -torch.rand(len(lengths), max(lengths), generator=generator, dtype=torch.float64)
     mask = torch.arange(max(lengths)) < torch.tensor(lengths)[:, None]
     return logprobs, mask
+
+
+def rows_like(mask: Tensor) -> Rows:
+    """Return rows with a prompt of one token each and completions as long as the mask says."""
+    completions = [
+        Completion(token_ids=(5,) * n, sampled_logprobs=(0.0,) * n, finish_reason="length")
+        for n in mask.sum(1).tolist()
+    ]
+    return make_rows([(5,)] * len(mask), completions, group_size=1)
+
+
+def sums_of(result: LossResult) -> dict[str, float]:
+    return dict(zip(SUMS, result.sums.tolist(), strict=True))
 
 
 def counts_of(mask: Tensor, **changes: Any) -> StepCounts:
@@ -129,7 +146,7 @@ def test_leaving_idle_rows_out_is_exact(aggregation: Any) -> None:
 
     def gradient(values: Tensor) -> Tensor:
         plan = plan_step(
-            mask.sum(1), torch.arange(8), values, mask, config,
+            rows_like(mask), torch.arange(8), values, mask, config,
             micro_tokens=8, micro_batch_rows=4, length_limit=12,
         )  # fmt: skip
         leaf = logprobs.clone().requires_grad_()
@@ -145,10 +162,10 @@ def test_leaving_idle_rows_out_is_exact(aggregation: Any) -> None:
 def test_idle_rows_are_kept_when_a_kl_term_acts_on_them() -> None:
     _, mask = batch()
     values = torch.zeros(3, dtype=torch.float64)
-    index, sizes = torch.arange(3), mask.sum(1)
+    index, rows = torch.arange(3), rows_like(mask)
     arguments: Any = {"micro_tokens": 100, "micro_batch_rows": 8, "length_limit": 12}
-    plain = plan_step(sizes, index, values, mask, LossConfig(), **arguments)
-    with_kl = plan_step(sizes, index, values, mask, LossConfig(beta=0.1), **arguments)
+    plain = plan_step(rows, index, values, mask, LossConfig(), **arguments)
+    with_kl = plan_step(rows, index, values, mask, LossConfig(beta=0.1), **arguments)
     assert (plain.micro_batches, [piece.tolist() for piece in plain.idle]) == ([], [[0, 1, 2]])
     assert with_kl.micro_batches[0][0].tolist() == [0, 1, 2]
 
@@ -171,8 +188,9 @@ def test_gradient_vanishes_exactly_where_a_bound_acts(dual_clip: float | None) -
             expected = 0.0 if low or high or dual else -advantage * ratio
             assert leaf.grad is not None
             assert float(leaf.grad) == pytest.approx(expected, abs=1e-12), (ratio, advantage)
-            assert (result.clipped_low, result.clipped_high) == (int(low), int(high))
-            assert result.dual_clipped == int(dual)
+            sums = sums_of(result)
+            assert (sums["clipped_low"], sums["clipped_high"]) == (low, high)
+            assert sums["dual_clipped"] == dual
             if dual:
                 assert float(result.loss) == pytest.approx(3.0 * abs(advantage))
 
@@ -182,8 +200,9 @@ def test_on_policy_ratio_is_one_to_the_bit_and_no_bound_acts() -> None:
     leaf = logprobs.float().requires_grad_()
     tight = LossConfig(clip_low=1e-9, clip_high=1e-9)
     result = policy_loss(leaf, torch.tensor([1.0, -1.0, 1.0]), mask, tight, counts_of(mask))
-    assert result.ratio_sum == float(mask.sum())
-    assert (result.clipped_low, result.clipped_high) == (0, 0)
+    sums = sums_of(result)
+    assert sums["ratio"] == float(mask.sum())
+    assert (sums["clipped_low"], sums["clipped_high"]) == (0, 0)
 
 
 def test_padding_cannot_reach_the_loss_or_its_gradient() -> None:
@@ -212,7 +231,7 @@ def test_sequence_ratio_is_the_length_normalised_one_with_equal_gradients() -> N
     ratios = [
         math.exp(float((logprobs - old)[row, :length].mean())) for row, length in enumerate(LENGTHS)
     ]
-    assert result.ratio_sum == pytest.approx(
+    assert sums_of(result)["ratio"] == pytest.approx(
         sum(r * n for r, n in zip(ratios, LENGTHS, strict=True))
     )
     expected = -sum(r * float(a) for r, a in zip(ratios, advantages, strict=True)) / 3

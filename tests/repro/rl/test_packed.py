@@ -16,13 +16,13 @@ from tests.repro.rl.uneven_rows import LENGTHS, largest_gap, take_gradients
 
 
 @pytest.mark.parametrize("weight_format", ["bf16", "nvfp4"])
-@pytest.mark.parametrize("checkpointing", [True, False])
+@pytest.mark.parametrize("kept_blocks", [0, 1, None])
 def test_packed_rows_give_the_padded_rows_values_and_gradients(
     rows: Rows,
     make_policy: Callable[..., Policy],
     nudge: Callable[[Policy, float], None],
     weight_format: str,
-    checkpointing: bool,
+    kept_blocks: int | None,
 ) -> None:
     policy = make_policy(weight_format=weight_format)
     nudge(policy, 0.1)
@@ -30,7 +30,7 @@ def test_packed_rows_give_the_padded_rows_values_and_gradients(
     plain, plain_entropy = completion_logprobs(policy, rows, 0.7, layout="padded")
     (plain * weights).sum().backward()
     expected = take_gradients(policy)
-    packed, entropy = packed_logprobs(policy, rows, 0.7, checkpointing=checkpointing)
+    packed, entropy = packed_logprobs(policy, rows, 0.7, kept_blocks=kept_blocks)
     (packed * weights).sum().backward()
     torch.testing.assert_close(packed, plain, rtol=0, atol=2e-5)
     torch.testing.assert_close(entropy, plain_entropy, rtol=0, atol=2e-5)

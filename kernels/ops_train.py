@@ -1,0 +1,125 @@
+"""Rows of `kernels.ops.OPS` for what a packed training pass calls (`repro.rl.packed`)."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import torch
+
+from kernels import reference_train
+from kernels.op import Arguments, Dense, Op, Shape, normal
+from kernels.reference_train import Projections
+from kernels.segments import segments
+
+_RANK = 8
+
+
+def _projections(
+    M: int, K: int, ends: tuple[int, ...], dtype: torch.dtype, device: str, seed: int, bias: bool
+) -> tuple[Projections, torch.Tensor, torch.Tensor]:
+    """Return two weights of projections that end at `ends`, and their adapters."""
+    N = ends[-1]
+    weight = normal(N, K, dtype=torch.float32, device=device, seed=seed) * K**-0.5
+    weight = weight.to(dtype)
+    a = normal(len(ends) * _RANK, K, dtype=dtype, device=device, seed=seed + 1) * K**-0.5
+    b = normal(N, _RANK, dtype=dtype, device=device, seed=seed + 2)
+    held = normal(N, dtype=dtype, device=device, seed=seed + 3) if bias else None
+    cut = (weight,) if len(ends) == 1 else (weight[: ends[0]], weight[ends[0] :])
+    return Projections(weights=cut, bias=held, ends=ends, scaling=0.5), a, b
+
+
+def _plain_inputs(shape: Shape, dtype: torch.dtype, device: str, seed: int) -> Arguments:
+    M, K, N = shape
+    x = normal(M, K, dtype=dtype, device=device, seed=seed)
+    return x, *_projections(M, K, (N,), dtype, device, seed + 1, bias=False)
+
+
+def _norm_inputs(shape: Shape, dtype: torch.dtype, device: str, seed: int) -> Arguments:
+    M, K, N = shape
+    x, gain = (normal(*s, dtype=dtype, device=device, seed=seed + i)
+               for i, s in enumerate(((M, K), (K,))))  # fmt: skip
+    noise = normal(K, dtype=torch.float32, device=device, seed=seed + 2) * 0.01
+    ends = (N // 2, 3 * N // 4, N)
+    return x, gain, 1e-6, noise, *_projections(M, K, ends, dtype, device, seed + 3, bias=True)
+
+
+def _swiglu_inputs(shape: Shape, dtype: torch.dtype, device: str, seed: int) -> Arguments:
+    M, K, N = shape
+    return _plain_inputs((M, 2 * K, N), dtype, device, seed)[0], *_projections(
+        M, K, (N,), dtype, device, seed + 1, bias=False
+    )
+
+
+def _attention_inputs(shape: Shape, dtype: torch.dtype, device: str, seed: int) -> Arguments:
+    """Return prompts of about S tokens with two completions each, of 0 to 3 S tokens."""
+    prompts, S, query, key, D = shape
+    generator = torch.Generator().manual_seed(seed)
+    own = torch.randint(1, S + 1, (prompts,), generator=generator)
+    rest = torch.randint(0, 3 * S, (prompts, 2), generator=generator)
+    rest[:, 1] += 1
+    rest[-1] = 0  # one prompt alone
+    of_prompt = torch.arange(prompts).repeat_interleave(2)
+    where = segments(own, rest.flatten(), of_prompt, device)
+    M = int(own.sum() + rest.sum())
+    positions = torch.arange(M) % (4 * S)
+    angles = positions.unsqueeze(1) * (1e4 ** (-torch.arange(0, D, 2) / D)).repeat(2)  # (M, D)
+    qkv = normal(M, (query + 2 * key) * D, dtype=dtype, device=device, seed=seed + 1)
+    cos, sin = (part.to(device, dtype) for part in (angles.cos(), angles.sin()))
+    return qkv, cos, sin, where, query, D**-0.5
+
+
+def _dense_attention(arguments: Arguments) -> Dense:
+    *positional, query_heads, scale = arguments
+    whole = partial(reference_train.packed_attention, query_heads=query_heads, scale=scale)
+    return whole, tuple(positional)
+
+
+TRAIN_OPS: tuple[Op, ...] = (
+    Op(
+        name="projected",
+        reference=reference_train.projected,
+        kernel="kernels.projections:projected",
+        inputs=_plain_inputs,
+        shapes=((5, 64, 48), (33, 100, 80)),
+        large=(8192, 3584, 3584),
+        nbytes=lambda s: 2 * (s[0] * s[1] + s[1] * s[2] + s[0] * s[2]),
+        flops=lambda s: 2 * s[0] * s[1] * s[2],
+        dense=lambda arguments: (reference_train.projected, arguments),
+    ),
+    Op(
+        name="norm_projected",
+        reference=reference_train.norm_projected,
+        kernel="kernels.projections:norm_projected",
+        inputs=_norm_inputs,
+        shapes=((5, 64, 48), (33, 100, 80)),
+        large=(8192, 3584, 4608),
+        nbytes=lambda s: 2 * (s[0] * s[1] + s[1] * s[2] + s[0] * s[2]),
+        flops=lambda s: 2 * s[0] * s[1] * s[2],
+        dense=lambda arguments: (reference_train.norm_projected, arguments),
+    ),
+    Op(
+        name="swiglu_projected",
+        reference=reference_train.swiglu_projected,
+        kernel="kernels.projections:swiglu_projected",
+        inputs=_swiglu_inputs,
+        shapes=((5, 64, 48), (33, 100, 80)),
+        large=(8192, 18944, 3584),
+        nbytes=lambda s: 2 * (2 * s[0] * s[1] + s[1] * s[2] + s[0] * s[2]),
+        flops=lambda s: 2 * s[0] * s[1] * s[2],
+        dense=lambda arguments: (reference_train.swiglu_projected, arguments),
+    ),
+    Op(
+        name="packed_attention",
+        reference=reference_train.packed_attention,
+        kernel="kernels.packed_attention:packed_attention",
+        inputs=_attention_inputs,
+        shapes=((4, 9, 4, 2, 32), (3, 40, 7, 1, 64)),
+        large=(4, 256, 28, 4, 128),
+        nbytes=lambda s: 8 * s[0] * s[1] * s[4] * (s[2] + s[3]),
+        flops=lambda s: 16 * s[0] * s[1] * s[1] * s[2] * s[4],
+        named=("query_heads", "scale"),
+        written=(0,),
+        interpretable=False,
+        dense=_dense_attention,
+    ),
+)

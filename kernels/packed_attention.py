@@ -1,0 +1,249 @@
+r"""Causal attention of many rows that lie end to end, forward and backward, prompts shared.
+
+The P prompts of a pass come first, each once, then the completions, those of one prompt side by
+side. A completion's token sees its prompt and its own past, which is two calls of flash attention
+whatever the number of rows and their lengths:
+
+    1  every prompt and every completion over itself, causally
+    2  all completions of a prompt over that prompt, whole
+
+Their outputs o1, o2 and log-sums l1, l2 join as
+
+    l = log(e^l1 + e^l2)        o = e^(l1 - l) o1 + e^(l2 - l) o2
+
+Backward calls flash attention's backward twice with the *joined* o and l: it forms probabilities
+as e^(s - l) and subtracts (do . o), which are those of the whole softmax in either part, so the two
+parts' gradients simply add up.
+
+Easy to get wrong: a second call with its own o and l would give the gradient of another function;
+a prompt's keys and values get gradients from both calls. Rotation is by position in the row, where
+completions begin at their prompt's length.
+
+The calls are torch's own flash attention (the operators behind `torch.nn.attention.varlen`, which
+give l and take it back); no plan or compilation depends on lengths.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from kernels.segments import Segments
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Heads:
+    """Heads of queries and of keys, and their dimension."""
+
+    query: int
+    key: int
+    dim: int
+
+
+@triton.jit
+def _rotate_kernel(
+    q, k, v, q_stride, k_stride, v_stride, cos, sin, out, out_stride, HQ: tl.constexpr,
+    HK: tl.constexpr, D: tl.constexpr, HEADS: tl.constexpr, KEYS: tl.constexpr,
+    HALF: tl.constexpr, BACK: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0).to(tl.int64)
+    head = tl.arange(0, HEADS)[:, None]
+    half = tl.arange(0, HALF)[None, :]
+    inside = half < D // 2
+    is_query = (head < HQ) & inside
+    is_key = (head >= HQ) & (head < HQ + HK) & inside
+    # Load all heads of a token, in halves, (HEADS, HALF) each.
+    at_q = q + row * q_stride + head * D + half
+    at_k = k + row * k_stride + (head - HQ) * D + half
+    low = tl.load(at_q, mask=is_query, other=0.0).to(tl.float32)
+    low += tl.load(at_k, mask=is_key, other=0.0).to(tl.float32)
+    high = tl.load(at_q + D // 2, mask=is_query, other=0.0).to(tl.float32)
+    high += tl.load(at_k + D // 2, mask=is_key, other=0.0).to(tl.float32)
+    angle = row * D + half
+    cos_low = tl.load(cos + angle, mask=inside, other=0.0).to(tl.float32)
+    cos_high = tl.load(cos + angle + D // 2, mask=inside, other=0.0).to(tl.float32)
+    sin_low = tl.load(sin + angle, mask=inside, other=0.0).to(tl.float32)
+    sin_high = tl.load(sin + angle + D // 2, mask=inside, other=0.0).to(tl.float32)
+    if BACK:
+        # The transpose of what forward does.
+        new_low = low * cos_low + high * sin_high
+        new_high = high * cos_high - low * sin_low
+    else:
+        new_low = low * cos_low - high * sin_low
+        new_high = high * cos_high + low * sin_high
+    target = out + row * out_stride + head * D + half
+    turned = (head < HQ + HK) & inside
+    tl.store(target, new_low.to(out.dtype.element_ty), mask=turned)
+    tl.store(target + D // 2, new_high.to(out.dtype.element_ty), mask=turned)
+    if BACK:
+        # Values are not rotated; forward leaves them where they are.
+        n = tl.arange(0, KEYS)[:, None]
+        for part in tl.static_range(2):
+            where = n * D + part * (D // 2) + half
+            kept = (n < HK) & inside
+            value = tl.load(v + row * v_stride + where, mask=kept, other=0.0)
+            target = out + row * out_stride + (HQ + HK) * D + where
+            tl.store(target, value.to(out.dtype.element_ty), mask=kept)
+
+
+def _rotate(q: Tensor, k: Tensor, v: Tensor, cos: Tensor, sin: Tensor, out: Tensor, h: Heads,
+            *, back: bool) -> None:  # fmt: skip
+    """Write rotated q and k, (M, heads, D), and with `back` v, into the columns of `out`."""
+    if len(out):
+        _rotate_kernel[(len(out),)](
+            q, k, v, q.stride(0), k.stride(0), v.stride(0), cos, sin, out, out.stride(0),
+            h.query, h.key, h.dim, triton.next_power_of_2(h.query + h.key),
+            triton.next_power_of_2(h.key), triton.next_power_of_2(h.dim // 2), back, num_warps=4,
+        )  # fmt: skip
+
+
+@triton.jit
+def _join_kernel(
+    o1, l1, o2, l2, l1_stride, l2_stride, H: tl.constexpr, D: tl.constexpr, HEADS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0).to(tl.int64)
+    head = tl.arange(0, HEADS)
+    d = tl.arange(0, BLOCK)[None, :]
+    valid = head < H
+    first = tl.load(l1 + head * l1_stride + row, mask=valid, other=0.0)
+    second = tl.load(l2 + head * l2_stride + row, mask=valid, other=0.0)
+    top = tl.maximum(first, second)
+    whole = top + tl.log(tl.exp(first - top) + tl.exp(second - top))
+    tl.store(l1 + head * l1_stride + row, whole, mask=valid)
+    # Weigh both outputs, (HEADS, BLOCK), and store over the first.
+    where = row * H * D + head[:, None] * D + d
+    kept = valid[:, None] & (d < D)
+    out = tl.exp(first - whole)[:, None] * tl.load(o1 + where, mask=kept, other=0.0).to(tl.float32)
+    out += tl.exp(second - whole)[:, None] * tl.load(o2 + where, mask=kept, other=0.0).to(tl.float32)
+    tl.store(o1 + where, out.to(o1.dtype.element_ty), mask=kept)
+
+
+def _join(o1: Tensor, l1: Tensor, o2: Tensor, l2: Tensor) -> None:
+    """Join outputs (M, H, D) and log-sums (H, M) of two parts of the keys, in place of the first."""
+    M, H, D = o1.shape
+    if M:
+        _join_kernel[(M,)](
+            o1, l1, o2, l2, l1.stride(0), l2.stride(0), H, D, triton.next_power_of_2(H),
+            triton.next_power_of_2(D), num_warps=4,
+        )  # fmt: skip
+
+
+def _flash(
+    q: Tensor, k: Tensor, v: Tensor, ends: tuple[Tensor, Tensor], most: tuple[int, int],
+    causal: bool, scale: float,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """Return outputs (M, Hq, D) and log-sums (Hq, M) of sequences that end at `ends`."""
+    out = torch.ops.aten._flash_attention_forward(
+        q, k, v, *ends, *most, 0.0, causal, False, scale=scale
+    )
+    return out[0], out[1]
+
+
+def _flash_backward(
+    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, log_sums: Tensor,
+    ends: tuple[Tensor, Tensor], most: tuple[int, int], causal: bool, scale: float,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    """Return the gradients of q, k and v."""
+    # The state of a random generator, which without dropout nothing reads.
+    unused = torch.empty(2, dtype=torch.uint64, device=q.device)
+    grads: tuple[Tensor, Tensor, Tensor] = torch.ops.aten._flash_attention_backward(
+        grad, q, k, v, out, log_sums, *ends, *most, 0.0, causal, unused, unused, scale=scale
+    )
+    return grads
+
+
+def _attend(
+    q: Tensor, k: Tensor, v: Tensor, s: Segments, scale: float
+) -> tuple[Tensor, Tensor]:
+    """Return attention's output, (M, Hq, D), and the log-sums, (Hq, M)."""
+    ends = s.ends.to(torch.int32)
+    out, log_sums = _flash(q, k, v, (s.ends, s.ends), (s.longest, s.longest), True, scale)
+    if s.shared:
+        rest, seen = slice(s.begin, None), slice(0, s.seen)
+        joined = (s.query_ends, s.key_ends), (s.longest_queries, s.longest_keys)
+        o2, l2 = _flash(q[rest], k[seen], v[seen], *joined, False, scale)
+        _join(out[rest], log_sums[:, rest], o2, l2)
+    return out, log_sums
+
+
+class _PackedAttention(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, qkv: Tensor, cos: Tensor, sin: Tensor, s: Segments, h: Heads, scale: float
+    ) -> Tensor:
+        q, k, v = _split(qkv, h)
+        # In place: nobody reads the product again before the rotation.
+        _rotate(q, k, v, cos, sin, qkv, h, back=False)
+        out, log_sums = _attend(q, k, v, s, scale)
+        ctx.save_for_backward(qkv, cos, sin, out, log_sums)
+        ctx.s, ctx.h, ctx.scale = s, h, scale
+        return out.flatten(1)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        qkv, cos, sin, out, log_sums = ctx.saved_tensors
+        s, h, scale = ctx.s, ctx.h, ctx.scale
+        q, k, v = _split(qkv, h)
+        grad = grads[0].view(out.shape)
+        dq, dk, dv = _flash_backward(
+            grad, q, k, v, out, log_sums, (s.ends, s.ends), (s.longest, s.longest), True, scale
+        )
+        if s.shared:
+            rest, seen = slice(s.begin, None), slice(0, s.seen)
+            joined = (s.query_ends, s.key_ends), (s.longest_queries, s.longest_keys)
+            again = _flash_backward(
+                grad[rest], q[rest], k[seen], v[seen], out[rest], log_sums[:, rest].contiguous(),
+                *joined, False, scale,
+            )  # fmt: skip
+            for whole, part in ((dq[rest], again[0]), (dk[seen], again[1]), (dv[seen], again[2])):
+                whole += part
+        grad_qkv = torch.empty_like(qkv)
+        _rotate(dq, dk, dv, cos, sin, grad_qkv, h, back=True)
+        return grad_qkv, None, None, None, None, None
+
+
+def _split(qkv: Tensor, h: Heads) -> Sequence[Tensor]:
+    """Return views of q, k and v, (M, heads, D) each."""
+    heads = qkv.view(len(qkv), -1, h.dim)
+    return heads.split([h.query, h.key, h.key], dim=1)
+
+
+def packed_attention(
+    qkv: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    segments: Segments,
+    *,
+    query_heads: int,
+    scale: float,
+) -> Tensor:
+    """Rotate queries and keys and attend causally inside each row of a packed pass.
+
+    `kernels.reference_train.packed_attention` is the specification.
+
+    Parameters
+    ----------
+    qkv : Tensor, (M, (Hq + 2 Hkv) D), contiguous, bfloat16 or float16
+        Its queries and keys are rotated in place.
+    cos, sin : Tensor, (M, D), contiguous, floating
+        Both halves filled, of each token's position in its row.
+    segments
+        Where rows begin and end, and who shares a prompt.
+    query_heads
+        Hq.
+
+    Returns
+    -------
+    Tensor, (M, Hq D), the type of qkv, differentiable in qkv
+    """
+    D = cos.shape[1]
+    heads = Heads(query=query_heads, key=(qkv.shape[1] // D - query_heads) // 2, dim=D)
+    out: Tensor = _PackedAttention.apply(qkv, cos, sin, segments, heads, scale)
+    return out

@@ -1,0 +1,131 @@
+"""What a packed training pass calls between its blocks' parts, in plain PyTorch, differentiable.
+
+The specification of `kernels.projections` and `kernels.packed_attention`: the same names and
+signatures, on any device and in any floating type.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from kernels import reference
+from kernels.formats import QuantizedWeight
+from kernels.packing import PackedWeight
+from kernels.segments import Segments
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Projections:
+    """Frozen weights of projections that share an input.
+
+    Attributes
+    ----------
+    weights
+        (N', K) each, rows of all projections one after another; fewer than projections where some
+        are one matrix.
+    bias : Tensor or None, (N,)
+    ends
+        Row after the last of each projection; the last is N.
+    scaling
+        Of the adapters.
+    """
+
+    weights: tuple[Tensor | PackedWeight | QuantizedWeight, ...]
+    bias: Tensor | None
+    ends: tuple[int, ...]
+    scaling: float = 1.0
+
+    def parts(self, a: Tensor) -> list[tuple[slice, slice]]:
+        """Return of each projection its columns of y and its columns of z."""
+        rank, starts = len(a) // len(self.ends), (0, *self.ends)
+        return [
+            (slice(start, end), slice(i * rank, (i + 1) * rank))
+            for i, (start, end) in enumerate(zip(starts, self.ends, strict=False))
+        ]
+
+    def matrices(self, dtype: torch.dtype) -> Iterator[tuple[slice, Tensor]]:
+        """Yield the columns of y and the dense (N', K) of each weight, one at a time."""
+        from kernels import dispatch
+
+        at = 0
+        for weight in self.weights:
+            rows = weight.shape[0]
+            dense = weight if isinstance(weight, Tensor) else dispatch.dequantize(weight, dtype)
+            yield slice(at, at + rows), dense
+            del dense
+            at += rows
+
+def projected(x: Tensor, projections: Projections, a: Tensor | None, b: Tensor | None) -> Tensor:
+    """Return x W^T + bias, (M, N), each projection with its adapter's share added."""
+    dense = [matrix for _, matrix in projections.matrices(x.dtype)]
+    y = functional.linear(x, torch.cat(dense).to(x.dtype), projections.bias)
+    if a is None or b is None:
+        return y
+    z = functional.linear(x, a)  # (M, n R)
+    shares = [functional.linear(z[:, own], b[columns]) for columns, own in projections.parts(a)]
+    return y + torch.cat(shares, dim=1) * projections.scaling
+
+
+def norm_projected(
+    x: Tensor,
+    gain: Tensor,
+    eps: float,
+    noise: Tensor | None,
+    projections: Projections,
+    a: Tensor | None,
+    b: Tensor | None,
+) -> tuple[Tensor, Tensor]:
+    """Return the projections of the normed x, and x itself."""
+    normed = reference.rms_norm(x, gain, eps, noise).to(x.dtype)
+    return projected(normed, projections, a, b), x
+
+
+def swiglu_projected(
+    gate_up: Tensor, projections: Projections, a: Tensor | None, b: Tensor | None
+) -> Tensor:
+    """Return the projections of silu(gate) * up."""
+    return projected(reference.swiglu(gate_up), projections, a, b)
+
+
+def packed_attention(
+    qkv: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    segments: Segments,
+    *,
+    query_heads: int,
+    scale: float,
+) -> Tensor:
+    """Return rotated causal attention inside each row of a packed pass, (M, Hq D).
+
+    One call under a mask of all M tokens by all M: for a few thousand at most.
+    """
+    D = cos.shape[1]
+    q, k, v = qkv.view(len(qkv), -1, D).tensor_split(
+        (query_heads, (qkv.shape[1] // D + query_heads) // 2), dim=1
+    )
+    q, k = reference.rotary(q, k, cos, sin)
+    out = functional.scaled_dot_product_attention(
+        *(part.transpose(0, 1) for part in (q, k, v)),  # (heads, M, D) each
+        attn_mask=_visible(segments, len(qkv)),
+        scale=scale,
+        enable_gqa=q.shape[1] != k.shape[1],
+    )
+    return out.transpose(0, 1).flatten(1)
+
+
+def _visible(s: Segments, tokens: int) -> Tensor:
+    """Return (M, M) bool: which tokens each token sees."""
+    places = torch.arange(tokens, device=s.ends.device)
+    row = torch.bucketize(places, s.ends, right=True)
+    visible = (row[:, None] == row) & (places[:, None] >= places)
+    # Of each completion's token the prompt it belongs to, and of each prompt's token that prompt.
+    asks = torch.bucketize(places - s.begin, s.query_ends, right=True)
+    asked = torch.bucketize(places, s.key_ends, right=True)
+    follows, shown = places >= s.begin, places < s.seen
+    return visible | ((asks[:, None] == asked) & follows[:, None] & shown)

@@ -1,0 +1,196 @@
+r"""A decoder's blocks over a packed pass: what they multiply by, and their adapters in 16 bits.
+
+Projections that share an input are one product (q, k, v; gate, up) where their weights lie side by
+side, as they do for 4-bit bases from loading on and for 16-bit ones once an engine is built. What
+cannot be multiplied so (trained base weights, another library's product) goes through the policy's
+own modules.
+
+The adapters' float32 masters are turned into images of the activations' type once a pass, not once
+a layer and call: one function with all masters as inputs, whose backward hands back all gradients.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+
+from kernels import dispatch
+from kernels.reference_train import Projections
+from kernels.segments import Segments
+from repro.models.decoder import LINEARS
+from repro.models.fused_weights import fused_bias, fused_weight, side_by_side
+from repro.models.lora import AdapterLinear, base_linear
+from repro.models.norms import PerturbableRMSNorm
+from repro.models.quantized_linear import QuantizedLinear
+
+# A and B of a group's projections, one below another; none without adapters.
+Image = tuple[Tensor | None, Tensor | None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Group:
+    """Projections that share an input.
+
+    Attributes
+    ----------
+    modules
+        The policy's own.
+    projections
+        What they multiply by; None where the modules are called themselves.
+    masters
+        A of each, then B of each; none without adapters.
+    """
+
+    modules: tuple[nn.Module, ...]
+    projections: Projections | None
+    masters: tuple[Tensor, ...] = ()
+
+    def own(self, x: Tensor) -> Tensor:
+        """Return what the modules themselves make of x, (M, N)."""
+        return torch.cat([module(x) for module in self.modules], dim=-1)
+
+    def after_norm(
+        self, norm: PerturbableRMSNorm, x: Tensor, image: Image
+    ) -> tuple[Tensor, Tensor]:
+        """Return the projections of the normed x, and the x that the residual stream goes on with."""
+        if self.projections is None:
+            return self.own(norm(x)), x
+        return dispatch.norm_projected(
+            x, norm.weight, norm.variance_epsilon, norm.noise, self.projections, *image
+        )
+
+    def after_swiglu(self, gate_up: Tensor, image: Image) -> Tensor:
+        """Return the projections of silu(gate) * up."""
+        if self.projections is None:
+            return self.own(dispatch.swiglu(gate_up))
+        return dispatch.swiglu_projected(gate_up, self.projections, *image)
+
+    def plain(self, x: Tensor, image: Image) -> Tensor:
+        """Return the projections of x."""
+        if self.projections is None:
+            return self.own(x)
+        return dispatch.projected(x, self.projections, *image)
+
+
+def group_of(modules: Sequence[nn.Module], dtype: torch.dtype) -> Group:
+    """Return modules that share an input as a group that multiplies in `dtype`."""
+    bases = [base_linear(module) for module in modules]
+    factors = [m.factors() if isinstance(m, AdapterLinear) else None for m in modules]
+    present = [pair for pair in factors if pair is not None]
+    weights = _weights(bases, dtype)
+    alike = len({(len(A), scaling) for A, _, scaling in present}) <= 1
+    if weights is None or len(present) not in (0, len(modules)) or not alike:
+        return Group(modules=tuple(modules), projections=None)
+    ends = torch.tensor([base.out_features for base in bases]).cumsum(0).tolist()
+    bias = fused_bias([cast(nn.Parameter | None, base.bias) for base in bases])
+    scaling = present[0][2] if present else 1.0
+    return Group(
+        modules=tuple(modules),
+        projections=Projections(weights=weights, bias=bias, ends=tuple(ends), scaling=scaling),
+        masters=(*(A for A, _, _ in present), *(B for _, B, _ in present)),
+    )
+
+
+def _weights(bases: Sequence[nn.Linear | QuantizedLinear], dtype: torch.dtype) -> Any:
+    """Return the weights of bases, fused where they lie so; None where they are trained or odd."""
+    parameters = [p for base in bases for p in base.parameters()]
+    if any(p.requires_grad or p.dtype != dtype for p in parameters):
+        return None
+    if all(isinstance(base, QuantizedLinear) for base in bases):
+        layers = cast(Sequence[QuantizedLinear], bases)
+        if any(layer.product is not None for layer in layers):
+            return None
+        fused = fused_weight(layers)
+        return tuple(layer.weight for layer in layers) if fused is None else (fused,)
+    if any(isinstance(base, QuantizedLinear) for base in bases):
+        return None
+    return side_by_side([cast(nn.Linear, base).weight.detach() for base in bases])
+
+
+def groups_of(block: Any, dtype: torch.dtype) -> list[Group]:
+    """Return a block's four groups, in the order of `LINEARS`."""
+    return [
+        group_of([getattr(block.mlp if hasattr(block.mlp, leaf) else block.self_attn, leaf)
+                  for leaf in leaves], dtype)
+        for leaves in LINEARS.values()
+    ]  # fmt: skip
+
+
+class _Images(torch.autograd.Function):
+    """All masters as images: of each group (n R, K) and (N, R), in the activations' type."""
+
+    @staticmethod
+    def forward(ctx: Any, dtype: torch.dtype, counts: list[int], *masters: Tensor) -> Any:
+        stacks = list(_stacks(counts, masters))
+        images = [
+            stack[0].new_empty(sum(map(len, stack)), stack[0].shape[1], dtype=dtype)
+            for stack in stacks
+        ]
+        parts = [part for image, stack in zip(images, stacks, strict=True)
+                 for part in image.split([len(one) for one in stack])]  # fmt: skip
+        torch._foreach_copy_(parts, list(masters))
+        ctx.sizes, ctx.of = [[len(one) for one in stack] for stack in stacks], masters[0].dtype
+        return tuple(images)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
+        parts = [part for grad, sizes in zip(grads, ctx.sizes, strict=True)
+                 for part in grad.split(sizes)]  # fmt: skip
+        out = [torch.empty_like(part, dtype=ctx.of) for part in parts]
+        torch._foreach_copy_(out, parts)
+        return None, None, *out
+
+
+def _stacks(counts: Sequence[int], masters: Sequence[Tensor]) -> Iterator[Sequence[Tensor]]:
+    """Yield each group's A, then its B, of which there are `counts`."""
+    at = 0
+    for count in counts:
+        for _ in range(2):
+            yield masters[at : at + count]
+            at += count
+
+
+def images_of(blocks: Sequence[Sequence[Group]], dtype: torch.dtype) -> list[list[Image]]:
+    """Return the adapters of all groups in `dtype`, block by block, with gradients."""
+    counts = [len(g.masters) // 2 for groups in blocks for g in groups if g.masters]
+    masters = [master for groups in blocks for g in groups for master in g.masters]
+    made = iter(_Images.apply(dtype, counts, *masters) if masters else ())
+    return [
+        [(next(made), next(made)) if g.masters else (None, None) for g in groups]
+        for groups in blocks
+    ]
+
+
+def run_block(
+    block: Any,
+    groups: Sequence[Group],
+    images: Sequence[Image],
+    hidden: Tensor,
+    rotation: tuple[Tensor, Tensor],
+    segments: Segments,
+) -> Tensor:
+    """Return the block's output, (M, H), attention staying inside each row."""
+    attention = block.self_attn
+    qkv, o, gate_up, down = zip(groups, images, strict=True)
+    heads = attention.config.num_attention_heads
+    read, hidden = qkv[0].after_norm(block.input_layernorm, hidden, qkv[1])
+    if hasattr(attention, "q_norm"):
+        read = _norm_heads(attention, read, heads)
+    attended = dispatch.packed_attention(
+        read, *rotation, segments, query_heads=heads, scale=attention.scaling
+    )
+    hidden = hidden + o[0].plain(attended, o[1])
+    read, hidden = gate_up[0].after_norm(block.post_attention_layernorm, hidden, gate_up[1])
+    return hidden + down[0].after_swiglu(read, down[1])
+
+
+def _norm_heads(attention: Any, qkv: Tensor, query_heads: int) -> Tensor:
+    """Return q, k, v, (M, N), with each head of q and k normed (Qwen3)."""
+    heads = qkv.view(len(qkv), -1, attention.head_dim)
+    keys = (heads.shape[1] - query_heads) // 2
+    q, k, v = heads.split([query_heads, keys, keys], dim=1)
+    return torch.cat([attention.q_norm(q), attention.k_norm(k), v], dim=1).flatten(1)
