@@ -119,6 +119,8 @@ def step_shape(
     point: StepPoint, weight_format: WeightFormat, rank: int, scale: StepScale, budget: int
 ) -> StepShape:
     """Return what the memory plan plans, with the micro-batch that it chose."""
+    # Few spread rows are twice as long as the mean, and all share the cache.
+    planned_tokens = min(point.completion_tokens, 2 * point.expected_tokens)
     step = StepShape(
         shape=shape_named(point.model),
         weight_format=weight_format,
@@ -126,10 +128,10 @@ def step_shape(
         prompts=point.prompts,
         group=point.group,
         prompt_tokens=point.prompt_tokens,
-        completion_tokens=point.completion_tokens,
+        completion_tokens=planned_tokens,
         slots=point.slots or point.rows,
         cache=point.cache,
-        micro_tokens=point.micro_tokens or point.row_tokens,
+        micro_tokens=point.micro_tokens or point.prompt_tokens + planned_tokens,
         optimizer=scale.optimizer,
         checkpointing=point.checkpointing,
     )
