@@ -224,7 +224,8 @@ def regress(session: nox.Session) -> None:
     """On a GPU: measure again, compare with what is blessed on it; exit status 0, 1 or 2.
 
     Without arguments: `table6`, `table3`, `memory_budgets` and one seed of `kernels`: nine
-    and a half minutes on a bare machine with one H100 80GB (1fc623c).
+    and a half minutes on a bare machine with one H100 80GB (1fc623c); and `step_lengths`, four
+    minutes by its plan.
     Other targets: `nox -s regress -- rollout`; after an interrupt `-- --runs FOLDER`.
     """
     # nox itself ends in 1 whatever failed; here 1 says that something regressed, and nothing else.

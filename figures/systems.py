@@ -91,7 +91,7 @@ PICTURES = (
     Picture(name="table3_steps", draw=_steps,
             targets=("table3_3b", "table3", "table3_14b", "table3_32b"),
             title="Time of a GRPO step (Table 3)"),
-    Picture(name="rl_steps", targets=("table3_rl", "table3_rl_large"), draw=_steps,
+    Picture(name="rl_steps", targets=("table3_rl", "table3_rl_large", "table3_32b_rl"), draw=_steps,
             title="Time of a GRPO step with many completions"),
     Picture(name="arms_steps", targets=("table3_arms",), draw=_steps,
             title="Time of a GRPO step, other formats and products"),

@@ -237,7 +237,10 @@ def _add_regress(commands: argparse._SubParsersAction[argparse.ArgumentParser]) 
         description=_EXITS,
     )
     parser.add_argument(
-        "targets", nargs="*", metavar="TARGET", help="default: table6 table3 memory_budgets kernels"
+        "targets",
+        nargs="*",
+        metavar="TARGET",
+        help="default: table6 table3 step_lengths memory_budgets kernels",
     )
     parser.add_argument(
         "--runs",

@@ -44,8 +44,10 @@ from repro.models.decoder import is_projection
 from repro.models.lora import adapter_layers, base_linear
 from repro.models.memory_plan import (
     CONTEXT_BYTES,
+    FILLED_SHARE,
     StepShape,
-    fit_micro_tokens,
+    fit_slots,
+    fit_update,
     plan_memory,
     weight_bytes,
 )
@@ -116,24 +118,53 @@ class Bench:
 
 
 def step_shape(
-    point: StepPoint, weight_format: WeightFormat, rank: int, scale: StepScale, budget: int
+    point: StepPoint,
+    weight_format: WeightFormat,
+    rank: int,
+    scale: StepScale,
+    budget: int,
+    *,
+    keeps: bool = True,
+    fitted: bool = True,
 ) -> StepShape:
-    """Return what the memory plan plans, with the micro-batch that it chose."""
+    """Return the step that the memory plan chooses where the point leaves it the choice.
+
+    As many rows at once as fit, in waves of equal numbers of rows; then the micro-batches and kept
+    blocks.
+
+    Parameters
+    ----------
+    keeps
+        Whether blocks may be kept: not where a policy's own modules multiply.
+    fitted
+        Whether to choose at all, or to plan the least: one row of a micro-batch, no kept block.
+    """
+    # Few spread rows are twice as long as the mean, and all share the cache.
+    planned_tokens = min(point.completion_tokens, 2 * point.expected_tokens)
+    shape = shape_named(point.model)
     step = StepShape(
-        shape=shape_named(point.model),
+        shape=shape,
         weight_format=weight_format,
         rank=rank,
         prompts=point.prompts,
         group=point.group,
         prompt_tokens=point.prompt_tokens,
-        completion_tokens=point.completion_tokens,
+        completion_tokens=planned_tokens,
         slots=point.slots or point.rows,
         cache=point.cache,
-        micro_tokens=point.micro_tokens or point.row_tokens,
+        micro_tokens=point.micro_tokens or point.prompt_tokens + planned_tokens,
         optimizer=scale.optimizer,
-        checkpointing=point.checkpointing,
+        kept_blocks=0 if point.checkpointing else shape.layers,
     )
-    return step if point.micro_tokens else fit_micro_tokens(step, budget)
+    if not fitted:
+        return step
+    if not point.slots and plan_memory(step).peak > budget:
+        waves = -(-point.rows // fit_slots(step, budget).slots)
+        step = dataclasses.replace(step, slots=-(-point.rows // waves))
+    if point.micro_tokens:
+        return step
+    kept = None if keeps and point.checkpointing else step.kept_blocks
+    return fit_update(step, int(budget * FILLED_SHARE), kept=kept)
 
 
 def together(points: Iterable[StepPoint]) -> list[list[StepPoint]]:
@@ -240,7 +271,9 @@ def rank_of(arm: StepArm, point: StepPoint) -> int:
 
 def _measure(bench: Bench, arm: StepArm, point: StepPoint, policy: Policy, budget: int) -> bool:
     """Measure one point, with fewer slots where memory ends; return False when stopped."""
-    planned = step_shape(point, arm.weight_format, rank_of(arm, point), bench.scale, budget)
+    own = arm.linears == "kernels" and arm.training == "lora"
+    rank = rank_of(arm, point)
+    planned = step_shape(point, arm.weight_format, rank, bench.scale, budget, keeps=own)
     given_up: list[int] = []
     while True:
         try:
@@ -265,7 +298,8 @@ def _is_hopeless(bench: Bench, arm: StepArm, point: StepPoint, budget: int) -> b
     if arm.training == "full" or arm.linears != "kernels":
         return False  # neither has a plan
     smallest = dataclasses.replace(point, slots=1, micro_tokens=point.row_tokens)
-    shape = step_shape(smallest, arm.weight_format, rank_of(arm, point), bench.scale, budget)
+    rank = rank_of(arm, point)
+    shape = step_shape(smallest, arm.weight_format, rank, bench.scale, budget, fitted=False)
     least = plan_memory(shape).peak
     if least > _HOPELESS * budget:
         bench.ledger.out_of_memory(arm, point, needs(least, budget, "by the plan"))
@@ -299,7 +333,7 @@ def measure_repeats(
     try:
         t = training_of(
             policy, sampler, bench.pool, arm, point, scale,
-            seed=bench.seed, micro_tokens=planned.micro_tokens,
+            seed=bench.seed, micro_tokens=planned.micro_tokens, kept_blocks=planned.kept_blocks,
         )  # fmt: skip
         before = parameter_image(policy)
         state = begin(t)
@@ -334,6 +368,7 @@ def _facts(
     fallbacks = state.effects.get("micro_batch_fallbacks", [])
     facts = {
         "micro_tokens": state.effects.get("micro_tokens", planned.micro_tokens),
+        "kept_blocks": planned.kept_blocks,
         "fallbacks": [asked for _, asked, _ in fallbacks],
         "slots": planned.slots,
         "decode_steps": statistics.decode_steps,

@@ -8,9 +8,11 @@ Per point `p`, the metrics are
     prediction_error_p (percent of the measured peak),
 
 and where there is a baseline, `speedup_p`, `update_ratio_p` and `rollout_ratio_p`: the baseline's
-time over the arm's, repeat by repeat. Each metric is the median over the repeats, which stand in
-the record as a series of the metric's name. A point that samples part of its rows' tokens has no
-metric in which the rollout's time takes part; one that measures memory only has the last three.
+time over the arm's, repeat by repeat. Spread rows beside equal ones have `rollout_over_equal_p`,
+`update_over_equal_p` and `step_over_equal_p`, the arm's own time over that with equal rows. Each
+metric is the median over the repeats, which stand in the record as a series of the metric's name. A
+point that samples part of its rows' tokens has no metric in which the rollout's time takes part;
+one that measures memory only has the last three.
 """
 
 from __future__ import annotations
@@ -26,13 +28,19 @@ from repro.spec.step_scale import StepArm, StepPoint, StepScale
 
 Entry = dict[str, Any]
 _RATIOS = {"speedup": "total", "update_ratio": "update", "rollout_ratio": "rollout"}
+_OVER_EQUAL = {"rollout": "rollout", "update": "update", "step": "total"}
 # Metrics that say nothing where rows were filled up instead of sampled.
 _OF_THE_ROLLOUT = ("step_seconds", "rollout_seconds", "tokens_per_second", "speedup",
                    "rollout_ratio")  # fmt: skip
 
 
-def series_of(point: StepPoint, entry: Entry, base: Entry | None) -> dict[str, list[float | None]]:
-    """Return one value per repeat of every metric that is timed, by its name."""
+def series_of(
+    point: StepPoint, entry: Entry, base: Entry | None, equal: Entry | None = None
+) -> dict[str, list[float | None]]:
+    """Return one value per repeat of every metric that is timed, by its name.
+
+    `base` is the baseline's entry, `equal` the arm's own at the same point with equal lengths.
+    """
     if point.memory_only:
         return {}
     repeats = entry["repeats"]
@@ -43,19 +51,25 @@ def series_of(point: StepPoint, entry: Entry, base: Entry | None) -> dict[str, l
     series["tokens_per_second"] = [tokens / repeat["rollout"] for repeat in repeats]
     if base is not None:
         for name, phase in _RATIOS.items():
-            series[name] = [
-                slow[phase] / fast[phase]
-                for slow, fast in zip(base["repeats"], repeats, strict=False)
-            ]
+            series[name] = _quotients(base["repeats"], repeats, phase)
+    if equal is not None and equal["repeats"]:
+        for name, phase in _OVER_EQUAL.items():
+            series[f"{name}_over_equal"] = _quotients(repeats, equal["repeats"], phase)
     if not point.whole:
         series = {name: values for name, values in series.items() if name not in _OF_THE_ROLLOUT}
     return {f"{name}_{point.name}": list(values) for name, values in series.items()}
 
 
-def metrics_of(point: StepPoint, entry: Entry, base: Entry | None) -> dict[str, Estimate]:
+def _quotients(above: list[Entry], below: list[Entry], phase: str) -> list[float | None]:
+    return [a[phase] / b[phase] for a, b in zip(above, below, strict=False)]
+
+
+def metrics_of(
+    point: StepPoint, entry: Entry, base: Entry | None, equal: Entry | None = None
+) -> dict[str, Estimate]:
     """Return the metrics of one point."""
     metrics = {}
-    for name, values in series_of(point, entry, base).items():
+    for name, values in series_of(point, entry, base, equal).items():
         known = [value for value in values if value is not None]
         metrics[name] = Estimate(
             value=median(known),
@@ -87,7 +101,8 @@ def metrics_of(point: StepPoint, entry: Entry, base: Entry | None) -> dict[str, 
 def _unit(metric: str) -> str:
     if metric.startswith("tokens_per_second"):
         return "tokens per second"
-    return "ratio" if metric.startswith(tuple(_RATIOS)) else "seconds"
+    is_ratio = metric.startswith(tuple(_RATIOS)) or "_over_equal_" in metric
+    return "ratio" if is_ratio else "seconds"
 
 
 def summary(

@@ -27,7 +27,7 @@ from repro.measure.step_metrics import metrics_of, series_of, summary
 from repro.models.other_products import missing_library
 from repro.reward.grader import GraderPool
 from repro.spec.config import RunConfig
-from repro.spec.step_scale import StepArm, StepPoint, StepScale, step_arm
+from repro.spec.step_scale import StepArm, StepPoint, StepScale, equal_twin, step_arm
 
 
 def measure_steps(
@@ -100,8 +100,10 @@ def measured_steps(
         if own_entry is None:
             continue
         base = timed_entries.get(way_of(ways[0])) if len(ways) > 1 else None
-        metrics |= metrics_of(point, own_entry, base)
-        series |= series_of(point, own_entry, base)
+        twin = equal_twin(point, scale.points)
+        equal = ledger.entry(own, twin) if twin else None
+        metrics |= metrics_of(point, own_entry, base, equal)
+        series |= series_of(point, own_entry, base, equal)
     effects |= summary(effects["points"], ledger, own, scale)
     slowed = [
         repeat["slowed"]

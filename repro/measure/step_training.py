@@ -1,9 +1,10 @@
 """The trainer at a measured point: its own iteration, under a clock, on random weights.
 
 What is timed is `repro.rl.trainer.iterate`, the step of every tier. Four of its parts are of the
-measurement's own making: prompts of random tokens; completions that end at their limit alone, of
-which a point may sample only the first tokens; a grader whose verdict is not used, since random
-weights never answer right; and a clock that records an event on the device at each mark.
+measurement's own making: prompts of random tokens; completions that end at their limit alone, one
+for all rows or one for each, of which a point may sample only the first tokens; a grader whose
+verdict is not used, since random weights never answer right; and a clock that records an event on
+the device at each mark.
 
 Every second completion is paid, so no group's rewards are equal and no row is idle: the update is
 the largest that a rollout of this size can ask for.
@@ -67,6 +68,7 @@ def training_of(
     *,
     seed: int,
     micro_tokens: int,
+    kept_blocks: int = 0,
 ) -> Training[SinglePolicy]:
     """Return what the trainer's iterations at a point work on, with a fresh optimiser.
 
@@ -74,19 +76,18 @@ def training_of(
     ----------
     sampler
         Samples from the policy's own weights, or from a 16-bit copy of float32 masters.
-    micro_tokens
-        Packed tokens of a micro-batch to begin with.
+    micro_tokens, kept_blocks
+        Packed tokens of a micro-batch to begin with, and blocks whose activations are kept.
     """
     run = RunConfig(
         target="step", target_version=1, tier="systems", procedure="step_time", arm=arm,
         scale=train_scale(point, scale), seed=seed,
     )  # fmt: skip
-    if not point.whole:
-        limit = point.sampled_tokens or point.completion_tokens
-        sampler = FillingSampler(sampler, limit)
     policies = single_policy(
-        run, policy, sampler, micro_tokens=micro_tokens,
-        kept_blocks=0 if point.checkpointing else None,
+    policies = single_policy(
+        run, policy, PointSampler(inner=sampler, point=point),
+        micro_tokens=micro_tokens, kept_blocks=kept_blocks,
+    )  # fmt: skip
     )  # fmt: skip
     t = prepare(policies, [RandomPrompts(policy, point, seed)], paid_evenly(run, pool))
     return dataclasses.replace(
@@ -127,13 +128,19 @@ def go_to(state: RunStates, t: Training[SinglePolicy], rollouts: int) -> None:
 def warm_up(t: Training[SinglePolicy], state: RunStates, tokens: int) -> None:
     """Make a step that samples `tokens` of each row and updates on one micro-batch.
 
-    One micro-batch takes every kernel's turn; the others would repeat it.
+    One micro-batch takes every kernel's turn; the others would repeat it. Spread rows are sampled
+    to their ends: as they leave, decode steps narrow, and each width is captured when first met.
     """
-    policies = t.policies
+    policies, sampler = t.policies, t.policies.sampler
     assert policies.micro_tokens is not None
+    assert isinstance(sampler, PointSampler)
+    if sampler.point.lengths != "spread":
+        most = min(tokens, sampler.point.completion_tokens)
+        brief_point = dataclasses.replace(sampler.point, sampled_tokens=most)
+        sampler = dataclasses.replace(sampler, point=brief_point)
     brief = dataclasses.replace(
         t,
-        policies=dataclasses.replace(policies, sampler=FillingSampler(policies.sampler, tokens)),
+        policies=dataclasses.replace(policies, sampler=sampler),
         taking_part=first_micro_batches(1, policies.micro_tokens),
     )
     iterate(brief, state)
@@ -152,7 +159,8 @@ def timed_step(t: Training[SinglePolicy], state: RunStates) -> dict[str, Any]:
     iterate(dataclasses.replace(t, clock=clock), state)
     measured: dict[str, Any] = clock.read()
     names = ["grad_norm"]
-    if not isinstance(t.policies.sampler, FillingSampler):
+    sampler = t.policies.sampler
+    if isinstance(sampler, PointSampler) and sampler.point.whole:
         names.append("sampler_trainer_abs_diff_mean")
     (run,) = state.runs
     return measured | {name: run.series[name][-1] for name in names}
@@ -220,19 +228,20 @@ class RandomPrompts:
         return list(self._tokenizer.batch_decode(ids))
 
 
-class FillingSampler:
-    """Samples the first tokens of each completion and fills up the rest with random ones.
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class PointSampler:
+    """Samples completions of a point's lengths: the first tokens, the rest filled at random.
 
-    Parameters
+    Attributes
     ----------
     inner
         Samples; its rows end at their limit alone.
-    sampled_tokens
-        Of each completion.
+    point
+        Gives the lengths, and how many tokens of each completion are really sampled.
     """
 
-    def __init__(self, inner: Sampler, sampled_tokens: int) -> None:
-        self.inner, self.sampled_tokens = inner, sampled_tokens
+    inner: Any
+    point: StepPoint
 
     def refresh(self) -> None:
         """Pass on."""
@@ -246,22 +255,28 @@ class FillingSampler:
         group_size: int,
         seeds: Sequence[int],
     ) -> RolloutBatch:
-        """Sample few tokens of each row; see `Sampler.sample`. The others' log-probability is 0."""
-        limit = min(self.sampled_tokens, sampling.max_new_tokens)
-        brief = dataclasses.replace(sampling, max_new_tokens=limit)
-        batch = self.inner.sample(prompts, brief, group_size=group_size, seeds=seeds)
-        missing = sampling.max_new_tokens - limit
-        generator = torch.Generator().manual_seed(derive_seed(seeds[0], "filling"))
-        filling = torch.randint(
-            0, _FILLING_TOKENS, (len(batch.completions), missing), generator=generator
+        """Sample rows; see `Sampler.sample`. The log-probability of a token filled in is 0."""
+        lengths = self.point.drawn_lengths(seeds[0])
+        most = min(self.point.sampled_tokens or sampling.max_new_tokens, max(lengths))
+        brief = dataclasses.replace(sampling, max_new_tokens=most)
+        limits: dict[str, Any] = {}
+        if self.point.lengths == "spread":
+            limits["limits"] = [min(length, most) for length in lengths]
+        batch: RolloutBatch = self.inner.sample(
+            prompts, brief, group_size=group_size, seeds=seeds, **limits
         )
+        if max(lengths) == most:
+            return batch
+        generator = torch.Generator().manual_seed(derive_seed(seeds[0], "filling"))
+        shape = (len(lengths), max(lengths) - most)
+        filling = torch.randint(0, _FILLING_TOKENS, shape, generator=generator).tolist()
         completions = [
             Completion(
-                token_ids=(*completion.token_ids, *more),
-                sampled_logprobs=(*completion.sampled_logprobs, *[0.0] * missing),
+                token_ids=(*completion.token_ids, *more[: max(0, length - most)]),
+                sampled_logprobs=(*completion.sampled_logprobs, *[0.0] * max(0, length - most)),
                 finish_reason="length",
             )
-            for completion, more in zip(batch.completions, filling.tolist(), strict=True)
+            for completion, more, length in zip(batch.completions, filling, lengths, strict=True)
         ]
         return dataclasses.replace(batch, completions=completions)
 

@@ -32,6 +32,7 @@ Easy mistakes
 from __future__ import annotations
 
 import dataclasses
+import math
 from dataclasses import dataclass
 
 from repro.models.decoder import LINEARS
@@ -264,7 +265,7 @@ def fit_training(step: StepShape, device_bytes: int, more: int = 0) -> StepShape
     """
     beyond = _beyond_cap(step, device_bytes, more)
     room = int(device_bytes * FILLED_SHARE) - more + beyond
-    return fit_update(step, room, keeps=not more)
+    return fit_update(step, room, kept=0 if more else None)
 
 
 def _beyond_cap(step: StepShape, device_bytes: int, more: int) -> int:
@@ -348,7 +349,7 @@ def _update_bytes(step: StepShape) -> tuple[int, int]:
     return saved + worst_block, 0
 
 
-def fit_update(step: StepShape, room: int, *, keeps: bool = True) -> StepShape:
+def fit_update(step: StepShape, room: int, *, kept: int | None = None) -> StepShape:
     """Return the step with the micro-batches and kept blocks that take the least time in `room`.
 
     Micro-batches are of equal numbers of rows; one row each where even that is too much: the plan's
@@ -358,19 +359,19 @@ def fit_update(step: StepShape, room: int, *, keeps: bool = True) -> StepShape:
     ----------
     room
         Bytes for all that the update holds.
-    keeps
-        Whether blocks may be kept at all: a pass through a policy's own modules keeps more of them
-        than is planned here.
+    kept
+        Blocks to keep; None chooses. A pass through a policy's own modules keeps more of a block
+        than is planned here, so it should keep none.
     """
     row, layers = step.row_tokens, step.shape.layers
-    best, least = dataclasses.replace(step, micro_tokens=row, kept_blocks=0), float("inf")
+    best, least = dataclasses.replace(step, micro_tokens=row, kept_blocks=kept or 0), math.inf
     rows = max(1, min(step.rows, MOST_MICRO_TOKENS // row))
     while rows >= 1:
         batches = -(-step.rows // rows)
         rows = -(-step.rows // batches)
-        fitting = dataclasses.replace(step, micro_tokens=rows * row, kept_blocks=0)
+        fitting = dataclasses.replace(best, micro_tokens=rows * row, kept_blocks=kept or 0)
         fits = sum(plan_memory(fitting).update.values()) <= room
-        if fits and keeps:
+        if fits and kept is None:
             fitting = _with_most_kept(fitting, room)
         again = (layers - fitting.kept_blocks) / layers
         cost = (1 + again / 2) * (1 + _PASS_TOKENS / fitting.micro_tokens)

@@ -32,6 +32,7 @@ SUMMARY_VARIABLE = "GITHUB_STEP_SUMMARY"
 TARGETS_BY_DEFAULT: dict[str, int | None] = {
     "table6": None,
     "table3": None,
+    "step_lengths": None,
     "memory_budgets": None,
     "kernels": 1,
 }

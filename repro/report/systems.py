@@ -44,6 +44,7 @@ class Block:
 
 
 _TABLES = ("table5", "table6", "table7", "table8")
+_RL_STEPS = ("table3_rl", "table3_rl_large", "table3_32b_rl")
 _SIZES = ("table3_3b", "table3", "table3_14b", "table3_32b")
 BLOCKS = {
     "tables": Block(asks="rollout by batch, Tables 5 to 8", targets=_TABLES, written=rate_table,
@@ -60,8 +61,10 @@ BLOCKS = {
                         targets=("rollout_scheduling",), written=bars_table),
     "steps": Block(asks="GRPO step, Table 3", targets=_SIZES, written=step_table,
                    picture="table3_steps"),
-    "steps_rl": Block(asks="GRPO step with many completions", written=step_table,
-                      targets=("table3_rl", "table3_rl_large"), picture="rl_steps"),
+    "steps_rl": Block(asks="GRPO step with many completions", targets=_RL_STEPS,
+                      written=step_table, picture="rl_steps"),
+    "steps_lengths": Block(asks="GRPO step, rows of different lengths", written=step_table,
+                           targets=("step_lengths", "step_lengths_32b", "table3_spread")),
     "steps_arms": Block(asks="GRPO step, other formats and products", targets=("table3_arms",),
                         written=step_table, picture="arms_steps"),
     "steps_full": Block(asks="GRPO step, full fine-tuning", targets=("table3_full",),

@@ -15,7 +15,7 @@ from repro.evidence.statistics import Interval
 from repro.judge.check import Checked
 from repro.report.numbers import bar_text, quantity
 from repro.report.systems_rates import Comparison, Rate, against, comparisons, rank_of
-from repro.report.tables import Group, Line, bar_rows, side_by_side, target_of
+from repro.report.tables import Group, Line, bar_rows, bars_table, side_by_side, target_of
 from repro.report.verdicts import Bar, stated_bars, word
 
 # Tokens per second from which digits behind the point say nothing.
@@ -100,7 +100,9 @@ def step_table(group: Group, expected: Path) -> list[str]:
     heads = ["point", "arm", "speed-up, paper", "bar", "bar of the update"]
     own = ["step", "16-bit LoRA's", "speed-up", "verdict", "update's", "verdict", "steps timed"]
     parts = {device: _step_lines(checked, expected) for device, checked in group.items()}
-    return side_by_side(heads, own, parts) + bar_rows(group, expected)
+    # What rows of new lengths cost is no speed-up: it stands among the bars, so all are shown.
+    every = any("_over_equal_" in metric.name for metric in target_of(group).metrics)
+    return side_by_side(heads, own, parts) + (bars_table if every else bar_rows)(group, expected)
 
 
 def _step_lines(checked: Checked, expected: Path) -> list[Line]:
@@ -109,7 +111,7 @@ def _step_lines(checked: Checked, expected: Path) -> list[Line]:
     printed = printed_speedups(target.paper_file, expected)
     lines = []
     for metric in target.metrics:
-        if not (match := re.fullmatch(r"speedup_((\d+b)_(?:b(\d+)|\w+))", metric.name)):
+        if not (match := re.fullmatch(r"speedup_(((?:0_)?\d+[bm])_(?:b(\d+)|\w+))", metric.name)):
             continue
         point, model, batch = match.groups()
         for arm, ratios in checked.evidence.values(metric.name).items():
@@ -188,8 +190,8 @@ def _spread(values: Iterable[float], *, ends: bool = True) -> str:
 
 
 def _point_text(point: str) -> str:
-    """Return `7B, batch 8` for `7b_b8`, `7B, 16x8` for `7b_16x8`, `3B, batch 8, full` too."""
-    model, rest = point.split("_", 1)
+    """Return `7B, batch 8` for `7b_b8`, `3B, batch 8, full` too, `0.5B, equal` for `0_5b_equal`."""
+    model, rest = point.replace("0_5b", "0.5b").split("_", 1)
     return f"{model.upper()}, {re.sub('^b(?=[0-9])', 'batch ', rest).replace('_', ', ')}"
 
 

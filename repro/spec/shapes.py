@@ -9,7 +9,8 @@ Easy mistakes: the three smallest tie `lm_head` to the embedding and count one m
 paper's sizes in GB count both; their vocabulary is also padded to another length than the larger
 models'; and heads have 64 channels at 0.5B only.
 
-Source: `config.json` of Qwen/Qwen2.5-{0.5B,1.5B,3B,7B,14B,32B,72B}-Instruct.
+Source: `config.json` of Qwen/Qwen2.5-{0.5B,1.5B,3B,7B,14B,32B,72B}-Instruct. `135m` has the sizes
+of HuggingFaceTB/SmolLM2-135M, and Qwen's biases, which that lacks.
 """
 
 from __future__ import annotations
@@ -121,6 +122,7 @@ def _qwen(
 SHAPES: dict[str, DecoderShape] = {
     shape.name: shape
     for shape in (
+        replace(_qwen("135m", 576, 1536, 30, (9, 3), small=True), vocabulary=49152),
         _qwen("0.5b", 896, 4864, 24, (14, 2), small=True),
         _qwen("1.5b", 1536, 8960, 28, (12, 2), small=True),
         _qwen("3b", 2048, 11008, 36, (16, 2), small=True),

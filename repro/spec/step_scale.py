@@ -9,8 +9,11 @@ workload, so what differs between two timings is the machine, and a seed would a
 from __future__ import annotations
 
 import dataclasses
+import math
+import random
 import re
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from repro.spec.arm import (
@@ -21,9 +24,15 @@ from repro.spec.arm import (
     require,
     require_choice,
 )
+from repro.spec.config import derive_seed
+from repro.spec.resolve import LATER
 from repro.spec.shapes import shape_named
 
 Linears = Literal["kernels", "dequantised", "bitsandbytes"]
+Lengths = Literal["full", "spread", "equal"]
+# Standard deviation of spread lengths over their mean, and of the log-normal's logarithm.
+_LENGTH_CV = 0.5
+_LENGTH_SIGMA = math.sqrt(math.log1p(_LENGTH_CV**2))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,6 +103,13 @@ class StepPoint:
         Nothing is timed: without a warm-up, and the update goes over two micro-batches alone. The
         second meets the first's gradients, so further ones add nothing to the peak. Cache and
         engine are those of the whole step.
+    lengths
+        `full`: every completion has `completion_tokens`. `spread`: each has a length of its own,
+        new in every step, log-normal with mean `mean_tokens` and a deviation of half of it, cut at
+        `completion_tokens`. `equal`: all have the mean length that the spread rows of the same step
+        have, so that a step has the same tokens either way.
+    mean_tokens
+        Of lengths that are not full.
     """
 
     name: str
@@ -110,6 +126,8 @@ class StepPoint:
     slots: int = 0
     cache: CacheName = "compute"
     memory_only: bool = False
+    lengths: Lengths = field(default="full", metadata=LATER)
+    mean_tokens: int = field(default=300, metadata=LATER)
 
     def __post_init__(self) -> None:
         require(
@@ -117,7 +135,8 @@ class StepPoint:
             f"step point {self.name!r} must be of small letters, digits and underscores",
         )
         shape_named(self.model)
-        for name in ("prompts", "group", "prompt_tokens", "completion_tokens"):
+        require_choice(f"{self.name}: lengths", self.lengths, Lengths)
+        for name in ("prompts", "group", "prompt_tokens", "completion_tokens", "mean_tokens"):
             value = getattr(self, name)
             require(value >= 1, f"{self.name}: {name} is {value}; it must be 1 or more")
         require(
@@ -133,8 +152,25 @@ class StepPoint:
 
     @property
     def row_tokens(self) -> int:
-        """Tokens of a row."""
+        """Tokens of the longest row."""
         return self.prompt_tokens + self.completion_tokens
+
+    @property
+    def expected_tokens(self) -> int:
+        """Tokens of a completion on average, but for what the cut takes off."""
+        return self.completion_tokens if self.lengths == "full" else self.mean_tokens
+
+    def drawn_lengths(self, seed: int) -> list[int]:
+        """Return the tokens of each completion of a rollout; `seed` is that rollout's own."""
+        if self.lengths == "full":
+            return [self.completion_tokens] * self.rows
+        generator = random.Random(derive_seed(seed, "lengths"))
+        centre = math.log(self.mean_tokens) - _LENGTH_SIGMA**2 / 2
+        drawn = (generator.lognormvariate(centre, _LENGTH_SIGMA) for _ in range(self.rows))
+        lengths = [min(self.completion_tokens, max(1, round(length))) for length in drawn]
+        if self.lengths == "equal":
+            lengths = [round(sum(lengths) / self.rows)] * self.rows
+        return lengths
 
     @property
     def whole(self) -> bool:
@@ -173,3 +209,11 @@ class StepScale:
             require(value >= 1, f"{name} is {value}; it must be 1 or more")
         names = [point.name for point in self.points]
         require(len(set(names)) == len(names), f"two step points share a name in {names}")
+
+
+def equal_twin(point: StepPoint, points: Sequence[StepPoint]) -> StepPoint | None:
+    """Return the point that differs from a spread one in its equal lengths; None without one."""
+    if point.lengths != "spread":
+        return None
+    twin = dataclasses.replace(point, lengths="equal")
+    return next((p for p in points if p == dataclasses.replace(twin, name=p.name)), None)

@@ -53,6 +53,8 @@ H100 = Rates(
     flops_per_second=380e12,
     seconds_a_block=42e-6,
 )
+# Longest of many spread completions, over their mean.
+_LONGEST = 3
 # By what a device's name holds.
 _KNOWN = {"H100": H100, "H200": H200}
 # Building a model and letting it go; an engine with its captured steps; a warm-up on top of that.
@@ -79,7 +81,9 @@ def decode_seconds(arm: StepArm, point: StepPoint, rates: Rates = H200) -> float
     slots = min(point.slots or point.rows, 256)
     step = read / rates.bytes_per_second + shape.layers * rates.seconds_a_block
     step += slots * 2 * weights / rates.flops_per_second
-    steps = (point.sampled_tokens or point.completion_tokens) * -(-point.rows // slots)
+    steps = (point.sampled_tokens or point.expected_tokens) * -(-point.rows // slots)
+    if point.lengths == "spread":
+        steps += (_LONGEST - 1) * point.expected_tokens
     return steps * step * _SLOWER_DECODE[arm.linears]
 
 
@@ -91,7 +95,8 @@ def update_seconds(arm: StepArm, point: StepPoint, rates: Rates = H200) -> float
     if point.memory_only:
         rows = min(rows, 2 * max(1, (point.micro_tokens or _MICRO_TOKENS) // point.row_tokens))
     flops = 6 if point.checkpointing else 4
-    seconds = rows * point.row_tokens * flops * weights / rates.flops_per_second
+    tokens = rows * (point.prompt_tokens + point.expected_tokens)
+    seconds = tokens * flops * weights / rates.flops_per_second
     if arm.training == "full":
         seconds *= 1.5
     return seconds * _SLOWER_UPDATE[arm.linears]

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 
 from repro.spec.effect import Effect
-from repro.spec.step_scale import StepArm, StepPoint
+from repro.spec.step_scale import StepArm, StepPoint, equal_twin
 from repro.spec.target import Claim, Metric
 
 _SECONDS = {
@@ -21,13 +21,14 @@ _RATIOS = {
     "update_ratio": "update against 16-bit LoRA",
     "rollout_ratio": "rollout against 16-bit LoRA",
 }
+_OVER_EQUAL = ("rollout", "update", "step")
 # Milliseconds in which the host's jitter is as large as the value; they are part of the step.
 _JITTER = ("optimizer", "idle", "reward")
 # What needs every token of a completion to be sampled.
 _WHOLE = ("step", "rollout", "speedup", "rollout_ratio")
 
 
-def step_metrics(points: Iterable[StepPoint], *, ratios: bool) -> tuple[Metric, ...]:
+def step_metrics(points: Sequence[StepPoint], *, ratios: bool) -> tuple[Metric, ...]:
     """Return the metrics of some points; with `ratios`, also those against the baseline."""
     metrics = []
     for point in points:
@@ -69,6 +70,16 @@ def step_metrics(points: Iterable[StepPoint], *, ratios: bool) -> tuple[Metric, 
             Metric(name=f"{name}_{where}", unit="ratio", title=f"{title}, {where}", better="higher")
             for name, title in _RATIOS.items()
             if ratios and _is_measured(name, point)
+        ]
+        metrics += [
+            Metric(
+                name=f"{name}_over_equal_{where}",
+                unit="ratio",
+                title=f"{name}, over that of equal lengths, {where}",
+                better="lower",
+            )
+            for name in _OVER_EQUAL
+            if equal_twin(point, points)
         ]
     return tuple(metrics)
 

@@ -9,7 +9,9 @@ both taken in one run on one device.
 The step that is timed is the step that trains: the trainer's own iteration with one update on its
 rollout, whose forward pass serves as the old log-probabilities, so no other pass is made. A timed
 step repeats a deterministic workload, so repeats stand in for seeds: three of every point after a
-warm-up, the least that decides a claim (one where a target has no claims).
+warm-up, the least that decides a claim (one where a target has no claims). Rows of a real rollout
+end at different lengths, new in every step: so do those of the points called `spread`, and `equal`
+beside them is the same number of tokens in rows of one length.
 NVFP4 comes first among the arms: its run measures what the bars are about, and the 16-bit arm's
 run then finds its steps measured.
 """
@@ -18,7 +20,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from repro.spec.step_scale import StepArm, StepPoint, StepScale, step_arm
+from repro.spec.step_scale import Lengths, StepArm, StepPoint, StepScale, step_arm
 from repro.spec.target import Claim, Target
 from repro.spec.tier import GIB, Tier
 from repro.targets import paper_effects
@@ -62,9 +64,25 @@ POINTS_14B = _points("14b")
 POINTS_32B = tuple(dataclasses.replace(point, micro_tokens=2304) for point in _points("32b"))
 POINTS_3B = _points("3b")
 _B8 = TABLE3_POINTS[2]
+# As many completions as a step samples, about as long as those of GSM8K.
+_LENGTHS: tuple[Lengths, ...] = ("spread", "equal")
+LENGTH_POINTS = tuple(
+    StepPoint(
+        name=f"{model.replace('.', '_')}_{lengths}", model=model, prompts=16, group=8,
+        prompt_tokens=150, lengths=lengths, budget_bytes=_CARD,
+        micro_tokens=2304 if model == "32b" else 0,
+    )
+    for model in ("135m", "0.5b", "7b", "32b")
+    for lengths in _LENGTHS
+)  # fmt: skip
+SPREAD_POINTS = tuple(
+    dataclasses.replace(point, name=f"{point.name}_spread", lengths="spread")
+    for point in TABLE3_POINTS
+)
 RL_POINTS = (
     StepPoint(name="7b_16x8", model="7b", prompts=16, group=8, budget_bytes=_CARD),
 )  # fmt: skip
+RL_POINTS_32B = (dataclasses.replace(POINTS_32B[2], name="32b_16x8", prompts=16),)
 RL_LARGE_POINTS = (StepPoint(name="7b_32x8", model="7b", prompts=32, group=8, budget_bytes=_CARD),)
 # The rollout is that of the points with checkpointing: a few tokens are sampled, the rest filled.
 KEPT_POINTS = tuple(
@@ -170,6 +188,40 @@ TABLE3_RL_LARGE = _target(
     source="Table 4 (128 prompts, 8 completions); the size is this suite's",
 )
 
+TABLE3_32B_RL = _target(
+    "table3_32b_rl",
+    "A GRPO step of 16 prompts with 8 completions each, 32B",
+    "where 16-bit weights leave room for few rows at once, a step of QeRL takes far less time",
+    (NVFP4, BF16),
+    StepScale(points=RL_POINTS_32B, baseline="bf16"),
+    claims=(),
+    headline="speedup_32b_16x8",
+    version=1,
+    source="not in the paper",
+)
+
+STEP_LENGTHS, STEP_LENGTHS_32B, TABLE3_SPREAD = (
+    _target(
+        name,
+        title,
+        "rows of new lengths cost an update a tenth at most, and QeRL's step takes less time",
+        (NVFP4, BF16),
+        StepScale(points=points, baseline="bf16", steps=_REPEATS),
+        claims=_qerl_sooner(spread, source="not in the paper"),
+        headline=f"speedup_{spread[-1].name}",
+        version=1,
+        source="not in the paper",
+    )
+    for name, title, points, spread in (
+        ("step_lengths", "A GRPO step of rows of different lengths, 135M to 7B",
+         LENGTH_POINTS[:6], LENGTH_POINTS[:6:2]),
+        ("step_lengths_32b", "A GRPO step of rows of different lengths, 32B",
+         LENGTH_POINTS[6:], LENGTH_POINTS[6::2]),
+        ("table3_spread", "Table 3 with rows of different lengths, 7B",
+         SPREAD_POINTS, SPREAD_POINTS),
+    )
+)  # fmt: skip
+
 _SLOW_PASS = "the released trainer dequantises each layer at every pass"
 
 TABLE3_ARMS = _target(
@@ -254,4 +306,8 @@ STEP_TARGETS = (
     TABLE3_KEPT,
     TABLE3_FULL,
     TABLE3_RL_LARGE,
+    TABLE3_32B_RL,
+    STEP_LENGTHS,
+    STEP_LENGTHS_32B,
+    TABLE3_SPREAD,
 )

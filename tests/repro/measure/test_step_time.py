@@ -32,7 +32,7 @@ from repro.rl.trainer import Training
 from repro.rollout.engine import Engine
 from repro.run.carry_out import procedure_named
 from repro.spec.config import RunConfig
-from repro.spec.step_scale import StepArm, StepPoint, StepScale, step_arm
+from repro.spec.step_scale import StepArm, StepPoint, StepScale, equal_twin, step_arm
 from repro.targets.memory import (
     CLAIM,
     MEMORY,
@@ -211,7 +211,8 @@ def test_metrics_are_those_that_the_target_names(target: Any) -> None:
     metrics = {}
     for point in scale.points:
         base = measured_entry() if scale.baseline else None
-        metrics |= metrics_of(point, measured_entry(), base)
+        equal = measured_entry() if equal_twin(point, scale.points) else None
+        metrics |= metrics_of(point, measured_entry(), base, equal)
         assert metrics[f"prediction_error_{point.name}"].value == pytest.approx(3.0)
         if scale.baseline and point.whole:
             assert metrics[f"speedup_{point.name}"].value == 1.0

@@ -24,6 +24,8 @@ from repro.spec.shapes import SHAPES, DecoderShape, shape_named
 
 # As the model cards count them.
 PARAMETERS = {
+    # SmolLM2-135M's 134,515,008 and the biases of q, k and v in 30 blocks.
+    "135m": 134_543_808,
     "0.5b": 494_032_768,
     "1.5b": 1_543_714_304,
     "3b": 3_085_938_688,
@@ -140,7 +142,7 @@ def test_every_change_on_offer_needs_less() -> None:
 
 
 def test_a_size_that_does_not_exist_is_named() -> None:
-    with pytest.raises(ValueError, match=r"no model size '8b'; the sizes are 0\.5b"):
+    with pytest.raises(ValueError, match=r"no model size '8b'; the sizes are 135m"):
         shape_named("8b")
 
 

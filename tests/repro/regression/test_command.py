@@ -400,7 +400,7 @@ def test_regress_measures_its_own_choice_and_all_seeds_for_a_baseline(
     measured(monkeypatch, gpu, status=1)
     monkeypatch.setattr(command, "_without_baseline", lambda names, expected: lacking)
     assert main(["regress", *flags, "--expected", str(expected)]) == 2
-    others = ["table6", "table3", "memory_budgets"]
+    others = ["table6", "table3", "step_lengths", "memory_budgets"]
     assert gpu == ([others, ["kernels", *kernels]] if kernels else [[*others, "kernels"]])
     assert "table6 at the systems tier" in capsys.readouterr().out
 

@@ -1,0 +1,215 @@
+"""Rows of spread lengths: drawn anew for every step, sampled to their ends, paired with equal."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from statistics import mean, stdev
+from typing import Any
+
+import pytest
+
+from repro.evidence.expectation import load_bars
+from repro.measure import step_measure, step_metrics, step_time
+from repro.measure.step_ledger import StepLedger
+from repro.measure.step_training import begin, go_to, timed_step, training_of, warm_up
+from repro.models.policy import Policy
+from repro.reward.grader import GraderPool
+from repro.rl.clock import PHASES
+from repro.rl.runs import RunStates
+from repro.rl.single import SinglePolicy
+from repro.rl.trainer import Training
+from repro.rollout.engine import Engine
+from repro.run.places import expected_folder
+from repro.spec.resolve import plain_values
+from repro.spec.step_scale import StepArm, StepPoint, StepScale, equal_twin
+from repro.targets.step_costs import decode_seconds, update_seconds
+from repro.targets.steps import (
+    BF16,
+    LENGTH_POINTS,
+    NVFP4,
+    SPREAD_POINTS,
+    STEP_LENGTHS,
+    STEP_LENGTHS_32B,
+    TABLE3_32B_RL,
+    TABLE3_POINTS,
+)
+
+FULL_SIZE = LENGTH_POINTS[0]
+SPREAD = StepPoint(
+    name="few_spread", model="0.5b", prompts=2, group=4, prompt_tokens=5, completion_tokens=40,
+    lengths="spread", mean_tokens=12,
+)  # fmt: skip
+EQUAL = dataclasses.replace(SPREAD, name="few_equal", lengths="equal")
+
+
+def test_lengths_are_drawn_about_their_mean_and_cut() -> None:
+    lengths = [n for seed in range(40) for n in FULL_SIZE.drawn_lengths(seed)]
+    assert mean(lengths) == pytest.approx(300, rel=0.02)
+    assert stdev(lengths) == pytest.approx(150, rel=0.06)
+    short = dataclasses.replace(FULL_SIZE, completion_tokens=310).drawn_lengths(0)
+    assert [min(310, n) for n in FULL_SIZE.drawn_lengths(0)] == short
+    assert short.count(310) > 20
+
+
+def test_lengths_follow_the_rollouts_seed_alone_and_equal_ones_have_as_many_tokens() -> None:
+    draws = [FULL_SIZE.drawn_lengths(seed) for seed in (1, 1, 2)]
+    assert draws[0] == draws[1] != draws[2]
+    for seed in range(9):
+        spread, equal = (point.drawn_lengths(seed) for point in LENGTH_POINTS[:2])
+        assert len(set(equal)) == 1
+        assert abs(sum(equal) - sum(spread)) <= len(spread) / 2
+    assert set(TABLE3_POINTS[0].drawn_lengths(0)) == {2048}
+
+
+def prepared(
+    policy: Policy, pool: GraderPool, point: StepPoint, arm: StepArm = NVFP4
+) -> tuple[Training[SinglePolicy], RunStates, Engine]:
+    scale = StepScale(points=(point,), steps=3)
+    planned = step_measure.step_shape(point, "nvfp4", 16, scale, 10**10)
+    engine = Engine(policy, step_measure.engine_config(point, planned))
+    micro_tokens = planned.micro_tokens
+    t = training_of(policy, engine, pool, arm, point, scale, seed=0, micro_tokens=micro_tokens)
+    return t, begin(t), engine
+
+
+def completion_lengths(monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
+    """Return a list that grows by what the engine really samples in each rollout."""
+    seen: list[list[int]] = []
+
+    def sample(self: Engine, *args: Any, **settings: Any) -> Any:
+        batch = plain(self, *args, **settings)
+        seen.append([len(completion.token_ids) for completion in batch.completions])
+        return batch
+
+    plain = Engine.sample
+    monkeypatch.setattr(Engine, "sample", sample)
+    return seen
+
+
+@pytest.mark.usefixtures("host_clock")
+def test_each_row_of_a_timed_step_ends_at_its_own_limit_new_in_every_step_and_alike_for_arms(
+    fresh_policy: Callable[[], Policy], pool: GraderPool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = completion_lengths(monkeypatch)
+    for arm, point in ((NVFP4, SPREAD), (BF16, SPREAD), (NVFP4, EQUAL)):
+        t, state, engine = prepared(fresh_policy(), pool, point, arm)
+        for _ in range(2):
+            assert timed_step(t, state)["sampler_trainer_abs_diff_mean"] < 1e-5
+        assert engine.statistics.preemptions == 0
+    first, second, *bf16, one, other = seen
+    assert len(set(first)) > 4
+    assert first != second
+    assert bf16 == [first, second]
+    for spread, equal in ((first, one), (second, other)):
+        assert equal == [round(mean(spread))] * 8
+
+
+@pytest.mark.usefixtures("host_clock")
+def test_a_second_start_draws_the_lengths_that_the_first_would_have(
+    policy: Policy, pool: GraderPool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = completion_lengths(monkeypatch)
+    t, state, _ = prepared(policy, pool, SPREAD)
+    for step in (0, 1, 1):
+        go_to(state, t, step)
+        timed_step(t, state)
+    assert seen[1] == seen[2] != seen[0]
+
+
+@pytest.mark.usefixtures("host_clock")
+def test_a_warm_up_meets_every_width_of_spread_rows_and_samples_few_tokens_of_others(
+    policy: Policy, pool: GraderPool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = completion_lengths(monkeypatch)
+    for point in (SPREAD, EQUAL):
+        t, state, _ = prepared(policy, pool, point)
+        warm_up(t, state, 4)
+    assert max(seen[0]) > 12
+    assert len(set(seen[0])) > 4
+    assert seen[1] == [4] * 8
+
+
+@pytest.mark.usefixtures("host_clock")
+def test_spread_rows_that_are_sampled_in_part_are_filled_to_their_own_lengths(
+    policy: Policy, pool: GraderPool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = completion_lengths(monkeypatch)
+    t, _, _ = prepared(policy, pool, dataclasses.replace(SPREAD, sampled_tokens=9))
+    (source,) = t.sources
+    prompts = [source.prompt(problem) for problem in source.draw(0)]
+    sampling = t.scale.rollout
+    seeds = range(8)
+    batch = t.policies.sampler.sample(prompts, sampling, group_size=4, seeds=seeds)
+    lengths = SPREAD.drawn_lengths(0)
+    assert [len(completion.token_ids) for completion in batch.completions] == lengths
+    assert seen == [[min(9, length) for length in lengths]]
+    assert all(len(c.token_ids) == len(c.sampled_logprobs) for c in batch.completions)
+
+
+def test_a_spread_point_knows_the_equal_one_beside_it() -> None:
+    for spread, equal in zip(LENGTH_POINTS[::2], LENGTH_POINTS[1::2], strict=True):
+        assert equal_twin(spread, LENGTH_POINTS) is equal
+        assert equal_twin(equal, LENGTH_POINTS) is None
+    assert equal_twin(SPREAD_POINTS[0], (*SPREAD_POINTS, *TABLE3_POINTS)) is None
+
+
+def test_spread_rows_are_held_against_equal_ones_repeat_by_repeat(
+    tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(step_metrics, "copy_rate", lambda: 1e12)
+    scale = StepScale(points=(SPREAD, EQUAL), steps=3)
+    ledger = StepLedger(tmp_path / "l.json", scale)
+    facts = {"generated_tokens": 96, "decode_steps": 9, "weight_bytes": 1, "linears": {},
+             "adapter_modules": 1, "parameters_trainable": 1}  # fmt: skip
+    for factor in (1.2, 1.3, 1.1):
+        for point, seconds in ((SPREAD, 2 * factor), (EQUAL, 2.0)):
+            times: dict[str, Any] = dict.fromkeys((*PHASES, "total"), seconds)
+            ledger.add(NVFP4, point, times | {"slowed": {}}, facts)
+    measured = step_time.measured_steps(NVFP4, [NVFP4], scale, ledger)
+    for name in ("rollout", "update", "step"):
+        estimate = measured.metrics[f"{name}_over_equal_few_spread"]
+        assert (estimate.value, estimate.unit) == (pytest.approx(1.2), "ratio")
+        series = measured.series[f"{name}_over_equal_few_spread"]
+        assert series == pytest.approx([1.2, 1.3, 1.1])
+    assert not [name for name in measured.metrics if name.endswith("over_equal_few_equal")]
+
+
+def test_the_cache_is_planned_for_twice_the_mean_and_a_full_points_record_is_as_before() -> None:
+    scale = StepScale(points=LENGTH_POINTS)
+    planned = step_measure.step_shape(LENGTH_POINTS[-1], "bf16", 32, scale, 80 * 10**9)
+    assert (planned.completion_tokens, planned.micro_tokens) == (600, 2304)
+    config = step_measure.engine_config(LENGTH_POINTS[-1], planned)
+    assert (config.max_positions, config.max_new_tokens) == (2198, 2048)
+    assert not {"lengths", "mean_tokens"} & set(plain_values(TABLE3_POINTS[0]))
+    assert plain_values(SPREAD_POINTS[0])["lengths"] == "spread"
+    with pytest.raises(ValueError, match="lengths is 'long'"):
+        dataclasses.replace(SPREAD, lengths="long")
+
+
+def test_a_plan_counts_the_tokens_of_spread_rows_and_waits_for_the_longest() -> None:
+    spread, equal = LENGTH_POINTS[4:6]
+    assert update_seconds(NVFP4, spread) == update_seconds(NVFP4, equal)
+    assert decode_seconds(NVFP4, spread) == pytest.approx(3 * decode_seconds(NVFP4, equal))
+    whole = dataclasses.replace(equal, lengths="full")
+    assert update_seconds(NVFP4, equal) / update_seconds(NVFP4, whole) == pytest.approx(450 / 2198)
+
+
+@pytest.mark.parametrize("target", [STEP_LENGTHS, STEP_LENGTHS_32B], ids=lambda t: t.name)
+def test_the_bars_hold_every_size_to_equal_rows_and_to_16_bit_loras_update(target: Any) -> None:
+    stated = load_bars(expected_folder(None), "systems", target.name)
+    bars = {(bar.arm, bar.metric): bar.accept for bar in stated}
+    names = [point.name for point in next(iter(target.scales.values())).points]
+    over_equal = {(arm.name, f"update_over_equal_{name}") for arm in target.arms
+                  for name in names if name.endswith("spread")}  # fmt: skip
+    against = {("nvfp4_lora", f"update_ratio_{name}") for name in names}
+    assert {key for key, bounds in bars.items() if bounds == (None, 1.1)} == over_equal
+    assert {key for key, bounds in bars.items() if bounds == (0.9524, None)} == against
+    assert {claim.source for claim in target.claims} == {"not in the paper"}
+
+
+def test_32b_at_full_length_is_timed_once_and_claims_nothing() -> None:
+    (scale,) = TABLE3_32B_RL.scales.values()
+    (point,) = scale.points
+    assert (point.rows, point.row_tokens, point.lengths) == (128, 2304, "full")
+    assert (scale.steps, TABLE3_32B_RL.claims) == (1, ())
