@@ -84,10 +84,8 @@ def training_of(
         scale=train_scale(point, scale), seed=seed,
     )  # fmt: skip
     policies = single_policy(
-    policies = single_policy(
         run, policy, PointSampler(inner=sampler, point=point),
         micro_tokens=micro_tokens, kept_blocks=kept_blocks,
-    )  # fmt: skip
     )  # fmt: skip
     t = prepare(policies, [RandomPrompts(policy, point, seed)], paid_evenly(run, pool))
     return dataclasses.replace(

@@ -26,7 +26,11 @@ ROOT = Path(__file__).parents[2]
 NO_TRITON = importlib.util.find_spec("triton") is None
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 # Rows whose kernels have a backward of their own in Triton.
-TRAINED = ("rms_norm", "swiglu", "token_logprobs")
+TRAINED = (
+    "rms_norm", "swiglu", "token_logprobs", "projected", "norm_projected", "swiglu_projected",
+)  # fmt: skip
+# Place of the noise among the arguments: it is data.
+NOISE = {"rms_norm": 3, "norm_projected": 3}
 CASES = [pytest.param(op, shape, id=f"{op.name}-{shape}") for op in OPS for shape in op.shapes]
 
 
@@ -177,10 +181,10 @@ DIFFERENTIABLE = [case for case in CASES if case.id.split("-")[0] in TRAINED]
 
 
 def _gradients(op: Op, function: Any, arguments: tuple[Any, ...]) -> list[Tensor]:
-    """Return the gradients of all floating arguments but the noise, which is data."""
+    """Return the gradients of all floating arguments but the noise."""
     own = [
         value.clone().requires_grad_()
-        if isinstance(value, Tensor) and value.is_floating_point() and place != 3
+        if isinstance(value, Tensor) and value.is_floating_point() and place != NOISE.get(op.name)
         else value
         for place, value in enumerate(arguments)
     ]

@@ -24,6 +24,8 @@ PLAIN = {
     "reference": "the specification",
     "reference_decode": "the specification",
     "reference_step": "the specification",
+    "reference_train": "the specification",
+    "segments": "bounds of rows, made on the host",
     "timing": "runs a clock around the calls of others",
     "tune": "times candidates for the linear layers, which have rows",
     "tuning": "tables of what was chosen",

@@ -83,8 +83,11 @@ def test_there_are_sizes_formats_lengths_and_ranks_enough() -> None:
 def test_the_plan_is_within_a_twentieth_of_the_measured_peak(peak: Peak) -> None:
     scale = StepScale(points=(peak.point,))
     budget = peak.point.budget_bytes or peak.device_bytes
+    if "kept_blocks" not in peak.values:
+        pytest.skip("measured when every block was computed again; made anew by `regress`")
     planned = step_shape(peak.point, peak.weight_format, peak.rank, scale, budget)
     assert planned.micro_tokens == peak.values["micro_tokens"]
+    assert planned.kept_blocks == peak.values["kept_blocks"]
     assert plan_memory(planned).peak == pytest.approx(peak.values["peak_bytes"], rel=0.05)
 
 

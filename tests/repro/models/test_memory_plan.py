@@ -14,8 +14,8 @@ from repro.models.memory_plan import (
     StepShape,
     alternatives,
     checkpoint_bytes,
-    fit_micro_tokens,
     fit_slots,
+    fit_update,
     plan_memory,
     weight_bytes,
 )
@@ -119,13 +119,23 @@ def test_the_most_slots_that_fit_leave_no_room_for_one_more() -> None:
     assert plan_memory(more).peak > budget
 
 
-def test_the_micro_batch_grows_with_the_budget_and_keeps_one_row() -> None:
+def test_the_update_takes_what_the_budget_leaves_and_keeps_one_row() -> None:
     step = StepShape(shape=SHAPES["32b"], prompts=1, group=8)
-    small = fit_micro_tokens(step, 10**9)
-    assert small.micro_tokens == step.row_tokens
-    roomy = fit_micro_tokens(step, 140 * 10**9)
-    # Seven rows would fit below the most that is useful; two times four waste none of the second.
-    assert roomy.micro_tokens == 4 * step.row_tokens
+    small = fit_update(step, 10**9)
+    assert (small.micro_tokens, small.kept_blocks) == (step.row_tokens, 0)
+    peaks = []
+    for budget in (35 * 10**9, 45 * 10**9, 140 * 10**9):
+        fitting = fit_update(step, budget)
+        peaks.append(plan_memory(fitting).peak)
+        assert peaks[-1] <= budget
+        if fitting.kept_blocks < fitting.shape.layers:
+            more = dataclasses.replace(fitting, kept_blocks=fitting.kept_blocks + 1)
+            assert sum(plan_memory(more).update.values()) > budget
+    assert peaks == sorted(peaks)
+    assert fitting.kept_blocks == fitting.shape.layers
+    # All rows at once would fit below the most that is useful; two times four waste none.
+    assert fitting.micro_tokens in (4 * step.row_tokens, 8 * step.row_tokens)
+    assert fit_update(step, 140 * 10**9, kept=0).kept_blocks == 0
 
 
 def test_every_change_on_offer_needs_less() -> None:

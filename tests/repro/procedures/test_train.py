@@ -50,12 +50,13 @@ def test_a_published_model_trains_in_the_micro_batches_that_its_plan_chose(
     taken: dict[str, Any] = {}
     monkeypatch.setattr(train, "single_policy", lambda *given, **named: taken.update(named))
     train.policies_of(loaded_runs)
-    assert taken == {"micro_tokens": memory.micro_tokens(H100_BYTES)}
-    assert memory.micro_tokens(H100_BYTES) > run.scale.micro_batch_rows
+    fitting = memory.fitting(H100_BYTES)
+    assert taken == {"micro_tokens": fitting.micro_tokens, "kept_blocks": fitting.kept_blocks}
+    assert fitting.micro_tokens > run.scale.micro_batch_rows
 
 
 @pytest.mark.usefixtures("h100")
 @pytest.mark.parametrize(("tier", "device"), [(Tier.PAPER, "cpu"), (Tier.PROXY, "cuda")])
 def test_other_policies_keep_the_rows_of_their_scale(tier: Tier, device: str) -> None:
     loaded_runs = loaded_runs_of(tier, device)
-    assert train.micro_tokens(loaded_runs.runs[0], loaded_runs.loaded.device) is None
+    assert train.fitting_update(loaded_runs.runs[0], loaded_runs.loaded.device) is None

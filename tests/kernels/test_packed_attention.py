@@ -1,0 +1,226 @@
+"""Packed attention: what each token sees, its gradients, and that lengths cost nothing."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from kernels import reference_train
+from kernels.ops import named_op
+from kernels.segments import Segments, segments
+
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+QUERY, KEY, D = 6, 2, 16
+SCALE = D**-0.5
+Lengths = tuple[list[int], list[int], list[int]]
+# Tokens of prompts, of completions, and whose they are; a completion without tokens among them.
+CASES: dict[str, Lengths] = {
+    "shared": ([3, 5], [4, 1, 0, 7], [0, 0, 1, 1]),
+    "alone": ([4, 2], [3, 6], [0, 1]),
+    "a prompt that nobody follows": ([2, 6, 3], [5, 2, 0, 0], [0, 1, 2, 2]),
+    "prompts alone": ([3, 4], [0, 0], [0, 1]),
+}
+
+
+def segments_of(lengths: Lengths, device: str = "cpu") -> Segments:
+    return segments(*(torch.tensor(part) for part in lengths), device)
+
+
+def inputs(lengths: Lengths, device: str = "cpu", dtype: torch.dtype = torch.float32) -> Any:
+    """Return qkv, cos and sin of a pass, whose positions begin at each prompt."""
+    prompts, completions, of_prompt = lengths
+    positions = [torch.arange(n) for n in prompts]
+    positions += [
+        prompts[p] + torch.arange(n) for n, p in zip(completions, of_prompt, strict=True)
+    ]
+    place = torch.cat(positions).unsqueeze(1)
+    angles = (place * 100.0 ** (-torch.arange(0, D, 2) / D)).repeat(1, 2)  # (M, D)
+    generator = torch.Generator().manual_seed(0)
+    qkv = torch.randn(len(place), (QUERY + 2 * KEY) * D, generator=generator)
+    return tuple(part.to(device, dtype) for part in (qkv, angles.cos(), angles.sin()))
+
+
+def row_by_row(qkv: Tensor, cos: Tensor, sin: Tensor, lengths: Lengths) -> Tensor:
+    """Return attention's output by going over rows, each behind a prompt of its own."""
+    prompts, completions, of_prompt = lengths
+    parts = list(torch.arange(len(qkv)).split([*prompts, *completions]))
+    out = torch.zeros(len(qkv), QUERY * D)
+    alone = [(part, 0) for part in parts[: len(prompts)]]
+    after = [
+        (torch.cat([parts[p], own]), prompts[p])
+        for p, own in zip(of_prompt, parts[len(prompts) :], strict=True)
+    ]
+    for row, first in (*alone, *after):
+        q, k, v = qkv[row].view(len(row), -1, D).split([QUERY, KEY, KEY], dim=1)
+        q, k = (turn(x, cos[row], sin[row]) for x in (q, k))
+        k, v = (x.repeat_interleave(QUERY // KEY, dim=1) for x in (k, v))
+        scores = torch.einsum("qhd,khd->hqk", q, k) * SCALE
+        scores += torch.full(scores.shape[1:], -torch.inf).triu(1)
+        mixed = torch.einsum("hqk,khd->qhd", scores.softmax(-1), v).flatten(1)
+        out[row[first:]] = mixed[first:]
+    return out
+
+
+def turn(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    low, high = x.chunk(2, dim=-1)
+    return x * cos[:, None] + torch.cat([-high, low], dim=-1) * sin[:, None]
+
+
+@pytest.mark.parametrize("lengths", CASES.values(), ids=CASES)
+def test_a_token_sees_its_prompt_and_its_own_past(lengths: Lengths) -> None:
+    given = inputs(lengths)
+    out = reference_train.packed_attention(
+        *given, segments_of(lengths), query_heads=QUERY, scale=SCALE
+    )
+    torch.testing.assert_close(out, row_by_row(*given, lengths), rtol=0, atol=1e-5)
+
+
+def test_completions_out_of_their_prompts_order_are_refused() -> None:
+    with pytest.raises(ValueError, match="in their prompts' order"):
+        segments_of(([3, 5], [4, 1, 7], [0, 1, 0]))
+    with pytest.raises(ValueError, match="prompts without any come last"):
+        segments_of(([3, 5], [0, 4], [0, 1]))
+
+
+def plain_flash(q: Tensor, k: Tensor, v: Tensor, ends: Any, most: Any, causal: bool, scale: float) -> Any:
+    """Do what flash attention does, by its formula: outputs and log-sums."""
+    scores, k, v = _scores(q, k, v, ends, causal, scale)
+    log_sums = scores.logsumexp(-1)  # (H, M)
+    out = torch.einsum("hqk,khd->qhd", (scores - log_sums[..., None]).exp(), v)
+    return out.contiguous(), log_sums
+
+
+def plain_flash_backward(
+    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, log_sums: Tensor, ends: Any,
+    most: Any, causal: bool, scale: float,
+) -> Any:  # fmt: skip
+    """Do what flash attention's backward does: probabilities from the log-sums it is given."""
+    heads = k.shape[1]
+    scores, k, v = _scores(q, k, v, ends, causal, scale)
+    p = (scores - log_sums[..., None]).exp()
+    dp = torch.einsum("qhd,khd->hqk", grad, v)
+    ds = p * (dp - (grad * out).sum(-1).t()[..., None]) * scale
+    dq = torch.einsum("hqk,khd->qhd", ds, k)
+    dk, dv = torch.einsum("hqk,qhd->khd", ds, q), torch.einsum("hqk,qhd->khd", p, grad)
+    return dq.contiguous(), *(x.reshape(len(x), heads, -1, D).sum(2) for x in (dk, dv))
+
+
+def _scores(q: Tensor, k: Tensor, v: Tensor, ends: Any, causal: bool, scale: float) -> Any:
+    k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], dim=1) for x in (k, v))
+    rows, seen = (
+        torch.bucketize(torch.arange(len(x)), of, right=True)
+        for x, of in zip((q, k), ends, strict=True)
+    )
+    visible = rows[:, None] == seen
+    if causal:
+        visible &= torch.arange(len(q))[:, None] >= torch.arange(len(k))
+    scores = torch.einsum("qhd,khd->hqk", q, k) * scale
+    return scores.masked_fill(~visible, -torch.inf), k, v
+
+
+@pytest.mark.filterwarnings("ignore:Conversion of an array:DeprecationWarning")
+@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")
+def test_joined_parts_are_the_whole_forward_and_backward() -> None:
+    """In a process of its own: the flag must be set before Triton is first imported."""
+    if INTERPRETED:
+        pytest.skip("already interpreted: the cases below run here")
+    command = [sys.executable, "-m", "pytest", "-q", "-x", "-k", "interpreted", __file__]
+    environment = {**os.environ, "TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": ""}
+    done = subprocess.run(
+        command, cwd=Path(__file__).parents[2], env=environment, capture_output=True, text=True,
+        check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
+    assert " passed" in done.stdout
+
+
+@pytest.mark.parametrize("lengths", CASES.values(), ids=CASES)
+def test_interpreted_parts_joined_are_the_whole(
+    lengths: Lengths, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not INTERPRETED:
+        pytest.skip("run by the test above in a process with TRITON_INTERPRET=1")
+    from kernels import packed_attention
+
+    monkeypatch.setattr(packed_attention, "_flash", plain_flash)
+    monkeypatch.setattr(packed_attention, "_flash_backward", plain_flash_backward)
+    own, plain = with_gradient(packed_attention.packed_attention, lengths), with_gradient(
+        reference_train.packed_attention, lengths
+    )
+    for actual, expected in zip(own, plain, strict=True):
+        torch.testing.assert_close(actual, expected, rtol=0, atol=2e-5)
+
+
+def with_gradient(
+    function: Any, lengths: Lengths, device: str = "cpu", dtype: torch.dtype = torch.float32
+) -> tuple[Tensor, Tensor]:
+    """Return the output and the gradient of qkv."""
+    qkv, cos, sin = inputs(lengths, device, dtype)
+    leaf = qkv.clone().requires_grad_()
+    # A product's output, which may be rotated in place.
+    out = function(leaf * 1, cos, sin, segments_of(lengths, device), query_heads=QUERY, scale=SCALE)
+    weights = torch.linspace(-1, 1, out.numel(), device=device).view_as(out).to(dtype)
+    (out * weights).sum().backward()
+    assert leaf.grad is not None
+    return out.detach(), leaf.grad
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("lengths", CASES.values(), ids=CASES)
+def test_on_a_gpu_both_are_at_most_twice_as_far_off_as_plain_pytorch(
+    lengths: Lengths, assertions: SimpleNamespace
+) -> None:
+    if not torch.cuda.is_available():
+        pytest.skip("needs a CUDA device; found none")
+    from kernels import packed_attention
+
+    ours = with_gradient(packed_attention.packed_attention, lengths, "cuda", torch.bfloat16)
+    plain = with_gradient(reference_train.packed_attention, lengths, "cuda", torch.bfloat16)
+    rounded = [part.to("cuda", torch.bfloat16).float() for part in inputs(lengths)]
+    leaf = rounded[0].clone().requires_grad_()
+    out = reference_train.packed_attention(
+        leaf, *rounded[1:], segments_of(lengths, "cuda"), query_heads=QUERY, scale=SCALE
+    )
+    weights = torch.linspace(-1, 1, out.numel(), device="cuda").view_as(out).bfloat16().float()
+    (out * weights).sum().backward()
+    assert leaf.grad is not None
+    for actual, expected, exact in zip(ours, plain, (out.detach(), leaf.grad), strict=True):
+        assertions.within_twice(actual, expected, exact, "packed attention")
+
+
+@pytest.mark.gpu
+@pytest.mark.alone
+def test_a_hundred_new_lengths_cost_nothing() -> None:
+    if not torch.cuda.is_available():
+        pytest.skip("needs a CUDA device; found none")
+    from kernels import packed_attention
+
+    op = named_op("packed_attention")
+
+    def go(longest: int) -> None:
+        qkv, cos, sin, where, heads, scale = op.inputs(
+            (3, longest, 14, 2, 64), torch.bfloat16, "cuda", longest
+        )
+        leaf = qkv.requires_grad_()
+        out = packed_attention.packed_attention(
+            leaf * 1, cos, sin, where, query_heads=heads, scale=scale
+        )
+        out.sum().backward()
+
+    go(100)
+    torch.cuda.synchronize()
+    began = time.perf_counter()
+    for longest in range(101, 201):
+        go(longest)
+    torch.cuda.synchronize()
+    assert time.perf_counter() - began < 0.3
