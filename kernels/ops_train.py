@@ -5,33 +5,32 @@ from __future__ import annotations
 from functools import partial
 
 import torch
+from torch import Tensor
 
-from kernels import reference_train
+from kernels import reference, reference_train
 from kernels.op import Arguments, Dense, Op, Shape, normal
 from kernels.reference_train import Projections
-from kernels.segments import segments
+from kernels.segments import Segments, segments
 
 _RANK = 8
 
 
 def _projections(
-    M: int, K: int, ends: tuple[int, ...], dtype: torch.dtype, device: str, seed: int, bias: bool
-) -> tuple[Projections, torch.Tensor, torch.Tensor]:
-    """Return two weights of projections that end at `ends`, and their adapters."""
-    N = ends[-1]
+    K: int, N: int, parts: int, dtype: torch.dtype, device: str, seed: int, bias: bool
+) -> tuple[Projections, Tensor, Tensor]:
+    """Return weights of a number of projections, and their adapters as one."""
     weight = normal(N, K, dtype=torch.float32, device=device, seed=seed) * K**-0.5
-    weight = weight.to(dtype)
-    a = normal(len(ends) * _RANK, K, dtype=dtype, device=device, seed=seed + 1) * K**-0.5
-    b = normal(N, _RANK, dtype=dtype, device=device, seed=seed + 2)
+    a = normal(parts * _RANK, K, dtype=torch.float32, device=device, seed=seed + 1) * K**-0.5
+    b = normal(N, parts * _RANK, dtype=dtype, device=device, seed=seed + 2)
     held = normal(N, dtype=dtype, device=device, seed=seed + 3) if bias else None
-    cut = (weight,) if len(ends) == 1 else (weight[: ends[0]], weight[ends[0] :])
-    return Projections(weights=cut, bias=held, ends=ends, scaling=0.5), a, b
+    weights = tuple(part.contiguous() for part in weight.to(dtype).chunk(parts))
+    return Projections(weights=weights, bias=held, scaling=0.5), a.to(dtype), b
 
 
 def _plain_inputs(shape: Shape, dtype: torch.dtype, device: str, seed: int) -> Arguments:
     M, K, N = shape
     x = normal(M, K, dtype=dtype, device=device, seed=seed)
-    return x, *_projections(M, K, (N,), dtype, device, seed + 1, bias=False)
+    return x, *_projections(K, N, 1, dtype, device, seed + 1, bias=False)
 
 
 def _norm_inputs(shape: Shape, dtype: torch.dtype, device: str, seed: int) -> Arguments:
@@ -39,14 +38,13 @@ def _norm_inputs(shape: Shape, dtype: torch.dtype, device: str, seed: int) -> Ar
     x, gain = (normal(*s, dtype=dtype, device=device, seed=seed + i)
                for i, s in enumerate(((M, K), (K,))))  # fmt: skip
     noise = normal(K, dtype=torch.float32, device=device, seed=seed + 2) * 0.01
-    ends = (N // 2, 3 * N // 4, N)
-    return x, gain, 1e-6, noise, *_projections(M, K, ends, dtype, device, seed + 3, bias=True)
+    return x, gain, 1e-6, noise, *_projections(K, N, 3, dtype, device, seed + 3, bias=True)
 
 
 def _swiglu_inputs(shape: Shape, dtype: torch.dtype, device: str, seed: int) -> Arguments:
     M, K, N = shape
     return _plain_inputs((M, 2 * K, N), dtype, device, seed)[0], *_projections(
-        M, K, (N,), dtype, device, seed + 1, bias=False
+        K, N, 1, dtype, device, seed + 1, bias=False
     )
 
 
@@ -66,6 +64,19 @@ def _attention_inputs(shape: Shape, dtype: torch.dtype, device: str, seed: int) 
     qkv = normal(M, (query + 2 * key) * D, dtype=dtype, device=device, seed=seed + 1)
     cos, sin = (part.to(device, dtype) for part in (angles.cos(), angles.sin()))
     return qkv, cos, sin, where, query, D**-0.5
+
+
+def _attention(
+    qkv: Tensor, cos: Tensor, sin: Tensor, where: Segments, *, query_heads: int, scale: float
+) -> Tensor:
+    """Do as the reference, and rotate queries and keys in place as the kernel does."""
+    out = reference_train.packed_attention(
+        qkv, cos, sin, where, query_heads=query_heads, scale=scale
+    )
+    heads = qkv.view(len(qkv), -1, cos.shape[1])
+    turned = heads[:, : (query_heads + heads.shape[1]) // 2]
+    turned.copy_(reference.rotary(turned, turned, cos, sin)[0])
+    return out
 
 
 def _dense_attention(arguments: Arguments) -> Dense:
@@ -110,7 +121,7 @@ TRAIN_OPS: tuple[Op, ...] = (
     ),
     Op(
         name="packed_attention",
-        reference=reference_train.packed_attention,
+        reference=_attention,
         kernel="kernels.packed_attention:packed_attention",
         inputs=_attention_inputs,
         shapes=((4, 9, 4, 2, 32), (3, 40, 7, 1, 64)),

@@ -166,7 +166,7 @@ def _attend(
     ends = s.ends.to(torch.int32)
     out, log_sums = _flash(q, k, v, (s.ends, s.ends), (s.longest, s.longest), True, scale)
     if s.shared:
-        rest, seen = slice(s.begin, None), slice(0, s.seen)
+        rest, seen = slice(s.begin, s.end), slice(0, s.seen)
         joined = (s.query_ends, s.key_ends), (s.longest_queries, s.longest_keys)
         o2, l2 = _flash(q[rest], k[seen], v[seen], *joined, False, scale)
         _join(out[rest], log_sums[:, rest], o2, l2)
@@ -196,7 +196,7 @@ class _PackedAttention(torch.autograd.Function):
             grad, q, k, v, out, log_sums, (s.ends, s.ends), (s.longest, s.longest), True, scale
         )
         if s.shared:
-            rest, seen = slice(s.begin, None), slice(0, s.seen)
+            rest, seen = slice(s.begin, s.end), slice(0, s.seen)
             joined = (s.query_ends, s.key_ends), (s.longest_queries, s.longest_keys)
             again = _flash_backward(
                 grad[rest], q[rest], k[seen], v[seen], out[rest], log_sums[:, rest].contiguous(),

@@ -1,13 +1,14 @@
 r"""Projections that share an input, with their adapters and what stands before them, differentiable.
 
-    y = e(x) W^T + b + scaling * [e(x) A_1^T B_1^T, e(x) A_2^T B_2^T, ...]
+    y = e(x) W^T + b + scaling * (e(x) A^T) B^T
 
-e is nothing, RMSNorm or SwiGLU. W holds the rows of all projections, dense or in 4 bits. For
-backward x alone is kept, and the narrow z = e(x) A^T: e(x) is computed again, which costs one pass
-over memory, while keeping it would double what a block keeps.
+e is nothing, RMSNorm or SwiGLU. W holds the rows of all projections, dense or in 4 bits; A their
+factors one below another, and B, (N, n R), theirs as the blocks of a diagonal: one product each,
+whatever their number. For backward x alone is kept, and the narrow z = e(x) A^T: e(x) is computed
+again, which costs one pass over memory, while keeping it would double what a block keeps.
 
-    dz_i = scaling * dy_i B_i        de = dz A + dy W        dA = dz^T e(x)
-    dB_i = scaling * dy_i^T z_i      dx = e'(x) de  (+ the residual stream's own gradient)
+    dz = scaling * dy B        de = dz A + dy W        dA = dz^T e(x)
+    dB = scaling * dy^T z      dx = e'(x) de  (+ the residual stream's own gradient)
 
 A 4-bit W is rebuilt into a scratch that lives for one product: at the row counts of training that
 costs a few percent of it, and no 16-bit copy of a layer outlives its use.
@@ -37,29 +38,23 @@ class Norm:
     noise: Tensor | None
 
 
-def _scaled(x: Tensor, y: Tensor, scale: float, out: Tensor) -> None:
-    """Write scale * x y, (M, N), into `out`, whose rows may be strided."""
-    torch.addmm(out, x, y, beta=0, alpha=scale, out=out)
-
-
 def multiply(
     x: Tensor, p: Projections, a: Tensor | None, b: Tensor | None
 ) -> tuple[Tensor, Tensor | None]:
     """Return y, (M, N), and z = x A^T, (M, n R), of x (M, K), without gradients."""
-    y, z, begun = x.new_empty(len(x), p.ends[-1]), None, False
+    z = y = None
     if a is not None and b is not None:
-        z, begun = x @ a.t(), True
-        for columns, own in p.parts(a):
-            if p.bias is None:
-                _scaled(z[:, own], b[columns].t(), p.scaling, y[:, columns])
-            else:
-                out, bias = y[:, columns], p.bias[columns]
-                torch.addmm(bias, z[:, own], b[columns].t(), alpha=p.scaling, out=out)
+        z = x @ a.t()
+        # Without a bias the first argument is not read.
+        bias = p.bias if p.bias is not None else b.new_empty(1)
+        y = torch.addmm(bias, z, b.t(), beta=int(p.bias is not None), alpha=p.scaling)
     elif p.bias is not None:
-        y, begun = p.bias.expand_as(y).contiguous(), True
+        y = p.bias.expand(len(x), -1).contiguous()
+    begun = int(y is not None)
+    y = x.new_empty(len(x), p.rows) if y is None else y
     for columns, dense in p.matrices(x.dtype):
         part = y[:, columns]
-        torch.addmm(part, x, dense.t(), beta=int(begun), out=part)
+        torch.addmm(part, x, dense.t(), beta=begun, out=part)
     return y, z
 
 
@@ -69,27 +64,12 @@ def _grad_input(
     """Return the gradient of e(x), (M, K), and dz, (M, n R)."""
     dz = grad_x = None
     if a is not None and b is not None:
-        dz = grad.new_empty(len(grad), len(a))
-        for columns, own in p.parts(a):
-            _scaled(grad[:, columns], b[columns], p.scaling, dz[:, own])
-    if not wanted:
-        return None, dz
-    if dz is not None and a is not None:
-        grad_x = dz @ a
-    for columns, dense in p.matrices(grad.dtype):
+        dz = torch.addmm(b.new_empty(1), grad, b, beta=0, alpha=p.scaling)
+        grad_x = dz @ a if wanted else None
+    for columns, dense in p.matrices(grad.dtype) if wanted else ():
         part = grad[:, columns]
         grad_x = part @ dense if grad_x is None else grad_x.addmm_(part, dense)
     return grad_x, dz
-
-
-def _grad_factors(
-    grad: Tensor, entered: Tensor, z: Tensor, dz: Tensor, p: Projections, a: Tensor, b: Tensor
-) -> tuple[Tensor, Tensor]:
-    """Return the gradients of A, (n R, K), and B, (N, R)."""
-    grad_b = torch.empty_like(b)
-    for columns, own in p.parts(a):
-        _scaled(grad[:, columns].t(), z[:, own], p.scaling, grad_b[columns])
-    return dz.t() @ entered, grad_b
 
 
 class _Read(torch.autograd.Function):
@@ -134,7 +114,8 @@ class _Read(torch.autograd.Function):
             grad_x, entered = swiglu.swiglu_backward(x, grad_e, again=a is not None)
         grad_a = grad_b = None
         if a is not None:
-            grad_a, grad_b = _grad_factors(grad, entered, z, dz, p, a, b)
+            grad_a = dz.t() @ entered
+            grad_b = torch.addmm(b.new_empty(1), grad.t(), z, beta=0, alpha=p.scaling)
         return grad_x if wants_x else None, grad_gain, grad_a, grad_b, None, None
 
 
@@ -146,8 +127,8 @@ def projected(x: Tensor, projections: Projections, a: Tensor | None, b: Tensor |
     x : Tensor, (M, K), contiguous
     a : Tensor or None, (n R, K), the type of x
         The A of n projections, one below another; None without adapters.
-    b : Tensor or None, (N, R), the type of x
-        The B of all projections, one below another.
+    b : Tensor or None, (N, n R), the type of x
+        Their B as the blocks of a diagonal.
 
     Returns
     -------

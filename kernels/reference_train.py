@@ -26,27 +26,20 @@ class Projections:
     Attributes
     ----------
     weights
-        (N', K) each, rows of all projections one after another; fewer than projections where some
-        are one matrix.
+        (N', K) each, rows of all projections one after another; one where they are one matrix.
     bias : Tensor or None, (N,)
-    ends
-        Row after the last of each projection; the last is N.
     scaling
         Of the adapters.
     """
 
     weights: tuple[Tensor | PackedWeight | QuantizedWeight, ...]
     bias: Tensor | None
-    ends: tuple[int, ...]
     scaling: float = 1.0
 
-    def parts(self, a: Tensor) -> list[tuple[slice, slice]]:
-        """Return of each projection its columns of y and its columns of z."""
-        rank, starts = len(a) // len(self.ends), (0, *self.ends)
-        return [
-            (slice(start, end), slice(i * rank, (i + 1) * rank))
-            for i, (start, end) in enumerate(zip(starts, self.ends, strict=False))
-        ]
+    @property
+    def rows(self) -> int:
+        """N."""
+        return sum(weight.shape[0] for weight in self.weights)
 
     def matrices(self, dtype: torch.dtype) -> Iterator[tuple[slice, Tensor]]:
         """Yield the columns of y and the dense (N', K) of each weight, one at a time."""
@@ -61,14 +54,13 @@ class Projections:
             at += rows
 
 def projected(x: Tensor, projections: Projections, a: Tensor | None, b: Tensor | None) -> Tensor:
-    """Return x W^T + bias, (M, N), each projection with its adapter's share added."""
-    dense = [matrix for _, matrix in projections.matrices(x.dtype)]
-    y = functional.linear(x, torch.cat(dense).to(x.dtype), projections.bias)
+    """Return x W^T + bias + scaling * (x A^T) B^T, (M, N)."""
+    dense = torch.cat([matrix for _, matrix in projections.matrices(x.dtype)])
+    bias = projections.bias
+    y = functional.linear(x, dense.to(x.dtype), None if bias is None else bias.to(x.dtype))
     if a is None or b is None:
         return y
-    z = functional.linear(x, a)  # (M, n R)
-    shares = [functional.linear(z[:, own], b[columns]) for columns, own in projections.parts(a)]
-    return y + torch.cat(shares, dim=1) * projections.scaling
+    return y + functional.linear(functional.linear(x, a), b) * projections.scaling
 
 
 def norm_projected(
@@ -127,5 +119,5 @@ def _visible(s: Segments, tokens: int) -> Tensor:
     # Of each completion's token the prompt it belongs to, and of each prompt's token that prompt.
     asks = torch.bucketize(places - s.begin, s.query_ends, right=True)
     asked = torch.bucketize(places, s.key_ends, right=True)
-    follows, shown = places >= s.begin, places < s.seen
+    follows, shown = (places >= s.begin) & (places < s.end), places < s.seen
     return visible | ((asks[:, None] == asked) & follows[:, None] & shown)

@@ -119,7 +119,8 @@ def norm_backward(
     """
     rows, H = x.shape
     grad_x = torch.empty_like(x)
-    programs = max(1, min(rows, _PARTIALS))
+    # Each program adds up a gain's gradient of its own; without one, more of them hide more latency.
+    programs = max(1, min(rows, _PARTIALS if wants_gain else 16 * _PARTIALS))
     partials = torch.zeros(programs if wants_gain else 1, H, dtype=torch.float32, device=x.device)
     block = triton.next_power_of_2(H)
     if rows:

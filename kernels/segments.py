@@ -22,8 +22,8 @@ class Segments:
         0, then the end of every prompt and completion that has tokens.
     longest
         Tokens of the longest of them.
-    begin
-        First token after the prompts.
+    begin, end
+        First token after the prompts, and after the completions.
     seen
         Tokens of the prompts that some completion's tokens see; these prompts come first.
     query_ends, key_ends : Tensor, (groups + 1,), int32
@@ -35,6 +35,7 @@ class Segments:
     ends: Tensor
     longest: int
     begin: int
+    end: int
     seen: int
     query_ends: Tensor
     key_ends: Tensor
@@ -48,7 +49,11 @@ class Segments:
 
 
 def segments(
-    prompts: Tensor, completions: Tensor, of_prompt: Tensor, device: torch.device | str
+    prompts: Tensor,
+    completions: Tensor,
+    of_prompt: Tensor,
+    device: torch.device | str,
+    padding: int = 0,
 ) -> Segments:
     """Return the segments of a pass.
 
@@ -60,6 +65,8 @@ def segments(
         Tokens of each completion, those of a prompt side by side, in the prompts' order; 0 allowed.
     of_prompt : Tensor, (B,), int64
         Index of each completion's prompt.
+    padding
+        Tokens behind all others, which attend to themselves.
 
     Raises
     ------
@@ -73,7 +80,8 @@ def segments(
             "completions must stand in their prompts' order, and prompts without any come last; "
             f"got completions of prompts {of_prompt.tolist()}, {queries.tolist()} tokens each"
         )
-    own, keys = torch.cat([prompts, completions]), prompts[:groups]
+    keys = prompts[:groups]
+    own = torch.cat([prompts, completions, prompts.new_tensor([padding])])
     own = own[own > 0]
     parts = [functional.pad(part.cumsum(0), (1, 0)) for part in (own, queries[:groups], keys)]
     together = torch.cat(parts).to(torch.int32)
@@ -84,6 +92,7 @@ def segments(
         ends=ends[0],
         longest=int(own.max()),
         begin=int(prompts.sum()),
+        end=int(prompts.sum() + completions.sum()),
         seen=int(keys.sum()),
         query_ends=ends[1],
         key_ends=ends[2],

@@ -15,6 +15,8 @@ Easy mistakes
 * Only positions that predict a counting token may reach the vocabulary, the widest layer by far.
   The last position of a prompt predicts the first token of each of its completions.
 * Indexing by a mask on the device makes the host wait for it: masks are applied on the host.
+* Every new S makes libraries choose their products anew and the allocator find new blocks, which
+  takes a small model longer than its arithmetic: S is padded to one of few values.
 """
 
 from __future__ import annotations
@@ -25,6 +27,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from kernels.segments import Segments, segments
@@ -33,6 +36,10 @@ from repro.models.policy import Policy
 from repro.rl.logprobs import require_rows, through_head
 from repro.rl.packed_blocks import groups_of, images_of, run_block
 from repro.rl.rows import Rows, sent
+
+
+# A pass's tokens are padded to a multiple of a share of their number, at least.
+_FINEST, _SHARE = 64, 64
 
 
 def packed_logprobs(
@@ -108,7 +115,7 @@ class Layout:
     Attributes
     ----------
     ids, positions : Tensor, (S,), int64
-        Of prompts and of completions without their last tokens, which predict nothing.
+        Of prompts and of completions without their last tokens, which predict nothing; then padding.
     predicts : Tensor, (tokens,), int64
         Of each counting token, row by row, the place that predicts it.
     """
@@ -141,12 +148,19 @@ def lay_out(rows: Rows, device: torch.device) -> Layout:
     columns = torch.arange(rows.mask.shape[1])
     last = (sizes.cumsum(0) - 1)[slot, None]  # (B, 1)
     predicts = torch.where(columns == 0, last, begin[:, None] + columns - 1)[rows.mask]
+    padding = padded(len(ids)) - len(ids)
     return Layout(
-        ids=sent(ids, device),
-        positions=sent(positions, device),
+        ids=sent(functional.pad(ids, (0, padding)), device),
+        positions=sent(functional.pad(positions, (0, padding)), device),
         predicts=sent(predicts, device),
-        segments=segments(sizes, own[order], slot[order], device),
+        segments=segments(sizes, own[order], slot[order], device, padding),
     )
+
+
+def padded(tokens: int) -> int:
+    """Return what a pass's tokens are padded to: 32 to 64 values lie between a number and its double."""
+    multiple = max(_FINEST, 2 ** (tokens // _SHARE).bit_length())
+    return -(-tokens // multiple) * multiple
 
 
 def _counted(lengths: Tensor) -> Tensor:

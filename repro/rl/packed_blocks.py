@@ -27,7 +27,7 @@ from repro.models.lora import AdapterLinear, base_linear
 from repro.models.norms import PerturbableRMSNorm
 from repro.models.quantized_linear import QuantizedLinear
 
-# A and B of a group's projections, one below another; none without adapters.
+# A of a group's projections, one below another, and B as blocks of a diagonal; none without adapters.
 Image = tuple[Tensor | None, Tensor | None]
 
 
@@ -85,12 +85,11 @@ def group_of(modules: Sequence[nn.Module], dtype: torch.dtype) -> Group:
     alike = len({(len(A), scaling) for A, _, scaling in present}) <= 1
     if weights is None or len(present) not in (0, len(modules)) or not alike:
         return Group(modules=tuple(modules), projections=None)
-    ends = torch.tensor([base.out_features for base in bases]).cumsum(0).tolist()
     bias = fused_bias([cast(nn.Parameter | None, base.bias) for base in bases])
     scaling = present[0][2] if present else 1.0
     return Group(
         modules=tuple(modules),
-        projections=Projections(weights=weights, bias=bias, ends=tuple(ends), scaling=scaling),
+        projections=Projections(weights=weights, bias=bias, scaling=scaling),
         masters=(*(A for A, _, _ in present), *(B for _, B, _ in present)),
     )
 
@@ -121,37 +120,46 @@ def groups_of(block: Any, dtype: torch.dtype) -> list[Group]:
 
 
 class _Images(torch.autograd.Function):
-    """All masters as images: of each group (n R, K) and (N, R), in the activations' type."""
+    """All masters as images: of each group A, (n R, K), and B, (N, n R), in the activations' type."""
 
     @staticmethod
     def forward(ctx: Any, dtype: torch.dtype, counts: list[int], *masters: Tensor) -> Any:
-        stacks = list(_stacks(counts, masters))
-        images = [
-            stack[0].new_empty(sum(map(len, stack)), stack[0].shape[1], dtype=dtype)
-            for stack in stacks
-        ]
-        parts = [part for image, stack in zip(images, stacks, strict=True)
-                 for part in image.split([len(one) for one in stack])]  # fmt: skip
-        torch._foreach_copy_(parts, list(masters))
-        ctx.sizes, ctx.of = [[len(one) for one in stack] for stack in stacks], masters[0].dtype
+        ctx.counts, ctx.masters = counts, masters
+        images = []
+        for As, Bs in _stacks(counts, masters):
+            rank, K = As[0].shape
+            images.append(As[0].new_empty(len(As) * rank, K, dtype=dtype))
+            images.append(As[0].new_zeros(sum(map(len, Bs)), len(Bs) * rank, dtype=dtype))
+        torch._foreach_copy_(_parts(counts, masters, images), list(masters))
         return tuple(images)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
-        parts = [part for grad, sizes in zip(grads, ctx.sizes, strict=True)
-                 for part in grad.split(sizes)]  # fmt: skip
-        out = [torch.empty_like(part, dtype=ctx.of) for part in parts]
-        torch._foreach_copy_(out, parts)
+        out = [torch.empty_like(master) for master in ctx.masters]
+        torch._foreach_copy_(out, _parts(ctx.counts, ctx.masters, grads))
         return None, None, *out
 
 
-def _stacks(counts: Sequence[int], masters: Sequence[Tensor]) -> Iterator[Sequence[Tensor]]:
-    """Yield each group's A, then its B, of which there are `counts`."""
+def _stacks(
+    counts: Sequence[int], masters: Sequence[Tensor]
+) -> Iterator[tuple[Sequence[Tensor], Sequence[Tensor]]]:
+    """Yield each group's A and its B, of which there are `counts`."""
     at = 0
     for count in counts:
-        for _ in range(2):
-            yield masters[at : at + count]
-            at += count
+        yield masters[at : at + count], masters[at + count : at + 2 * count]
+        at += 2 * count
+
+
+def _parts(
+    counts: Sequence[int], masters: Sequence[Tensor], images: Sequence[Tensor]
+) -> list[Tensor]:
+    """Return views of images, one per master, in the masters' order."""
+    parts: list[Tensor] = []
+    for (As, Bs), a, b in zip(_stacks(counts, masters), images[::2], images[1::2], strict=True):
+        parts += a.split(len(As[0]))
+        rows = b.split([len(B) for B in Bs])
+        parts += [row[:, i * len(As[0]) : (i + 1) * len(As[0])] for i, row in enumerate(rows)]
+    return parts
 
 
 def images_of(blocks: Sequence[Sequence[Group]], dtype: torch.dtype) -> list[list[Image]]:
