@@ -197,6 +197,8 @@ def quantise(model: Any, dtype: torch.dtype, device: str) -> None:
     """Replace the projections by bitsandbytes' NF4 layers with doubly quantised scales."""
     import bitsandbytes
 
+    if not any(name.rpartition(".")[2] in PROJECTIONS for name, _ in model.named_modules()):
+        raise ValueError(f"the model has none of {', '.join(PROJECTIONS)}; nothing is quantised")
     for name, layer in list(model.named_modules()):
         if name.rpartition(".")[2] not in PROJECTIONS:
             continue
@@ -227,6 +229,8 @@ def build(asked: argparse.Namespace) -> tuple[Any, Loss]:
     if asked.way == "qlora":
         quantise(model, dtype, asked.device)
     elif asked.way == "peft_liger":
+        if not any("liger_kernel" in type(module).__module__ for module in model.modules()):
+            raise ValueError("no module of the model is Liger's; it was patched in vain")
         loss = liger_loss()
     elif asked.way == "peft_trl":
         from trl.trainer.utils import add_fused_lm_head
@@ -400,9 +404,12 @@ def measure(update: Update, asked: argparse.Namespace, lengths: str) -> dict[str
 
     def whole() -> dict[str, Any]:
         update.optimizer.param_groups[0]["lr"] = _LEARNING_RATE
-        total = update.passes(batches(0))
+        # Long rows have one width, which was met when sizes were compared.
+        warm = batches(0)[: max(1, _COMPARED_ROWS // rows) if lengths == "long" else None]
+        total = update.passes(warm)
         update.forget()
-        mean = None if total is None else float(total) / steps[0].completion_tokens
+        tokens = sum(int(batch.mask.sum()) for batch in warm)
+        mean = None if total is None else float(total) / tokens
         return {"logprob": mean} | measured.time_steps(once, asked)
 
     while True:
