@@ -3,8 +3,9 @@
 All sessions share one environment (`<envdir>/suite`): a second start installs nothing, works
 without a network, and torch lies on the disk once. The environment is made again when
 `pyproject.toml` or the constraints change. In a folder that cannot be written, it is made in the
-user's cache instead. Calibration alone has another (`<envdir>/calibration`), because llm-compressor
-needs other versions of transformers and compressed-tensors.
+user's cache instead. Two have others: calibration (`<envdir>/calibration`), because llm-compressor
+needs other versions of transformers and compressed-tensors, and what this project is timed beside
+(`<envdir>/peers`).
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ nox.options.sessions = ["tests", "lint", "types"]
 ROOT = Path(__file__).resolve().parent
 CONSTRAINTS = ROOT / "constraints" / "constraints.txt"
 CALIBRATION_CONSTRAINTS = ROOT / "constraints" / "calibration.txt"
+PEERS_CONSTRAINTS = ROOT / "constraints" / "peers.txt"
 CACHE = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "qerl-repro"
 if not os.access(ROOT, os.W_OK):
     nox.options.envdir = CACHE / "nox"
@@ -217,6 +219,20 @@ def bench(session: nox.Session) -> None:
     """Time and store on this machine; `-- --benchmark-compare` fails on a loss since the last."""
     arguments = ["-m", "pytest", "benchmarks/", "--benchmark-only", *session.posargs]
     session.run(suite_python(session), *arguments, external=True)
+
+
+@nox.session(venv_backend="none", default=False)
+def peers(session: nox.Session) -> None:
+    """On a GPU: the update beside transformers + peft, Liger, TRL and bitsandbytes; a JSON record.
+
+    `-- --models 0.5b --folder 0.5b=FOLDER` names a checkpoint, which whole steps of TRL need;
+    `-- --into docs/systems.md` writes the blessed records into the page, and measures nothing.
+    """
+    command = [suite_python(session), "-m", "benchmarks.peers", *session.posargs]
+    if not {"--table", "--into"} & {*session.posargs}:
+        python = environment_python(session, "peers", PEERS_CONSTRAINTS, ("peers",))
+        command += ["--peers-python", python]
+    session.run(*command, external=True)
 
 
 @nox.session(venv_backend="none", default=False)
