@@ -70,6 +70,6 @@ class WallClock:
 
     def take(self, steps: int) -> dict[str, float]:
         """Return the seconds since the last call by column, as the share of each of `steps`."""
-        taken = {name: seconds / steps for name, seconds in self._seconds.items()}
+        taken = {name: round(seconds / steps, 6) for name, seconds in self._seconds.items()}
         self._seconds = dict.fromkeys(taken, 0.0)
         return taken
