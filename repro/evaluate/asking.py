@@ -22,10 +22,13 @@ from repro.reward.answers import extract_answer, lenient_answer
 from repro.reward.grader import GraderPool
 from repro.rl.stacked.grouping import EVALUATION_ROWS, prompts_at_once
 from repro.rl.stacked.sampler import SampleRequest, StackSampler
+from repro.rl.torch_sampler import TorchSampler
 from repro.rollout.sampler import Completion, RolloutBatch, Sampler
 from repro.spec.config import SamplingConfig
 
-_ROWS_AT_ONCE = 256
+# Rows asked at once: of plain torch, which holds them all; of an engine, which lets rows enter as
+# others end, so that few parts have a tail in which most slots are empty.
+_ROWS_AT_ONCE, _ROWS_QUEUED = 256, 2048
 Prompts = Sequence[Sequence[int]]
 
 
@@ -57,7 +60,8 @@ class Alone:
     def prompts_at_once(self, samples: int, longest: int) -> int:
         """Return how many prompts are asked at once, whatever their length."""
         del longest
-        return max(1, _ROWS_AT_ONCE // samples)
+        is_plain = isinstance(self.sampler, TorchSampler)
+        return max(1, (_ROWS_AT_ONCE if is_plain else _ROWS_QUEUED) // samples)
 
     def sample(
         self,

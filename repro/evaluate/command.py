@@ -14,6 +14,7 @@ import argparse
 import dataclasses
 import json
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -89,13 +90,15 @@ def main_evaluate(args: argparse.Namespace) -> int:
     device = device_named(args.device)
     asked = asked_of(args)
     policy = _load(asked, device)
+    began = time.perf_counter()
     with GraderPool(workers=1) as pool:
         answers = _ask(asked, policy, pool)
+    seconds = time.perf_counter() - began
     metrics = {name: one.estimates() | one.at_k(asked.at) for name, one in answers.items()}
     if args.out:
-        record = _record(args, asked, policy, answers, metrics)
+        record = _record(args, asked, policy, answers, metrics) | {"seconds": seconds}
         replace_text(Path(args.out), json.dumps(record, indent=1, sort_keys=True) + "\n")
-    sys.stdout.write(_table(asked, answers, metrics) + "\n")
+    sys.stdout.write(f"{_table(asked, answers, metrics)}; {seconds:.1f} s once loaded\n")
     return 0
 
 

@@ -294,7 +294,7 @@ class EventClock:
 
     def mark(self, phase: Phase) -> None:
         """End the phase that began at the last mark."""
-        self._marks.append((phase, self._event()))
+        self._marks.append(("update" if phase == "logprobs" else phase, self._event()))
 
     def read(self) -> dict[str, float]:
         """Return seconds by phase and `total`."""

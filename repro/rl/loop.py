@@ -7,10 +7,11 @@ worked solutions (`repro.rl.supervised`).
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from repro.rl.clock import WallClock
 from repro.rl.collect import Rollout
 from repro.rl.policies import Policies
 from repro.rl.receipts import Tally, Values, note_accuracy
@@ -36,7 +37,8 @@ class Hooks:
         asked without added noise every `scale.evaluation.every` steps, and before the first where
         the scale has a `token_budget`. None evaluates nothing.
     on_step
-        Called with the steps done and the values of each run, None for frozen ones.
+        Called with the steps done and the values of each run, None for frozen ones; beside those of
+        its series, the wall seconds of the step's phases, of all runs together (`repro.rl.clock`).
     on_rollout
         Called with the steps done and the scored rollout of each run, before the updates on it.
     should_stop
@@ -54,9 +56,14 @@ class Hooks:
 
 
 def run_steps(
-    policies: Policies, iterate: Iterate, hooks: Hooks, *, folder: Path
+    policies: Policies, iterate: Iterate, hooks: Hooks, *, folder: Path, clock: WallClock
 ) -> list[TrainResult | FailedRun]:
     """Iterate from the last checkpoint in `folder` until the last step, or until asked to stop.
+
+    Parameters
+    ----------
+    clock
+        Marked by `iterate` at the end of each phase of its own.
 
     Raises
     ------
@@ -70,14 +77,19 @@ def run_steps(
     if scale.evaluation.token_budget and not any(run.series for run in state.runs):
         _evaluate(policies, state, hooks)  # the area under the curve starts where training starts
     saved = state.step
+    clock.leave_out()
     while state.step < scale.steps and any(state.alive):
         if hooks.should_stop is not None and hooks.should_stop():
             break
         began = state.step
-        _tell(hooks, began, iterate(state))
+        clock.mark("idle")
+        steps = iterate(state)
+        _tell(hooks, began, steps, clock.take(len(steps)))
         every = scale.evaluation.every
         if every >= 1 and state.step // every != began // every:
+            clock.mark("idle")
             _evaluate(policies, state, hooks)
+            clock.leave_out()
         if state.step - saved >= scale.checkpoint_every:
             _save(policies, state, hooks, folder)
             saved = state.step
@@ -102,10 +114,12 @@ def _save(policies: Policies, state: RunStates, hooks: Hooks, folder: Path) -> N
     policies.save(folder, state)
 
 
-def _tell(hooks: Hooks, began: int, steps: Sequence[StepValues]) -> None:
+def _tell(
+    hooks: Hooks, began: int, steps: Sequence[StepValues], seconds: Mapping[str, float]
+) -> None:
     for number, values in enumerate(steps, start=began + 1):
         if hooks.on_step is not None:
-            hooks.on_step(number, values)
+            hooks.on_step(number, [None if own is None else {**own, **seconds} for own in values])
 
 
 def _evaluate(policies: Policies, state: RunStates, hooks: Hooks) -> None:

@@ -20,6 +20,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from repro.rl.clock import WallClock
 from repro.rl.collect import order_of_epoch
 from repro.rl.lessons import Lesson, rows_of
 from repro.rl.loop import Hooks, StepValues, run_steps
@@ -62,9 +63,14 @@ def fine_tune(
         require_supervised(run)
     if not lessons:
         raise ValueError("there are no worked solutions; fine-tuning needs at least one")
-    return run_steps(
-        policies, lambda state: [_iterate(policies, lessons, state)], hooks, folder=folder
-    )
+    clock = WallClock()
+
+    def iterate(state: RunStates) -> list[StepValues]:
+        values = _iterate(policies, lessons, state)
+        clock.mark("update")
+        return [values]
+
+    return run_steps(policies, iterate, hooks, folder=folder, clock=clock)
 
 
 def require_supervised(run: RunConfig) -> None:

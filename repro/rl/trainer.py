@@ -44,7 +44,7 @@ from typing import Generic, TypeVar
 import torch
 from torch import Tensor
 
-from repro.rl.clock import Clock, NoClock
+from repro.rl.clock import Clock, NoClock, WallClock
 from repro.rl.collect import GrowingRollout, Prompts, Rollout, Score, collect
 from repro.rl.loop import Hooks, OnRollout, StepValues, run_steps
 from repro.rl.loss import check_loss
@@ -91,8 +91,9 @@ def train(
         When a configuration asks for something that cannot be trained as it says, or a checkpoint
         belongs to other runs.
     """
-    training = replace(prepare(policies, sources, score), on_rollout=hooks.on_rollout)
-    return run_steps(policies, partial(iterate, training), hooks, folder=folder)
+    clock = WallClock()
+    training = replace(prepare(policies, sources, score), on_rollout=hooks.on_rollout, clock=clock)
+    return run_steps(policies, partial(iterate, training), hooks, folder=folder, clock=clock)
 
 
 def everything(rows: Rows) -> Tensor:
@@ -203,6 +204,7 @@ def _update_all(
     """Make rollouts' optimiser steps; return their values and the log-probabilities before them."""
     before = t.policies.old_logprobs(rollouts, parts, state)
     reference = t.policies.reference_logprobs(rollouts, state)
+    t.clock.mark("logprobs")
     steps: list[StepValues] = []
     for number in range(updates):
         step = state.step + number

@@ -17,6 +17,7 @@ from repro.reward.score import Rewards
 from repro.rl.collect import Asked, PromptSource, Score
 from repro.rl.lessons import Lesson
 from repro.rl.loop import Hooks
+from repro.rl.receipts import Values
 from repro.rl.runs import FailedRun, TrainResult
 from repro.rl.single import single_policy
 from repro.rl.supervised import fine_tune
@@ -116,10 +117,12 @@ def tune_alone(
 def hooks_of_run(
     *,
     evaluate: Callable[[int], float] | None = None,
+    on_step: Callable[[int, Values | None], None] | None = None,
     should_stop: Callable[[], bool] | None = None,
 ) -> Hooks:
     """Return hooks for a list of one run."""
     return Hooks(
+        on_step=None if on_step is None else lambda step, values: on_step(step, values[0]),
         evaluate=None if evaluate is None else lambda step, alive: [evaluate(step)],
         should_stop=should_stop,
     )

@@ -60,6 +60,14 @@ def test_questions_are_asked_in_parts_of_the_asker_s_size(tokenizer: Any, pool: 
     assert seeds != seeds_of(asked(tokenizer), samples=2, seed=7, stream="quality")
 
 
+def test_a_sampler_that_queues_its_rows_is_asked_a_whole_test_set_at_once(
+    tiny: Policy, tokenizer: Any
+) -> None:
+    engine: Any = Writer(tokenizer, TEXTS)  # any sampler but plain torch's
+    assert Alone(engine).prompts_at_once(1, 400) >= 1319
+    assert Alone(TorchSampler(tiny)).prompts_at_once(2, 400) == 128
+
+
 def test_idle_runs_have_no_answers_and_no_grades(tokenizer: Any, pool: GraderPool) -> None:
     evaluator = Evaluator(Writer(tokenizer, TEXTS, runs=3), tokenizer, pool, [0, 1, 2])
     alive = [True, False, True]

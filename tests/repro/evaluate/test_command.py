@@ -45,7 +45,8 @@ def test_sets_are_asked_k_times_and_read_strictly_and_leniently(
     assert metrics["accuracy"]["value"] <= metrics["pass_at_3"]["value"]
     assert metrics["accuracy"]["value"] <= metrics["accuracy_lenient"]["value"]
     assert {"maj_at_3", "maj_at_3_lenient", "truncation_rate"} <= metrics.keys()
-    heading = capsys.readouterr().out.splitlines()[0].split()
+    heading, *_, last = (line.split() for line in capsys.readouterr().out.splitlines())
+    assert last[-4:] == [f"{record['seconds']:.1f}", "s", "once", "loaded"]
     assert heading[:5] == ["data", "problems", "strict", "lenient", "truncated"]
 
 

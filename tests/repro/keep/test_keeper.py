@@ -97,6 +97,8 @@ def test_a_run_leaves_a_line_a_step_equal_to_its_record(tmp_path: Path) -> None:
     assert [line["step"] for line in lines] == [1, 2, 3]
     for name in ("reward", "entropy", "grad_norm", "sigma"):
         assert [line[name] for line in lines] == record.series[name]
+    assert all(line["seconds_rollout"] > 0 < line["seconds_update"] for line in lines)
+    assert not any(name.startswith("seconds") for name in record.series)
     (evaluation,) = read_lines(folder / "evaluations.jsonl")
     assert evaluation["step"] == 2
     assert [evaluation["evaluation_accuracy"]] == record.series["evaluation_accuracy"]

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+import json
+from pathlib import Path
 
 import pytest
 
 from repro.models.memory_plan import CACHE_SHARE, FILTERED_ROWS, MOST_MICRO_TOKENS, plan_memory
 from repro.models.training_memory import TrainingMemory, training_memory
 from repro.spec.config import TrainScale
+from repro.spec.shapes import SHAPES
 from repro.spec.tier import Tier
 from repro.targets import find
 
@@ -83,6 +86,33 @@ def test_the_cache_takes_no_more_than_its_share_of_what_is_free() -> None:
     whole = plan_memory(memory.step).rollout["cache"]
     assert whole > CACHE_SHARE * H100
     assert memory.peak(H100) < whole
+
+
+def test_a_folder_trains_in_the_micro_batches_of_the_checkpoint_that_its_config_describes(
+    tmp_path: Path,
+) -> None:
+    target = find("table1_0_5b")
+    arm, scale = target.arm("nvfp4_lora"), target.scales[Tier.MINI]
+    shape = SHAPES["0.5b"]
+    config = {
+        "hidden_size": shape.hidden, "intermediate_size": shape.intermediate,
+        "num_hidden_layers": shape.layers, "num_attention_heads": shape.query_heads,
+        "num_key_value_heads": shape.key_heads, "vocab_size": shape.vocabulary,
+        "tie_word_embeddings": shape.tied,
+    }  # fmt: skip
+    (tmp_path / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    folder = training_memory(arm, dataclasses.replace(scale, checkpoint=str(tmp_path), revision=""))
+    assert folder == training_memory(arm, scale)
+    assert folder is not None
+    rows = folder.micro_tokens(H100) // folder.step.row_tokens
+    assert rows * folder.step.row_tokens > MOST_MICRO_TOKENS - folder.step.row_tokens * 2
+    # Another vocabulary is another shape, and still one with a plan.
+    (tmp_path / "config.json").write_text(
+        json.dumps(config | {"vocab_size": 49152, "model_type": "llama"}), encoding="utf-8"
+    )
+    other = training_memory(arm, dataclasses.replace(scale, checkpoint=str(tmp_path)))
+    assert other is not None
+    assert other.micro_tokens(CARD) >= folder.micro_tokens(CARD)
 
 
 def test_a_policy_of_unknown_shape_has_no_plan() -> None:

@@ -1,0 +1,88 @@
+"""Where a step's time went: the phases of its line add up to the time between two lines."""
+
+from __future__ import annotations
+
+import itertools
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from repro.data.generator import generate_problems
+from repro.rl import clock
+from repro.rl.clock import WallClock
+from repro.rl.lessons import lessons_of
+from repro.spec.arm import LossConfig
+from repro.spec.config import EvaluationConfig, SamplingConfig
+from tests.repro.small_runs import tune_alone
+
+COLUMNS = {"seconds_rollout", "seconds_grading", "seconds_logprobs", "seconds_update",
+           "seconds_other"}  # fmt: skip
+
+
+@pytest.fixture
+def ticks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the wall clock be a second later each time it is read: phases then count their marks."""
+    seconds = itertools.count()
+    monkeypatch.setattr(clock, "time", SimpleNamespace(perf_counter=lambda: float(next(seconds))))
+
+
+def seconds_of(values: Any) -> dict[str, float]:
+    return {name: value for name, value in values.items() if name.startswith("seconds")}
+
+
+@pytest.mark.usefixtures("ticks")
+def test_what_is_left_out_belongs_to_no_phase_and_what_was_taken_begins_again() -> None:
+    timed = WallClock()
+    timed.mark("rollout")
+    timed.leave_out()
+    timed.mark("update")
+    timed.mark("optimizer")
+    first = timed.take(2)
+    assert first.keys() == COLUMNS
+    assert (first["seconds_rollout"], first["seconds_update"]) == (0.5, 1.0)
+    timed.mark("reward")
+    assert timed.take(1) == dict.fromkeys(COLUMNS, 0.0) | {"seconds_grading": 1.0}
+
+
+@pytest.mark.usefixtures("ticks")
+@pytest.mark.parametrize("updates", [1, 2])
+def test_every_phase_of_a_step_is_on_its_line_and_in_no_series(go: Any, updates: int) -> None:
+    lines = []
+    result, _, _ = go(
+        updates_per_rollout=updates,
+        loss=LossConfig(beta=0.01),
+        checkpoint_every=2,
+        evaluation=EvaluationConfig(every=3),
+        call={"on_step": lambda step, values: lines.append(seconds_of(values)), "evaluate": float},
+    )
+    # Of a rollout: sampling, grading, reference, an update and an optimiser step each, the
+    # refresh; rows, receipts and what stands between two rollouts.
+    marks = {"rollout": 1, "grading": 1, "logprobs": 1, "update": 2 * updates + 1, "other": 3}
+    due = {f"seconds_{name}": count / updates for name, count in marks.items()}
+    # An evaluation begins at a mark of its own and counts nowhere.
+    after = due | {"seconds_other": 4 / updates}
+    evaluated = {1: [3], 2: [4, 5]}[updates]
+    assert lines == [after if step in evaluated else due for step in range(6)]
+    assert not any(name.startswith("seconds") for name in result.series)
+    assert result.effects["seconds"].keys() == {
+        "rollout_seconds", "update_seconds", "evaluation_seconds"
+    }  # fmt: skip
+
+
+@pytest.mark.usefixtures("ticks")
+def test_a_step_on_worked_solutions_is_an_update(
+    make_run: Any, make_policy: Any, tmp_path: Any
+) -> None:
+    run = make_run(
+        steps=2, rollout=SamplingConfig(max_new_tokens=48), max_prompt_tokens=128,
+        evaluation=EvaluationConfig(token_budget=200),
+    )  # fmt: skip
+    policy, lines = make_policy(), []
+    lessons = lessons_of(generate_problems("train", 6, (1, 2)), policy, run)
+    tune_alone(
+        run, policy, lessons, folder=tmp_path,
+        on_step=lambda step, values: lines.append(seconds_of(values)),
+    )  # fmt: skip
+    due = dict.fromkeys(COLUMNS, 0.0) | {"seconds_update": 1.0, "seconds_other": 1.0}
+    assert lines == [due, due]
