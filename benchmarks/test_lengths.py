@@ -67,8 +67,10 @@ def seconds_of(arm: StepArm, point: StepPoint, pool: GraderPool, device: str) ->
     )
     planned = step_shape(point, arm.weight_format, arm.lora_rank, scale, _BUDGET)
     engine = Engine(policy, engine_config(point, planned))
-    micro_tokens = planned.micro_tokens
-    t = training_of(policy, engine, pool, arm, point, scale, seed=0, micro_tokens=micro_tokens)
+    t = training_of(
+        policy, engine, pool, arm, point, scale, seed=0,
+        micro_tokens=planned.micro_tokens, kept_blocks=planned.kept_blocks,
+    )  # fmt: skip
     state = begin(t)
     warm_up(t, state, scale.warm_up_tokens)
     steps = []

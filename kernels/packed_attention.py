@@ -121,7 +121,9 @@ def _join_kernel(
     where = row * H * D + head[:, None] * D + d
     kept = valid[:, None] & (d < D)
     out = tl.exp(first - whole)[:, None] * tl.load(o1 + where, mask=kept, other=0.0).to(tl.float32)
-    out += tl.exp(second - whole)[:, None] * tl.load(o2 + where, mask=kept, other=0.0).to(tl.float32)
+    out += tl.exp(second - whole)[:, None] * tl.load(o2 + where, mask=kept, other=0.0).to(
+        tl.float32
+    )
     tl.store(o1 + where, out.to(o1.dtype.element_ty), mask=kept)
 
 
@@ -159,9 +161,7 @@ def _flash_backward(
     return grads
 
 
-def _attend(
-    q: Tensor, k: Tensor, v: Tensor, s: Segments, scale: float
-) -> tuple[Tensor, Tensor]:
+def _attend(q: Tensor, k: Tensor, v: Tensor, s: Segments, scale: float) -> tuple[Tensor, Tensor]:
     """Return attention's output, (M, Hq, D), and the log-sums, (Hq, M)."""
     ends = s.ends.to(torch.int32)
     out, log_sums = _flash(q, k, v, (s.ends, s.ends), (s.longest, s.longest), True, scale)

@@ -42,7 +42,8 @@ def multiply(
     x: Tensor, p: Projections, a: Tensor | None, b: Tensor | None
 ) -> tuple[Tensor, Tensor | None]:
     """Return y, (M, N), and z = x A^T, (M, n R), of x (M, K), without gradients."""
-    z = y = None
+    z: Tensor | None = None
+    y: Tensor | None = None
     if a is not None and b is not None:
         z = x @ a.t()
         # Without a bias the first argument is not read.

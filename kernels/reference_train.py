@@ -53,6 +53,7 @@ class Projections:
             del dense
             at += rows
 
+
 def projected(x: Tensor, projections: Projections, a: Tensor | None, b: Tensor | None) -> Tensor:
     """Return x W^T + bias + scaling * (x A^T) B^T, (M, N)."""
     dense = torch.cat([matrix for _, matrix in projections.matrices(x.dtype)])
@@ -102,11 +103,14 @@ def packed_attention(
         (query_heads, (qkv.shape[1] // D + query_heads) // 2), dim=1
     )
     q, k = reference.rotary(q, k, cos, sin)
+    q, k, v = (part.transpose(0, 1) for part in (q, k, v))  # (heads, M, D) each
     out = functional.scaled_dot_product_attention(
-        *(part.transpose(0, 1) for part in (q, k, v)),  # (heads, M, D) each
+        q,
+        k,
+        v,
         attn_mask=_visible(segments, len(qkv)),
         scale=scale,
-        enable_gqa=q.shape[1] != k.shape[1],
+        enable_gqa=len(q) != len(k),
     )
     return out.transpose(0, 1).flatten(1)
 

@@ -34,7 +34,7 @@ from benchmarks.peers.rows import (
 )
 from repro.models.policy import Policy, load_policy
 from repro.models.shapes import random_policy
-from repro.procedures.train import micro_tokens
+from repro.procedures.train import fitting_update
 from repro.rl.advantage import Advantages
 from repro.rl.collect import BatchRequest, Rollout
 from repro.rl.diagnostics import token_mean
@@ -205,7 +205,8 @@ class Stepping:
 
 def stepping_of(run: RunConfig, policy: Policy, sampler: Sampler) -> Stepping:
     """Return a policy with a fresh optimiser, its micro-batches as training would have them."""
-    policies = single_policy(run, policy, sampler, micro_tokens=micro_tokens(run, policy.device))
+    tokens, kept = fitting_update(run, policy.device) or (None, 0)
+    policies = single_policy(run, policy, sampler, micro_tokens=tokens, kept_blocks=kept)
     return Stepping(policies=policies, state=fresh_states(policies.runs, freeze=policies.freeze))
 
 

@@ -13,12 +13,13 @@ import sys
 from typing import Any, get_args
 
 from repro.models.memory_plan import (
+    FILLED_SHARE,
     MemoryPlan,
     StepShape,
     alternatives,
     checkpoint_bytes,
-    fit_update,
     fit_slots,
+    fit_update,
     plan_memory,
 )
 from repro.spec.arm import WEIGHT_FORMATS, CacheName, OptimizerName, require

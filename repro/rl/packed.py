@@ -37,7 +37,6 @@ from repro.rl.logprobs import require_rows, through_head
 from repro.rl.packed_blocks import groups_of, images_of, run_block
 from repro.rl.rows import Rows, sent
 
-
 # A pass's tokens are padded to a multiple of a share of their number, at least.
 _FINEST, _SHARE = 64, 64
 

@@ -85,7 +85,7 @@ def group_of(modules: Sequence[nn.Module], dtype: torch.dtype) -> Group:
     alike = len({(len(A), scaling) for A, _, scaling in present}) <= 1
     if weights is None or len(present) not in (0, len(modules)) or not alike:
         return Group(modules=tuple(modules), projections=None)
-    bias = fused_bias([cast(nn.Parameter | None, base.bias) for base in bases])
+    bias = fused_bias([base.bias for base in bases])
     scaling = present[0][2] if present else 1.0
     return Group(
         modules=tuple(modules),

@@ -328,7 +328,9 @@ def step_metrics(rollout: Rollout, output: StepOutput) -> dict[str, float | int 
     index = output.plan.index
     mask, truncated = rollout.rows.mask[index], rollout.rows.truncated[index]
     members = index.tolist()
-    totals = [sum(column) for column in zip(*(r.sums.tolist() for r in output.results), strict=True)]
+    totals = [
+        sum(column) for column in zip(*(r.sums.tolist() for r in output.results), strict=True)
+    ]
     sums = dict(zip(SUMS, totals or [0.0] * len(SUMS), strict=True))
     tokens = sums["tokens"]
 

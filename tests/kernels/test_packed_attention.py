@@ -40,9 +40,7 @@ def inputs(lengths: Lengths, device: str = "cpu", dtype: torch.dtype = torch.flo
     """Return qkv, cos and sin of a pass, whose positions begin at each prompt."""
     prompts, completions, of_prompt = lengths
     positions = [torch.arange(n) for n in prompts]
-    positions += [
-        prompts[p] + torch.arange(n) for n, p in zip(completions, of_prompt, strict=True)
-    ]
+    positions += [prompts[p] + torch.arange(n) for n, p in zip(completions, of_prompt, strict=True)]
     place = torch.cat(positions).unsqueeze(1)
     angles = (place * 100.0 ** (-torch.arange(0, D, 2) / D)).repeat(1, 2)  # (M, D)
     generator = torch.Generator().manual_seed(0)
@@ -92,7 +90,9 @@ def test_completions_out_of_their_prompts_order_are_refused() -> None:
         segments_of(([3, 5], [0, 4], [0, 1]))
 
 
-def plain_flash(q: Tensor, k: Tensor, v: Tensor, ends: Any, most: Any, causal: bool, scale: float) -> Any:
+def plain_flash(
+    q: Tensor, k: Tensor, v: Tensor, ends: Any, most: Any, causal: bool, scale: float
+) -> Any:
     """Do what flash attention does, by its formula: outputs and log-sums."""
     scores, k, v = _scores(q, k, v, ends, causal, scale)
     log_sums = scores.logsumexp(-1)  # (H, M)
@@ -154,8 +154,9 @@ def test_interpreted_parts_joined_are_the_whole(
 
     monkeypatch.setattr(packed_attention, "_flash", plain_flash)
     monkeypatch.setattr(packed_attention, "_flash_backward", plain_flash_backward)
-    own, plain = with_gradient(packed_attention.packed_attention, lengths), with_gradient(
-        reference_train.packed_attention, lengths
+    own, plain = (
+        with_gradient(packed_attention.packed_attention, lengths),
+        with_gradient(reference_train.packed_attention, lengths),
     )
     for actual, expected in zip(own, plain, strict=True):
         torch.testing.assert_close(actual, expected, rtol=0, atol=2e-5)

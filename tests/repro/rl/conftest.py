@@ -212,7 +212,8 @@ def nudge() -> Callable[[Policy, float], None]:
         with torch.no_grad():
             for parameter in policy.model.parameters():
                 if parameter.requires_grad:
-                    parameter.add_(torch.randn(parameter.shape, generator=generator) * size)
+                    moved = torch.randn(parameter.shape, generator=generator) * size
+                    parameter.add_(moved.to(parameter.device))
 
     return move
 

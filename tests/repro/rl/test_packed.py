@@ -8,11 +8,19 @@ from typing import Any
 import pytest
 import torch
 
+from kernels import dispatch
 from repro.models.policy import Policy
 from repro.rl.logprobs import completion_logprobs
-from repro.rl.packed import packed_logprobs
+from repro.rl.packed import packed_logprobs, padded
 from repro.rl.rows import Rows
-from tests.repro.rl.uneven_rows import LENGTHS, largest_gap, take_gradients
+from tests.repro.rl.uneven_rows import (
+    LENGTHS,
+    PROMPTS,
+    exact_head,
+    largest_gap,
+    take_gradients,
+)
+from tests.repro.rollout.conftest import random_policy
 
 
 @pytest.mark.parametrize("weight_format", ["bf16", "nvfp4"])
@@ -44,8 +52,74 @@ def test_a_row_does_not_see_its_neighbours(rows: Rows, policy: Policy) -> None:
         torch.testing.assert_close(together[row, :length], alone[0, :length], rtol=0, atol=2e-5)
 
 
-def test_attention_is_as_it_was_after_a_packed_pass(rows: Rows, policy: Policy) -> None:
-    config: Any = policy.decoder.config
-    before = config._attn_implementation
-    packed_logprobs(policy, rows, 1.0)[0].sum().backward()
-    assert config._attn_implementation == before
+@pytest.mark.parametrize("copies", [1, 5])
+def test_attention_is_called_once_a_block_whatever_the_rows(
+    rows: Rows, policy: Policy, copies: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[int] = []
+
+    def counted(qkv: Any, *given: Any, **named: Any) -> Any:
+        calls.append(len(qkv))
+        return attend(qkv, *given, **named)
+
+    attend = dispatch.packed_attention
+    monkeypatch.setattr(dispatch, "packed_attention", counted)
+    many = rows.select(torch.arange(len(rows)).repeat(copies))
+    packed_logprobs(policy, many, 1.0, kept_blocks=None)
+    # A prompt's tokens are there once, however many rows it has; the rest is padding.
+    tokens = sum(PROMPTS) + copies * (sum(LENGTHS) - len(LENGTHS))
+    assert calls == [padded(tokens)] * policy.decoder.config.num_hidden_layers
+
+
+@pytest.mark.parametrize("kind", ["qwen3", "llama", "norms trained"])
+def test_other_architectures_and_trained_norms_get_the_padded_passes_gradients(
+    rows: Rows,
+    make_policy: Callable[..., Policy],
+    nudge: Callable[[Policy, float], None],
+    kind: str,
+) -> None:
+    trains_norms = kind == "norms trained"
+    policy = make_policy(norms_trained=True) if trains_norms else random_policy(kind)
+    nudge(policy, 0.1)
+    completion_logprobs(policy, rows, 1.0, layout="padded")[0].sum().backward()
+    expected = take_gradients(policy)
+    packed_logprobs(policy, rows, 1.0, kept_blocks=1)[0].sum().backward()
+    assert largest_gap(take_gradients(policy), expected) < 1e-5
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("weight_format", ["bf16", "nvfp4", "mxfp4", "nf4"])
+@pytest.mark.parametrize("kept_blocks", [0, None])
+def test_on_a_gpu_gradients_are_as_near_float64_as_the_policys_own_modules(
+    rows: Rows,
+    make_policy: Callable[..., Policy],
+    nudge: Callable[[Policy, float], None],
+    weight_format: str,
+    kept_blocks: int | None,
+) -> None:
+    if not torch.cuda.is_available():
+        pytest.skip("needs a CUDA device; found none")
+    policy = make_policy(weight_format=weight_format, compute_dtype="bfloat16", device="cuda")
+    nudge(policy, 0.1)
+    weights = torch.rand(rows.mask.shape, generator=torch.Generator().manual_seed(1)).cuda()
+
+    def gradient(function: Callable[..., Any], **settings: Any) -> dict[str, torch.Tensor]:
+        (function(policy, rows, 0.7, **settings)[0] * weights).sum().backward()
+        return {name: grad.double().cpu() for name, grad in take_gradients(policy).items()}
+
+    packed = gradient(packed_logprobs, kept_blocks=kept_blocks)
+    modules = gradient(completion_logprobs, layout="padded")
+    exact = make_policy(weight_format=weight_format)
+    nudge(exact, 0.1)
+    exact.model.double()
+    weights = weights.cpu()
+    (exact_logprobs(exact, rows, 0.7) * weights).sum().backward()
+    truth = take_gradients(exact)
+    assert largest_gap(packed, truth) <= max(2 * largest_gap(modules, truth), 0.02)
+
+
+def exact_logprobs(policy: Policy, rows: Rows, temperature: float) -> torch.Tensor:
+    """Return the padded pass's log-probabilities with a head in float64."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(dispatch, "token_logprobs", exact_head)
+        return completion_logprobs(policy, rows, temperature, layout="padded")[0]
