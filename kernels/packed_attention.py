@@ -103,7 +103,8 @@ def _rotate(q: Tensor, k: Tensor, v: Tensor, cos: Tensor, sin: Tensor, out: Tens
         )  # fmt: skip
 
 
-@triton.jit
+# Strides are numbers of tokens: a kernel for each divisor of theirs would be compiled in a step.
+@triton.jit(do_not_specialize=["l1_stride", "l2_stride"])
 def _join_kernel(
     o1, l1, o2, l2, l1_stride, l2_stride, H: tl.constexpr, D: tl.constexpr, HEADS: tl.constexpr,
     BLOCK: tl.constexpr,
@@ -128,7 +129,7 @@ def _join_kernel(
 
 
 def _join(o1: Tensor, l1: Tensor, o2: Tensor, l2: Tensor) -> None:
-    """Join outputs (M, H, D) and log-sums (H, M) of two parts of the keys, in place of the first."""
+    """Join outputs (M, H, D) and log-sums (H, M) of two parts of the keys, in the first's place."""
     M, H, D = o1.shape
     if M:
         _join_kernel[(M,)](
@@ -163,7 +164,6 @@ def _flash_backward(
 
 def _attend(q: Tensor, k: Tensor, v: Tensor, s: Segments, scale: float) -> tuple[Tensor, Tensor]:
     """Return attention's output, (M, Hq, D), and the log-sums, (Hq, M)."""
-    ends = s.ends.to(torch.int32)
     out, log_sums = _flash(q, k, v, (s.ends, s.ends), (s.longest, s.longest), True, scale)
     if s.shared:
         rest, seen = slice(s.begin, s.end), slice(0, s.seen)

@@ -1,4 +1,4 @@
-r"""Projections that share an input, with their adapters and what stands before them, differentiable.
+r"""Projections that share an input, their adapters and what stands before them, differentiable.
 
     y = e(x) W^T + b + scaling * (e(x) A^T) B^T
 
@@ -114,7 +114,7 @@ class _Read(torch.autograd.Function):
         elif before == "swiglu" and grad_e is not None:
             grad_x, entered = swiglu.swiglu_backward(x, grad_e, again=a is not None)
         grad_a = grad_b = None
-        if a is not None:
+        if a is not None and dz is not None:
             grad_a = dz.t() @ entered
             grad_b = torch.addmm(b.new_empty(1), grad.t(), z, beta=0, alpha=p.scaling)
         return grad_x if wants_x else None, grad_gain, grad_a, grad_b, None, None

@@ -46,7 +46,8 @@ def _forward_kernel(
     tl.store(y + row * H + at, (factor * normed).to(y.dtype.element_ty), mask=valid)
 
 
-@triton.jit
+# A kernel for each divisor of the number of rows would be compiled in a step.
+@triton.jit(do_not_specialize=["rows"])
 def _backward_kernel(
     grad_y, x, gain, noise, rstd, beside, grad_x, grad_gain, rows, H: tl.constexpr,
     BLOCK: tl.constexpr, HAS_NOISE: tl.constexpr, HAS_BESIDE: tl.constexpr,
@@ -119,7 +120,7 @@ def norm_backward(
     """
     rows, H = x.shape
     grad_x = torch.empty_like(x)
-    # Each program adds up a gain's gradient of its own; without one, more of them hide more latency.
+    # Each program has a partial sum of the gain's gradient; without one, more hide more latency.
     programs = max(1, min(rows, _PARTIALS if wants_gain else 16 * _PARTIALS))
     partials = torch.zeros(programs if wants_gain else 1, H, dtype=torch.float32, device=x.device)
     block = triton.next_power_of_2(H)

@@ -135,7 +135,7 @@ def fused_weight(layers: Sequence[QuantizedLinear]) -> PackedWeight | None:
 
 
 def side_by_side(weights: Sequence[Tensor]) -> tuple[Tensor, ...]:
-    """Return dense weights (Ni, K) as one matrix if they lie one after another, else as they are."""
+    """Return dense weights (Ni, K) as one matrix if they lie so in memory, else as they are."""
     first = weights[0]
     at, storage = first.data_ptr(), first.untyped_storage().data_ptr()
     for weight in weights:

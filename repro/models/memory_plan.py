@@ -63,7 +63,7 @@ PREFILL_TOKENS = 16384
 _LOGIT_BYTES = 640 << 20
 # More tokens in a micro-batch gain nothing, however small the model.
 MOST_MICRO_TOKENS = 65536
-# What a pass costs beyond its tokens, in tokens: 4-bit weights are rebuilt, long products are faster.
+# What a pass costs beyond its tokens, in tokens: 4-bit weights are rebuilt, long products faster.
 _PASS_TOKENS = 300
 # Driver, libraries' own memory and loaded kernels, as the driver reports it (one NVIDIA H200).
 CONTEXT_BYTES = 854 << 20

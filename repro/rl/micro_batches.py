@@ -1,8 +1,8 @@
 """Micro-batches of one optimiser step: rows cut by tokens, and what the step's loss is divided by.
 
 Rows are cut, in their order, into micro-batches of a number of *packed tokens* at most (prompts and
-completions end to end, no padding, a prompt once): memory is spent on tokens. The counts that the loss is divided
-by are those of the whole step, so the cut changes memory and nothing else.
+completions end to end, no padding, a prompt once): memory is spent on tokens. The counts that the
+loss is divided by are those of the whole step, so the cut changes memory and nothing else.
 
 Rows whose advantage is exactly zero give no gradient. Without a KL term they are left out of the
 backward pass, which is exact because they stay in every count; they go forward without gradient,

@@ -89,8 +89,8 @@ def _hidden(policy: Policy, rows: Rows, kept_blocks: int | None) -> Tensor:
     decoder: Any = policy.decoder
     layout = lay_out(rows, policy.device)
     hidden = decoder.model.embed_tokens(layout.ids)  # (S, H)
-    # cos and sin, (S, D)
-    cos, sin = (of[0] for of in decoder.model.rotary_emb(hidden[None], layout.positions[None]))
+    turned = decoder.model.rotary_emb(hidden[None], layout.positions[None])
+    cos, sin = turned[0][0], turned[1][0]  # (S, D) each
     blocks = decoder.model.layers
     groups = [groups_of(block, hidden.dtype) for block in blocks]
     images = images_of(groups, hidden.dtype)
@@ -114,7 +114,7 @@ class Layout:
     Attributes
     ----------
     ids, positions : Tensor, (S,), int64
-        Of prompts and of completions without their last tokens, which predict nothing; then padding.
+        Of prompts, of completions without their last tokens, which predict nothing, and padding.
     predicts : Tensor, (tokens,), int64
         Of each counting token, row by row, the place that predicts it.
     """
@@ -157,7 +157,7 @@ def lay_out(rows: Rows, device: torch.device) -> Layout:
 
 
 def padded(tokens: int) -> int:
-    """Return what a pass's tokens are padded to: 32 to 64 values lie between a number and its double."""
+    """Return what a pass's tokens are padded to: 32 to 64 values from a number to its double."""
     multiple = max(_FINEST, 2 ** (tokens // _SHARE).bit_length())
     return -(-tokens // multiple) * multiple
 

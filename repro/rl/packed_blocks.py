@@ -27,7 +27,7 @@ from repro.models.lora import AdapterLinear, base_linear
 from repro.models.norms import PerturbableRMSNorm
 from repro.models.quantized_linear import QuantizedLinear
 
-# A of a group's projections, one below another, and B as blocks of a diagonal; none without adapters.
+# A of a group's projections, one below another, and B as blocks of a diagonal, or None for both.
 Image = tuple[Tensor | None, Tensor | None]
 
 
@@ -56,7 +56,7 @@ class Group:
     def after_norm(
         self, norm: PerturbableRMSNorm, x: Tensor, image: Image
     ) -> tuple[Tensor, Tensor]:
-        """Return the projections of the normed x, and the x that the residual stream goes on with."""
+        """Return the projections of the normed x, and the x that the stream goes on with."""
         if self.projections is None:
             return self.own(norm(x)), x
         return dispatch.norm_projected(
@@ -120,7 +120,7 @@ def groups_of(block: Any, dtype: torch.dtype) -> list[Group]:
 
 
 class _Images(torch.autograd.Function):
-    """All masters as images: of each group A, (n R, K), and B, (N, n R), in the activations' type."""
+    """All masters as images: of each group A, (n R, K), and B, (N, n R), in another type."""
 
     @staticmethod
     def forward(ctx: Any, dtype: torch.dtype, counts: list[int], *masters: Tensor) -> Any:

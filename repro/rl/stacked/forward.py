@@ -15,11 +15,14 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 from torch.nn import functional
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from kernels import dispatch
 from repro.rl.stacked.shape import Shape
 from repro.rl.stacked.stack import Layer, Linear, Weights
 
+# cuDNN's attention, which torch would take first, makes a plan of 0.1 s for every new length.
+_WITHOUT_PLANS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 # Fused attention on a GPU wants rows of masks at multiples of 16 bytes.
 ALIGNED = 8
 
@@ -118,9 +121,10 @@ def attend(queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor, shape: S
     rows = queries.view(N, T, shape.key_heads, shape.group, shape.head_dim)
     # (N, key heads, T * group, D), token by token
     rows = rows.transpose(1, 2).reshape(N, shape.key_heads, T * shape.group, shape.head_dim)
-    out = functional.scaled_dot_product_attention(
-        rows, keys, values, attn_mask=mask, scale=shape.scaling
-    )
+    with sdpa_kernel(_WITHOUT_PLANS):
+        out = functional.scaled_dot_product_attention(
+            rows, keys, values, attn_mask=mask, scale=shape.scaling
+        )
     # (N, T, key heads, group, D)
     out = out.view(N, shape.key_heads, T, shape.group, shape.head_dim).transpose(1, 2)
     return out.reshape(N, T, shape.queries)

@@ -139,7 +139,7 @@ def test_a_point_of_memory_alone_takes_two_micro_batches_and_no_warm_up(
     scale = dataclasses.replace(bench.scale, steps=1)
     ledger = StepLedger(bench.ledger.path, scale)
     entry = repeats(dataclasses.replace(bench, scale=scale, ledger=ledger), policy, point)
-    assert seen == [[2, 2]]  # two micro-batches, of eight rows
+    assert seen == [[3, 2]]  # two micro-batches of at most 100 tokens, a prompt once in each
     assert entry["facts"]["moved"] > 0
     assert entry["facts"]["slots"] == 8
     assert not point.whole

@@ -93,9 +93,9 @@ def test_noise_lies_on_every_noisy_step_and_is_gone_afterwards(
     carried: list[bool] = []
     plain = single.row_logprobs
 
-    def watched(policy: Policy, *arguments: Any) -> Any:
+    def watched(policy: Policy, *arguments: Any, **settings: Any) -> Any:
         carried.append(all(norm.noise is not None for norm in block_norms(policy.model).values()))
-        return plain(policy, *arguments)
+        return plain(policy, *arguments, **settings)
 
     monkeypatch.setattr(single, "row_logprobs", watched)
     evaluated: dict[str, Any] = {"evaluate": lambda step: 1.0}
@@ -147,10 +147,10 @@ def test_running_out_of_memory_halves_the_micro_batch_and_is_noted(
     whole, _, _, _ = tune(steps=2)
     plain = single.row_logprobs
 
-    def scarce(policy: Policy, rows: Any, *arguments: Any) -> Any:
+    def scarce(policy: Policy, rows: Any, *arguments: Any, **settings: Any) -> Any:
         if len(rows) > 2:
             raise torch.OutOfMemoryError("planted")
-        return plain(policy, rows, *arguments)
+        return plain(policy, rows, *arguments, **settings)
 
     monkeypatch.setattr(single, "row_logprobs", scarce)
     parts, _, _, _ = tune(steps=2, folder="b")
