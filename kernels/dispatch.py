@@ -26,7 +26,7 @@ from kernels import reference, reference_train
 from kernels.formats import QuantizedWeight
 from kernels.packing import PackedWeight, unpack
 from kernels.reference import shared_global_scale
-from kernels.reference_train import Projections
+from kernels.reference_train import Before, Projections
 from kernels.segments import Segments
 
 __all__ = [
@@ -35,7 +35,6 @@ __all__ = [
     "dequantize",
     "linear",
     "lora_linear",
-    "norm_projected",
     "packed_attention",
     "projected",
     "quantize",
@@ -43,7 +42,6 @@ __all__ = [
     "rms_norm",
     "shared_global_scale",
     "swiglu",
-    "swiglu_projected",
     "token_logprobs",
 ]
 
@@ -199,41 +197,20 @@ def swiglu(gate_up: Tensor) -> Tensor:
     return reference.swiglu(gate_up)
 
 
-def projected(x: Tensor, projections: Projections, a: Tensor | None, b: Tensor | None) -> Tensor:
-    """Multiply by the projections that share x, with their adapters."""
-    if _portable(x):
-        from kernels import projections as kernel
-
-        return kernel.projected(x, projections, a, b)
-    return reference_train.projected(x, projections, a, b)
-
-
-def norm_projected(
+def projected(
     x: Tensor,
-    gain: Tensor,
-    eps: float,
-    noise: Tensor | None,
     projections: Projections,
     a: Tensor | None,
     b: Tensor | None,
+    gain: Tensor | None = None,
+    before: Before = None,
 ) -> tuple[Tensor, Tensor]:
-    """Normalise x and multiply by the projections that share it; x comes back beside them."""
+    """Multiply x, normed, gated or as it is, by projections with adapters; x comes back, too."""
     if _portable(x):
         from kernels import projections as kernel
 
-        return kernel.norm_projected(x, gain, eps, noise, projections, a, b)
-    return reference_train.norm_projected(x, gain, eps, noise, projections, a, b)
-
-
-def swiglu_projected(
-    gate_up: Tensor, projections: Projections, a: Tensor | None, b: Tensor | None
-) -> Tensor:
-    """Multiply silu(gate) * up by the projections that share it."""
-    if _portable(gate_up):
-        from kernels import projections as kernel
-
-        return kernel.swiglu_projected(gate_up, projections, a, b)
-    return reference_train.swiglu_projected(gate_up, projections, a, b)
+        return kernel.projected(x, projections, a, b, gain, before)
+    return reference_train.projected(x, projections, a, b, gain, before)
 
 
 def packed_attention(

@@ -3,48 +3,51 @@
 from __future__ import annotations
 
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from kernels import reference, reference_train
 from kernels.op import Arguments, Dense, Op, Shape, normal
-from kernels.reference_train import Projections
 from kernels.segments import Segments, segments
 
 _RANK = 8
 
 
-def _projections(
-    K: int, N: int, parts: int, dtype: torch.dtype, device: str, seed: int, bias: bool
-) -> tuple[Projections, Tensor, Tensor]:
-    """Return weights of a number of projections, and their adapters as one."""
-    weight = normal(N, K, dtype=torch.float32, device=device, seed=seed) * K**-0.5
-    a = normal(parts * _RANK, K, dtype=torch.float32, device=device, seed=seed + 1) * K**-0.5
+def _projected_inputs(
+    kind: str, parts: int, shape: Shape, dtype: torch.dtype, device: str, seed: int
+) -> Arguments:
+    """Return x and a number of projections with adapters; biases come with norms, as in Qwen2."""
+    M, K, N = shape
+    x = normal(M, 2 * K if kind == "swiglu" else K, dtype=dtype, device=device, seed=seed)
+    weight, a = (
+        (normal(rows, K, dtype=torch.float32, device=device, seed=seed + rows) * K**-0.5).to(dtype)
+        for rows in (N, parts * _RANK)
+    )
     b = normal(N, parts * _RANK, dtype=dtype, device=device, seed=seed + 2)
-    held = normal(N, dtype=dtype, device=device, seed=seed + 3) if bias else None
-    weights = tuple(part.contiguous() for part in weight.to(dtype).chunk(parts))
-    return Projections(weights=weights, bias=held, scaling=0.5), a.to(dtype), b
+    gain, bias = None, None
+    before: Any = None if kind == "plain" else kind
+    if kind == "norm":
+        gain, bias = (normal(n, dtype=dtype, device=device, seed=seed + 3) for n in (K, N))
+        noise = normal(K, dtype=torch.float32, device=device, seed=seed + 4) * 0.01
+        before = reference_train.Norm(eps=1e-6, noise=noise)
+    weights = tuple(part.contiguous() for part in weight.chunk(parts))
+    projections = reference_train.Projections(weights=weights, bias=bias, scaling=0.5)
+    return x, projections, a, b, gain, before
 
 
-def _plain_inputs(shape: Shape, dtype: torch.dtype, device: str, seed: int) -> Arguments:
-    M, K, N = shape
-    x = normal(M, K, dtype=dtype, device=device, seed=seed)
-    return x, *_projections(K, N, 1, dtype, device, seed + 1, bias=False)
-
-
-def _norm_inputs(shape: Shape, dtype: torch.dtype, device: str, seed: int) -> Arguments:
-    M, K, N = shape
-    x, gain = (normal(*s, dtype=dtype, device=device, seed=seed + i)
-               for i, s in enumerate(((M, K), (K,))))  # fmt: skip
-    noise = normal(K, dtype=torch.float32, device=device, seed=seed + 2) * 0.01
-    return x, gain, 1e-6, noise, *_projections(K, N, 3, dtype, device, seed + 3, bias=True)
-
-
-def _swiglu_inputs(shape: Shape, dtype: torch.dtype, device: str, seed: int) -> Arguments:
-    M, K, N = shape
-    return _plain_inputs((M, 2 * K, N), dtype, device, seed)[0], *_projections(
-        K, N, 1, dtype, device, seed + 1, bias=False
+def _projected_op(kind: str, parts: int, large: Shape) -> Op:
+    return Op(
+        name=f"projected_{kind}",
+        reference=reference_train.projected,
+        kernel="kernels.projections:projected",
+        inputs=partial(_projected_inputs, kind, parts),
+        shapes=((5, 64, 48), (33, 100, 84)),
+        large=large,
+        nbytes=lambda s: 2 * (s[0] * s[1] + s[1] * s[2] + s[0] * s[2]),
+        flops=lambda s: 2 * s[0] * s[1] * s[2],
+        dense=lambda arguments: (reference_train.projected, arguments),
     )
 
 
@@ -86,39 +89,9 @@ def _dense_attention(arguments: Arguments) -> Dense:
 
 
 TRAIN_OPS: tuple[Op, ...] = (
-    Op(
-        name="projected",
-        reference=reference_train.projected,
-        kernel="kernels.projections:projected",
-        inputs=_plain_inputs,
-        shapes=((5, 64, 48), (33, 100, 80)),
-        large=(8192, 3584, 3584),
-        nbytes=lambda s: 2 * (s[0] * s[1] + s[1] * s[2] + s[0] * s[2]),
-        flops=lambda s: 2 * s[0] * s[1] * s[2],
-        dense=lambda arguments: (reference_train.projected, arguments),
-    ),
-    Op(
-        name="norm_projected",
-        reference=reference_train.norm_projected,
-        kernel="kernels.projections:norm_projected",
-        inputs=_norm_inputs,
-        shapes=((5, 64, 48), (33, 100, 80)),
-        large=(8192, 3584, 4608),
-        nbytes=lambda s: 2 * (s[0] * s[1] + s[1] * s[2] + s[0] * s[2]),
-        flops=lambda s: 2 * s[0] * s[1] * s[2],
-        dense=lambda arguments: (reference_train.norm_projected, arguments),
-    ),
-    Op(
-        name="swiglu_projected",
-        reference=reference_train.swiglu_projected,
-        kernel="kernels.projections:swiglu_projected",
-        inputs=_swiglu_inputs,
-        shapes=((5, 64, 48), (33, 100, 80)),
-        large=(8192, 18944, 3584),
-        nbytes=lambda s: 2 * (2 * s[0] * s[1] + s[1] * s[2] + s[0] * s[2]),
-        flops=lambda s: 2 * s[0] * s[1] * s[2],
-        dense=lambda arguments: (reference_train.swiglu_projected, arguments),
-    ),
+    _projected_op("plain", 1, (8192, 3584, 3584)),
+    _projected_op("norm", 3, (8192, 3584, 4608)),
+    _projected_op("swiglu", 1, (8192, 18944, 3584)),
     Op(
         name="packed_attention",
         reference=_attention,

@@ -20,22 +20,13 @@ z does not.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from kernels import rms_norm, swiglu
-from kernels.reference_train import Projections
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Norm:
-    """RMSNorm before the projections; the gain is trained or not."""
-
-    eps: float
-    noise: Tensor | None
+from kernels.reference_train import Before, Norm, Projections
 
 
 def multiply(
@@ -73,9 +64,7 @@ def _grad_input(
     return grad_x, dz
 
 
-class _Read(torch.autograd.Function):
-    """Projections of e(x); `before` is a `Norm`, "swiglu" or None."""
-
+class _Projected(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any,
@@ -83,9 +72,11 @@ class _Read(torch.autograd.Function):
         gain: Tensor | None,
         a: Tensor | None,
         b: Tensor | None,
-        before: Any,
+        before: Before,
         p: Projections,
-    ) -> Any:
+    ) -> tuple[Tensor, Tensor]:
+        # The stream's gradient is None where it goes on elsewhere.
+        ctx.set_materialize_grads(False)
         entered = x
         if isinstance(before, Norm) and gain is not None:
             entered, _ = rms_norm.norm_rows(x, gain, before.eps, before.noise, x.dtype)
@@ -94,13 +85,13 @@ class _Read(torch.autograd.Function):
         y, z = multiply(entered, p, a, b)
         ctx.save_for_backward(x, gain, a, b, z)
         ctx.before, ctx.p = before, p
-        # The stream goes on through here, so that its gradient is added inside the norm's backward.
-        return (y, x.view_as(x)) if isinstance(before, Norm) else y
+        return y, x.view_as(x)
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> tuple[Tensor | None, ...]:
         x, gain, a, b, z = ctx.saved_tensors
         before, p, grad = ctx.before, ctx.p, grads[0].contiguous()
+        stream = None if grads[1] is None else grads[1].contiguous()
         wants_x, wants_gain = ctx.needs_input_grad[:2]
         wanted = wants_x or wants_gain
         grad_e, dz = _grad_input(grad, p, a, b, wanted)
@@ -109,10 +100,13 @@ class _Read(torch.autograd.Function):
             entered, rstd = rms_norm.norm_rows(x, gain, before.eps, before.noise, x.dtype)
             if grad_e is not None:
                 grad_x, grad_gain = rms_norm.norm_backward(
-                    grad_e, x, gain, before.noise, rstd, grads[1].contiguous(), wants_gain
+                    grad_e, x, gain, before.noise, rstd, stream, wants_gain
                 )
+                stream = None
         elif before == "swiglu" and grad_e is not None:
             grad_x, entered = swiglu.swiglu_backward(x, grad_e, again=a is not None)
+        if grad_x is not None and stream is not None:
+            grad_x = grad_x + stream
         grad_a = grad_b = None
         if a is not None and dz is not None:
             grad_a = dz.t() @ entered
@@ -120,59 +114,35 @@ class _Read(torch.autograd.Function):
         return grad_x if wants_x else None, grad_gain, grad_a, grad_b, None, None
 
 
-def projected(x: Tensor, projections: Projections, a: Tensor | None, b: Tensor | None) -> Tensor:
-    """Return the projections of x with their adapters, differentiable in x, A and B.
-
-    Parameters
-    ----------
-    x : Tensor, (M, K), contiguous
-    a : Tensor or None, (n R, K), the type of x
-        The A of n projections, one below another; None without adapters.
-    b : Tensor or None, (N, n R), the type of x
-        Their B as the blocks of a diagonal.
-
-    Returns
-    -------
-    Tensor, (M, N), the type of x
-    """
-    y: Tensor = _Read.apply(x, None, a, b, None, projections)
-    return y
-
-
-def norm_projected(
+def projected(
     x: Tensor,
-    gain: Tensor,
-    eps: float,
-    noise: Tensor | None,
     projections: Projections,
     a: Tensor | None,
     b: Tensor | None,
+    gain: Tensor | None = None,
+    before: Before = None,
 ) -> tuple[Tensor, Tensor]:
-    """Return the projections of the normed x, and x itself, with which the stream goes on.
+    """Return the projections of e(x) with their adapters, and x, with which a stream goes on.
+
+    Differentiable in x, A, B and the gain. A stream that goes on with the x returned has its
+    gradient added inside the norm's backward.
 
     Parameters
     ----------
     x : Tensor, (M, H), contiguous
-    gain : Tensor, (H,), floating
-        Trained or not.
-    eps, noise
-        As `kernels.rms_norm.rms_norm`'s.
-    projections, a, b
-        As `projected`'s.
+        (M, 2 K) under SwiGLU, gate first.
+    a : Tensor or None, (n R, K), the type of x
+        The A of n projections, one below another; None without adapters.
+    b : Tensor or None, (N, n R), the type of x
+        Their B as the blocks of a diagonal.
+    gain : Tensor or None, (H,), floating
+        Of the norm.
+    before
+        What e is: a `Norm`, "swiglu", or None for nothing.
 
     Returns
     -------
-    y : Tensor, (M, N), x : Tensor, (M, H)
+    y : Tensor, (M, N), x : Tensor, both in the type of x
     """
-    pair: tuple[Tensor, Tensor] = _Read.apply(
-        x, gain, a, b, Norm(eps=eps, noise=noise), projections
-    )
+    pair: tuple[Tensor, Tensor] = _Projected.apply(x, gain, a, b, before, projections)
     return pair
-
-
-def swiglu_projected(
-    gate_up: Tensor, projections: Projections, a: Tensor | None, b: Tensor | None
-) -> Tensor:
-    """Return the projections of silu(gate) * up, (M, N), of gate_up (M, 2 K), contiguous."""
-    y: Tensor = _Read.apply(gate_up, None, a, b, "swiglu", projections)
-    return y

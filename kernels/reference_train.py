@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -54,35 +55,38 @@ class Projections:
             at += rows
 
 
-def projected(x: Tensor, projections: Projections, a: Tensor | None, b: Tensor | None) -> Tensor:
-    """Return x W^T + bias + scaling * (x A^T) B^T, (M, N)."""
-    dense = torch.cat([matrix for _, matrix in projections.matrices(x.dtype)])
-    bias = projections.bias
-    y = functional.linear(x, dense.to(x.dtype), None if bias is None else bias.to(x.dtype))
-    if a is None or b is None:
-        return y
-    return y + functional.linear(functional.linear(x, a), b) * projections.scaling
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Norm:
+    """RMSNorm before projections: its eps, and the noise on its gain, (H,) float32."""
+
+    eps: float
+    noise: Tensor | None = None
 
 
-def norm_projected(
+Before = Norm | Literal["swiglu"] | None
+
+
+def projected(
     x: Tensor,
-    gain: Tensor,
-    eps: float,
-    noise: Tensor | None,
     projections: Projections,
     a: Tensor | None,
     b: Tensor | None,
+    gain: Tensor | None = None,
+    before: Before = None,
 ) -> tuple[Tensor, Tensor]:
-    """Return the projections of the normed x, and x itself."""
-    normed = reference.rms_norm(x, gain, eps, noise).to(x.dtype)
-    return projected(normed, projections, a, b), x
-
-
-def swiglu_projected(
-    gate_up: Tensor, projections: Projections, a: Tensor | None, b: Tensor | None
-) -> Tensor:
-    """Return the projections of silu(gate) * up."""
-    return projected(reference.swiglu(gate_up), projections, a, b)
+    """Return e(x) W^T + bias + scaling * (e(x) A^T) B^T, (M, N), and x."""
+    entered = x
+    if isinstance(before, Norm) and gain is not None:
+        entered = reference.rms_norm(x, gain, before.eps, before.noise).to(x.dtype)
+    elif before == "swiglu":
+        entered = reference.swiglu(x)
+    dense = torch.cat([matrix for _, matrix in projections.matrices(x.dtype)])
+    bias = projections.bias
+    y = functional.linear(entered, dense.to(x.dtype), None if bias is None else bias.to(x.dtype))
+    if a is not None and b is not None:
+        update = functional.linear(functional.linear(entered, a), b)
+        y = y + update * projections.scaling
+    return y, x
 
 
 def packed_attention(

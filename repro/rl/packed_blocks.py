@@ -13,13 +13,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor, nn
 
 from kernels import dispatch
-from kernels.reference_train import Projections
+from kernels.reference_train import Norm, Projections
 from kernels.segments import Segments
 from repro.models.decoder import LINEARS
 from repro.models.fused_weights import fused_bias, fused_weight, side_by_side
@@ -49,31 +49,19 @@ class Group:
     projections: Projections | None
     masters: tuple[Tensor, ...] = ()
 
-    def own(self, x: Tensor) -> Tensor:
-        """Return what the modules themselves make of x, (M, N)."""
-        return torch.cat([module(x) for module in self.modules], dim=-1)
-
-    def after_norm(
-        self, norm: PerturbableRMSNorm, x: Tensor, image: Image
+    def read(
+        self, x: Tensor, image: Image, before: PerturbableRMSNorm | Literal["swiglu"] | None = None
     ) -> tuple[Tensor, Tensor]:
-        """Return the projections of the normed x, and the x that the stream goes on with."""
+        """Return the projections of x, normed or gated before, and x for the stream to go on."""
         if self.projections is None:
-            return self.own(norm(x)), x
-        return dispatch.norm_projected(
-            x, norm.weight, norm.variance_epsilon, norm.noise, self.projections, *image
-        )
-
-    def after_swiglu(self, gate_up: Tensor, image: Image) -> Tensor:
-        """Return the projections of silu(gate) * up."""
-        if self.projections is None:
-            return self.own(dispatch.swiglu(gate_up))
-        return dispatch.swiglu_projected(gate_up, self.projections, *image)
-
-    def plain(self, x: Tensor, image: Image) -> Tensor:
-        """Return the projections of x."""
-        if self.projections is None:
-            return self.own(x)
-        return dispatch.projected(x, self.projections, *image)
+            entered = x if before is None else (
+                dispatch.swiglu(x) if before == "swiglu" else before(x)
+            )  # fmt: skip
+            return torch.cat([module(entered) for module in self.modules], dim=-1), x
+        if not isinstance(before, PerturbableRMSNorm):
+            return dispatch.projected(x, self.projections, *image, None, before)
+        norm = Norm(eps=before.variance_epsilon, noise=before.noise)
+        return dispatch.projected(x, self.projections, *image, before.weight, norm)
 
 
 def group_of(modules: Sequence[nn.Module], dtype: torch.dtype) -> Group:
@@ -185,15 +173,15 @@ def run_block(
     attention = block.self_attn
     qkv, o, gate_up, down = zip(groups, images, strict=True)
     heads = attention.config.num_attention_heads
-    read, hidden = qkv[0].after_norm(block.input_layernorm, hidden, qkv[1])
+    read, hidden = qkv[0].read(hidden, qkv[1], block.input_layernorm)
     if hasattr(attention, "q_norm"):
         read = _norm_heads(attention, read, heads)
     attended = dispatch.packed_attention(
         read, *rotation, segments, query_heads=heads, scale=attention.scaling
     )
-    hidden = hidden + o[0].plain(attended, o[1])
-    read, hidden = gate_up[0].after_norm(block.post_attention_layernorm, hidden, gate_up[1])
-    return hidden + down[0].after_swiglu(read, down[1])
+    hidden = hidden + o[0].read(attended, o[1])[0]
+    read, hidden = gate_up[0].read(hidden, gate_up[1], block.post_attention_layernorm)
+    return hidden + down[0].read(read, down[1], "swiglu")[0]
 
 
 def _norm_heads(attention: Any, qkv: Tensor, query_heads: int) -> Tensor:
