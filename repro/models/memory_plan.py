@@ -62,7 +62,7 @@ PREFILL_TOKENS = 16384
 # Float32 logits held at once (kernels/logprobs.py); backward holds half as much again.
 _LOGIT_BYTES = 640 << 20
 # More tokens in a micro-batch gain nothing, however small the model.
-MOST_MICRO_TOKENS = 65536
+MOST_MICRO_TOKENS = 131072
 # What a pass costs beyond its tokens, in tokens: 4-bit weights are rebuilt, long products faster.
 _PASS_TOKENS = 300
 # Driver, libraries' own memory and loaded kernels, as the driver reports it (one NVIDIA H200).
@@ -151,6 +151,15 @@ class StepShape:
     def row_tokens(self) -> int:
         """Tokens of the longest row."""
         return self.prompt_tokens + self.completion_tokens
+
+    def packed(self, rows: int) -> int:
+        """Return the packed tokens of so many rows in their order, a shared prompt once."""
+        if not self.shares_prompts:
+            return rows * self.row_tokens
+        prompts = -(-rows // self.group)
+        if 1 < rows < self.rows and rows % self.group:
+            prompts += 1  # of most cuts that do not end with a group
+        return rows * self.completion_tokens + prompts * self.prompt_tokens
 
     @property
     def cache_blocks(self) -> int:
@@ -363,13 +372,14 @@ def fit_update(step: StepShape, room: int, *, kept: int | None = None) -> StepSh
         Blocks to keep; None chooses. A pass through a policy's own modules keeps more of a block
         than is planned here, so it should keep none.
     """
-    row, layers = step.row_tokens, step.shape.layers
-    best, least = dataclasses.replace(step, micro_tokens=row, kept_blocks=kept or 0), math.inf
-    rows = max(1, min(step.rows, MOST_MICRO_TOKENS // row))
+    layers = step.shape.layers
+    least = math.inf
+    best = dataclasses.replace(step, micro_tokens=step.row_tokens, kept_blocks=kept or 0)
+    rows = max(1, min(step.rows, MOST_MICRO_TOKENS // step.row_tokens))
     while rows >= 1:
         batches = -(-step.rows // rows)
         rows = -(-step.rows // batches)
-        fitting = dataclasses.replace(best, micro_tokens=rows * row, kept_blocks=kept or 0)
+        fitting = dataclasses.replace(best, micro_tokens=step.packed(rows), kept_blocks=kept or 0)
         fits = sum(plan_memory(fitting).update.values()) <= room
         if fits and kept is None:
             fitting = _with_most_kept(fitting, room)

@@ -18,7 +18,6 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 from repro.rl.loss import StepCounts
@@ -27,30 +26,41 @@ from repro.spec.arm import LossConfig
 
 
 def split_by_tokens(rows: Rows, index: Tensor, micro_tokens: int) -> list[Tensor]:
-    """Cut rows, in their order, into pieces of at most `micro_tokens` tokens.
+    """Cut rows, in their order, into the fewest pieces of at most `micro_tokens` tokens.
 
-    A prompt counts once in each piece, as it goes forward once there; a row longer than
-    `micro_tokens` stands alone.
+    Pieces are as even as their number allows: a small last one would cost as much as a large one
+    does beyond its tokens. A prompt counts once in each piece, as it goes forward once there; a row
+    longer than `micro_tokens` stands alone.
 
     Parameters
     ----------
     index
         (b,) int64 rows to cut.
     """
-    pieces: list[list[int]] = []
-    seen: set[int] = set()
-    room = 0
     prompts = rows.prompt_of_row[index].tolist()
     own = (rows.lengths()[index] - 1).tolist()
-    for row, prompt, size in zip(index.tolist(), prompts, own, strict=True):
-        needed = size + (0 if prompt in seen else len(rows.prompts[prompt]))
-        if not pieces or needed > room:
-            pieces.append([])
-            needed, room, seen = size + len(rows.prompts[prompt]), micro_tokens, set()
-        pieces[-1].append(row)
-        seen.add(prompt)
-        room -= needed
-    return [torch.tensor(piece) for piece in pieces]
+
+    def cut(most: int) -> list[int]:
+        """Return how many rows go into each piece of at most so many tokens."""
+        counts: list[int] = []
+        seen: set[int] = set()
+        room = 0
+        for prompt, size in zip(prompts, own, strict=True):
+            needed = size + (0 if prompt in seen else len(rows.prompts[prompt]))
+            if not counts or needed > room:
+                counts.append(0)
+                needed, room, seen = size + len(rows.prompts[prompt]), most, set()
+            counts[-1] += 1
+            seen.add(prompt)
+            room -= needed
+        return counts
+
+    counts = cut(micro_tokens)
+    low, high = 0, micro_tokens
+    while high - low > 1 and len(counts) > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if len(cut(middle)) == len(counts) else (middle, high)
+    return list(index.split(cut(high))) if len(index) else []
 
 
 def token_budget(sizes: Tensor, index: Tensor, micro_batch_rows: int) -> int:

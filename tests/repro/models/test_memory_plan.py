@@ -134,7 +134,10 @@ def test_the_update_takes_what_the_budget_leaves_and_keeps_one_row() -> None:
     assert peaks == sorted(peaks)
     assert fitting.kept_blocks == fitting.shape.layers
     # All rows at once would fit below the most that is useful; two times four waste none.
-    assert fitting.micro_tokens in (4 * step.row_tokens, 8 * step.row_tokens)
+    assert fitting.micro_tokens in (step.packed(4), step.packed(8))
+    assert step.packed(1) == step.row_tokens
+    # A prompt once; a cut inside a group leaves its rows' prompt to both passes.
+    assert (step.packed(8), step.packed(4)) == (256 + 8 * 2048, 512 + 4 * 2048)
     assert fit_update(step, 140 * 10**9, kept=0).kept_blocks == 0
 
 
