@@ -21,6 +21,7 @@ import torch
 
 from repro.evidence.environment import probe
 from repro.evidence.not_run import needs
+from repro.evidence.procedure import Progress
 from repro.evidence.receipts.device import SLOWED_MOST, slowed_shares
 from repro.measure.device_state import (
     is_out_of_memory,
@@ -32,6 +33,7 @@ from repro.measure.device_state import (
 )
 from repro.measure.memory_use import context_bytes
 from repro.measure.step_ledger import StepLedger, way_of
+from repro.measure.step_metrics import share_facts, step_line
 from repro.measure.step_training import (
     begin,
     go_to,
@@ -81,6 +83,10 @@ class Bench:
 
     Attributes
     ----------
+    progress
+        Is given a line for each timed step.
+    product_rate
+        FLOP per second of a large product on the device; None where none was measured.
     failures
         Of points, what went wrong.
     timed_retries
@@ -96,6 +102,8 @@ class Bench:
     pool: GraderPool
     ledger: StepLedger
     should_stop: Stop
+    progress: Progress = lambda text, values: None
+    product_rate: float | None = None
     failures: list[str] = dataclasses.field(default_factory=list)
     timed_retries: dict[str, int] = dataclasses.field(default_factory=dict)
     timed_again: dict[str, int] = dataclasses.field(default_factory=dict)
@@ -355,6 +363,9 @@ def measure_repeats(
                 "slot_fallbacks": list(given_up),
                 "moved": moved,
             }
+            if not point.memory_only:
+                facts |= share_facts(planned, seconds, bench.product_rate, full=full)
+                bench.progress(step_line(point, way_of(arm), seconds, facts), {})
             bench.ledger.add(arm, point, seconds | {"slowed": slowed}, facts)
     finally:
         sampler.close()

@@ -23,6 +23,7 @@ from typing import Any
 from kernels.timing import copy_rate
 from repro.evidence.record import Estimate
 from repro.measure.step_ledger import StepLedger, way_of
+from repro.models.memory_plan import StepShape
 from repro.rl.clock import PHASES
 from repro.spec.step_scale import StepArm, StepPoint, StepScale
 
@@ -96,6 +97,26 @@ def metrics_of(
             method="|predicted - measured| of the measured peak",
         )
     return metrics
+
+
+def share_facts(planned: StepShape, repeat: Entry, rate: float | None, *, full: bool) -> Entry:
+    """Return the product rate, given in FLOP per second, and a timed update's share of it."""
+    if rate is None:
+        return {}
+    sizes = planned.prompts, planned.rows, planned.prompt_tokens, repeat["completion_tokens"]
+    flop = planned.shape.update_flop(*sizes, kept=planned.kept_blocks, full=full)
+    return {"product_tflops": rate / 1e12, "update_share": flop / repeat["update"] / rate}
+
+
+def step_line(point: StepPoint, way: str, repeat: Entry, facts: Entry) -> str:
+    """Return the seconds of a timed step by phase, with its update's share of the product rate."""
+    text = f"update {repeat['update']:.1f} s"
+    if "update_share" in facts:
+        share, rate = 100 * facts["update_share"], facts["product_tflops"]
+        text += f" ({share:.0f} % of {rate:.0f} TFLOP/s)"
+    if point.whole:
+        text = f"rollout {repeat['rollout']:.1f} s, {text}, step {repeat['total']:.1f} s"
+    return f"{point.name} {way}: {text}"
 
 
 def _unit(metric: str) -> str:

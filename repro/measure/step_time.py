@@ -19,8 +19,10 @@ from typing import Any
 
 import torch
 
+from kernels.timing import matmul_rate
 from repro.evidence.procedure import Measured, Progress, Stopped
 from repro.evidence.record import Estimate
+from repro.measure.device_state import release
 from repro.measure.step_ledger import StepLedger, ledger_path, way_of
 from repro.measure.step_measure import Bench, measure_points, together
 from repro.measure.step_metrics import metrics_of, series_of, summary
@@ -58,8 +60,12 @@ def measure_steps(
     scale: StepScale = run.scale
     ledger = StepLedger(ledger_path(folder, run.seed), scale)
     ways = ways_of(own, scale)
+    # Before any point: what it allocates is in no point's peak.
+    rate = None if all(point.memory_only for point in scale.points) else matmul_rate()
+    release()
     with GraderPool(workers=2) as pool:
-        bench = Bench(scale=scale, seed=run.seed, pool=pool, ledger=ledger, should_stop=should_stop)
+        bench = Bench(scale=scale, seed=run.seed, pool=pool, ledger=ledger, progress=progress,
+                      should_stop=should_stop, product_rate=rate)  # fmt: skip
         for points in together(scale.points):
             for way in ways:
                 progress(f"{points[0].model} {way_of(way)}", {})

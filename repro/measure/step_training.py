@@ -150,17 +150,19 @@ def timed_step(t: Training[SinglePolicy], state: RunStates) -> dict[str, Any]:
     Returns
     -------
     dict
-        Seconds by phase and in `total`, and the step's `grad_norm`; where every token was sampled,
-        also `sampler_trainer_abs_diff_mean`.
+        Seconds by phase and in `total`, the step's `grad_norm` and `completion_tokens`; where every
+        token was sampled, also `sampler_trainer_abs_diff_mean`.
     """
+    (run,) = state.runs
+    before = run.effects.get("rows", {}).get("tokens_sampled", 0)
     clock = EventClock()
     iterate(dataclasses.replace(t, clock=clock), state)
     measured: dict[str, Any] = clock.read()
+    measured["completion_tokens"] = run.effects["rows"]["tokens_sampled"] - before
     names = ["grad_norm"]
     sampler = t.policies.sampler
     if isinstance(sampler, PointSampler) and sampler.point.whole:
         names.append("sampler_trainer_abs_diff_mean")
-    (run,) = state.runs
     return measured | {name: run.series[name][-1] for name in names}
 
 

@@ -96,6 +96,26 @@ class DecoderShape:
         matrices = 1 if self.tied and not count_tied_twice else 2
         return matrices * self.vocabulary * self.hidden
 
+    def update_flop(
+        self, P: int, B: int, prompt: int, completions: int, *, kept: int, full: bool = False
+    ) -> int:
+        """Return the FLOP of an update over P prompts and B completions, adapters' products aside.
+
+        S tokens go forward: each prompt once, completions but for their last tokens. The head sees
+        `completions` tokens, T. With L blocks of W projection weights, `kept` of which are not
+        computed again, and A pairs of a query and a key, as if all completions were equally long:
+
+            projections   2 S W (3 L - kept)      forward, again, gradient of the input
+            head          2 T V H 3               the same; weights' gradients as well where `full`
+            attention     2 A Q (9 L - 2 kept)    two products forward, two again, five backward
+        """
+        n, L, T, V, H = completions // B - 1, self.layers, completions, self.vocabulary, self.hidden
+        S = P * prompt + B * n
+        A = P * prompt * (prompt + 1) // 2 + B * n * (2 * prompt + n + 1) // 2
+        projections = 2 * S * self.projection_parameters() // L * (3 * L - kept + L * full)
+        attention = 2 * A * self.query_size * (9 * L - 2 * kept)
+        return projections + attention + 2 * T * V * H * (3 + full)
+
 
 def _qwen(
     name: str,

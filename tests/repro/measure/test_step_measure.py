@@ -22,6 +22,7 @@ from repro.models.policy import Policy
 from repro.reward.grader import GraderPool
 from repro.rl import single
 from repro.rollout.engine import Engine
+from repro.spec.shapes import SHAPES
 from repro.spec.step_scale import StepArm, StepPoint, StepScale
 from repro.targets.steps import BF16, NF4, NVFP4, RELEASED
 
@@ -63,6 +64,28 @@ def test_each_repeat_is_on_disk_when_it_is_done_and_a_second_start_goes_on(
     assert len(entry["repeats"]) == 2
     assert StepLedger(path, scale).missing(NVFP4, POINT) == 0
     assert entry["facts"]["generated_tokens"] == 4 * 10
+
+
+@pytest.mark.usefixtures("host_clock")
+def test_the_updates_share_of_the_devices_rate_is_a_fact_and_each_step_is_shown(
+    policy: Policy, bench: Bench
+) -> None:
+    lines: list[str] = []
+    point = dataclasses.replace(POINT, sampled_tokens=0)
+    bench = dataclasses.replace(bench, progress=lambda line, values: lines.append(line))
+    assert "update_share" not in repeats(bench, policy)["facts"]
+    assert [line.split(":")[0] for line in lines] == ["small nvfp4"] * 2
+    assert "%" not in lines[0]
+    assert "rollout" not in lines[0]  # of a part of its tokens
+    rated = repeats(dataclasses.replace(bench, product_rate=2e12), policy, point)
+    last, facts = rated["repeats"][-1], rated["facts"]
+    flop = SHAPES["0.5b"].update_flop(2, 4, 20, 4 * 24, kept=facts["kept_blocks"])
+    assert facts["product_tflops"] == 2
+    assert facts["update_share"] == pytest.approx(flop / last["update"] / 2e12)
+    assert lines[-1] == (
+        f"small nvfp4: rollout {last['rollout']:.1f} s, update {last['update']:.1f} s "
+        f"({100 * facts['update_share']:.0f} % of 2 TFLOP/s), step {last['total']:.1f} s"
+    )
 
 
 def planted_clocks(monkeypatch: pytest.MonkeyPatch, hot: list[bool]) -> None:

@@ -162,3 +162,29 @@ def test_a_size_that_does_not_exist_is_named() -> None:
 def test_a_micro_batch_below_one_row_is_refused() -> None:
     with pytest.raises(ValueError, match="one row has 2304"):
         StepShape(shape=SMALL, micro_tokens=100)
+
+
+def hand_count(kept: int) -> int:
+    """Return the FLOP of SMALL's update on two prompts of 3 tokens, 2 completions of 5 each."""
+    block = 64 * (64 + 32 + 32) + 64 * 64 + 3 * 64 * 128
+    tokens = 2 * (3 + 2 * 4)
+    # Each query's keys: of the prompts, then of the four tokens read of each completion.
+    pairs = 2 * (1 + 2 + 3) + 4 * (4 + 5 + 6 + 7)
+    again = 2 - kept
+    products = 2 * tokens * block * (2 * 2 + again)
+    attention = 2 * pairs * 64 * (7 * 2 + 2 * again)
+    return products + attention + 3 * 2 * (4 * 5) * 128 * 64
+
+
+@pytest.mark.parametrize("kept", [0, 1, 2])
+def test_an_updates_products_are_those_counted_by_hand(kept: int) -> None:
+    assert SMALL.update_flop(2, 4, 3, 20, kept=kept) == hand_count(kept)
+
+
+def test_an_update_takes_four_operations_per_weight_and_token_and_six_computed_again() -> None:
+    shape = shape_named("7b")
+    weights = shape.projection_parameters() + shape.vocabulary * shape.hidden
+    tokens = 16 * 256 + 128 * 2048
+    for kept, full, each in ((28, False, 4), (0, False, 6), (28, True, 6)):
+        flop = shape.update_flop(16, 128, 256, 128 * 2048, kept=kept, full=full)
+        assert flop == pytest.approx(each * weights * tokens, rel=0.1)
