@@ -62,15 +62,25 @@ class PerturbableRMSNorm(nn.Module):
 
     def forward(self, hidden: Tensor) -> Tensor:
         """Return the normed `hidden`, (..., H), in its own dtype."""
+        out = dispatch.rms_norm(hidden, self.weight, self.variance_epsilon, self.shared_noise())
+        # A float32 master gain under 16-bit activations must not turn the stream to float32.
+        return out if out.dtype == hidden.dtype else out.to(hidden.dtype)
+
+    def shared_noise(self) -> Tensor | None:
+        """Return the noise of one output for all that read it, (H,), or None.
+
+        Raises
+        ------
+        ValueError
+            When there is noise of their own for the projections.
+        """
         noise = self.noise
         if noise is not None and noise.shape != self.weight.shape:
             raise ValueError(
                 f"noise has shape {tuple(noise.shape)}; the gain has {tuple(self.weight.shape)}, "
                 "and one output for all that read it"
             )
-        out = dispatch.rms_norm(hidden, self.weight, self.variance_epsilon, noise)
-        # A float32 master gain under 16-bit activations must not turn the stream to float32.
-        return out if out.dtype == hidden.dtype else out.to(hidden.dtype)
+        return noise
 
     def gain(self) -> Tensor:
         """Return the effective gain w + z, (H,) or (J, H) as the noise, float32, detached."""

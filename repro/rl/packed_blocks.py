@@ -54,13 +54,13 @@ class Group:
     ) -> tuple[Tensor, Tensor]:
         """Return the projections of x, normed or gated before, and x for the stream to go on."""
         if self.projections is None:
-            entered = x if before is None else (
-                dispatch.swiglu(x) if before == "swiglu" else before(x)
-            )  # fmt: skip
+            entered = x
+            if before is not None:
+                entered = dispatch.swiglu(x) if before == "swiglu" else before(x)
             return torch.cat([module(entered) for module in self.modules], dim=-1), x
         if not isinstance(before, PerturbableRMSNorm):
             return dispatch.projected(x, self.projections, *image, None, before)
-        norm = Norm(eps=before.variance_epsilon, noise=before.noise)
+        norm = Norm(eps=before.variance_epsilon, noise=before.shared_noise())
         return dispatch.projected(x, self.projections, *image, before.weight, norm)
 
 

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from kernels import dispatch
+from repro.models.norms import block_norms
 from repro.models.policy import Policy
 from repro.rl.logprobs import completion_logprobs
 from repro.rl.packed import packed_logprobs, padded
@@ -85,6 +86,22 @@ def test_other_architectures_and_trained_norms_get_the_padded_passes_gradients(
     expected = take_gradients(policy)
     packed_logprobs(policy, rows, 1.0, kept_blocks=1)[0].sum().backward()
     assert largest_gap(take_gradients(policy), expected) < 1e-5
+
+
+def test_noise_on_the_norms_reaches_a_packed_pass(
+    rows: Rows, policy: Policy, nudge: Callable[[Policy, float], None]
+) -> None:
+    nudge(policy, 0.1)
+    still = packed_logprobs(policy, rows, 1.0)[0]
+    for norm in block_norms(policy.model).values():
+        norm.noise = torch.full(norm.weight.shape, 0.3)
+    padded_rows = completion_logprobs(policy, rows, 1.0, layout="padded")[0]
+    noisy = packed_logprobs(policy, rows, 1.0)[0]
+    assert float((noisy - still).abs().max()) > 1e-3
+    torch.testing.assert_close(noisy, padded_rows, rtol=0, atol=2e-5)
+    norm.noise = torch.zeros(2, *norm.weight.shape)
+    with pytest.raises(ValueError, match="one output for all that read it"):
+        packed_logprobs(policy, rows, 1.0)
 
 
 @pytest.mark.gpu
