@@ -78,7 +78,9 @@ class _Projected(torch.autograd.Function):
         # The stream's gradient is None where it goes on elsewhere.
         ctx.set_materialize_grads(False)
         entered = x
-        if isinstance(before, Norm) and gain is not None:
+        if isinstance(before, Norm):
+            if gain is None:
+                raise ValueError("a norm before projections needs its gain; got None")
             entered, _ = rms_norm.norm_rows(x, gain, before.eps, before.noise, x.dtype)
         elif before == "swiglu":
             entered = swiglu.swiglu_rows(x)
@@ -103,8 +105,11 @@ class _Projected(torch.autograd.Function):
                     grad_e, x, gain, before.noise, rstd, stream, wants_gain
                 )
                 stream = None
-        elif before == "swiglu" and grad_e is not None:
-            grad_x, entered = swiglu.swiglu_backward(x, grad_e, again=a is not None)
+        elif before == "swiglu":
+            if grad_e is None:
+                entered = swiglu.swiglu_rows(x)
+            else:
+                grad_x, entered = swiglu.swiglu_backward(x, grad_e, again=a is not None)
         if grad_x is not None and stream is not None:
             grad_x = grad_x + stream
         grad_a = grad_b = None

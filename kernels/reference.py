@@ -183,7 +183,7 @@ def rms_norm(x: Tensor, gain: Tensor, eps: float, noise: Tensor | None = None) -
     x : Tensor, (..., H), floating
     gain : Tensor, (H,), floating
     eps
-        Added to the mean square, in float32 (float64 for that).
+        Added to the mean square, in float32, or float64 for float64 inputs.
     noise : Tensor or None, (H,), float32
         Added to the gain in float32, so that a bfloat16 gain cannot swallow it.
 

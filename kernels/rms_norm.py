@@ -120,7 +120,7 @@ def norm_backward(
     """
     rows, H = x.shape
     grad_x = torch.empty_like(x)
-    # Each program has a partial sum of the gain's gradient; without one, more hide more latency.
+    # Each program has a partial sum of the gain's gradient; else more programs hide latency.
     programs = max(1, min(rows, _PARTIALS if wants_gain else 16 * _PARTIALS))
     partials = torch.zeros(programs if wants_gain else 1, H, dtype=torch.float32, device=x.device)
     block = triton.next_power_of_2(H)

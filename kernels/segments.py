@@ -71,7 +71,7 @@ def segments(
     Raises
     ------
     ValueError
-        When the order is another.
+        When rows are out of that order.
     """
     queries = torch.zeros_like(prompts).index_add_(0, of_prompt, completions)
     groups = int((queries > 0).sum())

@@ -166,7 +166,7 @@ def step_shape(
     )
     if not fitted:
         return step
-    if not point.slots and plan_memory(step).peak > budget:
+    if not point.slots and plan_memory(step).peak > budget * FILLED_SHARE:
         waves = -(-point.rows // fit_slots(step, budget).slots)
         step = dataclasses.replace(step, slots=-(-point.rows // waves))
     if point.micro_tokens:

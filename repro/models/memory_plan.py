@@ -63,6 +63,9 @@ PREFILL_TOKENS = 16384
 _LOGIT_BYTES = 640 << 20
 # More tokens in a micro-batch gain nothing, however small the model.
 MOST_MICRO_TOKENS = 131072
+# More tokens of full fine-tuning, of whose pass the plan knows too little to fill a card with it.
+MOST_FULL_TOKENS = 16384
+_FINEST_PADDING = 64
 # What a pass costs beyond its tokens, in tokens: 4-bit weights are rebuilt, long products faster.
 _PASS_TOKENS = 300
 # Driver, libraries' own memory and loaded kernels, as the driver reports it (one NVIDIA H200).
@@ -216,6 +219,16 @@ def checkpoint_bytes(shape: DecoderShape, weight_format: WeightFormat) -> int:
     return int(shape.projection_parameters() * _BITS[weight_format] / 8) + 2 * other
 
 
+def padded(tokens: int) -> int:
+    """Return what a packed pass's tokens are padded to: at most a thirty-second more, or to 64.
+
+    Every new number makes libraries choose their products anew and the allocator find new blocks,
+    which takes a small model longer than its arithmetic.
+    """
+    multiple = max(_FINEST_PADDING, 2 ** (tokens // 64).bit_length())
+    return -(-tokens // multiple) * multiple
+
+
 def plan_memory(step: StepShape) -> MemoryPlan:
     """Return the bytes of a step by part."""
     shape = step.shape
@@ -265,7 +278,7 @@ def peak_within(step: StepShape, device_bytes: int, more: int = 0) -> int:
 
 
 def fit_training(step: StepShape, device_bytes: int, more: int = 0) -> StepShape:
-    """Return the step of a training run with what of its update its device holds.
+    """Return the step of a training run with the micro-batches and kept blocks that fit.
 
     Parameters
     ----------
@@ -274,7 +287,8 @@ def fit_training(step: StepShape, device_bytes: int, more: int = 0) -> StepShape
     """
     beyond = _beyond_cap(step, device_bytes, more)
     room = int(device_bytes * FILLED_SHARE) - more + beyond
-    return fit_update(step, room, kept=0 if more else None)
+    return fit_update(step, room, kept=0 if more else None,
+                      most=MOST_FULL_TOKENS if more else MOST_MICRO_TOKENS)  # fmt: skip
 
 
 def _beyond_cap(step: StepShape, device_bytes: int, more: int) -> int:
@@ -299,9 +313,14 @@ def _adapter_image_bytes(step: StepShape) -> int:
 
     On a 16-bit base, B of projections that share an input is kept as one block-diagonal matrix.
     """
-    shape, rank = step.shape, step.rank
     if step.weight_format != "bf16":
-        return 2 * shape.adapter_parameters(rank)
+        return 2 * step.shape.adapter_parameters(step.rank)
+    return _diagonal_image_bytes(step)
+
+
+def _diagonal_image_bytes(step: StepShape) -> int:
+    """Return the 16-bit copies of the factors where B of a group is one block-diagonal matrix."""
+    shape, rank = step.shape, step.rank
     sizes = shape.projections()
     total = 0
     for group in LINEARS.values():
@@ -338,10 +357,10 @@ def _update_bytes(step: StepShape) -> tuple[int, int]:
     Backward starts at the logits, when only checkpoints are held beside them, and then goes from
     block to block: the larger of the two is the peak, and its part is what is returned.
     """
-    shape, M = step.shape, step.micro_tokens
+    shape, M = step.shape, padded(step.micro_tokens)
     H, Q, Kv, middle = shape.hidden, shape.query_size, shape.key_size, shape.intermediate
     hidden = 2 * M * H
-    # Beyond its input, and beyond all that is kept of it.
+    # Of each kept block, besides its input.
     kept = 2 * M * (H + 2 * Q + 2 * Kv + 2 * middle + 7 * step.rank)
     saved = shape.layers * hidden + step.kept_blocks * kept
     worst_block = 2 * M * (4 * H + 6 * Q + 5 * Kv + 6 * middle)
@@ -349,8 +368,8 @@ def _update_bytes(step: StepShape) -> tuple[int, int]:
         worst_block -= kept
     if step.weight_format != "bf16":
         worst_block += 2 * max(N * K for N, K in shape.projections().values())
-    # The adapters' images and their gradients, both in 16 bits.
-    saved += 2 * 2 * shape.adapter_parameters(step.rank)
+    # The adapters' images of a pass, and their gradients.
+    saved += 2 * _diagonal_image_bytes(step)
     logits = min(M * shape.vocabulary * 4, _LOGIT_BYTES) * 3 // 2
     at_logits = 4 * hidden + logits
     if at_logits > worst_block:
@@ -358,7 +377,9 @@ def _update_bytes(step: StepShape) -> tuple[int, int]:
     return saved + worst_block, 0
 
 
-def fit_update(step: StepShape, room: int, *, kept: int | None = None) -> StepShape:
+def fit_update(
+    step: StepShape, room: int, *, kept: int | None = None, most: int = MOST_MICRO_TOKENS
+) -> StepShape:
     """Return the step with the micro-batches and kept blocks that take the least time in `room`.
 
     Micro-batches are of equal numbers of rows; one row each where even that is too much: the plan's
@@ -371,11 +392,13 @@ def fit_update(step: StepShape, room: int, *, kept: int | None = None) -> StepSh
     kept
         Blocks to keep; None chooses. A pass through a policy's own modules keeps more of a block
         than is planned here, so it should keep none.
+    most
+        Tokens of a micro-batch.
     """
     layers = step.shape.layers
     least = math.inf
     best = dataclasses.replace(step, micro_tokens=step.row_tokens, kept_blocks=kept or 0)
-    rows = max(1, min(step.rows, MOST_MICRO_TOKENS // step.row_tokens))
+    rows = max(1, min(step.rows, most // step.row_tokens))
     while rows >= 1:
         batches = -(-step.rows // rows)
         rows = -(-step.rows // batches)
@@ -404,16 +427,16 @@ def _with_most_kept(step: StepShape, room: int) -> StepShape:
 
 def fit_slots(step: StepShape, budget: int) -> StepShape:
     """Return the step with the most rows at once that the budget holds; 1 where none fits."""
-    low, high = 1, step.rows
+    low, high, room = 1, step.rows, int(budget * FILLED_SHARE)
 
     def fits(slots: int) -> bool:
         candidate = dataclasses.replace(step, slots=slots, micro_tokens=step.row_tokens)
-        return plan_memory(candidate).peak <= budget
+        return plan_memory(candidate).peak <= room
 
     while low < high:
         middle = (low + high + 1) // 2
         low, high = (middle, high) if fits(middle) else (low, middle - 1)
-    return fit_update(dataclasses.replace(step, slots=low), int(budget * FILLED_SHARE))
+    return fit_update(dataclasses.replace(step, slots=low), room, kept=step.kept_blocks or None)
 
 
 def alternatives(step: StepShape) -> list[tuple[str, StepShape]]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 
 from repro.models.memory_plan import (
-    MOST_MICRO_TOKENS,
+    MOST_FULL_TOKENS,
     StepShape,
     fit_training,
     full_training_bytes,
@@ -52,7 +52,7 @@ class TrainingMemory:
     def peak(self, device_bytes: int | None) -> int:
         """Return the planned peak; without a device, of all rows at once."""
         if device_bytes is None:
-            rows = max(1, min(self.step.rows, MOST_MICRO_TOKENS // self.step.row_tokens))
+            rows = max(1, min(self.step.rows, MOST_FULL_TOKENS // self.step.row_tokens))
             whole = dataclasses.replace(self.step, micro_tokens=rows * self.step.row_tokens)
             return plan_memory(whole).peak + self.more
         return peak_within(self.fitting(device_bytes), device_bytes, self.more)

@@ -7,16 +7,15 @@ a completion sees its prompt and itself. The G completions of a prompt share its
 too. This is how a policy is trained on a GPU; `repro.rl.logprobs` holds the layouts for small ones
 on a CPU, and `repro.rl.step` cuts a whole step into such passes.
 
-Blocks whose activations fit stay (`kept_blocks`); the first ones of the others keep their input
-alone and are computed again in backward, from the same weights.
+The last `kept_blocks` blocks keep their activations; earlier ones keep only their input and are
+computed again in backward, from the same weights.
 
 Easy mistakes
 -------------
 * Only positions that predict a counting token may reach the vocabulary, the widest layer by far.
   The last position of a prompt predicts the first token of each of its completions.
 * Indexing by a mask on the device makes the host wait for it: masks are applied on the host.
-* Every new S makes libraries choose their products anew and the allocator find new blocks, which
-  takes a small model longer than its arithmetic: S is padded to one of few values.
+* S is padded to one of few values (`repro.models.memory_plan.padded`).
 """
 
 from __future__ import annotations
@@ -31,14 +30,12 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from kernels.segments import Segments, segments
+from repro.models.memory_plan import padded
 from repro.models.norms import final_norm
 from repro.models.policy import Policy
 from repro.rl.logprobs import require_rows, through_head
 from repro.rl.packed_blocks import groups_of, images_of, run_block
 from repro.rl.rows import Rows, sent
-
-# A pass's tokens are padded to a multiple of a share of their number, at least.
-_FINEST, _SHARE = 64, 64
 
 
 def packed_logprobs(
@@ -154,12 +151,6 @@ def lay_out(rows: Rows, device: torch.device) -> Layout:
         predicts=sent(predicts, device),
         segments=segments(sizes, own[order], slot[order], device, padding),
     )
-
-
-def padded(tokens: int) -> int:
-    """Return what a pass's tokens are padded to: 32 to 64 values from a number to its double."""
-    multiple = max(_FINEST, 2 ** (tokens // _SHARE).bit_length())
-    return -(-tokens // multiple) * multiple
 
 
 def _counted(lengths: Tensor) -> Tensor:

@@ -65,12 +65,17 @@ class Group:
 
 
 def group_of(modules: Sequence[nn.Module], dtype: torch.dtype) -> Group:
-    """Return modules that share an input as a group that multiplies in `dtype`."""
+    """Return modules that share an input as a group that multiplies in `dtype`.
+
+    The modules themselves multiply where an adapter is merged, only some have one, or a base is
+    trained, of another type or another library's.
+    """
     bases = [base_linear(module) for module in modules]
     factors = [m.factors() if isinstance(m, AdapterLinear) else None for m in modules]
     present = [pair for pair in factors if pair is not None]
     weights = _weights(bases, dtype)
     alike = len({(len(A), scaling) for A, _, scaling in present}) <= 1
+    alike &= not any(getattr(module, "merged", False) for module in modules)
     if weights is None or len(present) not in (0, len(modules)) or not alike:
         return Group(modules=tuple(modules), projections=None)
     bias = fused_bias([base.bias for base in bases])
@@ -83,7 +88,7 @@ def group_of(modules: Sequence[nn.Module], dtype: torch.dtype) -> Group:
 
 
 def _weights(bases: Sequence[nn.Linear | QuantizedLinear], dtype: torch.dtype) -> Any:
-    """Return the weights of bases, fused where they lie so; None where they are trained or odd."""
+    """Return the weights of bases, fused where they lie so; None where modules must multiply."""
     parameters = [p for base in bases for p in base.parameters()]
     if any(p.requires_grad or p.dtype != dtype for p in parameters):
         return None

@@ -1,4 +1,4 @@
-"""Which pass gives a policy's log-probabilities: packed rows on a CUDA device, else the layouts.
+"""Which pass gives a policy's log-probabilities: packed rows in 16 bits on a GPU, else the layouts.
 
 Both give the same numbers up to rounding (`tests/repro/rl/test_packed.py`). Packed rows waste
 nothing on padding and keep of a block what its device has room for; on a CPU the shared-prefix
@@ -7,6 +7,7 @@ layout is faster, and what was recorded there was recorded with it.
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from repro.models.policy import Policy
@@ -31,6 +32,6 @@ def row_logprobs(
     ValueError
         When the temperature is not positive, or there are no rows.
     """
-    if policy.device.type == "cuda":
+    if policy.device.type == "cuda" and policy.compute_dtype != torch.float32:
         return packed_logprobs(policy, rows, temperature, kept_blocks=kept_blocks)
     return completion_logprobs(policy, rows, temperature)

@@ -17,6 +17,7 @@ Easy mistakes
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
@@ -159,6 +160,7 @@ def accumulate_step(
         raise ValueError("a parameter has a gradient already; a step starts from none")
     scale: TrainScale = run.scale
     counting = loss_mask(rollout, mask_truncated=run.arm.loss.mask_truncated)
+    first = micro_tokens
 
     def planned(micro_tokens: int) -> Plan:
         return plan_step(
@@ -175,7 +177,9 @@ def accumulate_step(
     def attempt(micro_tokens: int) -> StepOutput:
         return carry_out(
             policy, rollout, planned(micro_tokens), run, counting,
-            old_logprobs=old_logprobs, ref_logprobs=ref_logprobs, kept_blocks=kept_blocks,
+            old_logprobs=old_logprobs, ref_logprobs=ref_logprobs,
+            # What ran out of memory goes on without what may be computed again.
+            kept_blocks=kept_blocks if micro_tokens == first else 0,
         )  # fmt: skip
 
     return within_memory(
@@ -205,7 +209,7 @@ def carry_out(
         (B, T) bool; tokens that the loss counts.
     """
     rows, temperature = rollout.rows, run.scale.rollout.temperature
-    losses, results, passed = [], [], []
+    results, passed = [], []
     for index, counts in plan.micro_batches:
         part = rows.select(index)
         new, entropy = row_logprobs(policy, part, temperature, kept_blocks=kept_blocks)
@@ -214,14 +218,14 @@ def carry_out(
             old_logprobs=old_logprobs, ref_logprobs=ref_logprobs,
         )  # fmt: skip
         result.loss.backward()
-        losses.append(result.loss.detach())
-        results.append(result)
+        # Without its graph, which would hold what the pass kept.
+        results.append(dataclasses.replace(result, loss=result.loss.detach()))
         passed.append((index, (new.detach(), entropy.detach())))
     passed += _evaluated(policy, rows, plan.idle, temperature)
     # Read only now: until here the host is ahead of the device and waits for nothing.
     into = torch.zeros(rows.mask.shape), torch.zeros(rows.mask.shape)
     _write(passed, into)
-    loss = sum(float(value) for value in losses)
+    loss = sum(float(result.loss) for result in results)
     return StepOutput(plan=plan, logprobs=into[0], entropy=into[1], loss=loss, results=results)
 
 
@@ -328,10 +332,8 @@ def step_metrics(rollout: Rollout, output: StepOutput) -> dict[str, float | int 
     index = output.plan.index
     mask, truncated = rollout.rows.mask[index], rollout.rows.truncated[index]
     members = index.tolist()
-    totals = [
-        sum(column) for column in zip(*(r.sums.tolist() for r in output.results), strict=True)
-    ]
-    sums = dict(zip(SUMS, totals or [0.0] * len(SUMS), strict=True))
+    each = [result.sums for result in output.results] or [torch.zeros(len(SUMS))]
+    sums = dict(zip(SUMS, torch.stack(each).sum(0).tolist(), strict=True))
     tokens = sums["tokens"]
 
     def share(name: str) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -78,6 +79,16 @@ def test_micro_batches_hold_every_row_once_and_no_more_tokens_than_asked(rows: R
         own = sum(LENGTHS[row] - 1 for row in batch.tolist())
         assert prompts + own <= 20 or len(batch) == 1
     assert len(batches) > 2
+
+    # No cut into as many passes has a smaller largest pass.
+    def tokens(batch: Any) -> int:
+        return sum(PROMPTS[i] for i in {r // 2 for r in batch}) + sum(LENGTHS[r] - 1 for r in batch)
+
+    cuts = itertools.combinations(range(1, 6), len(batches) - 1)
+    best = min(
+        max(tokens(range(a, b)) for a, b in itertools.pairwise((0, *cut, 6))) for cut in cuts
+    )
+    assert max(tokens(batch.tolist()) for batch in batches) == best
     some = torch.tensor([4, 1])
     assert [piece.tolist() for piece in split_by_tokens(rows, some, 100)] == [[4, 1]]
 
