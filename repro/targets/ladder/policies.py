@@ -32,7 +32,7 @@ import dataclasses
 from repro.spec.effect import Assay
 from repro.spec.target import Claim, Target
 from repro.spec.tier import Tier
-from repro.targets.ladder.common import METRICS_OF_LADDER, SEEDS, WHY_NOT, cost_of
+from repro.targets.ladder.common import METRICS_OF_LADDER, SEEDS, WHY_NOT, needs_of
 from repro.targets.ladder.needle import BF16, NEEDLE_4, NVFP4, OPENING_COLDER, QERL
 
 # Of seed 0 are the ladder's own policies.
@@ -57,7 +57,7 @@ def _runs_on(policy: int) -> Target:
         arms=_ARMS,
         metrics=METRICS_OF_LADDER,
         scales={Tier.PROXY: scale},
-        costs={Tier.PROXY: cost_of(scale)},
+        needs={Tier.PROXY: needs_of(scale)},
         headline="take_off_steps",
         why_not=WHY_NOT,
     )
@@ -106,7 +106,7 @@ NEEDLE_POLICIES = Target(
     metrics=METRICS_OF_LADDER,
     claims=tuple(_over_policies(claim) for claim in NEEDLE_4.claims if claim.name in _KEY),
     scales={Tier.PROXY: _SCALE},
-    costs={Tier.PROXY: cost_of(*(home.scales[Tier.PROXY] for home in _HOMES.values()))},
+    needs={Tier.PROXY: needs_of(*(home.scales[Tier.PROXY] for home in _HOMES.values()))},
     headline="take_off_steps",
     shared={
         _on(policy, arm.name): (home, arm.name) for policy, home in _HOMES.items() for arm in _ARMS
