@@ -1,4 +1,4 @@
-"""The ensembles behind the proxy tier's blessed records, for tests of their predictions."""
+"""The ensembles behind the proxy tier's blessed records, for tests of memory estimates."""
 
 from __future__ import annotations
 
