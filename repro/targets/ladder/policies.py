@@ -21,8 +21,8 @@ power, a factor of 1.14 shows if the effect is the same in all policies, of 1.24
 show that there is *no* difference within 10 %: the simultaneous interval is 11 % to either side
 even if the effect is the same in all. And they say nothing of another recipe, size or task.
 
-It is a deeper look, apart from the ladder and its two hours: three more pre-trainings of both
-recipes, 27 GPU minutes by the plan, and 128 runs, 13; 10 where the rung's own have been made.
+It is a deeper look, apart from the ladder: three more pre-trainings of both recipes, and 128 runs,
+of which 32 are the rung's own.
 """
 
 from __future__ import annotations
