@@ -371,7 +371,7 @@ def _plan(args: argparse.Namespace) -> int:
             continue
         others = None if args.tier else other_tiers(selection.source, selection.tier)
         texts += [others] if others else []
-        text = plan_text(selection, runs, folder, expected, *workers[selection.tier])
+        text = plan_text(selection, runs, folder, expected, workers[selection.tier])
         texts.append("\n".join([text, *data_lines(runs, args.data is not None)]))
     print("\n\n".join(texts))
     if sentence:

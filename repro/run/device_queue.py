@@ -2,10 +2,10 @@
 
 Small runs are carried out many at once as one batched model. A unit of work is an ensemble; the
 queue hands one after another, the longest first, to one worker process per device, which sees its
-own device alone (`CUDA_VISIBLE_DEVICES`). Where devices would wait for one another, ensembles are
-cut, as far as the cost model says that the last of them then ends earlier: a cut is not free, for
-an ensemble's steps take a time that does not depend on how many runs it has. Several workers to a
-device share its memory equally, and it gets as many ensembles.
+own device alone (`CUDA_VISIBLE_DEVICES`). The length of an ensemble is its runs' training steps
+added up. One that is longer than a device's equal share of all is cut into equal parts, and no
+further: part of a step's time does not depend on how many runs take it. Several workers to a device
+share its memory equally, and it gets as many ensembles.
 
 A worker that dies gives its runs back to the queue once; each run's record is written as soon as it
 is done, so nothing that finished is done again. A device that no longer answers is left out
@@ -21,11 +21,9 @@ from pathlib import Path
 
 from repro.evidence.record import run_folder
 from repro.run.carry_out import is_ensemble
-from repro.run.ensemble_cost import ends_of, ensemble_seconds
 from repro.run.worker import Task
 from repro.spec.arm import require
 from repro.spec.config import RunConfig, digest_of
-from repro.spec.target import TogetherCost
 from repro.spec.tier import REAL_CHECKPOINTS, Tier, cuda_devices
 
 RETRIES = 1
@@ -33,10 +31,6 @@ RETRIES = 1
 SPREAD_TIERS = (Tier.PROXY, *REAL_CHECKPOINTS)
 Group = tuple[RunConfig, ...]
 Grouping = Callable[[Sequence[RunConfig], int], Sequence[Group]]
-# Ends within this factor are alike: predictions are no better than that.
-_ABOUT = 1.03
-# Where a group may be cut in two, beside equal parts: so that a part can fill another's gap.
-_EIGHTHS = range(1, 8)
 
 
 def visible_devices(named: str | None) -> tuple[str, ...]:
@@ -71,8 +65,8 @@ def visible_devices(named: str | None) -> tuple[str, ...]:
     return every[: int(named)]
 
 
-def planned_workers(tier: Tier, named: str | None, workers: int | None = None) -> tuple[int, int]:
-    """Return the runs or ensembles side by side that a plan is of, and devices, on any machine.
+def planned_workers(tier: Tier, named: str | None, workers: int | None = None) -> int:
+    """Return the runs or ensembles side by side that a plan is of, on any machine.
 
     Parameters
     ----------
@@ -95,7 +89,7 @@ def planned_workers(tier: Tier, named: str | None, workers: int | None = None) -
         _require_spread(tier, named, devices)
     planned = workers or devices or 1
     require_workers(tier, planned, devices)
-    return planned, max(1, devices)
+    return planned
 
 
 def devices_of(tier: Tier, named: str | None) -> tuple[str, ...]:
@@ -152,7 +146,7 @@ def ensemble_tasks(
     runs: Path,
     *,
     devices: int,
-    costs: Mapping[str, TogetherCost],
+    memory: Mapping[str, int],
     grouping: Grouping | None = None,
     shared_by: int = 1,
 ) -> list[Task]:
@@ -166,8 +160,8 @@ def ensemble_tasks(
         Folder of the records.
     devices
         How many will be filled.
-    costs
-        By checkpoint: what ensembles of its runs need.
+    memory
+        By checkpoint: bytes that an ensemble of its runs may fill of a device.
     grouping
         What makes ensembles of runs and of the memory of one; None takes the suite's own.
     shared_by
@@ -181,63 +175,39 @@ def ensemble_tasks(
         grouping = group_runs
     groups: list[Group] = []
     for checkpoint in dict.fromkeys(run.scale.checkpoint for run in together):
-        memory = fitting_memory(costs[checkpoint].memory_bytes, shared_by)
+        fitting = fitting_memory(memory[checkpoint], shared_by)
         alike = [run for run in together if run.scale.checkpoint == checkpoint]
-        groups += [tuple(group) for group in (grouping(alike, memory) if grouping else ())]
+        groups += [tuple(group) for group in (grouping(alike, fitting) if grouping else ())]
 
-    def seconds(group: Group) -> float:
-        return ensemble_seconds(group, costs[group[0].scale.checkpoint])
-
-    return [_task(group, runs) for group in cut(groups, devices * shared_by, seconds)] + [
+    return [_task(group, runs) for group in cut(groups, devices * shared_by)] + [
         Task(run=run, folder=run_folder(run, runs), runs=runs) for run in alone
     ]
 
 
-def cut(groups: Sequence[Group], devices: int, seconds: Callable[[Group], float]) -> list[Group]:
-    """Return the groups, cut so that the last device ends early, longest first.
+def cut(groups: Sequence[Group], workers: int) -> list[Group]:
+    """Return the groups, none longer than a worker's equal share of all steps, longest first.
 
-    One cut after another is tried, each the best after those before it; of these ways the one of
-    fewest cuts is taken whose end is about the earliest. A cut keeps a seed's runs together as far
-    as it goes: arms are compared within a seed.
-
-    Parameters
-    ----------
-    seconds
-        Predicted time of a group.
+    A cut keeps a seed's runs together as far as it goes: arms are compared within a seed.
     """
-    ways = [[(seconds(group), group) for group in groups]]
-    for _ in range(2 * devices if devices > 1 else 0):
-        last = ways[-1]
-        following = [
-            [*last[:place], *last[place + 1 :], *((seconds(part), part) for part in parts)]
-            for place, (_, group) in enumerate(last)
-            for parts in _cuts(group, devices)
-        ]
-        if following:
-            ways.append(min(following, key=lambda way: _ends(way, devices)))
-    latest = [_ends(way, devices)[0] for way in ways]
-    chosen = next(n for n, end in enumerate(latest) if end <= _ABOUT * min(latest))
-    return [group for _, group in sorted(ways[chosen], key=lambda item: -item[0])]
+    steps = sum(map(steps_of, groups))
+    parts: list[Group] = []
+    for group in groups:
+        parts += _in_parts(group, -(-steps_of(group) * workers // steps))
+    return sorted(parts, key=steps_of, reverse=True)
 
 
-def _ends(timed: Sequence[tuple[float, Group]], devices: int) -> list[float]:
-    """Return when each device ends, the last first."""
-    return sorted(ends_of([time for time, _ in timed], devices), reverse=True)
+def steps_of(group: Group) -> int:
+    """Return the training steps of all runs of a group; a run without training counts as one."""
+    return sum(1 if run.procedure == "evaluate" else run.scale.steps for run in group)
 
 
-def _cuts(group: Group, devices: int) -> list[list[Group]]:
-    """Return the ways of cutting a group: in equal parts, and in two of any eighths."""
-    by_seed = tuple(sorted(group, key=lambda run: run.seed))
-    size = len(by_seed)
-    places: set[tuple[int, ...]] = {(size * eighths // 8,) for eighths in _EIGHTHS}
-    places |= {
-        tuple(size * part // parts for part in range(1, parts)) for parts in range(2, devices + 1)
-    }
-    ways = []
-    for inner in sorted(places):
-        edges = (0, *inner, size)
-        ways.append([by_seed[a:b] for a, b in itertools.pairwise(edges)])
-    return [parts for parts in ways if all(parts)]
+def _in_parts(group: Group, count: int) -> list[Group]:
+    count = min(count, len(group))
+    if count == 1:
+        return [group]
+    by_seed = sorted(group, key=lambda run: run.seed)
+    edges = [len(group) * part // count for part in range(count + 1)]
+    return [tuple(by_seed[a:b]) for a, b in itertools.pairwise(edges)]
 
 
 def _task(group: Group, runs: Path) -> Task:

@@ -41,7 +41,7 @@ from repro.run.device_queue import (
 from repro.run.disk import DiskError, require_writable
 from repro.run.places import expected_folder, runs_folder
 from repro.run.plan import plan_text
-from repro.run.preflight import disk_refusal, preflight, startable_arms
+from repro.run.preflight import disk_refusal, preflight, startable
 from repro.run.progress import Display
 from repro.run.proxy_options import making, sentence_on_lost_policies, with_proxy_options
 from repro.run.repeated import RepeatedFailures
@@ -57,7 +57,7 @@ from repro.run.worker import STOPPING, CarryOut, Event, Task
 from repro.run.workers import WorkerPool
 from repro.spec.arm import require
 from repro.spec.config import RunConfig
-from repro.spec.target import TogetherCost, other_tiers
+from repro.spec.target import other_tiers
 from repro.spec.tier import Tier
 from repro.targets.rates import lacking_rates
 
@@ -119,12 +119,12 @@ def main_run(args: argparse.Namespace) -> int:
         devices = devices_of(selection.tier, args.devices)
         workers = args.workers or len(devices) or default_workers(selection.tier)
         require_workers(selection.tier, workers, len(devices))
-        arms = startable_arms(run for run in plan if find_record(run, folder) is None)
-        cost = selection.source.costs[selection.tier]
-        full = disk_refusal(cost, arms, workers, folder, completions=keeping.completions)
+        left = startable(run for run in plan if find_record(run, folder) is None)
+        needs = selection.source.needs_at(selection.tier)
+        full = disk_refusal(needs, left, workers, folder)
         require(full is None, f"{selection.target.name}, {selection.tier.value} tier: {full}")
         console.print(
-            plan_text(selection, plan, folder, expected, workers, len(devices) or 1),
+            plan_text(selection, plan, folder, expected, workers),
             highlight=False,
             markup=False,
         )
@@ -132,9 +132,8 @@ def main_run(args: argparse.Namespace) -> int:
             console.print(note, highlight=False, markup=False)
         batch = batches.setdefault(selection.tier, _Batch(workers=workers, devices=devices))
         batch.runs.update({run.digest(): run for run in plan})
-        together = cost.together
-        if together is not None:
-            batch.costs.update({run.scale.checkpoint: together for run in plan})
+        together = filter(is_ensemble, plan)
+        batch.memory.update({run.scale.checkpoint: needs.memory_bytes for run in together})
     keeping.pass_on()
     return _carry_out(batches, folder, args.threads, console)
 
@@ -151,7 +150,7 @@ def require_ready(selection: Selection) -> None:
     where = f"{selection.target.name}, {selection.tier.value} tier"
     missing = selection.source.not_runnable(selection.tier)
     require(missing is None, f"{where}: {missing}")
-    lacking = selection.source.costs[selection.tier].lacking()
+    lacking = selection.source.needs_at(selection.tier).lacking()
     require(
         not lacking,
         f"{where}: there is no policy {', '.join(lacking)}; first: "
@@ -168,7 +167,7 @@ class _Batch:
     workers: int
     devices: tuple[str, ...]
     runs: dict[str, RunConfig] = field(default_factory=dict)
-    costs: dict[str, TogetherCost] = field(default_factory=dict)
+    memory: dict[str, int] = field(default_factory=dict)
 
 
 def _carry_out(
@@ -185,7 +184,7 @@ def _carry_out(
             threads=threads or default_threads(tier, batch.workers),
             console=console,
             devices=batch.devices,
-            costs=batch.costs,
+            memory=batch.memory,
         )
         worst = max(worst, FAILED if outcome.failed else FINE, INTERRUPTED * bool(outcome.left))
         if outcome.left:
@@ -207,7 +206,7 @@ def execute(
     threads: int,
     console: Console,
     devices: Sequence[str] = (),
-    costs: Mapping[str, TogetherCost] = MappingProxyType({}),
+    memory: Mapping[str, int] = MappingProxyType({}),
     grouping: Grouping | None = None,
     carry_out: CarryOut | None = None,
     answers: Answers = device_answers,
@@ -222,8 +221,8 @@ def execute(
         Processes side by side, and threads in each.
     devices : sequence of str
         Devices that the workers fill, one each; see `repro.run.device_queue`.
-    costs : mapping of str to TogetherCost
-        By checkpoint: what ensembles of its runs need.
+    memory : mapping of str to int
+        By checkpoint: bytes that an ensemble of its runs may fill of a device.
     grouping, carry_out, answers : callable
         In place of the suite's own, for tests.
 
@@ -246,7 +245,7 @@ def execute(
     if before:
         console.print(f"{before} of {len(plan)} runs are recorded already; {len(pending)} to do.")
     shared_by = sharing(workers, len(devices)) if devices else 1
-    tasks = _tasks(pending, runs, len(devices) or 1, shared_by, costs, grouping)
+    tasks = _tasks(pending, runs, len(devices) or 1, shared_by, memory, grouping)
     counts = {"finished": 0, "failed": 0}
     claims = Claims(runs, pending, lambda text: console.print(text, highlight=False, markup=False))
     log = runs / "workers.log"
@@ -317,12 +316,12 @@ def _tasks(
     runs: Path,
     devices: int,
     shared_by: int,
-    costs: Mapping[str, TogetherCost],
+    memory: Mapping[str, int],
     grouping: Grouping | None,
 ) -> list[Task]:
     if any(is_ensemble(run) for run in pending):
         return ensemble_tasks(
-            pending, runs, devices=devices, costs=costs, grouping=grouping, shared_by=shared_by
+            pending, runs, devices=devices, memory=memory, grouping=grouping, shared_by=shared_by
         )
     return [
         Task(run=group[0], folder=run_folder(group[0], runs), runs=runs, also=group[1:])

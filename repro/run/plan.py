@@ -1,41 +1,51 @@
 """The plan as text: which runs a command would start, and what they would need, before they start.
 
-Times and memory come from the blessed records of the same tier where there are any, else from the
-scale's stated cost; the text says which. Where nobody has timed a run, it says that instead of
-guessing.
+How long a run takes is said of arms that blessed records of the tier have timed: the median of what
+these took, on which device; of others the plan says that they are not timed.
 """
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from statistics import median
+from statistics import median_low
 
 from repro.evidence.environment import capture_environment, device_of
 from repro.evidence.record import Record, find_record, read_record
 from repro.evidence.store import blessed_records
 from repro.measure.rollout_plan import not_fitting
 from repro.models.memory_plan import CONTEXT_BYTES
+from repro.run.carry_out import is_ensemble
 from repro.run.disk import free_bytes, size
-from repro.run.ensemble_cost import ensemble_seconds, likely_groups, queue_seconds, unmeasured
-from repro.run.preflight import is_published, memory_of, preflight, startable_arms
+from repro.run.preflight import is_published, memory_of, preflight, startable
 from repro.run.proxy_options import making
+from repro.run.run_disk import disk_bytes
 from repro.run.select import Selection
 from repro.spec.config import RunConfig, TrainScale
-from repro.spec.target import Cost
 from repro.spec.throughput import ThroughputScale
-from repro.spec.tier import REAL_CHECKPOINTS, cuda_devices
+from repro.spec.tier import REAL_CHECKPOINTS, Tier, cuda_devices
 from repro.targets.rates import lacking_rates
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Estimates:
-    """Seconds and bytes of a run by arm, and where they come from."""
+class Timed:
+    """What blessed records of the planned runs' kind took.
 
-    seconds: dict[str, float | None]
-    memory_bytes: int
+    Attributes
+    ----------
+    seconds
+        By target and arm: wall time of the middle record, and how many runs shared it.
+    peak_bytes
+        The largest peak of memory among them.
+    basis
+        How many they are, and on which devices.
+    """
+
+    seconds: dict[tuple[str, str], tuple[float, int]]
+    peak_bytes: int
     basis: str
 
 
@@ -45,7 +55,6 @@ def plan_text(
     folder: Path,
     expected: Path,
     workers: int = 1,
-    devices: int = 1,
 ) -> str:
     """Return the plan of `runs` as lines of text.
 
@@ -53,13 +62,13 @@ def plan_text(
     ----------
     folder
         Where the records are and will be.
-    workers, devices
-        Runs side by side, and the devices that they fill, for the total time.
+    workers
+        Runs side by side, which share memory and disk.
     """
-    cost = selection.source.costs[selection.tier]
+    needs = selection.source.needs_at(selection.tier)
     done = {run.digest() for run in runs if find_record(run, folder) is not None}
     left = [run for run in runs if run.digest() not in done]
-    estimates = estimate(selection, cost, expected)
+    timed = timed_runs(selection.tier, runs, expected)
     lines = [
         f"{selection.target.name} at the {selection.tier.value} tier: {len(runs)} runs "
         f"({len(done)} recorded, {len(left)} to do)",
@@ -68,46 +77,32 @@ def plan_text(
     missing = selection.tier.missing()
     if missing:
         lines.append(f"  This machine cannot run it: {missing}.")
-    for name in cost.lacking():
+    for name in needs.lacking():
         lines.append(f"  It needs the policy {name}; first: {making(name)}")
     unchosen = lacking_rates(selection.source, selection.tier)
     if unchosen:
         lines.append(f"  It cannot start: {unchosen}.")
-    lines += _arm_lines(runs, done, estimates, together=cost.together is not None)
-    ensembles = _ensemble_time(left, cost, workers, devices)
-    lines += _totals(runs, left, estimates, cost, workers, ensembles)
+    lines += _arm_lines(runs, done, timed)
+    absent = [item for item in needs.downloads if not item.present()]
+    fetched = "; ".join(f"{item.name} ({size(item.nbytes)})" for item in absent) or "none"
+    memory = _memory(left or runs, max(needs.memory_bytes, timed.peak_bytes), workers)
+    lines += [
+        f"  timed     {timed.basis}",
+        f"  memory    {size(memory)}",
+        f"  downloads {fetched}",
+    ]
     lines += _preflight_lines(left)
     # What cannot start here takes no disk, unless nothing can: then the plan is for elsewhere.
-    arms = [run.arm.name for run in left] if missing else startable_arms(left)
-    disk = cost.disk_of(arms, workers)
-    lines += _disk_lines(disk, free_bytes(folder))
-    lines += _prediction_lines(selection, left, expected)
+    writing = left if missing else startable(left)
+    lines += _disk_lines(disk_bytes(writing, needs, workers), free_bytes(folder))
     lines += _not_fitting_lines(left)
-    lines += _measured_lines(selection, runs, folder, cost)
+    lines += _measured_lines(selection, runs, folder)
     lines.append(f"  records   {folder}")
     return "\n".join(lines)
 
 
-def _prediction_lines(selection: Selection, left: list[RunConfig], expected: Path) -> list[str]:
-    """Return a line where the time is of arms that nothing blessed has timed; else none."""
-    homes = {selection.source.name, *(home.name for home, _ in selection.source.shared.values())}
-    timed = {
-        (record.target, record.arm)
-        for name in homes
-        for record in blessed_records(expected, selection.tier, name)
-    }
-    never = list(dict.fromkeys(r.arm.name for r in left if (r.target, r.arm.name) not in timed))
-    if not never:
-        return []
-    listed = "all arms" if len(never) == len({run.arm.name for run in left}) else ", ".join(never)
-    granted = "".join(f"; {item}" for item in unmeasured(left))
-    return [f"  a prediction: no blessed run of {listed}{granted}"]
-
-
-def _measured_lines(
-    selection: Selection, runs: list[RunConfig], folder: Path, cost: Cost
-) -> list[str]:
-    """Return a line per recorded run on a published checkpoint: time and peak against the plan.
+def _measured_lines(selection: Selection, runs: list[RunConfig], folder: Path) -> list[str]:
+    """Return a line per recorded run on a published checkpoint: time, and peak against the plan.
 
     The time is of the whole run, loading and evaluation included, in the process that ended it: of
     a run that went on from a checkpoint it is less. The planned peak depends on the device, so that
@@ -121,19 +116,13 @@ def _measured_lines(
         if path is None:
             continue
         record = read_record(path)
-        seconds = _seconds_of(record)
-        planned = cost.seconds_of_arm.get(run.arm.name)
         peak = record.value("peak_bytes")
         room = memory_of(run.arm, run.scale)[0] - CONTEXT_BYTES
-        said = f"{seconds:.0f} s{_against(seconds, planned)}"
+        said = f"{_seconds_of(record):.0f} s"
         if peak and cuda_devices():
-            said += f"; peak {size(int(peak))}{_against(peak, room)}"
+            said += f"; peak {size(int(peak))} ({100 * (peak / room - 1):+.1f} % against the plan)"
         lines.append(f"  measured  {run.arm.name} seed {run.seed}: {said}")
     return lines
-
-
-def _against(measured: float, planned: float | None) -> str:
-    return f" ({100 * (measured / planned - 1):+.1f} % against the plan)" if planned else ""
 
 
 def _seconds_of(record: Record) -> float:
@@ -168,91 +157,37 @@ def _not_fitting_lines(left: list[RunConfig]) -> list[str]:
     ]
 
 
-def _arm_lines(
-    runs: list[RunConfig], done: set[str], estimates: Estimates, *, together: bool
-) -> list[str]:
+def _arm_lines(runs: list[RunConfig], done: set[str], timed: Timed) -> list[str]:
     by_arm: dict[tuple[str, str], list[RunConfig]] = {}
     for run in runs:
         by_arm.setdefault((run.target, run.arm.name), []).append(run)
     homes = Counter(arm for _, arm in by_arm)
     lines = []
     for (target, arm), of_arm in by_arm.items():
-        seconds = estimates.seconds.get(arm)
-        each = "not timed yet" if seconds is None else f"{duration(seconds)} each"
-        each = "" if together else each
+        seconds, shared_by = timed.seconds.get((target, arm), (None, 1))
+        took = "not timed" if seconds is None else duration(seconds)
+        took += f" for {shared_by} at once" if shared_by > 1 else ""
         finished = sum(run.digest() in done for run in of_arm)
         recorded = f", {finished} recorded" if finished else ""
         listed = ", ".join(str(run.seed) for run in of_arm)
         name = f"{target}.{arm}" if homes[arm] > 1 else arm
-        lines.append(f"  {name:<26} {of_arm[0].procedure:<9} seeds {listed:<14} {each}{recorded}")
+        lines.append(f"  {name:<26} {of_arm[0].procedure:<9} seeds {listed:<14} {took}{recorded}")
     return lines
 
 
-def _ensemble_time(left: list[RunConfig], cost: Cost, workers: int, devices: int) -> str | None:
-    """Return the predicted time of runs that go many at once, or None where they do not."""
-    together = cost.together
-    if together is None or not left:
-        return None
-    from repro.run.device_queue import ensemble_tasks, sharing
+def _memory(runs: list[RunConfig], of_one: int, workers: int) -> int:
+    """Return the memory that runs need, `workers` of them at a time.
 
-    shared_by = sharing(workers, devices)
-    most = together.runs_together // shared_by
-    tasks = ensemble_tasks(
-        left,
-        Path(),
-        devices=devices,
-        costs={run.scale.checkpoint: together for run in left},
-        # Without the policy its shape is not known; the plan is then of likely sizes.
-        grouping=(lambda runs, _: likely_groups(runs, most)) if cost.lacking() else None,
-        shared_by=shared_by,
-    )
-    seconds = [ensemble_seconds(task.every, together, shared_by) for task in tasks]
-    sizes = ", ".join(str(len(task.every)) for task in tasks)
-    wall = together.begin_seconds + queue_seconds(seconds, devices * shared_by)
-    busy = together.begin_seconds * min(devices, len(tasks)) + sum(seconds) / shared_by
-    side = f", {shared_by} workers on each" * (shared_by > 1)
-    return (
-        f"{duration(wall)} on {devices} GPU(s){side}, {busy / 60:.0f} "
-        f"GPU minutes; ensembles of {sizes} runs"
-    )
-
-
-def _totals(
-    runs: list[RunConfig],
-    left: list[RunConfig],
-    estimates: Estimates,
-    cost: Cost,
-    workers: int,
-    ensembles: str | None,
-) -> list[str]:
-    times = [estimates.seconds.get(run.arm.name) for run in left]
-    known = [seconds for seconds in times if seconds is not None]
-    basis = estimates.basis
-    if ensembles is not None:
-        time, basis = ensembles, cost.basis
-    elif len(known) == len(times):
-        side = f" with {workers} at a time" if min(workers, len(left)) > 1 else ""
-        longest = max(known, default=0.0)
-        time = f"{duration(max(longest, sum(known) / max(1, workers)))}{side}"
-    else:
-        time = "not known"
-    absent = [item for item in cost.downloads if not item.present()]
-    fetched = "; ".join(f"{item.name} ({size(item.nbytes)})" for item in absent) or "none"
-    memory = estimates.memory_bytes * max(1, min(workers, len(left) or 1))
+    A run of a published checkpoint has a device for itself; ensembles share what is one's.
+    """
     planned = [
         memory_of(run.arm, run.scale)[0]
-        for run in {run.arm: run for run in left or runs}.values()
+        for run in {run.arm: run for run in runs}.values()
         if isinstance(run.scale, TrainScale) and is_published(run.scale)
     ]
     if any(planned):
-        memory = max(planned)  # of each device
-    if ensembles is not None:
-        memory = estimates.memory_bytes  # of each device
-    return [
-        f"  time      {time} ({basis})",
-        f"  memory    {size(memory)}",
-        f"  downloads {fetched}",
-    ]
+        return max(planned)
+    return of_one if any(map(is_ensemble, runs)) else of_one * max(1, min(workers, len(runs)))
 
 
 def _disk_lines(needed: int, free: int | None) -> list[str]:
@@ -265,42 +200,39 @@ def _disk_lines(needed: int, free: int | None) -> list[str]:
     return lines
 
 
-def estimate(selection: Selection, cost: Cost, expected: Path) -> Estimates:
-    """Return the estimates for a selection: from blessed records if there are any.
+def timed_runs(tier: Tier, runs: Iterable[RunConfig], expected: Path) -> Timed:
+    """Return what blessed records of the runs' targets and arms took.
 
     Those of this machine's kind of device count alone where there are some. Those of an earlier
-    version of the target did something else and say nothing of its cost.
+    version of a target did something else and say nothing of its time.
     """
-    seconds: dict[str, float | None] = {
-        arm.name: (
-            cost.evaluate_seconds
-            if selection.source.procedure_of(arm) == "evaluate"
-            else cost.train_seconds
-        )
-        for arm in selection.source.arms
-    }
-    seconds |= cost.seconds_of_arm
-    for arm, (_, recorded) in selection.source.shared.items():
-        seconds.setdefault(recorded, seconds[arm])
-    memory, basis = cost.memory_bytes, cost.basis
+    kinds = {(run.target, run.target_version, run.arm.name) for run in runs}
     blessed = [
         record
-        for record in blessed_records(expected, selection.tier, selection.source.name)
-        if record.target_version == selection.source.version
+        for target in sorted({run.target for run in runs})
+        for record in blessed_records(expected, tier, target)
+        if (record.target, record.target_version, record.arm) in kinds
     ]
     here = device_of(capture_environment())
     blessed = [record for record in blessed if device_of(record.environment) == here] or blessed
-    times: dict[str, list[float]] = {}
+    times: dict[tuple[str, str], list[tuple[float, int]]] = {}
     for record in blessed:
-        together = record.effects.get("repeats_together", 1)
-        times.setdefault(record.arm, []).append(_seconds_of(record) / together)
-        peak = record.value("peak_bytes")
-        memory = max(memory, int(peak)) if peak else memory
-    if times:
-        seconds |= {arm: median(values) for arm, values in times.items()}
-        devices = sorted({device_of(record.environment) or "a CPU" for record in blessed})
-        basis = f"median of {len(blessed)} blessed records of {', '.join(devices)}"
-    return Estimates(seconds=seconds, memory_bytes=memory, basis=basis)
+        taken = (_seconds_of(record), _runs_at_once(record))
+        times.setdefault((record.target, record.arm), []).append(taken)
+    devices = sorted({device_of(record.environment) or "a CPU" for record in blessed})
+    basis = f"median of {len(blessed)} blessed records of {', '.join(devices)}"
+    return Timed(
+        seconds={arm: median_low(taken) for arm, taken in times.items()},
+        peak_bytes=max((int(record.value("peak_bytes") or 0) for record in blessed), default=0),
+        basis=basis if blessed else "no blessed record of these arms",
+    )
+
+
+def _runs_at_once(record: Record) -> int:
+    """Return how many runs shared the record's time: an ensemble, or seeds on one loaded model."""
+    effects = record.effects
+    together = effects.get("together", {}).get("runs", 1)
+    return int(effects.get("repeats_together", together))
 
 
 def duration(seconds: float) -> str:

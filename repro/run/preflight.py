@@ -25,11 +25,12 @@ from repro.data.problem import Problem
 from repro.models.training_memory import training_memory
 from repro.run.data_check import problems_of, reads_of
 from repro.run.disk import free_bytes, size
+from repro.run.run_disk import disk_bytes
 from repro.spec.arm import Arm
 from repro.spec.config import RunConfig, TrainScale
 from repro.spec.hub import hub_cache, is_hub_name, snapshots
+from repro.spec.needs import Needs
 from repro.spec.schedule import sigma_of_stage, stage_of_step
-from repro.spec.target import Cost
 from repro.spec.tier import cuda_devices
 
 
@@ -80,9 +81,9 @@ def preflight(run: RunConfig, *, fetch: bool = False) -> Preflight:
     return Preflight(refusal=refusal, memory_bytes=whole, unchecked=unchecked)
 
 
-def startable_arms(runs: Iterable[RunConfig]) -> list[str]:
-    """Return the arm of each run against which nothing speaks: of the others no disk is taken."""
-    return [run.arm.name for run in runs if preflight(run).refusal is None]
+def startable(runs: Iterable[RunConfig]) -> list[RunConfig]:
+    """Return the runs against which nothing speaks: of the others no disk is taken."""
+    return [run for run in runs if preflight(run).refusal is None]
 
 
 def is_published(scale: TrainScale) -> bool:
@@ -147,12 +148,10 @@ def memory_of(arm: Arm, scale: TrainScale) -> tuple[int, str | None]:
     )
 
 
-def disk_refusal(
-    cost: Cost, arms: Sequence[str], workers: int, folder: Path, *, completions: bool = False
-) -> str | None:
-    """Return why downloads, or what runs of these arms write, do not fit the disks, or None."""
-    absent = sum(item.nbytes for item in cost.downloads if not item.present())
-    written = cost.disk_of(arms, workers, completions=completions)
+def disk_refusal(needs: Needs, runs: Sequence[RunConfig], workers: int, folder: Path) -> str | None:
+    """Return why downloads, or what runs write, do not fit the disks, or None."""
+    absent = sum(item.nbytes for item in needs.downloads if not item.present())
+    written = disk_bytes(runs, needs, workers)
     for what, place, needed in (
         ("the downloads", hub_cache(), absent),
         ("the records and checkpoints", folder, written),

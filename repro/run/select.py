@@ -13,11 +13,11 @@ from typing import Any
 from repro.data.load import DATA_VARIABLE, data_sources, is_test_only
 from repro.reward.custom import reward_named
 from repro.spec.arm import require, unknown
-from repro.spec.config import RunConfig, TrainScale
+from repro.spec.config import RunConfig
 from repro.spec.hub import is_hub_name
 from repro.spec.settings import merged, parse_settings, read_settings
 from repro.spec.target import Target, default_tier, plan
-from repro.spec.tier import REAL_CHECKPOINTS, Tier, cuda_devices, parse_tier
+from repro.spec.tier import Tier, parse_tier
 from repro.spec.variants import (
     asking,
     on_data,
@@ -29,8 +29,6 @@ from repro.spec.variants import (
 )
 from repro.targets import find, runs_of
 from repro.targets.paper_tier import REVISIONS
-from repro.targets.step_costs import Rates, rates_of
-from repro.targets.training_costs import training_cost
 
 # Flags that change what is selected: where stored records are read, none of them has a place.
 CHANGING = ("data", "steps", "model", "revision", "config", "set", "limit", "reward")
@@ -154,9 +152,6 @@ def _selected(name: str, tier: Tier | None, changes: Changes) -> Selection:
     taken = tier or (default_tier(changed) if changed.scales else Tier.SMOKE)
     if changes.settings or changes.limit is not None:
         changed = with_overrides(changed, taken, changes.settings, changes.limit)
-    rates = next((rates_of(device.name) for device in cuda_devices()), None)
-    if changed.name != source.name or rates is not None:
-        changed = with_costs(changed, taken, rates)
     if target is source:
         target = changed
     elif changed.name != source.name:
@@ -164,15 +159,6 @@ def _selected(name: str, tier: Tier | None, changes: Changes) -> Selection:
     if changes.reward is not None:
         target = dataclasses.replace(target, claims=())
     return Selection(target=target, source=changed, tier=taken)
-
-
-def with_costs(target: Target, tier: Tier, rates: Rates | None) -> Target:
-    """Return a target that trains published checkpoints with what its own scale will cost here."""
-    scale = target.scales.get(tier)
-    if tier not in REAL_CHECKPOINTS or not isinstance(scale, TrainScale):
-        return target
-    cost = training_cost(target.arms, scale, target.costs[tier], rates)
-    return dataclasses.replace(target, costs={**target.costs, tier: cost})
 
 
 def revision_of(checkpoint: str) -> str:

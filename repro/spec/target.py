@@ -23,114 +23,18 @@ from repro.spec.arm import Arm, require, unknown
 from repro.spec.claim import Claim, ClaimKind, Metric
 from repro.spec.config import RunConfig
 from repro.spec.effect import GAIN, Look, require_looks
-from repro.spec.tier import Download, Tier, policies_folder
+from repro.spec.needs import Needs, needs_of_checkpoint
+from repro.spec.tier import REAL_CHECKPOINTS, Tier
 
 __all__ = [
     "Claim",
     "ClaimKind",
-    "Cost",
     "Metric",
     "Target",
-    "TogetherCost",
     "default_tier",
     "differing_fields",
     "plan",
 ]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TogetherCost:
-    """What many runs as one batched model are thought to need on one device.
-
-    An ensemble of n runs takes `start_seconds`, then `step_seconds + n * step_seconds_per_run` a
-    training step, and for each pass of questions `pass_seconds` and `question_seconds` a question
-    of each run.
-
-    Attributes
-    ----------
-    begin_seconds
-        From the command to the first ensemble, once, whatever the number of devices.
-    memory_bytes
-        Device memory that an ensemble may fill; it decides how many runs go together.
-    runs_together
-        How many are taken to go together where the policy is not there to be measured.
-    side_by_side
-        How much more a device does in the same time where two workers or more share it: one's
-        kernels run while another's host grades and plans.
-    """
-
-    begin_seconds: float = 0.0
-    start_seconds: float
-    step_seconds: float
-    step_seconds_per_run: float
-    pass_seconds: float
-    question_seconds: float
-    memory_bytes: int
-    runs_together: int = 60
-    side_by_side: float = 1.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Cost:
-    """What one run at a tier is thought to need before any has been recorded there.
-
-    Attributes
-    ----------
-    train_seconds, evaluate_seconds
-        Wall time of a run that trains, and of one that only evaluates; None where nobody has
-        timed one.
-    memory_bytes, disk_bytes
-        Peak memory (device memory where the tier has a device), and disk for what one run leaves.
-    working_of_arm
-        Disk that a run of an arm takes while it is under way, beside that.
-    left_of_arm, completions_of_arm
-        Disk that a run of an arm leaves, in place of `disk_bytes`; and with its completions, more.
-    downloads
-        What the hub is asked for, once for all runs.
-    policies
-        Names of policies that must have been pre-trained on this machine first.
-    together
-        What many runs as one batched model need, where the tier runs them so.
-    basis
-        Where the figures come from.
-    seconds_of_arm
-        In place of `train_seconds`, for arms whose runs take another time.
-    """
-
-    train_seconds: float | None
-    evaluate_seconds: float | None
-    memory_bytes: int
-    disk_bytes: int
-    downloads: tuple[Download, ...] = ()
-    policies: tuple[str, ...] = ()
-    together: TogetherCost | None = None
-    basis: str
-    seconds_of_arm: Mapping[str, float] = field(default_factory=dict)
-    working_of_arm: Mapping[str, int] = field(default_factory=dict)
-    left_of_arm: Mapping[str, int] = field(default_factory=dict)
-    completions_of_arm: Mapping[str, int] = field(default_factory=dict)
-
-    def disk_of(self, arms: Sequence[str], workers: int, *, completions: bool = False) -> int:
-        """Return the disk that runs need, one run per arm named, `workers` of them at a time.
-
-        Parameters
-        ----------
-        completions
-            Whether they are kept, too.
-        """
-        left = sum(self.left_of_arm.get(arm, self.disk_bytes) for arm in arms)
-        if completions:
-            left += sum(self.completions_of_arm.get(arm, 0) for arm in arms)
-        working = sorted((self.working_of_arm.get(arm, 0) for arm in arms), reverse=True)
-        return left + sum(working[:workers])
-
-    def lacking(self) -> tuple[str, ...]:
-        """Return the names of policies that are not there."""
-        return tuple(
-            name
-            for name in self.policies
-            if not (policies_folder() / name / "model.safetensors").is_file()
-        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -160,6 +64,8 @@ class Target:
         each; none is one look, at all of them.
     scales
         How large each tier runs it. A tier without a scale yields `not run`, with `why_not`.
+    needs
+        What runs at a tier need; of published checkpoints it follows from the scale (`needs_at`).
     records_of
         Name of the target whose runs this one reads, where a figure draws a table's runs.
     shared
@@ -188,7 +94,7 @@ class Target:
     timed_repeats: int = 0
     looks: tuple[Look, ...] = ()
     scales: Mapping[Tier, Any] = field(default_factory=dict)
-    costs: Mapping[Tier, Cost] = field(default_factory=dict)
+    needs: Mapping[Tier, Needs] = field(default_factory=dict)
     metrics: tuple[Metric, ...] = ()
     claims: tuple[Claim, ...] = ()
     headline: str | None = None
@@ -232,10 +138,11 @@ class Target:
             _require_sizes(self, claim)
         _require_same_runs(self)
         _require_planned_looks(self)
+        undeclared = set(self.scales) - set(self.needs) - set(REAL_CHECKPOINTS)
         require(
-            set(self.scales) == set(self.costs) or self.records_of is not None,
-            f"{where}: each tier with a scale needs a cost and the reverse; found scales for "
-            f"{_names(self.scales)} and costs for {_names(self.costs)}",
+            not undeclared or self.records_of is not None,
+            f"{where}: scales without `needs`: {_names(undeclared)}; only those of published "
+            "checkpoints follow from the scale",
         )
         require(
             bool(self.scales) or bool(self.why_not) or self.records_of is not None,
@@ -279,6 +186,10 @@ class Target:
         """Return the tiers with a scale, from the smallest."""
         return tuple(tier for tier in Tier if tier in self.scales)
 
+    def needs_at(self, tier: Tier) -> Needs:
+        """Return what runs at `tier` need."""
+        return self.needs.get(tier) or needs_of_checkpoint(self.scales[tier])
+
     def not_runnable(self, tier: Tier) -> str | None:
         """Return a sentence saying why the target cannot run at `tier` here, or None."""
         if tier in self.scales:
@@ -310,10 +221,10 @@ def default_tier(target: Target) -> Tier:
 
 def lacking_here(target: Target, tier: Tier) -> str | None:
     """Return what this machine lacks to run a target at a tier without downloads, or None."""
-    cost = target.costs[tier]
-    if cost.lacking():
-        return f"needs {', '.join(cost.lacking())}, pre-trained on this machine"
-    absent = [item.name for item in cost.downloads if not item.present()]
+    needs = target.needs_at(tier)
+    if needs.lacking():
+        return f"needs {', '.join(needs.lacking())}, pre-trained on this machine"
+    absent = [item.name for item in needs.downloads if not item.present()]
     return tier.missing() or (f"would download {', '.join(absent)}" if absent else None)
 
 

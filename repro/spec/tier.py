@@ -78,9 +78,9 @@ _NEEDS = {
     Tier.PROXY: "one CUDA device of compute capability 8.0 or newer; no network",
     Tier.SYSTEMS: "one CUDA device of compute capability 8.0 or newer; no network",
     Tier.MINI: "Qwen2.5-0.5B or 1.5B-Instruct and GSM8K (hub or a local folder), one CUDA device "
-    "of 24 GB, about an hour per run",
+    "of 24 GB",
     Tier.PAPER: "the real checkpoints and data sets (hub or a local folder), one or more CUDA "
-    "devices, hours",
+    "devices",
 }
 
 _MEANING = {

@@ -198,7 +198,7 @@ def _variant(
         scales=scales,
         shared={},
         across=(),
-        costs={tier: cost for tier, cost in target.costs.items() if tier in scales},
+        needs={tier: needs for tier, needs in target.needs.items() if tier in scales},
         paper_file="",
         paper_column="",
     )

@@ -25,7 +25,6 @@ from repro.spec.tier import Tier
 from repro.targets import paper_effects, paper_tier, proxy
 from repro.targets.claims import difference
 from repro.targets.table1 import BF16_LORA, METRICS, NVFP4_LORA_AQN, TABLE1, TABLE1_3B
-from repro.targets.training_costs import training_cost
 
 _AS_QERL = (TABLE1, "nvfp4_lora_aqn")
 
@@ -97,7 +96,6 @@ def _at_3b(target: Target, as_qerl: str) -> Target:
         name=f"{target.name}_3b",
         title=f"{target.title}, at the paper's scale",
         scales={Tier.PAPER: paper_tier.GSM8K_3B},
-        costs={Tier.PAPER: training_cost(target.arms, paper_tier.GSM8K_3B)},
         headline="train_reward_mean",
         shared={as_qerl: (TABLE1_3B, "nvfp4_lora_aqn")},
         why_not="",
@@ -126,7 +124,7 @@ FIGURE9 = Target(
         if schedule != "exponential"
     ),
     scales={Tier.PROXY: proxy.PROXY},
-    costs={Tier.PROXY: proxy.COST},
+    needs={Tier.PROXY: proxy.NEEDS},
     headline="accuracy",
     shared={"aqn_exponential": _AS_QERL},
     why_not="the paper's scale of these runs is figure9_3b's",
@@ -175,7 +173,7 @@ FIGURE10 = Target(
         ),
     ),
     scales={Tier.PROXY: proxy.PROXY_ORDER},
-    costs={Tier.PROXY: proxy.COST},
+    needs={Tier.PROXY: proxy.NEEDS},
     headline="heldout_area",
     shared={"rank_32": _AS_QERL},
     why_not="the paper's scale of these runs is figure10_3b's",
@@ -216,10 +214,7 @@ FIGURE16 = Target(
         ),
     ),
     scales={Tier.PROXY: proxy.PROXY, Tier.PAPER: paper_tier.GSM8K_7B},
-    costs={
-        Tier.PROXY: proxy.COST,
-        Tier.PAPER: training_cost((QERL_LOW, QERL_HIGH), paper_tier.GSM8K_7B),
-    },
+    needs={Tier.PROXY: proxy.NEEDS},
     headline="heldout_area",
     paper_file="figure16",
 )
@@ -245,10 +240,7 @@ FIGURE17 = Target(
         ),
     ),
     scales={Tier.PROXY: proxy.PROXY, Tier.PAPER: paper_tier.GSM8K_7B},
-    costs={
-        Tier.PROXY: proxy.COST,
-        Tier.PAPER: training_cost((LORA_LOW, LORA_HIGH), paper_tier.GSM8K_7B),
-    },
+    needs={Tier.PROXY: proxy.NEEDS},
     headline="accuracy",
     shared={"lora_5e6": (TABLE1, "bf16_lora")},
     paper_file="figure17",

@@ -52,7 +52,7 @@ def _target(
         metrics=METRICS,
         claims=claims,
         scales={Tier.PROXY: proxy.PROXY},
-        costs={Tier.PROXY: proxy.COST},
+        needs={Tier.PROXY: proxy.NEEDS},
         headline="accuracy",
         shared={arm.name: (TABLE1, arm.name) for arm in arms if arm.name in _TABLE1_ARMS},
         why_not=_WHY_NOT,

@@ -28,7 +28,6 @@ from repro.targets.table1 import (
     NVFP4_LORA_AQN,
 )
 from repro.targets.table2 import BENCHMARK_METRICS, TABLE2
-from repro.targets.training_costs import training_cost
 
 _FORMATS = (BF16_LORA, NF4_LORA, MXFP4_LORA, NVFP4_LORA)
 _BIGMATH_ARMS = tuple(
@@ -117,7 +116,7 @@ FIGURE4_DAPO = Target(
     metrics=METRICS,
     claims=_growth("Fig. 4, upper row"),
     scales={Tier.PROXY: proxy.PROXY_ORDER},
-    costs={Tier.PROXY: proxy.COST},
+    needs={Tier.PROXY: proxy.NEEDS},
     headline="heldout_area",
     why_not="the paper's scale of these runs is figure4_bigmath's",
 )
@@ -132,7 +131,6 @@ FIGURE4_BIGMATH = Target(
     metrics=TABLE2.metrics,
     claims=_reward_by_format("Fig. 4, upper row"),
     scales={Tier.PAPER: paper_tier.BIGMATH_7B},
-    costs={Tier.PAPER: training_cost(_DAPO_ARMS, paper_tier.BIGMATH_7B)},
     headline="train_reward_mean",
     shared={name: (TABLE2, name) for name in ("bf16_lora", "nvfp4_lora")},
 )
@@ -262,10 +260,7 @@ FIGURE13 = dataclasses.replace(
     ),
     records_of=None,
     scales={Tier.PROXY: proxy.PROXY_LARGE_HARD, Tier.PAPER: paper_tier.BIGMATH_32B},
-    costs={
-        Tier.PROXY: proxy.COST_LARGE,
-        Tier.PAPER: training_cost(_BIGMATH_ARMS[1:], paper_tier.BIGMATH_32B),
-    },
+    needs={Tier.PROXY: proxy.NEEDS_LARGE},
     metrics=(*METRICS, *BENCHMARK_METRICS),
     headline="heldout_area",
 )
@@ -275,7 +270,6 @@ TABLE2_32B = dataclasses.replace(
     name="table2_32b",
     title="Table 2: BigMath with DAPO on four benchmarks, 32B",
     scales={Tier.PAPER: paper_tier.BIGMATH_32B},
-    costs={Tier.PAPER: training_cost(TABLE2.arms, paper_tier.BIGMATH_32B)},
     paper_column="32B",
     shared={arm.name: (FIGURE13, arm.name) for arm in FIGURE13.arms},
 )

@@ -132,16 +132,11 @@ ENTROPY_START = Target(
             proxy.PROXY, test_sets=(), seeds=(0,), optimizer=proxy.PROXY_SWEEP.optimizer
         )
     },
-    costs={
+    needs={
         Tier.PROXY: dataclasses.replace(
-            proxy.COST,
-            together=None,
-            train_seconds=8.0,
+            proxy.NEEDS,
             # The cache of 1600 rows in float32, and its copy as finished rows leave.
             memory_bytes=16 * GIB,
-            basis="an estimate, nobody has timed one: 3 s to load and quantise, 1 s a decoding "
-            "of 200 prompts with 8 completions and 1 s for reading them, and a ninth of the 27 s "
-            "that the tier's commands took to their first run",
         )
     },
     why_not="a measurement at the proxy tier alone",

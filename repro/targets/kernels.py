@@ -15,7 +15,8 @@ from collections.abc import Callable
 
 from repro.spec.arm import Arm, WeightFormat
 from repro.spec.config import OperationScale
-from repro.spec.target import Claim, Cost, Metric, Target
+from repro.spec.needs import Needs
+from repro.spec.target import Claim, Metric, Target
 from repro.spec.tier import GIB, Tier
 
 SCALE = OperationScale()
@@ -163,15 +164,7 @@ KERNELS = Target(
         Arm(name="operations", label="other operations", training="none"),
     ),
     scales={Tier.SYSTEMS: SCALE},
-    costs={
-        Tier.SYSTEMS: Cost(
-            train_seconds=None,
-            evaluate_seconds=60.0,
-            memory_bytes=16 * GIB,
-            disk_bytes=10_000_000,
-            basis="timed on one NVIDIA H200",
-        )
-    },
+    needs={Tier.SYSTEMS: Needs(memory_bytes=16 * GIB, disk_bytes=10_000_000)},
     claims=_CLAIMS,
     metrics=(*_RATIOS, *_BACKWARD, *_ADAPTER, *_OTHERS),
     headline=ratio_name("7b", 8),

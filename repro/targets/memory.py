@@ -10,10 +10,10 @@ from typing import Any
 
 from repro.spec.arm import Arm
 from repro.spec.checkpoint_path import CheckpointScale
-from repro.spec.step_scale import StepPoint, StepScale, step_arm
-from repro.spec.target import Cost, Metric, Target
+from repro.spec.needs import Needs
+from repro.spec.step_scale import StepPoint, StepScale
+from repro.spec.target import Metric, Target
 from repro.spec.tier import GIB, Tier
-from repro.targets.step_costs import cost_of, run_seconds
 from repro.targets.step_metrics import step_metrics
 from repro.targets.steps import POINTS_32B
 from repro.targets.table1 import BF16_LORA, MXFP4_LORA, NF4_LORA, NVFP4_LORA
@@ -72,7 +72,6 @@ def _target(
     card: int = 80 * GIB,
 ) -> Target:
     scale = StepScale(points=points)
-    seconds = {arm.name: run_seconds([step_arm(arm)], scale) for arm in arms}
     return Target(
         name=name,
         version=version,
@@ -83,7 +82,7 @@ def _target(
         timed_repeats=1,
         arms=arms,
         scales={Tier.SYSTEMS: scale},
-        costs={Tier.SYSTEMS: cost_of(seconds, card)},
+        needs={Tier.SYSTEMS: Needs(memory_bytes=card, disk_bytes=10_000_000)},
         # What such a point is measured for; the time of its whole step is Table 8's.
         metrics=tuple(item for item in step_metrics(points, ratios=False) if item.unit in _UNITS),
         headline=headline,
@@ -146,15 +145,7 @@ CHECKPOINT_PATH = Target(
     timed_repeats=1,
     arms=(NVFP4_LORA,),
     scales={Tier.SYSTEMS: CheckpointScale()},
-    costs={
-        Tier.SYSTEMS: Cost(
-            train_seconds=150.0,
-            evaluate_seconds=None,
-            memory_bytes=20 * GIB,
-            disk_bytes=22_000_000_000,
-            basis="predicted from the rates of one NVIDIA H200 and its host",
-        )
-    },
+    needs={Tier.SYSTEMS: Needs(memory_bytes=20 * GIB, disk_bytes=22_000_000_000)},
     metrics=tuple(
         Metric(name=name, unit="seconds" if name.endswith("seconds") else "bytes", title=title)
         for name, title in (

@@ -1,9 +1,8 @@
 """The mini tier: the paper's contrast on Qwen2.5-0.5B and 1.5B-Instruct, on one card of 24 GB.
 
 GSM8K as in Table 1, 300 steps of 16 prompts with 8 completions of up to 768 tokens, one update a
-rollout: about an hour per run at the rates of such a card (`repro.targets.training_costs`). What is
-held out of the training split serves the curve during training and the sweep of rates; the test
-split is looked at once, at the end. Five paired seeds, of which the sweep has none.
+rollout. What is held out of the training split serves the curve during training and the sweep of
+rates; the test split is looked at once, at the end. Five paired seeds, of which the sweep has none.
 
 What others measured, as anchors and no expectations, for their settings differ: verl's table of
 GSM8K with LoRA has 54.3 % (0.5B) and 77.9 % (1.5B); a fork of the released code, at 1.5B, 71.3 %
@@ -43,7 +42,6 @@ from repro.targets.table1 import (
     NVFP4_LORA_AQN,
     gains,
 )
-from repro.targets.training_costs import CARD_24GB, training_cost
 
 TUNING_SEEDS = (100, 101)
 _NEW_TOKENS = 768
@@ -162,7 +160,6 @@ def _sweep(size: str, scale: TrainScale) -> Target:
         arms=_SWEPT,
         metrics=METRICS,
         scales={Tier.MINI: scale},
-        costs={Tier.MINI: training_cost(_SWEPT, scale, rates=CARD_24GB)},
         headline="heldout_last",
     )
 
@@ -177,7 +174,6 @@ def _table(size: str, scale: TrainScale) -> Target:
         arms=_ARMS,
         metrics=METRICS,
         scales={Tier.MINI: scale},
-        costs={Tier.MINI: training_cost(_ARMS, scale, rates=CARD_24GB)},
         headline="accuracy",
         claims=_CLAIMS,
     )

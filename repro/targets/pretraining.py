@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from repro.spec.arm import Arm
 from repro.spec.config import PretrainScale
-from repro.spec.target import Cost, Metric, Target
+from repro.spec.needs import Needs
+from repro.spec.target import Metric, Target
 from repro.spec.tier import GIB, Tier
 from repro.targets.table1 import metrics_named
 
@@ -22,15 +23,7 @@ PRETRAIN_TINY = Target(
     procedure="pretrain",
     arms=(Arm(name="tiny", label="tiny policy, from scratch", training="full"),),
     scales={Tier.SMOKE: PretrainScale()},
-    costs={
-        Tier.SMOKE: Cost(
-            train_seconds=900.0,
-            evaluate_seconds=None,
-            memory_bytes=2 * GIB,
-            disk_bytes=20_000_000,
-            basis="one timed run of an early version of the recipe on two busy cores",
-        )
-    },
+    needs={Tier.SMOKE: Needs(memory_bytes=2 * GIB, disk_bytes=20_000_000)},
     metrics=(
         *metrics_named("accuracy_greedy", "accuracy_forced_working"),
         Metric(
@@ -74,26 +67,10 @@ PRETRAIN_PROXY = Target(
         Arm(name="proxy_120m", label="proxy policy of 120 million parameters", training="full"),
     ),
     scales={Tier.PROXY: PretrainScale(recipe="proxy", quality_problems=1000)},
-    costs={
-        Tier.PROXY: Cost(
-            train_seconds=450.0,
-            evaluate_seconds=None,
-            memory_bytes=24 * GIB,
-            # Policies with their copies, and three states while the last is written (1.4 GB each
-            # at 120 million parameters, 0.4 at 30).
-            disk_bytes=3_000_000_000,
-            # The larger: 132 s of steps, 85 s of measuring and of 4-bit variants, 28 s of start
-            # (d36c27d). The shorter: by steps at the smaller's rate, and what that took beside its
-            # steps (82 s); the needle at 4 % took 52 and 91 s on two machines.
-            seconds_of_arm={
-                "proxy_30m_early": 220.0,
-                "proxy_30m_needle4": 87.0,
-                "proxy_30m_needle05": 87.0,
-                "proxy_120m": 245.0,
-            },
-            basis="proxy_30m, proxy_30m_needle4 and proxy_120m: one to three timed runs each on an "
-            "H200; the others: estimates by steps at the same rate, never run",
-        )
+    needs={
+        # Policies with their copies, and three states while the last is written (1.4 GB each at 120
+        # million parameters, 0.4 at 30).
+        Tier.PROXY: Needs(memory_bytes=24 * GIB, disk_bytes=3_000_000_000)
     },
     metrics=(
         *PRETRAIN_TINY.metrics[:3],

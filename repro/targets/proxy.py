@@ -38,7 +38,8 @@ from repro.spec.config import (
     SamplingConfig,
     TrainScale,
 )
-from repro.spec.target import Cost, Metric, TogetherCost
+from repro.spec.needs import Needs
+from repro.spec.target import Metric
 from repro.spec.tier import GIB
 from repro.targets.chosen_rates import chosen_rates
 
@@ -123,52 +124,10 @@ PROXY_HARD = dataclasses.replace(PROXY, data=HARD_DATA, test_sets=_HUMAN)
 # Where the paper goes to a larger model and harder problems (32B on levels 4 and 5 of its own).
 PROXY_LARGE_HARD = dataclasses.replace(PROXY_HARD, checkpoint="proxy-120m")
 
-# Fitted by least squares of relative errors to 13 ensembles, of 5 to 32 runs and 120 steps, of the
-# sweep, Table 1 and its controls, each on one H200 (0ff0fd7, d36c27d); each is met within 13 %.
-# All had nearly as many questions per run, so the fit cannot separate a question's seconds from
-# a step's: the former are given. A command's start is that of two earlier ones (2d2f26c, c97a028).
-# 27 minutes of ensembles by the plan (`needle_rates`, `dose_start`, smaller ones) took 18.6 on
-# one H200 in two starts at once, a third beside them half of the time (85ab40e).
-_SIDE_BY_SIDE = 1.47
-_TOGETHER = TogetherCost(
-    begin_seconds=27.0,
-    start_seconds=5.3,
-    step_seconds=0.122,
-    step_seconds_per_run=0.0372,
-    pass_seconds=1.67,
-    question_seconds=0.0001,
-    memory_bytes=100 * GIB,
-    side_by_side=_SIDE_BY_SIDE,
-)
-COST = Cost(
-    train_seconds=None,
-    evaluate_seconds=None,
-    memory_bytes=_TOGETHER.memory_bytes,
-    disk_bytes=2_000_000,
-    policies=(PROXY.checkpoint,),
-    together=_TOGETHER,
-    basis="fitted to 13 ensembles of 5 to 32 runs, each on one H200",
-)
-# `proxy-120m` has 4.03 times the parameters and 10 layers for 9. Where time goes by launches, it is
-# scaled by layers; where by work, by 3.2, not 4.03: so Figure 13's two ensembles of five runs each
-# are met, which took 199 and 231 s (d36c27d, an H200 each, beside other work on the host).
-_LARGER, _DEEPER = 3.2, 10 / 9
-COST_LARGE = dataclasses.replace(
-    COST,
-    # An evaluation's cache of 8192 rows and what it reads at once take 93 GB; 10 runs fit beside.
-    memory_bytes=130 * GIB,
-    policies=(PROXY_LARGE_HARD.checkpoint,),
-    together=dataclasses.replace(
-        _TOGETHER,
-        step_seconds=_DEEPER * _TOGETHER.step_seconds,
-        step_seconds_per_run=_LARGER * _TOGETHER.step_seconds_per_run,
-        pass_seconds=_DEEPER * _TOGETHER.pass_seconds,
-        question_seconds=_LARGER * _TOGETHER.question_seconds,
-        memory_bytes=130 * GIB,
-        runs_together=10,
-    ),
-    basis="the smaller policy's measured times, scaled to two ensembles of 5 runs, each on one "
-    "H200; pre-training the policy is extra",
+NEEDS = Needs(memory_bytes=100 * GIB, disk_bytes=2_000_000, policies=(PROXY.checkpoint,))
+# An evaluation's cache of 8192 rows and what it reads at once take 93 GB; 10 runs fit beside.
+NEEDS_LARGE = dataclasses.replace(
+    NEEDS, memory_bytes=130 * GIB, policies=(PROXY_LARGE_HARD.checkpoint,)
 )
 
 METRICS = (

@@ -37,7 +37,7 @@ LEARNING_RATES = Target(
     arms=tuple(at_rate(arm, name) for arm in TRAINED for name in FACTORS),
     metrics=METRICS,
     scales={Tier.PROXY: proxy.PROXY_SWEEP},
-    costs={Tier.PROXY: proxy.COST},
+    needs={Tier.PROXY: proxy.NEEDS},
     headline="heldout_last",
     why_not="a sweep at the proxy tier alone",
 )

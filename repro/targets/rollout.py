@@ -15,10 +15,10 @@ no memory. `rollout_ranks` compares the adapter's ranks at batch 1.
 from __future__ import annotations
 
 from repro.spec.claim import Better
+from repro.spec.needs import Needs
 from repro.spec.target import Claim, Metric, Target
 from repro.spec.throughput import ThroughputPoint, ThroughputScale
 from repro.spec.tier import GIB, Tier
-from repro.targets.rollout_cost import rollout_cost
 from repro.targets.speed import at_rank, rate
 from repro.targets.table1 import BF16_LORA, NVFP4_LORA
 
@@ -50,7 +50,7 @@ ROLLOUT = Target(
     version=2,
     arms=_ARMS,
     scales={Tier.SYSTEMS: _SCALE},
-    costs={Tier.SYSTEMS: rollout_cost(_SCALE, _ARMS, 130 * GIB)},
+    needs={Tier.SYSTEMS: Needs(memory_bytes=130 * GIB, disk_bytes=100_000)},
     metrics=(
         *(rate(point.name, batch) for point in POINTS for batch in BATCHES),
         *(
@@ -128,7 +128,7 @@ SCHEDULING = Target(
     procedure="throughput",
     arms=(NVFP4_LORA,),
     scales={Tier.SYSTEMS: _CHECKED},
-    costs={Tier.SYSTEMS: rollout_cost(_CHECKED, (NVFP4_LORA,), 90 * GIB)},
+    needs={Tier.SYSTEMS: Needs(memory_bytes=90 * GIB, disk_bytes=100_000)},
     metrics=(
         rate("7b", 1),
         Metric(
@@ -213,7 +213,7 @@ RANKED = Target(
     procedure="throughput",
     arms=_RANKED,
     scales={Tier.SYSTEMS: _RANK_SCALE},
-    costs={Tier.SYSTEMS: rollout_cost(_RANK_SCALE, _RANKED, 40 * GIB)},
+    needs={Tier.SYSTEMS: Needs(memory_bytes=40 * GIB, disk_bytes=100_000)},
     metrics=(rate("7b", 1),),
     claims=tuple(
         Claim(

@@ -21,11 +21,11 @@ from dataclasses import replace
 from typing import Any
 
 from repro.spec.arm import Arm
+from repro.spec.needs import Needs
 from repro.spec.target import Claim, Metric, Target
 from repro.spec.throughput import ThroughputPoint, ThroughputScale
 from repro.spec.tier import GIB, Tier
 from repro.targets import paper_effects
-from repro.targets.rollout_cost import rollout_cost
 from repro.targets.table1 import BF16_LORA, NF4_LORA, NVFP4_LORA
 
 # "batch size in {2, 8}", 256 prompt tokens and up to 2048 new ones (App. J); 1 and 4 are added.
@@ -49,11 +49,10 @@ _WINDOWS = 4
 def _scale(
     sizes: tuple[str, ...],
     batches: tuple[int, ...],
-    arms: tuple[Arm, ...],
     whole: tuple[Arm, ...],
     bitsandbytes: tuple[str, ...] = (),
 ) -> dict[str, Any]:
-    """Return scale and cost of the paper's protocol on these sizes.
+    """Return scale and needs of the paper's protocol on these sizes.
 
     The arms of `whole` also roll out the first size whole, at the largest batch.
     """
@@ -74,7 +73,7 @@ def _scale(
     memory = (90 if "32b" in sizes else 45) * GIB
     return {
         "scales": {Tier.SYSTEMS: scale},
-        "costs": {Tier.SYSTEMS: rollout_cost(scale, arms, memory)},
+        "needs": {Tier.SYSTEMS: Needs(memory_bytes=memory, disk_bytes=100_000)},
     }
 
 
@@ -148,7 +147,7 @@ def _throughput(number: int, size: str) -> Target:
         ),
         headline=rate(point, 8).name,
         paper_file=f"table{number}",
-        **_scale((point,), BATCHES, arms, arms),
+        **_scale((point,), BATCHES, arms),
     )
 
 
@@ -240,7 +239,7 @@ def _by_rank(
         ),
         headline=rate(sizes[-1], 1).name,
         paper_file=name,
-        **_scale(sizes, (1,), arms, whole, foreign),
+        **_scale(sizes, (1,), whole, foreign),
     )
 
 

@@ -20,11 +20,11 @@ from __future__ import annotations
 
 import dataclasses
 
+from repro.spec.needs import Needs
 from repro.spec.step_scale import Lengths, StepArm, StepPoint, StepScale, step_arm
 from repro.spec.target import Claim, Target
 from repro.spec.tier import GIB, Tier
 from repro.targets import paper_effects
-from repro.targets.step_costs import cost_of, run_seconds
 from repro.targets.step_metrics import longer, step_metrics
 from repro.targets.table1 import BF16_FULL, BF16_LORA, MXFP4_LORA, NF4_LORA, NVFP4_LORA
 
@@ -105,10 +105,6 @@ def _target(
     source: str = "Table 3; section 4.3",
 ) -> Target:
     """Return a target whose arms are timed against 16-bit LoRA."""
-    # The first arm's run measures the baseline, too; the others find it measured.
-    seconds = {arm.name: run_seconds([arm], scale) for arm in arms if arm is not BF16}
-    seconds[arms[0].name] = run_seconds([BF16, arms[0]], scale)
-    seconds[BF16.name] = 15.0
     return Target(
         name=name,
         version=version,
@@ -119,7 +115,7 @@ def _target(
         timed_repeats=scale.steps,
         arms=arms,
         scales={Tier.SYSTEMS: scale},
-        costs={Tier.SYSTEMS: cost_of(seconds, 80 * GIB)},
+        needs={Tier.SYSTEMS: Needs(memory_bytes=80 * GIB, disk_bytes=10_000_000)},
         metrics=step_metrics(scale.points, ratios=True),
         claims=claims,
         headline=headline,

@@ -149,7 +149,7 @@ NOISE_IN_SFT = Target(
         ),
     ),
     scales={Tier.PROXY: proxy.PROXY_UNSEEN},
-    costs={Tier.PROXY: proxy.COST},
+    needs={Tier.PROXY: proxy.NEEDS},
     headline="accuracy",
     why_not="a control at the proxy tier alone",
 )  # fmt: skip
@@ -199,7 +199,7 @@ NOISE_IN_SFT_DRAWS = Target(
         ),
     ),
     scales={Tier.PROXY: _SCALE},
-    costs={Tier.PROXY: proxy.COST},
+    needs={Tier.PROXY: proxy.NEEDS},
     headline="solution_loss",
     why_not=NOISE_IN_SFT.why_not,
 )  # fmt: skip

@@ -33,13 +33,11 @@ from repro.spec.config import (
     TrainScale,
 )
 from repro.spec.effect import Assay
-from repro.spec.shapes import OWN_SHAPES
-from repro.spec.target import Claim, Cost, Metric, Target
+from repro.spec.needs import Needs
+from repro.spec.target import Claim, Metric, Target
 from repro.spec.tier import GIB, REAL_CHECKPOINTS, Tier
 from repro.targets import paper_effects, paper_tier, proxy
 from repro.targets.claims import HEADROOM, difference
-from repro.targets.run_disk import with_disk
-from repro.targets.training_costs import training_cost
 
 BF16 = Arm(name="bf16", label="BF16, untrained", training="none")
 NF4 = dataclasses.replace(BF16, name="nf4", label="NF4, untrained", weight_format="nf4")
@@ -146,14 +144,6 @@ SMOKE = TrainScale(
     prompt_template="tiny",
     # The tiny policy is graded on its answer alone, so that the format control stands apart.
     format_reward=0.0,
-)
-
-SMOKE_COST = Cost(
-    train_seconds=35.0,
-    evaluate_seconds=10.0,
-    memory_bytes=int(1.2 * GIB),
-    disk_bytes=8_000_000,
-    basis="an early probe of a policy of this size on one core",
 )
 
 
@@ -274,12 +264,9 @@ TABLE1 = Target(
     controls=tuple(arm.name for arm in CONTROLS),
     # Ten seeds at the proxy tier: Fig. 4 claims an order of its arms.
     scales={Tier.SMOKE: SMOKE, Tier.PROXY: proxy.PROXY_ORDER, Tier.PAPER: paper_tier.GSM8K_7B},
-    costs={
-        Tier.SMOKE: with_disk(
-            SMOKE_COST, _ARMS, SMOKE, OWN_SHAPES["tiny"], SMOKE.rollout.max_new_tokens
-        ),
-        Tier.PROXY: proxy.COST,
-        Tier.PAPER: training_cost(_ARMS, paper_tier.GSM8K_7B),
+    needs={
+        Tier.SMOKE: Needs(memory_bytes=int(1.2 * GIB), disk_bytes=8_000_000),
+        Tier.PROXY: proxy.NEEDS,
     },
     metrics=METRICS,
     claims=CLAIMS,
@@ -344,6 +331,5 @@ TABLE1_3B = dataclasses.replace(
     name="table1_3b",
     title="Table 1: GSM8K accuracy by weight format and training (3B)",
     scales={Tier.PAPER: paper_tier.GSM8K_3B},
-    costs={Tier.PAPER: training_cost(_ARMS, paper_tier.GSM8K_3B)},
     paper_column="3B",
 )

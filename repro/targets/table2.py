@@ -25,7 +25,6 @@ from repro.targets.table1 import (
     NVFP4_LORA,
     NVFP4_LORA_AQN,
 )
-from repro.targets.training_costs import training_cost
 
 ARMS = (
     BF16,
@@ -60,7 +59,7 @@ TABLE2 = Target(
     ),
     # The harder levels of the generator stand in for BigMath's.
     scales={Tier.PROXY: proxy.PROXY_HARD, Tier.PAPER: paper_tier.BIGMATH_7B},
-    costs={Tier.PROXY: proxy.COST, Tier.PAPER: training_cost(ARMS, paper_tier.BIGMATH_7B)},
+    needs={Tier.PROXY: proxy.NEEDS},
     headline="accuracy",
     claims=(
         Claim(
@@ -118,6 +117,5 @@ TABLE2_14B = dataclasses.replace(
     name="table2_14b",
     title="Table 2: BigMath with DAPO on four benchmarks, 14B",
     scales={Tier.PAPER: paper_tier.BIGMATH_14B},
-    costs={Tier.PAPER: training_cost(ARMS, paper_tier.BIGMATH_14B)},
     paper_column="14B",
 )

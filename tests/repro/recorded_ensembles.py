@@ -1,9 +1,8 @@
-"""The ensembles behind the proxy tier's blessed records, for tests of their predictions."""
+"""The ensembles behind the proxy tier's blessed records, for tests of memory estimates."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from datetime import datetime
 
 from repro.evidence.record import Record
 from repro.evidence.store import Blessed
@@ -14,7 +13,7 @@ from repro.spec.target import plan
 from repro.spec.tier import SHARING_VARIABLE, Tier
 from repro.targets import find
 
-# Of these, two or three starts shared one card (docs/proxy_tier.md): they took longer, were cut
+# Of these, two or three starts shared one card (docs/proxy_tier.md): they were cut
 # smaller than the card would have held, and two that began in one second look like one. Where
 # workers of one start share a card, records say so.
 _SHARED = ("85ab40e", "08fcdb7", "0236d39", "aba11ad")
@@ -26,16 +25,6 @@ class RecordedEnsemble:
 
     runs: list[RunConfig] = field(default_factory=list)
     records: list[Record] = field(default_factory=list)
-
-    @property
-    def seconds(self) -> float:
-        """Wall seconds of the run that took longest."""
-        return max(
-            (
-                datetime.fromisoformat(record.finished) - datetime.fromisoformat(record.started)
-            ).total_seconds()
-            for record in self.records
-        )
 
 
 def recorded_ensembles() -> list[RecordedEnsemble]:

@@ -1,4 +1,4 @@
-"""What the ladder's targets share: scale, seeds, looks, cost, and the statements about take-off."""
+"""What the ladder's targets share: scale, seeds, looks, needs and statements about take-off."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from repro.spec.arm import Arm
 from repro.spec.config import TrainScale
 from repro.spec.effect import Assay, Effect, Look
-from repro.spec.target import Claim, Cost, Metric
+from repro.spec.needs import Needs
+from repro.spec.target import Claim, Metric
 from repro.spec.tier import Tier
 from repro.targets import proxy
 from repro.targets.table1 import METRICS
@@ -63,14 +64,10 @@ NEEDLE = dataclasses.replace(
 )
 
 
-def cost_of(*scales: TrainScale) -> Cost:
-    """Return the cost of targets at scales that differ in steps, rows and questions."""
-    return dataclasses.replace(
-        proxy.COST,
-        policies=tuple(dict.fromkeys(scale.checkpoint for scale in scales)),
-        basis="scaled by steps and questions from the fit to 13 ensembles of 5 to 32 runs, each on "
-        "one H200; two of the ladder's, of 30 and 64 runs at 150 steps, took 286 and 460 s",
-    )
+def needs_of(*scales: TrainScale) -> Needs:
+    """Return the needs of targets at scales whose policies may differ."""
+    policies = dict.fromkeys(scale.checkpoint for scale in scales)
+    return dataclasses.replace(proxy.NEEDS, policies=tuple(policies))
 
 
 def takes_off(*arms: Arm) -> tuple[Assay, ...]:

@@ -16,7 +16,8 @@ from __future__ import annotations
 import dataclasses
 
 from repro.spec.arm import Arm
-from repro.spec.target import Cost, Metric, Target
+from repro.spec.needs import Needs
+from repro.spec.target import Metric, Target
 from repro.spec.tier import GIB, Tier
 from repro.targets import paper_effects, proxy
 from repro.targets.claims import difference
@@ -87,15 +88,12 @@ DOSE_START = Target(
     ),
     headline="kl_completions",
     scales={Tier.PROXY: SCALE},
-    costs={
-        Tier.PROXY: Cost(
-            train_seconds=5.0,
-            evaluate_seconds=None,
+    needs={
+        Tier.PROXY: Needs(
             # The cache of 512 rows, and the BF16 policy's distributions along its completions.
             memory_bytes=16 * GIB,
-            disk_bytes=proxy.COST.disk_bytes,
+            disk_bytes=proxy.NEEDS.disk_bytes,
             policies=(SCALE.checkpoint,),
-            basis="13 runs on one H200: 4.7 s each, and 15 s more for the first",
         )
     },
     why_not=WHY_NOT,

@@ -49,7 +49,7 @@ from repro.targets.ladder.common import (
     THRESHOLD_WHERE_COMMON,
     TIERS,
     WHY_NOT,
-    cost_of,
+    needs_of,
     take_off,
     takes_off,
 )
@@ -94,7 +94,7 @@ NEEDLE_SWEEP = Target(
     arms=tuple(named_rate(arm, name) for arm in RATED for name in RATES),
     metrics=METRICS_OF_LADDER,
     scales={Tier.PROXY: SWEEP},
-    costs={Tier.PROXY: cost_of(SWEEP)},
+    needs={Tier.PROXY: needs_of(SWEEP)},
     headline="train_reward_mean",
     why_not="a sweep at the proxy tier alone",
 )
@@ -257,7 +257,7 @@ def _rung(
         metrics=METRICS_OF_LADDER,
         claims=claims,
         scales={Tier.PROXY: scale},
-        costs={Tier.PROXY: cost_of(scale)},
+        needs={Tier.PROXY: needs_of(scale)},
         headline="take_off_steps",
         why_not=WHY_NOT,
     )
@@ -298,7 +298,7 @@ NEEDLE_4_FRESH = Target(
     scales={
         Tier.PROXY: dataclasses.replace(NEEDLE_4.scales[Tier.PROXY], seeds=FRESH_SEEDS),
     },
-    costs=NEEDLE_4.costs,
+    needs=NEEDLE_4.needs,
     headline="take_off_steps",
     why_not=WHY_NOT,
 )
@@ -392,7 +392,7 @@ NEEDLE_05_FRESH = Target(
     scales={
         Tier.PROXY: dataclasses.replace(NEEDLE_05.scales[Tier.PROXY], seeds=_FOUND_SEEDS),
     },
-    costs=NEEDLE_05.costs,
+    needs=NEEDLE_05.needs,
     headline="took_off",
     why_not=WHY_NOT,
 )
@@ -481,8 +481,8 @@ DIFFICULTY = Target(
         ),
     ),
     scales={Tier.PROXY: NEEDLE_05.scales[Tier.PROXY]},
-    costs={
-        Tier.PROXY: cost_of(NEEDLE_05.scales[Tier.PROXY], NEEDLE_40.scales[Tier.PROXY]),
+    needs={
+        Tier.PROXY: needs_of(NEEDLE_05.scales[Tier.PROXY], NEEDLE_40.scales[Tier.PROXY]),
     },
     headline="take_off_steps",
     shared={arm.name: (_OUTER[rung], name) for (rung, name), arm in _RUNGS.items()},

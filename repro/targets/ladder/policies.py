@@ -21,8 +21,8 @@ power, a factor of 1.14 shows if the effect is the same in all policies, of 1.24
 show that there is *no* difference within 10 %: the simultaneous interval is 11 % to either side
 even if the effect is the same in all. And they say nothing of another recipe, size or task.
 
-It is a deeper look, apart from the ladder and its two hours: three more pre-trainings of both
-recipes, 27 GPU minutes by the plan, and 128 runs, 13; 10 where the rung's own have been made.
+It is a deeper look, apart from the ladder: three more pre-trainings of both recipes, and 128 runs,
+of which 32 are the rung's own.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ import dataclasses
 from repro.spec.effect import Assay
 from repro.spec.target import Claim, Target
 from repro.spec.tier import Tier
-from repro.targets.ladder.common import METRICS_OF_LADDER, SEEDS, WHY_NOT, cost_of
+from repro.targets.ladder.common import METRICS_OF_LADDER, SEEDS, WHY_NOT, needs_of
 from repro.targets.ladder.needle import BF16, NEEDLE_4, NVFP4, OPENING_COLDER, QERL
 
 # Of seed 0 are the ladder's own policies.
@@ -57,7 +57,7 @@ def _runs_on(policy: int) -> Target:
         arms=_ARMS,
         metrics=METRICS_OF_LADDER,
         scales={Tier.PROXY: scale},
-        costs={Tier.PROXY: cost_of(scale)},
+        needs={Tier.PROXY: needs_of(scale)},
         headline="take_off_steps",
         why_not=WHY_NOT,
     )
@@ -106,7 +106,7 @@ NEEDLE_POLICIES = Target(
     metrics=METRICS_OF_LADDER,
     claims=tuple(_over_policies(claim) for claim in NEEDLE_4.claims if claim.name in _KEY),
     scales={Tier.PROXY: _SCALE},
-    costs={Tier.PROXY: cost_of(*(home.scales[Tier.PROXY] for home in _HOMES.values()))},
+    needs={Tier.PROXY: needs_of(*(home.scales[Tier.PROXY] for home in _HOMES.values()))},
     headline="take_off_steps",
     shared={
         _on(policy, arm.name): (home, arm.name) for policy, home in _HOMES.items() for arm in _ARMS

@@ -32,7 +32,7 @@ from repro.targets.ladder.common import (
     METRICS_OF_LADDER,
     TIERS,
     WHY_NOT,
-    cost_of,
+    needs_of,
     take_off,
 )
 from repro.targets.ladder.doses import SCALE
@@ -85,7 +85,7 @@ NEEDLE_RATES = Target(
         _bears("nvfp4_bears_more", "NVFP4 LoRA", NVFP4_LORA, "weight_format"),
     ),
     scales={Tier.PROXY: _SCALE},
-    costs={Tier.PROXY: cost_of(_SCALE)},
+    needs={Tier.PROXY: needs_of(_SCALE)},
     headline="collapsed",
     # At the rate of the needle's own arms the runs are theirs.
     shared={
@@ -135,7 +135,7 @@ def _ranks(name: str, alpha: str, words: str, seeds: tuple[int, ...], *factor: s
             ),
         ),
         scales={Tier.PROXY: scale},
-        costs={Tier.PROXY: cost_of(scale)},
+        needs={Tier.PROXY: needs_of(scale)},
         headline="take_off_steps",
         why_not=WHY_NOT,
     )

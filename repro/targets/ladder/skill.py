@@ -38,7 +38,7 @@ from repro.targets.ladder.common import (
     THRESHOLD_WHERE_COMMON,
     TIERS,
     WHY_NOT,
-    cost_of,
+    needs_of,
     take_off,
 )
 from repro.targets.ladder.needle import RATE, at_rate, named_rate
@@ -110,7 +110,7 @@ SKILL_SWEEP = Target(
     ),
     metrics=METRICS_OF_LADDER,
     scales={Tier.PROXY: SWEEP_SCALE},
-    costs={Tier.PROXY: cost_of(SWEEP_SCALE)},
+    needs={Tier.PROXY: needs_of(SWEEP_SCALE)},
     headline="accuracy",
     why_not="a sweep at the proxy tier alone",
 )
@@ -206,7 +206,7 @@ SKILL = Target(
         ),
     ),
     scales={Tier.PROXY: SKILL_SCALE},
-    costs={Tier.PROXY: cost_of(SKILL_SCALE)},
+    needs={Tier.PROXY: needs_of(SKILL_SCALE)},
     headline="accuracy",
     why_not=WHY_NOT,
 )
@@ -270,7 +270,7 @@ ANCHOR_DAPO = Target(
         ),
     ),
     scales={Tier.PROXY: ANCHOR_SCALE},
-    costs={Tier.PROXY: cost_of(ANCHOR_SCALE)},
+    needs={Tier.PROXY: needs_of(ANCHOR_SCALE)},
     headline="take_off_steps",
     why_not=WHY_NOT,
 )
@@ -303,7 +303,7 @@ UNTRAINED_DRAWS = Target(
         for arm in UNTRAINED[1:]
     ),
     scales={Tier.PROXY: DRAWS_SCALE},
-    costs={Tier.PROXY: cost_of(DRAWS_SCALE)},
+    needs={Tier.PROXY: needs_of(DRAWS_SCALE)},
     headline="accuracy",
     why_not=WHY_NOT,
 )

@@ -20,7 +20,7 @@ from repro.judge.check import Checked, check_selection
 from repro.judge.gathering import gather
 from repro.report.tables import bar_rows
 from repro.run.places import expected_folder
-from repro.run.plan import estimate
+from repro.run.plan import timed_runs
 from repro.run.select import Selection
 from repro.spec.target import plan
 from repro.spec.tier import Tier
@@ -143,31 +143,31 @@ def test_a_plans_time_is_that_of_records_of_the_same_version(
 ) -> None:
     write(tmp_path / "runs")
     blessed(tmp_path / "runs", expected)
-    cost = TABLE3.costs[Tier.SYSTEMS]
-    assert estimate(SELECTION, cost, expected).basis.startswith("median of 2 blessed records")
-    later = dataclasses.replace(TABLE3, version=TABLE3.version + 1)
-    selection = Selection(target=later, source=later, tier=Tier.SYSTEMS)
-    assert estimate(selection, cost, expected).basis == cost.basis
-    assert estimate(selection, cost, expected).seconds == dict(cost.seconds_of_arm)
+    runs = plan(TABLE3, Tier.SYSTEMS)
+    timed = timed_runs(Tier.SYSTEMS, runs, expected)
+    assert timed.basis == "median of 2 blessed records of nvidia_h200"
+    later = plan(dataclasses.replace(TABLE3, version=TABLE3.version + 1), Tier.SYSTEMS)
+    timed = timed_runs(Tier.SYSTEMS, later, expected)
+    assert (timed.seconds, timed.basis) == ({}, "no blessed record of these arms")
 
 
 def test_a_plans_time_is_that_of_this_kind_of_device_where_it_has_records(
     tmp_path: Path, expected: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    seconds = {"NVIDIA H200": 100.0, "NVIDIA H100": 160.0}
-    for device, taken in seconds.items():
-        write(tmp_path / device, device=device, seconds=taken)
+    taken = {"NVIDIA H200": 100.0, "NVIDIA H100": 160.0}
+    for device, seconds in taken.items():
+        write(tmp_path / device, device=device, seconds=seconds)
         blessed(tmp_path / device, expected)
-    cost = TABLE3.costs[Tier.SYSTEMS]
-    for device, taken in seconds.items():
+    runs, arm = plan(TABLE3, Tier.SYSTEMS), ("table3", "nvfp4_lora")
+    for device, seconds in taken.items():
         gpu = {"gpu": [{"name": device}]}
         monkeypatch.setattr("repro.run.plan.capture_environment", lambda gpu=gpu: gpu)
-        estimates = estimate(SELECTION, cost, expected)
-        assert estimates.seconds["nvfp4_lora"] == pytest.approx(taken, abs=2)
+        timed = timed_runs(Tier.SYSTEMS, runs, expected)
+        assert timed.seconds[arm] == (pytest.approx(seconds, abs=2), 1)
     monkeypatch.setattr("repro.run.plan.capture_environment", dict)
-    estimates = estimate(SELECTION, cost, expected)
-    assert estimates.seconds["nvfp4_lora"] == pytest.approx(130.0, abs=2)
-    assert estimates.basis.endswith("nvidia_h100, nvidia_h200")
+    timed = timed_runs(Tier.SYSTEMS, runs, expected)
+    assert timed.seconds[arm] == (pytest.approx(100.0, abs=2), 1)
+    assert timed.basis.endswith("nvidia_h100, nvidia_h200")
 
 
 def test_a_regression_is_what_left_the_values_blessed_on_the_same_device(

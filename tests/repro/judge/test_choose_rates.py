@@ -16,7 +16,8 @@ from repro.evidence.record import Record, failed_record
 from repro.judge.choose_rates import choose, main_choose, smallest_tied, standard_error
 from repro.run.select import select
 from repro.spec.config import OptimizerConfig, TrainScale
-from repro.spec.target import Cost, Target
+from repro.spec.needs import Needs
+from repro.spec.target import Target
 from repro.spec.tier import Tier
 from repro.targets import TARGETS, find
 from repro.targets.chosen_rates import chosen_rates, read_choice
@@ -146,11 +147,11 @@ def test_the_commands_say_what_comes_first(
     for module in ("plan", "execute"):
         monkeypatch.setattr(f"repro.run.{module}.lacking_rates", lambda *_: "first: the sweep")
     monkeypatch.setattr(Target, "not_runnable", lambda *_: None)
-    monkeypatch.setattr(Cost, "lacking", lambda _: ())
+    monkeypatch.setattr(Needs, "lacking", lambda _: ())
     line = ["table1", "--tier", "proxy", "--runs", str(tmp_path)]
     assert main(["run", *line]) == 2
     assert "repro: table1, proxy tier: first: the sweep" in capsys.readouterr().err
-    monkeypatch.setattr(Cost, "lacking", lambda _: ("proxy-30m",))  # no shape is looked up
+    monkeypatch.setattr(Needs, "lacking", lambda _: ("proxy-30m",))  # no shape is looked up
     assert main(["run", *line]) == 2
     assert "repro: table1, proxy tier: there is no policy proxy-30m; first:" in (
         capsys.readouterr().err

@@ -23,7 +23,6 @@ from repro.rollout.engine import Engine
 from repro.run.places import expected_folder
 from repro.spec.resolve import plain_values
 from repro.spec.step_scale import StepArm, StepPoint, StepScale, equal_twin
-from repro.targets.step_costs import decode_seconds, update_seconds
 from repro.targets.steps import (
     BF16,
     LENGTH_POINTS,
@@ -185,14 +184,6 @@ def test_the_cache_is_planned_for_twice_the_mean_and_a_full_points_record_is_as_
     assert plain_values(SPREAD_POINTS[0])["lengths"] == "spread"
     with pytest.raises(ValueError, match="lengths is 'long'"):
         dataclasses.replace(SPREAD, lengths="long")
-
-
-def test_a_plan_counts_the_tokens_of_spread_rows_and_waits_for_the_longest() -> None:
-    spread, equal = LENGTH_POINTS[4:6]
-    assert update_seconds(NVFP4, spread) == update_seconds(NVFP4, equal)
-    assert decode_seconds(NVFP4, spread) == pytest.approx(3 * decode_seconds(NVFP4, equal))
-    whole = dataclasses.replace(equal, lengths="full")
-    assert update_seconds(NVFP4, equal) / update_seconds(NVFP4, whole) == pytest.approx(450 / 2198)
 
 
 @pytest.mark.parametrize("target", [STEP_LENGTHS, STEP_LENGTHS_32B], ids=lambda t: t.name)

@@ -123,7 +123,6 @@ def test_the_target_varies_noise_and_format_alone_and_is_run_many_at_once() -> N
     assert {NOISE_IN_SFT.procedure_of(arm) for arm in NOISE_IN_SFT.arms} == {"finetune"}
     assert NOISE_IN_SFT.tiers() == (Tier.PROXY,)
     assert all(is_ensemble(run) for run in plan(NOISE_IN_SFT, Tier.PROXY))
-    assert NOISE_IN_SFT.costs[Tier.PROXY].together is not None
 
 
 def test_a_seed_is_a_rounding_draw_of_one_function(tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from pathlib import Path
 
 import pytest
@@ -152,30 +151,15 @@ def test_a_run_of_a_real_checkpoint_takes_a_device_for_itself() -> None:
         devices_of(Tier.MINI, "8")
 
 
-def test_a_plan_is_of_as_many_devices_as_are_named_here_or_elsewhere(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_a_plan_is_of_as_many_devices_as_are_named_here_or_elsewhere() -> None:
     planned = [planned_workers(Tier.PROXY, named) for named in ("2", "0,1,2", None)]
-    assert planned == [(2, 2), (3, 3), (1, 1)]
-    assert planned_workers(Tier.SYSTEMS, None) == planned_workers(Tier.SMOKE, "1") == (1, 1)
+    assert planned == [2, 3, 1]
+    assert planned_workers(Tier.SYSTEMS, None) == planned_workers(Tier.SMOKE, "1") == 1
     for named in ("0", ","):
         with pytest.raises(ValueError, match="needs a number such as 2, or 0,1"):
             planned_workers(Tier.PROXY, named)
     with pytest.raises(ValueError, match="do not spread over devices"):
         planned_workers(Tier.SYSTEMS, "2")
-    totals = []
-    for devices in ("1", "2"):
-        assert main(["plan", "needle_4", "--tier", "proxy", "--devices", devices]) == 0
-        said = capsys.readouterr().out
-        assert f" on {devices} GPU(s), " in said
-        totals.append(said)
-    assert totals[0] != totals[1]
-    beside = ["--devices", "1", "--workers", "2"]
-    assert main(["plan", "needle_4", "--tier", "proxy", *beside]) == 0
-    said = capsys.readouterr().out
-    assert " on 1 GPU(s), 2 workers on each, " in said
-    minutes = [int(re.search(r"(\d+) GPU minutes", text)[1]) for text in (totals[0], said)]
-    assert minutes[1] < minutes[0]
 
 
 @pytest.mark.parametrize(
@@ -195,8 +179,8 @@ def test_a_plan_refuses_the_workers_that_its_runs_would(
     assert words in said.err
     assert said.out == ""
     assert not (tmp_path / "runs").exists()
-    assert planned_workers(Tier.PAPER, "2", 2) == (2, 2)
-    assert planned_workers(Tier.SMOKE, None, 2) == planned_workers(Tier.PROXY, "1", 2) == (2, 1)
+    assert planned_workers(Tier.PAPER, "2", 2) == planned_workers(Tier.SMOKE, None, 2) == 2
+    assert planned_workers(Tier.PROXY, "1", 2) == 2
 
 
 def test_settings_change_scale_and_arms_under_another_name() -> None:

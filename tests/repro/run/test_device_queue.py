@@ -14,11 +14,16 @@ import pytest
 from rich.console import Console
 
 from repro.evidence.record import find_record, iterate_records, read_record
-from repro.run.device_queue import cut, ensemble_tasks, fitting_memory, visible_devices
-from repro.run.ensemble_cost import queue_seconds
+from repro.run.device_queue import (
+    cut,
+    ensemble_tasks,
+    fitting_memory,
+    steps_of,
+    visible_devices,
+)
 from repro.run.execute import Outcome, execute
 from repro.spec.config import RunConfig
-from repro.spec.target import TogetherCost, plan
+from repro.spec.target import plan
 from repro.spec.tier import CudaDevice, Tier
 from repro.targets import find
 from tests.planted import planted
@@ -94,16 +99,6 @@ def carry_out(runs, folder, records, progress, should_stop, threads):
 """
 
 
-COST = TogetherCost(
-    start_seconds=1.0,
-    step_seconds=0.0,
-    step_seconds_per_run=1.0,
-    pass_seconds=0.0,
-    question_seconds=0.0,
-    memory_bytes=100,
-)
-
-
 @pytest.fixture
 def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     return planted("fake_ensembles", FAKE, tmp_path, monkeypatch)
@@ -132,7 +127,7 @@ def go(
         threads=1,
         console=Console(file=said or open(os.devnull, "w"), width=200),
         devices=tuple(str(number) for number in range(devices)),
-        costs={runs[0].scale.checkpoint: COST},
+        memory={runs[0].scale.checkpoint: 100},
         grouping=in_pairs,
         carry_out=fake.carry_out,
         answers=fake.answers,
@@ -263,44 +258,36 @@ def test_a_device_that_has_nothing_to_do_takes_up_what_a_dying_one_leaves(
     assert {device for device, _ in calls(folder)} == {"1"}
 
 
-def fleeting(group: tuple[RunConfig, ...]) -> float:
-    """Return the time of a group whose steps cost 10 s, and 2 s a run."""
-    return 10.0 + 2.0 * len(group)
-
-
-def sizes(groups: Sequence[tuple[RunConfig, ...]]) -> list[int]:
-    return [len(group) for group in groups]
-
-
-def test_ensembles_are_cut_so_that_devices_end_together() -> None:
-    runs = tuple(runs_of(10) * 2)  # 60 runs, 30 of them twice
-    # 130 and 40 s on two devices: the second would wait for 90.
-    groups = cut([runs, runs[:15]], 2, fleeting)
-    times = [fleeting(group) for group in groups]
-    assert times == sorted(times, reverse=True)
-    assert queue_seconds(times, 2) < 1.05 * sum(times) / 2
-    assert sum(sizes(groups)) == 75
-    assert cut([], 2, fleeting) == []
+def test_no_ensemble_is_longer_than_a_devices_equal_share() -> None:
+    runs = tuple(
+        plan(find("table1"), Tier.PROXY, range(20), ["bf16_lora", "nvfp4_lora", "nf4_lora"])
+    )
+    groups = cut([runs[:15], runs], 2)
+    assert [len(group) for group in groups] == [30, 30, 15]
+    assert [len(group) for group in cut([runs], 4)] == [15] * 4
+    assert cut([], 2) == []
     # One after another there is nothing to gain, and the steps would be paid twice.
-    assert cut([runs], 1, fleeting) == [runs]
+    assert cut([runs], 1) == [runs]
+
+
+def test_the_longest_by_steps_and_runs_comes_first() -> None:
+    few = tuple(plan(find("table1"), Tier.PROXY, 2, ["bf16_lora"]))
+    untrained = tuple(plan(find("table1"), Tier.PROXY, 9, ["bf16"]))
+    (longer,) = plan(find("needle_4"), Tier.PROXY, 1, ["bf16_lora"])
+    assert longer.scale.steps > few[0].scale.steps
+    assert cut([untrained, (longer,), few], 1) == [few, (longer,), untrained]
+    assert [steps_of(few), steps_of(untrained)] == [2 * few[0].scale.steps, 9]
 
 
 def test_what_is_cut_is_every_run_once_on_each_number_of_devices() -> None:
     runs = tuple(runs_of(4))
-    for devices in (1, 2, 3, 4, 8):
-        groups = cut([runs[:9], runs[9:]], devices, lambda group: float(len(group)))
-        digests = [run.digest() for group in groups for run in group]
+    for devices in (1, 2, 3, 4, 8, 40):
+        digests = [run.digest() for group in cut([runs[:9], runs[9:]], devices) for run in group]
         assert sorted(digests) == sorted(run.digest() for run in runs)
-        assert queue_seconds([float(size) for size in sizes(groups)], devices) <= 12 / devices + 1
-
-
-def test_a_cut_that_costs_more_than_it_saves_is_not_made() -> None:
-    runs = tuple(runs_of(1))
-    assert cut([runs], 2, lambda group: 100.0 + len(group)) == [runs]
 
 
 def test_a_cut_keeps_a_seed_together() -> None:
-    (first, second) = cut([tuple(runs_of(2))], 2, lambda group: float(len(group)))
+    (first, second) = cut([tuple(runs_of(2))], 2)
     assert {run.seed for run in first} == {0}
     assert {run.seed for run in second} == {1}
 
@@ -317,8 +304,8 @@ def test_each_checkpoint_has_its_own_memory(tmp_path: Path) -> None:
         asked.append((batch_of_runs[0].scale.checkpoint, memory))
         return [tuple(batch_of_runs)]
 
-    costs = {"proxy-30m": COST, "proxy-120m": dataclasses.replace(COST, memory_bytes=130)}
-    tasks = ensemble_tasks([*small, *large], tmp_path, devices=1, costs=costs, grouping=grouping)
+    memory = {"proxy-30m": 100, "proxy-120m": 130}
+    tasks = ensemble_tasks([*small, *large], tmp_path, devices=1, memory=memory, grouping=grouping)
     assert asked == [("proxy-30m", 100), ("proxy-120m", 130)]
     assert [len(task.every) for task in tasks] == [3, 3]
     assert len({task.folder for task in tasks}) == 2
@@ -369,7 +356,7 @@ def test_workers_that_share_a_device_share_its_memory_and_are_told_so(
             threads=1,
             console=Console(file=io.StringIO(), width=200),
             devices=("0",),
-            costs={runs_of()[0].scale.checkpoint: COST},
+            memory={runs_of()[0].scale.checkpoint: 100},
             grouping=grouping,
             carry_out=fake.carry_out,
             answers=fake.answers,

@@ -24,7 +24,6 @@ from repro.run.execute import execute
 from repro.run.worker import Task
 from repro.run.workers import WorkerPool
 from repro.spec.config import RunConfig
-from repro.spec.target import TogetherCost
 from repro.spec.tier import SHARING_VARIABLE
 from tests.planted import planted
 from tests.repro.rl.stacked.conftest import SCALE, make_run
@@ -35,14 +34,6 @@ pytestmark = [
     pytest.mark.alone,
     pytest.mark.skipif(DEVICES < 1, reason="needs a CUDA device; found none"),
 ]
-COST = TogetherCost(
-    start_seconds=1.0,
-    step_seconds=0.0,
-    step_seconds_per_run=1.0,
-    pass_seconds=0.0,
-    question_seconds=0.0,
-    memory_bytes=8 * 2**30,
-)
 # Adds numbers up on the device; the first run's first attempt reads beside a tensor on it, which
 # spoils the context of its process.
 SPOILING = """
@@ -119,7 +110,7 @@ def go(runs: list[RunConfig], folder: Path, devices: tuple[str, ...], **how: Any
         threads=1,
         console=Console(file=said, width=200),
         devices=devices,
-        costs={runs[0].scale.checkpoint: COST},
+        memory={runs[0].scale.checkpoint: 8 * 2**30},
         grouping=lambda batch_of_runs, _: [(run,) for run in batch_of_runs],
         **({"workers": len(devices)} | how),
     )

@@ -23,7 +23,9 @@ from repro.evidence.record import Record
 from repro.run import plan as planning
 from repro.run.disk import DiskError, free_bytes, is_disk_fault, require_writable, sentence_of
 from repro.run.execute import execute
+from repro.run.run_disk import disk_bytes
 from repro.spec.config import RunConfig
+from repro.spec.target import plan
 from repro.spec.tier import Tier
 from repro.targets import find
 from tests.repro.run.test_shared_work import ROOT, runs_of
@@ -155,7 +157,7 @@ def test_the_plan_compares_what_it_needs_with_what_is_free(
     assert main(line) == 0
     printed = capsys.readouterr().out
     smoke = find("table1")
-    needed = planning.size(smoke.costs[Tier.SMOKE].disk_of([arm.name for arm in smoke.arms] * 5, 1))
+    needed = planning.size(disk_bytes(plan(smoke, Tier.SMOKE), smoke.needs_at(Tier.SMOKE), 1))
     assert f"{needed} of 1 MB free" in printed
     assert "It does not fit: the disk lacks " in printed
     monkeypatch.setattr(planning, "free_bytes", lambda folder: None)

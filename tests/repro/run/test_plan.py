@@ -1,24 +1,26 @@
-"""What a plan says of runs that are recorded already."""
+"""What a plan says of runs that are recorded already, here or among the blessed."""
 
 from __future__ import annotations
 
 import dataclasses
+import re
+import shutil
 from datetime import datetime, timedelta
 from pathlib import Path
 
 import pytest
 
+from repro.__main__ import main
 from repro.evidence.record import Estimate, Record
 from repro.models.memory_plan import CONTEXT_BYTES
 from repro.run import plan as plans
 from repro.run import preflight as preflights
-from repro.run import select as selecting
 from repro.run.disk import size
 from repro.run.places import expected_folder
 from repro.run.plan import plan_text
 from repro.run.preflight import memory_of
 from repro.run.select import Selection, select
-from repro.spec.tier import CudaDevice, Tier
+from repro.spec.tier import CudaDevice
 from tests.repro.made_up import honest_record
 
 H100 = CudaDevice(name="NVIDIA H100", capability=(9, 0), memory_bytes=85_000_000_000)
@@ -50,21 +52,60 @@ def test_a_recorded_run_on_a_published_checkpoint_stands_beside_its_plan(
 ) -> None:
     (selection,) = select(["table1"], tier="paper")
     assert measured_lines(selection, tmp_path) == []
-    for module in (plans, preflights, selecting):
+    for module in (plans, preflights):
         monkeypatch.setattr(module, "cuda_devices", lambda: (H100,))
     (run,) = selection.plan(1, ["nvfp4_lora"])
-    (selection,) = select(["table1"], tier="paper")
-    seconds = selection.source.costs[Tier.PAPER].seconds_of_arm["nvfp4_lora"]
     room = memory_of(run.arm, run.scale)[0] - CONTEXT_BYTES
     to_do = planned_memory(selection, tmp_path)
     assert to_do.endswith(size(memory_of(run.arm, run.scale)[0]))
-    having_taken(honest_record(run), 1.1 * seconds, 1.02 * room).write(tmp_path)
+    having_taken(honest_record(run), 130.0, 1.02 * room).write(tmp_path)
     (line,) = measured_lines(selection, tmp_path)
-    assert line.startswith(f"  measured  nvfp4_lora seed 0: {1.1 * seconds:.0f} s (+10.0 % ")
+    assert line.startswith("  measured  nvfp4_lora seed 0: 130 s; peak ")
     assert line.endswith("GB (+2.0 % against the plan)")
     assert planned_memory(selection, tmp_path) == to_do
     # Without a device the planned peak would be another one.
-    for module in (plans, preflights, selecting):
+    for module in (plans, preflights):
         monkeypatch.setattr(module, "cuda_devices", tuple)
     (line,) = measured_lines(selection, tmp_path)
-    assert line.endswith(" s (+10.0 % against the plan)")
+    assert line == "  measured  nvfp4_lora seed 0: 130 s"
+
+
+def arm_lines(capsys: pytest.CaptureFixture[str], *line: str) -> dict[str, str]:
+    """Return what a plan of the proxy tier says behind each first word."""
+    assert main(["plan", "--tier", "proxy", *line]) == 0
+    lines = capsys.readouterr().out.splitlines()[1:]
+    return {words[0]: words[1] for text in lines if len(words := text.split(maxsplit=1)) == 2}
+
+
+def test_a_plan_quotes_blessed_records_of_an_arm_or_says_that_it_is_not_timed(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("REPRO_POLICIES", str(tmp_path))
+    records = Path("records", "proxy", "nvidia_h200")
+    (tmp_path / records).mkdir(parents=True)
+    (tmp_path / "paper").mkdir()
+    for path in (expected_folder(None) / records).glob("table1.*"):
+        shutil.copy(path, tmp_path / records)
+    folders = ["--expected", str(tmp_path), "--runs", str(tmp_path / "runs")]
+    said = arm_lines(capsys, "table1", *folders)
+    assert re.search(r" \d+ s for 20 at once$", said["bf16"])
+    assert re.search(r" \d+ min for 32 at once$", said["nvfp4_lora"])
+    assert said["timed"] == "median of 120 blessed records of nvidia_h200"
+    said = arm_lines(capsys, "figure9", *folders)
+    # Run and recorded as Table 1's.
+    assert said["nvfp4_lora_aqn"].endswith(" at once")
+    assert said["aqn_linear"].endswith(" not timed")
+    said = arm_lines(capsys, "noise_in_sft", *folders)
+    assert said["bf16_sft"].endswith(" not timed")
+    assert said["timed"] == "no blessed record of these arms"
+
+
+def test_a_plan_names_arms_of_several_targets_with_their_target(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("REPRO_POLICIES", str(tmp_path))
+    assert main(["plan", "needle_policies", "--tier", "proxy", "--runs", str(tmp_path)]) == 0
+    text = capsys.readouterr().out
+    for policy in ("", "_seed1", "_seed2", "_seed3"):
+        assert text.count(f"needle_4{policy}.bf16_lora ") == 1
+    assert "pretrain-proxy --size 30m-needle4-seed3\n" in text

@@ -38,9 +38,9 @@ from repro.run.preflight import memory_of, preflight
 from repro.run.select import Changes, Selection, select
 from repro.spec import tier as tiers
 from repro.spec.config import DataConfig, RunConfig, TrainScale
+from repro.spec.needs import DATA_DOWNLOADS
 from repro.spec.tier import REAL_CHECKPOINTS, CudaDevice, Tier
 from repro.targets import TARGETS, find
-from repro.targets.training_costs import DATA_DOWNLOADS
 from tests.repro.qwen_checkpoint import SMALL, write_full, write_hub, write_small
 
 PUBLISHED = [

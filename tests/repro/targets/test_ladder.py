@@ -1,4 +1,4 @@
-"""The ladder of exploration: seeds of its own, controls that gate, one rate, and what it costs."""
+"""The ladder of exploration: seeds of its own, controls that gate, and one rate."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from repro.pretrain.recipes import PROXIES
 from repro.run.places import expected_folder
 from repro.run.select import select
 from repro.spec.arm import Arm
+from repro.spec.config import RunConfig
 from repro.spec.shapes import shape_by_name
 from repro.spec.target import Target, differing_fields, plan
 from repro.spec.tier import Tier
 from repro.targets import TARGETS, find
 from repro.targets.chosen_rates import EVERY_ARM, rule_of
 from repro.targets.ladder import AGAIN, LADDER, OVER_POLICIES
-from repro.targets.ladder.dose_start import DOSE_START
 from repro.targets.ladder.needle import (
     DIFFICULTY,
     NEEDLE_05,
@@ -41,30 +41,22 @@ from repro.targets.ladder.needle import (
 )
 from repro.targets.ladder.rates import NEEDLE_RATES
 from repro.targets.ladder.skill import FULL_RATES, LORA_RATES, SKILL, SKILL_SWEEP
-from repro.targets.pretraining import PRETRAIN_PROXY
 from repro.targets.rates import lacking_rates
 from tests.repro.made_up import honest_proxy_record
-from tests.repro.targets.ladder_minutes import gpu_minutes, runs_of
 
 RUNGS = (NEEDLE_40, NEEDLE_4, NEEDLE_05)
 
 
-def test_the_two_rungs_that_decide_take_half_an_hour_and_the_ladder_two_hours() -> None:
-    core = (NEEDLE_4, NEEDLE_05)
-    assert len(runs_of(*core)) == 8 * 16 + 4 * 20
-    assert gpu_minutes(runs_of(*core), core) <= 30
-    cost = PRETRAIN_PROXY.costs[Tier.PROXY]
-    policies = {name for target in LADDER for name in target.costs[Tier.PROXY].policies}
-    arms = [name.replace("-", "_") for name in sorted(policies)]
+def runs_of(*targets: Target) -> list[RunConfig]:
+    """Return the runs that targets need, one of each."""
+    return list({run.digest(): run for t in targets for run in plan(t, Tier.PROXY)}.values())
+
+
+def test_policies_of_the_ladder_have_recipes_and_shapes() -> None:
+    assert len(runs_of(NEEDLE_4, NEEDLE_05)) == 8 * 16 + 4 * 20
+    policies = {name for target in LADDER for name in target.needs_at(Tier.PROXY).policies}
     assert policies <= PROXIES.keys()
     assert all(shape_by_name(name) for name in policies)
-    pretraining = sum(cost.seconds_of_arm.get(arm, cost.train_seconds or 0.0) for arm in arms) / 60
-    # Doses before training are measured one by one.
-    together = tuple(target for target in LADDER if target is not DOSE_START)
-    one_by_one = DOSE_START.costs[Tier.PROXY].train_seconds or 0.0
-    doses = len(runs_of(DOSE_START)) * one_by_one / 60
-    assert doses > 0
-    assert gpu_minutes(runs_of(*together), together) + doses + pretraining <= 120
 
 
 def test_no_other_run_has_had_these_seeds() -> None:

@@ -1,4 +1,4 @@
-"""The needle over four pre-training seeds: whose runs, what is compared, what it costs."""
+"""The needle over four pre-training seeds: whose runs, and what is compared."""
 
 from __future__ import annotations
 
@@ -17,10 +17,8 @@ from repro.evidence.store import Blessed
 from repro.judge.blessed import blessed_checks
 from repro.judge.check import Checked, check_selection
 from repro.models.proxy_names import seeded, size_of
-from repro.pretrain.recipes import PROXIES
 from repro.run.places import expected_folder
 from repro.run.select import select
-from repro.spec.config import RunConfig
 from repro.spec.shapes import shape_by_name
 from repro.spec.target import differing_fields, plan
 from repro.spec.tier import Tier
@@ -28,9 +26,8 @@ from repro.targets import TARGETS
 from repro.targets.ladder import LADDER, OVER_POLICIES
 from repro.targets.ladder.needle import NEEDLE_4
 from repro.targets.ladder.policies import NEEDLE_POLICIES
-from repro.targets.pretraining import PRETRAIN_PROXY
 from tests.repro.made_up import honest_proxy_record
-from tests.repro.targets.ladder_minutes import gpu_minutes, runs_of
+from tests.repro.targets.test_ladder import runs_of
 
 POLICIES = range(4)
 
@@ -40,7 +37,7 @@ def test_the_policies_are_the_needle_from_four_seeds_and_differ_in_nothing_else(
     own = NEEDLE_4.scales[Tier.PROXY].checkpoint
     names = dict.fromkeys(run.scale.checkpoint for run in runs)
     assert list(names) == [seeded(own, seed) for seed in POLICIES]
-    assert NEEDLE_POLICIES.costs[Tier.PROXY].policies == tuple(names)
+    assert NEEDLE_POLICIES.needs_at(Tier.PROXY).policies == tuple(names)
     for name in names:
         assert f"proxy-{size_of(name)}" == name
         assert shape_by_name(name) is not None
@@ -83,20 +80,6 @@ def test_each_key_statement_is_the_rungs_own_over_policies() -> None:
             assert asked.count(kind) == kinds.count(kind) * (4 if kind[0] == "range" else 1)
     assert NEEDLE_POLICIES.claims[0].effect is not None
     assert NEEDLE_POLICIES.claims[0].effect.paper == pytest.approx(2.31, abs=0.01)
-
-
-def test_it_costs_a_quarter_of_an_hour_and_its_policies_half_an_hour() -> None:
-    runs = runs_of(NEEDLE_POLICIES)
-    assert gpu_minutes(runs, (NEEDLE_POLICIES,)) == pytest.approx(13.2, abs=0.5)
-    ladder = {run.digest() for run in runs_of(*LADDER)}
-    new: list[RunConfig] = [run for run in runs if run.digest() not in ladder]
-    assert gpu_minutes(new, (NEEDLE_POLICIES,)) == pytest.approx(9.9, abs=0.5)
-    cost = PRETRAIN_PROXY.costs[Tier.PROXY]
-    recipes = ("proxy-30m", "proxy-30m-needle4")
-    assert PROXIES[recipes[1]].start == recipes[0]
-    arms = [name.replace("-", "_") for name in recipes]
-    each = sum(cost.seconds_of_arm.get(arm, cost.train_seconds or 0.0) for arm in arms)
-    assert (len(POLICIES) - 1) * each / 60 == pytest.approx(26.9, abs=0.5)
 
 
 def test_a_record_on_a_policy_of_another_seed_shows_its_rounding() -> None:

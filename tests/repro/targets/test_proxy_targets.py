@@ -213,9 +213,9 @@ def test_planning_looks_for_policies_where_they_are_kept(
     for variable, value in (("REPRO_POLICIES", str(tmp_path)), ("XDG_CACHE_HOME", str(tmp_path))):
         monkeypatch.delenv("REPRO_POLICIES", raising=False)
         monkeypatch.setenv(variable, value)
-        cost = dataclasses.replace(find("table1").costs[Tier.PROXY], policies=("proxy-30m",))
-        assert cost.lacking() == ("proxy-30m",)
+        needs = find("table1").needs_at(Tier.PROXY)
+        assert needs.lacking() == ("proxy-30m",)
         folder = proxy_folder("proxy-30m")
         folder.mkdir(parents=True)
         (folder / "model.safetensors").touch()
-        assert cost.lacking() == ()
+        assert needs.lacking() == ()

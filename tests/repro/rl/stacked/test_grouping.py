@@ -145,6 +145,13 @@ def test_recorded_peaks_lie_near_the_estimate_or_below() -> None:
 
 
 @pytest.mark.usefixtures("proxy_shape")
+def test_the_larger_policys_runs_fit_what_its_tier_states() -> None:
+    target = find("figure13")
+    runs = plan(target, Tier.PROXY)
+    assert footprint(runs).runs_in(target.needs_at(Tier.PROXY).memory_bytes) >= len(runs)
+
+
+@pytest.mark.usefixtures("proxy_shape")
 def test_a_worker_of_two_on_a_card_of_80_gigabytes_has_a_third_of_the_runs() -> None:
     runs = plan(find("table1"), Tier.PROXY, 5, ["bf16_lora", "nvfp4_lora"]) * 5
     card = 80 * 10**9

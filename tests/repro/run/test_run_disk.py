@@ -8,15 +8,14 @@ from pathlib import Path
 import pytest
 
 from repro.evidence.record import record_path
-from repro.keep.keeper import Keeping
 from repro.run.carry_out import carry_out
 from repro.run.preflight import disk_refusal
+from repro.run.run_disk import disk_bytes, left_bytes, working_bytes
 from repro.spec.config import RunConfig
 from repro.spec.shapes import OWN_SHAPES, SHAPES
-from repro.spec.target import Cost, plan
+from repro.spec.target import plan
 from repro.spec.tier import Tier
 from repro.targets import find
-from repro.targets.run_disk import completions_bytes, left_bytes, working_bytes
 from tests.repro.recorded_smoke import SMALL
 
 TINY = OWN_SHAPES["tiny"]
@@ -37,10 +36,7 @@ def left(
     scale = dataclasses.replace(run.scale, steps=3, checkpoint_every=1)
     run = dataclasses.replace(run, scale=scale)
     folder = tmp_path_factory.mktemp(request.param)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("REPRO_COMPLETIONS", "1")
-        assert Keeping.from_environment().completions
-        carry_out([run], folder / "run", folder / "runs", lambda *messages: None, bool, 1)
+    carry_out([run], folder / "run", folder / "runs", lambda *messages: None, bool, 1)
     return run, folder / "run", record_path(run, folder / "runs")
 
 
@@ -53,19 +49,8 @@ def test_what_a_run_leaves_and_takes_meanwhile_follows_from_its_shapes(
     assert snapshots == 2
     # While the next one is written there are three.
     assert working_bytes(run.arm, run.scale, TINY) == pytest.approx(checkpoints * 3 / 2, rel=0.25)
-    completions = bytes_in(folder / "completions")
-    stays = bytes_in(folder) - checkpoints - completions + record.stat().st_size
+    stays = bytes_in(folder) - checkpoints + record.stat().st_size
     assert left_bytes(run.arm, run.scale, TINY) == pytest.approx(stays, rel=0.25)
-
-
-def test_completions_follow_from_rows_and_tokens(left: tuple[RunConfig, Path, Path]) -> None:
-    from pyarrow import parquet
-
-    run, folder, _ = left
-    files = sorted((folder / "completions").glob("*.parquet"))
-    tokens = [n for path in files for n in parquet.read_table(path)["tokens"].to_pylist()]
-    predicted = completions_bytes(run.arm, run.scale, round(sum(tokens) / len(tokens)))
-    assert predicted == pytest.approx(bytes_in(folder / "completions"), rel=0.25)
 
 
 def test_a_7b_run_takes_what_adapter_and_moments_take() -> None:
@@ -80,23 +65,24 @@ def test_a_7b_run_takes_what_adapter_and_moments_take() -> None:
     assert left_bytes(TABLE1.arm("bf16"), PAPER, shape) < 1e6
 
 
-def test_the_disk_of_a_target_is_its_arms_own_and_completions_where_they_are_kept(
+def test_the_disk_of_runs_is_what_each_leaves_and_what_those_at_work_take(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    cost: Cost = TABLE1.costs[Tier.PAPER]
+    runs = plan(TABLE1, Tier.PAPER, 1, ["bf16", "bf16_lora", "nvfp4_lora"])
+    needs = dataclasses.replace(TABLE1.needs_at(Tier.PAPER), downloads=())
     shape = SHAPES["7b"]
-    arms = ["bf16", "bf16_lora", "nvfp4_lora"]
-    each = [left_bytes(TABLE1.arm(name), PAPER, shape) for name in arms]
+    each = [left_bytes(run.arm, PAPER, shape) for run in runs]
     working = working_bytes(TABLE1.arm("bf16_lora"), PAPER, shape)
-    assert cost.disk_of(arms, 1) == sum(each) + working
-    assert cost.disk_of(arms, 2) == sum(each) + 2 * working
-    more = cost.disk_of(arms, 1, completions=True) - cost.disk_of(arms, 1)
-    assert more == 2 * cost.completions_of_arm["bf16_lora"]
-    assert more > 2 * PAPER.steps
-    free = cost.disk_of(arms, 1) + more // 2
-    cost = dataclasses.replace(cost, downloads=())
+    assert disk_bytes(runs, needs, 1) == sum(each) + working
+    assert disk_bytes(runs, needs, 2) == sum(each) + 2 * working
+    free = sum(each) + working
     monkeypatch.setattr("repro.run.preflight.free_bytes", lambda folder: free)
-    assert disk_refusal(cost, arms, 1, tmp_path) is None
-    refused = disk_refusal(cost, arms, 1, tmp_path, completions=True)
+    assert disk_refusal(needs, runs, 1, tmp_path) is None
+    refused = disk_refusal(needs, runs, 2, tmp_path)
     assert refused is not None
     assert "GB are free" in refused
+
+
+def test_runs_of_an_ensemble_leave_what_the_tier_states() -> None:
+    runs, needs = plan(TABLE1, Tier.PROXY, 2, ["bf16_lora"]), TABLE1.needs_at(Tier.PROXY)
+    assert disk_bytes(runs, needs, 1) == 2 * needs.disk_bytes
