@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,7 +15,7 @@ from repro.models.fused_weights import side_by_side
 from repro.models.lora import adapter_layers
 from repro.models.memory_plan import padded
 from repro.models.norms import block_norms
-from repro.models.policy import Policy
+from repro.models.policy import Policy, load_policy
 from repro.rl.logprobs import completion_logprobs
 from repro.rl.packed import packed_logprobs
 from repro.rl.rows import Rows
@@ -138,7 +140,7 @@ GPU_KINDS: dict[str, dict[str, Any]] = {
     "nvfp4": {"weight_format": "nvfp4"},
     "mxfp4": {"weight_format": "mxfp4"},
     "norms trained": {"norms_trained": True},
-    "full": {"training": "full"},
+    "full": {"weight_format": "bf16", "training": "full"},
 }
 
 
@@ -149,11 +151,15 @@ def test_on_a_gpu_gradients_are_as_near_float64_as_the_policys_own_modules(
     rows: Rows,
     make_policy: Callable[..., Policy],
     nudge: Callable[[Policy, float], None],
+    checkpoint_folder: Path,
     kind: str,
     kept_blocks: int | None,
 ) -> None:
     if not torch.cuda.is_available():
         pytest.skip("needs a CUDA device; found none")
+    if kind == "full":
+        # Loaded anew: a copy's forward pass under autocast is that of the policy it was copied from.
+        make_policy = partial(load_policy, checkpoint_folder)
     policy = make_policy(**GPU_KINDS[kind], compute_dtype="bfloat16", device="cuda")
     nudge(policy, 0.1)
     weights = torch.rand(rows.mask.shape, generator=torch.Generator().manual_seed(1)).cuda()
