@@ -158,7 +158,7 @@ def test_on_a_gpu_gradients_are_as_near_float64_as_the_policys_own_modules(
     if not torch.cuda.is_available():
         pytest.skip("needs a CUDA device; found none")
     if kind == "full":
-        # Loaded anew: a copy's forward pass under autocast is that of the policy it was copied from.
+        # Loaded anew: a copy's forward pass under autocast is that of the one it was copied from.
         make_policy = partial(load_policy, checkpoint_folder)
     policy = make_policy(**GPU_KINDS[kind], compute_dtype="bfloat16", device="cuda")
     nudge(policy, 0.1)
