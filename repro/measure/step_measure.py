@@ -47,6 +47,7 @@ from repro.models.lora import adapter_layers, base_linear
 from repro.models.memory_plan import (
     CONTEXT_BYTES,
     FILLED_SHARE,
+    SLOTS_SHARE,
     StepShape,
     fit_slots,
     fit_update,
@@ -166,7 +167,7 @@ def step_shape(
     )
     if not fitted:
         return step
-    if not point.slots and plan_memory(step).peak > budget * FILLED_SHARE:
+    if not point.slots and plan_memory(step).peak > budget * SLOTS_SHARE:
         waves = -(-point.rows // fit_slots(step, budget).slots)
         step = dataclasses.replace(step, slots=-(-point.rows // waves))
     if point.micro_tokens:

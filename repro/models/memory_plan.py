@@ -56,6 +56,9 @@ CACHE_SHARE = 0.4
 # Of a budget, what micro-batches and kept blocks are fitted into: the plan is good to a twentieth,
 # and rows of other lengths in every pass leave gaps in the allocator's memory.
 FILLED_SHARE = 0.92
+# The same for rows sampled at once, with the least of an update beside them: where 16-bit weights
+# leave little, each row counts, and a step that runs out of memory is begun again with fewer.
+SLOTS_SHARE = 0.98
 # Positions per block of the cache, and tokens of one chunk of a prefill: the engine's defaults.
 BLOCK_POSITIONS = 32
 PREFILL_TOKENS = 16384
@@ -427,7 +430,7 @@ def _with_most_kept(step: StepShape, room: int) -> StepShape:
 
 def fit_slots(step: StepShape, budget: int) -> StepShape:
     """Return the step with the most rows at once that the budget holds; 1 where none fits."""
-    low, high, room = 1, step.rows, int(budget * FILLED_SHARE)
+    low, high, room = 1, step.rows, int(budget * SLOTS_SHARE)
 
     def fits(slots: int) -> bool:
         candidate = dataclasses.replace(step, slots=slots, micro_tokens=step.row_tokens)
@@ -436,7 +439,8 @@ def fit_slots(step: StepShape, budget: int) -> StepShape:
     while low < high:
         middle = (low + high + 1) // 2
         low, high = (middle, high) if fits(middle) else (low, middle - 1)
-    return fit_update(dataclasses.replace(step, slots=low), room, kept=step.kept_blocks or None)
+    filled = int(budget * FILLED_SHARE)
+    return fit_update(dataclasses.replace(step, slots=low), filled, kept=step.kept_blocks or None)
 
 
 def alternatives(step: StepShape) -> list[tuple[str, StepShape]]:

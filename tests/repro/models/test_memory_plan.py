@@ -11,7 +11,7 @@ from kernels.formats import FORMATS
 from kernels.packing import pack
 from kernels.reference import quantize
 from repro.models.memory_plan import (
-    FILLED_SHARE,
+    SLOTS_SHARE,
     StepShape,
     alternatives,
     checkpoint_bytes,
@@ -115,9 +115,9 @@ def test_the_most_slots_that_fit_leave_no_room_for_one_more() -> None:
     budget = 80 * 10**9
     step = fit_slots(StepShape(shape=SHAPES["32b"], prompts=16, group=8), budget)
     assert 8 < step.slots < 128
-    assert plan_memory(step).peak <= FILLED_SHARE * budget
+    assert plan_memory(step).peak <= SLOTS_SHARE * budget
     more = dataclasses.replace(step, slots=step.slots + 1, micro_tokens=step.row_tokens)
-    assert plan_memory(more).peak > FILLED_SHARE * budget
+    assert plan_memory(more).peak > SLOTS_SHARE * budget
     whole = dataclasses.replace(step, slots=1, kept_blocks=step.shape.layers)
     assert fit_slots(whole, 2 * budget).kept_blocks == step.shape.layers
 
