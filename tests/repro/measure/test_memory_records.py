@@ -88,6 +88,10 @@ def test_the_plan_is_within_a_twentieth_of_the_measured_peak(peak: Peak) -> None
     planned = step_shape(peak.point, peak.weight_format, peak.rank, scale, budget)
     assert planned.micro_tokens == peak.values["micro_tokens"]
     assert planned.kept_blocks == peak.values["kept_blocks"]
+    if peak.point.lengths != "full":
+        # Planned for rows of twice the mean, of which few are as long: the peak may be far below.
+        assert peak.values["peak_bytes"] <= 1.05 * plan_memory(planned).peak
+        return
     assert plan_memory(planned).peak == pytest.approx(peak.values["peak_bytes"], rel=0.05)
 
 
