@@ -102,6 +102,7 @@ def comparable(gold: str, answer: str) -> Forms | None:
     """
     if not (_is_clean(gold) and _is_clean(answer)):
         return None
+    gold, answer = gold.replace("{bmatrix}", "{pmatrix}"), answer.replace("{bmatrix}", "{pmatrix}")
     gold_name, gold = _without_name(_SIZES.sub("", gold))
     name, answer = _without_name(_SIZES.sub("", answer))
     if not gold or not answer or (name and gold_name and name != gold_name):

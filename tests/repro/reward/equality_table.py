@@ -288,6 +288,25 @@ FORMULAS = (
         refused=("0.785398163397", "0.2500000001\\pi"),
     ),
     _row(
+        "tiny formula",
+        "However small both are: rational numbers are compared exactly, others to 30 digits of "
+        "the gold's value.",
+        gold="1-2^{-200}",
+        paid=("-2^{-200}+1",),
+        refused=("1-2^{-201}", "1", "1-2^{-200}\\pi"),
+    ),
+    _row(
+        "matrix",
+        "A matrix has the same entries in the same places, in round or square brackets; a "
+        "determinant is another thing.",
+        gold="\\begin{pmatrix} 1 & 2 \\\\ 3 & 4 \\end{pmatrix}",
+        paid=("\\begin{bmatrix} 1 & 2 \\\\ 3 & 4 \\end{bmatrix}",),
+        refused=(
+            "\\begin{vmatrix} 1 & 2 \\\\ 3 & 4 \\end{vmatrix}",
+            "\\begin{bmatrix} 1 & 3 \\\\ 2 & 4 \\end{bmatrix}",
+        ),
+    ),
+    _row(
         "equation",
         "An equation has the same sides, perhaps exchanged; moving a term across is work. The "
         "name on its left may be missing.",
