@@ -32,8 +32,15 @@ _PART = r"(?:\{\s?(-?[0-9]+)\s?\}|([0-9]))"
 _FRACTION = re.compile(rf"\\[cdt]?frac\s?{_PART}\s?{_PART}")
 _SLASH = re.compile(r"([0-9]+)\s?/\s?([0-9]+)")
 _MIXED = re.compile(r"([0-9]+)(?:\s|\\,|\\ )?(?=\\[cdt]?frac)|([0-9]+)\s(?=[0-9]+\s?/)")
-_CURRENCY = re.compile(r"(?:\\?\$|€|£|\\pounds\s?)\s?")
-_CURRENCIES = {"€": "euro", "£": "pound sterling", "\\": DOLLAR, "$": DOLLAR}
+_CURRENCY = re.compile(r"(?:\\?\$|[€£¥₹]|\\pounds\s?)\s?")
+_CURRENCIES = {
+    "€": "euro",
+    "£": "pound sterling",
+    "¥": "yen",
+    "₹": "rupee",
+    "\\": DOLLAR,
+    "$": DOLLAR,
+}
 _PLAIN_UNIT = re.compile(r"(.*?[0-9}])\s*([A-Za-z][^\\{}]*)")
 _BASED = re.compile(r"(-?[0-9A-Za-z]*[0-9][0-9A-Za-z]*)_(?:\{\s?([0-9]{1,2})\s?\}|([0-9]))")
 

@@ -156,7 +156,7 @@ NUMBERS = (
         "A gold without a unit takes any unit of measure, and no other words: those that change "
         "the number are not told from those that do not.",
         gold="18",
-        paid=("18\\text{ cm}", "\\$18", "18^\\circ", "18\\text{ miles per hour}"),
+        paid=("18\\text{ cm}", "\\$18", "18^\\circ\\text{C}", "18\\text{ acres}", "18\\text{ kWh}"),
         refused=("18\\text{ thousand}", "18\\text{ apples}", "18\\text{ or }19", "18 dollars"),
     ),
     _row(
