@@ -362,7 +362,8 @@ def _form_of(gold: str, answer: str | None) -> _Form | None:
     itself = comparable(gold, gold)
     if itself is None:
         return None
-    pair = None if answer is None else comparable(gold, tidy(answer))
+    tidied = None if answer is None else tidy(answer)
+    pair = itself if tidied == gold else None if tidied is None else comparable(gold, tidied)
     return _Form(pair=pair or itself, refused=pair is None)
 
 

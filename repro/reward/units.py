@@ -2,8 +2,8 @@ r"""Units of measure as answers spell them, read into one name each.
 
 `\text{ square cm}`, `\text{ cm}^2` and `centimetres squared` are one unit. A unit that is not in
 the table keeps its words, marked as unknown: a gold may carry it (`5\text{ apples}`), an answer
-only if the gold does. Units side by side are their product (`kilowatt hours`). Words that change a number's value or take it back (`thousand`, `dozen`,
-`or`, `not`) are no unit at all.
+only if the gold does. Units side by side are their product (`kilowatt hours`). Words that change a
+number's value or take it back (`thousand`, `dozen`, `or`, `not`) are no unit at all.
 """
 
 from __future__ import annotations

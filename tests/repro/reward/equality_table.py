@@ -152,6 +152,15 @@ NUMBERS = (
         beyond_math_verify=True,
     ),
     _row(
+        "look",
+        "Fonts, emphasis, braces and spaces around an answer say nothing; what stands in them is "
+        "read by the same rules.",
+        gold="12",
+        paid=("\\text{12}", "\\mathbf{12}", "{12}", "\\displaystyle 12", "\\,12", "**12**"),
+        refused=("\\text{9+3}", "{1}2", "**12** or **13**", "\\text{12 apples}", "**9+3**"),
+        beyond_math_verify=True,
+    ),
+    _row(
         "unit beside a bare gold",
         "A gold without a unit takes any unit of measure, and no other words: those that change "
         "the number are not told from those that do not.",
