@@ -102,18 +102,12 @@ def lenient_answer(text: str) -> str | None:
 
     A claim inside an answer block comes after the block's own and is therefore preferred.
     """
-    claims = [_usable(_plain(claim)) for _, claim in sorted(_claims(text), reverse=True)]
+    claims = [_usable(_EMPHASIS.sub("", one)) for _, one in sorted(_claims(text), reverse=True)]
     if not claims:
         return None
     readable = (claim for claim in claims if claim is not None and is_readable(tidy(claim)))
     answer = next(readable, claims[0])
     return answer and with_unit_marked(_words_out(tidy(answer)))
-
-
-def _plain(claim: str) -> str:
-    """Return a claim without marks of emphasis."""
-    marked = "*" in claim or "_" in claim or "`" in claim
-    return _EMPHASIS.sub("", claim) if marked else claim
 
 
 def _words_out(text: str) -> str:
