@@ -11,8 +11,9 @@ Four readings, kept apart because they measure different things:
   two blocks are two guesses, and earn nothing;
 * `lenient_answer`, what a generous reader would take: the last claim in any usual form
   (`<answer>`, `\boxed{}`, `#### N`, "the answer is N") that can be read as an answer, so that
-  rambling after a box ("the answer is as expected") takes nothing back; words after a number are
-  taken for its unit. It is logged and never paid. The last number in the text is not a claim.
+  rambling after a box ("the answer is as expected") takes nothing back; words after a number, in
+  `\text{}` or plain, are taken for its unit, and marks of emphasis are dropped. It is logged and
+  never paid. The last number in the text is not a claim.
 
 The gap between strict and lenient accuracy is how much of a rise in reward is learning the format.
 
@@ -44,6 +45,9 @@ _HASHES = re.compile(r"####[ \t]*([^\n]{1,200})")
 _SENTENCE = re.compile(r"\banswer is[ \t]*:?[ \t]*", re.IGNORECASE)
 _SENTENCE_CHARACTERS = 200
 _SENTENCE_END = re.compile(r"[.!?;](?:\s|$)|<")
+# Marks of emphasis, but for those between two numbers: `2**3`.
+_EMPHASIS = re.compile(r"(?<![\w)}])(?:\*\*|__|`)|(?:\*\*|__|`)(?![\w({\\])")
+_NUMBER_IN_WORDS = re.compile(r"\\text[a-z]*\s?\{\s*([0-9$\\][^{}]*)\}")
 # How many claims of one form are looked at, from the last.
 _CLAIMS = 16
 
@@ -98,12 +102,18 @@ def lenient_answer(text: str) -> str | None:
 
     A claim inside an answer block comes after the block's own and is therefore preferred.
     """
-    claims = [_usable(claim) for _, claim in sorted(_claims(text), reverse=True)]
+    claims = [_usable(_EMPHASIS.sub("", one)) for _, one in sorted(_claims(text), reverse=True)]
     if not claims:
         return None
     readable = (claim for claim in claims if claim is not None and is_readable(tidy(claim)))
     answer = next(readable, claims[0])
-    return answer and with_unit_marked(answer.rstrip("."))
+    return answer and with_unit_marked(_words_out(tidy(answer)))
+
+
+def _words_out(text: str) -> str:
+    r"""Return `12 apples` for `\text{12 apples}`."""
+    match = _NUMBER_IN_WORDS.fullmatch(text)
+    return match.group(1) if match else text
 
 
 def _claims(text: str) -> list[tuple[int, str]]:

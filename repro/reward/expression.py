@@ -21,14 +21,35 @@ A name before an answer (`x = 18`, `AB = 18`, `f(2) = 18`, `(x,y) = (3,4)`) is d
 
 from __future__ import annotations
 
+import functools
 import re
 from collections import Counter
 from fractions import Fraction
 
-from repro.reward.quantities import Quantity, read_based, read_quantity, same_quantity
+from repro.reward.quantities import (
+    Quantity,
+    read_based,
+    read_quantity,
+    same_quantity,
+    with_unit_marked,
+)
 from repro.reward.units import is_known, read_unit
 
-_WRAPPERS = (("\\boxed{", "}"), ("$$", "$$"), ("$", "$"), ("\\(", "\\)"), ("\\[", "\\]"))
+_WRAPPERS = (
+    *(("\\boxed{", "}"), ("$$", "$$"), ("$", "$"), ("\\(", "\\)"), ("\\[", "\\]"), ("{", "}")),
+    *(("**", "**"), ("__", "__"), ("*", "*"), ("_", "_"), ("`", "`")),
+)
+_MOST_WRAPPERS = 16
+# How a text looks and not what it says: fonts, sizes, and spaces at its ends.
+_FONT = re.compile(
+    r"\\(?:math(?:bf|it|sf|tt)|boldsymbol|bm|underline)\s?\{([^{}]*(?:\{[^{}]*\}[^{}]*)*)\}"
+)
+_STYLE = re.compile(
+    r"\\(?:(?:display|text|script)style|large|Large|huge|Huge|bf|bfseries|rm|it)(?![A-Za-z])\s?"
+)
+_SPACE_BEFORE = re.compile(r"(?:\\[ ,;:!]|\\q?quad(?![A-Za-z])|~|\{\}|\s)*")
+_SPACE_AFTER = re.compile(r"(?:\\[,;:!]|\\q?quad|~|(?<![A-Za-z}])\{\})\s*$")
+_LETTER_BEFORE = re.compile(r"^\{([A-Za-z])\}(?=\s?=)")
 _GREEK = r"\\(?:alpha|beta|gamma|delta|theta|lambda|mu|phi|varphi|omega|Delta|Omega)\b\s?"
 _LABEL = rf"(?:[A-Za-z]{{1,3}}|{_GREEK}|\\(?:overline|vec|mathrm|text)\s?\{{[A-Za-z]{{1,3}}\}})"
 _NAME_BEFORE = re.compile(
@@ -41,7 +62,7 @@ _MEMBER = re.compile(r"[A-Za-z]\s?\\in\s?(?=[\[({\\])")
 _EQUALS = re.compile(r"(?<![<>!\\])=")
 _INEQUALITY = re.compile(r"[<>]|\\(?:[lg]eq?|[lg]t)\b")
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f\ud800-\udfff]")
-_TEXT = re.compile(r"\\(?:text|textbf|textrm|mathrm|mbox|operatorname)\s?\{([^{}]*)\}")
+_TEXT = re.compile(r"\\(?:text(?:bf|it|rm|sf|tt|up)?|emph|mathrm|mbox|operatorname)\s?\{([^{}]*)\}")
 _UNIT_AT_END = re.compile(
     r"(?<=[0-9A-Za-z)}])\s?\\(?:text|textrm|mbox)\s?\{[^{}]*\}(?:\^\{?[23]\}?)?$"
 )
@@ -69,15 +90,19 @@ _SINGLE = re.compile(r"\(?([A-Za-z])\)?")
 Forms = tuple[str, str]
 
 
+# Completions repeat each other's claims.
+@functools.lru_cache(maxsize=16_384)
 def tidy(text: str) -> str:
-    """Return the text without surrounding white space, mathematics signs, box and full stop.
+    r"""Return the text without space, mathematics signs, box, emphasis and full stop around it.
 
-    Minus signs and fixed spaces of Unicode become ASCII; nothing inside is changed otherwise.
+    Minus signs and fixed spaces of Unicode become ASCII, a font's content stays in its braces, and
+    a number in `\text{}` comes out of it; nothing inside is changed otherwise.
     """
     text = text.replace("\u2212", "-").replace("\u00a0", " ").replace("\u202f", " ").strip()
-    peeled = True
-    while peeled:
-        peeled = False
+    if "\\" in text:
+        text = _LETTER_BEFORE.sub(r"\1", _STYLE.sub(" ", _FONT.sub(r"{\1}", text)))
+    for _ in range(_MOST_WRAPPERS):
+        before, text = text, _number_in_words(_without_space(text))
         for opening, closing in _WRAPPERS:
             inner = text[len(opening) : -len(closing)]
             if (
@@ -86,10 +111,26 @@ def tidy(text: str) -> str:
                 and text.endswith(closing)
                 and _is_whole(inner, opening)
             ):
-                text, peeled = inner.strip(), True
+                text = inner.strip()
         if text.endswith(".") and not text.endswith(".."):
-            text, peeled = text[:-1].strip(), True
+            text = text[:-1].strip()
+        if text == before:
+            break
     return text
+
+
+def _without_space(text: str) -> str:
+    r"""Return the text without the spaces before it and the last after it, such as `\,`."""
+    start = _SPACE_BEFORE.match(text)
+    return _SPACE_AFTER.sub("", text[start.end() if start else 0 :]).strip()
+
+
+def _number_in_words(text: str) -> str:
+    r"""Return `12` for `\text{12}`, and `12\text{ cm}` for `\text{12 cm}`."""
+    match = _TEXT.fullmatch(text)
+    inner = match.group(1).strip().rstrip(".") if match else ""
+    number = read_quantity(inner, words=True)
+    return with_unit_marked(inner) if number and is_known(number.unit) else text
 
 
 def comparable(gold: str, answer: str) -> Forms | None:
@@ -102,6 +143,7 @@ def comparable(gold: str, answer: str) -> Forms | None:
     """
     if not (_is_clean(gold) and _is_clean(answer)):
         return None
+    gold, answer = gold.replace("{bmatrix}", "{pmatrix}"), answer.replace("{bmatrix}", "{pmatrix}")
     gold_name, gold = _without_name(_SIZES.sub("", gold))
     name, answer = _without_name(_SIZES.sub("", answer))
     if not gold or not answer or (name and gold_name and name != gold_name):
@@ -153,7 +195,7 @@ def _is_clean(text: str) -> bool:
 
 def _is_whole(inner: str, opening: str) -> bool:
     """Say whether a wrapper's two ends belong together rather than to two wrapped pieces."""
-    return braces_balance(inner) if opening == "\\boxed{" else opening not in inner
+    return braces_balance(inner) if opening[-1] == "{" else opening not in inner
 
 
 def _without_name(text: str) -> tuple[str, str]:

@@ -9,12 +9,16 @@ So an equal answer is paid only if, of the expression trees as they are written,
 * it has the gold's sums and products: the same numbers of terms, the same products with sums, the
   same powers of sums, so that what is expanded is not factored, and the reverse;
 * it is not longer than the gold, counted in letters, numbers and functions;
-* it has the same value to 30 digits, where math-verify compares six decimals.
+* it has the same value: rational numbers exactly, others to 30 digits of the gold, however small it
+  is, where math-verify compares six decimals.
 
 Members of sets, pairs, intervals and matrices are each held to the same.
 
 Equations and inequalities are compared side by side, perhaps with their sides exchanged: moving
 terms across the sign is work, too.
+
+Nothing here expands or multiplies out, so it is asked before math-verify's algebra, to which
+`(x+1)^{9999}` would be thousands of terms.
 
 This module runs in the worker, outside its package, and imports SymPy alone.
 """
@@ -35,7 +39,7 @@ _CLOSE = Rational(1, 10**30)
 
 
 def as_finished(gold: Any, answer: Any) -> bool:
-    """Say whether an answer that equals the gold is written out as far as the gold is.
+    """Say whether an answer may equal the gold and is written out as far as the gold is.
 
     Parameters
     ----------
@@ -112,7 +116,7 @@ def _same_relation(gold: Any, answer: Any) -> bool:
 
 def _same_pair(gold: Any, left: Any, right: Any) -> bool:
     return all(
-        one == other or (_same_value(one, other) and as_finished(one, other))
+        one == other or as_finished(one, other)
         for one, other in ((gold.lhs, left), (gold.rhs, right))
     )
 
@@ -276,19 +280,25 @@ def _exact(tree: Any) -> Any:
 
 
 def _same_value(gold: Any, answer: Any) -> bool:
-    """Say whether two formulas agree to 30 digits where every letter has a value of its own.
+    """Say whether two formulas agree where every letter has a value of its own.
 
-    What has no value (sets, intervals, matrices) is left to math-verify.
+    Rational numbers are compared exactly, others to 30 digits of the gold's value. What has no
+    value (sets, intervals, matrices) is left to math-verify.
     """
     if not isinstance(gold, sympy.Expr) or not isinstance(answer, sympy.Expr):
         return True
-    difference = _exact(gold) - _exact(answer)
-    names = sorted({str(letter) for letter in difference.free_symbols})
+    trees = [_exact(gold), _exact(answer)]
+    letters = trees[0].free_symbols | trees[1].free_symbols
+    names = sorted({str(letter) for letter in letters})
     place = {name: Rational(17 + 6 * i, 11 + 2 * i) for i, name in enumerate(names)}
     # Two letters of one name may differ in what SymPy assumes of them.
-    point = {letter: place[str(letter)] for letter in difference.free_symbols}
-    value = difference.subs(point).evalf(_DIGITS)
-    scale = _exact(gold).subs(point).evalf(_DIGITS)
-    if not (value.is_number and scale.is_number):
+    point = {letter: place[str(letter)] for letter in letters}
+    placed = [tree.subs(point) for tree in trees]
+    here, there = (tree.evalf(_DIGITS) for tree in placed)
+    if not (here.is_number and there.is_number):
         return True
-    return bool(abs(value) <= _CLOSE * (1 + abs(scale)))
+    if here != there and not abs(here - there) <= _CLOSE * abs(here):
+        return False
+    # Only of values so close are all digits computed.
+    exact = [tree.doit() for tree in placed] if all(tree.is_rational for tree in placed) else [0, 0]
+    return bool(exact[0] == exact[1])

@@ -20,8 +20,8 @@ status             accuracy    meaning
 =================  ==========  =====================================================================
 
 A late worker is not a wrong answer. The limit is on the worker's own processor time, so a machine
-that stands still for seconds changes no grade; a pair over it is tried once more on a fresh worker;
-and neither that nor an error is remembered.
+that stands still for seconds changes no grade; a pair over it is tried once more on a fresh worker,
+and remembered only if the same happens when it is asked again. An error is not remembered.
 
 Easy to get wrong: `verify(gold, answer)` is not symmetric; a limit by `signal.alarm` raises in any
 thread but the main one, and a caller that catches the error pays zero to everybody; a worker that
@@ -50,14 +50,16 @@ from repro.reward.grader_worker import Worker, WorkerGoneError, WorkerLateError
 
 Status = Literal["ok", "wrong", "unparsable_gold", "timeout", "error"]
 Pair = tuple[str, str]
-# A gold over the time limit is dropped, as one at fault is, but that is not remembered.
+# A gold over the time limit is dropped, as one at fault is. What was late is so noted the first
+# time, and known the second.
 _Result = Status | Literal["late_gold"]
+_Note = _Result | Literal["late_once"]
 
 _BATCH_PAIRS = 32
 _BATCH_CHARACTERS = 16_384
 _ATTEMPTS = 2
-# What depends on the pair alone.
-_REMEMBERED = ("ok", "wrong", "unparsable_gold")
+# What may be the machine's fault, once.
+_LATE = ("timeout", "late_gold")
 
 
 class GraderError(RuntimeError):
@@ -124,7 +126,7 @@ class GraderPool:
         self.workers_started = 0
         self.workers_killed = 0
         self._remembered = remembered
-        self._memory: OrderedDict[Pair, _Result] = OrderedDict()
+        self._memory: OrderedDict[Pair, _Note] = OrderedDict()
         self._lock = threading.Lock()
         # Places for workers; None is a place whose worker is not started.
         self._places: queue.SimpleQueue[Worker | None] = queue.SimpleQueue()
@@ -194,15 +196,19 @@ class GraderPool:
         known: dict[Pair, _Result] = {}
         with self._lock:
             for pair in pairs:
-                if pair in self._memory:
+                noted = self._memory.get(pair, "late_once")
+                if noted != "late_once":
                     self._memory.move_to_end(pair)
-                    known[pair] = self._memory[pair]
+                    known[pair] = noted
         batches = _batches([pair for pair in pairs if pair not in known])
         known.update(self._work(batches))
         with self._lock:
             for pair in pairs:
-                if known[pair] in _REMEMBERED:
-                    self._memory[pair] = known[pair]
+                result = known[pair]
+                if result in _LATE and pair not in self._memory:
+                    self._memory[pair] = "late_once"
+                elif result != "error":
+                    self._memory[pair] = result
             while len(self._memory) > self._remembered:
                 self._memory.popitem(last=False)
         return known
@@ -356,7 +362,8 @@ def _form_of(gold: str, answer: str | None) -> _Form | None:
     itself = comparable(gold, gold)
     if itself is None:
         return None
-    pair = None if answer is None else comparable(gold, tidy(answer))
+    tidied = None if answer is None else tidy(answer)
+    pair = itself if tidied == gold else None if tidied is None else comparable(gold, tidied)
     return _Form(pair=pair or itself, refused=pair is None)
 
 

@@ -32,9 +32,18 @@ _PART = r"(?:\{\s?(-?[0-9]+)\s?\}|([0-9]))"
 _FRACTION = re.compile(rf"\\[cdt]?frac\s?{_PART}\s?{_PART}")
 _SLASH = re.compile(r"([0-9]+)\s?/\s?([0-9]+)")
 _MIXED = re.compile(r"([0-9]+)(?:\s|\\,|\\ )?(?=\\[cdt]?frac)|([0-9]+)\s(?=[0-9]+\s?/)")
-_CURRENCY = re.compile(r"(?:\\?\$|€|£|\\pounds\s?)\s?")
-_CURRENCIES = {"€": "euro", "£": "pound sterling", "\\": DOLLAR, "$": DOLLAR}
+_CURRENCY = re.compile(r"(?:\\?\$|[€£¥₹]|\\pounds\s?)\s?")
+_CURRENCIES = {
+    "€": "euro",
+    "£": "pound sterling",
+    "¥": "yen",
+    "₹": "rupee",
+    "\\": DOLLAR,
+    "$": DOLLAR,
+}
+_MARKED_UNIT = re.compile(r"(?:\\[ ,;:!]|~|\s)*\\(?:text|mathrm|mbox)[a-z]*\s?\{[^{}]*\}$")
 _PLAIN_UNIT = re.compile(r"(.*?[0-9}])\s*([A-Za-z][^\\{}]*)")
+_BRACED = re.compile(r"^\{\s?([0-9.,]+)\s?\}(?![0-9.,{])")
 _BASED = re.compile(r"(-?[0-9A-Za-z]*[0-9][0-9A-Za-z]*)_(?:\{\s?([0-9]{1,2})\s?\}|([0-9]))")
 
 
@@ -84,6 +93,8 @@ def read_quantity(text: str, *, words: bool = False) -> Quantity | None:
         if second != 1 and sign != 1:
             return None
         sign *= second
+    # A font leaves a number in braces; a digit after them would be another number.
+    rest = _BRACED.sub(r"\1", rest, count=1)
     body = _mixed(rest) or _fraction(rest) or _decimal(rest)
     if body is None:
         return None
@@ -103,6 +114,8 @@ def read_quantity(text: str, *, words: bool = False) -> Quantity | None:
 def with_unit_marked(text: str) -> str:
     r"""Return `18\text{ cm}` for `18 cm`, and `18` where the words after it are no known unit."""
     read = read_quantity(text, words=True)
+    if read is not None and not is_known(read.unit) and (marked := _MARKED_UNIT.search(text)):
+        return text[: marked.start()]
     # Only a text that was read is short enough to be split in all ways.
     split = None if read is None else _PLAIN_UNIT.fullmatch(text)
     if read is None or split is None or read_quantity(text) is not None:

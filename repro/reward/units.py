@@ -2,8 +2,8 @@ r"""Units of measure as answers spell them, read into one name each.
 
 `\text{ square cm}`, `\text{ cm}^2` and `centimetres squared` are one unit. A unit that is not in
 the table keeps its words, marked as unknown: a gold may carry it (`5\text{ apples}`), an answer
-only if the gold does. Words that change a number's value or take it back (`thousand`, `dozen`,
-`or`, `not`) are no unit at all.
+only if the gold does. Units side by side are their product (`kilowatt hours`). Words that change a
+number's value or take it back (`thousand`, `dozen`, `or`, `not`) are no unit at all.
 """
 
 from __future__ import annotations
@@ -13,39 +13,53 @@ import re
 UNKNOWN = "~"
 PERCENT, DEGREE, DOLLAR = "percent", "degree", "dollar"
 
-_SPELLINGS: dict[str, str] = {
-    "millimeter": "mm millimeter millimeters millimetre millimetres",
-    "centimeter": "cm centimeter centimeters centimetre centimetres",
-    "meter": "m meter meters metre metres",
-    "kilometer": "km kilometer kilometers kilometre kilometres",
-    "inch": "in inch inches",
-    "foot": "ft foot feet",
-    "yard": "yd yard yards",
-    "mile": "mi mile miles",
-    "gram": "g gram grams",
-    "kilogram": "kg kilogram kilograms",
-    "ounce": "oz ounce ounces",
-    "pound": "lb lbs pound pounds",
-    "liter": "l liter liters litre litres",
-    "milliliter": "ml milliliter milliliters millilitre millilitres",
-    "gallon": "gallon gallons",
-    "second": "s sec second seconds",
-    "minute": "min minute minutes",
-    "hour": "h hr hrs hour hours",
-    "day": "day days",
-    "week": "week weeks",
-    "month": "month months",
-    "year": "year years",
-    "cent": "cent cents",
-    "euro": "euro euros",
-    "unit": "unit units",
-    "radian": "rad radian radians",
-    "mph": "mph",
-    PERCENT: "percent",
-    DEGREE: "degree degrees deg",
-    DOLLAR: "dollar dollars usd",
+# Units with a plural in s, each its own name.
+_REGULAR = (
+    "meter yard mile furlong fathom parsec angstrom acre hectare gram ounce pound ton carat "
+    "liter teaspoon tablespoon cup pint quart gallon bushel barrel second minute hour day week "
+    "fortnight month year decade watt joule calorie electronvolt newton pascal bar atmosphere volt "
+    "ampere ohm coulomb farad tesla decibel lumen candela mole kelvin bit byte knot radian unit "
+    "cent nickel dime euro rupee peso franc ruble degree dollar"
+)
+_PREFIXED = (
+    "meter gram liter second watt joule newton pascal volt ampere ohm hertz calorie bit byte mole "
+    "electronvolt ton"
+)
+# Prefixes are spelled out: of symbols, `mW` and `MW` are one word without their case.
+_PREFIXES = "pico nano micro milli centi deci kilo mega giga tera"
+# Other spellings and symbols that are one unit in any case, each before its name.
+_OTHERS = (
+    "m=meter in=inch inch=inch inches=inch ft=foot foot=foot feet=foot yd=yard mi=mile "
+    "mm=millimeter cm=centimeter dm=decimeter km=kilometer nm=nanometer ha=hectare g=gram "
+    "mg=milligram kg=kilogram oz=ounce lb=pound lbs=pound stone=stone tonne=ton tonnes=ton "
+    "l=liter ml=milliliter cl=centiliter dl=deciliter tsp=teaspoon tbsp=tablespoon pt=pint "
+    "qt=quart gal=gallon s=second sec=second secs=second ms=millisecond ns=nanosecond "
+    "min=minute mins=minute h=hour hr=hour hrs=hour wk=week yr=year yrs=year century=century "
+    "centuries=century millennium=millennium millennia=millennium w=watt kw=kilowatt "
+    "hp=horsepower horsepower=horsepower j=joule kj=kilojoule cal=calorie kcal=kilocalorie "
+    "ev=electronvolt n=newton kn=kilonewton kpa=kilopascal atm=atmosphere psi=psi v=volt "
+    "kv=kilovolt amp=ampere amps=ampere henry=henry henries=henry hz=hertz hertz=hertz "
+    "khz=kilohertz ghz=gigahertz rpm=rpm db=decibel lux=lux mol=mole celsius=celsius "
+    "fahrenheit=fahrenheit kb=kilobyte mb=megabyte gb=gigabyte tb=terabyte penny=penny "
+    "pennies=penny pence=penny eur=euro gbp=pound|sterling sterling=sterling yen=yen jpy=yen "
+    "yuan=yuan won=won krone=krone kroner=krone rad=radian mph=mile/hour kph=kilometer/hour "
+    "kmh=kilometer/hour mpg=mile/gallon kwh=kilowatt|hour mah=milliampere|hour "
+    f"percent={PERCENT} deg={DEGREE} usd={DOLLAR}"
+)
+_UNIT_OF = {spelling: unit for unit in _REGULAR.split() for spelling in (unit, f"{unit}s")}
+_UNIT_OF |= {
+    prefix + spelling: prefix + unit
+    for prefix in _PREFIXES.split()
+    for unit in _PREFIXED.split()
+    for spelling in (unit, f"{unit}s")
 }
-_UNIT_OF = {word: unit for unit, words in _SPELLINGS.items() for word in words.split()}
+for _entry in _OTHERS.split():
+    _spelling, _, _unit = _entry.partition("=")
+    _UNIT_OF[_spelling] = _unit.replace("|", " ")
+# The only ones of two letters that are no product of letters in plain words: `2 pt`.
+_PLAIN_SYMBOLS = frozenset({"mm", "cm", "km", "in", "ft", "yd", "mi", "kg", "oz", "lb", "ml", "hr"})
+# Words that make another unit of the one behind them: `nautical miles`.
+_KINDS = frozenset({"nautical", "light", "metric", "fluid", "fl", "troy", "board"})
 _POWERS = {"square": 2, "sq": 2, "squared": 2, "^2": 2, "cubic": 3, "cu": 3, "cubed": 3, "^3": 3}
 # Words after a number that change its value, or take it back.
 NOT_UNITS = frozenset(
@@ -57,6 +71,10 @@ NOT_UNITS = frozenset(
 )
 _SPACES = re.compile(r"\\[ ,;:!]|~|\\quad\b")
 _TEXT = re.compile(r"\\(?:text|mathrm|textrm|textup|mbox|operatorname)\s?\{([^{}]*)\}")
+_DEGREE_SIGN = re.compile(
+    r"^(?:\^\{?\\circ\}?|\u00b0|\\degree)\s*(?:([CF])|\\(?:text|mathrm)\s?\{\s?([CF])\s?\})?$"
+)
+_HYPHEN = re.compile(r"(?<=[a-z])-(?=[a-z])")
 _TOKEN = re.compile(r"[a-z]+|\^[23]|/")
 _READABLE = re.compile(r"(?:[a-z]|\^[23]|/|\s)+")
 
@@ -76,12 +94,12 @@ def read_unit(rest: str, *, words: bool) -> str | None:
         return ""
     if rest in ("%", "\\%"):
         return PERCENT
-    if rest in ("^\\circ", "^{\\circ}", "\u00b0", "\\degree"):
-        return DEGREE
+    rest = _DEGREE_SIGN.sub(_degrees, rest).strip()
     plain, texts = _TEXT.subn(r" \1 ", rest)
     if not texts and not words:
         return None
     plain = re.sub(r"\^\{([23])\}", r"^\1", plain).casefold().replace(".", "")
+    plain = _HYPHEN.sub(" ", plain.replace("metre", "meter").replace("litre", "liter"))
     if not _READABLE.fullmatch(plain):
         return None
     tokens = _TOKEN.findall(plain.replace("per cent", "percent"))
@@ -92,7 +110,7 @@ def read_unit(rest: str, *, words: bool) -> str | None:
     # Single letters outside `\text{}` are variables: `3m`.
     if not texts and any(len(token) == 1 and token.isalpha() for token in tokens):
         return None
-    if not texts and not any(len(token) > 2 or token in _UNIT_OF for token in tokens):
+    if not texts and all(_may_be_letters(token) for token in tokens):
         return None
     return _named(["/" if token == "per" else token for token in tokens])
 
@@ -100,6 +118,19 @@ def read_unit(rest: str, *, words: bool) -> str | None:
 def is_known(unit: str) -> bool:
     """Say whether every part of a unit is in the table; `/day` lacks one."""
     return UNKNOWN not in unit and not unit.startswith("/")
+
+
+def _may_be_letters(token: str) -> bool:
+    """Say whether a plain word may be a product of letters, as `pt` and `xyz` are."""
+    if len(token) < 3:
+        return token not in _PLAIN_SYMBOLS
+    return len(token) == 3 and token not in _UNIT_OF
+
+
+def _degrees(match: re.Match[str]) -> str:
+    r"""Return a degree sign in words, with its scale: `^\circ\text{C}`."""
+    scale = match.group(1) or match.group(2)
+    return "\\text{degrees" + {None: "", "C": " celsius", "F": " fahrenheit"}[scale] + "}"
 
 
 def _named(tokens: list[str]) -> str | None:
@@ -120,8 +151,8 @@ def _part(tokens: list[str]) -> str | None:
     words = [token for token in tokens if token not in _POWERS]
     if not words:
         return None
-    if len(words) == 1 and words[0] in _UNIT_OF:
-        name = _UNIT_OF[words[0]]
+    if words[-1] in _UNIT_OF and all(word in _UNIT_OF or word in _KINDS for word in words):
+        name = " ".join(_UNIT_OF.get(word, word) for word in words).replace("fl ", "fluid ")
     else:
         name = UNKNOWN + " ".join(words)
     return name if power == 1 else f"{name}^{power}"

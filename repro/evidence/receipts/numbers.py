@@ -358,6 +358,9 @@ def grades(record: Record) -> Iterator[str]:
     dropped = given.get("unparsable_gold", 0) + given.get("error", 0)
     if dropped > DROPPED_MOST * total:
         yield f"effects.grades: {dropped} of {total} were dropped; at most 1 % may be"
+    late = given.get("timeout", 0)
+    if late > DROPPED_MOST * total:
+        yield f"effects.grades: {late} of {total} were over the time limit; at most 1 % may be"
     due = _grades_due(record, tallies)
     if total < due:
         yield f"effects.grades counts {total} grades; {due} were due"

@@ -294,6 +294,9 @@ COUNTS: Mapping[str, Manipulation] = {
     "every grade dropped": changed(
         "effects.grades", lambda grades: {"unparsable_gold": sum(grades.values())}
     ),
+    "a tenth of the grades late": changed(
+        "effects.grades", lambda grades: grades | {"timeout": 1 + sum(grades.values()) // 10}
+    ),
     "half of the grades": changed(
         "effects.grades", lambda grades: {name: count // 2 for name, count in grades.items()}
     ),

@@ -152,11 +152,20 @@ NUMBERS = (
         beyond_math_verify=True,
     ),
     _row(
+        "look",
+        "Fonts, emphasis, braces and spaces around an answer say nothing; what stands in them is "
+        "read by the same rules.",
+        gold="12",
+        paid=("\\text{12}", "\\mathbf{12}", "{12}", "\\displaystyle 12", "\\,12", "**12**"),
+        refused=("\\text{9+3}", "{1}2", "**12** or **13**", "\\text{12 apples}", "**9+3**"),
+        beyond_math_verify=True,
+    ),
+    _row(
         "unit beside a bare gold",
         "A gold without a unit takes any unit of measure, and no other words: those that change "
         "the number are not told from those that do not.",
         gold="18",
-        paid=("18\\text{ cm}", "\\$18", "18^\\circ", "18\\text{ miles per hour}"),
+        paid=("18\\text{ cm}", "\\$18", "18^\\circ\\text{C}", "18\\text{ acres}", "18\\text{ kWh}"),
         refused=("18\\text{ thousand}", "18\\text{ apples}", "18\\text{ or }19", "18 dollars"),
     ),
     _row(
@@ -286,6 +295,25 @@ FORMULAS = (
         gold="\\frac{\\pi}{4}",
         paid=("\\frac{1}{4}\\pi", "0.25\\pi"),
         refused=("0.785398163397", "0.2500000001\\pi"),
+    ),
+    _row(
+        "tiny formula",
+        "However small both are: rational numbers are compared exactly, others to 30 digits of "
+        "the gold's value.",
+        gold="1-2^{-200}",
+        paid=("-2^{-200}+1",),
+        refused=("1-2^{-201}", "1", "1-2^{-200}\\pi"),
+    ),
+    _row(
+        "matrix",
+        "A matrix has the same entries in the same places, in round or square brackets; a "
+        "determinant is another thing.",
+        gold="\\begin{pmatrix} 1 & 2 \\\\ 3 & 4 \\end{pmatrix}",
+        paid=("\\begin{bmatrix} 1 & 2 \\\\ 3 & 4 \\end{bmatrix}",),
+        refused=(
+            "\\begin{vmatrix} 1 & 2 \\\\ 3 & 4 \\end{vmatrix}",
+            "\\begin{bmatrix} 1 & 3 \\\\ 2 & 4 \\end{bmatrix}",
+        ),
     ),
     _row(
         "equation",
