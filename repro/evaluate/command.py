@@ -22,7 +22,7 @@ from typing import Any, cast
 
 from repro.data.load import data_sources, is_available, is_generated, load_problems
 from repro.data.problem import Problem, digest_of_problems
-from repro.data.prompts import template_named
+from repro.data.prompts import template_named, template_source
 from repro.evaluate.asking import Alone, Evaluator
 from repro.evaluate.grades import Answers
 from repro.evaluate.questions import Question, questions
@@ -61,6 +61,8 @@ class Asked:
         The adapter's folder and what its files say; None without one.
     weight_format
         Of the base weights.
+    template
+        As `TrainScale.prompt_template`.
     problems, questions
         By data set.
     at
@@ -71,6 +73,7 @@ class Asked:
     adapter: Path | None
     stored: StoredAdapter | None
     weight_format: WeightFormat
+    template: str
     problems: dict[str, list[Problem]]
     questions: dict[str, list[Question]]
     sampling: SamplingConfig
@@ -120,7 +123,7 @@ def asked_of(args: argparse.Namespace) -> Asked:
     )
     sampling = _sampling(args)
     at = _at(args.at, args.samples)
-    template_named(args.template)
+    template = template_source(args.template)
     problems = {name: problems_of(name, args.limit) for name in _names(args.data)}
     revision = stored.revision if stored and not args.checkpoint else None
     folder = resolve(cast(str, named), revision or "")
@@ -129,7 +132,7 @@ def asked_of(args: argparse.Namespace) -> Asked:
     if tokenizer is None:
         raise ValueError(f"{folder} has no tokenizer; asking questions needs one")
     rendered = {
-        name: questions(of, args.template, tokenizer, max_prompt_tokens=args.prompt_tokens)
+        name: questions(of, template, tokenizer, max_prompt_tokens=args.prompt_tokens)
         for name, of in problems.items()
     }
     _require_room(rendered, sampling, description.config.max_position_embeddings)
@@ -140,6 +143,7 @@ def asked_of(args: argparse.Namespace) -> Asked:
         adapter=adapter,
         stored=stored,
         weight_format=cast(WeightFormat, weight_format),
+        template=template,
         problems=problems,
         questions=rendered,
         sampling=sampling,
@@ -231,7 +235,8 @@ def _ask(asked: Asked, policy: Policy, pool: GraderPool) -> dict[str, Answers]:
     longest = max(len(q.prompt) for of in asked.questions.values() for q in of)
     tokens = asked.sampling.max_new_tokens
     sampler = sampler_for(policy, rows=_ROWS, max_new_tokens=tokens, max_positions=longest + tokens)
-    evaluator = Evaluator(Alone(sampler), cast(Any, policy.tokenizer), pool, [asked.seed])
+    tokenizer, reads = cast(Any, policy.tokenizer), template_named(asked.template).reads
+    evaluator = Evaluator(Alone(sampler), tokenizer, pool, [asked.seed], reads=reads)
     answers: dict[str, Answers] = {}
     for name, of in asked.questions.items():
         (own,) = evaluator.ask(of, asked.sampling, samples=asked.samples)
@@ -256,7 +261,7 @@ def _record(
             "folder": str(asked.adapter),
             "sha256": digest_of_files([asked.adapter / TENSORS]),
         }
-    template = template_named(args.template)
+    template = template_named(asked.template)
     return {
         "schema": 1,
         "checkpoint": {

@@ -129,7 +129,9 @@ def _add_evaluate(commands: _Commands[argparse.ArgumentParser]) -> None:
     parser.add_argument("--top-p", type=float, default=0.95, help="default: 0.95, as the paper")
     parser.add_argument("--tokens", type=int, default=4096, metavar="N", help="of a completion")
     parser.add_argument("--prompt-tokens", type=int, default=1024, metavar="N", help="of a prompt")
-    parser.add_argument("--template", default="paper", help="prompt template; default: paper")
+    parser.add_argument(
+        "--template", default="paper", metavar="NAME|FILE", help="of the prompt; default: paper"
+    )
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="default: 0")
     parser.add_argument(
         "--format",
