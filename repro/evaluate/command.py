@@ -15,7 +15,7 @@ import dataclasses
 import json
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -41,11 +41,13 @@ from repro.models.loading import read_description
 from repro.models.policy import Policy, device_named, load_policy, load_tokenizer
 from repro.reward.grader import GraderPool
 from repro.rl.for_policy import sampler_for
+from repro.rl.torch_sampler import TorchSampler
 from repro.spec.arm import WeightFormat, require, unknown
 from repro.spec.config import DataConfig, SamplingConfig
 from repro.spec.whole_files import replace_text
 
 _ROWS = 256
+_SILENT_SECONDS = 15.0
 _COLUMNS = ("accuracy", "accuracy_lenient", "truncation_rate")
 
 
@@ -239,10 +241,29 @@ def _ask(asked: Asked, policy: Policy, pool: GraderPool) -> dict[str, Answers]:
     evaluator = Evaluator(Alone(sampler), tokenizer, pool, [asked.seed], reads=reads)
     answers: dict[str, Answers] = {}
     for name, of in asked.questions.items():
+        if isinstance(sampler, TorchSampler):
+            sampler.on_token = _telling(name, len(of) * asked.samples)
         (own,) = evaluator.ask(of, asked.sampling, samples=asked.samples)
         answers[name] = cast(Answers, own)  # the one run is alive
         require(bool(answers[name].groups), f"--data {name}: no gold answer could be read")
     return answers
+
+
+def _telling(name: str, completions: int) -> Callable[[int, int], None]:
+    """Return what says every `_SILENT_SECONDS`, on stderr, how far sampling on a CPU has come."""
+    began = last = time.monotonic()
+
+    def tell(tokens: int, going: int) -> None:
+        nonlocal last
+        now = time.monotonic()
+        if now - last >= _SILENT_SECONDS:
+            last = now
+            sys.stderr.write(
+                f"{name}, {completions} completions: {going} under way have {tokens} tokens each "
+                f"({now - began:.0f} s)\n"
+            )
+
+    return tell
 
 
 def _record(
@@ -301,10 +322,18 @@ def _table(
     headings = ["data", "problems", "strict", "lenient", "truncated", *sampled]
     rows = [headings]
     for name, one in answers.items():
-        values = [metrics[name][key].value for key in (*_COLUMNS, *sampled)]
-        shown = ["-" if value is None else f"{value:.1f}" for value in values]
+        shown = [_shown(metrics[name], key) for key in _COLUMNS]
+        # The lenient reading stands in brackets.
+        shown += [
+            f"{_shown(metrics[name], k)} ({_shown(metrics[name], k + '_lenient')})" for k in sampled
+        ]
         rows.append([name, str(len(one.problems)), *shown])
     widths = [max(len(row[place]) for row in rows) for place in range(len(headings))]
     lines = ["  ".join(cell.rjust(w) for cell, w in zip(row, widths, strict=True)) for row in rows]
     unit = f"percent; {asked.samples} samples per problem, temperature {asked.sampling.temperature}"
-    return "\n".join([*lines, unit])
+    return "\n".join([*lines, unit + (", in brackets by the lenient reading" if sampled else "")])
+
+
+def _shown(metrics: Mapping[str, Estimate], key: str) -> str:
+    value = metrics[key].value
+    return "-" if value is None else f"{value:.1f}"
