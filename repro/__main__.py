@@ -324,6 +324,11 @@ def _add_selection(parser: argparse.ArgumentParser, *, optional: bool = False) -
         metavar="KEY=VALUE",
         help="a setting by its dotted key, such as optimizer.max_grad_norm=1 or arm.lora_rank=16",
     )
+    changed.add_argument(
+        "--template",
+        metavar="NAME|FILE",
+        help="prompt template: paper, boxed, gsm8k, ..., or your own (docs/your_own.md)",
+    )
     changed.add_argument("--limit", type=int, metavar="N", help="ask at most N problems of a set")
     parser.add_argument("--runs", metavar="FOLDER", help="folder of records (default: runs)")
     parser.add_argument("--expected", metavar="FOLDER", help="folder of expectations")

@@ -12,7 +12,13 @@ Easy to get wrong:
   them gives none;
 * a question that holds a control token's text (`<|im_end|>`), which the tokenizer would turn into
   the control token itself and so end the user's turn: such a question is refused;
-* the assistant's opening line, without which the policy continues the user's turn.
+* the assistant's opening line, without which the policy continues the user's turn;
+* the answer's form: a policy that boxes its answers earns nothing where `<answer>` is read. A
+  template says which strict reading pays (`reads`): `boxed` and `gsm8k` ask for forms that
+  instruction-tuned models have anyway.
+
+A user's own template (`--template FILE`) is a text with `{question}`, or Jinja with `question`. Its
+whole text is the template's name in a configuration, after `own:`.
 
 Source: arXiv 2510.11696v1, section 4.1 for the suffix; the paper does not say whether a separator
 stands before it, and the released code puts it into the system role for BigMath and leaves it out
@@ -21,9 +27,11 @@ for GSM8K.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from pathlib import Path
+from typing import Any, Protocol, cast
 
 from repro.data import proxy_corpus, tiny_corpus
 from repro.data.problem import DataError, Problem
@@ -37,6 +45,12 @@ PAPER_SUFFIX = (
     "reasoning process here </think> <answer> answer here </answer>: <think> ... </think> "
     "<answer> ... </answer>."
 )
+_BOXED = (
+    "Reason step by step in plain words, without a program, and put the final answer once in "
+    "\\boxed{}."
+)
+_HASHES = 'Reason step by step, and write the answer alone on the last line, after "####".'
+OWN = "own:"
 # Stands for the question where a template's digest is computed.
 _DIGEST_QUESTION = "\u27e8question\u27e9"
 
@@ -75,6 +89,10 @@ class PromptTemplate:
     working
         Equations and answer to a completion that shows its working without a mistake, where that
         format is known; what supervised fine-tuning imitates.
+    reads
+        The strict reading of its completions, in `repro.reward.answers.READINGS`.
+    bare_too
+        Whether a tokenizer without a chat template gets the message's text as it is.
     """
 
     name: str
@@ -84,6 +102,8 @@ class PromptTemplate:
     working_prefix: str | None = None
     careless_prefix: str | None = None
     working: Callable[[Sequence[str], str], str] | None = None
+    reads: str = "tags"
+    bare_too: bool = False
 
     def digest(self) -> str:
         """Return the SHA-256 hex digest of the template's text, version and kind.
@@ -110,11 +130,17 @@ def _released(question: str) -> list[dict[str, str]]:
     return [{"role": "user", "content": question}]
 
 
+def _asking(suffix: str) -> Callable[[str], list[dict[str, str]]]:
+    return lambda question: [{"role": "user", "content": f"{question}\n{suffix}"}]
+
+
 PROMPT_TEMPLATES: dict[str, PromptTemplate] = {
     template.name: template
     for template in (
         PromptTemplate(name="paper", version=1, build=_paper, chat=True),
         PromptTemplate(name="released", version=1, build=_released, chat=True),
+        PromptTemplate(name="boxed", version=1, build=_asking(_BOXED), chat=True, reads="boxed"),
+        PromptTemplate(name="gsm8k", version=1, build=_asking(_HASHES), chat=True, reads="hashes"),
         PromptTemplate(
             name="tiny",
             version=1,
@@ -143,14 +169,59 @@ def template_named(name: str) -> PromptTemplate:
     Raises
     ------
     ValueError
-        If there is none.
+        If there is none, or a user's own cannot be used.
     """
+    if name.startswith(OWN):
+        return _own_template(name.removeprefix(OWN))
     try:
         return PROMPT_TEMPLATES[name]
     except KeyError:
+        known = ", ".join(PROMPT_TEMPLATES)
         raise ValueError(
-            f"prompt template {name!r} is unknown; it must be one of {', '.join(PROMPT_TEMPLATES)}"
+            f"prompt template {name!r} is unknown; it must be one of {known} (--template also "
+            "takes a file)"
         ) from None
+
+
+def template_source(named: str) -> str:
+    """Return `TrainScale.prompt_template` for what `--template` names: a template, or a file.
+
+    Raises
+    ------
+    ValueError
+        If it is neither, or the file is no template.
+    """
+    path = Path(named).expanduser()
+    if named not in PROMPT_TEMPLATES and path.is_file():
+        named = OWN + path.read_text(encoding="utf-8").strip()
+    template_named(named)
+    return named
+
+
+@functools.lru_cache(maxsize=8)
+def _own_template(text: str) -> PromptTemplate:
+    """Return the template of a user's text."""
+    if "{{" in text or "{%" in text:
+        from jinja2 import StrictUndefined, TemplateError
+        from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+        try:
+            compiled = ImmutableSandboxedEnvironment(undefined=StrictUndefined).from_string(text)
+            trial = compiled.render(question=_DIGEST_QUESTION)
+        except TemplateError as error:
+            raise ValueError(f"the template cannot be rendered with `question`: {error}") from error
+    else:
+        compiled, trial = None, text.replace("{question}", _DIGEST_QUESTION)
+    if _DIGEST_QUESTION not in trial:
+        raise ValueError(f"the template {text[:60]!r} does not hold {{question}}")
+
+    def build(question: str) -> list[dict[str, str]]:
+        # Not `format`: a text that asks for \\boxed{} has braces of its own.
+        asked = compiled.render(question=question) if compiled else None
+        return [{"role": "user", "content": asked or text.replace("{question}", question)}]
+
+    reads = "boxed" if "\\boxed" in text else "hashes" if "####" in text else "tags"
+    return PromptTemplate(name="own", version=1, build=build, chat=True, reads=reads, bare_too=True)
 
 
 def render(problem: Problem, template: str | PromptTemplate, tokenizer: Tokenizer) -> list[int]:
@@ -183,7 +254,10 @@ def render(problem: Problem, template: str | PromptTemplate, tokenizer: Tokenize
                 "this tokenizer; remove it from the question"
             )
     prompt = template.build(problem.question)
-    if template.chat:
+    is_bare = template.bare_too and getattr(tokenizer, "chat_template", None) is None
+    if is_bare:
+        prompt = str(cast(Any, prompt)[0]["content"])
+    if template.chat and not is_bare:
         token_ids = _chat_token_ids(prompt, template, tokenizer)
     else:
         token_ids = list(tokenizer(str(prompt), add_special_tokens=False)["input_ids"])

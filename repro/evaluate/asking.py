@@ -18,7 +18,7 @@ from transformers import PreTrainedTokenizerBase
 
 from repro.evaluate.grades import Answers, answers_of
 from repro.evaluate.questions import Question, seeds_of
-from repro.reward.answers import extract_answer, lenient_answer
+from repro.reward.answers import READINGS, lenient_answer
 from repro.reward.grader import GraderPool
 from repro.rl.stacked.grouping import EVALUATION_ROWS, prompts_at_once
 from repro.rl.stacked.sampler import SampleRequest, StackSampler
@@ -124,6 +124,8 @@ class Evaluator:
         One per run: completions' own seeds follow from it, the problem and the sample.
     stream
         Name of the random numbers; see `seeds_of`.
+    reads
+        The strict reading, in `READINGS`: that of the prompt template.
 
     Attributes
     ----------
@@ -138,7 +140,9 @@ class Evaluator:
         pool: GraderPool,
         seeds: Sequence[int],
         stream: str = "evaluation",
+        reads: str = "tags",
     ) -> None:
+        self.reads = reads
         self.asker, self.tokenizer, self.pool = asker, tokenizer, pool
         self.seeds, self.stream = list(seeds), stream
         self.grades: list[Counter[str]] = [Counter() for _ in seeds]
@@ -170,13 +174,14 @@ class Evaluator:
                 answers.append(None)
                 continue
             before = self.pool.counters.copy()
-            answers.append(answers_of(asked, texts[number], completions[number], self.pool))
+            own = texts[number], completions[number]
+            answers.append(answers_of(asked, *own, self.pool, self.reads))
             self.count(number, before)
         return answers
 
     def learn(self, pairs: Sequence[tuple[str, str]]) -> None:
         """Let all workers grade (gold, text) pairs that runs' own grading then has in memory."""
-        strict = [(gold, extract_answer(text)) for gold, text in pairs]
+        strict = [(gold, READINGS[self.reads].answer(text)) for gold, text in pairs]
         self.pool.learn(strict + [(gold, lenient_answer(text)) for gold, text in pairs])
 
     def count(self, number: int, before: Counter[str]) -> None:

@@ -57,7 +57,9 @@ class Board:
             raise ValueError(f"{checkpoint} has no tokenizer; asking questions needs one")
         own = [run.arm.reward_function for run in runs]
         self.own_rewards = [None if named is None else load_reward(named) for named in own]
-        self.evaluator = Evaluator(asker, tokenizer, pool, [run.seed for run in runs])
+        reads = template_named(self.scale.prompt_template).reads
+        seeds = [run.seed for run in runs]
+        self.evaluator = Evaluator(asker, tokenizer, pool, seeds, reads=reads)
 
     def grades(self, number: int = 0) -> dict[str, int]:
         """Return how many grades of each status a run was given."""
@@ -157,7 +159,7 @@ class Board:
             before = pool.counters.copy()
             kind = self.runs[number].arm.reward
             paid, own = self.scale.format_reward, self.own_rewards[number]
-            rewards.append(score(one[0], one[1], kind, paid, pool, one[2], own))
+            rewards.append(score(one[0], one[1], kind, paid, pool, one[2], own, evaluator.reads))
             evaluator.count(number, before)
         return rewards
 

@@ -15,14 +15,14 @@ import dataclasses
 import json
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
 from repro.data.load import data_sources, is_available, is_generated, load_problems
 from repro.data.problem import Problem, digest_of_problems
-from repro.data.prompts import template_named
+from repro.data.prompts import template_named, template_source
 from repro.evaluate.asking import Alone, Evaluator
 from repro.evaluate.grades import Answers
 from repro.evaluate.questions import Question, questions
@@ -41,11 +41,13 @@ from repro.models.loading import read_description
 from repro.models.policy import Policy, device_named, load_policy, load_tokenizer
 from repro.reward.grader import GraderPool
 from repro.rl.for_policy import sampler_for
+from repro.rl.torch_sampler import TorchSampler
 from repro.spec.arm import WeightFormat, require, unknown
 from repro.spec.config import DataConfig, SamplingConfig
 from repro.spec.whole_files import replace_text
 
 _ROWS = 256
+_SILENT_SECONDS = 15.0
 _COLUMNS = ("accuracy", "accuracy_lenient", "truncation_rate")
 
 
@@ -61,6 +63,8 @@ class Asked:
         The adapter's folder and what its files say; None without one.
     weight_format
         Of the base weights.
+    template
+        As `TrainScale.prompt_template`.
     problems, questions
         By data set.
     at
@@ -71,6 +75,7 @@ class Asked:
     adapter: Path | None
     stored: StoredAdapter | None
     weight_format: WeightFormat
+    template: str
     problems: dict[str, list[Problem]]
     questions: dict[str, list[Question]]
     sampling: SamplingConfig
@@ -120,7 +125,7 @@ def asked_of(args: argparse.Namespace) -> Asked:
     )
     sampling = _sampling(args)
     at = _at(args.at, args.samples)
-    template_named(args.template)
+    template = template_source(args.template)
     problems = {name: problems_of(name, args.limit) for name in _names(args.data)}
     revision = stored.revision if stored and not args.checkpoint else None
     folder = resolve(cast(str, named), revision or "")
@@ -129,7 +134,7 @@ def asked_of(args: argparse.Namespace) -> Asked:
     if tokenizer is None:
         raise ValueError(f"{folder} has no tokenizer; asking questions needs one")
     rendered = {
-        name: questions(of, args.template, tokenizer, max_prompt_tokens=args.prompt_tokens)
+        name: questions(of, template, tokenizer, max_prompt_tokens=args.prompt_tokens)
         for name, of in problems.items()
     }
     _require_room(rendered, sampling, description.config.max_position_embeddings)
@@ -140,6 +145,7 @@ def asked_of(args: argparse.Namespace) -> Asked:
         adapter=adapter,
         stored=stored,
         weight_format=cast(WeightFormat, weight_format),
+        template=template,
         problems=problems,
         questions=rendered,
         sampling=sampling,
@@ -231,13 +237,33 @@ def _ask(asked: Asked, policy: Policy, pool: GraderPool) -> dict[str, Answers]:
     longest = max(len(q.prompt) for of in asked.questions.values() for q in of)
     tokens = asked.sampling.max_new_tokens
     sampler = sampler_for(policy, rows=_ROWS, max_new_tokens=tokens, max_positions=longest + tokens)
-    evaluator = Evaluator(Alone(sampler), cast(Any, policy.tokenizer), pool, [asked.seed])
+    tokenizer, reads = cast(Any, policy.tokenizer), template_named(asked.template).reads
+    evaluator = Evaluator(Alone(sampler), tokenizer, pool, [asked.seed], reads=reads)
     answers: dict[str, Answers] = {}
     for name, of in asked.questions.items():
+        if isinstance(sampler, TorchSampler):
+            sampler.on_token = _telling(name, len(of) * asked.samples)
         (own,) = evaluator.ask(of, asked.sampling, samples=asked.samples)
         answers[name] = cast(Answers, own)  # the one run is alive
         require(bool(answers[name].groups), f"--data {name}: no gold answer could be read")
     return answers
+
+
+def _telling(name: str, completions: int) -> Callable[[int, int], None]:
+    """Return what says every `_SILENT_SECONDS`, on stderr, how far sampling on a CPU has come."""
+    began = last = time.monotonic()
+
+    def tell(tokens: int, going: int) -> None:
+        nonlocal last
+        now = time.monotonic()
+        if now - last >= _SILENT_SECONDS:
+            last = now
+            sys.stderr.write(
+                f"{name}, {completions} completions: {going} under way have {tokens} tokens each "
+                f"({now - began:.0f} s)\n"
+            )
+
+    return tell
 
 
 def _record(
@@ -256,7 +282,7 @@ def _record(
             "folder": str(asked.adapter),
             "sha256": digest_of_files([asked.adapter / TENSORS]),
         }
-    template = template_named(args.template)
+    template = template_named(asked.template)
     return {
         "schema": 1,
         "checkpoint": {
@@ -296,10 +322,18 @@ def _table(
     headings = ["data", "problems", "strict", "lenient", "truncated", *sampled]
     rows = [headings]
     for name, one in answers.items():
-        values = [metrics[name][key].value for key in (*_COLUMNS, *sampled)]
-        shown = ["-" if value is None else f"{value:.1f}" for value in values]
+        shown = [_shown(metrics[name], key) for key in _COLUMNS]
+        # The lenient reading stands in brackets.
+        shown += [
+            f"{_shown(metrics[name], k)} ({_shown(metrics[name], k + '_lenient')})" for k in sampled
+        ]
         rows.append([name, str(len(one.problems)), *shown])
     widths = [max(len(row[place]) for row in rows) for place in range(len(headings))]
     lines = ["  ".join(cell.rjust(w) for cell, w in zip(row, widths, strict=True)) for row in rows]
     unit = f"percent; {asked.samples} samples per problem, temperature {asked.sampling.temperature}"
-    return "\n".join([*lines, unit])
+    return "\n".join([*lines, unit + (", in brackets by the lenient reading" if sampled else "")])
+
+
+def _shown(metrics: Mapping[str, Estimate], key: str) -> str:
+    value = metrics[key].value
+    return "-" if value is None else f"{value:.1f}"

@@ -23,7 +23,7 @@ from repro.data.problem import Problem
 from repro.evaluate.questions import Question
 from repro.evidence.derived import at_k_metrics, mean_of_problems
 from repro.evidence.record import Estimate
-from repro.reward.answers import THINK_CLOSE, THINK_OPEN, extract_answer, format_ok, lenient_answer
+from repro.reward.answers import READINGS, THINK_CLOSE, THINK_OPEN, lenient_answer
 from repro.reward.expression import tidy
 from repro.reward.grader import Grade, GraderPool
 from repro.rollout.sampler import Completion
@@ -214,6 +214,7 @@ def answers_of(
     texts: Sequence[str],
     completions: Sequence[Completion],
     pool: GraderPool,
+    reads: str = "tags",
 ) -> Answers:
     """Grade completions, equally many of each question in order.
 
@@ -221,18 +222,21 @@ def answers_of(
     ----------
     texts
         Of the completions, forced openings included.
+    reads
+        The strict reading, in `READINGS`.
     """
     samples = len(texts) // max(1, len(asked))
     golds = [question.problem.answer for question in asked for _ in range(samples)]
     # In one call: both readings mostly give one answer, and a late one is not remembered.
-    readings = [extract_answer(text) for text in texts] + [lenient_answer(text) for text in texts]
+    reading = READINGS[reads]
+    readings = [reading.answer(text) for text in texts] + [lenient_answer(text) for text in texts]
     both = pool.grade_answers(list(zip(golds + golds, readings, strict=True)))
     strict, lenient = both[: len(texts)], both[len(texts) :]
     graded = [
         Graded(
             accuracy=strictly.accuracy,
             lenient=leniently.accuracy,
-            format_ok=format_ok(text),
+            format_ok=reading.format_ok(text),
             works=shows_working(text),
             truncated=completion.finish_reason == "length",
             tokens=len(completion.token_ids),

@@ -16,6 +16,8 @@ from repro.evidence.record import Estimate
 from repro.spec.config import RunConfig
 
 Progress = Callable[[str, dict[str, float]], None]
+# Among a progress's numbers: its text is a warning, to be shown whole and to stay.
+WARNING = "warning"
 
 
 class Stopped(Exception):  # noqa: N818 - not an error: the run was asked to stop and can go on

@@ -8,8 +8,9 @@ from __future__ import annotations
 import argparse
 import os
 
-from repro.keep.keeper import COMPLETIONS_VARIABLE, LOG_VARIABLE, Keeping
+from repro.keep.keeper import COMPLETIONS_VARIABLE, LOG_VARIABLE, STOP_IDLE_VARIABLE, Keeping
 from repro.keep.trackers import parse_trackers
+from repro.spec.arm import require
 
 _FOUR_BITS = ("nvfp4", "mxfp4", "nf4")
 _Commands = argparse._SubParsersAction
@@ -40,6 +41,12 @@ def add_keeping(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--completions", action="store_true", help="completions, as one Parquet file per rollout"
     )
+    group.add_argument(
+        "--stop-idle",
+        type=int,
+        metavar="N",
+        help="end a run as failed after N steps in a row in which no reward differs in a group",
+    )
 
 
 def keeping_of(args: argparse.Namespace) -> Keeping:
@@ -48,12 +55,15 @@ def keeping_of(args: argparse.Namespace) -> Keeping:
     Raises
     ------
     ValueError
-        As `repro.keep.trackers.parse_trackers`.
+        As `repro.keep.trackers.parse_trackers`; or if `--stop-idle` is below 1.
     """
     log, completions = getattr(args, "log", None), getattr(args, "completions", False)
+    idle = getattr(args, "stop_idle", None)
+    require(idle is None or idle >= 1, f"--stop-idle {idle}: needs 1 or more")
     return Keeping(
         trackers=parse_trackers(os.environ.get(LOG_VARIABLE) or None if log is None else log),
         completions=completions or bool(os.environ.get(COMPLETIONS_VARIABLE)),
+        stop_idle=idle or int(os.environ.get(STOP_IDLE_VARIABLE) or 0),
     )
 
 
@@ -119,7 +129,9 @@ def _add_evaluate(commands: _Commands[argparse.ArgumentParser]) -> None:
     parser.add_argument("--top-p", type=float, default=0.95, help="default: 0.95, as the paper")
     parser.add_argument("--tokens", type=int, default=4096, metavar="N", help="of a completion")
     parser.add_argument("--prompt-tokens", type=int, default=1024, metavar="N", help="of a prompt")
-    parser.add_argument("--template", default="paper", help="prompt template; default: paper")
+    parser.add_argument(
+        "--template", default="paper", metavar="NAME|FILE", help="of the prompt; default: paper"
+    )
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="default: 0")
     parser.add_argument(
         "--format",

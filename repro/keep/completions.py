@@ -11,6 +11,8 @@ group, sample       int32      the prompt's place in the rollout, and the comple
 prompt, text        string     as the tokenizer decodes them; the prompt with control tokens
 reward              float64    what the advantage was made of; null where there is none
 accuracy, format    float64    the parts of the task's reward
+accuracy_lenient    float64    the same when the answer may stand in any usual form
+gold                string     the answer of the problem
 advantage           float64    null where there is no reward
 finish_reason       string     `stop`, or `length` (truncated)
 tokens              int32      length of the completion
@@ -70,6 +72,8 @@ _TYPES = {
     "reward": "float64",
     "accuracy": "float64",
     "format": "float64",
+    "accuracy_lenient": "float64",
+    "gold": "string",
     "advantage": "float64",
     "finish_reason": "string",
     "tokens": "int32",
@@ -95,6 +99,8 @@ def columns_of(
         "reward": list(rollout.reward),
         "accuracy": list(rollout.accuracy),
         "format": list(rollout.format),
+        "accuracy_lenient": list(rollout.lenient),
+        "gold": list(rollout.golds),
         "advantage": [
             float(value) if scored else None
             for value, scored in zip(advantages.values, advantages.scored, strict=True)

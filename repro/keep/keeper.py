@@ -4,11 +4,14 @@ In each run's folder, which lies beside its record and is named by its digest:
 
     metrics.jsonl        one line per step: what the record's series will hold
     evaluations.jsonl    one line per evaluation on the development split
+    warnings.txt         what was said of it on the way, if anything
     completions/         one Parquet file per rollout, where asked for (`--completions`)
     tensorboard/, wandb/ where asked for (`--log`)
 
-None of it decides anything: a run with and without is the same run to the bit, so what is asked for
-is no part of its configuration. It reaches worker processes by the environment, as folders do.
+None of it moves a number: a run with and without is the same run to the bit, so what is asked for
+is no part of its configuration; at most a run that learns nothing ends early, as a failed one
+(`--stop-idle`, `repro.keep.watch`). A tracker that fails is left after one warning. It reaches
+worker processes by the environment, as folders do.
 """
 
 from __future__ import annotations
@@ -24,8 +27,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, cast
 
-from repro.keep.stream import StepLines
-from repro.keep.trackers import ADAPTERS, Tracker, parse_trackers
+from repro.evidence.procedure import WARNING, Progress
+from repro.keep.stream import StepLines, read_lines
+from repro.keep.trackers import ADAPTERS, Tracker, name_of, parse_trackers
+from repro.keep.watch import LENIENT, MIXED, Watch
 from repro.spec.config import RunConfig
 
 if TYPE_CHECKING:
@@ -35,6 +40,7 @@ if TYPE_CHECKING:
     from repro.rl.loop import Hooks, StepValues
 
 LOG_VARIABLE, COMPLETIONS_VARIABLE = "REPRO_LOG", "REPRO_COMPLETIONS"
+STOP_IDLE_VARIABLE = "REPRO_STOP_IDLE"
 Values = Mapping[str, float | int | None]
 
 
@@ -48,10 +54,13 @@ class Keeping:
         Names in `repro.keep.trackers.ADAPTERS`.
     completions
         Whether completions are written.
+    stop_idle
+        Steps in a row that teach nothing before a run ends as failed; 0 never ends one.
     """
 
     trackers: tuple[str, ...] = ()
     completions: bool = False
+    stop_idle: int = 0
 
     @classmethod
     def from_environment(cls) -> Keeping:
@@ -60,12 +69,14 @@ class Keeping:
         return cls(
             trackers=parse_trackers(named),
             completions=bool(os.environ.get(COMPLETIONS_VARIABLE)),
+            stop_idle=int(os.environ.get(STOP_IDLE_VARIABLE) or 0),
         )
 
     def pass_on(self) -> None:
         """Let worker processes that start from now on keep this."""
         os.environ[LOG_VARIABLE] = ",".join(self.trackers)
         os.environ[COMPLETIONS_VARIABLE] = "1" if self.completions else ""
+        os.environ[STOP_IDLE_VARIABLE] = str(self.stop_idle or "")
 
 
 class Keeper:
@@ -77,12 +88,20 @@ class Keeper:
     ----------
     runs, folders
         One folder per run.
+    progress
+        Takes warnings; without one they are in the folders alone.
     """
 
     def __init__(
-        self, runs: Sequence[RunConfig], folders: Sequence[Path], keeping: Keeping
+        self,
+        runs: Sequence[RunConfig],
+        folders: Sequence[Path],
+        keeping: Keeping,
+        progress: Progress | None = None,
     ) -> None:
-        self.runs, self.folders, self.keeping = runs, folders, keeping
+        self.runs, self.folders, self.keeping, self._progress = runs, folders, keeping, progress
+        self._watches: list[Watch | None] = [None for _ in runs]
+        self._seen: list[dict[str, float | int | None]] = [{} for _ in runs]
         self._steps = [StepLines(folder / "metrics.jsonl") for folder in folders]
         self._evaluations = [StepLines(folder / "evaluations.jsonl") for folder in folders]
         self._trackers: list[list[Tracker]] = [[] for _ in runs]
@@ -128,7 +147,14 @@ class Keeper:
 
     def steps(self, step: int, values: Sequence[Values | None]) -> None:
         """Take the values of every run's step, counted from 1; None for those without."""
-        self._take(self._steps, step, values)
+        every = [
+            None if own is None else {**own, **seen}
+            for own, seen in zip(values, self._seen, strict=True)
+        ]
+        self._take(self._steps, step, every)
+        for number, (watch, own) in enumerate(zip(self._watches, every, strict=True)):
+            if watch is not None and own is not None:
+                self._warn(number, watch.step(own))
 
     def evaluations(self, step: int, accuracies: Sequence[float | None]) -> None:
         """Take every run's accuracy on the development split after `step` steps, percent."""
@@ -137,23 +163,75 @@ class Keeper:
 
     def rollouts(
         self, step: int, rollouts: Sequence[Rollout | None], tokenizer: PreTrainedTokenizerBase
-    ) -> None:
-        """Write every run's rollout after `step` steps, where completions are kept."""
-        if not self.keeping.completions:
-            return
-        from repro.keep.completions import write_completions
+    ) -> dict[int, Exception]:
+        """Take every run's rollout after `step` steps, and write it where completions are kept.
 
-        for run, folder, rollout in zip(self.runs, self.folders, rollouts, strict=True):
-            if rollout is not None:
-                write_completions(folder / "completions", run, step, rollout, tokenizer)
+        Returns
+        -------
+        dict
+            The runs that are to fail here, since they learn nothing, each with its error.
+        """
+        idle: dict[int, Exception] = {}
+        for number, rollout in enumerate(rollouts):
+            if rollout is None:
+                continue
+            if self.keeping.completions:
+                from repro.keep.completions import write_completions
+
+                folder = self.folders[number] / "completions"
+                write_completions(folder, self.runs[number], step, rollout, tokenizer)
+            self._seen[number] = {LENIENT: rollout.lenient_sampled, MIXED: rollout.mixed}
+            texts = tokenizer.batch_decode(
+                list(map(list, rollout.examples)), skip_special_tokens=True
+            )
+            try:
+                sentence = self._watch(number, step).rollout(
+                    rollout, self.runs[number].scale.updates_per_rollout, texts
+                )
+            except ValueError as error:
+                idle[number], sentence = error, None
+            self._warn(number, sentence)
+        return idle
+
+    def _watch(self, number: int, step: int) -> Watch:
+        """Return a run's watch, which goes on from its lines up to `step`."""
+        watch = self._watches[number]
+        if watch is None:
+            lines = read_lines(self._steps[number].path) if step else []
+            earlier = [line for line in lines if line["step"] <= step]
+            watch = self._watches[number] = Watch(self.keeping.stop_idle, earlier)
+        return watch
+
+    def _warn(self, number: int, sentence: str | None) -> None:
+        """Say something of a run, in its folder and where progress is shown."""
+        if sentence is None:
+            return
+        text = f"{name_of(self.runs[number])}: {sentence}"
+        self.folders[number].mkdir(parents=True, exist_ok=True)
+        with (self.folders[number] / "warnings.txt").open("a", encoding="utf-8") as file:
+            file.write(f"{text}\n")
+        if self._progress is not None:
+            self._progress(text, {WARNING: 1.0})
 
     def _take(self, files: Sequence[StepLines], step: int, values: Sequence[Values | None]) -> None:
-        for file, trackers, own in zip(files, self._trackers, values, strict=True):
+        for number, (file, own) in enumerate(zip(files, values, strict=True)):
             if own is None:
                 continue
             file.write(step, {"time": datetime.now(UTC).isoformat(timespec="seconds"), **own})
-            for tracker in trackers if step > file.last_before else ():
-                tracker.log(step, _finite(own))
+            for tracker in list(self._trackers[number]) if step > file.last_before else ():
+                self._log(number, tracker, step, _finite(own))
+
+    def _log(self, number: int, tracker: Tracker, step: int, values: dict[str, float]) -> None:
+        """Hand a step to a tracker; one that fails is left, for the numbers are in the files."""
+        try:
+            tracker.log(step, values)
+        except Exception as error:  # noqa: BLE001 - a tracker's library raises what it likes
+            self._trackers[number].remove(tracker)
+            self._warn(
+                number,
+                f"{type(tracker).__name__.strip('_')} failed at step {step} "
+                f"({type(error).__name__}: {error}); training goes on, with metrics.jsonl",
+            )
 
 
 def _finite(values: Mapping[str, Any]) -> dict[str, float]:

@@ -116,7 +116,9 @@ def measure_entropy(
                 first = len(by_metric["kl_completions"])
                 clean = common.clean[first : first + len(part)]
                 by_metric["kl_completions"] += kls_by_prompt(policy, forced, clean)
-                by_metric["accuracy_sampled_start"] += _accuracies(policy, part, own, pool)
+                by_metric["accuracy_sampled_start"] += _accuracies(
+                    policy, part, own, pool, template_named(scale.prompt_template).reads
+                )
     return Measured(
         metrics={
             name: _mean(values, _UNITS.get(name, "nats")) for name, values in by_metric.items()
@@ -198,7 +200,7 @@ def kls_by_prompt(policy: Policy, rows: Rows, clean: Sequence[Sequence[Tensor]])
 
 
 def _accuracies(
-    policy: Policy, problems: Sequence[Problem], rows: Rows, pool: GraderPool
+    policy: Policy, problems: Sequence[Problem], rows: Rows, pool: GraderPool, reads: str = "tags"
 ) -> list[float]:
     """Return the percent of each prompt's completions that are right, by the strict reading."""
     tokenizer = cast(PreTrainedTokenizerBase, policy.tokenizer)
@@ -208,7 +210,7 @@ def _accuracies(
     texts = tokenizer.batch_decode(completions, skip_special_tokens=True)
     group = len(rows) // len(problems)
     golds = [problem.answer for problem in problems for _ in range(group)]
-    right = score(texts, golds, "answer", 0.0, pool).accuracy
+    right = score(texts, golds, "answer", 0.0, pool, reads=reads).accuracy
     percents = []
     for number, problem in enumerate(problems):
         graded = [one for one in right[number * group : (number + 1) * group] if one is not None]

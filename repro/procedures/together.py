@@ -259,7 +259,7 @@ class _Ensemble:
         hooks = self.loaded_runs.hooks(course, self._tell, should_stop)
         with ExitStack() as contexts:
             if self.folders is not None:
-                keeper = Keeper(self.runs, self.folders, Keeping.from_environment())
+                keeper = Keeper(self.runs, self.folders, Keeping.from_environment(), self._tell)
                 hooks = contexts.enter_context(keeper).around(hooks, self.stack.tokenizer)
             results = course.train(hooks, folder)
         self.failures = [one if isinstance(one, FailedRun) else None for one in results]

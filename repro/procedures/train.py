@@ -94,7 +94,10 @@ def carry_out_course(
 ) -> Measured:
     """Train `run`'s arm by a course and measure it; keep what was trained in `folder`."""
     keeping = Keeping.from_environment()
-    with Keeper([run], [folder], keeping) as keeper, loaded(run, progress, threads) as loaded_runs:
+    with (
+        Keeper([run], [folder], keeping, progress) as keeper,
+        loaded(run, progress, threads) as loaded_runs,
+    ):
         policy = cast(Policy, loaded_runs.loaded)
         parameters = trainable_parameters(policy)
         # Off the device: under full training they would take as much of it as the masters.

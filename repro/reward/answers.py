@@ -15,6 +15,9 @@ Four readings, kept apart because they measure different things:
   `\text{}` or plain, are taken for its unit, and marks of emphasis are dropped. It is logged and
   never paid. The last number in the text is not a claim.
 
+The strict readings are those of the paper's tags; a prompt template that asks for another form has
+its own (`READINGS`): the last box, or what follows the last `####`, with one of them as the format.
+
 The gap between strict and lenient accuracy is how much of a rise in reward is learning the format.
 
 Easy to get wrong: the regular expression above takes cubic time on a completion that repeats
@@ -27,12 +30,15 @@ from __future__ import annotations
 
 import functools
 import re
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
 
 from repro.reward.expression import is_readable, tidy
 from repro.reward.quantities import with_unit_marked
 
 THINK_OPEN, THINK_CLOSE = "<think>", "</think>"
 ANSWER_OPEN, ANSWER_CLOSE = "<answer>", "</answer>"
+_BOX = "\\boxed{"
 _TAGS = (THINK_OPEN, THINK_CLOSE, ANSWER_OPEN, ANSWER_CLOSE)
 
 # What the paper's prompt itself writes between the tags; echoing it is not an answer.
@@ -116,15 +122,43 @@ def _words_out(text: str) -> str:
     return match.group(1) if match else text
 
 
+def boxed_answer(text: str) -> str | None:
+    """Return the content of the last box, or None without one."""
+    at = text.rfind(_BOX)
+    return None if at < 0 else _usable(_balanced(text, at + len(_BOX)))
+
+
+def hashed_answer(text: str) -> str | None:
+    """Return what follows the last `####` on its line, or None without one."""
+    _, mark, rest = text.rpartition("####")
+    return _usable(rest.partition("\n")[0]) if mark else None
+
+
+class Reading(NamedTuple):
+    """How a template's completions are read strictly: the answer, and whether the format holds."""
+
+    answer: Callable[[str], str | None]
+    format_ok: Callable[[str], bool]
+
+
+READINGS: Mapping[str, Reading] = {
+    "tags": Reading(extract_answer, format_ok),
+    "boxed": Reading(boxed_answer, lambda text: text.count(_BOX) == 1 and bool(boxed_answer(text))),
+    "hashes": Reading(
+        hashed_answer, lambda text: text.count("####") == 1 and bool(hashed_answer(text))
+    ),
+}
+
+
 def _claims(text: str) -> list[tuple[int, str]]:
     """Return place and content of the claims in a text: of blocks and boxes the last alone."""
     claims: list[tuple[int, str]] = []
     opened = text.rfind(ANSWER_OPEN)
     if opened >= 0:
         claims.append((opened, text[opened + len(ANSWER_OPEN) :].partition(ANSWER_CLOSE)[0]))
-    boxed = text.rfind("\\boxed{")
+    boxed = text.rfind(_BOX)
     if boxed >= 0:
-        claims.append((boxed, _balanced(text, boxed + len("\\boxed{"))))
+        claims.append((boxed, _balanced(text, boxed + len(_BOX))))
     hashes = list(_HASHES.finditer(text))[-_CLAIMS:]
     claims += [(match.start(), match.group(1).partition("<")[0]) for match in hashes]
     sentences = list(_SENTENCE.finditer(text))[-_CLAIMS:]

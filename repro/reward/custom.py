@@ -4,6 +4,11 @@ The function is called once for each batch of sampled completions, and returns o
 
     def reward(completions: list[str], answers: list[str]) -> list[float | None]:
 
+A function whose parameters have these names is called by name, in whatever order it has them, so
+one in TRL's form, `reward(completions, answer, **kwargs)`, is paid by as it stands; the gold
+answers go by any name of `_GOLDS`. Prompts are not given: a function that needs them, or whose
+names say another order than the one above, is refused. Other names are filled in that order.
+
 `completions` are texts without the prompt and without control tokens; `answers` are the gold
 answers of their problems, in the same order. A reward is a finite number; None means that there is
 none, and the completion leaves its group. The sum of a group's rewards is not what trains: within a
@@ -20,6 +25,7 @@ exception here fails the run, with its words in the record.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import importlib
 import inspect
@@ -35,6 +41,10 @@ from typing import Any, cast
 from repro.spec.arm import RewardFunction, meant, require
 
 CustomReward = Callable[[list[str], list[str]], Sequence[float | None]]
+_GOLDS = ("answers", "answer", "solution", "solutions", "ground_truth", "golds", "gold")
+_NO_GOLDS = {"completions", "prompts"}
+_BY_NAME = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+_ORDER = "its names say another order than completions, answers; needed are these, by name"
 _TRIAL = (["<think>3 + 4 = 7</think><answer>7</answer>", "I do not know."], ["7", "7"])
 
 
@@ -133,14 +143,36 @@ def _function_of(module: ModuleType, name: str) -> CustomReward:
     sentence = f"module {module.__name__} has no function {name}{meant(name, known)}"
     require(callable(function), sentence)
     signature = inspect.signature(function)
+    golds = _gold_name(signature)
+    names = list(signature.parameters)[:2]
     try:
-        signature.bind([], [])
+        if golds is None:
+            signature.bind([], [])
+            is_other = set(names[:1]) & {*_GOLDS, "prompts"} or set(names[1:]) & _NO_GOLDS
+            require(not is_other, f"{module.__name__}:{name}{signature}: {_ORDER}")
+            return cast(CustomReward, function)
+        signature.bind(**{"completions": [], golds: []})
     except TypeError as error:
         raise ValueError(
             f"{module.__name__}:{name}{signature} cannot be called with completions and answers: "
             f"{error}"
         ) from error
-    return cast(CustomReward, function)
+
+    @functools.wraps(function)
+    def by_name(completions: list[str], answers: list[str]) -> Any:
+        return function(**{"completions": completions, golds: answers})
+
+    return by_name
+
+
+def _gold_name(signature: inspect.Signature) -> str | None:
+    """Return the name by which a function takes the gold answers; None where it goes by place."""
+    kinds = {name: parameter.kind for name, parameter in signature.parameters.items()}
+    if kinds.get("completions", inspect.Parameter.POSITIONAL_ONLY) not in _BY_NAME:
+        return None
+    named = [name for name in _GOLDS if kinds.get(name) in _BY_NAME]
+    takes_any = inspect.Parameter.VAR_KEYWORD in kinds.values()
+    return named[0] if named else "answers" if takes_any else None
 
 
 def _number(value: Any, named: str) -> float | None:

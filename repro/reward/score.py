@@ -29,7 +29,7 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from repro.reward.answers import extract_answer, format_ok, lenient_answer, soft_format_ok
+from repro.reward.answers import READINGS, lenient_answer, soft_format_ok
 from repro.reward.custom import CustomReward, pay
 from repro.reward.grader import GraderPool, Status
 from repro.spec.arm import RewardKind, require_choice
@@ -87,6 +87,7 @@ def score(
     pool: GraderPool,
     seeds: Sequence[int] | None = None,
     own: CustomReward | None = None,
+    reads: str = "tags",
 ) -> Rewards:
     """Score B completions.
 
@@ -106,6 +107,8 @@ def score(
         One per completion; needed for `random`, where the reward depends on nothing else.
     own
         A user's function that pays instead of `kind`.
+    reads
+        The strict reading, in `READINGS`.
 
     Raises
     ------
@@ -120,13 +123,14 @@ def score(
         raise ValueError(
             f"random reward needs {len(texts)} seeds, one per completion; found {count}"
         )
-    strict = [(gold, extract_answer(text)) for gold, text in zip(golds, texts, strict=True)]
+    reading = READINGS[reads]
+    strict = [(gold, reading.answer(text)) for gold, text in zip(golds, texts, strict=True)]
     lenient = [(gold, lenient_answer(text)) for gold, text in zip(golds, texts, strict=True)]
     # In one call: both readings mostly give one answer, and a late one is not remembered.
     both = pool.grade_answers(strict + lenient)
     grades, lenient_grades = both[: len(strict)], both[len(strict) :]
     accuracy = [grade.accuracy for grade in grades]
-    formats = [float(format_ok(text)) for text in texts]
+    formats = [float(reading.format_ok(text)) for text in texts]
     total: list[float | None]
     if own is not None:
         total = pay(own, texts, golds, getattr(own, "__name__", "function"))

@@ -130,23 +130,23 @@ def overlong_penalty(length: int, *, max_new_tokens: int, buffer: float) -> floa
     return -min(max((length - (max_new_tokens - span)) / span, 0.0), 1.0)
 
 
-def informative_groups(accuracy: Sequence[float | None], group_ids: Sequence[int]) -> list[int]:
-    """Return the ids, in first-seen order, of groups that dynamic sampling keeps.
+def informative_groups(values: Sequence[float | None], group_ids: Sequence[int]) -> list[int]:
+    """Return the ids, in first-seen order, of groups whose values differ.
 
-    A group is kept when its scored completions are neither all right nor all wrong *by the accuracy
-    reward*. The shaped sum would keep groups that differ in length or tags alone. The expected
-    share of kept groups is 1 - p^G - (1-p)^G.
+    Dynamic sampling keeps those whose *accuracies* differ, or the rewards of a user's own function:
+    the shaped sum would keep groups that differ in length or tags alone. The expected share of
+    groups kept by accuracy is 1 - p^G - (1-p)^G.
 
     Parameters
     ----------
-    accuracy
-        B accuracies, 1 right and 0 wrong; None where none could be computed.
+    values
+        B values, such as accuracies, 1 right and 0 wrong; None where none could be computed.
     group_ids
         (B,) ids.
     """
-    seen: dict[int, set[bool]] = {}
-    for value, group in zip(accuracy, group_ids, strict=True):
+    seen: dict[int, set[float]] = {}
+    for value, group in zip(values, group_ids, strict=True):
         outcomes = seen.setdefault(int(group), set())
         if value is not None:
-            outcomes.add(value > 0)
-    return [group for group, outcomes in seen.items() if len(outcomes) == 2]
+            outcomes.add(value)
+    return [group for group, outcomes in seen.items() if len(outcomes) >= 2]

@@ -4,10 +4,10 @@ The order of problems depends on the run's seed alone, so all arms of a seed see
 at the same step; each completion's seed depends on (run seed, step, problem, k), so arms also share
 their random numbers (common random numbers). Adding noise to one arm moves neither.
 
-Dynamic sampling (DAPO) draws further batches of problems while too few groups are informative by
-the *accuracy* reward, at most `dynamic_sampling` batches per step, then goes on with what there
-is. Problems drawn and thrown away are counted: without that number, comparing it by steps is unfair
-to the arm that draws once.
+Dynamic sampling (DAPO) draws further batches of problems while too few groups are informative, at
+most `dynamic_sampling` batches per step, then goes on with what there is. What tells is the
+*accuracy*, or, under a user's own reward, that reward before any shaping. Problems drawn and thrown
+away are counted: without that number, comparing it by steps is unfair to the arm that draws once.
 
 Runs that train side by side are sampled and graded together, batch by batch, until each has what it
 needs. A run that needs no further batch idles in it and draws nothing, so its random numbers stay
@@ -17,7 +17,7 @@ where they are.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 import torch
@@ -44,6 +44,8 @@ if TYPE_CHECKING:
 
     from repro.rollout.sampler import Completion
 
+# Completions that a rollout shows of those sampled.
+EXAMPLES = 3
 # Texts, golds and seeds of one run's completions.
 Asked = tuple[Sequence[str], Sequence[str], Sequence[int]]
 # Their rewards; one entry per run, None for those that idle.
@@ -71,10 +73,16 @@ class Rollout:
     tokens_sampled
         Tokens of all completions sampled, of groups left out too.
     informative
-        Share of the groups drawn with right and wrong answers both.
-    accuracy_sampled
-        Share of right completions among all sampled, of groups left out too; None where none
-        could be graded.
+        Share of the groups drawn that differ in what tells (see the module docstring).
+    accuracy_sampled, lenient_sampled
+        Share of right completions among all sampled, of groups left out too, by the strict and the
+        lenient reading; None where none could be graded.
+    lenient, golds
+        B values each: accuracy by the lenient reading, and the gold answers.
+    mixed
+        Groups of the B rows whose rewards differ before any shaping.
+    examples
+        Token ids of the first completions sampled.
     classes
         (B, T) bool by class of token, where the scale asks for them.
     explored, changed
@@ -94,6 +102,11 @@ class Rollout:
     tokens_sampled: int
     informative: float
     accuracy_sampled: float | None = None
+    lenient_sampled: float | None = None
+    lenient: list[float | None] = field(default_factory=list)
+    golds: list[str] = field(default_factory=list)
+    mixed: int = 0
+    examples: tuple[tuple[int, ...], ...] = ()
     classes: Mapping[str, Tensor] | None = None
     explored: int = 0
     changed: int = 0
@@ -104,11 +117,14 @@ class Rollout:
 class _Drawn:
     """Growing columns of a rollout, one entry per row, and its prompts by group."""
 
-    prompts: list[list[int]]
-    completions: list[Completion]
-    reward: list[float | None]
-    accuracy: list[float | None]
-    format: list[float]
+    prompts: list[list[int]] = field(default_factory=list)
+    completions: list[Completion] = field(default_factory=list)
+    reward: list[float | None] = field(default_factory=list)
+    paid: list[float | None] = field(default_factory=list)  # before any shaping
+    accuracy: list[float | None] = field(default_factory=list)
+    lenient: list[float | None] = field(default_factory=list)
+    format: list[float] = field(default_factory=list)
+    golds: list[str] = field(default_factory=list)
 
 
 class Prompts(Protocol):
@@ -260,8 +276,10 @@ class GrowingRollout:
         self.run, self.source, self.step = run, source, step
         self._draws, self._batches, self._informative, self._tokens = draws, 0, 0, 0
         self._accuracy: list[float | None] = []
+        self._lenient: list[float | None] = []
+        self._examples: list[tuple[int, ...]] = []
         self._explored, self._changed, self._to_explore = 0, 0, 0
-        self._collected = _Drawn(prompts=[], completions=[], reward=[], accuracy=[], format=[])
+        self._collected = _Drawn()
 
     @property
     def complete(self) -> bool:
@@ -304,12 +322,18 @@ class GrowingRollout:
             prompts=request.prompts,
             completions=list(completions),
             reward=reward,
+            paid=list(rewards.total),
             accuracy=list(rewards.accuracy),
+            lenient=list(rewards.lenient_accuracy),
             format=list(rewards.format),
+            golds=request.golds,
         )
         self._draws, self._batches = self._draws + 1, self._batches + 1
         self._tokens += sum(len(completion.token_ids) for completion in completions)
         self._accuracy += rewards.accuracy
+        self._lenient += rewards.lenient_accuracy
+        room = EXAMPLES - len(self._examples)
+        self._examples += [tuple(completion.token_ids) for completion in completions[:room]]
         self._explored += sum(completion.explored for completion in completions)
         self._changed += sum(completion.changed for completion in completions)
         exploration = self.run.arm.exploration
@@ -317,7 +341,8 @@ class GrowingRollout:
             lengths = [len(completion.token_ids) for completion in completions]
             self._to_explore += sum(exploration.tokens_of(length) for length in lengths)
         group_ids = _group_ids(len(drawn.prompts), scale.group_size)
-        informative = informative_groups(drawn.accuracy, group_ids)
+        is_own = self.run.arm.reward_function is not None
+        informative = informative_groups(drawn.paid if is_own else drawn.accuracy, group_ids)
         self._informative += len(informative)
         every = list(range(len(drawn.prompts)))
         room = scale.prompts_per_rollout - len(self._collected.prompts)
@@ -329,9 +354,10 @@ class GrowingRollout:
         scale: TrainScale = self.run.scale
         loss, collected = self.run.arm.loss, self._collected
         drawn = self._batches * scale.prompts_per_rollout
+        group_ids = _group_ids(len(collected.prompts), scale.group_size)
         advantages = group_advantages(
             collected.reward,
-            _group_ids(len(collected.prompts), scale.group_size),
+            group_ids,
             scale_by_std=loss.scale_by_std,
             epsilon=loss.advantage_epsilon,
         )
@@ -353,6 +379,11 @@ class GrowingRollout:
             tokens_sampled=self._tokens,
             informative=self._informative / drawn,
             accuracy_sampled=mean_of(self._accuracy),
+            lenient_sampled=mean_of(self._lenient),
+            lenient=collected.lenient,
+            golds=collected.golds,
+            mixed=len(informative_groups(collected.paid, group_ids)),
+            examples=tuple(self._examples),
             classes=None if classes is None else classes.masks(rows),
             explored=self._explored,
             changed=self._changed,
@@ -428,10 +459,8 @@ def _append(collected: _Drawn, drawn: _Drawn, groups: Sequence[int], group_size:
     for group in groups:
         rows = slice(group * group_size, (group + 1) * group_size)
         collected.prompts.append(drawn.prompts[group])
-        collected.completions += drawn.completions[rows]
-        collected.reward += drawn.reward[rows]
-        collected.accuracy += drawn.accuracy[rows]
-        collected.format += drawn.format[rows]
+        for name in ("completions", "reward", "paid", "accuracy", "lenient", "format", "golds"):
+            getattr(collected, name).extend(getattr(drawn, name)[rows])
 
 
 def _group_ids(groups: int, group_size: int) -> list[int]:

@@ -21,7 +21,7 @@ from repro.spec.config import RunConfig, TrainScale
 
 # Of one step: the values of each run, None for frozen ones.
 StepValues = list[Values | None]
-OnRollout = Callable[[int, Sequence[Rollout | None]], None]
+OnRollout = Callable[[int, Sequence[Rollout | None]], Mapping[int, Exception] | None]
 # Moves the states on, in place, by as many steps as it returns values of.
 Iterate = Callable[[RunStates], list[StepValues]]
 
@@ -40,7 +40,8 @@ class Hooks:
         Called with the steps done and the values of each run, None for frozen ones; beside those of
         its series, the wall seconds of the step's phases, of all runs together (`repro.rl.clock`).
     on_rollout
-        Called with the steps done and the scored rollout of each run, before the updates on it.
+        Called with the steps done and the scored rollout of each run, before the updates on it;
+        may return runs that are to fail here, each with its error.
     should_stop
         Asked before each iteration; True writes a checkpoint and returns.
     tallies

@@ -14,7 +14,7 @@ added noise comes and goes between two refreshes, so it is read at each rollout.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -43,7 +43,11 @@ class TorchSampler:
     ----------
     end_token_ids
         Tokens that end a completion: the model's and the tokenizer's.
+    on_token
+        See `StackSampler`.
     """
+
+    on_token: Callable[[int, int], None] | None = None
 
     def __init__(self, policy: Policy) -> None:
         self.policy = policy
@@ -92,6 +96,7 @@ class TorchSampler:
         positions = max(map(len, prompts)) + sampling.max_new_tokens
         sampler = StackSampler(self._stack, positions, sharing, watched=True)
         sampler.refresh(noise)
+        sampler.on_token = self.on_token
         request = SampleRequest(prompts=prompts, seeds=seeds, exploration=exploration)
         (batch,) = sampler.sample([request], sampling, group_size=group_size)
         assert batch is not None

@@ -160,7 +160,9 @@ def iterate(t: Training[Trained], state: RunStates) -> list[StepValues]:
         rollouts = _collect(t, state)
     state.count_seconds("rollout_seconds", started)
     if t.on_rollout is not None:
-        t.on_rollout(step, rollouts)
+        for run, error in (t.on_rollout(step, rollouts) or {}).items():
+            state.fail(run, error)
+            rollouts[run] = None
 
     started = time.perf_counter()
     updates = min(scale.updates_per_rollout, scale.steps - step)

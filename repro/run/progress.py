@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 
 from rich.console import Console, Group
 from rich.live import Live
+from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
@@ -58,6 +59,9 @@ class Display:
     def show(self, event: Event, metrics: Mapping[str, float] | None = None) -> None:
         """Take note of one event; `metrics` are those of the record of a finished run."""
         name = _name(event.task)
+        if event.kind == "warning":
+            self._console.print(f"[yellow]warning[/] {escape(event.text)}", highlight=False)
+            return
         if event.kind in ("started", "progress"):
             self._active[name] = event
             self._heartbeat()

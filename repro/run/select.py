@@ -31,7 +31,7 @@ from repro.targets import find, runs_of
 from repro.targets.paper_tier import REVISIONS
 
 # Flags that change what is selected: where stored records are read, none of them has a place.
-CHANGING = ("data", "steps", "model", "revision", "config", "set", "limit", "reward")
+CHANGING = ("data", "steps", "model", "revision", "config", "set", "limit", "reward", "template")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,6 +102,10 @@ def changes_of(args: argparse.Namespace) -> Changes:
         named["revision"] = revision_of(named["checkpoint"])
     if revision is not None:
         named["revision"] = revision
+    if given.get("template") is not None:
+        from repro.data.prompts import template_source  # imports torch
+
+        named["prompt_template"] = template_source(given["template"])
     settings = merged(merged(settings, named), parse_settings(given.get("set") or []))
     return Changes(
         data=given.get("data"),

@@ -22,7 +22,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Literal
 
-from repro.evidence.procedure import Stopped
+from repro.evidence.procedure import WARNING, Stopped
 from repro.evidence.provenance import source_at_start
 from repro.measure.fresh_process import FreshProcessNeededError
 from repro.run import carry_out as recording
@@ -32,7 +32,15 @@ from repro.spec.config import RunConfig
 from repro.spec.tier import REAL_CHECKPOINTS, SHARING_VARIABLE, Tier
 
 EventKind = Literal[
-    "started", "progress", "finished", "stopped", "failed", "returned", "disk", "elsewhere"
+    "started",
+    "progress",
+    "warning",
+    "finished",
+    "stopped",
+    "failed",
+    "returned",
+    "disk",
+    "elsewhere",
 ]
 CarryOut = Callable[..., Any]
 
@@ -179,6 +187,9 @@ def _carry_out(
 
     def progress(text: str, values: dict[str, float]) -> None:
         nonlocal last
+        if WARNING in values:
+            pipe.send(Event(task=task, kind="warning", text=text))
+            return
         now = time.monotonic()
         if now - last >= 0.2 or values.get("step") == values.get("steps"):
             last = now

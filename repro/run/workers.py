@@ -213,7 +213,7 @@ class WorkerPool:
         except (EOFError, ConnectionResetError):
             yield from self._bury(worker, waiting)
             return
-        if event.kind not in ("started", "progress"):
+        if event.kind not in ("started", "progress", "warning"):
             worker.task = None
         if event.kind == "disk":
             self.stop()  # the other runs have the same disk

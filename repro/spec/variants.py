@@ -120,7 +120,8 @@ def with_overrides(
         scale, words = limited(scale, limit), words | {"limit": limit}
     if scale == before and arms == target.arms:
         return target
-    text = ", ".join(f"{key} {value}" for key, value in words.items())
+    # Of a text of several lines, such as a prompt template, the first stands for it.
+    text = ", ".join(f"{key} {str(value).partition(chr(10))[0]}" for key, value in words.items())
     short = _slug("_".join(f"{key}_{str(value).rsplit('/')[-1]}" for key, value in words.items()))
     suffix = f"with_{short[:_NAME_CHARACTERS].strip('_')}_{digest_of(words)[:6]}"
     return _variant(target, suffix, f"with {text}", {tier: scale}, arms)

@@ -7,7 +7,7 @@ read the buffers that they were captured with; added noise goes into the decoder
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -125,7 +125,11 @@ class StackSampler:
     ----------
     rotary
         Tables for that many positions.
+    on_token
+        Of a watched sampler: called with the tokens drawn so far and the rows that still go on.
     """
+
+    on_token: Callable[[int, int], None] | None = None
 
     def __init__(
         self,
@@ -289,6 +293,8 @@ class StackSampler:
                 self._decoder.forward(buffers, buffers.tokens[number - 1], width + number)
                 if self.watched:
                     self._require_finite(buffers, buffers.tokens[number - 1])
+                if self.on_token is not None:
+                    self.on_token(number, most)
             self._decoder.draw(buffers, drawing)
         drawn.take(buffers, rows)
         return drawn

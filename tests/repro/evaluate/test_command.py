@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from repro.__main__ import main
+from repro.evaluate import command
 from repro.models.adapter_files import save_adapter
 from repro.models.policy import load_policy, trainable_parameters
 
@@ -45,9 +46,25 @@ def test_sets_are_asked_k_times_and_read_strictly_and_leniently(
     assert metrics["accuracy"]["value"] <= metrics["pass_at_3"]["value"]
     assert metrics["accuracy"]["value"] <= metrics["accuracy_lenient"]["value"]
     assert {"maj_at_3", "maj_at_3_lenient", "truncation_rate"} <= metrics.keys()
-    heading, *_, last = (line.split() for line in capsys.readouterr().out.splitlines())
+    said = capsys.readouterr()
+    heading, row, *_, last = (line.split() for line in said.out.splitlines())
+    for name in ("mean_at_3", "pass_at_1", "maj_at_1", "pass_at_3", "maj_at_3"):
+        place = 5 + 2 * heading[5:].index(name)
+        both = [metrics[key]["value"] for key in (name, f"{name}_lenient")]
+        assert row[place : place + 2] == [f"{both[0]:.1f}", f"({both[1]:.1f})"]
+    assert "under way have" not in said.err
     assert last[-4:] == [f"{record['seconds']:.1f}", "s", "once", "loaded"]
     assert heading[:5] == ["data", "problems", "strict", "lenient", "truncated"]
+
+
+def test_sampling_on_a_cpu_says_how_far_it_has_come(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(command, "_SILENT_SECONDS", 0.0)
+    evaluated(tmp_path, "--data", "generated", "--limit", "3", "--samples", "2")
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[0].startswith("generated, 6 completions: 6 under way have 1 tokens each (")
+    assert len(lines) > 5
 
 
 def test_an_adapter_is_asked_on_its_own_base_in_the_format_it_was_trained_on(

@@ -170,6 +170,14 @@ def test_completions_are_a_table_that_data_sets_reads(
         table["reward"], table["accuracy"], table["format"], strict=True
     ):
         assert reward == pytest.approx(accuracy + run.scale.format_reward * form)
+    for strict, lenient in zip(table["accuracy"], table["accuracy_lenient"], strict=True):
+        assert strict <= lenient
+    assert all(table["gold"])
+    per_group = [
+        set(table["gold"][at : at + run.scale.group_size])
+        for at in range(0, rows, run.scale.group_size)
+    ]
+    assert {len(golds) for golds in per_group} == {1}
     group = slice(0, run.scale.group_size)
     assert sum(table["advantage"][group]) == pytest.approx(0.0, abs=1e-9)
     assert set(table["finish_reason"]) <= {"stop", "length"}

@@ -11,7 +11,7 @@ import torch
 
 from repro.models.norms import block_norms
 from repro.rl.collect import PromptSource
-from repro.spec.arm import DAPO, LossConfig, NoiseConfig
+from repro.spec.arm import DAPO, LossConfig, NoiseConfig, RewardFunction
 from repro.spec.config import EvaluationConfig
 from tests.repro.small_runs import equal, train_alone, weights
 
@@ -222,6 +222,24 @@ def test_dynamic_sampling_with_nothing_informative_still_steps(go: Any, score_by
     assert result.step == 2
     assert result.series["reward"] == [None, None]
     assert result.series["prompts_consumed"] == [9, 18]
+
+
+def test_dynamic_sampling_under_an_own_reward_keeps_the_groups_that_it_tells_apart(
+    go: Any, score_by_text: Any
+) -> None:
+    def own(texts: Any, golds: Any, seeds: Any) -> Any:
+        # The second group differs in what is paid, the third in accuracy alone.
+        scored = score_by_text(texts, golds, seeds)
+        total = [float(i == 4) for i in range(len(texts))]
+        accuracy = [float(i == 8) for i in range(len(texts))]
+        return dataclasses.replace(scored, accuracy=accuracy, total=total)
+
+    # Shaping alone makes no group informative.
+    loss = dataclasses.replace(DAPO, dynamic_sampling=1, mask_truncated=False, overlong_buffer=0.9)
+    named = RewardFunction(module="m", function="f", source_sha256="0" * 64)
+    result, _, _ = go(loss=loss, score=own, steps=1, reward_function=named)
+    assert result.series["informative_groups"] == pytest.approx([1 / 3])
+    assert result.series["accuracy"] == [0.0]
 
 
 def test_overlong_filtering_gives_truncated_rows_no_loss(go: Any) -> None:

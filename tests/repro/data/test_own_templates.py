@@ -1,0 +1,131 @@
+"""Templates for answers in a box or after `####`, and those of a user's own."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from repro.data.problem import Problem
+from repro.data.prompts import OWN, render, template_named, template_source
+from repro.models.checkpoint import TINY_FOLDER
+from repro.models.policy import load_tokenizer
+from repro.reward.answers import READINGS
+from repro.reward.grader import GraderPool
+from repro.reward.score import score
+from repro.run.select import Changes, changes_of, select
+
+TEXT = "Q: {question}\nThink, then write \\boxed{}."
+JINJA = "{% if question|length > 3 %}{{ question }}{% endif %} Write #### and the answer."
+
+
+def asked(name: str, question: str = "2 + 2?") -> str:
+    (message,) = template_named(name).build(question)
+    return str(message["content"])  # type: ignore[index]
+
+
+@pytest.mark.parametrize(("name", "mark"), [("boxed", "\\boxed{}"), ("gsm8k", "####")])
+def test_a_template_asks_for_the_form_that_it_reads(name: str, mark: str) -> None:
+    assert asked(name).startswith("2 + 2?\n")
+    assert mark in asked(name)
+    assert "<answer>" not in asked(name)
+    assert template_source(name) == name
+
+
+@pytest.mark.parametrize(
+    ("reads", "text", "answer", "is_format"),
+    [
+        ("boxed", "So \\boxed{12} it is.", "12", True),
+        ("boxed", "\\boxed{\\frac{1}{2}}", "\\frac{1}{2}", True),
+        ("boxed", "\\boxed{3}, no: \\boxed{4}", "4", False),
+        ("boxed", "\\boxed{4", None, False),
+        ("boxed", "<answer>4</answer>", None, False),
+        ("hashes", "2 + 2 = 4\n#### 4", "4", True),
+        ("hashes", "#### 3\n#### 4\nDone.", "4", False),
+        ("hashes", "#### \n4", None, False),
+        ("hashes", "4", None, False),
+        ("tags", "\\boxed{4}\n#### 4", None, False),
+    ],
+)
+def test_the_last_box_or_mark_is_the_answer(
+    reads: str, text: str, answer: str | None, is_format: bool
+) -> None:
+    reading = READINGS[reads]
+    assert (reading.answer(text), reading.format_ok(text)) == (answer, is_format)
+
+
+def test_reward_and_accuracy_go_by_the_template_s_reading() -> None:
+    texts = ["I get \\boxed{4}.", "#### 4", "<think>a</think><answer>4</answer>", "\\boxed{5}"]
+    with GraderPool(workers=1) as pool:
+        boxed = score(texts, ["4"] * 4, "task", 0.2, pool, reads="boxed")
+        hashed = score(texts, ["4"] * 4, "task", 0.2, pool, reads="hashes")
+    assert boxed.total == [1.2, 0.0, 0.0, 0.2]
+    assert hashed.total == [0.0, 1.2, 0.0, 0.0]
+    assert boxed.lenient_accuracy == hashed.lenient_accuracy == [1.0, 1.0, 1.0, 0.0]
+
+
+@pytest.mark.parametrize(
+    ("text", "expected", "reads"),
+    [
+        (TEXT, "Q: 2 + 2?\nThink, then write \\boxed{}.", "boxed"),
+        (JINJA, "2 + 2? Write #### and the answer.", "hashes"),
+        ("{question}", "2 + 2?", "tags"),
+    ],
+)
+def test_a_file_is_a_template_by_its_text(
+    text: str, expected: str, reads: str, tmp_path: Path
+) -> None:
+    (tmp_path / "own.txt").write_text(f"{text}\n", encoding="utf-8")
+    name = template_source(str(tmp_path / "own.txt"))
+    assert name == OWN + text
+    assert (asked(name), template_named(name).reads) == (expected, reads)
+    other = template_named(name.replace("?", "!").replace("rite", "rote").replace("Q", "R"))
+    assert len(template_named(name).digest()) == 64
+    assert (other.digest() == template_named(name).digest()) is (text == "{question}")
+    # A question's own braces are no part of the template.
+    assert "{{ 7 * 7 }} {question}" in asked(name, "{{ 7 * 7 }} {question}")
+
+
+def test_a_tokenizer_without_a_chat_template_gets_the_text_as_it_is() -> None:
+    tokenizer: Any = load_tokenizer(TINY_FOLDER)
+    problem = Problem(id="p", question="2+2", answer="4")
+    ids = render(problem, f"{OWN}{{question}}=", tokenizer)
+    assert ids == list(tokenizer("2+2=", add_special_tokens=False)["input_ids"])
+    with pytest.raises(ValueError, match="needs a tokenizer with a chat template"):
+        render(problem, "boxed", tokenizer)
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("Solve it.", "does not hold {question}"),
+        ("{{ question }", "cannot be rendered"),
+        ("{{ question }} {{ answer }}", "cannot be rendered.*'answer' is undefined"),
+        ("{% if question %}yes{% endif %}", "does not hold {question}"),
+    ],
+)
+def test_a_file_that_is_no_template_is_a_sentence(text: str, sentence: str, tmp_path: Path) -> None:
+    (tmp_path / "own.txt").write_text(text, encoding="utf-8")
+    with pytest.raises(ValueError, match=sentence):
+        template_source(str(tmp_path / "own.txt"))
+
+
+def test_a_name_that_is_neither_is_a_sentence() -> None:
+    with pytest.raises(ValueError, match=re.escape("'boxd' is unknown; it must be one of paper")):
+        template_source("boxd")
+
+
+def test_runs_under_another_template_are_runs_of_their_own(tmp_path: Path) -> None:
+    (tmp_path / "own.txt").write_text(TEXT, encoding="utf-8")
+    changes = changes_of(SimpleNamespace(template=str(tmp_path / "own.txt")))  # type: ignore[arg-type]
+    (changed,), (plain,) = (
+        select(["table1"], tier="smoke", changes=c) for c in (changes, Changes())
+    )
+    assert "\n" not in changed.target.title
+    (run,), (own,) = (chosen.plan(1, ["nvfp4_lora"]) for chosen in (changed, plain))
+    assert run.scale.prompt_template == OWN + TEXT
+    assert run.resolved()["scale"]["prompt_template"] == OWN + TEXT
+    assert run.digest() != own.digest()

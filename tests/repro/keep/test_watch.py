@@ -1,0 +1,219 @@
+"""Training that teaches nothing says so, once, and ends where that is asked for."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from repro.__main__ import main
+from repro.evidence.procedure import WARNING
+from repro.evidence.record import find_record, read_record, run_folder
+from repro.keep.keeper import STOP_IDLE_VARIABLE, Keeper, Keeping
+from repro.keep.stream import read_lines
+from repro.keep.trackers import ADAPTERS, Adapter, name_of
+from repro.keep.watch import LENIENT, MIXED, Watch
+from repro.reward.custom import reward_named
+from repro.run.carry_out import carry_out
+from repro.spec.config import RunConfig
+from repro.spec.target import plan
+from repro.spec.tier import Tier
+from repro.spec.variants import with_reward, with_steps
+from repro.targets import find
+
+
+def rollout(mixed: int = 0, reward: tuple[float, ...] = (0.0, 0.0), right: float = 0.25) -> Any:
+    return SimpleNamespace(mixed=mixed, reward=list(reward), lenient_sampled=right)
+
+
+def line(form: float, right: float | None, tokens: float, mixed: int = 3) -> dict[str, Any]:
+    return {"format": form, LENIENT: right, "completion_tokens": tokens, MIXED: mixed}
+
+
+@pytest.mark.parametrize(
+    ("reward", "why"),
+    [
+        ((0.0, 0.0), "every reward is 0"),
+        ((1.0, 1.0), "no reward differs from the others of its group"),
+        ((), "dynamic sampling kept no group"),
+    ],
+)
+def test_five_idle_steps_are_one_warning_with_accuracy_and_completions(
+    reward: tuple[float, ...], why: str
+) -> None:
+    watch = Watch()
+    said = [
+        watch.rollout(rollout(0, reward), 1, ["one", "two\nlines", "x" * 300]) for _ in range(9)
+    ]
+    (warning,) = [sentence for sentence in said if sentence]
+    assert said.index(warning) == 4
+    assert f"for 5 steps: {why}; accuracy by the lenient reading is 25.0%" in warning
+    assert "\n  1. one\n  2. two lines\n  3. xxx" in warning
+    assert len(warning) < 800
+
+
+def test_one_lesson_starts_the_count_again() -> None:
+    watch = Watch(stop_idle=5)
+    for mixed in (0, 0, 0, 0, 1, 0, 0, 0, 0):
+        assert watch.rollout(rollout(mixed), 1, []) is None
+    with pytest.raises(ValueError, match=r"nothing for 5 steps.*--stop-idle 5"):
+        watch.rollout(rollout(0), 1, [])
+
+
+def test_a_rollout_of_several_steps_counts_as_many() -> None:
+    watch = Watch()
+    assert watch.rollout(rollout(), 4, []) is None
+    assert watch.rollout(rollout(), 4, []) is not None
+
+
+def test_a_resumed_run_goes_on_counting_and_says_nothing_twice() -> None:
+    four = [line(0.1, 0.2, 90, mixed) for mixed in (2, 0, 0, 0, 0)]
+    assert Watch(earlier=four).rollout(rollout(), 1, []) is not None
+    assert Watch(earlier=[*four, four[-1]]).rollout(rollout(), 1, []) is None
+    with pytest.raises(ValueError, match="for 5 steps"):
+        Watch(5, four).rollout(rollout(), 1, [])
+    learnt = [line(0.0, 0.2, 240)] * 3 + [line(0.9, 0.2, 50)] * 3
+    assert Watch(earlier=learnt).step(learnt[-1]) is None
+
+
+@pytest.mark.parametrize(
+    ("end", "is_said"),
+    [
+        ((0.85, 0.17, 53), True),
+        ((0.85, 0.05, 100), True),
+        ((0.85, 0.30, 53), False),  # it learns to answer, too
+        ((0.85, 0.17, 200), False),  # it still reasons
+        ((0.10, 0.17, 53), False),
+        ((0.85, None, 53), False),
+    ],
+)
+def test_format_learnt_for_reasoning_lost_is_one_warning(
+    end: tuple[float, float | None, float], is_said: bool
+) -> None:
+    watch = Watch()
+    said = [watch.step(line(0.03, 0.17, 240)) for _ in range(3)]
+    said += [watch.step(line(*end)) for _ in range(5)]
+    warnings = [sentence for sentence in said if sentence]
+    assert len(warnings) == int(is_said)
+    for warning in warnings:
+        assert "format rose from 3% to 85%" in warning
+        assert "from 240 to" in warning
+
+
+@pytest.fixture
+def constant(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Return the name of a reward that never differs."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    name = f"constant_{tmp_path.name}"
+    source = "def reward(completions, answers):\n    return [0.0] * len(completions)\n"
+    Path(f"{name}.py").write_text(source, encoding="utf-8")
+    return f"{name}:reward"
+
+
+def idle_runs(constant: str, tier: Tier, seeds: int, steps: int) -> list[RunConfig]:
+    target = with_reward(with_steps(find("table1"), steps), reward_named(constant))
+    small = []
+    for run in plan(target, Tier.SMOKE, seeds, ["nvfp4_lora"]):
+        data = dataclasses.replace(run.scale.data, test_problems=4, development_problems=0)
+        evaluation = dataclasses.replace(run.scale.evaluation, every=0)
+        scale = dataclasses.replace(
+            run.scale, data=data, evaluation=evaluation, checkpoint_every=2, prompts_per_rollout=2
+        )
+        small.append(dataclasses.replace(run, tier=tier.value, scale=scale))
+    return small
+
+
+@pytest.mark.parametrize(("tier", "seeds"), [(Tier.SMOKE, 1), (Tier.PROXY, 2)])
+def test_idle_runs_go_on_with_a_warning_each_or_stop_where_asked(
+    tier: Tier, seeds: int, constant: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runs, told = idle_runs(constant, tier, seeds, 6), []
+
+    def progress(text: str, values: dict[str, float]) -> None:
+        if WARNING in values:
+            told.append(text)
+
+    def go(records: Path) -> list[Path]:
+        return carry_out(runs, run_folder(runs[0], records), records, progress, lambda: False, 1)
+
+    monkeypatch.setenv(STOP_IDLE_VARIABLE, "")
+    go(tmp_path / "on")
+    assert [text.split(":")[0] for text in told] == [name_of(run) for run in runs]
+    for run in runs:
+        folder = run_folder(run, tmp_path / "on")
+        assert "for 5 steps: every reward is 0" in (folder / "warnings.txt").read_text()
+        assert [one[MIXED] for one in read_lines(folder / "metrics.jsonl")] == [0] * 6
+        assert find_record(run, tmp_path / "on") is not None
+    monkeypatch.setenv(STOP_IDLE_VARIABLE, "3")
+    if seeds == 1:
+        with pytest.raises(ValueError, match=r"taught nothing for 3 steps.*--stop-idle 3"):
+            go(tmp_path / "off")
+        return
+    for path in go(tmp_path / "off"):
+        failed = read_record(path)
+        assert failed.outcome["status"] == "failed"
+        assert "taught nothing for 3 steps" in failed.outcome["reason"]
+
+
+@pytest.mark.usefixtures("warm_workers")
+def test_a_command_that_stops_idle_runs_fails_with_the_sentence(
+    constant: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    line = [
+        "run",
+        "table1",
+        "--tier",
+        "smoke",
+        "--steps",
+        "9",
+        "--reward",
+        constant,
+        "--limit",
+        "4",
+    ]
+    where = ["--runs", str(tmp_path / "runs"), "--seeds", "1", "--arms", "nvfp4_lora"]
+    assert main([*line, *where, "--workers", "1", "--stop-idle", "6"]) == 1
+    out = " ".join(capsys.readouterr().out.split())
+    assert out.count("nothing for 5 steps: every reward is 0") == 1
+    assert "ValueError: training has taught nothing for 6 steps" in out
+    (failed,) = (tmp_path / "runs").rglob("seed-0*.json")
+    assert read_record(failed).outcome["status"] == "failed"
+    assert main([*line, *where, "--stop-idle", "0"]) == 2
+    assert "--stop-idle 0: needs 1 or more" in capsys.readouterr().err
+
+
+class Failing:
+    """A tracker that fails at its second step."""
+
+    def __init__(self, run: RunConfig, folder: Path) -> None:
+        self.calls = 0
+
+    def log(self, step: int, values: Any) -> None:
+        """Fail at the second step."""
+        self.calls += 1
+        if self.calls == 2:
+            raise RuntimeError("connection lost")
+        assert self.calls < 2
+
+    def close(self) -> None:
+        """Do nothing."""
+
+
+def test_a_tracker_that_fails_is_left_after_one_warning(
+    constant: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(ADAPTERS, "failing", Adapter(package="json", open=Failing))
+    runs, told = idle_runs(constant, Tier.SMOKE, 1, 6), []
+    keeping = Keeping(trackers=("failing",))
+    with Keeper(runs, [tmp_path], keeping, lambda text, values: told.append(text)) as keeper:
+        for step in range(1, 5):
+            keeper.steps(step, [{"reward": 0.5}])
+    assert [one["step"] for one in read_lines(tmp_path / "metrics.jsonl")] == [1, 2, 3, 4]
+    (text,) = told
+    assert "Failing failed at step 2 (RuntimeError: connection lost)" in text
+    assert (tmp_path / "warnings.txt").read_text() == f"{text}\n"
