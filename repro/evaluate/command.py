@@ -264,6 +264,7 @@ def _record(
             "folder": str(asked.folder),
             "sha256": policy.effects["checkpoint_sha256"] or digest_of_files(weights),
         },
+        "end_token_ids": policy.effects["end_token_ids"],
         "adapter": adapter,
         "weight_format": asked.weight_format,
         "sampling": dataclasses.asdict(asked.sampling),

@@ -19,7 +19,6 @@ Easy mistakes
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -37,7 +36,7 @@ from repro.models import stored_layouts
 from repro.models.decoder import fused_members, is_projection, require_plain, require_supported
 from repro.models.proxy_names import SUMMARY_FILE
 from repro.models.quantized_linear import QuantizedLinear, relative_error
-from repro.models.tensor_files import CheckpointError, TensorSpec, WeightSource
+from repro.models.tensor_files import CheckpointError, TensorSpec, WeightSource, read_object
 
 _FLOATS = (torch.bfloat16, torch.float16, torch.float32)
 # Buffers that old checkpoints stored and the model computes.
@@ -90,11 +89,10 @@ def read_description(folder: Path) -> ModelDescription:
     path = folder / "config.json"
     if not path.is_file():
         raise CheckpointError(f"{folder} holds no config.json; it is not a checkpoint folder")
-    try:
-        raw = json.loads(path.read_text(encoding="utf-8"))
-        model_type = raw["model_type"]
-    except (ValueError, KeyError, TypeError) as error:
-        raise CheckpointError(f"{path} is not a model's config: {error!r}") from error
+    raw = read_object(path)
+    if "model_type" not in raw:
+        raise CheckpointError(f"{path} is not a model's config: it names no model_type")
+    model_type = raw["model_type"]
     require_supported(model_type, path)
     quantization = raw.pop("quantization_config", None)
     config = AutoConfig.for_model(**raw)
@@ -103,6 +101,24 @@ def read_description(folder: Path) -> ModelDescription:
     if quantization is not None:
         stored = stored_layouts.stored_format(quantization, path, config.num_hidden_layers)
     return ModelDescription(config=config, stored_format=stored)
+
+
+def stored_end_tokens(folder: Path) -> list[int] | None:
+    """Return the end tokens of `generation_config.json`, None where it is missing or has none.
+
+    Raises
+    ------
+    CheckpointError
+        When the file is broken, or what it names are no token ids.
+    """
+    path = folder / "generation_config.json"
+    stored = read_object(path).get("eos_token_id") if path.is_file() else None
+    if stored is None:
+        return None
+    ends = stored if isinstance(stored, list) else [stored]
+    if not all(type(end) is int and end >= 0 for end in ends):
+        raise CheckpointError(f"{path}: eos_token_id is {stored!r}; needed are token ids")
+    return ends
 
 
 def build_on_meta(config: PretrainedConfig) -> nn.Module:

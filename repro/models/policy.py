@@ -46,6 +46,7 @@ from repro.models.loading import (
     default_recipe,
     fill,
     read_description,
+    stored_end_tokens,
 )
 from repro.models.lora import adapter_layers, attach_adapter
 from repro.models.norms import block_norms, wrap_norms
@@ -84,7 +85,8 @@ class Policy:
         What was really done: `linears` (count by format), `recipe` (the arithmetic of scales) and
         `relative_weight_error_mean` (both None for bf16 and for stored codes), `norms_wrapped`,
         `adapter_modules`, `norms_trained` (count), `parameters_trainable`, `base_bytes`, `compute`,
-        and `checkpoint_sha256` (over the sums of the checkpoint's manifest; None without one).
+        `checkpoint_sha256` (over the sums of the checkpoint's manifest; None without one) and
+        `end_token_ids`.
     """
 
     model: nn.Module
@@ -183,6 +185,9 @@ def load_policy(
     model, effects = _load_base(
         description, source, weight_format, base_dtype, torch.device(device), recipe
     )
+    ends = stored_end_tokens(folder)
+    if ends is not None:
+        cast(Any, model).generation_config.eos_token_id = ends
     if rounded is not None:
         effects["rounding"] = rounded.receipt()
     if order is not None:
@@ -200,6 +205,7 @@ def load_policy(
         folder=folder,
         effects=effects | {"checkpoint_sha256": digest},
     )
+    policy.effects["end_token_ids"] = sorted(end_token_ids(policy))
     set_trainable(policy, norms_trained=norms_trained)
     return policy
 
@@ -280,6 +286,22 @@ def load_tokenizer(folder: Path) -> PreTrainedTokenizerBase | None:
     if not any((folder / name).is_file() for name in ("tokenizer.json", "tokenizer_config.json")):
         return None
     return AutoTokenizer.from_pretrained(folder, local_files_only=True)
+
+
+def end_token_ids(policy: Policy) -> frozenset[int]:
+    """Return the tokens that end a completion: of the config, generation config and tokenizer."""
+    decoder: Any = policy.decoder
+    end_ids: set[int] = set()
+    sources = (
+        decoder.config,
+        getattr(decoder, "generation_config", None),
+        policy.tokenizer,
+    )
+    for source in sources:
+        ids = getattr(source, "eos_token_id", None)
+        if ids is not None:
+            end_ids.update([ids] if isinstance(ids, int) else ids)
+    return frozenset(end_ids)
 
 
 def base_bytes(model: nn.Module) -> int:

@@ -30,7 +30,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 
 import torch
 from torch import Tensor
@@ -126,6 +126,28 @@ class SourceAround(WeightSource):
     def where(self, name: str) -> str:
         """Return `file: tensor`, for error messages."""
         return self._source.where(name)
+
+
+def read_object(path: Path) -> dict[str, Any]:
+    """Return the values of a JSON file of a checkpoint.
+
+    Raises
+    ------
+    CheckpointError
+        When it is not JSON, is nested too deeply, or is no object.
+    """
+    return parse_object(path.read_bytes(), f"{path} cannot be read")
+
+
+def parse_object(text: bytes, fault: str) -> dict[str, Any]:
+    """Return the values of a JSON object; `CheckpointError` beginning with `fault` for others."""
+    try:
+        values = json.loads(text.decode("utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise CheckpointError(f"{fault}: {error}") from error
+    if not isinstance(values, dict):
+        raise CheckpointError(f"{fault}: it holds a {type(values).__name__}; needed is an object")
+    return values
 
 
 class TensorFile:
@@ -268,12 +290,7 @@ def read_header(path: Path) -> dict[str, _Entry]:
                 "truncated, corrupt, or not safetensors"
             )
         raw = file.read(header_bytes)
-    try:
-        header = json.loads(raw.decode("utf-8"))
-    except ValueError as error:
-        raise CheckpointError(f"{path}: the header is corrupt: {error}") from error
-    if not isinstance(header, dict):
-        raise CheckpointError(f"{path}: the header is corrupt: a {type(header).__name__}")
+    header = parse_object(raw, f"{path}: the header is corrupt")
     header.pop("__metadata__", None)
     start = 8 + header_bytes
     entries = {name: _entry(path, name, fields, start, size) for name, fields in header.items()}

@@ -45,7 +45,7 @@ from repro.evidence.procedure import Measured, Progress, Stopped
 from repro.evidence.record import Estimate
 from repro.evidence.statistics import mean_interval
 from repro.measure.dose import completion_kl
-from repro.models.policy import Policy, load_policy
+from repro.models.policy import Policy, end_token_ids, load_policy
 from repro.models.weight_noise import token_logprobs
 from repro.procedures.loaded_runs import checkpoint_digest
 from repro.procedures.train import load_arm
@@ -55,7 +55,6 @@ from repro.rl.logprobs import completion_logprobs
 from repro.rl.noise import NoiseReceipt, perturbed
 from repro.rl.rows import Rows, make_rows
 from repro.rl.torch_sampler import TorchSampler
-from repro.rollout.sampler import end_token_ids
 from repro.spec.config import RunConfig, TrainScale, derive_seed
 
 _PROMPTS_AT_ONCE = 256

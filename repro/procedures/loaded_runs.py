@@ -24,7 +24,7 @@ from repro.evidence.derived import gain, kl_estimate
 from repro.evidence.procedure import Measured, Progress
 from repro.evidence.record import Estimate
 from repro.models.checkpoint import digest_of_files, resolve
-from repro.models.policy import Policy
+from repro.models.policy import Policy, end_token_ids
 from repro.procedures.kl_to_start import log_ratios
 from repro.procedures.tally import RunTally
 from repro.rl.loop import Hooks, StepValues
@@ -174,6 +174,12 @@ class LoadedRuns:
     effects: Sequence[Mapping[str, Any]]
     receipts: Mapping[str, Any] = field(default_factory=dict)
     during: str = "the run"
+
+    @property
+    def end_token_ids(self) -> frozenset[int]:
+        """Tokens that end a completion."""
+        loaded = self.loaded
+        return loaded.end_token_ids if isinstance(loaded, Stack) else end_token_ids(loaded)
 
     def hooks(
         self, course: Course, progress: Progress, should_stop: Callable[[], bool] | None

@@ -33,7 +33,7 @@ from repro.evidence.procedure import Measured, Progress, Stopped
 from repro.keep.keeper import Keeper, Keeping
 from repro.measure.device_state import retries
 from repro.measure.memory_use import allocated_peak_bytes, reset_peak
-from repro.models.policy import Policy
+from repro.models.policy import Policy, end_token_ids
 from repro.procedures.finetune import Tuning
 from repro.procedures.loaded_runs import Course, LoadedRuns, ProblemSets, Trained
 from repro.procedures.tally import RunTally
@@ -45,7 +45,6 @@ from repro.rl.stacked.noise import sharing_of
 from repro.rl.stacked.policies import StackedPolicies
 from repro.rl.stacked.sampler import StackSampler
 from repro.rl.stacked.stack import Stack, stack_policies
-from repro.rollout.sampler import end_token_ids
 from repro.spec.config import OPENING_TOKENS, RunConfig, TrainScale, digest_of
 from repro.spec.tier import SHARING_VARIABLE
 

@@ -63,7 +63,8 @@ class Rewarded:
         """Train every run, or go on from a checkpoint in `folder`."""
         loaded_runs, shared = self._loaded_runs, dict[str, list[int]]()
         problems, tokenizer = loaded_runs.problems.train, loaded_runs.board.evaluator.tokenizer
-        sources = [PromptSource(problems, tokenizer, run, shared) for run in loaded_runs.runs]
+        ends = loaded_runs.end_token_ids
+        sources = [PromptSource(problems, tokenizer, run, shared, ends) for run in loaded_runs.runs]
         return train(self._policies, sources, loaded_runs.board.score, hooks, folder=folder)
 
     def metrics(self, number: int, result: TrainResult) -> dict[str, Estimate]:

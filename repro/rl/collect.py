@@ -150,6 +150,8 @@ class PromptSource:
         Gives the seed, the template, P and the longest prompt allowed.
     prompts
         Prompts by problem's id, which runs of one scale that train side by side fill together.
+    end_token_ids
+        Tokens that end a completion; None takes the tokenizer's.
 
     Raises
     ------
@@ -163,6 +165,7 @@ class PromptSource:
         tokenizer: PreTrainedTokenizerBase,
         run: RunConfig,
         prompts: dict[str, list[int]] | None = None,
+        end_token_ids: Collection[int] | None = None,
     ) -> None:
         scale: TrainScale = run.scale
         self.size = scale.prompts_per_rollout
@@ -174,6 +177,9 @@ class PromptSource:
             raise ValueError("two training problems share an id; ids must be unique")
         self.problems = problems
         self.tokenizer = tokenizer
+        end = tokenizer.eos_token_id
+        own = () if end is None else (end,)
+        self._ends: Collection[int] = own if end_token_ids is None else end_token_ids
         self._seed = run.seed
         self._template = scale.prompt_template
         self._longest = scale.max_prompt_tokens
@@ -184,9 +190,8 @@ class PromptSource:
 
     @property
     def end_token_ids(self) -> Collection[int]:
-        """The tokenizer's end token, where it has one."""
-        end = self.tokenizer.eos_token_id
-        return () if end is None else (end,)
+        """Tokens that end a completion."""
+        return self._ends
 
     @property
     def classes(self) -> TokenClasses | None:
