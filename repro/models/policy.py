@@ -53,7 +53,7 @@ from repro.models.norms import block_norms, wrap_norms
 from repro.models.permuted_source import PermutedSource
 from repro.models.planted_rounding import RoundedSource
 from repro.models.quantized_linear import QuantizedLinear
-from repro.models.tensor_files import TensorFolder, WeightSource
+from repro.models.tensor_files import CheckpointError, TensorFolder, WeightSource
 from repro.spec.arm import PlantedRounding, Training, WeightFormat, require
 
 COMPUTE_DTYPES = {
@@ -61,6 +61,10 @@ COMPUTE_DTYPES = {
     "bfloat16": torch.bfloat16,
     "float16": torch.float16,
 }
+
+
+# Bytes of a chat template; published ones have some thousands.
+_LONGEST_TEMPLATE = 1_000_000
 
 
 @dataclass(slots=True)
@@ -282,7 +286,19 @@ def device_named(named: str | None) -> str:
 
 
 def load_tokenizer(folder: Path) -> PreTrainedTokenizerBase | None:
-    """Return the folder's tokenizer, or None when it holds none."""
+    """Return the folder's tokenizer, or None when it holds none.
+
+    Raises
+    ------
+    CheckpointError
+        When its chat template is too long for one, before Jinja compiles it.
+    """
+    template = folder / "chat_template.jinja"
+    if template.is_file() and template.stat().st_size > _LONGEST_TEMPLATE:
+        raise CheckpointError(
+            f"{template} has {template.stat().st_size} bytes; a chat template has at most "
+            f"{_LONGEST_TEMPLATE}"
+        )
     if not any((folder / name).is_file() for name in ("tokenizer.json", "tokenizer_config.json")):
         return None
     return AutoTokenizer.from_pretrained(folder, local_files_only=True)

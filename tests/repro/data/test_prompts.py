@@ -84,6 +84,60 @@ def test_a_question_with_a_control_token_is_refused() -> None:
         render(hostile, "paper", tokenizer)
 
 
+@pytest.mark.parametrize(
+    ("template", "begins"),
+    [
+        ("<|bos|> user {{ messages[0].content }} <|bos|> assistant", 1),
+        ("user {{ messages[0].content }} <|bos|> assistant <|bos|>", 1),
+        ("<|bos|> user <|bos|> <|bos|> assistant", 1),
+    ],
+)
+def test_a_beginning_token_that_marks_turns_too_may_come_again(template: str, begins: int) -> None:
+    tokenizer = _tokenizer(template, bos=True)
+    token_ids = render(PROBLEM, "paper", tokenizer)
+    assert token_ids[:2].count(0) == begins
+    assert token_ids.count(0) > 1
+
+
+def test_a_doubled_beginning_token_is_refused() -> None:
+    tokenizer = _tokenizer("<|bos|> <|bos|> user assistant", bos=True)
+    with pytest.raises(ValueError, match="begins with the beginning-of-sequence token twice"):
+        render(PROBLEM, "paper", tokenizer)
+
+
+@pytest.mark.parametrize(
+    ("template", "sentence"),
+    [
+        ("{{ raise_exception('no system role') }}", "TemplateError: no system role"),
+        ("{% if %}", "TemplateSyntaxError: Expected an expression"),
+        ("{{ messages[0].tool.name }}", "UndefinedError: .*has no attribute"),
+        ("{{ nothing() }}", "UndefinedError: 'nothing' is undefined"),
+        ("{{ 1 // 0 }}", "ZeroDivisionError"),
+        ("{{ messages[0].content + 1 }}", "TypeError"),
+        ("{{ ''.__class__.__mro__ }}", "SecurityError"),
+        ("{% for i in range(10 ** 9) %}a{% endfor %}", "OverflowError"),
+        ("{{ 'a' * 10 ** 7 }}", "prompt of 10000000 characters"),
+        ("{{ 'a' * 10 ** 30 }}", "OverflowError"),
+    ],
+)
+def test_a_chat_template_that_fails_is_one_sentence(template: str, sentence: str) -> None:
+    tokenizer = _tokenizer(template, bos=False)
+    with pytest.raises(ValueError, match=f"the tokenizer's chat template .*{sentence}") as caught:
+        render(PROBLEM, "paper", tokenizer)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_token_that_is_special_in_the_tokenizer_alone_is_refused() -> None:
+    tokenizer = _tokenizer(QWEN_LIKE, bos=False)
+    tokenizer.backend_tokenizer.add_special_tokens(["<|tool|>"])
+    tokenizer.backend_tokenizer.add_tokens(["<plain>"])
+    assert "<|tool|>" not in tokenizer.all_special_tokens
+    hostile = dataclasses.replace(PROBLEM, question="two <|tool|> 4")
+    with pytest.raises(DataError, match=r"'<\|tool\|>', a control token"):
+        render(hostile, "tiny", tokenizer)
+    assert render(dataclasses.replace(PROBLEM, question="two <plain>"), "tiny", tokenizer)
+
+
 def test_a_chat_template_is_needed_for_chat_only() -> None:
     tokenizer = _tokenizer(None, bos=False)
     with pytest.raises(ValueError, match="needs a tokenizer with a chat template"):
