@@ -20,6 +20,7 @@ Easy mistakes
 from __future__ import annotations
 
 import re
+import reprlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -27,6 +28,10 @@ from pathlib import Path
 from typing import Any, cast
 
 import torch
+from huggingface_hub.errors import (
+    StrictDataclassError,
+    StrictDataclassFieldValidationError,
+)
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
 
@@ -87,20 +92,53 @@ def read_description(folder: Path) -> ModelDescription:
         causally over all positions.
     """
     path = folder / "config.json"
+    adapter = (folder / "adapter_config.json").is_file()
     if not path.is_file():
-        raise CheckpointError(f"{folder} holds no config.json; it is not a checkpoint folder")
+        kind = "an adapter's (adapter_config.json)" if adapter else "not a checkpoint folder"
+        raise CheckpointError(f"{folder} holds no config.json; it is {kind}")
+    if adapter:
+        raise CheckpointError(
+            f"{folder} holds adapter_config.json beside a model, and which of the two is meant "
+            "cannot be known; move the adapter into a folder of its own and name it (--adapter)"
+        )
     raw = read_object(path)
     if "model_type" not in raw:
         raise CheckpointError(f"{path} is not a model's config: it names no model_type")
     model_type = raw["model_type"]
     require_supported(model_type, path)
     quantization = raw.pop("quantization_config", None)
-    config = AutoConfig.for_model(**raw)
+    config = _config(raw, path)
     require_plain(config, path)
     stored: str | None = None
     if quantization is not None:
-        stored = stored_layouts.stored_format(quantization, path, config.num_hidden_layers)
+        try:
+            stored = stored_layouts.stored_format(quantization, path, config.num_hidden_layers)
+        except (AttributeError, KeyError, TypeError) as error:
+            raise CheckpointError(
+                f"{path}: field quantization_config is {reprlib.repr(quantization)}; it has not "
+                f"the form of one ({error})"
+            ) from error
     return ModelDescription(config=config, stored_format=stored)
+
+
+def _config(raw: dict[str, Any], path: Path) -> PretrainedConfig:
+    """Return transformers' config of the values of `config.json`, validated by it."""
+    try:
+        return AutoConfig.for_model(**raw)
+    except StrictDataclassFieldValidationError as error:
+        # The one place where transformers' validation names the field.
+        name = str(error).split("'")[1]
+        raise CheckpointError(
+            f"{path}: field {name} is {reprlib.repr(raw.get(name))}; {_last_sentence(error)}"
+        ) from error
+    except (StrictDataclassError, AttributeError, ArithmeticError, LookupError, TypeError) as error:
+        raise CheckpointError(f"{path}: {_last_sentence(error)}") from error
+
+
+def _last_sentence(error: Exception) -> str:
+    """Return what an error of transformers' validation says, without the headings around it."""
+    sentence = " ".join(str(error).splitlines()[-1].split())[:300]
+    return sentence.removeprefix("TypeError: ").removeprefix("ValueError: ")
 
 
 def stored_end_tokens(folder: Path) -> list[int] | None:
@@ -344,6 +382,13 @@ def require_same_names(model: nn.Module, source: WeightSource, stored_format: st
         raise CheckpointError(
             f"{source.where(extra[0])} has no place in the model of config.json{_and_more(extra)}"
         )
+    for head in sorted(_tied_names(model) & present):
+        embedding = "model.embed_tokens.weight"
+        if not torch.equal(read_rounded(source, head), read_rounded(source, embedding)):
+            raise CheckpointError(
+                f"{source.where(head)} differs from {embedding}, and config.json ties the two "
+                "(tie_word_embeddings is true): one of them is wrong"
+            )
 
 
 def _tied(model: nn.Module) -> bool:
@@ -351,7 +396,7 @@ def _tied(model: nn.Module) -> bool:
 
 
 def _tied_names(model: nn.Module) -> set[str]:
-    # A tied lm_head may be stored a second time; the embedding's copy is the one used.
+    # A tied lm_head may be stored a second time, with the same values.
     return {"lm_head.weight"} if _tied(model) else set()
 
 

@@ -236,10 +236,11 @@ class TensorFolder(TensorFile):
         index = folder / "model.safetensors.index.json"
         single = folder / "model.safetensors"
         self._entries: dict[str, _Entry] = {}
-        if index.is_file():
-            self._read_index(index)
-        elif single.is_file():
+        # As transformers, which leaves the index of an earlier, sharded save beside a single file.
+        if single.is_file():
             self._entries = read_header(single)
+        elif index.is_file():
+            self._read_index(index)
         else:
             pickled = sorted(
                 p.name for p in folder.glob("*") if p.suffix in {".bin", ".pt", ".pth"}
@@ -254,13 +255,13 @@ class TensorFolder(TensorFile):
             )
 
     def _read_index(self, index: Path) -> None:
-        try:
-            weight_map = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
-            by_file: dict[str, list[str]] = {}
-            for name, file in weight_map.items():
-                by_file.setdefault(str(file), []).append(name)
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise CheckpointError(f"{index} is not a safetensors index: {error!r}") from error
+        values = parse_object(index.read_bytes(), f"{index} is not a safetensors index")
+        weight_map = values.get("weight_map")
+        if not isinstance(weight_map, dict):
+            raise CheckpointError(f"{index} is not a safetensors index: it has no weight_map")
+        by_file: dict[str, list[str]] = {}
+        for name, file in weight_map.items():
+            by_file.setdefault(str(file), []).append(name)
         for file, names in by_file.items():
             path = self._root / file
             if path.parent != self._root:
