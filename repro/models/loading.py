@@ -58,10 +58,13 @@ class ModelDescription:
         transformers' config, without its `quantization_config`.
     stored_format
         `nvfp4`, `mxfp4` or `nf4` where the file holds codes; None where it holds 16 or 32 bits.
+    end_token_ids
+        Of `generation_config.json`, None where it is missing or has none.
     """
 
     config: PretrainedConfig
     stored_format: str | None
+    end_token_ids: list[int] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,7 +89,8 @@ def read_description(folder: Path) -> ModelDescription:
     Raises
     ------
     CheckpointError
-        When `config.json` is missing or broken, or its quantisation is not one read here.
+        When `config.json` is missing or broken, its quantisation is not one read here, an adapter
+        lies beside it, or `generation_config.json` is broken.
     ValueError
         When the architecture is not one that this project builds, or attends otherwise than
         causally over all positions.
@@ -118,7 +122,8 @@ def read_description(folder: Path) -> ModelDescription:
                 f"{path}: field quantization_config is {reprlib.repr(quantization)}; it has not "
                 f"the form of one ({error})"
             ) from error
-    return ModelDescription(config=config, stored_format=stored)
+    ends = _stored_ends(folder / "generation_config.json")
+    return ModelDescription(config=config, stored_format=stored, end_token_ids=ends)
 
 
 def _config(raw: dict[str, Any], path: Path) -> PretrainedConfig:
@@ -141,15 +146,7 @@ def _last_sentence(error: Exception) -> str:
     return sentence.removeprefix("TypeError: ").removeprefix("ValueError: ")
 
 
-def stored_end_tokens(folder: Path) -> list[int] | None:
-    """Return the end tokens of `generation_config.json`, None where it is missing or has none.
-
-    Raises
-    ------
-    CheckpointError
-        When the file is broken, or what it names are no token ids.
-    """
-    path = folder / "generation_config.json"
+def _stored_ends(path: Path) -> list[int] | None:
     stored = read_object(path).get("eos_token_id") if path.is_file() else None
     if stored is None:
         return None

@@ -46,7 +46,6 @@ from repro.models.loading import (
     default_recipe,
     fill,
     read_description,
-    stored_end_tokens,
 )
 from repro.models.lora import adapter_layers, attach_adapter
 from repro.models.norms import block_norms, wrap_norms
@@ -89,8 +88,8 @@ class Policy:
         What was really done: `linears` (count by format), `recipe` (the arithmetic of scales) and
         `relative_weight_error_mean` (both None for bf16 and for stored codes), `norms_wrapped`,
         `adapter_modules`, `norms_trained` (count), `parameters_trainable`, `base_bytes`, `compute`,
-        `checkpoint_sha256` (over the sums of the checkpoint's manifest; None without one) and
-        `end_token_ids`.
+        `checkpoint_sha256` (over the sums of the checkpoint's manifest; None without one),
+        `checkpoint_files` (the SHA-256 of every file that was read, by name) and `end_token_ids`.
     """
 
     model: nn.Module
@@ -171,6 +170,7 @@ def load_policy(
     dtype = resolve_dtype(compute_dtype)
     folder = checkpoints.resolve(checkpoint, revision)
     digest = checkpoints.verify(folder)
+    files = checkpoints.digests_of_read(folder)
     base_dtype = torch.float32 if training == "full" else dtype
     description = read_description(folder)
     require(
@@ -189,9 +189,6 @@ def load_policy(
     model, effects = _load_base(
         description, source, weight_format, base_dtype, torch.device(device), recipe
     )
-    ends = stored_end_tokens(folder)
-    if ends is not None:
-        cast(Any, model).generation_config.eos_token_id = ends
     if rounded is not None:
         effects["rounding"] = rounded.receipt()
     if order is not None:
@@ -207,7 +204,7 @@ def load_policy(
         compute_dtype=dtype,
         checkpoint=str(checkpoint),
         folder=folder,
-        effects=effects | {"checkpoint_sha256": digest},
+        effects=effects | {"checkpoint_sha256": digest, "checkpoint_files": files},
     )
     policy.effects["end_token_ids"] = sorted(end_token_ids(policy))
     set_trainable(policy, norms_trained=norms_trained)
@@ -224,6 +221,8 @@ def _load_base(
 ) -> tuple[nn.Module, dict[str, Any]]:
     """Return the filled decoder with wrapped norms, all frozen, and the effects so far."""
     model = build_on_meta(description.config)
+    if description.end_token_ids is not None:
+        cast(Any, model).generation_config.eos_token_id = description.end_token_ids
     filled = fill(
         model,
         source,

@@ -47,7 +47,7 @@ from repro.evidence.statistics import mean_interval
 from repro.measure.dose import completion_kl
 from repro.models.policy import Policy, end_token_ids, load_policy
 from repro.models.weight_noise import token_logprobs
-from repro.procedures.loaded_runs import checkpoint_digest
+from repro.procedures.loaded_runs import checkpoint_digest, files_digest
 from repro.procedures.train import load_arm
 from repro.reward.grader import GraderPool
 from repro.reward.score import score
@@ -123,7 +123,8 @@ def measure_entropy(
         series={f"{name}_by_prompt": list(values) for name, values in by_metric.items()},
         effects=dict(policy.effects) | {"noise_at_start": _noise_effects(receipt)},
         inputs={
-            "checkpoint": checkpoint_digest(scale.checkpoint, policy.effects),
+            "checkpoint": checkpoint_digest(policy.effects),
+            "checkpoint_files": files_digest(policy.effects),
             "development_problems": digest_of_problems(problems),
             "prompt_template": template_named(scale.prompt_template).digest(),
         },

@@ -35,7 +35,7 @@ from repro.measure.device_state import retries
 from repro.measure.memory_use import allocated_peak_bytes, reset_peak
 from repro.models.policy import Policy, end_token_ids
 from repro.procedures.finetune import Tuning
-from repro.procedures.loaded_runs import Course, LoadedRuns, ProblemSets, Trained
+from repro.procedures.loaded_runs import Course, LoadedRuns, ProblemSets, Trained, digests_at_start
 from repro.procedures.tally import RunTally
 from repro.procedures.train import Rewarded, load_arm
 from repro.reward.grader import GraderPool
@@ -206,7 +206,10 @@ class _Ensemble:
             sampler=self.sampler,
             problems=problems,
             board=board,
-            tallies=[RunTally(board, pool, number) for number in range(len(runs))],
+            tallies=[
+                RunTally(board, pool, number, digests_at_start(effects, problems))
+                for number, effects in enumerate(stack.effects)
+            ],
             effects=stack.effects,
             during=f"{len(runs)} runs at once",
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import shutil
 from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,8 +11,12 @@ from typing import Any
 
 import pytest
 
+from repro.data.problem import digest_of_problems
 from repro.evidence.procedure import Measured, Stopped
+from repro.models.checkpoint import TINY_FOLDER, digest_of_files
+from repro.models.policy import load_policy
 from repro.procedures import tally as module
+from repro.procedures.loaded_runs import ProblemSets, checkpoint_digest, files_digest
 from repro.procedures.tally import RunTally
 from repro.procedures.train import train_and_evaluate
 from tests.repro.procedures.test_together import SCALE, make_run, silent
@@ -85,3 +90,83 @@ def test_a_stopped_run_has_the_receipts_of_an_uninterrupted_one(
     assert rest.effects == whole.effects
     assert sum(rest.effects["grades"].values()) > 0
     assert rest.metrics["peak_bytes"].value == 2**50
+
+
+def _edited_template(folder: Path) -> None:
+    path = folder / "tokenizer_config.json"
+    path.write_text(path.read_text().replace("{", '{"chat_template": "another system line",', 1))
+
+
+def _edited_config(folder: Path) -> None:
+    path = folder / "config.json"
+    path.write_text(path.read_text().replace("1e-06", "1e-05"))
+
+
+def _edited_weight(folder: Path) -> None:
+    path = folder / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:-1] + b"\x01")
+
+
+@pytest.mark.parametrize(
+    ("edit", "name"),
+    [
+        (_edited_template, "tokenizer_config.json"),
+        (_edited_config, "config.json"),
+        (_edited_weight, "model.safetensors"),
+        (lambda folder: (folder / "generation_config.json").unlink(), "generation_config.json"),
+        (lambda folder: (folder / "chat_template.jinja").write_text("a"), "chat_template.jinja"),
+        (None, "train_problems"),
+    ],
+)
+def test_a_run_goes_on_with_the_same_files_and_problems_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, edit: Any, name: str
+) -> None:
+    checkpoint = tmp_path / "policy"
+    shutil.copytree(TINY_FOLDER, checkpoint)
+    scale = dataclasses.replace(SCALE, checkpoint=str(checkpoint), test_sets=())
+    run = dataclasses.replace(RUN, scale=scale)
+
+    def start(stops: list[bool]) -> Measured:
+        answers = iter([*stops, *[False] * 100])
+        return train_and_evaluate(
+            run,
+            folder=tmp_path / "run",
+            progress=silent,
+            should_stop=lambda: next(answers),
+            threads=1,
+        )
+
+    with pytest.raises(Stopped):
+        start([False, True])
+    kept = {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()}
+    if edit is not None:
+        edit(checkpoint)
+    else:
+        fewer = property(lambda own: digest_of_problems(own.train[1:]))
+        monkeypatch.setattr(ProblemSets, "train_digest", fewer)
+    with pytest.raises(ValueError, match=rf"^{name} has SHA-256 .* when the run's checkpoint was"):
+        start([])
+    for path, content in kept.items():
+        assert path.read_bytes() == content
+
+
+def test_a_record_names_the_files_that_were_read(tmp_path: Path) -> None:
+    policy = load_policy("tiny", weight_format="bf16")
+    files = policy.effects["checkpoint_files"]
+    assert sorted(files) == [
+        "config.json",
+        "generation_config.json",
+        "model.safetensors",
+        "tokenizer.json",
+        "tokenizer_config.json",
+    ]
+    before = digest_of_files([TINY_FOLDER / "model.safetensors"])
+    assert checkpoint_digest(policy.effects) == before
+    folder = tmp_path / "policy"
+    shutil.copytree(TINY_FOLDER, folder)
+    same = load_policy(folder, weight_format="bf16").effects
+    _edited_template(folder)
+    (folder / "README.md").write_text("read by nobody")
+    other = load_policy(folder, weight_format="bf16").effects
+    assert files_digest(same) == files_digest(policy.effects) != files_digest(other)
+    assert checkpoint_digest(other) == before
