@@ -12,7 +12,8 @@ Easy to get wrong:
   them gives none; where it marks a turn as well (SmolLM2's `<|im_start|>`), it comes again later;
 * a question that holds a control token's text (`<|im_end|>`), which the tokenizer would turn into
   the control token itself and so end the user's turn: such a question is refused;
-* the assistant's opening line, without which the policy continues the user's turn.
+* the assistant's opening line, without which the policy continues the user's turn; where a chat
+  template puts `<think>` there, the completion begins within it (`opening_of`).
 
 Source: arXiv 2510.11696v1, section 4.1 for the suffix; the paper does not say whether a separator
 stands before it, and the released code puts it into the system role for BigMath and leaves it out
@@ -21,6 +22,7 @@ for GSM8K.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -37,6 +39,10 @@ PAPER_SUFFIX = (
     "reasoning process here </think> <answer> answer here </answer>: <think> ... </think> "
     "<answer> ... </answer>."
 )
+# How a chat template opens the thinking (R1's distilled models), or opens and closes it (Qwen3
+# without thinking), and in how many tokens.
+_OPENED = re.compile(r"<think>(?:\s*</think>)?\s*\Z")
+_END_TOKENS = 24
 # Of a prompt's text, before it is tokenised: longer than any context, short enough for a second.
 _LONGEST_TEXT = 4_000_000
 # What a chat template, somebody else's program, can end with beside Jinja's own errors.
@@ -54,6 +60,9 @@ class Tokenizer(Protocol):
 
     def __call__(self, text: str, *, add_special_tokens: bool = True) -> Any:
         """Return an encoding with `input_ids`."""
+
+    def decode(self, token_ids: list[int]) -> Any:
+        """Return the text of token ids, control tokens included."""
 
     def apply_chat_template(self, conversation: Any, **kwargs: Any) -> Any:
         """Return token ids of a conversation."""
@@ -225,6 +234,15 @@ def render_within(
             f"{longest}"
         )
     return prompt
+
+
+def opening_of(prompt: Sequence[int], tokenizer: Tokenizer) -> str:
+    """Return the thinking tag with which a prompt's end opens the completion, or nothing.
+
+    Such a completion holds no opening tag of its own, so format is read on both together.
+    """
+    match = _OPENED.search(tokenizer.decode(list(prompt[-_END_TOKENS:])))
+    return match[0] if match else ""
 
 
 def _chat_token_ids(prompt: Any, template: PromptTemplate, tokenizer: Any) -> list[int]:

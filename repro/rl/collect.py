@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from repro.data.problem import Problem
-from repro.data.prompts import Tokenizer, render_within
+from repro.data.prompts import Tokenizer, opening_of, render_within
 from repro.reward.score import Rewards
 from repro.rl.advantage import (
     Advantages,
@@ -132,8 +132,10 @@ class Prompts(Protocol):
         """Return the token ids that ask a problem."""
         ...
 
-    def texts(self, completions: Sequence[Completion]) -> list[str]:
-        """Return what completions say, for the graders."""
+    def texts(
+        self, completions: Sequence[Completion], prompts: Sequence[Sequence[int]]
+    ) -> list[str]:
+        """Return what completions of P prompts say, prompt-major, for the graders."""
         ...
 
 
@@ -216,10 +218,16 @@ class PromptSource:
             self._prompts[problem.id] = prompt
         return self._prompts[problem.id]
 
-    def texts(self, completions: Sequence[Completion]) -> list[str]:
-        """Return completions' texts without control tokens."""
+    def texts(
+        self, completions: Sequence[Completion], prompts: Sequence[Sequence[int]]
+    ) -> list[str]:
+        """Return completions' texts without control tokens, each after what its prompt opens."""
         ids = [list(completion.token_ids) for completion in completions]
-        return list(self.tokenizer.batch_decode(ids, skip_special_tokens=True))
+        decoded = self.tokenizer.batch_decode(ids, skip_special_tokens=True)
+        tokenizer: Tokenizer = self.tokenizer  # type: ignore[assignment]
+        openings = [opening_of(prompt, tokenizer) for prompt in prompts]
+        group_size = len(decoded) // len(prompts)
+        return [openings[row // group_size] + text for row, text in enumerate(decoded)]
 
 
 def order_of_epoch(seed: int, epoch: int, count: int) -> list[int]:
@@ -415,7 +423,7 @@ def _asked(
 ) -> Asked | None:
     if request is None or completions is None:
         return None
-    return growing.source.texts(completions), request.golds, request.seeds
+    return growing.source.texts(completions, request.prompts), request.golds, request.seeds
 
 
 def _take(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,9 +14,13 @@ from repro.data.problem import DataError, Problem
 from repro.data.prompts import (
     PAPER_SUFFIX,
     PROMPT_TEMPLATES,
+    opening_of,
     render,
     template_named,
 )
+from repro.evaluate.questions import questions
+from repro.reward.answers import format_ok
+from repro.rl.collect import PromptSource
 
 QUESTION = "what is two plus two ?"
 PROBLEM = Problem(id="p/1", question=QUESTION, answer="4")
@@ -136,6 +141,44 @@ def test_a_token_that_is_special_in_the_tokenizer_alone_is_refused() -> None:
     with pytest.raises(DataError, match=r"'<\|tool\|>', a control token"):
         render(hostile, "tiny", tokenizer)
     assert render(dataclasses.replace(PROBLEM, question="two <plain>"), "tiny", tokenizer)
+
+
+@pytest.mark.parametrize(
+    ("ending", "opening"),
+    [
+        ("<think>", "<think>"),
+        ("<think>\n", "<think>\n"),
+        ("<think>\n\n</think>\n\n", "<think>\n\n</think>\n\n"),
+        ("assistant\n", ""),
+        ("<think> ... </think> <answer> ... </answer>.", ""),
+        ("<think> already thinking", ""),
+    ],
+)
+def test_what_a_template_opens_is_read_with_the_completion(ending: str, opening: str) -> None:
+    # A token per word: the last ones say how the prompt ends.
+    words = [f"{word} " for word in ["a", "long", "enough", "question"]] + [ending]
+    tokenizer: Any = SimpleNamespace(decode=lambda ids: "".join(words[place] for place in ids))
+    assert opening_of(range(len(words)), tokenizer) == opening
+
+
+def test_format_is_read_on_the_prompts_end_and_the_completion() -> None:
+    tokenizer = _tokenizer(f"{QWEN_LIKE} <think>", bos=False)
+    (asked,) = questions([PROBLEM], "paper", tokenizer, max_prompt_tokens=99)
+    assert asked.opening == "<think>"
+    assert tokenizer.decode(asked.prompt).endswith("assistant <think>")
+    assert format_ok(asked.opening + " two </think> <answer> 4 </answer>")
+    assert not format_ok(asked.opening + " <think> two </think> <answer> 4 </answer>")
+
+
+def test_a_rollouts_texts_begin_with_what_their_prompts_open() -> None:
+    tokenizer = _tokenizer(f"{QWEN_LIKE} <think>", bos=False)
+    source = object.__new__(PromptSource)
+    source.tokenizer = tokenizer
+    plain, opened = tokenizer("user assistant")["input_ids"], tokenizer("user <think>")["input_ids"]
+    four = tokenizer("two")["input_ids"]
+    completions: Any = [SimpleNamespace(token_ids=four) for _ in range(4)]
+    texts = source.texts(completions, [plain, opened])
+    assert texts == ["two", "two", "<think>two", "<think>two"]
 
 
 def test_a_chat_template_is_needed_for_chat_only() -> None:

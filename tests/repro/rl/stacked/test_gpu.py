@@ -72,7 +72,7 @@ def rollouts(
     batches = sampler.sample(requests, sampling, group_size=4)
     for one, request, batch in zip(growing, asked, batches, strict=True):
         assert batch is not None
-        texts = one.source.texts(batch.completions)
+        texts = one.source.texts(batch.completions, request.prompts)
         one.add(request, batch.completions, small.score(texts, request.golds, request.seeds))
         collected.append(one.rollout())
     return sampler, collected
