@@ -36,7 +36,7 @@ from repro.models.adapter_files import (
     load_adapted,
     read_adapter,
 )
-from repro.models.checkpoint import digest_of_files, digest_of_sums, resolve
+from repro.models.checkpoint import digest_of_files, resolve, weights_digest
 from repro.models.loading import read_description
 from repro.models.policy import Policy, device_named, load_policy, load_tokenizer
 from repro.reward.grader import GraderPool
@@ -249,8 +249,6 @@ def _record(
 ) -> dict[str, Any]:
     """Return what was asked of what, and the result, as JSON values."""
     commit, dirty = source_commit()
-    files = policy.effects["checkpoint_files"]
-    weights = {name: value for name, value in files.items() if name.endswith(".safetensors")}
     adapter = None
     if asked.adapter is not None:
         adapter = {
@@ -263,8 +261,8 @@ def _record(
         "checkpoint": {
             "name": args.checkpoint or (asked.stored.base if asked.stored else None),
             "folder": str(asked.folder),
-            "sha256": policy.effects["checkpoint_sha256"] or digest_of_sums(weights),
-            "files": files,
+            "sha256": weights_digest(policy.effects),
+            "files": policy.effects["checkpoint_files"],
         },
         "end_token_ids": policy.effects["end_token_ids"],
         "adapter": adapter,

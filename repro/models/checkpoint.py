@@ -30,7 +30,7 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
@@ -82,16 +82,9 @@ _HUB_PATTERNS: Final = ("*.safetensors", *_SMALL_PATTERNS)
 # What loading a policy reads beside weights: the config, and all that says how text becomes tokens,
 # and where a completion ends.
 _READ: Final = (
-    "config.json",
-    "generation_config.json",
-    "tokenizer*",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "vocab.*",
-    "merges.txt",
-    "chat_template.*",
+    "config.json", "generation_config.json", "*token*", "vocab.*", "merges.txt", "chat_template.*",
     "additional_chat_templates/*.jinja",
-)
+)  # fmt: skip
 _COPIED_SUFFIXES: Final = (".json", ".txt", ".jinja", ".model")
 _NOT_COPIED: Final = ("config.json", "model.safetensors.index.json", MANIFEST)
 
@@ -432,9 +425,8 @@ def _manifest_sums(folder: Path) -> dict[str, str] | None:
     return {str(name): str(value) for name, value in sums.items()}
 
 
-def _sums(folder: Path, names: Iterable[str], workers: int = 4) -> dict[str, str]:
+def _sums(folder: Path, names: Collection[str], workers: int = 4) -> dict[str, str]:
     """Return the SHA-256 of files by their names in a folder."""
-    names = list(names)
     with ThreadPoolExecutor(max_workers=workers) as pool:
         return dict(zip(names, pool.map(sha256_of, (folder / n for n in names)), strict=True))
 
@@ -452,10 +444,20 @@ def digests_of_read(folder: Path) -> dict[str, str]:
     return {name: sums[name] for name in sorted(names)}
 
 
-def digest_of_sums(sums: Mapping[str, str]) -> str:
-    """Return `digest_of_files` of files, in order of name, whose own SHA-256 are known."""
-    lines = "".join(f"{name} {value}\n" for name, value in sorted(sums.items()))
-    return hashlib.sha256(lines.encode()).hexdigest()
+def weights_digest(effects: Mapping[str, Any]) -> str:
+    """Return the digest of a checkpoint's weights, by the effects of having loaded it."""
+    return str(effects["checkpoint_sha256"] or _digest(effects["checkpoint_files"], weights=True))
+
+
+def files_digest(effects: Mapping[str, Any]) -> str:
+    """Return the digest of what loading a checkpoint read beside weights, such as its template."""
+    return _digest(effects["checkpoint_files"], weights=False)
+
+
+def _digest(sums: Mapping[str, str], *, weights: bool) -> str:
+    """Return `digest_of_files` of files, weights or all others, whose own SHA-256 are known."""
+    names = sorted(name for name in sums if name.endswith(".safetensors") == weights)
+    return hashlib.sha256("".join(f"{n} {sums[n]}\n" for n in names).encode()).hexdigest()
 
 
 def sha256_of(path: Path) -> str:

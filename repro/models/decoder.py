@@ -55,14 +55,9 @@ READERS: Final = {
 }
 # Fields of a config that count something.
 _SIZES: Final = (
-    "vocab_size",
-    "hidden_size",
-    "intermediate_size",
-    "num_hidden_layers",
-    "num_attention_heads",
-    "num_key_value_heads",
-    "max_position_embeddings",
-)
+    "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
+    "num_key_value_heads", "max_position_embeddings",
+)  # fmt: skip
 
 _PROJECTION = re.compile(
     r"^(?P<parent>model\.layers\.\d+\.(?:self_attn|mlp))\.(?P<leaf>" + "|".join(PROJECTIONS) + r")$"

@@ -28,10 +28,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import torch
-from huggingface_hub.errors import (
-    StrictDataclassError,
-    StrictDataclassFieldValidationError,
-)
+from huggingface_hub.errors import StrictDataclassError
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
 
@@ -128,22 +125,15 @@ def read_description(folder: Path) -> ModelDescription:
 
 def _config(raw: dict[str, Any], path: Path) -> PretrainedConfig:
     """Return transformers' config of the values of `config.json`, validated by it."""
+    faults = (StrictDataclassError, AttributeError, ArithmeticError, LookupError, TypeError)
     try:
         return AutoConfig.for_model(**raw)
-    except StrictDataclassFieldValidationError as error:
-        # The one place where transformers' validation names the field.
-        name = str(error).split("'")[1]
-        raise CheckpointError(
-            f"{path}: field {name} is {reprlib.repr(raw.get(name))}; {_last_sentence(error)}"
-        ) from error
-    except (StrictDataclassError, AttributeError, ArithmeticError, LookupError, TypeError) as error:
-        raise CheckpointError(f"{path}: {_last_sentence(error)}") from error
-
-
-def _last_sentence(error: Exception) -> str:
-    """Return what an error of transformers' validation says, without the headings around it."""
-    sentence = " ".join(str(error).splitlines()[-1].split())[:300]
-    return sentence.removeprefix("TypeError: ").removeprefix("ValueError: ")
+    except faults as error:
+        lines = str(error).split("\n")
+        named = re.fullmatch(r"Validation error for field '(\w+)':", lines[0])
+        field = f"field {named[1]} is {reprlib.repr(raw.get(named[1]))}; " if named else ""
+        fault = re.sub(r"^\s*(TypeError|ValueError): ", "", lines[-1])
+        raise CheckpointError(f"{path}: {field}{fault}") from error
 
 
 def _stored_ends(path: Path) -> list[int] | None:

@@ -52,7 +52,7 @@ from repro.models.norms import block_norms, wrap_norms
 from repro.models.permuted_source import PermutedSource
 from repro.models.planted_rounding import RoundedSource
 from repro.models.quantized_linear import QuantizedLinear
-from repro.models.tensor_files import CheckpointError, TensorFolder, WeightSource
+from repro.models.tensor_files import TensorFolder, WeightSource
 from repro.spec.arm import PlantedRounding, Training, WeightFormat, require
 
 COMPUTE_DTYPES = {
@@ -285,19 +285,13 @@ def device_named(named: str | None) -> str:
 
 
 def load_tokenizer(folder: Path) -> PreTrainedTokenizerBase | None:
-    """Return the folder's tokenizer, or None when it holds none.
-
-    Raises
-    ------
-    CheckpointError
-        When its chat template is too long for one, before Jinja compiles it.
-    """
+    """Return the folder's tokenizer, or None when it holds none; refuse an endless template."""
     template = folder / "chat_template.jinja"
-    if template.is_file() and template.stat().st_size > _LONGEST_TEMPLATE:
-        raise CheckpointError(
-            f"{template} has {template.stat().st_size} bytes; a chat template has at most "
-            f"{_LONGEST_TEMPLATE}"
-        )
+    size = template.stat().st_size if template.is_file() else 0
+    require(
+        size <= _LONGEST_TEMPLATE,
+        f"{template} has {size} bytes; a chat template has at most {_LONGEST_TEMPLATE}",
+    )
     if not any((folder / name).is_file() for name in ("tokenizer.json", "tokenizer_config.json")):
         return None
     return AutoTokenizer.from_pretrained(folder, local_files_only=True)
@@ -307,12 +301,7 @@ def end_token_ids(policy: Policy) -> frozenset[int]:
     """Return the tokens that end a completion: of the config, generation config and tokenizer."""
     decoder: Any = policy.decoder
     end_ids: set[int] = set()
-    sources = (
-        decoder.config,
-        getattr(decoder, "generation_config", None),
-        policy.tokenizer,
-    )
-    for source in sources:
+    for source in (decoder.config, getattr(decoder, "generation_config", None), policy.tokenizer):
         ids = getattr(source, "eos_token_id", None)
         if ids is not None:
             end_ids.update([ids] if isinstance(ids, int) else ids)

@@ -40,14 +40,14 @@ from transformers import PreTrainedTokenizerBase
 
 from repro.data.load import load_problems
 from repro.data.problem import Problem, digest_of_problems
-from repro.data.prompts import Tokenizer, render, template_named
+from repro.data.prompts import Tokenizer, opening_of, render, template_named
 from repro.evidence.procedure import Measured, Progress, Stopped
 from repro.evidence.record import Estimate
 from repro.evidence.statistics import mean_interval
 from repro.measure.dose import completion_kl
+from repro.models.checkpoint import files_digest, weights_digest
 from repro.models.policy import Policy, end_token_ids, load_policy
 from repro.models.weight_noise import token_logprobs
-from repro.procedures.loaded_runs import checkpoint_digest, files_digest
 from repro.procedures.train import load_arm
 from repro.reward.grader import GraderPool
 from repro.reward.score import score
@@ -123,7 +123,7 @@ def measure_entropy(
         series={f"{name}_by_prompt": list(values) for name, values in by_metric.items()},
         effects=dict(policy.effects) | {"noise_at_start": _noise_effects(receipt)},
         inputs={
-            "checkpoint": checkpoint_digest(policy.effects),
+            "checkpoint": weights_digest(policy.effects),
             "checkpoint_files": files_digest(policy.effects),
             "development_problems": digest_of_problems(problems),
             "prompt_template": template_named(scale.prompt_template).digest(),
@@ -205,8 +205,10 @@ def _accuracies(
     completions = [
         tokens[mask].tolist() for tokens, mask in zip(rows.token_ids, rows.mask, strict=True)
     ]
-    texts = tokenizer.batch_decode(completions, skip_special_tokens=True)
     group = len(rows) // len(problems)
+    openings = [opening_of(prompt, cast(Tokenizer, tokenizer)) for prompt in rows.prompts]
+    decoded = tokenizer.batch_decode(completions, skip_special_tokens=True)
+    texts = [openings[row // group] + text for row, text in enumerate(decoded)]
     golds = [problem.answer for problem in problems for _ in range(group)]
     right = score(texts, golds, "answer", 0.0, pool).accuracy
     percents = []

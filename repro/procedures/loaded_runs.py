@@ -23,7 +23,7 @@ from repro.evaluate.grades import Answers
 from repro.evidence.derived import gain, kl_estimate
 from repro.evidence.procedure import Measured, Progress
 from repro.evidence.record import Estimate
-from repro.models.checkpoint import digest_of_sums, resolve
+from repro.models.checkpoint import files_digest, resolve, weights_digest
 from repro.models.policy import Policy, end_token_ids
 from repro.procedures.kl_to_start import log_ratios
 from repro.procedures.tally import RunTally
@@ -259,7 +259,7 @@ class LoadedRuns:
         scale: TrainScale = self.board.scale
         commit = resolved_revision(resolve(scale.checkpoint, scale.revision))
         inputs = {
-            "checkpoint": checkpoint_digest(self.effects[number]),
+            "checkpoint": weights_digest(self.effects[number]),
             "checkpoint_files": files_digest(self.effects[number]),
             **self.problems.digests,
             "prompt_template": template_named(scale.prompt_template).digest(),
@@ -267,21 +267,7 @@ class LoadedRuns:
         return inputs | ({"checkpoint_revision": commit} if commit else {})
 
 
-def checkpoint_digest(effects: Mapping[str, Any]) -> str:
-    """Return the digest of a checkpoint's weights, by the effects of having loaded it."""
-    files: Mapping[str, str] = effects["checkpoint_files"]
-    weights = {name: value for name, value in files.items() if name.endswith(".safetensors")}
-    return str(effects.get("checkpoint_sha256") or digest_of_sums(weights))
-
-
-def files_digest(effects: Mapping[str, Any]) -> str:
-    """Return the digest of what loading a checkpoint read beside weights, such as its template."""
-    files: Mapping[str, str] = effects["checkpoint_files"]
-    return digest_of_sums({n: value for n, value in files.items() if ".safetensors" not in n})
-
-
 def digests_at_start(effects: Mapping[str, Any], problems: ProblemSets) -> dict[str, str]:
     """Return the digests that a run which goes on from a checkpoint must find again, by name."""
-    return (
-        effects["checkpoint_files"] | problems.digests | {"train_problems": problems.train_digest}
-    )
+    own = problems.digests | {"train_problems": problems.train_digest}
+    return {**effects["checkpoint_files"], **own}

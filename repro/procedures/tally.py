@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from types import MappingProxyType
 from typing import Any
 
 from repro.evaluate.board import Board
@@ -41,9 +40,9 @@ class RunTally:
         board: Board,
         pool: GraderPool,
         number: int = 0,
-        inputs: Mapping[str, str] = MappingProxyType({}),
+        inputs: Mapping[str, str] | None = None,
     ) -> None:
-        self._inputs = dict(inputs)
+        self._inputs = dict(inputs or {})
         self._board, self._pool, self._number = board, pool, number
         # A pool may have served other runs before this one.
         self._killed_before = -pool.workers_killed

@@ -13,10 +13,10 @@ import pytest
 
 from repro.data.problem import digest_of_problems
 from repro.evidence.procedure import Measured, Stopped
-from repro.models.checkpoint import TINY_FOLDER, digest_of_files
+from repro.models.checkpoint import TINY_FOLDER, digest_of_files, files_digest, weights_digest
 from repro.models.policy import load_policy
 from repro.procedures import tally as module
-from repro.procedures.loaded_runs import ProblemSets, checkpoint_digest, files_digest
+from repro.procedures.loaded_runs import ProblemSets
 from repro.procedures.tally import RunTally
 from repro.procedures.train import train_and_evaluate
 from tests.repro.procedures.test_together import SCALE, make_run, silent
@@ -161,7 +161,7 @@ def test_a_record_names_the_files_that_were_read(tmp_path: Path) -> None:
         "tokenizer_config.json",
     ]
     before = digest_of_files([TINY_FOLDER / "model.safetensors"])
-    assert checkpoint_digest(policy.effects) == before
+    assert weights_digest(policy.effects) == before
     folder = tmp_path / "policy"
     shutil.copytree(TINY_FOLDER, folder)
     same = load_policy(folder, weight_format="bf16").effects
@@ -169,4 +169,4 @@ def test_a_record_names_the_files_that_were_read(tmp_path: Path) -> None:
     (folder / "README.md").write_text("read by nobody")
     other = load_policy(folder, weight_format="bf16").effects
     assert files_digest(same) == files_digest(policy.effects) != files_digest(other)
-    assert checkpoint_digest(other) == before
+    assert weights_digest(other) == before
