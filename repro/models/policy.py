@@ -170,7 +170,6 @@ def load_policy(
     dtype = resolve_dtype(compute_dtype)
     folder = checkpoints.resolve(checkpoint, revision)
     digest = checkpoints.verify(folder)
-    files = checkpoints.digests_of_read(folder)
     base_dtype = torch.float32 if training == "full" else dtype
     description = read_description(folder)
     require(
@@ -178,6 +177,7 @@ def load_policy(
         f"{folder} holds {description.stored_format} codes; another order of channels and a "
         "planted rounding need the 16-bit weights",
     )
+    files = checkpoints.digests_of_read(folder)
     source: WeightSource = TensorFolder(folder)
     if order is not None:
         source = PermutedSource(source, description.config, order)
