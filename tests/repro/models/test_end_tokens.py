@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from repro.models.checkpoint import TINY_FOLDER
 from repro.models.policy import end_token_ids, load_policy
 from repro.models.tensor_files import CheckpointError
+from repro.procedures.train import train_and_evaluate
 from repro.rl.torch_sampler import TorchSampler
 from repro.spec.config import SamplingConfig
 from tests.repro.models.conftest import random_model
+from tests.repro.procedures.test_together import SCALE, make_run, silent
 
 
 @pytest.fixture
@@ -61,3 +66,21 @@ def test_a_broken_generation_config_is_refused(with_ends: Any, text: str) -> Non
     (folder / "generation_config.json").write_text(text, encoding="utf-8")
     with pytest.raises(CheckpointError, match=r"generation_config.json cannot be read"):
         load_policy(folder, weight_format="bf16")
+
+
+def test_a_run_trains_on_rows_that_end_there(tmp_path: Path) -> None:
+    folder = tmp_path / "policy"
+    shutil.copytree(TINY_FOLDER, folder)
+    ends = [1, *range(20, 333, 3)]
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": ends}))
+    scale = dataclasses.replace(SCALE, checkpoint=str(folder), steps=1, test_sets=())
+    measured = train_and_evaluate(
+        dataclasses.replace(make_run(0), scale=scale),
+        folder=tmp_path / "run",
+        progress=silent,
+        should_stop=lambda: False,
+        threads=1,
+    )
+    assert measured.effects["end_token_ids"] == ends
+    rows = measured.effects["rows"]
+    assert rows["truncated"] < rows["trained_on"] / 2
