@@ -245,6 +245,15 @@ def opening_of(prompt: Sequence[int], tokenizer: Tokenizer) -> str:
     return match[0] if match else ""
 
 
+def read_texts(
+    token_ids: Sequence[Sequence[int]], prompts: Sequence[Sequence[int]], tokenizer: Any
+) -> list[str]:
+    """Return what completions of P prompts say, prompt-major, each after what its prompt opens."""
+    decoded = tokenizer.batch_decode([list(ids) for ids in token_ids], skip_special_tokens=True)
+    openings = [opening_of(prompt, tokenizer) for prompt in prompts]
+    return [openings[row * len(prompts) // len(decoded)] + t for row, t in enumerate(decoded)]
+
+
 def _chat_token_ids(prompt: Any, template: PromptTemplate, tokenizer: Any) -> list[int]:
     """Return the token ids of chat messages, the assistant's opening line included."""
     from jinja2 import TemplateError

@@ -40,7 +40,7 @@ from transformers import PreTrainedTokenizerBase
 
 from repro.data.load import load_problems
 from repro.data.problem import Problem, digest_of_problems
-from repro.data.prompts import Tokenizer, opening_of, render, template_named
+from repro.data.prompts import Tokenizer, read_texts, render, template_named
 from repro.evidence.procedure import Measured, Progress, Stopped
 from repro.evidence.record import Estimate
 from repro.evidence.statistics import mean_interval
@@ -205,10 +205,8 @@ def _accuracies(
     completions = [
         tokens[mask].tolist() for tokens, mask in zip(rows.token_ids, rows.mask, strict=True)
     ]
+    texts = read_texts(completions, rows.prompts, tokenizer)
     group = len(rows) // len(problems)
-    openings = [opening_of(prompt, cast(Tokenizer, tokenizer)) for prompt in rows.prompts]
-    decoded = tokenizer.batch_decode(completions, skip_special_tokens=True)
-    texts = [openings[row // group] + text for row, text in enumerate(decoded)]
     golds = [problem.answer for problem in problems for _ in range(group)]
     right = score(texts, golds, "answer", 0.0, pool).accuracy
     percents = []

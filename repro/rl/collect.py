@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from repro.data.problem import Problem
-from repro.data.prompts import Tokenizer, opening_of, render_within
+from repro.data.prompts import Tokenizer, read_texts, render_within
 from repro.reward.score import Rewards
 from repro.rl.advantage import (
     Advantages,
@@ -222,12 +222,7 @@ class PromptSource:
         self, completions: Sequence[Completion], prompts: Sequence[Sequence[int]]
     ) -> list[str]:
         """Return completions' texts without control tokens, each after what its prompt opens."""
-        ids = [list(completion.token_ids) for completion in completions]
-        decoded = self.tokenizer.batch_decode(ids, skip_special_tokens=True)
-        tokenizer: Tokenizer = self.tokenizer  # type: ignore[assignment]
-        openings = [opening_of(prompt, tokenizer) for prompt in prompts]
-        group_size = len(decoded) // len(prompts)
-        return [openings[row // group_size] + text for row, text in enumerate(decoded)]
+        return read_texts([own.token_ids for own in completions], prompts, self.tokenizer)
 
 
 def order_of_epoch(seed: int, epoch: int, count: int) -> list[int]:
