@@ -157,6 +157,8 @@ def read_problems(path: str | Path) -> list[Problem]:
         an id; the message names the file and the line.
     """
     path = Path(path)
+    if path.exists() and not path.is_file():
+        raise DataError(f"{path}: it is not a regular file; a JSONL file is needed")
     try:
         content = path.read_bytes()
     except OSError as error:

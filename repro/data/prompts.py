@@ -9,10 +9,11 @@ Easy to get wrong:
 
 * the beginning-of-sequence token: a chat template already writes it where the model wants one, so
   tokenising its text with special tokens added gives two (Llama), and tokenising plain text without
-  them gives none;
+  them gives none; where it marks a turn as well (SmolLM2's `<|im_start|>`), it comes again later;
 * a question that holds a control token's text (`<|im_end|>`), which the tokenizer would turn into
   the control token itself and so end the user's turn: such a question is refused;
-* the assistant's opening line, without which the policy continues the user's turn;
+* the assistant's opening line, without which the policy continues the user's turn; where a chat
+  template puts `<think>` there, the completion begins within it (`opening_of`);
 * the answer's form: a policy that boxes its answers earns nothing where `<answer>` is read. A
   template says which strict reading pays (`reads`): `boxed` and `gsm8k` ask for forms that
   instruction-tuned models have anyway.
@@ -28,6 +29,7 @@ for GSM8K.
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -51,6 +53,14 @@ _BOXED = (
 )
 _HASHES = 'Reason step by step, and write the answer alone on the last line, after "####".'
 OWN = "own:"
+# How a chat template opens the thinking (R1's distilled models), or opens and closes it (Qwen3
+# without thinking), and in how many tokens.
+_OPENED = re.compile(r"<think>(?:\s*</think>)?\s*\Z")
+_END_TOKENS = 24
+# Of a prompt's text, before it is tokenised: longer than any context, short enough for a second.
+_LONGEST_TEXT = 4_000_000
+# What a chat template, somebody else's program, can end with beside Jinja's own errors.
+_FAULTS = (ArithmeticError, AttributeError, LookupError, MemoryError, RuntimeError, TypeError)
 # Stands for the question where a template's digest is computed.
 _DIGEST_QUESTION = "\u27e8question\u27e9"
 
@@ -60,9 +70,13 @@ class Tokenizer(Protocol):
 
     bos_token_id: int | None
     all_special_tokens: Any
+    added_tokens_decoder: Any
 
     def __call__(self, text: str, *, add_special_tokens: bool = True) -> Any:
         """Return an encoding with `input_ids`."""
+
+    def decode(self, token_ids: list[int]) -> Any:
+        """Return the text of token ids, control tokens included."""
 
     def apply_chat_template(self, conversation: Any, **kwargs: Any) -> Any:
         """Return token ids of a conversation."""
@@ -225,9 +239,9 @@ def _own_template(text: str) -> PromptTemplate:
 
 
 def render(problem: Problem, template: str | PromptTemplate, tokenizer: Tokenizer) -> list[int]:
-    """Return the prompt's token ids, with the beginning-of-sequence token exactly once or never.
+    """Return the prompt's token ids, with at most one beginning-of-sequence token at their start.
 
-    It is there once if the tokenizer puts it before plain text, or if the chat template writes it.
+    It is there if the tokenizer puts it before plain text, or if the chat template writes it.
 
     Parameters
     ----------
@@ -247,10 +261,10 @@ def render(problem: Problem, template: str | PromptTemplate, tokenizer: Tokenize
     """
     if isinstance(template, str):
         template = template_named(template)
-    for token in tokenizer.all_special_tokens:
-        if str(token) in problem.question:
+    for token in sorted(control_tokens(tokenizer)):
+        if token in problem.question:
             raise DataError(
-                f"problem {problem.id!r}: the question holds {str(token)!r}, a control token of "
+                f"problem {problem.id!r}: the question holds {token!r}, a control token of "
                 "this tokenizer; remove it from the question"
             )
     prompt = template.build(problem.question)
@@ -266,15 +280,21 @@ def render(problem: Problem, template: str | PromptTemplate, tokenizer: Tokenize
     bos = tokenizer.bos_token_id
     if bos is None:
         return token_ids
-    if bos not in token_ids and bos in list(tokenizer("")["input_ids"])[:1]:
+    if token_ids[0] != bos and bos in list(tokenizer("")["input_ids"])[:1]:
         token_ids = [bos, *token_ids]
-    count = token_ids.count(bos)
-    if count > 1:
+    if token_ids[:2] == [bos, bos]:
         raise ValueError(
-            f"problem {problem.id!r}: the prompt holds the beginning-of-sequence token {count} "
-            "times; it must be there at most once"
+            f"problem {problem.id!r}: the prompt begins with the beginning-of-sequence token "
+            "twice; it must be there at most once"
         )
     return token_ids
+
+
+def control_tokens(tokenizer: Tokenizer) -> set[str]:
+    """Return the texts that a tokenizer turns into control tokens, named in its config or not."""
+    added = tokenizer.added_tokens_decoder.values()
+    special = {str(token) for token in added if token.special}
+    return (special | set(map(str, tokenizer.all_special_tokens))) - {""}
 
 
 def render_within(
@@ -290,14 +310,41 @@ def render_within(
     return prompt
 
 
+def opening_of(prompt: Sequence[int], tokenizer: Tokenizer) -> str:
+    """Return the thinking tag with which a prompt's end opens the completion, or nothing.
+
+    Such a completion holds no opening tag of its own, so format is read on both together.
+    """
+    match = _OPENED.search(tokenizer.decode(list(prompt[-_END_TOKENS:])))
+    return match[0] if match else ""
+
+
+def read_texts(
+    token_ids: Sequence[Sequence[int]], prompts: Sequence[Sequence[int]], tokenizer: Any
+) -> list[str]:
+    """Return what completions of P prompts say, prompt-major, each after what its prompt opens."""
+    decoded = tokenizer.batch_decode([list(ids) for ids in token_ids], skip_special_tokens=True)
+    openings = [opening_of(prompt, tokenizer) for prompt in prompts]
+    return [openings[row * len(prompts) // len(decoded)] + t for row, t in enumerate(decoded)]
+
+
 def _chat_token_ids(prompt: Any, template: PromptTemplate, tokenizer: Any) -> list[int]:
     """Return the token ids of chat messages, the assistant's opening line included."""
+    from jinja2 import TemplateError
+
     if getattr(tokenizer, "chat_template", None) is None:
         raise ValueError(
             f"prompt template {template.name!r} needs a tokenizer with a chat template; this one "
             "has none (templates without chat are 'tiny' and 'proxy')"
         )
-    token_ids = tokenizer.apply_chat_template(
-        prompt, add_generation_prompt=True, tokenize=True, return_dict=False
-    )
-    return list(token_ids)
+    try:
+        text = tokenizer.apply_chat_template(prompt, add_generation_prompt=True, tokenize=False)
+    except (TemplateError, ValueError, *_FAULTS) as error:
+        shown = " ".join(f"{type(error).__name__}: {error}".split())[:300]
+        raise ValueError(f"the tokenizer's chat template fails with {shown}") from error
+    if len(text) > _LONGEST_TEXT:
+        raise ValueError(
+            f"the tokenizer's chat template makes a prompt of {len(text)} characters; at most "
+            f"{_LONGEST_TEXT} are tokenised"
+        )
+    return list(tokenizer(text, add_special_tokens=False)["input_ids"])

@@ -36,7 +36,7 @@ from repro.models.adapter_files import (
     load_adapted,
     read_adapter,
 )
-from repro.models.checkpoint import digest_of_files, resolve
+from repro.models.checkpoint import digest_of_files, resolve, weights_digest
 from repro.models.loading import read_description
 from repro.models.policy import Policy, device_named, load_policy, load_tokenizer
 from repro.reward.grader import GraderPool
@@ -275,7 +275,6 @@ def _record(
 ) -> dict[str, Any]:
     """Return what was asked of what, and the result, as JSON values."""
     commit, dirty = source_commit()
-    weights = sorted(asked.folder.glob("*.safetensors"))
     adapter = None
     if asked.adapter is not None:
         adapter = {
@@ -288,8 +287,10 @@ def _record(
         "checkpoint": {
             "name": args.checkpoint or (asked.stored.base if asked.stored else None),
             "folder": str(asked.folder),
-            "sha256": policy.effects["checkpoint_sha256"] or digest_of_files(weights),
+            "sha256": weights_digest(policy.effects),
+            "files": policy.effects["checkpoint_files"],
         },
+        "end_token_ids": policy.effects["end_token_ids"],
         "adapter": adapter,
         "weight_format": asked.weight_format,
         "sampling": dataclasses.asdict(asked.sampling),

@@ -14,7 +14,7 @@ from typing import cast
 from transformers import PreTrainedTokenizerBase
 
 from repro.data.problem import Problem
-from repro.data.prompts import Tokenizer, render_within
+from repro.data.prompts import Tokenizer, opening_of, render_within
 from repro.spec.config import derive_seed
 
 
@@ -27,7 +27,8 @@ class Question:
     prompt
         Token ids, the opening's included.
     opening
-        Text that the completion is made to begin with; empty lets the policy choose.
+        Text that the completion is made to begin with, a thinking tag at the chat template's end
+        included; empty lets the policy choose.
     """
 
     problem: Problem
@@ -54,7 +55,8 @@ def questions(
     asked = []
     for problem in problems:
         prompt = render_within(problem, template, cast(Tokenizer, tokenizer), max_prompt_tokens)
-        asked.append(Question(problem=problem, prompt=(*prompt, *begun), opening=opening))
+        opened = opening_of(prompt, cast(Tokenizer, tokenizer)) + opening
+        asked.append(Question(problem=problem, prompt=(*prompt, *begun), opening=opened))
     return asked
 
 

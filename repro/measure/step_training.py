@@ -221,8 +221,11 @@ class RandomPrompts:
         highest = self._vocabulary - _SPECIAL_TOKENS
         return torch.randint(0, highest, (self._length,), generator=generator).tolist()
 
-    def texts(self, completions: Sequence[Completion]) -> list[str]:
+    def texts(
+        self, completions: Sequence[Completion], prompts: Sequence[Sequence[int]]
+    ) -> list[str]:
         """Return texts as long as the completions' would be."""
+        del prompts
         size = len(self._tokenizer)
         ids = [[token % size for token in completion.token_ids] for completion in completions]
         return list(self._tokenizer.batch_decode(ids))

@@ -32,7 +32,6 @@ Easy mistakes
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -45,7 +44,7 @@ from torch import Tensor
 
 from repro.models.decoder import BLOCK_NORMS, PROJECTIONS
 from repro.models.peft_parts import LoraConfig, check_target_module_exists, get_pattern_key
-from repro.models.tensor_files import CheckpointError, WeightSource
+from repro.models.tensor_files import CheckpointError, WeightSource, read_object
 
 PREFIX: Final = "base_model.model."
 A_LEAF, B_LEAF = ".lora_A.weight", ".lora_B.weight"
@@ -146,17 +145,9 @@ def read_settings(path: Path) -> AdapterSettings:
 
 def read_json(path: Path) -> dict[str, Any]:
     """Return the values of a JSON file of an adapter; `CheckpointError` where there are none."""
-    try:
-        values = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError as error:
-        raise CheckpointError(
-            f"{path} is missing; its scaling is known from there alone"
-        ) from error
-    except ValueError as error:
-        raise CheckpointError(f"{path} is not JSON: {error}") from error
-    if not isinstance(values, dict):
-        raise CheckpointError(f"{path} holds a {type(values).__name__}; needed is an object")
-    return values
+    if not path.is_file():
+        raise CheckpointError(f"{path} is missing; its scaling is known from there alone")
+    return read_object(path)
 
 
 def settings_of(values: Mapping[str, Any], where: Path) -> AdapterSettings:

@@ -30,7 +30,7 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
@@ -54,7 +54,13 @@ from repro.models.loading import (
     require_same_names,
 )
 from repro.models.proxy_names import is_proxy_name, proxy_folder, size_of
-from repro.models.tensor_files import CheckpointError, TensorFolder, TensorSpec, write_tensors
+from repro.models.tensor_files import (
+    CheckpointError,
+    TensorFolder,
+    TensorSpec,
+    read_object,
+    write_tensors,
+)
 from repro.spec.hub import (
     ANSWER_SECONDS,
     HubError,
@@ -73,6 +79,12 @@ DEFAULT_SHARD_BYTES: Final = 2 * 2**30
 # What a hub folder is asked for: weights, configs and tokenizer; no code, no pickles.
 _SMALL_PATTERNS: Final = ("*.json", "*.txt", "*.jinja", "*.model")
 _HUB_PATTERNS: Final = ("*.safetensors", *_SMALL_PATTERNS)
+# What loading a policy reads beside weights: the config, and all that says how text becomes tokens,
+# and where a completion ends.
+_READ: Final = (
+    "config.json", "generation_config.json", "*token*", "vocab.*", "merges.txt", "chat_template.*",
+    "additional_chat_templates/*.jinja",
+)  # fmt: skip
 _COPIED_SUFFIXES: Final = (".json", ".txt", ".jinja", ".model")
 _NOT_COPIED: Final = ("config.json", "model.safetensors.index.json", MANIFEST)
 
@@ -386,21 +398,13 @@ def verify(folder: Path, *, workers: int = 4) -> str | None:
     CheckpointError
         Naming the first file that is missing or differs.
     """
-    path = folder / MANIFEST
-    if not path.is_file():
+    expected = _manifest_sums(folder)
+    if expected is None:
         return None
-    try:
-        sums = json.loads(path.read_text(encoding="utf-8"))["sha256"]
-        expected = {str(name): str(value) for name, value in sums.items()}
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise CheckpointError(f"{path} is not a manifest: {error!r}") from error
     for name in expected:
         if not (folder / name).is_file():
             raise CheckpointError(f"{folder / name} is missing; {MANIFEST} lists it")
-    with ThreadPoolExecutor(max_workers=workers) as pool:
-        computed = dict(
-            zip(expected, pool.map(sha256_of, (folder / n for n in expected)), strict=True)
-        )
+    computed = _sums(folder, expected, workers)
     for name, value in expected.items():
         if computed[name] != value:
             raise CheckpointError(
@@ -408,6 +412,52 @@ def verify(folder: Path, *, workers: int = 4) -> str | None:
                 "changed since it was written"
             )
     return hashlib.sha256(json.dumps(expected, sort_keys=True).encode()).hexdigest()
+
+
+def _manifest_sums(folder: Path) -> dict[str, str] | None:
+    """Return the sums that a folder's manifest lists, by file; None without a manifest."""
+    path = folder / MANIFEST
+    if not path.is_file():
+        return None
+    sums = read_object(path).get("sha256")
+    if not isinstance(sums, dict):
+        raise CheckpointError(f"{path} is not a manifest: sha256 is {sums!r}; needed is an object")
+    return {str(name): str(value) for name, value in sums.items()}
+
+
+def _sums(folder: Path, names: Collection[str], workers: int = 4) -> dict[str, str]:
+    """Return the SHA-256 of files by their names in a folder."""
+    with ThreadPoolExecutor(max_workers=workers) as pool:
+        return dict(zip(names, pool.map(sha256_of, (folder / n for n in names)), strict=True))
+
+
+def digests_of_read(folder: Path) -> dict[str, str]:
+    """Return the SHA-256 of every file that loading a policy reads, by its name in the folder.
+
+    Sums of a manifest, which `verify` compares with the files, are not formed again.
+    """
+    found = (path for pattern in _READ for path in folder.glob(pattern) if path.is_file())
+    names = {path.relative_to(folder).as_posix() for path in found}
+    names.update(path.name for path in TensorFolder(folder).files())
+    listed = _manifest_sums(folder) or {}
+    sums = listed | _sums(folder, names - listed.keys())
+    return {name: sums[name] for name in sorted(names)}
+
+
+def weights_digest(effects: Mapping[str, Any]) -> str:
+    """Return the digest of a checkpoint's weights, by the effects of having loaded it."""
+    return str(effects["checkpoint_sha256"] or _digest(effects["checkpoint_files"], weights=True))
+
+
+def files_digest(effects: Mapping[str, Any]) -> str:
+    """Return the digest of what loading a checkpoint read beside weights, such as its template."""
+    return _digest(effects["checkpoint_files"], weights=False)
+
+
+def _digest(sums: Mapping[str, str], *, weights: bool) -> str:
+    """Return `digest_of_files` of files, weights or all others, whose own SHA-256 are known."""
+    names = sorted(name for name in sums if name.endswith(".safetensors") == weights)
+    return hashlib.sha256("".join(f"{n} {sums[n]}\n" for n in names).encode()).hexdigest()
 
 
 def sha256_of(path: Path) -> str:

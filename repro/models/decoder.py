@@ -53,6 +53,11 @@ READERS: Final = {
     norm: tuple(f"{parent}.{leaf}" for leaf in leaves)
     for norm, parent, leaves in zip(BLOCK_NORMS, ("self_attn", "mlp"), FUSED, strict=True)
 }
+# Fields of a config that count something.
+_SIZES: Final = (
+    "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
+    "num_key_value_heads", "max_position_embeddings",
+)  # fmt: skip
 
 _PROJECTION = re.compile(
     r"^(?P<parent>model\.layers\.\d+\.(?:self_attn|mlp))\.(?P<leaf>" + "|".join(PROJECTIONS) + r")$"
@@ -118,7 +123,20 @@ def require_plain(config: Any, where: object) -> None:
         )
     if config.hidden_act != "silu":
         raise ValueError(f"{where}: hidden_act is {config.hidden_act!r}; only 'silu' is built here")
+    for name in _SIZES:
+        value = getattr(config, name)
+        if value < 1:
+            raise ValueError(f"{where}: field {name} is {value}; needed is 1 or more")
+    heads, shared = config.num_attention_heads, config.num_key_value_heads
+    if heads % shared:
+        raise ValueError(
+            f"{where}: field num_key_value_heads is {shared}; needed is a divisor of "
+            f"num_attention_heads, {heads}"
+        )
     rope = getattr(config, "rope_parameters", None) or {}
+    for name, value in rope.items():
+        if name not in {"rope_type", "type"} and not isinstance(value, int | float | None):
+            raise ValueError(f"{where}: field {name} is {value!r}; needed is a number")
     if rope.get("rope_type", "default") not in ROPE_TYPES:
         raise ValueError(
             f"{where}: rope_type is {rope['rope_type']!r}; built here are {', '.join(ROPE_TYPES)}"

@@ -19,8 +19,8 @@ Easy mistakes
 
 from __future__ import annotations
 
-import json
 import re
+import reprlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import torch
+from huggingface_hub.errors import StrictDataclassError
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
 
@@ -37,7 +38,7 @@ from repro.models import stored_layouts
 from repro.models.decoder import fused_members, is_projection, require_plain, require_supported
 from repro.models.proxy_names import SUMMARY_FILE
 from repro.models.quantized_linear import QuantizedLinear, relative_error
-from repro.models.tensor_files import CheckpointError, TensorSpec, WeightSource
+from repro.models.tensor_files import CheckpointError, TensorSpec, WeightSource, read_object
 
 _FLOATS = (torch.bfloat16, torch.float16, torch.float32)
 # Buffers that old checkpoints stored and the model computes.
@@ -54,10 +55,13 @@ class ModelDescription:
         transformers' config, without its `quantization_config`.
     stored_format
         `nvfp4`, `mxfp4` or `nf4` where the file holds codes; None where it holds 16 or 32 bits.
+    end_token_ids
+        Of `generation_config.json`, None where it is missing or has none.
     """
 
     config: PretrainedConfig
     stored_format: str | None
+    end_token_ids: list[int] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,27 +86,64 @@ def read_description(folder: Path) -> ModelDescription:
     Raises
     ------
     CheckpointError
-        When `config.json` is missing or broken, or its quantisation is not one read here.
+        When `config.json` is missing or broken, its quantisation is not one read here, an adapter
+        lies beside it, or `generation_config.json` is broken.
     ValueError
         When the architecture is not one that this project builds, or attends otherwise than
         causally over all positions.
     """
     path = folder / "config.json"
+    adapter = (folder / "adapter_config.json").is_file()
     if not path.is_file():
-        raise CheckpointError(f"{folder} holds no config.json; it is not a checkpoint folder")
-    try:
-        raw = json.loads(path.read_text(encoding="utf-8"))
-        model_type = raw["model_type"]
-    except (ValueError, KeyError, TypeError) as error:
-        raise CheckpointError(f"{path} is not a model's config: {error!r}") from error
+        kind = "an adapter's (adapter_config.json)" if adapter else "not a checkpoint folder"
+        raise CheckpointError(f"{folder} holds no config.json; it is {kind}")
+    if adapter:
+        raise CheckpointError(
+            f"{folder} holds adapter_config.json beside a model, and which of the two is meant "
+            "cannot be known; move the adapter into a folder of its own and name it (--adapter)"
+        )
+    raw = read_object(path)
+    if "model_type" not in raw:
+        raise CheckpointError(f"{path} is not a model's config: it names no model_type")
+    model_type = raw["model_type"]
     require_supported(model_type, path)
     quantization = raw.pop("quantization_config", None)
-    config = AutoConfig.for_model(**raw)
+    config = _config(raw, path)
     require_plain(config, path)
     stored: str | None = None
     if quantization is not None:
-        stored = stored_layouts.stored_format(quantization, path, config.num_hidden_layers)
-    return ModelDescription(config=config, stored_format=stored)
+        try:
+            stored = stored_layouts.stored_format(quantization, path, config.num_hidden_layers)
+        except (AttributeError, KeyError, TypeError) as error:
+            raise CheckpointError(
+                f"{path}: field quantization_config is {reprlib.repr(quantization)}; it has not "
+                f"the form of one ({error})"
+            ) from error
+    ends = _stored_ends(folder / "generation_config.json")
+    return ModelDescription(config=config, stored_format=stored, end_token_ids=ends)
+
+
+def _config(raw: dict[str, Any], path: Path) -> PretrainedConfig:
+    """Return transformers' config of the values of `config.json`, validated by it."""
+    faults = (StrictDataclassError, AttributeError, ArithmeticError, LookupError, TypeError)
+    try:
+        return AutoConfig.for_model(**raw)
+    except faults as error:
+        lines = str(error).split("\n")
+        named = re.fullmatch(r"Validation error for field '(\w+)':", lines[0])
+        field = f"field {named[1]} is {reprlib.repr(raw.get(named[1]))}; " if named else ""
+        fault = re.sub(r"^\s*(TypeError|ValueError): ", "", lines[-1])
+        raise CheckpointError(f"{path}: {field}{fault}") from error
+
+
+def _stored_ends(path: Path) -> list[int] | None:
+    stored = read_object(path).get("eos_token_id") if path.is_file() else None
+    if stored is None:
+        return None
+    ends = stored if isinstance(stored, list) else [stored]
+    if not all(type(end) is int and end >= 0 for end in ends):
+        raise CheckpointError(f"{path}: eos_token_id is {stored!r}; needed are token ids")
+    return ends
 
 
 def build_on_meta(config: PretrainedConfig) -> nn.Module:
@@ -328,6 +369,13 @@ def require_same_names(model: nn.Module, source: WeightSource, stored_format: st
         raise CheckpointError(
             f"{source.where(extra[0])} has no place in the model of config.json{_and_more(extra)}"
         )
+    for head in sorted(_tied_names(model) & present):
+        embedding = "model.embed_tokens.weight"
+        if not torch.equal(read_rounded(source, head), read_rounded(source, embedding)):
+            raise CheckpointError(
+                f"{source.where(head)} differs from {embedding}, and config.json ties the two "
+                "(tie_word_embeddings is true): one of them is wrong"
+            )
 
 
 def _tied(model: nn.Module) -> bool:
@@ -335,7 +383,7 @@ def _tied(model: nn.Module) -> bool:
 
 
 def _tied_names(model: nn.Module) -> set[str]:
-    # A tied lm_head may be stored a second time; the embedding's copy is the one used.
+    # A tied lm_head may be stored a second time, with the same values.
     return {"lm_head.weight"} if _tied(model) else set()
 
 

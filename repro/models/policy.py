@@ -62,6 +62,10 @@ COMPUTE_DTYPES = {
 }
 
 
+# Bytes of a chat template; published ones have some thousands.
+_LONGEST_TEMPLATE = 1_000_000
+
+
 @dataclass(slots=True)
 class Policy:
     """A loaded policy.
@@ -84,7 +88,8 @@ class Policy:
         What was really done: `linears` (count by format), `recipe` (the arithmetic of scales) and
         `relative_weight_error_mean` (both None for bf16 and for stored codes), `norms_wrapped`,
         `adapter_modules`, `norms_trained` (count), `parameters_trainable`, `base_bytes`, `compute`,
-        and `checkpoint_sha256` (over the sums of the checkpoint's manifest; None without one).
+        `checkpoint_sha256` (over the sums of the checkpoint's manifest; None without one),
+        `checkpoint_files` (the SHA-256 of every file that was read, by name) and `end_token_ids`.
     """
 
     model: nn.Module
@@ -172,6 +177,7 @@ def load_policy(
         f"{folder} holds {description.stored_format} codes; another order of channels and a "
         "planted rounding need the 16-bit weights",
     )
+    files = checkpoints.digests_of_read(folder)
     source: WeightSource = TensorFolder(folder)
     if order is not None:
         source = PermutedSource(source, description.config, order)
@@ -198,8 +204,9 @@ def load_policy(
         compute_dtype=dtype,
         checkpoint=str(checkpoint),
         folder=folder,
-        effects=effects | {"checkpoint_sha256": digest},
+        effects=effects | {"checkpoint_sha256": digest, "checkpoint_files": files},
     )
+    policy.effects["end_token_ids"] = sorted(end_token_ids(policy))
     set_trainable(policy, norms_trained=norms_trained)
     return policy
 
@@ -214,6 +221,8 @@ def _load_base(
 ) -> tuple[nn.Module, dict[str, Any]]:
     """Return the filled decoder with wrapped norms, all frozen, and the effects so far."""
     model = build_on_meta(description.config)
+    if description.end_token_ids is not None:
+        cast(Any, model).generation_config.eos_token_id = description.end_token_ids
     filled = fill(
         model,
         source,
@@ -276,10 +285,27 @@ def device_named(named: str | None) -> str:
 
 
 def load_tokenizer(folder: Path) -> PreTrainedTokenizerBase | None:
-    """Return the folder's tokenizer, or None when it holds none."""
+    """Return the folder's tokenizer, or None when it holds none; refuse an endless template."""
+    template = folder / "chat_template.jinja"
+    size = template.stat().st_size if template.is_file() else 0
+    require(
+        size <= _LONGEST_TEMPLATE,
+        f"{template} has {size} bytes; a chat template has at most {_LONGEST_TEMPLATE}",
+    )
     if not any((folder / name).is_file() for name in ("tokenizer.json", "tokenizer_config.json")):
         return None
     return AutoTokenizer.from_pretrained(folder, local_files_only=True)
+
+
+def end_token_ids(policy: Policy) -> frozenset[int]:
+    """Return the tokens that end a completion: of the config, generation config and tokenizer."""
+    decoder: Any = policy.decoder
+    end_ids: set[int] = set()
+    for source in (decoder.config, getattr(decoder, "generation_config", None), policy.tokenizer):
+        ids = getattr(source, "eos_token_id", None)
+        if ids is not None:
+            end_ids.update([ids] if isinstance(ids, int) else ids)
+    return frozenset(end_ids)
 
 
 def base_bytes(model: nn.Module) -> int:

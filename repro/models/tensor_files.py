@@ -30,7 +30,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 
 import torch
 from torch import Tensor
@@ -128,6 +128,28 @@ class SourceAround(WeightSource):
         return self._source.where(name)
 
 
+def read_object(path: Path) -> dict[str, Any]:
+    """Return the values of a JSON file of a checkpoint.
+
+    Raises
+    ------
+    CheckpointError
+        When it is not JSON, is nested too deeply, or is no object.
+    """
+    return parse_object(path.read_bytes(), f"{path} cannot be read")
+
+
+def parse_object(text: bytes, fault: str) -> dict[str, Any]:
+    """Return the values of a JSON object; `CheckpointError` beginning with `fault` for others."""
+    try:
+        values = json.loads(text.decode("utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise CheckpointError(f"{fault}: {error}") from error
+    if not isinstance(values, dict):
+        raise CheckpointError(f"{fault}: it holds a {type(values).__name__}; needed is an object")
+    return values
+
+
 class TensorFile:
     """The tensors of one safetensors file.
 
@@ -214,10 +236,11 @@ class TensorFolder(TensorFile):
         index = folder / "model.safetensors.index.json"
         single = folder / "model.safetensors"
         self._entries: dict[str, _Entry] = {}
-        if index.is_file():
-            self._read_index(index)
-        elif single.is_file():
+        # As transformers, which leaves the index of an earlier, sharded save beside a single file.
+        if single.is_file():
             self._entries = read_header(single)
+        elif index.is_file():
+            self._read_index(index)
         else:
             pickled = sorted(
                 p.name for p in folder.glob("*") if p.suffix in {".bin", ".pt", ".pth"}
@@ -232,13 +255,13 @@ class TensorFolder(TensorFile):
             )
 
     def _read_index(self, index: Path) -> None:
-        try:
-            weight_map = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
-            by_file: dict[str, list[str]] = {}
-            for name, file in weight_map.items():
-                by_file.setdefault(str(file), []).append(name)
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise CheckpointError(f"{index} is not a safetensors index: {error!r}") from error
+        values = parse_object(index.read_bytes(), f"{index} is not a safetensors index")
+        weight_map = values.get("weight_map")
+        if not isinstance(weight_map, dict):
+            raise CheckpointError(f"{index} is not a safetensors index: it has no weight_map")
+        by_file: dict[str, list[str]] = {}
+        for name, file in weight_map.items():
+            by_file.setdefault(str(file), []).append(name)
         for file, names in by_file.items():
             path = self._root / file
             if path.parent != self._root:
@@ -268,12 +291,7 @@ def read_header(path: Path) -> dict[str, _Entry]:
                 "truncated, corrupt, or not safetensors"
             )
         raw = file.read(header_bytes)
-    try:
-        header = json.loads(raw.decode("utf-8"))
-    except ValueError as error:
-        raise CheckpointError(f"{path}: the header is corrupt: {error}") from error
-    if not isinstance(header, dict):
-        raise CheckpointError(f"{path}: the header is corrupt: a {type(header).__name__}")
+    header = parse_object(raw, f"{path}: the header is corrupt")
     header.pop("__metadata__", None)
     start = 8 + header_bytes
     entries = {name: _entry(path, name, fields, start, size) for name, fields in header.items()}

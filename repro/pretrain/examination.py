@@ -12,13 +12,12 @@ import torch
 
 from repro.evaluate.asking import Alone, Asker, Evaluator, Stacked
 from repro.evaluate.quality import Manner, Quality, measure_habits, measure_quality
-from repro.models.policy import Policy, load_policy
+from repro.models.policy import Policy, end_token_ids, load_policy
 from repro.pretrain.material import Material
 from repro.reward.grader import GraderPool
 from repro.rl.stacked.sampler import StackSampler
 from repro.rl.stacked.stack import stack_policies
 from repro.rl.torch_sampler import TorchSampler
-from repro.rollout.sampler import end_token_ids
 from repro.spec.arm import WeightFormat
 from repro.spec.config import OPENING_TOKENS
 

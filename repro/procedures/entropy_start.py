@@ -40,14 +40,14 @@ from transformers import PreTrainedTokenizerBase
 
 from repro.data.load import load_problems
 from repro.data.problem import Problem, digest_of_problems
-from repro.data.prompts import Tokenizer, render, template_named
+from repro.data.prompts import Tokenizer, read_texts, render, template_named
 from repro.evidence.procedure import Measured, Progress, Stopped
 from repro.evidence.record import Estimate
 from repro.evidence.statistics import mean_interval
 from repro.measure.dose import completion_kl
-from repro.models.policy import Policy, load_policy
+from repro.models.checkpoint import files_digest, weights_digest
+from repro.models.policy import Policy, end_token_ids, load_policy
 from repro.models.weight_noise import token_logprobs
-from repro.procedures.loaded_runs import checkpoint_digest
 from repro.procedures.train import load_arm
 from repro.reward.grader import GraderPool
 from repro.reward.score import score
@@ -55,7 +55,6 @@ from repro.rl.logprobs import completion_logprobs
 from repro.rl.noise import NoiseReceipt, perturbed
 from repro.rl.rows import Rows, make_rows
 from repro.rl.torch_sampler import TorchSampler
-from repro.rollout.sampler import end_token_ids
 from repro.spec.config import RunConfig, TrainScale, derive_seed
 
 _PROMPTS_AT_ONCE = 256
@@ -126,7 +125,8 @@ def measure_entropy(
         series={f"{name}_by_prompt": list(values) for name, values in by_metric.items()},
         effects=dict(policy.effects) | {"noise_at_start": _noise_effects(receipt)},
         inputs={
-            "checkpoint": checkpoint_digest(scale.checkpoint, policy.effects),
+            "checkpoint": weights_digest(policy.effects),
+            "checkpoint_files": files_digest(policy.effects),
             "development_problems": digest_of_problems(problems),
             "prompt_template": template_named(scale.prompt_template).digest(),
         },
@@ -207,7 +207,7 @@ def _accuracies(
     completions = [
         tokens[mask].tolist() for tokens, mask in zip(rows.token_ids, rows.mask, strict=True)
     ]
-    texts = tokenizer.batch_decode(completions, skip_special_tokens=True)
+    texts = read_texts(completions, rows.prompts, tokenizer)
     group = len(rows) // len(problems)
     golds = [problem.answer for problem in problems for _ in range(group)]
     right = score(texts, golds, "answer", 0.0, pool, reads=reads).accuracy

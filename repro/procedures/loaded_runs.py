@@ -23,8 +23,8 @@ from repro.evaluate.grades import Answers
 from repro.evidence.derived import gain, kl_estimate
 from repro.evidence.procedure import Measured, Progress
 from repro.evidence.record import Estimate
-from repro.models.checkpoint import digest_of_files, resolve
-from repro.models.policy import Policy
+from repro.models.checkpoint import files_digest, resolve, weights_digest
+from repro.models.policy import Policy, end_token_ids
 from repro.procedures.kl_to_start import log_ratios
 from repro.procedures.tally import RunTally
 from repro.rl.loop import Hooks, StepValues
@@ -175,6 +175,12 @@ class LoadedRuns:
     receipts: Mapping[str, Any] = field(default_factory=dict)
     during: str = "the run"
 
+    @property
+    def end_token_ids(self) -> frozenset[int]:
+        """Tokens that end a completion."""
+        loaded = self.loaded
+        return loaded.end_token_ids if isinstance(loaded, Stack) else end_token_ids(loaded)
+
     def hooks(
         self, course: Course, progress: Progress, should_stop: Callable[[], bool] | None
     ) -> Hooks:
@@ -253,16 +259,15 @@ class LoadedRuns:
         scale: TrainScale = self.board.scale
         commit = resolved_revision(resolve(scale.checkpoint, scale.revision))
         inputs = {
-            "checkpoint": checkpoint_digest(scale.checkpoint, self.effects[number], scale.revision),
+            "checkpoint": weights_digest(self.effects[number]),
+            "checkpoint_files": files_digest(self.effects[number]),
             **self.problems.digests,
             "prompt_template": template_named(scale.prompt_template).digest(),
         }
         return inputs | ({"checkpoint_revision": commit} if commit else {})
 
 
-def checkpoint_digest(checkpoint: str, effects: Mapping[str, Any], revision: str = "") -> str:
-    """Return the digest of a checkpoint's weights: as its loading found it, else of its files."""
-    loaded_digest = effects.get("checkpoint_sha256")
-    if loaded_digest:
-        return str(loaded_digest)
-    return digest_of_files(sorted(resolve(checkpoint, revision).glob("*.safetensors")))
+def digests_at_start(effects: Mapping[str, Any], problems: ProblemSets) -> dict[str, str]:
+    """Return the digests that a run which goes on from a checkpoint must find again, by name."""
+    own = problems.digests | {"train_problems": problems.train_digest}
+    return {**effects["checkpoint_files"], **own}

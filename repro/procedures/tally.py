@@ -31,9 +31,18 @@ class RunTally:
         Grades for the board.
     number
         Of the run on the board.
+    inputs
+        Digests of what the run is made of, by name; every start must have the same.
     """
 
-    def __init__(self, board: Board, pool: GraderPool, number: int = 0) -> None:
+    def __init__(
+        self,
+        board: Board,
+        pool: GraderPool,
+        number: int = 0,
+        inputs: Mapping[str, str] | None = None,
+    ) -> None:
+        self._inputs = dict(inputs or {})
         self._board, self._pool, self._number = board, pool, number
         # A pool may have served other runs before this one.
         self._killed_before = -pool.workers_killed
@@ -56,14 +65,31 @@ class RunTally:
 
     def counts(self) -> dict[str, Any]:
         """Return all of it, as JSON values."""
-        return {
+        counts: dict[str, Any] = {
             "grades": self.grades,
             "workers_killed": self.workers_killed,
             "peak_bytes": self.peak_bytes,
         }
+        return counts | ({"inputs": self._inputs} if self._inputs else {})
 
     def go_on_from(self, counts: Mapping[str, Any]) -> None:
-        """Count on from what an earlier start had counted."""
+        """Count on from what an earlier start had counted.
+
+        Raises
+        ------
+        ValueError
+            When the earlier start was on other files or problems, naming the first.
+        """
+        _require_same(counts.get("inputs") or self._inputs, self._inputs)
         self._board.evaluator.grades[self._number] = Counter(counts["grades"])
         self._killed_before += counts["workers_killed"]
         self._peak_before = counts["peak_bytes"]
+
+
+def _require_same(before: Mapping[str, str], now: Mapping[str, str]) -> None:
+    for name in sorted(before.keys() | now.keys()):
+        if before.get(name) != now.get(name):
+            raise ValueError(
+                f"{name} has SHA-256 {now.get(name)}; it had {before.get(name)} when the run's "
+                "checkpoint was written: put it back, or remove the run's folder to start again"
+            )

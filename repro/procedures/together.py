@@ -33,9 +33,9 @@ from repro.evidence.procedure import Measured, Progress, Stopped
 from repro.keep.keeper import Keeper, Keeping
 from repro.measure.device_state import retries
 from repro.measure.memory_use import allocated_peak_bytes, reset_peak
-from repro.models.policy import Policy
+from repro.models.policy import Policy, end_token_ids
 from repro.procedures.finetune import Tuning
-from repro.procedures.loaded_runs import Course, LoadedRuns, ProblemSets, Trained
+from repro.procedures.loaded_runs import Course, LoadedRuns, ProblemSets, Trained, digests_at_start
 from repro.procedures.tally import RunTally
 from repro.procedures.train import Rewarded, load_arm
 from repro.reward.grader import GraderPool
@@ -45,7 +45,6 @@ from repro.rl.stacked.noise import sharing_of
 from repro.rl.stacked.policies import StackedPolicies
 from repro.rl.stacked.sampler import StackSampler
 from repro.rl.stacked.stack import Stack, stack_policies
-from repro.rollout.sampler import end_token_ids
 from repro.spec.config import OPENING_TOKENS, RunConfig, TrainScale, digest_of
 from repro.spec.tier import SHARING_VARIABLE
 
@@ -207,7 +206,10 @@ class _Ensemble:
             sampler=self.sampler,
             problems=problems,
             board=board,
-            tallies=[RunTally(board, pool, number) for number in range(len(runs))],
+            tallies=[
+                RunTally(board, pool, number, digests_at_start(effects, problems))
+                for number, effects in enumerate(stack.effects)
+            ],
             effects=stack.effects,
             during=f"{len(runs)} runs at once",
         )

@@ -33,7 +33,7 @@ from repro.models.adapter_files import save_adapter
 from repro.models.merged_files import write_merged
 from repro.models.policy import Policy, load_policy, trainable_parameters
 from repro.models.training_memory import training_memory
-from repro.procedures.loaded_runs import Course, LoadedRuns, ProblemSets, Trained
+from repro.procedures.loaded_runs import Course, LoadedRuns, ProblemSets, Trained, digests_at_start
 from repro.procedures.matched_noise import plant_matched_noise
 from repro.procedures.tally import RunTally
 from repro.reward.grader import GraderPool
@@ -63,7 +63,8 @@ class Rewarded:
         """Train every run, or go on from a checkpoint in `folder`."""
         loaded_runs, shared = self._loaded_runs, dict[str, list[int]]()
         problems, tokenizer = loaded_runs.problems.train, loaded_runs.board.evaluator.tokenizer
-        sources = [PromptSource(problems, tokenizer, run, shared) for run in loaded_runs.runs]
+        ends = loaded_runs.end_token_ids
+        sources = [PromptSource(problems, tokenizer, run, shared, ends) for run in loaded_runs.runs]
         return train(self._policies, sources, loaded_runs.board.score, hooks, folder=folder)
 
     def metrics(self, number: int, result: TrainResult) -> dict[str, Estimate]:
@@ -182,13 +183,14 @@ def _loaded_runs(run: RunConfig, pool: GraderPool) -> LoadedRuns:
     sampler_of_rollouts(sampler, run.arm)  # refuses, before anything is asked, what it lacks
     board = Board([run], Alone(sampler), policy.tokenizer, pool)
     fitting = fitting_update(run, policy.device)
+    problems = ProblemSets.of(scale, trains=run.arm.training != "none")
     return LoadedRuns(
         runs=[run],
         loaded=policy,
         sampler=sampler,
-        problems=ProblemSets.of(scale, trains=run.arm.training != "none"),
+        problems=problems,
         board=board,
-        tallies=[RunTally(board, pool)],
+        tallies=[RunTally(board, pool, 0, digests_at_start(policy.effects, problems))],
         effects=[policy.effects],
         receipts={} if fitting is None else dict(zip(_FITTED, fitting, strict=True)),
     )

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from repro.data.problem import Problem
-from repro.data.prompts import Tokenizer, render_within
+from repro.data.prompts import Tokenizer, read_texts, render_within
 from repro.reward.score import Rewards
 from repro.rl.advantage import (
     Advantages,
@@ -148,8 +148,10 @@ class Prompts(Protocol):
         """Return the token ids that ask a problem."""
         ...
 
-    def texts(self, completions: Sequence[Completion]) -> list[str]:
-        """Return what completions say, for the graders."""
+    def texts(
+        self, completions: Sequence[Completion], prompts: Sequence[Sequence[int]]
+    ) -> list[str]:
+        """Return what completions of P prompts say, prompt-major, for the graders."""
         ...
 
 
@@ -166,6 +168,8 @@ class PromptSource:
         Gives the seed, the template, P and the longest prompt allowed.
     prompts
         Prompts by problem's id, which runs of one scale that train side by side fill together.
+    end_token_ids
+        Tokens that end a completion; None takes the tokenizer's.
 
     Raises
     ------
@@ -179,6 +183,7 @@ class PromptSource:
         tokenizer: PreTrainedTokenizerBase,
         run: RunConfig,
         prompts: dict[str, list[int]] | None = None,
+        end_token_ids: Collection[int] | None = None,
     ) -> None:
         scale: TrainScale = run.scale
         self.size = scale.prompts_per_rollout
@@ -190,6 +195,9 @@ class PromptSource:
             raise ValueError("two training problems share an id; ids must be unique")
         self.problems = problems
         self.tokenizer = tokenizer
+        end = tokenizer.eos_token_id
+        own = () if end is None else (end,)
+        self._ends: Collection[int] = own if end_token_ids is None else end_token_ids
         self._seed = run.seed
         self._template = scale.prompt_template
         self._longest = scale.max_prompt_tokens
@@ -200,9 +208,8 @@ class PromptSource:
 
     @property
     def end_token_ids(self) -> Collection[int]:
-        """The tokenizer's end token, where it has one."""
-        end = self.tokenizer.eos_token_id
-        return () if end is None else (end,)
+        """Tokens that end a completion."""
+        return self._ends
 
     @property
     def classes(self) -> TokenClasses | None:
@@ -227,10 +234,11 @@ class PromptSource:
             self._prompts[problem.id] = prompt
         return self._prompts[problem.id]
 
-    def texts(self, completions: Sequence[Completion]) -> list[str]:
-        """Return completions' texts without control tokens."""
-        ids = [list(completion.token_ids) for completion in completions]
-        return list(self.tokenizer.batch_decode(ids, skip_special_tokens=True))
+    def texts(
+        self, completions: Sequence[Completion], prompts: Sequence[Sequence[int]]
+    ) -> list[str]:
+        """Return completions' texts without control tokens, each after what its prompt opens."""
+        return read_texts([own.token_ids for own in completions], prompts, self.tokenizer)
 
 
 def order_of_epoch(seed: int, epoch: int, count: int) -> list[int]:
@@ -441,7 +449,7 @@ def _asked(
 ) -> Asked | None:
     if request is None or completions is None:
         return None
-    return growing.source.texts(completions), request.golds, request.seeds
+    return growing.source.texts(completions, request.prompts), request.golds, request.seeds
 
 
 def _take(

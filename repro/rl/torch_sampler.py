@@ -21,11 +21,11 @@ import torch
 from torch import Tensor
 
 from repro.models.norms import block_norms, final_norm
-from repro.models.policy import Policy
+from repro.models.policy import Policy, end_token_ids
 from repro.rl.noise import names_of_draws
 from repro.rl.stacked.sampler import SampleRequest, StackSampler
 from repro.rl.stacked.stack import Stack, merged_stack
-from repro.rollout.sampler import RolloutBatch, Sampler, check_request, end_token_ids
+from repro.rollout.sampler import RolloutBatch, Sampler, check_request
 from repro.spec.arm import Arm, Exploration, NoiseSharing
 from repro.spec.config import SamplingConfig
 

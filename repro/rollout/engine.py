@@ -31,14 +31,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from repro.models.policy import Policy
+from repro.models.policy import Policy, end_token_ids
 from repro.rollout.backend import Backend, backend_for
 from repro.rollout.blocks import BlockPool
 from repro.rollout.engine_config import EngineConfig, cache_blocks, width_for
 from repro.rollout.forward import Forward
 from repro.rollout.prefill import chunks_of, entry_of, tokens_of
 from repro.rollout.results import Results, to_host
-from repro.rollout.sampler import RolloutBatch, check_request, end_token_ids
+from repro.rollout.sampler import RolloutBatch, check_request
 from repro.rollout.scheduler import Admission, Group, Row, Scheduler
 from repro.rollout.state import FAULTY, RUNNING, RowState, Statistics
 from repro.spec.arm import require

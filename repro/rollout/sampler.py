@@ -12,9 +12,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Literal, Protocol
 
-from repro.models.policy import Policy
 from repro.spec.arm import require
 from repro.spec.config import SamplingConfig
 
@@ -130,19 +129,3 @@ def check_request(
             f"prompt {index} holds token {min(prompt) if min(prompt) < 0 else max(prompt)}; "
             f"the vocabulary has {vocab_size}",
         )
-
-
-def end_token_ids(policy: Policy) -> frozenset[int]:
-    """Return the tokens that end a completion: of the config, generation config and tokenizer."""
-    decoder: Any = policy.decoder
-    end_ids: set[int] = set()
-    sources = (
-        decoder.config,
-        getattr(decoder, "generation_config", None),
-        policy.tokenizer,
-    )
-    for source in sources:
-        ids = getattr(source, "eos_token_id", None)
-        if ids is not None:
-            end_ids.update([ids] if isinstance(ids, int) else ids)
-    return frozenset(end_ids)

@@ -49,13 +49,12 @@ from torch import Tensor
 
 from repro.models.adapter_files import save_adapter
 from repro.models.norms import block_norms, final_norm
-from repro.models.policy import Policy
+from repro.models.policy import Policy, end_token_ids
 from repro.rollout.sampler import (
     Completion,
     FinishReason,
     RolloutBatch,
     check_request,
-    end_token_ids,
 )
 from repro.spec.arm import require
 from repro.spec.config import SamplingConfig

@@ -54,7 +54,7 @@ def is_whole(folder: Path) -> bool:
     if not (folder / "config.json").is_file():
         return False
     index = folder / _INDEX
-    if not index.is_file():
+    if not index.is_file() or (folder / "model.safetensors").is_file():
         return any(folder.glob("*.safetensors"))
     shards = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
     return all((folder / name).is_file() for name in shards)

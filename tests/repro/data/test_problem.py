@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -150,3 +151,11 @@ def test_the_digest_moves_with_content_and_order_and_is_sha256() -> None:
     row = '{"answer": "1", "id": "a", "level": null, "question": "q", "solution": null, '
     row += '"source": ""}\n'
     assert digest_of_problems([first]) == hashlib.sha256(row.encode()).hexdigest()
+
+
+def test_what_is_no_regular_file_is_refused_without_waiting_for_it(tmp_path: Path) -> None:
+    pipe = tmp_path / "test.jsonl"
+    os.mkfifo(pipe)
+    for path in (pipe, tmp_path):
+        with pytest.raises(DataError, match="not a regular file; a JSONL file is needed"):
+            read_problems(path)

@@ -12,12 +12,11 @@ import pytest
 from repro.evaluate.asking import Alone, Evaluator, Stacked
 from repro.evaluate.grades import shows_working
 from repro.evaluate.questions import questions, seeds_of
-from repro.models.policy import Policy, load_policy
+from repro.models.policy import Policy, end_token_ids, load_policy
 from repro.reward.grader import GraderPool
 from repro.rl.stacked.sampler import StackSampler
 from repro.rl.stacked.stack import stack_policies
 from repro.rl.torch_sampler import TorchSampler
-from repro.rollout.sampler import end_token_ids
 from repro.spec.config import SamplingConfig
 from tests.repro.evaluate.small import Writer, problem
 

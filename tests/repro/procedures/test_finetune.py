@@ -77,7 +77,7 @@ def test_a_record_is_evidence_and_has_the_metrics_of_its_target(record: Record) 
     assert record.value("solution_loss") != record.value("solution_loss_start")
     assert record.series["evaluation_step"] == [0, 2, 4]
     assert set(record.effects["linears"]) == {"nvfp4"}
-    assert len(record.inputs) == 4
+    assert len(record.inputs) == 5
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import shutil
 from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,8 +11,12 @@ from typing import Any
 
 import pytest
 
+from repro.data.problem import digest_of_problems
 from repro.evidence.procedure import Measured, Stopped
+from repro.models.checkpoint import TINY_FOLDER, digest_of_files, files_digest, weights_digest
+from repro.models.policy import load_policy
 from repro.procedures import tally as module
+from repro.procedures.loaded_runs import ProblemSets
 from repro.procedures.tally import RunTally
 from repro.procedures.train import train_and_evaluate
 from tests.repro.procedures.test_together import SCALE, make_run, silent
@@ -85,3 +90,70 @@ def test_a_stopped_run_has_the_receipts_of_an_uninterrupted_one(
     assert rest.effects == whole.effects
     assert sum(rest.effects["grades"].values()) > 0
     assert rest.metrics["peak_bytes"].value == 2**50
+
+
+@pytest.mark.parametrize(
+    ("name", "old", "new"),
+    [
+        ("tokenizer_config.json", b"}", b', "chat_template": "another system line"}'),
+        ("config.json", b"1e-06", b"1e-05"),
+        ("model.safetensors", b"\x3c", b"\x3d"),
+        ("generation_config.json", b"use_cache", b"use_cach"),
+        ("chat_template.jinja", b"", b"another system line"),
+        ("train_problems", b"", b""),
+    ],
+)
+def test_a_run_goes_on_with_the_same_files_and_problems_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, old: bytes, new: bytes
+) -> None:
+    checkpoint = tmp_path / "policy"
+    shutil.copytree(TINY_FOLDER, checkpoint)
+    scale = dataclasses.replace(SCALE, checkpoint=str(checkpoint), test_sets=())
+    run = dataclasses.replace(RUN, scale=scale)
+
+    def start(stops: list[bool]) -> Measured:
+        answers = iter([*stops, *[False] * 100])
+        return train_and_evaluate(
+            run,
+            folder=tmp_path / "run",
+            progress=silent,
+            should_stop=lambda: next(answers),
+            threads=1,
+        )
+
+    with pytest.raises(Stopped):
+        start([False, True])
+    kept = {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()}
+    path = checkpoint / name
+    if "." in name:
+        content = path.read_bytes() if path.is_file() else b""
+        # Of weights the last such byte, which is one of a value.
+        path.write_bytes(new.join(content.rsplit(old, 1)) if old else new)
+    else:
+        fewer = property(lambda own: digest_of_problems(own.train[1:]))
+        monkeypatch.setattr(ProblemSets, "train_digest", fewer)
+    with pytest.raises(ValueError, match=rf"^{name} has SHA-256 .* when the run's checkpoint was"):
+        start([])
+    assert all(path.read_bytes() == content for path, content in kept.items())
+
+
+def test_a_record_names_the_files_that_were_read(tmp_path: Path) -> None:
+    policy = load_policy("tiny", weight_format="bf16")
+    files = policy.effects["checkpoint_files"]
+    assert sorted(files) == [
+        "config.json",
+        "generation_config.json",
+        "model.safetensors",
+        "tokenizer.json",
+        "tokenizer_config.json",
+    ]
+    before = digest_of_files([TINY_FOLDER / "model.safetensors"])
+    assert weights_digest(policy.effects) == before
+    folder = tmp_path / "policy"
+    shutil.copytree(TINY_FOLDER, folder)
+    same = load_policy(folder, weight_format="bf16").effects
+    (folder / "chat_template.jinja").write_text("another system line")
+    (folder / "README.md").write_text("read by nobody")
+    other = load_policy(folder, weight_format="bf16").effects
+    assert files_digest(same) == files_digest(policy.effects) != files_digest(other)
+    assert weights_digest(other) == before

@@ -13,7 +13,7 @@ import torch
 
 from repro.data.load import load_problems
 from repro.data.problem import Problem
-from repro.models.policy import Policy, trainable_parameters
+from repro.models.policy import Policy, end_token_ids, trainable_parameters
 from repro.reward.score import Rewards
 from repro.rl.collect import PromptSource, Score
 from repro.rl.loop import Hooks
@@ -24,7 +24,6 @@ from repro.rl.stacked.sampler import StackSampler
 from repro.rl.stacked.stack import Stack, stack_policies
 from repro.rl.torch_sampler import TorchSampler
 from repro.rl.trainer import train
-from repro.rollout.sampler import end_token_ids
 from repro.spec.config import (
     DataConfig,
     LearningRates,

@@ -11,7 +11,7 @@ import torch
 
 from repro.data.problem import Problem
 from repro.evidence.procedure import Measured
-from repro.models.policy import load_policy
+from repro.models.policy import end_token_ids, load_policy
 from repro.procedures.together import train_together
 from repro.rl.collect import GrowingRollout, PromptSource, Rollout
 from repro.rl.policies import Part
@@ -19,7 +19,6 @@ from repro.rl.stacked.noise import added_noise
 from repro.rl.stacked.sampler import SampleRequest, StackSampler
 from repro.rl.stacked.stack import Stack, stack_policies
 from repro.rl.stacked.update import Passes, accumulate_gradients, plan_run
-from repro.rollout.sampler import end_token_ids
 from repro.spec.arm import DAPO, Exploration, NoiseConfig, PlantedRounding
 from repro.spec.config import EvaluationConfig, RunConfig, SamplingConfig
 from tests.repro.rl.stacked import conftest as small
@@ -73,7 +72,7 @@ def rollouts(
     batches = sampler.sample(requests, sampling, group_size=4)
     for one, request, batch in zip(growing, asked, batches, strict=True):
         assert batch is not None
-        texts = one.source.texts(batch.completions)
+        texts = one.source.texts(batch.completions, request.prompts)
         one.add(request, batch.completions, small.score(texts, request.golds, request.seeds))
         collected.append(one.rollout())
     return sampler, collected

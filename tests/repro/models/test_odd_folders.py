@@ -1,0 +1,148 @@
+"""Checkpoint folders that say two things, or something in the wrong type: one sentence each."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import struct
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM
+
+from repro.__main__ import USAGE, main
+from repro.models.checkpoint import write_quantized
+from repro.models.policy import load_policy, load_tokenizer
+
+
+@pytest.fixture
+def copied(make_checkpoint: Callable[..., Path], tmp_path: Path) -> Callable[..., Path]:
+    """Return a function that copies a checkpoint of an architecture and changes its config."""
+
+    def copy(architecture: str = "qwen2", **fields: Any) -> Path:
+        folder = tmp_path / "checkpoint"
+        shutil.copytree(make_checkpoint(architecture), folder)
+        values = json.loads((folder / "config.json").read_text())
+        (folder / "config.json").write_text(json.dumps(values | fields))
+        return folder
+
+    return copy
+
+
+def refused(folder: Path) -> str:
+    """Return the one sentence with which loading and quantising both refuse a folder."""
+    with pytest.raises(ValueError, match=r".") as caught:
+        load_policy(folder, weight_format="bf16")
+    with pytest.raises(ValueError, match=r".") as again:
+        write_quantized(folder, folder.with_name("out"))
+    assert str(caught.value) == str(again.value)
+    assert "\n" not in str(caught.value)
+    assert not folder.with_name("out").exists()
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "sentence"),
+    [
+        ("vocab_size", "512", "field vocab_size is '512'; Field 'vocab_size' expected int"),
+        ("rms_norm_eps", "1e-6", "field rms_norm_eps is '1e-6'; "),
+        ("hidden_size", None, "field hidden_size is None; "),
+        ("num_hidden_layers", 2.0, "field num_hidden_layers is 2.0; "),
+        ("tie_word_embeddings", "true", "field tie_word_embeddings is 'true'; "),
+        ("eos_token_id", "2", "field eos_token_id is '2'; "),
+        ("layer_types", "full", "layer_types"),
+        ("rope_parameters", {"rope_type": "default", "rope_theta": "1e6"}, "rope_theta is '1e6'"),
+        ("rope_parameters", "yarn", "field rope_parameters is 'yarn'; "),
+        ("num_attention_heads", 0, "num_attention_heads"),
+        ("num_key_value_heads", 3, "field num_key_value_heads is 3; needed is a divisor"),
+        ("intermediate_size", -1, "field intermediate_size is -1; needed is 1 or more"),
+        ("dtype", "nonsense", "nonsense"),
+        ("quantization_config", "nvfp4", "field quantization_config is 'nvfp4'; "),
+        ("quantization_config", ["nvfp4"], "field quantization_config is "),
+        ("quantization_config", {"quant_method": "compressed-tensors", "config_groups": "x"}, ""),
+        ("model_type", ["qwen2"], "model_type is"),
+    ],
+)
+def test_a_field_of_the_wrong_type_is_named(
+    copied: Callable[..., Path], field: str, value: Any, sentence: str
+) -> None:
+    said = refused(copied(**{field: value}))
+    assert "config.json: " in said
+    assert sentence in said
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", "[" * 100_000, '{"a":' * 100_000, "\x00"])
+def test_a_config_that_is_none_is_refused(copied: Callable[..., Path], text: str) -> None:
+    folder = copied()
+    (folder / "config.json").write_text(text)
+    assert "config.json" in refused(folder)
+
+
+def test_the_command_line_says_it_in_a_sentence(
+    copied: Callable[..., Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = copied(vocab_size="512")
+    out = folder.with_name("out")
+    assert main(["quantize", str(folder), str(out)]) == USAGE
+    assert "config.json: field vocab_size is '512'" in capsys.readouterr().err
+    assert not out.exists()
+
+
+@pytest.mark.parametrize("opening", [b"[", b'{"a":'])
+def test_a_deeply_nested_header_is_corrupt(copied: Callable[..., Path], opening: bytes) -> None:
+    folder, header = copied(), opening * 200_000
+    (folder / "model.safetensors").write_bytes(struct.pack("<Q", len(header)) + header)
+    assert "model.safetensors: the header is corrupt" in refused(folder)
+
+
+def test_a_model_and_an_adapter_in_one_folder_are_refused(copied: Callable[..., Path]) -> None:
+    folder = copied()
+    (folder / "adapter_config.json").write_text("{}")
+    assert "adapter_config.json beside a model" in refused(folder)
+    (folder / "config.json").unlink()
+    assert "it is an adapter's (adapter_config.json)" in refused(folder)
+
+
+def test_the_index_of_an_earlier_save_does_not_hide_the_single_file(
+    copied: Callable[..., Path],
+) -> None:
+    folder = copied()
+    index = {"weight_map": {"model.norm.weight": "model-00006-of-00007.safetensors"}}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    save_file({"left.over": torch.zeros(2)}, folder / "model-00001-of-00007.safetensors")
+    ids = torch.arange(9)[None]
+    stock = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    ours = load_policy(folder, weight_format="bf16")
+    torch.testing.assert_close(ours.model(input_ids=ids).logits, stock(input_ids=ids).logits)
+    assert write_quantized(folder, folder.with_name("out")).linears == 14
+
+
+@pytest.mark.parametrize("weight_format", ["bf16", "nvfp4"])
+def test_a_tied_head_may_be_stored_again_with_the_same_values_alone(
+    copied: Callable[..., Path], weight_format: Any
+) -> None:
+    folder = copied()
+    path = folder / "model.safetensors"
+    tensors = load_file(path)
+    head = tensors["model.embed_tokens.weight"].clone()
+    # Of another dtype, as some tools store it.
+    save_file({**tensors, "lm_head.weight": head.to(torch.float32)}, path)
+    load_policy(folder, weight_format=weight_format)
+    load_policy(folder, weight_format=weight_format, order=1)
+    head[3, 5] += 1
+    save_file({**tensors, "lm_head.weight": head}, path)
+    assert "lm_head.weight differs from model.embed_tokens.weight" in refused(folder)
+    save_file({**tensors, "lm_head.weight": head[:-1].clone()}, path)
+    assert "lm_head.weight differs" in refused(folder)
+
+
+def test_an_endless_chat_template_is_refused_before_it_is_compiled(tmp_path: Path) -> None:
+    (tmp_path / "tokenizer_config.json").write_text("{}")
+    with (tmp_path / "chat_template.jinja").open("wb") as file:
+        file.truncate(10**9)
+    with pytest.raises(ValueError, match=r"chat_template.jinja has 1000000000 bytes"):
+        load_tokenizer(tmp_path)
