@@ -6,10 +6,11 @@ import argparse
 import json
 from collections.abc import Mapping
 
+from rich import markup
 from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
 
+from repro.evidence.form import without_controls
 from repro.evidence.verdict import Status
 from repro.judge.blessed import blessed_of
 from repro.judge.check import Checked, check_selection, checked_json, device_name
@@ -30,6 +31,11 @@ _COLOURS: Mapping[Status, str] = {
     "not addressed": "dim",
     "not run": "dim",
 }
+
+
+def escape(text: str) -> str:
+    """Return a text that rich shows as it is, without what a terminal takes for a command."""
+    return markup.escape(without_controls(text))
 
 
 def print_check(checked: Checked, console: Console | None = None) -> None:

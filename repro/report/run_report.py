@@ -16,7 +16,7 @@ from repro.evidence.origins import commits_of, seeds_text
 from repro.evidence.record import Record
 from repro.judge.check import Checked, check_selection
 from repro.report.claims import KINDS, counts_of
-from repro.report.tables import arms_table, link_to, paper_columns, table
+from repro.report.tables import arms_table, link_to, paper_columns, plain, table
 from repro.report.verdicts import Kind, about, counted, labelled, of_kind, to_show
 from repro.run.places import PACKAGE, expected_folder, runs_folder
 from repro.run.select import CHANGING, Selection, selections_of
@@ -166,7 +166,7 @@ def _verdicts_table(checked: Checked) -> list[str]:
         [
             f"{verdict.statement} ({about(verdict) or verdict.source})",
             f"**{labelled(verdict)}**",
-            verdict.sentence,
+            plain(verdict.sentence),
         ]
         for verdict in to_show(checked)
     ]
@@ -175,9 +175,9 @@ def _verdicts_table(checked: Checked) -> list[str]:
 
 
 def _blemishes(checked: Checked) -> list[str]:
-    lines = [f"- refused: `{path.name}`: {why}" for path, why in checked.evidence.refused]
+    lines = [f"- refused: `{path.name}`: {plain(why)}" for path, why in checked.evidence.refused]
     lines += [
-        f"- failed: `{path.parent.name}/{path.name}`: {why}"
+        f"- failed: `{path.parent.name}/{path.name}`: {plain(why)}"
         for path, why in checked.evidence.failed
     ]
     return ["Records that do not count:", "", *lines, ""] if lines else []
@@ -217,7 +217,7 @@ def _environment_section(checks: list[Checked]) -> list[str]:
     )
     for title, key in _ENVIRONMENT.items():
         values = sorted({_environment_text(key, record.environment.get(key)) for record in records})
-        lines.append(f"- {title}: {'; '.join(values)}")
+        lines.append(f"- {title}: {plain('; '.join(values))}")
     return [*lines, ""]
 
 

@@ -77,6 +77,23 @@ def test_refused_and_failed_records_are_named(table1_records: Writer, tmp_path: 
     assert row_of(text, "NF4, untrained")[-1] == "-"
 
 
+def test_what_a_failed_run_says_is_shown_as_text_wherever_it_is_shown(
+    table1_records: Writer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    table1_records(tmp_path)
+    for seed in range(5):
+        (tmp_path / f"smoke/table1/bf16_full/seed-{seed}.json").unlink()
+        run = plan(find("table1"), Tier.SMOKE, [seed], ["bf16_full"])[0]
+        failed_record(run, "E: [/INST] <script>x</script> \x1b[2J\x9b2J", {}).write(tmp_path)
+    text = report(tmp_path)
+    main(["check", "table1", "--tier", "smoke", "--runs", str(tmp_path)])
+    shown = capsys.readouterr().out
+    assert "[/INST] &lt;script>x&lt;/script> ?[2J?2J" in text
+    assert "<script" not in text
+    assert "[/INST]" in shown
+    assert not any(sign in f"{text}{shown}" for sign in "\x1b\x9b")
+
+
 def test_a_report_without_records_says_what_to_run(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
