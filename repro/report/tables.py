@@ -17,7 +17,7 @@ from repro.evidence.form import without_controls
 from repro.evidence.paper import paper_cells
 from repro.judge.check import Checked, device_name
 from repro.report.numbers import bar_text, cell_text, device_heads, device_title, quantity
-from repro.report.verdicts import Bar, counted, stated_bars, word
+from repro.report.verdicts import Bar, counted, labelled, stated_bars
 from repro.spec.target import Metric, Target
 
 # Checks of one target at one tier, by device.
@@ -224,7 +224,7 @@ def _bar_cells(bar: Bar) -> tuple[str, str, str]:
         off = f"{100 * abs(value / bound - 1):.2g} %" if bound else ""
     elif bar.verdict.status == "contradicted":  # One of its values missed the bar, not their mean.
         measured += f" on average; {bar.verdict.sentence}"
-    return measured, off, word(bar.verdict)
+    return measured, off, labelled(bar.verdict)
 
 
 def link_to(path: Path, page: Path) -> str:
