@@ -66,7 +66,8 @@ def report_text(checks: list[Checked], expected: Path, out: Path, figures: Path)
     out, figures
         Where the report will lie, and the folder of figures that it links to.
     """
-    parts = ["# QeRL (arXiv 2510.11696), reproduced", "", *_summary(checks, expected)]
+    title = "# QeRL (arXiv 2510.11696): what these records show"
+    parts = [title, "", *_summary(checks, expected)]
     for checked in checks:
         parts += _target_section(checked, expected)
     parts += _figures_section(out, figures)

@@ -109,6 +109,13 @@ def with_overrides(
     require(tier in target.scales, f"{target.name} has no scale at the {tier.value} tier to change")
     own = {key: value for key, value in settings.items() if key not in ("arm", "scale")}
     before = target.scales[tier]
+    known = {item.name for item in dataclasses.fields(Arm)}
+    for key in own:
+        require(
+            hasattr(before, key) or key not in known,
+            f"there is no setting {key!r} of the scale; arm.{key} is the arms' own: "
+            f"--set arm.{key}=...",
+        )
     scale = with_settings(before, own | dict(settings.get("scale", {})))
     arms = tuple(_changed(arm, settings.get("arm", {})) for arm in target.arms)
     words = _differences(before, scale)
