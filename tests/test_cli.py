@@ -122,6 +122,9 @@ def test_plan_says_runs_time_memory_disk_and_downloads(
     paper = capsys.readouterr().out
     assert "Qwen/Qwen2.5-7B-Instruct (15.2 GB)" in paper
     assert paper.count("not timed\n") == 12
+    one_run = paper.splitlines()[2]
+    assert one_run.startswith("  one run   ")
+    assert "(bf16_full) of memory" in one_run
     assert "later     Qwen/Qwen2.5-7B-Instruct: config, tokenizer and prompt lengths" in paper
 
 
