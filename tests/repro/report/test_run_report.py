@@ -11,6 +11,7 @@ import pytest
 
 from repro.__main__ import build_parser, main
 from repro.evidence.record import Record, failed_record
+from repro.run.select import selections_of
 from repro.spec.target import plan
 from repro.spec.tier import Tier
 from repro.targets import find
@@ -99,6 +100,25 @@ def test_a_report_without_records_says_what_to_run(
 ) -> None:
     assert main(["report", "--runs", str(tmp_path)]) == 2
     assert "python -m repro run table1" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "flags",
+    ["--steps 4", "--set arm.lora_rank=8", "--set arm.noise.sigma_start=0.02 --limit 8"],
+)
+def test_runs_with_other_settings_are_found_without_naming_them(
+    flags: str, made_up_record: Callable[..., Record], tmp_path: Path
+) -> None:
+    line = ["plan", "table1", "--tier", "smoke", *flags.split()]
+    (selection,) = selections_of(build_parser().parse_args(line))
+    for run in selection.plan([0], ["nvfp4_lora_aqn"]):
+        made_up_record(run).write(tmp_path)
+    assert main(["report", "--runs", str(tmp_path)]) == 0
+    text = (tmp_path / "report.md").read_text()
+    assert "is not the target's" not in text
+    row = next(line for line in text.splitlines() if line.startswith(f"| {selection.target.name} "))
+    assert row.split("|")[2:4] == [" smoke ", " 1 "]
+    assert "reproduced" not in text.splitlines()[0]
 
 
 def test_figures_beside_the_report_are_linked(table1_records: Writer, tmp_path: Path) -> None:
