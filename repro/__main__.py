@@ -28,6 +28,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         args = build_parser().parse_args(arguments)
         status: int = args.command(args)
+        sys.stdout.flush()
     except BrokenPipeError:
         # The reader (head, less) left early; let the interpreter flush into nothing.
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115 - lives until the process ends
@@ -385,6 +386,17 @@ def _plan(args: argparse.Namespace) -> int:
 
 
 def _run(args: argparse.Namespace) -> int:
+    from repro.run.execute import INTERRUPTED
+    from repro.run.places import runs_folder
+    from repro.run.select import check_line
+
+    status = _carry_out(args)
+    if status != INTERRUPTED:
+        print(f"The records are in {runs_folder(args.runs)[0]}. Next: {check_line(args)}")
+    return status
+
+
+def _carry_out(args: argparse.Namespace) -> int:
     from repro.evidence.provenance import source_at_start
 
     source_at_start()  # what the records of this start, and its plans, are of
@@ -414,7 +426,7 @@ def _regress(args: argparse.Namespace) -> int:
     from repro.regression.command import judged_or_not, main_regress
 
     def run(line: Sequence[str]) -> int:
-        return _run(build_parser().parse_args(["run", *line]))
+        return _carry_out(build_parser().parse_args(["run", *line]))
 
     return judged_or_not(partial(main_regress, run=run), args)
 
@@ -477,7 +489,7 @@ def _dose(args: argparse.Namespace) -> int:
 def _reproduce(args: argparse.Namespace) -> int:
     from repro.report.run_report import draw_figures, main_report
 
-    status = _run(args)
+    status = _carry_out(args)
     if status not in (FINE, CONTRADICTED):
         return status
     draw_figures(args)

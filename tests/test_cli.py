@@ -122,6 +122,9 @@ def test_plan_says_runs_time_memory_disk_and_downloads(
     paper = capsys.readouterr().out
     assert "Qwen/Qwen2.5-7B-Instruct (15.2 GB)" in paper
     assert paper.count("not timed\n") == 12
+    one_run = paper.splitlines()[2]
+    assert one_run.startswith("  one run   ")
+    assert "(bf16_full) of memory" in one_run
     assert "later     Qwen/Qwen2.5-7B-Instruct: config, tokenizer and prompt lengths" in paper
 
 
@@ -132,6 +135,32 @@ def test_check_without_records_says_not_run_and_that_it_could_not_judge(tmp_path
     statuses = {verdict["about"]: verdict["status"] for verdict in verdicts}
     assert statuses == {"claim": "not addressed", "mechanism": "not run", "expectation": "not run"}
     assert all(verdict["sentence"] for verdict in verdicts)
+
+
+def test_check_ends_with_a_conclusion_and_states_the_papers_claims_first() -> None:
+    done = repro("check", "table1", "--tier", "smoke", "--blessed")
+    lines = done.stdout.splitlines()
+    assert lines[-1] == (
+        "Claims of the paper: 8 not addressed at this tier; nothing says that this suite is at "
+        "fault."
+    )
+    assert max(map(len, lines)) == 120
+    assert done.stdout.index("not addressed") < done.stdout.index("about the")
+
+
+def test_a_reader_that_leaves_early_ends_check_quietly() -> None:
+    line = [sys.executable, "-m", "repro", "check", "table1", "--tier", "smoke", "--blessed"]
+    with subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdout.close()
+        assert process.stderr.read() == b""
+    assert process.returncode == 0
+
+
+def test_a_target_without_claims_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+    main(["check", "figure15", "--tier", "proxy", "--blessed"])
+    assert "figure15 states no claim of its own." in capsys.readouterr().out
 
 
 def test_records_go_to_the_users_folder_where_the_current_one_cannot_be_written(

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -23,6 +24,8 @@ DEEPEST = 24
 # Counts and seeds of up to 63 bits; larger integers cannot become floats.
 _LARGEST = 2**63
 _SHOWN = 60
+# What XML 1.0 cannot carry, not even escaped, and what a terminal takes for a command.
+_CONTROL = re.compile("[^\t\n\r\u0020-\u007e\u00a0-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
 
 class FormError(ValueError):
@@ -190,6 +193,19 @@ def shown(value: Any) -> str:
     """Return a value for a message, in short."""
     text = ascii(value)
     return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
+
+
+def without_controls(text: str) -> str:
+    """Return a text with a question mark for each character that a terminal or XML may not take.
+
+    What an error says of a run's own texts may hold colours, or commands to the terminal.
+    """
+    return _CONTROL.sub("?", text)
+
+
+def one_line(text: str) -> str:
+    """Return a text on one line, without control characters."""
+    return " ".join(without_controls(text).split())
 
 
 def read_json(text: str) -> Any:

@@ -27,7 +27,7 @@ from xml.etree import ElementTree
 from repro.evidence.bless import BlessError
 from repro.evidence.environment import device_of
 from repro.evidence.gpu_coverage import covered_files, digest_of_content
-from repro.evidence.provenance import PACKAGE, files_of_commit
+from repro.evidence.provenance import PACKAGE, files_of_commit, is_commit
 from repro.evidence.record import RecordError
 from repro.spec.whole_files import replace_text
 
@@ -282,7 +282,7 @@ def _is_of_its_commit(record: GpuTests) -> bool:
     """Whether git says so, or did when the tests ran and cannot be asked here."""
     committed = files_of_commit(record.commit, sorted(record.files))
     if committed is None:
-        return record.dirty is False
+        return record.dirty is False and is_commit(record.commit)
     return {name: digest_of_content(content) for name, content in committed.items()} == dict(
         record.files
     )

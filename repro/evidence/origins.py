@@ -67,18 +67,53 @@ def seeds_text(seeds: Iterable[int]) -> str:
 def mixed_seeds(records: Iterable[Record]) -> dict[int, list[str]]:
     """Return {seed: commits} of the seeds whose records are of several states of the source.
 
-    Arms are paired within a seed and within the policy that they start from: a target that compares
-    effects on several policies (`Target.across`) may have each policy's runs of another commit.
+    A target that compares effects on several policies (`Target.across`) may have each policy's runs
+    of another commit.
     """
+    commits: dict[int, set[str]] = {}
+    for seed, paired in _compared(records):
+        if len(_states_of(paired)) > 1:
+            commits.setdefault(seed, set()).update(record.commit for record in paired)
+    return {seed: sorted(several) for seed, several in commits.items()}
+
+
+def _compared(records: Iterable[Record]) -> list[tuple[int, list[Record]]]:
+    """Return (seed, records): arms are paired within a seed and the policy that they start from."""
     together: dict[tuple[int, str], list[Record]] = {}
     for record in records:
         policy = str(record.config["scale"].get("checkpoint", ""))
         together.setdefault((record.seed, policy), []).append(record)
-    commits: dict[int, set[str]] = {}
-    for (seed, _), paired in sorted(together.items()):
-        if len(_states_of(paired)) > 1:
-            commits.setdefault(seed, set()).update(record.commit for record in paired)
-    return {seed: sorted(several) for seed, several in commits.items()}
+    return [(seed, paired) for (seed, _), paired in sorted(together.items())]
+
+
+def mixed_devices(records: Iterable[Record]) -> str | None:
+    """Return a sentence on the first seed whose arms ran on different kinds of device, or None."""
+    for seed, paired in _compared(records):
+        devices = sorted(device or "none named" for device in devices_of(paired))
+        if len(devices) > 1:
+            return f"the arms of seed {seed} ran on different kinds of device: {', '.join(devices)}"
+    return None
+
+
+def between_seeds(records: Sequence[Record]) -> list[str]:
+    """Return sentences: on several kinds of device, on each package of several versions."""
+    seeds_by_value: dict[str, dict[str, set[int]]] = {}
+    for record in records:
+        values = {"devices": device_of(record.environment) or "none named"}
+        packages = record.environment.get("packages", {})
+        values |= {
+            f"versions of {name}": str(version)
+            for name, version in packages.items()
+            if version and name != "failed"
+        }
+        for name, value in values.items():
+            seeds_by_value.setdefault(name, {}).setdefault(value, set()).add(record.seed)
+    return [
+        f"The runs are of several {name}: "
+        + ", ".join(f"{value} ({seeds_text(of)})" for value, of in sorted(by_value.items()))
+        for name, by_value in seeds_by_value.items()
+        if len(by_value) > 1
+    ]
 
 
 def _states_of(records: Iterable[Record]) -> set[str]:

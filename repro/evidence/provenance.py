@@ -24,6 +24,7 @@ import functools
 import hashlib
 import io
 import os
+import re
 import stat
 import subprocess
 import tarfile
@@ -36,6 +37,8 @@ UNKNOWN = "unknown"
 # What decides a run's result: code and the choices beside it.
 _FOLDERS = ("repro", "kernels")
 _KINDS = (".py", ".cu", ".cuh", ".json")
+# Whole, or as short as records have it. Anything else that a record names is never handed to git.
+_COMMIT = re.compile("[0-9a-f]{7,40}")
 
 
 @functools.cache
@@ -177,17 +180,25 @@ def digest_of_commit(commit: str) -> str | None:
     return None if files is None else _digest(files.items())
 
 
+def is_commit(text: str) -> bool:
+    """Whether a text is a commit's digits, 7 to 40 of them."""
+    return _COMMIT.fullmatch(text) is not None
+
+
 def files_of_commit(commit: str, paths: Sequence[str]) -> dict[str, bytes] | None:
     """Return {name: content} of a commit's files at or below these paths.
 
-    None where git cannot tell: no checkout, or a commit that lacks one of the paths.
+    None where git cannot tell: no checkout, a text that is no commit's, or a commit that lacks one
+    of the paths.
     """
     checkout = checkout_folder()
-    if checkout is None:
+    if checkout is None or not is_commit(commit):
         return None
-    command = ["git", "-C", str(checkout), "archive", "--format=tar", commit, *paths]
+    command = ["git", "-C", str(checkout), "archive", "--format=tar", "--end-of-options"]
     try:
-        done = subprocess.run(command, capture_output=True, timeout=60, check=False)
+        done = subprocess.run(
+            [*command, commit, *paths], capture_output=True, timeout=60, check=False
+        )
     except (OSError, subprocess.TimeoutExpired):
         return None
     if done.returncode != 0:

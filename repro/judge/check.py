@@ -24,7 +24,13 @@ from repro.evidence.environment import device_of
 from repro.evidence.expectation import Expectation, load_bars
 from repro.evidence.measured import load_expectations
 from repro.evidence.not_run import explained
-from repro.evidence.origins import mixed_seeds, seeds_text, was_written_to
+from repro.evidence.origins import (
+    between_seeds,
+    mixed_devices,
+    mixed_seeds,
+    seeds_text,
+    was_written_to,
+)
 from repro.evidence.paper import paper_cells
 from repro.evidence.plans import read_plans
 from repro.evidence.statistics import wilson_interval
@@ -218,7 +224,18 @@ def _mismatch(selection: Selection, claim: Claim, evidence: Evidence) -> str | N
         mismatch = _other_inputs(claim, arms, evidence)
         if mismatch is not None:
             return mismatch
-    return _repeated_policy(claim, evidence)
+    return _other_devices(selection, claim, evidence) or _repeated_policy(claim, evidence)
+
+
+def _other_devices(selection: Selection, claim: Claim, evidence: Evidence) -> str | None:
+    """Return the first seed whose arms ran on different kinds of device; None at the smoke tier.
+
+    A card's arithmetic, and its speed, would be part of the difference. The smoke tier runs on CPUs
+    alone, whatever else a machine has.
+    """
+    records = [record for arm in claim.arms for record in evidence.records[arm].values()]
+    mixed = None if selection.tier is Tier.SMOKE else mixed_devices(records)
+    return mixed and f"claim {claim.name}: {mixed}"
 
 
 def _other_inputs(claim: Claim, arms: Sequence[str], evidence: Evidence) -> str | None:
@@ -291,6 +308,7 @@ def _with_caveat(
             f"The arms of {seeds_text(list(mixed))} were run from different source commits, so "
             "that the code may differ, too"
         )
+    sentences += [] if selection.tier is Tier.SMOKE else between_seeds(every)
     return dataclasses.replace(verdict, sentence=". ".join(sentences))
 
 

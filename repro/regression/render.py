@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import re
 from collections.abc import Sequence
 from typing import Any
 from xml.etree import ElementTree
@@ -19,8 +18,10 @@ from rich.markup import escape
 from rich.table import Table
 
 from repro.evidence.compare import VERDICTS, Comparison, Judgement, Row, Side
+from repro.evidence.form import one_line, without_controls
 from repro.evidence.origins import commits_of, devices_of
 from repro.report.numbers import quantity
+from repro.report.tables import plain
 from repro.report.tables import table as markdown_table
 
 LINES = 10
@@ -28,8 +29,6 @@ _PROBLEMS_SHOWN = 3
 _ROWS_IN_MARKDOWN = 50
 _COLOURS = {"regressed": "red", "unclear": "yellow", "improved": "green", "unchanged": "dim"}
 _STATUS_COLOURS = {"regressed": "red", "could not judge": "yellow", "fine": "green"}
-# What XML 1.0 cannot carry, not even escaped: a failed run's reason may hold terminal colours.
-_CONTROL = re.compile("[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
 
 def headline(judgement: Judgement) -> str:
@@ -64,7 +63,7 @@ def plain_lines(judgement: Judgement, files: str = "") -> list[str]:
         problems = [*problems[: _PROBLEMS_SHOWN - 1], f"and {more} more reasons"]
     middle = [*problems, *(row_text(row) for row in _remarkable(judgement))]
     room = LINES - len(first) - len(last)
-    return [_one_line(line) for line in (*first, *middle[:room], *last)]
+    return [one_line(line) for line in (*first, *middle[:room], *last)]
 
 
 def _remarkable(judgement: Judgement) -> list[Row]:
@@ -147,10 +146,6 @@ def _origin(sides: Sequence[Side]) -> str:
     return f"{names} ({devices}, commit {commits})"
 
 
-def _one_line(text: str) -> str:
-    return " ".join(_CONTROL.sub("?", text).split())
-
-
 def print_judgement(judgement: Judgement, files: str = "", console: Console | None = None) -> None:
     """Print ten plain lines, or on a terminal a table of all that is not unchanged."""
     console = console or Console()
@@ -168,7 +163,7 @@ def print_judgement(judgement: Judgement, files: str = "", console: Console | No
     if table.row_count:
         console.print(table)
     for problem in judgement.every_problem:
-        console.print(f"[yellow]not judged[/] {escape(_one_line(problem))}", highlight=False)
+        console.print(f"[yellow]not judged[/] {escape(one_line(problem))}", highlight=False)
     said = f"[{_STATUS_COLOURS[judgement.status]}]{headline(judgement)}[/]"
     console.print(said, highlight=False)
     for line in (counts_text(judgement), provenance_text(judgement), files):
@@ -180,7 +175,7 @@ def markdown(judgement: Judgement) -> str:
     """Return the judgement as the summary of a CI step."""
     lines = [f"## Regression: {judgement.status}", "", f"{headline(judgement)}.", ""]
     lines += [f"{counts_text(judgement)}.", ""]
-    lines += [f"* not judged: {_one_line(problem)}" for problem in judgement.every_problem]
+    lines += [f"* not judged: {plain(one_line(problem))}" for problem in judgement.every_problem]
     rows = _remarkable(judgement)[:_ROWS_IN_MARKDOWN]
     heads = ("target", "arm", "value", "verdict", "old", "new", "change", "because")
     lines += ["", *markdown_table(heads, map(_markdown_cells, rows))]
@@ -238,7 +233,9 @@ def junit_text(judgement: Judgement) -> str:
             case = _case(suite, f"{row.target}.{row.arm}", row.metric)
             if row.verdict in ("regressed", "unclear"):
                 kind = "failure" if row.verdict == "regressed" else "skipped"
-                ElementTree.SubElement(case, kind, message=_xml(row_text(row))).text = _raw(row)
+                ElementTree.SubElement(
+                    case, kind, message=without_controls(row_text(row))
+                ).text = _raw(row)
         _errors(suite, comparison.target, comparison.problems)
     if judgement.problems:
         _errors(_suite(root, "records"), "records", judgement.problems)
@@ -261,12 +258,8 @@ def _case(suite: ElementTree.Element, owner: str, name: str) -> ElementTree.Elem
 def _errors(suite: ElementTree.Element, owner: str, problems: Sequence[str]) -> None:
     for number, problem in enumerate(problems, 1):
         case = _case(suite, owner, f"could be judged ({number})")
-        ElementTree.SubElement(case, "error", message=_xml(problem))
+        ElementTree.SubElement(case, "error", message=without_controls(problem))
 
 
 def _raw(row: Row) -> str:
     return f"old {list(row.old)}\nnew {list(row.new)}\nin {row.unit}"
-
-
-def _xml(text: str) -> str:
-    return _CONTROL.sub("?", text)

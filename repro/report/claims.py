@@ -23,6 +23,7 @@ from repro.report.tables import (
     device_of,
     grouped,
     paper_columns,
+    plain,
     side_by_side,
     table,
     target_of,
@@ -131,7 +132,7 @@ def _claim_lines(checked: Checked) -> list[Line]:
     return [
         Line(
             common=(item.statement, item.source),
-            own=(labelled(item), item.sentence),
+            own=(labelled(item), plain(item.sentence)),
             name=item.name,
         )
         for _, item in checked.statements()

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
+from rich import markup
 from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
 
+from repro.evidence.form import without_controls
 from repro.evidence.verdict import Status
 from repro.judge.blessed import blessed_of
 from repro.judge.check import Checked, check_selection, checked_json, device_name
 from repro.report.numbers import device_title
-from repro.report.verdicts import Kind, about, counted, labelled, of_kind, to_show
+from repro.report.verdicts import Kind, about, counted, kind_of, labelled, of_kind, to_show
 from repro.run.places import expected_folder, runs_folder
 from repro.run.select import CHANGING, selections_of
 from repro.spec.arm import require
@@ -32,13 +33,33 @@ _COLOURS: Mapping[Status, str] = {
 }
 
 
+# The paper's claims first; values that the suite holds against itself last.
+_ORDER = tuple(Kind)
+_WIDTH = 120
+
+
+def escape(text: str) -> str:
+    """Return a text that rich shows as it is, without what a terminal takes for a command."""
+    return markup.escape(without_controls(text))
+
+
+class _Pipe(Console):
+    """A console whose reader (head, less) may leave early: then rich would exit with status 1."""
+
+    def on_broken_pipe(self) -> None:
+        """Leave it to the command line, which ends quietly."""
+        raise BrokenPipeError
+
+
 def print_check(checked: Checked, console: Console | None = None) -> None:
     """Print the verdicts of one target."""
-    console = console or Console()
+    console = console or _console()
     if checked.lacking:
         console.print(f"[red]{escape(checked.lacking)}[/]", highlight=False, soft_wrap=True)
         return
     target, tier = checked.selection.target, checked.selection.tier
+    if not target.claims:
+        console.print(f"{escape(target.name)} states no claim of its own.", highlight=False)
     device = device_name(checked.evidence)
     where = f", {device_title(device)}" if device else ""
     table = Table(
@@ -48,20 +69,39 @@ def print_check(checked: Checked, console: Console | None = None) -> None:
     table.add_column("claim, bar or blessed value", overflow="fold")
     table.add_column("verdict", overflow="fold", min_width=12)
     table.add_column("because", overflow="fold")
-    for verdict in to_show(checked):
+    shown = to_show(checked)
+    for verdict in sorted(shown, key=lambda item: _ORDER.index(kind_of(item))):
         kind = f" ({about(verdict)})" if about(verdict) else ""
         table.add_row(
             escape(verdict.statement + kind),
             f"[{_COLOURS[verdict.status]}]{labelled(verdict)}[/]",
             escape(verdict.sentence),
         )
-    console.print(table)
+    if shown:
+        console.print(table)
     if blessed := of_kind(checked, Kind.BLESSED):
         console.print(f"{Kind.BLESSED.value}: {counted(blessed)}", highlight=False)
     for path, reason in checked.evidence.refused:
         console.print(f"[red]refused[/] {escape(f'{path}: {reason}')}", highlight=False)
     for path, reason in checked.evidence.failed:
         console.print(f"[yellow]failed[/] {escape(f'{path}: {reason}')}", highlight=False)
+
+
+def _console() -> Console:
+    """Return the terminal; anything else (a pipe, a log) takes lines of 120 columns."""
+    console = _Pipe()
+    return console if console.is_terminal else _Pipe(width=_WIDTH)
+
+
+def conclusion(checks: Sequence[Checked]) -> str:
+    """Return a sentence on what the checks come to: the paper's claims, and this suite's faults."""
+    paper = [verdict for item in checks for verdict in of_kind(item, Kind.PAPER)]
+    said = f"Claims of the paper: {counted(paper) or 'none judged here'}"
+    wrong = [item.selection.target.name for item in checks if item.faulty]
+    lacking = [item.selection.target.name for item in checks if item.lacking]
+    parts = [f"this suite is at fault in {', '.join(wrong)}"] if wrong else []
+    parts += [f"{', '.join(lacking)} cannot be judged without records"] if lacking else []
+    return f"{said}; {'; '.join(parts) or 'nothing says that this suite is at fault'}."
 
 
 def main_check(args: argparse.Namespace) -> int:
@@ -80,6 +120,7 @@ def main_check(args: argparse.Namespace) -> int:
     else:
         for item in checks:
             print_check(item)
+        print(conclusion(checks))  # noqa: T201
         if sentence:
             print(sentence)  # noqa: T201
     if any(item.faulty for item in checks):

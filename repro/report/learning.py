@@ -17,7 +17,7 @@ from pathlib import Path
 
 from repro.evidence.sizes import MINIMUM_DRAWS
 from repro.evidence.store import Blessed, Source, blessed_records, blessed_sources
-from repro.evidence.verdict import SHOWN, Verdict
+from repro.evidence.verdict import Verdict
 from repro.judge.check import Checked, check_selection
 from repro.judge.study import with_study
 from repro.report import dose_response, mediation
@@ -47,12 +47,11 @@ from repro.report.numbers import device_title
 from repro.report.pictures import DOSE, FOREST, picture_lines
 from repro.report.tables import Line, by_device, link_to, side_by_side
 from repro.report.twelve import TWELVE, Decided, Share, decided, statements
-from repro.report.verdicts import CLAIM_WORDS, counted, labelled, word
+from repro.report.verdicts import CLAIM_WORDS, counted, labelled
 from repro.run.analysis_plan import needs_plan
 from repro.run.places import absence_text, expected_folder
 from repro.run.select import Selection
 from repro.spec.claim import Claim
-from repro.spec.effect import ALPHA
 from repro.spec.tier import Tier
 from repro.spec.whole_files import replace_text
 from repro.targets import TARGETS, runs_of
@@ -378,8 +377,6 @@ def _can_show(row: Decided, verdict: Verdict) -> str:
     if row.statement is not None and are_pairs_counted(row.statement):
         needed = pairs_needed(row.statement, verdict)
         parts += [f"{needed} pairs would decide, were the effect as measured"] if needed else []
-    if verdict.status in SHOWN and verdict.q is not None and verdict.q >= ALPHA:
-        parts.append(f"q = {verdict.q:.2g} over the study")
     return ": ".join(filter(None, ["; ".join(parts), row.remark]))
 
 
@@ -438,7 +435,7 @@ def _deciding(devices: Mapping[str, Sequence[Checked]]) -> list[str]:
         parts[device] = [
             Line(
                 common=(*_named(number, name, name in deciding), _place(known[name][1])),
-                own=(word(known[name][2]),),
+                own=(labelled(known[name][2]),),
             )
             for number, claim in enumerate(TWELVE, 1)
             for name in claim.statements

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from repro.evidence.comparison import blocks_of, values_and_bound
 from repro.judge.check import Checked
-from repro.report.verdicts import word
+from repro.report.verdicts import labelled
 
 _PAIRED_BY = "pre-training seed"
 
@@ -60,7 +60,7 @@ def _rows(checked: Checked) -> list[PolicyRow]:
                 low=verdict.low,
                 high=verdict.high,
                 paper=verdict.paper,
-                verdict=word(verdict),
+                verdict=labelled(verdict),
             )
         )
     return drawn

@@ -17,7 +17,7 @@ from repro.report.numbers import bar_text, cell_text, device_heads, quantity, sp
 from repro.report.systems import BLOCKS, step_spans
 from repro.report.systems_rates import comparisons, printed_rates, ratio_span
 from repro.report.tables import NOTHING, device_of, table
-from repro.report.verdicts import CLAIMS, counted, of_kind, stated_bars, word
+from repro.report.verdicts import CLAIMS, counted, labelled, of_kind, stated_bars
 from repro.spec.tier import Tier
 from repro.targets import find
 from repro.targets.ladder.skill import SKILL
@@ -104,7 +104,7 @@ def _memory(checks: Checks, expected: Path) -> Cells:
     for bar in stated_bars(checks["memory"], expected) if "memory" in checks else []:
         if bar.key == (NVFP4_LORA.name, checks["memory"].selection.target.headline):
             measured = f"peak {quantity(bar.verdict.effect or 0.0, bar.unit)}"
-            verdict = f"{word(bar.verdict)} ({bar_text(bar.expectation, bar.unit)})"
+            verdict = f"{labelled(bar.verdict)} ({bar_text(bar.expectation, bar.unit)})"
     return "fits (sections 1, 4.3)", measured, verdict
 
 

@@ -13,16 +13,17 @@ import sys
 from pathlib import Path
 
 from repro.evidence.origins import commits_of, seeds_text
-from repro.evidence.record import Record
+from repro.evidence.record import Record, read_record
 from repro.judge.check import Checked, check_selection
 from repro.report.claims import KINDS, counts_of
-from repro.report.tables import arms_table, link_to, paper_columns, table
+from repro.report.tables import arms_table, link_to, paper_columns, plain, table
 from repro.report.verdicts import Kind, about, counted, labelled, of_kind, to_show
 from repro.run.places import PACKAGE, expected_folder, runs_folder
 from repro.run.select import CHANGING, Selection, selections_of
 from repro.spec.arm import require
 from repro.spec.target import Metric
 from repro.spec.tier import Tier
+from repro.spec.variants import as_recorded
 from repro.spec.whole_files import replace_text
 from repro.targets import TARGETS, runs_of
 from repro.targets.paper_tier import BENCHMARKS
@@ -66,7 +67,8 @@ def report_text(checks: list[Checked], expected: Path, out: Path, figures: Path)
     out, figures
         Where the report will lie, and the folder of figures that it links to.
     """
-    parts = ["# QeRL (arXiv 2510.11696), reproduced", "", *_summary(checks, expected)]
+    title = "# QeRL (arXiv 2510.11696): what these records show"
+    parts = [title, "", *_summary(checks, expected)]
     for checked in checks:
         parts += _target_section(checked, expected)
     parts += _figures_section(out, figures)
@@ -166,7 +168,7 @@ def _verdicts_table(checked: Checked) -> list[str]:
         [
             f"{verdict.statement} ({about(verdict) or verdict.source})",
             f"**{labelled(verdict)}**",
-            verdict.sentence,
+            plain(verdict.sentence),
         ]
         for verdict in to_show(checked)
     ]
@@ -175,9 +177,9 @@ def _verdicts_table(checked: Checked) -> list[str]:
 
 
 def _blemishes(checked: Checked) -> list[str]:
-    lines = [f"- refused: `{path.name}`: {why}" for path, why in checked.evidence.refused]
+    lines = [f"- refused: `{path.name}`: {plain(why)}" for path, why in checked.evidence.refused]
     lines += [
-        f"- failed: `{path.parent.name}/{path.name}`: {why}"
+        f"- failed: `{path.parent.name}/{path.name}`: {plain(why)}"
         for path, why in checked.evidence.failed
     ]
     return ["Records that do not count:", "", *lines, ""] if lines else []
@@ -217,7 +219,7 @@ def _environment_section(checks: list[Checked]) -> list[str]:
     )
     for title, key in _ENVIRONMENT.items():
         values = sorted({_environment_text(key, record.environment.get(key)) for record in records})
-        lines.append(f"- {title}: {'; '.join(values)}")
+        lines.append(f"- {title}: {plain('; '.join(values))}")
     return [*lines, ""]
 
 
@@ -266,13 +268,34 @@ def reported(args: argparse.Namespace, runs: Path, expected: Path) -> list[Check
             selection
             for selection in every_selection(args.tier)
             if (runs / selection.tier.value / selection.source.name).is_dir()
-        ]
+        ] + _changed_selections(runs, args.tier)
     if not chosen:
         raise ValueError(f"{runs} has no records to report; start with: python -m repro run table1")
     return [
         check_selection(selection, runs, expected)
         for selection in with_figures(chosen, args.targets)
     ]
+
+
+def _changed_selections(runs: Path, tier: str | None) -> list[Selection]:
+    """Return the selections of runs with other settings (`--steps`, `--set`, ...) that lie here."""
+    known, found = {target.name: target for target in TARGETS}, []
+    for folder in sorted(runs.glob("*/*_*")):
+        names = [name for name in known if folder.name.startswith(f"{name}_")]
+        place = folder.parent.name
+        if folder.name in known or not names or place not in {tier or item.value for item in Tier}:
+            continue
+        home = known[max(names, key=len)]
+        configs = {path.parent.name: path for path in sorted(folder.glob("*/seed-*.json"))}
+        if configs and Tier(place) in home.scales:
+            try:
+                read = {arm: read_record(path).config for arm, path in configs.items()}
+                changed = as_recorded(home, folder.name, Tier(place), read)
+            except ValueError as error:  # damaged, or of settings that there are no longer
+                print(f"left out: {folder}: {error}")  # noqa: T201
+                continue
+            found.append(Selection(target=changed, source=changed, tier=Tier(place)))
+    return found
 
 
 def every_selection(tier: str | None) -> list[Selection]:

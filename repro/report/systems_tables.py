@@ -16,7 +16,7 @@ from repro.judge.check import Checked
 from repro.report.numbers import bar_text, quantity
 from repro.report.systems_rates import Comparison, Rate, against, comparisons, rank_of
 from repro.report.tables import Group, Line, bar_rows, bars_table, side_by_side, target_of
-from repro.report.verdicts import Bar, stated_bars, word
+from repro.report.verdicts import Bar, labelled, stated_bars
 
 # Tokens per second from which digits behind the point say nothing.
 _WHOLE_FROM = 1000
@@ -68,7 +68,7 @@ def _rate_line(checked: Checked, item: Comparison, by_rank: bool, several: bool)
             *_rate_cells(item.slow),
             *_rate_cells(item.fast),
             _interval(item.ratio),
-            "" if item.verdict is None else word(item.verdict),
+            "" if item.verdict is None else labelled(item.verdict),
         ),
     )
 
@@ -84,7 +84,7 @@ def _rate_cells(rate: Rate) -> tuple[str, str, str]:
         return measured, "", ""
     least, goal = rate.bar.expectation.accept[0], rate.bar.expectation.goal
     bar = ("" if least is None else f"{least:,g}") + ("" if goal is None else f" ({goal:,g})")
-    return measured, bar, word(rate.bar.verdict)
+    return measured, bar, labelled(rate.bar.verdict)
 
 
 def _interval(interval: Interval | None) -> str:
@@ -205,7 +205,7 @@ def _bar_text(bar: Bar | None) -> str:
 
 
 def _bar_word(bar: Bar | None) -> str:
-    return "" if bar is None else word(bar.verdict)
+    return "" if bar is None else labelled(bar.verdict)
 
 
 def _disagreements(group: Group, expected: Path) -> list[str]:

@@ -8,14 +8,16 @@ which every row is empty is left out, so that one layout serves every target.
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from repro.evidence.form import without_controls
 from repro.evidence.paper import paper_cells
 from repro.judge.check import Checked, device_name
 from repro.report.numbers import bar_text, cell_text, device_heads, device_title, quantity
-from repro.report.verdicts import Bar, counted, stated_bars, word
+from repro.report.verdicts import Bar, counted, labelled, stated_bars
 from repro.spec.target import Metric, Target
 
 # Checks of one target at one tier, by device.
@@ -23,6 +25,8 @@ Group = Mapping[str, Checked]
 NOTHING = ["No records are blessed yet."]
 # Columns that a table of several devices may have.
 _WIDEST = 12
+# What HTML takes for the beginning of a tag; `p < 0.001` has none.
+_TAG = re.compile("<(?=[A-Za-z/!?])")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,6 +44,11 @@ class Line:
 def in_cell(text: str) -> str:
     """Return a text as a cell of a Markdown table takes it."""
     return text.replace("|", "\\|").replace("\n", " ")
+
+
+def plain(text: str) -> str:
+    """Return a text that a record may hold so that a page shows it as text: no tags of HTML."""
+    return _TAG.sub("&lt;", without_controls(text))
 
 
 def table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
@@ -215,7 +224,7 @@ def _bar_cells(bar: Bar) -> tuple[str, str, str]:
         off = f"{100 * abs(value / bound - 1):.2g} %" if bound else ""
     elif bar.verdict.status == "contradicted":  # One of its values missed the bar, not their mean.
         measured += f" on average; {bar.verdict.sentence}"
-    return measured, off, word(bar.verdict)
+    return measured, off, labelled(bar.verdict)
 
 
 def link_to(path: Path, page: Path) -> str:

@@ -11,20 +11,20 @@ judged, and stands here alone:
 
 A blessed value's interval has two sides, so `changed` may be better or worse; *regressed* is said
 by `repro.regression` alone, of what is shown to be worse. *Post hoc* is added where the rules are
-younger than the runs.
+younger than the runs, and q where over the study what a target shows may be luck.
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 
 from repro.evidence.expectation import Expectation, load_bars
-from repro.evidence.verdict import Status, Verdict
+from repro.evidence.verdict import SHOWN, Status, Verdict
 from repro.judge.check import Checked, device_name
+from repro.spec.effect import ALPHA
 from repro.spec.tier import Tier
 
 # The source of claims that are bars of this suite rather than the paper's.
@@ -90,8 +90,16 @@ def word(verdict: Verdict) -> str:
 
 
 def labelled(verdict: Verdict) -> str:
-    """Return the verdict's word, and that it is post hoc if it is."""
-    return word(verdict) + (", post hoc" if verdict.post_hoc else "")
+    """Return the verdict's word, that it is post hoc if it is, and a q at which it is not shown."""
+    notes = ["post hoc"] * bool(verdict.post_hoc)
+    if _is_by_chance(verdict):
+        notes.append(f"q = {verdict.q:.2g}")
+    return ", ".join([word(verdict), *notes])
+
+
+def _is_by_chance(verdict: Verdict) -> bool:
+    """Whether a direction is shown by its target alone, not at the study's discovery rate."""
+    return verdict.status in SHOWN and verdict.q is not None and verdict.q >= ALPHA
 
 
 def _group(verdict: Verdict) -> str:
@@ -104,10 +112,28 @@ def about(verdict: Verdict) -> str:
 
 
 def counted(verdicts: Iterable[Verdict]) -> str:
-    """Return how many verdicts have each word: `12 reproduced, 3 inconclusive`; empty for none."""
-    counts = Counter(_group(verdict) for verdict in verdicts)
+    """Return how many verdicts have each word: `12 reproduced, 3 inconclusive (2 post hoc)`."""
+    groups: dict[str, list[Verdict]] = {}
+    for verdict in verdicts:
+        groups.setdefault(_group(verdict), []).append(verdict)
     ordered = dict.fromkeys(name for words in _WORDS.values() for name in words.values())
-    return ", ".join(f"{counts[name]} {name}" for name in ordered if counts[name])
+    return ", ".join(
+        f"{len(groups[name])} {name}{_notes(groups[name])}" for name in ordered if name in groups
+    )
+
+
+def _notes(verdicts: Sequence[Verdict]) -> str:
+    """Return in brackets how many verdicts are so marked, without a number where all are."""
+    marks = {
+        "post hoc": [item for item in verdicts if item.post_hoc],
+        "q >= 5 %": [item for item in verdicts if _is_by_chance(item)],
+    }
+    said = ", ".join(
+        mark if len(marked) == len(verdicts) else f"{len(marked)} {mark}"
+        for mark, marked in marks.items()
+        if marked
+    )
+    return f" ({said})" if said else ""
 
 
 def of_kind(checked: Checked, *kinds: Kind) -> list[Verdict]:

@@ -23,6 +23,7 @@ from types import FrameType, MappingProxyType
 from rich.console import Console
 
 from repro.evidence.environment import capture_environment
+from repro.evidence.form import without_controls
 from repro.evidence.record import failed_record, find_record, read_record, run_folder
 from repro.keep.command_line import keeping_of
 from repro.keep.trackers import require_side_by_side
@@ -295,7 +296,7 @@ def _follow(
         alike = failures.note(event)
         if alike is not None:
             dropped += sum(len(task.every) for task in pool.drop(alike.covers))
-            console.print(alike.sentence, highlight=False, markup=False)
+            console.print(without_controls(alike.sentence), highlight=False, markup=False)
     return faults, dropped
 
 

@@ -25,6 +25,7 @@ from repro.run.proxy_options import making
 from repro.run.run_disk import disk_bytes
 from repro.run.select import Selection
 from repro.spec.config import RunConfig, TrainScale
+from repro.spec.needs import Needs
 from repro.spec.throughput import ThroughputScale
 from repro.spec.tier import REAL_CHECKPOINTS, Tier, cuda_devices
 from repro.targets.rates import lacking_rates
@@ -74,6 +75,7 @@ def plan_text(
         f"({len(done)} recorded, {len(left)} to do)",
         f"  {selection.target.statement}",
     ]
+    lines += _one_run_lines(left or runs, needs)
     missing = selection.tier.missing()
     if missing:
         lines.append(f"  This machine cannot run it: {missing}.")
@@ -99,6 +101,23 @@ def plan_text(
     lines += _measured_lines(selection, runs, folder)
     lines.append(f"  records   {folder}")
     return "\n".join(lines)
+
+
+def _one_run_lines(runs: list[RunConfig], needs: Needs) -> list[str]:
+    """Return what one run takes, of published checkpoints: the smallest and the largest arm's."""
+    planned = {run.arm.name: run for run in runs if isinstance(run.scale, TrainScale)}
+    every = [run for run in planned.values() if is_published(run.scale)]
+    if not every:
+        return []
+    memory = [(memory_of(run.arm, run.scale)[0], run.arm.name) for run in every]
+    disk = [(disk_bytes([run], needs, 1), run.arm.name) for run in every]
+    said = [
+        f"{size(min(of)[0])} ({min(of)[1]}) to {size(max(of)[0])} ({max(of)[1]}) of {what}"
+        if min(of)[0] < max(of)[0]
+        else f"{size(of[0][0])} of {what}"
+        for of, what in ((memory, "memory"), (disk, "disk"))
+    ]
+    return [f"  one run   {', '.join(said)}"]
 
 
 def _measured_lines(selection: Selection, runs: list[RunConfig], folder: Path) -> list[str]:

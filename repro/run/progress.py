@@ -15,6 +15,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from repro.evidence.form import without_controls
 from repro.run.worker import Event, Task
 
 
@@ -86,17 +87,23 @@ class Display:
             return
         self._last_line = time.monotonic()
         under_way = "; ".join(_line(event) for event in self._active.values())
-        self._console.print(f"{self._done} of {self._total} runs done; now {under_way}")
+        self._console.print(
+            f"{self._done} of {self._total} runs done; now {under_way}", markup=False
+        )
 
     def _render(self) -> Group:
         table = Table.grid(padding=(0, 2))
         for name, event in sorted(self._active.items()):
-            table.add_row("  " + name, event.text, _numbers(event.values))
+            table.add_row("  " + name, _plain(event.text), _numbers(event.values))
         return Group(table, self._progress)
 
 
 def _reason(event: Event) -> str:
-    return event.text.splitlines()[0] if event.text else "no reason given"
+    return _plain(event.text.splitlines()[0]) if event.text else "no reason given"
+
+
+def _plain(text: str) -> str:
+    return escape(without_controls(text))
 
 
 def _name(task: Task) -> str:
@@ -108,7 +115,7 @@ def _name(task: Task) -> str:
 
 
 def _line(event: Event) -> str:
-    return f"{_name(event.task)} {event.text} {_numbers(event.values)}".strip()
+    return f"{_name(event.task)} {without_controls(event.text)} {_numbers(event.values)}".strip()
 
 
 def _numbers(values: Mapping[str, float]) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import os
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -119,6 +120,16 @@ def changes_of(args: argparse.Namespace) -> Changes:
 def selections_of(args: argparse.Namespace) -> list[Selection]:
     """Return the selections that a command line names; see `select`."""
     return select(args.targets, tier=args.tier, changes=changes_of(args))
+
+
+def check_line(args: argparse.Namespace) -> str:
+    """Return the line that judges what a line of `run` carried out."""
+    words = ["python", "-m", "repro", "check", *args.targets]
+    for name in ("tier", *CHANGING, "runs", "expected"):
+        given = getattr(args, name, None)
+        for value in given if isinstance(given, list) else [] if given is None else [given]:
+            words += [f"--{name}", str(value)]
+    return shlex.join(words)
 
 
 def select(

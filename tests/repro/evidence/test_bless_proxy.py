@@ -207,14 +207,35 @@ def test_the_digest_of_a_commit_is_that_of_its_files(
     subprocess.run([*git, "init", "-q"], check=True)
     subprocess.run([*git, "add", "-A"], check=True)
     subprocess.run([*git, "commit", "-q", "-m", "first"], check=True)
+    asked = subprocess.run([*git, "rev-parse", "HEAD"], check=True, capture_output=True, text=True)
+    first = asked.stdout.strip()
     monkeypatch.setattr(provenance, "PACKAGE", package)
     digest = provenance.source_digest.__wrapped__
-    assert digest() == provenance.digest_of_commit("HEAD")
+    assert digest() == provenance.digest_of_commit(first)
     (package / "notes.txt").write_text("not code")
-    assert digest() == provenance.digest_of_commit("HEAD")
+    assert digest() == provenance.digest_of_commit(first)
     (package / "a.py").write_text("A = 2\n")
-    assert digest() != provenance.digest_of_commit("HEAD")
+    assert digest() != provenance.digest_of_commit(first)
+    assert digest() != provenance.digest_of_commit(first[:7])
     assert provenance.digest_of_commit("0" * 40) is None
+
+
+@pytest.mark.parametrize(
+    "commit", ["HEAD", "--output=FILE", "-o", "abcdef", "a" * 41, "unknown", ""]
+)
+def test_what_is_no_commits_digits_is_never_handed_to_git(
+    monkeypatch: pytest.MonkeyPatch, commit: str
+) -> None:
+    monkeypatch.setattr(subprocess, "run", lambda *_, **__: pytest.fail("git was asked"))
+    assert provenance.files_of_commit(commit, ["repro"]) is None
+
+
+def test_no_path_of_a_record_is_an_option_of_gits(tmp_path: Path) -> None:
+    file = tmp_path / "kept"
+    file.write_text("kept")
+    commit, _ = provenance.source_commit()
+    assert provenance.files_of_commit(commit, [f"--output={file}"]) is None
+    assert file.read_text() == "kept"
 
 
 def test_a_plan_that_its_runs_did_not_leave_is_said_to_be_younger_than_they(

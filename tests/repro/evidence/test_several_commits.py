@@ -117,6 +117,41 @@ def two_looks() -> Iterator[None]:
             yield
 
 
+def test_a_seed_whose_arms_ran_on_different_devices_is_not_compared(
+    tmp_path: Path, expected: Path, write: Writer
+) -> None:
+    write("table1", tmp_path, FIRST, NEW)
+    write("figure17", tmp_path, FIRST, NEW, lambda record: on_device(record, "NVIDIA H100"))
+    (selection,) = select(["figure17"], tier="proxy")
+    checked = check_selection(selection, tmp_path, expected)
+    assert [verdict.status for verdict in checked.verdicts] == ["not run"]
+    assert "arms of seed 5 ran on different kinds of device: nvidia_h100, nvidia_h200" in (
+        checked.verdicts[0].sentence
+    )
+    assert checked.faulty
+
+
+def test_other_machines_of_other_seeds_are_named(
+    tmp_path: Path, expected: Path, write: Writer
+) -> None:
+    def of(torch: str, device: str) -> Change:
+        def moved(record: Record) -> Record:
+            environment = record.environment | {"packages": {"torch": torch, "peft": None}}
+            return on_device(dataclasses.replace(record, environment=environment), device)
+
+        return moved
+
+    write("table1", tmp_path, FIRST, NEW, of("9.8", "NVIDIA H200"))
+    write("table1", tmp_path, SECOND, NEW, of("9.9", "NVIDIA H100"))
+    (selection,) = select(["table1"], tier="proxy")
+    verdict = next(check_selection(selection, tmp_path, expected).statements())[1]
+    assert "several devices: nvidia_h100 (seeds 10 to 14), nvidia_h200 (seeds 5 to" in (
+        verdict.sentence
+    )
+    assert "versions of torch: 9.8 (seeds 5 to 9), 9.9 (seeds 10 to 14)" in verdict.sentence
+    assert "peft" not in verdict.sentence
+
+
 @pytest.mark.usefixtures("two_looks")
 def test_more_seeds_of_another_commit_join_the_blessed_ones(
     tmp_path: Path, expected: Path, write: Writer, capsys: pytest.CaptureFixture[str]

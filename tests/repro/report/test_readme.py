@@ -67,7 +67,7 @@ def test_accuracies_have_the_words_of_their_claims(blessed_of: Of) -> None:
         for item in checked.verdicts
     ]
     answers = rows([dataclasses.replace(checked, verdicts=other)])
-    assert "2 contradicted" in [row[-1] for row in answers]
+    assert any(row[-1].startswith("2 contradicted") for row in answers)
 
 
 def test_the_papers_own_number_is_not_run_until_it_is(blessed: list[Checked]) -> None:

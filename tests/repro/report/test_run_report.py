@@ -11,6 +11,7 @@ import pytest
 
 from repro.__main__ import build_parser, main
 from repro.evidence.record import Record, failed_record
+from repro.run.select import selections_of
 from repro.spec.target import plan
 from repro.spec.tier import Tier
 from repro.targets import find
@@ -77,11 +78,47 @@ def test_refused_and_failed_records_are_named(table1_records: Writer, tmp_path: 
     assert row_of(text, "NF4, untrained")[-1] == "-"
 
 
+def test_what_a_failed_run_says_is_shown_as_text_wherever_it_is_shown(
+    table1_records: Writer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    table1_records(tmp_path)
+    for seed in range(5):
+        (tmp_path / f"smoke/table1/bf16_full/seed-{seed}.json").unlink()
+        run = plan(find("table1"), Tier.SMOKE, [seed], ["bf16_full"])[0]
+        failed_record(run, "E: [/INST] <script>x</script> \x1b[2J\x9b2J", {}).write(tmp_path)
+    text = report(tmp_path)
+    main(["check", "table1", "--tier", "smoke", "--runs", str(tmp_path)])
+    shown = capsys.readouterr().out
+    assert "[/INST] &lt;script>x&lt;/script> ?[2J?2J" in text
+    assert "<script" not in text
+    assert "[/INST]" in shown
+    assert not any(sign in f"{text}{shown}" for sign in "\x1b\x9b")
+
+
 def test_a_report_without_records_says_what_to_run(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["report", "--runs", str(tmp_path)]) == 2
     assert "python -m repro run table1" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "flags",
+    ["--steps 4", "--set arm.lora_rank=8", "--set arm.noise.sigma_start=0.02 --limit 8"],
+)
+def test_runs_with_other_settings_are_found_without_naming_them(
+    flags: str, made_up_record: Callable[..., Record], tmp_path: Path
+) -> None:
+    line = ["plan", "table1", "--tier", "smoke", *flags.split()]
+    (selection,) = selections_of(build_parser().parse_args(line))
+    for run in selection.plan([0], ["nvfp4_lora_aqn"]):
+        made_up_record(run).write(tmp_path)
+    assert main(["report", "--runs", str(tmp_path)]) == 0
+    text = (tmp_path / "report.md").read_text()
+    assert "is not the target's" not in text
+    row = next(line for line in text.splitlines() if line.startswith(f"| {selection.target.name} "))
+    assert row.split("|")[2:4] == [" smoke ", " 1 "]
+    assert "reproduced" not in text.splitlines()[0]
 
 
 def test_figures_beside_the_report_are_linked(table1_records: Writer, tmp_path: Path) -> None:

@@ -44,10 +44,11 @@ def verdict(
     source: str = "Table 1",
     matters: float | None = None,
     post_hoc: str = "",
+    q: float | None = None,
 ) -> Verdict:
     return Verdict(
         name="name", statement="statement", source=source, about=about, status=status,
-        sentence="because", matters=matters, unit="points", post_hoc=post_hoc,
+        sentence="because", matters=matters, unit="points", post_hoc=post_hoc, q=q,
     )  # fmt: skip
 
 
@@ -90,6 +91,18 @@ def test_a_verdict_by_rules_younger_than_its_runs_says_so() -> None:
     late = verdict("excluded", post_hoc="the plan of these runs has other rules")
     assert labelled(late) == "excluded at the paper's size, post hoc"
     assert word(late) == "excluded at the paper's size"
+
+
+def test_notes_stand_wherever_a_verdict_does_and_are_counted() -> None:
+    lucky = verdict("reproduced", q=0.14, post_hoc="other rules")
+    assert labelled(lucky) == "reproduced, post hoc, q = 0.14"
+    assert labelled(verdict("reproduced", q=0.01)) == "reproduced"
+    assert labelled(verdict("inconclusive", q=0.9)) == "inconclusive"
+    assert counted([lucky]) == "1 reproduced (post hoc, q >= 5 %)"
+    late = verdict("inconclusive", post_hoc="other rules")
+    assert counted([lucky, verdict("reproduced"), late, late]) == (
+        "2 reproduced (1 post hoc, 1 q >= 5 %), 2 inconclusive (post hoc)"
+    )
 
 
 def test_every_status_has_a_word_of_its_own() -> None:
@@ -138,5 +151,5 @@ def test_a_verdict_on_any_page_is_one_of_the_words(name: str) -> None:
         pytest.skip(f"{name} is not part of an installed package")
     cells = verdict_cells(page.read_text(encoding="utf-8"))
     assert len(cells) > 5
-    plain = {cell.removesuffix(", post hoc") for cell in cells}
+    plain = {re.sub(r"(, post hoc)?(, q = [\d.]+)?$", "", cell) for cell in cells}
     assert {cell for cell in plain if not cell.startswith(f"{NO_DIFFERENCE} ")} <= WORDS

@@ -9,7 +9,7 @@ import pytest
 
 from repro.__main__ import build_parser, main
 from repro.run.device_queue import devices_of, planned_workers, require_workers
-from repro.run.select import Selection, changes_of, select, selections_of
+from repro.run.select import Selection, changes_of, check_line, select, selections_of
 from repro.spec.settings import parse_settings, settings_text, with_settings
 from repro.spec.tier import Tier
 from repro.targets import find
@@ -20,6 +20,15 @@ SMOKE = find("table1").scales[Tier.SMOKE]
 def selected(*line: str) -> Selection:
     (selection,) = selections_of(build_parser().parse_args(["plan", *line]))
     return selection
+
+
+def test_run_ends_with_the_line_that_judges_what_it_did() -> None:
+    line = ["table1", "--tier", "smoke", "--set", "steps=4", "--set", "arm.lora_rank=8"]
+    args = build_parser().parse_args(["run", *line, "--runs", "a folder", "--seeds", "1"])
+    assert check_line(args) == (
+        "python -m repro check table1 --tier smoke --set steps=4 --set arm.lora_rank=8 "
+        "--runs 'a folder'"
+    )
 
 
 @pytest.mark.parametrize(
@@ -56,6 +65,7 @@ def selected(*line: str) -> Selection:
         ("--arms bf16_lra", "did you mean bf16_lora?"),
         ("--tier papper", "did you mean paper?"),
         ("--set stepz=3", "did you mean steps?"),
+        ("--set lora_rank=16", "there is no setting 'lora_rank' of the scale; arm.lora_rank is"),
         ("--set optimizer.beta3=0.9", "did you mean optimizer.beta2?"),
         ("--set arm.lora_rnk=4", "did you mean arm.lora_rank?"),
         ("--set steps=few", "steps is 'few'; it must be a whole number"),

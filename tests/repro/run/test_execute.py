@@ -1,6 +1,7 @@
 """The runner: what is done stays done, what fails is told, what stops goes on."""
 
 import dataclasses
+import io
 import json
 import multiprocessing
 import os
@@ -16,7 +17,8 @@ from rich.console import Console
 from repro.__main__ import main
 from repro.evidence.record import RecordError, find_record, read_record, record_path
 from repro.run.execute import execute
-from repro.run.worker import Task
+from repro.run.progress import Display
+from repro.run.worker import Event, Task
 from repro.run.workers import WorkerPool
 from repro.spec.target import plan
 from repro.spec.tier import Tier
@@ -100,6 +102,18 @@ def test_a_run_that_fails_leaves_its_reason_and_the_rest_go_on(tmp_path):
     record = read_record(left)
     assert record.outcome["status"] == "failed"
     assert "/nowhere/at/all" in record.outcome["reason"]
+
+
+@pytest.mark.parametrize("kind", ["failed", "progress"])
+def test_a_runs_own_words_are_no_markup_of_the_display(tmp_path, kind):
+    (run,) = runs_of(["bf16"])
+    task = Task(run=run, folder=tmp_path, runs=tmp_path)
+    console = Console(file=io.StringIO(), force_terminal=True, width=120)
+    with Display([task], 0, console) as display:
+        display.show(Event(task=task, kind=kind, text="E: [/INST] \x1b]0;title\x07"))
+    shown = console.file.getvalue()
+    assert "[/INST]" in shown
+    assert "\x1b]0;" not in shown
 
 
 @pytest.mark.usefixtures("warm_workers")
