@@ -58,14 +58,13 @@ def print_check(checked: Checked, console: Console | None = None) -> None:
         console.print(f"[red]{escape(checked.lacking)}[/]", highlight=False, soft_wrap=True)
         return
     target, tier = checked.selection.target, checked.selection.tier
-    if not target.claims:
-        console.print(f"{escape(target.name)} states no claim of its own.", highlight=False)
     device = device_name(checked.evidence)
     where = f", {device_title(device)}" if device else ""
-    table = Table(
-        title=f"{target.name}, {tier.value} tier{where}: {checked.evidence.count} records",
-        title_justify="left",
-    )
+    title = f"{target.name}, {tier.value} tier{where}: {checked.evidence.count} records"
+    if not target.claims:
+        said = f"{escape(title)}; {escape(target.name)} states no claim of its own."
+        console.print(said, highlight=False, soft_wrap=True)
+    table = Table(title=title, title_justify="left")
     table.add_column("claim, bar or blessed value", overflow="fold")
     table.add_column("verdict", overflow="fold", min_width=12)
     table.add_column("because", overflow="fold")
