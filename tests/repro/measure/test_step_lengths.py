@@ -177,7 +177,7 @@ def test_spread_rows_are_held_against_equal_ones_repeat_by_repeat(
 def test_the_cache_is_planned_for_twice_the_mean_and_a_full_points_record_is_as_before() -> None:
     scale = StepScale(points=LENGTH_POINTS)
     planned = step_measure.step_shape(LENGTH_POINTS[-1], "bf16", 32, scale, 80 * 10**9)
-    assert (planned.completion_tokens, planned.micro_tokens) == (600, 2304)
+    assert planned.completion_tokens == 600
     config = step_measure.engine_config(LENGTH_POINTS[-1], planned)
     assert (config.max_positions, config.max_new_tokens) == (2198, 2048)
     assert not {"lengths", "mean_tokens"} & set(plain_values(TABLE3_POINTS[0]))
@@ -203,4 +203,11 @@ def test_32b_at_full_length_is_timed_once_and_claims_nothing() -> None:
     (scale,) = TABLE3_32B_RL.scales.values()
     (point,) = scale.points
     assert (point.rows, point.row_tokens, point.lengths) == (128, 2304, "full")
+    plain, qerl = (
+        step_measure.step_shape(point, weight_format, 32, scale, point.budget_bytes)
+        for weight_format in ("bf16", "nvfp4")
+    )
+    # What four bits save, rows at once and kept blocks take.
+    assert qerl.slots > 8 * plain.slots
+    assert qerl.kept_blocks > plain.kept_blocks
     assert (scale.steps, TABLE3_32B_RL.claims) == (1, ())
