@@ -48,6 +48,14 @@ class Segments:
         return self.longest_queries > 0
 
 
+def sent(values: Tensor, device: torch.device | str) -> Tensor:
+    """Return values of the host on a device, without waiting for what the device still does."""
+    if torch.device(device).type != "cuda":
+        return values.to(device)
+    # Copies of pageable memory wait for the device.
+    return values.pin_memory().to(device, non_blocking=True)
+
+
 def segments(
     prompts: Tensor,
     completions: Tensor,
@@ -84,10 +92,7 @@ def segments(
     own = torch.cat([prompts, completions, prompts.new_tensor([padding])])
     own = own[own > 0]
     parts = [functional.pad(part.cumsum(0), (1, 0)) for part in (own, queries[:groups], keys)]
-    together = torch.cat(parts).to(torch.int32)
-    if torch.device(device).type == "cuda":
-        together = together.pin_memory()
-    ends = together.to(device, non_blocking=True).split([len(part) for part in parts])
+    ends = sent(torch.cat(parts).to(torch.int32), device).split([len(part) for part in parts])
     return Segments(
         ends=ends[0],
         longest=int(own.max()),

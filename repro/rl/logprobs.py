@@ -32,8 +32,9 @@ from torch.nn.utils.rnn import pad_sequence
 from transformers import DynamicCache
 
 from kernels import dispatch
+from kernels.segments import sent
 from repro.models.policy import Policy
-from repro.rl.rows import Rows, sent, spread
+from repro.rl.rows import Rows, spread
 
 Layout = Literal["auto", "padded", "shared"]
 # What one more pass costs, in padded tokens. Measured with 0.8 M parameters on one CPU core:

@@ -1,4 +1,4 @@
-r"""Log-probabilities over packed rows: no padding, prompts once, some blocks computed again.
+r"""Log-probabilities over packed rows: prompts once, some blocks computed again.
 
 The prompts of a pass lie end to end, each once, and behind them all completions, those of one
 prompt side by side: S tokens in one sequence. Products, norms and the vocabulary see S tokens and
@@ -29,13 +29,13 @@ from torch import Tensor
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
-from kernels.segments import Segments, segments
+from kernels.segments import Segments, segments, sent
 from repro.models.memory_plan import padded
 from repro.models.norms import final_norm
 from repro.models.policy import Policy
 from repro.rl.logprobs import require_rows, through_head
 from repro.rl.packed_blocks import groups_of, images_of, run_block
-from repro.rl.rows import Rows, sent
+from repro.rl.rows import Rows
 
 
 def packed_logprobs(

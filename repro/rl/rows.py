@@ -133,14 +133,6 @@ def make_rows(
     )
 
 
-def sent(values: Tensor, device: torch.device) -> Tensor:
-    """Return values of the host on a device, without waiting for what the device still does."""
-    if device.type != "cuda":
-        return values.to(device)
-    # Copies of pageable memory wait for the device.
-    return values.pin_memory().to(device, non_blocking=True)
-
-
 def spread(values: Tensor, mask: Tensor) -> Tensor:
     """Return (B, T) with `values`, one per counting token in row-major order, and 0 elsewhere."""
     return torch.zeros(mask.shape, dtype=values.dtype, device=values.device).masked_scatter(

@@ -25,13 +25,14 @@ from typing import TypeVar
 import torch
 from torch import Tensor, nn
 
+from kernels.segments import sent
 from repro.models.policy import Policy
 from repro.rl.collect import Rollout, loss_mask
 from repro.rl.diagnostics import entropies, mean_of, token_mean
 from repro.rl.loss import SUMS, LossResult, StepCounts, policy_loss
 from repro.rl.micro_batches import Plan, plan_step, split_by_tokens
 from repro.rl.passes import row_logprobs
-from repro.rl.rows import Rows, sent
+from repro.rl.rows import Rows
 from repro.spec.arm import LossConfig
 from repro.spec.config import RunConfig, TrainScale
 
