@@ -99,7 +99,8 @@ TRAIN_OPS: tuple[Op, ...] = (
         inputs=_attention_inputs,
         shapes=((4, 9, 4, 2, 32), (3, 40, 7, 1, 64)),
         large=(4, 256, 28, 4, 128),
-        nbytes=lambda s: 8 * s[0] * s[1] * s[4] * (s[2] + s[3]),
+        # qkv read and rotated in place, the output written: 3.5 S tokens of a prompt and its rows.
+        nbytes=lambda s: 14 * s[0] * s[1] * s[4] * (s[2] + s[3]),
         flops=lambda s: 16 * s[0] * s[1] * s[1] * s[2] * s[4],
         named=("query_heads", "scale"),
         written=(0,),
