@@ -159,7 +159,8 @@ class Board:
             before = pool.counters.copy()
             kind = self.runs[number].arm.reward
             paid, own = self.scale.format_reward, self.own_rewards[number]
-            rewards.append(score(one[0], one[1], kind, paid, pool, one[2], own, evaluator.reads))
+            texts, golds, seeds, cut = one
+            rewards.append(score(texts, golds, kind, paid, pool, seeds, own, evaluator.reads, cut))
             evaluator.count(number, before)
         return rewards
 

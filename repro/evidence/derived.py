@@ -67,7 +67,8 @@ def implied_series(record: Record) -> dict[str, list[float | None]]:
     """
     arm, scale, series = record.config["arm"], record.config["scale"], record.series
     implied: dict[str, list[float | None]] = {}
-    other = arm["reward"] == "random" or arm.get("reward_function")  # pays by what no series has
+    # What pays by more than any series has.
+    other = arm["reward"] in ("random", "finished") or arm.get("reward_function")
     dropped = (record.effects.get("rows") or {}).get("without_reward")
     if not (other or arm["loss"]["overlong_buffer"] or dropped):
         bonus = {"task": scale["format_reward"], "answer": 0.0, "format": 1.0}[arm["reward"]]

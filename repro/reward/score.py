@@ -5,6 +5,7 @@ The kinds of reward:
 * `task`: accuracy (0 or 1, by the strict reading, through math-verify) plus `format_reward` for the
   strict format;
 * `answer`: accuracy alone, whatever the format; tells what a format reward contributes;
+* `finished`: accuracy of completions that ended by themselves, 0 for those cut at the length limit;
 * `format`: 1 for the strict format and 0 otherwise, whatever the answer; a control;
 * a user's own function (`repro.reward.custom`) in place of `task`: what it returns;
 * `random`: 1 with probability 0.3, whatever the text; a control, since random reward alone has been
@@ -88,6 +89,7 @@ def score(
     seeds: Sequence[int] | None = None,
     own: CustomReward | None = None,
     reads: str = "tags",
+    truncated: Sequence[bool] | None = None,
 ) -> Rewards:
     """Score B completions.
 
@@ -109,11 +111,13 @@ def score(
         A user's function that pays instead of `kind`.
     reads
         The strict reading, in `READINGS`.
+    truncated
+        Whether each completion was cut at the length limit; needed for `finished`.
 
     Raises
     ------
     ValueError
-        If the lengths differ, or seeds are missing.
+        If the lengths differ, or what the kind needs is missing.
     """
     require_choice("reward", kind, RewardKind)
     if len(golds) != len(texts):
@@ -123,6 +127,12 @@ def score(
         raise ValueError(
             f"random reward needs {len(texts)} seeds, one per completion; found {count}"
         )
+    if kind == "finished" and (truncated is None or len(truncated) != len(texts)):
+        count = "none" if truncated is None else str(len(truncated))
+        raise ValueError(
+            f"finished reward needs to know of {len(texts)} completions which were cut; found "
+            f"{count}"
+        )
     reading = READINGS[reads]
     strict = [(gold, reading.answer(text)) for gold, text in zip(golds, texts, strict=True)]
     lenient = [(gold, lenient_answer(text)) for gold, text in zip(golds, texts, strict=True)]
@@ -131,19 +141,10 @@ def score(
     grades, lenient_grades = both[: len(strict)], both[len(strict) :]
     accuracy = [grade.accuracy for grade in grades]
     formats = [float(reading.format_ok(text)) for text in texts]
-    total: list[float | None]
     if own is not None:
         total = pay(own, texts, golds, getattr(own, "__name__", "function"))
-    elif kind == "random":
-        total = [_draw(seed) for seed in seeds or ()]
-    elif kind == "format":
-        total = list(formats)
     else:
-        paid = 0.0 if kind == "answer" else format_reward
-        total = [
-            None if right is None else right + paid * form
-            for right, form in zip(accuracy, formats, strict=True)
-        ]
+        total = _paid(kind, accuracy, formats, format_reward, seeds or (), truncated or ())
     return Rewards(
         accuracy=accuracy,
         format=formats,
@@ -155,6 +156,31 @@ def score(
         soft_format=[float(soft_format_ok(text)) for text in texts],
         statuses=[grade.status for grade in grades],
     )
+
+
+def _paid(
+    kind: RewardKind,
+    accuracy: Sequence[float | None],
+    formats: Sequence[float],
+    format_reward: float,
+    seeds: Sequence[int],
+    truncated: Sequence[bool],
+) -> list[float | None]:
+    """Return what each completion earns; None where its gold cannot be read, if that matters."""
+    if kind == "random":
+        return [_draw(seed) for seed in seeds]
+    if kind == "format":
+        return list(formats)
+    if kind == "finished":
+        return [
+            None if right is None else right * (not cut)
+            for right, cut in zip(accuracy, truncated, strict=True)
+        ]
+    paid = 0.0 if kind == "answer" else format_reward
+    return [
+        None if right is None else right + paid * form
+        for right, form in zip(accuracy, formats, strict=True)
+    ]
 
 
 def _draw(seed: int) -> float:

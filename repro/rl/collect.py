@@ -46,8 +46,8 @@ if TYPE_CHECKING:
 
 # Completions that a rollout shows of those sampled.
 EXAMPLES = 3
-# Texts, golds and seeds of one run's completions.
-Asked = tuple[Sequence[str], Sequence[str], Sequence[int]]
+# Texts, golds and seeds of one run's completions, and which of them were cut.
+Asked = tuple[Sequence[str], Sequence[str], Sequence[int], Sequence[bool]]
 # Their rewards; one entry per run, None for those that idle.
 Score = Callable[[Sequence[Asked | None]], Sequence[Rewards | None]]
 # Each run's completions of what it asks.
@@ -449,7 +449,8 @@ def _asked(
 ) -> Asked | None:
     if request is None or completions is None:
         return None
-    return growing.source.texts(completions, request.prompts), request.golds, request.seeds
+    cut = [completion.finish_reason == "length" for completion in completions]
+    return growing.source.texts(completions, request.prompts), request.golds, request.seeds, cut
 
 
 def _take(

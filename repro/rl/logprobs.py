@@ -74,7 +74,7 @@ def completion_logprobs(
     if layout == "auto":
         shares = len(rows) > len(torch.unique(rows.prompt_of_row))
         layout = "shared" if shares and _caches_with_gradient(decoder) else "padded"
-    hidden = _shared_hidden(policy, rows) if layout == "shared" else _padded_hidden(policy, rows)
+    hidden = _shared_hidden(policy, rows) if layout == "shared" else padded_hidden(policy, rows)
     return through_head(decoder, hidden, rows, temperature)
 
 
@@ -118,7 +118,7 @@ def _caches_with_gradient(decoder: Any) -> bool:
     }
 
 
-def _padded_hidden(policy: Policy, rows: Rows) -> Tensor:
+def padded_hidden(policy: Policy, rows: Rows) -> Tensor:
     """Return the hidden states that predict each counting token, (tokens, H), row-major."""
     tokens, predicting = [], []
     counts = rows.lengths().tolist()
@@ -137,7 +137,7 @@ def _padded_hidden(policy: Policy, rows: Rows) -> Tensor:
 
 
 def _shared_hidden(policy: Policy, rows: Rows) -> Tensor:
-    """Return what `_padded_hidden` returns, each prompt going forward once."""
+    """Return what `padded_hidden` returns, each prompt going forward once."""
     used, slot = torch.unique(rows.prompt_of_row, return_inverse=True)
     prompts = [rows.prompts[index] for index in used.tolist()]
     cache, last, prompt_mask = _prefill(policy, prompts)

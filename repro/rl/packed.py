@@ -70,7 +70,7 @@ def packed_logprobs(
     require_rows(rows, temperature)
     decoder: Any = policy.decoder
     with _arithmetic(policy):
-        chosen = _hidden(policy, rows, kept_blocks)
+        chosen = packed_hidden(policy, rows, kept_blocks)
     return through_head(decoder, chosen, rows, temperature)
 
 
@@ -81,7 +81,7 @@ def _arithmetic(policy: Policy) -> AbstractContextManager[Any]:
     return torch.autocast(policy.device.type, dtype=policy.compute_dtype)
 
 
-def _hidden(policy: Policy, rows: Rows, kept_blocks: int | None) -> Tensor:
+def packed_hidden(policy: Policy, rows: Rows, kept_blocks: int | None = 0) -> Tensor:
     """Return the hidden states that predict each counting token, (tokens, H), row by row."""
     decoder: Any = policy.decoder
     layout = lay_out(rows, policy.device)

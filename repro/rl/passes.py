@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from repro.models.policy import Policy
-from repro.rl.logprobs import completion_logprobs
-from repro.rl.packed import packed_logprobs
+from repro.rl.logprobs import completion_logprobs, padded_hidden
+from repro.rl.packed import packed_hidden, packed_logprobs
 from repro.rl.rows import Rows
 
 
@@ -32,6 +32,15 @@ def row_logprobs(
     ValueError
         When the temperature is not positive, or there are no rows.
     """
-    if policy.device.type == "cuda" and policy.compute_dtype != torch.float32:
+    if _packs(policy):
         return packed_logprobs(policy, rows, temperature, kept_blocks=kept_blocks)
     return completion_logprobs(policy, rows, temperature)
+
+
+def row_hidden(policy: Policy, rows: Rows) -> Tensor:
+    """Return the hidden states that predict each counting token, (tokens, H), row by row."""
+    return packed_hidden(policy, rows) if _packs(policy) else padded_hidden(policy, rows)
+
+
+def _packs(policy: Policy) -> bool:
+    return policy.device.type == "cuda" and policy.compute_dtype != torch.float32

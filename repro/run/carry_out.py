@@ -29,6 +29,7 @@ _PROCEDURES = {
     "evaluate": "repro.procedures.train:evaluate_untrained",
     "finetune": "repro.procedures.finetune:fine_tune_and_evaluate",
     "entropy": "repro.procedures.entropy_start:measure_entropy",
+    "dose": "repro.procedures.dose:measure_dose",
     "pretrain": "repro.pretrain.recorded_run:pretrain_policy",
     "pretrain_proxy": "repro.pretrain.recorded_run:pretrain_policy",
     "operation": "repro.measure.operation:measure_operations",

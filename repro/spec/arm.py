@@ -21,7 +21,7 @@ NoiseSchedule = Literal["exponential", "linear", "cosine", "logarithmic"]
 NoiseForm = Literal["as_described", "as_released", "as_published"]
 NoiseReach = Literal["rollout", "shared"]
 NoiseSharing = Literal["norm", "projection"]
-RewardKind = Literal["task", "random", "format", "answer"]
+RewardKind = Literal["task", "random", "format", "answer", "finished"]
 Aggregation = Literal["sequence_mean", "token_mean", "token_mean_local", "constant"]
 RatioLevel = Literal["token", "sequence"]
 KLEstimator = Literal["k1", "k2", "k3"]
@@ -337,8 +337,8 @@ class Arm:
         Peak rate in place of the scale's, whatever the format: arms at one absolute rate, as the
         paper's are in Figs. 16 and 17. None takes the scale's.
     reward
-        `task`: right answer plus the scale's format reward. `answer`: right answer alone. `random`
-        and `format`: controls.
+        `task`: right answer plus the scale's format reward. `answer`: right answer alone.
+        `finished`: the same, if the completion ended by itself. `random` and `format`: controls.
     weight_noise
         Noise on BF16 weights matched to a format's rounding; a control.
     reward_function

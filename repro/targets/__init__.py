@@ -16,6 +16,7 @@ from repro.targets.ablations import (
     FIGURE16,
     FIGURE17,
 )
+from repro.targets.coder import CODER_TARGETS
 from repro.targets.controls import CONTROL_TARGETS
 from repro.targets.curves import (
     FIGURE4,
@@ -56,6 +57,7 @@ TARGETS: tuple[Target, ...] = (
     TABLE1_3B,
     TRANSFER,
     *MINI_TARGETS,
+    *CODER_TARGETS,
     TABLE2,
     TABLE2_14B,
     TABLE2_32B,

@@ -84,7 +84,7 @@ def run_by_run(score: ScoreOfRun) -> Score:
     """Return a function that scores each run's completions by `score`."""
 
     def rewards(asked: Sequence[Asked | None]) -> list[Rewards | None]:
-        return [None if one is None else score(*one) for one in asked]
+        return [None if one is None else score(*one[:3]) for one in asked]
 
     return rewards
 

@@ -99,7 +99,10 @@ def counts(record: Record) -> Iterator[str]:
         )
     for name, possible in needed.items():
         # Before training an adapter is nothing; some measurements leave it out.
-        if name in ("adapter_modules", "parameters_trainable") and record.procedure == "entropy":
+        if name in ("adapter_modules", "parameters_trainable") and record.procedure in (
+            "entropy",
+            "dose",
+        ):
             continue
         if record.effects.get(name) not in possible:
             counts_there = " or ".join(map(str, possible))

@@ -119,12 +119,12 @@ def test_rewards_are_of_each_run_s_own_arm_and_counted_for_it(
         ),
     ]
     texts = [TEXTS["1+2?"]] * 8
-    answer, chance = pair.score([(texts, ["3"] * 8, range(8))] * 2)
+    answer, chance = pair.score([(texts, ["3"] * 8, range(8), [False] * 8)] * 2)
     assert answer is not None
     assert chance is not None
     assert len(set(answer.total)) == 1
     assert len(set(chance.total)) > 1
-    assert pair.score([None, (texts, ["3"] * 8, range(8))])[0] is None
+    assert pair.score([None, (texts, ["3"] * 8, range(8), [False] * 8)])[0] is None
     assert pair.grades(0)["ok"] < pair.grades(1)["ok"]
 
 

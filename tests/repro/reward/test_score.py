@@ -92,3 +92,14 @@ def test_the_answer_reward_pays_nothing_for_the_format(pool: GraderPool) -> None
     answer = score(texts, ["18"] * 4, "answer", 0.2, pool)
     assert answer.total == answer.accuracy == [1, 0, 1, 0]
     assert answer.format == [1, 1, 0, 0]
+
+
+def test_a_right_answer_in_a_completion_that_was_cut_is_not_paid_as_finished(
+    pool: GraderPool,
+) -> None:
+    cut = [False, True, False]
+    rewards = score([RIGHT, RIGHT, WRONG], ["18"] * 3, "finished", 0.2, pool, truncated=cut)
+    assert rewards.total == [1, 0, 0]
+    assert rewards.accuracy == [1, 1, 0]
+    with pytest.raises(ValueError, match="which were cut; found none"):
+        score([RIGHT], ["18"], "finished", 0.2, pool)

@@ -92,7 +92,7 @@ def test_layouts_agree_to_ten_digits_in_float64(
     policy = make_policy()
     nudge(policy)
     policy.model.double()
-    padded, shared = module._padded_hidden(policy, rows), module._shared_hidden(policy, rows)
+    padded, shared = module.padded_hidden(policy, rows), module._shared_hidden(policy, rows)
     assert padded.dtype == torch.float64
     # Rotary angles stay float32 in transformers, the same in both layouts.
     torch.testing.assert_close(padded, shared, rtol=0, atol=1e-10)

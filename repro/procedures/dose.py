@@ -1,0 +1,315 @@
+"""What rounding or noise does to a policy before any training: how large the treatment is.
+
+The paper's chain is: four-bit rounding raises entropy, entropy is exploration, exploration speeds
+learning up. Its first link is measured here, for every arm as it is before its first step, against
+the BF16 policy of the same seed. Units are prompts; each has `group_size` completions.
+
+* `kl_completions`: KL(BF16 policy || arm's policy), nats per token of the BF16 policy's own
+  completions, the same for every arm;
+* `entropy_forced`: the arm's entropy along those same completions;
+* `entropy_own`: its entropy along its own; `entropy_finished`: along those of its own that ended by
+  themselves, since what is cut at the length limit is often a loop of little entropy;
+* `choice`: p (1 - p) of the tokens that it drew, which is what a policy gradient moves by;
+* what its completions earn: strict and lenient accuracy, pass@k, the share of groups with right and
+  wrong answers both (only these teach), different answers to a prompt, completions that box an
+  answer, write a program, or are cut.
+
+An arm with `exploration` is the policy at another temperature, in sampling and in every
+distribution: where its entropy is a format's, the accuracy that the format has less is *damage*,
+what rounding costs beyond exploring. Arms with added noise carry that of the first noisy stage.
+
+Where each seed has an order of channels of its own (`TrainScale.permuted`), seeds are draws of the
+rounding. Distributions are never held: both policies go forward over the same rows, and a slice of
+tokens at a time reaches the vocabulary.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from repro.data.load import load_problems
+from repro.data.problem import digest_of_problems
+from repro.data.prompts import Tokenizer, read_texts, template_named
+from repro.evaluate.grades import Answers, answers_of
+from repro.evaluate.questions import Question, questions, seeds_of
+from repro.evidence.derived import mean_of_problems
+from repro.evidence.procedure import Measured, Progress, Stopped
+from repro.evidence.record import Estimate
+from repro.models.checkpoint import files_digest, weights_digest
+from repro.models.policy import Policy, end_token_ids, load_policy
+from repro.procedures.train import load_arm
+from repro.reward.grader import GraderPool
+from repro.rl.for_policy import sampler_for
+from repro.rl.noise import NoiseReceipt, perturbed
+from repro.rl.passes import row_hidden
+from repro.rl.rows import Rows, make_rows
+from repro.rollout.sampler import Completion
+from repro.spec.config import RunConfig, SamplingConfig, TrainScale
+from repro.spec.tier import cuda_devices
+
+# Rows of one pass, and its tokens that reach the vocabulary at once: 150,000 entries each.
+_ROWS, _TOKENS = 128, 2048
+_PROGRAM = re.compile(r"```|^\s*(?:def |import |print\()", re.MULTILINE)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Sampled:
+    """Completions of every question, `group_size` each, and the same as rows, in parts."""
+
+    completions: list[Completion]
+    parts: tuple[Rows, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Common:
+    """What every arm of a seed is compared with: the BF16 policy and its completions."""
+
+    policy: Policy
+    asked: list[Question]
+    sampled: Sampled
+
+
+def measure_dose(
+    run: RunConfig,
+    *,
+    folder: Path,
+    progress: Progress,
+    should_stop: Callable[[], bool],
+    threads: int,
+) -> Measured:
+    """Measure what an arm's policy is before training; see `repro.procedures.Procedure`."""
+    del folder
+    torch.set_num_threads(threads)
+    scale: TrainScale = run.scale
+    problems = load_problems(scale.data, "development")
+    progress("sampling the common tokens", {})
+    common = _common(scale, run.seed, run.tier)
+    if should_stop():
+        raise Stopped
+    progress("loading", {})
+    policy = load_arm(run, _device(run.tier))
+    explored = run.arm.exploration
+    temperature = scale.rollout.temperature * (explored.temperature if explored else 1.0)
+    with torch.no_grad(), _noise(run, policy) as receipt, GraderPool(workers=1) as pool:
+        progress("sampling its own", {})
+        own = _sampled(policy, common.asked, scale, run.seed, temperature)
+        if should_stop():
+            raise Stopped
+        progress("measuring", {})
+        by_prompt = _of_distributions(policy, common, own, temperature)
+        texts = _texts(policy, common.asked, own)
+        reads = template_named(scale.prompt_template).reads
+        answers = answers_of(common.asked, texts, own.completions, pool, reads)
+    by_prompt |= _of_answers(answers, texts)
+    metrics = {name: _mean(values, _UNITS.get(name, "nats")) for name, values in by_prompt.items()}
+    metrics |= answers.estimates() | answers.at_k(scale.evaluation.at)
+    return Measured(
+        metrics=metrics,
+        series={f"{name}_by_prompt": values for name, values in by_prompt.items()},
+        effects=dict(policy.effects)
+        | {
+            "noise_at_start": _noise_effects(receipt),
+            "temperature": temperature,
+            "answers": {"accuracy": answers.tallies()},
+        },
+        inputs={
+            "checkpoint": weights_digest(policy.effects),
+            "checkpoint_files": files_digest(policy.effects),
+            "development_problems": digest_of_problems(problems),
+            "prompt_template": template_named(scale.prompt_template).digest(),
+        },
+    )
+
+
+_UNITS = {
+    "choice": "share",
+    "mixed_groups": "percent",
+    "code_rate": "percent",
+    "distinct_answers": "answers",
+}
+
+
+def _device(tier: str) -> str:
+    return "cuda" if tier != "smoke" and cuda_devices() else "cpu"
+
+
+# A process asks the arms of one seed in turn; the BF16 policy's completions are sampled once.
+@functools.lru_cache(maxsize=1)
+def _common(scale: TrainScale, seed: int, tier: str) -> Common:
+    """Return what the arms of a seed have in common."""
+    policy = load_policy(
+        scale.checkpoint,
+        revision=scale.revision,
+        weight_format="bf16",
+        compute_dtype=scale.compute_dtype,
+        device=_device(tier),
+        order=seed if scale.permuted else None,
+    )
+    asked = questions(
+        load_problems(scale.data, "development"),
+        scale.prompt_template,
+        cast(Any, policy.tokenizer),
+        max_prompt_tokens=scale.max_prompt_tokens,
+    )
+    with torch.no_grad():
+        sampled = _sampled(policy, asked, scale, seed, scale.rollout.temperature)
+    return Common(policy=policy, asked=asked, sampled=sampled)
+
+
+def _sampled(
+    policy: Policy, asked: Sequence[Question], scale: TrainScale, seed: int, temperature: float
+) -> Sampled:
+    """Return a group of completions of each question, as rollouts are drawn."""
+    group, limit = scale.group_size, scale.rollout.max_new_tokens
+    longest = max(len(question.prompt) for question in asked)
+    sampler = sampler_for(
+        policy, rows=group * len(asked), max_new_tokens=limit, max_positions=longest + limit
+    )
+    sampling = SamplingConfig(temperature=temperature, max_new_tokens=limit)
+    prompts = [question.prompt for question in asked]
+    seeds = seeds_of(asked, samples=group, seed=seed, stream="dose")
+    batch = sampler.sample(prompts, sampling, group_size=group, seeds=seeds)
+    close = getattr(sampler, "close", None)
+    if close is not None:
+        close()
+    completions = list(batch.completions)
+    at_once = max(1, _ROWS // group)
+    parts = tuple(
+        make_rows(
+            prompts[first : first + at_once],
+            completions[first * group : (first + at_once) * group],
+            group_size=group,
+            end_token_ids=end_token_ids(policy),
+        )
+        for first in range(0, len(prompts), at_once)
+    )
+    return Sampled(completions=completions, parts=parts)
+
+
+def _of_distributions(
+    policy: Policy, common: Common, own: Sampled, temperature: float
+) -> dict[str, list[float]]:
+    """Return what the distributions along common and own completions say, a value per prompt."""
+    values: dict[str, list[float]] = {
+        name: []
+        for name in (
+            "kl_completions",
+            "entropy_forced",
+            "entropy_own",
+            "entropy_finished",
+            "choice",
+        )
+    }
+    for rows in common.sampled.parts:
+        kl, entropy = zip(*_compared(common.policy, policy, rows, temperature), strict=True)
+        values["kl_completions"] += _by_prompt(rows, torch.cat(kl))
+        values["entropy_forced"] += _by_prompt(rows, torch.cat(entropy))
+    for rows in own.parts:
+        entropy, choice = zip(*_along(policy, rows, temperature), strict=True)
+        values["entropy_own"] += _by_prompt(rows, torch.cat(entropy))
+        values["choice"] += _by_prompt(rows, torch.cat(choice))
+        values["entropy_finished"] += _by_prompt(rows, torch.cat(entropy), finished=True)
+    # A prompt of which no completion ended says nothing of those that did.
+    values["entropy_finished"] = [x for x in values["entropy_finished"] if x == x] or [0.0]
+    return values
+
+
+def _logprobs(policy: Policy, hidden: Tensor, temperature: float) -> Tensor:
+    """Return log-probabilities, (tokens, V) float32, at a temperature."""
+    output = cast(Any, policy.decoder).get_output_embeddings()
+    logits = functional.linear(hidden, output.weight, getattr(output, "bias", None))
+    return (logits.float() / temperature).log_softmax(-1)
+
+
+def _compared(
+    clean: Policy, changed: Policy, rows: Rows, temperature: float
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield, slice by slice, KL(clean || changed) and the changed policy's entropy per token."""
+    for first, second in zip(
+        row_hidden(clean, rows).split(_TOKENS),
+        row_hidden(changed, rows).split(_TOKENS),
+        strict=True,
+    ):
+        p, q = _logprobs(clean, first, 1.0), _logprobs(changed, second, temperature)
+        yield (p.exp() * (p - q)).sum(-1), -(q.exp() * q).sum(-1)
+
+
+def _along(policy: Policy, rows: Rows, temperature: float) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield, slice by slice, the entropy and p (1 - p) of the token that was drawn."""
+    drawn = rows.token_ids[rows.mask].to(policy.device)
+    for hidden, ids in zip(
+        row_hidden(policy, rows).split(_TOKENS), drawn.split(_TOKENS), strict=True
+    ):
+        logprobs = _logprobs(policy, hidden, temperature)
+        chosen = logprobs.gather(1, ids[:, None])[:, 0].exp()
+        yield -(logprobs.exp() * logprobs).sum(-1), chosen * (1 - chosen)
+
+
+def _by_prompt(rows: Rows, values: Tensor, *, finished: bool = False) -> list[float]:
+    """Return the mean over each prompt's tokens, row by row in `values`; NaN without any.
+
+    Parameters
+    ----------
+    finished
+        Whether only rows count that ended by themselves.
+    """
+    prompts = rows.prompt_of_row[:, None].expand_as(rows.mask)[rows.mask]
+    values = values.double().cpu()
+    if finished:
+        counts = ~rows.truncated[:, None].expand_as(rows.mask)[rows.mask]
+        prompts, values = prompts[counts], values[counts]
+    sums = torch.zeros(len(rows.prompts), dtype=torch.float64)
+    total = sums.index_add(0, prompts, values)
+    return [float(v) for v in total / sums.index_add(0, prompts, torch.ones_like(values))]
+
+
+def _texts(policy: Policy, asked: Sequence[Question], own: Sampled) -> list[str]:
+    token_ids = [completion.token_ids for completion in own.completions]
+    prompts = [question.prompt for question in asked]
+    return read_texts(token_ids, prompts, cast(Tokenizer, policy.tokenizer))
+
+
+def _of_answers(answers: Answers, texts: Sequence[str]) -> dict[str, list[float]]:
+    """Return what each prompt's completions have in common, and how they differ."""
+    group = len(texts) // max(1, len(answers.groups) + answers.dropped)
+    programs = [float(bool(_PROGRAM.search(text))) for text in texts]
+    paid = [[one.correct and not one.truncated for one in of] for of in answers.groups]
+    given = [{one.answer for one in of if one.answer is not None} for of in answers.groups]
+    return {
+        "mixed_groups": [100.0 * (any(of) and not all(of)) for of in paid],
+        "distinct_answers": [float(len(of)) for of in given],
+        "code_rate": [
+            100 * fmean(programs[first : first + group]) for first in range(0, len(programs), group)
+        ],
+    }
+
+
+def _noise(run: RunConfig, policy: Policy) -> AbstractContextManager[NoiseReceipt]:
+    """Return the added noise of the first noisy stage, or none."""
+    noise, steps = run.arm.noise, run.scale.steps
+    first = 0 if noise is None else max(steps // noise.num_stages, 1)
+    return perturbed(policy, noise, seed=run.seed, step=first, total_steps=steps)
+
+
+def _noise_effects(receipt: NoiseReceipt) -> dict[str, Any]:
+    return {
+        "sigma": receipt.sigma,
+        "sigma_realised": receipt.sigma_realised,
+        "modules": len(receipt.modules),
+        "channels_changed": receipt.channels_changed,
+    }
+
+
+def _mean(values: Sequence[float], unit: str) -> Estimate:
+    return mean_of_problems(values, unit, "mean over prompts of the token mean; 95 % t interval")

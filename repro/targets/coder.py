@@ -1,0 +1,452 @@
+r"""Real checkpoints of the paper's family: Qwen2.5-Coder-Instruct, 0.5B and 1.5B, on GSM8K.
+
+The question is the paper's first chain: does four-bit rounding raise entropy, does that speed
+learning up, does it raise the end, and does AQN add to it? Each seed has an order of channels of
+its own, so seeds are draws of the rounding as well. The dose is measured before anything is
+trained (`dose_coder_*`), and multiples of NVFP4's error reach the paper's.
+
+The checkpoints are the publisher's GGUF files, whose weights are rounded already (0.5B: Q5_0, Q6_K
+and Q8_0, finer than four bits; 1.5B: Q4_K and Q6_K): every arm starts from the 16-bit copy of
+those, and a record names file and copy by digest.
+
+What the paper leaves open, or is not for models of this size, is set here:
+
+* prompt: asked for `\boxed{}`, an answer form that the model has. By the paper's own template it
+  earns reward in 2 % of completions and learns the format alone: targets of their own
+  (`table1_coder_0_5b_tags`).
+* reward: 1 for a right answer in a completion that ended by itself, else 0; nothing for the format.
+* rate: one for 16 and four bits. Table 4 gives four bits twice LoRA's; an arm tells that apart.
+* schedule: constant after ten steps, so that a run's length does not decide its rate.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+from repro.spec.arm import Arm, Exploration, NoiseConfig, PlantedRounding
+from repro.spec.config import (
+    DataConfig,
+    EvaluationConfig,
+    LearningRates,
+    OptimizerConfig,
+    SamplingConfig,
+    TrainScale,
+)
+from repro.spec.effect import Effect
+from repro.spec.target import Claim, Metric, Target
+from repro.spec.tier import Tier
+from repro.targets import paper_effects, table1
+from repro.targets.claims import difference
+from repro.targets.proxy import LADDER_METRICS
+from repro.targets.rates import FACTORS, at_rate
+
+# Publisher's file on the hub, and the SHA-256 of its bytes.
+_FILES = {
+    "0_5b": (
+        "Qwen/Qwen2.5-Coder-0.5B-Instruct-GGUF:qwen2.5-coder-0.5b-instruct-q4_k_m.gguf",
+        "sha256:1d9614638d18024d0fbb36575a15f1302a3adf044df10345688ec4f6e1c4ff32",
+    ),
+    "1_5b": (
+        "Qwen/Qwen2.5-Coder-1.5B-Instruct-GGUF:qwen2.5-coder-1.5b-instruct-q4_k_m.gguf",
+        "sha256:cc324af070c2ecbfd324a30884d2f951a7ff756aba85cb811a6ec436933bb046",
+    ),
+}
+_NEW_TOKENS = 512
+_PROMPT = 320
+_SEEDS = tuple(range(8))
+_TUNING_SEED = 100
+_SOURCE = "Table 1, on a smaller checkpoint"
+# The paper's 90.8 - 88.1 at 7B; its smallest that matters is half of it, as the rule for stopping.
+_END = Effect(
+    paper=2.7,
+    smallest=1.35,
+    measure="units",
+    place="Table 1, 7B: 90.8 - 88.1",
+    because="chosen: half of the paper's effect",
+)
+
+
+def _own(arm: Arm, **changes: object) -> Arm:
+    """Return an arm paid for right answers in finished completions."""
+    return dataclasses.replace(arm, reward="finished", **changes)  # type: ignore[arg-type]
+
+
+BF16, NVFP4, AQN = map(_own, (table1.BF16_LORA, table1.NVFP4_LORA, table1.NVFP4_LORA_AQN))
+NF4, MXFP4, FULL = map(_own, (table1.NF4_LORA, table1.MXFP4_LORA, table1.BF16_FULL))
+_MULTIPLES = {
+    name: _own(
+        BF16,
+        name=f"nvfp4_{name}",
+        label=f"{words} NVFP4's rounding, LoRA",
+        rounding=PlantedRounding(format="nvfp4", factor=factor),
+    )
+    for name, words, factor in (("half", "half", 0.5), ("x2", "twice", 2.0))
+}
+HALF, DOUBLE = _MULTIPLES.values()
+# From five times the paper's 1e-2 to five times its 5e-4 (Table 4).
+STRONG_AQN = _own(
+    NVFP4,
+    name="nvfp4_lora_aqn_x5",
+    label="NVFP4, LoRA + five times AQN",
+    noise=NoiseConfig(sigma_start=5e-2, sigma_end=2.5e-3),
+)
+TWICE_RATE = _own(
+    BF16, name="bf16_lora_twice_rate", label="BF16, LoRA at twice the rate", learning_rate_factor=2
+)
+RANDOM = table1.RANDOM_REWARD
+_TEMPERED = tuple(
+    _own(
+        BF16,
+        name=f"bf16_t{round(100 * temperature)}",
+        label=f"BF16 at temperature {temperature:g}",
+        exploration=Exploration(temperature=temperature),
+    )
+    for temperature in (0.9, 1.1, 1.2)
+)
+_TRAINED = (BF16, NVFP4, AQN, HALF, DOUBLE, STRONG_AQN, TWICE_RATE, NF4, MXFP4, FULL)
+
+
+def _scale(size: str) -> TrainScale:
+    checkpoint, revision = _FILES[size]
+    return TrainScale(
+        checkpoint=checkpoint,
+        revision=revision,
+        data=DataConfig(source="gsm8k", development_problems=200),
+        steps=200,
+        prompts_per_rollout=16,
+        group_size=8,
+        micro_batch_rows=16,
+        max_prompt_tokens=_PROMPT,
+        rollout=SamplingConfig(temperature=1.0, max_new_tokens=_NEW_TOKENS),
+        optimizer=OptimizerConfig(
+            learning_rates=LearningRates(lora_16bit=3e-5, lora_4bit=3e-5, full=3e-6),
+            beta2=0.99,
+            warmup_steps=10,
+            schedule="constant",
+            max_grad_norm=1.0,
+        ),
+        evaluation=EvaluationConfig(
+            samples=2,
+            sampling=SamplingConfig(temperature=0.6, top_p=0.95, max_new_tokens=_NEW_TOKENS),
+            threshold=30.0,
+        ),
+        prompt_template="boxed",
+        format_reward=0.0,
+        compute_dtype="bfloat16",
+        checkpoint_every=50,
+        permuted=True,
+        seeds=_SEEDS,
+    )
+
+
+def _dose_scale(scale: TrainScale) -> TrainScale:
+    """Return the scale on which doses are measured: 100 problems of training, 16 completions."""
+    return dataclasses.replace(
+        scale,
+        data=dataclasses.replace(scale.data, development_problems=100),
+        group_size=16,
+        evaluation=dataclasses.replace(scale.evaluation, samples=16, at=(1, 16), threshold=0.0),
+        seeds=_SEEDS[:6],
+    )
+
+
+_MORE = tuple(m for m in LADDER_METRICS if m.name in ("take_off_steps", "took_off"))
+METRICS = (*table1.METRICS, *_MORE)
+_DOSE_METRICS = (
+    Metric(
+        name="kl_completions",
+        unit="nats",
+        title="KL from BF16 per token of its completions",
+        better="neither",
+    ),
+    Metric(name="entropy_forced", unit="nats", title="entropy, same tokens", better="neither"),
+    Metric(name="entropy_own", unit="nats", title="entropy, own completions", better="neither"),
+    Metric(name="entropy_finished", unit="nats", title="entropy, own finished", better="neither"),
+    Metric(name="choice", unit="share", title="p (1 - p) of what was drawn", better="neither"),
+    Metric(name="mixed_groups", unit="percent", title="groups that teach", better="neither"),
+    Metric(name="distinct_answers", unit="answers", title="answers a prompt", better="neither"),
+    Metric(name="code_rate", unit="percent", title="completions with a program", better="lower"),
+    *table1.metrics_named(
+        "accuracy", "accuracy_lenient", "format_rate", "truncation_rate", "completion_tokens_mean"
+    ),
+    *(m for m in LADDER_METRICS if m.name in ("pass_at_1", "pass_at_16")),
+)
+
+
+def _dose(size: str) -> Target:
+    arms = (BF16, NF4, MXFP4, NVFP4, AQN, HALF, DOUBLE, STRONG_AQN, *_TEMPERED)
+    scale = _dose_scale(_scale(size))
+    return Target(
+        name=f"dose_coder_{size}",
+        title=f"How large each treatment is before training, Qwen2.5-Coder-{_spoken(size)}",
+        statement="rounding to four bits raises the entropy, whichever the draw",
+        source="Fig. 5, first step; section 3.2",
+        procedure="dose",
+        arms=arms,
+        metrics=_DOSE_METRICS,
+        claims=tuple(
+            difference(
+                f"{arm.weight_format}_more_entropy_{how}",
+                f"{arm.weight_format.upper()} weights have more entropy than BF16, {words}",
+                "Fig. 5",
+                arm,
+                BF16,
+                "weight_format",
+                effect=paper_effects.ENTROPY[arm.weight_format],
+                metric=f"entropy_{how}",
+                unit="rounding draw",
+                draws=len(scale.seeds),
+            )
+            for arm in (NF4, MXFP4, NVFP4)
+            for how, words in (
+                ("finished", "on its own finished completions"),
+                ("forced", "on the same tokens"),
+            )
+        ),
+        headline="kl_completions",
+        scales={Tier.MINI: scale},
+    )
+
+
+def _untrained(size: str, template: str) -> Target:
+    """Return Table 1's first four rows, with four samples a problem."""
+    scale = _scale(size)
+    arms = table1.UNTRAINED
+    suffix = "" if template == "boxed" else "_tags"
+    return Target(
+        name=f"untrained_coder_{size}{suffix}",
+        title=f"Table 1's untrained rows, Qwen2.5-Coder-{_spoken(size)}, prompt {template!r}",
+        statement="before training, four-bit weights are less accurate than BF16",
+        source="Table 1, first four rows",
+        arms=arms,
+        metrics=METRICS,
+        claims=tuple(
+            difference(
+                f"{arm.name}_costs_accuracy",
+                f"before training, {arm.weight_format.upper()} weights are less accurate than BF16",
+                "Table 1, first four rows",
+                table1.BF16,
+                arm,
+                "weight_format",
+                effect=paper_effects.UNTRAINED_LOSS[arm.weight_format],
+                metric="accuracy_lenient",
+                unit="rounding draw",
+                draws=6,
+            )
+            for arm in arms[1:]
+        ),
+        headline="accuracy_lenient",
+        scales={
+            Tier.MINI: dataclasses.replace(
+                scale,
+                prompt_template=template,
+                evaluation=dataclasses.replace(scale.evaluation, samples=4, threshold=0.0),
+                seeds=_SEEDS[:6],
+            )
+        },
+    )
+
+
+def _sooner(
+    name: str, statement: str, source: str, first: Arm, effect: Effect, *factor: str
+) -> Claim:
+    """Return the claim that an arm takes off after fewer steps than BF16."""
+    return Claim(
+        name=name,
+        statement=statement,
+        source=source,
+        kind="ratio",
+        arms=(BF16.name, first.name),
+        metric="take_off_steps",
+        factor=factor,
+        margin=1.0,
+        because="from one on the faster arm is faster; what matters is stated as a size",
+        effect=effect,
+    )
+
+
+_FORMAT = ("weight_format",)
+CLAIMS = (
+    *table1.gains((BF16, NVFP4, AQN)),
+    difference(
+        "nvfp4_more_entropy",
+        "NVFP4 weights have a higher entropy than BF16 early in training",
+        "Fig. 5, on a smaller checkpoint",
+        NVFP4,
+        BF16,
+        *_FORMAT,
+        effect=paper_effects.ENTROPY["nvfp4"],
+        metric="entropy_first",
+    ),
+    difference(
+        "aqn_more_entropy",
+        "AQN raises the entropy of NVFP4 late in training",
+        "Fig. 14, on a smaller checkpoint",
+        AQN,
+        NVFP4,
+        "noise",
+        effect=paper_effects.ENTROPY_LATE,
+        metric="entropy_last",
+    ),
+    _sooner(
+        "nvfp4_sooner",
+        "NVFP4 LoRA takes off after fewer steps than 16-bit LoRA",
+        "Fig. 4, on a smaller checkpoint",
+        NVFP4,
+        paper_effects.FORMAT_TAKE_OFF["bf16"],
+        *_FORMAT,
+    ),
+    _sooner(
+        "qerl_sooner",
+        "QeRL takes off after fewer steps than 16-bit LoRA",
+        "Fig. 12, on a smaller checkpoint",
+        AQN,
+        paper_effects.QERL_TAKE_OFF,
+        *_FORMAT,
+        "noise",
+    ),
+    *(
+        difference(
+            name,
+            statement,
+            _SOURCE,
+            first,
+            second,
+            *factor,
+            effect=effect,
+            metric="accuracy_lenient",
+        )
+        for name, statement, first, second, factor, effect in (
+            (
+                "nvfp4_beats_lora",
+                "NVFP4 LoRA without added noise ends more accurate than 16-bit LoRA",
+                NVFP4,
+                BF16,
+                _FORMAT,
+                _END,
+            ),
+            (
+                "qerl_beats_lora",
+                "QeRL (NVFP4, LoRA, AQN) ends more accurate than 16-bit LoRA",
+                AQN,
+                BF16,
+                (*_FORMAT, "noise"),
+                _END,
+            ),
+            (
+                "aqn_helps",
+                "adding AQN to NVFP4 LoRA raises the final accuracy",
+                AQN,
+                NVFP4,
+                ("noise",),
+                _END,
+            ),
+            (
+                "qerl_beats_qlora",
+                "QeRL ends more accurate than QLoRA",
+                AQN,
+                NF4,
+                (*_FORMAT, "noise"),
+                _END,
+            ),
+        )
+    ),
+    Claim(
+        name="reward_rises_with_dose",
+        statement="the training reward, mean over the steps, rises in the order BF16, half of "
+        "NVFP4's rounding, and twice",
+        source="not in the paper; section 3.2 implies it",
+        kind="trend",
+        arms=(BF16.name, HALF.name, DOUBLE.name),
+        metric="train_reward_mean",
+        factor=("rounding",),
+        effect=paper_effects.OPEN_SHARE,
+    ),
+)
+
+
+def _table(size: str) -> Target:
+    return Target(
+        name=f"table1_coder_{size}",
+        title=f"Table 1's contrast on Qwen2.5-Coder-{_spoken(size)}-Instruct",
+        statement="NVFP4 weights with LoRA and AQN learn faster and end above 16-bit LoRA",
+        source="Table 1; Figs. 4 and 5; the size is this suite's",
+        arms=(*_TRAINED, RANDOM),
+        controls=(RANDOM.name,),
+        metrics=METRICS,
+        claims=CLAIMS,
+        headline="accuracy_lenient",
+        scales={Tier.MINI: _scale(size)},
+    )
+
+
+def _tags(size: str) -> Target:
+    """Return the paper's own template and reward on such a checkpoint."""
+    return Target(
+        name=f"table1_coder_{size}_tags",
+        title=f"The paper's prompt and reward on Qwen2.5-Coder-{_spoken(size)}-Instruct",
+        statement="asked for tags that it does not know, a small model learns the format alone",
+        source="not in the paper; its prompt of section 4.1",
+        arms=(table1.BF16_LORA, table1.NVFP4_LORA_AQN),
+        metrics=METRICS,
+        claims=(
+            Claim(
+                name="bf16_lora_gains",
+                statement="training lifts the lenient accuracy above that of the untrained model",
+                source="Table 1",
+                kind="gain",
+                arms=(table1.BF16_LORA.name,),
+                metric="gain_greedy",
+                mechanism=True,
+            ),
+        ),
+        headline="accuracy_lenient",
+        scales={
+            Tier.MINI: dataclasses.replace(
+                _scale(size),
+                steps=100,
+                prompt_template="paper",
+                format_reward=0.2,
+                seeds=_SEEDS[:2],
+            )
+        },
+    )
+
+
+def _sweep(size: str) -> Target:
+    scale = _scale(size)
+    return Target(
+        name=f"learning_rates_coder_{size}",
+        title=f"The learning rate at which Qwen2.5-Coder-{_spoken(size)}'s arms are compared",
+        statement="one of three rates serves 16-bit and four-bit weights alike",
+        source="not in the paper; Table 4 gives 1e-5 to four-bit weights and 5e-6 to BF16 LoRA",
+        arms=tuple(at_rate(arm, name) for arm in (BF16, NVFP4) for name in FACTORS),
+        metrics=METRICS,
+        scales={
+            Tier.MINI: dataclasses.replace(
+                scale,
+                steps=60,
+                data=dataclasses.replace(scale.data, test_problems=300),
+                seeds=(_TUNING_SEED,),
+            )
+        },
+        headline="train_reward_mean",
+    )
+
+
+def _spoken(size: str) -> str:
+    return size.replace("_", ".").upper()
+
+
+CODER_TARGETS = (
+    _table("0_5b"),
+    _dose("0_5b"),
+    _untrained("0_5b", "boxed"),
+    _untrained("0_5b", "paper"),
+    _tags("0_5b"),
+    _sweep("0_5b"),
+    _table("1_5b"),
+    _dose("1_5b"),
+    _untrained("1_5b", "boxed"),
+    _untrained("1_5b", "paper"),
+)
