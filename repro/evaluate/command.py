@@ -289,6 +289,7 @@ def _record(
             "folder": str(asked.folder),
             "sha256": weights_digest(policy.effects),
             "files": policy.effects["checkpoint_files"],
+            "gguf": policy.effects.get("gguf"),
         },
         "end_token_ids": policy.effects["end_token_ids"],
         "adapter": adapter,

@@ -43,6 +43,7 @@ from torch import Tensor
 from kernels.formats import QuantizedWeight
 from repro.models import compressed_tensors, stored_layouts
 from repro.models.decoder import is_projection
+from repro.models.gguf_files import converted
 from repro.models.loading import (
     SharedScales,
     build_on_meta,
@@ -59,6 +60,7 @@ from repro.models.tensor_files import (
     TensorFolder,
     TensorSpec,
     read_object,
+    write_json,
     write_tensors,
 )
 from repro.spec.hub import (
@@ -70,7 +72,7 @@ from repro.spec.hub import (
     is_whole,
 )
 from repro.spec.tier import POLICIES_VARIABLE
-from repro.spec.whole_files import appearing, replace_text
+from repro.spec.whole_files import appearing, sha256_of
 
 MANIFEST: Final = "qerl_manifest.json"
 MANIFEST_SCHEMA: Final = 1
@@ -118,6 +120,8 @@ class Written:
 def resolve(checkpoint: str | Path, revision: str = "", *, weights: bool = True) -> Path:
     """Return the local folder of a checkpoint: `tiny`, a proxy's name, a folder, or a hub name.
 
+    Of a GGUF file, FILE.gguf or owner/model:FILE.gguf, it is the one made of it (`gguf_files`).
+
     Parameters
     ----------
     revision
@@ -141,33 +145,47 @@ def resolve(checkpoint: str | Path, revision: str = "", *, weights: bool = True)
     folder = Path(checkpoint).expanduser()
     if folder.is_dir():
         return folder
+    if folder.is_file():
+        return converted(folder)
     name = str(checkpoint)
     if not is_hub_name(name):
-        raise CheckpointError(f"{name} is neither a folder nor a hub name (owner/model)")
-    return _from_hub(name, revision or "main", weights=weights)
+        raise CheckpointError(
+            f"{name} is neither a folder or GGUF file nor a hub name (owner/model, or "
+            "owner/model:FILE.gguf)"
+        )
+    found = _from_hub(name, revision or "main", weights=weights)
+    return converted(found) if found.is_file() else found
 
 
 def _from_hub(name: str, revision: str, *, weights: bool) -> Path:
-    """Return the folder of a hub name in the hub's cache, fetched where it is not whole there."""
-    from huggingface_hub import snapshot_download
+    """Return the folder of a hub name in the hub's cache, fetched where it is not whole there.
+
+    Of owner/model:FILE.gguf, return the file, fetched alone.
+    """
+    from huggingface_hub import hf_hub_download, snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 
+    name, _, file = name.partition(":")
+
     def snapshot(*, local: bool) -> Path:
+        common: dict[str, Any] = {
+            "revision": revision, "cache_dir": hub_cache(), "local_files_only": local,
+            "etag_timeout": ANSWER_SECONDS,
+        }  # fmt: skip
+        if file:
+            return Path(hf_hub_download(name, file, **common))
         return Path(
             snapshot_download(
                 name,
-                revision=revision,
-                cache_dir=hub_cache(),
                 allow_patterns=list(_HUB_PATTERNS if weights else _SMALL_PATTERNS),
-                local_files_only=local,
-                etag_timeout=ANSWER_SECONDS,
+                **common,
             )
         )
 
     with suppress(LocalEntryNotFoundError):
         folder = snapshot(local=True)
         # The client also returns a folder whose download was cut short.
-        if is_whole(folder) or (not weights and (folder / "config.json").is_file()):
+        if file or is_whole(folder) or (not weights and (folder / "config.json").is_file()):
             return folder
     failures = (HfHubHTTPError, LocalEntryNotFoundError, OSError)
     try:
@@ -385,11 +403,6 @@ def write_manifest(
     write_json(folder / MANIFEST, manifest)
 
 
-def write_json(path: Path, value: Any) -> None:
-    """Write a JSON file, whole or not at all."""
-    replace_text(path, json.dumps(value, indent=2, sort_keys=True) + "\n")
-
-
 def verify(folder: Path, *, workers: int = 4) -> str | None:
     """Compare a folder's files with its manifest's sums; return the sums' digest, None without one.
 
@@ -449,21 +462,23 @@ def weights_digest(effects: Mapping[str, Any]) -> str:
     return str(effects["checkpoint_sha256"] or _digest(effects["checkpoint_files"], weights=True))
 
 
-def files_digest(effects: Mapping[str, Any]) -> str:
-    """Return the digest of what loading a checkpoint read beside weights, such as its template."""
-    return _digest(effects["checkpoint_files"], weights=False)
+def checkpoint_inputs(effects: Mapping[str, Any]) -> dict[str, str]:
+    """Return a record's digests of a checkpoint, by the effects of having loaded it.
+
+    They are of its weights, of what else was read, such as its template, and of the GGUF file that
+    it was made of, where there is one.
+    """
+    inputs = {
+        "checkpoint": weights_digest(effects),
+        "checkpoint_files": _digest(effects["checkpoint_files"], weights=False),
+    }
+    return inputs | ({"gguf": effects["gguf"]["gguf_sha256"]} if "gguf" in effects else {})
 
 
 def _digest(sums: Mapping[str, str], *, weights: bool) -> str:
     """Return `digest_of_files` of files, weights or all others, whose own SHA-256 are known."""
     names = sorted(name for name in sums if name.endswith(".safetensors") == weights)
     return hashlib.sha256("".join(f"{n} {sums[n]}\n" for n in names).encode()).hexdigest()
-
-
-def sha256_of(path: Path) -> str:
-    """Return the SHA-256 hex digest of a file."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def digest_of_files(paths: list[Path]) -> str:

@@ -39,6 +39,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 from repro.models import checkpoint as checkpoints
 from repro.models.decoder import causal_lm, projection_names
 from repro.models.fused_weights import pack_projections
+from repro.models.gguf_files import source_of
 from repro.models.loading import (
     Filled,
     ModelDescription,
@@ -89,7 +90,8 @@ class Policy:
         `relative_weight_error_mean` (both None for bf16 and for stored codes), `norms_wrapped`,
         `adapter_modules`, `norms_trained` (count), `parameters_trainable`, `base_bytes`, `compute`,
         `checkpoint_sha256` (over the sums of the checkpoint's manifest; None without one),
-        `checkpoint_files` (the SHA-256 of every file that was read, by name) and `end_token_ids`.
+        `checkpoint_files` (the SHA-256 of every file that was read, by name), `end_token_ids`, and
+        `gguf`, for a folder made of such a file (`gguf_files.source_of`).
     """
 
     model: nn.Module
@@ -193,6 +195,9 @@ def load_policy(
         effects["rounding"] = rounded.receipt()
     if order is not None:
         effects["order"] = order
+    made_of = source_of(folder)
+    if made_of is not None:
+        effects["gguf"] = made_of
     adapted: nn.Module = model
     if training == "lora":
         adapted = attach_adapter(model, rank=lora_rank, alpha=lora_alpha, seed=seed, rslora=rslora)

@@ -35,6 +35,8 @@ from typing import Any, Final, Protocol
 import torch
 from torch import Tensor
 
+from repro.spec.whole_files import replace_text
+
 DTYPES: Final[Mapping[str, torch.dtype]] = MappingProxyType(
     {
         "F64": torch.float64,
@@ -137,6 +139,11 @@ def read_object(path: Path) -> dict[str, Any]:
         When it is not JSON, is nested too deeply, or is no object.
     """
     return parse_object(path.read_bytes(), f"{path} cannot be read")
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write a JSON file, whole or not at all."""
+    replace_text(path, json.dumps(value, indent=2, sort_keys=True) + "\n")
 
 
 def parse_object(text: bytes, fault: str) -> dict[str, Any]:

@@ -45,7 +45,7 @@ from repro.evidence.procedure import Measured, Progress, Stopped
 from repro.evidence.record import Estimate
 from repro.evidence.statistics import mean_interval
 from repro.measure.dose import completion_kl
-from repro.models.checkpoint import files_digest, weights_digest
+from repro.models.checkpoint import checkpoint_inputs
 from repro.models.policy import Policy, end_token_ids, load_policy
 from repro.models.weight_noise import token_logprobs
 from repro.procedures.train import load_arm
@@ -125,8 +125,7 @@ def measure_entropy(
         series={f"{name}_by_prompt": list(values) for name, values in by_metric.items()},
         effects=dict(policy.effects) | {"noise_at_start": _noise_effects(receipt)},
         inputs={
-            "checkpoint": weights_digest(policy.effects),
-            "checkpoint_files": files_digest(policy.effects),
+            **checkpoint_inputs(policy.effects),
             "development_problems": digest_of_problems(problems),
             "prompt_template": template_named(scale.prompt_template).digest(),
         },

@@ -23,7 +23,7 @@ from repro.evaluate.grades import Answers
 from repro.evidence.derived import gain, kl_estimate
 from repro.evidence.procedure import Measured, Progress
 from repro.evidence.record import Estimate
-from repro.models.checkpoint import files_digest, resolve, weights_digest
+from repro.models.checkpoint import checkpoint_inputs, resolve
 from repro.models.policy import Policy, end_token_ids
 from repro.procedures.kl_to_start import log_ratios
 from repro.procedures.tally import RunTally
@@ -259,8 +259,7 @@ class LoadedRuns:
         scale: TrainScale = self.board.scale
         commit = resolved_revision(resolve(scale.checkpoint, scale.revision))
         inputs = {
-            "checkpoint": weights_digest(self.effects[number]),
-            "checkpoint_files": files_digest(self.effects[number]),
+            **checkpoint_inputs(self.effects[number]),
             **self.problems.digests,
             "prompt_template": template_named(scale.prompt_template).digest(),
         }

@@ -28,7 +28,7 @@ from repro.run.disk import free_bytes, size
 from repro.run.run_disk import disk_bytes
 from repro.spec.arm import Arm
 from repro.spec.config import RunConfig, TrainScale
-from repro.spec.hub import hub_cache, is_hub_name, snapshots
+from repro.spec.hub import hub_cache, is_hub_name, local_folders
 from repro.spec.needs import Needs
 from repro.spec.schedule import sigma_of_stage, stage_of_step
 from repro.spec.tier import cuda_devices
@@ -88,7 +88,7 @@ def startable(runs: Iterable[RunConfig]) -> list[RunConfig]:
 
 def is_published(scale: TrainScale) -> bool:
     """Whether a scale loads a checkpoint that this suite did not make."""
-    return is_hub_name(scale.checkpoint) or Path(scale.checkpoint).expanduser().is_dir()
+    return is_hub_name(scale.checkpoint) or Path(scale.checkpoint).expanduser().exists()
 
 
 def missing_package(run: RunConfig) -> str | None:
@@ -192,7 +192,7 @@ def _small_files(scale: TrainScale) -> Path | None:
     folder = Path(scale.checkpoint).expanduser()
     if folder.is_dir():
         return folder
-    folders = snapshots("model", scale.checkpoint)
+    folders = local_folders(scale.checkpoint)
     named = [item for item in folders if item.name == scale.revision] or folders
     return next((item for item in named if (item / "tokenizer_config.json").is_file()), None)
 

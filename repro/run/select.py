@@ -15,7 +15,7 @@ from repro.data.load import DATA_VARIABLE, data_sources, is_test_only
 from repro.reward.custom import reward_named
 from repro.spec.arm import require, unknown
 from repro.spec.config import RunConfig
-from repro.spec.hub import is_hub_name
+from repro.spec.hub import gguf_copy, is_hub_name
 from repro.spec.settings import merged, parse_settings, read_settings
 from repro.spec.target import Target, default_tier, plan
 from repro.spec.tier import Tier, parse_tier
@@ -182,19 +182,29 @@ def revision_of(checkpoint: str) -> str:
 
 
 def model_source(named: str) -> str:
-    """Return `TrainScale.checkpoint` for what `--model` names: a folder that exists, or a hub name.
+    """Return `TrainScale.checkpoint` for what `--model` names: a folder or file, or a hub name.
+
+    A GGUF file is made a checkpoint folder now, so that its sizes are known to all that follows.
 
     Raises
     ------
     ValueError
-        If it is neither.
+        If it is none of them, or not a GGUF file that can be read.
     """
     require(bool(named), "--model '' names no checkpoint; leave it out for the target's own")
     folder = Path(named).expanduser()
-    if folder.is_dir():
+    if folder.is_file() and not gguf_copy(folder).is_dir():
+        from repro.models.gguf_files import converted  # imports torch
+
+        converted(folder)
+    if folder.exists():
         return str(folder.resolve())
     known = named == "tiny" or is_hub_name(named) or named.startswith("proxy-")
-    require(known, f"--model {named}: there is no such folder, and a hub name is owner/model")
+    require(
+        known,
+        f"--model {named}: there is no such folder or file, and a hub name is owner/model or "
+        "owner/model:FILE.gguf",
+    )
     return named
 
 

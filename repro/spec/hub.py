@@ -7,6 +7,7 @@ So the hub is asked here first, on a thread that may be left behind.
 
 from __future__ import annotations
 
+import functools
 import http.client
 import json
 import os
@@ -16,6 +17,8 @@ import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
+
+from repro.spec.whole_files import sha256_of, stamp_of
 
 ANSWER_SECONDS = 4.0
 _INDEX = "model.safetensors.index.json"
@@ -36,14 +39,49 @@ def hub_cache() -> Path:
 
 
 def is_hub_name(name: str) -> bool:
-    """Whether a checkpoint's name has the hub's form, `owner/model`."""
-    return name.count("/") == 1 and not name.startswith((".", "/", "~"))
+    """Whether a checkpoint's name has the hub's form, `owner/model` or `owner/model:FILE.gguf`."""
+    model = name.partition(":")[0]
+    return model.count("/") == 1 and not model.startswith((".", "/", "~"))
 
 
 def snapshots(kind: str, name: str) -> list[Path]:
-    """Return the folders of all revisions of a `model` or `dataset` in the hub's cache."""
+    """Return the folders of all revisions of a `model` or `dataset` in the hub's cache.
+
+    Of a model's GGUF file, `owner/model:FILE.gguf`, they are the folders made of it (`gguf_copy`).
+    """
+    name, _, file = name.partition(":")
     folder = hub_cache() / f"{kind}s--{name.replace('/', '--')}" / "snapshots"
-    return sorted(folder.iterdir()) if folder.is_dir() else []
+    found = sorted(folder.iterdir()) if folder.is_dir() else []
+    return [gguf_copy(item / file) for item in found if (item / file).is_file()] if file else found
+
+
+def local_folders(checkpoint: str) -> list[Path]:
+    """Return where a checkpoint's config may lie on this machine, given a path or a hub name."""
+    path = Path(checkpoint).expanduser()
+    if path.is_file():
+        return [gguf_copy(path)]
+    return (
+        [path] if path.is_dir() or not is_hub_name(checkpoint) else snapshots("model", checkpoint)
+    )
+
+
+def user_cache() -> Path:
+    """Return this project's folder in the user's cache."""
+    cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    return Path(cache) / "qerl-repro"
+
+
+def gguf_copy(path: Path) -> Path:
+    """Return where the checkpoint folder made of a GGUF file lies, or will: by the file's digest.
+
+    The number at its end is that of the way of making it.
+    """
+    return user_cache() / "gguf" / f"{_digest_now(path.resolve(), stamp_of(path))[:16]}-1"
+
+
+@functools.lru_cache(maxsize=16)
+def _digest_now(path: Path, stamp: str) -> str:
+    return sha256_of(path)
 
 
 def is_whole(folder: Path) -> bool:

@@ -22,7 +22,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from repro.spec.hub import is_hub_name, snapshots
+from repro.spec.hub import local_folders
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -228,10 +228,7 @@ def shape_of_checkpoint(checkpoint: str) -> DecoderShape | None:
 
     None where neither says; the download then will.
     """
-    folders = [Path(checkpoint).expanduser()]
-    if is_hub_name(checkpoint):
-        folders += snapshots("model", checkpoint)
-    for folder in folders:
+    for folder in local_folders(checkpoint):
         if (folder / "config.json").is_file():
             values = json.loads((folder / "config.json").read_text(encoding="utf-8"))
             shape = shape_of_config(values, Path(checkpoint).name)

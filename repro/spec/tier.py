@@ -18,7 +18,7 @@ from enum import Enum
 from pathlib import Path
 
 from repro.spec.arm import unknown
-from repro.spec.hub import is_whole, snapshots
+from repro.spec.hub import is_whole, snapshots, user_cache
 
 GIB = 2**30
 
@@ -204,5 +204,4 @@ def policies_folder() -> Path:
     named = os.environ.get(POLICIES_VARIABLE)
     if named:
         return Path(named).expanduser()
-    cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
-    return Path(cache) / "qerl-repro" / "policies"
+    return user_cache() / "policies"

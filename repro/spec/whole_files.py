@@ -6,6 +6,7 @@ that is killed, or a disk that fills up, leaves what was there before.
 
 from __future__ import annotations
 
+import hashlib
 import os
 import shutil
 import tempfile
@@ -32,6 +33,12 @@ def appearing(out: Path) -> Iterator[Path]:
         os.replace(temporary, out)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
+
+
+def sha256_of(path: Path) -> str:
+    """Return the SHA-256 hex digest of a file."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def stamp_of(*paths: Path) -> str:

@@ -13,7 +13,12 @@ import pytest
 
 from repro.data.problem import digest_of_problems
 from repro.evidence.procedure import Measured, Stopped
-from repro.models.checkpoint import TINY_FOLDER, digest_of_files, files_digest, weights_digest
+from repro.models.checkpoint import (
+    TINY_FOLDER,
+    checkpoint_inputs,
+    digest_of_files,
+    weights_digest,
+)
 from repro.models.policy import load_policy
 from repro.procedures import tally as module
 from repro.procedures.loaded_runs import ProblemSets
@@ -155,5 +160,7 @@ def test_a_record_names_the_files_that_were_read(tmp_path: Path) -> None:
     (folder / "chat_template.jinja").write_text("another system line")
     (folder / "README.md").write_text("read by nobody")
     other = load_policy(folder, weight_format="bf16").effects
-    assert files_digest(same) == files_digest(policy.effects) != files_digest(other)
-    assert weights_digest(other) == before
+    assert checkpoint_inputs(same) == checkpoint_inputs(policy.effects)
+    changed = checkpoint_inputs(other)
+    assert changed["checkpoint"] == before
+    assert changed["checkpoint_files"] != checkpoint_inputs(same)["checkpoint_files"]
