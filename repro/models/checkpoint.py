@@ -65,8 +65,10 @@ from repro.models.tensor_files import (
 )
 from repro.spec.hub import (
     ANSWER_SECONDS,
+    PINNED_BYTES,
     HubError,
     fetch,
+    gguf_copy_of,
     hub_cache,
     is_hub_name,
     is_whole,
@@ -125,7 +127,8 @@ def resolve(checkpoint: str | Path, revision: str = "", *, weights: bool = True)
     Parameters
     ----------
     revision
-        Branch, tag or commit of a hub name; empty takes its `main`.
+        Branch, tag or commit of a hub name; empty takes its `main`. Of a GGUF file also `sha256:`
+        and its digest: a copy made of these bytes serves, wherever the file lay.
     weights
         False fetches config and tokenizer alone, where the hub must be asked.
 
@@ -153,7 +156,12 @@ def resolve(checkpoint: str | Path, revision: str = "", *, weights: bool = True)
             f"{name} is neither a folder or GGUF file nor a hub name (owner/model, or "
             "owner/model:FILE.gguf)"
         )
-    found = _from_hub(name, revision or "main", weights=weights)
+    pinned = revision if revision.startswith(PINNED_BYTES) else ""
+    if pinned and gguf_copy_of(pinned).is_dir():
+        return gguf_copy_of(pinned)
+    found = _from_hub(name, "main" if pinned else revision or "main", weights=weights)
+    if pinned and (digest := PINNED_BYTES + sha256_of(found)) != pinned:
+        raise CheckpointError(f"{name} on the hub is {digest}; {pinned} is needed")
     return converted(found) if found.is_file() else found
 
 

@@ -46,7 +46,7 @@ from repro.evaluate.questions import Question, questions, seeds_of
 from repro.evidence.derived import mean_of_problems
 from repro.evidence.procedure import Measured, Progress, Stopped
 from repro.evidence.record import Estimate
-from repro.models.checkpoint import files_digest, weights_digest
+from repro.models.checkpoint import checkpoint_inputs
 from repro.models.policy import Policy, end_token_ids, load_policy
 from repro.procedures.train import load_arm
 from repro.reward.grader import GraderPool
@@ -124,8 +124,7 @@ def measure_dose(
             "answers": {"accuracy": answers.tallies()},
         },
         inputs={
-            "checkpoint": weights_digest(policy.effects),
-            "checkpoint_files": files_digest(policy.effects),
+            **checkpoint_inputs(policy.effects),
             "development_problems": digest_of_problems(problems),
             "prompt_template": template_named(scale.prompt_template).digest(),
         },

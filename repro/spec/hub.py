@@ -21,6 +21,8 @@ from typing import TypeVar
 from repro.spec.whole_files import sha256_of, stamp_of
 
 ANSWER_SECONDS = 4.0
+# Before the SHA-256 of a GGUF file: a revision of `owner/model:FILE.gguf` that pins its bytes.
+PINNED_BYTES = "sha256:"
 _INDEX = "model.safetensors.index.json"
 
 Result = TypeVar("Result")
@@ -47,12 +49,19 @@ def is_hub_name(name: str) -> bool:
 def snapshots(kind: str, name: str) -> list[Path]:
     """Return the folders of all revisions of a `model` or `dataset` in the hub's cache.
 
-    Of a model's GGUF file, `owner/model:FILE.gguf`, they are the folders made of it (`gguf_copy`).
+    Of a model's GGUF file, `owner/model:FILE.gguf`, they are the folders made of it (`gguf_copy`),
+    and those made of a file of that name that lies elsewhere.
     """
     name, _, file = name.partition(":")
     folder = hub_cache() / f"{kind}s--{name.replace('/', '--')}" / "snapshots"
     found = sorted(folder.iterdir()) if folder.is_dir() else []
-    return [gguf_copy(item / file) for item in found if (item / file).is_file()] if file else found
+    if not file:
+        return found
+    made = [gguf_copy(item / file) for item in found if (item / file).is_file()]
+    for source in sorted((user_cache() / "gguf").glob("*/SOURCE.json")):
+        if json.loads(source.read_text(encoding="utf-8")).get("gguf") == file:
+            made.append(source.parent)
+    return made
 
 
 def local_folders(checkpoint: str) -> list[Path]:
@@ -76,7 +85,12 @@ def gguf_copy(path: Path) -> Path:
 
     The number at its end is that of the way of making it.
     """
-    return user_cache() / "gguf" / f"{_digest_now(path.resolve(), stamp_of(path))[:16]}-1"
+    return gguf_copy_of(_digest_now(path.resolve(), stamp_of(path)))
+
+
+def gguf_copy_of(digest: str) -> Path:
+    """Return where the checkpoint folder lies that was made of the file of that SHA-256."""
+    return user_cache() / "gguf" / f"{digest.removeprefix(PINNED_BYTES)[:16]}-1"
 
 
 @functools.lru_cache(maxsize=16)

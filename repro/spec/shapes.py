@@ -178,7 +178,7 @@ OWN_SHAPES: dict[str, DecoderShape] = {
 }
 _FORMAT_SUFFIX = re.compile(r"-(nvfp4|mxfp4|nf4)$")
 _SEED_SUFFIX = re.compile(r"-seed\d+$")
-_QWEN = re.compile(r"Qwen/Qwen2\.5-([\d.]+B)(-Instruct)?")
+_QWEN = re.compile(r"Qwen/Qwen2\.5-(?:Coder-)?([\d.]+B)(?:-Instruct)?(?:-GGUF:.+)?")
 
 
 def shape_by_name(checkpoint: str) -> DecoderShape | None:

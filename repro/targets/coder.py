@@ -5,9 +5,9 @@ learning up, does it raise the end, and does AQN add to it? Each seed has an ord
 its own, so seeds are draws of the rounding as well. The dose is measured before anything is
 trained (`dose_coder_*`), and multiples of NVFP4's error reach the paper's.
 
-The checkpoints are the publisher's GGUF files, whose weights are rounded already (0.5B: Q5_0, Q6_K
-and Q8_0, finer than four bits; 1.5B: Q4_K and Q6_K): every arm starts from the 16-bit copy of
-those, and a record names file and copy by digest.
+The checkpoints are the publisher's GGUF files, whose weights are rounded already (0.5B: all but
+twelve of 170 matrices finer than four bits, Q5_0, Q6_K and Q8_0; 1.5B: Q4_K and Q6_K): every arm
+starts from the 16-bit copy of those, and a record names file and copy by digest.
 
 What the paper leaves open, or is not for models of this size, is set here:
 
