@@ -127,7 +127,7 @@ def _add_dose(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
         description="From the gains of the norms and the weights alone; with --prompts, the KL on "
         "prompts and on the policy's own completions, too.",
     )
-    parser.add_argument("--model", required=True, metavar="FOLDER", help="a 16-bit checkpoint")
+    parser.add_argument("--model", required=True, metavar="FOLDER|FILE", help="a 16-bit checkpoint")
     parser.add_argument("--formats", default="nvfp4,mxfp4,nf4", metavar="A,B")
     parser.add_argument(
         "--sigmas", default="0.01,0.0005", metavar="A,B", help="default: the paper's range, Table 4"
@@ -316,7 +316,11 @@ def _add_selection(parser: argparse.ArgumentParser, *, optional: bool = False) -
     changed = parser.add_argument_group(
         "other settings (recorded apart from the target's own runs)"
     )
-    changed.add_argument("--model", metavar="FOLDER|NAME", help="checkpoint: a folder, a hub name")
+    changed.add_argument(
+        "--model",
+        metavar="FOLDER|FILE|NAME",
+        help="checkpoint: a folder, a GGUF file, the hub's owner/model or owner/model:FILE.gguf",
+    )
     changed.add_argument("--revision", metavar="R", help="branch, tag or commit of a hub name")
     changed.add_argument("--config", metavar="FILE", help="TOML or JSON, as plan --show-config has")
     changed.add_argument(

@@ -74,7 +74,7 @@ def _add_quantize(commands: _Commands[argparse.ArgumentParser]) -> None:
         description="Round to nearest, without data. The folder appears when its logits, read "
         "back, are those of the source quantised in memory. Exit status: 0, or 2 with a sentence.",
     )
-    parser.add_argument("source", metavar="SOURCE", help="a 16-bit folder, or a hub name")
+    parser.add_argument("source", metavar="SOURCE", help="a 16-bit folder, GGUF file or hub name")
     parser.add_argument("out", metavar="OUT", help="the new folder; must not exist")
     parser.add_argument("--format", default="nvfp4", choices=_FOUR_BITS, help="default: nvfp4")
     add_device(parser)
@@ -99,7 +99,7 @@ def _add_export(commands: _Commands[argparse.ArgumentParser]) -> None:
         "rounded to 4 bits again, which moves the policy: how far is printed",
     )
     parser.add_argument(
-        "--base", metavar="FOLDER", help="name this folder as the adapter's base instead"
+        "--base", metavar="FOLDER", help="name this folder (or a GGUF file's) as the base instead"
     )
     add_device(parser)
     parser.set_defaults(command=_export)

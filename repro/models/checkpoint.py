@@ -173,7 +173,7 @@ def _from_hub(name: str, revision: str, *, weights: bool) -> Path:
     from huggingface_hub import hf_hub_download, snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 
-    name, _, file = name.partition(":")
+    model, _, file = name.partition(":")
 
     def snapshot(*, local: bool) -> Path:
         common: dict[str, Any] = {
@@ -181,10 +181,10 @@ def _from_hub(name: str, revision: str, *, weights: bool) -> Path:
             "etag_timeout": ANSWER_SECONDS,
         }  # fmt: skip
         if file:
-            return Path(hf_hub_download(name, file, **common))
+            return Path(hf_hub_download(model, file, **common))
         return Path(
             snapshot_download(
-                name,
+                model,
                 allow_patterns=list(_HUB_PATTERNS if weights else _SMALL_PATTERNS),
                 **common,
             )
@@ -201,7 +201,8 @@ def _from_hub(name: str, revision: str, *, weights: bool) -> Path:
     except HubError as error:
         raise CheckpointError(
             f"{name} at revision {revision} is not whole in the local hub cache, and {error}; "
-            "connect once, or name a local folder with config.json and safetensors (--model FOLDER)"
+            "connect once, or name a local folder with config.json and safetensors, or a GGUF file "
+            "(--model FOLDER or FILE)"
         ) from error
 
 

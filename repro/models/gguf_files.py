@@ -14,7 +14,8 @@ such a file does otherwise than Hugging Face's folders is undone here:
   max(.01, 4 * 2^-bits), bits a weight of that type (Q5_0 and Q8_0 of one matrix: 2 * 2^-bits);
   the finer then stands for both. Matrices that were trained apart differ by about 1.4;
 * the tokenizer, a byte-level BPE that splits text as `tokenizer.ggml.pre` names it. transformers'
-  own reading of GGUF loses the split of SmolLM2, in which every digit is a token of its own.
+  own reading of GGUF leaves out Qwen2's normal form (NFC), and of SmolLM2's digits, each of which
+  is a token, splits ASCII's alone.
 """
 
 from __future__ import annotations
@@ -38,22 +39,8 @@ from repro.spec.hub import gguf_copy
 from repro.spec.whole_files import appearing, sha256_of
 
 _SOURCE: Final = "SOURCE.json"
-_CLASSES: Final = {"qwen2": "Qwen2ForCausalLM", "llama": "LlamaForCausalLM"}
+_KINDS: Final = ("qwen2", "llama")
 _EMBEDDING, _OUTPUT = "token_embd.weight", "output.weight"
-_PARTS: Final = {
-    "model.embed_tokens": "token_embd",
-    "model.norm": "output_norm",
-    "lm_head": "output",
-    "input_layernorm": "attn_norm",
-    "self_attn.q_proj": "attn_q",
-    "self_attn.k_proj": "attn_k",
-    "self_attn.v_proj": "attn_v",
-    "self_attn.o_proj": "attn_output",
-    "post_attention_layernorm": "ffn_norm",
-    "mlp.gate_proj": "ffn_gate",
-    "mlp.up_proj": "ffn_up",
-    "mlp.down_proj": "ffn_down",
-}
 # How Qwen2's own tokenizer.json splits text before BPE.
 _QWEN2_SPLIT: Final = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}"
@@ -88,8 +75,8 @@ def converted(path: Path) -> Path:
     except OSError:
         if not target.is_dir():  # made by another process meanwhile, of the same bytes
             raise
-    except (ValueError, LookupError, ArithmeticError, TypeError) as error:
-        raise CheckpointError(f"{path} is not a whole GGUF file: {error}") from error
+    except (ValueError, LookupError, ArithmeticError, TypeError, NotImplementedError) as error:
+        raise CheckpointError(f"{path} cannot be read as a whole GGUF file: {error}") from error
     return target
 
 
@@ -111,9 +98,11 @@ class _File:
         parts = self.value("split.count", int, 1)
         self.require(parts < 2, f"is one of {parts} parts; needed is one file (gguf-split --merge)")
         self.kind = self.value("general.architecture", str)
-        self.require(self.kind in _CLASSES, f"holds a {self.kind} model; read are qwen2 and llama")
+        self.require(self.kind in _KINDS, f"holds a {self.kind} model; read are qwen2 and llama")
+        self.blocks = self.value(f"{self.kind}.block_count", int)
         self.heads = self.value(f"{self.kind}.attention.head_count", int)
         self.key_heads = self.value(f"{self.kind}.attention.head_count_kv", int, self.heads)
+        self.require(self.heads > 0, f"gives {self.kind}.attention.head_count as {self.heads}")
         self.tokens = self.value("tokenizer.ggml.tokens", list)
         self.tied = self._tied()
 
@@ -133,6 +122,8 @@ class _File:
 
     def write(self, folder: Path) -> None:
         """Write the files of the checkpoint folder."""
+        from gguf import MODEL_ARCH, get_tensor_name_map
+
         write_json(folder / "config.json", self._config())
         self._write_tokenizer(folder)
         try:
@@ -141,33 +132,28 @@ class _File:
             fault = str(error).replace(str(folder / "config.json"), "its config")
             raise CheckpointError(f"{self.path}: {fault}") from error
         specs = expected_specs(model, None)
-        places = {name: _place(name) for name in specs}
+        table = get_tensor_name_map(MODEL_ARCH[self.kind.upper()], self.blocks)
+        places = {name: str(table.get_name(name, (".weight", ".bias"))) for name in specs}
         if self.tied is not None:
             places["model.embed_tokens.weight"] = self.tied
         missing = sorted(set(places.values()) - self.tensors.keys())
         self.require(not missing, f"lacks the tensor {''.join(missing[:1])}")
-        extra = sorted(self.tensors.keys() - places.values() - {_EMBEDDING})
+        extra = sorted(self.tensors.keys() - places.values() - {_EMBEDDING, _OUTPUT})
         self.require(not extra, f"holds {''.join(extra[:1])}, which has no place in the model")
-        done = 0
+        left = iter(range(len(specs) - 1, -1, -1))
 
         def make(name: str) -> Tensor:
-            nonlocal done
-            done += 1
-            if done % 32 == 0 or done == len(specs):
-                sys.stderr.write(f"{self.path.name}: {done} of {len(specs)} tensors\n")
+            if (more := next(left)) % 32 == 0:
+                sys.stderr.write(f"{self.path.name} to bfloat16: {more} tensors to go\n")
             return self._read(places[name], specs[name].shape)
 
         write_tensors(folder / "model.safetensors", specs, make)
         types = Counter(tensor.tensor_type.name for tensor in self.reader.tensors)
         source = {
-            "gguf": self.path.name,
-            "gguf_bytes": self.path.stat().st_size,
-            "gguf_sha256": sha256_of(self.path),
-            "name": self.value("general.name", str, None),
-            "types_in_the_file": dict(types),
-            "tied_to": self.tied,
-            "dtype": "bfloat16",
-        }
+            "gguf": self.path.name, "gguf_bytes": self.path.stat().st_size,
+            "gguf_sha256": sha256_of(self.path), "name": self.value("general.name", str, None),
+            "types_in_the_file": dict(types), "tied_to": self.tied, "dtype": "bfloat16",
+        }  # fmt: skip
         write_json(folder / _SOURCE, source)
 
     def _pieces(self, name: str) -> Iterator[np.ndarray]:
@@ -176,10 +162,7 @@ class _File:
 
         tensor = self.tensors[name]
         for start in range(0, len(tensor.data), _ROWS):
-            try:
-                piece = dequantize(tensor.data[start : start + _ROWS], tensor.tensor_type)
-            except NotImplementedError as error:
-                raise CheckpointError(f"{self.path}, tensor {name}: {error}") from error
+            piece = dequantize(tensor.data[start : start + _ROWS], tensor.tensor_type)
             self.require(bool(np.isfinite(piece).all()), f"holds NaN or infinity in {name}")
             yield piece
 
@@ -219,7 +202,7 @@ class _File:
         scaled = scaling != "none" or "rope_freqs.weight" in self.tensors
         self.require(not scaled, "scales its rotary angles, which is not read here")
         hidden = self.value(f"{kind}.embedding_length", int)
-        head = self.value(f"{kind}.attention.key_length", int, hidden // max(self.heads, 1))
+        head = self.value(f"{kind}.attention.key_length", int, hidden // self.heads)
         for key in ("rope.dimension_count", "attention.value_length"):
             found = self.value(f"{kind}.{key}", int, head)
             self.require(found == head, f"gives {kind}.{key} as {found}; a head has {head}")
@@ -228,24 +211,16 @@ class _File:
         self.require(not 0 < window < context, f"attends to the last {window} tokens alone")
         epsilon = self.value(f"{kind}.attention.layer_norm_rms_epsilon", float)
         return {
-            "architectures": [_CLASSES[kind]],
-            "model_type": kind,
-            "dtype": "bfloat16",
-            "bos_token_id": self._token("bos"),
-            "eos_token_id": self._token("eos"),
-            "hidden_act": "silu",
-            "hidden_size": hidden,
-            "head_dim": head,
+            "architectures": [f"{kind.capitalize()}ForCausalLM"], "model_type": kind,
+            "dtype": "bfloat16", "hidden_act": "silu", "tie_word_embeddings": self.tied is not None,
+            "bos_token_id": self._token("bos"), "eos_token_id": self._token("eos"),
+            "hidden_size": hidden, "head_dim": head, "vocab_size": len(self.tokens),
             "intermediate_size": self.value(f"{kind}.feed_forward_length", int),
-            "max_position_embeddings": context,
-            "num_attention_heads": self.heads,
-            "num_hidden_layers": self.value(f"{kind}.block_count", int),
-            "num_key_value_heads": self.key_heads,
+            "num_hidden_layers": self.blocks, "max_position_embeddings": context,
+            "num_attention_heads": self.heads, "num_key_value_heads": self.key_heads,
             "rms_norm_eps": float(f"{epsilon:.6g}"),  # from float32: 9.99999974e-06 is 1e-05
             "rope_theta": self.value(f"{kind}.rope.freq_base", float, 10000.0),
-            "tie_word_embeddings": self.tied is not None,
-            "vocab_size": len(self.tokens),
-        }
+        }  # fmt: skip
 
     def _token(self, name: str) -> int | None:
         """Return the id of one of the tokenizer's named tokens; None where the file names none."""
@@ -310,12 +285,3 @@ class _File:
                 single=f"{named} $A", special_tokens=[(named, bos)]
             )
         return made
-
-
-def _place(name: str) -> str:
-    """Return a GGUF file's name of a tensor of a checkpoint folder."""
-    module, _, leaf = name.rpartition(".")
-    if not module.startswith("model.layers."):
-        return f"{_PARTS[module]}.{leaf}"
-    _, _, layer, part = module.split(".", 3)
-    return f"blk.{layer}.{_PARTS.get(part, part)}.{leaf}"

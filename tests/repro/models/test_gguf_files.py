@@ -1,0 +1,417 @@
+"""GGUF files, written here by gguf's own writer, against the transformers models they came from."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from repro.__main__ import FINE, USAGE, main
+from repro.models import gguf_files
+from repro.models.checkpoint import checkpoint_inputs, resolve
+from repro.models.policy import load_policy
+from repro.models.tensor_files import CheckpointError
+from repro.run.select import model_source
+from repro.spec.hub import gguf_copy, snapshots, user_cache
+from repro.spec.shapes import shape_of_checkpoint
+from repro.spec.whole_files import sha256_of
+from tests.repro.architectures import CLASSES
+
+gguf = pytest.importorskip("gguf")
+Type = gguf.GGMLQuantizationType
+
+LETTERS = [*map(chr, (*range(33, 127), *range(161, 173), *range(174, 324)))]
+MERGES = ["t h", "th e", "Ġ the", "1 2", "12 3", "Ġ 123"]
+CONTROL = ["<|end|>", "<|begin|>", "<|pad|>"]
+TOKENS = [*LETTERS, *(merge.replace(" ", "") for merge in MERGES), *CONTROL, "<tool>", "[PAD0]"]
+KINDS = [1] * (len(LETTERS) + len(MERGES)) + [3] * len(CONTROL) + [4, 5]
+END, BEGIN, PAD = map(TOKENS.index, CONTROL)
+SIZES = {
+    "vocab_size": len(TOKENS),
+    "hidden_size": 256,
+    "intermediate_size": 512,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 512,
+    "rms_norm_eps": 1e-5,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 50000.0},
+}
+PARTS = {
+    "model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output",
+    "input_layernorm": "attn_norm", "post_attention_layernorm": "ffn_norm",
+    "self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k", "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output", "mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+}  # fmt: skip
+TYPES = (
+    Type.Q4_K, Type.Q8_0, Type.Q6_K, Type.Q5_0, Type.Q4_1, Type.Q4_0, Type.F16, Type.BF16,
+    Type.Q5_1, Type.F32,
+)  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+def codes_of(values: np.ndarray, kind: Any, generator: np.random.Generator) -> np.ndarray:
+    """Return a matrix as a file keeps it: random codes for types that gguf cannot make."""
+    if kind not in (Type.Q4_K, Type.Q6_K):
+        return gguf.quantize(values, kind)
+    block, nbytes = gguf.GGML_QUANT_SIZES[kind]
+    shape = (len(values), values.shape[1] // block, nbytes)
+    codes = generator.integers(0, 256, shape, dtype=np.uint8)
+    scale = np.frombuffer(np.float16(2e-5).tobytes(), np.uint8)
+    # Q4_K begins with two float16 scales; Q6_K ends with one.
+    codes[..., :4] = np.tile(scale, 2) if kind == Type.Q4_K else codes[..., :4]
+    codes[..., -2:] = scale if kind == Type.Q6_K else codes[..., -2:]
+    return codes.reshape(len(values), -1)
+
+
+def pairs(rows: np.ndarray, heads: int) -> np.ndarray:
+    """Return a projection's rows as Llama's files have them: a head's halves interleaved."""
+    half = len(rows) // heads // 2
+    order = [
+        head * 2 * half + part * half + at
+        for head in range(heads)
+        for at in range(half)
+        for part in (0, 1)
+    ]
+    return rows[order]
+
+
+def tensors_of(
+    architecture: str, *, tied: bool, types: tuple[Any, ...] = TYPES
+) -> tuple[Any, dict[str, tuple[np.ndarray, Any]]]:
+    """Return a random model whose weights a file can hold exactly, and that file's tensors."""
+    config_class, model_class = CLASSES[architecture]
+    torch.manual_seed(3)
+    model = model_class(config_class(**SIZES, tie_word_embeddings=tied)).eval()
+    generator = np.random.default_rng(5)
+    tensors: dict[str, tuple[np.ndarray, Any]] = {}
+    for number, (name, parameter) in enumerate(model.named_parameters()):
+        module, _, leaf = name.rpartition(".")
+        part = module.split(".", 3)[3] if "layers" in module else module
+        layer = f"blk.{module.split('.')[2]}." if "layers" in module else ""
+        values = parameter.detach().numpy()
+        if values.ndim == 1:
+            values, kind = values + generator.normal(0, 0.2, values.shape).astype("f4"), Type.F32
+        else:
+            kind = types[number % len(types)]
+        codes = codes_of(values, kind, generator)
+        parameter.data = torch.tensor(gguf.dequantize(codes, kind)).bfloat16().float()
+        heads = {"self_attn.q_proj": 4, "self_attn.k_proj": 2}.get(part)
+        stored = pairs(codes, heads) if heads and architecture == "llama" else codes
+        tensors[f"{layer}{PARTS[part]}.{leaf}"] = (stored, kind)
+    model.tie_weights()
+    return model, tensors
+
+
+def metadata(architecture: str, **changes: Any) -> dict[str, Any]:
+    """Return what a file says beside its tensors; None leaves a key out."""
+    values = {
+        "block_count": 2,
+        "context_length": 512,
+        "embedding_length": 256,
+        "feed_forward_length": 512,
+        "attention.head_count": 4,
+        "attention.head_count_kv": 2,
+        "attention.layer_norm_rms_epsilon": 1e-5,
+        "rope.freq_base": 50000.0,
+    }
+    tokenizer = {
+        "model": "gpt2",
+        "pre": "qwen2" if architecture == "qwen2" else "smollm",
+        "tokens": TOKENS,
+        "token_type": KINDS,
+        "merges": MERGES,
+        "eos_token_id": END,
+        "bos_token_id": BEGIN,
+        "padding_token_id": PAD,
+    }
+    whole = {f"{architecture}.{key}": value for key, value in values.items()}
+    whole |= {f"tokenizer.ggml.{key}": value for key, value in tokenizer.items()}
+    whole["tokenizer.chat_template"] = (
+        "{% for m in messages %}{{ '<|begin|>' + m['content'] + '<|end|>' }}{% endfor %}"
+    )
+    return {key: value for key, value in (whole | changes).items() if value is not None}
+
+
+def write(
+    path: Path,
+    architecture: str,
+    tensors: dict[str, tuple[np.ndarray, Any]],
+    named: str | None = None,
+    **changes: Any,
+) -> Path:
+    """Write a GGUF file by gguf's writer."""
+    writer = gguf.GGUFWriter(path, named or architecture)
+    for key, value in metadata(architecture, **changes).items():
+        add = {
+            str: writer.add_string,
+            int: writer.add_uint32,
+            float: writer.add_float32,
+            bool: writer.add_bool,
+            list: writer.add_array,
+        }
+        add[type(value)](key, value)
+    for name, (codes, kind) in tensors.items():
+        plain = kind in (Type.F32, Type.F16, Type.I32)
+        writer.add_tensor(name, codes, raw_dtype=None if plain else kind)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+@pytest.fixture
+def llama(tmp_path: Path) -> Callable[..., Path]:
+    """Return a function that writes a small Llama's file with changed metadata and tensors."""
+
+    def make(tensors: dict[str, Any] | None = None, **changes: Any) -> Path:
+        _, own = tensors_of("llama", tied=True, types=(Type.F16,))
+        kept = {name: item for name, item in (own | (tensors or {})).items() if item is not None}
+        return write(tmp_path / "model.gguf", "llama", kept, **changes)
+
+    return make
+
+
+def refused(path: Path) -> str:
+    """Return the sentence with which a file is refused; it names the file, and leaves nothing."""
+    with pytest.raises(CheckpointError) as caught:
+        resolve(path)
+    assert str(path) in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert not list(user_cache().glob("gguf/*"))
+    assert not list(user_cache().glob("gguf/.*"))
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("architecture", ["qwen2", "llama"])
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("turn", [0, 3, 7])
+def test_logits_are_those_of_the_model_that_the_tensors_came_from(
+    tmp_path: Path, architecture: str, tied: bool, turn: int
+) -> None:
+    types = (*TYPES[turn:], *TYPES[:turn])
+    model, tensors = tensors_of(architecture, tied=tied, types=types)
+    path = write(tmp_path / "model.gguf", architecture, tensors)
+    folder = resolve(path)
+    read = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    assert read.config.tie_word_embeddings is tied
+    ids = torch.arange(40).view(2, 20) * 6
+    with torch.no_grad():
+        torch.testing.assert_close(read(ids).logits, model(ids).logits, rtol=0, atol=0)
+    source = json.loads((folder / "SOURCE.json").read_text())
+    assert source["gguf_sha256"] == sha256_of(path)
+    assert source["gguf_bytes"] == path.stat().st_size
+    assert sum(source["types_in_the_file"].values()) == len(tensors)
+    assert {kind.name for _, kind in tensors.values()} == set(source["types_in_the_file"])
+    assert resolve(path) == folder
+
+
+@pytest.mark.parametrize(("coarse", "fine"), [(Type.Q4_0, Type.Q8_0), (Type.Q5_0, Type.F16)])
+def test_a_matrix_stored_twice_is_tied_to_its_finer_copy(
+    llama: Callable[..., Path], coarse: Any, fine: Any
+) -> None:
+    values = np.random.default_rng(0).normal(0, 0.02, (len(TOKENS), 256)).astype("f4")
+    stored = {kind: (gguf.quantize(values, kind), kind) for kind in (coarse, fine)}
+    for first, second in ((coarse, fine), (fine, coarse)):
+        path = llama({"token_embd.weight": stored[first], "output.weight": stored[second]})
+        model = AutoModelForCausalLM.from_pretrained(resolve(path), dtype=torch.bfloat16)
+        assert model.config.tie_word_embeddings
+        expected = torch.tensor(gguf.dequantize(*stored[fine])).bfloat16()
+        assert torch.equal(model.lm_head.weight, expected)
+
+
+def test_two_matrices_that_differ_by_more_than_rounding_stay_two(
+    llama: Callable[..., Path],
+) -> None:
+    values = np.random.default_rng(0).normal(0, 0.02, (len(TOKENS), 256)).astype("f4")
+    path = llama(
+        {"token_embd.weight": (values, Type.F32), "output.weight": (values * 1.02, Type.F32)}
+    )
+    assert not AutoModelForCausalLM.from_pretrained(resolve(path)).config.tie_word_embeddings
+
+
+@pytest.mark.parametrize(
+    ("split", "pieces"),
+    [
+        ("qwen2", ["the", "Ġ", "1", "2", "3", "Ġthe"]),
+        ("smollm", ["the", "Ġ", "1", "2", "3", "Ġthe"]),
+        ("gpt-2", ["the", "Ġ123", "Ġthe"]),
+    ],
+)
+def test_the_tokenizer_splits_and_merges_as_the_file_says(
+    llama: Callable[..., Path], split: str, pieces: list[str]
+) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(resolve(llama(**{"tokenizer.ggml.pre": split})))
+    ids = tokenizer("the 123 the")["input_ids"]
+    assert [TOKENS[at] for at in ids] == pieces
+    composed = len(tokenizer("e\u0301")["input_ids"]) == 2
+    assert composed == (split == "qwen2")  # normalised to one letter of two bytes
+    for text in ("é 12\n\n  the\t日本", "the<tool>the<|end|>"):
+        assert tokenizer.decode(tokenizer(text)["input_ids"]) == text
+    ids = tokenizer("the<tool><|end|>")["input_ids"]
+    assert [TOKENS[at] for at in ids] == ["the", "<tool>", "<|end|>"]
+    assert tokenizer.decode(ids, skip_special_tokens=True) == "the<tool>"
+    assert "[PAD0]" not in tokenizer.get_vocab()
+    chat = tokenizer.apply_chat_template([{"role": "user", "content": "the"}], tokenize=False)
+    assert chat == "<|begin|>the<|end|>"
+    assert (tokenizer.eos_token_id, tokenizer.pad_token_id) == (END, PAD)
+
+
+def test_a_text_begins_with_the_token_that_the_file_asks_for(llama: Callable[..., Path]) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(
+        resolve(llama(**{"tokenizer.ggml.add_bos_token": True}))
+    )
+    assert tokenizer("the")["input_ids"] == [BEGIN, TOKENS.index("the")]
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"named": "gemma"}, "gemma"),
+        ({"tokenizer.ggml.model": "llama"}, "llama"),
+        ({"tokenizer.ggml.pre": "tekken"}, "tekken"),
+        ({"tokenizer.ggml.tokens": None}, "tokenizer.ggml.tokens"),
+        ({"tokenizer.ggml.merges": ["t h e"]}, "t h e"),
+        ({"tokenizer.ggml.merges": ["q z"]}, "q z"),
+        ({"tokenizer.ggml.token_type": KINDS[:-1]}, "tokens"),
+        ({"tokenizer.ggml.eos_token_id": 10**6}, "1000000"),
+        ({"tokenizer.ggml.eos_token_id": None}, "eos_token_id"),
+        ({"split.count": 3}, "3"),
+        ({"llama.rope.scaling.type": "yarn"}, "rotary"),
+        ({"llama.attention.sliding_window": 64}, "64"),
+        ({"llama.rope.dimension_count": 32}, "32"),
+        ({"llama.attention.head_count": 0}, "0"),
+        ({"llama.attention.head_count_kv": 3}, "3"),
+        ({"llama.attention.head_count": [4, 4]}, "[4, 4]"),
+        ({"llama.block_count": 3}, "blk.2."),
+        ({"llama.block_count": 1}, "blk.1."),
+        ({"llama.feed_forward_length": 256}, "512"),
+    ],
+)
+def test_what_a_file_says_and_is_not_read_is_named(
+    llama: Callable[..., Path], changes: dict[str, Any], named: str
+) -> None:
+    assert named in refused(llama(**changes))
+
+
+MATRIX = np.zeros((256, 512), "f4")
+
+
+@pytest.mark.parametrize(
+    ("name", "stored", "said"),
+    [
+        ("blk.1.ffn_down.weight", None, "blk.1.ffn_down.weight"),
+        ("token_embd.weight", None, "token_embd.weight"),
+        ("blk.0.attn_q.bias", (MATRIX[0, :256], Type.F32), "blk.0.attn_q.bias"),
+        ("rope_freqs.weight", (MATRIX[0, :32], Type.F32), "rotary"),
+        ("blk.0.ffn_down.weight", (MATRIX.T, Type.F32), "(512, 256)"),
+        ("blk.0.ffn_down.weight", (MATRIX.astype(np.int32), Type.I32), "I32"),
+        ("blk.0.ffn_down.weight", (MATRIX + np.nan, Type.F32), "blk.0.ffn_down.weight"),
+    ],
+)
+def test_a_tensor_that_does_not_fit_is_named(
+    llama: Callable[..., Path], name: str, stored: Any, said: str
+) -> None:
+    assert said in refused(llama({name: stored}))
+
+
+@pytest.mark.parametrize("share", [0.0, 0.001, 0.002, 0.01, 0.5, 0.999])
+def test_a_file_cut_short_is_refused(llama: Callable[..., Path], share: float) -> None:
+    path = llama()
+    whole = path.read_bytes()
+    path.write_bytes(whole[: int(len(whole) * share)])
+    refused(path)
+
+
+def test_other_files_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "model.safetensors"
+    path.write_bytes(b"no such magic number" * 10)
+    refused(path)
+
+
+def test_a_missing_library_is_named(
+    llama: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = llama()
+    monkeypatch.setattr(gguf_files.importlib.util, "find_spec", lambda name: None)
+    assert "qerl-repro[gguf]" in refused(path)
+
+
+def test_a_copy_that_another_process_finished_first_is_taken(
+    llama: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = llama()
+    original = gguf_files._File.write
+
+    def slower(self: Any, folder: Path) -> None:
+        original(self, folder)
+        shutil.copytree(folder, gguf_copy(path))
+
+    monkeypatch.setattr(gguf_files._File, "write", slower)
+    assert (resolve(path) / "model.safetensors").is_file()
+    assert len(list(gguf_copy(path).parent.iterdir())) == 1
+
+
+def test_a_policy_of_a_file_names_the_file(llama: Callable[..., Path]) -> None:
+    path = llama()
+    effects = load_policy(path, weight_format="nvfp4").effects
+    assert effects["gguf"]["types_in_the_file"] == {"F16": 15, "F32": 5}
+    assert effects["gguf"]["dtype"] == "bfloat16"
+    assert effects["end_token_ids"] == [END, PAD]
+    assert checkpoint_inputs(effects)["gguf"] == sha256_of(path)
+    assert "gguf" not in checkpoint_inputs(load_policy("tiny", weight_format="bf16").effects)
+
+
+def test_a_file_of_the_hub_is_found_in_its_cache(
+    llama: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    model, commit = tmp_path / "hub" / "models--owner--model", "a" * 40
+    (model / "snapshots" / commit).mkdir(parents=True)
+    (model / "refs").mkdir()
+    (model / "refs" / "main").write_text(commit)
+    path = llama()
+    shutil.copy(path, model / "snapshots" / commit / "q8.gguf")
+    name = "owner/model:q8.gguf"
+    assert resolve(name) == resolve(name, commit) == gguf_copy(path)
+    assert snapshots("model", name) == [gguf_copy(path)]
+    assert model_source(name) == name
+    with pytest.raises(CheckpointError, match=r"q4\.gguf"):
+        resolve("owner/model:q4.gguf")
+
+
+def test_commands_take_a_file_for_a_folder(
+    llama: Callable[..., Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = llama()
+    assert model_source(str(path)) == str(path)
+    shape = shape_of_checkpoint(str(path))
+    assert shape is not None
+    assert (shape.layers, shape.tied) == (2, True)
+    out = tmp_path / "nvfp4"
+    assert main(["quantize", str(path), str(out), "--device", "cpu"]) == FINE
+    assert load_policy(out, weight_format="nvfp4").effects["gguf"]["gguf_sha256"] == sha256_of(path)
+    record = tmp_path / "record.json"
+    asked = ["--template", "boxed", "--data", "generated", "--limit", "2", "--tokens", "4"]
+    assert main(["evaluate", str(path), *asked, "--device", "cpu", "--out", str(record)]) == FINE
+    said = json.loads(record.read_text())["checkpoint"]
+    assert (said["name"], said["gguf"]["gguf_sha256"]) == (str(path), sha256_of(path))
+    assert main(["dose", "--model", str(path), "--formats", "nvfp4", "--device", "cpu"]) == FINE
+    assert main(["plan", "table1", "--tier", "paper", "--model", str(path)]) == FINE
+    capsys.readouterr()
+    assert main(["evaluate", str(tmp_path / "absent.gguf"), *asked]) == USAGE
+    assert "absent.gguf" in capsys.readouterr().err
