@@ -3,8 +3,9 @@
     trl    LoRA in bfloat16, a group per question, no vLLM, no KL term, one update per rollout
 
 A step is timed from the trainer's own call-back before it to the one after it; generation is what
-`_generate_and_score_completions` takes, the device waited for at both ends. As under this project's
-whole step, two steps warm up, and every second completion is paid whatever it says.
+`_generate_and_score_completions` takes, the device waited for at both ends. One step warms up: its
+generation meets every length of keys that a later one meets. As under this project's whole step,
+every second completion is paid whatever it says.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from benchmarks.peers.rows import ALPHA, PROJECTIONS, RANK, SAMPLED, Sizes, ques
 
 WAYS = ("trl",)
 PACKAGES = ("torch", "transformers", "peft", "trl", "accelerate", "datasets")
-_WARM_UP = 2
+_WARM_UP = 1
 
 
 def paid_by_turns(completions: list[Any], **unused: Any) -> list[float]:
@@ -46,24 +47,33 @@ class Timed(GRPOTrainer):
 
         self.rollout_seconds.append(measured.seconds_of(work, self.accelerator.device))
         self.rollout_tokens.append(int(out["completion_mask"].sum()))
+        measured.say(f"trl: rollout of {self.rollout_seconds[-1]:.2f} s")
         return out
 
 
 class Clock(TrainerCallback):
-    """Notes when each step begins and ends."""
+    """Notes when each step begins and ends.
 
-    def __init__(self, device: torch.device) -> None:
-        self.device, self._began = device, 0.0
+    Parameters
+    ----------
+    most_seconds
+        No step is begun after so many, once one was timed; 0 for no limit.
+    """
+
+    def __init__(self, device: torch.device, most_seconds: float) -> None:
+        self.device, self._most, self._began = device, most_seconds, 0.0
         self.seconds: list[float] = []
 
     def on_step_begin(self, *unused: Any, **also: Any) -> None:
         """Start."""
         self._began = self._now()
 
-    def on_step_end(self, *unused: Any, **also: Any) -> None:
+    def on_step_end(self, args: Any, state: Any, control: Any, **also: Any) -> None:
         """Stop."""
         self.seconds.append(self._now() - self._began)
         measured.say(f"trl: step {len(self.seconds)}: {self.seconds[-1]:.2f} s")
+        late = self._most and sum(self.seconds) > self._most
+        control.should_training_stop |= bool(late and len(self.seconds) > _WARM_UP)
 
     def _now(self) -> float:
         if self.device.type == "cuda":
@@ -110,7 +120,7 @@ def attempt(asked: argparse.Namespace, sizes: Sizes, rows: int, out: str) -> dic
         gradient_checkpointing_kwargs={"use_reentrant": False},
         model_init_kwargs={"dtype": asked.dtype, "attn_implementation": "sdpa"},
     )
-    clock = Clock(device)
+    clock = Clock(device, asked.way_seconds)
     trainer = Timed(
         model=asked.folder,
         reward_funcs=paid_by_turns,

@@ -139,7 +139,7 @@ def step_shape(
     """Return the step that the memory plan chooses where the point leaves it the choice.
 
     As many rows at once as fit, in waves of equal numbers of rows; then the micro-batches and kept
-    blocks.
+    blocks. Where not all rows fit, the cache is given back for the update, and taken again.
 
     Parameters
     ----------
@@ -168,12 +168,29 @@ def step_shape(
     if not fitted:
         return step
     if not point.slots and plan_memory(step).peak > budget * SLOTS_SHARE:
+        step = dataclasses.replace(step, keep_cache=False)
         waves = -(-point.rows // fit_slots(step, budget).slots)
         step = dataclasses.replace(step, slots=-(-point.rows // waves))
     if point.micro_tokens:
         return step
     kept = None if keeps and point.checkpointing else step.kept_blocks
     return fit_update(step, int(budget * FILLED_SHARE), kept=kept)
+
+
+def first_wave(point: StepPoint, planned: StepShape) -> tuple[StepPoint, StepShape]:
+    """Return what is measured of a step: all of it, or one wave of it (`StepPoint.one_wave`)."""
+    if not point.one_wave:
+        return point, planned
+    prompts = max(
+        (n for n in range(1, point.prompts + 1)
+         if point.prompts % n == 0 and n * point.group <= planned.slots),
+        default=1,
+    )  # fmt: skip
+    slots = min(planned.slots, prompts * point.group)
+    return (
+        dataclasses.replace(point, prompts=prompts),
+        dataclasses.replace(planned, prompts=prompts, slots=slots),
+    )
 
 
 def together(points: Iterable[StepPoint]) -> list[list[StepPoint]]:
@@ -331,7 +348,9 @@ def measure_repeats(
         When a step does not fit with as many slots, even by single rows.
     """
     scale = bench.scale
-    config = engine_config(point, planned)
+    part, shape = first_wave(point, planned)
+    waves = point.prompts // part.prompts
+    config = engine_config(part, shape)
     full = policy.training == "full"
     for parameter in policy.model.parameters():
         parameter.grad = None  # a step that ran out of memory may have left one
@@ -341,7 +360,7 @@ def measure_repeats(
     release()
     try:
         t = training_of(
-            policy, sampler, bench.pool, arm, point, scale,
+            policy, sampler, bench.pool, arm, part, scale,
             seed=bench.seed, micro_tokens=planned.micro_tokens, kept_blocks=planned.kept_blocks,
         )  # fmt: skip
         before = parameter_image(policy)
@@ -354,13 +373,13 @@ def measure_repeats(
             # A second start goes on where the first one was, and a repeat is timed again as it was.
             go_to(state, t, scale.warm_up + scale.steps - missing)
             retried, counted, begun = retries(), probe(slowed_us), time.monotonic()
-            seconds = timed_step(t, state)
+            seconds = timed_step(t, state, waves)
             slowed = slowed_shares(counted, probe(slowed_us), time.monotonic() - begun)
             if bench.times_again(arm, point, slowed):
                 continue
             bench.count_retries(arm, point, retries() - retried)
             moved = float((parameter_image(policy) - before).norm())
-            facts = _facts(policy, sampler.statistics, state.runs[0], planned, point) | {
+            facts = _facts(policy, sampler.statistics, state.runs[0], planned, point, waves) | {
                 "slot_fallbacks": list(given_up),
                 "moved": moved,
             }
@@ -374,7 +393,12 @@ def measure_repeats(
 
 
 def _facts(
-    policy: Policy, statistics: Statistics, state: TrainState, planned: StepShape, point: StepPoint
+    policy: Policy,
+    statistics: Statistics,
+    state: TrainState,
+    planned: StepShape,
+    point: StepPoint,
+    waves: int,
 ) -> dict[str, Any]:
     """Return what was really done and what it took, as JSON values."""
     fallbacks = state.effects.get("micro_batch_fallbacks", [])
@@ -383,8 +407,10 @@ def _facts(
         "kept_blocks": planned.kept_blocks,
         "fallbacks": [asked for _, asked, _ in fallbacks],
         "slots": planned.slots,
-        "decode_steps": statistics.decode_steps,
-        "generated_tokens": statistics.generated_tokens,
+        "measured_rows": point.rows // waves,
+        "keeps_cache": planned.keep_cache,
+        "decode_steps": waves * statistics.decode_steps,
+        "generated_tokens": waves * statistics.generated_tokens,
         "preemptions": statistics.preemptions,
         "weight_bytes": weight_bytes(planned),
         "linears": linears_of(policy),
@@ -428,6 +454,7 @@ def engine_config(point: StepPoint, planned: StepShape) -> EngineConfig:
         cache_blocks=planned.cache_blocks,
         prefill_graph_tokens=0,
         ignore_end=True,
+        keeps_cache=planned.keep_cache,
     )
 
 

@@ -144,8 +144,13 @@ def warm_up(t: Training[SinglePolicy], state: RunStates, tokens: int) -> None:
     iterate(brief, state)
 
 
-def timed_step(t: Training[SinglePolicy], state: RunStates) -> dict[str, Any]:
+def timed_step(t: Training[SinglePolicy], state: RunStates, waves: int = 1) -> dict[str, Any]:
     """Make one of the trainer's iterations under the device's clock.
+
+    Parameters
+    ----------
+    waves
+        How many iterations like this one stand for the step: seconds and tokens count so often.
 
     Returns
     -------
@@ -159,6 +164,7 @@ def timed_step(t: Training[SinglePolicy], state: RunStates) -> dict[str, Any]:
     iterate(dataclasses.replace(t, clock=clock), state)
     measured: dict[str, Any] = clock.read()
     measured["completion_tokens"] = run.effects["rows"]["tokens_sampled"] - before
+    measured = {name: waves * value for name, value in measured.items()}
     names = ["grad_norm"]
     sampler = t.policies.sampler
     if isinstance(sampler, PointSampler) and sampler.point.whole:

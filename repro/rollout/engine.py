@@ -160,6 +160,7 @@ class Engine:
         self.statistics = Statistics()
         self._scheduler.preemptions = 0
         ends = [] if self.config.ignore_end else sorted(self.end_token_ids)
+        self._take_cache()
         self.state.begin(ends, sampling.temperature)
         self.forward.read_noise()
         try:
@@ -175,6 +176,8 @@ class Engine:
             raise
         finally:
             self._results = Results(self.state)
+            if not self.config.keeps_cache:
+                self._give_back_cache()
         self.statistics.generated_tokens = sum(len(c.token_ids) for c in completions)
         self.statistics.preemptions = self._scheduler.preemptions
         return RolloutBatch(
@@ -200,6 +203,20 @@ class Engine:
         for slot in range(self.config.slots):
             self.state.set_blocks(slot, [])
         self.state.send_table()
+
+    def _give_back_cache(self) -> None:
+        """Give back the cache's memory, and captured steps, which hold its address."""
+        for cache in (self._keys, self._values):
+            cache.untyped_storage().resize_(0)
+        self._steps.close()
+
+    def _take_cache(self) -> None:
+        """Take the cache's memory where it was given back; the layers' views find it by itself."""
+        for cache in (self._keys, self._values):
+            if cache.untyped_storage().nbytes() < cache.nbytes:
+                cache.untyped_storage().resize_(cache.nbytes)
+                # What a masked position holds is multiplied by zero, so it must be a number.
+                cache.zero_()
 
     def close(self) -> None:
         """Give back the cache and the captured steps; the policy stays as it is."""

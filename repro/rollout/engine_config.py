@@ -52,6 +52,9 @@ class EngineConfig:
         Whose kernels multiply by 4-bit weights on a GPU; `bitsandbytes`: its own, NF4 alone.
     ignore_end
         Rows end at their limit alone: for timing with random weights.
+    keeps_cache
+        Whether cache and captured steps stay between rollouts. If not, an update has their memory,
+        and each rollout captures its steps anew.
     """
 
     slots: int = 256
@@ -68,6 +71,7 @@ class EngineConfig:
     prefill_graph_tokens: int = 1024
     products: Products = "own"
     ignore_end: bool = False
+    keeps_cache: bool = True
 
     def __post_init__(self) -> None:
         require_choice("cache_format", self.cache_format, CacheName)

@@ -110,6 +110,10 @@ class StepPoint:
         have, so that a step has the same tokens either way.
     mean_tokens
         Of lengths that are not full.
+    one_wave
+        Rows of full length that find no room together are sampled in waves, each like the others.
+        Measured are the prompts of one wave alone, and the seconds of every phase count as often as
+        there are waves, those that a step has but once (its optimiser's) too.
     """
 
     name: str
@@ -128,6 +132,7 @@ class StepPoint:
     memory_only: bool = False
     lengths: Lengths = field(default="full", metadata=LATER)
     mean_tokens: int = field(default=300, metadata=LATER)
+    one_wave: bool = field(default=False, metadata=LATER)
 
     def __post_init__(self) -> None:
         require(
@@ -139,6 +144,10 @@ class StepPoint:
         for name in ("prompts", "group", "prompt_tokens", "completion_tokens", "mean_tokens"):
             value = getattr(self, name)
             require(value >= 1, f"{self.name}: {name} is {value}; it must be 1 or more")
+        require(
+            not self.one_wave or self.lengths == "full",
+            f"{self.name}: one_wave needs rows of full length; lengths is {self.lengths!r}",
+        )
         require(
             0 <= self.sampled_tokens <= self.completion_tokens,
             f"{self.name}: sampled_tokens is {self.sampled_tokens}; it must lie in 0 to "

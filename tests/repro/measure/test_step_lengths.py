@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 
 from repro.evidence.expectation import load_bars
-from repro.measure import step_measure, step_metrics, step_time
+from repro.measure import step_measure, step_metrics, step_time, step_training
 from repro.measure.step_ledger import StepLedger
 from repro.measure.step_training import begin, go_to, timed_step, training_of, warm_up
+from repro.models.memory_plan import plan_memory
 from repro.models.policy import Policy
 from repro.reward.grader import GraderPool
 from repro.rl.clock import PHASES
@@ -199,7 +200,7 @@ def test_the_bars_hold_every_size_to_equal_rows_and_to_16_bit_loras_update(targe
     assert {claim.source for claim in target.claims} == {"not in the paper"}
 
 
-def test_32b_at_full_length_is_timed_once_and_claims_nothing() -> None:
+def test_32b_at_full_length_is_timed_by_one_wave_of_each_arms_own_rows() -> None:
     (scale,) = TABLE3_32B_RL.scales.values()
     (point,) = scale.points
     assert (point.rows, point.row_tokens, point.lengths) == (128, 2304, "full")
@@ -207,7 +208,37 @@ def test_32b_at_full_length_is_timed_once_and_claims_nothing() -> None:
         step_measure.step_shape(point, weight_format, 32, scale, point.budget_bytes)
         for weight_format in ("bf16", "nvfp4")
     )
-    # What four bits save, rows at once and kept blocks take.
-    assert qerl.slots > 8 * plain.slots
-    assert qerl.kept_blocks > plain.kept_blocks
-    assert (scale.steps, TABLE3_32B_RL.claims) == (1, ())
+    # What four bits save, rows at once and kept blocks take; the cache is not beside those.
+    assert not plain.keep_cache
+    assert not qerl.keep_cache
+    assert (plain.slots, qerl.slots) == (16, 64)
+    assert qerl.kept_blocks > 60 > plain.kept_blocks
+    for planned, waves in ((plain, 8), (qerl, 2)):
+        part, shape = step_measure.first_wave(point, planned)
+        assert (waves * part.rows, shape.slots) == (point.rows, planned.slots)
+        assert sum(plan_memory(shape).rollout.values()) < 0.98 * point.budget_bytes
+    # Where memory ends after all, half as many rows are a wave of whole groups, too.
+    assert step_measure.first_wave(point, dataclasses.replace(plain, slots=4))[0].prompts == 1
+    with pytest.raises(ValueError, match="one_wave needs rows of full length"):
+        dataclasses.replace(point, lengths="spread")
+
+
+@pytest.mark.usefixtures("host_clock")
+def test_a_wave_counts_as_often_as_there_are_waves(
+    policy: Policy, pool: GraderPool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    point = dataclasses.replace(SPREAD, name="waves", lengths="full", prompts=6, one_wave=True,
+                                completion_tokens=8)  # fmt: skip
+    planned = dataclasses.replace(
+        step_measure.step_shape(point, "nvfp4", 16, StepScale(points=(point,)), 10**10), slots=9
+    )
+    part, shape = step_measure.first_wave(point, planned)
+    assert (part.prompts, shape.slots) == (2, 8)
+    engine = Engine(policy, step_measure.engine_config(part, shape))
+    t = training_of(policy, engine, pool, NVFP4, part, StepScale(points=(point,)), seed=0,
+                    micro_tokens=planned.micro_tokens)  # fmt: skip
+    seconds = dict.fromkeys((*PHASES, "total"), 0.5)
+    monkeypatch.setattr(step_training.EventClock, "read", lambda self: seconds)
+    step = timed_step(t, begin(t), 3)
+    assert step["completion_tokens"] == point.rows * 8
+    assert (step["rollout"], step["update"], step["total"]) == (1.5, 1.5, 1.5)

@@ -107,9 +107,9 @@ def test_a_repeat_under_lowered_clocks_is_timed_again_with_the_same_rows(
     planted_clocks(monkeypatch, [False, True, True, False])
     steps = []
 
-    def noted(t: Any, state: Any) -> Any:
+    def noted(t: Any, state: Any, waves: int) -> Any:
         steps.append(state.step)
-        return timed_step(t, state)
+        return timed_step(t, state, waves)
 
     timed_step = step_measure.timed_step
     monkeypatch.setattr(step_measure, "timed_step", noted)

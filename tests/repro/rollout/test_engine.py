@@ -125,6 +125,22 @@ def test_tokens_depend_on_the_seed_alone_not_on_how_rows_are_batched(
     assert engine.pool.free == engine.pool.capacity
 
 
+def test_a_cache_that_is_given_back_holds_no_memory_and_changes_no_token(
+    make_policy: MakePolicy,
+) -> None:
+    policy, prompts = make_policy(), prompts_of([9, 5])
+    sampling = SamplingConfig(max_new_tokens=12)
+    keeping, giving = Engine(policy, small()), Engine(policy, small(keeps_cache=False))
+    for seeds in (list(range(8)), list(range(8, 16))):
+        usual, batch = (
+            engine.sample(prompts, sampling, group_size=4, seeds=seeds)
+            for engine in (keeping, giving)
+        )
+        assert tokens_of(batch) == tokens_of(usual)
+        cache = giving.forward.blocks[0].cache
+        assert [t.untyped_storage().nbytes() for t in (cache.keys, cache.values)] == [0, 0]
+
+
 def test_a_groups_prompt_is_prefilled_once_and_its_blocks_shared(make_policy: MakePolicy) -> None:
     policy, prompt = make_policy(), prompts_of([33])[0]
     sampling = SamplingConfig(max_new_tokens=8)
