@@ -185,7 +185,7 @@ def paid_evenly(run: RunConfig, pool: GraderPool) -> Score:
     """Return a score function that grades as training does, and pays every second completion."""
 
     def rewards(asked: Sequence[Asked | None]) -> list[Rewards | None]:
-        return [None if one is None else of_run(*one) for one in asked]
+        return [None if one is None else of_run(*one[:3]) for one in asked]
 
     def of_run(texts: Sequence[str], golds: Sequence[str], seeds: Sequence[int]) -> Rewards:
         graded = score(texts, golds, run.arm.reward, run.scale.format_reward, pool, seeds)
