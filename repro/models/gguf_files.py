@@ -80,11 +80,11 @@ def converted(path: Path) -> Path:
     return target
 
 
-def source_of(folder: Path) -> dict[str, Any] | None:
-    """Return what a folder says of the GGUF file that it was made of; None for other folders."""
+def made_of(folder: Path) -> dict[str, Any]:
+    """Return what a folder says of the file that it was made of, as `gguf`; empty for others."""
     path = folder / _SOURCE
     source = read_object(path) if path.is_file() else {}
-    return source if "gguf_sha256" in source else None
+    return {"gguf": source} if "gguf_sha256" in source else {}
 
 
 class _File:
