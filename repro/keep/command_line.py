@@ -114,7 +114,10 @@ def _add_evaluate(commands: _Commands[argparse.ArgumentParser]) -> None:
         "with a sentence.",
     )
     parser.add_argument(
-        "checkpoint", nargs="?", metavar="CHECKPOINT", help="default: the base of --adapter"
+        "checkpoint",
+        nargs="?",
+        metavar="CHECKPOINT",
+        help="a folder, GGUF file or hub name (default: the base of --adapter)",
     )
     parser.add_argument("--adapter", metavar="FOLDER", help="an adapter's folder, or a run's")
     parser.add_argument(

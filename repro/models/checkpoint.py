@@ -153,8 +153,8 @@ def resolve(checkpoint: str | Path, revision: str = "", *, weights: bool = True)
     name = str(checkpoint)
     if not is_hub_name(name):
         raise CheckpointError(
-            f"{name} is neither a folder or GGUF file nor a hub name (owner/model, or "
-            "owner/model:FILE.gguf)"
+            f"{name} is neither a folder nor a hub name (owner/model, or owner/model:FILE.gguf), "
+            "nor a GGUF file that is here"
         )
     pinned = revision if revision.startswith(PINNED_BYTES) else ""
     if pinned and gguf_copy_of(pinned).is_dir():

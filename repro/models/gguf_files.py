@@ -80,11 +80,11 @@ def converted(path: Path) -> Path:
     return target
 
 
-def source_of(folder: Path) -> dict[str, Any] | None:
-    """Return what a folder says of the GGUF file that it was made of; None for other folders."""
+def made_of(folder: Path) -> dict[str, Any]:
+    """Return what a folder says of the file that it was made of, as `gguf`; empty for others."""
     path = folder / _SOURCE
     source = read_object(path) if path.is_file() else {}
-    return source if "gguf_sha256" in source else None
+    return {"gguf": source} if "gguf_sha256" in source else {}
 
 
 class _File:
@@ -100,6 +100,8 @@ class _File:
         self.kind = self.value("general.architecture", str)
         self.require(self.kind in _KINDS, f"holds a {self.kind} model; read are qwen2 and llama")
         self.blocks = self.value(f"{self.kind}.block_count", int)
+        held = len(self.tensors)
+        self.require(self.blocks <= held, f"gives {self.blocks} blocks; it holds {held} tensors")
         self.heads = self.value(f"{self.kind}.attention.head_count", int)
         self.key_heads = self.value(f"{self.kind}.attention.head_count_kv", int, self.heads)
         self.require(self.heads > 0, f"gives {self.kind}.attention.head_count as {self.heads}")

@@ -39,7 +39,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 from repro.models import checkpoint as checkpoints
 from repro.models.decoder import causal_lm, projection_names
 from repro.models.fused_weights import pack_projections
-from repro.models.gguf_files import source_of
+from repro.models.gguf_files import made_of
 from repro.models.loading import (
     Filled,
     ModelDescription,
@@ -91,7 +91,7 @@ class Policy:
         `adapter_modules`, `norms_trained` (count), `parameters_trainable`, `base_bytes`, `compute`,
         `checkpoint_sha256` (over the sums of the checkpoint's manifest; None without one),
         `checkpoint_files` (the SHA-256 of every file that was read, by name), `end_token_ids`, and
-        `gguf`, for a folder made of such a file (`gguf_files.source_of`).
+        `gguf`, for a folder made of such a file (`gguf_files.made_of`).
     """
 
     model: nn.Module
@@ -179,7 +179,7 @@ def load_policy(
         f"{folder} holds {description.stored_format} codes; another order of channels and a "
         "planted rounding need the 16-bit weights",
     )
-    files = checkpoints.digests_of_read(folder)
+    read = {"checkpoint_files": checkpoints.digests_of_read(folder)} | made_of(folder)
     source: WeightSource = TensorFolder(folder)
     if order is not None:
         source = PermutedSource(source, description.config, order)
@@ -195,9 +195,6 @@ def load_policy(
         effects["rounding"] = rounded.receipt()
     if order is not None:
         effects["order"] = order
-    made_of = source_of(folder)
-    if made_of is not None:
-        effects["gguf"] = made_of
     adapted: nn.Module = model
     if training == "lora":
         adapted = attach_adapter(model, rank=lora_rank, alpha=lora_alpha, seed=seed, rslora=rslora)
@@ -209,7 +206,7 @@ def load_policy(
         compute_dtype=dtype,
         checkpoint=str(checkpoint),
         folder=folder,
-        effects=effects | {"checkpoint_sha256": digest, "checkpoint_files": files},
+        effects=effects | {"checkpoint_sha256": digest} | read,
     )
     policy.effects["end_token_ids"] = sorted(end_token_ids(policy))
     set_trainable(policy, norms_trained=norms_trained)

@@ -298,6 +298,7 @@ def test_a_text_begins_with_the_token_that_the_file_asks_for(llama: Callable[...
         ({"llama.attention.head_count": [4, 4]}, "[4, 4]"),
         ({"llama.block_count": 3}, "blk.2."),
         ({"llama.block_count": 1}, "blk.1."),
+        ({"llama.block_count": 10**9}, "1000000000"),
         ({"llama.feed_forward_length": 256}, "512"),
     ],
 )

@@ -72,7 +72,7 @@ def test_run_ends_with_the_line_that_judges_what_it_did() -> None:
         ("--set optimizer.name=sgd", "it must be one of adamw, adamw_8bit"),
         ("--set steps", "needs key=value"),
         ("--set evaluation.every=5", "needs 1 or more problems held out"),
-        ("--model ./nowhere", "there is no such folder, and a hub name is owner/model"),
+        ("--model ./nowhere", "there is no such folder or file, and a hub name is owner/model"),
         ("--config nothing.toml", "--config nothing.toml"),
         ("--config settings.yaml", "needs a .toml or .json file"),
     ],
