@@ -269,7 +269,7 @@ def reported(args: argparse.Namespace, runs: Path, expected: Path) -> list[Check
             if (runs / selection.tier.value / selection.source.name).is_dir()
         ]
         changed = ", ".join(str(folder.relative_to(runs)) for folder in _changed_runs(runs))
-        aside = f"runs with other settings ({changed}) need their target and flags, as `run` had them"
+        aside = f"runs with other settings ({changed}) need target and flags, as `run` had them"
         require(bool(chosen) or not changed, f"{runs}: {aside}")
         require(
             bool(chosen), f"{runs} has no records to report; start with: python -m repro run table1"
