@@ -100,12 +100,6 @@ def between_seeds(records: Sequence[Record]) -> list[str]:
     seeds_by_value: dict[str, dict[str, set[int]]] = {}
     for record in records:
         values = {"devices": device_of(record.environment) or "none named"}
-        # Of an arm: several may be on several checkpoints, and pairs are compared by themselves.
-        values |= {
-            f"digests of what {record.arm} read of its checkpoint beside weights": digest[:_SHORT]
-            for name, digest in record.inputs.items()
-            if name == "checkpoint_files"
-        }
         packages = record.environment.get("packages", {})
         values |= {
             f"versions of {name}": str(version)
