@@ -312,7 +312,8 @@ def load_tokenizer(folder: Path) -> PreTrainedTokenizerBase | None:
             f"{config}: chat_template has {size} bytes; needed are {_LONGEST_TEMPLATE} at most"
         )
     try:
-        return AutoTokenizer.from_pretrained(folder, local_files_only=True)
+        tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+        tokenizer.batch_decode([tokenizer("1 + 1 = 2")["input_ids"]], skip_special_tokens=True)
     except Exception as error:
         broken, said = folder, error
         if vocabulary.is_file():
@@ -321,7 +322,8 @@ def load_tokenizer(folder: Path) -> PreTrainedTokenizerBase | None:
             except Exception as own:  # noqa: BLE001 - as above
                 broken, said = vocabulary, own
         words = " ".join(f"{type(said).__name__}: {said}".split())[:300]
-        raise CheckpointError(f"{broken}: the tokenizer cannot be loaded ({words})") from error
+        raise CheckpointError(f"{broken}: the tokenizer cannot be used ({words})") from error
+    return tokenizer
 
 
 def end_token_ids(policy: Policy) -> frozenset[int]:

@@ -158,11 +158,11 @@ def test_a_tied_head_may_be_stored_again_with_the_same_values_alone(
             "tokenizer_config.json: chat_template has",
         ),
         ("tokenizer_config.json", "[" * 100_000, "tokenizer_config.json cannot be read"),
-        ("tokenizer_config.json", '{"tokenizer_class": 7}', "the tokenizer cannot be loaded"),
-        ("tokenizer.json", "", "tokenizer.json: the tokenizer cannot be loaded"),
-        ("tokenizer.json", "{}", "tokenizer.json: the tokenizer cannot be loaded"),
+        ("tokenizer_config.json", '{"tokenizer_class": 7}', "the tokenizer cannot be used"),
+        ("tokenizer.json", "", "tokenizer.json: the tokenizer cannot be used"),
+        ("tokenizer.json", "{}", "tokenizer.json: the tokenizer cannot be used"),
         ("tokenizer.json", '{"model": {"type": "BPE"}}', "tokenizer.json: the tokenizer"),
-        ("special_tokens_map.json", "{", "the tokenizer cannot be loaded"),
+        ("special_tokens_map.json", "{", "the tokenizer cannot be used"),
     ],
 )
 def test_a_tokenizer_that_is_none_is_refused_by_its_file(
