@@ -97,10 +97,16 @@ def conclusion(checks: Sequence[Checked]) -> str:
     """Return a sentence on what the checks come to: the paper's claims, and this suite's faults."""
     paper = [verdict for item in checks for verdict in of_kind(item, Kind.PAPER)]
     said = f"Claims of the paper: {counted(paper) or 'none judged here'}"
-    wrong = [item.selection.target.name for item in checks if item.faulty]
-    lacking = [item.selection.target.name for item in checks if item.lacking]
-    parts = [f"this suite is at fault in {', '.join(wrong)}"] if wrong else []
-    parts += [f"{', '.join(lacking)} cannot be judged without records"] if lacking else []
+    named = {
+        "this suite is at fault in": [i for i in checks if any(v.own_fault for v in i.verdicts)],
+        "records were refused of": [item for item in checks if item.evidence.refused],
+        "there are no records of": [item for item in checks if item.lacking],
+    }
+    parts = [
+        f"{what} {', '.join(item.selection.target.name for item in items)}"
+        for what, items in named.items()
+        if items
+    ]
     return f"{said}; {'; '.join(parts) or 'nothing says that this suite is at fault'}."
 
 

@@ -96,7 +96,7 @@ def main_run(args: argparse.Namespace) -> int:
     int
         0 when every run is recorded, 1 when one failed, 130 when some are left for the next start.
     """
-    console = Console()
+    console = Console(soft_wrap=True)
     folder, sentence = runs_folder(args.runs)
     expected = expected_folder(args.expected)
     if sentence:
