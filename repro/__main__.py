@@ -356,13 +356,12 @@ def _plan(args: argparse.Namespace) -> int:
     from repro.run.device_queue import planned_workers
     from repro.run.places import expected_folder, runs_folder
     from repro.run.plan import plan_text
-    from repro.run.select import parse_arms, parse_seeds, require_counts, selections_of
+    from repro.run.select import parse_arms, parse_seeds, selections_of
     from repro.spec.settings import settings_text
     from repro.spec.target import other_tiers
 
     if asks_for_bytes(args):
         return main_memory(args)
-    require_counts(args)
     folder, sentence = runs_folder(args.runs)
     expected = expected_folder(args.expected)
     selections = selections_of(args)
@@ -485,9 +484,12 @@ def _environment(args: argparse.Namespace) -> int:
 
 
 def _dose(args: argparse.Namespace) -> int:
+    from repro.evaluate.flags import dosing_of
+
+    formats, sigmas = dosing_of(args)
     from repro.measure.dose_command import main_dose
 
-    return main_dose(args)
+    return main_dose(args, formats, sigmas)
 
 
 def _reproduce(args: argparse.Namespace) -> int:

@@ -15,6 +15,7 @@ import shutil
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -26,7 +27,8 @@ from scipy import stats
 from statsmodels.stats.multitest import multipletests
 
 from repro.data.generator import GeneratorConfig
-from repro.data.problem import DataError, digest_of_problems, read_problems
+from repro.data.problem import DataError, Problem, digest_of_problems, read_problems
+from repro.data.prompts import OWN, render, template_named
 from repro.evaluate.grades import shows_working
 from repro.evidence.record import RecordError, read_record
 from repro.evidence.statistics import (
@@ -39,18 +41,23 @@ from repro.evidence.statistics import (
 )
 from repro.evidence.store import read_stored
 from repro.evidence.two_samples import difference
-from repro.models.tensor_files import CheckpointError, read_header
+from repro.models.checkpoint import TINY_FOLDER
+from repro.models.loading import build_on_meta, read_description, require_same_names, stored_ends
+from repro.models.policy import load_tokenizer
+from repro.models.tensor_files import CheckpointError, TensorFolder, read_header
 from repro.reward.answers import extract_answer, format_ok, lenient_answer, soft_format_ok
+from repro.reward.custom import function_of, pay
 from repro.reward.expression import comparable, tidy
 from repro.reward.grader import GraderPool
 from repro.rl.snapshots import SUMS
 from repro.rl.training_checkpoint import TrainState, load_checkpoint, save_checkpoint
 from repro.run.select import Changes, parse_arms, parse_seeds, select
 from repro.spec.config import SamplingConfig
+from repro.spec.shapes import shape_of_checkpoint
 
 NIGHTLY = os.environ.get("REPRO_FUZZ") == "nightly"
 CASES = 20_000 if NIGHTLY else 2_000
-_TESTS = 11
+_TESTS = 15
 fuzzed = settings(
     max_examples=CASES // _TESTS,
     deadline=None,
@@ -329,3 +336,147 @@ def test_corrections_are_those_of_statsmodels_and_power_is_its_definition(
     critical = stats.t.ppf(0.975, n - 1)
     expected = stats.nct.sf(critical, n - 1, effect * math.sqrt(n))
     assert power(effect, n) == pytest.approx(expected, abs=1e-6)
+
+
+CONFIG = json.loads((TINY_FOLDER / "config.json").read_text(encoding="utf-8"))
+FIELDS = {
+    "quantization_config": {"quant_method": "bitsandbytes", "load_in_4bit": True},
+    "rope_parameters": {"rope_type": "default", "rope_theta": 1e6},
+    "layer_types": ["full_attention"] * 4,
+    "head_dim": 32,
+    "sliding_window": 4,
+    "rope_scaling": {"rope_type": "yarn", "factor": 4.0},
+    "eos_token_id": [2, 3],
+}
+
+
+@fuzzed
+@given(st.data())
+def test_a_broken_config_is_refused_or_builds_a_model(tmp_path: Path, data: st.DataObject) -> None:
+    added = data.draw(st.lists(st.sampled_from(sorted(FIELDS)), max_size=2))
+    values = CONFIG | {name: FIELDS[name] for name in added}
+    for _ in range(data.draw(st.integers(1, 2))):
+        values = replaced(data, values)
+    content = json.dumps(values).encode()
+    if data.draw(st.integers(0, 3)) == 0:
+        content = damaged(data, content)
+    (tmp_path / "config.json").write_bytes(content)
+    shutil.copy(TINY_FOLDER / "model.safetensors", tmp_path)
+
+    def read() -> None:
+        description = read_description(tmp_path)
+        model = build_on_meta(description.config)
+        require_same_names(model, TensorFolder(tmp_path), description.stored_format)
+
+    said = refusal(read, ValueError)
+    assert said is None or ("\n" not in said and str(tmp_path) in said)
+    shape = refusal(lambda: shape_of_checkpoint(str(tmp_path)), ValueError)
+    assert shape is None or tmp_path.name in shape
+
+
+@fuzzed
+@given(st.data())
+def test_a_broken_tokenizer_is_refused_or_tokenises(tmp_path: Path, data: st.DataObject) -> None:
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(TINY_FOLDER / name, tmp_path)
+    name = data.draw(
+        st.sampled_from(("tokenizer.json", "tokenizer_config.json", "generation_config.json"))
+    )
+    path = tmp_path / name
+    content = path.read_bytes() if path.exists() else b'{"eos_token_id": [1, 2]}'
+    if data.draw(st.booleans()):
+        content = json.dumps(replaced(data, json.loads(content))).encode()
+    else:
+        content = damaged(data, content)
+    path.write_bytes(content)
+
+    def read() -> None:
+        stored_ends(tmp_path / "generation_config.json")
+        tokenizer = load_tokenizer(tmp_path)
+        problem = Problem(id="a", question="How many are 3 + 4?", answer="7")
+        ids = render(problem, "tiny", tokenizer)  # type: ignore[arg-type]
+        assert tokenizer is not None
+        assert all(isinstance(number, int) for number in ids)
+        tokenizer.batch_decode([ids], skip_special_tokens=True)
+
+    said = refusal(read, ValueError)
+    path.unlink()
+    assert said is None or "\n" not in said
+
+
+CHAT = (
+    *("{% for m in messages %}", "{% endfor %}", "{{ m.content }}", "{{ m['role'] }}", "{{ m.x }}"),
+    *("{% if add_generation_prompt %}", "{% endif %}", "{{ bos_token }}", "{% set a = 1 %}"),
+    *("{{ messages[9] }}", "{{ messages[0].content / 0 }}", "{{", "}}", "{%", "%}", "{#"),
+    *("{{ m.content | tojson }}", "{{ m | nothing }}", "{% generation %}", "{{ [1] * 3 }}"),
+    *("<|im_start|>", "{{ raise_exception(1) }}", "{{ m.role * 99999999 }}", "{{ range(9 ** 9) }}"),
+    *("{% include 'a' %}", "{{ ''.__class__ }}", "{% macro f(x) %}", "{{ strftime_now('%Y') }}"),
+)
+
+
+@settings(fuzzed, max_examples=CASES // 100)
+@given(st.lists(st.sampled_from(CHAT) | st.text(max_size=3), max_size=6).map("".join))
+def test_any_chat_template_renders_or_is_refused(template: str) -> None:
+    tokenizer = load_tokenizer(TINY_FOLDER)
+    assert tokenizer is not None
+    tokenizer.chat_template = template
+    problem = Problem(id="a", question="How many are 3 + 4?", answer="7")
+    said = refusal(lambda: render(problem, "boxed", tokenizer), ValueError)
+    assert said is None or "\n" not in said
+    own = refusal(lambda: template_named(f"{OWN}{template}"), ValueError)
+    assert own is None or "\n" not in own
+
+
+NAMES = (
+    "completions",
+    "answers",
+    "answer",
+    "solution",
+    "prompts",
+    "texts",
+    "golds",
+    "x",
+    "trainer_state",
+)
+
+
+@fuzzed
+@given(
+    st.lists(st.sampled_from(NAMES), unique=True, max_size=4),
+    st.lists(st.sampled_from(("", "=None")), min_size=4, max_size=4),
+    st.integers(0, 5),
+    st.sampled_from(("", "*rest", "*")),
+    st.sampled_from(("", "**kwargs")),
+    st.sampled_from(
+        ("[0.0, 1.0]", "[1]", "None", "'ab'", "[None, 1]", "1 / 0", "[float('nan')] * 2")
+    ),
+)
+def test_a_reward_of_any_signature_is_called_rightly_or_refused(
+    names: list[str], defaults: list[str], place: int, rest: str, kwargs: str, returned: str
+) -> None:
+    listed = [name + default for name, default in zip(names, defaults, strict=False)]
+    if rest:
+        listed.insert(min(place, len(listed)), rest)
+    seen: list[dict[str, Any]] = []
+    module = ModuleType("rewards")
+    module.__dict__["seen"] = seen
+    try:
+        source = f"def reward({', '.join([*listed, *[kwargs] * bool(kwargs)])}):\n"
+        exec(f"{source}    seen.append(dict(locals()))\n    return {returned}", module.__dict__)
+    except SyntaxError:
+        return
+    texts, golds = ["<answer>7</answer>", "no"], ["7", "8"]
+    paid: list[Any] = []
+    said = refusal(
+        lambda: paid.append(pay(function_of(module, "reward"), texts, golds, "a")), ValueError
+    )
+    assert said is None or "\n" not in said
+    if paid:
+        assert len(paid[0]) == 2
+        values = seen[0] | seen[0].get("kwargs", {})
+        assert values.get("completions", texts) == texts
+        assert "prompts" not in values or values["prompts"] is None
+        known = [
+            values[name] for name in ("answers", "answer", "solution", "golds") if name in values
+        ]
+        assert golds in known or not any(known)

@@ -29,6 +29,7 @@ for GSM8K.
 from __future__ import annotations
 
 import functools
+import json
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -36,6 +37,7 @@ from pathlib import Path
 from typing import Any, Protocol, cast
 
 from repro.data import proxy_corpus, tiny_corpus
+from repro.data.bounded_template import require_bounded
 from repro.data.problem import DataError, Problem
 from repro.spec.config import digest_of
 
@@ -57,8 +59,6 @@ OWN = "own:"
 # without thinking), and in how many tokens.
 _OPENED = re.compile(r"<think>(?:\s*</think>)?\s*\Z")
 _END_TOKENS = 24
-# Of a prompt's text, before it is tokenised: longer than any context, short enough for a second.
-_LONGEST_TEXT = 4_000_000
 # What a chat template, somebody else's program, can end with beside Jinja's own errors.
 _FAULTS = (ArithmeticError, AttributeError, LookupError, MemoryError, RuntimeError, TypeError)
 # Stands for the question where a template's digest is computed.
@@ -219,10 +219,11 @@ def _own_template(text: str) -> PromptTemplate:
         from jinja2 import StrictUndefined, TemplateError
         from jinja2.sandbox import ImmutableSandboxedEnvironment
 
+        require_bounded(text, json.dumps({"question": _DIGEST_QUESTION}), "the template")
         try:
             compiled = ImmutableSandboxedEnvironment(undefined=StrictUndefined).from_string(text)
             trial = compiled.render(question=_DIGEST_QUESTION)
-        except TemplateError as error:
+        except (TemplateError, ValueError, *_FAULTS) as error:
             raise ValueError(f"the template cannot be rendered with `question`: {error}") from error
     else:
         compiled, trial = None, text.replace("{question}", _DIGEST_QUESTION)
@@ -332,19 +333,20 @@ def _chat_token_ids(prompt: Any, template: PromptTemplate, tokenizer: Any) -> li
     """Return the token ids of chat messages, the assistant's opening line included."""
     from jinja2 import TemplateError
 
-    if getattr(tokenizer, "chat_template", None) is None:
+    named = getattr(tokenizer, "chat_template", None)
+    if named is None:
         raise ValueError(
             f"prompt template {template.name!r} needs a tokenizer with a chat template; this one "
             "has none (templates without chat are 'tiny' and 'proxy')"
         )
+    trial = [{"role": "user", "content": _DIGEST_QUESTION}]
+    given = {**getattr(tokenizer, "special_tokens_map", {}), "add_generation_prompt": True}
+    for source in named.values() if isinstance(named, dict) else [named]:
+        variables = json.dumps({**given, "messages": trial}, default=str)
+        require_bounded(source, variables, "the tokenizer's chat template")
     try:
         text = tokenizer.apply_chat_template(prompt, add_generation_prompt=True, tokenize=False)
     except (TemplateError, ValueError, *_FAULTS) as error:
         shown = " ".join(f"{type(error).__name__}: {error}".split())[:300]
         raise ValueError(f"the tokenizer's chat template fails with {shown}") from error
-    if len(text) > _LONGEST_TEXT:
-        raise ValueError(
-            f"the tokenizer's chat template makes a prompt of {len(text)} characters; at most "
-            f"{_LONGEST_TEXT} are tokenised"
-        )
     return list(tokenizer(text, add_special_tokens=False)["input_ids"])

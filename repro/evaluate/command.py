@@ -20,10 +20,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
-from repro.data.load import data_sources, is_available, is_generated, load_problems
+from repro.data.load import load_problems
 from repro.data.problem import Problem, digest_of_problems
 from repro.data.prompts import template_named, template_source
 from repro.evaluate.asking import Alone, Evaluator
+from repro.evaluate.flags import adapter_folder, at_of, data_of, names_of, sampling_of
 from repro.evaluate.grades import Answers
 from repro.evaluate.questions import Question, questions
 from repro.evidence.environment import capture_environment
@@ -32,7 +33,6 @@ from repro.evidence.record import Estimate
 from repro.models.adapter_files import (
     TENSORS,
     StoredAdapter,
-    adapter_folder,
     load_adapted,
     read_adapter,
 )
@@ -42,8 +42,8 @@ from repro.models.policy import Policy, device_named, load_policy, load_tokenize
 from repro.reward.grader import GraderPool
 from repro.rl.for_policy import sampler_for
 from repro.rl.torch_sampler import TorchSampler
-from repro.spec.arm import WeightFormat, require, unknown
-from repro.spec.config import DataConfig, SamplingConfig
+from repro.spec.arm import WeightFormat, require
+from repro.spec.config import SamplingConfig
 from repro.spec.whole_files import replace_text
 
 _ROWS = 256
@@ -115,18 +115,15 @@ def asked_of(args: argparse.Namespace) -> Asked:
     ValueError
         Naming the flag, what was found and what is needed.
     """
-    adapter = None if args.adapter is None else adapter_folder(Path(args.adapter))
+    adapter = None if args.adapter is None else adapter_folder(args.adapter)
     stored = None if adapter is None else read_adapter(adapter)
     named = args.checkpoint or (stored.base if stored else None)
-    require(named is not None, "name a checkpoint, or an adapter whose files name its base")
-    require(
-        args.out is None or Path(args.out).absolute().parent.is_dir(),
-        f"--out {args.out}: its folder does not exist",
-    )
-    sampling = _sampling(args)
-    at = _at(args.at, args.samples)
+    sampling = sampling_of(args)
+    at = at_of(args.at, args.samples)
     template = template_source(args.template)
-    problems = {name: problems_of(name, args.limit) for name in _names(args.data)}
+    problems = {
+        name: load_problems(data_of(name, args.limit), "test") for name in names_of(args.data)
+    }
     revision = stored.revision if stored and not args.checkpoint else None
     folder = resolve(cast(str, named), revision or "")
     description = read_description(folder)
@@ -153,56 +150,6 @@ def asked_of(args: argparse.Namespace) -> Asked:
         at=at,
         seed=args.seed,
     )
-
-
-def _sampling(args: argparse.Namespace) -> SamplingConfig:
-    require(args.samples >= 1, f"--samples {args.samples}: needs 1 or more")
-    require(
-        args.temperature > 0 or args.samples == 1,
-        f"--samples {args.samples} with --temperature 0: greedy answers are all the same; needs 1",
-    )
-    top_p = args.top_p if args.temperature > 0 else 1.0
-    return SamplingConfig(temperature=args.temperature, top_p=top_p, max_new_tokens=args.tokens)
-
-
-def _at(text: str | None, samples: int) -> tuple[int, ...]:
-    """Return the k of pass@k and maj@k: those named, else all samples."""
-    if text is None:
-        return (samples,) if samples > 1 else ()
-    try:
-        at = tuple(sorted({int(part) for part in text.split(",")}))
-    except ValueError:
-        raise ValueError(f"--at {text}: needs numbers such as 1,8") from None
-    for k in at:
-        require(1 <= k <= samples, f"--at {k}: with {samples} samples k must lie in [1, {samples}]")
-    return at
-
-
-def _names(text: str) -> list[str]:
-    names = list(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
-    require(bool(names), "--data names no data set")
-    return names
-
-
-def problems_of(named: str, limit: int | None) -> list[Problem]:
-    """Return the test problems of a data set's name or of a local folder or file.
-
-    Raises
-    ------
-    ValueError
-        When there is no such data set, or its data are broken.
-    """
-    require(limit is None or limit >= 1, f"--limit {limit}: needs 1 or more")
-    is_path = Path(named).expanduser().exists()
-    source = f"folder:{Path(named).expanduser().resolve()}" if is_path else named
-    known = [name for name in data_sources() if name.islower()]
-    if not is_path and ":" not in named and named not in known:
-        sentence = unknown("data set", named, known)
-        raise ValueError(f"--data {named}: there is no such folder, and {sentence}")
-    require(is_available(source), f"--data {named}: its folder is not there; set $REPRO_DATA")
-    endless = is_generated(source) and limit is None
-    require(not endless, f"--data {named}: generated problems have no end; give --limit N")
-    return load_problems(DataConfig(source=source, test_problems=limit or 0), "test")
 
 
 def _require_room(

@@ -185,6 +185,18 @@ def is_commit(text: str) -> bool:
     return _COMMIT.fullmatch(text) is not None
 
 
+def commits_lacking(commits: Iterable[str]) -> list[str]:
+    """Return those that this checkout does not have, sorted; none without its whole history."""
+    checkout = checkout_folder()
+    if checkout is None or _git(checkout, "rev-parse", "--is-shallow-repository") != "false":
+        return []
+    return [
+        commit
+        for commit in sorted(set(commits))
+        if not is_commit(commit) or _git(checkout, "cat-file", "-e", f"{commit}^{{commit}}") is None
+    ]
+
+
 def files_of_commit(commit: str, paths: Sequence[str]) -> dict[str, bytes] | None:
     """Return {name: content} of a commit's files at or below these paths.
 

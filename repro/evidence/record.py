@@ -56,6 +56,8 @@ from repro.spec.whole_files import write_new
 # 2: a seal, and the states of the source.
 SCHEMA = 2
 OLDEST = 1
+# Of the first program that wrote seals.
+_SEALED_SINCE = datetime(2026, 11, 22, 21, 21, tzinfo=UTC)
 SEAL = "seal"
 
 
@@ -341,6 +343,8 @@ def _fault_of_record(raw: Any, oldest: int) -> str | None:
     sentence = fault(raw, _FORM if schema == SCHEMA else _FORM_BEFORE)
     if sentence is not None:
         return sentence
+    if schema < SCHEMA and datetime.fromisoformat(raw["started"]) >= _SEALED_SINCE:
+        return f"schema is {schema}, and it started ({raw['started']}) when all records had a seal"
     if digest_of(raw["config"]) != raw["digest"]:
         return "digest is not that of the record's own config; it was edited"
     own = raw["config"] | {"arm": raw["config"]["arm"]["name"]}

@@ -243,6 +243,7 @@ def _other_inputs(claim: Claim, arms: Sequence[str], evidence: Evidence) -> str 
     factor = set(claim.factor)
     if claim.paired_by == "pre-training seed":
         factor.discard("checkpoint")
+    factor |= {"checkpoint_files"} if "checkpoint" in factor else set()
     seeds = set.intersection(*(set(evidence.records[arm]) for arm in arms))
     for seed in sorted(seeds):
         inputs = [evidence.records[arm][seed].inputs for arm in arms]

@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import os
 
+from repro.evaluate.flags import require_asking, require_writing
 from repro.keep.keeper import COMPLETIONS_VARIABLE, LOG_VARIABLE, STOP_IDLE_VARIABLE, Keeping
 from repro.keep.trackers import parse_trackers
 from repro.spec.arm import require
@@ -154,18 +155,21 @@ def add_device(parser: argparse.ArgumentParser) -> None:
 
 
 def _quantize(args: argparse.Namespace) -> int:
+    require_writing(args)
     from repro.keep.quantising import main_quantize
 
     return main_quantize(args)
 
 
 def _export(args: argparse.Namespace) -> int:
+    require_writing(args)
     from repro.keep.exporting import main_export
 
     return main_export(args)
 
 
 def _evaluate(args: argparse.Namespace) -> int:
+    require_asking(args)
     from repro.evaluate.command import main_evaluate
 
     return main_evaluate(args)

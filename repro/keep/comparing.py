@@ -179,7 +179,7 @@ def require_same(
     dtype: torch.dtype,
     *,
     rounding: float = 0.0,
-    effect: float = 0.0,
+    effect: float | None = None,
 ) -> None:
     """Raise unless a model is its reference, up to the order of sums or a small share of `effect`.
 
@@ -197,9 +197,10 @@ def require_same(
     DifferentError
         With both numbers.
     """
-    bound = max(SAME_NATS[dtype], ROUNDINGS * rounding, MERGED_SHARE * effect)
+    bound = max(SAME_NATS[dtype], ROUNDINGS * rounding, MERGED_SHARE * (effect or 0.0))
+    trained = "" if effect is None else f", and training moved it by {effect:.2e}"
     if not observed.mean <= bound:
-        raise DifferentError(f"{what}: {observed}; the mean may be at most {bound:.2e}")
+        raise DifferentError(f"{what}: {observed}; the mean may be at most {bound:.2e}{trained}")
 
 
 def stock_logits(

@@ -32,6 +32,7 @@ import torch
 from torch import Tensor
 from transformers import CompressedTensorsConfig
 
+from repro.evaluate.flags import adapter_folder
 from repro.keep.comparing import (
     Distance,
     distance,
@@ -51,7 +52,6 @@ from repro.keep.quantising import (
 )
 from repro.models import compressed_tensors
 from repro.models.adapter_files import (
-    adapter_folder,
     base_of,
     load_adapted,
     save_adapter,
@@ -61,7 +61,7 @@ from repro.models.loading import read_description
 from repro.models.merged_files import write_merged
 from repro.models.peft_parts import AutoPeftModelForCausalLM, PeftModel
 from repro.models.policy import Policy, device_named
-from repro.spec.arm import WeightFormat, require
+from repro.spec.arm import WeightFormat
 from repro.spec.whole_files import appearing
 
 EXPORT = "qerl_export.json"
@@ -104,11 +104,7 @@ def main_export(args: argparse.Namespace) -> int:
     FileExistsError
         When the folder exists.
     """
-    adapter, device = adapter_folder(Path(args.adapter)), device_named(args.device)
-    require(
-        args.base is None or args.kind == "adapter",
-        f"--base names the base of an adapter; --as {args.kind} merges into the one trained on",
-    )
+    adapter, device = adapter_folder(args.adapter), device_named(args.device)
     with appearing(Path(args.out)) as folder:
         with released():
             # float32 costs little on a CPU; a GPU has the 16 bits of training.
@@ -165,12 +161,14 @@ def _adapter(
             device=device,
         )
         logits = logits_of(ours.model, trained.rows)
+        # Trained in float32, it says nothing of what 16 bits cost.
+        rounding = max(trained.rounding, rounding_of(ours, trained.rows, logits))
         del ours
     unpack = served in compressed_tensors.LAYOUTS
     read = partial(_from_peft, unpack=unpack)
     peft_logits = stock_logits(folder, trained.rows, dtype, device, read)
     difference = distance(logits, peft_logits)
-    require_same(f"{folder} as peft reads it", difference, dtype, rounding=trained.rounding)
+    require_same(f"{folder} as peft reads it", difference, dtype, rounding=rounding)
     named = f"base {base}" + (f", revision {revision}" if revision else "")
     said = [named, f"as peft reads it: {difference}"]
     if unpack:
@@ -180,7 +178,7 @@ def _adapter(
     if served == trained.weight_format:
         own = distance(trained.logits, logits)
         what = f"{folder} on {base}, from what was trained"
-        require_same(what, own, dtype, rounding=trained.rounding)
+        require_same(what, own, dtype, rounding=rounding)
         return [*said, f"from what was trained: {own}"]
     return [*said, _of_another_format(trained, distance(trained.logits, peft_logits), served)]
 

@@ -34,7 +34,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, cast, get_args
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -127,8 +127,6 @@ def norm_doses(
     ValueError
         If a format is unknown, or a gain or weight is zero throughout.
     """
-    unknown = sorted(set(formats) - (set(get_args(WeightFormat)) - {"bf16"}))
-    require(not unknown, f"--formats {','.join(unknown)}: needs nvfp4, mxfp4 or nf4")
     folder = checkpoints.resolve(checkpoint)
     description = read_description(folder)
     if description.stored_format is not None:

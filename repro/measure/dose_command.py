@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
-import math
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
@@ -20,27 +19,21 @@ from repro.models import checkpoint as checkpoints
 from repro.models.decoder import READERS
 from repro.models.loading import read_description
 from repro.models.policy import device_named
-from repro.spec.arm import require
 from repro.spec.whole_files import replace_text
 
 _SHORT = {"input_layernorm": "q, k, v", "post_attention_layernorm": "gate, up"}
 
 
-def main_dose(args: argparse.Namespace) -> int:
-    """Print the doses; return 0.
+def main_dose(args: argparse.Namespace, formats: list[str], sigmas: list[float]) -> int:
+    """Print the doses of formats and strengths of noise; return 0.
 
     Raises
     ------
     ValueError
         If a flag or the checkpoint cannot be used; nothing is written then.
     """
-    formats = [name.strip() for name in args.formats.split(",") if name.strip()]
-    require(bool(formats), f"--formats {args.formats!r} names no format; needs nvfp4 or the like")
-    sigmas = _sigmas(args.sigmas)
     device = device_named(args.device)
     prompts = args.prompts if args.prompts is not None else 16 * (device != "cpu")
-    require(prompts >= 0, f"--prompts {prompts}: needs 0 or more")
-    require(args.new_tokens >= 1, f"--new-tokens {args.new_tokens}: needs 1 or more")
     console = Console()
     total = read_description(checkpoints.resolve(args.model)).config.num_hidden_layers * len(
         READERS
@@ -64,18 +57,6 @@ def main_dose(args: argparse.Namespace) -> int:
     if args.out:
         replace_text(Path(args.out), json.dumps(as_json(args.model, doses, kls), indent=1))
     return 0
-
-
-def _sigmas(text: str) -> list[float]:
-    try:
-        sigmas = [float(part) for part in text.split(",")]
-    except ValueError:
-        sigmas = []
-    require(
-        bool(sigmas) and all(0 < sigma < math.inf for sigma in sigmas),
-        f"--sigmas {text}: needs numbers above 0, such as 0.01,0.0005",
-    )
-    return sigmas
 
 
 def summary(doses: Sequence[NormDose], sigma: float) -> str:

@@ -163,20 +163,6 @@ def _config_values(policy: Policy, *, norms: bool = True) -> dict[str, object]:
     return values
 
 
-def adapter_folder(named: Path) -> Path:
-    """Return the adapter's folder: the one named, or `adapter` in a run's folder.
-
-    Raises
-    ------
-    CheckpointError
-        When neither holds an adapter.
-    """
-    for folder in (named, named / "adapter"):
-        if (folder / CONFIG).is_file():
-            return folder
-    raise CheckpointError(f"{named} holds no {CONFIG}; name an adapter's folder, or a run's")
-
-
 def read_adapter(folder: str | Path) -> StoredAdapter:
     """Return what an adapter folder says of itself.
 

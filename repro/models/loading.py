@@ -119,7 +119,7 @@ def read_description(folder: Path) -> ModelDescription:
                 f"{path}: field quantization_config is {reprlib.repr(quantization)}; it has not "
                 f"the form of one ({error})"
             ) from error
-    ends = _stored_ends(folder / "generation_config.json")
+    ends = stored_ends(folder / "generation_config.json")
     return ModelDescription(config=config, stored_format=stored, end_token_ids=ends)
 
 
@@ -136,7 +136,8 @@ def _config(raw: dict[str, Any], path: Path) -> PretrainedConfig:
         raise CheckpointError(f"{path}: {field}{fault}") from error
 
 
-def _stored_ends(path: Path) -> list[int] | None:
+def stored_ends(path: Path) -> list[int] | None:
+    """Return the end tokens of a `generation_config.json`; None where it is missing or has none."""
     stored = read_object(path).get("eos_token_id") if path.is_file() else None
     if stored is None:
         return None

@@ -28,11 +28,13 @@ Easy mistakes
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast, get_args
 
 import torch
+from tokenizers import Tokenizer
 from torch import nn
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
@@ -53,7 +55,7 @@ from repro.models.norms import block_norms, wrap_norms
 from repro.models.permuted_source import PermutedSource
 from repro.models.planted_rounding import RoundedSource
 from repro.models.quantized_linear import QuantizedLinear
-from repro.models.tensor_files import TensorFolder, WeightSource
+from repro.models.tensor_files import CheckpointError, TensorFolder, WeightSource, read_object
 from repro.spec.arm import PlantedRounding, Training, WeightFormat, require
 
 COMPUTE_DTYPES = {
@@ -63,8 +65,9 @@ COMPUTE_DTYPES = {
 }
 
 
-# Bytes of a chat template; published ones have some thousands.
-_LONGEST_TEMPLATE = 1_000_000
+# Bytes of a chat template and of tokenizer_config.json; published ones have some thousands, and
+# with all added tokens a million.
+_LONGEST_TEMPLATE, _LARGEST_CONFIG = 1_000_000, 20_000_000
 
 
 @dataclass(slots=True)
@@ -287,16 +290,42 @@ def device_named(named: str | None) -> str:
 
 
 def load_tokenizer(folder: Path) -> PreTrainedTokenizerBase | None:
-    """Return the folder's tokenizer, or None when it holds none; refuse an endless template."""
-    template = folder / "chat_template.jinja"
-    size = template.stat().st_size if template.is_file() else 0
-    require(
-        size <= _LONGEST_TEMPLATE,
-        f"{template} has {size} bytes; a chat template has at most {_LONGEST_TEMPLATE}",
-    )
-    if not any((folder / name).is_file() for name in ("tokenizer.json", "tokenizer_config.json")):
+    """Return the folder's tokenizer, or None when it holds none.
+
+    Raises
+    ------
+    CheckpointError
+        When a file of it is broken or a chat template endless, naming the file.
+    """
+    templates = [folder / "chat_template.jinja", *folder.glob("additional_chat_templates/*.jinja")]
+    sizes = {path: (path.stat().st_size, _LONGEST_TEMPLATE) for path in templates if path.exists()}
+    vocabulary, config = folder / "tokenizer.json", folder / "tokenizer_config.json"
+    if config.is_file():
+        sizes[config] = (config.stat().st_size, _LARGEST_CONFIG)
+    for path, (size, most) in sizes.items():
+        if size > most:
+            raise CheckpointError(f"{path} has {size} bytes; needed are {most} at most")
+    if not (vocabulary.is_file() or config.is_file()):
         return None
-    return AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    inside = read_object(config).get("chat_template") if config.is_file() else None
+    size = len(json.dumps(inside))
+    if size > _LONGEST_TEMPLATE:
+        raise CheckpointError(
+            f"{config}: chat_template has {size} bytes; needed are {_LONGEST_TEMPLATE} at most"
+        )
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+        tokenizer.batch_decode([tokenizer("1 + 1 = 2")["input_ids"]], skip_special_tokens=True)
+    except Exception as error:
+        broken, said = folder, error
+        if vocabulary.is_file():
+            try:
+                Tokenizer.from_file(str(vocabulary))
+            except Exception as own:  # noqa: BLE001 - as above
+                broken, said = vocabulary, own
+        words = " ".join(f"{type(said).__name__}: {said}".split())[:300]
+        raise CheckpointError(f"{broken}: the tokenizer cannot be used ({words})") from error
+    return tokenizer
 
 
 def end_token_ids(policy: Policy) -> frozenset[int]:

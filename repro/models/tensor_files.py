@@ -1,13 +1,14 @@
 """safetensors files read and written one tensor at a time, with errors that name file and tensor.
 
 A safetensors file is 8 bytes (little-endian header size), a JSON header (`name -> dtype, shape,
-[begin, end)` relative to the end of the header), then the tensors' bytes without gaps. Reading and
-writing it here rather than through a memory map buys three things:
+[begin, end)` relative to the end of the header), then the tensors' bytes without gaps. The library
+reads headers, and holds every bound against the file's size. Reading and writing tensors here
+rather than through a memory map buys three things:
 
 * memory: one tensor's bytes at a time, so a 32B checkpoint passes through a process of a few GB
   (mapped pages count as resident, and a map of the whole file grows to its size);
 * order: a header needs dtypes and shapes only, so a shard is written before its tensors exist;
-* errors: every bound is checked against the file's size before anything is trusted.
+* errors: a file that is cut while it is mapped ends the process without a word.
 
 Easy mistakes
 -------------
@@ -33,6 +34,7 @@ from types import MappingProxyType
 from typing import Any, Final, Protocol
 
 import torch
+from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from repro.spec.whole_files import replace_text
@@ -52,8 +54,6 @@ DTYPES: Final[Mapping[str, torch.dtype]] = MappingProxyType(
     }
 )
 _NAMES: Final = MappingProxyType({dtype: name for name, dtype in DTYPES.items()})
-# The safetensors library refuses headers beyond this size too.
-_MAX_HEADER_BYTES: Final = 100_000_000
 
 
 class CheckpointError(ValueError):
@@ -130,6 +130,11 @@ class SourceAround(WeightSource):
         return self._source.where(name)
 
 
+def write_json(path: Path, value: Any) -> None:
+    """Write a JSON file, whole or not at all."""
+    replace_text(path, json.dumps(value, indent=2, sort_keys=True) + "\n")
+
+
 def read_object(path: Path) -> dict[str, Any]:
     """Return the values of a JSON file of a checkpoint.
 
@@ -138,22 +143,14 @@ def read_object(path: Path) -> dict[str, Any]:
     CheckpointError
         When it is not JSON, is nested too deeply, or is no object.
     """
-    return parse_object(path.read_bytes(), f"{path} cannot be read")
-
-
-def write_json(path: Path, value: Any) -> None:
-    """Write a JSON file, whole or not at all."""
-    replace_text(path, json.dumps(value, indent=2, sort_keys=True) + "\n")
-
-
-def parse_object(text: bytes, fault: str) -> dict[str, Any]:
-    """Return the values of a JSON object; `CheckpointError` beginning with `fault` for others."""
     try:
-        values = json.loads(text.decode("utf-8"))
+        values = json.loads(path.read_bytes().decode("utf-8"))
     except (ValueError, RecursionError) as error:
-        raise CheckpointError(f"{fault}: {error}") from error
+        raise CheckpointError(f"{path} cannot be read: {error}") from error
     if not isinstance(values, dict):
-        raise CheckpointError(f"{fault}: it holds a {type(values).__name__}; needed is an object")
+        raise CheckpointError(
+            f"{path} cannot be read: it holds a {type(values).__name__}; needed is an object"
+        )
     return values
 
 
@@ -262,8 +259,7 @@ class TensorFolder(TensorFile):
             )
 
     def _read_index(self, index: Path) -> None:
-        values = parse_object(index.read_bytes(), f"{index} is not a safetensors index")
-        weight_map = values.get("weight_map")
+        weight_map = read_object(index).get("weight_map")
         if not isinstance(weight_map, dict):
             raise CheckpointError(f"{index} is not a safetensors index: it has no weight_map")
         by_file: dict[str, list[str]] = {}
@@ -285,65 +281,27 @@ class TensorFolder(TensorFile):
 
 
 def read_header(path: Path) -> dict[str, _Entry]:
-    """Return the entries of a safetensors file after checking all of them against its size."""
-    size = path.stat().st_size
-    with path.open("rb") as file:
-        prefix = file.read(8)
-        if len(prefix) < 8:
-            raise CheckpointError(f"{path} is truncated: {size} bytes, fewer than a header's size")
-        (header_bytes,) = struct.unpack("<Q", prefix)
-        if header_bytes > min(size - 8, _MAX_HEADER_BYTES):
+    """Return the entries of a safetensors file, which the library holds against the file's size."""
+    try:
+        with safe_open(path, "pt") as file:
+            slices = {name: file.get_slice(name) for name in file.offset_keys()}
+            stored = {name: (one.get_dtype(), one.get_shape()) for name, one in slices.items()}
+    except SafetensorError as error:
+        raise CheckpointError(f"{path} is not safetensors, or not all of it: {error}") from error
+    specs = {}
+    for name, (dtype, shape) in stored.items():
+        if dtype not in DTYPES:
             raise CheckpointError(
-                f"{path}: header of {header_bytes} bytes in a file of {size}; the file is "
-                "truncated, corrupt, or not safetensors"
+                f"{path}: {name} has dtype {dtype!r}; known are {', '.join(DTYPES)}"
             )
-        raw = file.read(header_bytes)
-    header = parse_object(raw, f"{path}: the header is corrupt")
-    header.pop("__metadata__", None)
-    start = 8 + header_bytes
-    entries = {name: _entry(path, name, fields, start, size) for name, fields in header.items()}
-    expected = start
-    for name, entry in sorted(
-        entries.items(), key=lambda item: (item[1].begin, item[1].spec.nbytes)
-    ):
-        if entry.begin != expected:
-            raise CheckpointError(
-                f"{path}: {name} begins at byte {entry.begin - start}; the tensor before it ends "
-                f"at {expected - start}"
-            )
-        expected += entry.spec.nbytes
-    if expected != size:
-        raise CheckpointError(f"{path} has {size} bytes; its header accounts for {expected}")
+        specs[name] = TensorSpec(dtype=DTYPES[dtype], shape=tuple(shape))
+    # The tensors lie one after the other, to the end.
+    begin = path.stat().st_size - sum(spec.nbytes for spec in specs.values())
+    entries = {}
+    for name, spec in specs.items():
+        entries[name] = _Entry(path=path, spec=spec, begin=begin)
+        begin += spec.nbytes
     return entries
-
-
-def _entry(path: Path, name: str, fields: object, start: int, size: int) -> _Entry:
-    if not isinstance(fields, dict):
-        raise CheckpointError(f"{path}: {name}: the header entry is not an object")
-    dtype, shape, offsets = (fields.get(key) for key in ("dtype", "shape", "data_offsets"))
-    if not isinstance(dtype, str) or dtype not in DTYPES:
-        raise CheckpointError(f"{path}: {name} has dtype {dtype!r}; known are {', '.join(DTYPES)}")
-    sizes, ends = _naturals(shape), _naturals(offsets)
-    if sizes is None or ends is None or len(ends) != 2:
-        raise CheckpointError(f"{path}: {name} has shape {shape!r} and offsets {offsets!r}")
-    spec = TensorSpec(dtype=DTYPES[dtype], shape=tuple(sizes))
-    begin, end = ends
-    if start + end > size:
-        raise CheckpointError(
-            f"{path}: {name} ends at byte {start + end}, beyond the file's {size}: truncated"
-        )
-    if end - begin != spec.nbytes:
-        raise CheckpointError(
-            f"{path}: {name} of dtype {dtype} and shape {shape} needs {spec.nbytes} bytes; "
-            f"its offsets span {end - begin}"
-        )
-    return _Entry(path=path, spec=spec, begin=start + begin)
-
-
-def _naturals(value: object) -> list[int] | None:
-    if not isinstance(value, list) or not all(type(v) is int and v >= 0 for v in value):
-        return None
-    return value
 
 
 def write_tensors(

@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from repro.evidence.form import without_controls
+from repro.evidence.provenance import commits_lacking
 from repro.evidence.verdict import Status
 from repro.judge.blessed import blessed_of
 from repro.judge.check import Checked, check_selection, checked_json, device_name
@@ -96,10 +97,16 @@ def conclusion(checks: Sequence[Checked]) -> str:
     """Return a sentence on what the checks come to: the paper's claims, and this suite's faults."""
     paper = [verdict for item in checks for verdict in of_kind(item, Kind.PAPER)]
     said = f"Claims of the paper: {counted(paper) or 'none judged here'}"
-    wrong = [item.selection.target.name for item in checks if item.faulty]
-    lacking = [item.selection.target.name for item in checks if item.lacking]
-    parts = [f"this suite is at fault in {', '.join(wrong)}"] if wrong else []
-    parts += [f"{', '.join(lacking)} cannot be judged without records"] if lacking else []
+    named = {
+        "this suite is at fault in": [i for i in checks if any(v.own_fault for v in i.verdicts)],
+        "records were refused of": [item for item in checks if item.evidence.refused],
+        "there are no records of": [item for item in checks if item.lacking],
+    }
+    parts = [
+        f"{what} {', '.join(item.selection.target.name for item in items)}"
+        for what, items in named.items()
+        if items
+    ]
     return f"{said}; {'; '.join(parts) or 'nothing says that this suite is at fault'}."
 
 
@@ -110,6 +117,12 @@ def main_check(args: argparse.Namespace) -> int:
         given = [name for name in ("runs", *CHANGING) if vars(args).get(name)]
         require(not given, f"--blessed reads stored records; leave out --{', --'.join(given)}")
         checks = blessed_of(expected, args.targets, args.tier)
+        named = {record.commit for item in checks for record in item.evidence.every_record()}
+        if lacking := commits_lacking(named):
+            sentence = (
+                f"This checkout has none of the commits {', '.join(lacking)}, which records name: "
+                "what they ran cannot be looked up."
+            )
     else:
         folder, sentence = runs_folder(args.runs)
         selections = selections_of(args)

@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 
 from repro.evidence.origins import commits_of, seeds_text
-from repro.evidence.record import Record, read_record
+from repro.evidence.record import Record
 from repro.judge.check import Checked, check_selection
 from repro.report.claims import KINDS, counts_of
 from repro.report.tables import arms_table, link_to, paper_columns, plain, table
@@ -23,7 +23,6 @@ from repro.run.select import CHANGING, Selection, selections_of
 from repro.spec.arm import require
 from repro.spec.target import Metric
 from repro.spec.tier import Tier
-from repro.spec.variants import as_recorded
 from repro.spec.whole_files import replace_text
 from repro.targets import TARGETS, runs_of
 from repro.targets.paper_tier import BENCHMARKS
@@ -268,34 +267,26 @@ def reported(args: argparse.Namespace, runs: Path, expected: Path) -> list[Check
             selection
             for selection in every_selection(args.tier)
             if (runs / selection.tier.value / selection.source.name).is_dir()
-        ] + _changed_selections(runs, args.tier)
-    if not chosen:
-        raise ValueError(f"{runs} has no records to report; start with: python -m repro run table1")
+        ]
+        changed = ", ".join(str(folder.relative_to(runs)) for folder in _changed_runs(runs))
+        aside = f"runs with other settings ({changed}) need target and flags, as `run` had them"
+        require(bool(chosen) or not changed, f"{runs}: {aside}")
+        require(
+            bool(chosen), f"{runs} has no records to report; start with: python -m repro run table1"
+        )
+        if changed:
+            print(f"left out: {aside}")  # noqa: T201
     return [
         check_selection(selection, runs, expected)
         for selection in with_figures(chosen, args.targets)
     ]
 
 
-def _changed_selections(runs: Path, tier: str | None) -> list[Selection]:
-    """Return the selections of runs with other settings (`--steps`, `--set`, ...) that lie here."""
-    known, found = {target.name: target for target in TARGETS}, []
-    for folder in sorted(runs.glob("*/*_*")):
-        names = [name for name in known if folder.name.startswith(f"{name}_")]
-        place = folder.parent.name
-        if folder.name in known or not names or place not in {tier or item.value for item in Tier}:
-            continue
-        home = known[max(names, key=len)]
-        configs = {path.parent.name: path for path in sorted(folder.glob("*/seed-*.json"))}
-        if configs and Tier(place) in home.scales:
-            try:
-                read = {arm: read_record(path).config for arm, path in configs.items()}
-                changed = as_recorded(home, folder.name, Tier(place), read)
-            except ValueError as error:  # damaged, or of settings that there are no longer
-                print(f"left out: {folder}: {error}")  # noqa: T201
-                continue
-            found.append(Selection(target=changed, source=changed, tier=Tier(place)))
-    return found
+def _changed_runs(runs: Path) -> list[Path]:
+    """Return the folders of runs with other settings (`--steps`, `--set`, ...) that lie here."""
+    known = {target.name for target in TARGETS}
+    folders = {path.parents[1] for path in runs.glob("*/*/*/seed-*.json")}
+    return sorted(folder for folder in folders if folder.name not in known)
 
 
 def every_selection(tier: str | None) -> list[Selection]:

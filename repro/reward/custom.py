@@ -68,7 +68,7 @@ def reward_named(named: str) -> RewardFunction:
         f"--reward {named}: needs module:function, such as my_rewards:reward",
     )
     module = _imported(module_name)
-    function = _function_of(module, function_name)
+    function = function_of(module, function_name)
     pay(function, *_TRIAL, named)
     return RewardFunction(
         module=module_name, function=function_name, source_sha256=source_digest(module)
@@ -90,7 +90,7 @@ def load_reward(stated: RewardFunction) -> CustomReward:
         f"{module.__file__} has SHA-256 {digest[:12]}; the run was planned with "
         f"{stated.source_sha256[:12]}: the reward has changed since",
     )
-    return _function_of(module, stated.function)
+    return function_of(module, stated.function)
 
 
 def pay(
@@ -137,7 +137,8 @@ def _imported(name: str) -> ModuleType:
         ) from error
 
 
-def _function_of(module: ModuleType, name: str) -> CustomReward:
+def function_of(module: ModuleType, name: str) -> CustomReward:
+    """Return a module's function, to be called by place; `ValueError` if it cannot be."""
     known = sorted(key for key, value in vars(module).items() if inspect.isfunction(value))
     function: Any = getattr(module, name, None)
     sentence = f"module {module.__name__} has no function {name}{meant(name, known)}"

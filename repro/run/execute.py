@@ -17,6 +17,7 @@ import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from types import FrameType, MappingProxyType
 
@@ -50,13 +51,12 @@ from repro.run.select import (
     Selection,
     parse_arms,
     parse_seeds,
-    require_counts,
     selections_of,
 )
 from repro.run.shared_work import Claims
 from repro.run.worker import STOPPING, CarryOut, Event, Task
 from repro.run.workers import WorkerPool
-from repro.spec.arm import require
+from repro.spec.arm import all_of, require
 from repro.spec.config import RunConfig
 from repro.spec.target import other_tiers
 from repro.spec.tier import Tier
@@ -96,15 +96,14 @@ def main_run(args: argparse.Namespace) -> int:
     int
         0 when every run is recorded, 1 when one failed, 130 when some are left for the next start.
     """
-    require_counts(args)
-    console = Console()
+    console = Console(soft_wrap=True)
     folder, sentence = runs_folder(args.runs)
     expected = expected_folder(args.expected)
     if sentence:
         console.print(sentence)
-    keeping = keeping_of(args)
+    keeping, selections = all_of(partial(keeping_of, args), partial(selections_of, args))
     batches: dict[Tier, _Batch] = {}
-    for selection in selections_of(args):
+    for selection in selections:
         selection = with_proxy_options(selection, args)
         require_ready(selection)
         plan = selection.plan(parse_seeds(args.seeds), parse_arms(args.arms))

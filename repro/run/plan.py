@@ -26,6 +26,7 @@ from repro.run.run_disk import disk_bytes
 from repro.run.select import Selection
 from repro.spec.config import RunConfig, TrainScale
 from repro.spec.needs import Needs
+from repro.spec.shapes import shape_of_checkpoint
 from repro.spec.throughput import ThroughputScale
 from repro.spec.tier import REAL_CHECKPOINTS, Tier, cuda_devices
 from repro.targets.rates import lacking_rates
@@ -75,7 +76,7 @@ def plan_text(
         f"({len(done)} recorded, {len(left)} to do)",
         f"  {selection.target.statement}",
     ]
-    lines += _one_run_lines(left or runs, needs)
+    lines += [*_model_lines(left or runs), *_one_run_lines(left or runs, needs)]
     missing = selection.tier.missing()
     if missing:
         lines.append(f"  This machine cannot run it: {missing}.")
@@ -101,6 +102,18 @@ def plan_text(
     lines += _measured_lines(selection, runs, folder)
     lines.append(f"  records   {folder}")
     return "\n".join(lines)
+
+
+def _model_lines(runs: list[RunConfig]) -> list[str]:
+    """Return the sizes of each published checkpoint that its config, or its name, tells."""
+    scales = [run.scale for run in runs if isinstance(run.scale, TrainScale)]
+    names = sorted({scale.checkpoint for scale in scales if is_published(scale)})
+    return [
+        f"  model     {Path(name).name}: {shape.parameters() / 1e6:.4g} million parameters, "
+        f"{shape.layers} blocks of width {shape.hidden}"
+        for name in names
+        if (shape := shape_of_checkpoint(name)) is not None
+    ]
 
 
 def _one_run_lines(runs: list[RunConfig], needs: Needs) -> list[str]:

@@ -63,22 +63,22 @@ def preflight(run: RunConfig, *, fetch: bool = False) -> Preflight:
         Whether config, tokenizer and problems are fetched where they are not here.
     """
     scale = run.scale
-    lacking = missing_package(run)
-    if lacking is not None or not isinstance(scale, TrainScale):
-        return Preflight(refusal=lacking)
-    unmoved = _noise_refusal(run)
-    if unmoved is not None:
-        return Preflight(refusal=unmoved)
-    declared = next(_data_refusals(dataclasses.replace(scale, seeds=())), None)
-    if declared is not None or not is_published(scale):
-        return Preflight(refusal=declared)
-    whole, refusal = memory_of(run.arm, scale)
+    refusals = [missing_package(run)]
+    if not isinstance(scale, TrainScale):
+        return Preflight(refusal=refusals[0])
+    common, published = dataclasses.replace(scale, seeds=()), is_published(scale)
+    whole = 0
+    try:
+        whole, too_large = memory_of(run.arm, scale) if published else (0, None)
+    except ValueError as error:  # a config.json without a decoder's sizes
+        too_large = str(error)
+    refusals += [_noise_refusal(run), *_data_refusals(common), too_large]
     unchecked: tuple[str, ...] = ()
-    if refusal is None:
-        common = dataclasses.replace(scale, seeds=())
+    if published and not any(refusals):  # the rest reads files and imports torch
         refusal, unchecked = _checkpoint_and_prompts(common, fetch)
-        refusal = refusal or _format_refusal(common, run.arm.weight_format)
-    return Preflight(refusal=refusal, memory_bytes=whole, unchecked=unchecked)
+        refusals += [refusal, _format_refusal(common, run.arm.weight_format)]
+    said = "; ".join(dict.fromkeys(filter(None, refusals)))
+    return Preflight(refusal=said or None, memory_bytes=whole, unchecked=unchecked)
 
 
 def startable(runs: Iterable[RunConfig]) -> list[RunConfig]:

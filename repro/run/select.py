@@ -8,12 +8,14 @@ import os
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from repro.data.load import DATA_VARIABLE, data_sources, is_test_only
+from repro.data.prompts import template_source
 from repro.reward.custom import reward_named
-from repro.spec.arm import require, unknown
+from repro.spec.arm import all_of, require, unknown
 from repro.spec.config import RunConfig
 from repro.spec.hub import gguf_copy, is_hub_name
 from repro.spec.settings import merged, parse_settings, read_settings
@@ -95,19 +97,20 @@ def changes_of(args: argparse.Namespace) -> Changes:
         If a file or a setting cannot be read.
     """
     given = vars(args)
-    file, model, revision = (given.get(name) for name in ("config", "model", "revision"))
-    settings = read_settings(Path(file)) if file else {}
-    named: dict[str, Any] = {}
-    if model is not None:
-        named["checkpoint"] = model_source(model)
-        named["revision"] = revision_of(named["checkpoint"])
-    if revision is not None:
-        named["revision"] = revision
-    if given.get("template") is not None:
-        from repro.data.prompts import template_source  # imports torch
-
-        named["prompt_template"] = template_source(given["template"])
-    settings = merged(merged(settings, named), parse_settings(given.get("set") or []))
+    file, model, template = (given.get(name) for name in ("config", "model", "template"))
+    settings, checkpoint, prompt, changed = all_of(
+        lambda: read_settings(Path(file)) if file else {},
+        lambda: None if model is None else model_source(model),
+        lambda: None if template is None else template_source(template),
+        lambda: parse_settings(given.get("set") or []),
+    )
+    named = {
+        "checkpoint": checkpoint,
+        "revision": given.get("revision") or (checkpoint and revision_of(checkpoint)),
+        "prompt_template": prompt,
+    }
+    named = {key: value for key, value in named.items() if value is not None}
+    settings = merged(merged(settings, named), changed)
     return Changes(
         data=given.get("data"),
         steps=given.get("steps"),
@@ -118,8 +121,21 @@ def changes_of(args: argparse.Namespace) -> Changes:
 
 
 def selections_of(args: argparse.Namespace) -> list[Selection]:
-    """Return the selections that a command line names; see `select`."""
-    return select(args.targets, tier=args.tier, changes=changes_of(args))
+    """Return the selections that a command line names; see `select`.
+
+    What its words alone have wrong is said at once, before anything is looked up.
+    """
+    seeds, arms = getattr(args, "seeds", None), getattr(args, "arms", None)
+    changes, *_ = all_of(
+        partial(changes_of, args),
+        partial(require_counts, args),
+        lambda: args.tier is None or parse_tier(args.tier),
+        lambda: args.data is None or data_source(args.data),
+        partial(parse_seeds, seeds),
+        partial(parse_arms, arms),
+        *(partial(find, name) for name in args.targets),
+    )
+    return select(args.targets, tier=args.tier, changes=changes)
 
 
 def check_line(args: argparse.Namespace) -> str:

@@ -8,9 +8,9 @@ it is silent, that is said.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 from repro.spec.resolve import LATER
 
@@ -36,6 +36,18 @@ def require(condition: bool, message: str) -> None:
     """Raise `ValueError(message)` unless `condition` holds."""
     if not condition:
         raise ValueError(message)
+
+
+def all_of(*checks: Callable[[], Any]) -> list[Any]:
+    """Return what each check returns; all that they refuse is said in one `ValueError`."""
+    found, refused = [], []
+    for check in checks:
+        try:
+            found.append(check())
+        except ValueError as error:
+            refused.append(str(error))
+    require(not refused, "; ".join(dict.fromkeys(refused)))
+    return found
 
 
 def require_choice(name: str, value: object, choices: object) -> None:

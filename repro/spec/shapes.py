@@ -18,7 +18,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -204,11 +204,11 @@ def shape_of_config(values: Mapping[str, Any], name: str) -> DecoderShape:
     Raises
     ------
     ValueError
-        If the config lacks a size.
+        If the config lacks a size, or has one below 1.
     """
     try:
         heads = int(values["num_attention_heads"])
-        return DecoderShape(
+        shape = DecoderShape(
             name=name,
             hidden=int(values["hidden_size"]),
             intermediate=int(values["intermediate_size"]),
@@ -219,8 +219,13 @@ def shape_of_config(values: Mapping[str, Any], name: str) -> DecoderShape:
             vocabulary=int(values["vocab_size"]),
             tied=bool(values.get("tie_word_embeddings", False)),
         )
-    except (KeyError, TypeError) as error:
+    except (ArithmeticError, AttributeError, KeyError, TypeError, ValueError) as error:
         raise ValueError(f"{name}: its config.json gives no decoder's sizes: {error!r}") from error
+    sizes = {key: size for key, size in asdict(shape).items() if key not in ("name", "tied")}
+    small = {key: size for key, size in sizes.items() if size < 1}
+    if small:
+        raise ValueError(f"{name}: its config.json gives {small}; needed is 1 or more")
+    return shape
 
 
 def shape_of_checkpoint(checkpoint: str) -> DecoderShape | None:
@@ -230,7 +235,10 @@ def shape_of_checkpoint(checkpoint: str) -> DecoderShape | None:
     """
     for folder in local_folders(checkpoint):
         if (folder / "config.json").is_file():
-            values = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+            try:
+                values = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+            except (ValueError, RecursionError) as error:
+                raise ValueError(f"{folder / 'config.json'} cannot be read: {error}") from error
             shape = shape_of_config(values, Path(checkpoint).name)
             alike = (known for known in SHAPES.values() if replace(known, name=shape.name) == shape)
             return next(alike, shape)

@@ -15,7 +15,7 @@ from typing import Any
 
 from repro.spec.arm import Arm, RewardFunction, require
 from repro.spec.config import DataConfig, PretrainScale, ProblemSet, TrainScale, digest_of
-from repro.spec.settings import merged, with_settings
+from repro.spec.settings import with_settings
 from repro.spec.target import Target
 from repro.spec.tier import Tier
 
@@ -222,52 +222,6 @@ def reading(target: Target, changed: Target) -> Target:
         paper_file="",
         paper_column="",
     )
-
-
-def as_recorded(
-    target: Target, name: str, tier: Tier, configs: Mapping[str, Mapping[str, Any]]
-) -> Target:
-    """Return the variant of `target` that records of another name are of, from their settings.
-
-    Parameters
-    ----------
-    configs
-        By arm: the configuration of one of its records.
-
-    Raises
-    ------
-    ValueError
-        If the settings are not of the target's kind.
-    """
-    scale = with_settings(target.scales[tier], next(iter(configs.values()))["scale"])
-    changes: dict[str, Any] = {}
-    for arm in target.arms:
-        if arm.name in configs:
-            changes = merged(changes, _changes(dataclasses.asdict(arm), configs[arm.name]["arm"]))
-    reward = {key: changes.pop(key) for key in ("reward_function",) if key in changes}
-    # Arms without a record have the same change: comparisons ask for arms that are alike.
-    arms = tuple(
-        _changed(arm, changes | (reward if arm.reward == "task" and arm.training != "none" else {}))
-        for arm in target.arms
-    )
-    suffix = name.removeprefix(f"{target.name}_")
-    changed = _variant(target, suffix, suffix.replace("_", " "), {tier: scale}, arms)
-    return dataclasses.replace(changed, claims=()) if reward else changed
-
-
-def _changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the nested values of a recorded arm that the target's own has otherwise."""
-    changes = {}
-    for key, value in after.items():
-        own = before.get(key)
-        if isinstance(value, Mapping) and isinstance(own, Mapping):
-            value = _changes(own, value)
-            if not value:
-                continue
-        elif value == json.loads(json.dumps(own)):
-            continue
-        changes[key] = value
-    return changes
 
 
 def with_reward(target: Target, reward: RewardFunction) -> Target:

@@ -129,3 +129,30 @@ def test_runs_under_another_template_are_runs_of_their_own(tmp_path: Path) -> No
     assert run.scale.prompt_template == OWN + TEXT
     assert run.resolved()["scale"]["prompt_template"] == OWN + TEXT
     assert run.digest() != own.digest()
+
+
+ENDLESS = {
+    "loops": "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}",
+    "power": "{{ 9 ** 999999999 }}",
+    "letters": "{% for a in range(99999) %}{{ 'letters' * 99 }}{% endfor %}",
+    "one string": "{{ 'letters' * 10 ** 6 }}",
+}
+
+
+@pytest.mark.parametrize("kind", ENDLESS)
+def test_a_template_without_an_end_is_given_up(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("repro.data.bounded_template.SECONDS", 0.8)
+    path = tmp_path / "template"
+    path.write_text(ENDLESS[kind] + "{{ question }}")
+    words = "characters" if "letters" in ENDLESS[kind] else "no end"
+    with pytest.raises(ValueError, match=words):
+        template_source(str(path))
+    chat = ENDLESS[kind] + "{% generation %}{% endgeneration %}"
+    tokenizer: Any = SimpleNamespace(
+        chat_template={"default": "{{ 1 }}", "other": chat}, added_tokens_decoder={},
+        all_special_tokens=[],
+    )  # fmt: skip
+    with pytest.raises(ValueError, match=f"chat template .*{words}"):
+        render(Problem(id="a", question="2?", answer="4"), "boxed", tokenizer)

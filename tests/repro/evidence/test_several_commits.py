@@ -152,6 +152,31 @@ def test_other_machines_of_other_seeds_are_named(
     assert "peft" not in verdict.sentence
 
 
+def test_another_template_of_the_checkpoint_is_refused_between_arms_and_between_seeds(
+    tmp_path: Path, expected: Path, write: Writer
+) -> None:
+    def with_files(digest: str, arm: str = "") -> Change:
+        def changed(record: Record) -> Record:
+            own = digest if arm in ("", record.arm) else "a"
+            return dataclasses.replace(
+                record, inputs=record.inputs | {"checkpoint_files": own * 64}
+            )
+
+        return changed
+
+    (selection,) = select(["table1"], tier="proxy")
+    write("table1", tmp_path / "a", FIRST, NEW, with_files("a"))
+    write("table1", tmp_path / "a", SECOND[:2], NEW, with_files("b"))
+    refused = check_selection(selection, tmp_path / "a", expected).evidence.refused
+    assert {path.stem for path, _ in refused} == {f"seed-{seed}" for seed in SECOND[:2]}
+    assert all("checkpoint_files" in sentence for _, sentence in refused)
+    write("table1", tmp_path / "b", FIRST, NEW, with_files("b", "nvfp4_lora"))
+    checked = check_selection(selection, tmp_path / "b", expected)
+    assert checked.faulty
+    said = [verdict.sentence for _, verdict in checked.statements()]
+    assert any("had different checkpoint files" in sentence for sentence in said)
+
+
 @pytest.mark.usefixtures("two_looks")
 def test_more_seeds_of_another_commit_join_the_blessed_ones(
     tmp_path: Path, expected: Path, write: Writer, capsys: pytest.CaptureFixture[str]

@@ -16,7 +16,7 @@ import pytest
 from repro.evidence.receipts import refusals
 from repro.evidence.record import Estimate, Record, failed_record
 from repro.judge.check import Checked, check_selection
-from repro.report.console import main_check
+from repro.report.console import conclusion, main_check
 from repro.run.places import expected_folder
 from repro.run.select import Selection
 from repro.spec.claim import Metric
@@ -221,6 +221,7 @@ def test_arms_that_saw_other_problems_are_not_compared(
     refused = {v.name for v in outcome.verdicts if "different test problems" in v.sentence}
     assert refused == {"qerl_beats_lora", "qerl_beats_qlora", "aqn_helps", "qerl_matches_full"}
     assert not outcome.sound
+    assert conclusion([outcome]).endswith("; records were refused of table1.")
 
 
 def test_training_that_teaches_nothing_is_contradicted(
@@ -234,6 +235,7 @@ def test_training_that_teaches_nothing_is_contradicted(
     broken = {v.name for v in outcome.verdicts if v.own_fault}
     assert broken == {"bf16_lora.gain_greedy"}
     assert not outcome.sound
+    assert conclusion([outcome]).endswith("; this suite is at fault in table1.")
 
 
 def test_a_control_that_gains_is_contradicted(

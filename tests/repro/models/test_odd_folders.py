@@ -15,8 +15,9 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from repro.__main__ import USAGE, main
-from repro.models.checkpoint import write_quantized
+from repro.models.checkpoint import TINY_FOLDER, write_quantized
 from repro.models.policy import load_policy, load_tokenizer
+from repro.models.tensor_files import CheckpointError
 
 
 @pytest.fixture
@@ -96,7 +97,7 @@ def test_the_command_line_says_it_in_a_sentence(
 def test_a_deeply_nested_header_is_corrupt(copied: Callable[..., Path], opening: bytes) -> None:
     folder, header = copied(), opening * 200_000
     (folder / "model.safetensors").write_bytes(struct.pack("<Q", len(header)) + header)
-    assert "model.safetensors: the header is corrupt" in refused(folder)
+    assert "model.safetensors is not safetensors" in refused(folder)
 
 
 def test_a_model_and_an_adapter_in_one_folder_are_refused(copied: Callable[..., Path]) -> None:
@@ -140,9 +141,42 @@ def test_a_tied_head_may_be_stored_again_with_the_same_values_alone(
     assert "lm_head.weight differs" in refused(folder)
 
 
-def test_an_endless_chat_template_is_refused_before_it_is_compiled(tmp_path: Path) -> None:
-    (tmp_path / "tokenizer_config.json").write_text("{}")
-    with (tmp_path / "chat_template.jinja").open("wb") as file:
-        file.truncate(10**9)
-    with pytest.raises(ValueError, match=r"chat_template.jinja has 1000000000 bytes"):
+@pytest.mark.parametrize(
+    ("name", "text", "sentence"),
+    [
+        ("chat_template.jinja", None, "chat_template.jinja has 1000000000 bytes"),
+        ("additional_chat_templates/tool.jinja", None, "tool.jinja has 1000000000 bytes"),
+        ("tokenizer_config.json", None, "tokenizer_config.json has 1000000000 bytes"),
+        (
+            "tokenizer_config.json",
+            json.dumps({"chat_template": "x" * 2_000_000}),
+            "tokenizer_config.json: chat_template has",
+        ),
+        (
+            "tokenizer_config.json",
+            json.dumps({"chat_template": [{"name": "default", "template": "x" * 2_000_000}]}),
+            "tokenizer_config.json: chat_template has",
+        ),
+        ("tokenizer_config.json", "[" * 100_000, "tokenizer_config.json cannot be read"),
+        ("tokenizer_config.json", '{"tokenizer_class": 7}', "the tokenizer cannot be used"),
+        ("tokenizer.json", "", "tokenizer.json: the tokenizer cannot be used"),
+        ("tokenizer.json", "{}", "tokenizer.json: the tokenizer cannot be used"),
+        ("tokenizer.json", '{"model": {"type": "BPE"}}', "tokenizer.json: the tokenizer"),
+        ("special_tokens_map.json", "{", "the tokenizer cannot be used"),
+    ],
+)
+def test_a_tokenizer_that_is_none_is_refused_by_its_file(
+    tmp_path: Path, name: str, text: str | None, sentence: str
+) -> None:
+    for own in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(TINY_FOLDER / own, tmp_path)
+    path = tmp_path / name
+    path.parent.mkdir(exist_ok=True)
+    with path.open("w") as file:
+        file.write(text or "")
+        file.truncate(10**9 if text is None else len(text))
+    with pytest.raises(CheckpointError) as caught:
         load_tokenizer(tmp_path)
+    assert sentence in str(caught.value)
+    assert str(tmp_path) in str(caught.value)
+    assert "\n" not in str(caught.value)

@@ -86,22 +86,22 @@ def test_a_failed_write_leaves_nothing(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("cut", [1, 40, 400])
-def test_truncated_file_names_file_and_tensor(tmp_path, cut):
+@pytest.mark.parametrize("keep", [0, 5, 30, -400, -40, -1])
+def test_a_file_that_was_cut_is_named(tmp_path, keep):
     path = tmp_path / "x.safetensors"
-    write(path, {f"t{i}": torch.zeros(60) for i in range(3)})
-    path.write_bytes(path.read_bytes()[:-cut])
-    with pytest.raises(CheckpointError, match=r"x\.safetensors: t[12] .*truncated"):
-        read_header(path)
-
-
-@pytest.mark.parametrize("keep", [0, 5, 30])
-def test_file_cut_inside_its_header_is_named(tmp_path, keep):
-    path = tmp_path / "x.safetensors"
-    write(path, example_tensors())
+    write(path, example_tensors() | {f"t{i}": torch.zeros(60) for i in range(3)})
     path.write_bytes(path.read_bytes()[:keep])
-    with pytest.raises(CheckpointError, match=r"x\.safetensors.*truncated"):
+    with pytest.raises(CheckpointError, match=r"x\.safetensors .*not all of it"):
         read_header(path)
+
+
+def test_a_file_that_is_cut_after_its_header_was_read_is_named(tmp_path):
+    path = tmp_path / "x.safetensors"
+    write(path, {"w": torch.zeros(60)})
+    file = TensorFile(path)
+    path.write_bytes(path.read_bytes()[:-8])
+    with pytest.raises(CheckpointError, match="w: file ends after 232 of 240 bytes"):
+        file.read("w")
 
 
 def shape_of(value: Any) -> Any:
@@ -109,28 +109,31 @@ def shape_of(value: Any) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("change", "message"),
+    "change",
     [
-        (
-            shape_of([9, 4]),
-            "d.weight of dtype BF16 and shape .* needs 72 bytes; its offsets span 54",
-        ),
-        (shape_of([-9, -3]), "d.weight has shape"),
-        (shape_of("9"), "d.weight has shape"),
-        (lambda h: h["d.weight"].update(dtype="F7"), "d.weight has dtype 'F7'"),
-        (lambda h: h["d.weight"].update(dtype=["BF16"]), "d.weight has dtype"),
-        (lambda h: h.update({"d.weight": 3}), "d.weight: the header entry is not an object"),
-        (lambda h: h.pop("d.weight"), "begins at byte"),
-        (lambda h: h["c.global"].update(data_offsets=[0, 4]), "begins at byte"),
+        shape_of([9, 4]),
+        shape_of([-9, -3]),
+        shape_of("9"),
+        lambda h: h["d.weight"].update(dtype="F7"),
+        lambda h: h["d.weight"].update(dtype="F6_E2M3"),
+        lambda h: h["d.weight"].update(dtype=["BF16"]),
+        lambda h: h.update({"d.weight": 3}),
+        lambda h: h.pop("d.weight"),
+        lambda h: h["c.global"].update(data_offsets=[0, 4]),
     ],
 )
-def test_inconsistent_header_names_the_tensor(tmp_path, change, message):
+def test_an_inconsistent_header_is_refused(tmp_path, change):
     path = tmp_path / "x.safetensors"
     write(path, example_tensors())
     rewrite_header(path, change)
-    with pytest.raises(CheckpointError, match=message) as caught:
+    with pytest.raises(CheckpointError, match=r"x\.safetensors"):
         read_header(path)
-    assert "x.safetensors" in str(caught.value)
+
+
+def test_a_dtype_that_is_not_read_is_named_with_its_tensor(tmp_path):
+    save_file({"w": torch.zeros(3, dtype=torch.int16)}, tmp_path / "x.safetensors")
+    with pytest.raises(CheckpointError, match=r"x\.safetensors: w has dtype 'I16'"):
+        read_header(tmp_path / "x.safetensors")
 
 
 @settings(max_examples=300, deadline=None)
@@ -183,7 +186,7 @@ def test_index_and_shards_must_agree(tmp_path, make_checkpoint):
     with pytest.raises(CheckpointError, match=f"{file} is missing"):
         TensorFolder(folder)
     index_file.write_text("{")
-    with pytest.raises(CheckpointError, match="not a safetensors index"):
+    with pytest.raises(CheckpointError, match=r"index\.json cannot be read"):
         TensorFolder(folder)
 
 

@@ -106,19 +106,29 @@ def test_a_report_without_records_says_what_to_run(
     "flags",
     ["--steps 4", "--set arm.lora_rank=8", "--set arm.noise.sigma_start=0.02 --limit 8"],
 )
-def test_runs_with_other_settings_are_found_without_naming_them(
-    flags: str, made_up_record: Callable[..., Record], tmp_path: Path
+def test_runs_with_other_settings_are_reported_by_their_flags_and_named_without(
+    flags: str,
+    made_up_record: Callable[..., Record],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    line = ["plan", "table1", "--tier", "smoke", *flags.split()]
-    (selection,) = selections_of(build_parser().parse_args(line))
+    line = ["table1", "--tier", "smoke", *flags.split()]
+    (selection,) = selections_of(build_parser().parse_args(["plan", *line]))
     for run in selection.plan([0], ["nvfp4_lora_aqn"]):
         made_up_record(run).write(tmp_path)
-    assert main(["report", "--runs", str(tmp_path)]) == 0
+    name = selection.target.name
+    assert main(["report", "--runs", str(tmp_path)]) == 2
+    assert f"smoke/{name}" in capsys.readouterr().err
+    assert not (tmp_path / "report.md").exists()
+    assert main(["report", *line, "--runs", str(tmp_path)]) == 0
     text = (tmp_path / "report.md").read_text()
     assert "is not the target's" not in text
-    row = next(line for line in text.splitlines() if line.startswith(f"| {selection.target.name} "))
+    row = next(line for line in text.splitlines() if line.startswith(f"| {name} "))
     assert row.split("|")[2:4] == [" smoke ", " 1 "]
-    assert "reproduced" not in text.splitlines()[0]
+    for run in plan(find("table1"), Tier.SMOKE, [0], ["bf16"]):
+        made_up_record(run).write(tmp_path)
+    assert main(["report", "--runs", str(tmp_path)]) == 0
+    assert f"smoke/{name}" in capsys.readouterr().out
 
 
 def test_figures_beside_the_report_are_linked(table1_records: Writer, tmp_path: Path) -> None:

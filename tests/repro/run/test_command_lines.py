@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -89,6 +91,41 @@ def test_a_bad_command_line_is_a_sentence_and_starts_nothing(
     assert not runs.exists()
 
 
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        (
+            "run table1 --model ./no --template no --seeds x --set steps",
+            "./no|no|--seeds x|steps",
+        ),
+        ("plan tabel1 --tier smok --limit 0", "mean table1?|mean smoke?|--limit 0"),
+        ("quantize ./no {folder}", "./no is|{folder} exists"),
+        (
+            "export ./no {folder} --base ./nor --as nf4",
+            "./no holds|./nor is|as nf4|{folder} exists",
+        ),
+        ("evaluate ./no --data gsm9k,generated --at x", "./no is|'gsm9k'|give --limit N|--at x"),
+        ("dose --model ./no --formats int3 --sigmas 0", "./no is|int3|--sigmas 0"),
+    ],
+)
+def test_all_that_a_line_has_wrong_is_said_at_once_without_torch(
+    line: str, words: str, tmp_path: Path
+) -> None:
+    main_alone = (
+        "import sys; from repro.__main__ import main; status = main(sys.argv[1:]); "
+        "print('torch' in sys.modules); sys.exit(status)"
+    )
+    words = words.format(folder=tmp_path)
+    ended = subprocess.run(
+        [sys.executable, "-c", main_alone, *line.format(folder=tmp_path).split()],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (ended.returncode, ended.stdout) == (2, "False\n")
+    assert [word for word in words.split("|") if word not in ended.stderr] == []
+
+
 def test_an_unknown_target_gets_the_nearest_name(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["run", "tabel1"]) == 2
     assert "did you mean table1?" in capsys.readouterr().err
@@ -124,7 +161,7 @@ def test_an_unknown_target_gets_the_nearest_name(capsys: pytest.CaptureFixture[s
         ("evaluate tiny --data generated", "generated problems have no end; give --limit N"),
         ("dose --model {folder}/nothing", "is neither a folder nor a hub name"),
         ("dose --model {folder}", "holds no config.json"),
-        ("dose --model tiny --formats ,", "--formats ',' names no format"),
+        ("dose --model tiny --formats ,", "--formats ,: needs nvfp4"),
         ("dose --model tiny --sigmas inf", "--sigmas inf: needs numbers above 0"),
         ("dose --model tiny --prompts -3", "--prompts -3: needs 0 or more"),
         (

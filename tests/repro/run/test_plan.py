@@ -12,6 +12,7 @@ import pytest
 
 from repro.__main__ import main
 from repro.evidence.record import Estimate, Record
+from repro.models.checkpoint import TINY_FOLDER
 from repro.models.memory_plan import CONTEXT_BYTES
 from repro.run import plan as plans
 from repro.run import preflight as preflights
@@ -20,6 +21,7 @@ from repro.run.places import expected_folder
 from repro.run.plan import plan_text
 from repro.run.preflight import memory_of
 from repro.run.select import Selection, select
+from repro.spec.shapes import OWN_SHAPES
 from repro.spec.tier import CudaDevice
 from tests.repro.made_up import honest_record
 
@@ -109,3 +111,19 @@ def test_a_plan_names_arms_of_several_targets_with_their_target(
     for policy in ("", "_seed1", "_seed2", "_seed3"):
         assert text.count(f"needle_4{policy}.bf16_lora ") == 1
     assert "pretrain-proxy --size 30m-needle4-seed3\n" in text
+
+
+def test_a_plan_on_a_folder_tells_its_sizes_or_why_it_cannot(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "own"
+    shutil.copytree(TINY_FOLDER, folder)
+    line = ["plan", "table1", "--tier", "smoke", "--arms", "nvfp4_lora", "--model", str(folder)]
+    assert main(line) == 0
+    shape = OWN_SHAPES["tiny"]
+    words = f"own: {shape.parameters() / 1e6:.4g} million parameters, 4 blocks of width 128"
+    assert words in capsys.readouterr().out
+    for text, sentence in (("{", "config.json cannot be read"), ("[]", "no decoder's sizes")):
+        (folder / "config.json").write_text(text)
+        assert main(line) == 2
+        assert sentence in capsys.readouterr().err

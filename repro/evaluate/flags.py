@@ -1,0 +1,162 @@
+"""What the words of `quantize`, `evaluate`, `export` and `dose` say, read without torch.
+
+Importing torch and transformers takes 5 to 25 s. So whatever a line alone has wrong is said before
+that, and all of it at once.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+from functools import partial
+from pathlib import Path
+
+from repro.data.load import data_sources, is_available, is_generated
+from repro.data.prompts import template_source
+from repro.spec.arm import WEIGHT_FORMATS, all_of, require, unknown
+from repro.spec.config import DataConfig, SamplingConfig
+from repro.spec.hub import is_hub_name
+
+
+def require_writing(args: argparse.Namespace) -> None:
+    """Raise `ValueError` where `quantize` or `export` cannot begin."""
+    base = getattr(args, "base", None)
+    all_of(
+        lambda: _require_place(args.source) if "source" in args else adapter_folder(args.adapter),
+        partial(_require_place, base, "--base "),
+        lambda: require(
+            base is None or args.kind == "adapter",
+            f"--base names the base of an adapter; --as {getattr(args, 'kind', '')} merges into "
+            "the one trained on",
+        ),
+        lambda: require(
+            not Path(args.out).exists(),
+            f"{args.out} exists; a checkpoint is never written over another",
+        ),
+    )
+
+
+def require_asking(args: argparse.Namespace) -> None:
+    """Raise `ValueError` where `evaluate` cannot begin."""
+    named, adapter = args.checkpoint, args.adapter
+    all_of(
+        partial(_require_place, named),
+        lambda: adapter is None or adapter_folder(adapter),
+        lambda: require(
+            bool(named or adapter), "name a checkpoint, or an adapter whose files name its base"
+        ),
+        lambda: require(
+            args.out is None or Path(args.out).absolute().parent.is_dir(),
+            f"--out {args.out}: its folder does not exist",
+        ),
+        partial(sampling_of, args),
+        partial(at_of, args.at, args.samples),
+        partial(template_source, args.template),
+        *(partial(data_of, name, args.limit) for name in names_of(args.data)),
+    )
+
+
+def dosing_of(args: argparse.Namespace) -> tuple[list[str], list[float]]:
+    """Return the formats and strengths of noise of `dose`; `ValueError` where it cannot begin."""
+    formats, sigmas, *_ = all_of(
+        partial(_formats_of, args.formats),
+        partial(_sigmas_of, args.sigmas),
+        partial(_require_place, args.model, "--model "),
+        lambda: require((args.prompts or 0) >= 0, f"--prompts {args.prompts}: needs 0 or more"),
+        lambda: require(args.new_tokens >= 1, f"--new-tokens {args.new_tokens}: needs 1 or more"),
+    )
+    return formats, sigmas
+
+
+def _require_place(named: str | None, flag: str = "") -> None:
+    """Raise where a path leads nowhere, and has not the form of a hub name or of our policies."""
+    known = named in (None, "tiny") or is_hub_name(str(named)) or str(named).startswith("proxy-")
+    require(
+        known or Path(str(named)).expanduser().exists(),
+        f"{flag}{named} is not there: it is neither a folder nor a hub name (owner/model)",
+    )
+
+
+def adapter_folder(named: str) -> Path:
+    """Return the adapter's folder: the one named, or `adapter` in a run's folder.
+
+    Raises
+    ------
+    ValueError
+        When neither holds an adapter.
+    """
+    for folder in (Path(named), Path(named) / "adapter"):
+        if (folder / "adapter_config.json").is_file():
+            return folder
+    raise ValueError(f"{named} holds no adapter_config.json; name an adapter's folder, or a run's")
+
+
+def sampling_of(args: argparse.Namespace) -> SamplingConfig:
+    """Return how `evaluate` samples; `ValueError` for numbers that do not fit together."""
+    require(args.samples >= 1, f"--samples {args.samples}: needs 1 or more")
+    require(
+        args.temperature > 0 or args.samples == 1,
+        f"--samples {args.samples} with --temperature 0: greedy answers are all the same; needs 1",
+    )
+    top_p = args.top_p if args.temperature > 0 else 1.0
+    return SamplingConfig(temperature=args.temperature, top_p=top_p, max_new_tokens=args.tokens)
+
+
+def at_of(text: str | None, samples: int) -> tuple[int, ...]:
+    """Return the k of pass@k and maj@k: those named, else all samples."""
+    if text is None:
+        return (samples,) if samples > 1 else ()
+    try:
+        at = tuple(sorted({int(part) for part in text.split(",")}))
+    except ValueError:
+        raise ValueError(f"--at {text}: needs numbers such as 1,8") from None
+    for k in at:
+        require(1 <= k <= samples, f"--at {k}: with {samples} samples k must lie in [1, {samples}]")
+    return at
+
+
+def names_of(text: str) -> list[str]:
+    """Return the data sets that `--data` names, each once."""
+    names = list(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
+    require(bool(names), "--data names no data set")
+    return names
+
+
+def data_of(named: str, limit: int | None) -> DataConfig:
+    """Return the test problems of a data set's name, or of a local folder or file, as data.
+
+    Raises
+    ------
+    ValueError
+        When there is no such data set.
+    """
+    require(limit is None or limit >= 1, f"--limit {limit}: needs 1 or more")
+    is_path = Path(named).expanduser().exists()
+    source = f"folder:{Path(named).expanduser().resolve()}" if is_path else named
+    known = [name for name in data_sources() if name.islower()]
+    if not is_path and ":" not in named and named not in known:
+        sentence = unknown("data set", named, known)
+        raise ValueError(f"--data {named}: there is no such folder, and {sentence}")
+    require(is_available(source), f"--data {named}: its folder is not there; set $REPRO_DATA")
+    endless = is_generated(source) and limit is None
+    require(not endless, f"--data {named}: generated problems have no end; give --limit N")
+    return DataConfig(source=source, test_problems=limit or 0)
+
+
+def _formats_of(text: str) -> list[str]:
+    formats = [name.strip() for name in text.split(",") if name.strip()]
+    known = bool(formats) and set(formats) <= {*WEIGHT_FORMATS} - {"bf16"}
+    require(known, f"--formats {text}: needs nvfp4, mxfp4 or nf4")
+    return formats
+
+
+def _sigmas_of(text: str) -> list[float]:
+    try:
+        sigmas = [float(part) for part in text.split(",")]
+    except ValueError:
+        sigmas = []
+    require(
+        bool(sigmas) and all(0 < sigma < math.inf for sigma in sigmas),
+        f"--sigmas {text}: needs numbers above 0, such as 0.01,0.0005",
+    )
+    return sigmas
