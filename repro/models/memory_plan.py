@@ -371,8 +371,8 @@ def _update_bytes(step: StepShape) -> tuple[int, int]:
         worst_block -= kept
     if step.weight_format != "bf16":
         worst_block += 2 * max(N * K for N, K in shape.projections().values())
-    # The adapters' images of a pass, and their gradients.
-    saved += 2 * _diagonal_image_bytes(step)
+    # The adapters' images of a pass; their gradients are those of one block at a time.
+    saved += _diagonal_image_bytes(step)
     logits = min(M * shape.vocabulary * 4, _LOGIT_BYTES) * 3 // 2
     at_logits = 4 * hidden + logits
     if at_logits > worst_block:
