@@ -31,6 +31,7 @@ Easy mistakes
 
 from __future__ import annotations
 
+import bisect
 import dataclasses
 import math
 from dataclasses import dataclass
@@ -419,28 +420,24 @@ def fit_update(
 
 def _with_most_kept(step: StepShape, room: int) -> StepShape:
     """Return a step that fits with as many blocks kept as fit."""
-    low, high = 0, step.shape.layers
-    while low < high:
-        middle = (low + high + 1) // 2
-        candidate = dataclasses.replace(step, kept_blocks=middle)
-        fits = sum(plan_memory(candidate).update.values()) <= room
-        low, high = (middle, high) if fits else (low, middle - 1)
-    return dataclasses.replace(step, kept_blocks=low)
+
+    def needed(kept: int) -> int:
+        return sum(plan_memory(dataclasses.replace(step, kept_blocks=kept)).update.values())
+
+    most = bisect.bisect(range(1, step.shape.layers + 1), room, key=needed)
+    return dataclasses.replace(step, kept_blocks=most)
 
 
 def fit_slots(step: StepShape, budget: int) -> StepShape:
     """Return the step with the most rows at once that the budget holds; 1 where none fits."""
-    low, high, room = 1, step.rows, int(budget * SLOTS_SHARE)
 
-    def fits(slots: int) -> bool:
-        candidate = dataclasses.replace(step, slots=slots, micro_tokens=step.row_tokens)
-        return plan_memory(candidate).peak <= room
+    def needed(slots: int) -> int:
+        least = dataclasses.replace(step, slots=slots, micro_tokens=step.row_tokens)
+        return plan_memory(least).peak
 
-    while low < high:
-        middle = (low + high + 1) // 2
-        low, high = (middle, high) if fits(middle) else (low, middle - 1)
-    filled = int(budget * FILLED_SHARE)
-    return fit_update(dataclasses.replace(step, slots=low), filled, kept=step.kept_blocks or None)
+    most = bisect.bisect(range(1, step.rows + 1), int(budget * SLOTS_SHARE), key=needed)
+    chosen = dataclasses.replace(step, slots=max(1, most))
+    return fit_update(chosen, int(budget * FILLED_SHARE), kept=step.kept_blocks or None)
 
 
 def alternatives(step: StepShape) -> list[tuple[str, StepShape]]:
