@@ -243,7 +243,8 @@ def plan_memory(step: StepShape) -> MemoryPlan:
     resident = {
         "weights": weight_bytes(step),
         "embeddings": 2 * (shape.embedding_parameters() + shape.small_parameters()),
-        "adapter": 4 * adapter + _adapter_image_bytes(step),
+        # Masters, and the 16-bit copies that the engine multiplies by.
+        "adapter": (4 + 2) * adapter,
         "optimiser": int(adapter * _MOMENT_BYTES[step.optimizer]),
     }
     during_update = 1 if step.keep_cache else 0
@@ -310,16 +311,6 @@ def full_training_bytes(shape: DecoderShape, optimizer: OptimizerName) -> int:
     gradients; two moments.
     """
     return int(shape.parameters() * (4 + 4 + _MOMENT_BYTES[optimizer]))
-
-
-def _adapter_image_bytes(step: StepShape) -> int:
-    """Return the 16-bit copies of the factors that the engine multiplies by.
-
-    On a 16-bit base, B of projections that share an input is kept as one block-diagonal matrix.
-    """
-    if step.weight_format != "bf16":
-        return 2 * step.shape.adapter_parameters(step.rank)
-    return _diagonal_image_bytes(step)
 
 
 def _diagonal_image_bytes(step: StepShape) -> int:
