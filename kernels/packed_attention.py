@@ -26,7 +26,6 @@ give l and take it back); no plan or compilation depends on lengths.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -35,15 +34,6 @@ import triton.language as tl
 from torch import Tensor
 
 from kernels.segments import Segments
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Heads:
-    """Heads of queries and of keys, and their dimension."""
-
-    query: int
-    key: int
-    dim: int
 
 
 @triton.jit
@@ -92,14 +82,16 @@ def _rotate_kernel(
             tl.store(target, value.to(out.dtype.element_ty), mask=kept)
 
 
-def _rotate(q: Tensor, k: Tensor, v: Tensor, cos: Tensor, sin: Tensor, out: Tensor, h: Heads,
-            *, back: bool) -> None:  # fmt: skip
+def _rotate(
+    q: Tensor, k: Tensor, v: Tensor, cos: Tensor, sin: Tensor, out: Tensor, *, back: bool
+) -> None:
     """Write rotated q and k, (M, heads, D), and with `back` v, into the columns of `out`."""
-    if len(out):
-        _rotate_kernel[(len(out),)](
+    (M, query, D), key = q.shape, k.shape[1]
+    if M:
+        _rotate_kernel[(M,)](
             q, k, v, q.stride(0), k.stride(0), v.stride(0), cos, sin, out, out.stride(0),
-            h.query, h.key, h.dim, triton.next_power_of_2(h.query + h.key),
-            triton.next_power_of_2(h.key), triton.next_power_of_2(h.dim // 2), back, num_warps=4,
+            query, key, D, triton.next_power_of_2(query + key),
+            triton.next_power_of_2(key), triton.next_power_of_2(D // 2), back, num_warps=4,
         )  # fmt: skip
 
 
@@ -176,21 +168,21 @@ def _attend(q: Tensor, k: Tensor, v: Tensor, s: Segments, scale: float) -> tuple
 class _PackedAttention(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, qkv: Tensor, cos: Tensor, sin: Tensor, s: Segments, h: Heads, scale: float
+        ctx: Any, qkv: Tensor, cos: Tensor, sin: Tensor, s: Segments, heads: int, scale: float
     ) -> Tensor:
-        q, k, v = _split(qkv, h)
+        q, k, v = _split(qkv, heads, cos.shape[1])
         # In place: nobody reads the product again before the rotation.
-        _rotate(q, k, v, cos, sin, qkv, h, back=False)
+        _rotate(q, k, v, cos, sin, qkv, back=False)
         out, log_sums = _attend(q, k, v, s, scale)
         ctx.save_for_backward(qkv, cos, sin, out, log_sums)
-        ctx.s, ctx.h, ctx.scale = s, h, scale
+        ctx.s, ctx.heads, ctx.scale = s, heads, scale
         return out.flatten(1)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         qkv, cos, sin, out, log_sums = ctx.saved_tensors
-        s, h, scale = ctx.s, ctx.h, ctx.scale
-        q, k, v = _split(qkv, h)
+        s, scale = ctx.s, ctx.scale
+        q, k, v = _split(qkv, ctx.heads, cos.shape[1])
         grad = grads[0].view(out.shape)
         dq, dk, dv = _flash_backward(
             grad, q, k, v, out, log_sums, (s.ends, s.ends), (s.longest, s.longest), True, scale
@@ -205,14 +197,14 @@ class _PackedAttention(torch.autograd.Function):
             for whole, part in ((dq[rest], again[0]), (dk[seen], again[1]), (dv[seen], again[2])):
                 whole += part
         grad_qkv = torch.empty_like(qkv)
-        _rotate(dq, dk, dv, cos, sin, grad_qkv, h, back=True)
+        _rotate(dq, dk, dv, cos, sin, grad_qkv, back=True)
         return grad_qkv, None, None, None, None, None
 
 
-def _split(qkv: Tensor, h: Heads) -> Sequence[Tensor]:
+def _split(qkv: Tensor, query_heads: int, D: int) -> Sequence[Tensor]:
     """Return views of q, k and v, (M, heads, D) each."""
-    heads = qkv.view(len(qkv), -1, h.dim)
-    return heads.split([h.query, h.key, h.key], dim=1)
+    heads = qkv.view(qkv.shape[0], -1, D)
+    return heads.tensor_split((query_heads, (query_heads + heads.shape[1]) // 2), dim=1)
 
 
 def packed_attention(
@@ -243,7 +235,5 @@ def packed_attention(
     -------
     Tensor, (M, Hq D), the type of qkv, differentiable in qkv
     """
-    D = cos.shape[1]
-    heads = Heads(query=query_heads, key=(qkv.shape[1] // D - query_heads) // 2, dim=D)
-    out: Tensor = _PackedAttention.apply(qkv, cos, sin, segments, heads, scale)
+    out: Tensor = _PackedAttention.apply(qkv, cos, sin, segments, query_heads, scale)
     return out

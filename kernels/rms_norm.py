@@ -122,7 +122,8 @@ def norm_backward(
     grad_x = torch.empty_like(x)
     # Each program has a partial sum of the gain's gradient; else more programs hide latency.
     programs = max(1, min(rows, _PARTIALS if wants_gain else 16 * _PARTIALS))
-    partials = torch.zeros(programs if wants_gain else 1, H, dtype=torch.float32, device=x.device)
+    # What the kernel does not write into may be anything.
+    partials = rstd.new_zeros(programs, H) if wants_gain else rstd
     block = triton.next_power_of_2(H)
     if rows:
         _backward_kernel[(programs,)](

@@ -31,6 +31,7 @@ Easy mistakes
 
 from __future__ import annotations
 
+import bisect
 import dataclasses
 import math
 from dataclasses import dataclass
@@ -242,7 +243,8 @@ def plan_memory(step: StepShape) -> MemoryPlan:
     resident = {
         "weights": weight_bytes(step),
         "embeddings": 2 * (shape.embedding_parameters() + shape.small_parameters()),
-        "adapter": 4 * adapter + _adapter_image_bytes(step),
+        # Masters, and the 16-bit copies that the engine multiplies by.
+        "adapter": (4 + 2) * adapter,
         "optimiser": int(adapter * _MOMENT_BYTES[step.optimizer]),
     }
     during_update = 1 if step.keep_cache else 0
@@ -311,16 +313,6 @@ def full_training_bytes(shape: DecoderShape, optimizer: OptimizerName) -> int:
     return int(shape.parameters() * (4 + 4 + _MOMENT_BYTES[optimizer]))
 
 
-def _adapter_image_bytes(step: StepShape) -> int:
-    """Return the 16-bit copies of the factors that the engine multiplies by.
-
-    On a 16-bit base, B of projections that share an input is kept as one block-diagonal matrix.
-    """
-    if step.weight_format != "bf16":
-        return 2 * step.shape.adapter_parameters(step.rank)
-    return _diagonal_image_bytes(step)
-
-
 def _diagonal_image_bytes(step: StepShape) -> int:
     """Return the 16-bit copies of the factors where B of a group is one block-diagonal matrix."""
     shape, rank = step.shape, step.rank
@@ -371,8 +363,8 @@ def _update_bytes(step: StepShape) -> tuple[int, int]:
         worst_block -= kept
     if step.weight_format != "bf16":
         worst_block += 2 * max(N * K for N, K in shape.projections().values())
-    # The adapters' images of a pass, and their gradients.
-    saved += 2 * _diagonal_image_bytes(step)
+    # The adapters' images of a pass; their gradients are those of one block at a time.
+    saved += _diagonal_image_bytes(step)
     logits = min(M * shape.vocabulary * 4, _LOGIT_BYTES) * 3 // 2
     at_logits = 4 * hidden + logits
     if at_logits > worst_block:
@@ -419,28 +411,24 @@ def fit_update(
 
 def _with_most_kept(step: StepShape, room: int) -> StepShape:
     """Return a step that fits with as many blocks kept as fit."""
-    low, high = 0, step.shape.layers
-    while low < high:
-        middle = (low + high + 1) // 2
-        candidate = dataclasses.replace(step, kept_blocks=middle)
-        fits = sum(plan_memory(candidate).update.values()) <= room
-        low, high = (middle, high) if fits else (low, middle - 1)
-    return dataclasses.replace(step, kept_blocks=low)
+
+    def needed(kept: int) -> int:
+        return sum(plan_memory(dataclasses.replace(step, kept_blocks=kept)).update.values())
+
+    most = bisect.bisect(range(1, step.shape.layers + 1), room, key=needed)
+    return dataclasses.replace(step, kept_blocks=most)
 
 
 def fit_slots(step: StepShape, budget: int) -> StepShape:
     """Return the step with the most rows at once that the budget holds; 1 where none fits."""
-    low, high, room = 1, step.rows, int(budget * SLOTS_SHARE)
 
-    def fits(slots: int) -> bool:
-        candidate = dataclasses.replace(step, slots=slots, micro_tokens=step.row_tokens)
-        return plan_memory(candidate).peak <= room
+    def needed(slots: int) -> int:
+        least = dataclasses.replace(step, slots=slots, micro_tokens=step.row_tokens)
+        return plan_memory(least).peak
 
-    while low < high:
-        middle = (low + high + 1) // 2
-        low, high = (middle, high) if fits(middle) else (low, middle - 1)
-    filled = int(budget * FILLED_SHARE)
-    return fit_update(dataclasses.replace(step, slots=low), filled, kept=step.kept_blocks or None)
+    most = bisect.bisect(range(1, step.rows + 1), int(budget * SLOTS_SHARE), key=needed)
+    chosen = dataclasses.replace(step, slots=max(1, most))
+    return fit_update(chosen, int(budget * FILLED_SHARE), kept=step.kept_blocks or None)
 
 
 def alternatives(step: StepShape) -> list[tuple[str, StepShape]]:

@@ -14,7 +14,7 @@ from statistics import median
 from repro.judge.check import Checked
 from repro.report.numbers import device_title, quantity, span
 from repro.report.systems_rates import against, comparisons, ratio_span
-from repro.report.systems_tables import printed_speedups, rate_table, step_table, update_table
+from repro.report.systems_tables import printed_speedups, rate_table, step_table
 from repro.report.tables import (
     NOTHING,
     Group,
@@ -69,8 +69,6 @@ BLOCKS = {
                         written=step_table, picture="arms_steps"),
     "steps_full": Block(asks="GRPO step, full fine-tuning", targets=("table3_full",),
                         written=step_table, picture="full_steps"),
-    "steps_updates": Block(asks="update alone: forward, backward, optimiser", written=update_table,
-                           targets=("table3_kept",)),
     "memory": Block(asks="memory of a GRPO step", written=bars_table, picture="memory",
                     targets=("memory", "memory_dense", "memory_formats", "memory_budgets")),
     "checkpoint": Block(asks="a checkpoint written, quantised, loaded and stepped",

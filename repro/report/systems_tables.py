@@ -1,4 +1,4 @@
-"""Tables of `docs/systems.md`: rollouts, steps and updates, the paper's numbers beside ours.
+"""Tables of `docs/systems.md`: rollouts and steps, the paper's numbers beside ours.
 
 Each takes the checks of one target by device, and writes the devices side by side.
 """
@@ -132,7 +132,7 @@ def _step_lines(checked: Checked, expected: Path) -> list[Line]:
                         _seconds(checked, f"step_seconds_{point}", "bf16_lora"),
                         f"{median(ratios.values()):.2f} x",
                         _bar_word(whole_bar),
-                        _spread(checked.evidence.values(update).get(arm, {}).values(), ends=False),
+                        _middle(checked.evidence.values(update).get(arm, {}).values()),
                         _bar_word(update_bar),
                         f"{len(ratios)}",
                     ),
@@ -151,42 +151,9 @@ def printed_speedups(paper_file: str, expected: Path) -> Mapping[tuple[str, str,
     }
 
 
-def update_table(group: Group, expected: Path) -> list[str]:
-    """Return a row for each point and arm whose update was timed against 16-bit LoRA's."""
-    own = ["update", "16-bit LoRA's", "ratio (least to most)", "verdict", "updates timed"]
-    parts = {device: _update_lines(checked, expected) for device, checked in group.items()}
-    return side_by_side(["point", "arm", "bar"], own, parts) + bar_rows(group, expected)
-
-
-def _update_lines(checked: Checked, expected: Path) -> list[Line]:
-    target = checked.selection.target
-    bars = {bar.key: bar for bar in stated_bars(checked, expected)}
-    lines = []
-    for metric in target.metrics:
-        point = metric.name.removeprefix("update_ratio_")
-        by_arm = {} if point == metric.name else checked.evidence.records
-        for arm, records in by_arm.items():
-            repeats = [value for r in records.values() for value in r.repeats(metric.name)]
-            bar = bars.get((arm, metric.name))
-            if repeats:
-                own = (
-                    _seconds(checked, f"update_seconds_{point}", arm),
-                    _seconds(checked, f"update_seconds_{point}", "bf16_lora"),
-                    _spread(repeats),
-                    _bar_word(bar),
-                    f"{len(repeats)}",
-                )
-                common = (_point_text(point), target.arm(arm).label, _bar_text(bar))
-                lines.append(Line(common=common, own=own))
-    return lines
-
-
-def _spread(values: Iterable[float], *, ends: bool = True) -> str:
+def _middle(values: Iterable[float]) -> str:
     known = sorted(values)
-    if not known:
-        return ""
-    middle = f"{median(known):.3f} x"
-    return f"{middle} ({known[0]:.3f} to {known[-1]:.3f})" if ends and known[1:] else middle
+    return f"{median(known):.3f} x" if known else ""
 
 
 def _point_text(point: str) -> str:

@@ -15,6 +15,7 @@ changes nothing.
 
 from __future__ import annotations
 
+import bisect
 import dataclasses
 from dataclasses import dataclass
 
@@ -55,12 +56,12 @@ def split_by_tokens(rows: Rows, index: Tensor, micro_tokens: int) -> list[Tensor
             room -= needed
         return counts
 
-    counts = cut(micro_tokens)
-    low, high = 0, micro_tokens
-    while high - low > 1 and len(counts) > 1:
-        middle = (low + high) // 2
-        low, high = (low, middle) if len(cut(middle)) == len(counts) else (middle, high)
-    return list(index.split(cut(high))) if len(index) else []
+    if not len(index):
+        return []
+    fewest = len(cut(micro_tokens))
+    # The smallest pieces of which there are no more.
+    even = bisect.bisect_left(range(micro_tokens), -fewest, key=lambda most: -len(cut(most)))
+    return list(index.split(cut(even if fewest > 1 else micro_tokens)))
 
 
 def token_budget(sizes: Tensor, index: Tensor, micro_batch_rows: int) -> int:

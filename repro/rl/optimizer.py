@@ -39,9 +39,10 @@ def build_optimizer(
         "betas": (config.beta1, config.beta2),
         "weight_decay": config.weight_decay,
     }
-    if config.name == "adamw":
-        return torch.optim.AdamW(ordered, **settings)
     device = ordered[0].device.type
+    if config.name == "adamw":
+        # On a GPU one kernel, since the device waits for the host between the norm and this step.
+        return torch.optim.AdamW(ordered, **settings, fused=device == "cuda")
     if device != "cuda":
         raise ValueError(f"optimizer is adamw_8bit and the parameters are on {device}; it needs "
                          "a CUDA device (use adamw elsewhere)")  # fmt: skip

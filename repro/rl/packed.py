@@ -34,7 +34,7 @@ from repro.models.memory_plan import padded
 from repro.models.norms import final_norm
 from repro.models.policy import Policy
 from repro.rl.logprobs import require_rows, through_head
-from repro.rl.packed_blocks import groups_of, images_of, run_block
+from repro.rl.packed_blocks import groups_of, image_of, run_block
 from repro.rl.rows import Rows
 
 
@@ -89,13 +89,13 @@ def packed_hidden(policy: Policy, rows: Rows, kept_blocks: int | None = 0) -> Te
     turned = decoder.model.rotary_emb(hidden[None], layout.positions[None])
     cos, sin = turned[0][0], turned[1][0]  # (S, D) each
     blocks = decoder.model.layers
-    groups = [groups_of(block, hidden.dtype) for block in blocks]
-    images = images_of(groups, hidden.dtype)
     again = 0
     if torch.is_grad_enabled() and kept_blocks is not None:
         again = max(0, len(blocks) - kept_blocks)
-    for number, parts in enumerate(zip(blocks, groups, images, strict=True)):
-        given = *parts, hidden, (cos, sin), layout.segments
+    for number, block in enumerate(blocks):
+        groups = groups_of(block, hidden.dtype)
+        images = [image_of(group, hidden.dtype) for group in groups]
+        given = block, groups, images, hidden, (cos, sin), layout.segments
         if number < again:
             hidden = checkpoint(run_block, *given, use_reentrant=False, preserve_rng_state=False)
         else:
@@ -133,17 +133,17 @@ def lay_out(rows: Rows, device: torch.device) -> Layout:
     order = torch.argsort(slot, stable=True)
     prompts = [rows.prompts[index] for index in used[prompt_order].tolist()]
     sizes = torch.tensor([len(prompt) for prompt in prompts])  # (U,)
-    inside = torch.arange(rows.mask.shape[1]) < own[order, None]  # (B, T)
+    inside = _counted(own[order])  # (read completion tokens,)
+    row = order.repeat_interleave(own[order])
     ids = torch.cat(
-        [torch.tensor([t for prompt in prompts for t in prompt]), rows.token_ids[order][inside]]
+        [torch.tensor([t for prompt in prompts for t in prompt]), rows.token_ids[row, inside]]
     )
-    follows = sizes[slot[order]].repeat_interleave(own[order])
-    positions = torch.cat([_counted(sizes), follows + _counted(own[order])])
+    positions = torch.cat([_counted(sizes), sizes[slot][row] + inside])
     begin = torch.empty_like(own)
     begin[order] = sizes.sum() + own[order].cumsum(0) - own[order]
-    columns = torch.arange(rows.mask.shape[1])
-    last = (sizes.cumsum(0) - 1)[slot, None]  # (B, 1)
-    predicts = torch.where(columns == 0, last, begin[:, None] + columns - 1)[rows.mask]
+    # The first token of a completion is predicted by its prompt's last, the others one by one.
+    predicts = (begin - 1).repeat_interleave(own + 1) + _counted(own + 1)
+    predicts[(own + 1).cumsum(0) - own - 1] = (sizes.cumsum(0) - 1)[slot]
     padding = padded(len(ids)) - len(ids)
     return Layout(
         ids=sent(functional.pad(ids, (0, padding)), device),

@@ -5,13 +5,13 @@ side, as they do for 4-bit bases from loading on and for 16-bit ones once an eng
 cannot be multiplied so (trained base weights, another library's product) goes through the policy's
 own modules.
 
-The adapters' float32 masters are turned into images of the activations' type once a pass, not once
-a layer and call: one function with all masters as inputs, whose backward hands back all gradients.
+The adapters' float32 masters are turned into images of the activations' type once a pass, block by
+block as the pass goes: the device has work while the host prepares the next block.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, cast
 
@@ -112,58 +112,15 @@ def groups_of(block: Any, dtype: torch.dtype) -> list[Group]:
     ]  # fmt: skip
 
 
-class _Images(torch.autograd.Function):
-    """All masters as images: of each group A, (n R, K), and B, (N, n R), in another type."""
-
-    @staticmethod
-    def forward(ctx: Any, dtype: torch.dtype, counts: list[int], *masters: Tensor) -> Any:
-        ctx.counts, ctx.masters = counts, masters
-        images = []
-        for As, Bs in _stacks(counts, masters):
-            rank, K = As[0].shape
-            images.append(As[0].new_empty(len(As) * rank, K, dtype=dtype))
-            images.append(As[0].new_zeros(sum(map(len, Bs)), len(Bs) * rank, dtype=dtype))
-        torch._foreach_copy_(_parts(counts, masters, images), list(masters))
-        return tuple(images)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
-        out = [torch.empty_like(master) for master in ctx.masters]
-        torch._foreach_copy_(out, _parts(ctx.counts, ctx.masters, grads))
-        return None, None, *out
-
-
-def _stacks(
-    counts: Sequence[int], masters: Sequence[Tensor]
-) -> Iterator[tuple[Sequence[Tensor], Sequence[Tensor]]]:
-    """Yield each group's A and its B, of which there are `counts`."""
-    at = 0
-    for count in counts:
-        yield masters[at : at + count], masters[at + count : at + 2 * count]
-        at += 2 * count
-
-
-def _parts(
-    counts: Sequence[int], masters: Sequence[Tensor], images: Sequence[Tensor]
-) -> list[Tensor]:
-    """Return views of images, one per master, in the masters' order."""
-    parts: list[Tensor] = []
-    for (As, Bs), a, b in zip(_stacks(counts, masters), images[::2], images[1::2], strict=True):
-        parts += a.split(len(As[0]))
-        rows = b.split([len(B) for B in Bs])
-        parts += [row[:, i * len(As[0]) : (i + 1) * len(As[0])] for i, row in enumerate(rows)]
-    return parts
-
-
-def images_of(blocks: Sequence[Sequence[Group]], dtype: torch.dtype) -> list[list[Image]]:
-    """Return the adapters of all groups in `dtype`, block by block, with gradients."""
-    counts = [len(g.masters) // 2 for groups in blocks for g in groups if g.masters]
-    masters = [master for groups in blocks for g in groups for master in g.masters]
-    made = iter(_Images.apply(dtype, counts, *masters) if masters else ())
-    return [
-        [(next(made), next(made)) if g.masters else (None, None) for g in groups]
-        for groups in blocks
-    ]
+def image_of(group: Group, dtype: torch.dtype) -> Image:
+    """Return a group's adapters in `dtype`, with gradients."""
+    count = len(group.masters) // 2
+    if not count:
+        return None, None
+    As, Bs = group.masters[:count], group.masters[count:]
+    if count == 1:
+        return As[0].to(dtype), Bs[0].to(dtype)
+    return torch.cat(As).to(dtype), torch.block_diag(*Bs).to(dtype)
 
 
 def run_block(

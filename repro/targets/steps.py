@@ -88,11 +88,6 @@ RL_POINTS_32B = (
     ),
 )  # fmt: skip
 RL_LARGE_POINTS = (StepPoint(name="7b_32x8", model="7b", prompts=32, group=8, budget_bytes=_CARD),)
-# The rollout is that of the points with checkpointing: a few tokens are sampled, the rest filled.
-KEPT_POINTS = tuple(
-    dataclasses.replace(point, name=f"{point.name}_kept", checkpointing=False, sampled_tokens=48)
-    for point in (*TABLE3_POINTS, *POINTS_14B, *_points("32b", "3b"))
-)
 FULL_POINTS = (StepPoint(name="3b_b8_full", model="3b", prompts=1, group=8, micro_tokens=4608),)
 
 
@@ -269,18 +264,6 @@ TABLE3_32B = _target(
     source="Table 8",
 )
 
-TABLE3_KEPT = _target(
-    "table3_kept",
-    "Tables 5 to 8: updates without gradient checkpointing",
-    "an update that keeps all activations takes QeRL no longer than 16-bit LoRA, where both fit",
-    (NVFP4, BF16),
-    StepScale(points=KEPT_POINTS, baseline="bf16"),
-    claims=(),
-    headline="update_ratio_7b_b8_kept",
-    version=1,
-    source="Tables 5 to 8",
-)
-
 TABLE3_FULL = _target(
     "table3_full",
     "A GRPO step of full fine-tuning, 3B",
@@ -304,7 +287,6 @@ STEP_TARGETS = (
     TABLE3_ARMS,
     TABLE3_3B,
     TABLE3_32B,
-    TABLE3_KEPT,
     TABLE3_FULL,
     TABLE3_RL_LARGE,
     TABLE3_32B_RL,

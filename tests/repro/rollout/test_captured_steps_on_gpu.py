@@ -8,6 +8,9 @@ import torch
 from repro.measure.rollout_faults import check_faults, check_noise
 from repro.models.policy import Policy
 from repro.models.shapes import random_policy
+from repro.rollout.engine import Engine
+from repro.rollout.engine_config import EngineConfig
+from repro.spec.config import SamplingConfig
 
 pytestmark = [
     pytest.mark.gpu,
@@ -35,3 +38,34 @@ def test_faults_end_as_they_should_and_keep_no_byte(policy: Policy) -> None:
     assert metrics["faults_as_they_should"].value == 100, metrics["faults_as_they_should"].method
     assert metrics["faults_rows_changed"].value == 0
     assert metrics["faults_bytes_kept"].value == 0
+
+
+def test_a_cache_that_is_given_back_leaves_its_memory_and_comes_back_with_its_steps(
+    policy: Policy,
+) -> None:
+    prompts = [[11, 12, 13, 14], [21, 22, 23]]
+    sampling = SamplingConfig(max_new_tokens=40)
+
+    def engine(*, keeps: bool) -> Engine:
+        return Engine(
+            policy,
+            EngineConfig(slots=8, max_positions=4096, max_new_tokens=40, ignore_end=True,
+                         prefill_graph_tokens=0, keeps_cache=keeps),
+        )  # fmt: skip
+
+    keeping, giving = engine(keeps=True), engine(keeps=False)
+    try:
+        cache = giving.forward.blocks[0].cache.keys
+        held = torch.cuda.memory_allocated()
+        for seeds in (list(range(8)), list(range(8, 16))):
+            usual, batch = (
+                one.sample(prompts, sampling, group_size=4, seeds=seeds)
+                for one in (keeping, giving)
+            )
+            assert batch == usual
+            # 28 blocks' keys and values.
+            given_back = held - torch.cuda.memory_allocated()
+            assert given_back > 0.9 * 2 * 28 * cache.nbytes
+    finally:
+        keeping.close()
+        giving.close()
