@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
-from repro.data.load import data_sources, is_available, is_generated, load_problems
+from repro.data.load import data_sources, is_generated, load_problems
 from repro.data.problem import Problem, digest_of_problems
 from repro.data.prompts import template_named, template_source
 from repro.evaluate.asking import Alone, Evaluator
@@ -199,7 +199,6 @@ def problems_of(named: str, limit: int | None) -> list[Problem]:
     if not is_path and ":" not in named and named not in known:
         sentence = unknown("data set", named, known)
         raise ValueError(f"--data {named}: there is no such folder, and {sentence}")
-    require(is_available(source), f"--data {named}: its folder is not there; set $REPRO_DATA")
     endless = is_generated(source) and limit is None
     require(not endless, f"--data {named}: generated problems have no end; give --limit N")
     return load_problems(DataConfig(source=source, test_problems=limit or 0), "test")

@@ -44,7 +44,6 @@ def _table(name: str, quantity: str, *sizes: str) -> tuple[Printed, ...]:
 # Fig. 14 has no step 0; at its step 5 the first stage runs, which has no added noise.
 _PRINTED: Mapping[str, tuple[Printed, ...]] = {
     "table1": _table("table1", "accuracy", "3B", "7B"),
-    "aqn_factorial": _table("table1", "accuracy", "3B", "7B"),
     "table2": _table("table2", "Avg", "7B", "14B", "32B"),
     "entropy_start": (
         Printed(

@@ -53,7 +53,6 @@ from repro.models.loading import (
     read_rounded,
     require_same_names,
 )
-from repro.models.proxy_names import is_proxy_name, proxy_folder, size_of
 from repro.models.tensor_files import (
     CheckpointError,
     TensorFolder,
@@ -69,7 +68,6 @@ from repro.spec.hub import (
     is_hub_name,
     is_whole,
 )
-from repro.spec.tier import POLICIES_VARIABLE
 from repro.spec.whole_files import appearing, replace_text
 
 MANIFEST: Final = "qerl_manifest.json"
@@ -116,7 +114,7 @@ class Written:
 
 
 def resolve(checkpoint: str | Path, revision: str = "", *, weights: bool = True) -> Path:
-    """Return the local folder of a checkpoint: `tiny`, a proxy's name, a folder, or a hub name.
+    """Return the local folder of a checkpoint: `tiny`, a folder, or a hub name.
 
     Parameters
     ----------
@@ -136,8 +134,6 @@ def resolve(checkpoint: str | Path, revision: str = "", *, weights: bool = True)
                 f"{TINY_FOLDER} holds no tiny policy; `python -m repro run pretrain-tiny` makes it"
             )
         return TINY_FOLDER
-    if is_proxy_name(str(checkpoint)):
-        return _made_here(str(checkpoint))
     folder = Path(checkpoint).expanduser()
     if folder.is_dir():
         return folder
@@ -177,17 +173,6 @@ def _from_hub(name: str, revision: str, *, weights: bool) -> Path:
             f"{name} at revision {revision} is not whole in the local hub cache, and {error}; "
             "connect once, or name a local folder with config.json and safetensors (--model FOLDER)"
         ) from error
-
-
-def _made_here(name: str) -> Path:
-    """Return the folder of a proxy policy, or raise `CheckpointError` saying how to make it."""
-    folder = proxy_folder(name)
-    if (folder / "config.json").is_file():
-        return folder
-    raise CheckpointError(
-        f"{folder} holds no policy {name}; `python -m repro run pretrain-proxy --size "
-        f"{size_of(name)}` makes it, or set {POLICIES_VARIABLE} to the folder that holds {name}/"
-    )
 
 
 def write_quantized(

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import os
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from repro.data.load import DATA_VARIABLE, data_sources, is_test_only
+from repro.data.load import data_sources, is_test_only
 from repro.reward.custom import reward_named
 from repro.spec.arm import require, unknown
 from repro.spec.config import RunConfig
@@ -23,7 +22,6 @@ from repro.spec.variants import (
     asking,
     on_data,
     reading,
-    with_human_problems,
     with_overrides,
     with_reward,
     with_steps,
@@ -137,8 +135,6 @@ def select(
 ) -> list[Selection]:
     """Return the selections for target names.
 
-    Where `$REPRO_DATA` names a folder, proxy policies are those pre-trained on its problems, too.
-
     Parameters
     ----------
     tier
@@ -156,7 +152,7 @@ def select(
 def _selected(name: str, tier: Tier | None, changes: Changes) -> Selection:
     target = find(name)
     source = runs_of(target)
-    changed = with_human_problems(source) if os.environ.get(DATA_VARIABLE) else source
+    changed = source
     if changes.data is not None:
         named = data_source(changes.data)
         changed = asking(changed, named) if is_test_only(named) else on_data(changed, named)
@@ -193,7 +189,7 @@ def model_source(named: str) -> str:
     folder = Path(named).expanduser()
     if folder.is_dir():
         return str(folder.resolve())
-    known = named == "tiny" or is_hub_name(named) or named.startswith("proxy-")
+    known = named == "tiny" or is_hub_name(named)
     require(known, f"--model {named}: there is no such folder, and a hub name is owner/model")
     return named
 
@@ -209,8 +205,9 @@ def data_source(named: str) -> str:
         "/" not in named and not named.startswith("."),
         f"--data {named}: there is no such folder",
     )
-    known = named in data_sources() or named.startswith("human:")
-    require(known, f"--data {named}: {unknown('data source', named, data_sources())}")
+    require(
+        named in data_sources(), f"--data {named}: {unknown('data source', named, data_sources())}"
+    )
     return named
 
 

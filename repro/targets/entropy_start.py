@@ -2,8 +2,8 @@
 
 Paired by prompt, so no training and no seeds are needed. But a rounding or a noise is drawn once
 here, and prompts do not repeat it: they say how well *this* rounding is measured, not what rounding
-does. So no statement is judged; the effects are shown, and `dose_start` asks again over rounding
-draws. Along training the question is Fig. 5's and Fig. 14's own.
+does. So no statement is judged; the effects are shown. Along training the question is Fig. 5's and
+Fig. 14's own.
 """
 
 from __future__ import annotations
@@ -13,8 +13,7 @@ import dataclasses
 from repro.spec.arm import Arm, NoiseConfig, WeightNoise
 from repro.spec.effect import Assay, Effect
 from repro.spec.target import Claim, Metric, Target
-from repro.spec.tier import GIB, Tier
-from repro.targets import paper_effects, proxy
+from repro.targets import paper_effects
 from repro.targets.table1 import BF16, MXFP4, NF4, NVFP4
 
 _FORMATS = (NF4, MXFP4, NVFP4)
@@ -126,18 +125,5 @@ ENTROPY_START = Target(
         )
     ),
     headline="entropy_own",
-    # Nothing is trained, so no rate is needed: it may run before the sweep.
-    scales={
-        Tier.PROXY: dataclasses.replace(
-            proxy.PROXY, test_sets=(), seeds=(0,), optimizer=proxy.PROXY_SWEEP.optimizer
-        )
-    },
-    needs={
-        Tier.PROXY: dataclasses.replace(
-            proxy.NEEDS,
-            # The cache of 1600 rows in float32, and its copy as finished rows leave.
-            memory_bytes=16 * GIB,
-        )
-    },
-    why_not="a measurement at the proxy tier alone",
+    why_not="its scale is that of a real checkpoint, and none has been measured yet",
 )

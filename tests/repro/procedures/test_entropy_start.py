@@ -23,10 +23,11 @@ from repro.targets import find
 from repro.targets.table1 import SMOKE
 
 PROMPTS = 5
+pytestmark = pytest.mark.usefixtures("planned_targets")
 
 
 def run_of(arm: str, target: str = "entropy_start", seed: int | None = None) -> RunConfig:
-    (run,) = plan(find(target), Tier.PROXY, None if seed is None else [seed], [arm])
+    (run,) = plan(find(target), Tier.MINI, None if seed is None else [seed], [arm])
     data = dataclasses.replace(SMOKE.data, development_problems=PROMPTS)
     rollout = dataclasses.replace(SMOKE.rollout, max_new_tokens=12)
     scale = dataclasses.replace(
@@ -41,7 +42,7 @@ def run_of(arm: str, target: str = "entropy_start", seed: int | None = None) -> 
 
 
 def dose(arm: str, tmp_path: Path, seed: int = 200) -> Measured:
-    return measured(arm, tmp_path, "dose_start", seed)
+    return measured(arm, tmp_path, "study_doses", seed)
 
 
 def measured(
@@ -127,10 +128,10 @@ def test_the_dose_grows_with_the_error_and_is_nothing_for_bf16(tmp_path: Path) -
 
 @torch.no_grad()
 def test_the_kl_is_that_of_the_dose_command_on_the_same_tokens(tmp_path: Path) -> None:
-    run = run_of("nvfp4_x4", "dose_start", 200)
+    run = run_of("nvfp4_x4", "study_doses", 200)
     result = dose("nvfp4_x4", tmp_path)
     (rows,) = module._common(run.scale, run.seed, run.tier).parts
-    plain_arm = find("dose_start").arm("bf16_lora")
+    plain_arm = find("study_doses").arm("bf16_lora")
     plain = module.load_arm(dataclasses.replace(run, arm=plain_arm), "cpu")
     changed = module.load_arm(run, "cpu")
     for prompt, expected in enumerate(result.series["kl_completions_by_prompt"]):
@@ -149,7 +150,7 @@ def test_the_kl_is_that_of_the_dose_command_on_the_same_tokens(tmp_path: Path) -
 
 
 def test_a_seed_is_a_rounding_draw_on_tokens_of_the_same_function(tmp_path: Path) -> None:
-    run = run_of("nvfp4_lora", "dose_start", 200)
+    run = run_of("nvfp4_lora", "study_doses", 200)
     assert run.scale.permuted
     fixed = dataclasses.replace(run.scale, permuted=False)
     ordered, stored = (module._common(scale, 200, "smoke") for scale in (run.scale, fixed))
@@ -173,7 +174,7 @@ def test_a_seed_is_a_rounding_draw_on_tokens_of_the_same_function(tmp_path: Path
 
 
 def test_the_arms_own_samples_are_graded_prompt_by_prompt(tmp_path: Path) -> None:
-    run = run_of("bf16_lora", "dose_start", 200)
+    run = run_of("bf16_lora", "study_doses", 200)
     assert "accuracy_sampled_start" in dose("bf16_lora", tmp_path).metrics
     (rows,) = module._common(run.scale, run.seed, run.tier).parts
     problems = module.load_problems(run.scale.data, "development")
@@ -190,8 +191,8 @@ def test_the_arms_own_samples_are_graded_prompt_by_prompt(tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("arm", ["mxfp4_lora", "nvfp4_x4", "aqn_03", "noise_as_nvfp4"])
 def test_an_arm_of_each_kind_runs_to_a_record_that_counts(arm: str, tmp_path: Path) -> None:
-    run = run_of(arm, "dose_start", 201)
+    run = run_of(arm, "study_doses", 201)
     path = keep(run, dose(arm, tmp_path, 201), datetime.now(UTC), tmp_path, capture_environment())
     record = read_record(path)
-    assert refusals(record, find("dose_start").metrics) == []
+    assert refusals(record, find("study_doses").metrics) == []
     assert record.effects["order"] == 201

@@ -1,4 +1,4 @@
-"""Blessing at the proxy tier: failures kept, shared arms at home, sweeps without expectations."""
+"""Blessing what was planned: failures kept, shared arms at home, sweeps without expectations."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ from repro.evidence.store import blessed_records
 from repro.judge.blessed import blessed_checks
 from repro.judge.blessing import main_bless
 from repro.run.analysis_plan import write_plans
-from repro.run.places import expected_folder
 from repro.run.select import select
 from repro.spec.config import RunConfig, digest_of
 from repro.spec.tier import Tier
-from repro.targets import find, runs_of
+from repro.targets import find
 from tests.repro.made_up import at_commit, on_device, source_of
 
 Maker = Callable[..., Record]
+pytestmark = pytest.mark.usefixtures("planned_targets")
 
 
 def go(target: str, runs: Path, expected: Path) -> None:
     args = argparse.Namespace(
         targets=[target],
-        tier="proxy",
+        tier="mini",
         data=None,
         steps=None,
         runs=str(runs),
@@ -46,114 +46,105 @@ def go(target: str, runs: Path, expected: Path) -> None:
 
 
 def write(target: str, runs: Path, maker: Maker, **changes: object) -> None:
-    (selection,) = select([target], tier="proxy")
+    (selection,) = select([target], tier="mini")
     for run in selection.plan():
         dataclasses.replace(maker(run), **changes).write(runs)
 
 
 def test_failed_runs_are_kept_and_shared_arms_stay_at_home(
-    tmp_path: Path, expected: Path, proxy_record: Maker
+    tmp_path: Path, expected: Path, planned_record: Maker
 ) -> None:
     runs = tmp_path / "runs"
-    write("figure9", runs, proxy_record)
-    (runs / "proxy" / "figure9" / "aqn_linear" / "seed-8.json").unlink()
-    (selection,) = select(["figure9"], tier="proxy")
+    write("study_schedules", runs, planned_record)
+    (runs / "mini" / "study_schedules" / "aqn_linear" / "seed-8.json").unlink()
+    (selection,) = select(["study_schedules"], tier="mini")
     (run,) = selection.plan([8], ["aqn_linear"])
     failed = failed_record(run, "the gradient norm is nan", {}, datetime.now(UTC))
     on_device(at_commit(failed), "NVIDIA H200").write(runs)
-    go("figure9", runs, expected)
-    records = blessed_records(expected, Tier.PROXY, "figure9")
-    assert {record.target for record in records} == {"figure9"}
+    go("study_schedules", runs, expected)
+    records = blessed_records(expected, Tier.MINI, "study_schedules")
+    assert {record.target for record in records} == {"study_schedules"}
     assert [record.seed for record in records if not record.ok] == [8]
     assert len(records) == 15
-    again = load_expectations(expected, Tier.PROXY, find("figure9"), "nvidia_h200")
+    again = load_expectations(expected, Tier.MINI, find("study_schedules"), "nvidia_h200")
     # Four finished seeds are no interval; the other arms' values are expected again.
     assert "aqn_linear" not in {item.arm for item in again}
     assert "aqn_cosine" in {item.arm for item in again}
-    (plan,) = of_figure9(expected)
-    assert (plan.target, plan.tier, plan.device) == ("figure9", "proxy", "nvidia_h200")
-    assert json.loads(plan.plan)["target"] == "figure9"
-    (checked,) = [c for c in blessed_checks(expected) if c.selection.target.name == "figure9"]
+    (plan,) = of_schedules(expected)
+    assert (plan.target, plan.tier, plan.device) == ("study_schedules", "mini", "nvidia_h200")
+    assert json.loads(plan.plan)["target"] == "study_schedules"
+    (checked,) = [
+        c for c in blessed_checks(expected) if c.selection.target.name == "study_schedules"
+    ]
     assert checked.evidence.failed_arms == {"aqn_linear": 1}
     assert checked.sound
 
 
 def test_the_blessed_plan_is_the_one_made_before_the_runs(
-    tmp_path: Path, expected: Path, proxy_record: Maker
+    tmp_path: Path, expected: Path, planned_record: Maker
 ) -> None:
     runs = tmp_path / "runs"
-    (selection,) = select(["figure9"], tier="proxy")
+    (selection,) = select(["study_schedules"], tier="mini")
     write_plans(selection.plan(), runs)
-    (before,) = (runs / "proxy" / "plans").glob("figure9-*.json")
+    (before,) = (runs / "mini" / "plans").glob("study_schedules-*.json")
     made = json.loads(before.read_text()) | {"made": "2026-01-02T03:04:05+00:00"}
     before.write_text(json.dumps(made))
-    write("figure9", runs, proxy_record)
-    go("figure9", runs, expected)
-    (plan,) = of_figure9(expected)
+    write("study_schedules", runs, planned_record)
+    go("study_schedules", runs, expected)
+    (plan,) = of_schedules(expected)
     assert plan.made == made["made"]
     # Blessed again where nobody kept it: the first stays.
     before.unlink()
-    go("figure9", runs, expected)
-    (plan,) = of_figure9(expected)
+    go("study_schedules", runs, expected)
+    (plan,) = of_schedules(expected)
     assert plan.made == made["made"]
     # A plan that no record carries is none of this target's.
     other = dataclasses.replace(plan, plan="{}", digest=digest_of({}))
-    keep_plans([other], expected, replaced="figure9")
-    go("figure9", runs, expected)
-    (plan,) = of_figure9(expected)
+    keep_plans([other], expected, replaced="study_schedules")
+    go("study_schedules", runs, expected)
+    (plan,) = of_schedules(expected)
     assert plan.made > made["made"]
 
 
-def of_figure9(expected: Path) -> list[KeptPlan]:
-    return [plan for plan in read_plans(expected) if plan.target == "figure9"]
+def of_schedules(expected: Path) -> list[KeptPlan]:
+    return [plan for plan in read_plans(expected) if plan.target == "study_schedules"]
 
 
 def test_the_plans_of_the_figures_that_read_a_table_are_kept_with_its_records(
-    tmp_path: Path, expected: Path, proxy_record: Maker
+    tmp_path: Path, expected: Path, planned_record: Maker
 ) -> None:
-    (selection,) = select(["table1"], tier="proxy")
+    (selection,) = select(["study"], tier="mini")
     write_plans(selection.plan(), tmp_path / "runs")
-    write("table1", tmp_path / "runs", proxy_record)
-    go("table1", tmp_path / "runs", expected)
-    assert {"table1", "figure4", "figure5", "figure8"} <= {p.target for p in read_plans(expected)}
+    write("study", tmp_path / "runs", planned_record)
+    go("study", tmp_path / "runs", expected)
+    readers = {"study", "study_rewards", "study_schedules", "study_rates", "study_factorial"}
+    assert {plan.target for plan in read_plans(expected)} == readers
 
 
 def test_an_incomplete_set_is_not_blessed(
-    tmp_path: Path, expected: Path, proxy_record: Maker
+    tmp_path: Path, expected: Path, planned_record: Maker
 ) -> None:
     runs = tmp_path / "runs"
-    write("table1", runs, proxy_record)
+    write("study", runs, planned_record)
     for arm in ("bf16_lora", "nvfp4_lora_aqn"):
         for seed in range(5, 10):
-            (runs / "proxy" / "table1" / arm / f"seed-{seed}.json").unlink()
+            (runs / "mini" / "study" / arm / f"seed-{seed}.json").unlink()
     words = r"5 of 10 planned seeds of bf16_lora have no record \(5, 6, 7, 8, 9\)"
     with pytest.raises(BlessError, match=words):
-        go("table1", runs, expected)
+        go("study", runs, expected)
     assert not (expected / "records").exists()
 
 
-def test_every_blessed_plan_was_made_before_its_runs() -> None:
-    expected = expected_folder(None)
+def test_a_plan_that_was_edited_is_refused(
+    tmp_path: Path, expected: Path, planned_record: Maker
+) -> None:
+    for name in ("study_schedules", "study_rates"):
+        write(name, tmp_path / "runs", planned_record)
+        go(name, tmp_path / "runs", expected)
     plans = read_plans(expected)
-    assert plans
-    for plan in plans:
-        target, name = runs_of(find(plan.target)), f"plan:{plan.target}"
-        shared = {runs_of(home).name for home, _ in target.shared.values()}
-        # Of a target that shares arms there may be those alone as yet.
-        for homes in ({target.name}, shared):
-            of_homes = [blessed_records(expected, Tier(plan.tier), home) for home in sorted(homes)]
-            records = [record for some in of_homes for record in some if name in record.inputs]
-            if records:
-                break
-        assert {record.inputs[name] for record in records} == {plan.digest}
-        started = [datetime.fromisoformat(record.started) for record in records]
-        assert plan.time < min(started), plan.target
-
-
-def test_a_plan_that_was_edited_is_refused(tmp_path: Path) -> None:
-    plans = read_plans(expected_folder(None))
     lines, whole = keep_plans(plans, tmp_path)
     assert read_plans(tmp_path) == plans
+    assert len(plans) == 2
     # A line may be taken out by hand; its plan is then nobody's.
     first, second, *others = lines.read_text().splitlines(keepends=True)
     lines.write_text("".join([first, *others]))
@@ -170,29 +161,29 @@ def test_a_plan_that_was_edited_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_sweep_is_kept_without_expectations(
-    tmp_path: Path, expected: Path, proxy_record: Maker
+    tmp_path: Path, expected: Path, planned_record: Maker
 ) -> None:
-    write("learning_rates", tmp_path / "runs", proxy_record)
-    go("learning_rates", tmp_path / "runs", expected)
-    assert load_expectations(expected, Tier.PROXY, find("learning_rates"), "nvidia_h200") == []
-    assert len(blessed_records(expected, Tier.PROXY, "learning_rates")) == 36
+    write("study_sweep", tmp_path / "runs", planned_record)
+    go("study_sweep", tmp_path / "runs", expected)
+    assert load_expectations(expected, Tier.MINI, find("study_sweep"), "nvidia_h200") == []
+    assert len(blessed_records(expected, Tier.MINI, "study_sweep")) == 36
 
 
 def test_a_copy_without_git_is_clean_if_its_files_are_those_of_its_commit(
-    tmp_path: Path, expected: Path, proxy_record: Maker, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, expected: Path, planned_record: Maker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def copied(run: RunConfig) -> Record:
-        return at_commit(proxy_record(run), dirty=None)
+        return at_commit(planned_record(run), dirty=None)
 
     for digest in (source_of("0" * 40), "0" * 64, None):
         monkeypatch.setattr(origins, "_committed", lambda commit, digest=digest: digest)
         runs = tmp_path / f"runs-{digest}"
-        write("learning_rates", runs, copied)
+        write("study_sweep", runs, copied)
         if digest == source_of("0" * 40):
-            go("learning_rates", runs, expected)
+            go("study_sweep", runs, expected)
             continue
         with pytest.raises(ValueError, match="source tree with changes, or whose state"):
-            go("learning_rates", runs, expected)
+            go("study_sweep", runs, expected)
 
 
 def test_the_digest_of_a_commit_is_that_of_its_files(
@@ -239,15 +230,15 @@ def test_no_path_of_a_record_is_an_option_of_gits(tmp_path: Path) -> None:
 
 
 def test_a_plan_that_its_runs_did_not_leave_is_said_to_be_younger_than_they(
-    tmp_path: Path, expected: Path, proxy_record: Maker, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, expected: Path, planned_record: Maker, capsys: pytest.CaptureFixture[str]
 ) -> None:
     runs = tmp_path / "runs"
-    write("figure9", runs, proxy_record, started="2026-01-02T03:04:05+00:00")
-    go("figure9", runs, expected)
-    assert "figure9: its plan is dated now, after its runs began" in capsys.readouterr().out
-    (selection,) = select(["figure9"], tier="proxy")
+    write("study_schedules", runs, planned_record, started="2026-01-02T03:04:05+00:00")
+    go("study_schedules", runs, expected)
+    assert "study_schedules: its plan is dated now, after its runs began" in capsys.readouterr().out
+    (selection,) = select(["study_schedules"], tier="mini")
     (expected / "plans.tsv").unlink()
     write_plans(selection.plan(), tmp_path / "planned")
-    write("figure9", tmp_path / "planned", proxy_record)
-    go("figure9", tmp_path / "planned", expected)
+    write("study_schedules", tmp_path / "planned", planned_record)
+    go("study_schedules", tmp_path / "planned", expected)
     assert "its plan is dated now" not in capsys.readouterr().out
