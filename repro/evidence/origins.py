@@ -24,8 +24,6 @@ from repro.spec.config import digest_of
 # Before a target's name: a record's input that is the digest of that target's analysis plan.
 PLAN_INPUT = "plan:"
 
-_SHORT = 12
-
 
 def commits_of(records: Iterable[Record]) -> dict[str, list[int]]:
     """Return {commit: its seeds, sorted}, in the order of their first seeds."""
@@ -34,16 +32,6 @@ def commits_of(records: Iterable[Record]) -> dict[str, list[int]]:
         seeds_by_commit.setdefault(record.commit, set()).add(record.seed)
     ordered = sorted(seeds_by_commit.items(), key=lambda item: (min(item[1]), item[0]))
     return {commit: sorted(seeds) for commit, seeds in ordered}
-
-
-def commits_text(records: Iterable[Record]) -> str:
-    """Return the commits in short, each with its seeds where there are several."""
-    by_commit = commits_of(records)
-    if len(by_commit) == 1:
-        return f"`{next(iter(by_commit))[:_SHORT]}`"
-    return ", ".join(
-        f"`{commit[:_SHORT]}` ({seeds_text(seeds)})" for commit, seeds in by_commit.items()
-    )
 
 
 def seeds_text(seeds: Iterable[int]) -> str:
