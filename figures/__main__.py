@@ -1,7 +1,7 @@
 """Draw every figure that the records allow, as PNG and SVG.
 
 `python -m figures --records runs --out figures_out [--target table1] [--tier smoke]`
-`python -m figures --blessed --tier proxy --kinds svg --out docs/figures`
+`python -m figures --blessed --tier systems --kinds svg --out docs/figures`
 """
 
 from __future__ import annotations
@@ -22,15 +22,12 @@ from matplotlib.figure import Figure
 from figures import (
     accuracy,
     contrasts,
-    dose,
     entropy,
     floors,
-    forest,
     heldout,
     loss,
     operations,
     paired,
-    policies,
     reward,
     roofline,
     systems,
@@ -41,15 +38,10 @@ from repro.evidence.expectation import load_bars
 from repro.evidence.paper import PaperCell, paper_cells
 from repro.evidence.record import Record, RecordError
 from repro.evidence.store import Entry, RunsFolder, Source, blessed_sources
-from repro.report.dose_response import DoseResponse, dose_response
-from repro.report.learning import learning_checks
-from repro.report.over_policies import over_policies
-from repro.report.twelve import Decided, decided
 from repro.spec.arm import require
 from repro.spec.command_parser import SentenceParser
 from repro.spec.tier import Tier, parse_tier
 from repro.targets import TARGETS
-from repro.targets.rates import LEARNING_RATES
 
 DPI = 150
 Row = TypeVar("Row")
@@ -155,23 +147,14 @@ def draw_recorded(
         )
         if differences is not None:
             drawn += save(differences, out, f"{tier}_{behind}{target}_{paired.NAME}", kinds)
-    if args.target is None and any(tier == Tier.PROXY.value for tier, _ in asked):
-        checks = learning_checks(source, expected)
-        # Such a target may have no records of its own.
-        for target, rows in over_policies(checks).items():
-            figure = policies.draw(rows, _behind_title(Tier.PROXY.value, target))
-            stem = f"{Tier.PROXY.value}_{behind}{target}_{policies.NAME}"
-            drawn += save(figure, out, stem, kinds)
-        for name, figure in learning_figures(decided(checks), dose_response(checks)):
-            drawn += save(figure, out, f"{Tier.PROXY.value}_{behind}{name}", kinds)
     for name, figure in systems_figures(records, expected, device):
         drawn += save(figure, out, f"{Tier.SYSTEMS.value}_{behind}{name}", kinds)
     return drawn
 
 
 def _is_asked(target: str, named: str | None) -> bool:
-    """Whether a target is to be drawn: the sweep only by its name, for it has a table elsewhere."""
-    return target == named or (named is None and target != LEARNING_RATES.name)
+    """Whether a target is to be drawn: a sweep of rates only by its name."""
+    return target == named or (named is None and not target.startswith("learning_rates"))
 
 
 def _behind_title(tier: str, target: str) -> str:
@@ -225,18 +208,6 @@ def paired_figure(
     paper = printed.differences(expected, name, list(dict.fromkeys(cell.arms for cell in cells)))
     stated = f"stated: {target.statement} ({target.source})"
     return paired.draw(cells, paper, records, stated, where)
-
-
-def learning_figures(
-    twelve: Sequence[Decided], response: DoseResponse | None
-) -> Iterator[tuple[str, Figure]]:
-    """Yield name and figure of the pictures of all of learning, those that have records."""
-    rows = forest.rows(twelve)
-    absent = [f"{n}. {item.claim.title}" for n, item in enumerate(twelve, 1) if not item.is_run]
-    if rows:
-        yield forest.NAME, forest.draw(rows, "; proxy tier", absent)
-    if response is not None:
-        yield dose.NAME, dose.draw(response, "; proxy tier")
 
 
 def systems_figures(

@@ -7,13 +7,13 @@ arrow means a way round, not independence.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import ast
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from matplotlib.figure import Figure
 
 from figures.layout import new_figure
-from repro.evidence.gpu_coverage import imported_modules
 
 Rooms = Mapping[str, frozenset[str]]
 
@@ -104,3 +104,13 @@ def draw(rooms: Rooms) -> Figure:
     axes.set_axis_off()
     figure.suptitle("Rooms by floor: each stands above what it imports", fontsize=12)
     return figure
+
+
+def imported_modules(path: Path) -> Iterator[str]:
+    """Yield the names that a module's imports may mean: `from package import name` may be two."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            yield node.module
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)

@@ -20,7 +20,7 @@ from repro.measure.memory_command import add_memory, asks_for_bytes, main_memory
 from repro.spec.command_parser import SentenceParser
 
 FINE, CONTRADICTED, USAGE = 0, 1, 2
-_TIERS = "smoke, proxy, systems, mini or paper"
+_TIERS = "smoke, systems, mini or paper"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -70,12 +70,6 @@ def build_parser() -> argparse.ArgumentParser:
     add_reward(report)
     _add_report(report)
     report.add_argument("--readme", metavar="FILE", help="renew the results block of this file")
-    report.add_argument(
-        "--learning",
-        metavar="FILE",
-        help="write the page of the twelve claims about learning, from the proxy tier's blessed "
-        "records or those of --runs",
-    )
     report.set_defaults(command=_report)
 
     _add_choose(commands)
@@ -109,11 +103,8 @@ def _add_choose(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     )
     parser.add_argument(
         "sweep",
-        nargs="?",
-        default="learning_rates",
         metavar="SWEEP",
-        help="learning_rates (proxy, the default), learning_rates_needle, learning_rates_skill "
-        "(proxy), learning_rates_0_5b or learning_rates_1_5b",
+        help="learning_rates_0_5b or learning_rates_1_5b",
     )
     parser.add_argument("--runs", metavar="FOLDER", help="folder of records (default: runs)")
     parser.add_argument("--out", metavar="FILE", help="where to write (default: in the package)")
@@ -287,22 +278,6 @@ def _add_running(
         add_memory(parser)
     if name == "reproduce":
         _add_report(parser)
-    if name == "run":
-        proxy = parser.add_argument_group("pretrain-proxy only")
-        proxy.add_argument(
-            "--size",
-            metavar="SIZE",
-            help="which, such as 30m or 120m-seed2: of pre-training seed 2 (default: all, seed 0)",
-        )
-        proxy.add_argument(
-            "--human-data", metavar="FOLDER", help="holds mawps/, svamp/, gsm8k/ as JSONL"
-        )
-        proxy.add_argument(
-            "--out",
-            dest="policies",
-            metavar="FOLDER",
-            help="where proxy-30m/ and the like go (default: the user's cache)",
-        )
     parser.set_defaults(command=command)
 
 
@@ -365,8 +340,15 @@ def _plan(args: argparse.Namespace) -> int:
     folder, sentence = runs_folder(args.runs)
     expected = expected_folder(args.expected)
     selections = selections_of(args)
-    workers = {item.tier: planned_workers(item.tier, args.devices, args.workers)
-               for item in selections}  # fmt: skip
+    workers = {
+        item.tier: planned_workers(
+            item.tier,
+            args.devices,
+            args.workers,
+            together=getattr(item.source.scales.get(item.tier), "together", False),
+        )
+        for item in selections
+    }
     if args.freeze:
         from repro.run.analysis_plan import freeze
 
@@ -438,10 +420,6 @@ def _report(args: argparse.Namespace) -> int:
     from repro.report.run_report import main_report, require_read
 
     require_read(args)
-    if args.learning:
-        from repro.report.learning import main_learning
-
-        return main_learning(args)
     return main_report(args)
 
 

@@ -111,3 +111,12 @@ def pytest_terminal_summary(
     sentence = stale_sentence(expected_folder(None))
     if sentence:
         terminalreporter.write_line(sentence, yellow=True)
+
+
+@pytest.fixture(scope="module")
+def planned_targets() -> Iterator[None]:
+    """Let the suite know the made-up targets with an analysis plan."""
+    from tests.repro.planned import PLANNED, registered
+
+    with registered(*PLANNED):
+        yield

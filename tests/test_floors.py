@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from repro.evidence.gpu_coverage import imported_modules
+from figures.floors import imported_modules
 
 ROOT = Path(__file__).resolve().parent.parent
 

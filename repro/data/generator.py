@@ -36,7 +36,7 @@ from repro.spec.arm import require, require_choice
 from repro.spec.config import derive_seed
 
 Split = Literal["train", "development", "test"]
-Operator = Literal["+", "-", "*", "/"]
+Operator = Literal["+", "-", "*"]
 
 # Draws without a new question of the wanted split after which the space counts as exhausted.
 _DRAWS_PER_PROBLEM = 2000
@@ -67,14 +67,11 @@ class WordProblem:
         The number that the first step changes.
     steps
         `level` operations, each starting from the previous one's result.
-    thing
-        What is counted.
     """
 
     question: str
     start: int
     steps: tuple[Step, ...]
-    thing: str = ""
 
     @property
     def level(self) -> int:
@@ -106,20 +103,12 @@ class GeneratorConfig:
         The first number lies in [2, max_start]; what is added or taken in [2, max_operand].
     factors, multiply_share
         Multipliers, and the share of operations that multiply where the bound allows it.
-    divisors, divide_share
-        Divisors, and the share of operations that divide where the value allows it. With the
-        share 0, as here, nothing is drawn for it.
-    compare_share
-        Probability that a story begins with a comparison: what somebody else has, and how many
-        more, fewer or times as many the one asked about has. The comparison is the first operation.
     distractor_share
         Probability of a sentence without effect before each operation.
     names, things
         Who has what. A distractor takes another name or another thing.
-    starts, additions, subtractions, multiplications, divisions, distractors, questions
+    starts, additions, subtractions, multiplications, distractors, questions
         Sentence templates over {name}, {other}, {thing}, {stray}, {n}.
-    compare_starts, compare_additions, compare_subtractions, compare_multiplications
-        Their counterparts in a comparison, over the same fields.
     development_percent, test_percent
         Shares of the hash space of questions that these splits take; the rest is `train`.
     """
@@ -130,9 +119,6 @@ class GeneratorConfig:
     max_operand: int = 24
     factors: tuple[int, ...] = (2, 3)
     multiply_share: float = 0.15
-    divisors: tuple[int, ...] = ()
-    divide_share: float = 0.0
-    compare_share: float = 0.0
     distractor_share: float = 0.15
     names: tuple[str, ...] = ("Ada", "Ben", "Cleo", "Dan", "Eva", "Finn", "Gia", "Hugo", "Ivy")
     things: tuple[str, ...] = ("apples", "books", "cards", "coins", "eggs", "pens", "shells")
@@ -157,11 +143,6 @@ class GeneratorConfig:
         "Then {name} has {n} times as many {thing}.",
         "The number of {thing} becomes {n} times as large.",
     )
-    divisions: tuple[str, ...] = ()
-    compare_starts: tuple[str, ...] = ()
-    compare_additions: tuple[str, ...] = ()
-    compare_subtractions: tuple[str, ...] = ()
-    compare_multiplications: tuple[str, ...] = ()
     distractors: tuple[str, ...] = (
         "{other} has {n} {stray}.",
         "{name} also has {n} {stray}.",
@@ -193,18 +174,7 @@ class GeneratorConfig:
             self.multiply_share == 0 or (bool(self.factors) and min(self.factors) >= 2),
             f"factors are {self.factors}; multiply_share {self.multiply_share} needs factors >= 2",
         )
-        require(
-            self.divide_share == 0
-            or (bool(self.divisors) and min(self.divisors) >= 2 and bool(self.divisions)),
-            f"divisors are {self.divisors}; divide_share {self.divide_share} needs divisors >= 2 "
-            "and sentences",
-        )
-        compared = (self.compare_starts, self.compare_additions, self.compare_subtractions)
-        require(
-            self.compare_share == 0 or all((*compared, self.compare_multiplications)),
-            f"compare_share is {self.compare_share}; each of the compare templates needs an entry",
-        )
-        for field in ("multiply_share", "divide_share", "compare_share", "distractor_share"):
+        for field in ("multiply_share", "distractor_share"):
             value = getattr(self, field)
             require(0 <= value < 1, f"{field} is {value}; it must lie in [0, 1)")
         for field in ("names", "things"):
@@ -232,14 +202,8 @@ def split_of(question: str, config: GeneratorConfig = DEFAULT_GENERATOR) -> Spli
     return "train"
 
 
-def _draw_step(
-    value: int, rng: random.Random, config: GeneratorConfig, *, divides: bool = True
-) -> Step:
+def _draw_step(value: int, rng: random.Random, config: GeneratorConfig) -> Step:
     """Draw an operation on `value` whose result stays within the bounds."""
-    divisors = [n for n in config.divisors if divides and value % n == 0 and value // n >= 2]
-    if divisors and config.divide_share and rng.random() < config.divide_share:
-        divisor = rng.choice(divisors)
-        return Step(operator="/", before=value, operand=divisor, after=value // divisor)
     factors = [factor for factor in config.factors if value * factor <= config.max_value]
     if factors and rng.random() < config.multiply_share:
         factor = rng.choice(factors)
@@ -264,31 +228,23 @@ def draw_word_problem(
         return template.format(name=name, other=other, thing=thing, stray=stray, n=n)
 
     start = value = rng.randint(2, config.max_start)
-    compares = config.compare_share > 0 and rng.random() < config.compare_share
-    sentences = [sentence(config.compare_starts if compares else config.starts, start)]
+    told: dict[Operator, tuple[str, ...]] = {
+        "+": config.additions,
+        "-": config.subtractions,
+        "*": config.multiplications,
+    }
+    sentences = [sentence(config.starts, start)]
     steps: list[Step] = []
-    for index in range(level):
-        comparing = compares and index == 0
-        if not comparing and rng.random() < config.distractor_share:
+    for _ in range(level):
+        if rng.random() < config.distractor_share:
             sentences.append(sentence(config.distractors, rng.randint(2, config.max_start)))
-        step = _draw_step(value, rng, config, divides=not comparing)
-        sentences.append(sentence(_templates(step.operator, config, comparing), step.operand))
+        step = _draw_step(value, rng, config)
+        sentences.append(sentence(told[step.operator], step.operand))
         steps.append(step)
         value = step.after
     sentences.append(sentence(config.questions))
     question = " ".join(sentences)
-    return WordProblem(question=question, start=start, steps=tuple(steps), thing=thing)
-
-
-def _templates(operator: Operator, config: GeneratorConfig, comparing: bool) -> tuple[str, ...]:
-    """Return the sentences that tell an operation, in a comparison or in the story."""
-    templates = {
-        "+": (config.additions, config.compare_additions),
-        "-": (config.subtractions, config.compare_subtractions),
-        "*": (config.multiplications, config.compare_multiplications),
-        "/": (config.divisions, ()),
-    }
-    return templates[operator][comparing]
+    return WordProblem(question=question, start=start, steps=tuple(steps))
 
 
 def iterate_word_problems(
@@ -311,10 +267,10 @@ def iterate_word_problems(
     rng = random.Random(derive_seed(seed, "problems", split, *chosen_levels))
     seen: set[str] = set()
     for level in itertools.cycle(chosen_levels):
-        yield draw_new_problem(level, rng, config, split, seen)
+        yield _draw_new_problem(level, rng, config, split, seen)
 
 
-def draw_new_problem(
+def _draw_new_problem(
     level: int, rng: random.Random, config: GeneratorConfig, split: Split, seen: set[str]
 ) -> WordProblem:
     """Return a problem of a split and of `level` operations whose question is not in `seen`.
@@ -369,18 +325,13 @@ def generate_problems(
     require(split in get_args(Split), f"split is {split!r}; it must be one of {get_args(Split)}")
     drawn = iterate_word_problems(split, levels, seed, config)
     return [
-        as_problem(problem, "generated", problem.level, problem.solution)
-        for problem in itertools.islice(drawn, count)
+        Problem(
+            id=f"generated-{_digest(word)}",
+            question=word.question,
+            answer=str(word.answer),
+            solution=word.solution,
+            source="generated",
+            level=word.level,
+        )
+        for word in itertools.islice(drawn, count)
     ]
-
-
-def as_problem(word: WordProblem, source: str, level: int, solution: str) -> Problem:
-    """Return a generated problem under the name of its source and level."""
-    return Problem(
-        id=f"{source}-{_digest(word)}",
-        question=word.question,
-        answer=str(word.answer),
-        solution=solution,
-        source=source,
-        level=level,
-    )

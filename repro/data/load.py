@@ -3,12 +3,9 @@
 Three kinds of source share one rule: the test split is never tuned on, and which problems are in
 which split depends on their text alone, not on the machine, the order of lines or the run's seed.
 
-* `generated` and `generated_steps`: the package's own generators, the second with the five levels
-  of the proxy tier; their splits are disjoint by construction;
+* `generated`: the package's own generator; its splits are disjoint by construction;
 * a public set by name: its own train and test splits, development held out of train;
-* `folder:<path>`: local JSONL;
-* `human:<set>`: the same, in the folder of that name under `$REPRO_DATA`, so that what a run is
-  does not depend on where a machine keeps its files.
+* `folder:<path>`: local JSONL.
 
 Where `train_problems`, `development_problems` or `test_problems` ask for fewer than there are, the
 ones with the smallest seeded hash are used, in their original order; where they ask for more, all
@@ -18,7 +15,6 @@ trains on all of it.
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 from repro.data.folder import Split, cut_development, is_test_folder, load_folder
@@ -28,25 +24,18 @@ from repro.spec.arm import require_choice, unknown
 from repro.spec.config import DataConfig
 
 _FOLDER_PREFIX = "folder:"
-_HUMAN_PREFIX = "human:"
-DATA_VARIABLE = "REPRO_DATA"
-_GENERATED = ("generated", "generated_steps")
+_GENERATED = "generated"
 
 
 def data_sources() -> tuple[str, ...]:
     """Return what `DataConfig.source` may be, for messages."""
-    return (*_GENERATED, *PUBLIC_SETS, f"{_FOLDER_PREFIX}PATH", f"{_HUMAN_PREFIX}SET")
-
-
-def is_available(source: str) -> bool:
-    """Whether a source can be read here: False for a `human:` set without its folder."""
-    return not source.startswith(_HUMAN_PREFIX) or _human_folder(source) is not None
+    return (_GENERATED, *PUBLIC_SETS, f"{_FOLDER_PREFIX}PATH")
 
 
 def is_local(config: DataConfig, split: Split) -> bool:
     """Whether a split can be read without the network."""
     if config.source not in PUBLIC_SETS:
-        return is_available(config.source)
+        return True
     own_split = "test" if split == "test" else "train"
     return local_file(config.source, own_split, config.levels) is not None
 
@@ -59,8 +48,8 @@ def require_declared(config: DataConfig, split: Split) -> None:
     ValueError
         If the source is unknown, has no such split or levels, or a count that is needed is missing.
     """
-    known = config.source in (*_GENERATED, *PUBLIC_SETS)
-    if not known and not config.source.startswith((_FOLDER_PREFIX, _HUMAN_PREFIX)):
+    known = is_generated(config.source) or config.source in PUBLIC_SETS
+    if not known and not config.source.startswith(_FOLDER_PREFIX):
         raise ValueError(unknown("data source", config.source, data_sources()))
     if split == "development" and config.development_problems < 1:
         raise DataError(
@@ -69,13 +58,13 @@ def require_declared(config: DataConfig, split: Split) -> None:
         )
     if config.source in PUBLIC_SETS:
         file_of(config.source, "test" if split == "test" else "train", config.levels)
-    if config.source in _GENERATED:
+    if is_generated(config.source):
         _generated(config, split, min(1, _count(config, split)))  # one shows whether levels exist
 
 
 def is_generated(source: str) -> bool:
-    """Say whether a source is one of the package's own generators."""
-    return source in _GENERATED
+    """Say whether a source is the package's own generator."""
+    return source == _GENERATED
 
 
 def is_test_only(source: str) -> bool:
@@ -83,13 +72,6 @@ def is_test_only(source: str) -> bool:
     if source.startswith(_FOLDER_PREFIX):
         return is_test_folder(Path(source.removeprefix(_FOLDER_PREFIX)).expanduser())
     return source in PUBLIC_SETS and "train" not in PUBLIC_SETS[source].files
-
-
-def _human_folder(source: str) -> Path | None:
-    """Return the folder of a `human:` source, or None where it is not named or not there."""
-    named = os.environ.get(DATA_VARIABLE)
-    folder = Path(named).expanduser() / source.removeprefix(_HUMAN_PREFIX) if named else None
-    return folder if folder is not None and folder.is_dir() else None
 
 
 def load_problems(config: DataConfig, split: Split) -> list[Problem]:
@@ -111,21 +93,11 @@ def load_problems(config: DataConfig, split: Split) -> list[Problem]:
     """
     require_choice("split", split, Split)
     count = _count(config, split)
-    if config.source in _GENERATED:
+    if is_generated(config.source):
         return _generated(config, split, count)
     if config.source.startswith(_FOLDER_PREFIX):
         path = config.source.removeprefix(_FOLDER_PREFIX)
         problems = load_folder(path, split, config.development_problems)
-        problems = _of_levels(problems, config)
-    elif config.source.startswith(_HUMAN_PREFIX):
-        folder = _human_folder(config.source)
-        if folder is None:
-            name = config.source.removeprefix(_HUMAN_PREFIX)
-            raise DataError(
-                f"{config.source}: there is no folder {name} of problems; set {DATA_VARIABLE} to "
-                "the folder that holds it"
-            )
-        problems = load_folder(folder, split, config.development_problems)
         problems = _of_levels(problems, config)
     elif config.source in PUBLIC_SETS:
         own_split = "test" if split == "test" else "train"
@@ -156,10 +128,6 @@ def _generated(config: DataConfig, split: Split, count: int) -> list[Problem]:
             f"{split}_problems is 0, which means all, and generated problems have no end; it must "
             "be 1 or more"
         )
-    if config.source == "generated_steps":
-        from repro.data.proxy_problems import generate_leveled_problems
-
-        return generate_leveled_problems(split, count, config.levels, config.seed)
     from repro.data.generator import generate_problems
 
     return generate_problems(split, count, config.levels, config.seed)

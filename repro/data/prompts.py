@@ -36,7 +36,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, cast
 
-from repro.data import proxy_corpus, tiny_corpus
+from repro.data import tiny_corpus
 from repro.data.bounded_template import require_bounded
 from repro.data.problem import DataError, Problem
 from repro.spec.config import digest_of
@@ -163,15 +163,6 @@ PROMPT_TEMPLATES: dict[str, PromptTemplate] = {
             working_prefix=tiny_corpus.WORKING_PREFIX,
             careless_prefix=tiny_corpus.EMPTY_THINKING,
             working=tiny_corpus.tiny_working,
-        ),
-        PromptTemplate(
-            name="proxy",
-            version=1,
-            build=proxy_corpus.proxy_prompt,
-            chat=False,
-            working_prefix=proxy_corpus.WORKING_PREFIX,
-            careless_prefix=proxy_corpus.CARELESS_THINKING,
-            working=proxy_corpus.proxy_working,
         ),
     )
 }
@@ -337,7 +328,7 @@ def _chat_token_ids(prompt: Any, template: PromptTemplate, tokenizer: Any) -> li
     if named is None:
         raise ValueError(
             f"prompt template {template.name!r} needs a tokenizer with a chat template; this one "
-            "has none (templates without chat are 'tiny' and 'proxy')"
+            "has none (the template without chat is 'tiny')"
         )
     trial = [{"role": "user", "content": _DIGEST_QUESTION}]
     given = {**getattr(tokenizer, "special_tokens_map", {}), "add_generation_prompt": True}

@@ -30,7 +30,6 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from repro.data.generator import (
     DEFAULT_GENERATOR,
@@ -41,9 +40,6 @@ from repro.data.generator import (
 )
 from repro.spec.arm import require
 from repro.spec.config import derive_seed
-
-if TYPE_CHECKING:
-    from repro.data.proxy_corpus import ProxyCorpusConfig
 
 # The first characters of every careful completion and of no careless one.
 WORKING_PREFIX = "<think>First "
@@ -123,7 +119,7 @@ def tiny_prompt(question: str) -> str:
 def worked_with_mistakes(
     problem: WordProblem,
     rng: random.Random,
-    config: CorpusConfig | ProxyCorpusConfig,
+    config: CorpusConfig,
     max_value: int,
 ) -> tuple[Sequence[Step], int]:
     """Return a careful completion's steps, none beyond `max_value`, and their result."""
@@ -134,10 +130,7 @@ def worked_with_mistakes(
     slip = rng.choice(config.slips)
     value, worked = problem.start, []
     for index, step in enumerate(steps):
-        after = _apply(step, value)
-        if after is None:
-            return problem.steps, problem.answer
-        after += slip if index == slip_at else 0
+        after = _apply(step, value) + (slip if index == slip_at else 0)
         worked.append(Step(operator=step.operator, before=value, operand=step.operand, after=after))
         value = after
     # A mistake that leaves the range of the story would be told apart by its size; take it back.
@@ -146,10 +139,8 @@ def worked_with_mistakes(
     return worked, value
 
 
-def _apply(step: Step, value: int) -> int | None:
-    """Return the result of a step's operation on another value, None where it is not whole."""
-    if step.operator == "/":
-        return value // step.operand if value % step.operand == 0 else None
+def _apply(step: Step, value: int) -> int:
+    """Return the result of a step's operation on another value."""
     if step.operator == "*":
         return value * step.operand
     return value + step.operand if step.operator == "+" else value - step.operand

@@ -26,7 +26,7 @@ def worked_completion(problem: Problem, template: str) -> str:
     if working is None:
         raise ValueError(
             f"prompt template {template!r} has no careful format; worked solutions need one that "
-            "has (tiny, proxy)"
+            "has (tiny)"
         )
     *lines, last = (problem.solution or "").split("\n")
     if not lines or last != f"{_ANSWER}{problem.answer}":

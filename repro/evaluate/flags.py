@@ -70,7 +70,7 @@ def dosing_of(args: argparse.Namespace) -> tuple[list[str], list[float]]:
 
 def _require_place(named: str | None, flag: str = "") -> None:
     """Raise where a path leads nowhere, and has not the form of a hub name or of our policies."""
-    known = named in (None, "tiny") or is_hub_name(str(named)) or str(named).startswith("proxy-")
+    known = named in (None, "tiny") or is_hub_name(str(named))
     require(
         known or Path(str(named)).expanduser().exists(),
         f"{flag}{named} is not there: it is neither a folder nor a hub name (owner/model)",

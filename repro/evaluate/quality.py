@@ -12,8 +12,8 @@ points while no skill changes. Print it with the share of worked answers and the
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any, cast
 
 from repro.data.problem import Problem
@@ -46,7 +46,7 @@ class Manner:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Quality:
-    """Percentages; `_by_level` is keyed by the level as text, the human ones by the set's name.
+    """Percentages; `_by_level` is keyed by the level as text.
 
     Attributes
     ----------
@@ -65,9 +65,8 @@ class Quality:
         Share of sampled completions that hit the length limit.
     tokens_mean
         Mean length of sampled completions, tokens.
-    human_greedy, human_forced, human_problems
-        Strict greedy accuracy, the same with the working forced, and the number of problems.
-        Here as in `problems`, those whose gold cannot be read are left out.
+    problems
+        How many; those whose gold cannot be read are left out.
     """
 
     problems: int
@@ -86,32 +85,15 @@ class Quality:
     given_careless: float | None
     truncated: float
     tokens_mean: float
-    human_greedy: dict[str, float] = field(default_factory=dict)
-    human_forced: dict[str, float] = field(default_factory=dict)
-    human_problems: dict[str, int] = field(default_factory=dict)
     seconds: float = 0.0
 
 
-def measure_quality(
-    evaluator: Evaluator,
-    manner: Manner,
-    problems: Sequence[Problem],
-    human: Mapping[str, Sequence[Problem]] | None = None,
-) -> Quality:
-    """Measure the evaluator's one policy on problems that it has never seen.
-
-    Parameters
-    ----------
-    problems
-        Generated, with levels.
-    human
-        Human-written test problems, by set.
-    """
+def measure_quality(evaluator: Evaluator, manner: Manner, problems: Sequence[Problem]) -> Quality:
+    """Measure the evaluator's one policy on generated problems that it has never seen."""
     began = time.perf_counter()
     greedy, forced = _greedy_and_forced(evaluator, manner, problems)
     sampled = _ask(evaluator, manner, problems, samples=manner.samples)
     drawn = [one for group in sampled.groups for one in group]
-    asked = {name: _greedy_and_forced(evaluator, manner, of) for name, of in (human or {}).items()}
     return Quality(
         problems=len(greedy.problems),
         samples=manner.samples,
@@ -129,9 +111,6 @@ def measure_quality(
         given_careless=_share_or_none([one.correct for one in drawn if not one.works]),
         truncated=_share(one.truncated for one in drawn),
         tokens_mean=round(sum(one.tokens for one in drawn) / len(drawn), 2),
-        human_greedy={name: _percent(_correct, free) for name, (free, _) in asked.items()},
-        human_forced={name: _percent(_correct, forced) for name, (_, forced) in asked.items()},
-        human_problems={name: len(free.problems) for name, (free, _) in asked.items()},
         seconds=time.perf_counter() - began,
     )
 

@@ -29,7 +29,7 @@ from repro.evidence.receipts.schedule import MAY_BE_LEFT_OUT
 from repro.evidence.record import Record
 from repro.evidence.store import stored_path, write_stored
 from repro.spec.target import Target
-from repro.spec.tier import Tier
+from repro.spec.tier import PLANNED, Tier
 
 
 class BlessError(ValueError):
@@ -134,7 +134,7 @@ def _require_fit(
 
 def _require_enough(target: Target, tier: Tier, where: str, every: Sequence[Record]) -> None:
     """Raise `BlessError` for arms with too few seeds, or metrics with too few timed repeats."""
-    planned = len(target.scales[tier].seeds) if tier is Tier.PROXY else MINIMUM_SEEDS
+    planned = len(target.scales[tier].seeds) if tier in PLANNED else MINIMUM_SEEDS
     least = 1 if target.timed_repeats else min(MINIMUM_SEEDS, planned)
     own = [arm.name for arm in target.arms if arm.name not in target.shared]
     seeds = {name: {record.seed for record in every if record.arm == name} for name in own}

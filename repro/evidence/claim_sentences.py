@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import math
-
 from repro.evidence.comparison import RANKED, Compared
 from repro.evidence.sizes import Sizes
 from repro.evidence.verdict import Verdict
 from repro.spec.claim import Claim, Test
 
 _ONE_ARM = ("gain", "no_gain")
-# Pairs that are no seeds, and are named beside their number.
-_COUNTED = ("prompt", "pre-training seed")
 _TESTS: dict[Test, str] = {
     "t": "",
     "sign_flip": ", exact sign-flip test of the claimed direction",
@@ -34,7 +30,7 @@ def measured(
     """
     sign = "" if claim.is_ratio else "+"
     margin = "" if claim.margin is None else f" (margin {claim.margin:g})"
-    counted = f" {claim.paired_by}s" if claim.paired_by in _COUNTED else ""
+    counted = " prompts" if claim.paired_by == "prompt" else ""
     together = f" (simultaneous over {family})" if family > 1 else ""
     p_text = "p < 0.001" if verdict.p is not None and verdict.p < 0.001 else f"p = {verdict.p:.2g}"
     test = _TESTS[compared.test]
@@ -44,17 +40,7 @@ def measured(
         f"{_contrast(claim)}{median}{verdict.effect:{sign}.3g} {verdict.unit}, "
         f"{100 * confidence:.3g} % interval{together} {verdict.low:{sign}.3g} to "
         f"{verdict.high:{sign}.3g}, n = {verdict.n}{counted}{margin}; {p_text}{test}{after}"
-        f"{_by_policy(claim, compared)}"
     )
-
-
-def _by_policy(claim: Claim, compared: Compared) -> str:
-    """Return the effect in each policy, where policies are what varies."""
-    if claim.paired_by != "pre-training seed":
-        return ""
-    values = [math.exp(value) if claim.is_ratio else value for value in compared.values]
-    sign = "" if claim.is_ratio else "+"
-    return f"; by pre-training seed {', '.join(f'{value:{sign}.3g}' for value in values)}"
 
 
 def _contrast(claim: Claim) -> str:

@@ -15,7 +15,6 @@ from repro.evidence.claim_sentences import could_show, measured, sized
 from repro.evidence.comparison import RANKED, Compared, blocks_of, compare, values_and_bound
 from repro.evidence.sizes import Pair, Sizes, Values, not_testable, sizes_of
 from repro.evidence.verdict import (
-    MINIMUM_POLICIES,
     MINIMUM_REPEATS,
     MINIMUM_SEEDS,
     Status,
@@ -29,7 +28,6 @@ MINIMUM_PAIRS: dict[Pairing, int] = {
     "seed": MINIMUM_SEEDS,
     "prompt": MINIMUM_SEEDS,
     "repeat": MINIMUM_REPEATS,
-    "pre-training seed": MINIMUM_POLICIES,
 }
 
 
@@ -144,14 +142,12 @@ def undecided(claim: Claim, metric: Metric, status: Status, sentence: str) -> Ve
 def _blocked(claim: Claim, by_arm: Values, lost: Mapping[str, str]) -> str:
     """Return which values are missing, and so may be the arm's fault; empty for none."""
     reasons = [lost[arm] for arm in claim.arms if lost.get(arm)]
-    if claim.paired_by in ("seed", "pre-training seed"):
-        for arms in claim.paired_arms:
-            seeds = [set(by_arm.get(arm, {})) for arm in arms]
-            every: set[Pair] = set().union(*seeds)
-            common = set.intersection(*seeds)
-            odd = sorted(every - common)
-            missing = f"{claim.metric} is missing in an arm of seed(s) {_listed(odd)}"
-            reasons += [missing] * bool(odd)
+    if claim.paired_by == "seed":
+        seeds = [set(by_arm.get(arm, {})) for arm in claim.arms]
+        every: set[Pair] = set().union(*seeds)
+        odd = sorted(every - set.intersection(*seeds))
+        missing = f"{claim.metric} is missing in an arm of seed(s) {_listed(odd)}"
+        reasons += [missing] * bool(odd)
     return "; ".join(dict.fromkeys(reasons))
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from statistics import fmean, geometric_mean
+from statistics import fmean
 
 from repro.evidence import statistics as st
 from repro.evidence.sizes import Values
@@ -143,20 +143,9 @@ def _mean_of_pairs(block: Sequence[float]) -> float:
 
 
 def blocks_of(claim: Claim, by_arm: Values) -> list[list[float]]:
-    """Return the values of the claim's arms, one block per pair that all compared arms have.
-
-    Where a pair is a policy, its block is the mean of its two arms over the training seeds that
-    both have, of a ratio the geometric one: the mean of the differences, or of the logarithms.
-    """
-    compared = []
-    for arms in claim.paired_arms:
-        pairs = sorted(set.intersection(*(set(by_arm.get(arm, {})) for arm in arms)))
-        blocks = [[by_arm[arm][pair] for arm in arms] for pair in pairs]
-        if blocks and claim.paired_by == "pre-training seed":
-            mean = geometric_mean if claim.is_ratio else fmean
-            blocks = [[mean(values) for values in zip(*blocks, strict=True)]]
-        compared += blocks
-    return compared
+    """Return the values of the claim's arms, one block per pair that all arms have."""
+    pairs = sorted(set.intersection(*(set(by_arm.get(arm, {})) for arm in claim.arms)))
+    return [[by_arm[arm][pair] for arm in claim.arms] for pair in pairs]
 
 
 def _by_sign_flips(values: Sequence[float]) -> Compared:

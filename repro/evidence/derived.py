@@ -9,8 +9,6 @@ last. Tokens rather than steps, because a policy that answers at greater length 
 more per step; an area rather than the time to a threshold, because a threshold can be chosen to
 suit.
 
-`accuracy_human` is the plain mean over the human-written sets, each counting once.
-
 The training curve
 ------------------
 Where a scale names a threshold, a run's own completions are its curve: the share of right ones
@@ -49,7 +47,6 @@ COLLAPSE_ROLLOUTS = 10
 COLLAPSED_BELOW = 0.5
 # Percent: blessing rounds series to six digits, and a mean may lie on the threshold exactly.
 _ROUNDING = 1e-4
-HUMAN_METRICS = ("accuracy_mawps", "accuracy_svamp", "accuracy_gsm8k")
 
 
 def whole_series(record: Record) -> dict[str, list[float | None]]:
@@ -95,17 +92,13 @@ def tokens_of_steps(record: Record) -> list[float]:
     return [round(rows * (length or 0.0), 0) for length in lengths]
 
 
-def derived_metrics(
-    metrics: Mapping[str, Estimate],
-    series: Series,
-    token_budget: int,
-) -> dict[str, Estimate]:
-    """Return `heldout_area`, `heldout_last` and `accuracy_human`, as far as they are defined.
+def derived_metrics(series: Series, token_budget: int) -> dict[str, Estimate]:
+    """Return `heldout_area` and `heldout_last`; neither without a budget and evaluations.
 
     Parameters
     ----------
     series
-        `evaluation_tokens` (from 0) and `evaluation_accuracy` (percent) give the first two.
+        `evaluation_tokens` (from 0) and `evaluation_accuracy` (percent).
     token_budget
         0 asks for no area.
     """
@@ -122,12 +115,6 @@ def derived_metrics(
         )
         derived["heldout_last"] = Estimate(
             value=accuracy[-1], unit="percent", method="held-out accuracy at the last evaluation"
-        )
-    human = [metrics[name].value for name in HUMAN_METRICS if name in metrics]
-    present = [value for value in human if value is not None]
-    if len(present) == len(HUMAN_METRICS):
-        derived["accuracy_human"] = Estimate(
-            value=fmean(present), unit="percent", n=len(present), method="mean of the sets"
         )
     return derived
 

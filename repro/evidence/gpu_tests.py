@@ -1,12 +1,9 @@
-"""The record of the GPU tests: how a whole run of them ended, on which device, over which files.
+"""The record of the GPU tests: how a whole run of them ended, on which device, of which source.
 
 Most machines that change this source have no GPU, and there every GPU test skips: green says
 nothing about the kernels. So a run on a GPU (`nox -s gpu`) leaves a record, the record is blessed
-to `expected/systems/<device>/gpu_tests.json`, and every later test run, on any machine, says in a
-sentence which of the files that it covers have changed since.
-
-Which files it covers, `repro.evidence.gpu_coverage` says. Digests are stored for each of them: one
-for all would say that something changed, but not what.
+to `expected/systems/<device>/gpu_tests.json`, and every later test run, on any machine, ends with a
+sentence where the source is another since.
 
 Easy to get wrong: a process that dies (a spoilt context, a kill) leaves no results at all, and no
 results are no failures. `read_outcome` counts that, and any exit status that the results do not
@@ -16,7 +13,6 @@ explain, as an error.
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -26,15 +22,13 @@ from xml.etree import ElementTree
 
 from repro.evidence.bless import BlessError
 from repro.evidence.environment import device_of
-from repro.evidence.gpu_coverage import covered_files, digest_of_content
-from repro.evidence.provenance import PACKAGE, files_of_commit, is_commit
+from repro.evidence.provenance import PACKAGE, digest_of_commit, source_digest
 from repro.evidence.record import RecordError
 from repro.spec.whole_files import replace_text
 
-SCHEMA = 1
+SCHEMA = 2
 NAME = "gpu_tests.json"
 _SHORT = 7
-_NAMED = 5
 # Exit statuses of pytest that its results explain: all passed, some failed.
 _EXPLAINED = (0, 1)
 
@@ -97,13 +91,11 @@ class GpuTests:
     Attributes
     ----------
     commit, dirty, environment
-        As in `repro.evidence.record.Record`.
+        As in `repro.evidence.record.Record`; the environment has the digest of the source.
     date
         ISO 8601, UTC.
     tests, benchmarks
         How each of the two ended.
-    files
-        The first 12 hexadecimal digits of the SHA-256 of each covered file, by its path.
     """
 
     schema: int = SCHEMA
@@ -113,7 +105,6 @@ class GpuTests:
     environment: Mapping[str, Any]
     tests: Outcome
     benchmarks: Outcome
-    files: Mapping[str, str]
 
     @property
     def green(self) -> bool:
@@ -126,16 +117,12 @@ class GpuTests:
         gpus = self.environment.get("gpu")
         return str(gpus[0]["name"]) if isinstance(gpus, list) and gpus else None
 
-    @property
-    def source_sha256(self) -> str:
-        """SHA-256 over the names and digests of the covered files."""
-        lines = (f"{name}\0{digest}\n" for name, digest in sorted(self.files.items()))
-        return hashlib.sha256("".join(lines).encode()).hexdigest()
-
     def write(self, path: Path) -> None:
         """Write the record, replacing what is there: it tells of the latest run."""
-        raw = dataclasses.asdict(self) | {"source_sha256": self.source_sha256}
-        replace_text(path, json.dumps(raw, indent=1, sort_keys=True, allow_nan=False) + "\n")
+        replace_text(
+            path,
+            json.dumps(dataclasses.asdict(self), indent=1, sort_keys=True, allow_nan=False) + "\n",
+        )
 
 
 def read_gpu_tests(path: Path) -> GpuTests:
@@ -144,23 +131,18 @@ def read_gpu_tests(path: Path) -> GpuTests:
     Raises
     ------
     RecordError
-        If it cannot be read, is of another schema, lacks a field or has one too many, or if its
-        source digest is not that of its own files.
+        If it cannot be read, is of another schema, or lacks a field or has one too many.
     """
     try:
         raw = json.loads(path.read_text(encoding="utf-8"))
         if raw.get("schema") != SCHEMA:
             raise RecordError(f"{path}: schema is {raw.get('schema')!r}; needs {SCHEMA}")
-        digest = raw.pop("source_sha256")
         raw |= {name: Outcome(**raw[name]) for name in ("tests", "benchmarks")}
-        record = GpuTests(**raw)
+        return GpuTests(**raw)
     except (OSError, KeyError, TypeError, AttributeError, json.JSONDecodeError) as error:
         raise RecordError(
             f"{path} is no record of GPU tests: {type(error).__name__}: {error}"
         ) from error
-    if record.source_sha256 != digest:
-        raise RecordError(f"{path}: source_sha256 is not that of its files; it was edited")
-    return record
 
 
 def read_outcome(junit: Path, status: int, seconds: float) -> Outcome:
@@ -180,30 +162,6 @@ def read_outcome(junit: Path, status: int, seconds: float) -> Outcome:
     return dataclasses.replace(
         outcome, errors=outcome.errors + 1, failures=[*outcome.failures, unexplained]
     )
-
-
-def outcomes_by_file(junit: Path, whole: Outcome) -> dict[str, Outcome]:
-    """Return how the tests of each file ended, of a start whose every test is accounted for.
-
-    Parameters
-    ----------
-    whole
-        How the start ended, by `read_outcome`. Where it has an error without a file (a process that
-        died, an exit status that nothing explains), nothing is returned: tests may be missing.
-    """
-    cases: dict[str, list[ElementTree.Element]] = {}
-    for case in _cases(junit):
-        cases.setdefault(case.get("file", ""), []).append(case)
-    outcomes = {name: _counted(of_file, 0.0) for name, of_file in cases.items() if name}
-    accounted = sum(len(outcome.failures) for outcome in outcomes.values())
-    if accounted != len(whole.failures):
-        return {}
-    spent = {name: sum(float(case.get("time", 0)) for case in cases[name]) for name in outcomes}
-    total = sum(spent.values()) or 1.0
-    return {
-        name: dataclasses.replace(outcome, seconds=round(whole.seconds * spent[name] / total, 1))
-        for name, outcome in outcomes.items()
-    }
 
 
 def _counted(cases: Iterable[ElementTree.Element], seconds: float) -> Outcome:
@@ -248,17 +206,6 @@ def _unexplained(status: int, results: bool, failures: bool) -> str | None:
     return None
 
 
-def changed_files(record: GpuTests, root: Path) -> list[str]:
-    """Return the covered files that differ from the record's: changed, new or gone; sorted."""
-    current = covered_files(root)
-    for name in record.files.keys() - current.keys():
-        # No longer covered (a test may have lost its mark), yet of the run: it counts as it is.
-        if (root / name).is_file():
-            current[name] = digest_of_content((root / name).read_bytes())
-    names = record.files.keys() | current.keys()
-    return sorted(name for name in names if record.files.get(name) != current.get(name))
-
-
 def refusals(record: GpuTests) -> list[str]:
     """Return in sentences why a record must not be blessed; empty where it may."""
     sentences = [
@@ -270,22 +217,12 @@ def refusals(record: GpuTests) -> list[str]:
         sentences.append("it names no device")
     if record.dirty:
         sentences.append("made from a source tree with changes; commit and run again")
-    elif not _is_of_its_commit(record):
+    elif record.environment.get("source_sha256") != digest_of_commit(record.commit):
         sentences.append(
-            f"its files are not shown to be those of commit {record.commit}; bless it in a git "
+            f"its source is not shown to be that of commit {record.commit}; bless it in a git "
             "checkout that has the commit"
         )
     return sentences
-
-
-def _is_of_its_commit(record: GpuTests) -> bool:
-    """Whether git says so, or did when the tests ran and cannot be asked here."""
-    committed = files_of_commit(record.commit, sorted(record.files))
-    if committed is None:
-        return record.dirty is False and is_commit(record.commit)
-    return {name: digest_of_content(content) for name, content in committed.items()} == dict(
-        record.files
-    )
 
 
 def bless_gpu_tests(record: GpuTests, expected: Path) -> Path:
@@ -312,7 +249,7 @@ def blessed_gpu_tests(expected: Path) -> list[GpuTests]:
 
 
 def stale_sentence(expected: Path, root: Path = PACKAGE.parent) -> str | None:
-    """Return what is to be said where no blessed record is of the present files, else None.
+    """Return what is to be said where no blessed record is of the present source, else None.
 
     Parameters
     ----------
@@ -324,20 +261,31 @@ def stale_sentence(expected: Path, root: Path = PACKAGE.parent) -> str | None:
     records = blessed_gpu_tests(expected)
     if not records:
         return f"No run of the GPU tests is on record: {HOW} writes one."
-    changes = [changed_files(record, root) for record in records]
-    if not all(changes):
+    if any(record.environment.get("source_sha256") == source_digest() for record in records):
         return None
-    names = ", ".join(changes[0][:_NAMED])
-    more = f" and {len(changes[0]) - _NAMED} more" if len(changes[0]) > _NAMED else ""
-    files = "1 file they cover" if len(changes[0]) == 1 else f"{len(changes[0])} files they cover"
-    return f"GPU tests last passed {_origin(records[0])}; {files} changed since: {names}{more}"
+    last, commit = records[0], records[0].commit[:_SHORT]
+    return (
+        f"GPU tests last passed at {commit} on {last.device} ({last.date[:10]}: {last.tests}); "
+        f"the source is another since: git diff --stat {commit} -- kernels repro"
+    )
 
 
 HOW = "`nox -s gpu` on a machine with a CUDA GPU"
 
 
-def _origin(record: GpuTests) -> str:
-    return (
-        f"at {record.commit[:_SHORT]} on {record.device} ({record.date[:10]}: "
-        f"{record.tests.passed} passed, {record.tests.failed} failed)"
-    )
+def gpu_tests_rows(expected: Path, root: Path = PACKAGE.parent) -> list[str]:
+    """Return the block of pages about the GPU tests, as lines of Markdown.
+
+    It changes with the first change of the source after a blessing and with the next blessing.
+    """
+    records = blessed_gpu_tests(expected)
+    if not records:
+        return [f"No run is on record yet: {HOW} writes one."]
+    lines = [
+        f"- `{record.commit[:_SHORT]}` on {record.device}, {record.date[:10]}: GPU tests "
+        f"{record.tests}; benchmarks {record.benchmarks}."
+        for record in records
+    ]
+    if stale_sentence(expected, root) is None:
+        return [*lines, "- The source is that of the latest run."]
+    return [*lines, "- **Older than the source**, which has changed since."]

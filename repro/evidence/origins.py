@@ -1,11 +1,9 @@
 """Origins: the commit and device of each seed's records, and which records may stand together.
 
 Records of several commits may stand together where no comparison crosses a state of the source:
-every seed, all its arms and those shared with other targets included, is of one state (on each
-policy by itself, where a target compares effects on several); every record's sources have the
-digest of the commit that it names; and an arm's seeds differ in nothing but the seed: the same
-configuration, and the same inputs, the target's analysis plan among them, but for the policy that a
-pre-training goes on from, which is its seed's own.
+every seed, all its arms and those shared with other targets included, is of one state; every
+record's sources have the digest of the commit that it names; and an arm's seeds differ in nothing
+but the seed: the same configuration, and the same inputs, the target's analysis plan among them.
 Arms are compared seed by seed, so what another state may have changed moves both arms of a pair.
 Timings are of the code itself: at the systems tier one state stays the rule. Commits whose sources
 have one digest are one state: blessed records and pages may be committed between two targets that
@@ -25,12 +23,6 @@ from repro.spec.config import digest_of
 
 # Before a target's name: a record's input that is the digest of that target's analysis plan.
 PLAN_INPUT = "plan:"
-# Inputs that each seed has of its own: what a needle's pre-training goes on from is the policy of
-# its seed.
-START = "start"
-OF_THE_SEED = (START,)
-
-_SHORT = 12
 
 
 def commits_of(records: Iterable[Record]) -> dict[str, list[int]]:
@@ -40,16 +32,6 @@ def commits_of(records: Iterable[Record]) -> dict[str, list[int]]:
         seeds_by_commit.setdefault(record.commit, set()).add(record.seed)
     ordered = sorted(seeds_by_commit.items(), key=lambda item: (min(item[1]), item[0]))
     return {commit: sorted(seeds) for commit, seeds in ordered}
-
-
-def commits_text(records: Iterable[Record]) -> str:
-    """Return the commits in short, each with its seeds where there are several."""
-    by_commit = commits_of(records)
-    if len(by_commit) == 1:
-        return f"`{next(iter(by_commit))[:_SHORT]}`"
-    return ", ".join(
-        f"`{commit[:_SHORT]}` ({seeds_text(seeds)})" for commit, seeds in by_commit.items()
-    )
 
 
 def seeds_text(seeds: Iterable[int]) -> str:
@@ -65,11 +47,7 @@ def seeds_text(seeds: Iterable[int]) -> str:
 
 
 def mixed_seeds(records: Iterable[Record]) -> dict[int, list[str]]:
-    """Return {seed: commits} of the seeds whose records are of several states of the source.
-
-    A target that compares effects on several policies (`Target.across`) may have each policy's runs
-    of another commit.
-    """
+    """Return {seed: commits} of the seeds whose records are of several states of the source."""
     commits: dict[int, set[str]] = {}
     for seed, paired in _compared(records):
         if len(_states_of(paired)) > 1:
@@ -78,12 +56,11 @@ def mixed_seeds(records: Iterable[Record]) -> dict[int, list[str]]:
 
 
 def _compared(records: Iterable[Record]) -> list[tuple[int, list[Record]]]:
-    """Return (seed, records): arms are paired within a seed and the policy that they start from."""
-    together: dict[tuple[int, str], list[Record]] = {}
+    """Return (seed, records): arms are paired within a seed."""
+    together: dict[int, list[Record]] = {}
     for record in records:
-        policy = str(record.config["scale"].get("checkpoint", ""))
-        together.setdefault((record.seed, policy), []).append(record)
-    return [(seed, paired) for (seed, _), paired in sorted(together.items())]
+        together.setdefault(record.seed, []).append(record)
+    return sorted(together.items())
 
 
 def mixed_devices(records: Iterable[Record]) -> str | None:
@@ -195,7 +172,7 @@ def _difference(records: Sequence[Record], where: str, target: str) -> str | Non
         if without_seed(record) != without_seed(other):
             return f"{where}, and {pair} are of different configurations"
         shared = record.inputs.keys() & other.inputs.keys()
-        for key in sorted(shared.difference(OF_THE_SEED)):
+        for key in sorted(shared):
             if key.startswith(PLAN_INPUT) and key not in plans:
                 continue
             if record.inputs[key] != other.inputs[key]:

@@ -44,18 +44,15 @@ def _table(name: str, quantity: str, *sizes: str) -> tuple[Printed, ...]:
 # Fig. 14 has no step 0; at its step 5 the first stage runs, which has no added noise.
 _PRINTED: Mapping[str, tuple[Printed, ...]] = {
     "table1": _table("table1", "accuracy", "3B", "7B"),
-    "aqn_factorial": _table("table1", "accuracy", "3B", "7B"),
     "table2": _table("table2", "Avg", "7B", "14B", "32B"),
-    "entropy_start": (
+    "dose_coder_0_5b": (
         Printed(
             file="figure5", column="step 0", quantity="entropy", unit="nats",
             words="7B, Fig. 5 at step 0 (plot)",
-            arms=tuple((f"{name}_lora", name) for name in ("bf16", "nf4", "mxfp4", "nvfp4")),
         ),
         Printed(
             file="figure14", column="step 5", quantity="entropy", unit="nats",
             words="14B, Fig. 14 at step 5 (plot)",
-            arms=(("bf16_lora", "bf16"), ("nvfp4_lora_aqn", "nvfp4")),
         ),
     ),
 }  # fmt: skip

@@ -51,9 +51,6 @@ SHOWN: tuple[Status, ...] = ("reproduced", "below a tenth", "contradicted")
 DECIDED: tuple[Status, ...] = (*SHOWN, "no difference", "excluded")
 
 MINIMUM_SEEDS = MINIMUM_DRAWS
-# Pre-trained policies, each of which costs more than all runs on it. A 95 % interval of four values
-# is 1.6 deviations to either side, of five 1.2.
-MINIMUM_POLICIES = 4
 # Timed repeats: of two, a 95 % interval is 9 deviations to either side; of three, 2.5.
 MINIMUM_REPEATS = 3
 

@@ -17,7 +17,7 @@ from repro.run.analysis_plan import carried_plans, needs_plan
 from repro.run.places import absence_text, expected_folder, runs_folder
 from repro.run.select import Selection, changes_of, select, selections_of
 from repro.spec.arm import require
-from repro.spec.tier import Tier, parse_tier
+from repro.spec.tier import PLANNED, Tier, parse_tier
 from repro.targets import TARGETS
 
 
@@ -86,8 +86,8 @@ def _require_new(selection: Selection, evidence: Evidence, runs: Path) -> None:
 
 
 def _bless(selection: Selection, evidence: Evidence, runs: Path, expected: Path) -> list[Path]:
-    # At the proxy tier a run that fails is a result like any other, and is kept as one.
-    counts = selection.tier is Tier.PROXY
+    # Where learning is planned, a run that fails is a result like any other, and is kept as one.
+    counts = selection.tier in PLANNED
     problems = [why for _, why in (*evidence.refused, *([] if counts else evidence.failed))]
     paths = bless(
         selection.source,
@@ -100,7 +100,9 @@ def _bless(selection: Selection, evidence: Evidence, runs: Path, expected: Path)
     if needs_plan(selection.source, selection.tier):
         target, records = selection.source, [*evidence.every_record(), *evidence.failed_records]
         earlier_plans = read_plans(expected)
-        plans = carried_plans(target, records, runs, earlier_plans, device_name(evidence))
+        plans = carried_plans(
+            target, selection.tier, records, runs, earlier_plans, device_name(evidence)
+        )
         paths += keep_plans(plans, expected, replaced=target.name)
         began = min(datetime.fromisoformat(record.started) for record in records)
         kept = runs / selection.tier.value / "plans"

@@ -220,11 +220,7 @@ def _mismatch(selection: Selection, claim: Claim, evidence: Evidence) -> str | N
         rates = learning_rates(selection, claim)
         if len(set(rates.values())) > 1:
             return f"claim {claim.name} compares arms at different learning rates: {rates}"
-    for arms in claim.paired_arms:
-        mismatch = _other_inputs(claim, arms, evidence)
-        if mismatch is not None:
-            return mismatch
-    return _other_devices(selection, claim, evidence) or _repeated_policy(claim, evidence)
+    return _other_inputs(claim, evidence) or _other_devices(selection, claim, evidence)
 
 
 def _other_devices(selection: Selection, claim: Claim, evidence: Evidence) -> str | None:
@@ -238,36 +234,18 @@ def _other_devices(selection: Selection, claim: Claim, evidence: Evidence) -> st
     return mixed and f"claim {claim.name}: {mixed}"
 
 
-def _other_inputs(claim: Claim, arms: Sequence[str], evidence: Evidence) -> str | None:
+def _other_inputs(claim: Claim, evidence: Evidence) -> str | None:
     """Return why arms that are compared seed by seed must not be, or None."""
     factor = set(claim.factor)
-    if claim.paired_by == "pre-training seed":
-        factor.discard("checkpoint")
     factor |= {"checkpoint_files"} if "checkpoint" in factor else set()
-    seeds = set.intersection(*(set(evidence.records[arm]) for arm in arms))
+    seeds = set.intersection(*(set(evidence.records[arm]) for arm in claim.arms))
     for seed in sorted(seeds):
-        inputs = [evidence.records[arm][seed].inputs for arm in arms]
+        inputs = [evidence.records[arm][seed].inputs for arm in claim.arms]
         for key in set.intersection(*(set(item) for item in inputs)) - factor:
             if len({item[key] for item in inputs}) > 1:
                 return (
-                    f"claim {claim.name}: in seed {seed} the arms {', '.join(arms)} had "
+                    f"claim {claim.name}: in seed {seed} the arms {', '.join(claim.arms)} had "
                     f"different {key.replace('_', ' ')}"
-                )
-    return None
-
-
-def _repeated_policy(claim: Claim, evidence: Evidence) -> str | None:
-    """Return which arms count one policy as two, where policies are what varies; else None."""
-    if claim.paired_by != "pre-training seed":
-        return None
-    first: dict[str, str] = {}
-    for arm, *_ in claim.paired_arms:
-        for weights in {record.inputs["checkpoint"] for record in evidence.records[arm].values()}:
-            other = first.setdefault(weights, arm)
-            if other != arm:
-                return (
-                    f"claim {claim.name}: {other} and {arm} trained one checkpoint "
-                    f"({weights[:12]}); needs a policy of its own for each pre-training seed"
                 )
     return None
 

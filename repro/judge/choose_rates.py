@@ -1,8 +1,7 @@
 """Choose each arm's learning rate from the records of the sweep, by the rule fixed in advance.
 
-The rules stand in `repro.targets.chosen_rates`; a run that failed counts as an accuracy of 0. The
-choice is refused while any arm or seed of the sweep is missing, or, where the rule asks for an
-interior optimum, while the best rate is an end of the grid. It is written with all values and
+The rule stands in `repro.targets.chosen_rates`; a run that failed counts as an accuracy of 0. The
+choice is refused while any arm or seed of the sweep is missing. It is written with all values and
 errors behind it, so that it can be made again from the file alone.
 """
 
@@ -24,7 +23,14 @@ from repro.spec.config import LearningRates, TrainScale
 from repro.spec.target import Target
 from repro.spec.whole_files import replace_text
 from repro.targets import find
-from repro.targets.chosen_rates import EVERY_ARM, SCHEMA, choice_file, rule_of, sweep_digest
+from repro.targets.chosen_rates import (
+    METRIC,
+    RULE,
+    SCHEMA,
+    TIE_ERRORS,
+    choice_file,
+    sweep_digest,
+)
 
 Values = Mapping[str, Mapping[int, float]]
 
@@ -50,7 +56,7 @@ def main_choose(args: argparse.Namespace) -> int:
 
 
 def with_failures(target: Target, scale: TrainScale, evidence: Evidence) -> Values:
-    """Return {arm: {seed: value of the rule's metric}}, 0 where the run failed.
+    """Return {arm: {seed: value of the metric}}, 0 where the run failed.
 
     Raises
     ------
@@ -59,7 +65,7 @@ def with_failures(target: Target, scale: TrainScale, evidence: Evidence) -> Valu
     """
     failed = {(path.parent.name, path.name.split(".")[0]) for path, _ in evidence.failed}
     by_arm: dict[str, dict[int, float]] = {}
-    recorded = evidence.values(rule_of(target.name).metric)
+    recorded = evidence.values(METRIC)
     for arm in target.arms:
         for seed in scale.seeds:
             value = recorded.get(arm.name, {}).get(seed)
@@ -71,46 +77,32 @@ def with_failures(target: Target, scale: TrainScale, evidence: Evidence) -> Valu
 
 
 def choose(target: Target, scale: TrainScale, values: Values) -> dict[str, Any]:
-    """Return the choice as `chosen_rates.json` holds it.
+    """Return the choice as its file holds it.
 
     Parameters
     ----------
     values
-        {arm: {seed: value of the rule's metric}}.
-
-    Raises
-    ------
-    ValueError
-        If the rule asks for an interior optimum, and the best rate is an end of the grid.
+        {arm: {seed: value of the metric}}.
     """
-    rates, rule = scale.optimizer.learning_rates, rule_of(target.name)
+    rates = scale.optimizer.learning_rates
     pooled: dict[str, dict[float, list[float]]] = {}
     for arm in target.arms:
-        one = rule.one_for_all and arm.training == "lora"
-        key = EVERY_ARM if one else LearningRates.key(arm)
-        by_rate = pooled.setdefault(key, {})
+        by_rate = pooled.setdefault(LearningRates.key(arm), {})
         by_rate.setdefault(rates.of(arm), []).extend(values[arm.name].values())
     asked = scale.data.development_problems * scale.evaluation.samples
-    means, errors, tied = {}, {}, {}
+    means, errors = {}, {}
     for key, by_rate in pooled.items():
         means[key] = {rate: fmean(measured) for rate, measured in sorted(by_rate.items())}
         best = max(means[key], key=means[key].__getitem__)
-        ends = (min(by_rate), max(by_rate))
-        require(
-            not rule.interior or best not in ends,
-            f"nothing is chosen: {rule.metric} is best at {best:g}, an end of the grid from "
-            f"{ends[0]:g} to {ends[1]:g}; the sweep needs rates beyond it",
-        )
-        if rule.tie_errors is not None:
-            errors[key] = standard_error(means[key][best], asked * len(by_rate[best]))
-            tied[key] = rule.tie_errors * errors[key]
+        errors[key] = standard_error(means[key][best], asked * len(by_rate[best]))
     return {
         "schema": SCHEMA,
         "sweep": sweep_digest(scale),
-        "rule": rule.words,
-        "metric": rule.metric,
+        "rule": RULE,
+        "metric": METRIC,
         "chosen": {
-            key: smallest_tied(measured, tied.get(key, 0.0)) for key, measured in means.items()
+            key: smallest_tied(measured, TIE_ERRORS * errors[key])
+            for key, measured in means.items()
         },
         "means": {
             key: {f"{rate:g}": round(mean, 3) for rate, mean in measured.items()}

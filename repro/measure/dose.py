@@ -43,7 +43,6 @@ from kernels import dispatch
 from kernels.formats import QuantizedWeight
 from repro.data.generator import generate_problems
 from repro.data.prompts import Tokenizer, render
-from repro.data.proxy_problems import generate_leveled_problems
 from repro.models import checkpoint as checkpoints
 from repro.models.decoder import READERS
 from repro.models.loading import (
@@ -54,7 +53,6 @@ from repro.models.loading import (
     read_rounded,
 )
 from repro.models.policy import Policy, load_policy
-from repro.models.proxy_names import is_proxy_name
 from repro.models.tensor_files import CheckpointError, TensorFolder
 from repro.models.weight_noise import mean_kl, token_logprobs
 from repro.rl.for_policy import sampler_for
@@ -247,13 +245,8 @@ def _load(checkpoint: str | Path, kind: WeightFormat, device: torch.device | str
 def _rendered(checkpoint: str | Path, policy: Policy, count: int) -> list[list[int]]:
     tokenizer: Any = policy.tokenizer
     require(tokenizer is not None, "the checkpoint has no tokenizer; prompts need one")
+    template = "tiny" if checkpoint == "tiny" else "paper"
     problems = generate_problems("train", count, seed=0)
-    if checkpoint == "tiny":
-        template = "tiny"
-    elif is_proxy_name(str(checkpoint)):
-        template, problems = "proxy", generate_leveled_problems("train", count, seed=0)
-    else:
-        template = "paper"
     return [render(problem, template, cast(Tokenizer, tokenizer)) for problem in problems]
 
 

@@ -54,7 +54,6 @@ from repro.models.loading import (
     read_rounded,
     require_same_names,
 )
-from repro.models.proxy_names import is_proxy_name, proxy_folder, size_of
 from repro.models.tensor_files import (
     CheckpointError,
     TensorFolder,
@@ -73,7 +72,6 @@ from repro.spec.hub import (
     is_hub_name,
     is_whole,
 )
-from repro.spec.tier import POLICIES_VARIABLE
 from repro.spec.whole_files import appearing, sha256_of
 
 MANIFEST: Final = "qerl_manifest.json"
@@ -120,7 +118,7 @@ class Written:
 
 
 def resolve(checkpoint: str | Path, revision: str = "", *, weights: bool = True) -> Path:
-    """Return the local folder of a checkpoint: `tiny`, a proxy's name, a folder, or a hub name.
+    """Return the local folder of a checkpoint: `tiny`, a folder, or a hub name.
 
     Of a GGUF file, FILE.gguf or owner/model:FILE.gguf, it is the one made of it (`gguf_files`).
 
@@ -143,8 +141,6 @@ def resolve(checkpoint: str | Path, revision: str = "", *, weights: bool = True)
                 f"{TINY_FOLDER} holds no tiny policy; `python -m repro run pretrain-tiny` makes it"
             )
         return TINY_FOLDER
-    if is_proxy_name(str(checkpoint)):
-        return _made_here(str(checkpoint))
     folder = Path(checkpoint).expanduser()
     if folder.is_dir():
         return folder
@@ -204,17 +200,6 @@ def _from_hub(name: str, revision: str, *, weights: bool) -> Path:
             "connect once, or name a local folder with config.json and safetensors, or a GGUF file "
             "(--model FOLDER or FILE)"
         ) from error
-
-
-def _made_here(name: str) -> Path:
-    """Return the folder of a proxy policy, or raise `CheckpointError` saying how to make it."""
-    folder = proxy_folder(name)
-    if (folder / "config.json").is_file():
-        return folder
-    raise CheckpointError(
-        f"{folder} holds no policy {name}; `python -m repro run pretrain-proxy --size "
-        f"{size_of(name)}` makes it, or set {POLICIES_VARIABLE} to the folder that holds {name}/"
-    )
 
 
 def write_quantized(

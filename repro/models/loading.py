@@ -36,10 +36,11 @@ from kernels import dispatch
 from kernels.formats import QuantizedWeight
 from repro.models import stored_layouts
 from repro.models.decoder import fused_members, is_projection, require_plain, require_supported
-from repro.models.proxy_names import SUMMARY_FILE
 from repro.models.quantized_linear import QuantizedLinear, relative_error
 from repro.models.tensor_files import CheckpointError, TensorSpec, WeightSource, read_object
 
+# Beside the weights of a policy pre-trained here: recipe, seed, loss and quality.
+SUMMARY_FILE = "pretraining.json"
 _FLOATS = (torch.bfloat16, torch.float16, torch.float32)
 # Buffers that old checkpoints stored and the model computes.
 _COMPUTED = re.compile(r"(?:^|\.)rotary_emb\.inv_freq$")

@@ -1,7 +1,5 @@
-"""Pre-training of small policies from scratch: one loop, recipes as values.
+"""Pre-training of the tiny policy from scratch, in minutes on two cores.
 
-`recipes` holds what is fixed, `batches` and `human_data` what is read, `next_token` the losses,
-`material` brings them together, `training` is the loop, `saved_state` where it goes on,
-`policy_folders` what is written, `examination` how it is measured, `procedure` the run with its
-record.
+`recipes` holds what is fixed, `batches` what is read, `training` is the loop, `saved_state` where
+it goes on, `recorded_run` the run with its checkpoints, their quality and its record.
 """

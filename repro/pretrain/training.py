@@ -1,49 +1,37 @@
-"""The loop of pre-training: next-token prediction over whole documents.
+"""The loop of pre-training: next-token prediction over whole documents, on a CPU.
 
-One step: the learning rate of the step, the batch's loss backward part by part, the gradient
-clipped, AdamW. Weights are float32 masters on the device; the recipe's material
-(`repro.pretrain.material`) knows the batches and the loss.
+One step: the learning rate of the step, the batch's loss backward, the gradient clipped, AdamW. The
+recipe's number of threads is used, for it decides the order of sums.
 
-On a CUDA device deterministic algorithms are asked for, so that one seed gives one policy on one
-kind of device; another kind, or another release of its libraries, adds in another order. On a CPU
-the recipe's number of threads is used, for it decides the order too.
-
-Easy to get wrong: reading each step's loss on a GPU (the device then idles); forgetting that the
-loss of a part is a sum, which the step divides by the weight of all its parts; judging by the loss
-(it is flat for a long time while greedy accuracy rises from nothing to its end value;
-`repro.evaluate.quality` measures what counts); taking the float32 masters for the policy, which is
-the bfloat16 checkpoint that is written.
+Easy to get wrong: judging by the loss (it is flat for a long time while greedy accuracy rises from
+nothing to its end value; `repro.evaluate.quality` measures what counts); taking the float32 masters
+for the policy, which is the bfloat16 checkpoint that is written.
 """
 
 from __future__ import annotations
 
-import os
+import dataclasses
 import time
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
+from repro.data.tiny_tokenizer import build_tokenizer
 from repro.measure.memory_use import peak_bytes
-from repro.models.proxy_names import proxy_folder, seeded, size_of
-from repro.models.tensor_files import TensorFolder
-from repro.pretrain.batches import Batch
-from repro.pretrain.human_data import HumanData
-from repro.pretrain.material import AnyRecipe, Material, material_of
-from repro.pretrain.recipes import ProxyRecipe, Recipe
+from repro.pretrain.batches import Batch, batches_of
+from repro.pretrain.recipes import Recipe
 from repro.pretrain.saved_state import Progress, load_state, save_state
-from repro.spec.arm import require
-from repro.spec.config import derive_seed
+from repro.spec.config import derive_seed, digest_of
 
-# Steps between looks at the losses on a GPU.
-_READ_EVERY = 20
 _STRETCH = 50
+_IGNORED = -100
 ProgressCall = Callable[[int, int, float], None]
 
 
@@ -54,31 +42,28 @@ class Pretraining:
     Attributes
     ----------
     model
-        Float32 masters on the device.
+        Float32 masters.
     state_folder
         Of the resumable states.
     progress
         Steps, tokens, seconds and losses so far.
     batches
-        Open while training; `close` ends its worker processes.
-    unread
-        Losses that are still on the device.
+        From the step on at which the policy stands; None before the first.
     """
 
-    recipe: AnyRecipe
+    recipe: Recipe
     seed: int
-    material: Material
+    tokenizer: PreTrainedTokenizerFast
     model: Qwen2ForCausalLM
     optimizer: torch.optim.AdamW
     state_folder: Path
     progress: Progress = field(default_factory=Progress)
     batches: Generator[Batch] | None = None
-    unread: list[Tensor] = field(default_factory=list)
 
     @property
-    def device(self) -> torch.device:
-        """Where the model is."""
-        return self.model.device
+    def digest(self) -> str:
+        """SHA-256 of recipe and seed: of all that decides the weights."""
+        return digest_of([dataclasses.asdict(self.recipe), self.seed])
 
     @property
     def finished(self) -> bool:
@@ -92,54 +77,36 @@ class Pretraining:
         parts = [losses[at : at + _STRETCH] for at in range(0, len(losses), _STRETCH)]
         return [sum(part) / len(part) for part in parts]
 
-    def close(self) -> None:
-        """End the processes that make batches."""
-        if self.batches is not None:
-            self.batches.close()
-            self.batches = None
-
     def save(self) -> None:
         """Write the resumable state."""
         self.progress.peak_bytes = max(self.progress.peak_bytes, peak_bytes())
-        digest = self.material.digest
-        save_state(self.state_folder, self.model, self.optimizer, self.progress, digest)
+        save_state(self.state_folder, self.model, self.optimizer, self.progress, self.digest)
 
 
-def begin(
-    recipe: AnyRecipe,
-    state_folder: Path,
-    *,
-    seed: int,
-    human: HumanData | None = None,
-    device: str | torch.device = "cpu",
-) -> Pretraining:
+def begin(recipe: Recipe, state_folder: Path, *, seed: int) -> Pretraining:
     """Return a fresh policy, or the interrupted one whose states lie in `state_folder`.
 
     Parameters
     ----------
     seed
-        Decides the initial weights (or whose trained ones are gone on from), the corpus and the
-        order.
+        Decides the initial weights, the corpus and the order.
 
     Raises
     ------
     ValueError
-        When the states belong to another recipe, seed or human-written problems, or are damaged.
+        When the states belong to another recipe or seed, or are damaged.
     """
-    material = material_of(recipe, seed, human or HumanData())
-    model = new_model(recipe, material.tokenizer, seed)
-    if isinstance(recipe, ProxyRecipe) and recipe.start is not None:
-        load_start(model, seeded(recipe.start, seed))
-    nn.Module.to(model, device)
+    tokenizer = build_tokenizer(recipe.corpus.generator)
+    model = new_model(recipe, tokenizer, seed)
     training = Pretraining(
         recipe=recipe,
         seed=seed,
-        material=material,
+        tokenizer=tokenizer,
         model=model,
         optimizer=new_optimizer(model, recipe),
         state_folder=state_folder,
     )
-    begun = load_state(state_folder, model, training.optimizer, material.digest)
+    begun = load_state(state_folder, model, training.optimizer, training.digest)
     if begun is not None:
         training.progress = begun
     return training
@@ -168,31 +135,6 @@ def new_model(recipe: Recipe, tokenizer: PreTrainedTokenizerFast, seed: int) -> 
         return Qwen2ForCausalLM(shape).float()
 
 
-def load_start(model: Qwen2ForCausalLM, name: str) -> None:
-    """Give a float32 model the weights of a policy that was pre-trained before.
-
-    Raises
-    ------
-    ValueError
-        If that policy is not there, or has another shape or vocabulary.
-    """
-    folder = proxy_folder(name)
-    if not (folder / "config.json").is_file():
-        raise ValueError(
-            f"{folder} holds no policy; make it first: python -m repro run pretrain-proxy --size "
-            f"{size_of(name)}"
-        )
-    source = TensorFolder(folder)
-    with torch.no_grad():
-        for key, parameter in model.named_parameters():
-            require(
-                source.spec(key).shape == tuple(parameter.shape),
-                f"{source.where(key)} has shape {source.spec(key).shape}; this recipe has "
-                f"{tuple(parameter.shape)}",
-            )
-            parameter.copy_(source.read(key))
-
-
 def new_optimizer(model: nn.Module, recipe: Recipe) -> torch.optim.AdamW:
     """Return AdamW over the model's parameters, with decay on matrices only."""
     matrices = [p for p in model.parameters() if p.ndim >= 2]
@@ -208,11 +150,21 @@ def new_optimizer(model: nn.Module, recipe: Recipe) -> torch.optim.AdamW:
     )
 
 
+def mean_loss(model: Qwen2ForCausalLM, batch: Batch) -> Tensor:
+    """Return the mean next-token loss of documents, (), float32, nats, by transformers' pass."""
+    ids, lengths = torch.from_numpy(batch.ids).long(), torch.from_numpy(batch.lengths)
+    logits = model(input_ids=ids, use_cache=False).logits[:, :-1]  # (B, T - 1, V)
+    padding = torch.arange(1, ids.shape[1]) >= lengths[:, None]  # (B, T - 1)
+    targets = ids[:, 1:].masked_fill(padding, _IGNORED)
+    return functional.cross_entropy(
+        logits.flatten(0, 1).float(), targets.flatten(), ignore_index=_IGNORED
+    )
+
+
 def train_until(
     training: Pretraining,
     step: int,
     *,
-    workers: int = 0,
     on_progress: ProgressCall | None = None,
     should_stop: Callable[[], bool] | None = None,
 ) -> bool:
@@ -222,11 +174,8 @@ def train_until(
     ----------
     step
         Steps done in the end, counted from the very beginning; at most the recipe's.
-    workers
-        Processes that make batches; 0 makes them in this one. Changes nothing but the time.
     on_progress
-        Called with (steps done, steps in all, mean recent loss) whenever losses were read: after
-        each step on a CPU.
+        Called with (steps done, steps in all, mean recent loss) after each step.
     should_stop
         Asked after each step.
 
@@ -236,35 +185,25 @@ def train_until(
         When a loss is not finite.
     """
     recipe, progress = training.recipe, training.progress
-    every = 1 if training.device.type == "cpu" else _READ_EVERY
-    batches = _batches(training, workers)
-    with _reproducible(training):
+    if training.batches is None:
+        training.batches = batches_of(recipe, training.tokenizer, training.seed)
+        for _ in islice(training.batches, progress.step):
+            pass
+    with _threads(recipe.threads):
         began = time.perf_counter()
         while progress.step < step:
-            _one_step(training, next(batches))
+            _one_step(training, next(training.batches))
             stopping = should_stop is not None and should_stop()
-            saving = stopping or training.finished or progress.step % recipe.checkpoint_every == 0
-            if saving or progress.step % every == 0 or progress.step == step:
-                _read_losses(training)
-                progress.seconds += time.perf_counter() - began
-                began = time.perf_counter()
-                if on_progress is not None:
-                    recent = progress.losses[-_STRETCH:]
-                    on_progress(progress.step, recipe.steps, sum(recent) / len(recent))
-            if saving:
+            progress.seconds += time.perf_counter() - began
+            began = time.perf_counter()
+            if on_progress is not None:
+                recent = progress.losses[-_STRETCH:]
+                on_progress(progress.step, recipe.steps, sum(recent) / len(recent))
+            if stopping or training.finished or progress.step % recipe.checkpoint_every == 0:
                 training.save()
             if stopping and progress.step < step:
                 return False
     return True
-
-
-def _batches(training: Pretraining, workers: int) -> Iterator[Batch]:
-    """Return the batches from the step on at which the policy stands."""
-    if training.batches is None:
-        training.batches = training.material.batches(workers)
-        for _ in islice(training.batches, training.progress.step):
-            pass
-    return training.batches
 
 
 def _one_step(training: Pretraining, batch: Batch) -> None:
@@ -272,44 +211,24 @@ def _one_step(training: Pretraining, batch: Batch) -> None:
     for group in training.optimizer.param_groups:
         group["lr"] = recipe.learning_rate_at(progress.step)
     training.optimizer.zero_grad(set_to_none=True)
-    loss = torch.zeros((), device=training.device)
-    for share in training.material.shares(training.model, batch):
-        share.backward()
-        loss += share.detach()
+    loss = mean_loss(training.model, batch)
+    loss.backward()
+    value = loss.item()
+    if not abs(value) < float("inf"):
+        raise FloatingPointError(f"the loss of pre-training step {progress.step} is {value}")
     nn.utils.clip_grad_norm_(training.model.parameters(), recipe.max_grad_norm)
     training.optimizer.step()
-    training.unread.append(loss)
+    progress.losses.append(value)
     progress.step += 1
-    progress.tokens += sum(int(part.lengths.sum()) for part in batch)
-
-
-def _read_losses(training: Pretraining) -> None:
-    """Move the losses of the last steps off the device; raise if one is not finite."""
-    first = len(training.progress.losses)
-    for index, loss in enumerate(torch.stack(training.unread).tolist()):
-        if not abs(loss) < float("inf"):
-            raise FloatingPointError(f"the loss of pre-training step {first + index} is {loss}")
-        training.progress.losses.append(loss)
-    training.unread.clear()
+    progress.tokens += int(batch.lengths.sum())
 
 
 @contextmanager
-def _reproducible(training: Pretraining) -> Iterator[None]:
-    """Ask for deterministic algorithms on a GPU, and for the recipe's threads on a CPU."""
-    threads = torch.get_num_threads()
-    before = torch.are_deterministic_algorithms_enabled()
-    deterministic: Any = torch.utils.deterministic
-    fills = deterministic.fill_uninitialized_memory
-    on_gpu = training.device.type == "cuda"
-    torch.set_num_threads(threads if on_gpu else training.recipe.threads)
-    if on_gpu:
-        # cuBLAS needs a fixed workspace for it; read when its first handle is made.
-        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-        torch.use_deterministic_algorithms(True, warn_only=True)
-        deterministic.fill_uninitialized_memory = False
+def _threads(count: int) -> Iterator[None]:
+    """Let torch use so many threads, and as many as before afterwards."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
     try:
         yield
     finally:
-        torch.set_num_threads(threads)
-        torch.use_deterministic_algorithms(before)
-        deterministic.fill_uninitialized_memory = fills
+        torch.set_num_threads(before)

@@ -14,7 +14,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, Protocol
 
-from repro.data.load import is_available, load_problems
+from repro.data.load import load_problems
 from repro.data.problem import Problem, digest_of_problems
 from repro.data.prompts import template_named
 from repro.data.repeats import repeat_counts
@@ -50,7 +50,7 @@ class ProblemSets:
     test
         Those behind `accuracy`: the test split's, or those of all further sets.
     further
-        The further test sets that can be read here, by name.
+        The further test sets, by name.
     """
 
     train: list[Problem]
@@ -61,11 +61,7 @@ class ProblemSets:
     @classmethod
     def of(cls, scale: TrainScale, *, trains: bool) -> ProblemSets:
         """Load a scale's problems, those of training where something is trained."""
-        further = {
-            item.name: load_problems(item.data, "test")
-            for item in scale.test_sets
-            if is_available(item.data.source)
-        }
+        further = {item.name: load_problems(item.data, "test") for item in scale.test_sets}
         develops = trains and scale.evaluation.every > 0
         return cls(
             train=load_problems(scale.data, "train") if trains else [],

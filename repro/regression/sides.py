@@ -18,7 +18,7 @@ from repro.judge.gathering import Evidence, gather
 from repro.run.places import absence_text
 from repro.run.select import Selection, select
 from repro.spec.arm import require
-from repro.spec.tier import Tier, parse_tier
+from repro.spec.tier import PLANNED, Tier, parse_tier
 from repro.targets import TARGETS, find, runs_of
 
 BLESSED = "blessed"
@@ -102,10 +102,10 @@ def folder_side(selection: Selection, runs: Path) -> Side:
 def side_of(name: str, selection: Selection, evidence: Evidence) -> Side:
     """Return evidence as one side; arms that other targets record are left to those.
 
-    At the proxy tier a run that fails is a result like any other, and spoils nothing.
+    Where learning is planned, a run that fails is a result like any other, and spoils nothing.
     """
     shared = selection.source.shared
-    failed = [] if selection.tier is Tier.PROXY else evidence.failed
+    failed = [] if selection.tier in PLANNED else evidence.failed
     spoilt = [
         f"{'/'.join(path.parts[-4:])} {what}: {why}"
         for what, items in (("is refused", evidence.refused), ("failed", failed))

@@ -13,7 +13,6 @@ from pathlib import Path
 
 from repro.evidence.verdict import Verdict
 from repro.judge.check import Checked
-from repro.report.learning import folded
 from repro.report.numbers import device_heads, device_title, unit_words
 from repro.report.tables import (
     NOTHING,
@@ -21,6 +20,7 @@ from repro.report.tables import (
     Line,
     arms_table,
     device_of,
+    folded,
     grouped,
     paper_columns,
     plain,
@@ -35,7 +35,7 @@ KINDS = (*CLAIMS, Kind.BAR)
 
 
 def place_text(tier: Tier, device: str) -> str:
-    """Return where records were made: `smoke, CPU` or `proxy, NVIDIA H200`."""
+    """Return where records were made: `smoke, CPU` or `systems, NVIDIA H200`."""
     return f"{tier.value}, {device_title(device)}"
 
 

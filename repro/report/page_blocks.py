@@ -7,10 +7,10 @@ from collections.abc import Callable, Mapping
 from functools import cache
 from pathlib import Path
 
+from repro.evidence.gpu_tests import gpu_tests_rows
 from repro.judge.blessed import blessed_checks
 from repro.judge.check import Checked
 from repro.report.claims import accuracy_rows, claims_rows, count_rows, target_rows
-from repro.report.gpu_block import gpu_tests_rows
 from repro.report.kernels import kernel_rows
 from repro.report.readme import answer_rows
 from repro.report.systems import systems_writers

@@ -12,7 +12,6 @@ from repro.evidence import printed
 from repro.evidence.paper import paper_cells
 from repro.evidence.verdict import Verdict
 from repro.judge.check import Checked
-from repro.report.learning_statements import papers_differences
 from repro.report.numbers import bar_text, cell_text, device_heads, quantity, span
 from repro.report.systems import BLOCKS, step_spans
 from repro.report.systems_rates import comparisons, printed_rates, ratio_span
@@ -20,8 +19,7 @@ from repro.report.tables import NOTHING, device_of, table
 from repro.report.verdicts import CLAIMS, counted, labelled, of_kind, stated_bars
 from repro.spec.tier import Tier
 from repro.targets import find
-from repro.targets.ladder.skill import SKILL
-from repro.targets.table1 import BF16_LORA, NVFP4_LORA, TABLE1
+from repro.targets.table1 import BF16_LORA, NVFP4_LORA, NVFP4_LORA_AQN, TABLE1
 
 # The checks of one device at one tier, by target.
 Checks = Mapping[str, Checked]
@@ -59,6 +57,7 @@ def _per_device(said: Mapping[str, str]) -> str:
 # What a row says: the paper's value, what was measured, and the verdict.
 Cells = tuple[str, str, str]
 _NOT_RUN = "not run"
+_NOT_TESTED = "not tested on a real model yet ([small policies](docs/proxy_study.md))"
 
 
 def _small_batches(checks: Checks, expected: Path) -> Cells:
@@ -109,35 +108,50 @@ def _memory(checks: Checks, expected: Path) -> Cells:
 
 
 def _entropy(checks: Checks, expected: Path) -> Cells:
-    arms = ("nvfp4", "bf16")
-    values = next(iter(printed.differences(expected, "entropy_start", [arms]).values()))
-    verdicts = of_kind(checks["figure5"], *CLAIMS) if "figure5" in checks else []
-    effects = [verdict.effect for verdict in verdicts if verdict.effect is not None]
-    measured = f"{min(effects):+.2g} to {max(effects):+.2g} nats" if effects else ""
-    return f"{values[arms]:+.2g} nats (NVFP4)", measured, counted(verdicts) or _NOT_RUN
+    arms = (NVFP4_LORA.name, BF16_LORA.name)
+    values = next(iter(printed.differences(expected, "dose_coder_0_5b", [arms]).values()))
+    measured, verdict = _on_checkpoints(checks, {"": "nvfp4_more_entropy_finished"})
+    return f"{values[arms]:+.2g} nats (NVFP4)", measured, verdict
 
 
 def _accuracy(checks: Checks, expected: Path) -> Cells:
-    judged = checks[SKILL.name].verdicts if SKILL.name in checks else []
-    by_name = {item.name: item for item in judged}
-    claims = {claim.name: claim for claim in SKILL.claims}
-    paper, measured, verdicts = [], [], []
-    for factor, name in (("QeRL", "qerl_beats_lora"), ("AQN", "aqn_helps")):
-        size = papers_differences(TABLE1.name, claims[name], expected)[_MODEL]
-        paper.append(f"{factor} {size:+g}")
-        if name in by_name:
-            verdicts.append(by_name[name])
-            measured.append(f"{factor} {_effect(by_name[name])} points")
-    words = counted(verdicts) or _NOT_RUN
-    return f"{', '.join(paper)} points ({_MODEL})", ", ".join(measured), words
+    named = {
+        "QeRL": ("qerl_beats_lora", (NVFP4_LORA_AQN.name, BF16_LORA.name)),
+        "AQN": ("aqn_helps", (NVFP4_LORA_AQN.name, NVFP4_LORA.name)),
+    }
+    arms = [pair for _, pair in named.values()]
+    by_place = printed.differences(expected, TABLE1.name, arms)
+    values = next(of for place, of in by_place.items() if place.words == _MODEL)
+    paper = ", ".join(f"{word} {values[pair]:+.3g}" for word, (_, pair) in named.items())
+    claims = {word: claim for word, (claim, _) in named.items()}
+    return f"{paper} points ({_MODEL})", *_on_checkpoints(checks, claims)
+
+
+def _on_checkpoints(checks: Checks, claims: Mapping[str, str]) -> tuple[str, str]:
+    """Return the effects of claims on published checkpoints, and their verdicts counted.
+
+    Parameters
+    ----------
+    claims
+        The claims' names, by what their effects are called.
+    """
+    measured, verdicts = [], []
+    for checked in checks.values():
+        by_name = {verdict.name: verdict for verdict in checked.verdicts}
+        for word, name in claims.items():
+            if name in by_name and by_name[name].status != "not run":
+                verdicts.append(by_name[name])
+                effect = f"{_effect(by_name[name])} {by_name[name].unit}"
+                measured.append(f"{word} {effect}".strip())
+    return ", ".join(measured), counted(verdicts) or _NOT_TESTED
 
 
 def _effect(verdict: Verdict) -> str:
     if verdict.effect is None:
         return "?"
     if verdict.low is None or verdict.high is None:
-        return f"{verdict.effect:+.2f}"
-    return f"{verdict.effect:+.2f} ({verdict.low:+.2f} to {verdict.high:+.2f})"
+        return f"{verdict.effect:+.2g}"
+    return f"{verdict.effect:+.2g} ({verdict.low:+.2g} to {verdict.high:+.2g})"
 
 
 def _papers_number(checks: Checks, expected: Path) -> Cells:
@@ -174,12 +188,12 @@ _ROWS: tuple[tuple[Tier, str, Callable[[Checks, Path], Cells]], ...] = (
         _memory,
     ),
     (
-        Tier.PROXY,
+        Tier.MINI,
         "[Entropy](docs/learning.md), 4-bit weights over BF16, early in training",
         _entropy,
     ),
     (
-        Tier.PROXY,
+        Tier.MINI,
         "[Accuracy](docs/learning.md), gain of QeRL over LoRA, and by AQN",
         _accuracy,
     ),

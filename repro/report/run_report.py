@@ -30,7 +30,6 @@ from repro.targets.paper_tier import BENCHMARKS
 # The flags that write one page, what they write, and the flags that they read.
 _PAGES = {
     "readme": ("the blocks of one file from blessed records", ("expected",)),
-    "learning": ("one page about the proxy tier", ("expected", "runs", "figures")),
 }
 _HEADLINE = {
     Tier.SMOKE: """\
@@ -45,10 +44,10 @@ formats' figures are reported as measured.
 **What it cannot say.** The paper's 90.8 % (QeRL, 7B, GSM8K) is not among these figures and could
 not be: it belongs to Qwen2.5-7B-Instruct on GSM8K, and needs that checkpoint, that data set and a
 GPU (`--tier paper`). A tiny policy's percentages are no estimate of it, in either direction.""",
-    Tier.PROXY: """\
-**What this tier can say.** The direction of the paper's contrasts on policies pre-trained here,
-with seeds and intervals. **What it cannot say.** The paper's own percentages: other models, other
-data.""",
+    Tier.MINI: """\
+**What this tier can say.** The direction of the paper's contrasts on small checkpoints of its
+family and on its data, with seeds and intervals. **What it cannot say.** The paper's own
+percentages: other models.""",
     Tier.SYSTEMS: """\
 **What this tier can say.** Time and memory of the real shapes with random weights on the device
 named below. **What it cannot say.** Anything about accuracy.""",

@@ -230,3 +230,9 @@ def _bar_cells(bar: Bar) -> tuple[str, str, str]:
 def link_to(path: Path, page: Path) -> str:
     """Return the relative link from a page to a file."""
     return os.path.relpath(path, page.parent).replace(os.sep, "/")
+
+
+def folded(summary: str, lines: Sequence[str]) -> list[str]:
+    """Return lines below a summary that a click unfolds; nothing for none."""
+    head = ["<details>", f"<summary>{summary}</summary>", ""]
+    return [*head, *lines, "</details>", ""] if lines else []

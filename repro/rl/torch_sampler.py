@@ -168,7 +168,7 @@ def sampler_of_rollouts(sampler: Sampler, arm: Arm) -> Sampler:
     if lacking:
         raise ValueError(
             f"arm {arm.name} {' and '.join(lacking)}, which {type(sampler).__name__} cannot do; it "
-            "needs TorchSampler (a CPU, or float32), or to be trained together with others (the "
-            "proxy tier)"
+            "needs TorchSampler (a CPU, or float32), or to be trained together with others "
+            "(--set together=true)"
         )
     return sampler

@@ -1,13 +1,13 @@
 """What will be asked of the runs, fixed before they ran: claims, metrics, statistics, seeds, scale.
 
-At the proxy tier every record carries the digest of the analysis plan of each target that reads it.
-`check` refuses a record that carries none, or a plan that nobody kept. One whose plan was kept and
-is no longer the target's is judged by today's rules on the seeds that *its* plan names, and every
-verdict that those rules change is labelled post hoc. So no claim, margin, size, metric, seed or arm
-can be exchanged after the numbers are known without the page saying so. Wording (labels,
-statements, reasons) is not part of a plan.
+At the mini tier every record of learning carries the digest of the analysis plan of each target
+that reads it. `check` refuses a record that carries none, or a plan that nobody kept. One whose
+plan was kept and is no longer the target's is judged by today's rules on the seeds that *its* plan
+names, and every verdict that those rules change is labelled post hoc. So no claim, margin, size,
+metric, seed or arm can be exchanged after the numbers are known without the page saying so. Wording
+(labels, statements, reasons) is not part of a plan.
 
-`run` writes the plans beside the records before the first run starts (`<runs>/proxy/plans/`), and
+`run` writes the plans beside the records before the first run starts (`<runs>/<tier>/plans/`), and
 `bless` keeps the one that was written first as a line of `expected/plans.tsv`. `plan --freeze`
 writes them before any run, with one digest to be tagged or posted, which shows that the plans are
 at least as old as the tag or post.
@@ -34,7 +34,7 @@ from repro.spec.config import RunConfig, digest_of
 from repro.spec.effect import ALPHA
 from repro.spec.resolve import plain_values
 from repro.spec.target import Target
-from repro.spec.tier import Tier
+from repro.spec.tier import PLANNED, Tier
 from repro.spec.whole_files import write_new
 from repro.targets import TARGETS, runs_of
 
@@ -87,9 +87,6 @@ def _arm(source: Target, name: str, tier: Tier) -> dict[str, Any]:
     values = plain_values(source.arm(name))
     home, recorded = source.home(name)
     content: dict[str, Any] = {"recorded as": [home.name, recorded]}
-    if source.across:
-        scale = home.scales[tier]
-        content["scale"] = {field: plain_values(getattr(scale, field)) for field in source.across}
     return content | {key: value for key, value in values.items() if key != "label"}
 
 
@@ -101,23 +98,23 @@ def plan_digest(name: str, tier: Tier) -> str:
 
 
 def needs_plan(target: Target, tier: Tier) -> bool:
-    """Whether a target's records must carry its plan: it learns something at the proxy tier.
+    """Whether a target's records must carry its plan: it learns something at a planned tier.
 
     A figure without claims that reads another target's runs asks nothing that could be planned.
     """
     source = runs_of(target) if target in TARGETS else target
     asks = bool(target.claims) or target.records_of is None
-    learns = asks and source.procedure in ("train", "entropy", "finetune")
-    return tier is Tier.PROXY and target in TARGETS and learns
+    learns = asks and source.procedure in ("train", "dose", "finetune")
+    return tier in PLANNED and target in TARGETS and learns
 
 
 @functools.cache
-def _readers(home: str, arm: str) -> tuple[str, ...]:
-    """Return the names of the targets that read a run."""
+def _readers(home: str, arm: str, tier: Tier) -> tuple[str, ...]:
+    """Return the names of the targets that read a run of a tier."""
     names = []
     for target in TARGETS:
         source = runs_of(target)
-        if needs_plan(target, Tier.PROXY) and Tier.PROXY in source.scales:
+        if needs_plan(target, tier) and tier in source.scales:
             homes = [source.home(item.name) for item in target.arms]
             if any((owner.name, name) == (home, arm) for owner, name in homes):
                 names.append(target.name)
@@ -126,12 +123,9 @@ def _readers(home: str, arm: str) -> tuple[str, ...]:
 
 def plan_inputs(run: RunConfig) -> dict[str, str]:
     """Return what a run's record carries: the digest of the plan of each target that reads it."""
-    if run.tier != Tier.PROXY.value:
-        return {}
-    return {
-        f"{PLAN_INPUT}{name}": plan_digest(name, Tier.PROXY)
-        for name in _readers(run.target, run.arm.name)
-    }
+    tier = Tier(run.tier)
+    readers = _readers(run.target, run.arm.name, tier)
+    return {f"{PLAN_INPUT}{name}": plan_digest(name, tier) for name in readers}
 
 
 class Plans:
@@ -216,14 +210,14 @@ def _is_stated(claim: Claim, recorded: KeptPlan) -> bool:
 
 def write_plans(runs: Sequence[RunConfig], folder: Path) -> list[Path]:
     """Write the plans of all targets that read `runs`, unless they are there; return new paths."""
-    names = {key.removeprefix(PLAN_INPUT) for run in runs for key in plan_inputs(run)}
+    read = {(key.removeprefix(PLAN_INPUT), run.tier) for run in runs for key in plan_inputs(run)}
     written = []
-    for name in sorted(names):
-        path = _plan_path(name, Tier.PROXY, plan_digest(name, Tier.PROXY), folder)
+    for name, tier in sorted(read):
+        path = _plan_path(name, Tier(tier), plan_digest(name, Tier(tier)), folder)
         # Another start may write it at the same time.
         with contextlib.suppress(FileExistsError):
             if not path.exists():
-                written.append(_write(name, Tier.PROXY, path))
+                written.append(_write(name, Tier(tier), path))
     return written
 
 
@@ -254,6 +248,7 @@ def freeze(selections: Sequence[Selection], folder: Path) -> str:
 
 def carried_plans(
     target: Target,
+    tier: Tier,
     records: Iterable[Record],
     runs: Path,
     earlier: Sequence[KeptPlan],
@@ -284,24 +279,24 @@ def carried_plans(
         for key, digest in record.inputs.items()
         if key.startswith(PLAN_INPUT)
     }
-    readers = {item.name: item for item in TARGETS if needs_plan(item, Tier.PROXY)}
+    readers = {item.name: item for item in TARGETS if needs_plan(item, tier)}
     plans = []
     for name, digest in sorted(carried):
-        place = (name, Tier.PROXY.value, device or "")
+        place = (name, tier.value, device or "")
         known = [
             item
             for item in [*earlier, *_written(name, digest, runs, place)]
             if (item.target, item.tier, item.device) == place and item.digest == digest
         ]
-        if not known and name == target.name and digest == plan_digest(name, Tier.PROXY):
-            known = [_plan_of(json.loads(plan_text_of(readers[name], Tier.PROXY)), place)]
+        if not known and name == target.name and digest == plan_digest(name, tier):
+            known = [_plan_of(json.loads(plan_text_of(readers[name], tier)), place)]
         plans += [min(known, key=lambda item: item.time)] if known else []
     return plans
 
 
 def _written(name: str, digest: str, runs: Path, place: tuple[str, str, str]) -> list[KeptPlan]:
     """Return the plan that lies beside the records, if it does."""
-    path = _plan_path(name, Tier.PROXY, digest, runs)
+    path = _plan_path(name, Tier(place[1]), digest, runs)
     if not path.is_file():
         return []
     return [_plan_of(json.loads(path.read_text(encoding="utf-8")), place)]

@@ -28,10 +28,8 @@ _PROCEDURES = {
     "train": "repro.procedures.train:train_and_evaluate",
     "evaluate": "repro.procedures.train:evaluate_untrained",
     "finetune": "repro.procedures.finetune:fine_tune_and_evaluate",
-    "entropy": "repro.procedures.entropy_start:measure_entropy",
     "dose": "repro.procedures.dose:measure_dose",
     "pretrain": "repro.pretrain.recorded_run:pretrain_policy",
-    "pretrain_proxy": "repro.pretrain.recorded_run:pretrain_policy",
     "operation": "repro.measure.operation:measure_operations",
     "throughput": "repro.measure.throughput:measure_throughput",
     "checkpoint_path": "repro.measure.checkpoint_path:measure_checkpoint",
@@ -117,7 +115,8 @@ def _measure_watched(runs: Sequence[RunConfig], **how: Any) -> list[Measured]:
 
 def is_ensemble(run: RunConfig) -> bool:
     """Whether the run is carried out as one of many in a batched model."""
-    return run.tier == Tier.PROXY.value and run.procedure in ("train", "finetune", "evaluate")
+    learns = run.procedure in ("train", "finetune", "evaluate")
+    return learns and isinstance(run.scale, TrainScale) and run.scale.together
 
 
 def _carry_out_ensemble(
@@ -165,14 +164,14 @@ def keep(
 ) -> Path:
     """Write the record of `run`'s results into `runs`; return its path.
 
-    Numbers that follow from others (the area under a curve, the mean of several sets) are added,
+    Numbers that follow from others (the area under a curve) are added,
     and to the states of the source that its checkpoints carried, those of this process.
     """
     budget = run.scale.evaluation.token_budget if isinstance(run.scale, TrainScale) else 0
     effects = dict(measured.effects)
     record = record_of(
         run,
-        metrics=measured.metrics | derived_metrics(measured.metrics, measured.series, budget),
+        metrics=measured.metrics | derived_metrics(measured.series, budget),
         series=measured.series,
         sources=effects.pop("sources", ()),
         effects=effects,

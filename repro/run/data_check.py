@@ -17,7 +17,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from repro.data.folder import Split
-from repro.data.load import is_available, is_generated, load_problems
+from repro.data.load import is_generated, load_problems
 from repro.data.problem import DataError, Problem
 from repro.data.repeats import repeat_counts
 from repro.reward.golds import unpayable
@@ -105,9 +105,7 @@ def data_lines(plan: Sequence[RunConfig], named: bool) -> list[str]:
 
 def _is_opened(data: DataConfig, named: bool) -> bool:
     """Say whether problems are opened before the start."""
-    if is_generated(data.source) or not is_available(data.source):
-        return False
-    return named or ":" in data.source
+    return not is_generated(data.source) and (named or ":" in data.source)
 
 
 def _lines(source: str, splits: Mapping[Split, Sequence[Problem]], pool: GraderPool) -> list[str]:

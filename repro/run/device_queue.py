@@ -28,7 +28,7 @@ from repro.spec.tier import REAL_CHECKPOINTS, Tier, cuda_devices
 
 RETRIES = 1
 # Whose runs, or ensembles, take a device each.
-SPREAD_TIERS = (Tier.PROXY, *REAL_CHECKPOINTS)
+SPREAD_TIERS = REAL_CHECKPOINTS
 Group = tuple[RunConfig, ...]
 Grouping = Callable[[Sequence[RunConfig], int], Sequence[Group]]
 
@@ -65,7 +65,9 @@ def visible_devices(named: str | None) -> tuple[str, ...]:
     return every[: int(named)]
 
 
-def planned_workers(tier: Tier, named: str | None, workers: int | None = None) -> int:
+def planned_workers(
+    tier: Tier, named: str | None, workers: int | None = None, *, together: bool = False
+) -> int:
     """Return the runs or ensembles side by side that a plan is of, on any machine.
 
     Parameters
@@ -74,6 +76,8 @@ def planned_workers(tier: Tier, named: str | None, workers: int | None = None) -
         Devices by number or name, which need not be here; None takes those that are, at least one.
     workers
         How many are asked for; None takes one per device.
+    together
+        Whether they carry out ensembles, of which several may share a device.
 
     Raises
     ------
@@ -88,7 +92,7 @@ def planned_workers(tier: Tier, named: str | None, workers: int | None = None) -
         require(devices > 0, f"--devices {named}: needs a number such as 2, or 0,1")
         _require_spread(tier, named, devices)
     planned = workers or devices or 1
-    require_workers(tier, planned, devices)
+    require_workers(tier, planned, devices, together=together)
     return planned
 
 
@@ -113,7 +117,7 @@ def _require_spread(tier: Tier, named: str | None, count: int) -> None:
     )
 
 
-def require_workers(tier: Tier, workers: int, devices: int) -> None:
+def require_workers(tier: Tier, workers: int, devices: int, *, together: bool = False) -> None:
     """Raise `ValueError` where runs side by side would share a device that one of them fills."""
     require(
         workers == 1 or tier is not Tier.SYSTEMS,
@@ -121,7 +125,7 @@ def require_workers(tier: Tier, workers: int, devices: int) -> None:
     )
     most = max(1, devices)
     require(
-        workers <= most or tier not in REAL_CHECKPOINTS,
+        workers <= most or together or tier not in REAL_CHECKPOINTS,
         f"--workers {workers}: a run of the {tier.value} tier takes a device for itself, out of "
         f"{devices}; needs at most {most}",
     )
@@ -212,5 +216,5 @@ def _in_parts(group: Group, count: int) -> list[Group]:
 
 def _task(group: Group, runs: Path) -> Task:
     name = digest_of([run.digest() for run in group])[:12]
-    folder = runs / Tier.PROXY.value / ".ensembles" / name
+    folder = runs / group[0].tier / ".ensembles" / name
     return Task(run=group[0], folder=folder, runs=runs, also=group[1:])

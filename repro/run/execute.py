@@ -45,7 +45,6 @@ from repro.run.places import expected_folder, runs_folder
 from repro.run.plan import plan_text
 from repro.run.preflight import disk_refusal, preflight, startable
 from repro.run.progress import Display
-from repro.run.proxy_options import making, sentence_on_lost_policies, with_proxy_options
 from repro.run.repeated import RepeatedFailures
 from repro.run.select import (
     Selection,
@@ -60,7 +59,6 @@ from repro.spec.arm import all_of, require
 from repro.spec.config import RunConfig
 from repro.spec.target import other_tiers
 from repro.spec.tier import Tier
-from repro.targets.rates import lacking_rates
 
 FINE, FAILED, INTERRUPTED = 0, 1, 130
 SHOWN = ("accuracy_greedy_start", "accuracy_greedy", "accuracy", "train_seconds")
@@ -104,21 +102,18 @@ def main_run(args: argparse.Namespace) -> int:
     keeping, selections = all_of(partial(keeping_of, args), partial(selections_of, args))
     batches: dict[Tier, _Batch] = {}
     for selection in selections:
-        selection = with_proxy_options(selection, args)
         require_ready(selection)
         plan = selection.plan(parse_seeds(args.seeds), parse_arms(args.arms))
         others = None if args.tier else other_tiers(selection.source, selection.tier)
         if others:
             console.print(others, highlight=False, markup=False)
-        if any(is_ensemble(run) for run in plan):
+        together = [run for run in plan if is_ensemble(run)]
+        if together:
             require_side_by_side(keeping.trackers)
         notes = data_lines(plan, args.data is not None)
-        lost = sentence_on_lost_policies(plan, folder)
-        if lost:
-            console.print(lost, highlight=False, markup=False)
         devices = devices_of(selection.tier, args.devices)
         workers = args.workers or len(devices) or default_workers(selection.tier)
-        require_workers(selection.tier, workers, len(devices))
+        require_workers(selection.tier, workers, len(devices), together=bool(together))
         left = startable(run for run in plan if find_record(run, folder) is None)
         needs = selection.source.needs_at(selection.tier)
         full = disk_refusal(needs, left, workers, folder)
@@ -132,32 +127,15 @@ def main_run(args: argparse.Namespace) -> int:
             console.print(note, highlight=False, markup=False)
         batch = batches.setdefault(selection.tier, _Batch(workers=workers, devices=devices))
         batch.runs.update({run.digest(): run for run in plan})
-        together = filter(is_ensemble, plan)
         batch.memory.update({run.scale.checkpoint: needs.memory_bytes for run in together})
     keeping.pass_on()
     return _carry_out(batches, folder, args.threads, console)
 
 
 def require_ready(selection: Selection) -> None:
-    """Raise unless this machine can run the selection, and what it builds on is there.
-
-    Raises
-    ------
-    ValueError
-        If the tier is not for this machine, a pre-trained policy is missing, or learning rates are
-        still to be chosen; it says what comes first.
-    """
-    where = f"{selection.target.name}, {selection.tier.value} tier"
+    """Raise `ValueError` unless this machine can run the selection."""
     missing = selection.source.not_runnable(selection.tier)
-    require(missing is None, f"{where}: {missing}")
-    lacking = selection.source.needs_at(selection.tier).lacking()
-    require(
-        not lacking,
-        f"{where}: there is no policy {', '.join(lacking)}; first: "
-        f"{' && '.join(map(making, lacking))}",
-    )
-    unchosen = lacking_rates(selection.source, selection.tier)
-    require(unchosen is None, f"{where}: {unchosen}")
+    require(missing is None, f"{selection.target.name}, {selection.tier.value} tier: {missing}")
 
 
 @dataclass(slots=True, kw_only=True)

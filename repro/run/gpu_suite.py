@@ -1,40 +1,32 @@
 """The command `gpu-tests`: run every GPU test and benchmark, and write down how they ended.
 
-What pytest's JUnit files say counts; nothing is taken from what it prints. How a test file ended
-that was green is kept beside the record, as for the benchmarks, and a start after an interruption
-or a failure runs the others alone, as long as sources, device and packages are the same: a mended
-test does not start all over. Of the tests only files with a test marked `gpu` are collected:
-collecting all would need every package of the test group, and another machine's Python may have
-just those that the GPU tests import. A file that cannot be imported is an error, and hides no
-other.
+What pytest's JUnit files say counts; nothing is taken from what it prints. Of the tests only files
+with a test marked `gpu` are collected: collecting all would need every package of the test group,
+and another machine's Python may have just those that the GPU tests import. A file that cannot be
+imported is an error, and hides no other.
 """
 
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import importlib.util
-import json
 import os
+import re
 import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from pathlib import Path
-from threading import Lock
-from typing import Any, TypeAlias
 
 from repro.evidence.benchmarks import compared_timings, latest_run
 from repro.evidence.environment import capture_environment, device_of
-from repro.evidence.gpu_coverage import covered_files, gpu_test_files, is_test_file
 from repro.evidence.gpu_tests import (
     GpuTests,
     Outcome,
     bless_gpu_tests,
-    outcomes_by_file,
     read_gpu_tests,
     read_outcome,
     refusals,
@@ -42,23 +34,20 @@ from repro.evidence.gpu_tests import (
 from repro.evidence.provenance import PACKAGE, source_commit
 from repro.run.device_queue import visible_devices
 from repro.run.places import expected_folder, runs_folder
-from repro.spec.config import digest_of
 from repro.spec.tier import Tier
-from repro.spec.whole_files import replace_text
 
 _RECORD = "gpu_tests.json"
-_PARTS = "gpu_tests.parts.json"
 _BENCHMARKS = "benchmarks"
 _MOST_PROCESSES = 12
-# How a start of pytest ended as a whole, and how each part of it did.
-Ended: TypeAlias = tuple[Outcome, Mapping[str, Outcome]]
+# A mark in code: before a test, of a module, or in a module's list of marks.
+_MARKED = re.compile(r"^\s*(?:@|pytestmark = )?pytest\.mark\.gpu\b", re.MULTILINE)
 
 
 def main_gpu_tests(args: argparse.Namespace) -> int:
     """Carry out `repro gpu-tests`; return the exit status.
 
     0 where the run is green and no benchmark has lost against the device's stored ones, or where a
-    record was blessed; else 1. A loss keeps nobody from blessing: it may be meant.
+    record was blessed; else 1. A slower benchmark does not block blessing.
 
     Raises
     ------
@@ -105,12 +94,10 @@ def run_gpu_tests(root: Path, folder: Path) -> GpuTests:
     """
     # Asked before the tests run, which may leave files of their own.
     commit, dirty = source_commit()
-    files = covered_files(root)
     import torch  # noqa: F401 - the environment names the version of a torch that is loaded
 
     environment = capture_environment()
-    machine = [environment.get("gpu"), environment.get("packages")]
-    tests, benchmarks = run_suite(root, folder, Parts(folder / _PARTS, files, machine))
+    tests, benchmarks = run_suite(root, folder)
     return GpuTests(
         commit=commit,
         dirty=dirty,
@@ -118,71 +105,19 @@ def run_gpu_tests(root: Path, folder: Path) -> GpuTests:
         environment=environment,
         tests=tests,
         benchmarks=benchmarks,
-        files=files,
     )
 
 
-class Parts:
-    """The parts of a run that were green, kept for a start that goes on: test files, benchmarks.
-
-    Parameters
-    ----------
-    path
-        Of the JSON file.
-    files
-        Digest of each covered file, by its path.
-    machine
-        What else decides how a part ends: device and packages.
-    """
-
-    def __init__(self, path: Path, files: Mapping[str, str], machine: object) -> None:
-        self._path, self._machine = path, machine
-        self._tests = {name: digest for name, digest in files.items() if is_test_file(name)}
-        self._sources = {name: files[name] for name in files.keys() - self._tests.keys()}
-        self._lock = Lock()
-        self._green: dict[str, dict[str, Any]] = {}
-        if path.is_file():
-            self._green = json.loads(path.read_text(encoding="utf-8"))
-
-    def run(self, title: str, names: Sequence[str], start: Callable[..., Ended]) -> Outcome:
-        """Return how parts ended together: some as kept, the others by one start.
-
-        Parameters
-        ----------
-        title
-            Of these parts, for the line that says what is not started again.
-        names
-            Test files, or another word each.
-        start
-            Given the names that are left; returns how the start ended as a whole, and how each
-            part did that it can tell apart.
-        """
-        reused = [Outcome(**self._green[name]["outcome"]) for name in names if self._is_green(name)]
-        left = [name for name in names if not self._is_green(name)]
-        if reused:
-            by_earlier = sum(reused[1:], start=reused[0])
-            print(f"{title}: {by_earlier}, by an earlier start", flush=True)  # noqa: T201
-            if not left:
-                return by_earlier
-        whole, each = start(left)
-        with self._lock:
-            self._green |= {
-                name: {"state": self._state(name), "outcome": dataclasses.asdict(outcome)}
-                for name, outcome in each.items()
-                if outcome.green
-            }
-            replace_text(self._path, json.dumps(self._green, indent=1) + "\n")
-        return sum(reused, start=whole)
-
-    def _is_green(self, name: str) -> bool:
-        return name in self._green and self._green[name]["state"] == self._state(name)
-
-    def _state(self, name: str) -> str:
-        """Digest of all that decides how a part ends: of the test files only its own counts."""
-        return digest_of([self._sources, self._tests.get(name), self._machine])
+def gpu_test_files(root: Path) -> list[str]:
+    """Return the test files with a test marked `gpu`, as paths from the checkout `root`."""
+    return sorted(
+        path.relative_to(root).as_posix()
+        for path in (root / "tests").rglob("test_*.py")
+        if _MARKED.search(path.read_text(encoding="utf-8"))
+    )
 
 
-def run_suite(root: Path, folder: Path, parts: Parts) -> tuple[Outcome, Outcome]:
+def run_suite(root: Path, folder: Path) -> tuple[Outcome, Outcome]:
     """Run the GPU tests and the benchmarks; return how each ended.
 
     Tests that need the device to themselves (marked `alone`) are a start of their own. The others
@@ -201,29 +136,18 @@ def run_suite(root: Path, folder: Path, parts: Parts) -> tuple[Outcome, Outcome]
     devices: Sequence[str | None] = visible_devices(None)[:2]
     first, second = devices if len(devices) == 2 else (None, None)
 
-    def tests(
-        title: str, names: list[str], junit: str, options: list[str], device: str | None
-    ) -> Outcome:
-        def start(left: Sequence[str]) -> Ended:
-            path = folder / junit
-            whole = run_pytest(root, [*options, "-m", "gpu", *left], path, device)
-            return whole, outcomes_by_file(path, whole)
-
-        return parts.run(title, names, start)
-
-    def timed(_: Sequence[str]) -> Ended:
-        # Not into the checkout: what is measured next would find it changed.
-        stored = (folder / _BENCHMARKS).resolve()
-        arguments = [_BENCHMARKS, "--benchmark-only", f"--benchmark-storage=file://{stored}"]
-        whole = run_pytest(root, arguments, folder / "gpu_benchmarks.xml", second)
-        return whole, {_BENCHMARKS: whole}
+    def tests(names: Sequence[str], junit: str, *options: str, device: str | None) -> Outcome:
+        return run_pytest(root, [*options, "-m", "gpu", *names], folder / junit, device)
 
     with ThreadPoolExecutor(max_workers=1) as executor:
-        apart = executor.submit(tests, "tests that run alone", alone, "alone.xml", [], first)
+        apart = executor.submit(tests, alone, "alone.xml", device=first)
         if first is None:
             apart.result()
-        rest = tests("tests", together, "gpu_tests.xml", shared, second)
-        benchmarks = parts.run("benchmarks", [_BENCHMARKS], timed)
+        rest = tests(together, "gpu_tests.xml", *shared, device=second)
+        # Not into the checkout: what is measured next would find it changed.
+        stored = (folder / _BENCHMARKS).resolve()
+        timed = [_BENCHMARKS, "--benchmark-only", f"--benchmark-storage=file://{stored}"]
+        benchmarks = run_pytest(root, timed, folder / "gpu_benchmarks.xml", second)
         return apart.result() + rest, benchmarks
 
 

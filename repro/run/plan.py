@@ -21,7 +21,6 @@ from repro.models.memory_plan import CONTEXT_BYTES
 from repro.run.carry_out import is_ensemble
 from repro.run.disk import free_bytes, size
 from repro.run.preflight import is_published, memory_of, preflight, startable
-from repro.run.proxy_options import making
 from repro.run.run_disk import disk_bytes
 from repro.run.select import Selection
 from repro.spec.config import RunConfig, TrainScale
@@ -29,7 +28,6 @@ from repro.spec.needs import Needs
 from repro.spec.shapes import shape_of_checkpoint
 from repro.spec.throughput import ThroughputScale
 from repro.spec.tier import REAL_CHECKPOINTS, Tier, cuda_devices
-from repro.targets.rates import lacking_rates
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,11 +78,6 @@ def plan_text(
     missing = selection.tier.missing()
     if missing:
         lines.append(f"  This machine cannot run it: {missing}.")
-    for name in needs.lacking():
-        lines.append(f"  It needs the policy {name}; first: {making(name)}")
-    unchosen = lacking_rates(selection.source, selection.tier)
-    if unchosen:
-        lines.append(f"  It cannot start: {unchosen}.")
     lines += _arm_lines(runs, done, timed)
     absent = [item for item in needs.downloads if not item.present()]
     fetched = "; ".join(f"{item.name} ({size(item.nbytes)})" for item in absent) or "none"

@@ -23,7 +23,6 @@ from repro.spec.arm import Arm
 from repro.spec.config import RunConfig, TrainScale
 from repro.spec.needs import Needs
 from repro.spec.shapes import DecoderShape, shape_by_name, shape_of_checkpoint
-from repro.spec.tier import Tier
 
 # Of one AdamW moment per parameter: float32, or a code of 8 bits with its share of a block's scale
 # (one float32 per 256).
@@ -40,7 +39,7 @@ _TOKENIZER_BYTES_PER_ROW = 75
 def disk_bytes(runs: Iterable[RunConfig], needs: Needs, workers: int) -> int:
     """Return the disk that runs of one target and tier need, `workers` of them at a time.
 
-    Runs of the proxy tier, and those whose shape is not known, leave what `needs` says.
+    Runs whose shape is not known leave what `needs` says.
     """
     left, working = 0, []
     for run in runs:
@@ -54,7 +53,7 @@ def disk_bytes(runs: Iterable[RunConfig], needs: Needs, workers: int) -> int:
 
 
 def _shape_of(run: RunConfig) -> DecoderShape | None:
-    if run.tier == Tier.PROXY.value or not isinstance(run.scale, TrainScale):
+    if not isinstance(run.scale, TrainScale):
         return None
     return shape_of_checkpoint(run.scale.checkpoint) or shape_by_name(run.scale.checkpoint)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import os
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -12,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from repro.data.load import DATA_VARIABLE, data_sources, is_test_only
+from repro.data.load import data_sources, is_test_only
 from repro.data.prompts import template_source
 from repro.reward.custom import reward_named
 from repro.spec.arm import all_of, require, unknown
@@ -25,7 +24,6 @@ from repro.spec.variants import (
     asking,
     on_data,
     reading,
-    with_human_problems,
     with_overrides,
     with_reward,
     with_steps,
@@ -153,8 +151,6 @@ def select(
 ) -> list[Selection]:
     """Return the selections for target names.
 
-    Where `$REPRO_DATA` names a folder, proxy policies are those pre-trained on its problems, too.
-
     Parameters
     ----------
     tier
@@ -172,7 +168,7 @@ def select(
 def _selected(name: str, tier: Tier | None, changes: Changes) -> Selection:
     target = find(name)
     source = runs_of(target)
-    changed = with_human_problems(source) if os.environ.get(DATA_VARIABLE) else source
+    changed = source
     if changes.data is not None:
         named = data_source(changes.data)
         changed = asking(changed, named) if is_test_only(named) else on_data(changed, named)
@@ -215,7 +211,7 @@ def model_source(named: str) -> str:
         converted(folder)
     if folder.exists():
         return str(folder.resolve())
-    known = named == "tiny" or is_hub_name(named) or named.startswith("proxy-")
+    known = named == "tiny" or is_hub_name(named)
     require(
         known,
         f"--model {named}: there is no such folder or file, and a hub name is owner/model or "
@@ -235,8 +231,9 @@ def data_source(named: str) -> str:
         "/" not in named and not named.startswith("."),
         f"--data {named}: there is no such folder",
     )
-    known = named in data_sources() or named.startswith("human:")
-    require(known, f"--data {named}: {unknown('data source', named, data_sources())}")
+    require(
+        named in data_sources(), f"--data {named}: {unknown('data source', named, data_sources())}"
+    )
     return named
 
 

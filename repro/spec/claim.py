@@ -28,7 +28,7 @@ ClaimKind = Literal[
     "ratio",
     "at_most",
 ]
-Pairing = Literal["seed", "prompt", "repeat", "pre-training seed"]
+Pairing = Literal["seed", "prompt", "repeat"]
 Test = Literal["t", "sign_flip", "mcnemar"]
 Better = Literal["lower", "higher", "neither"]
 
@@ -62,7 +62,6 @@ _UNIT_OF_PAIRING: dict[str, Unit] = {
     "seed": "training seed",
     "prompt": "prompt",
     "repeat": "timed repeat",
-    "pre-training seed": "pre-training seed",
 }
 
 
@@ -137,16 +136,13 @@ class Claim:
     metric
         Name of the metric that is compared.
     factor
-        Fields of `Arm` in which the arms may differ, or `learning_rate`, which the scale sets, or
-        those of a scale in which arms of other targets may (`Target.across`).
+        Fields of `Arm` in which the arms may differ, or `learning_rate`, which the scale sets.
     margin, because
         A number stated in advance, in the metric's unit, and its reason.
     paired_by
         What the arms have in common value by value: the training `seed`, or the `prompt`, for which
         records hold the series `<metric>_by_prompt`, or the timed `repeat` of a deterministic
-        workload, in targets that declare `timed_repeats`. `pre-training seed`: of a pooled claim
-        whose pairs of arms train one policy each; the training seeds of a policy are averaged to
-        one value, so that policies are what varies.
+        workload, in targets that declare `timed_repeats`.
     effect
         How large the paper's effect is, and the smallest that matters; needed by claims of
         `SIZED_KINDS` that are not about the machinery.
@@ -191,13 +187,6 @@ class Claim:
     def unit_of_replication(self) -> Unit:
         """What is drawn again from pair to pair."""
         return self.unit or _UNIT_OF_PAIRING[self.paired_by]
-
-    @property
-    def paired_arms(self) -> tuple[tuple[str, ...], ...]:
-        """The arms that are compared seed by seed: all of them, or two of each policy."""
-        if self.paired_by != "pre-training seed":
-            return (self.arms,)
-        return tuple(zip(self.arms[::2], self.arms[1::2], strict=True))
 
     @property
     def is_ratio(self) -> bool:
@@ -272,11 +261,6 @@ class Claim:
         require(
             self.kind != "pooled" or len(self.arms) % 2 == 0,
             f"{where}: kind pooled relates pairs of arms; found {len(self.arms)}",
-        )
-        require(
-            self.paired_by != "pre-training seed" or (self.kind == "pooled" and self.test == "t"),
-            f"{where}: kind {self.kind} with the test {self.test} is paired by pre-training seed; "
-            "needs kind pooled, a pair of arms per policy, and the test t",
         )
         require(
             (self.unit is None) == (self.draws is None),

@@ -37,12 +37,10 @@ class DataConfig:
     Attributes
     ----------
     source
-        `generated`, `generated_steps` (the proxy tier's five levels), a public data set's name
-        (`gsm8k`, `bigmath`, `math500`, `aime24`, `aime25`, `amc23`) or `folder:<path>`
-        for local JSONL.
+        `generated`, a public data set's name (`gsm8k`, `bigmath`, `math500`, `aime24`, `aime25`,
+        `amc23`) or `folder:<path>` for local JSONL.
     levels
-        Difficulty levels kept (the generator's steps or levels, Big-Math's quintiles); empty keeps
-        all.
+        Difficulty levels kept (the generator's steps, Big-Math's quintiles); empty keeps all.
     train_problems, test_problems, development_problems
         How many of each split are used; 0 takes all there are.
     seed
@@ -60,9 +58,6 @@ class DataConfig:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProblemSet:
     """A further set of problems on which the final policy is measured, as `accuracy_<name>`.
-
-    A set whose source is `human:<name>` is left out, and the record says so, where no folder of
-    human-written problems is named (`$REPRO_DATA`).
 
     Attributes
     ----------
@@ -245,9 +240,8 @@ class TrainScale:
     Attributes
     ----------
     checkpoint, revision
-        `tiny` (in the package), `proxy-30m` or `proxy-120m` (made by `run pretrain-proxy`), a
-        folder, or a hub name; and of a hub name the branch, tag or commit. A record names the
-        commit that was loaded.
+        `tiny` (in the package), a folder, or a hub name; and of a hub name the branch, tag or
+        commit. A record names the commit that was loaded.
     steps
         Optimiser steps. One rollout batch serves `updates_per_rollout` of them.
     prompts_per_rollout, group_size
@@ -270,6 +264,9 @@ class TrainScale:
     permuted
         Whether each seed has an order of channels of its own: the same function, and another draw
         of every rounding.
+    together
+        Whether runs of like shape train and answer many at once, as one batched model
+        (`repro.rl.stacked`): each is the run that it would be alone, but for the order of sums.
     seeds
         Seeds of a default run.
     """
@@ -293,6 +290,7 @@ class TrainScale:
     test_sets: tuple[ProblemSet, ...] = field(default=(), metadata=LATER)
     accuracy_over: Literal["split", "sets"] = field(default="split", metadata=LATER)
     permuted: bool = field(default=False, metadata=LATER)
+    together: bool = field(default=False, metadata=LATER)
     seeds: tuple[int, ...] = (0, 1, 2, 3, 4)
 
     def __post_init__(self) -> None:
@@ -339,22 +337,17 @@ class PretrainScale:
 
     Attributes
     ----------
-    recipe, recipe_version
-        Name of the recipe; the version moves whenever the recipe would give another policy.
+    recipe_version
+        Moves whenever the recipe would give another policy.
     quality_problems
         Problems on which the result is measured.
     threads
         Threads of torch on a CPU; part of what decides the result's bits.
-    human_data
-        Whether MAWPS's training problems are trained on and human-written test problems asked,
-        from the folder that `$REPRO_DATA` names.
     """
 
-    recipe: str = "tiny"
     recipe_version: int = 1
     quality_problems: int = 500
     threads: int = 2
-    human_data: bool = False
     seeds: tuple[int, ...] = (0,)
 
 

@@ -17,7 +17,7 @@ from repro.spec.arm import require, require_choice
 
 Measure = Literal["units", "of baseline", "of gain", "of shortfall", "ratio"]
 AssayKind = Literal["headroom", "range", "control", "design"]
-Unit = Literal["training seed", "rounding draw", "pre-training seed", "prompt", "timed repeat"]
+Unit = Literal["training seed", "rounding draw", "prompt", "timed repeat"]
 
 # The metric whose mean is the gain in `of gain`.
 GAIN = "gain_greedy"

@@ -1,4 +1,4 @@
-"""What runs of a tier need of a machine: memory, disk, downloads and policies; no times.
+"""What runs of a tier need of a machine: memory, disk and downloads; no times.
 
 How long a run takes is measured, not declared: `plan` quotes blessed records (`repro.run.plan`).
 """
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from repro.spec.config import TrainScale
 from repro.spec.hub import is_hub_name
 from repro.spec.shapes import shape_of_checkpoint
-from repro.spec.tier import GIB, Download, policies_folder
+from repro.spec.tier import GIB, Download
 
 DATA_DOWNLOADS = {
     "gsm8k": Download(kind="dataset", name="openai/gsm8k", nbytes=5_000_000),
@@ -37,22 +37,11 @@ class Needs:
         Disk for what one run leaves, where it is not counted from shapes (`repro.run.run_disk`).
     downloads
         Fetched from the hub once for all runs.
-    policies
-        Names of policies that must have been pre-trained on this machine first.
     """
 
     memory_bytes: int
     disk_bytes: int
     downloads: tuple[Download, ...] = ()
-    policies: tuple[str, ...] = ()
-
-    def lacking(self) -> tuple[str, ...]:
-        """Return the names of policies that are not there."""
-        return tuple(
-            name
-            for name in self.policies
-            if not (policies_folder() / name / "model.safetensors").is_file()
-        )
 
 
 def needs_of_checkpoint(scale: TrainScale) -> Needs:

@@ -1,9 +1,8 @@
 """Shapes of the models that the paper trains: Qwen2.5-Instruct, as their published configs say.
 
 Time and memory follow from shapes alone, so these serve the memory plan (which needs no torch) and
-the models with random weights on which the `systems` tier measures. With the shapes of the policies
-that this suite pre-trains they say how many projections, norms and parameters a run of a checkpoint
-must have counted.
+the models with random weights on which the `systems` tier measures. With the tiny policy's shape
+they say how many projections, norms and parameters a run of a checkpoint must have counted.
 
 Easy mistakes: the three smallest tie `lm_head` to the embedding and count one matrix, while the
 paper's sizes in GB count both; their vocabulary is also padded to another length than the larger
@@ -154,30 +153,18 @@ SHAPES: dict[str, DecoderShape] = {
 }
 
 
-# Of the policies that are pre-trained here, by the names of `repro.pretrain.recipes`.
-OWN_SHAPES: dict[str, DecoderShape] = {
-    name: DecoderShape(
-        name=name,
-        hidden=hidden,
-        intermediate=intermediate,
-        layers=layers,
-        query_heads=query_heads,
-        key_heads=key_heads,
-        head_dim=hidden // query_heads,
-        vocabulary=vocabulary,
-        tied=True,
-    )
-    for name, hidden, intermediate, layers, query_heads, key_heads, vocabulary in (
-        ("tiny", 128, 384, 4, 4, 2, 333),
-        ("proxy-30m", 512, 1536, 9, 8, 2, 3072),
-        ("proxy-30m-early", 512, 1536, 9, 8, 2, 3072),
-        ("proxy-30m-needle4", 512, 1536, 9, 8, 2, 3072),
-        ("proxy-30m-needle05", 512, 1536, 9, 8, 2, 3072),
-        ("proxy-120m", 1024, 2816, 10, 16, 4, 3072),
-    )
-}
-_FORMAT_SUFFIX = re.compile(r"-(nvfp4|mxfp4|nf4)$")
-_SEED_SUFFIX = re.compile(r"-seed\d+$")
+# Of the policy in the package (`repro.pretrain.recipes`).
+TINY = DecoderShape(
+    name="tiny",
+    hidden=128,
+    intermediate=384,
+    layers=4,
+    query_heads=4,
+    key_heads=2,
+    head_dim=32,
+    vocabulary=333,
+    tied=True,
+)
 _QWEN = re.compile(r"Qwen/Qwen2\.5-(?:Coder-)?([\d.]+B)(?:-Instruct)?(?:-GGUF:.+)?")
 
 
@@ -187,10 +174,7 @@ def shape_by_name(checkpoint: str) -> DecoderShape | None:
     What a record is held against asks this alone: a verdict must not depend on what lies in the
     cache of the machine that gives it.
     """
-    name = _FORMAT_SUFFIX.sub("", checkpoint)
-    # Another pre-training seed is another policy of the same shape.
-    own = OWN_SHAPES.get(_SEED_SUFFIX.sub("", name))
-    return _published(checkpoint) or (own and replace(own, name=name))
+    return TINY if checkpoint == TINY.name else _published(checkpoint)
 
 
 def _published(checkpoint: str) -> DecoderShape | None:

@@ -60,8 +60,8 @@ class Target:
         workload under the clock, and its repeats stand in for seeds, this many at least, in
         verdicts and in `bless`. A record holds them as series named as the metrics.
     looks
-        The times at which the planned seeds of the proxy tier are judged, and the level spent at
-        each; none is one look, at all of them.
+        The times at which the planned seeds of a tier with a plan are judged, and the level spent
+        at each; none is one look, at all of them.
     scales
         How large each tier runs it. A tier without a scale yields `not run`, with `why_not`.
     needs
@@ -71,9 +71,6 @@ class Target:
     shared
         {arm: (target, its arm)} for arms that are run and recorded as another target's: the same
         arm but for name and label, at the same scale but for the seeds.
-    across
-        Fields of the scale in which the homes of shared arms may differ, too: a claim that compares
-        such arms declares them as factors.
     headline
         Metric printed beside the paper's cells.
     why_not
@@ -100,7 +97,6 @@ class Target:
     headline: str | None = None
     records_of: str | None = None
     shared: Mapping[str, tuple[Target, str]] = field(default_factory=dict)
-    across: tuple[str, ...] = ()
     why_not: str = ""
     paper_file: str = ""
     paper_column: str = ""
@@ -221,10 +217,7 @@ def default_tier(target: Target) -> Tier:
 
 def lacking_here(target: Target, tier: Tier) -> str | None:
     """Return what this machine lacks to run a target at a tier without downloads, or None."""
-    needs = target.needs_at(tier)
-    if needs.lacking():
-        return f"needs {', '.join(needs.lacking())}, pre-trained on this machine"
-    absent = [item.name for item in needs.downloads if not item.present()]
+    absent = [item.name for item in target.needs_at(tier).downloads if not item.present()]
     return tier.missing() or (f"would download {', '.join(absent)}" if absent else None)
 
 
@@ -305,8 +298,7 @@ def _require_same_runs(target: Target) -> None:
         )
         require(other not in home.shared, f"{where}, which is itself shared; name its home")
         for tier, scale in target.scales.items():
-            others = {"seeds"} | set(target.across)
-            same = tier in home.scales and differing_fields(scale, home.scales[tier]) <= others
+            same = tier in home.scales and differing_fields(scale, home.scales[tier]) <= {"seeds"}
             require(same, f"{where} has another scale at the {tier.value} tier")
 
 
@@ -323,10 +315,6 @@ def differing_fields(first: Any, second: Any) -> set[str]:
 def _require_declared_factor(target: Target, claim: Claim) -> None:
     for one, other in itertools.combinations(claim.arms, 2):
         differing = differing_fields(target.arm(one), target.arm(other))
-        homes = [target.home(name)[0] for name in (one, other)]
-        for tier in target.scales if target.across else ():
-            scales = [home.scales[tier] for home in homes if tier in home.scales]
-            differing |= differing_fields(scales[0], scales[-1]) - {"seeds"}
         undeclared = differing - set(claim.factor)
         require(
             not undeclared,
@@ -358,8 +346,7 @@ def _require_sizes(target: Target, claim: Claim) -> None:
 def _require_planned_looks(target: Target) -> None:
     where = f"target {target.name}"
     require_looks(where, target.looks)
-    scale = target.scales.get(Tier.PROXY)
-    if target.looks and scale is not None:
+    for scale in target.scales.values() if target.looks else ():
         last, planned = target.looks[-1].seeds, len(scale.seeds)
         require(last == planned, f"{where}: its last look is at {last} of {planned} planned seeds")
 

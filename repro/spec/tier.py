@@ -18,7 +18,7 @@ from enum import Enum
 from pathlib import Path
 
 from repro.spec.arm import unknown
-from repro.spec.hub import is_whole, snapshots, user_cache
+from repro.spec.hub import is_whole, snapshots
 
 GIB = 2**30
 
@@ -48,7 +48,6 @@ class Tier(Enum):
     """How large a run is. The value is the name used in paths and on the command line."""
 
     SMOKE = "smoke"
-    PROXY = "proxy"
     SYSTEMS = "systems"
     MINI = "mini"
     PAPER = "paper"
@@ -75,7 +74,6 @@ class Tier(Enum):
 
 _NEEDS = {
     Tier.SMOKE: "2 CPU cores; no GPU, no network",
-    Tier.PROXY: "one CUDA device of compute capability 8.0 or newer; no network",
     Tier.SYSTEMS: "one CUDA device of compute capability 8.0 or newer; no network",
     Tier.MINI: "Qwen2.5-0.5B or 1.5B-Instruct and GSM8K (hub or a local folder), one CUDA device "
     "of 24 GB",
@@ -86,29 +84,26 @@ _NEEDS = {
 _MEANING = {
     Tier.SMOKE: "the whole mechanism runs end to end on a tiny policy, and its exact properties "
     "hold; nothing about the paper's models",
-    Tier.PROXY: "the direction of the paper's contrast, on policies pre-trained here, with seeds "
-    "and intervals",
     Tier.SYSTEMS: "time and memory on the real shapes with random weights, device named",
     Tier.MINI: "the direction of the paper's contrast, on its data and the smallest checkpoints "
     "of its family, with seeds and intervals",
     Tier.PAPER: "the paper's own number, on the paper's checkpoints and data",
 }
 
-# Names the folder of the policies pre-trained here.
-POLICIES_VARIABLE = "REPRO_POLICIES"
 # Set for worker processes that share a device: how many do.
 SHARING_VARIABLE = "REPRO_DEVICE_SHARED_BY"
 
 # What a run of a real checkpoint needs depends on its size and format: the memory plan says so per
 # run (`repro.run.preflight`). Cards sold as 24 GB report 22.0 to 23.7 GiB.
 _MINIMUM_BYTES = {
-    Tier.PROXY: 8 * GIB,
     Tier.SYSTEMS: 16 * GIB,
     Tier.MINI: 8 * GIB,
     Tier.PAPER: 8 * GIB,
 }
 # Tiers whose runs load published checkpoints.
 REAL_CHECKPOINTS = (Tier.MINI, Tier.PAPER)
+# Tiers at which an analysis plan is fixed before the runs, and a run that fails is a result.
+PLANNED = (Tier.MINI,)
 
 
 def parse_tier(name: str) -> Tier:
@@ -197,11 +192,3 @@ class Download:
             return True
         folders = snapshots(self.kind, self.name)
         return any(map(is_whole, folders)) if self.kind == "model" else bool(folders)
-
-
-def policies_folder() -> Path:
-    """Return where policies pre-trained by this suite lie: `$REPRO_POLICIES`, else a cache."""
-    named = os.environ.get(POLICIES_VARIABLE)
-    if named:
-        return Path(named).expanduser()
-    return user_cache() / "policies"

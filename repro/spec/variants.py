@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from repro.spec.arm import Arm, RewardFunction, require
-from repro.spec.config import DataConfig, PretrainScale, ProblemSet, TrainScale, digest_of
+from repro.spec.config import DataConfig, ProblemSet, TrainScale, digest_of
 from repro.spec.settings import with_settings
 from repro.spec.target import Target
 from repro.spec.tier import Tier
@@ -193,11 +193,6 @@ def _variant(
     arms: tuple[Arm, ...] | None = None,
 ) -> Target:
     """Return `target` under another name with other scales, and no number to be held against it."""
-    require(
-        not target.across,
-        f"{target.name} compares arms across {', '.join(target.across)}, as other targets have "
-        "them; it has no variant of one scale",
-    )
     return dataclasses.replace(
         target,
         name=f"{target.name}_{suffix}",
@@ -205,7 +200,6 @@ def _variant(
         arms=target.arms if arms is None else arms,
         scales=scales,
         shared={},
-        across=(),
         needs={tier: needs for tier, needs in target.needs.items() if tier in scales},
         paper_file="",
         paper_column="",
@@ -245,16 +239,3 @@ def with_reward(target: Target, reward: RewardFunction) -> Target:
     words = f"rewarded by {reward.module}:{reward.function}"
     changed = _variant(target, f"rewarded_by_{slug}", words, scales, arms)
     return dataclasses.replace(changed, claims=())
-
-
-def with_human_problems(target: Target) -> Target:
-    """Return `target` pre-training on human-written problems too, under its own name.
-
-    A target whose recipes take none is returned as it is.
-    """
-    scales = {
-        tier: dataclasses.replace(scale, human_data=True)
-        for tier, scale in target.scales.items()
-        if isinstance(scale, PretrainScale) and scale.recipe == "proxy"
-    }
-    return dataclasses.replace(target, scales={**target.scales, **scales}) if scales else target

@@ -17,11 +17,9 @@ from repro.targets.ablations import (
     FIGURE17,
 )
 from repro.targets.coder import CODER_TARGETS
-from repro.targets.controls import CONTROL_TARGETS
 from repro.targets.curves import (
     FIGURE4,
     FIGURE4_BIGMATH,
-    FIGURE4_DAPO,
     FIGURE5,
     FIGURE7,
     FIGURE8,
@@ -32,9 +30,7 @@ from repro.targets.curves import (
     TABLE2_32B,
 )
 from repro.targets.described import FIGURE1, FIGURE2, FIGURE3, FIGURE6, TABLE4
-from repro.targets.entropy_start import ENTROPY_START
 from repro.targets.kernels import KERNELS
-from repro.targets.ladder import AGAIN, LADDER, OVER_POLICIES
 from repro.targets.memory import (
     CHECKPOINT_PATH,
     MEMORY,
@@ -43,19 +39,16 @@ from repro.targets.memory import (
     MEMORY_FORMATS,
 )
 from repro.targets.mini import MINI_TARGETS
-from repro.targets.pretraining import PRETRAIN_PROXY, PRETRAIN_TINY
-from repro.targets.rates import LEARNING_RATES
+from repro.targets.pretraining import PRETRAIN_TINY
 from repro.targets.rollout import RANKED, ROLLOUT, SCHEDULING
 from repro.targets.speed import FIGURE11, TABLE9, TABLES_5_TO_8
 from repro.targets.steps import STEP_TARGETS
-from repro.targets.supervised import NOISE_IN_SFT, NOISE_IN_SFT_DRAWS
-from repro.targets.table1 import TABLE1, TABLE1_3B, TRANSFER
+from repro.targets.table1 import TABLE1, TABLE1_3B
 from repro.targets.table2 import TABLE2, TABLE2_14B
 
 TARGETS: tuple[Target, ...] = (
     TABLE1,
     TABLE1_3B,
-    TRANSFER,
     *MINI_TARGETS,
     *CODER_TARGETS,
     TABLE2,
@@ -69,10 +62,8 @@ TARGETS: tuple[Target, ...] = (
     FIGURE2,
     FIGURE3,
     FIGURE4,
-    FIGURE4_DAPO,
     FIGURE4_BIGMATH,
     FIGURE5,
-    ENTROPY_START,
     FIGURE6,
     FIGURE7,
     FIGURE8,
@@ -88,15 +79,7 @@ TARGETS: tuple[Target, ...] = (
     FIGURE16,
     FIGURE17,
     *SIZED_FIGURES,
-    LEARNING_RATES,
-    *CONTROL_TARGETS,
-    NOISE_IN_SFT,
-    NOISE_IN_SFT_DRAWS,
-    *LADDER,
-    *AGAIN,
-    *OVER_POLICIES,
     PRETRAIN_TINY,
-    PRETRAIN_PROXY,
     MEMORY,
     MEMORY_DENSE,
     MEMORY_FORMATS,

@@ -5,12 +5,11 @@ at 1e-2, and its exponential curve is at its end by the sixth stage, where Eq. 8
 at the tenth; the arms take Table 4's range and Eq. 8. Of learning it says nothing that Fig. 9 does
 not: `figure15` has no runs or claims of its own, and is Fig. 9's arms, read from its records.
 
-Figs. 9 and 10 are of 3B: at the paper tier they are `figure9_3b` and `figure10_3b`, which share an
-arm with `table1_3b`. The model of Figs. 16 and 17 is not stated; 7B is taken.
+Figs. 9 and 10 are of 3B: their runs are those of `figure9_3b` and `figure10_3b`, which share an arm
+with `table1_3b`. The model of Figs. 16 and 17 is not stated; 7B is taken.
 
 Fig. 16 and 17 plot 3e-5 and 5e-6; Table 4's own 1e-5 is in neither, so an arm's factor is relative
-to the rate that Table 4 gives its format (1e-5 for four bits, 5e-6 for BF16 LoRA). At the proxy
-tier it is relative to the rate that the sweep chose for the format.
+to the rate that Table 4 gives its format (1e-5 for four bits, 5e-6 for BF16 LoRA).
 """
 
 from __future__ import annotations
@@ -22,11 +21,9 @@ from repro.spec.arm import Arm, NoiseConfig, NoiseSchedule
 from repro.spec.effect import Assay
 from repro.spec.target import Claim, Target
 from repro.spec.tier import Tier
-from repro.targets import paper_effects, paper_tier, proxy
+from repro.targets import paper_effects, paper_tier
 from repro.targets.claims import difference
 from repro.targets.table1 import BF16_LORA, METRICS, NVFP4_LORA_AQN, TABLE1, TABLE1_3B
-
-_AS_QERL = (TABLE1, "nvfp4_lora_aqn")
 
 SCHEDULES = {
     schedule: dataclasses.replace(
@@ -67,24 +64,6 @@ _CONFOUNDED = Assay(
 )
 
 
-def _falls_with_rank(
-    name: str, quantity: str, metric: str, *, tiers: tuple[Tier, ...] = ()
-) -> Claim:
-    """Return the claim that a metric, `quantity` in words, falls as the LoRA rank grows."""
-    return Claim(
-        name=name,
-        statement=f"{quantity} falls as the rank grows (alpha grows with it)",
-        source="Fig. 10",
-        kind="trend",
-        arms=tuple(arm.name for arm in reversed(RANKS)),
-        metric=metric,
-        factor=("lora_rank", "lora_alpha"),
-        effect=paper_effects.RANK_SPEED,
-        assays=(_CONFOUNDED,),
-        tiers=tiers,
-    )
-
-
 QERL_LOW, QERL_HIGH = _rates(NVFP4_LORA_AQN, "qerl", 0.5, 3.0)
 LORA_LOW, LORA_HIGH = _rates(BF16_LORA, "lora", 1.0, 6.0)
 
@@ -123,10 +102,7 @@ FIGURE9 = Target(
         for schedule, arm in SCHEDULES.items()
         if schedule != "exponential"
     ),
-    scales={Tier.PROXY: proxy.PROXY},
-    needs={Tier.PROXY: proxy.NEEDS},
     headline="accuracy",
-    shared={"aqn_exponential": _AS_QERL},
     why_not="the paper's scale of these runs is figure9_3b's",
     paper_file="figure9",
 )
@@ -140,7 +116,7 @@ FIGURE15 = Target(
     arms=FIGURE9.arms,
     metrics=METRICS,
     headline="accuracy",
-    records_of="figure9",
+    records_of="figure9_3b",
     why_not="a definition, which nothing but figure9's runs can show; tested stage by stage",
     paper_file="figure15",
 )
@@ -152,12 +128,16 @@ FIGURE10 = Target(
     arms=RANKS,
     metrics=METRICS,
     claims=(
-        _falls_with_rank("small_rank_faster", "the mean training reward", "train_reward_mean"),
-        _falls_with_rank(
-            "small_rank_grows_faster",
-            "the area under the held-out accuracy",
-            "heldout_area",
-            tiers=(Tier.PROXY,),
+        Claim(
+            name="small_rank_faster",
+            statement="the mean training reward falls as the rank grows (alpha grows with it)",
+            source="Fig. 10",
+            kind="trend",
+            arms=tuple(arm.name for arm in reversed(RANKS)),
+            metric="train_reward_mean",
+            factor=("lora_rank", "lora_alpha"),
+            effect=paper_effects.RANK_SPEED,
+            assays=(_CONFOUNDED,),
         ),
         Claim(
             name="rank_hardly_matters",
@@ -172,10 +152,7 @@ FIGURE10 = Target(
             assays=(_CONFOUNDED,),
         ),
     ),
-    scales={Tier.PROXY: proxy.PROXY_ORDER},
-    needs={Tier.PROXY: proxy.NEEDS},
-    headline="heldout_area",
-    shared={"rank_32": _AS_QERL},
+    headline="train_reward_mean",
     why_not="the paper's scale of these runs is figure10_3b's",
     paper_file="figure10",
 )
@@ -199,23 +176,9 @@ FIGURE16 = Target(
             effect=paper_effects.RATE_SPEED,
             metric="train_reward_mean",
         ),
-        difference(
-            "high_rate_grows_faster",
-            "QeRL's area under the held-out accuracy is larger at three times its own rate than at "
-            "half of it",
-            "Fig. 16",
-            QERL_HIGH,
-            QERL_LOW,
-            "learning_rate_factor",
-            "learning_rate",
-            effect=paper_effects.RATE_SPEED,
-            metric="heldout_area",
-            tiers=(Tier.PROXY,),
-        ),
     ),
-    scales={Tier.PROXY: proxy.PROXY, Tier.PAPER: paper_tier.GSM8K_7B},
-    needs={Tier.PROXY: proxy.NEEDS},
-    headline="heldout_area",
+    scales={Tier.PAPER: paper_tier.GSM8K_7B},
+    headline="train_reward_mean",
     paper_file="figure16",
 )
 FIGURE17 = Target(
@@ -239,8 +202,7 @@ FIGURE17 = Target(
             test="sign_flip",
         ),
     ),
-    scales={Tier.PROXY: proxy.PROXY, Tier.PAPER: paper_tier.GSM8K_7B},
-    needs={Tier.PROXY: proxy.NEEDS},
+    scales={Tier.PAPER: paper_tier.GSM8K_7B},
     headline="accuracy",
     shared={"lora_5e6": (TABLE1, "bf16_lora")},
     paper_file="figure17",

@@ -37,7 +37,6 @@ from repro.spec.target import Claim, Metric, Target
 from repro.spec.tier import Tier
 from repro.targets import paper_effects, table1
 from repro.targets.claims import difference
-from repro.targets.proxy import LADDER_METRICS
 from repro.targets.rates import FACTORS, at_rate
 
 # Publisher's file on the hub, and the SHA-256 of its bytes.
@@ -119,7 +118,7 @@ def _scale(size: str) -> TrainScale:
         max_prompt_tokens=_PROMPT,
         rollout=SamplingConfig(temperature=1.0, max_new_tokens=_NEW_TOKENS),
         optimizer=OptimizerConfig(
-            learning_rates=LearningRates(lora_16bit=3e-5, lora_4bit=3e-5, full=3e-6),
+            learning_rates=LearningRates(lora_16bit=1e-4, lora_4bit=1e-4, full=1e-5),
             beta2=0.99,
             warmup_steps=10,
             schedule="constant",
@@ -150,8 +149,11 @@ def _dose_scale(scale: TrainScale) -> TrainScale:
     )
 
 
-_MORE = tuple(m for m in LADDER_METRICS if m.name in ("take_off_steps", "took_off"))
-METRICS = (*table1.METRICS, *_MORE)
+METRICS = (
+    *table1.METRICS,
+    Metric(name="take_off_steps", unit="steps", title="steps to the threshold", better="lower"),
+    Metric(name="took_off", unit="share", title="reached the threshold", better="higher"),
+)
 _DOSE_METRICS = (
     Metric(
         name="kl_completions",
@@ -169,7 +171,8 @@ _DOSE_METRICS = (
     *table1.metrics_named(
         "accuracy", "accuracy_lenient", "format_rate", "truncation_rate", "completion_tokens_mean"
     ),
-    *(m for m in LADDER_METRICS if m.name in ("pass_at_1", "pass_at_16")),
+    Metric(name="pass_at_1", unit="percent", title="pass@1", better="higher"),
+    Metric(name="pass_at_16", unit="percent", title="pass@16", better="higher"),
 )
 
 

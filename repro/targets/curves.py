@@ -3,9 +3,8 @@
 Figures 4, 5 and 8 draw the runs of Table 1, so they read its records. The paper's curves begin up
 to 0.4 apart while the untrained accuracies differ by 6 points: what they show at the start is the
 format of the answers. The claims here are on means over all steps, with the same problems in the
-same order for every arm of a seed; at the proxy tier also on the area under the held-out accuracy
-over a budget of sampled tokens, which a format bonus cannot move. Figures 7, 12 and 14 draw Table
-2's runs there, Figure 13 (32B, harder problems) a larger policy's.
+same order for every arm of a seed. Figures 7, 12 and 14 draw Table 2's runs, Figure 13 (32B, harder
+problems) those of a larger model.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from repro.spec.arm import DAPO, Arm
 from repro.spec.effect import Effect
 from repro.spec.target import Claim, Target
 from repro.spec.tier import Tier
-from repro.targets import paper_effects, paper_tier, proxy
+from repro.targets import paper_effects, paper_tier
 from repro.targets.claims import difference
 from repro.targets.table1 import (
     BF16_FULL,
@@ -33,36 +32,6 @@ _FORMATS = (BF16_LORA, NF4_LORA, MXFP4_LORA, NVFP4_LORA)
 _BIGMATH_ARMS = tuple(
     arm for arm in TABLE2.arms if arm.name in ("bf16_full", "bf16_lora", "nvfp4_lora_aqn")
 )
-
-
-def _growth(source: str) -> tuple[Claim, ...]:
-    """Return the claims on growth by format, of held-out accuracy; a family with its own gate."""
-    return (
-        Claim(
-            name="heldout_order",
-            statement="the area under the held-out accuracy over the same sampled tokens rises in "
-            "the order BF16, NF4, MXFP4, NVFP4",
-            source=source,
-            kind="order",
-            arms=tuple(arm.name for arm in _FORMATS),
-            metric="heldout_area",
-            factor=("weight_format", "learning_rate"),
-            effect=paper_effects.FORMAT_SPEED,
-            tiers=(Tier.PROXY,),
-        ),
-        difference(
-            "nvfp4_grows_faster",
-            "NVFP4 LoRA has a larger area under the held-out accuracy than 16-bit LoRA",
-            source,
-            NVFP4_LORA,
-            BF16_LORA,
-            "weight_format",
-            "learning_rate",
-            effect=paper_effects.FORMAT_SPEED,
-            metric="heldout_area",
-            tiers=(Tier.PROXY,),
-        ),
-    )
 
 
 def _reward_by_format(source: str) -> tuple[Claim, ...]:
@@ -99,28 +68,11 @@ FIGURE4 = Target(
     source="Fig. 4",
     arms=(BF16_FULL, *_FORMATS),
     metrics=METRICS,
-    claims=(
-        *_reward_by_format("Fig. 4"),
-        *_growth("Fig. 4"),
-    ),
+    claims=_reward_by_format("Fig. 4"),
     records_of="table1",
     paper_file="figure4",
 )
-# The upper row of Fig. 4.
-FIGURE4_DAPO = Target(
-    name="figure4_dapo",
-    title="Fig. 4, upper row: training reward by weight format with DAPO",
-    statement="rewards grow faster on quantised weights than with 16-bit LoRA, with DAPO, too",
-    source="Fig. 4",
-    arms=tuple(dataclasses.replace(arm, loss=DAPO) for arm in _FORMATS),
-    metrics=METRICS,
-    claims=_growth("Fig. 4, upper row"),
-    scales={Tier.PROXY: proxy.PROXY_ORDER},
-    needs={Tier.PROXY: proxy.NEEDS},
-    headline="heldout_area",
-    why_not="the paper's scale of these runs is figure4_bigmath's",
-)
-# The same row at the paper's scale, where DAPO trains on BigMath; two of its arms are Table 2's.
+# The upper row of Fig. 4, where DAPO trains on BigMath; two of its arms are Table 2's.
 _DAPO_ARMS = tuple(dataclasses.replace(arm, loss=DAPO) for arm in _FORMATS)
 FIGURE4_BIGMATH = Target(
     name="figure4_bigmath",
@@ -177,17 +129,6 @@ FIGURE8 = Target(
             effect=paper_effects.AQN_LATE,
             metric="train_reward_mean",
         ),
-        difference(
-            "aqn_grows_faster",
-            "AQN enlarges the area under the held-out accuracy",
-            "Fig. 8",
-            NVFP4_LORA_AQN,
-            NVFP4_LORA,
-            "noise",
-            effect=paper_effects.AQN_LATE,
-            metric="heldout_area",
-            tiers=(Tier.PROXY,),
-        ),
     ),
     records_of="table1",
     paper_file="figure8",
@@ -216,19 +157,6 @@ def _bigmath(
                 "learning_rate",
                 effect=effect,
                 metric="train_reward_mean",
-            ),
-            difference(
-                "qerl_grows_faster",
-                "QeRL has a larger area under the held-out accuracy than 16-bit LoRA",
-                f"Fig. {number}",
-                NVFP4_LORA_AQN,
-                BF16_LORA,
-                "weight_format",
-                "noise",
-                "learning_rate",
-                effect=effect,
-                metric="heldout_area",
-                tiers=(Tier.PROXY,),
             ),
         ),
         records_of="table2",
@@ -259,10 +187,9 @@ FIGURE13 = dataclasses.replace(
         paper_effects.QERL_SPEED_32B,
     ),
     records_of=None,
-    scales={Tier.PROXY: proxy.PROXY_LARGE_HARD, Tier.PAPER: paper_tier.BIGMATH_32B},
-    needs={Tier.PROXY: proxy.NEEDS_LARGE},
+    scales={Tier.PAPER: paper_tier.BIGMATH_32B},
     metrics=(*METRICS, *BENCHMARK_METRICS),
-    headline="heldout_area",
+    headline="train_reward_mean",
 )
 # Two of its arms are Fig. 13's runs.
 TABLE2_32B = dataclasses.replace(
@@ -293,10 +220,9 @@ FIGURE14 = dataclasses.replace(
             "learning_rate",
             effect=paper_effects.ENTROPY_LATE,
             metric="entropy_last",
-            # Table 2's runs at the paper tier are of 7B; those of 14B are `figure14_14b`'s.
-            tiers=(Tier.PROXY,),
         ),
     ),
+    records_of="table2_14b",
 )
 
 
@@ -306,11 +232,6 @@ def _at_size(target: Target, size: str, records_of: str) -> Target:
         target,
         name=f"{target.name}_{size}",
         title=f"{target.title}; {size.upper()}",
-        claims=tuple(
-            dataclasses.replace(claim, tiers=())
-            for claim in target.claims
-            if claim.metric != "heldout_area"
-        ),
         records_of=records_of,
         paper_file="",
     )
@@ -319,5 +240,4 @@ def _at_size(target: Target, size: str, records_of: str) -> Target:
 SIZED_FIGURES = (
     _at_size(FIGURE7, "14b", "table2_14b"),
     _at_size(FIGURE8, "3b", "table1_3b"),
-    _at_size(FIGURE14, "14b", "table2_14b"),
 )

@@ -104,32 +104,6 @@ QERL_TAKE_OFF = _take_off(
     540 / 250, "Fig. 12 (plot): a reward of about .42 at step 250 with QeRL, at 540 with LoRA"
 )
 OPEN_TAKE_OFF = _take_off(None)
-# Between the outer rungs, whose priors of .5 and 40 % lie 1.9 powers of ten apart.
-GROWING_TAKE_OFF = Effect(
-    smallest=1.2,
-    measure="ratio",
-    because="chosen: a tenth of the steps for each tenfold rarer habit",
-)
-FOUND = Effect(
-    smallest=0.2,
-    measure="units",
-    because="chosen: a fifth of the runs; on the hardest problems the paper shows one run of each "
-    "arm (Figs. 7 and 13), which is no share",
-)
-# What a control must do at least, for an environment to be one in which exploration decides.
-CONTROL_TAKE_OFF = Effect(
-    smallest=1.15,
-    measure="ratio",
-    because="fixed before the runs: where a colder decision does not move the steps to the "
-    "threshold by 15 %, entropy from any other source cannot",
-)
-BORNE_RATES = Effect(
-    smallest=0.2,
-    measure="units",
-    because="one of the five rates: collapse at a rate 1.2 times as high; the paper has one run of "
-    "each arm at 3e-5 (Figs. 16 and 17), which is no size",
-)
-
 # Of questions that the paper leaves open: what would matter, as much as a tenth of its own effects.
 _TENTH = "a tenth of the paper's own effect of that kind"
 OPEN_ACCURACY = Effect(smallest=0.023, measure="of gain", because=f"{_TENTH} (Table 1)")

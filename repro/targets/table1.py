@@ -32,11 +32,10 @@ from repro.spec.config import (
     SamplingConfig,
     TrainScale,
 )
-from repro.spec.effect import Assay
 from repro.spec.needs import Needs
 from repro.spec.target import Claim, Metric, Target
 from repro.spec.tier import GIB, REAL_CHECKPOINTS, Tier
-from repro.targets import paper_effects, paper_tier, proxy
+from repro.targets import paper_effects, paper_tier
 from repro.targets.claims import HEADROOM, difference
 
 BF16 = Arm(name="bf16", label="BF16, untrained", training="none")
@@ -112,7 +111,13 @@ METRICS = (
     ),
     Metric(name="train_seconds", unit="seconds", title="training time"),
     Metric(name="peak_bytes", unit="bytes", title="peak memory"),
-    *proxy.METRICS,
+    Metric(
+        name="heldout_area",
+        unit="percent",
+        title="held-out accuracy, mean over the budget",
+        better="higher",
+    ),
+    Metric(name="heldout_last", unit="percent", title="held-out accuracy, last", better="higher"),
 )
 
 
@@ -262,67 +267,13 @@ TABLE1 = Target(
     source="Table 1; abstract",
     arms=_ARMS,
     controls=tuple(arm.name for arm in CONTROLS),
-    # Ten seeds at the proxy tier: Fig. 4 claims an order of its arms.
-    scales={Tier.SMOKE: SMOKE, Tier.PROXY: proxy.PROXY_ORDER, Tier.PAPER: paper_tier.GSM8K_7B},
-    needs={
-        Tier.SMOKE: Needs(memory_bytes=int(1.2 * GIB), disk_bytes=8_000_000),
-        Tier.PROXY: proxy.NEEDS,
-    },
+    scales={Tier.SMOKE: SMOKE, Tier.PAPER: paper_tier.GSM8K_7B},
+    needs={Tier.SMOKE: Needs(memory_bytes=int(1.2 * GIB), disk_bytes=8_000_000)},
     metrics=METRICS,
     claims=CLAIMS,
     headline="accuracy",
     paper_file="table1",
     paper_column="7B",
-)
-
-_FLOOR = (
-    Assay(
-        kind="design",
-        because="these policies solve 1 % of GSM8K and 3 to 5 % of SVAMP whatever they were "
-        "trained on, and MAWPS's training split was in their pre-training",
-    ),
-)
-
-# The same runs where the problems are not those trained on; a family of claims of its own.
-TRANSFER = Target(
-    name="table1_transfer",
-    title="Table 1's arms on harder levels and on human-written problems",
-    statement="what QeRL gains on the problems trained on, it gains on others, too",
-    source="not in the paper; asked of Table 1's arms",
-    arms=(BF16_LORA, NVFP4_LORA, NVFP4_LORA_AQN),
-    metrics=METRICS,
-    claims=tuple(
-        difference(
-            f"{name}_{where}",
-            f"{statement}, on {described}",
-            "not in the paper",
-            first,
-            second,
-            *factor,
-            effect=paper_effects.OPEN_SHARE,
-            metric=f"accuracy_{where}",
-            assays=_FLOOR if where == "human" else (),
-            tiers=(Tier.PROXY,),
-        )
-        for where, described in (("hard", "the hardest level"), ("human", "human-written problems"))
-        for name, statement, first, second, factor in (
-            (
-                "qerl_beats_lora",
-                "QeRL ends more accurate than 16-bit LoRA",
-                NVFP4_LORA_AQN,
-                BF16_LORA,
-                ("weight_format", "noise", "learning_rate"),
-            ),
-            (
-                "aqn_helps",
-                "adding AQN to NVFP4 LoRA raises the final accuracy",
-                NVFP4_LORA_AQN,
-                NVFP4_LORA,
-                ("noise",),
-            ),
-        )
-    ),
-    records_of="table1",
 )
 
 # The 3B column: the same rows and claims on the smaller checkpoint.

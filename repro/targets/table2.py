@@ -14,7 +14,7 @@ import dataclasses
 from repro.spec.arm import DAPO
 from repro.spec.target import Claim, Metric, Target
 from repro.spec.tier import Tier
-from repro.targets import paper_effects, paper_tier, proxy
+from repro.targets import paper_effects, paper_tier
 from repro.targets.claims import HEADROOM, difference
 from repro.targets.table1 import (
     BF16,
@@ -57,9 +57,7 @@ TABLE2 = Target(
         *(metric for metric in METRICS if metric.name != "accuracy"),
         *BENCHMARK_METRICS,
     ),
-    # The harder levels of the generator stand in for BigMath's.
-    scales={Tier.PROXY: proxy.PROXY_HARD, Tier.PAPER: paper_tier.BIGMATH_7B},
-    needs={Tier.PROXY: proxy.NEEDS},
+    scales={Tier.PAPER: paper_tier.BIGMATH_7B},
     headline="accuracy",
     claims=(
         Claim(
@@ -106,7 +104,6 @@ TABLE2 = Target(
             "noise",
             effect=paper_effects.AQN_LATE_BIGMATH,
             metric="train_reward_mean",
-            tiers=(Tier.PAPER,),
         ),
     ),
     paper_file="table2",

@@ -114,16 +114,17 @@ def test_controls_have_a_panel_of_their_own() -> None:
     assert labels == {"BF16 full", "BF16 LoRA", "NVFP4 LoRA"}
 
 
+@pytest.mark.usefixtures("planned_targets")
 def test_shared_arms_are_drawn_at_the_seeds_of_a_targets_own(tmp_path: Path) -> None:
-    for target, arm, seeds in (("table1", "nvfp4_lora_aqn", 10), ("figure10", "rank_64", [5, 6])):
-        for run in plan(find(target), Tier.PROXY, seeds, [arm]):
+    name = "study_schedules"
+    for target, arm, seeds in (("study", "nvfp4_lora_aqn", 10), (name, "aqn_linear", [5, 6])):
+        for run in plan(find(target), Tier.MINI, seeds, [arm]):
             now = datetime.now(UTC)
             record_of(run, metrics={}, environment={}, started=now).write(tmp_path)
-    drawn_at = sorted((arm, e.name) for e, arm in places(RunsFolder(tmp_path), "proxy", "figure10"))
-    assert drawn_at == [
-        (arm, f"seed-{seed}.json") for arm in ("rank_32", "rank_64") for seed in (5, 6)
-    ]
-    assert len(places(RunsFolder(tmp_path), "proxy", "table1")) == 10
+    drawn_at = sorted((arm, e.name) for e, arm in places(RunsFolder(tmp_path), "mini", name))
+    arms = ("aqn_exponential", "aqn_linear")
+    assert drawn_at == [(arm, f"seed-{seed}.json") for arm in arms for seed in (5, 6)]
+    assert len(places(RunsFolder(tmp_path), "mini", "study")) == 10
 
 
 def test_a_line_shows_the_rows_it_was_given() -> None:
@@ -191,17 +192,17 @@ def test_the_axis_begins_below_all_that_is_drawn(changes: dict[str, Any], begin:
 def test_the_sweep_is_drawn_only_when_named(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for name in ("learning_rates", "figure16"):
-        for run in plan(find(name), Tier.PROXY, 2):
+    for name in ("learning_rates_0_5b", "table1_0_5b"):
+        for run in plan(find(name), Tier.MINI, 2):
             ends = {"accuracy": Estimate(value=90.0 + run.seed % 5, unit="percent")}
             record_of(run, metrics=ends, environment={}, started=datetime.now(UTC)).write(tmp_path)
     line = ["--records", str(tmp_path), "--out", str(tmp_path / "drawn"), "--kinds", "svg"]
     assert main(line) == 0
     names = {path.name for path in (tmp_path / "drawn").iterdir()}
-    assert "proxy_figure16_accuracy.svg" in names
+    assert "mini_table1_0_5b_accuracy.svg" in names
     assert not any("learning_rates" in name for name in names)
-    assert main([*line, "--target", "learning_rates"]) == 0
-    assert (tmp_path / "drawn" / "proxy_learning_rates_accuracy.svg").is_file()
+    assert main([*line, "--target", "learning_rates_0_5b"]) == 0
+    assert (tmp_path / "drawn" / "mini_learning_rates_0_5b_accuracy.svg").is_file()
     capsys.readouterr()
 
 

@@ -15,7 +15,7 @@ from repro.targets import find
 
 
 def record(arm: str, seed: int, last: float) -> Record:
-    (run,) = plan(find("table1"), Tier.PROXY, [seed], [arm])
+    (run,) = plan(find("table1_0_5b"), Tier.MINI, [seed], [arm])
     budget = run.scale.evaluation.token_budget
     series: dict[str, list[float | None]] = {
         "evaluation_tokens": [0, budget / 2],

@@ -26,19 +26,22 @@ from repro.evidence.record import Estimate, Record, record_of
 from repro.spec.target import Target, plan
 from repro.spec.tier import Tier
 from repro.targets import TARGETS, find
+from tests.repro.planned import PLANNED
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 EXPECTED = ROOT / "expected"
 PROMPTS = 30
 Overlap = Callable[[Bbox, Bbox], bool]
 KINDS = ("difference", "non_inferior", "interaction")
+KNOWN = {target.name: target for target in (*TARGETS, *PLANNED)}
 DRAWN = [
-    target.name
-    for target in TARGETS
+    name
+    for name, target in KNOWN.items()
     if target.procedure in contrasts.PROCEDURES
-    and Tier.PROXY in target.scales
+    and Tier.MINI in target.scales
     and any(contrasts._parts(claim) for claim in target.claims)
 ]
+pytestmark = pytest.mark.usefixtures("planned_targets")
 
 
 @functools.cache
@@ -48,11 +51,11 @@ def made_up(name: str, seeds: int = 5, *, without: tuple[str, ...] = ()) -> Sequ
     Made once: copy them to change their series.
     """
     rng = np.random.default_rng(11)
-    target = find(name)
+    target = KNOWN[name]
     records = []
     for arm in target.arms:
         home, recorded = target.home(arm.name)
-        for run in plan(home, Tier.PROXY, seeds, [recorded]):
+        for run in plan(home, Tier.MINI, seeds, [recorded]):
             metrics, series = {}, {}
             for metric in target.metrics:
                 if metric.name not in without:
@@ -67,11 +70,11 @@ def made_up(name: str, seeds: int = 5, *, without: tuple[str, ...] = ()) -> Sequ
 
 
 def cells_of(name: str, records: Sequence[Record]) -> list[contrasts.Cell]:
-    return contrasts.cells(records, find(name), Tier.PROXY)
+    return contrasts.cells(records, find(name), Tier.MINI)
 
 
 def picture(name: str, records: Sequence[Record]) -> Figure:
-    figure = paired_figure(records, EXPECTED, "proxy", name, f"; {name}, proxy tier")
+    figure = paired_figure(records, EXPECTED, "mini", name, f"; {name}, mini tier")
     assert figure is not None
     return figure
 
@@ -95,7 +98,7 @@ def test_every_claim_has_a_cell_with_the_effect_and_interval_of_its_verdict_alon
     target = find(name)
     plain: dict[str, Any] = {"assays": (), "unit": None, "draws": None, "test": "t"}
     stated = [
-        c for c in target.claims if c.kind in KINDS and not c.mechanism and c.applies(Tier.PROXY)
+        c for c in target.claims if c.kind in KINDS and not c.mechanism and c.applies(Tier.MINI)
     ]
     claims = [replace(claim, **plain) for claim in stated]
     seeds = 1 if target.claims[0].paired_by == "prompt" else 5
@@ -123,48 +126,45 @@ def test_every_claim_has_a_cell_with_the_effect_and_interval_of_its_verdict_alon
         assert cell.paper == (not claim.source.startswith("not in the paper"))
 
 
-def test_neighbours_of_an_order_have_a_side_and_those_of_a_trend_have_none() -> None:
-    dapo = {cell.arms: cell for cell in cells_of("figure4_dapo", made_up("figure4_dapo"))}
-    assert list(dapo) == [
+@pytest.mark.parametrize(("kind", "side"), [("order", 1), ("trend", 0)])
+def test_neighbours_of_an_order_have_a_side_and_those_of_a_trend_have_none(
+    kind: Any, side: int
+) -> None:
+    target = find("study_rewards")
+    trend = next(claim for claim in target.claims if claim.kind == "trend")
+    ranked = replace(target, claims=(replace(trend, kind=kind),))
+    cells = contrasts.cells(made_up("study"), ranked, Tier.MINI)
+    assert [cell.arms for cell in cells] == [
         ("nf4_lora", "bf16_lora"),
         ("mxfp4_lora", "nf4_lora"),
         ("nvfp4_lora", "mxfp4_lora"),
-        ("nvfp4_lora", "bf16_lora"),
     ]
-    assert {cell.claimed for cell in dapo.values()} == {1}
-    ranks = cells_of("figure10", made_up("figure10"))
-    assert {cell.arms for cell in ranks} == {
-        ("rank_64", "rank_128"),
-        ("rank_32", "rank_64"),
-        ("rank_16", "rank_32"),
-    }
-    assert {cell.column.metric for cell in ranks} == {"train_reward_mean", "heldout_area"}
-    assert {cell.claimed for cell in ranks} == {0}
+    assert {cell.column.metric for cell in cells} == {"train_reward_mean"}
+    assert {cell.claimed for cell in cells} == {side}
 
 
 def test_an_interaction_is_the_difference_of_two_differences() -> None:
-    records = made_up("aqn_factorial")
+    records = made_up("study_factorial")
     seeds = sorted({record.seed for record in records})
     value = {(r.arm, r.seed): r.value("accuracy") or 0.0 for r in records}
-    (cell,) = [cell for cell in cells_of("aqn_factorial", records) if cell.arms[0] == "nf4_lora_aqn"
-               and len(cell.arms) == 4]  # fmt: skip
-    nf4, bf16 = (
+    (cell,) = cells_of("study_factorial", records)
+    nvfp4, bf16 = (
         np.array([value[f"{f}_lora_aqn", s] - value[f"{f}_lora", s] for s in seeds])
-        for f in ("nf4", "bf16")
+        for f in ("nvfp4", "bf16")
     )
-    np.testing.assert_allclose(cell.pairs, nf4 - bf16)
-    low, high = stats.t.interval(0.95, 4, np.mean(nf4 - bf16), stats.sem(nf4 - bf16))
+    np.testing.assert_allclose(cell.pairs, nvfp4 - bf16)
+    low, high = stats.t.interval(0.95, 4, np.mean(nvfp4 - bf16), stats.sem(nvfp4 - bf16))
     assert (cell.low, cell.high) == pytest.approx((low, high))
 
 
 def test_accuracy_down_and_loss_up_is_one_row_with_two_sides() -> None:
-    cells = cells_of("noise_in_sft", made_up("noise_in_sft"))
+    cells = cells_of("study_sft", made_up("study_sft"))
     assert [(cell.arms, cell.column.metric, cell.claimed, cell.paper) for cell in cells] == [
         (arms, metric, side, paper)
         for arms, paper in (
             (("nvfp4_sft", "bf16_sft"), True),
-            (("bf16_sft_aqn", "bf16_sft"), False),
-            (("nvfp4_sft_aqn", "nvfp4_sft"), False),
+            (("bf16_aqn_sft", "bf16_sft"), False),
+            (("nvfp4_aqn_sft", "nvfp4_sft"), False),
         )
         for metric, side in (("accuracy", -1), ("solution_loss", 1))
     ]
@@ -172,9 +172,9 @@ def test_accuracy_down_and_loss_up_is_one_row_with_two_sides() -> None:
 
 
 def test_a_contrast_that_no_claim_names_in_a_metric_is_shown_without_a_side() -> None:
-    cells = cells_of("matched_noise", made_up("matched_noise"))
+    cells = cells_of("table1_0_5b", made_up("table1_0_5b"))
     assert len(cells) == 12
-    assert sum(cell.claimed == 0 for cell in cells) == 6
+    assert sum(cell.claimed == 0 for cell in cells) == 7
 
 
 def test_pairs_by_prompt_are_the_prompts_that_both_arms_have() -> None:
@@ -189,20 +189,15 @@ def test_pairs_by_prompt_are_the_prompts_that_both_arms_have() -> None:
 
 
 def test_contrasts_of_arms_without_values_or_with_one_pair_are_left_out() -> None:
-    records = [record for record in made_up("norms") if record.arm != "bf16_lora_norms"]
-    assert {cell.arms[0] for cell in cells_of("norms", records)} == {
-        "nvfp4_lora_norms",
-        "nvfp4_lora_aqn_norms",
-    }
+    name, common = "study_schedules", "aqn_exponential"
+    records = [record for record in made_up(name) if record.arm != "aqn_linear"]
+    assert {cell.arms[1] for cell in cells_of(name, records)} == {"aqn_cosine", "aqn_logarithmic"}
     first = records[0].seed
-    one = [r for r in made_up("norms") if r.seed == first or not r.arm.endswith("_norms")]
-    assert cells_of("norms", one) == []
-    assert paired_figure(one, EXPECTED, "proxy", "norms", "") is None
-    assert paired_figure(one, EXPECTED, "proxy", "no_longer_declared", "") is None
-    assert (
-        cells_of("noise_in_sft", made_up("noise_in_sft", without=("accuracy", "solution_loss")))
-        == []
-    )
+    one = [record for record in made_up(name) if record.seed == first or record.arm == common]
+    assert cells_of(name, one) == []
+    assert paired_figure(one, EXPECTED, "mini", name, "") is None
+    assert paired_figure(one, EXPECTED, "mini", "no_longer_declared", "") is None
+    assert cells_of("study_sft", made_up("study_sft", without=("accuracy", "solution_loss"))) == []
 
 
 def test_the_papers_differences_are_those_of_its_cells() -> None:
@@ -213,13 +208,13 @@ def test_the_papers_differences_are_those_of_its_cells() -> None:
     qerl = ("nvfp4_lora_aqn", "bf16_lora")
     small, large = printed.differences(EXPECTED, "table1", [qerl]).values()
     assert (small[qerl], large[qerl]) == pytest.approx((83.7 - 76.1, 90.8 - 88.1))
-    assert printed.differences(EXPECTED, "norms", [qerl]) == {}
+    assert printed.differences(EXPECTED, "figure9", [qerl]) == {}
 
 
 def test_the_picture_shows_means_intervals_pairs_and_claimed_sides() -> None:
-    records = made_up("noise_in_sft")
-    cells = [c for c in cells_of("noise_in_sft", records) if c.column.metric == "accuracy"]
-    accuracy, loss = picture("noise_in_sft", records).axes
+    records = made_up("study_sft")
+    cells = [c for c in cells_of("study_sft", records) if c.column.metric == "accuracy"]
+    accuracy, loss = picture("study_sft", records).axes
     dots = [line for line in accuracy.lines if line.get_marker() == "o"]
     assert [line.get_xdata()[0] for line in dots] == [cell.mean for cell in cells]
     assert [line.get_color() for line in dots] == [colour(cell.arms[0]) for cell in cells]
@@ -233,7 +228,7 @@ def test_the_picture_shows_means_intervals_pairs_and_claimed_sides() -> None:
 
 
 def test_no_worse_begins_at_its_margin_and_prompts_are_not_drawn_one_by_one() -> None:
-    measured = picture("table1", made_up("table1")).axes[0]
+    measured = picture("study", made_up("study")).axes[0]
     bars = [patch for patch in measured.patches if isinstance(patch, Rectangle)]
     assert sorted(bar.get_x() for bar in bars) == [-1.5] + [0.0] * 7
     own, forced, paper = picture("entropy_start", made_up("entropy_start", 1)).axes
@@ -265,7 +260,7 @@ def test_words_of_the_picture_stay_apart_and_inside_it(name: str, overlap: Overl
 
 
 def test_the_command_draws_each_targets_own_pictures(tmp_path: Path) -> None:
-    for name in ("entropy_start", "noise_in_sft"):
+    for name in ("entropy_start", "study_sft"):
         for record in made_up(name, 1 if name == "entropy_start" else 3):
             steps = {"loss": [1.0, 0.5], "entropy": [0.3, 0.2]}
             series = record.series | (steps if record.procedure == "finetune" else {})
@@ -274,32 +269,27 @@ def test_the_command_draws_each_targets_own_pictures(tmp_path: Path) -> None:
     assert main([*line, "--out", str(tmp_path / "out")]) == 0
     sft = ("accuracy", "entropy_curves", "loss_curves", "paired_differences")
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == [
-        "proxy_entropy_start_paired_differences.svg",
-        *(f"proxy_noise_in_sft_{picture}.svg" for picture in sft),
+        "mini_entropy_start_paired_differences.svg",
+        *(f"mini_study_sft_{picture}.svg" for picture in sft),
     ]
-    text = (tmp_path / "out" / "proxy_noise_in_sft_entropy_curves.svg").read_text()
+    text = (tmp_path / "out" / "mini_study_sft_entropy_curves.svg").read_text()
     assert "Entropy on the solutions during fine-tuning" in text
 
 
 def test_targets_that_read_anothers_records_are_drawn_with_their_own_contrasts(
     tmp_path: Path,
 ) -> None:
-    records = made_up("table1", 3)
+    records = made_up("study", 3)
     for record in records:
         record.write(tmp_path / "runs")
     line = ["--records", str(tmp_path / "runs"), "--expected", str(EXPECTED), "--kinds", "svg"]
-    readers = {
-        f"proxy_{target.name}_paired_differences.svg"
-        for target in TARGETS
-        if target.records_of == "table1" and contrasts.cells(records, target, Tier.PROXY)
-    }
     assert main([*line, "--out", str(tmp_path / "all")]) == 0
     drawn = {path.name for path in (tmp_path / "all").iterdir()}
-    assert {"proxy_table1_transfer_paired_differences.svg"} <= readers <= drawn
-    name = "table1_transfer"
+    name = "study_rewards"
+    assert f"mini_{name}_paired_differences.svg" in drawn
     assert main([*line, "--out", str(tmp_path / "one"), "--target", name]) == 0
     (only,) = (tmp_path / "one").iterdir()
-    assert only.name == f"proxy_{name}_paired_differences.svg"
+    assert only.name == f"mini_{name}_paired_differences.svg"
     words = only.read_text(encoding="utf-8")
-    assert find(name).metrics[0].title.split(",")[0] in words
+    assert find(name).metric(find(name).claims[0].metric).title.split(",")[0] in words
     assert find(name).statement.split(",")[0] in words

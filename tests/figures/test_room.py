@@ -17,7 +17,6 @@ from figures.accuracy import AccuracyRow
 from figures.curves import CurveRow
 from figures.layout import frame, new_figure
 from repro.spec.target import Target
-from repro.spec.tier import Tier
 from repro.targets import TARGETS, find
 
 STEPS = 3
@@ -35,8 +34,7 @@ def apart() -> list[str]:
     """
     widest: dict[tuple[str, ...], str] = {}
     for target in TARGETS:
-        learning = target.procedure in ("train", "finetune") and Tier.PROXY in target.scales
-        if learning and trained(target):
+        if target.procedure in ("train", "finetune") and target.scales and trained(target):
             alike = (target.procedure, *trained(target))
             widest[alike] = max(widest.get(alike, ""), target.name, key=len)
     return list(widest.values())
@@ -61,7 +59,7 @@ def written(figure: Figure) -> list[Text]:
 def drawn(name: str) -> list[Figure]:
     """Return the pictures of a target's trained arms, seeds and learning rates all unlike."""
     target = find(name)
-    where = f"; {name.replace('_', ' ')}, proxy tier"
+    where = f"; {name.replace('_', ' ')}, mini tier"
     curves = [
         CurveRow(arm=arm, place=step, mean=0.4 + 0.001 * place, low=0.3, high=0.5, n=3 + place % 8,
                  rate=1e-4 * (1 + place % 3))

@@ -26,7 +26,7 @@ from repro.spec.target import plan
 from repro.spec.tier import Tier
 from repro.targets import find
 from tests.repro.environment import with_environment
-from tests.repro.made_up import honest_proxy_record, honest_record, source_of
+from tests.repro.made_up import honest_record, planned_record, source_of
 from tests.repro.recorded_smoke import record_smoke
 
 
@@ -103,10 +103,10 @@ def kept_graders(idle_graders: list[Worker]) -> Iterator[None]:
         yield
 
 
-@pytest.fixture
-def proxy_record() -> Callable[..., Record]:
-    """Return the maker of one honest record at the proxy tier."""
-    return honest_proxy_record
+@pytest.fixture(name="planned_record")
+def maker_of_planned_records() -> Callable[..., Record]:
+    """Return the maker of one honest record of a run with a plan."""
+    return planned_record
 
 
 def write_table1(

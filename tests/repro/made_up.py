@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-import math
 import random
 from collections.abc import Mapping
 from datetime import UTC, datetime
@@ -16,7 +15,6 @@ from typing import Any
 from unittest import mock
 
 from repro.evidence.derived import (
-    HUMAN_METRICS,
     derived_metrics,
     gain,
     share_of,
@@ -24,18 +22,10 @@ from repro.evidence.derived import (
     tuning_metrics,
 )
 from repro.evidence.record import Estimate, Record, record_of
-from repro.judge.check import Checked
-from repro.judge.gathering import Evidence
-from repro.report.mediation import drawn
 from repro.run.analysis_plan import plan_inputs
-from repro.run.select import Selection
-from repro.spec.arm import Arm
 from repro.spec.config import RunConfig, TrainScale, derive_seed, digest_of
 from repro.spec.schedule import learning_rate_of_run, sigma_of_stage, stage_of_step
 from repro.spec.shapes import shape_by_name
-from repro.spec.target import Target, plan
-from repro.spec.tier import Tier
-from repro.targets import find, runs_of
 
 ENDS = {
     "bf16": 45.0,
@@ -112,8 +102,8 @@ def _unmeasured(run: RunConfig, start: float, end: float, draw: random.Random) -
     )
 
 
-def honest_proxy_record(run: RunConfig, shift: float = 0.0) -> Record:
-    """Return the record that an honest run at the proxy tier might leave; `shift` moves its end."""
+def planned_record(run: RunConfig, shift: float = 0.0) -> Record:
+    """Return the record that an honest run under a plan might leave; `shift` moves its end."""
     record = honest_record(run)
     draw = random.Random(derive_seed(run.seed, run.arm.name, "made up too"))
     end = (record.value("accuracy") or 0.0) / 2 + shift + draw.gauss(0, 0.5)
@@ -184,8 +174,8 @@ def following(record: Record) -> Record:
     if {"accuracy_greedy_start", "accuracy_greedy"} <= metrics.keys():
         metrics |= gain(metrics["accuracy_greedy_start"], metrics["accuracy_greedy"])
     budget = record.config["scale"]["evaluation"].get("token_budget", 0)
-    if set(HUMAN_METRICS) <= metrics.keys() or budget:
-        metrics |= derived_metrics(metrics, record.series, budget)
+    if budget:
+        metrics |= derived_metrics(record.series, budget)
     right = sum(
         count * number
         for tally in record.effects["answers"].values()
@@ -350,109 +340,3 @@ def _evaluations(run: RunConfig, accuracy: float) -> dict[str, list[float]]:
         "evaluation_tokens": [1000.0 * step for step in at],
         "evaluation_accuracy": [accuracy] * len(at),
     }
-
-
-def checked_of(target: Target, numbers: Mapping[str, Mapping[int, Mapping[str, float]]]) -> Checked:
-    """Return a target's check on records of {arm: {seed: {metric: value}}}, without verdicts."""
-    evidence = Evidence()
-    with mock.patch("repro.evidence.record.source_states", list):
-        for arm, seeds in numbers.items():
-            runs = plan(target, Tier.PROXY, list(seeds), [arm])
-            evidence.records[arm] = {
-                run.seed: _numbered(run, target, seeds[run.seed]) for run in runs
-            }
-    source = runs_of(target)
-    selection = Selection(target=target, source=source, tier=Tier.PROXY)
-    return Checked(selection=selection, evidence=evidence, verdicts=[])
-
-
-def _numbered(run: RunConfig, target: Target, numbers: Mapping[str, float]) -> Record:
-    metrics = {
-        name: Estimate(value=value, unit=target.metric(name).unit)
-        for name, value in numbers.items()
-    }
-    return record_of(
-        run,
-        metrics=metrics,
-        inputs=plan_inputs(run),
-        environment={"gpu": [{"name": "NVIDIA H200"}]},
-        started=datetime.now(UTC),
-    )
-
-
-# By the tiny policy's table, sigma .01 to .3 on top of NVFP4: (nats, rise of own entropy, ratio).
-DOSES = {
-    "bf16_lora": (0.0, 0.0, 1.0),
-    "nf4_lora": (1.4e-3, 0.015, 0.99),
-    "mxfp4_lora": (2.1e-3, 0.024, 1.01),
-    "nvfp4_lora": (1.5e-3, 0.019, 0.98),
-    "nvfp4_lora_aqn": (1.53e-3, 0.019, 0.97),
-    "nvfp4_x2": (7.9e-3, 0.047, 0.93),
-    "nvfp4_x3": (2.3e-2, 0.112, 0.84),
-    "nvfp4_x4": (5.4e-2, 0.24, 0.7),
-    "int3_lora": (1.1e-2, 0.065, 0.92),
-    "int2_lora": (0.72, 2.65, 1.6),
-    "aqn_01": (5.1e-3, 0.037, 0.96),
-    "aqn_03": (5.3e-2, 0.21, 0.85),
-    "noise_as_nvfp4": (1.5e-3, 0.02, 1.0),
-}
-
-
-def dose_checks(seeds: int = 12) -> list[Checked]:
-    """Return the checks of doses before and after training, as `DOSES` has them."""
-    start, trained = find("dose_start"), find("needle_dose")
-    rung = {"nf4_lora", "mxfp4_lora", "nvfp4_lora_aqn"}
-    draw = random.Random(1)
-
-    def before(arm: str) -> dict[str, float]:
-        # The policy's own entropy falls where answers change their length, as at the largest dose.
-        kl, rise, _ = DOSES[arm]
-        own = 0.17 * (1 - 0.1 * rise)
-        return {"kl_completions": kl * math.exp(draw.gauss(0, 0.02)), "entropy_own": own}
-
-    def after(arm: str) -> dict[str, float]:
-        steps = 90 * DOSES[arm][2] * math.exp(draw.gauss(0, 0.08))
-        decision = 0.12 * (1 + DOSES[arm][1])
-        return {"take_off_steps": steps, "took_off": 1.0, "entropy_decision_first": decision}
-
-    drawn, trained_on = range(216, 246), range(216, 216 + seeds)
-    return [
-        checked_of(start, {arm: {seed: before(arm) for seed in drawn} for arm in DOSES}),
-        checked_of(
-            trained,
-            {arm: {seed: after(arm) for seed in trained_on} for arm in DOSES if arm not in rung},
-        ),
-        checked_of(find("needle_4"), {arm: {s: after(arm) for s in trained_on} for arm in rung}),
-    ]
-
-
-def needle_check(slope: float, shift: float, direct: float = 0.0, seeds: int = 16) -> Checked:
-    """Return a rung's check in which log steps are `slope` per nat of the drawn entropy.
-
-    Parameters
-    ----------
-    shift
-        What NVFP4 adds to the entropy of the decision, nats.
-    direct
-        What it adds to the logarithm of its steps beside that.
-    """
-    target, draw = find("needle_4"), random.Random(2)
-    formats = {"nvfp4_lora": (shift, direct), "nf4_lora": (shift / 2, 0.0)}
-
-    def numbers(arm: Arm, base: float, level: float) -> dict[str, float]:
-        more, beside = formats.get(arm.name, (0.0, 0.0))
-        entropy = base + more + draw.gauss(0, 0.001)
-        warm = 1.0 if arm.exploration is None else arm.exploration.temperature
-        logarithm = level + slope * drawn(entropy, warm) + beside + draw.gauss(0, 0.02)
-        return {
-            "entropy_decision_first": entropy,
-            "take_off_steps": math.exp(logarithm),
-            "took_off": 1.0,
-        }
-
-    values: dict[str, dict[int, dict[str, float]]] = {}
-    for seed in range(216, 216 + seeds):
-        base, level = 0.168 + draw.gauss(0, 0.01), 4.5 + draw.gauss(0, 0.3)
-        for arm in target.arms:
-            values.setdefault(arm.name, {})[seed] = numbers(arm, base, level)
-    return checked_of(target, values)

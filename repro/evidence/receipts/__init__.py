@@ -122,7 +122,7 @@ CHECKS: tuple[Check, ...] = (
     Check(find=noise.noise, procedures=TRAINED),
     Check(find=noise.noise_counts, procedures=TRAINED),
     Check(find=exploration.exploration, procedures=ASKED),
-    Check(find=noise.at_start, procedures=("entropy", "dose")),
+    Check(find=noise.at_start, procedures=("dose",)),
     Check(find=numbers.all_asked, procedures=ASKED),
     Check(find=numbers.derived, procedures=ASKED),
     Check(find=numbers.divergence, procedures=TRAINED),

@@ -11,7 +11,6 @@ _INPUTS = {
     "train": ("checkpoint", "test_problems", "train_problems", "prompt_template"),
     "finetune": ("checkpoint", "test_problems", "train_problems", "prompt_template"),
     "evaluate": ("checkpoint", "test_problems", "prompt_template"),
-    "entropy": ("checkpoint", "development_problems", "prompt_template"),
     "dose": ("checkpoint", "development_problems", "prompt_template"),
 }
 ENVIRONMENT = ("python", "platform", "packages", "torch", "cpu", "gpu", "source_sha256")

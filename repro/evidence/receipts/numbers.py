@@ -30,7 +30,6 @@ DERIVED = (
     "gain_greedy",
     "heldout_area",
     "heldout_last",
-    "accuracy_human",
     "take_off_steps",
     "take_off_tokens",
     "took_off",
@@ -80,7 +79,7 @@ def _derived(record: Record) -> dict[str, Estimate]:
     evaluation = record.config["scale"]["evaluation"]
     budget, series = evaluation.get("token_budget", 0), whole_series(record)
     try:
-        implied = derived_metrics(record.metrics, series, budget)
+        implied = derived_metrics(series, budget)
     except (KeyError, ValueError):
         implied = {}  # the series of evaluations are refused by themselves
     if record.procedure == "finetune":

@@ -23,7 +23,7 @@ from repro.spec.arm import (
 )
 from repro.spec.config import LearningRates, OptimizerConfig
 
-POLICY = ("train", "finetune", "evaluate", "entropy", "dose")
+POLICY = ("train", "finetune", "evaluate", "dose")
 ASKED = ("train", "finetune", "evaluate")
 TRAINED = ("train", "finetune")
 RELATIVE = 1e-5

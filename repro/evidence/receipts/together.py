@@ -1,7 +1,5 @@
 """What several records of a target say of each other: no run twice, and the same inputs for all.
 
-Of a pre-training that goes on from a policy, that one is its seed's own.
-
 A run's entropies and gradient norms are drawn from its seed and its arm: two runs that have them
 equal, digit for digit, are one run under two names. Runs that only ask have their completions'
 tokens instead. Within a seed two arms may be equal where their difference does nothing: noise as
@@ -19,7 +17,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from repro.evidence.origins import OF_THE_SEED, PLAN_INPUT, START
+from repro.evidence.origins import PLAN_INPUT
 from repro.evidence.receipts.numbers import set_sizes
 from repro.evidence.record import Record
 from repro.spec.config import digest_of
@@ -29,8 +27,6 @@ Place = tuple[str, int]
 # Of a run: no two of them agree to the last digit over several steps.
 TRACES = ("grad_norm", "entropy")
 _STEPS_LEAST = 3
-# Effect of a pre-training: the digest of the policy that it left.
-_WEIGHTS = "weights_sha256"
 # Arms of one seed share random numbers, and policies that differ little may answer a few alike.
 _COMPLETIONS_LEAST = 100
 
@@ -44,11 +40,7 @@ def refusals_together(records: Records) -> dict[Place, str]:
         Those that stand by themselves, by arm and seed.
     """
     sentences: dict[Place, str] = {}
-    for place, sentence in (
-        *_other_inputs(records),
-        *_other_starts(records),
-        *_copies(records),
-    ):
+    for place, sentence in (*_other_inputs(records), *_copies(records)):
         sentences.setdefault(place, sentence)
     return sentences
 
@@ -57,7 +49,7 @@ def _other_inputs(records: Records) -> Iterator[tuple[Place, str]]:
     """Yield the seeds of an arm whose inputs are not those of most of its seeds."""
     for arm, by_seed in records.items():
         names = {name for record in by_seed.values() for name in record.inputs}
-        for name in sorted(names.difference(OF_THE_SEED)):
+        for name in sorted(names):
             if name.startswith(PLAN_INPUT):
                 continue
             values = {seed: by_seed[seed].inputs.get(name) for seed in sorted(by_seed)}
@@ -66,23 +58,6 @@ def _other_inputs(records: Records) -> Iterator[tuple[Place, str]]:
                 if value != usual:
                     sentence = f"inputs.{name}: another {name.replace('_', ' ')} than most seeds of"
                     yield (arm, seed), f"{sentence} {arm} had ({(value or 'none')[:12]})"
-
-
-def _other_starts(records: Records) -> Iterator[tuple[Place, str]]:
-    """Yield pre-trainings that went on from no policy of their seed, where those are there."""
-    weights: dict[int, set[str]] = {}
-    for by_seed in records.values():
-        for seed, record in by_seed.items():
-            if START not in record.inputs and (digest := record.effects.get(_WEIGHTS)):
-                weights.setdefault(seed, set()).add(str(digest))
-    for arm, by_seed in records.items():
-        for seed, record in sorted(by_seed.items()):
-            start = record.inputs.get(START)
-            if start is not None and seed in weights and start not in weights[seed]:
-                yield (
-                    (arm, seed),
-                    f"inputs.{START}: {start[:12]} are the weights of no policy of seed {seed}",
-                )
 
 
 def _copies(records: Records) -> Iterator[tuple[Place, str]]:

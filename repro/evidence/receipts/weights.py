@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterator, Mapping
 
 from repro.evidence.record import Record
-from repro.spec.shapes import DecoderShape, shape_by_name
+from repro.spec.shapes import TINY, DecoderShape, shape_by_name
 
 # Relative weight error of a 4-bit format on bell-shaped weights is 0.09 to 0.12; random signs
 # would give 1 or more. A wide gate: it tells "quantised" from "not", no more.
@@ -15,9 +14,6 @@ WEIGHT_ERROR = (0.02, 0.4)
 KL_RATIO_MOST = 0.02
 # Of a decoder block.
 PROJECTIONS = 7
-# Tokens of the policies pre-trained here where no human-written problems were named: generated ones
-# alone have no more words to merge (`repro.data.proxy_tokenizer`). Their names do not tell.
-_WITHOUT_HUMAN_PROBLEMS = 896
 
 
 def weights(record: Record) -> list[str]:
@@ -85,10 +81,10 @@ def counts(record: Record) -> Iterator[str]:
     linears = sum((record.effects.get("linears") or {}).values())
     shape = shape_by_name(record.config["scale"]["checkpoint"])
     layers = shape.layers if shape is not None else linears // PROJECTIONS
-    needed: dict[str, tuple[int, ...]] = {
-        "norms_wrapped": (2 * layers + 1,),
-        "norms_trained": (2 * layers * arm["norms_trained"],),
-        "adapter_modules": (PROJECTIONS * layers if arm["training"] == "lora" else 0,),
+    needed = {
+        "norms_wrapped": 2 * layers + 1,
+        "norms_trained": 2 * layers * arm["norms_trained"],
+        "adapter_modules": PROJECTIONS * layers if arm["training"] == "lora" else 0,
     }
     if shape is not None:
         needed["parameters_trainable"] = _trainable(record, shape)
@@ -97,29 +93,23 @@ def counts(record: Record) -> Iterator[str]:
             f"effects.linears counts {linears} projections; {layers} blocks have "
             f"{PROJECTIONS * layers}"
         )
-    for name, possible in needed.items():
+    for name, count in needed.items():
         # Before training an adapter is nothing; some measurements leave it out.
-        if name in ("adapter_modules", "parameters_trainable") and record.procedure in (
-            "entropy",
-            "dose",
-        ):
+        if name in ("adapter_modules", "parameters_trainable") and record.procedure == "dose":
             continue
-        if record.effects.get(name) not in possible:
-            counts_there = " or ".join(map(str, possible))
-            yield f"effects.{name} is {record.effects.get(name)}; the model has {counts_there}"
+        if record.effects.get(name) != count:
+            yield f"effects.{name} is {record.effects.get(name)}; the model has {count}"
 
 
-def _trainable(record: Record, shape: DecoderShape) -> tuple[int, ...]:
-    """Return how many parameters a run of this arm may train, by the vocabularies there are."""
+def _trainable(record: Record, shape: DecoderShape) -> int:
+    """Return how many parameters a run of this arm trains."""
     arm = record.config["arm"]
     if arm["training"] == "none":
-        return (0,)
+        return 0
     if arm["training"] == "full":
-        smaller = dataclasses.replace(shape, vocabulary=_WITHOUT_HUMAN_PROBLEMS)
-        shapes = [shape, smaller] if shape.name.startswith("proxy-") else [shape]
-        return tuple(one.parameters() for one in shapes)
+        return shape.parameters()
     norms = 2 * shape.layers * shape.hidden if arm["norms_trained"] else 0
-    return (shape.adapter_parameters(arm["lora_rank"]) + norms,)
+    return shape.adapter_parameters(arm["lora_rank"]) + norms
 
 
 def precision(record: Record) -> Iterator[str]:
@@ -134,6 +124,4 @@ def precision(record: Record) -> Iterator[str]:
 
 def _is_stored(record: Record) -> bool:
     """Whether the checkpoint may hold codes, so that there is nothing to compare them with."""
-    checkpoint = record.config["scale"]["checkpoint"]
-    shape = shape_by_name(checkpoint)
-    return shape is None or checkpoint != shape.name
+    return bool(record.config["scale"]["checkpoint"] != TINY.name)

@@ -22,13 +22,13 @@ from repro.rl.rows import Rows
 from repro.rl.stacked.forward import ALIGNED, aligned
 
 # What a micro-batch costs beside its tokens, in padded tokens of each run. From the profile of a
-# step of 60 runs of `proxy-30m` on an H200: the host computes losses run by run, about 2 ms each,
-# and a token of each run took the device about 2.3 microseconds, there and back.
+# step of 60 runs of 30 million parameters on an H200: the host computes losses run by run, about
+# 2 ms each, and a token of each run took the device about 2.3 microseconds, there and back.
 _BESIDE_TOKENS = 800
 # Of a token's time, there and back, the way there.
 _FORWARD_SHARE = 1 / 3
 # On a GPU, widths are rounded up to multiples of this: few shapes. cuDNN's masked attention takes
-# long at the first meeting of each: in steps 2 to 12 of 32 runs of `proxy-30m` on an H100, updates
+# long at the first meeting of each: in steps 2 to 12 of 32 such runs on an H100, updates
 # took 10.1 s at multiples of 8, 6.8 s at these, 5.8 s with cuDNN's attention switched off. (PyTorch
 # then takes its memory-efficient one, which it says is not deterministic unless asked to be.)
 _GPU_MULTIPLE = 32

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import socket
 import time
 from collections.abc import Iterator
@@ -14,7 +13,7 @@ import datasets
 import pytest
 
 from repro.data import public
-from repro.data.load import is_available, is_test_only, load_problems
+from repro.data.load import is_test_only, load_problems
 from repro.data.problem import DataError, Problem
 from repro.data.public import PUBLIC_SETS, gsm8k_gold, integer_gold, load_public
 from repro.reward.grader import GraderPool
@@ -359,24 +358,3 @@ def test_real_problem_files_load_whole_and_their_golds_parse(name: str) -> None:
     with GraderPool(1, 5.0) as pool:
         grades = pool.grade_answers([(problem.answer, problem.answer) for problem in sample])
     assert {grade.status for grade in grades} == {"ok"}
-
-
-def test_human_written_sets_lie_where_the_variable_says(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.delenv("REPRO_DATA", raising=False)
-    assert not is_available("human:mawps")
-    assert is_available("generated_steps")
-    config = DataConfig(source="human:mawps", test_problems=1)
-    with pytest.raises(DataError, match="set REPRO_DATA"):
-        load_problems(config, "test")
-    monkeypatch.setenv("REPRO_DATA", str(tmp_path))
-    folder = tmp_path / "mawps"
-    folder.mkdir()
-    rows = [{"id": f"m/{i}", "question": f"What is {i} + 1?", "answer": str(i + 1)} for i in (1, 2)]
-    text = "".join(json.dumps(row) + "\n" for row in rows)
-    (folder / "test.jsonl").write_text(text, encoding="utf-8")
-    assert is_available("human:mawps")
-    assert not is_available("human:svamp")
-    (problem,) = load_problems(config, "test")
-    assert problem.id in {"m/1", "m/2"}

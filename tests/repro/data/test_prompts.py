@@ -208,7 +208,6 @@ def test_the_tiny_prompt_is_what_the_tiny_policy_was_pre_trained_on() -> None:
 
 
 PINNED = {
-    "proxy": (1, "80b7073f8b27ebb4e2d98d7d8868d4e5c23b023a1233f95569c1239d4e064f4d"),
     "paper": (1, "bffa6b53f0850d9b2a5059ebf2cf7e86e61e9a437e0b515f5e54bbac548454fc"),
     "released": (1, "1c7d0e85b5a77d9c31ccfb14f657859ee31356de513610f04c74e31c0e0c4792"),
     "tiny": (1, "00a33d7bf3473dc354275c252c0c71c13ff2aad82386e0f531f93edf28f84767"),

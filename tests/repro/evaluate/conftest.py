@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import pytest
 from transformers import PreTrainedTokenizerFast
 
-from repro.data.proxy_corpus import ProxyCorpusConfig
-from repro.data.proxy_tokenizer import build_proxy_tokenizer
+from repro.data.generator import DEFAULT_GENERATOR
+from repro.data.tiny_tokenizer import build_tokenizer
 from repro.reward.grader import GraderPool
 
 
@@ -20,4 +20,4 @@ def pool() -> Iterator[GraderPool]:
 
 @pytest.fixture(scope="package")
 def tokenizer() -> PreTrainedTokenizerFast:
-    return build_proxy_tokenizer(ProxyCorpusConfig())
+    return build_tokenizer(DEFAULT_GENERATOR)

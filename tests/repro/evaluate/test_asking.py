@@ -31,7 +31,7 @@ TEXTS = {
 
 
 def asked(tokenizer: Any, opening: str = "") -> Any:
-    return questions(SUMS, "proxy", tokenizer, max_prompt_tokens=99, opening=opening)
+    return questions(SUMS, "tiny", tokenizer, max_prompt_tokens=99, opening=opening)
 
 
 def test_completions_are_graded_by_every_reading(tokenizer: Any, pool: GraderPool) -> None:
@@ -89,7 +89,7 @@ def test_a_forced_opening_is_part_of_prompt_and_text(tokenizer: Any, pool: Grade
 def test_problems_whose_gold_cannot_be_read_are_left_out(tokenizer: Any, pool: GraderPool) -> None:
     broken = problem("what?", "\\frac{")
     writer = Writer(tokenizer, TEXTS | {"what?": RIGHT.format(n=1)})
-    mixed = questions([broken, SUMS[0]], "proxy", tokenizer, max_prompt_tokens=99)
+    mixed = questions([broken, SUMS[0]], "tiny", tokenizer, max_prompt_tokens=99)
     (answers,) = Evaluator(writer, tokenizer, pool, [0]).ask(mixed, GREEDY, samples=2)
     assert answers.problems == [SUMS[0]]
     assert answers.dropped == 1
@@ -98,7 +98,7 @@ def test_problems_whose_gold_cannot_be_read_are_left_out(tokenizer: Any, pool: G
 
 def test_a_prompt_that_is_too_long_is_named(tokenizer: Any) -> None:
     with pytest.raises(ValueError, match=r"problem 1\+2\?: its prompt has \d+ tokens; .* most 2"):
-        questions(SUMS, "proxy", tokenizer, max_prompt_tokens=2)
+        questions(SUMS, "tiny", tokenizer, max_prompt_tokens=2)
 
 
 @pytest.fixture(scope="module")

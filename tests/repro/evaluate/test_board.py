@@ -31,7 +31,7 @@ SCALE = TrainScale(
         learning_rates=LearningRates(lora_16bit=1e-3, lora_4bit=1e-3, full=1e-3)
     ),
     rollout=SamplingConfig(max_new_tokens=48),
-    prompt_template="proxy",
+    prompt_template="tiny",
     max_prompt_tokens=99,
     evaluation=EvaluationConfig(samples=2, sampling=SamplingConfig(max_new_tokens=48)),
 )

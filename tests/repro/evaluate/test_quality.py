@@ -16,26 +16,23 @@ from repro.reward.grader import GraderPool
 from repro.rl.torch_sampler import TorchSampler
 from tests.repro.evaluate.small import Writer, problem
 
-MANNER = Manner(template="proxy", max_prompt_tokens=99, max_new_tokens=48, samples=2)
+MANNER = Manner(template="tiny", max_prompt_tokens=99, max_new_tokens=48, samples=2)
 WORKED = "<think>\n2 + 2 = 4.\n</think>\n<answer>4</answer>"
 CARELESS = "<think></think>\n<answer>7</answer>"
 PROBLEMS = [problem("2+2?", "4", level=1), problem("3+3?", "6", level=2)]
-HUMAN = {"svamp": [problem("4+4?", "8")]}
-TEXTS = {"2+2?": WORKED, "3+3?": CARELESS, "4+4?": "\n#### 8"}
+TEXTS = {"2+2?": WORKED, "3+3?": CARELESS}
 
 
 def test_quality_tells_working_from_carelessness_and_level_from_level(
     tokenizer: Any, pool: GraderPool
 ) -> None:
     evaluator = Evaluator(Writer(tokenizer, TEXTS), tokenizer, pool, [0])
-    quality = measure_quality(evaluator, MANNER, PROBLEMS, HUMAN)
+    quality = measure_quality(evaluator, MANNER, PROBLEMS)
     assert (quality.problems, quality.samples) == (2, 2)
     assert quality.greedy == quality.sampled_mean == quality.sampled_pass == 50.0
     assert quality.greedy_by_level == {"1": 100.0, "2": 0.0}
     assert quality.working_greedy_by_level == {"1": 100.0, "2": 0.0}
     assert (quality.given_working, quality.given_careless) == (100.0, 0.0)
-    assert quality.human_greedy == {"svamp": 0.0}
-    assert quality.human_problems == {"svamp": 1}
 
 
 def test_habits_are_the_greedy_part_of_quality(tokenizer: Any, pool: GraderPool) -> None:

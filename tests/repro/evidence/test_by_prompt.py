@@ -9,11 +9,11 @@ from repro.evidence.by_prompt import means_by_prompt
 from repro.evidence.record import Record, record_of
 from repro.spec.target import plan
 from repro.spec.tier import Tier
-from repro.targets import find
+from tests.repro.planned import ENTROPY
 
 
 def record(values: list[float | None]) -> Record:
-    (run,) = plan(find("entropy_start"), Tier.PROXY, 1, ["nvfp4"])
+    (run,) = plan(ENTROPY, Tier.MINI, 1, ["nvfp4"])
     made = record_of(run, metrics={}, environment={}, started=datetime.now(UTC))
     return replace(made, series={"entropy_own_by_prompt": values})
 

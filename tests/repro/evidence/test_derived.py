@@ -41,11 +41,11 @@ def test_a_curve_that_is_none_is_refused(places: list[float]) -> None:
 
 def test_area_and_last_value_come_from_the_evaluations() -> None:
     series = {"evaluation_tokens": [0, 100], "evaluation_accuracy": [20.0, 40.0]}
-    metrics = derived_metrics({}, series, 100)
+    metrics = derived_metrics(series, 100)
     assert metrics["heldout_area"].value == pytest.approx(30)
     assert metrics["heldout_last"].value == pytest.approx(40)
-    assert derived_metrics({}, series, 0) == {}
-    assert derived_metrics({}, {}, 100) == {}
+    assert derived_metrics(series, 0) == {}
+    assert derived_metrics({}, 100) == {}
 
 
 def test_the_rise_is_that_of_a_line_through_the_second_half() -> None:
@@ -72,13 +72,6 @@ def test_the_training_accuracy_rises_over_its_second_half_where_pass_at_k_is_ask
     assert (rise.value, rise.n) == (pytest.approx(15.0), 4)
     assert "train_rise" not in training_metrics(series, {}, {"threshold": 50.0})
     assert "train_rise" not in training_metrics(curve([0.5]), {}, asked)
-
-
-def test_the_human_mean_needs_every_set() -> None:
-    two = {"accuracy_mawps": accuracy(30), "accuracy_svamp": accuracy(60)}
-    assert "accuracy_human" not in derived_metrics(two, {}, 0)
-    all_three = two | {"accuracy_gsm8k": accuracy(3)}
-    assert derived_metrics(all_three, {}, 0)["accuracy_human"].value == pytest.approx(31)
 
 
 def curve(shares: list[float | None], tokens: int = 100) -> dict[str, list[float | None]]:

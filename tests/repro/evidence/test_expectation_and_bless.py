@@ -115,7 +115,7 @@ def test_a_tier_with_a_device_needs_the_device_named(
 ) -> None:
     table1_records(tmp_path / "runs")
     with pytest.raises(BlessError, match="needs one"):
-        blessed(gather(SELECTION, tmp_path / "runs"), expected, Tier.PROXY)
+        blessed(gather(SELECTION, tmp_path / "runs"), expected, Tier.SYSTEMS)
 
 
 def test_the_accepted_interval_follows_its_rule_and_its_floor() -> None:

@@ -11,10 +11,12 @@ import pytest
 from repro.evidence.derived import at_k_metrics
 from repro.evidence.receipts import refusals
 from repro.evidence.record import Estimate, Record, read_record
+from repro.spec.config import ProblemSet
 from repro.spec.target import plan
 from repro.spec.tier import Tier
 from repro.targets import find
 from tests.repro.made_up import honest_record, with_accuracy
+from tests.repro.planned import SCALE, STUDY
 
 MEANS = {
     "accuracy": "right",
@@ -33,15 +35,19 @@ def changed(record: Record, part: str, **values: Any) -> Record:
 
 def over_sets() -> Record:
     """Return a record whose accuracy is the mean over its further test sets."""
-    record = honest_record(plan(find("table1"), Tier.PROXY, 1, ["bf16_lora"])[0])
-    sets = [item["name"] for item in record.config["scale"]["test_sets"]]
-    for number, name in enumerate(sets):
+    (run,) = plan(STUDY, Tier.MINI, 1, ["bf16_lora"])
+    sets = tuple(ProblemSet(name=name, data=SCALE.data) for name in ("one", "two"))
+    record = honest_record(
+        dataclasses.replace(run, scale=dataclasses.replace(run.scale, test_sets=sets))
+    )
+    names = [item.name for item in sets]
+    for number, name in enumerate(names):
         record = with_accuracy(record, f"accuracy_{name}", 30.0 + 7 * number)
     answers = {n: t for n, t in record.effects["answers"].items() if n != "accuracy"}
     metrics = dict(record.metrics)
     for metric, part in MEANS.items():
-        shares = [share(answers[f"accuracy_{name}"][part]) for name in sets]
-        metrics[metric] = Estimate(value=fmean(shares), unit="percent", n=len(sets))
+        shares = [share(answers[f"accuracy_{name}"][part]) for name in names]
+        metrics[metric] = Estimate(value=fmean(shares), unit="percent", n=len(names))
     metrics["completion_tokens_mean"] = Estimate(value=20.0, unit="tokens", n=len(sets))
     record = changed(record, "scale", accuracy_over="sets")
     effects = record.effects | {"answers": answers}

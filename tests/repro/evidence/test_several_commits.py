@@ -17,26 +17,25 @@ from repro.__main__ import main
 from repro.evidence import origins
 from repro.evidence.bless import BlessError
 from repro.evidence.measured import load_expectations
-from repro.evidence.origins import commits_of, commits_text, seeds_text
+from repro.evidence.origins import commits_of, seeds_text
 from repro.evidence.record import Record
 from repro.evidence.store import Blessed, blessed_records
 from repro.judge.blessed import blessed_checks
 from repro.judge.blessing import main_bless
 from repro.judge.check import check_selection
-from repro.report.page_blocks import renewed_readme
-from repro.run import analysis_plan
 from repro.run.analysis_plan import plan_inputs
 from repro.run.select import select
 from repro.spec.config import RunConfig
 from repro.spec.effect import Look
 from repro.spec.tier import Tier
 from repro.targets import find
-from tests.repro.made_up import at_commit, honest_proxy_record, on_device, source_of
+from tests.repro.made_up import at_commit, on_device, planned_record, source_of
+from tests.repro.planned import FIRST, SECOND, registered
 
 OLD, NEW = "a" * 40, "b" * 40
-FIRST, SECOND = [5, 6, 7, 8, 9], [10, 11, 12, 13, 14]  # of Table 1's seeds
 Change = Callable[[Record], Record]
 Writer = Callable[..., None]
+pytestmark = pytest.mark.usefixtures("planned_targets")
 
 
 def at(record: Record, commit: str) -> Record:
@@ -52,7 +51,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
         return written(target, tmp_path_factory.mktemp("made"), seeds, commit)
 
     def made_once(target: str, seeds: Sequence[int], commit: str) -> Path:
-        (selection,) = select([target], tier="proxy")
+        (selection,) = select([target], tier="mini")
         # A record names the plan that it was made under, which some tests change.
         planned = [plan_inputs(run) for run in selection.plan(seeds)]
         return folder(target, tuple(seeds), commit, str(planned))
@@ -64,11 +63,11 @@ def written(
     target: str, runs: Path, seeds: Sequence[int], commit: str, change: Change | None = None
 ) -> Path:
     """Write the records that `runs` lacks; return it."""
-    (selection,) = select([target], tier="proxy")
+    (selection,) = select([target], tier="mini")
     for run in selection.plan(seeds):
         record = at(_honest(run, str(plan_inputs(run))), commit)
         record = change(record) if change else record
-        folder = runs / "proxy" / record.target / record.arm
+        folder = runs / "mini" / record.target / record.arm
         if not (folder / f"seed-{record.seed}.json").exists():
             record.write(runs)
     return runs
@@ -77,7 +76,7 @@ def written(
 @functools.cache
 def _honest(run: RunConfig, planned: str) -> Record:
     """Return a run's record under its plan as it is now, made once."""
-    return honest_proxy_record(run)
+    return planned_record(run)
 
 
 @pytest.fixture
@@ -100,29 +99,25 @@ def write(made: Callable[..., Path]) -> Writer:
 
 def go(target: str, runs: Path, expected: Path, **more: Any) -> None:
     line: dict[str, Any] = {"data": None, "steps": None, "add": False} | more
-    named = argparse.Namespace(targets=[target], tier="proxy", runs=str(runs), **line)
+    named = argparse.Namespace(targets=[target], tier="mini", runs=str(runs), **line)
     named.expected = str(expected)
     assert main_bless(named) == 0
 
 
 @pytest.fixture
 def two_looks() -> Iterator[None]:
-    """Plan two looks at Table 1, at its first seeds and at all, so that it may stand at five."""
-    caches = (analysis_plan.plan_digest, analysis_plan._readers)
-    for looks in ((Look(seeds=5, alpha=0.01), Look(seeds=10, alpha=0.04)), ()):
-        object.__setattr__(find("table1"), "looks", looks)
-        for cached in caches:
-            cached.cache_clear()
-        if looks:
-            yield
+    """Plan two looks at the study, at its first seeds and at all, so that it may stand at five."""
+    looks = (Look(seeds=5, alpha=0.01), Look(seeds=10, alpha=0.04))
+    with registered(dataclasses.replace(find("study"), looks=looks)):
+        yield
 
 
 def test_a_seed_whose_arms_ran_on_different_devices_is_not_compared(
     tmp_path: Path, expected: Path, write: Writer
 ) -> None:
-    write("table1", tmp_path, FIRST, NEW)
-    write("figure17", tmp_path, FIRST, NEW, lambda record: on_device(record, "NVIDIA H100"))
-    (selection,) = select(["figure17"], tier="proxy")
+    write("study", tmp_path, FIRST, NEW)
+    write("study_rates", tmp_path, FIRST, NEW, lambda record: on_device(record, "NVIDIA H100"))
+    (selection,) = select(["study_rates"], tier="mini")
     checked = check_selection(selection, tmp_path, expected)
     assert [verdict.status for verdict in checked.verdicts] == ["not run"]
     assert "arms of seed 5 ran on different kinds of device: nvidia_h100, nvidia_h200" in (
@@ -141,9 +136,9 @@ def test_other_machines_of_other_seeds_are_named(
 
         return moved
 
-    write("table1", tmp_path, FIRST, NEW, of("9.8", "NVIDIA H200"))
-    write("table1", tmp_path, SECOND, NEW, of("9.9", "NVIDIA H100"))
-    (selection,) = select(["table1"], tier="proxy")
+    write("study", tmp_path, FIRST, NEW, of("9.8", "NVIDIA H200"))
+    write("study", tmp_path, SECOND, NEW, of("9.9", "NVIDIA H100"))
+    (selection,) = select(["study"], tier="mini")
     verdict = next(check_selection(selection, tmp_path, expected).statements())[1]
     assert "several devices: nvidia_h100 (seeds 10 to 14), nvidia_h200 (seeds 5 to" in (
         verdict.sentence
@@ -181,22 +176,22 @@ def test_another_template_of_the_checkpoint_is_refused_between_arms_and_between_
 def test_more_seeds_of_another_commit_join_the_blessed_ones(
     tmp_path: Path, expected: Path, write: Writer, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    write("table1", tmp_path / "old", FIRST, OLD)
-    go("table1", tmp_path / "old", expected)
-    write("table1", tmp_path / "new", SECOND, NEW)
-    go("table1", tmp_path / "new", expected, add=True)
-    records = blessed_records(expected, Tier.PROXY, "table1")
+    write("study", tmp_path / "old", FIRST, OLD)
+    go("study", tmp_path / "old", expected)
+    write("study", tmp_path / "new", SECOND, NEW)
+    go("study", tmp_path / "new", expected, add=True)
+    records = blessed_records(expected, Tier.MINI, "study")
     assert commits_of(records) == {OLD: FIRST, NEW: SECOND}
     assert len(records) == 120
-    assert len(list((tmp_path / "new" / "proxy" / "table1" / "bf16_lora").iterdir())) == 5
-    expectations = load_expectations(expected, Tier.PROXY, find("table1"), "nvidia_h200")
+    assert len(list((tmp_path / "new" / "mini" / "study" / "bf16_lora").iterdir())) == 5
+    expectations = load_expectations(expected, Tier.MINI, find("study"), "nvidia_h200")
     assert len(expectations[0].values) == 10
     # Blessing the same again changes nothing: what is there already is met, not doubled.
-    go("table1", tmp_path / "new", expected, add=True)
-    assert blessed_records(expected, Tier.PROXY, "table1") == records
-    checks = blessed_checks(expected, "table1")
+    go("study", tmp_path / "new", expected, add=True)
+    assert blessed_records(expected, Tier.MINI, "study") == records
+    checks = blessed_checks(expected, "study")
     assert [item.sound for item in checks] == [True]
-    runs = ["compare", "blessed", str(tmp_path / "old"), "table1", "--expected", str(expected)]
+    runs = ["compare", "blessed", str(tmp_path / "old"), "study", "--expected", str(expected)]
     assert main(runs) == 0
     assert not any("source commits" in verdict.sentence for verdict in checks[0].verdicts)
 
@@ -205,26 +200,17 @@ def test_what_shows_commits_shows_several(
     tmp_path: Path, expected: Path, write: Writer, capsys: pytest.CaptureFixture[str]
 ) -> None:
     runs = tmp_path / "runs"
-    write("table1", runs, FIRST, OLD)
-    write("table1", runs, SECOND, NEW)
-    go("table1", runs, expected)
-    page = tmp_path / "learning.md"
-    assert main(["report", "--learning", str(page), "--expected", str(expected)]) == 0
-    text = page.read_text()
-    assert f"source commits `{OLD[:12]}`, `{NEW[:12]}` (which seeds from which: below)" in text
-    row = next(line for line in text.splitlines() if line.startswith("| table1 | `"))
-    assert row.endswith(f"`{OLD[:12]}` (seeds 5 to 9), `{NEW[:12]}` (seeds 10 to 14) |")
+    write("study", runs, FIRST, OLD)
+    write("study", runs, SECOND, NEW)
+    go("study", runs, expected)
     out = tmp_path / "report.md"
-    line = ["report", "table1", "--tier", "proxy", "--runs", str(runs), "--out", str(out)]
+    line = ["report", "study", "--tier", "mini", "--runs", str(runs), "--out", str(out)]
     assert main([*line, "--expected", str(expected)]) == 0
     assert f"`{OLD}` (seeds 5 to 9), `{NEW}` (seeds 10 to 14)" in out.read_text()
-    readme = tmp_path / "README.md"
-    readme.write_text("<!-- accuracies:begin -->\n<!-- accuracies:end -->\n")
-    assert "(n = 10)" in renewed_readme(readme, expected)
-    pictures = ["--blessed", "--target", "table1", "--kinds", "svg"]
+    pictures = ["--blessed", "--target", "study", "--kinds", "svg"]
     pictures += ["--out", str(tmp_path / "drawn")]
     assert draw([*pictures, "--expected", str(expected)]) == 0
-    assert "10 seeds per arm" in (tmp_path / "drawn" / "proxy_table1_accuracy.svg").read_text()
+    assert "10 seeds per arm" in (tmp_path / "drawn" / "mini_study_accuracy.svg").read_text()
     capsys.readouterr()
 
 
@@ -268,7 +254,7 @@ def written_to(record: Record) -> Record:
         (None, two_sources, r"changed or was written to under the run"),
         (None, written_to, r"changed or was written to under the run"),
         (None, other_input("checkpoint"), r"another checkpoint than most seeds of"),
-        (None, other_input("plan:table1"), r"another analysis plan"),
+        (None, other_input("plan:study"), r"another analysis plan"),
     ],
 )
 def test_seeds_that_were_not_run_alike_are_refused(
@@ -280,10 +266,10 @@ def test_seeds_that_were_not_run_alike_are_refused(
     write: Writer,
 ) -> None:
     runs = tmp_path / "runs"
-    write("table1", runs, FIRST, OLD, old)
-    write("table1", runs, SECOND, NEW, new)
+    write("study", runs, FIRST, OLD, old)
+    write("study", runs, SECOND, NEW, new)
     with pytest.raises(BlessError, match=words):
-        go("table1", runs, expected)
+        go("study", runs, expected)
     assert not (expected / "records").exists()
 
 
@@ -291,29 +277,29 @@ def test_another_target_that_reads_an_arm_may_have_been_planned_anew(
     tmp_path: Path, expected: Path, write: Writer
 ) -> None:
     runs = tmp_path / "runs"
-    write("table1", runs, FIRST, OLD, other_input("plan:figure17"))
-    write("table1", runs, SECOND, NEW)
-    go("table1", runs, expected)
-    records = blessed_records(expected, Tier.PROXY, "table1")
+    write("study", runs, FIRST, OLD, other_input("plan:study_rates"))
+    write("study", runs, SECOND, NEW)
+    go("study", runs, expected)
+    records = blessed_records(expected, Tier.MINI, "study")
     assert {record.seed for record in records} == {*FIRST, *SECOND}
 
 
 def test_an_arm_shared_with_another_target_counts(
-    tmp_path: Path, expected: Path, write: Writer, proxy_record: Callable[..., Record]
+    tmp_path: Path, expected: Path, write: Writer, planned_record: Callable[..., Record]
 ) -> None:
     runs = tmp_path / "runs"
-    write("table1", runs, FIRST, OLD)
-    write("figure17", runs, FIRST, NEW)
+    write("study", runs, FIRST, OLD)
+    write("study_rates", runs, FIRST, NEW)
     with pytest.raises(BlessError, match="5 seeds have arms of several: seed 5"):
-        go("figure17", runs, expected)
-    (selection,) = select(["figure17"], tier="proxy")
+        go("study_rates", runs, expected)
+    (selection,) = select(["study_rates"], tier="mini")
     (verdict,) = check_selection(selection, runs, expected).verdicts
     assert "seeds 5 to 9 were run from different source commits" in verdict.sentence
     # Made at one commit, the same runs qualify; more seeds of the shared arm do not disturb.
     fresh = tmp_path / "fresh"
-    write("figure17", fresh, FIRST, NEW)
-    write("table1", fresh, SECOND, OLD)
-    go("figure17", fresh, expected)
+    write("study_rates", fresh, FIRST, NEW)
+    write("study", fresh, SECOND, OLD)
+    go("study_rates", fresh, expected)
     assert check_selection(selection, fresh, expected).sound
 
 
@@ -321,23 +307,23 @@ def test_an_arm_shared_with_another_target_counts(
 def test_a_run_that_is_blessed_and_made_anew_is_left_to_the_reader(
     tmp_path: Path, expected: Path, write: Writer
 ) -> None:
-    write("table1", tmp_path / "old", FIRST, OLD)
-    go("table1", tmp_path / "old", expected)
-    write("table1", tmp_path / "new", [9, 10], NEW)
+    write("study", tmp_path / "old", FIRST, OLD)
+    go("study", tmp_path / "old", expected)
+    write("study", tmp_path / "new", [9, 10], NEW)
     with pytest.raises(BlessError, match=r"seed 9, is in .*recorded again at commit bbbb"):
-        go("table1", tmp_path / "new", expected, add=True)
+        go("study", tmp_path / "new", expected, add=True)
 
 
 @pytest.mark.usefixtures("two_looks")
 def test_shared_arms_come_from_the_blessed_records_too(
     tmp_path: Path, expected: Path, write: Writer
 ) -> None:
-    write("table1", tmp_path / "old", FIRST, OLD)
-    go("table1", tmp_path / "old", expected)
-    write("figure17", tmp_path / "new", FIRST, OLD)
-    shutil.rmtree(tmp_path / "new" / "proxy" / "table1")
-    go("figure17", tmp_path / "new", expected, add=True)
-    records = blessed_records(expected, Tier.PROXY, "figure17")
+    write("study", tmp_path / "old", FIRST, OLD)
+    go("study", tmp_path / "old", expected)
+    write("study_rates", tmp_path / "new", FIRST, OLD)
+    shutil.rmtree(tmp_path / "new" / "mini" / "study")
+    go("study_rates", tmp_path / "new", expected, add=True)
+    records = blessed_records(expected, Tier.MINI, "study_rates")
     assert {record.arm for record in records} == {"lora_3e5"}
 
 
@@ -385,8 +371,6 @@ def test_commits_are_named_with_their_seeds(made_up_record: Callable[..., Record
     (selection,) = select(["table1"], tier="smoke")
     records = [at(made_up_record(run), NEW if run.seed < 3 else OLD) for run in selection.plan(4)]
     assert commits_of(records) == {NEW: [0, 1, 2], OLD: [3]}
-    assert commits_text(records) == f"`{NEW[:12]}` (seeds 0 to 2), `{OLD[:12]}` (seed 3)"
-    assert commits_text(records[:5]) == f"`{NEW[:12]}`"
     assert seeds_text([4, 0, 2]) == "seeds 0, 2, 4"
     assert seeds_text([9, 0, 1, 5, 6, 7]) == "seeds 0, 1, 5 to 7, 9"
 
@@ -395,53 +379,12 @@ def test_a_target_finds_the_blessed_records_of_the_arms_that_it_shares(
     tmp_path: Path, expected: Path, write: Writer
 ) -> None:
     runs = tmp_path / "runs"
-    write("aqn_factorial", runs, FIRST, OLD)
-    write("table1", runs, FIRST, OLD)
-    write("table1", runs, SECOND, NEW)
-    go("table1", runs, expected)
-    go("aqn_factorial", runs, expected)
-    (selection,) = select(["aqn_factorial"], tier="proxy")
-    checked = check_selection(selection, Blessed(expected, "proxy", "nvidia_h200"), expected)
+    write("study_factorial", runs, FIRST, OLD)
+    write("study", runs, FIRST, OLD)
+    write("study", runs, SECOND, NEW)
+    go("study", runs, expected)
+    go("study_factorial", runs, expected)
+    (selection,) = select(["study_factorial"], tier="mini")
+    checked = check_selection(selection, Blessed(expected, "mini", "nvidia_h200"), expected)
     assert checked.sound
-    assert checked.evidence.count == 40
-
-
-def of_policies(made_up_record: Callable[..., Record], commits: dict[str, str]) -> list[Record]:
-    """Return a record per arm of the needle's four policies, each home's of its own commit."""
-    (selection,) = select(["needle_policies"], tier="proxy")
-    return [
-        at(made_up_record(run), commits.get(run.target, NEW))
-        for run in selection.plan([selection.source.scales[Tier.PROXY].seeds[0]])
-    ]
-
-
-def test_each_policy_may_have_its_runs_of_another_commit(
-    made_up_record: Callable[..., Record],
-) -> None:
-    records = of_policies(made_up_record, {"needle_4": OLD})
-    assert commits_of(records).keys() == {OLD, NEW}
-    assert origins.mixed_seeds(records) == {}
-    # One arm of the first policy of the other commit: that pair is of two.
-    torn = [
-        at(record, NEW) if (record.target, record.arm) == ("needle_4", "bf16_lora") else record
-        for record in records
-    ]
-    assert origins.mixed_seeds(torn) == {records[0].seed: sorted([OLD, NEW])}
-    assert "have arms of several" in str(
-        origins.refusal(torn, target="needle_policies", several=True)
-    )
-
-
-def test_a_policy_made_anew_under_its_name_is_no_other_policy(
-    made_up_record: Callable[..., Record],
-) -> None:
-    records = [
-        dataclasses.replace(record, inputs=record.inputs | {"checkpoint": digest})
-        for record, digest in zip(
-            [r for r in of_policies(made_up_record, {}) if r.target == "needle_4"][:2],
-            "12",
-            strict=True,
-        )
-    ]
-    torn = [records[0], at(records[1], OLD)]
-    assert origins.mixed_seeds(torn) == {torn[0].seed: sorted([OLD, NEW])}
+    assert checked.evidence.count == 20

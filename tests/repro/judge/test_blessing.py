@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import shutil
 from pathlib import Path
 
@@ -16,8 +17,8 @@ from repro.run.places import expected_folder
 from repro.run.select import Selection
 from repro.spec.target import plan
 from repro.spec.tier import Tier
-from repro.targets import find
-from tests.repro.made_up import honest_proxy_record, on_device
+from tests.repro.made_up import on_device, planned_record
+from tests.repro.planned import SCALE, SCHEDULES, registered
 from tests.repro.recorded_steps import write_steps
 
 CARD = "NVIDIA H100 80GB HBM3"
@@ -78,15 +79,20 @@ def test_adding_nothing_writes_nothing(tmp_path: Path, capsys: Printed) -> None:
     assert not (expected / "records").exists()
 
 
-@pytest.mark.parametrize(("recorded", "complete"), [(40, True), (13, True), (12, False)])
+@pytest.mark.parametrize(("recorded", "complete"), [(10, True), (5, True), (4, False)])
 def test_seeds_that_another_target_shares_whole_may_be_kept(recorded: int, complete: bool) -> None:
-    fresh = find("needle_4_fresh")
-    selection = Selection(target=fresh, source=fresh, tier=Tier.PROXY)
-    planned = fresh.scales[Tier.PROXY].seeds
-    assert find("needle_rates").scales[Tier.PROXY].seeds == planned[:13]
-    runs = plan(fresh, Tier.PROXY, seeds=planned[:recorded])
+    whole = dataclasses.replace(
+        SCHEDULES, scales={Tier.MINI: SCALE}, shared={}, name="study_of_ten"
+    )
+    sharer = dataclasses.replace(
+        SCHEDULES, shared={arm.name: (whole, arm.name) for arm in whole.arms}, name="study_of_five"
+    )
+    selection = Selection(target=whole, source=whole, tier=Tier.MINI)
+    planned = SCALE.seeds
+    runs = plan(whole, Tier.MINI, seeds=planned[:recorded])
     records: dict[str, dict[int, Record]] = {}
     for run in runs:
-        records.setdefault(run.arm.name, {})[run.seed] = honest_proxy_record(run)
+        records.setdefault(run.arm.name, {})[run.seed] = planned_record(run)
     evidence = Evidence(records=records, planned=tuple(planned))
-    assert (not incomplete(selection, evidence)) == complete
+    with registered(whole, sharer):
+        assert (not incomplete(selection, evidence)) == complete

@@ -11,31 +11,29 @@ from pathlib import Path
 
 import pytest
 
-from repro.__main__ import main
 from repro.evidence.record import Record, failed_record
 from repro.judge.choose_rates import choose, main_choose, smallest_tied, standard_error
 from repro.run.select import select
-from repro.spec.config import OptimizerConfig, TrainScale
-from repro.spec.needs import Needs
-from repro.spec.target import Target
 from repro.spec.tier import Tier
-from repro.targets import TARGETS, find
 from repro.targets.chosen_rates import chosen_rates, read_choice
-from repro.targets.rates import LEARNING_RATES, lacking_rates
+from tests.repro.planned import SWEEP
 
 Maker = Callable[..., Record]
-SCALE = LEARNING_RATES.scales[Tier.PROXY]
+SCALE = dataclasses.replace(
+    SWEEP.scales[Tier.MINI],
+    data=dataclasses.replace(SWEEP.scales[Tier.MINI].data, development_problems=200),
+)
 
 
 def values(**better: float) -> dict[str, dict[int, float]]:
     return {
         arm.name: {seed: 50.0 + better.get(arm.name, 0.0) for seed in SCALE.seeds}
-        for arm in LEARNING_RATES.arms
+        for arm in SWEEP.arms
     }
 
 
 def test_each_format_and_way_of_training_gets_its_best_rate() -> None:
-    rates = choose(LEARNING_RATES, SCALE, values(bf16_full_high=6.0, nf4_lora_low=6.0))["chosen"]
+    rates = choose(SWEEP, SCALE, values(bf16_full_high=6.0, nf4_lora_low=6.0))["chosen"]
     assert rates.keys() == {"bf16_full", "bf16_lora", "nf4_lora", "mxfp4_lora", "nvfp4_lora"}
     assert rates["bf16_full"] == pytest.approx(3e-4)
     assert rates["nf4_lora"] == pytest.approx(1e-3 / 3)
@@ -45,7 +43,7 @@ def test_each_format_and_way_of_training_gets_its_best_rate() -> None:
 
 def test_arms_that_share_a_rate_are_pooled() -> None:
     apart = values(nvfp4_lora_high=14.0, nvfp4_lora_aqn_high=-20.0, nvfp4_lora_aqn_middle=12.0)
-    assert choose(LEARNING_RATES, SCALE, apart)["chosen"]["nvfp4_lora"] == pytest.approx(1e-3)
+    assert choose(SWEEP, SCALE, apart)["chosen"]["nvfp4_lora"] == pytest.approx(1e-3)
 
 
 def test_rates_that_the_evaluation_cannot_tell_apart_are_tied() -> None:
@@ -53,12 +51,12 @@ def test_rates_that_the_evaluation_cannot_tell_apart_are_tied() -> None:
     assert standard_error(96.0, 400) == pytest.approx(0.98, abs=0.001)
     for behind, rate in ((1.9, 1e-3 / 3), (2.0, 1e-3)):
         ends = values(bf16_lora_middle=46.0, bf16_lora_low=46.0 - behind)
-        choice = choose(LEARNING_RATES, SCALE, ends)
+        choice = choose(SWEEP, SCALE, ends)
         assert choice["chosen"]["bf16_lora"] == pytest.approx(rate)
         assert choice["errors"]["bf16_lora"] == pytest.approx(0.98, abs=0.001)
     # Two arms share NVFP4's rate, so twice as many questions stand behind it.
     ends = values(nvfp4_lora_middle=46.0, nvfp4_lora_aqn_middle=46.0)
-    errors = choose(LEARNING_RATES, SCALE, ends)["errors"]
+    errors = choose(SWEEP, SCALE, ends)["errors"]
     assert errors["nvfp4_lora"] == pytest.approx(0.98 / 2**0.5, abs=0.001)
 
 
@@ -70,27 +68,29 @@ def test_a_tie_reaches_over_a_rate_that_is_worse() -> None:
     assert smallest_tied({1e-4: 99.9, 1e-3: 100.0}, 0.0) == 1e-3
 
 
+@pytest.mark.usefixtures("planned_targets")
 def test_the_choice_is_made_from_records_and_read_back(
-    tmp_path: Path, proxy_record: Maker, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, planned_record: Maker, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (selection,) = select(["learning_rates"], tier="proxy")
+    (selection,) = select(["study_sweep"], tier="mini")
     runs = selection.plan()
     args = argparse.Namespace(
-        sweep="learning_rates", runs=str(tmp_path), out=str(tmp_path / "choice.json")
+        sweep="study_sweep", runs=str(tmp_path), out=str(tmp_path / "choice.json")
     )
     for run in runs[:-1]:
-        shift = 5.0 if run.arm.name.endswith("_high") else 0.0
+        shift = 15.0 if run.arm.name.endswith("_high") else 0.0
         if run.arm.name == "mxfp4_lora_high":
             failed_record(run, "the gradient is nan", {}, datetime.now(UTC)).write(tmp_path)
         else:
-            proxy_record(run, shift).write(tmp_path)
+            planned_record(run, shift).write(tmp_path)
     with pytest.raises(ValueError, match="nvfp4_lora_aqn_high seed 101 has no record"):
         main_choose(args)
-    assert read_choice(SCALE, tmp_path / "choice.json") is None
-    proxy_record(runs[-1], 5.0).write(tmp_path)
+    own = SWEEP.scales[Tier.MINI]
+    assert read_choice(own, tmp_path / "choice.json") is None
+    planned_record(runs[-1], 15.0).write(tmp_path)
     assert main_choose(args) == 0
     capsys.readouterr()
-    chosen = dict(chosen_rates(SCALE, tmp_path / "choice.json"))
+    chosen = dict(chosen_rates(own, tmp_path / "choice.json"))
     assert chosen["bf16_lora"] == pytest.approx(3e-3)
     # A rate at which runs fail is no good, whatever it reaches elsewhere.
     assert chosen["mxfp4_lora"] != pytest.approx(3e-3)
@@ -104,7 +104,7 @@ def test_nothing_is_chosen_before_the_sweep_ran(tmp_path: Path) -> None:
 
 def test_a_choice_of_another_scales_sweep_is_none(tmp_path: Path) -> None:
     path = tmp_path / "choice.json"
-    path.write_text(json.dumps(choose(LEARNING_RATES, SCALE, values())), encoding="utf-8")
+    path.write_text(json.dumps(choose(SWEEP, SCALE, values())), encoding="utf-8")
     assert len(chosen_rates(SCALE, path)) == 5
     shorter = dataclasses.replace(SCALE, steps=SCALE.steps // 2)
     assert chosen_rates(shorter, path) == ()
@@ -112,49 +112,3 @@ def test_a_choice_of_another_scales_sweep_is_none(tmp_path: Path) -> None:
     path.write_text(json.dumps({"schema": 1}), encoding="utf-8")
     with pytest.raises(ValueError, match=r"choice.json: schema is 1; this program reads 2"):
         read_choice(SCALE, path)
-
-
-def with_optimizer(target: Target, optimizer: OptimizerConfig) -> Target:
-    """Return a target whose proxy scale has this optimiser, where it is one of training runs."""
-    scale = target.scales[Tier.PROXY]
-    if not isinstance(scale, TrainScale):
-        return target
-    changed = dataclasses.replace(scale, optimizer=optimizer)
-    return dataclasses.replace(target, scales={**target.scales, Tier.PROXY: changed}, shared={})
-
-
-def test_what_is_trained_at_chosen_rates_waits_for_the_choice() -> None:
-    unchosen = SCALE.optimizer
-    waiting = {
-        target.name
-        for target in TARGETS
-        if Tier.PROXY in target.scales
-        and lacking_rates(with_optimizer(target, unchosen), Tier.PROXY)
-    }
-    assert {"table1", "table2", "aqn_factorial", "noise_in_sft", "figure10"} <= waiting
-    assert not waiting & {"learning_rates", "entropy_start", "pretrain_proxy"}
-    chosen = dataclasses.replace(
-        unchosen,
-        learning_rates=dataclasses.replace(unchosen.learning_rates, chosen=(("bf16_full", 1e-4),)),
-    )
-    assert lacking_rates(with_optimizer(find("table1"), chosen), Tier.PROXY) is None
-    assert lacking_rates(find("table1"), Tier.SMOKE) is None
-
-
-def test_the_commands_say_what_comes_first(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    for module in ("plan", "execute"):
-        monkeypatch.setattr(f"repro.run.{module}.lacking_rates", lambda *_: "first: the sweep")
-    monkeypatch.setattr(Target, "not_runnable", lambda *_: None)
-    monkeypatch.setattr(Needs, "lacking", lambda _: ())
-    line = ["table1", "--tier", "proxy", "--runs", str(tmp_path)]
-    assert main(["run", *line]) == 2
-    assert "repro: table1, proxy tier: first: the sweep" in capsys.readouterr().err
-    monkeypatch.setattr(Needs, "lacking", lambda _: ("proxy-30m",))  # no shape is looked up
-    assert main(["run", *line]) == 2
-    assert "repro: table1, proxy tier: there is no policy proxy-30m; first:" in (
-        capsys.readouterr().err
-    )
-    assert main(["plan", *line]) == 0
-    assert "It cannot start: first: the sweep." in capsys.readouterr().out

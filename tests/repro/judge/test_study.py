@@ -3,28 +3,32 @@
 from __future__ import annotations
 
 import dataclasses
-import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 import pytest
 
 from repro.evidence.statistics import mean_interval
-from repro.evidence.store import blessed_sources
 from repro.evidence.verdict import Verdict
 from repro.judge.check import Checked, check_selection
 from repro.judge.study import with_all_seeds
-from repro.run.places import expected_folder
 from repro.run.select import select
+from repro.spec.effect import Look
 from repro.spec.tier import Tier
+from tests.repro.made_up import planned_record
+from tests.repro.planned import STUDY, registered
 
-EXPECTED = expected_folder(None)
+LOOKS = (Look(seeds=5, alpha=0.01), Look(seeds=10, alpha=0.04))
 
 
 @pytest.fixture(scope="module")
-def judged() -> Checked:
-    """Return the blessed rung of 4 %, which has two looks and all of its seeds."""
-    (selection,) = select(["needle_4"], tier="proxy")
-    return check_selection(selection, blessed_sources(EXPECTED, Tier.PROXY)[0], EXPECTED)
+def judged(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Checked]:
+    """Yield a made-up study with two looks and all of its seeds: QeRL ends ten points above."""
+    folder = tmp_path_factory.mktemp("study")
+    with registered(dataclasses.replace(STUDY, looks=LOOKS)):
+        (selection,) = select([STUDY.name], tier=Tier.MINI.value)
+        for run in selection.plan():
+            planned_record(run, 10.0 * (run.arm.noise is not None)).write(folder)
+        yield check_selection(selection, folder, folder)
 
 
 def by_name(checked: Checked) -> Mapping[str, Verdict]:
@@ -37,26 +41,28 @@ def test_an_early_looks_verdict_keeps_its_numbers_beside_those_of_all_seeds(
     first, last = judged.selection.target.looks
     before, after = by_name(judged), by_name(with_all_seeds(judged))
     early = [name for name, verdict in before.items() if verdict.n == first.seeds]
-    assert {"nvfp4_sooner", "opening_colder_later"} <= set(early)
-    steps = judged.evidence.values("take_off_steps")
+    assert {"qerl_beats_lora", "aqn_helps"} <= set(early)
+    values = judged.evidence.values("accuracy")
     claims = {claim.name: claim for claim, _ in judged.statements()}
-    for name in early:
+    together = [
+        claim
+        for claim, verdict in judged.statements()
+        if not claim.mechanism and verdict.status != "not testable"
+    ]
+    for name in ("qerl_beats_lora", "aqn_helps"):
         same = dataclasses.replace(after[name], all_seeds=None, sentence=before[name].sentence)
         assert same == before[name]
         every = after[name].all_seeds
         assert every is not None
-        assert every.n == last.seeds == len(steps["bf16_lora"])
-        slower, faster = (steps[arm] for arm in claims[name].arms)
-        logarithms = [math.log(slower[seed] / faster[seed]) for seed in slower]
-        level = 1 - last.alpha / len(before)
-        interval = mean_interval(logarithms, level)
+        better, worse = (values[arm] for arm in claims[name].arms)
+        assert every.n == last.seeds == len(better)
+        level = 1 - last.alpha / len(together)
+        interval = mean_interval([better[seed] - worse[seed] for seed in better], level)
+        assert every.effect == pytest.approx(interval.value)
         assert interval.low is not None
-        assert interval.high is not None
-        assert every.effect == pytest.approx(math.exp(interval.value))
         # Where Holm decides, the interval ends at no difference at the least.
-        lows = (math.exp(interval.low), max(1.0, math.exp(interval.low)))
-        assert every.low in [pytest.approx(low) for low in lows]
-        assert every.high == pytest.approx(math.exp(interval.high))
+        assert every.low in [pytest.approx(low) for low in (interval.low, max(0.0, interval.low))]
+        assert every.high == pytest.approx(interval.high)
         assert f"All {every.n} seeds" in after[name].sentence
 
 

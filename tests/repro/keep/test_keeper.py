@@ -35,7 +35,7 @@ def plain_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def small_runs(
-    arm: str, tier: Tier = Tier.SMOKE, steps: int = 3, seeds: int = 1
+    arm: str, steps: int = 3, seeds: int = 1, *, together: bool = False
 ) -> list[RunConfig]:
     """Return runs of Table 1 that train a few steps and ask few questions, on the tiny policy."""
     runs = plan(with_steps(find("table1"), steps), Tier.SMOKE, seeds, [arm])
@@ -44,9 +44,10 @@ def small_runs(
         data = dataclasses.replace(run.scale.data, test_problems=8, development_problems=6)
         evaluation = dataclasses.replace(run.scale.evaluation, every=2)
         scale = dataclasses.replace(
-            run.scale, data=data, evaluation=evaluation, checkpoint_every=1, prompts_per_rollout=4
-        )
-        small.append(dataclasses.replace(run, tier=tier.value, scale=scale))
+            run.scale, data=data, evaluation=evaluation, checkpoint_every=1, prompts_per_rollout=4,
+            together=together,
+        )  # fmt: skip
+        small.append(dataclasses.replace(run, scale=scale))
     return small
 
 
@@ -139,7 +140,7 @@ def test_runs_side_by_side_keep_each_its_own(
     tmp_path: Path, notebook: dict[str, list[Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(COMPLETIONS_VARIABLE, "1")
-    runs = small_runs("nvfp4_lora", Tier.PROXY, seeds=2)
+    runs = small_runs("nvfp4_lora", seeds=2, together=True)
     carried_out(runs, tmp_path)
     for run in runs:
         folder, record = run_folder(run, tmp_path), read_record(record_path(run, tmp_path))

@@ -115,24 +115,25 @@ def constant(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     return f"{name}:reward"
 
 
-def idle_runs(constant: str, tier: Tier, seeds: int, steps: int) -> list[RunConfig]:
+def idle_runs(constant: str, seeds: int, steps: int) -> list[RunConfig]:
     target = with_reward(with_steps(find("table1"), steps), reward_named(constant))
     small = []
     for run in plan(target, Tier.SMOKE, seeds, ["nvfp4_lora"]):
         data = dataclasses.replace(run.scale.data, test_problems=4, development_problems=0)
         evaluation = dataclasses.replace(run.scale.evaluation, every=0)
         scale = dataclasses.replace(
-            run.scale, data=data, evaluation=evaluation, checkpoint_every=2, prompts_per_rollout=2
-        )
-        small.append(dataclasses.replace(run, tier=tier.value, scale=scale))
+            run.scale, data=data, evaluation=evaluation, checkpoint_every=2, prompts_per_rollout=2,
+            together=seeds > 1,
+        )  # fmt: skip
+        small.append(dataclasses.replace(run, scale=scale))
     return small
 
 
-@pytest.mark.parametrize(("tier", "seeds"), [(Tier.SMOKE, 1), (Tier.PROXY, 2)])
+@pytest.mark.parametrize("seeds", [1, 2])
 def test_idle_runs_go_on_with_a_warning_each_or_stop_where_asked(
-    tier: Tier, seeds: int, constant: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    seeds: int, constant: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    runs, told = idle_runs(constant, tier, seeds, 6), []
+    runs, told = idle_runs(constant, seeds, 6), []
 
     def progress(text: str, values: dict[str, float]) -> None:
         if WARNING in values:
@@ -208,7 +209,7 @@ def test_a_tracker_that_fails_is_left_after_one_warning(
     constant: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(ADAPTERS, "failing", Adapter(package="json", open=Failing))
-    runs, told = idle_runs(constant, Tier.SMOKE, 1, 6), []
+    runs, told = idle_runs(constant, 1, 6), []
     keeping = Keeping(trackers=("failing",))
     with Keeper(runs, [tmp_path], keeping, lambda text, values: told.append(text)) as keeper:
         for step in range(1, 5):

@@ -124,8 +124,9 @@ def test_a_smoke_run_takes_the_trainers_step(tmp_path: Path) -> None:
     require_passes_of_one_policy(counted, 2)
 
 
-def test_an_ensemble_of_the_proxy_tier_takes_the_trainers_step(tmp_path: Path) -> None:
-    runs = [dataclasses.replace(smoke_run(2), seed=seed, tier="proxy") for seed in range(2)]
+def test_an_ensemble_takes_the_trainers_step(tmp_path: Path) -> None:
+    scale = dataclasses.replace(smoke_run(2).scale, together=True)
+    runs = [dataclasses.replace(smoke_run(2), seed=seed, scale=scale) for seed in range(2)]
     assert all(is_ensemble(run) for run in runs)
     counted = calls_in(lambda: together(runs, tmp_path))
     require_the_trainers_steps(counted, steps=2, runs=2)
@@ -144,8 +145,8 @@ def test_fine_tuning_alone_and_together_takes_the_trainers_loop(tmp_path: Path) 
             threads=1,
         )
     )  # fmt: skip
-    proxies = [dataclasses.replace(run, seed=seed, tier="proxy") for seed in range(2)]
-    many = calls_in(lambda: together(proxies, tmp_path / "many"))
+    pair = [dataclasses.replace(run, seed=seed) for seed in range(2)]
+    many = calls_in(lambda: together(pair, tmp_path / "many"))
     for counted, runs in ((alone, 1), (many, 2)):
         assert set(names(counted, TUNING).values()) == {1}
         assert names(counted, (receipts.note_step,)) == {"note_step": 2 * runs}

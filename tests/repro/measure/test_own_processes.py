@@ -164,7 +164,7 @@ def test_measurements_do_not_go_side_by_side(
         ("systems", "throughput", None, None),
         ("paper", "train", None, "expandable_segments:True"),
         ("mini", "finetune", None, "expandable_segments:True"),
-        ("proxy", "train", None, None),
+        ("smoke", "train", None, None),
     ],
 )
 def test_the_allocator_of_measured_and_published_steps_is_set_before_torch_is_there(

@@ -14,7 +14,7 @@ from repro.evidence.environment import capture_environment
 from repro.evidence.procedure import Stopped
 from repro.evidence.receipts import refusals
 from repro.evidence.record import Record, read_record
-from repro.run.carry_out import is_ensemble, keep, procedure_named
+from repro.run.carry_out import keep, procedure_named
 from repro.spec.arm import NoiseConfig, PlantedRounding
 from repro.spec.config import (
     DataConfig,
@@ -25,9 +25,6 @@ from repro.spec.config import (
     SamplingConfig,
     TrainScale,
 )
-from repro.spec.target import plan
-from repro.spec.tier import Tier
-from repro.targets.supervised import NOISE_IN_SFT, NOISE_IN_SFT_DRAWS
 from tests.repro.small_runs import small_run
 
 SCALE = TrainScale(
@@ -70,10 +67,11 @@ def record(tmp_path_factory: pytest.TempPathFactory) -> Record:
 
 def test_a_record_is_evidence_and_has_the_metrics_of_its_target(record: Record) -> None:
     assert refusals(record) == []
-    human = {"accuracy_mawps", "accuracy_svamp", "accuracy_gsm8k", "accuracy_human"}
-    derived = {"heldout_area", "heldout_last", "accuracy_hard"}
-    expected = {metric.name for metric in NOISE_IN_SFT.metrics} - human - derived
-    assert expected <= set(record.metrics)
+    assert set(record.metrics) >= {
+        "accuracy", "accuracy_greedy", "accuracy_greedy_start", "gain_greedy", "heldout_area",
+        "heldout_last", "solution_loss_start", "solution_loss", "train_loss_first",
+        "train_loss_last", "train_seconds", "peak_bytes",
+    }  # fmt: skip
     assert record.value("solution_loss") != record.value("solution_loss_start")
     assert record.series["evaluation_step"] == [0, 2, 4]
     assert set(record.effects["linears"]) == {"nvfp4"}
@@ -116,15 +114,6 @@ def test_a_stopped_run_goes_on_to_the_same_numbers(record: Record, tmp_path: Pat
     assert again.effects["grades"] == record.effects["grades"]
 
 
-def test_the_target_varies_noise_and_format_alone_and_is_run_many_at_once() -> None:
-    clean, noisy = NOISE_IN_SFT.arm("nvfp4_sft"), NOISE_IN_SFT.arm("nvfp4_sft_aqn")
-    assert noisy.noise == NoiseConfig(reach="shared")
-    assert dataclasses.replace(noisy, name=clean.name, label=clean.label, noise=None) == clean
-    assert {NOISE_IN_SFT.procedure_of(arm) for arm in NOISE_IN_SFT.arms} == {"finetune"}
-    assert NOISE_IN_SFT.tiers() == (Tier.PROXY,)
-    assert all(is_ensemble(run) for run in plan(NOISE_IN_SFT, Tier.PROXY))
-
-
 def test_a_seed_is_a_rounding_draw_of_one_function(tmp_path: Path) -> None:
     once = dataclasses.replace(SCALE, steps=1, permuted=True)
     permuted = dataclasses.replace(make_run(), scale=once)
@@ -141,12 +130,3 @@ def test_a_seed_is_a_rounding_draw_of_one_function(tmp_path: Path) -> None:
     assert starts["bf16", 1] == pytest.approx(starts["bf16", 0], abs=1e-4)
     assert starts["int2", 0] > starts["bf16", 0] + 0.1
     assert abs(starts["int2", 1] - starts["int2", 0]) > 1e-3
-
-
-def test_rounding_is_judged_over_draws_and_where_a_coarse_one_is_seen_to_harm() -> None:
-    seeds = NOISE_IN_SFT_DRAWS.scales[Tier.PROXY].seeds
-    assert NOISE_IN_SFT_DRAWS.scales[Tier.PROXY].permuted
-    for claim in NOISE_IN_SFT_DRAWS.claims:
-        assert (claim.unit, claim.draws) == ("rounding draw", len(seeds))
-        gates = [assay.claim for assay in claim.assays]
-        assert gates == ([] if "int2_sft" in claim.arms else ["two_bits_raises_loss"])

@@ -30,7 +30,6 @@ SCALE = TrainScale(
     prompt_template="tiny",
     test_sets=(
         ProblemSet(name="small", data=dataclasses.replace(DATA, levels=(1,), test_problems=2)),
-        ProblemSet(name="absent", data=DataConfig(source="human:absent", test_problems=2)),
     ),
 )
 
@@ -42,10 +41,6 @@ def test_only_what_is_trained_has_problems_to_train_on() -> None:
     assert asked.test == trained.test
     never = dataclasses.replace(SCALE, evaluation=EvaluationConfig(every=0))
     assert ProblemSets.of(never, trains=True).development == []
-
-
-def test_sets_that_cannot_be_read_here_are_left_out() -> None:
-    assert list(ProblemSets.of(SCALE, trains=False).further) == ["small"]
 
 
 def test_accuracy_over_sets_asks_the_problems_of_them_all() -> None:

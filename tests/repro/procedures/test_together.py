@@ -63,7 +63,6 @@ SCALE = TrainScale(
     checkpoint_every=2,
     test_sets=(
         ProblemSet(name="small", data=dataclasses.replace(DATA, levels=(1,), test_problems=4)),
-        ProblemSet(name="absent", data=DataConfig(source="human:absent", test_problems=4)),
     ),
 )
 NOISE = NoiseConfig(sigma_start=0.1, sigma_end=0.05, num_stages=3)
@@ -145,10 +144,7 @@ def stop_after() -> Callable[[int], Callable[[], bool]]:
     return make
 
 
-def test_each_run_has_the_result_that_it_has_alone(
-    tmp_path: Path, alone: Alone, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delenv("REPRO_DATA", raising=False)
+def test_each_run_has_the_result_that_it_has_alone(tmp_path: Path, alone: Alone) -> None:
     order: list[str] = []
     together = carry_out(RUNS, tmp_path, done=lambda run, outcome: order.append(run.digest()))
     assert sorted(order) == sorted(run.digest() for run in RUNS)
@@ -262,7 +258,7 @@ def test_a_stopped_ensemble_goes_on_to_the_same_numbers(
         assert many.effects == one.effects
 
 
-def test_runs_of_the_proxy_tier_are_recorded_together_and_once(
+def test_runs_that_go_together_are_recorded_together_and_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     load = module.load_arm
@@ -274,7 +270,8 @@ def test_runs_of_the_proxy_tier_are_recorded_together_and_once(
 
     monkeypatch.setattr(module, "load_arm", refuse)
     three = (RUNS[0], RUNS[1], ANOTHER)
-    runs = [dataclasses.replace(run, tier="proxy", scale=BRIEF) for run in three]
+    scale = dataclasses.replace(BRIEF, together=True)
+    runs = [dataclasses.replace(run, scale=scale) for run in three]
     records, how = tmp_path / "runs", (silent, lambda: False, 1)
     recording.carry_out(runs, tmp_path / "work", records, *how)
     paths = [find_record(run, records) for run in runs]

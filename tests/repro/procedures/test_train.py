@@ -56,7 +56,7 @@ def test_a_published_model_trains_in_the_micro_batches_that_its_plan_chose(
 
 
 @pytest.mark.usefixtures("h100")
-@pytest.mark.parametrize(("tier", "device"), [(Tier.PAPER, "cpu"), (Tier.PROXY, "cuda")])
+@pytest.mark.parametrize(("tier", "device"), [(Tier.PAPER, "cpu"), (Tier.SMOKE, "cuda")])
 def test_other_policies_keep_the_rows_of_their_scale(tier: Tier, device: str) -> None:
     loaded_runs = loaded_runs_of(tier, device)
     assert train.fitting_update(loaded_runs.runs[0], loaded_runs.loaded.device) is None

@@ -57,17 +57,25 @@ def test_the_rollouts_span_and_verdicts_are_those_of_the_tables(
     assert sum(int(part.split()[0]) for part in first[4].split(", ")) == len(judged) > 0
 
 
-def test_accuracies_have_the_words_of_their_claims(blessed_of: Of) -> None:
-    checked = blessed_of("skill", Tier.PROXY)
-    names = ("aqn_helps", "qerl_beats_lora")
-    row = next(row for row in rows([checked]) if "AQN" in row[0])
-    assert row[-1] == counted(item for item in checked.verdicts if item.name in names)
-    other = [
-        dataclasses.replace(item, status="contradicted") if item.name in names else item
-        for item in checked.verdicts
+def test_what_no_real_model_was_asked_says_so_and_has_its_claims_words_once_one_was(
+    blessed: list[Checked], blessed_of: Of
+) -> None:
+    for row in rows(blessed)[4:6]:
+        assert row[2] == Tier.MINI.value
+        assert row[3] == ""
+        assert row[4].startswith("not tested on a real model yet")
+        assert "docs/proxy_study.md" in row[4]
+    smoke = blessed_of("table1", Tier.SMOKE)
+    shown = [
+        dataclasses.replace(item, status="excluded", effect=1.5, low=-1.0, high=4.0)
+        for item in smoke.verdicts
+        if item.name in ("aqn_helps", "qerl_beats_lora")
     ]
-    answers = rows([dataclasses.replace(checked, verdicts=other)])
-    assert any(row[-1].startswith("2 contradicted") for row in answers)
+    selection = dataclasses.replace(smoke.selection, tier=Tier.MINI)
+    row = rows([dataclasses.replace(smoke, selection=selection, verdicts=shown)])[5]
+    assert row[1] == "QeRL +2.7, AQN +2.3 points (7B)"
+    assert row[3].endswith("QeRL +1.5 (-1 to +4) points, AQN +1.5 (-1 to +4) points")
+    assert row[4] == counted(shown)
 
 
 def test_the_papers_own_number_is_not_run_until_it_is(blessed: list[Checked]) -> None:

@@ -25,13 +25,15 @@ from repro.spec.config import RunConfig, digest_of
 from repro.spec.effect import Look
 from repro.spec.tier import Tier
 from repro.targets import find
-from tests.repro.made_up import honest_proxy_record
+from tests.repro.made_up import planned_record
+from tests.repro.planned import registered
 
 Maker = Callable[..., Record]
+pytestmark = pytest.mark.usefixtures("planned_targets")
 
 
 def selected(name: str) -> Selection:
-    (selection,) = select([name], tier="proxy")
+    (selection,) = select([name], tier="mini")
     return selection
 
 
@@ -41,63 +43,59 @@ def write(name: str, runs: Path, maker: Maker, seeds: int | None = None) -> None
 
 
 def test_a_record_carries_the_plan_of_every_target_that_reads_it(
-    tmp_path: Path, proxy_record: Maker
+    tmp_path: Path, planned_record: Maker
 ) -> None:
-    (run,) = selected("table1").plan(1, ["nvfp4_lora_aqn"])
+    (run,) = selected("study").plan(1, ["nvfp4_lora_aqn"])
     carried = {key.removeprefix("plan:") for key in plans.plan_inputs(run)}
-    readers = {"table1", "table1_transfer", "figure8", "figure9", "figure10", "aqn_factorial"}
-    assert readers <= carried
-    assert "figure4" not in carried
-    assert "table2" not in carried
-    assert "pretrain_proxy" not in carried
+    assert carried == {"study", "study_schedules", "study_factorial"}
 
 
 def test_words_are_not_part_of_a_plan_and_everything_else_is() -> None:
-    figure = find("figure9")
-    first = plans.analysis_plan(figure, Tier.PROXY)
+    figure = find("study_schedules")
+    first = plans.analysis_plan(figure, Tier.MINI)
     (claim, *rest) = figure.claims
     reworded = dataclasses.replace(claim, statement="otherwise put")
     changed = dataclasses.replace(claim, metric="heldout_area")
     for other, same in ((reworded, True), (changed, False)):
         target = dataclasses.replace(figure, claims=(other, *rest))
-        assert (plans.analysis_plan(target, Tier.PROXY) == first) is same
-    fewer = {Tier.PROXY: dataclasses.replace(figure.scales[Tier.PROXY], seeds=(0, 1))}
-    assert plans.analysis_plan(dataclasses.replace(figure, scales=fewer), Tier.PROXY) != first
+        assert (plans.analysis_plan(target, Tier.MINI) == first) is same
+    fewer = {Tier.MINI: dataclasses.replace(figure.scales[Tier.MINI], seeds=(0, 1))}
+    assert plans.analysis_plan(dataclasses.replace(figure, scales=fewer), Tier.MINI) != first
 
 
 def test_check_refuses_records_of_another_plan_or_of_none(
-    tmp_path: Path, proxy_record: Maker
+    tmp_path: Path, planned_record: Maker
 ) -> None:
-    write("figure9", tmp_path, proxy_record)
-    evidence = gather(selected("figure9"), tmp_path)
+    write("study_schedules", tmp_path, planned_record)
+    evidence = gather(selected("study_schedules"), tmp_path)
     assert evidence.count == 20
     assert not evidence.refused
-    (run,) = selected("figure9").plan([5], ["aqn_linear"])
-    path = tmp_path / "proxy" / "figure9" / "aqn_linear" / "seed-5.json"
+    (run,) = selected("study_schedules").plan([5], ["aqn_linear"])
+    path = tmp_path / "mini" / "study_schedules" / "aqn_linear" / "seed-5.json"
     for inputs, words in (
-        ({"plan:figure9": "0" * 64}, "another analysis plan of figure9"),
-        ({}, "before figure9 had an analysis plan"),
+        ({"plan:study_schedules": "0" * 64}, "another analysis plan of study_schedules"),
+        ({}, "before study_schedules had an analysis plan"),
     ):
         path.unlink()
-        record = proxy_record(run)
+        record = planned_record(run)
         others = {key: value for key, value in record.inputs.items() if not key.startswith("plan:")}
         dataclasses.replace(record, inputs=others | inputs).write(tmp_path)
-        checked = check_selection(selected("figure9"), tmp_path, expected_folder(None))
+        checked = check_selection(selected("study_schedules"), tmp_path, expected_folder(None))
         assert not checked.sound
         assert words in checked.evidence.refused[0][1]
 
 
-def test_check_refuses_seeds_that_were_not_planned(tmp_path: Path, proxy_record: Maker) -> None:
-    for run in selected("figure9").plan([5, 77], ["aqn_linear"]):
-        proxy_record(run).write(tmp_path)
-    evidence = gather(selected("figure9"), tmp_path)
+def test_check_refuses_seeds_that_were_not_planned(tmp_path: Path, planned_record: Maker) -> None:
+    for run in selected("study_schedules").plan([5, 77], ["aqn_linear"]):
+        planned_record(run).write(tmp_path)
+    evidence = gather(selected("study_schedules"), tmp_path)
     assert "seed 77 is not in the analysis plan" in evidence.refused[0][1]
 
 
 def test_plans_are_written_once_before_the_runs(tmp_path: Path) -> None:
-    runs = selected("figure9").plan(1)
+    runs = selected("study_schedules").plan(1)
     paths = plans.write_plans(runs, tmp_path)
-    assert {path.name.split("-")[0] for path in paths} >= {"figure9", "table1"}
+    assert {path.name.split("-")[0] for path in paths} >= {"study_schedules", "study"}
     assert plans.write_plans(runs, tmp_path) == []
     written = json.loads(paths[0].read_text(encoding="utf-8"))
     assert written["digest"][:12] in paths[0].name
@@ -105,22 +103,22 @@ def test_plans_are_written_once_before_the_runs(tmp_path: Path) -> None:
     assert plans.write_plans(find_smoke(), tmp_path) == []
 
 
-def test_a_missing_planned_seed_is_a_failed_one(tmp_path: Path, proxy_record: Maker) -> None:
+def test_a_missing_planned_seed_is_a_failed_one(tmp_path: Path, planned_record: Maker) -> None:
     ends = {"nvfp4_lora_aqn": 10.0}
 
     def made(run: RunConfig) -> Record:
-        return proxy_record(run, ends.get(run.arm.name, 0.0))
+        return planned_record(run, ends.get(run.arm.name, 0.0))
 
     def verdict() -> Verdict:
-        checked = check_selection(selected("table1"), tmp_path, tmp_path / "nothing blessed")
+        checked = check_selection(selected("study"), tmp_path, tmp_path / "nothing blessed")
         return next(item for item in checked.verdicts if item.name == "qerl_beats_lora")
 
-    write("table1", tmp_path, made)
+    write("study", tmp_path, made)
     whole = verdict()
     assert (whole.status, whole.n) == ("reproduced", 10)
     for arm in ("nvfp4_lora_aqn", "bf16_lora"):
         for seed in range(5, 10):
-            (tmp_path / "proxy" / "table1" / arm / f"seed-{seed}.json").unlink()
+            (tmp_path / "mini" / "study" / arm / f"seed-{seed}.json").unlink()
     half = verdict()
     assert (half.status, half.n) == ("inconclusive", 5)
     for arm in ("nvfp4_lora_aqn", "bf16_lora"):
@@ -128,22 +126,15 @@ def test_a_missing_planned_seed_is_a_failed_one(tmp_path: Path, proxy_record: Ma
 
 
 @pytest.fixture
-def looked(monkeypatch: pytest.MonkeyPatch) -> Iterator[Selection]:
-    """Yield Table 1 with two looks in its plan: at 5 seeds and at all 10."""
+def looked() -> Iterator[Selection]:
+    """Yield the study with two looks in its plan: at 5 seeds and at all 10."""
     looks = (Look(seeds=5, alpha=0.01), Look(seeds=10, alpha=0.04))
-    table1 = find("table1")
-    target = dataclasses.replace(table1, looks=looks)
-    everywhere = [target if item is table1 else item for item in plans.TARGETS]
-    monkeypatch.setattr(plans, "TARGETS", everywhere)
-    for cached in (plans.plan_digest, plans._readers):
-        cached.cache_clear()
-    yield dataclasses.replace(selected("table1"), target=target, source=target)
-    for cached in (plans.plan_digest, plans._readers):
-        cached.cache_clear()
+    with registered(dataclasses.replace(find("study"), looks=looks)):
+        yield selected("study")
 
 
 def test_a_planned_look_decides_and_another_does_not(
-    tmp_path: Path, proxy_record: Maker, looked: Selection
+    tmp_path: Path, planned_record: Maker, looked: Selection
 ) -> None:
     def judged(seeds: range, end: float) -> Verdict:
         runs = tmp_path / f"{len(seeds)}-{end}"
@@ -151,7 +142,7 @@ def test_a_planned_look_decides_and_another_does_not(
             shift = end if run.arm.name == "nvfp4_lora_aqn" else 0.0
             # What falls as often as it rises is open after five seeds.
             signed = shift if end > 5 or run.seed % 2 else -shift
-            proxy_record(run, signed).write(runs)
+            planned_record(run, signed).write(runs)
         checked = check_selection(looked, runs, tmp_path / "nothing blessed")
         return next(item for item in checked.verdicts if item.name == "qerl_beats_lora")
 
@@ -168,28 +159,29 @@ def test_a_planned_look_decides_and_another_does_not(
 
 def plan_on_record(claims: list[dict[str, Any]] | None = None) -> KeptPlan:
     """Return an earlier plan of Figure 9, of five seeds and of other claims if given."""
-    plan = plans.analysis_plan(find("figure9"), Tier.PROXY)
+    plan = plans.analysis_plan(find("study_schedules"), Tier.MINI)
     plan["statistics"] = plan["statistics"] | {"version": 1}
     plan["claims"] = plan["claims"] if claims is None else claims
     return KeptPlan(
-        target="figure9", tier="proxy", device="nvidia_h200", made="2026-01-02T03:04:05+00:00",
+        target="study_schedules", tier="mini", device="nvidia_h200",
+        made="2026-01-02T03:04:05+00:00",
         commit="0" * 40, dirty="false", digest=digest_of(plan), plan=plan_line(plan),
     )  # fmt: skip
 
 
 def test_records_of_an_earlier_kept_plan_are_judged_post_hoc(
-    tmp_path: Path, proxy_record: Maker
+    tmp_path: Path, planned_record: Maker
 ) -> None:
     earlier_plan = plan_on_record()
-    for run in selected("figure9").plan():
-        record = proxy_record(run)
-        inputs = record.inputs | {"plan:figure9": earlier_plan.digest}
+    for run in selected("study_schedules").plan():
+        record = planned_record(run)
+        inputs = record.inputs | {"plan:study_schedules": earlier_plan.digest}
         dataclasses.replace(record, inputs=inputs).write(tmp_path / "runs")
     (tmp_path / "expected").mkdir()
-    refused = check_selection(selected("figure9"), tmp_path / "runs", tmp_path / "expected")
-    assert "another analysis plan of figure9" in refused.evidence.refused[0][1]
+    refused = check_selection(selected("study_schedules"), tmp_path / "runs", tmp_path / "expected")
+    assert "another analysis plan of study_schedules" in refused.evidence.refused[0][1]
     keep_plans([earlier_plan], tmp_path / "expected")
-    checked = check_selection(selected("figure9"), tmp_path / "runs", tmp_path / "expected")
+    checked = check_selection(selected("study_schedules"), tmp_path / "runs", tmp_path / "expected")
     assert not checked.evidence.refused
     for verdict in checked.verdicts:
         digest = earlier_plan.digest[:12]
@@ -198,26 +190,26 @@ def test_records_of_an_earlier_kept_plan_are_judged_post_hoc(
 
 
 def test_what_a_kept_plan_says_of_the_machinery_is_not_post_hoc() -> None:
-    (claim,) = [item for item in find("table1").claims if item.name == "bf16_lora_gains"]
+    (claim,) = [item for item in find("study").claims if item.name == "bf16_lora_gains"]
     stated = {"name": claim.name, "kind": claim.kind, "arms": list(claim.arms), "margin": None}
-    plan = plans.Plans(selected("table1"), [])
+    plan = plans.Plans(selected("study"), [])
     for claims, late in (([stated], False), ([stated | {"kind": "difference"}], True), ([], True)):
         earlier_plan = plan_on_record(claims)
         plan.earlier[earlier_plan.digest] = earlier_plan
-        run = selected("table1").plan(1, ["bf16_lora"])[0]
+        run = selected("study").plan(1, ["bf16_lora"])[0]
         record = failed_record(run, "-", {}, datetime.now(UTC))
-        record = dataclasses.replace(record, inputs={"plan:table1": earlier_plan.digest})
+        record = dataclasses.replace(record, inputs={"plan:study": earlier_plan.digest})
         assert bool(plan.post_hoc(claim, [record])) is late
 
 
 def test_a_plan_is_frozen_with_one_digest_to_post(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    line = ["plan", "figure9", "--tier", "proxy", "--freeze", "--runs", str(tmp_path)]
+    line = ["plan", "study_schedules", "--tier", "mini", "--freeze", "--runs", str(tmp_path)]
     assert main(line) == 0
     *plans_of, every = capsys.readouterr().out.splitlines()
-    digest, path = next(item for item in plans_of if "figure9-" in item).split()
-    assert digest == plans.plan_digest("figure9", Tier.PROXY)
+    digest, path = next(item for item in plans_of if "study_schedules-" in item).split()
+    assert digest == plans.plan_digest("study_schedules", Tier.MINI)
     assert json.loads(Path(path).read_text(encoding="utf-8"))["digest"] == digest
     assert re.fullmatch(r"[0-9a-f]{64}  all of these", every)
     # Frozen again, before or after runs, the same lines are printed and no file is touched.
@@ -225,8 +217,8 @@ def test_a_plan_is_frozen_with_one_digest_to_post(
     assert main(line) == 0
     assert capsys.readouterr().out.splitlines() == [*plans_of, every]
     assert Path(path).read_bytes() == before
-    assert main(["plan", "figure9", "--tier", "proxy", "--runs", str(tmp_path)]) == 0
-    assert "figure9 at the proxy tier" in capsys.readouterr().out
+    assert main(["plan", "study_schedules", "--tier", "mini", "--runs", str(tmp_path)]) == 0
+    assert "study_schedules at the mini tier" in capsys.readouterr().out
 
 
 def find_smoke() -> list:  # type: ignore[type-arg]
@@ -235,54 +227,46 @@ def find_smoke() -> list:  # type: ignore[type-arg]
 
 
 def test_shared_runs_count_for_each_target_that_names_them(
-    tmp_path: Path, proxy_record: Maker
+    tmp_path: Path, planned_record: Maker
 ) -> None:
-    write("aqn_factorial", tmp_path, proxy_record)
-    assert gather(selected("aqn_factorial"), tmp_path).count == 40
-    assert gather(selected("figure10"), tmp_path).records.keys() == {"rank_32"}
+    write("study_factorial", tmp_path, planned_record)
+    assert gather(selected("study_factorial"), tmp_path).count == 20
+    assert gather(selected("study_schedules"), tmp_path).records.keys() == {"aqn_exponential"}
     # What was blessed is no expectation of made-up records.
-    checked = check_selection(selected("aqn_factorial"), tmp_path, tmp_path / "nothing blessed")
+    checked = check_selection(selected("study_factorial"), tmp_path, tmp_path / "nothing blessed")
     assert checked.sound
     by_name = {item.name: item for item in checked.verdicts}
     assert by_name["nvfp4_gains_more_from_aqn"].n == 5
 
 
-@pytest.fixture(scope="module")
-def whole_table1(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a folder with every planned record of Table 1, to be read."""
-    folder = tmp_path_factory.mktemp("table1")
-    write("table1", folder, honest_proxy_record)
-    return folder
-
-
-@pytest.mark.parametrize("name", ["figure4", "figure5", "figure8", "table1_transfer"])
-def test_a_figure_asks_its_own_arms_of_a_table_and_no_others(whole_table1: Path, name: str) -> None:
-    evidence = gather(selected(name), whole_table1)
+def test_a_figure_asks_its_own_arms_of_a_table_and_no_others(tmp_path: Path) -> None:
+    write("study", tmp_path, planned_record, seeds=1)
+    evidence = gather(selected("study_rewards"), tmp_path)
     assert not evidence.refused
-    assert evidence.records.keys() == {arm.name for arm in find(name).arms}
+    assert evidence.records.keys() == {arm.name for arm in find("study_rewards").arms}
 
 
 def test_an_arm_that_no_target_knows_is_refused_by_all_that_read_its_folder(
-    tmp_path: Path, proxy_record: Maker
+    tmp_path: Path, planned_record: Maker
 ) -> None:
-    write("table1", tmp_path, proxy_record, seeds=1)
-    folder = tmp_path / "proxy" / "table1"
+    write("study", tmp_path, planned_record, seeds=1)
+    folder = tmp_path / "mini" / "study"
     (folder / "bf16_lora").rename(folder / "nobodys")
-    for name in ("table1", "figure4"):
+    for name in ("study", "study_rewards"):
         (refused,) = gather(selected(name), tmp_path).refused
         assert refused[0].parent.name == "nobodys"
 
 
 @pytest.mark.parametrize("field", ["checkpoint", "test_problems"])
 def test_arms_that_saw_other_inputs_are_not_compared(
-    tmp_path: Path, proxy_record: Maker, field: str
+    tmp_path: Path, planned_record: Maker, field: str
 ) -> None:
     def spoil(run: object) -> Record:
-        record = proxy_record(run)
+        record = planned_record(run)
         if record.arm == "aqn_linear":
             return dataclasses.replace(record, inputs=record.inputs | {field: "0" * 64})
         return record
 
-    write("figure9", tmp_path, spoil)
-    checked = check_selection(selected("figure9"), tmp_path, expected_folder(None))
+    write("study_schedules", tmp_path, spoil)
+    checked = check_selection(selected("study_schedules"), tmp_path, expected_folder(None))
     assert any("different" in why for _, why in checked.evidence.refused)

@@ -139,13 +139,11 @@ def test_an_unknown_target_gets_the_nearest_name(capsys: pytest.CaptureFixture[s
         ("list --jsn", "list: there is no argument --jsn (did you mean --json?)"),
         ("check table1 --runs {file}", "{file} is a file; a folder of records is needed there"),
         ("compare blessed {file}", "{file} is a file; a folder of records is needed there"),
-        ("choose lerning_rates", "did you mean learning_rates?"),
+        ("choose lerning_rates_0_5b", "did you mean learning_rates_0_5b?"),
         ("bless", "name the targets to bless"),
         ("report --readme {file} table1", "--readme writes the blocks of one file from blessed"),
         ("report --readme {file} table1 table3 --tier smoke", "; leave out table1, table3, --tier"),
         ("report --readme {file} --runs {folder}", "from blessed records; leave out --runs"),
-        ("report --readme {file} --learning {file}", "leave out --learning"),
-        ("report --learning {file} table1 --out {file}", "proxy tier; leave out table1, --out"),
         ("report --set steps=3 --limit 5", "--set, --limit: name the targets that change"),
         ("plan memory --model 33b", "there is no model size '33b'"),
         ("plan memory --model 32b --format nvfp", "did you mean nvfp4?"),
@@ -199,12 +197,12 @@ def test_a_run_of_a_real_checkpoint_takes_a_device_for_itself() -> None:
 
 
 def test_a_plan_is_of_as_many_devices_as_are_named_here_or_elsewhere() -> None:
-    planned = [planned_workers(Tier.PROXY, named) for named in ("2", "0,1,2", None)]
+    planned = [planned_workers(Tier.MINI, named) for named in ("2", "0,1,2", None)]
     assert planned == [2, 3, 1]
     assert planned_workers(Tier.SYSTEMS, None) == planned_workers(Tier.SMOKE, "1") == 1
     for named in ("0", ","):
         with pytest.raises(ValueError, match="needs a number such as 2, or 0,1"):
-            planned_workers(Tier.PROXY, named)
+            planned_workers(Tier.MINI, named)
     with pytest.raises(ValueError, match="do not spread over devices"):
         planned_workers(Tier.SYSTEMS, "2")
 
@@ -227,7 +225,7 @@ def test_a_plan_refuses_the_workers_that_its_runs_would(
     assert said.out == ""
     assert not (tmp_path / "runs").exists()
     assert planned_workers(Tier.PAPER, "2", 2) == planned_workers(Tier.SMOKE, None, 2) == 2
-    assert planned_workers(Tier.PROXY, "1", 2) == 2
+    assert planned_workers(Tier.MINI, "1", 2, together=True) == 2
 
 
 def test_settings_change_scale_and_arms_under_another_name() -> None:
@@ -324,7 +322,11 @@ def test_values_are_read_by_the_type_of_their_field() -> None:
 
 
 def test_every_scale_can_be_printed_and_read_back() -> None:
-    for name, tier in (("table3", Tier.SYSTEMS), ("table6", Tier.SYSTEMS), ("norms", Tier.PROXY)):
+    for name, tier in (
+        ("table3", Tier.SYSTEMS),
+        ("table6", Tier.SYSTEMS),
+        ("table1_0_5b", Tier.MINI),
+    ):
         scale = find(name).scales[tier]
         assert with_settings(scale, json.loads(settings_text(scale))) == scale
 

@@ -25,8 +25,8 @@ from repro.run.execute import Outcome, execute
 from repro.spec.config import RunConfig
 from repro.spec.target import plan
 from repro.spec.tier import CudaDevice, Tier
-from repro.targets import find
 from tests.planted import planted
+from tests.repro.planned import TOGETHER
 
 # Carries out runs by writing records at once; dies or fails where files in the folder say so. A
 # device dies in its first task where a file says so.
@@ -105,7 +105,7 @@ def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def runs_of(seeds: int = 2) -> list[RunConfig]:
-    return plan(find("table1"), Tier.PROXY, range(seeds), ["bf16", "bf16_lora", "nvfp4_lora"])
+    return plan(TOGETHER, Tier.MINI, range(seeds), ["bf16", "bf16_lora", "nvfp4_lora"])
 
 
 def in_pairs(runs: Sequence[RunConfig], memory_bytes: int) -> list[tuple[RunConfig, ...]]:
@@ -174,7 +174,7 @@ def test_runs_that_kill_their_worker_twice_are_recorded_as_failed(
     assert (outcome.finished, outcome.failed) == (5, 1)
     (failed,) = [
         read_record(path)
-        for path in iterate_records(folder, "proxy", "table1")
+        for path in iterate_records(folder, "mini", "study")
         if "failed" in path.name
     ]
     assert failed.arm == "bf16_lora"
@@ -193,7 +193,7 @@ def test_a_worker_that_lost_its_device_ends_with_that_run(
     assert len(set((folder / "workers").read_text().split())) == workers
     (failed,) = [
         read_record(path)
-        for path in iterate_records(folder, "proxy", "table1")
+        for path in iterate_records(folder, "mini", "study")
         if "failed" in path.name
     ]
     said = "illegal memory access" if cause == "lose" else "the gradient norm is nan"
@@ -259,9 +259,7 @@ def test_a_device_that_has_nothing_to_do_takes_up_what_a_dying_one_leaves(
 
 
 def test_no_ensemble_is_longer_than_a_devices_equal_share() -> None:
-    runs = tuple(
-        plan(find("table1"), Tier.PROXY, range(20), ["bf16_lora", "nvfp4_lora", "nf4_lora"])
-    )
+    runs = tuple(plan(TOGETHER, Tier.MINI, range(20), ["bf16_lora", "nvfp4_lora", "nf4_lora"]))
     groups = cut([runs[:15], runs], 2)
     assert [len(group) for group in groups] == [30, 30, 15]
     assert [len(group) for group in cut([runs], 4)] == [15] * 4
@@ -271,9 +269,10 @@ def test_no_ensemble_is_longer_than_a_devices_equal_share() -> None:
 
 
 def test_the_longest_by_steps_and_runs_comes_first() -> None:
-    few = tuple(plan(find("table1"), Tier.PROXY, 2, ["bf16_lora"]))
-    untrained = tuple(plan(find("table1"), Tier.PROXY, 9, ["bf16"]))
-    (longer,) = plan(find("needle_4"), Tier.PROXY, 1, ["bf16_lora"])
+    few = tuple(plan(TOGETHER, Tier.MINI, 2, ["bf16_lora"]))
+    untrained = tuple(plan(TOGETHER, Tier.MINI, 9, ["bf16"]))
+    scale = dataclasses.replace(few[0].scale, steps=few[0].scale.steps + 1)
+    longer = dataclasses.replace(few[0], scale=scale)
     assert longer.scale.steps > few[0].scale.steps
     assert cut([untrained, (longer,), few], 1) == [few, (longer,), untrained]
     assert [steps_of(few), steps_of(untrained)] == [2 * few[0].scale.steps, 9]
@@ -295,7 +294,7 @@ def test_a_cut_keeps_a_seed_together() -> None:
 def test_each_checkpoint_has_its_own_memory(tmp_path: Path) -> None:
     small = runs_of(1)
     large = [
-        dataclasses.replace(run, scale=dataclasses.replace(run.scale, checkpoint="proxy-120m"))
+        dataclasses.replace(run, scale=dataclasses.replace(run.scale, checkpoint="larger"))
         for run in small
     ]
     asked = []
@@ -304,9 +303,9 @@ def test_each_checkpoint_has_its_own_memory(tmp_path: Path) -> None:
         asked.append((batch_of_runs[0].scale.checkpoint, memory))
         return [tuple(batch_of_runs)]
 
-    memory = {"proxy-30m": 100, "proxy-120m": 130}
+    memory = {"tiny": 100, "larger": 130}
     tasks = ensemble_tasks([*small, *large], tmp_path, devices=1, memory=memory, grouping=grouping)
-    assert asked == [("proxy-30m", 100), ("proxy-120m", 130)]
+    assert asked == [("tiny", 100), ("larger", 130)]
     assert [len(task.every) for task in tasks] == [3, 3]
     assert len({task.folder for task in tasks}) == 2
 

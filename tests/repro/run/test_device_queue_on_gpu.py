@@ -59,10 +59,9 @@ def spoiling(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 
 def runs_of(seeds: int, steps: int = 3) -> list[RunConfig]:
-    """Return small runs that go together, as the proxy tier's do."""
-    scale = dataclasses.replace(SCALE, steps=steps)
-    runs = [make_run(seed=seed, scale=scale) for seed in range(seeds)]
-    return [dataclasses.replace(run, tier="proxy") for run in runs]
+    """Return small runs that go together."""
+    scale = dataclasses.replace(SCALE, steps=steps, together=True)
+    return [make_run(seed=seed, scale=scale) for seed in range(seeds)]
 
 
 @pytest.mark.skipif(DEVICES < 2, reason=f"needs two CUDA devices; found {DEVICES}")

@@ -9,9 +9,9 @@ import pytest
 
 from repro.__main__ import main
 from repro.evidence.benchmarks import latest_run
-from repro.evidence.gpu_tests import Outcome, outcomes_by_file, read_outcome
+from repro.evidence.gpu_tests import Outcome
 from repro.run import gpu_suite
-from repro.run.gpu_suite import Parts, run_pytest
+from repro.run.gpu_suite import run_pytest
 
 THREE = """
 import pytest
@@ -121,10 +121,10 @@ def device(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the command take this machine for one with an H200."""
     monkeypatch.setattr(gpu_suite.Tier, "missing", lambda tier: None)
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
-    environment = {"gpu": [{"name": "NVIDIA H200"}]}
+    environment = {"gpu": [{"name": "NVIDIA H200"}], "source_sha256": "a" * 64}
     monkeypatch.setattr(gpu_suite, "capture_environment", lambda: environment)
     monkeypatch.setattr(gpu_suite, "source_commit", lambda: ("1a2b3c4", False))
-    monkeypatch.setattr("repro.evidence.gpu_tests.files_of_commit", lambda commit, paths: None)
+    monkeypatch.setattr("repro.evidence.gpu_tests.digest_of_commit", lambda commit: "a" * 64)
 
 
 @pytest.mark.parametrize(("benchmarks", "status"), [(GREEN, 0), (RED, 1)])
@@ -183,11 +183,10 @@ def test_a_benchmark_that_lost_fails_the_command_and_not_the_record(
     root, out = tmp_path / "checkout", tmp_path / "runs" / "record.json"
     (root / "tests").mkdir(parents=True)
     monkeypatch.setattr(gpu_suite, "PACKAGE", root / "repro")
-    monkeypatch.setattr(gpu_suite, "covered_files", lambda root: {A: "1"})
     earlier = root / "benchmarks" / "nvidia_h200" / "machine" / "0001_old.json"
     timings(earlier, {"linear": 1e-3, "gone": 1e-3, "quantize": 1e-3})
 
-    def pretend(root: Path, folder: Path, parts: Parts) -> tuple[Outcome, Outcome]:
+    def pretend(root: Path, folder: Path) -> tuple[Outcome, Outcome]:
         stored = folder / "benchmarks" / "machine" / "0001_new.json"
         timings(stored, {"linear": median, "added": 1.0, "quantize": 2e-3})
         return GREEN, GREEN
@@ -234,6 +233,14 @@ def test_the_last_of_the_stored_runs_is_the_one_of_the_latest_time(tmp_path: Pat
     assert latest_run(tmp_path / "nothing") is None
 
 
+def test_words_about_the_mark_are_no_mark(tmp_path: Path) -> None:
+    (tmp_path / "tests").mkdir()
+    marked = "import pytest\n@pytest.mark.gpu\ndef test_it():\n    pass\n"
+    for name, text in (("a", marked), ("b", "TEXT = 'pytest.mark.gpu'\n")):
+        (tmp_path / "tests" / f"test_{name}.py").write_text(text)
+    assert gpu_suite.gpu_test_files(tmp_path) == ["tests/test_a.py"]
+
+
 @pytest.mark.usefixtures("device")
 def test_of_two_devices_the_first_is_left_to_the_tests_that_run_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -246,89 +253,5 @@ def test_of_two_devices_the_first_is_left_to_the_tests_that_run_alone(
 
     monkeypatch.setattr(gpu_suite, "run_pytest", pretend)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,5,7")
-    gpu_suite.run_suite(
-        gpu_suite.PACKAGE.parent, tmp_path, Parts(tmp_path / "parts.json", {}, None)
-    )
+    gpu_suite.run_suite(gpu_suite.PACKAGE.parent, tmp_path)
     assert seen == {"alone": "3", "gpu_tests": "5", "gpu_benchmarks": "5"}
-
-
-JUNIT = """<testsuites><testsuite name="pytest">{cases}</testsuite></testsuites>"""
-CASE = '<testcase file="{file}" name="test_it" time="{time}">{ending}</testcase>'
-FAILURE = '<failure message="assert"/>'
-
-
-def results(junit: Path, endings: dict[str, str], status: int) -> Outcome:
-    """Write what pytest would of one test per file, and return how the start ended."""
-    cases = [CASE.format(file=file, time=1, ending=ending) for file, ending in endings.items()]
-    junit.write_text(JUNIT.format(cases="".join(cases)))
-    return read_outcome(junit, status, 10.0)
-
-
-@pytest.mark.usefixtures("device")
-def test_a_start_goes_on_after_the_files_that_were_green_and_repeats_the_others(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    failing = "tests/kernels/test_ops.py"
-    started: list[list[str]] = []
-    broken = {failing: FAILURE}
-
-    def pretend(root: Path, arguments: list[str], junit: Path, device: str | None) -> Outcome:
-        started.append([name for name in arguments if name.endswith(".py")] or ["benchmarks"])
-        if "--benchmark-only" in arguments and broken:
-            raise KeyboardInterrupt
-        endings = {name: broken.get(name, "") for name in started[-1]}
-        return results(junit, endings, status=int(any(endings.values())))
-
-    monkeypatch.setattr(gpu_suite, "run_pytest", pretend)
-    command = ["gpu-tests", "--out", str(tmp_path / "record.json")]
-    with pytest.raises(KeyboardInterrupt):
-        main(command)
-    broken.clear()
-    assert main(command) == 0
-    alone, together, _, again, timed = started
-    assert failing in together
-    assert again == [failing]
-    assert timed == ["benchmarks"]
-    assert (
-        f"tests that run alone: {len(alone)} passed, 0 failed, 0 skipped, by an earlier start"
-        in (capsys.readouterr().out)
-    )
-    record = json.loads((tmp_path / "record.json").read_text())
-    assert record["tests"]["passed"] == len(alone) + len(together)
-    assert record["tests"]["failed"] == 0
-
-
-A, B = "tests/test_a.py", "tests/test_b.py"
-FILES = {A: "1", B: "1", "kernels/linear.py": "1"}
-
-
-@pytest.mark.parametrize(
-    ("files", "machine", "left"),
-    [
-        (FILES, "H100", []),
-        (FILES | {A: "2"}, "H100", [A]),
-        (FILES | {"kernels/linear.py": "2"}, "H100", [A, B]),
-        (FILES | {"tests/conftest.py": "1"}, "H100", [A, B]),
-        (FILES, "H200", [A, B]),
-    ],
-    ids=["nothing", "one test", "a source", "what tests share", "the device"],
-)
-def test_what_changed_says_which_files_run_again(
-    tmp_path: Path, files: dict[str, str], machine: str, left: list[str]
-) -> None:
-    path, started = tmp_path / "parts.json", []
-
-    def green(names: list[str]) -> tuple[Outcome, dict[str, Outcome]]:
-        started.append(names)
-        return GREEN, dict.fromkeys(names, GREEN)
-
-    Parts(path, FILES, "H100").run("tests", [A, B], green)
-    Parts(path, files, machine).run("tests", [A, B], green)
-    assert started == [[A, B], *([left] if left else [])]
-
-
-@pytest.mark.parametrize("status", [-9, 2], ids=["killed", "interrupted"])
-def test_of_a_start_that_did_not_end_no_file_counts_as_green(tmp_path: Path, status: int) -> None:
-    junit = tmp_path / "results.xml"
-    assert set(outcomes_by_file(junit, results(junit, {A: "", B: FAILURE}, 1))) == {A, B}
-    assert outcomes_by_file(junit, results(junit, {A: "", B: ""}, status)) == {}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import re
 import shutil
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -12,6 +11,7 @@ import pytest
 
 from repro.__main__ import main
 from repro.evidence.record import Estimate, Record
+from repro.evidence.store import stored_path, write_stored
 from repro.models.checkpoint import TINY_FOLDER
 from repro.models.memory_plan import CONTEXT_BYTES
 from repro.run import plan as plans
@@ -21,9 +21,11 @@ from repro.run.places import expected_folder
 from repro.run.plan import plan_text
 from repro.run.preflight import memory_of
 from repro.run.select import Selection, select
-from repro.spec.shapes import OWN_SHAPES
-from repro.spec.tier import CudaDevice
-from tests.repro.made_up import honest_record
+from repro.spec.shapes import TINY
+from repro.spec.target import plan
+from repro.spec.tier import CudaDevice, Tier
+from tests.repro.made_up import honest_record, planned_record
+from tests.repro.planned import STUDY
 
 H100 = CudaDevice(name="NVIDIA H100", capability=(9, 0), memory_bytes=85_000_000_000)
 
@@ -73,44 +75,36 @@ def test_a_recorded_run_on_a_published_checkpoint_stands_beside_its_plan(
 
 
 def arm_lines(capsys: pytest.CaptureFixture[str], *line: str) -> dict[str, str]:
-    """Return what a plan of the proxy tier says behind each first word."""
-    assert main(["plan", "--tier", "proxy", *line]) == 0
+    """Return what a plan says behind each first word."""
+    assert main(["plan", *line]) == 0
     lines = capsys.readouterr().out.splitlines()[1:]
     return {words[0]: words[1] for text in lines if len(words := text.split(maxsplit=1)) == 2}
 
 
+@pytest.mark.usefixtures("planned_targets")
 def test_a_plan_quotes_blessed_records_of_an_arm_or_says_that_it_is_not_timed(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setenv("REPRO_POLICIES", str(tmp_path))
-    records = Path("records", "proxy", "nvidia_h200")
-    (tmp_path / records).mkdir(parents=True)
-    (tmp_path / "paper").mkdir()
-    for path in (expected_folder(None) / records).glob("table1.*"):
-        shutil.copy(path, tmp_path / records)
-    folders = ["--expected", str(tmp_path), "--runs", str(tmp_path / "runs")]
-    said = arm_lines(capsys, "table1", *folders)
-    assert re.search(r" \d+ s for 20 at once$", said["bf16"])
-    assert re.search(r" \d+ min for 32 at once$", said["nvfp4_lora"])
-    assert said["timed"] == "median of 120 blessed records of nvidia_h200"
-    said = arm_lines(capsys, "figure9", *folders)
-    # Run and recorded as Table 1's.
+    expected, records = tmp_path / "expected", []
+    shutil.copytree(expected_folder(None) / "paper", expected / "paper")
+    for seconds, run in enumerate(plan(STUDY, Tier.MINI, None, ["bf16", "nvfp4_lora_aqn"])):
+        record = having_taken(planned_record(run), 40.0 + seconds, 1.0)
+        effects = record.effects | {"together": {"runs": 20}}
+        records.append(dataclasses.replace(record, effects=effects))
+    metrics = [metric.name for metric in STUDY.metrics]
+    write_stored(stored_path(expected, "mini", STUDY.name, "nvidia_h200"), metrics, records)
+    folders = ["--tier", "mini", "--expected", str(expected), "--runs", str(tmp_path / "new")]
+    said = arm_lines(capsys, "study", *folders)
+    assert said["bf16"].endswith(" s for 20 at once")
+    assert said["bf16_lora"].endswith(" not timed")
+    assert said["timed"] == "median of 20 blessed records of nvidia_h200"
+    said = arm_lines(capsys, "study_schedules", *folders)
+    # Run and recorded as the study's.
     assert said["nvfp4_lora_aqn"].endswith(" at once")
     assert said["aqn_linear"].endswith(" not timed")
-    said = arm_lines(capsys, "noise_in_sft", *folders)
+    said = arm_lines(capsys, "study_sft", *folders)
     assert said["bf16_sft"].endswith(" not timed")
     assert said["timed"] == "no blessed record of these arms"
-
-
-def test_a_plan_names_arms_of_several_targets_with_their_target(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setenv("REPRO_POLICIES", str(tmp_path))
-    assert main(["plan", "needle_policies", "--tier", "proxy", "--runs", str(tmp_path)]) == 0
-    text = capsys.readouterr().out
-    for policy in ("", "_seed1", "_seed2", "_seed3"):
-        assert text.count(f"needle_4{policy}.bf16_lora ") == 1
-    assert "pretrain-proxy --size 30m-needle4-seed3\n" in text
 
 
 def test_a_plan_on_a_folder_tells_its_sizes_or_why_it_cannot(
@@ -120,8 +114,7 @@ def test_a_plan_on_a_folder_tells_its_sizes_or_why_it_cannot(
     shutil.copytree(TINY_FOLDER, folder)
     line = ["plan", "table1", "--tier", "smoke", "--arms", "nvfp4_lora", "--model", str(folder)]
     assert main(line) == 0
-    shape = OWN_SHAPES["tiny"]
-    words = f"own: {shape.parameters() / 1e6:.4g} million parameters, 4 blocks of width 128"
+    words = f"own: {TINY.parameters() / 1e6:.4g} million parameters, 4 blocks of width 128"
     assert words in capsys.readouterr().out
     for text, sentence in (("{", "config.json cannot be read"), ("[]", "no decoder's sizes")):
         (folder / "config.json").write_text(text)

@@ -12,13 +12,12 @@ from repro.run.carry_out import carry_out
 from repro.run.preflight import disk_refusal
 from repro.run.run_disk import disk_bytes, left_bytes, working_bytes
 from repro.spec.config import RunConfig
-from repro.spec.shapes import OWN_SHAPES, SHAPES
+from repro.spec.shapes import SHAPES, TINY
 from repro.spec.target import plan
 from repro.spec.tier import Tier
 from repro.targets import find
 from tests.repro.recorded_smoke import SMALL
 
-TINY = OWN_SHAPES["tiny"]
 TABLE1 = find("table1")
 PAPER = TABLE1.scales[Tier.PAPER]
 
@@ -81,8 +80,3 @@ def test_the_disk_of_runs_is_what_each_leaves_and_what_those_at_work_take(
     refused = disk_refusal(needs, runs, 2, tmp_path)
     assert refused is not None
     assert "GB are free" in refused
-
-
-def test_runs_of_an_ensemble_leave_what_the_tier_states() -> None:
-    runs, needs = plan(TABLE1, Tier.PROXY, 2, ["bf16_lora"]), TABLE1.needs_at(Tier.PROXY)
-    assert disk_bytes(runs, needs, 1) == 2 * needs.disk_bytes

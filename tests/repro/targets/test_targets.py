@@ -27,9 +27,8 @@ from repro.spec.tier import REAL_CHECKPOINTS, Tier, cuda_devices, parse_tier
 from repro.spec.variants import on_data, with_steps
 from repro.targets import TARGETS, find, runs_of
 from repro.targets.claims import HEADROOM
-from repro.targets.proxy import PROXY
-from repro.targets.rates import lacking_rates
 from repro.targets.table1 import METRICS, SMOKE, TABLE1
+from tests.repro.planned import STUDY
 
 EFFECT = Effect(paper=0.2, measure="of gain", place="Table 1")
 TENTH = Effect(smallest=1.1, measure="ratio", because="chosen")
@@ -149,18 +148,6 @@ def test_a_learning_rate_that_cannot_be_taken_is_refused(
         Arm(name="one", label="one", **changes)
 
 
-def test_arms_with_rates_of_their_own_wait_for_no_choice() -> None:
-    unchosen = dataclasses.replace(PROXY.optimizer.learning_rates, chosen=())
-    scale = dataclasses.replace(
-        PROXY, optimizer=dataclasses.replace(PROXY.optimizer, learning_rates=unchosen)
-    )
-    asked = dataclasses.replace(TABLE1, claims=(), scales={**TABLE1.scales, Tier.PROXY: scale})
-    assert lacking_rates(asked, Tier.PROXY) is not None
-    own = [arm for arm in asked.arms if arm.training != "none"]
-    rated = tuple(dataclasses.replace(arm, learning_rate=1e-3) for arm in own)
-    assert lacking_rates(dataclasses.replace(asked, arms=rated), Tier.PROXY) is None
-
-
 def test_a_scale_shares_no_field_with_an_arm() -> None:
     scale = {item.name for item in dataclasses.fields(TrainScale)}
     arm = {item.name for item in dataclasses.fields(type(TABLE1.arms[0]))}
@@ -190,8 +177,7 @@ def test_a_plan_takes_seeds_and_arms() -> None:
 def test_a_number_of_seeds_counts_on_from_the_scales_first() -> None:
     for name, tier, seeds in (
         ("table1", Tier.SMOKE, [0, 1, 2, 3, 4, 5]),
-        ("table1", Tier.PROXY, [5, 6, 7, 8, 9, 10]),
-        ("learning_rates", Tier.PROXY, [100, 101, 102, 103, 104, 105]),
+        ("learning_rates_0_5b", Tier.MINI, [100, 101, 102, 103, 104, 105]),
     ):
         runs = plan(find(name), tier, 6)
         assert sorted({run.seed for run in runs}) == seeds
@@ -209,7 +195,7 @@ def test_a_bad_plan_says_what_is_wrong(
 
 
 def test_a_plan_at_a_tier_without_a_scale_names_the_others() -> None:
-    with pytest.raises(ValueError, match="it has: smoke, proxy, paper"):
+    with pytest.raises(ValueError, match="it has: smoke, paper"):
         plan(TABLE1, Tier.SYSTEMS)
     with pytest.raises(ValueError, match="the paper's scale of these runs is figure9_3b"):
         plan(find("figure9"), Tier.SYSTEMS)
@@ -230,7 +216,7 @@ def test_names_are_unique_and_unknown_ones_get_the_list() -> None:
     assert len(set(names)) == len(names)
     with pytest.raises(ValueError, match="the targets are table1, table1_3b"):
         find("tabel1")
-    with pytest.raises(ValueError, match="smoke, proxy, systems, mini, paper"):
+    with pytest.raises(ValueError, match="smoke, systems, mini, paper"):
         parse_tier("laptop")
 
 
@@ -356,7 +342,7 @@ def test_every_claim_that_is_not_about_the_machinery_says_what_would_matter() ->
 )
 def test_looks_that_are_no_plan_are_refused(looks: tuple[Look, ...], words: str) -> None:
     with pytest.raises(ValueError, match=words):
-        dataclasses.replace(TABLE1, looks=looks)
+        dataclasses.replace(STUDY, looks=looks)
 
 
 def test_repeated_names_are_refused() -> None:
@@ -385,19 +371,11 @@ def test_the_default_tier_is_the_smallest_that_runs_here_without_downloads(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
-    monkeypatch.setenv("REPRO_POLICIES", str(tmp_path / "policies"))
     monkeypatch.setattr(Tier, "missing", lambda tier: None)
     assert default_tier(TABLE1) is Tier.SMOKE
-    with pytest.raises(ValueError, match="proxy needs proxy-30m, pre-trained on this machine"):
-        default_tier(find("norms"))
-    policy = tmp_path / "policies" / "proxy-30m" / "model.safetensors"
-    policy.parent.mkdir(parents=True)
-    policy.touch()
-    assert default_tier(TABLE1) is Tier.SMOKE
-    assert default_tier(find("norms")) is Tier.PROXY
+    assert default_tier(find("table6")) is Tier.SYSTEMS
     said = other_tiers(TABLE1, Tier.SMOKE)
     assert said is not None
-    assert "--tier proxy runs here" in said
     assert "--tier paper would download Qwen/Qwen2.5-7B-Instruct" in said
     monkeypatch.setattr(Tier, "missing", lambda tier: "needs a GPU; found none")
     with pytest.raises(ValueError, match="paper needs a GPU; found none"):
@@ -409,7 +387,7 @@ def test_a_machine_without_the_driver_is_told_in_a_sentence(
 ) -> None:
     monkeypatch.setattr("repro.spec.tier.cuda_devices", lambda: ())
     assert Tier.SMOKE.missing() is None
-    sentence = Tier.PROXY.missing()
+    sentence = Tier.SYSTEMS.missing()
     assert sentence == "needs a CUDA device of compute capability 8.0 or newer; found none"
 
 
@@ -424,15 +402,15 @@ def test_devices_are_those_that_torch_sees() -> None:
     assert devices[0].memory_bytes == torch.cuda.get_device_properties(0).total_memory
 
 
-@pytest.mark.parametrize("name", ["figure9", "figure17", "norms", "aqn_factorial"])
+@pytest.mark.parametrize("name", ["figure9_3b", "figure17", "figure4_bigmath", "table2_32b"])
 def test_a_cut_of_a_target_that_shares_arms_runs_them_itself(name: str) -> None:
     target = find(name)
     short = with_steps(target, 2)
     assert target.shared
     assert not short.shared
-    planned = {run.arm.name for run in plan(short, Tier.PROXY, [0])}
+    planned = {run.arm.name for run in plan(short, Tier.PAPER, [0])}
     assert planned == {arm.name for arm in target.arms}
-    assert {run.target for run in plan(short, Tier.PROXY, [0])} == {short.name}
+    assert {run.target for run in plan(short, Tier.PAPER, [0])} == {short.name}
 
 
 def test_every_published_checkpoint_is_pinned_to_a_commit() -> None:

@@ -1,0 +1,244 @@
+"""Blessing what was planned: failures kept, shared arms at home, sweeps without expectations."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import lzma
+import subprocess
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+
+from repro.evidence import origins, provenance
+from repro.evidence.bless import BlessError
+from repro.evidence.measured import load_expectations
+from repro.evidence.plans import KeptPlan, PlanError, keep_plans, read_plans
+from repro.evidence.record import Record, failed_record
+from repro.evidence.store import blessed_records
+from repro.judge.blessed import blessed_checks
+from repro.judge.blessing import main_bless
+from repro.run.analysis_plan import write_plans
+from repro.run.select import select
+from repro.spec.config import RunConfig, digest_of
+from repro.spec.tier import Tier
+from repro.targets import find
+from tests.repro.made_up import at_commit, on_device, source_of
+
+Maker = Callable[..., Record]
+pytestmark = pytest.mark.usefixtures("planned_targets")
+
+
+def go(target: str, runs: Path, expected: Path) -> None:
+    args = argparse.Namespace(
+        targets=[target],
+        tier="mini",
+        data=None,
+        steps=None,
+        runs=str(runs),
+        expected=str(expected),
+        add=False,
+    )
+    assert main_bless(args) == 0
+
+
+def write(target: str, runs: Path, maker: Maker, **changes: object) -> None:
+    (selection,) = select([target], tier="mini")
+    for run in selection.plan():
+        dataclasses.replace(maker(run), **changes).write(runs)
+
+
+def test_failed_runs_are_kept_and_shared_arms_stay_at_home(
+    tmp_path: Path, expected: Path, planned_record: Maker
+) -> None:
+    runs = tmp_path / "runs"
+    write("study_schedules", runs, planned_record)
+    (runs / "mini" / "study_schedules" / "aqn_linear" / "seed-8.json").unlink()
+    (selection,) = select(["study_schedules"], tier="mini")
+    (run,) = selection.plan([8], ["aqn_linear"])
+    failed = failed_record(run, "the gradient norm is nan", {}, datetime.now(UTC))
+    on_device(at_commit(failed), "NVIDIA H200").write(runs)
+    go("study_schedules", runs, expected)
+    records = blessed_records(expected, Tier.MINI, "study_schedules")
+    assert {record.target for record in records} == {"study_schedules"}
+    assert [record.seed for record in records if not record.ok] == [8]
+    assert len(records) == 15
+    again = load_expectations(expected, Tier.MINI, find("study_schedules"), "nvidia_h200")
+    # Four finished seeds are no interval; the other arms' values are expected again.
+    assert "aqn_linear" not in {item.arm for item in again}
+    assert "aqn_cosine" in {item.arm for item in again}
+    (plan,) = of_schedules(expected)
+    assert (plan.target, plan.tier, plan.device) == ("study_schedules", "mini", "nvidia_h200")
+    assert json.loads(plan.plan)["target"] == "study_schedules"
+    (checked,) = [
+        c for c in blessed_checks(expected) if c.selection.target.name == "study_schedules"
+    ]
+    assert checked.evidence.failed_arms == {"aqn_linear": 1}
+    assert checked.sound
+
+
+def test_the_blessed_plan_is_the_one_made_before_the_runs(
+    tmp_path: Path, expected: Path, planned_record: Maker
+) -> None:
+    runs = tmp_path / "runs"
+    (selection,) = select(["study_schedules"], tier="mini")
+    write_plans(selection.plan(), runs)
+    (before,) = (runs / "mini" / "plans").glob("study_schedules-*.json")
+    made = json.loads(before.read_text()) | {"made": "2026-01-02T03:04:05+00:00"}
+    before.write_text(json.dumps(made))
+    write("study_schedules", runs, planned_record)
+    go("study_schedules", runs, expected)
+    (plan,) = of_schedules(expected)
+    assert plan.made == made["made"]
+    # Blessed again where nobody kept it: the first stays.
+    before.unlink()
+    go("study_schedules", runs, expected)
+    (plan,) = of_schedules(expected)
+    assert plan.made == made["made"]
+    # A plan that no record carries is none of this target's.
+    other = dataclasses.replace(plan, plan="{}", digest=digest_of({}))
+    keep_plans([other], expected, replaced="study_schedules")
+    go("study_schedules", runs, expected)
+    (plan,) = of_schedules(expected)
+    assert plan.made > made["made"]
+
+
+def of_schedules(expected: Path) -> list[KeptPlan]:
+    return [plan for plan in read_plans(expected) if plan.target == "study_schedules"]
+
+
+def test_the_plans_of_the_figures_that_read_a_table_are_kept_with_its_records(
+    tmp_path: Path, expected: Path, planned_record: Maker
+) -> None:
+    (selection,) = select(["study"], tier="mini")
+    write_plans(selection.plan(), tmp_path / "runs")
+    write("study", tmp_path / "runs", planned_record)
+    go("study", tmp_path / "runs", expected)
+    readers = {"study", "study_rewards", "study_schedules", "study_rates", "study_factorial"}
+    assert {plan.target for plan in read_plans(expected)} == readers
+
+
+def test_an_incomplete_set_is_not_blessed(
+    tmp_path: Path, expected: Path, planned_record: Maker
+) -> None:
+    runs = tmp_path / "runs"
+    write("study", runs, planned_record)
+    for arm in ("bf16_lora", "nvfp4_lora_aqn"):
+        for seed in range(5, 10):
+            (runs / "mini" / "study" / arm / f"seed-{seed}.json").unlink()
+    words = r"5 of 10 planned seeds of bf16_lora have no record \(5, 6, 7, 8, 9\)"
+    with pytest.raises(BlessError, match=words):
+        go("study", runs, expected)
+    assert not (expected / "records").exists()
+
+
+def test_a_plan_that_was_edited_is_refused(
+    tmp_path: Path, expected: Path, planned_record: Maker
+) -> None:
+    for name in ("study_schedules", "study_rates"):
+        write(name, tmp_path / "runs", planned_record)
+        go(name, tmp_path / "runs", expected)
+    plans = read_plans(expected)
+    lines, whole = keep_plans(plans, tmp_path)
+    assert read_plans(tmp_path) == plans
+    assert len(plans) == 2
+    # A line may be taken out by hand; its plan is then nobody's.
+    first, second, *others = lines.read_text().splitlines(keepends=True)
+    lines.write_text("".join([first, *others]))
+    assert read_plans(tmp_path) == plans[1:]
+    lines.write_text("".join([first, second, *others]))
+    text = lzma.decompress(whole.read_bytes()).decode()
+    whole.write_bytes(lzma.compress(text.replace('"alpha":0.05', '"alpha":0.5', 1).encode()))
+    with pytest.raises(PlanError, match=r"plans.tsv:2: digest is \w+; plans.jsonl.xz has no such"):
+        read_plans(tmp_path)
+    for content, words in ((b"no archive", "not readable"), (None, "half of it is missing")):
+        whole.write_bytes(content) if content else whole.unlink()
+        with pytest.raises(PlanError, match=words):
+            read_plans(tmp_path)
+
+
+def test_a_sweep_is_kept_without_expectations(
+    tmp_path: Path, expected: Path, planned_record: Maker
+) -> None:
+    write("study_sweep", tmp_path / "runs", planned_record)
+    go("study_sweep", tmp_path / "runs", expected)
+    assert load_expectations(expected, Tier.MINI, find("study_sweep"), "nvidia_h200") == []
+    assert len(blessed_records(expected, Tier.MINI, "study_sweep")) == 36
+
+
+def test_a_copy_without_git_is_clean_if_its_files_are_those_of_its_commit(
+    tmp_path: Path, expected: Path, planned_record: Maker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def copied(run: RunConfig) -> Record:
+        return at_commit(planned_record(run), dirty=None)
+
+    for digest in (source_of("0" * 40), "0" * 64, None):
+        monkeypatch.setattr(origins, "_committed", lambda commit, digest=digest: digest)
+        runs = tmp_path / f"runs-{digest}"
+        write("study_sweep", runs, copied)
+        if digest == source_of("0" * 40):
+            go("study_sweep", runs, expected)
+            continue
+        with pytest.raises(ValueError, match="source tree with changes, or whose state"):
+            go("study_sweep", runs, expected)
+
+
+def test_the_digest_of_a_commit_is_that_of_its_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package = tmp_path / "repro"
+    package.mkdir()
+    (tmp_path / "kernels").mkdir()
+    (package / "a.py").write_text("A = 1\n")
+    (tmp_path / "kernels" / "b.cu").write_text("// b\n")
+    git = ["git", "-C", str(tmp_path), "-c", "user.name=n", "-c", "user.email=e@example.org"]
+    subprocess.run([*git, "init", "-q"], check=True)
+    subprocess.run([*git, "add", "-A"], check=True)
+    subprocess.run([*git, "commit", "-q", "-m", "first"], check=True)
+    asked = subprocess.run([*git, "rev-parse", "HEAD"], check=True, capture_output=True, text=True)
+    first = asked.stdout.strip()
+    monkeypatch.setattr(provenance, "PACKAGE", package)
+    digest = provenance.source_digest.__wrapped__
+    assert digest() == provenance.digest_of_commit(first)
+    (package / "notes.txt").write_text("not code")
+    assert digest() == provenance.digest_of_commit(first)
+    (package / "a.py").write_text("A = 2\n")
+    assert digest() != provenance.digest_of_commit(first)
+    assert digest() != provenance.digest_of_commit(first[:7])
+    assert provenance.digest_of_commit("0" * 40) is None
+
+
+@pytest.mark.parametrize(
+    "commit", ["HEAD", "--output=FILE", "-o", "abcdef", "a" * 41, "unknown", ""]
+)
+def test_what_is_no_commits_digits_is_never_handed_to_git(
+    monkeypatch: pytest.MonkeyPatch, commit: str
+) -> None:
+    monkeypatch.setattr(subprocess, "run", lambda *_, **__: pytest.fail("git was asked"))
+    assert provenance.files_of_commit(commit, ["repro"]) is None
+
+
+def test_no_path_of_a_record_is_an_option_of_gits(tmp_path: Path) -> None:
+    file = tmp_path / "kept"
+    file.write_text("kept")
+    commit, _ = provenance.source_commit()
+    assert provenance.files_of_commit(commit, [f"--output={file}"]) is None
+    assert file.read_text() == "kept"
+
+
+def test_a_plan_that_its_runs_did_not_leave_is_said_to_be_younger_than_they(
+    tmp_path: Path, expected: Path, planned_record: Maker, capsys: pytest.CaptureFixture[str]
+) -> None:
+    runs = tmp_path / "runs"
+    write("study_schedules", runs, planned_record, started="2026-01-02T03:04:05+00:00")
+    go("study_schedules", runs, expected)
+    assert "study_schedules: its plan is dated now, after its runs began" in capsys.readouterr().out
+    (selection,) = select(["study_schedules"], tier="mini")
+    (expected / "plans.tsv").unlink()
+    write_plans(selection.plan(), tmp_path / "planned")
+    write("study_schedules", tmp_path / "planned", planned_record)
+    go("study_schedules", tmp_path / "planned", expected)
+    assert "its plan is dated now" not in capsys.readouterr().out

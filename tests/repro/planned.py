@@ -1,0 +1,270 @@
+"""Targets with an analysis plan, small and made up: a table, what shares its runs, what reads them.
+
+They stand at the mini tier, on the tiny policy, and are known to the suite while `registered` is
+entered. `study` has the arms and claims of Table 1, `study_rewards` those of Figure 4 on its runs;
+`study_schedules` and `study_rates` are Figures 9 and 17, `study_factorial` asks for an interaction:
+they share arms with `study`. `study_sweep` has the three rates of a sweep, `study_sft` trains on
+worked solutions; `study_doses` measures doses before training, and `entropy_start` is paired
+by prompt.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+from unittest import mock
+
+import repro.targets
+from repro.run import analysis_plan
+from repro.spec.arm import Arm, NoiseConfig, PlantedRounding, WeightNoise
+from repro.spec.config import (
+    DataConfig,
+    EvaluationConfig,
+    LearningRates,
+    OptimizerConfig,
+    SamplingConfig,
+    TrainScale,
+)
+from repro.spec.target import Claim, Metric, Target
+from repro.spec.tier import Tier
+from repro.targets import find
+from repro.targets.paper_effects import OPEN_AQN, OPEN_SHARE
+from repro.targets.rates import FACTORS, at_rate
+from repro.targets.table1 import BF16_LORA, MXFP4_LORA, NVFP4_LORA, NVFP4_LORA_AQN, TRAINED
+from tests.repro.entropy_start import ENTROPY_START
+
+FIRST, SECOND = [5, 6, 7, 8, 9], [10, 11, 12, 13, 14]  # of the seeds of `study`
+TUNING = (100, 101)
+
+SCALE = TrainScale(
+    checkpoint="tiny",
+    data=DataConfig(
+        source="generated", train_problems=100, development_problems=50, test_problems=200
+    ),
+    steps=24,
+    prompts_per_rollout=8,
+    group_size=8,
+    max_prompt_tokens=1280,
+    rollout=SamplingConfig(temperature=1.0, max_new_tokens=64),
+    optimizer=OptimizerConfig(
+        learning_rates=LearningRates(lora_16bit=1e-3, lora_4bit=1e-3, full=1e-4), warmup_steps=3
+    ),
+    evaluation=EvaluationConfig(every=6, token_budget=10_000),
+    prompt_template="tiny",
+    seeds=(*FIRST, *SECOND),
+)
+_FEWER = dataclasses.replace(SCALE, seeds=tuple(FIRST))
+
+STUDY = dataclasses.replace(
+    find("table1"), name="study", scales={Tier.MINI: SCALE}, needs={}, paper_file=""
+)
+REWARDS = dataclasses.replace(
+    find("figure4"), name="study_rewards", records_of=STUDY.name, paper_file=""
+)
+SCHEDULES = dataclasses.replace(
+    find("figure9"),
+    name="study_schedules",
+    scales={Tier.MINI: _FEWER},
+    shared={"aqn_exponential": (STUDY, NVFP4_LORA_AQN.name)},
+    paper_file="",
+)
+RATES = dataclasses.replace(
+    find("figure17"),
+    name="study_rates",
+    scales={Tier.MINI: _FEWER},
+    shared={"lora_5e6": (STUDY, BF16_LORA.name)},
+    paper_file="",
+)
+_NOISY = dataclasses.replace(
+    BF16_LORA, name="bf16_lora_aqn", label="BF16 LoRA + AQN", noise=NoiseConfig()
+)
+_PAIRS = (NVFP4_LORA_AQN, NVFP4_LORA, _NOISY, BF16_LORA)
+FACTORIAL = Target(
+    name="study_factorial",
+    title="AQN on two formats",
+    statement="added noise helps NVFP4 more than BF16",
+    source="not in the paper",
+    arms=_PAIRS,
+    metrics=STUDY.metrics,
+    scales={Tier.MINI: _FEWER},
+    headline="accuracy",
+    shared={arm.name: (STUDY, arm.name) for arm in _PAIRS if arm is not _NOISY},
+    claims=(
+        Claim(
+            name="nvfp4_gains_more_from_aqn",
+            statement="AQN helps NVFP4 more than BF16 (interaction)",
+            source="not in the paper",
+            kind="interaction",
+            arms=tuple(arm.name for arm in _PAIRS),
+            metric="accuracy",
+            factor=("weight_format", "noise", "learning_rate"),
+            effect=OPEN_AQN,
+        ),
+    ),
+)
+SWEEP = Target(
+    name="study_sweep",
+    title="The learning rates of `study`",
+    statement="of three rates, each format and way of training gets the one that serves it best",
+    source="not in the paper",
+    arms=tuple(at_rate(arm, name) for arm in TRAINED for name in FACTORS),
+    metrics=STUDY.metrics,
+    scales={Tier.MINI: dataclasses.replace(SCALE, seeds=TUNING)},
+    headline="heldout_last",
+)
+ENTROPY = dataclasses.replace(
+    ENTROPY_START,
+    scales={Tier.MINI: dataclasses.replace(SCALE, seeds=(0,))},
+    why_not="",
+)
+
+
+def _tuned(name: str, label: str, **fields: Any) -> Arm:
+    return Arm(name=f"{name}_sft", label=f"{label}, LoRA, supervised", **fields)
+
+
+_SHARED_NOISE = NoiseConfig(reach="shared")
+_TUNED = (
+    _tuned("bf16", "BF16"),
+    _tuned("bf16_aqn", "BF16 + AQN", noise=_SHARED_NOISE),
+    _tuned("nvfp4", "NVFP4", weight_format="nvfp4"),
+    _tuned("nvfp4_aqn", "NVFP4 + AQN", weight_format="nvfp4", noise=_SHARED_NOISE),
+)
+
+
+def _harm(harmed: Arm, other: Arm, source: str, *factor: str) -> Iterator[Claim]:
+    """Yield the claims that an arm ends less accurate than another, and with a higher loss."""
+    for metric, arms in (("accuracy", (other, harmed)), ("solution_loss", (harmed, other))):
+        yield Claim(
+            name=f"{harmed.name}_{metric}",
+            statement=f"{harmed.label} ends worse than {other.label} in {metric}",
+            source=source,
+            kind="difference",
+            arms=tuple(arm.name for arm in arms),
+            metric=metric,
+            factor=factor,
+            effect=OPEN_SHARE,
+        )
+
+
+SFT = Target(
+    name="study_sft",
+    title="The same noise under supervised fine-tuning",
+    statement="noise harms supervised fine-tuning",
+    source="section 1",
+    procedure="finetune",
+    arms=_TUNED,
+    metrics=(
+        *STUDY.metrics,
+        *(
+            Metric(name=name, unit="nats", title=name.replace("_", " "), better="lower")
+            for name in (
+                "solution_loss_start",
+                "solution_loss",
+                "train_loss_first",
+                "train_loss_last",
+            )
+        ),
+    ),
+    scales={Tier.MINI: _FEWER},
+    headline="accuracy",
+    claims=(
+        *_harm(_TUNED[2], _TUNED[0], "section 1", "weight_format", "learning_rate"),
+        *_harm(_TUNED[1], _TUNED[0], "not in the paper", "noise"),
+        *_harm(_TUNED[3], _TUNED[2], "not in the paper", "noise"),
+    ),
+)
+_MULTIPLES = tuple(
+    dataclasses.replace(
+        BF16_LORA,
+        name=f"nvfp4_x{factor}",
+        label=f"{factor} times NVFP4's rounding",
+        rounding=PlantedRounding(format="nvfp4", factor=float(factor)),
+    )
+    for factor in (2, 4)
+)
+DOSES = Target(
+    name="study_doses",
+    title="How large each dose is before training",
+    statement="the KL from BF16 grows with the error of the weights",
+    source="not in the paper",
+    procedure="dose",
+    arms=(
+        BF16_LORA,
+        MXFP4_LORA,
+        NVFP4_LORA,
+        NVFP4_LORA_AQN,
+        *_MULTIPLES,
+        dataclasses.replace(
+            NVFP4_LORA_AQN,
+            name="aqn_03",
+            label="NVFP4 + AQN from 0.3",
+            noise=NoiseConfig(sigma_start=0.3, sigma_end=0.015),
+        ),
+        dataclasses.replace(
+            BF16_LORA,
+            name="noise_as_nvfp4",
+            label="BF16 + noise as NVFP4",
+            weight_noise=WeightNoise(matched_to="nvfp4", matched_on="completions"),
+        ),
+    ),
+    metrics=(
+        Metric(name="kl_completions", unit="nats", title="KL from BF16", better="neither"),
+        *ENTROPY.metrics,
+        Metric(name="accuracy_sampled_start", unit="percent", title="accuracy", better="higher"),
+    ),
+    scales={
+        Tier.MINI: dataclasses.replace(
+            SCALE, evaluation=EvaluationConfig(dose=True), permuted=True, seeds=(200, 201)
+        )
+    },
+    headline="kl_completions",
+)
+# Its runs train many at once; it is no target that the suite knows.
+TOGETHER = dataclasses.replace(STUDY, scales={Tier.MINI: dataclasses.replace(SCALE, together=True)})
+PLANNED = (STUDY, REWARDS, SCHEDULES, RATES, FACTORIAL, SWEEP, ENTROPY, SFT, DOSES)
+
+_LATE_IMPORTS = (
+    "figures.__main__",
+    "repro.judge.blessed",
+    "repro.judge.blessing",
+    "repro.regression.command",
+    "repro.report.console",
+    "repro.report.listing",
+    "repro.report.page_blocks",
+    "repro.report.run_report",
+)
+
+
+@contextmanager
+def registered(*targets: Target) -> Iterator[None]:
+    """Let the suite know these targets, beside or in place of those of the same names."""
+    # What is imported later would keep them.
+    for name in _LATE_IMPORTS:
+        importlib.import_module(name)
+    own = repro.targets.TARGETS
+    named = {target.name: target for target in (*own, *targets)}
+    with mock.patch.object(repro.targets, "TARGETS", tuple(named.values())):
+        patches = [
+            mock.patch.object(module, "TARGETS", tuple(named.values()))
+            for module in list(sys.modules.values())
+            if getattr(module, "TARGETS", None) is own
+        ]
+        for patch in patches:
+            patch.start()
+        _forget()
+        try:
+            yield
+        finally:
+            for patch in patches:
+                patch.stop()
+            _forget()
+
+
+def _forget() -> None:
+    for cached in (analysis_plan.plan_digest, analysis_plan._readers):
+        cached.cache_clear()
