@@ -24,7 +24,7 @@ from repro.spec.claim import Claim, ClaimKind, Metric
 from repro.spec.config import RunConfig
 from repro.spec.effect import GAIN, Look, require_looks
 from repro.spec.needs import Needs, needs_of_checkpoint
-from repro.spec.tier import REAL_CHECKPOINTS, Tier
+from repro.spec.tier import PLANNED, REAL_CHECKPOINTS, Tier
 
 __all__ = [
     "Claim",
@@ -346,7 +346,8 @@ def _require_sizes(target: Target, claim: Claim) -> None:
 def _require_planned_looks(target: Target) -> None:
     where = f"target {target.name}"
     require_looks(where, target.looks)
-    for scale in target.scales.values() if target.looks else ():
+    planned_at = [target.scales[tier] for tier in PLANNED if tier in target.scales]
+    for scale in planned_at if target.looks else ():
         last, planned = target.looks[-1].seeds, len(scale.seeds)
         require(last == planned, f"{where}: its last look is at {last} of {planned} planned seeds")
 
