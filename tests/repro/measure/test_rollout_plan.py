@@ -24,7 +24,7 @@ H100, H200 = round(79.2 * GIB), round(139.8 * GIB)
 def test_on_80_gb_only_256_rows_of_32b_in_16_bits_do_not_fit() -> None:
     left_out = not_fitting(SCALE, BF16_LORA, H100)
     assert list(left_out) == ["32b_256"]
-    assert left_out["32b_256"] == "needs 95.8 of 79.2 GiB by the plan"
+    assert left_out["32b_256"] == "needs 95.5 of 79.2 GiB by the plan"
     assert not_fitting(SCALE, NVFP4_LORA, H100) == {}
 
 
@@ -61,7 +61,7 @@ def test_the_plan_lists_what_does_not_fit_the_device_at_hand(
     device = CudaDevice(name="NVIDIA H100", capability=(9, 0), memory_bytes=H100)
     selection = Selection(target=ROLLOUT, source=ROLLOUT, tier=Tier.SYSTEMS)
     runs = plan(ROLLOUT, Tier.SYSTEMS)
-    line = "not run   32b_256 of bf16_lora: needs 95.8 of 79.2 GiB by the plan"
+    line = "not run   32b_256 of bf16_lora: needs 95.5 of 79.2 GiB by the plan"
     monkeypatch.setattr("repro.run.plan.cuda_devices", lambda: ())
     assert line not in plan_text(selection, runs, tmp_path, tmp_path)
     monkeypatch.setattr("repro.run.plan.cuda_devices", lambda: (device,))

@@ -141,7 +141,7 @@ def test_the_engine_has_room_for_all_rows_at_full_length(loaded: list[str]) -> N
 def test_a_batch_that_the_plan_excludes_is_not_tried(
     loaded: list[str], exhausts: Exhausts, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    said = "needs 95.8 of 79.2 GiB by the plan"
+    said = "needs 95.5 of 79.2 GiB by the plan"
     totals: list[int] = []
 
     def plan(scale: Any, arm: Any, total_bytes: int) -> dict[str, str]:
@@ -283,7 +283,7 @@ def test_a_model_is_loaded_into_a_clean_device_alone(
 def test_an_arm_of_which_nothing_fits_has_failed_and_says_why(
     loaded: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    said = "needs 95.8 of 79.2 GiB by the plan"
+    said = "needs 95.5 of 79.2 GiB by the plan"
     cells = dict.fromkeys(("p_1", "p_2", "p_3", "q_1"), said)
     monkeypatch.setattr(throughput, "not_fitting", lambda scale, arm, total: cells)
     monkeypatch.setattr("repro.run.carry_out.capture_environment", dict)
