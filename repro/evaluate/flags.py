@@ -11,7 +11,7 @@ import math
 from functools import partial
 from pathlib import Path
 
-from repro.data.load import data_sources, is_available, is_generated
+from repro.data.load import data_sources, is_generated
 from repro.data.prompts import template_source
 from repro.spec.arm import WEIGHT_FORMATS, all_of, require, unknown
 from repro.spec.config import DataConfig, SamplingConfig
@@ -137,7 +137,6 @@ def data_of(named: str, limit: int | None) -> DataConfig:
     if not is_path and ":" not in named and named not in known:
         sentence = unknown("data set", named, known)
         raise ValueError(f"--data {named}: there is no such folder, and {sentence}")
-    require(is_available(source), f"--data {named}: its folder is not there; set $REPRO_DATA")
     endless = is_generated(source) and limit is None
     require(not endless, f"--data {named}: generated problems have no end; give --limit N")
     return DataConfig(source=source, test_problems=limit or 0)

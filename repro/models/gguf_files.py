@@ -214,6 +214,8 @@ class _File:
         epsilon = self.value(f"{kind}.attention.layer_norm_rms_epsilon", float)
         return {
             "architectures": [f"{kind.capitalize()}ForCausalLM"], "model_type": kind,
+            # Of a folder without, or an older one, transformers warns that it may be Mistral's.
+            "transformers_version": "5.0.0",
             "dtype": "bfloat16", "hidden_act": "silu", "tie_word_embeddings": self.tied is not None,
             "bos_token_id": self._token("bos"), "eos_token_id": self._token("eos"),
             "hidden_size": hidden, "head_dim": head, "vocab_size": len(self.tokens),

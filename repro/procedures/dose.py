@@ -116,7 +116,7 @@ def measure_dose(
     metrics |= answers.estimates() | answers.at_k(scale.evaluation.at)
     return Measured(
         metrics=metrics,
-        series={f"{name}_by_prompt": values for name, values in by_prompt.items()},
+        series={f"{name}_by_prompt": [*values] for name, values in by_prompt.items()},
         effects=dict(policy.effects)
         | {
             "noise_at_start": _noise_effects(receipt),
