@@ -204,3 +204,65 @@ def _temperature(dose: Dose, target: Target) -> str:
         return f"{dose.temperature:.2f}"
     warmest = max(arm.exploration.temperature for arm in target.arms if arm.exploration)
     return f"above {warmest:g}"
+
+
+_UNTRAINED_HEADS = (
+    "untrained",
+    "prompt",
+    "sampled, any form of answer",
+    "less than BF16, points",
+    "sampled, strict",
+    "greedy, strict",
+    "cut at the limit",
+    "the paper, 7B",
+)
+
+
+def untrained_rows(checks: Sequence[Checked], expected: Path, *names: str) -> list[str]:
+    """Return the untrained rows of Table 1 on a checkpoint, for targets that differ by prompt."""
+    paper = {
+        cell.arm: cell.value
+        for cell in paper_cells(expected, "table1")
+        if (cell.column, cell.quantity) == ("7B", "accuracy") and cell.arm
+    }
+    rows, draws = [], set()
+    for checked in checks:
+        target = checked.selection.target
+        if target.name not in names or not checked.evidence.count:
+            continue
+        prompt = target.scales[checked.selection.tier].prompt_template
+        lenient = checked.evidence.values(_ACCURACY)
+        for arm in target.arms:
+            own = lenient.get(arm.name, {})
+            if not own:
+                continue
+            draws.add(len(own))
+            base = lenient.get("bf16", {})
+            losses = [base[draw] - own[draw] for draw in own if draw in base]
+            less = mean_interval(losses) if losses and arm.name != "bf16" else None
+            rows.append([
+                arm.label,
+                prompt,
+                f"{_mean(checked, _ACCURACY, arm.name):.1f} % {_over_problems(checked, arm.name)}",
+                _interval(less, 1),
+                f"{_mean(checked, 'accuracy', arm.name):.1f} %",
+                f"{_mean(checked, 'accuracy_greedy', arm.name):.1f} %",
+                f"{_mean(checked, 'truncation_rate', arm.name):.1f} %",
+                f"{paper[arm.name]:.1f} %" if arm.name in paper else "",
+            ])  # fmt: skip
+    if not rows:
+        return NOTHING
+    span = "".join(sorted({str(count) for count in draws}))
+    note = (
+        f"GSM8K's 1,319 test problems, four samples at T = 0.6; means over {span} draws of the "
+        "rounding. After a mean, the half width of its 95 % interval over problems; of a loss, its "
+        "95 % interval over draws."
+    )
+    return [*table(_UNTRAINED_HEADS, rows), note]
+
+
+def _over_problems(checked: Checked, arm: str) -> str:
+    """Return the mean half width of an accuracy's interval over problems."""
+    estimates = [one.metrics[_ACCURACY] for one in checked.evidence.records[arm].values()]
+    halves = [(e.high - e.low) / 2 for e in estimates if e.low is not None and e.high is not None]
+    return f"± {math.fsum(halves) / len(halves):.1f}" if halves else ""

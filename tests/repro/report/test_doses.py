@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from repro.evidence.statistics import Interval
-from repro.report.doses import dose_rows, doses, paper_rises, treatment
+from repro.report.doses import dose_rows, doses, paper_rises, treatment, untrained_rows
 from repro.report.tables import NOTHING
+from repro.spec.tier import Tier
 from repro.targets import find
 
 EXPECTED = Path(__file__).resolve().parents[3] / "expected"
@@ -82,3 +83,25 @@ def test_the_table_has_a_row_per_arm_and_the_verdict_beside_plain_formats_alone(
     assert "delivered" not in by_label[TARGET.arm("nvfp4_half").label]
     assert "above 1.2" in by_label[TARGET.arm("nvfp4_x2").label]
     assert dose_rows([], EXPECTED, TARGET.name) == NOTHING
+
+
+def test_untrained_rows_lose_what_the_paper_prints_beside_them() -> None:
+    accuracy = {"bf16": 20.0, "nvfp4": 16.0}
+
+    def values(metric: str) -> dict[str, dict[int, float]]:
+        of = accuracy if metric == "accuracy_lenient" else dict.fromkeys(accuracy, 12.0)
+        return {arm: {draw: value + draw % 2 for draw in DRAWS} for arm, value in of.items()}
+
+    estimate = SimpleNamespace(low=14.0, high=18.0)
+    record = SimpleNamespace(metrics={"accuracy_lenient": estimate})
+    evidence = SimpleNamespace(
+        values=values, count=12, records={arm: dict.fromkeys(DRAWS, record) for arm in accuracy}
+    )
+    target = find("untrained_coder_0_5b")
+    selection = SimpleNamespace(target=target, tier=Tier.MINI)
+    check: Any = SimpleNamespace(evidence=evidence, selection=selection)
+    lines = untrained_rows([check], EXPECTED, target.name)
+    (nvfp4,) = [line for line in lines if line.startswith(f"| {target.arm('nvfp4').label} ")]
+    assert nvfp4.split(" | ")[1:4] == ["boxed", "16.5 % ± 2.0", "+4.0 (+4.0 to +4.0)"]
+    assert "73.4 %" in nvfp4
+    assert untrained_rows([check], EXPECTED, "another") == NOTHING
