@@ -194,8 +194,7 @@ class _PackedAttention(torch.autograd.Function):
                 grad[rest], q[rest], k[seen], v[seen], out[rest], log_sums[:, rest].contiguous(),
                 *joined, False, scale,
             )  # fmt: skip
-            for whole, part in ((dq[rest], again[0]), (dk[seen], again[1]), (dv[seen], again[2])):
-                whole += part
+            torch._foreach_add_([dq[rest], dk[seen], dv[seen]], list(again))
         grad_qkv = torch.empty_like(qkv)
         _rotate(dq, dk, dv, cos, sin, grad_qkv, back=True)
         return grad_qkv, None, None, None, None, None
