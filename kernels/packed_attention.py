@@ -95,8 +95,9 @@ def _rotate(
         )  # fmt: skip
 
 
-# Strides are numbers of tokens: a kernel for each divisor of theirs would be compiled in a step.
-@triton.jit(do_not_specialize=["l1_stride", "l2_stride"])
+# Strides are numbers of tokens, and l1 begins behind the prompts': a kernel for each divisor of
+# theirs would be compiled in a step.
+@triton.jit(do_not_specialize=["l1_stride", "l2_stride"], do_not_specialize_on_alignment=["l1"])
 def _join_kernel(
     o1, l1, o2, l2, l1_stride, l2_stride, H: tl.constexpr, D: tl.constexpr, HEADS: tl.constexpr,
     BLOCK: tl.constexpr,
