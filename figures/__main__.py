@@ -22,6 +22,7 @@ from matplotlib.figure import Figure
 from figures import (
     accuracy,
     contrasts,
+    doses,
     entropy,
     floors,
     heldout,
@@ -186,7 +187,8 @@ def target_figures(
     differences = paired_figure(records, expected, tier, target, where)
     if differences is not None:
         figures[paired.NAME] = differences
-    return figures
+    measured = doses.draw(records, paper_cells(expected, "figure5"), where)
+    return figures if measured is None else figures | {doses.NAME: measured}
 
 
 def bounds(expected: Path, tier: str, target: str, device: str = "") -> operations.Bounds:

@@ -74,16 +74,18 @@ _SWEEP = {
     for name, look in _TABLE1.items()
     for rate, line in (("low", _DOTS), ("middle", _DASH_DOT), ("high", "-"))
 }
-_START = {
-    "bf16_noisy": Look("BF16 + AQN", _BF16, _DASHES),
-    "nvfp4_noisy": Look("NVFP4 + AQN", _AQN, _DASHES),
-    "bf16_noise_as_nf4": Look("BF16, noise as NF4", _PALE["nf4"], _DOTS),
-    "bf16_noise_as_mxfp4": Look("BF16, noise as MXFP4", _PALE["mxfp4"], _DOTS),
-    "bf16_noise_as_nvfp4": Look("BF16, noise as NVFP4", _PALE["nvfp4"], _DOTS),
+_DOSES = {
+    "nvfp4_half": Look("half of NVFP4's error", _NVFP4, _DOTS),
+    "nvfp4_x2": Look("twice NVFP4's error", _NVFP4, _DASH_DOT),
+    "nvfp4_lora_aqn_x5": Look("NVFP4 LoRA + 5 x AQN", _AQN, _DASH_DOTS),
+    "bf16_lora_twice_rate": Look("BF16 LoRA, 2 x rate", _BF16, _DASH_DOT),
+    "bf16_t90": Look("BF16, T 0.9", _BF16, _DOTS),
+    "bf16_t110": Look("BF16, T 1.1", _TEAL, _DOTS),
+    "bf16_t120": Look("BF16, T 1.2", _PINK, _DOTS),
 }
 # In the order of the paper's table, then of its figures, then the controls.
 LOOKS: dict[str, Look] = (
-    _UNTRAINED | _TABLE1 | _PRODUCTS | _REWARDS | _SCHEDULES | _RANKS | _RATES | _SWEEP | _START
+    _UNTRAINED | _TABLE1 | _PRODUCTS | _REWARDS | _SCHEDULES | _RANKS | _RATES | _SWEEP | _DOSES
 )
 CONTROLS = ("bf16_lora_random_reward", "bf16_lora_format_reward")
 _WORDS = {name: name.upper() for name in ("bf16", "nf4", "mxfp4", "nvfp4", "aqn")} | {

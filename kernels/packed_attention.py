@@ -95,8 +95,9 @@ def _rotate(
         )  # fmt: skip
 
 
-# Strides are numbers of tokens: a kernel for each divisor of theirs would be compiled in a step.
-@triton.jit(do_not_specialize=["l1_stride", "l2_stride"])
+# Strides are numbers of tokens, and l1 begins behind the prompts': a kernel for each divisor of
+# theirs would be compiled in a step.
+@triton.jit(do_not_specialize=["l1_stride", "l2_stride"], do_not_specialize_on_alignment=["l1"])
 def _join_kernel(
     o1, l1, o2, l2, l1_stride, l2_stride, H: tl.constexpr, D: tl.constexpr, HEADS: tl.constexpr,
     BLOCK: tl.constexpr,
@@ -194,8 +195,7 @@ class _PackedAttention(torch.autograd.Function):
                 grad[rest], q[rest], k[seen], v[seen], out[rest], log_sums[:, rest].contiguous(),
                 *joined, False, scale,
             )  # fmt: skip
-            for whole, part in ((dq[rest], again[0]), (dk[seen], again[1]), (dv[seen], again[2])):
-                whole += part
+            torch._foreach_add_([dq[rest], dk[seen], dv[seen]], list(again))
         grad_qkv = torch.empty_like(qkv)
         _rotate(dq, dk, dv, cos, sin, grad_qkv, back=True)
         return grad_qkv, None, None, None, None, None

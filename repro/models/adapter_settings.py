@@ -77,6 +77,16 @@ _PLAIN: Final[Mapping[str, tuple[Any, ...]]] = MappingProxyType(
         "init_lora_weights": (None, True, False, "gaussian", "orthogonal", "eva"),
     }
 )
+# Of fields that may be empty, too.
+_FORMS: Final[Mapping[str, type]] = MappingProxyType(
+    {
+        **dict.fromkeys(("rank_pattern", "alpha_pattern"), dict),
+        "modules_to_save": list,
+        **dict.fromkeys(("base_model_name_or_path", "revision"), str),
+    }
+)
+# Beyond the width of any layer.
+_LARGEST_RANK: Final = 2**16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -154,7 +164,7 @@ def settings_of(values: Mapping[str, Any], where: Path) -> AdapterSettings:
     """Return what the values of an `adapter_config.json` say; see `read_settings`."""
     _require_plain(values, where)
     saved = values.get("modules_to_save") or None
-    if saved is not None and set(saved) != set(BLOCK_NORMS):
+    if saved is not None and set(map(str, saved)) != set(BLOCK_NORMS):
         raise CheckpointError(
             f"{where}: modules_to_save is {saved!r}; read here are none or {list(BLOCK_NORMS)}"
         )
@@ -184,6 +194,11 @@ def _require_plain(values: Mapping[str, Any], where: Path) -> None:
         if value not in allowed:
             read = " or ".join(map(repr, allowed))
             raise CheckpointError(f"{where}: {field} is {value!r}; only {read} is read here")
+    for field, kind in _FORMS.items():
+        if values.get(field) and not isinstance(values[field], kind):
+            raise CheckpointError(
+                f"{where}: {field} is {values[field]!r}; needed is a {kind.__name__}"
+            )
 
 
 def _lora_config(values: Mapping[str, Any], where: Path) -> LoraConfig:
@@ -191,8 +206,10 @@ def _lora_config(values: Mapping[str, Any], where: Path) -> LoraConfig:
     ranks = {"r": values.get("r"), **(values.get("rank_pattern") or {})}
     alphas = {"lora_alpha": values.get("lora_alpha"), **(values.get("alpha_pattern") or {})}
     for name, rank in ranks.items():
-        if type(rank) is not int or rank < 1:
-            raise CheckpointError(f"{where}: rank {name} is {rank!r}; needed is 1 or more")
+        if type(rank) is not int or not 1 <= rank <= _LARGEST_RANK:
+            raise CheckpointError(
+                f"{where}: rank {name} is {rank!r}; needed is 1 to {_LARGEST_RANK}"
+            )
     for name, alpha in alphas.items():
         if type(alpha) not in (int, float) or not math.isfinite(alpha) or alpha == 0:
             raise CheckpointError(
@@ -205,6 +222,7 @@ def _lora_config(values: Mapping[str, Any], where: Path) -> LoraConfig:
         raise CheckpointError(f"{where}: target_modules is {shaping['target_modules']!r}")
     try:
         config = LoraConfig(r=ranks["r"], lora_alpha=alphas["lora_alpha"], **shaping)
+        check_target_module_exists(config, f"model.layers.0.self_attn.{PROJECTIONS[0]}")
         other = [name for name in _OTHER_MODULES if check_target_module_exists(config, name)]
     except (ValueError, TypeError) as error:
         raise CheckpointError(f"{where}: {error}") from error

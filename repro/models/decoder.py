@@ -26,6 +26,7 @@ Easy mistakes
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, Final
@@ -53,11 +54,14 @@ READERS: Final = {
     norm: tuple(f"{parent}.{leaf}" for leaf in leaves)
     for norm, parent, leaves in zip(BLOCK_NORMS, ("self_attn", "mlp"), FUSED, strict=True)
 }
-# Fields of a config that count something.
-_SIZES: Final = (
-    "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
-    "num_key_value_heads", "max_position_embeddings",
-)  # fmt: skip
+# Fields of a config that count something, with bounds far beyond any model's.
+_SIZES: Final = {"num_hidden_layers": 10_000} | dict.fromkeys(
+    (
+        *("vocab_size", "hidden_size", "intermediate_size", "num_attention_heads"),
+        *("num_key_value_heads", "max_position_embeddings"),
+    ),
+    2**27,
+)
 
 _PROJECTION = re.compile(
     r"^(?P<parent>model\.layers\.\d+\.(?:self_attn|mlp))\.(?P<leaf>" + "|".join(PROJECTIONS) + r")$"
@@ -123,11 +127,20 @@ def require_plain(config: Any, where: object) -> None:
         )
     if config.hidden_act != "silu":
         raise ValueError(f"{where}: hidden_act is {config.hidden_act!r}; only 'silu' is built here")
-    for name in _SIZES:
+    for name, most in _SIZES.items():
         value = getattr(config, name)
-        if value < 1:
-            raise ValueError(f"{where}: field {name} is {value}; needed is 1 or more")
+        if not 1 <= value <= most:
+            raise ValueError(f"{where}: field {name} is {value}; needed is 1 or more, up to {most}")
+    pad = getattr(config, "pad_token_id", None)
+    if pad is not None and not -config.vocab_size <= pad < config.vocab_size:
+        raise ValueError(f"{where}: field pad_token_id is {pad}; needed is below vocab_size")
     heads, shared = config.num_attention_heads, config.num_key_value_heads
+    channels = getattr(config, "head_dim", None)
+    channels = config.hidden_size // heads if channels is None else channels
+    if channels % 2 or not 2 <= channels <= config.hidden_size * heads:
+        raise ValueError(f"{where}: head_dim is {channels}; needed is an even number from 2")
+    if not 0 <= config.rms_norm_eps < math.inf:
+        raise ValueError(f"{where}: field rms_norm_eps is {config.rms_norm_eps}; needed is from 0")
     if heads % shared:
         raise ValueError(
             f"{where}: field num_key_value_heads is {shared}; needed is a divisor of "
@@ -137,6 +150,9 @@ def require_plain(config: Any, where: object) -> None:
     for name, value in rope.items():
         if name not in {"rope_type", "type"} and not isinstance(value, int | float | None):
             raise ValueError(f"{where}: field {name} is {value!r}; needed is a number")
+    theta = rope.get("rope_theta", 1.0)
+    if theta is None or not 0 < theta < math.inf:
+        raise ValueError(f"{where}: field rope_theta is {theta}; needed is a number above 0")
     if rope.get("rope_type", "default") not in ROPE_TYPES:
         raise ValueError(
             f"{where}: rope_type is {rope['rope_type']!r}; built here are {', '.join(ROPE_TYPES)}"

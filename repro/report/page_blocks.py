@@ -11,6 +11,7 @@ from repro.evidence.gpu_tests import gpu_tests_rows
 from repro.judge.blessed import blessed_checks
 from repro.judge.check import Checked
 from repro.report.claims import accuracy_rows, claims_rows, count_rows, target_rows
+from repro.report.doses import dose_rows, untrained_rows
 from repro.report.kernels import kernel_rows
 from repro.report.readme import answer_rows
 from repro.report.systems import systems_writers
@@ -65,6 +66,10 @@ def renewed_readme(readme: Path, expected: Path) -> str:
         "accuracies": lambda: accuracy_rows(judged(), expected),
         "results": lambda: target_rows(judged(), expected),
         "claims": lambda: claims_rows(judged()),
+        "doses": lambda: dose_rows(judged(), expected, "dose_coder_0_5b"),
+        "untrained": lambda: untrained_rows(
+            judged(), expected, "untrained_coder_0_5b", "untrained_coder_0_5b_tags"
+        ),
         "gpu_tests": lambda: gpu_tests_rows(expected),
         "kernels": lambda: kernel_rows(blessed_checks(expected, "kernels"), expected),
         **systems_writers(judged, expected, readme),

@@ -186,7 +186,8 @@ TABLE3_RL_LARGE = _target(
 TABLE3_32B_RL = _target(
     "table3_32b_rl",
     "A GRPO step of 16 prompts with 8 completions each, 32B",
-    "where 16-bit weights leave room for few rows at once, a step of QeRL takes far less time",
+    "where 16-bit weights leave room for few rows at once, a step of QeRL takes far less time "
+    "(of an arm's waves of rows one is timed, and counts for all)",
     (NVFP4, BF16),
     # Table 4's optimiser: its moments leave 16-bit weights room for 16 rows at once, not 13.
     StepScale(points=RL_POINTS_32B, baseline="bf16", steps=_REPEATS, optimizer="adamw_8bit"),

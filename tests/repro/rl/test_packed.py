@@ -16,6 +16,7 @@ from repro.models.lora import adapter_layers
 from repro.models.memory_plan import padded
 from repro.models.norms import block_norms
 from repro.models.policy import Policy, load_policy
+from repro.rl import packed
 from repro.rl.logprobs import completion_logprobs
 from repro.rl.packed import packed_logprobs
 from repro.rl.rows import Rows
@@ -75,6 +76,25 @@ def test_attention_is_called_once_a_block_whatever_the_rows(
     # A prompt's tokens are there once, however many rows it has; the rest is padding.
     tokens = sum(PROMPTS) + copies * (sum(LENGTHS) - len(LENGTHS))
     assert calls == [padded(tokens)] * policy.decoder.config.num_hidden_layers
+
+
+def test_the_device_has_a_blocks_work_before_the_host_prepares_the_next(
+    rows: Rows, policy: Policy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done: list[str] = []
+
+    def noted(word: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*given: Any, **named: Any) -> Any:
+            done.append(word)
+            return function(*given, **named)
+
+        return call
+
+    monkeypatch.setattr(packed, "groups_of", noted("prepared", packed.groups_of))
+    monkeypatch.setattr(dispatch, "packed_attention", noted("attended", dispatch.packed_attention))
+    packed_logprobs(policy, rows, 1.0)
+    decoder: Any = policy.decoder
+    assert done == ["prepared", "attended"] * len(decoder.model.layers)
 
 
 @pytest.mark.parametrize("kind", ["qwen3", "llama", "norms trained"])

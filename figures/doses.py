@@ -1,0 +1,103 @@
+"""Doses before training: how far each raises the entropy, beside Fig. 5, and what that costs.
+
+On the left a row per arm: its entropy on own finished completions less BF16's, a tick per draw of
+the rounding, the mean with its 95 % interval, and the paper's 7B model at step 0. On the right
+accuracy against entropy: BF16 at several temperatures is a line, and what lies below it is lost to
+rounding beyond exploring.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from statistics import fmean
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+
+from figures.layout import frame, new_figure, tidy, tidy_rows
+from figures.palette import colour, order, short
+from repro.evidence.paper import PaperCell
+from repro.evidence.record import Record
+from repro.evidence.statistics import mean_interval
+
+NAME = "doses"
+_BASE = "bf16_lora"
+Values = Mapping[str, Mapping[int, float]]  # by arm and seed
+
+
+def values_of(records: Sequence[Record], metric: str) -> dict[str, dict[int, float]]:
+    """Return a metric of the records of doses by arm and seed."""
+    found: dict[str, dict[int, float]] = {}
+    for record in records:
+        estimate = record.metrics.get(metric)
+        if record.procedure == "dose" and estimate is not None and estimate.value is not None:
+            found.setdefault(record.arm, {})[record.seed] = estimate.value
+    return found
+
+
+def draw(records: Sequence[Record], cells: Sequence[PaperCell], where: str = "") -> Figure | None:
+    """Return the figure, None without records of doses beside BF16's.
+
+    Parameters
+    ----------
+    cells
+        The paper's, of Fig. 5.
+    """
+    entropy = values_of(records, "entropy_finished")
+    accuracy = values_of(records, "accuracy_lenient")
+    arms = [arm for arm in order([*entropy]) if arm != _BASE]
+    if _BASE not in entropy or not arms:
+        return None
+    figure = new_figure(10.0, 1.9 + 0.27 * len(arms))
+    left, right = figure.subplots(1, 2, width_ratios=(1.25, 1))
+    _rises(left, entropy, arms, _paper(cells))
+    _costs(right, entropy, accuracy, arms)
+    keys = [
+        Line2D([], [], color="#444444", marker="o", label="mean, 95 % interval over draws"),
+        Line2D([], [], color="#444444", marker="|", linestyle="", label="a draw of the rounding"),
+        Line2D([], [], color="#000000", marker="D", linestyle="", label="the paper, 7B, step 0"),
+    ]
+    draws = len(entropy[_BASE])
+    note = f"{draws} orders of channels, each another draw of every rounding; before any training"
+    frame(figure, f"How large each treatment is{where}", note, keys)
+    return figure
+
+
+def _paper(cells: Sequence[PaperCell]) -> dict[str, float]:
+    start = {cell.arm: cell.value for cell in cells if cell.column == "step 0" and cell.arm}
+    return {arm: value - start[_BASE] for arm, value in start.items() if _BASE in start}
+
+
+def _rises(axes: Axes, entropy: Values, arms: Sequence[str], paper: Mapping[str, float]) -> None:
+    for place, arm in enumerate(reversed(arms)):
+        draws = [entropy[arm][s] - entropy[_BASE][s] for s in entropy[arm] if s in entropy[_BASE]]
+        interval, tone = mean_interval(draws), colour(arm)
+        if interval.low is not None and interval.high is not None:
+            axes.plot([interval.low, interval.high], [place, place], color=tone, linewidth=2)
+        axes.plot(interval.value, place, "o", color=tone, markersize=6)
+        axes.plot(draws, [place] * len(draws), "|", color=tone, markersize=10, alpha=0.8)
+        if arm in paper:
+            axes.plot(paper[arm], place, "D", color="#000000", markersize=4.5, zorder=3)
+    axes.axvline(0, color="#9a9a9a", linewidth=0.8)
+    axes.set_yticks(range(len(arms)), [short(arm) for arm in reversed(arms)], fontsize=8.5)
+    axes.set_xlabel("entropy of own finished completions less BF16's, nats")
+    tidy_rows(axes)
+
+
+def _costs(axes: Axes, entropy: Values, accuracy: Values, arms: Sequence[str]) -> None:
+    points = {
+        arm: (fmean(entropy[arm].values()), fmean(accuracy[arm].values()))
+        for arm in [_BASE, *arms]
+        if accuracy.get(arm)
+    }
+    tempered = sorted(points[arm] for arm in points if arm == _BASE or arm.startswith("bf16_t"))
+    axes.plot(*zip(*tempered, strict=True), color=colour(_BASE), linewidth=1.4)
+    for arm, (x, y) in points.items():
+        axes.plot(x, y, "o", color=colour(arm), markersize=6)
+        axes.annotate(short(arm), (x, y), (4, 4), textcoords="offset points", fontsize=7.5,
+                      color=colour(arm))  # fmt: skip
+    axes.set_xlabel("entropy of own finished completions, nats")
+    axes.set_ylabel("right, percent of completions at T = 1")
+    axes.margins(0.12)
+    tidy(axes)
