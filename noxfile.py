@@ -94,7 +94,7 @@ def reproduce_any(session: nox.Session) -> None:
 
 @nox.session(venv_backend="none")
 def tests(session: nox.Session) -> None:
-    """Every test, two files at a time; those that need a GPU skip with a sentence."""
+    """Every test but the nightly ones, two files at a time; those for a GPU say why they skip."""
     # Tests are single-threaded: two fill two cores, and more would crowd a GPU's memory.
     arguments = ["-m", "pytest", "-n", "2", "--dist", "loadfile"]
     # By default files of few tests come last, which here are the longest: one process would wait.
@@ -103,6 +103,13 @@ def tests(session: nox.Session) -> None:
     # forbids compiled files.
     compiled = {"PYTHONDONTWRITEBYTECODE": ""}
     session.run(suite_python(session), *arguments, external=True, env=compiled)
+
+
+@nox.session(name="tests-nightly", venv_backend="none", default=False)
+def tests_nightly(session: nox.Session) -> None:
+    """The tests that are slow by nature, which `tests` leaves out."""
+    arguments = ["-m", "pytest", "-m", "nightly", *session.posargs]
+    session.run(suite_python(session), *arguments, external=True)
 
 
 @nox.session(venv_backend="none", default=False)

@@ -115,7 +115,7 @@ def test_plan_says_runs_time_memory_disk_and_downloads(
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
     main(["plan", "table1", "--tier", "smoke"])
     text = capsys.readouterr().out
-    assert "60 runs (0 recorded, 60 to do)" in text
+    assert "36 runs (0 recorded, 36 to do)" in text
     for word in ("timed     median of 60", "memory", "disk", "downloads none"):
         assert word in text
     main(["plan", "table1", "--tier", "paper"])

@@ -84,6 +84,7 @@ def test_every_change_is_checked_on_each_python_that_the_package_names() -> None
     workflow = read(CI)
     assert {"push", "pull_request"} <= set(workflow["on"])
     assert [session_of(line) for line in commands(CI)] == [
+        "tests-nightly",
         "fuzz",
         "lint",
         "types",
@@ -91,7 +92,7 @@ def test_every_change_is_checked_on_each_python_that_the_package_names() -> None
         "smoke",
         "wheel",
     ]
-    job, nightly = workflow["jobs"]["sessions"], workflow["jobs"]["fuzz"]
+    job, nightly = workflow["jobs"]["sessions"], workflow["jobs"]["nightly"]
     assert nightly["if"] == "github.event_name == 'schedule'"
     assert job["if"] == "github.event_name != 'schedule'"
     project = (ROOT / "pyproject.toml").read_text(encoding="utf-8")

@@ -43,7 +43,6 @@ _DIGITS = 6
 _COARSE = {
     "completion_tokens": 3,
     "entropy": 2,
-    "entropy_decision": 1,
     "grad_norm": 1,
     "sigma_realised": 3,
 }

@@ -51,10 +51,6 @@ def _contrast(claim: Claim) -> str:
         sign = "/" if claim.is_ratio else "-"
         first, second = (f" {sign} ".join(pair) for pair in (claim.arms[:2], claim.arms[2:]))
         return f"({first}) {sign} ({second}): "
-    if claim.kind == "pooled":
-        sign = "/" if claim.is_ratio else "-"
-        pairs = zip(claim.arms[::2], claim.arms[1::2], strict=True)
-        return f"mean of {', '.join(f'{a} {sign} {b}' for a, b in pairs)}: "
     if claim.kind in _ONE_ARM:
         return ""
     return f"{(' / ' if claim.is_ratio else ' - ').join(claim.arms)}: "

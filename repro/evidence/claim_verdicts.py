@@ -20,15 +20,8 @@ from repro.evidence.verdict import (
     Status,
     Verdict,
 )
-from repro.spec.claim import Claim, Metric, Pairing
+from repro.spec.claim import Claim, Metric
 from repro.spec.effect import ALPHA
-
-# Fewest pairs of a verdict.
-MINIMUM_PAIRS: dict[Pairing, int] = {
-    "seed": MINIMUM_SEEDS,
-    "prompt": MINIMUM_SEEDS,
-    "repeat": MINIMUM_REPEATS,
-}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,6 +43,7 @@ def judge(
     by_prompt: Mapping[str, Values] | None = None,
     alpha: float = ALPHA,
     shown: Collection[str] = (),
+    fewest: int = MINIMUM_SEEDS,
 ) -> list[Verdict]:
     """Return one verdict per claim.
 
@@ -67,6 +61,8 @@ def judge(
         The level spent here: all of it, but at an interim look.
     shown
         Claims that an earlier look has reproduced: as positive controls they hold.
+    fewest
+        Seeds, or prompts, that a verdict needs; of timed repeats it needs `MINIMUM_REPEATS`.
     """
     prompts = by_prompt or {}
     tested = [
@@ -77,6 +73,7 @@ def judge(
             values,
             absent,
             lost,
+            MINIMUM_REPEATS if claim.paired_by == "repeat" else fewest,
         )
         for claim in claims
     ]
@@ -100,6 +97,7 @@ def _test(
     values: Mapping[str, Values],
     absent: Mapping[str, str],
     lost: Mapping[str, str],
+    fewest: int,
 ) -> _Tested | Verdict:
     """Return the comparison of a claim, or its verdict where nothing is to be tested."""
     verdict = undecided(claim, metrics[claim.metric], "not run", "")
@@ -112,8 +110,6 @@ def _test(
         return replace(verdict, sentence=sentence)
     verdict = replace(verdict, n=len(blocks))
     blocked = _blocked(claim, by_arm, lost)
-    if claim.kind == "at_most":
-        return _at_most(claim, verdict, [block[0] for block in blocks], blocked)
     sizes = sizes_of(claim, metrics, by_arm, values)
     reason = not_testable(claim, metrics, by_arm, values, sizes)
     if reason:
@@ -121,8 +117,8 @@ def _test(
         effect = _mean(claim, blocks)
         verdict = _with_sizes(claim, verdict, sizes)
         return replace(verdict, status="not testable", sentence=sentence, effect=effect)
-    if len(blocks) < MINIMUM_PAIRS[claim.paired_by]:
-        return _too_few(claim, verdict, blocks, blocked)
+    if len(blocks) < fewest:
+        return _too_few(claim, verdict, blocks, blocked, fewest)
     return _Tested(verdict=verdict, compared=compare(claim, blocks), sizes=sizes, blocked=blocked)
 
 
@@ -158,18 +154,6 @@ def _listed(pairs: Iterable[Pair]) -> str:
     )
 
 
-def _at_most(claim: Claim, verdict: Verdict, values: Sequence[float], blocked: str) -> Verdict:
-    limit = claim.margin or 0.0
-    within = [value <= limit for value in values]
-    status: Status = (
-        "reproduced" if all(within) else "inconclusive" if any(within) else "contradicted"
-    )
-    sentence = f"largest of {len(values)}: {max(values):.4g}; allowed {limit:.4g}"
-    if blocked and status == "reproduced":
-        status, sentence = "inconclusive", f"{sentence}. {blocked}"
-    return replace(verdict, status=status, sentence=sentence, effect=max(values))
-
-
 def _mean(claim: Claim, blocks: Sequence[Sequence[float]]) -> float:
     numbers = values_and_bound(claim, blocks)[0]
     mean = st.paired(numbers).mean if len(numbers) > 1 else numbers[0]
@@ -182,9 +166,8 @@ def _point(claim: Claim, verdict: Verdict, blocks: Sequence[Sequence[float]]) ->
 
 
 def _too_few(
-    claim: Claim, verdict: Verdict, blocks: Sequence[Sequence[float]], blocked: str
+    claim: Claim, verdict: Verdict, blocks: Sequence[Sequence[float]], blocked: str, needed: int
 ) -> Verdict:
-    needed = MINIMUM_PAIRS[claim.paired_by]
     sentence = (
         f"{len(blocks)} paired {claim.paired_by}(s); a verdict needs {needed}. "
         + (f"{blocked}. " if blocked else "")
@@ -366,4 +349,4 @@ def _distances(claim: Claim, compared: Compared, sizes: Sizes | None) -> list[fl
 def _effect_unit(unit: str, claim: Claim) -> str:
     if claim.is_ratio:
         return "x"
-    return "points" if unit == "percent" and claim.kind != "at_most" else unit
+    return "points" if unit == "percent" else unit

@@ -118,28 +118,19 @@ def values_and_bound(claim: Claim, blocks: Sequence[Sequence[float]]) -> tuple[l
     """Return the value per pair that is tested, and the bound that it is tested against."""
     if claim.kind in RANKED:
         return [st.trend_slope(block) for block in blocks], 0.0
-    if claim.kind in ("gain", "no_gain", "at_most"):
+    if claim.kind in ("gain", "no_gain"):
         return [block[0] for block in blocks], claim.margin or 0.0
     if claim.is_ratio:
         if any(value <= 0 for block in blocks for value in block):
             raise ValueError(f"claim {claim.name}: a ratio needs positive values")
         if claim.kind == "interaction":
             return [math.log(a / b) - math.log(c / d) for a, b, c, d in blocks], 0.0
-        if claim.kind == "pooled":
-            logarithms = [[math.log(value) for value in block] for block in blocks]
-            return [_mean_of_pairs(block) for block in logarithms], 0.0
         bound = 0.0 if claim.kind == "equivalent" else math.log(claim.margin or 1.0)
         return [math.log(a / b) for a, b in blocks], bound
     if claim.kind == "interaction":
         return [(a - b) - (c - d) for a, b, c, d in blocks], 0.0
-    if claim.kind == "pooled":
-        return [_mean_of_pairs(block) for block in blocks], 0.0
     margin = claim.margin if claim.kind == "non_inferior" else None
     return [a - b for a, b in blocks], 0.0 - (margin or 0.0)
-
-
-def _mean_of_pairs(block: Sequence[float]) -> float:
-    return fmean(a - b for a, b in zip(block[::2], block[1::2], strict=True))
 
 
 def blocks_of(claim: Claim, by_arm: Values) -> list[list[float]]:

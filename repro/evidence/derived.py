@@ -146,10 +146,6 @@ def training_metrics(
         more["informative_first"] = _informative(series)
         if evaluation.get("at"):
             more |= _train_rise(series)
-    if evaluation.get("token_classes"):
-        more["entropy_decision_first"] = _over(
-            series, "entropy_decision", first, "nats", f"the first {EDGE_STEPS} steps"
-        )
     return more | {
         "train_reward_mean": _over(series, "reward", slice(None), "reward", "all steps"),
         "entropy_first": _over(series, "entropy", first, "nats", f"the first {EDGE_STEPS} steps"),

@@ -29,12 +29,10 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import NormalDist, fmean, median, stdev
-from typing import TypeVar
 
-Block = TypeVar("Block")
 NORMAL = NormalDist()
 # Of the largest summand: a mean below it is the rounding of floats.
 _ROUNDING = 1e-12
@@ -106,32 +104,6 @@ def mean_interval(values: Sequence[float], confidence: float = 0.95) -> Interval
         return Interval(value=mean, low=None, high=None, n=n)
     half = t_quantile(0.5 + confidence / 2, n - 1) * stdev(values) / math.sqrt(n)
     return Interval(value=mean, low=mean - half, high=mean + half, n=n)
-
-
-def jackknife_interval(
-    statistic: Callable[[Sequence[Block]], float],
-    blocks: Sequence[Block],
-) -> Interval:
-    """Return a statistic of independent blocks with the 95 % t interval of the jackknife.
-
-    Of the pseudo-values n s(all) - (n - 1) s(all but one), as if their mean were the statistic; of
-    a mean over blocks it is `mean_interval`'s own (Tukey 1958).
-
-    Parameters
-    ----------
-    statistic
-        Of any n - 1 of the blocks, too.
-    blocks
-        One per seed.
-    """
-    value, n = statistic(blocks), len(blocks)
-    if n < 2:
-        return Interval(value=value, low=None, high=None, n=n)
-    without = [statistic([*blocks[:place], *blocks[place + 1 :]]) for place in range(n)]
-    pseudo = mean_interval([n * value - (n - 1) * one for one in without])
-    assert pseudo.high is not None
-    half = pseudo.high - pseudo.value
-    return Interval(value=value, low=value - half, high=value + half, n=n)
 
 
 def wilson_interval(successes: float, n: int) -> Interval:

@@ -35,7 +35,7 @@ from repro.evidence.paper import paper_cells
 from repro.evidence.plans import read_plans
 from repro.evidence.statistics import wilson_interval
 from repro.evidence.store import Source, source_of
-from repro.evidence.verdict import DECIDED, Verdict, judge_expectation
+from repro.evidence.verdict import DECIDED, MINIMUM_SEEDS, Verdict, judge_expectation
 from repro.judge.gathering import Evidence, gather
 from repro.run.analysis_plan import Plans
 from repro.run.places import absence_text
@@ -43,7 +43,7 @@ from repro.run.select import Selection
 from repro.spec.config import TrainScale
 from repro.spec.effect import ALPHA
 from repro.spec.target import Claim
-from repro.spec.tier import Tier
+from repro.spec.tier import SMOKE_SEEDS, Tier
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -177,6 +177,7 @@ def _judged_once(
         {name: evidence.values_by_prompt(name) for name in names},
         alpha,
         shown,
+        SMOKE_SEEDS if selection.tier is Tier.SMOKE else MINIMUM_SEEDS,
     )
 
 

@@ -37,7 +37,6 @@ from repro.rl.micro_batches import split_by_tokens
 from repro.rl.rows import Rows
 from repro.rl.runs import RunStates, fresh_states
 from repro.rl.single import SinglePolicy, single_policy
-from repro.rl.token_classes import TokenClasses
 from repro.rl.trainer import Training, everything, iterate, prepare
 from repro.rollout.sampler import Completion, RolloutBatch, Sampler
 from repro.spec.arm import Arm
@@ -206,8 +205,6 @@ class RandomPrompts:
     """
 
     end_token_ids: Collection[int] = ()
-    # Random tokens decide nothing.
-    classes: TokenClasses | None = None
 
     def __init__(self, policy: Policy, point: StepPoint, seed: int) -> None:
         self._problems = load_problems(DataConfig(train_problems=point.prompts), "train")

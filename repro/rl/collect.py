@@ -16,7 +16,7 @@ where they are.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
@@ -36,7 +36,6 @@ from repro.rl.clock import Clock
 from repro.rl.diagnostics import mean_of
 from repro.rl.rows import Rows, make_rows
 from repro.rl.runs import RunStates
-from repro.rl.token_classes import TokenClasses, token_classes
 from repro.spec.config import RunConfig, TrainScale, derive_seed
 
 if TYPE_CHECKING:
@@ -83,8 +82,6 @@ class Rollout:
         Groups of the B rows whose rewards differ before any shaping.
     examples
         Token ids of the first completions sampled.
-    classes
-        (B, T) bool by class of token, where the scale asks for them.
     explored, changed
         Tokens sampled at another temperature than the policy's, and those of them that the policy's
         own would have chosen otherwise.
@@ -107,7 +104,6 @@ class Rollout:
     golds: list[str] = field(default_factory=list)
     mixed: int = 0
     examples: tuple[tuple[int, ...], ...] = ()
-    classes: Mapping[str, Tensor] | None = None
     explored: int = 0
     changed: int = 0
     to_explore: int = 0
@@ -133,11 +129,6 @@ class Prompts(Protocol):
     @property
     def end_token_ids(self) -> Collection[int]:
         """Tokens that end a completion."""
-        ...
-
-    @property
-    def classes(self) -> TokenClasses | None:
-        """What sorts a completion's tokens, where the scale asks for their classes."""
         ...
 
     def draw(self, batch: int) -> list[Problem]:
@@ -201,8 +192,6 @@ class PromptSource:
         self._seed = run.seed
         self._template = scale.prompt_template
         self._longest = scale.max_prompt_tokens
-        is_by_class = scale.evaluation.token_classes
-        self._classes = token_classes(tokenizer, scale.prompt_template) if is_by_class else None
         self._prompts: dict[str, list[int]] = {} if prompts is None else prompts
         self._order: tuple[int, list[int]] = (-1, [])
 
@@ -210,11 +199,6 @@ class PromptSource:
     def end_token_ids(self) -> Collection[int]:
         """Tokens that end a completion."""
         return self._ends
-
-    @property
-    def classes(self) -> TokenClasses | None:
-        """Those of the tokenizer's tokens, where the scale asks for them."""
-        return self._classes
 
     def draw(self, batch: int) -> list[Problem]:
         """Return the problems of the batch counted from 0; the rest of an epoch is left out."""
@@ -375,7 +359,6 @@ class GrowingRollout:
             group_size=scale.group_size,
             end_token_ids=self.source.end_token_ids,
         )
-        classes = self.source.classes
         return Rollout(
             rows=rows,
             advantages=advantages,
@@ -392,7 +375,6 @@ class GrowingRollout:
             golds=collected.golds,
             mixed=len(informative_groups(collected.paid, group_ids)),
             examples=tuple(self._examples),
-            classes=None if classes is None else classes.masks(rows),
             explored=self._explored,
             changed=self._changed,
             to_explore=self._to_explore,

@@ -28,7 +28,7 @@ from torch import Tensor, nn
 from kernels.segments import sent
 from repro.models.policy import Policy
 from repro.rl.collect import Rollout, loss_mask
-from repro.rl.diagnostics import entropies, mean_of, token_mean
+from repro.rl.diagnostics import entropies, mean_of
 from repro.rl.loss import SUMS, LossResult, StepCounts, policy_loss
 from repro.rl.micro_batches import Plan, plan_step, split_by_tokens
 from repro.rl.passes import row_logprobs
@@ -354,13 +354,7 @@ def step_metrics(rollout: Rollout, output: StepOutput) -> dict[str, float | int 
         "kl": share("kl"),
         "importance_weight": share("weight") if tokens else None,
     }
-    entropy = output.entropy[index]
-    metrics |= entropies(entropy, mask, truncated)
-    if rollout.classes is not None:
-        for name, of_class in rollout.classes.items():
-            metrics[f"entropy_{name}"] = token_mean(entropy, of_class[index])
-            metrics[f"share_{name}"] = token_mean(of_class[index].double(), mask)
-    return metrics
+    return metrics | entropies(output.entropy[index], mask, truncated)
 
 
 def reference_logprobs(

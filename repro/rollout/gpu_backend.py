@@ -11,8 +11,8 @@ from torch import nn
 
 from repro.models.lora import base_linear
 from repro.models.policy import Policy
-from repro.rollout.backend import EagerPrefills, EagerSteps, Prefills, Steps
 from repro.rollout.bitsandbytes_linears import BitsandbytesGroup
+from repro.rollout.eager import EagerPrefills, EagerSteps, Prefills, Steps
 from repro.rollout.engine_config import EngineConfig, cache_dtype
 from repro.rollout.forward import Forward
 from repro.rollout.fused_linears import DenseGroup, PackedGroup, takes_packed

@@ -33,7 +33,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from repro.rollout.backend import EagerPrefills, EagerSteps
+from repro.rollout.eager import EagerPrefills, EagerSteps
 from repro.rollout.forward import Forward
 from repro.rollout.ops import NewTokens
 from repro.rollout.prefill import ChunkShape, numbers_of, padded_shape, tokens_of

@@ -166,9 +166,11 @@ class Plans:
 
     def planned_seeds(self, records: Iterable[Record]) -> tuple[int, ...]:
         """Return the seeds that were planned: by the plans that the records carry, in order."""
-        scale = self.selection.source.scales.get(self.selection.tier)
-        if not self.needed or scale is None:
-            return tuple(getattr(scale, "seeds", ()))
+        source, tier = self.selection.source, self.selection.tier
+        if tier not in source.scales:
+            return ()
+        if not self.needed:
+            return source.planned_seeds(tier)
         carried = self.carried(records)
         return tuple(dict.fromkeys(seed for digest in carried for seed in self._seeds(digest)))
 

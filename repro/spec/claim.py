@@ -24,9 +24,7 @@ ClaimKind = Literal[
     "trend",
     "order",
     "interaction",
-    "pooled",
     "ratio",
-    "at_most",
 ]
 Pairing = Literal["seed", "prompt", "repeat"]
 Test = Literal["t", "sign_flip", "mcnemar"]
@@ -42,9 +40,7 @@ _ARMS_OF_KIND: dict[str, int | None] = {
     "trend": None,
     "order": None,
     "interaction": 4,
-    "pooled": None,
     "ratio": 2,
-    "at_most": 1,
 }
 # Units of what belongs to the machine, and which way is better.
 BETTER_OF_UNIT: dict[str, Better] = {
@@ -52,11 +48,11 @@ BETTER_OF_UNIT: dict[str, Better] = {
     "bytes": "lower",
     "tokens per second": "higher",
 }
-_KINDS_WITH_MARGIN = ("non_inferior", "equivalent", "no_gain", "ratio", "at_most")
+_KINDS_WITH_MARGIN = ("non_inferior", "equivalent", "no_gain", "ratio")
 # Kinds whose bound is no difference at all: the smallest that matters must be stated beside it.
-SIZED_KINDS = ("difference", "trend", "order", "interaction", "pooled")
+SIZED_KINDS = ("difference", "trend", "order", "interaction")
 # Kinds whose estimate may be a logarithm, of a quotient or of a quotient of two.
-_KINDS_OF_RATIOS = ("ratio", "interaction", "equivalent", "pooled")
+_KINDS_OF_RATIOS = ("ratio", "interaction", "equivalent")
 # What is drawn again from pair to pair, where a claim does not say otherwise.
 _UNIT_OF_PAIRING: dict[str, Unit] = {
     "seed": "training seed",
@@ -129,10 +125,9 @@ class Claim:
         gain stays under the margin. `trend`: Page's L over arms listed from the lowest to the
         highest. `order`: the trend as a gate, then each adjacent pair with Holm's correction.
         `interaction`: (A - B) - (C - D) > 0, or (A / B) / (C / D) > 1 where its effect is a ratio.
-        `pooled`: the mean over pairs of arms of A - B > 0, or of A / B > 1 where its effect is a
-        ratio. `ratio`: A / B > margin. `at_most`: A's metric <= margin.
+        `ratio`: A / B > margin.
     arms
-        A, or A and B, or the order from lowest to highest, or the pairs A, B, A, B, and so on.
+        A, or A and B, or the order from lowest to highest, or A, B, C and D.
     metric
         Name of the metric that is compared.
     factor
@@ -252,15 +247,8 @@ class Claim:
         )
         require_choice(f"{where}: test", self.test, Test)
         require(
-            self.test == "t"
-            or self.kind == "difference"
-            or (self.kind == "pooled" and self.test == "sign_flip"),
-            f"{where}: kind {self.kind} has the test {self.test}; only a difference may, and "
-            "pooled pairs sign_flip",
-        )
-        require(
-            self.kind != "pooled" or len(self.arms) % 2 == 0,
-            f"{where}: kind pooled relates pairs of arms; found {len(self.arms)}",
+            self.test == "t" or self.kind == "difference",
+            f"{where}: kind {self.kind} has the test {self.test}; only a difference may",
         )
         require(
             (self.unit is None) == (self.draws is None),

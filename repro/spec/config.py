@@ -141,9 +141,6 @@ class EvaluationConfig:
         Percent of right completions in training at which a run has taken off; with it a run shows
         what was sampled in each step, and how fast, how far and how steadily it learnt. 0 asks
         for none of it.
-    token_classes
-        Whether entropies are shown by class of token: the one that decides whether to show the
-        working, digits, and all others.
     kl_to_start
         Whether a trained policy's KL divergence from the policy before training is estimated.
     dose
@@ -157,7 +154,6 @@ class EvaluationConfig:
     token_budget: int = field(default=0, metadata=LATER)
     at: tuple[int, ...] = field(default=(), metadata=LATER)
     threshold: float = field(default=0.0, metadata=LATER)
-    token_classes: bool = field(default=False, metadata=LATER)
     kl_to_start: bool = field(default=False, metadata=LATER)
     dose: bool = field(default=False, metadata=LATER)
 

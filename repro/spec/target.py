@@ -24,7 +24,7 @@ from repro.spec.claim import Claim, ClaimKind, Metric
 from repro.spec.config import RunConfig
 from repro.spec.effect import GAIN, Look, require_looks
 from repro.spec.needs import Needs, needs_of_checkpoint
-from repro.spec.tier import PLANNED, REAL_CHECKPOINTS, Tier
+from repro.spec.tier import PLANNED, REAL_CHECKPOINTS, SMOKE_SEEDS, Tier
 
 __all__ = [
     "Claim",
@@ -182,6 +182,14 @@ class Target:
         """Return the tiers with a scale, from the smallest."""
         return tuple(tier for tier in Tier if tier in self.scales)
 
+    def planned_seeds(self, tier: Tier) -> tuple[int, ...]:
+        """Return the seeds that are run and judged unless others are named: the scale's.
+
+        At the smoke tier its first `SMOKE_SEEDS`.
+        """
+        seeds = tuple(self.scales[tier].seeds)
+        return seeds[:SMOKE_SEEDS] if tier is Tier.SMOKE else seeds
+
     def needs_at(self, tier: Tier) -> Needs:
         """Return what runs at `tier` need."""
         return self.needs.get(tier) or needs_of_checkpoint(self.scales[tier])
@@ -240,7 +248,7 @@ def plan(
     Parameters
     ----------
     seeds
-        How many, counted on from the scale's first, or which; None takes the scale's own.
+        How many, counted on from the scale's first, or which; None takes the planned ones.
     arms
         Names of the arms to run; None takes all, controls included.
 
@@ -259,7 +267,7 @@ def plan(
         target.records_of is None,
         f"{target.name} reads the runs of {target.records_of}; plan that target instead",
     )
-    own = target.scales[tier].seeds
+    own = target.planned_seeds(tier)
     if isinstance(seeds, int):
         chosen = tuple(range(own[0], own[0] + seeds))
     else:

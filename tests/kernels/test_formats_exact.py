@@ -317,7 +317,7 @@ def test_chunks_of_rows_change_no_bit(format: str, monkeypatch: pytest.MonkeyPat
 
 # The goal is 2 s on two idle threads (0.2 s measured); the limit here leaves room for a loaded
 # machine and still fails for an implementation that visits elements one search at a time.
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("format", list(FORMATS))
 def test_a_large_matrix_quantises_in_seconds(format: str) -> None:
     weight = torch.randn(4096, 14336, dtype=torch.float32).bfloat16()

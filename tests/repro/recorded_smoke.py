@@ -31,7 +31,6 @@ def small_table1() -> Target:
         at=(1, 2),
         token_budget=3000,
         threshold=20.0,
-        token_classes=True,
         kl_to_start=True,
     )
     scale = dataclasses.replace(scale, data=data, prompts_per_rollout=4, evaluation=evaluation)

@@ -116,7 +116,6 @@ CHECKS: tuple[Check, ...] = (
     Check(find=training.rewards, procedures=TRAIN),
     Check(find=training.rows, procedures=TRAIN),
     Check(find=training.curve, procedures=TRAIN),
-    Check(find=training.classes, procedures=TRAIN),
     Check(find=training.paid, procedures=TRAIN),
     Check(find=training.lessons, procedures=FINETUNE),
     Check(find=noise.noise, procedures=TRAINED),

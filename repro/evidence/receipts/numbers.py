@@ -38,7 +38,6 @@ DERIVED = (
     "train_rise",
     "informative_first",
     "collapsed",
-    "entropy_decision_first",
     "kl_to_start",
 )
 # Times are written to the second, at both ends.

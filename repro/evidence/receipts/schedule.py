@@ -27,21 +27,12 @@ OF_ROLLOUTS = (
     "prompts_consumed",
     "sampler_trainer_kl",
 )
-# Where the scale names a threshold, and where it asks for entropies by class of token.
+# Where the scale names a threshold.
 OF_CURVES = ("accuracy_sampled", "tokens_sampled")
-CLASSES = ("decision", "digits", "template")
 # Of a training run whose record was checked whole when it was blessed, these may be left out of
 # what is stored, by name in `effects.series_left_out`: nothing that is stored follows from them. So
 # may series that follow from what is stored (`repro.evidence.derived.implied_series`).
-MAY_BE_LEFT_OUT = frozenset(
-    {
-        "entropy_digits",
-        "entropy_template",
-        "loss",
-        "sampler_trainer_kl",
-        *(f"share_{name}" for name in CLASSES),
-    }
-)
+MAY_BE_LEFT_OUT = frozenset({"loss", "sampler_trainer_kl"})
 SHARES = (
     "accuracy",
     "accuracy_sampled",
@@ -52,7 +43,6 @@ SHARES = (
     "dual_clip_fraction",
     "zero_variance_groups",
     "informative_groups",
-    *(f"share_{name}" for name in CLASSES),
 )
 NOT_NEGATIVE = (
     "entropy",
@@ -61,7 +51,6 @@ NOT_NEGATIVE = (
     "sigma",
     "sigma_realised",
     "tokens_sampled",
-    *(f"entropy_{name}" for name in CLASSES),
 )
 
 
@@ -72,8 +61,6 @@ def lengths(record: Record) -> Iterator[str]:
     evaluation = record.config["scale"]["evaluation"]
     if record.procedure == "train" and evaluation.get("threshold"):
         needed += OF_CURVES
-    if record.procedure == "train" and evaluation.get("token_classes"):
-        needed += tuple(f"{what}_{name}" for what in ("entropy", "share") for name in CLASSES)
     left_out: frozenset[str] = frozenset()
     if record.procedure == "train":
         left_out = MAY_BE_LEFT_OUT.intersection(record.effects.get("series_left_out", ()))

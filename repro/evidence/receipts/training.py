@@ -139,31 +139,6 @@ def curve(record: Record) -> Iterator[str]:
     yield from differences(record, "tokens_sampled", sums, "series.completion_tokens adds up to")
 
 
-def classes(record: Record) -> Iterator[str]:
-    """Yield the first step whose entropy is not the mean of those of its classes of tokens."""
-    names = ("decision", "digits", "template")
-    asked = (f"{what}_{name}" for what in ("entropy", "share") for name in names)
-    if any(name not in record.series for name in asked):
-        return  # not asked for, or left out of what is stored; what is missing is refused elsewhere
-    entropies = [record.series.get(f"entropy_{name}", []) for name in names]
-    shares = [record.series.get(f"share_{name}", []) for name in names]
-    lengths = record.series.get("completion_tokens", [])
-    steps = zip(zip(*entropies, strict=False), zip(*shares, strict=False), lengths, strict=False)
-    needed = []
-    for step, (of_classes, parts, length) in enumerate(steps):
-        pairs = list(zip(of_classes, parts, strict=True))
-        if any((value is None) == bool(part) for value, part in pairs):
-            yield f"series.entropy_* at step {step} are {of_classes}; shares of tokens are {parts}"
-            return
-        # Each completion has one token that decides, or ends before it.
-        if length and (parts[0] or 0.0) * length > 1 + 1e-5:
-            yield f"series.share_decision at step {step} is {parts[0]} of {length} tokens"
-            return
-        terms = [value * part for value, part in pairs if part]
-        needed.append(sum(terms) if terms else None)
-    yield from differences(record, "entropy", needed, "its classes of tokens give")
-
-
 def paid(record: Record) -> Iterator[str]:
     """Yield why a step's mean reward is not what its answers and formats earn."""
     needed = implied_series(record).get("reward", ())

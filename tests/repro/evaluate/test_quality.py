@@ -52,6 +52,7 @@ def test_a_template_without_a_way_of_working_cannot_be_forced(
         measure_habits(evaluator, dataclasses.replace(MANNER, template="paper"), PROBLEMS)
 
 
+@pytest.mark.nightly
 def test_the_packaged_policy_shows_half_of_what_it_knows(pool: GraderPool) -> None:
     assert sum(path.stat().st_size for path in TINY_FOLDER.iterdir()) < 3_000_000
     policy = load_policy("tiny", weight_format="bf16")

@@ -359,7 +359,7 @@ def one_shifted(values: list[float]) -> list[float]:
     return [values[0], 1.5 * values[1] + 0.01, *values[2:]]
 
 
-# What a scale asks for beside: curves, classes of tokens, the KL to the start, several samples.
+# What a scale asks for beside: curves, the KL to the start, several samples.
 ASKED: Mapping[str, Manipulation] = {
     **{
         f"another {name}": Manipulation(edit=other_value(name), words=f"metrics.{name}")
@@ -370,7 +370,6 @@ ASKED: Mapping[str, Manipulation] = {
             "train_area",
             "collapsed",
             "train_rise",
-            "entropy_decision_first",
             "informative_first",
             "kl_to_start",
             "distinct_correct",
@@ -404,19 +403,6 @@ ASKED: Mapping[str, Manipulation] = {
     ),
     "no curve": Manipulation(
         edit=drop("series.accuracy_sampled"), words="series.accuracy_sampled is missing"
-    ),
-    "another entropy of the decision": Manipulation(
-        edit=change("series.entropy_decision", one_shifted), words="series.entropy at step 1"
-    ),
-    "another share of digits": Manipulation(
-        edit=change("series.share_digits", one_shifted), words="series.entropy at step 1"
-    ),
-    "more decisions than completions": Manipulation(
-        edit=change("series.share_decision", lambda values: [0.9, *values[1:]]),
-        words="series.share_decision at step 0",
-    ),
-    "no classes": Manipulation(
-        edit=drop("series.entropy_decision"), words="series.entropy_decision is missing"
     ),
     "a KL of other ratios": Manipulation(
         edit=change("effects.kl_to_start.log_ratio", lambda ratios: [2 * one for one in ratios]),

@@ -488,39 +488,25 @@ COLLAPSED = Metric(name="collapsed", unit="share", title="collapsed", better="lo
 SHARE = Effect(paper=1.0, measure="units", place="Fig. 17")
 
 
-def collapse(test: str, *arms: list[float], effect: Effect = SHARE) -> Verdict:
-    names = tuple("abcdef"[: len(arms)])
-    kind = "difference" if test == "mcnemar" else "pooled"
-    shares = claim(kind, names, metric="collapsed", effect=effect, test=test)
+def collapse(*arms: list[float]) -> Verdict:
+    names = ("a", "b")
+    shares = claim("difference", names, metric="collapsed", effect=SHARE, test="mcnemar")
     by_arm = {name: dict(enumerate(own)) for name, own in zip(names, arms, strict=True)}
     return judge([shares], {"collapsed": COLLAPSED}, {"collapsed": by_arm}, {}, {})[0]
 
 
 def test_shares_of_runs_are_compared_by_the_pairs_that_differ() -> None:
-    all_of_eight = collapse("mcnemar", [1.0] * 8, [0.0] * 8)
+    all_of_eight = collapse([1.0] * 8, [0.0] * 8)
     assert all_of_eight.status == "reproduced"
     assert all_of_eight.p == pytest.approx(2 / 2**8)
     assert all_of_eight.low is not None
     assert 0 < all_of_eight.low < 0.5
     assert "McNemar's exact test" in all_of_eight.sentence
     # Where no run collapses a t test has no interval, and this one has.
-    none = collapse("mcnemar", [0.0] * 8, [0.0] * 8)
+    none = collapse([0.0] * 8, [0.0] * 8)
     assert (none.status, none.effect) == ("excluded", 0.0)
     assert none.high == pytest.approx(0.324, abs=1e-3)
-    few = collapse("mcnemar", [1.0] * 3 + [0.0] * 5, [0.0] * 8)
+    few = collapse([1.0] * 3 + [0.0] * 5, [0.0] * 8)
     assert few.status == "excluded"
     with pytest.raises(ValueError, match="values of 0 or 1"):
-        collapse("mcnemar", [0.5] * 8, [0.0] * 8)
-
-
-def test_pairs_of_arms_are_pooled_seed_by_seed() -> None:
-    # Of three rates one is borne by b alone, in every seed.
-    zeros, ones = [0.0] * 8, [1.0] * 8
-    step = Effect(smallest=0.2, measure="units", because="a rate")
-    verdict = collapse("sign_flip", zeros, zeros, ones, zeros, ones, ones, effect=step)
-    assert verdict.status == "reproduced"
-    assert verdict.effect == pytest.approx(1 / 3)
-    assert verdict.p == pytest.approx(1 / 2**8)
-    assert "mean of a - b, c - d, e - f" in verdict.sentence
-    even = collapse("sign_flip", zeros, zeros, ones, ones, effect=step)
-    assert even.status == "inconclusive"
+        collapse([0.5] * 8, [0.0] * 8)

@@ -158,12 +158,9 @@ def test_a_count_of_tokens_that_falls_is_no_curve() -> None:
 
 
 def test_what_a_scale_does_not_ask_for_is_not_formed() -> None:
-    series = curve([0.5] * 6) | {"entropy_decision": [0.1 * step for step in range(6)]}
+    series = curve([0.5] * 6)
     assert "took_off" not in training_metrics(series, {}, {})
-    assert "entropy_decision_first" not in training_metrics(series, {}, {"threshold": 50.0})
-    by_class = training_metrics(series, {}, {"token_classes": True})
-    assert by_class["entropy_decision_first"].value == pytest.approx(0.2)
-    assert "took_off" not in by_class
+    assert "took_off" in training_metrics(series, {}, {"threshold": 50.0})
 
 
 def test_informative_groups_are_those_of_the_first_steps() -> None:

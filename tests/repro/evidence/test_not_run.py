@@ -31,7 +31,7 @@ SAID = "needs 95.8 of 79.2 GiB by the plan"
 SELECTION = Selection(target=ROLLOUT, source=ROLLOUT, tier=Tier.SYSTEMS)
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def records() -> list[Record]:
     """Return what both arms would leave where the 16-bit one does not fit 256 rows at 32B."""
     return [made_up(run) for run in plan(ROLLOUT, Tier.SYSTEMS)]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import dataclasses
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,32 +19,26 @@ from repro.spec.tier import Tier
 from tests.repro.recorded_smoke import SMALL
 
 
-def recorded(folder: Path, arm: str, **changes: Any) -> Record:
-    """Return the record of a small smoke run of an arm of Table 1 with fields changed.
+@pytest.fixture(scope="module")
+def record(tmp_path_factory: pytest.TempPathFactory) -> Record:
+    """Return the record of a run whose opening tokens are drawn warmer, under noise per projection.
 
     Its three steps are one a stage of the noise; what is measured after them is not looked at.
     """
-    (run,) = plan(SMALL, Tier.SMOKE, 1, (arm,))
+    folder = tmp_path_factory.mktemp("sampling")
+    (run,) = plan(SMALL, Tier.SMOKE, 1, ("nvfp4_lora_aqn",))
     data = dataclasses.replace(run.scale.data, test_problems=4)
-    scale = dataclasses.replace(run.scale, steps=3, data=data)
-    run = dataclasses.replace(run, arm=dataclasses.replace(run.arm, **changes), scale=scale)
+    arm = dataclasses.replace(
+        run.arm,
+        exploration=Exploration(temperature=2.0, opening_tokens=4),
+        noise=NoiseConfig(sharing="projection", num_stages=3),
+    )
+    run = dataclasses.replace(
+        run, arm=arm, scale=dataclasses.replace(run.scale, steps=3, data=data)
+    )
     carry_out([run], folder / "working", folder, lambda *messages: None, lambda: False, 1)
     (path,) = folder.glob("smoke/*/*/seed-*.json")
     return read_record(path)
-
-
-@pytest.fixture(scope="module")
-def record(tmp_path_factory: pytest.TempPathFactory) -> Record:
-    """Return the record of a run whose opening tokens are drawn warmer."""
-    warm = Exploration(temperature=2.0, opening_tokens=4)
-    return recorded(tmp_path_factory.mktemp("exploring"), "bf16_lora", exploration=warm)
-
-
-@pytest.fixture(scope="module")
-def unshared(tmp_path_factory: pytest.TempPathFactory) -> Record:
-    """Return the record of a run with noise per projection."""
-    noise = NoiseConfig(sharing="projection", num_stages=3)
-    return recorded(tmp_path_factory.mktemp("unshared"), "nvfp4_lora_aqn", noise=noise)
 
 
 def test_a_run_that_explored_is_evidence(record: Record) -> None:
@@ -85,11 +78,11 @@ def test_an_arm_without_exploration_must_not_have_explored(record: Record) -> No
     assert any("without exploration" in sentence for sentence in exploration(plain))
 
 
-def test_noise_per_projection_lists_five_vectors_a_block(unshared: Record) -> None:
-    assert not refusals(unshared)
-    done, blocks = unshared.effects["noise"], (unshared.effects["norms_wrapped"] - 1) // 2
+def test_noise_per_projection_lists_five_vectors_a_block(record: Record) -> None:
+    assert not refusals(record)
+    done, blocks = record.effects["noise"], (record.effects["norms_wrapped"] - 1) // 2
     assert done["modules"] == 5 * blocks
-    shared = copy.deepcopy(unshared.effects)
+    shared = copy.deepcopy(record.effects)
     shared["noise"]["modules"] = 2 * blocks
-    changed = dataclasses.replace(unshared, effects=shared)
+    changed = dataclasses.replace(record, effects=shared)
     assert any("effects.noise.modules" in sentence for sentence in refusals(changed))

@@ -28,27 +28,6 @@ def test_mean_intervals_are_students() -> None:
     assert (interval.low, interval.high) == pytest.approx((low, high))
 
 
-def test_the_jackknife_of_a_mean_is_students_interval_and_of_a_quotient_the_delta_methods() -> None:
-    values = [3.1, 4.7, 2.2, 5.0, 4.4]
-    ours = st.jackknife_interval(lambda blocks: sum(blocks) / len(blocks), values)
-    plain = st.mean_interval(values)
-    assert (ours.value, ours.low, ours.high) == pytest.approx((plain.value, plain.low, plain.high))
-    draw = np.random.default_rng(3)
-    x, y = 5 + draw.normal(0, 0.3, 200), 2 + draw.normal(0, 0.2, 200)
-    pairs = list(zip(x, y, strict=True))
-    interval = st.jackknife_interval(
-        lambda blocks: sum(b for _, b in blocks) / sum(a for a, _ in blocks), pairs
-    )
-    ratio = y.mean() / x.mean()
-    error = np.std(y - ratio * x, ddof=1) / np.sqrt(200) / x.mean()
-    assert interval.value == pytest.approx(ratio)
-    assert interval.high is not None
-    assert interval.high - interval.value == pytest.approx(
-        st.t_quantile(0.975, 199) * error, rel=0.02
-    )
-    assert st.jackknife_interval(sum, [2.0]) == st.Interval(value=2.0, low=None, high=None, n=1)
-
-
 def test_a_single_value_has_no_interval_and_none_is_an_error() -> None:
     assert st.mean_interval([2.0]) == st.Interval(value=2.0, low=None, high=None, n=1)
     with pytest.raises(ValueError, match="no values"):

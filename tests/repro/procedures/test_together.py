@@ -56,7 +56,6 @@ SCALE = TrainScale(
         # Every measurement that a scale may ask for beside.
         at=(1, 2),
         threshold=20.0,
-        token_classes=True,
         kl_to_start=True,
     ),
     prompt_template="tiny",
@@ -84,9 +83,7 @@ RUNS = [
 BRIEF = dataclasses.replace(
     SCALE,
     steps=1,
-    evaluation=dataclasses.replace(
-        SCALE.evaluation, every=1, samples=1, at=(), token_classes=False, kl_to_start=False
-    ),
+    evaluation=dataclasses.replace(SCALE.evaluation, every=1, samples=1, at=(), kl_to_start=False),
     test_sets=(),
 )
 ANOTHER = make_run(2)

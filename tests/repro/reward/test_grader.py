@@ -150,6 +150,7 @@ def test_a_gold_over_the_limit_is_dropped_and_noted_once() -> None:
 HARD = [(f"\\sqrt{{x+{i}}}+{i}", f"{i}+\\sqrt{{x+{i}}}") for i in range(2, 42)]
 
 
+@pytest.mark.nightly
 def test_a_machine_that_stands_still_for_five_seconds_changes_no_grade_and_drops_no_gold() -> None:
     pairs = [pair for hard in HARD for pair in (hard, (hard[0], "x+1"))]
     expected = ["ok", "wrong"] * len(HARD)

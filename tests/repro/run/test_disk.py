@@ -107,7 +107,7 @@ def test_a_disk_that_fills_up_ends_the_start_and_fails_no_run(
     assert not list(folder.rglob("*.lock"))
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_checkpoint_that_finds_no_room_leaves_nothing_half_written(tmp_path: Path) -> None:
     def limit() -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (30_000, 30_000))

@@ -236,7 +236,7 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_start_takes_over_the_run_of_one_that_was_killed(tmp_path: Path) -> None:
     folder, script = tmp_path / "runs", tmp_path / "training.py"
     script.write_text(TRAINING.format(root=str(ROOT), folder=str(folder)))

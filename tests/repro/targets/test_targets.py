@@ -156,12 +156,13 @@ def test_a_scale_shares_no_field_with_an_arm() -> None:
 
 def test_a_plan_is_every_arm_of_a_seed_before_the_next_seed() -> None:
     runs = plan(TABLE1, Tier.SMOKE)
-    assert len(runs) == 12 * 5
+    assert len(runs) == 12 * 3
     assert [run.seed for run in runs[:13]] == [0] * 12 + [1]
-    assert len({run.digest() for run in runs}) == 60
+    assert len({run.digest() for run in runs}) == 36
     assert {run.procedure for run in runs if run.arm.training == "none"} == {"evaluate"}
     assert {run.procedure for run in runs if run.arm.training != "none"} == {"train"}
-    assert plan(TABLE1, Tier.SMOKE) == runs
+    # The other seeds of the scale are the same runs as ever, where they are named.
+    assert plan(TABLE1, Tier.SMOKE, 5)[:36] == runs
 
 
 def test_a_plan_takes_seeds_and_arms() -> None:
@@ -284,7 +285,6 @@ def test_a_claim_that_does_not_fit_its_target_is_refused(
             "only a difference may",
         ),
         ({"unit": "rounding draw"}, "give both, or neither"),
-        ({"kind": "pooled", "arms": ("a", "b", "c")}, "pairs of arms; found 3"),
         (
             {"kind": "equivalent", "margin": 1.2, "because": "b", "effect": TENTH},
             "not the smallest ratio that matters, 1.1",

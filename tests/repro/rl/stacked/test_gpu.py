@@ -157,7 +157,6 @@ def test_a_plan_of_several_kinds_is_carried_out(tmp_path: Path) -> None:
             sampling=SamplingConfig(temperature=0.6, top_p=0.95, max_new_tokens=24),
             token_budget=100,
             threshold=50.0,
-            token_classes=True,
             kl_to_start=True,
         ),
         checkpoint_every=2,
