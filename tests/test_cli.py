@@ -122,7 +122,8 @@ def test_plan_says_runs_time_memory_disk_and_downloads(
     paper = capsys.readouterr().out
     assert "Qwen/Qwen2.5-7B-Instruct (15.2 GB)" in paper
     assert paper.count("not timed\n") == 12
-    one_run = paper.splitlines()[2]
+    model, one_run = paper.splitlines()[2:4]
+    assert model.startswith("  model     Qwen2.5-7B-Instruct: 7616 million parameters, ")
     assert one_run.startswith("  one run   ")
     assert "(bf16_full) of memory" in one_run
     assert "later     Qwen/Qwen2.5-7B-Instruct: config, tokenizer and prompt lengths" in paper
