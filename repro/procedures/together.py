@@ -225,7 +225,7 @@ class _Ensemble:
         if masters is None:
             if should_stop():
                 raise Stopped
-            return self._outcomes(None, lambda number: None)
+            return self._outcomes(lambda number: None)
         self._tell("evaluating the start", {})
         began = time.perf_counter()
         start = loaded_runs.board.greedy(loaded_runs.problems.test, self.alive)
@@ -252,7 +252,7 @@ class _Ensemble:
                 change_l2=moved[number],
             )
 
-        return self._outcomes(policies, trained)
+        return self._outcomes(trained)
 
     def _train(
         self, course: Course, folder: Path, should_stop: Callable[[], bool]
@@ -269,15 +269,13 @@ class _Ensemble:
             raise Stopped
         return results
 
-    def _outcomes(
-        self, policies: StackedPolicies | None, trained: Callable[[int], Trained | None]
-    ) -> list[Outcome]:
+    def _outcomes(self, trained: Callable[[int], Trained | None]) -> list[Outcome]:
         """Ask the final policies, and put together the outcome of each run."""
         self._tell("evaluating", {})
         began = time.perf_counter()
         if not any(self.alive):
             return [failure for failure in self.failures if failure is not None]
-        final = self.loaded_runs.final(policies, self.alive)
+        final = self.loaded_runs.final(self.alive)
         self.seconds["final"] = time.perf_counter() - began
         loaded_runs = dataclasses.replace(self.loaded_runs, receipts={"together": self._receipt()})
         outcomes: list[Outcome] = []

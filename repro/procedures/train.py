@@ -113,7 +113,7 @@ def carry_out_course(
         result = finished(course.train(hooks, folder / "checkpoint"))
         policies.refresh()
         progress("evaluating", {})
-        final = loaded_runs.final(policies)
+        final = loaded_runs.final()
         trained = Trained(
             start=cast(Answers, start),  # the one run is alive
             result=result,
@@ -139,7 +139,7 @@ def evaluate_untrained(
         if should_stop():
             raise Stopped
         progress("evaluating", {})
-        return loaded_runs.outcome(0, loaded_runs.final(None))
+        return loaded_runs.outcome(0, loaded_runs.final())
 
 
 def load_arm(run: RunConfig, device: str) -> Policy:

@@ -74,8 +74,8 @@ class Imitation:
 
 
 def keeps_start(run: RunConfig) -> bool:
-    """Whether a run needs the policy before training again: for its loss, or for a measurement."""
-    return bool(run.arm.loss.beta > 0 or run.scale.evaluation.kl_to_start)
+    """Whether a run's loss needs the policy before training again."""
+    return run.arm.loss.beta > 0
 
 
 class Policies(Protocol):
@@ -133,26 +133,6 @@ class Policies(Protocol):
         self, rollouts: Sequence[Rollout | None], state: RunStates
     ) -> list[Tensor | None]:
         """Return (B, T) log-probabilities under the weights before training, where a loss asks."""
-        ...
-
-    def logprobs(
-        self, taken: Sequence[Rows | None], *, before_training: bool = False
-    ) -> list[Tensor | None]:
-        """Return (B, T) log-probabilities at temperature 1 of rows of one completion per prompt.
-
-        No gradient, no added noise.
-
-        Parameters
-        ----------
-        before_training
-            Whether under the weights before training, which are there where a loss or the scale's
-            `evaluation.kl_to_start` asks for them, in place of those as they stand.
-
-        Raises
-        ------
-        ValueError
-            When the weights before training are asked for and are not there.
-        """
         ...
 
     def backward(self, parts: Sequence[Part | None], state: RunStates) -> list[StepOutput | None]:

@@ -137,26 +137,6 @@ class SinglePolicy:
         note_smaller_batches(state.runs[0], state.step, budget, fitting)
         return [logprobs]
 
-    def logprobs(
-        self, taken: Sequence[Rows | None], *, before_training: bool = False
-    ) -> list[Tensor | None]:
-        """See `Policies.logprobs`."""
-        if before_training and not self.reference:
-            raise ValueError("the policy before training was not kept; the run does not ask for it")
-        rows = _only(taken)
-        every = torch.arange(len(rows))
-        budget = self.micro_tokens or token_budget(
-            rows.packed_tokens(), every, self.run.scale.micro_batch_rows
-        )
-        if before_training:
-            logprobs, _ = reference_logprobs(
-                self.policy, rows, 1.0, self.parameters, self.reference, micro_tokens=budget
-            )
-            return [logprobs]
-        into = torch.zeros(rows.mask.shape), torch.zeros(rows.mask.shape)  # (B, T) each
-        evaluate_rows(self.policy, rows, every, 1.0, micro_tokens=budget, into=into)
-        return [into[0]]
-
     def backward(self, parts: Sequence[Part | None], state: RunStates) -> list[StepOutput | None]:
         """Run the step's passes; the loss stays on their graph. See `Policies.backward`."""
         part = _only(parts)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeVar
 
@@ -147,18 +147,6 @@ class StackedPolicies:
         if any(r is not None and len(r.rows) for r in asking):
             with self._as_started():
                 self._evaluate(asking, into, state)
-        return _logprobs(into)
-
-    def logprobs(
-        self, taken: Sequence[Rows | None], *, before_training: bool = False
-    ) -> list[Tensor | None]:
-        """See `Policies.logprobs`."""
-        into = _empty(taken)
-        every = torch.arange(max((len(rows) for rows in taken if rows is not None), default=0))
-        with self._as_started() if before_training else nullcontext():
-            self._fitting(
-                taken, 1, lambda tokens: evaluate_runs(self._imitating(tokens), taken, every, into)
-            )
         return _logprobs(into)
 
     def backward(self, parts: Sequence[Part | None], state: RunStates) -> list[StepOutput | None]:
