@@ -90,7 +90,7 @@ class ProblemSets:
         return digest_of_problems(self.train)
 
 
-class Course(Protocol):
+class TrainingMethod(Protocol):
     """How policies are trained: by rewards, or on worked solutions."""
 
     @property
@@ -108,7 +108,7 @@ class Course(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Trained:
+class TrainingOutcome:
     """What training made of one run.
 
     Attributes
@@ -116,7 +116,7 @@ class Trained:
     start
         Its greedy answers before.
     metrics
-        See `Course.metrics`.
+        See `TrainingMethod.metrics`.
     change_l2
         L2 norm of what was trained less what it was.
     """
@@ -162,13 +162,13 @@ class LoadedRuns:
         return loaded.end_token_ids if isinstance(loaded, Stack) else end_token_ids(loaded)
 
     def hooks(
-        self, course: Course, progress: Progress, should_stop: Callable[[], bool] | None
+        self, method: TrainingMethod, progress: Progress, should_stop: Callable[[], bool] | None
     ) -> Hooks:
         """Return what training asks of its caller: held-out questions, progress, when to stop."""
 
         def on_step(step: int, values: StepValues) -> None:
             numbers = {"step": float(step), "steps": float(self.board.scale.steps)}
-            for name in course.shown:
+            for name in method.shown:
                 of_runs = [own.get(name) for own in values if own is not None]
                 known = [value for value in of_runs if value is not None]
                 if known:
@@ -191,7 +191,9 @@ class LoadedRuns:
         """Ask the runs that are alive as they are at the end; by metric, each run's answers."""
         return self.board.final(self.problems.test, self.problems.further, alive)
 
-    def outcome(self, number: int, final: FinalAnswers, trained: Trained | None = None) -> Measured:
+    def outcome(
+        self, number: int, final: FinalAnswers, trained: TrainingOutcome | None = None
+    ) -> Measured:
         """Put together what was measured of one run; `trained` is None where nothing was."""
         run, problems, tally = self.runs[number], self.problems, self.tallies[number]
         metrics = final_metrics(final, number, run.scale.evaluation.at)

@@ -20,7 +20,7 @@ from typing import Literal, Protocol
 from torch import Tensor
 
 from repro.rl.collect import BatchRequest, Rollout
-from repro.rl.lessons import Lesson
+from repro.rl.lessons import SFTExample
 from repro.rl.noise import NoiseReceipt
 from repro.rl.receipts import Values
 from repro.rl.rows import Rows
@@ -33,7 +33,7 @@ During = Literal["rollout", "update"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Part:
+class StepInputs:
     """One run's part in an optimiser step: its rows, and what their loss compares them with.
 
     Attributes
@@ -58,7 +58,7 @@ class Part:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Imitation:
+class SFTStats:
     """Means over the tokens of the worked solutions of a step, nats.
 
     Attributes
@@ -135,7 +135,9 @@ class Policies(Protocol):
         """Return (B, T) log-probabilities under the weights before training, where a loss asks."""
         ...
 
-    def backward(self, parts: Sequence[Part | None], state: RunStates) -> list[StepOutput | None]:
+    def backward(
+        self, parts: Sequence[StepInputs | None], state: RunStates
+    ) -> list[StepOutput | None]:
         """Run the passes of one optimiser step; gradients are left where `step` takes them.
 
         Where memory runs out the passes start over, smaller, and the run's receipts say so.
@@ -147,11 +149,11 @@ class Policies(Protocol):
         """
         ...
 
-    def imitate(self, taken: Sequence[Rows | None], state: RunStates) -> list[Imitation | None]:
+    def imitate(self, taken: Sequence[Rows | None], state: RunStates) -> list[SFTStats | None]:
         """Run the passes of one step on worked solutions; gradients are left for `step`."""
         ...
 
-    def mean_losses(self, lessons: Sequence[Lesson]) -> list[float]:
+    def mean_losses(self, lessons: Sequence[SFTExample]) -> list[float]:
         """Return each policy's mean next-token loss on worked solutions, nats, without noise."""
         ...
 

@@ -14,7 +14,7 @@ from repro.evidence.procedure import Measured
 from repro.models.policy import end_token_ids, load_policy
 from repro.procedures.together import train_together
 from repro.rl.collect import GrowingRollout, PromptSource, Rollout
-from repro.rl.policies import Part
+from repro.rl.policies import StepInputs
 from repro.rl.stacked.noise import added_noise
 from repro.rl.stacked.sampler import SampleRequest, StackSampler
 from repro.rl.stacked.stack import Stack, stack_policies
@@ -88,7 +88,7 @@ def gradients(
     )  # fmt: skip
     steps = [
         plan_run(
-            Part(
+            StepInputs(
                 run=run, step=STEP, rollout=rollout, index=torch.arange(len(rollout.rows)),
                 old=None, reference=None,
             )
