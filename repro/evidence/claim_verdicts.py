@@ -227,12 +227,14 @@ def _status(claim: Claim, tested: _Tested, shown: bool, low: float, high: float)
         supports, opposes = opposes, supports
     if tested.blocked:
         return "contradicted" if claim.mechanism and shown and opposes else "inconclusive"
+    # The whole interval lies there: an estimate alone decides no size.
+    below = sizes is not None and sizes.tenth is not None and high < sizes.tenth
     if sizes is None or _is_bound_the_size(claim):
         status = _by_bound(shown and supports and not compared.unresolved, shown and opposes)
     else:
-        status = _by_size(compared, sizes, shown and supports, shown and opposes)
-    if status == "reproduced" and sizes is not None:
-        status = "below a tenth" if _is_below_a_tenth(compared, sizes) else status
+        status = _by_size(compared, sizes, shown and supports, shown and opposes, below=below)
+    if status == "reproduced" and below:
+        status = "below a tenth"
     # Without any spread a t interval is none.
     spread = compared.deviation > 0 or compared.test == "mcnemar"
     if status != "inconclusive" or sizes is None or not spread:
@@ -253,19 +255,15 @@ def _by_bound(supported: bool, opposed: bool) -> Status:
     return "reproduced" if supported else "contradicted" if opposed else "inconclusive"
 
 
-def _by_size(compared: Compared, sizes: Sizes, supported: bool, opposed: bool) -> Status:
+def _by_size(
+    compared: Compared, sizes: Sizes, supported: bool, opposed: bool, *, below: bool
+) -> Status:
     """Return the status of a direction that counts from the smallest effect that matters."""
-    counts = _is_below_a_tenth(compared, sizes) or compared.effect >= sizes.matters
-    if supported and not compared.unresolved and counts:
+    if supported and not compared.unresolved and (below or compared.effect >= sizes.matters):
         return "reproduced"
     if opposed and compared.effect <= -sizes.matters:
         return "contradicted"
     return "inconclusive"
-
-
-def _is_below_a_tenth(compared: Compared, sizes: Sizes) -> bool:
-    """Whether an effect, if it is shown, has the claimed direction and not a tenth of the size."""
-    return sizes.tenth is not None and compared.effect < sizes.tenth
 
 
 def _controlled(
@@ -341,9 +339,10 @@ def _distances(claim: Claim, compared: Compared, sizes: Sizes | None) -> list[fl
     below_the_papers = [] if sizes.paper is None else [max(0.0, sizes.paper - effect)]
     if _is_bound_the_size(claim):
         return [to_bound, *below_the_papers]
-    # A direction counts from the smallest effect that matters, or below a tenth of the paper's.
-    counts = abs(effect) >= sizes.matters or (effect > 0 and _is_below_a_tenth(compared, sizes))
-    direction = [to_bound] if counts else []
+    # A direction counts from the smallest effect that matters, or told from a tenth of the paper's.
+    direction = [to_bound] if abs(effect) >= sizes.matters else []
+    if sizes.tenth is not None and 0 < effect < sizes.tenth:
+        direction.append(min(to_bound, sizes.tenth - effect))
     return [*direction, max(0.0, sizes.matters - abs(effect)), *below_the_papers]
 
 

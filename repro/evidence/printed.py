@@ -53,6 +53,7 @@ _PRINTED: Mapping[str, tuple[Printed, ...]] = {
         Printed(
             file="figure14", column="step 5", quantity="entropy", unit="nats",
             words="14B, Fig. 14 at step 5 (plot)",
+            arms=(("bf16_lora", "bf16_lora"), ("nvfp4_lora_aqn", "nvfp4_lora")),
         ),
     ),
 }  # fmt: skip

@@ -4,11 +4,11 @@ Of an effect with its simultaneous interval, the paper's size here, and the smal
 
 =================  =================================================================================
 `reproduced`       shown in the claimed direction, and as large as matters
-`below a tenth`    shown, and smaller than a tenth of the paper's
+`below a tenth`    shown, and the interval ends below a tenth of the paper's
 `contradicted`     shown in the other direction, and as large as matters
 `no difference`    the interval lies within the smallest effect that matters, to both sides
-`excluded`         not shown, and the interval ends below the paper's size
-`inconclusive`     none of these, or values are missing; with the effect that could have been shown
+`excluded`         none of these, and the interval ends below the paper's size
+`inconclusive`     nor this, or values are missing; with the effect that could have been shown
 `not testable`     an assay fails, or what the statement is about was drawn too few times
 `not run`          no records; with the reason
 `not addressed`    a statement of the paper at a tier that judges the machinery alone

@@ -316,16 +316,36 @@ def load_tokenizer(folder: Path) -> PreTrainedTokenizerBase | None:
     try:
         tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
         tokenizer.batch_decode([tokenizer("1 + 1 = 2")["input_ids"]], skip_special_tokens=True)
-    except Exception as error:
+    except Exception as error:  # tokenizers raises bare exceptions, transformers what it meets
         broken, said = folder, error
         if vocabulary.is_file():
             try:
                 Tokenizer.from_file(str(vocabulary))
-            except Exception as own:  # noqa: BLE001 - as above
+            except Exception as own:  # noqa: BLE001 - the same
                 broken, said = vocabulary, own
         words = " ".join(f"{type(said).__name__}: {said}".split())[:300]
         raise CheckpointError(f"{broken}: the tokenizer cannot be used ({words})") from error
+    _require_rows(tokenizer, folder / "config.json")
     return tokenizer
+
+
+def _require_rows(tokenizer: Any, path: Path) -> None:
+    """Raise unless the embedding of a config has a row for each token but that of padding."""
+    rows = read_object(path).get("vocab_size") if path.is_file() else None
+    if type(rows) is not int:
+        return
+    added = {number: str(token) for number, token in tokenizer.added_tokens_decoder.items()}
+    beyond = sorted(
+        number for number, text in added.items() if number >= rows and text != tokenizer.pad_token
+    )
+    if not beyond and tokenizer.vocab_size > rows:
+        beyond = [tokenizer.vocab_size - 1]
+    if beyond:
+        text = added.get(beyond[0]) or tokenizer.convert_ids_to_tokens(beyond[0])
+        raise CheckpointError(
+            f"{path}: vocab_size is {rows}, and the tokenizer's token {text!r} is number "
+            f"{beyond[0]}; needed is a row for each token"
+        )
 
 
 def end_token_ids(policy: Policy) -> frozenset[int]:

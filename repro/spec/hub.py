@@ -58,10 +58,13 @@ def snapshots(kind: str, name: str) -> list[Path]:
     if not file:
         return found
     made = [gguf_copy(item / file) for item in found if (item / file).is_file()]
-    for source in sorted((user_cache() / "gguf").glob("*/SOURCE.json")):
-        if json.loads(source.read_text(encoding="utf-8")).get("gguf") == file:
-            made.append(source.parent)
-    return made
+    elsewhere = sorted((user_cache() / "gguf").glob("*/SOURCE.json"))
+    made += [
+        source.parent
+        for source in elsewhere
+        if json.loads(source.read_text(encoding="utf-8")).get("gguf") == file
+    ]
+    return [*dict.fromkeys(made)]
 
 
 def local_folders(checkpoint: str) -> list[Path]:

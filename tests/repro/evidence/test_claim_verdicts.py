@@ -270,6 +270,7 @@ def beside(*differences: float) -> dict[str, list[float]]:
         ((6.0, 7.0, 6.5, 7.5, 6.0), "reproduced"),
         ((0.8, 0.9, 0.85, 0.9, 0.8), "reproduced"),
         ((0.4, 0.5, 0.45, 0.5, 0.4), "below a tenth"),
+        ((0.3, 0.9, 0.6, 0.7, 0.5), "excluded"),  # shown, and perhaps a tenth
         ((-0.9, -1.0, -0.95, -0.9, -1.0), "contradicted"),
         # Shown, too small to matter, and on the other side.
         ((-0.4, -0.5, -0.45, -0.5, -0.4), "no difference"),

@@ -159,13 +159,13 @@ def test_another_template_of_the_checkpoint_is_refused_between_arms_and_between_
 
         return changed
 
-    (selection,) = select(["table1"], tier="proxy")
-    write("table1", tmp_path / "a", FIRST, NEW, with_files("a"))
-    write("table1", tmp_path / "a", SECOND[:2], NEW, with_files("b"))
+    (selection,) = select(["study"], tier="mini")
+    write("study", tmp_path / "a", FIRST, NEW, with_files("a"))
+    write("study", tmp_path / "a", SECOND[:2], NEW, with_files("b"))
     refused = check_selection(selection, tmp_path / "a", expected).evidence.refused
     assert {path.stem for path, _ in refused} == {f"seed-{seed}" for seed in SECOND[:2]}
     assert all("checkpoint_files" in sentence for _, sentence in refused)
-    write("table1", tmp_path / "b", FIRST, NEW, with_files("b", "nvfp4_lora"))
+    write("study", tmp_path / "b", FIRST, NEW, with_files("b", "nvfp4_lora"))
     checked = check_selection(selection, tmp_path / "b", expected)
     assert checked.faulty
     said = [verdict.sentence for _, verdict in checked.statements()]

@@ -190,3 +190,27 @@ def test_a_tokenizer_that_is_none_is_refused_by_its_file(
     assert sentence in str(caught.value)
     assert str(tmp_path) in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(("special", "is_pad"), [(False, False), (True, False), (True, True)])
+def test_a_token_beyond_the_embedding_is_refused_but_that_of_padding(
+    tmp_path: Path, special: bool, is_pad: bool
+) -> None:
+    folder = tmp_path / "checkpoint"
+    shutil.copytree(TINY_FOLDER, folder)
+    values = json.loads((folder / "tokenizer.json").read_text())
+    flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+    values["added_tokens"].append({"id": 333, "content": "<new>", "special": special, **flags})
+    (folder / "tokenizer.json").write_text(json.dumps(values))
+    if is_pad:
+        settings = json.loads((folder / "tokenizer_config.json").read_text())
+        (folder / "tokenizer_config.json").write_text(json.dumps(settings | {"pad_token": "<new>"}))
+        tokenizer = load_tokenizer(folder)
+        assert tokenizer is not None
+        assert tokenizer.pad_token_id == 333
+        return
+    with pytest.raises(CheckpointError, match=r"vocab_size is 333, .* '<new>' is number 333"):
+        load_policy(folder, weight_format="bf16")
+    out = tmp_path / "out"
+    assert main(["quantize", str(folder), str(out), "--device", "cpu"]) == USAGE
+    assert not out.exists()
