@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import graphlib
 from pathlib import Path
 
 import pytest
@@ -124,6 +125,16 @@ def test_a_heavy_package_is_imported_by_one_file(package: str) -> None:
     }
     assert len(files) <= 1
     assert all(name.startswith(ONE_FILE[package]) for name in files)
+
+
+def test_modules_import_one_another_in_no_circle() -> None:
+    modules = {
+        ".".join(path.relative_to(ROOT).with_suffix("").parts): path
+        for room in ("repro", "figures")
+        for path in python_files(room)
+    }
+    imports = {name: {*imported_modules(path)} & modules.keys() for name, path in modules.items()}
+    graphlib.TopologicalSorter(imports).prepare()  # names the circle where there is one
 
 
 def test_procedures_and_commands_import_no_figures() -> None:

@@ -24,7 +24,6 @@ from repro.reward.custom import load_reward
 from repro.reward.grader import GraderPool
 from repro.reward.score import Rewards, score
 from repro.rl.collect import Asked
-from repro.rollout.sampler import Completion
 from repro.spec.config import RunConfig, SamplingConfig, TrainScale
 
 Alive = Sequence[bool] | None
@@ -91,30 +90,6 @@ class Board:
             evaluation.sampling,
             samples=evaluation.samples,
             max_prompt_tokens=max_prompt_tokens,
-        )
-
-    def completed(
-        self, problems: Sequence[Problem], alive: Alive = None, *, stream: str
-    ) -> tuple[list[Question], list[list[Completion]]]:
-        """Let each live run complete each problem once, as rollouts do at temperature 1, ungraded.
-
-        Parameters
-        ----------
-        stream
-            Name of the random numbers.
-
-        Returns
-        -------
-        asked
-            The questions.
-        completions
-            Of each run, in their order; none of runs that are not alive.
-        """
-        asked = self._questions(problems, max_prompt_tokens=self._longest_of_test)
-        limit = self.scale.rollout.max_new_tokens
-        sampling = SamplingConfig(temperature=1.0, max_new_tokens=limit)
-        return asked, self.evaluator.complete(
-            asked, sampling, samples=1, alive=alive, stream=stream
         )
 
     def final(

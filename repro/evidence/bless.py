@@ -14,7 +14,6 @@ computed from them (`repro.evidence.measured`). Targets that time a deterministi
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -24,7 +23,7 @@ from repro.evidence.environment import device_of
 from repro.evidence.measured import MINIMUM_SEEDS
 from repro.evidence.origins import devices_of, is_clean, refusal
 from repro.evidence.receipts import refusals
-from repro.evidence.receipts.required import RELATIVE, close
+from repro.evidence.receipts.required import close
 from repro.evidence.receipts.schedule import MAY_BE_LEFT_OUT
 from repro.evidence.record import Record
 from repro.evidence.store import stored_path, write_stored
@@ -185,9 +184,6 @@ def compact(record: Record, exact: Sequence[str]) -> Record:
     before = effects.pop("series_left_out", [])
     if left_out := sorted({*before, *fewer.intersection(record.series)}):
         effects["series_left_out"] = left_out
-    if divergence := effects.get("kl_to_start"):
-        rounded = _summands(divergence["log_ratio"])
-        effects["kl_to_start"] = divergence | {"log_ratio": rounded}
     return replace(record, series=series, effects=effects)
 
 
@@ -217,18 +213,6 @@ def _lengths(record: Record) -> dict[str, list[float | None]]:
 
 def _same(first: Sequence[float | None], second: Sequence[float | None]) -> bool:
     return len(first) == len(second) and all(map(close, first, second))
-
-
-def _summands(values: Sequence[float]) -> list[float]:
-    """Return values with as many decimals as their sum needs to stay within a half of `close`.
-
-    Where they nearly cancel, as before a policy has moved, digits of each would not hold it.
-    """
-    total = abs(sum(values))
-    if not total or not math.isfinite(total):
-        return list(values)
-    decimals = max(0, math.ceil(math.log10(len(values) / (RELATIVE * total))))
-    return [round(value, decimals) for value in values]
 
 
 def _rounded(values: Sequence[float | None], digits: int) -> list[float | None]:

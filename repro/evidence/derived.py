@@ -28,9 +28,8 @@ from __future__ import annotations
 
 import functools
 import itertools
-import math
 from collections.abc import Mapping, Sequence
-from statistics import fmean, stdev
+from statistics import fmean
 from typing import Any
 
 from repro.evidence.at_k import majority_at_k, pass_at_k
@@ -308,40 +307,6 @@ def _collapsed(heights: Sequence[float]) -> Estimate:
         method=f"1 where the mean training accuracy of the last {width} rollouts is below "
         f"{COLLAPSED_BELOW:g} of the best such mean, else 0",
     )
-
-
-def kl_estimate(receipt: Mapping[str, Any]) -> Estimate:
-    """Return KL(trained policy || policy before training), nats per token of a completion.
-
-    The completions are the trained policy's own at temperature 1, so the mean of log p_trained -
-    log p_before over their tokens is unbiased but for the ratio of two sums. Problems are the
-    units: a problem's share in the ratio, linearised, has the ratio's mean and its error.
-
-    Parameters
-    ----------
-    receipt
-        `log_ratio` (nats, summed over a completion) and `tokens`, one per problem.
-
-    Raises
-    ------
-    ValueError
-        When there are none, not as many of both, or one is not finite.
-    """
-    sums, tokens = receipt["log_ratio"], receipt["tokens"]
-    if len(sums) != len(tokens) or not sums or min(tokens) < 1:
-        raise ValueError(
-            f"the KL to the start has {len(sums)} log-ratios of {len(tokens)} completions; it "
-            "needs one each, of one token or more"
-        )
-    ratio, length = sum(sums) / sum(tokens), fmean(tokens)
-    if not math.isfinite(ratio):
-        raise ValueError("a log-ratio of the KL to the start is not finite")
-    shares = [ratio + (one - ratio * n) / length for one, n in zip(sums, tokens, strict=True)]
-    error = stdev(shares) / math.sqrt(len(shares)) if len(shares) > 1 else None
-    method = "log-probability ratio per token of own completions at temperature 1"
-    if error is not None:
-        method += f"; standard error {error:.3g} and 95 % t interval over problems"
-    return mean_of_problems(shares, "nats", method)
 
 
 def at_k_metrics(tally: Mapping[str, Any], ks: Sequence[int]) -> dict[str, Estimate]:

@@ -60,11 +60,6 @@ _VOTES = listing(
         closed=True,
     )
 )
-_KL_TO_START = members(
-    {"log_ratio": listing(NUMBER), "tokens": listing(COUNT), "completions": DIGEST},
-    ("log_ratio", "tokens", "completions"),
-    closed=True,
-)
 _ANSWERS = members(
     {
         "dropped": COUNT,
@@ -134,7 +129,6 @@ EFFECTS: Kind = members(
         "grades": mapping(COUNT),
         "grader_workers_killed": COUNT,
         "answers": mapping(_ANSWERS),
-        "kl_to_start": _KL_TO_START,
         "seconds": mapping(NUMBER),
         "series_left_out": listing(TEXT),
         "sampler_trainer_by_quarter": _BY_QUARTER,

@@ -28,7 +28,7 @@ from repro.evidence.store import Entry, Source, source_of
 from repro.run.analysis_plan import Plans, needs_plan
 from repro.run.places import expected_folder
 from repro.run.select import Selection
-from repro.spec.effect import Look
+from repro.spec.effect import InterimAnalysis
 from repro.spec.target import plan
 
 
@@ -98,7 +98,7 @@ class Evidence:
         failed = {arm: seeds_lost & set(seeds) for arm, seeds_lost in self.failed_seeds.items()}
         return dataclasses.replace(self, records=records, failed_seeds=failed, planned=tuple(seeds))
 
-    def at_looks(self, looks: Sequence[Look]) -> list[Evidence]:
+    def at_looks(self, looks: Sequence[InterimAnalysis]) -> list[Evidence]:
         """Return the evidence at each planned look; without looks there is one, at all seeds."""
         return [self.at(self.planned[: look.seeds]) for look in looks] or [self]
 

@@ -14,7 +14,7 @@ from repro.evidence.derived import tuning_metrics
 from repro.evidence.procedure import Measured, Progress
 from repro.evidence.record import Estimate
 from repro.procedures.loaded_runs import LoadedRuns
-from repro.procedures.train import carry_out_course
+from repro.procedures.train import train_and_measure
 from repro.rl.lessons import lessons_of
 from repro.rl.loop import Hooks
 from repro.rl.policies import Policies
@@ -35,13 +35,13 @@ def fine_tune_and_evaluate(
 ) -> Measured:
     """Fine-tune `run`'s arm and measure it; see `repro.procedures.Procedure`."""
     require_supervised(run)
-    return carry_out_course(run, Tuning, folder, progress, should_stop, threads)
+    return train_and_measure(run, SFTTraining, folder, progress, should_stop, threads)
 
 
-class Tuning:
+class SFTTraining:
     """Fine-tunes policies, and keeps their losses on the test split's solutions.
 
-    A course (`repro.procedures.loaded_runs.Course`); no run is trained on the solutions of the test
+    A `repro.procedures.loaded_runs.TrainingMethod`; no run is trained on the solutions of the test
     split.
 
     Parameters

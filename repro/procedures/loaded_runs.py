@@ -20,15 +20,13 @@ from repro.data.prompts import template_named
 from repro.data.repeats import repeat_counts
 from repro.evaluate.board import Board, final_metrics, final_tallies
 from repro.evaluate.grades import Answers
-from repro.evidence.derived import gain, kl_estimate
+from repro.evidence.derived import gain
 from repro.evidence.procedure import Measured, Progress
 from repro.evidence.record import Estimate
 from repro.models.checkpoint import checkpoint_inputs, resolve
 from repro.models.policy import Policy, end_token_ids
-from repro.procedures.kl_to_start import log_ratios
 from repro.procedures.tally import RunTally
 from repro.rl.loop import Hooks, StepValues
-from repro.rl.policies import Policies
 from repro.rl.runs import FailedRun, TrainResult
 from repro.rl.stacked.sampler import StackSampler
 from repro.rl.stacked.stack import Stack
@@ -37,6 +35,8 @@ from repro.spec.config import RunConfig, TrainScale
 from repro.spec.hub import resolved_revision
 
 Alive = Sequence[bool] | None
+# By metric, each run's answers at the end; see `Board.final`.
+FinalAnswers = Mapping[str, Sequence[Answers | None]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,7 +90,7 @@ class ProblemSets:
         return digest_of_problems(self.train)
 
 
-class Course(Protocol):
+class TrainingMethod(Protocol):
     """How policies are trained: by rewards, or on worked solutions."""
 
     @property
@@ -108,23 +108,7 @@ class Course(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Final:
-    """What runs answer at the end.
-
-    Attributes
-    ----------
-    answers
-        By metric, each run's; see `Board.final`.
-    divergences
-        Of each run, the receipt of its KL to the start, or None.
-    """
-
-    answers: Mapping[str, Sequence[Answers | None]]
-    divergences: Sequence[dict[str, Any] | None]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Trained:
+class TrainingOutcome:
     """What training made of one run.
 
     Attributes
@@ -132,7 +116,7 @@ class Trained:
     start
         Its greedy answers before.
     metrics
-        See `Course.metrics`.
+        See `TrainingMethod.metrics`.
     change_l2
         L2 norm of what was trained less what it was.
     """
@@ -178,13 +162,13 @@ class LoadedRuns:
         return loaded.end_token_ids if isinstance(loaded, Stack) else end_token_ids(loaded)
 
     def hooks(
-        self, course: Course, progress: Progress, should_stop: Callable[[], bool] | None
+        self, method: TrainingMethod, progress: Progress, should_stop: Callable[[], bool] | None
     ) -> Hooks:
         """Return what training asks of its caller: held-out questions, progress, when to stop."""
 
         def on_step(step: int, values: StepValues) -> None:
             numbers = {"step": float(step), "steps": float(self.board.scale.steps)}
-            for name in course.shown:
+            for name in method.shown:
                 of_runs = [own.get(name) for own in values if own is not None]
                 known = [value for value in of_runs if value is not None]
                 if known:
@@ -203,19 +187,16 @@ class LoadedRuns:
             tallies=self.tallies,
         )
 
-    def final(self, policies: Policies | None, alive: Alive = None) -> Final:
-        """Ask the runs that are alive as they are at the end, of trained ones their KL too."""
-        problems = self.problems
-        answers = self.board.final(problems.test, problems.further, alive)
-        divergences: list[dict[str, Any] | None] = [None] * len(self.runs)
-        if policies is not None and self.board.scale.evaluation.kl_to_start:
-            divergences = log_ratios(policies, self.board, problems.test, alive)
-        return Final(answers=answers, divergences=divergences)
+    def final(self, alive: Alive = None) -> FinalAnswers:
+        """Ask the runs that are alive as they are at the end; by metric, each run's answers."""
+        return self.board.final(self.problems.test, self.problems.further, alive)
 
-    def outcome(self, number: int, final: Final, trained: Trained | None = None) -> Measured:
+    def outcome(
+        self, number: int, final: FinalAnswers, trained: TrainingOutcome | None = None
+    ) -> Measured:
         """Put together what was measured of one run; `trained` is None where nothing was."""
         run, problems, tally = self.runs[number], self.problems, self.tallies[number]
-        metrics = final_metrics(final.answers, number, run.scale.evaluation.at)
+        metrics = final_metrics(final, number, run.scale.evaluation.at)
         metrics["peak_bytes"] = Estimate(
             value=float(tally.peak_bytes),
             unit="bytes",
@@ -231,7 +212,7 @@ class LoadedRuns:
             "grades": tally.grades,
             "grader_workers_killed": tally.workers_killed,
         }
-        answers = final_tallies(final.answers, number)
+        answers = final_tallies(final, number)
         inputs = self._inputs(number)
         if trained is None:
             return Measured(metrics=metrics, effects=effects | {"answers": answers}, inputs=inputs)
@@ -239,10 +220,6 @@ class LoadedRuns:
         metrics |= trained.metrics
         effects |= trained.result.effects
         effects["answers"] = answers | {"accuracy_greedy_start": trained.start.tallies()}
-        receipt = final.divergences[number]
-        if receipt is not None:
-            effects["kl_to_start"] = receipt
-            metrics["kl_to_start"] = kl_estimate(receipt)
         effects["trained_change_l2"] = trained.change_l2
         effects["optimizer_steps"] = trained.result.step
         effects["repeated_questions"] = problems.repeats

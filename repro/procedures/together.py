@@ -34,10 +34,16 @@ from repro.keep.keeper import Keeper, Keeping
 from repro.measure.device_state import retries
 from repro.measure.memory_use import allocated_peak_bytes, reset_peak
 from repro.models.policy import Policy, end_token_ids
-from repro.procedures.finetune import Tuning
-from repro.procedures.loaded_runs import Course, LoadedRuns, ProblemSets, Trained, digests_at_start
+from repro.procedures.finetune import SFTTraining
+from repro.procedures.loaded_runs import (
+    LoadedRuns,
+    ProblemSets,
+    TrainingMethod,
+    TrainingOutcome,
+    digests_at_start,
+)
 from repro.procedures.tally import RunTally
-from repro.procedures.train import Rewarded, load_arm
+from repro.procedures.train import RLTraining, load_arm
 from repro.reward.grader import GraderPool
 from repro.rl.runs import RUN_FAILURES, FailedRun, TrainResult, reason_of
 from repro.rl.stacked.grouping import evaluation_share, footprint, group_runs
@@ -225,17 +231,17 @@ class _Ensemble:
         if masters is None:
             if should_stop():
                 raise Stopped
-            return self._outcomes(None, lambda number: None)
+            return self._outcomes(lambda number: None)
         self._tell("evaluating the start", {})
         began = time.perf_counter()
         start = loaded_runs.board.greedy(loaded_runs.problems.test, self.alive)
         policies = StackedPolicies(self.runs, self.stack, self.sampler, self.tokens_at_once)
         is_tuned = self.runs[0].procedure == "finetune"
-        course: Course = (Tuning if is_tuned else Rewarded)(loaded_runs, policies)
+        method: TrainingMethod = (SFTTraining if is_tuned else RLTraining)(loaded_runs, policies)
         untouched = masters.values.to("cpu", copy=True)
         self.seconds["start"] = time.perf_counter() - began
         began = time.perf_counter()
-        results = self._train(course, folder, should_stop)
+        results = self._train(method, folder, should_stop)
         self.seconds["training"] = time.perf_counter() - began
         moved = [
             float(torch.linalg.vector_norm((now.cpu() - before).double()))
@@ -243,41 +249,39 @@ class _Ensemble:
         ]
         policies.refresh()
 
-        def trained(number: int) -> Trained:
+        def trained(number: int) -> TrainingOutcome:
             result = cast(TrainResult, results[number])  # asked of runs that are alive
-            return Trained(
+            return TrainingOutcome(
                 start=cast(Answers, start[number]),
                 result=result,
-                metrics=course.metrics(number, result),
+                metrics=method.metrics(number, result),
                 change_l2=moved[number],
             )
 
-        return self._outcomes(policies, trained)
+        return self._outcomes(trained)
 
     def _train(
-        self, course: Course, folder: Path, should_stop: Callable[[], bool]
+        self, method: TrainingMethod, folder: Path, should_stop: Callable[[], bool]
     ) -> list[TrainResult | FailedRun]:
-        """Train by a course and note who failed; raise `Stopped` when not finished."""
-        hooks = self.loaded_runs.hooks(course, self._tell, should_stop)
+        """Train by a method and note who failed; raise `Stopped` when not finished."""
+        hooks = self.loaded_runs.hooks(method, self._tell, should_stop)
         with ExitStack() as contexts:
             if self.folders is not None:
                 keeper = Keeper(self.runs, self.folders, Keeping.from_environment(), self._tell)
                 hooks = contexts.enter_context(keeper).around(hooks, self.stack.tokenizer)
-            results = course.train(hooks, folder)
+            results = method.train(hooks, folder)
         self.failures = [one if isinstance(one, FailedRun) else None for one in results]
         if not all(isinstance(one, FailedRun) or one.finished for one in results):
             raise Stopped
         return results
 
-    def _outcomes(
-        self, policies: StackedPolicies | None, trained: Callable[[int], Trained | None]
-    ) -> list[Outcome]:
+    def _outcomes(self, trained: Callable[[int], TrainingOutcome | None]) -> list[Outcome]:
         """Ask the final policies, and put together the outcome of each run."""
         self._tell("evaluating", {})
         began = time.perf_counter()
         if not any(self.alive):
             return [failure for failure in self.failures if failure is not None]
-        final = self.loaded_runs.final(policies, self.alive)
+        final = self.loaded_runs.final(self.alive)
         self.seconds["final"] = time.perf_counter() - began
         loaded_runs = dataclasses.replace(self.loaded_runs, receipts={"together": self._receipt()})
         outcomes: list[Outcome] = []

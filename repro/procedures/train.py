@@ -33,7 +33,13 @@ from repro.models.adapter_files import save_adapter
 from repro.models.merged_files import write_merged
 from repro.models.policy import Policy, load_policy, trainable_parameters
 from repro.models.training_memory import training_memory
-from repro.procedures.loaded_runs import Course, LoadedRuns, ProblemSets, Trained, digests_at_start
+from repro.procedures.loaded_runs import (
+    LoadedRuns,
+    ProblemSets,
+    TrainingMethod,
+    TrainingOutcome,
+    digests_at_start,
+)
 from repro.procedures.matched_noise import plant_matched_noise
 from repro.procedures.tally import RunTally
 from repro.reward.grader import GraderPool
@@ -51,8 +57,8 @@ from repro.spec.resolve import plain_values
 from repro.spec.tier import REAL_CHECKPOINTS, Tier, cuda_devices
 
 
-class Rewarded:
-    """Trains policies by rewards; see `repro.procedures.loaded_runs.Course`."""
+class RLTraining:
+    """Trains policies by rewards; see `repro.procedures.loaded_runs.TrainingMethod`."""
 
     shown = ("reward", "entropy")
 
@@ -82,18 +88,18 @@ def train_and_evaluate(
     threads: int,
 ) -> Measured:
     """Train `run`'s arm and measure it; see `repro.procedures.Procedure`."""
-    return carry_out_course(run, Rewarded, folder, progress, should_stop, threads)
+    return train_and_measure(run, RLTraining, folder, progress, should_stop, threads)
 
 
-def carry_out_course(
+def train_and_measure(
     run: RunConfig,
-    course_of: Callable[[LoadedRuns, Policies], Course],
+    method_of: Callable[[LoadedRuns, Policies], TrainingMethod],
     folder: Path,
     progress: Progress,
     should_stop: Callable[[], bool],
     threads: int,
 ) -> Measured:
-    """Train `run`'s arm by a course and measure it; keep what was trained in `folder`."""
+    """Train `run`'s arm by a method and measure it; keep what was trained in `folder`."""
     keeping = Keeping.from_environment()
     with (
         Keeper([run], [folder], keeping, progress) as keeper,
@@ -106,18 +112,18 @@ def carry_out_course(
         progress("evaluating the start", {})
         (start,) = loaded_runs.board.greedy(loaded_runs.problems.test)
         policies = policies_of(loaded_runs)
-        course = course_of(loaded_runs, policies)
+        method = method_of(loaded_runs, policies)
         hooks = keeper.around(
-            loaded_runs.hooks(course, progress, should_stop), loaded_runs.board.evaluator.tokenizer
+            loaded_runs.hooks(method, progress, should_stop), loaded_runs.board.evaluator.tokenizer
         )
-        result = finished(course.train(hooks, folder / "checkpoint"))
+        result = finished(method.train(hooks, folder / "checkpoint"))
         policies.refresh()
         progress("evaluating", {})
-        final = loaded_runs.final(policies)
-        trained = Trained(
+        final = loaded_runs.final()
+        trained = TrainingOutcome(
             start=cast(Answers, start),  # the one run is alive
             result=result,
-            metrics=course.metrics(0, result),
+            metrics=method.metrics(0, result),
             change_l2=_distance(policy, copies),
         )
         measured = loaded_runs.outcome(0, final, trained)
@@ -139,7 +145,7 @@ def evaluate_untrained(
         if should_stop():
             raise Stopped
         progress("evaluating", {})
-        return loaded_runs.outcome(0, loaded_runs.final(None))
+        return loaded_runs.outcome(0, loaded_runs.final())
 
 
 def load_arm(run: RunConfig, device: str) -> Policy:

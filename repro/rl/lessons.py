@@ -22,7 +22,7 @@ from repro.spec.config import RunConfig, TrainScale
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Lesson:
+class SFTExample:
     """One problem with its worked solution, as token ids.
 
     Attributes
@@ -43,7 +43,7 @@ class Reader(Protocol):
         """Transformers' own, or None."""
 
 
-def lessons_of(problems: Sequence[Problem], policy: Reader, run: RunConfig) -> list[Lesson]:
+def lessons_of(problems: Sequence[Problem], policy: Reader, run: RunConfig) -> list[SFTExample]:
     """Return the problems' worked solutions in the format of the scale's template.
 
     Raises
@@ -67,11 +67,11 @@ def lessons_of(problems: Sequence[Problem], policy: Reader, run: RunConfig) -> l
                 f"problem {problem.id}: its solution has {len(completion)} tokens; this scale "
                 f"takes at most {scale.rollout.max_new_tokens}"
             )
-        lessons.append(Lesson(prompt=tuple(prompt), completion=completion))
+        lessons.append(SFTExample(prompt=tuple(prompt), completion=completion))
     return lessons
 
 
-def rows_of(lessons: Sequence[Lesson]) -> Rows:
+def rows_of(lessons: Sequence[SFTExample]) -> Rows:
     """Return lessons as rows, one per prompt; nothing was sampled, so `sampled_logprobs` is 0."""
     lengths = torch.tensor([len(lesson.completion) for lesson in lessons])
     mask = torch.arange(int(lengths.max())) < lengths[:, None]  # (B, T)
@@ -88,7 +88,7 @@ def rows_of(lessons: Sequence[Lesson]) -> Rows:
 
 
 @torch.no_grad()
-def mean_loss(policy: Policy, lessons: Sequence[Lesson], rows_at_once: int) -> float:
+def mean_loss(policy: Policy, lessons: Sequence[SFTExample], rows_at_once: int) -> float:
     """Return the mean next-token loss over all completions' tokens, nats, the policy as it is."""
     total, tokens = 0.0, 0
     for begin in range(0, len(lessons), rows_at_once):

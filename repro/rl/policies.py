@@ -20,7 +20,7 @@ from typing import Literal, Protocol
 from torch import Tensor
 
 from repro.rl.collect import BatchRequest, Rollout
-from repro.rl.lessons import Lesson
+from repro.rl.lessons import SFTExample
 from repro.rl.noise import NoiseReceipt
 from repro.rl.receipts import Values
 from repro.rl.rows import Rows
@@ -33,7 +33,7 @@ During = Literal["rollout", "update"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Part:
+class StepInputs:
     """One run's part in an optimiser step: its rows, and what their loss compares them with.
 
     Attributes
@@ -58,7 +58,7 @@ class Part:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Imitation:
+class SFTStats:
     """Means over the tokens of the worked solutions of a step, nats.
 
     Attributes
@@ -74,8 +74,8 @@ class Imitation:
 
 
 def keeps_start(run: RunConfig) -> bool:
-    """Whether a run needs the policy before training again: for its loss, or for a measurement."""
-    return bool(run.arm.loss.beta > 0 or run.scale.evaluation.kl_to_start)
+    """Whether a run's loss needs the policy before training again."""
+    return run.arm.loss.beta > 0
 
 
 class Policies(Protocol):
@@ -135,27 +135,9 @@ class Policies(Protocol):
         """Return (B, T) log-probabilities under the weights before training, where a loss asks."""
         ...
 
-    def logprobs(
-        self, taken: Sequence[Rows | None], *, before_training: bool = False
-    ) -> list[Tensor | None]:
-        """Return (B, T) log-probabilities at temperature 1 of rows of one completion per prompt.
-
-        No gradient, no added noise.
-
-        Parameters
-        ----------
-        before_training
-            Whether under the weights before training, which are there where a loss or the scale's
-            `evaluation.kl_to_start` asks for them, in place of those as they stand.
-
-        Raises
-        ------
-        ValueError
-            When the weights before training are asked for and are not there.
-        """
-        ...
-
-    def backward(self, parts: Sequence[Part | None], state: RunStates) -> list[StepOutput | None]:
+    def backward(
+        self, parts: Sequence[StepInputs | None], state: RunStates
+    ) -> list[StepOutput | None]:
         """Run the passes of one optimiser step; gradients are left where `step` takes them.
 
         Where memory runs out the passes start over, smaller, and the run's receipts say so.
@@ -167,11 +149,11 @@ class Policies(Protocol):
         """
         ...
 
-    def imitate(self, taken: Sequence[Rows | None], state: RunStates) -> list[Imitation | None]:
+    def imitate(self, taken: Sequence[Rows | None], state: RunStates) -> list[SFTStats | None]:
         """Run the passes of one step on worked solutions; gradients are left for `step`."""
         ...
 
-    def mean_losses(self, lessons: Sequence[Lesson]) -> list[float]:
+    def mean_losses(self, lessons: Sequence[SFTExample]) -> list[float]:
         """Return each policy's mean next-token loss on worked solutions, nats, without noise."""
         ...
 

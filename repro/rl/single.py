@@ -18,12 +18,12 @@ from torch import Tensor, nn
 from repro.models.policy import Policy, trainable_parameters
 from repro.rl.collect import BatchRequest, Rollout
 from repro.rl.diagnostics import token_mean
-from repro.rl.lessons import Lesson, mean_loss
+from repro.rl.lessons import SFTExample, mean_loss
 from repro.rl.micro_batches import split_by_tokens, token_budget
 from repro.rl.noise import NoiseReceipt, perturbed
 from repro.rl.optimizer import build_optimizer, scheduled_step
 from repro.rl.passes import row_logprobs
-from repro.rl.policies import During, Imitation, Part, keeps_start
+from repro.rl.policies import During, SFTStats, StepInputs, keeps_start
 from repro.rl.receipts import Values, at_most_what_fitted, note_smaller_batches
 from repro.rl.rows import Rows
 from repro.rl.runs import RunStates
@@ -137,27 +137,9 @@ class SinglePolicy:
         note_smaller_batches(state.runs[0], state.step, budget, fitting)
         return [logprobs]
 
-    def logprobs(
-        self, taken: Sequence[Rows | None], *, before_training: bool = False
-    ) -> list[Tensor | None]:
-        """See `Policies.logprobs`."""
-        if before_training and not self.reference:
-            raise ValueError("the policy before training was not kept; the run does not ask for it")
-        rows = _only(taken)
-        every = torch.arange(len(rows))
-        budget = self.micro_tokens or token_budget(
-            rows.packed_tokens(), every, self.run.scale.micro_batch_rows
-        )
-        if before_training:
-            logprobs, _ = reference_logprobs(
-                self.policy, rows, 1.0, self.parameters, self.reference, micro_tokens=budget
-            )
-            return [logprobs]
-        into = torch.zeros(rows.mask.shape), torch.zeros(rows.mask.shape)  # (B, T) each
-        evaluate_rows(self.policy, rows, every, 1.0, micro_tokens=budget, into=into)
-        return [into[0]]
-
-    def backward(self, parts: Sequence[Part | None], state: RunStates) -> list[StepOutput | None]:
+    def backward(
+        self, parts: Sequence[StepInputs | None], state: RunStates
+    ) -> list[StepOutput | None]:
         """Run the step's passes; the loss stays on their graph. See `Policies.backward`."""
         part = _only(parts)
         budget = self._micro_tokens(part.rollout.rows, part.index, state)
@@ -175,7 +157,7 @@ class SinglePolicy:
         note_smaller_batches(state.runs[0], part.step, budget, fitting)
         return [output]
 
-    def imitate(self, taken: Sequence[Rows | None], state: RunStates) -> list[Imitation | None]:
+    def imitate(self, taken: Sequence[Rows | None], state: RunStates) -> list[SFTStats | None]:
         """Add up the gradient of the mean -log p; see `Policies.imitate`."""
         rows = _only(taken)
         every = torch.arange(len(rows))
@@ -193,7 +175,7 @@ class SinglePolicy:
         note_smaller_batches(state.runs[0], state.step, budget, fitting)
         return [imitation]
 
-    def mean_losses(self, lessons: Sequence[Lesson]) -> list[float]:
+    def mean_losses(self, lessons: Sequence[SFTExample]) -> list[float]:
         """See `Policies.mean_losses`."""
         return [mean_loss(self.policy, lessons, self.run.scale.micro_batch_rows)]
 
@@ -225,7 +207,7 @@ class SinglePolicy:
         budget = token_budget(rows.packed_tokens(), index, scale.micro_batch_rows)
         return at_most_what_fitted(state.runs[0], self.micro_tokens or budget)
 
-    def _pass_over(self, rows: Rows, pieces: Sequence[Tensor]) -> Imitation:
+    def _pass_over(self, rows: Rows, pieces: Sequence[Tensor]) -> SFTStats:
         """Run forward and backward passes over a step's pieces; see `imitate`."""
         tokens, total = int(rows.mask.sum()), 0.0
         entropy = torch.zeros(rows.mask.shape)  # (B, T)
@@ -238,7 +220,7 @@ class SinglePolicy:
             loss.backward()
             total += float(loss.detach())
             entropy[index, : part.mask.shape[1]] = part_entropy.detach().to(entropy)
-        return Imitation(loss=total, entropy=token_mean(entropy, rows.mask))
+        return SFTStats(loss=total, entropy=token_mean(entropy, rows.mask))
 
 
 def single_policy(

@@ -22,10 +22,10 @@ from pathlib import Path
 
 from repro.rl.clock import WallClock
 from repro.rl.collect import order_of_epoch
-from repro.rl.lessons import Lesson, rows_of
+from repro.rl.lessons import SFTExample, rows_of
 from repro.rl.loop import Hooks, StepValues, run_steps
 from repro.rl.noise import NoiseReceipt
-from repro.rl.policies import Imitation, Policies
+from repro.rl.policies import Policies, SFTStats
 from repro.rl.receipts import Values, note_noise, note_step
 from repro.rl.rows import Rows
 from repro.rl.runs import FailedRun, RunStates, TrainResult
@@ -35,7 +35,7 @@ from repro.spec.config import RunConfig, TrainScale
 
 
 def fine_tune(
-    policies: Policies, lessons: Sequence[Lesson], hooks: Hooks, *, folder: Path
+    policies: Policies, lessons: Sequence[SFTExample], hooks: Hooks, *, folder: Path
 ) -> list[TrainResult | FailedRun]:
     """Train policies on worked solutions, from their last checkpoint if `folder` holds one.
 
@@ -101,7 +101,7 @@ def require_supervised(run: RunConfig) -> None:
         )
 
 
-def _iterate(policies: Policies, lessons: Sequence[Lesson], state: RunStates) -> StepValues:
+def _iterate(policies: Policies, lessons: Sequence[SFTExample], state: RunStates) -> StepValues:
     """One optimiser step of every live run; `state` moves on by one."""
     started = time.perf_counter()
     taken = state.each(lambda s: rows_of(lessons_of_step(policies.runs[s], lessons, state.runs[s])))
@@ -125,7 +125,7 @@ def note_lessons(
     state: TrainState,
     rows: Rows,
     receipt: NoiseReceipt,
-    imitation: Imitation,
+    imitation: SFTStats,
     moved: Values,
 ) -> Values:
     """Count a step's lessons, write down the step and return its values.
@@ -152,7 +152,9 @@ def note_lessons(
     return values
 
 
-def lessons_of_step(run: RunConfig, lessons: Sequence[Lesson], state: TrainState) -> list[Lesson]:
+def lessons_of_step(
+    run: RunConfig, lessons: Sequence[SFTExample], state: TrainState
+) -> list[SFTExample]:
     """Return the lessons of a run's next step, at least one, and move its `draws` past them.
 
     Each epoch is shuffled again, in the order in which a run of the same seed would draw the
@@ -162,7 +164,7 @@ def lessons_of_step(run: RunConfig, lessons: Sequence[Lesson], state: TrainState
     counts = state.effects.setdefault("rows", {"trained_on": 0, "tokens_trained": 0})
     tokens = counts["tokens_trained"]
     due = scale.evaluation.token_budget * (state.step + 1) / scale.steps
-    taken: list[Lesson] = []
+    taken: list[SFTExample] = []
     drawn, order = -1, list[int]()
     while not taken or tokens < due:
         epoch, place = divmod(state.draws, len(lessons))

@@ -49,7 +49,7 @@ from repro.rl.collect import GrowingRollout, Prompts, Rollout, Score, collect
 from repro.rl.loop import Hooks, OnRollout, StepValues, run_steps
 from repro.rl.loss import check_loss
 from repro.rl.noise import NoiseReceipt
-from repro.rl.policies import Part, Policies
+from repro.rl.policies import Policies, StepInputs
 from repro.rl.receipts import Values, note_rollout, note_step
 from repro.rl.rows import Rows
 from repro.rl.runs import FailedRun, RunStates, TrainResult
@@ -234,13 +234,13 @@ def _part(
     old: Logprobs,
     reference: Logprobs,
     s: int,
-) -> Part | None:
+) -> StepInputs | None:
     """Return run `s`'s part in the rollout's optimiser step of that number."""
     run, rollout = t.policies.runs[s], rollouts[s]
     if rollout is None:
         return None
     by_sampler = run.arm.loss.old_policy == "sampler"
-    return Part(
+    return StepInputs(
         run=run,
         step=step,
         rollout=rollout,

@@ -49,7 +49,7 @@ _ENTERING_SHARE = 1 / 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class _Look:
+class _Readback:
     """What the host will read of a round: status and counts of all slots, and who was where."""
 
     values: Tensor
@@ -118,7 +118,7 @@ class Engine:
             device=self.device,
         )
         self._scheduler = Scheduler(self.pool, config.slots, share_prompts=config.share_prompts)
-        self._looks: deque[_Look] = deque()
+        self._readbacks: deque[_Readback] = deque()
         self._results = Results(self.state)
         self._steps = self._backend.steps(self.forward, self.state)
         self._prefills = self._backend.prefills(self.forward, self.state)
@@ -197,7 +197,7 @@ class Engine:
     def abandon(self) -> None:
         """Return every slot and block, whatever happened."""
         self._synchronize()
-        self._looks.clear()
+        self._readbacks.clear()
         self._scheduler.clear()
         self.state.positions.fill_(-1)
         for slot in range(self.config.slots):
@@ -273,8 +273,8 @@ class Engine:
         if steps:
             self._reserve(steps)
             self._launch(steps, sampling)
-        while len(self._looks) > (config.rounds_behind if steps else 0):
-            self._read(self._looks.popleft())
+        while len(self._readbacks) > (config.rounds_behind if steps else 0):
+            self._read(self._readbacks.popleft())
         self._compact()
 
     def _may_enter(self) -> bool:
@@ -333,23 +333,23 @@ class Engine:
         self.statistics.decode_steps += steps
         for row in running:
             row.launched = min(row.limit, row.launched + steps)
-        self._looks.append(self._look())
+        self._readbacks.append(self._readback())
 
-    def _look(self) -> _Look:
+    def _readback(self) -> _Readback:
         values = to_host(torch.stack((self.state.status, self.state.counts)))
         ready = None
         if self.device.type == "cuda":
             ready = torch.cuda.Event()
             ready.record()
         rows = [(row, row.slot) for row in self._scheduler.running if row.slot is not None]
-        return _Look(values=values, ready=ready, rows=rows)
+        return _Readback(values=values, ready=ready, rows=rows)
 
-    def _read(self, look: _Look) -> None:
-        """Let the rows leave that had ended when `look` was taken."""
-        if look.ready is not None:
-            look.ready.synchronize()
-        status, counts = look.values.tolist()
-        ended = [(r, s) for r, s in look.rows if status[s] != RUNNING and r.slot is not None]
+    def _read(self, readback: _Readback) -> None:
+        """Let the rows leave that had ended when `readback` was taken."""
+        if readback.ready is not None:
+            readback.ready.synchronize()
+        status, counts = readback.values.tolist()
+        ended = [(r, s) for r, s in readback.rows if status[s] != RUNNING and r.slot is not None]
         if not ended:
             return
         for row, slot in ended:
@@ -403,8 +403,8 @@ class Engine:
         self.state.send_table()
 
     def _drain(self) -> None:
-        while self._looks:
-            self._read(self._looks.popleft())
+        while self._readbacks:
+            self._read(self._readbacks.popleft())
 
     def _synchronize(self) -> None:
         if self.device.type == "cuda":

@@ -25,10 +25,6 @@ from repro.spec.arm import (
 )
 from repro.spec.resolve import LATER, plain_values
 
-# Of the test split, the problems whose completions give the KL to the start: chosen, as many as
-# the strength of matched noise is found on. The estimate carries its standard error.
-KL_PROBLEMS = 64
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataConfig:
@@ -141,8 +137,6 @@ class EvaluationConfig:
         Percent of right completions in training at which a run has taken off; with it a run shows
         what was sampled in each step, and how fast, how far and how steadily it learnt. 0 asks
         for none of it.
-    kl_to_start
-        Whether a trained policy's KL divergence from the policy before training is estimated.
     dose
         Whether, of a policy measured before training, the KL divergence from the 16-bit policy and
         the accuracy of its samples stand beside its entropies.
@@ -154,7 +148,6 @@ class EvaluationConfig:
     token_budget: int = field(default=0, metadata=LATER)
     at: tuple[int, ...] = field(default=(), metadata=LATER)
     threshold: float = field(default=0.0, metadata=LATER)
-    kl_to_start: bool = field(default=False, metadata=LATER)
     dose: bool = field(default=False, metadata=LATER)
 
     def __post_init__(self) -> None:

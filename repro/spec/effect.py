@@ -131,7 +131,7 @@ class Assay:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Look:
+class InterimAnalysis:
     """One time at which a target is judged.
 
     Attributes
@@ -146,7 +146,7 @@ class Look:
     alpha: float
 
 
-def require_looks(where: str, looks: Sequence[Look]) -> None:
+def require_looks(where: str, looks: Sequence[InterimAnalysis]) -> None:
     """Raise `ValueError` for looks that do not grow, or that spend more than the level."""
     counts = [look.seeds for look in looks]
     require(counts == sorted(set(counts)), f"{where}: looks at {counts} seeds; needs growing ones")

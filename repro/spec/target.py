@@ -22,7 +22,7 @@ from typing import Any
 from repro.spec.arm import Arm, require, unknown
 from repro.spec.claim import Claim, ClaimKind, Metric
 from repro.spec.config import RunConfig
-from repro.spec.effect import GAIN, Look, require_looks
+from repro.spec.effect import GAIN, InterimAnalysis, require_looks
 from repro.spec.needs import Needs, needs_of_checkpoint
 from repro.spec.tier import PLANNED, REAL_CHECKPOINTS, SMOKE_SEEDS, Tier
 
@@ -89,7 +89,7 @@ class Target:
     arms: tuple[Arm, ...] = ()
     controls: tuple[str, ...] = ()
     timed_repeats: int = 0
-    looks: tuple[Look, ...] = ()
+    looks: tuple[InterimAnalysis, ...] = ()
     scales: Mapping[Tier, Any] = field(default_factory=dict)
     needs: Mapping[Tier, Needs] = field(default_factory=dict)
     metrics: tuple[Metric, ...] = ()

@@ -31,7 +31,6 @@ def small_table1() -> Target:
         at=(1, 2),
         token_budget=3000,
         threshold=20.0,
-        kl_to_start=True,
     )
     scale = dataclasses.replace(scale, data=data, prompts_per_rollout=4, evaluation=evaluation)
     return dataclasses.replace(target, scales=dict(target.scales) | {Tier.SMOKE: scale})

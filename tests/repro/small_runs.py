@@ -15,7 +15,7 @@ from repro.data.problem import Problem
 from repro.models.policy import Policy, load_policy, trainable_parameters
 from repro.reward.score import Rewards
 from repro.rl.collect import Asked, PromptSource, Score
-from repro.rl.lessons import Lesson
+from repro.rl.lessons import SFTExample
 from repro.rl.loop import Hooks
 from repro.rl.receipts import Values
 from repro.rl.runs import FailedRun, TrainResult
@@ -107,7 +107,7 @@ def train_alone(
 
 
 def tune_alone(
-    run: RunConfig, policy: Policy, lessons: Sequence[Lesson], *, folder: Path, **hooks: Any
+    run: RunConfig, policy: Policy, lessons: Sequence[SFTExample], *, folder: Path, **hooks: Any
 ) -> TrainResult:
     """Fine-tune one policy on its own; `hooks` are of one run, not of a list of one."""
     policies = single_policy(run, policy, TorchSampler(policy))

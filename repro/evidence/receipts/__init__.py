@@ -34,10 +34,6 @@ and `projections` (how many carry it); for an arm with `rounding`, its `format` 
 `noise`                         what the added noise did, see below
 ==============================  ===================================================================
 
-`kl_to_start`, where the scale asks for it, holds `log_ratio` (log p of the trained policy less that
-of the policy before training, summed over a completion), `tokens`, one per problem, and the digest
-`completions`.
-
 `noise` holds `modules` (most norms perturbed at once, or projections behind them where each has
 noise of its own), `channels_changed` (channels whose gain
 really moved, summed over rollouts), `rollouts_asked` and `rollouts_perturbed` (rollouts for which
@@ -124,7 +120,6 @@ CHECKS: tuple[Check, ...] = (
     Check(find=noise.at_start, procedures=("dose",)),
     Check(find=numbers.all_asked, procedures=ASKED),
     Check(find=numbers.derived, procedures=ASKED),
-    Check(find=numbers.divergence, procedures=TRAINED),
     Check(find=numbers.evaluations, procedures=TRAINED),
     Check(find=numbers.answers, procedures=ASKED, since=NOW),
     Check(find=numbers.grades, procedures=ASKED, since=NOW),

@@ -13,7 +13,6 @@ from repro.evidence.derived import (
     derived_metrics,
     distinct_metrics,
     gain,
-    kl_estimate,
     share_of,
     training_metrics,
     tuning_metrics,
@@ -22,7 +21,6 @@ from repro.evidence.derived import (
 from repro.evidence.receipts.required import ASKED, TRAINED, close
 from repro.evidence.record import Estimate, Record
 from repro.spec.claim import Metric
-from repro.spec.config import KL_PROBLEMS
 
 # Of a set's problems, those whose gold could not be read or whose grader failed.
 DROPPED_MOST = 0.01
@@ -38,7 +36,6 @@ DERIVED = (
     "train_rise",
     "informative_first",
     "collapsed",
-    "kl_to_start",
 )
 # Times are written to the second, at both ends.
 _CLOCK_SECONDS = 2.0
@@ -89,48 +86,12 @@ def _derived(record: Record) -> dict[str, Estimate]:
         except ValueError:  # the training curve is refused by itself
             implied |= training_metrics(series, record.effects, {})
     if record.procedure in TRAINED:
-        if evaluation.get("kl_to_start"):
-            implied |= _kl_to_start(record)
         start, end = (
             record.metrics.get(name) for name in ("accuracy_greedy_start", "accuracy_greedy")
         )
         if start and end and start.value is not None and end.value is not None:
             implied["gain_greedy"] = gain(start, end)["gain_greedy"]
     return implied
-
-
-def _kl_to_start(record: Record) -> dict[str, Estimate]:
-    try:
-        return {"kl_to_start": kl_estimate(record.effects["kl_to_start"])}
-    except (KeyError, ValueError):
-        return {}  # refused by `divergence`
-
-
-def divergence(record: Record) -> Iterator[str]:
-    """Yield why the KL to the initial policy is not from the asked number of completions."""
-    scale, receipt = record.config["scale"], record.effects.get("kl_to_start")
-    if not scale["evaluation"].get("kl_to_start"):
-        if receipt is not None:
-            yield "effects.kl_to_start is there; the scale does not ask for it"
-        return
-    if receipt is None:
-        yield "effects.kl_to_start is missing: nothing shows how far training went"
-        return
-    tokens, longest = receipt["tokens"], scale["rollout"]["max_new_tokens"]
-    problems = 0 if over_sets(record) else scale["data"]["test_problems"]
-    most = min(KL_PROBLEMS, problems or KL_PROBLEMS)
-    exact = problems and _makes_all(scale["data"])
-    fits = len(tokens) == most if exact else 1 <= len(tokens) <= most
-    if not fits or len(receipt["log_ratio"]) != len(tokens):
-        yield (
-            f"effects.kl_to_start has {len(receipt['log_ratio'])} log-ratios of {len(tokens)} "
-            f"completions; {most} were asked"
-        )
-    elif not 1 <= min(tokens) <= max(tokens) <= longest:
-        yield (
-            f"effects.kl_to_start.tokens lie in {min(tokens)} to {max(tokens)}; a completion has 1 "
-            f"to {longest}"
-        )
 
 
 def _compared(record: Record, name: str, needed: Estimate, because: str) -> Iterator[str]:

@@ -27,7 +27,7 @@ from repro.spec.shapes import shape_of_config
 # Bytes a trained number takes: float32 master, gradient and two moments, and copies in the compute
 # dtype for the sampler and for one pass.
 _TRAINED_BYTES = 4 + 4 + 8 + 2 + 2
-# Where the KL to the start is asked for: the start, and the trained values while it stands in.
+# Where a loss has a KL to the start: the start, and the trained values while it stands in.
 _START_BYTES = 4 + 4
 _FROZEN_BYTES = 2
 # Rows that an evaluation samples at once, and prompts' tokens that it reads at once, over all runs,
@@ -166,7 +166,8 @@ def footprint(
     block = hidden * (2 * queries + 2 * keys) + 3 * hidden * inner
     inputs_and_outputs = 6 * hidden + 2 * (queries + keys) + 3 * inner + queries
     width = 4 if scale.compute_dtype == "float32" else 2
-    per_trained = _TRAINED_BYTES + (_START_BYTES if scale.evaluation.kl_to_start else 0)
+    keeps_start = any(run.arm.loss.beta > 0 for run in runs)
+    per_trained = _TRAINED_BYTES + (_START_BYTES if keeps_start else 0)
     if arm.training == "full":
         weights = (layers * block + vocabulary * hidden) * per_trained
     else:

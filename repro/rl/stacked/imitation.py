@@ -11,14 +11,14 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from repro.rl.lessons import Lesson, rows_of
-from repro.rl.policies import Imitation
+from repro.rl.lessons import SFTExample, rows_of
+from repro.rl.policies import SFTStats
 from repro.rl.rows import Rows
 from repro.rl.stacked.batch import Batch
 from repro.rl.stacked.update import Passes
 
 
-def accumulate_losses(passes: Passes, taken: Sequence[Rows | None]) -> list[Imitation | None]:
+def accumulate_losses(passes: Passes, taken: Sequence[Rows | None]) -> list[SFTStats | None]:
     """Add up gradients of the mean losses; return each run's means.
 
     Parameters
@@ -42,7 +42,7 @@ def accumulate_losses(passes: Passes, taken: Sequence[Rows | None]) -> list[Imit
         for s, of_run in enumerate(_by_run(batch, entropies)):
             entropy_sums[s] += float(of_run.sum())
     return [
-        Imitation(loss=loss_sums[s] / tokens[s], entropy=entropy_sums[s] / tokens[s])
+        SFTStats(loss=loss_sums[s] / tokens[s], entropy=entropy_sums[s] / tokens[s])
         if tokens[s]
         else None
         for s in range(len(taken))
@@ -50,7 +50,7 @@ def accumulate_losses(passes: Passes, taken: Sequence[Rows | None]) -> list[Imit
 
 
 @torch.no_grad()
-def mean_losses(passes: Passes, lessons: Sequence[Lesson]) -> list[float]:
+def mean_losses(passes: Passes, lessons: Sequence[SFTExample]) -> list[float]:
     """Return each run's mean next-token loss over all completions' tokens, nats."""
     rows, runs = rows_of(lessons), passes.stack.runs
     totals = [0.0] * runs

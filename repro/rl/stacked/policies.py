@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeVar
 
@@ -19,10 +19,10 @@ import torch
 from torch import Tensor
 
 from repro.rl.collect import BatchRequest, Rollout
-from repro.rl.lessons import Lesson
+from repro.rl.lessons import SFTExample
 from repro.rl.noise import NoiseReceipt
 from repro.rl.optimizer import require_finite
-from repro.rl.policies import During, Imitation, Part, keeps_start
+from repro.rl.policies import During, SFTStats, StepInputs, keeps_start
 from repro.rl.receipts import Values
 from repro.rl.rows import Rows
 from repro.rl.runs import RunStates
@@ -149,19 +149,9 @@ class StackedPolicies:
                 self._evaluate(asking, into, state)
         return _logprobs(into)
 
-    def logprobs(
-        self, taken: Sequence[Rows | None], *, before_training: bool = False
-    ) -> list[Tensor | None]:
-        """See `Policies.logprobs`."""
-        into = _empty(taken)
-        every = torch.arange(max((len(rows) for rows in taken if rows is not None), default=0))
-        with self._as_started() if before_training else nullcontext():
-            self._fitting(
-                taken, 1, lambda tokens: evaluate_runs(self._imitating(tokens), taken, every, into)
-            )
-        return _logprobs(into)
-
-    def backward(self, parts: Sequence[Part | None], state: RunStates) -> list[StepOutput | None]:
+    def backward(
+        self, parts: Sequence[StepInputs | None], state: RunStates
+    ) -> list[StepOutput | None]:
         """Run all runs' passes together, the losses run by run; see `Policies.backward`."""
 
         def attempt(tokens: int) -> list[RunStep | None]:
@@ -178,13 +168,13 @@ class StackedPolicies:
             None if step is None or step.failure is not None else step.output() for step in planned
         ]
 
-    def imitate(self, taken: Sequence[Rows | None], state: RunStates) -> list[Imitation | None]:
+    def imitate(self, taken: Sequence[Rows | None], state: RunStates) -> list[SFTStats | None]:
         """See `Policies.imitate`."""
         return self._fitting(
             taken, 1, lambda tokens: accumulate_losses(self._imitating(tokens), taken), state
         )
 
-    def mean_losses(self, lessons: Sequence[Lesson]) -> list[float]:
+    def mean_losses(self, lessons: Sequence[SFTExample]) -> list[float]:
         """See `Policies.mean_losses`."""
         return mean_losses(self._imitating(self.tokens_at_once), lessons)
 

@@ -21,7 +21,7 @@ from torch import Tensor
 from repro.rl.collect import loss_mask
 from repro.rl.loss import LossResult
 from repro.rl.micro_batches import Plan, plan_step, token_budget
-from repro.rl.policies import Part
+from repro.rl.policies import StepInputs
 from repro.rl.rows import Rows, spread
 from repro.rl.stacked.batch import Batch, cut, group_lengths, make_batch, width_multiple
 from repro.rl.stacked.forward import Rotary
@@ -96,7 +96,7 @@ class RunStep:
         Why its loss could not be computed; the run then gives no gradient.
     """
 
-    part: Part
+    part: StepInputs
     plan: Plan
     number: Tensor
     counting: Tensor
@@ -145,7 +145,7 @@ class RunStep:
         return leaf.grad
 
 
-def plan_run(part: Part | None) -> RunStep | None:
+def plan_run(part: StepInputs | None) -> RunStep | None:
     """Plan one run's part in an optimiser step, if it takes one."""
     if part is None:
         return None

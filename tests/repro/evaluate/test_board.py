@@ -16,7 +16,6 @@ from repro.spec.config import (
     OptimizerConfig,
     SamplingConfig,
     TrainScale,
-    derive_seed,
 )
 from tests.repro.evaluate.small import Writer, problem
 from tests.repro.small_runs import small_run
@@ -81,22 +80,6 @@ def test_greedy_and_sampled_questions_have_the_scale_s_limits(
         SamplingConfig(temperature=0.0, max_new_tokens=48),
         SCALE.evaluation.sampling,
     ]
-
-
-def test_completions_for_the_kl_are_whole_draws_of_live_runs_and_grade_nothing(
-    tokenizer: Any, pool: GraderPool
-) -> None:
-    pair = board(tokenizer, pool, "lora", "lora")
-    asked, completions = pair.completed(TEST, [True, False], stream="kl to start")
-    assert [question.problem for question in asked] == TEST
-    assert [len(own) for own in completions] == [2, 0]
-    writer = pair.evaluator.asker
-    assert isinstance(writer, Writer)
-    ((_, (own, idle), sampling),) = writer.requests
-    assert sampling == SamplingConfig(temperature=1.0, max_new_tokens=48)
-    assert idle is None
-    assert own == [derive_seed(0, "kl to start", problem.id, 0) for problem in TEST]
-    assert pair.grades() == {}
 
 
 def test_several_samples_show_how_many_right_completions_differ(
@@ -175,8 +158,8 @@ def test_a_threshold_is_a_percentage(threshold: float) -> None:
 
 
 def test_measurements_that_a_scale_does_not_ask_for_are_not_in_its_configuration() -> None:
-    names = {"threshold", "kl_to_start"}
-    asking = EvaluationConfig(threshold=50.0, kl_to_start=True)
+    names = {"threshold", "dose"}
+    asking = EvaluationConfig(threshold=50.0, dose=True)
     for evaluation, written in ((SCALE.evaluation, set()), (asking, names)):
         run = small_run(dataclasses.replace(SCALE, evaluation=evaluation))
         assert run.resolved()["scale"]["evaluation"].keys() & names == written

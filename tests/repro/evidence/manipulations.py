@@ -359,7 +359,7 @@ def one_shifted(values: list[float]) -> list[float]:
     return [values[0], 1.5 * values[1] + 0.01, *values[2:]]
 
 
-# What a scale asks for beside: curves, the KL to the start, several samples.
+# What a scale asks for beside: curves, several samples.
 ASKED: Mapping[str, Manipulation] = {
     **{
         f"another {name}": Manipulation(edit=other_value(name), words=f"metrics.{name}")
@@ -371,7 +371,6 @@ ASKED: Mapping[str, Manipulation] = {
             "collapsed",
             "train_rise",
             "informative_first",
-            "kl_to_start",
             "distinct_correct",
             "mean_at_3",
             "pass_at_1",
@@ -383,12 +382,8 @@ ASKED: Mapping[str, Manipulation] = {
     },
     **{
         f"no {name}": Manipulation(edit=drop(f"metrics.{name}"), words=f"metrics.{name} is missing")
-        for name in ("take_off_steps", "kl_to_start", "distinct_correct", "pass_at_2")
+        for name in ("take_off_steps", "distinct_correct", "pass_at_2")
     },
-    "a narrower KL": Manipulation(
-        edit=change("metrics.kl_to_start.low", lambda low: low + 1e-3),
-        words="metrics.kl_to_start.low",
-    ),
     "another accuracy of what was sampled": Manipulation(
         edit=change("series.accuracy_sampled", one_shifted),
         words="series.accuracy_sampled at step 1",
@@ -403,24 +398,6 @@ ASKED: Mapping[str, Manipulation] = {
     ),
     "no curve": Manipulation(
         edit=drop("series.accuracy_sampled"), words="series.accuracy_sampled is missing"
-    ),
-    "a KL of other ratios": Manipulation(
-        edit=change("effects.kl_to_start.log_ratio", lambda ratios: [2 * one for one in ratios]),
-        words="metrics.kl_to_start.value",
-    ),
-    "a KL of fewer problems": Manipulation(
-        edit=every(
-            change("effects.kl_to_start.log_ratio", half),
-            change("effects.kl_to_start.tokens", half),
-        ),
-        words="effects.kl_to_start has 12 log-ratios",
-    ),
-    "a KL of longer completions": Manipulation(
-        edit=change("effects.kl_to_start.tokens", lambda tokens: [10**4, *tokens[1:]]),
-        words="effects.kl_to_start.tokens",
-    ),
-    "no ratios": Manipulation(
-        edit=drop("effects.kl_to_start"), words="effects.kl_to_start is missing"
     ),
     "another vote": Manipulation(
         edit=more_right_votes, words="effects.answers.accuracy.votes", arm="bf16"

@@ -8,7 +8,6 @@ from repro.evidence.derived import (
     at_k_metrics,
     curve_metrics,
     derived_metrics,
-    kl_estimate,
     mean_height,
     training_metrics,
 )
@@ -167,24 +166,6 @@ def test_informative_groups_are_those_of_the_first_steps() -> None:
     series = curve([0.5] * 6) | {"informative_groups": [0.1, 0.2, 0.3, 0.4, 0.5, 1.0]}
     estimate = training_metrics(series, {}, {"threshold": 50.0})["informative_first"]
     assert (estimate.value, estimate.n) == (pytest.approx(30.0), 5)
-
-
-def test_the_kl_to_the_start_is_a_mean_per_token_with_its_error_over_problems() -> None:
-    estimate = kl_estimate({"log_ratio": [1.0, 3.0], "tokens": [10, 10]})
-    assert estimate.value == pytest.approx(0.2)
-    # Of equal lengths, the means .1 and .3 of two problems: a standard error of .1.
-    assert "standard error 0.1 " in estimate.method
-    assert estimate.high == pytest.approx(0.2 + 12.7062 * 0.1, rel=1e-4)
-    assert kl_estimate({"log_ratio": [1.0, 3.0], "tokens": [30, 10]}).value == pytest.approx(0.1)
-    assert kl_estimate({"log_ratio": [0.0, 0.0], "tokens": [3, 1]}).value == 0
-
-
-@pytest.mark.parametrize(
-    ("sums", "tokens"), [([], []), ([1.0], [2, 3]), ([1.0], [0]), ([float("nan")], [3])]
-)
-def test_a_kl_of_nothing_is_refused(sums: list[float], tokens: list[int]) -> None:
-    with pytest.raises(ValueError, match="KL to the start"):
-        kl_estimate({"log_ratio": sums, "tokens": tokens})
 
 
 def test_estimates_at_k_need_votes_of_no_more_samples_than_there_are() -> None:

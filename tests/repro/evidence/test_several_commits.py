@@ -26,7 +26,7 @@ from repro.judge.check import check_selection
 from repro.run.analysis_plan import plan_inputs
 from repro.run.select import select
 from repro.spec.config import RunConfig
-from repro.spec.effect import Look
+from repro.spec.effect import InterimAnalysis
 from repro.spec.tier import Tier
 from repro.targets import find
 from tests.repro.made_up import at_commit, on_device, planned_record, source_of
@@ -107,7 +107,7 @@ def go(target: str, runs: Path, expected: Path, **more: Any) -> None:
 @pytest.fixture
 def two_looks() -> Iterator[None]:
     """Plan two looks at the study, at its first seeds and at all, so that it may stand at five."""
-    looks = (Look(seeds=5, alpha=0.01), Look(seeds=10, alpha=0.04))
+    looks = (InterimAnalysis(seeds=5, alpha=0.01), InterimAnalysis(seeds=10, alpha=0.04))
     with registered(dataclasses.replace(find("study"), looks=looks)):
         yield
 

@@ -12,12 +12,12 @@ from repro.evidence.verdict import Verdict
 from repro.judge.check import Checked, check_selection
 from repro.judge.study import with_all_seeds
 from repro.run.select import select
-from repro.spec.effect import Look
+from repro.spec.effect import InterimAnalysis
 from repro.spec.tier import Tier
 from tests.repro.made_up import planned_record
 from tests.repro.planned import STUDY, registered
 
-LOOKS = (Look(seeds=5, alpha=0.01), Look(seeds=10, alpha=0.04))
+LOOKS = (InterimAnalysis(seeds=5, alpha=0.01), InterimAnalysis(seeds=10, alpha=0.04))
 
 
 @pytest.fixture(scope="module")

@@ -56,7 +56,6 @@ SCALE = TrainScale(
         # Every measurement that a scale may ask for beside.
         at=(1, 2),
         threshold=20.0,
-        kl_to_start=True,
     ),
     prompt_template="tiny",
     checkpoint_every=2,
@@ -83,7 +82,7 @@ RUNS = [
 BRIEF = dataclasses.replace(
     SCALE,
     steps=1,
-    evaluation=dataclasses.replace(SCALE.evaluation, every=1, samples=1, at=(), kl_to_start=False),
+    evaluation=dataclasses.replace(SCALE.evaluation, every=1, samples=1, at=()),
     test_sets=(),
 )
 ANOTHER = make_run(2)
@@ -186,14 +185,6 @@ def require_same(one: Measured, many: Measured) -> None:
         assert of_many.value == pytest.approx(estimate.value, abs=1e-4), name
     for name, values in one.series.items():
         assert many.series[name] == pytest.approx(values, abs=1e-3), name
-    kl = "kl_to_start"
-    assert (kl in many.effects) == (kl in many.metrics) == ("optimizer_steps" in many.effects)
-    if kl in many.effects:
-        for part in ("tokens", "completions"):
-            assert many.effects[kl][part] == one.effects[kl][part]
-        ratios = many.effects[kl]["log_ratio"]
-        assert ratios == pytest.approx(one.effects[kl]["log_ratio"], abs=2e-3)
-        assert any(ratios)
     effects = set(one.effects) | {"together"}
     assert set(many.effects) == effects
     for name in ("linears", "noise", "rows", "grades", "adapter_modules", "weight_noise"):

@@ -14,7 +14,7 @@ from repro.data.generator import generate_problems
 from repro.models.norms import block_norms
 from repro.models.policy import Policy
 from repro.rl import single
-from repro.rl.lessons import Lesson, lessons_of, mean_loss, rows_of
+from repro.rl.lessons import SFTExample, lessons_of, mean_loss, rows_of
 from repro.spec.arm import Exploration, LossConfig, NoiseConfig
 from repro.spec.config import EvaluationConfig, RunConfig, SamplingConfig
 from tests.repro.small_runs import equal, tune_alone, weights
@@ -43,7 +43,10 @@ def tune(make_run: Any, make_policy: Any, tmp_path: Path) -> Callable[..., Any]:
 
 
 def test_rows_count_the_completion_and_nothing_else() -> None:
-    lessons = [Lesson(prompt=(1, 2), completion=(3, 9)), Lesson(prompt=(4,), completion=(5, 6, 9))]
+    lessons = [
+        SFTExample(prompt=(1, 2), completion=(3, 9)),
+        SFTExample(prompt=(4,), completion=(5, 6, 9)),
+    ]
     rows = rows_of(lessons)
     assert rows.prompts == ((1, 2), (4,))
     assert rows.token_ids.tolist() == [[3, 9, 0], [5, 6, 9]]

@@ -22,7 +22,7 @@ from repro.run import analysis_plan as plans
 from repro.run.places import expected_folder
 from repro.run.select import Selection, select
 from repro.spec.config import RunConfig, digest_of
-from repro.spec.effect import Look
+from repro.spec.effect import InterimAnalysis
 from repro.spec.tier import Tier
 from repro.targets import find
 from tests.repro.made_up import planned_record
@@ -128,7 +128,7 @@ def test_a_missing_planned_seed_is_a_failed_one(tmp_path: Path, planned_record: 
 @pytest.fixture
 def looked() -> Iterator[Selection]:
     """Yield the study with two looks in its plan: at 5 seeds and at all 10."""
-    looks = (Look(seeds=5, alpha=0.01), Look(seeds=10, alpha=0.04))
+    looks = (InterimAnalysis(seeds=5, alpha=0.01), InterimAnalysis(seeds=10, alpha=0.04))
     with registered(dataclasses.replace(find("study"), looks=looks)):
         yield selected("study")
 

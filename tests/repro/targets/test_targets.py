@@ -11,7 +11,7 @@ import pytest
 
 from repro.spec.arm import GRPO, Arm, Exploration, NoiseConfig
 from repro.spec.config import TrainScale
-from repro.spec.effect import Assay, Effect, Look
+from repro.spec.effect import Assay, Effect, InterimAnalysis
 from repro.spec.hub import is_hub_name
 from repro.spec.schedule import learning_rate_of_run
 from repro.spec.target import (
@@ -334,13 +334,19 @@ def test_every_claim_that_is_not_about_the_machinery_says_what_would_matter() ->
 @pytest.mark.parametrize(
     ("looks", "words"),
     [
-        ((Look(seeds=5, alpha=0.03), Look(seeds=10, alpha=0.03)), "spend a level of 0.06"),
-        ((Look(seeds=10, alpha=0.01), Look(seeds=5, alpha=0.01)), "needs growing ones"),
-        ((Look(seeds=5, alpha=0.05),), "its last look is at 5 of 10 planned seeds"),
-        ((Look(seeds=10, alpha=0.0),), "needs a positive alpha"),
+        (
+            (InterimAnalysis(seeds=5, alpha=0.03), InterimAnalysis(seeds=10, alpha=0.03)),
+            "spend a level of 0.06",
+        ),
+        (
+            (InterimAnalysis(seeds=10, alpha=0.01), InterimAnalysis(seeds=5, alpha=0.01)),
+            "needs growing ones",
+        ),
+        ((InterimAnalysis(seeds=5, alpha=0.05),), "its last look is at 5 of 10 planned seeds"),
+        ((InterimAnalysis(seeds=10, alpha=0.0),), "needs a positive alpha"),
     ],
 )
-def test_looks_that_are_no_plan_are_refused(looks: tuple[Look, ...], words: str) -> None:
+def test_looks_that_are_no_plan_are_refused(looks: tuple[InterimAnalysis, ...], words: str) -> None:
     with pytest.raises(ValueError, match=words):
         dataclasses.replace(STUDY, looks=looks)
 

@@ -16,16 +16,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from repro.data.problem import Problem
 from repro.models.policy import Policy
 from repro.rl import single
-from repro.rl.lessons import Lesson, lessons_of, rows_of
-from repro.rl.stacked.masters import plain_name
-from repro.rl.stacked.policies import StackedPolicies
-from repro.rl.stacked.sampler import StackSampler
-from repro.rl.torch_sampler import TorchSampler
 from repro.spec.arm import DAPO, RELEASED_BNPO, Exploration, LossConfig, NoiseConfig
-from repro.spec.config import EvaluationConfig, RunConfig, SamplingConfig
+from repro.spec.config import EvaluationConfig, RunConfig
 from tests.repro.rl.stacked import conftest as small
 
 NOISE = NoiseConfig(sigma_start=0.1, sigma_end=0.05, num_stages=3)
@@ -33,8 +27,6 @@ SHARED = dataclasses.replace(NOISE, reach="shared", form="as_released")
 make_run = small.make_run
 # Clip range of order 3e-4 / 4e-4 as GSPO's authors give it: a sequence ratio moves far less.
 GSPO = LossConfig(name="gspo", ratio="sequence", clip_low=3e-4, clip_high=4e-4)
-# Worked solutions are longer than the rollouts here.
-LESSONS = small.with_steps(small.SCALE, rollout=SamplingConfig(max_new_tokens=96))
 
 
 def exact_norm(x: Tensor, gain: Tensor, eps: float, noise: Tensor | None = None) -> Tensor:
@@ -237,57 +229,6 @@ def test_training_curves(alone_once: Callable[..., Any], together: Callable[...,
     own = {"accuracy_sampled", "tokens_sampled"}
     assert own <= plain.keys()
     assert plain.keys() - own == alone_once(make_run(seed=0)).result.series.keys()
-
-
-@pytest.mark.usefixtures("in_float64")
-def test_log_probabilities_before_training_are_those_of_the_first_weights(
-    problems: Sequence[Problem],
-) -> None:
-    scale = small.with_steps(small.SCALE, evaluation=EvaluationConfig(kl_to_start=True))
-    runs = [make_run(seed=0, scale=scale), make_run(seed=1, scale=scale, weight_format="nf4")]
-    stack = small.stack_of(runs)
-    stacked = StackedPolicies(runs, stack, StackSampler(stack, small.positions(runs[0])), 2)
-    lessons = lessons_of(problems[:3], stack, dataclasses.replace(runs[0], scale=LESSONS))
-    taken = [rows_of(lessons), rows_of(lessons[1:])]
-    untouched = stacked.logprobs(taken)
-    masters = stacked.masters.values
-    with torch.no_grad():
-        masters += 0.05 * torch.randn(masters.shape, generator=torch.Generator().manual_seed(1))
-    moved = masters.clone()
-    for before, now, first in zip(
-        stacked.logprobs(taken, before_training=True),
-        stacked.logprobs(taken),
-        untouched,
-        strict=True,
-    ):
-        assert before is not None
-        assert now is not None
-        assert torch.equal(before, first)
-        assert float((now - first).abs().max()) > 1e-3
-    assert torch.equal(masters, moved)
-    for number, run in enumerate(runs):
-        policy = small.load(run)
-        own = single.single_policy(run, policy, TorchSampler(policy))
-        with torch.no_grad():
-            for name, parameter in own.parameters.items():
-                trained = small.parameters_of_run(stacked.masters, number)
-                parameter.copy_(trained[plain_name(name)])
-        for before_training in (False, True):
-            (one,) = own.logprobs([taken[number]], before_training=before_training)
-            many = stacked.logprobs(taken, before_training=before_training)[number]
-            assert float((one - many).abs().max()) < 1e-6
-
-
-def test_log_probabilities_before_training_need_a_run_that_asks_for_them() -> None:
-    run = make_run()
-    stack, policy = small.stack_of([run]), small.load(run)
-    rows = rows_of([Lesson(prompt=(5, 6), completion=(7, 8))])
-    for policies in (
-        StackedPolicies([run], stack, StackSampler(stack, small.positions(run)), 2),
-        single.single_policy(run, policy, TorchSampler(policy)),
-    ):
-        with pytest.raises(ValueError, match="before training"):
-            policies.logprobs([rows], before_training=True)
 
 
 def test_micro_batches_of_the_loss_that_are_not_those_of_the_passes(

@@ -17,7 +17,7 @@ from repro.rl.stacked.grouping import (
     kind_of,
     prompts_at_once,
 )
-from repro.spec.arm import DAPO, GRPO, Exploration, NoiseConfig
+from repro.spec.arm import DAPO, GRPO, Exploration, LossConfig, NoiseConfig
 from repro.spec.config import (
     EvaluationConfig,
     LearningRates,
@@ -91,8 +91,7 @@ def test_larger_runs_are_estimated_larger() -> None:
     assert footprint([make_run(training="full")]).run > plain.run
     wide = small.with_steps(small.SCALE, group_size=8)
     assert footprint([make_run(scale=wide)]).longest > plain.longest
-    measured = small.with_steps(small.SCALE, evaluation=EvaluationConfig(kl_to_start=True))
-    assert footprint([make_run(scale=measured)]).run > plain.run
+    assert footprint([make_run(loss=LossConfig(beta=0.1))]).run > plain.run
     short = footprint([make_run()], 20)
     assert short.longest < plain.longest
     assert short.run < plain.run
