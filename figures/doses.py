@@ -15,7 +15,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from figures.layout import frame, new_figure, tidy, tidy_rows
+from figures.layout import frame, name_line, new_figure, spread_names, tidy, tidy_rows
 from figures.palette import colour, order, short
 from repro.evidence.paper import PaperCell
 from repro.evidence.record import Record
@@ -49,9 +49,9 @@ def draw(records: Sequence[Record], cells: Sequence[PaperCell], where: str = "")
     arms = [arm for arm in order([*entropy]) if arm != _BASE]
     if _BASE not in entropy or not arms:
         return None
-    figure = new_figure(10.0, 1.9 + 0.27 * len(arms))
+    figure = new_figure(11.0, 1.9 + 0.29 * len(arms))
     left, right = figure.subplots(1, 2, width_ratios=(1.25, 1))
-    _rises(left, entropy, arms, _paper(cells))
+    _rises(left, entropy, [arm for arm in arms if not _is_tempered(arm)], _paper(cells))
     _costs(right, entropy, accuracy, arms)
     keys = [
         Line2D([], [], color="#444444", marker="o", label="mean, 95 % interval over draws"),
@@ -59,7 +59,8 @@ def draw(records: Sequence[Record], cells: Sequence[PaperCell], where: str = "")
         Line2D([], [], color="#000000", marker="D", linestyle="", label="the paper, 7B, step 0"),
     ]
     draws = len(entropy[_BASE])
-    note = f"{draws} orders of channels, each another draw of every rounding; before any training"
+    note = f"{draws} orders of channels, each another draw of every rounding; entropy "
+    note += "of own finished completions, before any training"
     frame(figure, f"How large each treatment is{where}", note, keys)
     return figure
 
@@ -81,7 +82,7 @@ def _rises(axes: Axes, entropy: Values, arms: Sequence[str], paper: Mapping[str,
             axes.plot(paper[arm], place, "D", color="#000000", markersize=4.5, zorder=3)
     axes.axvline(0, color="#9a9a9a", linewidth=0.8)
     axes.set_yticks(range(len(arms)), [short(arm) for arm in reversed(arms)], fontsize=8.5)
-    axes.set_xlabel("entropy of own finished completions less BF16's, nats")
+    axes.set_xlabel("entropy less BF16's, nats")
     tidy_rows(axes)
 
 
@@ -91,13 +92,23 @@ def _costs(axes: Axes, entropy: Values, accuracy: Values, arms: Sequence[str]) -
         for arm in [_BASE, *arms]
         if accuracy.get(arm)
     }
-    tempered = sorted(points[arm] for arm in points if arm == _BASE or arm.startswith("bf16_t"))
+    tempered = sorted(points[arm] for arm in points if arm == _BASE or _is_tempered(arm))
     axes.plot(*zip(*tempered, strict=True), color=colour(_BASE), linewidth=1.4)
-    for arm, (x, y) in points.items():
-        axes.plot(x, y, "o", color=colour(arm), markersize=6)
-        axes.annotate(short(arm), (x, y), (4, 4), textcoords="offset points", fontsize=7.5,
-                      color=colour(arm))  # fmt: skip
-    axes.set_xlabel("entropy of own finished completions, nats")
+    widest = max(x for arm, (x, _) in points.items() if not _is_tempered(arm))
+    shown = {arm: point for arm, point in points.items() if point[0] <= widest + 0.05}
+    heights = [y for _, y in shown.values()]
+    left, low, high = min(x for x, _ in shown.values()), min(heights), max(heights)
+    margin = 0.12 * (high - low or 1.0)
+    axes.set_ylim(low - margin, high + margin)
+    axes.set_xlim(left - 0.03, widest + 0.05)
+    places = spread_names(heights, axes.get_ylim())
+    for (arm, point), place in zip(shown.items(), places, strict=True):
+        axes.plot(*point, "o", color=colour(arm), markersize=6)
+        name_line(axes, arm, end=point, at=(widest + 0.07, place))
+    axes.set_xlabel("entropy, nats; line: BF16 by temperature")
     axes.set_ylabel("right, percent of completions at T = 1")
-    axes.margins(0.12)
     tidy(axes)
+
+
+def _is_tempered(arm: str) -> bool:
+    return arm.startswith("bf16_t") and arm.removeprefix("bf16_t").isdigit()
