@@ -16,6 +16,9 @@ Rounding the merged weights again throws much of a small adapter away: the comma
 moves the policy, beside how far training did.
 
 Added noise (AQN) is never in what is written: weights are those that training moved.
+
+Where each seed of a run had an order of channels of its own, its adapter fits that order alone;
+merged, it is a checkpoint like any other, of the same function.
 """
 
 from __future__ import annotations
@@ -144,6 +147,12 @@ def _adapter(
     policy: Policy, trained: Trained, folder: Path, args: argparse.Namespace, device: str
 ) -> list[str]:
     """Write PEFT's files and compare them as peft and this project read them."""
+    changed = [name for name in ("order", "rounding") if policy.effects.get(name) is not None]
+    if changed:
+        raise ValueError(
+            f"{args.adapter} was trained on weights with another {' and '.join(changed)} than "
+            "their checkpoint's, which no base has for other readers; export it --as merged"
+        )
     base, revision = base_of(policy)
     if args.base is not None:
         base, revision = str(resolve(args.base).absolute()), None

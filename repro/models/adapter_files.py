@@ -45,7 +45,7 @@ from repro.models.norms import block_norms
 from repro.models.peft_parts import PeftModel
 from repro.models.policy import Policy, load_policy
 from repro.models.tensor_files import CheckpointError, TensorFile, TensorSpec, write_tensors
-from repro.spec.arm import WeightFormat
+from repro.spec.arm import PlantedRounding, WeightFormat
 
 TENSORS, CONFIG, ORIGIN = "adapter_model.safetensors", "adapter_config.json", "qerl_adapter.json"
 
@@ -62,12 +62,17 @@ class StoredAdapter:
         The base checkpoint, and its commit on the hub; None where the config names none.
     weight_format
         Of the base weights in training; None for an adapter that was not saved here.
+    order, rounding
+        The order of channels that the base had in training, and the rounding planted on it, as
+        `load_policy` takes them; None for the checkpoint as it is.
     """
 
     settings: AdapterSettings
     base: str | None
     revision: str | None
     weight_format: WeightFormat | None
+    order: int | None = None
+    rounding: PlantedRounding | None = None
 
 
 def adapter_tensors(policy: Policy, *, norms: bool = True) -> dict[str, nn.Parameter]:
@@ -148,7 +153,11 @@ def save_adapter(
     }
     write_tensors(path / TENSORS, specs, lambda name: tensors[name].detach())
     write_json(path / CONFIG, config)
-    write_json(path / ORIGIN, origin | {"weight_format": policy.weight_format})
+    own = {"weight_format": policy.weight_format, "order": policy.effects.get("order")}
+    planted = policy.effects.get("rounding")
+    if planted is not None:
+        own["rounding"] = {key: planted[key] for key in ("format", "factor")}
+    write_json(path / ORIGIN, origin | own)
     return path
 
 
@@ -173,11 +182,16 @@ def read_adapter(folder: str | Path) -> StoredAdapter:
     """
     path = Path(folder) / CONFIG
     config = read_json(path)
+    trained = Path(folder) / ORIGIN
+    own = read_json(trained) if trained.is_file() else {}
+    planted = own.get("rounding")
     return StoredAdapter(
         settings=read_settings(path),
         base=config.get("base_model_name_or_path"),
         revision=config.get("revision"),
-        weight_format=_trained_format(Path(folder) / ORIGIN),
+        weight_format=_trained_format(trained),
+        order=own.get("order"),
+        rounding=None if planted is None else PlantedRounding(**planted),
     )
 
 
@@ -234,6 +248,8 @@ def load_adapted(
         compute_dtype=compute_dtype,
         seed=0,
         device=device,
+        order=stored.order,
+        rounding=stored.rounding,
     )
     load_adapter(policy, adapter, settings)
     return policy

@@ -10,10 +10,16 @@ import torch
 
 from repro.models.policy import Policy, load_policy, trainable_parameters
 from repro.procedures.train import keep_policy
-from repro.spec.arm import WeightFormat
+from repro.spec.arm import PlantedRounding, WeightFormat
 
 
-def trained_policy(weight_format: WeightFormat = "bf16", *, norms_trained: bool = False) -> Policy:
+def trained_policy(
+    weight_format: WeightFormat = "bf16",
+    *,
+    norms_trained: bool = False,
+    order: int | None = None,
+    rounding: PlantedRounding | None = None,
+) -> Policy:
     """Return the tiny policy with an adapter that moves it as far as training would."""
     policy = load_policy(
         "tiny",
@@ -23,6 +29,8 @@ def trained_policy(weight_format: WeightFormat = "bf16", *, norms_trained: bool 
         lora_alpha=16.0,
         norms_trained=norms_trained,
         seed=0,
+        order=order,
+        rounding=rounding,
     )
     generator = torch.Generator().manual_seed(5)
     with torch.no_grad():

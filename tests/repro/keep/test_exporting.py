@@ -30,6 +30,8 @@ from repro.models.merged_files import merged_tensor, write_merged
 from repro.models.norms import block_norms
 from repro.models.policy import load_policy
 from repro.models.tensor_files import CheckpointError
+from repro.procedures.train import keep_policy
+from repro.spec.arm import PlantedRounding, WeightFormat
 from tests.repro.keep.conftest import trained_policy
 
 Runs = Callable[..., Path]
@@ -288,3 +290,33 @@ def test_an_adapter_on_fewer_projections_loads_as_peft_reads_it(tmp_path: Path) 
     rows = probes_of(ours)
     difference = distance(logits_of(stock.eval(), rows), logits_of(ours.model, rows))
     assert difference.mean < 1e-6
+
+
+@pytest.mark.parametrize(
+    ("weight_format", "order", "rounding", "word"),
+    [
+        ("nvfp4", 3, None, "another order than"),
+        ("bf16", 3, PlantedRounding(format="nvfp4", factor=2.0), "another order and rounding than"),
+    ],
+)
+def test_an_adapter_on_channels_of_another_order_is_itself_again_and_leaves_merged_alone(
+    weight_format: WeightFormat,
+    order: int,
+    rounding: PlantedRounding | None,
+    word: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    policy = trained_policy(weight_format, order=order, rounding=rounding)
+    keep_policy(policy, tmp_path / "run")
+    rows = probes_of(policy)
+    again = load_adapted(tmp_path / "run" / "adapter")
+    assert distance(logits_of(policy.model, rows), logits_of(again.model, rows)).mean == 0
+    assert main(["export", str(tmp_path / "run"), str(tmp_path / "a")]) == 2
+    assert word in capsys.readouterr().err
+    out = tmp_path / "merged"
+    assert main(["export", str(tmp_path / "run"), str(out), "--as", "merged"]) == 0
+    stock = AutoModelForCausalLM.from_pretrained(out, dtype=torch.float32).eval()
+    moved = distance(logits_of(policy.model, rows), logits_of(stock, rows)).mean
+    assert moved < 1e-3
+    assert not (tmp_path / "a").exists()
