@@ -73,7 +73,8 @@ def _require_place(named: str | None, flag: str = "") -> None:
     known = named in (None, "tiny") or is_hub_name(str(named))
     require(
         known or Path(str(named)).expanduser().exists(),
-        f"{flag}{named} is not there: it is neither a folder nor a hub name (owner/model)",
+        f"{flag}{named} is not there: it is neither a folder, a GGUF file nor a hub name "
+        "(owner/model, owner/model:FILE.gguf)",
     )
 
 
