@@ -22,7 +22,7 @@ from repro.models.policy import Policy
 from repro.models.shapes import exchange_adapter
 from repro.rollout.engine import Engine
 from repro.rollout.engine_config import EngineConfig
-from repro.rollout.fused_linears import PackedGroup, takes_packed
+from repro.rollout.gpu.fused_linears import PackedGroup, takes_packed
 from repro.rollout.step_timing import fill_cache, fill_rows, time_steps
 from repro.run.carry_out import carry_out
 from repro.spec.config import RunConfig
