@@ -14,7 +14,7 @@ ROOT = Path(__file__).resolve().parent.parent
 
 STANDARD_ONLY = ("repro/spec", "repro/evidence", "repro/targets")
 # The distributions behind verdicts, imported where they are used.
-EXCEPTED = {"repro/evidence/statistics.py": "scipy"}
+EXCEPTED = {"repro/evidence/verdicts/statistics.py": "scipy"}
 _LEARNING = ("repro.spec", "repro.data", "repro.reward", "repro.models", "kernels")
 _RUNS = (*_LEARNING, "repro.evidence", "repro.rollout", "repro.rl")
 _VERDICTS = ("repro.spec", "repro.evidence", "repro.targets", "repro.run")

@@ -14,7 +14,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from repro.evidence.by_prompt import means_by_prompt
-from repro.evidence.compare import values_of
 from repro.evidence.plans import read_plans
 from repro.evidence.receipts import refusals
 from repro.evidence.receipts.together import refusals_together
@@ -23,8 +22,9 @@ from repro.evidence.record import (
     RecordError,
     config_difference,
 )
-from repro.evidence.sizes import Pair
 from repro.evidence.store import Entry, Source, source_of
+from repro.evidence.verdicts.compare import values_of
+from repro.evidence.verdicts.sizes import Pair
 from repro.run.analysis_plan import Plans, needs_plan
 from repro.run.places import expected_folder
 from repro.run.select import Selection

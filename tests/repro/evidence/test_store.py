@@ -15,7 +15,6 @@ import pytest
 
 from repro.evidence.bless import compact
 from repro.evidence.derived import EDGE_STEPS, whole_series
-from repro.evidence.measured import load_expectations
 from repro.evidence.provenance import (
     PACKAGE,
     _git,
@@ -35,6 +34,7 @@ from repro.evidence.store import (
     stored_path,
     write_stored,
 )
+from repro.evidence.verdicts.measured import load_expectations
 from repro.judge.blessed import blessed_checks
 from repro.judge.check import check_selection, checked_json, device_name
 from repro.judge.gathering import gather
