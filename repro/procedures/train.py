@@ -29,8 +29,8 @@ from repro.keep.keeper import Keeper, Keeping
 from repro.keep.probe import write_probe
 from repro.measure.device_state import release
 from repro.measure.memory_use import reset_peak
-from repro.models.adapter_files import save_adapter
-from repro.models.merged_files import write_merged
+from repro.models.files.adapter_files import save_adapter
+from repro.models.files.merged_files import write_merged
 from repro.models.policy import Policy, load_policy, trainable_parameters
 from repro.models.training_memory import training_memory
 from repro.procedures.loaded_runs import (

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from repro.models.checkpoint import TINY_FOLDER
+from repro.models.files.tensor_files import CheckpointError
 from repro.models.policy import end_token_ids, load_policy
-from repro.models.tensor_files import CheckpointError
 from repro.procedures.train import train_and_evaluate
 from repro.rl.torch_sampler import TorchSampler
 from repro.spec.config import SamplingConfig
