@@ -20,9 +20,9 @@ from repro.evaluate.grades import Answers, answers_of
 from repro.evaluate.questions import Question, seeds_of
 from repro.reward.answers import READINGS, lenient_answer
 from repro.reward.grader import GraderPool
+from repro.rl.single_run.torch_sampler import TorchSampler
 from repro.rl.stacked.grouping import EVALUATION_ROWS, prompts_at_once
 from repro.rl.stacked.sampler import SampleRequest, StackSampler
-from repro.rl.torch_sampler import TorchSampler
 from repro.rollout.sampler import Completion, RolloutBatch, Sampler
 from repro.spec.config import SamplingConfig
 

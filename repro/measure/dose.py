@@ -55,8 +55,8 @@ from repro.models.loading import (
 )
 from repro.models.policy import Policy, load_policy
 from repro.models.weight_noise import mean_kl, token_logprobs
-from repro.rl.for_policy import sampler_for
 from repro.rl.noise import perturbed
+from repro.rl.single_run.for_policy import sampler_for
 from repro.spec.arm import NoiseConfig, WeightFormat, require
 from repro.spec.config import SamplingConfig, derive_seed
 

@@ -18,7 +18,7 @@ from repro.models.policy import Policy
 from repro.reward.grader import GraderPool
 from repro.rl.clock import PHASES
 from repro.rl.runs import RunStates
-from repro.rl.single import SinglePolicy
+from repro.rl.single_run.policy import SinglePolicy
 from repro.rl.trainer import Training
 from repro.rollout.engine import Engine
 from repro.run.places import expected_folder

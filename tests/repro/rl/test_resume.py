@@ -17,7 +17,7 @@ import pytest
 
 from repro.evidence.provenance import source_states
 from repro.models.policy import trainable_parameters
-from repro.rl.optimizer import build_optimizer
+from repro.rl.single_run.optimizers import build_optimizer
 from repro.rl.training_checkpoint import TrainState, load_checkpoint, save_checkpoint
 from repro.spec.arm import NoiseConfig
 from repro.spec.config import LearningRates, OptimizerConfig
@@ -40,7 +40,7 @@ spec.loader.exec_module(fixtures)
 from pathlib import Path
 from repro.models.policy import load_policy
 from tests.repro.small_runs import equal, weights, train_alone
-from repro.rl.torch_sampler import TorchSampler
+from repro.rl.single_run.torch_sampler import TorchSampler
 
 unwrap = lambda f: f.__wrapped__ if hasattr(f, "__wrapped__") else f.__pytest_wrapped__.obj
 run = unwrap(fixtures.make_run)()(checkpoint_every=2)

@@ -13,8 +13,8 @@ import pytest
 from repro.data.problem import Problem
 from repro.models.policy import trainable_parameters
 from repro.reward.score import Rewards
+from repro.rl.single_run.torch_sampler import TorchSampler
 from repro.rl.stacked.masters import plain_name
-from repro.rl.torch_sampler import TorchSampler
 from repro.spec.arm import LossConfig, NoiseConfig
 from repro.spec.config import RunConfig
 from tests.repro.rl.stacked import conftest as small
