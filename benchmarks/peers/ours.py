@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any, cast
 
 import torch
-from repro.rl.single_run.step import StepOutput
 from torch import Tensor
 
 from benchmarks.peers import measured
@@ -44,6 +43,7 @@ from repro.rl.rows import Rows, make_rows
 from repro.rl.runs import RunStates, fresh_states
 from repro.rl.single_run.for_policy import sampler_for
 from repro.rl.single_run.policy import SinglePolicy, single_policy
+from repro.rl.step import StepOutput
 from repro.rollout.sampler import RolloutBatch, Sampler
 from repro.spec.arm import Arm, LossConfig, WeightFormat
 from repro.spec.config import (
