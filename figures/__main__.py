@@ -19,21 +19,9 @@ from typing import TypeVar
 import matplotlib
 from matplotlib.figure import Figure
 
-from figures import (
-    accuracy,
-    contrasts,
-    doses,
-    entropy,
-    floors,
-    heldout,
-    loss,
-    operations,
-    paired,
-    reward,
-    roofline,
-    systems,
-)
+from figures import accuracy, contrasts, doses, entropy, floors, heldout, loss, paired, reward
 from figures.protocol import origin
+from figures.timings import operations, roofline, systems
 from repro.evidence import printed
 from repro.evidence.paper import PaperCell, paper_cells
 from repro.evidence.record import Record, RecordError

@@ -15,11 +15,12 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from figures import accuracy, entropy, loss, operations, reward, roofline
+from figures import accuracy, entropy, loss, reward
 from figures.__main__ import main, places
 from figures.curves import curve_rows, smooth
 from figures.layout import spread
 from figures.palette import STYLES, colour, order, short
+from figures.timings import operations, roofline
 from repro.evidence.paper import PaperCell
 from repro.evidence.record import Estimate, Record, record_of
 from repro.evidence.store import RunsFolder, blessed_records, blessed_sources

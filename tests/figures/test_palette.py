@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 from matplotlib.colors import to_rgb
 
-from figures import systems
 from figures.palette import CONTROLS, STYLES, colour, dash, order, short, style
-from figures.rates import plain
+from figures.timings import systems
+from figures.timings.rates import plain
 from repro.targets import TARGETS, find
 
 LEAST = 15.0

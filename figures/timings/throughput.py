@@ -16,7 +16,7 @@ from matplotlib.ticker import LogLocator
 
 from figures.layout import frame, new_figure, tidy
 from figures.palette import colour
-from figures.rates import (
+from figures.timings.rates import (
     Bars,
     RateRow,
     arms,
