@@ -21,7 +21,7 @@ from pathlib import Path
 from repro.evidence.derived import EDGE_STEPS, implied_series, rows_of_step
 from repro.evidence.environment import device_of
 from repro.evidence.origins import devices_of, is_clean, refusal
-from repro.evidence.receipts import refusals
+from repro.evidence.receipts import violations
 from repro.evidence.receipts.required import close
 from repro.evidence.receipts.schedule import MAY_BE_LEFT_OUT
 from repro.evidence.record import Record
@@ -92,7 +92,7 @@ def bless(
     timed = names if target.timed_repeats else []
     stored = [compact(record, timed) for record in (*every, *failed)]
     for record in stored:
-        if record.ok and (faults := refusals(record, target.metrics)):
+        if record.ok and (faults := violations(record, target.metrics)):
             raise BlessError(
                 f"{target.name} at the {tier.value} tier is not blessed: as it would be stored, "
                 f"{record.arm}, seed {record.seed}, is refused: {faults[0]}"

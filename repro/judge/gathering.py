@@ -15,7 +15,7 @@ from pathlib import Path
 
 from repro.evidence.by_prompt import means_by_prompt
 from repro.evidence.plans import read_plans
-from repro.evidence.receipts import refusals
+from repro.evidence.receipts import violations
 from repro.evidence.receipts.together import refusals_together
 from repro.evidence.record import (
     Record,
@@ -205,10 +205,10 @@ def _misplaced(record: Record, entry: Entry) -> list[str]:
 def _reasons(selection: Selection, record: Record, arm: str, plans: Plans) -> list[str]:
     """Return why a record does not count, most basic reason first; one for a failed run."""
     if not record.ok:
-        return refusals(record)
+        return violations(record)
     try:
         run = plan(selection.source, selection.tier, [record.seed], [arm])[0]
     except ValueError as error:
         return [str(error)]
     difference = config_difference(record, run) or plans.refusal(record)
-    return [difference] if difference else refusals(record, selection.source.metrics)
+    return [difference] if difference else violations(record, selection.source.metrics)

@@ -12,7 +12,7 @@ import torch
 
 from kernels import dispatch
 from repro.evidence.procedure import Stopped
-from repro.evidence.receipts import refusals
+from repro.evidence.receipts import violations
 from repro.evidence.record import read_record
 from repro.measure import rollout_windows, throughput
 from repro.measure.rollout_parts import Repeat
@@ -137,7 +137,7 @@ def test_every_rank_and_seed_gets_a_record_that_counts(
     for path, run in zip(paths, runs, strict=True):
         record = read_record(path)
         assert (record.arm, record.seed, record.digest) == (run.arm.name, run.seed, run.digest())
-        assert refusals(record) == []
+        assert violations(record) == []
         assert record.effects["timing"]["seconds"] > 0
 
 
